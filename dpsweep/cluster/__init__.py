@@ -1,0 +1,1 @@
+"""Connecting to a Ray cluster, embedded or existing."""

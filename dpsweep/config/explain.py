@@ -1,0 +1,159 @@
+"""Turns what pydantic found wrong into one sentence: what was expected, what came, what to do."""
+
+import math
+from collections.abc import Iterator
+from typing import Any, get_args
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from dpsweep.core.errors import Misfit, guess
+from dpsweep.methods import METHODS
+
+Place = tuple[str | int, ...]
+
+_COMPARISONS = {
+    "greater_than": ("gt", "greater than"),
+    "greater_than_equal": ("ge", "at least"),
+    "less_than": ("lt", "less than"),
+    "less_than_equal": ("le", "at most"),
+}
+_WANTED = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "string_type": "text",
+    "bool_type": "true or false",
+    "model_type": "a mapping of keys to values",
+    "model_attributes_type": "a mapping of keys to values",
+    "dict_type": "a mapping of keys to values",
+    "list_type": "a list",
+    "tuple_type": "a list",
+}
+
+
+def explain(error: Any, model: type[BaseModel] | None) -> tuple[Place, str]:
+    """One pydantic error as (path of keys in the file, sentence).
+
+    Args:
+        error: An item of ValidationError.errors().
+        model: The class that was validated, if it is a model.
+    """
+    place, owner, field = _locate(error["loc"], model)
+    got = shown(error["input"])
+    help_ = _help(field)
+    match error["type"]:
+        case "extra_forbidden":
+            return place, _unknown_key(str(place[-1]), owner)
+        case "missing":
+            return place, f"is missing. {help_}"
+        case "union_tag_invalid":
+            tags = [tag.strip(" '") for tag in error["ctx"]["expected_tags"].split(",")]
+            what = place[-1] if place else "name"
+            tag = error["ctx"]["tag"]
+            return (*place, "name"), f"unknown {what} {tag!r}.{guess(tag, tags)}"
+        case "union_tag_not_found":
+            return place, f"needs a name, got {got}. {help_}"
+        case "value_error":
+            mistake = error["ctx"]["error"]
+            inner = mistake.key.split(".") if isinstance(mistake, Misfit) else []
+            return (*place, *inner), f"{mistake}."
+        case "finite_number":
+            return place, f"must be a finite number, got {got}. {help_}"
+        case "literal_error":
+            return place, f"must be one of {error['ctx']['expected']}, got {got}. {help_}"
+        case kind if kind in _COMPARISONS:
+            bound, words = _COMPARISONS[kind]
+            return place, f"must be {words} {error['ctx'][bound]}, got {got}. {help_}"
+        case kind if kind in _WANTED:
+            return place, f"must be {_WANTED[kind]}, got {got}. {help_}"
+    return place, f"{error['msg']}, got {got}. {help_}"
+
+
+def shown(value: Any) -> str:
+    """A value as the user might have typed it, cut short, with its kind where that matters."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return str(value).lower()
+    text = repr(value) if isinstance(value, str) else str(value)
+    text = text if len(text) <= 60 else f"{text[:57]}..."
+    return f"the text {text}" if isinstance(value, str) else text
+
+
+def _locate(
+    loc: Place, model: type[BaseModel] | None
+) -> tuple[Place, type[BaseModel] | None, FieldInfo | None]:
+    """Path in the file, the innermost model around it, and the field at its end.
+
+    Pydantic puts the tag of a union's member (`method`, `disk`, `kappa`) into its own path;
+    the file has no such key.
+    """
+    place: list[str | int] = []
+    field: FieldInfo | None = None
+    members: list[type[BaseModel]] = [model] if model else []
+    for part in loc:
+        tagged = [m for m in members if len(members) > 1 and _tag(m) == part]
+        if tagged:
+            members = tagged
+            continue
+        model = members[0] if members else None
+        field = model.model_fields.get(str(part)) if model else None
+        place.append(part)
+        members = list(models_in(field.annotation)) if field else []
+    return tuple(place), model, field
+
+
+def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The config classes an annotation may stand for."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from models_in(inner)
+
+
+def _tag(model: type[BaseModel]) -> Any:
+    name = model.model_fields.get("name")
+    return name.default if name else None
+
+
+def _unknown_key(key: str, owner: type[BaseModel] | None) -> str:
+    known = list(owner.model_fields) if owner else []
+    owners = [name for name, entry in METHODS.items() if _takes(entry.config, key)]
+    mine = next((name for name, entry in METHODS.items() if entry.config is owner), None)
+    if mine and owners:
+        return (
+            f"is a parameter of {', '.join(owners)}, not of {mine}. "
+            f"Delete it, or set method.name: {owners[0]}"
+        )
+    letters = getattr(owner, "letters", {})
+    return f"unknown key.{guess(key, [*known, *letters])}"
+
+
+def _takes(config: type[BaseModel], key: str) -> bool:
+    return key in config.model_fields or key in getattr(config, "letters", {})
+
+
+def _help(field: FieldInfo | None) -> str:
+    """The field's own docstring, its range and its default, as the remedy."""
+    if field is None:
+        return ""
+    parts = [" ".join((field.description or "").split())]
+    if span := _range(field):
+        parts.append(f"Give a number in {span}.")
+    if not field.is_required() and isinstance(field.default, int | float | str):
+        parts.append(f"The default is {field.default}.")
+    return " ".join(part for part in parts if part)
+
+
+def _range(field: FieldInfo) -> str:
+    """(0, 1] and the like, from the field's constraints; empty if there are none."""
+    low, left, high, right = -math.inf, "(", math.inf, ")"
+    for rule in field.metadata:
+        low, left = (rule.gt, "(") if hasattr(rule, "gt") else (low, left)
+        low, left = (rule.ge, "[") if hasattr(rule, "ge") else (low, left)
+        high, right = (rule.lt, ")") if hasattr(rule, "lt") else (high, right)
+        high, right = (rule.le, "]") if hasattr(rule, "le") else (high, right)
+    if math.isinf(low) and math.isinf(high):
+        return ""
+    return f"{left}{low:g}, {high:g}{right}"

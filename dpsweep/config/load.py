@@ -1,0 +1,195 @@
+"""YAML with line numbers, and configs from it whose errors name file, line, key and remedy."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from dpsweep.config.explain import explain
+from dpsweep.core.errors import ConfigError
+
+Path_ = tuple[str | int, ...]
+Tree = dict[str, Any]
+Model = TypeVar("Model")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A YAML file as it was written.
+
+    Attributes:
+        name: What errors call it: the path as the user gave it.
+        tree: Its content.
+        lines: Path of keys and list indices -> line, counted from 1.
+        elsewhere: Dotted key -> where its value came from, if not from this file.
+    """
+
+    name: str
+    tree: Tree
+    lines: Mapping[Path_, int] = field(repr=False)
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
+
+    def at(self, path: Path_) -> str:
+        """`file:line: dotted.key` of a path, or of the nearest key around it that exists."""
+        dotted = ".".join(map(str, path))
+        for key, origin in self.elsewhere.items():
+            made_here = key.startswith(f"{dotted}.") and path not in self.lines
+            if made_here or dotted == key or dotted.startswith(f"{key}."):
+                return f"{origin}{dotted}"
+        known = path
+        while known and known not in self.lines:
+            known = known[:-1]
+        line = self.lines.get(known, 1)
+        return f"{self.name}:{line}" + (f": {dotted}" if dotted else "")
+
+
+def read_yaml(path: str | Path) -> Source:
+    """Reads one YAML file that holds a mapping.
+
+    Raises:
+        ConfigError: If it cannot be read, is not YAML, repeats a key or is not a mapping.
+    """
+    name = str(path)
+    try:
+        text = Path(path).expanduser().read_text(encoding="utf-8")
+    except FileNotFoundError as e:
+        raise ConfigError(
+            f"{name}: no such file. Check the path, or see sweeps/ and configs/"
+        ) from e
+    except (OSError, UnicodeDecodeError) as e:
+        raise ConfigError(f"{name}: cannot be read as text: {e}") from e
+    return parse_yaml(text, name)
+
+
+def parse_yaml(text: str, name: str) -> Source:
+    """As `read_yaml`, from text; `name` is what errors call it."""
+    lines: dict[Path_, int] = {}
+    try:
+        node = yaml.compose(text, Loader=_Loader)
+        tree = None if node is None else _plain(node, (), lines, name)
+    except yaml.MarkedYAMLError as e:
+        line = e.problem_mark.line + 1 if e.problem_mark else 1
+        raise ConfigError(
+            f"{name}:{line}: not valid YAML: {e.problem}. Check the indentation, and that every "
+            f"bracket, brace and quote on and above this line is closed"
+        ) from e
+    except yaml.YAMLError as e:
+        raise ConfigError(f"{name}:1: not valid YAML: {e}") from e
+    except RecursionError as e:
+        raise ConfigError(f"{name}:1: nested too deeply to be a config") from e
+    if not isinstance(tree, dict):
+        raise ConfigError(
+            f"{name}:1: expected a mapping of keys to values, got {type(tree).__name__}"
+        )
+    return Source(name, tree, lines)
+
+
+def with_overrides(
+    source: Source, settings: list[str], spell: Callable[[Path_], Path_] = tuple
+) -> Source:
+    """`source` with each `dotted.key=value` of `settings` set, the value read as YAML.
+
+    Args:
+        source: The file.
+        settings: As typed after --set.
+        spell: Gives the path of keys its proper spelling.
+    """
+    tree, elsewhere = source.tree, dict(source.elsewhere)
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"--set {setting}: expected KEY=VALUE, such as train.batch_size=256")
+        value = parse_yaml(f"value: {text}", f"--set {key}").tree["value"]
+        path = spell(tuple(key.split(".")))
+        tree = put(tree, path, value)
+        elsewhere[".".join(map(str, path))] = "--set "
+    return Source(source.name, tree, source.lines, elsewhere)
+
+
+def put(tree: Tree, path: Path_, value: Any) -> Tree:
+    """A copy of `tree` with `value` at `path`, mappings made on the way where there are none."""
+    head, *rest = path
+    inner = value
+    if rest:
+        below = tree.get(str(head))
+        inner = put(below if isinstance(below, dict) else {}, tuple(rest), value)
+    return {**tree, str(head): inner}
+
+
+def validate(kind: type[Model] | Any, source: Source, path: Path_ = ()) -> Model:
+    """The config of class `kind` that stands at `path` of `source`.
+
+    Raises:
+        ConfigError: With one line for each mistake.
+    """
+    tree: Any = source.tree
+    for part in path:
+        tree = tree[part]
+    try:
+        config: Model = TypeAdapter(kind).validate_python(tree)
+    except ValidationError as e:
+        model = kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+        mistakes = [explain(error, model) for error in e.errors()]
+        raise ConfigError(
+            "\n".join(f"{source.at((*path, *place))}: {text}" for place, text in mistakes)
+        ) from e
+    return config
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2's scalars: 1e-5 is a number, and yes, no, on and off are words."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in pairs if not tag.endswith((":bool", ":float"))]
+    for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
+)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(
+        r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)[eE][-+]?[0-9]+$"
+        r"|^[-+]?(?:\.[0-9]+|[0-9]+\.[0-9]*)$"
+        r"|^[-+]?\.(?:inf|Inf|INF)$|^\.(?:nan|NaN|NAN)$"
+    ),
+    list("-+0123456789."),
+)
+
+
+def _plain(node: yaml.Node, path: Path_, lines: dict[Path_, int], name: str) -> Any:
+    """The Python value of a node, noting the line of every key on the way."""
+    lines.setdefault(path, node.start_mark.line + 1)
+    if isinstance(node, yaml.SequenceNode):
+        return [_plain(child, (*path, i), lines, name) for i, child in enumerate(node.value)]
+    if isinstance(node, yaml.MappingNode):
+        tree: Tree = {}
+        for key_node, value_node in node.value:
+            line = key_node.start_mark.line + 1
+            key = key_node.value
+            if not isinstance(key, str):
+                raise ConfigError(f"{name}:{line}: a key must be a word, got a list or mapping")
+            if key in tree:
+                dotted = ".".join(map(str, (*path, key)))
+                first = lines[(*path, key)]
+                raise ConfigError(
+                    f"{name}:{line}: {dotted}: given a second time, first on line {first}. "
+                    f"Delete one of the two"
+                )
+            lines[(*path, key)] = line
+            tree[key] = _plain(value_node, (*path, key), lines, name)
+        return tree
+    loader = _Loader("")
+    try:
+        return loader.construct_object(node)
+    except ValueError as e:
+        raise ConfigError(
+            f"{name}:{node.start_mark.line + 1}: {node.value!r} cannot be read: {e}"
+        ) from e
+    finally:
+        loader.dispose()

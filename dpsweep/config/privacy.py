@@ -1,0 +1,60 @@
+"""The privacy promise of one trial."""
+
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from dpsweep.core.errors import Misfit
+from dpsweep.core.strict import Strict
+from dpsweep.privacy.clip import CLIPPINGS, Clip
+
+
+class PrivacyConfig(Strict):
+    """How much one example may influence the trained model.
+
+    Give the budget (`epsilon`) and the noise is calibrated, or give the noise and the
+    budget is reported; giving both would let a file contradict itself.
+    """
+
+    letters: ClassVar[dict[str, str]] = {"C": "clip_norm", "sigma": "noise_multiplier"}
+
+    epsilon: float | None = Field(default=None, gt=0)
+    """Budget at `delta`, add-or-remove-one-example neighbours."""
+
+    delta: Literal["auto"] | float = "auto"
+    """Failure probability in (0, 1), well under 1 / num_examples. auto is num_examples^-1.1."""
+
+    noise_multiplier: float | None = Field(default=None, ge=0)
+    """Noise standard deviation on the summed gradient, in units of `clip_norm`. 0: not private."""
+
+    clip_norm: float = Field(default=1.0, gt=0)
+    """L2 bound on one example's answer, in gradient units."""
+
+    clipping: Literal["flat", "automatic"] = "flat"
+    """flat scales down what is longer than clip_norm; automatic scales everything to it."""
+
+    @model_validator(mode="after")
+    def _one_of_budget_and_noise(self) -> Self:
+        if (self.epsilon is None) == (self.noise_multiplier is None):
+            raise Misfit(
+                "epsilon",
+                "give exactly one of epsilon and noise_multiplier, "
+                f"got epsilon={self.epsilon} and noise_multiplier={self.noise_multiplier}. "
+                "With epsilon (say, epsilon: 4) the noise is calibrated to it",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _delta_is_a_probability(self) -> Self:
+        if self.delta != "auto" and not 0 < self.delta < 1:
+            raise Misfit(
+                "delta",
+                f"must lie in (0, 1), got {self.delta}. It is the chance that the promise "
+                "fails; write delta: auto for num_examples^-1.1",
+            )
+        return self
+
+    @property
+    def clip(self) -> Clip:
+        """The style of clipping at this norm."""
+        return CLIPPINGS[self.clipping](self.clip_norm)

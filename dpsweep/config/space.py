@@ -1,0 +1,232 @@
+"""The `search:` part of a sweep: which keys vary, over what.
+
+    method.kappa:     {uniform: [0.3, 1.0]}            a real number
+    optimizer.lr:     {log_uniform: [0.05, 5]}         a real number, even on a log scale
+    model.width:      {integer: [8, 32]}               a whole number
+    train.batch_size: {choice: [500, 1000, 2000]}      one of a list
+    method:           {one_of: [{name: disk, kappa: {uniform: [0.3, 1]}}, {name: dp_sgd}]}
+
+The last replaces the whole of `method` by one of the mappings; what varies inside a mapping
+is searched only when that mapping is chosen.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from dpsweep.config.explain import shown
+from dpsweep.config.load import Path_, Source, Tree, put
+from dpsweep.core.errors import ConfigError, guess
+
+RangeKind = Literal["uniform", "log_uniform", "integer", "log_integer"]
+RANGES: tuple[RangeKind, ...] = ("uniform", "log_uniform", "integer", "log_integer")
+KINDS = (*RANGES, "choice", "one_of")
+
+
+@dataclass(frozen=True)
+class Range:
+    """All numbers from `low` to `high`, both included."""
+
+    kind: RangeKind
+    low: float
+    high: float
+
+    @property
+    def is_whole(self) -> bool:
+        """True for whole numbers."""
+        return self.kind.endswith("integer")
+
+    @property
+    def is_log(self) -> bool:
+        """True if equal ratios are equally likely."""
+        return self.kind.startswith("log")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of some values; YAML scalars, lists or mappings."""
+
+    options: tuple[Any, ...]
+
+    @property
+    def labels(self) -> tuple[str | int | float | bool, ...]:
+        """The options as a database keeps them: scalars as they are, the rest as JSON."""
+        scalar = (str, int, float, bool)
+        return tuple(o if isinstance(o, scalar) else json.dumps(o) for o in self.options)
+
+
+@dataclass(frozen=True)
+class Branch:
+    """One mapping of a `one_of`, with what varies inside it."""
+
+    label: str
+    fixed: Tree
+    inner: Mapping[Path_, "Domain"]
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """One of several mappings, each with a space of its own."""
+
+    branches: tuple[Branch, ...]
+
+
+Domain = Range | Choice | OneOf
+
+
+class Draw(Protocol):
+    """Whoever picks the values: an Optuna trial, or a check that walks the corners."""
+
+    def number(self, name: str, domain: Range) -> float | int:
+        """A number in the range, known as `name`."""
+
+    def option(self, name: str, labels: tuple[str | int | float | bool, ...]) -> int:
+        """Index of one of the labels, known as `name`."""
+
+
+@dataclass(frozen=True)
+class Space:
+    """What varies, by path in the trial config."""
+
+    domains: Mapping[Path_, Domain]
+
+    def draw(self, base: Tree, draw: Draw) -> tuple[Tree, dict[str, Any]]:
+        """`base` with every searched key drawn, and the drawn values by dotted key."""
+        tree, knobs = base, dict[str, Any]()
+        for path, domain in self.domains.items():
+            value = _draw(".".join(map(str, path)), path, domain, draw, knobs)
+            tree = put(tree, path, value)
+        return tree, knobs
+
+    @property
+    def is_conditional(self) -> bool:
+        """True if some keys are searched only for some values of others."""
+        return any(isinstance(domain, OneOf) for domain in self.domains.values())
+
+
+def _draw(name: str, path: Path_, domain: Domain, draw: Draw, knobs: dict[str, Any]) -> Any:
+    dotted = ".".join(map(str, path))
+    if isinstance(domain, Range):
+        knobs[dotted] = draw.number(name, domain)
+        return knobs[dotted]
+    if isinstance(domain, Choice):
+        knobs[dotted] = domain.options[draw.option(name, domain.labels)]
+        return knobs[dotted]
+    labels = tuple(branch.label for branch in domain.branches)
+    branch = domain.branches[draw.option(name, labels)]
+    knobs[f"{dotted}.name"] = branch.label
+    tree = branch.fixed
+    for inner, inner_domain in branch.inner.items():
+        inner_name = f"{name}.{branch.label}.{'.'.join(map(str, inner))}"
+        value = _draw(inner_name, (*path, *inner), inner_domain, draw, knobs)
+        tree = put(tree, inner, value)
+    return tree
+
+
+def parse_space(source: Source, path: Path_ = ("search",)) -> Space:
+    """Reads the `search:` mapping that stands at `path` of a file.
+
+    Raises:
+        ConfigError: For a kind, range or list that makes no sense.
+    """
+    search = source.tree[str(path[0])]
+    if not search:
+        raise ConfigError(
+            f"{source.at(path)}: is empty. Name at least one key to vary, such as "
+            f"optimizer.lr: {{log_uniform: [0.05, 5]}}"
+        )
+    domains: dict[Path_, Domain] = {}
+    for key, spec in search.items():
+        domains[tuple(key.split("."))] = _parse_domain(source, (*path, key), spec)
+    return Space(domains)
+
+
+def _parse_domain(source: Source, path: Path_, spec: Any) -> Domain:
+    where = source.at(path)
+    key = path[-1]
+    if not isinstance(spec, dict) or len(spec) != 1:
+        raise ConfigError(
+            f"{where}: expected one way to vary it, such as {{uniform: [0.1, 1]}}, got "
+            f"{shown(spec)}. To set it for all trials, write it in the base config"
+        )
+    ((kind, values),) = spec.items()
+    if kind not in KINDS:
+        hint = f" For a key inside {key}, write {key}.{kind}." if isinstance(values, dict) else ""
+        raise ConfigError(f"{where}: unknown way to vary {kind!r}.{hint}{guess(kind, KINDS)}")
+    if kind == "one_of":
+        return _parse_one_of(source, (*path, kind), values)
+    if kind == "choice":
+        return _parse_choice(where, values)
+    return _parse_range(where, kind, values)
+
+
+def _parse_range(where: str, kind: RangeKind, values: Any) -> Range:
+    numbers = isinstance(values, list) and all(
+        isinstance(v, int | float) and not isinstance(v, bool) for v in values
+    )
+    if not numbers or len(values) != 2:
+        raise ConfigError(f"{where}: {kind} takes two numbers [low, high], got {shown(values)}")
+    low, high = values
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise ConfigError(f"{where}: {kind} needs finite numbers, got [{low}, {high}]")
+    if low >= high:
+        shape = "empty" if low == high else "reversed"
+        fix = f"set {low} in the base config" if low == high else f"write [{high}, {low}]"
+        raise ConfigError(f"{where}: the range [{low}, {high}] is {shape}; {fix}")
+    if kind.startswith("log") and low <= 0:
+        raise ConfigError(
+            f"{where}: {kind} needs a low end above 0, got [{low}, {high}]. Start at a small "
+            f"positive number such as {high / 1000:g}, or use {kind.removeprefix('log_')}"
+        )
+    if kind.endswith("integer") and not (isinstance(low, int) and isinstance(high, int)):
+        raise ConfigError(f"{where}: {kind} needs whole numbers, got [{low}, {high}]")
+    return Range(kind, low, high)
+
+
+def _parse_choice(where: str, values: Any) -> Choice:
+    if not isinstance(values, list) or not values:
+        raise ConfigError(f"{where}: choice takes a list of values, got {shown(values)}")
+    doubled = [v for i, v in enumerate(values) if v in values[:i]]
+    if doubled:
+        raise ConfigError(f"{where}: choice lists {shown(doubled[0])} twice. Delete one")
+    if None in values:
+        raise ConfigError(f"{where}: choice lists an empty value; write it out or delete it")
+    return Choice(tuple(values))
+
+
+def _parse_one_of(source: Source, path: Path_, values: Any) -> OneOf:
+    where = source.at(path)
+    if not isinstance(values, list) or not all(isinstance(v, dict) and v for v in values):
+        raise ConfigError(
+            f"{where}: takes a list of mappings, such as [{{name: disk}}, {{name: dp_sgd}}], "
+            f"got {shown(values)}"
+        )
+    branches = []
+    for i, tree in enumerate(values):
+        inner: dict[Path_, Domain] = {}
+        fixed = _split(source, (*path, i), (), tree, inner)
+        branches.append(Branch(str(tree.get("name", i)), fixed, inner))
+    labels = [branch.label for branch in branches]
+    doubled = [label for i, label in enumerate(labels) if label in labels[:i]]
+    if doubled or not labels:
+        problem = f"two mappings are called {doubled[0]!r}" if doubled else "the list is empty"
+        raise ConfigError(f"{where}: {problem}. Give each a name of its own")
+    return OneOf(tuple(branches))
+
+
+def _split(
+    source: Source, where: Path_, path: Path_, tree: Tree, inner: dict[Path_, Domain]
+) -> Tree:
+    """What is fixed in a branch; what varies goes to `inner`, by its path in the branch."""
+    fixed: Tree = {}
+    for key, value in tree.items():
+        here = (*path, key)
+        if isinstance(value, dict) and len(value) == 1 and next(iter(value)) in KINDS:
+            inner[here] = _parse_domain(source, (*where, *here), value)
+        elif isinstance(value, dict):
+            fixed[key] = _split(source, where, here, value, inner)
+        else:
+            fixed[key] = value
+    return fixed

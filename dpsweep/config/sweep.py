@@ -1,0 +1,306 @@
+"""One sweep: a base trial, what varies around it, and how the search is run."""
+
+import os
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from dpsweep.config.letters import spelled_path
+from dpsweep.config.load import Path_, Source, Tree, read_yaml, validate, with_overrides
+from dpsweep.config.space import KINDS, Domain, Range, Space, parse_space
+from dpsweep.config.trial import TrialConfig, load_trial, trial_source
+from dpsweep.core.errors import ConfigError
+from dpsweep.core.strict import Strict
+
+FIXED = {
+    "privacy.epsilon": "the promise all trials share",
+    "privacy.delta": "the promise all trials share",
+    "privacy.noise_multiplier": "calibrated to the promise for each trial",
+    "data": "what all trials are compared on",
+    "seed": "what makes trials comparable",
+}
+"""Keys of a trial that a search may not vary, and what they are instead."""
+
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,79}$"
+
+
+class ObjectiveConfig(Strict):
+    """What a trial is judged by, at its last epoch."""
+
+    metric: Literal["valid/accuracy", "valid/loss"] = "valid/accuracy"
+    """Measured on the declared validation data."""
+
+    @property
+    def direction(self) -> Literal["maximize", "minimize"]:
+        """Which way is better."""
+        return "maximize" if self.metric == "valid/accuracy" else "minimize"
+
+
+class SamplerConfig(Strict):
+    """Who proposes the next trial."""
+
+    name: Literal["tpe", "random", "qmc"] = "tpe"
+    """tpe learns from finished trials; random does not; qmc (Sobol) covers the space evenly."""
+
+    startup_trials: int = Field(default=10, gt=0)
+    """Random trials before tpe begins to learn."""
+
+
+class StopConfig(Strict):
+    """When a trial that does badly is ended early. It has still spent its privacy."""
+
+    name: Literal["none", "median", "successive_halving"] = "none"
+    """median: worse than half of the others at that epoch; successive_halving: not in the best
+    1 / reduction of its rung."""
+
+    warmup_epochs: int = Field(default=1, ge=1)
+    """Reports a trial may make before it can be ended."""
+
+    reduction: int = Field(default=4, ge=2)
+    """Of so many trials, one goes on (successive_halving)."""
+
+
+class BudgetConfig(Strict):
+    """How much is spent on the search."""
+
+    trials: int = Field(gt=0)
+    """Trials in all, failed and pruned ones included."""
+
+    hours: float | None = Field(default=None, gt=0)
+    """After so many hours no new trial starts; those that run go on to their end."""
+
+
+class ResourcesConfig(Strict):
+    """What one trial takes; how many run at once follows from what the cluster has."""
+
+    cpu: int = Field(default=1, gt=0)
+    """Cores, and torch threads."""
+
+    gpu: float = Field(default=0, ge=0)
+    """GPUs; a share such as 0.25 puts four trials on one."""
+
+
+class SweepConfig(Strict):
+    """A sweep file."""
+
+    name: str = Field(pattern=_NAME)
+    """Letters, digits, dots, dashes and underscores. Everything stored goes by it."""
+
+    base: str | dict[str, Any]
+    """The trial config that is varied: a path, relative to this file, or the config itself."""
+
+    search: dict[str, Any] = Field(
+        json_schema_extra={
+            "additionalProperties": {
+                "oneOf": [
+                    {"type": "object", "required": [k], "properties": {k: {"type": "array"}}}
+                    for k in KINDS
+                ]
+            }
+        }
+    )
+    """Dotted key of the trial config -> how it varies. See dpsweep/config/space.py."""
+
+    objective: ObjectiveConfig = ObjectiveConfig()
+    """What a trial is judged by."""
+
+    sampler: SamplerConfig = SamplerConfig()
+    """Who proposes the next trial."""
+
+    stop: StopConfig = StopConfig()
+    """When a trial that does badly is ended early."""
+
+    budget: BudgetConfig
+    """How much is spent on the search."""
+
+    resources: ResourcesConfig = ResourcesConfig()
+    """What one trial takes."""
+
+    accounting: Literal["composition", "none"] = "composition"
+    """What the statement charges for the search: composition, all trials together; none, the
+    chosen trial alone, as if the choice had cost nothing (the statement says so)."""
+
+    seed: int = Field(default=0, ge=0)
+    """Public seed of the proposals. Weights start from the base config's seed."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A sweep that can run: every corner of its space is a valid trial.
+
+    Attributes:
+        config: The sweep file.
+        base: Where the base config's values come from.
+        space: What varies.
+        file: The sweep file.
+        origins: Searched key -> where errors say it stands.
+    """
+
+    config: SweepConfig
+    base: Source
+    space: Space
+    file: Source
+    origins: Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        """The sweep's name."""
+        return self.config.name
+
+    @property
+    def promise(self) -> TrialConfig:
+        """One corner of the space; data and privacy are the same in all of them."""
+        return next(self.corners())
+
+    def trial(self, tree: Tree) -> TrialConfig:
+        """The config of one drawn trial, with the sweep's threads.
+
+        Raises:
+            ConfigError: Naming the search key at fault.
+        """
+        threads = {"threads": self.config.resources.cpu}
+        train = tree.get("train")
+        tree = {**tree, "train": {**threads, **train} if isinstance(train, dict) else train}
+        elsewhere = {**self.base.elsewhere, **self.origins}
+        return load_trial(replace(self.base, tree=tree, elsewhere=elsewhere))
+
+    def corners(self) -> Iterator[TrialConfig]:
+        """Every end of every range and every option, one at a time, the rest at their first."""
+        seen = _Corner()
+        tree, _ = self.space.draw(self.base.tree, seen)
+        yield self.trial(tree)
+        todo = seen.others()
+        while todo:
+            corner = todo.pop()
+            tree, _ = self.space.draw(self.base.tree, corner)
+            yield self.trial(tree)
+            new = {k: v for k, v in corner.sizes.items() if k not in seen.sizes}
+            seen.sizes.update(new)
+            todo += [_Corner({**corner.picks, k: i}) for k, n in new.items() for i in range(1, n)]
+
+    def samples(self, count: int) -> list[TrialConfig]:
+        """Random trials of the space, the same ones each time."""
+        rng = _Random(random.Random(self.config.seed))
+        return [self.trial(self.space.draw(self.base.tree, rng)[0]) for _ in range(count)]
+
+
+def load_sweep(path: str | Path, settings: list[str] | None = None) -> Sweep:
+    """Reads a sweep file and its base, and checks every corner of the space.
+
+    Args:
+        path: The sweep file.
+        settings: KEY=VALUE of the command line. A key of the sweep file itself (name, budget,
+            sampler, ...) is set there, any other in the base config.
+
+    Raises:
+        ConfigError: Naming file, line, key, value and remedy.
+    """
+    settings = settings or []
+    own = [s for s in settings if s.partition("=")[0].split(".")[0] in _OWN]
+    file = with_overrides(read_yaml(path), own)
+    config: SweepConfig = validate(SweepConfig, file)
+    base = _base(config, file, Path(path).parent)
+    return build_sweep(file, trial_source(base, [s for s in settings if s not in own]))
+
+
+_OWN = set(SweepConfig.model_fields) - {"seed"}  # seed is the trials' own, unless in the file
+
+
+def build_sweep(file: Source, base: Source) -> Sweep:
+    """A checked sweep from both sources.
+
+    Raises:
+        ConfigError: Naming file, line, key, value and remedy.
+    """
+    config: SweepConfig = validate(SweepConfig, file)
+    domains, origins = dict[Path_, Domain](), dict[str, str]()
+    for path, domain in parse_space(file).domains.items():
+        written = ".".join(map(str, path))
+        path = spelled_path(path, TrialConfig)
+        dotted = ".".join(map(str, path))
+        if path in domains:
+            raise ConfigError(
+                f"{file.at(('search', written))}: varies {dotted} a second time, once under its "
+                f"letter in the paper. Delete one of the two"
+            )
+        domains[path] = domain
+        origins[dotted] = file.at(("search", written)).removesuffix(written)
+        for key, what in FIXED.items():
+            if dotted == key or dotted.startswith(f"{key}.") or key.startswith(f"{dotted}."):
+                raise ConfigError(
+                    f"{origins[dotted]}{written}: cannot be searched: {key} is {what}. "
+                    f"Set it in the base config, and run one sweep for each value"
+                )
+    sweep = Sweep(config, base, Space(domains), file, origins)
+    for _ in sweep.corners():
+        pass
+    _check_choices(sweep)
+    return sweep
+
+
+def _check_choices(sweep: Sweep) -> None:
+    """What the pieces of the sweep file say about one another."""
+    config, file = sweep.config, sweep.file
+    if config.sampler.name == "qmc" and sweep.space.is_conditional:
+        raise ConfigError(
+            f"{file.at(('sampler', 'name'))}: qmc covers a space of fixed keys, and this one has a "
+            f"one_of. Use sampler: {{name: tpe}} or {{name: random}}"
+        )
+    if config.accounting == "none" and sweep.promise.data.validation == "holdout":
+        raise ConfigError(
+            f"{file.at(('accounting',))}: none says that the validation data are public, but "
+            f"data.validation: holdout measures with private examples. Write accounting: "
+            f"composition, or data.validation: test_split"
+        )
+
+
+def _base(config: SweepConfig, file: Source, folder: Path) -> Source:
+    """The base trial, as written inside the sweep file or in a file of its own."""
+    if isinstance(config.base, dict):
+        lines = {p[1:]: line for p, line in file.lines.items() if p[:1] == ("base",)}
+        return Source(file.name, config.base, lines)
+    path = os.path.normpath(folder / config.base)
+    try:
+        return read_yaml(path)
+    except ConfigError as e:
+        raise ConfigError(f"{file.at(('base',))}: {config.base!r}: {e}") from e
+
+
+class _Corner:
+    """Draws the `picks`-th end or option of each key, the first where nothing is said."""
+
+    def __init__(self, picks: dict[str, int] | None = None) -> None:
+        self.picks = picks or {}
+        self.sizes: dict[str, int] = {}
+
+    def number(self, name: str, domain: Range) -> float | int:
+        self.sizes[name] = 2
+        return (domain.low, domain.high)[self.picks.get(name, 0)]
+
+    def option(self, name: str, labels: tuple[Any, ...]) -> int:
+        self.sizes[name] = len(labels)
+        return self.picks.get(name, 0)
+
+    def others(self) -> list["_Corner"]:
+        return [_Corner({name: i}) for name, size in self.sizes.items() for i in range(1, size)]
+
+
+class _Random:
+    """Draws at random, as the random sampler would."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+
+    def number(self, name: str, domain: Range) -> float | int:
+        if domain.is_whole:
+            return self.rng.randint(int(domain.low), int(domain.high))
+        if domain.is_log:
+            return float(domain.low * (domain.high / domain.low) ** self.rng.random())
+        return self.rng.uniform(domain.low, domain.high)
+
+    def option(self, name: str, labels: tuple[Any, ...]) -> int:
+        return self.rng.randrange(len(labels))

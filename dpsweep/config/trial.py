@@ -1,0 +1,128 @@
+"""One trial: data, model, promise, training, optimizer, method. The file that is exported."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from dpsweep.config.letters import spelled_path, spelled_source
+from dpsweep.config.load import Source, Tree, put, validate, with_overrides
+from dpsweep.config.privacy import PrivacyConfig
+from dpsweep.core.errors import Misfit
+from dpsweep.core.strict import Strict
+from dpsweep.data.datasets import DataConfig
+from dpsweep.data.models import ModelConfig
+from dpsweep.methods import METHODS, MethodConfig
+from dpsweep.optim import OptimizerConfig
+
+
+class TrainConfig(Strict):
+    """How long, in what portions, and on what."""
+
+    letters: ClassVar[dict[str, str]] = {"B": "batch_size", "E": "epochs"}
+
+    batch_size: int = Field(gt=0)
+    """B: expected number of examples in a Poisson batch, at most num_examples."""
+
+    epochs: float = Field(gt=0)
+    """E: passes over the data in expectation; the run takes round(E N / B) steps, at least 1."""
+
+    max_physical_batch: int = Field(default=256, gt=0)
+    """Examples whose gradients are in memory at once. Changes memory and speed, not the result."""
+
+    evaluate_every: int = Field(default=1, gt=0)
+    """Epochs between two evaluations and reports."""
+
+    device: Literal["cpu", "cuda", "auto"] = "auto"
+    """Where to compute. auto is cuda where torch sees one, cpu elsewhere."""
+
+    threads: int | None = Field(default=None, gt=0)
+    """CPU threads; torch's own choice if missing. Sums depend on it in the last bits."""
+
+    dtype: Literal["float32", "float64"] = "float32"
+    """Precision of weights and gradients."""
+
+
+class TrialConfig(Strict):
+    """Everything one trial needs, and nothing a search adds."""
+
+    data: DataConfig
+    """Which examples are private, and which ones measure the result."""
+
+    model: ModelConfig
+    """What is trained."""
+
+    privacy: PrivacyConfig
+    """What is promised."""
+
+    train: TrainConfig
+    """How long, in what portions, and on what."""
+
+    optimizer: OptimizerConfig
+    """The base optimizer and its learning rate."""
+
+    method: MethodConfig
+    """The DP method and its tunables."""
+
+    seed: int = Field(default=0, ge=0)
+    """Public seed: weights at the start, held-out split. Never the noise or the sampling."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _methods_own_base(cls, data: Any) -> Any:
+        """Names the optimizer after the method where the file leaves that open."""
+        match data:
+            case {"optimizer": dict(optimizer), "method": {"name": str(name)}}:
+                if "name" not in optimizer:
+                    own = METHODS[name].bases[0] if name in METHODS else "sgd"
+                    return {**data, "optimizer": {"name": own, **optimizer}}
+        return data
+
+    @model_validator(mode="after")
+    def _method_takes_this_base(self) -> Self:
+        bases = METHODS[self.method.name].bases
+        if self.optimizer.name not in bases:
+            raise Misfit(
+                "optimizer.name",
+                f"{self.method.name} steps with {' or '.join(bases)}, got {self.optimizer.name}. "
+                f"Delete optimizer.name, or choose another method.name",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _batch_fits(self) -> Self:
+        num_examples = self.data.num_examples
+        if self.train.batch_size > num_examples:
+            raise Misfit(
+                "train.batch_size",
+                f"{self.train.batch_size} exceeds the {num_examples} private examples of "
+                f"{self.data.name}. The sampling rate batch_size / num_examples is a "
+                f"probability; give at most {num_examples}",
+            )
+        return self
+
+
+def trial_source(source: Source, settings: list[str]) -> Source:
+    """A file that holds a trial, its letters spelled out, with the command line's settings."""
+    return with_overrides(
+        spelled_source(source, TrialConfig), settings, lambda path: spelled_path(path, TrialConfig)
+    )
+
+
+def load_trial(source: Source) -> TrialConfig:
+    """The trial config in a file.
+
+    Raises:
+        ConfigError: Naming file, line, key, value and remedy of each mistake.
+    """
+    config: TrialConfig = validate(TrialConfig, replace(source, tree=_absolute_root(source.tree)))
+    return config
+
+
+def _absolute_root(tree: Tree) -> Tree:
+    """`tree` with data.root made absolute, so that it means the same in every process."""
+    match tree:
+        case {"data": {"root": str(root)}}:
+            return put(tree, ("data", "root"), str(Path(root).expanduser().absolute()))
+    return tree

@@ -1,0 +1,53 @@
+"""Errors a user can act on: where, what was expected, what came, what to do next."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class DpSweepError(Exception):
+    """What the user can mend. The command line prints it, without a trace, and exits with 2."""
+
+
+class ConfigError(DpSweepError):
+    """Something in a YAML file or an override is wrong."""
+
+
+class StateError(DpSweepError):
+    """The sweep's stored state does not allow what was asked."""
+
+
+class ConnectionRefused(DpSweepError):
+    """A service the sweep needs (Ray, tracking server, storage) cannot be used."""
+
+
+class Diverged(DpSweepError):
+    """A trial's released weights stopped being finite numbers."""
+
+
+class Misfit(ValueError):
+    """Raised inside a config's validator when two of its keys do not go together.
+
+    Attributes:
+        key: Dotted key to name, relative to the config that raises.
+    """
+
+    def __init__(self, key: str, message: str) -> None:
+        super().__init__(message)
+        self.key = key
+
+
+def unknown(kind: str, name: str, known: Iterable[str], *, where: str) -> ConfigError:
+    """The error for a name missing from a table; `where` is file, line and dotted key."""
+    return ConfigError(f"{where}: unknown {kind} {name!r}.{guess(name, known)}")
+
+
+def guess(name: str, known: Iterable[str]) -> str:
+    """The tail of such a message: the closest known name, then all of them.
+
+    >>> guess("dsik", ["disk", "dp_sgd"])
+    " Did you mean 'disk'? Known: disk, dp_sgd."
+    """
+    known = sorted(known)
+    close = get_close_matches(name, known, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return f"{hint} Known: {', '.join(known)}."

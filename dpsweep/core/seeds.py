@@ -1,0 +1,74 @@
+"""Two kinds of randomness that never mix: public seeds and secret streams.
+
+Public streams (weights at the start, the search's proposals) come from the sweep's seed:
+anyone may know them and everyone can repeat them. The secret ones (which examples a step
+samples, the noise it adds) are the privacy itself. They start from 256 bits of the
+operating system's entropy and are derived per step by a keyed hash, so that a step that
+is replayed after a crash draws the same batch and the same noise: it releases nothing
+new and costs nothing more.
+"""
+
+import hashlib
+import os
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+SECRET_BYTES = 32
+TEST_SECRET_VARIABLE = "DPSWEEP_TEST_SECRET"
+
+Stream = Literal["sample", "noise"]
+
+
+@dataclass(frozen=True)
+class Secret:
+    """What the noise is made of. Its bytes are in no repr, log, config or artifact.
+
+    Attributes:
+        key: 256 bits.
+        void: True if the key was fixed by a test and not drawn. Whatever is trained with
+            it has no privacy, and says so.
+
+    >>> Secret.fixed("for a doctest")
+    Secret(void=True)
+    """
+
+    key: bytes = field(repr=False)
+    void: bool = False
+
+    @classmethod
+    def draw(cls) -> "Secret":
+        """A fresh secret, from the operating system."""
+        return cls(os.urandom(SECRET_BYTES))
+
+    @classmethod
+    def fixed(cls, text: str) -> "Secret":
+        """The same secret for the same text, for tests only: it voids the privacy claim."""
+        return cls(hashlib.blake2b(text.encode(), digest_size=SECRET_BYTES).digest(), void=True)
+
+    @classmethod
+    def for_new_trial(cls) -> "Secret":
+        """A drawn secret, or the fixed one of a test that sets DPSWEEP_TEST_SECRET."""
+        text = os.environ.get(TEST_SECRET_VARIABLE)
+        return cls.fixed(text) if text else cls.draw()
+
+    def stream(self, step: int, name: Stream) -> np.random.Generator:
+        """The generator of one step's sampling or noise; the same for the same arguments.
+
+        A counter-based Philox with a 128-bit key. NumPy's normal draws use the ziggurat
+        method; torch's CPU generator keeps 32 bits of a seed, too few for a secret.
+        """
+        message = step.to_bytes(8, "little") + name.encode()
+        digest = hashlib.blake2b(message, key=self.key, digest_size=16).digest()
+        return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
+
+
+def public_seed(seed: int, *path: str | int) -> int:
+    """A 32-bit seed for one public purpose, split from the sweep's own.
+
+    >>> public_seed(0, "search", 1) == public_seed(0, "search", 1) != public_seed(0, "search", 2)
+    True
+    """
+    message = "/".join(map(str, (seed, *path))).encode()
+    return int.from_bytes(hashlib.blake2b(message, digest_size=4).digest(), "little")

@@ -1,0 +1,24 @@
+"""The sides of the privacy boundary, as types.
+
+A `PerExample` tree has touched private data one example at a time. Clipping and summing
+turn it into a `Clipped` tree, whose sensitivity is known but which is still private. Noise
+turns that into a `Released` tree; anything computed from it and from public state is
+post-processing and costs no privacy. Only `privacy/clip.py` makes the first step and only
+`privacy/release.py` the second; a filter takes `Released` alone, and mypy holds it to that.
+"""
+
+from typing import NewType
+
+from torch import Tensor
+
+Tensors = dict[str, Tensor]
+"""Parameter name -> tensor. Every tree in the package has the model's own names, in its order."""
+
+PerExample = NewType("PerExample", Tensors)
+"""Leaf shape (B, *param.shape): the answer of each of B examples. Private."""
+
+Clipped = NewType("Clipped", Tensors)
+"""Leaf shape (*param.shape): sum of answers, each of L2 norm at most clip_norm. Private."""
+
+Released = NewType("Released", Tensors)
+"""Leaf shape (*param.shape): one noisy mean gradient. Safe to post-process."""

@@ -1,0 +1,126 @@
+"""Reading a declared data set into memory.
+
+Pixels are scaled to [-1, 1] by constants of the file format. Nothing (a mean, a class count)
+is computed from the training examples, since that would be a release of its own.
+"""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor
+from torchvision import datasets as tv
+
+from dpsweep.core.errors import ConfigError
+from dpsweep.core.seeds import public_seed
+from dpsweep.data.datasets import DataConfig, check_present
+
+TORCHVISION = {"mnist": tv.MNIST, "fashion_mnist": tv.FashionMNIST, "cifar10": tv.CIFAR10}
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Both parts in memory, as bytes.
+
+    Attributes:
+        inputs: Private, uint8, shape (N, C, H, W).
+        targets: Private, int64, shape (N,).
+        valid_inputs: Declared public, uint8, shape (M, C, H, W).
+        valid_targets: Declared public, int64, shape (M,).
+        brightest: Largest pixel value.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    valid_inputs: Tensor
+    valid_targets: Tensor
+    brightest: int
+
+    def scaled(self, inputs: Tensor, dtype: torch.dtype) -> Tensor:
+        """Pixels in [-1, 1]."""
+        return inputs.to(dtype) * (2 / self.brightest) - 1
+
+    def to(self, device: torch.device) -> "Dataset":
+        """The same on another device."""
+        return replace(
+            self,
+            inputs=self.inputs.to(device),
+            targets=self.targets.to(device),
+            valid_inputs=self.valid_inputs.to(device),
+            valid_targets=self.valid_targets.to(device),
+        )
+
+
+def download(config: DataConfig) -> None:
+    """Fetches the files into data.root, as torchvision does.
+
+    Raises:
+        ConfigError: If there is no root, or the download fails.
+    """
+    if config.spec.folder is None:
+        return
+    if config.root is None:
+        raise ConfigError("data.root: missing; --download needs a folder to write to")
+    try:
+        TORCHVISION[config.name](Path(config.root).expanduser(), train=True, download=True)
+    except (OSError, RuntimeError) as e:
+        raise ConfigError(
+            f"data.root: could not download {config.name} to {config.root!r}: {e}. Check the "
+            f"connection, or copy the files there in torchvision's layout ({config.spec.folder})"
+        ) from e
+
+
+@lru_cache(maxsize=2)
+def load(config: DataConfig, seed: int) -> Dataset:
+    """Reads a data set; the last two stay in memory for the next trial of the same process.
+
+    Args:
+        config: The data set.
+        seed: Public seed; says which examples are held out, if any are.
+
+    Raises:
+        ConfigError: If the files are missing or are not what torchvision expects.
+    """
+    train, test = _digits() if config.name == "digits" else _torchvision(config)
+    if config.num_held_out:
+        rng = torch.Generator().manual_seed(public_seed(seed, "holdout"))
+        order = torch.randperm(len(train[1]), generator=rng)
+        kept, held = order[config.num_held_out :], order[: config.num_held_out]
+        test = (train[0][held], train[1][held])
+        train = (train[0][kept], train[1][kept])
+    return Dataset(*train, *test, brightest=config.spec.brightest)
+
+
+Split = tuple[Tensor, Tensor]
+
+
+def _digits() -> tuple[Split, Split]:
+    """Every fifth image is the test split, a choice made here once and for all."""
+    bunch = load_digits()
+    inputs = torch.from_numpy(bunch.images).to(torch.uint8).unsqueeze(1)
+    targets = torch.from_numpy(bunch.target).to(torch.int64)
+    test = torch.arange(len(targets)) % 5 == 0
+    return (inputs[~test], targets[~test]), (inputs[test], targets[test])
+
+
+def _torchvision(config: DataConfig) -> tuple[Split, Split]:
+    check_present(config, where=config.name)
+    assert config.root is not None
+    root = Path(config.root).expanduser()
+    try:
+        parts = [TORCHVISION[config.name](root, train=train) for train in (True, False)]
+    except (OSError, RuntimeError, ValueError) as e:
+        raise ConfigError(
+            f"data.root: {config.root!r} holds {config.name} but torchvision cannot read it: {e} "
+            f"Copy it afresh, or add --download"
+        ) from e
+    train, test = (_tensors(part) for part in parts)
+    return train, test
+
+
+def _tensors(part: tv.VisionDataset) -> Split:
+    inputs = torch.as_tensor(part.data)
+    channels_first = inputs.unsqueeze(1) if inputs.dim() == 3 else inputs.permute(0, 3, 1, 2)
+    return channels_first.contiguous(), torch.as_tensor(part.targets).to(torch.int64)

@@ -1,0 +1,1 @@
+"""Causal maps of the released stream: post-processing, free of privacy cost."""

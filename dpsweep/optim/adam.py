@@ -1,0 +1,52 @@
+"""Adam and AdamW (Kingma and Ba 2015; Loshchilov and Hutter 2019), as torch computes them."""
+
+from collections.abc import Iterable
+from typing import Literal
+
+import torch
+from pydantic import Field
+
+from dpsweep.optim.base import Base
+
+
+class _Moments(Base):
+    """The two moments' decays, shared by both."""
+
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    """Decay of the first moment per step."""
+
+    beta2: float = Field(default=0.999, ge=0, lt=1)
+    """Decay of the second moment per step."""
+
+    eps: float = Field(default=1e-8, gt=0)
+    """Added to the root of the second moment, in gradient units. Not the privacy budget."""
+
+
+class Adam(_Moments):
+    """torch.optim.Adam."""
+
+    name: Literal["adam"] = "adam"
+
+    def build(self, params: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
+        return torch.optim.Adam(
+            params,
+            lr=self.lr,
+            betas=(self.beta1, self.beta2),
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+        )
+
+
+class AdamW(_Moments):
+    """torch.optim.AdamW: Adam with decoupled weight decay."""
+
+    name: Literal["adamw"] = "adamw"
+
+    def build(self, params: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(
+            params,
+            lr=self.lr,
+            betas=(self.beta1, self.beta2),
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+        )

@@ -1,0 +1,29 @@
+"""What every base optimizer's config holds."""
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+
+from dpsweep.core.strict import Strict
+from dpsweep.optim.schedule import Constant, Cosine
+
+
+class Base(Strict):
+    """Learning rate, its schedule, weight decay."""
+
+    letters: ClassVar[dict[str, str]] = {"eta": "lr"}
+
+    lr: float = Field(gt=0)
+    """Learning rate at the schedule's peak."""
+
+    schedule: Constant | Cosine = Field(default=Constant(), discriminator="name")
+    """How the learning rate changes over the run."""
+
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Weight decay, in the way of the named torch optimizer."""
+
+    def build(self, params: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
+        """Torch's optimizer over `params`, at the peak learning rate."""
+        raise NotImplementedError

@@ -1,0 +1,23 @@
+"""Stochastic gradient descent: x_{t+1} = x_t - lr_t g_t, with optional heavy-ball momentum."""
+
+from collections.abc import Iterable
+from typing import Literal
+
+import torch
+from pydantic import Field
+
+from dpsweep.optim.base import Base
+
+
+class Sgd(Base):
+    """torch.optim.SGD. Its momentum acts on released gradients, so it costs no privacy."""
+
+    name: Literal["sgd"] = "sgd"
+
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    """Heavy-ball momentum; 0 is plain SGD, as in DP-SGD."""
+
+    def build(self, params: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(
+            params, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay
+        )

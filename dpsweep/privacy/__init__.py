@@ -1,0 +1,1 @@
+"""From private examples to released gradients, and what that costs."""

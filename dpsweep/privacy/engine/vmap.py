@@ -1,0 +1,82 @@
+"""Per-example answers by torch.func: any model, no hooks, one vmap over the combined loss.
+
+Example i's answer sum_m w_m grad f(p_m; xi_i) is the gradient at zero of
+
+    h_i(offset) = sum_m w_m f(p_m + offset; xi_i)
+
+so one reverse pass over h gives the whole weighted sum, and only one gradient per example
+is ever held, however many points the query has.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from dpsweep.core.types import Clipped, PerExample, Tensors
+from dpsweep.privacy.clip import Clip, clipped_sum
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""(outputs of shape (1, K), targets of shape (1,)) -> scalar."""
+
+
+@dataclass(frozen=True)
+class VmapEngine:
+    """Answers in microbatches, so that memory is bounded by `max_physical_batch` examples.
+
+    Attributes:
+        model: Called through its parameters alone; its own tensors are not read.
+        loss: Loss of one example.
+        max_physical_batch: Examples whose gradients are in memory at once.
+    """
+
+    model: nn.Module
+    loss: Loss
+    max_physical_batch: int
+
+    def clipped_sum(
+        self,
+        points: Sequence[Tensors],
+        weights: Sequence[float],
+        inputs_B: Tensor,
+        targets_B: Tensor,
+        clip: Clip,
+    ) -> Clipped:
+        """Sum over the batch of each example's clipped answer; zeros for an empty batch."""
+        total = Clipped({k: torch.zeros_like(p) for k, p in points[0].items()})
+        chunks = zip(
+            torch.split(inputs_B, self.max_physical_batch),
+            torch.split(targets_B, self.max_physical_batch),
+            strict=True,
+        )
+        for inputs, targets in chunks:
+            if len(inputs) == 0:  # split gives one empty chunk for an empty batch
+                continue
+            part = clipped_sum(self._answer(points, weights, inputs, targets), clip)
+            for k, leaf in part.items():
+                total[k] += leaf
+        return total
+
+    def _answer(
+        self,
+        points: Sequence[Tensors],
+        weights: Sequence[float],
+        inputs_B: Tensor,
+        targets_B: Tensor,
+    ) -> PerExample:
+        def combined(offset: Tensors, x: Tensor, y: Tensor) -> Tensor:
+            terms = [
+                weight * self._loss_at({k: p + offset[k] for k, p in point.items()}, x, y)
+                for point, weight in zip(points, weights, strict=True)
+            ]
+            return torch.stack(terms).sum()
+
+        zero = {k: torch.zeros_like(p) for k, p in points[0].items()}
+        answers: Callable[..., Tensors] = vmap(grad(combined), in_dims=(None, 0, 0))
+        return PerExample(answers(zero, inputs_B, targets_B))
+
+    def _loss_at(self, params: Tensors, x: Tensor, y: Tensor) -> Tensor:
+        outputs = functional_call(self.model, params, (x.unsqueeze(0),))
+        return self.loss(outputs, y.unsqueeze(0))

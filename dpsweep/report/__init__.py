@@ -1,0 +1,1 @@
+"""What is shown and exported when a search is through."""

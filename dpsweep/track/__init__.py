@@ -1,0 +1,1 @@
+"""Results in MLflow, written by the driver alone."""

@@ -1,0 +1,1 @@
+"""Training one config. Everything here and below runs with torch alone."""

@@ -1,0 +1,61 @@
+"""What one config promises and what it takes: sampling rate, steps, noise, epsilon."""
+
+import math
+from dataclasses import dataclass
+
+from dpsweep.config.trial import TrialConfig
+from dpsweep.privacy.accounting import Run, calibrate
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The numbers a trial runs by, fixed before its first step.
+
+    Attributes:
+        num_examples: N.
+        run: Sampling rate, noise multiplier and steps.
+        epsilon: What the whole run spends, at most; inf without noise.
+        delta: Failure probability.
+        noise_std: Standard deviation of the noise in a released gradient, per coordinate.
+    """
+
+    num_examples: int
+    run: Run
+    epsilon: float
+    delta: float
+    noise_std: float
+
+    def step_after(self, epoch: int) -> int:
+        """Steps taken once `epoch` epochs are through."""
+        return min(self.run.steps, math.ceil(epoch / self.run.sampling_rate))
+
+
+def steps_and_rate(config: TrialConfig) -> tuple[int, float]:
+    """T = round(E N / B), at least 1, and q = B / N."""
+    sampling_rate = config.train.batch_size / config.data.num_examples
+    return max(1, round(config.train.epochs / sampling_rate)), sampling_rate
+
+
+def delta_of(config: TrialConfig) -> float:
+    """The failure probability, N^-1.1 if it is left to us."""
+    delta = config.privacy.delta
+    return config.data.num_examples**-1.1 if delta == "auto" else delta
+
+
+def budget(config: TrialConfig) -> Budget:
+    """Calibrates the noise to the promise, or counts what given noise spends."""
+    steps, rate = steps_and_rate(config)
+    delta, privacy = delta_of(config), config.privacy
+    if privacy.epsilon is not None:
+        run, epsilon = calibrate(privacy.epsilon, delta, rate, steps)
+    else:
+        assert privacy.noise_multiplier is not None
+        run = Run(rate, privacy.noise_multiplier, steps)
+        epsilon = run.epsilon(delta)
+    return Budget(
+        num_examples=config.data.num_examples,
+        run=run,
+        epsilon=epsilon,
+        delta=delta,
+        noise_std=run.noise_multiplier * privacy.clip_norm / config.train.batch_size,
+    )

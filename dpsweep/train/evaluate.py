@@ -1,0 +1,39 @@
+"""Measuring an iterate on the declared validation data, and never on the training data."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from dpsweep.core.types import Tensors
+from dpsweep.data.read import Dataset
+
+_CHUNK = 1000
+
+
+@dataclass(frozen=True)
+class Score:
+    """Means over the validation data.
+
+    Attributes:
+        accuracy: Share of examples classified rightly, in [0, 1].
+        loss: Cross-entropy, in nats per example.
+    """
+
+    accuracy: float
+    loss: float
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, params: Tensors, data: Dataset, dtype: torch.dtype) -> Score:
+    """Accuracy and loss of `model` at `params`."""
+    right, loss = 0, 0.0
+    chunks = zip(
+        torch.split(data.valid_inputs, _CHUNK), torch.split(data.valid_targets, _CHUNK), strict=True
+    )
+    for inputs, targets in chunks:
+        logits = functional_call(model, params, (data.scaled(inputs, dtype),))
+        right += int((logits.argmax(1) == targets).sum())
+        loss += float(nn.functional.cross_entropy(logits, targets, reduction="sum"))
+    return Score(right / len(data.valid_targets), loss / len(data.valid_targets))

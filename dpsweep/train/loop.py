@@ -1,0 +1,179 @@
+"""A trial from its first step to its last, or from where it was left off.
+
+Only figures computed from released iterates and public data are reported. No training loss,
+no true batch size, no gradient norm.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from dpsweep.config.trial import TrialConfig
+from dpsweep.core.errors import ConfigError, Diverged
+from dpsweep.data.models import build as build_model
+from dpsweep.data.read import Dataset, load
+from dpsweep.privacy.engine.vmap import VmapEngine
+from dpsweep.train.budget import Budget, budget
+from dpsweep.train.evaluate import evaluate
+from dpsweep.train.room import Room, Row
+from dpsweep.train.step import Progress, Step
+
+CHECKPOINT_SECONDS = 60.0
+"""Longest time between two checkpoints, if reports are rarer."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """A trial that reached its last step.
+
+    Attributes:
+        rows: Its reports, oldest first.
+        budget: What it spent.
+        void: True if a fixed test secret was used: there is no privacy.
+    """
+
+    rows: list[Row]
+    budget: Budget
+    void: bool
+
+
+def train(config: TrialConfig, room: Room, report: Callable[[Row], None]) -> Result:
+    """Trains, evaluates, checkpoints and reports, and leaves the weights in `room`.
+
+    Every row is in the room's checkpoint before it is reported. After a crash the rows that
+    the checkpoint holds are reported again, so whoever listens must know a row by its epoch.
+
+    Args:
+        config: The trial.
+        room: Where it lives; holds its secret and, after a crash, its checkpoint.
+        report: Called with each row, in order.
+
+    Raises:
+        Diverged: If an iterate or the validation loss is not finite.
+        ConfigError: If data or device are missing.
+    """
+    if config.train.threads:
+        torch.set_num_threads(config.train.threads)
+    secret = room.secret()
+    device = _device(config)
+    plan = budget(config)
+    dtype = torch.float64 if config.train.dtype == "float64" else torch.float32
+    data = load(config.data, config.seed).to(device)
+    model = build_model(config.model, config.data.spec, config.seed).to(device, dtype)
+    engine = VmapEngine(model, nn.functional.cross_entropy, config.train.max_physical_batch)
+    step = Step(config, plan, data, engine, secret)
+
+    rows: list[Row] = []
+    saved = room.load()
+    if saved is None:
+        progress = step.start({k: p.detach().clone() for k, p in model.named_parameters()})
+    else:
+        rows = saved["rows"]
+        progress = step.resume(_moved(saved["progress"], device))
+        room.save_rows(rows)
+        for row in rows:
+            report(row)
+
+    spent = _spent_by_epoch(plan, config)
+    clock = _Clock(rows)
+    for epoch, stop in _reports(plan, config):
+        if stop <= (rows[-1]["step"] if rows else 0):
+            continue
+        while progress.step < stop:
+            step(progress)
+            if clock.checkpoint_is_due():
+                room.save({"progress": progress.state_dict(), "rows": rows})
+        rows.append(_row(epoch, progress, step, model, data, spent[epoch], clock))
+        room.save({"progress": progress.state_dict(), "rows": rows})
+        if progress.step == plan.run.steps:
+            room.save_weights(progress.params)
+        room.save_rows(rows)
+        clock.checkpointed()
+        report(rows[-1])
+    return Result(rows, plan, secret.void)
+
+
+def _reports(plan: Budget, config: TrialConfig) -> list[tuple[int, int]]:
+    """(epoch, step) of each report; the last one stands at the last step."""
+    last = max(1, math.ceil(config.train.epochs))
+    epochs = [*range(config.train.evaluate_every, last, config.train.evaluate_every), last]
+    marks = [(epoch, plan.step_after(epoch)) for epoch in epochs[:-1]]
+    return [mark for mark in marks if mark[1] < plan.run.steps] + [(last, plan.run.steps)]
+
+
+def _spent_by_epoch(plan: Budget, config: TrialConfig) -> dict[int, float]:
+    marks = _reports(plan, config)
+    spent = plan.run.epsilons_spent(plan.delta, [stop for _, stop in marks])
+    capped = [min(epsilon, plan.epsilon) for epsilon in spent[:-1]] + [plan.epsilon]
+    return {epoch: epsilon for (epoch, _), epsilon in zip(marks, capped, strict=True)}
+
+
+def _row(
+    epoch: int,
+    progress: Progress,
+    step: Step,
+    model: nn.Module,
+    data: Dataset,
+    epsilon: float,
+    clock: "_Clock",
+) -> Row:
+    score = evaluate(model, progress.params, data, step.dtype)
+    finite = all(bool(torch.isfinite(x).all()) for x in progress.params.values())
+    if not finite or not math.isfinite(score.loss):
+        raise Diverged(
+            f"the weights stopped being finite by epoch {epoch} (step {progress.step}); "
+            f"optimizer.lr {step.config.optimizer.lr:g} may be too large"
+        )
+    return {
+        "epoch": epoch,
+        "step": progress.step,
+        "valid/accuracy": score.accuracy,
+        "valid/loss": score.loss,
+        "privacy/epsilon_spent": epsilon,
+        "noise_multiplier": step.budget.run.noise_multiplier,
+        "learning_rate": step.learning_rate(progress.step - 1),
+        "seconds": clock.seconds(),
+    }
+
+
+class _Clock:
+    """Seconds of work on this trial, over restarts, and when to checkpoint."""
+
+    def __init__(self, rows: list[Row]) -> None:
+        self._before = rows[-1]["seconds"] if rows else 0.0
+        self._start = self._saved = time.monotonic()
+
+    def seconds(self) -> float:
+        return round(self._before + time.monotonic() - self._start, 3)
+
+    def checkpoint_is_due(self) -> bool:
+        due = time.monotonic() - self._saved > CHECKPOINT_SECONDS
+        if due:
+            self.checkpointed()
+        return due
+
+    def checkpointed(self) -> None:
+        self._saved = time.monotonic()
+
+
+def _device(config: TrialConfig) -> torch.device:
+    wanted = config.train.device
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            "train.device: cuda, and torch sees no CUDA device in this process. Give the trial a "
+            "GPU (resources.gpu: 1 in a sweep), or set train.device: cpu"
+        )
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(wanted)
+
+
+def _moved(saved: object, device: torch.device) -> "dict[str, object]":
+    """The same containers with every tensor on `device`."""
+    moved = torch.utils._pytree.tree_map_only(torch.Tensor, lambda x: x.to(device), saved)
+    assert isinstance(moved, dict)
+    return moved

@@ -1,0 +1,1 @@
+"""The search: Ray Tune executes, an Optuna study remembers."""
