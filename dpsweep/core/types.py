@@ -22,3 +22,6 @@ Clipped = NewType("Clipped", Tensors)
 
 Released = NewType("Released", Tensors)
 """Leaf shape (*param.shape): one noisy mean gradient. Safe to post-process."""
+
+Row = dict[str, float]
+"""One report of a trial: `epoch`, `step`, and released or public figures by metric name."""

@@ -14,12 +14,13 @@ from torch import nn
 
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, Diverged
+from dpsweep.core.types import Row
 from dpsweep.data.models import build as build_model
 from dpsweep.data.read import Dataset, load
 from dpsweep.privacy.engine.vmap import VmapEngine
 from dpsweep.train.budget import Budget, budget
 from dpsweep.train.evaluate import evaluate
-from dpsweep.train.room import Room, Row
+from dpsweep.train.room import Room
 from dpsweep.train.step import Progress, Step
 
 CHECKPOINT_SECONDS = 60.0

@@ -22,10 +22,7 @@ import torch
 
 from dpsweep.core.errors import StateError
 from dpsweep.core.seeds import Secret
-from dpsweep.core.types import Tensors
-
-Row = dict[str, float]
-"""One report: `epoch`, `step`, and released or public figures by metric name."""
+from dpsweep.core.types import Row, Tensors
 
 
 @dataclass(frozen=True)
@@ -55,6 +52,12 @@ class Room:
             _write(place, lambda file: file.write(bytes([new.void]) + new.key))
         stored = place.read_bytes()
         return Secret(stored[1:], void=bool(stored[0]))
+
+    @property
+    def is_void(self) -> bool:
+        """True if the stored secret is a test's. False if there is none."""
+        place = self.path / "secret"
+        return place.exists() and place.read_bytes()[0] == 1
 
     def load(self) -> dict[str, Any] | None:
         """The last checkpoint, on the CPU; None if there is none."""

@@ -1,0 +1,199 @@
+"""The command line. Each verb calls one function of the module that is named beside it.
+
+Those modules are imported when their verb runs, so that `dpsweep --help` is instant and
+`dpsweep train` never loads Ray, Optuna or MLflow. It is the one place in the package with
+imports inside functions.
+"""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from dpsweep.core.errors import DpSweepError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    help="Hyperparameter sweeps for training with differential privacy under a fixed epsilon.",
+)
+
+SweepFile = Annotated[Path, typer.Argument(help="A sweep file, such as sweeps/quickstart.yaml.")]
+Name = Annotated[str, typer.Argument(help="Name of a launched sweep.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the file; repeatable."),
+]
+StateDir = Annotated[
+    str | None,
+    typer.Option("--state", metavar="FOLDER", help="State folder [default: ./.dpsweep]."),
+]
+Fetch = Annotated[bool, typer.Option("--download", help="Fetch missing data into data.root.")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print nothing but errors.")]
+Address = Annotated[
+    str | None,
+    typer.Option(help="Ray cluster: auto, HOST:PORT or ray://HOST:PORT [default: embedded]."),
+]
+BestFile = Annotated[Path, typer.Option("-o", "--out", help="Where the best config goes.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command()
+def check(file: SweepFile, settings: Settings = None, fetch: Fetch = False) -> None:
+    """Validate a sweep file or a trial config, its data and every corner of its space."""
+    from dpsweep.cli import alone
+
+    alone.check(file, settings or [], fetch)
+
+
+@app.command()
+def plan(file: SweepFile, settings: Settings = None, as_json: Json = False) -> None:
+    """Print what a sweep will take: noise, epsilon of a trial and of the search, time, disk."""
+    from dpsweep.cli import search
+
+    search.plan(file, settings or [], as_json)
+
+
+@app.command()
+def launch(
+    file: SweepFile,
+    settings: Settings = None,
+    name: Annotated[str | None, typer.Option(help="Name, instead of the file's.")] = None,
+    unique: Annotated[
+        bool, typer.Option("--unique", help="Append -2, -3, ... if the name is taken.")
+    ] = False,
+    state: StateDir = None,
+    address: Address = None,
+    tracking_uri: Annotated[
+        str | None, typer.Option(help="MLflow server [default: a database in the state folder].")
+    ] = None,
+    fetch: Fetch = False,
+    out: BestFile = Path("best.yaml"),
+    quiet: Quiet = False,
+) -> None:
+    """Run a sweep to its end: search, track, export the best config."""
+    from dpsweep.cli import search
+
+    if name:
+        settings = [*(settings or []), f"name={name}"]
+    search.launch(
+        file,
+        settings or [],
+        search.Options(state, address, tracking_uri, out, quiet),
+        fetch=fetch,
+        unique=unique,
+    )
+
+
+@app.command()
+def resume(
+    name: Name,
+    state: StateDir = None,
+    address: Address = None,
+    out: BestFile = Path("best.yaml"),
+    quiet: Quiet = False,
+) -> None:
+    """Go on with a sweep that was stopped or whose driver died."""
+    from dpsweep.cli import search
+
+    search.resume(name, search.Options(state, address, None, out, quiet))
+
+
+@app.command()
+def status(
+    name: Annotated[str | None, typer.Argument(help="A sweep; all of them if missing.")] = None,
+    state: StateDir = None,
+    as_json: Json = False,
+) -> None:
+    """Show the sweeps of a state folder, or the trials of one."""
+    from dpsweep.cli import look
+
+    look.status(name, state, as_json)
+
+
+@app.command()
+def stop(
+    name: Name,
+    state: StateDir = None,
+    wait: Annotated[float, typer.Option(help="Seconds to wait for its end.")] = 30.0,
+) -> None:
+    """End a running sweep in good order; `resume` goes on with it."""
+    from dpsweep.cli import look
+
+    look.stop(name, state, wait)
+
+
+@app.command()
+def best(
+    name: Name,
+    state: StateDir = None,
+    top: Annotated[int, typer.Option(min=1, help="How many.")] = 5,
+    as_json: Json = False,
+) -> None:
+    """Show the best trials of a sweep, and what they promise."""
+    from dpsweep.cli import look
+
+    look.best(name, state, top, as_json)
+
+
+@app.command()
+def export(
+    name: Name,
+    out: Annotated[Path, typer.Option("-o", "--out", help="Folder for the configs.")],
+    state: StateDir = None,
+    top: Annotated[int, typer.Option(min=1, help="How many.")] = 1,
+) -> None:
+    """Write the best configs as YAML files that `train` and `launch` read."""
+    from dpsweep.cli import look
+
+    look.export(name, state, top, out)
+
+
+@app.command()
+def train(
+    file: Annotated[Path, typer.Argument(help="A trial config, such as best.yaml.")],
+    settings: Settings = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="Folder of the run [default: runs/NAME].")
+    ] = None,
+    fetch: Fetch = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train one config alone, with fresh noise; no Ray, Optuna or MLflow."""
+    from dpsweep.cli import alone
+
+    alone.train(file, settings or [], out, fetch, quiet)
+
+
+@app.command()
+def ui(
+    state: StateDir = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 5000,
+) -> None:
+    """Open the MLflow UI over a state folder's results."""
+    from dpsweep.cli import look
+
+    look.ui(state, host, port)
+
+
+@app.command()
+def schema(
+    kind: Annotated[str, typer.Argument(help="sweep or trial.")] = "sweep",
+) -> None:
+    """Print the JSON schema of a sweep file or a trial config, for editors."""
+    from dpsweep.cli import alone
+
+    alone.schema(kind)
+
+
+def main() -> None:
+    """Runs the command line; a user's mistake is one message on stderr, and exit code 2."""
+    try:
+        app()
+    except DpSweepError as e:
+        Console(stderr=True, soft_wrap=True, highlight=False, markup=False).print(f"error: {e}")
+        sys.exit(2)

@@ -1,0 +1,109 @@
+"""The verbs that need torch alone: check, train, schema."""
+
+import json
+from pathlib import Path
+
+from rich.console import Console
+
+from dpsweep.config.load import Source, read_yaml
+from dpsweep.config.sweep import SweepConfig, load_sweep
+from dpsweep.config.trial import TrialConfig, load_trial, trial_source
+from dpsweep.core.errors import ConfigError, StateError, unknown
+from dpsweep.core.strict import Strict
+from dpsweep.core.types import Row
+from dpsweep.train.budget import budget
+from dpsweep.train.check import check_trial
+from dpsweep.train.loop import train as train_config
+from dpsweep.train.promise import trial_promise
+from dpsweep.train.room import Room
+
+console = Console(highlight=False, soft_wrap=True)
+
+
+def check(file: Path, settings: list[str], fetch: bool) -> None:
+    """Validates a file; a sweep is told from a trial by its `search`."""
+    source = read_yaml(file)
+    if "search" in source.tree:
+        sweep = load_sweep(file, settings)
+        config, base, corners = sweep.promise, sweep.base, list(sweep.corners())
+        shown = f"{len(corners)} corners of the space are valid trials"
+    else:
+        base = trial_source(source, settings)
+        config, corners = load_trial(base), []
+        shown = "a valid trial"
+    _warn(check_trial(config, _data_line(base), fetch=fetch))
+    plan = budget(config)
+    words = trial_promise(config, plan.epsilon, plan.run.noise_multiplier)
+    console.print(f"{file}: {shown}.\nFirst one: {plan.run.steps} steps. {words}")
+
+
+def train(file: Path, settings: list[str], out: Path | None, fetch: bool, quiet: bool) -> None:
+    """Trains one config in a folder of its own, or goes on with an interrupted run there."""
+    source = trial_source(read_yaml(file), settings)
+    if "search" in source.tree:
+        raise ConfigError(f"{file}: is a sweep, not a trial. Run it with: dpsweep launch {file}")
+    config = load_trial(source)
+    _warn(check_trial(config, _data_line(source), fetch=fetch))
+    folder = out or _free(Path("runs") / file.stem, config)
+    if not _is_open(folder, config):
+        raise StateError(
+            f"-o {folder}: holds another run. Name another folder with -o FOLDER, or delete it"
+        )
+    room = Room(folder)
+    stored = room.path / "config.json"
+    stored.write_text(config.model_dump_json(indent=1) + "\n")
+    result = train_config(config, room, lambda row: None if quiet else console.print(_line(row)))
+    words = trial_promise(
+        config, result.budget.epsilon, result.budget.run.noise_multiplier, result.void
+    )
+    (room.path / "privacy.txt").write_text(words + "\n")
+    room.forget()
+    if not quiet:
+        last = result.rows[-1]
+        console.print(
+            f"valid/accuracy {last['valid/accuracy']:.4f}, valid/loss {last['valid/loss']:.4f} in "
+            f"{last['seconds']:.1f} s; weights in {room.weights}\n{words}"
+        )
+
+
+def schema(kind: str) -> None:
+    """Prints the schema of one kind of file."""
+    kinds: dict[str, type[Strict]] = {"sweep": SweepConfig, "trial": TrialConfig}
+    if kind not in kinds:
+        raise unknown("kind of file", kind, kinds, where="schema")
+    print(json.dumps(kinds[kind].model_json_schema(), indent=2))
+
+
+def _line(row: Row) -> str:
+    return (
+        f"epoch {row['epoch']:>4g}  step {row['step']:>6g}  accuracy {row['valid/accuracy']:.4f}  "
+        f"loss {row['valid/loss']:.4f}  ε spent {row['privacy/epsilon_spent']:.2f}  "
+        f"lr {row['learning_rate']:.3g}  {row['seconds']:.1f} s"
+    )
+
+
+def _data_line(source: Source) -> str:
+    return source.at(("data",)).split(": ")[0]
+
+
+def _is_open(folder: Path, config: TrialConfig) -> bool:
+    """True if the folder is new, or holds an unfinished run of this very config."""
+    if not folder.exists() or not any(folder.iterdir()):
+        return True
+    stored = folder / "config.json"
+    same = stored.exists() and stored.read_text() == config.model_dump_json(indent=1) + "\n"
+    return same and not (folder / "privacy.txt").exists()
+
+
+def _free(folder: Path, config: TrialConfig) -> Path:
+    """The first of folder, folder-2, folder-3, ... that is open to this run."""
+    place, count = folder, 1
+    while not _is_open(place, config):
+        count += 1
+        place = folder.with_name(f"{folder.name}-{count}")
+    return place
+
+
+def _warn(warnings: list[str]) -> None:
+    for warning in warnings:
+        Console(stderr=True, soft_wrap=True, highlight=False).print(f"warning: {warning}")

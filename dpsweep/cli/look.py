@@ -1,0 +1,156 @@
+"""The verbs that read a state folder: status, stop, best, export, ui."""
+
+import json
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from dpsweep.core.errors import ConnectionRefused, StateError
+from dpsweep.report.export import check_target, to_yaml, write
+from dpsweep.report.finish import origin_of
+from dpsweep.report.tables import trial_row, trial_table
+from dpsweep.track.mlflow import server_command, server_environment
+from dpsweep.tune.charge import statement
+from dpsweep.tune.launch import open_study
+from dpsweep.tune.state import State
+
+console = Console(highlight=False, soft_wrap=True)
+
+
+def status(name: str | None, state_folder: str | None, as_json: bool) -> None:
+    """Prints all sweeps, or one sweep's trials."""
+    state = State.at(state_folder)
+    if name is None:
+        _all(state, as_json)
+        return
+    study = open_study(name, state)
+    records = study.records()
+    if as_json:
+        print(json.dumps([trial_row(record) for record in records], indent=2))
+        return
+    console.print(trial_table(records, f"{name}: {_driver(state, name)}"))
+    for record in records:
+        if record.reason:
+            console.print(f"trial {record.number} failed: {record.reason}", markup=False)
+
+
+def stop(name: str, state_folder: str | None, wait: float) -> None:
+    """Asks the driver to stop, and waits until it has."""
+    folder = State.at(state_folder).sweep(name)
+    folder.stored()
+    if folder.owner() is None:
+        raise StateError(f"sweep {name!r} is not running. Go on with: dpsweep resume {name}")
+    folder.stop_request.touch()
+    end = time.monotonic() + wait
+    while folder.owner() is not None:
+        if time.monotonic() > end:
+            raise StateError(
+                f"sweep {name!r} was asked to stop and has not ended within {wait:g} s "
+                f"({folder.owner()}). Wait longer with --wait, or end that process"
+            )
+        time.sleep(0.2)
+    console.print(f"{name} is stopped. Go on with: dpsweep resume {name}")
+
+
+def best(name: str, state_folder: str | None, top: int, as_json: bool) -> None:
+    """Prints the best trials and their promises."""
+    study = open_study(name, State.at(state_folder))
+    records = study.best()[:top]
+    if as_json:
+        print(json.dumps([trial_row(record) for record in records], indent=2))
+        return
+    if not records:
+        raise StateError(f"sweep {name!r} has no complete trial yet. See: dpsweep status {name}")
+    console.print(trial_table(records, f"Best trials of {name}"))
+    console.print(f"Trial {records[0].number}: {statement(records[0])}")
+    console.print(origin_of(study).search_words)
+
+
+def export(name: str, state_folder: str | None, top: int, out: Path) -> None:
+    """Writes the best configs to a folder."""
+    study = open_study(name, State.at(state_folder))
+    records = study.best()[:top]
+    if not records:
+        raise StateError(f"sweep {name!r} has no complete trial yet. See: dpsweep status {name}")
+    origin = origin_of(study)
+    places = [out / f"{rank:02d}-trial-{r.number:04d}.yaml" for rank, r in enumerate(records, 1)]
+    for place in places:
+        check_target(place)
+    for rank, (place, record) in enumerate(zip(places, records, strict=True), 1):
+        write(place, to_yaml(record, rank, origin))
+        console.print(f"{place}   {origin.metric} {record.value:.4f}", markup=False)
+
+
+def ui(state_folder: str | None, host: str, port: int) -> None:
+    """Serves MLflow's UI until it is interrupted."""
+    state = State.at(state_folder)
+    if not (state.root / "mlflow.db").exists():
+        raise StateError(
+            f"{state.root}: no results are tracked there yet. Launch a sweep first, or name "
+            f"another folder with --state FOLDER"
+        )
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as e:
+            raise ConnectionRefused(
+                f"--port {port}: {host}:{port} cannot be used ({e.strerror}). Name another with "
+                f"--port {port + 1}"
+            ) from e
+    console.print(f"MLflow UI: http://{host}:{port}   (Ctrl-C ends it)")
+    command = server_command(state.tracking_uri, state.artifacts, host, port)
+    server = subprocess.Popen(command, env=server_environment())
+    try:
+        server.wait()
+    except KeyboardInterrupt:
+        server.terminate()
+        server.wait()
+
+
+def _all(state: State, as_json: bool) -> None:
+    rows = []
+    for name in state.names():
+        study = open_study(name, state)
+        records = study.records()
+        leader = next(iter(study.best()), None)
+        rows.append(
+            {
+                "sweep": name,
+                "state": _driver(state, name),
+                "ended": sum(r.state != "running" for r in records),
+                "trials": study.sweep.config.budget.trials,
+                "best": leader.value if leader else None,
+                "epsilon": study.sweep.promise.privacy.epsilon,
+            }
+        )
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return
+    if not rows:
+        console.print(f"No sweep in {state.root}. Launch one with: dpsweep launch FILE")
+        return
+    table = Table("sweep", "state", "trials", "best", "ε a trial")
+    for row in rows:
+        table.add_row(
+            str(row["sweep"]),
+            str(row["state"]),
+            f"{row['ended']}/{row['trials']}",
+            "–" if row["best"] is None else f"{row['best']:.4f}",
+            str(row["epsilon"] or "∞"),
+        )
+    console.print(table)
+
+
+def _driver(state: State, name: str) -> str:
+    """Whether the sweep runs, is finished, or waits to be resumed."""
+    owner = state.sweep(name).owner()
+    if owner:
+        return f"running ({owner})"
+    study = open_study(name, state)
+    left = study.running() or study.num_asked() < study.sweep.config.budget.trials
+    return f"stopped; go on with: dpsweep resume {name}" if left else "finished"

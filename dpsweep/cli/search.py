@@ -1,0 +1,126 @@
+"""The verbs that run trials on Ray: plan, launch, resume."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from itertools import count
+from pathlib import Path
+
+from rich.console import Console
+
+from dpsweep.cluster.connect import cluster
+from dpsweep.config.sweep import Sweep, load_sweep
+from dpsweep.report.export import check_target
+from dpsweep.report.finish import finish, origin_of
+from dpsweep.report.live import Progress, shown
+from dpsweep.report.tables import trial_table
+from dpsweep.tune.check import check, check_services
+from dpsweep.tune.check import plan as make_plan
+from dpsweep.tune.launch import Session, concurrency, new_session, old_session
+from dpsweep.tune.state import State
+
+
+@dataclass(frozen=True)
+class Options:
+    """What launch and resume are told besides the sweep."""
+
+    state: str | None
+    address: str | None
+    tracking_uri: str | None
+    out: Path
+    quiet: bool
+
+
+def plan(file: Path, settings: list[str], as_json: bool) -> None:
+    """Prints what a sweep will take on this machine."""
+    sweep = load_sweep(file, settings)
+    console = Console(highlight=False, soft_wrap=True)
+    warn(check(sweep))
+    cores = {"CPU": float(os.cpu_count() or 1), "GPU": float(sweep.config.resources.gpu > 0)}
+    made = make_plan(sweep, concurrency(sweep.config.resources, cores))
+    if as_json:
+        print(json.dumps(asdict(made), indent=2))
+        return
+    (low, high), (fewest, most) = made.noise, made.steps
+    console.print(
+        f"[bold]{sweep.name}[/bold]: {made.trials} trials, {made.at_once} at once on this machine\n"
+        f"steps      {fewest} to {most} a trial\n"
+        f"noise      {low:.3f} to {high:.3f} times the clip norm, calibrated trial by trial\n"
+        f"a trial    {made.trial_words}\n"
+        f"the search {made.search_words}\n"
+        f"time       about {made.seconds / 60:.1f} min here, from a probe of a few steps\n"
+        f"disk       about {made.disk_bytes / 1e6:.1f} MB while it runs"
+    )
+
+
+def launch(file: Path, settings: list[str], options: Options, *, fetch: bool, unique: bool) -> None:
+    """Runs a new sweep; every mistake is found before Ray is started or a file written."""
+    sweep, state = load_sweep(file, settings), State.at(options.state)
+    if unique:
+        free = next(n for n in _numbered(sweep.name) if not state.sweep(n).path.exists())
+        sweep = load_sweep(file, [*settings, f"name={free}"])
+    warn(check(sweep, fetch=fetch))
+    check_services(sweep, state, options.tracking_uri)
+    check_target(options.out)
+    with cluster(options.address):
+        _drive(sweep, new_session(sweep, state, options.tracking_uri), options)
+
+
+def resume(name: str, options: Options) -> None:
+    """Goes on with an old sweep."""
+    check_target(options.out)
+    session = old_session(name, State.at(options.state))
+    with session as opened:
+        done = [r for r in opened.study.records() if r.state != "running"]
+        left = opened.study.running()
+        total = opened.sweep.config.budget.trials
+        new = max(0, total - opened.study.num_asked())
+        if not options.quiet:
+            Console(highlight=False).print(
+                f"{name}: {len(done)} trials finished, {len(left)} adopted, {new} to run"
+            )
+        with cluster(options.address):
+            _run(opened, options)
+
+
+def warn(warnings: list[str]) -> None:
+    """Prints warnings to stderr."""
+    for warning in warnings:
+        Console(stderr=True, soft_wrap=True, highlight=False).print(f"warning: {warning}")
+
+
+def _drive(sweep: Sweep, session: AbstractContextManager[Session], options: Options) -> None:
+    with session as opened:
+        _run(opened, options)
+
+
+def _run(session: Session, options: Options) -> None:
+    console = Console(highlight=False, soft_wrap=True, quiet=options.quiet)
+    progress = Progress(session, console)
+    with shown(progress):
+        complete = session.run([progress])
+    best = finish(session, options.out, complete=complete)
+    state = "" if options.state is None else f" --state {options.state}"
+    if best:
+        console.print(trial_table(best[:5], f"Best trials of {session.sweep.name}"))
+        console.print(f"{origin_of(session.study).search_words}")
+        console.print(
+            f"best config: {options.out}   train it again with: dpsweep train {options.out}"
+        )
+    else:
+        console.print("No trial was completed. See why with: dpsweep status " + session.sweep.name)
+    console.print(f"{len(session.study.records())} trials in {session.seconds:.1f} s")
+    if not complete:
+        console.print(f"Stopped. Go on with: dpsweep resume {session.sweep.name}{state}")
+    if session.folder.tracking_uri:
+        console.print(f"MLflow: {session.folder.tracking_uri}")
+    else:
+        console.print(f"MLflow: dpsweep ui{state}")
+
+
+def _numbered(name: str) -> Iterator[str]:
+    """name, name-2, name-3, ..."""
+    yield name
+    yield from (f"{name}-{i}" for i in count(2))

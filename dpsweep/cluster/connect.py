@@ -1,0 +1,90 @@
+"""A Ray cluster for the length of one sweep: an embedded one, or one that is there already."""
+
+import contextlib
+import logging
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+
+import ray
+
+from dpsweep.core.errors import ConnectionRefused
+
+_QUIET = {
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
+    "RAY_DEDUP_LOGS": "1",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
+    "TUNE_GLOBAL_CHECKPOINT_S": "86400",
+    "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
+    "TUNE_WARN_THRESHOLD_S": "30",
+}
+"""Settings of Ray's: no output of its own, no files we do not read, signals left to us."""
+
+
+@contextlib.contextmanager
+def cluster(address: str | None) -> Iterator[None]:
+    """Connects to Ray, and lets go of it at the end. An embedded cluster ends with it.
+
+    Args:
+        address: None for an embedded cluster; auto, HOST:PORT or ray://HOST:PORT for another.
+
+    Raises:
+        ConnectionRefused: If nothing answers at the address.
+    """
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    folder = None
+    try:
+        if address is None:
+            folder = tempfile.mkdtemp(prefix="dpsweep-ray-")  # short: it holds socket paths
+            ray.init(
+                address="local",
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                object_store_memory=200 * 1024**2,
+                _temp_dir=folder,
+            )
+        else:
+            _join(address)
+        yield
+    finally:
+        ray.shutdown()
+        if folder:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _join(address: str) -> None:
+    check_answers(address)
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as e:
+        raise ConnectionRefused(
+            f"--address {address}: Ray does not take the connection: {str(e).splitlines()[0]} "
+            f"Start a cluster with: ray start --head; or leave --address out for an embedded one"
+        ) from e
+
+
+def check_answers(address: str) -> None:
+    """Raises ConnectionRefused if nothing listens at HOST:PORT; Ray itself waits for minutes."""
+    if address in ("auto", "local"):
+        return
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdigit():
+        raise ConnectionRefused(
+            f"--address {address}: expected auto, HOST:PORT or ray://HOST:PORT, such as "
+            f"127.0.0.1:6379"
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+    except (OSError, OverflowError) as e:
+        raise ConnectionRefused(
+            f"--address {address}: nothing answers there ({e}). Start a cluster with: ray start "
+            f"--head --port {port}; or leave --address out for an embedded one"
+        ) from e

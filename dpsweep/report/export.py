@@ -1,0 +1,89 @@
+"""Trial configs as YAML files that load back equal, with where they come from on top."""
+
+import os
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from dpsweep.config.load import Tree
+from dpsweep.config.trial import TrialConfig
+from dpsweep.core.errors import StateError
+from dpsweep.tune.charge import statement
+from dpsweep.tune.study import Record
+from dpsweep.tune.tracking import provenance
+
+_MARK = "# dpsweep export"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where an exported config comes from.
+
+    Attributes:
+        sweep: Name of the sweep.
+        metric: What the trials were judged by.
+        num_trials: How many there were.
+        search_words: What the search as a whole has spent.
+    """
+
+    sweep: str
+    metric: str
+    num_trials: int
+    search_words: str
+
+
+def to_yaml(record: Record, rank: int, origin: Origin) -> str:
+    """The file's text: comments that the loader ignores, then the config."""
+    row = record.row or {}
+    versions = ", ".join(f"{k.removeprefix('version.')} {v}" for k, v in provenance().items())
+    facts = [
+        f"{_MARK}: trial {record.number} of sweep {origin.sweep}, number {rank} of "
+        f"{origin.num_trials} by {origin.metric}",
+        f"{origin.metric}: {record.value} at epoch {row.get('epoch')}",
+        f"privacy: {statement(record)}",
+        f"search: {origin.search_words}",
+        f"accountant: PLD (dp-accounting), noise_multiplier {row.get('noise_multiplier')}, "
+        f"epsilon spent {row.get('privacy/epsilon_spent')}",
+        f"versions: {versions}",
+        "train it again with: dpsweep train THIS_FILE",
+    ]
+    header = "\n".join(
+        textwrap.fill(fact.removeprefix("# "), 98, initial_indent="# ", subsequent_indent="#   ")
+        for fact in facts
+    )
+    return f"{header}\n{config_yaml(record.config)}"
+
+
+def config_yaml(config: TrialConfig) -> str:
+    """A trial config as YAML, one line a section, names first."""
+    tree = _names_first(config.model_dump(mode="json", exclude_none=True))
+    return yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, width=98)
+
+
+def check_target(path: Path) -> None:
+    """Raises StateError if an export to `path` would fail, or overwrite something else."""
+    folder = path.absolute().parent
+    while not folder.exists():
+        folder = folder.parent
+    if not os.access(folder, os.W_OK | os.X_OK) or not folder.is_dir():
+        raise StateError(f"-o {path}: {folder} is not writable. Name another file with -o FILE")
+    if path.is_dir():
+        raise StateError(f"-o {path}: is a folder. Name a file, such as -o {path / 'best.yaml'}")
+    if path.exists() and not path.read_text(errors="replace").startswith(_MARK):
+        raise StateError(
+            f"-o {path}: exists and is not one of our exports; it is left alone. Name another "
+            f"file with -o FILE"
+        )
+
+
+def write(path: Path, text: str) -> None:
+    """Writes an export; `check_target` has passed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def _names_first(tree: Tree) -> Tree:
+    named = {"name": tree["name"], **tree} if "name" in tree else tree
+    return {k: _names_first(v) if isinstance(v, dict) else v for k, v in named.items()}

@@ -1,0 +1,119 @@
+"""What a sweep shows while it runs: a live panel, or plain lines where there is no terminal."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from dpsweep.core.types import Row
+from dpsweep.report.tables import LETTERS
+from dpsweep.tune.launch import Session
+from dpsweep.tune.study import Record
+
+
+class Progress:
+    """Counts trials, and draws them. A watcher of the driver."""
+
+    def __init__(self, session: Session, console: Console) -> None:
+        self.console = console
+        self._config = session.sweep.config
+        self._promise = session.sweep.promise.privacy
+        self._running: dict[int, Record] = {}
+        self._ended = {r.number: r for r in session.study.records() if r.state != "running"}
+        self._before = len(self._ended)
+        self._best = next(iter(session.study.best()), None)
+        self._start = time.monotonic()
+
+    def started(self, record: Record) -> None:
+        """A trial runs."""
+        self._running[record.number] = record
+
+    def reported(self, record: Record, row: Row) -> None:
+        """A trial has new figures."""
+        self._running[record.number] = record
+
+    def ended(self, record: Record) -> None:
+        """A trial is through."""
+        self._running.pop(record.number, None)
+        self._ended[record.number] = record
+        if record.state == "complete" and self._beats_best(record):
+            self._best = record
+        if not self.console.is_terminal:
+            self.console.print(self._line(record), highlight=False, soft_wrap=True)
+
+    def __rich__(self) -> Group:
+        """The live panel."""
+        table = Table(box=None, pad_edge=False, header_style="dim")
+        for name in ("trial", "epoch", "accuracy", "loss", "ε spent", "searched"):
+            table.add_column(name, justify="left" if name == "searched" else "right")
+        for record in self._running.values():
+            row = record.row or {}
+            table.add_row(
+                str(record.number),
+                f"{row.get('epoch', 0):g}/{record.config.train.epochs:g}",
+                *(f"{row[k]:.4f}" if k in row else "–" for k in ("valid/accuracy", "valid/loss")),
+                f"{row['privacy/epsilon_spent']:.2f}" if row else "–",
+                _knobs(record),
+            )
+        return Group(Text(self._summary(), style="bold"), table)
+
+    def _summary(self) -> str:
+        done, total = len(self._ended), self._config.budget.trials
+        best = self._best
+        shown = f"best {best.value:.4f} (trial {best.number})" if best else "no trial finished yet"
+        return (
+            f"{self._config.name}: {done}/{total} trials, {len(self._running)} running, {shown}, "
+            f"ε {self._promise.epsilon or '∞'} a trial, {self._time()}"
+        )
+
+    def _time(self) -> str:
+        passed = time.monotonic() - self._start
+        done = len(self._ended) - self._before
+        if not done:
+            return f"{passed:.0f} s"
+        left = (self._config.budget.trials - len(self._ended)) * passed / done
+        return f"{passed:.0f} s, about {left:.0f} s left"
+
+    def _line(self, record: Record) -> str:
+        figures = f"accuracy {record.row['valid/accuracy']:.4f}" if record.row else record.reason
+        if record.state == "failed":
+            figures = record.reason or "for no known reason"
+        return (
+            f"[{len(self._ended)}/{self._config.budget.trials}] trial {record.number} "
+            f"{record.state}: {figures}, {_knobs(record)} ({record.seconds:.1f} s)"
+        )
+
+    def _beats_best(self, record: Record) -> bool:
+        if self._best is None or self._best.value is None or record.value is None:
+            return True
+        more = record.value > self._best.value
+        less = record.value < self._best.value
+        return more if self._config.objective.direction == "maximize" else less
+
+
+@contextmanager
+def shown(progress: Progress) -> Iterator[None]:
+    """Draws the panel four times a second, where there is a terminal."""
+    if not progress.console.is_terminal:
+        yield
+        return
+    with Live(
+        get_renderable=progress.__rich__,
+        console=progress.console,
+        refresh_per_second=4,
+        transient=True,
+    ):
+        yield
+
+
+def _knobs(record: Record) -> str:
+    return " ".join(
+        f"{LETTERS.get(name, name.rpartition('.')[2])}={value:.3g}"
+        if isinstance(value, float)
+        else f"{LETTERS.get(name, name.rpartition('.')[2])}={value}"
+        for name, value in record.knobs.items()
+    )

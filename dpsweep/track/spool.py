@@ -1,0 +1,152 @@
+"""A queue on disk between the sweep and the tracking server.
+
+Whatever is to be tracked is appended to a file first. A thread delivers it in batches and
+notes how far it got. If the server is away the file grows and the thread tries again; a
+sweep never waits for it, and what was not delivered is delivered by the next driver.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Event = dict[str, Any]
+"""One thing to track; see track/tracker.py for the kinds."""
+
+Deliver = Callable[[list[Event]], None]
+"""Delivers a batch, or raises. The same event may come twice: it must not matter."""
+
+log = logging.getLogger(__name__)
+
+_COALESCE_SECONDS = 0.5
+_LONGEST_PAUSE_SECONDS = 30.0
+_BATCH = 2000
+
+
+class Undeliverable(Exception):
+    """The server answered, and refused this batch for good; trying again is no use."""
+
+
+class Spool:
+    """The file, and the position in it up to which everything was delivered."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = folder / "spool.jsonl"
+        self._mark = folder / "spool.delivered"
+        self._refused = folder / "spool.refused.jsonl"
+        self._lock = threading.Lock()
+        self._file.touch(mode=0o600)
+        self._cut_torn_line()
+
+    def append(self, event: Event) -> None:
+        """Adds one event; on disk, as far as this process is concerned, when it returns."""
+        line = json.dumps(event) + "\n"
+        with self._lock, self._file.open("a", encoding="utf-8") as file:
+            file.write(line)
+
+    def waiting(self) -> tuple[list[Event], int]:
+        """The next undelivered events, at most a batch, and the position after them."""
+        with self._lock, self._file.open("rb") as file:
+            file.seek(self._delivered())
+            lines: list[bytes] = []
+            while len(lines) < _BATCH and (line := file.readline()):
+                lines.append(line)
+            return [json.loads(line) for line in lines], file.tell()
+
+    def is_empty(self) -> bool:
+        """True if everything was delivered."""
+        return self._delivered() >= self._file.stat().st_size
+
+    def delivered_to(self, position: int) -> None:
+        """Notes that everything before `position` is delivered."""
+        temporary = self._mark.with_suffix(".new")
+        temporary.write_text(str(position))
+        os.replace(temporary, self._mark)
+
+    def refuse(self, event: Event, reason: str) -> None:
+        """Puts an event aside that the server will never take."""
+        with self._refused.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"reason": reason, "event": event}) + "\n")
+
+    def refused(self) -> int:
+        """How many events were put aside."""
+        return len(self._refused.read_text().splitlines()) if self._refused.exists() else 0
+
+    def _delivered(self) -> int:
+        return int(self._mark.read_text()) if self._mark.exists() else 0
+
+    def _cut_torn_line(self) -> None:
+        """Drops what a killed driver left of its last line; the study still knows the fact."""
+        whole = self._file.read_bytes()
+        end = whole.rfind(b"\n") + 1
+        if end < len(whole):
+            with self._file.open("r+b") as file:
+                file.truncate(end)
+
+
+class Courier:
+    """The thread that empties a spool."""
+
+    def __init__(self, spool: Spool, deliver: Deliver) -> None:
+        self._spool, self._deliver = spool, deliver
+        self._closing = threading.Event()
+        self._deadline = float("inf")
+        self.trouble: str | None = None
+        self._thread = threading.Thread(target=self._work, name="dpsweep-courier", daemon=True)
+
+    def start(self) -> None:
+        """Begins to deliver."""
+        self._thread.start()
+
+    def close(self, timeout: float) -> bool:
+        """Delivers what is left, for at most `timeout` seconds. True if nothing is left."""
+        self._deadline = time.monotonic() + timeout
+        self._closing.set()
+        self._thread.join(timeout + _COALESCE_SECONDS)
+        return self._spool.is_empty()
+
+    def _work(self) -> None:
+        pause = _COALESCE_SECONDS
+        while time.monotonic() < self._deadline:
+            if self._spool.is_empty():
+                if self._closing.is_set():
+                    return
+                self._closing.wait(_COALESCE_SECONDS)
+                continue
+            try:
+                self._deliver_batch()
+                pause, self.trouble = _COALESCE_SECONDS, None
+            except Exception as e:  # whatever the server did, the sweep goes on
+                self.trouble = f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"
+                log.debug("tracking server: %s", self.trouble)
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            left = self._deadline - time.monotonic()
+            with contextlib.suppress(ValueError):
+                self._wait(min(pause, left))
+
+    def _deliver_batch(self) -> None:
+        events, position = self._spool.waiting()
+        try:
+            self._deliver(events)
+        except Undeliverable:
+            for event in events:  # find the one at fault
+                try:
+                    self._deliver([event])
+                except Undeliverable as e:
+                    self._spool.refuse(event, str(e))
+        self._spool.delivered_to(position)
+
+    def _wait(self, seconds: float) -> None:
+        """Gathers events for a while; once closing, there is nothing to gather."""
+        if self._closing.is_set() and self.trouble is None:
+            return
+        if self.trouble is None:
+            self._closing.wait(seconds)
+        else:
+            time.sleep(max(0.0, min(seconds, 1.0) if self._closing.is_set() else seconds))

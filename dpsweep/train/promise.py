@@ -1,0 +1,19 @@
+"""The privacy statement of one trained config."""
+
+from dpsweep.config.trial import TrialConfig
+from dpsweep.privacy.statement import trial_statement, validation_statement
+from dpsweep.train.budget import delta_of
+
+
+def trial_promise(
+    config: TrialConfig, epsilon: float, noise_multiplier: float, void: bool = False
+) -> str:
+    """What the weights and figures of one run reveal, and of whom."""
+    words = trial_statement(
+        epsilon=epsilon,
+        delta=delta_of(config),
+        num_examples=config.data.num_examples,
+        noise_multiplier=noise_multiplier,
+        void=void,
+    )
+    return f"{words} {validation_statement(config.data.validation, config.data.num_held_out)}"

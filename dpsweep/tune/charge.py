@@ -1,0 +1,37 @@
+"""What a sweep's trials have spent together, and the sentences that say so."""
+
+from collections.abc import Sequence
+
+from dpsweep.config.sweep import Sweep
+from dpsweep.privacy.accounting import Run, compose
+from dpsweep.privacy.statement import search_statement
+from dpsweep.train.budget import budget, delta_of, steps_and_rate
+from dpsweep.train.promise import trial_promise
+from dpsweep.tune.study import Record
+
+
+def run_of(record: Record) -> Run:
+    """The run a trial is charged for: its whole length, even if it ended early."""
+    steps, rate = steps_and_rate(record.config)
+    if record.row:
+        return Run(rate, record.row["noise_multiplier"], steps)
+    return budget(record.config).run
+
+
+def statement(record: Record) -> str:
+    """The promise of one trial that has reported."""
+    spent = run_of(record)
+    epsilon = record.config.privacy.epsilon or spent.epsilon(delta_of(record.config))
+    return trial_promise(record.config, epsilon, spent.noise_multiplier, record.void)
+
+
+def search_promise(sweep: Sweep, runs: Sequence[Run]) -> str:
+    """The sentences for the search as a whole."""
+    delta = delta_of(sweep.promise)
+    return search_statement(
+        num_trials=len(runs),
+        epsilon=compose(runs, delta),
+        delta=delta,
+        accounting=sweep.config.accounting,
+        adaptive=sweep.config.sampler.name == "tpe" or sweep.config.stop.name != "none",
+    )

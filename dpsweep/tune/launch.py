@@ -1,0 +1,181 @@
+"""Drives a sweep from its first trial, or from where the last driver left it, to its end."""
+
+import contextlib
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import ray
+from ray import tune
+
+from dpsweep.config.sweep import ResourcesConfig, Sweep, build_sweep
+from dpsweep.core.errors import ConfigError
+from dpsweep.track.mlflow import MlflowSink
+from dpsweep.track.tracker import Tracker
+from dpsweep.train.room import Room
+from dpsweep.tune.adapters import StopOnRequest, StudyScheduler, StudySearcher, trial_name
+from dpsweep.tune.driver import Driver, Watcher
+from dpsweep.tune.state import State, SweepFolder
+from dpsweep.tune.study import Study
+from dpsweep.tune.tracking import TrackingWatcher, reconcile
+from dpsweep.tune.trial import run_trial
+
+_WORKER_DEATHS = 3
+"""How often a trial is given to a new worker when its process dies."""
+
+
+@dataclass
+class Session:
+    """A sweep that this process drives.
+
+    Attributes:
+        sweep: What is searched.
+        folder: Where it lives.
+        study: What is known of its trials.
+        tracker: Where its results go.
+        seconds: How long trials were run in this session.
+    """
+
+    sweep: Sweep
+    folder: SweepFolder
+    study: Study
+    tracker: Tracker
+    seconds: float = 0.0
+
+    def run(self, watchers: list[Watcher]) -> bool:
+        """Runs what is left on the connected cluster. False if it was stopped before the end."""
+        tracking = TrackingWatcher(self.tracker, self.sweep)
+        reconcile(tracking, self.study, self.folder)
+        self._tidy()
+        driver = Driver(self.study, self.folder, [tracking, *watchers])
+        begin = time.monotonic()
+        if driver.num_left():
+            with _stopped_by_signals(driver):
+                _tuner(self.sweep, self.folder, driver).fit()
+        self.seconds += time.monotonic() - begin
+        self.folder.remove_leftovers()
+        return not driver.stopping
+
+    def _tidy(self) -> None:
+        """Resume state of trials that are through: a driver may die before it deletes it."""
+        for record in self.study.records():
+            if record.state != "running" and self.folder.room(record.number).exists():
+                Room(self.folder.room(record.number)).forget()
+
+
+@contextlib.contextmanager
+def new_session(sweep: Sweep, state: State, tracking_uri: str | None) -> Iterator[Session]:
+    """A sweep that was never launched; its folder and study are made here.
+
+    Raises:
+        StateError: If the name is taken.
+    """
+    folder = state.sweep(sweep.name)
+    folder.create(sweep.file, sweep.base, tracking_uri)
+    with folder.lease(), _session(sweep, state, Study.create(state.storage_uri, sweep)) as session:
+        yield session
+
+
+@contextlib.contextmanager
+def old_session(name: str, state: State) -> Iterator[Session]:
+    """A sweep that was launched before, with the file it was launched with.
+
+    Raises:
+        StateError: If there is none, or another process drives it.
+    """
+    sweep = stored_sweep(name, state)
+    with (
+        state.sweep(name).lease(),
+        _session(sweep, state, Study.open(state.storage_uri, sweep)) as session,
+    ):
+        yield session
+
+
+def stored_sweep(name: str, state: State) -> Sweep:
+    """The sweep as it was launched.
+
+    Raises:
+        StateError: If there is none of this name.
+    """
+    file, base = state.sweep(name).stored()
+    return build_sweep(file, base)
+
+
+def open_study(name: str, state: State) -> Study:
+    """The study of a sweep, to read; driven by another process or by none."""
+    return Study.open(state.storage_uri, stored_sweep(name, state))
+
+
+def concurrency(resources: ResourcesConfig, available: dict[str, float]) -> int:
+    """How many trials fit the cluster at once.
+
+    Raises:
+        ConfigError: If not even one does.
+    """
+    rooms = [available.get("CPU", 0.0) // resources.cpu]
+    if resources.gpu:
+        rooms.append(available.get("GPU", 0.0) // resources.gpu)
+    if min(rooms) < 1:
+        raise ConfigError(
+            f"resources: a trial takes {resources.cpu} CPU and {resources.gpu:g} GPU, and the "
+            f"cluster has {available.get('CPU', 0):g} and {available.get('GPU', 0):g}. Ask for "
+            f"less, with --set resources.cpu=1 or resources.gpu=0, or join a larger cluster with "
+            f"--address"
+        )
+    return int(min(rooms))
+
+
+@contextlib.contextmanager
+def _session(sweep: Sweep, state: State, study: Study) -> Iterator[Session]:
+    folder = state.sweep(sweep.name)
+    uri = folder.tracking_uri
+    artifacts = None if uri else state.artifacts / sweep.name
+    sink = MlflowSink(uri or state.tracking_uri, sweep.name, artifacts)
+    session = Session(sweep, folder, study, Tracker(folder.path, sink))
+    try:
+        yield session
+    finally:
+        session.tracker.close()
+
+
+def _tuner(sweep: Sweep, folder: SweepFolder, driver: Driver) -> tune.Tuner:
+    resources = sweep.config.resources
+    return tune.Tuner(
+        tune.with_resources(run_trial, {"cpu": resources.cpu, "gpu": resources.gpu}),
+        tune_config=tune.TuneConfig(
+            search_alg=StudySearcher(driver),
+            scheduler=StudyScheduler(driver),
+            num_samples=driver.num_left(),
+            max_concurrent_trials=concurrency(resources, ray.cluster_resources()),
+            reuse_actors=True,
+            trial_name_creator=trial_name,
+            trial_dirname_creator=trial_name,
+        ),
+        run_config=tune.RunConfig(
+            name="ray",
+            storage_path=str(folder.path),
+            verbose=0,
+            stop=StopOnRequest(driver, folder.stop_request),
+            failure_config=tune.FailureConfig(max_failures=_WORKER_DEATHS),
+        ),
+    )
+
+
+@contextlib.contextmanager
+def _stopped_by_signals(driver: Driver) -> Iterator[None]:
+    """SIGTERM and the first Ctrl-C end the run in good order, a second Ctrl-C at once."""
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if driver.stopping and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        driver.stopping = True
+
+    before: dict[int, Any] = {n: signal.signal(n, ask) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

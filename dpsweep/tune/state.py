@@ -1,0 +1,220 @@
+"""Where a sweep lives on disk, who may drive it, and how it is asked to stop.
+
+STATE/study.db             Optuna's storage: the truth about every trial
+STATE/mlflow.db            tracking, if no server is named;  STATE/artifacts with it
+STATE/sweeps/NAME/         one sweep (0700)
+  sweep.json               the sweep as it was launched
+  lease                    locked by its driver, with the driver's host, pid and start
+  stop                     there if somebody asked it to stop
+  spool.jsonl              events on their way to the tracking server
+  trials/0003/             one trial's room (train/room.py)
+"""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpsweep.config.load import Source, Tree
+from dpsweep.core.errors import StateError
+
+DEFAULT = ".dpsweep"
+
+
+@dataclass(frozen=True)
+class State:
+    """The state folder; nothing is created before a sweep is.
+
+    Attributes:
+        root: Absolute path.
+    """
+
+    root: Path
+
+    @classmethod
+    def at(cls, folder: str | None) -> "State":
+        """The folder that was asked for, DPSWEEP_STATE, or ./.dpsweep."""
+        named = folder or os.environ.get("DPSWEEP_STATE") or DEFAULT
+        return cls(Path(named).expanduser().absolute())
+
+    @property
+    def storage_uri(self) -> str:
+        """Optuna's storage."""
+        return f"sqlite:///{self.root / 'study.db'}"
+
+    @property
+    def tracking_uri(self) -> str:
+        """MLflow's database, used if no server is named."""
+        return f"sqlite:///{self.root / 'mlflow.db'}"
+
+    @property
+    def artifacts(self) -> Path:
+        """MLflow's artifacts, used if no server is named."""
+        return self.root / "artifacts"
+
+    def sweep(self, name: str) -> "SweepFolder":
+        """The folder of one sweep, existing or not."""
+        return SweepFolder(self.root / "sweeps" / name)
+
+    def names(self) -> list[str]:
+        """Every sweep that was launched here, oldest first."""
+        made = list((self.root / "sweeps").glob("*/sweep.json"))
+        return [place.parent.name for place in sorted(made, key=lambda p: p.stat().st_mtime)]
+
+    def check_writable(self) -> None:
+        """Raises StateError if the folder could not be written, and creates nothing."""
+        place = self.root
+        while not place.exists():
+            place = place.parent
+        if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+            what = "is not a folder" if not place.is_dir() else "is not writable"
+            raise StateError(
+                f"--state {self.root}: {place} {what}. Name a folder of yours with --state FOLDER"
+            )
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Who drives a sweep."""
+
+    host: str
+    pid: int
+    since: float
+
+    def __str__(self) -> str:
+        minutes = (time.time() - self.since) / 60
+        return f"process {self.pid} on {self.host}, for {minutes:.0f} min"
+
+
+@dataclass(frozen=True)
+class SweepFolder:
+    """One sweep's folder.
+
+    Attributes:
+        path: The folder.
+    """
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """The sweep's name."""
+        return self.path.name
+
+    @property
+    def exists(self) -> bool:
+        """True once the sweep was launched."""
+        return (self.path / "sweep.json").exists()
+
+    def create(self, sweep: Source, base: Source, tracking_uri: str | None) -> None:
+        """Makes the folder and writes down the sweep and where it is tracked.
+
+        Raises:
+            StateError: If the name is taken.
+        """
+        try:
+            self.path.mkdir(mode=0o700, parents=True)
+        except FileExistsError as e:
+            raise self.taken() from e
+        sources = [{"name": s.name, "tree": s.tree} for s in (sweep, base)]
+        stored = {"sources": sources, "tracking_uri": tracking_uri}
+        (self.path / "trials").mkdir(mode=0o700)
+        temporary = self.path / ".sweep.json"
+        temporary.touch(mode=0o600)  # a tracking URI may hold a password
+        temporary.write_text(json.dumps(stored, indent=1))
+        os.replace(temporary, self.path / "sweep.json")
+
+    def taken(self) -> StateError:
+        """The error for launching a second sweep of this name."""
+        return StateError(
+            f"name: a sweep called {self.name!r} is already in {self.path.parent.parent}. See it "
+            f"with: dpsweep status {self.name}; go on with: dpsweep resume {self.name}; or launch "
+            f"under another name with --name {self.name}-2"
+        )
+
+    def stored(self) -> tuple[Source, Source]:
+        """The sweep and its base as they were launched.
+
+        Raises:
+            StateError: If there is no such sweep.
+        """
+        sweep, base = self._read()["sources"]
+        return Source(sweep["name"], sweep["tree"], {}), Source(base["name"], base["tree"], {})
+
+    @property
+    def tracking_uri(self) -> str | None:
+        """The tracking server the sweep was launched with; None if it has none."""
+        uri: str | None = self._read()["tracking_uri"]
+        return uri
+
+    def _read(self) -> Tree:
+        if not self.exists:
+            state = State(self.path.parent.parent)
+            known = ", ".join(state.names()) or "none"
+            raise StateError(
+                f"no sweep called {self.name!r} in {state.root}. Known: {known}. Another state "
+                f"folder is named with --state FOLDER"
+            )
+        stored: Tree = json.loads((self.path / "sweep.json").read_text())
+        return stored
+
+    def room(self, number: int) -> Path:
+        """Where a trial lives."""
+        return self.path / "trials" / f"{number:04d}"
+
+    @contextlib.contextmanager
+    def lease(self) -> Iterator[None]:
+        """Holds the sweep for this process. The system frees it when the process dies.
+
+        Raises:
+            StateError: If another driver holds it.
+        """
+        with (self.path / "lease").open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as e:
+                if e.errno not in (errno.EAGAIN, errno.EACCES):
+                    raise
+                raise StateError(
+                    f"sweep {self.name!r} is being driven by {self.owner() or 'another process'}. "
+                    f"Watch it with: dpsweep status {self.name}; end it with: dpsweep stop "
+                    f"{self.name}"
+                ) from e
+            file.truncate(0)
+            me = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.time()}
+            file.write(json.dumps(me))
+            file.flush()
+            self.stop_request.unlink(missing_ok=True)
+            try:
+                yield
+            finally:
+                file.truncate(0)
+
+    def owner(self) -> Owner | None:
+        """Who drives the sweep now; None if nobody does."""
+        place = self.path / "lease"
+        if not place.exists():
+            return None
+        with place.open("r") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                text = file.read()
+                return Owner(**json.loads(text)) if text else None
+            return None
+
+    @property
+    def stop_request(self) -> Path:
+        """A file whose presence asks the driver to stop."""
+        return self.path / "stop"
+
+    def remove_leftovers(self) -> None:
+        """Deletes what only Ray needed."""
+        shutil.rmtree(self.path / "ray", ignore_errors=True)

@@ -1,0 +1,175 @@
+"""What runs cost agrees with exact formulas, another accountant and METHODS.md, section 4."""
+
+import math
+from itertools import pairwise
+
+import pytest
+from dp_accounting import dp_event, rdp
+from opacus.accountants import PRVAccountant
+from scipy import stats
+from scipy.optimize import brentq
+
+from dpsweep.privacy.accounting import Run, calibrate, compose
+
+DELTA = 1e-5
+RUNS = [  # from one large step to many small ones; epsilon from 0.9 to 6
+    Run(sampling_rate=0.02, noise_multiplier=4.145, steps=2500),
+    Run(sampling_rate=0.02, noise_multiplier=1.376, steps=2500),
+    Run(sampling_rate=256 / 50_000, noise_multiplier=0.8, steps=3000),
+    Run(sampling_rate=0.18, noise_multiplier=2.0, steps=168),
+    Run(sampling_rate=0.001, noise_multiplier=0.5, steps=1000),
+    Run(sampling_rate=0.3, noise_multiplier=3.0, steps=5),
+    Run(sampling_rate=1.0, noise_multiplier=10.0, steps=50),
+]
+TARGETS = [0.1, 0.5, 1.0, 3.0, 8.0]
+SCHEDULES = [(1.0, 1), (1.0, 40), (0.18, 168), (0.02, 2500), (0.001, 5000)]
+
+
+def gaussian_epsilon(sigma: float, delta: float) -> float:
+    """Exact epsilon of one Gaussian mechanism (Balle and Wang 2018, theorem 8)."""
+
+    def excess(epsilon: float) -> float:
+        a, b = 1 / (2 * sigma), epsilon * sigma
+        log_second = epsilon + stats.norm.logcdf(-a - b)
+        return stats.norm.cdf(a - b) - math.exp(log_second) - delta
+
+    return brentq(excess, 0, 500, xtol=1e-10)
+
+
+@pytest.mark.parametrize("steps", [1, 30, 1000])
+@pytest.mark.parametrize("epsilon_like", [0.5, 2.0, 20.0])
+def test_without_sampling_epsilon_is_the_exact_gaussian_one_rounded_up(steps, epsilon_like):
+    # T steps of noise sigma are one of sigma / sqrt(T).
+    sigma = 4 / epsilon_like
+    exact = gaussian_epsilon(sigma, DELTA)
+    ours = Run(1.0, sigma * math.sqrt(steps), steps).epsilon(DELTA)
+    assert exact <= ours <= exact + 0.005
+
+
+@pytest.mark.filterwarnings("ignore:Optimal order is the largest alpha")
+@pytest.mark.parametrize("delta", [1e-5, 1e-7])
+@pytest.mark.parametrize("run", RUNS, ids=repr)
+def test_epsilon_agrees_with_the_prv_accountant_of_opacus(run, delta):
+    prv = PRVAccountant()
+    prv.history = [(run.noise_multiplier, run.sampling_rate, run.steps)]
+    # PRV's figure is an upper bound that lies about 0.01 above the truth, by its eps_error.
+    assert run.epsilon(delta) == pytest.approx(prv.get_epsilon(delta, eps_error=0.01), abs=0.02)
+
+
+@pytest.mark.parametrize(("sigma", "renyi"), [(4.145, 1.0), (1.376, 4.0)])
+def test_epsilon_lies_below_the_renyi_bound_of_the_reference_table(sigma, renyi):
+    accountant = rdp.RdpAccountant().compose(
+        dp_event.PoissonSampledDpEvent(0.02, dp_event.GaussianDpEvent(sigma)), 2500
+    )
+    assert accountant.get_epsilon(DELTA) == pytest.approx(renyi, rel=0.01)
+    assert 0.85 * renyi < Run(0.02, sigma, 2500).epsilon(DELTA) < renyi
+
+
+@pytest.mark.parametrize(
+    ("sigma", "trials", "epsilon"),
+    [
+        (4.145, 10, 3.27),
+        (4.145, 30, 6.18),
+        (4.145, 100, 12.87),
+        (1.376, 10, 14.21),
+        (1.376, 30, 29.18),
+        (1.376, 100, 69.12),
+    ],
+)
+def test_composition_of_trials_gives_the_reference_values(sigma, trials, epsilon):
+    run = Run(sampling_rate=0.02, noise_multiplier=sigma, steps=2500)
+    assert compose([run] * trials, DELTA) == pytest.approx(epsilon, rel=0.01)
+
+
+def test_composition_does_not_depend_on_the_order_of_trials():
+    mixed = [RUNS[1], RUNS[3], RUNS[1], RUNS[5]]
+    assert compose(mixed, DELTA) == pytest.approx(compose(mixed[::-1], DELTA), abs=1e-6)
+
+
+@pytest.mark.parametrize("run", RUNS, ids=repr)
+def test_composition_of_one_trial_is_that_trial(run):
+    assert compose([run], DELTA) == pytest.approx(run.epsilon(DELTA), abs=0.02)
+
+
+def test_composition_costs_more_than_its_dearest_trial_and_less_than_all_added_up():
+    costs = [run.epsilon(DELTA / 2) for run in RUNS[1:4]]
+    assert max(costs) < compose(RUNS[1:4], DELTA) < sum(costs)
+
+
+def test_nothing_run_costs_nothing():
+    assert compose([], DELTA) == 0
+
+
+def test_trial_without_noise_makes_any_composition_infinite():
+    silent = Run(sampling_rate=0.02, noise_multiplier=0.0, steps=10)
+    assert silent.epsilon(DELTA) == math.inf
+    assert compose([RUNS[0], silent], DELTA) == math.inf
+
+
+@pytest.mark.parametrize(("rate", "steps"), SCHEDULES)
+@pytest.mark.parametrize("target", TARGETS)
+def test_calibrated_noise_spends_the_target_to_one_hundredth_and_never_more(target, rate, steps):
+    run, spent = calibrate(target, DELTA, rate, steps)
+    assert (run.sampling_rate, run.steps) == (rate, steps)
+    assert target - 0.01 * min(1, target) <= spent <= target
+    # A grid four times as fine as any the calibration ends on; what it says is nearer the truth.
+    finer = run.epsilon_on_grid(DELTA, min(1e-3, 0.1 * target / math.sqrt(steps)) / 4)
+    assert target - 0.01 * min(1, target) <= finer <= target
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_calibrated_noise_never_breaks_the_target_by_the_exact_formula(target):
+    for steps in (1, 40):
+        run, _ = calibrate(target, DELTA, 1.0, steps)
+        exact = gaussian_epsilon(run.noise_multiplier / math.sqrt(steps), DELTA)
+        assert target - 0.01 * min(1, target) <= exact <= target
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delta", [1e-4, 1e-6, 1e-9])
+@pytest.mark.parametrize("batch_size", [64, 500, 4000])
+@pytest.mark.parametrize("epochs", [1, 10, 100])
+@pytest.mark.parametrize("target", [0.05, 0.3, 2.0, 5.0, 12.0])
+def test_calibration_holds_over_the_grid_of_real_trials(target, epochs, batch_size, delta):
+    rate = batch_size / 50_000
+    run, spent = calibrate(target, delta, rate, round(epochs / rate))
+    assert target - 0.01 * min(1, target) <= spent <= target
+    assert run.epsilon(delta) <= target + 0.003 * min(1, target)  # its own grid's rounding, up
+
+
+@pytest.mark.parametrize("run", RUNS, ids=repr)
+def test_epsilon_spent_grows_with_every_step_up_to_the_whole(run):
+    after = sorted({0, 1, *(math.ceil(run.steps * k / 6) for k in range(1, 7))})
+    spent = run.epsilons_spent(DELTA, after)
+    assert spent[0] == 0
+    assert all(early < late for early, late in pairwise(spent))
+    assert spent[-1] == pytest.approx(run.epsilon(DELTA), abs=0.02)
+
+
+@pytest.mark.parametrize("run", RUNS, ids=repr)
+def test_epsilon_spent_midway_is_no_less_than_that_of_a_run_so_long(run):
+    half = run.steps // 2
+    shorter = Run(run.sampling_rate, run.noise_multiplier, half)
+    (spent,) = run.epsilons_spent(DELTA, [half])
+    assert shorter.epsilon(DELTA) - 0.003 <= spent <= shorter.epsilon(DELTA) + 0.02
+
+
+def test_epsilon_spent_without_noise_is_infinite_from_the_first_step():
+    assert Run(0.1, 0.0, 10).epsilons_spent(DELTA, [0, 1, 10]) == [0.0, math.inf, math.inf]
+
+
+def test_more_noise_fewer_steps_rarer_sampling_and_larger_delta_each_cost_less():
+    base = Run(sampling_rate=0.02, noise_multiplier=1.376, steps=2500)
+    cheaper = [Run(0.02, 1.5, 2500), Run(0.02, 1.376, 2000), Run(0.015, 1.376, 2500)]
+    assert all(run.epsilon(DELTA) < base.epsilon(DELTA) for run in cheaper)
+    assert base.epsilon(1e-4) < base.epsilon(DELTA) < base.epsilon(1e-6)
+
+
+@pytest.mark.parametrize(
+    "run", [Run(0.001, 100.0, 1), Run(0.01, 1000.0, 3), Run(1.0, 1e5, 1)], ids=repr
+)
+def test_run_whose_whole_effect_is_below_delta_costs_no_epsilon(run):
+    # Neighbours differ by at most T q (2 Phi(1 / (2 sigma)) - 1) < delta in total variation.
+    variation = run.sampling_rate * math.erf(1 / (2 * math.sqrt(2) * run.noise_multiplier))
+    assert run.steps * variation < DELTA
+    assert run.epsilon(DELTA) == pytest.approx(0, abs=1e-3)
