@@ -65,7 +65,7 @@ def best(name: str, state_folder: str | None, top: int, as_json: bool) -> None:
         return
     if not records:
         raise StateError(f"sweep {name!r} has no complete trial yet. See: dpsweep status {name}")
-    console.print(trial_table(records, f"Best trials of {name}"))
+    console.print(trial_table(records, f"Best trials of {name}", show_state=False))
     console.print(f"Trial {records[0].number}: {statement(records[0])}")
     console.print(origin_of(study).search_words)
 

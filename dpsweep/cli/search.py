@@ -104,7 +104,9 @@ def _run(session: Session, options: Options) -> None:
     best = finish(session, options.out, complete=complete)
     state = "" if options.state is None else f" --state {options.state}"
     if best:
-        console.print(trial_table(best[:5], f"Best trials of {session.sweep.name}"))
+        console.print(
+            trial_table(best[:5], f"Best trials of {session.sweep.name}", show_state=False)
+        )
         console.print(f"{origin_of(session.study).search_words}")
         console.print(
             f"best config: {options.out}   train it again with: dpsweep train {options.out}"

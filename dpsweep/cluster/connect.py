@@ -7,6 +7,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import ray
 
@@ -27,6 +28,9 @@ _QUIET = {
 """Settings of Ray's: no output of its own, no files we do not read, signals left to us."""
 
 
+_PREFIX = "dpsweep-ray-"
+
+
 @contextlib.contextmanager
 def cluster(address: str | None) -> Iterator[None]:
     """Connects to Ray, and lets go of it at the end. An embedded cluster ends with it.
@@ -42,7 +46,8 @@ def cluster(address: str | None) -> Iterator[None]:
     folder = None
     try:
         if address is None:
-            folder = tempfile.mkdtemp(prefix="dpsweep-ray-")  # short: it holds socket paths
+            _remove_orphans()
+            folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-")  # holds socket paths
             ray.init(
                 address="local",
                 include_dashboard=False,
@@ -58,6 +63,24 @@ def cluster(address: str | None) -> Iterator[None]:
         ray.shutdown()
         if folder:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_orphans() -> None:
+    """Deletes what embedded clusters of killed drivers left behind."""
+    for place in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        pid = place.name.removeprefix(_PREFIX).partition("-")[0]
+        if pid.isdigit() and not _is_alive(int(pid)) and os.access(place, os.W_OK):
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's process
+        return True
+    return True
 
 
 def _join(address: str) -> None:

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from dpsweep.config.letters import spelled_path
 from dpsweep.config.load import Path_, Source, Tree, read_yaml, validate, with_overrides
-from dpsweep.config.space import KINDS, Domain, Range, Space, parse_space
+from dpsweep.config.space import KINDS, Branch, Domain, OneOf, Range, Space, parse_space
 from dpsweep.config.trial import TrialConfig, load_trial, trial_source
 from dpsweep.core.errors import ConfigError
 from dpsweep.core.strict import Strict
@@ -157,14 +157,15 @@ class Sweep:
         return next(self.corners())
 
     def trial(self, tree: Tree) -> TrialConfig:
-        """The config of one drawn trial, with the sweep's threads.
+        """The config of one drawn trial, with device and threads from the sweep's resources.
 
         Raises:
             ConfigError: Naming the search key at fault.
         """
-        threads = {"threads": self.config.resources.cpu}
-        train = tree.get("train")
-        tree = {**tree, "train": {**threads, **train} if isinstance(train, dict) else train}
+        resources, train = self.config.resources, tree.get("train")
+        if isinstance(train, dict):
+            device = "cuda" if resources.gpu else "cpu"
+            tree = {**tree, "train": {"device": device, "threads": resources.cpu, **train}}
         elsewhere = {**self.base.elsewhere, **self.origins}
         return load_trial(replace(self.base, tree=tree, elsewhere=elsewhere))
 
@@ -227,7 +228,7 @@ def build_sweep(file: Source, base: Source) -> Sweep:
                 f"{file.at(('search', written))}: varies {dotted} a second time, once under its "
                 f"letter in the paper. Delete one of the two"
             )
-        domains[path] = domain
+        domains[path] = _spelled_domain(path, domain)
         origins[dotted] = file.at(("search", written)).removesuffix(written)
         for key, what in FIXED.items():
             if dotted == key or dotted.startswith(f"{key}.") or key.startswith(f"{dotted}."):
@@ -240,6 +241,25 @@ def build_sweep(file: Source, base: Source) -> Sweep:
         pass
     _check_choices(sweep)
     return sweep
+
+
+def _spelled_domain(path: Path_, domain: Domain) -> Domain:
+    """The letters inside the mappings of a one_of, replaced by the fields' names."""
+    if not isinstance(domain, OneOf):
+        return domain
+
+    def spelled(inner: Path_) -> Path_:
+        return spelled_path((*path, *inner), TrialConfig)[len(path) :]
+
+    branches = (
+        Branch(
+            branch.label,
+            {str(spelled((key,))[0]): value for key, value in branch.fixed.items()},
+            {spelled(p): _spelled_domain((*path, *p), d) for p, d in branch.inner.items()},
+        )
+        for branch in domain.branches
+    )
+    return OneOf(tuple(branches))
 
 
 def _check_choices(sweep: Sweep) -> None:

@@ -28,7 +28,13 @@ examples: noise multiplier 1.07, counted with a PLD accountant over Poisson batc
 
 
 def search_statement(
-    *, num_trials: int, epsilon: float, delta: float, accounting: str, adaptive: bool
+    *,
+    num_trials: int,
+    epsilon: float,
+    delta: float,
+    accounting: str,
+    adaptive: bool,
+    void: bool = False,
 ) -> str:
     """What choosing among trials adds.
 
@@ -38,7 +44,10 @@ def search_statement(
         delta: Of the same.
         accounting: `composition` or `none`, as the sweep file asks.
         adaptive: True if later trials depend on earlier results.
+        void: True if any of them used a test secret.
     """
+    if void:
+        return "VOID: trials of this search used a fixed test secret; there is no privacy here."
     if num_trials == 0:
         return "No trial has run, so nothing has been spent."
     kind = "adaptive" if adaptive else "independent"

@@ -18,7 +18,11 @@ def origin_of(study: Study) -> Origin:
         sweep=study.sweep.name,
         metric=study.sweep.config.objective.metric,
         num_trials=len(records),
-        search_words=search_promise(study.sweep, [run_of(record) for record in records]),
+        search_words=search_promise(
+            study.sweep,
+            [run_of(record) for record in records],
+            void=any(record.void for record in records),
+        ),
     )
 
 
@@ -47,7 +51,7 @@ def finish(session: Session, out: Path, *, complete: bool) -> list[Record]:
     write(folder.path / "privacy.md", note + "\n")
     void = {"privacy": "void"} if any(r.void for r in study.records()) else {}
     tracker.sweep(Facts({}, {"dpsweep.complete": str(complete).lower(), **void}, note))
-    for name in ("sweep.json", "best.yaml", "privacy.md"):
+    for name in ("sweep.yaml", "best.yaml", "privacy.md"):
         tracker.artifact(folder.path / name)
     for record in best[:_WEIGHTS_KEPT]:
         tracker.artifact(folder.room(record.number) / "weights.pt", record.number)

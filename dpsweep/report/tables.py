@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from rich import box
 from rich.table import Table
 
 from dpsweep.tune.study import Record
@@ -17,25 +18,36 @@ LETTERS = {
 }
 """The papers' letters, shown beside the names."""
 
+_FIGURES = ("valid/accuracy", "valid/loss", "privacy/epsilon_spent", "noise_multiplier")
 
-def trial_table(records: list[Record], title: str) -> Table:
-    """One line a trial, in the given order."""
-    table = Table(title=title, title_justify="left", title_style="bold")
-    for name in ("trial", "state", "accuracy", "loss", "ε spent", "σ"):
-        table.add_column(name, justify="right" if name != "state" else "left")
+
+def trial_table(records: list[Record], title: str, *, show_state: bool = True) -> Table:
+    """One line a trial, in the given order; narrow enough for 80 columns."""
     knobs = knob_names(records)
-    for name in knobs:
-        table.add_column(_heading(name), justify="right")
-    table.add_column("seconds", justify="right")
+    named = {"ε": "epsilon spent", "σ": "noise multiplier"}
+    named.update({LETTERS[k]: k.rpartition(".")[2] for k in knobs if k in LETTERS})
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        caption=", ".join(f"{letter} {name}" for letter, name in named.items()),
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
+    for name in ("trial", "accuracy", "loss", "ε", "σ", *map(_heading, knobs), "sec"):
+        table.add_column(name, justify="right", no_wrap=True)
+    if show_state:
+        table.add_column("state", no_wrap=True)
     for record in records:
         row = record.row or {}
         table.add_row(
             str(record.number),
-            record.state + (" (void)" if record.void else ""),
-            *(_shown(row.get(k)) for k in ("valid/accuracy", "valid/loss")),
-            *(_shown(row.get(k)) for k in ("privacy/epsilon_spent", "noise_multiplier")),
+            *(_shown(row.get(name)) for name in _FIGURES),
             *(_shown(record.knobs.get(name)) for name in knobs),
-            f"{record.seconds:.1f}",
+            f"{record.seconds:.0f}",
+            *([f"{record.state} void" if record.void else record.state] if show_state else []),
         )
     return table
 
@@ -59,11 +71,10 @@ def knob_names(records: list[Record]) -> list[str]:
 
 
 def _heading(name: str) -> str:
-    short = name.rpartition(".")[2]
-    return f"{short} {LETTERS[name]}" if name in LETTERS else short
+    return LETTERS.get(name, name.rpartition(".")[2])
 
 
 def _shown(value: Any) -> str:
     if value is None:
         return "–"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

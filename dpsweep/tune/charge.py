@@ -25,8 +25,8 @@ def statement(record: Record) -> str:
     return trial_promise(record.config, epsilon, spent.noise_multiplier, record.void)
 
 
-def search_promise(sweep: Sweep, runs: Sequence[Run]) -> str:
-    """The sentences for the search as a whole."""
+def search_promise(sweep: Sweep, runs: Sequence[Run], *, void: bool = False) -> str:
+    """The sentences for the search as a whole; `void` if a trial used a test secret."""
     delta = delta_of(sweep.promise)
     return search_statement(
         num_trials=len(runs),
@@ -34,4 +34,5 @@ def search_promise(sweep: Sweep, runs: Sequence[Run]) -> str:
         delta=delta,
         accounting=sweep.config.accounting,
         adaptive=sweep.config.sampler.name == "tpe" or sweep.config.stop.name != "none",
+        void=void,
     )

@@ -3,7 +3,8 @@
 STATE/study.db             Optuna's storage: the truth about every trial
 STATE/mlflow.db            tracking, if no server is named;  STATE/artifacts with it
 STATE/sweeps/NAME/         one sweep (0700)
-  sweep.json               the sweep as it was launched
+  sweep.json               the sweep as it was launched, and where it is tracked
+  sweep.yaml               the same as one file to launch again
   lease                    locked by its driver, with the driver's host, pid and start
   stop                     there if somebody asked it to stop
   spool.jsonl              events on their way to the tracking server
@@ -21,6 +22,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+import yaml
 
 from dpsweep.config.load import Source, Tree
 from dpsweep.core.errors import StateError
@@ -123,6 +126,7 @@ class SweepFolder:
             self.path.mkdir(mode=0o700, parents=True)
         except FileExistsError as e:
             raise self.taken() from e
+        self._write_sweep(sweep, base)
         sources = [{"name": s.name, "tree": s.tree} for s in (sweep, base)]
         stored = {"sources": sources, "tracking_uri": tracking_uri}
         (self.path / "trials").mkdir(mode=0o700)
@@ -130,6 +134,13 @@ class SweepFolder:
         temporary.touch(mode=0o600)  # a tracking URI may hold a password
         temporary.write_text(json.dumps(stored, indent=1))
         os.replace(temporary, self.path / "sweep.json")
+
+    def _write_sweep(self, sweep: Source, base: Source) -> None:
+        """The sweep as one file that can be launched again, for people and for tracking."""
+        text = yaml.safe_dump(
+            {**sweep.tree, "base": base.tree}, sort_keys=False, default_flow_style=None
+        )
+        (self.path / "sweep.yaml").write_text(text, encoding="utf-8")
 
     def taken(self) -> StateError:
         """The error for launching a second sweep of this name."""

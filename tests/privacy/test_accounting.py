@@ -22,7 +22,7 @@ RUNS = [  # from one large step to many small ones; epsilon from 0.9 to 6
     Run(sampling_rate=1.0, noise_multiplier=10.0, steps=50),
 ]
 TARGETS = [0.1, 0.5, 1.0, 3.0, 8.0]
-SCHEDULES = [(1.0, 1), (1.0, 40), (0.18, 168), (0.02, 2500), (0.001, 5000)]
+SCHEDULES = [(1.0, 1), (1.0, 40), (0.18, 168), (0.02, 2500)]
 
 
 def gaussian_epsilon(sigma: float, delta: float) -> float:
@@ -46,7 +46,8 @@ def test_without_sampling_epsilon_is_the_exact_gaussian_one_rounded_up(steps, ep
     assert exact <= ours <= exact + 0.005
 
 
-@pytest.mark.filterwarnings("ignore:Optimal order is the largest alpha")
+@pytest.mark.filterwarnings("ignore:Optimal order is the largest alpha")  # both of opacus
+@pytest.mark.filterwarnings("ignore:divide by zero encountered in log")
 @pytest.mark.parametrize("delta", [1e-5, 1e-7])
 @pytest.mark.parametrize("run", RUNS, ids=repr)
 def test_epsilon_agrees_with_the_prv_accountant_of_opacus(run, delta):
@@ -166,7 +167,7 @@ def test_more_noise_fewer_steps_rarer_sampling_and_larger_delta_each_cost_less()
 
 
 @pytest.mark.parametrize(
-    "run", [Run(0.001, 100.0, 1), Run(0.01, 1000.0, 3), Run(1.0, 1e5, 1)], ids=repr
+    "run", [Run(0.001, 100.0, 1), Run(0.01, 2000.0, 3), Run(1.0, 1e5, 1)], ids=repr
 )
 def test_run_whose_whole_effect_is_below_delta_costs_no_epsilon(run):
     # Neighbours differ by at most T q (2 Phi(1 / (2 sigma)) - 1) < delta in total variation.

@@ -132,7 +132,9 @@ def test_the_models_own_tensors_are_neither_read_nor_written():
     for p in spoiled.model.parameters():
         p.data.fill_(math.nan)
     total = spoiled.clipped_sum(where, [0.5, 0.5], *batch(), Flat(1.0))
-    assert torch.equal(flat(total), flat(engine().clipped_sum(where, [0.5, 0.5], *batch(), Flat(1.0))))
+    assert torch.equal(
+        flat(total), flat(engine().clipped_sum(where, [0.5, 0.5], *batch(), Flat(1.0)))
+    )
     assert all(p.isnan().all() and p.grad is None for p in spoiled.model.parameters())
 
 

@@ -1,0 +1,44 @@
+# Two commands matter on a fresh machine with Python 3.11+: `make quickstart` and `make test`.
+# Each makes .venv and installs exactly what constraints.txt pins.
+
+PYTHON ?= python3
+BIN = .venv/bin
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: quickstart test test-all lint golden clean
+
+quickstart: .venv/runtime
+	$(BIN)/dpsweep launch sweeps/quickstart.yaml --unique
+
+test: .venv/dev
+	$(BIN)/pytest -m "not slow and not gpu" -p no:cacheprovider
+
+test-all: .venv/dev
+	$(BIN)/pytest -m "not gpu" -p no:cacheprovider
+
+lint: .venv/dev
+	$(BIN)/ruff check dpsweep tests
+	$(BIN)/ruff format --check dpsweep tests
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+golden: .venv/dev
+	$(BIN)/python tests/golden/regenerate.py
+
+clean:
+	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+
+.venv/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "error: $(PYTHON) is older than 3.11. Name another with: make PYTHON=python3.12 ..."; exit 2; }
+	$(PYTHON) -m venv .venv
+	touch $@
+
+.venv/runtime: .venv/python pyproject.toml constraints.txt
+	@echo "installing (torch alone is some GB: minutes on a first run) ..."
+	$(PIP) -e .
+	touch $@
+
+.venv/dev: .venv/runtime
+	$(PIP) -e '.[dev]'
+	touch $@

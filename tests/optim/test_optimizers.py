@@ -1,0 +1,98 @@
+"""Base optimizers are torch's own, with the hyperparameters of their config."""
+
+import pytest
+import torch
+from pydantic import TypeAdapter, ValidationError
+
+from dpsweep.optim import OptimizerConfig
+from dpsweep.optim.adam import Adam, AdamW
+from dpsweep.optim.base import Base
+from dpsweep.optim.sgd import Sgd
+
+MOMENTS = {"beta1": 0.8, "beta2": 0.99, "eps": 1e-5}
+CASES = [
+    (
+        Sgd(lr=0.3, momentum=0.7, weight_decay=0.01),
+        torch.optim.SGD,
+        {"lr": 0.3, "momentum": 0.7, "weight_decay": 0.01, "dampening": 0, "nesterov": False},
+    ),
+    (
+        Adam(lr=0.3, weight_decay=0.01, **MOMENTS),
+        torch.optim.Adam,
+        {"lr": 0.3, "betas": (0.8, 0.99), "eps": 1e-5, "weight_decay": 0.01, "amsgrad": False},
+    ),
+    (
+        AdamW(lr=0.3, weight_decay=0.01, **MOMENTS),
+        torch.optim.AdamW,
+        {"lr": 0.3, "betas": (0.8, 0.99), "eps": 1e-5, "weight_decay": 0.01, "amsgrad": False},
+    ),
+]
+every_case = pytest.mark.parametrize(
+    ("config", "kind", "expected"), CASES, ids=[type(config).__name__ for config, *_ in CASES]
+)
+
+
+@every_case
+def test_build_gives_torchs_optimizer_with_the_configs_numbers(config, kind, expected):
+    params = [torch.ones(3), torch.ones(())]
+    optimizer = config.build(params)
+    assert type(optimizer) is kind
+    (group,) = optimizer.param_groups
+    assert {key: group[key] for key in expected} == expected
+    assert not group["maximize"]
+    assert [id(p) for p in group["params"]] == [id(p) for p in params]
+
+
+@every_case
+def test_step_moves_against_the_gradient(config, kind, expected):
+    x = torch.zeros(2)
+    x.grad = torch.tensor([1.0, -2.0])
+    config.build([x]).step()
+    assert x[0] < 0 < x[1]
+
+
+def test_plain_sgd_steps_by_lr_times_gradient():
+    x = torch.zeros(2)
+    x.grad = torch.tensor([1.0, -2.0])
+    Sgd(lr=0.5).build([x]).step()
+    assert x.tolist() == [-0.5, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "defaults"),
+    [
+        (Sgd, {"momentum": 0.0}),
+        (Adam, {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8}),
+        (AdamW, {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8}),
+    ],
+)
+def test_defaults_are_the_papers_and_name_the_kind(kind, defaults):
+    config = TypeAdapter(OptimizerConfig).validate_python({"name": kind.__name__.lower(), "lr": 1})
+    assert config == kind(lr=1.0)
+    given = config.model_dump(exclude={"name", "lr", "schedule"})
+    assert given == {"weight_decay": 0.0, **defaults}
+
+
+def test_eta_is_the_learning_rate():
+    assert Sgd(eta=0.3) == Sgd(lr=0.3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong"),
+    [
+        (Sgd, {"lr": 0.0}),
+        (Sgd, {"lr": 1.0, "momentum": 1.0}),
+        (Adam, {"lr": 1.0, "beta1": 1.0}),
+        (Adam, {"lr": 1.0, "eps": 0.0}),
+        (AdamW, {"lr": 1.0, "weight_decay": -0.1}),
+    ],
+)
+def test_numbers_outside_their_range_are_refused(kind, wrong):
+    key = list(wrong)[-1]
+    with pytest.raises(ValidationError, match=rf"{key}\n  Input should be (greater|less) than"):
+        kind(**wrong)
+
+
+def test_base_itself_builds_nothing():
+    with pytest.raises(NotImplementedError):
+        Base(lr=1.0).build([])

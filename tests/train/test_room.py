@@ -1,0 +1,123 @@
+"""A room keeps what is private to its owner, whole or not at all, until it is to be forgotten."""
+
+import os
+import stat
+
+import pytest
+import torch
+
+from dpsweep.core.errors import StateError
+from dpsweep.core.seeds import SECRET_BYTES
+from dpsweep.train.room import Room
+
+ROWS = [{"epoch": 1, "step": 3, "valid/accuracy": 0.5}]
+STATE = {"progress": {"step": 3, "trail": [{"w": torch.arange(3.0)}]}, "rows": ROWS}
+
+
+@pytest.fixture
+def room(tmp_path, monkeypatch):
+    monkeypatch.delenv("DPSWEEP_TEST_SECRET", raising=False)
+    before = os.umask(0)  # so that a mode left to the system would be open to all
+    yield Room(tmp_path / "sweep" / "trial-7")
+    os.umask(before)
+
+
+def mode(place) -> int:
+    return stat.S_IMODE(place.stat().st_mode)
+
+
+def test_folder_and_files_are_their_owners_alone(room):
+    room.secret()
+    room.save(STATE)
+    room.save_rows(ROWS)
+    room.save_weights({"w": torch.ones(2)})
+    room.note_failure("Traceback ...")
+    assert mode(room.path) == 0o700
+    assert {place.name: oct(mode(place)) for place in room.path.iterdir()} == dict.fromkeys(
+        ["secret", "checkpoint.pt", "metrics.json", "weights.pt", "error.txt"], "0o600"
+    )
+
+
+def test_secret_is_drawn_once_and_survives_in_the_folder(room):
+    first = room.secret()
+    assert len(first.key) == SECRET_BYTES
+    assert not first.void
+    assert Room(room.path).secret() == first
+    assert Room(room.path.with_name("trial-8")).secret() != first
+
+
+def test_secret_is_kept_when_the_environment_names_a_test_secret_later(room, monkeypatch):
+    drawn = room.secret()
+    monkeypatch.setenv("DPSWEEP_TEST_SECRET", "later")
+    assert room.secret() == drawn
+
+
+def test_fixed_secret_stays_void_where_the_variable_is_gone(room, monkeypatch):
+    monkeypatch.setenv("DPSWEEP_TEST_SECRET", "now")
+    fixed = room.secret()
+    monkeypatch.delenv("DPSWEEP_TEST_SECRET")
+    assert fixed.void
+    assert room.secret() == fixed
+
+
+def test_room_is_void_only_with_a_fixed_secret(room, monkeypatch):
+    assert not room.is_void
+    room.secret()
+    assert not room.is_void
+    monkeypatch.setenv("DPSWEEP_TEST_SECRET", "now")
+    other = Room(room.path.with_name("trial-8"))
+    other.secret()
+    assert other.is_void
+
+
+def test_checkpoint_comes_back_as_it_was_saved(room):
+    assert room.load() is None
+    room.save(STATE)
+    loaded = Room(room.path).load()
+    assert loaded["rows"] == ROWS
+    assert torch.equal(loaded["progress"]["trail"][0]["w"], torch.arange(3.0))
+
+
+def test_rows_come_back_as_they_were_saved(room):
+    assert room.rows() == []
+    room.save_rows(ROWS)
+    assert Room(room.path).rows() == ROWS
+
+
+def test_weights_are_stored_without_the_trial_around_them(room):
+    base = torch.zeros(1000)
+    room.save_weights({"w": base[:2].requires_grad_()})
+    loaded = torch.load(room.weights, weights_only=True)
+    assert torch.equal(loaded["w"], torch.zeros(2))
+    assert loaded["w"].untyped_storage().nbytes() == 8
+    assert not loaded["w"].requires_grad
+
+
+def test_save_that_breaks_off_leaves_the_last_checkpoint_and_no_debris(room):
+    room.save(STATE)
+    with pytest.raises(Exception, match=r"(?i)pickle"):
+        room.save({"w": torch.ones(1000), "cannot be saved": lambda: None})
+    assert [place.name for place in room.path.iterdir()] == ["checkpoint.pt"]
+    assert room.load()["rows"] == ROWS
+
+
+def test_forgetting_leaves_results_and_takes_secret_and_checkpoint(room):
+    room.secret()
+    room.save(STATE)
+    room.save_rows(ROWS)
+    room.save_weights({"w": torch.ones(2)})
+    room.forget()
+    assert {place.name for place in room.path.iterdir()} == {"metrics.json", "weights.pt"}
+    room.forget()  # a second time is no error
+
+
+def test_failures_note_says_where_it_lies(room):
+    place = room.note_failure("Traceback ...")
+    assert place.parent == room.path
+    assert place.read_text() == "Traceback ..."
+
+
+def test_place_that_cannot_be_a_folder_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StateError, match=r"file/trial: cannot be written: .* --state or -o"):
+        Room(tmp_path / "file" / "trial")
