@@ -5,12 +5,14 @@ from pathlib import Path
 
 from rich.console import Console
 
+from dpsweep.cli.say import warn
 from dpsweep.config.load import Source, read_yaml
 from dpsweep.config.sweep import SweepConfig, load_sweep
 from dpsweep.config.trial import TrialConfig, load_trial, trial_source
-from dpsweep.core.errors import ConfigError, StateError, unknown
+from dpsweep.core.errors import ConfigError, Diverged, StateError, unknown
 from dpsweep.core.strict import Strict
 from dpsweep.core.types import Row
+from dpsweep.privacy.statement import shown_epsilon
 from dpsweep.train.budget import budget
 from dpsweep.train.check import check_trial
 from dpsweep.train.loop import train as train_config
@@ -31,7 +33,7 @@ def check(file: Path, settings: list[str], fetch: bool) -> None:
         base = trial_source(source, settings)
         config, corners = load_trial(base), []
         shown = "a valid trial"
-    _warn(check_trial(config, _data_line(base), fetch=fetch))
+    warn(check_trial(config, _data_line(base), fetch=fetch))
     plan = budget(config)
     words = trial_promise(config, plan.epsilon, plan.run.noise_multiplier)
     console.print(f"{file}: {shown}.\nFirst one: {plan.run.steps} steps. {words}")
@@ -43,27 +45,36 @@ def train(file: Path, settings: list[str], out: Path | None, fetch: bool, quiet:
     if "search" in source.tree:
         raise ConfigError(f"{file}: is a sweep, not a trial. Run it with: dpsweep launch {file}")
     config = load_trial(source)
-    _warn(check_trial(config, _data_line(source), fetch=fetch))
+    warn(check_trial(config, _data_line(source), fetch=fetch))
     folder = out or _free(Path("runs") / file.stem, config)
     if not _is_open(folder, config):
         raise StateError(
             f"-o {folder}: holds another run. Name another folder with -o FOLDER, or delete it"
         )
     room = Room(folder)
-    stored = room.path / "config.json"
-    stored.write_text(config.model_dump_json(indent=1) + "\n")
-    result = train_config(config, room, lambda row: None if quiet else console.print(_line(row)))
-    words = trial_promise(
-        config, result.budget.epsilon, result.budget.run.noise_multiplier, result.void
-    )
-    (room.path / "privacy.txt").write_text(words + "\n")
-    room.forget()
+    with room.lock():
+        (folder / "config.json").write_text(config.model_dump_json(indent=1) + "\n")
+        room.make_secret()
+        try:
+            result = train_config(
+                config, room, lambda row: None if quiet else console.print(_line(row))
+            )
+        except Diverged:
+            room.forget()
+            raise
+        plan = result.budget
+        words = trial_promise(config, plan.epsilon, plan.run.noise_multiplier, result.void)
+        (folder / "privacy.txt").write_text(f"{words} {_ALONE}\n")
+        room.forget()
     if not quiet:
         last = result.rows[-1]
         console.print(
             f"valid/accuracy {last['valid/accuracy']:.4f}, valid/loss {last['valid/loss']:.4f} in "
-            f"{last['seconds']:.1f} s; weights in {room.weights}\n{words}"
+            f"{last['seconds']:.1f} s; weights in {room.weights}\n{words} {_ALONE}"
         )
+
+
+_ALONE = "This covers this run alone: not a search that chose its config, nor other runs."
 
 
 def schema(kind: str) -> None:
@@ -77,7 +88,7 @@ def schema(kind: str) -> None:
 def _line(row: Row) -> str:
     return (
         f"epoch {row['epoch']:>4g}  step {row['step']:>6g}  accuracy {row['valid/accuracy']:.4f}  "
-        f"loss {row['valid/loss']:.4f}  ε spent {row['privacy/epsilon_spent']:.2f}  "
+        f"loss {row['valid/loss']:.4f}  ε spent {shown_epsilon(row['privacy/epsilon_spent'])}  "
         f"lr {row['learning_rate']:.3g}  {row['seconds']:.1f} s"
     )
 
@@ -102,8 +113,3 @@ def _free(folder: Path, config: TrialConfig) -> Path:
         count += 1
         place = folder.with_name(f"{folder.name}-{count}")
     return place
-
-
-def _warn(warnings: list[str]) -> None:
-    for warning in warnings:
-        Console(stderr=True, soft_wrap=True, highlight=False).print(f"warning: {warning}")

@@ -10,13 +10,12 @@ from rich.console import Console
 from rich.table import Table
 
 from dpsweep.core.errors import ConnectionRefused, StateError
-from dpsweep.report.export import check_target, to_yaml, write
-from dpsweep.report.finish import origin_of
+from dpsweep.report.export import check_target, origin_of, to_yaml, write
 from dpsweep.report.tables import trial_row, trial_table
-from dpsweep.track.mlflow import server_command, server_environment
+from dpsweep.track.server import server_command, server_environment
 from dpsweep.tune.charge import statement
-from dpsweep.tune.launch import open_study
 from dpsweep.tune.state import State
+from dpsweep.tune.study import open_study
 
 console = Console(highlight=False, soft_wrap=True)
 

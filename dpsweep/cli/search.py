@@ -2,6 +2,8 @@
 
 import json
 import os
+import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
@@ -10,12 +12,14 @@ from pathlib import Path
 
 from rich.console import Console
 
+from dpsweep.cli.say import warn
 from dpsweep.cluster.connect import cluster
 from dpsweep.config.sweep import Sweep, load_sweep
-from dpsweep.report.export import check_target
-from dpsweep.report.finish import finish, origin_of
+from dpsweep.report.export import check_target, origin_of
+from dpsweep.report.finish import finish
 from dpsweep.report.live import Progress, shown
 from dpsweep.report.tables import trial_table
+from dpsweep.track.server import without_password
 from dpsweep.tune.check import check, check_services
 from dpsweep.tune.check import plan as make_plan
 from dpsweep.tune.launch import Session, concurrency, new_session, old_session
@@ -49,7 +53,7 @@ def plan(file: Path, settings: list[str], as_json: bool) -> None:
         f"steps      {fewest} to {most} a trial\n"
         f"noise      {low:.3f} to {high:.3f} times the clip norm, calibrated trial by trial\n"
         f"a trial    {made.trial_words}\n"
-        f"the search {made.search_words}\n"
+        f"expected   {made.search_words}\n"
         f"time       about {made.seconds / 60:.1f} min here, from a probe of a few steps\n"
         f"disk       about {made.disk_bytes / 1e6:.1f} MB while it runs"
     )
@@ -85,12 +89,6 @@ def resume(name: str, options: Options) -> None:
             _run(opened, options)
 
 
-def warn(warnings: list[str]) -> None:
-    """Prints warnings to stderr."""
-    for warning in warnings:
-        Console(stderr=True, soft_wrap=True, highlight=False).print(f"warning: {warning}")
-
-
 def _drive(sweep: Sweep, session: AbstractContextManager[Session], options: Options) -> None:
     with session as opened:
         _run(opened, options)
@@ -102,24 +100,35 @@ def _run(session: Session, options: Options) -> None:
     with shown(progress):
         complete = session.run([progress])
     best = finish(session, options.out, complete=complete)
-    state = "" if options.state is None else f" --state {options.state}"
+    us, state = _program(), "" if options.state is None else f" --state {options.state}"
     if best:
         console.print(
             trial_table(best[:5], f"Best trials of {session.sweep.name}", show_state=False)
         )
         console.print(f"{origin_of(session.study).search_words}")
+        console.print(f"best config: {options.out}   train it again with: {us} train {options.out}")
+    else:
         console.print(
-            f"best config: {options.out}   train it again with: dpsweep train {options.out}"
+            f"No trial was completed. See why with: {us} status {session.sweep.name}{state}"
         )
-    else:
-        console.print("No trial was completed. See why with: dpsweep status " + session.sweep.name)
     console.print(f"{len(session.study.records())} trials in {session.seconds:.1f} s")
+    if not session.tracker.close():
+        waiting = f"the tracking server did not take all results ({session.tracker.trouble})"
+        again = f"{us} resume {session.sweep.name}{state}"
+        warn([f"{waiting}; they wait in {session.folder.path}, and are delivered by: {again}"])
     if not complete:
-        console.print(f"Stopped. Go on with: dpsweep resume {session.sweep.name}{state}")
+        console.print(f"Stopped. Go on with: {us} resume {session.sweep.name}{state}")
     if session.folder.tracking_uri:
-        console.print(f"MLflow: {session.folder.tracking_uri}")
+        console.print(f"MLflow: {without_password(session.folder.tracking_uri)}")
     else:
-        console.print(f"MLflow: dpsweep ui{state}")
+        console.print(f"Browse the trials in MLflow: {us} ui{state}")
+
+
+def _program() -> str:
+    """How the user calls us: by name, or by path where the name is not found."""
+    called = Path(sys.argv[0])
+    found = shutil.which(called.name)
+    return called.name if found and Path(found).samefile(called) else str(called)
 
 
 def _numbered(name: str) -> Iterator[str]:

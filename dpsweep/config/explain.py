@@ -122,8 +122,11 @@ def _unknown_key(key: str, owner: type[BaseModel] | None) -> str:
     owners = [name for name, entry in METHODS.items() if _takes(entry.config, key)]
     mine = next((name for name, entry in METHODS.items() if entry.config is owner), None)
     if mine and owners:
+        letters = getattr(METHODS[owners[0]].config, "letters", {})
+        printed = [letter for letter, name in letters.items() if name == key]
+        also = f" ({printed[0]} in the paper)" if printed else ""
         return (
-            f"is a parameter of {', '.join(owners)}, not of {mine}. "
+            f"is a parameter of {', '.join(owners)}{also}, not of {mine}. "
             f"Delete it, or set method.name: {owners[0]}"
         )
     letters = getattr(owner, "letters", {})

@@ -8,6 +8,8 @@ from dpsweep.core.errors import Misfit
 from dpsweep.core.strict import Strict
 from dpsweep.privacy.clip import CLIPPINGS, Clip
 
+_LEAST_DELTA = 1e-12
+
 
 class PrivacyConfig(Strict):
     """How much one example may influence the trained model.
@@ -27,7 +29,7 @@ class PrivacyConfig(Strict):
     noise_multiplier: float | None = Field(default=None, ge=0)
     """Noise standard deviation on the summed gradient, in units of `clip_norm`. 0: not private."""
 
-    clip_norm: float = Field(default=1.0, gt=0)
+    clip_norm: float = Field(default=1.0, ge=1e-6)
     """L2 bound on one example's answer, in gradient units."""
 
     clipping: Literal["flat", "automatic"] = "flat"
@@ -46,6 +48,12 @@ class PrivacyConfig(Strict):
 
     @model_validator(mode="after")
     def _delta_is_a_probability(self) -> Self:
+        if self.delta != "auto" and 0 < self.delta < _LEAST_DELTA:
+            raise Misfit(
+                "delta",
+                f"must be at least {_LEAST_DELTA:g}, got {self.delta}: below that the accountant's "
+                f"rounding is larger. Write delta: auto for num_examples^-1.1",
+            )
         if self.delta != "auto" and not 0 < self.delta < 1:
             raise Misfit(
                 "delta",

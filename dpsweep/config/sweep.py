@@ -230,6 +230,11 @@ def build_sweep(file: Source, base: Source) -> Sweep:
             )
         domains[path] = _spelled_domain(path, domain)
         origins[dotted] = file.at(("search", written)).removesuffix(written)
+        if dotted in base.elsewhere:
+            raise ConfigError(
+                f"{base.at(path)}: is varied by this sweep, so a fixed value would have no effect. "
+                f"Delete it from search: ({origins[dotted]}{written})"
+            )
         for key, what in FIXED.items():
             if dotted == key or dotted.startswith(f"{key}.") or key.startswith(f"{dotted}."):
                 raise ConfigError(

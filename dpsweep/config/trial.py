@@ -105,9 +105,9 @@ class TrialConfig(Strict):
 
 def trial_source(source: Source, settings: list[str]) -> Source:
     """A file that holds a trial, its letters spelled out, with the command line's settings."""
-    return with_overrides(
-        spelled_source(source, TrialConfig), settings, lambda path: spelled_path(path, TrialConfig)
-    )
+    spelled = spelled_source(source, TrialConfig)
+    changed = with_overrides(spelled, settings, lambda path: spelled_path(path, TrialConfig))
+    return spelled_source(changed, TrialConfig)  # once more, for letters inside a value
 
 
 def load_trial(source: Source) -> TrialConfig:

@@ -53,6 +53,16 @@ class Secret:
         text = os.environ.get(TEST_SECRET_VARIABLE)
         return cls.fixed(text) if text else cls.draw()
 
+    def bound_to(self, config: str) -> "Secret":
+        """The secret for one config alone: another one, under the same secret, has other noise.
+
+        Were the noise the same, the difference of two releases would have none.
+        """
+        return Secret(
+            hashlib.blake2b(config.encode(), key=self.key, digest_size=SECRET_BYTES).digest(),
+            void=self.void,
+        )
+
     def stream(self, step: int, name: Stream) -> np.random.Generator:
         """The generator of one step's sampling or noise; the same for the same arguments.
 

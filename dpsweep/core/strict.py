@@ -44,9 +44,16 @@ class Strict(BaseModel):
     def __get_pydantic_json_schema__(
         cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """The schema with the letters as keys of their own, so that editors accept them."""
+        """The schema for editors: with the letters as keys, and unions told apart softly.
+
+        A union's member whose name is left to us would match several classes, which JSON
+        schema's oneOf refuses and anyOf takes.
+        """
         schema = handler.resolve_ref_schema(handler(core_schema))
         fields = schema.get("properties", {})
+        for field in fields.values():
+            if "oneOf" in field:
+                field["anyOf"] = field.pop("oneOf")
         for letter, name in cls.letters.items():
             fields[letter] = {**fields[name], "title": f"{letter} (paper) = {name}"}
         return schema

@@ -84,6 +84,8 @@ def load(config: DataConfig, seed: int) -> Dataset:
         ConfigError: If the files are missing or are not what torchvision expects.
     """
     train, test = _digits() if config.name == "digits" else _torchvision(config)
+    for part, expected in ((train, config.spec.num_train), (test, config.spec.num_test)):
+        _check(part, expected, config)
     if config.num_held_out:
         rng = torch.Generator().manual_seed(public_seed(seed, "holdout"))
         order = torch.randperm(len(train[1]), generator=rng)
@@ -91,6 +93,18 @@ def load(config: DataConfig, seed: int) -> Dataset:
         test = (train[0][held], train[1][held])
         train = (train[0][kept], train[1][kept])
     return Dataset(*train, *test, brightest=config.spec.brightest)
+
+
+def _check(part: "Split", expected: int, config: DataConfig) -> None:
+    """Found now, since found later it would depend on which examples a step samples."""
+    inputs, targets = part
+    shape_fits = tuple(inputs.shape) == (expected, *config.spec.shape)
+    labels_fit = set(targets.tolist()) <= set(range(config.spec.num_classes))
+    if not shape_fits or not labels_fit or len(targets) != expected:
+        raise ConfigError(
+            f"data.root: {config.root!r} holds {tuple(inputs.shape)} images and {len(targets)} "
+            f"labels, and {config.name} has {(expected, *config.spec.shape)}. Copy it afresh"
+        )
 
 
 Split = tuple[Tensor, Tensor]

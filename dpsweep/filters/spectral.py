@@ -62,7 +62,7 @@ class Shelf:
     def frequency_response(self, num_params: int) -> torch.Tensor:
         """Phi at each of the floor(P/2) + 1 real frequencies of `num_params` coordinates."""
         bins = num_params // 2 + 1
-        phi = torch.ones(bins)
+        phi = torch.ones(bins, dtype=torch.float64)
         phi[floor(self.cut * bins) :] = 1 - self.depth
         return phi
 

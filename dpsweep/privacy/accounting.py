@@ -79,7 +79,7 @@ def _epsilon(run: Run, delta: float) -> float:
     while interval > _FINEST:
         interval /= 2
         fine = run.epsilon_on_grid(delta, interval)
-        if coarse - fine < _allowed(GRID_CHANGE, fine):
+        if coarse - fine <= _allowed(GRID_CHANGE, fine):
             return fine
         coarse = fine
     raise ArithmeticError(f"the accountant's grid did not settle for {run} at delta {delta}")

@@ -57,7 +57,7 @@ CLIPPINGS: dict[str, Callable[[float], Clip]] = {"flat": Flat, "automatic": Auto
 
 def clipped_sum(answer: PerExample, clip: Clip) -> Clipped:
     """sum_i factor_i u_i over the B examples of `answer`; zeros of the right shape if B = 0."""
-    squares = [g.flatten(1).square().sum(1) for g in answer.values()]
+    squares = [g.unsqueeze(-1).flatten(1).square().sum(1) for g in answer.values()]
     norm_B = torch.stack(squares).sum(0).sqrt()
     usable_B = torch.isfinite(norm_B)
     factor_B = torch.where(usable_B, clip.factor(norm_B), 0)

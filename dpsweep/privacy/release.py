@@ -6,10 +6,14 @@ B is the expected batch size, a constant: dividing by the true one would tell it
 batch is released like any other, as noise alone.
 """
 
+import math
+
 import numpy as np
 import torch
 
 from dpsweep.core.types import Clipped, Released
+
+_GRID_BITS = 30
 
 
 def release(
@@ -31,14 +35,20 @@ def release(
     """
     scale = noise_multiplier * clip_norm
     return Released(
-        {k: (part + scale * _normal_like(part, rng)) / batch_size for k, part in total.items()}
+        {k: (_noisy(part, scale, rng) / batch_size).to(part) for k, part in total.items()}
     )
 
 
-def _normal_like(leaf: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
-    """Independent standard normals, drawn in double precision whatever the leaf's is.
+def _noisy(leaf: torch.Tensor, scale: float, rng: np.random.Generator) -> torch.Tensor:
+    """`leaf` plus normal noise of standard deviation `scale`, in double precision.
 
-    Double draws reach further into the tails and make float32 and float64 runs see the
-    same noise.
+    The sum is rounded to a grid of about scale / 10^9, the same for all leaves and all data.
+    The low bits of a floating-point sum tell how large its terms were (Mironov 2012), and
+    the rounding takes them away. Casting the result to float32 is post-processing.
     """
-    return torch.from_numpy(rng.standard_normal(tuple(leaf.shape))).to(leaf)
+    exact = leaf.double()
+    if scale == 0:
+        return exact
+    noise = torch.from_numpy(rng.standard_normal(tuple(leaf.shape))).to(exact)
+    grid = 2.0 ** (math.floor(math.log2(scale)) - _GRID_BITS)
+    return torch.round((exact + scale * noise) / grid) * grid

@@ -10,8 +10,8 @@ import yaml
 from dpsweep.config.load import Tree
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import StateError
-from dpsweep.tune.charge import statement
-from dpsweep.tune.study import Record
+from dpsweep.tune.charge import run_of, search_promise, statement
+from dpsweep.tune.study import Record, Study
 from dpsweep.tune.tracking import provenance
 
 _MARK = "# dpsweep export"
@@ -32,6 +32,21 @@ class Origin:
     metric: str
     num_trials: int
     search_words: str
+
+
+def origin_of(study: Study) -> Origin:
+    """Where exports of this study come from, and what the search has spent so far."""
+    records = study.records()
+    return Origin(
+        sweep=study.sweep.name,
+        metric=study.sweep.config.objective.metric,
+        num_trials=len(records),
+        search_words=search_promise(
+            study.sweep,
+            [run_of(record) for record in records],
+            void=any(record.void for record in records),
+        ),
+    )
 
 
 def to_yaml(record: Record, rank: int, origin: Origin) -> str:

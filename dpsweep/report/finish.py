@@ -2,28 +2,13 @@
 
 from pathlib import Path
 
-from dpsweep.report.export import Origin, to_yaml, write
+from dpsweep.report.export import origin_of, to_yaml, write
 from dpsweep.track.tracker import Facts
-from dpsweep.tune.charge import run_of, search_promise, statement
+from dpsweep.tune.charge import statement
 from dpsweep.tune.launch import Session
-from dpsweep.tune.study import Record, Study
+from dpsweep.tune.study import Record
 
 _WEIGHTS_KEPT = 3
-
-
-def origin_of(study: Study) -> Origin:
-    """Where exports of this study come from, and what the search has spent so far."""
-    records = study.records()
-    return Origin(
-        sweep=study.sweep.name,
-        metric=study.sweep.config.objective.metric,
-        num_trials=len(records),
-        search_words=search_promise(
-            study.sweep,
-            [run_of(record) for record in records],
-            void=any(record.void for record in records),
-        ),
-    )
 
 
 def finish(session: Session, out: Path, *, complete: bool) -> list[Record]:

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dpsweep.core.types import Row
+from dpsweep.privacy.statement import shown_epsilon
 from dpsweep.report.tables import LETTERS
 from dpsweep.tune.launch import Session
 from dpsweep.tune.study import Record
@@ -56,7 +57,7 @@ class Progress:
                 str(record.number),
                 f"{row.get('epoch', 0):g}/{record.config.train.epochs:g}",
                 *(f"{row[k]:.4f}" if k in row else "–" for k in ("valid/accuracy", "valid/loss")),
-                f"{row['privacy/epsilon_spent']:.2f}" if row else "–",
+                shown_epsilon(row["privacy/epsilon_spent"]) if row else "–",
                 _knobs(record),
             )
         return Group(Text(self._summary(), style="bold"), table)

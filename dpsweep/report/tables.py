@@ -5,6 +5,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
+from dpsweep.privacy.statement import shown_epsilon
 from dpsweep.tune.study import Record
 
 LETTERS = {
@@ -18,16 +19,15 @@ LETTERS = {
 }
 """The papers' letters, shown beside the names."""
 
-_FIGURES = ("valid/accuracy", "valid/loss", "privacy/epsilon_spent", "noise_multiplier")
-
 
 def trial_table(records: list[Record], title: str, *, show_state: bool = True) -> Table:
     """One line a trial, in the given order; narrow enough for 80 columns."""
     knobs = knob_names(records)
     named = {"ε": "epsilon spent", "σ": "noise multiplier"}
     named.update({LETTERS[k]: k.rpartition(".")[2] for k in knobs if k in LETTERS})
+    void = " (void: fixed test secret, no privacy)" if any(r.void for r in records) else ""
     table = Table(
-        title=title,
+        title=title + void,
         title_justify="left",
         title_style="bold",
         caption=", ".join(f"{letter} {name}" for letter, name in named.items()),
@@ -44,10 +44,12 @@ def trial_table(records: list[Record], title: str, *, show_state: bool = True) -
         row = record.row or {}
         table.add_row(
             str(record.number),
-            *(_shown(row.get(name)) for name in _FIGURES),
+            *(_shown(row.get(name)) for name in ("valid/accuracy", "valid/loss")),
+            shown_epsilon(row["privacy/epsilon_spent"]) if row else "–",
+            _shown(row.get("noise_multiplier")),
             *(_shown(record.knobs.get(name)) for name in knobs),
             f"{record.seconds:.0f}",
-            *([f"{record.state} void" if record.void else record.state] if show_state else []),
+            *([record.state] if show_state else []),
         )
     return table
 

@@ -8,10 +8,9 @@ epoch, so that MLflow recognises it.
 import logging
 import math
 import os
-import sys
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 import requests
 from mlflow import MlflowClient
@@ -19,9 +18,10 @@ from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 
 from dpsweep.core.errors import ConnectionRefused
+from dpsweep.track.server import without_password
 from dpsweep.track.spool import Event, Undeliverable
 
-SWEEP_TAG, TRIAL_TAG = "dpsweep.sweep", "dpsweep.trial"
+SWEEP_TAG, TRIAL_TAG, ID_TAG = "dpsweep.sweep", "dpsweep.trial", "dpsweep.id"
 _NOTE = "mlflow.note.content"
 _LONGEST_PARAM = 6000
 _METRICS_PER_CALL = 1000
@@ -35,15 +35,16 @@ class MlflowSink:
     Attributes:
         uri: Tracking URI.
         sweep: The sweep's name; the experiment's and the parent run's as well.
+        id: Tells this sweep from others of the same name on the same server.
         artifacts: Where artifacts go if the server is a database file; None leaves it to it.
     """
 
-    def __init__(self, uri: str, sweep: str, artifacts: Path | None) -> None:
+    def __init__(self, uri: str, sweep: str, id: str, artifacts: Path | None) -> None:
         logging.getLogger("mlflow").setLevel(logging.WARNING)
         logging.getLogger("alembic").setLevel(logging.WARNING)
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # the spool tries again
-        self.uri, self.sweep, self.artifacts = uri, sweep, artifacts
+        self.uri, self.sweep, self.id, self.artifacts = uri, sweep, id, artifacts
         self._client: MlflowClient | None = None
         self._experiment = ""
         self._runs: dict[int | None, str] = {}
@@ -100,15 +101,19 @@ class MlflowSink:
         if number not in self._runs:
             client = self._connected()
             tag, value = self._tag(number)
-            found = client.search_runs(
-                [self._experiment], filter_string=f"tags.`{tag}` = '{value}'", max_results=1
-            )
+            ours = f"tags.`{tag}` = '{value}' and tags.`{ID_TAG}` = '{self.id}'"
+            found = client.search_runs([self._experiment], filter_string=ours, max_results=1)
             self._runs[number] = found[0].info.run_id if found else self._made(number)
         return self._runs[number]
 
     def _made(self, number: int | None) -> str:
         tag, value = self._tag(number)
-        tags = {tag: value, "mlflow.source.name": "dpsweep", "mlflow.source.type": "JOB"}
+        tags = {
+            tag: value,
+            ID_TAG: self.id,
+            "mlflow.source.name": "dpsweep",
+            "mlflow.source.type": "JOB",
+        }
         name = self.sweep
         if number is not None:
             tags["mlflow.parentRunId"] = self._run(None)
@@ -178,29 +183,6 @@ def _check_server(uri: str) -> None:
             f"--tracking-uri {without_password(uri)}: answered {answer.status_code} to /health; "
             f"is it an MLflow server? Its address looks like http://HOST:5000"
         )
-
-
-def without_password(uri: str) -> str:
-    """`uri` as it may be shown."""
-    parts = urlsplit(uri)
-    if parts.password is None:
-        return uri
-    host = parts.netloc.rpartition("@")[2]
-    return urlunsplit(parts._replace(netloc=f"{parts.username}:***@{host}"))
-
-
-def server_command(uri: str, artifacts: Path, host: str, port: int) -> list[str]:
-    """The command that serves MLflow's UI over a database, with no background jobs."""
-    return [
-        *(sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri),
-        *("--default-artifact-root", artifacts.absolute().as_uri(), "--workers", "1"),
-        *("--host", host, "--port", str(port)),
-    ]
-
-
-def server_environment() -> dict[str, str]:
-    """The environment for `server_command`."""
-    return {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
 
 
 def _metrics(row: dict[str, Any]) -> list[Metric]:

@@ -105,7 +105,10 @@ class Courier:
         self._thread.start()
 
     def close(self, timeout: float) -> bool:
-        """Delivers what is left, for at most `timeout` seconds. True if nothing is left."""
+        """Delivers what is left, for at most `timeout` seconds. True if nothing is left.
+
+        May be called again, to no further effect.
+        """
         self._deadline = time.monotonic() + timeout
         self._closing.set()
         self._thread.join(timeout + _COALESCE_SECONDS)

@@ -8,12 +8,13 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
 from dpsweep.config.trial import TrialConfig
-from dpsweep.core.errors import ConfigError, Diverged
+from dpsweep.core.errors import ConfigError, Diverged, StateError
 from dpsweep.core.types import Row
 from dpsweep.data.models import build as build_model
 from dpsweep.data.read import Dataset, load
@@ -25,6 +26,8 @@ from dpsweep.train.step import Progress, Step
 
 CHECKPOINT_SECONDS = 60.0
 """Longest time between two checkpoints, if reports are rarer."""
+
+_DEFAULT_THREADS = torch.get_num_threads()
 
 
 @dataclass(frozen=True)
@@ -50,16 +53,18 @@ def train(config: TrialConfig, room: Room, report: Callable[[Row], None]) -> Res
 
     Args:
         config: The trial.
-        room: Where it lives; holds its secret and, after a crash, its checkpoint.
+        room: Where it lives; holds its secret and, after a crash, its checkpoint. Locked by
+            the caller.
         report: Called with each row, in order.
 
     Raises:
         Diverged: If an iterate or the validation loss is not finite.
         ConfigError: If data or device are missing.
+        StateError: If the room's secret or checkpoint is gone or another config's.
     """
-    if config.train.threads:
-        torch.set_num_threads(config.train.threads)
-    secret = room.secret()
+    torch.set_num_threads(config.train.threads or _DEFAULT_THREADS)
+    identity = config.model_dump_json()
+    secret = room.secret().bound_to(identity)
     device = _device(config)
     plan = budget(config)
     dtype = torch.float64 if config.train.dtype == "float64" else torch.float32
@@ -69,7 +74,7 @@ def train(config: TrialConfig, room: Room, report: Callable[[Row], None]) -> Res
     step = Step(config, plan, data, engine, secret)
 
     rows: list[Row] = []
-    saved = room.load()
+    saved = _saved(room, identity)
     if saved is None:
         progress = step.start({k: p.detach().clone() for k, p in model.named_parameters()})
     else:
@@ -87,15 +92,35 @@ def train(config: TrialConfig, room: Room, report: Callable[[Row], None]) -> Res
         while progress.step < stop:
             step(progress)
             if clock.checkpoint_is_due():
-                room.save({"progress": progress.state_dict(), "rows": rows})
+                room.save(_state(identity, progress, rows))
         rows.append(_row(epoch, progress, step, model, data, spent[epoch], clock))
-        room.save({"progress": progress.state_dict(), "rows": rows})
-        if progress.step == plan.run.steps:
+        if progress.step == plan.run.steps:  # before the checkpoint, which ends the work here
             room.save_weights(progress.params)
+        room.save(_state(identity, progress, rows))
         room.save_rows(rows)
         clock.checkpointed()
         report(rows[-1])
     return Result(rows, plan, secret.void)
+
+
+def _state(identity: str, progress: Progress, rows: list[Row]) -> dict[str, Any]:
+    return {"config": identity, "progress": progress.state_dict(), "rows": rows}
+
+
+def _saved(room: Room, identity: str) -> dict[str, Any] | None:
+    """The checkpoint to go on from, if it is this config's and no older than what was reported."""
+    saved, reported = room.load(), room.rows()
+    if saved is not None and saved["config"] != identity:
+        raise StateError(
+            f"{room.path}: holds a checkpoint of another config. Train this one in another folder"
+        )
+    seen = reported[-1]["epoch"] if reported else 0
+    if seen and (saved is None or not saved["rows"] or saved["rows"][-1]["epoch"] < seen):
+        raise StateError(
+            f"{room.path}: epoch {seen:g} was reported, and the checkpoint of it is gone. Training "
+            f"on from an older one could release more than is charged; train in another folder"
+        )
+    return saved
 
 
 def _reports(plan: Budget, config: TrialConfig) -> list[tuple[int, int]]:

@@ -6,14 +6,18 @@
     weights.pt        the trained weights
     error.txt         traceback of a failure, which may quote private data: stays here
 
-Folder 0700, files 0600. Whoever runs the trial next (after a crash, on another node) goes on
-from what lies here, with the same secret: the steps it repeats release nothing new.
+Folders made here are 0700, files 0600. Whoever runs the trial next (after a crash, on another
+node) goes on from what lies here, with the same secret. A row is in the checkpoint before it is
+anywhere else, so the steps that are repeated are those that nobody has seen the result of.
 """
 
+import contextlib
+import fcntl
 import json
 import os
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -44,14 +48,62 @@ class Room:
                 f"--state or -o"
             ) from e
 
+    def make_secret(self) -> None:
+        """Draws the trial's secret, unless it has one; on disk when this returns.
+
+        Raises:
+            StateError: If rows were reported under a secret that is gone.
+        """
+        if self.rows() and not (self.path / "secret").exists():
+            raise StateError(
+                f"{self.path}: reports were made here with a secret that is gone. Fresh noise "
+                f"would release twice what is charged once; train in another folder"
+            )
+        new = Secret.for_new_trial()
+        with contextlib.suppress(FileExistsError):
+            _write(
+                self.path / "secret",
+                lambda file: file.write(bytes([new.void]) + new.key),
+                replace=False,
+            )
+
     def secret(self) -> Secret:
-        """The trial's secret: the stored one, or a new one that is on disk when this returns."""
+        """The trial's secret.
+
+        Raises:
+            StateError: If there is none. It is drawn once, by whoever starts the trial.
+        """
         place = self.path / "secret"
         if not place.exists():
-            new = Secret.for_new_trial()
-            _write(place, lambda file: file.write(bytes([new.void]) + new.key))
+            raise StateError(
+                f"{self.path}: the trial's secret is not there. Starting over with fresh noise "
+                f"would release twice what is charged once. If this is another node, the state "
+                f"folder is not shared with it: put it where every node sees it, with --state"
+            )
         stored = place.read_bytes()
         return Secret(stored[1:], void=bool(stored[0]))
+
+    @contextlib.contextmanager
+    def lock(self, wait_seconds: float = 0.0) -> Iterator[None]:
+        """Holds the room for one process.
+
+        Raises:
+            StateError: If another process still trains here after `wait_seconds`.
+        """
+        with (self.path / "lock").open("a") as file:
+            end = time.monotonic() + wait_seconds
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except OSError as e:
+                    if time.monotonic() >= end:
+                        raise StateError(
+                            f"{self.path}: another process trains here. Name another folder, or "
+                            f"end that process"
+                        ) from e
+                    time.sleep(0.1)
+            yield
 
     @property
     def is_void(self) -> bool:
@@ -99,22 +151,28 @@ class Room:
 
     def forget(self) -> None:
         """Deletes what only an unfinished trial needs: checkpoint and secret."""
-        for name in ("checkpoint.pt", "secret"):
+        for name in ("checkpoint.pt", "secret", "lock"):
             (self.path / name).unlink(missing_ok=True)
 
 
-def _write(place: Path, fill: Callable[[IO[bytes]], object]) -> None:
-    """A file that is there whole and durable, or not at all, and only its owner can read."""
+def _write(place: Path, fill: Callable[[IO[bytes]], object], *, replace: bool = True) -> None:
+    """A file that is there whole and durable, or not at all, and only its owner can read.
+
+    Raises:
+        FileExistsError: If it is there already and must not be replaced.
+    """
     handle, name = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}.")  # 0600
     try:
         with os.fdopen(handle, "wb") as file:
             fill(file)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(name, place)
-    except BaseException:
+        if replace:
+            os.replace(name, place)
+        else:
+            os.link(name, place)  # fails, for all but one of several at once
+    finally:
         Path(name).unlink(missing_ok=True)
-        raise
     folder = os.open(place.parent, os.O_RDONLY)
     try:
         os.fsync(folder)

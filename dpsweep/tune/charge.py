@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from dpsweep.config.sweep import Sweep
 from dpsweep.privacy.accounting import Run, compose
-from dpsweep.privacy.statement import search_statement
+from dpsweep.privacy.statement import Search, search_statement
 from dpsweep.train.budget import budget, delta_of, steps_and_rate
 from dpsweep.train.promise import trial_promise
 from dpsweep.tune.study import Record
@@ -27,12 +27,28 @@ def statement(record: Record) -> str:
 
 def search_promise(sweep: Sweep, runs: Sequence[Run], *, void: bool = False) -> str:
     """The sentences for the search as a whole; `void` if a trial used a test secret."""
-    delta = delta_of(sweep.promise)
-    return search_statement(
+    trial, delta = sweep.promise, delta_of(sweep.promise)
+    adaptive = sweep.config.sampler.name == "tpe" or sweep.config.stop.name != "none"
+    search = Search(
         num_trials=len(runs),
         epsilon=compose(runs, delta),
         delta=delta,
-        accounting=sweep.config.accounting,
-        adaptive=sweep.config.sampler.name == "tpe" or sweep.config.stop.name != "none",
+        adaptive=adaptive,
+        proven=_basic(runs, trial.privacy.epsilon, delta) if adaptive else None,
         void=void,
     )
+    return search_statement(
+        search, accounting=sweep.config.accounting, num_held_out=trial.data.num_held_out
+    )
+
+
+def _basic(runs: Sequence[Run], promised: float | None, delta: float) -> tuple[float, float] | None:
+    """Basic composition, where the runs differ.
+
+    Composing privacy loss distributions assumes that they were fixed beforehand. Where a
+    search chooses among them by earlier results, what is fixed is each trial's promise.
+    """
+    if len(set(runs)) < 2:
+        return None
+    each = promised or max(run.epsilon(delta) for run in set(runs))
+    return len(runs) * each, min(1.0, len(runs) * delta)

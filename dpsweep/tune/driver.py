@@ -61,14 +61,17 @@ class Driver:
         record = self._next_record()
         if record is None:
             return None
+        room = Room(self._folder.room(record.number))
+        if not record.handed_out:
+            room.make_secret()
+            record = self._study.hand_out(record.number, void=room.is_void)
         self._live[trial_id] = record.number
         for watcher in self._watchers:
             watcher.started(record)
         return {
             "number": record.number,
             "config": record.config.model_dump(mode="json"),
-            "room": str(self._folder.room(record.number)),
-            "reported": record.row["epoch"] if record.row else 0,
+            "room": str(room.path),
         }
 
     def result(self, trial_id: str, payload: dict[str, Any]) -> bool:
@@ -95,7 +98,7 @@ class Driver:
         end, reason = self._verdict(trial_id, payload)
         if end is None:
             return  # cut short by us: it stays running in the study, and resume goes on with it
-        record = self._study.tell(number, end, reason=reason, void=room.is_void)
+        record = self._study.tell(number, end, reason=reason)
         room.forget()
         for watcher in self._watchers:
             watcher.ended(record)

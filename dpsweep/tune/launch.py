@@ -11,15 +11,15 @@ from typing import Any
 import ray
 from ray import tune
 
-from dpsweep.config.sweep import ResourcesConfig, Sweep, build_sweep
-from dpsweep.core.errors import ConfigError
+from dpsweep.config.sweep import ResourcesConfig, Sweep
+from dpsweep.core.errors import ConfigError, StateError
 from dpsweep.track.mlflow import MlflowSink
 from dpsweep.track.tracker import Tracker
 from dpsweep.train.room import Room
 from dpsweep.tune.adapters import StopOnRequest, StudyScheduler, StudySearcher, trial_name
 from dpsweep.tune.driver import Driver, Watcher
 from dpsweep.tune.state import State, SweepFolder
-from dpsweep.tune.study import Study
+from dpsweep.tune.study import Study, stored_sweep
 from dpsweep.tune.tracking import TrackingWatcher, reconcile
 from dpsweep.tune.trial import run_trial
 
@@ -72,11 +72,19 @@ def new_session(sweep: Sweep, state: State, tracking_uri: str | None) -> Iterato
 
     Raises:
         StateError: If the name is taken.
+        ConfigError: If the connected cluster is too small for one trial.
     """
+    concurrency(sweep.config.resources, ray.cluster_resources())
     folder = state.sweep(sweep.name)
     folder.create(sweep.file, sweep.base, tracking_uri)
-    with folder.lease(), _session(sweep, state, Study.create(state.storage_uri, sweep)) as session:
-        yield session
+    with folder.lease():
+        try:
+            study = Study.create(state.storage_uri, sweep)
+        except StateError:
+            folder.remove()
+            raise
+        with _session(sweep, state, study) as session:
+            yield session
 
 
 @contextlib.contextmanager
@@ -92,21 +100,6 @@ def old_session(name: str, state: State) -> Iterator[Session]:
         _session(sweep, state, Study.open(state.storage_uri, sweep)) as session,
     ):
         yield session
-
-
-def stored_sweep(name: str, state: State) -> Sweep:
-    """The sweep as it was launched.
-
-    Raises:
-        StateError: If there is none of this name.
-    """
-    file, base = state.sweep(name).stored()
-    return build_sweep(file, base)
-
-
-def open_study(name: str, state: State) -> Study:
-    """The study of a sweep, to read; driven by another process or by none."""
-    return Study.open(state.storage_uri, stored_sweep(name, state))
 
 
 def concurrency(resources: ResourcesConfig, available: dict[str, float]) -> int:
@@ -133,7 +126,7 @@ def _session(sweep: Sweep, state: State, study: Study) -> Iterator[Session]:
     folder = state.sweep(sweep.name)
     uri = folder.tracking_uri
     artifacts = None if uri else state.artifacts / sweep.name
-    sink = MlflowSink(uri or state.tracking_uri, sweep.name, artifacts)
+    sink = MlflowSink(uri or state.tracking_uri, sweep.name, folder.id, artifacts)
     session = Session(sweep, folder, study, Tracker(folder.path, sink))
     try:
         yield session

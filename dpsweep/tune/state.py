@@ -19,6 +19,7 @@ import os
 import shutil
 import socket
 import time
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,7 +129,7 @@ class SweepFolder:
             raise self.taken() from e
         self._write_sweep(sweep, base)
         sources = [{"name": s.name, "tree": s.tree} for s in (sweep, base)]
-        stored = {"sources": sources, "tracking_uri": tracking_uri}
+        stored = {"id": uuid.uuid4().hex, "sources": sources, "tracking_uri": tracking_uri}
         (self.path / "trials").mkdir(mode=0o700)
         temporary = self.path / ".sweep.json"
         temporary.touch(mode=0o600)  # a tracking URI may hold a password
@@ -158,6 +159,11 @@ class SweepFolder:
         """
         sweep, base = self._read()["sources"]
         return Source(sweep["name"], sweep["tree"], {}), Source(base["name"], base["tree"], {})
+
+    @property
+    def id(self) -> str:
+        """Tells this sweep from another of the same name on one tracking server."""
+        return str(self._read()["id"])
 
     @property
     def tracking_uri(self) -> str | None:
@@ -225,6 +231,10 @@ class SweepFolder:
     def stop_request(self) -> Path:
         """A file whose presence asks the driver to stop."""
         return self.path / "stop"
+
+    def remove(self) -> None:
+        """Undoes `create`."""
+        shutil.rmtree(self.path, ignore_errors=True)
 
     def remove_leftovers(self) -> None:
         """Deletes what only Ray needed."""

@@ -13,11 +13,12 @@ from typing import Any, Literal
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from dpsweep.config.sweep import Sweep
+from dpsweep.config.sweep import Sweep, build_sweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, StateError
 from dpsweep.core.types import Row
 from dpsweep.tune.space import OptunaDraw, pruner, sampler
+from dpsweep.tune.state import State
 
 TrialEnd = Literal["complete", "pruned", "failed"]
 _STATES = {
@@ -47,7 +48,7 @@ class Record:
         value: The objective at the last report.
         reason: Why it failed.
         void: True if a test secret was used.
-        seconds: Work spent on it.
+        handed_out: True once its secret was drawn.
     """
 
     number: int
@@ -58,6 +59,7 @@ class Record:
     value: float | None
     reason: str | None
     void: bool
+    handed_out: bool
 
     @property
     def seconds(self) -> float:
@@ -94,13 +96,18 @@ class Study:
 
     @classmethod
     def open(cls, storage_uri: str, sweep: Sweep) -> "Study":
-        """The study of a sweep that was launched before; made if its driver died before that."""
-        study = optuna.create_study(
-            study_name=sweep.name,
-            storage=_storage(storage_uri),
-            direction=sweep.config.objective.direction,
-            load_if_exists=True,
-        )
+        """The study of a sweep that was launched before.
+
+        Raises:
+            StateError: If the storage has none of this name.
+        """
+        try:
+            study = optuna.load_study(study_name=sweep.name, storage=_storage(storage_uri))
+        except KeyError as e:
+            raise StateError(
+                f"the storage has no study called {sweep.name!r}: what its trials spent is not "
+                f"known. Restore study.db, or delete the folder sweeps/{sweep.name} and launch anew"
+            ) from e
         return cls(study, sweep)
 
     def records(self) -> list[Record]:
@@ -149,6 +156,13 @@ class Study:
         trial.set_user_attr("config", config.model_dump(mode="json"))
         return self.record(trial.number)
 
+    def hand_out(self, number: int, *, void: bool) -> Record:
+        """Notes that a trial's secret exists: from now on it must never be drawn again."""
+        trial = optuna.Trial(self._study, self._frozen(number)._trial_id)
+        trial.set_user_attr("void", void)
+        trial.set_user_attr("handed_out", True)
+        return self.record(number)
+
     def report(self, number: int, row: Row) -> bool:
         """Stores a trial's report. False if the study already knew it."""
         frozen = self._frozen(number)
@@ -164,9 +178,7 @@ class Study:
         """True if the trial does too badly to go on."""
         return optuna.Trial(self._study, self._frozen(number)._trial_id).should_prune()
 
-    def tell(
-        self, number: int, end: TrialEnd, *, reason: str | None = None, void: bool = False
-    ) -> Record:
+    def tell(self, number: int, end: TrialEnd, *, reason: str | None = None) -> Record:
         """Ends a trial. A complete one without a finite objective counts as failed."""
         frozen = self._frozen(number)
         if frozen.state.is_finished():
@@ -176,7 +188,6 @@ class Study:
             end, reason = "failed", f"{self.sweep.config.objective.metric} is not a finite number"
         trial = optuna.Trial(self._study, frozen._trial_id)
         trial.set_user_attr("reason", reason)
-        trial.set_user_attr("void", void)
         self._study.tell(
             frozen.number, values=value if end == "complete" else None, state=_ENDS[end]
         )
@@ -190,6 +201,21 @@ class Study:
 
     def _frozen(self, number: int) -> FrozenTrial:
         return self._study.get_trials(deepcopy=False)[number]
+
+
+def stored_sweep(name: str, state: State) -> Sweep:
+    """The sweep as it was launched.
+
+    Raises:
+        StateError: If there is none of this name.
+    """
+    file, base = state.sweep(name).stored()
+    return build_sweep(file, base)
+
+
+def open_study(name: str, state: State) -> Study:
+    """The study of a sweep, to read; driven by another process or by none."""
+    return Study.open(state.storage_uri, stored_sweep(name, state))
 
 
 def _storage(uri: str) -> optuna.storages.RDBStorage:
@@ -211,6 +237,7 @@ def _record(trial: FrozenTrial) -> Record:
         value=values[max(values)] if values else None,
         reason=attrs.get("reason"),
         void=bool(attrs.get("void", False)),
+        handed_out=bool(attrs.get("handed_out", False)),
     )
 
 

@@ -21,7 +21,10 @@ PAYLOAD = "dpsweep"
 """The one key of what is reported to Tune; its value is JSON, since Tune rewrites mappings."""
 
 Assignment = dict[str, Any]
-"""number; config: the trial config as JSON; room: its folder; reported: its last known epoch."""
+"""number; config: the trial config as JSON; room: its folder, with the secret in it."""
+
+_PREDECESSOR_SECONDS = 60.0
+"""How long to wait for a process that was given the trial before and is not dead yet."""
 
 
 def run_trial(assignment: Assignment) -> None:
@@ -31,9 +34,10 @@ def run_trial(assignment: Assignment) -> None:
     run of a config that diverges, or of a mistake of ours, ends no better.
     """
     try:
-        room = _room(assignment)
+        room = Room(Path(assignment["room"]))
         config = TrialConfig.model_validate(assignment["config"])
-        train(config, room, lambda row: _send(row=row))
+        with room.lock(_PREDECESSOR_SECONDS):
+            train(config, room, lambda row: _send(row=row))
         _send(end="complete")
     except DpSweepError as e:
         _send(end="failed", reason=str(e))
@@ -45,22 +49,6 @@ def run_trial(assignment: Assignment) -> None:
             reason=f"{type(e).__name__} at {Path(frame.filename).name}:{frame.lineno}; the full "
             f"traceback is private and stays in {place}",
         )
-
-
-def _room(assignment: Assignment) -> Room:
-    path = Path(assignment["room"])
-    if not path.parent.is_dir():
-        raise DpSweepError(
-            f"the state folder {path.parent.parent} is not there on this node. Put it where "
-            f"every node sees it, with --state FOLDER"
-        )
-    room = Room(path)
-    if assignment["reported"] and room.load() is None:
-        raise DpSweepError(
-            f"the resume state in {path} is gone, and epoch {assignment['reported']} was already "
-            f"reported. Starting over with fresh noise would release twice what is charged once"
-        )
-    return room
 
 
 def _send(*, row: Row | None = None, **end: Any) -> None:

@@ -55,7 +55,8 @@ def test_noise_of_the_release_scales_as_sigma_c_over_b(sigma, batch):
     unit = released(zeros, sigma=1.0, batch=1)
     scaled = released(zeros, sigma=sigma, batch=batch)
     for k in zeros:
-        torch.testing.assert_close(scaled[k], unit[k] * sigma / batch, rtol=1e-12, atol=0)
+        grid = sigma * C * 2**-30 / batch  # releases are rounded to a grid of about this width
+        torch.testing.assert_close(scaled[k], unit[k] * sigma / batch, rtol=1e-12, atol=2 * grid)
 
 
 def test_noise_is_independent_from_step_to_step_and_coordinate_to_coordinate():
@@ -101,6 +102,16 @@ def test_float32_and_float64_runs_see_the_same_noise():
     assert all(x.dtype == torch.float32 for x in single.values())
     for k in single:
         torch.testing.assert_close(single[k].double(), double[k], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("sigma", [0.3, 1.0, 7.0])
+def test_low_bits_do_not_tell_how_large_the_sum_was(sigma):
+    """Releases of a zero sum and of a large one lie on the same grid (Mironov 2012)."""
+    grid = 2.0 ** (math.floor(math.log2(sigma * C)) - 30)
+    for size in (0.0, 1e-7, 1.0, 1000.0):
+        total = Clipped({k: x * size for k, x in totals().items()})
+        for x in released(total, sigma=sigma, batch=1).values():
+            assert torch.equal(torch.round(x / grid) * grid, x)
 
 
 def test_sum_is_left_as_it_was():

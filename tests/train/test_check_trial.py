@@ -42,7 +42,7 @@ def test_missing_data_are_told_with_file_and_line():
 def test_promise_counts_the_private_examples_and_names_those_left_out():
     config = trial(validation="holdout", holdout_fraction=0.2)
     words = trial_promise(config, epsilon=3.997, noise_multiplier=1.3)
-    assert words.startswith("(4.00, 0.00043)-differentially private")
+    assert words.startswith("(4.00, 4.3e-04)-differentially private")
     assert "any one of 1150 training examples" in words
     assert "those 287 examples" in words
 

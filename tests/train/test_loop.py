@@ -18,11 +18,16 @@ from dpsweep.core.types import Row, Tensors
 from dpsweep.methods import METHODS
 from dpsweep.privacy.accounting import Run
 from dpsweep.train import loop
-from dpsweep.train.loop import train
 from dpsweep.train.room import Room
 
 every_method = pytest.mark.parametrize("method", METHODS)
 STEPS = 6  # of batches of a third of the digits: two epochs, a report after each
+
+
+def train(config: TrialConfig, room: Room, report: Any) -> loop.Result:
+    """A run as `dpsweep train` begins it: the room has its secret before the first step."""
+    room.make_secret()
+    return loop.train(config, room, report)
 
 
 @pytest.fixture(autouse=True)
@@ -110,8 +115,9 @@ def test_trial_killed_between_two_steps_ends_as_if_left_in_peace(
     killed_and_resumed(method, Doomed(tmp_path / "trial", last, written))
 
 
-@pytest.mark.parametrize("written", [True, False])
-@pytest.mark.parametrize("last", range(1, 9))
+@pytest.mark.parametrize(
+    ("last", "written"), [*((n, True) for n in range(1, 9)), (1, False), (4, False), (8, False)]
+)
 def test_it_does_not_matter_at_which_checkpoint(last, written, tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", -1.0)
     room = Doomed(tmp_path / "trial", last, written)
@@ -256,9 +262,8 @@ OTHER = {
 @every_method
 def test_trial_after_another_in_one_process_is_what_it_is_alone(method, tmp_path):
     uninterrupted(method)
-    for other in METHODS:
-        config = trial(other, **OTHER)
-        train(config, Room(tmp_path / other), lambda row: None)
+    other = "fftkf" if method != "fftkf" else "dp_adam"
+    train(trial(other, **OTHER), Room(tmp_path / "before"), lambda row: None)
     room = Room(tmp_path / "after")
     result = train(trial(method), room, lambda row: None)
     check_equal_to_uninterrupted(method, room, result.rows)
@@ -273,7 +278,9 @@ from dpsweep.train.room import Room
 heavy = {"ray", "optuna", "mlflow"} & set(sys.modules)
 assert not heavy, f"training imports {heavy}"
 config = TrialConfig.model_validate_json(sys.argv[1])
-train(config, Room(Path(sys.argv[2])), lambda row: None)
+room = Room(Path(sys.argv[2]))
+room.make_secret()
+train(config, room, lambda row: None)
 """
 
 

@@ -2,6 +2,7 @@
 
 import os
 import stat
+import threading
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ def mode(place) -> int:
 
 
 def test_folder_and_files_are_their_owners_alone(room):
-    room.secret()
+    room.make_secret()
     room.save(STATE)
     room.save_rows(ROWS)
     room.save_weights({"w": torch.ones(2)})
@@ -39,14 +40,61 @@ def test_folder_and_files_are_their_owners_alone(room):
 
 
 def test_secret_is_drawn_once_and_survives_in_the_folder(room):
+    room.make_secret()
     first = room.secret()
+    room.make_secret()
     assert len(first.key) == SECRET_BYTES
     assert not first.void
     assert Room(room.path).secret() == first
-    assert Room(room.path.with_name("trial-8")).secret() != first
+    other = Room(room.path.with_name("trial-8"))
+    other.make_secret()
+    assert other.secret() != first
+
+
+def test_nobody_but_whoever_starts_the_trial_draws_its_secret(room):
+    with pytest.raises(StateError, match=r"secret is not there\. Starting over with fresh noise"):
+        room.secret()
+
+
+def test_a_secret_that_was_lost_after_a_report_is_not_drawn_again(room):
+    room.make_secret()
+    room.save_rows(ROWS)
+    room.forget()
+    with pytest.raises(StateError, match="reports were made here with a secret that is gone"):
+        room.make_secret()
+
+
+def test_many_who_start_at_once_share_one_secret(room):
+    barrier = threading.Barrier(8)
+    seen = []
+
+    def start():
+        barrier.wait()
+        room.make_secret()
+        seen.append(room.secret())
+
+    threads = [threading.Thread(target=start) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(seen) == 8
+    assert len({secret.key for secret in seen}) == 1
+
+
+def test_a_room_is_held_by_one_process(room):
+    with (
+        room.lock(),
+        pytest.raises(StateError, match="another process trains here"),
+        Room(room.path).lock(),
+    ):
+        pass
+    with room.lock():
+        pass
 
 
 def test_secret_is_kept_when_the_environment_names_a_test_secret_later(room, monkeypatch):
+    room.make_secret()
     drawn = room.secret()
     monkeypatch.setenv("DPSWEEP_TEST_SECRET", "later")
     assert room.secret() == drawn
@@ -54,6 +102,7 @@ def test_secret_is_kept_when_the_environment_names_a_test_secret_later(room, mon
 
 def test_fixed_secret_stays_void_where_the_variable_is_gone(room, monkeypatch):
     monkeypatch.setenv("DPSWEEP_TEST_SECRET", "now")
+    room.make_secret()
     fixed = room.secret()
     monkeypatch.delenv("DPSWEEP_TEST_SECRET")
     assert fixed.void
@@ -62,11 +111,11 @@ def test_fixed_secret_stays_void_where_the_variable_is_gone(room, monkeypatch):
 
 def test_room_is_void_only_with_a_fixed_secret(room, monkeypatch):
     assert not room.is_void
-    room.secret()
+    room.make_secret()
     assert not room.is_void
     monkeypatch.setenv("DPSWEEP_TEST_SECRET", "now")
     other = Room(room.path.with_name("trial-8"))
-    other.secret()
+    other.make_secret()
     assert other.is_void
 
 
@@ -102,7 +151,7 @@ def test_save_that_breaks_off_leaves_the_last_checkpoint_and_no_debris(room):
 
 
 def test_forgetting_leaves_results_and_takes_secret_and_checkpoint(room):
-    room.secret()
+    room.make_secret()
     room.save(STATE)
     room.save_rows(ROWS)
     room.save_weights({"w": torch.ones(2)})

@@ -1,0 +1,47 @@
+"""Speed and error of the calibration over a spread of runs: python docs/benchmarks/calibration.py."""
+
+import itertools
+import platform
+import statistics
+import time
+
+from dpsweep.privacy.accounting import Run, calibrate
+
+NUM_EXAMPLES = (1437, 50_000, 60_000)
+BATCHES = (64, 256, 1024, 4096)
+EPOCHS = (5, 20, 60)
+EPSILONS = (0.5, 1.0, 4.0, 8.0)
+
+
+def main() -> None:
+    """Prints a Markdown table and the spread of time and shortfall."""
+    rows = []
+    for n, b, e, epsilon in itertools.product(NUM_EXAMPLES, BATCHES, EPOCHS, EPSILONS):
+        rate, delta = min(1.0, b / n), n**-1.1
+        steps = max(1, round(e / rate))
+        start = time.perf_counter()
+        run, spent = calibrate(epsilon, delta, rate, steps)
+        seconds = time.perf_counter() - start
+        finer = Run(rate, run.noise_multiplier, steps).epsilon_on_grid(delta, 1e-4)
+        rows.append((seconds, steps, rate, epsilon, run.noise_multiplier, epsilon - min(spent, finer)))
+        assert spent <= epsilon
+    seconds = sorted(row[0] for row in rows)
+    short = [row[-1] for row in rows]
+    print(f"{len(rows)} runs on {platform.machine()}, {platform.python_version()}, uncached\n")
+    print("| | median | 95 % | worst |\n|---|---|---|---|")
+    print(
+        f"| seconds | {statistics.median(seconds):.2f} | {seconds[int(0.95 * len(seconds))]:.2f} "
+        f"| {seconds[-1]:.2f} |"
+    )
+    short.sort()
+    print(
+        f"| epsilon left unspent | {statistics.median(short):.4f} "
+        f"| {short[int(0.95 * len(short))]:.4f} | {short[-1]:.4f} |"
+    )
+    print("\nThe slowest five:\n\n| seconds | steps | rate | epsilon | sigma |\n|---|---|---|---|---|")
+    for row in sorted(rows, reverse=True)[:5]:
+        print(f"| {row[0]:.2f} | {row[1]} | {row[2]:.5f} | {row[3]:g} | {row[4]:.3f} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""A trial config is checked once, and each mistake names key, value and remedy."""
+
+import pytest
+
+from dpsweep.config.load import parse_yaml
+from dpsweep.config.trial import load_trial, trial_source
+from dpsweep.core.errors import ConfigError
+
+GOOD = """\
+data: {name: digits}
+model: {name: cnn_small}
+privacy: {epsilon: 4, clip_norm: 1.0}
+train: {batch_size: 64, epochs: 3}
+optimizer: {lr: 0.5}
+method: {name: fftkf}
+"""
+
+
+def load(*settings, text=GOOD):
+    return load_trial(trial_source(parse_yaml(text, "trial.yaml"), list(settings)))
+
+
+def test_defaults_are_those_in_print():
+    config = load()
+    method = config.method
+    assert (method.kappa, method.gamma, method.cut, method.depth) == (0.7, 0.5, 0.5, 0.5)
+    assert config.optimizer.name == "sgd"
+    assert config.privacy.delta == "auto"
+
+
+@pytest.mark.parametrize(
+    ("letter", "name"),
+    [
+        ("method.rho=0.25", "method.depth=0.25"),
+        ("method.lambda=0.25", "method.cut=0.25"),
+        ("privacy.C=2.0", "privacy.clip_norm=2.0"),
+        ("train.B=32", "train.batch_size=32"),
+        ("train.E=7", "train.epochs=7"),
+        ("optimizer.eta=0.1", "optimizer.lr=0.1"),
+    ],
+)
+def test_the_papers_letters_are_the_same_keys(letter, name):
+    assert load(letter) == load(name) != load()
+
+
+def test_a_letter_beside_its_name_is_refused():
+    doubled = GOOD.replace("name: fftkf", "name: fftkf, rho: 0.2, depth: 0.3")
+    with pytest.raises(ConfigError, match=r"gives depth twice: as depth: 0\.3 and as rho: 0\.2"):
+        load(text=doubled)
+
+
+@pytest.mark.parametrize(("method", "base"), [("dp_sgd", "sgd"), ("dp_adam", "adam")])
+def test_a_method_brings_its_own_base_optimizer(method, base):
+    assert load(f"method={{name: {method}}}").optimizer.name == base
+
+
+MISTAKES = [
+    ("train.batch=3", r"--set train\.batch: unknown key\. Did you mean 'batch_size'\?"),
+    ("optimizer.lr=fast", r"optimizer\.lr: must be a number, got the text 'fast'"),
+    ("train.batch_size=2.5", r"train\.batch_size: must be a whole number, got 2\.5"),
+    ("train.batch_size=true", r"train\.batch_size: must be a whole number, got true"),
+    ("optimizer.lr=.nan", r"optimizer\.lr: must be a finite number, got nan"),
+    ("train.epochs=.inf", r"train\.epochs: must be a finite number, got inf"),
+    ("privacy.epsilon=0", r"privacy\.epsilon: must be greater than 0.*got 0"),
+    ("privacy.epsilon=-1", r"privacy\.epsilon: must be greater than 0.*got -1"),
+    ("privacy.delta=1.0", r"privacy\.delta: must lie in \(0, 1\), got 1\.0.*delta: auto"),
+    ("privacy.delta=0.0", r"privacy\.delta: must lie in \(0, 1\), got 0\.0"),
+    ("privacy.noise_multiplier=1.0", r"privacy\.epsilon: give exactly one of"),
+    ("train.batch_size=1438", r"train\.batch_size: 1438 exceeds the 1437 private examples"),
+    ("method.kappa=0", r"method\.kappa: must be greater than 0.*got 0.*\(0, 1\]"),
+    ("method.kappa=1.1", r"method\.kappa: must be at most 1.*got 1\.1"),
+    ("method.gamma=0", r"method\.gamma: must not be 0, got 0.*papers search 0\.2 to 3"),
+    ("method.cut=1.0", r"method\.cut: must be less than 1.*got 1\.0"),
+    ("method.name=dsik", r"method\.name: unknown method 'dsik'\. Did you mean 'disk'\?"),
+    (
+        "method={name: disk, rho: 0.1}",
+        r"method\.depth: is a parameter of fftkf \(rho in the paper\), not of disk.*name: fftkf",
+    ),
+    ("optimizer={lr: 1.0, name: lion}", r"optimizer\.name: unknown optimizer 'lion'"),
+    ("data.name=imagenet", r"data\.name: must be one of 'digits'.*got the text 'imagenet'"),
+    ("model=cnn", r"model: .*got the text 'cnn'"),
+    ("privacy.clipping=soft", r"privacy\.clipping: must be one of 'flat'"),
+]
+
+
+@pytest.mark.parametrize(("setting", "message"), MISTAKES)
+def test_a_mistake_names_key_value_and_remedy(setting, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        load(setting)
+    assert "\n" not in str(caught.value), "one mistake, one line"
+
+
+def test_a_base_optimizer_the_method_does_not_step_with_is_refused():
+    with pytest.raises(ConfigError, match=r"optimizer\.name: dp_sgd steps with sgd, got adam"):
+        load("method={name: dp_sgd}", "optimizer={name: adam, lr: 0.1}")
+
+
+def test_a_missing_section_names_what_it_is_for():
+    with pytest.raises(ConfigError, match=r"trial\.yaml:1: privacy: is missing"):
+        load(text=GOOD.replace("privacy: {epsilon: 4, clip_norm: 1.0}\n", ""))
+
+
+def test_several_mistakes_are_all_told_with_their_lines():
+    text = GOOD.replace("epochs: 3", "epochs: -3").replace("lr: 0.5", "lr: 0")
+    with pytest.raises(ConfigError) as caught:
+        load(text=text)
+    lines = str(caught.value).splitlines()
+    assert [line.split(": ")[0] for line in lines] == ["trial.yaml:4", "trial.yaml:5"]
+
+
+def test_a_relative_data_root_is_made_absolute(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert load("data.root=here").data.root == str(tmp_path / "here")

@@ -1,0 +1,54 @@
+"""What several rooms' tests share: small sweeps on disk, and the command line as a user runs it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+SWEEP = """\
+name: tiny
+base:
+  data: {name: digits}
+  model: {name: cnn_small, width: 4}
+  privacy: {epsilon: 4}
+  train: {batch_size: 128, epochs: 2}
+  optimizer: {lr: 1.0}
+  method: {name: fftkf}
+search:
+  method.kappa: {uniform: [0.3, 1.0]}
+  optimizer.lr: {log_uniform: [0.3, 3]}
+sampler: {name: random}
+budget: {trials: 2}
+"""
+
+
+@pytest.fixture
+def sweep_file(tmp_path):
+    """A sweep of two short trials; its folder is also where the command line runs."""
+    place = tmp_path / "tiny.yaml"
+    place.write_text(SWEEP)
+    return place
+
+
+@pytest.fixture
+def dpsweep(tmp_path):
+    """Runs `dpsweep ARGS` in tmp_path, as a process of its own; returns what it printed."""
+
+    def run(*args, code=0, timeout=300, **env):
+        done = subprocess.run(
+            [sys.executable, "-m", "dpsweep", *map(str, args)],
+            cwd=tmp_path,
+            env={**os.environ, "COLUMNS": "120", **env},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    return run
