@@ -23,7 +23,9 @@ def main() -> None:
         run, spent = calibrate(epsilon, delta, rate, steps)
         seconds = time.perf_counter() - start
         finer = Run(rate, run.noise_multiplier, steps).epsilon_on_grid(delta, 1e-4)
-        rows.append((seconds, steps, rate, epsilon, run.noise_multiplier, epsilon - min(spent, finer)))
+        rows.append(
+            (seconds, steps, rate, epsilon, run.noise_multiplier, epsilon - min(spent, finer))
+        )
         assert spent <= epsilon
     seconds = sorted(row[0] for row in rows)
     short = [row[-1] for row in rows]
@@ -33,12 +35,17 @@ def main() -> None:
         f"| seconds | {statistics.median(seconds):.2f} | {seconds[int(0.95 * len(seconds))]:.2f} "
         f"| {seconds[-1]:.2f} |"
     )
+    fast, long = sum(s < 0.5 for s in seconds), [row for row in rows if row[1] > 10_000]
     short.sort()
     print(
         f"| epsilon left unspent | {statistics.median(short):.4f} "
         f"| {short[int(0.95 * len(short))]:.4f} | {short[-1]:.4f} |"
     )
-    print("\nThe slowest five:\n\n| seconds | steps | rate | epsilon | sigma |\n|---|---|---|---|---|")
+    print(f"\n{fast} of {len(rows)} under 0.5 s; {len(long)} have more than 10,000 steps, ", end="")
+    print(f"{sum(row[0] >= 0.5 for row in rows if row[1] <= 10_000)} of the others took longer.")
+    print(
+        "\nThe slowest five:\n\n| seconds | steps | rate | epsilon | sigma |\n|---|---|---|---|---|"
+    )
     for row in sorted(rows, reverse=True)[:5]:
         print(f"| {row[0]:.2f} | {row[1]} | {row[2]:.5f} | {row[3]:g} | {row[4]:.3f} |")
 

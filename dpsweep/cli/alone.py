@@ -3,9 +3,7 @@
 import json
 from pathlib import Path
 
-from rich.console import Console
-
-from dpsweep.cli.say import warn
+from dpsweep.cli.say import console, warn
 from dpsweep.config.load import Source, read_yaml
 from dpsweep.config.sweep import SweepConfig, load_sweep
 from dpsweep.config.trial import TrialConfig, load_trial, trial_source
@@ -18,8 +16,6 @@ from dpsweep.train.check import check_trial
 from dpsweep.train.loop import train as train_config
 from dpsweep.train.promise import trial_promise
 from dpsweep.train.room import Room
-
-console = Console(highlight=False, soft_wrap=True)
 
 
 def check(file: Path, settings: list[str], fetch: bool) -> None:
@@ -36,7 +32,7 @@ def check(file: Path, settings: list[str], fetch: bool) -> None:
     warn(check_trial(config, _data_line(base), fetch=fetch))
     plan = budget(config)
     words = trial_promise(config, plan.epsilon, plan.run.noise_multiplier)
-    console.print(f"{file}: {shown}.\nFirst one: {plan.run.steps} steps. {words}")
+    console().print(f"{file}: {shown}.\nFirst one: {plan.run.steps} steps. {words}")
 
 
 def train(file: Path, settings: list[str], out: Path | None, fetch: bool, quiet: bool) -> None:
@@ -57,7 +53,7 @@ def train(file: Path, settings: list[str], out: Path | None, fetch: bool, quiet:
         room.make_secret()
         try:
             result = train_config(
-                config, room, lambda row: None if quiet else console.print(_line(row))
+                config, room, lambda row: None if quiet else console().print(_line(row))
             )
         except Diverged:
             room.forget()
@@ -68,7 +64,7 @@ def train(file: Path, settings: list[str], out: Path | None, fetch: bool, quiet:
         room.forget()
     if not quiet:
         last = result.rows[-1]
-        console.print(
+        console().print(
             f"valid/accuracy {last['valid/accuracy']:.4f}, valid/loss {last['valid/loss']:.4f} in "
             f"{last['seconds']:.1f} s; weights in {room.weights}\n{words} {_ALONE}"
         )

@@ -1,14 +1,17 @@
 """The verbs that read a state folder: status, stop, best, export, ui."""
 
 import json
+import os
+import signal
 import socket
 import subprocess
 import time
 from pathlib import Path
+from types import FrameType
 
-from rich.console import Console
 from rich.table import Table
 
+from dpsweep.cli.say import console
 from dpsweep.core.errors import ConnectionRefused, StateError
 from dpsweep.report.export import check_target, origin_of, to_yaml, write
 from dpsweep.report.tables import trial_row, trial_table
@@ -16,8 +19,6 @@ from dpsweep.track.server import server_command, server_environment
 from dpsweep.tune.charge import statement
 from dpsweep.tune.state import State
 from dpsweep.tune.study import open_study
-
-console = Console(highlight=False, soft_wrap=True)
 
 
 def status(name: str | None, state_folder: str | None, as_json: bool) -> None:
@@ -31,10 +32,10 @@ def status(name: str | None, state_folder: str | None, as_json: bool) -> None:
     if as_json:
         print(json.dumps([trial_row(record) for record in records], indent=2))
         return
-    console.print(trial_table(records, f"{name}: {_driver(state, name)}"))
+    console().print(trial_table(records, f"{name}: {_driver(state, name)}"))
     for record in records:
         if record.reason:
-            console.print(f"trial {record.number} failed: {record.reason}", markup=False)
+            console().print(f"trial {record.number} failed: {record.reason}", markup=False)
 
 
 def stop(name: str, state_folder: str | None, wait: float) -> None:
@@ -52,7 +53,7 @@ def stop(name: str, state_folder: str | None, wait: float) -> None:
                 f"({folder.owner()}). Wait longer with --wait, or end that process"
             )
         time.sleep(0.2)
-    console.print(f"{name} is stopped. Go on with: dpsweep resume {name}")
+    console().print(f"{name} is stopped. Go on with: dpsweep resume {name}")
 
 
 def best(name: str, state_folder: str | None, top: int, as_json: bool) -> None:
@@ -64,9 +65,9 @@ def best(name: str, state_folder: str | None, top: int, as_json: bool) -> None:
         return
     if not records:
         raise StateError(f"sweep {name!r} has no complete trial yet. See: dpsweep status {name}")
-    console.print(trial_table(records, f"Best trials of {name}", show_state=False))
-    console.print(f"Trial {records[0].number}: {statement(records[0])}")
-    console.print(origin_of(study).search_words)
+    console().print(trial_table(records, f"Best trials of {name}", show_state=False))
+    console().print(f"Trial {records[0].number}: {statement(records[0])}")
+    console().print(origin_of(study).search_words)
 
 
 def export(name: str, state_folder: str | None, top: int, out: Path) -> None:
@@ -81,7 +82,7 @@ def export(name: str, state_folder: str | None, top: int, out: Path) -> None:
         check_target(place)
     for rank, (place, record) in enumerate(zip(places, records, strict=True), 1):
         write(place, to_yaml(record, rank, origin))
-        console.print(f"{place}   {origin.metric} {record.value:.4f}", markup=False)
+        console().print(f"{place}   {origin.metric} {record.value:.4f}", markup=False)
 
 
 def ui(state_folder: str | None, host: str, port: int) -> None:
@@ -101,14 +102,16 @@ def ui(state_folder: str | None, host: str, port: int) -> None:
                 f"--port {port}: {host}:{port} cannot be used ({e.strerror}). Name another with "
                 f"--port {port + 1}"
             ) from e
-    console.print(f"MLflow UI: http://{host}:{port}   (Ctrl-C ends it)")
+    console().print(f"MLflow UI: http://{host}:{port}   (Ctrl-C ends it)")
     command = server_command(state.tracking_uri, state.artifacts, host, port)
-    server = subprocess.Popen(command, env=server_environment())
-    try:
-        server.wait()
-    except KeyboardInterrupt:
-        server.terminate()
-        server.wait()
+    server = subprocess.Popen(command, env=server_environment(), start_new_session=True)
+
+    def end(number: int, frame: FrameType | None) -> None:
+        os.killpg(server.pid, signal.SIGTERM)  # the server has a process of its own under it
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, end)
+    server.wait()
 
 
 def _all(state: State, as_json: bool) -> None:
@@ -131,7 +134,7 @@ def _all(state: State, as_json: bool) -> None:
         print(json.dumps(rows, indent=2))
         return
     if not rows:
-        console.print(f"No sweep in {state.root}. Launch one with: dpsweep launch FILE")
+        console().print(f"No sweep in {state.root}. Launch one with: dpsweep launch FILE")
         return
     table = Table("sweep", "state", "trials", "best", "ε a trial")
     for row in rows:
@@ -142,7 +145,7 @@ def _all(state: State, as_json: bool) -> None:
             "–" if row["best"] is None else f"{row['best']:.4f}",
             str(row["epsilon"] or "∞"),
         )
-    console.print(table)
+    console().print(table)
 
 
 def _driver(state: State, name: str) -> str:

@@ -10,9 +10,7 @@ from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
 
-from rich.console import Console
-
-from dpsweep.cli.say import warn
+from dpsweep.cli.say import console, warn
 from dpsweep.cluster.connect import cluster
 from dpsweep.config.sweep import Sweep, load_sweep
 from dpsweep.report.export import check_target, origin_of
@@ -40,7 +38,6 @@ class Options:
 def plan(file: Path, settings: list[str], as_json: bool) -> None:
     """Prints what a sweep will take on this machine."""
     sweep = load_sweep(file, settings)
-    console = Console(highlight=False, soft_wrap=True)
     warn(check(sweep))
     cores = {"CPU": float(os.cpu_count() or 1), "GPU": float(sweep.config.resources.gpu > 0)}
     made = make_plan(sweep, concurrency(sweep.config.resources, cores))
@@ -48,7 +45,7 @@ def plan(file: Path, settings: list[str], as_json: bool) -> None:
         print(json.dumps(asdict(made), indent=2))
         return
     (low, high), (fewest, most) = made.noise, made.steps
-    console.print(
+    console().print(
         f"[bold]{sweep.name}[/bold]: {made.trials} trials, {made.at_once} at once on this machine\n"
         f"steps      {fewest} to {most} a trial\n"
         f"noise      {low:.3f} to {high:.3f} times the clip norm, calibrated trial by trial\n"
@@ -82,7 +79,7 @@ def resume(name: str, options: Options) -> None:
         total = opened.sweep.config.budget.trials
         new = max(0, total - opened.study.num_asked())
         if not options.quiet:
-            Console(highlight=False).print(
+            console().print(
                 f"{name}: {len(done)} trials finished, {len(left)} adopted, {new} to run"
             )
         with cluster(options.address):
@@ -95,33 +92,29 @@ def _drive(sweep: Sweep, session: AbstractContextManager[Session], options: Opti
 
 
 def _run(session: Session, options: Options) -> None:
-    console = Console(highlight=False, soft_wrap=True, quiet=options.quiet)
-    progress = Progress(session, console)
+    out = console(quiet=options.quiet)
+    progress = Progress(session, out)
     with shown(progress):
         complete = session.run([progress])
     best = finish(session, options.out, complete=complete)
     us, state = _program(), "" if options.state is None else f" --state {options.state}"
     if best:
-        console.print(
-            trial_table(best[:5], f"Best trials of {session.sweep.name}", show_state=False)
-        )
-        console.print(f"{origin_of(session.study).search_words}")
-        console.print(f"best config: {options.out}   train it again with: {us} train {options.out}")
+        out.print(trial_table(best[:5], f"Best trials of {session.sweep.name}", show_state=False))
+        out.print(f"{origin_of(session.study).search_words}")
+        out.print(f"best config: {options.out}   train it again with: {us} train {options.out}")
     else:
-        console.print(
-            f"No trial was completed. See why with: {us} status {session.sweep.name}{state}"
-        )
-    console.print(f"{len(session.study.records())} trials in {session.seconds:.1f} s")
+        out.print(f"No trial was completed. See why with: {us} status {session.sweep.name}{state}")
+    out.print(f"{len(session.study.records())} trials in {session.seconds:.1f} s")
     if not session.tracker.close():
         waiting = f"the tracking server did not take all results ({session.tracker.trouble})"
         again = f"{us} resume {session.sweep.name}{state}"
         warn([f"{waiting}; they wait in {session.folder.path}, and are delivered by: {again}"])
     if not complete:
-        console.print(f"Stopped. Go on with: {us} resume {session.sweep.name}{state}")
+        out.print(f"Stopped. Go on with: {us} resume {session.sweep.name}{state}")
     if session.folder.tracking_uri:
-        console.print(f"MLflow: {without_password(session.folder.tracking_uri)}")
+        out.print(f"MLflow: {without_password(session.folder.tracking_uri)}")
     else:
-        console.print(f"Browse the trials in MLflow: {us} ui{state}")
+        out.print(f"Browse the trials in MLflow: {us} ui{state}")
 
 
 def _program() -> str:

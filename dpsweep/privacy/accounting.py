@@ -22,7 +22,7 @@ GRID_CHANGE = 0.009
 SHORTFALL = 0.004
 """A calibrated run spends between target - SHORTFALL and target, by the accountant's figure."""
 
-_COARSEST, _FINEST = 4e-3, 1e-6
+_COARSEST, _FINEST = 8e-3, 1e-6
 _MASS_CUT_OFF = -40.0  # log of the probability put at infinite loss: 4e-18 a step, on the safe side
 
 
@@ -114,13 +114,15 @@ def calibrate(epsilon: float, delta: float, sampling_rate: float, steps: int) ->
     interval = min(_COARSEST, 0.2 * epsilon / math.sqrt(steps))  # wrong by 5 % or so
     log_sigma = _root(lambda u: miss(u, interval))
     slope = (miss(log_sigma + 0.01, interval) - miss(log_sigma - 0.01, interval)) / 0.02
-    settled = False
     while interval > _FINEST:
-        interval = interval if settled else interval / 2
         spent = run(log_sigma).epsilon_on_grid(delta, interval)
-        if settled and epsilon - slack <= spent <= epsilon:
-            return run(log_sigma), spent
-        settled = settled or abs(spent - goal) < _allowed(GRID_CHANGE, epsilon)
+        meets = epsilon - slack <= spent <= epsilon
+        if meets:
+            change = run(log_sigma).epsilon_on_grid(delta, 2 * interval) - spent
+            if change <= _allowed(GRID_CHANGE, epsilon):
+                return run(log_sigma), spent
+        if meets or abs(spent - goal) > _allowed(GRID_CHANGE, epsilon):
+            interval /= 2
         log_sigma -= math.log(spent / goal) / slope
     raise ArithmeticError(
         f"no noise multiplier found for epsilon {epsilon} at delta {delta}, "
@@ -145,7 +147,7 @@ def _allowed(error: float, epsilon: float) -> float:
 
 
 def _root(miss: Callable[[float], float]) -> float:
-    """Where the decreasing `miss` is zero, to 0.002, looking outwards from 0."""
+    """Where the decreasing `miss` is zero, to 0.01, looking outwards from 0."""
     low = high = 0.0
     if miss(0.0) > 0:
         while miss(high := low + math.log(2)) > 0:
@@ -153,4 +155,4 @@ def _root(miss: Callable[[float], float]) -> float:
     else:
         while miss(low := high - math.log(2)) < 0:
             high = low
-    return float(brentq(miss, low, high, xtol=2e-3))
+    return float(brentq(miss, low, high, xtol=1e-2))

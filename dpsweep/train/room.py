@@ -90,20 +90,12 @@ class Room:
         Raises:
             StateError: If another process still trains here after `wait_seconds`.
         """
-        with (self.path / "lock").open("a") as file:
-            end = time.monotonic() + wait_seconds
-            while True:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except OSError as e:
-                    if time.monotonic() >= end:
-                        raise StateError(
-                            f"{self.path}: another process trains here. Name another folder, or "
-                            f"end that process"
-                        ) from e
-                    time.sleep(0.1)
+        folder = os.open(self.path, os.O_RDONLY)
+        try:
+            _lock(folder, self.path, time.monotonic() + wait_seconds)
             yield
+        finally:
+            os.close(folder)
 
     @property
     def is_void(self) -> bool:
@@ -151,8 +143,21 @@ class Room:
 
     def forget(self) -> None:
         """Deletes what only an unfinished trial needs: checkpoint and secret."""
-        for name in ("checkpoint.pt", "secret", "lock"):
+        for name in ("checkpoint.pt", "secret"):
             (self.path / name).unlink(missing_ok=True)
+
+
+def _lock(folder: int, path: Path, until: float) -> None:
+    while True:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except OSError as e:
+            if time.monotonic() >= until:
+                raise StateError(
+                    f"{path}: another process trains here. Name another folder, or end that process"
+                ) from e
+            time.sleep(0.1)
 
 
 def _write(place: Path, fill: Callable[[IO[bytes]], object], *, replace: bool = True) -> None:

@@ -62,8 +62,6 @@ def test_a_killed_driver_loses_nothing_and_each_trial_can_be_trained_again(
         stderr=subprocess.DEVNULL,
     )
     wait_for(lambda: rows.exists() and len(json.loads(rows.read_text())) >= 2, "a second report")
-    refused = dpsweep("resume", "tiny", code=2)
-    assert f"is being driven by process {driver.pid}" in refused
     driver.send_signal(signal.SIGKILL)
     driver.wait()
     before = json.loads(dpsweep("status", "tiny", "--json"))
