@@ -1,4 +1,4 @@
-"""Speed and error of the calibration over a spread of runs: python docs/benchmarks/calibration.py."""
+"""Speed and error of the calibration: python docs/benchmarks/calibration.py."""
 
 import itertools
 import platform
@@ -28,7 +28,7 @@ def main() -> None:
         )
         assert spent <= epsilon
     seconds = sorted(row[0] for row in rows)
-    short = [row[-1] for row in rows]
+    shorts = sorted(row[-1] for row in rows)
     print(f"{len(rows)} runs on {platform.machine()}, {platform.python_version()}, uncached\n")
     print("| | median | 95 % | worst |\n|---|---|---|---|")
     print(
@@ -36,10 +36,9 @@ def main() -> None:
         f"| {seconds[-1]:.2f} |"
     )
     fast, long = sum(s < 0.5 for s in seconds), [row for row in rows if row[1] > 10_000]
-    short.sort()
     print(
-        f"| epsilon left unspent | {statistics.median(short):.4f} "
-        f"| {short[int(0.95 * len(short))]:.4f} | {short[-1]:.4f} |"
+        f"| epsilon left unspent | {statistics.median(shorts):.4f} "
+        f"| {shorts[int(0.95 * len(shorts))]:.4f} | {shorts[-1]:.4f} |"
     )
     print(f"\n{fast} of {len(rows)} under 0.5 s; {len(long)} have more than 10,000 steps, ", end="")
     print(f"{sum(row[0] >= 0.5 for row in rows if row[1] <= 10_000)} of the others took longer.")
