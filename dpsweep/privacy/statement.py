@@ -38,7 +38,8 @@ class Search:
         delta: Of the same.
         adaptive: True if later trials depend on earlier results.
         proven: (epsilon, delta) by basic composition, if sampling rate, noise or length of a
-            trial were themselves chosen from earlier results; None where `epsilon` is proven.
+            trial were themselves chosen from earlier results (infinite if no trial promised an
+            epsilon); None where `epsilon` is proven.
         void: True if any of them used a test secret.
     """
 
@@ -72,10 +73,15 @@ def search_statement(search: Search, *, accounting: str, num_held_out: int) -> s
     ]
     if search.proven:
         epsilon, delta = search.proven
+        proven = (
+            "nothing is proven, since the noise was given and not calibrated to an epsilon."
+            if math.isinf(epsilon)
+            else f"proven is ({shown_epsilon(epsilon)}, {shown_delta(delta)})-DP by basic "
+            f"composition."
+        )
         words.append(
             f"Since batch sizes or lengths were proposed from earlier results, that figure is an "
-            f"estimate; proven is ({shown_epsilon(epsilon)}, {shown_delta(delta)})-DP by basic "
-            f"composition."
+            f"estimate; {proven}"
         )
     if accounting == "none":
         words.append(

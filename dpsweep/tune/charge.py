@@ -1,5 +1,6 @@
 """What a sweep's trials have spent together, and the sentences that say so."""
 
+import math
 from collections.abc import Sequence
 
 from dpsweep.config.sweep import Sweep
@@ -34,7 +35,9 @@ def search_promise(sweep: Sweep, runs: Sequence[Run], *, void: bool = False) -> 
         epsilon=compose(runs, delta),
         delta=delta,
         adaptive=adaptive,
-        proven=_basic(runs, trial.privacy.epsilon, delta) if adaptive else None,
+        proven=_basic(len(runs), trial.privacy.epsilon, delta)
+        if adaptive and _vary(sweep)
+        else None,
         void=void,
     )
     return search_statement(
@@ -42,13 +45,17 @@ def search_promise(sweep: Sweep, runs: Sequence[Run], *, void: bool = False) -> 
     )
 
 
-def _basic(runs: Sequence[Run], promised: float | None, delta: float) -> tuple[float, float] | None:
-    """Basic composition, where the runs differ.
+def _vary(sweep: Sweep) -> bool:
+    """True if the search chooses sampling rates or lengths, and with them the noise."""
+    return len({steps_and_rate(config) for config in sweep.corners()}) > 1
+
+
+def _basic(num_trials: int, promised: float | None, delta: float) -> tuple[float, float]:
+    """Basic composition of so many trials; (inf, 1) where none of them promised an epsilon.
 
     Composing privacy loss distributions assumes that they were fixed beforehand. Where a
     search chooses among them by earlier results, what is fixed is each trial's promise.
     """
-    if len(set(runs)) < 2:
-        return None
-    each = promised or max(run.epsilon(delta) for run in set(runs))
-    return len(runs) * each, min(1.0, len(runs) * delta)
+    if promised is None:
+        return math.inf, 1.0
+    return num_trials * promised, min(1.0, num_trials * delta)

@@ -66,6 +66,9 @@ def test_search_whose_runs_were_chosen_on_the_way_gives_the_proven_figure_too():
     words = search(proven=(120.0, 3.06e-4))
     assert "that figure is an estimate; proven is (120.00, 3.1e-04)-DP by basic" in words
     assert "estimate" not in search()
+    assert "an estimate; nothing is proven, since the noise was given" in search(
+        proven=(math.inf, 1.0)
+    )
 
 
 def test_search_that_is_not_charged_says_so_and_gives_the_figure_anyway():
