@@ -35,7 +35,7 @@ Fetch = Annotated[bool, typer.Option("--download", help="Fetch missing data into
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print nothing but errors.")]
 Address = Annotated[
     str | None,
-    typer.Option(help="Ray cluster: auto, HOST:PORT or ray://HOST:PORT [default: embedded]."),
+    typer.Option(help="Ray cluster: auto or HOST:PORT [default: an embedded one]."),
 ]
 BestFile = Annotated[Path, typer.Option("-o", "--out", help="Where the best config goes.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -36,7 +36,7 @@ def cluster(address: str | None) -> Iterator[None]:
     """Connects to Ray, and lets go of it at the end. An embedded cluster ends with it.
 
     Args:
-        address: None for an embedded cluster; auto, HOST:PORT or ray://HOST:PORT for another.
+        address: None for an embedded cluster; auto or HOST:PORT for another.
 
     Raises:
         ConnectionRefused: If nothing answers at the address.
@@ -98,11 +98,15 @@ def check_answers(address: str) -> None:
     """Raises ConnectionRefused if nothing listens at HOST:PORT; Ray itself waits for minutes."""
     if address in ("auto", "local"):
         return
-    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if address.startswith("ray://"):
+        raise ConnectionRefused(
+            f"--address {address}: through a Ray client Tune runs on the cluster's head, away from "
+            f"the study and the lease. Run dpsweep on a node of the cluster, with --address auto"
+        )
+    host, colon, port = address.rpartition(":")
     if not colon or not port.isdigit():
         raise ConnectionRefused(
-            f"--address {address}: expected auto, HOST:PORT or ray://HOST:PORT, such as "
-            f"127.0.0.1:6379"
+            f"--address {address}: expected auto or HOST:PORT, such as 127.0.0.1:6379"
         )
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
