@@ -1,13 +1,18 @@
 """How verbs speak to people."""
 
+import os
 import sys
 
 from rich.console import Console
 
+_FILE_WIDTH = 120
+
 
 def console(*, quiet: bool = False) -> Console:
     """Standard output: words wrapped on a terminal, lines left whole in a file or a pipe."""
-    return Console(highlight=False, soft_wrap=not sys.stdout.isatty(), quiet=quiet)
+    terminal = sys.stdout.isatty()
+    width = None if terminal or "COLUMNS" in os.environ else _FILE_WIDTH
+    return Console(highlight=False, soft_wrap=not terminal, quiet=quiet, width=width)
 
 
 def warn(warnings: list[str]) -> None:

@@ -79,4 +79,6 @@ def _heading(name: str) -> str:
 def _shown(value: Any) -> str:
     if value is None:
         return "–"
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.3f}" if 0.01 <= abs(value) < 1 else f"{value:.3g}"
