@@ -37,7 +37,10 @@ Address = Annotated[
     str | None,
     typer.Option(help="Ray cluster: auto or HOST:PORT [default: an embedded one]."),
 ]
-BestFile = Annotated[Path, typer.Option("-o", "--out", help="Where the best config goes.")]
+BestFile = Annotated[
+    Path | None,
+    typer.Option("-o", "--out", help="Where the best config goes [default: best.yaml]."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -71,7 +74,7 @@ def launch(
         str | None, typer.Option(help="MLflow server [default: a database in the state folder].")
     ] = None,
     fetch: Fetch = False,
-    out: BestFile = Path("best.yaml"),
+    out: BestFile = None,
     quiet: Quiet = False,
 ) -> None:
     """Run a sweep to its end: search, track, export the best config."""
@@ -93,7 +96,7 @@ def resume(
     name: Name,
     state: StateDir = None,
     address: Address = None,
-    out: BestFile = Path("best.yaml"),
+    out: BestFile = None,
     quiet: Quiet = False,
 ) -> None:
     """Go on with a sweep that was stopped or whose driver died."""

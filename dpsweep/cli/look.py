@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
@@ -29,6 +30,8 @@ def status(name: str | None, state_folder: str | None, as_json: bool) -> None:
         return
     study = open_study(name, state)
     records = study.records()
+    if state.sweep(name).owner() is None:
+        records = [replace(r, state="interrupted") if r.state == "running" else r for r in records]
     if as_json:
         print(json.dumps([trial_row(record) for record in records], indent=2))
         return

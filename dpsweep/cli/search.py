@@ -13,7 +13,7 @@ from pathlib import Path
 from dpsweep.cli.say import console, warn
 from dpsweep.cluster.connect import cluster
 from dpsweep.config.sweep import Sweep, load_sweep
-from dpsweep.report.export import check_target, origin_of
+from dpsweep.report.export import check_target, default_target, origin_of
 from dpsweep.report.finish import finish
 from dpsweep.report.live import Progress, shown
 from dpsweep.report.tables import trial_table
@@ -23,6 +23,9 @@ from dpsweep.tune.check import plan as make_plan
 from dpsweep.tune.launch import Session, concurrency, new_session, old_session
 from dpsweep.tune.state import State
 
+_STOPPED = 130
+"""Exit code of a sweep that was stopped before its end, as for a program ended by Ctrl-C."""
+
 
 @dataclass(frozen=True)
 class Options:
@@ -31,8 +34,12 @@ class Options:
     state: str | None
     address: str | None
     tracking_uri: str | None
-    out: Path
+    out: Path | None
     quiet: bool
+
+    def target(self, sweep: str) -> Path:
+        """Where the best config goes."""
+        return self.out or default_target(sweep)
 
 
 def plan(file: Path, settings: list[str], as_json: bool) -> None:
@@ -64,14 +71,14 @@ def launch(file: Path, settings: list[str], options: Options, *, fetch: bool, un
         sweep = load_sweep(file, [*settings, f"name={free}"])
     warn(check(sweep, fetch=fetch))
     check_services(sweep, state, options.tracking_uri)
-    check_target(options.out)
+    check_target(options.target(sweep.name))
     with cluster(options.address):
         _drive(sweep, new_session(sweep, state, options.tracking_uri), options)
 
 
 def resume(name: str, options: Options) -> None:
     """Goes on with an old sweep."""
-    check_target(options.out)
+    check_target(options.target(name))
     session = old_session(name, State.at(options.state))
     with session as opened:
         done = [r for r in opened.study.records() if r.state != "running"]
@@ -96,13 +103,14 @@ def _run(session: Session, options: Options) -> None:
     progress = Progress(session, out)
     with shown(progress):
         complete = session.run([progress])
-    best = finish(session, options.out, complete=complete)
+    target = options.target(session.sweep.name)
+    best = finish(session, target, complete=complete)
     us, state = _program(), "" if options.state is None else f" --state {options.state}"
     if best:
         out.print(trial_table(best[:5], f"Best trials of {session.sweep.name}", show_state=False))
         out.print(f"{origin_of(session.study).search_words}")
-        out.print(f"best config: {options.out}   train it again with: {us} train {options.out}")
-    else:
+        out.print(f"best config: {target}   train it again with: {us} train {target}")
+    elif complete:
         out.print(f"No trial was completed. See why with: {us} status {session.sweep.name}{state}")
     out.print(f"{len(session.study.records())} trials in {session.seconds:.1f} s")
     if not session.tracker.close():
@@ -115,6 +123,8 @@ def _run(session: Session, options: Options) -> None:
         out.print(f"MLflow: {without_password(session.folder.tracking_uri)}")
     else:
         out.print(f"Browse the trials in MLflow: {us} ui{state}")
+    if not complete:
+        sys.exit(_STOPPED)
 
 
 def _program() -> str:

@@ -60,6 +60,8 @@ def read_yaml(path: str | Path) -> Source:
         raise ConfigError(
             f"{name}: no such file. Check the path, or see sweeps/ and configs/"
         ) from e
+    except IsADirectoryError as e:
+        raise ConfigError(f"{name}: is a folder. Name a YAML file in it") from e
     except (OSError, UnicodeDecodeError) as e:
         raise ConfigError(f"{name}: cannot be read as text: {e}") from e
     return parse_yaml(text, name)

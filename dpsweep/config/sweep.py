@@ -202,13 +202,25 @@ def load_sweep(path: str | Path, settings: list[str] | None = None) -> Sweep:
     """
     settings = settings or []
     own = [s for s in settings if s.partition("=")[0].split(".")[0] in _OWN]
-    file = with_overrides(read_yaml(path), own)
+    file = with_overrides(read_yaml(path), own, _search_key)
+    if "search" not in file.tree:
+        raise ConfigError(
+            f"{path}: is a trial, not a sweep: it has no search. Train it with: "
+            f"dpsweep train {path}"
+        )
     config: SweepConfig = validate(SweepConfig, file)
     base = _base(config, file, Path(path).parent)
     return build_sweep(file, trial_source(base, [s for s in settings if s not in own]))
 
 
 _OWN = set(SweepConfig.model_fields) - {"seed"}  # seed is the trials' own, unless in the file
+
+
+def _search_key(path: Path_) -> Path_:
+    """The keys under search are dotted themselves: search.optimizer.lr is one of them."""
+    return (
+        path if path[0] != "search" or len(path) == 1 else ("search", ".".join(map(str, path[1:])))
+    )
 
 
 def build_sweep(file: Source, base: Source) -> Sweep:
@@ -233,7 +245,8 @@ def build_sweep(file: Source, base: Source) -> Sweep:
         if dotted in base.elsewhere:
             raise ConfigError(
                 f"{base.at(path)}: is varied by this sweep, so a fixed value would have no effect. "
-                f"Delete it from search: ({origins[dotted]}{written})"
+                f"Vary it otherwise with --set 'search.{written}={{uniform: [LOW, HIGH]}}', or "
+                f"delete it at {origins[dotted]}{written}"
             )
         for key, what in FIXED.items():
             if dotted == key or dotted.startswith(f"{key}.") or key.startswith(f"{dotted}."):

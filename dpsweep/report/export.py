@@ -77,6 +77,20 @@ def config_yaml(config: TrialConfig) -> str:
     return yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, width=98)
 
 
+def default_target(sweep: str) -> Path:
+    """best.yaml, or best-SWEEP.yaml where that holds the best of another sweep."""
+    place = Path("best.yaml")
+    if place.exists() and f"of sweep {sweep}," not in _first_fact(place):
+        return Path(f"best-{sweep}.yaml")
+    return place
+
+
+def _first_fact(place: Path) -> str:
+    """The header's first two lines as one: they may be wrapped anywhere."""
+    lines = place.read_text(errors="replace").splitlines()[:2]
+    return " ".join(" ".join(line.lstrip("# ").split()) for line in lines)
+
+
 def check_target(path: Path) -> None:
     """Raises StateError if an export to `path` would fail, or overwrite something else."""
     folder = path.absolute().parent

@@ -68,6 +68,17 @@ def test_one_of_replaces_the_whole_section_and_searches_inside_the_chosen_one(sw
     assert {m.kappa for m in corners if m.name == "disk"} == {0.5, 1}
 
 
+def test_one_key_of_the_search_can_be_set_from_the_command_line(sweep_file):
+    sweep = load(sweep_file, "search.method.kappa={choice: [0.5]}")
+    assert {trial.method.kappa for trial in sweep.corners()} == {0.5}
+    assert {trial.optimizer.lr for trial in sweep.corners()} == {0.3, 3}
+
+
+def test_a_trial_is_no_sweep():
+    with pytest.raises(ConfigError, match=r"is a trial, not a sweep.*dpsweep train"):
+        load_sweep(ROOT / "configs/digits_cnn.yaml")
+
+
 def test_resources_decide_threads_and_device(sweep_file):
     trial = load(sweep_file, "resources={cpu: 2}").promise
     assert (trial.train.threads, trial.train.device) == (2, "cpu")

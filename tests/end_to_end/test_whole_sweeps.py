@@ -65,7 +65,7 @@ def test_a_killed_driver_loses_nothing_and_each_trial_can_be_trained_again(
     driver.send_signal(signal.SIGKILL)
     driver.wait()
     before = json.loads(dpsweep("status", "tiny", "--json"))
-    assert {trial["state"] for trial in before} == {"running"}
+    assert {trial["state"] for trial in before} == {"interrupted"}
 
     shown = dpsweep("resume", "tiny", **SECRET)
     assert "tiny: 0 trials finished, 2 adopted, 0 to run" in shown
@@ -107,7 +107,7 @@ def test_a_trial_that_diverges_fails_with_its_reason_and_a_stopped_sweep_goes_on
     wait_for(study.exists, "the second trial")
     dpsweep("stop", "tiny")
     out, _ = driver.communicate(timeout=60)
-    assert driver.returncode == 0
+    assert driver.returncode == 130
     assert "Stopped. Go on with:" in out
     dpsweep("resume", "tiny")
     trials = json.loads(dpsweep("status", "tiny", "--json"))
