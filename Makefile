@@ -23,7 +23,7 @@ lint: .venv/dev
 	$(BIN)/lint-imports
 
 golden: .venv/dev
-	$(BIN)/python tests/golden/regenerate.py
+	$(BIN)/python tests/golden/test_curves.py
 
 clean:
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from dpsweep.cli.say import console, warn
-from dpsweep.config.load import Source, read_yaml
+from dpsweep.config.load import read_yaml
 from dpsweep.config.sweep import SweepConfig, load_sweep
 from dpsweep.config.trial import TrialConfig, load_trial, trial_source
 from dpsweep.core.errors import ConfigError, Diverged, StateError, unknown
@@ -29,7 +29,7 @@ def check(file: Path, settings: list[str], fetch: bool) -> None:
         base = trial_source(source, settings)
         config, corners = load_trial(base), []
         shown = "a valid trial"
-    warn(check_trial(config, _data_line(base), fetch=fetch))
+    warn(check_trial(config, base.line(("data",)), fetch=fetch))
     plan = budget(config)
     words = trial_promise(config, plan.epsilon, plan.run.noise_multiplier)
     console().print(f"{file}: {shown}.\nFirst one: {plan.run.steps} steps. {words}")
@@ -41,7 +41,7 @@ def train(file: Path, settings: list[str], out: Path | None, fetch: bool, quiet:
     if "search" in source.tree:
         raise ConfigError(f"{file}: is a sweep, not a trial. Run it with: dpsweep launch {file}")
     config = load_trial(source)
-    warn(check_trial(config, _data_line(source), fetch=fetch))
+    warn(check_trial(config, source.line(("data",)), fetch=fetch))
     folder = out or _free(Path("runs") / file.stem, config)
     if not _is_open(folder, config):
         raise StateError(
@@ -49,7 +49,7 @@ def train(file: Path, settings: list[str], out: Path | None, fetch: bool, quiet:
         )
     room = Room(folder)
     with room.lock():
-        (folder / "config.json").write_text(config.model_dump_json(indent=1) + "\n")
+        (folder / "config.json").write_text(_identity(config))
         room.make_secret()
         try:
             result = train_config(
@@ -89,17 +89,18 @@ def _line(row: Row) -> str:
     )
 
 
-def _data_line(source: Source) -> str:
-    return source.at(("data",)).split(": ")[0]
-
-
 def _is_open(folder: Path, config: TrialConfig) -> bool:
     """True if the folder is new, or holds an unfinished run of this very config."""
     if not folder.exists() or not any(folder.iterdir()):
         return True
     stored = folder / "config.json"
-    same = stored.exists() and stored.read_text() == config.model_dump_json(indent=1) + "\n"
+    same = stored.exists() and stored.read_text() == _identity(config)
     return same and not (folder / "privacy.txt").exists()
+
+
+def _identity(config: TrialConfig) -> str:
+    """What config.json holds."""
+    return config.model_dump_json(indent=1) + "\n"
 
 
 def _free(folder: Path, config: TrialConfig) -> Path:

@@ -18,8 +18,8 @@ from dpsweep.report.export import check_target, origin_of, to_yaml, write
 from dpsweep.report.tables import trial_row, trial_table
 from dpsweep.track.server import server_command, server_environment
 from dpsweep.tune.charge import statement
-from dpsweep.tune.state import State
-from dpsweep.tune.study import open_study
+from dpsweep.tune.state import Owner, State
+from dpsweep.tune.study import Study, open_study
 
 
 def status(name: str | None, state_folder: str | None, as_json: bool) -> None:
@@ -28,14 +28,14 @@ def status(name: str | None, state_folder: str | None, as_json: bool) -> None:
     if name is None:
         _all(state, as_json)
         return
-    study = open_study(name, state)
+    study, owner = open_study(name, state), state.sweep(name).owner()
     records = study.records()
-    if state.sweep(name).owner() is None:
+    if owner is None:
         records = [replace(r, state="interrupted") if r.state == "running" else r for r in records]
     if as_json:
         print(json.dumps([trial_row(record) for record in records], indent=2))
         return
-    console().print(trial_table(records, f"{name}: {_driver(state, name)}"))
+    console().print(trial_table(records, f"{name}: {_whereabouts(study, owner)}"))
     for record in records:
         if record.reason:
             console().print(f"trial {record.number} failed: {record.reason}", markup=False)
@@ -126,7 +126,7 @@ def _all(state: State, as_json: bool) -> None:
         rows.append(
             {
                 "sweep": name,
-                "state": _driver(state, name),
+                "state": _whereabouts(study, state.sweep(name).owner()),
                 "ended": sum(r.state != "running" for r in records),
                 "trials": study.sweep.config.budget.trials,
                 "best": leader.value if leader else None,
@@ -151,11 +151,9 @@ def _all(state: State, as_json: bool) -> None:
     console().print(table)
 
 
-def _driver(state: State, name: str) -> str:
+def _whereabouts(study: Study, owner: Owner | None) -> str:
     """Whether the sweep runs, is finished, or waits to be resumed."""
-    owner = state.sweep(name).owner()
     if owner:
         return f"running ({owner})"
-    study = open_study(name, state)
     left = study.running() or study.num_asked() < study.sweep.config.budget.trials
-    return f"stopped; go on with: dpsweep resume {name}" if left else "finished"
+    return f"stopped; go on with: dpsweep resume {study.sweep.name}" if left else "finished"

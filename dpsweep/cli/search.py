@@ -13,7 +13,7 @@ from pathlib import Path
 from dpsweep.cli.say import console, warn
 from dpsweep.cluster.connect import cluster
 from dpsweep.config.sweep import Sweep, load_sweep
-from dpsweep.report.export import check_target, default_target, origin_of
+from dpsweep.report.export import check_target, default_target
 from dpsweep.report.finish import finish
 from dpsweep.report.live import Progress, shown
 from dpsweep.report.tables import trial_table
@@ -104,11 +104,11 @@ def _run(session: Session, options: Options) -> None:
     with shown(progress):
         complete = session.run([progress])
     target = options.target(session.sweep.name)
-    best = finish(session, target, complete=complete)
+    best, origin = finish(session, target, complete=complete)
     us, state = _program(), "" if options.state is None else f" --state {options.state}"
     if best:
         out.print(trial_table(best[:5], f"Best trials of {session.sweep.name}", show_state=False))
-        out.print(f"{origin_of(session.study).search_words}")
+        out.print(origin.search_words)
         out.print(f"best config: {target}   train it again with: {us} train {target}")
     elif complete:
         out.print(f"No trial was completed. See why with: {us} status {session.sweep.name}{state}")

@@ -46,6 +46,10 @@ class Source:
         line = self.lines.get(known, 1)
         return f"{self.name}:{line}" + (f": {dotted}" if dotted else "")
 
+    def line(self, path: Path_) -> str:
+        """`at` without the key."""
+        return self.at(path).split(": ")[0]
+
 
 def read_yaml(path: str | Path) -> Source:
     """Reads one YAML file that holds a mapping.
@@ -122,22 +126,19 @@ def put(tree: Tree, path: Path_, value: Any) -> Tree:
     return {**tree, str(head): inner}
 
 
-def validate(kind: type[Model] | Any, source: Source, path: Path_ = ()) -> Model:
-    """The config of class `kind` that stands at `path` of `source`.
+def validate(kind: type[Model] | Any, source: Source) -> Model:
+    """The config of class `kind` that `source` holds.
 
     Raises:
         ConfigError: With one line for each mistake.
     """
-    tree: Any = source.tree
-    for part in path:
-        tree = tree[part]
     try:
-        config: Model = TypeAdapter(kind).validate_python(tree)
+        config: Model = TypeAdapter(kind).validate_python(source.tree)
     except ValidationError as e:
         model = kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
         mistakes = [explain(error, model) for error in e.errors()]
         raise ConfigError(
-            "\n".join(f"{source.at((*path, *place))}: {text}" for place, text in mistakes)
+            "\n".join(f"{source.at(place)}: {text}" for place, text in mistakes)
         ) from e
     return config
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dpsweep.report.export import origin_of, to_yaml, write
+from dpsweep.report.export import Origin, origin_of, to_yaml, write
 from dpsweep.track.tracker import Facts
 from dpsweep.tune.charge import statement
 from dpsweep.tune.launch import Session
@@ -11,7 +11,7 @@ from dpsweep.tune.study import Record
 _WEIGHTS_KEPT = 3
 
 
-def finish(session: Session, out: Path, *, complete: bool) -> list[Record]:
+def finish(session: Session, out: Path, *, complete: bool) -> tuple[list[Record], Origin]:
     """Writes the best config, and to the parent run: statement, configs, weights of the best.
 
     Args:
@@ -20,7 +20,7 @@ def finish(session: Session, out: Path, *, complete: bool) -> list[Record]:
         complete: False if the sweep was stopped and can go on.
 
     Returns:
-        Complete trials, the best first.
+        Complete trials, the best first, and where they come from.
     """
     study, tracker, folder = session.study, session.tracker, session.folder
     best, origin = study.best(), origin_of(study)
@@ -42,4 +42,4 @@ def finish(session: Session, out: Path, *, complete: bool) -> list[Record]:
         tracker.artifact(folder.room(record.number) / "weights.pt", record.number)
     metrics["trials"] = float(origin.num_trials)
     tracker.sweep_end("FINISHED" if complete else "KILLED", metrics)
-    return best
+    return best, origin

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from dpsweep.core.types import Row
 from dpsweep.privacy.statement import shown_epsilon
-from dpsweep.report.tables import LETTERS
+from dpsweep.report.tables import heading
 from dpsweep.tune.launch import Session
 from dpsweep.tune.study import Record
 
@@ -80,9 +80,9 @@ class Progress:
         return f"{passed:.0f} s, about {left:.0f} s left"
 
     def _line(self, record: Record) -> str:
-        figures = f"accuracy {record.row['valid/accuracy']:.4f}" if record.row else record.reason
-        if record.state == "failed":
-            figures = record.reason or "for no known reason"
+        figures = record.reason or "for no known reason"
+        if record.row and record.state != "failed":
+            figures = f"accuracy {record.row['valid/accuracy']:.4f}"
         return (
             f"[{len(self._ended)}/{self._config.budget.trials}] trial {record.number} "
             f"{record.state}: {figures}, {_knobs(record)} ({record.seconds:.1f} s)"
@@ -112,9 +112,8 @@ def shown(progress: Progress) -> Iterator[None]:
 
 
 def _knobs(record: Record) -> str:
-    return " ".join(
-        f"{LETTERS.get(name, name.rpartition('.')[2])}={value:.3g}"
-        if isinstance(value, float)
-        else f"{LETTERS.get(name, name.rpartition('.')[2])}={value}"
-        for name, value in record.knobs.items()
-    )
+    words = []
+    for name, value in record.knobs.items():
+        shown_value = f"{value:.3g}" if isinstance(value, float) else value
+        words.append(f"{heading(name)}={shown_value}")
+    return " ".join(words)

@@ -36,7 +36,7 @@ def trial_table(records: list[Record], title: str, *, show_state: bool = True) -
         padding=(0, 1, 0, 0),
         pad_edge=False,
     )
-    for name in ("trial", "accuracy", "loss", "ε", "σ", *map(_heading, knobs), "sec"):
+    for name in ("trial", "accuracy", "loss", "ε", "σ", *map(heading, knobs), "sec"):
         table.add_column(name, justify="right", no_wrap=True)
     if show_state:
         table.add_column("state", no_wrap=True)
@@ -72,7 +72,8 @@ def knob_names(records: list[Record]) -> list[str]:
     return list(dict.fromkeys(name for record in records for name in record.knobs))
 
 
-def _heading(name: str) -> str:
+def heading(name: str) -> str:
+    """The paper's letter of a searched key, or its last word."""
     return LETTERS.get(name, name.rpartition(".")[2])
 
 

@@ -15,9 +15,10 @@ from torch import nn
 
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, Diverged, StateError
-from dpsweep.core.types import Row
+from dpsweep.core.seeds import Secret
+from dpsweep.core.types import Row, Tensors
 from dpsweep.data.models import build as build_model
-from dpsweep.data.read import Dataset, load
+from dpsweep.data.read import load
 from dpsweep.privacy.engine.vmap import VmapEngine
 from dpsweep.train.budget import Budget, budget
 from dpsweep.train.evaluate import evaluate
@@ -66,17 +67,13 @@ def train(config: TrialConfig, room: Room, report: Callable[[Row], None]) -> Res
     identity = config.model_dump_json()
     secret = room.secret().bound_to(identity)
     device = _device(config)
-    plan = budget(config)
-    dtype = torch.float64 if config.train.dtype == "float64" else torch.float32
-    data = load(config.data, config.seed).to(device)
-    model = build_model(config.model, config.data.spec, config.seed).to(device, dtype)
-    engine = VmapEngine(model, nn.functional.cross_entropy, config.train.max_physical_batch)
-    step = Step(config, plan, data, engine, secret)
+    step = prepare(config, secret, device)
+    plan = step.budget
 
     rows: list[Row] = []
     saved = _saved(room, identity)
     if saved is None:
-        progress = step.start({k: p.detach().clone() for k, p in model.named_parameters()})
+        progress = step.start(initial(step))
     else:
         rows = saved["rows"]
         progress = step.resume(_moved(saved["progress"], device))
@@ -93,7 +90,7 @@ def train(config: TrialConfig, room: Room, report: Callable[[Row], None]) -> Res
             step(progress)
             if clock.checkpoint_is_due():
                 room.save(_state(identity, progress, rows))
-        rows.append(_row(epoch, progress, step, model, data, spent[epoch], clock))
+        rows.append(_row(epoch, progress, step, spent[epoch], clock))
         if progress.step == plan.run.steps:  # before the checkpoint, which ends the work here
             room.save_weights(progress.params)
         room.save(_state(identity, progress, rows))
@@ -101,6 +98,20 @@ def train(config: TrialConfig, room: Room, report: Callable[[Row], None]) -> Res
         clock.checkpointed()
         report(rows[-1])
     return Result(rows, plan, secret.void)
+
+
+def prepare(config: TrialConfig, secret: Secret, device: torch.device) -> Step:
+    """Data, model, engine and budget of one trial, put together on `device`."""
+    model = build_model(config.model, config.data.spec, config.seed)
+    model = model.to(device, getattr(torch, config.train.dtype))
+    engine = VmapEngine(model, nn.functional.cross_entropy, config.train.max_physical_batch)
+    data = load(config.data, config.seed).to(device)
+    return Step(config, budget(config), data, engine, secret)
+
+
+def initial(step: Step) -> Tensors:
+    """The iterate before the first step: the model's public initial weights."""
+    return {k: p.detach().clone() for k, p in step.engine.model.named_parameters()}
 
 
 def _state(identity: str, progress: Progress, rows: list[Row]) -> dict[str, Any]:
@@ -138,16 +149,8 @@ def _spent_by_epoch(plan: Budget, config: TrialConfig) -> dict[int, float]:
     return {epoch: epsilon for (epoch, _), epsilon in zip(marks, capped, strict=True)}
 
 
-def _row(
-    epoch: int,
-    progress: Progress,
-    step: Step,
-    model: nn.Module,
-    data: Dataset,
-    epsilon: float,
-    clock: "_Clock",
-) -> Row:
-    score = evaluate(model, progress.params, data, step.dtype)
+def _row(epoch: int, progress: Progress, step: Step, epsilon: float, clock: "_Clock") -> Row:
+    score = evaluate(step.engine.model, progress.params, step.data, step.dtype)
     finite = all(bool(torch.isfinite(x).all()) for x in progress.params.values())
     if not finite or not math.isfinite(score.loss):
         raise Diverged(

@@ -148,4 +148,5 @@ class Step:
     @property
     def dtype(self) -> torch.dtype:
         """Precision of weights and gradients."""
-        return torch.float64 if self.config.train.dtype == "float64" else torch.float32
+        dtype: torch.dtype = getattr(torch, self.config.train.dtype)
+        return dtype

@@ -4,19 +4,15 @@ import time
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
 from dpsweep.config.sweep import Sweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.seeds import Secret
-from dpsweep.data.models import build as build_model
-from dpsweep.data.read import load
-from dpsweep.privacy.engine.vmap import VmapEngine
 from dpsweep.track.mlflow import check_reachable
 from dpsweep.train.budget import budget
 from dpsweep.train.check import check_trial
+from dpsweep.train.loop import initial, prepare
 from dpsweep.train.promise import trial_promise
-from dpsweep.train.step import Step
 from dpsweep.tune.charge import search_promise
 from dpsweep.tune.state import State
 
@@ -33,7 +29,7 @@ def check(sweep: Sweep, *, fetch: bool = False) -> list[str]:
     Raises:
         ConfigError: If the data are missing.
     """
-    return check_trial(sweep.promise, sweep.base.at(("data",)).split(": ")[0], fetch=fetch)
+    return check_trial(sweep.promise, sweep.base.line(("data",)), fetch=fetch)
 
 
 def check_services(sweep: Sweep, state: State, tracking_uri: str | None) -> None:
@@ -97,11 +93,8 @@ def _probe(config: TrialConfig) -> tuple[float, int]:
     """Seconds of one step, and bytes of a checkpoint; nothing trained is kept or shown."""
     threads = torch.get_num_threads()
     torch.set_num_threads(config.train.threads or threads)
-    data, dtype = load(config.data, config.seed), torch.float32
-    model = build_model(config.model, config.data.spec, config.seed).to(dtype)
-    engine = VmapEngine(model, nn.functional.cross_entropy, config.train.max_physical_batch)
-    step = Step(config, budget(config), data, engine, Secret.draw())
-    progress = step.start({k: p.detach().clone() for k, p in model.named_parameters()})
+    step = prepare(config, Secret.draw(), torch.device("cpu"))
+    progress = step.start(initial(step))
     step(progress)
     start = time.perf_counter()
     for _ in range(_PROBE_STEPS):

@@ -6,7 +6,6 @@ with. The same call made twice leaves the same state.
 """
 
 import math
-import time
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -131,7 +130,7 @@ class Study:
     def ask(self) -> Record:
         """The next trial, stored with its config before this returns."""
         number = self.num_asked()
-        self._study.sampler = sampler(self.sweep.config.sampler, self.sweep.config.seed, number)
+        self._seed(number)
         trial = self._study.ask()
         assert trial.number == number, "a sweep has one driver, and it holds the lease"
         return self._draw(trial)
@@ -141,8 +140,12 @@ class Study:
         frozen = self._frozen(number)
         if "config" in frozen.user_attrs:
             return _record(frozen)
+        self._seed(number)
+        return self._draw(self._open_trial(frozen))
+
+    def _seed(self, number: int) -> None:
+        """Sets the sampler for one trial; before the trial is opened, since that may sample."""
         self._study.sampler = sampler(self.sweep.config.sampler, self.sweep.config.seed, number)
-        return self._draw(optuna.Trial(self._study, frozen._trial_id))
 
     def _draw(self, trial: optuna.Trial) -> Record:
         tree, knobs = self.sweep.space.draw(self.sweep.base.tree, OptunaDraw(trial))
@@ -152,13 +155,12 @@ class Study:
             self._study.tell(trial, state=TrialState.FAIL)
             raise ConfigError(f"trial {trial.number} of the search is no valid config: {e}") from e
         trial.set_user_attr("knobs", knobs)
-        trial.set_user_attr("started", time.time())
         trial.set_user_attr("config", config.model_dump(mode="json"))
         return self.record(trial.number)
 
     def hand_out(self, number: int, *, void: bool) -> Record:
         """Notes that a trial's secret exists: from now on it must never be drawn again."""
-        trial = optuna.Trial(self._study, self._frozen(number)._trial_id)
+        trial = self._open_trial(self._frozen(number))
         trial.set_user_attr("void", void)
         trial.set_user_attr("handed_out", True)
         return self.record(number)
@@ -169,14 +171,14 @@ class Study:
         known = frozen.user_attrs.get("row")
         if frozen.state.is_finished() or (known and row["epoch"] <= known["epoch"]):
             return False
-        trial = optuna.Trial(self._study, frozen._trial_id)
+        trial = self._open_trial(frozen)
         trial.report(row[self.sweep.config.objective.metric], int(row["epoch"]))
         trial.set_user_attr("row", row)
         return True
 
     def should_prune(self, number: int) -> bool:
         """True if the trial does too badly to go on."""
-        return optuna.Trial(self._study, self._frozen(number)._trial_id).should_prune()
+        return self._open_trial(self._frozen(number)).should_prune()
 
     def tell(self, number: int, end: TrialEnd, *, reason: str | None = None) -> Record:
         """Ends a trial. A complete one without a finite objective counts as failed."""
@@ -186,7 +188,7 @@ class Study:
         value = _objective(frozen, self.sweep)
         if end == "complete" and value is None:
             end, reason = "failed", f"{self.sweep.config.objective.metric} is not a finite number"
-        trial = optuna.Trial(self._study, frozen._trial_id)
+        trial = self._open_trial(frozen)
         trial.set_user_attr("reason", reason)
         self._study.tell(
             frozen.number, values=value if end == "complete" else None, state=_ENDS[end]
@@ -198,6 +200,10 @@ class Study:
         done = [r for r in self.records() if r.state == "complete" and r.value is not None]
         sign = -1 if self._study.direction == optuna.study.StudyDirection.MAXIMIZE else 1
         return sorted(done, key=lambda r: (sign * (r.value or 0.0), r.number))
+
+    def _open_trial(self, frozen: FrozenTrial) -> optuna.Trial:
+        """A trial of the storage as one that can be written to."""
+        return optuna.Trial(self._study, frozen._trial_id)
 
     def _frozen(self, number: int) -> FrozenTrial:
         return self._study.get_trials(deepcopy=False)[number]

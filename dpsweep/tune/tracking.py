@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,7 @@ def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return out
 
 
+@cache
 def provenance() -> dict[str, str]:
     """Versions of what took part, and the commit of the folder the sweep was launched in."""
     tags = {"dpsweep.version": __version__, "python": sys.version.split()[0]}
