@@ -12,7 +12,7 @@ from dpsweep.core.strict import Strict
 from dpsweep.core.types import Row
 from dpsweep.privacy.statement import shown_epsilon
 from dpsweep.train.budget import budget
-from dpsweep.train.check import check_trial
+from dpsweep.train.check import check_sweep, check_trial
 from dpsweep.train.loop import train as train_config
 from dpsweep.train.promise import trial_promise
 from dpsweep.train.room import Room
@@ -23,13 +23,13 @@ def check(file: Path, settings: list[str], fetch: bool) -> None:
     source = read_yaml(file)
     if "search" in source.tree:
         sweep = load_sweep(file, settings)
-        config, base, corners = sweep.promise, sweep.base, list(sweep.corners())
-        shown = f"{len(corners)} corners of the space are valid trials"
+        warn(check_sweep(sweep, fetch=fetch))
+        config, shown = sweep.promise, f"{len(list(sweep.corners()))} corners of the space"
+        shown += " are valid trials"
     else:
         base = trial_source(source, settings)
-        config, corners = load_trial(base), []
-        shown = "a valid trial"
-    warn(check_trial(config, base.line(("data",)), fetch=fetch))
+        config, shown = load_trial(base), "a valid trial"
+        warn(check_trial(config, base, fetch=fetch))
     plan = budget(config)
     words = trial_promise(config, plan.epsilon, plan.run.noise_multiplier)
     console().print(f"{file}: {shown}.\nFirst one: {plan.run.steps} steps. {words}")
@@ -41,7 +41,7 @@ def train(file: Path, settings: list[str], out: Path | None, fetch: bool, quiet:
     if "search" in source.tree:
         raise ConfigError(f"{file}: is a sweep, not a trial. Run it with: dpsweep launch {file}")
     config = load_trial(source)
-    warn(check_trial(config, source.line(("data",)), fetch=fetch))
+    warn(check_trial(config, source, fetch=fetch))
     folder = out or _free(Path("runs") / file.stem, config)
     if not _is_open(folder, config):
         raise StateError(

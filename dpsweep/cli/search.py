@@ -18,7 +18,8 @@ from dpsweep.report.finish import finish
 from dpsweep.report.live import Progress, shown
 from dpsweep.report.tables import trial_table
 from dpsweep.track.server import without_password
-from dpsweep.tune.check import check, check_services
+from dpsweep.train.check import check_sweep
+from dpsweep.tune.check import check_services
 from dpsweep.tune.check import plan as make_plan
 from dpsweep.tune.launch import Session, concurrency, new_session, old_session
 from dpsweep.tune.state import State
@@ -45,7 +46,7 @@ class Options:
 def plan(file: Path, settings: list[str], as_json: bool) -> None:
     """Prints what a sweep will take on this machine."""
     sweep = load_sweep(file, settings)
-    warn(check(sweep))
+    warn(check_sweep(sweep))
     cores = {"CPU": float(os.cpu_count() or 1), "GPU": float(sweep.config.resources.gpu > 0)}
     made = make_plan(sweep, concurrency(sweep.config.resources, cores))
     if as_json:
@@ -69,7 +70,7 @@ def launch(file: Path, settings: list[str], options: Options, *, fetch: bool, un
     if unique:
         free = next(n for n in _numbered(sweep.name) if not state.sweep(n).path.exists())
         sweep = load_sweep(file, [*settings, f"name={free}"])
-    warn(check(sweep, fetch=fetch))
+    warn(check_sweep(sweep, fetch=fetch))
     check_services(sweep, state, options.tracking_uri)
     check_target(options.target(sweep.name))
     with cluster(options.address):

@@ -93,6 +93,9 @@ def _locate(
     field: FieldInfo | None = None
     members: list[type[BaseModel]] = [model] if model else []
     for part in loc:
+        if isinstance(part, int):  # one item of a list
+            place.append(part)
+            continue
         tagged = [m for m in members if len(members) > 1 and _tag(m) == part]
         if tagged:
             members = tagged

@@ -44,6 +44,8 @@ def spelled_source(source: Source, model: type[BaseModel]) -> Source:
 
 
 def _spelled_tree(tree: Any, models: Models) -> Any:
+    if isinstance(tree, list):
+        return [_spelled_tree(item, models) for item in tree]
     if not isinstance(tree, dict):
         return tree
     letters = _letters(models)
@@ -62,5 +64,7 @@ def _letters(models: Models) -> Mapping[str, str]:
 
 
 def _inside(models: Models, part: str | int) -> Models:
+    if str(part).isdigit():  # one item of a list
+        return models
     fields = [model.model_fields.get(str(part)) for model in models]
     return [inner for field in fields if field for inner in models_in(field.annotation)]

@@ -117,13 +117,34 @@ def with_overrides(
 
 
 def put(tree: Tree, path: Path_, value: Any) -> Tree:
-    """A copy of `tree` with `value` at `path`, mappings made on the way where there are none."""
+    """A copy of `tree` with `value` at `path`, mappings made on the way where there are none.
+
+    Raises:
+        ConfigError: If the path counts into a list and beyond its end.
+    """
     head, *rest = path
     inner = value
     if rest:
         below = tree.get(str(head))
-        inner = put(below if isinstance(below, dict) else {}, tuple(rest), value)
+        if isinstance(below, list):
+            inner = _put_in_list(below, path, value)
+        else:
+            inner = put(below if isinstance(below, dict) else {}, tuple(rest), value)
     return {**tree, str(head): inner}
+
+
+def _put_in_list(items: list[Any], path: Path_, value: Any) -> list[Any]:
+    """A copy of `items`, which stand at path[0], with `value` at path[1:]."""
+    head, at, *rest = path
+    if not str(at).isdigit() or int(at) >= len(items):
+        raise ConfigError(
+            f"{'.'.join(map(str, path))}: {head} is a list of {len(items)}, counted from 0, and "
+            f"{at!r} is none of them"
+        )
+    old = items[int(at)]
+    tree = old if isinstance(old, dict) else {}
+    new = put(tree, tuple(rest), value) if rest else value
+    return [*items[: int(at)], new, *items[int(at) + 1 :]]
 
 
 def validate(kind: type[Model] | Any, source: Source) -> Model:

@@ -1,12 +1,12 @@
 """The privacy promise of one trial."""
 
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from dpsweep.config.clipping import ClippingConfig, FlatClipping
 from dpsweep.core.errors import Misfit
 from dpsweep.core.strict import Strict
-from dpsweep.privacy.clip import CLIPPINGS, Clip
 
 _LEAST_DELTA = 1e-12
 
@@ -30,10 +30,18 @@ class PrivacyConfig(Strict):
     """Noise standard deviation on the summed gradient, in units of `clip_norm`. 0: not private."""
 
     clip_norm: float = Field(default=1.0, ge=1e-6)
-    """L2 bound on one example's answer, in gradient units."""
+    """L2 bound on one example's answer, in gradient units; the first, if clipping adapts."""
 
-    clipping: Literal["flat", "automatic"] = "flat"
-    """flat scales down what is longer than clip_norm; automatic scales everything to it."""
+    clipping: ClippingConfig = FlatClipping()
+    """flat, automatic, per_layer or adaptive; the spectral methods' own is per_layer."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _style_by_name_alone(cls, data: Any) -> Any:
+        match data:
+            case {"clipping": str(name)}:
+                return {**data, "clipping": {"name": name}}
+        return data
 
     @model_validator(mode="after")
     def _one_of_budget_and_noise(self) -> Self:
@@ -61,8 +69,3 @@ class PrivacyConfig(Strict):
                 "fails; write delta: auto for num_examples^-1.1",
             )
         return self
-
-    @property
-    def clip(self) -> Clip:
-        """The style of clipping at this norm."""
-        return CLIPPINGS[self.clipping](self.clip_norm)

@@ -166,8 +166,12 @@ class Sweep:
         if isinstance(train, dict):
             device = "cuda" if resources.gpu else "cpu"
             tree = {**tree, "train": {"device": device, "threads": resources.cpu, **train}}
-        elsewhere = {**self.base.elsewhere, **self.origins}
-        return load_trial(replace(self.base, tree=tree, elsewhere=elsewhere))
+        return load_trial(replace(self.origin, tree=tree))
+
+    @property
+    def origin(self) -> Source:
+        """Where the values of a drawn trial come from: the base config or the search."""
+        return replace(self.base, elsewhere={**self.base.elsewhere, **self.origins})
 
     def corners(self) -> Iterator[TrialConfig]:
         """Every end of every range and every option, one at a time, the rest at their first."""

@@ -13,8 +13,10 @@ from dpsweep.core.errors import Misfit
 from dpsweep.core.strict import Strict
 from dpsweep.data.datasets import DataConfig
 from dpsweep.data.models import ModelConfig
-from dpsweep.methods import METHODS, MethodConfig
+from dpsweep.methods import METHODS, MethodConfig, compose
+from dpsweep.methods import build as build_method
 from dpsweep.optim import OptimizerConfig
+from dpsweep.privacy.query import Apart
 
 
 class TrainConfig(Strict):
@@ -70,23 +72,45 @@ class TrialConfig(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def _methods_own_base(cls, data: Any) -> Any:
-        """Names the optimizer after the method where the file leaves that open."""
+    def _methods_own_base_and_clipping(cls, data: Any) -> Any:
+        """The method's own optimizer and style of clipping where the file leaves them open."""
         match data:
-            case {"optimizer": dict(optimizer), "method": {"name": str(name)}}:
-                if "name" not in optimizer:
-                    own = METHODS[name].bases[0] if name in METHODS else "sgd"
-                    return {**data, "optimizer": {"name": own, **optimizer}}
+            case {"method": {"compose": dict(parts)}}:
+                data = {**data, "method": {"name": "compose", **data["method"]}}
+                own = {"optimizer": {"name": parts.get("base", "sgd")}}
+            case {"method": {"name": str(name)}} if name in METHODS:
+                own = {
+                    "optimizer": {"name": METHODS[name].bases[0]},
+                    "privacy": {"clipping": METHODS[name].clipping},
+                }
+            case _:
+                own = {"optimizer": {"name": "sgd"}}
+        for section, default in own.items():
+            if isinstance(data, dict) and isinstance(data.get(section), dict):
+                data = {**data, section: {**default, **data[section]}}
         return data
 
     @model_validator(mode="after")
     def _method_takes_this_base(self) -> Self:
         bases = METHODS[self.method.name].bases
+        if isinstance(self.method, compose.Config):
+            bases = (self.method.compose.base,)
         if self.optimizer.name not in bases:
             raise Misfit(
                 "optimizer.name",
                 f"{self.method.name} steps with {' or '.join(bases)}, got {self.optimizer.name}. "
                 f"Delete optimizer.name, or choose another method.name",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _clipping_suits_the_query(self) -> Self:
+        split = isinstance(build_method(self.method).query, Apart)
+        if split and self.privacy.clipping.name == "adaptive":
+            raise Misfit(
+                "privacy.clipping",
+                "adaptive follows the norm of one answer, and predictor: split clips two. Use "
+                "clipping: flat, or predictor: joint",
             )
         return self
 

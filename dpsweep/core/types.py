@@ -18,10 +18,12 @@ PerExample = NewType("PerExample", Tensors)
 """Leaf shape (B, *param.shape): the answer of each of B examples. Private."""
 
 Clipped = NewType("Clipped", Tensors)
-"""Leaf shape (*param.shape): sum of answers, each of L2 norm at most clip_norm. Private."""
+"""Sum of answers, each of L2 norm at most clip_norm over all leaves together. Private.
+
+Leaf shape (*param.shape), or the white coordinates of privacy/geometry.py."""
 
 Released = NewType("Released", Tensors)
-"""Leaf shape (*param.shape): one noisy mean gradient. Safe to post-process."""
+"""The same leaves, noisy and divided by the expected batch size. Safe to post-process."""
 
 Row = dict[str, float]
 """One report of a trial: `epoch`, `step`, and released or public figures by metric name."""

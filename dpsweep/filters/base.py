@@ -1,12 +1,21 @@
 """What a filter is, what it may know, and how several make one."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from math import pi, prod
+from typing import Any, ClassVar, Protocol
+
+import torch
 
 from dpsweep.core.types import Released, Tensors
 
 State = Any
-"""A filter's memory: None, tensors, and tuples or dicts of these (torch.save with weights_only)."""
+"""A filter's memory: None, numbers, tensors, and tuples or dicts of these.
+
+Never changed in place, and saved by torch.save with weights_only.
+"""
+
+
+_FREQUENCIES = 2**19
 
 
 @dataclass(frozen=True)
@@ -30,15 +39,31 @@ class Public:
 class Filter(Protocol):
     """A causal map from a stream of released gradients to a stream of updates."""
 
+    over_time: ClassVar[bool]
+    """True if it mixes steps; False if it mixes the coordinates of one step."""
+
     @property
     def noise_gain(self) -> float:
         """Output variance per unit of white input variance, in the steady state."""
+
+    def frequency_response(self, at: Any) -> torch.Tensor:
+        """Gain at each frequency; see the room of the filter for what `at` is."""
 
     def init(self, params: Tensors) -> State:
         """Returns the state before the first step, on the devices of `params`."""
 
     def apply(self, grad: Released, state: State, public: Public) -> tuple[Released, State]:
         """Returns the filtered gradient and the next state; leaves `grad` unchanged."""
+
+
+class Gain(Filter, Protocol):
+    """A filter g~_t = (1 - k_t) g~_{t-1} + k_t r_t whose gain is known before training.
+
+    DiSK's query needs it: the weights of its two points are functions of k_t.
+    """
+
+    def gain_at(self, step: int) -> float:
+        """k_t, in (0, 1]: the weight of the newest gradient at `step`, counted from 0."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +75,24 @@ class Chain:
     """
 
     links: tuple[Filter, ...]
+
+    @property
+    def noise_gain(self) -> float:
+        """That of all links together, in the steady state.
+
+        Filters over coordinates multiply their gains. Those over time do not, since what the
+        first leaves is no longer white: theirs is the mean of |H_1|^2 |H_2|^2 ... over the
+        circle, here at half a million frequencies.
+        """
+        over_time = [link for link in self.links if link.over_time]
+        gain = prod(link.noise_gain for link in self.links if not link.over_time)
+        if len(over_time) < 2:
+            return gain * prod(link.noise_gain for link in over_time)
+        w = torch.arange(_FREQUENCIES, dtype=torch.float64) * (2 * pi / _FREQUENCIES)
+        power = torch.ones_like(w)
+        for link in over_time:
+            power *= link.frequency_response(w).abs().square()
+        return gain * float(power.mean())
 
     def init(self, params: Tensors) -> State:
         return tuple(link.init(params) for link in self.links)

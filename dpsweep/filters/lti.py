@@ -1,4 +1,4 @@
-"""Linear time-invariant filters: the same weights at every step and coordinate.
+"""Filters of first order: one remembered gradient, the same weights at every coordinate.
 
 The released gradient at step t is signal plus white noise, r_t = s_t + w_t. Training moves
 slowly, so s_t lives at low frequencies; w_t is spread evenly over all of them. A low-pass
@@ -9,15 +9,21 @@ tests/filters/test_lti.py measures both:
                             1 at w = 0, so a constant gradient is kept whole
     noise_gain              output variance per unit of white input variance
 
-Read filters/base.py first.
+Both are those of the settled filter. `Momentum` alone does not keep a constant gradient as it
+is, but adds it up. Filters of higher order are in filters/iir.py. Read filters/base.py first.
 """
 
 from dataclasses import dataclass
+from math import exp, isfinite, log1p, sqrt
+from typing import ClassVar
 
 import torch
 
 from dpsweep.core.types import Released, Tensors
 from dpsweep.filters.base import Public, State
+
+_LEAST_DRIFT = 1e-24
+"""Variance a step must add, in units of the noise's: below, the gain is 0 within rounding."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,8 @@ class Ema:
     0.3333333333333333
     """
 
+    over_time: ClassVar[bool] = True
+
     gain: float
 
     def __post_init__(self) -> None:
@@ -57,11 +65,175 @@ class Ema:
         """Complex gain at each angular frequency in `w`, shape (W,), radians per step."""
         return self.gain / (1 - (1 - self.gain) * torch.exp(-1j * w))
 
+    def gain_at(self, step: int) -> float:
+        """The same at every step."""
+        return self.gain
+
     def init(self, params: Tensors) -> State:
         return None
 
     def apply(self, grad: Released, state: State, public: Public) -> tuple[Released, State]:
-        if state is None:  # m_0 = r_0: starting from zero would shrink the first steps
+        return _average(self.gain, grad, state)
+
+
+@dataclass(frozen=True)
+class Riccati:
+    """Kalman filter of a drifting gradient: its gain follows from two standard deviations.
+
+        k_t = (p + v + h) / (p + v + 1),   p <- (1 - h) (p + v + h) / (p + v + 1),   p = 1 at first
+        g~_t = (1 - k_t) g~_{t-1} + k_t r_t,                                         g~_{-1} = r_0
+
+    p is the variance of the estimate's error, v = process^2, h = hessian^2, all in units of
+    the variance of the noise in the released gradient, which is known. The recursion has the
+    paper's limits, as it prints them (s = v + h):
+
+        p_inf = (sqrt(s) sqrt(4 + v - 3 h) - s) / 2,    k_inf = (p_inf + s) / (p_inf + v + 1)
+
+    and is a ratio of two linear functions of p, so that p_t has a closed form: with q = p_inf
+    and R_t = (1 - k_inf)^(2 t) (1 - q) / (1 + q + s), it is (q + R_t (q + s)) / (1 - R_t). The gain
+    of any step therefore costs the same and needs no memory, also where a run is resumed.
+
+    Attributes:
+        process: Standard deviation of the gradient's own drift in a step, at least 0, in units
+            of the noise's: the paper's sigma_v / sigma_w.
+        hessian: Standard deviation of the predicted change's error, in [0, 1), in units of
+            the noise's: the paper's sigma_H / sigma_w.
+
+    Raises:
+        ValueError: If either is outside its range or NaN, or if both are 0 or below 1e-12.
+
+    Source: Zhang et al., DiSK, arXiv:2410.03883, section 3.3, appendix A.3, and Algorithm 2,
+    whose first line sets p to the noise's variance: the first estimate is a noisy release.
+
+    >>> filter_ = Riccati(process=0.5, hessian=0.0)
+    >>> [round(filter_.gain_at(t), 3) for t in (0, 1, 2, 9)]
+    [0.556, 0.446, 0.41, 0.39]
+    """
+
+    over_time: ClassVar[bool] = True
+
+    process: float
+    hessian: float
+
+    def __post_init__(self) -> None:
+        if not (self.process >= 0 and isfinite(self.process * self.process)):
+            raise ValueError(
+                f"Riccati.process must be a finite number, 0 or more, got {self.process}. It is "
+                "the gradient's drift in a step, in units of the noise; 0.1 averages some 10 steps."
+            )
+        if not 0 <= self.hessian < 1:
+            raise ValueError(
+                f"Riccati.hessian must lie in [0, 1), got {self.hessian}. It is the error of the "
+                "predicted change, in units of the noise, of which it is a part."
+            )
+        if not self._drift > _LEAST_DRIFT:
+            raise ValueError(
+                "Riccati.process and hessian must not both be 0 or next to it, got "
+                f"{self.process} and {self.hessian}: the gain would be 0, and nothing would be "
+                "learned after the first step. Raise one of them, say process to 0.1."
+            )
+
+    @property
+    def settled_gain(self) -> float:
+        """k_inf, in (0, 1]."""
+        return self._gain(self._settled_error)
+
+    @property
+    def noise_gain(self) -> float:
+        """That of the average with the settled gain, k_inf / (2 - k_inf)."""
+        return Ema(self.settled_gain).noise_gain
+
+    def frequency_response(self, w: torch.Tensor) -> torch.Tensor:
+        """Of the settled filter, at each angular frequency in `w`, shape (W,), rad per step."""
+        return Ema(self.settled_gain).frequency_response(w)
+
+    def gain_at(self, step: int) -> float:
+        """k_t, in (0, 1]."""
+        error, drift = self._settled_error, self._drift
+        decay = exp(-2 * step * log1p((error + drift) / self._kept))  # (1 - k_inf)^(2 t)
+        left = decay * (1 - error) / (1 + error + drift)
+        return self._gain((error + left * (error + drift)) / (1 - left))
+
+    def init(self, params: Tensors) -> State:
+        return None
+
+    def apply(self, grad: Released, state: State, public: Public) -> tuple[Released, State]:
+        return _average(self.gain_at(public.step), grad, state)
+
+    @property
+    def _drift(self) -> float:
+        """Variance s = v + h that one step adds."""
+        return self.process * self.process + self.hessian * self.hessian
+
+    @property
+    def _kept(self) -> float:
+        """1 - h, the part of the noise's variance that a correction can remove."""
+        return 1 - self.hessian * self.hessian
+
+    @property
+    def _settled_error(self) -> float:
+        """p_inf, the positive root of p^2 + s p - (1 - h) s, written without cancellation."""
+        return 2 * self._kept / (1 + sqrt(1 + 4 * self._kept / self._drift))
+
+    def _gain(self, error: float) -> float:
+        """(p + s) / (p + v + 1), the denominator being p + s + (1 - h)."""
+        return 1 / (1 + self._kept / (error + self._drift))
+
+
+@dataclass(frozen=True)
+class Momentum:
+    """Heavy ball, unnormalised: what the outer momentum of InnerOuter is.
+
+        m_t = beta m_{t-1} + r_t,      m_{-1} = 0
+
+    The one filter here whose gain at zero frequency is not 1 but 1 / (1 - beta): a constant
+    gradient comes out that much longer, and a learning rate must be that much smaller.
+
+    Attributes:
+        beta: Share of the last momentum that is kept, in [0, 1). 0 is no filter.
+
+    Raises:
+        ValueError: If beta is outside [0, 1) or NaN.
+
+    Source: Xiao et al. 2023, InnerOuter.
+
+    >>> round(Momentum(beta=0.9).noise_gain, 6)     # while a constant gradient grows tenfold
+    5.263158
+    """
+
+    over_time: ClassVar[bool] = True
+
+    beta: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.beta < 1:
+            raise ValueError(
+                f"Momentum.beta must lie in [0, 1), got {self.beta}. "
+                "0 is no filter; from 1 on the sum of past noise would never fade."
+            )
+
+    @property
+    def noise_gain(self) -> float:
+        """Sum of squared impulse response, 1 / (1 - beta^2); reached as t grows."""
+        return 1 / (1 - self.beta**2)
+
+    def frequency_response(self, w: torch.Tensor) -> torch.Tensor:
+        """Complex gain at each angular frequency in `w`, shape (W,), radians per step."""
+        return 1 / (1 - self.beta * torch.exp(-1j * w))
+
+    def init(self, params: Tensors) -> State:
+        return None
+
+    def apply(self, grad: Released, state: State, public: Public) -> tuple[Released, State]:
+        if state is None:
             return grad, grad
-        mean = Released({k: torch.lerp(state[k], g, self.gain) for k, g in grad.items()})
-        return mean, mean
+        m = Released({k: torch.add(g, state[k], alpha=self.beta) for k, g in grad.items()})
+        return m, m
+
+
+def _average(gain: float, grad: Released, last: Released | None) -> tuple[Released, State]:
+    """(1 - gain) last + gain grad, or grad where it is the first, as output and state."""
+    if last is None:  # starting from zero would shrink the first steps
+        return grad, grad
+    mean = Released({k: torch.lerp(last[k], g, gain) for k, g in grad.items()})
+    return mean, mean

@@ -8,20 +8,54 @@ from typing import Annotated
 
 from pydantic import Field
 
-from dpsweep.methods import disk, dp_adam, dp_sgd, fftkf
+from dpsweep.methods import (
+    block_spectral_dp,
+    compose,
+    disk,
+    doppler,
+    dp_adam,
+    dp_adambc,
+    dp_pmlf,
+    dp_sgd,
+    fftkf,
+    innerouter,
+    spectral_dp,
+)
 from dpsweep.methods.base import Entry, Method
 
-ANY_BASE = ("sgd", "adam", "adamw")
+_SGD = ("sgd",)
+_ANY = ("sgd", "adam", "adamw", "adambc")
+_LAYERS = "per_layer"
 
 METHODS: dict[str, Entry] = {
-    "dp_sgd": Entry(dp_sgd.Config, dp_sgd.build, ("sgd",), paper="arXiv:1607.00133"),
-    "dp_adam": Entry(dp_adam.Config, dp_adam.build, ("adam", "adamw"), paper="arXiv:1607.00133"),
-    "disk": Entry(disk.Config, disk.build, ANY_BASE, paper="arXiv:2410.03883"),
-    "fftkf": Entry(fftkf.Config, fftkf.build, ANY_BASE, paper="Shin et al., FFTKF"),
+    "dp_sgd": Entry.of(dp_sgd, _SGD, "arXiv:1607.00133"),
+    "dp_adam": Entry.of(dp_adam, ("adam", "adamw"), "arXiv:1607.00133"),
+    "dp_adambc": Entry.of(dp_adambc, ("adambc",), "arXiv:2312.14334"),
+    "doppler": Entry.of(doppler, _ANY, "arXiv:2408.13460"),
+    "disk": Entry.of(disk, _ANY, "arXiv:2410.03883"),
+    "fftkf": Entry.of(fftkf, _ANY, "Shin et al., FFTKF"),
+    "innerouter": Entry.of(innerouter, _ANY, "Xiao et al. 2023"),
+    "dp_pmlf": Entry.of(dp_pmlf, _ANY, "DP-PMLF"),
+    "spectral_dp": Entry.of(spectral_dp, _ANY, "Feng et al. 2023", _LAYERS),
+    "block_spectral_dp": Entry.of(block_spectral_dp, _ANY, "Feng et al. 2023", _LAYERS),
+    "compose": Entry.of(compose, _ANY, ""),
 }
 
+PUBLISHED = tuple(name for name, entry in METHODS.items() if entry.paper)
+"""The methods of the papers, without the one you put together yourself."""
+
 MethodConfig = Annotated[
-    dp_sgd.Config | dp_adam.Config | disk.Config | fftkf.Config,
+    dp_sgd.Config
+    | dp_adam.Config
+    | dp_adambc.Config
+    | doppler.Config
+    | disk.Config
+    | fftkf.Config
+    | innerouter.Config
+    | dp_pmlf.Config
+    | spectral_dp.Config
+    | block_spectral_dp.Config
+    | compose.Config,
     Field(discriminator="name"),
 ]
 """Any method's tunables, told apart by `name`."""

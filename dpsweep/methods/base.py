@@ -1,11 +1,13 @@
 """What a method is: where it asks, and what it does to the released answers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 from dpsweep.core.strict import Strict
 from dpsweep.filters.base import Chain, Filter
+from dpsweep.privacy.geometry import Spectral
 from dpsweep.privacy.query import HERE, Query
 
 
@@ -16,10 +18,12 @@ class Method:
     Attributes:
         query: Public points each example is asked at. Their weighted sum is clipped.
         filters: What the released gradient passes, in order, before the base optimizer.
+        geometry: The space in which answers are clipped; the parameters' own if None.
     """
 
     query: Query = HERE
     filters: tuple[Filter, ...] = ()
+    geometry: Spectral | None = None
 
     @property
     def chain(self) -> Chain:
@@ -36,9 +40,20 @@ class Entry:
         build: Config -> Method.
         bases: Names of the base optimizers it may have; the first is its own.
         paper: Where it is described.
+        space: What is searched by default, as `search:` in a sweep file has it.
+        clipping: The style of clipping it has where a file says nothing.
     """
 
     config: type[Strict]
     build: Callable[[Any], Method]
     bases: tuple[str, ...]
     paper: str
+    space: Mapping[str, Any]
+    clipping: str = "flat"
+
+    @classmethod
+    def of(
+        cls, module: ModuleType, bases: tuple[str, ...], paper: str, clipping: str = "flat"
+    ) -> "Entry":
+        """The line of a method's module, which has Config, build and SPACE."""
+        return cls(module.Config, module.build, bases, paper, module.SPACE, clipping)

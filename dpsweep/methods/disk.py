@@ -1,5 +1,6 @@
 """DiSK: a simplified Kalman filter over the gradient's path."""
 
+from dataclasses import dataclass
 from math import isclose
 from typing import Literal, Self
 
@@ -7,19 +8,64 @@ from pydantic import Field, model_validator
 
 from dpsweep.core.errors import Misfit
 from dpsweep.core.strict import Strict
-from dpsweep.filters.lti import Ema
+from dpsweep.filters.base import Gain
+from dpsweep.filters.lti import Ema, Riccati
 from dpsweep.methods.base import Method
-from dpsweep.privacy.query import HERE, Ask, Query
+from dpsweep.privacy.query import HERE, Ask, Joint, Query
+
+
+@dataclass(frozen=True)
+class LookAhead(Joint):
+    """Two points whose weighted sum carries the Kalman filter's prediction.
+
+        {(1-c, x_t), (c, x_t + gamma d_{t-1})},     c = (1 - k_t) / (k_t gamma)
+
+    One point only where the other's weight is zero.
+
+    Attributes:
+        gain: k_t, a function of the step alone.
+        gamma: Look-ahead in units of the last step; None for (1 - k_t) / k_t, where c = 1.
+    """
+
+    gain: Gain
+    gamma: float | None
+
+    @property
+    def memory(self) -> int:
+        return 2
+
+    def asks(self, step: int) -> tuple[Ask, ...]:
+        gain = self.gain.gain_at(step)
+        ahead = (1 - gain) / gain if self.gamma is None else self.gamma
+        if gain == 1:
+            return (Ask(1.0),)
+        c = (1 - gain) / (gain * ahead)
+        if isclose(c, 1):
+            return (Ask(1.0, ahead=ahead),)
+        return (Ask(1 - c), Ask(c, ahead=ahead))
 
 
 class Gains(Strict):
-    """The two tunables of the Kalman filter, shared with FFTKF."""
+    """The tunables of the Kalman filter, shared with FFTKF."""
 
     kappa: float = Field(default=0.7, gt=0, le=1)
-    """Kalman gain: weight of the new noisy gradient. 1 is plain DP-SGD. Print: 0.7."""
+    """Kalman gain: weight of the new noisy gradient. 1 is plain DP-SGD. Print: 0.7, grid 0.5 to
+    0.99. With gain: riccati it is not used."""
 
-    gamma: float = Field(default=0.5)
-    """Look-ahead distance, in units of the last step x_t - x_{t-1}. Print: 0.5; not 0."""
+    gamma: float | Literal["one_point"] = 0.5
+    """Look-ahead distance, in units of the last step x_t - x_{t-1}; not 0. Print: 0.5, grid 0.2 to
+    3; -1 is variance reduction; one_point is (1-kappa)/kappa, where one gradient is enough."""
+
+    gain: Literal["constant", "riccati"] = "constant"
+    """constant: kappa at every step. riccati: the filter's own gain, from process and hessian."""
+
+    process: float = Field(default=0.5, ge=0, le=1e6)
+    """sigma_v, how far the gradient moves in a step beyond the prediction, in units of the noise's
+    standard deviation sigma C / B. Used with gain: riccati."""
+
+    hessian: float = Field(default=0.1, ge=0, lt=1)
+    """sigma_H, the error of the prediction, in units of the noise's standard deviation. Used with
+    gain: riccati."""
 
     @model_validator(mode="after")
     def _gamma_divides(self) -> Self:
@@ -32,18 +78,27 @@ class Gains(Strict):
             )
         return self
 
+    @model_validator(mode="after")
+    def _riccati_learns(self) -> Self:
+        try:
+            _ = self.average
+        except ValueError as e:
+            raise Misfit("process", str(e).removesuffix(".")) from e
+        return self
+
+    @property
+    def average(self) -> Gain:
+        """The filter's correction: an average with this gain."""
+        if self.gain == "riccati":
+            return Riccati(process=self.process, hessian=self.hessian)
+        return Ema(gain=self.kappa)
+
     @property
     def query(self) -> Query:
-        """{(1-c, x_t), (c, x_t + gamma d_{t-1})} with c = (1-kappa)/(kappa gamma).
-
-        One point where the other's weight is zero.
-        """
-        c = (1 - self.kappa) / (self.kappa * self.gamma)
-        if c == 0:
+        """Where the filter's prediction asks."""
+        if self.gain == "constant" and self.kappa == 1:
             return HERE
-        if isclose(c, 1):
-            return (Ask(weight=1.0, ahead=self.gamma),)
-        return (Ask(weight=1 - c), Ask(weight=c, ahead=self.gamma))
+        return LookAhead(self.average, None if self.gamma == "one_point" else self.gamma)
 
 
 class Config(Gains):
@@ -52,15 +107,25 @@ class Config(Gains):
     name: Literal["disk"] = "disk"
 
 
+SPACE = {
+    "optimizer.lr": {"log_uniform": [0.1, 10]},
+    "method.kappa": {"uniform": [0.3, 1.0]},
+    "method.gamma": {"choice": ["one_point", -1, 0.2, 0.5, 1, 2, 3]},
+}
+
+
 def build(config: Config) -> Method:
     """Ask at x_t and ahead of it, then average over time (Zhang et al., arXiv:2410.03883).
 
-        g~_t = (1 - kappa) g~_{t-1} + kappa r_t,      g~_{-1} = r_0
+        a_i  = (1-c) grad f(x_t; xi_i) + c grad f(x_t + gamma d_{t-1}; xi_i)
+        g~_t = (1 - k_t) g~_{t-1} + k_t r_t,      g~_{-1} = r_0,      c = (1 - k_t) / (k_t gamma)
 
-    To first order the weighted pair is g(x_t) + (1 - kappa)/kappa * H (x_t - x_{t-1}), H the
-    Hessian, so the average carries the Kalman filter's prediction as well as its correction.
+    To first order a_i is g(x_t) + (1 - k)/k H (x_t - x_{t-1}), H the Hessian, so the average
+    carries the Kalman filter's prediction as well as its correction. k_t is the constant kappa,
+    or follows the scalar Riccati equation of the paper's section 3.3.
 
-    Private because both points are functions of past releases and the pair's weighted sum is
-    clipped as one answer: one release a step, as in DP-SGD. The average sees releases alone.
+    Private because both points are functions of past releases, k_t is one of the step alone, and
+    the pair's weighted sum is clipped as one answer: one release a step, as in DP-SGD. Clipping
+    each gradient first would let one example move the sum by (|1-c| + |c|) C.
     """
-    return Method(query=config.query, filters=(Ema(gain=config.kappa),))
+    return Method(query=config.query, filters=(config.average,))

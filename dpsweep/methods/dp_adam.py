@@ -12,6 +12,9 @@ class Config(Strict):
     name: Literal["dp_adam"] = "dp_adam"
 
 
+SPACE = {"optimizer.lr": {"log_uniform": [0.0003, 0.03]}}
+
+
 def build(config: Config) -> Method:
     """The gradient asked at x_t, released, then given to Adam.
 

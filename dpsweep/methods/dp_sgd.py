@@ -12,6 +12,9 @@ class Config(Strict):
     name: Literal["dp_sgd"] = "dp_sgd"
 
 
+SPACE = {"optimizer.lr": {"log_uniform": [0.1, 10]}}
+
+
 def build(config: Config) -> Method:
     """x_{t+1} = x_t - lr r_t with the gradient asked at x_t (Abadi et al., arXiv:1607.00133).
 

@@ -1,13 +1,14 @@
-"""FFTKF: DiSK with the upper half of the released spectrum turned down first."""
+"""FFTKF: DiSK with the upper part of the released spectrum turned down first."""
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from dpsweep.filters.lti import Ema
+from dpsweep.core.errors import Misfit
 from dpsweep.filters.spectral import Shelf
 from dpsweep.methods.base import Method
 from dpsweep.methods.disk import Gains
+from dpsweep.privacy.query import HERE, Apart, Query
 
 
 class Config(Gains):
@@ -23,6 +24,54 @@ class Config(Gains):
     depth: float = Field(default=0.5, ge=0, lt=1)
     """How much of the higher ones is taken away (rho in the paper). Print: 0.5; best 0.6-0.7."""
 
+    shape: Literal["step", "exponential", "butterworth"] = "step"
+    """Of the shelf: step at the cut; exponential, as printed, a notch above it; butterworth, a
+    smooth roll-off."""
+
+    sharpness: float = Field(default=4.0, gt=0)
+    """Of the shapes exponential (decay over the spectrum) and butterworth (order)."""
+
+    scope: Literal["model", "tensor"] = "model"
+    """What is one signal: the parameters of the whole model in a row, or each tensor."""
+
+    predictor: Literal["joint", "split", "none"] = "joint"
+    """joint: DiSK's combined query, at no privacy cost. split: the printed finite difference,
+    clipped and noised apart. none: as if the printed algorithm ignored its prediction."""
+
+    split_share: float = Field(default=0.2, gt=0, lt=1)
+    """Share of the step's privacy cost that goes to the finite difference. The paper's sigma_fd is
+    2 sigma / sqrt(split_share), in units of C / gamma. Used with predictor: split."""
+
+    @model_validator(mode="after")
+    def _split_has_one_weight(self) -> Self:
+        if self.predictor == "split" and (self.gain == "riccati" or self.kappa == 1):
+            given = "gain: riccati" if self.gain == "riccati" else "kappa: 1"
+            raise Misfit(
+                "predictor",
+                f"split needs a constant gain below 1, got {given}: the difference's weight is "
+                f"(1 - kappa) / (kappa gamma). Use predictor: joint, or kappa: 0.7",
+            )
+        return self
+
+    @property
+    def predicting_query(self) -> Query:
+        """Where the prediction comes from."""
+        if self.predictor == "none":
+            return HERE
+        if self.predictor == "joint":
+            return self.query
+        ahead = (1 - self.kappa) / self.kappa if self.gamma == "one_point" else self.gamma
+        return Apart(ahead, (1 - self.kappa) / (self.kappa * ahead), self.split_share)
+
+
+SPACE = {
+    "optimizer.lr": {"log_uniform": [0.1, 10]},
+    "method.kappa": {"uniform": [0.3, 1.0]},
+    "method.gamma": {"choice": ["one_point", -1, 0.2, 0.5, 1, 2, 3]},
+    "method.depth": {"uniform": [0.0, 0.9]},
+    "method.cut": {"uniform": [0.05, 0.95]},
+}
+
 
 def build(config: Config) -> Method:
     """DiSK's query, then a spectral shelf, then DiSK's average (Shin et al., FFTKF).
@@ -34,8 +83,10 @@ def build(config: Config) -> Method:
     a real vector at cut 1/2, a mere scaling; the prediction comes from DiSK's combined query,
     since the printed prediction from raw gradients is not private; and the mask touches the
     release only, since masking the noise before it is added would void the calibration.
+
+    With `predictor: split` the gradient and its change on the way ahead are clipped and noised
+    apart, as in the paper's second version. Both are one release of sensitivity C (see `Apart`);
+    the difference's share of the cost is taken from the gradient's, never added to the budget.
     """
-    return Method(
-        query=config.query,
-        filters=(Shelf(cut=config.cut, depth=config.depth), Ema(gain=config.kappa)),
-    )
+    shelf = Shelf(config.cut, config.depth, config.shape, config.scope, config.sharpness)
+    return Method(query=config.predicting_query, filters=(shelf, config.average))

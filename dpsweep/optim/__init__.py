@@ -1,16 +1,17 @@
 """Base optimizers: the last map from a filtered gradient to the next iterate.
 
-They are torch's own, fed a released gradient; nothing in this room can see private data.
+All but AdamBC are torch's own. They are fed a released gradient; nothing in this room can see
+private data.
 """
 
 from typing import Annotated
 
 from pydantic import Field
 
-from dpsweep.optim import adam, sgd
+from dpsweep.optim import adam, adam_bc, sgd
 
 OptimizerConfig = Annotated[
-    sgd.Sgd | adam.Adam | adam.AdamW,
+    sgd.Sgd | adam.Adam | adam.AdamW | adam_bc.AdamBC,
     Field(discriminator="name"),
 ]
 """Any base optimizer, told apart by `name`."""

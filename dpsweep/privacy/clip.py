@@ -6,14 +6,18 @@ large that its norm overflows, counts as zero: a NaN would otherwise pass every 
 and carry one example past the bound.
 """
 
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import exp, isclose, sqrt
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from dpsweep.core.types import Clipped, PerExample
+from dpsweep.core.types import Clipped, PerExample, Released, Tensors
+
+INSIDE = "clip/inside"
+"""Name of the extra coordinate in which `Quantile` counts; no parameter has a slash."""
 
 
 class Clip(Protocol):
@@ -21,10 +25,14 @@ class Clip(Protocol):
 
     @property
     def clip_norm(self) -> float:
-        """L2 bound on one example's answer, in gradient units."""
+        """L2 bound on one example's whole answer, in gradient units."""
 
-    def factor(self, norm_B: Tensor) -> Tensor:
-        """What each answer of norm `norm_B`, shape (B,), is multiplied by; same shape."""
+    def factors(self, squares: Tensors) -> Tensors:
+        """What each parameter's part of each answer is multiplied by.
+
+        Args:
+            squares: Parameter name -> squared L2 norm of its part of the answer, shape (B,).
+        """
 
 
 @dataclass(frozen=True)
@@ -33,8 +41,9 @@ class Flat:
 
     clip_norm: float
 
-    def factor(self, norm_B: Tensor) -> Tensor:
-        return (self.clip_norm / norm_B).clamp(max=1)  # C / 0 is inf, clamped to 1
+    def factors(self, squares: Tensors) -> Tensors:
+        factor_B = (self.clip_norm / _norm(squares)).clamp(max=1)  # C / 0 is inf, clamped to 1
+        return dict.fromkeys(squares, factor_B)
 
 
 @dataclass(frozen=True)
@@ -48,24 +57,158 @@ class Automatic:
     clip_norm: float
     stability: float = 0.01
 
-    def factor(self, norm_B: Tensor) -> Tensor:
-        return self.clip_norm / (norm_B + self.stability)
+    def factors(self, squares: Tensors) -> Tensors:
+        return dict.fromkeys(squares, self.clip_norm / (_norm(squares) + self.stability))
 
 
-CLIPPINGS: dict[str, Callable[[float], Clip]] = {"flat": Flat, "automatic": Automatic}
+@dataclass(frozen=True)
+class PerLayer:
+    """min(1, C_l / |u_l|) in each layer l, with C^2 = sum_l C_l^2.
+
+    A layer is a module with parameters of its own, bias included.
+
+    Attributes:
+        bounds: Layer -> C_l in units of `clip_norm`; equal ones, 1 / sqrt(#layers), if None.
+
+    Raises:
+        ValueError: If the bounds do not name the model's layers, or do not add up.
+    """
+
+    clip_norm: float
+    bounds: Mapping[str, float] | None = None
+
+    def factors(self, squares: Tensors) -> Tensors:
+        bounds = self.resolved(tuple(squares))
+        factors: Tensors = {}
+        for layer, bound in bounds.items():
+            part = {k: s for k, s in squares.items() if layer_of(k) == layer}
+            factors.update(Flat(bound * self.clip_norm).factors(part))
+        return factors
+
+    def resolved(self, names: Sequence[str]) -> Mapping[str, float]:
+        """C_l / C by layer of a model whose parameters are called `names`."""
+        layers = list(dict.fromkeys(map(layer_of, names)))
+        if self.bounds is None:
+            return dict.fromkeys(layers, 1 / sqrt(len(layers)))
+        if set(self.bounds) != set(layers):
+            raise ValueError(
+                f"bounds are given for {', '.join(map(repr, self.bounds))}, and the layers of this "
+                f"model are {', '.join(map(repr, layers))}. Give one bound for each"
+            )
+        total = sum(bound**2 for bound in self.bounds.values())
+        if not isclose(total, 1, rel_tol=1e-3):
+            right = ", ".join(f"{k}: {v / sqrt(total):.4g}" for k, v in self.bounds.items())
+            raise ValueError(
+                f"the squares of the bounds sum to {total:.4g}, and must sum to 1: they are shares "
+                f"of clip_norm. In the same proportions: {{{right}}}"
+            )
+        return {k: v / sqrt(total) for k, v in self.bounds.items()}
+
+
+@dataclass(frozen=True)
+class Quantile:
+    """Flat clipping whose norm follows a quantile of the answers' norms (Andrew et al. 2021).
+
+        u_i = ( clip_c(a_i),  2 sqrt(s) C (1[|a_i| <= c] - 1/2) ),      c = sqrt(1-s) C
+        c <- c exp(-rate (noisy share inside - quantile))
+
+    Whether an answer lies inside is one more coordinate of it, of size sqrt(s) C, so the whole
+    has norm at most C and one release pays for both. The paper's two noises are
+    sigma_r = sigma / sqrt(1-s) in units of c and a standard deviation sigma / (2 sqrt(s)) on
+    the count: 1/sigma^2 = 1/sigma_r^2 + 1/(2 sigma_b)^2 (arXiv:1905.03871, Theorem 1).
+
+    Attributes:
+        bound: c, the clip norm of this step, in gradient units.
+        share: s, of the step's privacy cost that the count takes, in (0, 1).
+        quantile: The share of examples to lie inside.
+        rate: How fast c follows, per step.
+    """
+
+    bound: float
+    share: float
+    quantile: float
+    rate: float
+
+    @property
+    def clip_norm(self) -> float:
+        return self.bound / sqrt(1 - self.share)
+
+    def factors(self, squares: Tensors) -> Tensors:
+        return Flat(self.bound).factors(squares)
+
+    def count(self, squares: Tensors) -> Tensor:
+        """The extra coordinate, summed over the batch; a scalar."""
+        inside_B = (_norm(squares) <= self.bound).to(next(iter(squares.values())).dtype)
+        return (2 * sqrt(self.share) * self.clip_norm * (inside_B - 0.5)).sum()
+
+    def moved(self, released: Tensor, batch_size: int) -> float:
+        """The next step's c, from the released extra coordinate (a mean over `batch_size`)."""
+        inside = 0.5 + float(released) / (2 * sqrt(self.share) * self.clip_norm)
+        inside = min(max(inside, 0.0), 1.0)  # noise may push it outside; public either way
+        return self.bound * exp(-self.rate * (inside - self.quantile))
 
 
 def clipped_sum(answer: PerExample, clip: Clip) -> Clipped:
     """sum_i factor_i u_i over the B examples of `answer`; zeros of the right shape if B = 0."""
-    squares = [g.unsqueeze(-1).flatten(1).square().sum(1) for g in answer.values()]
-    norm_B = torch.stack(squares).sum(0).sqrt()
-    usable_B = torch.isfinite(norm_B)
-    factor_B = torch.where(usable_B, clip.factor(norm_B), 0)
-    if not bool(usable_B.all()):  # 0 * NaN is NaN, so such answers are replaced, not scaled
-        answer = PerExample({k: torch.where(_like(usable_B, g), g, 0) for k, g in answer.items()})
-    return Clipped({k: torch.tensordot(factor_B, g, dims=1) for k, g in answer.items()})
+    squares = {k: g.unsqueeze(-1).flatten(1).square().sum(1) for k, g in answer.items()}
+    factors, count = scaling(squares, clip)
+    total = {k: weighted_sum(factors[k], g) for k, g in answer.items()}
+    return Clipped(total | count)
 
 
-def _like(mask_B: Tensor, leaf: Tensor) -> Tensor:
-    """`mask_B`, shape (B,), shaped to broadcast over `leaf`, shape (B, ...)."""
-    return mask_B.view(-1, *(1,) * (leaf.dim() - 1))
+def weighted_sum(factor_B: Tensor, leaf_B: Tensor) -> Tensor:
+    """sum_b factor_b leaf_b; a leaf whose factor is 0 may hold anything, NaN included."""
+    usable_B = (factor_B != 0).view(-1, *(1,) * (leaf_B.dim() - 1))
+    usable = torch.where(usable_B, leaf_B, 0)  # 0 * NaN is NaN
+    total: Tensor = torch.tensordot(factor_B.to(leaf_B), usable, dims=1)
+    return total
+
+
+def scaling(squares: Tensors, clip: Clip) -> tuple[Tensors, Tensors]:
+    """Each parameter's factors, shape (B,), and the coordinates that count, if the style does.
+
+    The factors of an answer whose norm is not finite are zero in every parameter.
+
+    Args:
+        squares: Parameter name -> squared L2 norm of its part of each answer, shape (B,).
+        clip: The style.
+    """
+    usable_B = torch.isfinite(_norm(squares))
+    squares = {k: torch.where(usable_B, s, 0) for k, s in squares.items()}
+    factors = {k: torch.where(usable_B, f, 0) for k, f in clip.factors(squares).items()}
+    return factors, {INSIDE: clip.count(squares)} if isinstance(clip, Quantile) else {}
+
+
+def add(total: Clipped, part: Clipped) -> Clipped:
+    """The sum over two batches that share no example."""
+    return Clipped({k: leaf + part[k] for k, leaf in total.items()})
+
+
+def in_two_parts(here: Clipped, there: Clipped, own: float, other: float) -> Clipped:
+    """Own * here beside other * (there - here), under the names 0/NAME and 1/NAME.
+
+    With both sums clipped to C, one example moves it by at most C sqrt(own^2 + 4 other^2).
+    """
+    first = {f"0/{k}": own * leaf for k, leaf in here.items()}
+    second = {f"1/{k}": other * (there[k] - leaf) for k, leaf in here.items()}
+    return Clipped(first | second)
+
+
+def without_count(released: Released) -> tuple[Released, Tensor | None]:
+    """The released answers, and what `Quantile` counted beside them."""
+    rest = Released({k: leaf for k, leaf in released.items() if k != INSIDE})
+    return rest, released.get(INSIDE)
+
+
+def layer_of(name: str) -> str:
+    """The module that owns a parameter.
+
+    >>> layer_of("blocks.0.conv.weight")
+    'blocks.0.conv'
+    """
+    return name.rpartition(".")[0]
+
+
+def _norm(squares: Tensors) -> Tensor:
+    """Norm of each whole answer, shape (B,)."""
+    return torch.stack(list(squares.values())).sum(0).sqrt()

@@ -5,42 +5,150 @@ of its gradients there; that sum, not each gradient, is clipped. The points depe
 only on past iterates, which are public, so a longer query costs compute, not privacy.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import sqrt
+from typing import Protocol
 
-from dpsweep.core.types import Tensors
+from dpsweep.core.types import Clipped, Released, Tensors
+from dpsweep.privacy.clip import in_two_parts
+
+Oracle = Callable[[Sequence[Tensors], Sequence[float]], Clipped]
+"""(points, weights) -> the sum over the batch of each example's clipped answer."""
 
 
 @dataclass(frozen=True)
 class Ask:
-    """`weight` times the gradient at x_t + ahead * (x_t - x_{t-1}).
+    """`weight` times the gradient at x_{t-age} + ahead * (x_t - x_{t-1}).
 
     Attributes:
         weight: Share of this point's gradient in the answer; may be negative.
-        ahead: How far past the newest iterate, in units of the last step; may be negative.
+        age: How many steps back; 0 is the newest iterate.
+        ahead: How far past it, in units of the last step; may be negative.
     """
 
     weight: float
+    age: int = 0
     ahead: float = 0.0
 
     @property
     def memory(self) -> int:
         """How many iterates, the newest included, `point` looks at."""
-        return 2 if self.ahead else 1
+        return max(self.age + 1, 2 if self.ahead else 1)
 
     def point(self, trail: Sequence[Tensors]) -> Tensors:
         """The point itself. `trail` holds iterates, newest last; before the second, d_t is 0."""
-        now = trail[-1]
+        here = trail[-1 - self.age]
         if not self.ahead or len(trail) < 2:
-            return now
-        before = trail[-2]
-        return {k: x + self.ahead * (x - before[k]) for k, x in now.items()}
+            return here
+        now, before = trail[-1], trail[-2]
+        return {k: x + self.ahead * (now[k] - before[k]) for k, x in here.items()}
 
 
-Query = tuple[Ask, ...]
-HERE: Query = (Ask(weight=1.0),)
+class Query(Protocol):
+    """How a batch is asked once, and how the release of its answers becomes a gradient."""
+
+    @property
+    def memory(self) -> int:
+        """How many iterates it needs to be kept, the newest included."""
+
+    def asks(self, step: int) -> tuple[Ask, ...]:
+        """The points of step `step` and their weights, a function of public numbers."""
+
+    def clipped(self, oracle: Oracle, trail: Sequence[Tensors], step: int) -> Clipped:
+        """The batch's clipped answers, moved by one example by at most the clip norm."""
+
+    def restore(self, released: Released, step: int) -> Released:
+        """The gradient in a released answer: a fixed linear map, so post-processing."""
+
+    def noise_gain(self, step: int) -> float:
+        """Variance of what `restore` gives per unit variance of the noise that was released."""
 
 
-def memory(query: Query) -> int:
-    """How many iterates the whole query needs to be kept."""
-    return max(ask.memory for ask in query)
+class Joint:
+    """Queries whose points are answered together: one weighted sum, clipped once.
+
+    In the first steps the points whose iterates do not exist yet are left out, and the other
+    weights scaled up to the same sum.
+    """
+
+    def asks(self, step: int) -> tuple[Ask, ...]:
+        raise NotImplementedError
+
+    def clipped(self, oracle: Oracle, trail: Sequence[Tensors], step: int) -> Clipped:
+        asks = self.asks(step)
+        whole = sum(ask.weight for ask in asks)
+        if len(trail) == 1:  # all points are one
+            return oracle([trail[-1]], [whole])
+        known = [ask for ask in asks if ask.age < len(trail)]
+        scale = whole / sum(ask.weight for ask in known)
+        return oracle([ask.point(trail) for ask in known], [scale * ask.weight for ask in known])
+
+    def restore(self, released: Released, step: int) -> Released:
+        return released
+
+    def noise_gain(self, step: int) -> float:
+        return 1.0
+
+
+@dataclass(frozen=True)
+class Points(Joint):
+    """The same points and weights at every step."""
+
+    points: tuple[Ask, ...]
+
+    @property
+    def memory(self) -> int:
+        return max(ask.memory for ask in self.points)
+
+    def asks(self, step: int) -> tuple[Ask, ...]:
+        return self.points
+
+
+HERE = Points((Ask(weight=1.0),))
+
+
+@dataclass(frozen=True)
+class Apart:
+    """Two points clipped apart: a gradient here, and its change on the way ahead.
+
+        u_i = ( sqrt(1-s) clip_C(g_i(x_t)),  sqrt(s)/2 (clip_C(g_i(ahead)) - clip_C(g_i(x_t))) )
+
+    |u_i|^2 <= (1-s) C^2 + s/4 (2C)^2 = C^2, so both are one release of sensitivity C, with the
+    same noise on all coordinates. In units of the paper that is sigma_r = sigma / sqrt(1-s) on
+    the gradient and sigma_fd = 2 sigma / sqrt(s) on the difference:
+    1/sigma^2 = 1/sigma_r^2 + 4/sigma_fd^2. `restore` gives r_t + c h_t, h_t the difference.
+
+    Attributes:
+        ahead: gamma, the second point x_t + gamma (x_t - x_{t-1}).
+        weight: c, what the difference is multiplied by.
+        share: s, of the step's privacy cost that the difference takes, in (0, 1).
+    """
+
+    ahead: float
+    weight: float
+    share: float
+
+    @property
+    def memory(self) -> int:
+        return 2
+
+    def asks(self, step: int) -> tuple[Ask, ...]:
+        return (Ask(1 - self.weight), Ask(self.weight, ahead=self.ahead))
+
+    def clipped(self, oracle: Oracle, trail: Sequence[Tensors], step: int) -> Clipped:
+        here = oracle([trail[-1]], [1.0])
+        there = oracle([Ask(1.0, ahead=self.ahead).point(trail)], [1.0])
+        return in_two_parts(here, there, sqrt(1 - self.share), sqrt(self.share) / 2)
+
+    def restore(self, released: Released, step: int) -> Released:
+        names = [k.removeprefix("0/") for k in released if k.startswith("0/")]
+        own, other = self._scales
+        return Released({k: own * released[f"0/{k}"] + other * released[f"1/{k}"] for k in names})
+
+    def noise_gain(self, step: int) -> float:
+        return sum(scale**2 for scale in self._scales)
+
+    @property
+    def _scales(self) -> tuple[float, float]:
+        return 1 / sqrt(1 - self.share), 2 * self.weight / sqrt(self.share)

@@ -16,14 +16,12 @@ class Budget:
         run: Sampling rate, noise multiplier and steps.
         epsilon: What the whole run spends, at most; inf without noise.
         delta: Failure probability.
-        noise_std: Standard deviation of the noise in a released gradient, per coordinate.
     """
 
     num_examples: int
     run: Run
     epsilon: float
     delta: float
-    noise_std: float
 
     def step_after(self, epoch: int) -> int:
         """Steps taken once `epoch` epochs are through."""
@@ -57,5 +55,4 @@ def budget(config: TrialConfig) -> Budget:
         run=run,
         epsilon=epsilon,
         delta=delta,
-        noise_std=run.noise_multiplier * privacy.clip_norm / config.train.batch_size,
     )

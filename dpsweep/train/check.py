@@ -1,25 +1,31 @@
 """What can be found wrong with one trial before its first step."""
 
+from dpsweep.config.clipping import AdaptiveClipping
+from dpsweep.config.load import Source
+from dpsweep.config.sweep import Sweep
 from dpsweep.config.trial import TrialConfig
+from dpsweep.core.errors import ConfigError, Misfit
 from dpsweep.data.datasets import check_present
 from dpsweep.data.read import download
-from dpsweep.train.budget import delta_of
+from dpsweep.train.assemble import check_fit
+from dpsweep.train.budget import budget, delta_of
 
 
-def check_trial(config: TrialConfig, where: str, *, fetch: bool = False) -> list[str]:
-    """Checks that the data are there and that delta means something. Returns warnings.
+def check_trial(config: TrialConfig, source: Source, *, fetch: bool = False) -> list[str]:
+    """Checks model against method and clipping, data, and delta. Returns warnings.
 
     Args:
         config: A valid trial.
-        where: File and line of its data, such as "configs/x.yaml:2".
+        source: The file it came from.
         fetch: True to download missing data.
 
     Raises:
-        ConfigError: If the data are missing.
+        ConfigError: If the pieces do not fit one another, or the data are missing.
     """
+    check_pieces(config, source)
     if fetch:
         download(config.data)
-    check_present(config.data, where)
+    check_present(config.data, source.line(("data",)))
     delta, most = delta_of(config), 1 / config.data.num_examples
     if delta < most:
         return []
@@ -28,3 +34,25 @@ def check_trial(config: TrialConfig, where: str, *, fetch: bool = False) -> list
         f"publishes one random example in full would pass. Use delta: auto "
         f"({config.data.num_examples**-1.1:.2g})"
     ]
+
+
+def check_sweep(sweep: Sweep, *, fetch: bool = False) -> list[str]:
+    """As `check_trial`, for every corner of a sweep's space."""
+    for config in sweep.corners():
+        check_pieces(config, sweep.origin)
+    return check_trial(sweep.promise, sweep.origin, fetch=fetch)
+
+
+def check_pieces(config: TrialConfig, source: Source) -> None:
+    """Checks that model, method, clipping and noise fit one another.
+
+    Raises:
+        ConfigError: Naming file, line and key of the misfit.
+    """
+    try:
+        check_fit(config)
+        clipping = config.privacy.clipping
+        if isinstance(clipping, AdaptiveClipping):  # its count must not cost more than there is
+            clipping.share(budget(config).run.noise_multiplier, config.train.batch_size)
+    except Misfit as e:
+        raise ConfigError(f"{source.at(tuple(e.key.split('.')))}: {e}.") from e

@@ -11,16 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, Diverged, StateError
-from dpsweep.core.seeds import Secret
-from dpsweep.core.types import Row, Tensors
-from dpsweep.data.models import build as build_model
-from dpsweep.data.read import load
-from dpsweep.privacy.engine.vmap import VmapEngine
-from dpsweep.train.budget import Budget, budget
+from dpsweep.core.types import Row
+from dpsweep.train.assemble import assemble, initial
+from dpsweep.train.budget import Budget
 from dpsweep.train.evaluate import evaluate
 from dpsweep.train.room import Room
 from dpsweep.train.step import Progress, Step
@@ -67,7 +63,7 @@ def train(config: TrialConfig, room: Room, report: Callable[[Row], None]) -> Res
     identity = config.model_dump_json()
     secret = room.secret().bound_to(identity)
     device = _device(config)
-    step = prepare(config, secret, device)
+    step = assemble(config, secret, device)
     plan = step.budget
 
     rows: list[Row] = []
@@ -98,20 +94,6 @@ def train(config: TrialConfig, room: Room, report: Callable[[Row], None]) -> Res
         clock.checkpointed()
         report(rows[-1])
     return Result(rows, plan, secret.void)
-
-
-def prepare(config: TrialConfig, secret: Secret, device: torch.device) -> Step:
-    """Data, model, engine and budget of one trial, put together on `device`."""
-    model = build_model(config.model, config.data.spec, config.seed)
-    model = model.to(device, getattr(torch, config.train.dtype))
-    engine = VmapEngine(model, nn.functional.cross_entropy, config.train.max_physical_batch)
-    data = load(config.data, config.seed).to(device)
-    return Step(config, budget(config), data, engine, secret)
-
-
-def initial(step: Step) -> Tensors:
-    """The iterate before the first step: the model's public initial weights."""
-    return {k: p.detach().clone() for k, p in step.engine.model.named_parameters()}
 
 
 def _state(identity: str, progress: Progress, rows: list[Row]) -> dict[str, Any]:

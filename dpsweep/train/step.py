@@ -1,27 +1,32 @@
 """One step of DP training, for every method. The page to read first.
 
 query     a_i = sum_m w_m grad f(p_m ; xi_i)                      points from past iterates
-release   r_t = (1/B) (sum_{i in S_t} clip_C(a_i) + sigma C z_t)  S_t ~ Poisson(q)
+geometry  u_i = L a_i                                             L fixed; mostly the identity
+release   r_t = (1/B) L+(sum_{i in S_t} clip_C(u_i) + sigma C z_t)  S_t ~ Poisson(q)
 filters   g~_t = F_n(...F_1(r_t))                                 of releases alone
 base      x_{t+1} = Opt(x_t, g~_t)
 """
 
+import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.seeds import Secret
-from dpsweep.core.types import Tensors
+from dpsweep.core.types import Clipped, Tensors
 from dpsweep.data.read import Dataset
 from dpsweep.filters.base import Public, State
 from dpsweep.methods import build as build_method
 from dpsweep.methods.base import Method
-from dpsweep.privacy.engine.vmap import VmapEngine
-from dpsweep.privacy.query import memory
+from dpsweep.optim.adam_bc import NOISE_VARIANCES
+from dpsweep.privacy.clip import Clip, Quantile, without_count
+from dpsweep.privacy.engine import Engine
+from dpsweep.privacy.geometry import IDENTITY, Geometry
 from dpsweep.privacy.release import release
 from dpsweep.privacy.sampling import poisson_batch
 from dpsweep.train.budget import Budget
@@ -36,12 +41,14 @@ class Progress:
         trail: The last iterates, newest last; the newest is what the optimizer moves.
         filter_state: The filters' memory.
         optimizer: Torch's optimizer over the newest iterate.
+        bound: The clip norm of the next step; changes under adaptive clipping alone.
     """
 
     step: int
     trail: deque[Tensors]
     filter_state: State
     optimizer: torch.optim.Optimizer
+    bound: float
 
     @property
     def params(self) -> Tensors:
@@ -55,6 +62,7 @@ class Progress:
             "trail": list(self.trail),
             "filter_state": self.filter_state,
             "optimizer": self.optimizer.state_dict(),
+            "bound": self.bound,
         }
 
 
@@ -68,21 +76,24 @@ class Step:
         data: The examples, on the device of the parameters.
         engine: How examples answer.
         secret: Where sampling and noise come from.
+        geometry: The space in which answers are clipped.
     """
 
     config: TrialConfig
     budget: Budget
     data: Dataset
-    engine: VmapEngine
+    engine: Engine
     secret: Secret
+    geometry: Geometry = IDENTITY
 
     def start(self, params: Tensors) -> Progress:
         """Before the first step, at `params`."""
         return Progress(
             step=0,
-            trail=deque([params], maxlen=memory(self.method.query)),
+            trail=deque([params], maxlen=self.method.query.memory),
             filter_state=self.method.chain.init(params),
             optimizer=self.config.optimizer.build(params.values()),
+            bound=self.config.privacy.clip_norm,
         )
 
     def resume(self, saved: dict[str, Any]) -> Progress:
@@ -92,6 +103,7 @@ class Step:
         progress.trail.extend(saved["trail"])
         progress.optimizer.load_state_dict(saved["optimizer"])
         progress.step, progress.filter_state = saved["step"], saved["filter_state"]
+        progress.bound = saved["bound"]
         return progress
 
     def __call__(self, progress: Progress) -> None:
@@ -100,27 +112,55 @@ class Step:
         batch = poisson_batch(
             self.budget.num_examples, run.sampling_rate, self.secret.stream(t, "sample")
         ).to(self.data.inputs.device)
-        clipped = self.engine.clipped_sum(
-            points=[ask.point(progress.trail) for ask in method.query],
-            weights=[ask.weight for ask in method.query],
-            inputs_B=self.data.scaled(self.data.inputs[batch], self.dtype),
-            targets_B=self.data.targets[batch],
-            clip=self.config.privacy.clip,
-        )
+        clip = self.clip(progress)
+        oracle = partial(self._answers, batch, clip)
         released = release(
-            clipped,
-            clip_norm=self.config.privacy.clip_norm,
+            method.query.clipped(oracle, progress.trail, t),
+            clip_norm=clip.clip_norm,
             noise_multiplier=run.noise_multiplier,
             batch_size=self.config.train.batch_size,
             rng=self.secret.stream(t, "noise"),
         )
-        public = Public(step=t, params=progress.params, noise_std=self.budget.noise_std)
+        answer, count = without_count(released)
+        gradient = self.geometry.restore(method.query.restore(answer, t))
+        noise_std = self.noise_std(clip, t)
+        public = Public(step=t, params=progress.params, noise_std=noise_std)
         filtered, progress.filter_state = method.chain.apply(
-            released, progress.filter_state, public
+            gradient, progress.filter_state, public
         )
-        self._move(progress, filtered)
+        self._move(progress, filtered, noise_std)
+        if isinstance(clip, Quantile) and count is not None:
+            progress.bound = clip.moved(count, self.config.train.batch_size)
 
-    def _move(self, progress: Progress, direction: Tensors) -> None:
+    def clip(self, progress: Progress) -> Clip:
+        """The style of clipping, at the next step's norm."""
+        return self.config.privacy.clipping.build(
+            progress.bound, self.budget.run.noise_multiplier, self.config.train.batch_size
+        )
+
+    def noise_std(self, clip: Clip, step: int) -> float:
+        """Standard deviation of the noise in a gradient, per white coordinate."""
+        on_sum = self.budget.run.noise_multiplier * clip.clip_norm
+        gain = self.method.query.noise_gain(step)
+        return on_sum / self.config.train.batch_size * math.sqrt(gain)
+
+    def _answers(
+        self,
+        batch: torch.Tensor,
+        clip: Clip,
+        points: Sequence[Tensors],
+        weights: Sequence[float],
+    ) -> Clipped:
+        """The sum over `batch` of each example's clipped answer."""
+        return self.engine.clipped_sum(
+            points,
+            weights,
+            inputs_B=self.data.scaled(self.data.inputs[batch], self.dtype),
+            targets_B=self.data.targets[batch],
+            clip=clip,
+        )
+
+    def _move(self, progress: Progress, direction: Tensors, noise_std: float) -> None:
         """The base optimizer's update, in place on the newest iterate; older ones are kept."""
         newest, trail = progress.params, progress.trail
         if trail.maxlen != 1:
@@ -130,6 +170,9 @@ class Step:
             x.grad = direction[k]
         for group in progress.optimizer.param_groups:
             group["lr"] = self.learning_rate(progress.step)
+            if NOISE_VARIANCES in group:
+                white = self.method.chain.noise_gain * noise_std**2
+                group[NOISE_VARIANCES] = [white * self.geometry.noise_gain(k) for k in newest]
         progress.optimizer.step()
         for x in newest.values():
             x.grad = None

@@ -9,27 +9,13 @@ from dpsweep.config.sweep import Sweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.seeds import Secret
 from dpsweep.track.mlflow import check_reachable
+from dpsweep.train.assemble import assemble, initial
 from dpsweep.train.budget import budget
-from dpsweep.train.check import check_trial
-from dpsweep.train.loop import initial, prepare
 from dpsweep.train.promise import trial_promise
 from dpsweep.tune.charge import search_promise
 from dpsweep.tune.state import State
 
 _PROBE_STEPS = 3
-
-
-def check(sweep: Sweep, *, fetch: bool = False) -> list[str]:
-    """Checks the data of a loaded sweep, whose configs are valid already. Returns warnings.
-
-    Args:
-        sweep: What is to be searched.
-        fetch: True to download missing data.
-
-    Raises:
-        ConfigError: If the data are missing.
-    """
-    return check_trial(sweep.promise, sweep.base.line(("data",)), fetch=fetch)
 
 
 def check_services(sweep: Sweep, state: State, tracking_uri: str | None) -> None:
@@ -93,7 +79,7 @@ def _probe(config: TrialConfig) -> tuple[float, int]:
     """Seconds of one step, and bytes of a checkpoint; nothing trained is kept or shown."""
     threads = torch.get_num_threads()
     torch.set_num_threads(config.train.threads or threads)
-    step = prepare(config, Secret.draw(), torch.device("cpu"))
+    step = assemble(config, Secret.draw(), torch.device("cpu"))
     progress = step.start(initial(step))
     step(progress)
     start = time.perf_counter()

@@ -8,15 +8,30 @@ import torch
 
 from dpsweep.core.types import Released
 from dpsweep.filters.base import Chain, Filter, Public
-from dpsweep.filters.lti import Ema
+from dpsweep.filters.design import PRINTED, butterworth
+from dpsweep.filters.iir import Iir
+from dpsweep.filters.lti import Ema, Momentum, Riccati
 from dpsweep.filters.spectral import Shelf
 
-SINGLE: list[Filter] = [Ema(0.3), Ema(1.0), Shelf(0.5, 0.5), Shelf(0.2, 0.9)]
+SINGLE: list[Filter] = [
+    Ema(0.3),
+    Ema(1.0),
+    Momentum(0.8),
+    Riccati(0.3, 0.2),
+    *(Iir(a, b) for a, b in PRINTED.values()),
+    Iir(*butterworth(4, 0.2)),
+    Shelf(0.5, 0.5),
+    Shelf(0.2, 0.9),
+    Shelf(0.3, 0.8, "exponential"),
+    Shelf(0.3, 0.8, "butterworth", "tensor", 2.0),
+    Shelf(0.5, 0.5, scope="tensor"),
+]
 FILTERS: list[Filter | Chain] = [
     *SINGLE,
     Chain(()),
     Chain((Ema(0.3), Ema(0.9))),
     Chain((Shelf(0.5, 0.6), Ema(0.7))),
+    Chain((Iir((-0.7, -0.2), (0.05, 0.05)), Riccati(0.1, 0.0))),
 ]
 every_filter = pytest.mark.parametrize("filter_", FILTERS, ids=repr)
 SHAPES = {"w": (3, 2), "b": (), "v": (7, 1, 2)}

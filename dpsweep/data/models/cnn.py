@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field
 from torch import nn
 
+from dpsweep.core.circulant import CirculantLinear
 from dpsweep.core.strict import Strict
 
 Shape = tuple[int, int, int]
@@ -21,9 +22,19 @@ class CnnSmall(Strict):
     width: int = Field(default=16, gt=0)
     """Channels of the first convolution; the second has twice as many."""
 
+    block: int | None = Field(default=None, gt=0)
+    """Block size of a circulant head, which the spectral methods need; linear if missing. Must
+    divide the number of classes and that of the features, 2 * width * pixels / 16."""
+
     def build(self, shape: Shape, num_classes: int) -> nn.Module:
         """Images of `shape` (C, H, W) -> logits, shape (B, num_classes)."""
         channels, height, width = shape
+        features = 2 * self.width * (height // 4) * (width // 4)
+        head: nn.Module = (
+            nn.Linear(features, num_classes)
+            if self.block is None
+            else CirculantLinear(features, num_classes, self.block)
+        )
         return nn.Sequential(
             nn.Conv2d(channels, self.width, 3, padding=1),
             nn.Tanh(),
@@ -32,7 +43,7 @@ class CnnSmall(Strict):
             nn.Tanh(),
             nn.MaxPool2d(2),
             nn.Flatten(),
-            nn.Linear(2 * self.width * (height // 4) * (width // 4), num_classes),
+            head,
         )
 
 

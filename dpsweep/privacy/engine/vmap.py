@@ -16,10 +16,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from dpsweep.core.types import Clipped, PerExample, Tensors
-from dpsweep.privacy.clip import Clip, clipped_sum
-
-Loss = Callable[[Tensor, Tensor], Tensor]
-"""(outputs of shape (1, K), targets of shape (1,)) -> scalar."""
+from dpsweep.privacy.clip import Clip, add, clipped_sum
+from dpsweep.privacy.engine.base import Loss
 
 
 @dataclass(frozen=True)
@@ -45,18 +43,17 @@ class VmapEngine:
         clip: Clip,
     ) -> Clipped:
         """Sum over the batch of each example's clipped answer; zeros for an empty batch."""
-        total = Clipped({k: torch.zeros_like(p) for k, p in points[0].items()})
+        nobody = {k: p.new_zeros((0, *p.shape)) for k, p in points[0].items()}
+        total = clipped_sum(PerExample(nobody), clip)
         chunks = zip(
             torch.split(inputs_B, self.max_physical_batch),
             torch.split(targets_B, self.max_physical_batch),
             strict=True,
         )
         for inputs, targets in chunks:
-            if len(inputs) == 0:  # split gives one empty chunk for an empty batch
-                continue
-            part = clipped_sum(self._answer(points, weights, inputs, targets), clip)
-            for k, leaf in part.items():
-                total[k] += leaf
+            if len(inputs):  # split gives one empty chunk for an empty batch
+                answer = self._answer(points, weights, inputs, targets)
+                total = add(total, clipped_sum(answer, clip))
         return total
 
     def _answer(

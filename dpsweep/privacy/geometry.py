@@ -1,0 +1,132 @@
+"""The space in which answers are clipped and noised: the parameters' own, or a spectral one.
+
+    r = (1/B) L+( sum_i clip_C(L a_i)  +  sigma C z )
+
+L is a fixed linear map per layer with sensitivity kept: the engine sums clipped answers in
+white coordinates (see privacy/spectral.py), the noise is isotropic there, and `restore` leads
+back to gradients. Where nothing is said L is the identity.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from dpsweep.core.circulant import CirculantLinear
+from dpsweep.core.types import Released
+from dpsweep.privacy.spectral import CirculantMap, ConvMap, LayerMap
+
+
+@dataclass(frozen=True)
+class Spectral:
+    """Spectral-DP: convolutions answer with all lags of a correlation, low-passed.
+
+    Attributes:
+        keep: Share of the frequencies kept per axis of a convolution, in (0, 1].
+        keep_circulant: The same for the blocks of a CirculantLinear.
+    """
+
+    keep: float
+    keep_circulant: float
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The map of each parameter that has one.
+
+    Attributes:
+        maps: Parameter name -> its layer's map.
+    """
+
+    maps: Mapping[str, LayerMap] = field(default_factory=dict)
+
+    def restore(self, released: Released) -> Released:
+        """White coordinates -> gradients, shape (*param.shape). Post-processing."""
+        return Released(
+            {k: self.maps[k].restore(x) if k in self.maps else x for k, x in released.items()}
+        )
+
+    def noise_gain(self, name: str) -> float:
+        """Variance of one entry of a restored gradient per unit variance of white noise."""
+        return self.maps[name].noise_gain if name in self.maps else 1.0
+
+
+IDENTITY = Geometry()
+
+
+def geometry_of(
+    declared: Spectral | None, model: nn.Module, input_shape: tuple[int, ...]
+) -> Geometry:
+    """The geometry of `model` for inputs of `input_shape`, without the batch axis.
+
+    Raises:
+        ValueError: Naming a layer that has no spectral geometry, and what has.
+    """
+    if declared is None:
+        return IDENTITY
+    shapes = _input_shapes(model, input_shape)
+    maps: dict[str, LayerMap] = {}
+    for name, layer in model.named_modules():
+        if not list(layer.parameters(recurse=False)):
+            continue
+        seen = shapes.get(name, [])
+        if len(seen) != 1:
+            raise ValueError(
+                f"layer {name!r} ({type(layer).__name__}) is called {len(seen)} times for one "
+                f"input, and spectral geometry needs each layer with weights called once"
+            )
+        match layer:
+            case nn.Conv2d():
+                channels, height, width = seen[0]
+                try:
+                    mapped = ConvMap.of(layer, (channels, height, width), declared.keep)
+                except ValueError as e:
+                    raise ValueError(f"layer {name!r}: {e}") from e
+                maps[_join(name, "weight")] = mapped
+            case CirculantLinear():
+                maps[_join(name, "weight")] = CirculantMap.of(layer, declared.keep_circulant)
+            case nn.Linear():
+                raise ValueError(
+                    f"layer {name!r} is a plain Linear({layer.in_features}, {layer.out_features}), "
+                    f"which has no spectral geometry. Use dpsweep's CirculantLinear with a block "
+                    f"that divides both sizes, such as {_block(layer)}"
+                )
+            case _ if any(p.dim() > 1 for p in layer.parameters(recurse=False)):
+                raise ValueError(
+                    f"layer {name!r} ({type(layer).__name__}) has no spectral geometry; those with "
+                    f"one are Conv2d and CirculantLinear, and norm layers need none"
+                )
+    return Geometry(maps)
+
+
+def _input_shapes(model: nn.Module, shape: tuple[int, ...]) -> dict[str, list[tuple[int, ...]]]:
+    """Module name -> shape of each input it is given, by a pass without numbers."""
+    seen: dict[str, list[tuple[int, ...]]] = {}
+    hooks = [
+        module.register_forward_hook(
+            lambda _, args, __, name=name: seen.setdefault(name, []).append(
+                tuple(args[0].shape[1:])
+            )
+        )
+        for name, module in model.named_modules()
+    ]
+    state = {k: x.to("meta") for k, x in (*model.named_parameters(), *model.named_buffers())}
+    dtype = next(model.parameters()).dtype
+    try:
+        functional_call(model, state, (torch.empty((1, *shape), device="meta", dtype=dtype),))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return seen
+
+
+def _block(layer: nn.Linear) -> int:
+    """The largest block up to 10 that divides both of the layer's sizes."""
+    sizes = (layer.in_features, layer.out_features)
+    return max(d for d in range(1, 11) if not any(size % d for size in sizes))
+
+
+def _join(module: str, name: str) -> str:
+    return f"{module}.{name}" if module else name

@@ -1,0 +1,402 @@
+"""Spectral-DP: a weight gradient released through the low frequencies of a longer signal.
+
+The gradient of a convolution's kernel is a crop of a full correlation R, all lags of a
+layer's output gradient against its input. Signal sits at R's low frequencies, noise is
+spread evenly, so a low-pass M in front of the crop removes more noise than signal:
+
+    clip |R|_2  ->  add white noise on all lags  ->  M  ->  crop to the kernel's lags
+
+What leaves the crop is Gaussian with covariance K = crop M M' crop' per unit of noise
+variance, K = V diag(lam) V'. Nothing of the size of R need ever be made, for the same law
+comes from noise drawn after the crop, in the white coordinates
+
+    y = W R,    W = diag(lam^-1/2) V' crop M,    W W' = I,    gradient = V diag(lam^1/2) y
+
+Privacy: the rows of W are orthonormal, so |W R| <= |R| <= C, and y + sigma C z with z white is
+the Gaussian mechanism with sensitivity C. `restore` is post-processing. Only directions with
+lam > 1e-4 max(lam) become coordinates. At small `keep` the others are nearly empty of
+signal and noise alike, and division by sqrt(lam) would blow up the rounding errors of the
+sum, which no norm has bounded.
+
+A layer's map gives `squares` for |R|, takes the clipping factors back, and gives the summed
+`coordinates` to add noise to. All of it is computed in float64, whatever the records are, and
+in slices of the batch, so that spectra of a few examples at a time are in memory.
+
+Shapes: B examples, P points of the query (times positions), O and I channels or blocks,
+F frequencies, k lags, r white coordinates.
+Source: Feng et al. 2023, Spectral-DP, Algorithms 2 and 3. The paper drops the last bins of the
+transform; of a real signal the bins f and n - f are one frequency, so here they go together.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil, prod
+from typing import Protocol, Self
+
+import torch
+from scipy.fft import next_fast_len
+from torch import Tensor, nn
+
+from dpsweep.core.circulant import CirculantLinear
+
+_SMALLEST = 1e-4  # of the largest variance; directions below it are dropped
+_SLACK = 16 * torch.finfo(torch.float64).eps  # measured errors stay below 0.4 eps
+
+
+@dataclass(frozen=True, eq=False)
+class Records:
+    """What one layer saw while the answers of B examples were computed. Private.
+
+    Attributes:
+        weights: The query's weight w_m of each point m; may be negative.
+        inputs: The layer's input at each point, leaf shape (B, ...).
+        grads: Gradient of each example's own loss with respect to the layer's output at
+            each point, leaf shape (B, ...).
+    """
+
+    weights: tuple[float, ...]
+    inputs: tuple[Tensor, ...]
+    grads: tuple[Tensor, ...]
+
+    def slices(self, per_example: int) -> Iterator[tuple[slice, "Records"]]:
+        """A few examples at a time, detached, where one takes `per_example` numbers of memory.
+
+        A CPU keeps such a slice in its cache; a GPU wants more work at a time.
+        """
+        room = 2**18 if self.grads[0].device.type == "cpu" else 2**24
+        step = max(1, room // per_example)
+        for start in range(0, len(self.grads[0]), step):
+            part = slice(start, start + step)
+            inputs, grads = ([z[part].detach() for z in leaf] for leaf in (self.inputs, self.grads))
+            yield part, Records(self.weights, tuple(inputs), tuple(grads))
+
+    def zeros(self, *shape: int) -> Tensor:
+        """Zeros in float64 on the records' device."""
+        return self.grads[0].new_zeros(shape, dtype=torch.float64)
+
+
+class LayerMap(Protocol):
+    """The linear map from one example's gradient to its answer u, never written out."""
+
+    @property
+    def white_shape(self) -> tuple[int, ...]:
+        """Shape of the white coordinates."""
+
+    @property
+    def noise_gain(self) -> float:
+        """Mean variance of the restored gradient's entries per unit of white variance."""
+
+    def squares(self, records: Records) -> Tensor:
+        """|u|^2 of each example over all lags, shape (B,), float64; never too small.
+
+        An example whose records are not finite gets NaN or infinity.
+        """
+
+    def coordinates(self, records: Records, factor_B: Tensor) -> Tensor:
+        """White coordinates of sum_b factor_b u_b, shape `white_shape`, in the records' dtype.
+
+        An example of factor 0 leaves no trace, not even of a NaN.
+        """
+
+    def restore(self, white: Tensor) -> Tensor:
+        """The gradient that belongs to white coordinates, of the parameter's shape."""
+
+
+def low_pass(n: int, keep: float) -> Tensor:
+    """Amplitude of a real, even low-pass at the n // 2 + 1 real frequencies of length n.
+
+        sum over all n bins of amplitude^2 = keep n
+
+    Counted from zero up, each frequency takes its bins (f and n - f together) while they fit;
+    the one in which keep n is reached takes the rest.
+
+    Args:
+        n: Length of the signal, in samples.
+        keep: Share of white noise's power that passes, in [1/n, 1]. 1 is no filter.
+
+    Raises:
+        ValueError: If `keep` is out of range or NaN; below 1/n a constant would shrink.
+
+    >>> low_pass(8, keep=0.5)  # 4 bins: the zero, the pair +-1, and one bin's worth of +-2
+    tensor([1.0000, 1.0000, 0.7071, 0.0000, 0.0000], dtype=torch.float64)
+    """
+    if not 0 < keep <= 1:  # asked this way round, NaN is refused too
+        raise ValueError(
+            f"keep must lie in (0, 1], got {keep}. It is the share of frequencies that "
+            "pass along each axis; 1 filters nothing."
+        )
+    if keep * n < 1 - 1e-9:
+        raise ValueError(
+            f"keep = {keep} passes {keep * n:.3g} of this layer's {n} frequencies, so even a "
+            f"constant would shrink. Raise keep to {ceil(1e4 / n) / 1e4} or more."
+        )
+    bins_F = _bins(n)
+    below_F = bins_F.cumsum(0) - bins_F
+    return ((keep * n - below_F) / bins_F).clamp(0, 1).sqrt()
+
+
+@dataclass(frozen=True, eq=False)
+class Whitening:
+    """Coordinates in which low-passed white noise is white again.
+
+    Attributes:
+        vectors: V, the orthonormal directions kept, shape (k, r), float64.
+        variances: lam, of low-passed white noise along each, shape (r,), float64.
+    """
+
+    vectors: Tensor
+    variances: Tensor
+
+    @classmethod
+    def of(cls, covariance: Tensor) -> Self:
+        """From K, shape (k, k). Nearly empty directions are dropped, see the module's head."""
+        variances, vectors = torch.linalg.eigh(covariance)
+        kept = variances > _SMALLEST * variances.max()
+        return cls(vectors[:, kept], variances[kept])
+
+    def whiten(self, lags: Tensor) -> Tensor:
+        """diag(lam^-1/2) V' along the last axis; float64 in, float64 out."""
+        return lags @ (self.vectors / self.variances.sqrt()).to(lags.device)
+
+    def restore(self, white: Tensor) -> Tensor:
+        """V diag(lam^1/2) along the last axis, in float64, given back in the dtype it came."""
+        back = (self.vectors * self.variances.sqrt()).T.to(white.device)
+        return (white.double() @ back).to(white.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class _Map:
+    """What both layers' maps share.
+
+    Attributes:
+        shape: The parameter's shape: (O, I, k_h, k_w) or (p, q, d).
+        lags: White coordinates of the k lags that each pair of channels or blocks has.
+    """
+
+    shape: tuple[int, ...]
+    lags: Whitening
+
+    @property
+    def white_shape(self) -> tuple[int, ...]:
+        return (*self.shape[:2], len(self.lags.variances))
+
+    @property
+    def noise_gain(self) -> float:
+        return float(self.lags.variances.sum()) / len(self.lags.vectors)
+
+    def restore(self, white: Tensor) -> Tensor:
+        return self.lags.restore(white).view(self.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class ConvMap(_Map):
+    """Full correlation of a stride-1 convolution, over a torus on which no lag wraps.
+
+        R[o, i, u, v] = sum_{y,x} A[o, y, x] X[i, y + u, x + v]
+
+    A is the output's gradient and X the zero-padded input. For a query of several points
+    R = sum_m w_m R_m.
+
+    Attributes:
+        torus: (n_h, n_w), each at least padded input + output - 1.
+        blur_h: The low-pass as a matrix from a column of the input to one of the padded input.
+        blur_w: The same for rows. Together they give all of M X that the crop can reach.
+    """
+
+    torus: tuple[int, int]
+    blur_h: Tensor
+    blur_w: Tensor
+
+    @classmethod
+    def of(cls, layer: nn.Conv2d, input_shape: tuple[int, int, int], keep: float) -> Self:
+        """The map of `layer` for inputs of `input_shape` (I, H, W).
+
+        Args:
+            layer: Of stride, dilation and groups 1, with any zero padding.
+            input_shape: Of one example, before padding.
+            keep: Share of frequencies that pass along each axis, so keep^2 of the noise.
+
+        Raises:
+            ValueError: If the layer is of another kind, or `keep` is out of range.
+        """
+        _refuse_other_convolutions(layer)
+        _, height, width = input_shape
+        pad_h, pad_w = _padding(layer)
+        n_h, blur_h, covariance_h = _axis(height, pad_h, layer.kernel_size[0], keep)
+        n_w, blur_w, covariance_w = _axis(width, pad_w, layer.kernel_size[1], keep)
+        lags = Whitening.of(torch.kron(covariance_h, covariance_w))
+        return cls(tuple(layer.weight.shape), lags, (n_h, n_w), blur_h, blur_w)
+
+    def squares(self, records: Records) -> Tensor:
+        n_h, n_w = self.torus
+        bins_F = _bins(n_w).repeat(n_h) / (n_h * n_w)
+        squares_B = records.zeros(len(records.grads[0]))
+        per_example = len(records.weights) * sum(self.shape[:2]) * len(bins_F)
+        for part, some in records.slices(per_example):
+            left, right = self._spectra(some.grads), self._spectra(some.inputs)
+            squares_B[part] = _energy(some.weights, left, right, bins_F)
+        return squares_B
+
+    def _spectra(self, leaves: tuple[Tensor, ...]) -> Tensor:
+        """Shape (B, P, channels, F). A shift, such as the padding's, does not change energy."""
+        n_h, n_w = self.torus
+        rows = torch.fft.rfft(torch.stack(leaves, 1).double(), n=n_w)
+        spectra: Tensor = torch.fft.fft(rows, n=n_h, dim=-2).flatten(-2)
+        return spectra
+
+    def coordinates(self, records: Records, factor_B: Tensor) -> Tensor:
+        out_h, out_w = records.grads[0].shape[-2:]
+        total = records.zeros(*self.shape)
+        blur_h, blur_w = self.blur_h.to(total), self.blur_w.to(total)
+        channels = self.shape[0] + self.shape[1] * prod(self.shape[2:])  # the windows' copies
+        per_example = len(records.weights) * channels * out_h * out_w
+        for part, some in records.slices(per_example):
+            grads, inputs = _scaled(some, factor_B[part])
+            windows = (blur_h @ inputs @ blur_w.T).unfold(2, out_h, 1).unfold(3, out_w, 1)
+            total += torch.einsum("boyx,biuvyx->oiuv", grads, windows)
+        return self.lags.whiten(total.flatten(2)).to(records.grads[0].dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class CirculantMap(_Map):
+    """Circular correlation of a layer of circulant blocks: the generators' whole gradient.
+
+        R_ij[l] = sum_s delta_i[s] x_j[(s - l) mod d]
+
+    delta_i is a run of the output's gradient and x_j one of the input; nothing is padded or
+    cropped. Where an input has positions, as in a sequence, R is summed over them before the
+    norm is taken.
+
+    Attributes:
+        amplitude_F: The low-pass at the real frequencies of length d.
+    """
+
+    amplitude_F: Tensor
+
+    @classmethod
+    def of(cls, layer: CirculantLinear, keep: float) -> Self:
+        """The map of `layer`; `keep` in [1/d, 1] is the share of noise that passes.
+
+        Raises:
+            ValueError: If `keep` is out of range or NaN.
+        """
+        amplitude_F = low_pass(layer.block, keep)
+        response_d = torch.fft.irfft(amplitude_F.square(), n=layer.block)
+        lags = Whitening.of(_toeplitz(response_d, layer.block))
+        return cls(tuple(layer.weight.shape), lags, amplitude_F)
+
+    def squares(self, records: Records) -> Tensor:
+        p, q, d = self.shape
+        positions = prod(records.grads[0].shape[1:-1])
+        weights = [weight for weight in records.weights for _ in range(positions)]
+        squares_B = records.zeros(len(records.grads[0]))
+        for part, some in records.slices(len(weights) * (p + q + len(weights)) * d):
+            left, right = self._spectra(some.grads), self._spectra(some.inputs)
+            squares_B[part] = _energy(weights, left, right, _bins(d) / d)
+        return squares_B
+
+    def _spectra(self, leaves: tuple[Tensor, ...]) -> Tensor:
+        """Shape (B, P, blocks, F), P running over points and, within them, positions."""
+        points = torch.stack(leaves, 1).double()
+        blocks = points.reshape(len(points), prod(points.shape[1:-1]), -1, self.shape[2])
+        spectra: Tensor = torch.fft.rfft(blocks)
+        return spectra
+
+    def coordinates(self, records: Records, factor_B: Tensor) -> Tensor:
+        p, q, d = self.shape
+        spectrum = records.zeros(p, q, d // 2 + 1).to(torch.complex128)
+        per_example = sum(prod(z.shape[1:]) for z in (*records.grads, *records.inputs))
+        for part, some in records.slices(per_example):
+            grads, inputs = _scaled(some, factor_B[part])
+            delta = torch.fft.rfft(grads.reshape(-1, p, d))
+            x = torch.fft.rfft(inputs.reshape(-1, q, d))
+            spectrum += torch.einsum("bpf,bqf->pqf", delta, x.conj())
+        total = torch.fft.irfft(self.amplitude_F.to(spectrum.device) * spectrum, n=d)
+        return self.lags.whiten(total).to(records.grads[0].dtype)
+
+
+def _axis(size: int, pad: tuple[int, int], kernel: int, keep: float) -> tuple[int, Tensor, Tensor]:
+    """One axis of a convolution: length of the torus, blur matrix, covariance of its lags."""
+    padded = size + sum(pad)
+    outputs = padded - kernel + 1
+    n = next_fast_len(padded + outputs - 1, real=True)
+    amplitude_F = low_pass(n, keep)
+    # A lag u pairs outputs 0..outputs-1 with inputs u..u+outputs-1: never outside the padded
+    # input, so what the low-pass spreads further over the torus is not needed.
+    blur = _toeplitz(torch.fft.irfft(amplitude_F, n=n), padded)
+    covariance = _toeplitz(torch.fft.irfft(amplitude_F.square(), n=n), kernel)
+    return n, blur[:, pad[0] : pad[0] + size], covariance
+
+
+def _toeplitz(response_n: Tensor, size: int) -> Tensor:
+    """Convolution on the circle with `response_n`, seen through a window of `size` samples."""
+    at = torch.arange(size)
+    return response_n[(at[:, None] - at) % len(response_n)]
+
+
+def _bins(n: int) -> Tensor:
+    """How many of the n bins each real frequency stands for: 2, but 1 for zero and Nyquist."""
+    pairs, nyquist = (n - 1) // 2, (n + 1) % 2
+    return torch.tensor([1.0] + [2.0] * pairs + [1.0] * nyquist, dtype=torch.float64)
+
+
+def _energy(weights: Sequence[float], left: Tensor, right: Tensor, bins_F: Tensor) -> Tensor:
+    """sum_f bins_f sum_{o,i} |sum_p weights_p conj(left_po(f)) right_pi(f)|^2, shape (B,).
+
+    `left` is of shape (B, P, O, F) and `right` (B, P, I, F). With the square multiplied out,
+    channels are summed first, G_pp' = sum_o conj(left_po) left_p'o and H_pp' likewise:
+
+        sum_{p,p'} w_p w_p' Re[ G_pp'(f) conj(H_pp'(f)) ]
+
+    Terms of both signs may cancel, down to rounding errors of the size of
+    eps (sum_p |w_p R_p|)^2. The last line adds that much, so |R| is never reported too small.
+    """
+    bins_F = bins_F.to(left.device)
+    weights_P = torch.tensor(weights, device=left.device, dtype=torch.float64)
+    right = right * weights_P[:, None, None]
+    gram_left = torch.einsum("bpof,bqof->bpqf", left.conj(), left)
+    gram_right = torch.einsum("bpif,bqif->bpqf", right.conj(), right)
+    crossed = (gram_left * gram_right.conj()).real.sum((1, 2)) @ bins_F
+    alone_BP = (gram_left * gram_right).diagonal(dim1=1, dim2=2).real.transpose(1, 2) @ bins_F
+    return crossed.clamp(min=0) + _SLACK * alone_BP.sqrt().sum(1).square()
+
+
+def _scaled(records: Records, factor_B: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients times w_m factor_b, and inputs, of all points as one batch in float64."""
+    used_B = factor_B != 0
+
+    def clean(z: Tensor) -> Tensor:  # 0 * NaN is NaN, so unused records are replaced
+        return torch.where(_like(used_B, z), z, 0).double()
+
+    pairs = zip(records.weights, records.grads, strict=True)
+    grads = [clean(z) * _like(weight * factor_B.double(), z) for weight, z in pairs]
+    return torch.cat(grads), torch.cat([clean(z) for z in records.inputs])
+
+
+def _like(value_B: Tensor, leaf: Tensor) -> Tensor:
+    """`value_B`, shape (B,), shaped to broadcast over `leaf`, shape (B, ...)."""
+    return value_B.view(-1, *(1,) * (leaf.dim() - 1))
+
+
+def _padding(layer: nn.Conv2d) -> list[tuple[int, int]]:
+    """Zeros before and after each axis. 'same' puts the odd one after, as torch does."""
+    if layer.padding == "same":
+        return [((k - 1) // 2, k // 2) for k in layer.kernel_size]
+    if layer.padding == "valid":
+        return [(0, 0), (0, 0)]
+    return [(int(p), int(p)) for p in layer.padding]
+
+
+def _refuse_other_convolutions(layer: nn.Conv2d) -> None:
+    choices = {
+        "stride": ((1, 1), "Use stride 1 and pool afterwards"),
+        "dilation": ((1, 1), "Use dilation 1 and a larger kernel"),
+        "groups": (1, "Use groups 1"),
+        "padding_mode": ("zeros", "Use zeros"),
+    }
+    for name, (handled, remedy) in choices.items():
+        if getattr(layer, name) != handled:
+            raise ValueError(
+                f"Spectral-DP handles Conv2d with {name} = {handled}, "
+                f"got {getattr(layer, name)}. {remedy}."
+            )

@@ -1,0 +1,70 @@
+"""Puts one trial together: data, model, geometry, engine, budget."""
+
+import torch
+from torch import nn
+
+from dpsweep.config.trial import TrialConfig
+from dpsweep.core.errors import Misfit
+from dpsweep.core.seeds import Secret
+from dpsweep.core.types import Tensors
+from dpsweep.data.models import build as build_model
+from dpsweep.data.read import load
+from dpsweep.methods import build as build_method
+from dpsweep.privacy.clip import PerLayer
+from dpsweep.privacy.engine import engine_for
+from dpsweep.privacy.geometry import Geometry, geometry_of
+from dpsweep.train.budget import budget
+from dpsweep.train.step import Step
+
+
+def assemble(config: TrialConfig, secret: Secret, device: torch.device) -> Step:
+    """The step of one trial, with data and model on `device`.
+
+    Raises:
+        Misfit: If model, method and clipping do not fit one another; `check_fit` tells before.
+        ConfigError: If data are missing.
+    """
+    model = build_model(config.model, config.data.spec, config.seed)
+    geometry = _geometry(config, model)
+    model = model.to(device, getattr(torch, config.train.dtype))
+    engine = engine_for(
+        model, nn.functional.cross_entropy, geometry, config.train.max_physical_batch
+    )
+    data = load(config.data, config.seed).to(device)
+    return Step(config, budget(config), data, engine, secret, geometry)
+
+
+def initial(step: Step) -> Tensors:
+    """The iterate before the first step: the model's public initial weights."""
+    return {k: p.detach().clone() for k, p in step.engine.model.named_parameters()}
+
+
+def check_fit(config: TrialConfig) -> None:
+    """Checks that model, method and clipping fit one another; nothing is computed.
+
+    Raises:
+        Misfit: Naming the key at fault.
+    """
+    try:
+        with torch.device("meta"):
+            model = build_model(config.model, config.data.spec, config.seed)
+    except ValueError as e:
+        raise Misfit("model", f"{config.model.name} cannot be built: {e}") from e
+    _geometry(config, model)
+
+
+def _geometry(config: TrialConfig, model: nn.Module) -> Geometry:
+    """The method's geometry on `model`, whose layers suit it and the clipping."""
+    clip = config.privacy.clipping.build(config.privacy.clip_norm, 0.0, config.train.batch_size)
+    if isinstance(clip, PerLayer):
+        try:
+            clip.resolved([k for k, _ in model.named_parameters()])
+        except ValueError as e:
+            raise Misfit("privacy.clipping.bounds", str(e)) from e
+    method = build_method(config.method)
+    try:
+        return geometry_of(method.geometry, model, config.data.spec.shape)
+    except ValueError as e:
+        raise Misfit(
+            "model", f"{config.model.name} does not fit method {config.method.name}: {e}"
+        ) from e
