@@ -184,6 +184,38 @@ def ui(
 
 
 @app.command()
+def audit(
+    what: Annotated[
+        str, typer.Argument(metavar="METHOD", help="A method, all, or a trial config.")
+    ] = "all",
+    epsilon: Annotated[float, typer.Option(min=0.01, help="Claimed epsilon.")] = 4.0,
+    delta: Annotated[float, typer.Option(min=1e-12, max=0.5, help="Claimed delta.")] = 1e-5,
+    sampling_rate: Annotated[
+        float, typer.Option("--sampling-rate", min=0.001, max=1, help="q; tightest at 1.")
+    ] = 1.0,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of a run.")] = 2,
+    runs: Annotated[int, typer.Option(min=20, help="Runs with the canary, and without.")] = 5000,
+    confidence: Annotated[
+        float, typer.Option(min=0.5, max=0.999999, help="Of the bounds, all together.")
+    ] = 0.99,
+    settings: Settings = None,
+    as_json: Json = False,
+) -> None:
+    """Measure a lower bound on a method's epsilon; exit with 1 if it exceeds the claim."""
+    from dpsweep.cli import measure
+
+    plan = {
+        "epsilon": epsilon,
+        "delta": delta,
+        "sampling_rate": sampling_rate,
+        "steps": steps,
+        "runs": runs,
+        "confidence": confidence,
+    }
+    measure.audit(what, settings or [], plan, as_json)
+
+
+@app.command()
 def schema(
     kind: Annotated[str, typer.Argument(help="sweep or trial.")] = "sweep",
 ) -> None:

@@ -275,11 +275,7 @@ class CirculantMap(_Map):
 
     @classmethod
     def of(cls, layer: CirculantLinear, keep: float) -> Self:
-        """The map of `layer`; `keep` in [1/d, 1] is the share of noise that passes.
-
-        Raises:
-            ValueError: If `keep` is out of range or NaN.
-        """
+        """The map of `layer`; `keep` in [1/d, 1], or a ValueError, is the share of noise passed."""
         amplitude_F = low_pass(layer.block, keep)
         response_d = torch.fft.irfft(amplitude_F.square(), n=layer.block)
         lags = Whitening.of(_toeplitz(response_d, layer.block))

@@ -18,7 +18,7 @@ import torch
 
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.seeds import Secret
-from dpsweep.core.types import Clipped, Tensors
+from dpsweep.core.types import Clipped, Released, Tensors
 from dpsweep.data.read import Dataset
 from dpsweep.filters.base import Public, State
 from dpsweep.methods import build as build_method
@@ -108,19 +108,8 @@ class Step:
 
     def __call__(self, progress: Progress) -> None:
         """Takes one step. What leaves it is `progress.params`, a function of releases."""
-        method, run, t = self.method, self.budget.run, progress.step
-        batch = poisson_batch(
-            self.budget.num_examples, run.sampling_rate, self.secret.stream(t, "sample")
-        ).to(self.data.inputs.device)
-        clip = self.clip(progress)
-        oracle = partial(self._answers, batch, clip)
-        released = release(
-            method.query.clipped(oracle, progress.trail, t),
-            clip_norm=clip.clip_norm,
-            noise_multiplier=run.noise_multiplier,
-            batch_size=self.config.train.batch_size,
-            rng=self.secret.stream(t, "noise"),
-        )
+        method, t, clip = self.method, progress.step, self.clip(progress)
+        released = self.released(self.clipped(self.batch(t), progress), clip, t)
         answer, count = without_count(released)
         gradient = self.geometry.restore(method.query.restore(answer, t))
         noise_std = self.noise_std(clip, t)
@@ -131,6 +120,27 @@ class Step:
         self._move(progress, filtered, noise_std)
         if isinstance(clip, Quantile) and count is not None:
             progress.bound = clip.moved(count, self.config.train.batch_size)
+
+    def batch(self, step: int) -> torch.Tensor:
+        """Indices of the examples of one step: a secret Poisson sample."""
+        rng = self.secret.stream(step, "sample")
+        sampled = poisson_batch(self.budget.num_examples, self.budget.run.sampling_rate, rng)
+        return sampled.to(self.data.inputs.device)
+
+    def clipped(self, batch: torch.Tensor, progress: Progress) -> Clipped:
+        """The sum of the batch's clipped answers, in white coordinates. Private."""
+        oracle = partial(self._answers, batch, self.clip(progress))
+        return self.method.query.clipped(oracle, progress.trail, progress.step)
+
+    def released(self, clipped: Clipped, clip: Clip, step: int) -> Released:
+        """The one thing that crosses the boundary in a step."""
+        return release(
+            clipped,
+            clip_norm=clip.clip_norm,
+            noise_multiplier=self.budget.run.noise_multiplier,
+            batch_size=self.config.train.batch_size,
+            rng=self.secret.stream(step, "noise"),
+        )
 
     def clip(self, progress: Progress) -> Clip:
         """The style of clipping, at the next step's norm."""
