@@ -216,6 +216,16 @@ def audit(
 
 
 @app.command()
+def space(
+    method: Annotated[str, typer.Argument(help="A method, such as fftkf.")],
+) -> None:
+    """Print a method's default search space, ready to paste into a sweep file."""
+    from dpsweep.cli import alone
+
+    alone.space(method)
+
+
+@app.command()
 def schema(
     kind: Annotated[str, typer.Argument(help="sweep or trial.")] = "sweep",
 ) -> None:

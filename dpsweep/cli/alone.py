@@ -1,15 +1,17 @@
-"""The verbs that need torch alone: check, train, schema."""
+"""The verbs that need torch alone: check, train, space, schema."""
 
 import json
 from pathlib import Path
 
 from dpsweep.cli.say import console, warn
+from dpsweep.config.defaults import space_yaml
 from dpsweep.config.load import read_yaml
 from dpsweep.config.sweep import SweepConfig, load_sweep
 from dpsweep.config.trial import TrialConfig, load_trial, trial_source
 from dpsweep.core.errors import ConfigError, Diverged, StateError, unknown
 from dpsweep.core.strict import Strict
 from dpsweep.core.types import Row
+from dpsweep.methods import METHODS
 from dpsweep.privacy.statement import shown_epsilon
 from dpsweep.train.budget import budget
 from dpsweep.train.check import check_sweep, check_trial
@@ -71,6 +73,14 @@ def train(file: Path, settings: list[str], out: Path | None, fetch: bool, quiet:
 
 
 _ALONE = "This covers this run alone: not a search that chose its config, nor other runs."
+
+
+def space(method: str) -> None:
+    """Prints a method's default search space."""
+    if method not in METHODS:
+        raise unknown("method", method, METHODS, where="space")
+    print(f"# {method}: paste this, or name it in a sweep file: search: {{method: default}}")
+    print(space_yaml(method))
 
 
 def schema(kind: str) -> None:

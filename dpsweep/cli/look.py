@@ -16,6 +16,7 @@ from dpsweep.cli.say import console
 from dpsweep.core.errors import ConnectionRefused, StateError
 from dpsweep.report.export import check_target, origin_of, to_yaml, write
 from dpsweep.report.tables import trial_row, trial_table
+from dpsweep.report.winner import standings, standings_table, verdict
 from dpsweep.track.server import server_command, server_environment
 from dpsweep.tune.charge import statement
 from dpsweep.tune.state import Owner, State
@@ -69,6 +70,10 @@ def best(name: str, state_folder: str | None, top: int, as_json: bool) -> None:
     if not records:
         raise StateError(f"sweep {name!r} has no complete trial yet. See: dpsweep status {name}")
     console().print(trial_table(records, f"Best trials of {name}", show_state=False))
+    compared = standings(study.records(), study.sweep.config.objective.direction)
+    if compared:
+        console().print(standings_table(compared))
+        console().print(verdict(compared))
     console().print(f"Trial {records[0].number}: {statement(records[0])}")
     console().print(origin_of(study).search_words)
 

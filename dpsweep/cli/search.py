@@ -17,6 +17,7 @@ from dpsweep.report.export import check_target, default_target
 from dpsweep.report.finish import finish
 from dpsweep.report.live import Progress, shown
 from dpsweep.report.tables import trial_table
+from dpsweep.report.winner import standings, standings_table, verdict
 from dpsweep.track.server import without_password
 from dpsweep.train.check import check_sweep
 from dpsweep.tune.check import check_services
@@ -109,6 +110,10 @@ def _run(session: Session, options: Options) -> None:
     us, state = _program(), "" if options.state is None else f" --state {options.state}"
     if best:
         out.print(trial_table(best[:5], f"Best trials of {session.sweep.name}", show_state=False))
+        compared = standings(session.study.records(), session.sweep.config.objective.direction)
+        if compared:
+            out.print(standings_table(compared))
+            out.print(verdict(compared))
         out.print(origin.search_words)
         out.print(f"best config: {target}   train it again with: {us} train {target}")
     elif complete:

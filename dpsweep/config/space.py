@@ -7,7 +7,10 @@
     method:           {one_of: [{name: disk, kappa: {uniform: [0.3, 1]}}, {name: dp_sgd}]}
 
 The last replaces the whole of `method` by one of the mappings; what varies inside a mapping
-is searched only when that mapping is chosen.
+is searched only when that mapping is chosen. `each_of` is the same in turn, so that all get
+equally many trials. At the top, without a key, the mappings are parts of the whole trial:
+
+    each_of: [{method: {name: disk}, optimizer: {lr: {log_uniform: [0.1, 10]}}}, ...]
 """
 
 import json
@@ -22,7 +25,8 @@ from dpsweep.core.errors import ConfigError, guess
 
 RangeKind = Literal["uniform", "log_uniform", "integer", "log_integer"]
 RANGES: tuple[RangeKind, ...] = ("uniform", "log_uniform", "integer", "log_integer")
-KINDS = (*RANGES, "choice", "one_of")
+BRANCHING = ("one_of", "each_of")
+KINDS = (*RANGES, "choice", *BRANCHING)
 
 
 @dataclass(frozen=True)
@@ -68,9 +72,15 @@ class Branch:
 
 @dataclass(frozen=True)
 class OneOf:
-    """One of several mappings, each with a space of its own."""
+    """One of several mappings, each with a space of its own.
+
+    Attributes:
+        branches: The mappings.
+        in_turn: True if each gets as many trials as the others, whatever the sampler.
+    """
 
     branches: tuple[Branch, ...]
+    in_turn: bool = False
 
 
 Domain = Range | Choice | OneOf
@@ -85,6 +95,9 @@ class Draw(Protocol):
     def option(self, name: str, labels: tuple[str | int | float | bool, ...]) -> int:
         """Index of one of the labels, known as `name`."""
 
+    def turn(self, name: str, labels: tuple[str, ...]) -> int:
+        """Index of one of the labels, each as often as the others."""
+
 
 @dataclass(frozen=True)
 class Space:
@@ -97,7 +110,7 @@ class Space:
         tree, knobs = base, dict[str, Any]()
         for path, domain in self.domains.items():
             value = _draw(".".join(map(str, path)), path, domain, draw, knobs)
-            tree = put(tree, path, value)
+            tree = put(tree, path, value) if path else merged(tree, value)
         return tree, knobs
 
     @property
@@ -115,11 +128,12 @@ def _draw(name: str, path: Path_, domain: Domain, draw: Draw, knobs: dict[str, A
         knobs[dotted] = domain.options[draw.option(name, domain.labels)]
         return knobs[dotted]
     labels = tuple(branch.label for branch in domain.branches)
-    branch = domain.branches[draw.option(name, labels)]
-    knobs[f"{dotted}.name"] = branch.label
+    pick = draw.turn if domain.in_turn else draw.option
+    branch = domain.branches[pick(name or "one_of", labels)]
+    knobs[f"{dotted or 'method'}.name"] = branch.label
     tree = branch.fixed
     for inner, inner_domain in branch.inner.items():
-        inner_name = f"{name}.{branch.label}.{'.'.join(map(str, inner))}"
+        inner_name = f"{name or 'one_of'}.{branch.label}.{'.'.join(map(str, inner))}"
         value = _draw(inner_name, (*path, *inner), inner_domain, draw, knobs)
         tree = put(tree, inner, value)
     return tree
@@ -139,8 +153,22 @@ def parse_space(source: Source, path: Path_ = ("search",)) -> Space:
         )
     domains: dict[Path_, Domain] = {}
     for key, spec in search.items():
-        domains[tuple(key.split("."))] = _parse_domain(source, (*path, key), spec)
+        if key in BRANCHING:
+            domains[()] = _parse_one_of(source, (*path, key), spec)
+        else:
+            domains[tuple(key.split("."))] = _parse_domain(source, (*path, key), spec)
     return Space(domains)
+
+
+def merged(tree: Tree, part: Tree) -> Tree:
+    """`tree` with `part` laid over it; a mapping with a name replaces, others are merged."""
+    result = dict(tree)
+    for key, value in part.items():
+        old = tree.get(key)
+        if isinstance(old, dict) and isinstance(value, dict) and "name" not in value:
+            value = merged(old, value)
+        result[key] = value
+    return result
 
 
 def _parse_domain(source: Source, path: Path_, spec: Any) -> Domain:
@@ -155,7 +183,7 @@ def _parse_domain(source: Source, path: Path_, spec: Any) -> Domain:
     if kind not in KINDS:
         hint = f" For a key inside {key}, write {key}.{kind}." if isinstance(values, dict) else ""
         raise ConfigError(f"{where}: unknown way to vary {kind!r}.{hint}{guess(kind, KINDS)}")
-    if kind == "one_of":
+    if kind in BRANCHING:
         return _parse_one_of(source, (*path, kind), values)
     if kind == "choice":
         return _parse_choice(where, values)
@@ -207,13 +235,21 @@ def _parse_one_of(source: Source, path: Path_, values: Any) -> OneOf:
     for i, tree in enumerate(values):
         inner: dict[Path_, Domain] = {}
         fixed = _split(source, (*path, i), (), tree, inner)
-        branches.append(Branch(str(tree.get("name", i)), fixed, inner))
+        branches.append(Branch(_label(tree, i), fixed, inner))
     labels = [branch.label for branch in branches]
     doubled = [label for i, label in enumerate(labels) if label in labels[:i]]
     if doubled or not labels:
         problem = f"two mappings are called {doubled[0]!r}" if doubled else "the list is empty"
         raise ConfigError(f"{where}: {problem}. Give each a name of its own")
-    return OneOf(tuple(branches))
+    return OneOf(tuple(branches), in_turn=path[-1] == "each_of")
+
+
+def _label(tree: Tree, index: int) -> str:
+    """What a mapping is called: its name, that of the method in it, or its place in the list."""
+    match tree:
+        case {"name": str(name)} | {"method": {"name": str(name)}}:
+            return name
+    return str(index)
 
 
 def _split(

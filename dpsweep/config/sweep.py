@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from dpsweep.config.defaults import with_default_spaces
 from dpsweep.config.letters import spelled_path
 from dpsweep.config.load import Path_, Source, Tree, read_yaml, validate, with_overrides
 from dpsweep.config.space import KINDS, Branch, Domain, OneOf, Range, Space, parse_space
@@ -234,6 +235,7 @@ def build_sweep(file: Source, base: Source) -> Sweep:
         ConfigError: Naming file, line, key, value and remedy.
     """
     config: SweepConfig = validate(SweepConfig, file)
+    file = with_default_spaces(file, base)
     domains, origins = dict[Path_, Domain](), dict[str, str]()
     for path, domain in parse_space(file).domains.items():
         written = ".".join(map(str, path))
@@ -253,7 +255,7 @@ def build_sweep(file: Source, base: Source) -> Sweep:
                 f"delete it at {origins[dotted]}{written}"
             )
         for key, what in FIXED.items():
-            if dotted == key or dotted.startswith(f"{key}.") or key.startswith(f"{dotted}."):
+            if any(_overlap(key, touched) for touched in _touched(dotted, domains[path])):
                 raise ConfigError(
                     f"{origins[dotted]}{written}: cannot be searched: {key} is {what}. "
                     f"Set it in the base config, and run one sweep for each value"
@@ -263,6 +265,28 @@ def build_sweep(file: Source, base: Source) -> Sweep:
         pass
     _check_choices(sweep)
     return sweep
+
+
+def _touched(dotted: str, domain: Domain) -> list[str]:
+    """Dotted keys of the trial that a search key changes."""
+    if dotted or not isinstance(domain, OneOf):
+        return [dotted]
+    fixed = [key for branch in domain.branches for key in _leaves(branch.fixed)]
+    inner = [path for branch in domain.branches for path in branch.inner]
+    return [".".join(map(str, path)) for path in (*fixed, *inner)]
+
+
+def _leaves(tree: Tree) -> Iterator[Path_]:
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from ((key, *inner) for inner in _leaves(value))
+        else:
+            yield (key,)
+
+
+def _overlap(one: str, other: str) -> bool:
+    """True if one of two dotted keys is the other or lies inside it."""
+    return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
 
 
 def _spelled_domain(path: Path_, domain: Domain) -> Domain:
@@ -281,7 +305,7 @@ def _spelled_domain(path: Path_, domain: Domain) -> Domain:
         )
         for branch in domain.branches
     )
-    return OneOf(tuple(branches))
+    return OneOf(tuple(branches), domain.in_turn)
 
 
 def _check_choices(sweep: Sweep) -> None:
@@ -327,6 +351,8 @@ class _Corner:
         self.sizes[name] = len(labels)
         return self.picks.get(name, 0)
 
+    turn = option
+
     def others(self) -> list["_Corner"]:
         return [_Corner({name: i}) for name, size in self.sizes.items() for i in range(1, size)]
 
@@ -346,3 +372,5 @@ class _Random:
 
     def option(self, name: str, labels: tuple[Any, ...]) -> int:
         return self.rng.randrange(len(labels))
+
+    turn = option

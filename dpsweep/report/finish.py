@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from dpsweep.report.export import Origin, origin_of, to_yaml, write
+from dpsweep.report.winner import standings, verdict
 from dpsweep.track.tracker import Facts
 from dpsweep.tune.charge import statement
 from dpsweep.tune.launch import Session
@@ -24,7 +25,8 @@ def finish(session: Session, out: Path, *, complete: bool) -> tuple[list[Record]
     """
     study, tracker, folder = session.study, session.tracker, session.folder
     best, origin = study.best(), origin_of(study)
-    words = [origin.search_words]
+    compared = standings(study.records(), study.sweep.config.objective.direction)
+    words = [*filter(None, [verdict(compared)]), origin.search_words]
     metrics: dict[str, float] = {}
     if best:
         words.insert(0, f"Best trial ({best[0].number}): {statement(best[0])}")

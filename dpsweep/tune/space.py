@@ -28,6 +28,10 @@ class OptunaDraw:
         """Index of one of the labels."""
         return labels.index(self._trial.suggest_categorical(name, labels))
 
+    def turn(self, name: str, labels: tuple[str, ...]) -> int:
+        """By the trial's number: the sampler has no say, and a resumed search takes the same."""
+        return self._trial.number % len(labels)
+
 
 def sampler(config: SamplerConfig, seed: int, number: int) -> BaseSampler:
     """The sampler that proposes trial `number`, and that one alone.

@@ -30,12 +30,7 @@ class CnnSmall(Strict):
         """Images of `shape` (C, H, W) -> logits, shape (B, num_classes)."""
         channels, height, width = shape
         features = 2 * self.width * (height // 4) * (width // 4)
-        head: nn.Module = (
-            nn.Linear(features, num_classes)
-            if self.block is None
-            else CirculantLinear(features, num_classes, self.block)
-        )
-        return nn.Sequential(
+        layers: list[nn.Module] = [
             nn.Conv2d(channels, self.width, 3, padding=1),
             nn.Tanh(),
             nn.MaxPool2d(2),
@@ -43,8 +38,12 @@ class CnnSmall(Strict):
             nn.Tanh(),
             nn.MaxPool2d(2),
             nn.Flatten(),
-            head,
-        )
+        ]
+        if self.block is None:  # made last: weights are drawn in the order of the layers
+            layers.append(nn.Linear(features, num_classes))
+        else:
+            layers.append(CirculantLinear(features, num_classes, self.block))
+        return nn.Sequential(*layers)
 
 
 class Cnn5(Strict):

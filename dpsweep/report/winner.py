@@ -1,0 +1,83 @@
+"""Which of several methods won a search, and whether the comparison was even."""
+
+from dataclasses import dataclass
+from statistics import median
+
+from rich import box
+from rich.table import Table
+
+from dpsweep.tune.study import Record
+
+_KEY = "method.name"
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How one method did.
+
+    Attributes:
+        method: Its name.
+        trials: All that were started.
+        best: Objective of its best complete trial; None if there is none.
+        middle: Median objective of its complete trials; None if there is none.
+    """
+
+    method: str
+    trials: int
+    best: float | None
+    middle: float | None
+
+
+def standings(records: list[Record], direction: str) -> list[Standing]:
+    """Methods of a search over several, the best first; empty for a search over one."""
+    by_method: dict[str, list[Record]] = {}
+    for record in records:
+        if _KEY in record.knobs:
+            by_method.setdefault(record.knobs[_KEY], []).append(record)
+    pick = max if direction == "maximize" else min
+    table = []
+    for method, trials in by_method.items():
+        values = [r.value for r in trials if r.state == "complete" and r.value is not None]
+        best, middle = (pick(values), median(values)) if values else (None, None)
+        table.append(Standing(method, len(trials), best, middle))
+    sign = -1 if direction == "maximize" else 1
+    table.sort(key=lambda s: (s.best is None, sign * (s.best or 0)))
+    return table if len(table) > 1 else []
+
+
+def verdict(table: list[Standing]) -> str:
+    """Who won, in a sentence; empty for a search over one method or without a result."""
+    if not table or table[0].best is None:
+        return ""
+    first, counts = table[0], sorted({standing.trials for standing in table})
+    if len(counts) == 1:
+        words = f"{first.method} won under equal trials ({counts[0]} each)"
+    else:
+        words = (
+            f"{first.method} leads, but trials were not equal ({counts[0]} to {counts[-1]} a "
+            f"method); each_of gives every method the same number"
+        )
+    return f"{words}: {first.best:.4f}{_runner_up(table[1])}."
+
+
+def standings_table(table: list[Standing]) -> Table:
+    """One line a method."""
+    shown = Table(
+        title="By method",
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
+    shown.add_column("method")
+    for name in ("trials", "best", "median"):
+        shown.add_column(name, justify="right")
+    for s in table:
+        figures = ("–" if x is None else f"{x:.4f}" for x in (s.best, s.middle))
+        shown.add_row(s.method, str(s.trials), *figures)
+    return shown
+
+
+def _runner_up(second: Standing) -> str:
+    return "" if second.best is None else f", next {second.method} {second.best:.4f}"
