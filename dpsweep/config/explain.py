@@ -30,6 +30,9 @@ _WANTED = {
     "list_type": "a list",
     "tuple_type": "a list",
 }
+_SCALARS = ("float", "int", "str")
+_QUOTED = ("literal[", "dict[")
+"""Tags pydantic gives the members of a union that are no config class, or how they begin."""
 
 
 def explain(error: Any, model: type[BaseModel] | None) -> tuple[Place, str]:
@@ -50,6 +53,8 @@ def explain(error: Any, model: type[BaseModel] | None) -> tuple[Place, str]:
         case "union_tag_invalid":
             tags = [tag.strip(" '") for tag in error["ctx"]["expected_tags"].split(",")]
             what = place[-1] if place else "name"
+            if isinstance(what, int):  # one item of a list, say of filters
+                what = str(place[-2]).removesuffix("s")
             tag = error["ctx"]["tag"]
             return (*place, "name"), f"unknown {what} {tag!r}.{guess(tag, tags)}"
         case "union_tag_not_found":
@@ -86,8 +91,8 @@ def _locate(
 ) -> tuple[Place, type[BaseModel] | None, FieldInfo | None]:
     """Path in the file, the innermost model around it, and the field at its end.
 
-    Pydantic puts the tag of a union's member (`method`, `disk`, `kappa`) into its own path;
-    the file has no such key.
+    Pydantic puts the tag of a union's member (`method`, `disk`, `kappa`; `delta`, `float`) into
+    its own path; the file has no such key.
     """
     place: list[str | int] = []
     field: FieldInfo | None = None
@@ -95,6 +100,8 @@ def _locate(
     for part in loc:
         if isinstance(part, int):  # one item of a list
             place.append(part)
+            continue
+        if field and not members and (part in _SCALARS or part.startswith(_QUOTED)):
             continue
         tagged = [m for m in members if len(members) > 1 and _tag(m) == part]
         if tagged:

@@ -111,7 +111,10 @@ def with_overrides(
             raise ConfigError(f"--set {setting}: expected KEY=VALUE, such as train.batch_size=256")
         value = parse_yaml(f"value: {text}", f"--set {key}").tree["value"]
         path = spell(tuple(key.split(".")))
-        tree = put(tree, path, value)
+        try:
+            tree = put(tree, path, value)
+        except ConfigError as e:
+            raise ConfigError(f"--set {key}: {e}") from e
         elsewhere[".".join(map(str, path))] = "--set "
     return Source(source.name, tree, source.lines, elsewhere)
 
@@ -138,8 +141,7 @@ def _put_in_list(items: list[Any], path: Path_, value: Any) -> list[Any]:
     head, at, *rest = path
     if not str(at).isdigit() or int(at) >= len(items):
         raise ConfigError(
-            f"{'.'.join(map(str, path))}: {head} is a list of {len(items)}, counted from 0, and "
-            f"{at!r} is none of them"
+            f"{head} is a list of {len(items)}, counted from 0, and {at!r} is none of them"
         )
     old = items[int(at)]
     tree = old if isinstance(old, dict) else {}
@@ -157,9 +159,11 @@ def validate(kind: type[Model] | Any, source: Source) -> Model:
         config: Model = TypeAdapter(kind).validate_python(source.tree)
     except ValidationError as e:
         model = kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
-        mistakes = [explain(error, model) for error in e.errors()]
+        mistakes: dict[Path_, str] = {}
+        for place, text in (explain(error, model) for error in e.errors()):
+            mistakes.setdefault(place, text)  # one for all members of a union
         raise ConfigError(
-            "\n".join(f"{source.at(place)}: {text}" for place, text in mistakes)
+            "\n".join(f"{source.at(place)}: {text}" for place, text in mistakes.items())
         ) from e
     return config
 

@@ -11,6 +11,11 @@ from dpsweep.core.strict import Strict
 _LEAST_DELTA = 1e-12
 
 
+def _or_its_name(schema: dict[str, Any]) -> None:
+    """Lets editors take `clipping: flat` for `clipping: {name: flat}`."""
+    schema["anyOf"] = [*schema.pop("oneOf", []), {"type": "string"}]
+
+
 class PrivacyConfig(Strict):
     """How much one example may influence the trained model.
 
@@ -32,7 +37,7 @@ class PrivacyConfig(Strict):
     clip_norm: float = Field(default=1.0, ge=1e-6)
     """L2 bound on one example's answer, in gradient units; the first, if clipping adapts."""
 
-    clipping: ClippingConfig = FlatClipping()
+    clipping: ClippingConfig = Field(default=FlatClipping(), json_schema_extra=_or_its_name)
     """flat, automatic, per_layer or adaptive; the spectral methods' own is per_layer."""
 
     @model_validator(mode="before")

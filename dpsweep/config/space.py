@@ -154,6 +154,10 @@ def parse_space(source: Source, path: Path_ = ("search",)) -> Space:
     domains: dict[Path_, Domain] = {}
     for key, spec in search.items():
         if key in BRANCHING:
+            if () in domains:
+                raise ConfigError(
+                    f"{source.at((*path, key))}: one_of and each_of stand side by side. Keep one"
+                )
             domains[()] = _parse_one_of(source, (*path, key), spec)
         else:
             domains[tuple(key.split("."))] = _parse_domain(source, (*path, key), spec)
@@ -161,11 +165,12 @@ def parse_space(source: Source, path: Path_ = ("search",)) -> Space:
 
 
 def merged(tree: Tree, part: Tree) -> Tree:
-    """`tree` with `part` laid over it; a mapping with a name replaces, others are merged."""
+    """`tree` with `part` laid over it; what names a whole thing replaces, the rest is merged."""
     result = dict(tree)
     for key, value in part.items():
         old = tree.get(key)
-        if isinstance(old, dict) and isinstance(value, dict) and "name" not in value:
+        part_of_it = isinstance(value, dict) and not {"name", "compose"} & set(value)
+        if isinstance(old, dict) and part_of_it:
             value = merged(old, value)
         result[key] = value
     return result

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
-from dpsweep.config.defaults import with_default_spaces
+from dpsweep.config.defaults import DEFAULT, with_default_spaces
 from dpsweep.config.letters import spelled_path
 from dpsweep.config.load import Path_, Source, Tree, read_yaml, validate, with_overrides
-from dpsweep.config.space import KINDS, Branch, Domain, OneOf, Range, Space, parse_space
+from dpsweep.config.space import BRANCHING, KINDS, Branch, Domain, OneOf, Range, Space, parse_space
 from dpsweep.config.trial import TrialConfig, load_trial, trial_source
 from dpsweep.core.errors import ConfigError
 from dpsweep.core.strict import Strict
@@ -85,6 +85,13 @@ class ResourcesConfig(Strict):
     """GPUs; a share such as 0.25 puts four trials on one."""
 
 
+_DOMAINS: list[JsonValue] = [
+    {"type": "object", "required": [kind], "properties": {kind: {"type": "array"}}}
+    for kind in KINDS
+]
+"""What a search key may hold, for editors."""
+
+
 class SweepConfig(Strict):
     """A sweep file."""
 
@@ -96,15 +103,15 @@ class SweepConfig(Strict):
 
     search: dict[str, Any] = Field(
         json_schema_extra={
-            "additionalProperties": {
-                "oneOf": [
-                    {"type": "object", "required": [k], "properties": {k: {"type": "array"}}}
-                    for k in KINDS
-                ]
-            }
+            "properties": {
+                "method": {"anyOf": [{"const": DEFAULT}, *_DOMAINS]},
+                **{k: {"anyOf": [{"const": DEFAULT}, {"type": "array"}]} for k in BRANCHING},
+            },
+            "additionalProperties": {"oneOf": _DOMAINS},
         }
     )
-    """Dotted key of the trial config -> how it varies. See dpsweep/config/space.py."""
+    """Dotted key of the trial config -> how it varies. See dpsweep/config/space.py. With
+    `method: default`, the method's own space; see dpsweep/config/defaults.py."""
 
     objective: ObjectiveConfig = ObjectiveConfig()
     """What a trial is judged by."""
@@ -238,7 +245,7 @@ def build_sweep(file: Source, base: Source) -> Sweep:
     file = with_default_spaces(file, base)
     domains, origins = dict[Path_, Domain](), dict[str, str]()
     for path, domain in parse_space(file).domains.items():
-        written = ".".join(map(str, path))
+        written = ".".join(map(str, path)) or next(k for k in BRANCHING if k in config.search)
         path = spelled_path(path, TrialConfig)
         dotted = ".".join(map(str, path))
         if path in domains:
@@ -248,6 +255,9 @@ def build_sweep(file: Source, base: Source) -> Sweep:
             )
         domains[path] = _spelled_domain(path, domain)
         origins[dotted] = file.at(("search", written)).removesuffix(written)
+        if not path:  # what its mappings touch
+            place = f"{file.at(('search', written))}: "
+            origins.update(dict.fromkeys(_touched(dotted, domains[path]), place))
         if dotted in base.elsewhere:
             raise ConfigError(
                 f"{base.at(path)}: is varied by this sweep, so a fixed value would have no effect. "

@@ -7,9 +7,11 @@ the two kinds of run lie apart follows a lower bound on epsilon (privacy/audit.p
 above the claim proves a fault; one just under it shows that the noise is no larger than needed.
 
 The runs start at iterates that lie far apart, so that a query's points differ, and with a
-clip norm so small that every answer reaches it. Data: a few of scikit-learn's digits.
+clip norm so small that every answer reaches it. Data: a few of scikit-learn's digits, and an
+image of one brightness as the canary.
 """
 
+import math
 import os
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -18,14 +20,20 @@ from multiprocessing import get_context
 
 import numpy as np
 import torch
+from torch import nn
 
 from dpsweep.config.trial import TrialConfig
+from dpsweep.core.circulant import CirculantLinear
 from dpsweep.core.seeds import Secret
 from dpsweep.core.types import Clipped, Released, Tensors
+from dpsweep.data.read import load
+from dpsweep.methods import build as build_method
 from dpsweep.privacy.accounting import Run, calibrate
 from dpsweep.privacy.audit import Audit, judge, log_ratio
 from dpsweep.privacy.clip import Clip
-from dpsweep.train.assemble import assemble, initial
+from dpsweep.privacy.engine import engine_for
+from dpsweep.privacy.geometry import geometry_of
+from dpsweep.train.assemble import initial
 from dpsweep.train.budget import Budget
 from dpsweep.train.step import Progress, Step
 
@@ -33,9 +41,6 @@ NUM_OTHERS = 8
 """Examples beside the canary, all of them known to the auditor."""
 
 _CLIP_NORM = 1e-6
-_SPREAD = 0.3
-"""Standard deviation, per coordinate, of how far the iterates of the start lie apart."""
-
 _CHUNK = 100
 
 
@@ -150,7 +155,7 @@ def _step(plan: Plan, run: Run, *, canary: bool) -> Watched:
     num_examples = NUM_OTHERS + canary
     budget = Budget(num_examples, run, plan.epsilon, plan.delta)
     return Watched(
-        config=_paced(with_all.config, run),
+        config=_paced(with_all, run),
         budget=budget,
         data=with_all.data,
         engine=with_all.engine,
@@ -164,24 +169,51 @@ def _assembled(config: str) -> Step:
     """The audited config on the audit's data and model; the last example is the canary."""
     tree = TrialConfig.model_validate_json(config).model_dump(exclude_none=True)
     tree["data"] = {"name": "digits"}
-    tree["model"] = {"name": "cnn_small", "width": 5, "block": 10}
-    tree["privacy"] = {
-        "noise_multiplier": 1.0,
-        "clip_norm": _CLIP_NORM,
-        "clipping": tree["privacy"]["clipping"],
-    }
+    tree["model"] = {"name": "cnn_small"}  # a name only: what is trained is `_network`
+    clipping = {k: v for k, v in tree["privacy"]["clipping"].items() if k != "bounds"}
+    tree["privacy"] = {"noise_multiplier": 1.0, "clip_norm": _CLIP_NORM, "clipping": clipping}
     tree["train"] = {"batch_size": NUM_OTHERS, "epochs": 1, "dtype": "float64", "device": "cpu"}
-    step = assemble(TrialConfig.model_validate(tree), Secret.draw(), torch.device("cpu"))
-    few = slice(0, NUM_OTHERS + 1)
-    data = replace(step.data, inputs=step.data.inputs[few], targets=step.data.targets[few])
-    return replace(step, data=data)
+    trial = TrialConfig.model_validate(tree)
+    model = _network()
+    geometry = geometry_of(build_method(trial.method).geometry, model, trial.data.spec.shape)
+    engine = engine_for(model, nn.functional.cross_entropy, geometry, NUM_OTHERS + 1)
+    data = load(trial.data, trial.seed)
+    inputs = data.inputs[: NUM_OTHERS + 1].clone()
+    inputs[NUM_OTHERS] = data.brightest
+    data = replace(data, inputs=inputs, targets=data.targets[: NUM_OTHERS + 1])
+    budget = Budget(NUM_OTHERS, Run(1.0, 1.0, 1), math.inf, 0.5)
+    return Step(trial, budget, data, engine, Secret.draw(), geometry)
 
 
-def _paced(config: TrialConfig, run: Run) -> TrialConfig:
-    """The config with a learning rate at which one step's noise moves the weights by _SPREAD."""
-    noise = run.noise_multiplier * _CLIP_NORM / NUM_OTHERS
-    lr = _SPREAD / noise if config.optimizer.name == "sgd" else _SPREAD
-    return config.model_copy(update={"optimizer": config.optimizer.model_copy(update={"lr": lr})})
+def _network() -> nn.Module:
+    """One convolution over the whole image and a circulant layer, at public weights.
+
+    The canary's image is constant, and the convolution's weights are a cosine over its ten
+    channels. So what the canary answers in either layer is one low frequency, which passes
+    whole through the spectral methods' filters: its answer is as long in their coordinates as
+    clipping lets any answer be.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        convolution = nn.Conv2d(1, 10, 8)
+        model = nn.Sequential(convolution, nn.Flatten(), CirculantLinear(10, 10, 10))
+    angles = torch.arange(10) * (2 * math.pi / 10)
+    with torch.no_grad():
+        convolution.weight[:] = (angles.cos() / 32).view(10, 1, 1, 1)
+    return model.double()
+
+
+def _paced(step: Step, run: Run) -> TrialConfig:
+    """The config with a learning rate at which one step's noise moves the weights by _spread."""
+    noise, spread = run.noise_multiplier * _CLIP_NORM / NUM_OTHERS, _spread(step)
+    base = step.config.optimizer
+    lr = spread / noise if base.name == "sgd" else spread
+    return step.config.model_copy(update={"optimizer": base.model_copy(update={"lr": lr})})
+
+
+def _spread(step: Step) -> float:
+    """How far apart iterates lie, per coordinate: wide, unless the canary's cosine counts."""
+    return 0.01 if step.geometry.maps else 0.3
 
 
 def _start(step: Step) -> Progress:
@@ -189,13 +221,12 @@ def _start(step: Step) -> Progress:
     rng = torch.Generator().manual_seed(0)
 
     def away(params: Tensors) -> Tensors:
-        return {
-            k: x + _SPREAD * torch.randn(x.shape, generator=rng).to(x) for k, x in params.items()
-        }
+        size = _spread(step)
+        return {k: x + size * torch.randn(x.shape, generator=rng).to(x) for k, x in params.items()}
 
     past = [initial(step)]
-    while len(past) < step.method.query.memory:
-        past.append(away(past[-1]))
+    for _ in range(1, step.method.query.memory):
+        past.append(away(past[0]))
     progress = step.start(past[-1])
     progress.trail.clear()
     progress.trail.extend(past)

@@ -55,4 +55,6 @@ def check_pieces(config: TrialConfig, source: Source) -> None:
         if isinstance(clipping, AdaptiveClipping):  # its count must not cost more than there is
             clipping.share(budget(config).run.noise_multiplier, config.train.batch_size)
     except Misfit as e:
-        raise ConfigError(f"{source.at(tuple(e.key.split('.')))}: {e}.") from e
+        raise ConfigError(
+            f"{source.at(tuple(e.key.split('.')))}: {str(e).removesuffix('.')}."
+        ) from e

@@ -46,6 +46,13 @@ COMMANDS = [
     (["ui"], "no results are tracked there yet"),
     (["train", "tiny.yaml"], "is a sweep, not a trial. Run it with: dpsweep launch"),
     (["check", "tiny.yaml", "--set", "nonsense"], "expected KEY=VALUE"),
+    (["space", "dsik"], "space: unknown method 'dsik'. Did you mean 'disk'?"),
+    (["audit", "dsik"], "audit: unknown method 'dsik'. Did you mean 'disk'?"),
+    (["audit", "tiny.yaml"], "is a sweep. Audit a trial config, or a method by its name"),
+    (
+        ["audit", "disk", "--set", "method.kappa=0"],
+        "method disk:1: method.kappa|--set method.kappa",
+    ),
     (["schema", "swep"], "unknown kind of file 'swep'. Did you mean 'sweep'?"),
 ]
 

@@ -93,7 +93,7 @@ class RecordsEngine:
         squares = {
             k: self.geometry.maps[k].squares(mapped[k])
             if k in mapped
-            else plain[k].flatten(1).square().sum(1).double()
+            else plain[k].unsqueeze(-1).flatten(1).square().sum(1).double()
             for k in points[0]
         }
         factors, count = scaling(squares, clip)
