@@ -6,8 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parent.parent
+
+torch.set_num_threads(1)  # nets here are tiny; two threads would only wait for each other
 
 SWEEP = """\
 name: tiny

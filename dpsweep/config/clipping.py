@@ -27,8 +27,8 @@ class AutomaticClipping(Strict):
 
     name: Literal["automatic"] = "automatic"
 
-    stability: float = Field(default=0.01, gt=0)
-    """s in C / (|u| + s), in gradient units."""
+    stability: float = Field(default=0.01, ge=1e-6)
+    """s in C / (|u| + s), in gradient units; smaller ones meet the rounding of tiny norms."""
 
     def build(self, bound: float, noise_multiplier: float, batch_size: int) -> Clip:
         """The style at norm `bound`."""

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from dpsweep.config.clipping import ClippingConfig, FlatClipping
 from dpsweep.core.errors import Misfit
 from dpsweep.core.strict import Strict
+from dpsweep.privacy.clip import LEAST_NORM
 
 _LEAST_DELTA = 1e-12
 
@@ -34,7 +35,7 @@ class PrivacyConfig(Strict):
     noise_multiplier: float | None = Field(default=None, ge=0)
     """Noise standard deviation on the summed gradient, in units of `clip_norm`. 0: not private."""
 
-    clip_norm: float = Field(default=1.0, ge=1e-6)
+    clip_norm: float = Field(default=1.0, ge=LEAST_NORM)
     """L2 bound on one example's answer, in gradient units; the first, if clipping adapts."""
 
     clipping: ClippingConfig = Field(default=FlatClipping(), json_schema_extra=_or_its_name)

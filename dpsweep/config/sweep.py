@@ -11,7 +11,7 @@ from pydantic import Field, JsonValue
 
 from dpsweep.config.defaults import DEFAULT, with_default_spaces
 from dpsweep.config.letters import spelled_path
-from dpsweep.config.load import Path_, Source, Tree, read_yaml, validate, with_overrides
+from dpsweep.config.load import Path_, Source, Tree, put, read_yaml, validate, with_overrides
 from dpsweep.config.space import BRANCHING, KINDS, Branch, Domain, OneOf, Range, Space, parse_space
 from dpsweep.config.trial import TrialConfig, load_trial, trial_source
 from dpsweep.core.errors import ConfigError
@@ -264,6 +264,10 @@ def build_sweep(file: Source, base: Source) -> Sweep:
                 f"Vary it otherwise with --set 'search.{written}={{uniform: [LOW, HIGH]}}', or "
                 f"delete it at {origins[dotted]}{written}"
             )
+        try:
+            put(base.tree, path or ("method",), {})
+        except ConfigError as e:
+            raise ConfigError(f"{origins[dotted]}{written}: {e}") from e
         for key, what in FIXED.items():
             if any(_overlap(key, touched) for touched in _touched(dotted, domains[path])):
                 raise ConfigError(

@@ -77,7 +77,9 @@ class TrialConfig(Strict):
         match data:
             case {"method": {"compose": dict(parts)}}:
                 data = {**data, "method": {"name": "compose", **data["method"]}}
-                own = {"optimizer": {"name": parts.get("base", "sgd")}}
+                base = parts.get("base")
+                known = base in METHODS["compose"].bases  # a wrong one is told at its own key
+                own = {"optimizer": {"name": base if known else "sgd"}}
             case {"method": {"name": str(name)}} if name in METHODS:
                 own = {
                     "optimizer": {"name": METHODS[name].bases[0]},

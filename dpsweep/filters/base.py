@@ -80,19 +80,14 @@ class Chain:
     def noise_gain(self) -> float:
         """That of all links together, in the steady state.
 
-        Filters over coordinates multiply their gains. Those over time do not, since what the
-        first leaves is no longer white: theirs is the mean of |H_1|^2 |H_2|^2 ... over the
-        circle, here at half a million frequencies.
+        Filters over coordinates and filters over time multiply their gains. Two of one kind do
+        not, since what the first leaves is no longer white: theirs is the mean of
+        |H_1|^2 |H_2|^2 ... over the spectrum, here at half a million frequencies.
         """
+        circle = torch.arange(_FREQUENCIES, dtype=torch.float64) * (2 * pi / _FREQUENCIES)
         over_time = [link for link in self.links if link.over_time]
-        gain = prod(link.noise_gain for link in self.links if not link.over_time)
-        if len(over_time) < 2:
-            return gain * prod(link.noise_gain for link in over_time)
-        w = torch.arange(_FREQUENCIES, dtype=torch.float64) * (2 * pi / _FREQUENCIES)
-        power = torch.ones_like(w)
-        for link in over_time:
-            power *= link.frequency_response(w).abs().square()
-        return gain * float(power.mean())
+        across = [link for link in self.links if not link.over_time]
+        return _gain(over_time, circle) * _gain(across, 2 * _FREQUENCIES)
 
     def init(self, params: Tensors) -> State:
         return tuple(link.init(params) for link in self.links)
@@ -103,3 +98,11 @@ class Chain:
             grad, memory = link.apply(grad, memory, public)
             after.append(memory)
         return grad, tuple(after)
+
+
+def _gain(links: list[Filter], at: Any) -> float:
+    """That of filters of one kind in a row; `at` is where their responses are asked."""
+    if len(links) < 2:
+        return prod(link.noise_gain for link in links)
+    responses = torch.stack([link.frequency_response(at).abs() for link in links])
+    return float(responses.prod(0).square().mean())

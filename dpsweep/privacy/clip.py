@@ -20,6 +20,10 @@ INSIDE = "clip/inside"
 """Name of the extra coordinate in which `Quantile` counts; no parameter has a slash."""
 
 
+LEAST_NORM, MOST_NORM = 1e-6, 1e6
+"""Clip norms far enough from where float32 can neither square nor tell numbers."""
+
+
 class Clip(Protocol):
     """A style of clipping."""
 
@@ -110,7 +114,7 @@ class Quantile:
     """Flat clipping whose norm follows a quantile of the answers' norms (Andrew et al. 2021).
 
         u_i = ( clip_c(a_i),  2 sqrt(s) C (1[|a_i| <= c] - 1/2) ),      c = sqrt(1-s) C
-        c <- c exp(-rate (noisy share inside - quantile))
+        c <- c exp(-rate (noisy share inside - quantile)),   kept in [1e-6, 1e6]
 
     Whether an answer lies inside is one more coordinate of it, of size sqrt(s) C, so the whole
     has norm at most C and one release pays for both. The paper's two noises are
@@ -145,7 +149,8 @@ class Quantile:
         """The next step's c, from the released extra coordinate (a mean over `batch_size`)."""
         inside = 0.5 + float(released) / (2 * sqrt(self.share) * self.clip_norm)
         inside = min(max(inside, 0.0), 1.0)  # noise may push it outside; public either way
-        return self.bound * exp(-self.rate * (inside - self.quantile))
+        moved = self.bound * exp(-self.rate * (inside - self.quantile))
+        return min(max(moved, LEAST_NORM), MOST_NORM)
 
 
 def clipped_sum(answer: PerExample, clip: Clip) -> Clipped:

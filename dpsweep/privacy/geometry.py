@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from dpsweep.core.circulant import CirculantLinear
@@ -66,6 +66,7 @@ def geometry_of(
     """
     if declared is None:
         return IDENTITY
+    _refuse_shared(model)
     shapes = _input_shapes(model, input_shape)
     maps: dict[str, LayerMap] = {}
     for name, layer in model.named_modules():
@@ -78,15 +79,11 @@ def geometry_of(
                 f"input, and spectral geometry needs each layer with weights called once"
             )
         match layer:
-            case nn.Conv2d():
-                channels, height, width = seen[0]
+            case nn.Conv2d() | CirculantLinear():
                 try:
-                    mapped = ConvMap.of(layer, (channels, height, width), declared.keep)
+                    maps[_join(name, "weight")] = _map(declared, layer, seen[0])
                 except ValueError as e:
                     raise ValueError(f"layer {name!r}: {e}") from e
-                maps[_join(name, "weight")] = mapped
-            case CirculantLinear():
-                maps[_join(name, "weight")] = CirculantMap.of(layer, declared.keep_circulant)
             case nn.Linear():
                 raise ValueError(
                     f"layer {name!r} is a plain Linear({layer.in_features}, {layer.out_features}), "
@@ -101,16 +98,49 @@ def geometry_of(
     return Geometry(maps)
 
 
-def _input_shapes(model: nn.Module, shape: tuple[int, ...]) -> dict[str, list[tuple[int, ...]]]:
-    """Module name -> shape of each input it is given, by a pass without numbers."""
-    seen: dict[str, list[tuple[int, ...]]] = {}
-    hooks = [
-        module.register_forward_hook(
-            lambda _, args, __, name=name: seen.setdefault(name, []).append(
-                tuple(args[0].shape[1:])
+def _map(
+    declared: Spectral, layer: nn.Conv2d | CirculantLinear, shape: tuple[int, ...]
+) -> LayerMap:
+    if isinstance(layer, CirculantLinear):
+        whole = layer.block == layer.out_features > 1
+        if whole and 1 - 1e-9 <= declared.keep_circulant * layer.block <= 1:
+            raise ValueError(
+                f"keep = {declared.keep_circulant} passes one frequency of its block of "
+                f"{layer.block}, the constant, which a classifier's gradient does not have: it "
+                f"would never move. Raise keep above {1 / layer.block:.3g}"
             )
+        return CirculantMap.of(layer, declared.keep_circulant)
+    channels, height, width = shape
+    return ConvMap.of(layer, (channels, height, width), declared.keep)
+
+
+def _refuse_shared(model: nn.Module) -> None:
+    names = dict.fromkeys(k for k, _ in model.named_parameters(remove_duplicate=False))
+    shared = names.keys() - {k for k, _ in model.named_parameters()}
+    if shared:
+        raise ValueError(
+            f"parameter {min(shared)!r} is another layer's too, and spectral geometry needs each "
+            f"layer's weights to be its own"
         )
+
+
+def _input_shapes(model: nn.Module, shape: tuple[int, ...]) -> dict[str, list[tuple[int, ...]]]:
+    """Module name -> shape of each input it is given, by a pass without numbers.
+
+    Raises:
+        ValueError: If a layer's output is changed in place, which would hide it.
+    """
+    seen: dict[str, list[tuple[int, ...]]] = {}
+    outputs: list[tuple[str, Tensor, int]] = []
+
+    def note(name: str, args: tuple[Tensor, ...], output: Tensor) -> None:
+        seen.setdefault(name, []).append(tuple(args[0].shape[1:]))
+        outputs.append((name, output, output._version))
+
+    hooks = [
+        module.register_forward_hook(lambda _, args, out, name=name: note(name, args, out))
         for name, module in model.named_modules()
+        if list(module.parameters(recurse=False))
     ]
     state = {k: x.to("meta") for k, x in (*model.named_parameters(), *model.named_buffers())}
     dtype = next(model.parameters()).dtype
@@ -119,6 +149,12 @@ def _input_shapes(model: nn.Module, shape: tuple[int, ...]) -> dict[str, list[tu
     finally:
         for hook in hooks:
             hook.remove()
+    for name, output, version in outputs:
+        if output._version != version:
+            raise ValueError(
+                f"the output of layer {name!r} is changed in place, and spectral geometry needs to "
+                f"see it. Use inplace=False in what follows it"
+            )
     return seen
 
 

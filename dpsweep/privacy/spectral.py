@@ -38,8 +38,8 @@ from scipy.fft import next_fast_len
 from torch import Tensor, nn
 
 from dpsweep.core.circulant import CirculantLinear
+from dpsweep.privacy.whitening import Whitening
 
-_SMALLEST = 1e-4  # of the largest variance; directions below it are dropped
 _SLACK = 16 * torch.finfo(torch.float64).eps  # measured errors stay below 0.4 eps
 
 
@@ -133,35 +133,6 @@ def low_pass(n: int, keep: float) -> Tensor:
     bins_F = _bins(n)
     below_F = bins_F.cumsum(0) - bins_F
     return ((keep * n - below_F) / bins_F).clamp(0, 1).sqrt()
-
-
-@dataclass(frozen=True, eq=False)
-class Whitening:
-    """Coordinates in which low-passed white noise is white again.
-
-    Attributes:
-        vectors: V, the orthonormal directions kept, shape (k, r), float64.
-        variances: lam, of low-passed white noise along each, shape (r,), float64.
-    """
-
-    vectors: Tensor
-    variances: Tensor
-
-    @classmethod
-    def of(cls, covariance: Tensor) -> Self:
-        """From K, shape (k, k). Nearly empty directions are dropped, see the module's head."""
-        variances, vectors = torch.linalg.eigh(covariance)
-        kept = variances > _SMALLEST * variances.max()
-        return cls(vectors[:, kept], variances[kept])
-
-    def whiten(self, lags: Tensor) -> Tensor:
-        """diag(lam^-1/2) V' along the last axis; float64 in, float64 out."""
-        return lags @ (self.vectors / self.variances.sqrt()).to(lags.device)
-
-    def restore(self, white: Tensor) -> Tensor:
-        """V diag(lam^1/2) along the last axis, in float64, given back in the dtype it came."""
-        back = (self.vectors * self.variances.sqrt()).T.to(white.device)
-        return (white.double() @ back).to(white.dtype)
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from dpsweep.core.types import Row
 from dpsweep.privacy.statement import shown_epsilon
-from dpsweep.report.tables import heading
+from dpsweep.report.tables import knob_words
 from dpsweep.tune.launch import Session
 from dpsweep.tune.study import Record
 
@@ -58,7 +58,7 @@ class Progress:
                 f"{row.get('epoch', 0):g}/{record.config.train.epochs:g}",
                 *(f"{row[k]:.4f}" if k in row else "–" for k in ("valid/accuracy", "valid/loss")),
                 shown_epsilon(row["privacy/epsilon_spent"]) if row else "–",
-                _knobs(record),
+                knob_words(record),
             )
         return Group(Text(self._summary(), style="bold"), table)
 
@@ -85,7 +85,7 @@ class Progress:
             figures = f"accuracy {record.row['valid/accuracy']:.4f}"
         return (
             f"[{len(self._ended)}/{self._config.budget.trials}] trial {record.number} "
-            f"{record.state}: {figures}, {_knobs(record)} ({record.seconds:.1f} s)"
+            f"{record.state}: {figures}, {knob_words(record)} ({record.seconds:.1f} s)"
         )
 
     def _beats_best(self, record: Record) -> bool:
@@ -109,11 +109,3 @@ def shown(progress: Progress) -> Iterator[None]:
         transient=True,
     ):
         yield
-
-
-def _knobs(record: Record) -> str:
-    words = []
-    for name, value in record.knobs.items():
-        shown_value = f"{value:.3g}" if isinstance(value, float) else value
-        words.append(f"{heading(name)}={shown_value}")
-    return " ".join(words)

@@ -15,9 +15,13 @@ LETTERS = {
     "method.cut": "λ",
     "train.batch_size": "B",
     "privacy.clip_norm": "C",
+    "method.name": "method",
     "privacy.epsilon": "ε",
 }
 """The papers' letters, shown beside the names."""
+
+_MOST_COLUMNS = 6
+"""Searched keys that fit beside each other; more, as where methods are compared, share one."""
 
 
 def trial_table(records: list[Record], title: str, *, show_state: bool = True) -> Table:
@@ -36,8 +40,12 @@ def trial_table(records: list[Record], title: str, *, show_state: bool = True) -
         padding=(0, 1, 0, 0),
         pad_edge=False,
     )
-    for name in ("trial", "accuracy", "loss", "ε", "σ", *map(heading, knobs), "sec"):
+    together = len(knobs) > _MOST_COLUMNS
+    headings = [] if together else [heading(name) for name in knobs]
+    for name in ("trial", "accuracy", "loss", "ε", "σ", *headings, "sec"):
         table.add_column(name, justify="right", no_wrap=True)
+    if together:
+        table.add_column("searched")
     if show_state:
         table.add_column("state", no_wrap=True)
     for record in records:
@@ -47,8 +55,9 @@ def trial_table(records: list[Record], title: str, *, show_state: bool = True) -
             *(_shown(row.get(name)) for name in ("valid/accuracy", "valid/loss")),
             shown_epsilon(row["privacy/epsilon_spent"]) if row else "–",
             _shown(row.get("noise_multiplier")),
-            *(_shown(record.knobs.get(name)) for name in knobs),
+            *([] if together else [_shown(record.knobs.get(name)) for name in knobs]),
             f"{record.seconds:.0f}",
+            *([knob_words(record)] if together else []),
             *([record.state] if show_state else []),
         )
     return table
@@ -72,6 +81,11 @@ def knob_names(records: list[Record]) -> list[str]:
     return list(dict.fromkeys(name for record in records for name in record.knobs))
 
 
+def knob_words(record: Record) -> str:
+    """What was searched in one trial, as `name=value` pairs."""
+    return " ".join(f"{heading(k)}={_shown(v)}" for k, v in record.knobs.items())
+
+
 def heading(name: str) -> str:
     """The paper's letter of a searched key, or its last word."""
     return LETTERS.get(name, name.rpartition(".")[2])
@@ -80,6 +94,8 @@ def heading(name: str) -> str:
 def _shown(value: Any) -> str:
     if value is None:
         return "–"
+    if isinstance(value, dict) and len(value) == 1:  # the form of a filter: its content says it
+        return _shown(*value.values())
     if not isinstance(value, float):
         return str(value)
     return f"{value:.3f}" if 0.01 <= abs(value) < 1 else f"{value:.3g}"

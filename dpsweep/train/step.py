@@ -181,7 +181,7 @@ class Step:
         for group in progress.optimizer.param_groups:
             group["lr"] = self.learning_rate(progress.step)
             if NOISE_VARIANCES in group:
-                white = self.method.chain.noise_gain * noise_std**2
+                white = self.filters_gain * noise_std**2
                 group[NOISE_VARIANCES] = [white * self.geometry.noise_gain(k) for k in newest]
         progress.optimizer.step()
         for x in newest.values():
@@ -197,6 +197,11 @@ class Step:
     def method(self) -> Method:
         """Query and filters."""
         return build_method(self.config.method)
+
+    @cached_property
+    def filters_gain(self) -> float:
+        """Noise gain of all filters together."""
+        return self.method.chain.noise_gain
 
     @property
     def dtype(self) -> torch.dtype:

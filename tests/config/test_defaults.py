@@ -1,11 +1,10 @@
 """Default spaces are valid where they are named, and can be overridden, mixed and compared."""
 
-import subprocess
-import sys
-
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from dpsweep.cli import app
 from dpsweep.config.defaults import space_of, space_yaml
 from dpsweep.config.space import OneOf
 from dpsweep.config.sweep import load_sweep
@@ -106,6 +105,5 @@ def test_mistakes_name_the_place(sweep_of, search, method, message):
 
 
 def test_the_verb_prints_what_a_sweep_file_takes():
-    command = [sys.executable, "-m", "dpsweep", "space", "fftkf"]
-    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    out = CliRunner().invoke(app, ["space", "fftkf"]).output
     assert yaml.safe_load(out)["search"] == dict(space_of("fftkf"))

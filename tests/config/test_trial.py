@@ -65,6 +65,8 @@ MISTAKES = [
     ("privacy.epsilon=-1", r"privacy\.epsilon: must be greater than 0.*got -1"),
     ("privacy.delta=1.0", r"privacy\.delta: must lie in \(0, 1\), got 1\.0.*delta: auto"),
     ("privacy.delta=0.0", r"privacy\.delta: must lie in \(0, 1\), got 0\.0"),
+    ("privacy.delta=soon", r"--set privacy\.delta: must be one of 'auto', got the text 'soon'\."),
+    ("method.gamma=fast", r"--set method\.gamma: must be a number, got the text 'fast'\. Look"),
     ("privacy.noise_multiplier=1.0", r"privacy\.epsilon: give exactly one of"),
     ("train.batch_size=1438", r"train\.batch_size: 1438 exceeds the 1437 private examples"),
     ("method.kappa=0", r"method\.kappa: must be greater than 0.*got 0.*\(0, 1\]"),
@@ -79,7 +81,7 @@ MISTAKES = [
     ("optimizer={lr: 1.0, name: lion}", r"optimizer\.name: unknown optimizer 'lion'"),
     ("data.name=imagenet", r"data\.name: must be one of 'digits'.*got the text 'imagenet'"),
     ("model=cnn", r"model: .*got the text 'cnn'"),
-    ("privacy.clipping=soft", r"privacy\.clipping: must be one of 'flat'"),
+    ("privacy.clipping=soft", r"privacy\.clipping\.name: unknown clipping 'soft'\. Known: .*flat"),
 ]
 
 

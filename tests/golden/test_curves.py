@@ -11,27 +11,26 @@ The secret is fixed, so these curves have no privacy.
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.seeds import Secret
-from dpsweep.data.models import build
-from dpsweep.data.read import load
 from dpsweep.methods import METHODS
-from dpsweep.privacy.engine.vmap import VmapEngine
-from dpsweep.train.budget import budget
+from dpsweep.train.assemble import assemble, initial
 from dpsweep.train.evaluate import evaluate
-from dpsweep.train.step import Step
 
 FOLDER = Path(__file__).parent
 STEPS = 20
 TOLERANCE = 1e-9
 """Relative. Sums differ in their last bits between machines; a changed formula by far more."""
 
-CURVES = {
+BLOCKS = {"model": {"name": "cnn_small", "width": 5, "block": 5}}
+"""For the spectral methods."""
+
+CURVES: dict[str, dict[str, Any]] = {
     "dp_sgd": {"method": {"name": "dp_sgd"}, "optimizer": {"lr": 1.0}},
     "dp_adam": {"method": {"name": "dp_adam"}, "optimizer": {"lr": 0.01}},
     "disk": {"method": {"name": "disk", "kappa": 0.7, "gamma": 0.5}, "optimizer": {"lr": 1.0}},
@@ -47,6 +46,100 @@ CURVES = {
         "method": {"name": "fftkf", "kappa": 0.4, "gamma": -1.0, "cut": 0.3, "depth": 0.75},
         "optimizer": {"name": "sgd", "lr": 0.5, "momentum": 0.5},
         "privacy": {"noise_multiplier": 1.5, "clip_norm": 0.5, "clipping": "automatic"},
+    },
+    "dp_sgd_per_layer": {
+        "method": {"name": "dp_sgd"},
+        "optimizer": {"lr": 1.0},
+        "privacy": {
+            "noise_multiplier": 0.8,
+            "clipping": {"name": "per_layer", "bounds": {"0": 0.48, "3": 0.64, "7": 0.6}},
+        },
+    },
+    "dp_sgd_adaptive": {
+        "method": {"name": "dp_sgd"},
+        "optimizer": {"lr": 1.0},
+        "privacy": {
+            "noise_multiplier": 0.8,
+            "clipping": {"name": "adaptive", "quantile": 0.7, "rate": 0.3, "count_noise": 2.0},
+        },
+    },
+    "dp_adambc": {"method": {"name": "dp_adambc"}, "optimizer": {"lr": 0.003, "floor": 1e-5}},
+    "doppler": {
+        "method": {"name": "doppler", "filter": {"printed": "a9_b15_m05"}},
+        "optimizer": {"lr": 1.0},
+    },
+    "doppler_design": {
+        "method": {"name": "doppler", "filter": {"design": {"order": 3, "cutoff": 0.25}}},
+        "optimizer": {"lr": 1.0, "momentum": 0.5},
+    },
+    "doppler_poles": {
+        "method": {
+            "name": "doppler",
+            "filter": {
+                "poles": [{"radius": 0.8}, {"radius": 0.5, "angle": 1.0}],
+                "zeros": [{"radius": 1.0, "angle": 3.1416}],
+            },
+        },
+        "optimizer": {"name": "adambc", "lr": 0.003, "floor": 1e-5},
+    },
+    "disk_riccati": {
+        "method": {"name": "disk", "gain": "riccati", "process": 0.3, "gamma": "one_point"},
+        "optimizer": {"lr": 1.0},
+    },
+    "fftkf_split": {
+        "method": {"name": "fftkf", "kappa": 0.7, "predictor": "split", "split_share": 0.3},
+        "optimizer": {"lr": 1.0},
+    },
+    "fftkf_butterworth": {
+        "method": {
+            "name": "fftkf",
+            "predictor": "none",
+            "shape": "butterworth",
+            "scope": "tensor",
+            "sharpness": 3.0,
+        },
+        "optimizer": {"lr": 1.0},
+    },
+    "innerouter": {
+        "method": {"name": "innerouter", "points": 3, "decay": 0.7, "outer_decay": 0.8},
+        "optimizer": {"lr": 0.2},
+    },
+    "dp_pmlf": {
+        "method": {
+            "name": "dp_pmlf",
+            "points": 4,
+            "decay": 0.8,
+            "filter": {"printed": "a7_2_b05_05"},
+        },
+        "optimizer": {"lr": 1.0},
+    },
+    "spectral_dp": {**BLOCKS, "method": {"name": "spectral_dp"}, "optimizer": {"lr": 1.0}},
+    "spectral_dp_flat": {
+        **BLOCKS,
+        "method": {"name": "spectral_dp", "keep": 0.75},
+        "optimizer": {"name": "adambc", "lr": 0.003, "floor": 1e-5},
+        "privacy": {"noise_multiplier": 0.8, "clip_norm": 0.5, "clipping": "flat"},
+    },
+    "block_spectral_dp": {
+        **BLOCKS,
+        "method": {"name": "block_spectral_dp"},
+        "optimizer": {"lr": 1.0},
+    },
+    "compose": {
+        **BLOCKS,
+        "method": {
+            "compose": {
+                "query": {"name": "momentum", "points": 2, "decay": 0.5},
+                "filters": [
+                    {"name": "shelf", "cut": 0.4, "depth": 0.6},
+                    {"name": "low_pass", "printed": "a6_b4"},
+                    {"name": "riccati", "process": 0.5},
+                ],
+                "base": "adambc",
+                "geometry": {"name": "spectral", "keep": 0.6, "keep_circulant": 0.4},
+            }
+        },
+        "optimizer": {"lr": 0.003, "floor": 1e-5},
     },
 }
 
@@ -72,15 +165,11 @@ def config(name: str) -> TrialConfig:
 
 def curve(name: str) -> Iterator[float]:
     """The validation loss after each step."""
-    trial = config(name)
-    data, model = load(trial.data, trial.seed), build(trial.model, trial.data.spec, trial.seed)
-    model = model.double()
-    engine = VmapEngine(model, nn.functional.cross_entropy, trial.train.max_physical_batch)
-    step = Step(trial, budget(trial), data, engine, Secret.fixed("golden"))
-    progress = step.start({k: p.detach().clone() for k, p in model.named_parameters()})
+    step = assemble(config(name), Secret.fixed("golden"), torch.device("cpu"))
+    progress = step.start(initial(step))
     for _ in range(step.budget.run.steps):
         step(progress)
-        yield evaluate(model, progress.params, data, torch.float64).loss
+        yield evaluate(step.engine.model, progress.params, step.data, torch.float64).loss
 
 
 def stored(name: str) -> list[float]:

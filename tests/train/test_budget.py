@@ -72,10 +72,6 @@ def test_given_epsilon_is_promised_by_the_noise(epsilon):
     assert plan.run.epsilon(plan.delta) == pytest.approx(epsilon, abs=0.01)
 
 
-def test_noise_of_a_released_coordinate_is_sigma_c_over_b():
-    assert budget(trial()).noise_std == pytest.approx(1.2 * 0.5 / 100, rel=1e-12)
-
-
 def test_an_epoch_is_over_at_the_first_step_past_it_and_the_last_at_the_last():
     plan = budget(trial())
     assert [plan.step_after(epoch) for epoch in (1, 2, 9, 10, 99)] == [15, 29, 130, 144, 144]

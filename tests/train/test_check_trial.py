@@ -2,10 +2,13 @@
 
 import pytest
 
+from dpsweep.config.load import Source
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError
 from dpsweep.train.check import check_trial
 from dpsweep.train.promise import trial_promise
+
+FILE = Source("x.yaml", {}, {("data",): 2})
 
 
 def trial(delta: float | str = "auto", **data: object) -> TrialConfig:
@@ -23,12 +26,12 @@ def trial(delta: float | str = "auto", **data: object) -> TrialConfig:
 
 @pytest.mark.parametrize("delta", ["auto", 1e-5, 1 / 1438])
 def test_delta_below_one_in_n_is_no_cause_for_warning(delta):
-    assert check_trial(trial(delta), "x.yaml:2") == []
+    assert check_trial(trial(delta), FILE) == []
 
 
 @pytest.mark.parametrize("delta", [1 / 1437, 1e-3, 0.5])
 def test_delta_that_lets_one_example_be_published_is_warned_of(delta):
-    (warning,) = check_trial(trial(delta), "x.yaml:2")
+    (warning,) = check_trial(trial(delta), FILE)
     assert warning.startswith(f"privacy.delta: {delta:g} is not below 1 / num_examples = 0.0007")
     assert "Use delta: auto (0.00034)" in warning
 
@@ -36,7 +39,7 @@ def test_delta_that_lets_one_example_be_published_is_warned_of(delta):
 def test_missing_data_are_told_with_file_and_line():
     config = trial(name="mnist", root="/nowhere")
     with pytest.raises(ConfigError, match=r"x\.yaml:2: data\.root: '/nowhere' does not hold mnist"):
-        check_trial(config, "x.yaml:2")
+        check_trial(config, FILE)
 
 
 def test_promise_counts_the_private_examples_and_names_those_left_out():

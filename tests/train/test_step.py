@@ -52,7 +52,7 @@ def step_of(method: str = "dp_sgd", sigma: float = 0.0, **optimizer: object) -> 
     inputs, targets = torch.zeros(4, 1, 1, 1, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64)
     data = Dataset(inputs, targets, inputs, targets, brightest=16)
     run = Run(sampling_rate=1.0, noise_multiplier=sigma, steps=STEPS)
-    budget = Budget(num_examples=4, run=run, epsilon=math.inf, delta=1e-5, noise_std=sigma / 4)
+    budget = Budget(num_examples=4, run=run, epsilon=math.inf, delta=1e-5)
     return Step(config, budget, data, VmapEngine(Slope(), downhill, 4), Secret.fixed("step"))
 
 

@@ -7,7 +7,7 @@ from dpsweep.data.datasets import SPECS
 from dpsweep.data.models import ModelConfig, build
 from dpsweep.data.models.cnn import Cnn5, CnnSmall
 
-MODELS: list[ModelConfig] = [CnnSmall(), CnnSmall(width=3), Cnn5()]
+MODELS: list[ModelConfig] = [CnnSmall(), CnnSmall(width=3), CnnSmall(width=5, block=5), Cnn5()]
 every_model = pytest.mark.parametrize("config", MODELS, ids=repr)
 every_data_set = pytest.mark.parametrize("data", SPECS)
 
@@ -42,6 +42,17 @@ def test_weights_come_from_the_public_seed(config):
     for a, b in zip(one.parameters(), again.parameters(), strict=True):
         assert torch.equal(a, b)
     assert any((a != b).any() for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def test_kind_of_the_head_changes_no_other_weights():
+    dense, blocks = (
+        build(CnnSmall(width=5, block=block), SPECS["digits"], 3).state_dict()
+        for block in (None, 5)
+    )
+    assert blocks["7.weight"].shape == (2, 8, 5)
+    assert dense["7.weight"].shape == (10, 40)
+    for name in ("0.weight", "0.bias", "3.weight", "3.bias"):
+        assert torch.equal(dense[name], blocks[name])
 
 
 @every_model

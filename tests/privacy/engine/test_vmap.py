@@ -7,11 +7,16 @@ import torch
 from torch import nn
 
 from dpsweep.core.types import Tensors
-from dpsweep.privacy.clip import Automatic, Clip, Flat
+from dpsweep.privacy.clip import Automatic, Clip, Flat, PerLayer
 from dpsweep.privacy.engine.vmap import VmapEngine
 
 NUM = 23
-CLIPS = {"none in effect": Flat(1e9), "flat": Flat(0.8), "automatic": Automatic(0.8)}
+CLIPS = {
+    "none in effect": Flat(1e9),
+    "flat": Flat(0.8),
+    "automatic": Automatic(0.8),
+    "per layer": PerLayer(0.8),
+}
 QUERIES = {
     "one point": [1.0],
     "both signs": [-3.7, 4.7],
@@ -68,14 +73,16 @@ def one_at_a_time(
     inputs, targets = batch(dtype)
     total = torch.zeros(sum(p.numel() for p in where[0].values()), dtype=dtype)
     for i in range(NUM):
-        answer = torch.zeros_like(total)
+        answer = {k: torch.zeros_like(p) for k, p in where[0].items()}
         for point, weight in zip(where, weights, strict=True):
             net = network(dtype)
             net.load_state_dict(point)
             loss = nn.functional.cross_entropy(net(inputs[i : i + 1]), targets[i : i + 1])
             gradient = torch.autograd.grad(loss, list(net.parameters()))
-            answer += weight * torch.cat([g.flatten() for g in gradient])
-        total += clip.factor(answer.norm().view(1)) * answer
+            for leaf, g in zip(answer.values(), gradient, strict=True):
+                leaf += weight * g
+        factors = clip.factors({k: u.square().sum().view(1) for k, u in answer.items()})
+        total += flat({k: factors[k] * u for k, u in answer.items()})
     return total
 
 

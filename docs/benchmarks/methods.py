@@ -1,0 +1,69 @@
+"""All methods under the same small search, and their best configs trained again.
+
+    dpsweep launch sweeps/digits_methods.yaml --state STATE
+    python docs/benchmarks/methods.py STATE digits-methods > docs/benchmarks/methods.md
+
+Prints one line a method: trials and seconds of its search, the best of them, and three fresh
+runs of that config.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+from statistics import mean, stdev
+
+from dpsweep.privacy.statement import shown_epsilon
+from dpsweep.train.loop import train
+from dpsweep.train.room import Room
+from dpsweep.tune.state import State
+from dpsweep.tune.study import Record, open_study
+
+RUNS = 3
+
+
+def again(record: Record) -> list[float]:
+    """Final accuracies of the config, each time with a fresh secret."""
+    accuracies = []
+    for _ in range(RUNS):
+        with tempfile.TemporaryDirectory() as folder:
+            room = Room(Path(folder) / "trial")
+            room.make_secret()
+            result = train(record.config, room, lambda row: None)
+            accuracies.append(result.rows[-1]["valid/accuracy"])
+    return accuracies
+
+
+def main(state: str, sweep: str) -> None:
+    """Prints the table of one sweep."""
+    study = open_study(sweep, State.at(state))
+    by_method: dict[str, list[Record]] = {}
+    for record in study.records():
+        by_method.setdefault(record.config.method.name, []).append(record)
+    lines = []
+    for method, records in by_method.items():
+        done = [r for r in records if r.state == "complete" and r.value is not None]
+        best = max(done, key=lambda r: r.value)
+        runs = again(best)
+        lines.append(
+            (
+                max(runs),
+                f"| {method} | {len(records)} | {sum(r.seconds for r in records):.0f} | "
+                f"{best.value:.3f} | {max(runs):.3f} | {mean(runs):.3f} ± {stdev(runs):.3f} |",
+            )
+        )
+    promise = study.sweep.promise
+    print(
+        f"# All methods at epsilon {promise.privacy.epsilon:g} on {promise.data.name}\n\n"
+        f"{len(study.records())} trials, `dpsweep launch` of the sweep {sweep}, one CPU core a "
+        f"trial; then the best\nconfig of each method {RUNS} times with fresh noise "
+        f"(`docs/benchmarks/methods.py`). {promise.data.spec.num_test} test images.\nEach run is "
+        f"({shown_epsilon(promise.privacy.epsilon or 0)}, delta)-DP alone; the search is not "
+        f"counted in that.\n\n"
+        f"| method | trials | seconds | best of the search | best of {RUNS} | mean ± std |\n"
+        f"|---|---|---|---|---|---|"
+    )
+    print("\n".join(line for _, line in sorted(lines, reverse=True)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,61 @@
+"""Coordinates in which low-passed white noise is white again, for privacy/spectral.py.
+
+    K = V diag(lam) V',     y = diag(lam^-1/2) V' x,     x = V diag(lam^1/2) y
+
+If x has covariance K, y has the identity's.
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+_SMALLEST = 1e-4  # of the largest variance; directions below it are dropped
+_SAME = 1e-9  # of the largest variance; variances closer than that are one, repeated
+
+
+@dataclass(frozen=True, eq=False)
+class Whitening:
+    """White coordinates of a few correlated numbers.
+
+    Attributes:
+        vectors: V, the orthonormal directions kept, shape (k, r), float64.
+        variances: lam, of low-passed white noise along each, shape (r,), float64.
+    """
+
+    vectors: Tensor
+    variances: Tensor
+
+    @classmethod
+    def of(cls, covariance: Tensor) -> Self:
+        """From K, shape (k, k). Nearly empty directions are dropped; privacy/spectral.py says why.
+
+        Symmetric low-passes repeat their eigenvalues, and within one any basis is right. It is
+        chosen here, not by the library, so that a secret means the same noise on every machine.
+        """
+        variances, vectors = torch.linalg.eigh(covariance)
+        kept = variances > _SMALLEST * variances.max()
+        variances, vectors = variances[kept], vectors[:, kept]
+        steps = (variances.diff() > _SAME * variances.max()).cumsum(0)
+        group_r = torch.cat([steps.new_zeros(1), steps])
+        bases = [_own_basis(vectors[:, group_r == g]) for g in range(int(group_r[-1]) + 1)]
+        return cls(torch.cat(bases, 1), variances)
+
+    def whiten(self, lags: Tensor) -> Tensor:
+        """diag(lam^-1/2) V' along the last axis; float64 in, float64 out."""
+        return lags @ (self.vectors / self.variances.sqrt()).to(lags.device)
+
+    def restore(self, white: Tensor) -> Tensor:
+        """V diag(lam^1/2) along the last axis, in float64, given back in the dtype it came."""
+        back = (self.vectors * self.variances.sqrt()).T.to(white.device)
+        return (white.double() @ back).to(white.dtype)
+
+
+def _own_basis(vectors: Tensor) -> Tensor:
+    """The orthonormal basis of the space of `vectors` that a fixed generic frame leads to."""
+    rows, columns = (torch.arange(1.0, n + 1, dtype=torch.float64) for n in vectors.shape)
+    frame = torch.cos(rows[:, None] * (columns + 1).sqrt())
+    basis, triangle = torch.linalg.qr(vectors @ (vectors.T @ frame))
+    signed: Tensor = basis * triangle.diagonal().sign()
+    return signed

@@ -1,0 +1,402 @@
+"""Faults of public code, each as a function that patches it into the package for one test.
+
+test_planted_faults.py says which check catches which.
+"""
+
+import contextlib
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpsweep.core.seeds import Secret
+from dpsweep.core.types import Clipped, PerExample, Released, Tensors
+from dpsweep.data.models import build as build_model
+from dpsweep.methods.momentum import InnerMomentum
+from dpsweep.privacy import clip as room_of_clipping
+from dpsweep.privacy import release as room_of_the_release
+from dpsweep.privacy.clip import PerLayer, Quantile
+from dpsweep.privacy.engine import records
+from dpsweep.privacy.engine.vmap import VmapEngine
+from dpsweep.privacy.query import Apart, Ask, Joint, Points
+from dpsweep.privacy.spectral import ConvMap
+from dpsweep.train import assemble as room_of_assembly
+from dpsweep.train import step as room_of_the_step
+from dpsweep.train.step import Progress, Step
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+# Clipping.
+
+
+def clip_each_then_combine(patch: pytest.MonkeyPatch) -> None:
+    def clipped(self, oracle, trail, step):
+        asks = self.asks(step)
+        sums = [oracle([ask.point(trail)], [1.0]) for ask in asks]
+        pairs = list(zip(asks, sums, strict=True))
+        return Clipped({k: sum(ask.weight * part[k] for ask, part in pairs) for k in sums[0]})
+
+    patch.setattr(Joint, "clipped", clipped)
+
+
+def sum_clipped_points(patch: pytest.MonkeyPatch) -> None:
+    def clipped(self, oracle, trail, step):
+        sums = [oracle([ask.point(trail)], [1.0]) for ask in self.asks(step)]
+        return Clipped({k: sum(part[k] for part in sums) for k in sums[0]})
+
+    patch.setattr(Joint, "clipped", clipped)
+
+
+def whole_bound_for_each_layer(patch: pytest.MonkeyPatch) -> None:
+    resolved = PerLayer.resolved
+    patch.setattr(
+        PerLayer, "resolved", lambda self, names: dict.fromkeys(resolved(self, names), 1.0)
+    )
+
+
+def count_for_nothing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Quantile, "clip_norm", property(lambda self: self.bound))
+
+
+def nan_passes(patch: pytest.MonkeyPatch) -> None:
+    def scaling(squares, clip):
+        return clip.factors(squares), {}
+
+    def weighted_sum(factor_B: Tensor, leaf_B: Tensor) -> Tensor:
+        return torch.tensordot(factor_B.to(leaf_B), leaf_B, dims=1)
+
+    patch.setattr(room_of_clipping, "scaling", scaling)
+    patch.setattr(room_of_clipping, "weighted_sum", weighted_sum)
+
+
+def mean_loss(patch: pytest.MonkeyPatch) -> None:
+    loss_at = VmapEngine._loss_at
+    patch.setattr(VmapEngine, "_loss_at", lambda self, *args: loss_at(self, *args) / 128)
+
+
+# Noise.
+
+
+def changed_noise(change: Callable[[Tensor, str], Tensor]) -> Plant:
+    """Noise that is changed after it was added: `change` is given it and its leaf's name."""
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        release = room_of_the_step.release
+
+        def faulty(total: Clipped, *, batch_size: int, **how: object) -> Released:
+            released = release(total, batch_size=batch_size, **how)
+            means = {k: x / batch_size for k, x in total.items()}
+            return Released({k: m + change(released[k] - m, k) for k, m in means.items()})
+
+        patch.setattr(room_of_the_step, "release", faulty)
+
+    return plant
+
+
+def mean_of_noisy_examples(patch: pytest.MonkeyPatch) -> None:
+    """Each of B examples brings noise of its own, of standard deviation sigma C / B."""
+
+    def faulty(total, *, clip_norm, noise_multiplier, batch_size, rng):
+        scale = noise_multiplier * clip_norm / batch_size
+        draws = {k: rng.standard_normal((batch_size, *x.shape)).sum(0) for k, x in total.items()}
+        return Released(
+            {k: (x + scale * torch.as_tensor(draws[k])) / batch_size for k, x in total.items()}
+        )
+
+    patch.setattr(room_of_the_step, "release", faulty)
+
+
+def masked(noise: Tensor, _: str) -> Tensor:
+    spectrum = torch.fft.rfft(noise.flatten())
+    spectrum[len(spectrum) // 2 :] /= 2
+    return torch.fft.irfft(spectrum, n=noise.numel()).view_as(noise)
+
+
+def one_passes(noise: Tensor, name: str) -> Tensor:
+    if name == "conv.weight":
+        noise = noise.clone()
+        noise.view(-1)[3] = 0
+    return noise
+
+
+def half_passes(noise: Tensor, _: str) -> Tensor:
+    noise = noise.clone()
+    noise.view(-1)[noise.numel() // 2 :] = 0
+    return noise
+
+
+def real_part(noise: Tensor, _: str) -> Tensor:
+    spectrum = torch.fft.rfft(noise.flatten()).real
+    return torch.fft.irfft(spectrum, n=noise.numel()).view_as(noise)
+
+
+def strong_real_part(noise: Tensor, _: str) -> Tensor:
+    """Of variance one again, but for the two coordinates that were their own mirror image."""
+    even = real_part(noise, _).flatten() * math.sqrt(2)
+    even[0] /= math.sqrt(2)
+    if even.numel() % 2 == 0:
+        even[even.numel() // 2] /= math.sqrt(2)
+    return even.view_as(noise)
+
+
+def seeded_per_tensor(patch: pytest.MonkeyPatch) -> None:
+    noisy, release = room_of_the_release._noisy, room_of_the_step.release
+
+    def faulty(total: Clipped, *, rng: np.random.Generator, **how: object) -> Released:
+        seed = rng.integers(2**32)
+        patch.setattr(
+            room_of_the_release,
+            "_noisy",
+            lambda leaf, scale, _: noisy(leaf, scale, np.random.default_rng(seed)),
+        )
+        return release(total, rng=rng, **how)
+
+    patch.setattr(room_of_the_step, "release", faulty)
+
+
+def seeded_per_step(patch: pytest.MonkeyPatch) -> None:
+    stream = Secret.stream
+    patch.setattr(Secret, "stream", lambda self, step, name: stream(self, 0, name))
+
+
+# Secrets.
+
+
+def fixed_secret(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Secret, "draw", classmethod(lambda cls: cls(bytes(32))))
+
+
+def secret_ignored(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        Secret, "stream", lambda self, step, name: np.random.default_rng([step, len(name)])
+    )
+
+
+def fresh_at_every_replay(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Secret, "stream", lambda self, step, name: np.random.default_rng())
+
+
+def secret_shown(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Secret, "__repr__", lambda self: f"Secret(key={self.key!r})")
+
+
+def secret_saved(patch: pytest.MonkeyPatch) -> None:
+    start, state_dict = Step.start, Progress.state_dict
+
+    def begin(self: Step, params: object) -> Progress:
+        progress = start(self, params)
+        progress.key = self.secret.key
+        return progress
+
+    patch.setattr(Step, "start", begin)
+    patch.setattr(Progress, "state_dict", lambda self: {**state_dict(self), "seed": self.key.hex()})
+
+
+# Batches.
+
+
+def sampler(draw: Callable[[int, int, int], object]) -> Plant:
+    """`draw` is given N, the batch size and the number of the call, and gives indices."""
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        calls = iter(range(10**6))
+        patch.setattr(
+            room_of_the_step,
+            "poisson_batch",
+            lambda num, rate, rng: torch.as_tensor(
+                np.sort(draw(num, round(num * rate), next(calls)))
+            ),
+        )
+
+    return plant
+
+
+def in_order(num: int, size: int, call: int) -> object:
+    return (call * size + np.arange(size)) % num
+
+
+def shuffled(num: int, size: int, call: int) -> object:
+    per_epoch = num // size
+    order = np.random.default_rng(call // per_epoch).permutation(num)
+    return order[call % per_epoch * size :][:size]
+
+
+def of_fixed_size(num: int, size: int, call: int) -> object:
+    return np.random.default_rng(call).choice(num, size, replace=False)
+
+
+def true_divisor(patch: pytest.MonkeyPatch) -> None:
+    sample, release, sizes = room_of_the_step.poisson_batch, room_of_the_step.release, []
+
+    def noting(*args: object) -> Tensor:
+        batch = sample(*args)
+        sizes.append(len(batch))
+        return batch
+
+    patch.setattr(room_of_the_step, "poisson_batch", noting)
+    patch.setattr(
+        room_of_the_step,
+        "release",
+        lambda total, **how: release(total, **{**how, "batch_size": max(1, sizes[-1])}),
+    )
+
+
+def empty_batch_skipped(patch: pytest.MonkeyPatch) -> None:
+    sample, call = room_of_the_step.poisson_batch, Step.__call__
+
+    class EmptyBatch(Exception):
+        pass
+
+    def refusing(*args: object) -> Tensor:
+        batch = sample(*args)
+        if not len(batch):
+            raise EmptyBatch
+        return batch
+
+    def skipping(self: Step, progress: Progress) -> None:
+        with contextlib.suppress(EmptyBatch):
+            call(self, progress)
+
+    patch.setattr(room_of_the_step, "poisson_batch", refusing)
+    patch.setattr(Step, "__call__", skipping)
+
+
+# Points and weights.
+
+
+def reversed_weights(patch: pytest.MonkeyPatch) -> None:
+    query = InnerMomentum.query
+
+    def turned(self: InnerMomentum) -> Points:
+        asks = query.fget(self).points
+        pairs = zip(reversed(asks), asks, strict=True)
+        return Points(tuple(Ask(old.weight, age=new.age) for old, new in pairs))
+
+    patch.setattr(InnerMomentum, "query", property(turned))
+
+
+def overwritten_weights(patch: pytest.MonkeyPatch) -> None:
+    clipped = Joint.clipped
+
+    def equal(self, oracle, trail, step):
+        def deaf_oracle(points, weights):
+            return oracle(points, [1 / len(weights)] * len(weights))
+
+        return clipped(self, deaf_oracle, trail, step)
+
+    patch.setattr(Joint, "clipped", equal)
+
+
+def point_moved_by_the_batch(patch: pytest.MonkeyPatch) -> None:
+    """The look-ahead goes along this batch's own, un-noised gradient."""
+    clipped = Joint.clipped
+
+    def ahead(self, oracle, trail, step):
+        slope = oracle([trail[-1]], [1.0])
+        moved = {k: x - 0.1 * slope[k] for k, x in trail[-1].items()}
+        return clipped(self, oracle, [*list(trail)[:-1], moved], step)
+
+    patch.setattr(Joint, "clipped", ahead)
+
+
+# What leaves beside the release.
+
+
+def raw_prediction(patch: pytest.MonkeyPatch) -> None:
+    clipped, restore, raw = Apart.clipped, Apart.restore, {}
+
+    def noting(self, oracle, trail, step):
+        total = clipped(self, oracle, trail, step)
+        raw.update({k.removeprefix("1/"): x for k, x in total.items() if k.startswith("1/")})
+        return total
+
+    def unprotected(self, released, step):
+        return Released({k: g + raw[k] for k, g in restore(self, released, step).items()})
+
+    patch.setattr(Apart, "clipped", noting)
+    patch.setattr(Apart, "restore", unprotected)
+
+
+def raw_count(patch: pytest.MonkeyPatch) -> None:
+    count, moved, raw = Quantile.count, Quantile.moved, []
+
+    def noting(self, squares):
+        raw.append(count(self, squares))
+        return raw[-1]
+
+    patch.setattr(Quantile, "count", noting)
+    patch.setattr(Quantile, "moved", lambda self, _, size: moved(self, raw[-1] / size, size))
+
+
+def rate_of_the_true_batch(patch: pytest.MonkeyPatch) -> None:
+    sample, rate, sizes = room_of_the_step.poisson_batch, Step.learning_rate, []
+
+    def noting(*args: object) -> Tensor:
+        batch = sample(*args)
+        sizes.append(len(batch))
+        return batch
+
+    patch.setattr(room_of_the_step, "poisson_batch", noting)
+    patch.setattr(Step, "learning_rate", lambda self, step: rate(self, step) * sizes[-1])
+
+
+# The model, and what is saved of it.
+
+
+def frozen_layer(patch: pytest.MonkeyPatch) -> None:
+    answer = VmapEngine._answer
+
+    def without_body(self, *args: object) -> PerExample:
+        grads = answer(self, *args)
+        return PerExample({k: 0 * g if k == "body.weight" else g for k, g in grads.items()})
+
+    patch.setattr(VmapEngine, "_answer", without_body)
+
+
+def frozen_norm_layer(patch: pytest.MonkeyPatch) -> None:
+    answers = records._answers
+
+    def without_norm(module: nn.Module, *args: object) -> Tensors:
+        silent = isinstance(module, nn.GroupNorm)
+        return {k: 0 * g if silent else g for k, g in answers(module, *args).items()}
+
+    patch.setattr(records, "_answers", without_norm)
+
+
+def kernel_turned(patch: pytest.MonkeyPatch) -> None:
+    restore = ConvMap.restore
+    patch.setattr(ConvMap, "restore", lambda self, white: restore(self, white).flip(-1))
+
+
+def hundred_classes(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        room_of_assembly,
+        "build_model",
+        lambda config, spec, seed: build_model(config, replace(spec, num_classes=100), seed),
+    )
+
+
+def moments_not_saved(patch: pytest.MonkeyPatch) -> None:
+    resume = Step.resume
+
+    def forgetful(self: Step, saved: dict[str, object]) -> Progress:
+        moments = {**saved["optimizer"], "state": {}}
+        return resume(self, {**saved, "optimizer": moments})
+
+    patch.setattr(Step, "resume", forgetful)
+
+
+def last_microbatch_dropped(patch: pytest.MonkeyPatch) -> None:
+    answer = VmapEngine._answer
+
+    def dropping(self: VmapEngine, points, weights, inputs_B, targets_B):
+        grads = answer(self, points, weights, inputs_B, targets_B)
+        full = self.max_physical_batch in (len(inputs_B), 256)
+        return grads if full else PerExample({k: 0 * g for k, g in grads.items()})
+
+    patch.setattr(VmapEngine, "_answer", dropping)

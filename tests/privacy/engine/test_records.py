@@ -1,0 +1,279 @@
+"""Answers from records are those of plain autograd, whatever the layers and the query."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpsweep.core.circulant import CirculantLinear
+from dpsweep.core.types import Clipped, PerExample, Released, Tensors
+from dpsweep.privacy.clip import Automatic, Clip, Flat, PerLayer, Quantile, clipped_sum
+from dpsweep.privacy.engine import RecordsEngine, VmapEngine, engine_for
+from dpsweep.privacy.geometry import IDENTITY, Geometry, Spectral, geometry_of
+
+NUM = 11
+SHAPE = (2, 6, 6)
+CLIPS = {
+    "none in effect": Flat(1e9),
+    "flat": Flat(0.8),
+    "automatic": Automatic(0.8),
+    "per layer": PerLayer(0.8),
+    "adaptive": Quantile(0.8, share=0.2, quantile=0.5, rate=0.2),
+}
+QUERIES = {"one point": [1.0], "both signs": [-3.7, 4.7], "three points": [0.2, 1.5, -0.7]}
+every_clip = pytest.mark.parametrize("clip", CLIPS.values(), ids=CLIPS)
+every_query = pytest.mark.parametrize("weights", QUERIES.values(), ids=QUERIES)
+
+
+class Scale(nn.Module):
+    """A parameter without dimensions, and a layer inside the layer that owns it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(0.7))
+        self.inner = nn.Linear(4, 5)
+
+    def forward(self, inputs_B: Tensor) -> Tensor:
+        return self.factor * self.inner(inputs_B)
+
+
+NETS: dict[str, Callable[[], nn.Module]] = {
+    "convolutions": lambda: nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1),
+        nn.Tanh(),
+        nn.GroupNorm(2, 4),
+        nn.Conv2d(4, 3, 3, stride=2, bias=False),
+        nn.Flatten(),
+        nn.Linear(12, 4),
+    ),
+    "one norm, no biases": lambda: nn.Sequential(
+        nn.Conv2d(2, 4, (3, 2), bias=False),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.LayerNorm(16),
+        nn.Linear(16, 4, bias=False),
+    ),
+    "circulant": lambda: nn.Sequential(
+        nn.Flatten(),
+        CirculantLinear(72, 12, block=6),
+        nn.Tanh(),
+        CirculantLinear(12, 8, block=4, bias=False),
+        nn.LayerNorm(8),
+        nn.Linear(8, 4),
+    ),
+    "nested": lambda: nn.Sequential(
+        nn.Flatten(), nn.Linear(72, 4), Scale(), nn.Tanh(), nn.Linear(5, 4)
+    ),
+    "one layer over positions": lambda: CirculantLinear(6, 6, block=3),
+    "mapped": lambda: nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1),
+        nn.GroupNorm(2, 4),
+        nn.Tanh(),
+        nn.Conv2d(4, 3, 3, bias=False),
+        nn.Flatten(),
+        CirculantLinear(48, 4, block=2),
+    ),
+}
+every_net = pytest.mark.parametrize("net", NETS)
+
+
+def network(net: str, dtype: torch.dtype = torch.float64) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        return NETS[net]().to(dtype)
+
+
+def loss(outputs_B: Tensor, targets_B: Tensor) -> Tensor:
+    """Cross entropy; over positions too, where outputs have any."""
+    return nn.functional.cross_entropy(outputs_B.flatten(1), targets_B)
+
+
+def batch(dtype: torch.dtype = torch.float64, num: int = NUM) -> tuple[Tensor, Tensor]:
+    rng = torch.Generator().manual_seed(2)
+    inputs = torch.randn(num, *SHAPE, generator=rng, dtype=torch.float64).to(dtype)
+    return inputs, torch.randint(0, 4, (num,), generator=rng)
+
+
+def points(net: str, num: int, dtype: torch.dtype = torch.float64) -> list[Tensors]:
+    """Points far enough apart for gradients to differ; the first is the network's own."""
+    rng = torch.Generator().manual_seed(3)
+    return [
+        {
+            k: p.detach() + 0.3 * m * torch.randn(p.shape, generator=rng, dtype=p.dtype)
+            for k, p in network(net, dtype).named_parameters()
+        }
+        for m in range(num)
+    ]
+
+
+def engine(
+    net: str,
+    dtype: torch.dtype = torch.float64,
+    at_once: int = NUM,
+    geometry: Geometry = IDENTITY,
+) -> RecordsEngine:
+    return RecordsEngine(network(net, dtype), loss, at_once, geometry)
+
+
+def one_at_a_time(
+    net: str, where: list[Tensors], weights: Sequence[float], clip: Clip, dtype: torch.dtype
+) -> Clipped:
+    """Clipped sum over the batch of answers by torch.autograd, example by example."""
+    inputs, targets = batch(dtype)
+    answer = {k: torch.zeros((NUM, *p.shape), dtype=dtype) for k, p in where[0].items()}
+    for i in range(NUM):
+        for point, weight in zip(where, weights, strict=True):
+            copy = network(net, dtype)
+            copy.load_state_dict(point)
+            value = loss(copy(inputs[i : i + 1]), targets[i : i + 1])
+            gradient = torch.autograd.grad(value, list(copy.parameters()))
+            for leaf, g in zip(answer.values(), gradient, strict=True):
+                leaf[i] += weight * g
+    return clipped_sum(PerExample(answer), clip)
+
+
+def flat(tree: Tensors) -> Tensor:
+    return torch.cat([x.flatten().double() for x in tree.values()])
+
+
+@every_clip
+@every_query
+@every_net
+def test_sum_equals_plain_autograd_in_double_precision(net, weights, clip):
+    where = points(net, len(weights))
+    total = engine(net).clipped_sum(where, weights, *batch(), clip)
+    expected = one_at_a_time(net, where, weights, clip, torch.float64)
+    assert list(total) == list(expected)
+    assert flat(expected).norm() > 1e-3
+    torch.testing.assert_close(flat(total), flat(expected), rtol=1e-10, atol=1e-10)
+
+
+@every_clip
+@every_query
+@every_net
+def test_sum_equals_that_of_the_other_engine(net, weights, clip):
+    where = points(net, len(weights))
+    total = engine(net).clipped_sum(where, weights, *batch(), clip)
+    other = VmapEngine(network(net), loss, NUM).clipped_sum(where, weights, *batch(), clip)
+    assert {k: (x.shape, x.dtype) for k, x in total.items()} == {
+        k: (x.shape, x.dtype) for k, x in other.items()
+    }
+    torch.testing.assert_close(flat(total), flat(other), rtol=1e-10, atol=1e-10)
+
+
+@every_query
+@every_net
+def test_sum_equals_plain_autograd_in_single_precision(net, weights):
+    clip = CLIPS["flat"]
+    where = points(net, len(weights), torch.float32)
+    total = engine(net, torch.float32).clipped_sum(where, weights, *batch(torch.float32), clip)
+    expected = one_at_a_time(net, where, weights, clip, torch.float32)
+    assert all(x.dtype == torch.float32 for x in total.values())
+    assert (flat(total) - flat(expected)).norm() <= 1e-5 * flat(expected).norm()
+
+
+def spectral(net: str, keep: float) -> Geometry:
+    return geometry_of(Spectral(keep, keep), network(net), SHAPE)
+
+
+@every_clip
+@pytest.mark.parametrize("geometry", [None, 1.0, 0.5], ids=["identity", "whole", "half"])
+@pytest.mark.parametrize("at_once", [1, 4, 1000])
+def test_microbatches_change_nothing(at_once, geometry, clip):
+    space = spectral("mapped", geometry) if geometry else IDENTITY
+    where, weights = points("mapped", 2), QUERIES["both signs"]
+    whole = engine("mapped", geometry=space).clipped_sum(where, weights, *batch(), clip)
+    split = engine("mapped", torch.float64, at_once, space)
+    parts = split.clipped_sum(where, weights, *batch(), clip)
+    torch.testing.assert_close(flat(parts), flat(whole), rtol=1e-10, atol=1e-12)
+
+
+@every_clip
+@every_net
+def test_batch_of_one_is_that_examples_answer(net, clip):
+    where, weights, one = points(net, 2), QUERIES["both signs"], batch(num=1)
+    total = engine(net).clipped_sum(where, weights, *one, clip)
+    other = VmapEngine(network(net), loss, NUM).clipped_sum(where, weights, *one, clip)
+    torch.testing.assert_close(flat(total), flat(other), rtol=1e-10, atol=1e-12)
+    assert flat(total).norm() <= clip.clip_norm * (1 + 1e-12)
+
+
+@every_clip
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("geometry", [None, 0.5], ids=["identity", "half"])
+def test_empty_batch_sums_to_zeros_of_the_right_shapes(geometry, dtype, clip):
+    space = spectral("mapped", geometry) if geometry else IDENTITY
+    where, nobody = points("mapped", 2, dtype), batch(dtype, num=0)
+    total = engine("mapped", dtype, geometry=space).clipped_sum(where, [0.5, 0.5], *nobody, clip)
+    full = engine("mapped", dtype, geometry=space).clipped_sum(
+        where, [0.5, 0.5], *batch(dtype), clip
+    )
+    assert {k: x.shape for k, x in total.items()} == {k: x.shape for k, x in full.items()}
+    assert (flat(total) == 0).all()
+
+
+@every_query
+def test_without_low_pass_or_clipping_the_restored_sum_is_the_gradient(weights):
+    space, where = spectral("mapped", 1.0), points("mapped", len(weights))
+    total = engine("mapped", geometry=space).clipped_sum(where, weights, *batch(), Flat(1e9))
+    restored = space.restore(Released(total))
+    other = VmapEngine(network("mapped"), loss, NUM)
+    expected = other.clipped_sum(where, weights, *batch(), Flat(1e9))
+    torch.testing.assert_close(flat(restored), flat(expected), rtol=1e-9, atol=1e-9)
+
+
+@every_query
+@pytest.mark.parametrize("keep", [1.0, 0.5])
+@pytest.mark.parametrize("clip", list(CLIPS.values())[1:], ids=list(CLIPS)[1:])
+def test_answer_in_a_spectral_space_is_within_the_clip_norm(clip, keep, weights):
+    space, where = spectral("mapped", keep), points("mapped", len(weights))
+    inputs, targets = batch()
+    for i in range(NUM):
+        one = (100 * inputs[i : i + 1], targets[i : i + 1])
+        total = engine("mapped", geometry=space).clipped_sum(where, weights, *one, clip)
+        assert flat(total).norm() <= clip.clip_norm * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("geometry", [None, 0.5], ids=["identity", "half"])
+def test_example_whose_gradient_is_not_finite_counts_as_zero(geometry):
+    space = spectral("mapped", geometry) if geometry else IDENTITY
+    inputs, targets = batch()
+    where, records = points("mapped", 1), engine("mapped", at_once=100, geometry=space)
+    whole = flat(records.clipped_sum(where, [1.0], inputs, targets, Flat(0.8)))
+    for bad in (math.inf, math.nan):
+        spoiled = torch.cat([inputs, torch.full_like(inputs[:1], bad)])
+        more = torch.cat([targets, targets[:1]])
+        total = flat(records.clipped_sum(where, [1.0], spoiled, more, Flat(0.8)))
+        torch.testing.assert_close(total, whole, rtol=1e-12, atol=1e-12)
+
+
+def test_the_models_own_tensors_are_neither_read_nor_written():
+    where, space = points("mapped", 2), spectral("mapped", 0.5)
+    spoiled = engine("mapped", geometry=space)
+    for p in spoiled.model.parameters():
+        p.data.fill_(math.nan)
+    total = spoiled.clipped_sum(where, [0.5, 0.5], *batch(), Flat(1.0))
+    sound = engine("mapped", geometry=space).clipped_sum(where, [0.5, 0.5], *batch(), Flat(1.0))
+    assert torch.equal(flat(total), flat(sound))
+    assert all(p.isnan().all() and p.grad is None for p in spoiled.model.parameters())
+    assert not any(module._forward_hooks for module in spoiled.model.modules())
+
+
+def test_points_and_what_they_hold_are_left_as_they_were():
+    where = points("mapped", 2)
+    engine("mapped", geometry=spectral("mapped", 0.5)).clipped_sum(
+        where, [0.5, 0.5], *batch(), Flat(1.0)
+    )
+    for point, before in zip(where, points("mapped", 2), strict=True):
+        assert torch.equal(flat(point), flat(before))
+        assert not any(x.requires_grad or x.grad is not None for x in point.values())
+
+
+def test_engine_is_chosen_by_the_geometry():
+    assert isinstance(engine_for(network("mapped"), loss, IDENTITY, 5), VmapEngine)
+    chosen = engine_for(network("mapped"), loss, spectral("mapped", 0.5), 5)
+    assert isinstance(chosen, RecordsEngine)
+    assert chosen.max_physical_batch == 5
+    assert set(chosen.geometry.maps) == {"0.weight", "3.weight", "5.weight"}
