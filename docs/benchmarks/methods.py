@@ -42,6 +42,8 @@ def main(state: str, sweep: str) -> None:
     lines = []
     for method, records in by_method.items():
         done = [r for r in records if r.state == "complete" and r.value is not None]
+        if not done:
+            continue
         best = max(done, key=lambda r: r.value)
         runs = again(best)
         lines.append(

@@ -186,9 +186,13 @@ def ui(
 @app.command()
 def audit(
     what: Annotated[
-        str, typer.Argument(metavar="METHOD", help="A method, all, or a trial config.")
+        str,
+        typer.Argument(
+            metavar="METHOD",
+            help="A method, all, or a trial config: its method, clipping and base.",
+        ),
     ] = "all",
-    epsilon: Annotated[float, typer.Option(min=0.01, help="Claimed epsilon.")] = 4.0,
+    epsilon: Annotated[float, typer.Option(min=0.01, max=50, help="Claimed epsilon.")] = 4.0,
     delta: Annotated[float, typer.Option(min=1e-12, max=0.5, help="Claimed delta.")] = 1e-5,
     sampling_rate: Annotated[
         float, typer.Option("--sampling-rate", min=0.001, max=1, help="q; tightest at 1.")

@@ -60,7 +60,7 @@ class AdaptiveClipping(Strict):
     quantile: float = Field(default=0.5, ge=0, le=1)
     """Share of the examples whose answers shall not be scaled down. Print: 0.5."""
 
-    rate: float = Field(default=0.2, gt=0)
+    rate: float = Field(default=0.2, gt=0, le=10)
     """How fast the norm follows: it changes by at most a factor exp(rate) a step. Print: 0.2."""
 
     count_noise: float | None = Field(default=None, gt=0)

@@ -28,7 +28,7 @@ def with_default_spaces(file: Source, base: Source) -> Source:
         ConfigError: If a method is unknown, or the base config names none.
     """
     search = file.tree["search"]
-    if search.get("method") == DEFAULT:
+    if search.get("method") == DEFAULT and not set(BRANCHING) & set(search):
         search = {**_of_base(file, base), **{k: v for k, v in search.items() if k != "method"}}
     for kind in BRANCHING:
         if kind in search:
@@ -54,6 +54,8 @@ def _of_base(file: Source, base: Source) -> Mapping[str, Any]:
     match base.tree:
         case {"method": {"name": str(name)}} if name in METHODS:
             return space_of(name)
+        case {"method": {"compose": _}}:
+            return space_of("compose")
     raise ConfigError(
         f"{file.at(('search', 'method'))}: default is the space of the base config's method, and "
         f"{base.at(('method',))} names none of the table. Give method: {{name: fftkf}} there"

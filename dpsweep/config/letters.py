@@ -43,6 +43,14 @@ def spelled_source(source: Source, model: type[BaseModel]) -> Source:
     )
 
 
+def spelled_tree(tree: Any, path: Path_, model: type[BaseModel]) -> Any:
+    """A part of a config of class `model` that stands at `path`, with letters replaced."""
+    models = [model]
+    for part in path:
+        models = _inside(models, part)
+    return _spelled_tree(tree, models)
+
+
 def _spelled_tree(tree: Any, models: Models) -> Any:
     if isinstance(tree, list):
         return [_spelled_tree(item, models) for item in tree]

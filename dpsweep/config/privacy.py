@@ -26,7 +26,7 @@ class PrivacyConfig(Strict):
 
     letters: ClassVar[dict[str, str]] = {"C": "clip_norm", "sigma": "noise_multiplier"}
 
-    epsilon: float | None = Field(default=None, gt=0)
+    epsilon: float | None = Field(default=None, gt=0, le=1000)
     """Budget at `delta`, add-or-remove-one-example neighbours."""
 
     delta: Literal["auto"] | float = "auto"
@@ -35,7 +35,7 @@ class PrivacyConfig(Strict):
     noise_multiplier: float | None = Field(default=None, ge=0)
     """Noise standard deviation on the summed gradient, in units of `clip_norm`. 0: not private."""
 
-    clip_norm: float = Field(default=1.0, ge=LEAST_NORM)
+    clip_norm: float = Field(default=1.0, ge=LEAST_NORM, le=1e12)
     """L2 bound on one example's answer, in gradient units; the first, if clipping adapts."""
 
     clipping: ClippingConfig = Field(default=FlatClipping(), json_schema_extra=_or_its_name)

@@ -15,7 +15,7 @@ equally many trials. At the top, without a key, the mappings are parts of the wh
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -108,7 +108,7 @@ class Space:
     def draw(self, base: Tree, draw: Draw) -> tuple[Tree, dict[str, Any]]:
         """`base` with every searched key drawn, and the drawn values by dotted key."""
         tree, knobs = base, dict[str, Any]()
-        for path, domain in self.domains.items():
+        for path, domain in sorted(self.domains.items(), key=lambda item: item[0] != ()):
             value = _draw(".".join(map(str, path)), path, domain, draw, knobs)
             tree = put(tree, path, value) if path else merged(tree, value)
         return tree, knobs
@@ -153,6 +153,8 @@ def parse_space(source: Source, path: Path_ = ("search",)) -> Space:
         )
     domains: dict[Path_, Domain] = {}
     for key, spec in search.items():
+        if not key:
+            raise ConfigError(f"{source.at(path)}: has an empty key. Name what varies")
         if key in BRANCHING:
             if () in domains:
                 raise ConfigError(
@@ -231,11 +233,10 @@ def _parse_choice(where: str, values: Any) -> Choice:
 
 def _parse_one_of(source: Source, path: Path_, values: Any) -> OneOf:
     where = source.at(path)
+    at_top = len(path) == 2  # names are spelled out by then; see config/defaults.py
     if not isinstance(values, list) or not all(isinstance(v, dict) and v for v in values):
-        raise ConfigError(
-            f"{where}: takes a list of mappings, such as [{{name: disk}}, {{name: dp_sgd}}], "
-            f"got {shown(values)}"
-        )
+        such = "methods, such as [disk, dp_sgd]" if at_top else "mappings, such as [{name: disk}]"
+        raise ConfigError(f"{where}: takes a list of {such}, got {shown(values)}")
     branches = []
     for i, tree in enumerate(values):
         inner: dict[Path_, Domain] = {}
@@ -243,9 +244,12 @@ def _parse_one_of(source: Source, path: Path_, values: Any) -> OneOf:
         branches.append(Branch(_label(tree, i), fixed, inner))
     labels = [branch.label for branch in branches]
     doubled = [label for i, label in enumerate(labels) if label in labels[:i]]
-    if doubled or not labels:
-        problem = f"two mappings are called {doubled[0]!r}" if doubled else "the list is empty"
-        raise ConfigError(f"{where}: {problem}. Give each a name of its own")
+    if not labels:
+        raise ConfigError(f"{where}: the list is empty. Name at least one to choose from")
+    if doubled:
+        raise ConfigError(
+            f"{where}: two mappings are called {doubled[0]!r}. Keep one, and vary inside it"
+        )
     return OneOf(tuple(branches), in_turn=path[-1] == "each_of")
 
 
@@ -254,6 +258,8 @@ def _label(tree: Tree, index: int) -> str:
     match tree:
         case {"name": str(name)} | {"method": {"name": str(name)}}:
             return name
+        case {"compose": _} | {"method": {"compose": _}}:
+            return "compose"
     return str(index)
 
 
@@ -271,3 +277,25 @@ def _split(
         else:
             fixed[key] = value
     return fixed
+
+
+def touched(dotted: str, domain: Domain) -> list[str]:
+    """Dotted keys of the trial that a search key changes."""
+    if dotted or not isinstance(domain, OneOf):
+        return [dotted]
+    fixed = [key for branch in domain.branches for key in _leaves(branch.fixed)]
+    inner = [path for branch in domain.branches for path in branch.inner]
+    return [".".join(map(str, path)) for path in (*fixed, *inner)]
+
+
+def _leaves(tree: Tree) -> Iterator[Path_]:
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from ((key, *inner) for inner in _leaves(value))
+        else:
+            yield (key,)
+
+
+def overlap(one: str, other: str) -> bool:
+    """True if one of two dotted keys is the other or lies inside it."""
+    return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")

@@ -2,7 +2,7 @@
 
 import os
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -10,10 +10,23 @@ from typing import Any, Literal
 from pydantic import Field, JsonValue
 
 from dpsweep.config.defaults import DEFAULT, with_default_spaces
-from dpsweep.config.letters import spelled_path
+from dpsweep.config.explain import shown
+from dpsweep.config.letters import spelled_path, spelled_tree
 from dpsweep.config.load import Path_, Source, Tree, put, read_yaml, validate, with_overrides
-from dpsweep.config.space import BRANCHING, KINDS, Branch, Domain, OneOf, Range, Space, parse_space
+from dpsweep.config.space import (
+    BRANCHING,
+    KINDS,
+    Branch,
+    Domain,
+    Draw,
+    OneOf,
+    Space,
+    overlap,
+    parse_space,
+    touched,
+)
 from dpsweep.config.trial import TrialConfig, load_trial, trial_source
+from dpsweep.config.walk import Corner, RandomDraw
 from dpsweep.core.errors import ConfigError
 from dpsweep.core.strict import Strict
 
@@ -25,6 +38,8 @@ FIXED = {
     "seed": "what makes trials comparable",
 }
 """Keys of a trial that a search may not vary, and what they are instead."""
+
+Fits = Callable[[TrialConfig], None]
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,79}$"
 
@@ -181,24 +196,44 @@ class Sweep:
         """Where the values of a drawn trial come from: the base config or the search."""
         return replace(self.base, elsewhere={**self.base.elsewhere, **self.origins})
 
-    def corners(self) -> Iterator[TrialConfig]:
-        """Every end of every range and every option, one at a time, the rest at their first."""
-        seen = _Corner()
-        tree, _ = self.space.draw(self.base.tree, seen)
-        yield self.trial(tree)
+    def corners(self, fits: Fits | None = None) -> Iterator[TrialConfig]:
+        """Every end of every range and every option, one at a time, the rest at their first.
+
+        Args:
+            fits: Raises ConfigError for a trial whose pieces do not fit one another.
+        """
+        seen = Corner()
+        yield self._drawn(seen, fits)
         todo = seen.others()
         while todo:
             corner = todo.pop()
-            tree, _ = self.space.draw(self.base.tree, corner)
-            yield self.trial(tree)
+            yield self._drawn(corner, fits)
             new = {k: v for k, v in corner.sizes.items() if k not in seen.sizes}
             seen.sizes.update(new)
-            todo += [_Corner({**corner.picks, k: i}) for k, n in new.items() for i in range(1, n)]
+            todo += [Corner({**corner.picks, k: i}) for k, n in new.items() for i in range(1, n)]
 
-    def samples(self, count: int) -> list[TrialConfig]:
+    def samples(self, count: int, fits: Fits | None = None) -> list[TrialConfig]:
         """Random trials of the space, the same ones each time."""
-        rng = _Random(random.Random(self.config.seed))
-        return [self.trial(self.space.draw(self.base.tree, rng)[0]) for _ in range(count)]
+        rng = RandomDraw(random.Random(self.config.seed))
+        return [self._drawn(rng, fits) for _ in range(count)]
+
+    def _drawn(self, draw: Draw, fits: Fits | None) -> TrialConfig:
+        tree, knobs = self.space.draw(self.base.tree, draw)
+        try:
+            trial = self.trial(tree)
+            if fits:
+                fits(trial)
+            return trial
+        except ConfigError as e:
+            raise ConfigError(f"{e}{self._blame(knobs, str(e))}") from e
+
+    def _blame(self, knobs: Mapping[str, Any], message: str) -> str:
+        """The searched values behind a mistake that names a line of the base config alone."""
+        if "search." in message or not knobs:
+            return ""
+        places = {key: self.file.line(("search", key)) for key in knobs}
+        drawn = [f"{key} = {shown(value)} ({places[key]})" for key, value in knobs.items()]
+        return f" Searched here: {', '.join(drawn)}."
 
 
 def load_sweep(path: str | Path, settings: list[str] | None = None) -> Sweep:
@@ -257,7 +292,7 @@ def build_sweep(file: Source, base: Source) -> Sweep:
         origins[dotted] = file.at(("search", written)).removesuffix(written)
         if not path:  # what its mappings touch
             place = f"{file.at(('search', written))}: "
-            origins.update(dict.fromkeys(_touched(dotted, domains[path]), place))
+            origins.update(dict.fromkeys(touched(dotted, domains[path]), place))
         if dotted in base.elsewhere:
             raise ConfigError(
                 f"{base.at(path)}: is varied by this sweep, so a fixed value would have no effect. "
@@ -269,38 +304,43 @@ def build_sweep(file: Source, base: Source) -> Sweep:
         except ConfigError as e:
             raise ConfigError(f"{origins[dotted]}{written}: {e}") from e
         for key, what in FIXED.items():
-            if any(_overlap(key, touched) for touched in _touched(dotted, domains[path])):
+            if any(overlap(key, key_) for key_ in touched(dotted, domains[path])):
                 raise ConfigError(
                     f"{origins[dotted]}{written}: cannot be searched: {key} is {what}. "
                     f"Set it in the base config, and run one sweep for each value"
                 )
-    sweep = Sweep(config, base, Space(domains), file, origins)
-    for _ in sweep.corners():
-        pass
+    sweep = Sweep(config, base, Space(_overridden(domains, file)), file, origins)
+    for trial in sweep.corners():
+        if _promised(trial) != _promised(sweep.promise):
+            raise ConfigError(
+                f"{file.at(('search',))}: varies one of {', '.join(FIXED)}. All trials share them. "
+                f"Set it in the base config, and run one sweep for each value"
+            )
     _check_choices(sweep)
     return sweep
 
 
-def _touched(dotted: str, domain: Domain) -> list[str]:
-    """Dotted keys of the trial that a search key changes."""
-    if dotted or not isinstance(domain, OneOf):
-        return [dotted]
-    fixed = [key for branch in domain.branches for key in _leaves(branch.fixed)]
-    inner = [path for branch in domain.branches for path in branch.inner]
-    return [".".join(map(str, path)) for path in (*fixed, *inner)]
+def _overridden(domains: dict[Path_, Domain], file: Source) -> dict[Path_, Domain]:
+    """What stands beside a one_of at the top is searched in all its mappings, instead of theirs."""
+    whole = domains.get(())
+    if not isinstance(whole, OneOf):
+        return domains
+    if ("method",) in domains:
+        raise ConfigError(
+            f"{file.at(('search', 'method'))}: stands beside one_of or each_of, which choose the "
+            f"method. Delete one of the two"
+        )
+    branches = tuple(
+        replace(branch, inner={p: d for p, d in branch.inner.items() if p not in domains})
+        for branch in whole.branches
+    )
+    return {**domains, (): replace(whole, branches=branches)}
 
 
-def _leaves(tree: Tree) -> Iterator[Path_]:
-    for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            yield from ((key, *inner) for inner in _leaves(value))
-        else:
-            yield (key,)
-
-
-def _overlap(one: str, other: str) -> bool:
-    """True if one of two dotted keys is the other or lies inside it."""
-    return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
+def _promised(trial: TrialConfig) -> tuple[object, ...]:
+    """What all trials of a sweep must have in common."""
+    privacy = trial.privacy
+    return privacy.epsilon, privacy.delta, privacy.noise_multiplier, trial.data, trial.seed
 
 
 def _spelled_domain(path: Path_, domain: Domain) -> Domain:
@@ -314,7 +354,7 @@ def _spelled_domain(path: Path_, domain: Domain) -> Domain:
     branches = (
         Branch(
             branch.label,
-            {str(spelled((key,))[0]): value for key, value in branch.fixed.items()},
+            spelled_tree(branch.fixed, path, TrialConfig),
             {spelled(p): _spelled_domain((*path, *p), d) for p, d in branch.inner.items()},
         )
         for branch in domain.branches
@@ -348,43 +388,3 @@ def _base(config: SweepConfig, file: Source, folder: Path) -> Source:
         return read_yaml(path)
     except ConfigError as e:
         raise ConfigError(f"{file.at(('base',))}: {config.base!r}: {e}") from e
-
-
-class _Corner:
-    """Draws the `picks`-th end or option of each key, the first where nothing is said."""
-
-    def __init__(self, picks: dict[str, int] | None = None) -> None:
-        self.picks = picks or {}
-        self.sizes: dict[str, int] = {}
-
-    def number(self, name: str, domain: Range) -> float | int:
-        self.sizes[name] = 2
-        return (domain.low, domain.high)[self.picks.get(name, 0)]
-
-    def option(self, name: str, labels: tuple[Any, ...]) -> int:
-        self.sizes[name] = len(labels)
-        return self.picks.get(name, 0)
-
-    turn = option
-
-    def others(self) -> list["_Corner"]:
-        return [_Corner({name: i}) for name, size in self.sizes.items() for i in range(1, size)]
-
-
-class _Random:
-    """Draws at random, as the random sampler would."""
-
-    def __init__(self, rng: random.Random) -> None:
-        self.rng = rng
-
-    def number(self, name: str, domain: Range) -> float | int:
-        if domain.is_whole:
-            return self.rng.randint(int(domain.low), int(domain.high))
-        if domain.is_log:
-            return float(domain.low * (domain.high / domain.low) ** self.rng.random())
-        return self.rng.uniform(domain.low, domain.high)
-
-    def option(self, name: str, labels: tuple[Any, ...]) -> int:
-        return self.rng.randrange(len(labels))
-
-    turn = option

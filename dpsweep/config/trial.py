@@ -75,9 +75,9 @@ class TrialConfig(Strict):
     def _methods_own_base_and_clipping(cls, data: Any) -> Any:
         """The method's own optimizer and style of clipping where the file leaves them open."""
         match data:
-            case {"method": {"compose": dict(parts)}}:
+            case {"method": {"compose": parts}}:
                 data = {**data, "method": {"name": "compose", **data["method"]}}
-                base = parts.get("base")
+                base = parts.get("base") if isinstance(parts, dict) else None
                 known = base in METHODS["compose"].bases  # a wrong one is told at its own key
                 own = {"optimizer": {"name": base if known else "sgd"}}
             case {"method": {"name": str(name)}} if name in METHODS:
@@ -132,6 +132,11 @@ class TrialConfig(Strict):
 def trial_source(source: Source, settings: list[str]) -> Source:
     """A file that holds a trial, its letters spelled out, with the command line's settings."""
     spelled = spelled_source(source, TrialConfig)
+    match spelled.tree:
+        case {"privacy": {"clipping": str(name)}}:  # so that a key inside it can be set
+            spelled = replace(
+                spelled, tree=put(spelled.tree, ("privacy", "clipping"), {"name": name})
+            )
     changed = with_overrides(spelled, settings, lambda path: spelled_path(path, TrialConfig))
     return spelled_source(changed, TrialConfig)  # once more, for letters inside a value
 

@@ -35,6 +35,9 @@ class Misfit(ValueError):
         super().__init__(message)
         self.key = key
 
+    def __reduce__(self) -> tuple[type["Misfit"], tuple[str, str]]:
+        return Misfit, (self.key, str(self))  # it may come from another process
+
 
 def unknown(kind: str, name: str, known: Iterable[str], *, where: str) -> ConfigError:
     """The error for a name missing from a table; `where` is file, line and dotted key."""

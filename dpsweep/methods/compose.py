@@ -64,7 +64,7 @@ class RiccatiFilter(Strict):
 
     name: Literal["riccati"] = "riccati"
 
-    process: float = Field(default=0.5, gt=0)
+    process: float = Field(default=0.5, ge=1e-6, le=1e6)
     """Drift of the gradient in a step, in units of the noise's standard deviation."""
 
     hessian: float = Field(default=0.1, ge=0, lt=1)

@@ -13,6 +13,9 @@ from dpsweep.filters.lti import Ema, Riccati
 from dpsweep.methods.base import Method
 from dpsweep.privacy.query import HERE, Ask, Joint, Query
 
+_MOST = 1e4
+"""Largest weight of a point, and longest look-ahead in steps: float32 has seven digits."""
+
 
 @dataclass(frozen=True)
 class LookAhead(Joint):
@@ -84,6 +87,21 @@ class Gains(Strict):
             _ = self.average
         except ValueError as e:
             raise Misfit("process", str(e).removesuffix(".")) from e
+        return self
+
+    @model_validator(mode="after")
+    def _weights_can_be_told_apart(self) -> Self:
+        gain = min(self.average.gain_at(0), self.average.gain_at(10**6))
+        odds = (1 - gain) / gain
+        ahead = odds if self.gamma == "one_point" else self.gamma
+        if odds > _MOST or odds > _MOST * abs(ahead):
+            least = f"gamma: {odds / _MOST:.2g} or more" if odds <= _MOST else "kappa: 0.01"
+            raise Misfit(
+                "gamma" if odds <= _MOST else "kappa",
+                f"gives the second point the weight c = (1 - kappa) / (kappa gamma) = "
+                f"{odds / ahead:.3g} at gamma {ahead:.3g}; beyond {_MOST:g} rounding is all "
+                f"that is left of a difference. Give {least}",
+            )
         return self
 
     @property

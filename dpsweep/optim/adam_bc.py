@@ -9,7 +9,7 @@ al. 2024, arXiv:2312.14334, eq. 4).
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -23,6 +23,8 @@ NOISE_VARIANCES = "noise_variances"
 
 class AdamBC(Base):
     """Adam with the noise's variance taken off its second moment."""
+
+    letters: ClassVar[dict[str, str]] = {**Base.letters, "gamma'": "floor"}
 
     name: Literal["adambc"] = "adambc"
 

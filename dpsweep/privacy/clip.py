@@ -185,7 +185,11 @@ def scaling(squares: Tensors, clip: Clip) -> tuple[Tensors, Tensors]:
 
 
 def add(total: Clipped, part: Clipped) -> Clipped:
-    """The sum over two batches that share no example."""
+    """The sum over two batches that share no example; a total in double stays so.
+
+    Microbatches are summed in double precision: one example more moves the bounds of all those
+    after it, and the others' rounding errors with them.
+    """
     return Clipped({k: leaf + part[k] for k, leaf in total.items()})
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from dpsweep.core.circulant import CirculantLinear
+from dpsweep.core.errors import Misfit
 from dpsweep.core.types import Released
 from dpsweep.privacy.spectral import CirculantMap, ConvMap, LayerMap
 
@@ -83,12 +84,16 @@ def geometry_of(
                 try:
                     maps[_join(name, "weight")] = _map(declared, layer, seen[0])
                 except ValueError as e:
-                    raise ValueError(f"layer {name!r}: {e}") from e
+                    kept = "keep_circulant" if isinstance(layer, CirculantLinear) else "keep"
+                    text = f"layer {name!r}: {e}"
+                    if not str(e).startswith("keep"):
+                        raise ValueError(text) from e
+                    raise Misfit(kept, text.removesuffix(".")) from e
             case nn.Linear():
                 raise ValueError(
                     f"layer {name!r} is a plain Linear({layer.in_features}, {layer.out_features}), "
-                    f"which has no spectral geometry. Use dpsweep's CirculantLinear with a block "
-                    f"that divides both sizes, such as {_block(layer)}"
+                    f"which has no spectral geometry. Use a CirculantLinear, by model.block, "
+                    f"with a block that divides both sizes, such as {_block(layer)}"
                 )
             case _ if any(p.dim() > 1 for p in layer.parameters(recurse=False)):
                 raise ValueError(

@@ -23,6 +23,7 @@ def release(
     noise_multiplier: float,
     batch_size: int,
     rng: np.random.Generator,
+    dtype: torch.dtype | None = None,
 ) -> Released:
     """One use of the Gaussian mechanism with sensitivity `clip_norm`.
 
@@ -32,19 +33,24 @@ def release(
         noise_multiplier: sigma, the noise's standard deviation on the sum in units of C.
         batch_size: B, the expected number of examples in a batch.
         rng: The step's secret noise stream; used up here and nowhere else.
+        dtype: Of the result; that of `total` if None.
     """
     scale = noise_multiplier * clip_norm
     return Released(
-        {k: (_noisy(part, scale, rng) / batch_size).to(part) for k, part in total.items()}
+        {
+            k: (_noisy(part, scale, rng) / batch_size).to(dtype or part.dtype)
+            for k, part in total.items()
+        }
     )
 
 
 def _noisy(leaf: torch.Tensor, scale: float, rng: np.random.Generator) -> torch.Tensor:
     """`leaf` plus normal noise of standard deviation `scale`, in double precision.
 
-    The sum is rounded to a grid of about scale / 10^9, the same for all leaves and all data.
-    The low bits of a floating-point sum tell how large its terms were (Mironov 2012), and
-    the rounding takes them away. Casting the result to float32 is post-processing.
+    The noisy sum is rounded to a grid of about scale / 10^9, the same for all leaves and all
+    data: the low bits of a floating-point sum tell how large its terms were (Mironov 2012).
+    What float32 lost before, within a microbatch, is not undone by it (docs/privacy.md).
+    Casting the result to float32 is post-processing.
     """
     exact = leaf.double()
     if scale == 0:

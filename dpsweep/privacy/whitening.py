@@ -8,6 +8,7 @@ If x has covariance K, y has the identity's.
 from dataclasses import dataclass
 from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,7 +41,11 @@ class Whitening:
         steps = (variances.diff() > _SAME * variances.max()).cumsum(0)
         group_r = torch.cat([steps.new_zeros(1), steps])
         bases = [_own_basis(vectors[:, group_r == g]) for g in range(int(group_r[-1]) + 1)]
-        return cls(torch.cat(bases, 1), variances)
+        whitening = cls(torch.cat(bases, 1), variances)
+        white = whitening.whiten(whitening.whiten(covariance).T)
+        if not torch.allclose(white, torch.eye(len(variances)).to(white), rtol=0, atol=1e-6):
+            raise ArithmeticError("white coordinates of a low-pass are not white: sensitivity > C")
+        return whitening
 
     def whiten(self, lags: Tensor) -> Tensor:
         """diag(lam^-1/2) V' along the last axis; float64 in, float64 out."""
@@ -54,8 +59,8 @@ class Whitening:
 
 def _own_basis(vectors: Tensor) -> Tensor:
     """The orthonormal basis of the space of `vectors` that a fixed generic frame leads to."""
-    rows, columns = (torch.arange(1.0, n + 1, dtype=torch.float64) for n in vectors.shape)
-    frame = torch.cos(rows[:, None] * (columns + 1).sqrt())
-    basis, triangle = torch.linalg.qr(vectors @ (vectors.T @ frame))
-    signed: Tensor = basis * triangle.diagonal().sign()
-    return signed
+    frame = torch.from_numpy(
+        np.random.Generator(np.random.Philox(0)).standard_normal(vectors.shape)
+    )
+    turn, triangle = torch.linalg.qr(vectors.T @ frame)  # orthogonal, so it never leaves the space
+    return vectors @ torch.where(triangle.diagonal() < 0, -turn, turn)

@@ -55,7 +55,7 @@ def verdict(table: list[Standing]) -> str:
     else:
         words = (
             f"{first.method} leads, but trials were not equal ({counts[0]} to {counts[-1]} a "
-            f"method); each_of gives every method the same number"
+            f"method); each_of gives every method the same number, if budget.trials is a multiple"
         )
     return f"{words}: {first.best:.4f}{_runner_up(table[1])}."
 

@@ -10,8 +10,9 @@ from dpsweep.core.types import Tensors
 from dpsweep.data.models import build as build_model
 from dpsweep.data.read import load
 from dpsweep.methods import build as build_method
+from dpsweep.methods import compose
 from dpsweep.privacy.clip import PerLayer
-from dpsweep.privacy.engine import engine_for
+from dpsweep.privacy.engine import engine_for, refuse_mixing
 from dpsweep.privacy.geometry import Geometry, geometry_of
 from dpsweep.train.budget import budget
 from dpsweep.train.step import Step
@@ -30,8 +31,14 @@ def assemble(config: TrialConfig, secret: Secret, device: torch.device) -> Step:
     engine = engine_for(
         model, nn.functional.cross_entropy, geometry, config.train.max_physical_batch
     )
+    if device.type == "cuda":  # ten bits of mantissa are too few for a bound on a sum
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     data = load(config.data, config.seed).to(device)
-    return Step(config, budget(config), data, engine, secret, geometry)
+    plan = budget(config)
+    config.privacy.clipping.build(
+        config.privacy.clip_norm, plan.run.noise_multiplier, config.train.batch_size
+    )  # raises where counting would cost more than there is
+    return Step(config, plan, data, engine, secret, geometry)
 
 
 def initial(step: Step) -> Tensors:
@@ -49,7 +56,8 @@ def check_fit(config: TrialConfig) -> None:
         with torch.device("meta"):
             model = build_model(config.model, config.data.spec, config.seed)
     except ValueError as e:
-        raise Misfit("model", f"{config.model.name} cannot be built: {e}") from e
+        key = "model.block" if "block" in str(e) else "model"
+        raise Misfit(key, f"{config.model.name} cannot be built: {e}") from e
     _geometry(config, model)
 
 
@@ -63,7 +71,13 @@ def _geometry(config: TrialConfig, model: nn.Module) -> Geometry:
             raise Misfit("privacy.clipping.bounds", str(e)) from e
     method = build_method(config.method)
     try:
+        refuse_mixing(model)
         return geometry_of(method.geometry, model, config.data.spec.shape)
+    except Misfit as e:
+        composed = isinstance(config.method, compose.Config)
+        name = e.key if composed or hasattr(config.method, e.key) else "keep"
+        place = "method.compose.geometry" if composed else "method"
+        raise Misfit(f"{place}.{name}", str(e).replace("keep", name)) from e
     except ValueError as e:
         raise Misfit(
             "model", f"{config.model.name} does not fit method {config.method.name}: {e}"

@@ -10,6 +10,8 @@ from dpsweep.data.read import download
 from dpsweep.train.assemble import check_fit
 from dpsweep.train.budget import budget, delta_of
 
+_INSIDE = 32
+
 
 def check_trial(config: TrialConfig, source: Source, *, fetch: bool = False) -> list[str]:
     """Checks model against method and clipping, data, and delta. Returns warnings.
@@ -37,9 +39,14 @@ def check_trial(config: TrialConfig, source: Source, *, fetch: bool = False) -> 
 
 
 def check_sweep(sweep: Sweep, *, fetch: bool = False) -> list[str]:
-    """As `check_trial`, for every corner of a sweep's space."""
-    for config in sweep.corners():
+    """As `check_trial`, for every corner of a sweep's space and some points inside it."""
+
+    def fits(config: TrialConfig) -> None:
         check_pieces(config, sweep.origin)
+
+    for _ in sweep.corners(fits):
+        pass
+    sweep.samples(_INSIDE, fits)
     return check_trial(sweep.promise, sweep.origin, fetch=fetch)
 
 

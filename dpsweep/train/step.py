@@ -140,6 +140,7 @@ class Step:
             noise_multiplier=self.budget.run.noise_multiplier,
             batch_size=self.config.train.batch_size,
             rng=self.secret.stream(step, "noise"),
+            dtype=self.dtype,
         )
 
     def clip(self, progress: Progress) -> Clip:

@@ -167,7 +167,7 @@ MISTAKES = [
     ),
     (
         ["method.compose.filters=[{name: riccati, process: 0}]"],
-        r"method\.compose\.filters\.0\.process: must be greater than 0",
+        r"method\.compose\.filters\.0\.process: must be at least 1e-06",
     ),
     (
         ["method={compose: {geometry: {name: spectral}}}"],

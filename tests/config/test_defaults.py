@@ -83,7 +83,7 @@ def test_names_and_mappings_of_ones_own_may_stand_side_by_side(sweep_of):
     ("search", "method", "message"),
     [
         ({"each_of": ["dsik"]}, "disk", r"search\.each_of\.0: unknown method 'dsik'. Did you mean"),
-        ({"each_of": 3}, "disk", r"search\.each_of: takes a list of mappings"),
+        ({"each_of": 3}, "disk", r"search\.each_of: takes a list of methods"),
         ({"method": "default"}, "dsik", r"names none of the table"),
         ({"method": "defualt"}, "disk", r"expected one way to vary it"),
         (
@@ -96,6 +96,12 @@ def test_names_and_mappings_of_ones_own_may_stand_side_by_side(sweep_of):
             "disk",
             r"cannot be searched: seed is what makes trials comparable",
         ),
+        (
+            {"one_of": [{"method": {"name": "disk"}, "privacy": {"sigma": 8.0}}, "dp_sgd"]},
+            "disk",
+            r"cannot be searched: privacy\.noise_multiplier is calibrated",
+        ),
+        ({"": {"one_of": ["disk"]}}, "disk", r"has an empty key"),
         ({"each_of": ["disk", "disk"]}, "disk", r"two mappings are called 'disk'"),
     ],
 )
@@ -107,3 +113,34 @@ def test_mistakes_name_the_place(sweep_of, search, method, message):
 def test_the_verb_prints_what_a_sweep_file_takes():
     out = CliRunner().invoke(app, ["space", "fftkf"]).output
     assert yaml.safe_load(out)["search"] == dict(space_of("fftkf"))
+
+
+def test_a_key_beside_a_top_level_choice_is_searched_in_all_its_mappings(sweep_of):
+    lr = {"optimizer.lr": {"uniform": [1000, 1001]}}
+    for search in ({**lr, "each_of": ["disk", "fftkf"]}, {"each_of": ["disk", "fftkf"], **lr}):
+        sweep = sweep_of(search)
+        assert all(trial.optimizer.lr >= 1000 for trial in [*sweep.corners(), *sweep.samples(8)])
+        assert "one_of.disk.optimizer.lr" not in drawn_names(sweep)
+
+
+def drawn_names(sweep):
+    names = []
+
+    class Noting:
+        def number(self, name, domain):
+            names.append(name)
+            return domain.low
+
+        def option(self, name, labels):
+            return 0
+
+        turn = option
+
+    sweep.space.draw(sweep.base.tree, Noting())
+    return names
+
+
+@pytest.mark.parametrize("beside", [{"method": "default"}, {"method": {"one_of": [{"name": "a"}]}}])
+def test_two_choices_of_the_method_are_refused(sweep_of, beside):
+    with pytest.raises(ConfigError, match=r"search\.method: "):
+        sweep_of({"each_of": ["disk", "fftkf"], **beside})

@@ -101,7 +101,7 @@ def changed_noise(change: Callable[[Tensor, str], Tensor]) -> Plant:
 def mean_of_noisy_examples(patch: pytest.MonkeyPatch) -> None:
     """Each of B examples brings noise of its own, of standard deviation sigma C / B."""
 
-    def faulty(total, *, clip_norm, noise_multiplier, batch_size, rng):
+    def faulty(total, *, clip_norm, noise_multiplier, batch_size, rng, dtype):
         scale = noise_multiplier * clip_norm / batch_size
         draws = {k: rng.standard_normal((batch_size, *x.shape)).sum(0) for k, x in total.items()}
         return Released(

@@ -49,6 +49,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import chance
 import checks
@@ -269,3 +270,10 @@ def test_every_check_of_the_contract_catches_a_fault():
     assert named == catching
     table = sys.modules[__name__].__doc__
     assert all(name in table for name in catching)
+
+
+def test_the_table_of_faults_is_the_one_in_the_documentation():
+    told = (Path(__file__).parents[2] / "docs/privacy.md").read_text().splitlines()
+    rows = [line for line in str(__doc__).splitlines() if line.startswith("|")]
+    assert len(rows) > 30
+    assert [row for row in rows if row not in told] == []

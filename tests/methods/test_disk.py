@@ -214,3 +214,19 @@ def noisy(step: Step) -> Step:
     config = step.config.model_copy(update={"privacy": privacy})
     run = Run(sampling_rate=0.5, noise_multiplier=1.0, steps=100)
     return replace(step, config=config, budget=replace(step.budget, run=run))
+
+
+@pytest.mark.parametrize(
+    ("tunables", "key"),
+    [
+        ({"gamma": 1e-300}, "gamma"),
+        ({"gamma": -1e-17}, "gamma"),
+        ({"kappa": 1e-16}, "kappa"),
+        ({"kappa": 1e-5, "gamma": "one_point"}, "kappa"),
+        ({"gain": "riccati", "process": 1e-6, "hessian": 0.0}, "kappa"),
+    ],
+)
+def test_weights_that_float32_cannot_tell_apart_are_refused(tunables, key):
+    with pytest.raises(ValidationError, match="rounding is all that is left") as caught:
+        disk.Config(**tunables)
+    assert caught.value.errors()[0]["ctx"]["error"].key == key

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from dpsweep.core.circulant import CirculantLinear
 from dpsweep.core.types import Released
 from dpsweep.data.models.cnn import Cnn5, CnnSmall
+from dpsweep.privacy.engine import engine_for
 from dpsweep.privacy.geometry import IDENTITY, Spectral, geometry_of
 from dpsweep.privacy.spectral import CirculantMap, ConvMap
 
@@ -145,8 +146,8 @@ class Dense(nn.Module):
 WITHOUT = [
     (
         nn.Sequential(nn.Flatten(), nn.Linear(128, 12)),
-        r"layer '1' is a plain Linear\(128, 12\), .* Use dpsweep's CirculantLinear with a block "
-        r"that divides both sizes, such as 4",
+        r"layer '1' is a plain Linear\(128, 12\), .* Use a CirculantLinear, by model\.block, "
+        r"with a block that divides both sizes, such as 4",
     ),
     (nn.Sequential(nn.Flatten(), nn.Linear(128, 7)), r"divides both sizes, such as 1$"),
     (
@@ -216,3 +217,10 @@ def test_weights_shared_between_layers_are_refused():
     model[1].weight = model[0].weight
     with pytest.raises(ValueError, match=r"parameter '1\.weight' is another layer's too"):
         geometry_of(SPECTRAL, model, SHAPE)
+
+
+def test_a_layer_that_mixes_examples_is_refused_by_every_engine():
+    for geometry in (IDENTITY, geometry_of(SPECTRAL, nn.Conv2d(2, 4, 3), SHAPE)):
+        model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4, track_running_stats=False))
+        with pytest.raises(ValueError, match=r"layer '1' is a BatchNorm2d, .* Use GroupNorm"):
+            engine_for(model, nn.functional.cross_entropy, geometry, 8)

@@ -41,3 +41,16 @@ def test_whitened_and_restored_is_the_same_and_has_the_covariance(variances):
 
 def test_nearly_empty_directions_are_dropped():
     assert len(Whitening.of(covariance([1e-6, 0.3, 1.0])).variances) == 2
+
+
+@pytest.mark.parametrize("block", [12, 17, 23, 64, 200])
+@pytest.mark.parametrize("keep", [0.5, 0.9, 0.99])
+def test_coordinates_of_long_blocks_are_white_to_rounding(block, keep):
+    frequency = torch.arange(block // 2 + 1)
+    passed = (frequency <= keep * block / 2).double() * 0.7 + 0.3 * (frequency == 0)
+    lag = (torch.arange(block)[:, None] - torch.arange(block)) % block
+    k = torch.fft.irfft(passed, n=block)[lag]
+    whitening = Whitening.of(k)
+    root = whitening.vectors / whitening.variances.sqrt()
+    white = root.T @ k @ root  # what docs/privacy.md argues from: W W' = I
+    assert torch.linalg.eigvalsh(white).max().item() <= 1 + 1e-9

@@ -29,7 +29,7 @@ def test_least_loss_wins_where_less_is_better():
     assert [s.method for s in table] == ["b", "a"]
     assert verdict(table) == (
         "b leads, but trials were not equal (1 to 2 a method); each_of gives every method the same "
-        "number: 0.0000, next a 0.2000."
+        "number, if budget.trials is a multiple: 0.0000, next a 0.2000."
     )
 
 

@@ -140,7 +140,7 @@ MISTAKES = [
     (
         "name: spectral_dp",
         r"trial\.yaml:2: model: cnn_small does not fit method spectral_dp: layer '7' is a plain "
-        r"Linear\(40, 10\), .* CirculantLinear with a block .*, such as 10\.$",
+        r"Linear\(40, 10\), .* CirculantLinear, .* with a block .*, such as 10\.$",
     ),
 ]
 
@@ -158,19 +158,19 @@ def test_a_mistake_is_found_before_the_trial_starts(method, message, tmp_path):
         (
             "name: spectral_dp",
             "{name: cnn_small, width: 5, block: 3}",
-            r"trial\.yaml:2: model: .* must divide both in_features = 40 and out_features = 10, "
+            r"trial\.yaml:2: model\.block: .* both in_features = 40 and out_features = 10, "
             r"got 3\. Blocks that fit: 1, 2, 5, 10\.$",
         ),
         (
             "name: dp_sgd",
             "{name: cnn_small, width: 4, block: 5}",
-            r"trial\.yaml:2: model: .* must divide .* = 32 and .* got 5\. .* 1, 2\.$",
+            r"trial\.yaml:2: model\.block: .* must divide .* = 32 and .* got 5\. .* 1, 2\.$",
         ),
         ("name: dp_sgd", "{name: cnn_small, block: 0}", r"trial\.yaml:2: model\.block: must be"),
         (
             "name: block_spectral_dp",
             "{name: cnn_small, width: 5, block: 2}",
-            r"trial\.yaml:2: model: .* layer '7': keep = 0\.25 passes 0\.5 of this layer's 2 freq",
+            r"trial\.yaml:7: method\.keep_circulant: layer '7': keep_circulant = 0\.25 passes 0",
         ),
     ],
 )
@@ -209,11 +209,11 @@ budget: {trials: 2}
     [
         (
             "model.block: {choice: [5, 3]}",
-            r"corners\.yaml:4: model: cnn_small cannot be built: .* got 3",
+            r"corners\.yaml:11: search\.model\.block: cnn_small cannot be built: .* got 3",
         ),
         (
             "method.keep: {uniform: [0.15, 1]}",
-            r"corners\.yaml:4: model: .* layer '7': keep = 0\.15 passes 0\.75 of .*Raise keep to 0",
+            r"corners\.yaml:11: search\.method\.keep: .* = 0\.15 passes 0\.75 of .*Raise keep to 0",
         ),
         ("method.keep: {uniform: [0, 1]}", r"corners\.yaml:11: search\.method\.keep: must be gre"),
         (

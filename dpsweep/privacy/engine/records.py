@@ -60,8 +60,9 @@ class RecordsEngine:
     def _nobody(self, params: Tensors, clip: Clip) -> Clipped:
         maps = self.geometry.maps
         shapes = {k: maps[k].white_shape if k in maps else p.shape for k, p in params.items()}
-        _, count = scaling({k: p.new_zeros(0) for k, p in params.items()}, clip)
-        return Clipped({k: p.new_zeros(shapes[k]) for k, p in params.items()} | count)
+        _, count = scaling({k: p.new_zeros(0).double() for k, p in params.items()}, clip)
+        zeros = {k: p.new_zeros(shapes[k], dtype=torch.float64) for k, p in params.items()}
+        return Clipped(zeros | count)
 
     def _chunk(
         self,

@@ -43,7 +43,7 @@ class VmapEngine:
         clip: Clip,
     ) -> Clipped:
         """Sum over the batch of each example's clipped answer; zeros for an empty batch."""
-        nobody = {k: p.new_zeros((0, *p.shape)) for k, p in points[0].items()}
+        nobody = {k: p.new_zeros((0, *p.shape)).double() for k, p in points[0].items()}
         total = clipped_sum(PerExample(nobody), clip)
         chunks = zip(
             torch.split(inputs_B, self.max_physical_batch),

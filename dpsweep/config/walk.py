@@ -1,0 +1,46 @@
+"""Ways through a space that need no Optuna: its corners, and random points."""
+
+import random
+from typing import Any
+
+from dpsweep.config.space import Range
+
+
+class Corner:
+    """Draws the `picks`-th end or option of each key, the first where nothing is said."""
+
+    def __init__(self, picks: dict[str, int] | None = None) -> None:
+        self.picks = picks or {}
+        self.sizes: dict[str, int] = {}
+
+    def number(self, name: str, domain: Range) -> float | int:
+        self.sizes[name] = 2
+        return (domain.low, domain.high)[self.picks.get(name, 0)]
+
+    def option(self, name: str, labels: tuple[Any, ...]) -> int:
+        self.sizes[name] = len(labels)
+        return self.picks.get(name, 0)
+
+    turn = option
+
+    def others(self) -> list["Corner"]:
+        return [Corner({name: i}) for name, size in self.sizes.items() for i in range(1, size)]
+
+
+class RandomDraw:
+    """Draws at random, as the random sampler would."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+
+    def number(self, name: str, domain: Range) -> float | int:
+        if domain.is_whole:
+            return self.rng.randint(int(domain.low), int(domain.high))
+        if domain.is_log:
+            return float(domain.low * (domain.high / domain.low) ** self.rng.random())
+        return self.rng.uniform(domain.low, domain.high)
+
+    def option(self, name: str, labels: tuple[Any, ...]) -> int:
+        return self.rng.randrange(len(labels))
+
+    turn = option

@@ -1,0 +1,61 @@
+"""`dpsweep audit` as its user runs it: a table, rows for programs, and an exit code."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+import dpsweep.train.step
+from dpsweep.cli import app, measure
+from dpsweep.privacy.audit import judge
+from dpsweep.train.audit import Plan, scores
+
+
+def in_this_process(plan: Plan):
+    """The audit without its worker processes, which a patch would not reach."""
+    absent, present = scores(plan, plan.runs)
+    return judge(
+        plan.config.method.name, absent, present, plan.epsilon, plan.delta, plan.confidence
+    )
+
+
+def test_a_sound_method_holds_and_its_row_says_so():
+    args = ["audit", "dp_sgd", "--runs", "40", "--steps", "1", "--json"]
+    done = CliRunner().invoke(app, args)
+    assert done.exit_code == 0, done.output
+    (row,) = json.loads(done.output)
+    assert (row["method"], row["claimed"], row["runs"]) == ("dp_sgd", 4.0, 40)
+    assert row["lower"] <= 4.0
+
+
+def test_a_violated_claim_exits_with_1(monkeypatch):
+    sound = dpsweep.train.step.release
+
+    def weakened(clipped, *, noise_multiplier, **rest):
+        return sound(clipped, noise_multiplier=0.3 * noise_multiplier, **rest)
+
+    monkeypatch.setattr(dpsweep.train.step, "release", weakened)
+    monkeypatch.setattr(measure, "audit_plan", in_this_process)
+    done = CliRunner().invoke(app, ["audit", "dp_sgd", "--runs", "100", "--steps", "1"])
+    assert done.exit_code == 1
+    assert "VIOLATED" in done.output
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        (
+            "privacy.clipping={name: per_layer, bounds: {a: 1}}",
+            "privacy.clipping.bounds: name layers",
+        )
+    ],
+)
+def test_what_the_audits_own_model_has_not_is_refused(setting, message):
+    done = CliRunner().invoke(app, ["audit", "dp_sgd", "--set", setting])
+    assert message in str(done.exception)
+
+
+def test_adaptive_clipping_can_be_audited():
+    plan = Plan(measure._configs("dp_sgd", ["privacy.clipping=adaptive"])[0], steps=2)
+    absent, present = scores(plan, 20)
+    assert len(absent) == len(present) == 20
