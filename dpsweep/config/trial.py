@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -16,6 +16,7 @@ from dpsweep.data.models import ModelConfig
 from dpsweep.methods import METHODS, MethodConfig, compose
 from dpsweep.methods import build as build_method
 from dpsweep.optim import OptimizerConfig
+from dpsweep.privacy.engine import Choice
 from dpsweep.privacy.query import Apart
 
 
@@ -30,8 +31,13 @@ class TrainConfig(Strict):
     epochs: float = Field(gt=0)
     """E: passes over the data in expectation; the run takes round(E N / B) steps, at least 1."""
 
-    max_physical_batch: int = Field(default=256, gt=0)
-    """Examples whose gradients are in memory at once. Changes memory and speed, not the result."""
+    engine: Choice = "auto"
+    """How per-example gradients are had: bookkeeping (the fast one), vmap (any model), opacus (its
+    hooks); auto is bookkeeping, or vmap where a model does not let it. All release the same."""
+
+    max_physical_batch: Annotated[int, Field(gt=0)] | Literal["auto"] = "auto"
+    """Examples computed at once; auto is what fits a CPU's cache or a GPU's memory. Changes memory
+    and speed; the result but for rounding not."""
 
     evaluate_every: int = Field(default=1, gt=0)
     """Epochs between two evaluations and reports."""

@@ -140,10 +140,10 @@ class Quantile:
     def factors(self, squares: Tensors) -> Tensors:
         return Flat(self.bound).factors(squares)
 
-    def count(self, squares: Tensors) -> Tensor:
-        """The extra coordinate, summed over the batch; a scalar."""
-        inside_B = (_norm(squares) <= self.bound).to(next(iter(squares.values())).dtype)
-        return (2 * sqrt(self.share) * self.clip_norm * (inside_B - 0.5)).sum()
+    def count(self, squares: Tensors, present_B: Tensor) -> Tensor:
+        """The extra coordinate, summed over the examples present; a scalar."""
+        side_B = (_norm(squares) <= self.bound).to(next(iter(squares.values())).dtype) - 0.5
+        return 2 * sqrt(self.share) * self.clip_norm * torch.where(present_B, side_B, 0).sum()
 
     def moved(self, released: Tensor, batch_size: int) -> float:
         """The next step's c, from the released extra coordinate (a mean over `batch_size`)."""
@@ -153,23 +153,40 @@ class Quantile:
         return min(max(moved, LEAST_NORM), MOST_NORM)
 
 
-def clipped_sum(answer: PerExample, clip: Clip) -> Clipped:
-    """sum_i factor_i u_i over the B examples of `answer`; zeros of the right shape if B = 0."""
+def clipped_sum(answer: PerExample, clip: Clip, present_B: Tensor | None = None) -> Clipped:
+    """sum_i factor_i u_i over the B examples of `answer`; zeros of the right shape if B = 0.
+
+    Rows where `present_B` is False are nobody's, and are not heard.
+    """
     squares = {k: g.unsqueeze(-1).flatten(1).square().sum(1) for k, g in answer.items()}
-    factors, count = scaling(squares, clip)
+    factors, count = scaling(squares, clip, present_B)
     total = {k: weighted_sum(factors[k], g) for k, g in answer.items()}
     return Clipped(total | count)
 
 
 def weighted_sum(factor_B: Tensor, leaf_B: Tensor) -> Tensor:
     """sum_b factor_b leaf_b; a leaf whose factor is 0 may hold anything, NaN included."""
-    usable_B = (factor_B != 0).view(-1, *(1,) * (leaf_B.dim() - 1))
-    usable = torch.where(usable_B, leaf_B, 0)  # 0 * NaN is NaN
-    total: Tensor = torch.tensordot(factor_B.to(leaf_B), usable, dims=1)
+    total: Tensor = torch.tensordot(factor_B.to(leaf_B), cleaned(leaf_B, factor_B), dims=1)
     return total
 
 
-def scaling(squares: Tensors, clip: Clip) -> tuple[Tensors, Tensors]:
+def cleaned(leaf_B: Tensor, factor_B: Tensor, dim: int = 0) -> Tensor:
+    """`leaf_B` with zeros for the examples of factor 0, since 0 * NaN is NaN.
+
+    Args:
+        leaf_B: Shape (B, ...), or B at `dim`.
+        factor_B: Shape (B,).
+        dim: Where the examples are.
+    """
+    used_B = factor_B != 0
+    if used_B.device.type == "cpu" and used_B.all():  # elsewhere, asking would wait for the device
+        return leaf_B
+    return torch.where(used_B.view(-1, *(1,) * (leaf_B.dim() - dim - 1)), leaf_B, 0)
+
+
+def scaling(
+    squares: Tensors, clip: Clip, present_B: Tensor | None = None
+) -> tuple[Tensors, Tensors]:
     """Each parameter's factors, shape (B,), and the coordinates that count, if the style does.
 
     The factors of an answer whose norm is not finite are zero in every parameter.
@@ -177,11 +194,18 @@ def scaling(squares: Tensors, clip: Clip) -> tuple[Tensors, Tensors]:
     Args:
         squares: Parameter name -> squared L2 norm of its part of each answer, shape (B,).
         clip: The style.
+        present_B: False for rows that only fill up a microbatch; all are there if None.
     """
-    usable_B = torch.isfinite(_norm(squares))
-    squares = {k: torch.where(usable_B, s, 0) for k, s in squares.items()}
-    factors = {k: torch.where(usable_B, f, 0) for k, f in clip.factors(squares).items()}
-    return factors, {INSIDE: clip.count(squares)} if isinstance(clip, Quantile) else {}
+    parts_PB = torch.stack(list(squares.values()))
+    usable_B = torch.isfinite(parts_PB.sum(0))
+    if present_B is None:
+        present_B = torch.ones_like(usable_B)
+    usable_B = usable_B & present_B
+    squares = dict(zip(squares, torch.where(usable_B, parts_PB, 0), strict=True))
+    found = clip.factors(squares)
+    distinct = {id(f): torch.where(usable_B, f, 0) for f in found.values()}
+    factors = {k: distinct[id(f)] for k, f in found.items()}
+    return factors, {INSIDE: clip.count(squares, present_B)} if isinstance(clip, Quantile) else {}
 
 
 def add(total: Clipped, part: Clipped) -> Clipped:

@@ -12,7 +12,8 @@ from dpsweep.data.read import load
 from dpsweep.methods import build as build_method
 from dpsweep.methods import compose
 from dpsweep.privacy.clip import PerLayer
-from dpsweep.privacy.engine import engine_for, refuse_mixing
+from dpsweep.privacy.engine import Engine, engine_for, refuse_geometry, refuse_mixing
+from dpsweep.privacy.engine.size import fitting_batch
 from dpsweep.privacy.geometry import Geometry, geometry_of
 from dpsweep.train.budget import budget
 from dpsweep.train.step import Step
@@ -28,9 +29,7 @@ def assemble(config: TrialConfig, secret: Secret, device: torch.device) -> Step:
     model = build_model(config.model, config.data.spec, config.seed)
     geometry = _geometry(config, model)
     model = model.to(device, getattr(torch, config.train.dtype))
-    engine = engine_for(
-        model, nn.functional.cross_entropy, geometry, config.train.max_physical_batch
-    )
+    engine = _engine(config, model, geometry, device)
     if device.type == "cuda":  # ten bits of mantissa are too few for a bound on a sum
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     data = load(config.data, config.seed).to(device)
@@ -58,7 +57,26 @@ def check_fit(config: TrialConfig) -> None:
     except ValueError as e:
         key = "model.block" if "block" in str(e) else "model"
         raise Misfit(key, f"{config.model.name} cannot be built: {e}") from e
-    _geometry(config, model)
+    geometry = _geometry(config, model)
+    try:
+        refuse_geometry(config.train.engine, geometry)
+    except ValueError as e:
+        raise Misfit("train.engine", str(e)) from e
+
+
+def _engine(
+    config: TrialConfig, model: nn.Module, geometry: Geometry, device: torch.device
+) -> Engine:
+    train, shape = config.train, config.data.spec.shape
+    physical = train.max_physical_batch
+    if physical == "auto":
+        name = "bookkeeping" if train.engine == "auto" else train.engine
+        physical = fitting_batch(model, shape, train.batch_size, name, device)
+    loss = nn.functional.cross_entropy
+    try:
+        return engine_for(model, loss, geometry, physical, shape, train.engine)
+    except ValueError as e:
+        raise Misfit("train.engine", f"{train.engine} does not fit {config.model.name}: {e}") from e
 
 
 def _geometry(config: TrialConfig, model: nn.Module) -> Geometry:

@@ -188,11 +188,19 @@ def _assembled(config: str, noise_multiplier: float) -> Step:
     if clipping["name"] == "adaptive":  # a sixteenth of the cost, as the audit's batches are small
         clipping["count_noise"] = 2 * noise_multiplier
     tree["privacy"] = {"noise_multiplier": 1.0, "clip_norm": _CLIP_NORM, "clipping": clipping}
-    tree["train"] = {"batch_size": NUM_OTHERS, "epochs": 1, "dtype": "float64", "device": "cpu"}
+    own = {"engine": tree["train"]["engine"], "dtype": "float64", "device": "cpu"}
+    tree["train"] = {"batch_size": NUM_OTHERS, "epochs": 1, **own}
     trial = TrialConfig.model_validate(tree)
     model = _network()
     geometry = geometry_of(build_method(trial.method).geometry, model, trial.data.spec.shape)
-    engine = engine_for(model, nn.functional.cross_entropy, geometry, NUM_OTHERS + 1)
+    engine = engine_for(
+        model,
+        nn.functional.cross_entropy,
+        geometry,
+        NUM_OTHERS + 1,
+        trial.data.spec.shape,
+        trial.train.engine,
+    )
     data = load(trial.data, trial.seed)
     inputs = data.inputs[: NUM_OTHERS + 1].clone()
     inputs[NUM_OTHERS] = data.brightest

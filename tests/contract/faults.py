@@ -5,23 +5,24 @@ test_planted_faults.py says which check catches which.
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dpsweep.core.seeds import Secret
-from dpsweep.core.types import Clipped, PerExample, Released, Tensors
+from dpsweep.core.types import Clipped, Released
 from dpsweep.data.models import build as build_model
 from dpsweep.methods.momentum import InnerMomentum
-from dpsweep.privacy import clip as room_of_clipping
 from dpsweep.privacy import release as room_of_the_release
 from dpsweep.privacy.clip import PerLayer, Quantile
-from dpsweep.privacy.engine import records
-from dpsweep.privacy.engine.vmap import VmapEngine
+from dpsweep.privacy.engine import BookkeepingEngine, answers, bookkeeping, conv
+from dpsweep.privacy.engine.answers import Answer, Each
+from dpsweep.privacy.engine.base import Portion, portions
+from dpsweep.privacy.engine.tape import Use, record
 from dpsweep.privacy.query import Apart, Ask, Joint, Points
 from dpsweep.privacy.spectral import ConvMap
 from dpsweep.train import assemble as room_of_assembly
@@ -64,19 +65,17 @@ def count_for_nothing(patch: pytest.MonkeyPatch) -> None:
 
 
 def nan_passes(patch: pytest.MonkeyPatch) -> None:
-    def scaling(squares, clip):
-        return clip.factors(squares), {}
-
-    def weighted_sum(factor_B: Tensor, leaf_B: Tensor) -> Tensor:
-        return torch.tensordot(factor_B.to(leaf_B), leaf_B, dims=1)
-
-    patch.setattr(room_of_clipping, "scaling", scaling)
-    patch.setattr(room_of_clipping, "weighted_sum", weighted_sum)
+    patch.setattr(bookkeeping, "scaling", lambda squares, clip, _=None: (clip.factors(squares), {}))
+    patch.setattr(answers, "cleaned", lambda leaf_B, factor_B: leaf_B)
+    patch.setattr(conv, "cleaned", lambda leaf, factor_B, dim=0: leaf)
 
 
 def mean_loss(patch: pytest.MonkeyPatch) -> None:
-    loss_at = VmapEngine._loss_at
-    patch.setattr(VmapEngine, "_loss_at", lambda self, *args: loss_at(self, *args) / 128)
+    def mean(*args: object) -> dict[str, list[Use]]:
+        uses = record(*args)
+        return {k: [replace(use, grad=use.grad / 128) for use in u] for k, u in uses.items()}
+
+    patch.setattr(bookkeeping, "record", mean)
 
 
 # Noise.
@@ -325,8 +324,8 @@ def raw_prediction(patch: pytest.MonkeyPatch) -> None:
 def raw_count(patch: pytest.MonkeyPatch) -> None:
     count, moved, raw = Quantile.count, Quantile.moved, []
 
-    def noting(self, squares):
-        raw.append(count(self, squares))
+    def noting(self, squares, present_B):
+        raw.append(count(self, squares, present_B))
         return raw[-1]
 
     patch.setattr(Quantile, "count", noting)
@@ -349,23 +348,21 @@ def rate_of_the_true_batch(patch: pytest.MonkeyPatch) -> None:
 
 
 def frozen_layer(patch: pytest.MonkeyPatch) -> None:
-    answer = VmapEngine._answer
-
-    def without_body(self, *args: object) -> PerExample:
-        grads = answer(self, *args)
-        return PerExample({k: 0 * g if k == "body.weight" else g for k, g in grads.items()})
-
-    patch.setattr(VmapEngine, "_answer", without_body)
+    _silence(patch, "body.weight")
 
 
 def frozen_norm_layer(patch: pytest.MonkeyPatch) -> None:
-    answers = records._answers
+    _silence(patch, "norm.weight", "norm.bias")
 
-    def without_norm(module: nn.Module, *args: object) -> Tensors:
-        silent = isinstance(module, nn.GroupNorm)
-        return {k: 0 * g if silent else g for k, g in answers(module, *args).items()}
 
-    patch.setattr(records, "_answers", without_norm)
+def _silence(patch: pytest.MonkeyPatch, *names: str) -> None:
+    answering = BookkeepingEngine._answers
+
+    def without(self: BookkeepingEngine, *args: object) -> dict[str, Answer]:
+        found = answering(self, *args)
+        return {k: Each(0 * a.each()) if k in names else a for k, a in found.items()}
+
+    patch.setattr(BookkeepingEngine, "_answers", without)
 
 
 def kernel_turned(patch: pytest.MonkeyPatch) -> None:
@@ -392,11 +389,9 @@ def moments_not_saved(patch: pytest.MonkeyPatch) -> None:
 
 
 def last_microbatch_dropped(patch: pytest.MonkeyPatch) -> None:
-    answer = VmapEngine._answer
+    def whole(inputs_B: Tensor, targets_B: Tensor, size: int) -> Iterator[Portion]:
+        for portion in portions(inputs_B, targets_B, size):
+            full = size in (int(portion.present_B.sum()), 256)
+            yield portion._replace(present_B=portion.present_B & full)
 
-    def dropping(self: VmapEngine, points, weights, inputs_B, targets_B):
-        grads = answer(self, points, weights, inputs_B, targets_B)
-        full = self.max_physical_batch in (len(inputs_B), 256)
-        return grads if full else PerExample({k: 0 * g for k, g in grads.items()})
-
-    patch.setattr(VmapEngine, "_answer", dropping)
+    patch.setattr(bookkeeping, "portions", whole)

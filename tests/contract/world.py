@@ -213,7 +213,9 @@ class World:
         num_examples = len(data.targets)
         run = Run(sampling_rate=rate, noise_multiplier=sigma, steps=100)
         budget = Budget(num_examples=num_examples, run=run, epsilon=math.inf, delta=1e-5)
-        engine = engine_for(self.model, loss, self.geometry, physical)
+        engine = engine_for(
+            self.model, loss, self.geometry, physical, SHAPE, self.config.train.engine
+        )
         return Step(self.config, budget, data, engine, secret, self.geometry)
 
     @cached_property

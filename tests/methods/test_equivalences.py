@@ -96,7 +96,7 @@ class World:
         run = Run(sampling_rate=0.5, noise_multiplier=sigma, steps=STEPS)
         model = network(net)
         geometry = geometry_of(build(config.method).geometry, model, SHAPE)
-        engine = engine_for(model, nn.functional.cross_entropy, geometry, 4)
+        engine = engine_for(model, nn.functional.cross_entropy, geometry, 4, SHAPE)
         budget = Budget(num_examples=NUM_EXAMPLES, run=run, epsilon=math.inf, delta=1e-5)
         secret = Secret.fixed("equivalences")
         return cls(Step(config, budget, examples(), engine, secret, geometry))

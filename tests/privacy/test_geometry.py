@@ -223,4 +223,4 @@ def test_a_layer_that_mixes_examples_is_refused_by_every_engine():
     for geometry in (IDENTITY, geometry_of(SPECTRAL, nn.Conv2d(2, 4, 3), SHAPE)):
         model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4, track_running_stats=False))
         with pytest.raises(ValueError, match=r"layer '1' is a BatchNorm2d, .* Use GroupNorm"):
-            engine_for(model, nn.functional.cross_entropy, geometry, 8)
+            engine_for(model, nn.functional.cross_entropy, geometry, 8, SHAPE)

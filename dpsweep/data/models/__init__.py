@@ -8,9 +8,12 @@ from torch import nn
 
 from dpsweep.core.seeds import public_seed
 from dpsweep.data.datasets import Spec
-from dpsweep.data.models import cnn
+from dpsweep.data.models import cnn, spectral, wrn
 
-ModelConfig = Annotated[cnn.CnnSmall | cnn.Cnn5, Field(discriminator="name")]
+ModelConfig = Annotated[
+    cnn.CnnSmall | cnn.Cnn5 | spectral.Model2 | spectral.Model3 | wrn.Wrn16 | wrn.Wrn28 | wrn.Wrn40,
+    Field(discriminator="name"),
+]
 """Any model, told apart by `name`."""
 
 

@@ -8,10 +8,8 @@ from typing import Literal
 from pydantic import Field
 from torch import nn
 
-from dpsweep.core.circulant import CirculantLinear
 from dpsweep.core.strict import Strict
-
-Shape = tuple[int, int, int]
+from dpsweep.data.models.parts import Shape, linear
 
 
 class CnnSmall(Strict):
@@ -30,7 +28,7 @@ class CnnSmall(Strict):
         """Images of `shape` (C, H, W) -> logits, shape (B, num_classes)."""
         channels, height, width = shape
         features = 2 * self.width * (height // 4) * (width // 4)
-        layers: list[nn.Module] = [
+        return nn.Sequential(
             nn.Conv2d(channels, self.width, 3, padding=1),
             nn.Tanh(),
             nn.MaxPool2d(2),
@@ -38,12 +36,8 @@ class CnnSmall(Strict):
             nn.Tanh(),
             nn.MaxPool2d(2),
             nn.Flatten(),
-        ]
-        if self.block is None:  # made last: weights are drawn in the order of the layers
-            layers.append(nn.Linear(features, num_classes))
-        else:
-            layers.append(CirculantLinear(features, num_classes, self.block))
-        return nn.Sequential(*layers)
+            linear(features, num_classes, self.block),
+        )
 
 
 class Cnn5(Strict):

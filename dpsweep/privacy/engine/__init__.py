@@ -1,32 +1,96 @@
 """Engines: ways to get the clipped sum of a query's answers. All give the same sum."""
 
+import logging
+from importlib import import_module
+from typing import Literal
+
 from torch import nn
 
 from dpsweep.privacy.engine.base import Engine, Loss
-from dpsweep.privacy.engine.records import RecordsEngine
+from dpsweep.privacy.engine.bookkeeping import BookkeepingEngine
+from dpsweep.privacy.engine.doubt import doubt
+from dpsweep.privacy.engine.layers import black_boxes
 from dpsweep.privacy.engine.vmap import VmapEngine
 from dpsweep.privacy.geometry import Geometry
 
-__all__ = ["Engine", "RecordsEngine", "VmapEngine", "engine_for", "refuse_mixing"]
+__all__ = ["BookkeepingEngine", "Choice", "Engine", "VmapEngine", "engine_for", "refuse_mixing"]
+
+Choice = Literal["auto", "bookkeeping", "vmap", "opacus"]
+
+_log = logging.getLogger(__name__)
+_said: set[str] = set()
 
 
-def engine_for(model: nn.Module, loss: Loss, geometry: Geometry, max_physical_batch: int) -> Engine:
-    """The engine that can answer in `geometry`.
+def engine_for(
+    model: nn.Module,
+    loss: Loss,
+    geometry: Geometry,
+    max_physical_batch: int,
+    input_shape: tuple[int, ...],
+    choice: Choice = "auto",
+) -> Engine:
+    """The engine of that name; auto is book-keeping, unless the model cannot be recorded.
+
+    Args:
+        model: The model.
+        loss: Loss of one example.
+        geometry: In which answers are clipped.
+        max_physical_batch: Examples to compute at once.
+        input_shape: Of one example.
+        choice: Which engine.
 
     Raises:
-        ValueError: If the model mixes examples.
+        ValueError: If the engine cannot answer for this model in this geometry.
     """
     refuse_mixing(model)
-    if geometry.maps:
-        return RecordsEngine(model, loss, max_physical_batch, geometry)
+    refuse_geometry(choice, geometry)
+    if choice == "vmap":
+        return VmapEngine(model, loss, max_physical_batch)
+    if choice == "opacus":  # its package takes half a second to import, and few need it
+        room = import_module("dpsweep.privacy.engine.opacus")
+        engine: Engine = room.OpacusEngine(model, loss, max_physical_batch)
+        return engine
+    reason = doubt(model, loss, input_shape)
+    if reason is None:
+        if boxes := black_boxes(model):
+            _say(f"computed by vmap, being unknown to book-keeping: {', '.join(boxes)}")
+        return BookkeepingEngine(model, loss, max_physical_batch, geometry)
+    if choice == "bookkeeping" or geometry.maps:
+        raise ValueError(f"its layers cannot be recorded one by one ({reason})")
+    _say(f"{type(model).__name__} is computed by vmap as a whole, which is slower ({reason})")
     return VmapEngine(model, loss, max_physical_batch)
 
 
+def refuse_geometry(choice: Choice, geometry: Geometry) -> None:
+    """Raises ValueError if an engine that is asked for cannot answer in `geometry`."""
+    if geometry.maps and choice not in ("auto", "bookkeeping"):
+        raise ValueError(
+            f"engine {choice} answers with plain gradients, and this method's are spectral. "
+            f"Use auto"
+        )
+
+
 def refuse_mixing(model: nn.Module) -> None:
-    """Raises ValueError if a layer lets one example's answer depend on the others'."""
+    """Raises ValueError if a layer lets one example's answer depend on the others', or on luck."""
     for name, layer in model.named_modules():
         if isinstance(layer, nn.modules.batchnorm._BatchNorm):
             raise ValueError(
                 f"layer {name!r} is a {type(layer).__name__}, which mixes examples: clipping one "
                 f"answer would not bound what one example does. Use GroupNorm"
             )
+        dropout = getattr(layer, "dropout", layer.p if isinstance(layer, _DROPOUTS) else 0)
+        if isinstance(dropout, float) and dropout > 0:
+            raise ValueError(
+                f"layer {name!r} ({type(layer).__name__}) drops at random, with draws that no seed "
+                f"of a trial governs: a step could not be replayed. Set its probability to 0"
+            )
+
+
+_DROPOUTS = nn.modules.dropout._DropoutNd
+
+
+def _say(what: str) -> None:
+    """Once in a process."""
+    if what not in _said:
+        _said.add(what)
+        _log.warning("%s", what)

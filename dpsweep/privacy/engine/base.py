@@ -1,8 +1,9 @@
 """What an engine promises: the clipped sum of a query's answers, by whatever way."""
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from dpsweep.core.types import Clipped, Tensors
@@ -10,6 +11,8 @@ from dpsweep.privacy.clip import Clip
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs of shape (B, K), targets of shape (B,)) -> mean over the B examples."""
+
+_SIZES = 4
 
 
 class Engine(Protocol):
@@ -19,6 +22,10 @@ class Engine(Protocol):
     def model(self) -> nn.Module:
         """Called through its parameters alone; its own tensors are not read."""
 
+    @property
+    def max_physical_batch(self) -> int:
+        """Examples whose answers are in memory at once; changes no release but by rounding."""
+
     def clipped_sum(
         self,
         points: Sequence[Tensors],
@@ -27,7 +34,7 @@ class Engine(Protocol):
         targets_B: Tensor,
         clip: Clip,
     ) -> Clipped:
-        """Sum over the batch of each example's clipped answer; zeros for an empty batch.
+        """Sum over the batch of each example's clipped answer, in double; zeros if it is empty.
 
         Args:
             points: Parameters to ask at.
@@ -36,3 +43,38 @@ class Engine(Protocol):
             targets_B: Shape (B,).
             clip: Bounds each answer.
         """
+
+
+class Portion(NamedTuple):
+    """A microbatch, filled up to one of a few sizes.
+
+    Attributes:
+        inputs_B: Shape (B, ...).
+        targets_B: Shape (B,).
+        present_B: False where a row only fills up, and must not be heard.
+    """
+
+    inputs_B: Tensor
+    targets_B: Tensor
+    present_B: Tensor
+
+
+def portions(inputs_B: Tensor, targets_B: Tensor, max_physical_batch: int) -> Iterator[Portion]:
+    """Cuts a Poisson batch into microbatches of `max_physical_batch`, none for an empty one.
+
+    The last is filled up, with its own first example, to the next quarter: batches of any size
+    then come in few shapes, so that memory is used again and kernels are chosen once.
+    """
+    quarter = -(-max_physical_batch // _SIZES)
+    for start in range(0, len(inputs_B), max_physical_batch):
+        inputs = inputs_B[start : start + max_physical_batch]
+        targets = targets_B[start : start + max_physical_batch]
+        num = len(inputs)
+        if num < max_physical_batch and num % quarter:
+            missing = min(-num % quarter, max_physical_batch - num)
+            inputs, targets = _filled(inputs, missing), _filled(targets, missing)
+        yield Portion(inputs, targets, torch.arange(len(inputs), device=inputs.device) < num)
+
+
+def _filled(leaf: Tensor, missing: int) -> Tensor:
+    return torch.cat([leaf, leaf[:1].expand(missing, *leaf.shape[1:])])

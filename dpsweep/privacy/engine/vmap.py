@@ -17,7 +17,7 @@ from torch.func import functional_call, grad, vmap
 
 from dpsweep.core.types import Clipped, PerExample, Tensors
 from dpsweep.privacy.clip import Clip, add, clipped_sum
-from dpsweep.privacy.engine.base import Loss
+from dpsweep.privacy.engine.base import Loss, portions
 
 
 @dataclass(frozen=True)
@@ -45,15 +45,9 @@ class VmapEngine:
         """Sum over the batch of each example's clipped answer; zeros for an empty batch."""
         nobody = {k: p.new_zeros((0, *p.shape)).double() for k, p in points[0].items()}
         total = clipped_sum(PerExample(nobody), clip)
-        chunks = zip(
-            torch.split(inputs_B, self.max_physical_batch),
-            torch.split(targets_B, self.max_physical_batch),
-            strict=True,
-        )
-        for inputs, targets in chunks:
-            if len(inputs):  # split gives one empty chunk for an empty batch
-                answer = self._answer(points, weights, inputs, targets)
-                total = add(total, clipped_sum(answer, clip))
+        for inputs, targets, present in portions(inputs_B, targets_B, self.max_physical_batch):
+            answer = self._answer(points, weights, inputs, targets)
+            total = add(total, clipped_sum(answer, clip, present))
         return total
 
     def _answer(

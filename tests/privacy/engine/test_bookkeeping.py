@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from dpsweep.core.circulant import CirculantLinear
 from dpsweep.core.types import Clipped, PerExample, Released, Tensors
 from dpsweep.privacy.clip import Automatic, Clip, Flat, PerLayer, Quantile, clipped_sum
-from dpsweep.privacy.engine import RecordsEngine, VmapEngine, engine_for
+from dpsweep.privacy.engine import BookkeepingEngine, VmapEngine, engine_for
 from dpsweep.privacy.geometry import IDENTITY, Geometry, Spectral, geometry_of
 
 NUM = 11
@@ -113,8 +113,8 @@ def engine(
     dtype: torch.dtype = torch.float64,
     at_once: int = NUM,
     geometry: Geometry = IDENTITY,
-) -> RecordsEngine:
-    return RecordsEngine(network(net, dtype), loss, at_once, geometry)
+) -> BookkeepingEngine:
+    return BookkeepingEngine(network(net, dtype), loss, at_once, geometry)
 
 
 def one_at_a_time(
@@ -272,8 +272,7 @@ def test_points_and_what_they_hold_are_left_as_they_were():
 
 
 def test_engine_is_chosen_by_the_geometry():
-    assert isinstance(engine_for(network("mapped"), loss, IDENTITY, 5), VmapEngine)
-    chosen = engine_for(network("mapped"), loss, spectral("mapped", 0.5), 5)
-    assert isinstance(chosen, RecordsEngine)
+    chosen = engine_for(network("mapped"), loss, spectral("mapped", 0.5), 5, SHAPE)
+    assert isinstance(chosen, BookkeepingEngine)
     assert chosen.max_physical_batch == 5
     assert set(chosen.geometry.maps) == {"0.weight", "3.weight", "5.weight"}

@@ -1,0 +1,145 @@
+"""Answers of a batch to a query, one parameter at a time, in whatever form is cheapest.
+
+An answer gives each example's squared norm, takes the clipping factors back and gives the
+clipped sum. Only `Each` holds per-example gradients; the others compute both from records.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from dpsweep.privacy.clip import cleaned
+
+
+class Answer(Protocol):
+    """What B examples answer for one parameter. Private.
+
+    An example of factor 0 leaves no trace in the sum, not even of a NaN.
+    """
+
+    def squares(self) -> Tensor:
+        """Squared norm of each example's answer, shape (B,); NaN or infinite if it is."""
+
+    def summed(self, factor_B: Tensor) -> Tensor:
+        """sum_b factor_b answer_b, of the parameter's shape or its white coordinates'."""
+
+    def each(self) -> Tensor:
+        """The answers themselves, shape (B, *param.shape)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Each:
+    """Answers written out, shape (B, *param.shape)."""
+
+    leaf_B: Tensor
+
+    def squares(self) -> Tensor:
+        leaf_B = self.leaf_B.unsqueeze(-1)
+        return leaf_B.square().sum(tuple(range(1, leaf_B.dim())))
+
+    def summed(self, factor_B: Tensor) -> Tensor:
+        leaf_B = cleaned(self.leaf_B, factor_B)
+        total: Tensor = torch.tensordot(factor_B.to(leaf_B), leaf_B, dims=1)
+        return total
+
+    def each(self) -> Tensor:
+        return self.leaf_B
+
+
+@dataclass(frozen=True, eq=False)
+class Outer:
+    """sum_t g_t a_t^T over the T positions of a linear layer, never written out.
+
+    With A = (a_1 ... a_T) and G likewise, |G A^T|^2 = sum of (A^T A) o (G^T G).
+
+    Attributes:
+        inputs_BTI: a, shape (B, T, I).
+        grads_BTO: g, weights of the query included, shape (B, T, O).
+    """
+
+    inputs_BTI: Tensor
+    grads_BTO: Tensor
+
+    @property
+    def stays(self) -> bool:
+        """True if two Gram matrices cost less than the answers written out."""
+        _, length, width = self.inputs_BTI.shape
+        size = width * self.grads_BTO.shape[2]
+        grams = 2 * length**2 * (width + self.grads_BTO.shape[2]) + length * size
+        return length == 1 or grams < 1.5 * length * size + 8 * size
+
+    def squares(self) -> Tensor:
+        a, g = self.inputs_BTI, self.grads_BTO
+        if a.shape[1] == 1:
+            return Each(a).squares() * Each(g).squares()
+        return from_grams(gram(a), gram(g), g.dtype)
+
+    def summed(self, factor_B: Tensor) -> Tensor:
+        a, g = (cleaned(x, factor_B) for x in (self.inputs_BTI, self.grads_BTO))
+        return (g * factor_B.to(g)[:, None, None]).flatten(0, 1).T @ a.flatten(0, 1)
+
+    def each(self) -> Tensor:
+        return self.grads_BTO.transpose(1, 2) @ self.inputs_BTI
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """Gradients of an embedding's rows: sum over positions of g_t in row i_t.
+
+    Attributes:
+        rows_BT: i, int64, shape (B, T).
+        grads_BTE: g, weights of the query included; zero at padding. Shape (B, T, E).
+        num_rows: Rows of the table.
+    """
+
+    rows_BT: Tensor
+    grads_BTE: Tensor
+    num_rows: int
+
+    def squares(self) -> Tensor:
+        same = self.rows_BT[:, :, None] == self.rows_BT[:, None, :]
+        return from_grams(same.double(), gram(self.grads_BTE), self.grads_BTE.dtype)
+
+    def summed(self, factor_B: Tensor) -> Tensor:
+        g = cleaned(self.grads_BTE, factor_B)
+        scaled = (g * factor_B.to(g)[:, None, None]).flatten(0, 1)
+        table = g.new_zeros(self.num_rows, g.shape[-1])
+        return table.index_add(0, self.rows_BT.flatten(), scaled)
+
+    def each(self) -> Tensor:
+        g = self.grads_BTE
+        table = g.new_zeros(len(g), self.num_rows, g.shape[-1])
+        return table.scatter_add(1, self.rows_BT[:, :, None].expand_as(g), g)
+
+
+def added(answers: Sequence[Answer]) -> Answer:
+    """The answer of a parameter that several layers share."""
+    if len(answers) == 1:
+        return answers[0]
+    return Each(torch.stack([answer.each() for answer in answers]).sum(0))
+
+
+def gram(leaf_BTX: Tensor) -> Tensor:
+    """<x_t, x_t'> for each example, shape (B, T, T), float64."""
+    leaf = leaf_BTX.double()
+    return leaf @ leaf.transpose(1, 2)
+
+
+def from_grams(left_BTT: Tensor, right_BTT: Tensor, dtype: torch.dtype) -> Tensor:
+    """|sum_t l_t r_t^T|^2 from both Gram matrices, shape (B,), float64.
+
+    The products may cancel, down to what `dtype` leaves of the sum that is later computed in
+    it: an error of up to eps sum_t |l_t| |r_t|. As much is added, so that an example whose
+    positions cancel one another is not let through with a norm too small for it.
+    """
+    square_B = (left_BTT * right_BTT).sum((1, 2))
+    longest_B = (diagonal(left_BTT) * diagonal(right_BTT)).sqrt().sum(1)
+    return square_B.clamp(min=0) + (16 * torch.finfo(dtype).eps * longest_B).square()
+
+
+def diagonal(gram_BTT: Tensor) -> Tensor:
+    """<x_t, x_t>, shape (B, T)."""
+    return gram_BTT.diagonal(dim1=1, dim2=2)

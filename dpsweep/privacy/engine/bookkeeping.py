@@ -1,0 +1,141 @@
+"""Answers from records: one forward and one backward pass a point, and no weight gradients.
+
+Each layer's input a and the gradient b of its output are noted at every point p_m (tape.py). A
+linear layer's answer sum_m w_m b_m a_m^T is the gradient of one layer fed the points side by
+side, so its norm and its clipped sum come from the same records, in the cheaper of two forms
+(layers.py, conv.py). Layers with a geometry of their own (privacy/geometry.py) take the records
+too; any other layer is a black box, computed by vmap alone.
+
+Norms from Gram matrices are summed in double precision and never come out too small.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from dpsweep.core.types import Clipped, Tensors
+from dpsweep.privacy.clip import Clip, add, scaling
+from dpsweep.privacy.engine.answers import Answer, Each, added
+from dpsweep.privacy.engine.base import Loss, Portion, portions
+from dpsweep.privacy.engine.layers import Site, sites
+from dpsweep.privacy.engine.tape import Use, record
+from dpsweep.privacy.geometry import IDENTITY, Geometry
+from dpsweep.privacy.spectral import LayerMap, Records
+
+
+@dataclass(frozen=True)
+class BookkeepingEngine:
+    """Answers of models whose layers hand on one tensor with the examples first.
+
+    Attributes:
+        model: Called through its parameters alone; its own tensors are not read.
+        loss: Loss of one example.
+        max_physical_batch: Examples whose records are in memory at once.
+        geometry: Which parameters answer in white coordinates.
+    """
+
+    model: nn.Module
+    loss: Loss
+    max_physical_batch: int
+    geometry: Geometry = field(default=IDENTITY)
+
+    def clipped_sum(
+        self,
+        points: Sequence[Tensors],
+        weights: Sequence[float],
+        inputs_B: Tensor,
+        targets_B: Tensor,
+        clip: Clip,
+    ) -> Clipped:
+        """Sum over the batch of each example's clipped answer; zeros for an empty batch."""
+        total = self._nobody(points[0], clip)
+        points = [{k: _laid_out(p) for k, p in point.items()} for point in points]
+        inputs_B = _laid_out(inputs_B)
+        for portion in portions(inputs_B, targets_B, self.max_physical_batch):
+            total = add(total, self._portion(points, weights, portion, clip))
+        return total
+
+    def _nobody(self, params: Tensors, clip: Clip) -> Clipped:
+        maps = self.geometry.maps
+        shapes = {k: maps[k].white_shape if k in maps else p.shape for k, p in params.items()}
+        _, count = scaling({k: p.new_zeros(0).double() for k, p in params.items()}, clip)
+        zeros = {k: p.new_zeros(shapes[k], dtype=torch.float64) for k, p in params.items()}
+        return Clipped(zeros | count)
+
+    def _portion(
+        self, points: Sequence[Tensors], weights: Sequence[float], portion: Portion, clip: Clip
+    ) -> Clipped:
+        uses: dict[str, list[Use]] = {}
+        for point, weight in zip(points, weights, strict=True):
+            seen = record(self.model, self._layers, self.loss, point, weight, portion)
+            for name, calls in seen.items():
+                uses.setdefault(name, []).extend(calls)
+        answers = self._answers(uses, points[0], portion)
+        squares = {k: answer.squares().double() for k, answer in answers.items()}
+        factors, count = scaling(squares, clip, portion.present_B)
+        total = {k: answer.summed(factors[k]) for k, answer in answers.items()}
+        return Clipped(total | count)
+
+    def _answers(
+        self, uses: Mapping[str, Sequence[Use]], params: Tensors, portion: Portion
+    ) -> dict[str, Answer]:
+        """Parameter name -> its answer, in the model's order; nothing, if it was not called."""
+        maps = self.geometry.maps
+        parts: dict[str, list[Answer]] = {key: [] for key in params}
+        for name, site in self._sites.items():
+            calls = uses.get(name)
+            if not calls:
+                continue
+            plain = {key: own for key, own in site.params.items() if key not in maps}
+            found = site.rule(site.layer, calls, frozenset(plain.values())) if plain else {}
+            for key, own in site.params.items():
+                if key in maps:
+                    parts[key].append(Mapped(maps[key], _records(calls)))
+                elif own in found:
+                    parts[key].append(found[own])
+        for key, some in parts.items():
+            if not some:
+                shape = (len(portion.present_B), *params[key].shape)
+                some.append(Each(params[key].new_zeros(()).expand(shape)))
+        return {key: added(some) for key, some in parts.items()}
+
+    @cached_property
+    def _sites(self) -> dict[str, Site]:
+        return sites(self.model)
+
+    @cached_property
+    def _layers(self) -> dict[str, nn.Module]:
+        return {site.called: site.layer for site in self._sites.values()}
+
+
+@dataclass(frozen=True, eq=False)
+class Mapped:
+    """The answer of a parameter with a geometry of its own."""
+
+    map: LayerMap
+    records: Records
+
+    def squares(self) -> Tensor:
+        return self.map.squares(self.records)
+
+    def summed(self, factor_B: Tensor) -> Tensor:
+        return self.map.coordinates(self.records, factor_B)
+
+    def each(self) -> Tensor:
+        raise ValueError("a parameter that two layers share has no geometry of its own")
+
+
+def _laid_out(leaf: Tensor) -> Tensor:
+    """Images and kernels with their channels last, which most convolutions are faster on."""
+    return leaf.contiguous(memory_format=torch.channels_last) if leaf.dim() == 4 else leaf
+
+
+def _records(uses: Sequence[Use]) -> Records:
+    return Records(
+        weights=tuple(use.weight for use in uses),
+        inputs=tuple(use.inputs[0] for use in uses),
+        grads=tuple(use.grad for use in uses),
+    )

@@ -1,0 +1,280 @@
+"""Convolutions: norms and sums of kernel gradients, with no copies of the windows.
+
+    R[o, i, u, v] = sum_{y,x} G[o, y, x] X[i, s y + d u, s x + d v]
+
+X is the padded input, s the stride, d the dilation. Laid out flat with row length w, and cut
+into s x s phases, the windows of one lag (u, v) are one run of a phase, at an offset:
+
+    t = w y + x,   lag (u, v) at  t + w (d u div s) + (d v div s)  of phase  (d u mod s, d v mod s)
+
+if G has zeros where a row's run goes on beyond the output's width. So a lag of R is one matrix
+product of views, and the Gram matrix of all windows is a sum of shifted parts of the Gram
+matrix of pixels, k_h k_w times cheaper than of windows.
+
+Shapes: B examples (times groups), O and I channels of a group, T = positions of a run,
+L = pixels of a phase, K = k_h k_w lags.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dpsweep.privacy.clip import cleaned
+from dpsweep.privacy.engine.answers import Answer, diagonal
+from dpsweep.privacy.engine.tape import Use
+
+_WRITTEN, _PRODUCT, _DOUBLE = 8.0, 1.5, 2.0
+"""Cost of a number written, of a small product, and of double precision; in units of a
+multiply-add of the library's own convolution. Measured on CPUs, docs/benchmarks/step.md."""
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The layout above, for one layer and one size of its output.
+
+    Attributes:
+        stride: s, by axis.
+        dilation: d, by axis.
+        kernel: (k_h, k_w).
+        output: (height, width).
+        groups: Of the convolution.
+    """
+
+    stride: tuple[int, int]
+    dilation: tuple[int, int]
+    kernel: tuple[int, int]
+    output: tuple[int, int]
+    groups: int
+
+    @classmethod
+    def of(cls, layer: nn.Conv2d, output: torch.Size) -> "Runs":
+        """Those of `layer` where its output is of shape (B, O, height, width)."""
+        stride, dilation, kernel = layer.stride, layer.dilation, layer.kernel_size
+        return cls(
+            (stride[0], stride[1]),
+            (dilation[0], dilation[1]),
+            (kernel[0], kernel[1]),
+            (output[2], output[3]),
+            layer.groups,
+        )
+
+    @cached_property
+    def phase(self) -> tuple[int, int]:
+        """Height and width w of a phase."""
+        sides = zip(self.output, self.kernel, self.dilation, self.stride, strict=True)
+        height, width = (size + (k - 1) * d // s for size, k, d, s in sides)
+        return height, width
+
+    @property
+    def length(self) -> int:
+        """T, from the first position of the output to its last, row ends included."""
+        height, width = self.output
+        return (height - 1) * self.phase[1] + width
+
+    @cached_property
+    def lags(self) -> list[tuple[tuple[int, int], int]]:
+        """(phase, offset) of each lag, the kernel's rows first."""
+        (s_h, s_w), (d_h, d_w) = self.stride, self.dilation
+        return [
+            ((d_h * u % s_h, d_w * v % s_w), d_h * u // s_h * self.phase[1] + d_w * v // s_w)
+            for u in range(self.kernel[0])
+            for v in range(self.kernel[1])
+        ]
+
+    def padded(self, inputs: Tensor, layer: nn.Conv2d) -> Tensor:
+        """The layer's own padding, and zeros or a cut up to whole phases."""
+        before = layer._reversed_padding_repeated_twice  # left, right, top, bottom
+        if layer.padding_mode != "zeros":
+            inputs = F.pad(inputs, before, mode=layer.padding_mode)
+            before = [0, 0, 0, 0]
+        height, width = (n * s for n, s in zip(self.phase, self.stride, strict=True))
+        right = width - inputs.shape[3] - before[0]
+        below = height - inputs.shape[2] - before[2]
+        return F.pad(inputs, (before[0], right, before[2], below))
+
+    def phases(self, padded: Tensor) -> dict[tuple[int, int], Tensor]:
+        """Each phase that a lag needs, shape (B, L, I); views where stride and groups are 1."""
+        (height, width), (s_h, s_w) = self.phase, self.stride
+        pixels = padded.permute(0, 2, 3, 1)
+        grid = pixels.view(len(pixels), height, s_h, width, s_w, -1)
+        wanted = dict.fromkeys(phase for phase, _ in self.lags)
+        return {(r, c): self._grouped(grid[:, :, r, :, c]) for r, c in wanted}
+
+    def run(self, grads: Tensor) -> Tensor:
+        """The output's gradient as one run, shape (B, T, O)."""
+        spread = F.pad(grads, (0, self.phase[1] - self.output[1]))
+        return self._grouped(spread.permute(0, 2, 3, 1))[:, : self.length]
+
+    def _grouped(self, leaf: Tensor) -> Tensor:
+        """(B, height, width, channels) -> (B * groups, height * width, channels of a group)."""
+        flat = leaf.flatten(1, 2)
+        if self.groups == 1:
+            return flat
+        grouped = flat.view(*flat.shape[:2], self.groups, -1)
+        return grouped.transpose(1, 2).flatten(0, 1)
+
+    def cheaper_by_gram(self, shape: Sequence[int], num_points: int) -> bool:
+        """True if norms by Gram matrices and one more sum cost less than gradients written out.
+
+        Args:
+            shape: Of the weight, (O, I, k_h, k_w).
+            num_points: Points (times calls) of the query.
+        """
+        out, size, length = shape[0] // self.groups, prod(shape) // self.groups, self.length
+        num_lags, pixels = len(self.lags), prod(self.phase)
+        written = num_points * _PRODUCT * size * length + _WRITTEN * size
+        pairs = num_points * (num_points + 1) // 2
+        phases = len({phase for phase, _ in self.lags})
+        products = phases * pixels**2 * shape[1] + length**2 * (out + num_lags)
+        return num_points * size * prod(self.output) + pairs * _DOUBLE * products < written
+
+
+def kernel(layer: nn.Conv2d, uses: Sequence[Use]) -> Answer:
+    """The answer of a convolution's weight."""
+    shape = tuple(layer.weight.shape)
+    runs = [Runs.of(layer, use.grad.shape) for use in uses]
+    padded = [run.padded(use.inputs[0], layer) for run, use in zip(runs, uses, strict=True)]
+    grads = [use.grad if use.weight == 1 else use.weight * use.grad for use in uses]
+    if all(run == runs[0] for run in runs) and runs[0].cheaper_by_gram(shape, len(uses)):
+        return ByGram(shape, runs[0], padded, grads)
+    return ByLags.of(shape, runs, padded, grads)
+
+
+@dataclass(frozen=True, eq=False)
+class ByLags:
+    """Per-example gradients written out, lag by lag.
+
+    Attributes:
+        shape: Of the weight.
+        lags: The gradients, shape (K, B, I, O) if `output_last`, else (K, B, O, I).
+        output_last: True where O is the longer side, which small products want last.
+    """
+
+    shape: tuple[int, ...]
+    lags: Tensor
+    output_last: bool
+
+    @classmethod
+    def of(
+        cls,
+        shape: tuple[int, ...],
+        runs: Sequence[Runs],
+        padded: Sequence[Tensor],
+        grads: Sequence[Tensor],
+    ) -> "ByLags":
+        """From each point's layout, padded input and output gradient, the weights included."""
+        groups, num_lags = runs[0].groups, len(runs[0].lags)
+        out, inside = shape[0] // groups, shape[1]
+        sides = (inside, out) if out >= inside else (out, inside)
+        lags = grads[0].new_empty(num_lags, len(grads[0]) * groups, *sides)
+        for i, (run, x, g) in enumerate(zip(runs, padded, grads, strict=True)):
+            phases, run_BTO = run.phases(x), run.run(g)
+            for lag, (phase, offset) in zip(lags, run.lags, strict=True):
+                pair = (phases[phase][:, offset : offset + run.length], run_BTO)
+                left, right = pair if out >= inside else pair[::-1]
+                if i == 0:
+                    torch.bmm(left.transpose(1, 2), right, out=lag)
+                else:
+                    lag.baddbmm_(left.transpose(1, 2), right)
+        return cls(shape, lags, out >= inside)
+
+    @property
+    def _groups(self) -> int:
+        return self.shape[0] * self.shape[1] // self.lags[0, 0].numel()
+
+    def squares(self) -> Tensor:
+        return self.lags.square().sum((0, 2, 3)).view(-1, self._groups).sum(1)
+
+    def summed(self, factor_B: Tensor) -> Tensor:
+        lags = cleaned(self._by_group, factor_B, dim=1)
+        total = torch.einsum("b,kbgx->kgx", factor_B.to(lags), lags.flatten(3))
+        return self._in_place(total.view(len(lags), 1, *lags.shape[2:]))[0]
+
+    def each(self) -> Tensor:
+        return self._in_place(self._by_group)
+
+    @property
+    def _by_group(self) -> Tensor:
+        """Shape (K, B, groups, side, side)."""
+        return self.lags.view(len(self.lags), -1, self._groups, *self.lags.shape[2:])
+
+    def _in_place(self, lags: Tensor) -> Tensor:
+        """(K, B, groups, side, side) -> (B, *shape)."""
+        order = (1, 2, 4, 3, 0) if self.output_last else (1, 2, 3, 4, 0)
+        return lags.permute(order).reshape(-1, *self.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class ByGram:
+    """Norms from Gram matrices, the sum by the library's own weight gradient.
+
+    Attributes:
+        shape: Of the weight.
+        runs: The layout, of every point.
+        padded: Padded input at each point, shape (B, I, s L_h, s L_w).
+        grads: The output's gradient there, weights of the query included.
+    """
+
+    shape: tuple[int, ...]
+    runs: Runs
+    padded: list[Tensor]
+    grads: list[Tensor]
+
+    def squares(self) -> Tensor:
+        """Signed pairs of points may cancel; see answers.from_grams for what is added."""
+        phases = [self.runs.phases(x.double()) for x in self.padded]
+        runs = [self.runs.run(g.double()) for g in self.grads]
+        square_B = longest_B = runs[0].new_zeros(())
+        for i in range(len(phases)):
+            for j in range(i + 1):
+                windows = self._windows(phases[i], phases[j])
+                outputs = runs[i] @ runs[j].transpose(1, 2)
+                pair_B = (windows * outputs).sum((1, 2))
+                square_B = square_B + (pair_B if i == j else 2 * pair_B)
+                if i == j:
+                    both = (diagonal(windows) * diagonal(outputs)).clamp(min=0)
+                    longest_B = longest_B + both.sqrt().sum(1)
+        slack_B = (16 * torch.finfo(self.grads[0].dtype).eps * longest_B).square()
+        return (square_B.clamp(min=0) + slack_B).view(-1, self.runs.groups).sum(1)
+
+    def _windows(
+        self, left: dict[tuple[int, int], Tensor], right: dict[tuple[int, int], Tensor]
+    ) -> Tensor:
+        """<window_t, window_t'> over channels and lags, shape (B, T, T)."""
+        length = self.runs.length
+        pixels = {phase: left[phase] @ right[phase].transpose(1, 2) for phase in left}
+        parts = (
+            pixels[phase][:, at : at + length, at : at + length] for phase, at in self.runs.lags
+        )
+        total = next(parts).clone()
+        for part in parts:
+            total += part
+        return total
+
+    def summed(self, factor_B: Tensor) -> Tensor:
+        total = self.grads[0].new_zeros(self.shape)
+        for x, g in zip(self.padded, self.grads, strict=True):
+            scaled = cleaned(g, factor_B) * factor_B.to(g)[:, None, None, None]
+            _, by_weight, _ = torch.ops.aten.convolution_backward(
+                scaled,
+                cleaned(x, factor_B),
+                total,  # read for its shape
+                None,
+                self.runs.stride,
+                (0, 0),
+                self.runs.dilation,
+                False,
+                (0, 0),
+                self.runs.groups,
+                (False, True, False),
+            )
+            total = total + by_weight
+        return total
+
+    def each(self) -> Tensor:
+        return ByLags.of(self.shape, [self.runs] * len(self.grads), self.padded, self.grads).each()

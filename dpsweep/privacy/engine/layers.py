@@ -1,0 +1,251 @@
+"""How each kind of layer answers, from what it was given and what came back.
+
+A rule takes a layer and its calls at all points of the query, and gives the answer of each of
+its parameters. The points lie side by side: a layer asked at m points is a layer asked at one,
+over m times the positions. A layer without a rule is a black box, answered by vmap over itself.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vjp, vmap
+from torch.nn import functional as F
+
+from dpsweep.core.circulant import CirculantLinear
+from dpsweep.core.types import Tensors
+from dpsweep.privacy.engine.answers import Answer, Each, Outer, Tokens
+from dpsweep.privacy.engine.attention import IN, OUT, in_pieces
+from dpsweep.privacy.engine.circulant import Spectrum
+from dpsweep.privacy.engine.conv import kernel
+from dpsweep.privacy.engine.tape import Use
+
+Rule = Callable[[nn.Module, Sequence[Use], frozenset[str]], dict[str, Answer]]
+"""(layer, its calls, wanted parameters of it) -> parameter's name within the layer -> answer."""
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """A place in a model to record.
+
+    Attributes:
+        called: Name of the layer.
+        layer: The layer.
+        rule: How it answers.
+        params: Name in the model -> name in the layer, of what it owns; shared ones too.
+    """
+
+    called: str
+    layer: nn.Module
+    rule: Rule
+    params: Mapping[str, str]
+
+
+def sites(model: nn.Module) -> dict[str, Site]:
+    """The places to record, by name, from the root down to what has a rule.
+
+    A module that owns parameters and has no rule is a black box with all that is in it.
+    """
+    names = {id(p): name for name, p in model.named_parameters()}
+    found: dict[str, Site] = {}
+
+    def put(name: str, module: nn.Module, rule: Rule, piece: str = "") -> None:
+        owned = module.named_parameters(remove_duplicate=False)
+        params = {names[id(p)]: own for own, p in owned}
+        if params:
+            found[name + piece] = Site(name, module, rule, params)
+
+    def visit(name: str, module: nn.Module) -> None:
+        if in_pieces(module):
+            put(name, module, attention_in, IN)
+            put(name, module, attention_out, OUT)
+        elif rule := RULES.get(type(module)):
+            put(name, module, rule)
+        elif list(module.parameters(recurse=False)):
+            put(name, module, black_box)
+        else:
+            for child, inner in module.named_children():
+                visit(f"{name}.{child}" if name else child, inner)
+
+    visit("", model)
+    return found
+
+
+def black_boxes(model: nn.Module) -> list[str]:
+    """The layers that have no rule, as name (type)."""
+    return [
+        f"{site.called!r} ({type(site.layer).__name__})"
+        for site in sites(model).values()
+        if site.rule is black_box
+    ]
+
+
+def written(model: nn.Module) -> list[Tensor]:
+    """The parameters whose per-example gradients may be written out."""
+    rules = (conv2d, black_box)
+    layers = (site.layer for site in sites(model).values() if site.rule in rules)
+    return [p for layer in layers for p in layer.parameters()]
+
+
+def linear(layer: nn.Module, uses: Sequence[Use], wanted: frozenset[str]) -> dict[str, Answer]:
+    """A -> W a + b at each position."""
+    return _affine(uses, "weight", "bias", wanted)
+
+
+def attention_in(
+    layer: nn.Module, uses: Sequence[Use], wanted: frozenset[str]
+) -> dict[str, Answer]:
+    """Queries, keys and values; where they are apart, each has its third of the rows."""
+
+    def whole(use: Use) -> Use:
+        inputs, slot = use.inputs
+        if slot is None:
+            return use
+        width = use.grad.shape[-1]
+        rows = F.pad(use.grad, (slot * width, (2 - slot) * width))
+        return Use(use.weight, (inputs,), rows, use.params)
+
+    return _affine([whole(use) for use in uses], "in_proj_weight", "in_proj_bias", wanted)
+
+
+def attention_out(
+    layer: nn.Module, uses: Sequence[Use], wanted: frozenset[str]
+) -> dict[str, Answer]:
+    """The projection behind the heads."""
+    return _affine(uses, "out_proj.weight", "out_proj.bias", wanted)
+
+
+def conv2d(layer: nn.Module, uses: Sequence[Use], wanted: frozenset[str]) -> dict[str, Answer]:
+    """See conv.py."""
+    assert isinstance(layer, nn.Conv2d)
+    answers: dict[str, Answer] = {}
+    if "weight" in wanted:
+        answers["weight"] = kernel(layer, uses)
+    if "bias" in wanted:
+        answers["bias"] = Each(_total(use.weight * _channels(use.grad) for use in uses))
+    return answers
+
+
+def norm(layer: nn.Module, uses: Sequence[Use], wanted: frozenset[str]) -> dict[str, Answer]:
+    """A -> W o normal(a) + b, with channels first and W of shape (C,)."""
+    assert isinstance(layer, nn.GroupNorm)
+    answers: dict[str, Answer] = {}
+    if "weight" in wanted:
+        parts = (
+            use.weight * (F.group_norm(use.inputs[0], layer.num_groups, eps=layer.eps) * use.grad)
+            for use in uses
+        )
+        answers["weight"] = Each(_total(_channels(part) for part in parts))
+    if "bias" in wanted:
+        answers["bias"] = Each(_total(use.weight * _channels(use.grad) for use in uses))
+    return answers
+
+
+def layer_norm(layer: nn.Module, uses: Sequence[Use], wanted: frozenset[str]) -> dict[str, Answer]:
+    """The same with W over the last axes, and positions before them."""
+    assert isinstance(layer, nn.LayerNorm)
+    shape = layer.normalized_shape
+    answers: dict[str, Answer] = {}
+    if "weight" in wanted:
+        parts = (
+            use.weight * (F.layer_norm(use.inputs[0], shape, eps=layer.eps) * use.grad)
+            for use in uses
+        )
+        answers["weight"] = Each(_total(_positions(part, shape) for part in parts))
+    if "bias" in wanted:
+        answers["bias"] = Each(_total(use.weight * _positions(use.grad, shape) for use in uses))
+    return answers
+
+
+def embedding(layer: nn.Module, uses: Sequence[Use], wanted: frozenset[str]) -> dict[str, Answer]:
+    """Rows of a table by number; the padding's row does not learn."""
+    assert isinstance(layer, nn.Embedding)
+    rows, grads = [], []
+    for use in uses:
+        row_BT = use.inputs[0].flatten(1)
+        grad_BTE = use.weight * use.grad.reshape(*row_BT.shape, -1)
+        if layer.padding_idx is not None:
+            grad_BTE = torch.where((row_BT == layer.padding_idx)[:, :, None], 0, grad_BTE)
+        rows.append(row_BT)
+        grads.append(grad_BTE)
+    return {"weight": Tokens(torch.cat(rows, 1), torch.cat(grads, 1), layer.num_embeddings)}
+
+
+def circulant(layer: nn.Module, uses: Sequence[Use], wanted: frozenset[str]) -> dict[str, Answer]:
+    """See circulant.py."""
+    assert isinstance(layer, CirculantLinear)
+    answers: dict[str, Answer] = {}
+    if "weight" in wanted:
+        answers["weight"] = Spectrum.of(layer, uses)
+    if "bias" in wanted:
+        answers["bias"] = Each(_total(use.weight * _positions(use.grad, [0]) for use in uses))
+    return answers
+
+
+def black_box(layer: nn.Module, uses: Sequence[Use], wanted: frozenset[str]) -> dict[str, Answer]:
+    """b_b^T d(layer)/d(parameter) for each example b, by one reverse pass over the layer alone."""
+    totals: Tensors = {}
+    for use in uses:
+        fixed = {k: x for k, x in use.params.items() if k not in wanted}
+        at = {k: x for k, x in use.params.items() if k in wanted}
+
+        def one(inputs: tuple[Tensor, ...], grad: Tensor, fixed: Tensors, at: Tensors) -> Tensors:
+            def run(params: Tensors) -> Tensor:
+                args = tuple(x[None] for x in inputs)
+                output: Tensor = functional_call(layer, fixed | params, args)
+                return output
+
+            (grads,) = vjp(run, at)[1](grad[None])
+            return dict(grads)
+
+        found = vmap(one, in_dims=(0, 0, None, None))(use.inputs, use.grad, fixed, at)
+        for key, leaf_B in found.items():
+            part = use.weight * leaf_B
+            totals[key] = totals[key] + part if key in totals else part
+    return {key: Each(leaf_B) for key, leaf_B in totals.items()}
+
+
+RULES: Mapping[type[nn.Module], Rule] = {
+    nn.Linear: linear,
+    nn.Conv2d: conv2d,
+    nn.GroupNorm: norm,
+    nn.LayerNorm: layer_norm,
+    nn.Embedding: embedding,
+    CirculantLinear: circulant,
+}
+"""Exact types: a subclass may compute something else, and is a black box."""
+
+
+def _affine(
+    uses: Sequence[Use], weight: str, bias: str, wanted: frozenset[str]
+) -> dict[str, Answer]:
+    inputs = [use.inputs[0].reshape(len(use.grad), -1, use.inputs[0].shape[-1]) for use in uses]
+    grads = [(use.weight * use.grad).reshape(len(use.grad), -1, use.grad.shape[-1]) for use in uses]
+    answers: dict[str, Answer] = {}
+    if weight in wanted:
+        outer = Outer(_joined(inputs), _joined(grads))
+        answers[weight] = outer if outer.stays else Each(outer.each())
+    if bias in wanted:
+        answers[bias] = Each(_total(g.sum(1) for g in grads))
+    return answers
+
+
+def _joined(leaves: Sequence[Tensor]) -> Tensor:
+    return leaves[0] if len(leaves) == 1 else torch.cat(list(leaves), 1)
+
+
+def _total(parts: Iterable[Tensor]) -> Tensor:
+    return reduce(torch.add, parts)
+
+
+def _channels(leaf: Tensor) -> Tensor:
+    """Sums over positions, shape (B, C)."""
+    return leaf.sum(tuple(range(2, leaf.dim()))) if leaf.dim() > 2 else leaf
+
+
+def _positions(leaf: Tensor, shape: Sequence[int]) -> Tensor:
+    """Sums over all axes between the first and the last len(shape)."""
+    axes = tuple(range(1, leaf.dim() - len(shape)))
+    return leaf.sum(axes) if axes else leaf

@@ -1,0 +1,71 @@
+"""How many examples to compute at once, from what one of them keeps in memory."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from dpsweep.privacy.engine.layers import written
+
+_CPU_BYTES = 64 * 2**20
+"""Keeps a microbatch near a processor's shared cache; more was slower on every CPU we tried."""
+
+_CUDA_SHARE = 0.4
+"""Of the card's memory; the rest is for what libraries and the allocator set aside."""
+
+_COPIES = {"bookkeeping": 1, "vmap": 3, "opacus": 3}
+"""Copies of a per-example gradient that an engine holds at once."""
+
+
+def fitting_batch(
+    model: nn.Module,
+    input_shape: tuple[int, ...],
+    batch_size: int,
+    engine: str,
+    device: torch.device,
+) -> int:
+    """Examples to compute at once: the expected batch in a few even parts that fit in memory.
+
+    A function of the model and the machine's total memory, not of what is free, so that a trial
+    that is resumed sums in the same order. The parts have room for a Poisson batch two standard
+    deviations above its mean.
+
+    Args:
+        model: The model.
+        input_shape: Of one example.
+        batch_size: Expected size of a batch.
+        engine: Name of the engine.
+        device: Where the batch is computed.
+    """
+    budget = float(_CPU_BYTES)
+    if device.type == "cuda":
+        budget = _CUDA_SHARE * torch.cuda.get_device_properties(device).total_memory
+    fits = budget / bytes_per_example(model, input_shape, engine)
+    parts = max(1, round(batch_size / max(fits, 1.0)))
+    return math.ceil((batch_size + 2 * math.sqrt(batch_size)) / parts)
+
+
+def bytes_per_example(model: nn.Module, input_shape: tuple[int, ...], engine: str) -> int:
+    """What one example takes: activations, their gradients, its own gradient if written out.
+
+    Measured by a pass without numbers, in which autograd notes what it keeps.
+    """
+    weights = {k: p.to("meta").requires_grad_() for k, p in model.named_parameters()}
+    state = weights | {k: x.to("meta") for k, x in model.named_buffers()}
+    kept: dict[int, Tensor] = {}
+
+    def note(x: Tensor) -> Tensor:
+        kept[x.untyped_storage()._cdata] = x
+        return x
+
+    first = next(iter(weights.values()))
+    inputs = torch.empty((1, *input_shape), device="meta", dtype=first.dtype)
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
+        output = functional_call(model, state, (inputs,))
+    for p in state.values():
+        kept.pop(p.untyped_storage()._cdata, None)
+    own = written(model) if engine == "bookkeeping" else list(model.parameters())
+    copies = _COPIES[engine] * sum(p.nbytes for p in own)
+    activations = sum(x.untyped_storage().nbytes() for x in kept.values())
+    return 2 * int(activations + output.nbytes) + copies

@@ -1,0 +1,106 @@
+"""What the layers of a model saw: inputs, and gradients of their outputs, at every point.
+
+One forward and one backward pass a point, over a whole microbatch, and no gradient of any
+weight. No layer mixes examples, so row b of every record is example b's own.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from dpsweep.core.types import Tensors
+from dpsweep.privacy.engine.attention import Note, attend, in_pieces
+from dpsweep.privacy.engine.base import Loss, Portion
+
+
+class Unrecordable(ValueError):
+    """A layer whose calls cannot be told apart by example."""
+
+
+@dataclass(frozen=True, eq=False)
+class Use:
+    """One call of a layer at one point of the query. Private.
+
+    Attributes:
+        weight: The query's weight of the point.
+        inputs: What the layer was given, tensors of shape (B, ...) among them.
+        grad: Gradient of each example's own loss by the layer's output, shape (B, ...).
+        params: The layer's parameters at the point, by their names within the layer.
+    """
+
+    weight: float
+    inputs: tuple[Any, ...]
+    grad: Tensor
+    params: Tensors
+
+
+def record(
+    model: nn.Module,
+    layers: Mapping[str, nn.Module],
+    loss: Loss,
+    params: Tensors,
+    weight: float,
+    portion: Portion,
+) -> dict[str, list[Use]]:
+    """Layer name -> its calls, in their order, during one pass at `params`.
+
+    Args:
+        model: Called through `params` alone.
+        layers: Those to record, by name.
+        loss: Loss of one example.
+        params: The point.
+        weight: Its weight, noted with each call.
+        portion: The examples.
+    """
+    calls: list[tuple[str, tuple[Any, ...], Tensor]] = []
+    num = len(portion.inputs_B)
+
+    def note(name: str, inputs: tuple[Any, ...], output: object) -> None:
+        if not isinstance(output, Tensor) or not output.dim() or len(output) != num:
+            raise Unrecordable(f"layer {name!r} does not hand on one tensor of all the examples")
+        if not output.requires_grad:
+            output.requires_grad_()
+        seen = tuple(x.detach() if isinstance(x, Tensor) else x for x in inputs)
+        calls.append((name, seen, output))
+
+    with _watched(layers, note), torch.enable_grad():
+        logits = functional_call(model, params, (portion.inputs_B,))
+        losses_B = vmap(lambda o, y: loss(o[None], y[None]))(logits, portion.targets_B)
+        outputs = [output for _, _, output in calls]
+        grads = torch.autograd.grad(losses_B.sum(), outputs, allow_unused=True)
+    uses: dict[str, list[Use]] = {}
+    for (name, inputs, output), grad in zip(calls, grads, strict=True):
+        heard = torch.zeros_like(output) if grad is None else grad
+        uses.setdefault(name, []).append(Use(weight, inputs, heard, _own(params, name)))
+    return uses
+
+
+def _own(params: Tensors, layer: str) -> Tensors:
+    prefix = f"{layer}." if layer else ""
+    return {k.removeprefix(prefix): x for k, x in params.items() if k.startswith(prefix)}
+
+
+def _piecewise(note: Note, name: str) -> Note:
+    return lambda piece, inputs, output: note(name + piece, inputs, output)
+
+
+@contextmanager
+def _watched(layers: Mapping[str, nn.Module], note: Note) -> Iterator[None]:
+    """Calls `note` with (name, inputs, output) at each call of a layer, within this context."""
+    with ExitStack() as stack:
+        for name, layer in layers.items():
+            if isinstance(layer, nn.MultiheadAttention) and in_pieces(layer):
+                vars(layer)["forward"] = partial(attend, layer, _piecewise(note, name))
+                stack.callback(vars(layer).pop, "forward")
+            else:
+                hook = layer.register_forward_hook(
+                    lambda _, inputs, output, name=name: note(name, inputs, output)
+                )
+                stack.callback(hook.remove)
+        yield
