@@ -239,6 +239,45 @@ def schema(
     alone.schema(kind)
 
 
+bench = typer.Typer(no_args_is_help=True, help="Measure speed, side by side in one run.")
+app.add_typer(bench, name="bench")
+
+
+@bench.command("step")
+def bench_step(
+    model: Annotated[str, typer.Option(help="A model of `dpsweep schema trial`.")] = "cnn5",
+    data: Annotated[str, typer.Option(help="Whose shape the images have.")] = "cifar10",
+    batch: Annotated[int, typer.Option(min=2, help="Batch size.")] = 256,
+    methods: Annotated[
+        str,
+        typer.Option(
+            "--method",
+            help="Ours, by commas; NAME@ENGINE for another engine, NAME@fixed for even batches.",
+        ),
+    ] = "dp_sgd",
+    against: Annotated[
+        str, typer.Option(help="sgd, sgd-channels-last, opacus, opacus-ghost, vmap; by commas.")
+    ] = "sgd,opacus,opacus-ghost,vmap",
+    repeats: Annotated[int, typer.Option(min=1, help="Steps of each.")] = 7,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    physical: Annotated[int | None, typer.Option(min=1, help="Our max_physical_batch.")] = None,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="Peak memory, in new processes.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Time one step of training: ours against plain SGD and Opacus."""
+    from dpsweep.cli import speed
+    from dpsweep.train.race import Race
+
+    names = [*against.split(","), *methods.split(",")]
+    names = [f"{methods.split(',')[0]}@vmap" if name == "vmap" else name for name in names if name]
+    race = Race(data, {"name": model}, batch, device, physical or "auto")
+    options = {"repeats": repeats, "threads": threads, "memory": memory, "as_json": as_json}
+    speed.step(race, list(dict.fromkeys(names)), options)
+
+
 def main() -> None:
     """Runs the command line; a user's mistake is one message on stderr, and exit code 2."""
     try:

@@ -19,8 +19,10 @@ signal and noise alike, and division by sqrt(lam) would blow up the rounding err
 sum, which no norm has bounded.
 
 A layer's map gives `squares` for |R|, takes the clipping factors back, and gives the summed
-`coordinates` to add noise to. All of it is computed in float64, whatever the records are, and
-in slices of the batch, so that spectra of a few examples at a time are in memory.
+`coordinates` to add noise to. Of a query of one point both are computed in the records' own
+precision, of several points, which may nearly cancel, in float64. Spectra are computed in
+slices of the batch, so that a few examples at a time are in memory; what rounding may hide is
+added to |R|.
 
 Shapes: B examples, P points of the query (times positions), O and I channels or blocks,
 F frequencies, k lags, r white coordinates.
@@ -38,9 +40,11 @@ from scipy.fft import next_fast_len
 from torch import Tensor, nn
 
 from dpsweep.core.circulant import CirculantLinear
+from dpsweep.core.convolution import kernel_gradient
+from dpsweep.privacy.clip import cleaned
 from dpsweep.privacy.whitening import Whitening
 
-_SLACK = 16 * torch.finfo(torch.float64).eps  # measured errors stay below 0.4 eps
+_SLACK = 16  # in units of the precision; measured errors stay below 0.4
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,12 +67,25 @@ class Records:
 
         A CPU keeps such a slice in its cache; a GPU wants more work at a time.
         """
-        room = 2**18 if self.grads[0].device.type == "cpu" else 2**24
+        room = 2**20 if self.grads[0].device.type == "cpu" else 2**26
         step = max(1, room // per_example)
         for start in range(0, len(self.grads[0]), step):
             part = slice(start, start + step)
-            inputs, grads = ([z[part].detach() for z in leaf] for leaf in (self.inputs, self.grads))
-            yield part, Records(self.weights, tuple(inputs), tuple(grads))
+            inputs, grads = (tuple(z[part] for z in leaf) for leaf in (self.inputs, self.grads))
+            yield part, Records(self.weights, inputs, grads).precise()
+
+    def precise(self) -> "Records":
+        """Detached; in float64 if there are several points."""
+
+        def made(leaf: Tensor) -> Tensor:
+            return leaf.detach().double() if len(self.weights) > 1 else leaf.detach()
+
+        return Records(self.weights, tuple(map(made, self.inputs)), tuple(map(made, self.grads)))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the records."""
+        return self.grads[0].dtype
 
     def zeros(self, *shape: int) -> Tensor:
         """Zeros in float64 on the records' device."""
@@ -200,7 +217,7 @@ class ConvMap(_Map):
 
     def squares(self, records: Records) -> Tensor:
         n_h, n_w = self.torus
-        bins_F = _bins(n_w).repeat(n_h) / (n_h * n_w)
+        bins_F = _bins(n_w).repeat_interleave(n_h) / (n_h * n_w)
         squares_B = records.zeros(len(records.grads[0]))
         per_example = len(records.weights) * sum(self.shape[:2]) * len(bins_F)
         for part, some in records.slices(per_example):
@@ -208,24 +225,22 @@ class ConvMap(_Map):
             squares_B[part] = _energy(some.weights, left, right, bins_F)
         return squares_B
 
-    def _spectra(self, leaves: tuple[Tensor, ...]) -> Tensor:
-        """Shape (B, P, channels, F). A shift, such as the padding's, does not change energy."""
+    def _spectra(self, leaves: tuple[Tensor, ...]) -> list[Tensor]:
+        """Of each point, (B, channels, F). A shift, as by padding, does not change energy."""
         n_h, n_w = self.torus
-        rows = torch.fft.rfft(torch.stack(leaves, 1).double(), n=n_w)
-        spectra: Tensor = torch.fft.fft(rows, n=n_h, dim=-2).flatten(-2)
-        return spectra
+        rows = (torch.fft.rfft(leaf.contiguous(), n=n_w) for leaf in leaves)
+        columns = (row.transpose(-1, -2).contiguous() for row in rows)
+        return [torch.fft.fft(column, n=n_h).flatten(-2) for column in columns]
 
     def coordinates(self, records: Records, factor_B: Tensor) -> Tensor:
-        out_h, out_w = records.grads[0].shape[-2:]
         total = records.zeros(*self.shape)
-        blur_h, blur_w = self.blur_h.to(total), self.blur_w.to(total)
-        channels = self.shape[0] + self.shape[1] * prod(self.shape[2:])  # the windows' copies
-        per_example = len(records.weights) * channels * out_h * out_w
-        for part, some in records.slices(per_example):
-            grads, inputs = _scaled(some, factor_B[part])
-            windows = (blur_h @ inputs @ blur_w.T).unfold(2, out_h, 1).unfold(3, out_w, 1)
-            total += torch.einsum("boyx,biuvyx->oiuv", grads, windows)
-        return self.lags.whiten(total.flatten(2)).to(records.grads[0].dtype)
+        exact = records.precise()
+        blur_h, blur_w = self.blur_h.to(exact.grads[0]), self.blur_w.to(exact.grads[0])
+        for weight, inputs, grads in zip(exact.weights, exact.inputs, exact.grads, strict=True):
+            blurred = blur_h @ cleaned(inputs, factor_B) @ blur_w.T
+            scaled = cleaned(grads, factor_B) * _like(weight * factor_B.to(grads), grads)
+            total += kernel_gradient(blurred, scaled, self.shape)
+        return self.lags.whiten(total.flatten(2)).to(records.dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -262,24 +277,23 @@ class CirculantMap(_Map):
             squares_B[part] = _energy(weights, left, right, _bins(d) / d)
         return squares_B
 
-    def _spectra(self, leaves: tuple[Tensor, ...]) -> Tensor:
-        """Shape (B, P, blocks, F), P running over points and, within them, positions."""
-        points = torch.stack(leaves, 1).double()
-        blocks = points.reshape(len(points), prod(points.shape[1:-1]), -1, self.shape[2])
-        spectra: Tensor = torch.fft.rfft(blocks)
-        return spectra
+    def _spectra(self, leaves: tuple[Tensor, ...]) -> list[Tensor]:
+        """Of each point and, within it, position: (B, blocks, F)."""
+        blocks = (leaf.reshape(len(leaf), -1, leaf.shape[-1]) for leaf in leaves)
+        positions = [x for leaf in blocks for x in leaf.unbind(1)]
+        return [torch.fft.rfft(x.reshape(len(x), -1, self.shape[2])) for x in positions]
 
     def coordinates(self, records: Records, factor_B: Tensor) -> Tensor:
         p, q, d = self.shape
         spectrum = records.zeros(p, q, d // 2 + 1).to(torch.complex128)
-        per_example = sum(prod(z.shape[1:]) for z in (*records.grads, *records.inputs))
-        for part, some in records.slices(per_example):
-            grads, inputs = _scaled(some, factor_B[part])
-            delta = torch.fft.rfft(grads.reshape(-1, p, d))
-            x = torch.fft.rfft(inputs.reshape(-1, q, d))
+        exact = records.precise()
+        for weight, inputs, grads in zip(exact.weights, exact.inputs, exact.grads, strict=True):
+            scaled = cleaned(grads, factor_B) * _like(weight * factor_B.to(grads), grads)
+            delta = torch.fft.rfft(scaled.reshape(-1, p, d))
+            x = torch.fft.rfft(cleaned(inputs, factor_B).reshape(-1, q, d))
             spectrum += torch.einsum("bpf,bqf->pqf", delta, x.conj())
         total = torch.fft.irfft(self.amplitude_F.to(spectrum.device) * spectrum, n=d)
-        return self.lags.whiten(total).to(records.grads[0].dtype)
+        return self.lags.whiten(total).to(records.dtype)
 
 
 def _axis(size: int, pad: tuple[int, int], kernel: int, keep: float) -> tuple[int, Tensor, Tensor]:
@@ -307,37 +321,44 @@ def _bins(n: int) -> Tensor:
     return torch.tensor([1.0] + [2.0] * pairs + [1.0] * nyquist, dtype=torch.float64)
 
 
-def _energy(weights: Sequence[float], left: Tensor, right: Tensor, bins_F: Tensor) -> Tensor:
-    """sum_f bins_f sum_{o,i} |sum_p weights_p conj(left_po(f)) right_pi(f)|^2, shape (B,).
+def _energy(
+    weights: Sequence[float], left: list[Tensor], right: list[Tensor], bins_F: Tensor
+) -> Tensor:
+    """sum_f bins_f sum_{o,i} |sum_p weights_p conj(left_po(f)) right_pi(f)|^2, shape (B,), float64.
 
-    `left` is of shape (B, P, O, F) and `right` (B, P, I, F). With the square multiplied out,
-    channels are summed first, G_pp' = sum_o conj(left_po) left_p'o and H_pp' likewise:
+    `left` and `right` hold, for each point p, spectra of shape (B, O, F) and (B, I, F). With the
+    square multiplied out, channels are summed first, G_pp' = sum_o conj(left_po) left_p'o and
+    H_pp' likewise:
 
         sum_{p,p'} w_p w_p' Re[ G_pp'(f) conj(H_pp'(f)) ]
 
-    Terms of both signs may cancel, down to rounding errors of the size of
-    eps (sum_p |w_p R_p|)^2. The last line adds that much, so |R| is never reported too small.
+    Of several points, terms of both signs may cancel, so they are multiplied in double. What
+    rounding may still hide is added, so that |R| is never reported too small: of each spectrum
+    and each sum, eps |w_p R_p| where points cancel and eps |w_p| |g_p| |x_p| where a gradient has
+    little in common with its input; of the products, tiny (sum_p |w_p R_p|)^2.
     """
-    bins_F = bins_F.to(left.device)
-    weights_P = torch.tensor(weights, device=left.device, dtype=torch.float64)
-    right = right * weights_P[:, None, None]
-    gram_left = torch.einsum("bpof,bqof->bpqf", left.conj(), left)
-    gram_right = torch.einsum("bpif,bqif->bpqf", right.conj(), right)
-    crossed = (gram_left * gram_right.conj()).real.sum((1, 2)) @ bins_F
-    alone_BP = (gram_left * gram_right).diagonal(dim1=1, dim2=2).real.transpose(1, 2) @ bins_F
-    return crossed.clamp(min=0) + _SLACK * alone_BP.sqrt().sum(1).square()
+    bins_F = bins_F.to(left[0].device)
+    eps, tiny = torch.finfo(left[0].real.dtype).eps, torch.finfo(torch.float64).eps
+    if len(weights) > 1:
+        left, right = ([x.to(torch.complex128) for x in leaf] for leaf in (left, right))
+    energy_B = alone_B = product_B = bins_F.new_zeros(len(left[0]))
+    for p, weight in enumerate(weights):
+        g_BF, h_BF = _power(left[p]), _power(right[p])
+        own_B = weight**2 * ((g_BF * h_BF) @ bins_F)
+        energy_B = energy_B + own_B
+        alone_B = alone_B + own_B.sqrt()
+        product_B = product_B + abs(weight) * ((g_BF @ bins_F) * (h_BF @ bins_F)).sqrt()
+        for o in range(p):
+            g = (left[o].conj() * left[p]).sum(1)
+            h = (right[o].conj() * right[p]).sum(1)
+            energy_B = energy_B + 2 * weights[o] * weight * ((g * h.conj()).real @ bins_F)
+    hidden_B = (_SLACK * eps * (alone_B + product_B)).square()
+    return energy_B.clamp(min=0) + hidden_B + _SLACK * tiny * alone_B.square()
 
 
-def _scaled(records: Records, factor_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients times w_m factor_b, and inputs, of all points as one batch in float64."""
-    used_B = factor_B != 0
-
-    def clean(z: Tensor) -> Tensor:  # 0 * NaN is NaN, so unused records are replaced
-        return torch.where(_like(used_B, z), z, 0).double()
-
-    pairs = zip(records.weights, records.grads, strict=True)
-    grads = [clean(z) * _like(weight * factor_B.double(), z) for weight, z in pairs]
-    return torch.cat(grads), torch.cat([clean(z) for z in records.inputs])
+def _power(spectra: Tensor) -> Tensor:
+    """Sum of |.|^2 over channels, shape (B, F), float64."""
+    return torch.view_as_real(spectra).square().sum(1).sum(-1).double()
 
 
 def _like(value_B: Tensor, leaf: Tensor) -> Tensor:

@@ -8,14 +8,14 @@ from dpsweep.core.errors import Misfit
 from dpsweep.core.seeds import Secret
 from dpsweep.core.types import Tensors
 from dpsweep.data.models import build as build_model
-from dpsweep.data.read import load
+from dpsweep.data.read import Dataset, load
 from dpsweep.methods import build as build_method
 from dpsweep.methods import compose
 from dpsweep.privacy.clip import PerLayer
 from dpsweep.privacy.engine import Engine, engine_for, refuse_geometry, refuse_mixing
 from dpsweep.privacy.engine.size import fitting_batch
 from dpsweep.privacy.geometry import Geometry, geometry_of
-from dpsweep.train.budget import budget
+from dpsweep.train.budget import Budget, budget
 from dpsweep.train.step import Step
 
 
@@ -26,14 +26,19 @@ def assemble(config: TrialConfig, secret: Secret, device: torch.device) -> Step:
         Misfit: If model, method and clipping do not fit one another; `check_fit` tells before.
         ConfigError: If data are missing.
     """
+    data = load(config.data, config.seed).to(device)
+    return assemble_on(data, budget(config), config, secret)
+
+
+def assemble_on(data: Dataset, plan: Budget, config: TrialConfig, secret: Secret) -> Step:
+    """The same with data and budget at hand; computes where the data are."""
+    device = data.inputs.device
     model = build_model(config.model, config.data.spec, config.seed)
     geometry = _geometry(config, model)
     model = model.to(device, getattr(torch, config.train.dtype))
     engine = _engine(config, model, geometry, device)
     if device.type == "cuda":  # ten bits of mantissa are too few for a bound on a sum
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-    data = load(config.data, config.seed).to(device)
-    plan = budget(config)
     config.privacy.clipping.build(
         config.privacy.clip_norm, plan.run.noise_multiplier, config.train.batch_size
     )  # raises where counting would cost more than there is

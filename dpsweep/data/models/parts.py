@@ -20,7 +20,7 @@ def linear(inputs: int, outputs: int, block: int | None, key: str = "block") -> 
     try:
         return CirculantLinear(inputs, outputs, block)
     except ValueError as e:
-        raise Misfit(key, f"{key}: {e}") from e
+        raise Misfit(key, str(e).replace("CirculantLinear.block", key)) from e
 
 
 def refuse_smaller(shape: Shape, halvings: int) -> None:

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dpsweep.core.convolution import kernel_gradient
 from dpsweep.privacy.clip import cleaned
 from dpsweep.privacy.engine.answers import Answer, diagonal
 from dpsweep.privacy.engine.tape import Use
@@ -260,20 +261,14 @@ class ByGram:
         total = self.grads[0].new_zeros(self.shape)
         for x, g in zip(self.padded, self.grads, strict=True):
             scaled = cleaned(g, factor_B) * factor_B.to(g)[:, None, None, None]
-            _, by_weight, _ = torch.ops.aten.convolution_backward(
-                scaled,
+            total = total + kernel_gradient(
                 cleaned(x, factor_B),
-                total,  # read for its shape
-                None,
+                scaled,
+                self.shape,
                 self.runs.stride,
-                (0, 0),
                 self.runs.dilation,
-                False,
-                (0, 0),
                 self.runs.groups,
-                (False, True, False),
             )
-            total = total + by_weight
         return total
 
     def each(self) -> Tensor:

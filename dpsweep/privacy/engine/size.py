@@ -8,7 +8,7 @@ from torch.func import functional_call
 
 from dpsweep.privacy.engine.layers import written
 
-_CPU_BYTES = 64 * 2**20
+_CPU_BYTES = 192 * 2**20
 """Keeps a microbatch near a processor's shared cache; more was slower on every CPU we tried."""
 
 _CUDA_SHARE = 0.4

@@ -1,15 +1,39 @@
 """Models start from the public seed alone, and each example answers for itself."""
 
+from itertools import pairwise
+from typing import get_args
+
 import pytest
 import torch
+from pydantic import TypeAdapter
+from torch import nn
 
+from dpsweep.core.errors import Misfit
 from dpsweep.data.datasets import SPECS
 from dpsweep.data.models import ModelConfig, build
 from dpsweep.data.models.cnn import Cnn5, CnnSmall
+from dpsweep.data.models.spectral import Model2, Model3
+from dpsweep.data.models.wrn import Wrn16, Wrn28, Wrn40
 
-MODELS: list[ModelConfig] = [CnnSmall(), CnnSmall(width=3), CnnSmall(width=5, block=5), Cnn5()]
+MODELS: list[ModelConfig] = [
+    CnnSmall(),
+    CnnSmall(width=3),
+    CnnSmall(width=5, block=5),
+    Cnn5(),
+    Model2(),
+    Model3(),
+    Model3(block=8),
+    Wrn16(),
+    Wrn16(activation="tanh"),
+    Wrn28(),
+    Wrn40(),
+]
 every_model = pytest.mark.parametrize("config", MODELS, ids=repr)
-every_data_set = pytest.mark.parametrize("data", SPECS)
+
+
+def smallest(config: ModelConfig) -> str:
+    """The data set of the smallest images that the model takes."""
+    return "mnist" if isinstance(config, Model2) else "digits"
 
 
 def images(data: str, num: int) -> torch.Tensor:
@@ -17,28 +41,42 @@ def images(data: str, num: int) -> torch.Tensor:
     return torch.rand(num, *SPECS[data].shape, generator=rng) * 2 - 1
 
 
-@every_data_set
+def test_every_model_is_tested_here():
+    assert {type(config) for config in MODELS} == set(get_args(get_args(ModelConfig)[0]))
+
+
+@every_model
+def test_model_is_found_again_by_its_name(config):
+    assert TypeAdapter(ModelConfig).validate_python(config.model_dump()) == config
+
+
+@pytest.mark.parametrize("data", SPECS)
 @every_model
 def test_images_give_a_logit_for_each_class(config, data):
+    if isinstance(config, Model2) and data == "digits":
+        pytest.skip("too small: see below")
     model = build(config, SPECS[data], 0)
     assert model(images(data, 2)).shape == (2, SPECS[data].num_classes)
 
 
 @every_model
 def test_logits_of_an_example_do_not_depend_on_its_companions(config):
-    model, batch = build(config, SPECS["digits"], 0), images("digits", 6)
+    data = smallest(config)
+    model, batch = build(config, SPECS[data], 0), images(data, 6)
     alone = torch.cat([model(image.unsqueeze(0)) for image in batch])
     torch.testing.assert_close(model(batch), alone, rtol=1e-5, atol=1e-6)
 
 
 @every_model
 def test_model_has_no_buffers_that_examples_could_fill(config):
-    assert not list(build(config, SPECS["digits"], 0).buffers())
+    model = build(config, SPECS[smallest(config)], 0)
+    assert not list(model.buffers())
+    assert not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
 
 
 @every_model
 def test_weights_come_from_the_public_seed(config):
-    one, again, other = (build(config, SPECS["digits"], seed) for seed in (0, 0, 1))
+    one, again, other = (build(config, SPECS[smallest(config)], seed) for seed in (0, 0, 1))
     for a, b in zip(one.parameters(), again.parameters(), strict=True):
         assert torch.equal(a, b)
     assert any((a != b).any() for a, b in zip(one.parameters(), other.parameters(), strict=True))
@@ -58,7 +96,7 @@ def test_kind_of_the_head_changes_no_other_weights():
 @every_model
 def test_building_leaves_torchs_own_generator_alone(config):
     before = torch.get_rng_state()
-    build(config, SPECS["digits"], 0)
+    build(config, SPECS[smallest(config)], 0)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -66,9 +104,124 @@ def test_building_leaves_torchs_own_generator_alone(config):
 def test_every_parameter_answers_to_the_loss(config):
     model = build(config, SPECS["mnist"], 0)
     torch.nn.functional.cross_entropy(model(images("mnist", 4)), torch.arange(4)).backward()
-    assert all(p.grad is not None and (p.grad != 0).any() for p in model.parameters())
+    for p in model.parameters():
+        assert p.grad is not None
+        assert p.grad.isfinite().all()
+        assert (p.grad != 0).any()
+
+
+def num_weights(config: ModelConfig) -> int:
+    """The number of weights for CIFAR-10, counted without making them."""
+    with torch.device("meta"):
+        return sum(p.numel() for p in build(config, SPECS["cifar10"], 0).parameters())
 
 
 def test_cnn5_has_about_the_papers_number_of_weights():
-    num = sum(p.numel() for p in build(Cnn5(), SPECS["cifar10"], 0).parameters())
-    assert num == pytest.approx(412_000, rel=0.01)
+    assert num_weights(Cnn5()) == pytest.approx(412_000, rel=0.01)
+
+
+def conv(inputs: int, outputs: int) -> int:
+    """Weights of a 3x3 convolution with biases."""
+    return 9 * inputs * outputs + outputs
+
+
+def test_model2_has_the_weights_of_the_papers_table():
+    channels = (3, 32, 64, 64, 64, 10)
+    convs = [conv(*pair) for pair in pairwise(channels)]
+    assert num_weights(Model2()) == sum(convs) == 99_018
+
+
+@pytest.mark.parametrize(
+    ("config", "first", "second"),
+    [
+        (Model3(), 2048 * 120, 120 * 10),
+        (Model3(block=8), 2048 * 120 // 8, 120 * 10 // 10),  # the paper's blocks
+        (Model3(block=4, head_block=5), 2048 * 120 // 4, 120 * 10 // 5),
+    ],
+)
+def test_model3_has_the_weights_of_the_papers_table(config, first, second):
+    channels = (3, 32, 32, 64, 64, 128, 128)
+    convs = [conv(*pair) for pair in pairwise(channels)]
+    assert num_weights(config) == sum(convs) + first + 120 + second + 10
+
+
+@pytest.mark.parametrize(
+    ("config", "num"), [(Wrn16(), 2_748_890), (Wrn28(), 5_849_050), (Wrn40(), 8_949_210)]
+)
+def test_wide_residual_network_has_as_many_weights_as_with_batch_norm(config, num):
+    # Zagoruyko & Komodakis's table 4 gives 8.9M for WRN-40-4. By hand, with n pairs of
+    # convolutions in a stage of width w, a shortcut from width v, and two numbers a channel for
+    # each norm, two norms a pair:
+    pairs = {"wrn_16_4": 2, "wrn_28_4": 4, "wrn_40_4": 6}[config.name]
+    stages = sum(
+        9 * v * w + (2 * pairs - 1) * 9 * w * w + v * w + 2 * v + (2 * pairs - 1) * 2 * w
+        for v, w in ((16, 64), (64, 128), (128, 256))
+    )
+    assert num_weights(config) == 9 * 3 * 16 + stages + 2 * 256 + 256 * 10 + 10 == num
+
+
+def test_activation_of_a_wide_residual_network_changes_no_weights_and_nothing_in_place():
+    relu, tanh = (
+        build(Wrn16(activation=activation), SPECS["digits"], 0) for activation in ("relu", "tanh")
+    )
+    for a, b in zip(relu.parameters(), tanh.parameters(), strict=True):
+        assert torch.equal(a, b)
+    kinds = [{type(m) for m in model.modules()} & {nn.ReLU, nn.Tanh} for model in (relu, tanh)]
+    assert kinds == [{nn.ReLU}, {nn.Tanh}]
+    assert not any(getattr(m, "inplace", False) for m in relu.modules())
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 9, 14), (2, 33, 8), (3, 4, 4)])
+def test_wide_residual_network_takes_images_of_any_shape(shape):
+    assert Wrn16().build(shape, 7)(torch.rand(2, *shape)).shape == (2, 7)
+
+
+def test_stages_of_a_wide_residual_network_halve_the_sides_twice():
+    sizes = []
+    model = Wrn16().build((3, 32, 32), 10)
+    for layer in model:
+        layer.register_forward_hook(lambda _, __, out: sizes.append(tuple(out.shape[1:])))
+    model(torch.rand(1, 3, 32, 32))
+    assert sizes[1:7:2] == sizes[2:7:2] == [(64, 32, 32), (128, 16, 16), (256, 8, 8)]
+
+
+@pytest.mark.parametrize(
+    ("config", "shape", "message"),
+    [
+        (Wrn28(), (3, 3, 32), r"halved 2 times, .* at least 4 x 4 pixels, got 3 x 32\. Choose"),
+        (Model2(), (1, 8, 8), r"halved 4 times, .* at least 16 x 16 pixels, got 8 x 8\. Choose"),
+        (Model3(), (3, 8, 7), r"halved 3 times, .* at least 8 x 8 pixels, got 8 x 7\. Choose"),
+    ],
+)
+def test_images_too_small_to_halve_are_refused(config, shape, message):
+    with pytest.raises(ValueError, match=message):
+        config.build(shape, 10)
+
+
+@pytest.mark.parametrize(
+    ("config", "num_classes", "key", "message"),
+    [
+        (
+            CnnSmall(width=5, block=3),
+            10,
+            "block",
+            r"^block must divide .* = 40 and .* = 10, got 3\.",
+        ),
+        (
+            Model3(block=7),
+            10,
+            "block",
+            r"^block must divide .* in_features = 128 and .* = 120, got 7\.",
+        ),
+        (
+            Model3(block=8),
+            4,
+            "head_block",
+            r"^head_block must divide .* = 120 and .* = 4, got 10\. Blocks that fit: 1, 2, 4\.$",
+        ),
+    ],
+)
+def test_block_that_does_not_divide_is_refused_by_its_key(config, num_classes, key, message):
+    with pytest.raises(Misfit, match=message) as caught:
+        config.build((1, 8, 8), num_classes)
+    assert caught.value.key == key

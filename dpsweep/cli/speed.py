@@ -1,0 +1,146 @@
+"""The verbs that measure speed: bench step, bench sigma, bench sweep."""
+
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from statistics import median
+from typing import Any
+
+import torch
+from rich import box
+from rich.table import Table
+
+from dpsweep.cli.say import console
+from dpsweep.core.errors import ConfigError
+from dpsweep.train.footprint import peak_bytes
+from dpsweep.train.race import Race, Take, medians, ratios, runner
+from dpsweep.train.step import REGIONS
+
+_PROFILED = 3
+
+
+@dataclass(frozen=True)
+class Row:
+    """One runner of a race.
+
+    Attributes:
+        runner: Its name.
+        milliseconds: Median step.
+        fastest: Its fastest step, in milliseconds.
+        slowest: Its slowest step, in milliseconds.
+        ratio: Median over the first runner's.
+        per_second: Examples a second, by the median.
+        peak_mb: Peak memory of a step, in MB; None if not asked.
+        parts: Share of the step by its parts; None for those that are not ours.
+    """
+
+    runner: str
+    milliseconds: float
+    fastest: float
+    slowest: float
+    ratio: float
+    per_second: float
+    peak_mb: float | None
+    parts: dict[str, float] | None
+
+
+def step(race: Race, names: list[str], options: Mapping[str, Any]) -> None:
+    """Times steps side by side.
+
+    Args:
+        race: The circumstances.
+        names: Runners; the first is the unit.
+        options: repeats, threads, memory, as_json.
+    """
+    if race.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda: torch sees no CUDA device. Use --device cpu")
+    if options["threads"]:
+        torch.set_num_threads(options["threads"])
+    takes = {name: runner(race, name) for name in names}
+    wait = torch.cuda.synchronize if race.device == "cuda" else (lambda: None)
+    seconds = medians(takes, options["repeats"], wait)
+    units = ratios(seconds, names[0])
+    rows = []
+    for name, times in seconds.items():
+        one = median(times)
+        rows.append(
+            Row(
+                runner=name,
+                milliseconds=1e3 * one,
+                fastest=1e3 * min(times),
+                slowest=1e3 * max(times),
+                ratio=units[name],
+                per_second=race.batch_size / one,
+                peak_mb=peak_bytes(race, name) / 1e6 if options["memory"] else None,
+                parts=_parts(takes[name], race.device),
+            )
+        )
+    if options["as_json"]:
+        told = {"machine": machine(race.device), "race": asdict(race)}
+        print(json.dumps({**told, "rows": [asdict(row) for row in rows]}, indent=2))
+        return
+    console().print(_table(race, rows))
+    for row in rows:
+        if row.parts:
+            shares = ", ".join(f"{k} {v:.1%}" for k, v in row.parts.items())
+            console().print(f"{row.runner}: {shares}", highlight=False)
+    console().print(", ".join(f"{k} {v}" for k, v in machine(race.device).items()))
+
+
+def machine(device: str) -> dict[str, str]:
+    """What a measurement was made on."""
+    name = torch.cuda.get_device_name() if device == "cuda" else platform.machine()
+    return {
+        "device": name,
+        "threads": str(torch.get_num_threads()),
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "opacus": version("opacus"),
+    }
+
+
+def _parts(take: Take, device: str) -> dict[str, float] | None:
+    """Share of a step's time that each of its parts takes."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if device == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(activities=activities) as profile:
+        for _ in range(_PROFILED):
+            take()
+    totals = {event.key: event for event in profile.key_averages()}
+    times = {part: totals.get(f"step/{part}") for part in REGIONS}
+    spent = {
+        k: e.device_time_total if device == "cuda" else e.cpu_time_total
+        for k, e in times.items()
+        if e is not None
+    }
+    whole = sum(spent.values())
+    return {k: v / whole for k, v in spent.items()} if whole else None
+
+
+def _table(race: Race, rows: list[Row]) -> Table:
+    table = Table(
+        title=f"One step of {race.model['name']}, {race.data}, B = {race.batch_size}",
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    table.add_column("runner")
+    for column in ("ms", "fastest", "slowest", f"of {rows[0].runner}", "examples/s"):
+        table.add_column(column, justify="right")
+    if rows[0].peak_mb is not None:
+        table.add_column("peak MB", justify="right")
+    for row in rows:
+        cells = [
+            row.runner,
+            f"{row.milliseconds:.1f}",
+            f"{row.fastest:.1f}",
+            f"{row.slowest:.1f}",
+            f"{row.ratio:.2f}",
+            f"{row.per_second:.0f}",
+        ]
+        table.add_row(*cells, *([] if row.peak_mb is None else [f"{row.peak_mb:.0f}"]))
+    return table
