@@ -278,6 +278,32 @@ def bench_step(
     speed.step(race, list(dict.fromkeys(names)), options)
 
 
+@bench.command("sigma")
+def bench_sigma(
+    data: Annotated[str, typer.Option(help="Whose number of examples counts.")] = "cifar10",
+    epsilon: Annotated[float, typer.Option(min=0.01, max=50, help="The budget.")] = 4.0,
+    batches: Annotated[str, typer.Option("--batch", help="By commas.")] = "250,1000,4000",
+    epochs: Annotated[float, typer.Option(min=0.01, help="Length of a run.")] = 20.0,
+    as_json: Json = False,
+) -> None:
+    """Time the calibration of the noise, ours and Opacus'."""
+    from dpsweep.cli import overhead
+
+    overhead.sigma(data, epsilon, batches, epochs, as_json)
+
+
+@bench.command("sweep")
+def bench_sweep(
+    trials: Annotated[int, typer.Option(min=1, help="Trials of one step.")] = 50,
+    at_once: Annotated[int, typer.Option(min=1, help="How many at a time.")] = 2,
+    as_json: Json = False,
+) -> None:
+    """Time what a search adds to its trials: study, Ray Tune and tracking."""
+    from dpsweep.cli import overhead
+
+    overhead.sweep(trials, at_once, as_json)
+
+
 def main() -> None:
     """Runs the command line; a user's mistake is one message on stderr, and exit code 2."""
     try:

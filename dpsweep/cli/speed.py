@@ -1,4 +1,4 @@
-"""The verbs that measure speed: bench step, bench sigma, bench sweep."""
+"""The verb that measures the speed of a step: bench step."""
 
 import json
 import platform
@@ -15,6 +15,7 @@ from rich.table import Table
 from dpsweep.cli.say import console
 from dpsweep.core.errors import ConfigError
 from dpsweep.train.footprint import peak_bytes
+from dpsweep.train.memory import keep_freed_memory
 from dpsweep.train.race import Race, Take, medians, ratios, runner
 from dpsweep.train.step import REGIONS
 
@@ -58,6 +59,7 @@ def step(race: Race, names: list[str], options: Mapping[str, Any]) -> None:
         raise ConfigError("--device cuda: torch sees no CUDA device. Use --device cpu")
     if options["threads"]:
         torch.set_num_threads(options["threads"])
+    keep_freed_memory()  # for all of them, as in a trial
     takes = {name: runner(race, name) for name in names}
     wait = torch.cuda.synchronize if race.device == "cuda" else (lambda: None)
     seconds = medians(takes, options["repeats"], wait)

@@ -179,8 +179,10 @@ def cleaned(leaf_B: Tensor, factor_B: Tensor, dim: int = 0) -> Tensor:
         dim: Where the examples are.
     """
     used_B = factor_B != 0
-    if used_B.device.type == "cpu" and used_B.all():  # elsewhere, asking would wait for the device
-        return leaf_B
+    if used_B.device.type == "cpu":  # elsewhere, asking would wait for the device
+        unused = leaf_B.index_select(dim, (~used_B).nonzero().flatten())
+        if unused.isfinite().all():
+            return leaf_B
     return torch.where(used_B.view(-1, *(1,) * (leaf_B.dim() - dim - 1)), leaf_B, 0)
 
 

@@ -60,7 +60,7 @@ def check_fit(config: TrialConfig) -> None:
         with torch.device("meta"):
             model = build_model(config.model, config.data.spec, config.seed)
     except ValueError as e:
-        key = "model.block" if "block" in str(e) else "model"
+        key = f"model.{e.key}" if isinstance(e, Misfit) else "model"
         raise Misfit(key, f"{config.model.name} cannot be built: {e}") from e
     geometry = _geometry(config, model)
     try:

@@ -28,12 +28,13 @@ class Score:
 @torch.no_grad()
 def evaluate(model: nn.Module, params: Tensors, data: Dataset, dtype: torch.dtype) -> Score:
     """Accuracy and loss of `model` at `params`."""
-    right, loss = 0, 0.0
+    right = torch.zeros((), dtype=torch.int64, device=data.valid_targets.device)
+    loss = torch.zeros((), dtype=torch.float64, device=data.valid_targets.device)
     chunks = zip(
         torch.split(data.valid_inputs, _CHUNK), torch.split(data.valid_targets, _CHUNK), strict=True
     )
     for inputs, targets in chunks:
         logits = functional_call(model, params, (data.scaled(inputs, dtype),))
-        right += int((logits.argmax(1) == targets).sum())
-        loss += float(nn.functional.cross_entropy(logits, targets, reduction="sum"))
-    return Score(right / len(data.valid_targets), loss / len(data.valid_targets))
+        right += (logits.argmax(1) == targets).sum()
+        loss += nn.functional.cross_entropy(logits, targets, reduction="sum")
+    return Score(int(right) / len(data.valid_targets), float(loss) / len(data.valid_targets))

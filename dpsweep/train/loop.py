@@ -18,6 +18,7 @@ from dpsweep.core.types import Row
 from dpsweep.train.assemble import assemble, initial
 from dpsweep.train.budget import Budget
 from dpsweep.train.evaluate import evaluate
+from dpsweep.train.memory import keep_freed_memory
 from dpsweep.train.room import Room
 from dpsweep.train.step import Progress, Step
 
@@ -60,6 +61,7 @@ def train(config: TrialConfig, room: Room, report: Callable[[Row], None]) -> Res
         StateError: If the room's secret or checkpoint is gone or another config's.
     """
     torch.set_num_threads(config.train.threads or _DEFAULT_THREADS)
+    keep_freed_memory()
     identity = config.model_dump_json()
     secret = room.secret().bound_to(identity)
     device = _device(config)

@@ -1,7 +1,14 @@
 """Everything that can be found wrong before a sweep begins, and what it will cost."""
 
+import math
 import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+from statistics import mean
+from typing import TypeVar
 
 import torch
 
@@ -11,11 +18,19 @@ from dpsweep.core.seeds import Secret
 from dpsweep.track.mlflow import check_reachable
 from dpsweep.train.assemble import assemble, initial
 from dpsweep.train.budget import budget
+from dpsweep.train.evaluate import evaluate
+from dpsweep.train.memory import keep_freed_memory
 from dpsweep.train.promise import trial_promise
+from dpsweep.train.step import Progress, Step
 from dpsweep.tune.charge import search_promise
 from dpsweep.tune.state import State
 
-_PROBE_STEPS = 3
+T = TypeVar("T")
+
+_PROBES, _MOST_PROBES, _PROBE_STEPS = 4, 8, 5
+
+_REPORT_SECONDS = 0.03
+"""A checkpoint written, and a row on its way through Ray to study and spool."""
 
 
 def check_services(sweep: Sweep, state: State, tracking_uri: str | None) -> None:
@@ -39,7 +54,7 @@ class Plan:
         delta: Failure probability.
         trial_words: The promise of one trial.
         search_words: The promise of the whole search.
-        seconds: Time the trials will take here, from a probe of a few steps.
+        seconds: Time the trials will take here, from probes of a few steps.
         disk_bytes: Resume state of the running trials, at most.
     """
 
@@ -55,12 +70,12 @@ class Plan:
 
 
 def plan(sweep: Sweep, at_once: int) -> Plan:
-    """Calibrates the noise over the space, and times a few steps of three of its trials."""
+    """Calibrates the noise over the space, and times a few steps of some of its trials."""
     trials = sweep.config.budget.trials
     configs = [*sweep.corners(), *sweep.samples(8)]
     budgets = [budget(config) for config in configs]
-    probes = [_probe(config) for config in configs[-3:]]
-    times = [seconds * b.run.steps for (seconds, _), b in zip(probes, budgets[-3:], strict=True)]
+    num = min(len(configs), max(_PROBES, min(at_once, _MOST_PROBES)))
+    startup, probes = _probed(configs[-num:], sweep.config.resources.cpu, at_once)
     runs = [b.run for b in budgets]
     return Plan(
         trials=trials,
@@ -70,23 +85,93 @@ def plan(sweep: Sweep, at_once: int) -> Plan:
         delta=budgets[0].delta,
         trial_words=trial_promise(configs[0], budgets[0].epsilon, runs[0].noise_multiplier),
         search_words=search_promise(sweep, [runs[i % len(runs)] for i in range(trials)]),
-        seconds=sum(times) / len(times) * trials / at_once,
-        disk_bytes=at_once * max(size for _, size in probes),
+        seconds=startup + mean(p.trial for p in probes) * trials / at_once * _share_run(sweep),
+        disk_bytes=at_once * max(p.checkpoint_bytes for p in probes),
     )
 
 
-def _probe(config: TrialConfig) -> tuple[float, int]:
-    """Seconds of one step, and bytes of a checkpoint; nothing trained is kept or shown."""
-    threads = torch.get_num_threads()
+@dataclass(frozen=True)
+class Probe:
+    """What a trial will take, from a few of its steps.
+
+    Attributes:
+        entered: When its process had started and imported everything, in seconds since 1970.
+        first: Seconds of what only a process's first trial does.
+        trial: Seconds of a whole trial of this config.
+        checkpoint_bytes: Size of its resume state.
+    """
+
+    entered: float
+    first: float
+    trial: float
+    checkpoint_bytes: int
+
+
+def _probed(configs: list[TrialConfig], threads: int, at_once: int) -> tuple[float, list[Probe]]:
+    """Seconds until a worker is ready, and the probes, as many at once as there will be trials."""
+    start = time.time()
+    workers = min(at_once, len(configs), _MOST_PROBES)
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        probes = list(pool.map(_probe, configs, [threads] * len(configs)))
+    return min(p.entered for p in probes) - start + max(p.first for p in probes), probes
+
+
+def _probe(config: TrialConfig, threads: int) -> Probe:
+    """Begins the trial, and times its parts; nothing trained is kept or shown."""
+    entered = time.time()
     torch.set_num_threads(config.train.threads or threads)
+    keep_freed_memory()
+    _, first = _timed(lambda: _begin(config))
+    (step, progress), again = _timed(lambda: _begin(config))
+    _, steps = _timed(partial(_take, step, progress))
+    model, data = step.engine.model, step.data
+    _, evaluation = _timed(lambda: evaluate(model, progress.params, data, step.dtype))
+    reports = max(1, math.ceil(config.train.epochs / config.train.evaluate_every))
+    size = sum(x.nbytes for x in progress.params.values())
+    copies = 2 + len(progress.trail) + 2 * (config.optimizer.name != "sgd")
+    return Probe(
+        entered=entered,
+        first=max(0.0, first - again),
+        trial=again
+        + step.budget.run.steps * steps / _PROBE_STEPS
+        + reports * (evaluation + _REPORT_SECONDS),
+        checkpoint_bytes=size * copies,
+    )
+
+
+def _begin(config: TrialConfig) -> tuple[Step, Progress]:
+    """The trial after its first step, in which kernels are chosen."""
     step = assemble(config, Secret.draw(), torch.device("cpu"))
     progress = step.start(initial(step))
     step(progress)
-    start = time.perf_counter()
+    return step, progress
+
+
+def _take(step: Step, progress: Progress) -> None:
     for _ in range(_PROBE_STEPS):
         step(progress)
-    seconds = (time.perf_counter() - start) / _PROBE_STEPS
-    torch.set_num_threads(threads)
-    size = sum(x.nbytes for x in progress.params.values())
-    copies = 2 + len(progress.trail) + 2 * (config.optimizer.name != "sgd")
-    return seconds, size * copies
+
+
+def _share_run(sweep: Sweep) -> float:
+    """Share of all trials' steps that early stopping leaves, by rules of thumb.
+
+    A median leaves most trials of a search that learns: a quarter of those after the random ones
+    end soon after the warm-up. Successive halving leaves one in `reduction` at each rung.
+    """
+    stop, epochs = sweep.config.stop, sweep.promise.train.epochs
+    warm = min(1.0, stop.warmup_epochs / epochs)
+    if stop.name == "median":
+        trials = sweep.config.budget.trials
+        later = max(0, trials - sweep.config.sampler.startup_trials) / trials
+        return 1 - 0.25 * later * (1 - warm)
+    share, alive, rung = 0.0, 1.0, 0.0
+    while stop.name == "successive_halving" and warm < 1:
+        share += alive * (warm - rung)
+        alive, rung, warm = alive / stop.reduction, warm, min(1.0, warm * stop.reduction)
+    return share + alive * (1 - rung)
+
+
+def _timed(what: Callable[[], T]) -> tuple[T, float]:
+    start = time.perf_counter()
+    found = what()
+    return found, time.perf_counter() - start

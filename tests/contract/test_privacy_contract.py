@@ -223,7 +223,14 @@ def test_no_layer_is_frozen(world):
 
 
 @pytest.mark.parametrize(
-    "model", [{"name": "cnn_small"}, {"name": "cnn_small", "block": 2}, {"name": "cnn5"}]
+    "model",
+    [
+        {"name": "cnn_small"},
+        {"name": "cnn_small", "block": 2},
+        {"name": "cnn5"},
+        {"name": "wrn_16_4"},
+        {"name": "model3", "block": 8},
+    ],
 )
 def test_model_has_one_output_for_each_class(model):
     checks.check_classes(

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from dpsweep.core.circulant import CirculantLinear
 from dpsweep.core.types import Released
 from dpsweep.data.models.cnn import Cnn5, CnnSmall
+from dpsweep.data.models.spectral import Model3
 from dpsweep.privacy.engine import engine_for
 from dpsweep.privacy.geometry import IDENTITY, Spectral, geometry_of
 from dpsweep.privacy.spectral import CirculantMap, ConvMap
@@ -48,7 +49,9 @@ def test_a_model_that_is_one_layer_has_its_map_under_the_parameters_own_name():
     assert set(geometry_of(SPECTRAL, CirculantLinear(8, 8, 4), (8,)).maps) == {"weight"}
 
 
-@pytest.mark.parametrize("config", [CnnSmall(width=5, block=5), CnnSmall(width=4, block=2), Cnn5()])
+@pytest.mark.parametrize(
+    "config", [CnnSmall(width=5, block=5), CnnSmall(width=4, block=2), Cnn5(), Model3(block=8)]
+)
 def test_our_models_have_a_geometry(config):
     model = config.build((1, 8, 8), 10)
     maps = geometry_of(Spectral(0.5, 0.5), model, (1, 8, 8)).maps

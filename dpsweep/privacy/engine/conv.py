@@ -193,7 +193,7 @@ class ByLags:
 
     def summed(self, factor_B: Tensor) -> Tensor:
         lags = cleaned(self._by_group, factor_B, dim=1)
-        total = torch.einsum("b,kbgx->kgx", factor_B.to(lags), lags.flatten(3))
+        total = factor_B.to(lags) @ lags.flatten(2)
         return self._in_place(total.view(len(lags), 1, *lags.shape[2:]))[0]
 
     def each(self) -> Tensor:
