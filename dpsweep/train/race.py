@@ -19,7 +19,8 @@ from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from torch import Tensor, nn
 
-from dpsweep.config.trial import TrialConfig
+from dpsweep.config.load import Source
+from dpsweep.config.trial import TrialConfig, load_trial, trial_source
 from dpsweep.core.errors import unknown
 from dpsweep.core.seeds import Secret
 from dpsweep.data.models import build as build_model
@@ -28,6 +29,7 @@ from dpsweep.methods import METHODS
 from dpsweep.privacy.accounting import Run
 from dpsweep.train.assemble import assemble_on, initial
 from dpsweep.train.budget import Budget
+from dpsweep.train.check import check_pieces
 from dpsweep.train.step import Step
 
 Take = Callable[[], None]
@@ -47,7 +49,7 @@ class Race:
         batch_size: Expected, or fixed for those that have no Poisson batches.
         device: cpu or cuda.
         max_physical_batch: For our own steps; auto or a number.
-        keep: Further keys of the method by name, such as FFTKF's cut.
+        settings: KEY=VALUE, set in each trial, such as model.block=10.
     """
 
     data: str
@@ -55,10 +57,16 @@ class Race:
     batch_size: int
     device: str = "cpu"
     max_physical_batch: int | str = "auto"
+    settings: tuple[str, ...] = ()
 
     def config(self, method: str, engine: str = "auto") -> TrialConfig:
-        """A trial of this race."""
-        return TrialConfig.model_validate(
+        """A trial of this race.
+
+        Raises:
+            ConfigError: If its pieces are unknown or do not fit one another.
+        """
+        bare = Source(
+            "bench step",
             {
                 "data": {"name": self.data},
                 "model": dict(self.model),
@@ -72,8 +80,13 @@ class Race:
                 },
                 "optimizer": {"lr": _LR},
                 "method": {"name": method},
-            }
+            },
+            {},
         )
+        source = trial_source(bare, list(self.settings))
+        config = load_trial(source)
+        check_pieces(config, source)
+        return config
 
 
 def runner(race: Race, name: str) -> Take:

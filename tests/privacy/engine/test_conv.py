@@ -1,0 +1,200 @@
+"""Kernels answer alike in both forms, over every layout that a convolution can have."""
+
+import math
+from itertools import product
+
+import pytest
+import torch
+from oracle import BOTH_SIGNS, check, draw, gradients, uses_of
+from torch import nn
+
+from dpsweep.privacy.engine.conv import ByGram, ByLags, Runs
+from dpsweep.privacy.engine.layers import conv2d
+from dpsweep.privacy.engine.tape import Use
+
+IMAGE = (11, 9)  # odd, and just wide enough for the widest kernel without padding
+WIDE = {"kernel_size": 5, "dilation": 2}
+KERNELS = [1, 2, 3, (3, 2), 5]
+STRIDES = [1, 2, 3, (2, 1)]
+DILATIONS = [1, 2]
+PADDINGS = [0, 1, "same", "valid", (2, 1)]
+LAYOUTS = [
+    {"kernel_size": kernel, "stride": stride, "dilation": dilation, "padding": padding}
+    for kernel, stride, dilation, padding in product(KERNELS, STRIDES, DILATIONS, PADDINGS)
+    if padding != "same" or stride == 1  # torch has no others
+]
+MODES = ["zeros", "reflect", "replicate", "circular"]
+GROUPS = {
+    "narrower": (4, 3, 1),
+    "wider": (2, 3, 1),
+    "in two": (4, 6, 2),
+    "in two, narrower": (4, 2, 2),
+    "depthwise": (3, 6, 3),
+}
+FORMS = {"lags": ByLags, "gram": ByGram}
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
+both_forms = pytest.mark.parametrize("form", FORMS)
+
+
+def forced(monkeypatch, form: str) -> None:
+    monkeypatch.setattr(Runs, "cheaper_by_gram", lambda *_: form == "gram")
+
+
+def layer(channels: tuple[int, int, int] = (2, 3, 1), **options) -> nn.Conv2d:
+    inside, out, groups = channels
+    options = {"kernel_size": 3, **options}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        return nn.Conv2d(inside, out, groups=groups, **options, dtype=torch.float64)
+
+
+def used(conv: nn.Conv2d, weights=BOTH_SIGNS, num: int = 3, image=IMAGE, last=True) -> list[Use]:
+    inputs = [draw(num, conv.in_channels, *image, seed=m) for m in range(len(weights))]
+    if last:
+        inputs = [x.contiguous(memory_format=torch.channels_last) for x in inputs]
+    return uses_of(conv, weights, [(x,) for x in inputs])
+
+
+def answers(conv: nn.Conv2d, uses: list[Use]) -> dict:
+    return conv2d(conv, uses, frozenset(k for k, _ in conv.named_parameters()))
+
+
+@both_forms
+@pytest.mark.parametrize(
+    "number", range(len(LAYOUTS)), ids=lambda n: "-".join(map(str, LAYOUTS[n].values()))
+)
+def test_every_layout_answers_as_autograd(monkeypatch, number, form):
+    forced(monkeypatch, form)
+    for turn, (name, channels) in enumerate(GROUPS.items()):
+        mode = MODES[(number + turn) % len(MODES)]
+        conv = layer(channels, **LAYOUTS[number], padding_mode=mode, bias=False)
+        uses = used(conv)
+        found = answers(conv, uses)["weight"]
+        assert isinstance(found, FORMS[form])
+        check(found, gradients(conv, uses)["weight"], case=(name, mode))
+
+
+@both_forms
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize("groups", GROUPS)
+@pytest.mark.parametrize("mode", MODES)
+def test_every_padding_mode_answers_as_autograd(monkeypatch, mode, groups, bias, form):
+    forced(monkeypatch, form)
+    for kernel, padding in product([3, (3, 2)], [1, "same", (2, 1)]):
+        layout = {"kernel_size": kernel, "padding": padding, "padding_mode": mode}
+        conv = layer(GROUPS[groups], **layout, bias=bias)
+        uses = used(conv)
+        found, expected = answers(conv, uses), gradients(conv, uses)
+        assert set(found) == set(expected)
+        for key, leaf_B in expected.items():
+            check(found[key], leaf_B, case=(kernel, padding, key))
+
+
+@both_forms
+@pytest.mark.parametrize("last", [True, False], ids=["channels last", "contiguous"])
+@pytest.mark.parametrize("groups", GROUPS)
+@pytest.mark.parametrize("stride", [1, 2])
+def test_memory_layout_changes_nothing(monkeypatch, stride, groups, last, form):
+    forced(monkeypatch, form)
+    conv = layer(GROUPS[groups], stride=stride, padding=1)
+    uses = used(conv, last=last)
+    assert uses[0].inputs[0].is_contiguous(memory_format=torch.channels_last) == last
+    check(answers(conv, uses)["weight"], gradients(conv, uses)["weight"])
+
+
+@both_forms
+@pytest.mark.parametrize("groups", GROUPS)
+@pytest.mark.parametrize("weights", [[1.0], [-3.7, 4.7], BOTH_SIGNS], ids=len)
+def test_single_precision_is_as_good_as_autograds(monkeypatch, weights, groups, form):
+    forced(monkeypatch, form)
+    conv = layer(GROUPS[groups], stride=(2, 1), padding=1)
+    exact = used(conv, weights)
+    single = [
+        Use(
+            use.weight,
+            (use.inputs[0].float(),),
+            use.grad.float(),
+            {k: p.float() for k, p in use.params.items()},
+        )
+        for use in exact
+    ]
+    found = answers(conv.float(), single)["weight"]
+    assert found.each().dtype == found.summed(torch.ones(3)).dtype == torch.float32
+    check(found, gradients(conv, single)["weight"])
+
+
+@both_forms
+@pytest.mark.parametrize("num", [1, 7])
+def test_number_of_examples_is_free(monkeypatch, num, form):
+    forced(monkeypatch, form)
+    conv = layer(GROUPS["in two"], padding=1)
+    uses = used(conv, num=num)
+    check(answers(conv, uses)["weight"], gradients(conv, uses)["weight"])
+
+
+@both_forms
+@pytest.mark.parametrize("image", [(1, 1), (1, 8), (5, 1)])
+def test_images_may_be_lines_or_points(monkeypatch, image, form):
+    forced(monkeypatch, form)
+    conv = layer(padding=1)
+    uses = used(conv, image=image)
+    check(answers(conv, uses)["weight"], gradients(conv, uses)["weight"])
+
+
+@pytest.mark.parametrize("channels", [(2, 3, 1), (3, 2, 1)], ids=["wider", "narrower"])
+def test_layer_called_on_images_of_two_sizes_is_written_out(monkeypatch, channels):
+    forced(monkeypatch, "gram")
+    conv = layer(channels, stride=2)
+    uses = used(conv, [0.3]) + used(conv, [-2.0], image=(6, 8))
+    found = answers(conv, uses)["weight"]
+    assert isinstance(found, ByLags)
+    check(found, gradients(conv, uses)["weight"])
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("where", ["input", "gradient"])
+@pytest.mark.parametrize("groups", GROUPS)
+def test_example_that_is_not_finite_leaves_the_others_as_they_are(
+    monkeypatch, groups, where, bad, form
+):
+    forced(monkeypatch, form)
+    conv = layer(GROUPS[groups], padding=1)
+    sound = used(conv, last=False)
+    expected_B = gradients(conv, sound)["weight"]
+    spoiled = [Use(u.weight, (u.inputs[0].clone(),), u.grad.clone(), u.params) for u in sound]
+    place = spoiled[1].inputs[0] if where == "input" else spoiled[1].grad
+    place[1, -1, 2, 3] = bad
+    found = answers(conv, spoiled)["weight"]
+    squares_B = found.squares()
+    assert not squares_B[1].isfinite()
+    torch.testing.assert_close(squares_B[::2], expected_B.flatten(1).square().sum(1)[::2])
+    factor_B = torch.tensor([0.7, 0.0, 1.3], dtype=torch.float64)
+    expected = torch.tensordot(factor_B, expected_B, dims=1)
+    torch.testing.assert_close(found.summed(factor_B), expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("wanted", [{"weight"}, {"bias"}, {"weight", "bias"}], ids=sorted)
+def test_only_what_is_wanted_is_answered(wanted):
+    conv = layer()
+    assert set(conv2d(conv, used(conv), frozenset(wanted))) == wanted
+
+
+def test_form_is_chosen_by_what_it_costs():
+    def form(channels: int, side: int, points: int = 1) -> type:
+        conv = layer((channels, channels, 1), padding=1)
+        return type(answers(conv, used(conv, [1.0] * points, image=(side, side)))["weight"])
+
+    assert form(channels=64, side=2) is ByGram  # few positions, many weights
+    assert form(channels=2, side=24) is ByLags  # many positions, few weights
+    assert form(channels=32, side=4, points=1) is ByGram
+    assert form(channels=32, side=4, points=8) is ByLags  # pairs of points grow as their square
+
+
+def test_one_run_covers_the_lags_of_the_widest_kernel():
+    conv = layer(**WIDE)
+    runs = Runs.of(conv, torch.Size((3, 3, 3, 1)))
+    assert runs.phase == IMAGE
+    assert runs.length == 2 * 9 + 1
+    assert runs.lags[-1] == ((0, 0), 8 * 9 + 8)
+    assert runs.lags[-1][1] + runs.length == math.prod(IMAGE)  # the last window ends the image

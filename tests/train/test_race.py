@@ -1,0 +1,93 @@
+"""Every runner takes the step that it says it takes."""
+
+import warnings
+
+import pytest
+import torch
+
+from dpsweep.core.errors import ConfigError
+from dpsweep.methods import PUBLISHED
+from dpsweep.privacy.engine.opacus import OpacusEngine
+from dpsweep.privacy.engine.vmap import VmapEngine
+from dpsweep.train import race
+from dpsweep.train.footprint import peak_bytes
+from dpsweep.train.memory import keep_freed_memory
+from dpsweep.train.race import PEERS, Fixed, Race, medians, ratios, runner
+
+DIGITS = Race("digits", {"name": "cnn_small", "width": 5, "block": 10}, 16)
+DENSE = Race("digits", {"name": "cnn_small", "width": 4}, 16)
+
+
+@pytest.fixture(autouse=True)
+def opacus_may_warn():
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Full backward hook is firing")
+        yield
+
+
+@pytest.mark.parametrize("method", PUBLISHED)
+def test_a_method_takes_a_step_that_moves_its_weights(method):
+    take = runner(DIGITS, method)
+    (progress,) = take.args
+    before = {k: x.clone() for k, x in progress.params.items()}
+    take()
+    assert progress.step == 1
+    assert all(not torch.equal(x, before[k]) for k, x in progress.params.items())
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_a_peer_takes_a_step_that_moves_its_weights(name):
+    take = runner(DENSE, name)
+    model = take.args[1]
+    before = [p.detach().clone() for p in model.parameters()]
+    take()
+    assert all(not torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+
+
+def test_the_engine_is_the_one_named():
+    assert isinstance(runner(DENSE, "disk@vmap").func.engine, VmapEngine)
+    engine = runner(DENSE, "disk@opacus").func.engine
+    assert isinstance(engine, OpacusEngine)
+    assert engine.max_physical_batch == 32  # a whole batch, as Opacus' users do
+
+
+def test_fixed_batches_have_one_size_and_poisson_ones_have_not():
+    fixed, poisson = runner(DENSE, "dp_sgd@fixed").func, runner(DENSE, "dp_sgd").func
+    assert isinstance(fixed, Fixed)
+    assert {len(fixed.batch(t)) for t in range(20)} == {16}
+    assert len({len(poisson.batch(t)) for t in range(20)}) > 3
+    assert all(fixed.batch(t).max() < len(fixed.data.targets) for t in range(20))
+
+
+def test_an_unknown_runner_is_refused_with_the_nearest_name():
+    with pytest.raises(ConfigError, match=r"bench step.*dp_sgdd.*dp_sgd"):
+        runner(DENSE, "dp_sgdd")
+
+
+def test_runners_take_turns_and_the_first_round_does_not_count():
+    calls: list[str] = []
+    takes = {name: (lambda name=name: calls.append(name)) for name in "ab"}
+    seconds = medians(takes, 3, lambda: None)
+    assert calls == list("ab" * 4)
+    assert {name: len(times) for name, times in seconds.items()} == {"a": 3, "b": 3}
+
+
+def test_ratios_are_of_medians():
+    assert ratios({"a": [1, 2, 90], "b": [3, 3, 0]}, "a") == {"a": 1, "b": 1.5}
+
+
+@pytest.mark.slow
+def test_opacus_holds_more_memory_than_we_do():
+    large = Race("mnist", {"name": "cnn_small"}, 1024)
+    assert peak_bytes(large, "opacus") > 1.5 * peak_bytes(large, "dp_sgd") > 0
+
+
+def test_the_allocator_is_told_where_it_is_glibcs(monkeypatch):
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert not keep_freed_memory()
+
+
+def test_no_example_is_read_from_a_file():
+    data = race._data(Race("cifar10", {"name": "cnn5"}, 4))
+    assert data.inputs.shape == (32, 3, 32, 32)
+    assert data.inputs.dtype == torch.uint8
