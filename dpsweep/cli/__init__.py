@@ -273,7 +273,7 @@ def bench_step(
 
     names = [*against.split(","), *methods.split(",")]
     names = [f"{methods.split(',')[0]}@vmap" if name == "vmap" else name for name in names if name]
-    race = Race(data, {"name": model}, batch, device, physical or "auto")
+    race = Race(data, {"name": model}, batch, device, physical or "auto", tuple(settings or ()))
     options = {"repeats": repeats, "threads": threads, "memory": memory, "as_json": as_json}
     speed.step(race, list(dict.fromkeys(names)), options)
 

@@ -42,13 +42,19 @@ def test_cuda_is_refused_where_there_is_none():
 
 
 def test_a_model_that_does_not_exist_is_refused():
-    with pytest.raises(ConfigError, match=r"bench step: model.*cnn6.*cnn5"):
+    with pytest.raises(ConfigError, match=r"bench step:1: model.*cnn6.*cnn5"):
         bench("bench", "step", "--model", "cnn6")
 
 
 def test_a_method_that_does_not_fit_the_model_is_refused():
-    with pytest.raises(ConfigError, match=r"bench step: .*plain Linear.*CirculantLinear"):
+    with pytest.raises(ConfigError, match=r"bench step:1: model: .*plain Linear.*CirculantLinear"):
         bench(*STEP, "--method", "spectral_dp", "--against", "")
+
+
+def test_keys_of_model_and_method_can_be_set():
+    args = ["--method", "spectral_dp", "--against", "", "--repeats", "1", "--json"]
+    told = json.loads(bench(*STEP, *args, "--set", "model.block=2", "--set", "method.keep=0.4"))
+    assert told["race"]["settings"] == ["model.block=2", "method.keep=0.4"]
 
 
 def test_sigmas_are_near_those_of_opacus():

@@ -73,6 +73,33 @@ def alone(
     return PerExample({k: torch.stack([row[k] for row in rows]) for k in points[0]})
 
 
+def single(uses: Sequence[Use]) -> list[Use]:
+    """The same calls in single precision."""
+
+    def rounded(x: Tensor) -> Tensor:
+        return x.float() if x.is_floating_point() else x
+
+    return [
+        Use(
+            use.weight,
+            tuple(map(rounded, use.inputs)),
+            use.grad.float(),
+            {k: p.float() for k, p in use.params.items()},
+        )
+        for use in uses
+    ]
+
+
+def spoiled(uses: Sequence[Use], bad: float, where: str) -> list[Use]:
+    """The same calls, where the second example has `bad` once, in its "input" or "gradient"."""
+    copies = [
+        Use(u.weight, tuple(x.clone() for x in u.inputs), u.grad.clone(), u.params) for u in uses
+    ]
+    place = copies[0].inputs[0] if where == "input" else copies[0].grad
+    place[1].view(-1)[-1] = bad
+    return copies
+
+
 def uses_of(
     layer: nn.Module,
     weights: Sequence[float],
@@ -113,13 +140,18 @@ def gradients(layer: nn.Module, uses: Sequence[Use]) -> Tensors:
     return {k: torch.stack([row[k] for row in rows]) for k in rows[0]}
 
 
+def squared_norms(leaf_B: Tensor) -> Tensor:
+    """Of each example's answer, shape (B,), float64."""
+    return leaf_B.double().unsqueeze(-1).flatten(1).square().sum(1)
+
+
 def check(answer: Answer, expected_B: Tensor, case: object = "") -> None:
     """Asserts that squares, the weighted sum and the answers written out are those expected."""
     near = {"rtol": TOLERANCE[expected_B.dtype], "msg": lambda text: f"{case}\n{text}"}
     size = expected_B.double().norm().item()
     factor_B = torch.linspace(0, 1.7, len(expected_B), dtype=torch.float64)
     total = torch.tensordot(factor_B, expected_B.double(), dims=1)
-    squares_B = expected_B.double().flatten(1).square().sum(1)
+    squares_B = squared_norms(expected_B)
     small = near["rtol"] * size
     torch.testing.assert_close(answer.each().double(), expected_B.double(), atol=small, **near)
     torch.testing.assert_close(answer.squares().double(), squares_B, atol=small * size, **near)

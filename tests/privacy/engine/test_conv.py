@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 import torch
-from oracle import BOTH_SIGNS, check, draw, gradients, uses_of
+from oracle import BOTH_SIGNS, check, draw, gradients, single, spoiled, squared_norms, uses_of
 from torch import nn
 
 from dpsweep.privacy.engine.conv import ByGram, ByLags, Runs
@@ -59,19 +59,20 @@ def answers(conv: nn.Conv2d, uses: list[Use]) -> dict:
     return conv2d(conv, uses, frozenset(k for k, _ in conv.named_parameters()))
 
 
-@both_forms
 @pytest.mark.parametrize(
     "number", range(len(LAYOUTS)), ids=lambda n: "-".join(map(str, LAYOUTS[n].values()))
 )
-def test_every_layout_answers_as_autograd(monkeypatch, number, form):
-    forced(monkeypatch, form)
+def test_every_layout_answers_as_autograd_in_both_forms(monkeypatch, number):
     for turn, (name, channels) in enumerate(GROUPS.items()):
         mode = MODES[(number + turn) % len(MODES)]
         conv = layer(channels, **LAYOUTS[number], padding_mode=mode, bias=False)
         uses = used(conv)
-        found = answers(conv, uses)["weight"]
-        assert isinstance(found, FORMS[form])
-        check(found, gradients(conv, uses)["weight"], case=(name, mode))
+        expected_B = gradients(conv, uses)["weight"]
+        for form, kind in FORMS.items():
+            forced(monkeypatch, form)
+            found = answers(conv, uses)["weight"]
+            assert isinstance(found, kind)
+            check(found, expected_B, case=(name, mode, form))
 
 
 @both_forms
@@ -108,19 +109,10 @@ def test_memory_layout_changes_nothing(monkeypatch, stride, groups, last, form):
 def test_single_precision_is_as_good_as_autograds(monkeypatch, weights, groups, form):
     forced(monkeypatch, form)
     conv = layer(GROUPS[groups], stride=(2, 1), padding=1)
-    exact = used(conv, weights)
-    single = [
-        Use(
-            use.weight,
-            (use.inputs[0].float(),),
-            use.grad.float(),
-            {k: p.float() for k, p in use.params.items()},
-        )
-        for use in exact
-    ]
-    found = answers(conv.float(), single)["weight"]
+    uses = single(used(conv, weights))
+    found = answers(conv.float(), uses)["weight"]
     assert found.each().dtype == found.summed(torch.ones(3)).dtype == torch.float32
-    check(found, gradients(conv, single)["weight"])
+    check(found, gradients(conv, uses)["weight"])
 
 
 @both_forms
@@ -151,7 +143,7 @@ def test_layer_called_on_images_of_two_sizes_is_written_out(monkeypatch, channel
     check(found, gradients(conv, uses)["weight"])
 
 
-@pytest.mark.parametrize("form", FORMS)
+@both_forms
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("where", ["input", "gradient"])
 @pytest.mark.parametrize("groups", GROUPS)
@@ -162,13 +154,10 @@ def test_example_that_is_not_finite_leaves_the_others_as_they_are(
     conv = layer(GROUPS[groups], padding=1)
     sound = used(conv, last=False)
     expected_B = gradients(conv, sound)["weight"]
-    spoiled = [Use(u.weight, (u.inputs[0].clone(),), u.grad.clone(), u.params) for u in sound]
-    place = spoiled[1].inputs[0] if where == "input" else spoiled[1].grad
-    place[1, -1, 2, 3] = bad
-    found = answers(conv, spoiled)["weight"]
+    found = answers(conv, spoiled(sound, bad, where))["weight"]
     squares_B = found.squares()
     assert not squares_B[1].isfinite()
-    torch.testing.assert_close(squares_B[::2], expected_B.flatten(1).square().sum(1)[::2])
+    torch.testing.assert_close(squares_B[::2], squared_norms(expected_B)[::2])
     factor_B = torch.tensor([0.7, 0.0, 1.3], dtype=torch.float64)
     expected = torch.tensordot(factor_B, expected_B, dims=1)
     torch.testing.assert_close(found.summed(factor_B), expected, rtol=1e-10, atol=1e-10)

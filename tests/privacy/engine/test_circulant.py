@@ -1,0 +1,94 @@
+"""Spectra of circulant generators answer as the generators' gradients by autograd."""
+
+import math
+
+import pytest
+import torch
+from oracle import (
+    BOTH_SIGNS,
+    QUERIES,
+    check,
+    draw,
+    gradients,
+    single,
+    spoiled,
+    squared_norms,
+    uses_of,
+)
+
+from dpsweep.core.circulant import CirculantLinear
+from dpsweep.privacy.engine.answers import Answer
+from dpsweep.privacy.engine.circulant import Spectrum
+from dpsweep.privacy.engine.layers import circulant
+from dpsweep.privacy.engine.tape import Use
+
+BLOCKS = [1, 2, 3, 4, 5, 12]  # 1 and 2 have no pair of frequencies; odd ones no Nyquist
+every_block = pytest.mark.parametrize("block", BLOCKS)
+
+
+def layer(block: int, bias: bool = True) -> CirculantLinear:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        return CirculantLinear(2 * block, 3 * block, block, bias).double()
+
+
+def used(layer: CirculantLinear, weights=BOTH_SIGNS, positions=(5,)) -> list[Use]:
+    shape = (3, *positions, layer.in_features)
+    return uses_of(layer, weights, [(draw(*shape, seed=m),) for m in range(len(weights))])
+
+
+def answers(layer: CirculantLinear, uses: list[Use]) -> dict[str, Answer]:
+    return circulant(layer, uses, frozenset(k for k, _ in layer.named_parameters()))
+
+
+@pytest.mark.parametrize("weights", QUERIES.values(), ids=QUERIES)
+@pytest.mark.parametrize("positions", [(), (5,), (2, 3)], ids=str)
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+@every_block
+def test_layer_answers_as_autograd(block, bias, positions, weights):
+    blocks = layer(block, bias)
+    uses = used(blocks, weights, positions)
+    found, expected = answers(blocks, uses), gradients(blocks, uses)
+    assert isinstance(found["weight"], Spectrum)
+    assert set(found) == set(expected)
+    for key, leaf_B in expected.items():
+        check(found[key], leaf_B, case=key)
+
+
+@every_block
+def test_calls_with_different_numbers_of_positions_add_up(block):
+    blocks = layer(block)
+    uses = used(blocks, [0.5]) + used(blocks, BOTH_SIGNS, positions=(2, 4))
+    found = answers(blocks, uses)
+    for key, leaf_B in gradients(blocks, uses).items():
+        check(found[key], leaf_B, case=key)
+
+
+@every_block
+def test_single_precision_is_as_good_as_autograds(block):
+    uses = single(used(layer(block)))
+    found = answers(layer(block), uses)
+    for key, leaf_B in gradients(layer(block).float(), uses).items():
+        assert found[key].summed(torch.ones(3)).dtype == torch.float32
+        check(found[key], leaf_B, case=key)
+
+
+@pytest.mark.parametrize("where", ["input", "gradient"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@every_block
+def test_example_that_is_not_finite_leaves_the_others_as_they_are(block, bad, where):
+    blocks = layer(block)
+    sound = used(blocks)
+    expected_B = gradients(blocks, sound)["weight"]
+    found = answers(blocks, spoiled(sound, bad, where))["weight"]
+    squares_B = found.squares()
+    assert not squares_B[1].isfinite()
+    torch.testing.assert_close(squares_B[::2], squared_norms(expected_B)[::2])
+    factor_B = torch.tensor([0.7, 0.0, 1.3], dtype=torch.float64)
+    expected = torch.tensordot(factor_B, expected_B, dims=1)
+    torch.testing.assert_close(found.summed(factor_B), expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("wanted", [{"weight"}, {"bias"}], ids=sorted)
+def test_only_what_is_wanted_is_answered(wanted):
+    assert set(circulant(layer(3), used(layer(3)), frozenset(wanted))) == wanted
