@@ -265,6 +265,7 @@ def bench_step(
     memory: Annotated[
         bool, typer.Option("--memory", help="Peak memory, in new processes.")
     ] = False,
+    settings: Settings = None,
     as_json: Json = False,
 ) -> None:
     """Time one step of training: ours against plain SGD and Opacus."""
