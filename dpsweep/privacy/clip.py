@@ -23,6 +23,8 @@ INSIDE = "clip/inside"
 LEAST_NORM, MOST_NORM = 1e-6, 1e6
 """Clip norms far enough from where float32 can neither square nor tell numbers."""
 
+_LARGEST_SQUARE = 1e36
+
 
 class Clip(Protocol):
     """A style of clipping."""
@@ -191,7 +193,8 @@ def scaling(
 ) -> tuple[Tensors, Tensors]:
     """Each parameter's factors, shape (B,), and the coordinates that count, if the style does.
 
-    The factors of an answer whose norm is not finite are zero in every parameter.
+    The factors of an answer whose norm is not finite, or above 1e18, are zero in every parameter:
+    float32 has no factor that would bring a larger one down to the clip norm.
 
     Args:
         squares: Parameter name -> squared L2 norm of its part of each answer, shape (B,).
@@ -199,7 +202,7 @@ def scaling(
         present_B: False for rows that only fill up a microbatch; all are there if None.
     """
     parts_PB = torch.stack(list(squares.values()))
-    usable_B = torch.isfinite(parts_PB.sum(0))
+    usable_B = parts_PB.sum(0) <= _LARGEST_SQUARE  # false for NaN
     if present_B is None:
         present_B = torch.ones_like(usable_B)
     usable_B = usable_B & present_B

@@ -82,6 +82,16 @@ class Records:
 
         return Records(self.weights, tuple(map(made, self.inputs)), tuple(map(made, self.grads)))
 
+    def scaled(self) -> tuple["Records", Tensor]:
+        """The same of size 1, and the factor of their squares, float64, shape (B,).
+
+        So that float32 can square them. Of several points, in float64, they stay as they are.
+        """
+        if len(self.weights) > 1:
+            return self, torch.ones((), dtype=torch.float64, device=self.grads[0].device)
+        (x, x_B), (g, g_B) = _of_size_one(self.inputs[0]), _of_size_one(self.grads[0])
+        return Records(self.weights, (x,), (g,)), (x_B.double() * g_B.double()).square()
+
     @property
     def dtype(self) -> torch.dtype:
         """Of the records."""
@@ -221,8 +231,9 @@ class ConvMap(_Map):
         squares_B = records.zeros(len(records.grads[0]))
         per_example = len(records.weights) * sum(self.shape[:2]) * len(bins_F)
         for part, some in records.slices(per_example):
-            left, right = self._spectra(some.grads), self._spectra(some.inputs)
-            squares_B[part] = _energy(some.weights, left, right, bins_F)
+            scaled, scale_B = some.scaled()
+            left, right = self._spectra(scaled.grads), self._spectra(scaled.inputs)
+            squares_B[part] = scale_B * _energy(some.weights, left, right, bins_F)
         return squares_B
 
     def _spectra(self, leaves: tuple[Tensor, ...]) -> list[Tensor]:
@@ -273,8 +284,9 @@ class CirculantMap(_Map):
         weights = [weight for weight in records.weights for _ in range(positions)]
         squares_B = records.zeros(len(records.grads[0]))
         for part, some in records.slices(len(weights) * (p + q + len(weights)) * d):
-            left, right = self._spectra(some.grads), self._spectra(some.inputs)
-            squares_B[part] = _energy(weights, left, right, _bins(d) / d)
+            scaled, scale_B = some.scaled()
+            left, right = self._spectra(scaled.grads), self._spectra(scaled.inputs)
+            squares_B[part] = scale_B * _energy(weights, left, right, _bins(d) / d)
         return squares_B
 
     def _spectra(self, leaves: tuple[Tensor, ...]) -> list[Tensor]:
@@ -354,6 +366,13 @@ def _energy(
             energy_B = energy_B + 2 * weights[o] * weight * ((g * h.conj()).real @ bins_F)
     hidden_B = (_SLACK * eps * (alone_B + product_B)).square()
     return energy_B.clamp(min=0) + hidden_B + _SLACK * tiny * alone_B.square()
+
+
+def _of_size_one(leaf: Tensor) -> tuple[Tensor, Tensor]:
+    """Each example divided by its largest entry, and those; zeros stay zeros."""
+    peak_B = leaf.abs().flatten(1).amax(1) if leaf.numel() else leaf.new_zeros(len(leaf))
+    divisor_B = torch.where(peak_B > 0, peak_B, 1)
+    return leaf / _like(torch.where(peak_B.isnan(), peak_B, divisor_B), leaf), peak_B
 
 
 def _power(spectra: Tensor) -> Tensor:

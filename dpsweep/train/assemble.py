@@ -36,9 +36,10 @@ def assemble_on(data: Dataset, plan: Budget, config: TrialConfig, secret: Secret
     model = build_model(config.model, config.data.spec, config.seed)
     geometry = _geometry(config, model)
     model = model.to(device, getattr(torch, config.train.dtype))
-    engine = _engine(config, model, geometry, device)
     if device.type == "cuda":  # ten bits of mantissa are too few for a bound on a sum
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cudnn.deterministic = True  # a replayed step releases the same again
+    engine = _engine(config, model, geometry, device)
     config.privacy.clipping.build(
         config.privacy.clip_norm, plan.run.noise_multiplier, config.train.batch_size
     )  # raises where counting would cost more than there is
@@ -79,7 +80,8 @@ def _engine(
         physical = fitting_batch(model, shape, train.batch_size, name, device)
     loss = nn.functional.cross_entropy
     try:
-        return engine_for(model, loss, geometry, physical, shape, train.engine)
+        kind = config.model.model_dump_json()
+        return engine_for(model, loss, geometry, physical, shape, train.engine, kind)
     except ValueError as e:
         raise Misfit("train.engine", f"{train.engine} does not fit {config.model.name}: {e}") from e
 

@@ -4,11 +4,12 @@ import logging
 from importlib import import_module
 from typing import Literal
 
+import torch
 from torch import nn
 
 from dpsweep.privacy.engine.base import Engine, Loss
 from dpsweep.privacy.engine.bookkeeping import BookkeepingEngine
-from dpsweep.privacy.engine.doubt import doubt
+from dpsweep.privacy.engine.doubt import reason_to_doubt
 from dpsweep.privacy.engine.layers import black_boxes
 from dpsweep.privacy.engine.vmap import VmapEngine
 from dpsweep.privacy.geometry import Geometry
@@ -19,6 +20,7 @@ Choice = Literal["auto", "bookkeeping", "vmap", "opacus"]
 
 _log = logging.getLogger(__name__)
 _said: set[str] = set()
+_doubts: dict[tuple[str, tuple[int, ...], str, str], str | None] = {}
 
 
 def engine_for(
@@ -28,6 +30,7 @@ def engine_for(
     max_physical_batch: int,
     input_shape: tuple[int, ...],
     choice: Choice = "auto",
+    kind: str | None = None,
 ) -> Engine:
     """The engine of that name; auto is book-keeping, unless the model cannot be recorded.
 
@@ -38,19 +41,27 @@ def engine_for(
         max_physical_batch: Examples to compute at once.
         input_shape: Of one example.
         choice: Which engine.
+        kind: What tells this model apart from all others, such as its config: then the question
+            whether it can be recorded is asked once in a process, and not each time.
 
     Raises:
         ValueError: If the engine cannot answer for this model in this geometry.
     """
     refuse_mixing(model)
     refuse_geometry(choice, geometry)
+    first = next(model.parameters())
+    if first.dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"its weights are {first.dtype}, too coarse for a bound on a sum")
     if choice == "vmap":
         return VmapEngine(model, loss, max_physical_batch)
     if choice == "opacus":  # its package takes half a second to import, and few need it
         room = import_module("dpsweep.privacy.engine.opacus")
         engine: Engine = room.OpacusEngine(model, loss, max_physical_batch)
         return engine
-    reason = doubt(model, loss, input_shape)
+    asked = (kind or "", input_shape, str(first.dtype), str(first.device))
+    if kind is None or asked not in _doubts:
+        _doubts[asked] = reason_to_doubt(model, loss, input_shape)
+    reason = _doubts[asked]
     if reason is None:
         if boxes := black_boxes(model):
             _say(f"computed by vmap, being unknown to book-keeping: {', '.join(boxes)}")

@@ -13,6 +13,9 @@ from torch import Tensor
 
 from dpsweep.privacy.clip import cleaned
 
+_SLACK, _TERMS = 16, 64
+"""Of rounding errors: a sum's, and those of all the products a Gram matrix is made of."""
+
 
 class Answer(Protocol):
     """What B examples answer for one parameter. Private.
@@ -58,10 +61,13 @@ class Outer:
     Attributes:
         inputs_BTI: a, shape (B, T, I).
         grads_BTO: g, weights of the query included, shape (B, T, O).
+        signed: True if points of a query are among the positions, which may cancel though each
+            is large: then the sum is in double, or one example would blur the others'.
     """
 
     inputs_BTI: Tensor
     grads_BTO: Tensor
+    signed: bool = False
 
     @property
     def stays(self) -> bool:
@@ -74,11 +80,13 @@ class Outer:
     def squares(self) -> Tensor:
         a, g = self.inputs_BTI, self.grads_BTO
         if a.shape[1] == 1:
-            return Each(a).squares() * Each(g).squares()
+            return Each(a.double()).squares() * Each(g.double()).squares()
         return from_grams(gram(a), gram(g), g.dtype)
 
     def summed(self, factor_B: Tensor) -> Tensor:
         a, g = (cleaned(x, factor_B) for x in (self.inputs_BTI, self.grads_BTO))
+        if self.signed:
+            a, g = a.double(), g.double()
         return (g * factor_B.to(g)[:, None, None]).flatten(0, 1).T @ a.flatten(0, 1)
 
     def each(self) -> Tensor:
@@ -131,13 +139,23 @@ def gram(leaf_BTX: Tensor) -> Tensor:
 def from_grams(left_BTT: Tensor, right_BTT: Tensor, dtype: torch.dtype) -> Tensor:
     """|sum_t l_t r_t^T|^2 from both Gram matrices, shape (B,), float64.
 
-    The products may cancel, down to what `dtype` leaves of the sum that is later computed in
-    it: an error of up to eps sum_t |l_t| |r_t|. As much is added, so that an example whose
-    positions cancel one another is not let through with a norm too small for it.
+    The products may cancel; see `not_too_small`.
     """
     square_B = (left_BTT * right_BTT).sum((1, 2))
     longest_B = (diagonal(left_BTT) * diagonal(right_BTT)).sqrt().sum(1)
-    return square_B.clamp(min=0) + (16 * torch.finfo(dtype).eps * longest_B).square()
+    return not_too_small(square_B, longest_B, dtype)
+
+
+def not_too_small(square_B: Tensor, longest_B: Tensor, dtype: torch.dtype) -> Tensor:
+    """A squared norm, computed in double from terms of both signs, plus what rounding hides.
+
+    An example whose positions cancel one another must not be let through with a norm too small
+    for it. Hidden may be eps64 L^2 of the square itself, L = sum_t |l_t| |r_t|, and of the sum
+    that is later computed in `dtype` a length of eps L.
+    """
+    hidden_B = (_SLACK * torch.finfo(dtype).eps * longest_B).square()
+    rounded_B = _TERMS * torch.finfo(torch.float64).eps * longest_B.square()
+    return square_B.clamp(min=0) + hidden_B + rounded_B
 
 
 def diagonal(gram_BTT: Tensor) -> Tensor:

@@ -26,12 +26,16 @@ from torch.nn import functional as F
 
 from dpsweep.core.convolution import kernel_gradient
 from dpsweep.privacy.clip import cleaned
-from dpsweep.privacy.engine.answers import Answer, diagonal
+from dpsweep.privacy.engine.answers import Answer, diagonal, not_too_small
 from dpsweep.privacy.engine.tape import Use
 
 _WRITTEN, _PRODUCT, _DOUBLE = 8.0, 1.5, 2.0
 """Cost of a number written, of a small product, and of double precision; in units of a
 multiply-add of the library's own convolution. Measured on CPUs, docs/benchmarks/step.md."""
+
+
+_LOUD = 1024.0
+"""Times the usual answer; in float32, less than 1e-4 of it is then lost in a sum."""
 
 
 @dataclass(frozen=True)
@@ -227,7 +231,14 @@ class ByGram:
     grads: list[Tensor]
 
     def squares(self) -> Tensor:
-        """Signed pairs of points may cancel; see answers.from_grams for what is added."""
+        return self._norms[0]
+
+    @cached_property
+    def _norms(self) -> tuple[Tensor, Tensor]:
+        """Squares, and the norm sum_t |w_t| |g_t| |x_t| if nothing cancelled, shape (B,) each.
+
+        Positions and points may cancel; see answers.not_too_small for what is added.
+        """
         phases = [self.runs.phases(x.double()) for x in self.padded]
         runs = [self.runs.run(g.double()) for g in self.grads]
         square_B = longest_B = runs[0].new_zeros(())
@@ -240,8 +251,9 @@ class ByGram:
                 if i == j:
                     both = (diagonal(windows) * diagonal(outputs)).clamp(min=0)
                     longest_B = longest_B + both.sqrt().sum(1)
-        slack_B = (16 * torch.finfo(self.grads[0].dtype).eps * longest_B).square()
-        return (square_B.clamp(min=0) + slack_B).view(-1, self.runs.groups).sum(1)
+        square_B = not_too_small(square_B, longest_B, self.grads[0].dtype)
+        groups = self.runs.groups
+        return square_B.view(-1, groups).sum(1), longest_B.view(-1, groups).sum(1)
 
     def _windows(
         self, left: dict[tuple[int, int], Tensor], right: dict[tuple[int, int], Tensor]
@@ -258,18 +270,45 @@ class ByGram:
         return total
 
     def summed(self, factor_B: Tensor) -> Tensor:
-        total = self.grads[0].new_zeros(self.shape)
+        total = self.grads[0].new_zeros(self.shape, dtype=torch.float64)
+        loud_B = self._loud(factor_B) if len(self.padded) > 1 else torch.zeros_like(factor_B) > 0
+        on_cpu = loud_B.device.type == "cpu"  # elsewhere, asking would wait for the device
+        if len(self.padded) > 1 and (not on_cpu or loud_B.any()):
+            total += self._summed_in_double(torch.where(loud_B, factor_B, 0))
+        quiet_B = torch.where(loud_B, 0, factor_B)
         for x, g in zip(self.padded, self.grads, strict=True):
-            scaled = cleaned(g, factor_B) * factor_B.to(g)[:, None, None, None]
-            total = total + kernel_gradient(
-                cleaned(x, factor_B),
-                scaled,
+            total += kernel_gradient(
+                cleaned(x, quiet_B),
+                cleaned(g, quiet_B) * quiet_B.to(g)[:, None, None, None],
                 self.shape,
                 self.runs.stride,
                 self.runs.dilation,
                 self.runs.groups,
             )
         return total
+
+    def _loud(self, factor_B: Tensor) -> Tensor:
+        """Who is far larger at the points than in their sum, and would blur the others'.
+
+        In a sum in float32, point by point, all after it are rounded to what it leaves of them.
+        """
+        squares_B, longest_B = self._norms
+        usual = (factor_B * squares_B.sqrt()).nan_to_num(0, 0, 0).amax()
+        return (factor_B != 0) & ~(factor_B * longest_B <= _LOUD * usual)
+
+    def _summed_in_double(self, factor_B: Tensor) -> Tensor:
+        groups = self.runs.groups
+        out, inside = self.shape[0] // groups, self.shape[1]
+        total = factor_B.new_zeros(len(self.runs.lags), groups, out, inside, dtype=torch.float64)
+        for x, g in zip(self.padded, self.grads, strict=True):
+            phases = self.runs.phases(cleaned(x, factor_B).double())
+            scaled = cleaned(g, factor_B).double() * factor_B.double()[:, None, None, None]
+            run = self.runs.run(scaled).reshape(-1, groups, self.runs.length, out)
+            for lag, (phase, at) in zip(total, self.runs.lags, strict=True):
+                windows = phases[phase][:, at : at + self.runs.length]
+                windows = windows.reshape(-1, groups, self.runs.length, inside)
+                lag += torch.einsum("bgto,bgti->goi", run, windows)
+        return total.permute(1, 2, 3, 0).reshape(self.shape)
 
     def each(self) -> Tensor:
         return ByLags.of(self.shape, [self.runs] * len(self.grads), self.padded, self.grads).each()

@@ -225,7 +225,7 @@ def _affine(
     grads = [(use.weight * use.grad).reshape(len(use.grad), -1, use.grad.shape[-1]) for use in uses]
     answers: dict[str, Answer] = {}
     if weight in wanted:
-        outer = Outer(_joined(inputs), _joined(grads))
+        outer = Outer(_joined(inputs), _joined(grads), signed=len(uses) > 1)
         answers[weight] = outer if outer.stays else Each(outer.each())
     if bias in wanted:
         answers[bias] = Each(_total(g.sum(1) for g in grads))

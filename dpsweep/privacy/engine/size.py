@@ -11,6 +11,9 @@ from dpsweep.privacy.engine.layers import written
 _CPU_BYTES = 192 * 2**20
 """Keeps a microbatch near a processor's shared cache; more was slower on every CPU we tried."""
 
+_CPU_EXAMPLES = 256
+"""More make no step faster, and float32 sums over many examples less precise."""
+
 _CUDA_SHARE = 0.4
 """Of the card's memory; the rest is for what libraries and the allocator set aside."""
 
@@ -38,10 +41,11 @@ def fitting_batch(
         engine: Name of the engine.
         device: Where the batch is computed.
     """
-    budget = float(_CPU_BYTES)
+    each = bytes_per_example(model, input_shape, engine)
     if device.type == "cuda":
-        budget = _CUDA_SHARE * torch.cuda.get_device_properties(device).total_memory
-    fits = budget / bytes_per_example(model, input_shape, engine)
+        fits = _CUDA_SHARE * torch.cuda.get_device_properties(device).total_memory / each
+    else:
+        fits = min(_CPU_BYTES / each, _CPU_EXAMPLES)
     parts = max(1, round(batch_size / max(fits, 1.0)))
     return math.ceil((batch_size + 2 * math.sqrt(batch_size)) / parts)
 

@@ -111,7 +111,6 @@ def test_single_precision_is_as_good_as_autograds(monkeypatch, weights, groups, 
     conv = layer(GROUPS[groups], stride=(2, 1), padding=1)
     uses = single(used(conv, weights))
     found = answers(conv.float(), uses)["weight"]
-    assert found.each().dtype == found.summed(torch.ones(3)).dtype == torch.float32
     check(found, gradients(conv, uses)["weight"])
 
 

@@ -136,7 +136,6 @@ def test_single_precision_is_as_good_as_autograds(monkeypatch, kind, cheap):
     layer.float()
     found = answers(layer, uses)
     for key, leaf_B in gradients(layer, uses).items():
-        assert found[key].summed(torch.ones(NUM)).dtype == torch.float32
         check(found[key], leaf_B, case=key)
 
 

@@ -1,0 +1,172 @@
+"""Opacus' gradients, clipped and summed by ours, are those of the other engines."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from oracle import CLIPS, QUERIES, TOLERANCE, flat, points_of
+from torch import nn
+from zoo import SHAPE, ZOO, Words, batch, loss
+
+from dpsweep.core.types import Tensors
+from dpsweep.privacy.clip import INSIDE, Clip, Flat, Quantile
+from dpsweep.privacy.engine import VmapEngine, engine_for
+from dpsweep.privacy.engine.opacus import OpacusEngine
+from dpsweep.privacy.geometry import IDENTITY
+
+NUM = 9
+every_clip = pytest.mark.parametrize("clip", CLIPS.values(), ids=CLIPS)
+every_query = pytest.mark.parametrize("weights", QUERIES.values(), ids=QUERIES)
+NETS: dict[str, Callable[[], nn.Module]] = {
+    name: ZOO[name]
+    for name in (
+        *("linear over positions", "circulant", "tied words", "shared weight"),
+        *("called twice", "never called", "without effect"),
+    )
+} | {
+    "convolutions": lambda: nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1),
+        nn.Tanh(),
+        nn.Conv2d(4, 6, (3, 2), stride=(1, 2), groups=2, bias=False),
+        nn.Conv2d(6, 6, 2, dilation=2, padding=1, groups=6),
+        nn.Flatten(),
+        nn.Linear(72, 4),
+    ),
+    "norms": lambda: nn.Sequential(
+        nn.LayerNorm((6, 6)), nn.GroupNorm(1, 2), nn.LayerNorm(6), nn.Flatten(), nn.Linear(72, 4)
+    ),
+    "words": lambda: nn.Sequential(
+        Words(), nn.Embedding(7, 4), nn.Tanh(), nn.Flatten(), nn.Linear(36, 4)
+    ),
+    "black box": lambda: nn.Sequential(nn.PReLU(2), nn.Flatten(), nn.Linear(72, 4)),
+}
+UNKNOWN: dict[str, Callable[[], nn.Module]] = {  # what Opacus answers wrongly, without a word
+    "padding by reflection": lambda: nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1, padding_mode="reflect"), nn.Flatten()
+    ),
+    "padding that does not learn": lambda: nn.Sequential(
+        Words(), nn.Embedding(7, 4, padding_idx=0), nn.Flatten()
+    ),
+}
+every_net = pytest.mark.parametrize("net", NETS)
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*not yet implemented the batching rule"),
+    pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning"),
+]
+
+
+def network(net: str, dtype: torch.dtype = torch.float64) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        return (NETS | UNKNOWN)[net]().to(dtype)
+
+
+def totals(
+    net: str,
+    weights: list[float],
+    clip: Clip,
+    at_once: int = NUM,
+    num: int = NUM,
+    dtype: torch.dtype = torch.float64,
+) -> tuple[Tensors, Tensors]:
+    """What Opacus and vmap say."""
+    inputs, targets = batch(NUM, dtype)
+    where = points_of(network(net, dtype), len(weights))
+    query = (where, weights, inputs[:num], targets[:num], clip)
+    return tuple(
+        engine(network(net, dtype), loss, at_once).clipped_sum(*query)
+        for engine in (OpacusEngine, VmapEngine)
+    )
+
+
+def agree(ours: Tensors, theirs: Tensors, dtype: torch.dtype = torch.float64) -> None:
+    assert {k: (x.shape, x.dtype) for k, x in ours.items()} == {
+        k: (x.shape, x.dtype) for k, x in theirs.items()
+    }
+    assert (flat(ours) - flat(theirs)).norm() <= TOLERANCE[dtype] * flat(theirs).norm()
+
+
+@every_query
+@every_net
+def test_sum_is_that_of_vmap(net, weights):
+    agree(*totals(net, weights, CLIPS["flat"]))
+
+
+@every_clip
+@every_net
+def test_every_clipping_is_that_of_vmap(net, clip):
+    agree(*totals(net, QUERIES["both signs"], clip))
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 1000])
+@every_net
+def test_microbatches_change_nothing(net, at_once):
+    agree(*totals(net, QUERIES["both signs"], CLIPS["adaptive"], at_once))
+
+
+@every_net
+def test_single_precision_is_that_of_vmap(net):
+    agree(*totals(net, QUERIES["both signs"], CLIPS["flat"], dtype=torch.float32), torch.float32)
+
+
+@pytest.mark.parametrize("num", [0, 1])
+@every_clip
+def test_batch_may_hold_one_example_or_none(clip, num):
+    ours, theirs = totals("convolutions", QUERIES["both signs"], clip, num=num)
+    agree(ours, theirs)
+    assert (INSIDE in ours) == isinstance(clip, Quantile)
+    assert (flat(ours) == 0).all() == (num == 0)
+
+
+def test_example_that_is_not_finite_counts_as_zero():
+    inputs, targets = batch(NUM)
+    inputs[2] = math.nan
+    where = points_of(network("convolutions"), 2)
+    ours = OpacusEngine(network("convolutions"), loss, NUM)
+    theirs = VmapEngine(network("convolutions"), loss, NUM)
+    query = (where, QUERIES["both signs"], inputs, targets, Flat(0.8))
+    agree(ours.clipped_sum(*query), theirs.clipped_sum(*query))
+
+
+def test_given_model_is_left_untouched():
+    model = network("convolutions")
+    where, before = points_of(model, 2), {k: p.clone() for k, p in model.named_parameters()}
+    engine = OpacusEngine(model, loss, NUM)
+    for _ in range(2):
+        engine.clipped_sum(where, QUERIES["both signs"], *batch(NUM), Flat(0.8))
+    for key, p in model.named_parameters():
+        assert torch.equal(p, before[key])
+        assert p.grad is None
+        assert not hasattr(p, "grad_sample")
+    for module in model.modules():
+        assert not module._forward_hooks
+        assert not module._backward_hooks
+    assert not any(p.requires_grad for point in where for p in point.values())
+
+
+def test_models_own_tensors_are_not_read():
+    model, query = network("convolutions"), (QUERIES["both signs"], *batch(NUM), Flat(0.8))
+    where = points_of(model, 2)
+    expected = OpacusEngine(network("convolutions"), loss, NUM).clipped_sum(where, *query)
+    for p in model.parameters():
+        p.data.fill_(math.nan)
+    total = OpacusEngine(model, loss, NUM).clipped_sum(where, *query)
+    assert torch.equal(flat(total), flat(expected))
+
+
+def test_queries_in_turn_do_not_hear_of_each_other():
+    engine = OpacusEngine(network("called twice"), loss, NUM)
+    first, second = points_of(engine.model, 2)
+    asked = [engine.clipped_sum([p], [1.0], *batch(NUM), Flat(0.8)) for p in (first, second, first)]
+    assert torch.equal(flat(asked[0]), flat(asked[2]))
+    assert not torch.equal(flat(asked[0]), flat(asked[1]))
+
+
+@pytest.mark.xfail(strict=True, reason="Opacus' layers are not tried before the first step")
+@pytest.mark.parametrize("net", UNKNOWN)
+def test_layer_that_opacus_answers_wrongly_is_refused(net):
+    ours, theirs = totals(net, [1.0], Flat(1e6))
+    assert (flat(ours) - flat(theirs)).norm() > 1e-3 * flat(theirs).norm()
+    with pytest.raises(ValueError, match="Opacus"):
+        engine_for(network(net), loss, IDENTITY, NUM, SHAPE, "opacus")

@@ -1,0 +1,127 @@
+"""A batch is cut into few shapes, and rows that only fill up are never heard."""
+
+import math
+
+import pytest
+import torch
+from oracle import CLIPS, QUERIES, alone, draw, flat, points_of
+from torch import nn
+
+from dpsweep.privacy.clip import INSIDE, Quantile, clipped_sum
+from dpsweep.privacy.engine import BookkeepingEngine, VmapEngine
+from dpsweep.privacy.engine.base import portions
+from dpsweep.privacy.engine.opacus import OpacusEngine
+
+ENGINES = {"bookkeeping": BookkeepingEngine, "vmap": VmapEngine, "opacus": OpacusEngine}
+NUM, AT_ONCE = 5, 8  # five of eight fill up to six
+every_engine = pytest.mark.parametrize("engine", ENGINES)
+every_clip = pytest.mark.parametrize("clip", CLIPS.values(), ids=CLIPS)
+every_size = pytest.mark.parametrize("at_once", [1, 2, 3, 4, 5, 7, 8, 10, 64])
+pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
+
+
+def network() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        return nn.Sequential(
+            nn.Conv2d(1, 2, 3), nn.GroupNorm(1, 2), nn.Flatten(), nn.Linear(18, 4)
+        ).double()
+
+
+def batch(num: int = NUM) -> tuple[torch.Tensor, torch.Tensor]:
+    return draw(num, 1, 5, 5, seed=4), torch.arange(num) % 4
+
+
+def cut(num: int, at_once: int) -> list:
+    return list(portions(torch.arange(num) + 100, torch.arange(num) + 500, at_once))
+
+
+@every_size
+@pytest.mark.parametrize("num", [1, 2, 3, 6, 7, 13, 64, 65])
+def test_each_example_is_there_once_and_in_order(num, at_once):
+    parts = cut(num, at_once)
+    inputs = torch.cat([part.inputs_B[part.present_B] for part in parts])
+    targets = torch.cat([part.targets_B[part.present_B] for part in parts])
+    assert inputs.tolist() == [100 + i for i in range(num)]
+    assert targets.tolist() == [500 + i for i in range(num)]
+
+
+@every_size
+@pytest.mark.parametrize("num", [1, 2, 3, 6, 7, 13, 64, 65])
+def test_all_portions_but_the_last_are_whole_and_none_is_larger(num, at_once):
+    *whole, last = cut(num, at_once)
+    assert all(part.present_B.all() and len(part.inputs_B) == at_once for part in whole)
+    assert len(last.inputs_B) == len(last.targets_B) == len(last.present_B) <= at_once
+    assert len(whole) == (num - 1) // at_once
+
+
+@every_size
+def test_batches_of_any_size_come_in_four_shapes_at_most(at_once):
+    sizes = {len(part.inputs_B) for num in range(200) for part in cut(num, at_once)}
+    assert len(sizes) <= 4
+    assert at_once in sizes
+
+
+@every_size
+def test_less_than_a_quarter_is_filled_up_with_the_portions_own_first_example(at_once):
+    for num in range(1, 50):
+        last = cut(num, at_once)[-1]
+        absent = ~last.present_B
+        assert absent.sum() < max(1, math.ceil(at_once / 4))
+        assert (last.inputs_B[absent] == last.inputs_B[0]).all()
+        assert (last.targets_B[absent] == last.targets_B[0]).all()
+        assert last.present_B.tolist() == sorted(last.present_B.tolist(), reverse=True)
+
+
+def test_examples_of_any_shape_are_filled_up():
+    inputs, targets = batch()
+    (part,) = portions(inputs, targets, AT_ONCE)
+    assert part.inputs_B.shape == (6, 1, 5, 5)
+    assert torch.equal(part.inputs_B[5], inputs[0])
+    assert part.present_B.tolist() == [True] * 5 + [False]
+
+
+def test_empty_batch_has_no_portions():
+    assert cut(0, 4) == []
+
+
+@every_clip
+@pytest.mark.parametrize("weights", QUERIES.values(), ids=QUERIES)
+@every_engine
+def test_filled_up_rows_are_not_heard(engine, weights, clip):
+    model, loss = network(), nn.functional.cross_entropy
+    query = (points_of(model, len(weights)), weights, *batch())
+    total = ENGINES[engine](model, loss, AT_ONCE).clipped_sum(*query, clip)
+    expected = clipped_sum(alone(model, loss, *query), clip)
+    torch.testing.assert_close(flat(total), flat(expected), rtol=1e-10, atol=1e-10)
+
+
+@every_clip
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@every_engine
+def test_filled_up_rows_are_not_heard_where_they_are_not_finite(engine, bad, clip):
+    model, loss = network(), nn.functional.cross_entropy
+    inputs, targets = batch()
+    inputs[0] = bad  # the example that fills up
+    where = points_of(model, 2)
+    total = ENGINES[engine](model, loss, AT_ONCE).clipped_sum(
+        where, [-3.7, 4.7], inputs, targets, clip
+    )
+    rest = alone(model, loss, where, [-3.7, 4.7], inputs[1:], targets[1:])
+    expected = clipped_sum(rest, clip)
+    if isinstance(clip, Quantile):  # an answer that counts as zero lies inside
+        expected[INSIDE] += math.sqrt(clip.share) * clip.clip_norm
+    torch.testing.assert_close(flat(total), flat(expected), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("bound", [1e-6, 1e6], ids=["all outside", "all inside"])
+@every_engine
+def test_only_examples_that_are_there_are_counted(engine, bound):
+    clip = Quantile(bound, share=0.2, quantile=0.5, rate=0.2)
+    model = network()
+    total = ENGINES[engine](model, nn.functional.cross_entropy, AT_ONCE).clipped_sum(
+        points_of(model, 1), [1.0], *batch(), clip
+    )
+    side = 0.5 if bound > 1 else -0.5
+    expected = 2 * math.sqrt(clip.share) * clip.clip_norm * side * NUM
+    assert total[INSIDE].item() == pytest.approx(expected)

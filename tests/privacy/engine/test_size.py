@@ -1,0 +1,131 @@
+"""A microbatch is sized by what an example keeps in memory, and by nothing that may change."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from dpsweep.privacy.engine.size import bytes_per_example, fitting_batch
+
+CPU = torch.device("cpu")
+BUDGET, MOST = 192 * 2**20, 256
+ENGINES = ["bookkeeping", "vmap", "opacus"]
+SIZES = [1, 2, 7, 64, 100, 500, 4096, 60_000]
+every_engine = pytest.mark.parametrize("engine", ENGINES)
+every_size = pytest.mark.parametrize("batch_size", SIZES)
+
+
+def net(width: int = 8, side: int = 16, dtype: torch.dtype = torch.float32) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, width, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(width, width, 3, padding=1),
+        nn.GroupNorm(2, width),
+        nn.Flatten(),
+        nn.Linear(width * side * side, 10),
+    ).to(dtype)
+
+
+def size(engine: str, width: int = 8, side: int = 16, dtype: torch.dtype = torch.float32) -> int:
+    return bytes_per_example(net(width, side, dtype), (3, side, side), engine)
+
+
+@every_engine
+def test_larger_images_take_more(engine):
+    sizes = [size(engine, side=side) for side in (4, 8, 16, 32)]
+    assert sizes == sorted(set(sizes))
+    assert sizes[-1] > 3 * sizes[-2]  # four times the pixels
+
+
+@every_engine
+def test_wider_models_take_more(engine):
+    sizes = [size(engine, width=width) for width in (2, 4, 8, 16)]
+    assert sizes == sorted(set(sizes))
+
+
+@every_engine
+def test_double_precision_takes_twice_as_much(engine):
+    assert size(engine, dtype=torch.float64) == 2 * size(engine)
+
+
+@every_engine
+def test_same_model_takes_the_same_every_time(engine):
+    assert len({size(engine) for _ in range(5)}) == 1
+
+
+def test_what_is_kept_is_counted_once_and_twice_for_its_gradient():
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+    kept = 6 + 5 + 3  # the input, what Tanh and the second layer share, the output
+    assert bytes_per_example(model, (6,), "bookkeeping") == 2 * 4 * kept
+    own = 4 * (6 * 5 + 5 + 5 * 3 + 3)
+    assert bytes_per_example(model, (6,), "vmap") == 2 * 4 * kept + 3 * own
+
+
+def test_gradients_that_are_not_written_out_are_not_counted():
+    linear, conv = nn.Linear(4, 4), nn.Conv2d(1, 4, 2)
+    weights = 4 * sum(p.numel() for p in conv.parameters())
+    kept = 2 * 4 * (1 * 9 * 1 + 4 * 4)
+    assert bytes_per_example(conv, (1, 3, 3), "bookkeeping") == kept + weights
+    assert bytes_per_example(linear, (4,), "bookkeeping") == 2 * 4 * (4 + 4)
+
+
+def test_no_number_is_computed_and_the_model_is_left_alone():
+    model = net()
+    for p in model.parameters():
+        p.data.fill_(math.nan)
+    bytes_per_example(model, (3, 16, 16), "bookkeeping")
+    assert all(p.device == CPU and p.grad is None and p.isnan().all() for p in model.parameters())
+
+
+@every_engine
+@every_size
+def test_few_even_parts_hold_a_batch_two_deviations_above_its_mean(batch_size, engine):
+    at_once = fitting_batch(net(), (3, 16, 16), batch_size, engine, CPU)
+    largest = batch_size + 2 * math.sqrt(batch_size)
+    parts = math.ceil(largest / at_once)
+    assert at_once >= 1
+    assert parts * at_once >= largest
+    assert (parts - 1) * at_once < largest
+
+
+@every_engine
+@every_size
+@pytest.mark.parametrize("side", [8, 32, 128])
+def test_memory_of_a_processor_is_kept_but_for_the_rounding(side, batch_size, engine):
+    model = nn.Sequential(nn.Conv2d(3, 32, 3), nn.Tanh(), nn.Conv2d(32, 32, 3))
+    at_once = fitting_batch(model, (3, side, side), batch_size, engine, CPU)
+    fits = max(1.0, min(BUDGET / bytes_per_example(model, (3, side, side), engine), MOST))
+    spread = 1 + 2 / math.sqrt(batch_size)
+    # The number of parts is rounded to the nearest, so that 1.5 of what fits is one part.
+    assert at_once <= math.ceil(1.5 * fits * spread)
+    assert at_once >= min(0.6 * fits, batch_size)
+
+
+def test_batch_that_fits_is_computed_at_once():
+    assert fitting_batch(nn.Linear(4, 2), (4,), 100, "bookkeeping", CPU) == 120
+
+
+def test_batch_of_many_small_examples_is_computed_in_parts_on_a_processor():
+    at_once = fitting_batch(nn.Linear(4, 2), (4,), 1000, "bookkeeping", CPU)
+    assert at_once == math.ceil((1000 + 2 * math.sqrt(1000)) / round(1000 / MOST))
+
+
+def test_example_that_alone_is_too_large_is_computed_all_the_same():
+    huge = nn.Linear(2**26, 1, device="meta")
+    assert bytes_per_example(huge, (2**26,), "vmap") > BUDGET
+    assert fitting_batch(huge, (2**26,), 4, "vmap", CPU) == 2  # four parts, of eight at the most
+
+
+def test_card_is_filled_to_a_share_of_its_memory(monkeypatch):
+    class Card:
+        total_memory = 10 * 2**30
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Card)
+    model, shape = net(width=64, side=32), (3, 32, 32)
+    fits = 0.4 * Card.total_memory / bytes_per_example(model, shape, "bookkeeping")
+    at_once = fitting_batch(model, shape, 10**6, "bookkeeping", torch.device("cuda"))
+    assert at_once == pytest.approx(fits, rel=0.05)
+    assert at_once > 5 * fitting_batch(model, shape, 10**6, "bookkeeping", CPU)
+    small = fitting_batch(nn.Linear(4, 2), (4,), 5000, "bookkeeping", torch.device("cuda"))
+    assert small > 5000  # as many as there are
