@@ -68,7 +68,7 @@ def _one_at_a_time(
     model: nn.Module, loss: Loss, params: Tensors, inputs: Tensor, targets: Tensor
 ) -> Tensors:
     answers: dict[str, list[Tensor]] = {key: [] for key in params}
-    for x, y in zip(inputs.split(1), targets.split(1), strict=True):
+    for x, y in zip(torch.split(inputs, 1), torch.split(targets, 1), strict=True):
         leaves = {key: p.clone().requires_grad_() for key, p in params.items()}
         value = loss(functional_call(model, leaves, (x,)), y)
         grads = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)

@@ -83,29 +83,29 @@ def test_points_of_large_weights_do_not_pass_the_clip_norm(form, size, apart):
     assert largest(answer, Flat(C)) <= 1 + 1e-3
 
 
-@pytest.mark.parametrize("apart", [0.0, 1e-6, 1e-4, 1e-2])
-@pytest.mark.parametrize("size", [1.0, 1e3, 1e6])
 @pytest.mark.parametrize(
     "form",
     [
         pytest.param(
             form,
-            marks=pytest.mark.xfail(reason="rows are summed in float32")
+            marks=pytest.mark.xfail(strict=True, reason="rows of a table are summed in float32")
             if form == "tokens"
             else (),
         )
         for form in FORMS
     ],
 )
-def test_example_whose_points_cancel_does_not_blur_the_others(form, size, apart):
+def test_example_whose_points_cancel_does_not_blur_the_others(form):
     inputs, grads = draw(3, 6, 4, seed=1), draw(3, 6, 3, seed=2)
-    grads[0] *= size
-    near = grads + apart * grads.norm() * draw(3, 6, 3, seed=3)
-    pair = torch.cat([100 * grads, -99 * near], 1).float()
-    answer = answer_of(form, torch.cat([inputs, inputs], 1).float(), pair, points=2)
-    factor_B = Flat(C).factors({"w": answer.squares().double()})["w"]
-    alone = sum(answer.summed(factor_b).double() for factor_b in torch.diag(factor_B))
-    assert (answer.summed(factor_B).double() - alone).norm() <= 1e-4 * C
+    for apart in (0.0, 1e-6, 1e-4, 1e-2):
+        last = grads[2:] * (1 + apart * draw(1, 6, 3, seed=3))  # after what it may blur
+        near = torch.cat([0 * grads[:2], last])
+        pair = torch.cat([100 * grads, -100 * near], 1).float()
+        answer = answer_of(form, torch.cat([inputs, inputs], 1).float(), pair, points=2)
+        factor_B = Flat(C).factors({"w": answer.squares().double()})["w"]
+        one_by_one = [answer.summed(factor_b).double() for factor_b in torch.diag(factor_B)]
+        blur = answer.summed(factor_B).double() - torch.stack(one_by_one).sum(0)
+        assert blur.norm() <= 1e-3 * C, apart
 
 
 @every_form
