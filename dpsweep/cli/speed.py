@@ -16,7 +16,7 @@ from dpsweep.cli.say import console
 from dpsweep.core.errors import ConfigError
 from dpsweep.train.footprint import peak_bytes
 from dpsweep.train.memory import keep_freed_memory
-from dpsweep.train.race import Race, Take, medians, ratios, runner
+from dpsweep.train.race import Race, Take, medians, ratios, runner, step_operations
 from dpsweep.train.step import REGIONS
 
 _PROFILED = 3
@@ -33,6 +33,7 @@ class Row:
         slowest: Its slowest step, in milliseconds.
         ratio: Median over the first runner's.
         per_second: Examples a second, by the median.
+        gflops: Arithmetic of a plain step, in 10^9 operations a second, by the median.
         peak_mb: Peak memory of a step, in MB; None if not asked.
         parts: Share of the step by its parts; None for those that are not ours.
     """
@@ -43,6 +44,7 @@ class Row:
     slowest: float
     ratio: float
     per_second: float
+    gflops: float
     peak_mb: float | None
     parts: dict[str, float] | None
 
@@ -62,6 +64,7 @@ def step(race: Race, names: list[str], options: Mapping[str, Any]) -> None:
     keep_freed_memory()  # for all of them, as in a trial
     takes = {name: runner(race, name) for name in names}
     wait = torch.cuda.synchronize if race.device == "cuda" else (lambda: None)
+    operations = step_operations(race)
     seconds = medians(takes, options["repeats"], wait)
     units = ratios(seconds, names[0])
     rows = []
@@ -75,6 +78,7 @@ def step(race: Race, names: list[str], options: Mapping[str, Any]) -> None:
                 slowest=1e3 * max(times),
                 ratio=units[name],
                 per_second=race.batch_size / one,
+                gflops=operations / one / 1e9,
                 peak_mb=peak_bytes(race, name) / 1e6 if options["memory"] else None,
                 parts=_parts(takes[name], race.device),
             )
@@ -131,7 +135,7 @@ def _table(race: Race, rows: list[Row]) -> Table:
         pad_edge=False,
     )
     table.add_column("runner")
-    for column in ("ms", "fastest", "slowest", f"of {rows[0].runner}", "examples/s"):
+    for column in ("ms", "fastest", "slowest", f"of {rows[0].runner}", "examples/s", "GFLOP/s"):
         table.add_column(column, justify="right")
     if rows[0].peak_mb is not None:
         table.add_column("peak MB", justify="right")
@@ -143,6 +147,7 @@ def _table(race: Race, rows: list[Row]) -> Table:
             f"{row.slowest:.1f}",
             f"{row.ratio:.2f}",
             f"{row.per_second:.0f}",
+            f"{row.gflops:.0f}",
         ]
         table.add_row(*cells, *([] if row.peak_mb is None else [f"{row.peak_mb:.0f}"]))
     return table

@@ -18,6 +18,7 @@ from opacus.grad_sample import GradSampleModuleFastGradientClipping
 from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from dpsweep.config.load import Source
 from dpsweep.config.trial import TrialConfig, load_trial, trial_source
@@ -127,6 +128,14 @@ def medians(
             sync()
             seconds[name].append(time.perf_counter() - start)
     return {name: times[1:] for name, times in seconds.items()}
+
+
+def step_operations(race: Race) -> int:
+    """Floating-point operations of one plain SGD step, which is what training needs at least."""
+    take = _sgd(race)
+    with FlopCounterMode(display=False) as counter:
+        take()
+    return int(counter.get_total_flops())
 
 
 def ratios(seconds: Mapping[str, Sequence[float]], name: str) -> dict[str, float]:

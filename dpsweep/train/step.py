@@ -183,8 +183,8 @@ class Step:
         return self.engine.clipped_sum(
             points,
             weights,
-            inputs_B=self.data.scaled(self.data.inputs[batch], self.dtype),
-            targets_B=self.data.targets[batch],
+            inputs_B=self.data.scaled(self.data.inputs.index_select(0, batch), self.dtype),
+            targets_B=self.data.targets.index_select(0, batch),
             clip=clip,
         )
 

@@ -53,8 +53,9 @@ def test_a_method_that_does_not_fit_the_model_is_refused():
 
 def test_keys_of_model_and_method_can_be_set():
     args = ["--method", "spectral_dp", "--against", "", "--repeats", "1", "--json"]
-    told = json.loads(bench(*STEP, *args, "--set", "model.block=2", "--set", "method.keep=0.4"))
-    assert told["race"]["settings"] == ["model.block=2", "method.keep=0.4"]
+    keys = ["model.width=5", "model.block=5", "method.keep=0.4"]
+    told = json.loads(bench(*STEP, *args, *(x for key in keys for x in ("--set", key))))
+    assert told["race"]["settings"] == keys
 
 
 def test_sigmas_are_near_those_of_opacus():

@@ -9,7 +9,7 @@ from torch.func import functional_call
 from dpsweep.privacy.engine.layers import written
 
 _CPU_BYTES = 192 * 2**20
-"""Keeps a microbatch near a processor's shared cache; more was slower on every CPU we tried."""
+"""Between the cost of starting many small kernels and that of leaving the caches."""
 
 _CPU_EXAMPLES = 256
 """More make no step faster, and float32 sums over many examples less precise."""

@@ -1,0 +1,49 @@
+"""How much of a trial's time is steps: python docs/benchmarks/trial.py CONFIG [KEY=VALUE ...].
+
+Everything else is reading data, assembling, evaluating, checkpoints. The second of two trials in
+one process is told, as workers train many.
+"""
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from dpsweep.config.load import read_yaml
+from dpsweep.config.trial import load_trial, trial_source
+from dpsweep.train import loop
+from dpsweep.train.room import Room
+from dpsweep.train.step import Progress, Step
+
+
+class Timed(Step):
+    """The step, and the seconds that all of them took."""
+
+    seconds = 0.0
+
+    def __call__(self, progress: Progress) -> None:
+        start = time.perf_counter()
+        super().__call__(progress)
+        Timed.seconds += time.perf_counter() - start
+
+
+def main(file: str, settings: list[str]) -> None:
+    """Trains the config twice and prints the share of the second one."""
+    config = load_trial(trial_source(read_yaml(file), settings))
+    assemble = loop.assemble
+    loop.assemble = lambda *args: Timed(**vars(assemble(*args)))
+    for _ in range(2):
+        with tempfile.TemporaryDirectory() as folder:
+            room = Room(Path(folder) / "trial")
+            Timed.seconds, start = 0.0, time.perf_counter()
+            with room.lock():
+                room.make_secret()
+                loop.train(config, room, lambda row: None)
+            whole = time.perf_counter() - start
+    print(
+        f"{whole:.2f} s, of which steps {Timed.seconds:.2f} s, else {1 - Timed.seconds / whole:.1%}"
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])
