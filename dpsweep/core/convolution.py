@@ -11,16 +11,18 @@ def kernel_gradient(
     grads: Tensor,
     shape: Sequence[int],
     stride: Sequence[int] = (1, 1),
+    padding: Sequence[int] = (0, 0),
     dilation: Sequence[int] = (1, 1),
     groups: int = 1,
 ) -> Tensor:
-    """d/dK of sum(grads * conv2d(inputs, K)) for a convolution without padding.
+    """d/dK of sum(grads * conv2d(inputs, K)).
 
     Args:
-        inputs: Padded, shape (B, I, H, W).
+        inputs: Shape (B, I, H, W).
         grads: Shape (B, O, H', W').
         shape: Of K, (O, I / groups, k_h, k_w).
         stride: By axis.
+        padding: Zeros on both sides, by axis.
         dilation: By axis.
         groups: Of the channels.
     """
@@ -31,7 +33,7 @@ def kernel_gradient(
         grads.new_empty(tuple(shape)),  # read for its shape alone
         None,
         stride,
-        (0, 0),
+        padding,
         dilation,
         False,
         (0, 0),

@@ -60,6 +60,12 @@ class Race:
     max_physical_batch: int | str = "auto"
     settings: tuple[str, ...] = ()
 
+    @property
+    def without_method(self) -> "Race":
+        """The same for runners that have no method of ours."""
+        kept = tuple(key for key in self.settings if not key.startswith("method."))
+        return replace(self, settings=kept)
+
     def config(self, method: str, engine: str = "auto") -> TrialConfig:
         """A trial of this race.
 
@@ -169,7 +175,7 @@ def _assembled(config: TrialConfig, race: Race) -> Step:
 
 
 def _data(race: Race) -> Dataset:
-    spec = race.config("dp_sgd").data.spec
+    spec = race.without_method.config("dp_sgd").data.spec
     num = _BATCHES * race.batch_size
     rng = torch.Generator().manual_seed(0)
     inputs = torch.randint(0, spec.brightest + 1, (num, *spec.shape), generator=rng)
@@ -190,7 +196,7 @@ class _Peer:
 
     @classmethod
     def of(cls, race: Race) -> "_Peer":
-        config = race.config("dp_sgd")
+        config = race.without_method.config("dp_sgd")
         model = build_model(config.model, config.data.spec, config.seed)
         return cls(model.to(race.device), _data(race), race.batch_size)
 

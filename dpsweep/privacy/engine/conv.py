@@ -15,7 +15,7 @@ Shapes: B examples (times groups), O and I channels of a group, T = positions of
 L = pixels of a phase, K = k_h k_w lags.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -60,7 +60,8 @@ class Runs:
     def of(cls, layer: nn.Conv2d, output: torch.Size) -> "Runs":
         """Those of `layer` where its output is of shape (B, O, height, width)."""
         stride, dilation, kernel = layer.stride, layer.dilation, layer.kernel_size
-        return cls(
+        kind = Aligned if _keeps_size(layer) else Runs
+        return kind(
             (stride[0], stride[1]),
             (dilation[0], dilation[1]),
             (kernel[0], kernel[1]),
@@ -74,6 +75,16 @@ class Runs:
         sides = zip(self.output, self.kernel, self.dilation, self.stride, strict=True)
         height, width = (size + (k - 1) * d // s for size, k, d, s in sides)
         return height, width
+
+    @property
+    def padding(self) -> tuple[int, int]:
+        """What `prepared` leaves to the library's own kernel."""
+        return 0, 0
+
+    @property
+    def pixels(self) -> int:
+        """L."""
+        return prod(self.phase)
 
     @property
     def length(self) -> int:
@@ -91,7 +102,7 @@ class Runs:
             for v in range(self.kernel[1])
         ]
 
-    def padded(self, inputs: Tensor, layer: nn.Conv2d) -> Tensor:
+    def prepared(self, inputs: Tensor, layer: nn.Conv2d) -> Tensor:
         """The layer's own padding, and zeros or a cut up to whole phases."""
         before = layer._reversed_padding_repeated_twice  # left, right, top, bottom
         if layer.padding_mode != "zeros":
@@ -109,6 +120,25 @@ class Runs:
         grid = pixels.view(len(pixels), height, s_h, width, s_w, -1)
         wanted = dict.fromkeys(phase for phase, _ in self.lags)
         return {(r, c): self._grouped(grid[:, :, r, :, c]) for r, c in wanted}
+
+    def pairs(self, inputs: Tensor, grads: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """For each lag its windows (B, T, I), and the output's gradient beside them (B, T, O)."""
+        phases, run = self.phases(inputs), self.run(grads)
+        for phase, at in self.lags:
+            yield phases[phase][:, at : at + self.length], run
+
+    def window_gram(self, left: Tensor, right: Tensor) -> Tensor:
+        """<window_t, window_t'> over channels and lags, shape (B, T, T), of two inputs."""
+        one, other = self.phases(left), self.phases(right)
+        pixels = {phase: x @ other[phase].transpose(1, 2) for phase, x in one.items()}
+        parts = (
+            pixels[phase][:, at : at + self.length, at : at + self.length]
+            for phase, at in self.lags
+        )
+        total = next(parts).clone()
+        for part in parts:
+            total += part
+        return total
 
     def run(self, grads: Tensor) -> Tensor:
         """The output's gradient as one run, shape (B, T, O)."""
@@ -131,23 +161,109 @@ class Runs:
             num_points: Points (times calls) of the query.
         """
         out, size, length = shape[0] // self.groups, prod(shape) // self.groups, self.length
-        num_lags, pixels = len(self.lags), prod(self.phase)
+        num_lags = len(self.lags)
         written = num_points * _PRODUCT * size * length + _WRITTEN * size
         pairs = num_points * (num_points + 1) // 2
         phases = len({phase for phase, _ in self.lags})
-        products = phases * pixels**2 * shape[1] + length**2 * (out + num_lags)
+        products = phases * self.pixels**2 * shape[1] + length**2 * (out + num_lags)
         return num_points * size * prod(self.output) + pairs * _DOUBLE * products < written
+
+
+class Aligned(Runs):
+    """The layout where output and input have one size and zeros surround them: nothing is padded.
+
+    The window of lag (u, v) of position t = w y + x is pixel t + w (d u - p) + (d v - p). Rows that
+    fall outside are at the ends of the run; columns that do are where a copy of G has zeros.
+    """
+
+    @property
+    def padding(self) -> tuple[int, int]:
+        (d_h, d_w), (k_h, k_w) = self.dilation, self.kernel
+        return d_h * (k_h - 1) // 2, d_w * (k_w - 1) // 2
+
+    @property
+    def pixels(self) -> int:
+        return prod(self.output)
+
+    @property
+    def length(self) -> int:
+        return prod(self.output)
+
+    @cached_property
+    def shifts(self) -> list[tuple[int, int]]:
+        """(offset, columns moved) of each lag, the kernel's rows first."""
+        (p_h, p_w), (d_h, d_w) = self.padding, self.dilation
+        moves = [
+            (d_h * u - p_h, d_w * v - p_w)
+            for u in range(self.kernel[0])
+            for v in range(self.kernel[1])
+        ]
+        return [(self.output[1] * down + right, right) for down, right in moves]
+
+    def prepared(self, inputs: Tensor, layer: nn.Conv2d) -> Tensor:
+        return inputs
+
+    def pairs(self, inputs: Tensor, grads: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        pixels = self._grouped(inputs.permute(0, 2, 3, 1))
+        runs: dict[int, Tensor] = {}
+        for at, right in self.shifts:
+            if right not in runs:
+                runs[right] = self.run(_without_columns(grads, right))
+            inside = self._inside(at)
+            yield pixels[:, inside.start + at : inside.stop + at], runs[right][:, inside]
+
+    def window_gram(self, left: Tensor, right: Tensor) -> Tensor:
+        one, other = (self._grouped(x.permute(0, 2, 3, 1)) for x in (left, right))
+        pixels = one @ other.transpose(1, 2)
+        total = torch.zeros_like(pixels)
+        all_T = pixels.new_ones(1, 1, *self.output)
+        for at, columns in self.shifts:
+            inside = self._inside(at)
+            there = slice(inside.start + at, inside.stop + at)
+            part = pixels[:, there, there]
+            if columns:
+                valid_T = _without_columns(all_T, columns).flatten()[inside]
+                part = torch.where(valid_T[:, None] * valid_T > 0, part, 0)
+            total[:, inside, inside] += part
+        return total
+
+    def run(self, grads: Tensor) -> Tensor:
+        return self._grouped(grads.permute(0, 2, 3, 1))
+
+    def _inside(self, at: int) -> slice:
+        """Positions whose pixel at that offset exists; none, if the kernel reaches so far."""
+        start = min(max(0, -at), self.length)
+        return slice(start, max(start, self.length - max(0, at)))
+
+
+def _keeps_size(layer: nn.Conv2d) -> bool:
+    if set(layer.stride) != {1} or layer.padding_mode != "zeros" or layer.padding == "valid":
+        return False
+    sides = list(zip(layer.kernel_size, layer.dilation, strict=True))
+    if isinstance(layer.padding, str):  # same
+        return all(d * (k - 1) % 2 == 0 for k, d in sides)
+    return all(2 * int(p) == d * (k - 1) for p, (k, d) in zip(layer.padding, sides, strict=True))
+
+
+def _without_columns(leaf: Tensor, right: int) -> Tensor:
+    """`leaf`, shape (B, O, height, width), with zeros where `right` columns on is outside."""
+    if right == 0:
+        return leaf
+    left, width = leaf.clone(), leaf.shape[3]
+    outside = slice(max(0, width - right), width) if right > 0 else slice(0, min(-right, width))
+    left[..., outside] = 0
+    return left
 
 
 def kernel(layer: nn.Conv2d, uses: Sequence[Use]) -> Answer:
     """The answer of a convolution's weight."""
     shape = tuple(layer.weight.shape)
     runs = [Runs.of(layer, use.grad.shape) for use in uses]
-    padded = [run.padded(use.inputs[0], layer) for run, use in zip(runs, uses, strict=True)]
+    inputs = [run.prepared(use.inputs[0], layer) for run, use in zip(runs, uses, strict=True)]
     grads = [use.grad if use.weight == 1 else use.weight * use.grad for use in uses]
     if all(run == runs[0] for run in runs) and runs[0].cheaper_by_gram(shape, len(uses)):
-        return ByGram(shape, runs[0], padded, grads)
-    return ByLags.of(shape, runs, padded, grads)
+        return ByGram(shape, runs[0], inputs, grads)
+    return ByLags.of(shape, runs, inputs, grads)
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,18 +285,16 @@ class ByLags:
         cls,
         shape: tuple[int, ...],
         runs: Sequence[Runs],
-        padded: Sequence[Tensor],
+        inputs: Sequence[Tensor],
         grads: Sequence[Tensor],
     ) -> "ByLags":
-        """From each point's layout, padded input and output gradient, the weights included."""
+        """From each point's layout, prepared input and output gradient, the weights included."""
         groups, num_lags = runs[0].groups, len(runs[0].lags)
         out, inside = shape[0] // groups, shape[1]
         sides = (inside, out) if out >= inside else (out, inside)
         lags = grads[0].new_empty(num_lags, len(grads[0]) * groups, *sides)
-        for i, (run, x, g) in enumerate(zip(runs, padded, grads, strict=True)):
-            phases, run_BTO = run.phases(x), run.run(g)
-            for lag, (phase, offset) in zip(lags, run.lags, strict=True):
-                pair = (phases[phase][:, offset : offset + run.length], run_BTO)
+        for i, (run, x, g) in enumerate(zip(runs, inputs, grads, strict=True)):
+            for lag, pair in zip(lags, run.pairs(x, g), strict=True):
                 left, right = pair if out >= inside else pair[::-1]
                 if i == 0:
                     torch.bmm(left.transpose(1, 2), right, out=lag)
@@ -221,13 +335,13 @@ class ByGram:
     Attributes:
         shape: Of the weight.
         runs: The layout, of every point.
-        padded: Padded input at each point, shape (B, I, s L_h, s L_w).
+        inputs: Prepared input at each point.
         grads: The output's gradient there, weights of the query included.
     """
 
     shape: tuple[int, ...]
     runs: Runs
-    padded: list[Tensor]
+    inputs: list[Tensor]
     grads: list[Tensor]
 
     def squares(self) -> Tensor:
@@ -239,12 +353,12 @@ class ByGram:
 
         Positions and points may cancel; see answers.not_too_small for what is added.
         """
-        phases = [self.runs.phases(x.double()) for x in self.padded]
+        inputs = [x.double() for x in self.inputs]
         runs = [self.runs.run(g.double()) for g in self.grads]
         square_B = longest_B = runs[0].new_zeros(())
-        for i in range(len(phases)):
+        for i in range(len(inputs)):
             for j in range(i + 1):
-                windows = self._windows(phases[i], phases[j])
+                windows = self.runs.window_gram(inputs[i], inputs[j])
                 outputs = runs[i] @ runs[j].transpose(1, 2)
                 pair_B = (windows * outputs).sum((1, 2))
                 square_B = square_B + (pair_B if i == j else 2 * pair_B)
@@ -255,33 +369,20 @@ class ByGram:
         groups = self.runs.groups
         return square_B.view(-1, groups).sum(1), longest_B.view(-1, groups).sum(1)
 
-    def _windows(
-        self, left: dict[tuple[int, int], Tensor], right: dict[tuple[int, int], Tensor]
-    ) -> Tensor:
-        """<window_t, window_t'> over channels and lags, shape (B, T, T)."""
-        length = self.runs.length
-        pixels = {phase: left[phase] @ right[phase].transpose(1, 2) for phase in left}
-        parts = (
-            pixels[phase][:, at : at + length, at : at + length] for phase, at in self.runs.lags
-        )
-        total = next(parts).clone()
-        for part in parts:
-            total += part
-        return total
-
     def summed(self, factor_B: Tensor) -> Tensor:
         total = self.grads[0].new_zeros(self.shape, dtype=torch.float64)
-        loud_B = self._loud(factor_B) if len(self.padded) > 1 else torch.zeros_like(factor_B) > 0
+        loud_B = self._loud(factor_B) if len(self.inputs) > 1 else torch.zeros_like(factor_B) > 0
         on_cpu = loud_B.device.type == "cpu"  # elsewhere, asking would wait for the device
-        if len(self.padded) > 1 and (not on_cpu or loud_B.any()):
+        if len(self.inputs) > 1 and (not on_cpu or loud_B.any()):
             total += self._summed_in_double(torch.where(loud_B, factor_B, 0))
         quiet_B = torch.where(loud_B, 0, factor_B)
-        for x, g in zip(self.padded, self.grads, strict=True):
+        for x, g in zip(self.inputs, self.grads, strict=True):
             total += kernel_gradient(
                 cleaned(x, quiet_B),
                 cleaned(g, quiet_B) * quiet_B.to(g)[:, None, None, None],
                 self.shape,
                 self.runs.stride,
+                self.runs.padding,
                 self.runs.dilation,
                 self.runs.groups,
             )
@@ -300,15 +401,13 @@ class ByGram:
         groups = self.runs.groups
         out, inside = self.shape[0] // groups, self.shape[1]
         total = factor_B.new_zeros(len(self.runs.lags), groups, out, inside, dtype=torch.float64)
-        for x, g in zip(self.padded, self.grads, strict=True):
-            phases = self.runs.phases(cleaned(x, factor_B).double())
+        for x, g in zip(self.inputs, self.grads, strict=True):
             scaled = cleaned(g, factor_B).double() * factor_B.double()[:, None, None, None]
-            run = self.runs.run(scaled).reshape(-1, groups, self.runs.length, out)
-            for lag, (phase, at) in zip(total, self.runs.lags, strict=True):
-                windows = phases[phase][:, at : at + self.runs.length]
-                windows = windows.reshape(-1, groups, self.runs.length, inside)
-                lag += torch.einsum("bgto,bgti->goi", run, windows)
+            pairs = self.runs.pairs(cleaned(x, factor_B).double(), scaled)
+            for lag, (windows, run) in zip(total, pairs, strict=True):
+                left, right = (z.view(-1, groups, *z.shape[1:]) for z in (run, windows))
+                lag += torch.einsum("bgto,bgti->goi", left, right)
         return total.permute(1, 2, 3, 0).reshape(self.shape)
 
     def each(self) -> Tensor:
-        return ByLags.of(self.shape, [self.runs] * len(self.grads), self.padded, self.grads).each()
+        return ByLags.of(self.shape, [self.runs] * len(self.grads), self.inputs, self.grads).each()
