@@ -214,12 +214,14 @@ def scaling(
 
 
 def add(total: Clipped, part: Clipped) -> Clipped:
-    """The sum over two batches that share no example; a total in double stays so.
+    """The sum over two batches that share no example, in `total` itself; in double it stays so.
 
     Microbatches are summed in double precision: one example more moves the bounds of all those
     after it, and the others' rounding errors with them.
     """
-    return Clipped({k: leaf + part[k] for k, leaf in total.items()})
+    for k, leaf in total.items():
+        leaf += part[k]
+    return total
 
 
 def in_two_parts(here: Clipped, there: Clipped, own: float, other: float) -> Clipped:

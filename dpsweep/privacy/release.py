@@ -57,4 +57,4 @@ def _noisy(leaf: torch.Tensor, scale: float, rng: np.random.Generator) -> torch.
         return exact
     noise = torch.from_numpy(rng.standard_normal(tuple(leaf.shape))).to(exact)
     grid = 2.0 ** (math.floor(math.log2(scale)) - _GRID_BITS)
-    return torch.round((exact + scale * noise) / grid) * grid
+    return noise.mul_(scale).add_(exact).div_(grid).round_().mul_(grid)

@@ -73,6 +73,9 @@ def test_every_layout_answers_as_autograd_in_both_forms(monkeypatch, number):
             found = answers(conv, uses)["weight"]
             assert isinstance(found, kind)
             check(found, expected_B, case=(name, mode, form))
+        with monkeypatch.context() as patch:
+            patch.setattr(ByGram, "_loud", lambda self, factor_B: factor_B > 1)
+            check(found, expected_B, case=(name, mode, "by gram, one summed in double"))
 
 
 @both_forms
@@ -124,18 +127,26 @@ def test_number_of_examples_is_free(monkeypatch, num, form):
 
 
 @both_forms
-@pytest.mark.parametrize("image", [(1, 1), (1, 8), (5, 1)])
-def test_images_may_be_lines_or_points(monkeypatch, image, form):
+@pytest.mark.parametrize("padding", [1, "same"])
+@pytest.mark.parametrize(
+    "layout", [{"kernel_size": 3}, {"kernel_size": (3, 5), "dilation": (2, 1)}]
+)
+@pytest.mark.parametrize("image", [(1, 1), (1, 8), (5, 1), (3, 2), (5, 4)])
+def test_images_may_be_smaller_than_the_kernel(monkeypatch, image, layout, padding, form):
+    if padding == 1 and "dilation" in layout:
+        padding = (2, 2)  # what "same" comes to, in numbers
     forced(monkeypatch, form)
-    conv = layer(padding=1)
-    uses = used(conv, image=image)
-    check(answers(conv, uses)["weight"], gradients(conv, uses)["weight"])
+    for groups in GROUPS.values():
+        conv = layer(groups, padding=padding, **layout)
+        uses = used(conv, image=image)
+        check(answers(conv, uses)["weight"], gradients(conv, uses)["weight"], case=groups)
 
 
+@pytest.mark.parametrize("layout", [{"stride": 2}, {"padding": 1}], ids=["strided", "padded"])
 @pytest.mark.parametrize("channels", [(2, 3, 1), (3, 2, 1)], ids=["wider", "narrower"])
-def test_layer_called_on_images_of_two_sizes_is_written_out(monkeypatch, channels):
+def test_layer_called_on_images_of_two_sizes_is_written_out(monkeypatch, channels, layout):
     forced(monkeypatch, "gram")
-    conv = layer(channels, stride=2)
+    conv = layer(channels, **layout)
     uses = used(conv, [0.3]) + used(conv, [-2.0], image=(6, 8))
     found = answers(conv, uses)["weight"]
     assert isinstance(found, ByLags)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from oracle import CLIPS, QUERIES, TOLERANCE, flat, points_of
 from torch import nn
-from zoo import SHAPE, ZOO, Words, batch, loss
+from zoo import SHAPE, ZOO, Net, Words, batch, loss
 
 from dpsweep.core.types import Tensors
 from dpsweep.privacy.clip import INSIDE, Clip, Flat, Quantile
@@ -42,6 +42,9 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "black box": lambda: nn.Sequential(nn.PReLU(2), nn.Flatten(), nn.Linear(72, 4)),
 }
 UNKNOWN: dict[str, Callable[[], nn.Module]] = {  # what Opacus answers wrongly, without a word
+    "examples that hear of each other": lambda: Net(
+        lambda net, x: net.layer((x - x.mean(0)).flatten(1)), layer=nn.Linear(72, 4)
+    ),
     "padding by reflection": lambda: nn.Sequential(
         nn.Conv2d(2, 4, 3, padding=1, padding_mode="reflect"), nn.Flatten()
     ),
