@@ -78,15 +78,19 @@ def test_no_number_is_computed_and_the_model_is_left_alone():
     assert all(p.device == CPU and p.grad is None and p.isnan().all() for p in model.parameters())
 
 
+def fits_of(model: nn.Module, shape: tuple[int, ...], engine: str) -> float:
+    """How many examples a processor takes at once."""
+    return max(1.0, min(BUDGET / bytes_per_example(model, shape, engine), MOST))
+
+
 @every_engine
 @every_size
 def test_few_even_parts_hold_a_batch_two_deviations_above_its_mean(batch_size, engine):
     at_once = fitting_batch(net(), (3, 16, 16), batch_size, engine, CPU)
+    parts = max(1, round(batch_size / fits_of(net(), (3, 16, 16), engine)))
     largest = batch_size + 2 * math.sqrt(batch_size)
-    parts = math.ceil(largest / at_once)
     assert at_once >= 1
-    assert parts * at_once >= largest
-    assert (parts - 1) * at_once < largest
+    assert (at_once - 1) * parts < largest <= at_once * parts
 
 
 @every_engine
@@ -95,7 +99,7 @@ def test_few_even_parts_hold_a_batch_two_deviations_above_its_mean(batch_size, e
 def test_memory_of_a_processor_is_kept_but_for_the_rounding(side, batch_size, engine):
     model = nn.Sequential(nn.Conv2d(3, 32, 3), nn.Tanh(), nn.Conv2d(32, 32, 3))
     at_once = fitting_batch(model, (3, side, side), batch_size, engine, CPU)
-    fits = max(1.0, min(BUDGET / bytes_per_example(model, (3, side, side), engine), MOST))
+    fits = fits_of(model, (3, side, side), engine)
     spread = 1 + 2 / math.sqrt(batch_size)
     # The number of parts is rounded to the nearest, so that 1.5 of what fits is one part.
     assert at_once <= math.ceil(1.5 * fits * spread)
