@@ -143,17 +143,20 @@ def from_grams(left_BTT: Tensor, right_BTT: Tensor, dtype: torch.dtype) -> Tenso
     """
     square_B = (left_BTT * right_BTT).sum((1, 2))
     longest_B = (diagonal(left_BTT) * diagonal(right_BTT)).sqrt().sum(1)
-    return not_too_small(square_B, longest_B, dtype)
+    return not_too_small(square_B, longest_B, dtype, left_BTT.shape[1])
 
 
-def not_too_small(square_B: Tensor, longest_B: Tensor, dtype: torch.dtype) -> Tensor:
+def not_too_small(
+    square_B: Tensor, longest_B: Tensor, dtype: torch.dtype, num_positions: int
+) -> Tensor:
     """A squared norm, computed in double from terms of both signs, plus what rounding hides.
 
     An example whose positions cancel one another must not be let through with a norm too small
     for it. Hidden may be eps64 L^2 of the square itself, L = sum_t |l_t| |r_t|, and of the sum
     that is later computed in `dtype` a length of eps L.
     """
-    hidden_B = (_SLACK * torch.finfo(dtype).eps * longest_B).square()
+    slack = max(_SLACK, num_positions) * torch.finfo(dtype).eps
+    hidden_B = (slack * longest_B).square()
     rounded_B = _TERMS * torch.finfo(torch.float64).eps * longest_B.square()
     return square_B.clamp(min=0) + hidden_B + rounded_B
 

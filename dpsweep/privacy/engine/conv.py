@@ -365,7 +365,7 @@ class ByGram:
                 if i == j:
                     both = (diagonal(windows) * diagonal(outputs)).clamp(min=0)
                     longest_B = longest_B + both.sqrt().sum(1)
-        square_B = not_too_small(square_B, longest_B, self.grads[0].dtype)
+        square_B = not_too_small(square_B, longest_B, self.grads[0].dtype, self.runs.length)
         groups = self.runs.groups
         return square_B.view(-1, groups).sum(1), longest_B.view(-1, groups).sum(1)
 
