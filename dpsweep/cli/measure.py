@@ -7,10 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.table import Table
 
-from dpsweep.cli.say import console
+from dpsweep.cli.say import console, plain_table
 from dpsweep.config.load import Source, put, read_yaml
 from dpsweep.config.trial import TrialConfig, load_trial, trial_source
 from dpsweep.core.errors import ConfigError, unknown
@@ -82,15 +81,9 @@ def _line(found: Audit, seconds: float) -> str:
 
 
 def _table(rows: list[tuple[Audit, float]], plan: dict[str, Any]) -> Table:
-    table = Table(
-        title=(
-            f"Audit at q = {plan['sampling_rate']:g}, {plan['steps']} steps, {plan['runs']} runs "
-            f"with and without the canary, confidence {plan['confidence']:g} for all rows together"
-        ),
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
+    table = plain_table(
+        f"Audit at q = {plan['sampling_rate']:g}, {plan['steps']} steps, {plan['runs']} runs "
+        f"with and without the canary, confidence {plan['confidence']:g} for all rows together"
     )
     table.add_column("method")
     for name in ("claimed ε", "measured ε ≥", "ratio", "by counting", "by Gaussian fit", "sec"):

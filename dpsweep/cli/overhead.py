@@ -12,10 +12,8 @@ from typing import Any
 
 import ray
 from opacus.accountants.utils import get_noise_multiplier
-from rich import box
-from rich.table import Table
 
-from dpsweep.cli.say import console
+from dpsweep.cli.say import console, plain_table
 from dpsweep.cluster.connect import cluster
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import ConfigError, unknown
@@ -69,7 +67,7 @@ def sigma(data: str, epsilon: float, batches: str, epochs: float, as_json: bool)
     if as_json:
         print(json.dumps(rows, indent=2))
         return
-    table = _table(f"Noise multiplier for epsilon {epsilon:g} on {data}, {epochs:g} epochs")
+    table = plain_table(f"Noise multiplier for epsilon {epsilon:g} on {data}, {epochs:g} epochs")
     for name in ("batch", "steps", "sigma", "s", "Opacus RDP", "s", "Opacus PRV", "s"):
         table.add_column(name, justify="right")
     for row in rows:
@@ -140,13 +138,3 @@ def _timed(what: Callable[[], Any]) -> tuple[Any, float]:
     start = time.perf_counter()
     found = what()
     return found, time.perf_counter() - start
-
-
-def _table(title: str) -> Table:
-    return Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-    )

@@ -9,10 +9,9 @@ from statistics import median
 from typing import Any
 
 import torch
-from rich import box
 from rich.table import Table
 
-from dpsweep.cli.say import console
+from dpsweep.cli.say import console, plain_table
 from dpsweep.core.errors import ConfigError
 from dpsweep.train.footprint import peak_bytes
 from dpsweep.train.memory import keep_freed_memory
@@ -127,13 +126,8 @@ def _parts(take: Take, device: str) -> dict[str, float] | None:
 
 
 def _table(race: Race, rows: list[Row]) -> Table:
-    table = Table(
-        title=f"One step of {race.model['name']}, {race.data}, B = {race.batch_size}",
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-    )
+    title = f"One step of {race.model['name']}, {race.data}, B = {race.batch_size}"
+    table = plain_table(title)
     table.add_column("runner")
     for column in ("ms", "fastest", "slowest", f"of {rows[0].runner}", "examples/s", "GFLOP/s"):
         table.add_column(column, justify="right")

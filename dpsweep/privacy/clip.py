@@ -160,10 +160,15 @@ def clipped_sum(answer: PerExample, clip: Clip, present_B: Tensor | None = None)
 
     Rows where `present_B` is False are nobody's, and are not heard.
     """
-    squares = {k: g.unsqueeze(-1).flatten(1).square().sum(1) for k, g in answer.items()}
+    squares = {k: squared_norms(g) for k, g in answer.items()}
     factors, count = scaling(squares, clip, present_B)
     total = {k: weighted_sum(factors[k], g) for k, g in answer.items()}
     return Clipped(total | count)
+
+
+def squared_norms(leaf_B: Tensor) -> Tensor:
+    """|leaf_b|^2 of each example, shape (B,)."""
+    return leaf_B.unsqueeze(-1).flatten(1).square().sum(1)
 
 
 def weighted_sum(factor_B: Tensor, leaf_B: Tensor) -> Tensor:

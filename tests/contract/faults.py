@@ -20,6 +20,7 @@ from dpsweep.methods.momentum import InnerMomentum
 from dpsweep.privacy import release as room_of_the_release
 from dpsweep.privacy.clip import PerLayer, Quantile
 from dpsweep.privacy.engine import BookkeepingEngine, answers, bookkeeping, conv
+from dpsweep.privacy.engine import base as room_of_portions
 from dpsweep.privacy.engine.answers import Answer, Each
 from dpsweep.privacy.engine.base import Portion, portions
 from dpsweep.privacy.engine.tape import Use, record
@@ -394,4 +395,4 @@ def last_microbatch_dropped(patch: pytest.MonkeyPatch) -> None:
             full = size in (int(portion.present_B.sum()), 256)
             yield portion._replace(present_B=portion.present_B & full)
 
-    patch.setattr(bookkeeping, "portions", whole)
+    patch.setattr(room_of_portions, "portions", whole)

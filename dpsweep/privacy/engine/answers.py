@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from dpsweep.privacy.clip import cleaned
+from dpsweep.privacy.clip import cleaned, squared_norms, weighted_sum
 
 _SLACK, _TERMS = 16, 64
 """Of rounding errors: a sum's, and those of all the products a Gram matrix is made of."""
@@ -40,13 +40,10 @@ class Each:
     leaf_B: Tensor
 
     def squares(self) -> Tensor:
-        leaf_B = self.leaf_B.unsqueeze(-1)
-        return leaf_B.square().sum(tuple(range(1, leaf_B.dim())))
+        return squared_norms(self.leaf_B)
 
     def summed(self, factor_B: Tensor) -> Tensor:
-        leaf_B = cleaned(self.leaf_B, factor_B)
-        total: Tensor = torch.tensordot(factor_B.to(leaf_B), leaf_B, dims=1)
-        return total
+        return weighted_sum(factor_B, self.leaf_B)
 
     def each(self) -> Tensor:
         return self.leaf_B

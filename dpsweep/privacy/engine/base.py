@@ -1,13 +1,15 @@
 """What an engine promises: the clipped sum of a query's answers, by whatever way."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.func import vmap
 
 from dpsweep.core.types import Clipped, Tensors
-from dpsweep.privacy.clip import Clip
+from dpsweep.privacy.clip import Clip, add, scaling
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs of shape (B, K), targets of shape (B,)) -> mean over the B examples."""
@@ -57,6 +59,63 @@ class Portion(NamedTuple):
     inputs_B: Tensor
     targets_B: Tensor
     present_B: Tensor
+
+
+@dataclass(frozen=True)
+class ByPortions:
+    """The part of an engine that all share: a batch in microbatches, summed in double.
+
+    Attributes:
+        model: Called through its parameters alone; its own tensors are not read.
+        loss: Loss of one example.
+        max_physical_batch: Examples whose answers are in memory at once.
+    """
+
+    model: nn.Module
+    loss: Loss
+    max_physical_batch: int
+
+    def clipped_sum(
+        self,
+        points: Sequence[Tensors],
+        weights: Sequence[float],
+        inputs_B: Tensor,
+        targets_B: Tensor,
+        clip: Clip,
+    ) -> Clipped:
+        """See `Engine`."""
+        total = self._nobody(points[0], clip)
+        points = [{k: self._laid_out(p) for k, p in point.items()} for point in points]
+        inputs_B = self._laid_out(inputs_B)
+        for portion in portions(inputs_B, targets_B, self.max_physical_batch):
+            total = add(total, self._portion(points, weights, portion, clip))
+        return total
+
+    def _portion(
+        self, points: Sequence[Tensors], weights: Sequence[float], portion: Portion, clip: Clip
+    ) -> Clipped:
+        """The clipped sum over one microbatch."""
+        raise NotImplementedError
+
+    def _laid_out(self, leaf: Tensor) -> Tensor:
+        """Inputs, or a parameter, in the memory layout that the engine is fastest on."""
+        return leaf
+
+    def _shape(self, key: str, param: Tensor) -> tuple[int, ...]:
+        """Of the sum of a parameter's answers."""
+        return tuple(param.shape)
+
+    def _nobody(self, params: Tensors, clip: Clip) -> Clipped:
+        """The sum over no examples."""
+        _, count = scaling({k: p.new_zeros(0).double() for k, p in params.items()}, clip)
+        zeros = {k: p.new_zeros(self._shape(k, p), dtype=torch.float64) for k, p in params.items()}
+        return Clipped(zeros | count)
+
+
+def each_loss(loss: Loss, outputs_B: Tensor, targets_B: Tensor) -> Tensor:
+    """The loss of each example by itself, shape (B,)."""
+    losses_B: Tensor = vmap(lambda o, y: loss(o[None], y[None]))(outputs_B, targets_B)
+    return losses_B
 
 
 def portions(inputs_B: Tensor, targets_B: Tensor, max_physical_batch: int) -> Iterator[Portion]:

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from dpsweep.core.types import Clipped, Tensors
-from dpsweep.privacy.clip import Clip, add, scaling
+from dpsweep.privacy.clip import Clip, scaling
 from dpsweep.privacy.engine.answers import Answer, Each, added
-from dpsweep.privacy.engine.base import Loss, Portion, portions
+from dpsweep.privacy.engine.base import ByPortions, Portion
 from dpsweep.privacy.engine.layers import Site, sites
 from dpsweep.privacy.engine.tape import Use, record
 from dpsweep.privacy.geometry import IDENTITY, Geometry
@@ -27,43 +27,22 @@ from dpsweep.privacy.spectral import LayerMap, Records
 
 
 @dataclass(frozen=True)
-class BookkeepingEngine:
+class BookkeepingEngine(ByPortions):
     """Answers of models whose layers hand on one tensor with the examples first.
 
     Attributes:
-        model: Called through its parameters alone; its own tensors are not read.
-        loss: Loss of one example.
-        max_physical_batch: Examples whose records are in memory at once.
         geometry: Which parameters answer in white coordinates.
     """
 
-    model: nn.Module
-    loss: Loss
-    max_physical_batch: int
     geometry: Geometry = field(default=IDENTITY)
 
-    def clipped_sum(
-        self,
-        points: Sequence[Tensors],
-        weights: Sequence[float],
-        inputs_B: Tensor,
-        targets_B: Tensor,
-        clip: Clip,
-    ) -> Clipped:
-        """Sum over the batch of each example's clipped answer; zeros for an empty batch."""
-        total = self._nobody(points[0], clip)
-        points = [{k: _laid_out(p) for k, p in point.items()} for point in points]
-        inputs_B = _laid_out(inputs_B)
-        for portion in portions(inputs_B, targets_B, self.max_physical_batch):
-            total = add(total, self._portion(points, weights, portion, clip))
-        return total
+    def _laid_out(self, leaf: Tensor) -> Tensor:
+        """Images and kernels with their channels last, which most convolutions are faster on."""
+        return leaf.contiguous(memory_format=torch.channels_last) if leaf.dim() == 4 else leaf
 
-    def _nobody(self, params: Tensors, clip: Clip) -> Clipped:
+    def _shape(self, key: str, param: Tensor) -> tuple[int, ...]:
         maps = self.geometry.maps
-        shapes = {k: maps[k].white_shape if k in maps else p.shape for k, p in params.items()}
-        _, count = scaling({k: p.new_zeros(0).double() for k, p in params.items()}, clip)
-        zeros = {k: p.new_zeros(shapes[k], dtype=torch.float64) for k, p in params.items()}
-        return Clipped(zeros | count)
+        return maps[key].white_shape if key in maps else tuple(param.shape)
 
     def _portion(
         self, points: Sequence[Tensors], weights: Sequence[float], portion: Portion, clip: Clip
@@ -126,11 +105,6 @@ class Mapped:
 
     def each(self) -> Tensor:
         raise ValueError("a parameter that two layers share has no geometry of its own")
-
-
-def _laid_out(leaf: Tensor) -> Tensor:
-    """Images and kernels with their channels last, which most convolutions are faster on."""
-    return leaf.contiguous(memory_format=torch.channels_last) if leaf.dim() == 4 else leaf
 
 
 def _records(uses: Sequence[Use]) -> Records:

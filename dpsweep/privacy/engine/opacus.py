@@ -6,52 +6,28 @@ combined; its optimizer, accountant and noise are not used.
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from opacus.grad_sample import GradSampleModule
-from torch import Tensor, nn
-from torch.func import vmap
 
 from dpsweep.core.types import Clipped, PerExample, Tensors
-from dpsweep.privacy.clip import Clip, add, clipped_sum
-from dpsweep.privacy.engine.base import Loss, Portion, portions
+from dpsweep.privacy.clip import Clip, clipped_sum
+from dpsweep.privacy.engine.base import ByPortions, Portion, each_loss
 
 
-@dataclass(frozen=True)
-class OpacusEngine:
-    """Answers of models whose layers Opacus knows.
+class OpacusEngine(ByPortions):
+    """Answers of models whose layers Opacus knows; it works on a copy of the model."""
 
-    Attributes:
-        model: Copied; its own tensors are not read.
-        loss: Loss of one example.
-        max_physical_batch: Examples whose gradients are in memory at once.
-    """
-
-    model: nn.Module
-    loss: Loss
-    max_physical_batch: int
-
-    def clipped_sum(
-        self,
-        points: Sequence[Tensors],
-        weights: Sequence[float],
-        inputs_B: Tensor,
-        targets_B: Tensor,
-        clip: Clip,
+    def _portion(
+        self, points: Sequence[Tensors], weights: Sequence[float], portion: Portion, clip: Clip
     ) -> Clipped:
-        """Sum over the batch of each example's clipped answer; zeros for an empty batch."""
-        nobody = {k: p.new_zeros((0, *p.shape)).double() for k, p in points[0].items()}
-        total = clipped_sum(PerExample(nobody), clip)
-        for portion in portions(inputs_B, targets_B, self.max_physical_batch):
-            answer: Tensors = {}
-            for point, weight in zip(points, weights, strict=True):
-                for key, leaf_B in self._gradients(point, portion).items():
-                    part = weight * leaf_B
-                    answer[key] = answer[key] + part if key in answer else part
-            total = add(total, clipped_sum(PerExample(answer), clip, portion.present_B))
-        return total
+        answer: Tensors = {}
+        for point, weight in zip(points, weights, strict=True):
+            for key, leaf_B in self._gradients(point, portion).items():
+                part = weight * leaf_B
+                answer[key] = answer[key] + part if key in answer else part
+        return clipped_sum(PerExample(answer), clip, portion.present_B)
 
     def _gradients(self, point: Tensors, portion: Portion) -> Tensors:
         own = dict(self._hooked._module.named_parameters())
@@ -60,7 +36,7 @@ class OpacusEngine:
                 p.copy_(point[key])
                 p.grad = p.grad_sample = None
         outputs = self._hooked(portion.inputs_B)
-        losses_B = vmap(lambda o, y: self.loss(o[None], y[None]))(outputs, portion.targets_B)
+        losses_B = each_loss(self.loss, outputs, portion.targets_B)
         torch.autograd.backward(losses_B.sum())
         num = len(portion.present_B)
         return {

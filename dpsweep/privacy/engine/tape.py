@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import functional_call
 
 from dpsweep.core.types import Tensors
 from dpsweep.privacy.engine.attention import Note, attend, in_pieces
-from dpsweep.privacy.engine.base import Loss, Portion
+from dpsweep.privacy.engine.base import Loss, Portion, each_loss
 
 
 class Unrecordable(ValueError):
@@ -71,7 +71,7 @@ def record(
 
     with _watched(layers, note), torch.enable_grad():
         logits = functional_call(model, params, (portion.inputs_B,))
-        losses_B = vmap(lambda o, y: loss(o[None], y[None]))(logits, portion.targets_B)
+        losses_B = each_loss(loss, logits, portion.targets_B)
         outputs = [output for _, _, output in calls]
         grads = torch.autograd.grad(losses_B.sum(), outputs, allow_unused=True)
     uses: dict[str, list[Use]] = {}

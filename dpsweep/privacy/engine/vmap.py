@@ -9,46 +9,24 @@ is ever held, however many points the query has.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from dpsweep.core.types import Clipped, PerExample, Tensors
-from dpsweep.privacy.clip import Clip, add, clipped_sum
-from dpsweep.privacy.engine.base import Loss, portions
+from dpsweep.privacy.clip import Clip, clipped_sum
+from dpsweep.privacy.engine.base import ByPortions, Portion
 
 
-@dataclass(frozen=True)
-class VmapEngine:
-    """Answers in microbatches, so that memory is bounded by `max_physical_batch` examples.
+class VmapEngine(ByPortions):
+    """Answers written out for a microbatch at a time."""
 
-    Attributes:
-        model: Called through its parameters alone; its own tensors are not read.
-        loss: Loss of one example.
-        max_physical_batch: Examples whose gradients are in memory at once.
-    """
-
-    model: nn.Module
-    loss: Loss
-    max_physical_batch: int
-
-    def clipped_sum(
-        self,
-        points: Sequence[Tensors],
-        weights: Sequence[float],
-        inputs_B: Tensor,
-        targets_B: Tensor,
-        clip: Clip,
+    def _portion(
+        self, points: Sequence[Tensors], weights: Sequence[float], portion: Portion, clip: Clip
     ) -> Clipped:
-        """Sum over the batch of each example's clipped answer; zeros for an empty batch."""
-        nobody = {k: p.new_zeros((0, *p.shape)).double() for k, p in points[0].items()}
-        total = clipped_sum(PerExample(nobody), clip)
-        for inputs, targets, present in portions(inputs_B, targets_B, self.max_physical_batch):
-            answer = self._answer(points, weights, inputs, targets)
-            total = add(total, clipped_sum(answer, clip, present))
-        return total
+        answer = self._answer(points, weights, portion.inputs_B, portion.targets_B)
+        return clipped_sum(answer, clip, portion.present_B)
 
     def _answer(
         self,
