@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dpsweep.config.load import Source
 from dpsweep.config.trial import TrialConfig, load_trial, trial_source
-from dpsweep.core.errors import unknown
+from dpsweep.core.errors import ConfigError, unknown
 from dpsweep.core.seeds import Secret
 from dpsweep.data.models import build as build_model
 from dpsweep.data.read import Dataset
@@ -35,6 +35,12 @@ from dpsweep.train.step import Step
 
 Take = Callable[[], None]
 """Takes one step."""
+
+RUNNERS = (
+    "NAME of a method; NAME:KEY=VALUE:... sets keys of it, as in innerouter:points=3; "
+    "...@ENGINE is another engine, ...@fixed is batches of one size"
+)
+"""How runners of ours are spelled."""
 
 _LR, _CLIP_NORM, _NOISE_MULTIPLIER = 0.01, 1.0, 1.0
 _BATCHES = 8  # in the data set; enough that a Poisson batch differs from the next
@@ -66,8 +72,13 @@ class Race:
         kept = tuple(key for key in self.settings if not key.startswith("method."))
         return replace(self, settings=kept)
 
-    def config(self, method: str, engine: str = "auto") -> TrialConfig:
+    def config(self, method: str, engine: str = "auto", own: Sequence[str] = ()) -> TrialConfig:
         """A trial of this race.
+
+        Args:
+            method: Its name.
+            engine: Its engine.
+            own: KEY=VALUE of the method, which win over `settings`.
 
         Raises:
             ConfigError: If its pieces are unknown or do not fit one another.
@@ -90,7 +101,11 @@ class Race:
             },
             {},
         )
-        source = trial_source(bare, list(self.settings))
+        owned = [f"method.{setting}" for setting in own]
+        source = trial_source(bare, [*self.settings, *owned])
+        place = ":".join([f"bench step: {method}", *own]) + ": "  # not --set, for errors to name
+        told = dict.fromkeys(trial_source(bare, owned).elsewhere, place)
+        source = replace(source, elsewhere={**source.elsewhere, **told})
         config = load_trial(source)
         check_pieces(config, source)
         return config
@@ -101,24 +116,29 @@ def runner(race: Race, name: str) -> Take:
 
     Args:
         race: The circumstances.
-        name: sgd, opacus, opacus-ghost, or one of our methods; METHOD@ENGINE for another engine
-            than auto, METHOD@fixed for batches of one size.
+        name: One of `PEERS`, or of ours, as `RUNNERS` has it.
 
     Raises:
-        ConfigError: If there is no such runner.
+        ConfigError: If there is no such runner, or its method has no such key.
     """
     torch.manual_seed(0)
     if name in PEERS:
         return PEERS[name](race)
-    method, _, how = name.partition("@")
+    spelled, _, how = name.partition("@")
+    method, *own = spelled.split(":")
+    if method in PEERS:
+        raise ConfigError(
+            f"bench step: {name}: {method} is not ours and has no settings. Use {method} alone"
+        )
     if method not in METHODS:
         raise unknown("runner", method, [*PEERS, *METHODS], where="bench step")
+    _refuse_keys(race, name, method, own)
     if how == "fixed":
-        return _ours(race.config(method), race, Fixed)
+        return _ours(race.config(method, own=own), race, Fixed)
     engine = how or "auto"
     if engine == "opacus":  # as its users do: the whole batch at once
         race = replace(race, max_physical_batch=2 * race.batch_size)
-    return _ours(race.config(method, engine), race, Step)
+    return _ours(race.config(method, engine, own), race, Step)
 
 
 def medians(
@@ -157,6 +177,36 @@ class Fixed(Step):
         size = self.config.train.batch_size
         start = step * size % (self.budget.num_examples - size)
         return torch.arange(start, start + size, device=self.data.inputs.device)
+
+
+def _refuse_keys(race: Race, name: str, method: str, own: Sequence[str]) -> None:
+    """Raises ConfigError if a setting, the runner's own or all runners', is none of `method`'s."""
+    known = _keys(method)
+    for setting in own:
+        key, equals, value = setting.partition("=")
+        if not (key and equals and value):
+            raise ConfigError(
+                f"bench step: {name}: {setting!r} is not KEY=VALUE. A runner is {RUNNERS}"
+            )
+        if not known:
+            raise ConfigError(f"bench step: {name}: {method} has no keys. Use {method} alone")
+        if key.split(".")[0] not in known:
+            raise unknown(f"key of {method}", key, known, where=f"bench step: {name}")
+    for setting in race.settings:
+        key = setting.partition("=")[0].removeprefix("method.").split(".")[0]
+        others = [other for other in METHODS if key in _keys(other)]
+        if setting.startswith("method.") and key not in known and others:
+            example = f"{others[0]}:{setting.removeprefix('method.')}"
+            raise ConfigError(
+                f"--set {setting}: is for all runners, and {name} has no {key}. Give it to one "
+                f"runner that has, as in --method {method},{example}"
+            )
+
+
+def _keys(method: str) -> set[str]:
+    """What can be set in a method: fields, by name or by letter."""
+    config = METHODS[method].config
+    return {*config.model_fields, *getattr(config, "letters", {})} - {"name"}
 
 
 def _ours(config: TrialConfig, race: Race, kind: type[Step]) -> Take:

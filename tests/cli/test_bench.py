@@ -30,6 +30,13 @@ def test_steps_are_told_with_their_ratio_to_the_first():
     assert {"device", "threads", "torch", "opacus"} <= told["machine"].keys()
 
 
+def test_methods_of_several_numbers_of_points_run_beside_one_another():
+    names = ["dp_sgd", "disk", "innerouter:points=3", "innerouter:points=3@fixed"]
+    args = ["--method", ",".join(names), "--against", "", "--repeats", "1", "--json"]
+    told = json.loads(bench(*STEP, *args))
+    assert [row["runner"] for row in told["rows"]] == names
+
+
 def test_the_table_names_model_data_and_batch():
     shown = bench(*STEP, "--against", "sgd", "--repeats", "1")
     assert "One step of cnn_small, digits, B = 16" in shown

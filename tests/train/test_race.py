@@ -1,6 +1,7 @@
 """Every runner takes the step that it says it takes."""
 
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -62,6 +63,54 @@ def test_fixed_batches_have_one_size_and_poisson_ones_have_not():
 def test_an_unknown_runner_is_refused_with_the_nearest_name():
     with pytest.raises(ConfigError, match=r"bench step.*dp_sgdd.*dp_sgd"):
         runner(DENSE, "dp_sgdd")
+
+
+def test_a_runner_carries_settings_of_its_own():
+    step = runner(DENSE, "innerouter:points=3:beta=0.5@fixed").func
+    assert isinstance(step, Fixed)
+    assert step.config.method.points == 3
+    assert step.config.method.decay == 0.5
+    assert isinstance(runner(DENSE, "innerouter:k=3@vmap").func.engine, VmapEngine)
+    nested = runner(DENSE, "compose:compose.query.name=momentum:compose.query.points=3").func
+    assert nested.config.method.compose.query.points == 3
+
+
+def test_a_runners_own_setting_wins_over_that_of_all():
+    race = replace(DENSE, settings=("method.points=4", "method.decay=0.5"))
+    method = runner(race, "innerouter:points=3").func.config.method
+    assert (method.points, method.decay) == (3, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "innerouter:pionts=3",
+            r"innerouter:pionts=3: unknown key of innerouter.*'points'",
+        ),
+        ("innerouter:points", r"innerouter:points: 'points' is not KEY=VALUE.*innerouter:points=3"),
+        ("innerouter:points=", r"'points=' is not KEY=VALUE"),
+        ("innerouter:", r"'' is not KEY=VALUE"),
+        ("innerouter:points=33", r"step: innerouter:points=33: method.points: must be at most 16"),
+        ("dp_sgd:points=3", r"dp_sgd:points=3: dp_sgd has no keys. Use dp_sgd alone"),
+        ("sgd:points=3", r"sgd:points=3: sgd is not ours and has no settings. Use sgd alone"),
+        ("innerouter:points=3@opacsu", r"train.engine: must be one of .*'opacsu'"),
+    ],
+)
+def test_a_setting_that_a_runner_does_not_take_is_refused(name, message):
+    with pytest.raises(ConfigError, match=message):
+        runner(DENSE, name)
+
+
+def test_a_setting_of_all_that_one_runner_has_not_names_the_way_to_set_it_for_others():
+    race = replace(DENSE, settings=("method.points=3",))
+    with pytest.raises(
+        ConfigError, match=r"--set method.points=3: .*dp_sgd has no points.*innerouter:points=3"
+    ):
+        runner(race, "dp_sgd")
+    race = replace(DENSE, settings=("method.pionts=3",))
+    with pytest.raises(ConfigError, match=r"--set method.pionts: unknown key. Did you mean"):
+        runner(race, "innerouter")
 
 
 def test_runners_take_turns_and_the_first_round_does_not_count():

@@ -9,7 +9,7 @@ from torch import nn
 
 from dpsweep.privacy.engine.base import Engine, Loss
 from dpsweep.privacy.engine.bookkeeping import BookkeepingEngine
-from dpsweep.privacy.engine.doubt import reason_to_doubt
+from dpsweep.privacy.engine.doubt import Make, reason_to_doubt
 from dpsweep.privacy.engine.layers import black_boxes
 from dpsweep.privacy.engine.vmap import VmapEngine
 from dpsweep.privacy.geometry import Geometry
@@ -20,7 +20,7 @@ Choice = Literal["auto", "bookkeeping", "vmap", "opacus"]
 
 _log = logging.getLogger(__name__)
 _said: set[str] = set()
-_doubts: dict[tuple[str, tuple[int, ...], str, str], str | None] = {}
+_doubts: dict[tuple[object, ...], str | None] = {}
 
 
 def engine_for(
@@ -42,7 +42,7 @@ def engine_for(
         input_shape: Of one example.
         choice: Which engine.
         kind: What tells this model apart from all others, such as its config: then the question
-            whether it can be recorded is asked once in a process, and not each time.
+            whether an engine is right about it is asked once in a process, and not each time.
 
     Raises:
         ValueError: If the engine cannot answer for this model in this geometry.
@@ -56,12 +56,12 @@ def engine_for(
         return VmapEngine(model, loss, max_physical_batch)
     if choice == "opacus":  # its package takes half a second to import, and few need it
         room = import_module("dpsweep.privacy.engine.opacus")
+        reason = room.overlooked(model) or _doubt(model, loss, input_shape, kind, room.OpacusEngine)
+        if reason:
+            raise ValueError(f"Opacus does not answer rightly for it: {reason}. Use auto")
         engine: Engine = room.OpacusEngine(model, loss, max_physical_batch)
         return engine
-    asked = (kind or "", input_shape, str(first.dtype), str(first.device))
-    if kind is None or asked not in _doubts:
-        _doubts[asked] = reason_to_doubt(model, loss, input_shape)
-    reason = _doubts[asked]
+    reason = _doubt(model, loss, input_shape, kind, BookkeepingEngine)
     if reason is None:
         if boxes := black_boxes(model):
             _say(f"computed by vmap, being unknown to book-keeping: {', '.join(boxes)}")
@@ -95,6 +95,17 @@ def refuse_mixing(model: nn.Module) -> None:
                 f"layer {name!r} ({type(layer).__name__}) drops at random, with draws that no seed "
                 f"of a trial governs: a step could not be replayed. Set its probability to 0"
             )
+
+
+def _doubt(
+    model: nn.Module, loss: Loss, input_shape: tuple[int, ...], kind: str | None, make: Make
+) -> str | None:
+    """See doubt.py; models of a known kind are tried once in a process."""
+    first = next(model.parameters())
+    asked = (make, kind, input_shape, first.dtype, first.device)
+    if kind is None or asked not in _doubts:
+        _doubts[asked] = reason_to_doubt(model, loss, input_shape, make)
+    return _doubts[asked]
 
 
 _DROPOUTS = nn.modules.dropout._DropoutNd

@@ -98,11 +98,13 @@ class Tokens:
         rows_BT: i, int64, shape (B, T).
         grads_BTE: g, weights of the query included; zero at padding. Shape (B, T, E).
         num_rows: Rows of the table.
+        signed: As in `Outer`.
     """
 
     rows_BT: Tensor
     grads_BTE: Tensor
     num_rows: int
+    signed: bool = False
 
     def squares(self) -> Tensor:
         same = self.rows_BT[:, :, None] == self.rows_BT[:, None, :]
@@ -110,6 +112,8 @@ class Tokens:
 
     def summed(self, factor_B: Tensor) -> Tensor:
         g = cleaned(self.grads_BTE, factor_B)
+        if self.signed:
+            g = g.double()
         scaled = (g * factor_B.to(g)[:, None, None]).flatten(0, 1)
         table = g.new_zeros(self.num_rows, g.shape[-1])
         return table.index_add(0, self.rows_BT.flatten(), scaled)

@@ -43,6 +43,8 @@ def attend(
 ) -> tuple[Tensor, Tensor | None]:
     """nn.MultiheadAttention.forward, with its arguments and what it returns.
 
+    A query whose keys are all masked gets zeros, or, if `need_weights`, NaN: so does torch.
+
     Calls `note(piece, inputs, output)` for each projection: ("/in", (x, slot), ...) where slot
     says which third of the weight's rows was used (0, 1, 2 for query, key, value), or None for
     all of them, and ("/out", (x,), ...).
@@ -62,7 +64,8 @@ def attend(
         scores = _masked(scores, attn_mask)
     if key_padding_mask is not None:
         scores = _masked(scores, key_padding_mask[:, None, None, :])
-    attention = scores.softmax(-1)
+    masked = attn_mask is not None or key_padding_mask is not None
+    attention = _attention(scores) if masked and not need_weights else scores.softmax(-1)
     mixed = (attention @ v).transpose(1, 2).flatten(2)
     output = F.linear(mixed, layer.out_proj.weight, layer.out_proj.bias)
     note(OUT, (mixed,), output)
@@ -87,6 +90,12 @@ def _projected(layer: nn.MultiheadAttention, note: Note, given: tuple[Tensor, ..
             parts.append(F.linear(x, w, b))
             note(IN, (x, slot), parts[-1])
     return [x.view(*x.shape[:2], layer.num_heads, -1).transpose(1, 2) for x in parts]
+
+
+def _attention(scores: Tensor) -> Tensor:
+    """Softmax over the keys, with zeros, and no gradient, where all of them are masked."""
+    nothing = scores.isneginf().all(-1, keepdim=True)
+    return scores.masked_fill(nothing, 0).softmax(-1).masked_fill(nothing, 0)
 
 
 def _masked(scores: Tensor, mask: Tensor) -> Tensor:

@@ -36,6 +36,14 @@ class BookkeepingEngine(ByPortions):
 
     geometry: Geometry = field(default=IDENTITY)
 
+    def seen(self, params: Tensors, portion: Portion) -> dict[str, list[Tensor]]:
+        """Layer name -> the tensors in the records of its calls at `params`, shape (B, ...)."""
+        found = record(self.model, self._layers, self.loss, params, 1.0, portion)
+        return {
+            name: [x for use in uses for x in (use.grad, *use.inputs) if isinstance(x, Tensor)]
+            for name, uses in found.items()
+        }
+
     def _laid_out(self, leaf: Tensor) -> Tensor:
         """Images and kernels with their channels last, which most convolutions are faster on."""
         return leaf.contiguous(memory_format=torch.channels_last) if leaf.dim() == 4 else leaf

@@ -46,18 +46,22 @@ class Site:
 def sites(model: nn.Module) -> dict[str, Site]:
     """The places to record, by name, from the root down to what has a rule.
 
-    A module that owns parameters and has no rule is a black box with all that is in it.
+    A module that owns parameters and has no rule is a black box with all that is in it. One that
+    several hold is one place, under the first of its names, which is that of its parameters.
     """
     names = {id(p): name for name, p in model.named_parameters()}
     found: dict[str, Site] = {}
+    visited: set[int] = set()
 
     def put(name: str, module: nn.Module, rule: Rule, piece: str = "") -> None:
-        owned = module.named_parameters(remove_duplicate=False)
-        params = {names[id(p)]: own for own, p in owned}
+        params = {names[id(p)]: own for own, p in module.named_parameters()}
         if params:
             found[name + piece] = Site(name, module, rule, params)
 
     def visit(name: str, module: nn.Module) -> None:
+        if id(module) in visited:
+            return
+        visited.add(id(module))
         if in_pieces(module):
             put(name, module, attention_in, IN)
             put(name, module, attention_out, OUT)
@@ -170,7 +174,8 @@ def embedding(layer: nn.Module, uses: Sequence[Use], wanted: frozenset[str]) -> 
             grad_BTE = torch.where((row_BT == layer.padding_idx)[:, :, None], 0, grad_BTE)
         rows.append(row_BT)
         grads.append(grad_BTE)
-    return {"weight": Tokens(torch.cat(rows, 1), torch.cat(grads, 1), layer.num_embeddings)}
+    i, g = torch.cat(rows, 1), torch.cat(grads, 1)
+    return {"weight": Tokens(i, g, layer.num_embeddings, signed=len(uses) > 1)}
 
 
 def circulant(layer: nn.Module, uses: Sequence[Use], wanted: frozenset[str]) -> dict[str, Answer]:

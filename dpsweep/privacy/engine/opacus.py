@@ -1,7 +1,8 @@
 """Answers by Opacus' hooks: its own per-example gradients, clipped and summed by ours.
 
 Kept to compare with. What Opacus' layers compute is taken at each point of the query and
-combined; its optimizer, accountant and noise are not used.
+combined; its optimizer, accountant and noise are not used. Settings of layers that it overlooks
+are refused by name, and what else it gets wrong is found by trying (doubt.py).
 """
 
 import copy
@@ -10,9 +11,10 @@ from functools import cached_property
 
 import torch
 from opacus.grad_sample import GradSampleModule
+from torch import Tensor, nn
 
 from dpsweep.core.types import Clipped, PerExample, Tensors
-from dpsweep.privacy.clip import Clip, clipped_sum
+from dpsweep.privacy.clip import Clip, clipped_sum, layer_of
 from dpsweep.privacy.engine.base import ByPortions, Portion, each_loss
 
 
@@ -28,6 +30,13 @@ class OpacusEngine(ByPortions):
                 part = weight * leaf_B
                 answer[key] = answer[key] + part if key in answer else part
         return clipped_sum(PerExample(answer), clip, portion.present_B)
+
+    def seen(self, params: Tensors, portion: Portion) -> dict[str, list[Tensor]]:
+        """Layer name -> gradients of its parameters at `params`, shape (B, *param.shape) each."""
+        found: dict[str, list[Tensor]] = {}
+        for key, leaf_B in self._gradients(params, portion).items():
+            found.setdefault(layer_of(key), []).append(leaf_B)
+        return found
 
     def _gradients(self, point: Tensors, portion: Portion) -> Tensors:
         own = dict(self._hooked._module.named_parameters())
@@ -47,3 +56,22 @@ class OpacusEngine(ByPortions):
     @cached_property
     def _hooked(self) -> GradSampleModule:
         return GradSampleModule(copy.deepcopy(self.model), loss_reduction="sum")
+
+
+def overlooked(model: nn.Module) -> str | None:
+    """The first setting of a layer that Opacus 1.6 knows nothing of, and answers wrongly for."""
+    for name, layer in model.named_modules():
+        for key, plain in _PLAIN.items():
+            value = getattr(layer, key, plain)
+            if isinstance(layer, _SET) and value != plain:
+                return f"it overlooks {key}={value!r} of layer {name!r} ({type(layer).__name__})"
+    return None
+
+
+_SET = (nn.modules.conv._ConvNd, nn.Embedding, nn.EmbeddingBag)
+_PLAIN = {
+    "padding_mode": "zeros",
+    "padding_idx": None,
+    "max_norm": None,
+    "scale_grad_by_freq": False,
+}

@@ -53,10 +53,10 @@ def fitting_batch(
 def bytes_per_example(model: nn.Module, input_shape: tuple[int, ...], engine: str) -> int:
     """What one example takes: activations, their gradients, its own gradient if written out.
 
-    Measured by a pass without numbers, in which autograd notes what it keeps.
+    Measured by a pass over one black image, in which autograd notes what it keeps.
     """
-    weights = {k: p.to("meta").requires_grad_() for k, p in model.named_parameters()}
-    state = weights | {k: x.to("meta") for k, x in model.named_buffers()}
+    weights = {k: p.detach().requires_grad_() for k, p in model.named_parameters()}
+    state = weights | {k: x.clone() for k, x in model.named_buffers()}
     kept: dict[int, Tensor] = {}
 
     def note(x: Tensor) -> Tensor:
@@ -64,7 +64,7 @@ def bytes_per_example(model: nn.Module, input_shape: tuple[int, ...], engine: st
         return x
 
     first = next(iter(weights.values()))
-    inputs = torch.empty((1, *input_shape), device="meta", dtype=first.dtype)
+    inputs = torch.zeros((1, *input_shape), device=first.device, dtype=first.dtype)
     with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
         output = functional_call(model, state, (inputs,))
     for p in state.values():

@@ -31,7 +31,7 @@ class Use:
         weight: The query's weight of the point.
         inputs: What the layer was given, tensors of shape (B, ...) among them.
         grad: Gradient of each example's own loss by the layer's output, shape (B, ...).
-        params: The layer's parameters at the point, by their names within the layer.
+        params: The layer's parameters at the point, by their first names within the layer.
     """
 
     weight: float
@@ -74,16 +74,23 @@ def record(
         losses_B = each_loss(loss, logits, portion.targets_B)
         outputs = [output for _, _, output in calls]
         grads = torch.autograd.grad(losses_B.sum(), outputs, allow_unused=True)
+    owned = _owned(model, layers, params)
     uses: dict[str, list[Use]] = {}
     for (name, inputs, output), grad in zip(calls, grads, strict=True):
         heard = torch.zeros_like(output) if grad is None else grad
-        uses.setdefault(name, []).append(Use(weight, inputs, heard, _own(params, name)))
+        uses.setdefault(name, []).append(Use(weight, inputs, heard, owned.get(name, {})))
     return uses
 
 
-def _own(params: Tensors, layer: str) -> Tensors:
-    prefix = f"{layer}." if layer else ""
-    return {k.removeprefix(prefix): x for k, x in params.items() if k.startswith(prefix)}
+def _owned(
+    model: nn.Module, layers: Mapping[str, nn.Module], params: Tensors
+) -> dict[str, Tensors]:
+    """Layer name -> its parameters in `params`; one that layers share is in each of them."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    return {
+        name: {own: params[names[id(p)]] for own, p in layer.named_parameters()}
+        for name, layer in layers.items()
+    }
 
 
 def _piecewise(note: Note, name: str) -> Note:

@@ -99,18 +99,7 @@ def test_points_of_large_weights_do_not_pass_the_clip_norm(form, size, apart):
     assert largest(answer, Flat(C)) <= 1 + 1e-3
 
 
-@pytest.mark.parametrize(
-    "form",
-    [
-        pytest.param(
-            form,
-            marks=pytest.mark.xfail(strict=True, reason="rows of a table are summed in float32")
-            if form == "tokens"
-            else (),
-        )
-        for form in FORMS
-    ],
-)
+@every_form
 def test_example_whose_points_cancel_does_not_blur_the_others(form):
     inputs, grads = draw(3, 6, 4, seed=1), draw(3, 6, 3, seed=2)
     grads[2] *= 1e4

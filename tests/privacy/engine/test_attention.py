@@ -106,13 +106,33 @@ def test_output_is_torchs_own(given, mask, batch_first, bias, need_weights):
         torch.testing.assert_close(weights, their_weights, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.xfail(strict=True, reason="softmax of nothing is NaN here, and zero in torch's kernel")
-def test_query_that_may_attend_to_nothing_gets_torchs_own_answer():
+@pytest.mark.parametrize("need_weights", [True, False], ids=["weights", "no weights"])
+@pytest.mark.parametrize("kind", ["bool", "float", "padding", "in turns"])
+def test_query_that_may_attend_to_nothing_gets_torchs_own_answer(kind, need_weights):
     layer, given = attention(batch_first=True), sequences("self", batch_first=True)
-    nothing = {"key_padding_mask": torch.ones_like(PADDED), "need_weights": False}
+    first = torch.arange(LENGTH).expand(LENGTH, -1) == 0
+    nothing = {
+        "bool": {"attn_mask": torch.arange(LENGTH)[:, None].expand(-1, LENGTH) < 2},
+        "float": {"attn_mask": torch.full((LENGTH, LENGTH), NEVER, dtype=torch.float64)},
+        "padding": {"key_padding_mask": torch.ones_like(PADDED)},
+        "in turns": {"key_padding_mask": ~first[:NUM], "attn_mask": first},
+    }[kind] | {"need_weights": need_weights}
     expected, _ = layer(*given, **nothing)
     output, _ = attend(layer, lambda *_: None, *given, **nothing)
     torch.testing.assert_close(output, expected, equal_nan=True)
+    assert output.isnan().any() == need_weights
+
+
+def test_attention_to_nothing_answers_as_autograd():
+    class Padded(Attending):
+        def forward(self, inputs: Tensor) -> Tensor:
+            padding = (inputs[:, :1, 1] > -0.2).expand(-1, LENGTH)  # all of an example, or none
+            return self.attention(*[inputs] * 3, key_padding_mask=padding, need_weights=False)[0]
+
+    padded = draw(NUM, LENGTH, WIDTH, seed=9)[:, 0, 1] > -0.2
+    assert padded.any()
+    assert not padded.all()
+    agrees(Padded("self", "none"))
 
 
 def test_weights_of_each_head_are_torchs_own():
