@@ -29,6 +29,10 @@ class PrivacyConfig(Strict):
     epsilon: float | None = Field(default=None, gt=0, le=1000)
     """Budget at `delta`, add-or-remove-one-example neighbours."""
 
+    scope: Literal["trial", "sweep"] = "trial"
+    """What epsilon covers: each trial by itself, or all runs of a sweep together. With sweep, each
+    trial gets the noise that keeps its share."""
+
     delta: Literal["auto"] | float = "auto"
     """Failure probability in (0, 1), well under 1 / num_examples. auto is num_examples^-1.1."""
 
@@ -57,6 +61,17 @@ class PrivacyConfig(Strict):
                 "give exactly one of epsilon and noise_multiplier, "
                 f"got epsilon={self.epsilon} and noise_multiplier={self.noise_multiplier}. "
                 "With epsilon (say, epsilon: 4) the noise is calibrated to it",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_sweep_shares_an_epsilon(self) -> Self:
+        if self.scope == "sweep" and self.epsilon is None:
+            raise Misfit(
+                "scope",
+                f"sweep shares one epsilon among all runs and calibrates their noise to it, but "
+                f"noise_multiplier: {self.noise_multiplier:g} gives the noise. Write epsilon: 4, "
+                f"say, in its place, or scope: trial",
             )
         return self
 

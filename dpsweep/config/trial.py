@@ -76,6 +76,17 @@ class TrialConfig(Strict):
     seed: int = Field(default=0, ge=0)
     """Public seed: weights at the start, held-out split. Never the noise or the sampling."""
 
+    @property
+    def schedule(self) -> tuple[int, float]:
+        """T and q: how many steps it takes, and with what chance a step sees an example."""
+        return schedule(self.train.batch_size, self.train.epochs, self.data.num_examples)
+
+    @property
+    def delta(self) -> float:
+        """The failure probability, N^-1.1 if it is left to us."""
+        delta = self.privacy.delta
+        return self.data.num_examples**-1.1 if delta == "auto" else delta
+
     @model_validator(mode="before")
     @classmethod
     def _methods_own_base_and_clipping(cls, data: Any) -> Any:
@@ -133,6 +144,12 @@ class TrialConfig(Strict):
                 f"probability; give at most {num_examples}",
             )
         return self
+
+
+def schedule(batch_size: float, epochs: float, num_examples: int) -> tuple[int, float]:
+    """T = round(E N / B), at least 1, and q = B / N."""
+    sampling_rate = batch_size / num_examples
+    return max(1, round(epochs / sampling_rate)), sampling_rate
 
 
 def trial_source(source: Source, settings: list[str]) -> Source:

@@ -11,10 +11,13 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
+from typing import TYPE_CHECKING
 
-from dp_accounting.pld import privacy_loss_distribution as pld
 from scipy.optimize import brentq
+
+if TYPE_CHECKING:
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 GRID_CHANGE = 0.009
 """Halving the grid goes on until it changes epsilon by less; a third of this error is left."""
@@ -60,8 +63,10 @@ class Run:
         whole = self.one_step(interval).self_compose(self.steps)
         return float(whole.get_epsilon_for_delta(delta))
 
-    def one_step(self, interval: float) -> pld.PrivacyLossDistribution:
+    def one_step(self, interval: float) -> "PrivacyLossDistribution":
         """The privacy loss distribution of a single step."""
+        from dp_accounting.pld import privacy_loss_distribution as pld  # a second, for whoever asks
+
         return pld.from_gaussian_mechanism(
             self.noise_multiplier,
             log_mass_truncation_bound=_MASS_CUT_OFF,
@@ -131,14 +136,27 @@ def calibrate(epsilon: float, delta: float, sampling_rate: float, steps: int) ->
 
 
 def compose(runs: Iterable[Run], delta: float) -> float:
-    """Epsilon of releasing everything of all `runs`, each chosen knowing the ones before it."""
-    total: pld.PrivacyLossDistribution | None = None
-    for run, times in Counter(runs).items():
-        if run.noise_multiplier == 0:
-            return math.inf
-        part = run.one_step(1e-3).self_compose(run.steps * times)
-        total = part if total is None else total.compose(part)
-    return 0.0 if total is None else float(total.get_epsilon_for_delta(delta))
+    """Epsilon of releasing everything of all `runs`, which were fixed beforehand.
+
+    Runs that are all alike may be chosen one by one, knowing the ones before: then nothing is
+    chosen but their number. Where sampling rates, noise or lengths are chosen so, see
+    privacy/renyi.py.
+    """
+    counts = Counter(runs)
+    if any(run.noise_multiplier == 0 for run in counts):
+        return math.inf
+    if len(counts) == 1:
+        ((run, times),) = counts.items()
+        return Run(run.sampling_rate, run.noise_multiplier, run.steps * times).epsilon(delta)
+    return _composed(tuple(sorted(counts.items(), key=repr)), delta) if counts else 0.0
+
+
+@lru_cache(maxsize=256)
+def _composed(counts: tuple[tuple[Run, int], ...], delta: float) -> float:
+    """Epsilon of many kinds of runs, each so many times."""
+    interval = min(1e-3, 0.1 / math.sqrt(sum(run.steps * times for run, times in counts)))
+    parts = [run.one_step(interval).self_compose(run.steps * times) for run, times in counts]
+    return float(reduce(lambda a, b: a.compose(b), parts).get_epsilon_for_delta(delta))
 
 
 def _allowed(error: float, epsilon: float) -> float:

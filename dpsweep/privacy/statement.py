@@ -33,21 +33,35 @@ class Search:
     """What a search has spent, as far as it is known.
 
     Attributes:
-        num_trials: Trials that may have taken a step, pruned and failed ones included.
-        epsilon: Of all of them together, by composing the runs as they were.
+        num_runs: Runs that may have taken a step: pruned, failed and confirming ones included.
+        planned: Runs that the sweep file asks for; under private selection, their mean number.
+        epsilon: Of all runs together: as they were, or under `shared` and private selection as
+            was promised beforehand.
         delta: Of the same.
+        each: What one trial's epsilon is, if all have the same.
+        confirming: How many of the runs repeat a config.
         adaptive: True if later trials depend on earlier results.
-        proven: (epsilon, delta) by basic composition, if sampling rate, noise or length of a
-            trial were themselves chosen from earlier results (infinite if no trial promised an
-            epsilon); None where `epsilon` is proven.
+        shared: True if epsilon is the budget that the sweep file sets for all runs together.
+        proven: (epsilon, delta) of all planned runs, if sampling rate or length of a trial were
+            themselves chosen from earlier results; None where `epsilon` is proven.
+        how: How `proven`, or under `shared` the whole, is proven.
+        broken: The budget of all runs together, if they did not keep it.
+        to_the_end: Epsilon of all planned runs, where fewer were run and `epsilon` is of those.
         void: True if any of them used a test secret.
     """
 
-    num_trials: int
+    num_runs: int
+    planned: int
     epsilon: float
     delta: float
-    adaptive: bool
+    each: float | None = None
+    confirming: int = 0
+    adaptive: bool = True
+    shared: bool = False
     proven: tuple[float, float] | None = None
+    how: str = ""
+    broken: float | None = None
+    to_the_end: float | None = None
     void: bool = False
 
 
@@ -56,32 +70,22 @@ def search_statement(search: Search, *, accounting: str, num_held_out: int) -> s
 
     Args:
         search: What was spent.
-        accounting: `composition` or `none`, as the sweep file asks.
+        accounting: `composition`, `private_selection` or `none`, as the sweep file asks.
         num_held_out: Training examples that the trials were measured with.
     """
+    selected = accounting == "private_selection"
     if search.void:
         return "VOID: trials of this search used a fixed test secret; there is no privacy here."
-    if search.num_trials == 0:
+    if search.num_runs == 0 and not selected:
         return "No trial has run, so nothing has been spent."
     if math.isinf(search.epsilon):
         return "NOT PRIVATE: the search trained without noise."
-    kind = "adaptive" if search.adaptive else "independent"
-    words = [
-        f"The search of {search.num_trials} {kind} trials, all of them looked at, and any choice "
-        f"among them: ({shown_epsilon(search.epsilon)}, {shown_delta(search.delta)})-DP by "
-        f"composition of the runs (PLD)."
-    ]
-    if search.proven:
-        epsilon, delta = search.proven
-        proven = (
-            "nothing is proven, since the noise was given and not calibrated to an epsilon."
-            if math.isinf(epsilon)
-            else f"proven is ({shown_epsilon(epsilon)}, {shown_delta(delta)})-DP by basic "
-            f"composition."
-        )
-        words.append(
-            f"Since batch sizes or lengths were proposed from earlier results, that figure is an "
-            f"estimate; {proven}"
+    words = [_selected(search) if selected else _composed(search, num_held_out)]
+    if search.broken is not None:
+        words.insert(
+            0,
+            f"OVER BUDGET: the sweep promised {_figure(search.broken, search.delta)} for all runs "
+            f"together, and what was run does not keep that.",
         )
     if accounting == "none":
         words.append(
@@ -95,6 +99,59 @@ def search_statement(search: Search, *, accounting: str, num_held_out: int) -> s
         )
     words.append("Other sweeps and runs on the same data are not counted.")
     return " ".join(words)
+
+
+def _composed(search: Search, num_held_out: int) -> str:
+    kind = "adaptive" if search.adaptive else "independent"
+    trials = f"{search.num_runs - search.confirming} {kind} trials"
+    if search.confirming:
+        trials += f" and {search.confirming} confirming runs"
+    over = "a holdout from the training data" if num_held_out else "a public test split"
+    figure = _figure(search.epsilon, search.delta)
+    if search.shared:
+        return (
+            f"The budget covers the whole search of {search.planned} runs, all of them looked at, "
+            f"and any choice among them: {figure} by composition {search.how}. "
+            f"Counted: {trials} over {over}."
+        )
+    each = f"Each trial: {_figure(search.each, search.delta)}. " if search.each else ""
+    words = (
+        f"{each}The search of {trials} over {over}, all of them looked at, and any choice among "
+        f"them: {figure} by composition of the runs (PLD)."
+    )
+    if search.proven:
+        words += (
+            " Since batch sizes or lengths were proposed from earlier results, that figure is an "
+            "estimate; "
+        )
+        words += (
+            "nothing is proven, since a trial lost more than the search was planned for."
+            if math.isinf(search.proven[0])
+            else f"proven for all {search.planned} is {_figure(*search.proven)} by {search.how}."
+        )
+    if search.to_the_end is not None:
+        words += (
+            f" If results had a say in ending it early, all {search.planned} planned runs count: "
+            f"{_figure(search.to_the_end, search.delta)}."
+        )
+    return words
+
+
+def _selected(search: Search) -> str:
+    """It never tells how many trials were run."""
+    figure = _figure(search.epsilon, search.delta)
+    each = f"Each trial: {_figure(search.each, search.delta)}. " if search.each else ""
+    what = "The budget covers the whole search, and releasing" if search.shared else "Releasing"
+    return (
+        f"{each}{what} the best of its random trials and nothing of the others: {figure} by "
+        f"private selection (RDP). The number of trials was drawn from a geometric law with mean "
+        f"{search.planned}; like every other trial's results, it must stay secret with whoever "
+        f"holds the data."
+    )
+
+
+def _figure(epsilon: float, delta: float) -> str:
+    return f"({shown_epsilon(epsilon)}, {shown_delta(delta)})-DP"
 
 
 def validation_statement(validation: str, num_held_out: int) -> str:

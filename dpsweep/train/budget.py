@@ -30,18 +30,21 @@ class Budget:
 
 def steps_and_rate(config: TrialConfig) -> tuple[int, float]:
     """T = round(E N / B), at least 1, and q = B / N."""
-    sampling_rate = config.train.batch_size / config.data.num_examples
-    return max(1, round(config.train.epochs / sampling_rate)), sampling_rate
+    return config.schedule
 
 
 def delta_of(config: TrialConfig) -> float:
     """The failure probability, N^-1.1 if it is left to us."""
-    delta = config.privacy.delta
-    return config.data.num_examples**-1.1 if delta == "auto" else delta
+    return config.delta
 
 
 def budget(config: TrialConfig) -> Budget:
-    """Calibrates the noise to the promise, or counts what given noise spends."""
+    """Calibrates the noise to the promise, or counts what given noise spends.
+
+    The config's scope is its own trial: under `scope: sweep` the sweep calibrates, and its trials
+    come with their noise (config/sweep.py).
+    """
+    assert config.privacy.scope == "trial", "check_trial refuses the budget of a whole sweep"
     steps, rate = steps_and_rate(config)
     delta, privacy = delta_of(config), config.privacy
     if privacy.epsilon is not None:

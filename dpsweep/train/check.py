@@ -24,6 +24,11 @@ def check_trial(config: TrialConfig, source: Source, *, fetch: bool = False) -> 
     Raises:
         ConfigError: If the pieces do not fit one another, or the data are missing.
     """
+    if config.privacy.scope == "sweep":
+        raise ConfigError(
+            f"{source.at(('privacy', 'scope'))}: sweep shares epsilon among the trials of a sweep, "
+            f"and this is one trial. Write scope: trial, or make it the base of a sweep"
+        )
     check_pieces(config, source)
     if fetch:
         download(config.data)

@@ -2,17 +2,38 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from dpsweep.config.sweep import Sweep
-from dpsweep.privacy.accounting import Run, compose
+from dpsweep.config.trial import TrialConfig
+from dpsweep.core.errors import ConfigError
+from dpsweep.privacy.accounting import Run, calibrate, compose
+from dpsweep.privacy.renyi import Cap
+from dpsweep.privacy.selection import Charged, cap_over, total
 from dpsweep.privacy.statement import Search, search_statement
 from dpsweep.train.budget import budget, delta_of, steps_and_rate
 from dpsweep.train.promise import trial_promise
-from dpsweep.tune.study import Record
+from dpsweep.tune.record import Record
+
+BLIND = ("random", "qmc")
+"""Samplers whose proposals do not depend on results."""
+
+
+def ledger_entry(config: TrialConfig) -> dict[str, float]:
+    """What a trial is charged once it is handed out: its whole length, whatever becomes of it."""
+    run = budget(config).run
+    return {
+        "sampling_rate": run.sampling_rate,
+        "noise_multiplier": run.noise_multiplier,
+        "steps": run.steps,
+    }
 
 
 def run_of(record: Record) -> Run:
-    """The run a trial is charged for: its whole length, even if it ended early."""
+    """The run a trial is charged for: the ledger's entry, or what it would be."""
+    if record.charged:
+        entry = record.charged
+        return Run(entry["sampling_rate"], entry["noise_multiplier"], int(entry["steps"]))
     steps, rate = steps_and_rate(record.config)
     if record.row:
         return Run(rate, record.row["noise_multiplier"], steps)
@@ -26,36 +47,132 @@ def statement(record: Record) -> str:
     return trial_promise(record.config, epsilon, spent.noise_multiplier, record.void)
 
 
-def search_promise(sweep: Sweep, runs: Sequence[Run], *, void: bool = False) -> str:
-    """The sentences for the search as a whole; `void` if a trial used a test secret."""
-    trial, delta = sweep.promise, delta_of(sweep.promise)
-    adaptive = sweep.config.sampler.name == "tpe" or sweep.config.stop.name != "none"
-    search = Search(
-        num_trials=len(runs),
-        epsilon=compose(runs, delta),
+def cap_of(sweep: Sweep) -> Cap | None:
+    """What one trial may lose at most for the search's figure to be proven; None where all may.
+
+    It is needed where the search may choose batch sizes or lengths by results, or is charged by
+    private selection, whose bound is about the trial that loses most. It follows from the sweep
+    file alone, so that it is the same before the first trial and after the last.
+    """
+    if sweep.whole:
+        return None if sweep.whole.is_one_run else sweep.whole.cap
+    by_results = _is_adaptive(sweep) and _charged(sweep) == "composition"
+    if not sweep.schedules_vary or not (by_results or _charged(sweep) == "private_selection"):
+        return None
+    runs = _runs_at_the_ends(sweep)
+    if any(run.noise_multiplier == 0 for run in runs):
+        return None
+    return cap_over(runs, _charged(sweep), sweep.num_runs, sweep.written.delta)
+
+
+def within(cap: Cap | None, run: Run) -> bool:
+    """True if the trial may run: it loses no more than the search's proof allows."""
+    return cap is None or cap.admits(run)
+
+
+def check_within(sweep: Sweep, config: TrialConfig) -> None:
+    """Raises ConfigError for a proposed trial that would void what is proven of the search.
+
+    To be called when a trial is drawn, before its secret is.
+    """
+    if not within(cap_of(sweep), budget(config).run):
+        train = config.train
+        raise ConfigError(
+            f"train.batch_size: {train.batch_size} with train.epochs: {train.epochs:g} loses more "
+            f"than the trials at the ends of the space, from which the search's guarantee was "
+            f"computed. It is not run; a choice of few batch sizes avoids it"
+        )
+
+
+def search_promise(
+    sweep: Sweep, runs: Sequence[Run], *, confirming: int = 0, void: bool = False
+) -> str:
+    """The sentences for the search as a whole.
+
+    Args:
+        sweep: As it was launched.
+        runs: What each trial and each confirming run is charged.
+        confirming: How many of `runs` repeat a config.
+        void: True if one of them used a test secret.
+    """
+    spent = _search(sweep, runs, confirming, void)
+    held_out = sweep.written.data.num_held_out
+    return search_statement(spent, accounting=sweep.config.accounting, num_held_out=held_out)
+
+
+def _search(sweep: Sweep, runs: Sequence[Run], confirming: int, void: bool) -> Search:
+    """What was spent, by the sweep's own way of charging."""
+    delta, whole = sweep.written.delta, sweep.whole
+    told = Search(
+        num_runs=len(runs),
+        planned=sweep.num_runs,
+        epsilon=0.0,
         delta=delta,
-        adaptive=adaptive,
-        proven=_basic(len(runs), trial.privacy.epsilon, delta)
-        if adaptive and _vary(sweep)
-        else None,
+        each=sweep.written.privacy.epsilon if len(sweep.epsilons) == 1 and not whole else None,
+        confirming=confirming,
+        adaptive=_is_adaptive(sweep),
         void=void,
     )
-    return search_statement(
-        search, accounting=sweep.config.accounting, num_held_out=trial.data.num_held_out
-    )
+    if whole and whole.covers(runs):
+        how = "(PLD)" if whole.is_one_run else "(RDP, at an order fixed beforehand)"
+        return replace(told, epsilon=whole.epsilon, shared=True, how=how)
+    told = replace(told, broken=whole.epsilon if whole else None)
+    if _charged(sweep) == "private_selection":
+        return replace(told, epsilon=_selected(sweep, runs))
+    told = replace(told, epsilon=compose(runs, delta))
+    if _is_adaptive(sweep) and sweep.schedules_vary:
+        proven, how = _proven(sweep, runs)
+        return replace(told, proven=proven, how=how, planned=max(sweep.num_runs, len(runs)))
+    if len(runs) < sweep.num_runs and not sweep.schedules_vary:
+        kinds = _runs_at_the_ends(sweep)
+        return replace(told, to_the_end=compose(kinds * -(-sweep.num_runs // len(kinds)), delta))
+    return told
 
 
-def _vary(sweep: Sweep) -> bool:
-    """True if the search chooses sampling rates or lengths, and with them the noise."""
-    return len({steps_and_rate(config) for config in sweep.corners()}) > 1
+def _charged(sweep: Sweep) -> Charged:
+    """How the search is charged; that it is not is said in words, beside the figure."""
+    selected = sweep.config.accounting == "private_selection"
+    return "private_selection" if selected else "composition"
 
 
-def _basic(num_trials: int, promised: float | None, delta: float) -> tuple[float, float]:
-    """Basic composition of so many trials; (inf, 1) where none of them promised an epsilon.
+def _is_adaptive(sweep: Sweep) -> bool:
+    """True if what is run depends on results."""
+    config = sweep.config
+    blind = config.sampler.name in BLIND and config.stop.name == "none"
+    return not blind or config.confirm is not None
 
-    Composing privacy loss distributions assumes that they were fixed beforehand. Where a
-    search chooses among them by earlier results, what is fixed is each trial's promise.
+
+def _runs_at_the_ends(sweep: Sweep) -> list[Run]:
+    """Trials of each budget at the ends of what the search may choose."""
+    given, delta = sweep.written.privacy.noise_multiplier or 0.0, sweep.written.delta
+    return [
+        calibrate(epsilon, delta, rate, steps)[0] if epsilon else Run(rate, given, steps)
+        for epsilon in sweep.epsilons
+        for steps, rate in sweep.schedules
+    ]
+
+
+def _selected(sweep: Sweep, runs: Sequence[Run]) -> float:
+    """Epsilon of a private selection; by what was run, if that broke the cap."""
+    ends = _runs_at_the_ends(sweep)
+    cap = cap_of(sweep) or Cap.over(ends)
+    if not all(cap.admits(run) for run in runs):
+        cap = Cap.over([*ends, *runs])
+    return total("private_selection", cap, sweep.num_runs, sweep.written.delta)[0]
+
+
+def _proven(sweep: Sweep, runs: Sequence[Run]) -> tuple[tuple[float, float], str]:
+    """(epsilon, delta) of all planned runs whatever the search chose, and how it is proven.
+
+    The smaller of two: divergences add up at an order fixed beforehand, if every run kept the
+    cap; and each trial's own promise, by basic composition.
     """
-    if promised is None:
-        return math.inf, 1.0
-    return num_trials * promised, min(1.0, num_trials * delta)
+    num, delta, cap = max(sweep.num_runs, len(runs)), sweep.written.delta, cap_of(sweep)
+    found = [((math.inf, 1.0), "")]
+    if cap and all(cap.admits(run) for run in runs):
+        epsilon, at = total("composition", cap, num, delta)
+        found.append(((epsilon, delta), f"RDP at order {at.orders[0]:g}, fixed beforehand"))
+    if None not in sweep.epsilons:
+        dearest = max(epsilon or 0.0 for epsilon in sweep.epsilons)
+        found.append(((num * dearest, min(1.0, num * delta)), "basic composition"))
+    return min(found)

@@ -48,7 +48,7 @@ def test_no_noise_promises_nothing():
 def search(**changes) -> str:
     told = {"accounting": "composition", "num_held_out": 0}
     told.update({k: changes.pop(k) for k in list(changes) if k in told})
-    spent = Search(num_trials=30, epsilon=6.181, delta=1.02e-5, adaptive=True)
+    spent = Search(num_runs=30, planned=30, epsilon=6.181, delta=1.02e-5, each=1.0)
     return search_statement(replace(spent, **changes), **told)
 
 
@@ -56,19 +56,53 @@ def search(**changes) -> str:
 def test_search_is_charged_by_composition_of_all_its_trials(adaptive, kind):
     words = search(adaptive=adaptive)
     assert words.startswith(
-        f"The search of 30 {kind} trials, all of them looked at, and any choice"
+        f"Each trial: (1.00, 1.1e-05)-DP. The search of 30 {kind} trials over a public test "
+        f"split, all of them looked at, and any choice among them: (6.19, 1.1e-05)-DP"
     )
     assert "(6.19, 1.1e-05)-DP by composition of the runs (PLD)" in words
     assert "Other sweeps and runs on the same data are not counted." in words
 
 
 def test_search_whose_runs_were_chosen_on_the_way_gives_the_proven_figure_too():
-    words = search(proven=(120.0, 3.06e-4))
-    assert "that figure is an estimate; proven is (120.00, 3.1e-04)-DP by basic" in words
+    words = search(proven=(8.111, 1.02e-5), how="RDP at order 3, fixed beforehand")
+    assert "an estimate; proven for all 30 is (8.12, 1.1e-05)-DP by RDP at order 3, fixed" in words
     assert "estimate" not in search()
-    assert "an estimate; nothing is proven, since the noise was given" in search(
+    assert "an estimate; nothing is proven, since a trial lost more" in search(
         proven=(math.inf, 1.0)
     )
+
+
+def test_search_that_was_cut_short_says_what_it_costs_to_the_end():
+    words = search(num_runs=12, to_the_end=9.0)
+    assert "The search of 12 adaptive trials" in words
+    assert "all 30 planned runs count: (9.00, 1.1e-05)-DP." in words
+    assert "planned runs" not in search()
+
+
+def test_confirming_runs_are_told_apart_from_trials():
+    assert "The search of 24 adaptive trials and 6 confirming runs over" in search(confirming=6)
+
+
+def test_shared_budget_covers_the_whole_search():
+    words = search(shared=True, epsilon=4.0, num_runs=28, confirming=6, how="(PLD)", each=None)
+    assert words.startswith(
+        "The budget covers the whole search of 30 runs, all of them looked at, and any choice "
+        "among them: (4.00, 1.1e-05)-DP by composition (PLD). Counted: 22 adaptive trials and 6 "
+    )
+    assert "Each trial" not in words
+
+
+def test_broken_shared_budget_comes_first():
+    assert search(broken=4.0).startswith("OVER BUDGET: the sweep promised (4.00, 1.1e-05)-DP for")
+
+
+@pytest.mark.parametrize("num_runs", [0, 17, 41])
+def test_private_selection_tells_the_law_and_never_the_number(num_runs):
+    words = search(accounting="private_selection", num_runs=num_runs, epsilon=2.411)
+    assert "releasing the best of its random trials and nothing of the others" in words.lower()
+    assert "(2.42, 1.1e-05)-DP by private selection (RDP)" in words
+    assert "geometric law with mean 30; like every other trial's results, it must stay" in words
+    assert words == search(accounting="private_selection", num_runs=5, epsilon=2.411)
 
 
 def test_search_that_is_not_charged_says_so_and_gives_the_figure_anyway():
@@ -87,7 +121,7 @@ def test_search_with_a_test_secret_promises_nothing():
 
 
 def test_search_without_trials_spent_nothing():
-    assert search(num_trials=0) == "No trial has run, so nothing has been spent."
+    assert search(num_runs=0) == "No trial has run, so nothing has been spent."
 
 
 def test_held_out_examples_are_said_to_be_unprotected_by_trial_and_search():

@@ -1,0 +1,112 @@
+"""What `privacy.scope` and `accounting` ask of a sweep, and the noise that a budget leaves."""
+
+from functools import reduce
+from typing import Any
+
+from dpsweep.config.explain import shown
+from dpsweep.config.load import Source
+from dpsweep.config.space import Choice, OneOf, Space
+from dpsweep.config.trial import TrialConfig
+from dpsweep.config.varied import EPSILON
+from dpsweep.core.errors import ConfigError, Misfit
+from dpsweep.core.strict import Strict
+from dpsweep.privacy.selection import Whole
+
+_NEEDED: dict[tuple[str, ...], tuple[Any, str, str]] = {
+    ("sampler", "name"): (
+        "random",
+        "the proof is about trials drawn independently from one law",
+        "Write sampler: {name: random}",
+    ),
+    ("stop", "name"): (
+        "none",
+        "a trial would end by what others reported, which must stay unseen",
+        "Write stop: {name: none}",
+    ),
+    ("confirm",): (
+        None,
+        "only the winner is released, so there are no best trials to repeat",
+        "Delete confirm",
+    ),
+    ("budget", "hours"): (
+        None,
+        "the number of trials follows a law that a clock would change",
+        "Delete budget.hours",
+    ),
+    ("objective", "metrics"): (
+        None,
+        "one winner is released, and a front has many",
+        "Write objective: {metric: valid/accuracy}",
+    ),
+}
+"""Key of a sweep file -> what private selection needs there, why, and what to type."""
+
+
+def check_shared(epsilon: float, accounting: str, space: Space, file: Source, base: Source) -> None:
+    """Raises ConfigError where a sweep with `scope: sweep` asks for another budget besides."""
+    if accounting == "none":
+        raise ConfigError(
+            f"{file.at(('accounting',))}: none charges the chosen trial alone, but "
+            f"privacy.scope: sweep makes epsilon {epsilon:g} the budget of all trials together. "
+            f"Write accounting: composition, or privacy.scope: trial"
+        )
+    if EPSILON in space.domains:
+        raise ConfigError(
+            f"{base.at(EPSILON)}: each gives every trial one of several budgets, but "
+            f"privacy.scope: sweep has one budget for all trials together. Write one number, such "
+            f"as epsilon: {epsilon:g}, or privacy.scope: trial"
+        )
+
+
+def with_own_noise(config: TrialConfig, whole: Whole, origin: Source) -> TrialConfig:
+    """A trial that can be trained by itself: the noise of its share, and a promise of its own.
+
+    Raises:
+        ConfigError: If the budget is too small for any noise.
+    """
+    try:
+        noise = whole.noise(config.schedule)
+    except Misfit as e:
+        raise ConfigError(f"{origin.at(tuple(e.key.split('.')))}: {e}.") from e
+    own = {"scope": "trial", "epsilon": None, "noise_multiplier": noise}
+    return config.model_copy(update={"privacy": config.privacy.model_copy(update=own)})
+
+
+def check_charged(validation: str, accounting: str, file: Source) -> None:
+    """Raises ConfigError if a choice by private examples is not charged at all."""
+    if accounting == "none" and validation == "holdout":
+        raise ConfigError(
+            f"{file.at(('accounting',))}: none says that the validation data are public, but "
+            f"data.validation: holdout measures with private examples. Write accounting: "
+            f"composition, or data.validation: test_split"
+        )
+
+
+def check_selection(config: Strict, space: Space, file: Source, base: Source) -> None:
+    """Raises ConfigError where a sweep file with `accounting: private_selection` is not one.
+
+    Args:
+        config: The sweep file.
+        space: What varies.
+        file: Where the sweep file's values come from.
+        base: The same of the base config.
+    """
+
+    def refuse(place: str, got: Any, why: str, remedy: str) -> None:
+        raise ConfigError(
+            f"{place}: {shown(got)} goes against accounting: private_selection: {why}. {remedy}, "
+            f"or accounting: composition"
+        )
+
+    for key, (needed, why, remedy) in _NEEDED.items():
+        got = reduce(getattr, key, config)
+        if got != needed:
+            refuse(file.at(key), got, why, remedy)
+    for path, domain in space.domains.items():
+        if path == EPSILON:
+            why = "trials of several budgets do not follow one law"
+            refuse(base.at(path), "each", why, "Write one number")
+        elif isinstance(domain, Choice | OneOf) and domain.in_turn:
+            why = "trials in turn are not drawn independently from one law"
+            dotted = ".".join(map(str, path)) or "each_of"
+            refuse(file.at(("search", dotted)), "each_of", why, "Write one_of")

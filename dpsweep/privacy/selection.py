@@ -1,0 +1,199 @@
+"""What a search costs as a whole, and how much noise its runs need to keep a budget together.
+
+    composition         all runs may be looked at, each chosen knowing the ones before: their
+                        divergences add up
+    private_selection   K like random runs, K geometric with a given mean and never told, of which
+                        only the best is released (Papernot and Steinke 2022, arXiv:2110.03620,
+                        theorem 2 with eta = 1):
+
+        D'_a = D_a + log(mean) / (a - 1) + min over b of 2 (1 - 1/b) D_b + 2 log(mean) / b
+
+A random run may draw its sampling rate and length too, from a law that knows nothing of the data:
+it is then a mixture with its weights in public, whose D_a is at most the largest among its parts.
+In dp-accounting's words: `RepeatAndSelectDpEvent(event, mean, shape=1)`.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+
+from dpsweep.core.errors import Misfit
+from dpsweep.privacy.accounting import Run, calibrate
+from dpsweep.privacy.renyi import (
+    Cap,
+    divergence_at,
+    epsilon_at,
+    least_noise,
+)
+
+Charged = Literal["composition", "private_selection"]
+
+Schedule = tuple[int, float]
+"""T and q of a run."""
+
+_ROUNDING = 1e-9  # of a noise multiplier that another machine calibrated
+
+MARGIN = 0.01
+"""How far inside a space a run may lose more than at its corners; what does is not run."""
+
+
+def num_trials(mean: float, rng: np.random.Generator) -> int:
+    """How many trials a private selection runs: geometric on 1, 2, 3, ...
+
+        P(K = k) = (1 - 1/mean)^(k-1) / mean
+
+    It is the law that dp-accounting's `RepeatAndSelectDpEvent` of shape 1 assumes, which never
+    draws 0. K is a secret, and so is each run's place in the order: neither may be stored where
+    it is shown, and `rng` must be seeded by the operating system.
+
+    Args:
+        mean: Expected number of trials, >= 1.
+        rng: A secret stream.
+    """
+    return int(rng.geometric(1 / mean))
+
+
+def total(charged: Charged, cap: Cap, num_runs: int, delta: float) -> tuple[float, Cap]:
+    """Epsilon of a whole search whose every run stays within `cap`, and what of it was needed.
+
+    Args:
+        charged: How.
+        cap: At any number of orders.
+        num_runs: How many runs; for private selection, their mean number.
+        delta: In (0, 1).
+
+    Returns:
+        Epsilon, and `cap` at the one or two orders that prove it.
+    """
+    orders_A, limits_A = np.array(cap.orders), np.array(cap.limits)
+    if charged == "composition":
+        total_A, needed = num_runs * limits_A, tuple[float, ...]()
+    else:
+        extra_A = 2 * (1 - 1 / orders_A) * limits_A + 2 * math.log(num_runs) / orders_A
+        best = int(np.argmin(extra_A))
+        total_A = limits_A + math.log(num_runs) / (orders_A - 1) + extra_A[best]
+        needed = (cap.orders[best],)
+    epsilons = [epsilon_at(a, d, delta) for a, d in zip(cap.orders, total_A, strict=True)]
+    first = int(np.argmin(epsilons))
+    needed = tuple(sorted({cap.orders[first], *needed}))
+    return epsilons[first], cap.at(needed)
+
+
+def cap_over(runs: Iterable[Run], charged: Charged, num_runs: int, delta: float) -> Cap:
+    """A cap for runs like `runs`, at the orders where it costs the whole search least.
+
+    Args:
+        runs: Those at the corners of the space.
+        charged: How the search is charged.
+        num_runs: How many runs; for private selection, their mean number.
+        delta: In (0, 1).
+    """
+    return total(charged, Cap.over(runs, MARGIN), num_runs, delta)[1]
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A budget that all runs of a search keep together.
+
+    Where all runs have the same schedule and are composed, it is the budget of one run of num_runs
+    times the steps, and tight. Otherwise each run is given the same share of it: a cap at orders
+    that are fixed before the first run, chosen so that over the `schedules` none needs much more
+    noise than the orders best for it alone would ask for.
+
+    Attributes:
+        charged: How the search is charged.
+        epsilon: Of the whole search.
+        delta: Of the same.
+        num_runs: How many runs; for private selection, their mean number.
+        schedules: T and q of runs, at the ends of what the search may choose.
+        vary: True if the search may choose them.
+    """
+
+    charged: Charged
+    epsilon: float
+    delta: float
+    num_runs: int
+    schedules: tuple[Schedule, ...]
+    vary: bool
+
+    @property
+    def is_one_run(self) -> bool:
+        """True if it is spent as by one long run."""
+        return self.charged == "composition" and not self.vary
+
+    @property
+    def cap(self) -> Cap:
+        """What each run may lose at most, at orders fixed beforehand.
+
+        Raises:
+            Misfit: If the budget is too small for any.
+        """
+        return _cap(self)
+
+    def noise(self, schedule: Schedule) -> float:
+        """The noise multiplier of a run, the least that keeps the budget.
+
+        Raises:
+            Misfit: If the budget is too small for any.
+        """
+        return _noise(self, schedule)
+
+    def covers(self, runs: Iterable[Run]) -> bool:
+        """True if these runs, and as many more as are left, keep the budget."""
+        runs = list(runs)
+        if self.charged == "composition" and len(runs) > self.num_runs:
+            return False
+        if not self.is_one_run:
+            return all(self.cap.admits(run) for run in set(runs))
+        (schedule,) = self.schedules
+        least = self.noise(schedule) * (1 - _ROUNDING)
+        return all(
+            (r.steps, r.sampling_rate) == schedule and r.noise_multiplier >= least for r in runs
+        )
+
+
+@lru_cache(maxsize=1024)
+def _noise(whole: Whole, schedule: Schedule) -> float:
+    steps, rate = schedule
+    if not whole.is_one_run:
+        return whole.cap.noise(steps, rate)
+    assert (schedule,) == whole.schedules, f"{schedule} in a space of {whole.schedules} alone"
+    run, _ = calibrate(whole.epsilon, whole.delta, rate, steps * whole.num_runs)
+    return run.noise_multiplier
+
+
+@lru_cache(maxsize=64)
+def _cap(whole: Whole) -> Cap:
+    try:
+        caps = list(dict.fromkeys(_best_for(whole, schedule) for schedule in whole.schedules))
+    except ArithmeticError as e:
+        raise Misfit(
+            "privacy.epsilon",
+            f"{whole.epsilon:g} is too little for {whole.num_runs} runs by {whole.charged}: no "
+            f"amount of noise keeps it. Give more, or fewer trials",
+        ) from e
+    noise = np.array([[cap.noise(*schedule) for schedule in whole.schedules] for cap in caps])
+    regret = (noise / noise.min(0)).max(1)
+    return caps[int(np.argmin(regret))]
+
+
+def _best_for(whole: Whole, schedule: Schedule) -> Cap:
+    """The cap that would be best if all runs had this schedule."""
+    steps, rate = schedule
+
+    def spent(sigma: float) -> tuple[float, Cap]:
+        cap = Cap.over([Run(rate, sigma, steps)])
+        return total(whole.charged, cap, whole.num_runs, whole.delta)
+
+    sigma = least_noise(lambda sigma: math.log(max(spent(sigma)[0], 1e-9) / whole.epsilon))
+    while (found := spent(sigma))[0] > whole.epsilon:
+        sigma *= 1 + 1e-6
+    if whole.charged == "private_selection":
+        return found[1]
+    (order,) = found[1].orders
+    share = divergence_at(order, whole.epsilon, whole.delta) / whole.num_runs
+    return Cap((order,), (share,))
