@@ -4,6 +4,7 @@
     optimizer.lr:     {log_uniform: [0.05, 5]}         a real number, even on a log scale
     model.width:      {integer: [8, 32]}               a whole number
     train.batch_size: {choice: [500, 1000, 2000]}      one of a list
+    optimizer.lr:     {derive: "0.01 * sqrt(train.batch_size)"}    follows from other keys
     method:           {one_of: [{name: disk, kappa: {uniform: [0.3, 1]}}, {name: dp_sgd}]}
 
 The last replaces the whole of `method` by one of the mappings; what varies inside a mapping
@@ -19,6 +20,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from pydantic import JsonValue
+
+from dpsweep.config.derive import Derived, compute, parse_derived
 from dpsweep.config.explain import shown
 from dpsweep.config.load import Path_, Source, Tree, put
 from dpsweep.core.errors import ConfigError, guess
@@ -26,7 +30,18 @@ from dpsweep.core.errors import ConfigError, guess
 RangeKind = Literal["uniform", "log_uniform", "integer", "log_integer"]
 RANGES: tuple[RangeKind, ...] = ("uniform", "log_uniform", "integer", "log_integer")
 BRANCHING = ("one_of", "each_of")
-KINDS = (*RANGES, "choice", *BRANCHING)
+DERIVE = "derive"
+KINDS = (*RANGES, "choice", *BRANCHING, DERIVE)
+
+DOMAIN_SCHEMAS: list[JsonValue] = [
+    {
+        "type": "object",
+        "required": [kind],
+        "properties": {kind: {"type": "string" if kind == DERIVE else "array"}},
+    }
+    for kind in KINDS
+]
+"""What a search key may hold, for editors."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +65,15 @@ class Range:
 
 @dataclass(frozen=True)
 class Choice:
-    """One of some values; YAML scalars, lists or mappings."""
+    """One of some values; YAML scalars, lists or mappings.
+
+    Attributes:
+        options: The values.
+        in_turn: True if each gets as many trials as the others, whatever the sampler.
+    """
 
     options: tuple[Any, ...]
+    in_turn: bool = False
 
     @property
     def labels(self) -> tuple[str | int | float | bool, ...]:
@@ -83,35 +104,65 @@ class OneOf:
     in_turn: bool = False
 
 
-Domain = Range | Choice | OneOf
+Domain = Range | Choice | OneOf | Derived
+Labels = tuple[str | int | float | bool, ...]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """What a value is drawn for.
+
+    Attributes:
+        name: In the study; that of a key inside a branch has the branch in it.
+        key: Dotted key of the trial config, as the trial's knobs have it.
+    """
+
+    name: str
+    key: str
 
 
 class Draw(Protocol):
     """Whoever picks the values: an Optuna trial, or a check that walks the corners."""
 
-    def number(self, name: str, domain: Range) -> float | int:
-        """A number in the range, known as `name`."""
+    def number(self, slot: Slot, domain: Range) -> float | int:
+        """A number in the range."""
 
-    def option(self, name: str, labels: tuple[str | int | float | bool, ...]) -> int:
-        """Index of one of the labels, known as `name`."""
+    def option(self, slot: Slot, labels: Labels) -> int:
+        """Index of one of the labels."""
 
-    def turn(self, name: str, labels: tuple[str, ...]) -> int:
+    def turn(self, slot: Slot, labels: Labels) -> int:
         """Index of one of the labels, each as often as the others."""
 
 
 @dataclass(frozen=True)
 class Space:
-    """What varies, by path in the trial config."""
+    """What varies, by path in the trial config.
+
+    Attributes:
+        domains: Path -> how it varies.
+        num_examples: What a formula knows as data.size.
+    """
 
     domains: Mapping[Path_, Domain]
+    num_examples: int = 0
 
     def draw(self, base: Tree, draw: Draw) -> tuple[Tree, dict[str, Any]]:
-        """`base` with every searched key drawn, and the drawn values by dotted key."""
-        tree, knobs = base, dict[str, Any]()
-        for path, domain in sorted(self.domains.items(), key=lambda item: item[0] != ()):
-            value = _draw(".".join(map(str, path)), path, domain, draw, knobs)
+        """`base` with every searched key drawn, and the drawn values by dotted key.
+
+        What goes in turn is drawn first, then what stands at the top, then the rest in the order
+        of the file; what follows from other keys is computed at the end.
+
+        Raises:
+            ConfigError: If a derived value has no value here.
+        """
+        tree, knobs, late = base, dict[str, Any](), dict[Path_, Derived]()
+        for path, domain in sorted(self.domains.items(), key=_first):
+            if isinstance(domain, Derived):
+                late[path] = domain
+                continue
+            value = _draw(".".join(map(str, path)), path, domain, draw, knobs, late)
             tree = put(tree, path, value) if path else merged(tree, value)
-        return tree, knobs
+        return compute(tree, knobs, late, self.num_examples)
 
     @property
     def is_conditional(self) -> bool:
@@ -119,22 +170,39 @@ class Space:
         return any(isinstance(domain, OneOf) for domain in self.domains.values())
 
 
-def _draw(name: str, path: Path_, domain: Domain, draw: Draw, knobs: dict[str, Any]) -> Any:
+def _first(item: tuple[Path_, Domain]) -> tuple[bool, bool]:
+    path, domain = item
+    return not (isinstance(domain, Choice) and domain.in_turn), path != ()
+
+
+def _draw(
+    name: str,
+    path: Path_,
+    domain: Range | Choice | OneOf,
+    draw: Draw,
+    knobs: dict[str, Any],
+    late: dict[Path_, Derived],
+) -> Any:
     dotted = ".".join(map(str, path))
     if isinstance(domain, Range):
-        knobs[dotted] = draw.number(name, domain)
+        knobs[dotted] = draw.number(Slot(name, dotted), domain)
         return knobs[dotted]
     if isinstance(domain, Choice):
-        knobs[dotted] = domain.options[draw.option(name, domain.labels)]
+        pick = draw.turn if domain.in_turn else draw.option
+        knobs[dotted] = domain.options[pick(Slot(name, dotted), domain.labels)]
         return knobs[dotted]
     labels = tuple(branch.label for branch in domain.branches)
+    key = f"{dotted or 'method'}.name"
     pick = draw.turn if domain.in_turn else draw.option
-    branch = domain.branches[pick(name or "one_of", labels)]
-    knobs[f"{dotted or 'method'}.name"] = branch.label
+    branch = domain.branches[pick(Slot(name or "one_of", key), labels)]
+    knobs[key] = branch.label
     tree = branch.fixed
     for inner, inner_domain in branch.inner.items():
+        if isinstance(inner_domain, Derived):
+            late[(*path, *inner)] = inner_domain
+            continue
         inner_name = f"{name or 'one_of'}.{branch.label}.{'.'.join(map(str, inner))}"
-        value = _draw(inner_name, (*path, *inner), inner_domain, draw, knobs)
+        value = _draw(inner_name, (*path, *inner), inner_domain, draw, knobs, late)
         tree = put(tree, inner, value)
     return tree
 
@@ -193,7 +261,9 @@ def _parse_domain(source: Source, path: Path_, spec: Any) -> Domain:
     if kind in BRANCHING:
         return _parse_one_of(source, (*path, kind), values)
     if kind == "choice":
-        return _parse_choice(where, values)
+        return parse_choice(where, values)
+    if kind == DERIVE:
+        return parse_derived(where, values)
     return _parse_range(where, kind, values)
 
 
@@ -220,14 +290,15 @@ def _parse_range(where: str, kind: RangeKind, values: Any) -> Range:
     return Range(kind, low, high)
 
 
-def _parse_choice(where: str, values: Any) -> Choice:
+def parse_choice(where: str, values: Any, kind: str = "choice") -> Choice:
+    """One of a list of values; `where` and `kind` are what errors call it."""
     if not isinstance(values, list) or not values:
-        raise ConfigError(f"{where}: choice takes a list of values, got {shown(values)}")
+        raise ConfigError(f"{where}: {kind} takes a list of values, got {shown(values)}")
     doubled = [v for i, v in enumerate(values) if v in values[:i]]
     if doubled:
-        raise ConfigError(f"{where}: choice lists {shown(doubled[0])} twice. Delete one")
+        raise ConfigError(f"{where}: {kind} lists {shown(doubled[0])} twice. Delete one")
     if None in values:
-        raise ConfigError(f"{where}: choice lists an empty value; write it out or delete it")
+        raise ConfigError(f"{where}: {kind} lists an empty value; write it out or delete it")
     return Choice(tuple(values))
 
 

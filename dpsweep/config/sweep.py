@@ -4,80 +4,41 @@ import os
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, JsonValue
+from pydantic import Field
 
 from dpsweep.config.defaults import DEFAULT, with_default_spaces
 from dpsweep.config.explain import shown
-from dpsweep.config.letters import spelled_path, spelled_tree
-from dpsweep.config.load import Path_, Source, Tree, put, read_yaml, validate, with_overrides
-from dpsweep.config.space import (
-    BRANCHING,
-    KINDS,
-    Branch,
-    Domain,
-    Draw,
-    OneOf,
-    Space,
-    overlap,
-    parse_space,
-    touched,
+from dpsweep.config.load import Path_, Source, Tree, read_yaml, validate, with_overrides
+from dpsweep.config.schedules import extremes, vary
+from dpsweep.config.scope import check_charged, check_selection, check_shared, with_own_noise
+from dpsweep.config.seek import (
+    ObjectiveConfig,
+    SamplerConfig,
+    StopConfig,
+    check_epsilon_varies,
+    check_goals,
+    check_sampler,
 )
+from dpsweep.config.space import BRANCHING, DOMAIN_SCHEMAS, Choice, Draw, Space
+from dpsweep.config.start import Point, read_start
 from dpsweep.config.trial import TrialConfig, load_trial, trial_source
+from dpsweep.config.varied import EPSILON, FIXED, read_varied
 from dpsweep.config.walk import Corner, RandomDraw
+from dpsweep.config.where import Condition, check_names, read_conditions
 from dpsweep.core.errors import ConfigError
 from dpsweep.core.strict import Strict
-
-FIXED = {
-    "privacy.epsilon": "the promise all trials share",
-    "privacy.delta": "the promise all trials share",
-    "privacy.noise_multiplier": "calibrated to the promise for each trial",
-    "data": "what all trials are compared on",
-    "seed": "what makes trials comparable",
-}
-"""Keys of a trial that a search may not vary, and what they are instead."""
+from dpsweep.privacy.selection import Whole
 
 Fits = Callable[[TrialConfig], None]
 
+_DRAWS = 1000
+"""Random points that are tried before conditions count as impossible."""
+
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,79}$"
-
-
-class ObjectiveConfig(Strict):
-    """What a trial is judged by, at its last epoch."""
-
-    metric: Literal["valid/accuracy", "valid/loss"] = "valid/accuracy"
-    """Measured on the declared validation data."""
-
-    @property
-    def direction(self) -> Literal["maximize", "minimize"]:
-        """Which way is better."""
-        return "maximize" if self.metric == "valid/accuracy" else "minimize"
-
-
-class SamplerConfig(Strict):
-    """Who proposes the next trial."""
-
-    name: Literal["tpe", "random", "qmc"] = "tpe"
-    """tpe learns from finished trials; random does not; qmc (Sobol) covers the space evenly."""
-
-    startup_trials: int = Field(default=10, gt=0)
-    """Random trials before tpe begins to learn."""
-
-
-class StopConfig(Strict):
-    """When a trial that does badly is ended early. It has still spent its privacy."""
-
-    name: Literal["none", "median", "successive_halving"] = "none"
-    """median: worse than half of the others at that epoch; successive_halving: not in the best
-    1 / reduction of its rung."""
-
-    warmup_epochs: int = Field(default=1, ge=1)
-    """Reports a trial may make before it can be ended."""
-
-    reduction: int = Field(default=4, ge=2)
-    """Of so many trials, one goes on (successive_halving)."""
 
 
 class BudgetConfig(Strict):
@@ -90,6 +51,16 @@ class BudgetConfig(Strict):
     """After so many hours no new trial starts; those that run go on to their end."""
 
 
+class ConfirmConfig(Strict):
+    """Repeats of the best configs with fresh noise, each charged as a trial is."""
+
+    top: int = Field(default=3, gt=0)
+    """Configs that are repeated (of each epsilon, where there are several)."""
+
+    seeds: int = Field(default=5, ge=2)
+    """Runs of each, under secrets of their own."""
+
+
 class ResourcesConfig(Strict):
     """What one trial takes; how many run at once follows from what the cluster has."""
 
@@ -98,13 +69,6 @@ class ResourcesConfig(Strict):
 
     gpu: float = Field(default=0, ge=0)
     """GPUs; a share such as 0.25 puts four trials on one."""
-
-
-_DOMAINS: list[JsonValue] = [
-    {"type": "object", "required": [kind], "properties": {kind: {"type": "array"}}}
-    for kind in KINDS
-]
-"""What a search key may hold, for editors."""
 
 
 class SweepConfig(Strict):
@@ -119,14 +83,26 @@ class SweepConfig(Strict):
     search: dict[str, Any] = Field(
         json_schema_extra={
             "properties": {
-                "method": {"anyOf": [{"const": DEFAULT}, *_DOMAINS]},
+                "method": {"anyOf": [{"const": DEFAULT}, *DOMAIN_SCHEMAS]},
                 **{k: {"anyOf": [{"const": DEFAULT}, {"type": "array"}]} for k in BRANCHING},
             },
-            "additionalProperties": {"oneOf": _DOMAINS},
+            "additionalProperties": {"oneOf": DOMAIN_SCHEMAS},
         }
     )
     """Dotted key of the trial config -> how it varies. See dpsweep/config/space.py. With
     `method: default`, the method's own space; see dpsweep/config/defaults.py."""
+
+    where: str | list[str] = ""
+    """Conditions that every trial meets, over its keys and data.size, such as
+    "train.epochs * data.size / train.batch_size <= 20000". See dpsweep/config/where.py."""
+
+    start: Literal["printed"] | list[dict[str, Any]] = Field(default_factory=list)
+    """Points that are tried first, each a mapping of searched keys to values; keys left out are
+    drawn. printed: what the papers print of each method. See dpsweep/config/start.py."""
+
+    learn_from: str | None = None
+    """An earlier sweep of the same space in the same state folder, whose finished trials the
+    sampler knows from the beginning; `launch --from`. What they spent adds to this sweep's."""
 
     objective: ObjectiveConfig = ObjectiveConfig()
     """What a trial is judged by."""
@@ -140,12 +116,20 @@ class SweepConfig(Strict):
     budget: BudgetConfig
     """How much is spent on the search."""
 
+    confirm: ConfirmConfig | None = None
+    """Repeats of the best configs; the best by their means is exported. Without it, the luckiest
+    trial is, and the report says so."""
+
+    keep_weights: int = Field(default=3, ge=1)
+    """Trained weights stay on disk for so many of the best trials, of each epsilon."""
+
     resources: ResourcesConfig = ResourcesConfig()
     """What one trial takes."""
 
-    accounting: Literal["composition", "none"] = "composition"
-    """What the statement charges for the search: composition, all trials together; none, the
-    chosen trial alone, as if the choice had cost nothing (the statement says so)."""
+    accounting: Literal["composition", "private_selection", "none"] = "composition"
+    """How the search is charged: composition, all trials together, any search; private_selection,
+    a random search of secret length of which only the winner is told; none, the chosen trial
+    alone, as if the choice had cost nothing (the statement says so)."""
 
     seed: int = Field(default=0, ge=0)
     """Public seed of the proposals. Weights start from the base config's seed."""
@@ -161,6 +145,8 @@ class Sweep:
         space: What varies.
         file: The sweep file.
         origins: Searched key -> where errors say it stands.
+        conditions: What a trial of the search has to meet besides.
+        start: What is tried first.
     """
 
     config: SweepConfig
@@ -168,6 +154,8 @@ class Sweep:
     space: Space
     file: Source
     origins: Mapping[str, str]
+    conditions: tuple[Condition, ...] = ()
+    start: tuple[Point, ...] = ()
 
     @property
     def name(self) -> str:
@@ -176,15 +164,82 @@ class Sweep:
 
     @property
     def promise(self) -> TrialConfig:
-        """One corner of the space; data and privacy are the same in all of them."""
+        """One corner of the space; data and delta are the same in all of them.
+
+        So is epsilon, unless `epsilons` has several.
+        """
         return next(self.corners())
+
+    @property
+    def epsilons(self) -> tuple[float | None, ...]:
+        """The budgets that trials have in turn; one of them, or None, if all have the same."""
+        budgets = self.space.domains.get(EPSILON)
+        if isinstance(budgets, Choice):
+            return budgets.options
+        return (self.written.privacy.epsilon,)
+
+    @property
+    def num_runs(self) -> int:
+        """Runs that are charged: trials and their repeats. Under private selection, on average."""
+        confirm = self.config.confirm
+        each = self.space.domains.get(EPSILON)
+        budgets = len(each.options) if isinstance(each, Choice) else 1
+        repeats = confirm.top * confirm.seeds * budgets if confirm else 0
+        return self.config.budget.trials + repeats
+
+    @property
+    def num_kept(self) -> int:
+        """Trials whose weights stay; those that are to be confirmed are among them."""
+        confirm = self.config.confirm
+        return max(self.config.keep_weights, confirm.top if confirm else 0)
+
+    @cached_property
+    def written(self) -> TrialConfig:
+        """One corner of the space with its privacy as the file has it, scope included."""
+        return self._written(self.space.draw(self.base.tree, Corner())[0])
+
+    @cached_property
+    def schedules(self) -> tuple[tuple[int, float], ...]:
+        """Steps and sampling rate of the trials, at the ends of what the search may choose."""
+        return extremes(self.space, self.base.tree, self.written.data.num_examples)
+
+    @property
+    def schedules_vary(self) -> bool:
+        """True if the search may choose batch size or epochs."""
+        return vary(self.space)
+
+    @cached_property
+    def whole(self) -> Whole | None:
+        """The budget that all runs keep together; None where each trial has its own.
+
+        Raises:
+            ConfigError: If the sweep file asks for something else besides.
+        """
+        trial, charged = self.written, self.config.accounting
+        if trial.privacy.scope == "trial" or trial.privacy.epsilon is None:
+            return None
+        check_shared(trial.privacy.epsilon, charged, self.space, self.file, self.origin)
+        return Whole(
+            charged="private_selection" if charged == "private_selection" else "composition",
+            epsilon=trial.privacy.epsilon,
+            delta=trial.delta,
+            num_runs=self.num_runs,
+            schedules=self.schedules,
+            vary=self.schedules_vary,
+        )
 
     def trial(self, tree: Tree) -> TrialConfig:
         """The config of one drawn trial, with device and threads from the sweep's resources.
 
+        Under `scope: sweep` it has the noise of its share in place of the whole search's epsilon.
+
         Raises:
             ConfigError: Naming the search key at fault.
         """
+        config = self._written(tree)
+        return with_own_noise(config, self.whole, self.origin) if self.whole else config
+
+    def _written(self, tree: Tree) -> TrialConfig:
         resources, train = self.config.resources, tree.get("train")
         if isinstance(train, dict):
             device = "cuda" if resources.gpu else "cpu"
@@ -199,8 +254,11 @@ class Sweep:
     def corners(self, fits: Fits | None = None) -> Iterator[TrialConfig]:
         """Every end of every range and every option, one at a time, the rest at their first.
 
+        They are valid trials, and may still break a condition of `where`.
+
         Args:
-            fits: Raises ConfigError for a trial whose pieces do not fit one another.
+            fits: Raises ConfigError for a trial whose pieces do not fit one another; asked of
+                those that meet the conditions.
         """
         seen = Corner()
         yield self._drawn(seen, fits)
@@ -212,16 +270,35 @@ class Sweep:
             seen.sizes.update(new)
             todo += [Corner({**corner.picks, k: i}) for k, n in new.items() for i in range(1, n)]
 
+    def admits(self, trial: TrialConfig) -> bool:
+        """True if the trial meets every condition of `where`."""
+        return all(condition.holds(trial) for condition in self.conditions)
+
     def samples(self, count: int, fits: Fits | None = None) -> list[TrialConfig]:
-        """Random trials of the space, the same ones each time."""
+        """Random trials that meet the conditions, the same ones each time.
+
+        Fewer than `count` if they are hard to find, but one.
+        """
+        rng, found = RandomDraw(random.Random(self.config.seed)), list[TrialConfig]()
+        for _ in range(max(_DRAWS, 10 * count)):
+            if len(found) == count:
+                break
+            trial = self._drawn(rng, fits)
+            found += [trial] if self.admits(trial) else []
+        return found
+
+    def share(self) -> float:
+        """Share of random points of the space that meet the conditions, from 1000 of them."""
+        if not self.conditions:
+            return 1.0
         rng = RandomDraw(random.Random(self.config.seed))
-        return [self._drawn(rng, fits) for _ in range(count)]
+        return sum(self.admits(self._drawn(rng, None)) for _ in range(_DRAWS)) / _DRAWS
 
     def _drawn(self, draw: Draw, fits: Fits | None) -> TrialConfig:
         tree, knobs = self.space.draw(self.base.tree, draw)
         try:
             trial = self.trial(tree)
-            if fits:
+            if fits and self.admits(trial):
                 fits(trial)
             return trial
         except ConfigError as e:
@@ -231,8 +308,12 @@ class Sweep:
         """The searched values behind a mistake that names a line of the base config alone."""
         if "search." in message or not knobs:
             return ""
-        places = {key: self.file.line(("search", key)) for key in knobs}
-        drawn = [f"{key} = {shown(value)} ({places[key]})" for key, value in knobs.items()]
+        budget = ".".join(EPSILON)  # stands in the base config, and the message says where
+        drawn = [
+            f"{key} = {shown(value)} ({self.file.line(('search', key))})"
+            for key, value in knobs.items()
+            if key != budget
+        ]
         return f" Searched here: {', '.join(drawn)}."
 
 
@@ -278,104 +359,42 @@ def build_sweep(file: Source, base: Source) -> Sweep:
     """
     config: SweepConfig = validate(SweepConfig, file)
     file = with_default_spaces(file, base)
-    domains, origins = dict[Path_, Domain](), dict[str, str]()
-    for path, domain in parse_space(file).domains.items():
-        written = ".".join(map(str, path)) or next(k for k in BRANCHING if k in config.search)
-        path = spelled_path(path, TrialConfig)
-        dotted = ".".join(map(str, path))
-        if path in domains:
-            raise ConfigError(
-                f"{file.at(('search', written))}: varies {dotted} a second time, once under its "
-                f"letter in the paper. Delete one of the two"
-            )
-        domains[path] = _spelled_domain(path, domain)
-        origins[dotted] = file.at(("search", written)).removesuffix(written)
-        if not path:  # what its mappings touch
-            place = f"{file.at(('search', written))}: "
-            origins.update(dict.fromkeys(touched(dotted, domains[path]), place))
-        if dotted in base.elsewhere:
-            raise ConfigError(
-                f"{base.at(path)}: is varied by this sweep, so a fixed value would have no effect. "
-                f"Vary it otherwise with --set 'search.{written}={{uniform: [LOW, HIGH]}}', or "
-                f"delete it at {origins[dotted]}{written}"
-            )
-        try:
-            put(base.tree, path or ("method",), {})
-        except ConfigError as e:
-            raise ConfigError(f"{origins[dotted]}{written}: {e}") from e
-        for key, what in FIXED.items():
-            if any(overlap(key, key_) for key_ in touched(dotted, domains[path])):
-                raise ConfigError(
-                    f"{origins[dotted]}{written}: cannot be searched: {key} is {what}. "
-                    f"Set it in the base config, and run one sweep for each value"
-                )
-    sweep = Sweep(config, base, Space(_overridden(domains, file)), file, origins)
-    for trial in sweep.corners():
-        if _promised(trial) != _promised(sweep.promise):
+    varied = read_varied(file, base, config.search)
+    conditions = read_conditions(file, config.where)
+    sweep = Sweep(config, base, varied.space, file, varied.origins, conditions)
+    corners = list(sweep.corners())
+    for trial in corners:
+        if _promised(trial, sweep) != _promised(corners[0], sweep):
             raise ConfigError(
                 f"{file.at(('search',))}: varies one of {', '.join(FIXED)}. All trials share them. "
                 f"Set it in the base config, and run one sweep for each value"
             )
-    _check_choices(sweep)
-    return sweep
-
-
-def _overridden(domains: dict[Path_, Domain], file: Source) -> dict[Path_, Domain]:
-    """What stands beside a one_of at the top is searched in all its mappings, instead of theirs."""
-    whole = domains.get(())
-    if not isinstance(whole, OneOf):
-        return domains
-    if ("method",) in domains:
+    check_names(conditions, corners)
+    if conditions and not sweep.samples(1):
         raise ConfigError(
-            f"{file.at(('search', 'method'))}: stands beside one_of or each_of, which choose the "
-            f"method. Delete one of the two"
+            f"{conditions[0].place}: none of {_DRAWS} random points of the space (0.0 %) meets "
+            f"{' and '.join(c.formula.text for c in conditions)}. Loosen it, or move the ranges"
         )
-    branches = tuple(
-        replace(branch, inner={p: d for p, d in branch.inner.items() if p not in domains})
-        for branch in whole.branches
-    )
-    return {**domains, (): replace(whole, branches=branches)}
+    _check_choices(sweep)
+    return replace(sweep, start=read_start(config.start, sweep))
 
 
-def _promised(trial: TrialConfig) -> tuple[object, ...]:
+def _promised(trial: TrialConfig, sweep: Sweep) -> tuple[object, ...]:
     """What all trials of a sweep must have in common."""
     privacy = trial.privacy
-    return privacy.epsilon, privacy.delta, privacy.noise_multiplier, trial.data, trial.seed
-
-
-def _spelled_domain(path: Path_, domain: Domain) -> Domain:
-    """The letters inside the mappings of a one_of, replaced by the fields' names."""
-    if not isinstance(domain, OneOf):
-        return domain
-
-    def spelled(inner: Path_) -> Path_:
-        return spelled_path((*path, *inner), TrialConfig)[len(path) :]
-
-    branches = (
-        Branch(
-            branch.label,
-            spelled_tree(branch.fixed, path, TrialConfig),
-            {spelled(p): _spelled_domain((*path, *p), d) for p, d in branch.inner.items()},
-        )
-        for branch in domain.branches
-    )
-    return OneOf(tuple(branches), domain.in_turn)
+    noise = privacy.noise_multiplier if sweep.whole is None else None
+    return privacy.delta, noise, trial.data, trial.seed
 
 
 def _check_choices(sweep: Sweep) -> None:
     """What the pieces of the sweep file say about one another."""
     config, file = sweep.config, sweep.file
-    if config.sampler.name == "qmc" and sweep.space.is_conditional:
-        raise ConfigError(
-            f"{file.at(('sampler', 'name'))}: qmc covers a space of fixed keys, and this one has a "
-            f"one_of. Use sampler: {{name: tpe}} or {{name: random}}"
-        )
-    if config.accounting == "none" and sweep.promise.data.validation == "holdout":
-        raise ConfigError(
-            f"{file.at(('accounting',))}: none says that the validation data are public, but "
-            f"data.validation: holdout measures with private examples. Write accounting: "
-            f"composition, or data.validation: test_split"
-        )
+    check_sampler(config.sampler, sweep.space, file.at(("sampler", "name")))
+    check_goals(config.objective, config.sampler, config.stop, file)
+    check_epsilon_varies(config.objective, sweep.epsilons, file)
+    check_charged(sweep.written.data.validation, config.accounting, file)
+    if config.accounting == "private_selection":
+        check_selection(config, sweep.space, file, sweep.origin)
 
 
 def _base(config: SweepConfig, file: Source, folder: Path) -> Source:

@@ -1,9 +1,8 @@
 """Ways through a space that need no Optuna: its corners, and random points."""
 
 import random
-from typing import Any
 
-from dpsweep.config.space import Range
+from dpsweep.config.space import Labels, Range, Slot
 
 
 class Corner:
@@ -13,13 +12,13 @@ class Corner:
         self.picks = picks or {}
         self.sizes: dict[str, int] = {}
 
-    def number(self, name: str, domain: Range) -> float | int:
-        self.sizes[name] = 2
-        return (domain.low, domain.high)[self.picks.get(name, 0)]
+    def number(self, slot: Slot, domain: Range) -> float | int:
+        self.sizes[slot.name] = 2
+        return (domain.low, domain.high)[self.picks.get(slot.name, 0)]
 
-    def option(self, name: str, labels: tuple[Any, ...]) -> int:
-        self.sizes[name] = len(labels)
-        return self.picks.get(name, 0)
+    def option(self, slot: Slot, labels: Labels) -> int:
+        self.sizes[slot.name] = len(labels)
+        return self.picks.get(slot.name, 0)
 
     turn = option
 
@@ -33,14 +32,14 @@ class RandomDraw:
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
 
-    def number(self, name: str, domain: Range) -> float | int:
+    def number(self, slot: Slot, domain: Range) -> float | int:
         if domain.is_whole:
             return self.rng.randint(int(domain.low), int(domain.high))
         if domain.is_log:
             return float(domain.low * (domain.high / domain.low) ** self.rng.random())
         return self.rng.uniform(domain.low, domain.high)
 
-    def option(self, name: str, labels: tuple[Any, ...]) -> int:
+    def option(self, slot: Slot, labels: Labels) -> int:
         return self.rng.randrange(len(labels))
 
     turn = option

@@ -128,7 +128,7 @@ MISTAKES = [
     ("method.kappa=0.5", r"--set method\.kappa: is varied by this sweep"),
     ("budget.trials=0", r"budget\.trials: must be greater than 0"),
     ("name=a b", r"--set name: .*got the text 'a b'"),
-    ("sampler.name=grid", r"sampler\.name: must be one of 'tpe', 'random' or 'qmc'"),
+    ("sampler.name=grid", r"sampler\.name: must be one of 'tpe', 'random', 'qmc', 'gp' or"),
     ("objective.metric=train/loss", r"objective\.metric: must be one of 'valid/accuracy'"),
     ("base=nowhere.yaml", r"--set base: 'nowhere\.yaml': .*no such file"),
 ]

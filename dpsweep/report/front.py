@@ -1,0 +1,85 @@
+"""What a search over several budgets or after two objectives ends with: some trials, not one."""
+
+from pathlib import Path
+
+from rich.table import Table
+
+from dpsweep.report.confirmed import confirmed_table
+from dpsweep.report.plain import plain_table
+from dpsweep.report.tables import knob_words, shown_value
+from dpsweep.tune.goals import budgets, front, goal_values
+from dpsweep.tune.record import Record
+from dpsweep.tune.study import Study
+from dpsweep.tune.view import EPSILON_KEY
+
+
+def chosen(study: Study, top: int) -> list[Record]:
+    """The trials that a search recommends, the best first.
+
+    Args:
+        study: The search.
+        top: How many are wanted, of each budget. After two objectives, its whole front comes.
+    """
+    objective, groups = study.sweep.config.objective, budgets(study.best())
+    if len(objective.goals) > 1:
+        return [record for group in groups for record in front(group, objective)]
+    return [record for group in groups for record in group[:top]]
+
+
+def winners(study: Study) -> list[Record]:
+    """The best trial of each budget by the first objective, the smallest budget first."""
+    return [group[0] for group in budgets(study.best())]
+
+
+def target_of(record: Record, out: Path) -> Path:
+    """Where a winner's config goes: `out`, with the budget in its name if there are several."""
+    epsilon = record.knobs.get(EPSILON_KEY)
+    return out if epsilon is None else out.with_stem(f"{out.stem}-epsilon-{epsilon:g}")
+
+
+def summaries(study: Study) -> list[Table]:
+    """The tables beside that of the best trials: repeats, budgets, the front of objectives."""
+    confirmed = confirmed_table(study)
+    tables = [confirmed] if confirmed else []
+    if len(study.sweep.epsilons) > 1:
+        tables.append(budget_table(study))
+    if len(study.sweep.config.objective.goals) > 1:
+        tables.append(front_table(study))
+    return tables
+
+
+def budget_table(study: Study) -> Table:
+    """One line a budget: its best trial, and whether a smaller budget does as well."""
+    objective, best = study.sweep.config.objective, winners(study)
+    counts = {group[0].number: len(group) for group in budgets(study.best())}
+    sign = -1 if objective.direction == "maximize" else 1
+    table = plain_table("By budget")
+    for name in ("ε", "trial", objective.metric, "of trials"):
+        table.add_column(name, justify="right")
+    table.add_column("searched")
+    table.add_column("")
+    for i, record in enumerate(best):
+        cost = sign * (record.value or 0.0)
+        beaten = any(sign * (other.value or 0.0) <= cost for other in best[:i])
+        table.add_row(
+            f"{record.knobs[EPSILON_KEY]:g}",
+            str(record.number),
+            shown_value(record.value),
+            str(counts[record.number]),
+            knob_words(record, without=(EPSILON_KEY,)),
+            "a smaller ε did as well" if beaten else "",
+        )
+    return table
+
+
+def front_table(study: Study) -> Table:
+    """One line a trial that no other beats in both objectives."""
+    objective = study.sweep.config.objective
+    table = plain_table(f"Front: no trial has better {' and '.join(objective.goals)}")
+    for name in ("trial", *objective.goals):
+        table.add_column(name, justify="right")
+    table.add_column("searched")
+    for record in study.front():
+        values = goal_values(objective, record.row, record.config) or ()
+        table.add_row(str(record.number), *map(shown_value, values), knob_words(record))
+    return table
