@@ -10,11 +10,14 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constr
 quickstart: .venv/runtime
 	$(BIN)/dpsweep launch sweeps/quickstart.yaml --unique
 
+# Two processes, of one thread each: most tests are small, and those of whole sweeps mostly wait.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -p no:cacheprovider
+
 test: .venv/dev
-	$(BIN)/pytest -m "not slow and not gpu" -p no:cacheprovider
+	$(PYTEST) -m "not slow and not gpu"
 
 test-all: .venv/dev
-	$(BIN)/pytest -m "not gpu" -p no:cacheprovider
+	$(PYTEST) -m "not gpu"
 
 lint: .venv/dev
 	$(BIN)/ruff check dpsweep tests

@@ -37,6 +37,15 @@ Address = Annotated[
     str | None,
     typer.Option(help="Ray cluster: auto or HOST:PORT [default: an embedded one]."),
 ]
+Storage = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="Database of the study, such as postgresql://USER@HOST/DB [default: DPSWEEP_STORAGE, "
+        "or a file in the state folder]. Written down at launch: later verbs need it only if the "
+        "database has moved.",
+    ),
+]
 BestFile = Annotated[
     Path | None,
     typer.Option("-o", "--out", help="Where the best config goes [default: best.yaml]."),
@@ -68,11 +77,16 @@ def launch(
     unique: Annotated[
         bool, typer.Option("--unique", help="Append -2, -3, ... if the name is taken.")
     ] = False,
+    learn_from: Annotated[
+        str | None,
+        typer.Option("--from", metavar="SWEEP", help="An earlier sweep to learn from."),
+    ] = None,
     state: StateDir = None,
     address: Address = None,
     tracking_uri: Annotated[
         str | None, typer.Option(help="MLflow server [default: a database in the state folder].")
     ] = None,
+    storage: Storage = None,
     fetch: Fetch = False,
     out: BestFile = None,
     quiet: Quiet = False,
@@ -82,10 +96,12 @@ def launch(
 
     if name:
         settings = [*(settings or []), f"name={name}"]
+    if learn_from:
+        settings = [*(settings or []), f"learn_from={learn_from}"]
     search.launch(
         file,
         settings or [],
-        search.Options(state, address, tracking_uri, out, quiet),
+        search.Options(state, address, tracking_uri, out, quiet, storage),
         fetch=fetch,
         unique=unique,
     )
@@ -93,28 +109,35 @@ def launch(
 
 @app.command()
 def resume(
-    name: Name,
+    name: Annotated[str, typer.Argument(metavar="SWEEP", help="A sweep's name, or its file.")],
+    accept: Annotated[
+        bool,
+        typer.Option("--accept-changes", help="Take over what changed in the file, if harmless."),
+    ] = False,
     state: StateDir = None,
     address: Address = None,
+    storage: Storage = None,
     out: BestFile = None,
     quiet: Quiet = False,
 ) -> None:
     """Go on with a sweep that was stopped or whose driver died."""
     from dpsweep.cli import search
 
-    search.resume(name, search.Options(state, address, None, out, quiet))
+    options = search.Options(state, address, None, out, quiet, storage)
+    search.resume(name, options, accept=accept)
 
 
 @app.command()
 def status(
     name: Annotated[str | None, typer.Argument(help="A sweep; all of them if missing.")] = None,
     state: StateDir = None,
+    storage: Storage = None,
     as_json: Json = False,
 ) -> None:
     """Show the sweeps of a state folder, or the trials of one."""
     from dpsweep.cli import look
 
-    look.status(name, state, as_json)
+    look.status(name, state, as_json, storage)
 
 
 @app.command()
@@ -133,13 +156,14 @@ def stop(
 def best(
     name: Name,
     state: StateDir = None,
+    storage: Storage = None,
     top: Annotated[int, typer.Option(min=1, help="How many.")] = 5,
     as_json: Json = False,
 ) -> None:
     """Show the best trials of a sweep, and what they promise."""
     from dpsweep.cli import look
 
-    look.best(name, state, top, as_json)
+    look.best(name, state, top, as_json, storage)
 
 
 @app.command()
@@ -147,12 +171,13 @@ def export(
     name: Name,
     out: Annotated[Path, typer.Option("-o", "--out", help="Folder for the configs.")],
     state: StateDir = None,
+    storage: Storage = None,
     top: Annotated[int, typer.Option(min=1, help="How many.")] = 1,
 ) -> None:
     """Write the best configs as YAML files that `train` and `launch` read."""
     from dpsweep.cli import look
 
-    look.export(name, state, top, out)
+    look.export(name, state, top, out, storage)
 
 
 @app.command()
@@ -181,6 +206,26 @@ def ui(
     from dpsweep.cli import look
 
     look.ui(state, host, port)
+
+
+@app.command()
+def gc(
+    state: StateDir = None,
+    remove: Annotated[bool, typer.Option("--remove", help="Delete what is listed.")] = False,
+    as_json: Json = False,
+) -> None:
+    """List what killed processes left behind, with sizes; delete it with --remove."""
+    from dpsweep.cli import tidy
+
+    tidy.gc(state, remove, as_json)
+
+
+@app.command()
+def doctor(state: StateDir = None, storage: Storage = None, as_json: Json = False) -> None:
+    """Check the installation, the state folder and every sweep in it; exit with 1 on a failure."""
+    from dpsweep.cli import health
+
+    health.doctor(state, storage, as_json)
 
 
 @app.command()
@@ -252,7 +297,8 @@ def bench_step(
         str,
         typer.Option(
             "--method",
-            help="Ours, by commas; NAME@ENGINE for another engine, NAME@fixed for even batches.",
+            help="Ours, by commas; NAME:KEY=VALUE sets a key, as innerouter:points=3; NAME@ENGINE, "
+            "NAME@fixed.",
         ),
     ] = "dp_sgd",
     against: Annotated[

@@ -9,27 +9,33 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from rich.table import Table
 
 from dpsweep.cli.say import console
 from dpsweep.core.errors import ConnectionRefused, StateError
 from dpsweep.report.export import check_target, origin_of, to_yaml, write
-from dpsweep.report.tables import trial_row, trial_table
+from dpsweep.report.front import chosen, summaries, target_of
+from dpsweep.report.tables import shown_budgets, trial_row, trial_table
 from dpsweep.report.winner import standings, standings_table, verdict
 from dpsweep.track.server import server_command, server_environment
 from dpsweep.tune.charge import statement
-from dpsweep.tune.state import Owner, State
+from dpsweep.tune.lease import Owner
+from dpsweep.tune.state import State
+from dpsweep.tune.storage import named
 from dpsweep.tune.study import Study, open_study
 
 
-def status(name: str | None, state_folder: str | None, as_json: bool) -> None:
+def status(
+    name: str | None, state_folder: str | None, as_json: bool, storage: str | None = None
+) -> None:
     """Prints all sweeps, or one sweep's trials."""
     state = State.at(state_folder)
     if name is None:
         _all(state, as_json)
         return
-    study, owner = open_study(name, state), state.sweep(name).owner()
+    study, owner = open_study(name, state, _moved(storage)), state.sweep(name).owner()
     records = study.records()
     if owner is None:
         records = [replace(r, state="interrupted") if r.state == "running" else r for r in records]
@@ -60,32 +66,43 @@ def stop(name: str, state_folder: str | None, wait: float) -> None:
     console().print(f"{name} is stopped. Go on with: dpsweep resume {name}")
 
 
-def best(name: str, state_folder: str | None, top: int, as_json: bool) -> None:
+def best(
+    name: str, state_folder: str | None, top: int, as_json: bool, storage: str | None = None
+) -> None:
     """Prints the best trials and their promises."""
-    study = open_study(name, State.at(state_folder))
-    records = study.best()[:top]
+    study = open_study(name, State.at(state_folder), _moved(storage))
+    records = chosen(study, top)
     if as_json:
         print(json.dumps([trial_row(record) for record in records], indent=2))
         return
     if not records:
         raise StateError(f"sweep {name!r} has no complete trial yet. See: dpsweep status {name}")
     console().print(trial_table(records, f"Best trials of {name}", show_state=False))
+    for table in summaries(study):
+        console().print(table)
     compared = standings(study.records(), study.sweep.config.objective.direction)
     if compared:
         console().print(standings_table(compared))
         console().print(verdict(compared))
-    console().print(f"Trial {records[0].number}: {statement(records[0])}")
-    console().print(origin_of(study).search_words)
+    origin = origin_of(study)
+    console().print(f"Trial {records[0].number}: {origin.luck(records[0])}")
+    console().print(statement(records[0]))
+    console().print(origin.search_words)
 
 
-def export(name: str, state_folder: str | None, top: int, out: Path) -> None:
+def export(
+    name: str, state_folder: str | None, top: int, out: Path, storage: str | None = None
+) -> None:
     """Writes the best configs to a folder."""
-    study = open_study(name, State.at(state_folder))
-    records = study.best()[:top]
+    study = open_study(name, State.at(state_folder), _moved(storage))
+    records = chosen(study, top)
     if not records:
         raise StateError(f"sweep {name!r} has no complete trial yet. See: dpsweep status {name}")
     origin = origin_of(study)
-    places = [out / f"{rank:02d}-trial-{r.number:04d}.yaml" for rank, r in enumerate(records, 1)]
+    places = [
+        target_of(r, out / f"{rank:02d}-trial-{r.number:04d}.yaml")
+        for rank, r in enumerate(records, 1)
+    ]
     for place in places:
         check_target(place)
     for rank, (place, record) in enumerate(zip(places, records, strict=True), 1):
@@ -122,8 +139,13 @@ def ui(state_folder: str | None, host: str, port: int) -> None:
     server.wait()
 
 
+def _moved(storage: str | None) -> str | None:
+    """The storage that was named; None for the one written down."""
+    return named(storage) if storage else None
+
+
 def _all(state: State, as_json: bool) -> None:
-    rows = []
+    rows = list[dict[str, Any]]()
     for name in state.names():
         study = open_study(name, state)
         records = study.records()
@@ -135,7 +157,7 @@ def _all(state: State, as_json: bool) -> None:
                 "ended": sum(r.state != "running" for r in records),
                 "trials": study.sweep.config.budget.trials,
                 "best": leader.value if leader else None,
-                "epsilon": study.sweep.promise.privacy.epsilon,
+                "epsilon": list(study.sweep.epsilons),
             }
         )
     if as_json:
@@ -151,7 +173,7 @@ def _all(state: State, as_json: bool) -> None:
             str(row["state"]),
             f"{row['ended']}/{row['trials']}",
             "–" if row["best"] is None else f"{row['best']:.4f}",
-            str(row["epsilon"] or "∞"),
+            shown_budgets(row["epsilon"]),
         )
     console().print(table)
 
@@ -160,5 +182,6 @@ def _whereabouts(study: Study, owner: Owner | None) -> str:
     """Whether the sweep runs, is finished, or waits to be resumed."""
     if owner:
         return f"running ({owner})"
-    left = study.running() or study.num_asked() < study.sweep.config.budget.trials
-    return f"stopped; go on with: dpsweep resume {study.sweep.name}" if left else "finished"
+    if study.is_finished():
+        return "finished"
+    return f"stopped; go on with: dpsweep resume {study.sweep.name}"

@@ -13,12 +13,13 @@ from typing import Any
 import ray
 from opacus.accountants.utils import get_noise_multiplier
 
-from dpsweep.cli.say import console, plain_table
+from dpsweep.cli.say import console
 from dpsweep.cluster.connect import cluster
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import ConfigError, unknown
 from dpsweep.data.datasets import SPECS
 from dpsweep.privacy.accounting import calibrate
+from dpsweep.report.plain import plain_table
 from dpsweep.tune.launch import new_session
 from dpsweep.tune.state import State
 

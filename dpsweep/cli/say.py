@@ -3,9 +3,7 @@
 import os
 import sys
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 _FILE_WIDTH = 120
 
@@ -15,13 +13,6 @@ def console(*, quiet: bool = False) -> Console:
     terminal = sys.stdout.isatty()
     width = None if terminal or "COLUMNS" in os.environ else _FILE_WIDTH
     return Console(highlight=False, soft_wrap=not terminal, quiet=quiet, width=width)
-
-
-def plain_table(title: str) -> Table:
-    """A table under a title, to be filled."""
-    return Table(
-        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False
-    )
 
 
 def warn(warnings: list[str]) -> None:

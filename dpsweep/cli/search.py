@@ -1,5 +1,6 @@
 """The verbs that run trials on Ray: plan, launch, resume."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -13,17 +14,23 @@ from pathlib import Path
 from dpsweep.cli.say import console, warn
 from dpsweep.cluster.connect import cluster
 from dpsweep.config.sweep import Sweep, load_sweep
+from dpsweep.core.disk import free_bytes, shown_bytes
 from dpsweep.report.export import check_target, default_target
 from dpsweep.report.finish import finish
+from dpsweep.report.front import summaries, target_of, winners
 from dpsweep.report.live import Progress, shown
-from dpsweep.report.tables import trial_table
+from dpsweep.report.tables import shown_budgets, trial_table
 from dpsweep.report.winner import standings, standings_table, verdict
 from dpsweep.track.server import without_password
 from dpsweep.train.check import check_sweep
-from dpsweep.tune.check import check_services
+from dpsweep.tune.changes import check_changes
+from dpsweep.tune.check import check_files, check_services
 from dpsweep.tune.check import plan as make_plan
 from dpsweep.tune.launch import Session, concurrency, new_session, old_session
 from dpsweep.tune.state import State
+from dpsweep.tune.storage import named
+from dpsweep.tune.study import Study, open_study
+from dpsweep.tune.warm import experience
 
 _STOPPED = 130
 """Exit code of a sweep that was stopped before its end, as for a program ended by Ctrl-C."""
@@ -38,6 +45,7 @@ class Options:
     tracking_uri: str | None
     out: Path | None
     quiet: bool
+    storage: str | None = None
 
     def target(self, sweep: str) -> Path:
         """Where the best config goes."""
@@ -53,6 +61,7 @@ def plan(file: Path, settings: list[str], as_json: bool) -> None:
     if as_json:
         print(json.dumps(asdict(made), indent=2))
         return
+    free = free_bytes(State.at(None).root)
     (low, high), (fewest, most) = made.noise, made.steps
     console().print(
         f"[bold]{sweep.name}[/bold]: {made.trials} trials, {made.at_once} at once on this machine\n"
@@ -61,8 +70,14 @@ def plan(file: Path, settings: list[str], as_json: bool) -> None:
         f"a trial    {made.trial_words}\n"
         f"expected   {made.search_words}\n"
         f"time       about {made.seconds / 60:.1f} min here, from a probe of a few steps\n"
-        f"disk       about {made.disk_bytes / 1e6:.1f} MB while it runs"
+        f"disk       up to {shown_bytes(made.disk_bytes)}; {shown_bytes(free)} are free"
     )
+    if len(made.epsilons) > 1:
+        console().print(f"budgets    ε {shown_budgets(made.epsilons)} in turn")
+    if made.share < 1:
+        console().print(f"where      {made.share:.1%} of random points meet it; others are not run")
+    if made.stop_words:
+        console().print(f"stop       {made.stop_words}")
 
 
 def launch(file: Path, settings: list[str], options: Options, *, fetch: bool, unique: bool) -> None:
@@ -72,27 +87,49 @@ def launch(file: Path, settings: list[str], options: Options, *, fetch: bool, un
         free = next(n for n in _numbered(sweep.name) if not state.sweep(n).path.exists())
         sweep = load_sweep(file, [*settings, f"name={free}"])
     warn(check_sweep(sweep, fetch=fetch))
-    check_services(sweep, state, options.tracking_uri)
+    if sweep.config.learn_from:
+        earlier = open_study(sweep.config.learn_from, state)
+        experience(sweep, earlier.sweep, earlier.records())
+    storage = named(options.storage)
+    check_services(sweep, state, options.tracking_uri, storage)
     check_target(options.target(sweep.name))
     with cluster(options.address):
-        _drive(sweep, new_session(sweep, state, options.tracking_uri), options)
+        _drive(sweep, new_session(sweep, state, options.tracking_uri, storage), options)
 
 
-def resume(name: str, options: Options) -> None:
-    """Goes on with an old sweep."""
+def resume(named_or_file: str, options: Options, *, accept: bool) -> None:
+    """Goes on with an old sweep, by name or by its file."""
+    state, moved = State.at(options.state), named(options.storage) if options.storage else None
+    file = load_sweep(named_or_file) if named_or_file.endswith((".yaml", ".yml")) else None
+    name = file.name if file else named_or_file
     check_target(options.target(name))
-    session = old_session(name, State.at(options.state))
-    with session as opened:
-        done = [r for r in opened.study.records() if r.state != "running"]
-        left = opened.study.running()
-        total = opened.sweep.config.budget.trials
-        new = max(0, total - opened.study.num_asked())
-        if not options.quiet:
-            console().print(
-                f"{name}: {len(done)} trials finished, {len(left)} adopted, {new} to run"
-            )
-        with cluster(options.address):
+    folder = state.sweep(name)
+    if file:
+        check_changes(folder, file, accepted=accept)
+    check_files(state, folder.tracking_uri, moved or folder.storage_uri)
+    with old_session(name, state, moved) as opened:
+        if opened.lease.taken_over:
+            console(quiet=options.quiet).print(opened.lease.taken_over, markup=False)
+        console(quiet=options.quiet).print(_left(opened.study))
+        finished = opened.study.is_finished()
+        with contextlib.nullcontext() if finished else cluster(options.address):
             _run(opened, options)
+
+
+def _left(study: Study) -> str:
+    """What a resumed sweep has done and has still to do."""
+    name, done = study.sweep.name, [r for r in study.records() if r.state != "running"]
+    if study.is_finished():
+        return (
+            f"{name}: is finished, with {len(done)} trials; results are delivered again. For more "
+            f"trials raise budget.trials in its file, then: dpsweep resume FILE --accept-changes"
+        )
+    if study.sweep.config.accounting == "private_selection":
+        return f"{name}: goes on; nothing is told before its end"
+    return (
+        f"{name}: {len(done)} trials finished, {len(study.running())} adopted, "
+        f"{study.num_to_ask()} to run"
+    )
 
 
 def _drive(sweep: Sweep, session: AbstractContextManager[Session], options: Options) -> None:
@@ -110,12 +147,17 @@ def _run(session: Session, options: Options) -> None:
     us, state = _program(), "" if options.state is None else f" --state {options.state}"
     if best:
         out.print(trial_table(best[:5], f"Best trials of {session.sweep.name}", show_state=False))
+        for table in summaries(session.study):
+            out.print(table)
         compared = standings(session.study.records(), session.sweep.config.objective.direction)
         if compared:
             out.print(standings_table(compared))
             out.print(verdict(compared))
+        out.print(origin.luck(best[0]))
         out.print(origin.search_words)
-        out.print(f"best config: {target}   train it again with: {us} train {target}")
+        for record in winners(session.study):
+            place = target_of(record, target)
+            out.print(f"best config: {place}   train it again with: {us} train {place}")
     elif complete:
         out.print(f"No trial was completed. See why with: {us} status {session.sweep.name}{state}")
     out.print(f"{len(session.study.records())} trials in {session.seconds:.1f} s")
@@ -123,6 +165,8 @@ def _run(session: Session, options: Options) -> None:
         waiting = f"the tracking server did not take all results ({session.tracker.trouble})"
         again = f"{us} resume {session.sweep.name}{state}"
         warn([f"{waiting}; they wait in {session.folder.path}, and are delivered by: {again}"])
+    if session.tracker.refused:
+        warn([session.tracker.refused])
     if not complete:
         out.print(f"Stopped. Go on with: {us} resume {session.sweep.name}{state}")
     if session.folder.tracking_uri:
@@ -136,6 +180,8 @@ def _run(session: Session, options: Options) -> None:
 def _program() -> str:
     """How the user calls us: by name, or by path where the name is not found."""
     called = Path(sys.argv[0])
+    if called.name == "__main__.py":
+        return "python -m dpsweep"
     found = shutil.which(called.name)
     return called.name if found and Path(found).samefile(called) else str(called)
 

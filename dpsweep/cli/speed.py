@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from dpsweep.cli.say import console, plain_table
+from dpsweep.cli.say import console
 from dpsweep.core.errors import ConfigError
+from dpsweep.report.plain import plain_table
 from dpsweep.train.footprint import peak_bytes
 from dpsweep.train.memory import keep_freed_memory
 from dpsweep.train.race import Race, Take, medians, ratios, runner, step_operations

@@ -27,6 +27,8 @@ _QUIET = {
 }
 """Settings of Ray's: no output of its own, no files we do not read, signals left to us."""
 
+_WORKERS_BEFOREHAND = 0
+"""Cores of a machine on which every worker that Ray starts beforehand may import torch at once."""
 
 _PREFIX = "dpsweep-ray-"
 
@@ -55,6 +57,7 @@ def cluster(address: str | None) -> Iterator[None]:
                 logging_level=logging.ERROR,
                 object_store_memory=200 * 1024**2,
                 _temp_dir=folder,
+                _system_config=_beforehand(),
             )
         else:
             _join(address)
@@ -65,12 +68,23 @@ def cluster(address: str | None) -> Iterator[None]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def _beforehand() -> dict[str, object]:
+    """What workers import while the driver still makes its study: seconds, the first time."""
+    few = (os.cpu_count() or 1) <= _WORKERS_BEFOREHAND
+    return {"preload_python_modules": ["dpsweep.tune.trial"]} if few else {}
+
+
 def _remove_orphans() -> None:
-    """Deletes what embedded clusters of killed drivers left behind."""
+    for place in orphans():
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def orphans() -> Iterator[Path]:
+    """What embedded clusters of killed drivers left behind."""
     for place in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         pid = place.name.removeprefix(_PREFIX).partition("-")[0]
         if pid.isdigit() and not _is_alive(int(pid)) and os.access(place, os.W_OK):
-            shutil.rmtree(place, ignore_errors=True)
+            yield place
 
 
 def _is_alive(pid: int) -> bool:

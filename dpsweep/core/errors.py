@@ -20,6 +20,10 @@ class ConnectionRefused(DpSweepError):
     """A service the sweep needs (Ray, tracking server, storage) cannot be used."""
 
 
+class DiskFull(DpSweepError):
+    """Something could not be written for want of space; nothing written before is lost."""
+
+
 class Diverged(DpSweepError):
     """A trial's released weights stopped being finite numbers."""
 

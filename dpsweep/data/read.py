@@ -4,6 +4,7 @@ Pixels are scaled to [-1, 1] by constants of the file format. Nothing (a mean, a
 is computed from the training examples, since that would be a release of its own.
 """
 
+import hashlib
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -11,13 +12,11 @@ from pathlib import Path
 import torch
 from sklearn.datasets import load_digits
 from torch import Tensor
-from torchvision import datasets as tv
 
 from dpsweep.core.errors import ConfigError
 from dpsweep.core.seeds import public_seed
 from dpsweep.data.datasets import DataConfig, check_present
-
-TORCHVISION = {"mnist": tv.MNIST, "fashion_mnist": tv.FashionMNIST, "cifar10": tv.CIFAR10}
+from dpsweep.data.shared import shared
 
 
 @dataclass(frozen=True)
@@ -63,18 +62,14 @@ def download(config: DataConfig) -> None:
         return
     if config.root is None:
         raise ConfigError("data.root: missing; --download needs a folder to write to")
-    try:
-        TORCHVISION[config.name](Path(config.root).expanduser(), train=True, download=True)
-    except (OSError, RuntimeError) as e:
-        raise ConfigError(
-            f"data.root: could not download {config.name} to {config.root!r}: {e}. Check the "
-            f"connection, or copy the files there in torchvision's layout ({config.spec.folder})"
-        ) from e
+    from dpsweep.data.files import fetch  # torchvision takes over a second to import
+
+    fetch(config, Path(config.root).expanduser())
 
 
 @lru_cache(maxsize=2)
 def load(config: DataConfig, seed: int) -> Dataset:
-    """Reads a data set; the last two stay in memory for the next trial of the same process.
+    """Reads a data set; the last two stay at hand for the next trial of the same process.
 
     Args:
         config: The data set.
@@ -93,6 +88,18 @@ def load(config: DataConfig, seed: int) -> Dataset:
         test = (train[0][held], train[1][held])
         train = (train[0][kept], train[1][kept])
     return Dataset(*train, *test, brightest=config.spec.brightest)
+
+
+def fingerprint(config: DataConfig, seed: int) -> str:
+    """A hash of all examples in their order.
+
+    Whoever knows all private examples but one can test for that one: it is as private as they.
+    """
+    data = load(config, seed)
+    told = hashlib.sha256(f"{tuple(data.inputs.shape)}".encode())
+    for part in (data.inputs, data.targets, data.valid_inputs, data.valid_targets):
+        told.update(part.contiguous().numpy().data)
+    return told.hexdigest()
 
 
 def _check(part: "Split", expected: int, config: DataConfig) -> None:
@@ -122,19 +129,13 @@ def _digits() -> tuple[Split, Split]:
 def _torchvision(config: DataConfig) -> tuple[Split, Split]:
     check_present(config, where=config.name)
     assert config.root is not None
+    assert config.spec.folder is not None
     root = Path(config.root).expanduser()
-    try:
-        parts = [TORCHVISION[config.name](root, train=train) for train in (True, False)]
-    except (OSError, RuntimeError, ValueError) as e:
-        raise ConfigError(
-            f"data.root: {config.root!r} holds {config.name} but torchvision cannot read it: {e} "
-            f"Copy it afresh, or add --download"
-        ) from e
-    train, test = (_tensors(part) for part in parts)
-    return train, test
 
+    def read() -> tuple[Split, Split]:
+        from dpsweep.data.files import splits  # torchvision takes over a second to import
 
-def _tensors(part: tv.VisionDataset) -> Split:
-    inputs = torch.as_tensor(part.data)
-    channels_first = inputs.unsqueeze(1) if inputs.dim() == 3 else inputs.permute(0, 3, 1, 2)
-    return channels_first.contiguous(), torch.as_tensor(part.targets).to(torch.int64)
+        return splits(config, root)
+
+    found: tuple[Split, Split] = shared(root / config.spec.folder, read)
+    return found

@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterable
 from math import cos, fsum, pi
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import signal
 
 from dpsweep.core.errors import Misfit
 from dpsweep.filters.iir import ROUNDING_LIMIT, Row, rounding
@@ -68,7 +68,7 @@ def butterworth(order: int, cutoff: float) -> Coefficients:
     [0.0, 0.5, 0.5]
     """
     _check(order, cutoff)
-    return _held(lambda n: signal.butter(n, cutoff), order, cutoff)
+    return _held(lambda n: scipy.signal.butter(n, cutoff), order, cutoff)
 
 
 def chebyshev(order: int, cutoff: float, ripple_db: float) -> Coefficients:
@@ -91,7 +91,7 @@ def chebyshev(order: int, cutoff: float, ripple_db: float) -> Coefficients:
             f"ripple_db must lie in (0, 12], got {ripple_db}. It is how far the gain may swing "
             "below the cutoff; near 0 the roll-off is as gentle as butterworth's",
         )
-    return _held(lambda n: signal.cheby1(n, ripple_db, cutoff), order, cutoff)
+    return _held(lambda n: scipy.signal.cheby1(n, ripple_db, cutoff), order, cutoff)
 
 
 def pole_zero(

@@ -10,8 +10,11 @@ import yaml
 from dpsweep.config.load import Tree
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import StateError
+from dpsweep.report.confirmed import luck
 from dpsweep.tune.charge import run_of, search_promise, statement
-from dpsweep.tune.study import Record, Study
+from dpsweep.tune.confirm import Confirmation
+from dpsweep.tune.record import Record
+from dpsweep.tune.study import Study
 from dpsweep.tune.tracking import provenance
 
 _MARK = "# dpsweep export"
@@ -24,28 +27,53 @@ class Origin:
     Attributes:
         sweep: Name of the sweep.
         metric: What the trials were judged by.
-        num_trials: How many there were.
+        num_trials: How many the search had.
         search_words: What the search as a whole has spent.
+        confirmed: What repeating the best configs came to, by trial.
+        in_secret: True if it was a private selection.
     """
 
     sweep: str
     metric: str
     num_trials: int
     search_words: str
+    confirmed: dict[int, Confirmation]
+    in_secret: bool
+
+    def luck(self, record: Record) -> str:
+        """How much the figure of one of its trials is worth."""
+        repeats = self.confirmed.get(record.number)
+        return luck(record, repeats, self.metric, self.num_trials, in_secret=self.in_secret)
 
 
 def origin_of(study: Study) -> Origin:
     """Where exports of this study come from, and what the search has spent so far."""
-    records = study.records()
+    records, inherited = study.records(), _inherited(study)
+    promise = search_promise(
+        study.sweep,
+        [run_of(record) for record in records],
+        confirming=sum(record.confirms is not None for record in records),
+        void=any(record.void for record in records),
+    )
     return Origin(
         sweep=study.sweep.name,
         metric=study.sweep.config.objective.metric,
-        num_trials=len(records),
-        search_words=search_promise(
-            study.sweep,
-            [run_of(record) for record in records],
-            void=any(record.void for record in records),
-        ),
+        num_trials=sum(record.confirms is None for record in records),
+        search_words=" ".join(filter(None, [promise, study.sweep.config.stop.words, inherited])),
+        confirmed=study.confirmed(),
+        in_secret=study.sweep.config.accounting == "private_selection",
+    )
+
+
+def _inherited(study: Study) -> str:
+    """What an earlier sweep that was learned from adds to the promise."""
+    warm = study.warm_start
+    if warm is None:
+        return ""
+    return (
+        f"Its proposals began from the results of {warm['trials']} trials of sweep "
+        f"{warm['sweep']} on the same data: what that sweep has spent is not in this figure, and "
+        f"adds to it."
     )
 
 
@@ -57,8 +85,9 @@ def to_yaml(record: Record, rank: int, origin: Origin) -> str:
         f"{_MARK}: trial {record.number} of sweep {origin.sweep}, number {rank} of "
         f"{origin.num_trials} by {origin.metric}",
         f"{origin.metric}: {record.value} at epoch {row.get('epoch')}",
-        f"privacy: {statement(record)}",
-        f"search: {origin.search_words}",
+        origin.luck(record),
+        f"privacy of this run by itself: {statement(record)}",
+        f"privacy of the search: {origin.search_words}",
         f"accountant: PLD (dp-accounting), noise_multiplier {row.get('noise_multiplier')}, "
         f"epsilon spent {row.get('privacy/epsilon_spent')}",
         f"versions: {versions}",
@@ -80,7 +109,8 @@ def config_yaml(config: TrialConfig) -> str:
 def default_target(sweep: str) -> Path:
     """best.yaml, or best-SWEEP.yaml where that holds the best of another sweep."""
     place = Path("best.yaml")
-    if place.exists() and f"of sweep {sweep}," not in _first_fact(place):
+    taken = [place, *Path().glob("best-epsilon-*.yaml")]
+    if any(p.exists() and f"of sweep {sweep}," not in _first_fact(p) for p in taken):
         return Path(f"best-{sweep}.yaml")
     return place
 

@@ -3,11 +3,12 @@
 from pathlib import Path
 
 from dpsweep.report.export import Origin, origin_of, to_yaml, write
+from dpsweep.report.front import target_of, winners
 from dpsweep.report.winner import standings, verdict
 from dpsweep.track.tracker import Facts
 from dpsweep.tune.charge import statement
 from dpsweep.tune.launch import Session
-from dpsweep.tune.study import Record
+from dpsweep.tune.record import Record
 
 _WEIGHTS_KEPT = 3
 
@@ -29,17 +30,24 @@ def finish(session: Session, out: Path, *, complete: bool) -> tuple[list[Record]
     words = [*filter(None, [verdict(compared)]), origin.search_words]
     metrics: dict[str, float] = {}
     if best:
-        words.insert(0, f"Best trial ({best[0].number}): {statement(best[0])}")
-        text = to_yaml(best[0], 1, origin)
-        for place in (out, folder.path / "best.yaml"):
-            write(place, text)
+        words = [
+            f"Best trial ({best[0].number}): {statement(best[0])}",
+            origin.luck(best[0]),
+            *words,
+        ]
+        for record in winners(study):
+            for place in (out, folder.path / "best.yaml"):
+                write(target_of(record, place), to_yaml(record, 1, origin))
         metrics = {f"best/{k}": v for k, v in (best[0].row or {}).items() if k.startswith("valid/")}
+        if repeats := origin.confirmed.get(best[0].number):
+            metrics |= {"confirmed/mean": repeats.mean, "confirmed/spread": repeats.spread}
     note = "\n\n".join(words)
     write(folder.path / "privacy.md", note + "\n")
     void = {"privacy": "void"} if any(r.void for r in study.records()) else {}
     tracker.sweep(Facts({}, {"dpsweep.complete": str(complete).lower(), **void}, note))
-    for name in ("sweep.yaml", "best.yaml", "privacy.md"):
-        tracker.artifact(folder.path / name)
+    files = [target_of(record, folder.path / "best.yaml") for record in winners(study)]
+    for file in (folder.path / "sweep.yaml", *files, folder.path / "privacy.md"):
+        tracker.artifact(file)
     for record in best[:_WEIGHTS_KEPT]:
         tracker.artifact(folder.room(record.number) / "weights.pt", record.number)
     metrics["trials"] = float(origin.num_trials)

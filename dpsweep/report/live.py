@@ -11,9 +11,9 @@ from rich.text import Text
 
 from dpsweep.core.types import Row
 from dpsweep.privacy.statement import shown_epsilon
-from dpsweep.report.tables import knob_words
+from dpsweep.report.tables import knob_words, shown_budgets
 from dpsweep.tune.launch import Session
-from dpsweep.tune.study import Record
+from dpsweep.tune.record import Record
 
 
 class Progress:
@@ -22,10 +22,11 @@ class Progress:
     def __init__(self, session: Session, console: Console) -> None:
         self.console = console
         self._config = session.sweep.config
-        self._promise = session.sweep.promise.privacy
+        self._promise = session.sweep.written.privacy
+        self._epsilons = shown_budgets(session.sweep.epsilons)
         self._running: dict[int, Record] = {}
         self._ended = {r.number: r for r in session.study.records() if r.state != "running"}
-        self._before = len(self._ended)
+        self._before, self._total = len(self._ended), session.sweep.num_runs
         self._best = next(iter(session.study.best()), None)
         self._start = time.monotonic()
 
@@ -41,7 +42,7 @@ class Progress:
         """A trial is through."""
         self._running.pop(record.number, None)
         self._ended[record.number] = record
-        if record.state == "complete" and self._beats_best(record):
+        if record.state == "complete" and record.confirms is None and self._beats_best(record):
             self._best = record
         if not self.console.is_terminal:
             self.console.print(self._line(record), highlight=False, soft_wrap=True)
@@ -63,12 +64,12 @@ class Progress:
         return Group(Text(self._summary(), style="bold"), table)
 
     def _summary(self) -> str:
-        done, total = len(self._ended), self._config.budget.trials
+        done, total = len(self._ended), self._total
         best = self._best
         shown = f"best {best.value:.4f} (trial {best.number})" if best else "no trial finished yet"
         return (
             f"{self._config.name}: {done}/{total} trials, {len(self._running)} running, {shown}, "
-            f"ε {self._promise.epsilon or '∞'} a trial, {self._time()}"
+            f"ε {self._epsilons} a {self._promise.scope}, {self._time()}"
         )
 
     def _time(self) -> str:
@@ -76,7 +77,7 @@ class Progress:
         done = len(self._ended) - self._before
         if not done:
             return f"{passed:.0f} s"
-        left = (self._config.budget.trials - len(self._ended)) * passed / done
+        left = (self._total - len(self._ended)) * passed / done
         return f"{passed:.0f} s, about {left:.0f} s left"
 
     def _line(self, record: Record) -> str:
@@ -84,7 +85,7 @@ class Progress:
         if record.row and record.state != "failed":
             figures = f"accuracy {record.row['valid/accuracy']:.4f}"
         return (
-            f"[{len(self._ended)}/{self._config.budget.trials}] trial {record.number} "
+            f"[{len(self._ended)}/{self._total}] trial {record.number}{_repeated(record)} "
             f"{record.state}: {figures}, {knob_words(record)} ({record.seconds:.1f} s)"
         )
 
@@ -94,6 +95,10 @@ class Progress:
         more = record.value > self._best.value
         less = record.value < self._best.value
         return more if self._config.objective.direction == "maximize" else less
+
+
+def _repeated(record: Record) -> str:
+    return "" if record.confirms is None else f" (trial {record.confirms} with fresh noise)"
 
 
 @contextmanager

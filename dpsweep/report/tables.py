@@ -1,12 +1,14 @@
 """Tables of trials and sweeps, for people and (as rows) for programs."""
 
+from collections.abc import Sequence
 from typing import Any
 
-from rich import box
 from rich.table import Table
 
 from dpsweep.privacy.statement import shown_epsilon
-from dpsweep.tune.study import Record
+from dpsweep.report.plain import plain_table
+from dpsweep.tune.record import Record
+from dpsweep.tune.view import EPSILON_KEY
 
 LETTERS = {
     "method.kappa": "κ",
@@ -16,7 +18,7 @@ LETTERS = {
     "train.batch_size": "B",
     "privacy.clip_norm": "C",
     "method.name": "method",
-    "privacy.epsilon": "ε",
+    "privacy.epsilon": "for ε",
 }
 """The papers' letters, shown beside the names."""
 
@@ -28,18 +30,12 @@ def trial_table(records: list[Record], title: str, *, show_state: bool = True) -
     """One line a trial, in the given order; narrow enough for 80 columns."""
     knobs = knob_names(records)
     named = {"ε": "epsilon spent", "σ": "noise multiplier"}
-    named.update({LETTERS[k]: k.rpartition(".")[2] for k in knobs if k in LETTERS})
-    void = " (void: fixed test secret, no privacy)" if any(r.void for r in records) else ""
-    table = Table(
-        title=title + void,
-        title_justify="left",
-        title_style="bold",
-        caption=", ".join(f"{letter} {name}" for letter, name in named.items()),
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
+    named.update(
+        {LETTERS[k]: k.rpartition(".")[2] for k in knobs if k in LETTERS and k != EPSILON_KEY}
     )
+    void = " (void: fixed test secret, no privacy)" if any(r.void for r in records) else ""
+    legend = ", ".join(f"{letter} {name}" for letter, name in named.items())
+    table = plain_table(title + void, caption=legend, caption_justify="left")
     together = len(knobs) > _MOST_COLUMNS
     headings = [] if together else [heading(name) for name in knobs]
     for name in ("trial", "accuracy", "loss", "ε", "σ", *headings, "sec"):
@@ -52,10 +48,10 @@ def trial_table(records: list[Record], title: str, *, show_state: bool = True) -
         row = record.row or {}
         table.add_row(
             str(record.number),
-            *(_shown(row.get(name)) for name in ("valid/accuracy", "valid/loss")),
+            *(shown_value(row.get(name)) for name in ("valid/accuracy", "valid/loss")),
             shown_epsilon(row["privacy/epsilon_spent"]) if row else "–",
-            _shown(row.get("noise_multiplier")),
-            *([] if together else [_shown(record.knobs.get(name)) for name in knobs]),
+            shown_value(row.get("noise_multiplier")),
+            *([] if together else [shown_value(record.knobs.get(name)) for name in knobs]),
             f"{record.seconds:.0f}",
             *([knob_words(record)] if together else []),
             *([record.state] if show_state else []),
@@ -81,9 +77,10 @@ def knob_names(records: list[Record]) -> list[str]:
     return list(dict.fromkeys(name for record in records for name in record.knobs))
 
 
-def knob_words(record: Record) -> str:
-    """What was searched in one trial, as `name=value` pairs."""
-    return " ".join(f"{heading(k)}={_shown(v)}" for k, v in record.knobs.items())
+def knob_words(record: Record, *, without: Sequence[str] = ()) -> str:
+    """What was searched in one trial, as `name=value` pairs, `without` some keys."""
+    knobs = {k: v for k, v in record.knobs.items() if k not in without}
+    return " ".join(f"{heading(k)}={shown_value(v)}" for k, v in knobs.items())
 
 
 def heading(name: str) -> str:
@@ -91,11 +88,21 @@ def heading(name: str) -> str:
     return LETTERS.get(name, name.rpartition(".")[2])
 
 
-def _shown(value: Any) -> str:
+def shown_budgets(epsilons: Sequence[float | None]) -> str:
+    """The budgets of a sweep's trials; infinite where the noise was given.
+
+    >>> shown_budgets([1, 2.5]), shown_budgets([None])
+    ('1, 2.5', '∞')
+    """
+    return ", ".join("∞" if epsilon is None else f"{epsilon:g}" for epsilon in epsilons)
+
+
+def shown_value(value: Any) -> str:
+    """A figure in three digits, a dash for nothing, a form of filter by its content."""
     if value is None:
         return "–"
     if isinstance(value, dict) and len(value) == 1:  # the form of a filter: its content says it
-        return _shown(*value.values())
+        return shown_value(*value.values())
     if not isinstance(value, float):
         return str(value)
     return f"{value:.3f}" if 0.01 <= abs(value) < 1 else f"{value:.3g}"

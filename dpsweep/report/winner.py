@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from statistics import median
 
-from rich import box
 from rich.table import Table
 
-from dpsweep.tune.study import Record
+from dpsweep.report.plain import plain_table
+from dpsweep.tune.record import Record
 
 _KEY = "method.name"
 
@@ -32,7 +32,7 @@ def standings(records: list[Record], direction: str) -> list[Standing]:
     """Methods of a search over several, the best first; empty for a search over one."""
     by_method: dict[str, list[Record]] = {}
     for record in records:
-        if _KEY in record.knobs:
+        if _KEY in record.knobs and record.confirms is None:
             by_method.setdefault(record.knobs[_KEY], []).append(record)
     pick = max if direction == "maximize" else min
     table = []
@@ -62,14 +62,7 @@ def verdict(table: list[Standing]) -> str:
 
 def standings_table(table: list[Standing]) -> Table:
     """One line a method."""
-    shown = Table(
-        title="By method",
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-    )
+    shown = plain_table("By method")
     shown.add_column("method")
     for name in ("trials", "best", "median"):
         shown.add_column(name, justify="right")

@@ -1,31 +1,33 @@
-"""Delivers spooled events to MLflow. The only file that imports it.
+"""Delivers spooled events to MLflow. This file and track/parcel.py alone import it.
 
-Every event may come twice, after a crash or a lost answer: runs are found by their tag before
-they are made, params and tags are set to the same value, and a metric's timestamp is its
-epoch, so that MLflow recognises it.
+Every event may come twice, after a crash or a lost answer: a run carries its tag from its first
+moment, and all runs are looked up by it on connecting, and again after any failure; params and
+tags are set to the same value, and a metric's timestamp is its epoch, so that MLflow recognises
+it. The server is called once to make a run, once for what a batch says of it, and once if its
+status changes.
 """
 
 import logging
-import math
 import os
+import sqlite3
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import requests
 from mlflow import MlflowClient
-from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
+from sqlalchemy import event
 
 from dpsweep.core.errors import ConnectionRefused
+from dpsweep.core.sqlite import write_ahead
+from dpsweep.track.parcel import RUNNING, Parcel, parcels
 from dpsweep.track.server import without_password
 from dpsweep.track.spool import Event, Undeliverable
 
 SWEEP_TAG, TRIAL_TAG, ID_TAG = "dpsweep.sweep", "dpsweep.trial", "dpsweep.id"
-_NOTE = "mlflow.note.content"
-_LONGEST_PARAM = 6000
-_METRICS_PER_CALL = 1000
-_NOT_METRICS = ("epoch", "step")
+_SOURCE = {"mlflow.source.name": "dpsweep", "mlflow.source.type": "JOB"}
+_RUNS_PER_PAGE = 1000
 _FOR_GOOD = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_ALREADY_EXISTS")
 
 
@@ -44,93 +46,63 @@ class MlflowSink:
         logging.getLogger("alembic").setLevel(logging.WARNING)
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # the spool tries again
+        os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
         self.uri, self.sweep, self.id, self.artifacts = uri, sweep, id, artifacts
         self._client: MlflowClient | None = None
         self._experiment = ""
-        self._runs: dict[int | None, str] = {}
+        self._runs: dict[int | None, _Run] = {}
 
     def __call__(self, events: list[Event]) -> None:
-        """Delivers a batch of events.
+        """Delivers a batch of events, those of a run in as few calls as they fit.
 
         Raises:
             Undeliverable: If the server refuses them for good.
         """
         try:
-            self._deliver(events)
+            for number, parcel in parcels(events).items():
+                self._send(number, parcel)
         except MlflowException as e:
             if e.error_code in _FOR_GOOD:
                 raise Undeliverable(str(e)) from e
+            self._client = None  # what it did before it failed is asked for again
+            raise
+        except Exception:
+            self._client = None
             raise
 
-    def _deliver(self, events: list[Event]) -> None:
+    def _send(self, number: int | None, parcel: Parcel) -> None:
         client = self._connected()
-        metrics: dict[int | None, list[Metric]] = {}
-        for event in events:
-            number = event.get("number")
-            match event["kind"]:
-                case "row":
-                    metrics.setdefault(number, []).extend(_metrics(event["row"]))
-                case "sweep" | "trial":
-                    self._describe(number, event)
-                case "artifact":
-                    if Path(event["path"]).exists():
-                        client.log_artifact(self._run(number), event["path"])
-                case "end":
-                    self._log(number, metrics.pop(number, []), event["tags"])
-                    self._log(number, _metrics({"epoch": 0, **event.get("metrics", {})}), {})
-                    client.set_terminated(self._run(number), event["status"])
-        for number, waiting in metrics.items():
-            self._log(number, waiting, {})
+        run = self._runs.get(number) or self._make(number)
+        for batch in parcel.batches():
+            client.log_batch(run.id, **batch)
+        for path in parcel.artifacts:
+            if Path(path).exists():
+                client.log_artifact(run.id, path)
+        if parcel.status and parcel.status != run.status:
+            if parcel.status == RUNNING:
+                client.update_run(run.id, status=RUNNING)
+            else:
+                client.set_terminated(run.id, parcel.status)
+            run.status = parcel.status
 
-    def _describe(self, number: int | None, event: Event) -> None:
-        run = self._run(number)
-        params = [Param(k, str(v)[:_LONGEST_PARAM]) for k, v in event["params"].items()]
-        tags = [RunTag(k, v) for k, v in {**event["tags"], _NOTE: event["note"]}.items()]
-        self._connected().log_batch(run, params=params, tags=tags)
-        self._connected().update_run(run, status="RUNNING")
-
-    def _log(self, number: int | None, metrics: list[Metric], tags: dict[str, str]) -> None:
-        run, client = self._run(number), self._connected()
-        for start in range(0, len(metrics), _METRICS_PER_CALL):
-            client.log_batch(run, metrics=metrics[start : start + _METRICS_PER_CALL])
-        if tags:
-            client.log_batch(run, tags=[RunTag(k, v) for k, v in tags.items()])
-
-    def _run(self, number: int | None) -> str:
-        """Id of the parent run (None) or of a trial's, found by its tag or made."""
-        if number not in self._runs:
-            client = self._connected()
-            tag, value = self._tag(number)
-            ours = f"tags.`{tag}` = '{value}' and tags.`{ID_TAG}` = '{self.id}'"
-            found = client.search_runs([self._experiment], filter_string=ours, max_results=1)
-            self._runs[number] = found[0].info.run_id if found else self._made(number)
-        return self._runs[number]
-
-    def _made(self, number: int | None) -> str:
-        tag, value = self._tag(number)
-        tags = {
-            tag: value,
-            ID_TAG: self.id,
-            "mlflow.source.name": "dpsweep",
-            "mlflow.source.type": "JOB",
-        }
-        name = self.sweep
-        if number is not None:
-            tags["mlflow.parentRunId"] = self._run(None)
-            name = f"trial-{number:04d}"
-        run_id: str = (
-            self._connected().create_run(self._experiment, tags=tags, run_name=name).info.run_id
-        )
-        return run_id
-
-    def _tag(self, number: int | None) -> tuple[str, str]:
+    def _make(self, number: int | None) -> "_Run":
+        """A new run, with the tag that it is found by from its first moment on."""
+        tags, name = {**_SOURCE, ID_TAG: self.id}, self.sweep
         if number is None:
-            return SWEEP_TAG, self.sweep
-        return TRIAL_TAG, f"{self.sweep}/{number}"
+            tags[SWEEP_TAG] = self.sweep
+        else:
+            parent = self._runs.get(None) or self._make(None)
+            name = f"trial-{number:04d}"
+            tags |= {TRIAL_TAG: f"{self.sweep}/{number}", "mlflow.parentRunId": parent.id}
+        made = self._connected().create_run(self._experiment, tags=tags, run_name=name)
+        self._runs[number] = _Run(made.info.run_id, RUNNING)
+        return self._runs[number]
 
     def _connected(self) -> MlflowClient:
         if self._client is None:
             client = MlflowClient(self.uri)
+            if self.uri.startswith("sqlite"):
+                _write_ahead(client)
             known = client.get_experiment_by_name(self.sweep)
             self._experiment = (
                 known.experiment_id
@@ -139,8 +111,51 @@ class MlflowSink:
                     self.sweep, self.artifacts.as_uri() if self.artifacts else None
                 )
             )
+            self._runs = self._found(client) if known else {}
             self._client = client
         return self._client
+
+    def _found(self, client: MlflowClient) -> "dict[int | None, _Run]":
+        """The runs that are there, by number; of two for one trial the older one."""
+        runs: dict[int | None, _Run] = {}
+        page: str | None = None
+        while True:
+            found = client.search_runs(
+                [self._experiment],
+                filter_string=f"tags.`{ID_TAG}` = '{self.id}'",
+                order_by=["attributes.start_time ASC"],
+                max_results=_RUNS_PER_PAGE,
+                page_token=page,
+            )
+            for run in found:
+                tags, known = run.data.tags, _Run(run.info.run_id, run.info.status)
+                if TRIAL_TAG in tags:
+                    runs.setdefault(int(tags[TRIAL_TAG].rpartition("/")[2]), known)
+                elif SWEEP_TAG in tags:
+                    runs.setdefault(None, known)
+            page = found.token
+            if not page:
+                return runs
+
+
+@dataclass
+class _Run:
+    """A run on the server, and the status it was last seen in."""
+
+    id: str
+    status: str
+
+
+def _write_ahead(client: MlflowClient) -> None:
+    """Sets up the connections of this client's SQLite file; it can be told again, so not synced."""
+    engine = client._tracking_client.store.engine
+    if not event.contains(engine, "connect", _set_up):
+        event.listen(engine, "connect", _set_up)
+        engine.dispose()  # those opened before are not set up
+
+
+def _set_up(connection: sqlite3.Connection, record: object) -> None:
+    write_ahead(connection, "NORMAL")
 
 
 def check_reachable(uri: str) -> None:
@@ -183,13 +198,3 @@ def _check_server(uri: str) -> None:
             f"--tracking-uri {without_password(uri)}: answered {answer.status_code} to /health; "
             f"is it an MLflow server? Its address looks like http://HOST:5000"
         )
-
-
-def _metrics(row: dict[str, Any]) -> list[Metric]:
-    """Finite figures of a row; MLflow keeps no infinity, and the note says what one means."""
-    epoch = int(row["epoch"])
-    return [
-        Metric(name, float(value), timestamp=epoch, step=epoch)
-        for name, value in row.items()
-        if name not in _NOT_METRICS and math.isfinite(value)
-    ]

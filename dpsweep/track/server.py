@@ -1,18 +1,29 @@
 """How MLflow's server is started and its address shown, without importing MLflow."""
 
 import os
+import re
 import sys
 from pathlib import Path
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
+
+_SECRET = re.compile(r"(\b(?:password|passwd|pwd|token|secret)=)[^&]*", re.IGNORECASE)
 
 
 def without_password(uri: str) -> str:
-    """`uri` as it may be shown."""
-    parts = urlsplit(uri)
-    if parts.password is None:
-        return uri
-    host = parts.netloc.rpartition("@")[2]
-    return urlunsplit(parts._replace(netloc=f"{parts.username}:***@{host}"))
+    """`uri` as it may be shown.
+
+    >>> without_password("postgresql://me:secret@host/db?password=secret&sslmode=require")
+    'postgresql://me:***@host/db?password=***&sslmode=require'
+    """
+    try:
+        parts = urlsplit(uri)
+    except ValueError:
+        return "***"
+    user, at, _ = parts.netloc.rpartition("@")
+    name, colon, _ = user.partition(":")
+    shown = uri.replace(f"{user}@", f"{name}:***@", 1) if at and colon else uri
+    before, mark, query = shown.partition("?")
+    return before + mark + _SECRET.sub(r"\1***", query)
 
 
 def server_command(uri: str, artifacts: Path, host: str, port: int) -> list[str]:

@@ -66,5 +66,16 @@ class Tracker:
         """Why the last delivery failed, if it did."""
         return self._courier.trouble
 
+    @property
+    def refused(self) -> str | None:
+        """What the server will never take, in words for people; None if it took everything."""
+        number = self.spool.refused()
+        return (
+            f"the tracking server refused {number} entries for good; they are in "
+            f"{self.spool.refused_file}, each with its reason"
+            if number
+            else None
+        )
+
     def _add(self, kind: str, **rest: Any) -> None:
         self.spool.append({"kind": kind, **rest})

@@ -19,15 +19,17 @@ from dpsweep.train.budget import Budget, budget
 from dpsweep.train.step import Step
 
 
-def assemble(config: TrialConfig, secret: Secret, device: torch.device) -> Step:
-    """The step of one trial, with data and model on `device`.
+def assemble(
+    config: TrialConfig, secret: Secret, device: torch.device, plan: Budget | None = None
+) -> Step:
+    """The step of one trial, with data and model on `device`, by its `plan` if that is known.
 
     Raises:
         Misfit: If model, method and clipping do not fit one another; `check_fit` tells before.
         ConfigError: If data are missing.
     """
     data = load(config.data, config.seed).to(device)
-    return assemble_on(data, budget(config), config, secret)
+    return assemble_on(data, plan or budget(config), config, secret)
 
 
 def assemble_on(data: Dataset, plan: Budget, config: TrialConfig, secret: Secret) -> Step:

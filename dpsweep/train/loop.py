@@ -17,6 +17,7 @@ from dpsweep.core.errors import ConfigError, Diverged, StateError
 from dpsweep.core.types import Row
 from dpsweep.train.assemble import assemble, initial
 from dpsweep.train.budget import Budget
+from dpsweep.train.course import Course, Report, course
 from dpsweep.train.evaluate import evaluate
 from dpsweep.train.memory import keep_freed_memory
 from dpsweep.train.room import Room
@@ -25,7 +26,14 @@ from dpsweep.train.step import Progress, Step
 CHECKPOINT_SECONDS = 60.0
 """Longest time between two checkpoints, if reports are rarer."""
 
+_LOOK_SECONDS = 0.5
+"""Between two looks whether somebody wants the trial to pause."""
+
 _DEFAULT_THREADS = torch.get_num_threads()
+
+
+class Paused(Exception):
+    """The trial was asked to pause, and has: its checkpoint is that of its last step."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +51,13 @@ class Result:
     void: bool
 
 
-def train(config: TrialConfig, room: Room, report: Callable[[Row], None]) -> Result:
+def train(
+    config: TrialConfig,
+    room: Room,
+    report: Callable[[Row], None],
+    should_pause: Callable[[], bool] = lambda: False,
+    told: Course | None = None,
+) -> Result:
     """Trains, evaluates, checkpoints and reports, and leaves the weights in `room`.
 
     Every row is in the room's checkpoint before it is reported. After a crash the rows that
@@ -54,8 +68,11 @@ def train(config: TrialConfig, room: Room, report: Callable[[Row], None]) -> Res
         room: Where it lives; holds its secret and, after a crash, its checkpoint. Locked by
             the caller.
         report: Called with each row, in order.
+        should_pause: Asked between steps, about twice a second.
+        told: The trial's course, if it is known already.
 
     Raises:
+        Paused: If `should_pause` said so; training again goes on from there.
         Diverged: If an iterate or the validation loss is not finite.
         ConfigError: If data or device are missing.
         StateError: If the room's secret or checkpoint is gone or another config's.
@@ -65,8 +82,9 @@ def train(config: TrialConfig, room: Room, report: Callable[[Row], None]) -> Res
     identity = config.model_dump_json()
     secret = room.secret().bound_to(identity)
     device = _device(config)
-    step = assemble(config, secret, device)
-    plan = step.budget
+    ahead = told or course(config)
+    plan = ahead.budget
+    step = assemble(config, secret, device, plan)
 
     rows: list[Row] = []
     saved = _saved(room, identity)
@@ -79,16 +97,18 @@ def train(config: TrialConfig, room: Room, report: Callable[[Row], None]) -> Res
         for row in rows:
             report(row)
 
-    spent = _spent_by_epoch(plan, config)
     clock = _Clock(rows)
-    for epoch, stop in _reports(plan, config):
-        if stop <= (rows[-1]["step"] if rows else 0):
+    for due in ahead.reports:
+        if due.step <= (rows[-1]["step"] if rows else 0):
             continue
-        while progress.step < stop:
+        while progress.step < due.step:
             step(progress)
-            if clock.checkpoint_is_due():
+            paused = clock.time_to_look() and should_pause()
+            if paused or clock.checkpoint_is_due():
                 room.save(_state(identity, progress, rows))
-        rows.append(_row(epoch, progress, step, spent[epoch], clock))
+            if paused:
+                raise Paused
+        rows.append(_row(due, progress, step, clock))
         if progress.step == plan.run.steps:  # before the checkpoint, which ends the work here
             room.save_weights(progress.params)
         room.save(_state(identity, progress, rows))
@@ -118,35 +138,20 @@ def _saved(room: Room, identity: str) -> dict[str, Any] | None:
     return saved
 
 
-def _reports(plan: Budget, config: TrialConfig) -> list[tuple[int, int]]:
-    """(epoch, step) of each report; the last one stands at the last step."""
-    last = max(1, math.ceil(config.train.epochs))
-    epochs = [*range(config.train.evaluate_every, last, config.train.evaluate_every), last]
-    marks = [(epoch, plan.step_after(epoch)) for epoch in epochs[:-1]]
-    return [mark for mark in marks if mark[1] < plan.run.steps] + [(last, plan.run.steps)]
-
-
-def _spent_by_epoch(plan: Budget, config: TrialConfig) -> dict[int, float]:
-    marks = _reports(plan, config)
-    spent = plan.run.epsilons_spent(plan.delta, [stop for _, stop in marks])
-    capped = [min(epsilon, plan.epsilon) for epsilon in spent[:-1]] + [plan.epsilon]
-    return {epoch: epsilon for (epoch, _), epsilon in zip(marks, capped, strict=True)}
-
-
-def _row(epoch: int, progress: Progress, step: Step, epsilon: float, clock: "_Clock") -> Row:
+def _row(due: Report, progress: Progress, step: Step, clock: "_Clock") -> Row:
     score = evaluate(step.engine.model, progress.params, step.data, step.dtype)
     finite = all(bool(torch.isfinite(x).all()) for x in progress.params.values())
     if not finite or not math.isfinite(score.loss):
         raise Diverged(
-            f"the weights stopped being finite by epoch {epoch} (step {progress.step}); "
+            f"the weights stopped being finite by epoch {due.epoch} (step {progress.step}); "
             f"optimizer.lr {step.config.optimizer.lr:g} may be too large"
         )
     return {
-        "epoch": epoch,
+        "epoch": due.epoch,
         "step": progress.step,
         "valid/accuracy": score.accuracy,
         "valid/loss": score.loss,
-        "privacy/epsilon_spent": epsilon,
+        "privacy/epsilon_spent": due.epsilon,
         "noise_multiplier": step.budget.run.noise_multiplier,
         "learning_rate": step.learning_rate(progress.step - 1),
         "seconds": clock.seconds(),
@@ -158,7 +163,7 @@ class _Clock:
 
     def __init__(self, rows: list[Row]) -> None:
         self._before = rows[-1]["seconds"] if rows else 0.0
-        self._start = self._saved = time.monotonic()
+        self._start = self._saved = self._looked = time.monotonic()
 
     def seconds(self) -> float:
         return round(self._before + time.monotonic() - self._start, 3)
@@ -167,6 +172,12 @@ class _Clock:
         due = time.monotonic() - self._saved > CHECKPOINT_SECONDS
         if due:
             self.checkpointed()
+        return due
+
+    def time_to_look(self) -> bool:
+        due = time.monotonic() - self._looked > _LOOK_SECONDS
+        if due:
+            self._looked = time.monotonic()
         return due
 
     def checkpointed(self) -> None:

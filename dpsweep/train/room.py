@@ -13,17 +13,18 @@ anywhere else, so the steps that are repeated are those that nobody has seen the
 
 import contextlib
 import fcntl
+import io
 import json
 import os
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
+from dpsweep.core.disk import room_on_disk, write_whole
 from dpsweep.core.errors import StateError
 from dpsweep.core.seeds import Secret
 from dpsweep.core.types import Row, Tensors
@@ -41,7 +42,8 @@ class Room:
 
     def __post_init__(self) -> None:
         try:
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with room_on_disk(self.path):
+                self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as e:
             raise StateError(
                 f"{self.path}: cannot be written: {e.strerror}. Choose a folder of yours with "
@@ -61,11 +63,7 @@ class Room:
             )
         new = Secret.for_new_trial()
         with contextlib.suppress(FileExistsError):
-            _write(
-                self.path / "secret",
-                lambda file: file.write(bytes([new.void]) + new.key),
-                replace=False,
-            )
+            write_whole(self.path / "secret", bytes([new.void]) + new.key, replace=False)
 
     def secret(self) -> Secret:
         """The trial's secret.
@@ -112,13 +110,16 @@ class Room:
         return state
 
     def save(self, state: dict[str, Any]) -> None:
-        """Replaces the checkpoint, at once or not at all."""
-        _write(self.path / "checkpoint.pt", lambda file: torch.save(state, file))
+        """Replaces the checkpoint, at once or not at all.
+
+        Raises:
+            DiskFull: If there is no room; the old checkpoint is still there.
+        """
+        write_whole(self.path / "checkpoint.pt", _serialised(state))
 
     def save_rows(self, rows: list[Row]) -> None:
         """Replaces the table of reports."""
-        text = json.dumps(rows).encode()
-        _write(self.path / "metrics.json", lambda file: file.write(text))
+        write_whole(self.path / "metrics.json", json.dumps(rows).encode())
 
     def rows(self) -> list[Row]:
         """The table of reports; empty before the first."""
@@ -128,7 +129,7 @@ class Room:
     def save_weights(self, params: Tensors) -> None:
         """Stores trained weights, a released result."""
         plain = {k: x.detach().cpu().clone() for k, x in params.items()}
-        _write(self.weights, lambda file: torch.save(plain, file))
+        write_whole(self.weights, _serialised(plain))
 
     @property
     def weights(self) -> Path:
@@ -138,13 +139,36 @@ class Room:
     def note_failure(self, traceback: str) -> Path:
         """Stores a traceback, which may quote private data, and says where."""
         place = self.path / "error.txt"
-        _write(place, lambda file: file.write(traceback.encode()))
+        write_whole(place, traceback.encode())
         return place
 
     def forget(self) -> None:
         """Deletes what only an unfinished trial needs: checkpoint and secret."""
         for name in ("checkpoint.pt", "secret"):
             (self.path / name).unlink(missing_ok=True)
+
+
+def keep_weights(folder: Path, numbers: Iterable[int]) -> int:
+    """Deletes the weights of all trials that ended, but for some.
+
+    A trial has ended if its room holds neither secret nor checkpoint.
+
+    Args:
+        folder: Where the rooms are, each named by its trial's number.
+        numbers: Trials whose weights stay.
+
+    Returns:
+        Bytes that were freed.
+    """
+    kept, freed = set(numbers), 0
+    for place in folder.glob("*/weights.pt"):
+        unfinished = any((place.parent / name).exists() for name in ("secret", "checkpoint.pt"))
+        number = place.parent.name
+        if unfinished or not number.isdigit() or int(number) in kept:
+            continue
+        freed += place.stat().st_size
+        place.unlink()
+    return freed
 
 
 def _lock(folder: int, path: Path, until: float) -> None:
@@ -160,26 +184,8 @@ def _lock(folder: int, path: Path, until: float) -> None:
             time.sleep(0.1)
 
 
-def _write(place: Path, fill: Callable[[IO[bytes]], object], *, replace: bool = True) -> None:
-    """A file that is there whole and durable, or not at all, and only its owner can read.
-
-    Raises:
-        FileExistsError: If it is there already and must not be replaced.
-    """
-    handle, name = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}.")  # 0600
-    try:
-        with os.fdopen(handle, "wb") as file:
-            fill(file)
-            file.flush()
-            os.fsync(file.fileno())
-        if replace:
-            os.replace(name, place)
-        else:
-            os.link(name, place)  # fails, for all but one of several at once
-    finally:
-        Path(name).unlink(missing_ok=True)
-    folder = os.open(place.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+def _serialised(state: dict[str, Any]) -> bytes:
+    """What torch.save writes; written straight to a full disk it raises no error of the disk's."""
+    memory = io.BytesIO()
+    torch.save(state, memory)
+    return memory.getvalue()

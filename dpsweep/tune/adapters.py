@@ -27,9 +27,11 @@ class StudySearcher(Searcher):
         super().__init__(metric=None, mode=None)
         self._driver = driver
 
-    def suggest(self, trial_id: str) -> Assignment | str:
-        """The next assignment, or FINISHED."""
-        return self._driver.next(trial_id) or Searcher.FINISHED
+    def suggest(self, trial_id: str) -> Assignment | str | None:
+        """The next assignment, None while there is none, FINISHED when there will be none."""
+        if assignment := self._driver.next(trial_id):
+            return assignment
+        return None if self._driver.is_waiting else str(Searcher.FINISHED)
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
@@ -71,10 +73,11 @@ class StopOnRequest(Stopper):
     def stop_all(self) -> bool:
         """True once somebody asked."""
         now = time.monotonic()
-        if not self._driver.stopping and now - self._looked > _LOOK_SECONDS:
+        if now - self._looked > _LOOK_SECONDS:
             self._looked = now
-            self._driver.stopping = self._request.exists()
-        return self._driver.stopping
+            if self._request.exists():
+                self._driver.stop()
+        return self._driver.must_end
 
 
 def trial_name(trial: Trial) -> str:

@@ -7,6 +7,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
+from pathlib import Path
 from statistics import mean
 from typing import TypeVar
 
@@ -23,7 +24,10 @@ from dpsweep.train.memory import keep_freed_memory
 from dpsweep.train.promise import trial_promise
 from dpsweep.train.step import Progress, Step
 from dpsweep.tune.charge import search_promise
+from dpsweep.tune.footprint import check_space, disk_needed
+from dpsweep.tune.mounts import check_local
 from dpsweep.tune.state import State
+from dpsweep.tune.storage import check_storage
 
 T = TypeVar("T")
 
@@ -33,13 +37,33 @@ _REPORT_SECONDS = 0.03
 """A checkpoint written, and a row on its way through Ray to study and spool."""
 
 
-def check_services(sweep: Sweep, state: State, tracking_uri: str | None) -> None:
-    """Raises if the state cannot be written, the name is taken or the tracking server is away."""
+def check_services(
+    sweep: Sweep, state: State, tracking_uri: str | None, storage_uri: str | None = None
+) -> None:
+    """Raises if the state cannot be written or has no room, the name is taken or a server away."""
     state.check_writable()
     if state.sweep(sweep.name).path.exists():
         raise state.sweep(sweep.name).taken()
+    check_files(state, tracking_uri, storage_uri)
+    check_space(sweep, state.root)
+    if storage_uri:
+        check_storage(storage_uri, sweep.name)
     if tracking_uri:
         check_reachable(tracking_uri)
+
+
+def check_files(state: State, tracking_uri: str | None, storage_uri: str | None) -> None:
+    """Raises StateError if a SQLite file that is to be used lies where machines share it."""
+    local = "Name a folder on a disk of this machine with --state FOLDER, or a server with"
+    server = "--storage postgresql://USER@HOST/DATABASE"
+    _check_file(storage_uri or state.storage_uri, "the study", f"{local} {server}")
+    server = "--tracking-uri http://HOST:5000"
+    _check_file(tracking_uri or state.tracking_uri, "tracking", f"{local} {server}")
+
+
+def _check_file(uri: str, what: str, remedy: str) -> None:
+    if uri.startswith("sqlite:///"):
+        check_local(Path(uri.removeprefix("sqlite:///")).absolute(), what, remedy)
 
 
 @dataclass(frozen=True)
@@ -55,7 +79,10 @@ class Plan:
         trial_words: The promise of one trial.
         search_words: The promise of the whole search.
         seconds: Time the trials will take here, from probes of a few steps.
-        disk_bytes: Resume state of the running trials, at most.
+        disk_bytes: Weights of all trials and resume state of the running ones, at most.
+        share: Share of random points of the space that meet the conditions of `where`.
+        epsilons: Budgets that trials have in turn; one, or None where the noise is given.
+        stop_words: What early stopping costs; empty without.
     """
 
     trials: int
@@ -67,12 +94,15 @@ class Plan:
     search_words: str
     seconds: float
     disk_bytes: int
+    share: float
+    epsilons: tuple[float | None, ...]
+    stop_words: str
 
 
 def plan(sweep: Sweep, at_once: int) -> Plan:
     """Calibrates the noise over the space, and times a few steps of some of its trials."""
     trials = sweep.config.budget.trials
-    configs = [*sweep.corners(), *sweep.samples(8)]
+    configs = [*filter(sweep.admits, sweep.corners()), *sweep.samples(8)]
     budgets = [budget(config) for config in configs]
     num = min(len(configs), max(_PROBES, min(at_once, _MOST_PROBES)))
     startup, probes = _probed(configs[-num:], sweep.config.resources.cpu, at_once)
@@ -84,9 +114,12 @@ def plan(sweep: Sweep, at_once: int) -> Plan:
         steps=(min(r.steps for r in runs), max(r.steps for r in runs)),
         delta=budgets[0].delta,
         trial_words=trial_promise(configs[0], budgets[0].epsilon, runs[0].noise_multiplier),
-        search_words=search_promise(sweep, [runs[i % len(runs)] for i in range(trials)]),
+        search_words=search_promise(sweep, [runs[i % len(runs)] for i in range(sweep.num_runs)]),
         seconds=startup + mean(p.trial for p in probes) * trials / at_once * _share_run(sweep),
-        disk_bytes=at_once * max(p.checkpoint_bytes for p in probes),
+        disk_bytes=disk_needed(sweep, at_once),
+        share=sweep.share(),
+        epsilons=sweep.epsilons,
+        stop_words=sweep.config.stop.words,
     )
 
 
@@ -98,13 +131,11 @@ class Probe:
         entered: When its process had started and imported everything, in seconds since 1970.
         first: Seconds of what only a process's first trial does.
         trial: Seconds of a whole trial of this config.
-        checkpoint_bytes: Size of its resume state.
     """
 
     entered: float
     first: float
     trial: float
-    checkpoint_bytes: int
 
 
 def _probed(configs: list[TrialConfig], threads: int, at_once: int) -> tuple[float, list[Probe]]:
@@ -127,15 +158,12 @@ def _probe(config: TrialConfig, threads: int) -> Probe:
     model, data = step.engine.model, step.data
     _, evaluation = _timed(lambda: evaluate(model, progress.params, data, step.dtype))
     reports = max(1, math.ceil(config.train.epochs / config.train.evaluate_every))
-    size = sum(x.nbytes for x in progress.params.values())
-    copies = 2 + len(progress.trail) + 2 * (config.optimizer.name != "sgd")
     return Probe(
         entered=entered,
         first=max(0.0, first - again),
         trial=again
         + step.budget.run.steps * steps / _PROBE_STEPS
         + reports * (evaluation + _REPORT_SECONDS),
-        checkpoint_bytes=size * copies,
     )
 
 

@@ -8,16 +8,24 @@ import logging
 import time
 from typing import Any, Protocol
 
-from dpsweep.config.sweep import BudgetConfig
 from dpsweep.core.errors import ConfigError
 from dpsweep.core.types import Row
 from dpsweep.train.budget import steps_and_rate
+from dpsweep.train.course import course
 from dpsweep.train.room import Room
+from dpsweep.tune.lease import Lease
+from dpsweep.tune.record import Record
+from dpsweep.tune.selection import SecretSearch
 from dpsweep.tune.state import SweepFolder
-from dpsweep.tune.study import Record, Study, TrialEnd
+from dpsweep.tune.study import Study, TrialEnd
 from dpsweep.tune.trial import Assignment
 
 log = logging.getLogger(__name__)
+
+_GRACE_SECONDS = 20.0
+"""How long trials may take to save their state when they are asked to pause."""
+
+_DIED = "its worker process died again and again"
 
 
 class Watcher(Protocol):
@@ -36,13 +44,20 @@ class Watcher(Protocol):
 class Driver:
     """Asks, reports and tells for one sweep. Trials are known by the id Tune gives them."""
 
-    def __init__(self, study: Study, folder: SweepFolder, watchers: list[Watcher]) -> None:
-        self._study, self._folder, self._watchers = study, folder, watchers
+    def __init__(
+        self,
+        study: Study | SecretSearch,
+        folder: SweepFolder,
+        lease: Lease,
+        watchers: list[Watcher],
+    ) -> None:
+        self._study, self._folder, self._lease, self._watchers = study, folder, lease, watchers
         self._live: dict[str, int] = {}
         self._pruned: set[str] = set()
         self._to_adopt = study.running()
         self._start = time.monotonic()
-        self.stopping = False
+        self._stopped_at: float | None = None
+        self.trouble: str | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Nothing: Tune writes its arguments to disk for a restore that we never ask for."""
@@ -54,28 +69,55 @@ class Driver:
 
     def num_left(self) -> int:
         """Trials still to be run, interrupted ones included."""
-        return len(self._to_adopt) + max(0, self._budget.trials - self._study.num_asked())
+        return len(self._to_adopt) + self._study.num_to_ask() + self._study.num_to_confirm()
+
+    def stop(self) -> None:
+        """Starts nothing more, and asks the running trials to save their state and end."""
+        if not self.stopping:
+            self._stopped_at = time.monotonic()
+            self._folder.stop_request.touch()
+
+    @property
+    def stopping(self) -> bool:
+        """True once somebody, or trouble, asked for the end."""
+        return self._stopped_at is not None
+
+    @property
+    def must_end(self) -> bool:
+        """True once trials that were asked to pause have done so, or have had their time."""
+        if self._stopped_at is None:
+            return False
+        return not self._live or time.monotonic() - self._stopped_at > _GRACE_SECONDS
+
+    @property
+    def is_waiting(self) -> bool:
+        """True while trials run whose results decide what is to be run next."""
+        return bool(self._live) and not self.stopping and self._study.num_to_confirm() > 0
 
     def next(self, trial_id: str) -> Assignment | None:
-        """The trial to run as `trial_id`; None if there is none left."""
+        """The trial to run as `trial_id`; None if there is none now. See `is_waiting`."""
+        self._lease.check()
         record = self._next_record()
         if record is None:
             return None
         room = Room(self._folder.room(record.number))
         if not record.handed_out:
             room.make_secret()
-            record = self._study.hand_out(record.number, void=room.is_void)
+            record = self._study.hand_out(record, void=room.is_void)
         self._live[trial_id] = record.number
         for watcher in self._watchers:
             watcher.started(record)
         return {
             "number": record.number,
             "config": record.config.model_dump(mode="json"),
+            "course": course(record.config).to_json(),
             "room": str(room.path),
+            "pause": str(self._folder.stop_request),
         }
 
     def result(self, trial_id: str, payload: dict[str, Any]) -> bool:
         """Takes one message of a worker. True if the trial is to end now."""
+        self._lease.check()
         number = self._live.get(trial_id)
         row = payload.get("row")
         if number is None or row is None or not self._study.report(number, row):
@@ -91,13 +133,16 @@ class Driver:
 
     def ended(self, trial_id: str, payload: dict[str, Any] | None) -> None:
         """The worker is through with a trial, or (payload None) died too often."""
+        self._lease.check()
         number = self._live.pop(trial_id, None)
         if number is None:
             return
         room = Room(self._folder.room(number))
         end, reason = self._verdict(trial_id, payload)
-        if end is None:
-            return  # cut short by us: it stays running in the study, and resume goes on with it
+        if end is None:  # it stays running in the study, and resume goes on with it
+            self.trouble = reason or self.trouble
+            self.stop()
+            return
         record = self._study.tell(number, end, reason=reason)
         room.forget()
         for watcher in self._watchers:
@@ -110,26 +155,28 @@ class Driver:
         if trial_id in self._pruned:
             return "pruned", None
         if payload is None:
-            return "failed", "its worker process died again and again"
-        if "end" in payload:
-            return payload["end"], payload.get("reason")
-        return (None, None) if self.stopping else ("failed", "it ended without a result")
+            return (None, None) if self.stopping else ("failed", _DIED)
+        match payload.get("end"):
+            case "paused" | "halted":
+                return None, payload.get("reason")
+            case None:
+                return (None, None) if self.stopping else ("failed", "it ended without a result")
+            case end:
+                return end, payload.get("reason")
 
     def _next_record(self) -> Record | None:
+        if self.stopping:
+            return None
         if self._to_adopt:
             return self._study.adopt(self._to_adopt.pop(0))
-        while not self._is_spent():
+        while not self._is_late() and self._study.num_to_ask():
             try:
                 return self._study.ask()
             except ConfigError as e:
                 log.warning("%s", e)
-        return None
+        searching = [n for n in self._live.values() if self._study.record(n).confirms is None]
+        return None if searching else self._study.ask_to_confirm()
 
-    def _is_spent(self) -> bool:
-        hours = (time.monotonic() - self._start) / 3600
-        late = self._budget.hours is not None and hours >= self._budget.hours
-        return late or self.stopping or self._study.num_asked() >= self._budget.trials
-
-    @property
-    def _budget(self) -> BudgetConfig:
-        return self._study.sweep.config.budget
+    def _is_late(self) -> bool:
+        hours = self._study.sweep.config.budget.hours
+        return hours is not None and time.monotonic() - self._start >= 3600 * hours

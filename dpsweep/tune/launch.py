@@ -12,16 +12,23 @@ import ray
 from ray import tune
 
 from dpsweep.config.sweep import ResourcesConfig, Sweep
-from dpsweep.core.errors import ConfigError, StateError
+from dpsweep.core.errors import ConfigError, DpSweepError, StateError
+from dpsweep.data.read import fingerprint
 from dpsweep.track.mlflow import MlflowSink
 from dpsweep.track.tracker import Tracker
 from dpsweep.train.room import Room
 from dpsweep.tune.adapters import StopOnRequest, StudyScheduler, StudySearcher, trial_name
 from dpsweep.tune.driver import Driver, Watcher
+from dpsweep.tune.keep import BestWeights
+from dpsweep.tune.lease import Lease
+from dpsweep.tune.selection import SecretSearch
 from dpsweep.tune.state import State, SweepFolder
-from dpsweep.tune.study import Study, stored_sweep
+from dpsweep.tune.study import Study, open_study, stored_sweep
 from dpsweep.tune.tracking import TrackingWatcher, reconcile
 from dpsweep.tune.trial import run_trial
+
+_HASTY_SECONDS = 2.0
+"""For delivering results when something is wrong; what is left waits for the next time."""
 
 _WORKER_DEATHS = 3
 """How often a trial is given to a new worker when its process dies."""
@@ -36,6 +43,7 @@ class Session:
         folder: Where it lives.
         study: What is known of its trials.
         tracker: Where its results go.
+        lease: What makes this process its only driver.
         seconds: How long trials were run in this session.
     """
 
@@ -43,20 +51,46 @@ class Session:
     folder: SweepFolder
     study: Study
     tracker: Tracker
+    lease: Lease
     seconds: float = 0.0
 
     def run(self, watchers: list[Watcher]) -> bool:
-        """Runs what is left on the connected cluster. False if it was stopped before the end."""
+        """Runs what is left on the connected cluster. False if it was stopped before the end.
+
+        A finished sweep needs no cluster: what the tracker does not know is told again.
+
+        Raises:
+            StateError: If it had to stop, as on a full disk; nothing is lost, and it can go on.
+        """
         tracking = TrackingWatcher(self.tracker, self.sweep)
         reconcile(tracking, self.study, self.folder)
         self._tidy()
-        driver = Driver(self.study, self.folder, [tracking, *watchers])
+        if self.study.is_finished():
+            return True
+        if self.sweep.config.accounting == "private_selection":
+            return self._select(tracking)
+        keeper = BestWeights(self.study, self.folder, self.sweep.num_kept)
+        return self._drive(self.study, [tracking, keeper, *watchers])
+
+    def _select(self, tracking: TrackingWatcher) -> bool:
+        """Runs a private selection, of which nobody is told anything but who won in the end."""
+        search = SecretSearch(self.folder, self.sweep)
+        complete = self._drive(search, [])
+        if complete:
+            search.publish(self.study)
+            reconcile(tracking, self.study, self.folder)
+        return complete
+
+    def _drive(self, study: Study | SecretSearch, watchers: list[Watcher]) -> bool:
+        driver = Driver(study, self.folder, self.lease, watchers)
         begin = time.monotonic()
         if driver.num_left():
             with _stopped_by_signals(driver):
                 _tuner(self.sweep, self.folder, driver).fit()
         self.seconds += time.monotonic() - begin
         self.folder.remove_leftovers()
+        if driver.trouble:
+            raise StateError(f"sweep {self.sweep.name!r} stopped: {driver.trouble}")
         return not driver.stopping
 
     def _tidy(self) -> None:
@@ -67,7 +101,9 @@ class Session:
 
 
 @contextlib.contextmanager
-def new_session(sweep: Sweep, state: State, tracking_uri: str | None) -> Iterator[Session]:
+def new_session(
+    sweep: Sweep, state: State, tracking_uri: str | None, storage_uri: str | None = None
+) -> Iterator[Session]:
     """A sweep that was never launched; its folder and study are made here.
 
     Raises:
@@ -76,30 +112,40 @@ def new_session(sweep: Sweep, state: State, tracking_uri: str | None) -> Iterato
     """
     concurrency(sweep.config.resources, ray.cluster_resources())
     folder = state.sweep(sweep.name)
-    folder.create(sweep.file, sweep.base, tracking_uri)
-    with folder.lease():
+    folder.create(sweep.file, sweep.base, tracking_uri, storage_uri)
+    with folder.lease() as lease:
         try:
-            study = Study.create(state.storage_uri, sweep)
-        except StateError:
+            study = Study.create(folder.storage_uri, sweep, folder.id)
+            if sweep.config.learn_from:
+                study.learn_from(open_study(sweep.config.learn_from, state))
+        except DpSweepError:
             folder.remove()
             raise
-        with _session(sweep, state, study) as session:
+        folder.check_data(_fingerprint(sweep))
+        with _session(sweep, state, study, lease) as session:
             yield session
 
 
 @contextlib.contextmanager
-def old_session(name: str, state: State) -> Iterator[Session]:
+def old_session(name: str, state: State, storage_uri: str | None = None) -> Iterator[Session]:
     """A sweep that was launched before, with the file it was launched with.
+
+    Args:
+        name: The sweep's.
+        state: Where it was launched.
+        storage_uri: Where its study is now, if not where it was; written down.
 
     Raises:
         StateError: If there is none, or another process drives it.
     """
-    sweep = stored_sweep(name, state)
-    with (
-        state.sweep(name).lease(),
-        _session(sweep, state, Study.open(state.storage_uri, sweep)) as session,
-    ):
-        yield session
+    sweep, folder = stored_sweep(name, state), state.sweep(name)
+    with folder.lease() as lease:
+        folder.check_data(_fingerprint(sweep))
+        study = Study.open(storage_uri or folder.storage_uri, sweep, folder.id)
+        if storage_uri:
+            folder.move_storage(storage_uri)
+        with _session(sweep, state, study, lease) as session:
+            yield session
 
 
 def concurrency(resources: ResourcesConfig, available: dict[str, float]) -> int:
@@ -122,16 +168,23 @@ def concurrency(resources: ResourcesConfig, available: dict[str, float]) -> int:
 
 
 @contextlib.contextmanager
-def _session(sweep: Sweep, state: State, study: Study) -> Iterator[Session]:
+def _session(sweep: Sweep, state: State, study: Study, lease: Lease) -> Iterator[Session]:
     folder = state.sweep(sweep.name)
     uri = folder.tracking_uri
     artifacts = None if uri else state.artifacts / sweep.name
     sink = MlflowSink(uri or state.tracking_uri, sweep.name, folder.id, artifacts)
-    session = Session(sweep, folder, study, Tracker(folder.path, sink))
+    session = Session(sweep, folder, study, Tracker(folder.path, sink), lease)
     try:
         yield session
-    finally:
-        session.tracker.close()
+    except BaseException:
+        session.tracker.close(timeout=_HASTY_SECONDS)
+        raise
+    session.tracker.close()
+
+
+def _fingerprint(sweep: Sweep) -> str:
+    trial = sweep.written
+    return fingerprint(trial.data, trial.seed)
 
 
 def _tuner(sweep: Sweep, folder: SweepFolder, driver: Driver) -> tune.Tuner:
@@ -164,7 +217,7 @@ def _stopped_by_signals(driver: Driver) -> Iterator[None]:
     def ask(number: int, frame: FrameType | None) -> None:
         if driver.stopping and number == signal.SIGINT:
             raise KeyboardInterrupt
-        driver.stopping = True
+        driver.stop()
 
     before: dict[int, Any] = {n: signal.signal(n, ask) for n in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -1,24 +1,20 @@
 """Where a sweep lives on disk, who may drive it, and how it is asked to stop.
 
-STATE/study.db             Optuna's storage: the truth about every trial
+STATE/study.db             Optuna's storage, if no other is named: the truth about every trial
 STATE/mlflow.db            tracking, if no server is named;  STATE/artifacts with it
 STATE/sweeps/NAME/         one sweep (0700)
-  sweep.json               the sweep as it was launched, and where it is tracked
+  sweep.json               the sweep as it was launched, its storage, and where it is tracked
   sweep.yaml               the same as one file to launch again
-  lease                    locked by its driver, with the driver's host, pid and start
+  lock, lease              held by its driver (tune/lease.py)
   stop                     there if somebody asked it to stop
   spool.jsonl              events on their way to the tracking server
   trials/0003/             one trial's room (train/room.py)
 """
 
 import contextlib
-import errno
-import fcntl
 import json
 import os
 import shutil
-import socket
-import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,7 +23,9 @@ from pathlib import Path
 import yaml
 
 from dpsweep.config.load import Source, Tree
-from dpsweep.core.errors import StateError
+from dpsweep.core.disk import room_on_disk, write_whole
+from dpsweep.core.errors import DiskFull, StateError
+from dpsweep.tune.lease import PACE, Lease, Owner, Pace, held, owner_of
 
 DEFAULT = ".dpsweep"
 
@@ -50,7 +48,7 @@ class State:
 
     @property
     def storage_uri(self) -> str:
-        """Optuna's storage."""
+        """Optuna's storage, for sweeps that were launched without another."""
         return f"sqlite:///{self.root / 'study.db'}"
 
     @property
@@ -85,19 +83,6 @@ class State:
 
 
 @dataclass(frozen=True)
-class Owner:
-    """Who drives a sweep."""
-
-    host: str
-    pid: int
-    since: float
-
-    def __str__(self) -> str:
-        minutes = (time.time() - self.since) / 60
-        return f"process {self.pid} on {self.host}, for {minutes:.0f} min"
-
-
-@dataclass(frozen=True)
 class SweepFolder:
     """One sweep's folder.
 
@@ -117,24 +102,69 @@ class SweepFolder:
         """True once the sweep was launched."""
         return (self.path / "sweep.json").exists()
 
-    def create(self, sweep: Source, base: Source, tracking_uri: str | None) -> None:
-        """Makes the folder and writes down the sweep and where it is tracked.
+    def create(
+        self,
+        sweep: Source,
+        base: Source,
+        tracking_uri: str | None,
+        storage_uri: str | None = None,
+    ) -> None:
+        """Makes the folder and writes down the sweep, its storage and where it is tracked.
 
         Raises:
             StateError: If the name is taken.
+            DiskFull: If there is no room; nothing is left behind.
         """
         try:
             self.path.mkdir(mode=0o700, parents=True)
         except FileExistsError as e:
             raise self.taken() from e
+        stored: Tree = {
+            "id": uuid.uuid4().hex,
+            "sources": [{"name": s.name, "tree": s.tree} for s in (sweep, base)],
+            "tracking_uri": tracking_uri,
+            "storage_uri": storage_uri,
+        }
+        try:
+            with room_on_disk(self.path):
+                self._write_sweep(sweep, base)
+                (self.path / "trials").mkdir(mode=0o700)
+                self._store(stored)
+        except DiskFull:
+            self.remove()
+            raise
+
+    def _store(self, stored: Tree) -> None:
+        """Replaces sweep.json, at once or not at all; only its owner can read it."""
+        text = json.dumps(stored, indent=1)  # the URIs may hold passwords
+        write_whole(self.path / "sweep.json", text.encode())
+
+    def move_storage(self, storage_uri: str) -> None:
+        """Writes down that the study is now in another storage."""
+        self._store({**self._read(), "storage_uri": storage_uri})
+
+    def accept(self, sweep: Source, base: Source) -> None:
+        """Writes down that the sweep goes on by another file."""
         self._write_sweep(sweep, base)
         sources = [{"name": s.name, "tree": s.tree} for s in (sweep, base)]
-        stored = {"id": uuid.uuid4().hex, "sources": sources, "tracking_uri": tracking_uri}
-        (self.path / "trials").mkdir(mode=0o700)
-        temporary = self.path / ".sweep.json"
-        temporary.touch(mode=0o600)  # a tracking URI may hold a password
-        temporary.write_text(json.dumps(stored, indent=1))
-        os.replace(temporary, self.path / "sweep.json")
+        self._store({**self._read(), "sources": sources})
+
+    def check_data(self, fingerprint: str) -> None:
+        """Notes which data the sweep is about, the first time; compares them from then on.
+
+        Raises:
+            StateError: If they are others than before.
+        """
+        known = self._read().get("fingerprint")
+        if known is None:
+            self._store({**self._read(), "fingerprint": fingerprint})
+        elif known != fingerprint:
+            raise StateError(
+                f"sweep {self.name!r}: the data are not those it was launched with (fingerprint "
+                f"{fingerprint[:12]}, was {known[:12]}): trials on both could not be compared, and "
+                f"each has its own privacy to lose. Put the former data back, or launch a sweep of "
+                f"its own with --set name={self.name}-2"
+            )
 
     def _write_sweep(self, sweep: Source, base: Source) -> None:
         """The sweep as one file that can be launched again, for people and for tracking."""
@@ -171,6 +201,12 @@ class SweepFolder:
         uri: str | None = self._read()["tracking_uri"]
         return uri
 
+    @property
+    def storage_uri(self) -> str:
+        """The storage of the sweep's study."""
+        named: str | None = self._read().get("storage_uri")
+        return named or State(self.path.parent.parent).storage_uri
+
     def _read(self) -> Tree:
         if not self.exists:
             state = State(self.path.parent.parent)
@@ -187,45 +223,19 @@ class SweepFolder:
         return self.path / "trials" / f"{number:04d}"
 
     @contextlib.contextmanager
-    def lease(self) -> Iterator[None]:
+    def lease(self, pace: Pace = PACE) -> Iterator[Lease]:
         """Holds the sweep for this process. The system frees it when the process dies.
 
         Raises:
             StateError: If another driver holds it.
         """
-        with (self.path / "lease").open("a+") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as e:
-                if e.errno not in (errno.EAGAIN, errno.EACCES):
-                    raise
-                raise StateError(
-                    f"sweep {self.name!r} is being driven by {self.owner() or 'another process'}. "
-                    f"Watch it with: dpsweep status {self.name}; end it with: dpsweep stop "
-                    f"{self.name}"
-                ) from e
-            file.truncate(0)
-            me = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.time()}
-            file.write(json.dumps(me))
-            file.flush()
+        with held(self.path, pace) as lease:
             self.stop_request.unlink(missing_ok=True)
-            try:
-                yield
-            finally:
-                file.truncate(0)
+            yield lease
 
     def owner(self) -> Owner | None:
         """Who drives the sweep now; None if nobody does."""
-        place = self.path / "lease"
-        if not place.exists():
-            return None
-        with place.open("r") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except OSError:
-                text = file.read()
-                return Owner(**json.loads(text)) if text else None
-            return None
+        return owner_of(self.path)
 
     @property
     def stop_request(self) -> Path:

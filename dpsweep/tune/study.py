@@ -5,8 +5,8 @@ may die at any moment; the next one reads here which trials are through and whic
 with. The same call made twice leaves the same state.
 """
 
-import math
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import cached_property
 from typing import Any, Literal
 
 import optuna
@@ -16,66 +16,39 @@ from dpsweep.config.sweep import Sweep, build_sweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, StateError
 from dpsweep.core.types import Row
-from dpsweep.tune.space import OptunaDraw, pruner, sampler
+from dpsweep.tune.charge import check_within, ledger_entry
+from dpsweep.tune.confirm import Confirmation, by_confirmed, confirmations, missing
+from dpsweep.tune.goals import front, goal_values
+from dpsweep.tune.propose import propose
+from dpsweep.tune.record import Record, record_of
+from dpsweep.tune.space import pruner
 from dpsweep.tune.state import State
+from dpsweep.tune.storage import FOLDER, check_mine, open_storage, taken
+from dpsweep.tune.warm import experience, history
 
 TrialEnd = Literal["complete", "pruned", "failed"]
-_STATES = {
-    TrialState.RUNNING: "running",
-    TrialState.WAITING: "running",
-    TrialState.COMPLETE: "complete",
-    TrialState.PRUNED: "pruned",
-    TrialState.FAIL: "failed",
-}
 _ENDS = {
     "complete": TrialState.COMPLETE,
     "pruned": TrialState.PRUNED,
     "failed": TrialState.FAIL,
 }
 
-
-@dataclass(frozen=True)
-class Record:
-    """One trial, as the study knows it.
-
-    Attributes:
-        number: Counted from 0 in the order of asking.
-        state: running, complete, pruned or failed. A running trial may have lost its driver.
-        config: The resolved trial config.
-        knobs: What was searched, by dotted key of the config.
-        row: Its last report; None before the first.
-        value: The objective at the last report.
-        reason: Why it failed.
-        void: True if a test secret was used.
-        handed_out: True once its secret was drawn.
-    """
-
-    number: int
-    state: str
-    config: TrialConfig
-    knobs: dict[str, Any]
-    row: Row | None
-    value: float | None
-    reason: str | None
-    void: bool
-    handed_out: bool
-
-    @property
-    def seconds(self) -> float:
-        """Time spent training it, over restarts."""
-        return self.row["seconds"] if self.row else 0.0
+_WARM, _TOLD = "warm_start", "warm_start_points"
+"""Attributes of the study: which earlier sweep was learned from, and what it told."""
 
 
 class Study:
     """An Optuna study and the sweep it searches."""
 
     def __init__(self, study: optuna.Study, sweep: Sweep) -> None:
-        self._study, self.sweep = study, sweep
+        self._study, self.sweep, self._storage = study, sweep, study._storage
+        self._ids: dict[int, int] = {}
+        self._configs: dict[int, TrialConfig] = {}
         study.pruner = pruner(sweep.config.stop)
 
     @classmethod
-    def create(cls, storage_uri: str, sweep: Sweep) -> "Study":
-        """A new study.
+    def create(cls, storage_uri: str, sweep: Sweep, folder_id: str | None = None) -> "Study":
+        """A new study, marked as that of one state folder's sweep.
 
         Raises:
             StateError: If the storage has one of this name.
@@ -83,44 +56,64 @@ class Study:
         try:
             study = optuna.create_study(
                 study_name=sweep.name,
-                storage=_storage(storage_uri),
-                direction=sweep.config.objective.direction,
+                storage=open_storage(storage_uri),
+                directions=sweep.config.objective.directions,
             )
         except optuna.exceptions.DuplicatedStudyError as e:
-            raise StateError(
-                f"name: the storage already has a study called {sweep.name!r}. Launch under "
-                f"another name with --name {sweep.name}-2"
-            ) from e
+            raise taken(sweep.name, storage_uri) from e
+        if folder_id:
+            study.set_user_attr(FOLDER, folder_id)
         return cls(study, sweep)
 
     @classmethod
-    def open(cls, storage_uri: str, sweep: Sweep) -> "Study":
+    def open(cls, storage_uri: str, sweep: Sweep, folder_id: str | None = None) -> "Study":
         """The study of a sweep that was launched before.
 
         Raises:
-            StateError: If the storage has none of this name.
+            StateError: If the storage has none of this name, or that of another state folder.
         """
         try:
-            study = optuna.load_study(study_name=sweep.name, storage=_storage(storage_uri))
+            study = optuna.load_study(study_name=sweep.name, storage=open_storage(storage_uri))
         except KeyError as e:
             raise StateError(
                 f"the storage has no study called {sweep.name!r}: what its trials spent is not "
                 f"known. Restore study.db, or delete the folder sweeps/{sweep.name} and launch anew"
             ) from e
+        if folder_id:
+            check_mine(study, folder_id, storage_uri)
         return cls(study, sweep)
 
     def records(self) -> list[Record]:
         """All trials that have a config, by number."""
         trials = self._study.get_trials(deepcopy=False)
-        return [_record(trial) for trial in trials if "config" in trial.user_attrs]
+        return [self._record(trial) for trial in trials if "config" in trial.user_attrs]
 
     def record(self, number: int) -> Record:
         """One trial."""
-        return _record(self._frozen(number))
+        return self._record(self._frozen(number))
 
     def num_asked(self) -> int:
-        """Trials asked for so far, whatever became of them."""
-        return len(self._study.get_trials(deepcopy=False))
+        """Trials of the search asked for so far, whatever became of them."""
+        trials = self._study.get_trials(deepcopy=False)
+        return sum("confirms" not in trial.user_attrs for trial in trials)
+
+    def num_to_ask(self) -> int:
+        """Trials that the search still has to ask for."""
+        return max(0, self.sweep.config.budget.trials - self.num_asked())
+
+    def num_to_confirm(self) -> int:
+        """Repeats of the best configs still to be run, at most."""
+        config = self.sweep.config.confirm
+        if config is None:
+            return 0
+        done = sum(record.confirms is not None for record in self.records())
+        return max(0, self.sweep.num_runs - self.sweep.config.budget.trials - done)
+
+    def is_finished(self) -> bool:
+        """True if nothing is left to run; a private selection is told in one piece at its end."""
+        if self.sweep.config.accounting == "private_selection":
+            return self.num_asked() > 0
+        return not (self.running() or self.num_to_ask() or self._to_confirm())
 
     def running(self) -> list[int]:
         """Numbers of the trials that were asked for and not told."""
@@ -128,85 +121,178 @@ class Study:
         return [t.number for t in self._study.get_trials(deepcopy=False, states=states)]
 
     def ask(self) -> Record:
-        """The next trial, stored with its config before this returns."""
-        number = self.num_asked()
-        self._seed(number)
-        trial = self._study.ask()
-        assert trial.number == number, "a sweep has one driver, and it holds the lease"
-        return self._draw(trial)
+        """The next trial of the search; it is stored whole or not at all.
+
+        Raises:
+            ConfigError: If what was proposed is no valid trial. It counts as a failed one.
+        """
+        try:
+            proposal = propose(self.sweep, self._study, self._history)
+            check_within(self.sweep, proposal.config)
+        except ConfigError as e:
+            number = self._add(optuna.trial.create_trial(state=TrialState.FAIL)).number
+            raise ConfigError(f"trial {number} of the search is no valid config: {e}") from e
+        return self._record(self._add(proposal.trial()))
+
+    def learn_from(self, earlier: "Study") -> None:
+        """Tells the sampler, once and for all, what an earlier sweep found.
+
+        Raises:
+            ConfigError: If that was another search.
+        """
+        records = earlier.records()
+        told = experience(self.sweep, earlier.sweep, records)
+        self._study.set_user_attr(_TOLD, told)
+        self._study.set_user_attr(_WARM, {"sweep": earlier.sweep.name, "trials": len(records)})
+
+    @property
+    def warm_start(self) -> dict[str, Any] | None:
+        """sweep, whose results the sampler knew, and trials, all that it had run; None if none."""
+        found: dict[str, Any] | None = self._study.user_attrs.get(_WARM)
+        return found
+
+    @cached_property
+    def _history(self) -> list[FrozenTrial]:
+        return history(self.sweep, self._study.user_attrs.get(_TOLD, []))
 
     def adopt(self, number: int) -> Record:
-        """A running trial whose driver died, once more; drawn to the end if it was not."""
-        frozen = self._frozen(number)
-        if "config" in frozen.user_attrs:
-            return _record(frozen)
-        self._seed(number)
-        return self._draw(self._open_trial(frozen))
-
-    def _seed(self, number: int) -> None:
-        """Sets the sampler for one trial; before the trial is opened, since that may sample."""
-        self._study.sampler = sampler(self.sweep.config.sampler, self.sweep.config.seed, number)
-
-    def _draw(self, trial: optuna.Trial) -> Record:
-        tree, knobs = self.sweep.space.draw(self.sweep.base.tree, OptunaDraw(trial))
-        try:
-            config = self.sweep.trial(tree)
-        except ConfigError as e:
-            self._study.tell(trial, state=TrialState.FAIL)
-            raise ConfigError(f"trial {trial.number} of the search is no valid config: {e}") from e
-        trial.set_user_attr("knobs", knobs)
-        trial.set_user_attr("config", config.model_dump(mode="json"))
-        return self.record(trial.number)
-
-    def hand_out(self, number: int, *, void: bool) -> Record:
-        """Notes that a trial's secret exists: from now on it must never be drawn again."""
-        trial = self._open_trial(self._frozen(number))
-        trial.set_user_attr("void", void)
-        trial.set_user_attr("handed_out", True)
+        """A running trial whose driver died, once more."""
         return self.record(number)
 
+    def ask_to_confirm(self) -> Record | None:
+        """The next repeat of one of the best configs, stored before this returns.
+
+        None if all have theirs. To be called when no trial of the search runs any more.
+        """
+        chosen = self._to_confirm()
+        if chosen is None:
+            return None
+        repeat = optuna.trial.create_trial(
+            state=TrialState.RUNNING,
+            user_attrs={
+                "knobs": chosen.knobs,
+                "config": chosen.config.model_dump(mode="json"),
+                "confirms": chosen.number,
+            },
+        )
+        return self._record(self._add(repeat))
+
+    def _to_confirm(self) -> Record | None:
+        """Whose config is to be repeated next."""
+        config, records = self.sweep.config.confirm, self.records()
+        if config is None:
+            return None
+        repeats = [record for record in records if record.confirms is not None]
+        return missing(self._ranking(records), repeats, config)
+
+    def add_winner(self, record: Record, charged: dict[str, float]) -> None:
+        """Stores the one trial that a private selection tells of; it must have a row."""
+        objective, row = self.sweep.config.objective, record.row
+        assert row is not None, "a winner has reported"
+        self._add(
+            optuna.trial.create_trial(
+                state=TrialState.COMPLETE,
+                values=list(goal_values(objective, row, record.config) or ()),
+                intermediate_values={int(row["epoch"]): row[objective.metric]},
+                user_attrs={
+                    "knobs": record.knobs,
+                    "config": record.config.model_dump(mode="json"),
+                    "row": row,
+                    "handed_out": {"void": record.void, "charged": charged},
+                },
+            )
+        )
+
+    def add_failed(self) -> None:
+        """Stores a trial of which nothing is known but that it did not come to a result."""
+        self._add(optuna.trial.create_trial(state=TrialState.FAIL))
+
+    def hand_out(self, record: Record, *, void: bool) -> Record:
+        """Notes that a trial's secret exists, and what the trial is charged.
+
+        From now on its secret must never be drawn again, and it has spent its whole length.
+        """
+        charged = ledger_entry(record.config)
+        self._storage.set_trial_user_attr(
+            self._frozen(record.number)._trial_id,
+            "handed_out",
+            {"void": void, "charged": charged},
+        )
+        return replace(record, void=void, handed_out=True, charged=charged)
+
     def report(self, number: int, row: Row) -> bool:
-        """Stores a trial's report. False if the study already knew it."""
+        """Stores a trial's report. False if the study knows a later one, or that it ended."""
         frozen = self._frozen(number)
         known = frozen.user_attrs.get("row")
-        if frozen.state.is_finished() or (known and row["epoch"] <= known["epoch"]):
+        if frozen.state.is_finished() or (known and row["epoch"] < known["epoch"]):
             return False
-        trial = self._open_trial(frozen)
-        trial.report(row[self.sweep.config.objective.metric], int(row["epoch"]))
-        trial.set_user_attr("row", row)
+        if known and row["epoch"] == known["epoch"]:  # what was to follow from it may be missing
+            return True
+        value = row[self.sweep.config.objective.metric]
+        self._storage.set_trial_intermediate_value(frozen._trial_id, int(row["epoch"]), value)
+        self._storage.set_trial_user_attr(frozen._trial_id, "row", row)
         return True
 
     def should_prune(self, number: int) -> bool:
         """True if the trial does too badly to go on."""
-        return self._open_trial(self._frozen(number)).should_prune()
+        return self._study.pruner.prune(self._study, self._frozen(number))
 
     def tell(self, number: int, end: TrialEnd, *, reason: str | None = None) -> Record:
         """Ends a trial. A complete one without a finite objective counts as failed."""
         frozen = self._frozen(number)
         if frozen.state.is_finished():
-            return _record(frozen)
-        value = _objective(frozen, self.sweep)
-        if end == "complete" and value is None:
-            end, reason = "failed", f"{self.sweep.config.objective.metric} is not a finite number"
-        trial = self._open_trial(frozen)
-        trial.set_user_attr("reason", reason)
+            return self._record(frozen)
+        record, objective = self._record(frozen), self.sweep.config.objective
+        values = goal_values(objective, record.row, record.config)
+        if end == "complete" and values is None:
+            goals = " or ".join(objective.goals)
+            end, reason = "failed", f"{goals} is not a finite number"
+        if reason:
+            self._storage.set_trial_user_attr(frozen._trial_id, "reason", reason)
         self._study.tell(
-            frozen.number, values=value if end == "complete" else None, state=_ENDS[end]
+            frozen.number, values=values if end == "complete" else None, state=_ENDS[end]
         )
         return self.record(number)
 
     def best(self) -> list[Record]:
-        """Complete trials, the best first."""
-        done = [r for r in self.records() if r.state == "complete" and r.value is not None]
-        sign = -1 if self._study.direction == optuna.study.StudyDirection.MAXIMIZE else 1
-        return sorted(done, key=lambda r: (sign * (r.value or 0.0), r.number))
+        """Complete trials of the search, the best first: by their repeats, where there are any."""
+        records = self.records()
+        return by_confirmed(self._ranking(records), confirmations(records), self._sign)
 
-    def _open_trial(self, frozen: FrozenTrial) -> optuna.Trial:
-        """A trial of the storage as one that can be written to."""
-        return optuna.Trial(self._study, frozen._trial_id)
+    def front(self) -> list[Record]:
+        """Complete trials of the search that no other beats in every objective."""
+        return front(self._ranking(self.records()), self.sweep.config.objective)
+
+    def confirmed(self) -> dict[int, Confirmation]:
+        """What repeating the best configs came to, by trial."""
+        return confirmations(self.records())
+
+    def _ranking(self, records: list[Record]) -> list[Record]:
+        done = [r for r in records if r.state == "complete" and r.confirms is None]
+        return sorted(done, key=lambda r: (self._sign * (r.value or 0.0), r.number))
+
+    @property
+    def _sign(self) -> int:
+        """1 if a small objective is a good one, -1 if a large one is."""
+        return -1 if self.sweep.config.objective.direction == "maximize" else 1
+
+    def _add(self, trial: FrozenTrial) -> FrozenTrial:
+        """Stores a new trial, in one transaction."""
+        trial_id = self._storage.create_new_trial(self._study._study_id, trial)
+        return self._storage.get_trial(trial_id)
 
     def _frozen(self, number: int) -> FrozenTrial:
-        return self._study.get_trials(deepcopy=False)[number]
+        """One trial, at a cost that does not grow with the study."""
+        if number not in self._ids:
+            self._ids[number] = self._storage.get_trial_id_from_study_id_trial_number(
+                self._study._study_id, number
+            )
+        return self._storage.get_trial(self._ids[number])
+
+    def _record(self, trial: FrozenTrial) -> Record:
+        if trial.number not in self._configs:
+            self._configs[trial.number] = TrialConfig.model_validate(trial.user_attrs["config"])
+        return record_of(trial, self._configs[trial.number])
 
 
 def stored_sweep(name: str, state: State) -> Sweep:
@@ -219,35 +305,13 @@ def stored_sweep(name: str, state: State) -> Sweep:
     return build_sweep(file, base)
 
 
-def open_study(name: str, state: State) -> Study:
-    """The study of a sweep, to read; driven by another process or by none."""
-    return Study.open(state.storage_uri, stored_sweep(name, state))
+def open_study(name: str, state: State, storage_uri: str | None = None) -> Study:
+    """The study of a sweep, to read; driven by another process or by none.
 
-
-def _storage(uri: str) -> optuna.storages.RDBStorage:
-    """Optuna's tables, with patience where another process holds the file."""
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    options = {"connect_args": {"timeout": 60}} if uri.startswith("sqlite") else {}
-    return optuna.storages.RDBStorage(uri, engine_kwargs=options)
-
-
-def _record(trial: FrozenTrial) -> Record:
-    attrs = trial.user_attrs
-    values = trial.intermediate_values
-    return Record(
-        number=trial.number,
-        state=_STATES[trial.state],
-        config=TrialConfig.model_validate(attrs["config"]),
-        knobs=attrs["knobs"],
-        row=attrs.get("row"),
-        value=values[max(values)] if values else None,
-        reason=attrs.get("reason"),
-        void=bool(attrs.get("void", False)),
-        handed_out=bool(attrs.get("handed_out", False)),
-    )
-
-
-def _objective(trial: FrozenTrial, sweep: Sweep) -> float | None:
-    row = trial.user_attrs.get("row")
-    value = row[sweep.config.objective.metric] if row else None
-    return value if value is not None and math.isfinite(value) else None
+    Args:
+        name: The sweep's.
+        state: Where it was launched.
+        storage_uri: Where its study is now, if not where it was launched.
+    """
+    folder = state.sweep(name)
+    return Study.open(storage_uri or folder.storage_uri, stored_sweep(name, state), folder.id)

@@ -13,8 +13,9 @@ from dpsweep.core.types import Row
 from dpsweep.track.tracker import Facts, Status, Tracker
 from dpsweep.train.room import Room
 from dpsweep.tune.charge import statement
+from dpsweep.tune.record import Record
 from dpsweep.tune.state import SweepFolder
-from dpsweep.tune.study import Record, Study
+from dpsweep.tune.study import Study
 
 PACKAGES = ("torch", "ray", "optuna", "mlflow", "dp-accounting", "numpy")
 _STATUS: dict[str, Status] = {"complete": "FINISHED", "pruned": "KILLED", "failed": "FAILED"}
@@ -28,7 +29,7 @@ class TrackingWatcher:
 
     def sweep_started(self) -> None:
         """Describes the parent run."""
-        config, trial = self._sweep.config, self._sweep.promise
+        config, trial = self._sweep.config, self._sweep.written
         params = {
             "objective": config.objective.metric,
             "sampler": config.sampler.name,
@@ -37,7 +38,8 @@ class TrackingWatcher:
             "accounting": config.accounting,
             "data.name": trial.data.name,
             "model.name": trial.model.name,
-            "privacy.epsilon": trial.privacy.epsilon,
+            "privacy.epsilon": ", ".join(f"{e or 0:g}" for e in self._sweep.epsilons if e) or None,
+            "privacy.scope": trial.privacy.scope,
         }
         note = f"Sweep {config.name}: the privacy statement follows when trials have run."
         self._tracker.sweep(Facts(params, provenance(), note))
@@ -46,7 +48,10 @@ class TrackingWatcher:
         """The trial's run is there, with its whole config."""
         note = "This trial is running; its privacy statement follows."
         self._tracker.trial(
-            record.number, Facts(flat(record.config.model_dump(mode="json")), provenance(), note)
+            record.number,
+            Facts(
+                flat(record.config.model_dump(mode="json")), provenance() | _repeats(record), note
+            ),
         )
 
     def reported(self, record: Record, row: Row) -> None:
@@ -62,6 +67,10 @@ class TrackingWatcher:
             **({"dpsweep.reason": record.reason} if record.reason else {}),
         }
         self._tracker.trial_end(record.number, _STATUS[record.state], tags)
+
+
+def _repeats(record: Record) -> dict[str, str]:
+    return {} if record.confirms is None else {"dpsweep.confirms": str(record.confirms)}
 
 
 def reconcile(watcher: TrackingWatcher, study: Study, folder: SweepFolder) -> None:

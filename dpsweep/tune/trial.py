@@ -12,16 +12,19 @@ from typing import Any
 from ray import tune
 
 from dpsweep.config.trial import TrialConfig
-from dpsweep.core.errors import DpSweepError
-from dpsweep.core.types import Row
-from dpsweep.train.loop import train
+from dpsweep.core.errors import DiskFull, DpSweepError
+from dpsweep.train.budget import steps_and_rate
+from dpsweep.train.course import Course
+from dpsweep.train.loop import Paused, train
 from dpsweep.train.room import Room
 
 PAYLOAD = "dpsweep"
 """The one key of what is reported to Tune; its value is JSON, since Tune rewrites mappings."""
 
 Assignment = dict[str, Any]
-"""number; config: the trial config as JSON; room: its folder, with the secret in it."""
+"""number; config: the trial config as JSON; course: what it spends and when it reports, as JSON;
+room: its folder, with the secret in it; pause: the file whose presence asks the trial to save its
+state and end."""
 
 _PREDECESSOR_SECONDS = 60.0
 """How long to wait for a process that was given the trial before and is not dead yet."""
@@ -36,9 +39,19 @@ def run_trial(assignment: Assignment) -> None:
     try:
         room = Room(Path(assignment["room"]))
         config = TrialConfig.model_validate(assignment["config"])
+        steps, _ = steps_and_rate(config)
         with room.lock(_PREDECESSOR_SECONDS):
-            train(config, room, lambda row: _send(row=row))
-        _send(end="complete")
+            train(
+                config,
+                room,
+                lambda row: _send(row=row, **({"end": "complete"} if row["step"] == steps else {})),
+                Path(assignment["pause"]).exists,
+                Course.from_json(assignment["course"]),
+            )
+    except Paused:
+        _send(end="paused")
+    except DiskFull as e:
+        _send(end="halted", reason=str(e))
     except DpSweepError as e:
         _send(end="failed", reason=str(e))
     except Exception as e:  # the message may quote private data; the type and place do not
@@ -51,5 +64,6 @@ def run_trial(assignment: Assignment) -> None:
         )
 
 
-def _send(*, row: Row | None = None, **end: Any) -> None:
-    tune.report({PAYLOAD: json.dumps({"row": row} if row else end)})
+def _send(**message: Any) -> None:
+    """row: figures; end: complete, failed, paused or halted; reason: why it failed or halted."""
+    tune.report({PAYLOAD: json.dumps(message)})

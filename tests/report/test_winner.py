@@ -6,7 +6,7 @@ from dpsweep.report.winner import Standing, standings, verdict
 
 
 def record(method, value, state="complete"):
-    return SimpleNamespace(knobs={"method.name": method}, value=value, state=state)
+    return SimpleNamespace(knobs={"method.name": method}, value=value, state=state, confirms=None)
 
 
 def test_methods_are_ranked_by_their_best_complete_trial():
@@ -35,7 +35,12 @@ def test_least_loss_wins_where_less_is_better():
 
 def test_a_search_over_one_method_has_no_winner():
     assert standings([record("disk", 0.9), record("disk", 0.8)], "maximize") == []
-    assert standings([SimpleNamespace(knobs={}, value=1.0, state="complete")], "maximize") == []
+    assert (
+        standings(
+            [SimpleNamespace(knobs={}, value=1.0, state="complete", confirms=None)], "maximize"
+        )
+        == []
+    )
     assert verdict([]) == ""
     nobody = standings([record("a", None, "failed"), record("b", None, "failed")], "maximize")
     assert verdict(nobody) == ""

@@ -1,11 +1,14 @@
 """Nothing that was spooled is lost, whatever the server does."""
 
 import json
+import os
 import threading
 
 import pytest
 
-from dpsweep.track.spool import Courier, Spool, Undeliverable
+from dpsweep.core.errors import DiskFull
+from dpsweep.track.spool import Backlog, Courier, Spool, Undeliverable, backlog
+from dpsweep.track.tracker import Tracker
 
 
 class Server:
@@ -92,3 +95,84 @@ def test_the_position_survives(tmp_path, delivered):
         spool.append({"n": n})
     spool.delivered_to(spool.waiting()[1])
     assert Spool(tmp_path).is_empty()
+
+
+def test_a_spool_that_was_delivered_is_emptied_when_its_courier_closes(tmp_path):
+    server = Server()
+    done, _ = deliver(tmp_path, server, 10)
+    assert done
+    assert (tmp_path / "spool.jsonl").stat().st_size == 0
+    done, spool = deliver(tmp_path, server, 3, start=10)
+    assert done
+    assert spool.is_empty()
+    assert server.took == list(range(13))
+
+
+def test_a_spool_with_something_left_is_not_cut(tmp_path):
+    done, spool = deliver(tmp_path, Server(away=10**6), 3, timeout=0.6)
+    assert not done
+    spool.cut_delivered()
+    assert backlog(tmp_path).waiting == 3
+
+
+def test_a_crash_between_mark_and_cut_delivers_twice_rather_than_never(tmp_path, monkeypatch):
+    def crash(*_):
+        raise KeyboardInterrupt
+
+    deliver(tmp_path, Server(away=10**6), 3, timeout=0.1)
+    spool = Spool(tmp_path)
+    spool.delivered_to(spool.waiting()[1])
+    monkeypatch.setattr("os.truncate", crash)
+    with pytest.raises(KeyboardInterrupt):
+        spool.cut_delivered()
+    monkeypatch.undo()
+    server = Server()
+    deliver(tmp_path, server, 1, start=3)
+    assert server.took == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("mark", ["", "99999"])
+def test_a_mark_that_cannot_be_right_delivers_everything_again(tmp_path, mark):
+    deliver(tmp_path, Server(away=10**6), 3, timeout=0.1)
+    (tmp_path / "spool.delivered").write_text(mark)
+    server = Server()
+    deliver(tmp_path, server)
+    assert server.took == [0, 1, 2]
+
+
+def test_what_is_refused_again_is_put_aside_once(tmp_path):
+    for _ in range(2):
+        _, spool = deliver(tmp_path, Server(refuses=[0]), 1)
+    assert spool.refused() == 1
+    assert backlog(tmp_path).reason == "event 0 is wrong"
+
+
+def test_looking_at_a_spool_changes_nothing(tmp_path):
+    assert backlog(tmp_path / "none") == Backlog(0, 0, 0, None)
+    deliver(tmp_path, Server(away=10**6), 3, timeout=0.1)
+    with (tmp_path / "spool.jsonl").open("a") as file:
+        file.write('{"n": 3')  # the driver is writing this
+    before = (tmp_path / "spool.jsonl").read_bytes()
+    assert backlog(tmp_path) == Backlog(3, 0, 0, None)
+    assert (tmp_path / "spool.jsonl").read_bytes() == before
+
+
+def test_an_event_that_found_no_room_leaves_no_trace(tmp_path, monkeypatch):
+    spool = Spool(tmp_path)
+    spool.append({"n": 0})
+    write = os.write
+    monkeypatch.setattr("os.write", lambda file, line: write(file, line[:5]))  # the disk is full
+    with pytest.raises(DiskFull, match=r"the disk is full: .* are free"):
+        spool.append({"n": 1})
+    monkeypatch.undo()
+    spool.append({"n": 2})
+    assert [event["n"] for event in spool.waiting()[0]] == [0, 2]
+
+
+def test_people_are_told_what_was_refused(tmp_path):
+    tracker = Tracker(tmp_path, Server())
+    assert tracker.refused is None
+    tracker.spool.refuse({"n": 1}, "wrong")
+    tracker.close(5)
+    assert tracker.refused.startswith("the tracking server refused 1 entries for good; they are in")
+    assert tracker.refused.endswith("spool.refused.jsonl, each with its reason")

@@ -1,15 +1,17 @@
 """A room keeps what is private to its owner, whole or not at all, until it is to be forgotten."""
 
+import errno
 import os
 import stat
+import subprocess
 import threading
 
 import pytest
 import torch
 
-from dpsweep.core.errors import StateError
+from dpsweep.core.errors import DiskFull, StateError
 from dpsweep.core.seeds import SECRET_BYTES
-from dpsweep.train.room import Room
+from dpsweep.train.room import Room, keep_weights
 
 ROWS = [{"epoch": 1, "step": 3, "valid/accuracy": 0.5}]
 STATE = {"progress": {"step": 3, "trail": [{"w": torch.arange(3.0)}]}, "rows": ROWS}
@@ -170,3 +172,67 @@ def test_place_that_cannot_be_a_folder_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StateError, match=r"file/trial: cannot be written: .* --state or -o"):
         Room(tmp_path / "file" / "trial")
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A real file system with room for about 200 kB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(place)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount a small tmpfs")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_full_disk_is_named_and_leaves_the_last_checkpoint(small_disk):
+    room = Room(small_disk / "trial")
+    room.save(STATE)
+    words = rf"{room.path}: the disk is full: .*B are free\. Nothing .* is lost.*dpsweep resume"
+    with pytest.raises(DiskFull, match=words):
+        room.save({"w": torch.ones(100_000)})
+    assert room.load()["rows"] == ROWS
+    assert [place.name for place in room.path.iterdir()] == ["checkpoint.pt"]
+    room.save_rows(ROWS)  # there is room for what is small
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_disk_that_is_full_when_syncing_leaves_the_last_checkpoint(room, monkeypatch, code):
+    def full(_):
+        raise OSError(code, os.strerror(code))
+
+    room.save(STATE)
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(DiskFull, match="the disk is full"):
+        room.save({"w": torch.zeros(1)})
+    with pytest.raises(DiskFull, match="the disk is full"):
+        room.make_secret()
+    monkeypatch.undo()
+    assert room.load()["rows"] == ROWS
+    assert [place.name for place in room.path.iterdir()] == ["checkpoint.pt"]
+
+
+def test_another_error_of_the_disk_is_not_called_full(room, monkeypatch):
+    def broken(_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("os.fsync", broken)
+    with pytest.raises(OSError, match="Input/output error"):
+        room.save(STATE)
+
+
+def test_only_the_best_weights_are_kept_and_no_unfinished_trials_are_taken(tmp_path):
+    rooms = [Room(tmp_path / f"{number:04d}") for number in range(4)]
+    rooms[2].make_secret()
+    for one in rooms:
+        one.save_weights({"w": torch.ones(10)})
+        one.save_rows(ROWS)
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "weights.pt").write_text("somebody's own")
+    size = rooms[0].weights.stat().st_size
+    assert keep_weights(tmp_path, [1]) == 2 * size
+    assert [one.weights.exists() for one in rooms] == [False, True, True, False]
+    assert all(one.rows() == ROWS for one in rooms)
+    assert (tmp_path / "notes" / "weights.pt").exists()
+    assert keep_weights(tmp_path, [1]) == 0

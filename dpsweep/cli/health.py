@@ -1,0 +1,258 @@
+"""The verb that says what is wrong with an installation and a state folder: doctor.
+
+A check is a function from what is to be looked at to its findings. It joins CHECKS, changes
+nothing, and turns every error into a finding with a remedy.
+"""
+
+import json
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Literal
+
+import torch
+
+from dpsweep import __version__
+from dpsweep.cli.say import console
+from dpsweep.cli.tidy import everything
+from dpsweep.core.disk import free_bytes, shown_bytes
+from dpsweep.core.errors import DpSweepError
+from dpsweep.report.plain import plain_table
+from dpsweep.track.mlflow import check_reachable
+from dpsweep.track.server import without_password
+from dpsweep.track.spool import backlog
+from dpsweep.tune.lease import last_owner, may_be_suspended
+from dpsweep.tune.mounts import filesystem
+from dpsweep.tune.state import State, SweepFolder
+from dpsweep.tune.storage import check_storage, named
+from dpsweep.tune.study import open_study
+
+Level = Literal["ok", "warn", "fail"]
+_PACKAGES = ("torch", "ray", "optuna", "mlflow", "sqlalchemy", "dp-accounting", "opacus")
+_LITTLE_BYTES = 1e9
+_COLORS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check found.
+
+    Attributes:
+        check: The check.
+        level: ok; warn: works, but somebody should know; fail: something will not work.
+        words: What was found.
+        remedy: What to do; empty where nothing is to be done.
+    """
+
+    check: str
+    level: Level
+    words: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Patient:
+    """What is looked at.
+
+    Attributes:
+        state: The state folder.
+        storage: The storage that was named; None for those of the sweeps.
+    """
+
+    state: State
+    storage: str | None
+
+    @property
+    def sweeps(self) -> list[SweepFolder]:
+        """Every sweep of the state folder, oldest first."""
+        return [self.state.sweep(name) for name in self.state.names()]
+
+
+Check = Callable[[Patient], Iterator[Finding]]
+
+
+def doctor(state_folder: str | None, storage: str | None, as_json: bool) -> None:
+    """Runs all checks and prints what they found; exits with 1 if something fails."""
+    patient = Patient(State.at(state_folder), named(storage))
+    found = [finding for check in CHECKS for finding in check(patient)]
+    if as_json:
+        print(json.dumps([asdict(finding) for finding in found], indent=2))
+    else:
+        table = plain_table(f"{patient.state.root}")
+        for column in ("", "check", "found"):
+            table.add_column(column, overflow="fold")
+        for one in found:
+            words = f"{one.words}. {one.remedy}" if one.remedy else one.words
+            color = _COLORS[one.level]
+            table.add_row(f"[{color}]{one.level}[/{color}]", one.check, words.replace("[", r"\["))
+        console().print(table)
+    if any(finding.level == "fail" for finding in found):
+        sys.exit(1)
+
+
+def versions(patient: Patient) -> Iterator[Finding]:
+    """What is installed."""
+    told = [f"dpsweep {__version__}", f"python {platform.python_version()}"]
+    for name in _PACKAGES:
+        try:
+            told.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            yield Finding("versions", "fail", f"{name} is not installed", f"pip install {name}")
+    yield Finding("versions", "ok", ", ".join(told))
+
+
+def gpus(patient: Patient) -> Iterator[Finding]:
+    """What torch sees of the machine's GPUs."""
+    count = torch.cuda.device_count()
+    if count and torch.cuda.is_available():
+        names = sorted({torch.cuda.get_device_name(i) for i in range(count)})
+        yield Finding("gpu", "ok", f"{count} visible: {', '.join(names)}")
+    elif shutil.which("nvidia-smi"):
+        yield Finding(
+            "gpu",
+            "warn",
+            "nvidia-smi is here, and torch sees no GPU",
+            "Look at CUDA_VISIBLE_DEVICES and the driver, and install a torch with CUDA",
+        )
+    else:
+        yield Finding("gpu", "ok", "none: trials run on CPUs")
+
+
+def state_folder(patient: Patient) -> Iterator[Finding]:
+    """Whether the folder can be written, what it is on, and how much room it has."""
+    root = patient.state.root
+    try:
+        patient.state.check_writable()
+    except DpSweepError as e:
+        yield Finding("state", "fail", str(e))
+        return
+    mount, free = filesystem(root), free_bytes(root)
+    on = f"on {mount.kind} ({mount.point})" if mount else "on an unknown file system"
+    yield Finding("state", "ok", f"writable, {on}")
+    if mount and mount.is_shared:
+        yield Finding(
+            "state",
+            "warn",
+            f"{mount.kind} is shared between machines: SQLite is not safe there",
+            "Launch with --storage postgresql://USER@HOST/DATABASE and --tracking-uri "
+            "http://HOST:5000, or name a local folder with --state",
+        )
+    little = free < _LITTLE_BYTES
+    remedy = "See what can go with: dpsweep gc" if little else ""
+    yield Finding("disk", "warn" if little else "ok", f"{shown_bytes(free)} are free", remedy)
+
+
+def storages(patient: Patient) -> Iterator[Finding]:
+    """Whether each database that holds a study answers, and its tables are this version's."""
+    own = patient.state.storage_uri
+    uris = {folder.storage_uri: None for folder in patient.sweeps}
+    for uri in {**uris, **({patient.storage: None} if patient.storage else {})}:
+        if uri == own and not (patient.state.root / "study.db").exists():
+            yield Finding("storage", "fail", f"{patient.state.root / 'study.db'} is gone", _RESTORE)
+            continue
+        try:
+            check_storage(uri)
+            yield Finding("storage", "ok", f"{without_password(uri)} answers")
+        except DpSweepError as e:
+            yield Finding("storage", "fail", str(e))
+
+
+_RESTORE = "Restore it: it alone knows what the trials have spent"
+
+
+def studies(patient: Patient) -> Iterator[Finding]:
+    """Whether each sweep has its study."""
+    for folder in patient.sweeps:
+        if not _may_open(folder, patient.state):
+            continue
+        try:
+            study = open_study(folder.name, patient.state)
+            yield Finding(f"sweep {folder.name}", "ok", f"{study.num_asked()} trials asked for")
+        except DpSweepError as e:
+            yield Finding(f"sweep {folder.name}", "fail", str(e))
+
+
+def leases(patient: Patient) -> Iterator[Finding]:
+    """Who drives each sweep, and whose driver died."""
+    for folder in patient.sweeps:
+        owner, last = folder.owner(), last_owner(folder.path)
+        check = f"sweep {folder.name}"
+        if owner and may_be_suspended(folder.path):
+            yield Finding(
+                check,
+                "warn",
+                f"driven by {owner}, which is silent: suspended?",
+                f"Wake it with kill -CONT {owner.pid} on {owner.host}, or end it",
+            )
+        elif owner:
+            yield Finding(check, "ok", f"driven by {owner}")
+        elif last:
+            yield Finding(
+                check,
+                "warn",
+                f"its driver, process {last.pid} on {last.host}, died",
+                f"Go on with: dpsweep resume {folder.name}",
+            )
+
+
+def tracking(patient: Patient) -> Iterator[Finding]:
+    """Whether each tracking server that a sweep names answers."""
+    for uri in dict.fromkeys(folder.tracking_uri for folder in patient.sweeps):
+        if uri is None:
+            continue
+        try:
+            check_reachable(uri)
+            yield Finding("tracking", "ok", f"{without_password(uri)} answers")
+        except DpSweepError as e:
+            yield Finding("tracking", "fail", str(e))
+
+
+def spools(patient: Patient) -> Iterator[Finding]:
+    """What waits for each sweep's tracking server, and what it refused."""
+    for folder in patient.sweeps:
+        lies, check = backlog(folder.path), f"sweep {folder.name}"
+        if lies.waiting and folder.owner() is None:
+            yield Finding(
+                check,
+                "warn",
+                f"{lies.waiting} entries wait for the tracking server",
+                f"Deliver them with: dpsweep resume {folder.name}",
+            )
+        if lies.refused:
+            yield Finding(
+                check,
+                "warn",
+                f"the tracking server refused {lies.refused} entries, the last one: {lies.reason}",
+                f"They are in {folder.path / 'spool.refused.jsonl'}",
+            )
+
+
+def left_over(patient: Patient) -> Iterator[Finding]:
+    """What killed processes left behind."""
+    found = everything(patient.state)
+    if found:
+        size = shown_bytes(sum(one.size_bytes for one in found))
+        yield Finding("leftovers", "warn", f"{len(found)}, {size}", "See them with: dpsweep gc")
+    else:
+        yield Finding("leftovers", "ok", "none")
+
+
+def _may_open(folder: SweepFolder, state: State) -> bool:
+    """False if opening the study would make the file it should be in."""
+    return folder.storage_uri != state.storage_uri or (state.root / "study.db").exists()
+
+
+CHECKS: tuple[Check, ...] = (
+    versions,
+    gpus,
+    state_folder,
+    storages,
+    studies,
+    leases,
+    tracking,
+    spools,
+    left_over,
+)

@@ -1,0 +1,50 @@
+"""The verb that shows and removes what killed processes left behind: gc."""
+
+import json
+
+from dpsweep.cli.say import console
+from dpsweep.cluster.connect import orphans
+from dpsweep.core.disk import shown_bytes
+from dpsweep.report.plain import plain_table
+from dpsweep.tune.leftovers import Leftover, leftovers, remove, tree
+from dpsweep.tune.state import State
+
+
+def gc(state_folder: str | None, remove_them: bool, as_json: bool) -> None:
+    """Lists leftovers, and deletes them if asked to."""
+    state = State.at(state_folder)
+    found = everything(state)
+    gone = remove(found) if remove_them else []
+    if as_json:
+        print(json.dumps([_row(one, one in gone) for one in found], indent=2))
+        return
+    if not found:
+        console().print(f"{state.root}: nothing is left over.", markup=False)
+        return
+    table = plain_table("Removed" if remove_them else "Left over")
+    table.add_column("size", justify="right")
+    for column in ("what", "where"):
+        table.add_column(column, overflow="fold")
+    for one in gone if remove_them else found:
+        table.add_row(shown_bytes(one.size_bytes), one.kind, one.place)
+    console().print(table)
+    total = shown_bytes(sum(one.size_bytes for one in found))
+    if not remove_them:
+        console().print(f"{total} in all. Delete it with: dpsweep gc --remove")
+    elif len(gone) < len(found):
+        console().print(f"{len(found) - len(gone)} are in use by now, and stay.")
+
+
+def everything(state: State) -> list[Leftover]:
+    """Leftovers of the state folder, and of embedded clusters whose drivers died."""
+    return [*leftovers(state), *(tree("cluster of a dead driver", place) for place in orphans())]
+
+
+def _row(one: Leftover, removed: bool) -> dict[str, object]:
+    return {
+        "kind": one.kind,
+        "place": one.place,
+        "bytes": one.size_bytes,
+        "sweep": one.sweep.name if one.sweep else None,
+        "removed": removed,
+    }

@@ -1,0 +1,80 @@
+"""Files that are there whole or not at all, and what to say when the disk is full."""
+
+import contextlib
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from dpsweep.core.errors import DiskFull
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def free_bytes(folder: Path) -> int:
+    """Bytes that may still be written in `folder`, or in the nearest one above it that exists."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+
+def shown_bytes(size: float) -> str:
+    """A size for people.
+
+    >>> shown_bytes(1_234_567)
+    '1.2 MB'
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+@contextlib.contextmanager
+def room_on_disk(folder: Path) -> Iterator[None]:
+    """Whatever is written in here, a full disk or a spent quota is a `DiskFull`."""
+    try:
+        yield
+    except OSError as e:
+        if e.errno in _FULL:
+            raise disk_full(folder) from e
+        raise
+
+
+def disk_full(folder: Path) -> DiskFull:
+    """The error for a write that found no room in `folder`."""
+    return DiskFull(
+        f"{folder}: the disk is full: {shown_bytes(free_bytes(folder))} are free. Nothing that was "
+        f"written before is lost. Make room (dpsweep gc shows what can go), then go on with: "
+        f"dpsweep resume NAME"
+    )
+
+
+def write_whole(place: Path, content: bytes, *, replace: bool = True) -> None:
+    """A file that is there whole and durable, or not at all, and only its owner can read.
+
+    Raises:
+        DiskFull: If there is no room; what was at `place` before is still there.
+        FileExistsError: If it is there already and must not be replaced.
+    """
+    with room_on_disk(place.parent):
+        handle, name = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}.")  # 0600
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            if replace:
+                os.replace(name, place)
+            else:
+                os.link(name, place)  # fails, for all but one of several at once
+        finally:
+            Path(name).unlink(missing_ok=True)
+        folder = os.open(place.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)

@@ -1,0 +1,20 @@
+"""How our SQLite files are written: ahead, and synced as far as each deserves."""
+
+import contextlib
+import sqlite3
+from typing import Literal
+
+Sync = Literal["FULL", "NORMAL"]
+"""FULL: a commit survives a loss of power. NORMAL: only a crash of the process."""
+
+
+def write_ahead(connection: sqlite3.Connection, sync: Sync) -> None:
+    """Sets one connection up: a write-ahead log, in which readers never hold up the writer.
+
+    The journal is the file's own and stays as it is where it cannot be changed, because the
+    file may only be read or is in use; the next connection tries again.
+    """
+    connection.execute(f"PRAGMA synchronous = {sync}")
+    if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+        with contextlib.suppress(sqlite3.OperationalError):
+            connection.execute("PRAGMA journal_mode = WAL")

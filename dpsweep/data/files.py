@@ -1,0 +1,52 @@
+"""Image data sets in torchvision's files. Importing this costs over a second: torchvision."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torchvision import datasets as tv
+
+from dpsweep.core.errors import ConfigError
+from dpsweep.data.datasets import DataConfig
+
+Split = tuple[Tensor, Tensor]
+"""Images, uint8, shape (N, C, H, W); labels, int64, shape (N,)."""
+
+_READERS = {"mnist": tv.MNIST, "fashion_mnist": tv.FashionMNIST, "cifar10": tv.CIFAR10}
+
+
+def fetch(config: DataConfig, root: Path) -> None:
+    """Downloads the files, as torchvision does.
+
+    Raises:
+        ConfigError: If the download fails.
+    """
+    try:
+        _READERS[config.name](root, train=True, download=True)
+    except (OSError, RuntimeError) as e:
+        raise ConfigError(
+            f"data.root: could not download {config.name} to {config.root!r}: {e}. Check the "
+            f"connection, or copy the files there in torchvision's layout ({config.spec.folder})"
+        ) from e
+
+
+def splits(config: DataConfig, root: Path) -> tuple[Split, Split]:
+    """The training split and the test split.
+
+    Raises:
+        ConfigError: If torchvision cannot read the files.
+    """
+    try:
+        train, test = (_READERS[config.name](root, train=train) for train in (True, False))
+    except (OSError, RuntimeError, ValueError) as e:
+        raise ConfigError(
+            f"data.root: {config.root!r} holds {config.name} but torchvision cannot read it: {e} "
+            f"Copy it afresh, or add --download"
+        ) from e
+    return _tensors(train), _tensors(test)
+
+
+def _tensors(part: tv.VisionDataset) -> Split:
+    inputs = torch.as_tensor(part.data)
+    channels_first = inputs.unsqueeze(1) if inputs.dim() == 3 else inputs.permute(0, 3, 1, 2)
+    return channels_first.contiguous(), torch.as_tensor(part.targets).to(torch.int64)

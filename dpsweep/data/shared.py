@@ -1,0 +1,71 @@
+"""One copy of a data set for all processes of a node: a file that they map into memory.
+
+Whoever needs it first reads the data set as it was published and writes its tensors to one
+file; everybody else maps that file, and the system keeps its pages once. The copy holds
+private examples: its folder is the user's alone (0700), as the files are.
+"""
+
+import fcntl
+import hashlib
+import os
+import stat
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dpsweep.core.errors import StateError
+
+
+def shared(source: Path, read: Callable[[], Any]) -> Any:
+    """What `read` returns, from this node's copy of it.
+
+    Args:
+        source: Folder that `read` reads. Another folder, or a file in it of another size or
+            age, has another copy.
+        read: Returns tensors, in tuples. Called if there is no copy yet.
+
+    Raises:
+        StateError: If the folder of copies is not this user's alone.
+    """
+    place = folder() / f"{_mark(source)}.pt"
+    if not place.exists():
+        with (place.parent / f"{place.stem}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not place.exists():  # while we waited, somebody else may have made it
+                _write(place, read())
+    return torch.load(place, mmap=True, weights_only=True)
+
+
+def folder() -> Path:
+    """Where this user's copies lie: DPSWEEP_CACHE, or a folder of the system's for such files."""
+    named = os.environ.get("DPSWEEP_CACHE")
+    place = Path(named) if named else Path(tempfile.gettempdir()) / f"dpsweep-data-{os.getuid()}"
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = place.stat()
+    if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise StateError(
+            f"{place}: is meant for copies of private data, and others can reach it (owner "
+            f"{found.st_uid}, mode {stat.S_IMODE(found.st_mode):o}). Delete it, or name a folder "
+            f"of yours in DPSWEEP_CACHE"
+        )
+    return place
+
+
+def _mark(source: Path) -> str:
+    """Of a folder: its path, and names, sizes and ages of its files."""
+    files = sorted(p for p in source.rglob("*") if p.is_file())
+    facts = [(str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in files]
+    return hashlib.sha256(repr((str(source.resolve()), facts)).encode()).hexdigest()[:32]
+
+
+def _write(place: Path, tensors: Any) -> None:
+    handle, name = tempfile.mkstemp(dir=place.parent)  # 0600
+    try:
+        with os.fdopen(handle, "wb") as file:
+            torch.save(tensors, file)
+        os.replace(name, place)
+    finally:
+        Path(name).unlink(missing_ok=True)

@@ -1,0 +1,70 @@
+"""What a sweep file says that it did not say when its sweep was launched, and what may change."""
+
+from dpsweep.config.explain import shown
+from dpsweep.config.load import Tree
+from dpsweep.config.sweep import Sweep
+from dpsweep.core.errors import StateError
+from dpsweep.tune.state import SweepFolder
+from dpsweep.tune.tracking import flat
+
+_HARMLESS = ("budget", "confirm", "resources", "keep_weights")
+"""Parts of a sweep file that say how much is run, and not what: no trial of before means
+anything else, and what more is run is charged."""
+
+_SHARED_BUDGET = ("budget.trials", "confirm")
+"""Those of them that a noise was calibrated to, where all trials share one budget."""
+
+_MISSING = "nothing"
+
+
+def changes(folder: SweepFolder, sweep: Sweep) -> dict[str, tuple[str, str]]:
+    """Dotted key -> what was launched and what the file says now, where they differ."""
+    then, now = (_tree(s.tree, b.tree) for s, b in (folder.stored(), (sweep.file, sweep.base)))
+    keys = sorted(k for k in {*then, *now} if then.get(k) != now.get(k))
+    return {k: (_shown(then, k), _shown(now, k)) for k in keys}
+
+
+def check_changes(folder: SweepFolder, sweep: Sweep, *, accepted: bool) -> None:
+    """Takes over changes that do no harm, if they were accepted.
+
+    Raises:
+        StateError: Showing what differs, and what to do about it.
+    """
+    found = changes(folder, sweep)
+    if not found:
+        return
+    listed = "; ".join(f"{key}: {then} -> {now}" for key, (then, now) in found.items())
+    harmful = [key for key in found if not _is_harmless(key, sweep)]
+    if harmful:
+        raise StateError(
+            f"{sweep.file.name}: is not what sweep {sweep.name!r} was launched with ({listed}). "
+            f"{', '.join(harmful)} cannot change under trials that have run: launch the file as a "
+            f"sweep of its own with --set name={sweep.name}-2, or go on with what was launched: "
+            f"dpsweep resume {sweep.name}"
+        )
+    if not accepted:
+        raise StateError(
+            f"{sweep.file.name}: is not what sweep {sweep.name!r} was launched with ({listed}). "
+            f"Take it over with --accept-changes, or go on with what was launched: dpsweep resume "
+            f"{sweep.name}"
+        )
+    folder.accept(sweep.file, sweep.base)
+
+
+def _is_harmless(key: str, sweep: Sweep) -> bool:
+    section = key.split(".")[0]
+    shared = sweep.whole is not None or sweep.config.accounting == "private_selection"
+    if shared and any(key.startswith(part) for part in _SHARED_BUDGET):
+        return False
+    return section in _HARMLESS
+
+
+def _tree(sweep: Tree, base: Tree) -> Tree:
+    """Without the sweep's name, by which it was found, and with the base in place of its path."""
+    whole = {**sweep, "base": base}
+    whole.pop("name", None)
+    return flat(whole)
+
+
+def _shown(tree: Tree, key: str) -> str:
+    return shown(tree[key]) if key in tree else _MISSING

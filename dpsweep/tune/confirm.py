@@ -1,0 +1,104 @@
+"""The best configs, run again with fresh noise: how good they are, and not how lucky they were.
+
+The best of many noisy trials is better than its config deserves. When the search is through,
+each of the `top` configs is trained `seeds` more times under secrets of its own, everything
+else being equal; what counts then is the mean of those runs, without the trial that was
+chosen for its luck. Every such run spends the privacy of a trial.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import mean, stdev
+
+from dpsweep.config.sweep import ConfirmConfig
+from dpsweep.tune.record import Record
+
+
+@dataclass(frozen=True)
+class Confirmation:
+    """What repeating one trial's config came to.
+
+    Attributes:
+        number: The trial that was repeated.
+        values: Objective of each repeat that was completed.
+        num_failed: Repeats that failed.
+    """
+
+    number: int
+    values: tuple[float, ...]
+    num_failed: int
+
+    @property
+    def mean(self) -> float:
+        """Of the completed repeats; there is at least one."""
+        return mean(self.values)
+
+    @property
+    def spread(self) -> float:
+        """Their standard deviation; 0 for a single one."""
+        return stdev(self.values) if len(self.values) > 1 else 0.0
+
+    def __str__(self) -> str:
+        failed = f", and {self.num_failed} that failed" if self.num_failed else ""
+        return f"{self.mean:.4f} ± {self.spread:.4f} over {len(self.values)} runs{failed}"
+
+
+def candidates(ranking: Sequence[Record], config: ConfirmConfig) -> list[Record]:
+    """The first `top` of a ranking, of each epsilon where a sweep has several."""
+    chosen: list[Record] = []
+    for record in ranking:
+        rivals = [c for c in chosen if c.epsilon == record.epsilon]
+        if len(rivals) < config.top:
+            chosen.append(record)
+    return chosen
+
+
+def missing(
+    ranking: Sequence[Record], repeats: Sequence[Record], config: ConfirmConfig
+) -> Record | None:
+    """The candidate whose config is to be run next; None if all have their repeats.
+
+    Candidates take turns, so that what a stopped sweep leaves behind is even.
+    """
+    done = {c.number: 0 for c in candidates(ranking, config)}
+    for repeat in repeats:
+        if repeat.confirms in done:
+            done[repeat.confirms] += 1
+    fewest = min(done.values(), default=config.seeds)
+    if fewest >= config.seeds:
+        return None
+    return next(c for c in ranking if done.get(c.number) == fewest)
+
+
+def confirmations(records: Sequence[Record]) -> dict[int, Confirmation]:
+    """What the repeats in `records` say, by the number of the trial that was repeated."""
+    ended: dict[int, list[Record]] = {}
+    for record in records:
+        if record.confirms is not None and record.state != "running":
+            ended.setdefault(record.confirms, []).append(record)
+    found = {}
+    for number, repeats in ended.items():
+        values = [r.value for r in repeats if r.state == "complete" and r.value is not None]
+        if values:
+            found[number] = Confirmation(number, tuple(values), len(repeats) - len(values))
+    return found
+
+
+def by_confirmed(
+    ranking: Sequence[Record], confirmed: dict[int, Confirmation], sign: int
+) -> list[Record]:
+    """A ranking with the confirmed trials first, by their means; fewer failed repeats first.
+
+    Args:
+        ranking: Complete trials, the best first.
+        confirmed: What repeats came to.
+        sign: 1 if small objectives are good, -1 if large ones are.
+    """
+
+    def place(record: Record) -> tuple[bool, int, float]:
+        if record.number not in confirmed:
+            return True, 0, 0.0
+        repeats = confirmed[record.number]
+        return False, repeats.num_failed, sign * repeats.mean
+
+    return sorted(ranking, key=place)

@@ -1,0 +1,78 @@
+"""One trial, as the study knows it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from optuna.trial import FrozenTrial, TrialState
+
+from dpsweep.config.trial import TrialConfig
+from dpsweep.core.types import Row
+
+_STATES = {
+    TrialState.RUNNING: "running",
+    TrialState.WAITING: "running",
+    TrialState.COMPLETE: "complete",
+    TrialState.PRUNED: "pruned",
+    TrialState.FAIL: "failed",
+}
+
+
+@dataclass(frozen=True)
+class Record:
+    """A row of the study.
+
+    Attributes:
+        number: Counted from 0 in the order of asking.
+        state: running, complete, pruned or failed. A running trial may have lost its driver.
+        config: The resolved trial config.
+        knobs: What was searched, by dotted key of the config.
+        row: Its last report; None before the first.
+        value: The objective at the last report.
+        reason: Why it failed.
+        void: True if a test secret was used.
+        handed_out: True once its secret was drawn.
+        charged: sampling_rate, noise_multiplier and steps that it was charged for when it was
+            handed out; None before.
+        confirms: The trial whose config it repeats; None for a trial of the search.
+    """
+
+    number: int
+    state: str
+    config: TrialConfig
+    knobs: dict[str, Any]
+    row: Row | None
+    value: float | None
+    reason: str | None
+    void: bool
+    handed_out: bool
+    charged: dict[str, float] | None = None
+    confirms: int | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Time spent training it, over restarts."""
+        return self.row["seconds"] if self.row else 0.0
+
+    @property
+    def epsilon(self) -> float | None:
+        """What it was calibrated to; None where the noise was given."""
+        return self.config.privacy.epsilon
+
+
+def record_of(trial: FrozenTrial, config: TrialConfig) -> Record:
+    """The record of a trial of Optuna's that has a config."""
+    attrs, values = trial.user_attrs, trial.intermediate_values
+    handed_out = attrs.get("handed_out", {})
+    return Record(
+        number=trial.number,
+        state=_STATES[trial.state],
+        config=config,
+        knobs=attrs["knobs"],
+        row=attrs.get("row"),
+        value=values[max(values)] if values else None,
+        reason=attrs.get("reason"),
+        void=handed_out.get("void", False),
+        handed_out=bool(handed_out),
+        charged=handed_out.get("charged"),
+        confirms=attrs.get("confirms"),
+    )
