@@ -7,10 +7,10 @@ is computed from the training examples, since that would be a release of its own
 import hashlib
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor
 
 from dpsweep.core.errors import ConfigError
@@ -118,12 +118,17 @@ Split = tuple[Tensor, Tensor]
 
 
 def _digits() -> tuple[Split, Split]:
-    """Every fifth image is the test split, a choice made here once and for all."""
-    bunch = load_digits()
-    inputs = torch.from_numpy(bunch.images).to(torch.uint8).unsqueeze(1)
-    targets = torch.from_numpy(bunch.target).to(torch.int64)
-    test = torch.arange(len(targets)) % 5 == 0
-    return (inputs[~test], targets[~test]), (inputs[test], targets[test])
+    package = find_spec("sklearn")
+    assert package is not None
+    assert package.origin is not None
+
+    def read() -> tuple[Split, Split]:
+        from dpsweep.data.digits import splits  # scikit-learn takes half a second to import
+
+        return splits()
+
+    found: tuple[Split, Split] = shared(Path(package.origin).parent / "datasets/data", read)
+    return found
 
 
 def _torchvision(config: DataConfig) -> tuple[Split, Split]:

@@ -142,7 +142,7 @@ def test_the_quickstart_finds_a_good_config_and_exports_it(tmp_path, dpsweep):
 @pytest.fixture
 def ray_head(tmp_path_factory):
     """A Ray cluster that is there already; its address."""
-    port, folder = free_port(), tmp_path_factory.mktemp("r")
+    port, folder = a_port(), tmp_path_factory.mktemp("r")
     head = subprocess.Popen(
         python(
             "ray.scripts.scripts",
@@ -159,25 +159,10 @@ def ray_head(tmp_path_factory):
 
 
 @pytest.fixture
-def tracking_server(tmp_path):
+def tracking_server(start_mlflow, free_port):
     """A real MLflow server; its URI."""
-    port = free_port()
-    server = subprocess.Popen(
-        python(
-            "mlflow",
-            *("server", "--port", port, "--workers", 1),
-            *("--backend-store-uri", f"sqlite:///{tmp_path}/server.db"),
-            *("--artifacts-destination", tmp_path / "server-artifacts"),
-        ),
-        env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    wait_for(lambda: answers(port), "MLflow's answer")
-    yield f"http://127.0.0.1:{port}"
-    os.killpg(server.pid, signal.SIGTERM)
-    server.wait(30)
+    start_mlflow(free_port)
+    return f"http://127.0.0.1:{free_port}"
 
 
 def test_the_same_sweep_runs_on_a_cluster_and_a_server_that_are_there_already(
@@ -217,7 +202,7 @@ def python(module, *args):
     return [sys.executable, "-m", module, *map(str, args)]
 
 
-def free_port():
+def a_port():
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return s.getsockname()[1]
