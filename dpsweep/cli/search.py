@@ -15,6 +15,7 @@ from dpsweep.cli.say import console, warn
 from dpsweep.cluster.connect import cluster
 from dpsweep.config.sweep import Sweep, load_sweep
 from dpsweep.core.disk import free_bytes, shown_bytes
+from dpsweep.core.errors import ConfigError
 from dpsweep.report.export import check_target, default_target
 from dpsweep.report.finish import finish
 from dpsweep.report.front import summaries, target_of, winners
@@ -23,7 +24,6 @@ from dpsweep.report.tables import shown_budgets, trial_table
 from dpsweep.report.winner import standings, standings_table, verdict
 from dpsweep.track.server import without_password
 from dpsweep.train.check import check_sweep
-from dpsweep.tune.changes import check_changes
 from dpsweep.tune.check import check_files, check_services
 from dpsweep.tune.check import plan as make_plan
 from dpsweep.tune.launch import Session, concurrency, new_session, old_session
@@ -63,8 +63,10 @@ def plan(file: Path, settings: list[str], as_json: bool) -> None:
         return
     free = free_bytes(State.at(None).root)
     (low, high), (fewest, most) = made.noise, made.steps
+    repeats = f" and {made.repeats} repeats of the best" if made.repeats else ""
     console().print(
-        f"[bold]{sweep.name}[/bold]: {made.trials} trials, {made.at_once} at once on this machine\n"
+        f"[bold]{sweep.name}[/bold]: {made.trials} trials{repeats}, {made.at_once} at once on this "
+        f"machine\n"
         f"steps      {fewest} to {most} a trial\n"
         f"noise      {low:.3f} to {high:.3f} times the clip norm, calibrated trial by trial\n"
         f"a trial    {made.trial_words}\n"
@@ -93,6 +95,7 @@ def launch(file: Path, settings: list[str], options: Options, *, fetch: bool, un
     storage = named(options.storage)
     check_services(sweep, state, options.tracking_uri, storage)
     check_target(options.target(sweep.name))
+    _check_secrecy(sweep, options)
     with cluster(options.address):
         _drive(sweep, new_session(sweep, state, options.tracking_uri, storage), options)
 
@@ -104,16 +107,25 @@ def resume(named_or_file: str, options: Options, *, accept: bool) -> None:
     name = file.name if file else named_or_file
     check_target(options.target(name))
     folder = state.sweep(name)
-    if file:
-        check_changes(folder, file, accepted=accept)
     check_files(state, folder.tracking_uri, moved or folder.storage_uri)
-    with old_session(name, state, moved) as opened:
+    with old_session(name, state, moved, file, accept=accept) as opened:
         if opened.lease.taken_over:
             console(quiet=options.quiet).print(opened.lease.taken_over, markup=False)
+        _check_secrecy(opened.sweep, options)
         console(quiet=options.quiet).print(_left(opened.study))
         finished = opened.study.is_finished()
         with contextlib.nullcontext() if finished else cluster(options.address):
             _run(opened, options)
+
+
+def _check_secrecy(sweep: Sweep, options: Options) -> None:
+    """Raises ConfigError where others could watch a private selection."""
+    if sweep.config.accounting == "private_selection" and options.address:
+        raise ConfigError(
+            f"--address {options.address}: accounting: private_selection keeps the number of "
+            f"trials and the losing ones secret, and a cluster's own logs on every node would tell "
+            f"them. Leave out --address, or write accounting: composition"
+        )
 
 
 def _left(study: Study) -> str:
@@ -160,7 +172,8 @@ def _run(session: Session, options: Options) -> None:
             out.print(f"best config: {place}   train it again with: {us} train {place}")
     elif complete:
         out.print(f"No trial was completed. See why with: {us} status {session.sweep.name}{state}")
-    out.print(f"{len(session.study.records())} trials in {session.seconds:.1f} s")
+    if session.sweep.config.accounting != "private_selection":
+        out.print(f"{len(session.study.records())} trials in {session.seconds:.1f} s")
     if not session.tracker.close():
         waiting = f"the tracking server did not take all results ({session.tracker.trouble})"
         again = f"{us} resume {session.sweep.name}{state}"

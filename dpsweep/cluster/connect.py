@@ -27,8 +27,6 @@ _QUIET = {
 }
 """Settings of Ray's: no output of its own, no files we do not read, signals left to us."""
 
-_WORKERS_BEFOREHAND = 0
-"""Cores of a machine on which every worker that Ray starts beforehand may import torch at once."""
 
 _PREFIX = "dpsweep-ray-"
 
@@ -45,20 +43,14 @@ def cluster(address: str | None) -> Iterator[None]:
     """
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
+    for name in ("ray.tune", "ray.train"):  # what goes wrong in a trial is told by the driver
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     folder = None
     try:
         if address is None:
             _remove_orphans()
             folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-")  # holds socket paths
-            ray.init(
-                address="local",
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                object_store_memory=200 * 1024**2,
-                _temp_dir=folder,
-                _system_config=_beforehand(),
-            )
+            _start(folder)
         else:
             _join(address)
         yield
@@ -68,10 +60,22 @@ def cluster(address: str | None) -> Iterator[None]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _beforehand() -> dict[str, object]:
-    """What workers import while the driver still makes its study: seconds, the first time."""
-    few = (os.cpu_count() or 1) <= _WORKERS_BEFOREHAND
-    return {"preload_python_modules": ["dpsweep.tune.trial"]} if few else {}
+def _start(folder: str) -> None:
+    """Starts an embedded cluster."""
+    try:
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            object_store_memory=200 * 1024**2,
+            _temp_dir=folder,
+        )
+    except Exception as e:  # Ray has no type of its own for it
+        raise ConnectionRefused(
+            f"Ray did not start on this machine: {str(e).splitlines()[0]} If the machine is busy "
+            f"or short of memory, wait, and try again; a sweep goes on with: dpsweep resume NAME"
+        ) from e
 
 
 def _remove_orphans() -> None:

@@ -248,6 +248,6 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "log": math.log,
     "max": lambda *xs: max(xs),
     "min": lambda *xs: min(xs),
-    "round": round,
+    "round": lambda x: round(x),
     "sqrt": math.sqrt,
 }

@@ -17,6 +17,10 @@ Tree = dict[str, Any]
 Model = TypeVar("Model")
 
 
+_MOST_NODES = 100_000
+"""Values of a file, each counted where it stands."""
+
+
 @dataclass(frozen=True)
 class Source:
     """A YAML file as it was written.
@@ -76,6 +80,7 @@ def parse_yaml(text: str, name: str) -> Source:
     lines: dict[Path_, int] = {}
     try:
         node = yaml.compose(text, Loader=_Loader)
+        _check_size(node, name)
         tree = None if node is None else _plain(node, (), lines, name)
     except yaml.MarkedYAMLError as e:
         line = e.problem_mark.line + 1 if e.problem_mark else 1
@@ -188,6 +193,23 @@ _Loader.add_implicit_resolver(
     ),
     list("-+0123456789."),
 )
+
+
+def _check_size(node: yaml.Node | None, name: str) -> None:
+    """Raises ConfigError for a file whose aliases repeat one another without end."""
+    waiting, seen = [node], 0
+    while waiting:
+        seen += 1
+        if seen > _MOST_NODES:
+            raise ConfigError(
+                f"{name}:1: has over {_MOST_NODES} values once its aliases (*name) are written "
+                f"out. Give fewer"
+            )
+        match waiting.pop():
+            case yaml.SequenceNode(value=children):
+                waiting += children
+            case yaml.MappingNode(value=pairs):
+                waiting += [child for pair in pairs for child in pair]
 
 
 def _plain(node: yaml.Node, path: Path_, lines: dict[Path_, int], name: str) -> Any:

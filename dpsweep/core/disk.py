@@ -53,6 +53,12 @@ def disk_full(folder: Path) -> DiskFull:
     )
 
 
+def forget_whole(place: Path) -> None:
+    """Deletes a file that `write_whole` wrote, and what killed writers left of it."""
+    for left in (place, *place.parent.glob(f".{place.name}.*")):
+        left.unlink(missing_ok=True)
+
+
 def write_whole(place: Path, content: bytes, *, replace: bool = True) -> None:
     """A file that is there whole and durable, or not at all, and only its owner can read.
 

@@ -44,7 +44,8 @@ LEAST_NOISE = 0.05
 
 _MOST_NOISE = 1e6
 _CLOSED_FORM_FROM = 32  # a sum of a + 1 terms; below, the integral needs fewer
-_ROUNDING = 1e-14  # of log A, on the safe side
+_ROUNDING, _EPS = 1e-14, 4e-16
+"""Of log A, and in parts of the largest number it was summed from; on the safe side."""
 _KEPT_BACK = 1e-6  # of a limit, so that another machine's rounding does not break it
 
 
@@ -66,7 +67,9 @@ def divergences(run: Run, orders: tuple[float, ...] = ORDERS) -> Floats:
     log_moment_A = np.empty(len(orders))
     log_moment_A[small_A] = _by_integral(q, sigma, order_A[small_A])
     log_moment_A[~small_A] = [_by_sum(q, sigma, int(a)) for a in order_A[~small_A]]
-    found: Floats = run.steps * (np.maximum(log_moment_A, 0) + _ROUNDING) / (order_A - 1)
+    largest_A = np.maximum(np.abs(log_moment_A), gammaln(order_A + 1))
+    log_moment_A = np.maximum(log_moment_A, 0) + _ROUNDING + _EPS * largest_A
+    found: Floats = run.steps * log_moment_A / (order_A - 1)
     return found
 
 

@@ -20,6 +20,7 @@ def luck(
     num_trials: int,
     *,
     in_secret: bool = False,
+    confirming: bool = False,
 ) -> str:
     """How much the figure of a chosen trial is worth, in a sentence.
 
@@ -29,12 +30,15 @@ def luck(
         metric: What it was chosen by.
         num_trials: How many trials of the search it was chosen from.
         in_secret: True if that is nobody's to know.
+        confirming: True if the best configs were to be repeated.
     """
     if repeats:
         return (
             f"Confirmed with fresh noise: {metric} {repeats} (mean ± standard deviation; "
             f"{shown_value(record.value)} when it was chosen)."
         )
+    if confirming and not repeats:
+        return f"{metric} is that of one run: no repeat of this config came to a result."
     if in_secret:
         return f"{metric} is that of the winner of a private selection: part of it is luck."
     if num_trials == 1:

@@ -11,7 +11,7 @@ from dpsweep.config.load import Tree
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import StateError
 from dpsweep.report.confirmed import luck
-from dpsweep.tune.charge import run_of, search_promise, statement
+from dpsweep.tune.charge import BLIND, run_of, search_promise, statement
 from dpsweep.tune.confirm import Confirmation
 from dpsweep.tune.record import Record
 from dpsweep.tune.study import Study
@@ -31,6 +31,7 @@ class Origin:
         search_words: What the search as a whole has spent.
         confirmed: What repeating the best configs came to, by trial.
         in_secret: True if it was a private selection.
+        confirming: True if the best configs were to be repeated.
     """
 
     sweep: str
@@ -39,11 +40,19 @@ class Origin:
     search_words: str
     confirmed: dict[int, Confirmation]
     in_secret: bool
+    confirming: bool
 
     def luck(self, record: Record) -> str:
         """How much the figure of one of its trials is worth."""
         repeats = self.confirmed.get(record.number)
-        return luck(record, repeats, self.metric, self.num_trials, in_secret=self.in_secret)
+        return luck(
+            record,
+            repeats,
+            self.metric,
+            self.num_trials,
+            in_secret=self.in_secret,
+            confirming=self.confirming,
+        )
 
 
 def origin_of(study: Study) -> Origin:
@@ -53,7 +62,7 @@ def origin_of(study: Study) -> Origin:
         study.sweep,
         [run_of(record) for record in records],
         confirming=sum(record.confirms is not None for record in records),
-        void=any(record.void for record in records),
+        void=study.is_void or any(record.void for record in records),
     )
     return Origin(
         sweep=study.sweep.name,
@@ -62,18 +71,20 @@ def origin_of(study: Study) -> Origin:
         search_words=" ".join(filter(None, [promise, study.sweep.config.stop.words, inherited])),
         confirmed=study.confirmed(),
         in_secret=study.sweep.config.accounting == "private_selection",
+        confirming=study.sweep.config.confirm is not None,
     )
 
 
 def _inherited(study: Study) -> str:
     """What an earlier sweep that was learned from adds to the promise."""
     warm = study.warm_start
-    if warm is None:
+    if warm is None or study.sweep.config.sampler.name in BLIND:
         return ""
+    sweeps = ", before it ".join(warm["sweeps"][::-1])
     return (
-        f"Its proposals began from the results of {warm['trials']} trials of sweep "
-        f"{warm['sweep']} on the same data: what that sweep has spent is not in this figure, and "
-        f"adds to it."
+        f"Its proposals began from the results of sweep {sweeps} "
+        f"on the same data ({warm['trials']} trials in the last): what was spent there is not in "
+        f"this figure, and adds to it."
     )
 
 

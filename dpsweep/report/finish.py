@@ -31,7 +31,7 @@ def finish(session: Session, out: Path, *, complete: bool) -> tuple[list[Record]
     metrics: dict[str, float] = {}
     if best:
         words = [
-            f"Best trial ({best[0].number}): {statement(best[0])}",
+            f"Best trial ({best[0].number}), by itself: {statement(best[0])}",
             origin.luck(best[0]),
             *words,
         ]
@@ -43,7 +43,7 @@ def finish(session: Session, out: Path, *, complete: bool) -> tuple[list[Record]
             metrics |= {"confirmed/mean": repeats.mean, "confirmed/spread": repeats.spread}
     note = "\n\n".join(words)
     write(folder.path / "privacy.md", note + "\n")
-    void = {"privacy": "void"} if any(r.void for r in study.records()) else {}
+    void = {"privacy": "void"} if study.is_void else {}
     tracker.sweep(Facts({}, {"dpsweep.complete": str(complete).lower(), **void}, note))
     files = [target_of(record, folder.path / "best.yaml") for record in winners(study)]
     for file in (folder.path / "sweep.yaml", *files, folder.path / "privacy.md"):

@@ -2,8 +2,9 @@
 
 from dpsweep.config.explain import shown
 from dpsweep.config.load import Tree
-from dpsweep.config.sweep import Sweep
+from dpsweep.config.sweep import Sweep, build_sweep
 from dpsweep.core.errors import StateError
+from dpsweep.tune.charge import cap_of
 from dpsweep.tune.state import SweepFolder
 from dpsweep.tune.tracking import flat
 
@@ -11,8 +12,9 @@ _HARMLESS = ("budget", "confirm", "resources", "keep_weights")
 """Parts of a sweep file that say how much is run, and not what: no trial of before means
 anything else, and what more is run is charged."""
 
-_SHARED_BUDGET = ("budget.trials", "confirm")
-"""Those of them that a noise was calibrated to, where all trials share one budget."""
+_NUM_RUNS = ("budget.trials", "confirm")
+"""Those of them that say how many runs there are. Noise is calibrated to that number where all
+share one budget, and the Renyi order of a proof is chosen by it where lengths are searched."""
 
 _MISSING = "nothing"
 
@@ -34,13 +36,15 @@ def check_changes(folder: SweepFolder, sweep: Sweep, *, accepted: bool) -> None:
     if not found:
         return
     listed = "; ".join(f"{key}: {then} -> {now}" for key, (then, now) in found.items())
-    harmful = [key for key in found if not _is_harmless(key, sweep)]
+    launched = build_sweep(*folder.stored())
+    harmful = [key for key in found if not _is_harmless(key, launched, sweep)]
     if harmful:
         raise StateError(
             f"{sweep.file.name}: is not what sweep {sweep.name!r} was launched with ({listed}). "
             f"{', '.join(harmful)} cannot change under trials that have run: launch the file as a "
-            f"sweep of its own with --set name={sweep.name}-2, or go on with what was launched: "
-            f"dpsweep resume {sweep.name}"
+            f"sweep of its own, which may begin from what this one found, with --set "
+            f"name={sweep.name}-2 --from {sweep.name}, or go on with what was launched: dpsweep "
+            f"resume {sweep.name}"
         )
     if not accepted:
         raise StateError(
@@ -51,12 +55,27 @@ def check_changes(folder: SweepFolder, sweep: Sweep, *, accepted: bool) -> None:
     folder.accept(sweep.file, sweep.base)
 
 
-def _is_harmless(key: str, sweep: Sweep) -> bool:
+def _is_harmless(key: str, launched: Sweep, sweep: Sweep) -> bool:
     section = key.split(".")[0]
-    shared = sweep.whole is not None or sweep.config.accounting == "private_selection"
-    if shared and any(key.startswith(part) for part in _SHARED_BUDGET):
-        return False
+    selected = sweep.config.accounting == "private_selection"
+    number_matters = sweep.whole is not None or selected or cap_of(sweep) is not None
+    if any(key.startswith(part) for part in _NUM_RUNS):
+        return not number_matters and not _runs_less(launched, sweep)
     return section in _HARMLESS
+
+
+def _runs_less(launched: Sweep, sweep: Sweep) -> bool:
+    """True if something that was planned is dropped: results may have had a say in that."""
+    then, now = launched.config, sweep.config
+    if now.budget.trials < then.budget.trials:
+        return True
+    if then.confirm is None:
+        return False
+    return (
+        now.confirm is None
+        or now.confirm.top < then.confirm.top
+        or now.confirm.seeds < then.confirm.seeds
+    )
 
 
 def _tree(sweep: Tree, base: Tree) -> Tree:

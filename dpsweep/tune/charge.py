@@ -50,14 +50,13 @@ def statement(record: Record) -> str:
 def cap_of(sweep: Sweep) -> Cap | None:
     """What one trial may lose at most for the search's figure to be proven; None where all may.
 
-    It is needed where the search may choose batch sizes or lengths by results, or is charged by
-    private selection, whose bound is about the trial that loses most. It follows from the sweep
-    file alone, so that it is the same before the first trial and after the last.
+    It is needed where a search over batch sizes or lengths may choose them, or its own end, by
+    results, and for private selection, whose bound is about what loses most. It follows from the
+    sweep file alone, so that it is the same before the first trial and after the last.
     """
     if sweep.whole:
         return None if sweep.whole.is_one_run else sweep.whole.cap
-    by_results = _is_adaptive(sweep) and _charged(sweep) == "composition"
-    if not sweep.schedules_vary or not (by_results or _charged(sweep) == "private_selection"):
+    if not sweep.schedules_vary:
         return None
     runs = _runs_at_the_ends(sweep)
     if any(run.noise_multiplier == 0 for run in runs):
@@ -120,7 +119,7 @@ def _search(sweep: Sweep, runs: Sequence[Run], confirming: int, void: bool) -> S
     if _charged(sweep) == "private_selection":
         return replace(told, epsilon=_selected(sweep, runs))
     told = replace(told, epsilon=compose(runs, delta))
-    if _is_adaptive(sweep) and sweep.schedules_vary:
+    if sweep.schedules_vary and (_is_adaptive(sweep) or len(runs) < sweep.num_runs):
         proven, how = _proven(sweep, runs)
         return replace(told, proven=proven, how=how, planned=max(sweep.num_runs, len(runs)))
     if len(runs) < sweep.num_runs and not sweep.schedules_vary:
@@ -164,15 +163,14 @@ def _selected(sweep: Sweep, runs: Sequence[Run]) -> float:
 def _proven(sweep: Sweep, runs: Sequence[Run]) -> tuple[tuple[float, float], str]:
     """(epsilon, delta) of all planned runs whatever the search chose, and how it is proven.
 
-    The smaller of two: divergences add up at an order fixed beforehand, if every run kept the
-    cap; and each trial's own promise, by basic composition.
+    Divergences add up at an order fixed beforehand, if every run kept the cap. If one did not,
+    each trial's own promise counts, by basic composition.
     """
     num, delta, cap = max(sweep.num_runs, len(runs)), sweep.written.delta, cap_of(sweep)
-    found = [((math.inf, 1.0), "")]
     if cap and all(cap.admits(run) for run in runs):
         epsilon, at = total("composition", cap, num, delta)
-        found.append(((epsilon, delta), f"RDP at order {at.orders[0]:g}, fixed beforehand"))
-    if None not in sweep.epsilons:
-        dearest = max(epsilon or 0.0 for epsilon in sweep.epsilons)
-        found.append(((num * dearest, min(1.0, num * delta)), "basic composition"))
-    return min(found)
+        return (epsilon, delta), f"RDP at order {at.orders[0]:g}, fixed beforehand"
+    if None in sweep.epsilons:
+        return (math.inf, 1.0), ""
+    dearest = max(epsilon or 0.0 for epsilon in sweep.epsilons)
+    return (num * dearest, min(1.0, num * delta)), "basic composition"

@@ -72,6 +72,7 @@ class Plan:
 
     Attributes:
         trials: How many.
+        repeats: Runs that confirm the best of them.
         at_once: How many fit this machine.
         noise: Smallest and largest noise multiplier over the space.
         steps: Fewest and most steps of a trial.
@@ -86,6 +87,7 @@ class Plan:
     """
 
     trials: int
+    repeats: int
     at_once: int
     noise: tuple[float, float]
     steps: tuple[int, int]
@@ -107,15 +109,19 @@ def plan(sweep: Sweep, at_once: int) -> Plan:
     num = min(len(configs), max(_PROBES, min(at_once, _MOST_PROBES)))
     startup, probes = _probed(configs[-num:], sweep.config.resources.cpu, at_once)
     runs = [b.run for b in budgets]
+    repeats = sweep.num_runs - trials
+    planned = [runs[i % len(runs)] for i in range(sweep.num_runs)]
     return Plan(
         trials=trials,
+        repeats=repeats,
         at_once=at_once,
         noise=(min(r.noise_multiplier for r in runs), max(r.noise_multiplier for r in runs)),
         steps=(min(r.steps for r in runs), max(r.steps for r in runs)),
         delta=budgets[0].delta,
         trial_words=trial_promise(configs[0], budgets[0].epsilon, runs[0].noise_multiplier),
-        search_words=search_promise(sweep, [runs[i % len(runs)] for i in range(sweep.num_runs)]),
-        seconds=startup + mean(p.trial for p in probes) * trials / at_once * _share_run(sweep),
+        search_words=search_promise(sweep, planned, confirming=repeats),
+        seconds=startup
+        + mean(p.trial for p in probes) * (trials * _share_run(sweep) + repeats) / at_once,
         disk_bytes=disk_needed(sweep, at_once),
         share=sweep.share(),
         epsilons=sweep.epsilons,

@@ -60,14 +60,20 @@ def missing(
 
     Candidates take turns, so that what a stopped sweep leaves behind is even.
     """
-    done = {c.number: 0 for c in candidates(ranking, config)}
+    left = lacking(ranking, repeats, config)
+    most = max(left.values(), default=0)
+    return next(c for c in ranking if left.get(c.number) == most) if most else None
+
+
+def lacking(
+    ranking: Sequence[Record], repeats: Sequence[Record], config: ConfirmConfig
+) -> dict[int, int]:
+    """How many repeats each candidate has still to be given, by its number."""
+    left = {c.number: config.seeds for c in candidates(ranking, config)}
     for repeat in repeats:
-        if repeat.confirms in done:
-            done[repeat.confirms] += 1
-    fewest = min(done.values(), default=config.seeds)
-    if fewest >= config.seeds:
-        return None
-    return next(c for c in ranking if done.get(c.number) == fewest)
+        if repeat.confirms in left:
+            left[repeat.confirms] = max(0, left[repeat.confirms] - 1)
+    return left
 
 
 def confirmations(records: Sequence[Record]) -> dict[int, Confirmation]:

@@ -75,7 +75,8 @@ class Driver:
         """Starts nothing more, and asks the running trials to save their state and end."""
         if not self.stopping:
             self._stopped_at = time.monotonic()
-            self._folder.stop_request.touch()
+            if not self._lease.is_lost():  # another driver would obey
+                self._folder.stop_request.touch()
 
     @property
     def stopping(self) -> bool:

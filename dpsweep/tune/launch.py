@@ -18,10 +18,11 @@ from dpsweep.track.mlflow import MlflowSink
 from dpsweep.track.tracker import Tracker
 from dpsweep.train.room import Room
 from dpsweep.tune.adapters import StopOnRequest, StudyScheduler, StudySearcher, trial_name
+from dpsweep.tune.changes import check_changes
 from dpsweep.tune.driver import Driver, Watcher
 from dpsweep.tune.keep import BestWeights
 from dpsweep.tune.lease import Lease
-from dpsweep.tune.selection import SecretSearch
+from dpsweep.tune.selection import SecretSearch, forget
 from dpsweep.tune.state import State, SweepFolder
 from dpsweep.tune.study import Study, open_study, stored_sweep
 from dpsweep.tune.tracking import TrackingWatcher, reconcile
@@ -63,11 +64,14 @@ class Session:
             StateError: If it had to stop, as on a full disk; nothing is lost, and it can go on.
         """
         tracking = TrackingWatcher(self.tracker, self.sweep)
-        reconcile(tracking, self.study, self.folder)
+        in_secret = self.sweep.config.accounting == "private_selection"
+        if self.study.is_finished() or not in_secret:  # when it began tells how long it is
+            reconcile(tracking, self.study, self.folder)
         self._tidy()
         if self.study.is_finished():
+            forget(self.folder)  # a driver may have died between the winner and that
             return True
-        if self.sweep.config.accounting == "private_selection":
+        if in_secret:
             return self._select(tracking)
         keeper = BestWeights(self.study, self.folder, self.sweep.num_kept)
         return self._drive(self.study, [tracking, keeper, *watchers])
@@ -88,9 +92,12 @@ class Session:
             with _stopped_by_signals(driver):
                 _tuner(self.sweep, self.folder, driver).fit()
         self.seconds += time.monotonic() - begin
+        self.lease.check()
         self.folder.remove_leftovers()
         if driver.trouble:
-            raise StateError(f"sweep {self.sweep.name!r} stopped: {driver.trouble}")
+            in_secret = isinstance(study, SecretSearch)  # a room's number tells how far it is
+            trouble = "the disk is full; make room, and resume" if in_secret else driver.trouble
+            raise StateError(f"sweep {self.sweep.name!r} stopped: {trouble}")
         return not driver.stopping
 
     def _tidy(self) -> None:
@@ -127,19 +134,32 @@ def new_session(
 
 
 @contextlib.contextmanager
-def old_session(name: str, state: State, storage_uri: str | None = None) -> Iterator[Session]:
+def old_session(
+    name: str,
+    state: State,
+    storage_uri: str | None = None,
+    file: Sweep | None = None,
+    *,
+    accept: bool = False,
+) -> Iterator[Session]:
     """A sweep that was launched before, with the file it was launched with.
 
     Args:
         name: The sweep's.
         state: Where it was launched.
         storage_uri: Where its study is now, if not where it was; written down.
+        file: What its file says now, if it is to be compared.
+        accept: True to take over what changed there, where that does no harm.
 
     Raises:
         StateError: If there is none, or another process drives it.
     """
-    sweep, folder = stored_sweep(name, state), state.sweep(name)
+    folder = state.sweep(name)
+    folder.stored()
     with folder.lease() as lease:
+        if file:
+            check_changes(folder, file, accepted=accept)
+        sweep = stored_sweep(name, state)
         folder.check_data(_fingerprint(sweep))
         study = Study.open(storage_uri or folder.storage_uri, sweep, folder.id)
         if storage_uri:
@@ -176,9 +196,10 @@ def _session(sweep: Sweep, state: State, study: Study, lease: Lease) -> Iterator
     session = Session(sweep, folder, study, Tracker(folder.path, sink), lease)
     try:
         yield session
-    except BaseException:
-        session.tracker.close(timeout=_HASTY_SECONDS)
+    except BaseException:  # and if the lease is lost, the spool is another's
+        session.tracker.close(timeout=0.0 if lease.is_lost() else _HASTY_SECONDS)
         raise
+    lease.check()
     session.tracker.close()
 
 

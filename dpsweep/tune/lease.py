@@ -213,9 +213,10 @@ def silence(folder: Path) -> float:
 
 
 def machine() -> str:
-    """This machine since it was started; its name where the system does not say."""
+    """Where a process id means the same, since it was started; a name if the system is silent."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"  # containers count their own processes
     except OSError:
         return socket.gethostname()
 

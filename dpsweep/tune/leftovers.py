@@ -24,7 +24,7 @@ from dpsweep.tune.state import State, SweepFolder
 from dpsweep.tune.storage import names, open_storage
 from dpsweep.tune.study import open_study
 
-_WRITTEN = "checkpoint.pt|metrics.json|weights.pt|error.txt|secret|sweep.json|lease"
+_WRITTEN = "checkpoint.pt|metrics.json|weights.pt|error.txt|secret|sweep.json|lease|selection.json"
 _TEMPORARY = re.compile(rf"\.({_WRITTEN})\.[a-z0-9_]{{8}}")
 _YOUNG_SECONDS = 60.0
 """A folder without a study may be that of a launch that is just making it."""

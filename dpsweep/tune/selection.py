@@ -12,14 +12,13 @@ import math
 import random
 import shutil
 from dataclasses import asdict, dataclass, field, replace
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 from dpsweep.config.sweep import Sweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.config.walk import RandomDraw
-from dpsweep.core.disk import write_whole
+from dpsweep.core.disk import forget_whole, write_whole
 from dpsweep.core.errors import ConfigError
 from dpsweep.core.seeds import Secret
 from dpsweep.core.types import Row
@@ -32,6 +31,7 @@ from dpsweep.tune.state import SweepFolder
 from dpsweep.tune.study import Study, TrialEnd
 
 _FILE = "selection.json"
+_MOST_DRAWS = 10_000
 
 
 @dataclass
@@ -136,8 +136,9 @@ class SecretSearch:
             ledger.running.remove(number)
             rows = Room(self._folder.room(number)).rows() if end == "complete" else []
             cost = self._cost(record.config, rows[-1]) if rows else math.inf
-            if cost < ledger.cost:
-                ledger.winner, ledger.cost = number, cost
+            best = math.inf if ledger.winner is None else ledger.winner
+            if (cost, number) < (ledger.cost, best) and cost < math.inf:  # ties: of like trials,
+                ledger.winner, ledger.cost = number, cost  # the first is as random as any
             self._save()
         self._delete_losers()
         return replace(record, state=end)
@@ -145,17 +146,20 @@ class SecretSearch:
     def publish(self, study: Study) -> None:
         """Tells the study who won, as its one trial, and forgets how it came about."""
         winner, first = self._ledger.winner, self._folder.room(0)
+        if any(self._ledger.handed_out.values()):
+            study.note_void()
         if study.num_asked() == 0 and winner is None:
             study.add_failed()
         elif study.num_asked() == 0 and winner is not None:
             if (room := self._room_of(winner)) != first:
                 shutil.rmtree(first, ignore_errors=True)
                 room.rename(first)
+            Room(first).forget()  # its driver may have died before it did
             study.add_winner(
-                replace(self.record(winner), row=Room(first).rows()[-1]),
+                replace(self.record(winner), row=Room(first).rows()[-1] | {"seconds": 0.0}),
                 ledger_entry(self._config(winner)[0]),
             )
-        self._place.unlink(missing_ok=True)
+        forget(self._folder)
 
     def _cost(self, config: TrialConfig, row: Row) -> float:
         objective = self.sweep.config.objective
@@ -168,9 +172,14 @@ class SecretSearch:
         """A random point of the space among those that the sweep admits; the same each time."""
         if number not in self._drawn:
             rng = random.Random(f"{self._ledger.key}/{number}")
-            self._drawn[number] = next(
-                found for _ in count() if (found := self._admitted(RandomDraw(rng)))
-            )
+            draws = (self._admitted(RandomDraw(rng)) for _ in range(_MOST_DRAWS))
+            found = next(filter(None, draws), None)
+            if found is None:
+                raise ConfigError(
+                    f"search: none of {_MOST_DRAWS} random points is a valid trial that meets "
+                    f"every condition. Loosen `where`, or narrow the ranges"
+                )
+            self._drawn[number] = found
         return self._drawn[number]
 
     def _admitted(self, draw: RandomDraw) -> tuple[TrialConfig, dict[str, Any]] | None:
@@ -197,3 +206,8 @@ class SecretSearch:
 
     def _save(self) -> None:
         write_whole(self._place, json.dumps(asdict(self._ledger)).encode())
+
+
+def forget(folder: SweepFolder) -> None:
+    """Deletes what only an unfinished selection needs: how long it is, and what it draws by."""
+    forget_whole(folder.path / _FILE)

@@ -116,6 +116,7 @@ class SweepFolder:
             DiskFull: If there is no room; nothing is left behind.
         """
         try:
+            self.path.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.path.mkdir(mode=0o700, parents=True)
         except FileExistsError as e:
             raise self.taken() from e
@@ -160,10 +161,9 @@ class SweepFolder:
             self._store({**self._read(), "fingerprint": fingerprint})
         elif known != fingerprint:
             raise StateError(
-                f"sweep {self.name!r}: the data are not those it was launched with (fingerprint "
-                f"{fingerprint[:12]}, was {known[:12]}): trials on both could not be compared, and "
-                f"each has its own privacy to lose. Put the former data back, or launch a sweep of "
-                f"its own with --set name={self.name}-2"
+                f"sweep {self.name!r}: the data are not those it was launched with: trials on both "
+                f"could not be compared, and each has its own privacy to lose. Put the former data "
+                f"back, or launch a sweep of its own with --set name={self.name}-2"
             )
 
     def _write_sweep(self, sweep: Source, base: Source) -> None:

@@ -5,6 +5,7 @@ may die at any moment; the next one reads here which trials are through and whic
 with. The same call made twice leaves the same state.
 """
 
+import sys
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal
@@ -17,7 +18,7 @@ from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, StateError
 from dpsweep.core.types import Row
 from dpsweep.tune.charge import check_within, ledger_entry
-from dpsweep.tune.confirm import Confirmation, by_confirmed, confirmations, missing
+from dpsweep.tune.confirm import Confirmation, by_confirmed, confirmations, lacking, missing
 from dpsweep.tune.goals import front, goal_values
 from dpsweep.tune.propose import propose
 from dpsweep.tune.record import Record, record_of
@@ -33,7 +34,7 @@ _ENDS = {
     "failed": TrialState.FAIL,
 }
 
-_WARM, _TOLD = "warm_start", "warm_start_points"
+_WARM, _TOLD, _VOID = "warm_start", "warm_start_points", "void"
 """Attributes of the study: which earlier sweep was learned from, and what it told."""
 
 
@@ -106,8 +107,13 @@ class Study:
         config = self.sweep.config.confirm
         if config is None:
             return 0
-        done = sum(record.confirms is not None for record in self.records())
-        return max(0, self.sweep.num_runs - self.sweep.config.budget.trials - done)
+        records = self.records()
+        if self.num_to_ask() or any(r.state == "running" and r.confirms is None for r in records):
+            left = self.sweep.num_runs - self.sweep.config.budget.trials  # the best may be others
+        else:
+            repeats = [record for record in records if record.confirms is not None]
+            left = sum(lacking(self._ranking(records), repeats, config).values())
+        return min(left, self._num_affordable())
 
     def is_finished(self) -> bool:
         """True if nothing is left to run; a private selection is told in one piece at its end."""
@@ -142,12 +148,15 @@ class Study:
         """
         records = earlier.records()
         told = experience(self.sweep, earlier.sweep, records)
+        before = earlier.warm_start
+        sweeps = [*(before["sweeps"] if before else []), earlier.sweep.name]
+        inherited = {"sweeps": sweeps, "trials": len(records), "void": earlier.is_void}
+        self._study.set_user_attr(_WARM, inherited)  # first: what is used is told of
         self._study.set_user_attr(_TOLD, told)
-        self._study.set_user_attr(_WARM, {"sweep": earlier.sweep.name, "trials": len(records)})
 
     @property
     def warm_start(self) -> dict[str, Any] | None:
-        """sweep, whose results the sampler knew, and trials, all that it had run; None if none."""
+        """sweeps, whose results the sampler knew, and trials that the last of them had run."""
         found: dict[str, Any] | None = self._study.user_attrs.get(_WARM)
         return found
 
@@ -180,10 +189,19 @@ class Study:
     def _to_confirm(self) -> Record | None:
         """Whose config is to be repeated next."""
         config, records = self.sweep.config.confirm, self.records()
-        if config is None:
+        if config is None or not self._num_affordable():
             return None
         repeats = [record for record in records if record.confirms is not None]
         return missing(self._ranking(records), repeats, config)
+
+    def _num_affordable(self) -> int:
+        """Runs that may still begin; a budget that all share is for as many as were planned.
+
+        Of others more may be needed: a search that goes on can find others to be the best.
+        """
+        if self.sweep.whole is None:
+            return sys.maxsize
+        return max(0, self.sweep.num_runs - len(self._study.get_trials(deepcopy=False)))
 
     def add_winner(self, record: Record, charged: dict[str, float]) -> None:
         """Stores the one trial that a private selection tells of; it must have a row."""
@@ -212,6 +230,8 @@ class Study:
 
         From now on its secret must never be drawn again, and it has spent its whole length.
         """
+        if void:
+            self.note_void()
         charged = ledger_entry(record.config)
         self._storage.set_trial_user_attr(
             self._frozen(record.number)._trial_id,
@@ -219,6 +239,16 @@ class Study:
             {"void": void, "charged": charged},
         )
         return replace(record, void=void, handed_out=True, charged=charged)
+
+    def note_void(self) -> None:
+        """Notes that a trial used a test secret: no statement on the search holds any more."""
+        self._study.set_user_attr(_VOID, True)
+
+    @property
+    def is_void(self) -> bool:
+        """True if any trial used a test secret, or an earlier sweep that it learned from did."""
+        warm = self.warm_start or {}
+        return bool(self._study.user_attrs.get(_VOID)) or bool(warm.get("void"))
 
     def report(self, number: int, row: Row) -> bool:
         """Stores a trial's report. False if the study knows a later one, or that it ended."""
@@ -234,8 +264,11 @@ class Study:
         return True
 
     def should_prune(self, number: int) -> bool:
-        """True if the trial does too badly to go on."""
-        return self._study.pruner.prune(self._study, self._frozen(number))
+        """True if the trial does too badly to go on. A repeat goes on: its mean is to be fair."""
+        frozen = self._frozen(number)
+        if "confirms" in frozen.user_attrs:
+            return False
+        return self._study.pruner.prune(self._study, frozen)
 
     def tell(self, number: int, end: TrialEnd, *, reason: str | None = None) -> Record:
         """Ends a trial. A complete one without a finite objective counts as failed."""

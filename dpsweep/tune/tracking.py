@@ -18,6 +18,7 @@ from dpsweep.tune.state import SweepFolder
 from dpsweep.tune.study import Study
 
 PACKAGES = ("torch", "ray", "optuna", "mlflow", "dp-accounting", "numpy")
+_AS_A_PART = "What the search as a whole has spent is said in the parent run."
 _STATUS: dict[str, Status] = {"complete": "FINISHED", "pruned": "KILLED", "failed": "FAILED"}
 
 
@@ -62,7 +63,7 @@ class TrackingWatcher:
         """How it ended, and what it promises."""
         tags = {
             "dpsweep.state": record.state,
-            "mlflow.note.content": statement(record),
+            "mlflow.note.content": f"This run by itself: {statement(record)} {_AS_A_PART}",
             **({"privacy": "void"} if record.void else {}),
             **({"dpsweep.reason": record.reason} if record.reason else {}),
         }

@@ -88,6 +88,7 @@ def _promises(sweep: Sweep) -> dict[str, Any]:
         "privacy.scope": trial.privacy.scope,
         "privacy.delta": trial.delta,
         "privacy.epsilon": ", ".join(f"{e:g}" for e in sorted(e or 0 for e in sweep.epsilons)),
+        "privacy.noise_multiplier": trial.privacy.noise_multiplier,
     }
 
 

@@ -62,3 +62,12 @@ def test_overrides_set_nested_keys_and_are_named_in_errors():
 def test_an_override_without_key_or_value_is_refused(setting):
     with pytest.raises(ConfigError, match="expected KEY=VALUE"):
         with_overrides(parse_yaml("a: 1", "x"), [setting])
+
+
+def test_aliases_that_repeat_one_another_without_end_are_refused(tmp_path):
+    place = tmp_path / "bomb.yaml"
+    lines = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 9)]
+    place.write_text("\n".join(lines))
+    with pytest.raises(ConfigError, match="over 100000 values once its aliases"):
+        read_yaml(place)

@@ -69,9 +69,9 @@ def test_a_resumed_search_knows_them_when_the_earlier_sweep_is_gone(sweep_file, 
 
 def test_the_statement_says_that_the_earlier_cost_adds_up(sweep_file, earlier, tmp_path):
     study = created(load(sweep_file), earlier, tmp_path, "new")
-    assert study.warm_start == {"sweep": "old", "trials": 13}
+    assert study.warm_start == {"sweeps": ["old"], "trials": 13, "void": False}
     words = origin_of(study).search_words
-    assert "began from the results of 13 trials of sweep old" in words
+    assert "began from the results of sweep old on the same data (13 trials in the last)" in words
     assert "adds to it" in words
     plain = Study.create(f"sqlite:///{tmp_path}/plain.db", load(sweep_file))
     assert plain.warm_start is None
@@ -114,3 +114,10 @@ def test_another_search_tells_nothing_and_the_difference_is_named(
     sweep = load(sweep_file, *settings)
     with pytest.raises(ConfigError, match=message):
         experience(sweep, earlier.sweep, earlier.records())
+
+
+def test_what_a_void_sweep_found_voids_the_sweep_that_learned_it(sweep_file, earlier, tmp_path):
+    earlier.note_void()
+    study = created(load(sweep_file), earlier, tmp_path, "new")
+    assert study.is_void
+    assert "VOID" in origin_of(study).search_words
