@@ -11,14 +11,25 @@ new and costs nothing more.
 import hashlib
 import os
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 SECRET_BYTES = 32
 TEST_SECRET_VARIABLE = "DPSWEEP_TEST_SECRET"
 
 Stream = Literal["sample", "noise"]
+
+
+class Draws(Protocol):
+    """What a step draws from a secret stream. NumPy's generators are such."""
+
+    def random(self, size: int, /) -> NDArray[np.float64]:
+        """Independent uniforms of [0, 1), multiples of 2^-53, shape (size,)."""
+
+    def standard_normal(self, size: tuple[int, ...], /) -> NDArray[np.float64]:
+        """Independent draws of N(0, 1), of shape `size`."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +80,20 @@ class Secret:
         A counter-based Philox with a 128-bit key. NumPy's normal draws use the ziggurat
         method; torch's CPU generator keeps 32 bits of a seed, too few for a secret.
         """
-        message = step.to_bytes(8, "little") + name.encode()
-        digest = hashlib.blake2b(message, key=self.key, digest_size=16).digest()
+        digest = self._derived(step, name, num_bytes=16)
         return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
+
+    def stream_key(self, step: int, name: Stream) -> bytes:
+        """The key of one step's sampling or noise for a cipher, 256 bits; as secret as the secret.
+
+        Of another length than the key of `stream`, and therefore unrelated to it: BLAKE2b hashes
+        the length along with the message.
+        """
+        return self._derived(step, name, num_bytes=SECRET_BYTES)
+
+    def _derived(self, step: int, name: Stream, num_bytes: int) -> bytes:
+        message = step.to_bytes(8, "little") + name.encode()
+        return hashlib.blake2b(message, key=self.key, digest_size=num_bytes).digest()
 
 
 def public_seed(seed: int, *path: str | int) -> int:

@@ -8,9 +8,9 @@ batch is released like any other, as noise alone.
 
 import math
 
-import numpy as np
 import torch
 
+from dpsweep.core.seeds import Draws
 from dpsweep.core.types import Clipped, Released
 
 _GRID_BITS = 30
@@ -22,7 +22,7 @@ def release(
     clip_norm: float,
     noise_multiplier: float,
     batch_size: int,
-    rng: np.random.Generator,
+    rng: Draws,
     dtype: torch.dtype | None = None,
 ) -> Released:
     """One use of the Gaussian mechanism with sensitivity `clip_norm`.
@@ -44,7 +44,7 @@ def release(
     )
 
 
-def _noisy(leaf: torch.Tensor, scale: float, rng: np.random.Generator) -> torch.Tensor:
+def _noisy(leaf: torch.Tensor, scale: float, rng: Draws) -> torch.Tensor:
     """`leaf` plus normal noise of standard deviation `scale`, in double precision.
 
     The noisy sum is rounded to a grid of about scale / 10^9, the same for all leaves and all

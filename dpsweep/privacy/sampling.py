@@ -3,10 +3,10 @@
 import numpy as np
 import torch
 
+from dpsweep.core.seeds import Draws
 
-def poisson_batch(
-    num_examples: int, sampling_rate: float, rng: np.random.Generator
-) -> torch.Tensor:
+
+def poisson_batch(num_examples: int, sampling_rate: float, rng: Draws) -> torch.Tensor:
     """Indices of one batch, ascending, int64, shape (|S_t|,); |S_t| is private and may be 0.
 
     Args:

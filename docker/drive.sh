@@ -1,0 +1,25 @@
+#!/bin/sh
+# drive.sh FILE NAME [OPTION...]: launches sweep FILE under NAME, or goes on with it if it is there.
+# So the same command may run again after whatever ended the last one. On a node of a Ray cluster.
+#   DPSWEEP_STATE         state folder, which every node sees    [/state]
+#   DPSWEEP_ADDRESS       Ray cluster; empty for an embedded one [auto]
+#   DPSWEEP_STORAGE       database of the study, such as postgresql://USER@HOST/DATABASE
+#   MLFLOW_TRACKING_URI   tracking server, if there is one
+# OPTION: of `dpsweep launch`, for the first time alone.
+set -eu
+
+if [ $# -lt 2 ]; then
+    echo "usage: drive.sh FILE NAME [OPTION...]" >&2
+    exit 2
+fi
+file=$1 name=$2
+shift 2
+state=${DPSWEEP_STATE:-/state}
+address=${DPSWEEP_ADDRESS-auto}
+
+if [ -e "$state/sweeps/$name/sweep.json" ]; then
+    set -- resume "$name"
+else
+    set -- launch "$file" --name "$name" ${MLFLOW_TRACKING_URI:+--tracking-uri "$MLFLOW_TRACKING_URI"} "$@"
+fi
+exec dpsweep "$@" --state "$state" ${address:+--address "$address"}

@@ -1,0 +1,187 @@
+"""The scripts of docker/, run with stand-ins for what they start."""
+
+import contextlib
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tools import DOCKER, ROOT
+
+TOLD = '#!/bin/sh\necho "$(basename "$0") $*"\n'
+
+
+@pytest.fixture
+def stand_ins(tmp_path) -> Path:
+    """A folder of commands that say how they were called, first on PATH."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in ("dpsweep", "mlflow"):
+        write(folder / name, TOLD)
+    return folder
+
+
+def write(place: Path, text: str) -> None:
+    place.write_text(text)
+    place.chmod(0o755)
+
+
+def call(script: str, *arguments: str, path: Path, **environ: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [DOCKER / script, *arguments],
+        env={"PATH": f"{path}:{os.environ['PATH']}", **environ},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def test_first_time_launches_and_later_ones_resume(stand_ins, tmp_path):
+    how = {"path": stand_ins, "DPSWEEP_STATE": str(tmp_path), "MLFLOW_TRACKING_URI": "http://h:1"}
+    first = call("drive.sh", "a b.yaml", "mine", "--set", "budget.trials=4", **how)
+    launch = "dpsweep launch a b.yaml --name mine --tracking-uri http://h:1 --set budget.trials=4"
+    assert first.stdout == f"{launch} --state {tmp_path} --address auto\n"
+    (tmp_path / "sweeps/mine").mkdir(parents=True)
+    (tmp_path / "sweeps/mine/sweep.json").write_text("{}")
+    again = call("drive.sh", "a b.yaml", "mine", "--set", "budget.trials=4", **how)
+    assert again.stdout == f"dpsweep resume mine --state {tmp_path} --address auto\n"
+    alone = call("drive.sh", "a.yaml", "mine", DPSWEEP_ADDRESS="", **how)
+    assert "--address" not in alone.stdout
+
+
+def test_drive_without_a_name_says_how_it_is_used(stand_ins):
+    done = call("drive.sh", "a.yaml", path=stand_ins)
+    assert done.returncode == 2
+    assert done.stderr == "usage: drive.sh FILE NAME [OPTION...]\n"
+
+
+def test_entrypoint_reads_secrets_into_the_environment_and_no_argument(stand_ins, tmp_path):
+    file = tmp_path / "token"
+    file.write_text("a secret\n")
+    show = "echo $RAY_AUTH_TOKEN,${RAY_AUTH_TOKEN_FILE-gone},$SSL_CERT_FILE; ps -o args= $$"
+    done = call(
+        "entrypoint.sh", "sh", "-c", show,
+        path=stand_ins, RAY_AUTH_TOKEN_FILE=str(file), SSL_CERT_FILE="kept",
+    )  # fmt: skip
+    told, arguments = done.stdout.splitlines()
+    assert told == "a secret,gone,kept"
+    assert "a secret" not in arguments
+
+
+@pytest.mark.parametrize("text", [None, ""])
+def test_entrypoint_refuses_a_secret_that_is_not_there(stand_ins, tmp_path, text):
+    file = tmp_path / "password"
+    if text is not None:
+        file.write_text(text)
+    done = call("entrypoint.sh", "true", path=stand_ins, PGPASSWORD_FILE=str(file))
+    assert done.returncode == 2
+    assert done.stderr == f"error: PGPASSWORD_FILE={file}: no such file, or it is empty\n"
+
+
+SERVER = {
+    "MLFLOW_BACKEND_STORE_URI": "postgresql+psycopg://u@h/d",
+    "MLFLOW_ARTIFACTS_DESTINATION": "s3://b",
+    "MLFLOW_SERVER_ALLOWED_HOSTS": "h:5000",
+    "MLFLOW_AUTH_CONFIG_PATH": "auth.ini",
+    "MLFLOW_AUTH_ADMIN_PASSWORD": "a secret",
+    "MLFLOW_FLASK_SERVER_SECRET_KEY": "another",
+}
+
+
+def test_tracking_server_has_passwords_and_one_worker_and_says_no_secret(stand_ins):
+    done = call("tracking.sh", path=stand_ins, **SERVER)
+    assert done.stdout == (
+        "mlflow server --app-name basic-auth --host 0.0.0.0 --port 5000 --workers 1 "
+        "--serve-artifacts\n"
+    )
+
+
+@pytest.mark.parametrize("missing", SERVER)
+def test_tracking_server_does_not_start_half_configured(stand_ins, missing):
+    done = call("tracking.sh", path=stand_ins, **{**SERVER, missing: ""})
+    assert (done.returncode, done.stderr) == (2, f"error: {missing} is not set\n")
+
+
+# The Slurm script starts a real Ray node; srun and scontrol are stand-ins.
+
+SRUN = '#!/bin/sh\nwhile [ "${1#--}" != "$1" ]; do shift; done\nexec "$@"\n'
+DRIVE = """#!/bin/sh
+echo "driven: $*"
+ray health-check --address "$DPSWEEP_ADDRESS" && echo healthy
+RAY_AUTH_TOKEN=wrong ray health-check --address "$DPSWEEP_ADDRESS" > /dev/null 2>&1 || echo refused
+exit 7
+"""
+
+
+@pytest.fixture
+def slurm(stand_ins, tmp_path) -> Iterator[dict[str, str]]:
+    """The environment of a job on one node."""
+    write(stand_ins / "srun", SRUN)
+    write(stand_ins / "scontrol", "#!/bin/sh\necho 127.0.0.1\n")
+    write(stand_ins / "drive", DRIVE)
+    (tmp_path / "activated/bin").mkdir(parents=True)
+    (tmp_path / "activated/bin/activate").write_text("")
+    token = tmp_path / "token"
+    token.write_text(secrets.token_hex(32))
+    token.chmod(0o600)
+    job = str(os.getpid())
+    yield {
+        "HOME": str(tmp_path),
+        "PATH": f"{stand_ins}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "SLURM_SUBMIT_DIR": str(ROOT),
+        "SLURM_JOB_ID": job,
+        "SLURM_JOB_NODELIST": "node",
+        "SLURM_JOB_NUM_NODES": "1",
+        "SLURM_CPUS_PER_TASK": "1",
+        "RAY_AUTH_TOKEN_PATH": str(token),
+        "DPSWEEP_VENV": str(tmp_path / "activated"),
+        "DPSWEEP_STATE": str(tmp_path / "state"),
+        "DPSWEEP_STORAGE": "postgresql://me@nowhere/sweeps",
+        "DPSWEEP_DRIVE": str(stand_ins / "drive"),
+    }
+    mine = Path(tempfile.gettempdir()) / f"ray-{job}"
+    assert not mine.exists()
+    assert not [words for words in command_lines() if f"{mine}/".encode() in words]
+
+
+def command_lines() -> Iterator[bytes]:
+    """Of every process of this machine."""
+    for place in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended
+            yield place.read_bytes()
+
+
+def submit(environ: dict[str, str], *given: str) -> subprocess.CompletedProcess:
+    script = ["bash", DOCKER / "slurm/sweep.sbatch", *given]
+    return subprocess.run(
+        script, env=environ, capture_output=True, text=True, check=False, timeout=180
+    )
+
+
+@pytest.mark.ray
+def test_slurm_job_starts_its_own_ray_and_ends_what_it_started(slurm):
+    done = submit(slurm, "a.yaml", "mine", "--set", "budget.trials=2")
+    assert done.returncode == 7, done.stderr
+    for line in ("driven: a.yaml mine --set budget.trials=2", "healthy", "refused"):
+        assert line in done.stdout.splitlines(), done.stdout
+    token = Path(slurm["RAY_AUTH_TOKEN_PATH"]).read_text()
+    assert token not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("missing", ["DPSWEEP_STATE", "DPSWEEP_STORAGE"])
+def test_slurm_job_asks_for_what_it_needs(slurm, missing):
+    environ = {k: v for k, v in slurm.items() if k != missing}
+    done = submit(environ, "a.yaml", "mine")
+    assert done.returncode == 1
+    assert missing in done.stderr
+
+
+def test_slurm_job_without_a_token_says_how_to_get_one(slurm, tmp_path):
+    done = submit({**slurm, "RAY_AUTH_TOKEN_PATH": str(tmp_path / "none")}, "a.yaml", "mine")
+    assert done.returncode == 2
+    assert "Make one with: ray get-auth-token --generate" in done.stderr
