@@ -275,6 +275,27 @@ def space(
 
 
 @app.command()
+def models(
+    data: Annotated[str, typer.Option(help="Whose shape the images have.")] = "cifar10",
+    as_json: Json = False,
+) -> None:
+    """List the models, with the number of their weights."""
+    from dpsweep.cli import catalogue
+
+    catalogue.models(data, as_json)
+
+
+@app.command()
+def data(
+    place: Annotated[Path, typer.Argument(help="A folder of images by class, or an .npz file.")],
+) -> None:
+    """Print the data section of a trial for images of your own, ready to paste."""
+    from dpsweep.cli import catalogue
+
+    catalogue.data(place)
+
+
+@app.command()
 def schema(
     kind: Annotated[str, typer.Argument(help="sweep or trial.")] = "sweep",
 ) -> None:

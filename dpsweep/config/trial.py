@@ -10,7 +10,8 @@ from dpsweep.config.letters import spelled_path, spelled_source
 from dpsweep.config.load import Source, Tree, put, validate, with_overrides
 from dpsweep.config.privacy import PrivacyConfig
 from dpsweep.core.errors import Misfit
-from dpsweep.core.strict import Strict
+from dpsweep.core.strict import Strict, unused
+from dpsweep.data.augment import Augment
 from dpsweep.data.datasets import DataConfig
 from dpsweep.data.models import ModelConfig
 from dpsweep.methods import METHODS, MethodConfig, compose
@@ -50,6 +51,18 @@ class TrainConfig(Strict):
 
     dtype: Literal["float32", "float64"] = "float32"
     """Precision of weights and gradients."""
+
+    augment: Augment | None = Field(default=None, exclude_if=unused)
+    """Flips and crops, and how many copies of an example make its one answer; none if missing."""
+
+    ema: float | None = Field(default=None, gt=0, lt=1, exclude_if=unused)
+    """Decay per step of an average over the iterates, such as 0.999, about 1 / (1 - ema) steps
+    long: that average is measured and kept instead of the last iterate. It costs no privacy."""
+
+    @property
+    def copies(self) -> int:
+        """K: copies of each example that are asked."""
+        return self.augment.multiplicity if self.augment else 1
 
 
 class TrialConfig(Strict):
@@ -170,13 +183,14 @@ def load_trial(source: Source) -> TrialConfig:
     Raises:
         ConfigError: Naming file, line, key, value and remedy of each mistake.
     """
-    config: TrialConfig = validate(TrialConfig, replace(source, tree=_absolute_root(source.tree)))
+    config: TrialConfig = validate(TrialConfig, replace(source, tree=_absolute(source.tree)))
     return config
 
 
-def _absolute_root(tree: Tree) -> Tree:
-    """`tree` with data.root made absolute, so that it means the same in every process."""
-    match tree:
-        case {"data": {"root": str(root)}}:
-            return put(tree, ("data", "root"), str(Path(root).expanduser().absolute()))
+def _absolute(tree: Tree) -> Tree:
+    """`tree` with its paths made absolute, so that they mean the same in every process."""
+    for section, key in (("data", "root"), ("model", "weights"), ("model", "folder")):
+        inner = tree.get(section)
+        if isinstance(inner, dict) and isinstance(inner.get(key), str):
+            tree = put(tree, (section, key), str(Path(inner[key]).expanduser().absolute()))
     return tree

@@ -8,6 +8,14 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 
+def unused(value: object) -> bool:
+    """For exclude_if: leaves a key that is not used out of what is written.
+
+    A trial's identity is what is written of it: one that began before a key was there goes on.
+    """
+    return value is None or value is False
+
+
 class Strict(BaseModel):
     """Base of every config: no unknown keys, no NaN or infinity, no coercion, no mutation.
 

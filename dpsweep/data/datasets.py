@@ -6,12 +6,12 @@ missing folder found without torch or data. Reading is data/read.py's.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from dpsweep.core.errors import ConfigError
-from dpsweep.core.strict import Strict
+from dpsweep.core.errors import ConfigError, Misfit
+from dpsweep.core.strict import Strict, unused
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,8 @@ class Spec:
         shape: (channels, height, width).
         num_classes: K.
         brightest: Largest pixel value.
-        folder: Where torchvision keeps it under the root; None if it comes with a package.
+        folder: Where it lies under the root; "" if the root is all of it, None if it comes with a
+            package.
     """
 
     num_train: int
@@ -39,18 +40,75 @@ SPECS = {
     "digits": Spec(1437, 360, (1, 8, 8), 10, 16, None),
     "mnist": Spec(60_000, 10_000, (1, 28, 28), 10, 255, "MNIST/raw"),
     "fashion_mnist": Spec(60_000, 10_000, (1, 28, 28), 10, 255, "FashionMNIST/raw"),
+    "kmnist": Spec(60_000, 10_000, (1, 28, 28), 10, 255, "KMNIST/raw"),
     "cifar10": Spec(50_000, 10_000, (3, 32, 32), 10, 255, "cifar-10-batches-py"),
+    "cifar100": Spec(50_000, 10_000, (3, 32, 32), 100, 255, "cifar-100-python"),
+    "tiny_imagenet": Spec(100_000, 10_000, (3, 64, 64), 200, 255, "tiny-imagenet-200"),
 }
+
+_DECLARED = ("shape", "num_classes", "num_train")
+"""What data of the user's own must say."""
+
+Triple = Annotated[tuple[float, ...], Field(strict=False)]
+
+
+class Normalise(Strict):
+    """Constants by which pixels are shifted and scaled: (pixel / brightest - mean) / std.
+
+    Whoever writes them declares them public. Those of ImageNet are; a mean over the private
+    examples themselves is a release of its own, which nothing here accounts for.
+    """
+
+    mean: Triple
+    """One number for each channel, in units of the brightest pixel."""
+
+    std: Annotated[tuple[Annotated[float, Field(gt=0)], ...], Field(strict=False)]
+    """One number for each channel, in the same units."""
 
 
 class DataConfig(Strict):
     """Which examples are private, and which ones measure the result."""
 
-    name: Literal["digits", "mnist", "fashion_mnist", "cifar10"]
-    """Data set. digits (8x8, from scikit-learn) needs no files."""
+    name: Literal[
+        "digits",
+        "mnist",
+        "fashion_mnist",
+        "kmnist",
+        "cifar10",
+        "cifar100",
+        "tiny_imagenet",
+        "folder",
+        "npz",
+    ]
+    """Data set. digits (8x8, from scikit-learn) needs no files. folder: images of your own, one
+    folder for each class. npz: a NumPy file of arrays."""
 
     root: str | None = None
-    """Folder in torchvision's layout; needed by all but digits. Relative to where you run."""
+    """Folder in torchvision's layout; needed by all but digits. Relative to where you run. Of
+    folder: what holds train/CLASS/IMAGE and val/CLASS/IMAGE (or test), or CLASS/IMAGE with
+    validation: holdout. Of npz: the file. `dpsweep data ROOT` prints what to write here."""
+
+    shape: Annotated[tuple[Annotated[int, Field(gt=0)], ...], Field(strict=False)] | None = Field(
+        default=None, exclude_if=unused
+    )
+    """[channels, height, width] of each image; 1 or 3 channels. Of folder and npz only."""
+
+    num_classes: int | None = Field(default=None, gt=1, exclude_if=unused)
+    """K: number of classes, at least 2. Of folder and npz only."""
+
+    num_train: int | None = Field(default=None, gt=0, exclude_if=unused)
+    """Training images, held-out ones included. Declared, as N is public. Of folder and npz only."""
+
+    num_test: int | None = Field(default=None, gt=0, exclude_if=unused)
+    """Images of the test split, if there is one. Of folder and npz only."""
+
+    resize: bool = Field(default=False, exclude_if=unused)
+    """Whether images of other sizes are scaled to cover `shape` and cut to its middle, and other
+    colours converted. Otherwise they are an error. Of folder only."""
+
+    normalise: Normalise | None = Field(default=None, exclude_if=unused)
+    """Public constants to shift and scale pixels by; if missing they are brought to [-1, 1] by the
+    file format's own."""
 
     validation: Literal["test_split", "holdout"] = "test_split"
     """Where accuracies come from: the test split, which you thereby declare public, or a part of
@@ -59,10 +117,58 @@ class DataConfig(Strict):
     holdout_fraction: float = Field(default=0.1, gt=0, lt=1)
     """Share of the training split held out; used with validation: holdout only."""
 
+    @model_validator(mode="after")
+    def _own_data_are_declared(self) -> Self:
+        declared = {k: getattr(self, k) for k in (*_DECLARED, "num_test")}
+        if self.name in SPECS:
+            for key, value in declared.items():
+                if value is not None:
+                    raise Misfit(key, f"is for data of your own, and {self.name} has its own")
+        else:
+            missing = [key for key in _DECLARED if declared[key] is None]
+            if self.validation == "test_split" and self.num_test is None:
+                missing.append("num_test")
+            if missing:
+                raise Misfit(
+                    missing[0],
+                    f"is missing, and {self.name} needs it. What to write is printed by: dpsweep "
+                    f"data {self.root or 'ROOT'}",
+                )
+            assert self.shape is not None
+            if len(self.shape) != 3 or self.shape[0] not in (1, 3):
+                raise Misfit(
+                    "shape",
+                    f"must be [channels, height, width] with 1 or 3 channels, got "
+                    f"{list(self.shape)}",
+                )
+        if self.resize and self.name != "folder":
+            raise Misfit("resize", f"is for folder, and the images of {self.name} have one size")
+        return self
+
+    @model_validator(mode="after")
+    def _constants_fit_the_channels(self) -> Self:
+        channels = self.spec.shape[0]
+        for key in ("mean", "std") if self.normalise else ():
+            given = len(getattr(self.normalise, key))
+            if given != channels:
+                raise Misfit(
+                    f"normalise.{key}",
+                    f"has {given} numbers, and the images of {self.name} {channels} channels",
+                )
+        return self
+
     @property
     def spec(self) -> Spec:
         """What is known of the data set before it is read."""
-        return SPECS[self.name]
+        if self.name in SPECS:
+            return SPECS[self.name]
+        assert self.shape is not None
+        assert self.num_classes is not None
+        assert self.num_train is not None
+        channels, height, width = self.shape
+        return Spec(
+            self.num_train, self.num_test or 0, (channels, height, width), self.num_classes, 255, ""
+        )
 
     @property
     def num_held_out(self) -> int:
@@ -76,6 +182,13 @@ class DataConfig(Strict):
         """N: how many private examples are trained on."""
         return self.spec.num_train - self.num_held_out
 
+    @property
+    def place(self) -> Path | None:
+        """Where its files lie; None if it needs none, or none is given."""
+        if self.root is None or self.spec.folder is None:
+            return None
+        return Path(self.root).expanduser() / self.spec.folder
+
 
 def check_present(config: DataConfig, where: str) -> None:
     """Raises ConfigError if the files are not there, without reading them.
@@ -87,14 +200,20 @@ def check_present(config: DataConfig, where: str) -> None:
     folder = config.spec.folder
     if folder is None:
         return
-    if config.root is None:
+    place = config.place
+    if place is None:
+        laid = f"{folder}, as torchvision lays it out" if folder else "the images"
         raise ConfigError(
             f"{where}: data.root: missing, and {config.name} needs it. Give the folder that holds "
-            f"{folder}, as torchvision lays it out, for example with --set data.root=./data"
+            f"{laid}, for example with --set data.root=./data"
         )
-    place = Path(config.root).expanduser() / folder
+    if config.name == "npz":
+        if not place.is_file():
+            raise ConfigError(f"{where}: data.root: {place} is not a file. Give the .npz file")
+        return
     if not place.is_dir():
+        fetched = ", or add --download to fetch it there" if folder else ""
         raise ConfigError(
             f"{where}: data.root: {config.root!r} does not hold {config.name}: {place} is not a "
-            f"folder. Give another with --set data.root=FOLDER, or add --download to fetch it there"
+            f"folder. Give another with --set data.root=FOLDER{fetched}"
         )

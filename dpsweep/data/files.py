@@ -3,24 +3,32 @@
 from pathlib import Path
 
 import torch
-from torch import Tensor
 from torchvision import datasets as tv
 
 from dpsweep.core.errors import ConfigError
 from dpsweep.data.datasets import DataConfig
+from dpsweep.data.shared import Split
 
-Split = tuple[Tensor, Tensor]
-"""Images, uint8, shape (N, C, H, W); labels, int64, shape (N,)."""
-
-_READERS = {"mnist": tv.MNIST, "fashion_mnist": tv.FashionMNIST, "cifar10": tv.CIFAR10}
+_READERS = {
+    "mnist": tv.MNIST,
+    "fashion_mnist": tv.FashionMNIST,
+    "kmnist": tv.KMNIST,
+    "cifar10": tv.CIFAR10,
+    "cifar100": tv.CIFAR100,
+}
 
 
 def fetch(config: DataConfig, root: Path) -> None:
     """Downloads the files, as torchvision does.
 
     Raises:
-        ConfigError: If the download fails.
+        ConfigError: If torchvision knows nothing of them, or the download fails.
     """
+    if config.name not in _READERS:
+        raise ConfigError(
+            f"data.name: {config.name} is not fetched by --download. Put its files into "
+            f"{config.root!r} yourself"
+        )
     try:
         _READERS[config.name](root, train=True, download=True)
     except (OSError, RuntimeError) as e:

@@ -1,7 +1,8 @@
 """Reading a declared data set into memory.
 
-Pixels are scaled to [-1, 1] by constants of the file format. Nothing (a mean, a class count)
-is computed from the training examples, since that would be a release of its own.
+Pixels are scaled to [-1, 1] by constants of the file format, or by constants that the config
+declares public. Nothing (a mean, a class count) is computed from the training examples, since that
+would be a release of its own.
 """
 
 import hashlib
@@ -15,8 +16,9 @@ from torch import Tensor
 
 from dpsweep.core.errors import ConfigError
 from dpsweep.core.seeds import public_seed
-from dpsweep.data.datasets import DataConfig, check_present
-from dpsweep.data.shared import shared
+from dpsweep.data import folders, npz
+from dpsweep.data.datasets import DataConfig, Normalise, check_present
+from dpsweep.data.shared import Split, shared
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Dataset:
         valid_inputs: Declared public, uint8, shape (M, C, H, W).
         valid_targets: Declared public, int64, shape (M,).
         brightest: Largest pixel value.
+        normalise: Public constants to scale pixels by; to [-1, 1] if None.
     """
 
     inputs: Tensor
@@ -36,10 +39,17 @@ class Dataset:
     valid_inputs: Tensor
     valid_targets: Tensor
     brightest: int
+    normalise: Normalise | None = None
 
     def scaled(self, inputs: Tensor, dtype: torch.dtype) -> Tensor:
-        """Pixels in [-1, 1]."""
-        return inputs.to(dtype) * (2 / self.brightest) - 1
+        """Pixels in [-1, 1], or (pixel / brightest - mean) / std; shape (..., C, H, W)."""
+        if self.normalise is None:
+            return inputs.to(dtype) * (2 / self.brightest) - 1
+        mean, std = (
+            torch.tensor(each, dtype=dtype, device=inputs.device)[:, None, None]
+            for each in (self.normalise.mean, self.normalise.std)
+        )
+        return (inputs.to(dtype) / self.brightest - mean) / std
 
     def to(self, device: torch.device) -> "Dataset":
         """The same on another device."""
@@ -78,7 +88,7 @@ def load(config: DataConfig, seed: int) -> Dataset:
     Raises:
         ConfigError: If the files are missing or are not what torchvision expects.
     """
-    train, test = _digits() if config.name == "digits" else _torchvision(config)
+    train, test = _digits() if config.name == "digits" else _from_files(config)
     for part, expected in ((train, config.spec.num_train), (test, config.spec.num_test)):
         _check(part, expected, config)
     if config.num_held_out:
@@ -87,7 +97,7 @@ def load(config: DataConfig, seed: int) -> Dataset:
         kept, held = order[config.num_held_out :], order[: config.num_held_out]
         test = (train[0][held], train[1][held])
         train = (train[0][kept], train[1][kept])
-    return Dataset(*train, *test, brightest=config.spec.brightest)
+    return Dataset(*train, *test, brightest=config.spec.brightest, normalise=config.normalise)
 
 
 def fingerprint(config: DataConfig, seed: int) -> str:
@@ -102,19 +112,22 @@ def fingerprint(config: DataConfig, seed: int) -> str:
     return told.hexdigest()
 
 
-def _check(part: "Split", expected: int, config: DataConfig) -> None:
+def _check(part: Split, expected: int, config: DataConfig) -> None:
     """Found now, since found later it would depend on which examples a step samples."""
     inputs, targets = part
-    shape_fits = tuple(inputs.shape) == (expected, *config.spec.shape)
-    labels_fit = set(targets.tolist()) <= set(range(config.spec.num_classes))
-    if not shape_fits or not labels_fit or len(targets) != expected:
+    if tuple(inputs.shape) != (expected, *config.spec.shape) or len(targets) != expected:
         raise ConfigError(
             f"data.root: {config.root!r} holds {tuple(inputs.shape)} images and {len(targets)} "
             f"labels, and {config.name} has {(expected, *config.spec.shape)}. Copy it afresh"
         )
-
-
-Split = tuple[Tensor, Tensor]
+    outside = targets[(targets < 0) | (targets >= config.spec.num_classes)]
+    if len(outside):
+        some = ", ".join(str(label) for label in sorted(set(outside.tolist()))[:3])
+        raise ConfigError(
+            f"data.root: {config.root!r} has {len(outside)} labels outside the "
+            f"{config.spec.num_classes} classes, which are numbered from 0: {some}. Correct them, "
+            f"or data.num_classes"
+        )
 
 
 def _digits() -> tuple[Split, Split]:
@@ -131,16 +144,21 @@ def _digits() -> tuple[Split, Split]:
     return found
 
 
-def _torchvision(config: DataConfig) -> tuple[Split, Split]:
+def _from_files(config: DataConfig) -> tuple[Split, Split]:
     check_present(config, where=config.name)
     assert config.root is not None
-    assert config.spec.folder is not None
-    root = Path(config.root).expanduser()
+    assert config.place is not None
+    root, place = Path(config.root).expanduser(), config.place
 
     def read() -> tuple[Split, Split]:
+        if config.name == "npz":
+            return npz.splits(config, place)
+        if config.name in ("folder", "tiny_imagenet"):
+            return folders.splits(config, place)
         from dpsweep.data.files import splits  # torchvision takes over a second to import
 
         return splits(config, root)
 
-    found: tuple[Split, Split] = shared(root / config.spec.folder, read)
+    kind = repr((config.spec, config.resize)) if config.spec.folder == "" else ""
+    found: tuple[Split, Split] = shared(place, read, kind)
     return found

@@ -16,6 +16,7 @@ from torch.func import functional_call
 
 from dpsweep.core.circulant import CirculantLinear
 from dpsweep.core.errors import Misfit
+from dpsweep.core.standard import StandardConv2d
 from dpsweep.core.types import Released
 from dpsweep.privacy.spectral import CirculantMap, ConvMap, LayerMap
 
@@ -80,6 +81,11 @@ def geometry_of(
                 f"input, and spectral geometry needs each layer with weights called once"
             )
         match layer:
+            case StandardConv2d():
+                raise ValueError(
+                    f"layer {name!r} standardises its kernels, whose gradient is then no "
+                    f"correlation of images and has no spectral geometry. Use standardise: false"
+                )
             case nn.Conv2d() | CirculantLinear():
                 try:
                     maps[_join(name, "weight")] = _map(declared, layer, seen[0])

@@ -65,6 +65,11 @@ def check_fit(config: TrialConfig) -> None:
     except ValueError as e:
         key = f"model.{e.key}" if isinstance(e, Misfit) else "model"
         raise Misfit(key, f"{config.model.name} cannot be built: {e}") from e
+    if config.train.augment is not None:
+        try:
+            config.train.augment.refuse_larger(config.data.spec.shape)
+        except Misfit as e:
+            raise Misfit(f"train.augment.{e.key}", str(e)) from e
     geometry = _geometry(config, model)
     try:
         refuse_geometry(config.train.engine, geometry)
@@ -79,11 +84,11 @@ def _engine(
     physical = train.max_physical_batch
     if physical == "auto":
         name = "bookkeeping" if train.engine == "auto" else train.engine
-        physical = fitting_batch(model, shape, train.batch_size, name, device)
+        physical = fitting_batch(model, shape, train.batch_size, name, device, train.copies)
     loss = nn.functional.cross_entropy
     try:
         kind = config.model.model_dump_json()
-        return engine_for(model, loss, geometry, physical, shape, train.engine, kind)
+        return engine_for(model, loss, geometry, physical, shape, train.engine, kind, train.copies)
     except ValueError as e:
         raise Misfit("train.engine", f"{train.engine} does not fit {config.model.name}: {e}") from e
 

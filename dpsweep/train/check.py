@@ -6,6 +6,7 @@ from dpsweep.config.sweep import Sweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, Misfit
 from dpsweep.data.datasets import check_present
+from dpsweep.data.models.own import code_that_runs
 from dpsweep.data.read import download
 from dpsweep.train.assemble import check_fit
 from dpsweep.train.budget import budget, delta_of
@@ -34,12 +35,14 @@ def check_trial(config: TrialConfig, source: Source, *, fetch: bool = False) -> 
         download(config.data)
     check_present(config.data, source.line(("data",)))
     delta, most = delta_of(config), 1 / config.data.num_examples
+    warnings = [said] if (said := code_that_runs(config.model)) else []
     if delta < most:
-        return []
+        return warnings
     return [
+        *warnings,
         f"privacy.delta: {delta:g} is not below 1 / num_examples = {most:.2g}: a mechanism that "
         f"publishes one random example in full would pass. Use delta: auto "
-        f"({config.data.num_examples**-1.1:.2g})"
+        f"({config.data.num_examples**-1.1:.2g})",
     ]
 
 

@@ -14,7 +14,7 @@ import torch
 
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, Diverged, StateError
-from dpsweep.core.types import Row
+from dpsweep.core.types import Row, Tensors
 from dpsweep.train.assemble import assemble, initial
 from dpsweep.train.budget import Budget
 from dpsweep.train.course import Course, Report, course
@@ -110,12 +110,30 @@ def train(
                 raise Paused
         rows.append(_row(due, progress, step, clock))
         if progress.step == plan.run.steps:  # before the checkpoint, which ends the work here
-            room.save_weights(progress.params)
+            room.save_weights(whole_weights(step, progress), _said(step, progress))
         room.save(_state(identity, progress, rows))
         room.save_rows(rows)
         clock.checkpointed()
         report(rows[-1])
     return Result(rows, plan, secret.void)
+
+
+def whole_weights(step: Step, progress: Progress) -> Tensors:
+    """All of the model's tensors: the trial's result, and what was frozen or never learned."""
+    model = step.engine.model
+    names = {id(p): name for name, p in model.named_parameters()}
+    whole = model.state_dict(keep_vars=True)
+    return {k: progress.result[names[id(x)]] if id(x) in names else x for k, x in whole.items()}
+
+
+def _said(step: Step, progress: Progress) -> str:
+    ema = step.config.train.ema
+    if ema is None:
+        return ""
+    return (
+        f"An average over the iterates of {progress.step} steps, with train.ema {ema}; not the "
+        f"last iterate."
+    )
 
 
 def _state(identity: str, progress: Progress, rows: list[Row]) -> dict[str, Any]:
@@ -139,7 +157,7 @@ def _saved(room: Room, identity: str) -> dict[str, Any] | None:
 
 
 def _row(due: Report, progress: Progress, step: Step, clock: "_Clock") -> Row:
-    score = evaluate(step.engine.model, progress.params, step.data, step.dtype)
+    score = evaluate(step.engine.model, progress.result, step.data, step.dtype)
     finite = all(bool(torch.isfinite(x).all()) for x in progress.params.values())
     if not finite or not math.isfinite(score.loss):
         raise Diverged(

@@ -4,6 +4,7 @@
     checkpoint.pt     where to go on from; gone after the last step
     metrics.json      one row per report
     weights.pt        the trained weights
+    weights.txt       which those are, if they are not the last iterate
     error.txt         traceback of a failure, which may quote private data: stays here
 
 Folders made here are 0700, files 0600. Whoever runs the trial next (after a crash, on another
@@ -24,7 +25,7 @@ from typing import Any
 
 import torch
 
-from dpsweep.core.disk import room_on_disk, write_whole
+from dpsweep.core.disk import forget_whole, room_on_disk, write_whole
 from dpsweep.core.errors import StateError
 from dpsweep.core.seeds import Secret
 from dpsweep.core.types import Row, Tensors
@@ -126,9 +127,11 @@ class Room:
         place = self.path / "metrics.json"
         return json.loads(place.read_text()) if place.exists() else []
 
-    def save_weights(self, params: Tensors) -> None:
-        """Stores trained weights, a released result."""
+    def save_weights(self, params: Tensors, said: str = "") -> None:
+        """Stores trained weights, a released result, and which they are."""
         plain = {k: x.detach().cpu().clone() for k, x in params.items()}
+        if said:
+            write_whole(self.path / "weights.txt", f"{said}\n".encode())
         write_whole(self.weights, _serialised(plain))
 
     @property
@@ -145,7 +148,7 @@ class Room:
     def forget(self) -> None:
         """Deletes what only an unfinished trial needs: checkpoint and secret."""
         for name in ("checkpoint.pt", "secret"):
-            (self.path / name).unlink(missing_ok=True)
+            forget_whole(self.path / name)
 
 
 def keep_weights(folder: Path, numbers: Iterable[int]) -> int:

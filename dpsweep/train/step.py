@@ -18,8 +18,9 @@ import torch
 from torch.profiler import record_function
 
 from dpsweep.config.trial import TrialConfig
-from dpsweep.core.seeds import Secret
+from dpsweep.core.seeds import Draws, Secret, Stream
 from dpsweep.core.types import Clipped, Released, Tensors
+from dpsweep.data.augment import marks
 from dpsweep.data.read import Dataset
 from dpsweep.filters.base import Public, State
 from dpsweep.methods import build as build_method
@@ -28,6 +29,7 @@ from dpsweep.optim.adam_bc import NOISE_VARIANCES
 from dpsweep.privacy.clip import Clip, Quantile, without_count
 from dpsweep.privacy.engine import Engine
 from dpsweep.privacy.geometry import IDENTITY, Geometry
+from dpsweep.privacy.noise import SOURCES
 from dpsweep.privacy.release import release
 from dpsweep.privacy.sampling import poisson_batch
 from dpsweep.train.budget import Budget
@@ -52,6 +54,8 @@ class Progress:
         filter_state: The filters' memory.
         optimizer: Torch's optimizer over the newest iterate.
         bound: The clip norm of the next step; changes under adaptive clipping alone.
+        average: Moving average of the iterates after each step, which train.ema asks for; nothing
+            in training reads it. None before the first step, or if it is not asked for.
     """
 
     step: int
@@ -59,11 +63,17 @@ class Progress:
     filter_state: State
     optimizer: torch.optim.Optimizer
     bound: float
+    average: Tensors | None = None
 
     @property
     def params(self) -> Tensors:
         """The newest iterate."""
         return self.trail[-1]
+
+    @property
+    def result(self) -> Tensors:
+        """What is measured and kept: the average, if there is one, or the newest iterate."""
+        return self.params if self.average is None else self.average
 
     def state_dict(self) -> dict[str, Any]:
         """As plain tensors and containers, for torch.save."""
@@ -73,6 +83,7 @@ class Progress:
             "filter_state": self.filter_state,
             "optimizer": self.optimizer.state_dict(),
             "bound": self.bound,
+            "average": self.average,
         }
 
 
@@ -113,7 +124,7 @@ class Step:
         progress.trail.extend(saved["trail"])
         progress.optimizer.load_state_dict(saved["optimizer"])
         progress.step, progress.filter_state = saved["step"], saved["filter_state"]
-        progress.bound = saved["bound"]
+        progress.bound, progress.average = saved["bound"], saved.get("average")
         return progress
 
     def __call__(self, progress: Progress) -> None:
@@ -135,18 +146,34 @@ class Step:
             )
         with region("optimizer"):
             self._move(progress, filtered, noise_std)
+            self._average(progress)
         if isinstance(clip, Quantile) and count is not None:
             progress.bound = clip.moved(count, self.config.train.batch_size)
 
     def batch(self, step: int) -> torch.Tensor:
         """Indices of the examples of one step: a secret Poisson sample."""
-        rng = self.secret.stream(step, "sample")
+        rng = self.draws(step, "sample")
         sampled = poisson_batch(self.budget.num_examples, self.budget.run.sampling_rate, rng)
         return sampled.to(self.data.inputs.device)
 
+    def inputs(self, batch: torch.Tensor, step: int) -> torch.Tensor:
+        """What these examples are asked as, shape (B, C, H, W), or (B, K, C, H, W) as copies."""
+        inputs_B = self.data.inputs.index_select(0, batch)
+        if augment := self.config.train.augment:
+            marks_B = self.marks.index_select(0, batch)
+            inputs_B = augment.copies(inputs_B, marks_B, step, self.config.seed)
+        return self.data.scaled(inputs_B, self.dtype)
+
+    @cached_property
+    def marks(self) -> torch.Tensor:
+        """What the augmentation of each example is drawn from, shape (N,)."""
+        return marks(self.data.inputs)
+
     def clipped(self, batch: torch.Tensor, progress: Progress) -> Clipped:
         """The sum of the batch's clipped answers, in white coordinates. Private."""
-        oracle = partial(self._answers, batch, self.clip(progress))
+        inputs_B = self.inputs(batch, progress.step)
+        targets_B = self.data.targets.index_select(0, batch)
+        oracle = partial(self._answers, inputs_B, targets_B, self.clip(progress))
         return self.method.query.clipped(oracle, progress.trail, progress.step)
 
     def released(self, clipped: Clipped, clip: Clip, step: int) -> Released:
@@ -156,9 +183,13 @@ class Step:
             clip_norm=clip.clip_norm,
             noise_multiplier=self.budget.run.noise_multiplier,
             batch_size=self.config.train.batch_size,
-            rng=self.secret.stream(step, "noise"),
+            rng=self.draws(step, "noise"),
             dtype=self.dtype,
         )
+
+    def draws(self, step: int, name: Stream) -> Draws:
+        """One step's secret stream; the same again whenever it is asked for."""
+        return SOURCES[self.config.privacy.noise.source](self.secret, step, name)
 
     def clip(self, progress: Progress) -> Clip:
         """The style of clipping, at the next step's norm."""
@@ -174,19 +205,33 @@ class Step:
 
     def _answers(
         self,
-        batch: torch.Tensor,
+        inputs_B: torch.Tensor,
+        targets_B: torch.Tensor,
         clip: Clip,
         points: Sequence[Tensors],
         weights: Sequence[float],
     ) -> Clipped:
-        """The sum over `batch` of each example's clipped answer."""
+        """The sum over a batch of each example's clipped answer."""
         return self.engine.clipped_sum(
-            points,
-            weights,
-            inputs_B=self.data.scaled(self.data.inputs.index_select(0, batch), self.dtype),
-            targets_B=self.data.targets.index_select(0, batch),
-            clip=clip,
+            points, weights, inputs_B=inputs_B, targets_B=targets_B, clip=clip
         )
+
+    def _average(self, progress: Progress) -> None:
+        """A_t = sum_s ema^(t-s) x_s / sum_s ema^(t-s) over the iterates after each step so far.
+
+        Where the learning rate falls little, an average has less of the noise than its last term
+        (Polyak and Juditsky 1992; De et al. 2022, arXiv:2204.13650, with the weights of Kingma and
+        Ba's bias correction). A function of released iterates: post-processing.
+        """
+        ema = self.config.train.ema
+        if ema is None:
+            return
+        if progress.average is None:
+            progress.average = {k: x.detach().clone() for k, x in progress.params.items()}
+            return
+        newest = (1 - ema) / (1 - ema**progress.step)
+        for k, x in progress.params.items():
+            progress.average[k].lerp_(x, newest)
 
     def _move(self, progress: Progress, direction: Tensors, noise_std: float) -> None:
         """The base optimizer's update, in place on the newest iterate; older ones are kept."""

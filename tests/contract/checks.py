@@ -15,7 +15,7 @@ from unittest import mock
 
 import numpy as np
 import torch
-from textbook import answer_of, look_ahead_weight, momentum, reference, textbook
+from textbook import answer_of, asked, look_ahead_weight, momentum, reference, textbook
 from torch import Tensor, nn
 from torch.func import functional_call
 from world import (
@@ -125,8 +125,10 @@ def check_unclipped_gradient(world: World) -> None:
             k: (x + ahead * (now[k] - before[k])).requires_grad_()
             for k, x in start.trail[-1 - age].items()
         }
-        outputs = functional_call(net, point, (data.scaled(data.inputs, torch.float64),))
-        value = nn.functional.cross_entropy(outputs, data.targets, reduction="sum")
+        inputs, targets = asked(world, data)
+        outputs = functional_call(net, point, (inputs,))
+        value = nn.functional.cross_entropy(outputs, targets, reduction="sum")
+        value = value * len(data.targets) / len(targets)
         for k, g in zip(point, torch.autograd.grad(value, list(point.values())), strict=True):
             expected[k] += weight * g / BATCH_SIZE
     off = _distance(tape.gradients[0], expected) / _largest(expected)
@@ -231,7 +233,7 @@ def check_empty_batch(world: World) -> None:
     tape = world.run(examples(), rate=1e-12, progress=start)
     assert len(tape.releases) == 1, "empty batch: nothing is released"
     (recording,) = tape.releases
-    rng = SECRET.stream(4, "noise")
+    rng = step.draws(4, "noise")
     for k, noise in recording.noise.items():
         draw = torch.from_numpy(np.asarray(rng.standard_normal(tuple(noise.shape))))
         off = float((noise - SIGMA * draw).abs().max())
@@ -285,6 +287,7 @@ def check_resume(world: World) -> None:
         while resumed.step < 6:
             step(resumed)
         assert same(resumed.params, straight.params), f"resume: other weights from step {t} on"
+        assert same(resumed.result, straight.result), f"resume: another average from step {t} on"
         assert resumed.bound == straight.bound, f"resume: another clip norm from step {t} on"
 
 
@@ -311,10 +314,11 @@ def check_secret_is_said_nowhere(world: World) -> None:
     file = io.BytesIO()
     torch.save(progress.state_dict(), file)
     said = " ".join([repr(secret), str(secret), repr(step), world.config.model_dump_json()])
-    for telling in (repr(secret.key), secret.key.hex(), str(int.from_bytes(secret.key))):
-        assert telling not in said, "secret: said in a text"
-        assert telling.encode() not in file.getvalue(), "secret: saved with the weights"
-    assert secret.key not in file.getvalue(), "secret: saved with the weights"
+    for key in (secret.key, secret.stream_key(0, "noise"), secret.stream_key(0, "sample")):
+        for telling in (repr(key), key.hex(), str(int.from_bytes(key))):
+            assert telling not in said, "secret: said in a text"
+            assert telling.encode() not in file.getvalue(), "secret: saved with the weights"
+        assert key not in file.getvalue(), "secret: saved with the weights"
 
 
 def check_classes(config: TrialConfig) -> None:

@@ -5,7 +5,7 @@ test_planted_faults.py says which check catches which.
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from dpsweep.core.seeds import Secret
-from dpsweep.core.types import Clipped, Released
+from dpsweep.core.types import Clipped, Released, Tensors
 from dpsweep.data.models import build as build_model
 from dpsweep.methods.momentum import InnerMomentum
 from dpsweep.privacy import release as room_of_the_release
-from dpsweep.privacy.clip import PerLayer, Quantile
+from dpsweep.privacy.clip import Clip, PerLayer, Quantile
 from dpsweep.privacy.engine import BookkeepingEngine, answers, bookkeeping, conv
 from dpsweep.privacy.engine import base as room_of_portions
 from dpsweep.privacy.engine.answers import Answer, Each
@@ -387,6 +387,43 @@ def moments_not_saved(patch: pytest.MonkeyPatch) -> None:
         return resume(self, {**saved, "optimizer": moments})
 
     patch.setattr(Step, "resume", forgetful)
+
+
+def average_not_saved(patch: pytest.MonkeyPatch) -> None:
+    resume = Step.resume
+    patch.setattr(Step, "resume", lambda self, saved: resume(self, {**saved, "average": None}))
+
+
+# Augmentation.
+
+
+def copies_as_examples(patch: pytest.MonkeyPatch) -> None:
+    def portion(
+        self: BookkeepingEngine,
+        points: Sequence[Tensors],
+        weights: Sequence[float],
+        portion: Portion,
+        clip: Clip,
+    ) -> Clipped:
+        apart = replace(self, copies=1)
+        return asking(apart, points, weights, portion.one_by_one(self.copies), clip)
+
+    asking = BookkeepingEngine._portion
+    patch.setattr(BookkeepingEngine, "_portion", portion)
+
+
+def mean_of_clipped_copies(patch: pytest.MonkeyPatch) -> None:
+    copies_as_examples(patch)
+    asking = BookkeepingEngine._portion
+
+    def mean(self: BookkeepingEngine, *args: object) -> Clipped:
+        return Clipped({k: x / self.copies for k, x in asking(self, *args).items()})
+
+    patch.setattr(BookkeepingEngine, "_portion", mean)
+
+
+def augmentation_by_place(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(room_of_the_step, "marks", lambda inputs: torch.arange(len(inputs)))
 
 
 def last_microbatch_dropped(patch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,10 @@ check that is named must then fail with the words given, and must pass in the sa
 | a kernel's lags restored in mirrored order | check_unclipped_gradient | unclipped |
 | a head of 100 classes on data of 10 | check_classes | classes |
 | the optimizer's moments not saved | check_resume | resume |
+| the average over the iterates not saved | check_resume | resume |
+| copies of an example clipped as examples of their own | check_sensitivity | sensitivity |
+| each copy of an example clipped, and the mean taken | check_reference | reference |
+| augmentation drawn by an example's place | check_sensitivity | sensitivity |
 | the last microbatch dropped when it is not full | check_microbatches | microbatches |
 """
 
@@ -66,6 +70,7 @@ MOMENTUM = METHOD_WORLDS["innerouter"]
 SGD = METHOD_WORLDS["dp_sgd"]
 SPLIT = METHOD_WORLDS["fftkf-split"]
 SPECTRAL = METHOD_WORLDS["spectral_dp"]
+AUGMENTED = METHOD_WORLDS["dp_sgd-augmented"]
 ADAPTIVE = WORLDS["dp_sgd-adaptive"]
 
 
@@ -216,6 +221,21 @@ FAULTS = {
         checks.check_resume,
         "resume: other weights",
         METHOD_WORLDS["dp_adambc"],
+    ),
+    "average-not-saved": Fault(
+        faults.average_not_saved, checks.check_resume, "resume: another average", AUGMENTED
+    ),
+    "copies-as-examples": Fault(
+        faults.copies_as_examples, checks.check_sensitivity, "sensitivity: one example", AUGMENTED
+    ),
+    "mean-of-clipped-copies": Fault(
+        faults.mean_of_clipped_copies, checks.check_reference, "reference: the release", AUGMENTED
+    ),
+    "augmentation-by-place": Fault(
+        faults.augmentation_by_place,
+        checks.check_sensitivity,
+        "sensitivity: one example",
+        AUGMENTED,
     ),
     "last-microbatch-dropped": Fault(
         faults.last_microbatch_dropped, checks.check_microbatches, "microbatches of 7"

@@ -27,7 +27,7 @@ from dpsweep.train.evaluate import evaluate
 from dpsweep.train.loop import train
 from dpsweep.train.room import Room
 
-FEW = ("dp_sgd", "dp_adambc", "fftkf-split", "spectral_dp")
+FEW = ("dp_sgd", "dp_sgd-secure-noise", "dp_adambc", "fftkf-split", "spectral_dp")
 """Variants that stand for the others where what is checked is the same for all."""
 
 
@@ -124,7 +124,7 @@ def test_two_trials_draw_different_noise_and_a_replayed_step_the_same(world, mon
     chance.check_fresh_noise(world)
 
 
-@pytest.mark.parametrize("name", ["dp_sgd", "fftkf-split", "spectral_dp"])
+@pytest.mark.parametrize("name", ["dp_sgd", "dp_sgd-secure-noise", "fftkf-split", "spectral_dp"])
 def test_every_batch_is_a_poisson_sample_of_its_own(name):
     chance.check_sampling(METHOD_WORLDS[name])
 

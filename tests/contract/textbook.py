@@ -5,9 +5,10 @@ import math
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from world import BATCH_SIZE, NUM_EXAMPLES, World, examples, loss, only
+from world import BATCH_SIZE, NUM_EXAMPLES, UNDERWAY, World, examples, loss, only
 
 from dpsweep.core.types import Tensors
+from dpsweep.data.augment import marks
 from dpsweep.data.read import Dataset
 from dpsweep.privacy.clip import INSIDE, layer_of
 
@@ -96,6 +97,26 @@ def answer_of(
     return answer, {k: float(x.norm()) for k, x in whole.items()}
 
 
+def asked(world: World, data: Dataset) -> tuple[Tensor, Tensor]:
+    """All copies of all examples as step UNDERWAY asks them, one after another, and their targets.
+
+    Each is cut out of the image mirrored beyond its edge, and then turned round.
+    """
+    augment, copies = world.config.train.augment, []
+    if augment is None:
+        return data.scaled(data.inputs, torch.float64), data.targets
+    drawn = augment.draws(marks(data.inputs), UNDERWAY, world.config.seed)
+    height, width = data.inputs.shape[2:]
+    for i, image in enumerate(data.inputs):
+        wide = nn.functional.pad(image[None], [augment.crops] * 4, mode="reflect")[0]
+        for flipped, down, right in zip(*(d[i].tolist() for d in drawn), strict=True):
+            top, left = augment.crops + down, augment.crops + right
+            copy = wide[:, top : top + height, left : left + width]
+            copies.append(copy.flip(2) if flipped else copy)
+    targets = data.targets.repeat_interleave(augment.multiplicity)
+    return data.scaled(torch.stack(copies), torch.float64), targets
+
+
 def _factors(world: World, norms: dict[str, float]) -> dict[str, float]:
     """What each parameter's part is multiplied by, and under INSIDE whether nothing is cut."""
     norm, c = math.hypot(*norms.values()), world.clip_norm
@@ -120,9 +141,8 @@ def _autograd(world: World, point: Tensors, one: Dataset) -> dict[str, tuple[Ten
     ]
     leaves = {k: x.clone().requires_grad_() for k, x in point.items()}
     try:
-        value = loss(
-            functional_call(net, leaves, (one.scaled(one.inputs, torch.float64),)), one.targets
-        )
+        inputs, targets = asked(world, one)
+        value = loss(functional_call(net, leaves, (inputs,)), targets)
     finally:
         for hook in hooks:
             hook.remove()

@@ -37,6 +37,9 @@ BATCH_SIZE = 5  # B, on purpose not the number of examples: dividing by |S_t| wo
 NUM_EXAMPLES = 9
 NUM_CLASSES = 8  # two blocks of the head: over all classes the gradient of a loss sums to zero
 SHAPE = (1, 4, 4)
+UNDERWAY = 4
+"""The step before which checks look at a run."""
+
 NOTHING = -1
 """The label of an example whose gradient is zero."""
 
@@ -147,6 +150,8 @@ class World:
         net: Makes the net.
         dtype: Of weights and gradients.
         clip_norm: C.
+        source: Of noise and batches.
+        train: More of the file's section of that name.
     """
 
     method: dict[str, object]
@@ -154,6 +159,8 @@ class World:
     net: Callable[[], nn.Module] = dense
     dtype: str = "float64"
     clip_norm: float = CLIP_NORM
+    source: str = "fast"
+    train: dict[str, object] = field(default_factory=dict)
 
     @cached_property
     def config(self) -> TrialConfig:
@@ -166,8 +173,9 @@ class World:
                     "noise_multiplier": SIGMA,
                     "clip_norm": self.clip_norm,
                     "clipping": self._clipping(),
+                    "noise": {"source": self.source},
                 },
-                "train": {"batch_size": BATCH_SIZE, "epochs": 1, "dtype": self.dtype},
+                "train": {"batch_size": BATCH_SIZE, "epochs": 1, "dtype": self.dtype} | self.train,
                 "optimizer": {"lr": 0.1},
                 "method": self.method,
             }
@@ -213,8 +221,9 @@ class World:
         num_examples = len(data.targets)
         run = Run(sampling_rate=rate, noise_multiplier=sigma, steps=100)
         budget = Budget(num_examples=num_examples, run=run, epsilon=math.inf, delta=1e-5)
+        train = self.config.train
         engine = engine_for(
-            self.model, loss, self.geometry, physical, SHAPE, self.config.train.engine
+            self.model, loss, self.geometry, physical, SHAPE, train.engine, copies=train.copies
         )
         return Step(self.config, budget, data, engine, secret, self.geometry)
 
@@ -227,7 +236,7 @@ class World:
         """Before the first step."""
         return step.start({k: p.detach().clone() for k, p in self.model.named_parameters()})
 
-    def underway(self, step: Step, at: int = 4) -> Progress:
+    def underway(self, step: Step, at: int = UNDERWAY) -> Progress:
         """Before step `at`, the last iterates far enough apart for gradients to turn."""
         progress = self.begin(step)
         rng, now = torch.Generator().manual_seed(2), progress.params

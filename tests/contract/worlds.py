@@ -12,14 +12,19 @@ MOMENTUM = {"name": "momentum", "points": 3, "decay": 0.8}
 LOW_PASS = {"name": "low_pass", "printed": "a6_b2_2"}
 DESIGN = {"design": {"family": "butterworth", "order": 2, "cutoff": 0.2}}
 
+AUGMENTED = {"augment": {"flips": True, "crops": 1, "multiplicity": 3}, "ema": 0.6}
+
 METHOD_WORLDS: dict[str, World] = {
     "dp_sgd": World({"name": "dp_sgd"}),
+    "dp_sgd-secure-noise": World({"name": "dp_sgd"}, source="secure"),
+    "dp_sgd-augmented": World({"name": "dp_sgd"}, train=AUGMENTED),
     "dp_adam": World({"name": "dp_adam"}),
     "dp_adambc": World({"name": "dp_adambc"}),
     "doppler-printed": World({"name": "doppler", "filter": {"printed": "a9_b15_m05"}}),
     "doppler-design": World({"name": "doppler", "filter": DESIGN}),
     "disk-printed": World({"name": "disk", "kappa": 0.7, "gamma": 0.5}),
     "disk-weights-of-both-signs": World({"name": "disk", "kappa": 0.3, "gamma": 0.5}),
+    "disk-augmented": World({"name": "disk", "kappa": 0.3, "gamma": 0.5}, train=AUGMENTED),
     "disk-behind": World({"name": "disk", "kappa": 0.5, "gamma": -1.0}),
     "disk-one-point": World({"name": "disk", "kappa": 0.4, "gamma": "one_point"}),
     "disk-riccati": World({"name": "disk", "gain": "riccati", "gamma": 0.5}),
@@ -30,6 +35,7 @@ METHOD_WORLDS: dict[str, World] = {
     "innerouter": World({"name": "innerouter", "points": 3, "decay": 0.8}),
     "dp_pmlf": World({"name": "dp_pmlf", "points": 4, "decay": 0.7}),
     "spectral_dp": World({"name": "spectral_dp"}, "per_layer", spectral),
+    "spectral_dp-augmented": World({"name": "spectral_dp"}, "per_layer", spectral, train=AUGMENTED),
     "block_spectral_dp": World({"name": "block_spectral_dp"}, "per_layer", spectral),
     "compose-momentum-shelf-adambc": World(
         {"compose": {"query": MOMENTUM, "filters": [{"name": "shelf"}], "base": "adambc"}}

@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from dpsweep.core.errors import ConfigError
-from dpsweep.data.datasets import SPECS, DataConfig, check_present
+from dpsweep.data.datasets import SPECS, DataConfig, Normalise, check_present
 from dpsweep.data.read import Dataset, download, load
 
 WITH_FILES = [name for name, spec in SPECS.items() if spec.folder]
+OF_TORCHVISION = [name for name in WITH_FILES if name != "tiny_imagenet"]
 every_file_set = pytest.mark.parametrize("name", WITH_FILES)
 
 
@@ -97,6 +99,36 @@ def test_pixels_are_scaled_to_the_unit_interval_around_zero(dtype):
     assert scaled.tolist() == [-1.0, -0.5, 0.0, 1.0]
 
 
+CONSTANTS = {"mean": [0.5, 0.25, 0.0], "std": [0.5, 0.25, 2.0]}
+
+
+@pytest.mark.parametrize("lead", [(), (5,), (5, 2)])
+def test_declared_constants_shift_and_scale_each_channel(lead):
+    blank = torch.zeros(1, 3, 2, 2, dtype=torch.uint8), torch.zeros(1)
+    data = Dataset(*blank, *blank, brightest=255, normalise=Normalise.model_validate(CONSTANTS))
+    pixels = torch.tensor([255, 0, 51], dtype=torch.uint8)[:, None, None].expand(*lead, 3, 4, 4)
+    scaled = data.scaled(pixels, torch.float64)
+    expected = torch.tensor([1.0, -1.0, 0.1], dtype=torch.float64)[:, None, None]
+    torch.testing.assert_close(scaled, expected.expand(*lead, 3, 4, 4))
+
+
+def test_declared_constants_reach_the_data_and_must_fit_the_channels():
+    config = DataConfig(name="digits", normalise={"mean": [0.5], "std": [0.5]})
+    data = load(config, 0)
+    assert data.normalise == config.normalise
+    plain = load(DataConfig(name="digits"), 0).scaled(data.inputs, torch.float64)
+    torch.testing.assert_close(data.scaled(data.inputs, torch.float64), plain)
+    with pytest.raises(ValidationError, match=r"has 3 numbers, and the images of mnist 1 channels"):
+        DataConfig(name="mnist", normalise=CONSTANTS)
+    with pytest.raises(ValidationError, match="greater than 0"):
+        DataConfig(name="digits", normalise={"mean": [0.5], "std": [0.0]})
+
+
+def test_unused_keys_stay_out_of_a_trial_s_identity():
+    keys = {"name", "root", "validation", "holdout_fraction"}
+    assert DataConfig(name="digits").model_dump().keys() == keys
+
+
 @every_file_set
 def test_missing_root_is_told_with_the_folder_it_should_hold(name):
     folder = SPECS[name].folder
@@ -116,7 +148,7 @@ def test_root_without_the_files_is_told_with_the_place_looked_at(name, tmp_path)
         check_present(config, "x.yaml:2")
 
 
-@every_file_set
+@pytest.mark.parametrize("name", OF_TORCHVISION)
 def test_folder_without_readable_files_is_told_so(name, tmp_path):
     (tmp_path / SPECS[name].folder).mkdir(parents=True)
     with pytest.raises(ConfigError, match=rf"holds {name} but torchvision cannot read it: "):
@@ -130,7 +162,7 @@ def test_digits_need_no_root():
 
 @every_file_set
 def test_real_files_are_as_declared(name, root):
-    config = DataConfig(name=name, root=root)
+    config = _on_disk(name, root)
     check_present(config, "x.yaml:2")
     check_against_spec(load.__wrapped__(config, 0), config)
 
@@ -138,7 +170,7 @@ def test_real_files_are_as_declared(name, root):
 @pytest.mark.slow
 @every_file_set
 def test_holdout_of_real_files_parts_the_training_split(name, root):
-    config = DataConfig(name=name, root=root, validation="holdout", holdout_fraction=0.1)
+    config = _on_disk(name, root, validation="holdout", holdout_fraction=0.1)
     whole = load.__wrapped__(DataConfig(name=name, root=root), 0)
     parted = load.__wrapped__(config, 0)
     check_against_spec(parted, config)
@@ -149,6 +181,13 @@ def test_holdout_of_real_files_parts_the_training_split(name, root):
     shadows = (together @ direction).sort().values
     expected = (whole.inputs.flatten(1).double() @ direction).sort().values
     torch.testing.assert_close(shadows, expected, rtol=0, atol=1e-6)
+
+
+def _on_disk(name: str, root: str, **more: object) -> DataConfig:
+    config = DataConfig(name=name, root=root, **more)
+    if not config.place.is_dir():
+        pytest.skip(f"{root} does not hold {name}")
+    return config
 
 
 def test_root_with_a_tilde_is_the_home_folder(monkeypatch, tmp_path):

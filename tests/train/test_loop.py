@@ -3,8 +3,10 @@
 import os
 import subprocess
 import sys
+import time
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -277,6 +279,7 @@ def test_trial_after_another_in_one_process_is_what_it_is_alone(method, tmp_path
 
 FRESH = """
 import sys
+import time
 from pathlib import Path
 from dpsweep.config.trial import TrialConfig
 from dpsweep.train.loop import train
@@ -299,3 +302,76 @@ def test_fresh_process_trains_the_same_weights_without_ray_optuna_or_mlflow(meth
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     check_equal_to_uninterrupted(method, room, room.rows())
+
+
+def test_trial_that_is_paused_between_two_reports_ends_as_if_left_in_peace(tmp_path, monkeypatch):
+    """Asked at every step in turn, those included that end an epoch or the trial."""
+    monkeypatch.setattr(loop, "_LOOK_SECONDS", 0.0)
+    room, paused_at, told = Room(tmp_path / "trial"), [], []
+    room.make_secret()
+    for last in (1, 2, 2, 1, 3):
+        looks = iter(range(1, 100))
+        with pytest.raises(loop.Paused):
+            loop.train(trial("fftkf"), room, told.append, lambda n=last, i=looks: next(i) == n)
+        paused_at.append(room.load()["progress"]["step"])
+        if paused_at[-1] == STEPS:
+            break
+    assert paused_at == [1, 3, 5, 6]
+    assert [row["epoch"] for row in untimed(room.load()["rows"])] == [1]
+    result = loop.train(trial("fftkf"), room, told.append)
+    check_equal_to_uninterrupted("fftkf", room, result.rows)
+    assert {row["epoch"] for row in told} == {1, 2}
+    assert not list(room.path.glob(".*")), "no debris"
+
+
+@every_method
+def test_every_method_goes_on_from_a_pause_as_if_left_in_peace(method, tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "_LOOK_SECONDS", 0.0)
+    room, looks = Room(tmp_path / "trial"), iter(range(1, 100))
+    room.make_secret()
+    with pytest.raises(loop.Paused):
+        loop.train(trial(method), room, lambda row: None, lambda: next(looks) == 5)
+    assert room.load()["progress"]["step"] == 5
+    assert not room.weights.exists()
+    result = loop.train(trial(method), room, lambda row: None)
+    check_equal_to_uninterrupted(method, room, result.rows)
+
+
+def test_trial_pauses_within_a_second_of_being_asked(tmp_path):
+    """No report comes in that time; what is saved is the step it was at."""
+    room, asked = Room(tmp_path / "trial"), []
+    config = trial("dp_sgd", train={"epochs": 5000, "evaluate_every": 5000})
+    room.make_secret()
+    request = tmp_path / "stop"
+
+    def look() -> bool:
+        if not asked:  # at the first look, so that the second one finds it
+            request.touch()
+            asked.append(time.monotonic())
+            return False
+        return request.exists()
+
+    with pytest.raises(loop.Paused):
+        loop.train(config, room, lambda row: None, look)
+    # Half a second to the next look, and a step and a checkpoint of milliseconds.
+    assert time.monotonic() - asked[0] < 1.0
+    saved = room.load()
+    assert saved["progress"]["step"] > 0
+    assert saved["rows"] == []
+    assert room.rows() == []
+
+
+def test_trial_that_nobody_asks_to_pause_is_not_looked_for_at_every_step(tmp_path):
+    looks = []
+
+    def look() -> bool:
+        looks.append(time.monotonic())
+        return len(looks) == 3
+
+    room = Room(tmp_path / "trial")
+    room.make_secret()
+    config = trial("dp_sgd", train={"epochs": 5000, "evaluate_every": 5000})
+    with pytest.raises(loop.Paused):
+        loop.train(config, room, lambda row: None, look)
+    assert all(b - a >= loop._LOOK_SECONDS for a, b in pairwise(looks))
+    assert room.load()["progress"]["step"] > len(looks)

@@ -8,11 +8,10 @@ from typing import Literal
 from pydantic import Field
 from torch import nn
 
-from dpsweep.core.strict import Strict
-from dpsweep.data.models.parts import Shape, linear
+from dpsweep.data.models.parts import Model, Shape, linear
 
 
-class CnnSmall(Strict):
+class CnnSmall(Model):
     """Two convolutions and a linear layer, for small images and quick sweeps."""
 
     name: Literal["cnn_small"] = "cnn_small"
@@ -40,7 +39,7 @@ class CnnSmall(Strict):
         )
 
 
-class Cnn5(Strict):
+class Cnn5(Model):
     """Five convolutions with group norm: the CNN5 of the DiSK and FFTKF papers (412k weights)."""
 
     name: Literal["cnn5"] = "cnn5"

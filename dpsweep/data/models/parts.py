@@ -1,12 +1,39 @@
-"""What several models are built of, and what they refuse."""
+"""What several models are built of, what they refuse, and what all their configs hold."""
 
+from typing import Annotated
+
+from pydantic import Field
 from torch import nn
 
 from dpsweep.core.circulant import CirculantLinear
 from dpsweep.core.errors import Misfit
+from dpsweep.core.strict import Strict, unused
 
 Shape = tuple[int, int, int]
 """(channels, height, width) of an image."""
+
+Prefixes = Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
+"""Names of layers; each stands for all parameters below it. A YAML list."""
+
+
+class Model(Strict):
+    """Base of every model's config. See transfer.py for what the three keys do."""
+
+    weights: str | None = Field(default=None, exclude_if=unused)
+    """A local file of weights to start from, as torch.save writes a state_dict. It must be public:
+    nothing here protects what those weights were trained on."""
+
+    fresh: Prefixes | None = Field(default=None, exclude_if=unused)
+    """Layers that start anew and are not looked up in `weights`, such as a head for other
+    classes."""
+
+    train: Prefixes | None = Field(default=None, exclude_if=unused)
+    """Layers that are trained; all others keep their first weights, and neither noise nor the clip
+    norm is spent on them. All if missing."""
+
+    def build(self, shape: Shape, num_classes: int) -> nn.Module:
+        """Images of `shape` (C, H, W) -> logits, shape (B, num_classes)."""
+        raise NotImplementedError
 
 
 def linear(inputs: int, outputs: int, block: int | None, key: str = "block") -> nn.Module:
@@ -21,6 +48,15 @@ def linear(inputs: int, outputs: int, block: int | None, key: str = "block") -> 
         return CirculantLinear(inputs, outputs, block)
     except ValueError as e:
         raise Misfit(key, str(e).replace("CirculantLinear.block", key)) from e
+
+
+def divisor(most: int, size: int) -> int:
+    """The largest number up to `most` that divides `size`.
+
+    >>> divisor(32, 48)
+    24
+    """
+    return max(d for d in range(1, most + 1) if size % d == 0)
 
 
 def refuse_smaller(shape: Shape, halvings: int) -> None:

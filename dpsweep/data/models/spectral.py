@@ -9,11 +9,10 @@ from typing import Literal
 from pydantic import Field
 from torch import nn
 
-from dpsweep.core.strict import Strict
-from dpsweep.data.models.parts import Shape, linear, refuse_smaller
+from dpsweep.data.models.parts import Model, Shape, linear, refuse_smaller
 
 
-class Model2(Strict):
+class Model2(Model):
     """Model2 of Spectral-DP: five convolutions, averaged over space. Has no linear layer."""
 
     name: Literal["model2"] = "model2"
@@ -34,7 +33,7 @@ class Model2(Strict):
         )
 
 
-class Model3(Strict):
+class Model3(Model):
     """Model3 of Spectral-DP: six convolutions and two linear layers, 120 units between them."""
 
     name: Literal["model3"] = "model3"

@@ -3,21 +3,24 @@
 Zagoruyko & Komodakis 2016, arXiv:1605.07146, with the batch norm, which mixes examples, replaced
 by GroupNorm(16) as in De et al. 2022, arXiv:2204.13650. Norm and activation stand in front of
 each convolution. None but the last layer has a bias: the norms shift every channel already, and
-each bias would be noised like a weight. De et al. keep the biases, standardise the weights,
-activate before they normalise, and give each shortcut a norm of its own; here they share one.
+each bias would be noised like a weight. De et al. keep the biases, standardise the weights
+(`standardise`), activate before they normalise, and give each shortcut a norm of its own; here
+they share one.
 """
 
 from typing import Literal
 
+from pydantic import Field
 from torch import Tensor, nn
 
-from dpsweep.core.strict import Strict
-from dpsweep.data.models.parts import Shape, refuse_smaller
+from dpsweep.core.standard import StandardConv2d
+from dpsweep.core.strict import unused
+from dpsweep.data.models.parts import Model, Shape, refuse_smaller
 
 _ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh}  # never in place: engines look at the outputs
 
 
-class _Wrn(Strict):
+class _Wrn(Model):
     """A wide residual network of `depth` layers, `widening` times as wide as its first.
 
     The name says both: wrn_{depth}_{widening}.
@@ -28,17 +31,20 @@ class _Wrn(Strict):
     activation: Literal["relu", "tanh"] = "relu"
     """What follows each norm. tanh is bounded, which keeps gradients small under clipping."""
 
+    standardise: bool = Field(default=False, exclude_if=unused)
+    """Whether each kernel is brought to mean 0 and a fixed size before it is used, as De et al. do.
+    Not with the spectral methods."""
+
     def build(self, shape: Shape, num_classes: int) -> nn.Module:
         """Images of `shape` (C, H, W), sides at least 4 -> logits, shape (B, num_classes)."""
         refuse_smaller(shape, halvings=2)
         depth, widening = (int(number) for number in self.name.split("_")[1:])
-        channels = 16
-        layers: list[nn.Module] = [nn.Conv2d(shape[0], channels, 3, padding=1, bias=False)]
+        channels, conv = 16, StandardConv2d if self.standardise else nn.Conv2d
+        layers: list[nn.Module] = [conv(shape[0], channels, 3, padding=1, bias=False)]
         for width, stride in ((16, 1), (32, 2), (64, 2)):
             for place in range((depth - 4) // 6):
-                layers.append(
-                    Residual(channels, width * widening, 1 if place else stride, self.activation)
-                )
+                here = 1 if place else stride
+                layers.append(Residual(channels, width * widening, here, self.activation, conv))
                 channels = width * widening
         return nn.Sequential(
             *layers,
@@ -76,18 +82,25 @@ class Residual(nn.Module):
     skip is x, or a 1x1 convolution of h where stride or width change the shape.
     """
 
-    def __init__(self, channels: int, width: int, stride: int, activation: str) -> None:
+    def __init__(
+        self,
+        channels: int,
+        width: int,
+        stride: int,
+        activation: str,
+        conv: type[nn.Conv2d] = nn.Conv2d,
+    ) -> None:
         super().__init__()
         act = _ACTIVATIONS[activation]
         self.ready = nn.Sequential(nn.GroupNorm(16, channels), act())
         self.convs = nn.Sequential(
-            nn.Conv2d(channels, width, 3, stride, padding=1, bias=False),
+            conv(channels, width, 3, stride, padding=1, bias=False),
             nn.GroupNorm(16, width),
             act(),
-            nn.Conv2d(width, width, 3, padding=1, bias=False),
+            conv(width, width, 3, padding=1, bias=False),
         )
         reshapes = stride > 1 or channels != width
-        self.shortcut = nn.Conv2d(channels, width, 1, stride, bias=False) if reshapes else None
+        self.shortcut = conv(channels, width, 1, stride, bias=False) if reshapes else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Images (B, channels, H, W) -> (B, width, H / stride, W / stride), rounded up."""

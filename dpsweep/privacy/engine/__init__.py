@@ -31,6 +31,7 @@ def engine_for(
     input_shape: tuple[int, ...],
     choice: Choice = "auto",
     kind: str | None = None,
+    copies: int = 1,
 ) -> Engine:
     """The engine of that name; auto is book-keeping, unless the model cannot be recorded.
 
@@ -43,6 +44,7 @@ def engine_for(
         choice: Which engine.
         kind: What tells this model apart from all others, such as its config: then the question
             whether an engine is right about it is asked once in a process, and not each time.
+        copies: In which each example comes; its answer is the mean over them, clipped once.
 
     Raises:
         ValueError: If the engine cannot answer for this model in this geometry.
@@ -53,23 +55,23 @@ def engine_for(
     if first.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"its weights are {first.dtype}, too coarse for a bound on a sum")
     if choice == "vmap":
-        return VmapEngine(model, loss, max_physical_batch)
+        return VmapEngine(model, loss, max_physical_batch, copies=copies)
     if choice == "opacus":  # its package takes half a second to import, and few need it
         room = import_module("dpsweep.privacy.engine.opacus")
         reason = room.overlooked(model) or _doubt(model, loss, input_shape, kind, room.OpacusEngine)
         if reason:
             raise ValueError(f"Opacus does not answer rightly for it: {reason}. Use auto")
-        engine: Engine = room.OpacusEngine(model, loss, max_physical_batch)
+        engine: Engine = room.OpacusEngine(model, loss, max_physical_batch, copies=copies)
         return engine
     reason = _doubt(model, loss, input_shape, kind, BookkeepingEngine)
     if reason is None:
         if boxes := black_boxes(model):
             _say(f"computed by vmap, being unknown to book-keeping: {', '.join(boxes)}")
-        return BookkeepingEngine(model, loss, max_physical_batch, geometry)
+        return BookkeepingEngine(model, loss, max_physical_batch, geometry, copies=copies)
     if choice == "bookkeeping" or geometry.maps:
         raise ValueError(f"its layers cannot be recorded one by one ({reason})")
     _say(f"{type(model).__name__} is computed by vmap as a whole, which is slower ({reason})")
-    return VmapEngine(model, loss, max_physical_batch)
+    return VmapEngine(model, loss, max_physical_batch, copies=copies)
 
 
 def refuse_geometry(choice: Choice, geometry: Geometry) -> None:

@@ -1,7 +1,7 @@
 """What an engine promises: the clipped sum of a query's answers, by whatever way."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import torch
@@ -41,7 +41,8 @@ class Engine(Protocol):
         Args:
             points: Parameters to ask at.
             weights: Of the gradients there, in the answer.
-            inputs_B: Shape (B, ...).
+            inputs_B: Shape (B, ...), or (B, copies, ...) if an example is asked as several copies,
+                whose mean gradient is its one answer.
             targets_B: Shape (B,).
             clip: Bounds each answer.
         """
@@ -51,7 +52,7 @@ class Portion(NamedTuple):
     """A microbatch, filled up to one of a few sizes.
 
     Attributes:
-        inputs_B: Shape (B, ...).
+        inputs_B: Shape (B, ...), or (B, copies, ...).
         targets_B: Shape (B,).
         present_B: False where a row only fills up, and must not be heard.
     """
@@ -59,6 +60,13 @@ class Portion(NamedTuple):
     inputs_B: Tensor
     targets_B: Tensor
     present_B: Tensor
+
+    def one_by_one(self, copies: int) -> "Portion":
+        """Copies as examples, shape (copies * B, ...): all first ones, then all second ones."""
+        if copies == 1:
+            return self
+        inputs = self.inputs_B.transpose(0, 1).flatten(0, 1)
+        return Portion(inputs, self.targets_B.repeat(copies), self.present_B.repeat(copies))
 
 
 @dataclass(frozen=True)
@@ -69,11 +77,14 @@ class ByPortions:
         model: Called through its parameters alone; its own tensors are not read.
         loss: Loss of one example.
         max_physical_batch: Examples whose answers are in memory at once.
+        copies: Of each example. Its answer is the mean over them, clipped once: another weighted
+            sum of gradients, in which the query's points differ by their inputs as well.
     """
 
     model: nn.Module
     loss: Loss
     max_physical_batch: int
+    copies: int = field(default=1, kw_only=True)
 
     def clipped_sum(
         self,

@@ -1,10 +1,11 @@
 """Answers from records: one forward and one backward pass a point, and no weight gradients.
 
-Each layer's input a and the gradient b of its output are noted at every point p_m (tape.py). A
-linear layer's answer sum_m w_m b_m a_m^T is the gradient of one layer fed the points side by
-side, so its norm and its clipped sum come from the same records, in the cheaper of two forms
-(layers.py, conv.py). Layers with a geometry of their own (privacy/geometry.py) take the records
-too; any other layer is a black box, computed by vmap alone.
+Each layer's input a and the gradient b of its output are noted at every point p_m (tape.py), and
+for every copy of an example, which to the rules below is a point like any other. A linear layer's
+answer sum_m w_m b_m a_m^T is the gradient of one layer fed the points side by side, so its norm and
+its clipped sum come from the same records, in the cheaper of two forms (layers.py, conv.py). Layers
+with a geometry of their own (privacy/geometry.py) take the records too; any other layer is a black
+box, computed by vmap alone.
 
 Norms from Gram matrices are summed in double precision and never come out too small.
 """
@@ -56,10 +57,13 @@ class BookkeepingEngine(ByPortions):
         self, points: Sequence[Tensors], weights: Sequence[float], portion: Portion, clip: Clip
     ) -> Clipped:
         uses: dict[str, list[Use]] = {}
+        asked = portion.one_by_one(self.copies)
+        asked = asked._replace(inputs_B=self._laid_out(asked.inputs_B))
         for point, weight in zip(points, weights, strict=True):
-            seen = record(self.model, self._layers, self.loss, point, weight, portion)
+            seen = record(self.model, self._layers, self.loss, point, weight, asked)
             for name, calls in seen.items():
-                uses.setdefault(name, []).extend(calls)
+                for call in calls:
+                    uses.setdefault(name, []).extend(call.parted(self.copies))
         answers = self._answers(uses, points[0], portion)
         squares = {k: answer.squares().double() for k, answer in answers.items()}
         factors, count = scaling(squares, clip, portion.present_B)

@@ -29,7 +29,7 @@ from dpsweep.privacy.clip import cleaned
 from dpsweep.privacy.engine.answers import Answer, diagonal, not_too_small
 from dpsweep.privacy.engine.tape import Use
 
-_WRITTEN, _PRODUCT, _DOUBLE = 8.0, 1.5, 2.0
+_WRITTEN, _PRODUCT, _DOUBLE = 8.0, 1.5, 3.0
 """Cost of a number written, of a small product, and of double precision; in units of a
 multiply-add of the library's own convolution. Measured on CPUs, docs/benchmarks/step.md."""
 

@@ -15,6 +15,7 @@ from torch.func import functional_call, vjp, vmap
 from torch.nn import functional as F
 
 from dpsweep.core.circulant import CirculantLinear
+from dpsweep.core.standard import StandardConv2d, standardised
 from dpsweep.core.types import Tensors
 from dpsweep.privacy.engine.answers import Answer, Each, Outer, Tokens
 from dpsweep.privacy.engine.attention import IN, OUT, in_pieces
@@ -88,7 +89,7 @@ def black_boxes(model: nn.Module) -> list[str]:
 
 def written(model: nn.Module) -> list[Tensor]:
     """The parameters whose per-example gradients may be written out."""
-    rules = (conv2d, black_box)
+    rules = (conv2d, standard_conv2d, black_box)
     layers = (site.layer for site in sites(model).values() if site.rule in rules)
     return [p for layer in layers for p in layer.parameters()]
 
@@ -129,6 +130,24 @@ def conv2d(layer: nn.Module, uses: Sequence[Use], wanted: frozenset[str]) -> dic
         answers["weight"] = kernel(layer, uses)
     if "bias" in wanted:
         answers["bias"] = Each(_total(use.weight * _channels(use.grad) for use in uses))
+    return answers
+
+
+def standard_conv2d(
+    layer: nn.Module, uses: Sequence[Use], wanted: frozenset[str]
+) -> dict[str, Answer]:
+    """Kernel gradients written out, and led back through the standardisation at each point."""
+    assert isinstance(layer, StandardConv2d)
+    answers = conv2d(layer, uses, wanted - {"weight"})
+    if "weight" in wanted:
+        by_point: dict[int, list[Use]] = {}
+        for use in uses:
+            by_point.setdefault(id(use.params["weight"]), []).append(use)
+        parts = []
+        for same in by_point.values():
+            back = vjp(standardised, same[0].params["weight"].detach())[1]
+            parts.append(vmap(back)(kernel(layer, same).each())[0])
+        answers["weight"] = Each(_total(parts))
     return answers
 
 
@@ -215,6 +234,7 @@ def black_box(layer: nn.Module, uses: Sequence[Use], wanted: frozenset[str]) -> 
 RULES: Mapping[type[nn.Module], Rule] = {
     nn.Linear: linear,
     nn.Conv2d: conv2d,
+    StandardConv2d: standard_conv2d,
     nn.GroupNorm: norm,
     nn.LayerNorm: layer_norm,
     nn.Embedding: embedding,

@@ -25,8 +25,10 @@ class OpacusEngine(ByPortions):
         self, points: Sequence[Tensors], weights: Sequence[float], portion: Portion, clip: Clip
     ) -> Clipped:
         answer: Tensors = {}
+        num, copies = len(portion.present_B), self.copies
         for point, weight in zip(points, weights, strict=True):
-            for key, leaf_B in self._gradients(point, portion).items():
+            for key, leaf in self._gradients(point, portion.one_by_one(copies)).items():
+                leaf_B = leaf.view(copies, num, *leaf.shape[1:]).mean(0) if copies > 1 else leaf
                 part = weight * leaf_B
                 answer[key] = answer[key] + part if key in answer else part
         return clipped_sum(PerExample(answer), clip, portion.present_B)

@@ -27,6 +27,7 @@ def fitting_batch(
     batch_size: int,
     engine: str,
     device: torch.device,
+    copies: int = 1,
 ) -> int:
     """Examples to compute at once: the expected batch in a few even parts that fit in memory.
 
@@ -40,17 +41,20 @@ def fitting_batch(
         batch_size: Expected size of a batch.
         engine: Name of the engine.
         device: Where the batch is computed.
+        copies: Of each example.
     """
-    each = bytes_per_example(model, input_shape, engine)
+    each = bytes_per_example(model, input_shape, engine, copies)
     if device.type == "cuda":
         fits = _CUDA_SHARE * torch.cuda.get_device_properties(device).total_memory / each
     else:
-        fits = min(_CPU_BYTES / each, _CPU_EXAMPLES)
+        fits = min(_CPU_BYTES / each, _CPU_EXAMPLES / copies)
     parts = max(1, round(batch_size / max(fits, 1.0)))
     return math.ceil((batch_size + 2 * math.sqrt(batch_size)) / parts)
 
 
-def bytes_per_example(model: nn.Module, input_shape: tuple[int, ...], engine: str) -> int:
+def bytes_per_example(
+    model: nn.Module, input_shape: tuple[int, ...], engine: str, copies: int = 1
+) -> int:
     """What one example takes: activations, their gradients, its own gradient if written out.
 
     Measured by a pass over one black image, in which autograd notes what it keeps.
@@ -70,6 +74,8 @@ def bytes_per_example(model: nn.Module, input_shape: tuple[int, ...], engine: st
     for p in state.values():
         kept.pop(p.untyped_storage()._cdata, None)
     own = written(model) if engine == "bookkeeping" else list(model.parameters())
-    copies = _COPIES[engine] * sum(p.nbytes for p in own)
+    gradients = _COPIES[engine] * sum(p.nbytes for p in own)
+    if engine == "opacus":  # it writes out one for each copy
+        gradients *= copies
     activations = sum(x.untyped_storage().nbytes() for x in kept.values())
-    return 2 * int(activations + output.nbytes) + copies
+    return 2 * copies * int(activations + output.nbytes) + gradients

@@ -39,6 +39,27 @@ class Use:
     grad: Tensor
     params: Tensors
 
+    def parted(self, copies: int) -> "list[Use]":
+        """The calls of each copy, of B examples, in one call of copies * B rows.
+
+        Raises:
+            Unrecordable: If an input has other rows than the output.
+        """
+        if copies == 1:
+            return [self]
+        inputs = [self._chunks(x, copies) for x in self.inputs]
+        grads = self._chunks(self.grad, copies)
+        weight = self.weight / copies
+        rows = zip(zip(*inputs, strict=True), grads, strict=True)
+        return [Use(weight, own, grad, self.params) for own, grad in rows]
+
+    def _chunks(self, leaf: Any, copies: int) -> tuple[Any, ...]:
+        if not isinstance(leaf, Tensor):
+            return (leaf,) * copies
+        if len(leaf) != len(self.grad):
+            raise Unrecordable("a layer's input does not have the rows of its output")
+        return leaf.chunk(copies)
+
 
 def record(
     model: nn.Module,

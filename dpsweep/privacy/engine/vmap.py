@@ -47,5 +47,6 @@ class VmapEngine(ByPortions):
         return PerExample(answers(zero, inputs_B, targets_B))
 
     def _loss_at(self, params: Tensors, x: Tensor, y: Tensor) -> Tensor:
-        outputs = functional_call(self.model, params, (x.unsqueeze(0),))
-        return self.loss(outputs, y.unsqueeze(0))
+        copies = x if self.copies > 1 else x.unsqueeze(0)
+        outputs = functional_call(self.model, params, (copies,))
+        return self.loss(outputs, y.expand(self.copies))

@@ -9,22 +9,39 @@ from pydantic import TypeAdapter
 from torch import nn
 
 from dpsweep.core.errors import Misfit
+from dpsweep.core.standard import StandardConv2d, standardised
 from dpsweep.data.datasets import SPECS
 from dpsweep.data.models import ModelConfig, build
 from dpsweep.data.models.cnn import Cnn5, CnnSmall
+from dpsweep.data.models.lenet import LeNet5
+from dpsweep.data.models.mlp import Linear, Mlp4, Mlp4Circulant
+from dpsweep.data.models.own import Own, Timm, Torchvision
+from dpsweep.data.models.resnet import ResNet18
 from dpsweep.data.models.spectral import Model2, Model3
+from dpsweep.data.models.vit import VitSmall
 from dpsweep.data.models.wrn import Wrn16, Wrn28, Wrn40
+from dpsweep.privacy.engine.doubt import reason_to_doubt
+from dpsweep.privacy.engine.layers import black_boxes
 
 MODELS: list[ModelConfig] = [
     CnnSmall(),
     CnnSmall(width=3),
     CnnSmall(width=5, block=5),
     Cnn5(),
+    LeNet5(),
+    LeNet5(block=4),
+    Linear(),
+    Linear(block=2),
+    Mlp4(),
+    Mlp4Circulant(),
+    ResNet18(width=16),
+    VitSmall(width=12, depth=2, heads=3),
     Model2(),
     Model3(),
     Model3(block=8),
     Wrn16(),
     Wrn16(activation="tanh"),
+    Wrn16(standardise=True),
     Wrn28(),
     Wrn40(),
 ]
@@ -33,7 +50,7 @@ every_model = pytest.mark.parametrize("config", MODELS, ids=repr)
 
 def smallest(config: ModelConfig) -> str:
     """The data set of the smallest images that the model takes."""
-    return "mnist" if isinstance(config, Model2) else "digits"
+    return "mnist" if isinstance(config, Model2 | LeNet5) else "digits"
 
 
 def images(data: str, num: int) -> torch.Tensor:
@@ -42,7 +59,9 @@ def images(data: str, num: int) -> torch.Tensor:
 
 
 def test_every_model_is_tested_here():
-    assert {type(config) for config in MODELS} == set(get_args(get_args(ModelConfig)[0]))
+    elsewhere = {Torchvision, Timm, Own}  # test_own.py
+    ours = set(get_args(get_args(ModelConfig)[0])) - elsewhere
+    assert {type(config) for config in MODELS} == ours
 
 
 @every_model
@@ -50,10 +69,10 @@ def test_model_is_found_again_by_its_name(config):
     assert TypeAdapter(ModelConfig).validate_python(config.model_dump()) == config
 
 
-@pytest.mark.parametrize("data", SPECS)
+@pytest.mark.parametrize("data", ["digits", "mnist", "cifar10", "cifar100"])
 @every_model
 def test_images_give_a_logit_for_each_class(config, data):
-    if isinstance(config, Model2) and data == "digits":
+    if smallest(config) != "digits" and data == "digits":
         pytest.skip("too small: see below")
     model = build(config, SPECS[data], 0)
     assert model(images(data, 2)).shape == (2, SPECS[data].num_classes)
@@ -114,6 +133,87 @@ def num_weights(config: ModelConfig) -> int:
     """The number of weights for CIFAR-10, counted without making them."""
     with torch.device("meta"):
         return sum(p.numel() for p in build(config, SPECS["cifar10"], 0).parameters())
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LeNet5(),
+        LeNet5(block=4),
+        Linear(),
+        Mlp4Circulant(),
+        ResNet18(width=16),
+        VitSmall(width=12, depth=2, heads=3),
+        Cnn5(),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("data", ["mnist", "cifar10"])
+def test_book_keeping_is_right_about_the_model_and_needs_no_vmap(config, data):
+    model = build(config, SPECS[data], 0)
+    assert reason_to_doubt(model, nn.functional.cross_entropy, SPECS[data].shape) is None
+    assert black_boxes(model) == []
+
+
+def test_lenet5_has_the_textbook_s_weights():
+    with torch.device("meta"):
+        model = build(LeNet5(), SPECS["mnist"], 0)
+    assert [p.numel() for p in model.parameters()] == [
+        *(150, 6, 2400, 16),
+        *(400 * 120, 120, 120 * 84, 84, 84 * 10, 10),
+    ]
+
+
+def test_mlp4_and_its_circulant_twin_have_the_weights_of_the_papers_table():
+    sizes = [784 * 2048, 2048, 2048 * 1024, 1024, 1024 * 160, 160, 160 * 10, 10]
+    blocks = [8, 1, 8, 1, 8, 1, 10, 1]
+    with torch.device("meta"):
+        dense, circulant = (build(c, SPECS["mnist"], 0) for c in (Mlp4(), Mlp4Circulant()))
+    assert [p.numel() for p in dense.parameters()] == sizes
+    assert [p.numel() for p in circulant.parameters()] == [
+        n // d for n, d in zip(sizes, blocks, strict=True)
+    ]
+
+
+def test_resnet18_has_as_many_weights_as_the_usual_one_for_small_images():
+    assert num_weights(ResNet18()) == 11_173_962  # kuangliu/pytorch-cifar's, with batch norm
+
+
+def test_vit_small_has_the_papers_weights_but_for_token_and_patches():
+    block = 2 * 2 * 384 + 3 * 384 * 384 + 3 * 384 + 384 * 384 + 384 + 8 * 384 * 384 + 5 * 384
+    patches, places = 384 * 3 * 16 + 384, 64 * 384
+    assert num_weights(VitSmall()) == patches + places + 12 * block + 2 * 384 + 384 * 10 + 10
+
+
+@pytest.mark.parametrize(
+    ("shape", "patch"), [((1, 28, 28), 4), ((3, 32, 32), 4), ((3, 64, 64), 8), ((3, 224, 224), 16)]
+)
+def test_patch_follows_the_side_of_the_images(shape, patch):
+    config = VitSmall(width=4, depth=1, heads=1)
+    assert config.patch_of(shape) == patch
+    with torch.device("meta"):
+        model = config.build(shape, 10)
+    assert model[0].places.num_embeddings == (shape[1] // patch) ** 2
+
+
+def test_places_of_patches_are_told_apart():
+    model = build(VitSmall(width=12, depth=1, heads=3), SPECS["digits"], 0)
+    image = images("digits", 1)
+    assert (model(image) - model(image.flip(3))).abs().max() > 1e-3
+
+
+def test_standardised_kernels_have_mean_zero_and_their_size_changes_nothing():
+    conv = StandardConv2d(3, 5, 3, padding=1, bias=False)
+    images = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(0))
+    kernel = standardised(conv.weight.detach())
+    torch.testing.assert_close(kernel.mean((1, 2, 3)), torch.zeros(5), atol=1e-6, rtol=0)
+    sizes = kernel.square().sum((1, 2, 3))
+    assert ((sizes > 0.9) & (sizes < 1)).all()  # 1 but for what keeps the root away from 0
+    before = conv(images)
+    torch.testing.assert_close(before, nn.functional.conv2d(images, kernel, padding=1))
+    with torch.no_grad():
+        conv.weight.mul_(1000).add_(3)
+    torch.testing.assert_close(conv(images), before, rtol=0.1, atol=0.02)
 
 
 def test_cnn5_has_about_the_papers_number_of_weights():
@@ -188,6 +288,8 @@ def test_stages_of_a_wide_residual_network_halve_the_sides_twice():
 @pytest.mark.parametrize(
     ("config", "shape", "message"),
     [
+        (LeNet5(), (1, 28, 11), r"at least 12 x 12 pixels, got 28 x 11\. Choose"),
+        (ResNet18(), (3, 7, 32), r"halved 3 times, .* at least 8 x 8 pixels, got 7 x 32\. Choose"),
         (Wrn28(), (3, 3, 32), r"halved 2 times, .* at least 4 x 4 pixels, got 3 x 32\. Choose"),
         (Model2(), (1, 8, 8), r"halved 4 times, .* at least 16 x 16 pixels, got 8 x 8\. Choose"),
         (Model3(), (3, 8, 7), r"halved 3 times, .* at least 8 x 8 pixels, got 8 x 7\. Choose"),
@@ -213,6 +315,9 @@ def test_images_too_small_to_halve_are_refused(config, shape, message):
             "block",
             r"^block must divide .* in_features = 128 and .* = 120, got 7\.",
         ),
+        (VitSmall(patch=3), 10, "patch", r"^3 does not divide the sides of images of 8 x 8 pixels"),
+        (VitSmall(width=10, heads=3), 10, "heads", r"^3 does not divide model.width: 10$"),
+        (Linear(block=3), 10, "block", r"^block must divide .* = 64 and .* = 10, got 3\."),
         (
             Model3(block=8),
             4,

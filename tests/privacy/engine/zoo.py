@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dpsweep.core.circulant import CirculantLinear
+from dpsweep.core.standard import StandardConv2d
 
 SHAPE = (2, 6, 6)
 CLASSES = 4
@@ -84,6 +85,13 @@ ZOO: dict[str, Callable[[], nn.Module]] = {
         nn.Conv2d(4, 6, (3, 2), stride=(1, 2), groups=2, bias=False),
         nn.Tanh(),
         nn.Conv2d(6, 6, 2, dilation=2, padding=1, groups=6),
+        nn.Flatten(),
+        nn.Linear(72, 4),
+    ),
+    "standardised convolutions": lambda: nn.Sequential(
+        StandardConv2d(2, 4, 3, padding=1),
+        nn.Tanh(),
+        StandardConv2d(4, 6, (3, 2), stride=(1, 2), groups=2, bias=False),
         nn.Flatten(),
         nn.Linear(72, 4),
     ),

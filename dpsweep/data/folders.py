@@ -1,0 +1,195 @@
+"""Images in folders, one for each class.
+
+    ROOT/train/CLASS/**/IMAGE     training split
+    ROOT/val/CLASS/**/IMAGE       test split; or valid, validation, test: the first that is there
+    ROOT/CLASS/**/IMAGE           training split alone, if ROOT holds no train
+
+Classes are numbered in the order of their names. A test split may instead list its images in
+val_annotations.txt, as Tiny ImageNet does (name, tab, class).
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from dpsweep.core.errors import ConfigError
+from dpsweep.data.datasets import DataConfig
+from dpsweep.data.shared import Split
+
+_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+_TESTS = ("val", "valid", "validation", "test")
+_ANNOTATIONS = "val_annotations.txt"
+_SHOWN = 3
+_MODES = {1: "L", 3: "RGB"}
+_UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError)
+
+Labelled = tuple[Path, int]
+"""An image and the number of its class."""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What a folder holds, by its names alone.
+
+    Attributes:
+        classes: Their names, in order.
+        train: The training split.
+        test: The test split; empty if there is none.
+    """
+
+    classes: tuple[str, ...]
+    train: tuple[Labelled, ...]
+    test: tuple[Labelled, ...]
+
+
+def listed(root: Path) -> Listing:
+    """What lies in `root`; no image is opened.
+
+    Raises:
+        ConfigError: If there are fewer than two classes, or the test split has others.
+    """
+    apart = root / "train"
+    folder = apart if apart.is_dir() else root
+    classes = tuple(sorted(p.name for p in folder.iterdir() if p.is_dir() and _visible(p)))
+    if len(classes) < 2:
+        found = f"one class, {classes[0]!r}" if classes else "no folders"
+        raise ConfigError(
+            f"data.root: {folder} holds {found}. Classes are told by folders: put the images of "
+            f"each class into one of its own, and have at least two"
+        )
+    test = next((root / n for n in _TESTS if (root / n).is_dir()), None) if apart.is_dir() else None
+    train = tuple(pair for i, name in enumerate(classes) for pair in _images(folder / name, i))
+    return Listing(classes, train, () if test is None else tuple(_test(test, classes)))
+
+
+def splits(config: DataConfig, root: Path) -> tuple[Split, Split]:
+    """The training split and the test split; that of no examples if it is not asked for.
+
+    Raises:
+        ConfigError: If the folder is not what was declared, or images cannot be read or have other
+            sizes.
+    """
+    listing, spec = listed(root), config.spec
+    if len(listing.classes) != spec.num_classes:
+        raise ConfigError(
+            f"data.num_classes: {spec.num_classes}, and {root} holds {len(listing.classes)} classes"
+        )
+    test = listing.test if spec.num_test else ()
+    counts = {"num_train": (spec.num_train, listing.train), "num_test": (spec.num_test, test)}
+    for key, (declared, found) in counts.items():
+        if declared != len(found):
+            raise ConfigError(
+                f"data.{key}: {declared}, and {root} holds {len(found)} such images. Write what is "
+                f"there; dpsweep data {root} prints it"
+            )
+    return _read(listing.train, config), _read(test, config)
+
+
+def size_of(image: Path) -> tuple[int, int, int]:
+    """(channels, height, width) of an image; its colours count as 1 or 3 channels.
+
+    Raises:
+        ConfigError: If it is none.
+    """
+    try:
+        with Image.open(image) as opened:
+            return _shape(opened)
+    except _UNREADABLE as e:
+        raise ConfigError(f"{image}: cannot be read as an image") from e
+
+
+def _test(folder: Path, classes: Sequence[str]) -> list[Labelled]:
+    number = {name: i for i, name in enumerate(classes)}
+    table = folder / _ANNOTATIONS
+    if table.exists():
+        lines = [line.split("\t")[:2] for line in table.read_text().splitlines() if line]
+        named = [(folder / "images" / image, name) for image, name in lines]
+    else:
+        inside = sorted(p for p in folder.iterdir() if p.is_dir() and _visible(p))
+        named = [(image, place.name) for place in inside for image, _ in _images(place, 0)]
+    others = sorted({name for _, name in named} - number.keys())
+    if others:
+        shown = ", ".join(map(repr, others[:_SHOWN]))
+        raise ConfigError(
+            f"data.root: {folder} has labels outside the classes of the training split: "
+            f"{len(others)} of them, such as {shown}"
+        )
+    return [(image, number[name]) for image, name in named]
+
+
+def _images(folder: Path, label: int) -> list[Labelled]:
+    found = sorted(p for p in folder.rglob("*") if p.suffix.lower() in _SUFFIXES and _visible(p))
+    return [(p, label) for p in found]
+
+
+def _visible(path: Path) -> bool:
+    return not path.name.startswith(".")
+
+
+def _read(images: Sequence[Labelled], config: DataConfig) -> Split:
+    inputs = torch.empty(len(images), *config.spec.shape, dtype=torch.uint8)
+    broken: list[Path] = []
+    other: list[str] = []
+
+    def read(i: int) -> None:
+        path = images[i][0]
+        try:
+            with Image.open(path) as opened:
+                opened.load()
+                shape = _shape(opened)
+                if config.resize or _close_enough(shape, config.spec.shape):
+                    inputs[i] = _pixels(opened, config.spec.shape)
+                else:
+                    other.append(f"{path} ({_by(shape)})")
+        except _UNREADABLE:
+            broken.append(path)
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(read, range(len(images))))
+    if broken:
+        raise ConfigError(
+            f"data.root: {len(broken)} of {len(images)} images cannot be read: "
+            f"{_few(map(str, broken))}. Mend or delete them, and correct data.num_train and "
+            f"data.num_test"
+        )
+    if other:
+        raise ConfigError(
+            f"data.shape: {_by(config.spec.shape)} (channels x height x width), and {len(other)} "
+            f"of {len(images)} images have another: {_few(other)}. Correct it, or set "
+            f"data.resize: true"
+        )
+    return inputs, torch.tensor([label for _, label in images], dtype=torch.int64)
+
+
+def _shape(image: Image.Image) -> tuple[int, int, int]:
+    grey = image.mode in ("1", "L", "LA", "I", "I;16", "F")
+    return 1 if grey else 3, image.height, image.width
+
+
+def _close_enough(shape: tuple[int, int, int], wanted: tuple[int, int, int]) -> bool:
+    """True if nothing is lost: a grey image among coloured ones has three equal channels."""
+    return shape[1:] == wanted[1:] and shape[0] <= wanted[0]
+
+
+def _pixels(image: Image.Image, shape: tuple[int, int, int]) -> Tensor:
+    channels, height, width = shape
+    plain = image.convert(_MODES[channels])
+    if (plain.height, plain.width) != (height, width):
+        plain = ImageOps.fit(plain, (width, height), Image.Resampling.BILINEAR)
+    array = torch.from_numpy(np.array(plain))
+    return array.view(height, width, channels).permute(2, 0, 1)
+
+
+def _by(shape: Sequence[int]) -> str:
+    return " x ".join(map(str, shape))
+
+
+def _few(names: "Sequence[str] | map[str]") -> str:
+    names = sorted(names)
+    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")

@@ -1,0 +1,43 @@
+"""What a user might have written: models in functions, good and bad."""
+
+from torch import Tensor, nn
+
+
+def make(shape: tuple[int, int, int], num_classes: int, width: int = 4) -> nn.Module:
+    """Two layers, the second called head."""
+    net = nn.Sequential()
+    net.add_module("flat", nn.Flatten())
+    net.add_module("body", nn.Linear(shape[0] * shape[1] * shape[2], width))
+    net.add_module("head", nn.Linear(width, num_classes))
+    return net
+
+
+def hundred(shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+    return make(shape, 100)
+
+
+def other_size(shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+    return make((1, 9, 9), num_classes)
+
+
+def no_model(shape: tuple[int, int, int], num_classes: int) -> object:
+    return 7
+
+
+def broken(shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+    raise KeyError("nothing here\nand much more")
+
+
+class Two(nn.Linear):
+    """Hands on more than its logits."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return super().forward(x.flatten(1)), x
+
+
+def two(shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+    return Two(64, num_classes)
+
+
+def noisy(shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+    return nn.Sequential(make(shape, num_classes), nn.BatchNorm1d(num_classes))
