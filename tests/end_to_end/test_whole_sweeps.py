@@ -49,6 +49,7 @@ def wait_for(condition, what, seconds=90):
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_a_killed_driver_loses_nothing_and_each_trial_can_be_trained_again(
     tmp_path, sweep_file, dpsweep
 ):
