@@ -152,11 +152,16 @@ def _drive(sweep: Sweep, session: AbstractContextManager[Session], options: Opti
 def _run(session: Session, options: Options) -> None:
     out = console(quiet=options.quiet)
     progress = Progress(session, out)
-    with shown(progress):
-        complete = session.run([progress])
+    us, state = _program(), "" if options.state is None else f" --state {options.state}"
+    again = f"{us} resume {session.sweep.name}{state}"
+    try:
+        with shown(progress):
+            complete = session.run([progress])
+    except KeyboardInterrupt:  # the second one: the first lets trials save their state
+        warn([f"interrupted; trials go on from their last checkpoints with: {again}"])
+        sys.exit(_STOPPED)
     target = options.target(session.sweep.name)
     best, origin = finish(session, target, complete=complete)
-    us, state = _program(), "" if options.state is None else f" --state {options.state}"
     if best:
         out.print(trial_table(best[:5], f"Best trials of {session.sweep.name}", show_state=False))
         for table in summaries(session.study):
@@ -176,12 +181,11 @@ def _run(session: Session, options: Options) -> None:
         out.print(f"{len(session.study.records())} trials in {session.seconds:.1f} s")
     if not session.tracker.close():
         waiting = f"the tracking server did not take all results ({session.tracker.trouble})"
-        again = f"{us} resume {session.sweep.name}{state}"
         warn([f"{waiting}; they wait in {session.folder.path}, and are delivered by: {again}"])
     if session.tracker.refused:
         warn([session.tracker.refused])
     if not complete:
-        out.print(f"Stopped. Go on with: {us} resume {session.sweep.name}{state}")
+        out.print(f"Stopped. Go on with: {again}")
     if session.folder.tracking_uri:
         out.print(f"MLflow: {without_password(session.folder.tracking_uri)}")
     else:
