@@ -7,6 +7,7 @@ A URL is shown without its password, and is in nobody's argv but the user's own.
 """
 
 import contextlib
+import logging
 import os
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -93,6 +94,7 @@ def open_storage(uri: str) -> optuna.storages.RDBStorage:
         StateError: If its tables are another version's.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
+    logging.getLogger("sqlalchemy.pool").setLevel(logging.CRITICAL)  # what fails is raised as well
     url = make_url(uri)
     _check_driver(url)
     with _explained(url):
