@@ -6,7 +6,6 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
@@ -96,8 +95,11 @@ def launch(file: Path, settings: list[str], options: Options, *, fetch: bool, un
     check_services(sweep, state, options.tracking_uri, storage)
     check_target(options.target(sweep.name))
     _check_secrecy(sweep, options)
-    with cluster(options.address):
-        _drive(sweep, new_session(sweep, state, options.tracking_uri, storage), options)
+    with (
+        cluster(options.address),
+        new_session(sweep, state, options.tracking_uri, storage) as session,
+    ):
+        _run(session, options)
 
 
 def resume(named_or_file: str, options: Options, *, accept: bool) -> None:
@@ -120,7 +122,7 @@ def resume(named_or_file: str, options: Options, *, accept: bool) -> None:
 
 def _check_secrecy(sweep: Sweep, options: Options) -> None:
     """Raises ConfigError where others could watch a private selection."""
-    if sweep.config.accounting == "private_selection" and options.address:
+    if sweep.in_secret and options.address:
         raise ConfigError(
             f"--address {options.address}: accounting: private_selection keeps the number of "
             f"trials and the losing ones secret, and a cluster's own logs on every node would tell "
@@ -136,17 +138,12 @@ def _left(study: Study) -> str:
             f"{name}: is finished, with {len(done)} trials; results are delivered again. For more "
             f"trials raise budget.trials in its file, then: dpsweep resume FILE --accept-changes"
         )
-    if study.sweep.config.accounting == "private_selection":
+    if study.sweep.in_secret:
         return f"{name}: goes on; nothing is told before its end"
     return (
         f"{name}: {len(done)} trials finished, {len(study.running())} adopted, "
         f"{study.num_to_ask()} to run"
     )
-
-
-def _drive(sweep: Sweep, session: AbstractContextManager[Session], options: Options) -> None:
-    with session as opened:
-        _run(opened, options)
 
 
 def _run(session: Session, options: Options) -> None:
@@ -177,7 +174,7 @@ def _run(session: Session, options: Options) -> None:
             out.print(f"best config: {place}   train it again with: {us} train {place}")
     elif complete:
         out.print(f"No trial was completed. See why with: {us} status {session.sweep.name}{state}")
-    if session.sweep.config.accounting != "private_selection":
+    if not session.sweep.in_secret:
         out.print(f"{len(session.study.records())} trials in {session.seconds:.1f} s")
     if not session.tracker.close():
         waiting = f"the tracking server did not take all results ({session.tracker.trouble})"

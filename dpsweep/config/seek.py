@@ -46,6 +46,11 @@ class ObjectiveConfig(Strict):
         return self.metrics or (self.metric,)
 
     @property
+    def sign(self) -> int:
+        """1 if a small value of the first is a good one, -1 if a large one is."""
+        return -1 if self.direction == "maximize" else 1
+
+    @property
     def directions(self) -> tuple[Direction, ...]:
         """Which way is better, for each of `goals`."""
         return tuple("maximize" if g == "valid/accuracy" else "minimize" for g in self.goals)

@@ -182,10 +182,13 @@ class Sweep:
     def num_runs(self) -> int:
         """Runs that are charged: trials and their repeats. Under private selection, on average."""
         confirm = self.config.confirm
-        each = self.space.domains.get(EPSILON)
-        budgets = len(each.options) if isinstance(each, Choice) else 1
-        repeats = confirm.top * confirm.seeds * budgets if confirm else 0
+        repeats = confirm.top * confirm.seeds * len(self.epsilons) if confirm else 0
         return self.config.budget.trials + repeats
+
+    @property
+    def in_secret(self) -> bool:
+        """True for a private selection, of which only the winner is told, at the end."""
+        return self.config.accounting == "private_selection"
 
     @property
     def num_kept(self) -> int:
@@ -215,12 +218,13 @@ class Sweep:
         Raises:
             ConfigError: If the sweep file asks for something else besides.
         """
-        trial, charged = self.written, self.config.accounting
+        trial = self.written
         if trial.privacy.scope == "trial" or trial.privacy.epsilon is None:
             return None
-        check_shared(trial.privacy.epsilon, charged, self.space, self.file, self.origin)
+        accounting = self.config.accounting
+        check_shared(trial.privacy.epsilon, accounting, self.space, self.file, self.origin)
         return Whole(
-            charged="private_selection" if charged == "private_selection" else "composition",
+            charged="private_selection" if self.in_secret else "composition",
             epsilon=trial.privacy.epsilon,
             delta=trial.delta,
             num_runs=self.num_runs,
@@ -393,7 +397,7 @@ def _check_choices(sweep: Sweep) -> None:
     check_goals(config.objective, config.sampler, config.stop, file)
     check_epsilon_varies(config.objective, sweep.epsilons, file)
     check_charged(sweep.written.data.validation, config.accounting, file)
-    if config.accounting == "private_selection":
+    if sweep.in_secret:
         check_selection(config, sweep.space, file, sweep.origin)
 
 

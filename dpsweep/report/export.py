@@ -11,7 +11,7 @@ from dpsweep.config.load import Tree
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import StateError
 from dpsweep.report.confirmed import luck
-from dpsweep.tune.charge import BLIND, run_of, search_promise, statement
+from dpsweep.tune.charge import run_of, search_promise, statement
 from dpsweep.tune.confirm import Confirmation
 from dpsweep.tune.record import Record
 from dpsweep.tune.study import Study
@@ -70,7 +70,7 @@ def origin_of(study: Study) -> Origin:
         num_trials=sum(record.confirms is None for record in records),
         search_words=" ".join(filter(None, [promise, study.sweep.config.stop.words, inherited])),
         confirmed=study.confirmed(),
-        in_secret=study.sweep.config.accounting == "private_selection",
+        in_secret=study.sweep.in_secret,
         confirming=study.sweep.config.confirm is not None,
     )
 
@@ -78,7 +78,7 @@ def origin_of(study: Study) -> Origin:
 def _inherited(study: Study) -> str:
     """What an earlier sweep that was learned from adds to the promise."""
     warm = study.warm_start
-    if warm is None or study.sweep.config.sampler.name in BLIND:
+    if warm is None or not study.sweep.config.sampler.learns:
         return ""
     sweeps = ", before it ".join(warm["sweeps"][::-1])
     return (

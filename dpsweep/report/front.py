@@ -52,15 +52,14 @@ def budget_table(study: Study) -> Table:
     """One line a budget: its best trial, and whether a smaller budget does as well."""
     objective, best = study.sweep.config.objective, winners(study)
     counts = {group[0].number: len(group) for group in budgets(study.best())}
-    sign = -1 if objective.direction == "maximize" else 1
     table = plain_table("By budget")
     for name in ("ε", "trial", objective.metric, "of trials"):
         table.add_column(name, justify="right")
     table.add_column("searched")
     table.add_column("")
     for i, record in enumerate(best):
-        cost = sign * (record.value or 0.0)
-        beaten = any(sign * (other.value or 0.0) <= cost for other in best[:i])
+        cost = objective.sign * (record.value or 0.0)
+        beaten = any(objective.sign * (other.value or 0.0) <= cost for other in best[:i])
         table.add_row(
             f"{record.knobs[EPSILON_KEY]:g}",
             str(record.number),

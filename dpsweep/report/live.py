@@ -92,9 +92,8 @@ class Progress:
     def _beats_best(self, record: Record) -> bool:
         if self._best is None or self._best.value is None or record.value is None:
             return True
-        more = record.value > self._best.value
-        less = record.value < self._best.value
-        return more if self._config.objective.direction == "maximize" else less
+        sign = self._config.objective.sign
+        return sign * record.value < sign * self._best.value
 
 
 def _repeated(record: Record) -> str:

@@ -28,16 +28,6 @@ class Budget:
         return min(self.run.steps, math.ceil(epoch / self.run.sampling_rate))
 
 
-def steps_and_rate(config: TrialConfig) -> tuple[int, float]:
-    """T = round(E N / B), at least 1, and q = B / N."""
-    return config.schedule
-
-
-def delta_of(config: TrialConfig) -> float:
-    """The failure probability, N^-1.1 if it is left to us."""
-    return config.delta
-
-
 def budget(config: TrialConfig) -> Budget:
     """Calibrates the noise to the promise, or counts what given noise spends.
 
@@ -45,8 +35,7 @@ def budget(config: TrialConfig) -> Budget:
     come with their noise (config/sweep.py).
     """
     assert config.privacy.scope == "trial", "check_trial refuses the budget of a whole sweep"
-    steps, rate = steps_and_rate(config)
-    delta, privacy = delta_of(config), config.privacy
+    (steps, rate), delta, privacy = config.schedule, config.delta, config.privacy
     if privacy.epsilon is not None:
         run, epsilon = calibrate(privacy.epsilon, delta, rate, steps)
     else:

@@ -9,7 +9,7 @@ from dpsweep.data.datasets import check_present
 from dpsweep.data.models.own import code_that_runs
 from dpsweep.data.read import download
 from dpsweep.train.assemble import check_fit
-from dpsweep.train.budget import budget, delta_of
+from dpsweep.train.budget import budget
 
 _INSIDE = 32
 
@@ -34,7 +34,7 @@ def check_trial(config: TrialConfig, source: Source, *, fetch: bool = False) -> 
     if fetch:
         download(config.data)
     check_present(config.data, source.line(("data",)))
-    delta, most = delta_of(config), 1 / config.data.num_examples
+    delta, most = config.delta, 1 / config.data.num_examples
     warnings = [said] if (said := code_that_runs(config.model)) else []
     if delta < most:
         return warnings

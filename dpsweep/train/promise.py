@@ -2,7 +2,6 @@
 
 from dpsweep.config.trial import TrialConfig
 from dpsweep.privacy.statement import trial_statement, validation_statement
-from dpsweep.train.budget import delta_of
 
 
 def trial_promise(
@@ -11,7 +10,7 @@ def trial_promise(
     """What the weights and figures of one run reveal, and of whom."""
     words = trial_statement(
         epsilon=epsilon,
-        delta=delta_of(config),
+        delta=config.delta,
         num_examples=config.data.num_examples,
         noise_multiplier=noise_multiplier,
         void=void,

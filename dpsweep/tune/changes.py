@@ -57,8 +57,7 @@ def check_changes(folder: SweepFolder, sweep: Sweep, *, accepted: bool) -> None:
 
 def _is_harmless(key: str, launched: Sweep, sweep: Sweep) -> bool:
     section = key.split(".")[0]
-    selected = sweep.config.accounting == "private_selection"
-    number_matters = sweep.whole is not None or selected or cap_of(sweep) is not None
+    number_matters = sweep.whole is not None or sweep.in_secret or cap_of(sweep) is not None
     if any(key.startswith(part) for part in _NUM_RUNS):
         return not number_matters and not _runs_less(launched, sweep)
     return section in _HARMLESS

@@ -11,12 +11,9 @@ from dpsweep.privacy.accounting import Run, calibrate, compose
 from dpsweep.privacy.renyi import Cap
 from dpsweep.privacy.selection import Charged, cap_over, total
 from dpsweep.privacy.statement import Search, search_statement
-from dpsweep.train.budget import budget, delta_of, steps_and_rate
+from dpsweep.train.budget import budget
 from dpsweep.train.promise import trial_promise
 from dpsweep.tune.record import Record
-
-BLIND = ("random", "qmc")
-"""Samplers whose proposals do not depend on results."""
 
 
 def ledger_entry(config: TrialConfig) -> dict[str, float]:
@@ -34,7 +31,7 @@ def run_of(record: Record) -> Run:
     if record.charged:
         entry = record.charged
         return Run(entry["sampling_rate"], entry["noise_multiplier"], int(entry["steps"]))
-    steps, rate = steps_and_rate(record.config)
+    steps, rate = record.config.schedule
     if record.row:
         return Run(rate, record.row["noise_multiplier"], steps)
     return budget(record.config).run
@@ -43,7 +40,7 @@ def run_of(record: Record) -> Run:
 def statement(record: Record) -> str:
     """The promise of one trial that has reported."""
     spent = run_of(record)
-    epsilon = record.config.privacy.epsilon or spent.epsilon(delta_of(record.config))
+    epsilon = record.config.privacy.epsilon or spent.epsilon(record.config.delta)
     return trial_promise(record.config, epsilon, spent.noise_multiplier, record.void)
 
 
@@ -116,7 +113,7 @@ def _search(sweep: Sweep, runs: Sequence[Run], confirming: int, void: bool) -> S
         how = "(PLD)" if whole.is_one_run else "(RDP, at an order fixed beforehand)"
         return replace(told, epsilon=whole.epsilon, shared=True, how=how)
     told = replace(told, broken=whole.epsilon if whole else None)
-    if _charged(sweep) == "private_selection":
+    if sweep.in_secret:
         return replace(told, epsilon=_selected(sweep, runs))
     told = replace(told, epsilon=compose(runs, delta))
     if sweep.schedules_vary and (_is_adaptive(sweep) or len(runs) < sweep.num_runs):
@@ -130,15 +127,13 @@ def _search(sweep: Sweep, runs: Sequence[Run], confirming: int, void: bool) -> S
 
 def _charged(sweep: Sweep) -> Charged:
     """How the search is charged; that it is not is said in words, beside the figure."""
-    selected = sweep.config.accounting == "private_selection"
-    return "private_selection" if selected else "composition"
+    return "private_selection" if sweep.in_secret else "composition"
 
 
 def _is_adaptive(sweep: Sweep) -> bool:
     """True if what is run depends on results."""
     config = sweep.config
-    blind = config.sampler.name in BLIND and config.stop.name == "none"
-    return not blind or config.confirm is not None
+    return config.sampler.learns or config.stop.name != "none" or config.confirm is not None
 
 
 def _runs_at_the_ends(sweep: Sweep) -> list[Run]:

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 from dpsweep.core.errors import ConfigError
 from dpsweep.core.types import Row
-from dpsweep.train.budget import steps_and_rate
 from dpsweep.train.course import course
 from dpsweep.train.room import Room
 from dpsweep.tune.lease import Lease
@@ -126,7 +125,7 @@ class Driver:
         record = self._study.record(number)
         for watcher in self._watchers:
             watcher.reported(record, row)
-        steps, _ = steps_and_rate(record.config)
+        steps, _ = record.config.schedule
         if row["step"] < steps and self._study.should_prune(number):
             self._pruned.add(trial_id)
             return True
@@ -169,7 +168,7 @@ class Driver:
         if self.stopping:
             return None
         if self._to_adopt:
-            return self._study.adopt(self._to_adopt.pop(0))
+            return self._study.record(self._to_adopt.pop(0))
         while not self._is_late() and self._study.num_to_ask():
             try:
                 return self._study.ask()

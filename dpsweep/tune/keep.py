@@ -17,7 +17,7 @@ class BestWeights:
 
     def __init__(self, study: Study, folder: SweepFolder, count: int) -> None:
         self._folder, self._count = folder, count
-        self._sign = -1 if study.sweep.config.objective.direction == "maximize" else 1
+        self._sign = study.sweep.config.objective.sign
         self._kept: dict[float | None, list[tuple[float, int]]] = defaultdict(list)
         for record in study.best():
             self._add(record)

@@ -64,14 +64,14 @@ class Session:
             StateError: If it had to stop, as on a full disk; nothing is lost, and it can go on.
         """
         tracking = TrackingWatcher(self.tracker, self.sweep)
-        in_secret = self.sweep.config.accounting == "private_selection"
-        if self.study.is_finished() or not in_secret:  # when it began tells how long it is
+        finished = self.study.is_finished()
+        if finished or not self.sweep.in_secret:  # when it began tells how long it is
             reconcile(tracking, self.study, self.folder)
         self._tidy()
-        if self.study.is_finished():
+        if finished:
             forget(self.folder)  # a driver may have died between the winner and that
             return True
-        if in_secret:
+        if self.sweep.in_secret:
             return self._select(tracking)
         keeper = BestWeights(self.study, self.folder, self.sweep.num_kept)
         return self._drive(self.study, [tracking, keeper, *watchers])
@@ -95,8 +95,9 @@ class Session:
         self.lease.check()
         self.folder.remove_leftovers()
         if driver.trouble:
-            in_secret = isinstance(study, SecretSearch)  # a room's number tells how far it is
-            trouble = "the disk is full; make room, and resume" if in_secret else driver.trouble
+            trouble = driver.trouble
+            if self.sweep.in_secret:  # a room's number tells how far it is
+                trouble = "the disk is full; make room, and resume"
             raise StateError(f"sweep {self.sweep.name!r} stopped: {trouble}")
         return not driver.stopping
 

@@ -21,6 +21,7 @@ from dpsweep.config.sweep import Sweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError
 from dpsweep.core.seeds import public_seed
+from dpsweep.tune.record import attributes
 from dpsweep.tune.space import Sobol, Turns, distribution, sampler
 from dpsweep.tune.view import Notes, View, rivals, searched
 
@@ -59,7 +60,7 @@ class Proposal:
             state=TrialState.RUNNING,
             params=dict(self.params),
             distributions=dict(self.ways),
-            user_attrs={"knobs": self.knobs, "config": self.config.model_dump(mode="json")},
+            user_attrs=attributes(self.config, self.knobs),
             system_attrs=dict(self.notes),
         )
 

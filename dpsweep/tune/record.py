@@ -1,5 +1,6 @@
 """One trial, as the study knows it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +58,11 @@ class Record:
     def epsilon(self) -> float | None:
         """What it was calibrated to; None where the noise was given."""
         return self.config.privacy.epsilon
+
+
+def attributes(config: TrialConfig, knobs: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    """What a new trial of Optuna's carries, for `record_of` to read."""
+    return {"knobs": dict(knobs), "config": config.model_dump(mode="json"), **more}
 
 
 def record_of(trial: FrozenTrial, config: TrialConfig) -> Record:

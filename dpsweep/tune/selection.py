@@ -95,10 +95,6 @@ class SecretSearch:
         self._save()
         return self.record(number)
 
-    def adopt(self, number: int) -> Record:
-        """A trial that its driver left behind."""
-        return self.record(number)
-
     def record(self, number: int) -> Record:
         """A trial as the driver has to know it: its config, and nothing of how it does."""
         config, knobs = self._config(number)
@@ -166,7 +162,7 @@ class SecretSearch:
         values = goal_values(objective, row, config)
         if values is None:
             return math.inf
-        return -values[0] if objective.direction == "maximize" else values[0]
+        return objective.sign * values[0]
 
     def _config(self, number: int) -> tuple[TrialConfig, dict[str, Any]]:
         """A random point of the space among those that the sweep admits; the same each time."""

@@ -122,7 +122,7 @@ class SweepFolder:
             raise self.taken() from e
         stored: Tree = {
             "id": uuid.uuid4().hex,
-            "sources": [{"name": s.name, "tree": s.tree} for s in (sweep, base)],
+            "sources": _sources(sweep, base),
             "tracking_uri": tracking_uri,
             "storage_uri": storage_uri,
         }
@@ -147,8 +147,7 @@ class SweepFolder:
     def accept(self, sweep: Source, base: Source) -> None:
         """Writes down that the sweep goes on by another file."""
         self._write_sweep(sweep, base)
-        sources = [{"name": s.name, "tree": s.tree} for s in (sweep, base)]
-        self._store({**self._read(), "sources": sources})
+        self._store({**self._read(), "sources": _sources(sweep, base)})
 
     def check_data(self, fingerprint: str) -> None:
         """Notes which data the sweep is about, the first time; compares them from then on.
@@ -249,3 +248,8 @@ class SweepFolder:
     def remove_leftovers(self) -> None:
         """Deletes what only Ray needed."""
         shutil.rmtree(self.path / "ray", ignore_errors=True)
+
+
+def _sources(*sources: Source) -> list[Tree]:
+    """Files as they are written down: without the lines, which only errors before a launch name."""
+    return [{"name": source.name, "tree": source.tree} for source in sources]

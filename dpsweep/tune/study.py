@@ -21,7 +21,7 @@ from dpsweep.tune.charge import check_within, ledger_entry
 from dpsweep.tune.confirm import Confirmation, by_confirmed, confirmations, lacking, missing
 from dpsweep.tune.goals import front, goal_values
 from dpsweep.tune.propose import propose
-from dpsweep.tune.record import Record, record_of
+from dpsweep.tune.record import Record, attributes, record_of
 from dpsweep.tune.space import pruner
 from dpsweep.tune.state import State
 from dpsweep.tune.storage import FOLDER, check_mine, open_storage, taken
@@ -117,7 +117,7 @@ class Study:
 
     def is_finished(self) -> bool:
         """True if nothing is left to run; a private selection is told in one piece at its end."""
-        if self.sweep.config.accounting == "private_selection":
+        if self.sweep.in_secret:
             return self.num_asked() > 0
         return not (self.running() or self.num_to_ask() or self._to_confirm())
 
@@ -136,7 +136,7 @@ class Study:
             proposal = propose(self.sweep, self._study, self._history)
             check_within(self.sweep, proposal.config)
         except ConfigError as e:
-            number = self._add(optuna.trial.create_trial(state=TrialState.FAIL)).number
+            number = self.add_failed()
             raise ConfigError(f"trial {number} of the search is no valid config: {e}") from e
         return self._record(self._add(proposal.trial()))
 
@@ -164,10 +164,6 @@ class Study:
     def _history(self) -> list[FrozenTrial]:
         return history(self.sweep, self._study.user_attrs.get(_TOLD, []))
 
-    def adopt(self, number: int) -> Record:
-        """A running trial whose driver died, once more."""
-        return self.record(number)
-
     def ask_to_confirm(self) -> Record | None:
         """The next repeat of one of the best configs, stored before this returns.
 
@@ -178,11 +174,7 @@ class Study:
             return None
         repeat = optuna.trial.create_trial(
             state=TrialState.RUNNING,
-            user_attrs={
-                "knobs": chosen.knobs,
-                "config": chosen.config.model_dump(mode="json"),
-                "confirms": chosen.number,
-            },
+            user_attrs=attributes(chosen.config, chosen.knobs, confirms=chosen.number),
         )
         return self._record(self._add(repeat))
 
@@ -212,18 +204,18 @@ class Study:
                 state=TrialState.COMPLETE,
                 values=list(goal_values(objective, row, record.config) or ()),
                 intermediate_values={int(row["epoch"]): row[objective.metric]},
-                user_attrs={
-                    "knobs": record.knobs,
-                    "config": record.config.model_dump(mode="json"),
-                    "row": row,
-                    "handed_out": {"void": record.void, "charged": charged},
-                },
+                user_attrs=attributes(
+                    record.config,
+                    record.knobs,
+                    row=row,
+                    handed_out={"void": record.void, "charged": charged},
+                ),
             )
         )
 
-    def add_failed(self) -> None:
+    def add_failed(self) -> int:
         """Stores a trial of which nothing is known but that it did not come to a result."""
-        self._add(optuna.trial.create_trial(state=TrialState.FAIL))
+        return self._add(optuna.trial.create_trial(state=TrialState.FAIL)).number
 
     def hand_out(self, record: Record, *, void: bool) -> Record:
         """Notes that a trial's secret exists, and what the trial is charged.
@@ -234,7 +226,7 @@ class Study:
             self.note_void()
         charged = ledger_entry(record.config)
         self._storage.set_trial_user_attr(
-            self._frozen(record.number)._trial_id,
+            self._trial_id(record.number),
             "handed_out",
             {"void": void, "charged": charged},
         )
@@ -290,7 +282,8 @@ class Study:
     def best(self) -> list[Record]:
         """Complete trials of the search, the best first: by their repeats, where there are any."""
         records = self.records()
-        return by_confirmed(self._ranking(records), confirmations(records), self._sign)
+        sign = self.sweep.config.objective.sign
+        return by_confirmed(self._ranking(records), confirmations(records), sign)
 
     def front(self) -> list[Record]:
         """Complete trials of the search that no other beats in every objective."""
@@ -302,12 +295,8 @@ class Study:
 
     def _ranking(self, records: list[Record]) -> list[Record]:
         done = [r for r in records if r.state == "complete" and r.confirms is None]
-        return sorted(done, key=lambda r: (self._sign * (r.value or 0.0), r.number))
-
-    @property
-    def _sign(self) -> int:
-        """1 if a small objective is a good one, -1 if a large one is."""
-        return -1 if self.sweep.config.objective.direction == "maximize" else 1
+        sign = self.sweep.config.objective.sign
+        return sorted(done, key=lambda r: (sign * (r.value or 0.0), r.number))
 
     def _add(self, trial: FrozenTrial) -> FrozenTrial:
         """Stores a new trial, in one transaction."""
@@ -316,11 +305,14 @@ class Study:
 
     def _frozen(self, number: int) -> FrozenTrial:
         """One trial, at a cost that does not grow with the study."""
+        return self._storage.get_trial(self._trial_id(number))
+
+    def _trial_id(self, number: int) -> int:
         if number not in self._ids:
             self._ids[number] = self._storage.get_trial_id_from_study_id_trial_number(
                 self._study._study_id, number
             )
-        return self._storage.get_trial(self._ids[number])
+        return self._ids[number]
 
     def _record(self, trial: FrozenTrial) -> Record:
         if trial.number not in self._configs:

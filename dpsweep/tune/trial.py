@@ -13,7 +13,6 @@ from ray import tune
 
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import DiskFull, DpSweepError
-from dpsweep.train.budget import steps_and_rate
 from dpsweep.train.course import Course
 from dpsweep.train.loop import Paused, train
 from dpsweep.train.room import Room
@@ -39,14 +38,15 @@ def run_trial(assignment: Assignment) -> None:
     try:
         room = Room(Path(assignment["room"]))
         config = TrialConfig.model_validate(assignment["config"])
-        steps, _ = steps_and_rate(config)
+        course = Course.from_json(assignment["course"])
+        last = course.reports[-1].step
         with room.lock(_PREDECESSOR_SECONDS):
             train(
                 config,
                 room,
-                lambda row: _send(row=row, **({"end": "complete"} if row["step"] == steps else {})),
+                lambda row: _send(row=row, **({"end": "complete"} if row["step"] == last else {})),
                 Path(assignment["pause"]).exists,
-                Course.from_json(assignment["course"]),
+                course,
             )
     except Paused:
         _send(end="paused")

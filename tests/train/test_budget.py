@@ -6,7 +6,7 @@ import pytest
 
 from dpsweep.config.trial import TrialConfig
 from dpsweep.privacy.accounting import Run
-from dpsweep.train.budget import budget, delta_of, steps_and_rate
+from dpsweep.train.budget import budget
 
 N = 1437
 
@@ -30,16 +30,16 @@ def with_train(config: TrialConfig, **train: object) -> TrialConfig:
 
 
 def test_rate_is_the_expected_batch_over_the_private_examples():
-    assert steps_and_rate(trial()) == (144, 100 / N)
+    assert trial().schedule == (144, 100 / N)
 
 
 def test_held_out_examples_are_not_counted():
     config = trial(data={"validation": "holdout", "holdout_fraction": 0.2})
     assert config.data.num_examples == N - 287
-    steps, rate = steps_and_rate(config)
+    steps, rate = config.schedule
     assert rate == 100 / (N - 287)
     assert steps == round(10 * (N - 287) / 100)
-    assert delta_of(config) == (N - 287) ** -1.1
+    assert config.delta == (N - 287) ** -1.1
 
 
 @pytest.mark.parametrize(
@@ -47,12 +47,12 @@ def test_held_out_examples_are_not_counted():
 )
 def test_run_takes_the_nearest_whole_number_of_steps_and_at_least_one(epochs, batch_size, steps):
     config = with_train(trial(), epochs=epochs, batch_size=batch_size)
-    assert steps_and_rate(config)[0] == steps
+    assert config.schedule[0] == steps
 
 
 def test_delta_is_the_given_one_or_the_default_power():
-    assert delta_of(trial(noise_multiplier=1.0, delta=1e-7)) == 1e-7
-    assert delta_of(trial(noise_multiplier=1.0)) == N**-1.1
+    assert trial(noise_multiplier=1.0, delta=1e-7).delta == 1e-7
+    assert trial(noise_multiplier=1.0).delta == N**-1.1
 
 
 def test_given_noise_is_kept_and_counted():

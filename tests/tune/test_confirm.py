@@ -255,7 +255,7 @@ def test_a_sweep_stopped_amid_its_repeats_goes_on_with_those_that_are_missing(ur
     assert study.running() == [left.number]
     assert not study.is_finished()
     assert (study.num_to_ask(), study.num_to_confirm()) == (0, 2)
-    adopted = study.adopt(left.number)
+    adopted = study.record(left.number)
     assert adopted.confirms == 2
     ended(study, adopted, 0.5)
     assert confirm(study, lambda number: 0.5) == [1, 2]

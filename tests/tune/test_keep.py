@@ -121,7 +121,7 @@ def test_a_trial_that_was_through_and_is_not_told_yet_keeps_its_weights_over_a_r
     room.save_weights({"w": torch.ones(2)})  # and the driver dies
     assert kept_after_restart(study, folder) == {0, 1}
     again = keeper(study, folder)
-    again.ended(run(study, folder, 0.8, record=study.adopt(1)))
+    again.ended(run(study, folder, 0.8, record=study.record(1)))
     assert kept(folder) == {1}
 
 

@@ -244,7 +244,7 @@ def calls(search, folder):
     records = {}
 
     def begin(number):
-        records[number] = search().ask() if number not in running() else search().adopt(number)
+        records[number] = search().ask() if number not in running() else search().record(number)
 
     def running():
         return search().running()
