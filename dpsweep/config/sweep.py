@@ -58,7 +58,8 @@ class ConfirmConfig(Strict):
     """Configs that are repeated (of each epsilon, where there are several)."""
 
     seeds: int = Field(default=5, ge=2)
-    """Runs of each, under secrets of their own."""
+    """Runs of each, under secrets of their own and, but for held-out data, public seeds 1, 2, ...
+    above the config's."""
 
 
 class ResourcesConfig(Strict):

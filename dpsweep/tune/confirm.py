@@ -1,9 +1,11 @@
 """The best configs, run again with fresh noise: how good they are, and not how lucky they were.
 
 The best of many noisy trials is better than its config deserves. When the search is through,
-each of the `top` configs is trained `seeds` more times under secrets of its own, everything
-else being equal; what counts then is the mean of those runs, without the trial that was
-chosen for its luck. Every such run spends the privacy of a trial.
+each of the `top` configs is trained `seeds` more times under secrets of its own, from other
+weights at the start; what counts then is the mean of those runs, without the trial that was
+chosen for its luck. The k-th repeat of any config starts from the same weights, so that configs,
+also of different sweeps with one seed, can be compared in pairs. Every such run spends the privacy
+of a trial.
 """
 
 from collections.abc import Sequence
@@ -11,6 +13,7 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 
 from dpsweep.config.sweep import ConfirmConfig
+from dpsweep.config.trial import TrialConfig
 from dpsweep.tune.record import Record
 
 
@@ -74,6 +77,19 @@ def lacking(
         if repeat.confirms in left:
             left[repeat.confirms] = max(0, left[repeat.confirms] - 1)
     return left
+
+
+def repeat_of(chosen: Record, repeats: Sequence[Record]) -> TrialConfig:
+    """The config of a candidate's next repeat: its own, but for the public seed.
+
+    Where a part of the training data is held out the seed says which, and it stays: under another
+    the repeats would be measured on examples that the search was trained on.
+    """
+    config = chosen.config
+    if config.data.num_held_out:
+        return config
+    earlier = sum(repeat.confirms == chosen.number for repeat in repeats)
+    return config.model_copy(update={"seed": config.seed + 1 + earlier})
 
 
 def confirmations(records: Sequence[Record]) -> dict[int, Confirmation]:

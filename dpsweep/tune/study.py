@@ -18,7 +18,14 @@ from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, StateError
 from dpsweep.core.types import Row
 from dpsweep.tune.charge import check_within, ledger_entry
-from dpsweep.tune.confirm import Confirmation, by_confirmed, confirmations, lacking, missing
+from dpsweep.tune.confirm import (
+    Confirmation,
+    by_confirmed,
+    confirmations,
+    lacking,
+    missing,
+    repeat_of,
+)
 from dpsweep.tune.goals import front, goal_values
 from dpsweep.tune.propose import propose
 from dpsweep.tune.record import Record, attributes, record_of
@@ -111,8 +118,7 @@ class Study:
         if self.num_to_ask() or any(r.state == "running" and r.confirms is None for r in records):
             left = self.sweep.num_runs - self.sweep.config.budget.trials  # the best may be others
         else:
-            repeats = [record for record in records if record.confirms is not None]
-            left = sum(lacking(self._ranking(records), repeats, config).values())
+            left = sum(lacking(self._ranking(records), self._repeats(), config).values())
         return min(left, self._num_affordable())
 
     def is_finished(self) -> bool:
@@ -172,19 +178,22 @@ class Study:
         chosen = self._to_confirm()
         if chosen is None:
             return None
+        config = repeat_of(chosen, self._repeats())
         repeat = optuna.trial.create_trial(
             state=TrialState.RUNNING,
-            user_attrs=attributes(chosen.config, chosen.knobs, confirms=chosen.number),
+            user_attrs=attributes(config, chosen.knobs, confirms=chosen.number),
         )
         return self._record(self._add(repeat))
 
     def _to_confirm(self) -> Record | None:
         """Whose config is to be repeated next."""
-        config, records = self.sweep.config.confirm, self.records()
+        config = self.sweep.config.confirm
         if config is None or not self._num_affordable():
             return None
-        repeats = [record for record in records if record.confirms is not None]
-        return missing(self._ranking(records), repeats, config)
+        return missing(self._ranking(self.records()), self._repeats(), config)
+
+    def _repeats(self) -> list[Record]:
+        return [record for record in self.records() if record.confirms is not None]
 
     def _num_affordable(self) -> int:
         """Runs that may still begin; a budget that all share is for as many as were planned.

@@ -158,9 +158,23 @@ def test_a_repeat_is_stored_with_the_config_it_repeats_before_it_is_run(uri, loa
     known = Study.open(uri, study.sweep).record(asked.number)
     assert known == asked
     assert (known.number, known.confirms, known.state) == (4, 1, "running")
-    assert known.config == study.record(1).config
+    assert known.config == study.record(1).config.model_copy(update={"seed": 1})
     assert known.knobs == study.record(1).knobs
     assert not known.handed_out, "it draws a secret of its own"
+
+
+def test_the_first_repeats_of_two_configs_start_from_the_same_weights_and_so_on(uri, load):
+    study = searched(uri, load(), 0.5, 0.9, 0.7, 0.6)
+    confirm(study, lambda number: 0.5)
+    seeds = [(r.confirms, r.config.seed) for r in study.records() if r.confirms is not None]
+    assert seeds == [(1, 1), (2, 1), (1, 2), (2, 2)]
+    assert {r.config.seed for r in study.best()} == {0}, "what is exported keeps its own"
+
+
+def test_held_out_examples_stay_held_out_in_repeats(uri, load):
+    study = searched(uri, load("data.validation=holdout"), 0.5, 0.9, 0.7, 0.6)
+    confirm(study, lambda number: 0.5)
+    assert {r.config.seed for r in study.records()} == {0}
 
 
 def test_repeats_are_no_trials_of_the_search_and_the_luckiest_is_not_the_best(uri, load):
