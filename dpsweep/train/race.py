@@ -37,8 +37,8 @@ Take = Callable[[], None]
 """Takes one step."""
 
 RUNNERS = (
-    "NAME of a method; NAME:KEY=VALUE:... sets keys of it, as in innerouter:points=3; "
-    "...@ENGINE is another engine, ...@fixed is batches of one size"
+    "NAME of a method; NAME:KEY=VALUE:... sets keys of it, as in innerouter:points=3; ...@ENGINE "
+    "is another engine, ...@fixed is batches of one size, ...@secure is noise drawn by a cipher"
 )
 """How runners of ours are spelled."""
 
@@ -135,7 +135,9 @@ def runner(race: Race, name: str) -> Take:
     _refuse_keys(race, name, method, own)
     if how == "fixed":
         return _ours(race.config(method, own=own), race, Fixed)
-    engine = how or "auto"
+    if how == "secure":
+        race = replace(race, settings=(*race.settings, "privacy.noise.source=secure"))
+    engine = how if how and how != "secure" else "auto"
     if engine == "opacus":  # as its users do: the whole batch at once
         race = replace(race, max_physical_batch=2 * race.batch_size)
     return _ours(race.config(method, engine, own), race, Step)

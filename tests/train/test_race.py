@@ -60,6 +60,11 @@ def test_fixed_batches_have_one_size_and_poisson_ones_have_not():
     assert all(fixed.batch(t).max() < len(fixed.data.targets) for t in range(20))
 
 
+def test_noise_of_a_cipher_is_a_runner_of_its_own():
+    assert runner(DENSE, "dp_sgd@secure").func.config.privacy.noise.source == "secure"
+    assert runner(DENSE, "dp_sgd").func.config.privacy.noise.source == "fast"
+
+
 def test_an_unknown_runner_is_refused_with_the_nearest_name():
     with pytest.raises(ConfigError, match=r"bench step.*dp_sgdd.*dp_sgd"):
         runner(DENSE, "dp_sgdd")
