@@ -57,6 +57,10 @@ class ConfirmConfig(Strict):
     top: int = Field(default=3, gt=0)
     """Configs that are repeated (of each epsilon, where there are several)."""
 
+    each_method: bool = False
+    """Whether each method of a search over several has its `top` repeated, to compare them, or
+    only the best of all."""
+
     seeds: int = Field(default=5, ge=2)
     """Runs of each, under secrets of their own and, but for held-out data, public seeds 1, 2, ...
     above the config's."""
@@ -183,8 +187,15 @@ class Sweep:
     def num_runs(self) -> int:
         """Runs that are charged: trials and their repeats. Under private selection, on average."""
         confirm = self.config.confirm
-        repeats = confirm.top * confirm.seeds * len(self.epsilons) if confirm else 0
-        return self.config.budget.trials + repeats
+        if confirm is None:
+            return self.config.budget.trials
+        groups = len(self.epsilons) * (len(self.methods) if confirm.each_method else 1)
+        return self.config.budget.trials + confirm.top * confirm.seeds * groups
+
+    @property
+    def methods(self) -> frozenset[str]:
+        """The methods that the search chooses from, or the base config's."""
+        return frozenset(trial.method.name for trial in self.corners())
 
     @property
     def in_secret(self) -> bool:
@@ -397,6 +408,11 @@ def _check_choices(sweep: Sweep) -> None:
     check_sampler(config.sampler, sweep.space, file.at(("sampler", "name")))
     check_goals(config.objective, config.sampler, config.stop, file)
     check_epsilon_varies(config.objective, sweep.epsilons, file)
+    if config.confirm and config.confirm.each_method and len(sweep.methods) == 1:
+        raise ConfigError(
+            f"{file.at(('confirm', 'each_method'))}: the search has one method, "
+            f"{next(iter(sweep.methods))}. Delete it, or search over several with each_of"
+        )
     check_charged(sweep.written.data.validation, config.accounting, file)
     if sweep.in_secret:
         check_selection(config, sweep.space, file, sweep.origin)

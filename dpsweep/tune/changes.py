@@ -74,6 +74,7 @@ def _runs_less(launched: Sweep, sweep: Sweep) -> bool:
         now.confirm is None
         or now.confirm.top < then.confirm.top
         or now.confirm.seeds < then.confirm.seeds
+        or now.confirm.each_method < then.confirm.each_method
     )
 
 

@@ -47,10 +47,14 @@ class Confirmation:
 
 
 def candidates(ranking: Sequence[Record], config: ConfirmConfig) -> list[Record]:
-    """The first `top` of a ranking, of each epsilon where a sweep has several."""
+    """The first `top` of a ranking, of each epsilon and, if wished, of each method."""
+
+    def group(record: Record) -> tuple[float | None, str | None]:
+        return record.epsilon, record.config.method.name if config.each_method else None
+
     chosen: list[Record] = []
     for record in ranking:
-        rivals = [c for c in chosen if c.epsilon == record.epsilon]
+        rivals = [c for c in chosen if group(c) == group(record)]
         if len(rivals) < config.top:
             chosen.append(record)
     return chosen

@@ -6,6 +6,7 @@ import pytest
 
 from dpsweep.config.sweep import ConfirmConfig, load_sweep
 from dpsweep.config.trial import TrialConfig
+from dpsweep.core.errors import ConfigError
 from dpsweep.privacy.accounting import compose
 from dpsweep.privacy.statement import shown_epsilon
 from dpsweep.report.export import origin_of
@@ -16,16 +17,15 @@ from dpsweep.tune.propose import propose
 from dpsweep.tune.record import Record
 from dpsweep.tune.study import Study
 
-CONFIG = TrialConfig.model_validate(
-    {
-        "data": {"name": "digits"},
-        "model": {"name": "cnn_small", "width": 2},
-        "privacy": {"epsilon": 4},
-        "train": {"batch_size": 479, "epochs": 2},
-        "optimizer": {"lr": 1.0},
-        "method": {"name": "dp_sgd"},
-    }
-)
+TREE = {
+    "data": {"name": "digits"},
+    "model": {"name": "cnn_small", "width": 2},
+    "privacy": {"epsilon": 4},
+    "train": {"batch_size": 479, "epochs": 2},
+    "optimizer": {"lr": 1.0},
+    "method": {"name": "dp_sgd"},
+}
+CONFIG = TrialConfig.model_validate(TREE)
 TWICE = "confirm={top: 2, seeds: 2}"
 
 
@@ -57,6 +57,26 @@ def test_the_first_few_of_each_epsilon_are_candidates():
     chosen = candidates(ranking, ConfirmConfig(top=2, seeds=2))
     assert [c.number for c in chosen] == [4, 2, 1, 3]
     assert candidates([], ConfirmConfig()) == []
+
+
+def test_the_first_few_of_each_method_are_candidates_where_methods_are_compared():
+    ranking = [record(n) for n in (4, 2, 0, 1)]
+    other = TrialConfig.model_validate({**TREE, "method": {"name": "dp_adam"}})
+    ranking = [replace(r, config=other) if r.number in (0, 1) else r for r in ranking]
+    compared = ConfirmConfig(top=1, seeds=2, each_method=True)
+    assert [c.number for c in candidates(ranking, compared)] == [4, 0]
+    assert [c.number for c in candidates(ranking, ConfirmConfig(top=2, seeds=2))] == [4, 2]
+
+
+def test_repeats_of_each_method_are_planned(load):
+    each = ("method={each_of: [{name: dp_sgd}, {name: disk, kappa: 0.7}]}",)
+    settings = [f"search.{each[0]}", "confirm={top: 2, seeds: 3, each_method: true}"]
+    assert load(*settings).num_runs == 4 + 2 * 3 * 2
+
+
+def test_repeats_of_each_of_one_method_are_refused(load):
+    with pytest.raises(ConfigError, match=r"confirm\.each_method: the search has one method, "):
+        load("confirm={top: 2, seeds: 3, each_method: true}")
 
 
 def test_candidates_take_turns_until_each_has_its_runs():
