@@ -16,6 +16,9 @@ from dpsweep.privacy.clip import cleaned, squared_norms, weighted_sum
 _SLACK, _TERMS = 16, 64
 """Of rounding errors: a sum's, and those of all the products a Gram matrix is made of."""
 
+_LOUD = 1024.0
+"""Times the usual answer; in float32, less than 1e-4 of it is then lost in a sum."""
+
 
 class Answer(Protocol):
     """What B examples answer for one parameter. Private.
@@ -77,7 +80,7 @@ class Outer:
     def squares(self) -> Tensor:
         a, g = self.inputs_BTI, self.grads_BTO
         if a.shape[1] == 1:
-            return Each(a.double()).squares() * Each(g.double()).squares()
+            return (gram(a) * gram(g)).flatten()
         return from_grams(gram(a), gram(g), g.dtype)
 
     def summed(self, factor_B: Tensor) -> Tensor:
@@ -160,6 +163,27 @@ def not_too_small(
     hidden_B = (slack * longest_B).square()
     rounded_B = _TERMS * torch.finfo(torch.float64).eps * longest_B.square()
     return square_B.clamp(min=0) + hidden_B + rounded_B
+
+
+def loud(factor_B: Tensor, square_B: Tensor, longest_B: Tensor) -> tuple[Tensor, Tensor]:
+    """The factors of those who are far larger at the points than in their sum, and the others'.
+
+    In a sum in float32 they would blur the others': all that is added before their points cancel
+    is rounded to what these leave of it. Each of the two has zeros for the other's examples.
+
+    Args:
+        factor_B: Clipping factors.
+        square_B: Squared norms of the answers.
+        longest_B: Norms they would have if nothing cancelled.
+    """
+    usual = (factor_B * square_B.sqrt()).nan_to_num(0, 0, 0).amax()
+    loud_B = (factor_B != 0) & ~(factor_B * longest_B <= _LOUD * usual)
+    return torch.where(loud_B, factor_B, 0), torch.where(loud_B, 0, factor_B)
+
+
+def heard(factor_B: Tensor) -> bool:
+    """False if all are zero; not asked where the answer would be waited for."""
+    return factor_B.device.type != "cpu" or bool(factor_B.any())
 
 
 def diagonal(gram_BTT: Tensor) -> Tensor:

@@ -47,7 +47,12 @@ class BookkeepingEngine(ByPortions):
 
     def _laid_out(self, leaf: Tensor) -> Tensor:
         """Images and kernels with their channels last, which most convolutions are faster on."""
-        return leaf.contiguous(memory_format=torch.channels_last) if leaf.dim() == 4 else leaf
+        images = leaf.dim() == 4 and self._convolves
+        return leaf.contiguous(memory_format=torch.channels_last) if images else leaf
+
+    @cached_property
+    def _convolves(self) -> bool:
+        return any(isinstance(module, nn.Conv2d) for module in self.model.modules())
 
     def _shape(self, key: str, param: Tensor) -> tuple[int, ...]:
         maps = self.geometry.maps

@@ -1,13 +1,15 @@
-"""Circulant blocks: per-example gradients of the generators stay spectra.
+"""Circulant blocks: norms and sums of the generators' gradients from spectra, never written out.
 
     R_ij[l] = sum_t sum_s g_i[s] x_j[(s - l) mod d],     R^_ij(f) = sum_t g^_i(f) conj(x^_j(f))
 
-over the positions t of a sequence. By Parseval the norm is a sum over frequencies, and only the
-clipped sum is transformed back.
+over the positions t of a sequence. At each frequency that is the gradient of a linear layer, so
+by Parseval the norm is a sum over frequencies of what Gram matrices say of such a layer, and the
+clipped sum one matrix product a frequency, transformed back at the end.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Self
 
 import torch
@@ -15,48 +17,108 @@ from torch import Tensor
 
 from dpsweep.core.circulant import CirculantLinear
 from dpsweep.privacy.clip import cleaned
+from dpsweep.privacy.engine.answers import heard, loud, not_too_small
 from dpsweep.privacy.engine.tape import Use
 
 
 @dataclass(frozen=True, eq=False)
-class Spectrum:
-    """Real spectra of the answers, shape (B, p, q, d // 2 + 1), complex.
+class Spectra:
+    """The answer of a layer's generators.
+
+    Norm and sum are made of the very same spectra: what a transform rounds is in both.
 
     Attributes:
         block: d.
-        spectrum_BpqF: The spectra.
+        inputs_FBTq: x^, at the F = d // 2 + 1 real frequencies, complex.
+        grads_FBTp: g^, weights of the query included, complex.
+        signed: As in answers.Outer.
     """
 
     block: int
-    spectrum_BpqF: Tensor
+    inputs_FBTq: Tensor
+    grads_FBTp: Tensor
+    signed: bool = False
 
     @classmethod
     def of(cls, layer: CirculantLinear, uses: Sequence[Use]) -> Self:
-        """Those of a layer's generators."""
-        d, total = layer.block, None
-        for use in uses:
-            num = len(use.grad)
-            g = torch.fft.rfft((use.weight * use.grad).reshape(num, -1, layer.out_features // d, d))
-            x = torch.fft.rfft(use.inputs[0].reshape(num, -1, layer.in_features // d, d))
-            part = torch.einsum("btpf,btqf->bpqf", g, x.conj())
-            total = part if total is None else total + part
-        assert total is not None
-        return cls(d, total)
+        """Those of a layer's calls, side by side."""
+        d = layer.block
+        inputs = [_spectra(use.inputs[0], d) for use in uses]
+        grads = [_spectra(use.weight * use.grad, d) for use in uses]
+        return cls(d, torch.cat(inputs, 2), torch.cat(grads, 2), signed=len(uses) > 1)
+
+    @property
+    def stays(self) -> bool:
+        """True if Gram matrices cost less than the answers written out, as in answers.Outer."""
+        _, _, length, q = self.inputs_FBTq.shape
+        p = self.grads_FBTp.shape[3]
+        grams = 2 * length**2 * (q + p) + length * q * p
+        return length == 1 or grams < 1.5 * length * q * p + 8 * q * p
 
     def squares(self) -> Tensor:
-        bins_F = torch.full((self.block // 2 + 1,), 2.0, device=self.spectrum_BpqF.device)
-        bins_F[0] = 1  # zero is one bin, and so is Nyquist; all others are pairs
-        if self.block % 2 == 0:
-            bins_F[-1] = 1
-        energy = torch.view_as_real(self.spectrum_BpqF).square().sum(-1)
-        return (energy.sum((1, 2)) @ bins_F.to(energy)) / self.block
+        return self._norms[0]
+
+    @cached_property
+    def _norms(self) -> tuple[Tensor, Tensor]:
+        """Squares, and the norm that there would be if nothing cancelled, shape (B,) each."""
+        x, g = self.inputs_FBTq, self.grads_FBTp
+        bins_F = _bins(self.block).to(x.device) / self.block
+        each_FBT = _power(x) * _power(g)
+        square_BT = torch.tensordot(each_FBT, bins_F, ([0], [0]))
+        longest_B = square_BT.sqrt().sum(1)
+        if x.shape[2] == 1:
+            return square_BT[:, 0], longest_B
+        square_B = bins_F @ (_gram(g) * _gram(x).conj()).real.sum((2, 3))
+        return not_too_small(square_B, longest_B, g.real.dtype, x.shape[2]), longest_B
 
     def summed(self, factor_B: Tensor) -> Tensor:
-        spectrum = cleaned(torch.view_as_real(self.spectrum_BpqF), factor_B)
-        total = torch.tensordot(factor_B.to(spectrum), spectrum, dims=1)
-        generators: Tensor = torch.fft.irfft(torch.view_as_complex(total), n=self.block)
-        return generators
+        if not self.signed:
+            return self._summed(factor_B, self.grads_FBTp.dtype)
+        loud_B, quiet_B = loud(factor_B, *self._norms)
+        total = self._summed(quiet_B, self.grads_FBTp.dtype).double()
+        return total + self._summed(loud_B, torch.complex128) if heard(loud_B) else total
+
+    def _summed(self, factor_B: Tensor, dtype: torch.dtype) -> Tensor:
+        x, g = (_cleaned(z, factor_B).to(dtype) for z in (self.inputs_FBTq, self.grads_FBTp))
+        scaled = g * factor_B.to(g.real.dtype)[:, None, None]
+        return self._back(scaled.flatten(1, 2).transpose(1, 2) @ x.flatten(1, 2).conj())
 
     def each(self) -> Tensor:
-        generators_B: Tensor = torch.fft.irfft(self.spectrum_BpqF, n=self.block)
-        return generators_B
+        return self._back(self.grads_FBTp.transpose(2, 3) @ self.inputs_FBTq.conj())
+
+    def _back(self, spectrum: Tensor) -> Tensor:
+        """(F, ..., p, q) -> (..., p, q, d)."""
+        last = spectrum.movedim(0, -1).contiguous()
+        generators: Tensor = torch.fft.irfft(last, n=self.block)
+        return generators
+
+
+def _spectra(leaf: Tensor, block: int) -> Tensor:
+    """(B, ..., features) -> (F, B, T, blocks), as products over blocks want them."""
+    blocks = leaf.reshape(len(leaf), -1, leaf.shape[-1] // block, block)
+    spectra: Tensor = torch.fft.rfft(blocks)
+    return spectra.movedim(-1, 0).contiguous()
+
+
+def _bins(n: int) -> Tensor:
+    """How many of the n bins each real frequency stands for: 2, but 1 for zero and Nyquist."""
+    bins_F = torch.full((n // 2 + 1,), 2.0, dtype=torch.float64)
+    bins_F[0] = 1
+    if n % 2 == 0:
+        bins_F[-1] = 1
+    return bins_F
+
+
+def _power(spectra: Tensor) -> Tensor:
+    """|.|^2 over blocks, shape (F, B, T), float64."""
+    return torch.view_as_real(spectra).flatten(-2).double().square().sum(-1)
+
+
+def _gram(spectra: Tensor) -> Tensor:
+    """<z_t, z_t'> over blocks, shape (F, B, T, T), complex128."""
+    exact = spectra.to(torch.complex128)
+    return exact @ exact.mH.resolve_conj()
+
+
+def _cleaned(spectra: Tensor, factor_B: Tensor) -> Tensor:
+    return torch.view_as_complex(cleaned(torch.view_as_real(spectra), factor_B, dim=1))

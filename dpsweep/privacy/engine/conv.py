@@ -26,16 +26,12 @@ from torch.nn import functional as F
 
 from dpsweep.core.convolution import kernel_gradient
 from dpsweep.privacy.clip import cleaned
-from dpsweep.privacy.engine.answers import Answer, diagonal, not_too_small
+from dpsweep.privacy.engine.answers import Answer, diagonal, heard, loud, not_too_small
 from dpsweep.privacy.engine.tape import Use
 
 _WRITTEN, _PRODUCT, _DOUBLE = 8.0, 1.5, 3.0
 """Cost of a number written, of a small product, and of double precision; in units of a
 multiply-add of the library's own convolution. Measured on CPUs, docs/benchmarks/step.md."""
-
-
-_LOUD = 1024.0
-"""Times the usual answer; in float32, less than 1e-4 of it is then lost in a sum."""
 
 
 @dataclass(frozen=True)
@@ -371,11 +367,11 @@ class ByGram:
 
     def summed(self, factor_B: Tensor) -> Tensor:
         total = self.grads[0].new_zeros(self.shape, dtype=torch.float64)
-        loud_B = self._loud(factor_B) if len(self.inputs) > 1 else torch.zeros_like(factor_B) > 0
-        on_cpu = loud_B.device.type == "cpu"  # elsewhere, asking would wait for the device
-        if len(self.inputs) > 1 and (not on_cpu or loud_B.any()):
-            total += self._summed_in_double(torch.where(loud_B, factor_B, 0))
-        quiet_B = torch.where(loud_B, 0, factor_B)
+        quiet_B = factor_B
+        if len(self.inputs) > 1:
+            loud_B, quiet_B = loud(factor_B, *self._norms)
+            if heard(loud_B):
+                total += self._summed_in_double(loud_B)
         for x, g in zip(self.inputs, self.grads, strict=True):
             total += kernel_gradient(
                 cleaned(x, quiet_B),
@@ -387,15 +383,6 @@ class ByGram:
                 self.runs.groups,
             )
         return total
-
-    def _loud(self, factor_B: Tensor) -> Tensor:
-        """Who is far larger at the points than in their sum, and would blur the others'.
-
-        In a sum in float32, point by point, all after it are rounded to what it leaves of them.
-        """
-        squares_B, longest_B = self._norms
-        usual = (factor_B * squares_B.sqrt()).nan_to_num(0, 0, 0).amax()
-        return (factor_B != 0) & ~(factor_B * longest_B <= _LOUD * usual)
 
     def _summed_in_double(self, factor_B: Tensor) -> Tensor:
         groups = self.runs.groups

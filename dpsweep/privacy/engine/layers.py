@@ -19,7 +19,7 @@ from dpsweep.core.standard import StandardConv2d, standardised
 from dpsweep.core.types import Tensors
 from dpsweep.privacy.engine.answers import Answer, Each, Outer, Tokens
 from dpsweep.privacy.engine.attention import IN, OUT, in_pieces
-from dpsweep.privacy.engine.circulant import Spectrum
+from dpsweep.privacy.engine.circulant import Spectra
 from dpsweep.privacy.engine.conv import kernel
 from dpsweep.privacy.engine.tape import Use
 
@@ -202,7 +202,8 @@ def circulant(layer: nn.Module, uses: Sequence[Use], wanted: frozenset[str]) -> 
     assert isinstance(layer, CirculantLinear)
     answers: dict[str, Answer] = {}
     if "weight" in wanted:
-        answers["weight"] = Spectrum.of(layer, uses)
+        spectra = Spectra.of(layer, uses)
+        answers["weight"] = spectra if spectra.stays else Each(spectra.each())
     if "bias" in wanted:
         answers["bias"] = Each(_total(use.weight * _positions(use.grad, [0]) for use in uses))
     return answers

@@ -28,6 +28,7 @@ def fitting_batch(
     engine: str,
     device: torch.device,
     copies: int = 1,
+    share: float = 1.0,
 ) -> int:
     """Examples to compute at once: the expected batch in a few even parts that fit in memory.
 
@@ -42,10 +43,11 @@ def fitting_batch(
         engine: Name of the engine.
         device: Where the batch is computed.
         copies: Of each example.
+        share: Of a GPU's memory that is this process's.
     """
     each = bytes_per_example(model, input_shape, engine, copies)
     if device.type == "cuda":
-        fits = _CUDA_SHARE * torch.cuda.get_device_properties(device).total_memory / each
+        fits = share * _CUDA_SHARE * torch.cuda.get_device_properties(device).total_memory / each
     else:
         fits = min(_CPU_BYTES / each, _CPU_EXAMPLES / copies)
     parts = max(1, round(batch_size / max(fits, 1.0)))
@@ -57,8 +59,19 @@ def bytes_per_example(
 ) -> int:
     """What one example takes: activations, their gradients, its own gradient if written out.
 
-    Measured by a pass over one black image, in which autograd notes what it keeps.
+    Measured by passes over black images, in which autograd notes what it keeps. What one image
+    more adds is an example's own; the rest, such as spectra of the weights, is kept once.
     """
+    kept = _kept(model, input_shape, 3) - _kept(model, input_shape, 2)
+    own = written(model) if engine == "bookkeeping" else list(model.parameters())
+    gradients = _COPIES[engine] * sum(p.nbytes for p in own)
+    if engine == "opacus":  # it writes out one for each copy
+        gradients *= copies
+    return 2 * copies * kept + gradients
+
+
+def _kept(model: nn.Module, input_shape: tuple[int, ...], num_examples: int) -> int:
+    """Bytes that a pass keeps for its way back, and those of the outputs."""
     weights = {k: p.detach().requires_grad_() for k, p in model.named_parameters()}
     state = weights | {k: x.clone() for k, x in model.named_buffers()}
     kept: dict[int, Tensor] = {}
@@ -68,14 +81,9 @@ def bytes_per_example(
         return x
 
     first = next(iter(weights.values()))
-    inputs = torch.zeros((1, *input_shape), device=first.device, dtype=first.dtype)
+    inputs = torch.zeros((num_examples, *input_shape), device=first.device, dtype=first.dtype)
     with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
-        output = functional_call(model, state, (inputs,))
+        outputs = functional_call(model, state, (inputs,))
     for p in state.values():
         kept.pop(p.untyped_storage()._cdata, None)
-    own = written(model) if engine == "bookkeeping" else list(model.parameters())
-    gradients = _COPIES[engine] * sum(p.nbytes for p in own)
-    if engine == "opacus":  # it writes out one for each copy
-        gradients *= copies
-    activations = sum(x.untyped_storage().nbytes() for x in kept.values())
-    return 2 * copies * int(activations + output.nbytes) + gradients
+    return int(sum(x.untyped_storage().nbytes() for x in kept.values()) + outputs.nbytes)

@@ -11,10 +11,12 @@ import torch
 from oracle import check, draw, generator
 from torch import Tensor, nn
 
+from dpsweep.core.circulant import CirculantLinear
 from dpsweep.privacy.clip import Automatic, Flat
 from dpsweep.privacy.engine.answers import Answer, Each, Outer, Tokens, added, from_grams, gram
+from dpsweep.privacy.engine.circulant import Spectra
 from dpsweep.privacy.engine.conv import ByGram, ByLags, Runs
-from dpsweep.privacy.engine.layers import conv2d, embedding, linear
+from dpsweep.privacy.engine.layers import circulant, conv2d, embedding, linear
 from dpsweep.privacy.engine.tape import Use
 
 NUM, C = 40, 0.5
@@ -25,6 +27,8 @@ FORMS = {
     "tokens": Tokens,
     "conv by gram": ByGram,
     "conv by lags": ByLags,
+    "circulant": Spectra,
+    "circulant written out": Each,
 }
 FACTORS = torch.tensor([0.0, 1.3, -0.4], dtype=torch.float64)
 every_form = pytest.mark.parametrize("form", FORMS)
@@ -41,9 +45,13 @@ def answer_of(form: str, inputs_BTI: Tensor, grads_BTO: Tensor, points: int) -> 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Runs, "cheaper_by_gram", lambda *_: form == "conv by gram")
         patch.setattr(Outer, "stays", form == "outer")
+        patch.setattr(Spectra, "stays", form == "circulant")
         if "conv" in form:
             uses = [Use(1.0, (as_image(a),), as_image(g), {}) for a, g in halves]
             found = conv2d(nn.Conv2d(width, out, 1), uses, WEIGHT)
+        elif "circulant" in form:
+            uses = [Use(1.0, (a,), g, {}) for a, g in halves]
+            found = circulant(CirculantLinear(width, out, block=math.gcd(width, out)), uses, WEIGHT)
         elif form == "tokens":
             uses = [Use(1.0, (torch.zeros_like(g[:, :, 0]).long(),), g, {}) for _, g in halves]
             found = embedding(nn.Embedding(3, out), uses, WEIGHT)
@@ -71,7 +79,7 @@ def largest(answer: Answer, clip: Flat | Automatic) -> float:
 
 def cancelling(size: float, left: float, dtype: torch.dtype, length: int = 2) -> tuple[Tensor, ...]:
     """Examples whose positions cancel in pairs, down to a share `left` of their size."""
-    inputs = draw(NUM, length // 2, 4, seed=1)
+    inputs = draw(NUM, length // 2, 6, seed=1)
     grads = size * draw(NUM, length // 2, 3, seed=2)
     other = -grads + left * size * draw(NUM, length // 2, 3, seed=3)
     return torch.cat([inputs, inputs], 1).to(dtype), torch.cat([grads, other], 1).to(dtype)
@@ -92,7 +100,7 @@ def test_positions_that_cancel_do_not_pass_the_clip_norm(form, length, clip, lef
 @pytest.mark.parametrize("size", [1.0, 1e4])
 @every_form
 def test_points_of_large_weights_do_not_pass_the_clip_norm(form, size, apart):
-    inputs, grads = draw(NUM, 6, 4, seed=1), size * draw(NUM, 6, 3, seed=2)
+    inputs, grads = draw(NUM, 6, 6, seed=1), size * draw(NUM, 6, 3, seed=2)
     near = grads + apart * size * draw(NUM, 6, 3, seed=3)
     pair = torch.cat([100 * grads, -99 * near], 1).float()
     answer = answer_of(form, torch.cat([inputs, inputs], 1).float(), pair, points=2)
@@ -101,7 +109,7 @@ def test_points_of_large_weights_do_not_pass_the_clip_norm(form, size, apart):
 
 @every_form
 def test_example_whose_points_cancel_does_not_blur_the_others(form):
-    inputs, grads = draw(3, 6, 4, seed=1), draw(3, 6, 3, seed=2)
+    inputs, grads = draw(3, 6, 6, seed=1), draw(3, 6, 3, seed=2)
     grads[2] *= 1e4
     for apart in (0.0, 1e-6, 1e-4, 1e-2):
         last = grads[2:] * (1 + apart * draw(1, 6, 3, seed=3))  # after what it may blur
@@ -135,7 +143,7 @@ def test_many_positions_that_round_alike_do_not_pass_the_clip_norm():
 @both_precisions
 @every_form
 def test_slack_is_not_seen_where_nothing_cancels(form, dtype):
-    inputs, grads = draw(NUM, 6, 4, seed=1).to(dtype), draw(NUM, 6, 3, seed=2).to(dtype)
+    inputs, grads = draw(NUM, 6, 6, seed=1).to(dtype), draw(NUM, 6, 3, seed=2).to(dtype)
     answer = answer_of(form, inputs, grads, points=1)
     squares_B = Each(answer.each().double()).squares()
     near = 1e-6 if dtype == torch.float32 else 1e-12
@@ -188,7 +196,7 @@ def test_answers_of_layers_that_share_a_parameter_add_up():
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @every_form
 def test_example_of_factor_zero_leaves_no_trace(form, bad):
-    inputs, grads = draw(3, 4, 2, seed=1), draw(3, 4, 5, seed=2)
+    inputs, grads = draw(3, 4, 2, seed=1), draw(3, 4, 6, seed=2)
     expected = answer_of(form, inputs, grads, 1).summed(FACTORS)
     inputs[0, 1, 1] = grads[0, 2, 3] = bad
     answer = answer_of(form, inputs, grads, 1)
@@ -198,7 +206,7 @@ def test_example_of_factor_zero_leaves_no_trace(form, bad):
 
 @every_form
 def test_answer_too_large_for_its_square_is_not_heard(form):
-    inputs, grads = draw(3, 4, 2, seed=1).float(), draw(3, 4, 5, seed=2).float()
+    inputs, grads = draw(3, 4, 2, seed=1).float(), draw(3, 4, 6, seed=2).float()
     inputs[0] *= 1e25
     grads[0] *= 1e25
     answer = answer_of(form, inputs, grads, 1)

