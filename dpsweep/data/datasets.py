@@ -4,7 +4,7 @@ What is written here is known before a file is read, so that a budget can be pla
 missing folder found without torch or data. Reading is data/read.py's.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from dpsweep.core.errors import ConfigError, Misfit
 from dpsweep.core.strict import Strict, unused
+from dpsweep.data.features import Scattering, refuse_missing
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,10 @@ class DataConfig(Strict):
     """Public constants to shift and scale pixels by; if missing they are brought to [-1, 1] by the
     file format's own."""
 
+    features: Scattering | None = Field(default=None, exclude_if=unused)
+    """What is trained on in the place of pixels: a fixed public function of each image, computed
+    once on each node and kept. Pixels if missing."""
+
     validation: Literal["test_split", "holdout"] = "test_split"
     """Where accuracies come from: the test split, which you thereby declare public, or a part of
     the training split, whose examples are then measured without noise and not protected."""
@@ -147,7 +152,7 @@ class DataConfig(Strict):
 
     @model_validator(mode="after")
     def _constants_fit_the_channels(self) -> Self:
-        channels = self.spec.shape[0]
+        channels = self.stored.shape[0]
         for key in ("mean", "std") if self.normalise else ():
             given = len(getattr(self.normalise, key))
             if given != channels:
@@ -157,9 +162,24 @@ class DataConfig(Strict):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _features_fit_the_images(self) -> Self:
+        try:
+            assert self.spec
+        except Misfit as e:
+            raise Misfit(f"features.{e.key}", str(e)) from e
+        return self
+
     @property
     def spec(self) -> Spec:
-        """What is known of the data set before it is read."""
+        """What a model is told of the data set: of its features, if those are asked for."""
+        if self.features is None:
+            return self.stored
+        return replace(self.stored, shape=self.features.shape(self.stored.shape))
+
+    @property
+    def stored(self) -> Spec:
+        """What is known of the data set's files before they are read."""
         if self.name in SPECS:
             return SPECS[self.name]
         assert self.shape is not None
@@ -197,6 +217,8 @@ def check_present(config: DataConfig, where: str) -> None:
         config: The data set.
         where: File and line to name, such as "configs/x.yaml:3".
     """
+    if config.features is not None:
+        refuse_missing(where)
     folder = config.spec.folder
     if folder is None:
         return

@@ -75,7 +75,7 @@ def splits(config: DataConfig, root: Path) -> tuple[Split, Split]:
         ConfigError: If the folder is not what was declared, or images cannot be read or have other
             sizes.
     """
-    listing, spec = listed(root), config.spec
+    listing, spec = listed(root), config.stored
     if len(listing.classes) != spec.num_classes:
         raise ConfigError(
             f"data.num_classes: {spec.num_classes}, and {root} holds {len(listing.classes)} classes"
@@ -133,7 +133,7 @@ def _visible(path: Path) -> bool:
 
 
 def _read(images: Sequence[Labelled], config: DataConfig) -> Split:
-    inputs = torch.empty(len(images), *config.spec.shape, dtype=torch.uint8)
+    inputs = torch.empty(len(images), *config.stored.shape, dtype=torch.uint8)
     broken: list[Path] = []
     other: list[str] = []
 
@@ -143,8 +143,8 @@ def _read(images: Sequence[Labelled], config: DataConfig) -> Split:
             with Image.open(path) as opened:
                 opened.load()
                 shape = _shape(opened)
-                if config.resize or _close_enough(shape, config.spec.shape):
-                    inputs[i] = _pixels(opened, config.spec.shape)
+                if config.resize or _close_enough(shape, config.stored.shape):
+                    inputs[i] = _pixels(opened, config.stored.shape)
                 else:
                     other.append(f"{path} ({_by(shape)})")
         except _UNREADABLE:
@@ -160,7 +160,7 @@ def _read(images: Sequence[Labelled], config: DataConfig) -> Split:
         )
     if other:
         raise ConfigError(
-            f"data.shape: {_by(config.spec.shape)} (channels x height x width), and {len(other)} "
+            f"data.shape: {_by(config.stored.shape)} (channels x height x width), and {len(other)} "
             f"of {len(images)} images have another: {_few(other)}. Correct it, or set "
             f"data.resize: true"
         )

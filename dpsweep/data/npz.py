@@ -28,7 +28,7 @@ def splits(config: DataConfig, path: Path) -> tuple[Split, Split]:
         ConfigError: If the arrays are not what was declared.
     """
     train = _split(config, path, _TRAIN, "num_train")
-    if not config.spec.num_test:
+    if not config.stored.num_test:
         return train, (train[0][:0], train[1][:0])
     return train, _split(config, path, _TEST, "num_test")
 
@@ -83,8 +83,8 @@ def _split(config: DataConfig, path: Path, pairs: tuple[tuple[str, str], ...], k
 
 
 def _images(array: NDArray[np.generic], name: str, config: DataConfig, key: str) -> torch.Tensor:
-    num = getattr(config.spec, key)
-    channels, height, width = config.spec.shape
+    num = getattr(config.stored, key)
+    channels, height, width = config.stored.shape
     if array.dtype != np.uint8:
         raise ConfigError(
             f"data.root: {name} holds {array.dtype}, and images are bytes (uint8) from 0 to 255"

@@ -1,15 +1,19 @@
 """Reading a declared data set into memory.
 
 Pixels are scaled to [-1, 1] by constants of the file format, or by constants that the config
-declares public. Nothing (a mean, a class count) is computed from the training examples, since that
-would be a release of its own.
+declares public. Features, where they are asked for, are a fixed function of each image alone.
+Nothing (a mean, a class count) is computed from the training examples, since that would be a
+release of its own.
 """
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,12 +27,12 @@ from dpsweep.data.shared import Split, shared
 
 @dataclass(frozen=True)
 class Dataset:
-    """Both parts in memory, as bytes.
+    """Both parts in memory: images as bytes, or features in half precision.
 
     Attributes:
-        inputs: Private, uint8, shape (N, C, H, W).
+        inputs: Private, uint8 or float16, shape (N, C, H, W).
         targets: Private, int64, shape (N,).
-        valid_inputs: Declared public, uint8, shape (M, C, H, W).
+        valid_inputs: Declared public, likewise, shape (M, C, H, W).
         valid_targets: Declared public, int64, shape (M,).
         brightest: Largest pixel value.
         normalise: Public constants to scale pixels by; to [-1, 1] if None.
@@ -42,14 +46,15 @@ class Dataset:
     normalise: Normalise | None = None
 
     def scaled(self, inputs: Tensor, dtype: torch.dtype) -> Tensor:
-        """Pixels in [-1, 1], or (pixel / brightest - mean) / std; shape (..., C, H, W)."""
+        """Pixels in [-1, 1], or (pixel / brightest - mean) / std; shape (..., C, H, W).
+
+        Features as they are.
+        """
+        if inputs.is_floating_point():
+            return inputs.to(dtype)
         if self.normalise is None:
             return inputs.to(dtype) * (2 / self.brightest) - 1
-        mean, std = (
-            torch.tensor(each, dtype=dtype, device=inputs.device)[:, None, None]
-            for each in (self.normalise.mean, self.normalise.std)
-        )
-        return (inputs.to(dtype) / self.brightest - mean) / std
+        return _normalised(inputs.to(dtype) / self.brightest, self.normalise)
 
     def to(self, device: torch.device) -> "Dataset":
         """The same on another device."""
@@ -88,9 +93,7 @@ def load(config: DataConfig, seed: int) -> Dataset:
     Raises:
         ConfigError: If the files are missing or are not what torchvision expects.
     """
-    train, test = _digits() if config.name == "digits" else _from_files(config)
-    for part, expected in ((train, config.spec.num_train), (test, config.spec.num_test)):
-        _check(part, expected, config)
+    train, test = _images(config) if config.features is None else _features(config)
     if config.num_held_out:
         rng = torch.Generator().manual_seed(public_seed(seed, "holdout"))
         order = torch.randperm(len(train[1]), generator=rng)
@@ -101,24 +104,45 @@ def load(config: DataConfig, seed: int) -> Dataset:
 
 
 def fingerprint(config: DataConfig, seed: int) -> str:
-    """A hash of all examples in their order.
+    """A hash of all images in their order, whatever features are made of them.
 
     Whoever knows all private examples but one can test for that one: it is as private as they.
     """
-    data = load(config, seed)
+    data = load(config.model_copy(update={"features": None}), seed)
     told = hashlib.sha256(f"{tuple(data.inputs.shape)}".encode())
     for part in (data.inputs, data.targets, data.valid_inputs, data.valid_targets):
         told.update(part.contiguous().numpy().data)
     return told.hexdigest()
 
 
+def _normalised(pixels: Tensor, by: Normalise) -> Tensor:
+    mean, std = (
+        torch.tensor(each, dtype=pixels.dtype, device=pixels.device)[:, None, None]
+        for each in (by.mean, by.std)
+    )
+    return (pixels - mean) / std
+
+
+def kept(config: DataConfig, seed: int, what: str, make: Callable[[], Any]) -> Any:
+    """What `make` makes of the examples that are loaded so, from this node's copy of it.
+
+    Args:
+        config: The data set.
+        seed: Public seed; says which examples are held out, if any are.
+        what: Tells apart all that can be made of them.
+        make: Returns tensors, in tuples. Called if there is no copy yet.
+    """
+    told = config.model_dump_json(), seed if config.num_held_out else None, what
+    return shared(config.place or _package(), make, repr(told))
+
+
 def _check(part: Split, expected: int, config: DataConfig) -> None:
     """Found now, since found later it would depend on which examples a step samples."""
     inputs, targets = part
-    if tuple(inputs.shape) != (expected, *config.spec.shape) or len(targets) != expected:
+    if tuple(inputs.shape) != (expected, *config.stored.shape) or len(targets) != expected:
         raise ConfigError(
             f"data.root: {config.root!r} holds {tuple(inputs.shape)} images and {len(targets)} "
-            f"labels, and {config.name} has {(expected, *config.spec.shape)}. Copy it afresh"
+            f"labels, and {config.name} has {(expected, *config.stored.shape)}. Copy it afresh"
         )
     outside = targets[(targets < 0) | (targets >= config.spec.num_classes)]
     if len(outside):
@@ -130,18 +154,54 @@ def _check(part: Split, expected: int, config: DataConfig) -> None:
         )
 
 
-def _digits() -> tuple[Split, Split]:
-    package = find_spec("sklearn")
-    assert package is not None
-    assert package.origin is not None
+def _images(config: DataConfig) -> tuple[Split, Split]:
+    """Both splits, as bytes."""
+    train, test = _digits() if config.name == "digits" else _from_files(config)
+    for part, expected in ((train, config.spec.num_train), (test, config.spec.num_test)):
+        _check(part, expected, config)
+    return train, test
 
+
+def _features(config: DataConfig) -> tuple[Split, Split]:
+    """Both splits with features in the place of images; computed by the first process of a node."""
+    check_present(config, where=config.name)
+    assert config.features is not None
+    features, version = config.features, metadata.version("kymatio")
+
+    def make() -> tuple[Split, Split]:
+        from dpsweep.data.scattering import scattered  # kymatio takes a second to import
+
+        def numbers(images: Tensor) -> Tensor:
+            pixels = images.to(torch.float32) / config.stored.brightest
+            return _normalised(pixels, config.normalise) if config.normalise else pixels
+
+        train, test = _images(config)
+        return (scattered(train[0], numbers, features), train[1]), (
+            scattered(test[0], numbers, features),
+            test[1],
+        )
+
+    kind = repr((config.stored, config.resize, config.normalise, features, version))
+    found: tuple[Split, Split] = shared(config.place or _package(), make, kind)
+    return found
+
+
+def _digits() -> tuple[Split, Split]:
     def read() -> tuple[Split, Split]:
         from dpsweep.data.digits import splits  # scikit-learn takes half a second to import
 
         return splits()
 
-    found: tuple[Split, Split] = shared(Path(package.origin).parent / "datasets/data", read)
+    found: tuple[Split, Split] = shared(_package(), read)
     return found
+
+
+def _package() -> Path:
+    """Where scikit-learn keeps its data."""
+    package = find_spec("sklearn")
+    assert package is not None
+    assert package.origin is not None
+    return Path(package.origin).parent / "datasets/data"
 
 
 def _from_files(config: DataConfig) -> tuple[Split, Split]:
@@ -159,6 +219,6 @@ def _from_files(config: DataConfig) -> tuple[Split, Split]:
 
         return splits(config, root)
 
-    kind = repr((config.spec, config.resize)) if config.spec.folder == "" else ""
+    kind = repr((config.stored, config.resize)) if config.stored.folder == "" else ""
     found: tuple[Split, Split] = shared(place, read, kind)
     return found

@@ -14,6 +14,7 @@ from dpsweep.data.models.transfer import transferred
 
 ModelConfig = Annotated[
     cnn.CnnSmall
+    | cnn.CnnPapernot
     | cnn.Cnn5
     | lenet.LeNet5
     | mlp.Linear

@@ -8,7 +8,9 @@ from typing import Literal
 from pydantic import Field
 from torch import nn
 
-from dpsweep.data.models.parts import Model, Shape, linear
+from dpsweep.data.models.parts import Model, Shape, linear, refuse_smaller
+
+_LEAST = 14
 
 
 class CnnSmall(Model):
@@ -24,7 +26,8 @@ class CnnSmall(Model):
     divide the number of classes and that of the features, 2 * width * pixels / 16."""
 
     def build(self, shape: Shape, num_classes: int) -> nn.Module:
-        """Images of `shape` (C, H, W) -> logits, shape (B, num_classes)."""
+        """Images of `shape` (C, H, W), sides at least 4 -> logits, shape (B, num_classes)."""
+        refuse_smaller(shape, halvings=2)
         channels, height, width = shape
         features = 2 * self.width * (height // 4) * (width // 4)
         return nn.Sequential(
@@ -36,6 +39,46 @@ class CnnSmall(Model):
             nn.MaxPool2d(2),
             nn.Flatten(),
             linear(features, num_classes, self.block),
+        )
+
+
+class CnnPapernot(Model):
+    """The MNIST network of Papernot et al. 2021 (and of Tramer and Boneh): 26,010 weights.
+
+    Two convolutions with tanh and overlapping maxima, and two linear layers.
+    """
+
+    name: Literal["cnn_papernot"] = "cnn_papernot"
+
+    block: int | None = Field(default=None, gt=0)
+    """Block size of the first linear layer, made circulant with the head, which the spectral
+    methods need; both are dense if missing. Must divide 32 and the number of features, 512 on
+    MNIST."""
+
+    head_block: int = Field(default=2, gt=0)
+    """Block size of the last layer, used with `block` only. Must divide 32 and the number of
+    classes."""
+
+    def build(self, shape: Shape, num_classes: int) -> nn.Module:
+        """Images of `shape` (C, H, W), sides at least 14 -> logits, shape (B, num_classes)."""
+        channels, height, width = shape
+        if min(height, width) < _LEAST:
+            raise ValueError(
+                f"its second convolution takes images of at least {_LEAST} x {_LEAST} pixels, got "
+                f"{height} x {width}. Choose another model or data set"
+            )
+        features = 32 * ((height // 2 - 5) // 2) * ((width // 2 - 5) // 2)
+        return nn.Sequential(
+            nn.Conv2d(channels, 16, 8, stride=2, padding=3),
+            nn.Tanh(),
+            nn.MaxPool2d(2, stride=1),
+            nn.Conv2d(16, 32, 4, stride=2),
+            nn.Tanh(),
+            nn.MaxPool2d(2, stride=1),
+            nn.Flatten(),
+            linear(features, 32, self.block),
+            nn.Tanh(),
+            linear(32, num_classes, self.block and self.head_block, key="head_block"),
         )
 
 

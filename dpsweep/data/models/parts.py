@@ -59,6 +59,16 @@ def divisor(most: int, size: int) -> int:
     return max(d for d in range(1, most + 1) if size % d == 0)
 
 
+def refuse_remainder(groups: int, channels: int) -> None:
+    """Raises Misfit if that many groups do not share `channels` evenly."""
+    if channels % groups:
+        raise Misfit(
+            "groups",
+            f"{groups} groups do not divide the {channels} channels evenly. Give a divisor of "
+            f"{channels}",
+        )
+
+
 def refuse_smaller(shape: Shape, halvings: int) -> None:
     """Raises ValueError if halving the sides of `shape` that often leaves no pixel."""
     _, height, width = shape

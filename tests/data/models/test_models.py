@@ -12,7 +12,7 @@ from dpsweep.core.errors import Misfit
 from dpsweep.core.standard import StandardConv2d, standardised
 from dpsweep.data.datasets import SPECS
 from dpsweep.data.models import ModelConfig, build
-from dpsweep.data.models.cnn import Cnn5, CnnSmall
+from dpsweep.data.models.cnn import Cnn5, CnnPapernot, CnnSmall
 from dpsweep.data.models.lenet import LeNet5
 from dpsweep.data.models.mlp import Linear, Mlp4, Mlp4Circulant
 from dpsweep.data.models.own import Own, Timm, Torchvision
@@ -27,6 +27,8 @@ MODELS: list[ModelConfig] = [
     CnnSmall(),
     CnnSmall(width=3),
     CnnSmall(width=5, block=5),
+    CnnPapernot(),
+    CnnPapernot(block=4),
     Cnn5(),
     LeNet5(),
     LeNet5(block=4),
@@ -50,7 +52,7 @@ every_model = pytest.mark.parametrize("config", MODELS, ids=repr)
 
 def smallest(config: ModelConfig) -> str:
     """The data set of the smallest images that the model takes."""
-    return "mnist" if isinstance(config, Model2 | LeNet5) else "digits"
+    return "mnist" if isinstance(config, Model2 | LeNet5 | CnnPapernot) else "digits"
 
 
 def images(data: str, num: int) -> torch.Tensor:
@@ -162,6 +164,21 @@ def test_lenet5_has_the_textbook_s_weights():
         *(150, 6, 2400, 16),
         *(400 * 120, 120, 120 * 84, 84, 84 * 10, 10),
     ]
+
+
+def test_cnn_papernot_has_the_printed_number_of_weights_and_works_at_its_smallest():
+    with torch.device("meta"):
+        model = build(CnnPapernot(), SPECS["mnist"], 0)
+    assert sum(p.numel() for p in model.parameters()) == 26_010
+    assert CnnPapernot().build((1, 14, 14), 10)(torch.zeros(2, 1, 14, 14)).shape == (2, 10)
+
+
+def test_groups_of_the_linear_model_are_even_within_each_example_and_have_no_weights():
+    model = Linear(groups=2).build((4, 3, 3), 10)
+    normal = model[0](5 + 3 * torch.rand(6, 4, 3, 3)).unflatten(1, (2, 2))
+    torch.testing.assert_close(normal.mean((2, 3, 4)), torch.zeros(6, 2), atol=1e-5, rtol=0)
+    torch.testing.assert_close(normal.square().mean((2, 3, 4)), torch.ones(6, 2), rtol=1e-3, atol=0)
+    assert [name for name, _ in model.named_parameters()] == ["2.weight", "2.bias"]
 
 
 def test_mlp4_and_its_circulant_twin_have_the_weights_of_the_papers_table():
@@ -288,6 +305,8 @@ def test_stages_of_a_wide_residual_network_halve_the_sides_twice():
 @pytest.mark.parametrize(
     ("config", "shape", "message"),
     [
+        (CnnSmall(), (81, 2, 2), r"halved 2 times, .* at least 4 x 4 pixels, got 2 x 2\. Choose"),
+        (CnnPapernot(), (1, 28, 13), r"at least 14 x 14 pixels, got 28 x 13\. Choose"),
         (LeNet5(), (1, 28, 11), r"at least 12 x 12 pixels, got 28 x 11\. Choose"),
         (ResNet18(), (3, 7, 32), r"halved 3 times, .* at least 8 x 8 pixels, got 7 x 32\. Choose"),
         (Wrn28(), (3, 3, 32), r"halved 2 times, .* at least 4 x 4 pixels, got 3 x 32\. Choose"),
@@ -317,6 +336,7 @@ def test_images_too_small_to_halve_are_refused(config, shape, message):
         ),
         (VitSmall(patch=3), 10, "patch", r"^3 does not divide the sides of images of 8 x 8 pixels"),
         (VitSmall(width=10, heads=3), 10, "heads", r"^3 does not divide model.width: 10$"),
+        (Linear(groups=3), 10, "groups", r"^3 groups do not divide the 1 channels evenly\."),
         (Linear(block=3), 10, "block", r"^block must divide .* = 64 and .* = 10, got 3\."),
         (
             Model3(block=8),

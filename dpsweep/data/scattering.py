@@ -1,0 +1,47 @@
+"""Scattering features of images, computed by kymatio. Importing this takes a second: scipy.
+
+Kymatio's own door (kymatio.torch) also opens its room for three dimensions, which newer versions
+of scipy have shut; two dimensions are imported from where they are.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from kymatio.scattering2d.frontend.torch_frontend import ScatteringTorch2D
+from torch import Tensor
+from torch.nn.functional import group_norm
+
+from dpsweep.data.features import Scattering
+
+_CHUNK = 250
+
+
+def scattered(images: Tensor, numbers: Callable[[Tensor], Tensor], config: Scattering) -> Tensor:
+    """Features of each image, float16, shape (N, C paths, H / 2^depth, W / 2^depth).
+
+    Half precision is a relative error of 0.0005 at most, and half the memory.
+
+    Args:
+        images: As bytes, shape (N, C, H, W).
+        numbers: Some of them as float32, of the size of 1.
+        config: Which features.
+    """
+    transform = ScatteringTorch2D(J=config.depth, shape=tuple(images.shape[2:]), L=config.rotations)
+    channels, height, width = images.shape[1:]
+    shape = config.shape((channels, height, width))
+    made = torch.empty(len(images), *shape, dtype=torch.float16)
+
+    def write(first: int) -> None:
+        rows = slice(first, first + _CHUNK)
+        found_BCHW = transform(numbers(images[rows]).contiguous()).flatten(1, 2)
+        made[rows] = group_norm(found_BCHW, config.groups) if config.groups else found_BCHW
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # transforms this small are faster side by side than each in pieces
+    try:
+        with ThreadPoolExecutor(max(1, threads)) as pool:
+            list(pool.map(write, range(0, len(images), _CHUNK)))
+    finally:
+        torch.set_num_threads(threads)
+    return made
