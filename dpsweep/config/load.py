@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from dpsweep.config.explain import explain
+from dpsweep.config.explain import explain, shown
 from dpsweep.core.errors import ConfigError
 
 Path_ = tuple[str | int, ...]
@@ -19,6 +19,10 @@ Model = TypeVar("Model")
 
 _MOST_NODES = 100_000
 """Values of a file, each counted where it stands."""
+
+_MOST_BYTES = 2_000_000
+_LARGEST = 2**63
+_PLAIN_TAGS = ("tag:yaml.org,2002:seq", "tag:yaml.org,2002:map")
 
 
 @dataclass(frozen=True)
@@ -63,15 +67,22 @@ def read_yaml(path: str | Path) -> Source:
     """
     name = str(path)
     try:
-        text = Path(path).expanduser().read_text(encoding="utf-8")
+        with Path(path).expanduser().open("rb") as file:
+            raw = file.read(_MOST_BYTES + 1)
+        text = raw.decode("utf-8")
     except FileNotFoundError as e:
         raise ConfigError(
             f"{name}: no such file. Check the path, or see sweeps/ and configs/"
         ) from e
     except IsADirectoryError as e:
         raise ConfigError(f"{name}: is a folder. Name a YAML file in it") from e
-    except (OSError, UnicodeDecodeError) as e:
+    except (OSError, ValueError, RuntimeError) as e:  # no UTF-8, no such user's home, a NUL inside
         raise ConfigError(f"{name}: cannot be read as text: {e}") from e
+    if len(raw) > _MOST_BYTES:
+        raise ConfigError(
+            f"{name}: has over {_MOST_BYTES} bytes, and a config some thousand. Is it the right "
+            f"file?"
+        )
     return parse_yaml(text, name)
 
 
@@ -215,6 +226,11 @@ def _check_size(node: yaml.Node | None, name: str) -> None:
 def _plain(node: yaml.Node, path: Path_, lines: dict[Path_, int], name: str) -> Any:
     """The Python value of a node, noting the line of every key on the way."""
     lines.setdefault(path, node.start_mark.line + 1)
+    if isinstance(node, yaml.CollectionNode) and node.tag not in _PLAIN_TAGS:
+        raise ConfigError(
+            f"{name}:{node.start_mark.line + 1}: {shown(node.tag)} makes a list or mapping "
+            f"something else, and configs hold plain ones. Delete the tag"
+        )
     if isinstance(node, yaml.SequenceNode):
         return [_plain(child, (*path, i), lines, name) for i, child in enumerate(node.value)]
     if isinstance(node, yaml.MappingNode):
@@ -236,10 +252,16 @@ def _plain(node: yaml.Node, path: Path_, lines: dict[Path_, int], name: str) -> 
         return tree
     loader = _Loader("")
     try:
-        return loader.construct_object(node)
+        value = loader.construct_object(node)
     except ValueError as e:
         raise ConfigError(
-            f"{name}:{node.start_mark.line + 1}: {node.value!r} cannot be read: {e}"
+            f"{name}:{node.start_mark.line + 1}: {shown(node.value)} cannot be read: {e}"
         ) from e
     finally:
         loader.dispose()
+    if isinstance(value, int) and abs(value) > _LARGEST:
+        raise ConfigError(
+            f"{name}:{node.start_mark.line + 1}: {shown(node.value)} cannot be read: whole numbers "
+            f"end at 2^63. Write a number with a point, such as 1e30, where one is wanted"
+        )
+    return value

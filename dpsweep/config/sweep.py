@@ -13,6 +13,7 @@ from pydantic import Field
 from dpsweep.config.defaults import DEFAULT, with_default_spaces
 from dpsweep.config.explain import shown
 from dpsweep.config.load import Path_, Source, Tree, read_yaml, validate, with_overrides
+from dpsweep.config.resources import ResourcesConfig
 from dpsweep.config.schedules import extremes, vary
 from dpsweep.config.scope import check_charged, check_selection, check_shared, with_own_noise
 from dpsweep.config.seek import (
@@ -26,6 +27,7 @@ from dpsweep.config.seek import (
 from dpsweep.config.space import BRANCHING, DOMAIN_SCHEMAS, Choice, Draw, Space
 from dpsweep.config.start import Point, read_start
 from dpsweep.config.trial import TrialConfig, load_trial, trial_source
+from dpsweep.config.units import Duration, duration_seconds
 from dpsweep.config.varied import EPSILON, FIXED, read_varied
 from dpsweep.config.walk import Corner, RandomDraw
 from dpsweep.config.where import Condition, check_names, read_conditions
@@ -50,6 +52,15 @@ class BudgetConfig(Strict):
     hours: float | None = Field(default=None, gt=0)
     """After so many hours no new trial starts; those that run go on to their end."""
 
+    trial_timeout: Duration | None = None
+    """A trial that reports nothing for so long (30m, 90s, 2h) is ended and counts as failed. Give
+    several times what an epoch takes (plan tells); without it a trial that hangs stays for ever."""
+
+    @property
+    def silence_seconds(self) -> float | None:
+        """Seconds of `trial_timeout`."""
+        return duration_seconds(self.trial_timeout) if self.trial_timeout else None
+
 
 class ConfirmConfig(Strict):
     """Repeats of the best configs with fresh noise, each charged as a trial is."""
@@ -64,16 +75,6 @@ class ConfirmConfig(Strict):
     seeds: int = Field(default=5, ge=2)
     """Runs of each, under secrets of their own and, but for held-out data, public seeds 1, 2, ...
     above the config's."""
-
-
-class ResourcesConfig(Strict):
-    """What one trial takes; how many run at once follows from what the cluster has."""
-
-    cpu: int = Field(default=1, gt=0)
-    """Cores, and torch threads."""
-
-    gpu: float = Field(default=0, ge=0)
-    """GPUs; a share such as 0.25 puts four trials on one."""
 
 
 class SweepConfig(Strict):
@@ -258,8 +259,8 @@ class Sweep:
     def _written(self, tree: Tree) -> TrialConfig:
         resources, train = self.config.resources, tree.get("train")
         if isinstance(train, dict):
-            device = "cuda" if resources.gpu else "cpu"
-            tree = {**tree, "train": {"device": device, "threads": resources.cpu, **train}}
+            own = {"device": resources.device, "threads": resources.cpu}
+            tree = {**tree, "train": {**own, **train}}
         return load_trial(replace(self.origin, tree=tree))
 
     @property
@@ -344,16 +345,21 @@ def load_sweep(path: str | Path, settings: list[str] | None = None) -> Sweep:
     Raises:
         ConfigError: Naming file, line, key, value and remedy.
     """
+    return sweep_of(read_yaml(path), Path(path).parent, settings)
+
+
+def sweep_of(source: Source, folder: Path, settings: list[str] | None = None) -> Sweep:
+    """The same from what a file holds, or a program made; `base` is relative to `folder`."""
     settings = settings or []
     own = [s for s in settings if s.partition("=")[0].split(".")[0] in _OWN]
-    file = with_overrides(read_yaml(path), own, _search_key)
+    file = with_overrides(source, own, _search_key)
     if "search" not in file.tree:
         raise ConfigError(
-            f"{path}: is a trial, not a sweep: it has no search. Train it with: "
-            f"dpsweep train {path}"
+            f"{file.name}: is a trial, not a sweep: it has no search. Train it with: "
+            f"dpsweep train {file.name}"
         )
     config: SweepConfig = validate(SweepConfig, file)
-    base = _base(config, file, Path(path).parent)
+    base = _base(config, file, folder)
     return build_sweep(file, trial_source(base, [s for s in settings if s not in own]))
 
 

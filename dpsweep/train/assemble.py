@@ -1,10 +1,12 @@
 """Puts one trial together: data, model, geometry, engine, budget."""
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
 from dpsweep.config.trial import TrialConfig
-from dpsweep.core.errors import Misfit
+from dpsweep.core.errors import ConfigError, Misfit
 from dpsweep.core.seeds import Secret
 from dpsweep.core.types import Tensors
 from dpsweep.data.models import build as build_model
@@ -15,25 +17,45 @@ from dpsweep.privacy.clip import PerLayer
 from dpsweep.privacy.engine import Engine, engine_for, refuse_geometry, refuse_mixing
 from dpsweep.privacy.engine.size import fitting_batch
 from dpsweep.privacy.geometry import Geometry, geometry_of
+from dpsweep.train.allowance import WHOLE, Allowance
 from dpsweep.train.budget import Budget, budget
+from dpsweep.train.frozen import behind, cut_of
 from dpsweep.train.step import Step
 
 
 def assemble(
-    config: TrialConfig, secret: Secret, device: torch.device, plan: Budget | None = None
+    config: TrialConfig,
+    secret: Secret,
+    device: torch.device,
+    plan: Budget | None = None,
+    allowance: Allowance = WHOLE,
 ) -> Step:
     """The step of one trial, with data and model on `device`, by its `plan` if that is known.
 
     Raises:
-        Misfit: If model, method and clipping do not fit one another; `check_fit` tells before.
-        ConfigError: If data are missing.
+        ConfigError: If data are missing, or model, method, clipping and engine do not fit one
+            another; `check_fit` tells most of it before.
     """
     data = load(config.data, config.seed).to(device)
-    return assemble_on(data, plan or budget(config), config, secret)
+    try:
+        step = assemble_on(data, plan or budget(config), config, secret, allowance)
+    except Misfit as e:  # what `check_fit` cannot see, as it computes nothing
+        raise ConfigError(f"{e.key}: {str(e).removesuffix('.')}.") from e
+    found = cut_of(step)
+    if found is None:
+        return step
+    engine = _engine(config, found.tail, step.geometry, device, allowance, found.shape)
+    return replace(step, data=behind(found, step), engine=engine, whole=step.engine.model)
 
 
-def assemble_on(data: Dataset, plan: Budget, config: TrialConfig, secret: Secret) -> Step:
-    """The same with data and budget at hand; computes where the data are."""
+def assemble_on(
+    data: Dataset,
+    plan: Budget,
+    config: TrialConfig,
+    secret: Secret,
+    allowance: Allowance = WHOLE,
+) -> Step:
+    """The same with data and budget at hand; computes where the data are, all at every step."""
     device = data.inputs.device
     model = build_model(config.model, config.data.spec, config.seed)
     geometry = _geometry(config, model)
@@ -41,7 +63,7 @@ def assemble_on(data: Dataset, plan: Budget, config: TrialConfig, secret: Secret
     if device.type == "cuda":  # ten bits of mantissa are too few for a bound on a sum
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.deterministic = True  # a replayed step releases the same again
-    engine = _engine(config, model, geometry, device)
+    engine = _engine(config, model, geometry, device, allowance)
     config.privacy.clipping.build(
         config.privacy.clip_norm, plan.run.noise_multiplier, config.train.batch_size
     )  # raises where counting would cost more than there is
@@ -66,6 +88,12 @@ def check_fit(config: TrialConfig) -> None:
         key = f"model.{e.key}" if isinstance(e, Misfit) else "model"
         raise Misfit(key, f"{config.model.name} cannot be built: {e}") from e
     if config.train.augment is not None:
+        if config.data.features is not None:
+            raise Misfit(
+                "train.augment",
+                "flips and shifts images, and data.features are made of images once, before "
+                "training. Delete one of the two",
+            )
         try:
             config.train.augment.refuse_larger(config.data.spec.shape)
         except Misfit as e:
@@ -78,16 +106,24 @@ def check_fit(config: TrialConfig) -> None:
 
 
 def _engine(
-    config: TrialConfig, model: nn.Module, geometry: Geometry, device: torch.device
+    config: TrialConfig,
+    model: nn.Module,
+    geometry: Geometry,
+    device: torch.device,
+    allowance: Allowance,
+    crossing: tuple[int, ...] | None = None,
 ) -> Engine:
-    train, shape = config.train, config.data.spec.shape
+    """The engine for `model`, or for the tail of a model at which tensors of a shape cross."""
+    train, shape = config.train, crossing or config.data.spec.shape
     physical = train.max_physical_batch
     if physical == "auto":
         name = "bookkeeping" if train.engine == "auto" else train.engine
-        physical = fitting_batch(model, shape, train.batch_size, name, device, train.copies)
+        share = allowance.gpu_share
+        physical = fitting_batch(model, shape, train.batch_size, name, device, train.copies, share)
+    physical = allowance.portion(physical, train.batch_size)
     loss = nn.functional.cross_entropy
     try:
-        kind = config.model.model_dump_json()
+        kind = config.model.model_dump_json() + ("" if crossing is None else " behind the cut")
         return engine_for(model, loss, geometry, physical, shape, train.engine, kind, train.copies)
     except ValueError as e:
         raise Misfit("train.engine", f"{train.engine} does not fit {config.model.name}: {e}") from e

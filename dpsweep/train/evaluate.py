@@ -9,7 +9,8 @@ from torch.func import functional_call
 from dpsweep.core.types import Tensors
 from dpsweep.data.read import Dataset
 
-_CHUNK = 1000
+AT_ONCE = 1000
+"""Examples that are measured together, if there is memory for them."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +27,16 @@ class Score:
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, params: Tensors, data: Dataset, dtype: torch.dtype) -> Score:
-    """Accuracy and loss of `model` at `params`."""
+def evaluate(
+    model: nn.Module, params: Tensors, data: Dataset, dtype: torch.dtype, at_once: int = AT_ONCE
+) -> Score:
+    """Accuracy and loss of `model` at `params`, computed on `at_once` examples at a time."""
     right = torch.zeros((), dtype=torch.int64, device=data.valid_targets.device)
     loss = torch.zeros((), dtype=torch.float64, device=data.valid_targets.device)
     chunks = zip(
-        torch.split(data.valid_inputs, _CHUNK), torch.split(data.valid_targets, _CHUNK), strict=True
+        torch.split(data.valid_inputs, at_once),
+        torch.split(data.valid_targets, at_once),
+        strict=True,
     )
     for inputs, targets in chunks:
         logits = functional_call(model, params, (data.scaled(inputs, dtype),))

@@ -15,10 +15,11 @@ import torch
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, Diverged, StateError
 from dpsweep.core.types import Row, Tensors
+from dpsweep.train.allowance import WHOLE, Allowance
 from dpsweep.train.assemble import assemble, initial
 from dpsweep.train.budget import Budget
 from dpsweep.train.course import Course, Report, course
-from dpsweep.train.evaluate import evaluate
+from dpsweep.train.evaluate import AT_ONCE, evaluate
 from dpsweep.train.memory import keep_freed_memory
 from dpsweep.train.room import Room
 from dpsweep.train.step import Progress, Step
@@ -57,6 +58,7 @@ def train(
     report: Callable[[Row], None],
     should_pause: Callable[[], bool] = lambda: False,
     told: Course | None = None,
+    allowance: Allowance = WHOLE,
 ) -> Result:
     """Trains, evaluates, checkpoints and reports, and leaves the weights in `room`.
 
@@ -70,6 +72,7 @@ def train(
         report: Called with each row, in order.
         should_pause: Asked between steps, about twice a second.
         told: The trial's course, if it is known already.
+        allowance: What it may use of the machine; the result but for rounding is the same.
 
     Raises:
         Paused: If `should_pause` said so; training again goes on from there.
@@ -82,9 +85,10 @@ def train(
     identity = config.model_dump_json()
     secret = room.secret().bound_to(identity)
     device = _device(config)
+    allowance.apply(device)
     ahead = told or course(config)
     plan = ahead.budget
-    step = assemble(config, secret, device, plan)
+    step = assemble(config, secret, device, plan, allowance)
 
     rows: list[Row] = []
     saved = _saved(room, identity)
@@ -103,12 +107,15 @@ def train(
             continue
         while progress.step < due.step:
             step(progress)
-            paused = clock.time_to_look() and should_pause()
+            looks = clock.time_to_look()
+            if looks:
+                _check_finite(due, progress, step)
+            paused = looks and should_pause()
             if paused or clock.checkpoint_is_due():
                 room.save(_state(identity, progress, rows))
             if paused:
                 raise Paused
-        rows.append(_row(due, progress, step, clock))
+        rows.append(_row(due, progress, step, clock, allowance.portion(AT_ONCE, AT_ONCE)))
         if progress.step == plan.run.steps:  # before the checkpoint, which ends the work here
             room.save_weights(whole_weights(step, progress), _said(step, progress))
         room.save(_state(identity, progress, rows))
@@ -122,7 +129,7 @@ def whole_weights(step: Step, progress: Progress) -> Tensors:
     """All of the model's tensors: the trial's result, and what was frozen or never learned."""
     model = step.engine.model
     names = {id(p): name for name, p in model.named_parameters()}
-    whole = model.state_dict(keep_vars=True)
+    whole = (model if step.whole is None else step.whole).state_dict(keep_vars=True)
     return {k: progress.result[names[id(x)]] if id(x) in names else x for k, x in whole.items()}
 
 
@@ -156,14 +163,9 @@ def _saved(room: Room, identity: str) -> dict[str, Any] | None:
     return saved
 
 
-def _row(due: Report, progress: Progress, step: Step, clock: "_Clock") -> Row:
-    score = evaluate(step.engine.model, progress.result, step.data, step.dtype)
-    finite = all(bool(torch.isfinite(x).all()) for x in progress.params.values())
-    if not finite or not math.isfinite(score.loss):
-        raise Diverged(
-            f"the weights stopped being finite by epoch {due.epoch} (step {progress.step}); "
-            f"optimizer.lr {step.config.optimizer.lr:g} may be too large"
-        )
+def _row(due: Report, progress: Progress, step: Step, clock: "_Clock", at_once: int) -> Row:
+    score = evaluate(step.engine.model, progress.result, step.data, step.dtype, at_once)
+    _check_finite(due, progress, step, loss=score.loss)
     return {
         "epoch": due.epoch,
         "step": progress.step,
@@ -174,6 +176,16 @@ def _row(due: Report, progress: Progress, step: Step, clock: "_Clock") -> Row:
         "learning_rate": step.learning_rate(progress.step - 1),
         "seconds": clock.seconds(),
     }
+
+
+def _check_finite(due: Report, progress: Progress, step: Step, loss: float = 0.0) -> None:
+    """Raises Diverged; weights are released, and the loss is that of the validation data."""
+    finite = all(bool(torch.isfinite(x).all()) for x in progress.params.values())
+    if not finite or not math.isfinite(loss):
+        raise Diverged(
+            f"the weights stopped being finite by epoch {due.epoch} (step {progress.step}); "
+            f"optimizer.lr {step.config.optimizer.lr:g} may be too large"
+        )
 
 
 class _Clock:

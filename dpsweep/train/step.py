@@ -15,6 +15,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import torch
+from torch import nn
 from torch.profiler import record_function
 
 from dpsweep.config.trial import TrialConfig
@@ -98,6 +99,8 @@ class Step:
         engine: How examples answer.
         secret: Where sampling and noise come from.
         geometry: The space in which answers are clipped.
+        whole: The model whose frozen part was computed before and whose rest the engine asks; None
+            if the engine asks all of it.
     """
 
     config: TrialConfig
@@ -106,6 +109,7 @@ class Step:
     engine: Engine
     secret: Secret
     geometry: Geometry = IDENTITY
+    whole: nn.Module | None = None
 
     def start(self, params: Tensors) -> Progress:
         """Before the first step, at `params`."""

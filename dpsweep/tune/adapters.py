@@ -19,6 +19,9 @@ from dpsweep.tune.trial import PAYLOAD, Assignment
 
 _LOOK_SECONDS = 0.5
 
+_FAILURE = "Failure # "
+"""What each entry of Tune's file of a trial's errors begins with."""
+
 
 class StudySearcher(Searcher):
     """Suggestions come from the study, and ends go back to it."""
@@ -57,6 +60,12 @@ class StudyScheduler(FIFOScheduler):
         """CONTINUE or STOP."""
         ends = self._driver.result(trial.trial_id, _payload(result))
         return str(TrialScheduler.STOP if ends else TrialScheduler.CONTINUE)
+
+    def on_trial_error(self, tune_controller: Any, trial: Trial) -> None:
+        """A worker process died; Tune starts another one, or has given up."""
+        if trial.error_file and Path(trial.error_file).exists():
+            *_, newest = Path(trial.error_file).read_text(errors="replace").split(_FAILURE)
+            self._driver.died(trial.trial_id, newest)
 
 
 class StopOnRequest(Stopper):

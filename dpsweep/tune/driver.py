@@ -6,6 +6,7 @@ study first, and then whoever watches. Watchers are told again after a crash.
 
 import logging
 import time
+from pathlib import Path
 from typing import Any, Protocol
 
 from dpsweep.core.errors import ConfigError
@@ -13,7 +14,9 @@ from dpsweep.core.types import Row
 from dpsweep.train.course import course
 from dpsweep.train.room import Room
 from dpsweep.tune.lease import Lease
+from dpsweep.tune.mishaps import Limits, cause_of_death, memory_notes, note_memory
 from dpsweep.tune.record import Record
+from dpsweep.tune.resources import memory_share
 from dpsweep.tune.selection import SecretSearch
 from dpsweep.tune.state import SweepFolder
 from dpsweep.tune.study import Study, TrialEnd
@@ -24,7 +27,13 @@ log = logging.getLogger(__name__)
 _GRACE_SECONDS = 20.0
 """How long trials may take to save their state when they are asked to pause."""
 
-_DIED = "its worker process died again and again"
+_DIED = "its worker process died again and again; the last time"
+
+
+_KILLED_FOR_MEMORY = "killed due to the node running low on memory"
+"""Said by Ray's memory monitor of a worker that it has chosen."""
+
+_BY_RAY = "on its node, where Ray ended the worker"
 
 
 class Watcher(Protocol):
@@ -53,6 +62,8 @@ class Driver:
         self._study, self._folder, self._lease, self._watchers = study, folder, lease, watchers
         self._live: dict[str, int] = {}
         self._pruned: set[str] = set()
+        self._alone: list[int] = []
+        self._runs_alone: str | None = None
         self._to_adopt = study.running()
         self._start = time.monotonic()
         self._stopped_at: float | None = None
@@ -68,7 +79,8 @@ class Driver:
 
     def num_left(self) -> int:
         """Trials still to be run, interrupted ones included."""
-        return len(self._to_adopt) + self._study.num_to_ask() + self._study.num_to_confirm()
+        waiting = len(self._to_adopt) + len(self._alone)
+        return waiting + self._study.num_to_ask() + self._study.num_to_confirm()
 
     def stop(self) -> None:
         """Starts nothing more, and asks the running trials to save their state and end."""
@@ -91,13 +103,13 @@ class Driver:
 
     @property
     def is_waiting(self) -> bool:
-        """True while trials run whose results decide what is to be run next."""
-        return bool(self._live) and not self.stopping and self._study.num_to_confirm() > 0
+        """True while trials run: what is run next may follow from them, or be one of them again."""
+        return bool(self._live) and not self.stopping
 
     def next(self, trial_id: str) -> Assignment | None:
         """The trial to run as `trial_id`; None if there is none now. See `is_waiting`."""
         self._lease.check()
-        record = self._next_record()
+        record = self._next_record(trial_id)
         if record is None:
             return None
         room = Room(self._folder.room(record.number))
@@ -113,6 +125,7 @@ class Driver:
             "course": course(record.config).to_json(),
             "room": str(room.path),
             "pause": str(self._folder.stop_request),
+            "limits": self._limits(alone=trial_id == self._runs_alone).to_json(),
         }
 
     def result(self, trial_id: str, payload: dict[str, Any]) -> bool:
@@ -131,14 +144,25 @@ class Driver:
             return True
         return False
 
+    def died(self, trial_id: str, words: str) -> None:
+        """A worker process died, and Tune has `words` on it; another one may be given the trial."""
+        number = self._live.get(trial_id)
+        if number is not None and _KILLED_FOR_MEMORY in words:
+            note_memory(self._folder.room(number), _BY_RAY)
+
     def ended(self, trial_id: str, payload: dict[str, Any] | None) -> None:
         """The worker is through with a trial, or (payload None) died too often."""
         self._lease.check()
         number = self._live.pop(trial_id, None)
         if number is None:
             return
+        if trial_id == self._runs_alone:
+            self._runs_alone = None
+        if payload and payload.get("end") == "memory" and not self.stopping:
+            self._again(number, payload.get("reason", ""))
+            return
         room = Room(self._folder.room(number))
-        end, reason = self._verdict(trial_id, payload)
+        end, reason = self._verdict(trial_id, room.path, payload)
         if end is None:  # it stays running in the study, and resume goes on with it
             self.trouble = reason or self.trouble
             self.stop()
@@ -149,32 +173,61 @@ class Driver:
             watcher.ended(record)
 
     def _verdict(
-        self, trial_id: str, payload: dict[str, Any] | None
+        self, trial_id: str, room: Path, payload: dict[str, Any] | None
     ) -> tuple[TrialEnd | None, str | None]:
         """How a trial ended, and why if it failed; None if it did not end."""
         if trial_id in self._pruned:
             return "pruned", None
         if payload is None:
-            return (None, None) if self.stopping else ("failed", _DIED)
+            died = f"{_DIED}: {cause_of_death(room)}"
+            return (None, None) if self.stopping else ("failed", died)
         match payload.get("end"):
             case "paused" | "halted":
                 return None, payload.get("reason")
+            case "memory":  # and the sweep stops: whoever resumes it runs the trial again
+                return None, None
             case None:
                 return (None, None) if self.stopping else ("failed", "it ended without a result")
             case end:
                 return end, payload.get("reason")
 
-    def _next_record(self) -> Record | None:
-        if self.stopping:
+    def _again(self, number: int, reason: str) -> None:
+        """Notes that a trial is to be run once more, when no other runs."""
+        self._alone.append(number)
+        if not self._study.sweep.in_secret:
+            log.warning(
+                "trial %d: %s; it is run once more, alone and with half the examples at once",
+                number,
+                reason,
+            )
+
+    def _limits(self, *, alone: bool) -> Limits:
+        config = self._study.sweep.config
+        return Limits(
+            silence_seconds=config.budget.silence_seconds,
+            memory_bytes=config.resources.memory_bytes,
+            gpu_share=1.0 if alone else memory_share(config.resources),
+            alone=alone,
+        )
+
+    def _next_record(self, trial_id: str) -> Record | None:
+        if self.stopping or self._runs_alone:
             return None
-        if self._to_adopt:
-            return self._study.record(self._to_adopt.pop(0))
+        while self._to_adopt:
+            number = self._to_adopt.pop(0)
+            if not memory_notes(self._folder.room(number)):
+                return self._study.record(number)
+            self._alone.append(number)
         while not self._is_late() and self._study.num_to_ask():
             try:
                 return self._study.ask()
             except ConfigError as e:
                 log.warning("%s", e)
-        searching = [n for n in self._live.values() if self._study.record(n).confirms is None]
+        if self._alone and not self._live:
+            self._runs_alone = trial_id
+            return self._study.record(self._alone.pop(0))
+        unfinished = [*self._live.values(), *self._alone]
+        searching = [n for n in unfinished if self._study.record(n).confirms is None]
         return None if searching else self._study.ask_to_confirm()
 
     def _is_late(self) -> bool:

@@ -13,9 +13,12 @@ from ray import tune
 
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import DiskFull, DpSweepError
+from dpsweep.core.types import Row
+from dpsweep.train.allowance import Allowance, out_of_memory
 from dpsweep.train.course import Course
 from dpsweep.train.loop import Paused, train
 from dpsweep.train.room import Room
+from dpsweep.tune.mishaps import Limits, fate, leave, watched
 
 PAYLOAD = "dpsweep"
 """The one key of what is reported to Tune; its value is JSON, since Tune rewrites mappings."""
@@ -23,7 +26,7 @@ PAYLOAD = "dpsweep"
 Assignment = dict[str, Any]
 """number; config: the trial config as JSON; course: what it spends and when it reports, as JSON;
 room: its folder, with the secret in it; pause: the file whose presence asks the trial to save its
-state and end."""
+state and end; limits: what it is held to (tune/mishaps.py), as JSON."""
 
 _PREDECESSOR_SECONDS = 60.0
 """How long to wait for a process that was given the trial before and is not dead yet."""
@@ -33,21 +36,13 @@ def run_trial(assignment: Assignment) -> None:
     """Trains one trial and reports each row, then how it ended.
 
     A failure is a result like any other: raising would make Ray run it again, and a second
-    run of a config that diverges, or of a mistake of ours, ends no better.
+    run of a config that diverges, or of a mistake of ours, ends no better. A process whose memory
+    is full ends, and leaves word to the next.
     """
     try:
         room = Room(Path(assignment["room"]))
-        config = TrialConfig.model_validate(assignment["config"])
-        course = Course.from_json(assignment["course"])
-        last = course.reports[-1].step
         with room.lock(_PREDECESSOR_SECONDS):
-            train(
-                config,
-                room,
-                lambda row: _send(row=row, **({"end": "complete"} if row["step"] == last else {})),
-                Path(assignment["pause"]).exists,
-                course,
-            )
+            _train(assignment, room)
     except Paused:
         _send(end="paused")
     except DiskFull as e:
@@ -55,6 +50,8 @@ def run_trial(assignment: Assignment) -> None:
     except DpSweepError as e:
         _send(end="failed", reason=str(e))
     except Exception as e:  # the message may quote private data; the type and place do not
+        if where := out_of_memory(e):
+            leave(Path(assignment["room"]), where)
         place = Room(Path(assignment["room"])).note_failure(traceback.format_exc())
         frame = traceback.extract_tb(e.__traceback__)[-1]
         _send(
@@ -64,6 +61,32 @@ def run_trial(assignment: Assignment) -> None:
         )
 
 
+def _train(assignment: Assignment, room: Room) -> None:
+    """Trains in a room that is ours, unless what happened there before says otherwise."""
+    limits = Limits(**assignment["limits"])
+    before = fate(room.path, limits)
+    if before.end:
+        _send(end=before.end, reason=before.reason)
+        return
+    config = TrialConfig.model_validate(assignment["config"])
+    course = Course.from_json(assignment["course"])
+    last = course.reports[-1].step
+    with watched(room.path, limits) as watch:
+
+        def report(row: Row) -> None:
+            with watch.reporting():
+                _send(row=row, **({"end": "complete"} if row["step"] == last else {}))
+
+        train(
+            config,
+            room,
+            report,
+            Path(assignment["pause"]).exists,
+            course,
+            Allowance(before.halvings, limits.gpu_share),
+        )
+
+
 def _send(**message: Any) -> None:
-    """row: figures; end: complete, failed, paused or halted; reason: why it failed or halted."""
+    """row: figures; end: complete, failed, paused, halted or memory; reason: why."""
     tune.report({PAYLOAD: json.dumps(message)})

@@ -16,6 +16,7 @@ from dpsweep.train.room import Room
 from dpsweep.tune import driver as place
 from dpsweep.tune.driver import Driver
 from dpsweep.tune.lease import Pace
+from dpsweep.tune.mishaps import memory_notes, note_memory
 from dpsweep.tune.state import State
 from dpsweep.tune.study import Study
 
@@ -115,7 +116,7 @@ def test_a_sweep_is_run_from_its_first_trial_to_its_last(world):
         told = [driver.next("a"), driver.next("b")]
         assert [t["number"] for t in told] == [0, 1]
         assert driver.next("c") is None
-        assert not driver.is_waiting
+        assert driver.is_waiting, "one of them may have to be run again"
         for one, record in zip(told, here.study.records(), strict=True):
             assert TrialConfig.model_validate(one["config"]) == record.config
             assert Course.from_json(one["course"]) == course(record.config)
@@ -146,7 +147,12 @@ def test_a_failed_trial_says_why_and_its_secret_is_gone(world):
         assert not driver.stopping
     assert [(r.state, r.reason) for r in here.study.records()] == [
         ("failed", "it diverged"),
-        ("failed", "its worker process died again and again"),
+        (
+            "failed",
+            "its worker process died again and again; the last time: it was killed from outside: "
+            "by somebody, or by the system for want of memory (dmesg on its node tells). "
+            "resources.memory ends it before that",
+        ),
     ]
     assert not list(here.folder.path.rglob("secret"))
 
@@ -307,13 +313,12 @@ def test_repeats_wait_for_the_search_and_run_beside_each_other(world):
         assert not driver.is_waiting
         repeats = [driver.next(trial_id) for trial_id in "def"]
         assert [r["number"] for r in repeats] == [3, 4, 5]
-        assert {str(r["config"]) for r in repeats} == {
-            str(here.study.record(1).config.model_dump(mode="json"))
-        }
+        best = here.study.record(1).config.model_dump(mode="json")
+        assert [{**r["config"], "seed": best["seed"]} for r in repeats] == [best] * 3
         keys = {here.room(n).secret().key for n in (3, 4, 5)}
         assert len(keys) == 3, "fresh noise each"
         assert driver.next("g") is None
-        assert not driver.is_waiting, "no result decides what is run next"
+        assert driver.is_waiting, "one of them may have to be run again"
         for trial_id in "def":
             work(driver, trial_id, 0.4)
         assert driver.num_left() == 0
@@ -335,6 +340,100 @@ def test_a_search_without_a_complete_trial_ends_without_repeats(world):
         assert driver.next("c") is None
         assert not driver.is_waiting
     assert here.study.is_finished()
+
+
+def test_a_trial_whose_memory_ran_out_is_run_once_more_when_no_other_runs(world, caplog):
+    here = world("budget.trials=3")
+    lease, make = here.drive()
+    with lease as held:
+        driver = make(held)
+        first = [driver.next(trial_id) for trial_id in "ab"]
+        assert not any(one["limits"]["alone"] for one in first)
+        secret, spent = here.room(0).secret(), here.study.record(0).charged
+        driver.ended("a", {"end": "memory", "reason": "memory ran out on the GPU"})
+        assert "trial 0: memory ran out on the GPU; it is run once more, alone" in caplog.text
+        assert here.study.running() == [0, 1]
+        assert driver.next("c")["number"] == 2, "new ones begin before that"
+        work(driver, "b")
+        assert driver.next("d") is None, "not beside trial 2"
+        assert driver.is_waiting
+        assert driver.num_left() == 1
+        work(driver, "c")
+        again = driver.next("d")
+        assert (again["number"], again["limits"]["alone"]) == (0, True)
+        assert again["config"] == first[0]["config"], "its secret is bound to that"
+        assert (here.room(0).secret(), here.study.record(0).charged) == (secret, spent)
+        assert driver.next("e") is None
+        work(driver, "d")
+        assert not driver.is_waiting
+    assert here.study.is_finished()
+    assert [r.state for r in here.study.records()] == ["complete"] * 3
+    assert [e for e in here.heard.events if e[0] == "started"] == [
+        *(("started", n) for n in (0, 1, 2, 0))
+    ]
+
+
+def test_nothing_runs_beside_a_trial_that_is_to_run_alone(world):
+    here = world("confirm={top: 1, seeds: 2}")
+    lease, make = here.drive()
+    with lease as held:
+        driver = make(held)
+        for trial_id in "ab":
+            driver.next(trial_id)
+        work(driver, "a")
+        driver.ended("b", {"end": "memory"})
+        assert driver.next("c")["number"] == 1
+        assert driver.next("d") is None, "nor do repeats begin: it may be the best"
+        work(driver, "c", 0.9)
+        assert [driver.next(t)["number"] for t in "ef"] == [2, 3]
+    assert {here.study.record(n).confirms for n in (2, 3)} == {1}
+
+
+def test_a_driver_that_takes_over_knows_whose_memory_ran_out(world):
+    here = world("budget.trials=2")
+    lease, make = here.drive()
+    with lease as held:
+        driver = make(held)
+        for trial_id in "ab":
+            driver.next(trial_id)
+        driver.stop()
+        driver.ended("a", {"end": "memory", "reason": "x"})
+        assert driver.trouble is None
+    note_memory(here.room(0).path, "on the GPU")
+    lease, make = here.drive()
+    with lease as held:
+        driver = make(held)
+        told = driver.next("x")
+        assert (told["number"], told["limits"]["alone"]) == (1, False)
+        work(driver, "x")
+        told = driver.next("y")
+        assert (told["number"], told["limits"]["alone"]) == (0, True)
+
+
+def test_a_worker_that_ray_ends_for_memory_is_noted_and_no_other_death_is(world):
+    here = world()
+    lease, make = here.drive()
+    with lease as held:
+        driver = make(held)
+        driver.next("a")
+        driver.died("a", "Some common causes include: (1) the process was killed by the OOM killer")
+        assert memory_notes(here.room(0).path) == []
+        driver.died("a", "2 worker(s) were killed due to the node running low on memory. x")
+        driver.died("unknown", "killed due to the node running low on memory")
+        assert memory_notes(here.room(0).path) == ["on its node, where Ray ended the worker"]
+
+
+def test_a_worker_is_held_to_what_the_file_says(world):
+    here = world("budget.trial_timeout=30m", "resources={memory: 2GB, gpu: 0.25}")
+    lease, make = here.drive()
+    with lease as held:
+        told = make(held).next("a")
+    assert told["limits"] == {
+        "silence_seconds": 1800.0,
+        "memory_bytes": 2_000_000_000,
+        "gpu_share": pytest.approx(0.9 * 0.25),
+        "alone": False,
+    }
 
 
 def test_nothing_is_waited_for_once_the_sweep_stops(world):
@@ -457,8 +556,14 @@ def runs(uri):
     client = MlflowClient(uri)
     experiment = client.get_experiment_by_name("tiny").experiment_id
     found = client.search_runs([experiment])
-    assert len({run.info.run_name for run in found}) == len(found), "a trial has two runs"
-    return {run.info.run_name: run for run in found}
+    assert len({label(run) for run in found}) == len(found), "a trial has two runs"
+    return {label(run): run for run in found}
+
+
+def label(run):
+    """A run's name without what is told of its config: trial-0007, or the sweep's name."""
+    tag = run.data.tags.get("dpsweep.trial")
+    return f"trial-{int(tag.rpartition('/')[2]):04d}" if tag else run.info.run_name
 
 
 def test_a_stop_reaches_a_trial_in_training_and_the_next_driver_ends_it(world, monkeypatch):

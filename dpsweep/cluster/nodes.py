@@ -1,0 +1,307 @@
+"""What each node of a cluster is like: versions, clock, GPUs, and whether it sees what trials need.
+
+A node answers from a Ray task of its own, which takes no CPU, so that a busy node answers too. The
+task looks for a token in the state folder, reads the data into the node's one copy of them, and
+hashes it; what it hashes stays where it is.
+"""
+
+import os
+import platform
+import secrets
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+import dpsweep
+from dpsweep.config.resources import ResourcesConfig
+from dpsweep.config.sweep import Sweep
+from dpsweep.config.trial import TrialConfig
+from dpsweep.core.disk import private_folder, room_on_disk
+from dpsweep.core.errors import DpSweepError, StateError
+from dpsweep.data.read import fingerprint
+
+_PATIENCE_SECONDS = 300.0
+"""Until a node counts as silent; the first look at large data takes minutes."""
+
+CLOCKS_AGREE_SECONDS = 5.0
+"""Clocks that differ by more make times in reports and leases hard to read."""
+
+
+@dataclass(frozen=True)
+class NodeReport:
+    """What one node told, or that it told nothing.
+
+    Attributes:
+        host: Its name.
+        node_id: Ray's.
+        dpsweep: Version there; empty if the node did not answer.
+        python: The same.
+        torch: The same.
+        ray: The same.
+        clock_offset_s: Its clock minus this machine's, in seconds; right to some milliseconds.
+        gpus: Names of the GPUs that the driver there knows.
+        num_gpus: GPUs that Ray hands out there.
+        cuda: CUDA version that torch was built for; None for a torch without.
+        runs_trials: True if a trial fits the node, so that data and state folder matter there.
+        data_ok: The data are there and are those of this machine; None if not asked.
+        state_ok: The state folder is there, the same, and can be written; None if not asked.
+        faults: What is wrong, in sentences without the host's name.
+    """
+
+    host: str
+    node_id: str
+    dpsweep: str = ""
+    python: str = ""
+    torch: str = ""
+    ray: str = ""
+    clock_offset_s: float = 0.0
+    gpus: tuple[str, ...] = ()
+    num_gpus: float = 0.0
+    cuda: str | None = None
+    runs_trials: bool = True
+    data_ok: bool | None = None
+    state_ok: bool | None = None
+    faults: tuple[str, ...] = ()
+
+    @property
+    def answered(self) -> bool:
+        """False for a node that could not run our task."""
+        return bool(self.dpsweep)
+
+
+def survey(
+    sweep: Sweep | None, state_root: Path | None, patience_seconds: float = _PATIENCE_SECONDS
+) -> list[NodeReport]:
+    """Asks every node of the connected cluster, all at once.
+
+    Args:
+        sweep: Whose data are looked for, where its trials fit; none if None.
+        state_root: The state folder to look for; made for that if it is not there. None: not asked.
+        patience_seconds: After so long a node counts as silent.
+
+    Returns:
+        One report a node, this machine's first, the others by host.
+    """
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    needs = sweep.written if sweep else None
+    mark = fingerprint(needs.data, needs.seed) if needs else ""
+    asked = needs.model_dump(mode="json") if needs else None
+    with _Token(state_root) as token:
+        waiting = {}
+        for node in nodes:
+            matters = sweep is None or _fits(sweep.config.resources, node["Resources"])
+            place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            task = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=place)(facts)
+            told = task.remote(asked if matters else None, mark, token.shown if matters else None)
+            waiting[told] = (node, matters)
+        found = list(_collected(waiting, time.monotonic() + patience_seconds))
+    here = ray.get_runtime_context().get_node_id()
+    return sorted(found, key=lambda r: (r.node_id != here, r.host, r.node_id))
+
+
+def check_nodes(sweep: Sweep, state_root: Path) -> list[NodeReport]:
+    """Asks every node, and refuses to begin if one is not fit for the sweep's trials.
+
+    Raises:
+        StateError: Naming every node at fault and what is missing there.
+    """
+    found = survey(sweep, state_root)
+    if words := faults(found):
+        raise StateError(
+            f"{len(words)} of the cluster's {len(found)} nodes cannot run this sweep's trials. "
+            f"{' '.join(words)}"
+        )
+    return found
+
+
+def faults(reports: Sequence[NodeReport]) -> list[str]:
+    """One sentence or more for each node where trials would go wrong; empty if none would."""
+    return [
+        f"{report.host} (node {report.node_id[:8]}): {'; '.join(report.faults)}."
+        for report in reports
+        if report.runs_trials and report.faults
+    ]
+
+
+def _fits(resources: ResourcesConfig, has: dict[str, float]) -> bool:
+    return (
+        has.get("CPU", 0.0) >= resources.cpu
+        and has.get("GPU", 0.0) >= resources.num_gpus
+        and has.get("memory", 0.0) >= resources.memory_bytes
+    )
+
+
+class _Token:
+    """A file in the state folder that nobody can have by chance; gone at the end.
+
+    Attributes:
+        shown: (folder, file's name, content) for the nodes to look for; None without a folder.
+    """
+
+    def __init__(self, root: Path | None) -> None:
+        self._root, self._made = root, False
+        self.shown: tuple[str, str, str] | None = None
+
+    def __enter__(self) -> "_Token":
+        if self._root is not None:
+            self._made = not self._root.exists()
+            name, content = f".token-{secrets.token_hex(8)}", secrets.token_hex(16)
+            with room_on_disk(self._root):
+                if self._made:
+                    private_folder(self._root)
+                (self._root / name).write_text(content)
+            self.shown = (str(self._root), name, content)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._root is None or self.shown is None:
+            return
+        for left in self._root.glob(f"{self.shown[1]}*"):
+            left.unlink(missing_ok=True)
+        if self._made and not any(self._root.iterdir()):
+            self._root.rmdir()
+
+
+def _collected(
+    waiting: dict[Any, tuple[dict[str, Any], bool]], until: float
+) -> Iterator[NodeReport]:
+    """The reports as they come; a clock is read when its node's report is in."""
+    while waiting:
+        done, _ = ray.wait(list(waiting), timeout=max(0.0, until - time.monotonic()))
+        now = time.time()
+        for told in done or list(waiting):
+            node, matters = waiting.pop(told)
+            said: dict[str, Any]
+            try:
+                if not done:
+                    ray.cancel(told, force=True)
+                    raise TimeoutError("it did not answer in time")
+                said = ray.get(told)
+                report = _report(node, said, now)
+            except Exception as e:  # a node that cannot import us, is gone, or does not answer
+                report = _silent(node, e)
+            yield replace(report, runs_trials=matters)
+
+
+def _report(node: dict[str, Any], said: dict[str, Any], now: float) -> NodeReport:
+    wrong = list(said.pop("faults"))
+    ours = {"dpsweep": dpsweep.__version__, "torch": torch.__version__}
+    for name, mine in ours.items():
+        if said[name] != mine:
+            wrong.append(
+                f"has {name} {said[name]}, and the driver {mine}. Install the same there: "
+                f"trials of one sweep are compared"
+            )
+    num_gpus = node["Resources"].get("GPU", 0.0)
+    if num_gpus and said["cuda"] is None:
+        wrong.append(
+            f"Ray hands out {num_gpus:g} GPUs there, and its torch is built without CUDA. Install "
+            f"a torch with CUDA"
+        )
+    return NodeReport(
+        node_id=node["NodeID"],
+        clock_offset_s=said.pop("clock") - now,
+        num_gpus=num_gpus,
+        faults=tuple(wrong),
+        **said,
+    )
+
+
+def _silent(node: dict[str, Any], error: Exception) -> NodeReport:
+    last = next((x for x in reversed(str(error).strip().splitlines()) if x.strip()), "")
+    missing = "No module named 'dpsweep'" in str(error)
+    why = (
+        "has no dpsweep. Install it in the Python that Ray runs with there"
+        if missing
+        else f"does not run our tasks ({type(error).__name__}: {last.strip()}). Compare what is "
+        f"installed there with this machine"
+    )
+    return NodeReport(node["NodeManagerHostname"], node["NodeID"], faults=(why,))
+
+
+def facts(
+    needs: dict[str, Any] | None, mark: str, token: tuple[str, str, str] | None
+) -> dict[str, Any]:
+    """What this machine is like. What the data hash to is compared here, and does not leave it.
+
+    Args:
+        needs: A trial config whose data and files are to be here, as JSON.
+        mark: What the data have to hash to.
+        token: Folder, name and content of the file that is to be seen.
+    """
+    wrong: list[str] = []
+    data_ok, state_ok = None, None
+    if token:
+        words = _state_fault(*token)
+        state_ok, wrong = not words, [*wrong, *words]
+    if needs:
+        words = _data_fault(TrialConfig.model_validate(needs), mark)
+        data_ok, wrong = not words, [*wrong, *words]
+    return {
+        "host": socket.gethostname(),
+        "dpsweep": dpsweep.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "ray": version("ray"),
+        "gpus": _gpus(),
+        "cuda": torch.version.cuda,
+        "data_ok": data_ok,
+        "state_ok": state_ok,
+        "faults": wrong,
+        "clock": time.time(),
+    }
+
+
+def _state_fault(folder: str, name: str, content: str) -> list[str]:
+    place = Path(folder) / name
+    shared = "Put the state folder where every node sees it, with --state FOLDER"
+    try:
+        if place.read_text() != content:
+            return [f"{place} is not the driver's file. {shared}"]
+        mine = place.with_name(f"{name}-{secrets.token_hex(4)}")
+        mine.write_text(content)
+        mine.unlink()
+    except FileNotFoundError:
+        return [f"does not see the state folder {folder}. {shared}"]
+    except OSError as e:
+        return [
+            f"cannot write to the state folder {folder}: {e.strerror}. Run Ray there as the user "
+            f"who launches (here user {os.getuid()})"
+        ]
+    return []
+
+
+def _data_fault(needs: TrialConfig, mark: str) -> list[str]:
+    wrong = []
+    try:
+        if fingerprint(needs.data, needs.seed) != mark:
+            wrong.append(
+                f"data.root: {needs.data.root!r} holds other data than the driver's. Copy them "
+                f"afresh from there"
+            )
+    except DpSweepError as e:
+        wrong.append(str(e).removeprefix(f"{needs.data.name}: ").rstrip("."))
+    for key in ("weights", "folder"):
+        named = getattr(needs.model, key, None)
+        if isinstance(named, str) and not Path(named).expanduser().exists():
+            wrong.append(f"model.{key}: {named} is not there. Copy it there from the driver's node")
+    return wrong
+
+
+def _gpus() -> tuple[str, ...]:
+    """Names as nvidia-smi has them, which sees those that Ray keeps from a task too."""
+    try:
+        asked = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+        said = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return tuple(line.strip() for line in said.stdout.splitlines() if line.strip())

@@ -1,0 +1,67 @@
+"""What one trial takes of a cluster."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from dpsweep.config.units import Size, size_bytes
+from dpsweep.core.disk import shown_bytes
+from dpsweep.core.errors import Misfit
+from dpsweep.core.strict import Strict
+
+_SMALLEST_SHARE = 0.0001
+"""Of a GPU; Ray's own grain."""
+
+_SMALLEST_MEMORY = 500_000_000
+"""Bytes; torch, Ray and a small data set take most of it."""
+
+
+class ResourcesConfig(Strict):
+    """What one trial takes; how many run at once follows from what the cluster has."""
+
+    cpu: int = Field(default=1, gt=0)
+    """Cores, and torch threads."""
+
+    gpu: float | Literal["auto"] = 0.0
+    """GPUs; a share such as 0.25 puts four trials on one. auto measures how many trials a GPU is
+    good for; on a cluster without one, that is none."""
+
+    memory: Size | None = None
+    """Memory of the worker, such as 2GB: trials start where so much is free, and a worker that
+    takes more is ended before it takes its node down. Without it, only Ray's own guard is there."""
+
+    max_concurrent: int | None = Field(default=None, gt=0)
+    """Trials of this sweep that run at once, at most; what is left is for other sweeps."""
+
+    @model_validator(mode="after")
+    def _can_be_had(self) -> Self:
+        if self.gpu != "auto" and self.gpu < 0:
+            raise Misfit("gpu", f"{self.gpu:g} is below 0. Give 0, a share, a whole number or auto")
+        if self.gpu != "auto" and self.gpu > 1 and self.gpu != int(self.gpu):
+            raise Misfit("gpu", f"{self.gpu:g} is no share of one, and above 1 it must be whole")
+        if self.gpu != "auto" and 0 < self.gpu < _SMALLEST_SHARE:
+            raise Misfit("gpu", f"{self.gpu:g} is less than Ray can hand out, {_SMALLEST_SHARE}")
+        if self.memory is not None and self.memory_bytes < _SMALLEST_MEMORY:
+            raise Misfit(
+                "memory",
+                f"{self.memory} is less than a worker holds before its first step. Give at least "
+                f"{shown_bytes(_SMALLEST_MEMORY)}",
+            )
+        return self
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of `memory`; 0 if none is given."""
+        return size_bytes(self.memory) if self.memory else 0
+
+    @property
+    def num_gpus(self) -> float:
+        """GPUs of a trial; 0 for auto, which is not decided before there is a cluster."""
+        return 0.0 if self.gpu == "auto" else self.gpu
+
+    @property
+    def device(self) -> Literal["cpu", "cuda", "auto"]:
+        """Where trials compute whose config leaves it open."""
+        if self.gpu == "auto":
+            return "auto"
+        return "cuda" if self.gpu else "cpu"

@@ -1,0 +1,74 @@
+"""What a trial may use of the machine it runs on, and how it is told that this was too little.
+
+Nothing here is part of a config: a trial that runs out of memory goes on with smaller portions of
+its batches, and draws and releases the same (up to rounding) as it would have with larger ones.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+_SAID = (
+    "can't allocate memory",
+    "cannot allocate memory",
+    "not enough memory",
+    "out of memory",
+    "bad_alloc",
+)
+"""What torch, cuDNN, cuBLAS and the C++ library say, in lower case, in errors of no own type."""
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """What a trial may use.
+
+    Attributes:
+        halvings: How often the number of examples computed at once is halved.
+        gpu_share: Share of the GPU's memory that is the trial's, in (0, 1].
+    """
+
+    halvings: int = 0
+    gpu_share: float = 1.0
+
+    def portion(self, physical: int, batch_size: int) -> int:
+        """Examples to compute at once, where the config or the engine says `physical`.
+
+        A batch has two standard deviations more than `batch_size` examples at most, almost always,
+        so that halving a larger number would change nothing.
+
+        >>> Allowance(halvings=1).portion(1000, batch_size=100)
+        60
+        """
+        if self.halvings == 0:
+            return physical
+        largest = min(physical, math.ceil(batch_size + 2 * math.sqrt(batch_size)))
+        return max(1, largest // int(2**self.halvings))
+
+    def apply(self, device: torch.device) -> None:
+        """Holds torch's allocator to its share of the GPU; on a CPU there is nothing to do.
+
+        A process that an earlier trial left a smaller share gets the whole back.
+        """
+        if device.type == "cuda":
+            torch.cuda.set_per_process_memory_fraction(self.gpu_share, device)
+
+
+WHOLE = Allowance()
+"""All of it."""
+
+
+def out_of_memory(error: BaseException) -> str | None:
+    """Where memory ran out, if that is what the error says: on the GPU, or in the worker."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return "on the GPU"
+    if isinstance(error, MemoryError):
+        return "in its worker"
+    text = str(error).lower()
+    if isinstance(error, RuntimeError | OSError) and any(said in text for said in _SAID):
+        return (
+            "on the GPU"
+            if "cuda" in text or "cudnn" in text or "cublas" in text
+            else ("in its worker")
+        )
+    return None

@@ -1,0 +1,215 @@
+"""How a worker process ends that cannot go on, and what the next one makes of it.
+
+A process that hangs in C code, that breaks down, or whose memory is full cannot be trusted to say
+so. It dies, and leaves a note in the trial's room; Ray starts another one, which reads it:
+
+    mishaps.json      times at which memory ran out, and where
+    last_words.txt    written by Python's faulthandler, a thread in C, as the process dies: where
+                      it hung or broke down. Names of functions and lines; no data
+
+Memory that ran out is worth a second try, with fewer examples at once and nobody beside it. A
+trial that hangs is not: it would hang again. For a broken process Tune has its own retries.
+Nothing is drawn anew by any of them, so none of them costs privacy.
+"""
+
+import contextlib
+import faulthandler
+import json
+import os
+import re
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, TextIO
+
+from dpsweep.core.disk import room_on_disk, shown_bytes, write_whole
+
+_NOTES, _WORDS = "mishaps.json", "last_words.txt"
+_LOOK_SECONDS = 0.25
+_STATUS = Path("/proc/self/status")
+_TRIES = 2
+"""How often memory may run out before the trial has failed."""
+
+_FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>.+)$')
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a worker holds a trial to.
+
+    Attributes:
+        silence_seconds: Longest time without a report; None for any.
+        memory_bytes: Most memory of the process; 0 for any.
+        gpu_share: Share of a GPU's memory that it may take, in (0, 1].
+        alone: True if no other trial of the sweep runs: its second try after memory ran out.
+    """
+
+    silence_seconds: float | None = None
+    memory_bytes: int = 0
+    gpu_share: float = 1.0
+    alone: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Fate:
+    """What is to become of a trial that a worker was given.
+
+    Attributes:
+        end: failed; memory: to be run again, alone; None: it is run.
+        reason: Why.
+        halvings: How often the number of examples at once is halved, if it is run.
+    """
+
+    end: Literal["failed", "memory"] | None = None
+    reason: str = ""
+    halvings: int = 0
+
+
+def fate(room: Path, limits: Limits) -> Fate:
+    """What the notes of the processes before say; `room` must be locked."""
+    words = last_words(room)
+    if words.startswith("Timeout"):
+        return Fate(
+            "failed",
+            f"it reported nothing for budget.trial_timeout, and its process was ended; it was in "
+            f"{_place(words)}. If an epoch takes that long, raise budget.trial_timeout",
+        )
+    notes = memory_notes(room)
+    if len(notes) >= _TRIES:
+        return Fate(
+            "failed",
+            f"memory ran out {notes[0]}, and, alone and with half the examples at once, "
+            f"{notes[-1]}. Lower train.max_physical_batch, take a smaller model or let it have "
+            f"more (resources.memory, resources.gpu)",
+        )
+    if notes and not limits.alone:
+        return Fate("memory", f"memory ran out {notes[0]}")
+    return Fate(halvings=len(notes))
+
+
+def memory_notes(room: Path) -> list[str]:
+    """Where memory ran out, once for each time."""
+    place = room / _NOTES
+    return list(json.loads(place.read_text())) if place.exists() else []
+
+
+def note_memory(room: Path, where: str) -> None:
+    """Adds to what `memory_notes` tells; durable when it returns."""
+    write_whole(room / _NOTES, json.dumps([*memory_notes(room), where]).encode())
+
+
+def leave(room: Path, where: str) -> None:
+    """Ends this process for want of memory; what it held is free, and the room's lock too."""
+    note_memory(room, where)
+    os._exit(1)
+
+
+def last_words(room: Path) -> str:
+    """What the last process wrote as it died; empty if it did not, or was killed from outside."""
+    with contextlib.suppress(FileNotFoundError):
+        return (room / _WORDS).read_text(errors="replace")
+    return ""
+
+
+def cause_of_death(room: Path) -> str:
+    """Why the last process died, in a few words."""
+    words = last_words(room)
+    if not words:
+        return (
+            "it was killed from outside: by somebody, or by the system for want of memory (dmesg "
+            "on its node tells). resources.memory ends it before that"
+        )
+    what = words.splitlines()[0].removeprefix("Fatal Python error: ")
+    return f"{what} in {_place(words)}"
+
+
+class Watch:
+    """Watches over a trial in this process, from `begin` to `end`.
+
+    Args:
+        room: The trial's.
+        limits: What it is held to.
+    """
+
+    def __init__(self, room: Path, limits: Limits) -> None:
+        self._room, self._limits = room, limits
+        self._over = threading.Event()
+        with room_on_disk(room):
+            self._file: TextIO = (room / _WORDS).open("w")
+
+    def begin(self) -> None:
+        """From now on a breakdown, silence or too much memory end the process with a note."""
+        faulthandler.enable(self._file, all_threads=False)
+        self._wait()
+        if self._limits.memory_bytes and _STATUS.exists():
+            threading.Thread(target=self._guard, daemon=True).start()
+
+    @contextlib.contextmanager
+    def reporting(self) -> Iterator[None]:
+        """While the driver takes a report, the trial is not the one who keeps silent."""
+        faulthandler.cancel_dump_traceback_later()
+        yield
+        self._wait()
+
+    def end(self) -> None:
+        """Leaves the process as it was; it is another trial's next."""
+        self._over.set()
+        faulthandler.cancel_dump_traceback_later()
+        faulthandler.enable(all_threads=False)
+        self._file.close()
+        (self._room / _WORDS).unlink(missing_ok=True)
+
+    def _wait(self) -> None:
+        if self._limits.silence_seconds:
+            faulthandler.dump_traceback_later(
+                self._limits.silence_seconds, exit=True, file=self._file
+            )
+
+    def _guard(self) -> None:
+        most = self._limits.memory_bytes
+        while not self._over.wait(_LOOK_SECONDS):
+            held = own_bytes()
+            if held > most and not self._over.is_set():
+                leave(
+                    self._room,
+                    f"in its worker, which held {shown_bytes(held)} where resources.memory is "
+                    f"{shown_bytes(most)}",
+                )
+
+
+@contextlib.contextmanager
+def watched(room: Path, limits: Limits) -> Iterator[Watch]:
+    """A `Watch` that has begun, and ends with the block."""
+    watch = Watch(room, limits)
+    watch.begin()
+    try:
+        yield watch
+    finally:
+        watch.end()
+
+
+def own_bytes() -> int:
+    """Memory that would be free without this process: not that of files which it has mapped.
+
+    The data set is such a file, of which a node has one copy.
+    """
+    for line in _STATUS.read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _place(words: str) -> str:
+    """file.py:LINE (function), where the trial's thread was."""
+    blocks = re.split(r"\n(?=(?:Current thread|Thread) )", words)
+    ours = [block for block in blocks if " in run_trial" in block] or blocks
+    for line in "\n".join(ours).splitlines():
+        found = _FRAME.match(line)
+        if found and not found["file"].startswith("<"):  # the machinery of import has no place
+            return f"{Path(found['file']).name}:{found['line']} ({found['name']})"
+    return "code without a name"
