@@ -1,0 +1,76 @@
+"""The verb that puts sweeps side by side: compare."""
+
+import json
+from pathlib import Path
+
+from dpsweep.cli.say import console
+from dpsweep.core.errors import ConfigError, StateError
+from dpsweep.report.arms import arms_of
+from dpsweep.report.compare import compare as put_side_by_side
+from dpsweep.report.side_by_side import comparison_table, markdown, rows, sentences
+from dpsweep.tune.state import State, SweepFolder
+from dpsweep.tune.storage import named
+from dpsweep.tune.study import open_study
+
+
+def compare(
+    names: list[str],
+    state_folders: list[str],
+    reference: str | None,
+    *,
+    models: bool,
+    form: str,
+    storage: str | None = None,
+) -> None:
+    """Prints what the methods of some sweeps came to, and which differences are more than noise.
+
+    Args:
+        names: The sweeps.
+        state_folders: Where to look for them, in turn; the usual one if empty.
+        reference: What the others are tested against; the best of each epsilon if None.
+        models: True if they may have trained different models.
+        form: table, json or markdown.
+        storage: Where their studies are now, if not where they were launched.
+    """
+    states = [State.at(folder) for folder in state_folders] or [State.at(None)]
+    folders = [folder for name in dict.fromkeys(names) for folder in _found(name, states)]
+    moved = named(storage) if storage else None
+    arms = []
+    for folder in folders:
+        state = folder.state
+        study = open_study(folder.name, state, moved)
+        arms += arms_of(study, _short(state.root), driven=folder.owner() is not None)
+    found = put_side_by_side(arms, reference, models=models)
+    if form == "json":
+        print(json.dumps(rows(found), indent=2))
+    elif form == "markdown":
+        print(markdown(found))
+    else:
+        console().print(comparison_table(found))
+        for sentence in sentences(found):
+            console().print(f"- {sentence}", markup=False)
+
+
+def form_of(*, as_json: bool, as_markdown: bool) -> str:
+    """table, json or markdown, from the two flags."""
+    if as_json and as_markdown:
+        raise ConfigError("--json and --markdown: give one of the two")
+    return "json" if as_json else "markdown" if as_markdown else "table"
+
+
+def _found(name: str, states: list[State]) -> list[SweepFolder]:
+    """The sweeps of a name, in every folder that has one."""
+    found = [state.sweep(name) for state in states if state.sweep(name).exists]
+    if not found:
+        known = ", ".join(n for state in states for n in state.names()) or "none"
+        places = ", ".join(str(state.root) for state in states)
+        raise StateError(
+            f"no sweep called {name!r} in {places}. Known: {known}. More state folders are named "
+            f"with --state FOLDER, once for each"
+        )
+    return found
+
+
+def _short(root: Path) -> str:
+    """A state folder, relative to where the user is if it lies there."""
+    return str(root.relative_to(Path.cwd())) if root.is_relative_to(Path.cwd()) else str(root)

@@ -1,0 +1,267 @@
+"""The verb that runs a published table again: reproduce."""
+
+import contextlib
+import json
+import math
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import yaml
+
+from dpsweep.cli.say import console, warn
+from dpsweep.cluster.connect import cluster
+from dpsweep.config.sweep import Sweep, load_sweep
+from dpsweep.core.errors import ConfigError
+from dpsweep.report.begin import Place, check
+from dpsweep.report.export import check_target
+from dpsweep.report.finish import finish
+from dpsweep.report.live import Progress, shown
+from dpsweep.report.plain import plain_table
+from dpsweep.report.published import cells, table
+from dpsweep.report.reproduce import (
+    LEAST_SEEDS,
+    Budget,
+    Job,
+    Result,
+    epsilons_of,
+    headings,
+    job_of,
+    line,
+    markdown,
+    result_of,
+    row,
+    spec_of,
+)
+from dpsweep.train.check import check_sweep
+from dpsweep.tune.changes import check_changes
+from dpsweep.tune.check import plan as make_plan
+from dpsweep.tune.launch import new_session, old_session
+from dpsweep.tune.resources import concurrency, total_memory
+from dpsweep.tune.state import State
+from dpsweep.tune.study import open_study
+
+_STOPPED, _INCOMPLETE = 130, 1
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What of a table is to be run, and how.
+
+    Attributes:
+        table: Its name.
+        rows: Rows; all if empty, as for columns and methods.
+        columns: Columns.
+        methods: Methods, as print names them.
+        budget: As typed.
+        seeds: Repeats of the best config of each cell.
+        epsilons: As typed.
+        settings: KEY=VALUE for every cell's sweep.
+        state: State folder.
+        address: Of a Ray cluster; None for an embedded one.
+        tracking_uri: Of an MLflow server; None for a file in the state folder.
+        out: Folder for the table, the sweep files and the best configs.
+        accept: Whether harmless changes to a sweep that was launched are taken over.
+        fetch: Whether missing data are downloaded.
+        quiet: Whether trials go by in silence.
+    """
+
+    table: str
+    rows: list[str]
+    columns: list[str]
+    methods: list[str]
+    budget: str
+    seeds: int
+    epsilons: list[str]
+    settings: list[str]
+    state: str | None
+    address: str | None
+    tracking_uri: str | None
+    out: Path | None
+    accept: bool
+    fetch: bool
+    quiet: bool
+
+    @property
+    def folder(self) -> Path:
+        """Where its files go."""
+        return self.out or Path("reproduction") / self.table
+
+    def jobs(self) -> list[Job]:
+        """The cells to run."""
+        whole = table(self.table)
+        epsilons = epsilons_of(self.epsilons, whole, self.table)
+        chosen = cells(self.table, self.rows, self.columns, self.methods)
+        if not chosen:
+            raise ConfigError(f"{self.table}: no cell has this row, column and method together")
+        return [job_of(cell, epsilons) for cell in chosen]
+
+
+def listed(names: str) -> list[str]:
+    """What is typed with commas."""
+    return [name.strip() for name in names.split(",") if name.strip()]
+
+
+def run(wish: Wish) -> None:
+    """Runs the cells in turn, and writes the table. Exit code 1 if one has no figure."""
+    jobs, budget = wish.jobs(), _budget(wish)
+    whole, results, stopped = table(wish.table), list[Result](), False
+    with contextlib.ExitStack() as stack:
+        start = cache(lambda: stack.enter_context(cluster(wish.address)))
+        for job in jobs:
+            try:
+                sweep = _ready(job, wish, budget)
+            except _Obstacle as e:
+                warn([f"{job.name}: skipped: {e}"])
+                results.append(Result(job.cell, job.epsilon, remark=f"skipped: {e}"))
+                continue
+            if not stopped:
+                stopped = not _run(sweep, wish, start)
+            results.append(_result(job, wish))
+    _write(wish, markdown(wish.table, whole, results), results)
+    _print(wish, results)
+    if stopped:
+        console().print("Stopped. The same command goes on with it.")
+        sys.exit(_STOPPED)
+    if any(not result.values for result in results):
+        sys.exit(_INCOMPLETE)
+
+
+def plan(wish: Wish) -> None:
+    """Prints what each cell would take, from a probe of a few steps of some of its trials."""
+    jobs, budget, out = wish.jobs(), _budget(wish), console()
+    shown_ = plain_table(f"{wish.table}: {table(wish.table).source}")
+    for name in ("cell", "trials", "repeats", "minutes", "left to do"):
+        shown_.add_column(name, justify="left" if name in ("cell", "left to do") else "right")
+    total, skipped = 0.0, False
+    for job in jobs:
+        try:
+            sweep = _ready(job, wish, budget)
+        except _Obstacle as e:
+            skipped = True
+            shown_.add_row(job.name, "–", "–", "–", f"skipped: {e}")
+            continue
+        made = make_plan(sweep, concurrency(sweep.config.resources, [_here(sweep)]))
+        finished = _is_finished(sweep, State.at(wish.state))
+        total += 0.0 if finished else made.seconds
+        minutes, left = f"{made.seconds / 60:.1f}", "nothing" if finished else "all, at most"
+        shown_.add_row(job.name, str(made.trials), str(made.repeats), minutes, left)
+    out.print(shown_)
+    out.print(f"about {total / 60:.1f} min on this machine; nothing was trained or kept")
+    if skipped:
+        sys.exit(_INCOMPLETE)
+
+
+def _here(sweep: Sweep) -> dict[str, float]:
+    """What this machine has, as Ray says it; a GPU and memory as far as a trial asks for them."""
+    resources = sweep.config.resources
+    return {
+        "CPU": float(os.cpu_count() or 1),
+        "GPU": float(math.ceil(resources.num_gpus)),
+        "memory": float(max(resources.memory_bytes, total_memory())),
+    }
+
+
+class _Obstacle(Exception):
+    """Why a cell is skipped."""
+
+
+def _budget(wish: Wish) -> Budget:
+    if wish.seeds < LEAST_SEEDS:
+        raise ConfigError(f"--seeds {wish.seeds}: give at least {LEAST_SEEDS}, to show a spread")
+    return Budget.of(wish.budget)
+
+
+def _ready(job: Job, wish: Wish, budget: Budget) -> Sweep:
+    """The sweep of a cell, written to a file that can be launched.
+
+    Raises:
+        _Obstacle: If it cannot run here.
+    """
+    if job.obstacle:
+        raise _Obstacle(job.obstacle)
+    wish.folder.mkdir(parents=True, exist_ok=True)
+    file = wish.folder / f"{job.name}.yaml"
+    spec = spec_of(job, budget, wish.seeds)
+    text = yaml.safe_dump(spec, sort_keys=False, default_flow_style=None, width=98)
+    file.write_text(f"# {job.cell.table}, {table(job.cell.table).source}\n{text}", encoding="utf-8")
+    sweep = load_sweep(file, wish.settings)
+    try:
+        check_sweep(sweep, fetch=wish.fetch)
+    except ConfigError as e:
+        raise _Obstacle(str(e)) from e
+    return sweep
+
+
+def _run(sweep: Sweep, wish: Wish, start: Callable[[], None]) -> bool:
+    """Runs what is left of a cell. False if it was stopped before its end.
+
+    Args:
+        sweep: The cell's.
+        wish: What was asked for.
+        start: Connects to Ray, if that was not done before.
+    """
+    state, out = State.at(wish.state), console(quiet=wish.quiet)
+    folder, target = state.sweep(sweep.name), wish.folder / f"{sweep.name}.best.yaml"
+    if folder.exists:
+        check_changes(folder, sweep, accepted=wish.accept)
+        if _is_finished(sweep, state):
+            out.print(f"{sweep.name}: is finished")
+            return True
+        check_target(target)
+        start()
+        context = old_session(sweep.name, state, None, sweep, accept=wish.accept)
+    else:
+        place = Place(state, wish.address, wish.tracking_uri)
+        check(sweep, place, target, lambda words: None)
+        start()
+        context = new_session(sweep, state, wish.tracking_uri)
+    with context as session:
+        progress = Progress(session, out)
+        try:
+            with shown(progress):
+                complete = session.run([progress])
+        except KeyboardInterrupt:  # the second one: trials go on from their last checkpoints
+            return False
+        finish(session, target, complete=complete)
+    return complete
+
+
+def _is_finished(sweep: Sweep, state: State) -> bool:
+    return state.sweep(sweep.name).exists and open_study(sweep.name, state).is_finished()
+
+
+def _result(job: Job, wish: Wish) -> Result:
+    state = State.at(wish.state)
+    if not state.sweep(job.name).exists:
+        return Result(job.cell, job.epsilon, remark="not run yet")
+    return result_of(job, open_study(job.name, state))
+
+
+def _write(wish: Wish, text: str, results: list[Result]) -> None:
+    wish.folder.mkdir(parents=True, exist_ok=True)
+    (wish.folder / f"{wish.table}.md").write_text(text, encoding="utf-8")
+    rows = json.dumps([row(result) for result in results], indent=2)
+    (wish.folder / f"{wish.table}.json").write_text(rows + "\n", encoding="utf-8")
+
+
+def _print(wish: Wish, results: list[Result]) -> None:
+    shown_ = plain_table(f"{wish.table}: {table(wish.table).source}")
+    narrow = [i for i, name in enumerate(headings()) if name not in ("δ", "what differs")]
+    for i in narrow:
+        words = headings()[i] in ("row", "column", "method")
+        shown_.add_column(headings()[i], justify="left" if words else "right")
+    for result in results:
+        cells_ = line(result)
+        shown_.add_row(*(cells_[i] for i in narrow))
+    out = console()
+    out.print(shown_)
+    for result in results:
+        if result.remark:
+            cell = result.cell
+            out.print(f"- {cell.row}, {cell.column}, {cell.method}: {result.remark}", markup=False)
+    place = wish.folder / wish.table
+    out.print(f"table: {place}.md and {place.name}.json, with a sweep file for each cell beside it")
