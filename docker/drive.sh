@@ -4,6 +4,7 @@
 #   DPSWEEP_STATE         state folder, which every node sees    [/state]
 #   DPSWEEP_ADDRESS       Ray cluster; empty for an embedded one [auto]
 #   DPSWEEP_STORAGE       database of the study, such as postgresql://USER@HOST/DATABASE
+#   DPSWEEP_OWNER         whose sweep it is                      [the account]
 #   MLFLOW_TRACKING_URI   tracking server, if there is one
 # OPTION: of `dpsweep launch`, for the first time alone.
 set -eu
@@ -17,7 +18,12 @@ shift 2
 state=${DPSWEEP_STATE:-/state}
 address=${DPSWEEP_ADDRESS-auto}
 
-if [ -e "$state/sweeps/$name/sweep.json" ]; then
+me=${DPSWEEP_OWNER:-$(id -un 2>/dev/null || echo "uid-$(id -u)")}
+mine=$state
+if [ -r "$state/owner" ] && [ "$(cat "$state/owner")" != "$me" ]; then # somebody else was first
+    mine=$state/owners/$me
+fi
+if [ -e "$mine/sweeps/$name/sweep.json" ]; then
     set -- resume "$name"
 else
     set -- launch "$file" --name "$name" ${MLFLOW_TRACKING_URI:+--tracking-uri "$MLFLOW_TRACKING_URI"} "$@"

@@ -5,78 +5,51 @@ nothing, and turns every error into a finding with a remedy.
 """
 
 import json
+import os
 import platform
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
-from typing import Literal
 
 import torch
 
 from dpsweep import __version__
+from dpsweep.cli.patient import Finding, Patient
+from dpsweep.cli.reach import cluster_nodes, ray_access, tracking
+from dpsweep.cli.safe import credentials, permissions
 from dpsweep.cli.say import console
 from dpsweep.cli.tidy import everything
 from dpsweep.core.disk import free_bytes, shown_bytes
 from dpsweep.core.errors import DpSweepError
 from dpsweep.report.plain import plain_table
-from dpsweep.track.mlflow import check_reachable
 from dpsweep.track.server import without_password
 from dpsweep.track.spool import backlog
 from dpsweep.tune.lease import last_owner, may_be_suspended
 from dpsweep.tune.mounts import filesystem
 from dpsweep.tune.state import State, SweepFolder
-from dpsweep.tune.storage import check_storage, named
+from dpsweep.tune.storage import check_rights, check_storage, named
 from dpsweep.tune.study import open_study
 
-Level = Literal["ok", "warn", "fail"]
 _PACKAGES = ("torch", "ray", "optuna", "mlflow", "sqlalchemy", "dp-accounting", "opacus")
 _LITTLE_BYTES = 1e9
 _COLORS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
-@dataclass(frozen=True)
-class Finding:
-    """What a check found.
-
-    Attributes:
-        check: The check.
-        level: ok; warn: works, but somebody should know; fail: something will not work.
-        words: What was found.
-        remedy: What to do; empty where nothing is to be done.
-    """
-
-    check: str
-    level: Level
-    words: str
-    remedy: str = ""
-
-
-@dataclass(frozen=True)
-class Patient:
-    """What is looked at.
-
-    Attributes:
-        state: The state folder.
-        storage: The storage that was named; None for those of the sweeps.
-    """
-
-    state: State
-    storage: str | None
-
-    @property
-    def sweeps(self) -> list[SweepFolder]:
-        """Every sweep of the state folder, oldest first."""
-        return [self.state.sweep(name) for name in self.state.names()]
-
-
 Check = Callable[[Patient], Iterator[Finding]]
 
 
-def doctor(state_folder: str | None, storage: str | None, as_json: bool) -> None:
+def doctor(
+    state_folder: str | None,
+    storage: str | None,
+    as_json: bool,
+    *,
+    address: str | None = None,
+    tracking_uri: str | None = None,
+) -> None:
     """Runs all checks and prints what they found; exits with 1 if something fails."""
-    patient = Patient(State.at(state_folder), named(storage))
+    patient = Patient(State.at(state_folder), named(storage), address, tracking_uri)
     found = [finding for check in CHECKS for finding in check(patient)]
     if as_json:
         print(json.dumps([asdict(finding) for finding in found], indent=2))
@@ -117,6 +90,8 @@ def gpus(patient: Patient) -> Iterator[Finding]:
             "nvidia-smi is here, and torch sees no GPU",
             "Look at CUDA_VISIBLE_DEVICES and the driver, and install a torch with CUDA",
         )
+    elif os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        yield Finding("gpu", "ok", "CUDA_VISIBLE_DEVICES hides all: trials run on CPUs")
     else:
         yield Finding("gpu", "ok", "none: trials run on CPUs")
 
@@ -155,6 +130,7 @@ def storages(patient: Patient) -> Iterator[Finding]:
             continue
         try:
             check_storage(uri)
+            check_rights(uri)
             yield Finding("storage", "ok", f"{without_password(uri)} answers")
         except DpSweepError as e:
             yield Finding("storage", "fail", str(e))
@@ -165,6 +141,9 @@ _RESTORE = "Restore it: it alone knows what the trials have spent"
 
 def studies(patient: Patient) -> Iterator[Finding]:
     """Whether each sweep has its study."""
+    for folder, wrong in patient.read():
+        if wrong:
+            yield Finding(f"sweep {folder.name}", "fail", wrong)
     for folder in patient.sweeps:
         if not _may_open(folder, patient.state):
             continue
@@ -196,18 +175,6 @@ def leases(patient: Patient) -> Iterator[Finding]:
                 f"its driver, process {last.pid} on {last.host}, died",
                 f"Go on with: dpsweep resume {folder.name}",
             )
-
-
-def tracking(patient: Patient) -> Iterator[Finding]:
-    """Whether each tracking server that a sweep names answers."""
-    for uri in dict.fromkeys(folder.tracking_uri for folder in patient.sweeps):
-        if uri is None:
-            continue
-        try:
-            check_reachable(uri)
-            yield Finding("tracking", "ok", f"{without_password(uri)} answers")
-        except DpSweepError as e:
-            yield Finding("tracking", "fail", str(e))
 
 
 def spools(patient: Patient) -> Iterator[Finding]:
@@ -249,10 +216,14 @@ CHECKS: tuple[Check, ...] = (
     versions,
     gpus,
     state_folder,
+    permissions,
+    credentials,
     storages,
     studies,
     leases,
     tracking,
     spools,
     left_over,
+    ray_access,
+    cluster_nodes,
 )

@@ -6,17 +6,18 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from dpsweep.cli.say import console
-from dpsweep.core.errors import ConnectionRefused, StateError
-from dpsweep.report.export import check_target, origin_of, to_yaml, write
-from dpsweep.report.front import chosen, summaries, target_of
+from dpsweep.core.errors import ConnectionRefused, DpSweepError, StateError
+from dpsweep.report.export import origin_of
+from dpsweep.report.front import chosen, summaries
 from dpsweep.report.tables import shown_budgets, trial_row, trial_table
 from dpsweep.report.winner import standings, standings_table, verdict
 from dpsweep.track.server import server_command, server_environment
@@ -35,6 +36,8 @@ def status(
     if name is None:
         _all(state, as_json)
         return
+    called = name
+    state, name = state.part(name)
     study, owner = open_study(name, state, _moved(storage)), state.sweep(name).owner()
     records = study.records()
     if owner is None:
@@ -42,19 +45,24 @@ def status(
     if as_json:
         print(json.dumps([trial_row(record) for record in records], indent=2))
         return
-    console().print(trial_table(records, f"{name}: {_whereabouts(study, owner)}"))
+    console().print(trial_table(records, f"{called}: {_whereabouts(study, owner, called)}"))
     for record in records:
         if record.reason:
             console().print(f"trial {record.number} failed: {record.reason}", markup=False)
 
 
-def stop(name: str, state_folder: str | None, wait: float) -> None:
+def stop(name: str, state_folder: str | None, wait: float, *, force: bool = False) -> None:
     """Asks the driver to stop, and waits until it has."""
     folder = State.at(state_folder).sweep(name)
-    folder.stored()
+    folder.check_mine(force=force)
     if folder.owner() is None:
         raise StateError(f"sweep {name!r} is not running. Go on with: dpsweep resume {name}")
-    folder.stop_request.touch()
+    try:
+        folder.stop_request.touch()
+    except PermissionError as e:
+        raise StateError(
+            f"sweep {name!r}: {folder.path} cannot be written by this account. Ask {folder.whose}"
+        ) from e
     end = time.monotonic() + wait
     while folder.owner() is not None:
         if time.monotonic() > end:
@@ -88,26 +96,6 @@ def best(
     console().print(f"Trial {records[0].number}: {origin.luck(records[0])}")
     console().print(statement(records[0]))
     console().print(origin.search_words)
-
-
-def export(
-    name: str, state_folder: str | None, top: int, out: Path, storage: str | None = None
-) -> None:
-    """Writes the best configs to a folder."""
-    study = open_study(name, State.at(state_folder), _moved(storage))
-    records = chosen(study, top)
-    if not records:
-        raise StateError(f"sweep {name!r} has no complete trial yet. See: dpsweep status {name}")
-    origin = origin_of(study)
-    places = [
-        target_of(r, out / f"{rank:02d}-trial-{r.number:04d}.yaml")
-        for rank, r in enumerate(records, 1)
-    ]
-    for place in places:
-        check_target(place)
-    for rank, (place, record) in enumerate(zip(places, records, strict=True), 1):
-        write(place, to_yaml(record, rank, origin))
-        console().print(f"{place}   {origin.metric} {record.value:.4f}", markup=False)
 
 
 def ui(state_folder: str | None, host: str, port: int) -> None:
@@ -145,43 +133,62 @@ def _moved(storage: str | None) -> str | None:
 
 
 def _all(state: State, as_json: bool) -> None:
-    rows = list[dict[str, Any]]()
-    for name in state.names():
-        study = open_study(name, state)
-        records = study.records()
-        leader = next(iter(study.best()), None)
-        rows.append(
-            {
-                "sweep": name,
-                "state": _whereabouts(study, state.sweep(name).owner()),
-                "ended": sum(r.state != "running" for r in records),
-                "trials": study.sweep.config.budget.trials,
-                "best": leader.value if leader else None,
-                "epsilon": list(study.sweep.epsilons),
-            }
-        )
+    rows = [row for house in [state, *state.others()] for row in _rows(house, house == state)]
     if as_json:
         print(json.dumps(rows, indent=2))
         return
     if not rows:
         console().print(f"No sweep in {state.root}. Launch one with: dpsweep launch FILE")
         return
-    table = Table("sweep", "state", "trials", "best", "ε a trial")
+    table = Table("sweep", "owner", "state", "trials", "best", "ε a trial")
     for row in rows:
+        known = row["trials"] is not None
         table.add_row(
             str(row["sweep"]),
-            str(row["state"]),
-            f"{row['ended']}/{row['trials']}",
+            str(row["owner"]),
+            escape(str(row["state"])),
+            f"{row['ended']}/{row['trials']}" if known else "–",
             "–" if row["best"] is None else f"{row['best']:.4f}",
-            shown_budgets(row["epsilon"]),
+            shown_budgets(row["epsilon"]) if known else "–",
         )
     console().print(table)
 
 
-def _whereabouts(study: Study, owner: Owner | None) -> str:
+def _rows(house: State, mine: bool) -> Iterator[dict[str, Any]]:
+    """One owner's sweeps; of those that cannot be read, whose they are and why."""
+    try:
+        names = house.names()
+    except PermissionError:
+        yield {**_UNKNOWN, "sweep": "–", "owner": house.owner, "state": "told to their owner alone"}
+        return
+    for name in names:
+        folder = house.sweep(name)
+        row = {**_UNKNOWN, "sweep": folder.name if mine else f"{house.owner}/{name}"}
+        try:
+            study = open_study(name, house)
+            records = study.records()
+        except DpSweepError as e:
+            yield {**row, "owner": house.owner, "state": f"cannot be read: {e}"}
+            continue
+        leader = next(iter(study.best()), None)
+        yield {
+            **row,
+            "owner": folder.whose,
+            "state": _whereabouts(study, folder.owner(), str(row["sweep"])),
+            "ended": sum(r.state != "running" for r in records),
+            "trials": study.sweep.config.budget.trials,
+            "best": leader.value if leader else None,
+            "epsilon": list(study.sweep.epsilons),
+        }
+
+
+_UNKNOWN: dict[str, Any] = {"ended": None, "trials": None, "best": None, "epsilon": []}
+
+
+def _whereabouts(study: Study, owner: Owner | None, called: str) -> str:
     """Whether the sweep runs, is finished, or waits to be resumed."""
     if owner:
         return f"running ({owner})"
     if study.is_finished():
         return "finished"
-    return f"stopped; go on with: dpsweep resume {study.sweep.name}"
+    return f"stopped; go on with: dpsweep resume {called}"

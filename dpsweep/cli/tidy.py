@@ -10,10 +10,23 @@ from dpsweep.tune.leftovers import Leftover, leftovers, remove, tree
 from dpsweep.tune.state import State
 
 
-def gc(state_folder: str | None, remove_them: bool, as_json: bool) -> None:
-    """Lists leftovers, and deletes them if asked to."""
+def gc(
+    state_folder: str | None,
+    remove_them: bool,
+    as_json: bool,
+    *,
+    name: str | None = None,
+    force: bool = False,
+) -> None:
+    """Lists leftovers of one's own sweeps, or of one named sweep, and deletes them if asked to."""
     state = State.at(state_folder)
-    found = everything(state)
+    if name is None:
+        found = everything(state)
+    else:
+        folder = state.sweep(name)
+        if remove_them:
+            folder.check_mine(force=force)
+        found = [one for one in leftovers(folder.state) if one.sweep == folder]
     gone = remove(found) if remove_them else []
     if as_json:
         print(json.dumps([_row(one, one in gone) for one in found], indent=2))

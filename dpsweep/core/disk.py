@@ -53,14 +53,34 @@ def disk_full(folder: Path) -> DiskFull:
     )
 
 
+def private_folder(place: Path) -> None:
+    """Makes a folder, and those above it that are missing, for its owner alone (0700).
+
+    Whatever the umask is: Path.mkdir(parents=True) leaves the folders above to it.
+
+    Raises:
+        FileExistsError: If it is there already.
+    """
+    if not place.parent.exists():
+        with contextlib.suppress(FileExistsError):
+            private_folder(place.parent)
+    place.mkdir(mode=0o700)
+
+
 def forget_whole(place: Path) -> None:
     """Deletes a file that `write_whole` wrote, and what killed writers left of it."""
     for left in (place, *place.parent.glob(f".{place.name}.*")):
         left.unlink(missing_ok=True)
 
 
-def write_whole(place: Path, content: bytes, *, replace: bool = True) -> None:
+def write_whole(place: Path, content: bytes, *, replace: bool = True, mode: int = 0o600) -> None:
     """A file that is there whole and durable, or not at all, and only its owner can read.
+
+    Args:
+        place: Where.
+        content: What.
+        replace: False to leave a file alone that is there already.
+        mode: Its permissions, if others are to read it.
 
     Raises:
         DiskFull: If there is no room; what was at `place` before is still there.
@@ -72,6 +92,8 @@ def write_whole(place: Path, content: bytes, *, replace: bool = True) -> None:
             with os.fdopen(handle, "wb") as file:
                 file.write(content)
                 file.flush()
+                if mode != 0o600:
+                    os.fchmod(file.fileno(), mode)
                 os.fsync(file.fileno())
             if replace:
                 os.replace(name, place)

@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from dpsweep.core.errors import ConfigError
+
 _SECRET = re.compile(r"(\b(?:password|passwd|pwd|token|secret)=)[^&]*", re.IGNORECASE)
 
 
@@ -24,6 +26,15 @@ def without_password(uri: str) -> str:
     shown = uri.replace(f"{user}@", f"{name}:***@", 1) if at and colon else uri
     before, mark, query = shown.partition("?")
     return before + mark + _SECRET.sub(r"\1***", query)
+
+
+def refuse_password(option: str, uri: str | None, remedy: str) -> None:
+    """Raises ConfigError for a URL with a password in it: everybody here can read command lines."""
+    if uri and without_password(uri) != uri:
+        raise ConfigError(
+            f"{option} {without_password(uri)}: has a password in it, which every user of this "
+            f"machine can read in its list of processes. Leave it out there, and {remedy}"
+        )
 
 
 def server_command(uri: str, artifacts: Path, host: str, port: int) -> list[str]:

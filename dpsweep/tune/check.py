@@ -16,7 +16,9 @@ import torch
 from dpsweep.config.sweep import Sweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.seeds import Secret
+from dpsweep.track.access import PASSWORDS
 from dpsweep.track.mlflow import check_reachable
+from dpsweep.track.server import refuse_password
 from dpsweep.train.assemble import assemble, initial
 from dpsweep.train.budget import budget
 from dpsweep.train.evaluate import evaluate
@@ -26,6 +28,7 @@ from dpsweep.train.step import Progress, Step
 from dpsweep.tune.charge import search_promise
 from dpsweep.tune.footprint import check_space, disk_needed
 from dpsweep.tune.mounts import check_local
+from dpsweep.tune.owner import whoami
 from dpsweep.tune.state import State
 from dpsweep.tune.storage import check_storage
 
@@ -41,13 +44,14 @@ def check_services(
     sweep: Sweep, state: State, tracking_uri: str | None, storage_uri: str | None = None
 ) -> None:
     """Raises if the state cannot be written or has no room, the name is taken or a server away."""
+    refuse_password("--tracking-uri", tracking_uri, PASSWORDS)
     state.check_writable()
     if state.sweep(sweep.name).path.exists():
         raise state.sweep(sweep.name).taken()
     check_files(state, tracking_uri, storage_uri)
     check_space(sweep, state.root)
     if storage_uri:
-        check_storage(storage_uri, sweep.name)
+        check_storage(storage_uri, sweep.name, whoami())
     if tracking_uri:
         check_reachable(tracking_uri)
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,8 +12,8 @@ from typing import Any
 import ray
 from ray import tune
 
-from dpsweep.config.sweep import ResourcesConfig, Sweep
-from dpsweep.core.errors import ConfigError, DpSweepError, StateError
+from dpsweep.config.sweep import Sweep
+from dpsweep.core.errors import DpSweepError, StateError
 from dpsweep.data.read import fingerprint
 from dpsweep.track.mlflow import MlflowSink
 from dpsweep.track.tracker import Tracker
@@ -22,8 +23,19 @@ from dpsweep.tune.changes import check_changes
 from dpsweep.tune.driver import Driver, Watcher
 from dpsweep.tune.keep import BestWeights
 from dpsweep.tune.lease import Lease
+from dpsweep.tune.owner import whoami
+from dpsweep.tune.probe import decided
+from dpsweep.tune.resources import (
+    Has,
+    concurrency,
+    said_of,
+    settled,
+    write_down,
+    written_down,
+)
 from dpsweep.tune.selection import SecretSearch, forget
 from dpsweep.tune.state import State, SweepFolder
+from dpsweep.tune.storage import study_name
 from dpsweep.tune.study import Study, open_study, stored_sweep
 from dpsweep.tune.tracking import TrackingWatcher, reconcile
 from dpsweep.tune.trial import run_trial
@@ -55,6 +67,29 @@ class Session:
     lease: Lease
     seconds: float = 0.0
 
+    def prepare(self) -> list[str]:
+        """Decides on the connected cluster what `auto` means; what the user should know of that.
+
+        Called a second time, or for a finished sweep, it has nothing to do.
+
+        Raises:
+            ConfigError: If the cluster is too small for one trial.
+        """
+        if self.study.is_finished():
+            return []
+        nodes, resources = _nodes(), self.sweep.config.resources
+        if resources.gpu != "auto":
+            concurrency(resources, nodes)
+            words = said_of(resources, nodes)
+            return [words] if words else []
+        packing = written_down(self.folder.path)
+        if packing is None:
+            packing = decided(self.sweep, nodes)
+            write_down(self.folder.path, packing)
+        self.sweep = self.study.sweep = settled(self.sweep, packing)
+        concurrency(self.sweep.config.resources, nodes)
+        return [packing.words]
+
     def run(self, watchers: list[Watcher]) -> bool:
         """Runs what is left on the connected cluster. False if it was stopped before the end.
 
@@ -71,6 +106,7 @@ class Session:
         if finished:
             forget(self.folder)  # a driver may have died between the winner and that
             return True
+        self.prepare()
         if self.sweep.in_secret:
             return self._select(tracking)
         keeper = BestWeights(self.study, self.folder, self.sweep.num_kept)
@@ -118,12 +154,13 @@ def new_session(
         StateError: If the name is taken.
         ConfigError: If the connected cluster is too small for one trial.
     """
-    concurrency(sweep.config.resources, ray.cluster_resources())
-    folder = state.sweep(sweep.name)
-    folder.create(sweep.file, sweep.base, tracking_uri, storage_uri)
+    concurrency(sweep.config.resources, _nodes())
+    folder, owner = state.sweep(sweep.name), whoami()
+    called = study_name(storage_uri, sweep.name, owner)
+    folder.create(sweep.file, sweep.base, tracking_uri, storage_uri, called)
     with folder.lease() as lease:
         try:
-            study = Study.create(folder.storage_uri, sweep, folder.id)
+            study = Study.create(folder.storage_uri, sweep, folder.id, name=called, owner=owner)
             if sweep.config.learn_from:
                 study.learn_from(open_study(sweep.config.learn_from, state))
         except DpSweepError:
@@ -162,30 +199,12 @@ def old_session(
             check_changes(folder, file, accepted=accept)
         sweep = stored_sweep(name, state)
         folder.check_data(_fingerprint(sweep))
-        study = Study.open(storage_uri or folder.storage_uri, sweep, folder.id)
+        uri = storage_uri or folder.storage_uri
+        study = Study.open(uri, sweep, folder.id, name=folder.study)
         if storage_uri:
             folder.move_storage(storage_uri)
         with _session(sweep, state, study, lease) as session:
             yield session
-
-
-def concurrency(resources: ResourcesConfig, available: dict[str, float]) -> int:
-    """How many trials fit the cluster at once.
-
-    Raises:
-        ConfigError: If not even one does.
-    """
-    rooms = [available.get("CPU", 0.0) // resources.cpu]
-    if resources.gpu:
-        rooms.append(available.get("GPU", 0.0) // resources.gpu)
-    if min(rooms) < 1:
-        raise ConfigError(
-            f"resources: a trial takes {resources.cpu} CPU and {resources.gpu:g} GPU, and the "
-            f"cluster has {available.get('CPU', 0):g} and {available.get('GPU', 0):g}. Ask for "
-            f"less, with --set resources.cpu=1 or resources.gpu=0, or join a larger cluster with "
-            f"--address"
-        )
-    return int(min(rooms))
 
 
 @contextlib.contextmanager
@@ -193,7 +212,7 @@ def _session(sweep: Sweep, state: State, study: Study, lease: Lease) -> Iterator
     folder = state.sweep(sweep.name)
     uri = folder.tracking_uri
     artifacts = None if uri else state.artifacts / sweep.name
-    sink = MlflowSink(uri or state.tracking_uri, sweep.name, folder.id, artifacts)
+    sink = MlflowSink(uri or state.tracking_uri, sweep.name, folder.id, artifacts, folder.whose)
     session = Session(sweep, folder, study, Tracker(folder.path, sink), lease)
     try:
         yield session
@@ -209,15 +228,23 @@ def _fingerprint(sweep: Sweep) -> str:
     return fingerprint(trial.data, trial.seed)
 
 
+def _nodes() -> list[Has]:
+    """What each node of the connected cluster hands out."""
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
 def _tuner(sweep: Sweep, folder: SweepFolder, driver: Driver) -> tune.Tuner:
     resources = sweep.config.resources
+    takes: dict[str, float] = {"cpu": resources.cpu, "gpu": resources.num_gpus}
+    if resources.memory_bytes:
+        takes["memory"] = resources.memory_bytes
     return tune.Tuner(
-        tune.with_resources(run_trial, {"cpu": resources.cpu, "gpu": resources.gpu}),
+        tune.with_resources(run_trial, takes),
         tune_config=tune.TuneConfig(
             search_alg=StudySearcher(driver),
             scheduler=StudyScheduler(driver),
-            num_samples=driver.num_left(),
-            max_concurrent_trials=concurrency(resources, ray.cluster_resources()),
+            num_samples=-1,  # as many as the driver has; some run twice
+            max_concurrent_trials=concurrency(resources, _nodes()),
             reuse_actors=True,
             trial_name_creator=trial_name,
             trial_dirname_creator=trial_name,
@@ -234,7 +261,13 @@ def _tuner(sweep: Sweep, folder: SweepFolder, driver: Driver) -> tune.Tuner:
 
 @contextlib.contextmanager
 def _stopped_by_signals(driver: Driver) -> Iterator[None]:
-    """SIGTERM and the first Ctrl-C end the run in good order, a second Ctrl-C at once."""
+    """SIGTERM and the first Ctrl-C end the run in good order, a second Ctrl-C at once.
+
+    Only a process's main thread hears of signals; in another the run goes on to its end.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
 
     def ask(number: int, frame: FrameType | None) -> None:
         if driver.stopping and number == signal.SIGINT:

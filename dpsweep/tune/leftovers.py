@@ -124,8 +124,14 @@ class _Known:
 
 
 def _of_sweep(folder: SweepFolder, known: _Known) -> Iterator[Leftover]:
-    studies = known.studies(folder.storage_uri) if folder.exists else []
-    if studies is not None and folder.name not in studies:
+    studies: list[str] | None = []
+    study = folder.name
+    if folder.exists:
+        try:
+            studies, study = known.studies(folder.storage_uri), folder.study
+        except StateError:  # nobody knows what a folder with a damaged sweep.json holds
+            return
+    if studies is not None and study not in studies:
         young = time.time() - folder.path.stat().st_mtime < _YOUNG_SECONDS
         if not young and not any(folder.path.glob("trials/*/metrics.json")):
             yield tree("folder without a study", folder.path, folder)

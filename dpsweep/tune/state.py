@@ -2,6 +2,8 @@
 
 STATE/study.db             Optuna's storage, if no other is named: the truth about every trial
 STATE/mlflow.db            tracking, if no server is named;  STATE/artifacts with it
+STATE/owner                whose folder it is: the first who launched here
+STATE/owners/OWNER/        a folder like this one for each of the others
 STATE/sweeps/NAME/         one sweep (0700)
   sweep.json               the sweep as it was launched, its storage, and where it is tracked
   sweep.yaml               the same as one file to launch again
@@ -19,20 +21,26 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from dpsweep.config.load import Source, Tree
-from dpsweep.core.disk import room_on_disk, write_whole
+from dpsweep.core.disk import private_folder, room_on_disk, write_whole
 from dpsweep.core.errors import DiskFull, StateError
 from dpsweep.tune.lease import PACE, Lease, Owner, Pace, held, owner_of
+from dpsweep.tune.owner import VARIABLE, is_name, is_owner, login, parted, whoami
 
-DEFAULT = ".dpsweep"
+DEFAULT, OWNERS = ".dpsweep", "owners"
 
 
 @dataclass(frozen=True)
 class State:
-    """The state folder; nothing is created before a sweep is.
+    """One owner's state folder; nothing is created before a sweep is.
+
+    Several people may name the same folder. It belongs to the first who launched there; each of
+    the others has one of the same kind under its `owners`, so that names, files and their modes
+    never meet.
 
     Attributes:
         root: Absolute path.
@@ -42,9 +50,50 @@ class State:
 
     @classmethod
     def at(cls, folder: str | None) -> "State":
-        """The folder that was asked for, DPSWEEP_STATE, or ./.dpsweep."""
+        """This user's part of the folder that was asked for, of DPSWEEP_STATE, or of ./.dpsweep."""
         named = folder or os.environ.get("DPSWEEP_STATE") or DEFAULT
-        return cls(Path(named).expanduser().absolute())
+        return cls(Path(named).expanduser().absolute()).of(whoami())
+
+    @property
+    def common(self) -> Path:
+        """The folder that was named, of which this may be one owner's part."""
+        return self.root.parent.parent if self.root.parent.name == OWNERS else self.root
+
+    @property
+    def owner(self) -> str | None:
+        """Whose it is; None if nobody has launched here yet, or only in `owners`."""
+        if self.root != self.common:
+            return self.root.name
+        try:
+            return self._written_owner()
+        except PermissionError:  # this account may not look into it
+            return login(self.root.stat().st_uid)
+
+    def _written_owner(self) -> str | None:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError, UnicodeDecodeError):
+            said = (self.root / "owner").read_text().strip()
+            if is_owner(said):
+                return said
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # older than owners
+            return login((self.root / "sweeps").stat().st_uid)
+        return None
+
+    def of(self, owner: str) -> "State":
+        """Another owner's part of the same folder, existing or not."""
+        common = State(self.common)
+        first = common.owner
+        unclaimed = first is None and not (common.root / OWNERS).exists()
+        return common if unclaimed or first == owner else State(common.root / OWNERS / owner)
+
+    def others(self) -> list["State"]:
+        """The parts of everybody else in the same folder."""
+        common = State(self.common)
+        try:
+            parts = sorted(p for p in (common.root / OWNERS).glob("*") if is_owner(p.name))
+        except PermissionError:
+            parts = []
+        first = [common] if common.owner is not None else []
+        return [part for part in [*first, *map(State, parts)] if part != self]
 
     @property
     def storage_uri(self) -> str:
@@ -61,19 +110,50 @@ class State:
         """MLflow's artifacts, used if no server is named."""
         return self.root / "artifacts"
 
-    def sweep(self, name: str) -> "SweepFolder":
-        """The folder of one sweep, existing or not."""
-        return SweepFolder(self.root / "sweeps" / name)
+    def claim(self) -> str:
+        """Makes the folder this user's, if it is nobody's yet.
+
+        Raises:
+            StateError: If it is somebody else's.
+        """
+        me = whoami()
+        if self.root == self.common and not (self.root / "owner").exists():
+            if not self.root.exists():
+                private_folder(self.root)
+            with contextlib.suppress(FileExistsError):
+                first = f"{self.owner or me}\n".encode()
+                write_whole(self.root / "owner", first, replace=False, mode=0o644)
+        if self.owner != me:
+            raise StateError(
+                f"--state {self.root}: is {self.owner}'s, and you are {me} here ({VARIABLE} says "
+                f"otherwise). Try again, or name another folder with --state"
+            )
+        return me
+
+    def part(self, named: str) -> tuple["State", str]:
+        """Where a sweep that is called NAME or OWNER/NAME lives, and its NAME.
+
+        Raises:
+            StateError: If nothing can be called so.
+        """
+        owner, name = parted(named)
+        return (self if owner is None else self.of(owner)), name
+
+    def sweep(self, named: str) -> "SweepFolder":
+        """The folder of one sweep, existing or not; named as for `part`."""
+        house, name = self.part(named)
+        return SweepFolder(house.root / "sweeps" / name)
 
     def names(self) -> list[str]:
         """Every sweep that was launched here, oldest first."""
-        made = list((self.root / "sweeps").glob("*/sweep.json"))
+        found = (self.root / "sweeps").glob("*/sweep.json")
+        made = [place for place in found if is_name(place.parent.name)]
         return [place.parent.name for place in sorted(made, key=lambda p: p.stat().st_mtime)]
 
     def check_writable(self) -> None:
         """Raises StateError if the folder could not be written, and creates nothing."""
         place = self.root
-        while not place.exists():
+        while not os.path.lexists(place):
             place = place.parent
         if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
             what = "is not a folder" if not place.is_dir() else "is not writable"
@@ -98,9 +178,14 @@ class SweepFolder:
         return self.path.name
 
     @property
+    def state(self) -> State:
+        """The state folder it is in."""
+        return State(self.path.parent.parent)
+
+    @property
     def exists(self) -> bool:
         """True once the sweep was launched."""
-        return (self.path / "sweep.json").exists()
+        return os.path.exists(self.path / "sweep.json")  # no error if forbidden
 
     def create(
         self,
@@ -108,29 +193,43 @@ class SweepFolder:
         base: Source,
         tracking_uri: str | None,
         storage_uri: str | None = None,
+        study: str | None = None,
     ) -> None:
         """Makes the folder and writes down the sweep, its storage and where it is tracked.
 
+        Args:
+            sweep: The sweep file.
+            base: The trial it varies.
+            tracking_uri: The tracking server; None for a database in the state folder.
+            storage_uri: The storage; None for a file in the state folder.
+            study: The study's name there, if not the sweep's.
+
         Raises:
             StateError: If the name is taken.
-            DiskFull: If there is no room; nothing is left behind.
+            DiskFull: If there is no room; nothing of the sweep is left behind.
         """
+        owner = self.state.claim()
         try:
-            self.path.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self.path.mkdir(mode=0o700, parents=True)
+            private_folder(self.path)
         except FileExistsError as e:
             raise self.taken() from e
-        stored: Tree = {
-            "id": uuid.uuid4().hex,
-            "sources": _sources(sweep, base),
-            "tracking_uri": tracking_uri,
-            "storage_uri": storage_uri,
-        }
         try:
             with room_on_disk(self.path):
                 self._write_sweep(sweep, base)
                 (self.path / "trials").mkdir(mode=0o700)
-                self._store(stored)
+                for own, server in (("study.db", storage_uri), ("mlflow.db", tracking_uri)):
+                    if server is None:
+                        (self.state.root / own).touch(mode=0o600)
+                self._store(
+                    {
+                        "id": uuid.uuid4().hex,
+                        "owner": owner,
+                        "study": study or self.name,
+                        "sources": _sources(sweep, base),
+                        "tracking_uri": tracking_uri,
+                        "storage_uri": storage_uri,
+                    }
+                )
         except DiskFull:
             self.remove()
             raise
@@ -195,6 +294,22 @@ class SweepFolder:
         return str(self._read()["id"])
 
     @property
+    def whose(self) -> str:
+        """Who launched it; whose folder it is in, if it was launched before owners were noted."""
+        return str(self._read().get("owner") or self.state.owner)
+
+    @property
+    def study(self) -> str:
+        """What its study is called in the storage."""
+        return str(self._read().get("study") or self.name)
+
+    @property
+    def called(self) -> str:
+        """What its user types to mean it: NAME, or OWNER/NAME for everybody else's."""
+        house = self.state
+        return self.name if house == house.of(whoami()) else f"{self.whose}/{self.name}"
+
+    @property
     def tracking_uri(self) -> str | None:
         """The tracking server the sweep was launched with; None if it has none."""
         uri: str | None = self._read()["tracking_uri"]
@@ -204,18 +319,56 @@ class SweepFolder:
     def storage_uri(self) -> str:
         """The storage of the sweep's study."""
         named: str | None = self._read().get("storage_uri")
-        return named or State(self.path.parent.parent).storage_uri
+        return named or self.state.storage_uri
+
+    def check_mine(self, *, force: bool) -> None:
+        """Refuses to touch another owner's sweep, unless it is called by its full name and forced.
+
+        Raises:
+            StateError: Naming the owner.
+        """
+        self._read()
+        if self.called != self.name and not force:
+            raise StateError(
+                f"sweep {self.called!r} is {self.whose}'s, not yours ({whoami()}). If they know, "
+                f"add --force; if you are {self.whose} under another name, set {VARIABLE}"
+            )
 
     def _read(self) -> Tree:
-        if not self.exists:
-            state = State(self.path.parent.parent)
-            known = ", ".join(state.names()) or "none"
+        """sweep.json, as far as anything is built on it.
+
+        Raises:
+            StateError: If there is none, or it is not one of ours.
+        """
+        place = self.path / "sweep.json"
+        try:
+            stored = json.loads(place.read_text(encoding="utf-8"))
+        except (FileNotFoundError, NotADirectoryError) as e:
+            raise self._unknown() from e
+        except PermissionError as e:
             raise StateError(
-                f"no sweep called {self.name!r} in {state.root}. Known: {known}. Another state "
-                f"folder is named with --state FOLDER"
-            )
-        stored: Tree = json.loads((self.path / "sweep.json").read_text())
-        return stored
+                f"sweep {self.name!r}: {place} is {self.state.owner}'s "
+                f"alone: {e.strerror}. Ask them, or work under that account"
+            ) from e
+        except (ValueError, RecursionError) as e:
+            raise _damaged(place, "is no JSON") from e
+        if wrong := _fault(stored, self.name):
+            raise _damaged(place, wrong)
+        return dict(stored)
+
+    def _unknown(self) -> StateError:
+        house = self.state
+        known = ", ".join(house.names()) or "none"
+        theirs = [
+            f"{other.owner}/{self.name}"
+            for other in house.others()
+            if other.sweep(self.name).exists
+        ]
+        whose = f" Of this name there is {', '.join(theirs)}." if theirs else ""
+        return StateError(
+            f"no sweep called {self.name!r} in {house.root}. Known: {known}.{whose} Another state "
+            f"folder is named with --state FOLDER"
+        )
 
     def room(self, number: int) -> Path:
         """Where a trial lives."""
@@ -253,3 +406,35 @@ class SweepFolder:
 def _sources(*sources: Source) -> list[Tree]:
     """Files as they are written down: without the lines, which only errors before a launch name."""
     return [{"name": source.name, "tree": source.tree} for source in sources]
+
+
+def _fault(stored: Any, name: str) -> str:
+    """What is wrong with the content of a sweep.json; empty if nothing is."""
+    if not isinstance(stored, dict):
+        return "holds no mapping"
+    texts = ("id", "owner", "study", "tracking_uri", "storage_uri")
+    if wrong := [key for key in texts if not isinstance(stored.get(key), str | None)]:
+        return f"{wrong[0]} must be text"
+    if not stored.get("id") or "tracking_uri" not in stored:
+        return "id or tracking_uri is missing"
+    sources = stored.get("sources")
+    if not isinstance(sources, list) or len(sources) != 2 or not all(map(_is_source, sources)):
+        return "sources must be a sweep and its base"
+    if sources[0]["tree"].get("name") != name:
+        return f"is of another sweep than {name!r}, whose folder it is in"
+    return ""
+
+
+def _is_source(stored: Any) -> bool:
+    return (
+        isinstance(stored, dict)
+        and isinstance(stored.get("name"), str)
+        and isinstance(stored.get("tree"), dict)
+    )
+
+
+def _damaged(place: Path, wrong: str) -> StateError:
+    return StateError(
+        f"{place}: {wrong}; it was not written by dpsweep, or is damaged. Put it back from a "
+        f"backup; sweep.yaml beside it may still be whole, and can be launched anew"
+    )

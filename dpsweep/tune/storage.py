@@ -24,12 +24,16 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 from dpsweep.core.disk import disk_full
 from dpsweep.core.errors import ConfigError, ConnectionRefused, DiskFull, StateError
 from dpsweep.core.sqlite import write_ahead
-from dpsweep.track.server import without_password
+from dpsweep.track.server import refuse_password, without_password
 
 VARIABLE = "DPSWEEP_STORAGE"
 FOLDER = "dpsweep.folder"
 """User attribute of a study: the id of the sweep's folder it belongs to."""
 
+OWNER = "dpsweep.owner"
+"""User attribute of a study: whose it is."""
+
+_PASSWORDS = f"put it into ~/.pgpass (0600) or PGPASSWORD; or give the whole URL in {VARIABLE}"
 _PACKAGES = {
     "psycopg": "psycopg[binary]",
     "psycopg2": "psycopg2-binary",
@@ -48,8 +52,9 @@ def named(option: str | None) -> str | None:
     """The storage that was asked for, or DPSWEEP_STORAGE; None for the state folder's own.
 
     Raises:
-        ConfigError: If it is no database that can hold a study.
+        ConfigError: If it is no database that can hold a study, or the option shows a password.
     """
+    refuse_password("--storage", option, _PASSWORDS)
     given = option or os.environ.get(VARIABLE)
     return complete(given) if given else None
 
@@ -108,8 +113,13 @@ def open_storage(uri: str) -> optuna.storages.RDBStorage:
     return storage
 
 
-def check_storage(uri: str, study: str | None = None) -> None:
+def check_storage(uri: str, study: str | None = None, owner: str | None = None) -> None:
     """Raises if no study can be kept at `uri`, or its name is taken; makes no tables.
+
+    Args:
+        uri: The storage.
+        study: Name of the sweep that is to have a study there.
+        owner: Whose it is.
 
     Raises:
         ConfigError, ConnectionRefused: As `open_storage` does.
@@ -122,8 +132,41 @@ def check_storage(uri: str, study: str | None = None) -> None:
         with engine.connect() as connection:
             used = sqlalchemy.inspect(connection).has_table("studies")
         engine.dispose()
-    if used and study in names(uri):
+    if not used:
+        return
+    there = names(uri)  # and its tables are looked at
+    if study and owner:
+        study = study_name(uri, study, owner)
+    if study in there:
         raise taken(study or "", uri)
+
+
+def check_rights(uri: str) -> None:
+    """Raises StateError if studies cannot be written at `uri`; asks, and writes nothing."""
+    url = make_url(uri)
+    if not url.drivername.startswith("postgresql"):
+        return
+    with _explained(url):
+        engine = sqlalchemy.create_engine(url, **_options(url))
+        with engine.connect() as connection:
+            used = sqlalchemy.inspect(connection).has_table("studies")
+            asked = sqlalchemy.text(_MAY_WRITE if used else _MAY_MAKE)
+            allowed, user = connection.execute(asked).one()
+        engine.dispose()
+    if not allowed:
+        right = "write to the tables there" if used else "make tables there"
+        grant = "INSERT, UPDATE, DELETE, SELECT ON ALL TABLES IN" if used else "CREATE, USAGE ON"
+        raise StateError(
+            f"--storage {_shown(url)}: user {user} may not {right}. As the database's owner: "
+            f"GRANT {grant} SCHEMA public TO {user}"
+        )
+
+
+_MAY_WRITE = (
+    "SELECT has_table_privilege('studies', 'INSERT') AND has_table_privilege('trials', 'UPDATE'), "
+    "current_user"
+)
+_MAY_MAKE = "SELECT has_schema_privilege(current_schema(), 'CREATE'), current_user"
 
 
 def names(uri: str) -> list[str]:
@@ -131,6 +174,26 @@ def names(uri: str) -> list[str]:
     storage = open_storage(uri)
     try:
         return [study.study_name for study in storage.get_all_studies()]
+    finally:
+        storage.engine.dispose()
+
+
+def study_name(uri: str | None, sweep: str, owner: str) -> str:
+    """What a new sweep's study is called: as the sweep, or OWNER/SWEEP if that is another's.
+
+    Args:
+        uri: The storage; None for a state folder's own, which has one owner.
+        sweep: The sweep's name.
+        owner: Whose it is.
+    """
+    if uri is None:
+        return sweep
+    storage = open_storage(uri)
+    try:
+        known = {study.study_name: study for study in storage.get_all_studies()}
+        found = known.get(sweep)
+        theirs = found and storage.get_study_user_attrs(found._study_id).get(OWNER)
+        return f"{owner}/{sweep}" if theirs not in (None, owner) else sweep
     finally:
         storage.engine.dispose()
 

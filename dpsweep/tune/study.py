@@ -31,7 +31,7 @@ from dpsweep.tune.propose import propose
 from dpsweep.tune.record import Record, attributes, record_of
 from dpsweep.tune.space import pruner
 from dpsweep.tune.state import State
-from dpsweep.tune.storage import FOLDER, check_mine, open_storage, taken
+from dpsweep.tune.storage import FOLDER, OWNER, check_mine, open_storage, taken
 from dpsweep.tune.warm import experience, history
 
 TrialEnd = Literal["complete", "pruned", "failed"]
@@ -55,37 +55,64 @@ class Study:
         study.pruner = pruner(sweep.config.stop)
 
     @classmethod
-    def create(cls, storage_uri: str, sweep: Sweep, folder_id: str | None = None) -> "Study":
-        """A new study, marked as that of one state folder's sweep.
+    def create(
+        cls,
+        storage_uri: str,
+        sweep: Sweep,
+        folder_id: str | None = None,
+        *,
+        name: str | None = None,
+        owner: str | None = None,
+    ) -> "Study":
+        """A new study, marked as that of one state folder's sweep and one owner.
+
+        Args:
+            storage_uri: Where.
+            sweep: What is searched.
+            folder_id: Of the sweep's folder.
+            name: What it is called there; as the sweep if None.
+            owner: Whose it is.
 
         Raises:
             StateError: If the storage has one of this name.
         """
         try:
             study = optuna.create_study(
-                study_name=sweep.name,
+                study_name=name or sweep.name,
                 storage=open_storage(storage_uri),
                 directions=sweep.config.objective.directions,
             )
         except optuna.exceptions.DuplicatedStudyError as e:
-            raise taken(sweep.name, storage_uri) from e
+            raise taken(name or sweep.name, storage_uri) from e
         if folder_id:
             study.set_user_attr(FOLDER, folder_id)
+        if owner:
+            study.set_user_attr(OWNER, owner)
         return cls(study, sweep)
 
     @classmethod
-    def open(cls, storage_uri: str, sweep: Sweep, folder_id: str | None = None) -> "Study":
-        """The study of a sweep that was launched before.
+    def open(
+        cls,
+        storage_uri: str,
+        sweep: Sweep,
+        folder_id: str | None = None,
+        *,
+        name: str | None = None,
+    ) -> "Study":
+        """The study of a sweep that was launched before; called `name` there, if not as the sweep.
 
         Raises:
             StateError: If the storage has none of this name, or that of another state folder.
         """
         try:
-            study = optuna.load_study(study_name=sweep.name, storage=open_storage(storage_uri))
+            study = optuna.load_study(
+                study_name=name or sweep.name, storage=open_storage(storage_uri)
+            )
         except KeyError as e:
             raise StateError(
-                f"the storage has no study called {sweep.name!r}: what its trials spent is not "
-                f"known. Restore study.db, or delete the folder sweeps/{sweep.name} and launch anew"
+                f"the storage has no study called {name or sweep.name!r}: what its trials spent is "
+                f"not known. Restore study.db, or delete the folder sweeps/{sweep.name} and launch "
+                f"anew"
             ) from e
         if folder_id:
             check_mine(study, folder_id, storage_uri)
@@ -348,4 +375,5 @@ def open_study(name: str, state: State, storage_uri: str | None = None) -> Study
         storage_uri: Where its study is now, if not where it was launched.
     """
     folder = state.sweep(name)
-    return Study.open(storage_uri or folder.storage_uri, stored_sweep(name, state), folder.id)
+    sweep = stored_sweep(name, state)
+    return Study.open(storage_uri or folder.storage_uri, sweep, folder.id, name=folder.study)

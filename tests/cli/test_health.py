@@ -4,7 +4,10 @@ import json
 import sqlite3
 import subprocess
 import sys
+import threading
+from base64 import b64encode
 from contextlib import closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from typer.testing import CliRunner
@@ -21,6 +24,7 @@ from dpsweep.tune.study import Study
 def state(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.delenv("DPSWEEP_STORAGE", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     return State(tmp_path / ".dpsweep")
 
@@ -151,3 +155,80 @@ def test_a_folder_that_cannot_be_written_fails(state, tmp_path):
     (tmp_path / "file").write_text("")
     found, _ = doctor("--state", "file/state", code=1)
     assert "is not a folder" in found["state"][1]
+
+
+def test_what_others_can_reach_is_told_with_the_command_that_mends_it(state, launch):
+    room = launch().room(0)
+    room.mkdir(mode=0o700)
+    (room / "secret").write_bytes(b"x")
+    (room / "secret").chmod(0o640)
+    found, _ = doctor(code=1)
+    assert found["permissions"][0] == "fail"
+    assert str(room / "secret") in found["permissions"][1]
+    assert "chmod -R go= " in found["permissions"][1]
+    (room / "secret").chmod(0o600)
+    assert doctor()[0]["permissions"] == ("ok", "what is private here is its owner's alone ")
+    state.root.chmod(0o750)
+    _, rows = doctor()
+    assert "can be read by others (mode 0750)" in str(rows)
+    state.root.chmod(0o775)
+    _, rows = doctor(code=1)
+    assert "can be written by others (mode 0775)" in str(rows)
+
+
+def test_a_token_that_others_can_read_is_warned_of(state, tmp_path, monkeypatch):
+    token = tmp_path / "token"
+    token.write_text("t")
+    token.chmod(0o644)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
+    assert doctor()[0]["credentials"] == (
+        "warn",
+        f"{token} holds tokens or passwords, and its mode is 0644 chmod 600 {token}",
+    )
+    token.chmod(0o600)
+    assert doctor()[0]["credentials"][0] == "ok"
+
+
+def test_a_cluster_that_is_away_fails(state):
+    found, _ = doctor("--address", "127.0.0.1:9", code=1)
+    assert "nothing answers there" in found["ray"][1]
+
+
+class Server(BaseHTTPRequestHandler):
+    """As much of MLflow's REST interface as doctor asks; its rights are the class's."""
+
+    password = ""
+    artifacts = "mlflow-artifacts:/0"
+
+    def answer(self):
+        given = self.headers.get("Authorization", "")
+        wanted = "Basic " + b64encode(f"me:{self.password}".encode()).decode()
+        open_ = not self.password or self.path == "/health" or given == wanted
+        body = json.dumps({"experiment": {"artifact_location": self.artifacts}}).encode()
+        self.send_response(200 if open_ else 401)
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_POST = answer
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.mark.parametrize("password", ["", "pa55"])
+def test_a_server_is_asked_whether_it_lets_anybody_in(state, monkeypatch, password):
+    kind = type("Given", (Server,), {"password": password})
+    with ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        asked = ("--tracking-uri", f"http://127.0.0.1:{server.server_port}")
+        if password:
+            assert "wants a name and a password" in doctor(*asked, code=1)[0]["tracking"][1]
+            monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "me")
+            monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", password)
+        found, rows = doctor(*asked)
+        assert ("lets anybody in" in str(rows)) == (not password)
+        assert found["artifacts"][0] == "ok"
+        kind.artifacts = "/srv/artifacts"
+        assert "a folder that only the same machine has" in doctor(*asked)[0]["artifacts"][1]
+        assert "pa55" not in str(rows)
+        server.shutdown()

@@ -17,7 +17,7 @@ def load(sweep_file, *settings):
     return load_sweep(sweep_file, list(settings))
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "sweeps").glob("*.yaml")), ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", sorted((ROOT / "sweeps").rglob("*.yaml")), ids=lambda p: p.stem)
 def test_every_sweep_we_ship_is_valid_and_fits_its_schema(path):
     sweep = load_sweep(path)
     assert sweep.config.budget.trials >= 12

@@ -108,8 +108,8 @@ def test_a_study_on_a_server_survives_its_driver_and_is_not_mixed_with_another(
     assert QUOTED in stored.read_text()
     assert stored.stat().st_mode & 0o777 == 0o600
 
-    again = ("launch", sweep_file, "--state", "other", "--storage", postgres)
-    shown += dpsweep(*again, code=2)
+    again = ("launch", sweep_file, "--state", "other")
+    shown += dpsweep(*again, code=2, DPSWEEP_STORAGE=postgres)
     assert "already has a study called 'tiny', of another state folder" in shown
     assert not (tmp_path / "other").exists()
 
@@ -122,7 +122,7 @@ def test_a_study_on_a_server_survives_its_driver_and_is_not_mixed_with_another(
 
 def test_a_wrong_password_is_told_without_any_password(tmp_path, sweep_file, dpsweep, postgres):
     wrong = postgres.replace(QUOTED, "wrong")
-    shown = dpsweep("launch", sweep_file, "--storage", wrong, code=2)
+    shown = dpsweep("launch", sweep_file, code=2, DPSWEEP_STORAGE=wrong)
     assert "password authentication failed" in shown
     assert "sweeper:***@127.0.0.1" in shown
     assert ":wrong@" not in shown

@@ -125,7 +125,7 @@ def test_a_shared_budget_cannot_be_left_by_changing_the_scope_as_well(launched, 
 
 
 def launched_as(folder, name, sweep_file, *settings):
-    sweep = load_sweep(sweep_file, list(settings))
+    sweep = load_sweep(sweep_file, [f"name={name}", *settings])
     made = State(folder.path.parent.parent).sweep(name)
     made.create(sweep.file, sweep.base, None)
     return made

@@ -124,7 +124,7 @@ def test_a_worker_that_outlived_its_driver_keeps_its_room(state, folder):
 
 def test_a_study_without_a_folder_and_a_folder_without_a_study(state, folder, sweep):
     Study.create(state.storage_uri, sweep_named(sweep, "gone"))
-    state.sweep("half").create(sweep.file, sweep.base, None)
+    state.sweep("half").create(sweep_named(sweep, "half").file, sweep.base, None)
     (state.root / "sweeps" / "empty").mkdir()
     Room(folder.room(0)).forget()
     found = leftovers(state)
@@ -152,7 +152,7 @@ def test_a_folder_with_results_stays_though_its_study_is_gone(state, folder):
 def test_a_launch_that_has_just_begun_is_left_alone(state, folder, sweep, monkeypatch):
     monkeypatch.setattr(room, "_YOUNG_SECONDS", 60.0)
     Room(folder.room(0)).forget()
-    state.sweep("half").create(sweep.file, sweep.base, None)
+    state.sweep("half").create(sweep_named(sweep, "half").file, sweep.base, None)
     assert leftovers(state) == []
     os.utime(state.sweep("half").path, (1, 1))
     assert kinds(state) == ["folder without a study"]
@@ -160,10 +160,12 @@ def test_a_launch_that_has_just_begun_is_left_alone(state, folder, sweep, monkey
 
 def test_a_storage_that_is_away_condemns_nothing(state, folder, sweep):
     away = state.sweep("away")
-    away.create(sweep.file, sweep.base, None, "mysql+nodriver://h/db")
+    away.create(sweep_named(sweep, "away").file, sweep.base, None, "mysql+nodriver://h/db")
     Room(folder.room(0)).forget()
     assert leftovers(state) == []
 
 
 def sweep_named(sweep, name):
-    return replace(sweep, config=sweep.config.model_copy(update={"name": name}))
+    config = sweep.config.model_copy(update={"name": name})
+    file = replace(sweep.file, tree={**sweep.file.tree, "name": name})
+    return replace(sweep, config=config, file=file)

@@ -1,0 +1,149 @@
+"""Doctor's checks of what is elsewhere: the tracking servers, and a Ray cluster with its nodes."""
+
+import os
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+from dpsweep.cli.patient import Finding, Patient
+from dpsweep.cluster.access import REFUSED, TAKEN, answer_without_token, running_here
+from dpsweep.cluster.connect import check_answers, cluster
+from dpsweep.cluster.nodes import CLOCKS_AGREE_SECONDS, NodeReport, survey
+from dpsweep.config.sweep import Sweep
+from dpsweep.core.errors import DpSweepError
+from dpsweep.track.access import artifact_place, is_open, proxied_artifacts
+from dpsweep.track.mlflow import check_reachable
+from dpsweep.track.server import without_password
+from dpsweep.tune.study import stored_sweep
+
+_PATIENCE_SECONDS = 60.0
+_LOCAL = ("127.0.0.1", "::1", "localhost")
+
+
+def tracking(patient: Patient) -> Iterator[Finding]:
+    """Whether each tracking server answers, takes these credentials, and nobody without."""
+    for uri in patient.tracking_uris:
+        try:
+            check_reachable(uri)
+            yield Finding("tracking", "ok", f"{without_password(uri)} answers")
+            if urlsplit(uri).scheme in ("http", "https"):
+                yield from _server(uri)
+        except DpSweepError as e:
+            yield Finding("tracking", "fail", str(e))
+
+
+def _server(uri: str) -> Iterator[Finding]:
+    shown, place = without_password(uri), artifact_place(uri)
+    if is_open(uri):
+        yield Finding(
+            "tracking",
+            "warn",
+            f"{shown} lets anybody in who reaches it, to read, change and delete results",
+            "Start it with: mlflow server --app-name basic-auth (docs/cluster.md has the files)",
+        )
+    if urlsplit(uri).scheme == "http" and urlsplit(uri).hostname not in _LOCAL:
+        yield Finding(
+            "tracking",
+            "warn",
+            f"{shown} is not encrypted: whoever is on the way reads the password",
+            "Put it behind https, or keep it in a network of its own",
+        )
+    kind = urlsplit(place or "").scheme
+    if place is None:
+        yield Finding("artifacts", "warn", f"{shown} does not tell where artifacts go")
+    elif kind == "mlflow-artifacts":
+        code = proxied_artifacts(uri)
+        level, remedy = ("ok", "") if code < 400 else ("fail", "Look at the server's log")
+        words = f"passed on by {shown}, which answers {code}"
+        yield Finding("artifacts", "ok" if level == "ok" else "fail", words, remedy)
+    elif kind in ("", "file"):
+        yield Finding(
+            "artifacts",
+            "fail" if urlsplit(uri).hostname not in _LOCAL else "warn",
+            f"{shown} tells its users to write artifacts to {place} themselves, a folder that only "
+            f"the same machine has",
+            "Start it with --serve-artifacts and --artifacts-destination",
+        )
+    else:
+        words = f"written to {kind}: by the driver itself, which needs the store's credentials"
+        yield Finding("artifacts", "ok", words)
+
+
+def ray_access(patient: Patient) -> Iterator[Finding]:
+    """Whether a Ray cluster lets anybody in without a token."""
+    mode = os.environ.get("RAY_AUTH_MODE", "")
+    if mode == "disabled":
+        words = "RAY_AUTH_MODE=disabled: clusters of one's own take anybody of this machine"
+        yield Finding("ray", "warn", words, "Unset it")
+    if patient.address is None:
+        yield Finding("ray", "ok", "no cluster named with --address: sweeps start one of their own")
+        return
+    try:
+        check_answers(patient.address)
+    except DpSweepError as e:
+        yield Finding("ray", "fail", str(e))
+        return
+    address = patient.address if ":" in patient.address else running_here()
+    said = answer_without_token(address) if address else "away"
+    if said == TAKEN:
+        yield Finding(
+            "ray",
+            "warn",
+            f"the cluster at {address} takes anybody without a token: whoever reaches it runs "
+            f"code there and reads the trials' secrets",
+            "Start every node with RAY_AUTH_MODE=token and the same token (RAY_AUTH_TOKEN_PATH)",
+        )
+    elif said == REFUSED:
+        yield Finding("ray", "ok", f"the cluster at {address} wants a token")
+    else:
+        yield Finding("ray", "fail", "no cluster is found on this machine", "ray start --head")
+
+
+def cluster_nodes(patient: Patient) -> Iterator[Finding]:
+    """Versions, clock, GPUs, state folder and data on every node of a cluster."""
+    if patient.address is None:
+        return
+    try:
+        with cluster(patient.address):
+            reports = survey(_newest(patient), patient.state.root, _PATIENCE_SECONDS)
+    except DpSweepError as e:
+        yield Finding("cluster", "fail", str(e))
+        return
+    for report in reports:
+        yield from _node(report)
+
+
+def _newest(patient: Patient) -> Sweep | None:
+    """The sweep whose data are looked for."""
+    for folder in reversed(patient.sweeps):
+        try:
+            return stored_sweep(folder.name, patient.state)
+        except DpSweepError:
+            continue
+    return None
+
+
+def _node(report: NodeReport) -> Iterator[Finding]:
+    check = f"node {report.host}"
+    level = "fail" if report.runs_trials else "warn"
+    for fault in report.faults:
+        words, _, remedy = fault.partition(". ")
+        yield Finding(check, "fail" if level == "fail" else "warn", words, remedy)
+    if not report.answered:
+        return
+    offset = report.clock_offset_s
+    if abs(offset) > CLOCKS_AGREE_SECONDS:
+        words = f"its clock is {abs(offset):.0f} s {'ahead' if offset > 0 else 'behind'}"
+        yield Finding(check, "warn", words, "Keep clocks together with NTP (chrony)")
+    if report.gpus and not report.num_gpus:
+        words = f"has {len(report.gpus)} GPUs, and Ray hands out none"
+        yield Finding(check, "warn", words, "Start its Ray with --num-gpus, CUDA_VISIBLE_DEVICES")
+    if not report.faults:
+        asked = {"data": report.data_ok, "state folder": report.state_ok}
+        seen = [what for what, ok in asked.items() if ok]
+        yield Finding(
+            check,
+            "ok",
+            f"dpsweep {report.dpsweep}, python {report.python}, torch {report.torch}, ray "
+            f"{report.ray}, clock {offset:+.2f} s, {report.num_gpus:g} GPUs, sees "
+            f"{' and '.join(seen) or 'what was not asked for'}",
+        )
