@@ -10,6 +10,7 @@ import torch
 
 ROOT = Path(__file__).parent.parent
 
+os.environ.setdefault("DPSWEEP_PICTURES", "0")  # no Chromium at the end of each small sweep
 torch.set_num_threads(1)  # nets here are tiny; two threads would only wait for each other
 
 SWEEP = """\

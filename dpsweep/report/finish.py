@@ -1,16 +1,24 @@
 """What is left behind when the trials are through: the best config, and the parent run's story."""
 
+import logging
 from pathlib import Path
 
+from dpsweep.core.errors import DpSweepError
 from dpsweep.report.export import Origin, origin_of, to_yaml, write
+from dpsweep.report.figures import figures
 from dpsweep.report.front import target_of, winners
+from dpsweep.report.page import page, write_page
+from dpsweep.report.pictures import can_draw, write_pictures
 from dpsweep.report.winner import standings, verdict
 from dpsweep.track.tracker import Facts
 from dpsweep.tune.charge import statement
 from dpsweep.tune.launch import Session
 from dpsweep.tune.record import Record
+from dpsweep.tune.tracking import again, config_text
 
 _WEIGHTS_KEPT = 3
+
+log = logging.getLogger(__name__)
 
 
 def finish(session: Session, out: Path, *, complete: bool) -> tuple[list[Record], Origin]:
@@ -44,12 +52,49 @@ def finish(session: Session, out: Path, *, complete: bool) -> tuple[list[Record]
     note = "\n\n".join(words)
     write(folder.path / "privacy.md", note + "\n")
     void = {"privacy": "void"} if study.is_void else {}
-    tracker.sweep(Facts({}, {"dpsweep.complete": str(complete).lower(), **void}, note))
+    described = _description(words, study.sweep.name, best)
+    tracker.sweep(Facts({}, {"dpsweep.complete": str(complete).lower(), **void}, described))
     files = [target_of(record, folder.path / "best.yaml") for record in winners(study)]
     for file in (folder.path / "sweep.yaml", *files, folder.path / "privacy.md"):
         tracker.artifact(file)
+    for place in _shown(session, best):
+        tracker.artifact(place)
     for record in best[:_WEIGHTS_KEPT]:
         tracker.artifact(folder.room(record.number) / "weights.pt", record.number)
     metrics["trials"] = float(origin.num_trials)
     tracker.sweep_end("FINISHED" if complete else "KILLED", metrics)
     return best, origin
+
+
+def _description(words: list[str], name: str, best: list[Record]) -> str:
+    """The parent run's page in Markdown: statements, the best config, how to go on."""
+    parts = [f"**Privacy and result.** {words[0]}", *words[1:]]
+    if best:
+        parts.append(
+            f"**Best config**, trial {best[0].number}. {again(config_text(best[0].config))}"
+        )
+    parts.append(
+        f"The artifacts hold `report.html` (all on one page, figures included), `best.yaml`, "
+        f"and `sweep.yaml`, which searches again: `dpsweep launch sweep.yaml --name {name}-again`."
+    )
+    return "\n\n".join(parts)
+
+
+def _shown(session: Session, best: list[Record]) -> list[Path]:
+    """The page and, where they can be drawn, the figures as pictures; what was written of them.
+
+    A sweep's results are never lost for want of a picture.
+    """
+    if not best:
+        return []
+    folder, written = session.folder.path, list[Path]()
+    try:
+        drawn = figures(session.study)
+        write_page(folder / "report.html", page(session.study, drawn))
+        written.append(folder / "report.html")
+        if drawn and can_draw():
+            write_pictures(drawn, folder / "figures")
+            written.append(folder / "figures")
+    except DpSweepError as e:
+        log.warning("the report is not complete: %s", e)
+    return written

@@ -21,11 +21,14 @@ from sqlalchemy import event
 
 from dpsweep.core.errors import ConnectionRefused
 from dpsweep.core.sqlite import write_ahead
+from dpsweep.track.access import check_rights
 from dpsweep.track.parcel import RUNNING, Parcel, parcels
 from dpsweep.track.server import without_password
 from dpsweep.track.spool import Event, Undeliverable
+from dpsweep.track.view import KIND, TAG
 
 SWEEP_TAG, TRIAL_TAG, ID_TAG = "dpsweep.sweep", "dpsweep.trial", "dpsweep.id"
+OWNER_TAG = "dpsweep.owner"
 _SOURCE = {"mlflow.source.name": "dpsweep", "mlflow.source.type": "JOB"}
 _RUNS_PER_PAGE = 1000
 _FOR_GOOD = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_ALREADY_EXISTS")
@@ -39,15 +42,21 @@ class MlflowSink:
         sweep: The sweep's name; the experiment's and the parent run's as well.
         id: Tells this sweep from others of the same name on the same server.
         artifacts: Where artifacts go if the server is a database file; None leaves it to it.
+        owner: Whose the sweep is. Of two owners' sweeps of one name, the later one's experiment
+            is called OWNER/SWEEP.
     """
 
-    def __init__(self, uri: str, sweep: str, id: str, artifacts: Path | None) -> None:
+    def __init__(
+        self, uri: str, sweep: str, id: str, artifacts: Path | None, owner: str | None = None
+    ) -> None:
         logging.getLogger("mlflow").setLevel(logging.WARNING)
+        logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it raises as well
         logging.getLogger("alembic").setLevel(logging.WARNING)
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # the spool tries again
         os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
         self.uri, self.sweep, self.id, self.artifacts = uri, sweep, id, artifacts
+        self.owner = owner
         self._client: MlflowClient | None = None
         self._experiment = ""
         self._runs: dict[int | None, _Run] = {}
@@ -72,11 +81,15 @@ class MlflowSink:
 
     def _send(self, number: int | None, parcel: Parcel) -> None:
         client = self._connected()
-        run = self._runs.get(number) or self._make(number)
+        run = self._runs.get(number) or self._make(number, parcel.name)
+        if parcel.view:
+            client.set_experiment_tag(self._experiment, TAG, parcel.view)
         for batch in parcel.batches():
             client.log_batch(run.id, **batch)
         for path in parcel.artifacts:
-            if Path(path).exists():
+            if Path(path).is_dir():
+                client.log_artifacts(run.id, path, Path(path).name)
+            elif Path(path).exists():
                 client.log_artifact(run.id, path)
         if parcel.status and parcel.status != run.status:
             if parcel.status == RUNNING:
@@ -85,14 +98,16 @@ class MlflowSink:
                 client.set_terminated(run.id, parcel.status)
             run.status = parcel.status
 
-    def _make(self, number: int | None) -> "_Run":
+    def _make(self, number: int | None, called: str | None = None) -> "_Run":
         """A new run, with the tag that it is found by from its first moment on."""
         tags, name = {**_SOURCE, ID_TAG: self.id}, self.sweep
+        if self.owner:
+            tags |= {OWNER_TAG: self.owner, "mlflow.user": self.owner}
         if number is None:
             tags[SWEEP_TAG] = self.sweep
         else:
             parent = self._runs.get(None) or self._make(None)
-            name = f"trial-{number:04d}"
+            name = called or f"trial-{number:04d}"
             tags |= {TRIAL_TAG: f"{self.sweep}/{number}", "mlflow.parentRunId": parent.id}
         made = self._connected().create_run(self._experiment, tags=tags, run_name=name)
         self._runs[number] = _Run(made.info.run_id, RUNNING)
@@ -103,17 +118,35 @@ class MlflowSink:
             client = MlflowClient(self.uri)
             if self.uri.startswith("sqlite"):
                 _write_ahead(client)
-            known = client.get_experiment_by_name(self.sweep)
-            self._experiment = (
-                known.experiment_id
-                if known
-                else client.create_experiment(
-                    self.sweep, self.artifacts.as_uri() if self.artifacts else None
-                )
-            )
-            self._runs = self._found(client) if known else {}
+            self._experiment = self._chosen(client)
+            self._runs = self._found(client)
             self._client = client
         return self._client
+
+    def _chosen(self, client: MlflowClient) -> str:
+        """The sweep's experiment, made if it is not there; never one that is another owner's.
+
+        It is the same each time: OWNER/SWEEP once that is there, and SWEEP as long as it is free
+        or this owner's (or nobody's, as before owners were noted).
+        """
+        own = f"{self.owner}/{self.sweep}"
+        if self.owner and (known := client.get_experiment_by_name(own)):
+            return str(known.experiment_id)
+        try:
+            known = client.get_experiment_by_name(self.sweep)
+        except MlflowException as e:
+            if e.error_code != "PERMISSION_DENIED" or not self.owner:
+                raise
+            known, name = None, own  # there, and another's
+        else:
+            name = self.sweep
+        if known:
+            if known.tags.get(OWNER_TAG, self.owner) == self.owner:
+                return str(known.experiment_id)
+            name = own
+        place = self.artifacts.as_uri() if self.artifacts else None
+        tags = KIND | ({OWNER_TAG: self.owner} if self.owner else {})
+        return str(client.create_experiment(name, place, tags))
 
     def _found(self, client: MlflowClient) -> "dict[int | None, _Run]":
         """The runs that are there, by number; of two for one trial the older one."""
@@ -198,3 +231,4 @@ def _check_server(uri: str) -> None:
             f"--tracking-uri {without_password(uri)}: answered {answer.status_code} to /health; "
             f"is it an MLflow server? Its address looks like http://HOST:5000"
         )
+    check_rights(uri)

@@ -13,6 +13,7 @@ from dpsweep.track.spool import Event
 RUNNING = "RUNNING"
 NOTE = "mlflow.note.content"
 _LONGEST_PARAM = 6000
+_LONGEST_TAG = 8000
 _NOT_METRICS = ("epoch", "step")
 _MOST_METRICS, _MOST_PARAMS, _MOST_TAGS = 800, 100, 100
 """MLflow takes 100 params, 100 tags and 1000 of all kinds in a call."""
@@ -26,7 +27,9 @@ class Parcel:
         params: Config key -> value.
         tags: By name; the last word counts.
         metrics: In the order they were reported.
-        artifacts: Paths.
+        artifacts: Paths of files and folders.
+        name: What a new run is called; None for the name it has otherwise.
+        view: How the UI's table of runs is to look; None if nothing was said of it.
         status: The status to leave it in; None if nothing was said of it.
     """
 
@@ -35,6 +38,8 @@ class Parcel:
     metrics: list[Metric] = field(default_factory=list)
     artifacts: list[str] = field(default_factory=list)
     status: str | None = None
+    name: str | None = None
+    view: str | None = None
 
     def add(self, event: Event) -> None:
         """Takes one event in; see track/tracker.py for the kinds."""
@@ -43,13 +48,15 @@ class Parcel:
                 self.metrics += _metrics(event["row"])
             case "sweep" | "trial":
                 self.params |= {k: str(v)[:_LONGEST_PARAM] for k, v in event["params"].items()}
-                self.tags |= {**event["tags"], NOTE: event["note"]}
+                self.tags |= {**event["tags"], NOTE: event["note"][:_LONGEST_TAG]}
+                self.name = event.get("name", self.name)
+                self.view = event.get("view", self.view)
                 self.status = RUNNING
             case "artifact":
                 self.artifacts.append(event["path"])
             case "end":
                 self.metrics += _metrics({"epoch": 0, **event.get("metrics", {})})
-                self.tags |= event["tags"]
+                self.tags |= {k: v[:_LONGEST_TAG] for k, v in event["tags"].items()}
                 self.status = event["status"]
 
     def batches(self) -> Iterator[dict[str, list[Any]]]:

@@ -17,12 +17,16 @@ class Facts:
     Attributes:
         params: Config key -> value.
         tags: Whatever else is worth filtering by.
-        note: The run's description: its privacy statement.
+        note: The run's description in Markdown: its privacy statement above all.
+        name: What the run is called; None for the sweep's name, or the trial's number.
+        view: How the UI's table of runs is to look (track/view.py); of the parent run only.
     """
 
     params: dict[str, Any]
     tags: dict[str, str]
     note: str
+    name: str | None = None
+    view: str | None = None
 
 
 class Tracker:
@@ -35,11 +39,14 @@ class Tracker:
 
     def sweep(self, facts: Facts) -> None:
         """The parent run is there, with these facts; said again, they replace the old ones."""
-        self._add("sweep", params=facts.params, tags=facts.tags, note=facts.note)
+        more = {} if facts.view is None else {"view": facts.view}
+        self._add("sweep", params=facts.params, tags=facts.tags, note=facts.note, **more)
 
     def trial(self, number: int, facts: Facts) -> None:
         """A child run is there and running."""
-        self._add("trial", number=number, params=facts.params, tags=facts.tags, note=facts.note)
+        more = {} if facts.name is None else {"name": facts.name}
+        said = {"params": facts.params, "tags": facts.tags, "note": facts.note, **more}
+        self._add("trial", number=number, **said)
 
     def row(self, number: int, row: dict[str, float]) -> None:
         """A trial reported."""
@@ -54,7 +61,7 @@ class Tracker:
         self._add("end", number=None, status=status, tags={}, metrics=metrics)
 
     def artifact(self, path: Path, number: int | None = None) -> None:
-        """A released file, for the parent run or for a trial's."""
+        """A released file, or a folder of them, for the parent run or for a trial's."""
         self._add("artifact", number=number, path=str(path.absolute()))
 
     def close(self, timeout: float = 60.0) -> bool:

@@ -88,13 +88,13 @@ class Killed:
             client = MlflowClient(f"sqlite:///{self.state}/mlflow.db")
             experiment = client.get_experiment_by_name("killed").experiment_id
             runs = client.search_runs([experiment], max_results=500)
-            names = sorted(run.info.run_name for run in runs)
+            names = sorted(label(run) for run in runs)
             assert names == ["killed", *(f"trial-{i:04d}" for i in range(trials))]
             for run in runs:
                 if run.info.run_name == "killed":
                     assert run.info.status == "FINISHED"
                     continue
-                trial = told[int(run.info.run_name[-4:])]
+                trial = told[int(label(run)[-4:])]
                 ended = {"complete": "FINISHED", "pruned": "KILLED"}[trial["state"]]
                 assert run.info.status == ended, run.info.run_name
                 steps = [
@@ -203,3 +203,9 @@ def training(driver: subprocess.Popen) -> bool:
         int(line.split(None, 1)[0]) in workers and "ImplicitFunc" in line
         for line in table.splitlines()
     )
+
+
+def label(run):
+    """A run's name without what is told of its config: trial-0007, or the sweep's name."""
+    tag = run.data.tags.get("dpsweep.trial")
+    return f"trial-{int(tag.rpartition('/')[2]):04d}" if tag else run.info.run_name

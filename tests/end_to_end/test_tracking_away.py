@@ -45,7 +45,7 @@ def test_results_wait_for_the_server_over_a_restart_of_the_driver(
         client = MlflowClient(uri)
         experiment = client.get_experiment_by_name("tiny").experiment_id
         runs = client.search_runs([experiment])
-        assert sorted(run.info.run_name for run in runs) == [
+        assert sorted(label(run) for run in runs) == [
             "tiny",
             *(f"trial-{i:04d}" for i in range(4)),
         ]
@@ -54,3 +54,9 @@ def test_results_wait_for_the_server_over_a_restart_of_the_driver(
             history = client.get_metric_history(run.info.run_id, "valid/accuracy")
             steps = [m.step for m in history]
             assert steps == ([] if run.info.run_name == "tiny" else list(range(1, 11)))
+
+
+def label(run):
+    """A run's name without what is told of its config: trial-0007, or the sweep's name."""
+    tag = run.data.tags.get("dpsweep.trial")
+    return f"trial-{int(tag.rpartition('/')[2]):04d}" if tag else run.info.run_name

@@ -32,14 +32,20 @@ def runs_of(uri, sweep):
         experiment = client.get_experiment_by_name(sweep).experiment_id
         runs = client.search_runs([experiment], max_results=500)
         epochs = {
-            run.info.run_name: [
+            label(run): [
                 m.step for m in client.get_metric_history(run.info.run_id, "valid/accuracy")
             ]
             for run in runs
         }
-        names = [run.info.run_name for run in runs]
+        names = [label(run) for run in runs]
         assert len(names) == len(set(names)), "a trial has two runs"
-        return {run.info.run_name: run for run in runs}, epochs
+        return {label(run): run for run in runs}, epochs
+
+
+def label(run):
+    """A run's name without what is told of its config: trial-0007, or the sweep's name."""
+    tag = run.data.tags.get("dpsweep.trial")
+    return f"trial-{int(tag.rpartition('/')[2]):04d}" if tag else run.info.run_name
 
 
 def wait_for(condition, what, seconds=90):

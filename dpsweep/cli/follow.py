@@ -1,0 +1,52 @@
+"""The verb watch: a running sweep seen from another terminal, without touching it."""
+
+import signal
+import threading
+from types import FrameType
+
+from dpsweep.cli.say import console
+from dpsweep.core.errors import StateError
+from dpsweep.report.watching import Watch, followed
+from dpsweep.tune.state import State
+from dpsweep.tune.storage import named
+from dpsweep.tune.study import open_study
+
+_PAUSE_SECONDS = 1.0
+
+
+def watch(name: str | None, state_folder: str | None, storage: str | None) -> None:
+    """Shows a running sweep until it ends or Ctrl-C; nothing is written anywhere.
+
+    Raises:
+        StateError: If no sweep runs, or several do and none is named.
+    """
+    state = State.at(state_folder)
+    name = name or _the_running(state)
+    folder = state.sweep(name)
+    study = open_study(name, state, named(storage) if storage else None)
+    left = threading.Event()
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        left.set()
+
+    before = {n: signal.signal(n, leave) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        seen = Watch(study, folder.owner, console())
+        followed(seen, lambda: left.wait(_PAUSE_SECONDS))
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _the_running(state: State) -> str:
+    """The one sweep that runs."""
+    running = [name for name in state.names() if state.sweep(name).owner()]
+    if len(running) == 1:
+        return running[0]
+    known = ", ".join(running or state.names()) or "none"
+    what = "several sweeps run" if running else "no sweep runs"
+    raise StateError(
+        f"{what} in {state.root}. Name one: dpsweep watch SWEEP. "
+        f"{'Running' if running else 'Known'}: {known}. Another state folder is named with "
+        f"--state FOLDER"
+    )

@@ -1,0 +1,49 @@
+"""The verb report: a sweep as one page, and its figures as pictures."""
+
+from pathlib import Path
+
+from dpsweep.cli.say import console
+from dpsweep.core.errors import StateError
+from dpsweep.report.figures import figures
+from dpsweep.report.page import nothing_to_show, page, write_page
+from dpsweep.report.pictures import write_pictures
+from dpsweep.tune.state import State
+from dpsweep.tune.storage import named
+from dpsweep.tune.study import open_study
+
+_SHORTEST = 1000
+"""Bytes of one of our pages; what is shorter is somebody else's."""
+
+
+def report(
+    name: str,
+    out: Path | None,
+    pictures: Path | None,
+    state_folder: str | None,
+    storage: str | None,
+) -> None:
+    """Writes a sweep's page to `out` (report-NAME.html), and its figures to `pictures`."""
+    place = out or Path(f"report-{name}.html")
+    _check_target(place)
+    study = open_study(name, State.at(state_folder), named(storage) if storage else None)
+    if not study.best():
+        raise nothing_to_show(study)
+    drawn = figures(study)
+    if pictures:
+        written = write_pictures(drawn, pictures)
+        console().print(f"{len(written)} figures in {pictures}", markup=False)
+    write_page(place, page(study, drawn))
+    console().print(f"report: {place}   open it in a browser; it needs no network", markup=False)
+
+
+def _check_target(place: Path) -> None:
+    """Raises StateError if the page would overwrite something else."""
+    if place.is_dir():
+        raise StateError(f"-o {place}: is a folder. Name a file, such as -o {place}/report.html")
+    if place.exists():
+        with place.open(encoding="utf-8", errors="replace") as file:
+            if 'content="dpsweep' not in file.read(_SHORTEST):
+                raise StateError(
+                    f"-o {place}: exists and is not one of our reports; it is left alone. Name "
+                    f"another file with -o FILE"
+                )

@@ -1,0 +1,1 @@
+"""Pictures of a sweep, each a pure function of what is known of its trials."""
