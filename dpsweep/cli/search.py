@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import sys
@@ -12,9 +13,10 @@ from pathlib import Path
 
 from dpsweep.cli.say import console, warn
 from dpsweep.cluster.connect import cluster
-from dpsweep.config.sweep import Sweep, load_sweep
+from dpsweep.cluster.nodes import check_nodes
+from dpsweep.config.sweep import load_sweep
 from dpsweep.core.disk import free_bytes, shown_bytes
-from dpsweep.core.errors import ConfigError
+from dpsweep.report.begin import Place, check, check_secrecy
 from dpsweep.report.export import check_target, default_target
 from dpsweep.report.finish import finish
 from dpsweep.report.front import summaries, target_of, winners
@@ -23,13 +25,13 @@ from dpsweep.report.tables import shown_budgets, trial_table
 from dpsweep.report.winner import standings, standings_table, verdict
 from dpsweep.track.server import without_password
 from dpsweep.train.check import check_sweep
-from dpsweep.tune.check import check_files, check_services
+from dpsweep.tune.check import check_files
 from dpsweep.tune.check import plan as make_plan
-from dpsweep.tune.launch import Session, concurrency, new_session, old_session
+from dpsweep.tune.launch import Session, new_session, old_session
+from dpsweep.tune.resources import concurrency, total_memory
 from dpsweep.tune.state import State
 from dpsweep.tune.storage import named
-from dpsweep.tune.study import Study, open_study
-from dpsweep.tune.warm import experience
+from dpsweep.tune.study import Study
 
 _STOPPED = 130
 """Exit code of a sweep that was stopped before its end, as for a program ended by Ctrl-C."""
@@ -45,6 +47,7 @@ class Options:
     out: Path | None
     quiet: bool
     storage: str | None = None
+    force: bool = False
 
     def target(self, sweep: str) -> Path:
         """Where the best config goes."""
@@ -55,8 +58,13 @@ def plan(file: Path, settings: list[str], as_json: bool) -> None:
     """Prints what a sweep will take on this machine."""
     sweep = load_sweep(file, settings)
     warn(check_sweep(sweep))
-    cores = {"CPU": float(os.cpu_count() or 1), "GPU": float(sweep.config.resources.gpu > 0)}
-    made = make_plan(sweep, concurrency(sweep.config.resources, cores))
+    resources = sweep.config.resources
+    here = {
+        "CPU": float(os.cpu_count() or 1),
+        "GPU": math.ceil(resources.num_gpus),
+        "memory": float(max(resources.memory_bytes, total_memory())),
+    }
+    made = make_plan(sweep, concurrency(resources, [here]))
     if as_json:
         print(json.dumps(asdict(made), indent=2))
         return
@@ -87,47 +95,34 @@ def launch(file: Path, settings: list[str], options: Options, *, fetch: bool, un
     if unique:
         free = next(n for n in _numbered(sweep.name) if not state.sweep(n).path.exists())
         sweep = load_sweep(file, [*settings, f"name={free}"])
-    warn(check_sweep(sweep, fetch=fetch))
-    if sweep.config.learn_from:
-        earlier = open_study(sweep.config.learn_from, state)
-        experience(sweep, earlier.sweep, earlier.records())
-    storage = named(options.storage)
-    check_services(sweep, state, options.tracking_uri, storage)
-    check_target(options.target(sweep.name))
-    _check_secrecy(sweep, options)
-    with (
-        cluster(options.address),
-        new_session(sweep, state, options.tracking_uri, storage) as session,
-    ):
-        _run(session, options)
+    place = Place(state, options.address, options.tracking_uri, named(options.storage))
+    check(sweep, place, options.target(sweep.name), warn, fetch=fetch)
+    with cluster(options.address):
+        if options.address:
+            check_nodes(sweep, state.root)
+        with new_session(sweep, state, place.tracking_uri, place.storage) as session:
+            _run(session, options)
 
 
 def resume(named_or_file: str, options: Options, *, accept: bool) -> None:
     """Goes on with an old sweep, by name or by its file."""
     state, moved = State.at(options.state), named(options.storage) if options.storage else None
     file = load_sweep(named_or_file) if named_or_file.endswith((".yaml", ".yml")) else None
-    name = file.name if file else named_or_file
+    state, name = state.part(file.name if file else named_or_file)
     check_target(options.target(name))
     folder = state.sweep(name)
+    folder.check_mine(force=options.force)
     check_files(state, folder.tracking_uri, moved or folder.storage_uri)
     with old_session(name, state, moved, file, accept=accept) as opened:
         if opened.lease.taken_over:
             console(quiet=options.quiet).print(opened.lease.taken_over, markup=False)
-        _check_secrecy(opened.sweep, options)
+        check_secrecy(opened.sweep, options.address)
         console(quiet=options.quiet).print(_left(opened.study))
         finished = opened.study.is_finished()
         with contextlib.nullcontext() if finished else cluster(options.address):
+            if options.address and not finished:
+                check_nodes(opened.sweep, state.root)
             _run(opened, options)
-
-
-def _check_secrecy(sweep: Sweep, options: Options) -> None:
-    """Raises ConfigError where others could watch a private selection."""
-    if sweep.in_secret and options.address:
-        raise ConfigError(
-            f"--address {options.address}: accounting: private_selection keeps the number of "
-            f"trials and the losing ones secret, and a cluster's own logs on every node would tell "
-            f"them. Leave out --address, or write accounting: composition"
-        )
 
 
 def _left(study: Study) -> str:
@@ -150,7 +145,9 @@ def _run(session: Session, options: Options) -> None:
     out = console(quiet=options.quiet)
     progress = Progress(session, out)
     us, state = _program(), "" if options.state is None else f" --state {options.state}"
-    again = f"{us} resume {session.sweep.name}{state}"
+    again = f"{us} resume {session.folder.called}{state}"
+    for words in session.prepare():
+        out.print(words)
     try:
         with shown(progress):
             complete = session.run([progress])

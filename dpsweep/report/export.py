@@ -18,6 +18,7 @@ from dpsweep.tune.study import Study
 from dpsweep.tune.tracking import provenance
 
 _MARK = "# dpsweep export"
+_AGAIN = "train it again with: dpsweep train THIS_FILE"
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,18 @@ def _inherited(study: Study) -> str:
 
 def to_yaml(record: Record, rank: int, origin: Origin) -> str:
     """The file's text: comments that the loader ignores, then the config."""
+    return f"{header(record, rank, origin, _AGAIN)}\n{config_yaml(record.config)}"
+
+
+def header(record: Record, rank: int, origin: Origin, how: str) -> str:
+    """What stands on top of every export, as comments: where it is from, and what it promises.
+
+    Args:
+        record: The trial.
+        rank: Its place in the search.
+        origin: The search.
+        how: What to do with the file.
+    """
     row = record.row or {}
     versions = ", ".join(f"{k.removeprefix('version.')} {v}" for k, v in provenance().items())
     facts = [
@@ -102,13 +115,12 @@ def to_yaml(record: Record, rank: int, origin: Origin) -> str:
         f"accountant: PLD (dp-accounting), noise_multiplier {row.get('noise_multiplier')}, "
         f"epsilon spent {row.get('privacy/epsilon_spent')}",
         f"versions: {versions}",
-        "train it again with: dpsweep train THIS_FILE",
+        how,
     ]
-    header = "\n".join(
+    return "\n".join(
         textwrap.fill(fact.removeprefix("# "), 98, initial_indent="# ", subsequent_indent="#   ")
         for fact in facts
     )
-    return f"{header}\n{config_yaml(record.config)}"
 
 
 def config_yaml(config: TrialConfig) -> str:

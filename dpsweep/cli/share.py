@@ -1,0 +1,44 @@
+"""The verb that hands a winner on: export, to files and to MLflow's registry."""
+
+from pathlib import Path
+
+from dpsweep.cli.say import console
+from dpsweep.core.errors import ConfigError
+from dpsweep.report.formats import export_best
+from dpsweep.report.register import register_best
+from dpsweep.tune.state import State
+from dpsweep.tune.storage import named
+from dpsweep.tune.study import open_study
+
+
+def export(
+    name: str,
+    state_folder: str | None,
+    storage: str | None,
+    *,
+    out: Path | None,
+    kind: str,
+    top: int,
+    register: str | None,
+    alias: str,
+    allow_void: bool,
+) -> None:
+    """Writes the best configs to a folder, or registers the best model, or both."""
+    if out is None and register is None:
+        raise ConfigError(
+            "export: says neither where the files go nor what to register. Give -o FOLDER, or "
+            "--register NAME"
+        )
+    state, short = State.at(state_folder).part(name)
+    study, folder = (
+        open_study(short, state, named(storage) if storage else None),
+        state.sweep(short),
+    )
+    if out is not None:
+        for file in export_best(study, folder, out, kind, top):
+            console().print(f"{file.path}   {file.words}", markup=False)
+    if register is not None:
+        for found in register_best(
+            study, folder, state, register, alias=alias, allow_void=allow_void
+        ):
+            console().print(found.words, markup=False)

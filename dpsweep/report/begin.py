@@ -1,0 +1,74 @@
+"""What comes before a sweep's first trial, on the command line and in Python.
+
+Every mistake is found before Ray is started or a file written.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpsweep.config.sweep import Sweep
+from dpsweep.core.errors import ConfigError
+from dpsweep.report.export import check_target
+from dpsweep.train.check import check_sweep
+from dpsweep.tune.check import check_services
+from dpsweep.tune.state import State
+from dpsweep.tune.study import open_study
+from dpsweep.tune.warm import experience
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a sweep is to run, and where it is to be kept.
+
+    Attributes:
+        state: Its state folder.
+        address: Of a Ray cluster; None for an embedded one.
+        tracking_uri: Of an MLflow server; None for a file in the state folder.
+        storage: Of the study; None for a file in the state folder.
+    """
+
+    state: State
+    address: str | None = None
+    tracking_uri: str | None = None
+    storage: str | None = None
+
+
+def check(
+    sweep: Sweep,
+    place: Place,
+    out: Path | None,
+    warn: Callable[[list[str]], None],
+    *,
+    fetch: bool = False,
+) -> None:
+    """Checks a new sweep: its trials, its data, where it is to go, and who could watch it.
+
+    Args:
+        sweep: The sweep.
+        place: Where it is to run.
+        out: Where its best config goes; None for the state folder alone.
+        warn: Called with what is allowed and worth knowing.
+        fetch: Whether missing data are downloaded.
+
+    Raises:
+        DpSweepError: At the first mistake.
+    """
+    warn(check_sweep(sweep, fetch=fetch))
+    if sweep.config.learn_from:
+        earlier = open_study(sweep.config.learn_from, place.state)
+        experience(sweep, earlier.sweep, earlier.records())
+    check_services(sweep, place.state, place.tracking_uri, place.storage)
+    if out is not None:
+        check_target(out)
+    check_secrecy(sweep, place.address)
+
+
+def check_secrecy(sweep: Sweep, address: str | None) -> None:
+    """Raises ConfigError where others could watch a private selection."""
+    if sweep.in_secret and address:
+        raise ConfigError(
+            f"--address {address}: accounting: private_selection keeps the number of trials and "
+            f"the losing ones secret, and a cluster's own logs on every node would tell them. "
+            f"Leave out --address, or write accounting: composition"
+        )

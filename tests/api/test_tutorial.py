@@ -1,0 +1,54 @@
+"""The tutorial, typed by a machine: each block in an empty folder, in the order it stands there."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial.md"
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
+
+
+@pytest.mark.slow
+def test_the_tutorial_can_be_followed_literally(tmp_path):
+    said = dict[str, str]()
+    for kind, text in BLOCK.findall(TUTORIAL.read_text()):
+        if kind == "sh":
+            for line in text.splitlines():
+                said[line] = shell(line, tmp_path)
+        else:
+            name = re.match(r"# (\S+)\n", text)[1]
+            (tmp_path / name).write_text(text)
+    pasted = yaml.safe_load((tmp_path / "photos.yaml").read_text())["data"]
+    assert yaml.safe_load(said["dpsweep data photos"])["data"] == pasted
+    assert "14 trials in" in said["dpsweep launch sweep.yaml"]
+    assert (tmp_path / "report.html").stat().st_size > 10_000
+    classes = re.findall(
+        r"photos/val/7/\d+\.png  (\d)", said["python model/*.py photos/val/7/*.png"]
+    )
+    assert len(classes) == len(list((tmp_path / "photos/val/7").iterdir()))
+    assert classes.count("7") > 0.6 * len(classes)
+    assert (
+        "models:/digits-private@champion" in said["dpsweep export photos --register digits-private"]
+    )
+    script = next((tmp_path / "opacus").glob("*.py")).read_text()
+    assert "-differentially private" in script
+
+
+def shell(line, folder):
+    """What the line printed; `dpsweep` and `python` are those that run this test."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        line,
+        shell=True,
+        cwd=folder,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+    return done.stdout

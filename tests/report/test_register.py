@@ -1,0 +1,96 @@
+"""The best model in MLflow's registry: found by its alias, with its promise, and only once."""
+
+import pytest
+import torch
+
+from dpsweep.config.sweep import load_sweep
+from dpsweep.core.errors import ConfigError, StateError
+from dpsweep.data.read import load
+from dpsweep.report.register import register_best
+from dpsweep.track.mlflow import MlflowSink
+from dpsweep.track.registry import check_names
+from dpsweep.track.tracker import Tracker
+from dpsweep.train.loop import train
+from dpsweep.train.room import Room
+from dpsweep.tune.state import State
+from dpsweep.tune.study import Study
+from dpsweep.tune.tracking import TrackingWatcher, reconcile
+
+
+@pytest.fixture
+def make(tmp_path, sweep_file):
+    """Makes a sweep of one trial that was really trained; tracked, if asked for."""
+
+    def made(*, void=False, tracked=False):
+        state, sweep = (
+            State.at(str(tmp_path / "state")),
+            load_sweep(sweep_file, ["budget.trials=1"]),
+        )
+        folder = state.sweep(sweep.name)
+        folder.create(sweep.file, sweep.base, None)
+        study = Study.create(folder.storage_uri, sweep, folder.id)
+        record = study.hand_out(study.ask(), void=void)
+        room = Room(folder.room(record.number))
+        room.make_secret()
+        train(record.config, room, lambda row: study.report(record.number, row))
+        room.forget()
+        study.tell(record.number, "complete")
+        if tracked:
+            sink = MlflowSink(state.tracking_uri, sweep.name, folder.id, state.artifacts)
+            tracker = Tracker(folder.path, sink)
+            reconcile(TrackingWatcher(tracker, sweep), study, folder)
+            assert tracker.close(120)
+        return study, folder, state
+
+    return made
+
+
+def test_a_void_sweep_is_refused(make):
+    with pytest.raises(StateError, match=r"is VOID: it used a fixed test secret.*--allow-void"):
+        register_best(*make(void=True), "digits")
+
+
+@pytest.mark.parametrize("name", ["a' or 'b", "a/b", "", "-x"])
+def test_names_that_the_registry_could_mistake_are_refused(name):
+    with pytest.raises(ConfigError, match="a model's name is"):
+        check_names(name, "champion")
+
+
+@pytest.mark.parametrize("alias", ["latest", "v3", "1st", ""])
+def test_aliases_that_the_registry_keeps_for_itself_are_refused(alias):
+    with pytest.raises(ConfigError, match="an alias is"):
+        check_names("digits", alias)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # MLflow's and torch.export's own
+def test_it_is_loaded_by_its_alias_and_predicts_what_the_trial_did(make):
+    import mlflow
+
+    study, folder, state = make(tracked=True)
+    (found,) = register_best(study, folder, state, "digits")
+    assert (found.version, found.uri) == ("1", "models:/digits@champion")
+    (again,) = register_best(study, folder, state, "digits", alias="challenger")
+    assert (again.version, "was registered before" in again.words) == ("1", True)
+
+    client = mlflow.MlflowClient(state.tracking_uri)
+    version = client.get_model_version_by_alias("digits", "champion")
+    assert set(version.aliases) == {"champion", "challenger"}
+    assert "(4.00, 3.4e-04)-differentially private" in version.description
+    assert "Privacy of the search:" in version.description
+    tags = version.tags
+    assert (tags["epsilon"], tags["delta"], tags["void"]) == ("4.00", "3.4e-04", "false")
+    assert tags["method"] == "fftkf"
+    assert client.get_run(version.run_id).data.tags["dpsweep.trial"] == "tiny/0"
+
+    before = mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri(state.tracking_uri)
+    try:
+        model = mlflow.pytorch.load_model("models:/digits@champion")
+    finally:
+        mlflow.set_tracking_uri(before)
+    record = study.best()[0]
+    data = load(record.config.data, record.config.seed)
+    right = (model(data.valid_inputs).argmax(1) == data.valid_targets).double().mean()
+    assert float(right) == pytest.approx(record.row["valid/accuracy"], abs=0.003)
+    assert model(torch.zeros(3, 1, 8, 8, dtype=torch.uint8)).shape == (3, 10)
