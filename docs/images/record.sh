@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes the README's pictures from a real quickstart. Usage, from the repository's root after
 # `make quickstart`:  docs/images/record.sh
-# Needs tmux, curl, chromium and chromium-driver (Debian), and `.venv/bin/pip install selenium`.
+# Needs tmux, curl, chromium and chromium-driver (Debian), and `.venv/bin/pip install -e '.[browser-test]'`.
 set -euo pipefail
 here="$PWD/docs/images" bin="$PWD/.venv/bin" work=$(mktemp -d)
 trap 'tmux kill-session -t dpsweep-record 2>/dev/null; kill "${server:-}" 2>/dev/null; rm -rf "$work"' EXIT
@@ -27,4 +27,10 @@ tmux capture-pane -t dpsweep-record -e -p | svg "$here/end.svg"
 
 "$bin/dpsweep" ui --port 5077 >/dev/null 2>&1 & server=$!
 until curl -s -o /dev/null http://127.0.0.1:5077/health; do sleep 1; done
-"$bin/python" "$here/screenshot.py" http://127.0.0.1:5077 "$here/mlflow.png"
+shot() { "$bin/python" "$here/screenshot.py" "$@"; }
+runs="http://127.0.0.1:5077/#/experiments/1/runs?viewStateShareKey=dpsweep"
+shot "$runs" "$here/mlflow-runs.png" 1600x857
+"$bin/dpsweep" report quickstart -o report.html
+shot "file://$work/report.html" "$here/report.png" 1000x1000
+shot "file://$work/report.html" "$here/report-figures.png" 1000x1500 figures
+shot "file://$work/report.html" "$here/report-phone.png" 380x800
