@@ -18,6 +18,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
+    rich_markup_mode=None,  # else what stands in brackets, as our defaults do, is not shown
     help="Hyperparameter sweeps for training with differential privacy under a fixed epsilon.",
 )
 
@@ -35,7 +36,10 @@ Fetch = Annotated[bool, typer.Option("--download", help="Fetch missing data into
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print nothing but errors.")]
 Address = Annotated[
     str | None,
-    typer.Option(help="Ray cluster: auto or HOST:PORT [default: an embedded one]."),
+    typer.Option(
+        help="Ray cluster: auto, HOST:PORT, or ray://HOST:PORT from elsewhere (as submit) "
+        "[default: an embedded one]."
+    ),
 ]
 Storage = Annotated[
     str | None,
@@ -51,6 +55,9 @@ BestFile = Annotated[
     typer.Option("-o", "--out", help="Where the best config goes [default: best.yaml]."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Force = Annotated[
+    bool, typer.Option("--force", help="Do it to somebody else's sweep, named OWNER/NAME.")
+]
 
 
 @app.command()
@@ -92,12 +99,16 @@ def launch(
     quiet: Quiet = False,
 ) -> None:
     """Run a sweep to its end: search, track, export the best config."""
-    from dpsweep.cli import search
+    from dpsweep.cli import route, search
 
     if name:
         settings = [*(settings or []), f"name={name}"]
     if learn_from:
         settings = [*(settings or []), f"learn_from={learn_from}"]
+    if address and address.startswith("ray://"):
+        more = {"state": state, "tracking_uri": tracking_uri, "storage": storage, "out": out}
+        route.launched(file, settings or [], address, more, fetch=fetch, unique=unique)
+        return
     search.launch(
         file,
         settings or [],
@@ -105,6 +116,99 @@ def launch(
         fetch=fetch,
         unique=unique,
     )
+
+
+@app.command()
+def submit(
+    file: SweepFile,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="The cluster: http://HEAD:8265 or ray://HEAD:10001 [default: DPSWEEP_TO].",
+        ),
+    ] = None,
+    settings: Settings = None,
+    name: Annotated[str | None, typer.Option(help="Name, instead of the file's.")] = None,
+    state: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="State folder on the cluster, absolute, seen by every node [default: its "
+            "DPSWEEP_STATE].",
+        ),
+    ] = None,
+    tracking_uri: Annotated[
+        str | None, typer.Option(help="MLflow server [default: MLFLOW_TRACKING_URI there].")
+    ] = None,
+    storage: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Database of the study [default: DPSWEEP_STORAGE there]."),
+    ] = None,
+    project: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of your code to send [default: the current one, if a model needs it]."
+        ),
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Do not follow it.")] = False,
+) -> None:
+    """Send a sweep to a Ray cluster as a job, and follow it; it goes on without this machine."""
+    from dpsweep.cli import away
+
+    settings = [*(settings or []), *([f"name={name}"] if name else [])]
+    away.submit(
+        file,
+        settings,
+        to,
+        state=state,
+        tracking_uri=tracking_uri,
+        storage=storage,
+        project=project,
+        detach=detach,
+    )
+
+
+@app.command()
+def logs(
+    name: Name,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Until the job ends.")] = False,
+    state: StateDir = None,
+) -> None:
+    """Print what the job of a submitted sweep says."""
+    from dpsweep.cli import away
+
+    away.logs(name, state, following=follow)
+
+
+@app.command()
+def up(
+    local: Annotated[bool, typer.Option("--local", help="On this machine.")] = False,
+    nodes: Annotated[int, typer.Option(min=1, max=64, help="Ray nodes.")] = 3,
+    cpus: Annotated[
+        int | None, typer.Option(min=1, help="CPUs of a node [default: this machine's, shared].")
+    ] = None,
+    tracking: Annotated[
+        bool, typer.Option("--tracking", help="MLflow on PostgreSQL and an S3 store, too.")
+    ] = False,
+    state: StateDir = None,
+) -> None:
+    """Start a Ray cluster of several nodes on this machine, to try the service."""
+    from dpsweep.cli import service
+
+    service.check_local(local)
+    service.up(state, nodes=nodes, cpus=cpus, tracking=tracking)
+
+
+@app.command()
+def down(
+    remove: Annotated[bool, typer.Option("--remove", help="Delete its files, too.")] = False,
+    state: StateDir = None,
+) -> None:
+    """End exactly what `up` started."""
+    from dpsweep.cli import service
+
+    service.down(state, remove=remove)
 
 
 @app.command()
@@ -119,11 +223,14 @@ def resume(
     storage: Storage = None,
     out: BestFile = None,
     quiet: Quiet = False,
+    force: Force = False,
 ) -> None:
     """Go on with a sweep that was stopped or whose driver died."""
-    from dpsweep.cli import search
+    from dpsweep.cli import route, search
 
-    options = search.Options(state, address, None, out, quiet, storage)
+    if route.resumed(name, state, address, storage, accept=accept, force=force):
+        return
+    options = search.Options(state, address, None, out, quiet, storage, force)
     search.resume(name, options, accept=accept)
 
 
@@ -134,10 +241,14 @@ def status(
     storage: Storage = None,
     as_json: Json = False,
 ) -> None:
-    """Show the sweeps of a state folder, or the trials of one."""
-    from dpsweep.cli import look
+    """Show everyone's sweeps of a state folder, or the trials of one."""
+    from dpsweep.cli import look, route
 
+    if route.answered("status", name, state, as_json=as_json):
+        return
     look.status(name, state, as_json, storage)
+    if name is None and not as_json:
+        route.tell_submitted(state)
 
 
 @app.command()
@@ -145,11 +256,14 @@ def stop(
     name: Name,
     state: StateDir = None,
     wait: Annotated[float, typer.Option(help="Seconds to wait for its end.")] = 30.0,
+    force: Force = False,
 ) -> None:
     """End a running sweep in good order; `resume` goes on with it."""
-    from dpsweep.cli import look
+    from dpsweep.cli import look, route
 
-    look.stop(name, state, wait)
+    if route.answered("stop", name, state, wait=wait, force=force):
+        return
+    look.stop(name, state, wait, force=force)
 
 
 @app.command()
@@ -161,23 +275,90 @@ def best(
     as_json: Json = False,
 ) -> None:
     """Show the best trials of a sweep, and what they promise."""
-    from dpsweep.cli import look
+    from dpsweep.cli import look, route
 
+    if route.answered("best", name, state, top=top, as_json=as_json):
+        return
     look.best(name, state, top, as_json, storage)
 
 
 @app.command()
 def export(
     name: Name,
-    out: Annotated[Path, typer.Option("-o", "--out", help="Folder for the configs.")],
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="Folder for the files.")
+    ] = None,
     state: StateDir = None,
     storage: Storage = None,
     top: Annotated[int, typer.Option(min=1, help="How many.")] = 1,
+    kind: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            help="yaml: configs that `train` and `launch` read; opacus: a training script that "
+            "needs Opacus alone; torch: the weights, and a script that uses them.",
+        ),
+    ] = "yaml",
+    register: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL", help="Register the best model under this name, where it is tracked."
+        ),
+    ] = None,
+    alias: Annotated[str, typer.Option(help="Of the registered version.")] = "champion",
+    allow_void: Annotated[
+        bool, typer.Option("--allow-void", help="Register a sweep with a test secret, as void.")
+    ] = False,
 ) -> None:
-    """Write the best configs as YAML files that `train` and `launch` read."""
-    from dpsweep.cli import look
+    """Write the best of a sweep as files, or register its best model in MLflow."""
+    from dpsweep.cli import route, share
 
-    look.export(name, state, top, out, storage)
+    if out and kind == "yaml" and not register and route.exported(name, state, top, out):
+        return
+    share.export(
+        name,
+        state,
+        storage,
+        out=out,
+        kind=kind,
+        top=top,
+        register=register,
+        alias=alias,
+        allow_void=allow_void,
+    )
+
+
+@app.command()
+def report(
+    name: Name,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="The page [default: report-SWEEP.html].")
+    ] = None,
+    pictures: Annotated[
+        Path | None,
+        typer.Option("--png", metavar="FOLDER", help="Also each figure as a PNG, into a folder."),
+    ] = None,
+    state: StateDir = None,
+    storage: Storage = None,
+) -> None:
+    """Write a sweep as one page to read anywhere: privacy, best config, tables, figures."""
+    from dpsweep.cli import pages
+
+    pages.report(name, out, pictures, state, storage)
+
+
+@app.command()
+def watch(
+    name: Annotated[
+        str | None, typer.Argument(help="A running sweep; the one that runs if missing.")
+    ] = None,
+    state: StateDir = None,
+    storage: Storage = None,
+) -> None:
+    """Follow a running sweep from another terminal until it ends; Ctrl-C leaves it running."""
+    from dpsweep.cli import follow
+
+    follow.watch(name, state, storage)
 
 
 @app.command()
@@ -210,22 +391,32 @@ def ui(
 
 @app.command()
 def gc(
+    name: Annotated[str | None, typer.Argument(help="A sweep; all of yours if missing.")] = None,
     state: StateDir = None,
     remove: Annotated[bool, typer.Option("--remove", help="Delete what is listed.")] = False,
+    force: Force = False,
     as_json: Json = False,
 ) -> None:
     """List what killed processes left behind, with sizes; delete it with --remove."""
     from dpsweep.cli import tidy
 
-    tidy.gc(state, remove, as_json)
+    tidy.gc(state, remove, as_json, name=name, force=force)
 
 
 @app.command()
-def doctor(state: StateDir = None, storage: Storage = None, as_json: Json = False) -> None:
-    """Check the installation, the state folder and every sweep in it; exit with 1 on a failure."""
+def doctor(
+    state: StateDir = None,
+    storage: Storage = None,
+    address: Address = None,
+    tracking_uri: Annotated[
+        str | None, typer.Option(help="MLflow server to look at [default: those of the sweeps].")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Check installation, state folder, sweeps and cluster; exit with 1 if something fails."""
     from dpsweep.cli import health
 
-    health.doctor(state, storage, as_json)
+    health.doctor(state, storage, as_json, address=address, tracking_uri=tracking_uri)
 
 
 @app.command()
@@ -262,6 +453,88 @@ def audit(
         "confidence": confidence,
     }
     measure.audit(what, settings or [], plan, as_json)
+
+
+@app.command()
+def compare(
+    names: Annotated[
+        list[str], typer.Argument(metavar="SWEEP...", help="Names of launched sweeps.")
+    ],
+    state: Annotated[
+        list[str] | None,
+        typer.Option("--state", metavar="FOLDER", help="State folder; repeatable."),
+    ] = None,
+    reference: Annotated[
+        str | None,
+        typer.Option(help="Method or sweep the others are tested against [default: the best]."),
+    ] = None,
+    any_model: Annotated[
+        bool, typer.Option("--any-model", help="Compare sweeps of different models.")
+    ] = False,
+    as_json: Json = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
+    storage: Storage = None,
+) -> None:
+    """Put sweeps and methods side by side, and say which differences are noise."""
+    from dpsweep.cli import against
+
+    form = against.form_of(as_json=as_json, as_markdown=as_markdown)
+    against.compare(names, state or [], reference, models=any_model, form=form, storage=storage)
+
+
+@app.command()
+def reproduce(
+    table: Annotated[str, typer.Argument(help="A table in print, such as fftkf_table1.")],
+    rows: Annotated[str, typer.Option(metavar="NAMES", help="By commas; all if missing.")] = "",
+    columns: Annotated[str, typer.Option(metavar="NAMES", help="By commas; all if missing.")] = "",
+    methods: Annotated[str, typer.Option(metavar="NAMES", help="By commas; all if missing.")] = "",
+    budget: Annotated[
+        str, typer.Option(help="Of each cell, such as trials=8,epochs=5; also hours, batch_size.")
+    ] = "trials=8",
+    seeds: Annotated[int, typer.Option(help="Fresh runs of the best config of each cell.")] = 3,
+    epsilon: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[ROW=]NUMBER", help="Budget, where the text has lost it."),
+    ] = None,
+    only_plan: Annotated[
+        bool, typer.Option("--plan", help="Print what would run, and how long it takes.")
+    ] = False,
+    settings: Settings = None,
+    state: StateDir = None,
+    address: Address = None,
+    tracking_uri: Annotated[
+        str | None, typer.Option(help="MLflow server; a database in the state folder if missing.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="Folder; reproduction/TABLE if missing.")
+    ] = None,
+    accept: Annotated[
+        bool, typer.Option("--accept-changes", help="Take over another budget, if harmless.")
+    ] = False,
+    fetch: Fetch = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run a paper's table again, cell by cell; exit with 1 if a cell has no figure."""
+    from dpsweep.cli import printed
+
+    wish = printed.Wish(
+        table=table,
+        rows=printed.listed(rows),
+        columns=printed.listed(columns),
+        methods=printed.listed(methods),
+        budget=budget,
+        seeds=seeds,
+        epsilons=epsilon or [],
+        settings=settings or [],
+        state=state,
+        address=address,
+        tracking_uri=tracking_uri,
+        out=out,
+        accept=accept,
+        fetch=fetch,
+        quiet=quiet,
+    )
+    (printed.plan if only_plan else printed.run)(wish)
 
 
 @app.command()
@@ -319,7 +592,7 @@ def bench_step(
         typer.Option(
             "--method",
             help="Ours, by commas; NAME:KEY=VALUE sets a key, as innerouter:points=3; NAME@ENGINE, "
-            "NAME@fixed.",
+            "NAME@fixed, NAME@secure.",
         ),
     ] = "dp_sgd",
     against: Annotated[

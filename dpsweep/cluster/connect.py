@@ -5,6 +5,7 @@ import logging
 import os
 import shutil
 import socket
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,7 +62,8 @@ def cluster(address: str | None) -> Iterator[None]:
 
 
 def _start(folder: str) -> None:
-    """Starts an embedded cluster."""
+    """Starts an embedded cluster. Its files, and the token Ray may write, are this user's alone."""
+    before = os.umask(0o077)
     try:
         ray.init(
             address="local",
@@ -76,6 +78,8 @@ def _start(folder: str) -> None:
             f"Ray did not start on this machine: {str(e).splitlines()[0]} If the machine is busy "
             f"or short of memory, wait, and try again; a sweep goes on with: dpsweep resume NAME"
         ) from e
+    finally:
+        os.umask(before)
 
 
 def _remove_orphans() -> None:
@@ -87,8 +91,17 @@ def orphans() -> Iterator[Path]:
     """What embedded clusters of killed drivers left behind."""
     for place in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         pid = place.name.removeprefix(_PREFIX).partition("-")[0]
-        if pid.isdigit() and not _is_alive(int(pid)) and os.access(place, os.W_OK):
+        if _is_ours(place) and pid.isdigit() and not _is_alive(int(pid)):
             yield place
+
+
+def _is_ours(place: Path) -> bool:
+    """True for a folder of this user's: anybody may put anything beside it, links included."""
+    try:
+        found = place.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
 
 
 def _is_alive(pid: int) -> bool:
@@ -116,10 +129,11 @@ def check_answers(address: str) -> None:
     """Raises ConnectionRefused if nothing listens at HOST:PORT; Ray itself waits for minutes."""
     if address in ("auto", "local"):
         return
-    if address.startswith("ray://"):
+    if "://" in address:
         raise ConnectionRefused(
-            f"--address {address}: through a Ray client Tune runs on the cluster's head, away from "
-            f"the study and the lease. Run dpsweep on a node of the cluster, with --address auto"
+            f"--address {address}: from here Ray would run the trials away from the study, the "
+            f"lease and the state folder. Send the sweep there, with: dpsweep submit FILE --to "
+            f"{address}; or run this on a node of the cluster, with --address auto"
         )
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdigit():

@@ -25,6 +25,7 @@ from dpsweep.core.disk import disk_full
 from dpsweep.core.errors import ConfigError, ConnectionRefused, DiskFull, StateError
 from dpsweep.core.sqlite import write_ahead
 from dpsweep.track.server import refuse_password, without_password
+from dpsweep.tune.patience import be_patient
 
 VARIABLE = "DPSWEEP_STORAGE"
 FOLDER = "dpsweep.folder"
@@ -110,6 +111,8 @@ def open_storage(uri: str) -> optuna.storages.RDBStorage:
                 raise
             storage = optuna.storages.RDBStorage(uri, _options(url))  # another made them just now
     sqlalchemy.event.listen(storage.engine, "handle_error", _on_full(url))
+    if not url.drivername.startswith("sqlite"):
+        be_patient(storage.engine, _shown(url))
     return storage
 
 

@@ -1,0 +1,119 @@
+"""Where a verb is answered: on this machine, or on the cluster its sweep was submitted to.
+
+A sweep of this machine comes first. Ray is loaded only for one that is elsewhere.
+"""
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from dpsweep.cli.say import console
+from dpsweep.cluster.submitted import Submitted, all_remembered, remembered
+from dpsweep.config.load import read_yaml
+from dpsweep.core.errors import ConfigError
+from dpsweep.tune.owner import whoami
+from dpsweep.tune.state import State
+
+
+def launched(
+    file: Path,
+    settings: list[str],
+    address: str,
+    options: dict[str, Any],
+    *,
+    fetch: bool,
+    unique: bool,
+) -> None:
+    """Launches through a Ray client, as `submit` does, and fetches the best config at the end.
+
+    A driver on this side of the client would have Tune, and with it the trials' order and ends,
+    on the other: study, lease and state folder are where the driver is, so that goes there too.
+    """
+    if unique:
+        raise ConfigError(
+            f"--unique: not with --address {address}: names are taken in the state folder there. "
+            f"Say --name NAME"
+        )
+    _away().submit(file, settings, address, words=["--download"] if fetch else [], **options)
+
+
+def answered(verb: str, name: str | None, state: str | None, **options: Any) -> bool:
+    """Lets the cluster answer; False if the sweep is not elsewhere."""
+    sweep = _elsewhere(name, state)
+    if sweep:
+        _away().answer(sweep, [verb, sweep.name, *_words(options)])
+    return sweep is not None
+
+
+def exported(name: str, state: str | None, top: int, out: Path) -> bool:
+    """Fetches the best configs from the cluster; False if the sweep is not elsewhere."""
+    sweep = _elsewhere(name, state)
+    if sweep:
+        _away().export(sweep, _words({"top": top}), out)
+    return sweep is not None
+
+
+def resumed(
+    named_or_file: str,
+    state: str | None,
+    address: str | None,
+    storage: str | None,
+    **flags: bool,
+) -> bool:
+    """Goes on with the sweep on its cluster; False if it is not elsewhere."""
+    is_file = named_or_file.endswith((".yaml", ".yml"))
+    name = str(read_yaml(named_or_file).tree.get("name")) if is_file else named_or_file
+    sweep = _elsewhere(name, state)
+    if sweep is None and address is not None and "://" in address:
+        sweep = Submitted(name, address, state, whoami())  # submitted from another machine
+        state = None
+    if sweep is None:
+        return False
+    if address is not None and "://" not in address:
+        raise ConfigError(
+            f"--address {address}: {name} was submitted to {sweep.address}. Leave --address out, "
+            f"or say where that cluster is now: http://HOST:8265"
+        )
+    words = _words({"storage": storage, **flags})
+    file = Path(named_or_file) if is_file else None
+    _away().resume(sweep, address, words, file, state)
+    return True
+
+
+def tell_submitted(state: str | None) -> None:
+    """One line for each sweep that was sent away."""
+    for sweep in all_remembered(State.at(state)):
+        console().print(
+            f"{sweep.name} was submitted to {sweep.address}; see: dpsweep status {sweep.name}",
+            markup=False,
+        )
+
+
+def _elsewhere(name: str | None, state: str | None) -> Submitted | None:
+    """The submitted sweep that is meant; None if it is one of this machine, or none at all."""
+    if name is None or "/" in name:
+        return None
+    here = State.at(state)
+    known = remembered(name, here)
+    return known if known and not here.sweep(name).exists else None
+
+
+_SPELLED = {"as_json": "--json", "accept": "--accept-changes"}
+
+
+def _words(options: dict[str, Any]) -> list[str]:
+    """Options as they are typed.
+
+    >>> _words({"top": 3, "as_json": True, "force": False, "storage": None})
+    ['--top', '3', '--json']
+    """
+    words = list[str]()
+    for key, value in options.items():
+        if value is not None and value is not False:
+            words.append(_SPELLED.get(key, f"--{key}"))
+            words += [] if value is True else [f"{value}"]
+    return words
+
+
+def _away() -> Any:
+    return import_module("dpsweep.cli.away")

@@ -1,0 +1,347 @@
+"""A real Ray cluster of several nodes on this machine, to try the service and to test it.
+
+Each node is a `ray start --block` of its own, in a session of its own, with token authentication,
+and with a folder of its own: nodes that shared one would delete each other's working folders.
+They outlive their starter. The dashboard is at 127.0.0.1; Ray's other ports listen wherever Ray
+wants them, and ask for the token. What is started is written down first of all:
+
+FOLDER/up.json       what runs, with process numbers and times of birth, and ports (0600)
+FOLDER/env           what a shell needs to talk to it (0600); source it
+FOLDER/ray_token     the token (0600)
+FOLDER/logs/         what the processes say
+FOLDER/state/        DPSWEEP_STATE of the nodes
+RUNTIME              a short path in the system's folder for temporary files: Ray's sockets and logs
+
+From Python, as the chaos tests use it:
+
+    with running(folder, nodes=3, cpus=1) as local:     # or: local = Local.up(...); local.down()
+        local.kill_node(1)                               # all of its processes, as a power cut does
+        local.add_node()
+        local.restart_head()                             # the same ports; workers join again
+        local.environment, local.jobs_address, local.address, local.nodes, local.state
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import shlex
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dpsweep.cluster.processes import MARK, Process, end, start, sweep_up, wait_for
+from dpsweep.core.disk import write_whole
+from dpsweep.core.errors import ConnectionRefused, StateError
+
+HOST = "127.0.0.1"
+_READY_SECONDS = 120.0
+_STORE_BYTES = 100 * 1024**2
+_PORTS = ("gcs", "dashboard", "client", "agent")
+_LEAVE_OUT = ("RAY_", "DPSWEEP_", "MLFLOW_", "AWS_", "PG")
+"""Settings of the starter's own, which would speak of another cluster."""
+
+
+@dataclass
+class Local:
+    """A cluster on this machine, running or not.
+
+    Attributes:
+        folder: Where it is written down.
+        id: Mark of its processes; empty before it is up.
+        runtime: Folder for what needs a short path.
+        cpus: CPUs of a node, as Ray counts them.
+        ports: What listens where; kept from one `up` to the next where they are still free.
+        nodes: The processes that are nodes, the head first.
+        services: What else was started (cluster/services.py).
+        extra: Environment that services add to the nodes'.
+        client_extra: Environment that services add to the user's.
+    """
+
+    folder: Path
+    id: str = ""
+    runtime: str = ""
+    cpus: int = 1
+    ports: dict[str, int] = field(default_factory=dict)
+    nodes: list[Process] = field(default_factory=list)
+    services: list[Process] = field(default_factory=list)
+    extra: dict[str, str] = field(default_factory=dict)
+    client_extra: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def at(cls, folder: Path) -> "Local":
+        """What is written down in `folder`; nothing runs if nothing is."""
+        try:
+            known: dict[str, Any] = json.loads((folder / "up.json").read_text())
+        except FileNotFoundError:
+            return cls(folder)
+        for key in ("nodes", "services"):
+            known[key] = [Process(**process) for process in known[key]]
+        return cls(folder, **known)
+
+    @property
+    def state(self) -> Path:
+        """The state folder of sweeps that run there."""
+        return self.folder / "state"
+
+    @property
+    def address(self) -> str:
+        """For --address, on this machine."""
+        return f"{HOST}:{self.ports['gcs']}"
+
+    @property
+    def client_address(self) -> str:
+        """For --address, from elsewhere."""
+        return f"ray://{HOST}:{self.ports['client']}"
+
+    @property
+    def jobs_address(self) -> str:
+        """For `dpsweep submit --to`; the dashboard, too."""
+        return f"http://{HOST}:{self.ports['dashboard']}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a program needs to talk to the cluster."""
+        return {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(self.folder / "ray_token"),
+            "DPSWEEP_TO": self.jobs_address,
+            **self.client_extra,
+        }
+
+    @property
+    def is_up(self) -> bool:
+        """True while anything that was started runs."""
+        return any(process.is_alive for process in [*self.nodes, *self.services])
+
+    def prepare(self, cpus: int) -> None:
+        """Makes folders, token and id for a new cluster, and ends what is left of the last one.
+
+        Raises:
+            StateError: If it is up.
+        """
+        if sys.platform != "linux":
+            raise StateError(f"up --local: needs Linux's /proc; this is {sys.platform}")
+        if self.is_up:
+            raise StateError(
+                f"{self.folder}: a local cluster is up already, with {self.jobs_address}. Use it, "
+                f"or end it with: dpsweep down"
+            )
+        self.down()
+        for place in (self.folder, self.folder / "logs", self.state):
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not self.runtime or not Path(self.runtime).is_dir():
+            self.runtime = tempfile.mkdtemp(prefix="dpsweep-up-")
+        self.id, self.cpus = secrets.token_hex(16), cpus
+        self.ports |= {name: free_port(self.ports.get(name)) for name in _PORTS}
+        self.extra, self.client_extra = {}, {}
+        self.nodes, self.services = [], []
+        write_whole(self.folder / "ray_token", secrets.token_hex(32).encode())
+        self.store()
+
+    def start_nodes(self, count: int) -> None:
+        """Starts the head, and `count` - 1 workers beside it."""
+        self._start_head()
+        joining = [self._start_worker() for _ in range(count - 1)]
+        for process in joining:
+            self._wait_for_nodes(process, count)
+        text = "".join(
+            f"export {name}={shlex.quote(value)}\n" for name, value in self.environment.items()
+        )
+        write_whole(self.folder / "env", text.encode())
+
+    def add_node(self) -> Process:
+        """One more worker node, after it has joined."""
+        count = len([node for node in self.nodes if node.is_alive]) + 1
+        process = self._start_worker()
+        self._wait_for_nodes(process, count)
+        return process
+
+    def kill_node(self, number: int) -> None:
+        """Kills every process of node `number` of `nodes` at once; 0 is the head."""
+        process = self.nodes[number]
+        pids = process.members()
+        for pid in pids:  # first all are stopped, so that none can say goodbye
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+        sweep_up([process], mark=None)
+
+    def restart_head(self) -> None:
+        """Kills the head, and starts one on the same ports, with as many workers as there were.
+
+        Ray keeps its tables in the head's memory: nodes of the old head cannot stay.
+        """
+        workers = len([node for node in self.nodes[1:] if node.is_alive])
+        for number in range(len(self.nodes)):
+            self.kill_node(number)
+        self.nodes = []
+        self.start_nodes(1 + workers)
+
+    def down(self) -> int:
+        """Ends exactly what was started, and returns how many processes that were.
+
+        State, databases and logs stay, for the next `up`.
+        """
+        if not self.id:
+            return 0
+        ended = end([*self.services, *self.nodes], self.id)
+        for place in Path(self.runtime).glob("ray-*"):
+            shutil.rmtree(place, ignore_errors=True)
+        (self.folder / "env").unlink(missing_ok=True)
+        self.nodes, self.services = [], []
+        self.store()
+        return ended
+
+    def remove(self) -> None:
+        """Ends it, and deletes all of its files: state, databases, artifacts, logs."""
+        self.down()
+        if self.runtime:
+            shutil.rmtree(self.runtime, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def store(self) -> None:
+        """Writes down what is known."""
+        known = asdict(self)
+        del known["folder"]
+        write_whole(self.folder / "up.json", json.dumps(known, indent=1).encode())
+
+    def node_environment(self) -> dict[str, str]:
+        """The environment of a node, and so of every job and trial there."""
+        return {
+            **plain_environment(self.id),
+            "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}",
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(self.folder / "ray_token"),
+            "DPSWEEP_STATE": str(self.state),
+            **self.extra,
+        }
+
+    def _start_head(self) -> None:
+        ports = self.ports
+        head = self._start_node(
+            *("--head", "--port", str(ports["gcs"]), "--dashboard-host", HOST),
+            *("--include-dashboard", "true", "--dashboard-port", str(ports["dashboard"])),
+            *("--ray-client-server-port", str(ports["client"])),
+            *("--dashboard-agent-listen-port", str(ports["agent"])),
+        )
+        self._wait_for_nodes(head, 1)
+
+    def _start_worker(self) -> Process:
+        agent = free_port(None)
+        return self._start_node(
+            "--address", self.address, "--dashboard-agent-listen-port", str(agent)
+        )
+
+    def _start_node(self, *options: str) -> Process:
+        number = len(self.nodes)
+        process = start(
+            f"Ray node {number}",
+            [
+                *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *options),
+                *("--num-cpus", str(self.cpus), "--num-gpus", "0", "--disable-usage-stats"),
+                *("--object-store-memory", str(_STORE_BYTES)),
+                *("--min-worker-port", "0", "--max-worker-port", "0"),
+                *("--temp-dir", f"{self.runtime}/ray-{number}"),
+            ],
+            self.folder / "logs" / f"node-{number}.log",
+            self.node_environment(),
+            cwd=self.runtime,
+        )
+        self.nodes.append(process)
+        self.store()
+        return process
+
+    def _wait_for_nodes(self, process: Process, count: int) -> None:
+        """Until the head answers, and knows of `count` living nodes."""
+        wait_for(lambda: self.num_alive() >= count, process, _READY_SECONDS)
+
+    def num_alive(self) -> int:
+        """Nodes that the head thinks alive; 0 while it does not answer."""
+        token = (self.folder / "ray_token").read_text()
+        request = urllib.request.Request(
+            f"{self.jobs_address}/nodes?view=summary",
+            headers={"Authorization": f"Bearer {token}"},
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=5) as answer:
+                nodes = json.load(answer)["data"]["summary"]
+        except (OSError, KeyError, ValueError):
+            return 0
+        return sum(node["raylet"].get("state") == "ALIVE" for node in nodes)
+
+
+@contextlib.contextmanager
+def running(folder: Path, *, nodes: int = 3, cpus: int = 1) -> Iterator[Local]:
+    """A cluster without tracking, for the length of a block; its files are deleted after it."""
+    local = Local(folder)
+    try:
+        local.prepare(cpus)
+        local.start_nodes(nodes)
+        yield local
+    finally:
+        local.remove()
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Only one process at a time may start or end the cluster of a folder.
+
+    Raises:
+        StateError: If another does.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (folder / "lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as e:
+            raise StateError(
+                f"{folder}: another `dpsweep up` or `down` is at work there. Wait for it"
+            ) from e
+        yield
+
+
+def plain_environment(mark: str) -> dict[str, str]:
+    """This process's environment without what speaks of another cluster, and with the mark."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(_LEAVE_OUT)}
+    return {**kept, MARK: mark}
+
+
+def free_port(wished: int | None) -> int:
+    """`wished` if nobody listens there, or a port that is free."""
+    for port in (wished, 0):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((HOST, port or 0))
+            found: int = probe.getsockname()[1]
+            return found
+    raise ConnectionRefused(f"no port is free on {HOST}. End some servers, and try again")
+
+
+def answers(port: int) -> bool:
+    """True if something listens."""
+    with socket.socket() as probe:
+        probe.settimeout(2)
+        return probe.connect_ex((HOST, port)) == 0
+
+
+def asks(url: str, headers: Mapping[str, str] | None = None) -> int:
+    """The HTTP status of an answer; 0 if there is none."""
+    try:
+        with urllib.request.urlopen(
+            urllib.request.Request(url, headers=dict(headers or {})), timeout=5
+        ) as a:
+            status: int = a.status
+            return status
+    except urllib.error.HTTPError as e:
+        return e.code
+    except OSError:
+        return 0

@@ -1,0 +1,180 @@
+"""Runs dpsweep's own verbs as jobs of a cluster that is elsewhere.
+
+A sweep is driven by a job, so it goes on when this machine is gone. Its working folder is
+temporary; what must last is in the state folder, which is absolute and the same on every node.
+Other verbs are short jobs, whose output is shown here.
+"""
+
+import json
+import os
+import secrets
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from dpsweep.cluster.jobs import Job, Jobs, follow
+from dpsweep.cluster.submitted import Submitted
+from dpsweep.core.errors import ConfigError, ConnectionRefused, StateError
+from dpsweep.track.server import without_password
+
+BEGIN, FILES = "--- dpsweep speaks ---", "--- dpsweep's files: "
+"""What `dpsweep.cli.there` prints before a verb's output, and before its files as JSON."""
+
+PROGRAM = "dpsweep.cli.there"
+
+Show = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a verb ended on the cluster.
+
+    Attributes:
+        code: Its exit code.
+        said: Its output.
+        files: What it wrote, by name.
+    """
+
+    code: int
+    said: str
+    files: dict[str, str]
+
+
+def drive(
+    jobs: Jobs, sweep: Submitted, words: Sequence[str], files: dict[str, bytes] | None = None
+) -> str:
+    """Starts the job that drives a sweep; returns its id.
+
+    Args:
+        jobs: Of the cluster.
+        sweep: Which.
+        words: The verb and its options.
+        files: What it needs in its folder.
+
+    Raises:
+        StateError: If a job drives it already.
+    """
+    before = jobs.find(sweep.job_prefix)
+    if alive := [job for job in before if not job.has_ended]:
+        raise _driven(sweep, alive[-1].id)
+    numbers = [int(n) for job in before if (n := job.id.removeprefix(sweep.job_prefix)).isdigit()]
+    job_id = f"{sweep.job_prefix}{max(numbers, default=0) + 1}"
+    try:
+        jobs.submit(job_id, _entrypoint(sweep, words), files or {})
+    except StateError as e:  # another submit was faster
+        raise _driven(sweep, job_id) from e
+    return job_id
+
+
+def last_job(jobs: Jobs, sweep: Submitted) -> str:
+    """The id of the job that drives a sweep, or was the last one that did.
+
+    Raises:
+        StateError: If the cluster knows of none, as after it was started anew.
+    """
+    found = jobs.find(sweep.job_prefix)
+    if not found:
+        raise StateError(
+            f"{sweep.address}: no job there has driven {sweep.name!r} since the cluster was "
+            f"started. Go on with it with: dpsweep resume {sweep.name}"
+        )
+    return max(found, key=lambda job: int(job.id.removeprefix(sweep.job_prefix))).id
+
+
+def watch(jobs: Jobs, job_id: str, show: Show) -> Ended:
+    """Follows a job to its end, and shows what its verb says.
+
+    Raises:
+        ConnectionRefused: If the job never came so far, with Ray's reason.
+    """
+    job, said = follow(jobs, job_id, _behind_mark(show))
+    return _ended(job, said)
+
+
+def run(jobs: Jobs, sweep: Submitted, words: Sequence[str], show: Show) -> Ended:
+    """Runs a short verb on the cluster and waits for it.
+
+    Raises:
+        ConnectionRefused: If its job cannot be started.
+    """
+    job_id = f"dpsweep-{words[0]}-{secrets.token_hex(6)}"
+    jobs.submit(job_id, _entrypoint(sweep, words), {})
+    return watch(jobs, job_id, show)
+
+
+def check_state(folder: str | None) -> None:
+    """Raises ConfigError for a state folder that would end with its job."""
+    if folder is not None and not PurePosixPath(folder).is_absolute():
+        raise ConfigError(
+            f"--state {folder}: is relative, and a job's folder on the cluster is deleted with the "
+            f"job. Name an absolute folder that every node sees, such as --state /shared/dpsweep"
+        )
+
+
+def check_not_secret(option: str, uri: str | None) -> None:
+    """Raises ConfigError for a password in what the cluster's dashboard would show."""
+    if uri and without_password(uri) != uri:
+        raise ConfigError(
+            f"{option} {without_password(uri)}: holds a password, and a job's command line is "
+            f"shown on the cluster's dashboard. Leave the password out, and give it to the "
+            f"cluster's own environment: MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
+            f"~/.pgpass (PGPASSFILE) on its nodes"
+        )
+
+
+def _entrypoint(sweep: Submitted, words: Sequence[str]) -> str:
+    where = ["--state", sweep.state] if sweep.state else []
+    return shlex.join(["python", "-m", PROGRAM, "--owner", sweep.owner, *where, "--", *words])
+
+
+def _driven(sweep: Submitted, job_id: str) -> StateError:
+    return StateError(
+        f"sweep {sweep.name!r} is being run at {sweep.address}, by job {job_id}. Follow it with: "
+        f"dpsweep logs {sweep.name} --follow; end it with: dpsweep stop {sweep.name}; or launch "
+        f"under another name with --name {sweep.name}-2"
+    )
+
+
+def _behind_mark(show: Show) -> Show:
+    """Shows what comes behind the mark: what stands before it is Ray's own."""
+    pending = [""]
+    open_ = [False]
+
+    def shown(text: str) -> None:
+        if not open_[0]:
+            pending[0] += text
+            _, mark, text = pending[0].partition(f"{BEGIN}\n")
+            open_[0] = bool(mark)
+        if open_[0] and text:
+            show(text.partition(FILES)[0])
+
+    return shown
+
+
+def _ended(job: Job, said: str) -> Ended:
+    _, mark, behind = said.partition(f"{BEGIN}\n")
+    if not mark:
+        raise ConnectionRefused(_never_began(job, said))
+    words, _, listing = behind.partition(FILES)
+    files = json.loads(listing.partition("\n")[0]) if listing else {}
+    code = job.exit_code if job.exit_code is not None else int(job.status != "SUCCEEDED")
+    if job.status != "SUCCEEDED" and job.exit_code is None:
+        words += f"The job ended without an exit code: {job.message}\n"
+    return Ended(code, words, files)
+
+
+def _never_began(job: Job, said: str) -> str:
+    if "No module named" in said:
+        missing = said.rpartition("No module named")[2].strip().splitlines()[0]
+        return (
+            f"job {job.id}: the cluster has no Python module {missing}. Install the same version "
+            f"of dpsweep on every node, where `python` finds it"
+        )
+    last = [line for line in f"{said}\n{job.message}".splitlines() if line.strip()]
+    return f"job {job.id} did not start ({job.status}): {' / '.join(last[-3:]) or 'no reason told'}"
+
+
+def default_address() -> str | None:
+    """Where sweeps are submitted if nothing is said: DPSWEEP_TO."""
+    return os.environ.get("DPSWEEP_TO") or None

@@ -1,0 +1,87 @@
+"""What this machine remembers of the sweeps it sent to clusters: STATE/submitted/NAME.json (0600).
+
+Kept are the cluster's address, the state folder there and whose the sweep is. No secret is.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from dpsweep.core.disk import write_whole
+from dpsweep.core.errors import StateError
+from dpsweep.tune.state import State
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """A sweep that runs elsewhere.
+
+    Attributes:
+        name: The sweep's.
+        address: Of the cluster, as for `submit --to`.
+        state: State folder there; None for what DPSWEEP_STATE says there.
+        owner: Whose sweep it is there.
+    """
+
+    name: str
+    address: str
+    state: str | None
+    owner: str
+
+    @property
+    def job_prefix(self) -> str:
+        """With a number behind it: the submission ids of the jobs that drove it."""
+        return f"dpsweep-{self.owner}-{self.name}~"
+
+    def remember(self, here: State) -> None:
+        """Writes it down."""
+        place = _folder(here) / f"{self.name}.json"
+        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_whole(place, json.dumps(asdict(self), indent=1).encode())
+
+
+def remembered(name: str, here: State) -> Submitted | None:
+    """What is known of a sweep that was sent from here; None if none of that name was."""
+    place = _folder(here) / f"{name}.json"
+    try:
+        if "/" in name or not place.is_file():
+            return None
+    except OSError:  # a name too long for a file
+        return None
+    try:
+        return Submitted(**json.loads(place.read_text()))
+    except (ValueError, TypeError) as e:
+        raise StateError(f"{place}: cannot be read ({e}). Delete it, and submit again") from e
+
+
+def all_remembered(here: State) -> list[Submitted]:
+    """All of them, by name."""
+    found = (remembered(place.stem, here) for place in sorted(_folder(here).glob("*.json")))
+    return [one for one in found if one]
+
+
+def check_free(name: str, address: str, state: str | None, here: State) -> None:
+    """Raises StateError if a verb could not tell which sweep of that name is meant."""
+    if here.sweep(name).exists:
+        raise StateError(
+            f"name: a sweep called {name!r} is already on this machine, in {here.root}. Submit "
+            f"under another name with --name {name}-2"
+        )
+    known = remembered(name, here)
+    if known and known.address == address and known.state != state:
+        raise StateError(
+            f"name: {name!r} was submitted to {address} with state folder "
+            f"{known.state or 'of the cluster (DPSWEEP_STATE)'}, not {state or 'that'}. Submit "
+            f"under another name with --name {name}-2"
+        )
+    if known and known.address != address:
+        raise StateError(
+            f"name: {name!r} was submitted to {known.address}. Submit under another name with "
+            f"--name {name}-2; or, if the same cluster is now at {address}, go on there with: "
+            f"dpsweep resume {name} --address {address}; or, if it is gone for ever, delete "
+            f"{_folder(here) / name}.json"
+        )
+
+
+def _folder(here: State) -> Path:
+    return here.root / "submitted"
