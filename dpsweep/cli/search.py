@@ -194,7 +194,8 @@ def _program() -> str:
     if called.name == "__main__.py":
         return "python -m dpsweep"
     found = shutil.which(called.name)
-    return called.name if found and Path(found).samefile(called) else str(called)
+    ours = found and called.exists() and Path(found).samefile(called)
+    return called.name if ours or str(called) == called.name else str(called)
 
 
 def _numbered(name: str) -> Iterator[str]:

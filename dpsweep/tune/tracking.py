@@ -4,7 +4,6 @@ import subprocess
 import sys
 from functools import cache
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -195,14 +194,14 @@ def provenance() -> dict[str, str]:
     """Versions of what took part, and the commit of the folder the sweep was launched in."""
     tags = {"dpsweep.version": __version__, "python": sys.version.split()[0]}
     tags.update({f"version.{name}": version(name) for name in PACKAGES})
-    return {**tags, **_commit(Path.cwd())}
+    return {**tags, **_commit()}
 
 
-def _commit(folder: Path) -> dict[str, str]:
-    """The git commit, if the folder is in a repository; a launch elsewhere has none."""
+def _commit() -> dict[str, str]:
+    """The git commit, if the current folder is in a repository; a launch elsewhere has none."""
     try:
         found = subprocess.run(
-            ["git", "-C", str(folder), "rev-parse", "HEAD"],
+            ["git", "rev-parse", "HEAD"],
             capture_output=True,
             text=True,
             check=False,

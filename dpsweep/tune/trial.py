@@ -4,6 +4,7 @@ An actor is used for many trials. What a trial leaves behind in the process is t
 of threads, which the next one sets, and the data set in memory, which is the same for all.
 """
 
+import contextlib
 import json
 import traceback
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 from ray import tune
 
 from dpsweep.config.trial import TrialConfig
-from dpsweep.core.errors import DiskFull, DpSweepError
+from dpsweep.core.errors import DiskFull, DpSweepError, StateError
 from dpsweep.core.types import Row
 from dpsweep.train.allowance import Allowance, out_of_memory
 from dpsweep.train.course import Course
@@ -28,8 +29,11 @@ Assignment = dict[str, Any]
 room: its folder, with the secret in it; pause: the file whose presence asks the trial to save its
 state and end; limits: what it is held to (tune/mishaps.py), as JSON."""
 
-_PREDECESSOR_SECONDS = 60.0
-"""How long to wait for a process that was given the trial before and is not dead yet."""
+_PREDECESSOR_SECONDS = 600.0
+"""How long to wait for a process that was given the trial before and is not dead yet.
+
+On a node that the network has cut off it lives on until that node gives up, minutes later.
+"""
 
 
 def run_trial(assignment: Assignment) -> None:
@@ -41,8 +45,9 @@ def run_trial(assignment: Assignment) -> None:
     """
     try:
         room = Room(Path(assignment["room"]))
-        with room.lock(_PREDECESSOR_SECONDS):
-            _train(assignment, room)
+        with contextlib.ExitStack() as ours:
+            if _is_free(room, ours):
+                _train(assignment, room)
     except Paused:
         _send(end="paused")
     except DiskFull as e:
@@ -59,6 +64,21 @@ def run_trial(assignment: Assignment) -> None:
             reason=f"{type(e).__name__} at {Path(frame.filename).name}:{frame.lineno}; the full "
             f"traceback is private and stays in {place}",
         )
+
+
+def _is_free(room: Room, ours: contextlib.ExitStack) -> bool:
+    """Locks the room until `ours` ends; a trial that another process holds on to has not failed."""
+    try:
+        ours.enter_context(room.lock(_PREDECESSOR_SECONDS))
+    except StateError:
+        _send(
+            end="halted",
+            reason=f"trial {int(room.path.name)} is still being trained by another process, "
+            f"perhaps on a node that the network has cut off. End that process (or node), and "
+            f"resume: nothing is lost",
+        )
+        return False
+    return True
 
 
 def _train(assignment: Assignment, room: Room) -> None:
