@@ -24,15 +24,16 @@ import pandas as pd
 from pydantic import BaseModel
 from rich.console import Console
 
-from dpsweep.cluster.connect import cluster
+from dpsweep.cluster.nodes import cluster_for
 from dpsweep.config.load import Source
 from dpsweep.config.sweep import Sweep, SweepConfig, load_sweep, sweep_of
 from dpsweep.config.trial import TrialConfig
-from dpsweep.core.errors import ConfigError, StateError
+from dpsweep.core.errors import ConfigError
 from dpsweep.report.begin import Place, check, check_secrecy
 from dpsweep.report.export import check_target, origin_of
 from dpsweep.report.finish import finish
 from dpsweep.report.formats import export_best
+from dpsweep.report.front import nothing_to_show
 from dpsweep.report.live import Progress
 from dpsweep.report.register import Registered, register_best
 from dpsweep.train.room import Room
@@ -41,7 +42,7 @@ from dpsweep.tune.check import check_files
 from dpsweep.tune.launch import Session, new_session, old_session
 from dpsweep.tune.record import Record
 from dpsweep.tune.state import State, SweepFolder
-from dpsweep.tune.storage import named
+from dpsweep.tune.storage import moved_to, named
 from dpsweep.tune.study import Study, open_study
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def launch(
     target = None if out is None else Path(out)
     check(sweep, place, target, _warn, fetch=download)
     with (
-        cluster(address),
+        cluster_for(sweep, place.state.root, address),
         new_session(sweep, place.state, tracking_uri, place.storage) as session,
     ):
         _run(session, target, quiet=quiet)
@@ -139,7 +140,8 @@ def resume(
             _warn([session.lease.taken_over])
         check_secrecy(session.sweep, address)
         finished = session.study.is_finished()
-        with contextlib.nullcontext() if finished else cluster(address):
+        needed = cluster_for(session.sweep, where.root, address)
+        with contextlib.nullcontext() if finished else needed:
             _run(session, target, quiet=quiet)
     return open(name, state=state)
 
@@ -156,8 +158,8 @@ def open(name: str, *, state: str | Path | None = None, storage: str | None = No
         StateError: If there is none of this name.
     """
     where, short = _state(state).part(name)
-    moved = named(storage) if storage else None
-    return OpenSweep(open_study(short, where, moved), where.sweep(short), where)
+    study = open_study(short, where, moved_to(storage))
+    return OpenSweep(study, where.sweep(short), where)
 
 
 @dataclass(frozen=True)
@@ -283,9 +285,7 @@ class OpenSweep:
     def _best(self) -> Record:
         best = self._study.best()
         if not best:
-            raise StateError(
-                f"sweep {self.name!r} has no complete trial yet. See: dpsweep status {self.name}"
-            )
+            raise nothing_to_show(self._study)
         return best[0]
 
     def __repr__(self) -> str:

@@ -1,8 +1,8 @@
 """The command line. Each verb calls one function of the module that is named beside it.
 
 Those modules are imported when their verb runs, so that `dpsweep --help` is instant and
-`dpsweep train` never loads Ray, Optuna or MLflow. It is the one place in the package with
-imports inside functions.
+`dpsweep train` never loads Ray, Optuna or MLflow. Elsewhere only optional or slow packages are
+imported so.
 """
 
 import sys
@@ -10,8 +10,22 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from dpsweep.cli import bench
+from dpsweep.cli.options import (
+    Address,
+    BestFile,
+    Fetch,
+    Force,
+    Json,
+    Name,
+    Quiet,
+    Settings,
+    StateDir,
+    Storage,
+    SweepFile,
+)
+from dpsweep.cli.say import error
 from dpsweep.core.errors import DpSweepError
 
 app = typer.Typer(
@@ -21,57 +35,21 @@ app = typer.Typer(
     rich_markup_mode=None,  # else what stands in brackets, as our defaults do, is not shown
     help="Hyperparameter sweeps for training with differential privacy under a fixed epsilon.",
 )
-
-SweepFile = Annotated[Path, typer.Argument(help="A sweep file, such as sweeps/quickstart.yaml.")]
-Name = Annotated[str, typer.Argument(help="Name of a launched sweep.")]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the file; repeatable."),
-]
-StateDir = Annotated[
-    str | None,
-    typer.Option("--state", metavar="FOLDER", help="State folder [default: ./.dpsweep]."),
-]
-Fetch = Annotated[bool, typer.Option("--download", help="Fetch missing data into data.root.")]
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print nothing but errors.")]
-Address = Annotated[
-    str | None,
-    typer.Option(
-        help="Ray cluster: auto, HOST:PORT, or ray://HOST:PORT from elsewhere (as submit) "
-        "[default: an embedded one]."
-    ),
-]
-Storage = Annotated[
-    str | None,
-    typer.Option(
-        metavar="URL",
-        help="Database of the study, such as postgresql://USER@HOST/DB [default: DPSWEEP_STORAGE, "
-        "or a file in the state folder]. Written down at launch: later verbs need it only if the "
-        "database has moved.",
-    ),
-]
-BestFile = Annotated[
-    Path | None,
-    typer.Option("-o", "--out", help="Where the best config goes [default: best.yaml]."),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Force = Annotated[
-    bool, typer.Option("--force", help="Do it to somebody else's sweep, named OWNER/NAME.")
-]
+app.add_typer(bench.app, name="bench")
 
 
 @app.command()
 def check(file: SweepFile, settings: Settings = None, fetch: Fetch = False) -> None:
     """Validate a sweep file or a trial config, its data and every corner of its space."""
-    from dpsweep.cli import alone
+    from dpsweep.cli.verbs import trial
 
-    alone.check(file, settings or [], fetch)
+    trial.check(file, settings or [], fetch)
 
 
 @app.command()
 def plan(file: SweepFile, settings: Settings = None, as_json: Json = False) -> None:
     """Print what a sweep will take: noise, epsilon of a trial and of the search, time, disk."""
-    from dpsweep.cli import search
+    from dpsweep.cli.verbs import search
 
     search.plan(file, settings or [], as_json)
 
@@ -99,15 +77,25 @@ def launch(
     quiet: Quiet = False,
 ) -> None:
     """Run a sweep to its end: search, track, export the best config."""
-    from dpsweep.cli import route, search
+    from dpsweep.cli.verbs import route, search
 
     if name:
         settings = [*(settings or []), f"name={name}"]
     if learn_from:
         settings = [*(settings or []), f"learn_from={learn_from}"]
     if address and address.startswith("ray://"):
-        more = {"state": state, "tracking_uri": tracking_uri, "storage": storage, "out": out}
-        route.launched(file, settings or [], address, more, fetch=fetch, unique=unique)
+        route.launched(
+            file,
+            settings or [],
+            address,
+            state=state,
+            tracking_uri=tracking_uri,
+            storage=storage,
+            out=out,
+            quiet=quiet,
+            fetch=fetch,
+            unique=unique,
+        )
         return
     search.launch(
         file,
@@ -154,10 +142,10 @@ def submit(
     detach: Annotated[bool, typer.Option("--detach", help="Do not follow it.")] = False,
 ) -> None:
     """Send a sweep to a Ray cluster as a job, and follow it; it goes on without this machine."""
-    from dpsweep.cli import away
+    from dpsweep.cli.verbs import remote
 
     settings = [*(settings or []), *([f"name={name}"] if name else [])]
-    away.submit(
+    remote.submit(
         file,
         settings,
         to,
@@ -176,9 +164,9 @@ def logs(
     state: StateDir = None,
 ) -> None:
     """Print what the job of a submitted sweep says."""
-    from dpsweep.cli import away
+    from dpsweep.cli.verbs import remote
 
-    away.logs(name, state, following=follow)
+    remote.logs(name, state, following=follow)
 
 
 @app.command()
@@ -194,10 +182,10 @@ def up(
     state: StateDir = None,
 ) -> None:
     """Start a Ray cluster of several nodes on this machine, to try the service."""
-    from dpsweep.cli import service
+    from dpsweep.cli.verbs import local_cluster
 
-    service.check_local(local)
-    service.up(state, nodes=nodes, cpus=cpus, tracking=tracking)
+    local_cluster.check_local(local)
+    local_cluster.up(state, nodes=nodes, cpus=cpus, tracking=tracking)
 
 
 @app.command()
@@ -206,9 +194,9 @@ def down(
     state: StateDir = None,
 ) -> None:
     """End exactly what `up` started."""
-    from dpsweep.cli import service
+    from dpsweep.cli.verbs import local_cluster
 
-    service.down(state, remove=remove)
+    local_cluster.down(state, remove=remove)
 
 
 @app.command()
@@ -226,9 +214,11 @@ def resume(
     force: Force = False,
 ) -> None:
     """Go on with a sweep that was stopped or whose driver died."""
-    from dpsweep.cli import route, search
+    from dpsweep.cli.verbs import route, search
 
-    if route.resumed(name, state, address, storage, accept=accept, force=force):
+    if route.resumed(
+        name, state, address, storage, out=out, quiet=quiet, accept=accept, force=force
+    ):
         return
     options = search.Options(state, address, None, out, quiet, storage, force)
     search.resume(name, options, accept=accept)
@@ -242,11 +232,11 @@ def status(
     as_json: Json = False,
 ) -> None:
     """Show everyone's sweeps of a state folder, or the trials of one."""
-    from dpsweep.cli import look, route
+    from dpsweep.cli.verbs import route, sweeps
 
     if route.answered("status", name, state, as_json=as_json):
         return
-    look.status(name, state, as_json, storage)
+    sweeps.status(name, state, as_json, storage)
     if name is None and not as_json:
         route.tell_submitted(state)
 
@@ -259,11 +249,11 @@ def stop(
     force: Force = False,
 ) -> None:
     """End a running sweep in good order; `resume` goes on with it."""
-    from dpsweep.cli import look, route
+    from dpsweep.cli.verbs import route, sweeps
 
     if route.answered("stop", name, state, wait=wait, force=force):
         return
-    look.stop(name, state, wait, force=force)
+    sweeps.stop(name, state, wait, force=force)
 
 
 @app.command()
@@ -275,19 +265,17 @@ def best(
     as_json: Json = False,
 ) -> None:
     """Show the best trials of a sweep, and what they promise."""
-    from dpsweep.cli import look, route
+    from dpsweep.cli.verbs import route, sweeps
 
     if route.answered("best", name, state, top=top, as_json=as_json):
         return
-    look.best(name, state, top, as_json, storage)
+    sweeps.best(name, state, top, as_json, storage)
 
 
 @app.command()
 def export(
     name: Name,
-    out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="Folder for the files.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Folder for the files.")] = None,
     state: StateDir = None,
     storage: Storage = None,
     top: Annotated[int, typer.Option(min=1, help="How many.")] = 1,
@@ -311,11 +299,15 @@ def export(
     ] = False,
 ) -> None:
     """Write the best of a sweep as files, or register its best model in MLflow."""
-    from dpsweep.cli import route, share
+    from dpsweep.cli.verbs import export, route
 
-    if out and kind == "yaml" and not register and route.exported(name, state, top, out):
+    plain = kind == "yaml" and not register
+    if out and plain and route.exported(name, state, top, out):
         return
-    share.export(
+    if not plain:
+        way = "--register" if register else f"--format {kind}"
+        route.refuse_elsewhere(f"export {way}", name, state)
+    export.export(
         name,
         state,
         storage,
@@ -342,9 +334,10 @@ def report(
     storage: Storage = None,
 ) -> None:
     """Write a sweep as one page to read anywhere: privacy, best config, tables, figures."""
-    from dpsweep.cli import pages
+    from dpsweep.cli.verbs import report, route
 
-    pages.report(name, out, pictures, state, storage)
+    route.refuse_elsewhere("report", name, state)
+    report.report(name, out, pictures, state, storage)
 
 
 @app.command()
@@ -356,9 +349,10 @@ def watch(
     storage: Storage = None,
 ) -> None:
     """Follow a running sweep from another terminal until it ends; Ctrl-C leaves it running."""
-    from dpsweep.cli import follow
+    from dpsweep.cli.verbs import route, watch
 
-    follow.watch(name, state, storage)
+    route.refuse_elsewhere("watch", name, state)
+    watch.watch(name, state, storage)
 
 
 @app.command()
@@ -372,9 +366,9 @@ def train(
     quiet: Quiet = False,
 ) -> None:
     """Train one config alone, with fresh noise; no Ray, Optuna or MLflow."""
-    from dpsweep.cli import alone
+    from dpsweep.cli.verbs import trial
 
-    alone.train(file, settings or [], out, fetch, quiet)
+    trial.train(file, settings or [], out, fetch, quiet)
 
 
 @app.command()
@@ -384,9 +378,9 @@ def ui(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 5000,
 ) -> None:
     """Open the MLflow UI over a state folder's results."""
-    from dpsweep.cli import look
+    from dpsweep.cli.verbs import sweeps
 
-    look.ui(state, host, port)
+    sweeps.ui(state, host, port)
 
 
 @app.command()
@@ -398,9 +392,10 @@ def gc(
     as_json: Json = False,
 ) -> None:
     """List what killed processes left behind, with sizes; delete it with --remove."""
-    from dpsweep.cli import tidy
+    from dpsweep.cli.verbs import gc, route
 
-    tidy.gc(state, remove, as_json, name=name, force=force)
+    route.refuse_elsewhere("gc", name, state)
+    gc.gc(state, remove, as_json, name=name, force=force)
 
 
 @app.command()
@@ -414,9 +409,9 @@ def doctor(
     as_json: Json = False,
 ) -> None:
     """Check installation, state folder, sweeps and cluster; exit with 1 if something fails."""
-    from dpsweep.cli import health
+    from dpsweep.cli.verbs import doctor
 
-    health.doctor(state, storage, as_json, address=address, tracking_uri=tracking_uri)
+    doctor.doctor(state, storage, as_json, address=address, tracking_uri=tracking_uri)
 
 
 @app.command()
@@ -442,7 +437,7 @@ def audit(
     as_json: Json = False,
 ) -> None:
     """Measure a lower bound on a method's epsilon; exit with 1 if it exceeds the claim."""
-    from dpsweep.cli import measure
+    from dpsweep.cli.verbs import audit
 
     plan = {
         "epsilon": epsilon,
@@ -452,7 +447,7 @@ def audit(
         "runs": runs,
         "confidence": confidence,
     }
-    measure.audit(what, settings or [], plan, as_json)
+    audit.audit(what, settings or [], plan, as_json)
 
 
 @app.command()
@@ -476,10 +471,10 @@ def compare(
     storage: Storage = None,
 ) -> None:
     """Put sweeps and methods side by side, and say which differences are noise."""
-    from dpsweep.cli import against
+    from dpsweep.cli.verbs import compare
 
-    form = against.form_of(as_json=as_json, as_markdown=as_markdown)
-    against.compare(names, state or [], reference, models=any_model, form=form, storage=storage)
+    form = compare.form_of(as_json=as_json, as_markdown=as_markdown)
+    compare.compare(names, state or [], reference, any_model=any_model, form=form, storage=storage)
 
 
 @app.command()
@@ -515,13 +510,13 @@ def reproduce(
     quiet: Quiet = False,
 ) -> None:
     """Run a paper's table again, cell by cell; exit with 1 if a cell has no figure."""
-    from dpsweep.cli import printed
+    from dpsweep.cli.verbs import reproduce
 
-    wish = printed.Wish(
+    wish = reproduce.Wish(
         table=table,
-        rows=printed.listed(rows),
-        columns=printed.listed(columns),
-        methods=printed.listed(methods),
+        rows=reproduce.listed(rows),
+        columns=reproduce.listed(columns),
+        methods=reproduce.listed(methods),
         budget=budget,
         seeds=seeds,
         epsilons=epsilon or [],
@@ -534,7 +529,7 @@ def reproduce(
         fetch=fetch,
         quiet=quiet,
     )
-    (printed.plan if only_plan else printed.run)(wish)
+    (reproduce.plan if only_plan else reproduce.run)(wish)
 
 
 @app.command()
@@ -542,9 +537,9 @@ def space(
     method: Annotated[str, typer.Argument(help="A method, such as fftkf.")],
 ) -> None:
     """Print a method's default search space, ready to paste into a sweep file."""
-    from dpsweep.cli import alone
+    from dpsweep.cli.verbs import trial
 
-    alone.space(method)
+    trial.space(method)
 
 
 @app.command()
@@ -553,7 +548,7 @@ def models(
     as_json: Json = False,
 ) -> None:
     """List the models, with the number of their weights."""
-    from dpsweep.cli import catalogue
+    from dpsweep.cli.verbs import catalogue
 
     catalogue.models(data, as_json)
 
@@ -563,7 +558,7 @@ def data(
     place: Annotated[Path, typer.Argument(help="A folder of images by class, or an .npz file.")],
 ) -> None:
     """Print the data section of a trial for images of your own, ready to paste."""
-    from dpsweep.cli import catalogue
+    from dpsweep.cli.verbs import catalogue
 
     catalogue.data(place)
 
@@ -573,76 +568,9 @@ def schema(
     kind: Annotated[str, typer.Argument(help="sweep or trial.")] = "sweep",
 ) -> None:
     """Print the JSON schema of a sweep file or a trial config, for editors."""
-    from dpsweep.cli import alone
+    from dpsweep.cli.verbs import trial
 
-    alone.schema(kind)
-
-
-bench = typer.Typer(no_args_is_help=True, help="Measure speed, side by side in one run.")
-app.add_typer(bench, name="bench")
-
-
-@bench.command("step")
-def bench_step(
-    model: Annotated[str, typer.Option(help="A model of `dpsweep schema trial`.")] = "cnn5",
-    data: Annotated[str, typer.Option(help="Whose shape the images have.")] = "cifar10",
-    batch: Annotated[int, typer.Option(min=2, help="Batch size.")] = 256,
-    methods: Annotated[
-        str,
-        typer.Option(
-            "--method",
-            help="Ours, by commas; NAME:KEY=VALUE sets a key, as innerouter:points=3; NAME@ENGINE, "
-            "NAME@fixed, NAME@secure.",
-        ),
-    ] = "dp_sgd",
-    against: Annotated[
-        str, typer.Option(help="sgd, sgd-channels-last, opacus, opacus-ghost, vmap; by commas.")
-    ] = "sgd,opacus,opacus-ghost,vmap",
-    repeats: Annotated[int, typer.Option(min=1, help="Steps of each.")] = 7,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    physical: Annotated[int | None, typer.Option(min=1, help="Our max_physical_batch.")] = None,
-    memory: Annotated[
-        bool, typer.Option("--memory", help="Peak memory, in new processes.")
-    ] = False,
-    settings: Settings = None,
-    as_json: Json = False,
-) -> None:
-    """Time one step of training: ours against plain SGD and Opacus."""
-    from dpsweep.cli import speed
-    from dpsweep.train.race import Race
-
-    names = [*against.split(","), *methods.split(",")]
-    names = [f"{methods.split(',')[0]}@vmap" if name == "vmap" else name for name in names if name]
-    race = Race(data, {"name": model}, batch, device, physical or "auto", tuple(settings or ()))
-    options = {"repeats": repeats, "threads": threads, "memory": memory, "as_json": as_json}
-    speed.step(race, list(dict.fromkeys(names)), options)
-
-
-@bench.command("sigma")
-def bench_sigma(
-    data: Annotated[str, typer.Option(help="Whose number of examples counts.")] = "cifar10",
-    epsilon: Annotated[float, typer.Option(min=0.01, max=50, help="The budget.")] = 4.0,
-    batches: Annotated[str, typer.Option("--batch", help="By commas.")] = "250,1000,4000",
-    epochs: Annotated[float, typer.Option(min=0.01, help="Length of a run.")] = 20.0,
-    as_json: Json = False,
-) -> None:
-    """Time the calibration of the noise, ours and Opacus'."""
-    from dpsweep.cli import overhead
-
-    overhead.sigma(data, epsilon, batches, epochs, as_json)
-
-
-@bench.command("sweep")
-def bench_sweep(
-    trials: Annotated[int, typer.Option(min=1, help="Trials of one step.")] = 50,
-    at_once: Annotated[int, typer.Option(min=1, help="How many at a time.")] = 2,
-    as_json: Json = False,
-) -> None:
-    """Time what a search adds to its trials: study, Ray Tune and tracking."""
-    from dpsweep.cli import overhead
-
-    overhead.sweep(trials, at_once, as_json)
+    trial.schema(kind)
 
 
 def main() -> None:
@@ -650,5 +578,5 @@ def main() -> None:
     try:
         app()
     except DpSweepError as e:
-        Console(stderr=True, soft_wrap=True, highlight=False, markup=False).print(f"error: {e}")
+        error(str(e))
         sys.exit(2)

@@ -5,6 +5,9 @@ import sys
 
 from rich.console import Console
 
+STOPPED = 130
+"""Exit code of what was ended before its end, as for a program ended by Ctrl-C."""
+
 _FILE_WIDTH = 120
 
 
@@ -18,6 +21,13 @@ def console(*, quiet: bool = False) -> Console:
 def warn(warnings: list[str]) -> None:
     """Prints warnings to stderr, a line each."""
     for warning in warnings:
-        Console(stderr=True, soft_wrap=True, highlight=False, markup=False).print(
-            f"warning: {warning}"
-        )
+        _stderr().print(f"warning: {warning}")
+
+
+def error(text: str) -> None:
+    """Prints to stderr what ends the program."""
+    _stderr().print(f"error: {text}")
+
+
+def _stderr() -> Console:
+    return Console(stderr=True, soft_wrap=True, highlight=False, markup=False)

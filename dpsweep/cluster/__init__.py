@@ -1,1 +1,1 @@
-"""Connecting to a Ray cluster, embedded or existing."""
+"""Ray clusters: embedded ones, those that are there, local ones to try, and jobs on others."""

@@ -7,7 +7,8 @@ import sys
 from ray._private.services import canonicalize_bootstrap_address  # Ray has no public one
 
 _PROBE_SECONDS = 30
-REFUSED, TAKEN = "refused", "taken"
+REFUSED, TAKEN, AWAY = "refused", "taken", "away"
+"""What a cluster says to somebody who has no token."""
 
 _PROBE = f"""
 import sys
@@ -16,7 +17,7 @@ try:
     GcsClient(address=sys.argv[1]).get_all_node_info(timeout=10)
     print("{TAKEN}")
 except Exception as e:
-    print("{REFUSED}" if "auth" in type(e).__name__.lower() else "away")
+    print("{REFUSED}" if "auth" in type(e).__name__.lower() else "{AWAY}")
 """
 """Asks a cluster for its nodes, in a process without a token: Ray reads its own only once."""
 
@@ -31,7 +32,7 @@ def running_here() -> str | None:
 
 
 def answer_without_token(address: str) -> str:
-    """What the cluster at HOST:PORT says to somebody who has no token: refused, taken or away."""
+    """REFUSED, TAKEN or AWAY: what the cluster at HOST:PORT says to somebody without a token."""
     env = {k: v for k, v in os.environ.items() if not k.startswith("RAY_AUTH")}
     env["RAY_AUTH_MODE"] = "disabled"
     try:
@@ -44,5 +45,5 @@ def answer_without_token(address: str) -> str:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return "away"
-    return asked.stdout.strip().splitlines()[-1] if asked.stdout.strip() else "away"
+        return AWAY
+    return asked.stdout.strip().splitlines()[-1] if asked.stdout.strip() else AWAY

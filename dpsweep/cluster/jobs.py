@@ -58,10 +58,12 @@ class Job:
         return self.status in _ENDS
 
 
+class ClusterLost(ConnectionRefused):
+    """A cluster that answered, and does not any more while a job of it is followed."""
+
+
 class Jobs(Protocol):
     """The jobs of one cluster."""
-
-    address: str
 
     def submit(self, job_id: str, entrypoint: str, files: dict[str, bytes]) -> None:
         """Starts a job in a folder that holds `files`, by relative path.
@@ -122,16 +124,16 @@ def follow(jobs: Jobs, job_id: str, show: Callable[[str], None]) -> tuple[Job, s
     A connection that is lost for a while is no end: the job goes on without us.
 
     Raises:
-        ConnectionRefused: If the cluster does not answer for two minutes.
+        ClusterLost: If the cluster does not answer for two minutes.
     """
     shown, lost = 0, time.monotonic()
     while True:
         try:
             job, said = jobs.output(job_id)
             lost = time.monotonic()
-        except ConnectionRefused:
+        except ConnectionRefused as e:
             if time.monotonic() - lost > _PATIENCE_SECONDS:
-                raise
+                raise ClusterLost(str(e)) from e
             time.sleep(_POLL_SECONDS)
             continue
         show(said[shown:])
@@ -295,7 +297,9 @@ def _refusal(address: str, message: str) -> Exception:
         )
     if "uthenticat" in message or "UNAUTHENTICATED" in message:
         return ConnectionRefused(f"{address}: {_token_words()}")
-    if "404" in message or message == "'ray_version'":
+    if "does not exist" in message:
+        return StateError(f"{address}: {first}")
+    if "status code 404" in message or "returned 404" in message or message == "'ray_version'":
         return ConnectionRefused(
             f"{address}: something answers there, and it is no Ray dashboard ({first}). The "
             f"dashboard is at port 8265 of the head, unless --dashboard-port named another"

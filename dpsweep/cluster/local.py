@@ -11,13 +11,14 @@ FOLDER/ray_token     the token (0600)
 FOLDER/logs/         what the processes say
 FOLDER/state/        DPSWEEP_STATE of the nodes
 RUNTIME              a short path in the system's folder for temporary files: Ray's sockets and logs
+DATABASE             the like for PostgreSQL, whose user is another under root
 
 From Python, as the chaos tests use it:
 
-    with running(folder, nodes=3, cpus=1) as local:     # or: local = Local.up(...); local.down()
-        local.kill_node(1)                               # all of its processes, as a power cut does
+    with running(folder, nodes=3, cpus=1) as local:
+        local.kill_node(1)              # all of its processes, as a power cut does
         local.add_node()
-        local.restart_head()                             # the same ports; workers join again
+        local.restart_head()            # the same ports; workers join again
         local.environment, local.jobs_address, local.address, local.nodes, local.state
 """
 
@@ -29,21 +30,20 @@ import secrets
 import shlex
 import shutil
 import signal
-import socket
+import stat
 import sys
 import tempfile
-import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dpsweep.cluster.ports import HOST, free_port
 from dpsweep.cluster.processes import MARK, Process, end, start, sweep_up, wait_for
 from dpsweep.core.disk import write_whole
-from dpsweep.core.errors import ConnectionRefused, StateError
+from dpsweep.core.errors import StateError
 
-HOST = "127.0.0.1"
 _READY_SECONDS = 120.0
 _STORE_BYTES = 100 * 1024**2
 _PORTS = ("gcs", "dashboard", "client", "agent")
@@ -59,6 +59,7 @@ class Local:
         folder: Where it is written down.
         id: Mark of its processes; empty before it is up.
         runtime: Folder for what needs a short path.
+        database: PostgreSQL's folder, where it may not run as our user; empty if it has none.
         cpus: CPUs of a node, as Ray counts them.
         ports: What listens where; kept from one `up` to the next where they are still free.
         nodes: The processes that are nodes, the head first.
@@ -70,6 +71,7 @@ class Local:
     folder: Path
     id: str = ""
     runtime: str = ""
+    database: str = ""
     cpus: int = 1
     ports: dict[str, int] = field(default_factory=dict)
     nodes: list[Process] = field(default_factory=list)
@@ -79,14 +81,25 @@ class Local:
 
     @classmethod
     def at(cls, folder: Path) -> "Local":
-        """What is written down in `folder`; nothing runs if nothing is."""
+        """What is written down in `folder`; nothing runs if nothing is.
+
+        Raises:
+            StateError: If it cannot be read.
+        """
+        place = folder / "up.json"
         try:
-            known: dict[str, Any] = json.loads((folder / "up.json").read_text())
+            known: dict[str, Any] = json.loads(place.read_text())
+            for key in ("nodes", "services"):
+                known[key] = [Process(**process) for process in known[key]]
+            return cls(folder, **known)
         except FileNotFoundError:
             return cls(folder)
-        for key in ("nodes", "services"):
-            known[key] = [Process(**process) for process in known[key]]
-        return cls(folder, **known)
+        except (ValueError, TypeError, KeyError) as e:
+            raise StateError(
+                f"{place}: cannot be read ({type(e).__name__}: {e}). What still runs of it has "
+                f"{MARK} in its environment: grep -l {MARK} /proc/[0-9]*/environ. End that, and "
+                f"delete {folder}"
+            ) from e
 
     @property
     def state(self) -> Path:
@@ -139,7 +152,7 @@ class Local:
         self.down()
         for place in (self.folder, self.folder / "logs", self.state):
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not self.runtime or not Path(self.runtime).is_dir():
+        if not belongs_to(os.geteuid(), self.runtime):
             self.runtime = tempfile.mkdtemp(prefix="dpsweep-up-")
         self.id, self.cpus = secrets.token_hex(16), cpus
         self.ports |= {name: free_port(self.ports.get(name)) for name in _PORTS}
@@ -204,8 +217,8 @@ class Local:
     def remove(self) -> None:
         """Ends it, and deletes all of its files: state, databases, artifacts, logs."""
         self.down()
-        if self.runtime:
-            shutil.rmtree(self.runtime, ignore_errors=True)
+        for place in filter(None, (self.runtime, self.database)):
+            shutil.rmtree(place, ignore_errors=True)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def store(self) -> None:
@@ -309,39 +322,19 @@ def alone(folder: Path) -> Iterator[None]:
         yield
 
 
+def belongs_to(user: int, folder: str) -> bool:
+    """True for a folder that this user alone may enter, and no link to one.
+
+    Where it is gone from the system's folder for temporary files, others may have made another.
+    """
+    try:
+        found = os.lstat(folder)
+    except OSError:
+        return False
+    return found.st_uid == user and found.st_mode == stat.S_IFDIR | 0o700
+
+
 def plain_environment(mark: str) -> dict[str, str]:
     """This process's environment without what speaks of another cluster, and with the mark."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(_LEAVE_OUT)}
     return {**kept, MARK: mark}
-
-
-def free_port(wished: int | None) -> int:
-    """`wished` if nobody listens there, or a port that is free."""
-    for port in (wished, 0):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((HOST, port or 0))
-            found: int = probe.getsockname()[1]
-            return found
-    raise ConnectionRefused(f"no port is free on {HOST}. End some servers, and try again")
-
-
-def answers(port: int) -> bool:
-    """True if something listens."""
-    with socket.socket() as probe:
-        probe.settimeout(2)
-        return probe.connect_ex((HOST, port)) == 0
-
-
-def asks(url: str, headers: Mapping[str, str] | None = None) -> int:
-    """The HTTP status of an answer; 0 if there is none."""
-    try:
-        with urllib.request.urlopen(
-            urllib.request.Request(url, headers=dict(headers or {})), timeout=5
-        ) as a:
-            status: int = a.status
-            return status
-    except urllib.error.HTTPError as e:
-        return e.code
-    except OSError:
-        return 0

@@ -5,6 +5,7 @@ task looks for a token in the state folder, reads the data into the node's one c
 hashes it; what it hashes stays where it is.
 """
 
+import contextlib
 import os
 import platform
 import secrets
@@ -22,6 +23,7 @@ import torch
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import dpsweep
+from dpsweep.cluster.connect import cluster
 from dpsweep.config.resources import ResourcesConfig
 from dpsweep.config.sweep import Sweep
 from dpsweep.config.trial import TrialConfig
@@ -78,6 +80,25 @@ class NodeReport:
         return bool(self.dpsweep)
 
 
+@contextlib.contextmanager
+def cluster_for(sweep: Sweep, state_root: Path, address: str | None) -> Iterator[None]:
+    """Connects to Ray for the length of a sweep; on a cluster that was there, its nodes are asked.
+
+    Args:
+        sweep: What is to run.
+        state_root: Its state folder.
+        address: As for `cluster`.
+
+    Raises:
+        ConnectionRefused: If nothing answers at the address.
+        StateError: If a node is not fit for the sweep's trials.
+    """
+    with cluster(address):
+        if address is not None:
+            check_nodes(sweep, state_root)
+        yield
+
+
 def survey(
     sweep: Sweep | None, state_root: Path | None, patience_seconds: float = _PATIENCE_SECONDS
 ) -> list[NodeReport]:
@@ -104,6 +125,8 @@ def survey(
             told = task.remote(asked if matters else None, mark, token.shown if matters else None)
             waiting[told] = (node, matters)
         found = list(_collected(waiting, time.monotonic() + patience_seconds))
+    alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+    found = [report for report in found if report.answered or report.node_id in alive]
     here = ray.get_runtime_context().get_node_id()
     return sorted(found, key=lambda r: (r.node_id != here, r.host, r.node_id))
 

@@ -24,6 +24,9 @@ MARK = "DPSWEEP_UP"
 _CHILDREN: list["subprocess.Popen[bytes]"] = []
 """Those that this process started itself: it has to wait for them, or they stay as zombies."""
 
+_PAUSE_SECONDS, _KILL_SECONDS = 0.05, 10.0
+"""How often something is looked at, and how long what is killed may take to be gone."""
+
 _STATE, _SESSION, _BORN = 0, 3, 19
 """Fields of /proc/PID/stat behind the name: state, session, start time in ticks since boot."""
 
@@ -77,7 +80,7 @@ def start(
         log: Appended to.
         environment: All of it.
         end_signal: What ends it in good order.
-        how: More for subprocess.Popen, such as the user.
+        how: More for subprocess.Popen, such as the user. What it writes is its user's alone.
     """
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     with os.fdopen(handle, "ab") as out:
@@ -88,6 +91,7 @@ def start(
             stderr=subprocess.STDOUT,
             env=dict(environment),
             start_new_session=True,
+            umask=0o077,
             **how,
         )
     _CHILDREN.append(child)
@@ -96,9 +100,7 @@ def start(
     return Process(name, child.pid, born, str(log), end_signal)
 
 
-def wait_for(
-    ready: Callable[[], bool], process: Process, seconds: float, every: float = 0.1
-) -> None:
+def wait_for(ready: Callable[[], bool], process: Process, seconds: float) -> None:
     """Waits until `process` does what it is for.
 
     Raises:
@@ -113,7 +115,7 @@ def wait_for(
                 f"{process.name} is not ready after {seconds:g} s. If the machine is busy, try "
                 f"again. {_last_words(process)}"
             )
-        time.sleep(every)
+        time.sleep(_PAUSE_SECONDS)
 
 
 def run(command: Sequence[str | Path], environment: Mapping[str, str], **how: Any) -> None:
@@ -152,7 +154,7 @@ def end(processes: Sequence[Process], mark: str, grace: float = 15.0) -> int:
     return len(alive)
 
 
-def sweep_up(processes: Sequence[Process], mark: str | None, seconds: float = 10.0) -> None:
+def sweep_up(processes: Sequence[Process], mark: str | None) -> None:
     """Kills whatever is left of `processes`, and of all that bears `mark`."""
 
     def kill_all() -> bool:
@@ -163,13 +165,13 @@ def sweep_up(processes: Sequence[Process], mark: str | None, seconds: float = 10
                 os.kill(pid, signal.SIGKILL)
         return not left
 
-    _until(kill_all, seconds)
+    _until(kill_all, _KILL_SECONDS)
 
 
 def _until(done: Callable[[], bool], seconds: float) -> None:
     limit = time.monotonic() + seconds
     while not done() and time.monotonic() < limit:
-        time.sleep(0.05)
+        time.sleep(_PAUSE_SECONDS)
 
 
 def _last_words(process: Process) -> str:

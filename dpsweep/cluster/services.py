@@ -8,19 +8,22 @@ key: for trying and testing alone. MLflow's server has basic authentication. All
 
 import json
 import os
+import pwd
 import secrets
 import shutil
 import signal
 import sys
+import tempfile
 import urllib.request
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from dpsweep.cluster.local import HOST, Local, answers, asks, free_port, plain_environment
+from dpsweep.cluster.local import Local, belongs_to, plain_environment
+from dpsweep.cluster.ports import HOST, free_port, http_status, listens
 from dpsweep.cluster.processes import Process, run, start, wait_for
 from dpsweep.core.disk import write_whole
-from dpsweep.core.errors import StateError
+from dpsweep.core.errors import ConnectionRefused, StateError
 
 USER, BUCKET = "dpsweep", "mlflow"
 _DATABASES = ("mlflow", "mlflow_auth", "sweeps")
@@ -62,14 +65,12 @@ def start_services(local: Local) -> None:
     local.store()
 
 
-def postgres(local: Local, password: str) -> Process:
+def postgres(local: Local, password: str) -> None:
     """A PostgreSQL server with our databases; its files are made the first time."""
     programs, who, port = _programs(), _unprivileged(), local.ports["postgres"]
-    home = Path(local.runtime if who else local.folder) / "postgres"
+    home = _home(local, who)
     write_whole(local.folder / "pgpass", f"{HOST}:*:*:{USER}:{password}\n".encode())
     environment = {**plain_environment(local.id), "PGPASSFILE": str(local.folder / "pgpass")}
-    if who:  # it refuses to run as root, and its user has to find its own files
-        os.chmod(local.runtime, 0o711)
     fresh = not (home / "ready").exists()
     if fresh:
         _make_database(programs, home, password, environment, who)
@@ -83,16 +84,15 @@ def postgres(local: Local, password: str) -> Process:
         **who,
     )
     _started(local, process)
-    wait_for(lambda: answers(port), process, _READY_SECONDS)
+    wait_for(lambda: listens(port), process, _READY_SECONDS)
     if fresh:
         for name in _DATABASES:
             where = ("-h", HOST, "-p", str(port), "-U", USER, "-w")
             run([programs / "createdb", *where, name], environment, cwd="/")
         (home / "ready").touch()
-    return process
 
 
-def s3(local: Local) -> Process:
+def s3(local: Local) -> None:
     """An S3 endpoint with our bucket."""
     port = local.ports["s3"]
     process = start(
@@ -103,13 +103,17 @@ def s3(local: Local) -> Process:
         cwd=local.folder,
     )
     _started(local, process)
-    wait_for(lambda: answers(port), process, _READY_SECONDS)
+    wait_for(lambda: listens(port), process, _READY_SECONDS)
     make = urllib.request.Request(f"http://{HOST}:{port}/{BUCKET}", method="PUT")
-    urllib.request.urlopen(make, timeout=30).close()
-    return process
+    try:
+        urllib.request.urlopen(make, timeout=30).close()
+    except OSError as e:
+        raise ConnectionRefused(
+            f"the S3 store makes no bucket {BUCKET!r} ({e}). Its own words are in {process.log}"
+        ) from e
 
 
-def mlflow(local: Local, words: dict[str, str]) -> Process:
+def mlflow(local: Local, words: dict[str, str]) -> None:
     """MLflow's server over both; one worker and no background jobs."""
     port, database = local.ports["mlflow"], local.ports["postgres"]
     url = f"postgresql+psycopg://{USER}@{HOST}:{database}"
@@ -149,8 +153,8 @@ def mlflow(local: Local, words: dict[str, str]) -> Process:
         cwd=local.folder,
     )
     _started(local, process)
-    wait_for(lambda: asks(f"http://{HOST}:{port}/health") == 200, process, _READY_SECONDS)
-    return process
+    healthy = f"http://{HOST}:{port}/health"
+    wait_for(lambda: http_status(healthy) == 200, process, _READY_SECONDS)
 
 
 def _started(local: Local, process: Process) -> None:
@@ -165,6 +169,17 @@ def _secrets(place: Path) -> dict[str, str]:
         write_whole(place, json.dumps(drawn).encode())
     known: dict[str, str] = json.loads(place.read_text())
     return known
+
+
+def _home(local: Local, who: dict[str, Any]) -> Path:
+    """Where the server's files are; under root in a folder of the server's own user."""
+    if not who:
+        return local.folder / "postgres"
+    if not belongs_to(who["user"], local.database):
+        local.database = tempfile.mkdtemp(prefix="dpsweep-up-")
+        shutil.chown(local.database, who["user"], who["group"])
+        local.store()
+    return Path(local.database)
 
 
 def _make_database(
@@ -200,5 +215,18 @@ def _programs() -> Path:
 
 
 def _unprivileged() -> dict[str, Any]:
-    """Arguments for subprocess: PostgreSQL refuses to run as root."""
-    return {"user": "nobody", "group": "nogroup", "extra_groups": []} if not os.getuid() else {}
+    """Arguments for subprocess: PostgreSQL refuses to run as root.
+
+    Raises:
+        StateError: If there is nobody to run it as.
+    """
+    if os.getuid():
+        return {}
+    try:
+        nobody = pwd.getpwnam("nobody")
+    except KeyError as e:
+        raise StateError(
+            "up --tracking: PostgreSQL does not run as root, and this machine has no user `nobody` "
+            "to run it as. Run dpsweep as another user than root, or leave out --tracking"
+        ) from e
+    return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}

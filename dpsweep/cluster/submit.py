@@ -6,12 +6,12 @@ Other verbs are short jobs, whose output is shown here.
 """
 
 import json
-import os
 import secrets
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from itertools import pairwise
+from pathlib import PurePath, PurePosixPath
 
 from dpsweep.cluster.jobs import Job, Jobs, follow
 from dpsweep.cluster.submitted import Submitted
@@ -19,9 +19,10 @@ from dpsweep.core.errors import ConfigError, ConnectionRefused, StateError
 from dpsweep.track.server import without_password
 
 BEGIN, FILES = "--- dpsweep speaks ---", "--- dpsweep's files: "
-"""What `dpsweep.cli.there` prints before a verb's output, and before its files as JSON."""
+"""What PROGRAM prints before a verb's output, and before its files as JSON."""
 
-PROGRAM = "dpsweep.cli.there"
+PROGRAM = "dpsweep.cli.verbs.remote_job"
+"""Runs a verb on the cluster's side."""
 
 Show = Callable[[str], None]
 
@@ -103,6 +104,19 @@ def run(jobs: Jobs, sweep: Submitted, words: Sequence[str], show: Show) -> Ended
     return watch(jobs, job_id, show)
 
 
+def spoken(job: Job, said: str) -> tuple[str, str]:
+    """What a job's verb said, without Ray's own lines, and its files as JSON; empty if none.
+
+    Raises:
+        ConnectionRefused: If the job ended before its verb began, with Ray's reason.
+    """
+    _, mark, behind = said.partition(f"{BEGIN}\n")
+    if not mark and job.has_ended:
+        raise ConnectionRefused(_never_began(job, said))
+    words, found, listing = f"\n{behind}".rpartition(f"\n{FILES}")  # ours is the last line of all
+    return (f"{words}\n"[1:], listing) if found else (behind, "")
+
+
 def check_state(folder: str | None) -> None:
     """Raises ConfigError for a state folder that would end with its job."""
     if folder is not None and not PurePosixPath(folder).is_absolute():
@@ -125,6 +139,10 @@ def check_not_secret(option: str, uri: str | None) -> None:
 
 def _entrypoint(sweep: Submitted, words: Sequence[str]) -> str:
     where = ["--state", sweep.state] if sweep.state else []
+    for before, word in pairwise(["", *where, *words]):
+        check_not_secret(before, word)
+        option, _, value = word.partition("=")
+        check_not_secret(option, value)
     return shlex.join(["python", "-m", PROGRAM, "--owner", sweep.owner, *where, "--", *words])
 
 
@@ -138,30 +156,49 @@ def _driven(sweep: Submitted, job_id: str) -> StateError:
 
 def _behind_mark(show: Show) -> Show:
     """Shows what comes behind the mark: what stands before it is Ray's own."""
-    pending = [""]
-    open_ = [False]
+    pending, begun = "", False
 
     def shown(text: str) -> None:
-        if not open_[0]:
-            pending[0] += text
-            _, mark, text = pending[0].partition(f"{BEGIN}\n")
-            open_[0] = bool(mark)
-        if open_[0] and text:
+        nonlocal pending, begun
+        if not begun:
+            pending += text
+            _, mark, text = pending.partition(f"{BEGIN}\n")
+            begun = bool(mark)
+        if begun and text:
             show(text.partition(FILES)[0])
 
     return shown
 
 
 def _ended(job: Job, said: str) -> Ended:
-    _, mark, behind = said.partition(f"{BEGIN}\n")
-    if not mark:
-        raise ConnectionRefused(_never_began(job, said))
-    words, _, listing = behind.partition(FILES)
-    files = json.loads(listing.partition("\n")[0]) if listing else {}
+    words, listing = spoken(job, said)
+    files = _files(job, listing.partition("\n")[0]) if listing else {}
     code = job.exit_code if job.exit_code is not None else int(job.status != "SUCCEEDED")
     if job.status != "SUCCEEDED" and job.exit_code is None:
         words += f"The job ended without an exit code: {job.message}\n"
     return Ended(code, words, files)
+
+
+def _files(job: Job, listing: str) -> dict[str, str]:
+    """What a job says that it wrote; whatever printed that may be anybody's.
+
+    Raises:
+        ConnectionRefused: For a name that leads out of the folder where it is to be written.
+    """
+    try:
+        found = {str(name): str(text) for name, text in json.loads(listing).items()}
+    except (ValueError, AttributeError) as e:
+        raise ConnectionRefused(
+            f"job {job.id}: its list of files cannot be read ({e}). Something else may have "
+            f"printed it; look at all that it said on the cluster's dashboard"
+        ) from e
+    for name in found:
+        if name in ("", "..") or name != PurePath(name).name or "\0" in name:
+            raise ConnectionRefused(
+                f"job {job.id}: names a file {name!r}, which is no plain name, so nothing is "
+                f"written. Do you trust the cluster, and the code of your model?"
+            )
+    return found
 
 
 def _never_began(job: Job, said: str) -> str:
@@ -173,8 +210,3 @@ def _never_began(job: Job, said: str) -> str:
         )
     last = [line for line in f"{said}\n{job.message}".splitlines() if line.strip()]
     return f"job {job.id} did not start ({job.status}): {' / '.join(last[-3:]) or 'no reason told'}"
-
-
-def default_address() -> str | None:
-    """Where sweeps are submitted if nothing is said: DPSWEEP_TO."""
-    return os.environ.get("DPSWEEP_TO") or None

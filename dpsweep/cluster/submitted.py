@@ -30,8 +30,11 @@ class Submitted:
 
     @property
     def job_prefix(self) -> str:
-        """With a number behind it: the submission ids of the jobs that drove it."""
-        return f"dpsweep-{self.owner}-{self.name}~"
+        """With a number behind it: the submission ids of the jobs that drove it.
+
+        Neither owners nor names hold a `~`, so no two sweeps share one.
+        """
+        return f"dpsweep-{self.owner}~{self.name}~"
 
     def remember(self, here: State) -> None:
         """Writes it down."""

@@ -110,6 +110,16 @@ def parse_yaml(text: str, name: str) -> Source:
     return Source(name, tree, lines)
 
 
+def yaml_text(tree: Tree) -> str:
+    """A tree as YAML in its own order; mappings and lists that hold no others take one line."""
+    return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=98)
+
+
+def sweep_yaml(file: Source, base: Tree) -> str:
+    """A sweep file with its base in it: one file that can be launched again anywhere."""
+    return yaml_text({**file.tree, "base": base})
+
+
 def with_overrides(
     source: Source, settings: list[str], spell: Callable[[Path_], Path_] = tuple
 ) -> Source:
@@ -188,22 +198,23 @@ class _Loader(yaml.SafeLoader):
     """YAML 1.2's scalars: 1e-5 is a number, and yes, no, on and off are words."""
 
 
+class _Dumper(yaml.SafeDumper):
+    """Quotes a word that is a number or a truth value in YAML 1.1 or in 1.2."""
+
+
+_BOOL = re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$")
+_FLOAT = re.compile(
+    r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)[eE][-+]?[0-9]+$"
+    r"|^[-+]?(?:\.[0-9]+|[0-9]+\.[0-9]*)$"
+    r"|^[-+]?\.(?:inf|Inf|INF)$|^\.(?:nan|NaN|NAN)$"
+)
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in pairs if not tag.endswith((":bool", ":float"))]
     for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
-)
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(
-        r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)[eE][-+]?[0-9]+$"
-        r"|^[-+]?(?:\.[0-9]+|[0-9]+\.[0-9]*)$"
-        r"|^[-+]?\.(?:inf|Inf|INF)$|^\.(?:nan|NaN|NAN)$"
-    ),
-    list("-+0123456789."),
-)
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", _BOOL, list("tTfF"))
+for _kind in (_Loader, _Dumper):
+    _kind.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
 
 
 def _check_size(node: yaml.Node | None, name: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from dpsweep.config.budget import BudgetConfig, ConfirmConfig
 from dpsweep.config.defaults import DEFAULT, with_default_spaces
 from dpsweep.config.explain import shown
 from dpsweep.config.load import Path_, Source, Tree, read_yaml, validate, with_overrides
@@ -27,9 +28,8 @@ from dpsweep.config.seek import (
 from dpsweep.config.space import BRANCHING, DOMAIN_SCHEMAS, Choice, Draw, Space
 from dpsweep.config.start import Point, read_start
 from dpsweep.config.trial import TrialConfig, load_trial, trial_source
-from dpsweep.config.units import Duration, duration_seconds
 from dpsweep.config.varied import EPSILON, FIXED, read_varied
-from dpsweep.config.walk import Corner, RandomDraw
+from dpsweep.config.walk import Corner, RandomDraw, walk
 from dpsweep.config.where import Condition, check_names, read_conditions
 from dpsweep.core.errors import ConfigError
 from dpsweep.core.strict import Strict
@@ -41,40 +41,6 @@ _DRAWS = 1000
 """Random points that are tried before conditions count as impossible."""
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,79}$"
-
-
-class BudgetConfig(Strict):
-    """How much is spent on the search."""
-
-    trials: int = Field(gt=0)
-    """Trials in all, failed and pruned ones included."""
-
-    hours: float | None = Field(default=None, gt=0)
-    """After so many hours no new trial starts; those that run go on to their end."""
-
-    trial_timeout: Duration | None = None
-    """A trial that reports nothing for so long (30m, 90s, 2h) is ended and counts as failed. Give
-    several times what an epoch takes (plan tells); without it a trial that hangs stays for ever."""
-
-    @property
-    def silence_seconds(self) -> float | None:
-        """Seconds of `trial_timeout`."""
-        return duration_seconds(self.trial_timeout) if self.trial_timeout else None
-
-
-class ConfirmConfig(Strict):
-    """Repeats of the best configs with fresh noise, each charged as a trial is."""
-
-    top: int = Field(default=3, gt=0)
-    """Configs that are repeated (of each epsilon, where there are several)."""
-
-    each_method: bool = False
-    """Whether each method of a search over several has its `top` repeated, to compare them, or
-    only the best of all."""
-
-    seeds: int = Field(default=5, ge=2)
-    """Runs of each, under secrets of their own and, but for held-out data, public seeds 1, 2, ...
-    above the config's."""
 
 
 class SweepConfig(Strict):
@@ -193,10 +159,12 @@ class Sweep:
         groups = len(self.epsilons) * (len(self.methods) if confirm.each_method else 1)
         return self.config.budget.trials + confirm.top * confirm.seeds * groups
 
-    @property
+    @cached_property
     def methods(self) -> frozenset[str]:
         """The methods that the search chooses from, or the base config's."""
-        return frozenset(trial.method.name for trial in self.corners())
+        sections = walk(lambda corner: self.space.draw(self.base.tree, corner)[0].get("method"))
+        named = (section for section in sections if isinstance(section, dict))
+        return frozenset(str(section.get("name", "compose")) for section in named)
 
     @property
     def in_secret(self) -> bool:
@@ -277,15 +245,7 @@ class Sweep:
             fits: Raises ConfigError for a trial whose pieces do not fit one another; asked of
                 those that meet the conditions.
         """
-        seen = Corner()
-        yield self._drawn(seen, fits)
-        todo = seen.others()
-        while todo:
-            corner = todo.pop()
-            yield self._drawn(corner, fits)
-            new = {k: v for k, v in corner.sizes.items() if k not in seen.sizes}
-            seen.sizes.update(new)
-            todo += [Corner({**corner.picks, k: i}) for k, n in new.items() for i in range(1, n)]
+        yield from walk(lambda corner: self._drawn(corner, fits))
 
     def admits(self, trial: TrialConfig) -> bool:
         """True if the trial meets every condition of `where`."""
@@ -351,7 +311,8 @@ def load_sweep(path: str | Path, settings: list[str] | None = None) -> Sweep:
 def sweep_of(source: Source, folder: Path, settings: list[str] | None = None) -> Sweep:
     """The same from what a file holds, or a program made; `base` is relative to `folder`."""
     settings = settings or []
-    own = [s for s in settings if s.partition("=")[0].split(".")[0] in _OWN]
+    keys = set(SweepConfig.model_fields) - {"seed"}  # seed is the trials' own, unless in the file
+    own = [s for s in settings if s.partition("=")[0].split(".")[0] in keys]
     file = with_overrides(source, own, _search_key)
     if "search" not in file.tree:
         raise ConfigError(
@@ -363,14 +324,11 @@ def sweep_of(source: Source, folder: Path, settings: list[str] | None = None) ->
     return build_sweep(file, trial_source(base, [s for s in settings if s not in own]))
 
 
-_OWN = set(SweepConfig.model_fields) - {"seed"}  # seed is the trials' own, unless in the file
-
-
 def _search_key(path: Path_) -> Path_:
     """The keys under search are dotted themselves: search.optimizer.lr is one of them."""
-    return (
-        path if path[0] != "search" or len(path) == 1 else ("search", ".".join(map(str, path[1:])))
-    )
+    if path[0] != "search" or len(path) == 1:
+        return path
+    return "search", ".".join(map(str, path[1:]))
 
 
 def build_sweep(file: Source, base: Source) -> Sweep:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from dpsweep.config.letters import spelled_path, spelled_source
-from dpsweep.config.load import Source, Tree, put, validate, with_overrides
+from dpsweep.config.load import Source, Tree, put, validate, with_overrides, yaml_text
 from dpsweep.config.privacy import PrivacyConfig
 from dpsweep.core.errors import Misfit
 from dpsweep.core.strict import Strict, unused
@@ -185,6 +185,16 @@ def load_trial(source: Source) -> TrialConfig:
     """
     config: TrialConfig = validate(TrialConfig, replace(source, tree=_absolute(source.tree)))
     return config
+
+
+def config_yaml(config: TrialConfig) -> str:
+    """A trial config as YAML that `load_trial` reads back equal: a line a section, names first."""
+    return yaml_text(_names_first(config.model_dump(mode="json", exclude_none=True)))
+
+
+def _names_first(tree: Tree) -> Tree:
+    named = {"name": tree["name"], **tree} if "name" in tree else tree
+    return {k: _names_first(v) if isinstance(v, dict) else v for k, v in named.items()}
 
 
 def _absolute(tree: Tree) -> Tree:

@@ -1,8 +1,12 @@
 """Ways through a space that need no Optuna: its corners, and random points."""
 
 import random
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from dpsweep.config.space import Labels, Range, Slot
+
+Drawn = TypeVar("Drawn")
 
 
 class Corner:
@@ -24,6 +28,19 @@ class Corner:
 
     def others(self) -> list["Corner"]:
         return [Corner({name: i}) for name, size in self.sizes.items() for i in range(1, size)]
+
+
+def walk(draw: Callable[[Corner], Drawn]) -> Iterator[Drawn]:
+    """What is drawn at every end and option, one at a time, the rest at their first."""
+    seen = Corner()
+    yield draw(seen)
+    todo = seen.others()
+    while todo:
+        corner = todo.pop()
+        yield draw(corner)
+        new = {k: v for k, v in corner.sizes.items() if k not in seen.sizes}
+        seen.sizes.update(new)
+        todo += [Corner({**corner.picks, k: i}) for k, n in new.items() for i in range(1, n)]
 
 
 class RandomDraw:

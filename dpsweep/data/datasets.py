@@ -14,6 +14,11 @@ from dpsweep.core.errors import ConfigError, Misfit
 from dpsweep.core.strict import Strict, unused
 from dpsweep.data.features import Scattering, refuse_missing
 
+_DECLARED = ("shape", "num_classes", "num_train")
+"""What data of the user's own must say."""
+
+Triple = Annotated[tuple[float, ...], Field(strict=False)]
+
 
 @dataclass(frozen=True)
 class Spec:
@@ -46,11 +51,6 @@ SPECS = {
     "cifar100": Spec(50_000, 10_000, (3, 32, 32), 100, 255, "cifar-100-python"),
     "tiny_imagenet": Spec(100_000, 10_000, (3, 64, 64), 200, 255, "tiny-imagenet-200"),
 }
-
-_DECLARED = ("shape", "num_classes", "num_train")
-"""What data of the user's own must say."""
-
-Triple = Annotated[tuple[float, ...], Field(strict=False)]
 
 
 class Normalise(Strict):

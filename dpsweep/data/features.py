@@ -1,6 +1,6 @@
 """Features in the place of pixels: a fixed public function of each image alone.
 
-As nothing in it is learned from the data, and no image's features hang on another's, adding or
+As nothing in it is learned from the data, and no image's features depend on another's, adding or
 removing one example changes one example's features: privacy and accounting stay as they are. The
 config is checked here, without torch; the features are computed in data/scattering.py.
 """

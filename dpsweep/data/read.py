@@ -126,6 +126,8 @@ def _normalised(pixels: Tensor, by: Normalise) -> Tensor:
 def kept(config: DataConfig, seed: int, what: str, make: Callable[[], Any]) -> Any:
     """What `make` makes of the examples that are loaded so, from this node's copy of it.
 
+    Of each data set the latest few copies stay, and those in use.
+
     Args:
         config: The data set.
         seed: Public seed; says which examples are held out, if any are.
@@ -133,7 +135,7 @@ def kept(config: DataConfig, seed: int, what: str, make: Callable[[], Any]) -> A
         make: Returns tensors, in tuples. Called if there is no copy yet.
     """
     told = config.model_dump_json(), seed if config.num_held_out else None, what
-    return shared(config.place or _package(), make, repr(told))
+    return shared(config.place or _package(), make, repr(told), series="made")
 
 
 def _check(part: Split, expected: int, config: DataConfig) -> None:

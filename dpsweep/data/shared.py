@@ -5,11 +5,13 @@ file; everybody else maps that file, and the system keeps its pages once. The co
 private examples: its folder is the user's alone (0700), as the files are.
 """
 
+import contextlib
 import fcntl
 import hashlib
 import os
 import stat
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,14 @@ Split = tuple[Tensor, Tensor]
 """Images, uint8, shape (N, C, H, W); labels, int64, shape (N,)."""
 
 
-def shared(source: Path, read: Callable[[], Any], kind: str = "") -> Any:
+_KEPT = 2
+"""Copies of one series from one source that stay although nobody uses them."""
+
+_in_use: dict[str, int] = {}
+"""Series -> the lock that this process holds of the copy that it uses."""
+
+
+def shared(source: Path, read: Callable[[], Any], kind: str = "", series: str = "") -> Any:
     """What `read` returns, from this node's copy of it.
 
     Args:
@@ -31,17 +40,27 @@ def shared(source: Path, read: Callable[[], Any], kind: str = "") -> Any:
             age, has another copy.
         read: Returns tensors, in tuples. Called if there is no copy yet.
         kind: What else decides what `read` returns.
+        series: Name of copies of which there may be ever more: of each source the latest few stay,
+            and those that some process used last. Empty for a copy that stays.
 
     Raises:
         StateError: If the folder of copies is not this user's alone.
     """
-    place = folder() / f"{_mark(source, kind)}.pt"
+    name = _mark(source, kind)
+    if series:
+        series = f"{series}-{hashlib.sha256(str(source.resolve()).encode()).hexdigest()[:16]}"
+        name = f"{series}-{name}"
+    place = folder() / f"{name}.pt"
+    if series:  # from now on nobody deletes it
+        _use(series, place)
     if not place.exists():
-        handle = os.open(place.with_suffix(".lock"), os.O_WRONLY | os.O_CREAT, 0o600)
+        handle = _opened(place, ".lock")
         with os.fdopen(handle, "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not place.exists():  # while we waited, somebody else may have made it
                 _write(place, read())
+    if series:
+        _delete_oldest(series, place)
     return torch.load(place, mmap=True, weights_only=True)
 
 
@@ -59,6 +78,42 @@ def folder() -> Path:
             f"of yours in DPSWEEP_CACHE"
         )
     return place
+
+
+def _use(series: str, place: Path) -> None:
+    """Says that this process uses a copy, until it uses another of the series."""
+    if (before := _in_use.pop(series, None)) is not None:
+        os.close(before)
+    _in_use[series] = lock = _opened(place, ".used")
+    fcntl.flock(lock, fcntl.LOCK_SH)
+
+
+def _delete_oldest(series: str, place: Path) -> None:
+    """Deletes copies of a series but for the last few; `place` is used now."""
+    os.utime(place, ns=(time.time_ns(), place.stat().st_mtime_ns))
+    ages = []
+    for copy in place.parent.glob(f"{series}-*.pt"):
+        with contextlib.suppress(FileNotFoundError):  # another process tidies as well
+            ages.append((copy.stat().st_atime_ns, copy))
+    for _, copy in sorted(ages)[:-_KEPT]:
+        _delete_unused(copy)
+
+
+def _delete_unused(copy: Path) -> None:
+    """Deletes a copy that nobody uses; its empty locks stay, as somebody may wait for them."""
+    lock = _opened(copy, ".used")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        copy.unlink(missing_ok=True)
+    except BlockingIOError:
+        pass
+    finally:
+        os.close(lock)
+
+
+def _opened(place: Path, suffix: str) -> int:
+    """A lock of a copy, not held yet."""
+    return os.open(place.with_suffix(suffix), os.O_WRONLY | os.O_CREAT, 0o600)
 
 
 def _mark(source: Path, kind: str) -> str:

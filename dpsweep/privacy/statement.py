@@ -3,6 +3,9 @@
 import math
 from dataclasses import dataclass
 
+NO_EPSILON = "none (void)"
+"""Shown where an epsilon would be, after a run under a fixed test secret."""
+
 
 def trial_statement(
     *, epsilon: float, delta: float, num_examples: int, noise_multiplier: float, void: bool = False

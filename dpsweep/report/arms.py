@@ -8,7 +8,6 @@ from dpsweep.core.errors import StateError
 from dpsweep.report.significance import half_width
 from dpsweep.tune.confirm import by_confirmed, confirmations
 from dpsweep.tune.importance import importances
-from dpsweep.tune.part import among
 from dpsweep.tune.record import Record
 from dpsweep.tune.study import Study
 
@@ -155,7 +154,7 @@ def _arm(
         repeats=tuple((r.config.seed, r.value) for r in repeats if r.value is not None),
         num_failed=confirmed[best.number].num_failed if best and best.number in confirmed else 0,
         num_confirmed=len(confirmed),
-        shares={i.key: i.share for i in importances(among(study, {r.number for r in trials}))},
+        shares={i.key: i.share for i in importances(study.among({r.number for r in trials}))},
         remarks=remarks,
     )
 

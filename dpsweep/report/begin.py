@@ -64,11 +64,11 @@ def check(
     check_secrecy(sweep, place.address)
 
 
-def check_secrecy(sweep: Sweep, address: str | None) -> None:
-    """Raises ConfigError where others could watch a private selection."""
+def check_secrecy(sweep: Sweep, address: str | None, option: str = "--address") -> None:
+    """Raises ConfigError where others could watch a private selection; `option` named the place."""
     if sweep.in_secret and address:
         raise ConfigError(
-            f"--address {address}: accounting: private_selection keeps the number of trials and "
+            f"{option} {address}: accounting: private_selection keeps the number of trials and "
             f"the losing ones secret, and a cluster's own logs on every node would tell them. "
-            f"Leave out --address, or write accounting: composition"
+            f"Launch it on one machine without {option}, or write accounting: composition"
         )

@@ -13,7 +13,7 @@ from dpsweep.core.errors import ConfigError, unknown
 from dpsweep.report.arms import Arm, Promise
 from dpsweep.report.significance import Gap, gap_between, holm
 
-_SETTLED = ("optimizer.lr", "train.batch_size", "train.epochs", "privacy.clip_norm")
+_COMMON_KEYS = ("optimizer.lr", "train.batch_size", "train.epochs", "privacy.clip_norm")
 """What any method can be searched over: an even comparison searches the same of them for all."""
 
 
@@ -61,7 +61,7 @@ class Comparison:
 
 
 def compare(
-    arms: Sequence[Arm], reference: str | None = None, *, models: bool = False
+    arms: Sequence[Arm], reference: str | None = None, *, any_model: bool = False
 ) -> Comparison:
     """Puts arms side by side.
 
@@ -69,12 +69,12 @@ def compare(
         arms: Of all sweeps.
         reference: What every other arm is tested against: a label, a method or a sweep. The best
             mean of each epsilon if None.
-        models: True if they may have trained different models.
+        any_model: True if they may have trained different models.
 
     Raises:
         ConfigError: If they were not after the same thing, or there is no such reference.
     """
-    check_comparable(arms, models=models)
+    check_comparable(arms, any_model=any_model)
     labelled = _ordered(_labelled(arms))
     pairs = list(_pairs(labelled, reference))
     gaps = [gap_between(arm.repeats, other.repeats) for arm, other in pairs]
@@ -94,8 +94,8 @@ def compare(
     return Comparison(tuple(labelled), compared, chosen=reference is None)
 
 
-def check_comparable(arms: Sequence[Arm], *, models: bool = False) -> None:
-    """Raises ConfigError if two arms differ in metric, data or (unless `models`) in model."""
+def check_comparable(arms: Sequence[Arm], *, any_model: bool = False) -> None:
+    """Raises ConfigError if two arms differ in metric, data or (unless `any_model`) in model."""
     first = arms[0]
     asked: list[tuple[str, Callable[[Arm], Any]]] = [
         ("metric", lambda arm: arm.metric),
@@ -107,7 +107,7 @@ def check_comparable(arms: Sequence[Arm], *, models: bool = False) -> None:
                 raise _apart(what, first, other, of(first), of(other))
         shared = first.model.keys() & other.model.keys()
         apart = {key for key in shared if first.model[key] != other.model[key]}
-        if apart and not models:
+        if apart and not any_model:
             mine, theirs = ({k: arm.model[k] for k in sorted(apart)} for arm in (first, other))
             error = _apart("model", first, other, mine, theirs)
             raise ConfigError(f"{error}, or add --any-model")
@@ -138,7 +138,7 @@ def uneven(group: Sequence[Arm]) -> list[str]:
         ("model", lambda arm: _shown(arm.model)),
         ("accounting", lambda arm: arm.accounting),
     ]
-    for key in _SETTLED:
+    for key in _COMMON_KEYS:
         asked.append((f"a search over {key}", _searches(key)))
     found = []
     for what, of in asked:

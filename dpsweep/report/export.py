@@ -5,10 +5,7 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
-from dpsweep.config.load import Tree
-from dpsweep.config.trial import TrialConfig
+from dpsweep.config.trial import config_yaml
 from dpsweep.core.errors import StateError
 from dpsweep.report.confirmed import luck
 from dpsweep.tune.charge import run_of, search_promise, statement
@@ -123,12 +120,6 @@ def header(record: Record, rank: int, origin: Origin, how: str) -> str:
     )
 
 
-def config_yaml(config: TrialConfig) -> str:
-    """A trial config as YAML, one line a section, names first."""
-    tree = _names_first(config.model_dump(mode="json", exclude_none=True))
-    return yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, width=98)
-
-
 def default_target(sweep: str) -> Path:
     """best.yaml, or best-SWEEP.yaml where that holds the best of another sweep."""
     place = Path("best.yaml")
@@ -164,8 +155,3 @@ def write(path: Path, text: str) -> None:
     """Writes an export; `check_target` has passed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
-
-
-def _names_first(tree: Tree) -> Tree:
-    named = {"name": tree["name"], **tree} if "name" in tree else tree
-    return {k: _names_first(v) if isinstance(v, dict) else v for k, v in named.items()}

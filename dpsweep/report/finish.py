@@ -3,6 +3,7 @@
 import logging
 from pathlib import Path
 
+from dpsweep.config.trial import config_yaml
 from dpsweep.core.errors import DpSweepError
 from dpsweep.report.export import Origin, origin_of, to_yaml, write
 from dpsweep.report.figures import figures
@@ -14,7 +15,7 @@ from dpsweep.track.tracker import Facts
 from dpsweep.tune.charge import statement
 from dpsweep.tune.launch import Session
 from dpsweep.tune.record import Record
-from dpsweep.tune.tracking import again, config_text
+from dpsweep.tune.tracking import again
 
 _WEIGHTS_KEPT = 3
 
@@ -71,7 +72,7 @@ def _description(words: list[str], name: str, best: list[Record]) -> str:
     parts = [f"**Privacy and result.** {words[0]}", *words[1:]]
     if best:
         parts.append(
-            f"**Best config**, trial {best[0].number}. {again(config_text(best[0].config))}"
+            f"**Best config**, trial {best[0].number}. {again(config_yaml(best[0].config))}"
         )
     parts.append(
         f"The artifacts hold `report.html` (all on one page, figures included), `best.yaml`, "

@@ -3,7 +3,9 @@
 from pathlib import Path
 
 from rich.table import Table
+from rich.text import Text
 
+from dpsweep.core.errors import StateError
 from dpsweep.report.confirmed import confirmed_table
 from dpsweep.report.plain import plain_table
 from dpsweep.report.tables import knob_words, shown_value
@@ -29,6 +31,22 @@ def chosen(study: Study, top: int) -> list[Record]:
 def winners(study: Study) -> list[Record]:
     """The best trial of each budget by the first objective, the smallest budget first."""
     return [group[0] for group in budgets(study.best())]
+
+
+def nothing_to_show(study: Study, name: str | None = None) -> StateError:
+    """The error for a sweep without a result.
+
+    Args:
+        study: The search.
+        name: What its user calls it, such as OWNER/NAME; as it calls itself if None.
+    """
+    name = name or study.sweep.name
+    if study.sweep.in_secret and not study.is_finished():
+        return StateError(
+            f"sweep {name!r} is a private selection, of which nothing is told before its end. "
+            f"Go on with: dpsweep resume {name}"
+        )
+    return StateError(f"sweep {name!r} has no complete trial yet. See: dpsweep status {name}")
 
 
 def target_of(record: Record, out: Path) -> Path:
@@ -65,7 +83,7 @@ def budget_table(study: Study) -> Table:
             str(record.number),
             shown_value(record.value),
             str(counts[record.number]),
-            knob_words(record, without=(EPSILON_KEY,)),
+            Text(knob_words(record, without=(EPSILON_KEY,))),
             "a smaller ε did as well" if beaten else "",
         )
     return table
@@ -80,5 +98,5 @@ def front_table(study: Study) -> Table:
     table.add_column("searched")
     for record in study.front():
         values = goal_values(objective, record.row, record.config) or ()
-        table.add_row(str(record.number), *map(shown_value, values), knob_words(record))
+        table.add_row(str(record.number), *map(shown_value, values), Text(knob_words(record)))
     return table

@@ -6,12 +6,16 @@ from contextlib import contextmanager
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from dpsweep.core.types import Row
-from dpsweep.privacy.statement import shown_epsilon
-from dpsweep.report.tables import knob_words, shown_budgets
+from dpsweep.report.tables import (
+    best_words,
+    knob_words,
+    repeated_words,
+    running_table,
+    shown_budgets,
+)
 from dpsweep.tune.launch import Session
 from dpsweep.tune.record import Record
 
@@ -45,31 +49,19 @@ class Progress:
         if record.state == "complete" and record.confirms is None and self._beats_best(record):
             self._best = record
         if not self.console.is_terminal:
-            self.console.print(self._line(record), highlight=False, soft_wrap=True)
+            line = self._line(record)
+            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def __rich__(self) -> Group:
         """The live panel."""
-        table = Table(box=None, pad_edge=False, header_style="dim")
-        for name in ("trial", "epoch", "accuracy", "loss", "ε spent", "searched"):
-            table.add_column(name, justify="left" if name == "searched" else "right")
-        for record in self._running.values():
-            row = record.row or {}
-            table.add_row(
-                str(record.number),
-                f"{row.get('epoch', 0):g}/{record.config.train.epochs:g}",
-                *(f"{row[k]:.4f}" if k in row else "–" for k in ("valid/accuracy", "valid/loss")),
-                shown_epsilon(row["privacy/epsilon_spent"]) if row else "–",
-                knob_words(record),
-            )
-        return Group(Text(self._summary(), style="bold"), table)
+        running = running_table(self._running.values())
+        return Group(Text(self._summary(), style="bold"), running)
 
     def _summary(self) -> str:
         done, total = len(self._ended), self._total
-        best = self._best
-        shown = f"best {best.value:.4f} (trial {best.number})" if best else "no trial finished yet"
         return (
-            f"{self._config.name}: {done}/{total} trials, {len(self._running)} running, {shown}, "
-            f"ε {self._epsilons} a {self._promise.scope}, {self._time()}"
+            f"{self._config.name}: {done}/{total} trials, {len(self._running)} running, "
+            f"{best_words(self._best)}, ε {self._epsilons} a {self._promise.scope}, {self._time()}"
         )
 
     def _time(self) -> str:
@@ -85,7 +77,7 @@ class Progress:
         if record.row and record.state != "failed":
             figures = f"accuracy {record.row['valid/accuracy']:.4f}"
         return (
-            f"[{len(self._ended)}/{self._total}] trial {record.number}{_repeated(record)} "
+            f"[{len(self._ended)}/{self._total}] trial {record.number}{repeated_words(record)} "
             f"{record.state}: {figures}, {knob_words(record)} ({record.seconds:.1f} s)"
         )
 
@@ -94,10 +86,6 @@ class Progress:
             return True
         sign = self._config.objective.sign
         return sign * record.value < sign * self._best.value
-
-
-def _repeated(record: Record) -> str:
-    return "" if record.confirms is None else f" (trial {record.confirms} with fresh noise)"
 
 
 @contextmanager

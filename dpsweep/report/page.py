@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
-import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 from rich.table import Table
 
+from dpsweep.config.load import sweep_yaml
 from dpsweep.core.errors import StateError
+from dpsweep.privacy.statement import NO_EPSILON
 from dpsweep.report.export import Origin, origin_of, to_yaml
 from dpsweep.report.figures import CAPTIONS, TITLES, figures
-from dpsweep.report.front import chosen, summaries, winners
+from dpsweep.report.front import chosen, nothing_to_show, summaries, winners
 from dpsweep.report.plots.style import goal_title
 from dpsweep.report.tables import shown_budgets, trial_table
 from dpsweep.report.winner import standings, standings_table, verdict
@@ -76,7 +77,7 @@ def page(study: Study, drawn: dict[str, go.Figure] | None = None) -> str:
             "figures": [_figure(name, one) for name, one in drawn.items()],
             "no_figures": _why_none(study, drawn),
             "commands": _commands(study),
-            "sweep_file": sweep_yaml(study),
+            "sweep_file": sweep_yaml(study.sweep.file, study.sweep.base.tree),
             "provenance": _provenance(study),
             "version": provenance()["dpsweep.version"],
             "plotly": Markup(get_plotlyjs()),
@@ -97,23 +98,6 @@ def write_page(path: Path, text: str) -> None:
         raise StateError(
             f"-o {path}: cannot be written: {e.strerror}. Name another file with -o FILE"
         ) from e
-
-
-def nothing_to_show(study: Study) -> StateError:
-    """The error for a sweep without a result."""
-    name = study.sweep.name
-    if study.sweep.in_secret:
-        return StateError(
-            f"sweep {name!r} is a private selection, of which nothing is told before its end. "
-            f"Go on with: dpsweep resume {name}"
-        )
-    return StateError(f"sweep {name!r} has no complete trial yet. See: dpsweep status {name}")
-
-
-def sweep_yaml(study: Study) -> str:
-    """The sweep file with its base in it, as it was launched."""
-    tree = {**study.sweep.file.tree, "base": study.sweep.base.tree}
-    return yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, width=98)
 
 
 @dataclass(frozen=True)
@@ -161,7 +145,7 @@ def _subject(study: Study) -> str:
     trial, config = study.sweep.written, study.sweep.config
     methods = list(dict.fromkeys(r.config.method.name for r in study.records()))
     method = methods[0] if len(methods) == 1 else f"{len(methods)} methods"
-    budget = shown_budgets(study.sweep.epsilons)
+    budget = NO_EPSILON if study.is_void else shown_budgets(study.sweep.epsilons)
     goals = " and ".join(goal_title(goal).partition(" (")[0] for goal in config.objective.goals)
     return (
         f"{trial.model.name} on {trial.data.name}, trained with {method} at ε {budget} "
@@ -181,6 +165,8 @@ def _facts(study: Study, best: Record, origin: Origin) -> list[dict[str, str]]:
         figure, words = f"{best.value:.4f}", f"{goal} of the best trial, run once"
     config = best.config
     epsilon = f"{config.privacy.epsilon:g}" if config.privacy.epsilon else "given by the noise"
+    if study.is_void:
+        epsilon = NO_EPSILON
     facts = [(figure, words), (config.method.name, f"method of the best, trial {best.number}")]
     facts.append((f"ε = {epsilon}", f"of that trial, δ = {config.delta:.2g}"))
     if not study.sweep.in_secret:

@@ -1,4 +1,4 @@
-"""The look of every table that is printed."""
+"""The look of every table that has a title."""
 
 from rich import box
 from rich.table import Table

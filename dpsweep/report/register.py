@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import StateError
 from dpsweep.data.read import Dataset
-from dpsweep.privacy.statement import shown_delta, shown_epsilon
+from dpsweep.privacy.statement import NO_EPSILON, shown_delta, shown_epsilon
 from dpsweep.report.export import Origin, origin_of
 from dpsweep.report.formats import Winner, kept_weights
-from dpsweep.report.front import winners
+from dpsweep.report.front import nothing_to_show, winners
 from dpsweep.track.registry import Entry, Version, check_names, register
 from dpsweep.tune.charge import run_of, statement
 from dpsweep.tune.record import Record
@@ -64,7 +64,7 @@ def register_best(
         )
     best = winners(study)
     if not best:
-        raise StateError(f"sweep {sweep!r} has no complete trial. See: dpsweep status {sweep}")
+        raise nothing_to_show(study)
     void = study.is_void or any(record.void for record in study.records())
     if void and not allow_void:
         raise StateError(
@@ -158,7 +158,7 @@ def _tags(record: Record, *, void: bool) -> dict[str, str]:
     config, run = record.config, run_of(record)
     epsilon = record.epsilon or run.epsilon(config.delta)
     return {
-        "epsilon": shown_epsilon(epsilon),
+        "epsilon": NO_EPSILON if void else shown_epsilon(epsilon),
         "epsilon.covers": "this run by itself; for the search see the description",
         "delta": shown_delta(config.delta),
         "method": config.method.name,

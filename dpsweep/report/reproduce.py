@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import Field
 
-from dpsweep.config.load import Path_, Tree, parse_yaml, put, validate
+from dpsweep.config.load import Path_, Source, Tree, parse_yaml, put, validate
 from dpsweep.core.errors import ConfigError, unknown
 from dpsweep.core.strict import Strict
 from dpsweep.privacy.statement import shown_delta
@@ -24,7 +24,7 @@ LEAST_SEEDS = 2
 _STARTUP_TRIALS = 4
 """Random trials of a cell's search. It is not to depend on their number: trials can be added."""
 
-_HEADINGS = (
+HEADINGS = (
     "row",
     "column",
     "method",
@@ -39,6 +39,7 @@ _HEADINGS = (
     "seconds",
     "what differs",
 )
+"""Of the columns of `line`."""
 
 
 class Budget(Strict):
@@ -71,8 +72,7 @@ class Budget(Strict):
             if not equals:
                 raise ConfigError(f"--budget {text}: expected KEY=VALUE, such as trials=8,epochs=5")
             tree[key] = parse_yaml(f"value: {value}", "--budget").tree["value"]
-        source = parse_yaml("{}", "--budget")
-        found: Budget = validate(cls, type(source)(source.name, tree, {}))
+        found: Budget = validate(cls, Source("--budget", tree, {}))
         return found
 
 
@@ -220,7 +220,7 @@ def result_of(job: Job, study: Study) -> Result:
 def markdown(name: str, whole: Table, results: Sequence[Result]) -> str:
     """The table, and what is to be known of it."""
     lines = [f"# {name}", "", f"{whole.source}.", ""]
-    lines += [f"| {' | '.join(_HEADINGS)} |", "|" + "---|" * len(_HEADINGS)]
+    lines += [f"| {' | '.join(HEADINGS)} |", "|" + "---|" * len(HEADINGS)]
     lines += [f"| {' | '.join(line(result))} |" for result in results]
     lines += [
         "",
@@ -277,11 +277,6 @@ def row(result: Result) -> dict[str, Any]:
         "differs": list(result.differs),
         "remark": result.remark,
     }
-
-
-def headings() -> tuple[str, ...]:
-    """Of the columns of `line`."""
-    return _HEADINGS
 
 
 def _differs(config: Tree, settings: Mapping[str, Any]) -> list[str]:

@@ -1,9 +1,10 @@
 """Tables of trials and sweeps, for people and (as rows) for programs."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from dpsweep.privacy.statement import shown_epsilon
 from dpsweep.report.plain import plain_table
@@ -51,12 +52,47 @@ def trial_table(records: list[Record], title: str, *, show_state: bool = True) -
             *(shown_value(row.get(name)) for name in ("valid/accuracy", "valid/loss")),
             shown_epsilon(row["privacy/epsilon_spent"]) if row else "–",
             shown_value(row.get("noise_multiplier")),
-            *([] if together else [shown_value(record.knobs.get(name)) for name in knobs]),
+            *([] if together else [Text(shown_value(record.knobs.get(name))) for name in knobs]),
             f"{record.seconds:.0f}",
-            *([knob_words(record)] if together else []),
+            *([Text(knob_words(record))] if together else []),
             *([record.state] if show_state else []),
         )
     return table
+
+
+def running_table(records: Iterable[Record]) -> Table:
+    """One line a trial that runs, of its last report; for a panel under a heading of its own."""
+    table = panel_table("trial", "epoch", "accuracy", "loss", "ε spent", "searched")
+    for record in records:
+        row = record.row or {}
+        table.add_row(
+            str(record.number),
+            f"{row.get('epoch', 0):g}/{record.config.train.epochs:g}",
+            *(f"{row[k]:.4f}" if k in row else "–" for k in ("valid/accuracy", "valid/loss")),
+            shown_epsilon(row["privacy/epsilon_spent"]) if row else "–",
+            Text(knob_words(record)),
+        )
+    return table
+
+
+def panel_table(*columns: str) -> Table:
+    """A table without a frame, to be filled; what was searched stands left, figures right."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in columns:
+        table.add_column(name, justify="left" if name == "searched" else "right")
+    return table
+
+
+def repeated_words(record: Record) -> str:
+    """Which trial it repeats; empty if none."""
+    return "" if record.confirms is None else f" (trial {record.confirms} with fresh noise)"
+
+
+def best_words(best: Record | None) -> str:
+    """The best so far, in a few words."""
+    if best is None or best.value is None:
+        return "no trial complete yet"
+    return f"best {best.value:.4f} (trial {best.number})"
 
 
 def trial_row(record: Record) -> dict[str, Any]:

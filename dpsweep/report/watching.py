@@ -11,8 +11,14 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from dpsweep.privacy.statement import shown_epsilon
-from dpsweep.report.tables import knob_words, shown_budgets
+from dpsweep.report.tables import (
+    best_words,
+    knob_words,
+    panel_table,
+    repeated_words,
+    running_table,
+    shown_budgets,
+)
 from dpsweep.tune.lease import Owner
 from dpsweep.tune.record import Record
 from dpsweep.tune.study import Study
@@ -66,13 +72,10 @@ class Watch:
             return f"{name}: runs; a private selection tells nothing before its end"
         ended, best = len(self._ended()), self._best
         running = sum(r.state == "running" for r in self._records) if self.driver else 0
-        shown = "no trial complete yet"
-        if best and best.value is not None:
-            shown = f"best {best.value:.4f} (trial {best.number})"
         if sweep.in_secret:
-            return f"{name}: {shown if best else 'ended without a winner'}"
+            return f"{name}: {best_words(best) if best else 'ended without a winner'}"
         return (
-            f"{name}: {ended}/{sweep.num_runs} trials, {running} running, {shown}, "
+            f"{name}: {ended}/{sweep.num_runs} trials, {running} running, {best_words(best)}, "
             f"ε {shown_budgets(sweep.epsilons)} a {sweep.written.privacy.scope}{self._left(ended)}"
         )
 
@@ -90,7 +93,7 @@ class Watch:
             return Group(head)
         running = [r for r in self._records if r.state == "running"]
         return Group(
-            head, Text(f"driven by {self.driver}"), self._table(running), self._last_table()
+            head, Text(f"driven by {self.driver}"), running_table(running), self._last_table()
         )
 
     def _ended(self) -> list[Record]:
@@ -103,25 +106,8 @@ class Watch:
         passed = time.monotonic() - self._began
         return f", about {(self._study.sweep.num_runs - ended) * passed / done:.0f} s left"
 
-    def _table(self, records: list[Record]) -> Table:
-        table = Table(box=None, pad_edge=False, header_style="dim")
-        for name in ("trial", "epoch", "accuracy", "loss", "ε spent", "searched"):
-            table.add_column(name, justify="left" if name == "searched" else "right")
-        for record in records:
-            row = record.row or {}
-            table.add_row(
-                str(record.number),
-                f"{row.get('epoch', 0):g}/{record.config.train.epochs:g}",
-                *(f"{row[k]:.4f}" if k in row else "–" for k in ("valid/accuracy", "valid/loss")),
-                shown_epsilon(row["privacy/epsilon_spent"]) if row else "–",
-                Text(knob_words(record)),
-            )
-        return table
-
     def _last_table(self) -> Table:
-        table = Table(box=None, pad_edge=False, header_style="dim")
-        for name in ("ended", "state", "result", "searched"):
-            table.add_column(name, justify="left" if name == "searched" else "right")
+        table = panel_table("ended", "state", "result", "searched")
         for record in self._ended()[-_LAST:][::-1]:
             value = "–" if record.value is None else f"{record.value:.4f}"
             table.add_row(str(record.number), record.state, value, Text(knob_words(record)))
@@ -130,7 +116,7 @@ class Watch:
     def _line(self, record: Record) -> str:
         value = "" if record.value is None else f"{self._study.sweep.config.objective.metric} "
         value += record.reason or ("–" if record.value is None else f"{record.value:.4f}")
-        repeated = "" if record.confirms is None else f" (trial {record.confirms} again)"
+        repeated = repeated_words(record)
         return f"trial {record.number}{repeated} {record.state}: {value}, {knob_words(record)}"
 
 

@@ -1,4 +1,4 @@
-"""Delivers spooled events to MLflow. This file and track/parcel.py alone import it.
+"""Delivers spooled events to MLflow. Only this file, parcel.py and registry.py import it.
 
 Every event may come twice, after a crash or a lost answer: a run carries its tag from its first
 moment, and all runs are looked up by it on connecting, and again after any failure; params and
@@ -25,7 +25,7 @@ from dpsweep.track.access import check_rights
 from dpsweep.track.parcel import RUNNING, Parcel, parcels
 from dpsweep.track.server import without_password
 from dpsweep.track.spool import Event, Undeliverable
-from dpsweep.track.view import KIND, TAG
+from dpsweep.track.ui_view import KIND, TAG
 
 SWEEP_TAG, TRIAL_TAG, ID_TAG = "dpsweep.sweep", "dpsweep.trial", "dpsweep.id"
 OWNER_TAG = "dpsweep.owner"
@@ -131,6 +131,11 @@ class MlflowSink:
         """
         own = f"{self.owner}/{self.sweep}"
         if self.owner and (known := client.get_experiment_by_name(own)):
+            if known.tags.get(OWNER_TAG) != self.owner:
+                raise Undeliverable(
+                    f"experiment {own!r} is not {self.owner}'s: it was made by somebody else, or "
+                    f"by hand. Rename it there, and resume"
+                )
             return str(known.experiment_id)
         try:
             known = client.get_experiment_by_name(self.sweep)

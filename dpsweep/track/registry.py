@@ -28,6 +28,8 @@ from dpsweep.track.server import without_password
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,199}")
 _ALIAS = re.compile(r"(?!v\d+$)(?!latest$)[A-Za-z][A-Za-z0-9_-]{0,99}")
 _FOLDER = "model"
+_SOURCE = {"stack_trace", "nn_module_stack", "source_fn_stack", "from_node", "torch_fn", "custom"}
+"""What nodes of a graph know of the code that they were traced from."""
 
 
 @dataclass(frozen=True)
@@ -156,6 +158,19 @@ def _save(model: nn.Module, example: torch.Tensor, place: Path) -> None:
         serialization_format="pt2",
         pip_requirements=[f"torch=={torch.__version__.partition('+')[0]}"],
     )
+    for graph in place.rglob("*.pt2"):
+        _forget_source(graph)
+
+
+def _forget_source(place: Path) -> None:
+    """Takes out of a stored graph whose code it was traced from: paths, lines, names of classes."""
+    program = torch.export.load(place)
+    for module in program.graph_module.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            for node in module.graph.nodes:
+                for key in node.meta.keys() & _SOURCE:
+                    del node.meta[key]
+    torch.export.save(program, place)
 
 
 def _run(client: MlflowClient, entry: Entry) -> Run:

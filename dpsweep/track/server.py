@@ -4,28 +4,36 @@ import os
 import re
 import sys
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import unquote_plus
 
 from dpsweep.core.errors import ConfigError
 
-_SECRET = re.compile(r"(\b(?:password|passwd|pwd|token|secret)=)[^&]*", re.IGNORECASE)
+_USER = re.compile(r"^(?![^:/]*:///)((?:[^:/]*+:?/++)?+[^:/]*):(.*)@", re.DOTALL)
+"""Scheme and user, and a password up to the last @: one that was not quoted may hold / ? # and @.
+
+After three slashes there is a path, and nobody.
+"""
+
+_SECRET = re.compile(
+    r"(password|passwd|pwd|token|secret|(?<!ssl)(?<!ssl_)key)\s*$", re.IGNORECASE
+)
+"""How the name of a secret ends; sslkey names a file."""
 
 
 def without_password(uri: str) -> str:
-    """`uri` as it may be shown.
+    """`uri` as it may be shown; rather too little of it than a password.
 
     >>> without_password("postgresql://me:secret@host/db?password=secret&sslmode=require")
     'postgresql://me:***@host/db?password=***&sslmode=require'
     """
-    try:
-        parts = urlsplit(uri)
-    except ValueError:
-        return "***"
-    user, at, _ = parts.netloc.rpartition("@")
-    name, colon, _ = user.partition(":")
-    shown = uri.replace(f"{user}@", f"{name}:***@", 1) if at and colon else uri
-    before, mark, query = shown.partition("?")
-    return before + mark + _SECRET.sub(r"\1***", query)
+    before, mark, query = _USER.sub(r"\1:***@", uri).partition("?")
+    return before + mark + "&".join(map(_hidden, query.split("&")))
+
+
+def _hidden(setting: str) -> str:
+    """KEY=VALUE without the value of a secret; a name may be quoted, as in pass%77ord."""
+    key, equals, _ = setting.partition("=")
+    return f"{key}=***" if equals and _SECRET.search(unquote_plus(key)) else setting
 
 
 def refuse_password(option: str, uri: str | None, remedy: str) -> None:

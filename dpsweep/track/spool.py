@@ -27,6 +27,7 @@ Deliver = Callable[[list[Event]], None]
 
 log = logging.getLogger(__name__)
 
+_FILE, _MARK, _REFUSED = "spool.jsonl", "spool.delivered", "spool.refused.jsonl"
 _COALESCE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 30.0
 _BATCH = 2000
@@ -34,9 +35,6 @@ _BATCH = 2000
 
 class Undeliverable(Exception):
     """The server answered, and refused this batch for good; trying again is no use."""
-
-
-_FILE, _MARK, _REFUSED = "spool.jsonl", "spool.delivered", "spool.refused.jsonl"
 
 
 @dataclass(frozen=True)

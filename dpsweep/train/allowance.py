@@ -5,6 +5,8 @@ its batches, and draws and releases the same (up to rounding) as it would have w
 """
 
 import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -26,10 +28,13 @@ class Allowance:
     Attributes:
         halvings: How often the number of examples computed at once is halved.
         gpu_share: Share of the GPU's memory that is the trial's, in (0, 1].
+        excused: While what it returns lasts, the trial need not report: it makes what the trials
+            after it find ready.
     """
 
     halvings: int = 0
     gpu_share: float = 1.0
+    excused: Callable[[], AbstractContextManager[object]] = nullcontext
 
     def portion(self, physical: int, batch_size: int) -> int:
         """Examples to compute at once, where the config or the engine says `physical`.

@@ -45,7 +45,9 @@ def assemble(
     if found is None:
         return step
     engine = _engine(config, found.tail, step.geometry, device, allowance, found.shape)
-    return replace(step, data=behind(found, step), engine=engine, whole=step.engine.model)
+    with allowance.excused():
+        data = behind(found, step)
+    return replace(step, data=data, engine=engine, whole=step.engine.model)
 
 
 def assemble_on(

@@ -26,7 +26,7 @@ from dpsweep.train.memory import keep_freed_memory
 from dpsweep.train.promise import trial_promise
 from dpsweep.train.step import Progress, Step
 from dpsweep.tune.charge import search_promise
-from dpsweep.tune.footprint import check_space, disk_needed
+from dpsweep.tune.disk_use import check_space, disk_needed
 from dpsweep.tune.mounts import check_local
 from dpsweep.tune.owner import whoami
 from dpsweep.tune.state import State

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 
-from dpsweep.config.sweep import ConfirmConfig
+from dpsweep.config.budget import ConfirmConfig
 from dpsweep.config.trial import TrialConfig
 from dpsweep.tune.record import Record
 
@@ -47,17 +47,19 @@ class Confirmation:
 
 
 def candidates(ranking: Sequence[Record], config: ConfirmConfig) -> list[Record]:
-    """The first `top` of a ranking, of each epsilon and, if wished, of each method."""
-
-    def group(record: Record) -> tuple[float | None, str | None]:
-        return record.epsilon, record.config.method.name if config.each_method else None
-
+    """The first `top` of a ranking, of each group."""
     chosen: list[Record] = []
     for record in ranking:
-        rivals = [c for c in chosen if group(c) == group(record)]
+        rivals = [c for c in chosen if group_of(c, config) == group_of(record, config)]
         if len(rivals) < config.top:
             chosen.append(record)
     return chosen
+
+
+def group_of(record: Record, config: ConfirmConfig | None) -> tuple[float | None, str | None]:
+    """What a trial competes in: its epsilon and, if wished, its method."""
+    apart = config is not None and config.each_method
+    return record.epsilon, record.config.method.name if apart else None
 
 
 def missing(

@@ -10,6 +10,6 @@ def curves(study: Study) -> dict[int, Curve]:
     """The learning curve of every trial that has reported, by its number."""
     return {
         trial.number: tuple(sorted(trial.intermediate_values.items()))
-        for trial in study._study.get_trials(deepcopy=False)
+        for trial in study.stored_trials()
         if trial.intermediate_values
     }

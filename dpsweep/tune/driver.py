@@ -222,7 +222,8 @@ class Driver:
             try:
                 return self._study.ask()
             except ConfigError as e:
-                log.warning("%s", e)
+                if not self._study.sweep.in_secret:  # how often it is said tells their number
+                    log.warning("%s", e)
         if self._alone and not self._live:
             self._runs_alone = trial_id
             return self._study.record(self._alone.pop(0))

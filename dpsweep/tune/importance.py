@@ -1,4 +1,4 @@
-"""Which of the searched keys the result hung on.
+"""Which of the searched keys the result depended on.
 
 PED-ANOVA (Watanabe et al., arXiv:2304.10255; for keys that only some trials have,
 arXiv:2601.20800), as Optuna computes it: how far the distribution of a key among the best trials
@@ -48,7 +48,7 @@ def importances(study: Study) -> list[Importance]:
     found = [leaf for leaf in leaves(study.sweep.space) if not _is_fixed(leaf)]
     trials = [
         _in_full(trial, found)
-        for trial in searched(study._study.get_trials(deepcopy=False))
+        for trial in searched(study.stored_trials())
         if trial.state == TrialState.COMPLETE and "config" in trial.user_attrs
     ]
     if len(trials) < LEAST_TRIALS:

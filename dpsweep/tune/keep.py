@@ -4,6 +4,7 @@ from collections import defaultdict
 
 from dpsweep.core.types import Row
 from dpsweep.train.room import Room, keep_weights
+from dpsweep.tune.confirm import group_of
 from dpsweep.tune.record import Record
 from dpsweep.tune.state import SweepFolder
 from dpsweep.tune.study import Study
@@ -12,13 +13,16 @@ from dpsweep.tune.study import Study
 class BestWeights:
     """A watcher that keeps the weights of the `count` best trials, of each epsilon.
 
+    And of each method, where the best of each method are confirmed.
+
     Repeats of a chosen config leave none: their figures are what they are run for.
     """
 
     def __init__(self, study: Study, folder: SweepFolder, count: int) -> None:
         self._folder, self._count = folder, count
         self._sign = study.sweep.config.objective.sign
-        self._kept: dict[float | None, list[tuple[float, int]]] = defaultdict(list)
+        self._confirm = study.sweep.config.confirm
+        self._kept: dict[object, list[tuple[float, int]]] = defaultdict(list)
         for record in study.best():
             self._add(record)
         keep_weights(folder.path / "trials", [n for kept in self._kept.values() for _, n in kept])
@@ -38,7 +42,7 @@ class BestWeights:
         """Takes a trial in, and says whose weights are to go."""
         if record.confirms is not None or record.state != "complete" or record.value is None:
             return [record.number]
-        kept = self._kept[record.epsilon]
+        kept = self._kept[group_of(record, self._confirm)]
         entry = (self._sign * record.value, record.number)
         if entry not in kept:  # after a crash it may end twice
             kept.append(entry)

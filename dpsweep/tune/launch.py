@@ -11,6 +11,7 @@ from typing import Any
 
 import ray
 from ray import tune
+from ray.tune import TuneError
 
 from dpsweep.config.sweep import Sweep
 from dpsweep.core.errors import DpSweepError, StateError
@@ -24,14 +25,14 @@ from dpsweep.tune.driver import Driver, Watcher
 from dpsweep.tune.keep import BestWeights
 from dpsweep.tune.lease import Lease
 from dpsweep.tune.owner import whoami
-from dpsweep.tune.probe import decided
+from dpsweep.tune.probe import decide_packing
 from dpsweep.tune.resources import (
     Has,
     concurrency,
-    said_of,
-    settled,
-    write_down,
-    written_down,
+    idle_gpu_warning,
+    store_packing,
+    stored_packing,
+    with_packing,
 )
 from dpsweep.tune.selection import SecretSearch, forget
 from dpsweep.tune.state import State, SweepFolder
@@ -80,13 +81,13 @@ class Session:
         nodes, resources = _nodes(), self.sweep.config.resources
         if resources.gpu != "auto":
             concurrency(resources, nodes)
-            words = said_of(resources, nodes)
+            words = idle_gpu_warning(resources, nodes)
             return [words] if words else []
-        packing = written_down(self.folder.path)
+        packing = stored_packing(self.folder.path)
         if packing is None:
-            packing = decided(self.sweep, nodes)
-            write_down(self.folder.path, packing)
-        self.sweep = self.study.sweep = settled(self.sweep, packing)
+            packing = decide_packing(self.sweep, nodes)
+            store_packing(self.folder.path, packing)
+        self.sweep = self.study.sweep = with_packing(self.sweep, packing)
         concurrency(self.sweep.config.resources, nodes)
         return [packing.words]
 
@@ -125,7 +126,7 @@ class Session:
         driver = Driver(study, self.folder, self.lease, watchers)
         begin = time.monotonic()
         if driver.num_left():
-            with _stopped_by_signals(driver):
+            with _stopped_by_signals(driver), _errors_of_ours():
                 _tuner(self.sweep, self.folder, driver).fit()
         self.seconds += time.monotonic() - begin
         self.lease.check()
@@ -257,6 +258,18 @@ def _tuner(sweep: Sweep, folder: SweepFolder, driver: Driver) -> tune.Tuner:
             failure_config=tune.FailureConfig(max_failures=_WORKER_DEATHS),
         ),
     )
+
+
+@contextlib.contextmanager
+def _errors_of_ours() -> Iterator[None]:
+    """Tune wraps what the driver raises in an error of its own, which has only the words of it."""
+    try:
+        yield
+    except TuneError as e:
+        cause = e.__context__
+        if isinstance(cause, DpSweepError):
+            raise cause from cause.__cause__
+        raise
 
 
 @contextlib.contextmanager

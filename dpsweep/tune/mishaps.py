@@ -70,7 +70,7 @@ class Fate:
     halvings: int = 0
 
 
-def fate(room: Path, limits: Limits) -> Fate:
+def verdict_on_retry(room: Path, limits: Limits) -> Fate:
     """What the notes of the processes before say; `room` must be locked."""
     words = last_words(room)
     if words.startswith("Timeout"):
@@ -103,7 +103,7 @@ def note_memory(room: Path, where: str) -> None:
     write_whole(room / _NOTES, json.dumps([*memory_notes(room), where]).encode())
 
 
-def leave(room: Path, where: str) -> None:
+def exit_out_of_memory(room: Path, where: str) -> None:
     """Ends this process for want of memory; what it held is free, and the room's lock too."""
     note_memory(room, where)
     os._exit(1)
@@ -128,7 +128,7 @@ def cause_of_death(room: Path) -> str:
     return f"{what} in {_place(words)}"
 
 
-class Watch:
+class Guard:
     """Watches over a trial in this process, from `begin` to `end`.
 
     Args:
@@ -147,11 +147,11 @@ class Watch:
         faulthandler.enable(self._file, all_threads=False)
         self._wait()
         if self._limits.memory_bytes and _STATUS.exists():
-            threading.Thread(target=self._guard, daemon=True).start()
+            threading.Thread(target=self._hold_memory, daemon=True).start()
 
     @contextlib.contextmanager
-    def reporting(self) -> Iterator[None]:
-        """While the driver takes a report, the trial is not the one who keeps silent."""
+    def excused(self) -> Iterator[None]:
+        """The time of this block is no silence of the trial's: others let it wait, or profit."""
         faulthandler.cancel_dump_traceback_later()
         yield
         self._wait()
@@ -170,27 +170,25 @@ class Watch:
                 self._limits.silence_seconds, exit=True, file=self._file
             )
 
-    def _guard(self) -> None:
+    def _hold_memory(self) -> None:
         most = self._limits.memory_bytes
         while not self._over.wait(_LOOK_SECONDS):
-            held = own_bytes()
-            if held > most and not self._over.is_set():
-                leave(
+            if own_bytes() > most and not self._over.is_set():
+                exit_out_of_memory(  # how much it held follows from the secret batch
                     self._room,
-                    f"in its worker, which held {shown_bytes(held)} where resources.memory is "
-                    f"{shown_bytes(most)}",
+                    f"in its worker, which held more than resources.memory, {shown_bytes(most)}",
                 )
 
 
 @contextlib.contextmanager
-def watched(room: Path, limits: Limits) -> Iterator[Watch]:
-    """A `Watch` that has begun, and ends with the block."""
-    watch = Watch(room, limits)
-    watch.begin()
+def watched(room: Path, limits: Limits) -> Iterator[Guard]:
+    """A `Guard` that has begun, and ends with the block."""
+    guard = Guard(room, limits)
+    guard.begin()
     try:
-        yield watch
+        yield guard
     finally:
-        watch.end()
+        guard.end()
 
 
 def own_bytes() -> int:

@@ -1,13 +1,16 @@
 """A database server that goes away while a sweep runs, as for a restart, and comes back.
 
 Between two changes the driver waits for it: whoever connects tries again. A change that is broken
-off in its middle may have been made or not, so it is not tried again; the driver ends, and the
-next one asks the study how far it came.
+off in its middle may have been made or not. Where that makes no difference it is made again
+(`repeated`); a new trial is not, so as not to be charged for two. The driver ends then, and the
+next one finds in the study how far it came.
 """
 
+import functools
 import logging
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 from sqlalchemy import Engine, event
 from sqlalchemy.engine.interfaces import Dialect, ExceptionContext
@@ -18,6 +21,30 @@ log = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 600.0
 _PAUSE_SECONDS = 1.0
+_TIMES = 5
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class BrokenOff(StateError):
+    """The database went away in the middle of a change."""
+
+
+def repeated(method: Callable[P, T]) -> Callable[P, T]:
+    """Calls `method`, which leaves the same state if called twice, again if it was broken off."""
+
+    @functools.wraps(method)
+    def tried(*args: P.args, **words: P.kwargs) -> T:
+        for _ in range(_TIMES - 1):
+            try:
+                return method(*args, **words)
+            except BrokenOff as e:
+                log.debug("made again: %s", e)
+                time.sleep(_PAUSE_SECONDS)  # a server that is ending still takes connections
+        return method(*args, **words)
+
+    return tried
 
 
 def be_patient(engine: Engine, shown: str, seconds: float = PATIENCE_SECONDS) -> None:
@@ -45,7 +72,7 @@ def be_patient(engine: Engine, shown: str, seconds: float = PATIENCE_SECONDS) ->
 
     def broken(context: ExceptionContext) -> None:
         if context.is_disconnect and not context.is_pre_ping:
-            raise StateError(
+            raise BrokenOff(
                 f"--storage {shown}: the database went away in the middle of a change: "
                 f"{_reason(context.original_exception)}. Nothing is lost: when it is back, go on "
                 f"with dpsweep resume"

@@ -25,8 +25,8 @@ from dpsweep.train.step import Progress, Step
 from dpsweep.tune.mishaps import own_bytes
 from dpsweep.tune.resources import (
     NO_GPU,
+    GpuProbe,
     Has,
-    Measured,
     Packing,
     packed,
     total_memory,
@@ -36,7 +36,7 @@ from dpsweep.tune.resources import (
 _SAMPLES, _SECONDS, _FEWEST_STEPS = 8, 3.0, 3
 
 
-def decided(sweep: Sweep, nodes: Sequence[Has]) -> Packing:
+def decide_packing(sweep: Sweep, nodes: Sequence[Has]) -> Packing:
     """How many trials share a GPU, by a measurement on one of the cluster's."""
     with_gpu = [has for has in nodes if has.get("GPU", 0.0) >= 1]
     if not with_gpu:
@@ -46,7 +46,7 @@ def decided(sweep: Sweep, nodes: Sequence[Has]) -> Packing:
     config = costliest(sweep).model_dump(mode="json")
     task = ray.remote(num_gpus=1, num_cpus=0, max_retries=0)(measured)
     found = ray.get(task.remote(config, most, cpu, "cuda"))
-    return packed(Measured(**found))
+    return packed(GpuProbe(**found))
 
 
 def costliest(sweep: Sweep) -> TrialConfig:
@@ -70,7 +70,7 @@ def costliest(sweep: Sweep) -> TrialConfig:
 
 
 def measured(config: dict[str, Any], most: int, threads: int, device: str) -> dict[str, Any]:
-    """A `Measured` as plain values, of the device that this process was given.
+    """A `GpuProbe` as plain values, of the device that this process was given.
 
     Args:
         config: The trial, as JSON.
@@ -80,13 +80,13 @@ def measured(config: dict[str, Any], most: int, threads: int, device: str) -> di
     """
     (alone,) = _at_once(1, config, threads, device)
     seconds, memory, total = alone
-    found = Measured(memory, total, {1: seconds})
+    found = GpuProbe(memory, total, {1: seconds})
     while (num := worth_trying(found, most)) is not None:
         try:
             slowest = max(seconds for seconds, _, _ in _at_once(num, config, threads, device))
         except (RuntimeError, MemoryError):  # so many do not fit, whatever one takes
             break
-        found = Measured(memory, total, {**found.step_seconds, num: slowest})
+        found = GpuProbe(memory, total, {**found.step_seconds, num: slowest})
     return asdict(found)
 
 

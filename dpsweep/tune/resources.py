@@ -31,7 +31,7 @@ _FILE = "resources.json"
 
 
 @dataclass(frozen=True)
-class Measured:
+class GpuProbe:
     """What the costliest trial of a space takes of one GPU.
 
     Attributes:
@@ -68,10 +68,10 @@ NO_GPU = Packing(
 )
 
 
-def packed(measured: Measured) -> Packing:
+def packed(measured: GpuProbe) -> Packing:
     """The fewest trials at once whose work per second is within a tenth of the best that fits.
 
-    >>> packed(Measured(10, 100, {1: 0.1, 2: 0.11, 4: 0.2})).gpu
+    >>> packed(GpuProbe(10, 100, {1: 0.1, 2: 0.11, 4: 0.2})).gpu
     0.5
     """
     fit = {k: s for k, s in measured.step_seconds.items() if k <= measured.fit}
@@ -87,7 +87,7 @@ def packed(measured: Measured) -> Packing:
     )
 
 
-def worth_trying(measured: Measured, most: int) -> int | None:
+def worth_trying(measured: GpuProbe, most: int) -> int | None:
     """How many processes to measure next; None if more cannot help.
 
     Args:
@@ -114,6 +114,15 @@ def memory_share(resources: ResourcesConfig) -> float:
 def total_memory() -> int:
     """Bytes of memory that this machine has."""
     return math.prod(os.sysconf(name) for name in ("SC_PAGE_SIZE", "SC_PHYS_PAGES"))
+
+
+def this_machine(resources: ResourcesConfig) -> dict[str, float]:
+    """What this machine has, as Ray says it; a GPU and memory as far as a trial asks for them."""
+    return {
+        "CPU": float(os.cpu_count() or 1),
+        "GPU": float(math.ceil(resources.num_gpus)),
+        "memory": float(max(resources.memory_bytes, total_memory())),
+    }
 
 
 def room_for(resources: ResourcesConfig, has: Has) -> int:
@@ -150,24 +159,24 @@ def concurrency(resources: ResourcesConfig, nodes: Sequence[Has]) -> int:
     return min(rooms, resources.max_concurrent or rooms)
 
 
-def settled(sweep: Sweep, packing: Packing) -> Sweep:
+def with_packing(sweep: Sweep, packing: Packing) -> Sweep:
     """The sweep with what was decided in place of `auto`."""
     resources = sweep.config.resources.model_copy(update={"gpu": packing.gpu})
     return replace(sweep, config=sweep.config.model_copy(update={"resources": resources}))
 
 
-def write_down(folder: Path, packing: Packing) -> None:
+def store_packing(folder: Path, packing: Packing) -> None:
     """Keeps the choice with the sweep."""
     write_whole(folder / _FILE, json.dumps(asdict(packing), indent=1).encode())
 
 
-def written_down(folder: Path) -> Packing | None:
+def stored_packing(folder: Path) -> Packing | None:
     """The choice of an earlier driver; None if there is none."""
     place = folder / _FILE
     return Packing(**json.loads(place.read_text())) if place.exists() else None
 
 
-def said_of(resources: ResourcesConfig, nodes: Sequence[Has]) -> str:
+def idle_gpu_warning(resources: ResourcesConfig, nodes: Sequence[Has]) -> str:
     """What to tell of GPUs that are there and not used; empty if nothing."""
     idle = sum(has.get("GPU", 0.0) for has in nodes)
     if resources.gpu == 0 and idle:

@@ -150,10 +150,12 @@ class SecretSearch:
             if (room := self._room_of(winner)) != first:
                 shutil.rmtree(first, ignore_errors=True)
                 room.rename(first)
-            Room(first).forget()  # its driver may have died before it did
+            found = Room(first)
+            found.forget()  # its driver may have died before it did
+            rows = [row | {"seconds": 0.0} for row in found.rows()]  # they tell of secret batches
+            found.save_rows(rows)
             study.add_winner(
-                replace(self.record(winner), row=Room(first).rows()[-1] | {"seconds": 0.0}),
-                ledger_entry(self._config(winner)[0]),
+                replace(self.record(winner), row=rows[-1]), ledger_entry(self._config(winner)[0])
             )
         forget(self._folder)
 

@@ -21,15 +21,13 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import yaml
-
-from dpsweep.config.load import Source, Tree
+from dpsweep.config.load import Source, Tree, sweep_yaml
 from dpsweep.core.disk import private_folder, room_on_disk, write_whole
 from dpsweep.core.errors import DiskFull, StateError
 from dpsweep.tune.lease import PACE, Lease, Owner, Pace, held, owner_of
 from dpsweep.tune.owner import VARIABLE, is_name, is_owner, login, parted, whoami
+from dpsweep.tune.stored import read_stored, sources
 
 DEFAULT, OWNERS = ".dpsweep", "owners"
 
@@ -225,7 +223,7 @@ class SweepFolder:
                         "id": uuid.uuid4().hex,
                         "owner": owner,
                         "study": study or self.name,
-                        "sources": _sources(sweep, base),
+                        "sources": sources(sweep, base),
                         "tracking_uri": tracking_uri,
                         "storage_uri": storage_uri,
                     }
@@ -246,7 +244,7 @@ class SweepFolder:
     def accept(self, sweep: Source, base: Source) -> None:
         """Writes down that the sweep goes on by another file."""
         self._write_sweep(sweep, base)
-        self._store({**self._read(), "sources": _sources(sweep, base)})
+        self._store({**self._read(), "sources": sources(sweep, base)})
 
     def check_data(self, fingerprint: str) -> None:
         """Notes which data the sweep is about, the first time; compares them from then on.
@@ -266,10 +264,7 @@ class SweepFolder:
 
     def _write_sweep(self, sweep: Source, base: Source) -> None:
         """The sweep as one file that can be launched again, for people and for tracking."""
-        text = yaml.safe_dump(
-            {**sweep.tree, "base": base.tree}, sort_keys=False, default_flow_style=None
-        )
-        (self.path / "sweep.yaml").write_text(text, encoding="utf-8")
+        (self.path / "sweep.yaml").write_text(sweep_yaml(sweep, base.tree), encoding="utf-8")
 
     def taken(self) -> StateError:
         """The error for launching a second sweep of this name."""
@@ -342,7 +337,7 @@ class SweepFolder:
         """
         place = self.path / "sweep.json"
         try:
-            stored = json.loads(place.read_text(encoding="utf-8"))
+            return read_stored(place, self.name)
         except (FileNotFoundError, NotADirectoryError) as e:
             raise self._unknown() from e
         except PermissionError as e:
@@ -350,11 +345,6 @@ class SweepFolder:
                 f"sweep {self.name!r}: {place} is {self.state.owner}'s "
                 f"alone: {e.strerror}. Ask them, or work under that account"
             ) from e
-        except (ValueError, RecursionError) as e:
-            raise _damaged(place, "is no JSON") from e
-        if wrong := _fault(stored, self.name):
-            raise _damaged(place, wrong)
-        return dict(stored)
 
     def _unknown(self) -> StateError:
         house = self.state
@@ -401,40 +391,3 @@ class SweepFolder:
     def remove_leftovers(self) -> None:
         """Deletes what only Ray needed."""
         shutil.rmtree(self.path / "ray", ignore_errors=True)
-
-
-def _sources(*sources: Source) -> list[Tree]:
-    """Files as they are written down: without the lines, which only errors before a launch name."""
-    return [{"name": source.name, "tree": source.tree} for source in sources]
-
-
-def _fault(stored: Any, name: str) -> str:
-    """What is wrong with the content of a sweep.json; empty if nothing is."""
-    if not isinstance(stored, dict):
-        return "holds no mapping"
-    texts = ("id", "owner", "study", "tracking_uri", "storage_uri")
-    if wrong := [key for key in texts if not isinstance(stored.get(key), str | None)]:
-        return f"{wrong[0]} must be text"
-    if not stored.get("id") or "tracking_uri" not in stored:
-        return "id or tracking_uri is missing"
-    sources = stored.get("sources")
-    if not isinstance(sources, list) or len(sources) != 2 or not all(map(_is_source, sources)):
-        return "sources must be a sweep and its base"
-    if sources[0]["tree"].get("name") != name:
-        return f"is of another sweep than {name!r}, whose folder it is in"
-    return ""
-
-
-def _is_source(stored: Any) -> bool:
-    return (
-        isinstance(stored, dict)
-        and isinstance(stored.get("name"), str)
-        and isinstance(stored.get("tree"), dict)
-    )
-
-
-def _damaged(place: Path, wrong: str) -> StateError:
-    return StateError(
-        f"{place}: {wrong}; it was not written by dpsweep, or is damaged. Put it back from a "
-        f"backup; sweep.yaml beside it may still be whole, and can be launched anew"
-    )

@@ -34,6 +34,11 @@ FOLDER = "dpsweep.folder"
 OWNER = "dpsweep.owner"
 """User attribute of a study: whose it is."""
 
+_MAY_WRITE = (
+    "SELECT has_table_privilege('studies', 'INSERT') AND has_table_privilege('trials', 'UPDATE'), "
+    "current_user"
+)
+_MAY_MAKE = "SELECT has_schema_privilege(current_schema(), 'CREATE'), current_user"
 _PASSWORDS = f"put it into ~/.pgpass (0600) or PGPASSWORD; or give the whole URL in {VARIABLE}"
 _PACKAGES = {
     "psycopg": "psycopg[binary]",
@@ -58,6 +63,15 @@ def named(option: str | None) -> str | None:
     refuse_password("--storage", option, _PASSWORDS)
     given = option or os.environ.get(VARIABLE)
     return complete(given) if given else None
+
+
+def moved_to(option: str | None) -> str | None:
+    """Where a launched sweep's study is now, if the option says so; None for where it was.
+
+    Raises:
+        ConfigError: As `named` does.
+    """
+    return named(option) if option else None
 
 
 def complete(uri: str) -> str:
@@ -163,13 +177,6 @@ def check_rights(uri: str) -> None:
             f"--storage {_shown(url)}: user {user} may not {right}. As the database's owner: "
             f"GRANT {grant} SCHEMA public TO {user}"
         )
-
-
-_MAY_WRITE = (
-    "SELECT has_table_privilege('studies', 'INSERT') AND has_table_privilege('trials', 'UPDATE'), "
-    "current_user"
-)
-_MAY_MAKE = "SELECT has_schema_privilege(current_schema(), 'CREATE'), current_user"
 
 
 def names(uri: str) -> list[str]:

@@ -6,6 +6,7 @@ with. The same call made twice leaves the same state.
 """
 
 import sys
+from collections.abc import Collection
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal
@@ -27,11 +28,13 @@ from dpsweep.tune.confirm import (
     repeat_of,
 )
 from dpsweep.tune.goals import front, goal_values
+from dpsweep.tune.patience import repeated
 from dpsweep.tune.propose import propose
 from dpsweep.tune.record import Record, attributes, record_of
 from dpsweep.tune.space import pruner
 from dpsweep.tune.state import State
 from dpsweep.tune.storage import FOLDER, OWNER, check_mine, open_storage, taken
+from dpsweep.tune.view import View
 from dpsweep.tune.warm import experience, history
 
 TrialEnd = Literal["complete", "pruned", "failed"]
@@ -118,19 +121,30 @@ class Study:
             check_mine(study, folder_id, storage_uri)
         return cls(study, sweep)
 
+    def stored_trials(self) -> list[FrozenTrial]:
+        """Every trial as Optuna stores it, by number, to read."""
+        return self._study.get_trials(deepcopy=False)
+
+    def among(self, numbers: Collection[int]) -> "Study":
+        """The study with the numbered trials alone, to read: one method's, say, at one epsilon."""
+        seen = [trial for trial in self.stored_trials() if trial.number in numbers]
+        return Study(View(self._study, seen), self.sweep)
+
+    @repeated
     def records(self) -> list[Record]:
         """All trials that have a config, by number."""
-        trials = self._study.get_trials(deepcopy=False)
+        trials = self.stored_trials()
         return [self._record(trial) for trial in trials if "config" in trial.user_attrs]
 
+    @repeated
     def record(self, number: int) -> Record:
         """One trial."""
         return self._record(self._frozen(number))
 
+    @repeated
     def num_asked(self) -> int:
         """Trials of the search asked for so far, whatever became of them."""
-        trials = self._study.get_trials(deepcopy=False)
-        return sum("confirms" not in trial.user_attrs for trial in trials)
+        return sum("confirms" not in trial.user_attrs for trial in self.stored_trials())
 
     def num_to_ask(self) -> int:
         """Trials that the search still has to ask for."""
@@ -154,6 +168,7 @@ class Study:
             return self.num_asked() > 0
         return not (self.running() or self.num_to_ask() or self._to_confirm())
 
+    @repeated
     def running(self) -> list[int]:
         """Numbers of the trials that were asked for and not told."""
         states = (TrialState.RUNNING, TrialState.WAITING)
@@ -229,7 +244,7 @@ class Study:
         """
         if self.sweep.whole is None:
             return sys.maxsize
-        return max(0, self.sweep.num_runs - len(self._study.get_trials(deepcopy=False)))
+        return max(0, self.sweep.num_runs - len(self.stored_trials()))
 
     def add_winner(self, record: Record, charged: dict[str, float]) -> None:
         """Stores the one trial that a private selection tells of; it must have a row."""
@@ -253,6 +268,7 @@ class Study:
         """Stores a trial of which nothing is known but that it did not come to a result."""
         return self._add(optuna.trial.create_trial(state=TrialState.FAIL)).number
 
+    @repeated
     def hand_out(self, record: Record, *, void: bool) -> Record:
         """Notes that a trial's secret exists, and what the trial is charged.
 
@@ -278,6 +294,7 @@ class Study:
         warm = self.warm_start or {}
         return bool(self._study.user_attrs.get(_VOID)) or bool(warm.get("void"))
 
+    @repeated
     def report(self, number: int, row: Row) -> bool:
         """Stores a trial's report. False if the study knows a later one, or that it ended."""
         frozen = self._frozen(number)
@@ -291,6 +308,7 @@ class Study:
         self._storage.set_trial_user_attr(frozen._trial_id, "row", row)
         return True
 
+    @repeated
     def should_prune(self, number: int) -> bool:
         """True if the trial does too badly to go on. A repeat goes on: its mean is to be fair."""
         frozen = self._frozen(number)
@@ -298,6 +316,7 @@ class Study:
             return False
         return self._study.pruner.prune(self._study, frozen)
 
+    @repeated
     def tell(self, number: int, end: TrialEnd, *, reason: str | None = None) -> Record:
         """Ends a trial. A complete one without a finite objective counts as failed."""
         frozen = self._frozen(number)

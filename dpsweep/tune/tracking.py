@@ -6,16 +6,14 @@ from functools import cache
 from importlib.metadata import version
 from typing import Any
 
-import yaml
-
 from dpsweep import __version__
 from dpsweep.config.leaves import leaves
 from dpsweep.config.space import Choice
 from dpsweep.config.sweep import Sweep
-from dpsweep.config.trial import TrialConfig
+from dpsweep.config.trial import config_yaml
 from dpsweep.core.types import Row
 from dpsweep.track.tracker import Facts, Status, Tracker
-from dpsweep.track.view import best_first
+from dpsweep.track.ui_view import best_first
 from dpsweep.train.room import Room
 from dpsweep.tune.charge import statement
 from dpsweep.tune.record import Record
@@ -142,14 +140,8 @@ def _description(record: Record, metric: str) -> str:
         found += f"\n\nRepeats trial {record.confirms} with fresh noise."
     return (
         f"**Privacy.** This run by itself: {statement(record)} {_AS_A_PART}\n\n{found}\n\n"
-        f"{again(config_text(record.config))}"
+        f"{again(config_yaml(record.config))}"
     )
-
-
-def config_text(config: TrialConfig) -> str:
-    """A trial config as YAML that `train` reads."""
-    tree = config.model_dump(mode="json", exclude_none=True)
-    return yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, width=98)
 
 
 def again(config: str) -> str:

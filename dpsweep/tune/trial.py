@@ -19,7 +19,7 @@ from dpsweep.train.allowance import Allowance, out_of_memory
 from dpsweep.train.course import Course
 from dpsweep.train.loop import Paused, train
 from dpsweep.train.room import Room
-from dpsweep.tune.mishaps import Limits, fate, leave, watched
+from dpsweep.tune.mishaps import Limits, exit_out_of_memory, verdict_on_retry, watched
 
 PAYLOAD = "dpsweep"
 """The one key of what is reported to Tune; its value is JSON, since Tune rewrites mappings."""
@@ -56,7 +56,7 @@ def run_trial(assignment: Assignment) -> None:
         _send(end="failed", reason=str(e))
     except Exception as e:  # the message may quote private data; the type and place do not
         if where := out_of_memory(e):
-            leave(Path(assignment["room"]), where)
+            exit_out_of_memory(Path(assignment["room"]), where)
         place = Room(Path(assignment["room"])).note_failure(traceback.format_exc())
         frame = traceback.extract_tb(e.__traceback__)[-1]
         _send(
@@ -84,7 +84,7 @@ def _is_free(room: Room, ours: contextlib.ExitStack) -> bool:
 def _train(assignment: Assignment, room: Room) -> None:
     """Trains in a room that is ours, unless what happened there before says otherwise."""
     limits = Limits(**assignment["limits"])
-    before = fate(room.path, limits)
+    before = verdict_on_retry(room.path, limits)
     if before.end:
         _send(end=before.end, reason=before.reason)
         return
@@ -94,7 +94,7 @@ def _train(assignment: Assignment, room: Room) -> None:
     with watched(room.path, limits) as watch:
 
         def report(row: Row) -> None:
-            with watch.reporting():
+            with watch.excused():
                 _send(row=row, **({"end": "complete"} if row["step"] == last else {}))
 
         train(
@@ -103,7 +103,7 @@ def _train(assignment: Assignment, room: Room) -> None:
             report,
             Path(assignment["pause"]).exists,
             course,
-            Allowance(before.halvings, limits.gpu_share),
+            Allowance(before.halvings, limits.gpu_share, watch.excused),
         )
 
 

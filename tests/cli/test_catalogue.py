@@ -7,7 +7,7 @@ import pytest
 import yaml
 from PIL import Image
 
-from dpsweep.cli.catalogue import data, models
+from dpsweep.cli.verbs.catalogue import data, models
 from dpsweep.core.errors import ConfigError
 from dpsweep.data.datasets import DataConfig
 from dpsweep.data.models import MODELS

@@ -37,7 +37,7 @@ COMMANDS = [
     (["launch", "tiny.yaml", "--tracking-uri", "./mlruns"], "a plain path is no tracking server"),
     (["launch", "tiny.yaml", "--address", "127.0.0.1:9"], "--address 127.0.0.1:9: nothing answers"),
     (["launch", "tiny.yaml", "--address", "somewhere"], "expected auto or HOST:PORT"),
-    (["launch", "tiny.yaml", "--address", "ray://127.0.0.1:9"], "ray://127.0.0.1:9: nothing answers"),
+    (["launch", "tiny.yaml", "--address", "ray://127.0.0.1:9"], "ray://127.0.0.1:9: nothing"),
     (["launch", "tiny.yaml", "--address", "http://h:8265"], "dpsweep submit FILE --to http://h:8265"),
     (["resume", "nobody"], "no sweep called 'nobody' in"),
     (["status", "nobody"], "no sweep called 'nobody' in"),
@@ -82,7 +82,7 @@ def test_a_delta_that_means_nothing_is_warned_of(sweep_file):
 def test_help_is_instant_and_training_alone_loads_no_service(sweep_file, tmp_path):
     listing = (
         "import sys; from dpsweep.cli import app; print(*sys.modules)",
-        "import sys; import dpsweep.cli.alone; print(*sys.modules)",
+        "import sys; import dpsweep.cli.verbs.trial; print(*sys.modules)",
     )
     loaded = [
         set(

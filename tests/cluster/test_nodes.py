@@ -146,6 +146,10 @@ def test_one_of_two_real_nodes_is_refused_and_named(sweep, tmp_path, monkeypatch
         assert {report.data_ok for report in survey(None, None)} == {None}
         large = load_sweep(tmp_path / "tiny.yaml", ["resources.cpu=2"])
         assert not any(report.runs_trials for report in survey(large, state))
+        ray.shutdown()
+        with pytest.raises(StateError, match=words):
+            dpsweep.launch(tmp_path / "tiny.yaml", state=state, address=cluster.address, quiet=True)
+        assert not (state / "sweeps").exists()
     finally:
         ray.shutdown()
         cluster.shutdown()

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from dpsweep.cluster.local import Local
 from dpsweep.cluster.processes import MARK, Process, end, run, start, sweep_up, wait_for
-from dpsweep.core.errors import ConnectionRefused
+from dpsweep.core.errors import ConnectionRefused, StateError
 
 ESCAPES = """
 import os, subprocess, sys, time
@@ -62,6 +63,13 @@ def test_a_number_that_was_given_again_is_left_alone(tmp_path):
     assert not process.is_alive
 
 
+@pytest.mark.parametrize("text", ["{", "[]", '{"nodes": [{}], "services": []}'])
+def test_a_damaged_note_says_how_to_find_what_runs(tmp_path, text):
+    (tmp_path / "up.json").write_text(text)
+    with pytest.raises(StateError, match=r"up\.json: cannot be read .*grep -l DPSWEEP_UP /proc"):
+        Local.at(tmp_path)
+
+
 def test_one_that_ends_at_once_says_why(tmp_path):
     process = started(tmp_path, "raise SystemExit('the port is taken')")
     with pytest.raises(ConnectionRefused, match=r"it ended at once. .*log ends with: the port is"):
@@ -80,3 +88,11 @@ def test_one_that_is_never_ready_is_told_with_the_time(tmp_path):
 def test_a_program_that_fails_says_what_it_said():
     with pytest.raises(ConnectionRefused, match=r"failed: no such thing"):
         run([sys.executable, "-c", "raise SystemExit('no such thing')"], dict(os.environ))
+
+
+def test_what_a_process_writes_is_its_users_alone(tmp_path):
+    code = f"open({str(tmp_path / 'made')!r}, 'w').close(); import time; time.sleep(600)"
+    process = started(tmp_path, code)
+    wait_for((tmp_path / "made").exists, process, 30)
+    end([process], "a-mark", grace=0.2)
+    assert (tmp_path / "made").stat().st_mode & 0o777 == 0o600

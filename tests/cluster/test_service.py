@@ -13,7 +13,8 @@ import urllib.request
 import pytest
 
 from dpsweep.cluster.jobs import jobs_at
-from dpsweep.cluster.local import Local, asks
+from dpsweep.cluster.local import Local
+from dpsweep.cluster.ports import http_status
 from dpsweep.cluster.services import BUCKET, check_installed
 from dpsweep.core.errors import DpSweepError
 
@@ -78,15 +79,20 @@ def test_a_sweep_is_submitted_followed_stopped_resumed_and_fetched_from_a_laptop
     assert "sweep 'long' is being run at http://127.0.0.1:" in again
     assert "long is stopped" in laptop("stop", "long", **env)
     assert "is not running" in laptop("stop", "long", code=2, **env)
-    resumed = laptop("resume", "long", **env)
+    resumed = laptop("resume", "long", "-o", "long.yaml", **env)
+    assert "of sweep long," in (tmp_path / "long.yaml").read_text()
     assert "0 trials finished, 2 adopted, 0 to run" in resumed
     assert "2 trials in" in resumed
-    assert "2 adopted" in laptop("logs", "long", **env)
+    said = laptop("logs", "long", **env)
+    assert "2 adopted" in said
+    assert "dpsweep speaks" not in said
+    assert "Type it on a node of that cluster" in laptop("report", "long", code=2, **env)
     assert "long was submitted to" in laptop("status", **env)
 
     ray_client = Local.at(local.folder).client_address
-    laptop("launch", sweep_file, "--name", "there", "--address", ray_client, "-o", "t.yaml", **env)
-    assert (tmp_path / "t.yaml").read_text().startswith("# dpsweep export")
+    shown = laptop("launch", sweep_file, "--name", "there", "--address", ray_client, "-q", **env)
+    assert "trial" not in shown
+    assert (tmp_path / "best.yaml").read_text().startswith("# dpsweep export")
 
     missing = {k: v for k, v in env.items() if not k.startswith("RAY_")}
     told = laptop("status", "tiny", code=2, **missing, HOME=str(tmp_path))
@@ -124,7 +130,8 @@ def test_runs_are_in_mlflow_on_postgresql_and_artifacts_in_the_bucket(
     ports = Local.at(local.folder).ports
 
     assert (
-        asks(f"{env['MLFLOW_TRACKING_URI']}/api/2.0/mlflow/experiments/get?experiment_id=0") == 401
+        http_status(f"{env['MLFLOW_TRACKING_URI']}/api/2.0/mlflow/experiments/get?experiment_id=0")
+        == 401
     )
     runs = mlflow(env, "runs/search", {"experiment_ids": experiments(env), "max_results": 100})
     assert len([r for r in runs["runs"] if r["info"]["status"] == "FINISHED"]) == 3

@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001 - letters that look alike are what is tested
 """Strategies for files that are not what they should be: the shipped ones, changed at random."""
 
 from copy import deepcopy

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpsweep.config.load import parse_yaml, read_yaml, with_overrides
+from dpsweep.config.load import parse_yaml, read_yaml, with_overrides, yaml_text
 from dpsweep.core.errors import ConfigError
 
 
@@ -71,3 +71,12 @@ def test_aliases_that_repeat_one_another_without_end_are_refused(tmp_path):
     place.write_text("\n".join(lines))
     with pytest.raises(ConfigError, match="over 100000 values once its aliases"):
         read_yaml(place)
+
+
+@pytest.mark.parametrize(
+    "word", ["1e5", "1e-5", "0x1F", "1_000", "off", "true", "null", "1:30", ".5"]
+)
+def test_a_word_that_looks_like_something_else_is_written_so_that_it_stays_a_word(tmp_path, word):
+    tree = {"folder": word, "number": 1e-5, "words": [word, "plain"]}
+    (tmp_path / "x.yaml").write_text(yaml_text(tree))
+    assert read_yaml(tmp_path / "x.yaml").tree == tree

@@ -4,9 +4,8 @@ import pytest
 
 from dpsweep.config.load import parse_yaml
 from dpsweep.config.sweep import load_sweep
-from dpsweep.config.trial import load_trial
+from dpsweep.config.trial import config_yaml, load_trial
 from dpsweep.core.errors import ConfigError
-from dpsweep.report.export import config_yaml
 from dpsweep.train.budget import budget
 from dpsweep.train.check import check_trial
 

@@ -157,6 +157,60 @@ def test_a_reading_that_fails_leaves_nothing_and_the_next_one_reads(cache, sourc
     assert read.times == 1
 
 
+USER = """
+import sys
+from pathlib import Path
+import torch
+from dpsweep.data.shared import shared
+
+found = shared(Path(sys.argv[1]), lambda: (torch.ones(3),), "old", "made")
+print("mine", flush=True)
+sys.stdin.readline()
+print(int(found[0].sum()), flush=True)
+"""
+
+
+def names(cache):
+    return {p.name for p in cache.glob("*.pt")}
+
+
+def test_copies_of_a_series_go_when_two_newer_ones_are_there_unless_a_process_uses_them(
+    cache, source
+):
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    user = subprocess.Popen([sys.executable, "-c", USER, str(source)], **pipes)
+    assert user.stdout.readline() == "mine\n"
+    (old,) = names(cache)
+    read = Reader(source)
+    shared(source, read, "not of the series")
+    for kind in "abcd":
+        shared(source, read, kind, "made")
+    assert len(names(cache)) == 4  # the two last, the one in use, and the other
+    assert old in names(cache)
+    assert user.communicate("\n")[0] == "3\n"
+    shared(source, read, "d", "made")
+    assert len(names(cache)) == 3
+    assert old not in names(cache)
+    assert read.times == 5
+    assert {oct(mode(p)) for p in cache.iterdir()} == {"0o600"}
+
+
+def test_each_source_has_a_series_of_its_own_and_what_is_mapped_outlives_its_file(
+    cache, source, tmp_path
+):
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "images").write_bytes(b"87654321")
+    first = shared(other, Reader(other), "a", "made")
+    for kind in "abc":
+        shared(source, Reader(source), kind, "made")
+    assert len(names(cache)) == 3
+    for kind in "bcd":
+        shared(other, Reader(other), kind, "made")
+    assert len(names(cache)) == 4
+    assert bytes(first[0][0].tolist()) == b"87654321"
+
+
 READER = """
 import sys, time
 from pathlib import Path

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpsweep.cli import against
+from dpsweep.cli.verbs import compare as verb
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import ConfigError, StateError
 from dpsweep.report.arms import Arm, arms_of
@@ -201,7 +201,7 @@ def test_other_data_models_and_metrics_are_refused_by_name(searched):
     with pytest.raises(ConfigError, match=r"validation: test_split.* validation: holdout"):
         compare(arms(one, searched("held", "data.validation=holdout")))
     other = searched("other", "model={name: linear}")
-    assert len(compare(arms(one, other), models=True).arms) == 2
+    assert len(compare(arms(one, other), any_model=True).arms) == 2
 
 
 def test_unfinished_and_void_sweeps_are_said(searched):
@@ -236,16 +236,16 @@ def test_several_folders_are_looked_in_and_programs_can_read_it(searched, tmp_pa
     searched("same", SGD, LR_ALONE, FOUR, repeats=GOOD, state="one")
     searched("same", FOUR, repeats=BAD, state="two")
     folders = [str(tmp_path / "one"), str(tmp_path / "two")]
-    against.compare(["same"], folders, None, models=False, form="json")
+    verb.compare(["same"], folders, None, any_model=False, form="json")
     told = json.loads(capsys.readouterr().out)
     assert [each["method"] for each in told["arms"]] == ["dp_sgd", "fftkf"]
     assert told["compared"][0]["significant"]
-    against.compare(["same"], folders, "dp_sgd", models=False, form="table")
+    verb.compare(["same"], folders, "dp_sgd", any_model=False, form="table")
     assert "worse than dp_sgd" in " ".join(capsys.readouterr().out.split())
     with pytest.raises(
         StateError, match=r"no sweep called 'sam' in .*one, .*two. Known: same, same"
     ):
-        against.compare(["sam"], folders, None, models=False, form="table")
+        verb.compare(["sam"], folders, None, any_model=False, form="table")
 
 
 def test_a_private_selection_tells_no_number_of_trials(searched):

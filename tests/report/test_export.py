@@ -4,9 +4,9 @@ import pytest
 
 from dpsweep.config.load import parse_yaml, read_yaml
 from dpsweep.config.sweep import load_sweep
-from dpsweep.config.trial import load_trial
+from dpsweep.config.trial import config_yaml, load_trial
 from dpsweep.core.errors import StateError
-from dpsweep.report.export import check_target, config_yaml, origin_of, to_yaml, write
+from dpsweep.report.export import check_target, origin_of, to_yaml, write
 from dpsweep.tune.study import Study
 
 

@@ -5,11 +5,15 @@ import re
 
 import pytest
 
+from dpsweep.cli.verbs.report import report
 from dpsweep.config.load import read_yaml
+from dpsweep.config.sweep import load_sweep
 from dpsweep.config.trial import load_trial
 from dpsweep.core.errors import StateError
 from dpsweep.report.figures import figures
 from dpsweep.report.page import NO_FIGURES_OF_A_SECRET, page
+from dpsweep.tune.state import State
+from dpsweep.tune.study import Study
 
 
 def without_plotly(text):
@@ -35,6 +39,16 @@ def test_privacy_comes_first_then_result_config_and_figures(study_of, tmp_path):
     place = tmp_path / "copied.yaml"
     place.write_text(config.replace("&#39;", "'").replace("&gt;", ">").replace("&amp;", "&"))
     assert load_trial(read_yaml(place)) == study.record(1).config
+
+
+def test_a_void_sweep_is_shown_with_no_epsilon(study_of):
+    study = study_of([0.5, 0.9])
+    assert "at ε 4 (" in page(study)
+    study.note_void()
+    text = page(study)
+    assert "at ε none (void) (" in text
+    assert "ε = none (void)" in text
+    assert "ε = 4" not in without_plotly(text).partition('id="tables"')[0]
 
 
 def test_the_library_is_there_once_and_nothing_is_fetched(study_of):
@@ -64,6 +78,10 @@ def test_of_a_private_selection_it_tells_of_the_winner_alone(study_of):
     with pytest.raises(StateError, match="nothing is told before its end"):
         page(study)
     earlier = study_of([0.5], name="other").record(0)
+    lost = study_of([], *secret, name="lost")
+    lost.add_failed()
+    with pytest.raises(StateError, match="has no complete trial yet"):
+        page(lost)
     study.add_winner(earlier, {"sampling_rate": 0.09, "noise_multiplier": 1.07, "steps": 22})
     text = page(study)
     assert NO_FIGURES_OF_A_SECRET in text
@@ -75,3 +93,20 @@ def test_of_a_private_selection_it_tells_of_the_winner_alone(study_of):
 def test_a_search_that_goes_on_says_so(study_of):
     study = study_of([0.5, 0.6], "confirm={top: 1, seeds: 2}", repeats=[0.6])
     assert "not finished: 3 of 4 runs so far" in page(study)
+
+
+def test_the_page_of_anothers_sweep_lies_beside_and_not_in_a_folder(
+    study_of, tmp_path, sweep_file, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DPSWEEP_STORAGE", raising=False)
+    monkeypatch.setenv("DPSWEEP_OWNER", "alice")
+    sweep = load_sweep(sweep_file)
+    folder = State.at(None).sweep(sweep.name)
+    folder.create(sweep.file, sweep.base, None)
+    study = Study.create(folder.storage_uri, sweep, folder.id, owner="alice")
+    charged = {"sampling_rate": 0.09, "noise_multiplier": 1.07, "steps": 22}
+    study.add_winner(study_of([0.5], name="other").record(0), charged)
+    monkeypatch.setenv("DPSWEEP_OWNER", "bob")
+    report("alice/tiny", None, None, None, None)
+    assert [place.name for place in tmp_path.glob("**/*.html")] == ["report-alice-tiny.html"]

@@ -1,14 +1,17 @@
 """The best model in MLflow's registry: found by its alias, with its promise, and only once."""
 
+from importlib import import_module
+from zipfile import ZipFile, is_zipfile
+
 import pytest
 import torch
 
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import ConfigError, StateError
 from dpsweep.data.read import load
-from dpsweep.report.register import register_best
+from dpsweep.report.register import _tags, register_best
 from dpsweep.track.mlflow import MlflowSink
-from dpsweep.track.registry import check_names
+from dpsweep.track.registry import _save, check_names
 from dpsweep.track.tracker import Tracker
 from dpsweep.train.loop import train
 from dpsweep.train.room import Room
@@ -50,6 +53,12 @@ def test_a_void_sweep_is_refused(make):
         register_best(*make(void=True), "digits")
 
 
+def test_a_void_sweeps_model_has_no_epsilon_to_filter_by(make):
+    study, _, _ = make(void=True)
+    tags = _tags(study.best()[0], void=True)
+    assert (tags["epsilon"], tags["void"]) == ("none (void)", "true")
+
+
 @pytest.mark.parametrize("name", ["a' or 'b", "a/b", "", "-x"])
 def test_names_that_the_registry_could_mistake_are_refused(name):
     with pytest.raises(ConfigError, match="a model's name is"):
@@ -60,6 +69,44 @@ def test_names_that_the_registry_could_mistake_are_refused(name):
 def test_aliases_that_the_registry_keeps_for_itself_are_refused(alias):
     with pytest.raises(ConfigError, match="an alias is"):
         check_names("digits", alias)
+
+
+NET = """
+from torch import nn
+
+class TheirNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.layer(x).tanh()  # in_their_words
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # MLflow's and torch.export's own
+def test_what_is_registered_tells_nothing_of_the_code_it_was_traced_from(tmp_path, monkeypatch):
+    import mlflow
+
+    private = tmp_path / "hospital_alpha"
+    private.mkdir()
+    (private / "their_net.py").write_text(NET)
+    monkeypatch.syspath_prepend(private)
+    model = import_module("their_net").TheirNet().eval()
+    place = tmp_path / "stored"
+    _save(model, torch.zeros(2, 4), place)
+    stored = [path for path in place.rglob("*") if path.is_file()]
+    parts = [path.read_bytes() for path in stored]
+    for path in filter(is_zipfile, stored):
+        with ZipFile(path) as archive:
+            parts += [archive.read(name) for name in archive.namelist()]
+    told = b"".join(parts)
+    assert b"tanh" in told  # it is there, unpacked
+    own = ["hospital_alpha", "their_net", "TheirNet", "in_their_words"]
+    assert [word for word in (*own, str(tmp_path), mlflow.__file__) if word.encode() in told] == []
+    images = torch.randn(5, 4)  # of another number than it was traced with
+    torch.testing.assert_close(mlflow.pytorch.load_model(str(place))(images), model(images))
 
 
 @pytest.mark.slow

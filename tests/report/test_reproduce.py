@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from dpsweep.cli import printed
+from dpsweep.cli.verbs import reproduce
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import ConfigError, StateError
 from dpsweep.report import published
@@ -59,7 +59,7 @@ def wish(**more):
     asked |= {"state": "state", "address": None, "tracking_uri": None, "out": None}
     asked |= {"budget": "trials=2,epochs=1,batch_size=200", "seeds": 2}
     asked |= {"accept": False, "fetch": False, "quiet": True}
-    return printed.Wish(table="tiny", **(asked | more))
+    return reproduce.Wish(table="tiny", **(asked | more))
 
 
 @pytest.mark.parametrize("name", tables())
@@ -177,7 +177,7 @@ def end(study, asked, accuracy):
 
 def test_cells_without_data_are_skipped_with_a_reason_and_an_exit_code(tiny, tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
-        printed.run(wish(rows=["away"]))
+        reproduce.run(wish(rows=["away"]))
     assert ended.value.code == 1
     (row,) = json.loads((tmp_path / "reproduction/tiny/tiny.json").read_text())
     assert row["mean"] is None
@@ -189,28 +189,28 @@ def test_cells_without_data_are_skipped_with_a_reason_and_an_exit_code(tiny, tmp
 
 def test_too_few_seeds_and_an_empty_choice_are_told(tiny):
     with pytest.raises(ConfigError, match="--seeds 1: give at least 2"):
-        printed.run(wish(seeds=1))
+        reproduce.run(wish(seeds=1))
     sparse = Table.model_validate(table("tiny").model_dump() | {"cells": {"here": {}}})
     tables()["tiny"] = sparse
     with pytest.raises(ConfigError, match="tiny: no cell has this row"):
-        printed.run(wish())
+        reproduce.run(wish())
 
 
 @pytest.mark.ray
 @pytest.mark.slow
 def test_a_table_is_run_and_run_again_from_where_it_was(tiny, tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
-        printed.run(wish())
+        reproduce.run(wish())
     assert ended.value.code == 1, "a cell has no data"
     here, away = json.loads((tmp_path / "reproduction/tiny/tiny.json").read_text())
     assert len(here["values"]) == 2
     assert (here["trials"], away["trials"]) == (2, 0)
     assert here["differs"] == ["epochs 1 (print 9)", "batch_size 200 (print 256)"]
     assert (tmp_path / "reproduction/tiny/tiny.here.accuracy.dp_sgd.best.yaml").exists()
-    printed.run(wish(rows=["here"]))
+    reproduce.run(wish(rows=["here"]))
     (again,) = json.loads((tmp_path / "reproduction/tiny/tiny.json").read_text())
     assert again == here, "nothing ran twice"
     with pytest.raises(StateError, match=r"budget.trials: 2 -> 3.*--accept-changes"):
-        printed.run(wish(rows=["here"], budget="trials=3,epochs=1,batch_size=200"))
-    printed.plan(wish(rows=["here"]))
+        reproduce.run(wish(rows=["here"], budget="trials=3,epochs=1,batch_size=200"))
+    reproduce.plan(wish(rows=["here"]))
     assert "nothing was trained or kept" in capsys.readouterr().out

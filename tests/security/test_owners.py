@@ -8,12 +8,15 @@ import sys
 import traceback
 
 import pytest
+from mlflow import MlflowClient
 from typer.testing import CliRunner
 
-from dpsweep.cli import app, route, search
+from dpsweep.cli import app
+from dpsweep.cli.verbs import route, search
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import ConfigError, DpSweepError, StateError
 from dpsweep.track.mlflow import MlflowSink
+from dpsweep.track.spool import Undeliverable
 from dpsweep.tune.owner import parted, whoami
 from dpsweep.tune.state import State
 from dpsweep.tune.storage import check_storage, study_name
@@ -234,6 +237,11 @@ def test_experiments_of_one_name_on_one_server_do_not_meet(tmp_path):
     assert experiment("bob", "2") == ("bob/tiny", "bob")
     assert experiment("alice", "3") == ("tiny", "alice")
     assert experiment("bob", "2") == ("bob/tiny", "bob")
+    for tags in ({}, {"dpsweep.owner": "alice"}):
+        name = f"carol{len(tags)}/tiny"
+        MlflowClient(uri).create_experiment(name, tags=tags)  # by alice, to see what comes
+        with pytest.raises(Undeliverable, match=f"experiment '{name}' is not carol"):
+            experiment(name.partition("/")[0], "4")
 
 
 HOSTILE = [

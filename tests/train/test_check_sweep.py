@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dpsweep.cli.alone import check
+from dpsweep.cli.verbs.trial import check
 from dpsweep.core.errors import ConfigError
 
 HEAD = """\

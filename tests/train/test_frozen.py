@@ -1,5 +1,6 @@
 """A frozen part that is computed once trains the same weights as one computed at every step."""
 
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from dpsweep.core.seeds import Secret
 from dpsweep.data.models.frozen import cut
 from dpsweep.data.models.transfer import freeze
 from dpsweep.data.read import load
+from dpsweep.train.allowance import Allowance
 from dpsweep.train.assemble import assemble, assemble_on, initial
 from dpsweep.train.budget import budget
 from dpsweep.train.evaluate import evaluate
@@ -93,6 +95,37 @@ def test_what_crosses_is_computed_once_a_node_and_anew_for_other_frozen_weights(
     found = cut(again.engine.model, (1, 8, 8))
     some = again.data.scaled(again.data.inputs[:9], torch.float64)
     torch.testing.assert_close(other.data.inputs[:9], found.features(some))
+
+
+def test_of_ever_more_frozen_weights_the_last_two_copies_stay(cache):
+    """As repeats have them, each from another public seed."""
+    config, made = trial(SMALL), []
+    for seed in (0, 1, 2, 3, 2):
+        step = assemble(config.model_copy(update={"seed": seed}), Secret.draw(), CPU)
+        assert step.data.inputs.isfinite().all()
+        made.append({p.name for p in cache.glob("made-*.pt")})
+    assert [len(names) for names in made] == [1, 2, 2, 2, 2]
+    assert made[2] - made[1]
+    assert made[4] == made[3], "it was among the last, and is not made again"
+    assert len(list(cache.glob("*.pt"))) == 3  # the images stay
+
+
+def test_making_what_crosses_is_no_silence_of_the_trials(cache, monkeypatch):
+    told, crossed = [], frozen._crossed
+
+    @contextmanager
+    def excused():
+        told.append("begins")
+        yield
+        told.append("ends")
+
+    def cross(*args):
+        told.append("makes")
+        return crossed(*args)
+
+    monkeypatch.setattr(frozen, "_crossed", cross)
+    assemble(trial(SMALL), Secret.draw(), CPU, allowance=Allowance(excused=excused))
+    assert told == ["begins", "makes", "makes", "ends"]
 
 
 def test_own_code_is_never_kept_since_it_may_change(cache):

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from dpsweep.config.sweep import ConfirmConfig, load_sweep
+from dpsweep.config.budget import ConfirmConfig
+from dpsweep.config.sweep import load_sweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError
 from dpsweep.privacy.accounting import compose
@@ -72,6 +73,8 @@ def test_repeats_of_each_method_are_planned(load):
     each = ("method={each_of: [{name: dp_sgd}, {name: disk, kappa: 0.7}]}",)
     settings = [f"search.{each[0]}", "confirm={top: 2, seeds: 3, each_method: true}"]
     assert load(*settings).num_runs == 4 + 2 * 3 * 2
+    shared = load(*settings, "privacy.scope=sweep")
+    assert shared.whole.num_runs == 4 + 2 * 3 * 2
 
 
 def test_repeats_of_each_of_one_method_are_refused(load):

@@ -77,6 +77,20 @@ def test_each_epsilon_keeps_its_own(made):
     assert kept(folder) == {0, 2, 3, 5}
 
 
+@pytest.mark.parametrize("confirm", ["{top: 1, seeds: 2, each_method: true}", None])
+def test_each_method_keeps_its_own_where_the_best_of_each_are_confirmed(made, confirm):
+    methods = "search={method: {one_of: [{name: disk}, {name: fftkf}]}}"
+    study, folder = made("keep_weights=1", methods, f"confirm={confirm or 'null'}")
+    watcher, best = keeper(study, folder), {}
+    for value in range(1, 13):
+        told = run(study, folder, value / 13)
+        best[told.config.method.name] = told.number
+        watcher.ended(told)
+    assert set(best) == {"disk", "fftkf"}
+    expected = set(best.values()) if confirm else {11}
+    assert kept(folder) == expected == kept_after_restart(study, folder)
+
+
 def test_repeats_leave_none_and_all_that_are_confirmed_are_kept(made):
     study, folder = made("keep_weights=1", "confirm={top: 3, seeds: 2}")
     assert study.sweep.num_kept == 3

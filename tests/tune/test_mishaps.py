@@ -10,11 +10,11 @@ from dpsweep.tune.mishaps import (
     Fate,
     Limits,
     cause_of_death,
-    fate,
     last_words,
     memory_notes,
     note_memory,
     own_bytes,
+    verdict_on_retry,
 )
 
 BROKEN = """
@@ -55,7 +55,7 @@ def test_a_process_that_hangs_in_c_with_the_lock_held_is_ended_and_the_trial_has
     code, said = process("ctypes.PyDLL(None).sleep(1000)", limits)
     assert (code, said) == (1, "")
     assert time.monotonic() - begin < 100
-    told = fate(tmp_path, limits)
+    told = verdict_on_retry(tmp_path, limits)
     assert told.end == "failed"
     assert "it reported nothing for budget.trial_timeout" in told.reason
     assert "it was in broken.py:8 (run_trial)" in told.reason
@@ -65,19 +65,19 @@ def test_reports_begin_the_time_anew_and_waiting_for_the_driver_does_not_count(p
     body = (
         "for _ in range(2):\n"
         "            time.sleep(0.3)\n"
-        "            with watch.reporting():\n"
+        "            with watch.excused():\n"
         "                time.sleep(0.9)\n"
         f"        assert (Path({str(tmp_path)!r}) / 'last_words.txt').exists()"
     )
     assert process(body, Limits(silence_seconds=0.8)) == (0, "through\n")
-    assert fate(tmp_path, Limits()) == Fate()
+    assert verdict_on_retry(tmp_path, Limits()) == Fate()
     assert not (tmp_path / "last_words.txt").exists()
 
 
 def test_a_segmentation_fault_says_where_it_was_and_is_left_to_tunes_retries(process, tmp_path):
     code, _ = process("ctypes.string_at(0)")
     assert code < 0
-    assert fate(tmp_path, Limits()) == Fate()
+    assert verdict_on_retry(tmp_path, Limits()) == Fate()
     assert cause_of_death(tmp_path).startswith("Segmentation fault in __init__.py:")
 
 
@@ -94,18 +94,17 @@ def test_a_process_that_takes_more_than_its_memory_is_ended(process, tmp_path):
     code, said = process(body, Limits(memory_bytes=200_000_000))
     assert (code, said) == (1, "")
     (note,) = memory_notes(tmp_path)
-    assert note.startswith("in its worker, which held 2")
-    assert note.endswith("where resources.memory is 200.0 MB")
+    assert note == "in its worker, which held more than resources.memory, 200.0 MB"
 
 
 def test_memory_may_run_out_twice_the_second_time_alone(tmp_path):
     together, alone = Limits(), Limits(alone=True)
-    assert fate(tmp_path, together) == fate(tmp_path, alone) == Fate()
+    assert verdict_on_retry(tmp_path, together) == verdict_on_retry(tmp_path, alone) == Fate()
     note_memory(tmp_path, "on the GPU")
-    assert fate(tmp_path, together) == Fate("memory", "memory ran out on the GPU")
-    assert fate(tmp_path, alone) == Fate(halvings=1)
+    assert verdict_on_retry(tmp_path, together) == Fate("memory", "memory ran out on the GPU")
+    assert verdict_on_retry(tmp_path, alone) == Fate(halvings=1)
     note_memory(tmp_path, "in its worker")
-    told = fate(tmp_path, alone)
+    told = verdict_on_retry(tmp_path, alone)
     assert told.end == "failed"
     assert (
         "ran out on the GPU, and, alone and with half the examples at once, in its" in told.reason

@@ -5,19 +5,19 @@ import pytest
 from dpsweep.config.resources import ResourcesConfig
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import ConfigError
-from dpsweep.tune.probe import costliest, decided, measured
+from dpsweep.tune.probe import costliest, decide_packing, measured
 from dpsweep.tune.resources import (
     NO_GPU,
-    Measured,
+    GpuProbe,
     concurrency,
+    idle_gpu_warning,
     memory_share,
     packed,
     room_for,
-    said_of,
-    settled,
+    store_packing,
+    stored_packing,
+    with_packing,
     worth_trying,
-    write_down,
-    written_down,
 )
 
 GB = 10**9
@@ -82,7 +82,7 @@ def test_a_cluster_that_is_too_small_is_told_with_both_numbers(resources, nodes,
     ],
 )
 def test_a_gpu_is_shared_as_far_as_memory_and_speed_allow(seconds, memory, gpu):
-    choice = packed(Measured(memory * GB, 100 * GB, seconds))
+    choice = packed(GpuProbe(memory * GB, 100 * GB, seconds))
     assert choice.gpu == gpu
     assert f"{round(1 / gpu)} trials on a GPU" in choice.words
     assert f"{memory}.0 GB of 100.0 GB" in choice.words
@@ -103,7 +103,7 @@ def test_a_gpu_is_shared_as_far_as_memory_and_speed_allow(seconds, memory, gpu):
     ],
 )
 def test_more_processes_are_measured_while_they_fit_and_help(seconds, memory, most, following):
-    assert worth_trying(Measured(memory * GB, 100 * GB, seconds), most) == following
+    assert worth_trying(GpuProbe(memory * GB, 100 * GB, seconds), most) == following
 
 
 def test_a_share_of_a_gpu_is_a_share_of_its_memory_with_head_room():
@@ -115,21 +115,23 @@ def test_a_share_of_a_gpu_is_a_share_of_its_memory_with_head_room():
 def test_auto_without_a_gpu_is_none_and_says_so(sweep_file, tmp_path):
     sweep = load_sweep(sweep_file, ["resources.gpu=auto"])
     assert sweep.promise.train.device == "auto"
-    choice = decided(sweep, [LAPTOP, {"CPU": 4.0}])
+    choice = decide_packing(sweep, [LAPTOP, {"CPU": 4.0}])
     assert choice == NO_GPU
     assert "no GPU, or hides it; trials run on CPUs" in choice.words
-    assert written_down(tmp_path) is None
-    write_down(tmp_path, choice)
-    assert written_down(tmp_path) == choice
-    done = settled(sweep, choice)
+    assert stored_packing(tmp_path) is None
+    store_packing(tmp_path, choice)
+    assert stored_packing(tmp_path) == choice
+    done = with_packing(sweep, choice)
     assert (done.config.resources.gpu, done.promise.train.device) == (0.0, "cpu")
-    assert settled(sweep, packed(Measured(10, 100, {1: 1.0}))).promise.train.device == "cuda"
+    assert with_packing(sweep, packed(GpuProbe(10, 100, {1: 1.0}))).promise.train.device == "cuda"
 
 
 def test_gpus_that_lie_idle_are_told_of():
-    assert "the 2 GPUs of the cluster are not used" in said_of(ResourcesConfig(), [LAPTOP, SERVER])
-    assert said_of(ResourcesConfig(gpu=0.5), [SERVER]) == ""
-    assert said_of(ResourcesConfig(), [LAPTOP]) == ""
+    assert "the 2 GPUs of the cluster are not used" in idle_gpu_warning(
+        ResourcesConfig(), [LAPTOP, SERVER]
+    )
+    assert idle_gpu_warning(ResourcesConfig(gpu=0.5), [SERVER]) == ""
+    assert idle_gpu_warning(ResourcesConfig(), [LAPTOP]) == ""
 
 
 def test_the_costliest_trial_is_that_of_the_most_examples_at_once(sweep_file):
@@ -145,7 +147,7 @@ def test_the_costliest_trial_is_that_of_the_most_examples_at_once(sweep_file):
 def test_the_probe_measures_what_processes_side_by_side_take(sweep_file):
     """On the CPU, where two processes for two cores do more than one."""
     sweep = load_sweep(sweep_file)
-    found = Measured(**measured(costliest(sweep).model_dump(mode="json"), 2, 1, "cpu"))
+    found = GpuProbe(**measured(costliest(sweep).model_dump(mode="json"), 2, 1, "cpu"))
     assert set(found.step_seconds) == {1, 2}
     assert all(0 < seconds < 10 for seconds in found.step_seconds.values())
     assert 50_000_000 < found.memory_bytes < found.total_bytes

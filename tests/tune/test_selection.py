@@ -155,6 +155,9 @@ def test_the_winner_is_trial_0_with_its_own_row_config_and_weights(
     assert record.config == configs[best]
     assert record.knobs["method.kappa"] == record.config.method.kappa
     assert record.charged["steps"] == 11
+    rows = Room(folder.room(0)).rows()
+    assert [row["seconds"] for row in rows] == [0, 0], "secret batches take their time"
+    assert (record.row["seconds"], rows[-1][metric]) == (0, figures[best])
     assert (rooms(folder), winner_of(folder)) == ([0], best)
     assert study.is_finished()
     assert len(origin_of(study).search_words) > 0
@@ -496,3 +499,13 @@ def test_what_a_killed_writer_left_of_the_ledger_goes_with_it(folder, study, swe
     search.publish(study)
     assert not list(folder.path.glob("*selection*"))
     assert not list(folder.path.glob(".selection*"))
+
+
+def test_trials_that_are_refused_are_not_counted_aloud(folder, sweep, monkeypatch, caplog):
+    search = of_length(folder, sweep, 3)
+    monkeypatch.setattr(search, "_admitted", lambda draw: None)
+    with folder.lease() as lease:
+        driver = Driver(search, folder, lease, [])
+        assert driver.next("a") is None
+    assert search.num_to_ask() == 0
+    assert caplog.records == []

@@ -65,7 +65,7 @@ def cut(model: nn.Module, input_shape: tuple[int, ...]) -> Cut | None:
     if len(crossed) != 1 or len(crossed[0]) != 1 or not isinstance(crossed[0][0], Tensor):
         return None
     between = crossed[0][0]
-    if between.requires_grad or len(between) != _TRIED:  # hangs on a weight, or mixes axes
+    if between.requires_grad or len(between) != _TRIED:  # depends on a weight, or mixes axes
         return None
     with torch.no_grad():  # in another order, so that a second way in, or a memory, shows
         alone = tail(between.flip(0)).flip(0)

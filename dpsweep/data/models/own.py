@@ -45,7 +45,7 @@ class Own(Model):
     def build(self, shape: Shape, num_classes: int) -> nn.Module:
         """Images of `shape` (C, H, W) -> logits, shape (B, num_classes)."""
         module, _, function = self.function.partition(":")
-        with _found_in(self.folder), _told(f"function: {self.function}"), torch.device("cpu"):
+        with found_in(self.folder), _told(f"function: {self.function}"), torch.device("cpu"):
             make = getattr(importlib.import_module(module), function)
             model = make(shape=shape, num_classes=num_classes, **self.arguments)
         if not isinstance(model, nn.Module):
@@ -206,7 +206,7 @@ def _fitting(model: nn.Module, shape: Shape, num_classes: int) -> nn.Module:
 
 
 @contextmanager
-def _found_in(folder: str | None) -> Iterator[None]:
+def found_in(folder: str | None) -> Iterator[None]:
     """Lets Python find modules in `folder`, first of all."""
     if folder is None:
         yield

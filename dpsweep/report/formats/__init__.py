@@ -13,10 +13,11 @@ from types import MappingProxyType
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import StateError, unknown
 from dpsweep.data import folders
+from dpsweep.data.models.own import Own, found_in
 from dpsweep.report.export import Origin, check_target, header, origin_of, to_yaml, write
 from dpsweep.report.formats.opacus import to_opacus
 from dpsweep.report.formats.torch import to_torch
-from dpsweep.report.front import chosen, target_of
+from dpsweep.report.front import chosen, nothing_to_show, target_of
 from dpsweep.tune.record import Record
 from dpsweep.tune.state import SweepFolder
 from dpsweep.tune.study import Study
@@ -86,9 +87,9 @@ def export_best(
     """
     if kind not in FORMATS:
         raise unknown("format", kind, FORMATS, where="--format")
-    records, origin, name = chosen(study, top), origin_of(study), study.sweep.name
+    records, origin = chosen(study, top), origin_of(study)
     if not records:
-        raise StateError(f"sweep {name!r} has no complete trial yet. See: dpsweep status {name}")
+        raise nothing_to_show(study)
     suffix = FORMATS[kind].suffix
     places = [
         target_of(r, out / f"{rank:02d}-trial-{r.number:04d}{suffix}")
@@ -166,7 +167,8 @@ def _checked(place: Path, config: TrialConfig, accuracy: float) -> str:
         StateError: If the script classifies otherwise than the trial did.
     """
     try:
-        found = runpy.run_path(str(place))["check"](config.data.root)
+        with found_in(config.model.folder if isinstance(config.model, Own) else None):
+            found = runpy.run_path(str(place))["check"](config.data.root)
     except (OSError, RuntimeError):
         return "not checked: the data are not at hand"
     if abs(found - accuracy) > _ROUNDING:

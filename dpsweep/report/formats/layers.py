@@ -18,7 +18,7 @@ from dpsweep.core.circulant import CirculantLinear
 from dpsweep.core.errors import ConfigError
 from dpsweep.core.standard import StandardConv2d, standardised
 from dpsweep.data.models import build
-from dpsweep.data.models.own import Own, Timm, Torchvision
+from dpsweep.data.models.own import Own, Timm, Torchvision, found_in
 
 _WHOLE = {CirculantLinear: (CirculantLinear,), StandardConv2d: (standardised, StandardConv2d)}
 """Layers of ours that print themselves, and what of our source they are written with."""
@@ -53,7 +53,10 @@ def model_code(config: TrialConfig) -> Code:
     """
     spec = config.data.spec
     if isinstance(config.model, Own):
-        return _call(config.model, spec.shape, spec.num_classes)
+        code = _call(config.model, spec.shape, spec.num_classes)
+        with found_in(config.model.folder):
+            _compare(code, build(config.model, spec, config.seed), spec.shape)
+        return code
     if isinstance(config.model, Torchvision | Timm):
         raise ConfigError(
             f"model.name: {config.model.name} is another package's model with layers replaced by "
@@ -69,12 +72,12 @@ def model_code(config: TrialConfig) -> Code:
 
 
 def _call(model: Own, shape: tuple[int, int, int], num_classes: int) -> Code:
+    """A call of the user's function; not where it lies, as a script may be given away."""
     module, _, function = model.function.partition(":")
     arguments = {"shape": shape, "num_classes": num_classes, **model.arguments}
     shown = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
-    found = f"sys.path.insert(0, {model.folder!r})\n" if model.folder else ""
-    imports = ("import sys",) if model.folder else ()
-    return Code(imports, f"{found}from {module} import {function}  # noqa", f"{function}({shown})")
+    found = f"# Python must find {module}: put it beside this file\n" if model.folder else ""
+    return Code((), f"{found}from {module} import {function}  # noqa", f"{function}({shown})")
 
 
 class _Writer:

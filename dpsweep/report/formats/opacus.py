@@ -9,6 +9,7 @@ clipping; sampling, noise and divisor are written out, so that a reader can chec
 import re
 from string import Template
 
+import torch
 from torch import nn
 
 from dpsweep.config.trial import TrialConfig
@@ -18,11 +19,14 @@ from dpsweep.data.models import build
 from dpsweep.optim.adam import Adam, AdamW
 from dpsweep.optim.schedule import Cosine
 from dpsweep.optim.sgd import Sgd
+from dpsweep.privacy.engine import engine_for
+from dpsweep.privacy.geometry import IDENTITY
 from dpsweep.report.formats.layers import model_code
 from dpsweep.report.formats.reading import reading_code
 from dpsweep.train.budget import budget
 
 _METHODS = ("dp_sgd", "dp_adam")
+_TRIED_AT_ONCE = 2
 
 _SCRIPT = '''
 """Trains with differential privacy, by Opacus alone: python THIS_FILE [DATA]."""
@@ -75,9 +79,19 @@ $schedule
 class Private(DPOptimizer):
     """Opacus' optimizer, whose noise is drawn from SECRET, in double precision.
 
-    The noisy sum is rounded to a grid that is the same for all data: the low bits of a sum tell
-    how large its terms were (Mironov 2012).
+    An example whose gradient is not finite, or too large to be clipped, counts as zero: a NaN
+    would pass the clipping, and carry one example past its bound. The noisy sum is rounded to a
+    grid that is the same for all data: the low bits of a sum tell how large its terms were
+    (Mironov 2012).
     """
+
+    def clip_and_accumulate(self):
+        squares = sum(p.grad_sample.unsqueeze(-1).flatten(1).square().sum(1) for p in self.params)
+        usable = squares <= 1e36  # false for NaN
+        for p in self.params:
+            rows = usable.view(-1, *(1,) * (p.grad_sample.dim() - 1))
+            p.grad_sample = torch.where(rows, p.grad_sample, 0)
+        super().clip_and_accumulate()
 
     def add_noise(self):
         std = self.noise_multiplier * self.max_grad_norm
@@ -222,7 +236,11 @@ def refuse_what_opacus_lacks(config: TrialConfig) -> None:
 
 
 def _refuse_layers(config: TrialConfig) -> None:
-    """Opacus' own validator has the word."""
+    """Opacus' own validator has the word, and then a trial of it: does it answer rightly?
+
+    The validator looks at layers by their kinds alone. What a model's code does between them, such
+    as to mix examples, is found by trying only.
+    """
     from opacus.validators import ModuleValidator  # half a second, for this export alone
 
     built: nn.Module = build(config.model, config.data.spec, config.seed)
@@ -230,6 +248,13 @@ def _refuse_layers(config: TrialConfig) -> None:
     if errors:
         told = " ".join(str(errors[0]).split())
         raise _refused(f"model.name: {config.model.name} has layers that Opacus refuses: {told}")
+    built = built.to(getattr(torch, config.train.dtype))
+    shape, loss = config.data.spec.shape, nn.functional.cross_entropy
+    try:
+        engine_for(built, loss, IDENTITY, _TRIED_AT_ONCE, shape, "opacus")
+    except ValueError as e:
+        told = str(e).removesuffix(". Use auto")
+        raise _refused(f"model.name: {config.model.name} does not suit it: {told}") from e
 
 
 def _refused(reason: str) -> ConfigError:

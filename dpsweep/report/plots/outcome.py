@@ -16,6 +16,7 @@ from dpsweep.report.plots.style import (
     goal_title,
     hover,
     markers,
+    repeats,
 )
 from dpsweep.tune.confirm import Confirmation
 from dpsweep.tune.curves import Curve
@@ -68,18 +69,8 @@ def tradeoff(
     )
     by_number = {r.number: v for r, v in placed}
     if repeated := [c for n, c in confirmed.items() if n in by_number]:
-        made.add_trace(
-            go.Scatter(
-                x=[by_number[c.number][1] for c in repeated],
-                y=[c.mean for c in repeated],
-                error_y={"array": [c.spread for c in repeated], "color": RED, "thickness": 2},
-                mode="markers",
-                marker=markers(RED, 9, symbol="square"),
-                name="repeated with fresh noise, mean ± s.d.",
-                text=[f"trial {c.number}, repeated: {c}" for c in repeated],
-                hovertemplate="%{text}<extra></extra>",
-            )
-        )
+        places = [by_number[c.number][1] for c in repeated]
+        made.add_trace(repeats(places, repeated, symbol="square"))  # the front has the diamonds
     if second == "epsilon" and len({v[1] for _, v in placed}) > 1:
         ticks = sorted({round(v[1], 3) for _, v in placed})
         made.update_xaxes(type="log", **({"tickvals": ticks} if len(ticks) < 9 else {}))
@@ -111,7 +102,8 @@ def groups(
         yaxis_title=goal_title(objective.metric),
         xaxis_title="method" if by == "method" else "ε of the trial",
     )
-    for i, (name, group) in enumerate(named.items()):
+    in_legend = False
+    for name, group in named.items():
         made.add_trace(
             go.Box(
                 y=[r.value for r in group],
@@ -130,20 +122,9 @@ def groups(
             )
         )
         if repeated := [confirmed[r.number] for r in group if r.number in confirmed]:
-            made.add_trace(
-                go.Scatter(
-                    x=[name] * len(repeated),
-                    y=[c.mean for c in repeated],
-                    error_y={"array": [c.spread for c in repeated], "color": RED, "thickness": 2},
-                    mode="markers",
-                    marker=markers(RED, 10, symbol="diamond"),
-                    name="repeated with fresh noise, mean ± s.d.",
-                    showlegend=not any(t.name and t.name.startswith("rep") for t in made.data),
-                    legendgroup=str(min(i, 0)),
-                    text=[f"trial {c.number}, repeated: {c}" for c in repeated],
-                    hovertemplate="%{text}<extra></extra>",
-                )
-            )
+            marks = repeats([name] * len(repeated), repeated)
+            made.add_trace(marks.update(showlegend=not in_legend))
+            in_legend = True
     made.update_xaxes(type="category")
     return made
 

@@ -21,6 +21,7 @@ from dpsweep.report.plots.style import (
     hover,
     key_title,
     markers,
+    repeats,
     stacked,
 )
 from dpsweep.tune.confirm import Confirmation
@@ -87,7 +88,8 @@ def history(
             )
         )
     if confirmed:
-        made.add_trace(_repeats(confirmed))
+        repeated = sorted(confirmed.values(), key=lambda c: c.number)
+        made.add_trace(repeats([c.number for c in repeated], repeated))
     return made
 
 
@@ -198,20 +200,6 @@ def _points(records: Sequence[Record], name: str, marks: dict[str, object]) -> g
         marker=marks,
         name=name,
         text=[hover(r) for r in records],
-        hovertemplate="%{text}<extra></extra>",
-    )
-
-
-def _repeats(confirmed: dict[int, Confirmation]) -> go.Scatter:
-    found = sorted(confirmed.values(), key=lambda c: c.number)
-    return go.Scatter(
-        x=[c.number for c in found],
-        y=[c.mean for c in found],
-        error_y={"array": [c.spread for c in found], "color": RED, "thickness": 2},
-        mode="markers",
-        marker=markers(RED, 10, symbol="diamond"),
-        name="repeated with fresh noise, mean ± s.d.",
-        text=[f"trial {c.number}, repeated: {c}" for c in found],
         hovertemplate="%{text}<extra></extra>",
     )
 

@@ -11,6 +11,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from dpsweep.report.tables import knob_words
+from dpsweep.tune.confirm import Confirmation
 from dpsweep.tune.record import Record
 
 BLUE, ORANGE, GREEN, PURPLE, SKY, RED = (
@@ -109,6 +110,23 @@ def scaled(values: Sequence[float], direction: str, title: str) -> dict[str, Any
     steps = [[i / (len(colours) - 1), colour] for i, colour in enumerate(colours)]
     bar = {"title": {"text": title, "side": "right"}, "thickness": 12, "outlinewidth": 0}
     return markers(list(values), 9, colorscale=steps, showscale=True, colorbar=bar)
+
+
+def repeats(
+    places: Sequence[Any], found: Sequence[Confirmation], symbol: str = "diamond"
+) -> go.Scatter:
+    """What repeating configs came to: mean and standard deviation of each, at its place on x."""
+    return go.Scatter(
+        x=list(places),
+        y=[c.mean for c in found],
+        error_y={"array": [c.spread for c in found], "color": RED, "thickness": 2},
+        mode="markers",
+        marker=markers(RED, 10, symbol=symbol),
+        name="repeated with fresh noise, mean ± s.d.",
+        legendgroup="repeats",
+        text=[f"trial {c.number}, repeated: {c}" for c in found],
+        hovertemplate="%{text}<extra></extra>",
+    )
 
 
 def hover(record: Record) -> str:

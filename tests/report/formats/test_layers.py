@@ -5,7 +5,7 @@ import pytest
 from dpsweep.config.load import read_yaml
 from dpsweep.config.trial import load_trial, trial_source
 from dpsweep.core.errors import ConfigError
-from dpsweep.data.models import MODELS
+from dpsweep.data.models import MODELS, build
 from dpsweep.report.formats.layers import model_code
 
 SMALL = {
@@ -52,7 +52,23 @@ def test_a_model_of_ones_own_is_imported(tmp_path):
     own = f"{{name: own, function: 'nets:make', folder: {tmp_path}, arguments: {{width: 5}}}}"
     code = model_code(trial(f"model={own}"))
     assert code.expression == "make(shape=(1, 8, 8), num_classes=10, width=5)"
-    assert str(tmp_path) in code.definitions
+    assert "put it beside this file\nfrom nets import make" in code.definitions
+    assert str(tmp_path) not in code.definitions  # nobody's business who is given the script
+
+
+def test_a_function_that_makes_another_model_each_time_is_refused(tmp_path):
+    (tmp_path / "fickle.py").write_text(
+        "from torch import nn\n"
+        "made = []\n"
+        "def make(shape, num_classes):\n"
+        "    made.append(0)\n"
+        "    middle = nn.Tanh() if len(made) % 2 else nn.ReLU()\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), middle, nn.Linear(8, 10))\n"
+    )
+    own = trial(f"model={{name: own, function: 'fickle:make', folder: {tmp_path}}}")
+    build(own.model, own.data.spec, 0)  # odd
+    with pytest.raises(ConfigError, match="do not write it out as it is"):
+        model_code(own)
 
 
 def test_another_packages_model_is_refused_with_a_remedy():

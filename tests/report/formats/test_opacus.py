@@ -49,6 +49,59 @@ def test_what_opacus_lacks_is_refused_with_the_reason_and_the_remedy(setting):
     assert "dpsweep train" in str(told.value)
 
 
+MIXER = """
+from torch import nn
+
+class Center(nn.Module):
+    def forward(self, x):
+        return x - x.mean(0)
+
+def make(shape, num_classes, mixes):
+    middle = Center() if mixes else nn.Identity()
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), middle, nn.Linear(8, num_classes))
+"""
+
+
+def test_an_own_model_that_mixes_examples_is_refused_and_its_like_that_does_not_is_written(
+    tmp_path,
+):
+    (tmp_path / "mixer.py").write_text(MIXER)
+    own = f"name: own, function: 'mixer:make', folder: {tmp_path}"
+    with pytest.raises(ConfigError, match="own does not suit it: Opacus does not answer rightly"):
+        to_opacus(trial(f"model={{{own}, arguments: {{mixes: true}}}}"))
+    script = to_opacus(trial(f"model={{{own}, arguments: {{mixes: false}}}}"))
+    assert str(tmp_path) not in script
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
+def test_a_gradient_that_is_not_finite_counts_as_zero_in_every_layer(value):
+    import torch
+    from torch import nn
+
+    space = loaded(to_opacus(trial()))
+    model = space["GradSampleModule"](nn.Linear(3, 2), loss_reduction="sum")
+    optimizer = space["Private"](
+        torch.optim.SGD(model.parameters()),
+        noise_multiplier=0.0,
+        max_grad_norm=1.0,
+        expected_batch_size=4,
+    )
+    weight_B, bias_B = torch.randn(4, 2, 3), torch.randn(4, 2)
+    weight_B[1, 0, 0] = value
+    sums = []
+    for rows in ([0, 1, 2, 3], [0, 2, 3], [1], []):
+        optimizer.zero_grad()
+        for p, leaf_B in zip(optimizer.params, (weight_B, bias_B), strict=True):
+            p.grad_sample = leaf_B[rows].clone()
+        optimizer.clip_and_accumulate()
+        sums.append([p.summed_grad.clone() for p in optimizer.params])
+    for p in range(2):
+        torch.testing.assert_close(sums[0][p], sums[1][p])
+        assert not sums[2][p].any()
+        assert not sums[3][p].any()
+    assert all(part.isfinite().all() and part.any() for part in sums[0])
+
+
 def test_it_names_no_dpsweep_and_the_very_numbers_of_the_trial():
     config = trial("train.batch_size=128", "train.epochs=7", "privacy.clip_norm=0.3")
     script, run = to_opacus(config), budget(config).run

@@ -1,4 +1,4 @@
-"""The cluster's side of a verb that was typed elsewhere: `python -m dpsweep.cli.there`.
+"""The cluster's side of a verb that was typed elsewhere: `python -m dpsweep.cli.verbs.remote_job`.
 
     there [--owner NAME] [--state FOLDER] -- VERB WORD...
 
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import dpsweep
 from dpsweep.cli import main
+from dpsweep.cli.say import error
 from dpsweep.cluster.submit import BEGIN, FILES
 from dpsweep.tune.owner import VARIABLE
 from dpsweep.tune.state import State
@@ -24,7 +25,7 @@ _MODULE = str(Path(dpsweep.__file__).with_name("__main__.py"))
 
 def there(arguments: list[str]) -> None:
     """Runs one verb, with what only this side knows added to it."""
-    parser = ArgumentParser(prog="dpsweep.cli.there")
+    parser = ArgumentParser(prog="dpsweep.cli.verbs.remote_job")
     parser.add_argument("--owner")
     parser.add_argument("--state")
     parser.add_argument("words", nargs="+")
@@ -34,8 +35,8 @@ def there(arguments: list[str]) -> None:
         os.environ[VARIABLE] = told.owner
     state = told.state or os.environ.get("DPSWEEP_STATE", "")
     if not Path(state).is_absolute():
-        print(
-            f"error: --state: no absolute state folder was named, and on the cluster DPSWEEP_STATE "
+        error(
+            f"--state: no absolute state folder was named, and on the cluster DPSWEEP_STATE "
             f"is {state!r}. A job's own folder is deleted with the job. Name one that every node "
             f"sees with --state FOLDER, or set DPSWEEP_STATE where the cluster is started"
         )

@@ -7,8 +7,8 @@ from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import DiskFull, StateError
 from dpsweep.core.seeds import Secret
 from dpsweep.train.assemble import assemble, initial
-from dpsweep.tune import check, footprint, mounts
-from dpsweep.tune.footprint import check_space, checkpoint_bytes, disk_needed, weight_bytes
+from dpsweep.tune import check, disk_use, mounts
+from dpsweep.tune.disk_use import check_space, checkpoint_bytes, disk_needed, weight_bytes
 from dpsweep.tune.state import State
 
 
@@ -27,7 +27,7 @@ def test_weights_and_checkpoint_are_estimated_from_the_config_alone(sweep_file):
 def test_trials_and_those_at_once_count(sweep_file):
     sweep, more = load_sweep(sweep_file), load_sweep(sweep_file, ["budget.trials=12"])
     config = sweep.promise
-    each = weight_bytes(config) + footprint._ENTRY_BYTES
+    each = weight_bytes(config) + disk_use._ENTRY_BYTES
     assert disk_needed(more, 1) - disk_needed(sweep, 1) == 10 * each
     assert disk_needed(sweep, 2) - disk_needed(sweep, 1) == 2 * checkpoint_bytes(config)
     assert disk_needed(sweep, 99) == disk_needed(sweep, 2), "no more run than there are"
@@ -36,9 +36,9 @@ def test_trials_and_those_at_once_count(sweep_file):
 def test_too_little_room_is_refused_with_both_numbers(sweep_file, tmp_path, monkeypatch):
     sweep = load_sweep(sweep_file)
     needed = disk_needed(sweep, 1)
-    monkeypatch.setattr(footprint, "free_bytes", lambda _: needed)
+    monkeypatch.setattr(disk_use, "free_bytes", lambda _: needed)
     check_space(sweep, tmp_path, 1)
-    monkeypatch.setattr(footprint, "free_bytes", lambda _: needed - 1)
+    monkeypatch.setattr(disk_use, "free_bytes", lambda _: needed - 1)
     with pytest.raises(
         DiskFull, match=r"takes up to 2\.\d MB there \(2 trials\), and 2\.\d MB are"
     ):

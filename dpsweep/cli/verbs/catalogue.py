@@ -5,15 +5,15 @@ from collections import Counter
 from pathlib import Path
 
 import torch
-import yaml
-from rich.table import Table
 
 from dpsweep.cli.say import console
+from dpsweep.config.load import yaml_text
 from dpsweep.core.errors import ConfigError, unknown
 from dpsweep.data import folders, npz
 from dpsweep.data.datasets import SPECS, Spec
 from dpsweep.data.models import MODELS, build
 from dpsweep.data.models.parts import Model
+from dpsweep.report.plain import plain_table
 
 _ELSEWHERE = ("torchvision", "timm", "own")
 """Names that stand for models of other packages."""
@@ -28,7 +28,7 @@ def models(data: str, as_json: bool) -> None:
         print(json.dumps(rows, indent=2))
         return
     channels, height, width = SPECS[data].shape
-    table = Table(title=f"Models, for {data}: {channels} x {height} x {width}")
+    table = plain_table(f"Models, for {data}: {channels} x {height} x {width}")
     for heading in ("model", "weights", "what it is"):
         table.add_column(heading, justify="right" if heading == "weights" else "left")
     for row in rows:
@@ -41,7 +41,7 @@ def data(place: Path) -> None:
     """Prints the data section of a trial for images of the user's own."""
     found = _npz(place) if place.suffix == ".npz" else _folder(place)
     print(f"# {place}: paste this into a trial or the base of a sweep.")
-    print(yaml.safe_dump({"data": found}, default_flow_style=None, sort_keys=False), end="")
+    print(yaml_text({"data": found}), end="")
 
 
 def _row(name: str, kind: type[Model], spec: Spec) -> dict[str, object]:

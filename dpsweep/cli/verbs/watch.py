@@ -8,7 +8,7 @@ from dpsweep.cli.say import console
 from dpsweep.core.errors import StateError
 from dpsweep.report.watching import Watch, followed
 from dpsweep.tune.state import State
-from dpsweep.tune.storage import named
+from dpsweep.tune.storage import moved_to
 from dpsweep.tune.study import open_study
 
 _PAUSE_SECONDS = 1.0
@@ -23,7 +23,7 @@ def watch(name: str | None, state_folder: str | None, storage: str | None) -> No
     state = State.at(state_folder)
     name = name or _the_running(state)
     folder = state.sweep(name)
-    study = open_study(name, state, named(storage) if storage else None)
+    study = open_study(name, state, moved_to(storage))
     left = threading.Event()
 
     def leave(number: int, frame: FrameType | None) -> None:

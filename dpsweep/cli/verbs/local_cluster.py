@@ -41,6 +41,7 @@ def up(state_folder: str | None, *, nodes: int, cpus: int | None, tracking: bool
         f"  source {folder / 'env'}\n"
         f"  dpsweep submit sweeps/quickstart.yaml\n"
         f"From this machine also: dpsweep launch FILE --address {local.address}\n"
+        f"Where only Ray's client port is open: dpsweep submit FILE --to {local.client_address}\n"
         f"End it with: dpsweep down",
         markup=False,
     )

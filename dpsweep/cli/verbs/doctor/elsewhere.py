@@ -4,8 +4,8 @@ import os
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-from dpsweep.cli.patient import Finding, Patient
-from dpsweep.cluster.access import REFUSED, TAKEN, answer_without_token, running_here
+from dpsweep.cli.verbs.doctor.patient import Finding, Level, Patient
+from dpsweep.cluster.access import AWAY, REFUSED, TAKEN, answer_without_token, running_here
 from dpsweep.cluster.connect import check_answers, cluster
 from dpsweep.cluster.nodes import CLOCKS_AGREE_SECONDS, NodeReport, survey
 from dpsweep.config.sweep import Sweep
@@ -52,9 +52,9 @@ def _server(uri: str) -> Iterator[Finding]:
         yield Finding("artifacts", "warn", f"{shown} does not tell where artifacts go")
     elif kind == "mlflow-artifacts":
         code = proxied_artifacts(uri)
-        level, remedy = ("ok", "") if code < 400 else ("fail", "Look at the server's log")
+        level: Level = "ok" if code < 400 else "fail"
         words = f"passed on by {shown}, which answers {code}"
-        yield Finding("artifacts", "ok" if level == "ok" else "fail", words, remedy)
+        yield Finding("artifacts", level, words, "" if code < 400 else "Look at the server's log")
     elif kind in ("", "file"):
         yield Finding(
             "artifacts",
@@ -83,7 +83,7 @@ def ray_access(patient: Patient) -> Iterator[Finding]:
         yield Finding("ray", "fail", str(e))
         return
     address = patient.address if ":" in patient.address else running_here()
-    said = answer_without_token(address) if address else "away"
+    said = answer_without_token(address) if address else AWAY
     if said == TAKEN:
         yield Finding(
             "ray",
@@ -94,6 +94,14 @@ def ray_access(patient: Patient) -> Iterator[Finding]:
         )
     elif said == REFUSED:
         yield Finding("ray", "ok", f"the cluster at {address} wants a token")
+    elif address:
+        yield Finding(
+            "ray",
+            "fail",
+            f"{address} listens, and does not answer as a Ray cluster does",
+            "Name the port of the cluster's head, as `ray start --head --port` had it (6379 if "
+            "nothing was said)",
+        )
     else:
         yield Finding("ray", "fail", "no cluster is found on this machine", "ray start --head")
 
@@ -124,10 +132,10 @@ def _newest(patient: Patient) -> Sweep | None:
 
 def _node(report: NodeReport) -> Iterator[Finding]:
     check = f"node {report.host}"
-    level = "fail" if report.runs_trials else "warn"
+    level: Level = "fail" if report.runs_trials else "warn"
     for fault in report.faults:
         words, _, remedy = fault.partition(". ")
-        yield Finding(check, "fail" if level == "fail" else "warn", words, remedy)
+        yield Finding(check, level, words, remedy)
     if not report.answered:
         return
     offset = report.clock_offset_s

@@ -14,13 +14,14 @@ from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
+from rich.markup import escape
 
 from dpsweep import __version__
-from dpsweep.cli.patient import Finding, Patient
-from dpsweep.cli.reach import cluster_nodes, ray_access, tracking
-from dpsweep.cli.safe import credentials, permissions
 from dpsweep.cli.say import console
-from dpsweep.cli.tidy import everything
+from dpsweep.cli.verbs.doctor.elsewhere import cluster_nodes, ray_access, tracking
+from dpsweep.cli.verbs.doctor.patient import Finding, Patient
+from dpsweep.cli.verbs.doctor.permissions import credentials, permissions
+from dpsweep.cli.verbs.gc import everything
 from dpsweep.core.disk import free_bytes, shown_bytes
 from dpsweep.core.errors import DpSweepError
 from dpsweep.report.plain import plain_table
@@ -60,7 +61,7 @@ def doctor(
         for one in found:
             words = f"{one.words}. {one.remedy}" if one.remedy else one.words
             color = _COLORS[one.level]
-            table.add_row(f"[{color}]{one.level}[/{color}]", one.check, words.replace("[", r"\["))
+            table.add_row(f"[{color}]{one.level}[/{color}]", one.check, escape(words))
         console().print(table)
     if any(finding.level == "fail" for finding in found):
         sys.exit(1)

@@ -3,14 +3,15 @@
 A sweep of this machine comes first. Ray is loaded only for one that is elsewhere.
 """
 
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from dpsweep.cli.say import console
 from dpsweep.cluster.submitted import Submitted, all_remembered, remembered
 from dpsweep.config.load import read_yaml
-from dpsweep.core.errors import ConfigError
+from dpsweep.config.sweep import load_sweep
+from dpsweep.core.errors import ConfigError, StateError
+from dpsweep.report.export import default_target
 from dpsweep.tune.owner import whoami
 from dpsweep.tune.state import State
 
@@ -19,8 +20,12 @@ def launched(
     file: Path,
     settings: list[str],
     address: str,
-    options: dict[str, Any],
     *,
+    state: str | None,
+    tracking_uri: str | None,
+    storage: str | None,
+    out: Path | None,
+    quiet: bool,
     fetch: bool,
     unique: bool,
 ) -> None:
@@ -34,14 +39,28 @@ def launched(
             f"--unique: not with --address {address}: names are taken in the state folder there. "
             f"Say --name NAME"
         )
-    _away().submit(file, settings, address, words=["--download"] if fetch else [], **options)
+    from dpsweep.cli.verbs import remote
+
+    remote.submit(
+        file,
+        settings,
+        address,
+        state=state,
+        tracking_uri=tracking_uri,
+        storage=storage,
+        out=out or default_target(load_sweep(file, settings).name),
+        quiet=quiet,
+        words=_words({"download": fetch}),
+    )
 
 
 def answered(verb: str, name: str | None, state: str | None, **options: Any) -> bool:
     """Lets the cluster answer; False if the sweep is not elsewhere."""
     sweep = _elsewhere(name, state)
     if sweep:
-        _away().answer(sweep, [verb, sweep.name, *_words(options)])
+        from dpsweep.cli.verbs import remote
+
+        remote.answer(sweep, [verb, sweep.name, *_words(options)])
     return sweep is not None
 
 
@@ -49,7 +68,9 @@ def exported(name: str, state: str | None, top: int, out: Path) -> bool:
     """Fetches the best configs from the cluster; False if the sweep is not elsewhere."""
     sweep = _elsewhere(name, state)
     if sweep:
-        _away().export(sweep, _words({"top": top}), out)
+        from dpsweep.cli.verbs import remote
+
+        remote.export(sweep, _words({"top": top}), out)
     return sweep is not None
 
 
@@ -58,7 +79,11 @@ def resumed(
     state: str | None,
     address: str | None,
     storage: str | None,
-    **flags: bool,
+    *,
+    out: Path | None,
+    quiet: bool,
+    accept: bool,
+    force: bool,
 ) -> bool:
     """Goes on with the sweep on its cluster; False if it is not elsewhere."""
     is_file = named_or_file.endswith((".yaml", ".yml"))
@@ -74,10 +99,30 @@ def resumed(
             f"--address {address}: {name} was submitted to {sweep.address}. Leave --address out, "
             f"or say where that cluster is now: http://HOST:8265"
         )
-    words = _words({"storage": storage, **flags})
-    file = Path(named_or_file) if is_file else None
-    _away().resume(sweep, address, words, file, state)
+    from dpsweep.cli.verbs import remote
+
+    remote.resume(
+        sweep,
+        address,
+        file=Path(named_or_file) if is_file else None,
+        state=state,
+        storage=storage,
+        out=out,
+        quiet=quiet,
+        words=_words({"accept": accept, "force": force}),
+    )
     return True
+
+
+def refuse_elsewhere(verb: str, name: str | None, state: str | None) -> None:
+    """Raises StateError for a verb that the cluster of a submitted sweep does not answer."""
+    sweep = _elsewhere(name, state)
+    if sweep:
+        raise StateError(
+            f"sweep {sweep.name!r} runs at {sweep.address}, and `{verb}` is not answered from "
+            f"here. Type it on a node of that cluster; from here: dpsweep status | best "
+            f"{sweep.name}, dpsweep export {sweep.name} -o FOLDER"
+        )
 
 
 def tell_submitted(state: str | None) -> None:
@@ -113,7 +158,3 @@ def _words(options: dict[str, Any]) -> list[str]:
             words.append(_SPELLED.get(key, f"--{key}"))
             words += [] if value is True else [f"{value}"]
     return words
-
-
-def _away() -> Any:
-    return import_module("dpsweep.cli.away")

@@ -1,34 +1,34 @@
 """The verbs that reach clusters elsewhere: submit, logs, and others by a submitted sweep's name.
 
-dpsweep/cli/route.py sends a verb here if its sweep was submitted from this machine.
+dpsweep/cli/verbs/route.py sends a verb here if its sweep was submitted from this machine.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dpsweep.cli.say import console, warn
-from dpsweep.cluster.jobs import Jobs, check_scheme, jobs_at
-from dpsweep.cluster.package import packed
+from dpsweep.cli.say import STOPPED, console, warn
+from dpsweep.cluster.jobs import ClusterLost, Jobs, check_scheme, jobs_at
+from dpsweep.cluster.package import packed, summary
 from dpsweep.cluster.submit import (
     Ended,
     check_not_secret,
     check_state,
-    default_address,
     drive,
     last_job,
     run,
+    spoken,
     watch,
 )
 from dpsweep.cluster.submitted import Submitted, all_remembered, check_free, remembered
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import ConfigError, StateError
-from dpsweep.report.export import check_target
+from dpsweep.report.begin import check_secrecy
+from dpsweep.report.export import check_target, write
 from dpsweep.tune.owner import whoami
 from dpsweep.tune.state import State
-
-_STOPPED = 130
 
 
 def submit(
@@ -42,6 +42,7 @@ def submit(
     project: Path | None = None,
     detach: bool = False,
     out: Path | None = None,
+    quiet: bool = False,
     words: Sequence[str] = (),
 ) -> None:
     """Sends a sweep to a cluster, where a job launches it, and follows that.
@@ -56,6 +57,7 @@ def submit(
         project: Folder of the user's code; None for the current one, if a model needs it.
         detach: Do not follow it.
         out: Where the best config goes here; None to leave it there.
+        quiet: Print nothing but errors.
         words: More options of `launch`.
     """
     address = _address(to)
@@ -64,49 +66,73 @@ def submit(
     check_not_secret("--tracking-uri", tracking_uri)
     check_not_secret("--storage", storage)
     sweep, here = load_sweep(file, settings), State.at(None)
-    if sweep.in_secret:
-        raise ConfigError(
-            f"--to {address}: accounting: private_selection keeps the number of trials and the "
-            f"losing ones secret, and a cluster's own logs would tell them. Launch it on one "
-            f"machine without --address, or write accounting: composition"
-        )
+    check_secrecy(sweep, address, "--to")
     check_free(sweep.name, address, state, here)
     if out:
         check_target(out)
-    name, files = packed(sweep, project)
+    name, files = packed(sweep, project, state)
     sent = Submitted(sweep.name, address, state, whoami())
     jobs = jobs_at(address)
     options = [
         *(("--tracking-uri", tracking_uri) if tracking_uri else ()),
         *(("--storage", storage) if storage else ()),
+        *(("--quiet",) if quiet else ()),
         *words,
     ]
+    console(quiet=quiet).print(summary(files), markup=False)
     job_id = drive(jobs, sent, ["launch", name, "--name", sweep.name, *options], files)
     sent.remember(here)
-    console().print(f"{sweep.name} runs at {address} as job {job_id}.", markup=False)
+    console(quiet=quiet).print(f"{sweep.name} runs at {address} as job {job_id}.", markup=False)
     if detach:
         console().print(_ways(sweep.name))
         return
-    _follow(jobs, sent, job_id, out)
+    _follow(jobs, sent, job_id, out, quiet=quiet)
 
 
 def resume(
     sweep: Submitted,
     address: str | None,
-    words: Sequence[str],
+    *,
     file: Path | None,
     state: str | None,
+    storage: str | None,
+    out: Path | None,
+    quiet: bool,
+    words: Sequence[str],
 ) -> None:
-    """Goes on with a submitted sweep, by a new job; at another address if the cluster has moved."""
+    """Goes on with a submitted sweep, by a new job.
+
+    Args:
+        sweep: Which.
+        address: Where the cluster is now, if it has moved.
+        file: The sweep's file, if what changed in it is to be taken over.
+        state: State folder of this machine, which remembers the sweep.
+        storage: Database of the study, if that has moved.
+        out: Where the best config goes here; None to leave it there.
+        quiet: Print nothing but errors.
+        words: More options of `resume`.
+    """
+    check_not_secret("--storage", storage)
+    if out:
+        check_target(out)
     moved = replace(sweep, address=address) if address else sweep
-    files, named = dict[str, bytes](), sweep.name
+    files, called = dict[str, bytes](), sweep.name
     if file:
-        named, files = packed(load_sweep(file), None)
+        called, files = packed(load_sweep(file), None, state)
     jobs = jobs_at(moved.address)
-    job_id = drive(jobs, moved, ["resume", named, *words], files)
+    options = [
+        *(("--storage", storage) if storage else ()),
+        *(("--quiet",) if quiet else ()),
+        *words,
+    ]
+    if files:
+        console(quiet=quiet).print(summary(files), markup=False)
+    job_id = drive(jobs, moved, ["resume", called, *options], files)
     moved.remember(State.at(state))
-    console().print(f"{sweep.name} goes on at {moved.address} as job {job_id}.", markup=False)
-    _follow(jobs, moved, job_id, None)
+    console(quiet=quiet).print(
+        f"{sweep.name} goes on at {moved.address} as job {job_id}.", markup=False
+    )
+    _follow(jobs, moved, job_id, out, quiet=quiet)
 
 
 def logs(name: str, state: str | None, *, following: bool) -> None:
@@ -123,7 +149,11 @@ def logs(name: str, state: str | None, *, following: bool) -> None:
     if following:
         _follow(jobs, sweep, job_id, None)
         return
-    print(jobs.output(job_id)[1], end="")
+    job, said = jobs.output(job_id)
+    words, _ = spoken(job, said)
+    _say(words)
+    if not words:
+        console().print(f"Job {job_id} has said nothing yet ({job.status}).", markup=False)
 
 
 def answer(sweep: Submitted, words: Sequence[str]) -> None:
@@ -143,7 +173,7 @@ def export(sweep: Submitted, words: Sequence[str], out: Path) -> None:
 
 
 def _address(to: str | None) -> str:
-    address = to or default_address()
+    address = to or os.environ.get("DPSWEEP_TO")
     if not address:
         raise ConfigError(
             "--to: no cluster is named, and DPSWEEP_TO is not set. Name one with --to "
@@ -152,23 +182,62 @@ def _address(to: str | None) -> str:
     return address.rstrip("/")
 
 
-def _follow(jobs: Jobs, sweep: Submitted, job_id: str, out: Path | None) -> None:
-    """Shows what the job says until it ends; Ctrl-C ends that, and not the sweep."""
+def _follow(
+    jobs: Jobs, sweep: Submitted, job_id: str, out: Path | None, *, quiet: bool = False
+) -> None:
+    """Shows what the job says until it ends, and fetches the best config to `out`.
+
+    Ctrl-C ends the following, and not the sweep; so does a cluster that does not answer any more.
+    """
     try:
         ended = watch(jobs, job_id, _say)
     except KeyboardInterrupt:
         warn([f"not followed any more; the sweep goes on. {_ways(sweep.name)}"])
-        sys.exit(_STOPPED)
+        sys.exit(STOPPED)
+    except ClusterLost as e:
+        raise ClusterLost(
+            f"{e}. It has not answered for two minutes; if only the way there is cut, the sweep "
+            f"goes on. When it answers again: {_ways(sweep.name)}"
+        ) from e
     if ended.code:
-        console().print(f"The job ended with exit code {ended.code}.")
+        console(quiet=quiet).print(f"The job ended with exit code {ended.code}.")
         sys.exit(ended.code)
-    if out is None:
-        console().print(f"Fetch its best config with: dpsweep export {sweep.name} -o best/")
-        return
+    if out:
+        _fetch(jobs, sweep, out, quiet=quiet)
+    else:
+        words = f"Fetch its best config with: dpsweep export {sweep.name} -o best/"
+        console(quiet=quiet).print(words, markup=False)
+
+
+def _fetch(jobs: Jobs, sweep: Submitted, out: Path, *, quiet: bool) -> None:
+    """Writes the best config to `out`, or that of each budget, named as `launch` names them."""
     found = run(jobs, sweep, ["export", sweep.name], lambda text: None)
-    if found.code == 0 and found.files:
-        out.write_text(next(iter(found.files.values())))
-        console().print(f"best config: {out}", markup=False)
+    if found.code or not found.files:
+        _say(found.said)
+        sys.exit(found.code or 1)
+    places = _beside(out, list(found.files))
+    for place in places:
+        check_target(place)
+    for place, text in zip(places, found.files.values(), strict=True):
+        write(place, text)
+        console(quiet=quiet).print(f"best config: {place}", markup=False)
+
+
+def _beside(out: Path, exported: Sequence[str]) -> list[Path]:
+    """`out` with the budget in its name, or with all of the exported name where that is not enough.
+
+    >>> [str(p) for p in _beside(Path("b.yaml"), ["01-trial-0003.yaml"])]
+    ['b.yaml']
+    >>> [str(p) for p in _beside(Path("b.yaml"), ["01-trial-0003-epsilon-0.5.yaml"])]
+    ['b-epsilon-0.5.yaml']
+    >>> [str(p) for p in _beside(Path("b.yaml"), ["01-trial-0003.yaml", "02-trial-0001.yaml"])]
+    ['b-01-trial-0003.yaml', 'b-02-trial-0001.yaml']
+    """
+    stems = [Path(name).stem for name in exported]
+    ends = ["".join(stem.partition("-epsilon-")[1:]) for stem in stems]
+    if len(set(ends)) < len(ends):
+        ends = [f"-{stem}" for stem in stems]
+    return [out.with_stem(f"{out.stem}{end}") for end in ends]
 
 
 def _ways(name: str) -> str:
@@ -182,8 +251,7 @@ def _write(ended: Ended, out: Path) -> None:
     for name in ended.files:
         check_target(out / name)
     for name, text in ended.files.items():
-        out.mkdir(parents=True, exist_ok=True)
-        (out / name).write_text(text)
+        write(out / name, text)
         console().print(f"{out / name}", markup=False)
 
 

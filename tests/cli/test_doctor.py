@@ -1,6 +1,7 @@
 """`doctor` finds what is wrong, says what to do, and exits with 1 only if something fails."""
 
 import json
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -12,7 +13,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from typer.testing import CliRunner
 
-from dpsweep.cli import app, health
+from dpsweep.cli import app
+from dpsweep.cli.verbs import doctor as doctor_verb
+from dpsweep.cli.verbs.doctor.elsewhere import ray_access
+from dpsweep.cli.verbs.doctor.patient import Patient
 from dpsweep.config.sweep import load_sweep
 from dpsweep.track.spool import Spool
 from dpsweep.tune import mounts
@@ -147,7 +151,7 @@ def test_a_shared_file_system_is_warned_of(state, tmp_path, monkeypatch):
 
 
 def test_little_room_is_warned_of(state, monkeypatch):
-    monkeypatch.setattr(health, "free_bytes", lambda _: 5_000_000)
+    monkeypatch.setattr(doctor_verb, "free_bytes", lambda _: 5_000_000)
     assert doctor()[0]["disk"] == ("warn", "5.0 MB are free See what can go with: dpsweep gc")
 
 
@@ -187,6 +191,34 @@ def test_a_token_that_others_can_read_is_warned_of(state, tmp_path, monkeypatch)
     )
     token.chmod(0o600)
     assert doctor()[0]["credentials"][0] == "ok"
+
+
+def test_what_up_and_submit_keep_is_to_be_its_owners_alone(state):
+    for name in ("local/ray_token", "submitted/tiny.json"):
+        place = state.root / name
+        place.parent.mkdir(parents=True, mode=0o700)
+        place.write_text("x")
+        place.chmod(0o600)
+    state.root.chmod(0o700)
+    _, rows = doctor()
+    assert not [row for row in rows if row["level"] != "ok"]
+    place.chmod(0o644)
+    told, _ = doctor()
+    assert told["credentials"][0] == "warn"
+    assert f"{place} tells how to reach a cluster, and its mode is 0644" in told["credentials"][1]
+
+
+@pytest.mark.slow
+def test_what_listens_and_is_no_cluster_is_told(state):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        said = list(ray_access(Patient(state, None, address)))[-1]
+    assert (said.level, said.words) == (
+        "fail",
+        f"{address} listens, and does not answer as a Ray cluster does",
+    )
 
 
 def test_a_cluster_that_is_away_fails(state):

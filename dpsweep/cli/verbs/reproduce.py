@@ -2,18 +2,16 @@
 
 import contextlib
 import json
-import math
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import yaml
-
-from dpsweep.cli.say import console, warn
+from dpsweep.cli.say import STOPPED, console, warn
 from dpsweep.cluster.connect import cluster
+from dpsweep.cluster.nodes import check_nodes
+from dpsweep.config.load import yaml_text
 from dpsweep.config.sweep import Sweep, load_sweep
 from dpsweep.core.errors import ConfigError
 from dpsweep.report.begin import Place, check
@@ -23,12 +21,12 @@ from dpsweep.report.live import Progress, shown
 from dpsweep.report.plain import plain_table
 from dpsweep.report.published import cells, table
 from dpsweep.report.reproduce import (
+    HEADINGS,
     LEAST_SEEDS,
     Budget,
     Job,
     Result,
     epsilons_of,
-    headings,
     job_of,
     line,
     markdown,
@@ -40,11 +38,11 @@ from dpsweep.train.check import check_sweep
 from dpsweep.tune.changes import check_changes
 from dpsweep.tune.check import plan as make_plan
 from dpsweep.tune.launch import new_session, old_session
-from dpsweep.tune.resources import concurrency, total_memory
+from dpsweep.tune.resources import concurrency, this_machine
 from dpsweep.tune.state import State
 from dpsweep.tune.study import open_study
 
-_STOPPED, _INCOMPLETE = 130, 1
+_INCOMPLETE = 1
 
 
 @dataclass(frozen=True)
@@ -125,7 +123,7 @@ def run(wish: Wish) -> None:
     _print(wish, results)
     if stopped:
         console().print("Stopped. The same command goes on with it.")
-        sys.exit(_STOPPED)
+        sys.exit(STOPPED)
     if any(not result.values for result in results):
         sys.exit(_INCOMPLETE)
 
@@ -144,7 +142,8 @@ def plan(wish: Wish) -> None:
             skipped = True
             shown_.add_row(job.name, "–", "–", "–", f"skipped: {e}")
             continue
-        made = make_plan(sweep, concurrency(sweep.config.resources, [_here(sweep)]))
+        resources = sweep.config.resources
+        made = make_plan(sweep, concurrency(resources, [this_machine(resources)]))
         finished = _is_finished(sweep, State.at(wish.state))
         total += 0.0 if finished else made.seconds
         minutes, left = f"{made.seconds / 60:.1f}", "nothing" if finished else "all, at most"
@@ -153,16 +152,6 @@ def plan(wish: Wish) -> None:
     out.print(f"about {total / 60:.1f} min on this machine; nothing was trained or kept")
     if skipped:
         sys.exit(_INCOMPLETE)
-
-
-def _here(sweep: Sweep) -> dict[str, float]:
-    """What this machine has, as Ray says it; a GPU and memory as far as a trial asks for them."""
-    resources = sweep.config.resources
-    return {
-        "CPU": float(os.cpu_count() or 1),
-        "GPU": float(math.ceil(resources.num_gpus)),
-        "memory": float(max(resources.memory_bytes, total_memory())),
-    }
 
 
 class _Obstacle(Exception):
@@ -186,8 +175,8 @@ def _ready(job: Job, wish: Wish, budget: Budget) -> Sweep:
     wish.folder.mkdir(parents=True, exist_ok=True)
     file = wish.folder / f"{job.name}.yaml"
     spec = spec_of(job, budget, wish.seeds)
-    text = yaml.safe_dump(spec, sort_keys=False, default_flow_style=None, width=98)
-    file.write_text(f"# {job.cell.table}, {table(job.cell.table).source}\n{text}", encoding="utf-8")
+    head = f"# {job.cell.table}, {table(job.cell.table).source}\n"
+    file.write_text(f"{head}{yaml_text(spec)}", encoding="utf-8")
     sweep = load_sweep(file, wish.settings)
     try:
         check_sweep(sweep, fetch=wish.fetch)
@@ -212,12 +201,12 @@ def _run(sweep: Sweep, wish: Wish, start: Callable[[], None]) -> bool:
             out.print(f"{sweep.name}: is finished")
             return True
         check_target(target)
-        start()
+        _connect(sweep, wish, start)
         context = old_session(sweep.name, state, None, sweep, accept=wish.accept)
     else:
         place = Place(state, wish.address, wish.tracking_uri)
         check(sweep, place, target, lambda words: None)
-        start()
+        _connect(sweep, wish, start)
         context = new_session(sweep, state, wish.tracking_uri)
     with context as session:
         progress = Progress(session, out)
@@ -228,6 +217,13 @@ def _run(sweep: Sweep, wish: Wish, start: Callable[[], None]) -> bool:
             return False
         finish(session, target, complete=complete)
     return complete
+
+
+def _connect(sweep: Sweep, wish: Wish, start: Callable[[], None]) -> None:
+    """Connects to Ray, and asks the nodes of a cluster that was there whether they are fit."""
+    start()
+    if wish.address is not None:
+        check_nodes(sweep, State.at(wish.state).root)
 
 
 def _is_finished(sweep: Sweep, state: State) -> bool:
@@ -250,10 +246,10 @@ def _write(wish: Wish, text: str, results: list[Result]) -> None:
 
 def _print(wish: Wish, results: list[Result]) -> None:
     shown_ = plain_table(f"{wish.table}: {table(wish.table).source}")
-    narrow = [i for i, name in enumerate(headings()) if name not in ("δ", "what differs")]
+    narrow = [i for i, name in enumerate(HEADINGS) if name not in ("δ", "what differs")]
     for i in narrow:
-        words = headings()[i] in ("row", "column", "method")
-        shown_.add_column(headings()[i], justify="left" if words else "right")
+        words = HEADINGS[i] in ("row", "column", "method")
+        shown_.add_column(HEADINGS[i], justify="left" if words else "right")
     for result in results:
         cells_ = line(result)
         shown_.add_row(*(cells_[i] for i in narrow))

@@ -5,14 +5,15 @@ from pathlib import Path
 from dpsweep.cli.say import console
 from dpsweep.core.errors import StateError
 from dpsweep.report.figures import figures
-from dpsweep.report.page import nothing_to_show, page, write_page
+from dpsweep.report.front import nothing_to_show
+from dpsweep.report.page import page, write_page
 from dpsweep.report.pictures import write_pictures
 from dpsweep.tune.state import State
-from dpsweep.tune.storage import named
+from dpsweep.tune.storage import moved_to
 from dpsweep.tune.study import open_study
 
-_SHORTEST = 1000
-"""Bytes of one of our pages; what is shorter is somebody else's."""
+_HEAD_CHARS = 1000
+"""How much of a file is read to tell whether it is one of our pages: its head says so."""
 
 
 def report(
@@ -23,11 +24,11 @@ def report(
     storage: str | None,
 ) -> None:
     """Writes a sweep's page to `out` (report-NAME.html), and its figures to `pictures`."""
-    place = out or Path(f"report-{name}.html")
+    place = out or Path(f"report-{name.replace('/', '-')}.html")
     _check_target(place)
-    study = open_study(name, State.at(state_folder), named(storage) if storage else None)
+    study = open_study(name, State.at(state_folder), moved_to(storage))
     if not study.best():
-        raise nothing_to_show(study)
+        raise nothing_to_show(study, name)
     drawn = figures(study)
     if pictures:
         written = write_pictures(drawn, pictures)
@@ -42,7 +43,7 @@ def _check_target(place: Path) -> None:
         raise StateError(f"-o {place}: is a folder. Name a file, such as -o {place}/report.html")
     if place.exists():
         with place.open(encoding="utf-8", errors="replace") as file:
-            if 'content="dpsweep' not in file.read(_SHORTEST):
+            if 'content="dpsweep' not in file.read(_HEAD_CHARS):
                 raise StateError(
                     f"-o {place}: exists and is not one of our reports; it is left alone. Name "
                     f"another file with -o FILE"

@@ -5,13 +5,20 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from dpsweep.cli.patient import Finding, Patient
+from dpsweep.cli.verbs.doctor.patient import Finding, Patient
 from dpsweep.tune.owner import VARIABLE, login, whoami
 from dpsweep.tune.state import OWNERS, State
 
 _OTHERS = 0o077
 _PRIVATE = ("sweep.json", "secret", "checkpoint.pt", "selection.json", "error.txt")
 """Files of a sweep that hold secrets, passwords or resume state."""
+
+_KEPT = (
+    *(f"local/{name}" for name in ("env", "ray_token", "secrets.json", "pgpass", "up.json")),
+    "local/basic_auth.ini",
+    "submitted/*.json",
+)
+"""Files of a state folder that hold tokens, passwords and addresses of clusters, 0600 all."""
 
 _TOKENS = (
     ("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token"),
@@ -61,6 +68,18 @@ def credentials(patient: Patient) -> Iterator[Finding]:
             yield Finding("credentials", "warn", words, f"chmod 600 {place}")
         else:
             yield Finding("credentials", "ok", f"{place} is its owner's alone")
+    yield from _kept(patient.state)
+
+
+def _kept(state: State) -> Iterator[Finding]:
+    """Files of `up` and `submit` that others can reach."""
+    roots = dict.fromkeys((state.root, state.common))  # `up` is everybody's, `submit` one owner's
+    for place in sorted(p for root in roots for pattern in _KEPT for p in root.glob(pattern)):
+        mode = stat.S_IMODE(place.stat().st_mode)
+        if mode & _OTHERS:
+            words = f"{place} tells how to reach a cluster, and its mode is {mode:04o}"
+            remedy = f"chmod 600 {place}; what was in it may be known: see dpsweep down --remove"
+            yield Finding("credentials", "warn", words, remedy)
 
 
 def _others(state: State) -> str:

@@ -2,8 +2,6 @@
 
 import contextlib
 import json
-import math
-import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -11,9 +9,8 @@ from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
 
-from dpsweep.cli.say import console, warn
-from dpsweep.cluster.connect import cluster
-from dpsweep.cluster.nodes import check_nodes
+from dpsweep.cli.say import STOPPED, console, warn
+from dpsweep.cluster.nodes import cluster_for
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.disk import free_bytes, shown_bytes
 from dpsweep.report.begin import Place, check, check_secrecy
@@ -28,13 +25,10 @@ from dpsweep.train.check import check_sweep
 from dpsweep.tune.check import check_files
 from dpsweep.tune.check import plan as make_plan
 from dpsweep.tune.launch import Session, new_session, old_session
-from dpsweep.tune.resources import concurrency, total_memory
+from dpsweep.tune.resources import concurrency, this_machine
 from dpsweep.tune.state import State
-from dpsweep.tune.storage import named
+from dpsweep.tune.storage import moved_to, named
 from dpsweep.tune.study import Study
-
-_STOPPED = 130
-"""Exit code of a sweep that was stopped before its end, as for a program ended by Ctrl-C."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +53,7 @@ def plan(file: Path, settings: list[str], as_json: bool) -> None:
     sweep = load_sweep(file, settings)
     warn(check_sweep(sweep))
     resources = sweep.config.resources
-    here = {
-        "CPU": float(os.cpu_count() or 1),
-        "GPU": math.ceil(resources.num_gpus),
-        "memory": float(max(resources.memory_bytes, total_memory())),
-    }
-    made = make_plan(sweep, concurrency(resources, [here]))
+    made = make_plan(sweep, concurrency(resources, [this_machine(resources)]))
     if as_json:
         print(json.dumps(asdict(made), indent=2))
         return
@@ -97,16 +86,16 @@ def launch(file: Path, settings: list[str], options: Options, *, fetch: bool, un
         sweep = load_sweep(file, [*settings, f"name={free}"])
     place = Place(state, options.address, options.tracking_uri, named(options.storage))
     check(sweep, place, options.target(sweep.name), warn, fetch=fetch)
-    with cluster(options.address):
-        if options.address:
-            check_nodes(sweep, state.root)
-        with new_session(sweep, state, place.tracking_uri, place.storage) as session:
-            _run(session, options)
+    with (
+        cluster_for(sweep, state.root, options.address),
+        new_session(sweep, state, place.tracking_uri, place.storage) as session,
+    ):
+        _run(session, options)
 
 
 def resume(named_or_file: str, options: Options, *, accept: bool) -> None:
     """Goes on with an old sweep, by name or by its file."""
-    state, moved = State.at(options.state), named(options.storage) if options.storage else None
+    state, moved = State.at(options.state), moved_to(options.storage)
     file = load_sweep(named_or_file) if named_or_file.endswith((".yaml", ".yml")) else None
     state, name = state.part(file.name if file else named_or_file)
     check_target(options.target(name))
@@ -119,9 +108,8 @@ def resume(named_or_file: str, options: Options, *, accept: bool) -> None:
         check_secrecy(opened.sweep, options.address)
         console(quiet=options.quiet).print(_left(opened.study))
         finished = opened.study.is_finished()
-        with contextlib.nullcontext() if finished else cluster(options.address):
-            if options.address and not finished:
-                check_nodes(opened.sweep, state.root)
+        needed = cluster_for(opened.sweep, state.root, options.address)
+        with contextlib.nullcontext() if finished else needed:
             _run(opened, options)
 
 
@@ -153,7 +141,7 @@ def _run(session: Session, options: Options) -> None:
             complete = session.run([progress])
     except KeyboardInterrupt:  # the second one: the first lets trials save their state
         warn([f"interrupted; trials go on from their last checkpoints with: {again}"])
-        sys.exit(_STOPPED)
+        sys.exit(STOPPED)
     target = options.target(session.sweep.name)
     best, origin = finish(session, target, complete=complete)
     if best:
@@ -185,7 +173,7 @@ def _run(session: Session, options: Options) -> None:
     else:
         out.print(f"Browse the trials in MLflow: {us} ui{state}")
     if not complete:
-        sys.exit(_STOPPED)
+        sys.exit(STOPPED)
 
 
 def _program() -> str:

@@ -7,7 +7,7 @@ from dpsweep.core.errors import ConfigError
 from dpsweep.report.formats import export_best
 from dpsweep.report.register import register_best
 from dpsweep.tune.state import State
-from dpsweep.tune.storage import named
+from dpsweep.tune.storage import moved_to
 from dpsweep.tune.study import open_study
 
 
@@ -30,10 +30,7 @@ def export(
             "--register NAME"
         )
     state, short = State.at(state_folder).part(name)
-    study, folder = (
-        open_study(short, state, named(storage) if storage else None),
-        state.sweep(short),
-    )
+    study, folder = open_study(short, state, moved_to(storage)), state.sweep(short)
     if out is not None:
         for file in export_best(study, folder, out, kind, top):
             console().print(f"{file.path}   {file.words}", markup=False)

@@ -6,7 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 import dpsweep.train.step
-from dpsweep.cli import app, measure
+from dpsweep.cli import app
+from dpsweep.cli.verbs import audit
 from dpsweep.privacy.audit import judge
 from dpsweep.train.audit import Plan, scores
 
@@ -35,7 +36,7 @@ def test_a_violated_claim_exits_with_1(monkeypatch):
         return sound(clipped, noise_multiplier=0.3 * noise_multiplier, **rest)
 
     monkeypatch.setattr(dpsweep.train.step, "release", weakened)
-    monkeypatch.setattr(measure, "audit_plan", in_this_process)
+    monkeypatch.setattr(audit, "audit_plan", in_this_process)
     done = CliRunner().invoke(app, ["audit", "dp_sgd", "--runs", "100", "--steps", "1"])
     assert done.exit_code == 1
     assert "VIOLATED" in done.output
@@ -56,6 +57,6 @@ def test_what_the_audits_own_model_has_not_is_refused(setting, message):
 
 
 def test_adaptive_clipping_can_be_audited():
-    plan = Plan(measure._configs("dp_sgd", ["privacy.clipping=adaptive"])[0], steps=2)
+    plan = Plan(audit._configs("dp_sgd", ["privacy.clipping=adaptive"])[0], steps=2)
     absent, present = scores(plan, 20)
     assert len(absent) == len(present) == 20

@@ -4,12 +4,13 @@ import json
 from pathlib import Path
 
 from dpsweep.cli.say import console
+from dpsweep.cli.verbs.route import refuse_elsewhere
 from dpsweep.core.errors import ConfigError, StateError
 from dpsweep.report.arms import arms_of
 from dpsweep.report.compare import compare as put_side_by_side
 from dpsweep.report.side_by_side import comparison_table, markdown, rows, sentences
 from dpsweep.tune.state import State, SweepFolder
-from dpsweep.tune.storage import named
+from dpsweep.tune.storage import moved_to
 from dpsweep.tune.study import open_study
 
 
@@ -18,7 +19,7 @@ def compare(
     state_folders: list[str],
     reference: str | None,
     *,
-    models: bool,
+    any_model: bool,
     form: str,
     storage: str | None = None,
 ) -> None:
@@ -28,19 +29,19 @@ def compare(
         names: The sweeps.
         state_folders: Where to look for them, in turn; the usual one if empty.
         reference: What the others are tested against; the best of each epsilon if None.
-        models: True if they may have trained different models.
+        any_model: True if they may have trained different models.
         form: table, json or markdown.
         storage: Where their studies are now, if not where they were launched.
     """
     states = [State.at(folder) for folder in state_folders] or [State.at(None)]
     folders = [folder for name in dict.fromkeys(names) for folder in _found(name, states)]
-    moved = named(storage) if storage else None
+    moved = moved_to(storage)
     arms = []
     for folder in folders:
         state = folder.state
         study = open_study(folder.name, state, moved)
         arms += arms_of(study, _short(state.root), driven=folder.owner() is not None)
-    found = put_side_by_side(arms, reference, models=models)
+    found = put_side_by_side(arms, reference, any_model=any_model)
     if form == "json":
         print(json.dumps(rows(found), indent=2))
     elif form == "markdown":
@@ -62,6 +63,8 @@ def _found(name: str, states: list[State]) -> list[SweepFolder]:
     """The sweeps of a name, in every folder that has one."""
     found = [state.sweep(name) for state in states if state.sweep(name).exists]
     if not found:
+        for state in states:
+            refuse_elsewhere("compare", name, str(state.common))
         known = ", ".join(n for state in states for n in state.names()) or "none"
         places = ", ".join(str(state.root) for state in states)
         raise StateError(

@@ -1,4 +1,4 @@
-"""The verbs that read a state folder: status, stop, best, export, ui."""
+"""The verbs that read a state folder: status, stop, best, ui."""
 
 import json
 import os
@@ -12,19 +12,19 @@ from types import FrameType
 from typing import Any
 
 from rich.markup import escape
-from rich.table import Table
 
 from dpsweep.cli.say import console
 from dpsweep.core.errors import ConnectionRefused, DpSweepError, StateError
 from dpsweep.report.export import origin_of
-from dpsweep.report.front import chosen, summaries
+from dpsweep.report.front import chosen, nothing_to_show, summaries
+from dpsweep.report.plain import plain_table
 from dpsweep.report.tables import shown_budgets, trial_row, trial_table
 from dpsweep.report.winner import standings, standings_table, verdict
 from dpsweep.track.server import server_command, server_environment
 from dpsweep.tune.charge import statement
 from dpsweep.tune.lease import Owner
 from dpsweep.tune.state import State
-from dpsweep.tune.storage import named
+from dpsweep.tune.storage import moved_to
 from dpsweep.tune.study import Study, open_study
 
 
@@ -38,7 +38,7 @@ def status(
         return
     called = name
     state, name = state.part(name)
-    study, owner = open_study(name, state, _moved(storage)), state.sweep(name).owner()
+    study, owner = open_study(name, state, moved_to(storage)), state.sweep(name).owner()
     records = study.records()
     if owner is None:
         records = [replace(r, state="interrupted") if r.state == "running" else r for r in records]
@@ -78,13 +78,13 @@ def best(
     name: str, state_folder: str | None, top: int, as_json: bool, storage: str | None = None
 ) -> None:
     """Prints the best trials and their promises."""
-    study = open_study(name, State.at(state_folder), _moved(storage))
+    study = open_study(name, State.at(state_folder), moved_to(storage))
     records = chosen(study, top)
     if as_json:
         print(json.dumps([trial_row(record) for record in records], indent=2))
         return
     if not records:
-        raise StateError(f"sweep {name!r} has no complete trial yet. See: dpsweep status {name}")
+        raise nothing_to_show(study, name)
     console().print(trial_table(records, f"Best trials of {name}", show_state=False))
     for table in summaries(study):
         console().print(table)
@@ -127,11 +127,6 @@ def ui(state_folder: str | None, host: str, port: int) -> None:
     server.wait()
 
 
-def _moved(storage: str | None) -> str | None:
-    """The storage that was named; None for the one written down."""
-    return named(storage) if storage else None
-
-
 def _all(state: State, as_json: bool) -> None:
     rows = [row for house in [state, *state.others()] for row in _rows(house, house == state)]
     if as_json:
@@ -140,7 +135,9 @@ def _all(state: State, as_json: bool) -> None:
     if not rows:
         console().print(f"No sweep in {state.root}. Launch one with: dpsweep launch FILE")
         return
-    table = Table("sweep", "owner", "state", "trials", "best", "ε a trial")
+    table = plain_table("Sweeps")
+    for name in ("sweep", "owner", "state", "trials", "best", "ε a trial"):
+        table.add_column(name, justify="right" if name in ("trials", "best") else "left")
     for row in rows:
         known = row["trials"] is not None
         table.add_row(

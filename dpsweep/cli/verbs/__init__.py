@@ -1,0 +1,1 @@
+"""What each verb does, in a module that is named after it or after what several share."""

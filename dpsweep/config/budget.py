@@ -1,0 +1,40 @@
+"""How much a sweep spends: on its search, and on repeats of the best configs."""
+
+from pydantic import Field
+
+from dpsweep.config.units import Duration, duration_seconds
+from dpsweep.core.strict import Strict
+
+
+class BudgetConfig(Strict):
+    """How much is spent on the search."""
+
+    trials: int = Field(gt=0)
+    """Trials in all, failed and pruned ones included."""
+
+    hours: float | None = Field(default=None, gt=0)
+    """After so many hours no new trial starts; those that run go on to their end."""
+
+    trial_timeout: Duration | None = None
+    """A trial that reports nothing for so long (30m, 90s, 2h) is ended and counts as failed. Give
+    several times what an epoch takes (plan tells); without it a trial that hangs stays for ever."""
+
+    @property
+    def silence_seconds(self) -> float | None:
+        """Seconds of `trial_timeout`."""
+        return duration_seconds(self.trial_timeout) if self.trial_timeout else None
+
+
+class ConfirmConfig(Strict):
+    """Repeats of the best configs with fresh noise, each charged as a trial is."""
+
+    top: int = Field(default=3, gt=0)
+    """Configs that are repeated (of each epsilon, where there are several)."""
+
+    each_method: bool = False
+    """Whether each method of a search over several has its `top` repeated, to compare them, or
+    only the best of all."""
+
+    seeds: int = Field(default=5, ge=2)
+    """Runs of each, under secrets of their own and, but for held-out data, public seeds 1, 2, ...
+    above the config's."""
