@@ -5,6 +5,7 @@ from pathlib import Path
 
 from dpsweep.config.trial import config_yaml
 from dpsweep.core.errors import DpSweepError
+from dpsweep.privacy.statement import NO_EPSILON
 from dpsweep.report.export import Origin, origin_of, to_yaml, write
 from dpsweep.report.figures import figures
 from dpsweep.report.front import target_of, winners
@@ -52,7 +53,7 @@ def finish(session: Session, out: Path, *, complete: bool) -> tuple[list[Record]
             metrics |= {"confirmed/mean": repeats.mean, "confirmed/spread": repeats.spread}
     note = "\n\n".join(words)
     write(folder.path / "privacy.md", note + "\n")
-    void = {"privacy": "void"} if study.is_void else {}
+    void = {"privacy": "void", "dpsweep.epsilon": NO_EPSILON} if study.is_void else {}
     described = _description(words, study.sweep.name, best)
     tracker.sweep(Facts({}, {"dpsweep.complete": str(complete).lower(), **void}, described))
     files = [target_of(record, folder.path / "best.yaml") for record in winners(study)]

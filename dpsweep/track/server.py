@@ -14,9 +14,7 @@ _USER = re.compile(r"^(?![^:/]*:///)((?:[^:/]*+:?/++)?+[^:/]*):(.*)@", re.DOTALL
 After three slashes there is a path, and nobody.
 """
 
-_SECRET = re.compile(
-    r"(password|passwd|pwd|token|secret|(?<!ssl)(?<!ssl_)key)\s*$", re.IGNORECASE
-)
+_SECRET = re.compile(r"(password|passwd|pwd|token|secret|(?<!ssl)(?<!ssl_)key)\s*$", re.IGNORECASE)
 """How the name of a secret ends; sslkey names a file."""
 
 

@@ -88,12 +88,19 @@ class SecretSearch:
         """None is left."""
 
     def ask(self) -> Record:
-        """The next trial."""
+        """The next trial.
+
+        Raises:
+            ConfigError: If no point that the sweep admits was found for it; it is spent.
+        """
         number = self._ledger.asked
         self._ledger.asked += 1
-        self._ledger.running.append(number)
-        self._save()
-        return self.record(number)
+        try:
+            record = self.record(number)
+            self._ledger.running.append(number)
+        finally:
+            self._save()
+        return record
 
     def record(self, number: int) -> Record:
         """A trial as the driver has to know it: its config, and nothing of how it does."""

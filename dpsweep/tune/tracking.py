@@ -12,6 +12,7 @@ from dpsweep.config.space import Choice
 from dpsweep.config.sweep import Sweep
 from dpsweep.config.trial import config_yaml
 from dpsweep.core.types import Row
+from dpsweep.privacy.statement import NO_EPSILON
 from dpsweep.track.tracker import Facts, Status, Tracker
 from dpsweep.track.ui_view import best_first
 from dpsweep.train.room import Room
@@ -113,10 +114,14 @@ def _trial_tags(record: Record) -> dict[str, str]:
         "dpsweep.method": config.method.name,
         "dpsweep.data": config.data.name,
         "dpsweep.model": config.model.name,
-        "dpsweep.epsilon": f"{config.privacy.epsilon:g}" if config.privacy.epsilon else "none",
+        "dpsweep.epsilon": NO_EPSILON if record.void else _shown(config.privacy.epsilon),
         "dpsweep.state": "running",
         **({} if record.confirms is None else {"dpsweep.confirms": str(record.confirms)}),
     }
+
+
+def _shown(epsilon: float | None) -> str:
+    return f"{epsilon:g}" if epsilon else "none"
 
 
 def _view(sweep: Sweep) -> str:

@@ -509,3 +509,4 @@ def test_trials_that_are_refused_are_not_counted_aloud(folder, sweep, monkeypatc
         assert driver.next("a") is None
     assert search.num_to_ask() == 0
     assert caplog.records == []
+    assert search.running() == []
