@@ -91,9 +91,9 @@ def launch(
             started or written.
         KeyboardInterrupt: At a second Ctrl-C.
 
-    >>> launch("nobody.yaml")
+    >>> launch("nobody.yaml")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    dpsweep.core.errors.ConfigError: nobody.yaml: no such file
+    dpsweep.core.errors.ConfigError: nobody.yaml: no such file. Check the path, or see ...
     """
     sweep = _sweep(spec, [*settings, *([f"name={name}"] if name else [])])
     place = Place(_state(state), address, tracking_uri, named(storage))

@@ -36,6 +36,7 @@ class Dataset:
         valid_targets: Declared public, int64, shape (M,).
         brightest: Largest pixel value.
         normalise: Public constants to scale pixels by; to [-1, 1] if None.
+        are_features: True if inputs are no pixels any more, and are not scaled.
     """
 
     inputs: Tensor
@@ -44,13 +45,14 @@ class Dataset:
     valid_targets: Tensor
     brightest: int
     normalise: Normalise | None = None
+    are_features: bool = False
 
     def scaled(self, inputs: Tensor, dtype: torch.dtype) -> Tensor:
         """Pixels in [-1, 1], or (pixel / brightest - mean) / std; shape (..., C, H, W).
 
         Features as they are.
         """
-        if inputs.is_floating_point():
+        if self.are_features:
             return inputs.to(dtype)
         if self.normalise is None:
             return inputs.to(dtype) * (2 / self.brightest) - 1
@@ -100,7 +102,13 @@ def load(config: DataConfig, seed: int) -> Dataset:
         kept, held = order[config.num_held_out :], order[: config.num_held_out]
         test = (train[0][held], train[1][held])
         train = (train[0][kept], train[1][kept])
-    return Dataset(*train, *test, brightest=config.spec.brightest, normalise=config.normalise)
+    return Dataset(
+        *train,
+        *test,
+        brightest=config.spec.brightest,
+        normalise=config.normalise,
+        are_features=config.features is not None,
+    )
 
 
 def fingerprint(config: DataConfig, seed: int) -> str:

@@ -89,11 +89,13 @@ class FromBytes(nn.Module):
         self.model = model
         self._dtype: torch.dtype = getattr(torch, config.train.dtype)
         none = torch.empty(0)
-        spec = config.data.spec
-        self._scale = Dataset(none, none, none, none, spec.brightest, config.data.normalise)
+        data = config.data
+        self._scale = Dataset(
+            *(none,) * 4, data.spec.brightest, data.normalise, data.features is not None
+        )
 
     def forward(self, images: Tensor) -> Tensor:
-        """Bytes (B, C, H, W) -> logits (B, num_classes)."""
+        """Bytes, or features where the config names some, (B, C, H, W) -> logits (B, classes)."""
         logits: Tensor = self.model(self._scale.scaled(images, self._dtype))
         return logits
 

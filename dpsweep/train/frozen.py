@@ -54,7 +54,7 @@ def behind(found: Cut, step: Step) -> Dataset:
     else:
         inputs, valid = kept(config.data, config.seed, _mark(found, config), make)
     device = data.inputs.device
-    return replace(data, inputs=inputs.to(device), valid_inputs=valid.to(device))
+    return replace(data, inputs=inputs.to(device), valid_inputs=valid.to(device), are_features=True)
 
 
 def _crossed(found: Cut, data: Dataset, images: Tensor, step: Step) -> Tensor:

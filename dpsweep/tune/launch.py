@@ -11,6 +11,7 @@ from typing import Any
 
 import ray
 from ray import tune
+from ray.exceptions import RayError
 from ray.tune import TuneError
 
 from dpsweep.config.sweep import Sweep
@@ -126,7 +127,7 @@ class Session:
         driver = Driver(study, self.folder, self.lease, watchers)
         begin = time.monotonic()
         if driver.num_left():
-            with _stopped_by_signals(driver), _errors_of_ours():
+            with _stopped_by_signals(driver), _errors_of_ours(self.sweep.name):
                 _tuner(self.sweep, self.folder, driver).fit()
         self.seconds += time.monotonic() - begin
         self.lease.check()
@@ -261,10 +262,18 @@ def _tuner(sweep: Sweep, folder: SweepFolder, driver: Driver) -> tune.Tuner:
 
 
 @contextlib.contextmanager
-def _errors_of_ours() -> Iterator[None]:
-    """Tune wraps what the driver raises in an error of its own, which has only the words of it."""
+def _errors_of_ours(name: str) -> Iterator[None]:
+    """Tune wraps what the driver raises in an error of its own, which has only the words of it.
+
+    Of a cluster that is gone it tells in many ways.
+    """
     try:
         yield
+    except RayError as e:
+        raise StateError(
+            f"sweep {name!r} stopped: its Ray cluster was lost ({str(e).splitlines()[0]}). Nothing "
+            f"that was reported is lost. When a cluster is up again: dpsweep resume {name}"
+        ) from e
     except TuneError as e:
         cause = e.__context__
         if isinstance(cause, DpSweepError):

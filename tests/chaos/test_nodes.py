@@ -46,7 +46,7 @@ def test_a_trial_whose_nodes_are_killed_twice_goes_on_on_one_that_joined(whole, 
     tell("node killed, another added, killed", seconds)
 
 
-def test_a_node_that_stands_still_for_longer_than_ray_waits_loses_nothing(whole, running):
+def test_the_trial_of_a_node_that_stands_still_waits_until_nobody_else_can_run_it(whole, running):
     it, number, node = running()
     began = time.monotonic()
     stopped = whole.nodes[node].members()
@@ -54,9 +54,13 @@ def test_a_node_that_stands_still_for_longer_than_ray_waits_loses_nothing(whole,
     try:
         wait_for(lambda: whole.num_alive() == 2, "the loss of a node", 240)
         lost = time.monotonic() - began
-        seconds = it.wait_for_more(number, began)
+        before = it.num_rows(number)
+        time.sleep(20)
+        assert it.num_rows(number) == before, "two processes must not run one trial"
     finally:
-        whole.kill_node(node)
+        whole.kill_node(node)  # the stopped process held the trial's room until now
+    killed = time.monotonic()
+    seconds = it.wait_for_more(number, killed)
     it.finish()
     it.check()
     tell("node stands still", seconds, f"(counted as lost after {lost:.1f} s)")

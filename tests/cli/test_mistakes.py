@@ -38,7 +38,10 @@ COMMANDS = [
     (["launch", "tiny.yaml", "--address", "127.0.0.1:9"], "--address 127.0.0.1:9: nothing answers"),
     (["launch", "tiny.yaml", "--address", "somewhere"], "expected auto or HOST:PORT"),
     (["launch", "tiny.yaml", "--address", "ray://127.0.0.1:9"], "ray://127.0.0.1:9: nothing"),
-    (["launch", "tiny.yaml", "--address", "http://h:8265"], "dpsweep submit FILE --to http://h:8265"),
+    (
+        ["launch", "tiny.yaml", "--address", "http://h:8265"],
+        "dpsweep submit FILE --to http://h:8265",
+    ),
     (["resume", "nobody"], "no sweep called 'nobody' in"),
     (["status", "nobody"], "no sweep called 'nobody' in"),
     (["stop", "nobody"], "no sweep called 'nobody' in"),

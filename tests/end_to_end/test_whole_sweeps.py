@@ -189,7 +189,7 @@ def test_the_same_sweep_runs_on_a_cluster_and_a_server_that_are_there_already(
     assert {run.info.status for run in runs} == {"FINISHED"}
     parents = [run for run in runs if run.info.run_name == "tiny"]
     stored = {a.path for a in client.list_artifacts(parents[0].info.run_id)}
-    assert stored == {"best.yaml", "privacy.md", "sweep.yaml"}
+    assert stored == {"best.yaml", "privacy.md", "report.html", "sweep.yaml"}
     assert not (tmp_path / ".dpsweep/mlflow.db").exists()
 
 

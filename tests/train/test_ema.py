@@ -87,7 +87,7 @@ def test_frozen_weights_are_kept_beside_the_trained_ones_and_start_another_trial
     room = Room(tmp_path / "frozen")
     trained(config(model), room)
     weights = torch.load(room.weights, weights_only=True)
-    start = assemble(config(model), Secret.fixed("x"), torch.device("cpu")).engine.model
+    start = assemble(config(model), Secret.fixed("x"), torch.device("cpu")).whole
     assert list(weights) == ["0.weight", "0.bias", "3.weight", "3.bias", "7.weight", "7.bias"]
     assert torch.equal(weights["0.weight"], start[0].weight.double())
     assert (weights["7.weight"] != start[7].weight).any()
