@@ -1,4 +1,4 @@
-"""The case that every run of the tests has; the others are slow."""
+"""A worker and a database on one machine; the case that every run has is end_to_end/test_kills.py."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ import time
 import pytest
 from ordeals import wait_for
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
 def test_a_killed_worker_and_a_locked_tracking_database_lose_nothing(sweep):
