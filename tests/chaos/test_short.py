@@ -1,4 +1,4 @@
-"""A worker and a database on one machine; the case that every run has is end_to_end/test_kills.py."""
+"""A killed worker and a locked database; every run has end_to_end/test_kills.py instead."""
 
 import os
 import signal
