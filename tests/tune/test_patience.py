@@ -49,9 +49,9 @@ def test_another_error_is_told_at_once():
 
 
 def test_an_error_of_ours_comes_out_of_tune_as_itself():
-    with pytest.raises(BrokenOff, match="went away"), _errors_of_ours():
+    with pytest.raises(BrokenOff, match="went away"), _errors_of_ours("tiny"):
         _wrapped(BrokenOff("the database went away"))
-    with pytest.raises(TuneError, match="a traceback"), _errors_of_ours():
+    with pytest.raises(TuneError, match="a traceback"), _errors_of_ours("tiny"):
         _wrapped(ValueError("a mistake of ours"))
 
 
