@@ -1,6 +1,7 @@
 """What several rooms' tests share: small sweeps on disk, and the command line as a user runs it."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parent.parent
+_OTHERS = re.compile(r"^(RAY|DPSWEEP|MLFLOW|AWS|PG)")
 
 os.environ.setdefault("DPSWEEP_PICTURES", "0")  # no Chromium at the end of each small sweep
 torch.set_num_threads(1)  # nets here are tiny; two threads would only wait for each other
@@ -39,20 +41,35 @@ def sweep_file(tmp_path):
 
 
 @pytest.fixture
-def dpsweep(tmp_path):
+def shell(tmp_path):
+    """Given an environment: runs `dpsweep ARGS` in tmp_path, and returns what it printed."""
+
+    def knowing(environment, patience):
+        def run(*args, code=0, timeout=patience, **env):
+            done = subprocess.run(
+                [sys.executable, "-m", "dpsweep", *map(str, args)],
+                cwd=tmp_path,
+                env={**environment, "COLUMNS": "120", **env},
+                capture_output=True,
+                text=True,
+                timeout=timeout,
+                check=False,
+            )
+            assert done.returncode == code, done.stdout + done.stderr
+            return done.stdout + done.stderr
+
+        return run
+
+    return knowing
+
+
+@pytest.fixture
+def dpsweep(shell):
     """Runs `dpsweep ARGS` in tmp_path, as a process of its own; returns what it printed."""
+    return shell(dict(os.environ), patience=300)
 
-    def run(*args, code=0, timeout=300, **env):
-        done = subprocess.run(
-            [sys.executable, "-m", "dpsweep", *map(str, args)],
-            cwd=tmp_path,
-            env={**os.environ, "COLUMNS": "120", **env},
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
-        assert done.returncode == code, done.stdout + done.stderr
-        return done.stdout + done.stderr
 
-    return run
+@pytest.fixture(scope="session")
+def clean():
+    """This process's environment, without what names a cluster or a server."""
+    return {k: v for k, v in os.environ.items() if not _OTHERS.match(k)}

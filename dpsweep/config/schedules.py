@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from itertools import product
 
 from dpsweep.config.load import Tree
-from dpsweep.config.space import Space, overlap, touched
+from dpsweep.config.space import Draw, Space, overlap, touched
 from dpsweep.config.trial import schedule
-from dpsweep.config.walk import Corner, RandomDraw
+from dpsweep.config.walk import RandomDraw, walk
 from dpsweep.core.errors import ConfigError
 
 _KEYS = ("batch_size", "epochs")
@@ -44,16 +44,13 @@ def extremes(space: Space, base: Tree, num_examples: int) -> tuple[tuple[int, fl
 
 def _trees(space: Space, base: Tree) -> Iterator[Tree]:
     """The corners one at a time, and points inside."""
-    rng = random.Random(0)
-    seen = Corner()
-    todo: list[Corner | RandomDraw] = [seen, *(RandomDraw(rng) for _ in range(_SAMPLES))]
-    while todo:
-        draw = todo.pop()
+
+    def drawn(draw: Draw) -> Tree | None:
         try:
-            yield space.draw(base, draw)[0]
+            return space.draw(base, draw)[0]
         except ConfigError:
-            continue  # a formula without a value here; the check of the corners says so
-        if isinstance(draw, Corner):
-            new = {k: n for k, n in draw.sizes.items() if draw is seen or k not in seen.sizes}
-            seen.sizes.update(new)
-            todo += [Corner({**draw.picks, k: i}) for k, n in new.items() for i in range(1, n)]
+            return None  # a formula without a value here; the check of the corners says so
+
+    rng = random.Random(0)
+    inside = (drawn(RandomDraw(rng)) for _ in range(_SAMPLES))
+    yield from (tree for tree in (*walk(drawn), *inside) if tree is not None)

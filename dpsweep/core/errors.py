@@ -58,3 +58,12 @@ def guess(name: str, known: Iterable[str]) -> str:
     close = get_close_matches(name, known, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     return f"{hint} Known: {', '.join(known)}."
+
+
+def first_line(error: BaseException) -> str:
+    r"""What an error of somebody else's says first; its type's name if it says nothing.
+
+    >>> first_line(OSError("no route\n  to host")), first_line(ValueError())
+    ('no route', 'ValueError')
+    """
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -6,7 +6,7 @@ from statistics import mean
 from dpsweep.config.load import Tree
 from dpsweep.core.errors import StateError
 from dpsweep.report.significance import half_width
-from dpsweep.tune.confirm import by_confirmed, confirmations
+from dpsweep.tune.confirm import by_confirmed, confirmations, ranked
 from dpsweep.tune.importance import importances
 from dpsweep.tune.record import Record
 from dpsweep.tune.study import Study
@@ -127,8 +127,7 @@ def _arm(
 ) -> Arm:
     objective, in_secret = study.sweep.config.objective, study.sweep.in_secret
     trials = [r for r in records if r.confirms is None]
-    done = [r for r in trials if r.state == "complete" and r.value is not None]
-    done.sort(key=lambda r: (objective.sign * (r.value or 0.0), r.number))
+    done = [r for r in ranked(trials, objective.sign) if r.value is not None]
     confirmed = confirmations(records)
     best = next(iter(by_confirmed(done, confirmed, objective.sign)), None)
     repeats = [r for r in records if best and r.confirms == best.number and r.state == "complete"]

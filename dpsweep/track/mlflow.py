@@ -19,7 +19,7 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from sqlalchemy import event
 
-from dpsweep.core.errors import ConnectionRefused
+from dpsweep.core.errors import ConnectionRefused, first_line
 from dpsweep.core.sqlite import write_ahead
 from dpsweep.track.access import check_rights
 from dpsweep.track.parcel import RUNNING, Parcel, parcels
@@ -207,7 +207,7 @@ def check_reachable(uri: str) -> None:
         except Exception as e:
             raise ConnectionRefused(
                 f"--tracking-uri {without_password(uri)}: the database does not answer: "
-                f"{str(e).splitlines()[0]}. Check host, port, name and password"
+                f"{first_line(e)}. Check host, port, name and password"
             ) from e
     elif scheme != "sqlite":
         raise ConnectionRefused(

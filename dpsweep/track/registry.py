@@ -21,7 +21,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.models import infer_signature
 from torch import nn
 
-from dpsweep.core.errors import ConfigError, ConnectionRefused, StateError
+from dpsweep.core.errors import ConfigError, ConnectionRefused, StateError, first_line
 from dpsweep.track.mlflow import ID_TAG, TRIAL_TAG, check_reachable
 from dpsweep.track.server import without_password
 
@@ -105,7 +105,7 @@ def register(uri: str, entry: Entry, model: nn.Module, example: torch.Tensor) ->
     except MlflowException as e:
         raise ConnectionRefused(
             f"--register {entry.name}: the tracking server {without_password(uri)} refuses: "
-            f"{str(e).splitlines()[0]}"
+            f"{first_line(e)}"
         ) from e
 
 

@@ -46,6 +46,17 @@ class Confirmation:
         return f"{self.mean:.4f} ± {self.spread:.4f} over {len(self.values)} runs{failed}"
 
 
+def ranked(records: Sequence[Record], sign: int) -> list[Record]:
+    """Complete trials of the search, the best first.
+
+    Args:
+        records: Of the whole study, or of a part of it.
+        sign: 1 if small objectives are good, -1 if large ones are.
+    """
+    done = [r for r in records if r.state == "complete" and r.confirms is None]
+    return sorted(done, key=lambda r: (sign * (r.value or 0.0), r.number))
+
+
 def candidates(ranking: Sequence[Record], config: ConfirmConfig) -> list[Record]:
     """The first `top` of a ranking, of each group."""
     chosen: list[Record] = []

@@ -15,7 +15,7 @@ from ray.exceptions import RayError
 from ray.tune import TuneError
 
 from dpsweep.config.sweep import Sweep
-from dpsweep.core.errors import DpSweepError, StateError
+from dpsweep.core.errors import DpSweepError, StateError, first_line
 from dpsweep.data.read import fingerprint
 from dpsweep.track.mlflow import MlflowSink
 from dpsweep.track.tracker import Tracker
@@ -271,7 +271,7 @@ def _errors_of_ours(name: str) -> Iterator[None]:
         yield
     except RayError as e:
         raise StateError(
-            f"sweep {name!r} stopped: its Ray cluster was lost ({str(e).splitlines()[0]}). Nothing "
+            f"sweep {name!r} stopped: its Ray cluster was lost ({first_line(e)}). Nothing "
             f"that was reported is lost. When a cluster is up again: dpsweep resume {name}"
         ) from e
     except TuneError as e:

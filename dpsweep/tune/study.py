@@ -25,6 +25,7 @@ from dpsweep.tune.confirm import (
     confirmations,
     lacking,
     missing,
+    ranked,
     repeat_of,
 )
 from dpsweep.tune.goals import front, goal_values
@@ -349,9 +350,7 @@ class Study:
         return confirmations(self.records())
 
     def _ranking(self, records: list[Record]) -> list[Record]:
-        done = [r for r in records if r.state == "complete" and r.confirms is None]
-        sign = self.sweep.config.objective.sign
-        return sorted(done, key=lambda r: (sign * (r.value or 0.0), r.number))
+        return ranked(records, self.sweep.config.objective.sign)
 
     def _add(self, trial: FrozenTrial) -> FrozenTrial:
         """Stores a new trial, in one transaction."""

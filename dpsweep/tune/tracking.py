@@ -8,7 +8,6 @@ from typing import Any
 
 from dpsweep import __version__
 from dpsweep.config.leaves import leaves
-from dpsweep.config.space import Choice
 from dpsweep.config.sweep import Sweep
 from dpsweep.config.trial import config_yaml
 from dpsweep.core.types import Row
@@ -94,14 +93,8 @@ def run_name(record: Record) -> str:
 def sweep_tags(sweep: Sweep) -> dict[str, str]:
     """What a sweep's run is filtered by, as its trials' are; several values are listed."""
     trial = sweep.written
-    methods = [
-        leaf.domain.options
-        for leaf in leaves(sweep.space)
-        if leaf.slot.key == "method.name" and isinstance(leaf.domain, Choice)
-    ]
-    names = methods[0] if methods else (trial.method.name,)
     return {
-        "dpsweep.method": ", ".join(map(str, names)),
+        "dpsweep.method": ", ".join(sorted(sweep.methods)),
         "dpsweep.data": trial.data.name,
         "dpsweep.model": trial.model.name,
         "dpsweep.epsilon": ", ".join(f"{e:g}" for e in sweep.epsilons if e) or "none",

@@ -1,7 +1,5 @@
 """Clusters of several nodes on this machine, and sweeps on them that things happen to."""
 
-import os
-import re
 import sys
 import tempfile
 from pathlib import Path
@@ -14,14 +12,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from ordeals import Sweep
 
-_OTHERS = re.compile(r"^(RAY|DPSWEEP|MLFLOW|AWS|PG)")
-
 
 @pytest.fixture(scope="session")
-def clean():
-    """This process's environment, without what names a cluster or a server."""
-    kept = {k: v for k, v in os.environ.items() if not _OTHERS.match(k)}
-    return {**kept, "DPSWEEP_PICTURES": "0", "COLUMNS": "120"}
+def clean(clean):
+    """The same for sweeps whose words are read, and whose figures are not."""
+    return {**clean, "DPSWEEP_PICTURES": "0", "COLUMNS": "120"}
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,5 @@
 """A laptop with nothing of the cluster's, and a cluster on this machine that ends with the test."""
 
-import os
-import re
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -11,27 +7,11 @@ import pytest
 
 from dpsweep.cluster.local import Local
 
-OTHERS = re.compile(r"^(RAY|DPSWEEP|MLFLOW|AWS|PG)")
-
 
 @pytest.fixture
-def laptop(tmp_path, clean):
+def laptop(shell, clean):
     """Runs `dpsweep ARGS` in tmp_path, knowing of a cluster only what it is given."""
-
-    def run(*args, code=0, timeout=400, **env):
-        done = subprocess.run(
-            [sys.executable, "-m", "dpsweep", *map(str, args)],
-            cwd=tmp_path,
-            env={**clean, "COLUMNS": "120", **env},
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
-        assert done.returncode == code, done.stdout + done.stderr
-        return done.stdout + done.stderr
-
-    return run
+    return shell(clean, patience=400)
 
 
 @pytest.fixture
@@ -43,12 +23,6 @@ def local():
             yield cluster
         finally:
             Local.at(cluster.folder).remove()
-
-
-@pytest.fixture
-def clean():
-    """This process's environment, without what names a cluster or a server."""
-    return {k: v for k, v in os.environ.items() if not OTHERS.match(k)}
 
 
 @pytest.fixture

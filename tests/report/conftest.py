@@ -3,7 +3,28 @@
 import pytest
 
 from dpsweep.config.sweep import load_sweep
+from dpsweep.train.loop import train
+from dpsweep.train.room import Room
 from dpsweep.tune.study import Study
+
+
+@pytest.fixture(scope="session")
+def really_trained():
+    """Given a sweep and its state: launches it, and trains its first trial; study and folder."""
+
+    def made(sweep, state, *, void=False):
+        folder = state.sweep(sweep.name)
+        folder.create(sweep.file, sweep.base, None)
+        study = Study.create(folder.storage_uri, sweep, folder.id)
+        record = study.hand_out(study.ask(), void=void)
+        room = Room(folder.room(record.number))
+        room.make_secret()
+        train(record.config, room, lambda row: study.report(record.number, row))
+        room.forget()
+        study.tell(record.number, "complete")
+        return study, folder
+
+    return made
 
 
 @pytest.fixture

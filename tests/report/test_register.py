@@ -13,15 +13,12 @@ from dpsweep.report.register import _tags, register_best
 from dpsweep.track.mlflow import MlflowSink
 from dpsweep.track.registry import _save, check_names
 from dpsweep.track.tracker import Tracker
-from dpsweep.train.loop import train
-from dpsweep.train.room import Room
 from dpsweep.tune.state import State
-from dpsweep.tune.study import Study
 from dpsweep.tune.tracking import TrackingWatcher, reconcile
 
 
 @pytest.fixture
-def make(tmp_path, sweep_file):
+def make(tmp_path, sweep_file, really_trained):
     """Makes a sweep of one trial that was really trained; tracked, if asked for."""
 
     def made(*, void=False, tracked=False):
@@ -29,15 +26,7 @@ def make(tmp_path, sweep_file):
             State.at(str(tmp_path / "state")),
             load_sweep(sweep_file, ["budget.trials=1"]),
         )
-        folder = state.sweep(sweep.name)
-        folder.create(sweep.file, sweep.base, None)
-        study = Study.create(folder.storage_uri, sweep, folder.id)
-        record = study.hand_out(study.ask(), void=void)
-        room = Room(folder.room(record.number))
-        room.make_secret()
-        train(record.config, room, lambda row: study.report(record.number, row))
-        room.forget()
-        study.tell(record.number, "complete")
+        study, folder = really_trained(sweep, state, void=void)
         if tracked:
             sink = MlflowSink(state.tracking_uri, sweep.name, folder.id, state.artifacts)
             tracker = Tracker(folder.path, sink)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dpsweep.cli.say import STOPPED, console, warn
+from dpsweep.cli.verbs.route import typed
 from dpsweep.cluster.jobs import ClusterLost, Jobs, check_scheme, jobs_at
 from dpsweep.cluster.package import packed, summary
 from dpsweep.cluster.submit import (
@@ -26,7 +27,7 @@ from dpsweep.cluster.submitted import Submitted, all_remembered, check_free, rem
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import ConfigError, StateError
 from dpsweep.report.begin import check_secrecy
-from dpsweep.report.export import check_target, write
+from dpsweep.report.export import check_target, default_target, write
 from dpsweep.tune.owner import whoami
 from dpsweep.tune.state import State
 
@@ -42,6 +43,7 @@ def submit(
     project: Path | None = None,
     detach: bool = False,
     out: Path | None = None,
+    fetch_best: bool = False,
     quiet: bool = False,
     words: Sequence[str] = (),
 ) -> None:
@@ -57,6 +59,7 @@ def submit(
         project: Folder of the user's code; None for the current one, if a model needs it.
         detach: Do not follow it.
         out: Where the best config goes here; None to leave it there.
+        fetch_best: Whether it comes here in any case, to where `launch` would put it.
         quiet: Print nothing but errors.
         words: More options of `launch`.
     """
@@ -68,19 +71,16 @@ def submit(
     sweep, here = load_sweep(file, settings), State.at(None)
     check_secrecy(sweep, address, "--to")
     check_free(sweep.name, address, state, here)
+    if fetch_best:
+        out = out or default_target(sweep.name)
     if out:
         check_target(out)
     name, files = packed(sweep, project, state)
     sent = Submitted(sweep.name, address, state, whoami())
     jobs = jobs_at(address)
-    options = [
-        *(("--tracking-uri", tracking_uri) if tracking_uri else ()),
-        *(("--storage", storage) if storage else ()),
-        *(("--quiet",) if quiet else ()),
-        *words,
-    ]
+    options = typed({"tracking-uri": tracking_uri, "storage": storage, "quiet": quiet})
     console(quiet=quiet).print(summary(files), markup=False)
-    job_id = drive(jobs, sent, ["launch", name, "--name", sweep.name, *options], files)
+    job_id = drive(jobs, sent, ["launch", name, "--name", sweep.name, *options, *words], files)
     sent.remember(here)
     console(quiet=quiet).print(f"{sweep.name} runs at {address} as job {job_id}.", markup=False)
     if detach:
@@ -120,14 +120,10 @@ def resume(
     if file:
         called, files = packed(load_sweep(file), None, state)
     jobs = jobs_at(moved.address)
-    options = [
-        *(("--storage", storage) if storage else ()),
-        *(("--quiet",) if quiet else ()),
-        *words,
-    ]
+    options = typed({"storage": storage, "quiet": quiet})
     if files:
         console(quiet=quiet).print(summary(files), markup=False)
-    job_id = drive(jobs, moved, ["resume", called, *options], files)
+    job_id = drive(jobs, moved, ["resume", called, *options, *words], files)
     moved.remember(State.at(state))
     console(quiet=quiet).print(
         f"{sweep.name} goes on at {moved.address} as job {job_id}.", markup=False

@@ -9,9 +9,7 @@ from typing import Any
 from dpsweep.cli.say import console
 from dpsweep.cluster.submitted import Submitted, all_remembered, remembered
 from dpsweep.config.load import read_yaml
-from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import ConfigError, StateError
-from dpsweep.report.export import default_target
 from dpsweep.tune.owner import whoami
 from dpsweep.tune.state import State
 
@@ -48,9 +46,10 @@ def launched(
         state=state,
         tracking_uri=tracking_uri,
         storage=storage,
-        out=out or default_target(load_sweep(file, settings).name),
+        out=out,
+        fetch_best=True,
         quiet=quiet,
-        words=_words({"download": fetch}),
+        words=typed({"download": fetch}),
     )
 
 
@@ -60,7 +59,7 @@ def answered(verb: str, name: str | None, state: str | None, **options: Any) -> 
     if sweep:
         from dpsweep.cli.verbs import remote
 
-        remote.answer(sweep, [verb, sweep.name, *_words(options)])
+        remote.answer(sweep, [verb, sweep.name, *typed(options)])
     return sweep is not None
 
 
@@ -70,7 +69,7 @@ def exported(name: str, state: str | None, top: int, out: Path) -> bool:
     if sweep:
         from dpsweep.cli.verbs import remote
 
-        remote.export(sweep, _words({"top": top}), out)
+        remote.export(sweep, typed({"top": top}), out)
     return sweep is not None
 
 
@@ -109,7 +108,7 @@ def resumed(
         storage=storage,
         out=out,
         quiet=quiet,
-        words=_words({"accept": accept, "force": force}),
+        words=typed({"accept": accept, "force": force}),
     )
     return True
 
@@ -146,10 +145,10 @@ def _elsewhere(name: str | None, state: str | None) -> Submitted | None:
 _SPELLED = {"as_json": "--json", "accept": "--accept-changes"}
 
 
-def _words(options: dict[str, Any]) -> list[str]:
+def typed(options: dict[str, Any]) -> list[str]:
     """Options as they are typed.
 
-    >>> _words({"top": 3, "as_json": True, "force": False, "storage": None})
+    >>> typed({"top": 3, "as_json": True, "force": False, "storage": None})
     ['--top', '3', '--json']
     """
     words = list[str]()

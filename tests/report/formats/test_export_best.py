@@ -12,10 +12,8 @@ from dpsweep.config.sweep import sweep_of
 from dpsweep.config.trial import load_trial
 from dpsweep.core.errors import ConfigError, StateError
 from dpsweep.report.formats import export_best
-from dpsweep.train.loop import train
 from dpsweep.train.room import Room
 from dpsweep.tune.state import State
-from dpsweep.tune.study import Study
 
 SPEC = {
     "name": "tiny",
@@ -33,20 +31,10 @@ SPEC = {
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def found(tmp_path_factory, really_trained):
     """A study of one trial of DP-SGD, really trained, and its folder."""
     state = State.at(str(tmp_path_factory.mktemp("sweep") / "state"))
-    sweep = sweep_of(Source("spec", SPEC, {}), Path())
-    folder = state.sweep(sweep.name)
-    folder.create(sweep.file, sweep.base, None)
-    study = Study.create(folder.storage_uri, sweep, folder.id)
-    record = study.hand_out(study.ask(), void=False)
-    room = Room(folder.room(record.number))
-    room.make_secret()
-    train(record.config, room, lambda row: study.report(record.number, row))
-    room.forget()
-    study.tell(record.number, "complete")
-    return study, folder
+    return really_trained(sweep_of(Source("spec", SPEC, {}), Path()), state)
 
 
 @pytest.fixture
