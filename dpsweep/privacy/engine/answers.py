@@ -16,6 +16,9 @@ from dpsweep.privacy.clip import cleaned, squared_norms, weighted_sum
 _SLACK, _TERMS = 16, 64
 """Of rounding errors: a sum's, and those of all the products a Gram matrix is made of."""
 
+_RUN = 64
+"""Numbers whose squares are summed in their own precision."""
+
 _LOUD = 1024.0
 """Times the usual answer; in float32, less than 1e-4 of it is then lost in a sum."""
 
@@ -80,7 +83,7 @@ class Outer:
     def squares(self) -> Tensor:
         a, g = self.inputs_BTI, self.grads_BTO
         if a.shape[1] == 1:
-            return (gram(a) * gram(g)).flatten()
+            return square_of_each(a[:, 0]) * square_of_each(g[:, 0])
         return from_grams(gram(a), gram(g), g.dtype)
 
     def summed(self, factor_B: Tensor) -> Tensor:
@@ -132,6 +135,23 @@ def added(answers: Sequence[Answer]) -> Answer:
     if len(answers) == 1:
         return answers[0]
     return Each(torch.stack([answer.each() for answer in answers]).sum(0))
+
+
+def square_of_each(leaf_BX: Tensor) -> Tensor:
+    """|x_b|^2, shape (B,), float64; in float32 never too small, and too large by 1e-5 of it.
+
+    Norms of a few numbers each, in their own precision, whose squares add up in double: no copy
+    of all of them in double is made. What may be lost in them is added: a rounding error for each
+    number, and squares too small for the precision.
+    """
+    if leaf_BX.dtype == torch.float64:
+        return leaf_BX.square().sum(1)
+    limits, num = torch.finfo(leaf_BX.dtype), leaf_BX.shape[1]
+    whole = num // _RUN * _RUN
+    runs = leaf_BX[:, :whole].view(len(leaf_BX), whole // _RUN, _RUN), leaf_BX[:, None, whole:]
+    norms_BR = torch.cat([torch.linalg.vector_norm(run, dim=2) for run in runs], 1)
+    square_B = norms_BR.double().square().sum(1)
+    return square_B * (1 + (_RUN + 4) * limits.eps) + num * limits.tiny
 
 
 def gram(leaf_BTX: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from dpsweep.core.types import Clipped, Tensors
 from dpsweep.privacy.clip import Clip, scaling
 from dpsweep.privacy.engine.answers import Answer, Each, added
 from dpsweep.privacy.engine.base import ByPortions, Portion
-from dpsweep.privacy.engine.layers import Site, sites
+from dpsweep.privacy.engine.layers import Site, at_one_input, sites
 from dpsweep.privacy.engine.tape import Use, record
 from dpsweep.privacy.geometry import IDENTITY, Geometry
 from dpsweep.privacy.spectral import LayerMap, Records
@@ -82,7 +82,7 @@ class BookkeepingEngine(ByPortions):
         maps = self.geometry.maps
         parts: dict[str, list[Answer]] = {key: [] for key in params}
         for name, site in self._sites.items():
-            calls = uses.get(name)
+            calls = at_one_input(site, uses.get(name, []))
             if not calls:
                 continue
             plain = {key: own for key, own in site.params.items() if key not in maps}

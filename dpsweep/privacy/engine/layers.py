@@ -6,7 +6,7 @@ over m times the positions. A layer without a rule is a black box, answered by v
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 
 import torch
@@ -76,6 +76,30 @@ def sites(model: nn.Module) -> dict[str, Site]:
 
     visit("", model)
     return found
+
+
+def at_one_input(site: Site, uses: Sequence[Use]) -> list[Use]:
+    """The calls of a layer, those with the very same input as one, of their weighted gradient.
+
+    A first layer is given the same examples at every point of a query, and its answer
+    sum_m w_m b_m a^T is (sum_m w_m b_m) a^T: one position where there were m, and none to cancel.
+    """
+    if site.rule not in _BILINEAR:
+        return list(uses)
+    by_input: dict[tuple[object, ...], list[Use]] = {}
+    for use in uses:
+        by_input.setdefault(_place(use.inputs[0]), []).append(use)
+    return [same[0] if len(same) == 1 else _one(same) for same in by_input.values()]
+
+
+def _place(leaf: Tensor) -> tuple[object, ...]:
+    """What two tensors share if they are the same one; records keep it from being used again."""
+    return leaf.untyped_storage()._cdata, leaf.storage_offset(), leaf.shape, leaf.stride()
+
+
+def _one(same: Sequence[Use]) -> Use:
+    total = _total(use.weight * use.grad for use in same)
+    return replace(same[0], weight=1.0, grad=total)
 
 
 def black_boxes(model: nn.Module) -> list[str]:
@@ -242,6 +266,10 @@ RULES: Mapping[type[nn.Module], Rule] = {
     CirculantLinear: circulant,
 }
 """Exact types: a subclass may compute something else, and is a black box."""
+
+
+_BILINEAR = frozenset({linear, conv2d, embedding, circulant})
+"""Rules whose answer is linear in the gradient for a given input, whatever the point."""
 
 
 def _affine(

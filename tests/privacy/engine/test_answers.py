@@ -13,7 +13,16 @@ from torch import Tensor, nn
 
 from dpsweep.core.circulant import CirculantLinear
 from dpsweep.privacy.clip import Automatic, Flat
-from dpsweep.privacy.engine.answers import Answer, Each, Outer, Tokens, added, from_grams, gram
+from dpsweep.privacy.engine.answers import (
+    Answer,
+    Each,
+    Outer,
+    Tokens,
+    added,
+    from_grams,
+    gram,
+    square_of_each,
+)
 from dpsweep.privacy.engine.circulant import Spectra
 from dpsweep.privacy.engine.conv import ByGram, ByLags, Runs
 from dpsweep.privacy.engine.layers import circulant, conv2d, embedding, linear
@@ -169,6 +178,25 @@ def test_gram_matrices_are_summed_in_double_precision():
 def test_written_out_answer_may_have_any_shape(shape):
     leaf_B = draw(3, *shape)
     check(Each(leaf_B), leaf_B)
+
+
+@pytest.mark.parametrize("num", [1, 63, 64, 65, 4000])
+def test_square_of_one_position_is_never_too_small_and_hardly_too_large(num):
+    loudness = 10.0 ** torch.linspace(-30, 17, 60)[:, None]
+    leaf = (draw(60, num) * loudness).float()
+    exact = leaf.double().square().sum(1)
+    found = square_of_each(leaf)
+    lost = 2 * num * torch.finfo(torch.float32).tiny
+    assert (found >= exact).all()
+    assert (found <= 1.00001 * exact + lost).all()
+    assert torch.equal(square_of_each(leaf.double()), exact)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_square_of_what_is_not_finite_is_not(bad):
+    leaf = torch.ones(2, 70)
+    leaf[1, 66] = bad
+    assert square_of_each(leaf).isfinite().tolist() == [True, False]
 
 
 def test_answer_of_one_position_needs_no_gram():

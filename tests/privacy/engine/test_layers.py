@@ -24,9 +24,10 @@ from oracle import (
 from torch import Tensor, nn
 
 from dpsweep.core.circulant import CirculantLinear
+from dpsweep.core.standard import StandardConv2d
 from dpsweep.privacy.engine import layers
 from dpsweep.privacy.engine.answers import Answer, Each, Outer
-from dpsweep.privacy.engine.layers import RULES, black_boxes, sites, written
+from dpsweep.privacy.engine.layers import RULES, at_one_input, black_boxes, sites, written
 from dpsweep.privacy.engine.tape import Use
 
 NUM = 3
@@ -230,3 +231,45 @@ def test_subclass_may_compute_something_else_and_is_a_black_box():
 def test_kernels_and_black_boxes_may_be_written_out():
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Linear(4, 3), nn.PReLU(3))
     assert {id(p) for p in written(model)} == {id(p) for i in (0, 2) for p in model[i].parameters()}
+
+
+FIRST = {
+    "linear": (nn.Linear(5, 3), (draw(NUM, 5),)),
+    "linear over positions": (nn.Linear(5, 3), (draw(NUM, 4, 5),)),
+    "conv": (nn.Conv2d(2, 3, 3, padding=1), (draw(NUM, 2, 5, 5),)),
+    "embedding": (nn.Embedding(5, 3, padding_idx=0), (rows(4),)),
+    "circulant": (CirculantLinear(8, 8, 4), (draw(NUM, 8),)),
+}
+
+
+@pytest.mark.parametrize("kind", FIRST)
+def test_points_with_the_very_same_input_are_one_position(kind):
+    layer, given = FIRST[kind]
+    layer = layer.double()
+    site = sites(layer)[""]
+    uses = uses_of(layer, BOTH_SIGNS, [given] * 3, apart=0.1)
+    (one,) = at_one_input(
+        site, [Use(u.weight, (given[0].detach(),), u.grad, u.params) for u in uses]
+    )
+    factors = torch.tensor([0.3, 0.0, 1.0])
+    for name, answer in site.rule(layer, uses, frozenset(site.params.values())).items():
+        same = site.rule(layer, [one], frozenset(site.params.values()))[name]
+        torch.testing.assert_close(same.squares(), answer.squares())
+        torch.testing.assert_close(same.summed(factors), answer.summed(factors))
+
+
+def test_points_with_inputs_of_their_own_stay_apart():
+    layer, (given,) = FIRST["linear"]
+    layer = layer.double()
+    uses = uses_of(layer, BOTH_SIGNS, [(given,), (given.clone(),), (given,)])
+    merged = at_one_input(sites(layer)[""], uses)
+    assert [use.weight for use in merged] == [1.0, BOTH_SIGNS[1]]
+    expected = BOTH_SIGNS[0] * uses[0].grad + BOTH_SIGNS[2] * uses[2].grad
+    torch.testing.assert_close(merged[0].grad, expected)
+    assert merged[1] is uses[1]
+
+
+def test_layer_whose_answer_depends_on_the_point_is_asked_at_each():
+    layer, given = StandardConv2d(2, 3, 3).double(), (draw(NUM, 2, 5, 5),)
+    uses = uses_of(layer, BOTH_SIGNS, [given] * 3, apart=0.1)
+    assert at_one_input(sites(layer)[""], uses) == uses
