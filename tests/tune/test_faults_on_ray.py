@@ -47,7 +47,7 @@ def test_each_trial_that_goes_wrong_ends_with_its_reason_and_the_others_go_on(tm
     assert "faulty_net.py" in hang.reason
     assert "(hang)" in hang.reason
     assert memory.reason is None
-    assert "where resources.memory is 2.0 GB, and, alone" in leak.reason
+    assert "held more than resources.memory, 2.0 GB, and, alone" in leak.reason
     assert "died again and again; the last time: Segmentation fault in" in segfault.reason
     assert "stopped being finite" in diverges.reason
     assert all(r.charged for r in study.records()), "what failed has spent its whole length too"
