@@ -267,6 +267,13 @@ def _told(address: str) -> Iterator[None]:
         raise ConnectionRefused(f"{address}: {_token_words()}") from e
     except (RuntimeError, RayError, ValueError, KeyError) as e:
         raise _refusal(address, str(e)) from e
+    except ConnectionAbortedError as e:  # its client port answers, and nobody was started for us
+        raise ConnectionRefused(
+            f"{address}: the head could not start a Ray client for us ({_lines(str(e))[-1]}). If "
+            f"it is busy, it waits too short a time for it (30 s; of the head, "
+            f"RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S). Try again, or go through its dashboard, "
+            f"http://HEAD:8265"
+        ) from e
     except OSError as e:
         raise ConnectionRefused(
             f"{address}: what answers there is no Ray dashboard, or not with this scheme "
@@ -312,5 +319,9 @@ def _refusal(address: str, message: str) -> Exception:
 
 
 def _first_line(message: str) -> str:
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
-    return (lines[0] if lines else "no more")[:400]
+    return _lines(message)[0]
+
+
+def _lines(message: str) -> list[str]:
+    lines = [line.strip()[:400] for line in message.splitlines() if line.strip()]
+    return lines or ["no more"]

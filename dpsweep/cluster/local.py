@@ -234,6 +234,7 @@ class Local:
             "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}",
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self.folder / "ray_token"),
+            "RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": "120",  # one machine for all is busy
             "DPSWEEP_STATE": str(self.state),
             **self.extra,
         }
