@@ -2,7 +2,6 @@
 
 import base64
 import json
-import os
 import re
 import signal
 import subprocess
@@ -106,9 +105,9 @@ def test_a_sweep_is_submitted_followed_stopped_resumed_and_fetched_from_a_laptop
         path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file()
     )
 
-    pids = [process.pid for process in Local.at(local.folder).nodes]
+    nodes = Local.at(local.folder).nodes
     assert "2 processes ended" in laptop("down", "--state", local.folder.parent)
-    assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
+    assert not [node for node in nodes if node.is_alive]
     assert not [words for words in command_lines() if Local.at(local.folder).runtime in words]
     assert "0 processes ended" in laptop("down", "--state", local.folder.parent)
     assert "nothing answers there" in laptop("status", "tiny", code=2, **env)
