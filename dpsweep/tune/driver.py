@@ -6,6 +6,7 @@ study first, and then whoever watches. Watchers are told again after a crash.
 
 import logging
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,7 +15,13 @@ from dpsweep.core.types import Row
 from dpsweep.train.course import course
 from dpsweep.train.room import Room
 from dpsweep.tune.lease import Lease
-from dpsweep.tune.mishaps import Limits, cause_of_death, memory_notes, note_memory
+from dpsweep.tune.mishaps import (
+    Limits,
+    cause_of_death,
+    memory_notes,
+    note_memory,
+    times_begun,
+)
 from dpsweep.tune.record import Record
 from dpsweep.tune.resources import memory_share
 from dpsweep.tune.selection import SecretSearch
@@ -26,6 +33,17 @@ log = logging.getLogger(__name__)
 
 _GRACE_SECONDS = 20.0
 """How long trials may take to save their state when they are asked to pause."""
+
+WORKER_DEATHS = 3
+"""How many worker processes may die with a trial; of one more it has failed."""
+
+_ROUNDS = 4
+"""How often a trial is handed out whose workers die before they begin it."""
+
+_NEVER_BEGUN = (
+    "worker processes die before they begin a trial: a node cannot start any, perhaps for want of "
+    "disk or memory (its logs of Ray's tell). Take that node out, and resume: nothing is lost"
+)
 
 _DIED = "its worker process died again and again; the last time"
 
@@ -64,6 +82,8 @@ class Driver:
         self._pruned: set[str] = set()
         self._alone: list[int] = []
         self._runs_alone: str | None = None
+        self._begun: dict[str, int] = {}
+        self._rounds: Counter[int] = Counter()
         self._to_adopt = study.running()
         self._start = time.monotonic()
         self._stopped_at: float | None = None
@@ -117,6 +137,7 @@ class Driver:
             room.make_secret()
             record = self._study.hand_out(record, void=room.is_void)
         self._live[trial_id] = record.number
+        self._begun[trial_id] = times_begun(room.path)
         for watcher in self._watchers:
             watcher.started(record)
         return {
@@ -162,6 +183,11 @@ class Driver:
             self._again(number, payload.get("reason", ""))
             return
         room = Room(self._folder.room(number))
+        begun = times_begun(room.path) - self._begun.pop(trial_id)
+        its_fault = payload is not None or begun > WORKER_DEATHS
+        if not (its_fault or self.stopping or trial_id in self._pruned):
+            self._not_begun(number)
+            return
         end, reason = self._verdict(trial_id, room.path, payload)
         if end is None:  # it stays running in the study, and resume goes on with it
             self.trouble = reason or self.trouble
@@ -190,6 +216,18 @@ class Driver:
                 return (None, None) if self.stopping else ("failed", "it ended without a result")
             case end:
                 return end, payload.get("reason")
+
+    def _not_begun(self, number: int) -> None:
+        """Hands a trial out again whose workers died before they began it: no fault of its own.
+
+        If that was in vain too often the sweep stops, and `resume` goes on with the trial.
+        """
+        self._rounds[number] += 1
+        if self._rounds[number] < _ROUNDS:
+            self._to_adopt.append(number)
+        else:
+            self.trouble = _NEVER_BEGUN
+            self.stop()
 
     def _again(self, number: int, reason: str) -> None:
         """Notes that a trial is to be run once more, when no other runs."""

@@ -22,7 +22,7 @@ from dpsweep.track.tracker import Tracker
 from dpsweep.train.room import Room
 from dpsweep.tune.adapters import StopOnRequest, StudyScheduler, StudySearcher, trial_name
 from dpsweep.tune.changes import check_changes
-from dpsweep.tune.driver import Driver, Watcher
+from dpsweep.tune.driver import WORKER_DEATHS, Driver, Watcher
 from dpsweep.tune.keep import BestWeights
 from dpsweep.tune.lease import Lease
 from dpsweep.tune.owner import whoami
@@ -44,9 +44,6 @@ from dpsweep.tune.trial import run_trial
 
 _HASTY_SECONDS = 2.0
 """For delivering results when something is wrong; what is left waits for the next time."""
-
-_WORKER_DEATHS = 3
-"""How often a trial is given to a new worker when its process dies."""
 
 
 @dataclass
@@ -256,7 +253,7 @@ def _tuner(sweep: Sweep, folder: SweepFolder, driver: Driver) -> tune.Tuner:
             storage_path=str(folder.path),
             verbose=0,
             stop=StopOnRequest(driver, folder.stop_request),
-            failure_config=tune.FailureConfig(max_failures=_WORKER_DEATHS),
+            failure_config=tune.FailureConfig(max_failures=WORKER_DEATHS),
         ),
     )
 

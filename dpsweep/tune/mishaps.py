@@ -4,6 +4,7 @@ A process that hangs in C code, that breaks down, or whose memory is full cannot
 so. It dies, and leaves a note in the trial's room; Ray starts another one, which reads it:
 
     mishaps.json      times at which memory ran out, and where
+    begun             a byte for each process that began the trial: some die before
     last_words.txt    written by Python's faulthandler, a thread in C, as the process dies: where
                       it hung or broke down. Names of functions and lines; no data
 
@@ -25,7 +26,7 @@ from typing import Any, Literal, TextIO
 
 from dpsweep.core.disk import room_on_disk, shown_bytes, write_whole
 
-_NOTES, _WORDS = "mishaps.json", "last_words.txt"
+_NOTES, _WORDS, _BEGUN = "mishaps.json", "last_words.txt", "begun"
 _LOOK_SECONDS = 0.25
 _STATUS = Path("/proc/self/status")
 _TRIES = 2
@@ -90,6 +91,19 @@ def verdict_on_retry(room: Path, limits: Limits) -> Fate:
     if notes and not limits.alone:
         return Fate("memory", f"memory ran out {notes[0]}")
     return Fate(halvings=len(notes))
+
+
+def times_begun(room: Path) -> int:
+    """How many processes have begun the trial."""
+    with contextlib.suppress(FileNotFoundError):
+        return (room / _BEGUN).stat().st_size
+    return 0
+
+
+def note_begin(room: Path) -> None:
+    """Adds this process to those that `times_begun` counts; `room` must be locked."""
+    with room_on_disk(room), (room / _BEGUN).open("ab") as file:
+        file.write(b".")
 
 
 def memory_notes(room: Path) -> list[str]:

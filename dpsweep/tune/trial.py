@@ -19,7 +19,13 @@ from dpsweep.train.allowance import Allowance, out_of_memory
 from dpsweep.train.course import Course
 from dpsweep.train.loop import Paused, train
 from dpsweep.train.room import Room
-from dpsweep.tune.mishaps import Limits, exit_out_of_memory, verdict_on_retry, watched
+from dpsweep.tune.mishaps import (
+    Limits,
+    exit_out_of_memory,
+    note_begin,
+    verdict_on_retry,
+    watched,
+)
 
 PAYLOAD = "dpsweep"
 """The one key of what is reported to Tune; its value is JSON, since Tune rewrites mappings."""
@@ -84,6 +90,7 @@ def _is_free(room: Room, ours: contextlib.ExitStack) -> bool:
 def _train(assignment: Assignment, room: Room) -> None:
     """Trains in a room that is ours, unless what happened there before says otherwise."""
     limits = Limits(**assignment["limits"])
+    note_begin(room.path)
     before = verdict_on_retry(room.path, limits)
     if before.end:
         _send(end=before.end, reason=before.reason)

@@ -14,9 +14,9 @@ from dpsweep.train.course import Course, course
 from dpsweep.train.loop import Paused, train
 from dpsweep.train.room import Room
 from dpsweep.tune import driver as place
-from dpsweep.tune.driver import Driver
+from dpsweep.tune.driver import WORKER_DEATHS, Driver
 from dpsweep.tune.lease import Pace
-from dpsweep.tune.mishaps import memory_notes, note_memory
+from dpsweep.tune.mishaps import memory_notes, note_begin, note_memory
 from dpsweep.tune.state import State
 from dpsweep.tune.study import Study
 
@@ -143,6 +143,8 @@ def test_a_failed_trial_says_why_and_its_secret_is_gone(world):
         driver.next("a")
         driver.ended("a", {"end": "failed", "reason": "it diverged"})
         driver.next("b")
+        for _ in range(WORKER_DEATHS + 1):
+            note_begin(here.room(1).path)
         driver.ended("b", None)
         assert not driver.stopping
     assert [(r.state, r.reason) for r in here.study.records()] == [
@@ -155,6 +157,46 @@ def test_a_failed_trial_says_why_and_its_secret_is_gone(world):
         ),
     ]
     assert not list(here.folder.path.rglob("secret"))
+
+
+def test_a_trial_that_no_worker_lived_to_begin_is_handed_out_again(world):
+    here = world("budget.trials=1")
+    lease, make = here.drive()
+    with lease as held:
+        driver = make(held)
+        secret = Path(driver.next("a")["room"], "secret").read_bytes()
+        for _ in range(WORKER_DEATHS):  # one of those that died had not begun
+            note_begin(here.room(0).path)
+        driver.ended("a", None)
+        assert not driver.stopping
+        told = driver.next("b")
+        assert told["number"] == 0
+        assert Path(told["room"], "secret").read_bytes() == secret
+        work(driver, "b")
+    (record,) = here.study.records()
+    assert record.state == "complete"
+
+
+def test_a_cluster_on_which_no_worker_lives_stops_the_sweep_and_loses_nothing(world):
+    here = world("budget.trials=1")
+    lease, make = here.drive()
+    with lease as held:
+        driver = make(held)
+        for trial_id in count():
+            if driver.stopping:
+                break
+            assert driver.next(str(trial_id))["number"] == 0
+            driver.ended(str(trial_id), None)
+        assert 1 < trial_id < 10
+        assert "worker processes die before they begin a trial" in driver.trouble
+    (record,) = here.study.records()
+    assert record.state == "running"
+    lease, make = here.drive()
+    with lease as held:
+        driver = make(held)
+        assert driver.next("x")["number"] == 0
+        work(driver, "x")
+    assert here.study.is_finished()
 
 
 def test_a_trial_that_ends_without_a_word_has_failed(world):
