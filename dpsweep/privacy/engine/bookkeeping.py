@@ -10,6 +10,7 @@ box, computed by vmap alone.
 Norms from Gram matrices are summed in double precision and never come out too small.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,12 +20,15 @@ from torch import Tensor, nn
 
 from dpsweep.core.types import Clipped, Tensors
 from dpsweep.privacy.clip import Clip, scaling
-from dpsweep.privacy.engine.answers import Answer, Each, added
+from dpsweep.privacy.engine.answers import Answer, Each, added, heard
 from dpsweep.privacy.engine.base import ByPortions, Portion
 from dpsweep.privacy.engine.layers import Site, at_one_input, sites
 from dpsweep.privacy.engine.tape import Use, record
 from dpsweep.privacy.geometry import IDENTITY, Geometry
 from dpsweep.privacy.spectral import LayerMap, Records
+
+_LARGEST = 1e15
+"""Of the numbers in a record; products of two of them, and sums of many, are finite in float32."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +68,14 @@ class BookkeepingEngine(ByPortions):
         uses: dict[str, list[Use]] = {}
         asked = portion.one_by_one(self.copies)
         asked = asked._replace(inputs_B=self._laid_out(asked.inputs_B))
-        for point, weight in zip(points, weights, strict=True):
-            seen = record(self.model, self._layers, self.loss, point, weight, asked)
-            for name, calls in seen.items():
+        seen = [
+            record(self.model, self._layers, self.loss, point, weight, asked)
+            for point, weight in zip(points, weights, strict=True)
+        ]
+        for found in seen:
+            for name, calls in found.items():
                 for call in calls:
+                    call.check_unchanged(name)
                     uses.setdefault(name, []).extend(call.parted(self.copies))
         answers = self._answers(uses, points[0], portion)
         squares = {k: answer.squares().double() for k, answer in answers.items()}
@@ -82,11 +90,12 @@ class BookkeepingEngine(ByPortions):
         maps = self.geometry.maps
         parts: dict[str, list[Answer]] = {key: [] for key in params}
         for name, site in self._sites.items():
-            calls = at_one_input(site, uses.get(name, []))
+            calls = uses.get(name)
             if not calls:
                 continue
             plain = {key: own for key, own in site.params.items() if key not in maps}
-            found = site.rule(site.layer, calls, frozenset(plain.values())) if plain else {}
+            wanted, once = frozenset(plain.values()), at_one_input(site, calls)
+            found = site.rule(site.layer, once, wanted) if plain else {}
             for key, own in site.params.items():
                 if key in maps:
                     parts[key].append(Mapped(maps[key], _records(calls)))
@@ -114,11 +123,28 @@ class Mapped:
     map: LayerMap
     records: Records
 
+    @cached_property
+    def usable_B(self) -> Tensor:
+        """False for an example with records so large that transforms of them may be infinite."""
+        leaves = (*self.records.inputs, *self.records.grads)
+        peak_B = torch.stack([x.detach().flatten(1).abs().amax(1) for x in leaves]).amax(0)
+        return peak_B <= _LARGEST  # false for NaN
+
     def squares(self) -> Tensor:
-        return self.map.squares(self.records)
+        return torch.where(self.usable_B, self.map.squares(self.records), math.inf)
 
     def summed(self, factor_B: Tensor) -> Tensor:
-        return self.map.coordinates(self.records, factor_B)
+        records = self.records
+        if heard(~self.usable_B):
+            inputs, grads = map(self._without, (records.inputs, records.grads))
+            records = Records(records.weights, inputs, grads)
+        return self.map.coordinates(records, factor_B)
+
+    def _without(self, leaves: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """With zeros for the examples that are not usable; their factor is 0."""
+        return tuple(
+            torch.where(self.usable_B.view(-1, *(1,) * (x.dim() - 1)), x, 0) for x in leaves
+        )
 
     def each(self) -> Tensor:
         raise ValueError("a parameter that two layers share has no geometry of its own")

@@ -19,15 +19,16 @@ from torch.func import functional_call
 
 from dpsweep.core.seeds import public_seed
 from dpsweep.core.types import PerExample, Tensors
-from dpsweep.privacy.clip import Automatic, Flat, clipped_sum
+from dpsweep.privacy.clip import Automatic, Clip, Flat, clipped_sum
 from dpsweep.privacy.engine.base import Engine, Loss, Portion
 from dpsweep.privacy.engine.bookkeeping import BookkeepingEngine
 from dpsweep.privacy.engine.vmap import VmapEngine
 
 _TOLERANCE, _FLOOR = 1e-2, 1e-3
 _EXAMPLES, _COMPARED = 8, 2
-_CLIPS = (Flat(1e18), Automatic(1.0))
-"""The first lets every answer through and shows its scale, the second shows its norm."""
+_CLIPS: tuple[Clip, ...] = (Flat(1e18), Automatic(1.0))
+"""The first lets every answer through and shows its scale, the second shows its norm; the second
+is of two points, which are the same, to show what is left from one to the next."""
 
 _WILD = (math.nan, 1e30, 0.0)
 _FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, IndexError)
@@ -140,19 +141,20 @@ def _one_at_a_time(case: _Case) -> PerExample:
 def _check_vmap(case: _Case) -> None:
     try:
         engine = VmapEngine(case.model, case.loss, _COMPARED)
-        engine.clipped_sum([case.params], [1.0], *case.compared, _CLIPS[0])
+        engine.clipped_sum([case.params] * 2, [0.5, 0.5], *case.compared, _CLIPS[0])
     except _FAILURES as e:
         raise ValueError(f"vmap cannot compute it one example at a time ({e})") from e
 
 
 def _difference(case: _Case, engine: Engine, answer: PerExample) -> str | None:
     """The parameter whose clipped sum is another than that of `answer`, if there is one."""
-    for clip in _CLIPS:
+    for num, clip in enumerate(_CLIPS, 1):
         expected = clipped_sum(answer, clip)
         whole = torch.stack([leaf.norm() for leaf in expected.values()]).norm()
         if not whole > 0:
             return "no gradient on random images is finite and other than zero, to compare with"
-        ours = engine.clipped_sum([case.params], [1.0], *case.compared, clip)
+        points = [case.params] * num
+        ours = engine.clipped_sum(points, [1 / num] * num, *case.compared, clip)
         for key, theirs in expected.items():
             error = (ours[key] - theirs).norm()
             if not error <= _TOLERANCE * (theirs.norm() + _FLOOR * whole):

@@ -78,14 +78,15 @@ def sites(model: nn.Module) -> dict[str, Site]:
     return found
 
 
-def at_one_input(site: Site, uses: Sequence[Use]) -> list[Use]:
+def at_one_input(site: Site, uses: Sequence[Use]) -> Sequence[Use]:
     """The calls of a layer, those with the very same input as one, of their weighted gradient.
 
     A first layer is given the same examples at every point of a query, and its answer
-    sum_m w_m b_m a^T is (sum_m w_m b_m) a^T: one position where there were m, and none to cancel.
+    sum_m w_m b_m a^T is (sum_m w_m b_m) a^T. Only where examples have one position: several
+    positions of one example may cancel, and are then summed in double for all points together.
     """
-    if site.rule not in _BILINEAR:
-        return list(uses)
+    if site.rule not in _BILINEAR or any(use.inputs[0].dim() != 2 for use in uses):
+        return uses
     by_input: dict[tuple[object, ...], list[Use]] = {}
     for use in uses:
         by_input.setdefault(_place(use.inputs[0]), []).append(use)
@@ -94,7 +95,8 @@ def at_one_input(site: Site, uses: Sequence[Use]) -> list[Use]:
 
 def _place(leaf: Tensor) -> tuple[object, ...]:
     """What two tensors share if they are the same one; records keep it from being used again."""
-    return leaf.untyped_storage()._cdata, leaf.storage_offset(), leaf.shape, leaf.stride()
+    where = leaf.untyped_storage()._cdata, leaf.storage_offset(), leaf.shape, leaf.stride()
+    return *where, leaf.dtype, leaf.is_neg(), leaf.is_conj()
 
 
 def _one(same: Sequence[Use]) -> Use:
@@ -268,8 +270,9 @@ RULES: Mapping[type[nn.Module], Rule] = {
 """Exact types: a subclass may compute something else, and is a black box."""
 
 
-_BILINEAR = frozenset({linear, conv2d, embedding, circulant})
-"""Rules whose answer is linear in the gradient for a given input, whatever the point."""
+_BILINEAR = frozenset({linear, circulant})
+"""Rules whose answer is linear in the gradient for a given input, whatever the point, and of one
+position for an input of shape (B, features)."""
 
 
 def _affine(

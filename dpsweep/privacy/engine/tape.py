@@ -32,12 +32,19 @@ class Use:
         inputs: What the layer was given, tensors of shape (B, ...) among them.
         grad: Gradient of each example's own loss by the layer's output, shape (B, ...).
         params: The layer's parameters at the point, by their first names within the layer.
+        versions: How often each of its input tensors had been written to when it was called.
     """
 
     weight: float
     inputs: tuple[Any, ...]
     grad: Tensor
     params: Tensors
+    versions: tuple[int, ...] = ()
+
+    def check_unchanged(self, name: str) -> None:
+        """Raises Unrecordable if an input was written to after layer `name` was given it."""
+        if self.versions and self.versions != _versions(self.inputs):
+            raise Unrecordable(f"what layer {name!r} is given changes in place after it was called")
 
     def parted(self, copies: int) -> "list[Use]":
         """The calls of each copy, of B examples, in one call of copies * B rows.
@@ -79,7 +86,7 @@ def record(
         weight: Its weight, noted with each call.
         portion: The examples.
     """
-    calls: list[tuple[str, tuple[Any, ...], Tensor]] = []
+    calls: list[tuple[str, tuple[Any, ...], tuple[int, ...], Tensor]] = []
     num = len(portion.inputs_B)
 
     def note(name: str, inputs: tuple[Any, ...], output: object) -> None:
@@ -88,19 +95,24 @@ def record(
         if not output.requires_grad:
             output.requires_grad_()
         seen = tuple(x.detach() if isinstance(x, Tensor) else x for x in inputs)
-        calls.append((name, seen, output))
+        calls.append((name, seen, _versions(seen), output))
 
     with _watched(layers, note), torch.enable_grad():
         logits = functional_call(model, params, (portion.inputs_B,))
         losses_B = each_loss(loss, logits, portion.targets_B)
-        outputs = [output for _, _, output in calls]
+        outputs = [output for *_, output in calls]
         grads = torch.autograd.grad(losses_B.sum(), outputs, allow_unused=True)
     owned = _owned(model, layers, params)
     uses: dict[str, list[Use]] = {}
-    for (name, inputs, output), grad in zip(calls, grads, strict=True):
+    for (name, inputs, versions, output), grad in zip(calls, grads, strict=True):
         heard = torch.zeros_like(output) if grad is None else grad
-        uses.setdefault(name, []).append(Use(weight, inputs, heard, owned.get(name, {})))
+        use = Use(weight, inputs, heard, owned.get(name, {}), versions)
+        uses.setdefault(name, []).append(use)
     return uses
+
+
+def _versions(inputs: tuple[Any, ...]) -> tuple[int, ...]:
+    return tuple(x._version for x in inputs if isinstance(x, Tensor))
 
 
 def _owned(

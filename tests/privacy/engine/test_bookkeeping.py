@@ -249,6 +249,21 @@ def test_example_whose_gradient_is_not_finite_counts_as_zero(geometry):
         torch.testing.assert_close(total, whole, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("weights", [[1.0], [-3.7, 4.7]], ids=["one point", "both signs"])
+def test_finite_example_whose_transform_is_not_leaves_no_trace(dtype, weights):
+    space, (inputs, targets) = spectral("mapped", 0.5), batch()
+    inputs = inputs.to(dtype)
+    where = [{k: p.to(dtype) for k, p in x.items()} for x in points("mapped", len(weights))]
+    records = BookkeepingEngine(network("mapped").to(dtype), loss, 100, space)
+    whole = records.clipped_sum(where, weights, inputs, targets, Flat(0.8))
+    for huge in (1e20, 0.99 * torch.finfo(dtype).max):
+        spoiled = torch.cat([inputs, torch.full_like(inputs[:1], huge)])
+        more = torch.cat([targets, targets[:1]])
+        total = flat(records.clipped_sum(where, weights, spoiled, more, Flat(0.8)))
+        torch.testing.assert_close(total, flat(whole), rtol=1e-5, atol=1e-5)
+
+
 def test_the_models_own_tensors_are_neither_read_nor_written():
     where, space = points("mapped", 2), spectral("mapped", 0.5)
     spoiled = engine("mapped", geometry=space)

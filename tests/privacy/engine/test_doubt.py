@@ -212,6 +212,23 @@ def test_model_that_vmap_cannot_run_either_is_an_error():
         reason_to_doubt(Net(forward, layer=linear()), loss, SHAPE)
 
 
+def test_layer_that_reuses_one_work_area_is_an_error():
+    """Right at one point; at two, the first's record would hold what the second has written."""
+
+    class Reused(nn.Module):
+        area = torch.zeros(0)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.area.shape != x.shape:
+                self.area = torch.empty_like(x)
+            self.area = self.area.detach()
+            return self.area.copy_(x)
+
+    net = nn.Sequential(nn.Flatten(), linear(8), nn.Tanh(), Reused(), linear(4, 8))
+    with pytest.raises(ValueError, match="vmap cannot compute it"):
+        reason_to_doubt(net, loss, SHAPE)
+
+
 def test_model_whose_layers_depend_on_the_images_is_an_error():
     def forward(net: Net, x: Tensor) -> Tensor:
         return (net.far if (x.abs() > 1e9).any() else net.near)(x.flatten(1))

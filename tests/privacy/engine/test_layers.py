@@ -235,10 +235,15 @@ def test_kernels_and_black_boxes_may_be_written_out():
 
 FIRST = {
     "linear": (nn.Linear(5, 3), (draw(NUM, 5),)),
+    "circulant": (CirculantLinear(8, 8, 4), (draw(NUM, 8),)),
+}
+SEVERAL = {
     "linear over positions": (nn.Linear(5, 3), (draw(NUM, 4, 5),)),
     "conv": (nn.Conv2d(2, 3, 3, padding=1), (draw(NUM, 2, 5, 5),)),
+    "standardised conv": (StandardConv2d(2, 3, 3), (draw(NUM, 2, 5, 5),)),
     "embedding": (nn.Embedding(5, 3, padding_idx=0), (rows(4),)),
-    "circulant": (CirculantLinear(8, 8, 4), (draw(NUM, 8),)),
+    "circulant over positions": (CirculantLinear(8, 8, 4), (draw(NUM, 3, 8),)),
+    "norm of one vector": (nn.LayerNorm(5), (draw(NUM, 5),)),
 }
 
 
@@ -269,7 +274,17 @@ def test_points_with_inputs_of_their_own_stay_apart():
     assert merged[1] is uses[1]
 
 
-def test_layer_whose_answer_depends_on_the_point_is_asked_at_each():
-    layer, given = StandardConv2d(2, 3, 3).double(), (draw(NUM, 2, 5, 5),)
+@pytest.mark.parametrize("kind", SEVERAL)
+def test_positions_that_may_cancel_and_answers_that_depend_on_the_point_stay_apart(kind):
+    layer, given = SEVERAL[kind]
+    layer = layer.double()
     uses = uses_of(layer, BOTH_SIGNS, [given] * 3, apart=0.1)
     assert at_one_input(sites(layer)[""], uses) == uses
+
+
+def test_two_views_of_one_storage_with_other_signs_are_two_inputs():
+    layer = nn.Linear(5, 3)
+    complex_ = torch.randn(NUM, 5, dtype=torch.complex64, generator=generator())
+    views = complex_.imag, complex_.conj().imag
+    uses = [Use(1.0, (view,), torch.ones(NUM, 3), {}) for view in views]
+    assert len(at_one_input(sites(layer)[""], uses)) == 2
