@@ -75,6 +75,12 @@ def warnings(comparison: Comparison) -> list[str]:
         found += [f"{arm.sweep}: {remark}" for remark in arm.remarks]
         if arm.num_failed:
             found.append(f"{arm.label}: {arm.num_failed} repeats failed and are not in its mean")
+    if comparison.compared and (few := _hardly_searched(comparison)):
+        found.append(
+            f"fewer than {LEAST_TRIALS} trials were spent on {', '.join(few)}: a difference may be "
+            f"that one search met a good learning rate and the other did not, however small p is. "
+            f"Give each more trials (resume FILE --accept-changes)"
+        )
     if any(each.gap.kind == "Welch" for each in comparison.compared):
         found.append(
             "repeats do not share public seeds one by one, so those marked W are compared by "
@@ -101,6 +107,12 @@ def shown_promise(arm: Arm) -> str:
     return f"{epsilon:g}" + (" (all runs together)" if scope == "sweep" else "")
 
 
+def _hardly_searched(comparison: Comparison) -> list[str]:
+    """Arms in which something was searched, in few trials."""
+    few = [arm for arm in comparison.arms if (arm.trials or LEAST_TRIALS) < LEAST_TRIALS]
+    return list(dict.fromkeys(arm.label for arm in few if arm.searched))
+
+
 def _title(comparison: Comparison) -> str:
     first = comparison.arms[0]
     models = sorted({str(arm.model.get("name", "several models")) for arm in comparison.arms})
@@ -115,7 +127,8 @@ def _legend(comparison: Comparison) -> str:
     return (
         f"confirmed: mean of fresh runs of the best config, ± its 95 % interval over noise and "
         f"weights at the start, not over test images; difference: to the reference; p: corrected "
-        f"for {tests} tests (Holm)"
+        f"for {tests} tests (Holm). The tests compare the configs that were found, and do not see "
+        f"the luck of finding them"
     )
 
 

@@ -104,6 +104,19 @@ def test_a_reference_can_be_named_by_method_or_sweep_and_a_wrong_one_is_told():
         compare(both, "dp_sdg")
 
 
+def test_a_small_p_after_few_trials_is_said_to_be_blind_to_the_luck_of_the_search():
+    few = [arm("dp_sgd", GOOD), replace(arm("fftkf", BAD), trials=8)]
+    (words,) = (w for w in sentences(compare(few)) if "fewer than" in w)
+    assert words.startswith("fewer than 8 trials were spent on dp_sgd: a difference may be that")
+    for enough in (
+        [replace(each, trials=8) for each in few],
+        [replace(each, searched=()) for each in few],
+        [replace(each, trials=None) for each in few],
+    ):
+        assert not any("fewer than" in w for w in sentences(compare(enough)))
+    assert "do not see the luck of finding them" in markdown(compare(few))
+
+
 def test_noise_is_called_noise():
     same = [arm("dp_sgd", [0.9, 0.91, 0.9, 0.92]), arm("fftkf", [0.91, 0.9, 0.92, 0.89])]
     assert "no difference from dp_sgd that these 8 runs can show" in markdown(compare(same))
