@@ -83,27 +83,10 @@ def launch(
         settings = [*(settings or []), f"name={name}"]
     if learn_from:
         settings = [*(settings or []), f"learn_from={learn_from}"]
-    if address and address.startswith("ray://"):
-        route.launched(
-            file,
-            settings or [],
-            address,
-            state=state,
-            tracking_uri=tracking_uri,
-            storage=storage,
-            out=out,
-            quiet=quiet,
-            fetch=fetch,
-            unique=unique,
-        )
-        return
-    search.launch(
-        file,
-        settings or [],
-        search.Options(state, address, tracking_uri, out, quiet, storage),
-        fetch=fetch,
-        unique=unique,
-    )
+    options = search.Options(state, address, tracking_uri, out, quiet, storage)
+    away = address and address.startswith("ray://")
+    begin = route.launched if away else search.launch
+    begin(file, settings or [], options, fetch=fetch, unique=unique)
 
 
 @app.command()

@@ -93,6 +93,19 @@ class Records:
         return Records(self.weights, (x,), (g,)), (x_B.double() * g_B.double()).square()
 
     @property
+    def peak_B(self) -> Tensor:
+        """The largest number that each example's records hold, shape (B,); NaN if one is."""
+        return torch.stack([_peaks(z.detach()) for z in (*self.inputs, *self.grads)]).amax(0)
+
+    def only(self, kept_B: Tensor) -> "Records":
+        """The same with zeros for all other examples."""
+
+        def made(leaf: Tensor) -> Tensor:
+            return torch.where(_like(kept_B, leaf), leaf, 0)
+
+        return Records(self.weights, tuple(map(made, self.inputs)), tuple(map(made, self.grads)))
+
+    @property
     def dtype(self) -> torch.dtype:
         """Of the records."""
         return self.grads[0].dtype
@@ -370,9 +383,14 @@ def _energy(
 
 def _of_size_one(leaf: Tensor) -> tuple[Tensor, Tensor]:
     """Each example divided by its largest entry, and those; zeros stay zeros."""
-    peak_B = leaf.abs().flatten(1).amax(1) if leaf.numel() else leaf.new_zeros(len(leaf))
+    peak_B = _peaks(leaf)
     divisor_B = torch.where(peak_B > 0, peak_B, 1)
     return leaf / _like(torch.where(peak_B.isnan(), peak_B, divisor_B), leaf), peak_B
+
+
+def _peaks(leaf: Tensor) -> Tensor:
+    """Each example's largest entry, shape (B,)."""
+    return leaf.abs().flatten(1).amax(1) if leaf.numel() else leaf.new_zeros(len(leaf))
 
 
 def _power(spectra: Tensor) -> Tensor:

@@ -174,7 +174,7 @@ class Driver:
     def ended(self, trial_id: str, payload: dict[str, Any] | None) -> None:
         """The worker is through with a trial, or (payload None) died too often."""
         self._lease.check()
-        number = self._live.pop(trial_id, None)
+        number, begun_before = self._live.pop(trial_id, None), self._begun.pop(trial_id, 0)
         if number is None:
             return
         if trial_id == self._runs_alone:
@@ -183,7 +183,7 @@ class Driver:
             self._again(number, payload.get("reason", ""))
             return
         room = Room(self._folder.room(number))
-        begun = times_begun(room.path) - self._begun.pop(trial_id)
+        begun = times_begun(room.path) - begun_before
         its_fault = payload is not None or begun > WORKER_DEATHS
         if not (its_fault or self.stopping or trial_id in self._pruned):
             self._not_begun(number)

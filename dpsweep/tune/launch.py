@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
 
 import ray
 from ray import tune
@@ -16,6 +15,7 @@ from ray.tune import TuneError
 
 from dpsweep.config.sweep import Sweep
 from dpsweep.core.errors import DpSweepError, StateError, first_line
+from dpsweep.core.signals import heard_by
 from dpsweep.data.read import fingerprint
 from dpsweep.track.mlflow import MlflowSink
 from dpsweep.track.tracker import Tracker
@@ -293,9 +293,5 @@ def _stopped_by_signals(driver: Driver) -> Iterator[None]:
             raise KeyboardInterrupt
         driver.stop()
 
-    before: dict[int, Any] = {n: signal.signal(n, ask) for n in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with heard_by(ask):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

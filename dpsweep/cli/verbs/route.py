@@ -4,7 +4,7 @@ A sweep of this machine comes first. Ray is loaded only for one that is elsewher
 """
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpsweep.cli.say import console
 from dpsweep.cluster.submitted import Submitted, all_remembered, remembered
@@ -13,17 +13,15 @@ from dpsweep.core.errors import ConfigError, StateError
 from dpsweep.tune.owner import whoami
 from dpsweep.tune.state import State
 
+if TYPE_CHECKING:
+    from dpsweep.cli.verbs.search import Options
+
 
 def launched(
     file: Path,
     settings: list[str],
-    address: str,
+    options: "Options",
     *,
-    state: str | None,
-    tracking_uri: str | None,
-    storage: str | None,
-    out: Path | None,
-    quiet: bool,
     fetch: bool,
     unique: bool,
 ) -> None:
@@ -34,21 +32,21 @@ def launched(
     """
     if unique:
         raise ConfigError(
-            f"--unique: not with --address {address}: names are taken in the state folder there. "
-            f"Say --name NAME"
+            f"--unique: not with --address {options.address}: names are taken in the state folder "
+            f"there. Say --name NAME"
         )
     from dpsweep.cli.verbs import remote
 
     remote.submit(
         file,
         settings,
-        address,
-        state=state,
-        tracking_uri=tracking_uri,
-        storage=storage,
-        out=out,
+        options.address,
+        state=options.state,
+        tracking_uri=options.tracking_uri,
+        storage=options.storage,
+        out=options.out,
         fetch_best=True,
-        quiet=quiet,
+        quiet=options.quiet,
         words=typed({"download": fetch}),
     )
 

@@ -1,11 +1,11 @@
 """The verb watch: a running sweep seen from another terminal, without touching it."""
 
-import signal
 import threading
 from types import FrameType
 
 from dpsweep.cli.say import console
 from dpsweep.core.errors import StateError
+from dpsweep.core.signals import heard_by
 from dpsweep.report.watching import Watch, followed
 from dpsweep.tune.state import State
 from dpsweep.tune.storage import moved_to
@@ -29,13 +29,9 @@ def watch(name: str | None, state_folder: str | None, storage: str | None) -> No
     def leave(number: int, frame: FrameType | None) -> None:
         left.set()
 
-    before = {n: signal.signal(n, leave) for n in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with heard_by(leave):
         seen = Watch(study, folder.owner, console())
         followed(seen, lambda: left.wait(_PAUSE_SECONDS))
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _the_running(state: State) -> str:

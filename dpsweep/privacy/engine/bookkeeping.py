@@ -94,8 +94,10 @@ class BookkeepingEngine(ByPortions):
             if not calls:
                 continue
             plain = {key: own for key, own in site.params.items() if key not in maps}
-            wanted, once = frozenset(plain.values()), at_one_input(site, calls)
-            found = site.rule(site.layer, once, wanted) if plain else {}
+            found = {}
+            if plain:
+                once = at_one_input(site, calls)
+                found = site.rule(site.layer, once, frozenset(plain.values()))
             for key, own in site.params.items():
                 if key in maps:
                     parts[key].append(Mapped(maps[key], _records(calls)))
@@ -126,25 +128,15 @@ class Mapped:
     @cached_property
     def usable_B(self) -> Tensor:
         """False for an example with records so large that transforms of them may be infinite."""
-        leaves = (*self.records.inputs, *self.records.grads)
-        peak_B = torch.stack([x.detach().flatten(1).abs().amax(1) for x in leaves]).amax(0)
-        return peak_B <= _LARGEST  # false for NaN
+        return self.records.peak_B <= _LARGEST  # false for NaN
 
     def squares(self) -> Tensor:
         return torch.where(self.usable_B, self.map.squares(self.records), math.inf)
 
     def summed(self, factor_B: Tensor) -> Tensor:
-        records = self.records
-        if heard(~self.usable_B):
-            inputs, grads = map(self._without, (records.inputs, records.grads))
-            records = Records(records.weights, inputs, grads)
+        unusable = heard(~self.usable_B)  # their factor is 0, but 0 times infinite is not
+        records = self.records.only(self.usable_B) if unusable else self.records
         return self.map.coordinates(records, factor_B)
-
-    def _without(self, leaves: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """With zeros for the examples that are not usable; their factor is 0."""
-        return tuple(
-            torch.where(self.usable_B.view(-1, *(1,) * (x.dim() - 1)), x, 0) for x in leaves
-        )
 
     def each(self) -> Tensor:
         raise ValueError("a parameter that two layers share has no geometry of its own")

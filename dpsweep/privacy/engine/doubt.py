@@ -26,9 +26,9 @@ from dpsweep.privacy.engine.vmap import VmapEngine
 
 _TOLERANCE, _FLOOR = 1e-2, 1e-3
 _EXAMPLES, _COMPARED = 8, 2
-_CLIPS: tuple[Clip, ...] = (Flat(1e18), Automatic(1.0))
-"""The first lets every answer through and shows its scale, the second shows its norm; the second
-is of two points, which are the same, to show what is left from one to the next."""
+_TRIED: tuple[tuple[Clip, list[float]], ...] = ((Flat(1e18), [1.0]), (Automatic(1.0), [0.5, 0.5]))
+"""Clips, and weights of points that are the same. The first clip lets every answer through and
+shows its scale, the second shows its norm; two points show what is left from one to the next."""
 
 _WILD = (math.nan, 1e30, 0.0)
 _FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, IndexError)
@@ -141,20 +141,21 @@ def _one_at_a_time(case: _Case) -> PerExample:
 def _check_vmap(case: _Case) -> None:
     try:
         engine = VmapEngine(case.model, case.loss, _COMPARED)
-        engine.clipped_sum([case.params] * 2, [0.5, 0.5], *case.compared, _CLIPS[0])
+        for clip, weights in _TRIED:
+            engine.clipped_sum([case.params] * len(weights), weights, *case.compared, clip)
     except _FAILURES as e:
         raise ValueError(f"vmap cannot compute it one example at a time ({e})") from e
 
 
 def _difference(case: _Case, engine: Engine, answer: PerExample) -> str | None:
     """The parameter whose clipped sum is another than that of `answer`, if there is one."""
-    for num, clip in enumerate(_CLIPS, 1):
+    for clip, weights in _TRIED:
         expected = clipped_sum(answer, clip)
         whole = torch.stack([leaf.norm() for leaf in expected.values()]).norm()
         if not whole > 0:
             return "no gradient on random images is finite and other than zero, to compare with"
-        points = [case.params] * num
-        ours = engine.clipped_sum(points, [1 / num] * num, *case.compared, clip)
+        points = [case.params] * len(weights)
+        ours = engine.clipped_sum(points, weights, *case.compared, clip)
         for key, theirs in expected.items():
             error = (ours[key] - theirs).norm()
             if not error <= _TOLERANCE * (theirs.norm() + _FLOOR * whole):
