@@ -29,6 +29,13 @@ class Part(Strict):
     """Dotted key -> the setting that print names."""
 
 
+class Row(Part):
+    """What a row says of its trials."""
+
+    methods: dict[str, Part] = Field(default_factory=dict)
+    """What it says of those of one method, by the name that print gives it."""
+
+
 class Table(Strict):
     """One table of a paper."""
 
@@ -44,7 +51,7 @@ class Table(Strict):
     search: dict[str, Any]
     """Dotted key -> how it varies in all cells."""
 
-    rows: dict[str, Part]
+    rows: dict[str, Row]
     """By name."""
 
     columns: dict[str, Part]
@@ -151,11 +158,13 @@ def cells(
 
 
 def _cell(name: str, whole: Table, row: str, column: str, method: str) -> Cell:
-    parts = (whole.methods[method], whole.rows[row], whole.columns[column])
-    tree, settings = whole.base, dict[str, Any]()
+    by_row = whole.rows[row]
+    exception = by_row.methods.get(method, Part())
+    parts = (whole.methods[method], by_row, whole.columns[column], exception)
+    tree, search, settings = whole.base, whole.search, dict[str, Any]()
     for part in parts:
-        tree, settings = merged(tree, part.set), settings | part.printed
-    own, by_row, by_column = (part.search for part in parts)
+        tree, search = merged(tree, part.set), search | part.search
+        settings = settings | part.printed
     return Cell(
         table=name,
         row=row,
@@ -164,7 +173,7 @@ def _cell(name: str, whole: Table, row: str, column: str, method: str) -> Cell:
         printed=whole.cells[row][column][method],
         beside=whole.beside.get(row, {}).get(column, {}),
         tree=tree,
-        search={**whole.search, **by_row, **by_column, **own},
+        search=search,
         settings=settings,
         missing=whole.missing.get(row, ""),
     )

@@ -1,11 +1,14 @@
 """`dpsweep check` finds what cannot be trained before a trial starts, and names file, line, key."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from dpsweep.cli.verbs.trial import check
+from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import ConfigError
+from dpsweep.train.check import check_pieces
 
 HEAD = """\
 data: {name: digits}
@@ -237,3 +240,13 @@ def test_sweep_whose_corners_fit_is_said_to_be_valid(tmp_path, capsys):
     place.write_text(SWEEP.replace("KEY", "method.keep: {uniform: [0.3, 1]}"))
     check(place, [], False)
     assert "are valid trials" in capsys.readouterr().out
+
+
+SWEEPS = Path(__file__).parents[2] / "sweeps"
+
+
+@pytest.mark.parametrize("file", sorted(SWEEPS.rglob("*.yaml")), ids=lambda file: file.stem)
+def test_every_sweep_that_we_ship_fits(file):
+    sweep = load_sweep(file)
+    corners = list(sweep.corners(partial(check_pieces, source=sweep.origin)))
+    assert len(corners) >= len(sweep.config.search)
