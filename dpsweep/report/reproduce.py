@@ -147,6 +147,7 @@ def spec_of(job: Job, budget: Budget, seeds: int) -> Tree:
         if value is not None:
             base = put(base, path, value)
             search.pop(".".join(map(str, path)), None)
+    rate = {"optimizer.lr": base["optimizer"]["lr"]}
     epochs = base["train"]["epochs"]
     every = min(base["train"]["evaluate_every"], max(1, math.ceil(epochs)))
     limits = {"trials": budget.trials} | ({"hours": budget.hours} if budget.hours else {})
@@ -154,6 +155,7 @@ def spec_of(job: Job, budget: Budget, seeds: int) -> Tree:
         "name": job.name,
         "base": put(base, ("train", "evaluate_every"), every),
         "search": search,
+        "start": [rate] if rate.keys() <= search.keys() else [],
         "sampler": {"name": "tpe", "startup_trials": _STARTUP_TRIALS},
         "budget": limits,
         "confirm": {"top": 1, "seeds": seeds},
