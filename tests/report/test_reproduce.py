@@ -218,6 +218,9 @@ def test_a_table_is_run_and_run_again_from_where_it_was(tiny, tmp_path, capsys):
     reproduce.run(wish(rows=["here"]))
     (again,) = json.loads((tmp_path / "reproduction/tiny/tiny.json").read_text())
     assert again == here, "nothing ran twice"
+    with pytest.raises(SystemExit):
+        reproduce.run(wish(rows=["away"]))
+    assert json.loads((tmp_path / "reproduction/tiny/tiny.json").read_text()) == [here, away]
     with pytest.raises(StateError, match=r"budget.trials: 2 -> 3.*--accept-changes"):
         reproduce.run(wish(rows=["here"], budget="trials=3,epochs=1,batch_size=200"))
     reproduce.plan(wish(rows=["here"]))

@@ -19,7 +19,7 @@ from dpsweep.report.export import check_target
 from dpsweep.report.finish import finish
 from dpsweep.report.live import Progress, shown
 from dpsweep.report.plain import plain_table
-from dpsweep.report.published import cells, table
+from dpsweep.report.published import Cell, cells, table
 from dpsweep.report.reproduce import (
     HEADINGS,
     LEAST_SEEDS,
@@ -90,11 +90,19 @@ class Wish:
 
     def jobs(self) -> list[Job]:
         """The cells to run."""
-        whole = table(self.table)
-        epsilons = epsilons_of(self.epsilons, whole, self.table)
         chosen = cells(self.table, self.rows, self.columns, self.methods)
         if not chosen:
             raise ConfigError(f"{self.table}: no cell has this row, column and method together")
+        return self._jobs_of(chosen)
+
+    def shown(self, jobs: list[Job]) -> list[Job]:
+        """These cells and all others that were begun before, in the order of print."""
+        asked, state = {job.name for job in jobs}, State.at(self.state)
+        every = self._jobs_of(cells(self.table))
+        return [job for job in every if job.name in asked or state.sweep(job.name).exists]
+
+    def _jobs_of(self, chosen: list[Cell]) -> list[Job]:
+        epsilons = epsilons_of(self.epsilons, table(self.table), self.table)
         return [job_of(cell, epsilons) for cell in chosen]
 
 
@@ -104,9 +112,12 @@ def listed(names: str) -> list[str]:
 
 
 def run(wish: Wish) -> None:
-    """Runs the cells in turn, and writes the table. Exit code 1 if one has no figure."""
+    """Runs the cells in turn, and writes the table, with the cells that earlier calls have run.
+
+    Exit code 1 if a cell of this call has no figure.
+    """
     jobs, budget = wish.jobs(), _budget(wish)
-    whole, results, stopped = table(wish.table), list[Result](), False
+    skipped, stopped = dict[str, Result](), False
     with contextlib.ExitStack() as stack:
         start = cache(lambda: stack.enter_context(cluster(wish.address)))
         for job in jobs:
@@ -114,17 +125,16 @@ def run(wish: Wish) -> None:
                 sweep = _ready(job, wish, budget)
             except _Obstacle as e:
                 warn([f"{job.name}: skipped: {e}"])
-                results.append(Result(job.cell, job.epsilon, remark=f"skipped: {e}"))
+                skipped[job.name] = Result(job.cell, job.epsilon, remark=f"skipped: {e}")
                 continue
-            if not stopped:
-                stopped = not _run(sweep, wish, start)
-            results.append(_result(job, wish))
-    _write(wish, markdown(wish.table, whole, results), results)
-    _print(wish, results)
+            stopped = stopped or not _run(sweep, wish, start)
+    results = {job.name: _result(job, wish) for job in wish.shown(jobs)} | skipped
+    _write(wish, list(results.values()))
+    _print(wish, list(results.values()))
     if stopped:
         console().print("Stopped. The same command goes on with it.")
         sys.exit(STOPPED)
-    if any(not result.values for result in results):
+    if any(not results[job.name].values for job in jobs):
         sys.exit(_INCOMPLETE)
 
 
@@ -237,7 +247,8 @@ def _result(job: Job, wish: Wish) -> Result:
     return result_of(job, open_study(job.name, state))
 
 
-def _write(wish: Wish, text: str, results: list[Result]) -> None:
+def _write(wish: Wish, results: list[Result]) -> None:
+    text = markdown(wish.table, table(wish.table), results)
     wish.folder.mkdir(parents=True, exist_ok=True)
     (wish.folder / f"{wish.table}.md").write_text(text, encoding="utf-8")
     rows = json.dumps([row(result) for result in results], indent=2)
