@@ -1,12 +1,29 @@
-"""The winner among methods is named with how even the comparison was."""
+"""The winner among methods is named with how even the comparison was, and whether it is noise."""
 
+from itertools import count
 from types import SimpleNamespace
 
-from dpsweep.report.winner import Standing, standings, verdict
+import pytest
+
+from dpsweep.report.winner import Standing, standings, standings_table, verdict
+
+NUMBERS = count()
 
 
-def record(method, value, state="complete"):
-    return SimpleNamespace(knobs={"method.name": method}, value=value, state=state, confirms=None)
+def record(method, value, state="complete", confirms=None, seed=0):
+    knobs = {} if method is None else {"method.name": method}
+    config = SimpleNamespace(seed=seed)
+    number = next(NUMBERS)
+    return SimpleNamespace(
+        number=number, knobs=knobs, value=value, state=state, confirms=confirms, config=config
+    )
+
+
+def repeated(method, value, again):
+    """A trial, and its repeats with seeds 1, 2, ..."""
+    first = record(method, value)
+    repeats = [record(method, v, confirms=first.number, seed=i) for i, v in enumerate(again, 1)]
+    return [first, *repeats]
 
 
 def test_methods_are_ranked_by_their_best_complete_trial():
@@ -21,26 +38,74 @@ def test_methods_are_ranked_by_their_best_complete_trial():
     table = standings(records, "maximize")
     assert table[:2] == [Standing("fftkf", 2, 0.95, 0.95), Standing("disk", 2, 0.90, 0.825)]
     assert table[2] == Standing("doppler", 2, None, None)
-    assert verdict(table) == "fftkf won under equal trials (2 each): 0.9500, next disk 0.9000."
+    assert verdict(table) == (
+        "fftkf had the best trial under equal trials (2 each): 0.9500, next disk 0.9000. The best "
+        "of noisy trials is a lucky one; confirm: {top: 1, seeds: 5, each_method: true} runs the "
+        "best of each again."
+    )
 
 
-def test_least_loss_wins_where_less_is_better():
+def test_least_loss_leads_where_less_is_better():
     table = standings([record("a", 0.2), record("b", 0.0), record("b", 0.4)], "minimize")
     assert [s.method for s in table] == ["b", "a"]
-    assert verdict(table) == (
-        "b leads, but trials were not equal (1 to 2 a method); each_of gives every method the same "
-        "number, if budget.trials is a multiple: 0.0000, next a 0.2000."
+    assert verdict(table).startswith(
+        "b had the best trial with unequal trials (1 to 2 a method): 0.0000, next a 0.2000."
     )
+    assert verdict(table).endswith(
+        "each_of gives every method the same number, if budget.trials is a multiple."
+    )
+
+
+def test_fresh_runs_outrank_a_lucky_trial():
+    records = repeated("lucky", 0.95, [0.90, 0.91, 0.90]) + repeated(
+        "good", 0.94, [0.93, 0.94, 0.93]
+    )
+    table = standings(records, "maximize")
+    assert [s.method for s in table] == ["good", "lucky"]
+    assert table[0].repeats == ((1, 0.93), (2, 0.94), (3, 0.93))
+    assert [column.header for column in standings_table(table).columns] == [
+        *("method", "trials", "best", "median", "fresh runs", "runs")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("again", "words"),
+    [
+        (
+            [0.91, 0.93, 0.92],
+            "a is ahead under equal trials (1 each): 0.9200 in 3 fresh runs, next b 0.9133; noise "
+            "could do that (p = 0.42).",
+        ),
+        (
+            [0.95, 0.96, 0.95],
+            "a won under equal trials (1 each): 0.9533 in 3 fresh runs, next b 0.9133 (p = 0.02, "
+            "by dpsweep compare's test).",
+        ),
+    ],
+)
+def test_a_lead_that_noise_could_make_is_no_victory(again, words):
+    table = standings(
+        repeated("a", 0.9, again) + repeated("b", 0.9, [0.91, 0.91, 0.92]), "maximize"
+    )
+    assert verdict(table) == words
+
+
+def test_one_fresh_run_each_tells_nothing_apart():
+    table = standings(repeated("a", 0.9, [0.95]) + repeated("b", 0.9, [0.9]), "maximize")
+    assert verdict(table).endswith(
+        "0.9500 in one fresh run, next b 0.9000; so few runs cannot tell them apart."
+    )
+
+
+def test_where_some_were_not_repeated_the_best_trials_are_compared():
+    table = standings([*repeated("a", 0.9, [0.8, 0.8]), record("b", 0.85)], "maximize")
+    assert [s.method for s in table] == ["a", "b"]
+    assert verdict(table).startswith("a had the best trial under equal trials (1 each): 0.9000")
 
 
 def test_a_search_over_one_method_has_no_winner():
     assert standings([record("disk", 0.9), record("disk", 0.8)], "maximize") == []
-    assert (
-        standings(
-            [SimpleNamespace(knobs={}, value=1.0, state="complete", confirms=None)], "maximize"
-        )
-        == []
-    )
+    assert standings([record(None, 1.0)], "maximize") == []
     assert verdict([]) == ""
     nobody = standings([record("a", None, "failed"), record("b", None, "failed")], "maximize")
     assert verdict(nobody) == ""
