@@ -15,9 +15,10 @@ _KEY = "method.name"
 
 @dataclass(frozen=True)
 class Standing:
-    """How one method did.
+    """How one method did at one epsilon.
 
     Attributes:
+        epsilon: What its trials were calibrated to; None where the noise was given.
         method: Its name.
         trials: All that were started.
         best: Objective of its best complete trial; None if there is none.
@@ -25,6 +26,7 @@ class Standing:
         repeats: Public seed and objective of each complete repeat of its best config.
     """
 
+    epsilon: float | None
     method: str
     trials: int
     best: float | None
@@ -38,41 +40,42 @@ class Standing:
 
 
 def standings(records: list[Record], direction: str) -> list[Standing]:
-    """Methods of a search over several, the best first; empty for a search over one.
+    """Methods of a search over several, the best of each epsilon first; empty for one over one.
 
     They are ranked by fresh runs of their best configs if each has some, else by their best trials.
     """
     sign = -1 if direction == "maximize" else 1
-    by_method: dict[str, list[Record]] = {}
+    arms: dict[tuple[float | None, str], list[Record]] = {}
     for record in records:
         if _KEY in record.knobs and record.confirms is None:
-            by_method.setdefault(record.knobs[_KEY], []).append(record)
-    table = [_standing(method, trials, records, sign) for method, trials in by_method.items()]
-    by_fresh = _all_repeated(table)
-
-    def place(s: Standing) -> tuple[bool, float]:
-        return s.best is None, sign * ((s.fresh if by_fresh else s.best) or 0)
-
-    table.sort(key=place)
-    return table if len(table) > 1 else []
+            arms.setdefault((record.epsilon, record.knobs[_KEY]), []).append(record)
+    if len({method for _, method in arms}) < 2:
+        return []
+    table = [_standing(*key, trials, records, sign) for key, trials in arms.items()]
+    return [standing for group in _by_epsilon(table) for standing in _ordered(group, sign)]
 
 
 def verdict(table: list[Standing]) -> str:
-    """Who is ahead, in a sentence; empty for a search over one method or without a result."""
-    if not table or table[0].best is None:
-        return ""
-    counts = sorted({standing.trials for standing in table})
-    if len(counts) == 1:
-        return _sentence(table, f"under equal trials ({counts[0]} each)")
-    return _sentence(table, f"with unequal trials ({counts[0]} to {counts[-1]} a method)") + (
-        " each_of gives every method the same number, if budget.trials is a multiple."
-    )
+    """Who is ahead, a sentence an epsilon; empty without several methods or a complete trial."""
+    groups = _by_epsilon(table)
+    where = [f"At epsilon {group[0].epsilon:g}, " if len(groups) > 1 else "" for group in groups]
+    told = [
+        at + _sentence(group)
+        for at, group in zip(where, groups, strict=True)
+        if len(group) > 1 and group[0].best is not None
+    ]
+    if told and len({standing.trials for standing in table}) > 1:
+        told.append("each_of gives every method the same number, if budget.trials is a multiple.")
+    return " ".join(told)
 
 
 def standings_table(table: list[Standing]) -> Table:
     """One line a method."""
     repeated = any(s.repeats for s in table)
+    several = len(_by_epsilon(table)) > 1
     shown = plain_table("By method")
+    if several:
+        shown.add_column("ε", justify="right")
     shown.add_column("method")
     for name in ("trials", "best", "median", *(("fresh runs", "runs") if repeated else ())):
         shown.add_column(name, justify="right")
@@ -80,44 +83,64 @@ def standings_table(table: list[Standing]) -> Table:
         figures = [s.best, s.middle, *([s.fresh] if repeated else [])]
         runs = [str(len(s.repeats))] if repeated else []
         words = ["–" if x is None else f"{x:.4f}" for x in figures]
-        shown.add_row(s.method, str(s.trials), *words, *runs)
+        budget = [f"{s.epsilon:g}"] if several else []
+        shown.add_row(*budget, s.method, str(s.trials), *words, *runs)
     return shown
 
 
-def _standing(method: str, trials: list[Record], records: list[Record], sign: int) -> Standing:
+def _standing(
+    epsilon: float | None, method: str, trials: list[Record], records: list[Record], sign: int
+) -> Standing:
     done = [r for r in ranked(trials, sign) if r.value is not None]
     if not done:
-        return Standing(method, len(trials), None, None)
+        return Standing(epsilon, method, len(trials), None, None)
     values = [r.value for r in done if r.value is not None]
     best = by_confirmed(done, confirmations(records), sign)[0]
     repeats = [r for r in records if r.confirms == best.number and r.state == "complete"]
-    return Standing(
-        method,
-        len(trials),
-        values[0],
-        median(values),
-        tuple((r.config.seed, r.value) for r in repeats if r.value is not None),
-    )
+    again = tuple((r.config.seed, r.value) for r in repeats if r.value is not None)
+    return Standing(epsilon, method, len(trials), values[0], median(values), again)
 
 
-def _all_repeated(table: list[Standing]) -> bool:
-    return all(s.repeats for s in table if s.best is not None)
+def _by_epsilon(table: list[Standing]) -> list[list[Standing]]:
+    """The smallest first."""
+    groups: dict[float | None, list[Standing]] = {}
+    for standing in table:
+        groups.setdefault(standing.epsilon, []).append(standing)
+    return [groups[epsilon] for epsilon in sorted(groups, key=lambda e: (e is None, e or 0.0))]
 
 
-def _sentence(table: list[Standing], evenness: str) -> str:
-    first, second = table[:2]
-    if not _all_repeated(table):
+def _ordered(group: list[Standing], sign: int) -> list[Standing]:
+    by_fresh = _all_repeated(group)
+
+    def place(s: Standing) -> tuple[bool, float]:
+        return s.best is None, sign * ((s.fresh if by_fresh else s.best) or 0.0)
+
+    return sorted(group, key=place)
+
+
+def _all_repeated(group: list[Standing]) -> bool:
+    return all(s.repeats for s in group if s.best is not None)
+
+
+def _sentence(group: list[Standing]) -> str:
+    """Of methods in order, of which the first has a complete trial."""
+    first, second = group[:2]
+    counts = sorted({standing.trials for standing in group})
+    if len(counts) == 1:
+        evenness = f"under equal trials ({counts[0]} each)"
+    else:
+        evenness = f"with unequal trials ({counts[0]} to {counts[-1]} a method)"
+    if not _all_repeated(group):
         return (
             f"{first.method} had the best trial {evenness}: {first.best:.4f}"
             f"{_runner_up(second, second.best)}. The best of noisy trials is a lucky one; "
             f"confirm: {{top: 1, seeds: 5, each_method: true}} runs the best of each again."
         )
     runs = "one fresh run" if len(first.repeats) == 1 else f"{len(first.repeats)} fresh runs"
-    found = f"{first.fresh:.4f} in {runs}"
+    found = f"{first.fresh:.4f} in {runs}{_runner_up(second, second.fresh)}"
     if second.best is None:
         return f"{first.method} won {evenness}: {found}."
     p = gap_between(first.repeats, second.repeats).p
-    found += _runner_up(second, second.fresh)
     if p is None:
         return f"{first.method} is ahead {evenness}: {found}; so few runs cannot tell them apart."
     if p < LEVEL:

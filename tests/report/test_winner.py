@@ -10,12 +10,18 @@ from dpsweep.report.winner import Standing, standings, standings_table, verdict
 NUMBERS = count()
 
 
-def record(method, value, state="complete", confirms=None, seed=0):
+def record(method, value, state="complete", confirms=None, seed=0, epsilon=4):
     knobs = {} if method is None else {"method.name": method}
     config = SimpleNamespace(seed=seed)
     number = next(NUMBERS)
     return SimpleNamespace(
-        number=number, knobs=knobs, value=value, state=state, confirms=confirms, config=config
+        number=number,
+        knobs=knobs,
+        value=value,
+        state=state,
+        confirms=confirms,
+        config=config,
+        epsilon=epsilon,
     )
 
 
@@ -36,8 +42,8 @@ def test_methods_are_ranked_by_their_best_complete_trial():
         record("doppler", None, "failed"),
     ]
     table = standings(records, "maximize")
-    assert table[:2] == [Standing("fftkf", 2, 0.95, 0.95), Standing("disk", 2, 0.90, 0.825)]
-    assert table[2] == Standing("doppler", 2, None, None)
+    assert table[:2] == [Standing(4, "fftkf", 2, 0.95, 0.95), Standing(4, "disk", 2, 0.90, 0.825)]
+    assert table[2] == Standing(4, "doppler", 2, None, None)
     assert verdict(table) == (
         "fftkf had the best trial under equal trials (2 each): 0.9500, next disk 0.9000. The best "
         "of noisy trials is a lucky one; confirm: {top: 1, seeds: 5, each_method: true} runs the "
@@ -101,6 +107,21 @@ def test_where_some_were_not_repeated_the_best_trials_are_compared():
     table = standings([*repeated("a", 0.9, [0.8, 0.8]), record("b", 0.85)], "maximize")
     assert [s.method for s in table] == ["a", "b"]
     assert verdict(table).startswith("a had the best trial under equal trials (1 each): 0.9000")
+
+
+def test_each_epsilon_has_its_own_winner():
+    records = [
+        *(record("a", 0.9, epsilon=8), record("b", 0.7, epsilon=8)),
+        *(record("a", 0.5, epsilon=1), record("b", 0.6, epsilon=1)),
+    ]
+    table = standings(records, "maximize")
+    assert [(s.epsilon, s.method) for s in table] == [(1, "b"), (1, "a"), (8, "a"), (8, "b")]
+    words = verdict(table)
+    assert words.startswith("At epsilon 1, b had the best trial under equal trials (1 each): 0.60")
+    assert " At epsilon 8, a had the best trial under equal trials (1 each): 0.9000, next" in words
+    assert standings_table(table).columns[0].header == "ε"
+    one_method = [record("a", 0.9, epsilon=8), record("a", 0.9, epsilon=1)]
+    assert standings(one_method, "maximize") == []
 
 
 def test_a_search_over_one_method_has_no_winner():
