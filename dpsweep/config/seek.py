@@ -69,7 +69,8 @@ class SamplerConfig(Strict):
     (for hundreds, over ranges alone); random does not; qmc (Sobol) covers the space evenly."""
 
     startup_trials: int = Field(default=10, gt=0)
-    """Random trials before tpe, gp or cmaes begin to learn; at each budget of its own."""
+    """Trials before tpe, gp or cmaes begin to learn; at each budget of its own. They cover each key
+    evenly."""
 
     multivariate: bool = True
     """tpe: draws the keys together, so that it can learn how they depend on each other."""

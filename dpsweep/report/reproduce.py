@@ -22,7 +22,8 @@ from dpsweep.tune.study import Study
 
 LEAST_SEEDS = 2
 _STARTUP_TRIALS = 4
-"""Random trials of a cell's search. It is not to depend on their number: trials can be added."""
+"""Trials of a cell's search before it learns; not to depend on how many there are to be, as trials
+can be added."""
 
 HEADINGS = (
     "row",

@@ -15,12 +15,14 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.samplers import BaseSampler, RandomSampler
 from optuna.trial import FrozenTrial, TrialState
 
+from dpsweep.config.seek import SamplerConfig
 from dpsweep.config.space import Draw, Labels, Range, Slot
 from dpsweep.config.start import Given, Point
 from dpsweep.config.sweep import Sweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError
 from dpsweep.core.seeds import public_seed
+from dpsweep.tune.even import Even
 from dpsweep.tune.record import attributes
 from dpsweep.tune.space import Sobol, Turns, distribution, sampler
 from dpsweep.tune.view import Notes, View, rivals, searched
@@ -78,15 +80,23 @@ def propose(sweep: Sweep, study: optuna.Study, history: Sequence[FrozenTrial] = 
     """
     trials = study.get_trials(deepcopy=False)
     place = len(searched(trials))
-    _, own = sweep.space.draw(sweep.base.tree, _Turning(place))
+    turning = _Turning(place)
+    _, own = sweep.space.draw(sweep.base.tree, turning)
     earlier = rivals(history, own)
     known = [*earlier, *rivals(trials, own)]
     trial = optuna.trial.create_trial(state=TrialState.RUNNING)
     trial.number = len(trials)
     point = start_point(sweep, place)
-    for proposer, notes in _proposers(sweep, place, known, earlier):
-        sampled = _Sampled(proposer, View(study, known, notes), trial, Turns(place))
-        draw = Recorded(point, sampled)
+
+    def draws() -> Iterator[tuple[Draw, Notes]]:
+        if _begins(sweep.config.sampler, known):
+            turns = place % turning.turns.ways, turning.turns.left
+            yield Even(sweep.config.seed, place, turns), Notes()
+        for proposer, notes in _proposers(sweep, place, known, earlier):
+            yield _Sampled(proposer, View(study, known, notes), trial, Turns(place)), notes
+
+    for drawn, notes in draws():
+        draw = Recorded(point, drawn)
         tree, knobs = sweep.space.draw(sweep.base.tree, draw)
         config = sweep.trial(tree)
         if sweep.admits(config):
@@ -97,6 +107,12 @@ def propose(sweep: Sweep, study: optuna.Study, history: Sequence[FrozenTrial] = 
         f"{' and '.join(c.formula.text for c in sweep.conditions)}; of random points "
         f"{sweep.share():.1%} do. Loosen it, or move the ranges"
     )
+
+
+def _begins(config: SamplerConfig, known: Sequence[FrozenTrial]) -> bool:
+    """True while a sampler that learns would still draw at random."""
+    ended = {TrialState.COMPLETE} | ({TrialState.PRUNED} if config.name == "tpe" else set())
+    return config.learns and sum(t.state in ended for t in known) < config.startup_trials
 
 
 def start_point(sweep: Sweep, place: int) -> Point:

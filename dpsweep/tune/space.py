@@ -53,11 +53,15 @@ class Turns:
     """
 
     def __init__(self, place: int) -> None:
-        self.left = place
+        self.left, self.ways = place, 1
 
     def take(self, count: int) -> int:
-        """Whose turn it is among `count`; afterwards `left` counts the rounds before."""
+        """Whose turn it is among `count`; afterwards `left` counts the rounds before.
+
+        A round has `ways` places.
+        """
         self.left, index = divmod(self.left, count)
+        self.ways *= count
         return index
 
 
