@@ -159,7 +159,10 @@ def plan(wish: Wish) -> None:
         minutes, left = f"{made.seconds / 60:.1f}", "nothing" if finished else "all, at most"
         shown_.add_row(job.name, str(made.trials), str(made.repeats), minutes, left)
     out.print(shown_)
-    out.print(f"about {total / 60:.1f} min on this machine; nothing was trained or kept")
+    out.print(
+        f"about {total / 60:.1f} min on this machine; nothing was trained. The sweep files of the "
+        f"cells that can run are in {wish.folder}"
+    )
     if skipped:
         sys.exit(_INCOMPLETE)
 
