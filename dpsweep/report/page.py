@@ -17,7 +17,7 @@ from rich.table import Table
 
 from dpsweep.config.load import sweep_yaml
 from dpsweep.core.errors import StateError
-from dpsweep.privacy.statement import NO_EPSILON
+from dpsweep.privacy.statement import NO_EPSILON, shown_delta
 from dpsweep.report.export import Origin, origin_of, to_yaml
 from dpsweep.report.figures import CAPTIONS, TITLES, figures
 from dpsweep.report.front import chosen, nothing_to_show, summaries, winners
@@ -149,7 +149,7 @@ def _subject(study: Study) -> str:
     goals = " and ".join(goal_title(goal).partition(" (")[0] for goal in config.objective.goals)
     return (
         f"{trial.model.name} on {trial.data.name}, trained with {method} at ε {budget} "
-        f"(δ {trial.delta:.2g}) a {trial.privacy.scope}; searched for {goals} by "
+        f"(δ {shown_delta(trial.delta)}) a {trial.privacy.scope}; searched for {goals} by "
         f"{config.sampler.name}."
     )
 
@@ -168,7 +168,7 @@ def _facts(study: Study, best: Record, origin: Origin) -> list[dict[str, str]]:
     if study.is_void:
         epsilon = NO_EPSILON
     facts = [(figure, words), (config.method.name, f"method of the best, trial {best.number}")]
-    facts.append((f"ε = {epsilon}", f"of that trial, δ = {config.delta:.2g}"))
+    facts.append((f"ε = {epsilon}", f"of that trial, δ = {shown_delta(config.delta)}"))
     if not study.sweep.in_secret:
         repeated = sum(r.confirms is not None for r in study.records())
         more = f", and {repeated} repeats" if repeated else ""
