@@ -6,8 +6,9 @@ from statistics import mean, median
 from rich.table import Table
 
 from dpsweep.report.plain import plain_table
-from dpsweep.report.significance import LEVEL, gap_between
+from dpsweep.report.significance import LEVEL, gap_between, holm
 from dpsweep.tune.confirm import by_confirmed, confirmations, ranked
+from dpsweep.tune.importance import LEAST_TRIALS
 from dpsweep.tune.record import Record
 
 _KEY = "method.name"
@@ -64,7 +65,7 @@ def verdict(table: list[Standing]) -> str:
         for at, group in zip(where, groups, strict=True)
         if len(group) > 1 and group[0].best is not None
     ]
-    if told and len({standing.trials for standing in table}) > 1:
+    if told and any(len({standing.trials for standing in group}) > 1 for group in groups):
         told.append("each_of gives every method the same number, if budget.trials is a multiple.")
     return " ".join(told)
 
@@ -130,22 +131,40 @@ def _sentence(group: list[Standing]) -> str:
         evenness = f"under equal trials ({counts[0]} each)"
     else:
         evenness = f"with unequal trials ({counts[0]} to {counts[-1]} a method)"
+    if second.best is None:
+        return f"Only {first.method} has a complete trial, {evenness}."
     if not _all_repeated(group):
         return (
             f"{first.method} had the best trial {evenness}: {first.best:.4f}"
-            f"{_runner_up(second, second.best)}. The best of noisy trials is a lucky one; "
-            f"confirm: {{top: 1, seeds: 5, each_method: true}} runs the best of each again."
+            f"{_runner_up(second, second.best)}. The best of noisy trials is a lucky one; fresh "
+            f"runs of each method's best tell more (confirm: {{top: 1, seeds: 5, each_method: "
+            f"true}})."
         )
     runs = "one fresh run" if len(first.repeats) == 1 else f"{len(first.repeats)} fresh runs"
-    found = f"{first.fresh:.4f} in {runs}{_runner_up(second, second.fresh)}"
-    if second.best is None:
-        return f"{first.method} won {evenness}: {found}."
-    p = gap_between(first.repeats, second.repeats).p
+    found = f"{evenness}: {first.fresh:.4f} in {runs}{_runner_up(second, second.fresh)}"
+    p = _chance(group)
     if p is None:
-        return f"{first.method} is ahead {evenness}: {found}; so few runs cannot tell them apart."
-    if p < LEVEL:
-        return f"{first.method} won {evenness}: {found} (p = {p:.2g}, by dpsweep compare's test)."
-    return f"{first.method} is ahead {evenness}: {found}; noise could do that (p = {p:.2g})."
+        return f"{first.method} is ahead {found}; these runs cannot tell them apart."
+    if p >= LEVEL:
+        return f"{first.method} is ahead {found}; noise could do that (p = {p:.2g})."
+    if counts[0] < LEAST_TRIALS:
+        return (
+            f"{first.method} is ahead {found}; not by noise (p = {p:.2g}), but after so few trials "
+            f"maybe by the luck of its search."
+        )
+    return f"{first.method} won {found} (p = {p:.2g})."
+
+
+def _chance(group: list[Standing]) -> float | None:
+    """Of the first's lead over the second, corrected for all others as `compare` does.
+
+    None if the test cannot say, or sees no lead.
+    """
+    first, *others = [s for s in group if s.repeats]
+    gaps = [gap_between(first.repeats, other.repeats) for other in others]
+    if gaps[0].p is None or gaps[0].difference * ((first.fresh or 0) - (others[0].fresh or 0)) <= 0:
+        return None
+    return holm([gap.p for gap in gaps if gap.p is not None])[0]
 
 
 def _runner_up(second: Standing, figure: float | None) -> str:

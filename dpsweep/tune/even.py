@@ -2,9 +2,9 @@
 
 Each trial costs privacy, and a search has few. Of four random draws all lie in one half of a range
 in one search of eight; here 2, 4, 8, ... draws of a key lie one in each half, quarter, eighth, and
-so on, while pairs of keys stay random (Owen, Randomly permuted (t,m,s)-nets, 1995, in one dimension
-at a time: van der Corput's sequence with a nested scramble of its own for every key). Keys may come
-and go with branches, which a sequence in several dimensions does not allow.
+so on, while keys are as good as independent of each other: van der Corput's sequence for every key,
+with an order and a nested scramble of its own (Owen 1995; Burley 2020). Keys may come and go with
+branches, which a sequence in several dimensions does not allow.
 """
 
 import math
@@ -53,14 +53,23 @@ class Even:
 
 
 def scrambled(index: int, seed: int) -> float:
-    """A point of van der Corput's sequence in [0, 1), under the nested scramble of a seed.
+    """A point of van der Corput's sequence in [0, 1), in a seed's order and under its scramble.
+
+    The order mixes the first 2, 4, 8, ... points among themselves. Without it the first digit of
+    one key would follow from that of another.
 
     >>> sorted(int(4 * scrambled(index, seed=7)) for index in range(8, 12))
     [0, 1, 2, 3]
     """
+    order = sum(_flipped(index >> bit, seed, "order", bit) << bit for bit in range(_BITS))
     share = 0.0
     for bit in range(_BITS):
-        earlier = index % 2**bit  # the digits before, which decide how this one is scrambled
-        flipped = public_seed(seed, bit, earlier) & 1
-        share += ((index >> bit & 1) ^ flipped) / 2 ** (bit + 1)
+        earlier = order % 2**bit  # the digits before, which decide how this one is scrambled
+        digit = (order >> bit & 1) ^ (public_seed(seed, "digit", bit, earlier) & 1)
+        share += digit / 2 ** (bit + 1)
     return share
+
+
+def _flipped(bits: int, seed: int, what: str, place: int) -> int:
+    """The last of these bits, or its opposite, as those before it decide."""
+    return (bits & 1) ^ (public_seed(seed, what, place, bits >> 1) & 1)

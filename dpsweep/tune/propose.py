@@ -33,6 +33,10 @@ _MOST_ATTEMPTS = 200
 
 _RANDOM_ATTEMPTS = 1000
 
+_EVEN_ROUNDS = 4
+"""First trials of every method and budget that goes in turn, which are drawn evenly: what a sampler
+has learned from other methods says nothing about a method's own keys."""
+
 _INDEX = "dpsweep:sobol"
 _KEPT = (_INDEX, "cma:")
 """Notes of samplers that later trials need, by how they begin."""
@@ -89,8 +93,9 @@ def propose(sweep: Sweep, study: optuna.Study, history: Sequence[FrozenTrial] = 
     point = start_point(sweep, place)
 
     def draws() -> Iterator[tuple[Draw, Notes]]:
-        if _begins(sweep.config.sampler, known):
-            turns = place % turning.turns.ways, turning.turns.left
+        turns = place % turning.turns.ways, turning.turns.left
+        rounds = min(_EVEN_ROUNDS, sweep.config.sampler.startup_trials) - turns[1]
+        if _begins(sweep.config.sampler, known, 0 if earlier else rounds):
             yield Even(sweep.config.seed, place, turns), Notes()
         for proposer, notes in _proposers(sweep, place, known, earlier):
             yield _Sampled(proposer, View(study, known, notes), trial, Turns(place)), notes
@@ -109,10 +114,11 @@ def propose(sweep: Sweep, study: optuna.Study, history: Sequence[FrozenTrial] = 
     )
 
 
-def _begins(config: SamplerConfig, known: Sequence[FrozenTrial]) -> bool:
-    """True while a sampler that learns would still draw at random."""
+def _begins(config: SamplerConfig, known: Sequence[FrozenTrial], rounds: int) -> bool:
+    """True while a sampler that learns would still draw at random, and for so many rounds more."""
     ended = {TrialState.COMPLETE} | ({TrialState.PRUNED} if config.name == "tpe" else set())
-    return config.learns and sum(t.state in ended for t in known) < config.startup_trials
+    few = sum(t.state in ended for t in known) < config.startup_trials
+    return config.learns and (few or rounds > 0)
 
 
 def start_point(sweep: Sweep, place: int) -> Point:

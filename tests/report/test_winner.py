@@ -46,8 +46,8 @@ def test_methods_are_ranked_by_their_best_complete_trial():
     assert table[2] == Standing(4, "doppler", 2, None, None)
     assert verdict(table) == (
         "fftkf had the best trial under equal trials (2 each): 0.9500, next disk 0.9000. The best "
-        "of noisy trials is a lucky one; confirm: {top: 1, seeds: 5, each_method: true} runs the "
-        "best of each again."
+        "of noisy trials is a lucky one; fresh runs of each method's best tell more (confirm: "
+        "{top: 1, seeds: 5, each_method: true})."
     )
 
 
@@ -84,8 +84,8 @@ def test_fresh_runs_outrank_a_lucky_trial():
         ),
         (
             [0.95, 0.96, 0.95],
-            "a won under equal trials (1 each): 0.9533 in 3 fresh runs, next b 0.9133 (p = 0.02, "
-            "by dpsweep compare's test).",
+            "a is ahead under equal trials (1 each): 0.9533 in 3 fresh runs, next b 0.9133; not by "
+            "noise (p = 0.02), but after so few trials maybe by the luck of its search.",
         ),
     ],
 )
@@ -96,10 +96,30 @@ def test_a_lead_that_noise_could_make_is_no_victory(again, words):
     assert verdict(table) == words
 
 
+def test_a_lead_is_won_by_enough_trials_and_a_test_against_all_others():
+    a = repeated("a", 0.9, [0.95, 0.96, 0.95]) + [record("a", 0.5) for _ in range(7)]
+    b = repeated("b", 0.9, [0.91, 0.91, 0.92]) + [record("b", 0.5) for _ in range(7)]
+    c = repeated("c", 0.9, [0.80, 0.95, 0.88]) + [record("c", 0.5) for _ in range(7)]
+    assert verdict(standings(a + b, "maximize")).endswith("next b 0.9133 (p = 0.02).")
+    assert verdict(standings(a + b, "maximize")).startswith("a won under equal trials (8 each)")
+    assert "p = 0.04" in verdict(standings(a + b + c, "maximize")), "Holm's correction"
+
+
+def test_a_lead_that_pairs_of_runs_deny_is_none():
+    a = repeated("a", 0.9, [0.80, 0.81, 0.80, 0.99, 0.99])
+    table = standings(a + repeated("b", 0.9, [0.85, 0.86, 0.855]), "maximize")
+    assert verdict(table).endswith("next b 0.8550; these runs cannot tell them apart.")
+
+
+def test_a_method_without_rivals_has_not_won():
+    table = standings([*repeated("a", 0.9, [0.9, 0.9]), record("b", None, "failed")], "maximize")
+    assert verdict(table) == "Only a has a complete trial, under equal trials (1 each)."
+
+
 def test_one_fresh_run_each_tells_nothing_apart():
     table = standings(repeated("a", 0.9, [0.95]) + repeated("b", 0.9, [0.9]), "maximize")
     assert verdict(table).endswith(
-        "0.9500 in one fresh run, next b 0.9000; so few runs cannot tell them apart."
+        "0.9500 in one fresh run, next b 0.9000; these runs cannot tell them apart."
     )
 
 

@@ -27,6 +27,14 @@ def test_a_power_of_two_of_points_has_its_share_in_every_part(seed):
     assert eighths([scrambled(i, seed) for i in range(32)], 0, 1) == {4}
 
 
+def test_keys_do_not_follow_from_each_other():
+    for one, other in ((0, 1), (2, 3), (4, 5), (6, 7)):
+        pairs = [(scrambled(i, one), scrambled(i, other)) for i in range(256)]
+        counts = Counter((int(2 * x), int(2 * y)) for x, y in pairs)
+        assert len(counts) == 4
+        assert min(counts.values()) > 40, counts
+
+
 def test_a_point_is_uniform_over_seeds():
     first = [scrambled(0, seed) for seed in range(2000)]
     assert abs(np.mean(first) - 0.5) < 0.03  # four standard deviations

@@ -13,7 +13,7 @@ from dpsweep.cluster.connect import cluster
 from dpsweep.cluster.nodes import check_nodes
 from dpsweep.config.load import yaml_text
 from dpsweep.config.sweep import Sweep, load_sweep
-from dpsweep.core.errors import ConfigError
+from dpsweep.core.errors import ConfigError, DpSweepError
 from dpsweep.report.begin import Place, check
 from dpsweep.report.export import check_target
 from dpsweep.report.finish import finish
@@ -97,9 +97,16 @@ class Wish:
 
     def shown(self, jobs: list[Job]) -> list[Job]:
         """These cells and all others that were begun before, in the order of print."""
-        asked, state = {job.name for job in jobs}, State.at(self.state)
-        every = self._jobs_of(cells(self.table))
-        return [job for job in every if job.name in asked or state.sweep(job.name).exists]
+        asked, begun, found = {job.name for job in jobs}, State.at(self.state).names(), list[Job]()
+        for cell in cells(self.table):
+            found += [job for job in jobs if job.cell == cell]
+            head = f"{cell.name}.eps"
+            given = [float(n.removeprefix(head)) for n in begun if n.startswith(head)]
+            older = (
+                [job_of(cell, {})] if cell.epsilon else [job_of(cell, {cell.row: e}) for e in given]
+            )
+            found += [job for job in older if job.name in begun and job.name not in asked]
+        return found
 
     def _jobs_of(self, chosen: list[Cell]) -> list[Job]:
         epsilons = epsilons_of(self.epsilons, table(self.table), self.table)
@@ -121,14 +128,17 @@ def run(wish: Wish) -> None:
     with contextlib.ExitStack() as stack:
         start = cache(lambda: stack.enter_context(cluster(wish.address)))
         for job in jobs:
+            if stopped:
+                break
             try:
                 sweep = _ready(job, wish, budget)
             except _Obstacle as e:
                 warn([f"{job.name}: skipped: {e}"])
                 skipped[job.name] = Result(job.cell, job.epsilon, remark=f"skipped: {e}")
                 continue
-            stopped = stopped or not _run(sweep, wish, start)
-    results = {job.name: _result(job, wish) for job in wish.shown(jobs)} | skipped
+            stopped = not _run(sweep, wish, start)
+    results = {job.name: _result(job, wish) for job in wish.shown(jobs)}
+    results |= {name: one for name, one in skipped.items() if not results[name].values}
     _write(wish, list(results.values()))
     _print(wish, list(results.values()))
     if stopped:
@@ -247,7 +257,10 @@ def _result(job: Job, wish: Wish) -> Result:
     state = State.at(wish.state)
     if not state.sweep(job.name).exists:
         return Result(job.cell, job.epsilon, remark="not run yet")
-    return result_of(job, open_study(job.name, state))
+    try:
+        return result_of(job, open_study(job.name, state))
+    except DpSweepError as e:  # what is wrong with one cell must not cost the others their table
+        return Result(job.cell, job.epsilon, remark=f"cannot be read: {e}")
 
 
 def _write(wish: Wish, results: list[Result]) -> None:
