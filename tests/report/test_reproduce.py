@@ -21,6 +21,7 @@ from dpsweep.report.reproduce import (
     spec_of,
 )
 from dpsweep.train.check import check_pieces
+from dpsweep.tune.state import State
 from dpsweep.tune.study import Study
 
 TINY = """\
@@ -225,3 +226,23 @@ def test_a_table_is_run_and_run_again_from_where_it_was(tiny, tmp_path, capsys):
         reproduce.run(wish(rows=["here"], budget="trials=3,epochs=1,batch_size=200"))
     reproduce.plan(wish(rows=["here"]))
     assert "nothing was trained. The sweep files" in capsys.readouterr().out
+
+
+def test_a_table_shows_cells_that_were_begun_under_other_budgets(tmp_path):
+    name = cells("dp_pmlf_table1_vit")[0].name
+    folder = State.at(str(tmp_path / "state")).sweep(f"{name}.eps1").path
+    folder.mkdir(parents=True)
+    (folder / "sweep.json").write_text("{}")
+    asked = replace(wish(state=str(tmp_path / "state")), table="dp_pmlf_table1_vit")
+    assert [job.name for job in asked.shown([])] == [f"{name}.eps1"]
+
+
+def test_a_cell_that_cannot_be_read_or_has_no_data_costs_no_other_its_figure(tiny, tmp_path):
+    folder = State.at(str(tmp_path / "state")).sweep("tiny.here.accuracy.dp_sgd").path
+    folder.mkdir(parents=True)
+    (folder / "sweep.json").write_text("{}")
+    with pytest.raises(SystemExit):
+        reproduce.run(wish(rows=["away"]))
+    here, away = json.loads((tmp_path / "reproduction/tiny/tiny.json").read_text())
+    assert here["remark"].startswith("cannot be read: ")
+    assert away["remark"].startswith("skipped: ")
