@@ -6,7 +6,7 @@ from statistics import mean
 from dpsweep.config.load import Tree
 from dpsweep.core.errors import StateError
 from dpsweep.report.significance import half_width
-from dpsweep.tune.confirm import by_confirmed, confirmations, ranked
+from dpsweep.tune.confirm import best_of, confirmations
 from dpsweep.tune.importance import importances
 from dpsweep.tune.record import Record
 from dpsweep.tune.study import Study
@@ -127,10 +127,8 @@ def _arm(
 ) -> Arm:
     objective, in_secret = study.sweep.config.objective, study.sweep.in_secret
     trials = [r for r in records if r.confirms is None]
-    done = [r for r in ranked(trials, objective.sign) if r.value is not None]
     confirmed = confirmations(records)
-    best = next(iter(by_confirmed(done, confirmed, objective.sign)), None)
-    repeats = [r for r in records if best and r.confirms == best.number and r.state == "complete"]
+    best, repeats = best_of(trials, records, objective.sign)
     epochs = [r.config.train.epochs for r in records]
     data = records[0].config.data.model_dump(mode="json", exclude_none=True)
     named = records[0].config.data.name not in ("folder", "npz")
@@ -150,7 +148,7 @@ def _arm(
         accounting=study.sweep.config.accounting,
         trials=None if in_secret else len(trials),
         best=best,
-        repeats=tuple((r.config.seed, r.value) for r in repeats if r.value is not None),
+        repeats=repeats,
         num_failed=confirmed[best.number].num_failed if best and best.number in confirmed else 0,
         num_confirmed=len(confirmed),
         shares={i.key: i.share for i in importances(study.among({r.number for r in trials}))},

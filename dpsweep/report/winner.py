@@ -7,7 +7,7 @@ from rich.table import Table
 
 from dpsweep.report.plain import plain_table
 from dpsweep.report.significance import LEVEL, gap_between, holm
-from dpsweep.tune.confirm import by_confirmed, confirmations, ranked
+from dpsweep.tune.confirm import best_of, ranked
 from dpsweep.tune.importance import LEAST_TRIALS
 from dpsweep.tune.record import Record
 
@@ -92,14 +92,11 @@ def standings_table(table: list[Standing]) -> Table:
 def _standing(
     epsilon: float | None, method: str, trials: list[Record], records: list[Record], sign: int
 ) -> Standing:
-    done = [r for r in ranked(trials, sign) if r.value is not None]
-    if not done:
+    values = [r.value for r in ranked(trials, sign) if r.value is not None]
+    if not values:
         return Standing(epsilon, method, len(trials), None, None)
-    values = [r.value for r in done if r.value is not None]
-    best = by_confirmed(done, confirmations(records), sign)[0]
-    repeats = [r for r in records if r.confirms == best.number and r.state == "complete"]
-    again = tuple((r.config.seed, r.value) for r in repeats if r.value is not None)
-    return Standing(epsilon, method, len(trials), values[0], median(values), again)
+    _, repeats = best_of(trials, records, sign)
+    return Standing(epsilon, method, len(trials), values[0], median(values), repeats)
 
 
 def _by_epsilon(table: list[Standing]) -> list[list[Standing]]:
@@ -135,13 +132,13 @@ def _sentence(group: list[Standing]) -> str:
         return f"Only {first.method} has a complete trial, {evenness}."
     if not _all_repeated(group):
         return (
-            f"{first.method} had the best trial {evenness}: {first.best:.4f}"
-            f"{_runner_up(second, second.best)}. The best of noisy trials is a lucky one; fresh "
+            f"{first.method} had the best trial {evenness}: {first.best:.4f}, next "
+            f"{second.method} {second.best:.4f}. The best of noisy trials is a lucky one; fresh "
             f"runs of each method's best tell more (confirm: {{top: 1, seeds: 5, each_method: "
             f"true}})."
         )
     runs = "one fresh run" if len(first.repeats) == 1 else f"{len(first.repeats)} fresh runs"
-    found = f"{evenness}: {first.fresh:.4f} in {runs}{_runner_up(second, second.fresh)}"
+    found = f"{evenness}: {first.fresh:.4f} in {runs}, next {second.method} {second.fresh:.4f}"
     p = _chance(group)
     if p is None:
         return f"{first.method} is ahead {found}; these runs cannot tell them apart."
@@ -165,7 +162,3 @@ def _chance(group: list[Standing]) -> float | None:
     if gaps[0].p is None or gaps[0].difference * ((first.fresh or 0) - (others[0].fresh or 0)) <= 0:
         return None
     return holm([gap.p for gap in gaps if gap.p is not None])[0]
-
-
-def _runner_up(second: Standing, figure: float | None) -> str:
-    return "" if figure is None else f", next {second.method} {figure:.4f}"

@@ -123,6 +123,24 @@ def confirmations(records: Sequence[Record]) -> dict[int, Confirmation]:
     return found
 
 
+def best_of(
+    trials: Sequence[Record], records: Sequence[Record], sign: int
+) -> tuple[Record | None, tuple[tuple[int, float], ...]]:
+    """The best complete trial, by its repeats where there are any; None if none is complete.
+
+    With it public seed and objective of each of its complete repeats.
+
+    Args:
+        trials: To choose from.
+        records: Those that repeat them, and any others.
+        sign: 1 if small objectives are good, -1 if large ones are.
+    """
+    done = [r for r in ranked(trials, sign) if r.value is not None]
+    best = next(iter(by_confirmed(done, confirmations(records), sign)), None)
+    repeats = [r for r in records if best and r.confirms == best.number and r.state == "complete"]
+    return best, tuple((r.config.seed, r.value) for r in repeats if r.value is not None)
+
+
 def by_confirmed(
     ranking: Sequence[Record], confirmed: dict[int, Confirmation], sign: int
 ) -> list[Record]:

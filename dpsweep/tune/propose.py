@@ -94,8 +94,7 @@ def propose(sweep: Sweep, study: optuna.Study, history: Sequence[FrozenTrial] = 
 
     def draws() -> Iterator[tuple[Draw, Notes]]:
         turns = place % turning.turns.ways, turning.turns.left
-        rounds = min(_EVEN_ROUNDS, sweep.config.sampler.startup_trials) - turns[1]
-        if _begins(sweep.config.sampler, known, 0 if earlier else rounds):
+        if _begins(sweep.config.sampler, known, None if earlier else turning.turns.left):
             yield Even(sweep.config.seed, place, turns), Notes()
         for proposer, notes in _proposers(sweep, place, known, earlier):
             yield _Sampled(proposer, View(study, known, notes), trial, Turns(place)), notes
@@ -114,11 +113,18 @@ def propose(sweep: Sweep, study: optuna.Study, history: Sequence[FrozenTrial] = 
     )
 
 
-def _begins(config: SamplerConfig, known: Sequence[FrozenTrial], rounds: int) -> bool:
-    """True while a sampler that learns would still draw at random, and for so many rounds more."""
+def _begins(config: SamplerConfig, known: Sequence[FrozenTrial], before: int | None) -> bool:
+    """True while a sampler that learns would still draw at random, or in the first rounds.
+
+    Args:
+        config: The sampler's.
+        known: All trials that it sees.
+        before: Rounds before this one; None where an earlier sweep has had them.
+    """
     ended = {TrialState.COMPLETE} | ({TrialState.PRUNED} if config.name == "tpe" else set())
     few = sum(t.state in ended for t in known) < config.startup_trials
-    return config.learns and (few or rounds > 0)
+    first = before is not None and before < min(_EVEN_ROUNDS, config.startup_trials)
+    return config.learns and (few or first)
 
 
 def start_point(sweep: Sweep, place: int) -> Point:

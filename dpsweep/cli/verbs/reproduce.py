@@ -19,7 +19,7 @@ from dpsweep.report.export import check_target
 from dpsweep.report.finish import finish
 from dpsweep.report.live import Progress, shown
 from dpsweep.report.plain import plain_table
-from dpsweep.report.published import Cell, cells, table
+from dpsweep.report.published import cells, table
 from dpsweep.report.reproduce import (
     HEADINGS,
     LEAST_SEEDS,
@@ -93,7 +93,8 @@ class Wish:
         chosen = cells(self.table, self.rows, self.columns, self.methods)
         if not chosen:
             raise ConfigError(f"{self.table}: no cell has this row, column and method together")
-        return self._jobs_of(chosen)
+        epsilons = epsilons_of(self.epsilons, table(self.table), self.table)
+        return [job_of(cell, epsilons) for cell in chosen]
 
     def shown(self, jobs: list[Job]) -> list[Job]:
         """These cells and all others that were begun before, in the order of print."""
@@ -101,16 +102,10 @@ class Wish:
         for cell in cells(self.table):
             found += [job for job in jobs if job.cell == cell]
             head = f"{cell.name}.eps"
-            given = [float(n.removeprefix(head)) for n in begun if n.startswith(head)]
-            older = (
-                [job_of(cell, {})] if cell.epsilon else [job_of(cell, {cell.row: e}) for e in given]
-            )
+            given = [{cell.row: float(n.removeprefix(head))} for n in begun if n.startswith(head)]
+            older = [job_of(cell, epsilons) for epsilons in ([{}] if cell.epsilon else given)]
             found += [job for job in older if job.name in begun and job.name not in asked]
         return found
-
-    def _jobs_of(self, chosen: list[Cell]) -> list[Job]:
-        epsilons = epsilons_of(self.epsilons, table(self.table), self.table)
-        return [job_of(cell, epsilons) for cell in chosen]
 
 
 def listed(names: str) -> list[str]:
@@ -128,8 +123,6 @@ def run(wish: Wish) -> None:
     with contextlib.ExitStack() as stack:
         start = cache(lambda: stack.enter_context(cluster(wish.address)))
         for job in jobs:
-            if stopped:
-                break
             try:
                 sweep = _ready(job, wish, budget)
             except _Obstacle as e:
@@ -137,6 +130,8 @@ def run(wish: Wish) -> None:
                 skipped[job.name] = Result(job.cell, job.epsilon, remark=f"skipped: {e}")
                 continue
             stopped = not _run(sweep, wish, start)
+            if stopped:
+                break
     results = {job.name: _result(job, wish) for job in wish.shown(jobs)}
     results |= {name: one for name, one in skipped.items() if not results[name].values}
     _write(wish, list(results.values()))
