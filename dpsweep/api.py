@@ -29,8 +29,8 @@ from dpsweep.config.load import Source
 from dpsweep.config.sweep import Sweep, SweepConfig, load_sweep, sweep_of
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError
-from dpsweep.report.begin import Place, check, check_secrecy
-from dpsweep.report.export import check_target, origin_of
+from dpsweep.report.begin import Place, check, reopened
+from dpsweep.report.export import origin_of
 from dpsweep.report.finish import finish
 from dpsweep.report.formats import export_best
 from dpsweep.report.front import nothing_to_show
@@ -38,8 +38,7 @@ from dpsweep.report.live import Progress
 from dpsweep.report.register import Registered, register_best
 from dpsweep.train.room import Room
 from dpsweep.tune.charge import run_of, statement
-from dpsweep.tune.check import check_files
-from dpsweep.tune.launch import Session, new_session, old_session
+from dpsweep.tune.launch import Session, new_session
 from dpsweep.tune.record import Record
 from dpsweep.tune.state import State, SweepFolder
 from dpsweep.tune.storage import moved_to, named
@@ -129,19 +128,10 @@ def resume(
         KeyboardInterrupt: At a second Ctrl-C.
     """
     where, short = _state(state).part(name)
-    folder = where.sweep(short)
     target = None if out is None else Path(out)
-    if target is not None:
-        check_target(target)
-    folder.check_mine(force=False)
-    check_files(where, folder.tracking_uri, folder.storage_uri)
-    with old_session(short, where) as session:
-        if session.lease.taken_over:
-            _warn([session.lease.taken_over])
-        check_secrecy(session.sweep, address)
-        finished = session.study.is_finished()
+    with reopened(short, Place(where, address), target, _warn) as session:
         needed = cluster_for(session.sweep, where.root, address)
-        with contextlib.nullcontext() if finished else needed:
+        with contextlib.nullcontext() if session.study.is_finished() else needed:
             _run(session, target, quiet=quiet)
     return open(name, state=state)
 

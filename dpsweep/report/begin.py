@@ -1,9 +1,10 @@
-"""What comes before a sweep's first trial, on the command line and in Python.
+"""What comes before a sweep's first trial, or the next of an old one, for shell and Python alike.
 
 Every mistake is found before Ray is started or a file written.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from dpsweep.config.sweep import Sweep
 from dpsweep.core.errors import ConfigError
 from dpsweep.report.export import check_target
 from dpsweep.train.check import check_sweep
-from dpsweep.tune.check import check_services
+from dpsweep.tune.check import check_files, check_services
+from dpsweep.tune.launch import Session, old_session
 from dpsweep.tune.state import State
 from dpsweep.tune.study import open_study
 from dpsweep.tune.warm import experience
@@ -62,6 +64,43 @@ def check(
     if out is not None:
         check_target(out)
     check_secrecy(sweep, place.address)
+
+
+@contextmanager
+def reopened(
+    name: str,
+    place: Place,
+    out: Path | None,
+    warn: Callable[[list[str]], None],
+    *,
+    file: Sweep | None = None,
+    accept: bool = False,
+    force: bool = False,
+) -> Iterator[Session]:
+    """An old sweep to go on with, checked; Ray is needed only if it is not finished.
+
+    Args:
+        name: The sweep's, in its state folder.
+        place: Where it is to go on; `storage` if its study has moved.
+        out: Where its best config goes; None for the state folder alone.
+        warn: Called with what is allowed and worth knowing.
+        file: What its file says now, if it is to be compared.
+        accept: True to take over what changed there, where that does no harm.
+        force: True to drive somebody else's.
+
+    Raises:
+        DpSweepError: At the first mistake; if there is none, or another process drives it.
+    """
+    if out is not None:
+        check_target(out)
+    folder = place.state.sweep(name)
+    folder.check_mine(force=force)
+    check_files(place.state, folder.tracking_uri, place.storage or folder.storage_uri)
+    with old_session(name, place.state, place.storage, file, accept=accept) as session:
+        if session.lease.taken_over:
+            warn([session.lease.taken_over])
+        check_secrecy(session.sweep, place.address)
+        yield session
 
 
 def check_secrecy(sweep: Sweep, address: str | None, option: str = "--address") -> None:

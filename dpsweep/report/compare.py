@@ -78,8 +78,6 @@ def compare(
     labelled = _ordered(_labelled(arms))
     pairs = list(_pairs(labelled, reference))
     gaps = [gap_between(arm.repeats, other.repeats) for arm, other in pairs]
-    tested = [i for i, gap in enumerate(gaps) if gap.p is not None]
-    corrected = dict(zip(tested, holm([gaps[i].p or 0.0 for i in tested]), strict=True))
     compared = tuple(
         Compared(
             label=arm.label,
@@ -87,9 +85,9 @@ def compare(
             promise=arm.promise,
             gap=gap,
             better=arm.sign * gap.difference < 0,
-            p=corrected.get(i),
+            p=p,
         )
-        for i, ((arm, other), gap) in enumerate(zip(pairs, gaps, strict=True))
+        for (arm, other), gap, p in zip(pairs, gaps, holm([gap.p for gap in gaps]), strict=True)
     )
     return Comparison(tuple(labelled), compared, chosen=reference is None)
 

@@ -79,15 +79,17 @@ def _welch(one: list[float], other: list[float]) -> Gap:
     return Gap("Welch", difference, float(bounds.high - bounds.low) / 2, float(found.pvalue), runs)
 
 
-def holm(values: Sequence[float]) -> list[float]:
-    """p-values corrected for their number, in their order (Holm 1979).
+def holm(values: Sequence[float | None]) -> list[float | None]:
+    """p-values corrected for their number, in their order (Holm 1979); None where there is none.
 
-    >>> [round(p, 3) for p in holm([0.01, 0.04, 0.03])]
-    [0.03, 0.06, 0.06]
+    >>> [None if p is None else round(p, 3) for p in holm([0.01, None, 0.04, 0.03])]
+    [0.03, None, 0.06, 0.06]
     """
-    corrected, largest = [0.0] * len(values), 0.0
-    for rank, i in enumerate(sorted(range(len(values)), key=values.__getitem__)):
-        largest = max(largest, min(1.0, (len(values) - rank) * values[i]))
+    tested = sorted((p, i) for i, p in enumerate(values) if p is not None)
+    corrected: list[float | None] = [None] * len(values)
+    largest = 0.0
+    for rank, (p, i) in enumerate(tested):
+        largest = max(largest, min(1.0, (len(tested) - rank) * p))
         corrected[i] = largest
     return corrected
 

@@ -159,6 +159,6 @@ def _chance(group: list[Standing]) -> float | None:
     """
     first, *others = [s for s in group if s.repeats]
     gaps = [gap_between(first.repeats, other.repeats) for other in others]
-    if gaps[0].p is None or gaps[0].difference * ((first.fresh or 0) - (others[0].fresh or 0)) <= 0:
+    if gaps[0].difference * ((first.fresh or 0) - (others[0].fresh or 0)) <= 0:
         return None
-    return holm([gap.p for gap in gaps if gap.p is not None])[0]
+    return holm([gap.p for gap in gaps])[0]

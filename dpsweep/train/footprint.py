@@ -1,18 +1,14 @@
 """How much memory a step takes beyond what lies there before it, in a process of its own."""
 
-import resource
-import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from pathlib import Path
 
 import torch
 
+from dpsweep.core import memory
 from dpsweep.train.race import Race, runner
 
 _STEPS = 3
-_CLEAR = Path("/proc/self/clear_refs")
-_RESET_PEAK = "5"
 
 
 def peak_bytes(race: Race, name: str) -> int:
@@ -33,28 +29,7 @@ def _measured(race: Race, name: str) -> int:
         for _ in range(_STEPS):
             take()
         return torch.cuda.max_memory_allocated() - before
-    before = _resident()
+    before = memory.resident()
     for _ in range(_STEPS):
         take()
-    return max(0, _peak() - before)
-
-
-def _resident() -> int:
-    """Bytes held now; the peak starts from here where the system lets us."""
-    if _CLEAR.exists():
-        _CLEAR.write_text(_RESET_PEAK)
-        return _status("VmRSS")
-    return _peak()
-
-
-def _peak() -> int:
-    if _CLEAR.exists():
-        return _status("VmHWM")
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def _status(key: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    (found,) = (line for line in lines if line.startswith(key + ":"))
-    return int(found.split()[1]) * 1024
+    return max(0, memory.peak() - before)

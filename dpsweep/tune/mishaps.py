@@ -24,11 +24,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
+from dpsweep.core import memory
 from dpsweep.core.disk import room_on_disk, shown_bytes, write_whole
 
 _NOTES, _WORDS, _BEGUN = "mishaps.json", "last_words.txt", "begun"
 _LOOK_SECONDS = 0.25
-_STATUS = Path("/proc/self/status")
 _TRIES = 2
 """How often memory may run out before the trial has failed."""
 
@@ -160,7 +160,7 @@ class Guard:
         """From now on a breakdown, silence or too much memory end the process with a note."""
         faulthandler.enable(self._file, all_threads=False)
         self._wait()
-        if self._limits.memory_bytes and _STATUS.exists():
+        if self._limits.memory_bytes and memory.tells_own():
             threading.Thread(target=self._hold_memory, daemon=True).start()
 
     @contextlib.contextmanager
@@ -187,7 +187,7 @@ class Guard:
     def _hold_memory(self) -> None:
         most = self._limits.memory_bytes
         while not self._over.wait(_LOOK_SECONDS):
-            if own_bytes() > most and not self._over.is_set():
+            if memory.own() > most and not self._over.is_set():
                 exit_out_of_memory(  # how much it held follows from the secret batch
                     self._room,
                     f"in its worker, which held more than resources.memory, {shown_bytes(most)}",
@@ -203,17 +203,6 @@ def watched(room: Path, limits: Limits) -> Iterator[Guard]:
         yield guard
     finally:
         guard.end()
-
-
-def own_bytes() -> int:
-    """Memory that would be free without this process: not that of files which it has mapped.
-
-    The data set is such a file, of which a node has one copy.
-    """
-    for line in _STATUS.read_text().splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) * 1024
-    return 0
 
 
 def _place(words: str) -> str:

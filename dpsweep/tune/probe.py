@@ -17,12 +17,12 @@ import torch
 
 from dpsweep.config.sweep import Sweep
 from dpsweep.config.trial import TrialConfig
+from dpsweep.core import memory
 from dpsweep.core.seeds import Secret
 from dpsweep.data.models import build as build_model
 from dpsweep.privacy.engine.size import bytes_per_example
 from dpsweep.train.assemble import assemble, initial
 from dpsweep.train.step import Progress, Step
-from dpsweep.tune.mishaps import own_bytes
 from dpsweep.tune.resources import (
     NO_GPU,
     GpuProbe,
@@ -79,14 +79,14 @@ def measured(config: dict[str, Any], most: int, threads: int, device: str) -> di
         device: cuda or cpu.
     """
     (alone,) = _at_once(1, config, threads, device)
-    seconds, memory, total = alone
-    found = GpuProbe(memory, total, {1: seconds})
+    seconds, held, total = alone
+    found = GpuProbe(held, total, {1: seconds})
     while (num := worth_trying(found, most)) is not None:
         try:
             slowest = max(seconds for seconds, _, _ in _at_once(num, config, threads, device))
         except (RuntimeError, MemoryError):  # so many do not fit, whatever one takes
             break
-        found = GpuProbe(memory, total, {**found.step_seconds, num: slowest})
+        found = GpuProbe(held, total, {**found.step_seconds, num: slowest})
     return asdict(found)
 
 
@@ -146,4 +146,4 @@ def _memory(place: torch.device) -> tuple[int, int]:
         free, total = torch.cuda.mem_get_info(place)
         besides = max(0, total - free - torch.cuda.memory_reserved(place))
         return torch.cuda.max_memory_reserved(place) + besides, total
-    return own_bytes(), total_memory()
+    return memory.own(), total_memory()

@@ -13,8 +13,8 @@ from dpsweep.cli.say import STOPPED, console, warn
 from dpsweep.cluster.nodes import cluster_for
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.disk import free_bytes, shown_bytes
-from dpsweep.report.begin import Place, check, check_secrecy
-from dpsweep.report.export import check_target, default_target
+from dpsweep.report.begin import Place, check, reopened
+from dpsweep.report.export import default_target
 from dpsweep.report.finish import finish
 from dpsweep.report.front import summaries, target_of, winners
 from dpsweep.report.live import Progress, shown
@@ -22,9 +22,8 @@ from dpsweep.report.tables import shown_budgets, trial_table
 from dpsweep.report.winner import standings, standings_table, verdict
 from dpsweep.track.server import without_password
 from dpsweep.train.check import check_sweep
-from dpsweep.tune.check import check_files
 from dpsweep.tune.check import plan as make_plan
-from dpsweep.tune.launch import Session, new_session, old_session
+from dpsweep.tune.launch import Session, new_session
 from dpsweep.tune.resources import concurrency, this_machine
 from dpsweep.tune.state import State
 from dpsweep.tune.storage import moved_to, named
@@ -95,22 +94,18 @@ def launch(file: Path, settings: list[str], options: Options, *, fetch: bool, un
 
 def resume(named_or_file: str, options: Options, *, accept: bool) -> None:
     """Goes on with an old sweep, by name or by its file."""
-    state, moved = State.at(options.state), moved_to(options.storage)
     file = load_sweep(named_or_file) if named_or_file.endswith((".yaml", ".yml")) else None
-    state, name = state.part(file.name if file else named_or_file)
-    check_target(options.target(name))
-    folder = state.sweep(name)
-    folder.check_mine(force=options.force)
-    check_files(state, folder.tracking_uri, moved or folder.storage_uri)
-    with old_session(name, state, moved, file, accept=accept) as opened:
-        if opened.lease.taken_over:
-            console(quiet=options.quiet).print(opened.lease.taken_over, markup=False)
-        check_secrecy(opened.sweep, options.address)
-        console(quiet=options.quiet).print(_left(opened.study))
-        finished = opened.study.is_finished()
-        needed = cluster_for(opened.sweep, state.root, options.address)
+    state, name = State.at(options.state).part(file.name if file else named_or_file)
+    place = Place(state, options.address, storage=moved_to(options.storage))
+    target, out = options.target(name), console(quiet=options.quiet)
+    with reopened(
+        name, place, target, warn, file=file, accept=accept, force=options.force
+    ) as session:
+        out.print(_left(session.study))
+        finished = session.study.is_finished()
+        needed = cluster_for(session.sweep, state.root, options.address)
         with contextlib.nullcontext() if finished else needed:
-            _run(opened, options)
+            _run(session, options)
 
 
 def _left(study: Study) -> str:
