@@ -70,7 +70,7 @@ class SamplerConfig(Strict):
 
     startup_trials: int = Field(default=10, gt=0)
     """Trials before tpe, gp or cmaes begin to learn; at each budget of its own. They cover each key
-    evenly, as far as `where` lets them, and so do the first four of every method in turn."""
+    evenly, over what `where` admits, and so do the first four of every method in turn."""
 
     multivariate: bool = True
     """tpe: draws the keys together, so that it can learn how they depend on each other."""

@@ -6,8 +6,9 @@ no trace, and the next one makes the same proposal. That holds to the letter whe
 at a time. Where several do, what is proposed also depends on which of them have ended.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import optuna
@@ -29,7 +30,9 @@ from dpsweep.tune.view import Notes, View, rivals, searched
 
 _ATTEMPTS = {"gp": 4}
 _MOST_ATTEMPTS = 200
-"""Proposals a sampler may make; gp, which is slow and insists, fewer. Then random points."""
+"""Proposals a sampler may make; gp, which is slow and insists, fewer. Then random points.
+
+As many even draws may be passed over."""
 
 _RANDOM_ATTEMPTS = 1000
 
@@ -95,7 +98,7 @@ def propose(sweep: Sweep, study: optuna.Study, history: Sequence[FrozenTrial] = 
     def draws() -> Iterator[tuple[Draw, Notes]]:
         turns = place % turning.turns.ways, turning.turns.left
         if _begins(sweep.config.sampler, known, None if earlier else turning.turns.left):
-            yield Even(sweep.config.seed, place, turns), Notes()
+            yield from ((even, Notes()) for even in _evenly(sweep, place, *turns))
         for proposer, notes in _proposers(sweep, place, known, earlier):
             yield _Sampled(proposer, View(study, known, notes), trial, Turns(place)), notes
 
@@ -125,6 +128,26 @@ def _begins(config: SamplerConfig, known: Sequence[FrozenTrial], before: int | N
     few = sum(t.state in ended for t in known) < config.startup_trials
     first = before is not None and before < min(_EVEN_ROUNDS, config.startup_trials)
     return config.learns and (few or first)
+
+
+def _evenly(sweep: Sweep, place: int, whose: int, rounds: int) -> Iterator[Even]:
+    """The even draw of this round, if there is one: those that no condition admits are no rounds.
+
+    So the rounds cover what the conditions leave of the space. Passed-over draws are counted anew
+    each time, without what a point of `start` gives, and so alike for every round.
+    """
+
+    def even(index: int) -> Even:
+        return Even(sweep.config.seed, place, (whose, index))
+
+    def admitted(index: int) -> bool:
+        tree, _ = sweep.space.draw(sweep.base.tree, even(index))
+        return sweep.admits(sweep.trial(tree))
+
+    indices: Iterable[int] = range(rounds + _MOST_ATTEMPTS)
+    if sweep.conditions:
+        indices = filter(admitted, indices)
+    yield from map(even, islice(indices, rounds, rounds + 1))
 
 
 def start_point(sweep: Sweep, place: int) -> Point:

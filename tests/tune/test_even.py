@@ -86,6 +86,18 @@ def test_four_first_trials_lie_in_four_quarters(sweep_file, search, sampler):
     assert set(counts) == {1}
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_first_trials_are_even_over_what_conditions_admit(sweep_file, search, seed):
+    file = sweep_file.with_name("seeded.yaml")
+    file.write_text(f"{sweep_file.read_text()}\nseed: {seed}\nwhere: method.kappa > 0.9\n")
+    settings = ["sampler={name: tpe, startup_trials: 8}", "budget.trials=9"]
+    study = search(load_sweep(file, settings), 8, lambda record: 0.5)
+    kappas = [record.knobs["method.kappa"] for record in study.records()]
+    counts, _ = np.histogram(kappas, bins=4, range=(0.9, 1.0))
+    assert sum(counts) == 8
+    assert min(counts) >= 1
+
+
 METHODS = """\
 search.each_of=[
   {method: {name: dp_sgd}, optimizer: {lr: {log_uniform: [0.1, 10]}}},
