@@ -1,12 +1,23 @@
-"""What the system says of the memory that this process holds, in bytes."""
+"""What memory this process holds, in bytes, and what errors say that there is too little."""
 
 import resource
 import sys
 from pathlib import Path
 
+import torch
+
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"
+
+_SAID = (
+    "can't allocate memory",
+    "cannot allocate memory",
+    "not enough memory",
+    "out of memory",
+    "bad_alloc",
+)
+"""What torch, cuDNN, cuBLAS and the C++ library say, in lower case, in errors of no own type."""
 
 
 def tells_own() -> bool:
@@ -27,8 +38,9 @@ def resident() -> int:
 
     Elsewhere the peak so far.
     """
-    if _CLEAR.exists():
-        _CLEAR.write_text(_RESET_PEAK)
+    if not _CLEAR.exists():
+        return peak()
+    _CLEAR.write_text(_RESET_PEAK)
     return _status("VmRSS") or peak()
 
 
@@ -36,6 +48,19 @@ def peak() -> int:
     """The most it has held since `resident` was asked, or since it began."""
     unit = 1 if sys.platform == "darwin" else 1024
     return _status("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def out_of_memory(error: BaseException) -> str | None:
+    """Where memory ran out, if that is what the error says: on the GPU, or in the worker."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return "on the GPU"
+    if isinstance(error, MemoryError):
+        return "in its worker"
+    text = str(error).lower()
+    if isinstance(error, RuntimeError | OSError) and any(said in text for said in _SAID):
+        ours = any(name in text for name in ("cuda", "cudnn", "cublas"))
+        return "on the GPU" if ours else "in its worker"
+    return None
 
 
 def _status(key: str) -> int | None:

@@ -23,6 +23,11 @@ INSIDE = "clip/inside"
 LEAST_NORM, MOST_NORM = 1e-6, 1e6
 """Clip norms far enough from where float32 can neither square nor tell numbers."""
 
+SUMMED = 320
+"""Examples whose answers are added in their own precision; sums of more are added in double. In
+float32 an example made for it can move the rounding of n others' sum by n^2 2^-26 clip norms, and
+one after it in each sum of n by as much again."""
+
 _LARGEST_SQUARE = 1e36
 
 
@@ -173,8 +178,10 @@ def squared_norms(leaf_B: Tensor) -> Tensor:
 
 def weighted_sum(factor_B: Tensor, leaf_B: Tensor) -> Tensor:
     """sum_b factor_b leaf_b; a leaf whose factor is 0 may hold anything, NaN included."""
-    total: Tensor = torch.tensordot(factor_B.to(leaf_B), cleaned(leaf_B, factor_B), dims=1)
-    return total
+    factors = torch.split(factor_B.to(leaf_B), SUMMED)
+    leaves = torch.split(cleaned(leaf_B, factor_B), SUMMED)
+    parts = [torch.tensordot(f, x, dims=1) for f, x in zip(factors, leaves, strict=True)]
+    return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0, dtype=torch.float64)
 
 
 def cleaned(leaf_B: Tensor, factor_B: Tensor, dim: int = 0) -> Tensor:

@@ -139,12 +139,18 @@ def _input_shapes(model: nn.Module, shape: tuple[int, ...]) -> dict[str, list[tu
     """Module name -> shape of each input it is given, by a pass without numbers.
 
     Raises:
-        ValueError: If a layer's output is changed in place, which would hide it.
+        ValueError: If a layer's output is changed in place, which would hide it, or is not one
+            tensor.
     """
     seen: dict[str, list[tuple[int, ...]]] = {}
     outputs: list[tuple[str, Tensor, int]] = []
 
-    def note(name: str, args: tuple[Tensor, ...], output: Tensor) -> None:
+    def note(name: str, args: tuple[Tensor, ...], output: object) -> None:
+        if not isinstance(output, Tensor):
+            raise ValueError(
+                f"layer {name!r} answers with a {type(output).__name__} and not one tensor, and "
+                f"has no spectral geometry; those with one are Conv2d and CirculantLinear"
+            )
         seen.setdefault(name, []).append(tuple(args[0].shape[1:]))
         outputs.append((name, output, output._version))
 

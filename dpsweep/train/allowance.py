@@ -11,15 +11,6 @@ from dataclasses import dataclass
 
 import torch
 
-_SAID = (
-    "can't allocate memory",
-    "cannot allocate memory",
-    "not enough memory",
-    "out of memory",
-    "bad_alloc",
-)
-"""What torch, cuDNN, cuBLAS and the C++ library say, in lower case, in errors of no own type."""
-
 
 @dataclass(frozen=True)
 class Allowance:
@@ -61,19 +52,3 @@ class Allowance:
 
 WHOLE = Allowance()
 """All of it."""
-
-
-def out_of_memory(error: BaseException) -> str | None:
-    """Where memory ran out, if that is what the error says: on the GPU, or in the worker."""
-    if isinstance(error, torch.OutOfMemoryError):
-        return "on the GPU"
-    if isinstance(error, MemoryError):
-        return "in its worker"
-    text = str(error).lower()
-    if isinstance(error, RuntimeError | OSError) and any(said in text for said in _SAID):
-        return (
-            "on the GPU"
-            if "cuda" in text or "cudnn" in text or "cublas" in text
-            else ("in its worker")
-        )
-    return None

@@ -1,5 +1,6 @@
 """Puts one trial together: data, model, geometry, engine, budget."""
 
+import math
 from dataclasses import replace
 
 import torch
@@ -21,6 +22,8 @@ from dpsweep.train.allowance import WHOLE, Allowance
 from dpsweep.train.budget import Budget, budget
 from dpsweep.train.frozen import behind, cut_of
 from dpsweep.train.step import Step
+
+_DEVIATIONS = 8
 
 
 def assemble(
@@ -122,11 +125,12 @@ def _engine(
         name = "bookkeeping" if train.engine == "auto" else train.engine
         share = allowance.gpu_share
         physical = fitting_batch(model, shape, train.batch_size, name, device, train.copies, share)
-    physical = allowance.portion(physical, train.batch_size)
+    largest = train.batch_size + _DEVIATIONS * math.sqrt(train.batch_size)  # no batch comes near
+    at_once = min(allowance.portion(physical, train.batch_size), math.ceil(largest))
     loss = nn.functional.cross_entropy
     try:
         kind = config.model.model_dump_json() + ("" if crossing is None else " behind the cut")
-        return engine_for(model, loss, geometry, physical, shape, train.engine, kind, train.copies)
+        return engine_for(model, loss, geometry, at_once, shape, train.engine, kind, train.copies)
     except ValueError as e:
         raise Misfit("train.engine", f"{train.engine} does not fit {config.model.name}: {e}") from e
 

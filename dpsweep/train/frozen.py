@@ -10,13 +10,14 @@ import math
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dpsweep.config.trial import TrialConfig
 from dpsweep.data.models.frozen import Cut, cut
 from dpsweep.data.models.own import Own
 from dpsweep.data.read import Dataset, kept
 from dpsweep.privacy.engine import BookkeepingEngine
+from dpsweep.privacy.engine.still import Still
 from dpsweep.train.step import Step
 
 _CHUNK = 250
@@ -58,11 +59,19 @@ def behind(found: Cut, step: Step) -> Dataset:
 
 
 def _crossed(found: Cut, data: Dataset, images: Tensor, step: Step) -> Tensor:
+    still = Still(_held(found.model))
     made = torch.empty(len(images), *found.shape, dtype=step.dtype)
     for first in range(0, len(images), _CHUNK):
         rows = slice(first, first + _CHUNK)
         made[rows] = found.features(data.scaled(images[rows], step.dtype))
+    still.check(_held(found.model))
     return made
+
+
+def _held(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """Frozen weights are buffers here."""
+    named = (*model.named_parameters(), *model.named_buffers())
+    return [(f"tensor {name!r}", x) for name, x in named]
 
 
 def _mark(found: Cut, config: TrialConfig) -> str:

@@ -14,8 +14,9 @@ from ray import tune
 
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import DiskFull, DpSweepError, StateError
+from dpsweep.core.memory import out_of_memory
 from dpsweep.core.types import Row
-from dpsweep.train.allowance import Allowance, out_of_memory
+from dpsweep.train.allowance import Allowance
 from dpsweep.train.course import Course
 from dpsweep.train.loop import Paused, train
 from dpsweep.train.room import Room

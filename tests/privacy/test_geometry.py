@@ -209,6 +209,11 @@ def test_a_head_that_would_see_the_constant_alone_is_refused():
     assert geometry_of(Spectral(0.5, 0.26), CirculantLinear(8, 4, 4), (8,)).maps
 
 
+def test_an_output_that_is_no_tensor_is_refused():
+    with pytest.raises(ValueError, match=r"layer '' answers with a tuple and not one tensor"):
+        geometry_of(SPECTRAL, nn.LSTM(4, 2), (3, 4))
+
+
 def test_an_output_that_is_changed_in_place_is_refused():
     model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(inplace=True))
     with pytest.raises(ValueError, match=r"output of layer '0' is changed in place"):

@@ -128,6 +128,15 @@ def test_making_what_crosses_is_no_silence_of_the_trials(cache, monkeypatch):
     assert told == ["begins", "makes", "makes", "ends"]
 
 
+def test_a_frozen_part_that_remembers_an_image_stops_the_trial():
+    """Its buffers would be saved with the weights."""
+    model = {"name": "own", "function": "own_net:remembering", "folder": NETS, "train": ["head"]}
+    with pytest.raises(
+        ConfigError, match=r"model: its tensor 'peak\.seen' changes as examples are asked"
+    ):
+        assemble(trial(model), Secret.draw(), CPU)
+
+
 def test_own_code_is_never_kept_since_it_may_change(cache):
     assert assemble(trial(OWN), Secret.draw(), CPU).whole is not None
     assert len(list(cache.glob("*.pt"))) == 1  # the images

@@ -1,13 +1,14 @@
 """Engines: ways to get the clipped sum of a query's answers. All give the same sum."""
 
 import logging
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Literal
 
 import torch
 from torch import nn
 
-from dpsweep.privacy.engine.base import Engine, Loss
+from dpsweep.privacy.engine.base import Engine, Loss, row_counts
 from dpsweep.privacy.engine.bookkeeping import BookkeepingEngine
 from dpsweep.privacy.engine.doubt import Make, reason_to_doubt
 from dpsweep.privacy.engine.layers import black_boxes
@@ -20,7 +21,8 @@ Choice = Literal["auto", "bookkeeping", "vmap", "opacus"]
 
 _log = logging.getLogger(__name__)
 _said: set[str] = set()
-_doubts: dict[tuple[object, ...], str | None] = {}
+_doubts: dict[tuple[object, ...], tuple[int, str | None]] = {}
+"""What was tried -> the largest batch it was tried with, and the reason to doubt."""
 
 
 def engine_for(
@@ -56,14 +58,17 @@ def engine_for(
         raise ValueError(f"its weights are {first.dtype}, too coarse for a bound on a sum")
     if choice == "vmap":
         return VmapEngine(model, loss, max_physical_batch, copies=copies)
+    sizes = [copies * num for num in row_counts(max_physical_batch)]
     if choice == "opacus":  # its package takes half a second to import, and few need it
         room = import_module("dpsweep.privacy.engine.opacus")
-        reason = room.overlooked(model) or _doubt(model, loss, input_shape, kind, room.OpacusEngine)
+        reason = room.overlooked(model) or _doubt(
+            model, loss, input_shape, kind, room.OpacusEngine, sizes
+        )
         if reason:
             raise ValueError(f"Opacus does not answer rightly for it: {reason}. Use auto")
         engine: Engine = room.OpacusEngine(model, loss, max_physical_batch, copies=copies)
         return engine
-    reason = _doubt(model, loss, input_shape, kind, BookkeepingEngine)
+    reason = _doubt(model, loss, input_shape, kind, BookkeepingEngine, sizes)
     if reason is None:
         if boxes := black_boxes(model):
             _say(f"computed by vmap, being unknown to book-keeping: {', '.join(boxes)}")
@@ -91,6 +96,11 @@ def refuse_mixing(model: nn.Module) -> None:
                 f"layer {name!r} is a {type(layer).__name__}, which mixes examples: clipping one "
                 f"answer would not bound what one example does. Use GroupNorm"
             )
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None:
+            raise ValueError(
+                f"layer {name!r} ({type(layer).__name__}) rescales the rows that examples use, in "
+                f"place and past clipping and noise. Leave max_norm out"
+            )
         dropout = getattr(layer, "dropout", layer.p if isinstance(layer, _DROPOUTS) else 0)
         if isinstance(dropout, float) and dropout > 0:
             raise ValueError(
@@ -100,14 +110,21 @@ def refuse_mixing(model: nn.Module) -> None:
 
 
 def _doubt(
-    model: nn.Module, loss: Loss, input_shape: tuple[int, ...], kind: str | None, make: Make
+    model: nn.Module,
+    loss: Loss,
+    input_shape: tuple[int, ...],
+    kind: str | None,
+    make: Make,
+    sizes: Sequence[int],
 ) -> str | None:
-    """See doubt.py; models of a known kind are tried once in a process."""
+    """See doubt.py; models of a known kind are tried once in a process, and when `sizes` grow."""
     first = next(model.parameters())
     asked = (make, kind, input_shape, first.dtype, first.device)
-    if kind is None or asked not in _doubts:
-        _doubts[asked] = reason_to_doubt(model, loss, input_shape, make)
-    return _doubts[asked]
+    largest, reason = _doubts.get(asked, (0, None))
+    if kind is None or (max(sizes) > largest and not reason):
+        reason = reason_to_doubt(model, loss, input_shape, make, sizes)
+        _doubts[asked] = max(sizes), reason
+    return reason
 
 
 _DROPOUTS = nn.modules.dropout._DropoutNd

@@ -10,11 +10,13 @@ from torch.func import vmap
 
 from dpsweep.core.types import Clipped, Tensors
 from dpsweep.privacy.clip import Clip, add, scaling
+from dpsweep.privacy.engine.still import Still
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs of shape (B, K), targets of shape (B,)) -> mean over the B examples."""
 
 _SIZES = 4
+"""Of microbatches: quarters of the largest."""
 
 
 class Engine(Protocol):
@@ -98,9 +100,24 @@ class ByPortions:
         total = self._nobody(points[0], clip)
         points = [{k: self._laid_out(p) for k, p in point.items()} for point in points]
         inputs_B = self._laid_out(inputs_B)
+        still = Still(self._state(points))
         for portion in portions(inputs_B, targets_B, self.max_physical_batch):
             total = add(total, self._portion(points, weights, portion, clip))
+        still.check(self._state(points))
         return total
+
+    def _state(self, points: Sequence[Tensors]) -> Iterator[tuple[str, Tensor]]:
+        """What no example may change."""
+        for name, x in self._called.named_buffers():
+            yield f"buffer {name!r}", x
+        for point in points:
+            for name, x in point.items():
+                yield f"parameter {name!r}", x
+
+    @property
+    def _called(self) -> nn.Module:
+        """The module that examples pass through."""
+        return self.model
 
     def _portion(
         self, points: Sequence[Tensors], weights: Sequence[float], portion: Portion, clip: Clip
@@ -135,7 +152,7 @@ def portions(inputs_B: Tensor, targets_B: Tensor, max_physical_batch: int) -> It
     The last is filled up, with its own first example, to the next quarter: batches of any size
     then come in few shapes, so that memory is used again and kernels are chosen once.
     """
-    quarter = -(-max_physical_batch // _SIZES)
+    quarter = row_counts(max_physical_batch)[0]
     for start in range(0, len(inputs_B), max_physical_batch):
         inputs = inputs_B[start : start + max_physical_batch]
         targets = targets_B[start : start + max_physical_batch]
@@ -144,6 +161,16 @@ def portions(inputs_B: Tensor, targets_B: Tensor, max_physical_batch: int) -> It
             missing = min(-num % quarter, max_physical_batch - num)
             inputs, targets = _filled(inputs, missing), _filled(targets, missing)
         yield Portion(inputs, targets, torch.arange(len(inputs), device=inputs.device) < num)
+
+
+def row_counts(max_physical_batch: int) -> list[int]:
+    """Numbers of rows that microbatches have.
+
+    >>> row_counts(10), row_counts(2)
+    ([3, 6, 9, 10], [1, 2])
+    """
+    quarter = -(-max_physical_batch // _SIZES)
+    return [*range(quarter, max_physical_batch, quarter), max_physical_batch]
 
 
 def _filled(leaf: Tensor, missing: int) -> Tensor:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from dpsweep.core.types import Clipped, Tensors
-from dpsweep.privacy.clip import Clip, scaling
+from dpsweep.privacy.clip import SUMMED, Clip, add, scaling
 from dpsweep.privacy.engine.answers import Answer, Each, added, heard
 from dpsweep.privacy.engine.base import ByPortions, Portion
 from dpsweep.privacy.engine.layers import Site, at_one_input, sites
@@ -77,14 +77,27 @@ class BookkeepingEngine(ByPortions):
                 for call in calls:
                     call.check_unchanged(name)
                     uses.setdefault(name, []).extend(call.parted(self.copies))
-        answers = self._answers(uses, points[0], portion)
+        if len(portion.present_B) <= SUMMED:
+            return self._summed(uses, points[0], portion.present_B, clip)
+        total = self._nobody(points[0], clip)
+        for start in range(0, len(portion.present_B), SUMMED):
+            rows = slice(start, start + SUMMED)
+            some = {name: [call.only(rows) for call in calls] for name, calls in uses.items()}
+            total = add(total, self._summed(some, points[0], portion.present_B[rows], clip))
+        return total
+
+    def _summed(
+        self, uses: Mapping[str, Sequence[Use]], params: Tensors, present_B: Tensor, clip: Clip
+    ) -> Clipped:
+        """The clipped sum over so few that their own precision will do."""
+        answers = self._answers(uses, params, len(present_B))
         squares = {k: answer.squares().double() for k, answer in answers.items()}
-        factors, count = scaling(squares, clip, portion.present_B)
+        factors, count = scaling(squares, clip, present_B)
         total = {k: answer.summed(factors[k]) for k, answer in answers.items()}
         return Clipped(total | count)
 
     def _answers(
-        self, uses: Mapping[str, Sequence[Use]], params: Tensors, portion: Portion
+        self, uses: Mapping[str, Sequence[Use]], params: Tensors, num: int
     ) -> dict[str, Answer]:
         """Parameter name -> its answer, in the model's order; nothing, if it was not called."""
         maps = self.geometry.maps
@@ -105,7 +118,7 @@ class BookkeepingEngine(ByPortions):
                     parts[key].append(found[own])
         for key, some in parts.items():
             if not some:
-                shape = (len(portion.present_B), *params[key].shape)
+                shape = (num, *params[key].shape)
                 some.append(Each(params[key].new_zeros(()).expand(shape)))
         return {key: added(some) for key, some in parts.items()}
 

@@ -55,6 +55,11 @@ class OpacusEngine(ByPortions):
             for key, p in own.items()
         }
 
+    @property
+    def _called(self) -> nn.Module:
+        module: nn.Module = self._hooked
+        return module
+
     @cached_property
     def _hooked(self) -> GradSampleModule:
         return GradSampleModule(copy.deepcopy(self.model), loss_reduction="sum")

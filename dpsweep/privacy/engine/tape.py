@@ -60,6 +60,18 @@ class Use:
         rows = zip(zip(*inputs, strict=True), grads, strict=True)
         return [Use(weight, own, grad, self.params) for own, grad in rows]
 
+    def only(self, rows: slice) -> "Use":
+        """The same of some of the examples.
+
+        Raises:
+            Unrecordable: If an input has other rows than the output.
+        """
+        tensors = [x for x in self.inputs if isinstance(x, Tensor)]
+        if any(len(x) != len(self.grad) for x in tensors):
+            raise Unrecordable("a layer's input does not have the rows of its output")
+        inputs = tuple(x[rows] if isinstance(x, Tensor) else x for x in self.inputs)
+        return Use(self.weight, inputs, self.grad[rows], self.params)
+
     def _chunks(self, leaf: Any, copies: int) -> tuple[Any, ...]:
         if not isinstance(leaf, Tensor):
             return (leaf,) * copies

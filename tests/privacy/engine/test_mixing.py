@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 from zoo import SHAPE, Net, Words, loss
 
+from dpsweep.privacy.engine import BookkeepingEngine
 from dpsweep.privacy.engine.doubt import reason_to_doubt
+from dpsweep.privacy.engine.opacus import OpacusEngine
 
 MIXING: dict[str, Callable[[Tensor], Tensor]] = {
     "mean": lambda x: x - x.mean(0),
@@ -17,6 +19,7 @@ MIXING: dict[str, Callable[[Tensor], Tensor]] = {
     "order of many": lambda x: x.roll(1, 0) if len(x) > 2 else x,
     "what is not a number": lambda x: x + 0 * x.sum(),
     "what is large": lambda x: x * (x.detach().nan_to_num().abs().amax() < 1e20),
+    "what is turned round": lambda x: _turned(x, x.roll(1, 0)),
     "what is zero": lambda x: x * (x.detach() != 0).flatten(1).any(1).all(),
 }
 every_mixing = pytest.mark.parametrize("kind", MIXING)
@@ -37,6 +40,57 @@ def test_examples_that_hear_of_each_other_are_found_before_a_layer(kind):
 def test_examples_that_hear_of_each_other_are_found_behind_all_layers(kind):
     net = Net(lambda net, x: MIXING[kind](net.layer(x.flatten(1))), layer=nn.Linear(72, 4))
     assert reason_to_doubt(net, loss, SHAPE) is not None
+
+
+CROWDS: dict[str, Callable[[Tensor], Tensor]] = {
+    "statistics of many": lambda x: (x - x.mean(0)) / x.std(0) if len(x) >= 16 else x,
+    "frames of a clip": lambda x: torch.cat([x[:8], x[8:] + x[8:].roll(-2, 0).detach()]),
+    "the other end": lambda x: x + x.flip(0).detach() if len(x) > 8 else x,
+    "signs": lambda x: x * x.flip(0).detach().sum(1).sign()[:, None] if len(x) > 8 else x,
+    "turned round": lambda x: _turned(x, x.flip(0).detach()) if len(x) > 8 else x,
+}
+
+
+def _turned(x: Tensor, other: Tensor) -> Tensor:
+    """The same numbers in another order, as the other says."""
+    return torch.where(other.sum(1, keepdim=True) > 0, x.roll(1, 1), x)
+
+
+@pytest.mark.parametrize("make", [BookkeepingEngine, OpacusEngine])
+@pytest.mark.parametrize("kind", CROWDS)
+def test_examples_that_hear_of_each_other_in_large_batches_are_found(kind, make):
+    net = Net(lambda net, x: CROWDS[kind](net.layer(x.flatten(1))), layer=nn.Linear(72, 4))
+    assert reason_to_doubt(net, loss, SHAPE, make) is None, "not in small ones"
+    found = reason_to_doubt(net, loss, SHAPE, make, [6, 24])
+    assert found == "examples hear of each other in batches of 24, as layer 'layer' shows"
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_a_model_with_a_coarse_activation_is_tried_like_others(kind):
+    net = Net(lambda net, x: net.layer(x.flatten(1).to(kind).float()), layer=nn.Linear(72, 4))
+    assert reason_to_doubt(net, loss, SHAPE, BookkeepingEngine, [6, 24]) is None
+
+
+def test_a_large_batch_of_a_sound_model_is_not_doubted():
+    net = nn.Sequential(nn.Conv2d(2, 3, 3), nn.GroupNorm(1, 3), nn.Flatten(), nn.Linear(48, 4))
+    assert reason_to_doubt(net, loss, SHAPE, BookkeepingEngine, [6, 24]) is None
+    assert reason_to_doubt(net, loss, SHAPE, OpacusEngine, [6, 24]) is None
+
+
+def test_layer_that_remembers_while_it_learns_is_refused():
+    class Learning(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training and torch.is_grad_enabled():
+                self.seen += x.detach().sum()
+            return x
+
+    net = nn.Sequential(Learning(), nn.Flatten(), nn.Linear(72, 4))
+    with pytest.raises(ValueError, match=r"buffer '0.seen' changes when it is called"):
+        reason_to_doubt(net, loss, SHAPE)
 
 
 def test_layer_with_a_memory_of_its_own_is_refused():

@@ -7,7 +7,7 @@ import torch
 from oracle import CLIPS, QUERIES, alone, draw, flat, points_of
 from torch import nn
 
-from dpsweep.privacy.clip import INSIDE, Quantile, clipped_sum
+from dpsweep.privacy.clip import INSIDE, Flat, Quantile, clipped_sum
 from dpsweep.privacy.engine import BookkeepingEngine, VmapEngine
 from dpsweep.privacy.engine.base import portions
 from dpsweep.privacy.engine.opacus import OpacusEngine
@@ -34,6 +34,30 @@ def batch(num: int = NUM) -> tuple[torch.Tensor, torch.Tensor]:
 
 def cut(num: int, at_once: int) -> list:
     return list(portions(torch.arange(num) + 100, torch.arange(num) + 500, at_once))
+
+
+@every_engine
+def test_rounding_of_a_large_microbatch_lets_no_example_through(engine):
+    # equal answers up to just below a power of two, then tiny ones, which one example more rounds
+    # away in a float32 sum over all of them
+    num, many = 4, 2**13
+    part = 1 / num**0.5
+    large = torch.full((many // 2, num), part)
+    large[-1] *= 0.5
+    unit = many // 4 * 2.0**-24
+    tiny = torch.tensor([1.4, -0.9]).repeat(many // 4)[:, None].expand(-1, num) * unit
+    examples = torch.cat([large, tiny])
+    one_more = torch.cat([torch.full((1, num), part), examples])
+    model = nn.Linear(num, 1, bias=False)
+    point = {"weight": model.weight.detach()}
+
+    def asked(inputs: torch.Tensor) -> torch.Tensor:
+        found = ENGINES[engine](model, lambda out, _: out.mean(), len(one_more))
+        zeros = torch.zeros(len(inputs), dtype=torch.long)
+        return found.clipped_sum([point], [1.0], inputs, zeros, Flat(1.0))["weight"]
+
+    moved = (asked(one_more) - asked(examples)).norm().item()
+    assert moved < 1.01
 
 
 @every_size
