@@ -13,7 +13,9 @@ class BudgetConfig(Strict):
     """Trials in all, failed and pruned ones included."""
 
     hours: float | None = Field(default=None, gt=0)
-    """After so many hours no new trial starts; those that run go on to their end."""
+    """After so many hours no new trial starts; those that run go on to their end. With `confirm`
+    the best are then repeated, which ends the search: it goes on with larger budget.trials alone,
+    or results would decide how many runs there are."""
 
     trial_timeout: Duration | None = None
     """A trial that reports nothing for so long (30m, 90s, 2h) is ended and counts as failed. Give

@@ -173,6 +173,8 @@ def _remarks(study: Study, *, driven: bool) -> tuple[str, ...]:
         state = "still runs" if driven else "was stopped before its end"
         left = study.num_to_ask()
         found.append(f"{state}: {left} trials and {study.num_to_confirm()} repeats are left")
+    if dropped := study.num_dropped():
+        found.append(f"its time was up with {dropped} trials left, which are not run")
     if study.warm_start:
         found.append(f"began from what {', '.join(study.warm_start['sweeps'])} had found")
     return tuple(found)

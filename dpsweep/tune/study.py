@@ -45,8 +45,9 @@ _ENDS = {
     "failed": TrialState.FAIL,
 }
 
-_WARM, _TOLD, _VOID = "warm_start", "warm_start_points", "void"
-"""Attributes of the study: which earlier sweep was learned from, and what it told."""
+_WARM, _TOLD, _VOID, _ENDED = "warm_start", "warm_start_points", "void", "ended_at"
+"""Attributes of the study: which earlier sweep was learned from, what it told, whether a test
+secret was used, and how many trials were planned when the search ended with fewer."""
 
 
 class Study:
@@ -148,8 +149,24 @@ class Study:
         return sum("confirms" not in trial.user_attrs for trial in self.stored_trials())
 
     def num_to_ask(self) -> int:
-        """Trials that the search still has to ask for."""
-        return max(0, self.sweep.config.budget.trials - self.num_asked())
+        """Trials that the search still has to ask for; none once it has ended early."""
+        trials = self.sweep.config.budget.trials
+        return 0 if self._ended_at() == trials else max(0, trials - self.num_asked())
+
+    def num_dropped(self) -> int:
+        """Trials that were planned and never asked for when the search ended."""
+        trials = self.sweep.config.budget.trials
+        return trials - self.num_asked() if self._ended_at() == trials else 0
+
+    @repeated
+    def _ended_at(self) -> int | None:
+        """The budget.trials of which fewer were asked for when repeats of the best began.
+
+        If that search went on, a better trial would want repeats as well, and results would have
+        decided how many runs there are. One with more trials than that is another plan.
+        """
+        trials: int | None = self._study.user_attrs.get(_ENDED)
+        return trials
 
     def num_to_confirm(self) -> int:
         """Repeats of the best configs still to be run, at most."""
@@ -216,8 +233,11 @@ class Study:
     def ask_to_confirm(self) -> Record | None:
         """The next repeat of one of the best configs, stored before this returns.
 
-        None if all have theirs. To be called when no trial of the search runs any more.
+        None if all have theirs. To be called when no trial of the search runs any more. A search
+        that has not asked for all of its trials has thereby ended, whoever was to be repeated.
         """
+        if self.sweep.config.confirm is not None and self.num_to_ask():
+            self._study.set_user_attr(_ENDED, self.sweep.config.budget.trials)
         chosen = self._to_confirm()
         if chosen is None:
             return None

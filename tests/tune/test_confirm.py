@@ -229,11 +229,12 @@ def test_the_best_by_loss_is_confirmed_by_loss(uri, load):
 def test_a_search_that_goes_on_after_repeats_proposes_as_if_there_were_none(
     tmp_path, load, sampler
 ):
-    sweep = load("budget.trials=9", f"sampler={{name: {sampler}, startup_trials: 2}}")
-    figures = (0.5, 0.9, 0.8, 0.6)
+    learns = f"sampler={{name: {sampler}, startup_trials: 2}}"
+    sweep, figures = load("budget.trials=9", learns), (0.5, 0.9, 0.8, 0.6)
     plain = searched(f"sqlite:///{tmp_path}/plain.db", sweep, *figures)
-    confirmed = searched(f"sqlite:///{tmp_path}/confirmed.db", sweep, *figures)
-    confirm(confirmed, lambda number: -5.0)  # would turn any sampler that saw it
+    uri = f"sqlite:///{tmp_path}/confirmed.db"
+    confirm(searched(uri, load(learns), *figures), lambda _: -5.0)  # would turn any that saw it
+    confirmed = Study.open(uri, sweep)
     assert propose(sweep, confirmed._study).params == propose(sweep, plain._study).params
     assert confirmed.num_to_ask() == plain.num_to_ask() == 5
 
@@ -351,12 +352,44 @@ def test_a_budget_that_all_runs_share_pays_for_no_more_of_them_than_were_planned
     settings = ["confirm={top: 1, seeds: 2}", "privacy.scope=sweep"]
     study = searched(uri, load(*settings), 0.5, 0.9, 0.8)
     assert confirm(study, lambda number: 0.7) == [1, 1]  # as after budget.hours
-    ended(study, study.ask(), 0.95)
+    ended(study, study.ask(), 0.95)  # no driver asks for it: see the next test
     assert study.num_to_confirm() == 0
     assert study.ask_to_confirm() is None
     assert study.is_finished()
     assert len(study.records()) == study.sweep.num_runs
     assert study.sweep.whole.covers([run_of(r) for r in study.records()])
+
+
+def test_results_do_not_decide_how_many_runs_a_search_that_ran_out_of_time_has(uri, load):
+    settings = ["confirm={top: 1, seeds: 4}"]
+    study = searched(uri, load(*settings), 0.4)
+    assert study.num_to_ask() == 3
+    assert confirm(study, lambda number: 0.4) == [0] * 4  # as after budget.hours
+    again = Study.open(uri, load(*settings))
+    assert again.num_to_ask() == again.num_to_confirm() == 0
+    assert again.is_finished()
+
+
+def test_a_search_that_ran_out_of_time_has_ended_whoever_is_to_be_repeated(uri, load):
+    settings = "confirm={top: 1, seeds: 2}"
+    study = searched(uri, load(settings), 0.4)
+    confirm(study, lambda number: 0.4)
+    for accuracy, repeats in ((0.3, 0), (0.9, 2)):  # the best is the old one, then another
+        trials = 6 + len(study.records())
+        study = Study.open(uri, load(settings, f"budget.trials={trials}"))
+        ended(study, study.ask(), accuracy)
+        assert len(confirm(study, lambda number: 0.4)) == repeats
+        assert study.num_to_ask() == 0
+        assert study.num_dropped() > 0
+        assert study.is_finished()
+
+
+def test_more_trials_than_before_go_on_after_the_time_ran_out(uri, load):
+    study = searched(uri, load("confirm={top: 1, seeds: 2}"), 0.4)
+    confirm(study, lambda number: 0.4)
+    more = Study.open(uri, load("confirm={top: 1, seeds: 2}", "budget.trials=6"))
+    assert more.num_to_ask() == 5
+    assert not more.is_finished()
 
 
 def test_repeats_stand_in_no_table_of_a_search_that_has_none(uri, load):
