@@ -7,7 +7,7 @@ from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, Misfit
 from dpsweep.data.datasets import check_present
 from dpsweep.data.models.own import code_that_runs
-from dpsweep.data.read import download
+from dpsweep.data.read import download, load
 from dpsweep.train.assemble import check_fit
 from dpsweep.train.budget import budget
 
@@ -23,7 +23,8 @@ def check_trial(config: TrialConfig, source: Source, *, fetch: bool = False) -> 
         fetch: True to download missing data.
 
     Raises:
-        ConfigError: If the pieces do not fit one another, or the data are missing.
+        ConfigError: If the pieces do not fit one another, or the data are missing or not those
+            that the config declares.
     """
     if config.privacy.scope == "sweep":
         raise ConfigError(
@@ -33,7 +34,7 @@ def check_trial(config: TrialConfig, source: Source, *, fetch: bool = False) -> 
     check_pieces(config, source)
     if fetch:
         download(config.data)
-    check_present(config.data, source.line(("data",)))
+    _check_data(config, source.line(("data",)))
     delta, most = config.delta, 1 / config.data.num_examples
     warnings = [said] if (said := code_that_runs(config.model)) else []
     if delta < most:
@@ -44,6 +45,15 @@ def check_trial(config: TrialConfig, source: Source, *, fetch: bool = False) -> 
         f"publishes one random example in full would pass. Use delta: auto "
         f"({config.data.num_examples**-1.1:.2g})",
     ]
+
+
+def _check_data(config: TrialConfig, where: str) -> None:
+    """Reads all images, once a node; features are made of them later."""
+    check_present(config.data, where)
+    try:
+        load(config.data.model_copy(update={"features": None}), config.seed)
+    except ConfigError as e:
+        raise ConfigError(f"{where}: {e}") from e
 
 
 def check_sweep(sweep: Sweep, *, fetch: bool = False) -> list[str]:

@@ -59,6 +59,7 @@ def train(
     should_pause: Callable[[], bool] = lambda: False,
     told: Course | None = None,
     allowance: Allowance = WHOLE,
+    data_mark: str = "",
 ) -> Result:
     """Trains, evaluates, checkpoints and reports, and leaves the weights in `room`.
 
@@ -73,6 +74,8 @@ def train(
         should_pause: Asked between steps, about twice a second.
         told: The trial's course, if it is known already.
         allowance: What it may use of the machine; the result but for rounding is the same.
+        data_mark: Tells the data apart where nobody else does. The secret is for these alone: the
+            same noise on others would cancel between the two.
 
     Raises:
         Paused: If `should_pause` said so; training again goes on from there.
@@ -82,7 +85,7 @@ def train(
     """
     torch.set_num_threads(config.train.threads or _DEFAULT_THREADS)
     keep_freed_memory()
-    identity = config.model_dump_json()
+    identity = config.model_dump_json() + data_mark
     secret = room.secret().bound_to(identity)
     device = _device(config)
     allowance.apply(device)
@@ -152,7 +155,8 @@ def _saved(room: Room, identity: str) -> dict[str, Any] | None:
     saved, reported = room.load(), room.rows()
     if saved is not None and saved["config"] != identity:
         raise StateError(
-            f"{room.path}: holds a checkpoint of another config. Train this one in another folder"
+            f"{room.path}: holds a checkpoint of another config or other data. Train this one in "
+            f"another folder"
         )
     seen = reported[-1]["epoch"] if reported else 0
     if seen and (saved is None or not saved["rows"] or saved["rows"][-1]["epoch"] < seen):

@@ -151,9 +151,11 @@ def new_session(
 
     Raises:
         StateError: If the name is taken.
-        ConfigError: If the connected cluster is too small for one trial.
+        ConfigError: If the connected cluster is too small for one trial, or the data are not
+            those that the config declares.
     """
     concurrency(sweep.config.resources, _nodes())
+    data = _fingerprint(sweep)
     folder, owner = state.sweep(sweep.name), whoami()
     called = study_name(storage_uri, sweep.name, owner)
     folder.create(sweep.file, sweep.base, tracking_uri, storage_uri, called)
@@ -165,7 +167,7 @@ def new_session(
         except DpSweepError:
             folder.remove()
             raise
-        folder.check_data(_fingerprint(sweep))
+        folder.check_data(data)
         with _session(sweep, state, study, lease) as session:
             yield session
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -126,3 +127,17 @@ def test_a_run_that_lost_its_secret_is_not_begun_again(tmp_path, monkeypatch):
     (tmp_path / "run/privacy.txt").unlink()  # as if it had been killed just before
     lost = mistake(tmp_path, monkeypatch, *args)
     assert "reports were made here with a secret that is gone" in lost
+
+
+@pytest.mark.parametrize("verb", ["check", "plan", "launch"])
+def test_data_that_are_not_as_declared_stop_a_sweep_before_it_has_a_name(
+    verb, tmp_path, sweep_file, monkeypatch
+):
+    images, labels = np.zeros((1500, 8, 8), np.uint8), np.arange(1500) % 10
+    root = tmp_path / "x.npz"
+    np.savez(root, x_train=images, y_train=labels, x_test=images[:9], y_test=labels[:9])
+    monkeypatch.setenv("DPSWEEP_CACHE", str(tmp_path.with_name("cache")))
+    declared = "{name: npz, shape: [1, 8, 8], num_classes: 10, num_train: 1400, num_test: 9"
+    settings = ["--set", f"data={declared}, root: {root}}}"]
+    told = mistake(tmp_path, monkeypatch, verb, sweep_file, *settings)
+    assert "--set data: data.num_train: 1400, and x_train holds 1500 images" in told

@@ -1,5 +1,6 @@
 """What is wrong with a trial is found, and what it promises is said, before its first step."""
 
+import numpy as np
 import pytest
 
 from dpsweep.config.load import Source
@@ -39,6 +40,17 @@ def test_delta_that_lets_one_example_be_published_is_warned_of(delta):
 def test_missing_data_are_told_with_file_and_line():
     config = trial(name="mnist", root="/nowhere")
     with pytest.raises(ConfigError, match=r"x\.yaml:2: data\.root: '/nowhere' does not hold mnist"):
+        check_trial(config, FILE)
+
+
+def test_data_that_are_not_as_declared_are_told_with_file_and_line(tmp_path):
+    images, labels = np.zeros((130, 8, 8), np.uint8), np.arange(130) % 10
+    np.savez(tmp_path / "x.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
+    shape = {"shape": [1, 8, 8], "num_classes": 10, "num_train": 140, "num_test": 130}
+    config = trial(name="npz", root=str(tmp_path / "x.npz"), **shape)
+    with pytest.raises(
+        ConfigError, match=r"x\.yaml:2: data\.num_train: 140, and x_train holds 130"
+    ):
         check_trial(config, FILE)
 
 

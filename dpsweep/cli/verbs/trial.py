@@ -11,6 +11,7 @@ from dpsweep.config.trial import TrialConfig, load_trial, trial_source
 from dpsweep.core.errors import ConfigError, Diverged, StateError, unknown
 from dpsweep.core.strict import Strict
 from dpsweep.core.types import Row
+from dpsweep.data.read import fingerprint
 from dpsweep.methods import METHODS
 from dpsweep.privacy.statement import shown_epsilon
 from dpsweep.train.budget import budget
@@ -55,7 +56,10 @@ def train(file: Path, settings: list[str], out: Path | None, fetch: bool, quiet:
         room.make_secret()
         try:
             result = train_config(
-                config, room, lambda row: None if quiet else console().print(_line(row))
+                config,
+                room,
+                lambda row: None if quiet else console().print(_line(row)),
+                data_mark=fingerprint(config.data, config.seed),
             )
         except Diverged:
             room.forget()
