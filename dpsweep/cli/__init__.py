@@ -14,6 +14,7 @@ import typer
 from dpsweep.cli import bench
 from dpsweep.cli.options import (
     Address,
+    AddressHereOrAway,
     BestFile,
     Fetch,
     Force,
@@ -67,7 +68,7 @@ def launch(
         typer.Option("--from", metavar="SWEEP", help="An earlier sweep to learn from."),
     ] = None,
     state: StateDir = None,
-    address: Address = None,
+    address: AddressHereOrAway = None,
     tracking_uri: Annotated[
         str | None, typer.Option(help="MLflow server [default: a database in the state folder].")
     ] = None,
@@ -190,7 +191,13 @@ def resume(
         typer.Option("--accept-changes", help="Take over what changed in the file, if harmless."),
     ] = False,
     state: StateDir = None,
-    address: Address = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            help="Ray cluster: auto or HOST:PORT [default: an embedded one]. Of a submitted sweep: "
+            "http://HEAD:8265 or ray://HEAD:10001, where that cluster is now."
+        ),
+    ] = None,
     storage: Storage = None,
     out: BestFile = None,
     quiet: Quiet = False,
@@ -266,8 +273,8 @@ def export(
         str,
         typer.Option(
             "--format",
-            help="yaml: configs that `train` and `launch` read; opacus: a training script that "
-            "needs Opacus alone; torch: the weights, and a script that uses them.",
+            help="yaml: configs that `train` reads, and a sweep takes as its base; opacus: a "
+            "training script without dpsweep; torch: the weights, and a script that uses them.",
         ),
     ] = "yaml",
     register: Annotated[
@@ -385,7 +392,9 @@ def gc(
 def doctor(
     state: StateDir = None,
     storage: Storage = None,
-    address: Address = None,
+    address: Annotated[
+        str | None, typer.Option(help="Ray cluster to look at: auto or HOST:PORT [default: none].")
+    ] = None,
     tracking_uri: Annotated[
         str | None, typer.Option(help="MLflow server to look at [default: those of the sweeps].")
     ] = None,

@@ -13,11 +13,16 @@ Settings = Annotated[
 ]
 StateDir = Annotated[
     str | None,
-    typer.Option("--state", metavar="FOLDER", help="State folder [default: ./.dpsweep]."),
+    typer.Option(
+        "--state", metavar="FOLDER", help="State folder [default: DPSWEEP_STATE, or ./.dpsweep]."
+    ),
 ]
 Fetch = Annotated[bool, typer.Option("--download", help="Fetch missing data into data.root.")]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print nothing but errors.")]
 Address = Annotated[
+    str | None, typer.Option(help="Ray cluster: auto or HOST:PORT [default: an embedded one].")
+]
+AddressHereOrAway = Annotated[
     str | None,
     typer.Option(
         help="Ray cluster: auto, HOST:PORT, or ray://HOST:PORT from elsewhere (as submit) "

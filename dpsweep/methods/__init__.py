@@ -1,7 +1,7 @@
 """The table of methods: every one, by the name a sweep file uses.
 
-To add a method, write its module beside this file and one line here. Nothing is
-registered on import elsewhere, so this table is the whole truth on every Ray worker.
+To add a method, write its module beside this file, and add it to METHODS and MethodConfig.
+Nothing is registered on import elsewhere, so this table is the whole truth on every Ray worker.
 """
 
 from typing import Annotated

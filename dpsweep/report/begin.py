@@ -1,6 +1,6 @@
 """What comes before a sweep's first trial, or the next of an old one, for shell and Python alike.
 
-Every mistake is found before Ray is started or a file written.
+Every mistake is found before Ray is started or a file written, but this node's copy of the data.
 """
 
 from collections.abc import Callable, Iterator

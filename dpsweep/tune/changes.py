@@ -26,6 +26,11 @@ def changes(folder: SweepFolder, sweep: Sweep) -> dict[str, tuple[str, str]]:
     return {k: (_shown(then, k), _shown(now, k)) for k in keys}
 
 
+def may_grow(sweep: Sweep) -> bool:
+    """True if a launched sweep may be given more trials: nothing was chosen by their number."""
+    return sweep.whole is None and not sweep.in_secret and cap_of(sweep) is None
+
+
 def check_changes(folder: SweepFolder, sweep: Sweep, *, accepted: bool) -> None:
     """Takes over changes that do no harm, if they were accepted.
 
@@ -57,9 +62,8 @@ def check_changes(folder: SweepFolder, sweep: Sweep, *, accepted: bool) -> None:
 
 def _is_harmless(key: str, launched: Sweep, sweep: Sweep) -> bool:
     section = key.split(".")[0]
-    number_matters = sweep.whole is not None or sweep.in_secret or cap_of(sweep) is not None
     if any(key.startswith(part) for part in _NUM_RUNS):
-        return not number_matters and not _runs_less(launched, sweep)
+        return may_grow(sweep) and not _runs_less(launched, sweep)
     return section in _HARMLESS
 
 

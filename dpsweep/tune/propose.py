@@ -142,7 +142,10 @@ def _evenly(sweep: Sweep, place: int, whose: int, rounds: int) -> Iterator[Even]
 
     def admitted(index: int) -> bool:
         tree, _ = sweep.space.draw(sweep.base.tree, even(index))
-        return sweep.admits(sweep.trial(tree))
+        try:
+            return sweep.admits(sweep.trial(tree))
+        except ConfigError:  # of a round of its own, and of no other
+            return False
 
     indices: Iterable[int] = range(rounds + _MOST_ATTEMPTS)
     if sweep.conditions:

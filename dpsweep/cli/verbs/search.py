@@ -22,6 +22,7 @@ from dpsweep.report.tables import shown_budgets, trial_table
 from dpsweep.report.winner import standings, standings_table, verdict
 from dpsweep.track.server import without_password
 from dpsweep.train.check import check_sweep
+from dpsweep.tune.changes import may_grow
 from dpsweep.tune.check import plan as make_plan
 from dpsweep.tune.launch import Session, new_session
 from dpsweep.tune.resources import concurrency, this_machine
@@ -98,8 +99,9 @@ def resume(named_or_file: str, options: Options, *, accept: bool) -> None:
     state, name = State.at(options.state).part(file.name if file else named_or_file)
     place = Place(state, options.address, storage=moved_to(options.storage))
     target, out = options.target(name), console(quiet=options.quiet)
+    tell = (lambda words: None) if options.quiet else warn
     with reopened(
-        name, place, target, warn, file=file, accept=accept, force=options.force
+        name, place, target, tell, file=file, accept=accept, force=options.force
     ) as session:
         out.print(_left(session.study))
         finished = session.study.is_finished()
@@ -112,9 +114,13 @@ def _left(study: Study) -> str:
     """What a resumed sweep has done and has still to do."""
     name, done = study.sweep.name, [r for r in study.records() if r.state != "running"]
     if study.is_finished():
+        if may_grow(study.sweep):
+            more = "raise budget.trials in its file, then: dpsweep resume FILE --accept-changes"
+        else:
+            more = f"launch its file anew: dpsweep launch FILE --name {name}-2 --from {name}"
         return (
             f"{name}: is finished, with {len(done)} trials; results are delivered again. For more "
-            f"trials raise budget.trials in its file, then: dpsweep resume FILE --accept-changes"
+            f"trials {more}"
         )
     if study.sweep.in_secret:
         return f"{name}: goes on; nothing is told before its end"

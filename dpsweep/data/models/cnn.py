@@ -51,9 +51,9 @@ class CnnPapernot(Model):
     name: Literal["cnn_papernot"] = "cnn_papernot"
 
     block: int | None = Field(default=None, gt=0)
-    """Block size of the first linear layer, made circulant with the head, which the spectral
-    methods need; both are dense if missing. Must divide 32 and the number of features, 512 on
-    MNIST."""
+    """Block size of the first linear layer, made circulant with the head; both are dense if
+    missing. (The spectral methods do not take its convolutions, of stride 2.) Must divide 32 and
+    the number of features, 512 on MNIST."""
 
     head_block: int = Field(default=2, gt=0)
     """Block size of the last layer, used with `block` only. Must divide 32 and the number of
