@@ -1,11 +1,14 @@
 # Two commands matter on a fresh machine with Python 3.11+: `make quickstart` and `make test`.
-# Each makes .venv and installs exactly what constraints.txt pins.
+# Each makes .venv and installs exactly what constraints.txt pins; `make install` does that alone.
 
 PYTHON ?= python3
 BIN = .venv/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: quickstart test test-all lint golden clean
+.PHONY: install quickstart test test-all lint golden clean
+
+install: .venv/runtime
+	@echo "installed; now: source .venv/bin/activate"
 
 quickstart: .venv/runtime
 	$(BIN)/dpsweep launch sweeps/quickstart.yaml --unique
