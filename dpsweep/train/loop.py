@@ -85,8 +85,9 @@ def train(
     """
     torch.set_num_threads(config.train.threads or _DEFAULT_THREADS)
     keep_freed_memory()
-    identity = config.model_dump_json() + data_mark
-    secret = room.secret().bound_to(identity)
+    identity, secret = config.model_dump_json() + data_mark, room.secret()
+    # a fixed test secret is there to give the same again, and protects nothing
+    secret = secret.bound_to(config.model_dump_json() if secret.void else identity)
     device = _device(config)
     allowance.apply(device)
     ahead = told or course(config)

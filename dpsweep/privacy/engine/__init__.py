@@ -10,6 +10,7 @@ from torch import nn
 
 from dpsweep.privacy.engine.base import Engine, Loss, row_counts
 from dpsweep.privacy.engine.bookkeeping import BookkeepingEngine
+from dpsweep.privacy.engine.crowd import mixing_in_crowds
 from dpsweep.privacy.engine.doubt import Make, reason_to_doubt
 from dpsweep.privacy.engine.layers import black_boxes
 from dpsweep.privacy.engine.vmap import VmapEngine
@@ -21,8 +22,9 @@ Choice = Literal["auto", "bookkeeping", "vmap", "opacus"]
 
 _log = logging.getLogger(__name__)
 _said: set[str] = set()
-_doubts: dict[tuple[object, ...], tuple[int, str | None]] = {}
-"""What was tried -> the largest batch it was tried with, and the reason to doubt."""
+_doubts: dict[tuple[object, ...], str | None] = {}
+_crowds: dict[tuple[object, ...], tuple[int, str | None]] = {}
+"""What was tried -> the largest batch it was tried with, and what was found."""
 
 
 def engine_for(
@@ -117,14 +119,18 @@ def _doubt(
     make: Make,
     sizes: Sequence[int],
 ) -> str | None:
-    """See doubt.py; models of a known kind are tried once in a process, and when `sizes` grow."""
+    """See doubt.py and crowd.py; a known kind is tried once in a process, and as `sizes` grow."""
     first = next(model.parameters())
-    asked = (make, kind, input_shape, first.dtype, first.device)
-    largest, reason = _doubts.get(asked, (0, None))
-    if kind is None or (max(sizes) > largest and not reason):
-        reason = reason_to_doubt(model, loss, input_shape, make, sizes)
-        _doubts[asked] = max(sizes), reason
-    return reason
+    tried = (kind, input_shape, first.dtype, first.device)
+    if kind is None or (make, *tried) not in _doubts:
+        _doubts[make, *tried] = reason_to_doubt(model, loss, input_shape, make)
+    if reason := _doubts[make, *tried]:
+        return reason
+    largest, found = _crowds.get(tried, (0, None))
+    if kind is None or (found is None and max(sizes) > largest):
+        found = mixing_in_crowds(model, input_shape, sizes)
+        _crowds[tried] = max(sizes), found
+    return found
 
 
 _DROPOUTS = nn.modules.dropout._DropoutNd

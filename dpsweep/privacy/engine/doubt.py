@@ -2,15 +2,15 @@
 
 A layer that changes its input in place, whose weights are also used elsewhere, or that mixes the
 examples of a batch would be answered wrongly. No list of layers is complete, so each model is
-compared with plain autograd, one example at a time, and watched while one example of a batch, or
-half of a batch as large as those to come, goes wild or changes its target: nothing that the
-others' answers are made of may change by a bit.
+compared with plain autograd, one example at a time, and watched while one example of a batch goes
+wild or changes its target: nothing that the others' answers are made of may change by a bit. Large
+batches are crowd.py's.
 """
 
 import copy
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -32,12 +32,7 @@ _TRIED: tuple[tuple[Clip, list[float]], ...] = ((Flat(1e18), [1.0]), (Automatic(
 """Clips, and weights of points that are the same. The first clip lets every answer through and
 shows its scale, the second shows its norm; two points show what is left from one to the next."""
 
-_SHOUTING = 100.0
-"""Times as large are other images, of half of a large batch."""
-
 _WILD = (math.nan, 1e30, 0.0)
-_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_MIXED, _ROWS = 0x2545F4914F6CDD1D, 32
 _FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, IndexError)
 
 
@@ -63,7 +58,6 @@ class _Case:
         inputs_B: Noise, shape (B, ...).
         targets_B: 0 and 1 in turns, for an answer to another's target to differ; 0 if the model
             has one class.
-        rng: Draws what else is asked.
     """
 
     model: nn.Module
@@ -71,7 +65,6 @@ class _Case:
     params: Tensors
     inputs_B: Tensor
     targets_B: Tensor
-    rng: torch.Generator
 
     @classmethod
     def of(cls, model: nn.Module, loss: Loss, input_shape: tuple[int, ...]) -> "_Case":
@@ -86,7 +79,7 @@ class _Case:
         }
         classes = _classes(model, params, inputs_B)
         targets_B = torch.arange(_EXAMPLES, device=like.device) % min(classes, 2)
-        return cls(model, loss, params, inputs_B, targets_B, rng)
+        return cls(model, loss, params, inputs_B, targets_B)
 
     @property
     def compared(self) -> tuple[Tensor, Tensor]:
@@ -103,30 +96,11 @@ class _Case:
         targets_B[0] = targets_B.max()
         yield self.inputs_B, targets_B
 
-    def crowd(self, num: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Inputs and targets of `num` examples, and which of them are to go wild."""
-        shape = (num, *self.inputs_B.shape[1:])
-        inputs_B = torch.randn(shape, generator=self.rng).to(self.inputs_B)
-        targets_B = torch.arange(num, device=inputs_B.device) % (int(self.targets_B.max()) + 1)
-        wild_B = torch.rand(num, generator=self.rng).to(inputs_B) < 0.5
-        return inputs_B, targets_B, wild_B
-
 
 def reason_to_doubt(
-    model: nn.Module,
-    loss: Loss,
-    input_shape: tuple[int, ...],
-    make: Make = BookkeepingEngine,
-    sizes: Sequence[int] = (),
+    model: nn.Module, loss: Loss, input_shape: tuple[int, ...], make: Make = BookkeepingEngine
 ) -> str | None:
     """Why that engine cannot be used with `model`; None if it can. Nothing private is touched.
-
-    Args:
-        model: The model.
-        loss: Loss of one example.
-        input_shape: Of one example.
-        make: The engine.
-        sizes: Of batches it will be asked with; a model may mix examples in large ones alone.
 
     Raises:
         ValueError: If the model changes its buffers or parameters; if plain autograd cannot run
@@ -134,23 +108,19 @@ def reason_to_doubt(
             cannot either.
     """
     case = _Case.of(model, loss, input_shape)
-    reason = _reason(case, make, sizes)
+    reason = _reason(case, make)
     if reason and make is BookkeepingEngine:
         _check_vmap(case)
     return reason
 
 
-def _reason(case: _Case, make: Make, sizes: Sequence[int]) -> str | None:
+def _reason(case: _Case, make: Make) -> str | None:
     expected = _one_at_a_time(case)
     try:
         engine = make(case.model, case.loss, _COMPARED)
         with warnings.catch_warnings():  # Opacus' hooks warn, as they will at the first step
             warnings.filterwarnings("ignore", "Full backward hook is firing")
-            return (
-                _difference(case, engine, expected)
-                or _mixing(case, engine)
-                or next((found for num in sizes if (found := _crowding(case, engine, num))), None)
-            )
+            return _difference(case, engine, expected) or _mixing(case, engine)
     except _FAILURES as e:
         _raise_if_memory_ran_out(e)
         return f"{type(e).__name__}: {e}"
@@ -206,67 +176,16 @@ def _difference(case: _Case, engine: Engine, answer: PerExample) -> str | None:
 
 def _mixing(case: _Case, engine: Examined) -> str | None:
     """The layer at which an example hears of another, if there is one."""
-    calm_B = torch.arange(_EXAMPLES, device=case.inputs_B.device) > 0
-    before = _prints(case, engine, case.inputs_B, case.targets_B)
+    present_B = torch.ones(_EXAMPLES, dtype=torch.bool, device=case.inputs_B.device)
+    before = engine.seen(case.params, Portion(case.inputs_B, case.targets_B, present_B))
     for inputs_B, targets_B in case.wild():
-        if name := _changed(before, _prints(case, engine, inputs_B, targets_B), calm_B):
-            return f"examples hear of each other, as layer {name!r} shows"
-    return None
-
-
-def _crowding(case: _Case, engine: Examined, num: int) -> str | None:
-    """The layer at which, of so many, those who stay calm hear of the others."""
-    inputs_B, targets_B, wild_B = case.crowd(num)
-    before = _prints(case, engine, inputs_B, targets_B)
-    others_B = targets_B.max() - targets_B
-    shouting_B = _SHOUTING * case.crowd(num)[0]
-    for calm_B in (wild_B, ~wild_B):  # each half has its turn
-        wild = calm_B.view(-1, *(1,) * (inputs_B.dim() - 1)).logical_not()
-        after = _prints(
-            case,
-            engine,
-            torch.where(wild, shouting_B, inputs_B),
-            torch.where(calm_B, targets_B, others_B),
-        )
-        if name := _changed(before, after, calm_B):
-            return f"examples hear of each other in batches of {num}, as layer {name!r} shows"
-    return None
-
-
-def _prints(
-    case: _Case, engine: Examined, inputs_B: Tensor, targets_B: Tensor
-) -> dict[str, list[Tensor]]:
-    """Layer name -> a number for all bits of each example's part of what is seen there."""
-    present_B = torch.ones(len(inputs_B), dtype=torch.bool, device=inputs_B.device)
-    seen = engine.seen(case.params, Portion(inputs_B, targets_B, present_B))
-    return {name: [_print(x) for x in leaves] for name, leaves in seen.items()}
-
-
-def _print(leaf_B: Tensor) -> Tensor:
-    """Sums of bits times odd numbers that their place has, modulo 2^64."""
-    if leaf_B.is_complex():
-        leaf_B = torch.view_as_real(leaf_B.resolve_conj())
-    if leaf_B.is_floating_point():
-        leaf_B = leaf_B.contiguous().view(_BITS[leaf_B.dtype.itemsize])
-    bits_BX = leaf_B.reshape(len(leaf_B), math.prod(leaf_B.shape[1:]))
-    odd_X = torch.arange(1, bits_BX.shape[1] + 1, device=leaf_B.device) * _MIXED
-    odd_X = (odd_X ^ (odd_X >> 29)) * _MIXED | 1
-    rows = torch.split(bits_BX, _ROWS)  # eight bytes a number
-    return torch.cat([(some.to(torch.int64) * odd_X).sum(1) for some in rows])
-
-
-def _changed(
-    before: dict[str, list[Tensor]], after: dict[str, list[Tensor]], calm_B: Tensor
-) -> str | None:
-    """The first layer at which a calm example's part differs, or what has no part of any."""
-    for name in before | after:
-        pair = before.get(name, []), after.get(name, [])
-        if len(pair[0]) != len(pair[1]):
-            return name
-        for a, b in zip(*pair, strict=True):
-            rows = calm_B if len(a) == len(calm_B) else slice(None)
-            if a.shape != b.shape or not torch.equal(a[rows], b[rows]):
-                return name
+        after = engine.seen(case.params, Portion(inputs_B, targets_B, present_B))
+        for name in before | after:
+            pair = before.get(name, []), after.get(name, [])
+            if len(pair[0]) != len(pair[1]) or any(
+                not torch.equal(a[1:], b[1:]) for a, b in zip(*pair, strict=True)
+            ):
+                return f"examples hear of each other, as layer {name!r} shows"
     return None
 
 

@@ -14,4 +14,5 @@ sys.path.insert(0, str(Path(__file__).parent))
 def forgotten(monkeypatch):
     """A process that has tried no model yet, and has said nothing."""
     monkeypatch.setattr(engine, "_doubts", {})
+    monkeypatch.setattr(engine, "_crowds", {})
     monkeypatch.setattr(engine, "_said", set())

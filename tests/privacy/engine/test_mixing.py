@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 from zoo import SHAPE, Net, Words, loss
 
-from dpsweep.privacy.engine import BookkeepingEngine
+from dpsweep.privacy.engine import VmapEngine, engine_for
+from dpsweep.privacy.engine.crowd import mixing_in_crowds
 from dpsweep.privacy.engine.doubt import reason_to_doubt
-from dpsweep.privacy.engine.opacus import OpacusEngine
+from dpsweep.privacy.geometry import IDENTITY
 
 MIXING: dict[str, Callable[[Tensor], Tensor]] = {
     "mean": lambda x: x - x.mean(0),
@@ -56,25 +57,45 @@ def _turned(x: Tensor, other: Tensor) -> Tensor:
     return torch.where(other.sum(1, keepdim=True) > 0, x.roll(1, 1), x)
 
 
-@pytest.mark.parametrize("make", [BookkeepingEngine, OpacusEngine])
 @pytest.mark.parametrize("kind", CROWDS)
-def test_examples_that_hear_of_each_other_in_large_batches_are_found(kind, make):
+def test_examples_that_hear_of_each_other_in_large_batches_are_found(kind):
     net = Net(lambda net, x: CROWDS[kind](net.layer(x.flatten(1))), layer=nn.Linear(72, 4))
-    assert reason_to_doubt(net, loss, SHAPE, make) is None, "not in small ones"
-    found = reason_to_doubt(net, loss, SHAPE, make, [6, 24])
-    assert found == "examples hear of each other in batches of 24, as layer 'layer' shows"
+    assert reason_to_doubt(net, loss, SHAPE) is None, "not in small ones"
+    found = mixing_in_crowds(net, SHAPE, [6, 24])
+    assert found == "examples hear of each other in batches of 24"
+    assert mixing_in_crowds(net, SHAPE, [6, 8]) is None
+
+
+@pytest.mark.usefixtures("forgotten")
+@pytest.mark.parametrize("choice", ["bookkeeping", "opacus"])
+def test_engines_are_not_asked_with_batches_in_which_examples_are_heard(choice):
+    net = Net(lambda net, x: CROWDS["signs"](net.layer(x.flatten(1))), layer=nn.Linear(72, 4))
+    engine_for(net, loss, IDENTITY, 8, SHAPE, choice)
+    with pytest.raises(ValueError, match=r"hear of each other in batches of 12"):
+        engine_for(net, loss, IDENTITY, 24, SHAPE, choice)
+    assert type(engine_for(net, loss, IDENTITY, 24, SHAPE)) is VmapEngine
 
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
 def test_a_model_with_a_coarse_activation_is_tried_like_others(kind):
     net = Net(lambda net, x: net.layer(x.flatten(1).to(kind).float()), layer=nn.Linear(72, 4))
-    assert reason_to_doubt(net, loss, SHAPE, BookkeepingEngine, [6, 24]) is None
+    assert reason_to_doubt(net, loss, SHAPE) is None
+    assert mixing_in_crowds(net, SHAPE, [6, 24]) is None
 
 
 def test_a_large_batch_of_a_sound_model_is_not_doubted():
     net = nn.Sequential(nn.Conv2d(2, 3, 3), nn.GroupNorm(1, 3), nn.Flatten(), nn.Linear(48, 4))
-    assert reason_to_doubt(net, loss, SHAPE, BookkeepingEngine, [6, 24]) is None
-    assert reason_to_doubt(net, loss, SHAPE, OpacusEngine, [6, 24]) is None
+    assert mixing_in_crowds(net, SHAPE, [6, 24]) is None
+
+
+def test_memory_that_runs_out_says_nothing_of_the_model():
+    def full(net: Net, x: Tensor) -> Tensor:
+        if len(x) > 8:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return net.layer(x.flatten(1))
+
+    with pytest.raises(RuntimeError, match="can't allocate memory"):
+        mixing_in_crowds(Net(full, layer=nn.Linear(72, 4)), SHAPE, [6, 24])
 
 
 def test_layer_that_remembers_while_it_learns_is_refused():

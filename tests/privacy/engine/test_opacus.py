@@ -220,19 +220,18 @@ def test_examples_that_hear_of_each_other_are_found_by_its_gradients(where, kind
 def test_kind_that_is_known_is_tried_once_and_apart_from_bookkeeping(monkeypatch):
     asked = []
     monkeypatch.setattr(
-        "dpsweep.privacy.engine.reason_to_doubt", lambda *given: asked.append(given[3:])
+        "dpsweep.privacy.engine.reason_to_doubt", lambda *given: asked.append(given[-1])
     )
     for choice in ("opacus", "auto", "opacus", "auto"):
         engine_for(network("norms"), loss, IDENTITY, NUM, SHAPE, choice, kind="norms")
-    sizes = [3, 6, 9]
-    assert asked == [(OpacusEngine, sizes), (BookkeepingEngine, sizes)]
+    assert asked == [OpacusEngine, BookkeepingEngine]
 
 
 @pytest.mark.usefixtures("forgotten")
 def test_kind_that_is_known_is_tried_again_for_larger_batches(monkeypatch):
     asked = []
     monkeypatch.setattr(
-        "dpsweep.privacy.engine.reason_to_doubt", lambda *given: asked.append(given[-1])
+        "dpsweep.privacy.engine.mixing_in_crowds", lambda *given: asked.append(given[-1])
     )
     for num in (9, 8, 9, 10, 4):
         engine_for(network("norms"), loss, IDENTITY, num, SHAPE, "auto", kind="norms", copies=2)
