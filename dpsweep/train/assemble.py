@@ -24,6 +24,7 @@ from dpsweep.train.frozen import behind, cut_of
 from dpsweep.train.step import Step
 
 _DEVIATIONS = 8
+"""Of a batch's size, above its mean, that no batch of any trial has."""
 
 
 def assemble(
@@ -125,7 +126,7 @@ def _engine(
         name = "bookkeeping" if train.engine == "auto" else train.engine
         share = allowance.gpu_share
         physical = fitting_batch(model, shape, train.batch_size, name, device, train.copies, share)
-    largest = train.batch_size + _DEVIATIONS * math.sqrt(train.batch_size)  # no batch comes near
+    largest = train.batch_size + _DEVIATIONS * math.sqrt(train.batch_size)
     at_once = min(allowance.portion(physical, train.batch_size), math.ceil(largest))
     loss = nn.functional.cross_entropy
     try:

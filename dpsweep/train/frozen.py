@@ -8,6 +8,7 @@ are plain gradients. What is released is the same, up to rounding.
 import hashlib
 import math
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -59,12 +60,12 @@ def behind(found: Cut, step: Step) -> Dataset:
 
 
 def _crossed(found: Cut, data: Dataset, images: Tensor, step: Step) -> Tensor:
-    still = Still(_held(found.model))
+    still = Still(partial(_held, found.model))
     made = torch.empty(len(images), *found.shape, dtype=step.dtype)
     for first in range(0, len(images), _CHUNK):
         rows = slice(first, first + _CHUNK)
         made[rows] = found.features(data.scaled(images[rows], step.dtype))
-    still.check(_held(found.model))
+    still.check()
     return made
 
 

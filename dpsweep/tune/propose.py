@@ -98,7 +98,8 @@ def propose(sweep: Sweep, study: optuna.Study, history: Sequence[FrozenTrial] = 
     def draws() -> Iterator[tuple[Draw, Notes]]:
         turns = place % turning.turns.ways, turning.turns.left
         if _begins(sweep.config.sampler, known, None if earlier else turning.turns.left):
-            yield from ((even, Notes()) for even in _evenly(sweep, place, *turns))
+            for even in _evenly(sweep, place, *turns):
+                yield even, Notes()
         for proposer, notes in _proposers(sweep, place, known, earlier):
             yield _Sampled(proposer, View(study, known, notes), trial, Turns(place)), notes
 
@@ -144,7 +145,7 @@ def _evenly(sweep: Sweep, place: int, whose: int, rounds: int) -> Iterator[Even]
         tree, _ = sweep.space.draw(sweep.base.tree, even(index))
         try:
             return sweep.admits(sweep.trial(tree))
-        except ConfigError:  # of a round of its own, and of no other
+        except ConfigError:  # it would be no trial at all
             return False
 
     indices: Iterable[int] = range(rounds + _MOST_ATTEMPTS)

@@ -150,23 +150,23 @@ class Study:
 
     def num_to_ask(self) -> int:
         """Trials that the search still has to ask for; none once it has ended early."""
-        trials = self.sweep.config.budget.trials
-        return 0 if self._ended_at() == trials else max(0, trials - self.num_asked())
+        return 0 if self._has_ended() else self._num_left()
 
     def num_dropped(self) -> int:
         """Trials that were planned and never asked for when the search ended."""
-        trials = self.sweep.config.budget.trials
-        return trials - self.num_asked() if self._ended_at() == trials else 0
+        return self._num_left() if self._has_ended() else 0
+
+    def _num_left(self) -> int:
+        return max(0, self.sweep.config.budget.trials - self.num_asked())
 
     @repeated
-    def _ended_at(self) -> int | None:
-        """The budget.trials of which fewer were asked for when repeats of the best began.
+    def _has_ended(self) -> bool:
+        """True if repeats of the best began before all trials of this budget were asked for.
 
         If that search went on, a better trial would want repeats as well, and results would have
         decided how many runs there are. One with more trials than that is another plan.
         """
-        trials: int | None = self._study.user_attrs.get(_ENDED)
-        return trials
+        return bool(self._study.user_attrs.get(_ENDED) == self.sweep.config.budget.trials)
 
     def num_to_confirm(self) -> int:
         """Repeats of the best configs still to be run, at most."""

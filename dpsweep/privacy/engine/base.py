@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
@@ -100,10 +101,10 @@ class ByPortions:
         total = self._nobody(points[0], clip)
         points = [{k: self._laid_out(p) for k, p in point.items()} for point in points]
         inputs_B = self._laid_out(inputs_B)
-        still = Still(self._state(points))
+        still = Still(partial(self._state, points))
         for portion in portions(inputs_B, targets_B, self.max_physical_batch):
             total = add(total, self._portion(points, weights, portion, clip))
-        still.check(self._state(points))
+        still.check()
         return total
 
     def _state(self, points: Sequence[Tensors]) -> Iterator[tuple[str, Tensor]]:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from dpsweep.core.memory import out_of_memory
 from dpsweep.core.seeds import public_seed
+from dpsweep.privacy.engine.doubt import FAILURES, away_from_zeros, raise_if_memory_ran_out
 
 _SHOUTING = 100.0
 """Times as large are the images of the other half."""
@@ -30,10 +30,7 @@ def mixing_in_crowds(
     """
     model = copy.deepcopy(model)
     rng = torch.Generator().manual_seed(public_seed(0, "crowd"))
-    params = {
-        k: p.detach() + 0.02 * torch.randn(p.shape, generator=rng).to(p)
-        for k, p in model.named_parameters()
-    }
+    params = away_from_zeros(model, rng)
     like = next(iter(params.values()))
 
     def images(num: int) -> Tensor:
@@ -54,8 +51,7 @@ def mixing_in_crowds(
                 after = said(torch.where(rows, inputs_B, louder_B))
                 if not torch.equal(before[half_B], after[half_B]):
                     return f"examples hear of each other in batches of {num}"
-    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError) as e:
-        if out_of_memory(e):
-            raise
+    except FAILURES as e:
+        raise_if_memory_ran_out(e)
         return f"{type(e).__name__}: {e}"
     return None

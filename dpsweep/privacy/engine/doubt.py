@@ -33,7 +33,15 @@ _TRIED: tuple[tuple[Clip, list[float]], ...] = ((Flat(1e18), [1.0]), (Automatic(
 shows its scale, the second shows its norm; two points show what is left from one to the next."""
 
 _WILD = (math.nan, 1e30, 0.0)
-_FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, IndexError)
+FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, IndexError)
+
+
+def away_from_zeros(model: nn.Module, rng: torch.Generator) -> Tensors:
+    """Where a model is tried: near its weights, but not at zeros, which hide paths."""
+    return {
+        k: p.detach() + 0.02 * torch.randn(p.shape, generator=rng).to(p)
+        for k, p in model.named_parameters()
+    }
 
 
 class Examined(Engine, Protocol):
@@ -73,10 +81,7 @@ class _Case:
         rng = torch.Generator().manual_seed(public_seed(0, "doubt"))
         like = next(model.parameters())
         inputs_B = torch.randn(_EXAMPLES, *input_shape, generator=rng).to(like)
-        params = {
-            k: p.detach() + 0.02 * torch.randn(p.shape, generator=rng).to(p)
-            for k, p in model.named_parameters()
-        }
+        params = away_from_zeros(model, rng)
         classes = _classes(model, params, inputs_B)
         targets_B = torch.arange(_EXAMPLES, device=like.device) % min(classes, 2)
         return cls(model, loss, params, inputs_B, targets_B)
@@ -121,12 +126,12 @@ def _reason(case: _Case, make: Make) -> str | None:
         with warnings.catch_warnings():  # Opacus' hooks warn, as they will at the first step
             warnings.filterwarnings("ignore", "Full backward hook is firing")
             return _difference(case, engine, expected) or _mixing(case, engine)
-    except _FAILURES as e:
-        _raise_if_memory_ran_out(e)
+    except FAILURES as e:
+        raise_if_memory_ran_out(e)
         return f"{type(e).__name__}: {e}"
 
 
-def _raise_if_memory_ran_out(error: Exception) -> None:
+def raise_if_memory_ran_out(error: Exception) -> None:
     """That says nothing of the model; who began the trial knows what to do about it."""
     if out_of_memory(error):
         raise error
@@ -140,8 +145,8 @@ def _one_at_a_time(case: _Case) -> PerExample:
         try:
             value = case.loss(functional_call(case.model, leaves, (x,)), y)
             grads = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
-        except _FAILURES as e:
-            _raise_if_memory_ran_out(e)
+        except FAILURES as e:
+            raise_if_memory_ran_out(e)
             raise ValueError(f"autograd cannot compute the gradient of one example ({e})") from e
         for key, grad in zip(answers, grads, strict=True):
             answers[key].append(grad)
@@ -153,8 +158,8 @@ def _check_vmap(case: _Case) -> None:
         engine = VmapEngine(case.model, case.loss, _COMPARED)
         for clip, weights in _TRIED:
             engine.clipped_sum([case.params] * len(weights), weights, *case.compared, clip)
-    except _FAILURES as e:
-        _raise_if_memory_ran_out(e)
+    except FAILURES as e:
+        raise_if_memory_ran_out(e)
         raise ValueError(f"vmap cannot compute it one example at a time ({e})") from e
 
 
@@ -203,8 +208,8 @@ def _classes(model: nn.Module, params: Tensors, inputs_B: Tensor) -> int:
             leaves = {k: p.detach().requires_grad_() for k, p in params.items()}
             outputs_B: Tensor = functional_call(model, leaves, (inputs_B,))
         classes = outputs_B[0].numel()
-    except _FAILURES as e:
-        _raise_if_memory_ran_out(e)
+    except FAILURES as e:
+        raise_if_memory_ran_out(e)
         raise ValueError(f"it does not take a batch of {tuple(inputs_B.shape)} ({e})") from e
     for name, x in (*params.items(), *model.named_buffers()):
         if not torch.equal(x, before.get(name, x.new_zeros(0))):

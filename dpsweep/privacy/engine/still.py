@@ -6,7 +6,7 @@ write only once weights have grown or inputs are unusual, so every batch is watc
 compared, bit by bit: what is written through `.data` leaves no other trace.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -23,15 +23,16 @@ class Still:
     """Weights and buffers as they were before a batch.
 
     Args:
-        leaves: What each is called in an error, and the tensor.
+        state: Gives what each is called in an error, and the tensor.
     """
 
-    def __init__(self, leaves: Iterable[tuple[str, Tensor]]) -> None:
-        self._before = [(name, leaf, leaf.detach().clone()) for name, leaf in leaves]
+    def __init__(self, state: Callable[[], Iterable[tuple[str, Tensor]]]) -> None:
+        self._state = state
+        self._before = [(name, leaf, leaf.detach().clone()) for name, leaf in state()]
 
-    def check(self, leaves: Iterable[tuple[str, Tensor]]) -> None:
+    def check(self) -> None:
         """Raises ConfigError if one of them holds another number, or is another tensor now."""
-        now = list(leaves)
+        now = list(self._state())
         if [name for name, _ in now] != [name for name, *_ in self._before]:
             raise ConfigError(f"model: it has other buffers after a batch than before: {_REMEDY}")
         found = [

@@ -6,7 +6,7 @@ weight. No layer mixes examples, so row b of every record is example b's own.
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -54,11 +54,9 @@ class Use:
         """
         if copies == 1:
             return [self]
-        inputs = [self._chunks(x, copies) for x in self.inputs]
-        grads = self._chunks(self.grad, copies)
-        weight = self.weight / copies
-        rows = zip(zip(*inputs, strict=True), grads, strict=True)
-        return [Use(weight, own, grad, self.params) for own, grad in rows]
+        num = len(self.grad) // copies
+        own = [self.only(slice(first, first + num)) for first in range(0, len(self.grad), num)]
+        return [replace(use, weight=self.weight / copies) for use in own]
 
     def only(self, rows: slice) -> "Use":
         """The same of some of the examples.
@@ -71,13 +69,6 @@ class Use:
             raise Unrecordable("a layer's input does not have the rows of its output")
         inputs = tuple(x[rows] if isinstance(x, Tensor) else x for x in self.inputs)
         return Use(self.weight, inputs, self.grad[rows], self.params)
-
-    def _chunks(self, leaf: Any, copies: int) -> tuple[Any, ...]:
-        if not isinstance(leaf, Tensor):
-            return (leaf,) * copies
-        if len(leaf) != len(self.grad):
-            raise Unrecordable("a layer's input does not have the rows of its output")
-        return leaf.chunk(copies)
 
 
 def record(
