@@ -398,12 +398,15 @@ def doctor(
     tracking_uri: Annotated[
         str | None, typer.Option(help="MLflow server to look at [default: those of the sweeps].")
     ] = None,
+    gpu: Annotated[
+        bool, typer.Option("--gpu", help="Train a small trial on the GPU, and check it.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Check installation, state folder, sweeps and cluster; exit with 1 if something fails."""
     from dpsweep.cli.verbs import doctor
 
-    doctor.doctor(state, storage, as_json, address=address, tracking_uri=tracking_uri)
+    doctor.doctor(state, storage, as_json, address=address, tracking_uri=tracking_uri, gpu=gpu)
 
 
 @app.command()

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-import torch
-
 
 @dataclass(frozen=True)
 class Allowance:
@@ -40,14 +38,6 @@ class Allowance:
             return physical
         largest = min(physical, math.ceil(batch_size + 2 * math.sqrt(batch_size)))
         return max(1, largest // int(2**self.halvings))
-
-    def apply(self, device: torch.device) -> None:
-        """Holds torch's allocator to its share of the GPU; on a CPU there is nothing to do.
-
-        A process that an earlier trial left a smaller share gets the whole back.
-        """
-        if device.type == "cuda":
-            torch.cuda.set_per_process_memory_fraction(self.gpu_share, device)
 
 
 WHOLE = Allowance()

@@ -66,9 +66,6 @@ def assemble_on(
     model = build_model(config.model, config.data.spec, config.seed)
     geometry = _geometry(config, model)
     model = model.to(device, getattr(torch, config.train.dtype))
-    if device.type == "cuda":  # ten bits of mantissa are too few for a bound on a sum
-        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-        torch.backends.cudnn.deterministic = True  # a replayed step releases the same again
     engine = _engine(config, model, geometry, device, allowance)
     config.privacy.clipping.build(
         config.privacy.clip_norm, plan.run.noise_multiplier, config.train.batch_size

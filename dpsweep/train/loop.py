@@ -13,12 +13,13 @@ from typing import Any
 import torch
 
 from dpsweep.config.trial import TrialConfig
-from dpsweep.core.errors import ConfigError, Diverged, StateError
+from dpsweep.core.errors import Diverged, StateError
 from dpsweep.core.types import Row, Tensors
 from dpsweep.train.allowance import WHOLE, Allowance
 from dpsweep.train.assemble import assemble, initial
 from dpsweep.train.budget import Budget
 from dpsweep.train.course import Course, Report, course
+from dpsweep.train.device import open_device
 from dpsweep.train.evaluate import AT_ONCE, evaluate
 from dpsweep.train.memory import keep_freed_memory
 from dpsweep.train.room import Room
@@ -88,8 +89,7 @@ def train(
     identity, secret = config.model_dump_json() + data_mark, room.secret()
     # a fixed test secret is there to give the same again, and protects nothing
     secret = secret.bound_to(config.model_dump_json() if secret.void else identity)
-    device = _device(config)
-    allowance.apply(device)
+    device = open_device(config.train.device, allowance.gpu_share)
     ahead = told or course(config)
     plan = ahead.budget
     step = assemble(config, secret, device, plan, allowance)
@@ -219,20 +219,16 @@ class _Clock:
         self._saved = time.monotonic()
 
 
-def _device(config: TrialConfig) -> torch.device:
-    wanted = config.train.device
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(
-            "train.device: cuda, and torch sees no CUDA device in this process. Give the trial a "
-            "GPU (resources.gpu: 1 in a sweep), or set train.device: cpu"
-        )
-    if wanted == "auto":
-        wanted = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(wanted)
+def _moved(saved: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """A checkpoint's progress with its tensors on `device`, but for the optimizer's.
 
+    Torch's `load_state_dict` moves those that belong there. Adam's step counts stay on the CPU:
+    on a GPU each step of each parameter would wait to read one.
+    """
 
-def _moved(saved: object, device: torch.device) -> "dict[str, object]":
-    """The same containers with every tensor on `device`."""
-    moved = torch.utils._pytree.tree_map_only(torch.Tensor, lambda x: x.to(device), saved)
-    assert isinstance(moved, dict)
-    return moved
+    def move(x: torch.Tensor) -> torch.Tensor:
+        return x.to(device)
+
+    rest = {k: v for k, v in saved.items() if k != "optimizer"}
+    moved: dict[str, Any] = torch.utils._pytree.tree_map_only(torch.Tensor, move, rest)
+    return {**moved, "optimizer": saved["optimizer"]}

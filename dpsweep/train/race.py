@@ -31,6 +31,7 @@ from dpsweep.privacy.accounting import Run
 from dpsweep.train.assemble import assemble_on, initial
 from dpsweep.train.budget import Budget
 from dpsweep.train.check import check_pieces
+from dpsweep.train.device import open_device, torch_own_settings
 from dpsweep.train.step import Step
 
 Take = Callable[[], None]
@@ -234,7 +235,7 @@ def _data(race: Race) -> Dataset:
     targets = torch.randint(0, spec.num_classes, (num,), generator=rng)
     made = inputs.to(torch.uint8)
     data = Dataset(made, targets, made[:1], targets[:1], spec.brightest)
-    return data.to(torch.device(race.device))
+    return data.to(open_device(race.device, key="--device"))
 
 
 @dataclass
@@ -250,7 +251,8 @@ class _Peer:
     def of(cls, race: Race) -> "_Peer":
         config = race.without_method.config("dp_sgd")
         model = build_model(config.model, config.data.spec, config.seed)
-        return cls(model.to(race.device), _data(race), race.batch_size)
+        data = _data(race)
+        return cls(model.to(data.inputs.device), data, race.batch_size)
 
     def batch(self) -> tuple[Tensor, Tensor]:
         start = self.step * self.batch_size % (len(self.data.targets) - self.batch_size)
@@ -302,12 +304,13 @@ def _opacus_ghost(race: Race) -> Take:
 def _stepped(
     peer: _Peer, model: Any, optimizer: Any, loss: Any, *, channels_last: bool = False
 ) -> None:
-    inputs, targets = peer.batch()
-    if channels_last:
-        inputs = inputs.contiguous(memory_format=torch.channels_last)
-    optimizer.zero_grad()
-    loss(model(inputs), targets).backward()
-    optimizer.step()
+    with torch_own_settings():
+        inputs, targets = peer.batch()
+        if channels_last:
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        optimizer.zero_grad()
+        loss(model(inputs), targets).backward()
+        optimizer.step()
 
 
 PEERS: dict[str, Callable[[Race], Take]] = {

@@ -21,7 +21,9 @@ from dpsweep.core import memory
 from dpsweep.core.seeds import Secret
 from dpsweep.data.models import build as build_model
 from dpsweep.privacy.engine.size import bytes_per_example
+from dpsweep.train.allowance import Allowance
 from dpsweep.train.assemble import assemble, initial
+from dpsweep.train.device import open_device
 from dpsweep.train.step import Progress, Step
 from dpsweep.tune.resources import (
     NO_GPU,
@@ -29,6 +31,7 @@ from dpsweep.tune.resources import (
     Has,
     Packing,
     packed,
+    share_of_memory,
     total_memory,
     worth_trying,
 )
@@ -83,9 +86,12 @@ def measured(config: dict[str, Any], most: int, threads: int, device: str) -> di
     found = GpuProbe(held, total, {1: seconds})
     while (num := worth_trying(found, most)) is not None:
         try:
-            slowest = max(seconds for seconds, _, _ in _at_once(num, config, threads, device))
+            side_by_side = _at_once(num, config, threads, device)
         except (RuntimeError, MemoryError):  # so many do not fit, whatever one takes
             break
+        slowest = max(seconds for seconds, _, _ in side_by_side)
+        # with a smaller share a trial computes fewer examples at once, and holds less
+        held = max(bytes_held for _, bytes_held, _ in side_by_side)
         found = GpuProbe(held, total, {**found.step_seconds, num: slowest})
     return asdict(found)
 
@@ -97,7 +103,8 @@ def _at_once(
     context = get_context("spawn")
     ready = context.Barrier(num)
     with ProcessPoolExecutor(num, context, initializer=_meet, initargs=(ready,)) as pool:
-        told = [pool.submit(_probe, config, threads, device) for _ in range(num)]
+        share = share_of_memory(1 / num)
+        told = [pool.submit(_probe, config, threads, device, share) for _ in range(num)]
         return [one.result() for one in told]
 
 
@@ -109,13 +116,15 @@ def _meet(ready: Barrier) -> None:
     _ready = ready
 
 
-def _probe(config: dict[str, Any], threads: int, device: str) -> tuple[float, int, int]:
+def _probe(
+    config: dict[str, Any], threads: int, device: str, gpu_share: float
+) -> tuple[float, int, int]:
     assert _ready is not None
     torch.set_num_threads(threads)
-    place = torch.device(device)
     trial = TrialConfig.model_validate(config)
     try:
-        step = assemble(trial, Secret.draw(), place)
+        place = open_device(device, gpu_share)
+        step = assemble(trial, Secret.draw(), place, allowance=Allowance(gpu_share=gpu_share))
         progress = step.start(initial(step))
         step(progress)  # kernels are chosen and memory is set aside
     except BaseException:

@@ -107,8 +107,12 @@ def worth_trying(measured: GpuProbe, most: int) -> int | None:
 
 def memory_share(resources: ResourcesConfig) -> float:
     """Share of a GPU's memory that a trial may take, in (0, 1]."""
-    share = resources.num_gpus
-    return (1 - _HEAD_ROOM) * share if 0 < share < 1 else 1.0
+    return share_of_memory(resources.num_gpus)
+
+
+def share_of_memory(num_gpus: float) -> float:
+    """Share of a GPU's memory for a trial that is given `num_gpus`; 1 for a trial without."""
+    return (1 - _HEAD_ROOM) * num_gpus if 0 < num_gpus < 1 else 1.0
 
 
 def total_memory() -> int:

@@ -5,20 +5,18 @@ nothing, and turns every error into a finding with a remedy.
 """
 
 import json
-import os
 import platform
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 
-import torch
 from rich.markup import escape
 
 from dpsweep import __version__
 from dpsweep.cli.say import console
 from dpsweep.cli.verbs.doctor.elsewhere import cluster_nodes, ray_access, tracking
+from dpsweep.cli.verbs.doctor.gpu import gpu_trial, gpus
 from dpsweep.cli.verbs.doctor.patient import Finding, Patient
 from dpsweep.cli.verbs.doctor.permissions import credentials, permissions
 from dpsweep.cli.verbs.gc import everything
@@ -48,9 +46,10 @@ def doctor(
     *,
     address: str | None = None,
     tracking_uri: str | None = None,
+    gpu: bool = False,
 ) -> None:
     """Runs all checks and prints what they found; exits with 1 if something fails."""
-    patient = Patient(State.at(state_folder), named(storage), address, tracking_uri)
+    patient = Patient(State.at(state_folder), named(storage), address, tracking_uri, gpu)
     found = [finding for check in CHECKS for finding in check(patient)]
     if as_json:
         print(json.dumps([asdict(finding) for finding in found], indent=2))
@@ -76,25 +75,6 @@ def versions(patient: Patient) -> Iterator[Finding]:
         except PackageNotFoundError:
             yield Finding("versions", "fail", f"{name} is not installed", f"pip install {name}")
     yield Finding("versions", "ok", ", ".join(told))
-
-
-def gpus(patient: Patient) -> Iterator[Finding]:
-    """What torch sees of the machine's GPUs."""
-    count = torch.cuda.device_count()
-    if count and torch.cuda.is_available():
-        names = sorted({torch.cuda.get_device_name(i) for i in range(count)})
-        yield Finding("gpu", "ok", f"{count} visible: {', '.join(names)}")
-    elif shutil.which("nvidia-smi"):
-        yield Finding(
-            "gpu",
-            "warn",
-            "nvidia-smi is here, and torch sees no GPU",
-            "Look at CUDA_VISIBLE_DEVICES and the driver, and install a torch with CUDA",
-        )
-    elif os.environ.get("CUDA_VISIBLE_DEVICES") == "":
-        yield Finding("gpu", "ok", "CUDA_VISIBLE_DEVICES hides all: trials run on CPUs")
-    else:
-        yield Finding("gpu", "ok", "none: trials run on CPUs")
 
 
 def state_folder(patient: Patient) -> Iterator[Finding]:
@@ -216,6 +196,7 @@ def _may_open(folder: SweepFolder, state: State) -> bool:
 CHECKS: tuple[Check, ...] = (
     versions,
     gpus,
+    gpu_trial,
     state_folder,
     permissions,
     credentials,

@@ -35,12 +35,14 @@ class Patient:
         storage: The storage that was named; None for those of the sweeps.
         address: The Ray cluster that was named; None if there is none.
         tracking_uri: The tracking server that was named; None for those of the sweeps.
+        gpu: True to train a small trial on the GPU.
     """
 
     state: State
     storage: str | None
     address: str | None = None
     tracking_uri: str | None = None
+    gpu: bool = False
 
     @property
     def sweeps(self) -> list[SweepFolder]:
