@@ -6,18 +6,20 @@ Whatever runs a step gets its device here, so that what starts in one place star
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
 from dpsweep.core.errors import ConfigError
 
-_PRECISIONS = (
-    ("cuda.matmul", torch.backends.cuda.matmul),
-    ("cudnn.conv", torch.backends.cudnn.conv),
-    ("cudnn.rnn", torch.backends.cudnn.rnn),
-    ("mkldnn.matmul", torch.backends.mkldnn.matmul),
-    ("mkldnn.conv", torch.backends.mkldnn.conv),
-    ("mkldnn.rnn", torch.backends.mkldnn.rnn),
+_backends: Any = torch.backends  # whose stubs lack the submodules
+_PRECISIONS: tuple[tuple[str, Any], ...] = (
+    ("cuda.matmul", _backends.cuda.matmul),
+    ("cudnn.conv", _backends.cudnn.conv),
+    ("cudnn.rnn", _backends.cudnn.rnn),
+    ("mkldnn.matmul", _backends.mkldnn.matmul),
+    ("mkldnn.conv", _backends.mkldnn.conv),
+    ("mkldnn.rnn", _backends.mkldnn.rnn),
 )
 """Where torch keeps how float32 is multiplied. Set one by one: a value set on one of these wins
 over the one for all, `torch.backends.fp32_precision`, and the legacy `allow_tf32` flags mean

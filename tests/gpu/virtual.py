@@ -37,21 +37,17 @@ GIB = 2**30
 _PACKAGE = f"{os.sep}dpsweep{os.sep}"
 _BLOCK = 512  # bytes; the caching allocator rounds every request up to it
 
-_NO_KERNEL = frozenset(
-    """
+_NO_KERNEL = """
     alias as_strided chunk conj _conj detach diagonal empty empty_like empty_strided expand
     is_same_size lift_fresh movedim _neg_view new_empty new_empty_strided permute real imag
-    _reshape_alias resize_ resolve_conj resolve_neg select set_ slice split split_with_sizes squeeze
-    sym_numel sym_size sym_storage_offset sym_stride t transpose unbind unfold unsqueeze
+    _reshape_alias resize_ resolve_conj resolve_neg select set_ slice split split_with_sizes
+    squeeze sym_numel sym_size sym_storage_offset sym_stride t transpose unbind unfold unsqueeze
     _unsafe_view view view_as_complex view_as_real result_type
-    """.split()
-)
-_HOST_WAITS = frozenset(
-    """
+"""
+_HOST_WAITS = """
     _local_scalar_dense equal is_nonzero masked_select nonzero _unique2 unique_consecutive
     unique_dim
-    """.split()
-)
+"""
 _READS = (
     *(Tensor.tolist, Tensor.item, Tensor.__bool__, Tensor.__float__, Tensor.__int__),
     Tensor.__index__,
@@ -362,7 +358,7 @@ class _Operations(TorchDispatchMode):
                 card.put(x)
             elif _storage(x) not in old:
                 card.take(x)
-        if loud and made_here and name not in _NO_KERNEL:
+        if loud and made_here and name not in _NO_KERNEL.split():
             card.ledger.launches[name] += 1
             wide = (torch.float64, torch.complex128)
             card.ledger.double += any(x.dtype in wide for x in (*ins, *outs) if x.dim())
@@ -375,7 +371,7 @@ class _Operations(TorchDispatchMode):
         if away and name not in ("copy_", "_to_copy"):
             shapes = [[tuple(x.shape) for x in some] for some in (here, away)]
             card.ledger.mixed.append(f"{name} at {_line()}: cuda {shapes[0]}, cpu {shapes[1]}")
-        if name in _HOST_WAITS:
+        if name in _HOST_WAITS.split():
             card.waited(name)
         if name == "copy_" and card.holds(args[0]) != card.holds(args[1]):
             card.waited("copy_ across devices")

@@ -1,4 +1,4 @@
-"""What doctor finds out about GPUs: which torch sees, and with --gpu whether a trial trains there."""
+"""Checks of doctor about GPUs: which torch sees, and with --gpu, whether a trial trains."""
 
 import os
 import shutil
@@ -68,9 +68,7 @@ def gpu_trial(patient: Patient) -> Iterator[Finding]:
         weights = _train_twice()
     except (ConfigError, RuntimeError) as e:
         words = f"a trial fails: {str(e).splitlines()[0]}"
-        yield Finding(
-            "gpu trial", "fail", words, "Trials with train.device: cuda would fail so too"
-        )
+        yield Finding("gpu trial", "fail", words, "Every trial on this GPU would fail so")
         return
     yield Finding("gpu trial", "ok", "a trial trains; float32 is IEEE, without TF32")
     other = [name for name, x in weights[0].items() if not torch.equal(x, weights[1][name])]
