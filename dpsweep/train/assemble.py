@@ -15,8 +15,17 @@ from dpsweep.data.read import Dataset, load
 from dpsweep.methods import build as build_method
 from dpsweep.methods import compose
 from dpsweep.privacy.clip import PerLayer
-from dpsweep.privacy.engine import Engine, engine_for, refuse_geometry, refuse_mixing
-from dpsweep.privacy.engine.size import fitting_batch
+from dpsweep.privacy.engine import (
+    Choice,
+    Engine,
+    VmapEngine,
+    engine_for,
+    refuse_geometry,
+    refuse_mixing,
+    unchecked_engine,
+)
+from dpsweep.privacy.engine.size import fitting_batch, fitting_gpu_batch
+from dpsweep.privacy.engine.tape import Unrecordable
 from dpsweep.privacy.geometry import Geometry, geometry_of
 from dpsweep.train.allowance import WHOLE, Allowance
 from dpsweep.train.budget import Budget, budget
@@ -48,9 +57,9 @@ def assemble(
     found = cut_of(step)
     if found is None:
         return step
-    engine = _engine(config, found.tail, step.geometry, device, allowance, found.shape)
     with allowance.excused():
         data = behind(found, step)
+    engine = _engine(config, found.tail, step.geometry, data, allowance, found.shape)
     return replace(step, data=data, engine=engine, whole=step.engine.model)
 
 
@@ -62,11 +71,10 @@ def assemble_on(
     allowance: Allowance = WHOLE,
 ) -> Step:
     """The same with data and budget at hand; computes where the data are, all at every step."""
-    device = data.inputs.device
     model = build_model(config.model, config.data.spec, config.seed)
     geometry = _geometry(config, model)
-    model = model.to(device, getattr(torch, config.train.dtype))
-    engine = _engine(config, model, geometry, device, allowance)
+    model = model.to(data.inputs.device, getattr(torch, config.train.dtype))
+    engine = _engine(config, model, geometry, data, allowance)
     config.privacy.clipping.build(
         config.privacy.clip_norm, plan.run.noise_multiplier, config.train.batch_size
     )  # raises where counting would cost more than there is
@@ -112,25 +120,83 @@ def _engine(
     config: TrialConfig,
     model: nn.Module,
     geometry: Geometry,
-    device: torch.device,
+    data: Dataset,
     allowance: Allowance,
     crossing: tuple[int, ...] | None = None,
 ) -> Engine:
     """The engine for `model`, or for the tail of a model at which tensors of a shape cross."""
     train, shape = config.train, crossing or config.data.spec.shape
-    physical = train.max_physical_batch
-    if physical == "auto":
-        name = "bookkeeping" if train.engine == "auto" else train.engine
-        share = allowance.gpu_share
-        physical = fitting_batch(model, shape, train.batch_size, name, device, train.copies, share)
-    largest = train.batch_size + _DEVIATIONS * math.sqrt(train.batch_size)
-    at_once = min(allowance.portion(physical, train.batch_size), math.ceil(largest))
     loss = nn.functional.cross_entropy
     try:
+        planned = train.max_physical_batch
+        on_gpu = data.inputs.device.type == "cuda"
+        if planned != "auto":
+            physical = planned
+        elif on_gpu:
+            physical = _gpu_batch(config, model, geometry, data, allowance.gpu_share, shape)
+        else:
+            name = "bookkeeping" if train.engine == "auto" else train.engine
+            physical = fitting_batch(model, shape, train.batch_size, name, train.copies)
+        at_once = min(allowance.portion(physical, train.batch_size), _largest_batch(config))
         kind = config.model.model_dump_json() + ("" if crossing is None else " behind the cut")
-        return engine_for(model, loss, geometry, at_once, shape, train.engine, kind, train.copies)
+        engine = engine_for(model, loss, geometry, at_once, shape, train.engine, kind, train.copies)
+        if isinstance(engine, VmapEngine) and on_gpu and planned == train.engine == "auto":
+            # auto chose the engine that writes gradients out, after the other one was measured
+            share = allowance.gpu_share
+            physical = _gpu_batch(config, model, geometry, data, share, shape, "vmap")
+            at_once = min(allowance.portion(physical, train.batch_size), _largest_batch(config))
+            engine = replace(engine, max_physical_batch=at_once)
+        return engine
     except ValueError as e:
         raise Misfit("train.engine", f"{train.engine} does not fit {config.model.name}: {e}") from e
+
+
+def _largest_batch(config: TrialConfig) -> int:
+    """Examples of the largest Poisson batch that a trial may meet."""
+    batch_size = config.train.batch_size
+    return math.ceil(batch_size + _DEVIATIONS * math.sqrt(batch_size))
+
+
+def _gpu_batch(
+    config: TrialConfig,
+    model: nn.Module,
+    geometry: Geometry,
+    data: Dataset,
+    gpu_share: float,
+    shape: tuple[int, ...],
+    engine: Choice | None = None,
+) -> int:
+    """How many examples to compute at once on the GPU that `data` lie on."""
+    train, method, loss = config.train, build_method(config.method), nn.functional.cross_entropy
+    choice = engine or train.engine
+    params = {k: p.detach() for k, p in model.named_parameters()}
+    weights_bytes = sum(p.nbytes for p in params.values())
+    state = torch.utils._pytree.tree_leaves(method.chain.init(params))
+    batch = _largest_batch(config) * train.copies * math.prod(shape)
+    held_bytes = (
+        sum(x.nbytes for x in (data.inputs, data.targets, data.valid_inputs, data.valid_targets))
+        + sum(x.nbytes for x in state if isinstance(x, torch.Tensor))
+        # iterates, the gradient, and two moments of Adam
+        + (method.query.memory + 3) * weights_bytes
+        # a whole batch as it is read, scaled, and laid out with its channels last
+        + batch * (data.inputs.itemsize + 2 * next(iter(params.values())).itemsize)
+    )
+    total = torch.cuda.get_device_properties(data.inputs.device).total_memory
+    try:
+        return fitting_gpu_batch(
+            lambda rows: unchecked_engine(model, loss, geometry, rows, choice, train.copies),
+            method.query,
+            config.privacy.clipping.build(config.privacy.clip_norm, 1.0, train.batch_size),
+            params,
+            shape if train.copies == 1 else (train.copies, *shape),
+            train.batch_size,
+            gpu_bytes=gpu_share * total,
+            held_bytes=held_bytes,
+        )
+    except Unrecordable:
+        if choice != "auto":
+            raise
+        return _gpu_batch(config, model, geometry, data, gpu_share, shape, "vmap")
 
 
 def _geometry(config: TrialConfig, model: nn.Module) -> Geometry:

@@ -20,6 +20,7 @@ from dpsweep.config.trial import TrialConfig
 from dpsweep.core import memory
 from dpsweep.core.seeds import Secret
 from dpsweep.data.models import build as build_model
+from dpsweep.methods import build as build_method
 from dpsweep.privacy.engine.size import bytes_per_example
 from dpsweep.train.allowance import Allowance
 from dpsweep.train.assemble import assemble, initial
@@ -37,6 +38,8 @@ from dpsweep.tune.resources import (
 )
 
 _SAMPLES, _SECONDS, _FEWEST_STEPS = 8, 3.0, 3
+_LATE = 1000
+"""A step at which all points of a query exist."""
 
 
 def decide_packing(sweep: Sweep, nodes: Sequence[Has]) -> Packing:
@@ -67,7 +70,8 @@ def costliest(sweep: Sweep) -> TrialConfig:
         at_once = train.batch_size
         if train.max_physical_batch != "auto":
             at_once = min(at_once, train.max_physical_batch)
-        return at_once * train.copies * each[config.model.model_dump_json()]
+        points = len(build_method(config.method).query.asks(_LATE))
+        return at_once * train.copies * points * each[config.model.model_dump_json()]
 
     return max(configs, key=step_bytes)
 

@@ -81,6 +81,24 @@ def engine_for(
     return VmapEngine(model, loss, max_physical_batch, copies=copies)
 
 
+def unchecked_engine(
+    model: nn.Module,
+    loss: Loss,
+    geometry: Geometry,
+    max_physical_batch: int,
+    choice: Choice = "auto",
+    copies: int = 1,
+) -> Engine:
+    """The engine that `engine_for` tries first, not tried yet: to measure its memory, no more."""
+    if choice == "vmap":
+        return VmapEngine(model, loss, max_physical_batch, copies=copies)
+    if choice == "opacus":
+        opacus = import_module("dpsweep.privacy.engine.opacus")
+        engine: Engine = opacus.OpacusEngine(model, loss, max_physical_batch, copies=copies)
+        return engine
+    return BookkeepingEngine(model, loss, max_physical_batch, geometry, copies=copies)
+
+
 def refuse_geometry(choice: Choice, geometry: Geometry) -> None:
     """Raises ValueError if an engine that is asked for cannot answer in `geometry`."""
     if geometry.maps and choice not in ("auto", "bookkeeping"):
