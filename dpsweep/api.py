@@ -24,25 +24,25 @@ import pandas as pd
 from pydantic import BaseModel
 from rich.console import Console
 
+from dpsweep.app.finalize import finish
+from dpsweep.app.preflight import Place, check, reopened
 from dpsweep.cluster.nodes import cluster_for
-from dpsweep.config.load import Source
+from dpsweep.config.source import Source
 from dpsweep.config.sweep import Sweep, SweepConfig, load_sweep, sweep_of
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError
-from dpsweep.report.begin import Place, check, reopened
-from dpsweep.report.export import origin_of
-from dpsweep.report.finish import finish
-from dpsweep.report.formats import export_best
-from dpsweep.report.front import nothing_to_show
-from dpsweep.report.live import Progress
-from dpsweep.report.register import Registered, register_best
-from dpsweep.train.room import Room
-from dpsweep.tune.charge import run_of, statement
-from dpsweep.tune.launch import Session, new_session
-from dpsweep.tune.record import Record
-from dpsweep.tune.state import State, SweepFolder
-from dpsweep.tune.storage import moved_to, named
-from dpsweep.tune.study import Study, open_study
+from dpsweep.execution.launch import Session, new_session
+from dpsweep.results.export import origin_of
+from dpsweep.results.formats import export_best
+from dpsweep.results.live import Progress
+from dpsweep.results.pareto import nothing_to_show
+from dpsweep.results.register import Registered, register_best
+from dpsweep.search.charge import run_of, statement
+from dpsweep.search.trial_record import Record
+from dpsweep.store.state_dir import State, SweepFolder
+from dpsweep.store.storage import moved_to, named
+from dpsweep.store.study import Study, open_study
+from dpsweep.training.trial_dir import Room
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -228,7 +228,7 @@ class OpenSweep:
     @property
     def figures(self) -> "dict[str, Figure]":
         """Plotly figures by name; those that have something to show."""
-        from dpsweep.report.figures import figures  # half a second, for whoever asks
+        from dpsweep.results.figures import figures  # half a second, for whoever asks
 
         return figures(self._study)
 

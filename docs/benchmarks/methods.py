@@ -13,10 +13,10 @@ from pathlib import Path
 from statistics import mean, stdev
 
 from dpsweep.privacy.statement import shown_epsilon
-from dpsweep.train.loop import train
-from dpsweep.train.room import Room
-from dpsweep.tune.state import State
-from dpsweep.tune.study import Record, open_study
+from dpsweep.training.loop import train
+from dpsweep.training.trial_dir import Room
+from dpsweep.store.state_dir import State
+from dpsweep.store.study import Record, open_study
 
 RUNS = 3
 

@@ -24,11 +24,11 @@ import optuna
 from mlflow import MlflowClient
 
 from dpsweep.cluster.local import Local, running
-from dpsweep.train.room import Room
-from dpsweep.tune.charge import ledger_entry
-from dpsweep.tune.record import Record
-from dpsweep.tune.state import State
-from dpsweep.tune.study import open_study
+from dpsweep.training.trial_dir import Room
+from dpsweep.search.charge import ledger_entry
+from dpsweep.search.trial_record import Record
+from dpsweep.store.state_dir import State
+from dpsweep.store.study import open_study
 
 SWEEP = """\
 name: soak

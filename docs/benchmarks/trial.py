@@ -9,11 +9,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from dpsweep.config.load import read_yaml
+from dpsweep.config.source import read_yaml
 from dpsweep.config.trial import load_trial, trial_source
-from dpsweep.train import loop
-from dpsweep.train.room import Room
-from dpsweep.train.step import Progress, Step
+from dpsweep.training import loop
+from dpsweep.training.trial_dir import Room
+from dpsweep.training.step import Progress, Step
 
 
 class Timed(Step):

@@ -14,12 +14,12 @@ from typing import Any
 
 import pathspec
 
-from dpsweep.config.load import sweep_yaml
+from dpsweep.config.source import sweep_yaml
 from dpsweep.config.sweep import Sweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.disk import shown_bytes
 from dpsweep.core.errors import ConfigError
-from dpsweep.tune.state import State
+from dpsweep.store.state_dir import State
 
 MOST_BYTES = 100 * 1000**2
 """Of all that is sent, unpacked; Ray keeps it in the memory of the cluster's head."""

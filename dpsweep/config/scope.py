@@ -4,10 +4,10 @@ from functools import reduce
 from typing import Any
 
 from dpsweep.config.explain import shown
-from dpsweep.config.load import Source
-from dpsweep.config.space import Choice, OneOf, Space
+from dpsweep.config.source import Source
+from dpsweep.config.space.domains import Choice, OneOf, Space
+from dpsweep.config.space.searched import EPSILON
 from dpsweep.config.trial import TrialConfig
-from dpsweep.config.varied import EPSILON
 from dpsweep.core.errors import ConfigError, Misfit
 from dpsweep.core.strict import Strict
 from dpsweep.privacy.selection import Whole

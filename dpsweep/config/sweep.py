@@ -11,13 +11,10 @@ from typing import Any, Literal
 from pydantic import Field
 
 from dpsweep.config.budget import BudgetConfig, ConfirmConfig
-from dpsweep.config.defaults import DEFAULT, with_default_spaces
 from dpsweep.config.explain import shown
-from dpsweep.config.load import Path_, Source, Tree, read_yaml, validate, with_overrides
 from dpsweep.config.resources import ResourcesConfig
-from dpsweep.config.schedules import extremes, vary
 from dpsweep.config.scope import check_charged, check_selection, check_shared, with_own_noise
-from dpsweep.config.seek import (
+from dpsweep.config.search import (
     ObjectiveConfig,
     SamplerConfig,
     StopConfig,
@@ -25,12 +22,15 @@ from dpsweep.config.seek import (
     check_goals,
     check_sampler,
 )
-from dpsweep.config.space import BRANCHING, DOMAIN_SCHEMAS, Choice, Draw, Space
-from dpsweep.config.start import Point, read_start
+from dpsweep.config.source import Path_, Source, Tree, read_yaml, validate, with_overrides
+from dpsweep.config.space.conditions import Condition, check_names, read_conditions
+from dpsweep.config.space.defaults import DEFAULT, with_default_spaces
+from dpsweep.config.space.domains import BRANCHING, DOMAIN_SCHEMAS, Choice, Draw, Space
+from dpsweep.config.space.points import Corner, RandomDraw, walk
+from dpsweep.config.space.run_lengths import extremes, vary
+from dpsweep.config.space.searched import EPSILON, FIXED, read_varied
+from dpsweep.config.space.start_points import Point, read_start
 from dpsweep.config.trial import TrialConfig, load_trial, trial_source
-from dpsweep.config.varied import EPSILON, FIXED, read_varied
-from dpsweep.config.walk import Corner, RandomDraw, walk
-from dpsweep.config.where import Condition, check_names, read_conditions
 from dpsweep.core.errors import ConfigError
 from dpsweep.core.strict import Strict
 from dpsweep.privacy.selection import Whole
@@ -61,16 +61,16 @@ class SweepConfig(Strict):
             "additionalProperties": {"oneOf": DOMAIN_SCHEMAS},
         }
     )
-    """Dotted key of the trial config -> how it varies. See dpsweep/config/space.py. With
-    `method: default`, the method's own space; see dpsweep/config/defaults.py."""
+    """Dotted key of the trial config -> how it varies. See dpsweep/config/space/domains.py. With
+    `method: default`, the method's own space; see dpsweep/config/space/defaults.py."""
 
     where: str | list[str] = ""
     """Conditions that every trial meets, over its keys and data.size, such as
-    "train.epochs * data.size / train.batch_size <= 20000". See dpsweep/config/where.py."""
+    "train.epochs * data.size / train.batch_size <= 20000" (config/space/conditions.py)."""
 
     start: Literal["printed"] | list[dict[str, Any]] = Field(default_factory=list)
     """Points that are tried first, each a mapping of searched keys to values; keys left out are
-    drawn. printed: what the papers print of each method. See dpsweep/config/start.py."""
+    drawn. printed: what the papers print of each method (config/space/start_points.py)."""
 
     learn_from: str | None = None
     """An earlier sweep of the same space in the same state folder, whose finished trials the

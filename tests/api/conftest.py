@@ -7,10 +7,10 @@ import sys
 import pytest
 
 from dpsweep.config.sweep import load_sweep
-from dpsweep.train.loop import train
-from dpsweep.train.room import Room
-from dpsweep.tune.state import State
-from dpsweep.tune.study import Study
+from dpsweep.store.state_dir import State
+from dpsweep.store.study import Study
+from dpsweep.training.loop import train
+from dpsweep.training.trial_dir import Room
 
 
 @pytest.fixture

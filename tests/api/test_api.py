@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 import dpsweep
-from dpsweep.config.load import read_yaml
+from dpsweep.config.source import read_yaml
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import ConfigError, StateError
 
@@ -123,8 +123,8 @@ def test_what_a_sweep_found(make_sweep, tmp_path):
 
 
 def test_a_sweep_without_a_result_says_so(tmp_path, sweep_file):
-    from dpsweep.tune.state import State
-    from dpsweep.tune.study import Study
+    from dpsweep.store.state_dir import State
+    from dpsweep.store.study import Study
 
     state, sweep = State.at(str(tmp_path / "state")), load_sweep(sweep_file)
     folder = state.sweep(sweep.name)

@@ -7,9 +7,9 @@ from itertools import pairwise
 import pytest
 
 from dpsweep.config.sweep import load_sweep
-from dpsweep.report.figures import figures
-from dpsweep.report.page import page
-from dpsweep.tune.study import Study
+from dpsweep.results.figures import figures
+from dpsweep.results.page import page
+from dpsweep.store.study import Study
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 

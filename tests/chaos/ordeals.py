@@ -19,14 +19,14 @@ from pathlib import Path
 
 import optuna
 
-from dpsweep.config.load import read_yaml
+from dpsweep.config.source import read_yaml
 from dpsweep.config.trial import load_trial
-from dpsweep.track.mlflow import ID_TAG, SWEEP_TAG, TRIAL_TAG
-from dpsweep.track.spool import backlog
-from dpsweep.train.room import Room
-from dpsweep.tune.charge import ledger_entry
-from dpsweep.tune.state import State
-from dpsweep.tune.study import open_study
+from dpsweep.search.charge import ledger_entry
+from dpsweep.store.state_dir import State
+from dpsweep.store.study import open_study
+from dpsweep.tracking.mlflow import ID_TAG, SWEEP_TAG, TRIAL_TAG
+from dpsweep.tracking.spool import backlog
+from dpsweep.training.trial_dir import Room
 
 FILE = """\
 name: {name}

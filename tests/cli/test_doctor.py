@@ -15,13 +15,13 @@ from typer.testing import CliRunner
 
 from dpsweep.cli import app
 from dpsweep.cli.verbs import doctor as doctor_verb
+from dpsweep.cli.verbs.doctor.context import Patient
 from dpsweep.cli.verbs.doctor.elsewhere import ray_access
-from dpsweep.cli.verbs.doctor.patient import Patient
 from dpsweep.config.sweep import load_sweep
-from dpsweep.track.spool import Spool
-from dpsweep.tune import mounts
-from dpsweep.tune.state import State
-from dpsweep.tune.study import Study
+from dpsweep.store import filesystem as mounts
+from dpsweep.store.state_dir import State
+from dpsweep.store.study import Study
+from dpsweep.tracking.spool import Spool
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_what_waits_and_what_was_refused_is_told(state, launch):
 
 
 def test_a_dead_driver_is_told_from_a_living_one(state, launch):
-    hold = "import sys; from pathlib import Path; from dpsweep.tune.lease import held\n"
+    hold = "import sys; from pathlib import Path; from dpsweep.store.lease import held\n"
     hold += "with held(Path(sys.argv[1])): print(flush=True); sys.stdin.read()"
     driver = subprocess.Popen(
         [sys.executable, "-c", hold, str(launch().path)],

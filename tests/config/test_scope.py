@@ -2,12 +2,12 @@
 
 import pytest
 
-from dpsweep.config.load import parse_yaml
+from dpsweep.config.source import parse_yaml
 from dpsweep.config.sweep import load_sweep
 from dpsweep.config.trial import config_yaml, load_trial
 from dpsweep.core.errors import ConfigError
-from dpsweep.train.budget import budget
-from dpsweep.train.check import check_trial
+from dpsweep.training.budget import budget
+from dpsweep.training.check import check_trial
 
 SHARED, SELECTED = "privacy.scope=sweep", "accounting=private_selection"
 

@@ -39,8 +39,8 @@ from dpsweep.core.seeds import Secret
 from dpsweep.core.types import Clipped, Released, Tensors
 from dpsweep.privacy.clip import INSIDE, without_count
 from dpsweep.privacy.query import Apart
-from dpsweep.train import step as room_of_the_step
-from dpsweep.train.assemble import assemble
+from dpsweep.training import step as room_of_the_step
+from dpsweep.training.assemble import assemble
 
 REACH = 0.9
 """Of the clip norm: some example moves the sum by as much in every world (0.955 at the least)."""

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from dpsweep.core.seeds import Secret
 from dpsweep.core.types import Clipped, Released, Tensors
-from dpsweep.data.models import build as build_model
 from dpsweep.methods.momentum import InnerMomentum
+from dpsweep.models import build as build_model
 from dpsweep.privacy import release as room_of_the_release
 from dpsweep.privacy.clip import Clip, PerLayer, Quantile
 from dpsweep.privacy.engine import BookkeepingEngine, answers, bookkeeping, conv
@@ -26,9 +26,9 @@ from dpsweep.privacy.engine.base import Portion, portions
 from dpsweep.privacy.engine.tape import Use, record
 from dpsweep.privacy.query import Apart, Ask, Joint, Points
 from dpsweep.privacy.spectral import ConvMap
-from dpsweep.train import assemble as room_of_assembly
-from dpsweep.train import step as room_of_the_step
-from dpsweep.train.step import Progress, Step
+from dpsweep.training import assemble as room_of_assembly
+from dpsweep.training import step as room_of_the_step
+from dpsweep.training.step import Progress, Step
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 

@@ -18,14 +18,14 @@ from dpsweep.config.clipping import AdaptiveClipping, AutomaticClipping, Clippin
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.types import PerExample, Released
 from dpsweep.data.datasets import DataConfig
-from dpsweep.data.models import build as build_model
 from dpsweep.data.read import load
 from dpsweep.methods import METHODS
+from dpsweep.models import build as build_model
 from dpsweep.privacy.accounting import Run
 from dpsweep.privacy.clip import clipped_sum, without_count
-from dpsweep.train.evaluate import evaluate
-from dpsweep.train.loop import train
-from dpsweep.train.room import Room
+from dpsweep.training.evaluate import evaluate
+from dpsweep.training.loop import train
+from dpsweep.training.trial_dir import Room
 
 FEW = ("dp_sgd", "dp_sgd-secure-noise", "dp_adambc", "fftkf-split", "spectral_dp")
 """Variants that stand for the others where what is checked is the same for all."""

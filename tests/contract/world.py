@@ -1,6 +1,6 @@
 """Small worlds in which the contract is checked: a method, a style of clipping, a net, examples.
 
-The step is the package's own, `dpsweep.train.step.Step`. It is watched at three places: where
+The step is the package's own, `dpsweep.training.step.Step`. It is watched at three places: where
 examples are asked (the engine), where noise is added (`release`, which sees the space that was
 clipped, count included) and where filters begin. Nothing it computes is changed.
 """
@@ -27,9 +27,9 @@ from dpsweep.privacy.accounting import Run
 from dpsweep.privacy.clip import Clip, layer_of
 from dpsweep.privacy.engine import Engine, engine_for
 from dpsweep.privacy.geometry import Geometry, geometry_of
-from dpsweep.train import step as room_of_the_step
-from dpsweep.train.budget import Budget
-from dpsweep.train.step import Progress, Step
+from dpsweep.training import step as room_of_the_step
+from dpsweep.training.budget import Budget
+from dpsweep.training.step import Progress, Step
 
 SIGMA = 1.7
 CLIP_NORM = 0.5

@@ -16,8 +16,8 @@ from dpsweep.data.datasets import DataConfig, check_present
 from dpsweep.data.features import Scattering
 from dpsweep.data.read import fingerprint, load
 from dpsweep.data.scattering import scattered
-from dpsweep.train.assemble import assemble, check_fit, initial
-from dpsweep.train.evaluate import evaluate
+from dpsweep.training.assemble import assemble, check_fit, initial
+from dpsweep.training.evaluate import evaluate
 
 SCATTERED = {"name": "digits", "features": {"name": "scattering"}}
 TRIAL = {

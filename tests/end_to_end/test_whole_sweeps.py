@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dpsweep.config.load import read_yaml
+from dpsweep.config.source import read_yaml
 from dpsweep.config.trial import load_trial
 
 ROOT = Path(__file__).parents[2]

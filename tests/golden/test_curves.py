@@ -19,8 +19,8 @@ import torch
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.seeds import Secret
 from dpsweep.methods import METHODS
-from dpsweep.train.assemble import assemble, initial
-from dpsweep.train.evaluate import evaluate
+from dpsweep.training.assemble import assemble, initial
+from dpsweep.training.evaluate import evaluate
 
 FOLDER = Path(__file__).parent
 STEPS = 20

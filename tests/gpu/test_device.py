@@ -12,9 +12,9 @@ from virtual import GIB, virtual_gpu
 
 from dpsweep.cli import app
 from dpsweep.core.errors import ConfigError
-from dpsweep.train.device import open_device, torch_own_settings
-from dpsweep.train.race import Race, runner
-from dpsweep.tune import probe
+from dpsweep.execution import gpu_probe as probe
+from dpsweep.training.device import open_device, torch_own_settings
+from dpsweep.training.race import Race, runner
 
 ROUNDING = {
     "nothing": "",
@@ -28,7 +28,7 @@ ROUNDING = {
 CHECK = """
 import torch
 {before}
-from dpsweep.train.device import open_device
+from dpsweep.training.device import open_device
 assert open_device("cpu") == torch.device("cpu")
 b = torch.backends
 keys = (b.cuda.matmul, b.cudnn.conv, b.cudnn.rnn, b.mkldnn.matmul, b.mkldnn.conv, b.mkldnn.rnn)

@@ -1,8 +1,8 @@
 """A step takes no more of a GPU than the trial's share, whatever method, model and card."""
 
 import pytest
+from steps import World, one_step
 from virtual import GIB
-from worlds import World, one_step
 
 SMALL = [
     World("dp_sgd", "cnn5", 128),

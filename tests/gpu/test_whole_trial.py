@@ -6,15 +6,15 @@ import pytest
 import torch
 from virtual import virtual_gpu
 
-from dpsweep.config.load import Source
+from dpsweep.config.source import Source
 from dpsweep.config.trial import load_trial
 from dpsweep.core.seeds import Secret
-from dpsweep.train import loop
-from dpsweep.train.allowance import Allowance
-from dpsweep.train.assemble import assemble, initial
-from dpsweep.train.device import open_device
-from dpsweep.train.loop import Paused, train
-from dpsweep.train.room import Room
+from dpsweep.training import loop
+from dpsweep.training.allowance import Allowance
+from dpsweep.training.assemble import assemble, initial
+from dpsweep.training.device import open_device
+from dpsweep.training.loop import Paused, train
+from dpsweep.training.trial_dir import Room
 
 METHODS = [
     {"name": "dp_sgd"},

@@ -25,8 +25,8 @@ from dpsweep.methods import PUBLISHED, build
 from dpsweep.privacy.accounting import Run
 from dpsweep.privacy.engine import engine_for
 from dpsweep.privacy.geometry import geometry_of
-from dpsweep.train.budget import Budget
-from dpsweep.train.step import Step
+from dpsweep.training.budget import Budget
+from dpsweep.training.step import Step
 
 STEPS = 16
 NOISE_STEPS = 400

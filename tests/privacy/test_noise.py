@@ -20,8 +20,8 @@ from dpsweep.privacy import noise
 from dpsweep.privacy.noise import SOURCES, SecureDraws
 from dpsweep.privacy.release import release
 from dpsweep.privacy.sampling import poisson_batch
-from dpsweep.train.loop import train
-from dpsweep.train.room import Room
+from dpsweep.training.loop import train
+from dpsweep.training.trial_dir import Room
 
 SECRET = Secret.fixed("secure noise")
 KEY = bytes(range(32))

@@ -13,10 +13,10 @@ from dpsweep.cluster import connect
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import ConfigError, Misfit
 from dpsweep.data import shared
-from dpsweep.data.models import transfer
-from dpsweep.train.room import Room
-from dpsweep.tune.state import State
-from dpsweep.tune.storage import named
+from dpsweep.models import transfer
+from dpsweep.store.state_dir import State
+from dpsweep.store.storage import named
+from dpsweep.training.trial_dir import Room
 
 
 class Bomb:

@@ -12,12 +12,12 @@ import torch
 from rich.table import Table
 
 from dpsweep.cli.say import console
-from dpsweep.report.plain import plain_table
-from dpsweep.train.device import open_device
-from dpsweep.train.footprint import peak_bytes
-from dpsweep.train.memory import keep_freed_memory
-from dpsweep.train.race import Race, Take, medians, ratios, runner, step_operations
-from dpsweep.train.step import REGIONS
+from dpsweep.results.rich_table import plain_table
+from dpsweep.training.device import open_device
+from dpsweep.training.footprint import peak_bytes
+from dpsweep.training.malloc import keep_freed_memory
+from dpsweep.training.race import Race, Take, medians, ratios, runner, step_operations
+from dpsweep.training.step import REGIONS
 
 _PROFILED = 3
 

@@ -6,12 +6,12 @@ from pathlib import Path
 from dpsweep.cli.say import console
 from dpsweep.cli.verbs.route import refuse_elsewhere
 from dpsweep.core.errors import ConfigError, StateError
-from dpsweep.report.arms import arms_of
-from dpsweep.report.compare import compare as put_side_by_side
-from dpsweep.report.side_by_side import comparison_table, markdown, rows, sentences
-from dpsweep.tune.state import State, SweepFolder
-from dpsweep.tune.storage import moved_to
-from dpsweep.tune.study import open_study
+from dpsweep.results.compare import compare as put_side_by_side
+from dpsweep.results.comparison import comparison_table, markdown, rows, sentences
+from dpsweep.results.groups import arms_of
+from dpsweep.store.state_dir import State, SweepFolder
+from dpsweep.store.storage import moved_to
+from dpsweep.store.study import open_study
 
 
 def compare(

@@ -8,19 +8,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from dpsweep.cli.say import STOPPED, console, warn
-from dpsweep.cluster.connect import cluster
-from dpsweep.cluster.nodes import check_nodes
-from dpsweep.config.load import yaml_text
-from dpsweep.config.sweep import Sweep, load_sweep
-from dpsweep.core.errors import ConfigError, DpSweepError
-from dpsweep.report.begin import Place, check
-from dpsweep.report.export import check_target
-from dpsweep.report.finish import finish
-from dpsweep.report.live import Progress, shown
-from dpsweep.report.plain import plain_table
-from dpsweep.report.published import cells, table
-from dpsweep.report.reproduce import (
+from dpsweep.app.finalize import finish
+from dpsweep.app.preflight import Place, check
+from dpsweep.app.reproduce import (
     HEADINGS,
     LEAST_SEEDS,
     Budget,
@@ -34,13 +24,23 @@ from dpsweep.report.reproduce import (
     row,
     spec_of,
 )
-from dpsweep.train.check import check_sweep
-from dpsweep.tune.changes import check_changes
-from dpsweep.tune.check import plan as make_plan
-from dpsweep.tune.launch import new_session, old_session
-from dpsweep.tune.resources import concurrency, this_machine
-from dpsweep.tune.state import State
-from dpsweep.tune.study import open_study
+from dpsweep.cli.say import STOPPED, console, warn
+from dpsweep.cluster.connect import cluster
+from dpsweep.cluster.nodes import check_nodes
+from dpsweep.config.source import yaml_text
+from dpsweep.config.sweep import Sweep, load_sweep
+from dpsweep.core.errors import ConfigError, DpSweepError
+from dpsweep.execution.changes import check_changes
+from dpsweep.execution.launch import new_session, old_session
+from dpsweep.execution.preflight import plan as make_plan
+from dpsweep.execution.resources import concurrency, this_machine
+from dpsweep.results.export import check_target
+from dpsweep.results.live import Progress, shown
+from dpsweep.results.published import cells, table
+from dpsweep.results.rich_table import plain_table
+from dpsweep.store.state_dir import State
+from dpsweep.store.study import open_study
+from dpsweep.training.check import check_sweep
 
 _INCOMPLETE = 1
 

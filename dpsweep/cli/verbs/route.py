@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from dpsweep.cli.say import console
 from dpsweep.cluster.submitted import Submitted, all_remembered, remembered
-from dpsweep.config.load import read_yaml
+from dpsweep.config.source import read_yaml
 from dpsweep.core.errors import ConfigError, StateError
-from dpsweep.tune.owner import whoami
-from dpsweep.tune.state import State
+from dpsweep.store.owner import whoami
+from dpsweep.store.state_dir import State
 
 if TYPE_CHECKING:
     from dpsweep.cli.verbs.search import Options

@@ -9,26 +9,26 @@ from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
 
+from dpsweep.app.finalize import finish
+from dpsweep.app.preflight import Place, check, reopened
 from dpsweep.cli.say import STOPPED, console, warn
 from dpsweep.cluster.nodes import cluster_for
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.disk import free_bytes, shown_bytes
-from dpsweep.report.begin import Place, check, reopened
-from dpsweep.report.export import default_target
-from dpsweep.report.finish import finish
-from dpsweep.report.front import summaries, target_of, winners
-from dpsweep.report.live import Progress, shown
-from dpsweep.report.tables import shown_budgets, trial_table
-from dpsweep.report.winner import standings, standings_table, verdict
-from dpsweep.track.server import without_password
-from dpsweep.train.check import check_sweep
-from dpsweep.tune.changes import may_grow
-from dpsweep.tune.check import plan as make_plan
-from dpsweep.tune.launch import Session, new_session
-from dpsweep.tune.resources import concurrency, this_machine
-from dpsweep.tune.state import State
-from dpsweep.tune.storage import moved_to, named
-from dpsweep.tune.study import Study
+from dpsweep.execution.changes import may_grow
+from dpsweep.execution.launch import Session, new_session
+from dpsweep.execution.preflight import plan as make_plan
+from dpsweep.execution.resources import concurrency, this_machine
+from dpsweep.results.export import default_target
+from dpsweep.results.live import Progress, shown
+from dpsweep.results.pareto import summaries, target_of, winners
+from dpsweep.results.ranking import standings, standings_table, verdict
+from dpsweep.results.tables import shown_budgets, trial_table
+from dpsweep.store.state_dir import State
+from dpsweep.store.storage import moved_to, named
+from dpsweep.store.study import Study
+from dpsweep.tracking.server import without_password
+from dpsweep.training.check import check_sweep
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 from dpsweep.cli.say import console, warn
-from dpsweep.config.defaults import space_yaml
-from dpsweep.config.load import read_yaml
+from dpsweep.config.source import read_yaml
+from dpsweep.config.space.defaults import space_yaml
 from dpsweep.config.sweep import SweepConfig, load_sweep
 from dpsweep.config.trial import TrialConfig, load_trial, trial_source
 from dpsweep.core.errors import ConfigError, Diverged, StateError, unknown
@@ -14,11 +14,11 @@ from dpsweep.core.types import Row
 from dpsweep.data.read import fingerprint
 from dpsweep.methods import METHODS
 from dpsweep.privacy.statement import shown_epsilon
-from dpsweep.train.budget import budget
-from dpsweep.train.check import check_sweep, check_trial
-from dpsweep.train.loop import train as train_config
-from dpsweep.train.promise import trial_promise
-from dpsweep.train.room import Room
+from dpsweep.training.budget import budget
+from dpsweep.training.check import check_sweep, check_trial
+from dpsweep.training.loop import train as train_config
+from dpsweep.training.statement import trial_promise
+from dpsweep.training.trial_dir import Room
 
 
 def check(file: Path, settings: list[str], fetch: bool) -> None:

@@ -15,21 +15,21 @@ from rich.markup import escape
 
 from dpsweep import __version__
 from dpsweep.cli.say import console
+from dpsweep.cli.verbs.doctor.context import Finding, Patient
 from dpsweep.cli.verbs.doctor.elsewhere import cluster_nodes, ray_access, tracking
 from dpsweep.cli.verbs.doctor.gpu import gpu_trial, gpus
-from dpsweep.cli.verbs.doctor.patient import Finding, Patient
 from dpsweep.cli.verbs.doctor.permissions import credentials, permissions
 from dpsweep.cli.verbs.gc import everything
 from dpsweep.core.disk import free_bytes, shown_bytes
 from dpsweep.core.errors import DpSweepError
-from dpsweep.report.plain import plain_table
-from dpsweep.track.server import without_password
-from dpsweep.track.spool import backlog
-from dpsweep.tune.lease import last_owner, may_be_suspended
-from dpsweep.tune.mounts import filesystem
-from dpsweep.tune.state import State, SweepFolder
-from dpsweep.tune.storage import check_rights, check_storage, named
-from dpsweep.tune.study import open_study
+from dpsweep.results.rich_table import plain_table
+from dpsweep.store.filesystem import filesystem
+from dpsweep.store.lease import last_owner, may_be_suspended
+from dpsweep.store.state_dir import State, SweepFolder
+from dpsweep.store.storage import check_rights, check_storage, named
+from dpsweep.store.study import open_study
+from dpsweep.tracking.server import without_password
+from dpsweep.tracking.spool import backlog
 
 _PACKAGES = ("torch", "ray", "optuna", "mlflow", "sqlalchemy", "dp-accounting", "opacus")
 _LITTLE_BYTES = 1e9

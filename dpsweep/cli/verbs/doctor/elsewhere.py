@@ -4,16 +4,16 @@ import os
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-from dpsweep.cli.verbs.doctor.patient import Finding, Level, Patient
+from dpsweep.cli.verbs.doctor.context import Finding, Level, Patient
 from dpsweep.cluster.access import AWAY, REFUSED, TAKEN, answer_without_token, running_here
 from dpsweep.cluster.connect import check_answers, cluster
 from dpsweep.cluster.nodes import CLOCKS_AGREE_SECONDS, NodeReport, survey
 from dpsweep.config.sweep import Sweep
 from dpsweep.core.errors import DpSweepError
-from dpsweep.track.access import artifact_place, is_open, proxied_artifacts
-from dpsweep.track.mlflow import check_reachable
-from dpsweep.track.server import without_password
-from dpsweep.tune.study import stored_sweep
+from dpsweep.store.study import stored_sweep
+from dpsweep.tracking.access import artifact_place, is_open, proxied_artifacts
+from dpsweep.tracking.mlflow import check_reachable
+from dpsweep.tracking.server import without_password
 
 _PATIENCE_SECONDS = 60.0
 _LOCAL = ("127.0.0.1", "::1", "localhost")

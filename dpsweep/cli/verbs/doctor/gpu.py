@@ -8,16 +8,16 @@ from pathlib import Path
 
 import torch
 
-from dpsweep.cli.verbs.doctor.patient import Finding, Patient
-from dpsweep.config.load import Source
+from dpsweep.cli.verbs.doctor.context import Finding, Patient
+from dpsweep.config.source import Source
 from dpsweep.config.trial import load_trial
 from dpsweep.core.disk import shown_bytes
 from dpsweep.core.errors import ConfigError
 from dpsweep.core.types import Tensors
-from dpsweep.train.allowance import Allowance
-from dpsweep.train.device import open_device
-from dpsweep.train.loop import train
-from dpsweep.train.room import Room
+from dpsweep.training.allowance import Allowance
+from dpsweep.training.device import open_device
+from dpsweep.training.loop import train
+from dpsweep.training.trial_dir import Room
 
 _TRIAL = {
     "data": {"name": "digits"},

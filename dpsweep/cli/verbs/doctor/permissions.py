@@ -5,9 +5,9 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from dpsweep.cli.verbs.doctor.patient import Finding, Patient
-from dpsweep.tune.owner import VARIABLE, login, whoami
-from dpsweep.tune.state import OWNERS, State
+from dpsweep.cli.verbs.doctor.context import Finding, Patient
+from dpsweep.store.owner import VARIABLE, login, whoami
+from dpsweep.store.state_dir import OWNERS, State
 
 _OTHERS = 0o077
 _PRIVATE = ("sweep.json", "secret", "checkpoint.pt", "selection.json", "error.txt")

@@ -1,0 +1,120 @@
+"""One trial on one Ray worker: hand the config to train/loop, and its rows to the driver.
+
+An actor is used for many trials. What a trial leaves behind in the process is torch's number
+of threads, which the next one sets, and the data set in memory, which is the same for all.
+"""
+
+import contextlib
+import json
+import traceback
+from pathlib import Path
+from typing import Any
+
+from ray import tune
+
+from dpsweep.config.trial import TrialConfig
+from dpsweep.core.errors import DiskFull, DpSweepError, StateError
+from dpsweep.core.memory import out_of_memory
+from dpsweep.core.types import Row
+from dpsweep.execution.failures import (
+    Limits,
+    exit_out_of_memory,
+    note_begin,
+    verdict_on_retry,
+    watched,
+)
+from dpsweep.training.allowance import Allowance
+from dpsweep.training.loop import Paused, train
+from dpsweep.training.schedule import Course
+from dpsweep.training.trial_dir import Room
+
+PAYLOAD = "dpsweep"
+"""The one key of what is reported to Tune; its value is JSON, since Tune rewrites mappings."""
+
+Assignment = dict[str, Any]
+"""number; config: the trial config as JSON; course: what it spends and when it reports, as JSON;
+room: its folder, with the secret in it; pause: the file whose presence asks the trial to save its
+state and end; limits: what it is held to (tune/mishaps.py), as JSON."""
+
+_PREDECESSOR_SECONDS = 600.0
+"""How long to wait for a process that was given the trial before and is not dead yet.
+
+On a node that the network has cut off it lives on until that node gives up, minutes later.
+"""
+
+
+def run_trial(assignment: Assignment) -> None:
+    """Trains one trial and reports each row, then how it ended.
+
+    A failure is a result like any other: raising would make Ray run it again, and a second
+    run of a config that diverges, or of a mistake of ours, ends no better. A process whose memory
+    is full ends, and leaves word to the next.
+    """
+    try:
+        room = Room(Path(assignment["room"]))
+        with contextlib.ExitStack() as ours:
+            if _is_free(room, ours):
+                _train(assignment, room)
+    except Paused:
+        _send(end="paused")
+    except DiskFull as e:
+        _send(end="halted", reason=str(e))
+    except DpSweepError as e:
+        _send(end="failed", reason=str(e))
+    except Exception as e:  # the message may quote private data; the type and place do not
+        if where := out_of_memory(e):
+            exit_out_of_memory(Path(assignment["room"]), where)
+        place = Room(Path(assignment["room"])).note_failure(traceback.format_exc())
+        frame = traceback.extract_tb(e.__traceback__)[-1]
+        _send(
+            end="failed",
+            reason=f"{type(e).__name__} at {Path(frame.filename).name}:{frame.lineno}; the full "
+            f"traceback is private and stays in {place}",
+        )
+
+
+def _is_free(room: Room, ours: contextlib.ExitStack) -> bool:
+    """Locks the room until `ours` ends; a trial that another process holds on to has not failed."""
+    try:
+        ours.enter_context(room.lock(_PREDECESSOR_SECONDS))
+    except StateError:
+        _send(
+            end="halted",
+            reason=f"trial {int(room.path.name)} is still being trained by another process, "
+            f"perhaps on a node that the network has cut off. End that process (or node), and "
+            f"resume: nothing is lost",
+        )
+        return False
+    return True
+
+
+def _train(assignment: Assignment, room: Room) -> None:
+    """Trains in a room that is ours, unless what happened there before says otherwise."""
+    limits = Limits(**assignment["limits"])
+    note_begin(room.path)
+    before = verdict_on_retry(room.path, limits)
+    if before.end:
+        _send(end=before.end, reason=before.reason)
+        return
+    config = TrialConfig.model_validate(assignment["config"])
+    course = Course.from_json(assignment["course"])
+    last = course.reports[-1].step
+    with watched(room.path, limits) as watch:
+
+        def report(row: Row) -> None:
+            with watch.excused():
+                _send(row=row, **({"end": "complete"} if row["step"] == last else {}))
+
+        train(
+            config,
+            room,
+            report,
+            Path(assignment["pause"]).exists,
+            course,
+            Allowance(before.halvings, limits.gpu_share, watch.excused),
+        )
+
+
+def _send(**message: Any) -> None:
+    """row: figures; end: complete, failed, paused, halted or memory; reason: why."""
+    tune.report({PAYLOAD: json.dumps(message)})

@@ -1,0 +1,171 @@
+"""What a sweep's trials have spent together, and the sentences that say so."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from dpsweep.config.sweep import Sweep
+from dpsweep.config.trial import TrialConfig
+from dpsweep.core.errors import ConfigError
+from dpsweep.privacy.accounting import Run, calibrate, compose
+from dpsweep.privacy.renyi import Cap
+from dpsweep.privacy.selection import Charged, cap_over, total
+from dpsweep.privacy.statement import Search, search_statement
+from dpsweep.search.trial_record import Record
+from dpsweep.training.budget import budget
+from dpsweep.training.statement import trial_promise
+
+
+def ledger_entry(config: TrialConfig) -> dict[str, float]:
+    """What a trial is charged once it is handed out: its whole length, whatever becomes of it."""
+    run = budget(config).run
+    return {
+        "sampling_rate": run.sampling_rate,
+        "noise_multiplier": run.noise_multiplier,
+        "steps": run.steps,
+    }
+
+
+def run_of(record: Record) -> Run:
+    """The run a trial is charged for: the ledger's entry, or what it would be."""
+    if record.charged:
+        entry = record.charged
+        return Run(entry["sampling_rate"], entry["noise_multiplier"], int(entry["steps"]))
+    steps, rate = record.config.schedule
+    if record.row:
+        return Run(rate, record.row["noise_multiplier"], steps)
+    return budget(record.config).run
+
+
+def statement(record: Record) -> str:
+    """The promise of one trial that has reported."""
+    spent = run_of(record)
+    epsilon = record.config.privacy.epsilon or spent.epsilon(record.config.delta)
+    return trial_promise(record.config, epsilon, spent.noise_multiplier, record.void)
+
+
+def cap_of(sweep: Sweep) -> Cap | None:
+    """What one trial may lose at most for the search's figure to be proven; None where all may.
+
+    It is needed where a search over batch sizes or lengths may choose them, or its own end, by
+    results, and for private selection, whose bound is about what loses most. It follows from the
+    sweep file alone, so that it is the same before the first trial and after the last.
+    """
+    if sweep.whole:
+        return None if sweep.whole.is_one_run else sweep.whole.cap
+    if not sweep.schedules_vary:
+        return None
+    runs = _runs_at_the_ends(sweep)
+    if any(run.noise_multiplier == 0 for run in runs):
+        return None
+    return cap_over(runs, _charged(sweep), sweep.num_runs, sweep.written.delta)
+
+
+def within(cap: Cap | None, run: Run) -> bool:
+    """True if the trial may run: it loses no more than the search's proof allows."""
+    return cap is None or cap.admits(run)
+
+
+def check_within(sweep: Sweep, config: TrialConfig) -> None:
+    """Raises ConfigError for a proposed trial that would void what is proven of the search.
+
+    To be called when a trial is drawn, before its secret is.
+    """
+    if not within(cap_of(sweep), budget(config).run):
+        train = config.train
+        raise ConfigError(
+            f"train.batch_size: {train.batch_size} with train.epochs: {train.epochs:g} loses more "
+            f"than the trials at the ends of the space, from which the search's guarantee was "
+            f"computed. It is not run; a choice of few batch sizes avoids it"
+        )
+
+
+def search_promise(
+    sweep: Sweep, runs: Sequence[Run], *, confirming: int = 0, void: bool = False
+) -> str:
+    """The sentences for the search as a whole.
+
+    Args:
+        sweep: As it was launched.
+        runs: What each trial and each confirming run is charged.
+        confirming: How many of `runs` repeat a config.
+        void: True if one of them used a test secret.
+    """
+    spent = _search(sweep, runs, confirming, void)
+    held_out = sweep.written.data.num_held_out
+    return search_statement(spent, accounting=sweep.config.accounting, num_held_out=held_out)
+
+
+def _search(sweep: Sweep, runs: Sequence[Run], confirming: int, void: bool) -> Search:
+    """What was spent, by the sweep's own way of charging."""
+    delta, whole = sweep.written.delta, sweep.whole
+    told = Search(
+        num_runs=len(runs),
+        planned=sweep.num_runs,
+        epsilon=0.0,
+        delta=delta,
+        each=sweep.written.privacy.epsilon if len(sweep.epsilons) == 1 and not whole else None,
+        confirming=confirming,
+        adaptive=_is_adaptive(sweep),
+        void=void,
+    )
+    if whole and whole.covers(runs):
+        how = "(PLD)" if whole.is_one_run else "(RDP, at an order fixed beforehand)"
+        return replace(told, epsilon=whole.epsilon, shared=True, how=how)
+    told = replace(told, broken=whole.epsilon if whole else None)
+    if sweep.in_secret:
+        return replace(told, epsilon=_selected(sweep, runs))
+    told = replace(told, epsilon=compose(runs, delta))
+    if sweep.schedules_vary and (_is_adaptive(sweep) or len(runs) < sweep.num_runs):
+        proven, how = _proven(sweep, runs)
+        return replace(told, proven=proven, how=how, planned=max(sweep.num_runs, len(runs)))
+    if len(runs) < sweep.num_runs and not sweep.schedules_vary:
+        kinds = _runs_at_the_ends(sweep)
+        return replace(told, to_the_end=compose(kinds * -(-sweep.num_runs // len(kinds)), delta))
+    return told
+
+
+def _charged(sweep: Sweep) -> Charged:
+    """How the search is charged; that it is not is said in words, beside the figure."""
+    return "private_selection" if sweep.in_secret else "composition"
+
+
+def _is_adaptive(sweep: Sweep) -> bool:
+    """True if what is run depends on results."""
+    config = sweep.config
+    return config.sampler.learns or config.stop.name != "none" or config.confirm is not None
+
+
+def _runs_at_the_ends(sweep: Sweep) -> list[Run]:
+    """Trials of each budget at the ends of what the search may choose."""
+    given, delta = sweep.written.privacy.noise_multiplier or 0.0, sweep.written.delta
+    return [
+        calibrate(epsilon, delta, rate, steps)[0] if epsilon else Run(rate, given, steps)
+        for epsilon in sweep.epsilons
+        for steps, rate in sweep.schedules
+    ]
+
+
+def _selected(sweep: Sweep, runs: Sequence[Run]) -> float:
+    """Epsilon of a private selection; by what was run, if that broke the cap."""
+    ends = _runs_at_the_ends(sweep)
+    cap = cap_of(sweep) or Cap.over(ends)
+    if not all(cap.admits(run) for run in runs):
+        cap = Cap.over([*ends, *runs])
+    return total("private_selection", cap, sweep.num_runs, sweep.written.delta)[0]
+
+
+def _proven(sweep: Sweep, runs: Sequence[Run]) -> tuple[tuple[float, float], str]:
+    """(epsilon, delta) of all planned runs whatever the search chose, and how it is proven.
+
+    Divergences add up at an order fixed beforehand, if every run kept the cap. If one did not,
+    each trial's own promise counts, by basic composition.
+    """
+    num, delta, cap = max(sweep.num_runs, len(runs)), sweep.written.delta, cap_of(sweep)
+    if cap and all(cap.admits(run) for run in runs):
+        epsilon, at = total("composition", cap, num, delta)
+        return (epsilon, delta), f"RDP at order {at.orders[0]:g}, fixed beforehand"
+    if None in sweep.epsilons:
+        return (math.inf, 1.0), ""
+    dearest = max(epsilon or 0.0 for epsilon in sweep.epsilons)
+    return (num * dearest, min(1.0, num * delta)), "basic composition"
