@@ -115,7 +115,7 @@ def finish(study, record, judge):
         "seconds": 0.5,
     }
     study.report(record.number, row)
-    if study.sweep.config.stop.name != "none":
+    if study.sweep.config.pruner.name != "none":
         study.should_prune(record.number)  # notes the rung that the trial has reached
     return study.tell(record.number, "complete")
 

@@ -269,7 +269,7 @@ def row(result: Result) -> dict[str, Any]:
         "method": cell.method,
         "epsilon": result.epsilon,
         "delta": result.delta,
-        "printed": cell.printed,
+        "published": cell.printed,
         "beside": cell.beside,
         "mean": result.mean,
         "spread": result.spread,

@@ -16,8 +16,8 @@ from dpsweep.config.resources import ResourcesConfig
 from dpsweep.config.scope import check_charged, check_selection, check_shared, with_own_noise
 from dpsweep.config.search import (
     ObjectiveConfig,
+    PrunerConfig,
     SamplerConfig,
-    StopConfig,
     check_epsilon_varies,
     check_goals,
     check_sampler,
@@ -68,9 +68,9 @@ class SweepConfig(Strict):
     """Conditions that every trial meets, over its keys and data.size, such as
     "train.epochs * data.size / train.batch_size <= 20000" (config/space/conditions.py)."""
 
-    start: Literal["printed"] | list[dict[str, Any]] = Field(default_factory=list)
+    start: Literal["published"] | list[dict[str, Any]] = Field(default_factory=list)
     """Points that are tried first, each a mapping of searched keys to values; keys left out are
-    drawn. printed: what the papers print of each method (config/space/start_points.py)."""
+    drawn. published: what the papers report for each method (config/space/start_points.py)."""
 
     learn_from: str | None = None
     """An earlier sweep of the same space in the same state folder, whose finished trials the
@@ -82,7 +82,7 @@ class SweepConfig(Strict):
     sampler: SamplerConfig = SamplerConfig()
     """Who proposes the next trial."""
 
-    stop: StopConfig = StopConfig()
+    pruner: PrunerConfig = PrunerConfig()
     """When a trial that does badly is ended early."""
 
     budget: BudgetConfig
@@ -370,7 +370,7 @@ def _check_choices(sweep: Sweep) -> None:
     """What the pieces of the sweep file say about one another."""
     config, file = sweep.config, sweep.file
     check_sampler(config.sampler, sweep.space, file.at(("sampler", "name")))
-    check_goals(config.objective, config.sampler, config.stop, file)
+    check_goals(config.objective, config.sampler, config.pruner, file)
     check_epsilon_varies(config.objective, sweep.epsilons, file)
     if config.confirm and config.confirm.each_method and len(sweep.methods) == 1:
         raise ConfigError(

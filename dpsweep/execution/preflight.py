@@ -129,7 +129,7 @@ def plan(sweep: Sweep, at_once: int) -> Plan:
         disk_bytes=disk_needed(sweep, at_once),
         share=sweep.share(),
         epsilons=sweep.epsilons,
-        stop_words=sweep.config.stop.words,
+        stop_words=sweep.config.pruner.words,
     )
 
 
@@ -196,16 +196,16 @@ def _share_run(sweep: Sweep) -> float:
     A median leaves most trials of a search that learns: a quarter of those after the random ones
     end soon after the warm-up. Successive halving leaves one in `reduction` at each rung.
     """
-    stop, epochs = sweep.config.stop, sweep.promise.train.epochs
-    warm = min(1.0, stop.warmup_epochs / epochs)
-    if stop.name == "median":
+    pruner, epochs = sweep.config.pruner, sweep.promise.train.epochs
+    warm = min(1.0, pruner.warmup_epochs / epochs)
+    if pruner.name == "median":
         trials = sweep.config.budget.trials
         later = max(0, trials - sweep.config.sampler.startup_trials) / trials
         return 1 - 0.25 * later * (1 - warm)
     share, alive, rung = 0.0, 1.0, 0.0
-    while stop.name == "successive_halving" and warm < 1:
+    while pruner.name == "successive_halving" and warm < 1:
         share += alive * (warm - rung)
-        alive, rung, warm = alive / stop.reduction, warm, min(1.0, warm * stop.reduction)
+        alive, rung, warm = alive / pruner.reduction, warm, min(1.0, warm * pruner.reduction)
     return share + alive * (1 - rung)
 
 

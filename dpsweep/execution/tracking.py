@@ -42,7 +42,7 @@ class TrackingWatcher:
         params = {
             "objective": config.objective.metric,
             "sampler": config.sampler.name,
-            "stop": config.stop.name,
+            "pruner": config.pruner.name,
             "budget.trials": config.budget.trials,
             "accounting": config.accounting,
             "data.name": trial.data.name,

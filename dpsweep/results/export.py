@@ -66,7 +66,7 @@ def origin_of(study: Study) -> Origin:
         sweep=study.sweep.name,
         metric=study.sweep.config.objective.metric,
         num_trials=sum(record.confirms is None for record in records),
-        search_words=" ".join(filter(None, [promise, study.sweep.config.stop.words, inherited])),
+        search_words=" ".join(filter(None, [promise, study.sweep.config.pruner.words, inherited])),
         confirmed=study.confirmed(),
         in_secret=study.sweep.in_secret,
         confirming=study.sweep.config.confirm is not None,

@@ -133,7 +133,7 @@ def _charged(sweep: Sweep) -> Charged:
 def _is_adaptive(sweep: Sweep) -> bool:
     """True if what is run depends on results."""
     config = sweep.config
-    return config.sampler.learns or config.stop.name != "none" or config.confirm is not None
+    return config.sampler.learns or config.pruner.name != "none" or config.confirm is not None
 
 
 def _runs_at_the_ends(sweep: Sweep) -> list[Run]:

@@ -57,7 +57,7 @@ class Study:
         self._study, self.sweep, self._storage = study, sweep, study._storage
         self._ids: dict[int, int] = {}
         self._configs: dict[int, TrialConfig] = {}
-        study.pruner = pruner(sweep.config.stop)
+        study.pruner = pruner(sweep.config.pruner)
 
     @classmethod
     def create(

@@ -98,8 +98,8 @@ MISTAKES = [
     ),
     ([SELECTED, "sampler.name=tpe"], r"sampler\.name: the text 'tpe' goes against.*name: random"),
     (
-        [SELECTED, "stop.name=median"],
-        r"stop\.name: .*must stay unseen\. Write stop: \{name: none\}",
+        [SELECTED, "pruner.name=median"],
+        r"pruner\.name: .*must stay unseen\. Write pruner: \{name: none\}",
     ),
     ([SELECTED, "confirm={top: 3}"], r"confirm: .*no best trials to repeat\. Delete confirm"),
     (

@@ -31,7 +31,7 @@ base:
 search:
   method.kappa: {uniform: [0.3, 1.0]}
   optimizer.lr: {log_uniform: [0.3, 3]}
-stop: {name: median, warmup_epochs: 4}
+pruner: {name: median, warmup_epochs: 4}
 sampler: {name: tpe, startup_trials: 3}
 keep_weights: 99
 """

@@ -52,7 +52,7 @@ def test_a_proposal_depends_on_the_trials_of_its_own_budget_alone(sweep_file, se
 @pytest.mark.parametrize("stop", ["median", "successive_halving"])
 def test_a_trial_is_pruned_for_its_rivals_at_the_same_budget_alone(sweep_file, search, stop):
     sweep = load(
-        sweep_file, "privacy.epsilon={each: [1, 8]}", f"stop={{name: {stop}, reduction: 2}}"
+        sweep_file, "privacy.epsilon={each: [1, 8]}", f"pruner={{name: {stop}, reduction: 2}}"
     )
     study = search(sweep, 12, lambda r: 0.3 if r.knobs["privacy.epsilon"] == 1 else 0.9)
     ends = {}

@@ -215,7 +215,7 @@ def test_a_trial_that_ends_without_a_word_has_failed(world):
 
 
 def test_a_trial_that_does_badly_is_pruned_but_not_after_its_last_step(world):
-    here = world("budget.trials=6", "stop.name=median")
+    here = world("budget.trials=6", "pruner.name=median")
     lease, make = here.drive()
     with lease as held:
         driver = make(held)

@@ -102,7 +102,7 @@ def test_methods_with_spaces_of_their_own_share_the_figures(study_of):
 
 
 def test_of_a_private_selection_nothing_is_drawn(study_of):
-    secret = ("accounting=private_selection", "sampler={name: random}", "stop={name: none}")
+    secret = ("accounting=private_selection", "sampler={name: random}", "pruner={name: none}")
     assert figures(study_of([], *secret)) == {}
 
 

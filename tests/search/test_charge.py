@@ -40,7 +40,7 @@ def figures(words):
     [
         ([TPE], "10 adaptive trials", False),
         (["sampler.name=random"], "10 independent trials", False),
-        (["stop.name=median"], "10 adaptive trials", False),
+        (["pruner.name=median"], "10 adaptive trials", False),
         ([TPE, BATCHES], "10 adaptive trials", True),
         (["sampler.name=random", BATCHES], "10 independent trials", False),
         (["confirm={top: 1, seeds: 2}", BATCHES], "10 adaptive trials", True),

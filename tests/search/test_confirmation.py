@@ -242,7 +242,7 @@ def test_a_search_that_goes_on_after_repeats_proposes_as_if_there_were_none(
 @pytest.mark.parametrize("stop", ["median", "successive_halving"])
 def test_repeats_are_never_pruned_and_prune_nobody(uri, load, stop):
     """A mean over those that were not pruned would be one over the lucky."""
-    sweep = load("budget.trials=9", f"stop={{name: {stop}, reduction: 2}}")
+    sweep = load("budget.trials=9", f"pruner={{name: {stop}, reduction: 2}}")
     study = Study.create(uri, sweep)
 
     def prunes(asked, accuracy):

@@ -96,7 +96,7 @@ def test_the_best_come_first(uri, sweep_file, metric, best):
 
 @pytest.mark.parametrize("stop", ["median", "successive_halving"])
 def test_a_bad_trial_is_pruned_also_by_a_study_that_was_reopened(uri, sweep_file, stop):
-    sweep = load_sweep(sweep_file, [f"stop={{name: {stop}, reduction: 2}}"])
+    sweep = load_sweep(sweep_file, [f"pruner={{name: {stop}, reduction: 2}}"])
     study = Study.create(uri, sweep)
     for _ in range(6):
         number = study.ask().number
