@@ -52,10 +52,16 @@ def check_changes(folder: SweepFolder, sweep: Sweep, *, accepted: bool) -> None:
             f"resume {sweep.name}"
         )
     if not accepted:
+        grown = ""
+        if sweep.num_runs != launched.num_runs:
+            grown = (
+                " If trials have run, its privacy statement will say that the number of runs was "
+                "raised after results had been seen."
+            )
         raise StateError(
             f"{sweep.file.name}: is not what sweep {sweep.name!r} was launched with ({listed}). "
             f"Take it over with --accept-changes, or go on with what was launched: dpsweep resume "
-            f"{sweep.name}"
+            f"{sweep.name}.{grown}"
         )
     folder.accept(sweep.file, sweep.base)
 

@@ -1,12 +1,14 @@
 """How a worker process ends that cannot go on, and what the next one makes of it.
 
-A process that hangs in C code, that breaks down, or whose memory is full cannot be trusted to say
-so. It dies, and leaves a note in the trial's room; Ray starts another one, which reads it:
+A process that hangs in C code, that breaks down, whose memory is full or that has lost its GPU
+cannot be trusted to say so. It dies, and leaves a note in the trial's room; Ray starts another one,
+which reads it:
 
     mishaps.json      times at which memory ran out, and where
     begun             a byte for each process that began the trial: some die before
     last_words.txt    written by Python's faulthandler, a thread in C, as the process dies: where
-                      it hung or broke down. Names of functions and lines; no data
+                      it hung or broke down; or by Python, where a CUDA error was raised that no
+                      process survives. Names of functions and lines; no data
 
 Memory that ran out is worth a second try, with fewer examples at once and nobody beside it. A
 trial that hangs is not: it would hang again. For a broken process Tune has its own retries.
@@ -19,10 +21,11 @@ import json
 import os
 import re
 import threading
+import traceback
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, Literal, NoReturn, TextIO
 
 from dpsweep.core import memory
 from dpsweep.core.disk import room_on_disk, shown_bytes, write_whole
@@ -117,10 +120,30 @@ def note_memory(room: Path, where: str) -> None:
     write_whole(room / _NOTES, json.dumps([*memory_notes(room), where]).encode())
 
 
-def exit_out_of_memory(room: Path, where: str) -> None:
+def exit_out_of_memory(room: Path, where: str) -> NoReturn:
     """Ends this process for want of memory; what it held is free, and the room's lock too."""
-    note_memory(room, where)
-    os._exit(1)
+    try:
+        note_memory(room, where)
+    finally:  # a full disk takes the note, but not the end
+        os._exit(1)
+
+
+def exit_without_device(room: Path, what: str, error: BaseException) -> NoReturn:
+    """Ends this process, which can use its GPU no more: every trial after this one would fail.
+
+    Its last words are written as faulthandler writes them: the innermost call first.
+
+    Args:
+        room: The trial's.
+        what: The CUDA error, without data.
+        error: Where it was raised; CUDA may have noticed it later than it happened.
+    """
+    frames = reversed(traceback.extract_tb(error.__traceback__))
+    lines = [f'  File "{frame.filename}", line {frame.lineno} in {frame.name}' for frame in frames]
+    try:
+        write_whole(room / _WORDS, "\n".join([f"CUDA error: {what}", *lines]).encode())
+    finally:
+        os._exit(1)
 
 
 def last_words(room: Path) -> str:

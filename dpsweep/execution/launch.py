@@ -30,7 +30,7 @@ from dpsweep.execution.resources import (
     stored_packing,
     with_packing,
 )
-from dpsweep.execution.tracking import TrackingWatcher, reconcile
+from dpsweep.execution.tracking import TrackingWatcher
 from dpsweep.execution.worker import run_trial
 from dpsweep.store.lease import Lease
 from dpsweep.store.owner import whoami
@@ -97,10 +97,10 @@ class Session:
         Raises:
             StateError: If it had to stop, as on a full disk; nothing is lost, and it can go on.
         """
-        tracking = TrackingWatcher(self.tracker, self.sweep)
+        tracking = TrackingWatcher(self.tracker, self.study, self.folder)
         finished = self.study.is_finished()
         if finished or not self.sweep.in_secret:  # when it began tells how long it is
-            reconcile(tracking, self.study, self.folder)
+            tracking.reconcile()
         self._tidy()
         if finished:
             forget(self.folder)  # a driver may have died between the winner and that
@@ -117,7 +117,7 @@ class Session:
         complete = self._drive(search, [])
         if complete:
             search.publish(self.study)
-            reconcile(tracking, self.study, self.folder)
+            tracking.reconcile()
         return complete
 
     def _drive(self, study: Study | SecretSearch, watchers: list[Watcher]) -> bool:
@@ -202,6 +202,7 @@ def old_session(
         folder.check_data(_fingerprint(sweep))
         uri = storage_uri or folder.storage_uri
         study = Study.open(uri, sweep, folder.id, name=folder.study)
+        study.note_plan()
         if storage_uri:
             folder.move_storage(storage_uri)
         with _session(sweep, state, study, lease) as session:

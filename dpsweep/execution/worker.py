@@ -13,12 +13,14 @@ from typing import Any
 from ray import tune
 
 from dpsweep.config.trial import TrialConfig
+from dpsweep.core.device import broken_device
 from dpsweep.core.errors import DiskFull, DpSweepError, StateError
 from dpsweep.core.memory import out_of_memory
 from dpsweep.core.types import Row
 from dpsweep.execution.failures import (
     Limits,
     exit_out_of_memory,
+    exit_without_device,
     note_begin,
     verdict_on_retry,
     watched,
@@ -48,29 +50,45 @@ def run_trial(assignment: Assignment) -> None:
 
     A failure is a result like any other: raising would make Ray run it again, and a second
     run of a config that diverges, or of a mistake of ours, ends no better. A process whose memory
-    is full ends, and leaves word to the next.
+    is full, or that has lost its GPU, ends, and leaves word to the next: Ray would give it, or what
+    is left of it, the trials after this one.
     """
+    place = Path(assignment["room"])
     try:
-        room = Room(Path(assignment["room"]))
+        room = Room(place)
         with contextlib.ExitStack() as ours:
             if _is_free(room, ours):
                 _train(assignment, room)
     except Paused:
         _send(end="paused")
-    except DiskFull as e:
-        _send(end="halted", reason=str(e))
-    except DpSweepError as e:
-        _send(end="failed", reason=str(e))
-    except Exception as e:  # the message may quote private data; the type and place do not
+    except Exception as e:
+        if what := broken_device(e):
+            with contextlib.suppress(DiskFull):
+                Room(place).note_failure(traceback.format_exc())
+            exit_without_device(place, what, e)
         if where := out_of_memory(e):
-            exit_out_of_memory(Path(assignment["room"]), where)
-        place = Room(Path(assignment["room"])).note_failure(traceback.format_exc())
-        frame = traceback.extract_tb(e.__traceback__)[-1]
-        _send(
-            end="failed",
-            reason=f"{type(e).__name__} at {Path(frame.filename).name}:{frame.lineno}; the full "
-            f"traceback is private and stays in {place}",
-        )
+            exit_out_of_memory(place, where)
+        _send_failure(place, e)
+
+
+def _send_failure(place: Path, error: Exception) -> None:
+    """How a trial failed, to the driver; of errors that are not ours, no message.
+
+    It may quote private data; the type and place do not.
+    """
+    if isinstance(error, DiskFull):
+        _send(end="halted", reason=str(error))
+        return
+    if isinstance(error, DpSweepError):
+        _send(end="failed", reason=str(error))
+        return
+    note = Room(place).note_failure(traceback.format_exc())
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    _send(
+        end="failed",
+        reason=f"{type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}; the full "
+        f"traceback is private and stays in {note}",
+    )
 
 
 def _is_free(room: Room, ours: contextlib.ExitStack) -> bool:

@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 _FILE, _MARK, _REFUSED = "spool.jsonl", "spool.delivered", "spool.refused.jsonl"
 _COALESCE_SECONDS = 0.5
+_LOOK_SECONDS = 0.02
 _LONGEST_PAUSE_SECONDS = 30.0
 _BATCH = 2000
 
@@ -194,6 +195,15 @@ class Courier:
     def start(self) -> None:
         """Begins to deliver."""
         self._thread.start()
+
+    def flush(self, timeout: float) -> bool:
+        """Waits until nothing is left, the server gives trouble, or time is up."""
+        deadline = time.monotonic() + timeout
+        while not self._spool.is_empty():
+            if self.trouble is not None or time.monotonic() > deadline:
+                return False
+            time.sleep(_LOOK_SECONDS)
+        return True
 
     def close(self, timeout: float) -> bool:
         """Delivers what is left, for at most `timeout` seconds. True if nothing is left.

@@ -24,7 +24,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from mlflow import MlflowClient
 
-    from dpsweep.execution.tracking import TrackingWatcher, reconcile
+    from dpsweep.execution.tracking import TrackingWatcher
     from dpsweep.tracking.mlflow import MlflowSink
     from dpsweep.tracking.tracker import Tracker
 
@@ -551,8 +551,8 @@ def test_what_the_tracker_did_not_hear_is_made_good_and_each_trial_is_tracked_on
     def tracked(*, falls):
         sink = MlflowSink(uri, here.sweep.name, here.folder.id, tmp_path / "artifacts")
         tracker = Tracker(here.folder.path, sink)
-        watcher = TrackingWatcher(tracker, here.sweep)
-        reconcile(watcher, here.study, here.folder)
+        watcher = TrackingWatcher(tracker, here.study, here.folder)
+        watcher.reconcile()
         lease, make = here.drive(*([Falls()] if falls else []), watcher)
         try:
             with lease as held:

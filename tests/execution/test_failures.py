@@ -96,6 +96,46 @@ def test_a_process_that_takes_more_than_its_memory_is_ended(process, tmp_path):
     assert note == "in its worker, which held more than resources.memory, 200.0 MB"
 
 
+LOST = """
+from pathlib import Path
+from dpsweep.execution.failures import exit_without_device
+
+def forward():
+    raise RuntimeError("CUDA error: misaligned address, of an example with 0.25 in it")
+
+def run_trial():
+    try:
+        forward()
+    except RuntimeError as e:
+        exit_without_device(Path({room!r}), "misaligned address", e)
+
+try:
+    run_trial()
+finally:
+    print("went on")
+"""
+
+
+def test_a_process_that_lost_its_gpu_is_ended_and_says_where_but_no_data(tmp_path):
+    def ended(room):
+        place = tmp_path / "lost.py"
+        place.write_text(LOST.format(room=str(room)))
+        done = subprocess.run(
+            [sys.executable, str(place)],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        return done.returncode, done.stdout
+
+    assert ended(tmp_path) == (1, "")
+    assert verdict_on_retry(tmp_path, Limits()) == Fate(), "another process may try"
+    assert cause_of_death(tmp_path) == "CUDA error: misaligned address in lost.py:6 (forward)"
+    assert "0.25" not in last_words(tmp_path)
+    assert ended(tmp_path / "nowhere") == (1, ""), "also where nothing can be written"
+
+
 def test_memory_may_run_out_twice_the_second_time_alone(tmp_path):
     together, alone = Limits(), Limits(alone=True)
     assert verdict_on_retry(tmp_path, together) == verdict_on_retry(tmp_path, alone) == Fate()

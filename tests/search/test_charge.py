@@ -3,16 +3,18 @@
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import ConfigError
 from dpsweep.privacy.accounting import Run, calibrate, compose
 from dpsweep.privacy.selection import total
-from dpsweep.privacy.statement import shown_epsilon
+from dpsweep.privacy.statement import shown_delta, shown_epsilon
 from dpsweep.search.charge import (
     cap_of,
     check_within,
+    growth_of,
     ledger_entry,
     run_of,
     search_promise,
@@ -169,3 +171,78 @@ def test_the_ledger_is_charged_and_not_what_was_reported(tmp_path, sweep_file):
     assert run_of(charged) == replace(run, noise_multiplier=1.5)
     pruned = replace(record, charged=entry, state="pruned", row={"noise_multiplier": 9.0})
     assert run_of(pruned) == run
+
+
+def test_the_plan_is_never_said_to_cost_less_than_any_part_of_it(sweep_file):
+    several = "privacy.epsilon={each: [1, 4]}"
+    for settings in ([TPE, TEN], [TPE, TEN, BATCHES], ["sampler.name=random", TEN, BATCHES]):
+        sweep = load_sweep(sweep_file, settings)
+        runs = planned(sweep)
+        plan = figures(search_promise(sweep, [], ahead=10))[-1]
+        for begun in (0, 4, 10):
+            words = search_promise(sweep, runs[:begun], ahead=10)
+            assert "The search of all 10 planned runs over" in words
+            assert figures(words)[-1] == plan >= compose(runs[:begun], sweep.written.delta)
+        assert figures(search_promise(sweep, [*runs, runs[0]], ahead=10))[-1] > plan
+    sweep = load_sweep(sweep_file, [TPE, several, "budget.trials=4"])
+    ((steps, rate),) = sweep.schedules
+    one, four = (calibrate(e, sweep.written.delta, rate, steps)[0] for e in (1.0, 4.0))
+    plan = figures(search_promise(sweep, [], ahead=4))[-1]
+    assert plan == pytest.approx(compose([one, four] * 2, sweep.written.delta), abs=0.01)
+    assert figures(search_promise(sweep, [four] * 3, ahead=4))[-1] > plan, "repeats of one budget"
+
+
+@pytest.mark.parametrize("accounting", ["accounting=private_selection", "privacy.scope=sweep"])
+def test_a_figure_for_the_whole_search_is_that_of_the_plan(sweep_file, accounting):
+    sweep = load_sweep(sweep_file, [TEN, accounting])
+    whole = search_promise(sweep, planned(sweep), ahead=10)
+    assert figures(search_promise(sweep, [], ahead=10)) == figures(whole)
+
+
+def test_a_search_that_grew_says_so_and_what_is_proven_of_a_number_that_results_chose(sweep_file):
+    sweep = load_sweep(sweep_file, [TEN])
+    runs, delta = planned(sweep), sweep.written.delta
+    plain = search_promise(sweep, runs, plans=((10, 0),))
+    assert plain == search_promise(sweep, runs)
+    words = search_promise(sweep, runs, plans=((2, 0), (5, 2), (10, 4)))
+    assert (
+        "raised when results could be seen: from 2 to 5 when 2 had begun, to 10 when 4 had" in words
+    )
+    assert f"({shown_epsilon(compose(runs, delta))}, " in words
+    one_of_72 = compose(runs, delta / 72)  # 8 more than planned at first: 8 * 9
+    assert f"is proven: ({shown_epsilon(one_of_72)}, {shown_delta(2 * delta)})-DP for 10" in words
+    part = search_promise(sweep, runs[:4], plans=((2, 0), (10, 4)))
+    assert f"is proven: ({shown_epsilon(one_of_72)}, " in part, "all that are planned count"
+    extra = search_promise(sweep, [*runs, runs[0]], plans=((2, 0), (10, 4)))
+    assert f"({shown_epsilon(compose([*runs, runs[0]], delta / 90))}, " in extra
+
+
+def test_a_number_of_runs_that_results_choose_keeps_the_ex_post_guarantee_and_no_naive_one(
+    sweep_file,
+):
+    """One full-batch Gaussian step a run, whose loss is known; runs are added until one bites.
+
+    The worst stopping rule ends as soon as the loss L_n exceeds e_n. Then P(S) - E'[exp(e_N); S]
+    is E[(1 - exp(e_N - L_N))+], which 200,000 draws give to 0.001 (3 standard deviations, a false
+    alarm in 700): 0.025 of the 0.04 allowed. The composed figures at full delta reach 0.056.
+    """
+    one_step = ["train.batch_size=1437", "train.epochs=1", "privacy={noise_multiplier: 1}"]
+    settings = [*one_step, "privacy.delta=0.02"]
+    most, delta, num = 12, 0.02, 200_000
+    sweeps = [load_sweep(sweep_file, [*settings, f"budget.trials={n}"]) for n in range(1, most + 1)]
+    (run,) = {budget(sweep.written).run for sweep in sweeps}
+    assert (run.sampling_rate, run.steps) == (1.0, 1)
+    grown = [growth_of(s, [run] * n, ((1, 0), (n, 1))) for n, s in enumerate(sweeps, 1)]
+    assert [g.delta for g in grown] == [delta] + [2 * delta] * (most - 1)
+    naive = [compose([run] * n, delta) for n in range(1, most + 1)]
+    rng = np.random.default_rng(0)
+    steps = rng.normal(0.5, 1.0, size=(num, most))  # of the loss, at sigma 1 and sensitivity 1
+    loss = steps.cumsum(axis=1)
+
+    def beyond(epsilons):
+        over = 1 - np.exp(np.array(epsilons) - loss)
+        ended = (over > 0).argmax(axis=1)
+        return np.maximum(over[np.arange(num), ended], 0).mean()
+
+    assert beyond([g.epsilon for g in grown]) < 2 * delta + 0.001
+    assert beyond(naive) > 2 * delta + 0.001

@@ -5,7 +5,6 @@ import torch
 
 from dpsweep.config.source import Source
 from dpsweep.config.trial import load_trial
-from dpsweep.core.memory import out_of_memory
 from dpsweep.core.seeds import Secret
 from dpsweep.training.allowance import Allowance
 from dpsweep.training.assemble import assemble
@@ -62,26 +61,3 @@ def test_what_is_halved_is_what_was_computed_at_once(physical, halvings, at_once
         config, Secret.for_new_trial(), torch.device("cpu"), allowance=Allowance(halvings=halvings)
     )
     assert room.engine.max_physical_batch == at_once
-
-
-def test_memory_that_runs_out_is_told_from_every_other_error():
-    with pytest.raises(RuntimeError) as too_much:
-        torch.empty(2**60, dtype=torch.uint8)
-    with pytest.raises(MemoryError) as in_python:
-        bytearray(2**62)
-    cases = {
-        "in its worker": [too_much.value, in_python.value, RuntimeError("std::bad_alloc")],
-        "on the GPU": [
-            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
-            RuntimeError("CUDA error: out of memory"),
-            RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED: not enough memory"),
-        ],
-        None: [
-            RuntimeError("shape '[2, 3]' is invalid for input of size 5"),
-            ValueError("out of memory"),
-            KeyError("memory"),
-        ],
-    }
-    for where, errors in cases.items():
-        for error in errors:
-            assert out_of_memory(error) == where, error
