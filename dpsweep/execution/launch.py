@@ -39,6 +39,7 @@ from dpsweep.store.state_dir import State, SweepFolder
 from dpsweep.store.storage import study_name
 from dpsweep.store.study import Study, open_study, stored_sweep
 from dpsweep.tracking.mlflow import MlflowSink
+from dpsweep.tracking.server import is_server, with_driver
 from dpsweep.tracking.tracker import Tracker
 from dpsweep.training.trial_dir import Room
 
@@ -158,6 +159,7 @@ def new_session(
     data = _fingerprint(sweep)
     folder, owner = state.sweep(sweep.name), whoami()
     called = study_name(storage_uri, sweep.name, owner)
+    tracking_uri = with_driver(tracking_uri) if tracking_uri else None
     folder.create(sweep.file, sweep.base, tracking_uri, storage_uri, called)
     with folder.lease() as lease:
         try:
@@ -180,6 +182,7 @@ def old_session(
     file: Sweep | None = None,
     *,
     accept: bool = False,
+    wait_seconds: float = 0.0,
 ) -> Iterator[Session]:
     """A sweep that was launched before, with the file it was launched with.
 
@@ -189,13 +192,14 @@ def old_session(
         storage_uri: Where its study is now, if not where it was; written down.
         file: What its file says now, if it is to be compared.
         accept: True to take over what changed there, where that does no harm.
+        wait_seconds: How long to wait for another driver.
 
     Raises:
         StateError: If there is none, or another process drives it.
     """
     folder = state.sweep(name)
     folder.stored()
-    with folder.lease() as lease:
+    with folder.lease(wait_seconds=wait_seconds) as lease:
         if file:
             check_changes(folder, file, accepted=accept)
         sweep = stored_sweep(name, state)
@@ -213,7 +217,7 @@ def old_session(
 def _session(sweep: Sweep, state: State, study: Study, lease: Lease) -> Iterator[Session]:
     folder = state.sweep(sweep.name)
     uri = folder.tracking_uri
-    artifacts = None if uri else state.artifacts / sweep.name
+    artifacts = None if uri and is_server(uri) else state.artifacts / sweep.name
     sink = MlflowSink(uri or state.tracking_uri, sweep.name, folder.id, artifacts, folder.whose)
     session = Session(sweep, folder, study, Tracker(folder.path, sink), lease)
     try:

@@ -12,9 +12,11 @@ from statistics import mean
 from typing import TypeVar
 
 import torch
+from sqlalchemy.engine import make_url
 
 from dpsweep.config.sweep import Sweep
 from dpsweep.config.trial import TrialConfig
+from dpsweep.core.errors import ConfigError
 from dpsweep.core.seeds import Secret
 from dpsweep.execution.disk_use import check_space, disk_needed
 from dpsweep.search.charge import search_promise
@@ -24,7 +26,7 @@ from dpsweep.store.state_dir import State
 from dpsweep.store.storage import check_storage
 from dpsweep.tracking.access import PASSWORDS
 from dpsweep.tracking.mlflow import check_reachable
-from dpsweep.tracking.server import refuse_password
+from dpsweep.tracking.server import is_server, refuse_password, with_driver, without_password
 from dpsweep.training.assemble import assemble, initial
 from dpsweep.training.budget import budget
 from dpsweep.training.evaluate import evaluate
@@ -49,6 +51,7 @@ def check_services(
     if state.sweep(sweep.name).path.exists():
         raise state.sweep(sweep.name).taken()
     check_files(state, tracking_uri, storage_uri)
+    _check_apart(tracking_uri, storage_uri)
     check_space(sweep, state.root)
     if storage_uri:
         check_storage(storage_uri, sweep.name, whoami())
@@ -68,6 +71,26 @@ def check_files(state: State, tracking_uri: str | None, storage_uri: str | None)
 def _check_file(uri: str, what: str, remedy: str) -> None:
     if uri.startswith("sqlite:///"):
         check_local(Path(uri.removeprefix("sqlite:///")).absolute(), what, remedy)
+
+
+def _check_apart(tracking_uri: str | None, storage_uri: str | None) -> None:
+    """Raises ConfigError if both are one database.
+
+    Optuna and MLflow each note the version of their tables in one called alembic_version, and
+    would take the other's for a version of their own.
+    """
+    if not tracking_uri or not storage_uri or is_server(tracking_uri):
+        return
+    tracking, storage = make_url(with_driver(tracking_uri)), make_url(with_driver(storage_uri))
+    if (tracking.host, tracking.port, tracking.database) == (
+        storage.host,
+        storage.port,
+        storage.database,
+    ):
+        raise ConfigError(
+            f"--tracking-uri {without_password(tracking_uri)}: is the study's database as well "
+            f"(--storage), and MLflow needs one of its own. Make it with: createdb mlflow"
+        )
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,20 @@ def nothing_to_show(study: Study, name: str | None = None) -> StateError:
     return StateError(f"sweep {name!r} has no complete trial yet. See: dpsweep status {name}")
 
 
+def nothing_completed(study: Study, see: str) -> StateError:
+    """The error for a sweep that ended without a complete trial.
+
+    Args:
+        study: The search.
+        see: What shows its trials.
+    """
+    words = f"sweep {study.sweep.name!r} is finished, and no trial was completed"
+    failed = [record for record in study.records() if record.state == "failed"]
+    if failed and not study.sweep.in_secret:  # of a private selection nothing else is said
+        words += f": {len(failed)} failed, the last one with: {failed[-1].reason}"
+    return StateError(f"{words}. See: {see}")
+
+
 def target_of(record: Record, out: Path) -> Path:
     """Where a winner's config goes: `out`, with the budget in its name if there are several."""
     epsilon = record.knobs.get(EPSILON_KEY)

@@ -365,13 +365,17 @@ class SweepFolder:
         return self.path / "trials" / f"{number:04d}"
 
     @contextlib.contextmanager
-    def lease(self, pace: Pace = PACE) -> Iterator[Lease]:
+    def lease(self, pace: Pace = PACE, wait_seconds: float = 0.0) -> Iterator[Lease]:
         """Holds the sweep for this process. The system frees it when the process dies.
+
+        Args:
+            pace: How the lease is renewed.
+            wait_seconds: How long to wait for another driver.
 
         Raises:
             StateError: If another driver holds it.
         """
-        with held(self.path, pace) as lease:
+        with held(self.path, pace, wait_seconds) as lease:
             self.stop_request.unlink(missing_ok=True)
             yield lease
 

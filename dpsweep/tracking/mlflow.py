@@ -25,7 +25,7 @@ from dpsweep.core.errors import ConnectionRefused, first_line
 from dpsweep.core.sqlite import write_ahead
 from dpsweep.tracking.access import check_rights
 from dpsweep.tracking.parcel import RUNNING, Parcel, parcels
-from dpsweep.tracking.server import without_password
+from dpsweep.tracking.server import is_server, with_driver, without_password
 from dpsweep.tracking.spool import Event, Undeliverable
 from dpsweep.tracking.ui_view import KIND, TAG
 
@@ -56,9 +56,7 @@ class MlflowSink:
     def __init__(
         self, uri: str, sweep: str, id: str, artifacts: Path | None, owner: str | None = None
     ) -> None:
-        logging.getLogger("mlflow").setLevel(logging.WARNING)
-        logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it raises as well
-        logging.getLogger("alembic").setLevel(logging.WARNING)
+        _quiet()
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # the spool tries again
         os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
@@ -248,14 +246,27 @@ def _set_up(connection: sqlite3.Connection, record: object) -> None:
     write_ahead(connection, "NORMAL")
 
 
+def _quiet() -> None:
+    """Lets MLflow say nothing of tables that it makes, nor twice what it raises.
+
+    It inserts params that may be there already and catches the database's refusal, of which
+    psycopg warns.
+    """
+    logging.getLogger("psycopg").setLevel(logging.ERROR)
+    logging.getLogger("mlflow").setLevel(logging.WARNING)
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+
+
 def check_reachable(uri: str) -> None:
     """Raises ConnectionRefused, with what to do, if results could not be tracked there."""
-    scheme = urlsplit(uri).scheme
-    if scheme in ("http", "https"):
+    _quiet()
+    scheme = urlsplit(uri).scheme.partition("+")[0]
+    if is_server(uri):
         _check_server(uri)
-    elif scheme in ("postgresql", "mysql", "mssql"):
+    elif scheme in ("postgres", "postgresql", "mysql", "mssql"):
         try:
-            MlflowClient(uri).search_experiments(max_results=1)
+            MlflowClient(with_driver(uri)).search_experiments(max_results=1)
         except Exception as e:
             raise ConnectionRefused(
                 f"--tracking-uri {without_password(uri)}: the database does not answer: "

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dpsweep.app.finalize import finish
 from dpsweep.app.preflight import Place, check, reopened
-from dpsweep.cli.say import STOPPED, console, warn
+from dpsweep.cli.say import NOTHING_COMPLETED, STOPPED, console, error, warn
 from dpsweep.cluster.nodes import cluster_for
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.disk import free_bytes, shown_bytes
@@ -21,7 +21,7 @@ from dpsweep.execution.preflight import plan as make_plan
 from dpsweep.execution.resources import concurrency, this_machine
 from dpsweep.results.export import default_target
 from dpsweep.results.live import Progress, shown
-from dpsweep.results.pareto import summaries, target_of, winners
+from dpsweep.results.pareto import nothing_completed, summaries, target_of, winners
 from dpsweep.results.ranking import standings, standings_table, verdict
 from dpsweep.results.tables import shown_budgets, trial_table
 from dpsweep.store.state_dir import State
@@ -42,6 +42,7 @@ class Options:
     quiet: bool
     storage: str | None = None
     force: bool = False
+    wait_seconds: float = 0.0
 
     def target(self, sweep: str) -> Path:
         """Where the best config goes."""
@@ -101,7 +102,14 @@ def resume(named_or_file: str, options: Options, *, accept: bool) -> None:
     target, out = options.target(name), console(quiet=options.quiet)
     tell = (lambda words: None) if options.quiet else warn
     with reopened(
-        name, place, target, tell, file=file, accept=accept, force=options.force
+        name,
+        place,
+        target,
+        tell,
+        file=file,
+        accept=accept,
+        force=options.force,
+        wait_seconds=options.wait_seconds,
     ) as session:
         out.print(_left(session.study))
         finished = session.study.is_finished()
@@ -158,8 +166,6 @@ def _run(session: Session, options: Options) -> None:
         for record in winners(session.study):
             place = target_of(record, target)
             out.print(f"best config: {place}   train it again with: {us} train {place}")
-    elif complete:
-        out.print(f"No trial was completed. See why with: {us} status {session.sweep.name}{state}")
     if not session.sweep.in_secret:
         out.print(f"{len(session.study.records())} trials in {session.seconds:.1f} s")
     if not session.tracker.close():
@@ -175,6 +181,10 @@ def _run(session: Session, options: Options) -> None:
         out.print(f"Browse the trials in MLflow: {us} ui{state}")
     if not complete:
         sys.exit(STOPPED)
+    if not best:
+        see = f"{us} status {session.folder.called}{state}"
+        error(str(nothing_completed(session.study, see)))
+        sys.exit(NOTHING_COMPLETED)
 
 
 def _program() -> str:

@@ -13,7 +13,7 @@ from dpsweep.core.errors import DpSweepError
 from dpsweep.store.study import stored_sweep
 from dpsweep.tracking.access import artifact_place, is_open, proxied_artifacts
 from dpsweep.tracking.mlflow import check_reachable
-from dpsweep.tracking.server import without_password
+from dpsweep.tracking.server import is_server, without_password
 
 _PATIENCE_SECONDS = 60.0
 _LOCAL = ("127.0.0.1", "::1", "localhost")
@@ -25,7 +25,7 @@ def tracking(patient: Patient) -> Iterator[Finding]:
         try:
             check_reachable(uri)
             yield Finding("tracking", "ok", f"{without_password(uri)} answers")
-            if urlsplit(uri).scheme in ("http", "https"):
+            if is_server(uri):
                 yield from _server(uri)
         except DpSweepError as e:
             yield Finding("tracking", "fail", str(e))
