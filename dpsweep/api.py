@@ -42,7 +42,7 @@ from dpsweep.search.trial_record import Record
 from dpsweep.store.state_dir import State, SweepFolder
 from dpsweep.store.storage import moved_to, named
 from dpsweep.store.study import Study, open_study
-from dpsweep.training.trial_dir import Room
+from dpsweep.training.trial_dir import TrialDir
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -196,8 +196,8 @@ class OpenSweep:
         """One row a report: `number` of the trial, `epoch`, `step`, and what it reported."""
         rows = []
         for record in self._study.records():
-            place = self._folder.room(record.number)
-            reported = Room(place).rows() if record.row and place.exists() else []
+            place = self._folder.trial_dir(record.number)
+            reported = TrialDir(place).rows() if record.row and place.exists() else []
             last = record.row["epoch"] if record.row else 0
             rows += [{"number": record.number, **r} for r in reported if r["epoch"] <= last]
         return pd.DataFrame(rows, columns=None if rows else ["number", "epoch", "step"])
@@ -359,7 +359,7 @@ def _row(record: Record) -> dict[str, Any]:
         "number": record.number,
         "state": record.state,
         "confirms": record.confirms,
-        **record.knobs,
+        **record.hyperparams,
         **row,
         "epsilon": row.get("privacy/epsilon_spent"),
         "charged": _charged(record),
@@ -371,7 +371,7 @@ def _row(record: Record) -> dict[str, Any]:
 
 def _charged(record: Record) -> float | None:
     """What the trial's whole length costs by itself; None if it never began."""
-    if not record.handed_out:
+    if not record.dispatched:
         return None
     return record.epsilon or run_of(record).epsilon(record.config.delta)
 

@@ -1,4 +1,4 @@
-"""What several rooms' tests share: small sweeps on disk, and the command line as a user runs it."""
+"""Fixtures of several packages: small sweeps on disk, and the command line as a user runs it."""
 
 import gc
 import os
@@ -12,7 +12,7 @@ import pytest
 from dpsweep.config.sweep import load_sweep
 from dpsweep.store.study import Study
 from dpsweep.training.loop import train
-from dpsweep.training.trial_dir import Room
+from dpsweep.training.trial_dir import TrialDir
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests/support"))  # in any import mode of pytest
@@ -205,11 +205,11 @@ def really_trained():
         folder = state.sweep(sweep.name)
         folder.create(sweep.file, sweep.base, None)
         study = Study.create(folder.storage_uri, sweep, folder.id)
-        record = study.hand_out(study.ask(), void=void)
-        room = Room(folder.room(record.number))
-        room.make_secret()
-        train(record.config, room, lambda row: study.report(record.number, row))
-        room.forget()
+        record = study.dispatch(study.ask(), void=void)
+        trial_dir = TrialDir(folder.trial_dir(record.number))
+        trial_dir.make_secret()
+        train(record.config, trial_dir, lambda row: study.report(record.number, row))
+        trial_dir.forget()
         study.tell(record.number, "complete")
         return study, folder
 

@@ -61,7 +61,7 @@ def finish(session: Session, out: Path, *, complete: bool) -> tuple[list[Record]
     for place in _shown(session, best):
         tracker.artifact(place)
     for record in best[:_WEIGHTS_KEPT]:
-        tracker.artifact(folder.room(record.number) / "weights.pt", record.number)
+        tracker.artifact(folder.trial_dir(record.number) / "weights.pt", record.number)
     metrics["trials"] = float(origin.num_trials)
     tracker.sweep_end("FINISHED" if complete else "KILLED", metrics)
     return best, origin

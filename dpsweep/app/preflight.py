@@ -109,7 +109,7 @@ def reopened(
 
 def check_secrecy(sweep: Sweep, address: str | None, option: str = "--address") -> None:
     """Raises ConfigError where others could watch a private selection; `option` named the place."""
-    if sweep.in_secret and address:
+    if sweep.is_private_selection and address:
         raise ConfigError(
             f"{option} {address}: accounting: private_selection keeps the number of trials and "
             f"the losing ones secret, and a cluster's own logs on every node would tell them. "

@@ -528,7 +528,7 @@ def reproduce(
     """Run a paper's table again, cell by cell; exit with 1 if a cell has no figure."""
     from dpsweep.cli.verbs import reproduce
 
-    wish = reproduce.Wish(
+    options = reproduce.ReproduceOptions(
         table=table,
         rows=reproduce.listed(rows),
         columns=reproduce.listed(columns),
@@ -545,7 +545,7 @@ def reproduce(
         fetch=fetch,
         quiet=quiet,
     )
-    (reproduce.plan if only_plan else reproduce.run)(wish)
+    (reproduce.plan if only_plan else reproduce.run)(options)
 
 
 @app.command()

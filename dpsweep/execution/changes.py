@@ -28,7 +28,7 @@ def changes(folder: SweepFolder, sweep: Sweep) -> dict[str, tuple[str, str]]:
 
 def may_grow(sweep: Sweep) -> bool:
     """True if a launched sweep may be given more trials: nothing was chosen by their number."""
-    return sweep.whole is None and not sweep.in_secret and cap_of(sweep) is None
+    return sweep.whole is None and not sweep.is_private_selection and cap_of(sweep) is None
 
 
 def check_changes(folder: SweepFolder, sweep: Sweep, *, accepted: bool) -> None:

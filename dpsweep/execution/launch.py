@@ -41,7 +41,7 @@ from dpsweep.store.study import Study, open_study, stored_sweep
 from dpsweep.tracking.mlflow import MlflowSink
 from dpsweep.tracking.server import is_server, with_driver
 from dpsweep.tracking.tracker import Tracker
-from dpsweep.training.trial_dir import Room
+from dpsweep.training.trial_dir import TrialDir
 
 _HASTY_SECONDS = 2.0
 """For delivering results when something is wrong; what is left waits for the next time."""
@@ -100,14 +100,14 @@ class Session:
         """
         tracking = TrackingWatcher(self.tracker, self.study, self.folder)
         finished = self.study.is_finished()
-        if finished or not self.sweep.in_secret:  # when it began tells how long it is
+        if finished or not self.sweep.is_private_selection:  # when it began tells how long it is
             tracking.reconcile()
         self._tidy()
         if finished:
             forget(self.folder)  # a driver may have died between the winner and that
             return True
         self.prepare()
-        if self.sweep.in_secret:
+        if self.sweep.is_private_selection:
             return self._select(tracking)
         keeper = BestWeights(self.study, self.folder, self.sweep.num_kept)
         return self._drive(self.study, [tracking, keeper, *watchers])
@@ -132,16 +132,16 @@ class Session:
         self.folder.remove_leftovers()
         if driver.trouble:
             trouble = driver.trouble
-            if self.sweep.in_secret:  # a room's number tells how far it is
-                trouble = "the disk is full; make room, and resume"
+            if self.sweep.is_private_selection:  # a trial directory's number tells how far it is
+                trouble = "the disk is full; free some space, and resume"
             raise StateError(f"sweep {self.sweep.name!r} stopped: {trouble}")
         return not driver.stopping
 
     def _tidy(self) -> None:
         """Resume state of trials that are through: a driver may die before it deletes it."""
         for record in self.study.records():
-            if record.state != "running" and self.folder.room(record.number).exists():
-                Room(self.folder.room(record.number)).forget()
+            if record.state != "running" and self.folder.trial_dir(record.number).exists():
+                TrialDir(self.folder.trial_dir(record.number)).forget()
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError
 from dpsweep.core.seeds import Secret
 from dpsweep.execution.disk_use import check_space, disk_needed
-from dpsweep.search.charge import search_promise
+from dpsweep.search.charge import runs_statement
 from dpsweep.store.filesystem import check_local
 from dpsweep.store.owner import whoami
 from dpsweep.store.state_dir import State
@@ -31,7 +31,7 @@ from dpsweep.training.assemble import assemble, initial
 from dpsweep.training.budget import budget
 from dpsweep.training.evaluate import evaluate
 from dpsweep.training.malloc import keep_freed_memory
-from dpsweep.training.statement import trial_promise
+from dpsweep.training.statement import statement_of_trial
 from dpsweep.training.step import Progress, Step
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ _REPORT_SECONDS = 0.03
 def check_services(
     sweep: Sweep, state: State, tracking_uri: str | None, storage_uri: str | None = None
 ) -> None:
-    """Raises if the state cannot be written or has no room, the name is taken or a server away."""
+    """Raises if the state cannot be written or has no space, the name is taken or a server away."""
     refuse_password("--tracking-uri", tracking_uri, PASSWORDS)
     state.check_writable()
     if state.sweep(sweep.name).path.exists():
@@ -145,8 +145,8 @@ def plan(sweep: Sweep, at_once: int) -> Plan:
         noise=(min(r.noise_multiplier for r in runs), max(r.noise_multiplier for r in runs)),
         steps=(min(r.steps for r in runs), max(r.steps for r in runs)),
         delta=budgets[0].delta,
-        trial_words=trial_promise(configs[0], budgets[0].epsilon, runs[0].noise_multiplier),
-        search_words=search_promise(sweep, planned, confirming=repeats),
+        trial_words=statement_of_trial(configs[0], budgets[0].epsilon, runs[0].noise_multiplier),
+        search_words=runs_statement(sweep, planned, confirming=repeats),
         seconds=startup
         + mean(p.trial for p in probes) * (trials * _share_run(sweep) + repeats) / at_once,
         disk_bytes=disk_needed(sweep, at_once),
@@ -219,7 +219,7 @@ def _share_run(sweep: Sweep) -> float:
     A median leaves most trials of a search that learns: a quarter of those after the random ones
     end soon after the warm-up. Successive halving leaves one in `reduction` at each rung.
     """
-    pruner, epochs = sweep.config.pruner, sweep.promise.train.epochs
+    pruner, epochs = sweep.config.pruner, sweep.reference_trial.train.epochs
     warm = min(1.0, pruner.warmup_epochs / epochs)
     if pruner.name == "median":
         trials = sweep.config.budget.trials

@@ -21,7 +21,7 @@ from dpsweep.store.statement import statement_of
 from dpsweep.store.study import Study
 from dpsweep.tracking.tracker import Facts, Status, Tracker
 from dpsweep.tracking.ui_view import best_first
-from dpsweep.training.trial_dir import Room
+from dpsweep.training.trial_dir import TrialDir
 
 PACKAGES = ("torch", "ray", "optuna", "mlflow", "dp-accounting", "numpy")
 _MOST_COLUMNS = 9
@@ -50,7 +50,7 @@ class TrackingWatcher:
         self.sweep_started()
         for record in self._study.records():
             self.started(record)
-            for row in Room(self._folder.room(record.number)).rows():
+            for row in TrialDir(self._folder.trial_dir(record.number)).rows():
                 if record.row and row["epoch"] <= record.row["epoch"]:
                     self.reported(record, row)
             if record.state != "running":
@@ -88,7 +88,7 @@ class TrackingWatcher:
         self._tracker.sweep(Facts(params, tags, f"**Privacy.** {words}", view=_view(sweep)))
         for name in ("sweep.yaml", "privacy.md"):
             self._tracker.artifact(self._folder.path / name)
-        if any(record.handed_out for record in study.records()) and not study.is_finished():
+        if any(record.dispatched for record in study.records()) and not study.is_finished():
             self._tracker.flush(_DELIVERY_SECONDS)
 
     def started(self, record: Record) -> None:
@@ -136,7 +136,7 @@ def run_name(record: Record) -> str:
     """
     config = record.config
     repeat = "" if record.confirms is None else f" repeats {record.confirms}"
-    budget = f" ε {config.privacy.epsilon:g}" if EPSILON_KEY in record.knobs else ""
+    budget = f" ε {config.privacy.epsilon:g}" if EPSILON_KEY in record.hyperparams else ""
     return (
         f"{record.number:04d}{repeat} {config.method.name} lr {config.optimizer.lr:.3g} "
         f"B {config.train.batch_size}{budget}"

@@ -29,7 +29,7 @@ class Origin:
         num_trials: How many the search had.
         search_words: What the search as a whole has spent.
         confirmed: What repeating the best configs came to, by trial.
-        in_secret: True if it was a private selection.
+        is_private_selection: True if it was a private selection.
         confirming: True if the best configs were to be repeated.
     """
 
@@ -38,7 +38,7 @@ class Origin:
     num_trials: int
     search_words: str
     confirmed: dict[int, Confirmation]
-    in_secret: bool
+    is_private_selection: bool
     confirming: bool
 
     def luck(self, record: Record) -> str:
@@ -49,7 +49,7 @@ class Origin:
             repeats,
             self.metric,
             self.num_trials,
-            in_secret=self.in_secret,
+            is_private_selection=self.is_private_selection,
             confirming=self.confirming,
         )
 
@@ -63,7 +63,7 @@ def origin_of(study: Study) -> Origin:
         num_trials=sum(record.confirms is None for record in records),
         search_words=statement_of(study),
         confirmed=study.confirmed(),
-        in_secret=study.sweep.in_secret,
+        is_private_selection=study.sweep.is_private_selection,
         confirming=study.sweep.config.confirm is not None,
     )
 

@@ -14,7 +14,7 @@ from dpsweep.privacy.selection import Charged, cap_over, total
 from dpsweep.privacy.statement import Growth, Search, search_statement
 from dpsweep.search.trial_record import Record
 from dpsweep.training.budget import budget
-from dpsweep.training.statement import trial_promise
+from dpsweep.training.statement import statement_of_trial
 
 Plans = tuple[tuple[int, int], ...]
 """Runs that were planned, and how many had begun by then: at first, and after each change."""
@@ -45,7 +45,7 @@ def statement(record: Record) -> str:
     """The promise of one trial that has reported."""
     spent = run_of(record)
     epsilon = record.config.privacy.epsilon or spent.epsilon(record.config.delta)
-    return trial_promise(record.config, epsilon, spent.noise_multiplier, record.void)
+    return statement_of_trial(record.config, epsilon, spent.noise_multiplier, record.void)
 
 
 def cap_of(sweep: Sweep) -> Cap | None:
@@ -84,7 +84,7 @@ def check_within(sweep: Sweep, config: TrialConfig) -> None:
         )
 
 
-def search_promise(
+def runs_statement(
     sweep: Sweep,
     runs: Sequence[Run],
     *,
@@ -106,7 +106,7 @@ def search_promise(
     spent = _search(sweep, runs, confirming, void)
     if ahead is not None:
         spent = _ahead(spent, sweep, runs, ahead)
-    if len(plans) > 1 and sweep.whole is None and not sweep.in_secret:
+    if len(plans) > 1 and sweep.whole is None and not sweep.is_private_selection:
         spent = replace(spent, growth=growth_of(sweep, runs, plans))
     held_out = sweep.written.data.num_held_out
     return search_statement(spent, accounting=sweep.config.accounting, num_held_out=held_out)
@@ -129,7 +129,7 @@ def _search(sweep: Sweep, runs: Sequence[Run], confirming: int, void: bool) -> S
         how = "(PLD)" if whole.is_one_run else "(RDP, at an order fixed beforehand)"
         return replace(told, epsilon=whole.epsilon, shared=True, how=how)
     told = replace(told, broken=whole.epsilon if whole else None)
-    if sweep.in_secret:
+    if sweep.is_private_selection:
         return replace(told, epsilon=_selected(sweep, runs))
     told = replace(told, epsilon=compose(runs, delta))
     if sweep.schedules_vary and (_is_adaptive(sweep) or len(runs) < sweep.num_runs):
@@ -147,7 +147,7 @@ def _ahead(spent: Search, sweep: Sweep, runs: Sequence[Run], num_runs: int) -> S
     A figure for the whole search, and one whose promise was broken, stay what they are.
     """
     num_runs, delta = max(num_runs, len(runs)), sweep.written.delta
-    if spent.shared or sweep.in_secret:
+    if spent.shared or sweep.is_private_selection:
         return replace(spent, ahead=True)
     if spent.broken is not None:
         return spent
@@ -194,7 +194,7 @@ def _num_of_each(sweep: Sweep, runs: Sequence[Run], num_runs: int) -> int:
 
 def _charged(sweep: Sweep) -> Charged:
     """How the search is charged; that it is not is said in words, beside the figure."""
-    return "private_selection" if sweep.in_secret else "composition"
+    return "private_selection" if sweep.is_private_selection else "composition"
 
 
 def _is_adaptive(sweep: Sweep) -> bool:

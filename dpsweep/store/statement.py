@@ -1,6 +1,6 @@
 """The privacy statement of a search, from what its study knows."""
 
-from dpsweep.search.charge import run_of, search_promise
+from dpsweep.search.charge import run_of, runs_statement
 from dpsweep.store.study import Study
 
 
@@ -12,7 +12,7 @@ def statement_of(study: Study, *, planned: bool = False) -> str:
         planned: True for all that may still be run, beside what has begun; False for what has.
     """
     records = study.records()
-    promise = search_promise(
+    promise = runs_statement(
         study.sweep,
         [run_of(record) for record in records],
         confirming=sum(record.confirms is not None for record in records),

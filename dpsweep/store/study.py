@@ -174,7 +174,7 @@ class Study:
         """
         plans: list[list[int]] = self._study.user_attrs.get(_PLANS, [])
         if not plans or plans[-1][0] != self.sweep.num_runs:
-            begun = sum(record.handed_out for record in self.records())
+            begun = sum(record.dispatched for record in self.records())
             self._study.set_user_attr(_PLANS, [*plans, [self.sweep.num_runs, begun]])
 
     @property
@@ -213,7 +213,7 @@ class Study:
 
     def is_finished(self) -> bool:
         """True if nothing is left to run; a private selection is told in one piece at its end."""
-        if self.sweep.in_secret:
+        if self.sweep.is_private_selection:
             return self.num_asked() > 0
         return not (self.running() or self.num_to_ask() or self._to_confirm())
 
@@ -275,7 +275,7 @@ class Study:
         config = repeat_of(chosen, self._repeats())
         repeat = optuna.trial.create_trial(
             state=TrialState.RUNNING,
-            user_attrs=attributes(config, chosen.knobs, confirms=chosen.number),
+            user_attrs=attributes(config, chosen.hyperparams, confirms=chosen.number),
         )
         return self._record(self._add(repeat))
 
@@ -309,9 +309,9 @@ class Study:
                 intermediate_values={int(row["epoch"]): row[objective.metric]},
                 user_attrs=attributes(
                     record.config,
-                    record.knobs,
+                    record.hyperparams,
                     row=row,
-                    handed_out={"void": record.void, "charged": charged},
+                    dispatched={"void": record.void, "charged": charged},
                 ),
             )
         )
@@ -321,7 +321,7 @@ class Study:
         return self._add(optuna.trial.create_trial(state=TrialState.FAIL)).number
 
     @repeated
-    def hand_out(self, record: Record, *, void: bool) -> Record:
+    def dispatch(self, record: Record, *, void: bool) -> Record:
         """Notes that a trial's secret exists, and what the trial is charged.
 
         From now on its secret must never be drawn again, and it has spent its whole length.
@@ -334,7 +334,7 @@ class Study:
             "handed_out",
             {"void": void, "charged": charged},
         )
-        return replace(record, void=void, handed_out=True, charged=charged)
+        return replace(record, void=void, dispatched=True, charged=charged)
 
     def note_void(self) -> None:
         """Notes that a trial used a test secret: no statement on the search holds any more."""

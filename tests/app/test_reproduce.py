@@ -62,7 +62,7 @@ def wish(**more):
     asked |= {"state": "state", "address": None, "tracking_uri": None, "out": None}
     asked |= {"budget": "trials=2,epochs=1,batch_size=200", "seeds": 2}
     asked |= {"accept": False, "fetch": False, "quiet": True}
-    return reproduce.Wish(table="tiny", **(asked | more))
+    return reproduce.ReproduceOptions(table="tiny", **(asked | more))
 
 
 @pytest.mark.parametrize("name", tables())

@@ -71,8 +71,8 @@ def test_a_sweep_is_submitted_followed_stopped_resumed_and_fetched_from_a_laptop
         cwd=tmp_path, env={**clean, **env}, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
-    rooms = local.state / "sweeps/long/trials"
-    wait_for(lambda: any(rooms.glob("*/metrics.json")), "a first report")
+    trial_dirs = local.state / "sweeps/long/trials"
+    wait_for(lambda: any(trial_dirs.glob("*/metrics.json")), "a first report")
     follower.send_signal(signal.SIGINT)
     said, _ = follower.communicate(timeout=60)
     assert follower.returncode == 130

@@ -80,9 +80,9 @@ def test_a_trial_is_no_sweep():
 
 
 def test_resources_decide_threads_and_device(sweep_file):
-    trial = load(sweep_file, "resources={cpu: 2}").promise
+    trial = load(sweep_file, "resources={cpu: 2}").reference_trial
     assert (trial.train.threads, trial.train.device) == (2, "cpu")
-    assert load(sweep_file, "resources={gpu: 0.5}").promise.train.device == "cuda"
+    assert load(sweep_file, "resources={gpu: 0.5}").reference_trial.train.device == "cuda"
 
 
 MISTAKES = [

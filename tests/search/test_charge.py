@@ -17,7 +17,7 @@ from dpsweep.search.charge import (
     growth_of,
     ledger_entry,
     run_of,
-    search_promise,
+    runs_statement,
     within,
 )
 from dpsweep.store.study import Study
@@ -50,7 +50,7 @@ def figures(words):
 )
 def test_what_is_proven_depends_on_who_chose_the_runs(sweep_file, settings, claim, estimate):
     sweep = load_sweep(sweep_file, [TEN, *settings])
-    words = search_promise(sweep, planned(sweep, 10))
+    words = runs_statement(sweep, planned(sweep, 10))
     assert claim in words
     assert ("estimate" in words) == ("proven" in words) == estimate
 
@@ -59,28 +59,28 @@ def test_the_figure_is_that_of_the_reference(sweep_file):
     sweep = load_sweep(sweep_file, ["privacy.delta=1e-5", TEN])
     # METHODS.md section 4: ten trials of base epsilon 1 cost 3.27 by PLD.
     assert compose(RUNS, 1e-5) == pytest.approx(3.27, rel=0.01)
-    assert f"({shown_epsilon(compose(RUNS, 1e-5))}, 1.0e-05)-DP by" in search_promise(sweep, RUNS)
-    assert shown_epsilon(compose(RUNS[1:], 1e-5)) not in search_promise(sweep, RUNS)
+    assert f"({shown_epsilon(compose(RUNS, 1e-5))}, 1.0e-05)-DP by" in runs_statement(sweep, RUNS)
+    assert shown_epsilon(compose(RUNS[1:], 1e-5)) not in runs_statement(sweep, RUNS)
 
 
 def test_proof_over_varied_lengths_counts_every_planned_run_and_beats_basic_composition(sweep_file):
     sweep = load_sweep(sweep_file, [TPE, TEN, BATCHES])
     runs = planned(sweep)
-    each, estimate, proven = figures(search_promise(sweep, runs))
+    each, estimate, proven = figures(runs_statement(sweep, runs))
     assert each == 4
     assert estimate == pytest.approx(compose(runs, sweep.written.delta), abs=0.01)
     assert estimate < proven < 40
     ends = [calibrate(4.0, sweep.written.delta, rate, steps)[0] for steps, rate in sweep.schedules]
     dearest = max(compose([run] * 10, sweep.written.delta) for run in ends)
     assert dearest < proven < 1.15 * dearest
-    assert figures(search_promise(sweep, runs[:4]))[-1] == proven
+    assert figures(runs_statement(sweep, runs[:4]))[-1] == proven
     more = load_sweep(sweep_file, [TPE, "budget.trials=11", BATCHES])
-    assert figures(search_promise(more, runs))[-1] > proven + 0.5
+    assert figures(runs_statement(more, runs))[-1] > proven + 0.5
 
 
 def test_trial_that_breaks_the_cap_is_not_run_and_not_proven_by_it(sweep_file):
     sweep = load_sweep(sweep_file, [TPE, TEN, BATCHES])
-    cap, config = cap_of(sweep), sweep.promise
+    cap, config = cap_of(sweep), sweep.reference_trial
     assert all(within(cap, run) for run in planned(sweep))
     check_within(sweep, config)
     loud = config.model_copy(update={"privacy": config.privacy.model_copy(update={"epsilon": 5.0})})
@@ -89,7 +89,7 @@ def test_trial_that_breaks_the_cap_is_not_run_and_not_proven_by_it(sweep_file):
     ):
         check_within(sweep, loud)
     runs = [*planned(sweep)[:9], budget(loud).run]
-    assert "by basic composition" in search_promise(sweep, runs)
+    assert "by basic composition" in runs_statement(sweep, runs)
 
 
 def test_no_cap_is_needed_where_lengths_do_not_vary(sweep_file):
@@ -106,15 +106,15 @@ def test_given_noise_is_proven_too(sweep_file):
         "privacy={noise_multiplier: 2}",
     ]
     sweep = load_sweep(sweep_file, settings)
-    estimate, proven = figures(search_promise(sweep, planned(sweep)))
+    estimate, proven = figures(runs_statement(sweep, planned(sweep)))
     assert estimate < proven < 2 * estimate
 
 
 def test_search_cut_short_tells_what_all_of_it_costs(sweep_file):
     sweep = load_sweep(sweep_file, [TPE, TEN])
     runs = planned(sweep)
-    _, now, all_of_it = figures(search_promise(sweep, runs[:4]))
-    _, whole = figures(search_promise(sweep, runs))
+    _, now, all_of_it = figures(runs_statement(sweep, runs[:4]))
+    _, whole = figures(runs_statement(sweep, runs))
     assert now < all_of_it == whole
 
 
@@ -122,13 +122,13 @@ def test_search_cut_short_tells_what_all_of_it_costs(sweep_file):
 def test_shared_budget_is_quoted_while_it_is_kept_and_taken_back_when_not(sweep_file, settings):
     sweep = load_sweep(sweep_file, [TPE, TEN, "privacy.scope=sweep", *settings])
     runs = planned(sweep)
-    words = search_promise(sweep, runs)
+    words = runs_statement(sweep, runs)
     assert words.startswith("The budget covers the whole search of 10 runs")
     assert figures(words) == [4.0]
     assert compose(runs, sweep.written.delta) <= 4
-    assert "OVER BUDGET" in search_promise(sweep, [*runs, runs[0]])
+    assert "OVER BUDGET" in runs_statement(sweep, [*runs, runs[0]])
     quieter = replace(runs[0], noise_multiplier=runs[0].noise_multiplier * 0.99)
-    assert "OVER BUDGET" in search_promise(sweep, [quieter, *runs[1:]])
+    assert "OVER BUDGET" in runs_statement(sweep, [quieter, *runs[1:]])
 
 
 def test_shared_budget_of_trials_alike_is_used_up(sweep_file):
@@ -142,15 +142,15 @@ def test_shared_budget_pays_for_the_confirming_runs(sweep_file):
     assert sweep.num_runs == 16
     runs = planned(sweep)
     assert compose(runs, sweep.written.delta) == pytest.approx(4, rel=0.02)
-    words = search_promise(sweep, runs, confirming=6)
+    words = runs_statement(sweep, runs, confirming=6)
     assert "10 adaptive trials and 6 confirming runs" in words
 
 
 @pytest.mark.parametrize("space", [[], [BATCHES]])
 def test_private_selection_says_one_figure_whatever_was_run(sweep_file, space):
     sweep = load_sweep(sweep_file, [TEN, "accounting=private_selection", *space])
-    words = search_promise(sweep, planned(sweep, 3))
-    assert words == search_promise(sweep, planned(sweep, 25))
+    words = runs_statement(sweep, planned(sweep, 3))
+    assert words == runs_statement(sweep, planned(sweep, 25))
     each, figure = figures(words)
     assert each == 4 < figure < compose(planned(sweep), sweep.written.delta)
     if space:
@@ -178,42 +178,42 @@ def test_the_plan_is_never_said_to_cost_less_than_any_part_of_it(sweep_file):
     for settings in ([TPE, TEN], [TPE, TEN, BATCHES], ["sampler.name=random", TEN, BATCHES]):
         sweep = load_sweep(sweep_file, settings)
         runs = planned(sweep)
-        plan = figures(search_promise(sweep, [], ahead=10))[-1]
+        plan = figures(runs_statement(sweep, [], ahead=10))[-1]
         for begun in (0, 4, 10):
-            words = search_promise(sweep, runs[:begun], ahead=10)
+            words = runs_statement(sweep, runs[:begun], ahead=10)
             assert "The search of all 10 planned runs over" in words
             assert figures(words)[-1] == plan >= compose(runs[:begun], sweep.written.delta)
-        assert figures(search_promise(sweep, [*runs, runs[0]], ahead=10))[-1] > plan
+        assert figures(runs_statement(sweep, [*runs, runs[0]], ahead=10))[-1] > plan
     sweep = load_sweep(sweep_file, [TPE, several, "budget.trials=4"])
     ((steps, rate),) = sweep.schedules
     one, four = (calibrate(e, sweep.written.delta, rate, steps)[0] for e in (1.0, 4.0))
-    plan = figures(search_promise(sweep, [], ahead=4))[-1]
+    plan = figures(runs_statement(sweep, [], ahead=4))[-1]
     assert plan == pytest.approx(compose([one, four] * 2, sweep.written.delta), abs=0.01)
-    assert figures(search_promise(sweep, [four] * 3, ahead=4))[-1] > plan, "repeats of one budget"
+    assert figures(runs_statement(sweep, [four] * 3, ahead=4))[-1] > plan, "repeats of one budget"
 
 
 @pytest.mark.parametrize("accounting", ["accounting=private_selection", "privacy.scope=sweep"])
 def test_a_figure_for_the_whole_search_is_that_of_the_plan(sweep_file, accounting):
     sweep = load_sweep(sweep_file, [TEN, accounting])
-    whole = search_promise(sweep, planned(sweep), ahead=10)
-    assert figures(search_promise(sweep, [], ahead=10)) == figures(whole)
+    whole = runs_statement(sweep, planned(sweep), ahead=10)
+    assert figures(runs_statement(sweep, [], ahead=10)) == figures(whole)
 
 
 def test_a_search_that_grew_says_so_and_what_is_proven_of_a_number_that_results_chose(sweep_file):
     sweep = load_sweep(sweep_file, [TEN])
     runs, delta = planned(sweep), sweep.written.delta
-    plain = search_promise(sweep, runs, plans=((10, 0),))
-    assert plain == search_promise(sweep, runs)
-    words = search_promise(sweep, runs, plans=((2, 0), (5, 2), (10, 4)))
+    plain = runs_statement(sweep, runs, plans=((10, 0),))
+    assert plain == runs_statement(sweep, runs)
+    words = runs_statement(sweep, runs, plans=((2, 0), (5, 2), (10, 4)))
     assert (
         "raised when results could be seen: from 2 to 5 when 2 had begun, to 10 when 4 had" in words
     )
     assert f"({shown_epsilon(compose(runs, delta))}, " in words
     one_of_72 = compose(runs, delta / 72)  # 8 more than planned at first: 8 * 9
     assert f"is proven: ({shown_epsilon(one_of_72)}, {shown_delta(2 * delta)})-DP for 10" in words
-    part = search_promise(sweep, runs[:4], plans=((2, 0), (10, 4)))
+    part = runs_statement(sweep, runs[:4], plans=((2, 0), (10, 4)))
     assert f"is proven: ({shown_epsilon(one_of_72)}, " in part, "all that are planned count"
-    extra = search_promise(sweep, [*runs, runs[0]], plans=((2, 0), (10, 4)))
+    extra = runs_statement(sweep, [*runs, runs[0]], plans=((2, 0), (10, 4)))
     assert f"({shown_epsilon(compose([*runs, runs[0]], delta / 90))}, " in extra
 
 

@@ -12,7 +12,7 @@ with warnings.catch_warnings():
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
 
-from dpsweep.tracking import mlflow as room
+from dpsweep.tracking import mlflow as trial_dir
 from dpsweep.tracking.mlflow import MlflowSink
 from dpsweep.tracking.spool import Undeliverable
 
@@ -132,7 +132,7 @@ def test_a_run_whose_making_was_not_answered_is_found_and_not_made_twice(sink, m
 
 def test_all_runs_are_found_on_many_pages(sink, monkeypatch):
     sink()([SWEEP, *map(trial, range(5))])
-    monkeypatch.setattr(room, "_RUNS_PER_PAGE", 2)
+    monkeypatch.setattr(trial_dir, "_RUNS_PER_PAGE", 2)
     again = sink()
     again([SWEEP, *map(end, range(5))])
     found, _ = runs(again)

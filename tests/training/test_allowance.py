@@ -9,7 +9,7 @@ from dpsweep.core.seeds import Secret
 from dpsweep.training.allowance import Allowance
 from dpsweep.training.assemble import assemble
 from dpsweep.training.loop import train
-from dpsweep.training.trial_dir import Room
+from dpsweep.training.trial_dir import TrialDir
 
 TRIAL = {
     "data": {"name": "digits"},
@@ -27,11 +27,11 @@ def trial(**settings):
 
 
 def trained(config, place, monkeypatch, allowance, key):
-    room = Room(place)
+    trial_dir = TrialDir(place)
     monkeypatch.setenv("DPSWEEP_TEST_SECRET", key)
-    room.make_secret()
-    result = train(config, room, lambda row: None, allowance=allowance)
-    return torch.load(room.weights, weights_only=True), result
+    trial_dir.make_secret()
+    result = train(config, trial_dir, lambda row: None, allowance=allowance)
+    return torch.load(trial_dir.weights, weights_only=True), result
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -57,7 +57,7 @@ def test_half_the_examples_at_once_release_the_same_but_for_rounding(
 def test_what_is_halved_is_what_was_computed_at_once(physical, halvings, at_once, monkeypatch):
     monkeypatch.setenv("DPSWEEP_TEST_SECRET", "x")
     config = trial(max_physical_batch=physical)
-    room = assemble(
+    trial_dir = assemble(
         config, Secret.for_new_trial(), torch.device("cpu"), allowance=Allowance(halvings=halvings)
     )
-    assert room.engine.max_physical_batch == at_once
+    assert trial_dir.engine.max_physical_batch == at_once

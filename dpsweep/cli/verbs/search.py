@@ -130,7 +130,7 @@ def _left(study: Study) -> str:
             f"{name}: is finished, with {len(done)} trials; results are delivered again. For more "
             f"trials {more}"
         )
-    if study.sweep.in_secret:
+    if study.sweep.is_private_selection:
         return f"{name}: goes on; nothing is told before its end"
     return (
         f"{name}: {len(done)} trials finished, {len(study.running())} adopted, "
@@ -166,7 +166,7 @@ def _run(session: Session, options: Options) -> None:
         for record in winners(session.study):
             place = target_of(record, target)
             out.print(f"best config: {place}   train it again with: {us} train {place}")
-    if not session.sweep.in_secret:
+    if not session.sweep.is_private_selection:
         out.print(f"{len(session.study.records())} trials in {session.seconds:.1f} s")
     if not session.tracker.close():
         waiting = f"the tracking server did not take all results ({session.tracker.trouble})"
