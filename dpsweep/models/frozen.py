@@ -58,7 +58,7 @@ def cut(model: nn.Module, input_shape: tuple[int, ...]) -> Cut | None:
     if entrance is model:
         return None
     like = next(model.parameters())
-    rng = torch.Generator().manual_seed(public_seed(0, "doubt"))
+    rng = torch.Generator().manual_seed(public_seed(0, "cut"))
     inputs = torch.randn(_TRIED, *input_shape, generator=rng).to(like)
     with _watched(entrance) as crossed, torch.enable_grad():
         output = model(inputs)

@@ -2,9 +2,10 @@
 
 Batch norm mixes examples, dropout draws what no seed governs, and in-place layers hide what
 engines must see; `made_private` replaces them. Whatever else is wrong with a model is found by
-the engine's own checks (privacy/engine/doubt.py) before the first step.
+the engine's own checks (privacy/engine/) before the first step.
 """
 
+import copy
 import importlib
 import sys
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from dpsweep.core.errors import Misfit
 from dpsweep.models.parts import Model, Shape, divisor
 from dpsweep.privacy.engine import refuse_mixing
+from dpsweep.privacy.engine.state_guard import StateGuard, check_stateless
 
 _MOST_GROUPS, _CHANNELS_OF_A_GROUP = 32, 4
 _LEAVES_OUT = ("StochasticDepth", "DropPath", "DropBlock2d", "DropBlock3d", "PatchDropout")
@@ -188,6 +190,7 @@ def _fitting(model: nn.Module, shape: Shape, num_classes: int) -> nn.Module:
     like = next(model.parameters(), None)
     if like is None:
         raise ValueError("it has no parameters to train")
+    untouched, guard = copy.deepcopy(model), StateGuard(model)
     try:
         with torch.no_grad(), torch.device("cpu"):
             logits = model(torch.zeros(1, *shape, dtype=like.dtype))
@@ -195,6 +198,9 @@ def _fitting(model: nn.Module, shape: Shape, num_classes: int) -> nn.Module:
         raise ValueError(
             f"it does not take {images}, the data's: {type(e).__name__}: {_first_line(e)}"
         ) from e
+    if guard.changed():  # a cache, or an initialisation from data, which is done only once
+        with torch.device("cpu"):
+            check_stateless(untouched, shape)
     if not isinstance(logits, Tensor):
         raise ValueError(f"it returns a {type(logits).__name__}, not one tensor of logits")
     if logits.shape != (1, num_classes):
@@ -247,5 +253,5 @@ def code_that_runs(config: Any) -> str | None:
     return (
         f"model.function: {config.function} (from {where}) is your code, and runs with all your "
         f"rights here and on every worker; its weights answer to clipping and noise like any "
-        f"others, what else it does is not looked at"
+        f"others, its modules may keep nothing of the examples, what else it does is not looked at"
     )

@@ -8,6 +8,7 @@ from torch import nn
 from dpsweep.core.circulant import CirculantLinear
 from dpsweep.core.errors import Misfit
 from dpsweep.core.strict import Strict, unused
+from dpsweep.core.types import Tensors
 
 Shape = tuple[int, int, int]
 """(channels, height, width) of an image."""
@@ -34,6 +35,23 @@ class Model(Strict):
     def build(self, shape: Shape, num_classes: int) -> nn.Module:
         """Images of `shape` (C, H, W) -> logits, shape (B, num_classes)."""
         raise NotImplementedError
+
+
+def saved_tensors(model: nn.Module) -> Tensors:
+    """Parameters and persistent buffers, by the names and in the order of a state_dict.
+
+    Not `model.state_dict()`, which runs the model's own code (get_extra_state, hooks, overrides)
+    and saves whatever that returns.
+    """
+    found: Tensors = {}
+    for place, module in model.named_modules(remove_duplicate=False):
+        passing = module._non_persistent_buffers_set  # private, and torch's only record of them
+        own = dict(module.named_parameters(recurse=False, remove_duplicate=False))
+        for name, x in module.named_buffers(recurse=False, remove_duplicate=False):
+            if name not in passing:
+                own[name] = x
+        found |= {f"{place}.{name}" if place else name: x for name, x in own.items()}
+    return found
 
 
 def linear(inputs: int, outputs: int, block: int | None, key: str = "block") -> nn.Module:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dpsweep.core.errors import Misfit, guess
 from dpsweep.core.types import Tensors
-from dpsweep.models.parts import Model
+from dpsweep.models.parts import Model, saved_tensors
 
 _SHOWN = 3
 _WRAPPINGS = ("state_dict", "model")
@@ -66,7 +66,7 @@ def _read(weights: str) -> Tensors:
 
 
 def _load(model: nn.Module, found: Tensors, fresh: Sequence[str], weights: str) -> None:
-    own = {k: x for k, x in model.state_dict().items() if not _below(k, fresh)}
+    own = {k: x for k, x in saved_tensors(model).items() if not _below(k, fresh)}
     found = {
         k: x
         for k, x in found.items()

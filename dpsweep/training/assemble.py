@@ -25,6 +25,7 @@ from dpsweep.privacy.engine import (
     unchecked_engine,
 )
 from dpsweep.privacy.engine.size import fitting_batch, fitting_gpu_batch
+from dpsweep.privacy.engine.state_guard import deep_copy
 from dpsweep.privacy.engine.tape import Unrecordable
 from dpsweep.privacy.geometry import Geometry, geometry_of
 from dpsweep.training.allowance import WHOLE, Allowance
@@ -98,6 +99,8 @@ def check_fit(config: TrialConfig) -> None:
     except ValueError as e:
         key = f"model.{e.key}" if isinstance(e, Misfit) else "model"
         raise Misfit(key, f"{config.model.name} cannot be built: {e}") from e
+    except ConfigError as e:  # it keeps a state; whoever checks a file adds its name and line
+        raise Misfit("model", str(e).removeprefix("model: ")) from e
     if config.train.augment is not None:
         if config.data.features is not None:
             raise Misfit(
@@ -182,9 +185,11 @@ def _gpu_batch(
         + batch * (data.inputs.itemsize + 2 * next(iter(params.values())).itemsize)
     )
     total = torch.cuda.get_device_properties(data.inputs.device).total_memory
+    # a first call of the model itself would hide an initialisation from data from check_stateless
+    tried = deep_copy(model)
     try:
         return fitting_gpu_batch(
-            lambda rows: unchecked_engine(model, loss, geometry, rows, choice, train.copies),
+            lambda rows: unchecked_engine(tried, loss, geometry, rows, choice, train.copies),
             method.query,
             config.privacy.clipping.build(config.privacy.clip_norm, 1.0, train.batch_size),
             params,

@@ -8,6 +8,7 @@ from torch.func import functional_call
 
 from dpsweep.core.types import Tensors
 from dpsweep.data.read import Dataset
+from dpsweep.privacy.engine.state_guard import StateGuard
 
 AT_ONCE = 1000
 """Examples that are measured together, if there is memory for them."""
@@ -30,7 +31,14 @@ class Score:
 def evaluate(
     model: nn.Module, params: Tensors, data: Dataset, dtype: torch.dtype, at_once: int = AT_ONCE
 ) -> Score:
-    """Accuracy and loss of `model` at `params`, computed on `at_once` examples at a time."""
+    """Accuracy and loss of `model` at `params`, computed on `at_once` examples at a time.
+
+    Raises:
+        ConfigError: If the model remembers what it is measured on. Examples that are held out of
+            the training data are measured without noise, and must reach no weights or buffers.
+    """
+    params = {k: p.detach() for k, p in params.items()}
+    guard, before = StateGuard(model), [p.clone() for p in params.values()]
     right = torch.zeros((), dtype=torch.int64, device=data.valid_targets.device)
     loss = torch.zeros((), dtype=torch.float64, device=data.valid_targets.device)
     chunks = zip(
@@ -42,4 +50,5 @@ def evaluate(
         logits = functional_call(model, params, (data.scaled(inputs, dtype),))
         right += (logits.argmax(1) == targets).sum()
         loss += nn.functional.cross_entropy(logits, targets, reduction="sum")
+    guard.check(((f"parameter {k!r}", p) for k, p in params.items()), before)
     return Score(int(right) / len(data.valid_targets), float(loss) / len(data.valid_targets))

@@ -8,17 +8,16 @@ are plain gradients. What is released is the same, up to rounding.
 import hashlib
 import math
 from dataclasses import replace
-from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dpsweep.config.trial import TrialConfig
 from dpsweep.data.read import Dataset, kept
 from dpsweep.models.frozen import Cut, cut
 from dpsweep.models.own import Own
 from dpsweep.privacy.engine import BookkeepingEngine
-from dpsweep.privacy.engine.still import Still
+from dpsweep.privacy.engine.state_guard import StateGuard
 from dpsweep.training.step import Step
 
 _CHUNK = 250
@@ -60,19 +59,13 @@ def behind(found: Cut, step: Step) -> Dataset:
 
 
 def _crossed(found: Cut, data: Dataset, images: Tensor, step: Step) -> Tensor:
-    still = Still(partial(_held, found.model))
+    guard = StateGuard(found.model, with_parameters=True)
     made = torch.empty(len(images), *found.shape, dtype=step.dtype)
     for first in range(0, len(images), _CHUNK):
         rows = slice(first, first + _CHUNK)
         made[rows] = found.features(data.scaled(images[rows], step.dtype))
-    still.check()
+    guard.check()
     return made
-
-
-def _held(model: nn.Module) -> list[tuple[str, Tensor]]:
-    """Frozen weights are buffers here."""
-    named = (*model.named_parameters(), *model.named_buffers())
-    return [(f"tensor {name!r}", x) for name, x in named]
 
 
 def _mark(found: Cut, config: TrialConfig) -> str:

@@ -15,6 +15,8 @@ import torch
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import Diverged, StateError
 from dpsweep.core.types import Row, Tensors
+from dpsweep.models.parts import saved_tensors
+from dpsweep.privacy.engine.repeatability import Probe
 from dpsweep.training.allowance import WHOLE, Allowance
 from dpsweep.training.assemble import assemble, initial
 from dpsweep.training.budget import Budget
@@ -81,7 +83,7 @@ def train(
     Raises:
         Paused: If `should_pause` said so; training again goes on from there.
         Diverged: If an iterate or the validation loss is not finite.
-        ConfigError: If data or device are missing.
+        ConfigError: If data or device are missing, or the model remembers what it is called on.
         StateError: If the trial directory's secret or checkpoint is gone or another config's.
     """
     torch.set_num_threads(config.train.threads or _DEFAULT_THREADS)
@@ -93,6 +95,7 @@ def train(
     ahead = told or trial_schedule(config)
     plan = ahead.budget
     step = assemble(config, secret, device, plan, allowance)
+    probe = Probe.of(step.engine.model, tuple(step.data.inputs.shape[1:]))
 
     rows: list[Row] = []
     saved = _saved(trial_dir, identity)
@@ -119,6 +122,7 @@ def train(
                 trial_dir.save(_state(identity, progress, rows))
             if paused:
                 raise Paused
+        probe.check()  # before anything is reported
         rows.append(_row(due, progress, step, clock, allowance.portion(AT_ONCE, AT_ONCE)))
         if progress.step == plan.run.steps:  # before the checkpoint, which ends the work here
             trial_dir.save_weights(whole_weights(step, progress), _said(step, progress))
@@ -130,10 +134,15 @@ def train(
 
 
 def whole_weights(step: Step, progress: Progress) -> Tensors:
-    """All of the model's tensors: the trial's result, and what was frozen or never learned."""
+    """All of the model's tensors: the trial's result, and what was frozen or never learned.
+
+    Parameters and persistent buffers by the names that a state_dict has, and nothing else:
+    `state_dict` itself runs the model's own code (get_extra_state, hooks, an override), which may
+    hand on what is neither noised nor known to be constant.
+    """
     model = step.engine.model
     names = {id(p): name for name, p in model.named_parameters()}
-    whole = (model if step.whole is None else step.whole).state_dict(keep_vars=True)
+    whole = saved_tensors(model if step.whole is None else step.whole)
     return {k: progress.result[names[id(x)]] if id(x) in names else x for k, x in whole.items()}
 
 

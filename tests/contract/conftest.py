@@ -1,4 +1,4 @@
-"""Lets the files here import one another in any import mode of pytest, and run on one thread."""
+"""Lets the files here import one another, and the models of tests/data, and run on one thread."""
 
 import sys
 from pathlib import Path
@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "data/models")]
 
 
 @pytest.fixture(autouse=True)

@@ -5,13 +5,15 @@ test_planted_faults.py says which check catches which.
 
 import contextlib
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from world import World
 
 from dpsweep.core.seeds import Secret
 from dpsweep.core.types import Clipped, Released, Tensors
@@ -23,6 +25,7 @@ from dpsweep.privacy.engine import BookkeepingEngine, answers, bookkeeping, conv
 from dpsweep.privacy.engine import base as room_of_portions
 from dpsweep.privacy.engine.answers import Answer, Each
 from dpsweep.privacy.engine.base import Portion, portions
+from dpsweep.privacy.engine.state_guard import StateGuard
 from dpsweep.privacy.engine.tape import Use, record
 from dpsweep.privacy.query import Apart, Ask, Joint, Points
 from dpsweep.privacy.spectral import ConvMap
@@ -377,6 +380,24 @@ def hundred_classes(patch: pytest.MonkeyPatch) -> None:
         "build_model",
         lambda config, spec, seed: build_model(config, replace(spec, num_classes=100), seed),
     )
+
+
+def remembering(make: Callable[[], nn.Module]) -> Plant:
+    """A model that begins with a layer that remembers, and no state guard to refuse it."""
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        sound = World.model.func
+
+        def model(world: World) -> nn.Module:
+            layers = dict(sound(world).named_children())
+            return nn.Sequential(OrderedDict(memory=make(), **layers))
+
+        patch.setattr(World, "model", property(model))  # each run has one that is new
+        patch.setattr(StateGuard, "check", lambda *_: None)
+        for check in ("check_stateless", "warm_up", "wrong_gradients", "mixing_in_large_batches"):
+            patch.setattr(f"dpsweep.privacy.engine.{check}", lambda *_: None)
+
+    return plant
 
 
 def moments_not_saved(patch: pytest.MonkeyPatch) -> None:

@@ -47,6 +47,9 @@ check that is named must then fail with the words given, and must pass in the sa
 | each copy of an example clipped, and the mean taken | check_reference | reference |
 | augmentation drawn by an example's place | check_sensitivity | sensitivity |
 | the last microbatch dropped when it is not full | check_microbatches | microbatches |
+| attributes initialised from the first batch, as in ActNorm | check_sensitivity | sensitivity |
+| a running mean of the inputs, in an attribute | check_sensitivity | sensitivity |
+| a temperature that falls with the number of calls | check_microbatches | microbatches |
 """
 
 import inspect
@@ -59,6 +62,7 @@ import chance
 import checks
 import faults
 import pytest
+from remembering import ActNorm, Cooling, Tracking
 from world import World
 from worlds import METHOD_WORLDS, UNFILTERED, WORLDS
 
@@ -240,6 +244,19 @@ FAULTS = {
     "last-microbatch-dropped": Fault(
         faults.last_microbatch_dropped, checks.check_microbatches, "microbatches of 7"
     ),
+    "first-batch-remembered": Fault(
+        faults.remembering(lambda: ActNorm(only_learning=False)),
+        checks.check_sensitivity,
+        "sensitivity: one example",
+    ),
+    "mean-remembered": Fault(
+        faults.remembering(lambda: Tracking("tensor", after=0)),
+        checks.check_sensitivity,
+        "sensitivity: one example",
+    ),
+    "calls-remembered": Fault(
+        faults.remembering(Cooling), checks.check_microbatches, "microbatches of 1 of 9"
+    ),
 }
 every_fault = pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 
@@ -252,7 +269,7 @@ def _fresh_secrets(monkeypatch):
 @every_fault
 def test_planted_fault_is_caught_by_the_check_that_is_named(fault, monkeypatch):
     world = replace(fault.world)  # a copy, so that nothing computed under the fault is kept
-    monkeypatch.setattr("dpsweep.privacy.engine.reason_to_doubt", lambda *_: None)  # it sees some
+    monkeypatch.setattr("dpsweep.privacy.engine.wrong_gradients", lambda *_: None)  # it sees some
     fault.plant(monkeypatch)
     with pytest.raises(AssertionError, match=fault.says):
         fault.check(world)

@@ -16,12 +16,14 @@ from dpsweep.models.cnn import Cnn5, CnnPapernot, CnnSmall
 from dpsweep.models.lenet import LeNet5
 from dpsweep.models.mlp import Linear, Mlp4, Mlp4Circulant
 from dpsweep.models.own import Own, Timm, Torchvision
+from dpsweep.models.parts import saved_tensors
 from dpsweep.models.resnet import ResNet18
 from dpsweep.models.spectral import Model2, Model3
 from dpsweep.models.vit import VitSmall
 from dpsweep.models.wrn import Wrn16, Wrn28, Wrn40
-from dpsweep.privacy.engine.doubt import reason_to_doubt
+from dpsweep.privacy.engine.gradient_check import wrong_gradients
 from dpsweep.privacy.engine.layers import black_boxes
+from dpsweep.privacy.engine.state_guard import check_stateless
 
 MODELS: list[ModelConfig] = [
     CnnSmall(),
@@ -153,7 +155,8 @@ def num_weights(config: ModelConfig) -> int:
 @pytest.mark.parametrize("data", ["mnist", "cifar10"])
 def test_book_keeping_is_right_about_the_model_and_needs_no_vmap(config, data):
     model = build(config, SPECS[data], 0)
-    assert reason_to_doubt(model, nn.functional.cross_entropy, SPECS[data].shape) is None
+    check_stateless(model, SPECS[data].shape)
+    assert wrong_gradients(model, nn.functional.cross_entropy, SPECS[data].shape) is None
     assert black_boxes(model) == []
 
 
@@ -350,3 +353,25 @@ def test_block_that_does_not_divide_is_refused_by_its_key(config, num_classes, k
     with pytest.raises(Misfit, match=message) as caught:
         config.build((1, 8, 8), num_classes)
     assert caught.value.key == key
+
+
+@every_model
+def test_saved_tensors_are_those_of_a_state_dict_in_its_order(config):
+    with torch.device("meta"):
+        model = build(config, SPECS["cifar10"], 0)
+    found, expected = saved_tensors(model), model.state_dict(keep_vars=True)
+    assert list(found) == list(expected)
+    assert all(x is expected[k] for k, x in found.items())
+
+
+def test_saved_tensors_of_layers_that_are_shared_and_of_buffers_that_pass():
+    layer, other = nn.Linear(2, 2), nn.Linear(2, 2, bias=False)
+    other.weight = layer.weight
+    model = nn.Sequential(layer, nn.Sequential(layer), other, nn.BatchNorm1d(2))
+    model.register_buffer("passing", torch.ones(1), persistent=False)
+    model.register_buffer("absent", None)
+    expected = model.state_dict()
+    assert list(saved_tensors(model)) == list(expected)
+    model.register_state_dict_post_hook(lambda _, found, *__: found.clear())
+    assert not model.state_dict()
+    assert list(saved_tensors(model)) == list(expected)

@@ -14,7 +14,7 @@ from dpsweep.data.datasets import SPECS
 from dpsweep.models import build
 from dpsweep.models.own import FixedNorm, Own, Timm, Torchvision, made_private
 from dpsweep.privacy.engine import refuse_mixing
-from dpsweep.privacy.engine.doubt import reason_to_doubt
+from dpsweep.privacy.engine.gradient_check import wrong_gradients
 from dpsweep.training.check import check_pieces, check_trial
 
 HERE = str(Path(__file__).parent)
@@ -101,7 +101,7 @@ def test_torchvision_model_has_group_norm_and_is_right_for_book_keeping(resnet):
     assert (resnet.bn1.num_groups, resnet.layer4[0].bn1.num_groups) == (16, 32)
     assert not any(getattr(m, "inplace", False) for m in resnet.modules())
     refuse_mixing(resnet)
-    assert reason_to_doubt(resnet, nn.functional.cross_entropy, (3, 32, 32)) is None
+    assert wrong_gradients(resnet, nn.functional.cross_entropy, (3, 32, 32)) is None
 
 
 def test_torchvision_model_of_other_channels_says_both():

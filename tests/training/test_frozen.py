@@ -132,7 +132,7 @@ def test_a_frozen_part_that_remembers_an_image_stops_the_trial():
     """Its buffers would be saved with the weights."""
     model = {"name": "own", "function": "own_net:remembering", "folder": NETS, "train": ["head"]}
     with pytest.raises(
-        ConfigError, match=r"model: its tensor 'peak\.seen' changes as examples are asked"
+        ConfigError, match=r"model: buffer 'seen' of module 'peak' \(Peak\) changes when"
     ):
         assemble(trial(model), Secret.draw(), CPU)
 
@@ -211,6 +211,6 @@ def test_layer_that_no_engine_supports_is_told_by_its_name(tmp_path):
         "    return nn.Sequential(norm, nn.Flatten(), nn.Linear(64, num_classes))\n"
     )
     model = {"name": "own", "function": "keeps_a_mean:make", "folder": str(tmp_path)}
-    message = r"^train\.engine: auto does not fit own: its buffer '0\.running_mean' changes"
+    message = r"^model: buffer 'running_mean' of module '0' \(InstanceNorm2d\) depends on"
     with pytest.raises(ConfigError, match=message):
         assemble(trial(model), Secret.draw(), CPU)

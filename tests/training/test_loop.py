@@ -63,7 +63,7 @@ class Killed(BaseException):
 
 @dataclass(frozen=True)
 class Doomed(TrialDir):
-    """A trial directory whose process dies at its `last` checkpoint, before or after it is saved."""
+    """A trial directory whose process dies at its `last` checkpoint, before or after it is kept."""
 
     last: int = 1
     written: bool = True

@@ -1,7 +1,6 @@
 """Engines: ways to get the clipped sum of a query's answers. All give the same sum."""
 
 import logging
-from collections.abc import Sequence
 from importlib import import_module
 from typing import Literal
 
@@ -10,9 +9,10 @@ from torch import nn
 
 from dpsweep.privacy.engine.base import Engine, Loss, row_counts
 from dpsweep.privacy.engine.bookkeeping import BookkeepingEngine
-from dpsweep.privacy.engine.crowd import mixing_in_crowds
-from dpsweep.privacy.engine.doubt import Make, reason_to_doubt
+from dpsweep.privacy.engine.gradient_check import Make, wrong_gradients
 from dpsweep.privacy.engine.layers import black_boxes
+from dpsweep.privacy.engine.mixing_check import mixing_in_large_batches
+from dpsweep.privacy.engine.state_guard import check_stateless, warm_up
 from dpsweep.privacy.engine.vmap import VmapEngine
 from dpsweep.privacy.geometry import Geometry
 
@@ -22,9 +22,11 @@ Choice = Literal["auto", "bookkeeping", "vmap", "opacus"]
 
 _log = logging.getLogger(__name__)
 _said: set[str] = set()
-_doubts: dict[tuple[object, ...], str | None] = {}
-_crowds: dict[tuple[object, ...], tuple[int, str | None]] = {}
-"""What was tried -> the largest batch it was tried with, and what was found."""
+_stateless: set[tuple[object, ...]] = set()
+_wrong: dict[tuple[object, ...], str | None] = {}
+_mixing: dict[tuple[object, ...], tuple[int, str | None]] = {}
+"""What was checked in this process, by kind of model: those that keep no state; what is wrong with
+an engine's gradients; the largest batch that was tried for mixing, and what was found."""
 
 
 def engine_for(
@@ -51,6 +53,8 @@ def engine_for(
         copies: In which each example comes; its answer is the mean over them, clipped once.
 
     Raises:
+        ConfigError: If the model remembers what it is called on, or draws at random: no engine is
+            right about it, so none is fallen back to.
         ValueError: If the engine cannot answer for this model in this geometry.
     """
     refuse_mixing(model)
@@ -58,26 +62,44 @@ def engine_for(
     first = next(model.parameters())
     if first.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"its weights are {first.dtype}, too coarse for a bound on a sum")
-    if choice == "vmap":
-        return VmapEngine(model, loss, max_physical_batch, copies=copies)
-    sizes = [copies * num for num in row_counts(max_physical_batch)]
+    like = (kind, input_shape, first.dtype, first.device)
+    if kind is None or like not in _stateless:
+        check_stateless(model, input_shape)
+        _stateless.add(like)
+    warm_up(model, input_shape)  # each model has caches of its own
+
+    def wrong(make: Make) -> str | None:
+        if kind is None or (make, *like) not in _wrong:
+            _wrong[make, *like] = wrong_gradients(model, loss, input_shape, make)
+        return _wrong[make, *like]
+
+    def mixing() -> str | None:
+        sizes = [copies * num for num in row_counts(max_physical_batch)]
+        largest, found = _mixing.get(like, (0, None))
+        if kind is None or (found is None and max(sizes) > largest):
+            found = mixing_in_large_batches(model, input_shape, sizes)
+            _mixing[like] = max(sizes), found
+        return found
+
     if choice == "opacus":  # its package takes half a second to import, and few need it
-        opacus = import_module("dpsweep.privacy.engine.opacus")
-        reason = opacus.overlooked(model) or _doubt(
-            model, loss, input_shape, kind, opacus.OpacusEngine, sizes
-        )
-        if reason:
+        module = import_module("dpsweep.privacy.engine.opacus")
+        if reason := module.overlooked(model) or wrong(module.OpacusEngine) or mixing():
             raise ValueError(f"Opacus does not answer rightly for it: {reason}. Use auto")
-        engine: Engine = opacus.OpacusEngine(model, loss, max_physical_batch, copies=copies)
+        engine: Engine = module.OpacusEngine(model, loss, max_physical_batch, copies=copies)
         return engine
-    reason = _doubt(model, loss, input_shape, kind, BookkeepingEngine, sizes)
-    if reason is None:
-        if boxes := black_boxes(model):
-            _say(f"computed by vmap, being unknown to book-keeping: {', '.join(boxes)}")
-        return BookkeepingEngine(model, loss, max_physical_batch, geometry, copies=copies)
-    if choice == "bookkeeping" or geometry.maps:
-        raise ValueError(f"its layers cannot be recorded one by one ({reason})")
-    _say(f"{type(model).__name__} is computed by vmap as a whole, which is slower ({reason})")
+    if choice != "vmap":
+        reason = wrong(BookkeepingEngine) or mixing()
+        if reason is None:
+            if boxes := black_boxes(model):
+                _say(f"computed by vmap, being unknown to book-keeping: {', '.join(boxes)}")
+            return BookkeepingEngine(model, loss, max_physical_batch, geometry, copies=copies)
+        if choice == "bookkeeping" or geometry.maps:
+            raise ValueError(f"its layers cannot be recorded one by one ({reason})")
+    # vmap calls the model with one example at a time, so examples cannot mix, nor records be wrong
+    if fault := wrong(VmapEngine):
+        raise ValueError(f"vmap cannot compute it one example at a time ({fault})")
+    if choice != "vmap":
+        _say(f"{type(model).__name__} is computed by vmap as a whole, which is slower ({reason})")
     return VmapEngine(model, loss, max_physical_batch, copies=copies)
 
 
@@ -121,34 +143,18 @@ def refuse_mixing(model: nn.Module) -> None:
                 f"layer {name!r} ({type(layer).__name__}) rescales the rows that examples use, in "
                 f"place and past clipping and noise. Leave max_norm out"
             )
+        if type(layer).get_extra_state is not nn.Module.get_extra_state:
+            raise ValueError(
+                f"layer {name!r} ({type(layer).__name__}) has get_extra_state. Weights are saved "
+                f"as parameters and buffers alone, since only those are noised or constant: what "
+                f"else a layer keeps would be lost, or tell of the examples. Delete that method"
+            )
         dropout = getattr(layer, "dropout", layer.p if isinstance(layer, _DROPOUTS) else 0)
         if isinstance(dropout, float) and dropout > 0:
             raise ValueError(
                 f"layer {name!r} ({type(layer).__name__}) drops at random, with draws that no seed "
                 f"of a trial governs: a step could not be replayed. Set its probability to 0"
             )
-
-
-def _doubt(
-    model: nn.Module,
-    loss: Loss,
-    input_shape: tuple[int, ...],
-    kind: str | None,
-    make: Make,
-    sizes: Sequence[int],
-) -> str | None:
-    """See doubt.py and crowd.py; a known kind is tried once in a process, and as `sizes` grow."""
-    first = next(model.parameters())
-    tried = (kind, input_shape, first.dtype, first.device)
-    if kind is None or (make, *tried) not in _doubts:
-        _doubts[make, *tried] = reason_to_doubt(model, loss, input_shape, make)
-    if reason := _doubts[make, *tried]:
-        return reason
-    largest, found = _crowds.get(tried, (0, None))
-    if kind is None or (found is None and max(sizes) > largest):
-        found = mixing_in_crowds(model, input_shape, sizes)
-        _crowds[tried] = max(sizes), found
-    return found
 
 
 _DROPOUTS = nn.modules.dropout._DropoutNd

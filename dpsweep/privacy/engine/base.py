@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import torch
@@ -11,7 +11,7 @@ from torch.func import vmap
 
 from dpsweep.core.types import Clipped, Tensors
 from dpsweep.privacy.clip import Clip, add, scaling
-from dpsweep.privacy.engine.still import Still
+from dpsweep.privacy.engine.state_guard import StateGuard
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs of shape (B, K), targets of shape (B,)) -> mean over the B examples."""
@@ -99,26 +99,20 @@ class ByPortions:
     ) -> Clipped:
         """See `Engine`."""
         total = self._nobody(points[0], clip)
-        points = [{k: self._laid_out(p) for k, p in point.items()} for point in points]
+        # other objects than the iterates': what a model attaches to them does not outlive the batch
+        points = [{k: self._laid_out(p).detach() for k, p in point.items()} for point in points]
         inputs_B = self._laid_out(inputs_B)
-        still = Still(partial(self._state, points))
+        guard = self._guard
+        before = [x.detach().clone() for _, x in named(points)]
         for portion in portions(inputs_B, targets_B, self.max_physical_batch):
             total = add(total, self._portion(points, weights, portion, clip))
-        still.check()
+        guard.check(named(points), before)
         return total
 
-    def _state(self, points: Sequence[Tensors]) -> Iterator[tuple[str, Tensor]]:
-        """What no example may change."""
-        for name, x in self._called.named_buffers():
-            yield f"buffer {name!r}", x
-        for point in points:
-            for name, x in point.items():
-                yield f"parameter {name!r}", x
-
-    @property
-    def _called(self) -> nn.Module:
-        """The module that examples pass through."""
-        return self.model
+    @cached_property
+    def _guard(self) -> StateGuard:
+        """What the model held before its first batch; made anew, a slow memory could creep in."""
+        return StateGuard(self.model)
 
     def _portion(
         self, points: Sequence[Tensors], weights: Sequence[float], portion: Portion, clip: Clip
@@ -139,6 +133,13 @@ class ByPortions:
         _, count = scaling({k: p.new_zeros(0).double() for k, p in params.items()}, clip)
         zeros = {k: p.new_zeros(self._shape(k, p), dtype=torch.float64) for k, p in params.items()}
         return Clipped(zeros | count)
+
+
+def named(points: Sequence[Tensors]) -> Iterator[tuple[str, Tensor]]:
+    """All parameters at all points, as errors call them."""
+    for point in points:
+        for name, x in point.items():
+            yield f"parameter {name!r}", x
 
 
 def each_loss(loss: Loss, outputs_B: Tensor, targets_B: Tensor) -> Tensor:

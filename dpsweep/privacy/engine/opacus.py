@@ -2,7 +2,7 @@
 
 Kept to compare with. What Opacus' layers compute is taken at each point of the query and
 combined; its optimizer, accountant and noise are not used. Settings of layers that it overlooks
-are refused by name, and what else it gets wrong is found by trying (doubt.py).
+are refused by name, and what else it gets wrong is found by trying (gradient_check.py).
 """
 
 import copy
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from dpsweep.core.types import Clipped, PerExample, Tensors
 from dpsweep.privacy.clip import Clip, clipped_sum, layer_of
 from dpsweep.privacy.engine.base import ByPortions, Portion, each_loss
+from dpsweep.privacy.engine.state_guard import StateGuard
 
 
 class OpacusEngine(ByPortions):
@@ -55,14 +56,18 @@ class OpacusEngine(ByPortions):
             for key, p in own.items()
         }
 
-    @property
-    def _called(self) -> nn.Module:
-        module: nn.Module = self._hooked
-        return module
+    @cached_property
+    def _guard(self) -> StateGuard:
+        copied = self._hooked._module  # whose parameters take the values of each point
+        return StateGuard(copied, skipped=_OWN_ATTRIBUTES, written=copied.parameters())
 
     @cached_property
     def _hooked(self) -> GradSampleModule:
         return GradSampleModule(copy.deepcopy(self.model), loss_reduction="sum")
+
+
+_OWN_ATTRIBUTES = ("activations", "max_batch_len")
+"""What Opacus' hooks note in each layer during a pass."""
 
 
 def overlooked(model: nn.Module) -> str | None:

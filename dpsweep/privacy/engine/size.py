@@ -20,6 +20,7 @@ from dpsweep.core.types import Clipped, Tensors
 from dpsweep.privacy.clip import Clip
 from dpsweep.privacy.engine.base import Engine
 from dpsweep.privacy.engine.layers import written
+from dpsweep.privacy.engine.state_guard import deep_copy
 from dpsweep.privacy.query import Query
 
 _CPU_BYTES = 192 * 2**20
@@ -182,7 +183,10 @@ def bytes_per_example(
     Measured by passes over black images, in which autograd notes what it keeps. What one image
     more adds is an example's own; the rest, such as spectra of the weights, is kept once.
     """
-    kept = _kept(model, input_shape, 3) - _kept(model, input_shape, 2)
+    # on a copy: a first call of the model itself would hide an initialisation from data, which
+    # the state guard's check looks for later
+    tried = deep_copy(model)
+    kept = _kept(tried, input_shape, 3) - _kept(tried, input_shape, 2)
     own = written(model) if engine == "bookkeeping" else list(model.parameters())
     gradients = _COPIES[engine] * sum(p.nbytes for p in own)
     if engine == "opacus":  # it writes out one for each copy

@@ -19,6 +19,7 @@ from dpsweep.core.errors import ConfigError
 from dpsweep.core.weight_standardization import StandardConv2d, standardised
 from dpsweep.models import build
 from dpsweep.models.own import Own, Timm, Torchvision, found_in
+from dpsweep.models.parts import saved_tensors
 
 _WHOLE = {CirculantLinear: (CirculantLinear,), StandardConv2d: (standardised, StandardConv2d)}
 """Layers of ours that print themselves, and what of our source they are written with."""
@@ -154,7 +155,7 @@ def _compare(code: Code, model: nn.Module, shape: tuple[int, int, int]) -> None:
         assert isinstance(written, nn.Module)
         images = torch.randn(2, *shape)
         try:
-            written.load_state_dict(model.state_dict())
+            written.load_state_dict(saved_tensors(model))
             same = torch.equal(written.eval()(images), model.eval()(images))
         except (RuntimeError, TypeError, NameError):
             same = False

@@ -150,7 +150,9 @@ def main():
             print(f"step {step + 1}/{STEPS}  accuracy {shown:.4f}", flush=True)
 
     place = Path(__file__).with_suffix(".trained.pt")
-    torch.save(result.state_dict(), place)
+    weights = dict(result.named_parameters(remove_duplicate=False))  # noised, unlike what else
+    weights |= dict(result.named_buffers(remove_duplicate=False))  # a model's state_dict may save
+    torch.save({name: x.detach() for name, x in weights.items()}, place)
     print(f"accuracy {shown:.4f}; sigma {NOISE_MULTIPLIER!r}; weights in {place.name}")
     print(f"({EPSILON:.4g}, {DELTA:.3g})-DP, for this run by itself")
 

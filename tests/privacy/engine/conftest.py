@@ -1,4 +1,4 @@
-"""Lets the files here share `oracle` and `zoo` in any import mode of pytest."""
+"""Lets the files here share `oracle` and `zoo`, and the models of tests/data."""
 
 import sys
 from pathlib import Path
@@ -7,12 +7,14 @@ import pytest
 
 from dpsweep.privacy import engine
 
-sys.path.insert(0, str(Path(__file__).parent))
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent.parent / "data/models")]
 
 
 @pytest.fixture
 def forgotten(monkeypatch):
     """A process that has tried no model yet, and has said nothing."""
-    monkeypatch.setattr(engine, "_doubts", {})
-    monkeypatch.setattr(engine, "_crowds", {})
+    monkeypatch.setattr(engine, "_stateless", set())
+    monkeypatch.setattr(engine, "_wrong", {})
+    monkeypatch.setattr(engine, "_mixing", {})
     monkeypatch.setattr(engine, "_said", set())

@@ -15,7 +15,7 @@ from dpsweep.privacy.clip import INSIDE, Clip, Flat, Quantile, clipped_sum
 from dpsweep.privacy.engine import BookkeepingEngine, VmapEngine
 from dpsweep.privacy.engine.answers import Outer
 from dpsweep.privacy.engine.conv import Runs
-from dpsweep.privacy.engine.doubt import reason_to_doubt
+from dpsweep.privacy.engine.gradient_check import wrong_gradients
 
 NUM = 9
 ENGINES = {"bookkeeping": BookkeepingEngine, "vmap": VmapEngine}
@@ -121,7 +121,7 @@ def test_example_that_is_not_finite_counts_as_zero(monkeypatch, net, bad, gram):
 
 @every_net
 def test_no_net_is_doubted(forgotten, net):
-    assert reason_to_doubt(network(net), loss, SHAPE) is None
+    assert wrong_gradients(network(net), loss, SHAPE) is None
 
 
 @pytest.mark.parametrize("net", ["never called", "without effect"])

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from zoo import SHAPE, Gate, Net, loss
 
+from dpsweep.core.errors import ConfigError
 from dpsweep.privacy.engine import (
     BookkeepingEngine,
     Choice,
@@ -32,6 +33,11 @@ KINDS = {
 
 def sound() -> nn.Module:
     return nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(48, 4))
+
+
+def pooled() -> nn.Module:
+    """Takes images of any size."""
+    return nn.Sequential(nn.Conv2d(2, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
 def unsound() -> nn.Module:
@@ -83,14 +89,14 @@ def test_auto_falls_back_to_vmap_and_says_so_once(caplog):
     assert line.levelno == logging.WARNING
     assert line.getMessage() == (
         "Net is computed by vmap as a whole, which is slower "
-        "(the gradient of 'conv.weight' is not what was recorded)"
+        "(the gradient of 'conv.weight' is not that of autograd, one example at a time)"
     )
 
 
 def test_bookkeeping_is_refused_where_records_would_be_wrong():
     with pytest.raises(
         ValueError,
-        match=r"cannot be recorded one by one \(the gradient of 'conv.weight' is not what was",
+        match=r"cannot be recorded one by one \(the gradient of 'conv.weight' is not that of",
     ):
         chosen(unsound(), "bookkeeping")
 
@@ -192,7 +198,8 @@ def test_net_with_dropout_of_zero_is_recorded(caplog):
 def test_running_statistics_of_the_data_are_refused(choice):
     net = nn.Sequential(nn.InstanceNorm2d(2, affine=True, track_running_stats=True), nn.Flatten())
     before = {k: x.clone() for k, x in net.state_dict().items()}
-    with pytest.raises(ValueError, match=r"buffer '0.running_mean' changes when it is called"):
+    text = r"model: buffer 'running_mean' of module '0' \(InstanceNorm2d\) depends on the images"
+    with pytest.raises(ConfigError, match=text):
         chosen(net, choice)
     assert all(torch.equal(x, before[k]) for k, x in net.state_dict().items())
 
@@ -208,14 +215,14 @@ def asked_of(monkeypatch) -> list[nn.Module]:
     """The models that are tried, as they are."""
     asked: list[nn.Module] = []
     monkeypatch.setattr(
-        "dpsweep.privacy.engine.reason_to_doubt", lambda model, *_: asked.append(model)
+        "dpsweep.privacy.engine.wrong_gradients", lambda model, *_: asked.append(model)
     )
     return asked
 
 
 def test_kind_that_is_known_is_tried_once(monkeypatch):
     asked = asked_of(monkeypatch)
-    models = [sound(), sound(), sound().double(), sound()]
+    models = [pooled(), pooled(), pooled().double(), pooled()]
     kinds = ["a", "a", "a", "b"]
     for _ in range(2):
         for model, kind in zip(models, kinds, strict=True):
@@ -232,7 +239,9 @@ def test_model_of_no_known_kind_is_tried_each_time(monkeypatch):
     assert asked == models
 
 
-def test_engine_that_asks_each_example_alone_is_not_tried(monkeypatch):
+def test_vmap_is_tried_too_and_not_for_mixing_which_it_cannot_do(monkeypatch):
     asked = asked_of(monkeypatch)
-    chosen(sound(), "vmap")
-    assert asked == []
+    monkeypatch.setattr("dpsweep.privacy.engine.mixing_in_large_batches", None)
+    model = sound()
+    chosen(model, "vmap")
+    assert asked == [model]

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from zoo import SHAPE, Gate, Net, loss
 
+from dpsweep.core.errors import ConfigError
 from dpsweep.privacy.clip import Flat
 from dpsweep.privacy.engine import BookkeepingEngine, VmapEngine, engine_for
-from dpsweep.privacy.engine.doubt import reason_to_doubt
+from dpsweep.privacy.engine.gradient_check import wrong_gradients
 from dpsweep.privacy.geometry import IDENTITY
 
 pytestmark = [
@@ -97,14 +98,14 @@ FALSE = {  # a model, and what is said of it
         lambda: nn.Sequential(
             nn.Flatten(), linear(8), linear(8, 8), nn.ReLU(inplace=True), linear(4, 8)
         ),
-        "gradient of '2.weight' is not what was recorded",
+        "gradient of '2.weight' is not that of autograd",
     ),
     "weight used elsewhere": (
         lambda: Net(
             lambda net, x: net.layer(x.flatten(1)) + x.flatten(1).sin() @ net.layer.weight.T,
             layer=linear(),
         ),
-        "gradient of 'layer.weight' is not what was recorded",
+        "gradient of 'layer.weight' is not that of autograd",
     ),
     "handed no examples": (
         lambda: Net(lambda net, x: x.flatten(1) @ net.layer(torch.eye(72).to(x)), layer=linear()),
@@ -115,7 +116,7 @@ FALSE = {  # a model, and what is said of it
             lambda net, x: x.flatten(1)[:, :2].exp() @ net.layer(torch.eye(2, 3).to(x)).sin(),
             layer=linear(inputs=3),
         ),
-        "gradient of 'layer.weight' is not what was recorded",
+        "gradient of 'layer.weight' is not that of autograd",
     ),
     "length before examples": (
         lambda: Net(
@@ -128,7 +129,7 @@ FALSE = {  # a model, and what is said of it
             lambda net, x: net.layer(x[:, :, 0].transpose(0, 1)).sin().cumsum(0)[-1],
             layer=linear(4, 6),
         ),
-        "gradient of 'layer.weight' is not what was recorded",
+        "gradient of 'layer.weight' is not that of autograd",
     ),
     "parametrized, no bias": (
         lambda: nn.Sequential(
@@ -142,7 +143,7 @@ FALSE = {  # a model, and what is said of it
     ),
     "under no_grad": (
         lambda: Net(without_gradients, layer=linear(), out=linear(4, 4)),
-        "gradient of 'layer.weight' is not what was recorded",
+        "gradient of 'layer.weight' is not that of autograd",
     ),
     "two tensors out": (
         lambda: Net(lambda net, x: net.layer(x.flatten(1))[0], layer=Pair()),
@@ -153,9 +154,9 @@ FALSE = {  # a model, and what is said of it
             lambda net, x: net.table((x.flatten(1) > 0).long()).sum(1),
             table=nn.Embedding(2, 4, scale_grad_by_freq=True),
         ),
-        "gradient of 'table.weight' is not what was recorded",
+        "gradient of 'table.weight' is not that of autograd",
     ),
-    "hook of another's": (hooked, "gradient of '1.weight' is not what was recorded"),
+    "hook of another's": (hooked, "gradient of '1.weight' is not that of autograd"),
     "layer within a black box and beside it": (borrowed, "gradient of 'box.inner.weight'"),
     "nothing finite": (
         lambda: Net(lambda net, x: net.layer(x.flatten(1).abs().neg().log()), layer=linear()),
@@ -193,14 +194,14 @@ def made(make: Callable[[], nn.Module]) -> nn.Module:
 @pytest.mark.parametrize("kind", FALSE)
 def test_model_that_would_be_recorded_wrongly_is_found(kind):
     make, reason = FALSE[kind]
-    found = reason_to_doubt(made(make), loss, SHAPE)
+    found = wrong_gradients(made(make), loss, SHAPE)
     assert found is not None
     assert re.search(reason, found)
 
 
 @pytest.mark.parametrize("kind", TRUE)
 def test_model_that_is_recorded_well_is_not_doubted(kind):
-    assert reason_to_doubt(made(TRUE[kind]), loss, SHAPE) is None
+    assert wrong_gradients(made(TRUE[kind]), loss, SHAPE) is None
 
 
 def test_model_that_vmap_cannot_run_either_is_an_error():
@@ -210,7 +211,7 @@ def test_model_that_vmap_cannot_run_either_is_an_error():
 
     text = r"vmap cannot compute it one example at a time \(.*saved tensor hooks"
     with pytest.raises(ValueError, match=text):
-        reason_to_doubt(Net(forward, layer=linear()), loss, SHAPE)
+        engine_for(Net(forward, layer=linear()), loss, IDENTITY, 5, SHAPE)
 
 
 def test_layer_that_reuses_one_work_area_is_an_error():
@@ -226,8 +227,8 @@ def test_layer_that_reuses_one_work_area_is_an_error():
             return self.area.copy_(x)
 
     net = nn.Sequential(nn.Flatten(), linear(8), nn.Tanh(), Reused(), linear(4, 8))
-    with pytest.raises(ValueError, match="vmap cannot compute it"):
-        reason_to_doubt(net, loss, SHAPE)
+    with pytest.raises(ConfigError, match=r"attribute 'area' of module '3' \(Reused\) changes"):
+        wrong_gradients(net, loss, SHAPE)
 
 
 def test_model_whose_layers_depend_on_the_images_is_an_error():
@@ -235,17 +236,17 @@ def test_model_whose_layers_depend_on_the_images_is_an_error():
         return (net.far if (x.abs() > 1e9).any() else net.near)(x.flatten(1))
 
     with pytest.raises(ValueError, match=r"vmap cannot compute it .* data-dependent control flow"):
-        reason_to_doubt(Net(forward, near=linear(), far=linear()), loss, SHAPE)
+        engine_for(Net(forward, near=linear(), far=linear()), loss, IDENTITY, 5, SHAPE)
 
 
 def test_model_without_a_gradient_is_an_error():
     with pytest.raises(ValueError, match="modified by an inplace operation"):
-        reason_to_doubt(Net(changed_input, layer=linear()), loss, SHAPE)
+        wrong_gradients(Net(changed_input, layer=linear()), loss, SHAPE)
 
 
 def test_model_that_does_not_take_the_images_is_an_error():
     with pytest.raises(ValueError, match=r"does not take a batch of \(\d+, 2, 6, 6\)"):
-        reason_to_doubt(nn.Sequential(nn.Flatten(), linear(4, 71)), loss, SHAPE)
+        wrong_gradients(nn.Sequential(nn.Flatten(), linear(4, 71)), loss, SHAPE)
 
 
 @pytest.mark.parametrize("kind", ["constant", "recurrent"])
@@ -257,13 +258,13 @@ def test_model_that_vmap_runs_in_its_own_precision_alone_is_no_error(kind):
     }
     question = (points_of(nets[kind], 1), [1.0], draw(3, *SHAPE).float(), torch.tensor([0, 1, 2]))
     assert VmapEngine(nets[kind], loss, 3).clipped_sum(*question, Flat(1.0))
-    reason_to_doubt(nets[kind], loss, SHAPE)
+    wrong_gradients(nets[kind], loss, SHAPE)
 
 
 def test_model_is_left_as_it_is():
     model = made(FALSE["in place, after a layer in the midst"][0])
     before = {k: p.clone() for k, p in model.state_dict().items()}
-    reason_to_doubt(model, loss, SHAPE)
+    wrong_gradients(model, loss, SHAPE)
     assert all(torch.equal(p, before[k]) for k, p in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
     assert not any(module._forward_hooks for module in model.modules())
@@ -271,7 +272,7 @@ def test_model_is_left_as_it_is():
 
 def test_random_numbers_of_the_trial_are_not_used_up():
     model, before = made(TRUE["plain"]), torch.get_rng_state()
-    reason_to_doubt(model, loss, SHAPE)
+    wrong_gradients(model, loss, SHAPE)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -295,14 +296,14 @@ def disagreement(model: nn.Module, inputs: Tensor) -> float:
 
 def test_layer_that_begins_at_zero_hides_nothing():
     assert disagreement(begun_at_zero(), draw(3, *SHAPE)) > 0.1
-    assert reason_to_doubt(begun_at_zero(), loss, SHAPE) is not None
+    assert wrong_gradients(begun_at_zero(), loss, SHAPE) is not None
 
 
 def test_wrong_scale_is_found():
     model = nn.Sequential(nn.Flatten(), made(linear))
     model[1].register_forward_hook(lambda layer, args, output: output * 3)
     assert disagreement(model, draw(3, *SHAPE)) > 0.1
-    assert reason_to_doubt(model, loss, SHAPE) is not None
+    assert wrong_gradients(model, loss, SHAPE) is not None
 
 
 def test_models_that_print_alike_are_tried_apart():
@@ -314,8 +315,8 @@ def test_models_that_print_alike_are_tried_apart():
 
     sound, unsound = (Net(f, layer=linear(), out=linear(4, 4)) for f in (within, elsewhere))
     assert repr(sound) == repr(unsound)
-    assert reason_to_doubt(sound, loss, SHAPE) is None
-    assert reason_to_doubt(unsound, loss, SHAPE) is not None
+    assert wrong_gradients(sound, loss, SHAPE) is None
+    assert wrong_gradients(unsound, loss, SHAPE) is not None
 
 
 NO_FAULT_OF_THE_MODELS = [
@@ -332,19 +333,20 @@ NO_FAULT_OF_THE_MODELS = [
 ]
 
 
+CALLS = {"done": 0, "fails": 0}
+"""Calls so far, and the one that fails: outside the model, which must not count its own calls."""
+
+
 class FailsAt(nn.Module):
-    """A model whose n-th call raises an error; it goes on counting in copies of itself."""
+    """A model that raises an error at one call of all."""
 
-    def __init__(self, net: nn.Module) -> None:
+    def __init__(self, net: nn.Module, words: str) -> None:
         super().__init__()
-        self.net, self.calls = net, [0]
-
-    def __deepcopy__(self, memo: dict) -> "FailsAt":
-        return self
+        self.net, self.words = net, words
 
     def forward(self, x: Tensor) -> Tensor:
-        self.calls[0] += 1
-        if self.calls[0] == self.at:
+        CALLS["done"] += 1
+        if CALLS["done"] == CALLS["fails"]:
             raise RuntimeError(self.words)
         return self.net(x)
 
@@ -354,14 +356,14 @@ class FailsAt(nn.Module):
     ("make", "engine"),
     [(TRUE["plain"], BookkeepingEngine), (FALSE["weight used elsewhere"][0], VmapEngine)],
 )
-def test_memory_that_runs_out_and_a_lost_gpu_are_no_doubt_about_the_model(make, engine, words):
+def test_memory_that_runs_out_and_a_lost_gpu_say_nothing_of_the_model(make, engine, words):
     """At whichever call of all that an engine is tried with."""
-    model = FailsAt(make())
-    model.words, model.at = words, 0
+    model = FailsAt(make(), words)
+    CALLS.update(done=0, fails=0)
     assert type(engine_for(model, loss, IDENTITY, 24, SHAPE)) is engine
-    num_calls, model.calls = model.calls[0], [0]
+    num_calls = CALLS["done"]
     assert num_calls > 5
-    for model.at in range(1, num_calls + 1):
-        model.calls[0] = 0
+    for call in range(1, num_calls + 1):
+        CALLS.update(done=0, fails=call)
         with pytest.raises(RuntimeError, match=re.escape(words)):
             engine_for(model, loss, IDENTITY, 24, SHAPE)

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor, nn
 from zoo import SHAPE, Net, Words, loss
 
+from dpsweep.core.errors import ConfigError
 from dpsweep.privacy.engine import VmapEngine, engine_for
-from dpsweep.privacy.engine.crowd import mixing_in_crowds
-from dpsweep.privacy.engine.doubt import reason_to_doubt
+from dpsweep.privacy.engine.gradient_check import wrong_gradients
+from dpsweep.privacy.engine.mixing_check import mixing_in_large_batches
+from dpsweep.privacy.engine.state_guard import check_stateless
 from dpsweep.privacy.geometry import IDENTITY
 
 MIXING: dict[str, Callable[[Tensor], Tensor]] = {
@@ -29,9 +31,9 @@ every_mixing = pytest.mark.parametrize("kind", MIXING)
 @every_mixing
 def test_examples_that_hear_of_each_other_are_found_before_a_layer(kind):
     net = Net(lambda net, x: net.layer(MIXING[kind](x.flatten(1))), layer=nn.Linear(72, 4))
-    found = reason_to_doubt(net, loss, SHAPE)
+    found = wrong_gradients(net, loss, SHAPE)
     assert found is not None
-    assert re.search("hear of each other, as layer 'layer' shows|not what was recorded", found)
+    assert re.search("examples mix, as layer 'layer' shows|is not that of autograd", found)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +42,7 @@ def test_examples_that_hear_of_each_other_are_found_before_a_layer(kind):
 )
 def test_examples_that_hear_of_each_other_are_found_behind_all_layers(kind):
     net = Net(lambda net, x: MIXING[kind](net.layer(x.flatten(1))), layer=nn.Linear(72, 4))
-    assert reason_to_doubt(net, loss, SHAPE) is not None
+    assert wrong_gradients(net, loss, SHAPE) is not None
 
 
 CROWDS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -60,10 +62,10 @@ def _turned(x: Tensor, other: Tensor) -> Tensor:
 @pytest.mark.parametrize("kind", CROWDS)
 def test_examples_that_hear_of_each_other_in_large_batches_are_found(kind):
     net = Net(lambda net, x: CROWDS[kind](net.layer(x.flatten(1))), layer=nn.Linear(72, 4))
-    assert reason_to_doubt(net, loss, SHAPE) is None, "not in small ones"
-    found = mixing_in_crowds(net, SHAPE, [6, 24])
-    assert found == "examples hear of each other in batches of 24"
-    assert mixing_in_crowds(net, SHAPE, [6, 8]) is None
+    assert wrong_gradients(net, loss, SHAPE) is None, "not in small ones"
+    found = mixing_in_large_batches(net, SHAPE, [6, 24])
+    assert found == "examples mix in batches of 24"
+    assert mixing_in_large_batches(net, SHAPE, [6, 8]) is None
 
 
 @pytest.mark.usefixtures("forgotten")
@@ -71,7 +73,7 @@ def test_examples_that_hear_of_each_other_in_large_batches_are_found(kind):
 def test_engines_are_not_asked_with_batches_in_which_examples_are_heard(choice):
     net = Net(lambda net, x: CROWDS["signs"](net.layer(x.flatten(1))), layer=nn.Linear(72, 4))
     engine_for(net, loss, IDENTITY, 8, SHAPE, choice)
-    with pytest.raises(ValueError, match=r"hear of each other in batches of 12"):
+    with pytest.raises(ValueError, match=r"examples mix in batches of 12"):
         engine_for(net, loss, IDENTITY, 24, SHAPE, choice)
     assert type(engine_for(net, loss, IDENTITY, 24, SHAPE)) is VmapEngine
 
@@ -79,13 +81,13 @@ def test_engines_are_not_asked_with_batches_in_which_examples_are_heard(choice):
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
 def test_a_model_with_a_coarse_activation_is_tried_like_others(kind):
     net = Net(lambda net, x: net.layer(x.flatten(1).to(kind).float()), layer=nn.Linear(72, 4))
-    assert reason_to_doubt(net, loss, SHAPE) is None
-    assert mixing_in_crowds(net, SHAPE, [6, 24]) is None
+    assert wrong_gradients(net, loss, SHAPE) is None
+    assert mixing_in_large_batches(net, SHAPE, [6, 24]) is None
 
 
 def test_a_large_batch_of_a_sound_model_is_not_doubted():
     net = nn.Sequential(nn.Conv2d(2, 3, 3), nn.GroupNorm(1, 3), nn.Flatten(), nn.Linear(48, 4))
-    assert mixing_in_crowds(net, SHAPE, [6, 24]) is None
+    assert mixing_in_large_batches(net, SHAPE, [6, 24]) is None
 
 
 def test_memory_that_runs_out_says_nothing_of_the_model():
@@ -95,7 +97,7 @@ def test_memory_that_runs_out_says_nothing_of_the_model():
         return net.layer(x.flatten(1))
 
     with pytest.raises(RuntimeError, match="can't allocate memory"):
-        mixing_in_crowds(Net(full, layer=nn.Linear(72, 4)), SHAPE, [6, 24])
+        mixing_in_large_batches(Net(full, layer=nn.Linear(72, 4)), SHAPE, [6, 24])
 
 
 class Counting(nn.Module):
@@ -115,19 +117,19 @@ class Counting(nn.Module):
 @pytest.mark.parametrize("only_learning", [False, True])
 def test_layer_with_a_memory_of_its_own_is_refused(only_learning):
     net = nn.Sequential(Counting(only_learning=only_learning), nn.Flatten(), nn.Linear(72, 4))
-    with pytest.raises(ValueError, match=r"buffer '0.seen' changes when it is called"):
-        reason_to_doubt(net, loss, SHAPE)
+    with pytest.raises(ConfigError, match=r"buffer 'seen' of module '0' \(Counting\) (cha|depe)"):
+        check_stateless(net, SHAPE)
     assert net[0].seen == 0
 
 
 def test_layer_that_changes_its_weights_when_called_is_refused():
     net = nn.Sequential(Words(), nn.Embedding(7, 4, max_norm=0.5), nn.Flatten(), nn.Linear(36, 4))
     before = net[1].weight.clone()
-    with pytest.raises(ValueError, match=r"parameter '1.weight' changes when it is called"):
-        reason_to_doubt(net, loss, SHAPE)
+    with pytest.raises(ConfigError, match=r"parameter '1.weight' changes when the model is called"):
+        check_stateless(net, SHAPE)
     assert torch.equal(net[1].weight, before)
 
 
 def test_examples_that_are_alone_are_not_found():
     net = Net(lambda net, x: net.layer(x.flatten(1)).cumsum(1), layer=nn.Linear(72, 4))
-    assert reason_to_doubt(net, loss, SHAPE) is None
+    assert wrong_gradients(net, loss, SHAPE) is None

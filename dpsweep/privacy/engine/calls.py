@@ -1,0 +1,80 @@
+"""How the checks before the first step call a model: on images that are public, at any point."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from dpsweep.core.device import broken_device
+from dpsweep.core.memory import out_of_memory
+from dpsweep.core.seeds import public_seed
+from dpsweep.core.types import Tensors
+
+FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, IndexError)
+"""What a model raises that cannot be computed in some way."""
+
+
+def raise_if_memory_ran_out(error: Exception) -> None:
+    """Re-raise `error` if it says nothing of the model, but of the memory or the GPU it ran on.
+
+    The caller of the trial knows what to do about it.
+    """
+    if out_of_memory(error) or broken_device(error):
+        raise error
+
+
+def away_from_zeros(model: nn.Module, rng: torch.Generator) -> Tensors:
+    """Parameters near the model's own, but not at zeros, which hide paths."""
+    return {
+        k: p.detach() + 0.02 * torch.randn(p.shape, generator=rng).to(p)
+        for k, p in model.named_parameters()
+    }
+
+
+def random_images(model: nn.Module, num: int, shape: tuple[int, ...], seed: int) -> Tensor:
+    """Noise of the model's dtype and device, shape (num, *shape)."""
+    rng = torch.Generator().manual_seed(public_seed(seed, "images for checks"))
+    return torch.randn(num, *shape, generator=rng).to(next(model.parameters()))
+
+
+@contextmanager
+def draws_apart(device: torch.device, seed: int | None = None) -> Iterator[None]:
+    """Leave torch's global generators as they are, whatever is drawn within this context.
+
+    Args:
+        device: Where it may be drawn.
+        seed: Begin with this one.
+    """
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        if seed is not None:
+            torch.manual_seed(seed)
+        yield
+
+
+def call(model: nn.Module, point: Tensors, inputs_B: Tensor, *, grad: bool = True) -> Tensor:
+    """Compute outputs as a step does (`grad`), or as an evaluation does.
+
+    Args:
+        model: Called through `point`, whose entries it replaces if it assigns parameters.
+        point: Parameters; leaves.
+        inputs_B: Shape (B, ...).
+        grad: Whether autograd records the call.
+
+    Raises:
+        ValueError: If the model cannot be called on such a batch.
+    """
+    for p in point.values():
+        p.requires_grad_(grad)
+    own = [(m._parameters, dict(m._parameters)) for m in model.modules()]
+    with torch.set_grad_enabled(grad):
+        try:
+            outputs: Tensor = functional_call(model, point, (inputs_B,))
+        except FAILURES as e:
+            raise_if_memory_ran_out(e)
+            raise ValueError(f"it does not take a batch of {tuple(inputs_B.shape)} ({e})") from e
+        finally:
+            for slots, before in own:
+                slots.update(before)  # functional_call forgets to, in a module that has two names
+    return outputs

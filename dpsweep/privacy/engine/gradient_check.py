@@ -1,0 +1,209 @@
+"""The per-example-gradient check: whether an engine's gradients are those of plain autograd.
+
+Tried on random images before the first step. A layer that changes its input in place, or whose
+weights are also used elsewhere, cannot be recorded; neither can examples that mix. No list of
+layers is complete, so each engine is asked the same twice, compared with plain autograd, one
+example at a time, and watched while one example of a batch goes wild or changes its target: nothing
+that the others' gradients are made of may change by a bit. Large batches are mixing_check.py's.
+
+What is found has one of two consequences. A model that **cannot be recorded** is computed by vmap,
+which calls it with one example at a time and is checked in the same way. A model that **remembers**
+its calls, or whose gradients vmap gets wrong too, is refused: no engine is right about it.
+"""
+
+import copy
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from dpsweep.core.seeds import public_seed
+from dpsweep.core.types import PerExample, Tensors
+from dpsweep.privacy.clip import Automatic, Clip, Flat, clipped_sum
+from dpsweep.privacy.engine.base import Engine, Loss, Portion
+from dpsweep.privacy.engine.bookkeeping import BookkeepingEngine
+from dpsweep.privacy.engine.calls import (
+    FAILURES,
+    away_from_zeros,
+    call,
+    draws_apart,
+    raise_if_memory_ran_out,
+)
+from dpsweep.privacy.engine.repeatability import check_repeats, same
+from dpsweep.privacy.engine.vmap import VmapEngine
+
+_TOLERANCE, _FLOOR = 1e-2, 1e-3
+_EXAMPLES, _COMPARED = 8, 2
+_TRIED: tuple[tuple[Clip, list[float]], ...] = ((Flat(1e18), [1.0]), (Automatic(1.0), [0.5, 0.5]))
+"""Clips, and weights of points that are the same. The first clip lets every answer through and
+shows its scale, the second shows its norm; two points show what is left from one to the next."""
+
+_WILD = (math.nan, 1e30, 0.0)
+
+
+@runtime_checkable
+class Examined(Engine, Protocol):
+    """An engine that computes several examples in one pass."""
+
+    def seen(self, params: Tensors, portion: Portion) -> dict[str, list[Tensor]]:
+        """Layer name -> what its answers at `params` are made of, shape (B, ...). Private."""
+
+
+Make = Callable[[nn.Module, Loss, int], Engine]
+"""(model, loss, max_physical_batch) -> engine."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Case:
+    """What a model is tried on.
+
+    Attributes:
+        model: A copy, called through `params`.
+        loss: Loss of one example.
+        params: Where it is tried; away from its zeros, which hide paths.
+        inputs_B: Noise, shape (B, ...).
+        targets_B: 0 and 1 in turns, for an answer to another's target to differ; 0 if the model
+            has one class.
+    """
+
+    model: nn.Module
+    loss: Loss
+    params: Tensors
+    inputs_B: Tensor
+    targets_B: Tensor
+
+    @classmethod
+    def of(cls, model: nn.Module, loss: Loss, input_shape: tuple[int, ...]) -> "_Case":
+        """Draw it, and refuse a model that does not take it."""
+        model = copy.deepcopy(model)
+        rng = torch.Generator().manual_seed(public_seed(0, "gradient check"))
+        like = next(model.parameters())
+        inputs_B = torch.randn(_EXAMPLES, *input_shape, generator=rng).to(like)
+        params = away_from_zeros(model, rng)
+        classes = _classes(model, {k: p.clone() for k, p in params.items()}, inputs_B)
+        targets_B = torch.arange(_EXAMPLES, device=like.device) % min(classes, 2)
+        return cls(model, loss, params, inputs_B, targets_B)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the model's numbers."""
+        return self.inputs_B.dtype
+
+    @property
+    def compared(self) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of the examples that are compared with plain autograd."""
+        return self.inputs_B[:_COMPARED], self.targets_B[:_COMPARED]
+
+    def wild(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Inputs and targets with another first example."""
+        for value in _WILD:
+            inputs_B = self.inputs_B.clone()
+            inputs_B[0] = value
+            yield inputs_B, self.targets_B
+        targets_B = self.targets_B.clone()
+        targets_B[0] = targets_B.max()
+        yield self.inputs_B, targets_B
+
+
+def wrong_gradients(
+    model: nn.Module, loss: Loss, input_shape: tuple[int, ...], make: Make = BookkeepingEngine
+) -> str | None:
+    """Say why an engine cannot be used with `model`; None if it can. Nothing private is touched.
+
+    Raises:
+        ConfigError: If the model gives other gradients when it is asked the same again, or writes
+            to what the engine's state guard watches: no engine is right about it.
+        ValueError: If plain autograd cannot run it.
+    """
+    with draws_apart(next(model.parameters()).device):
+        case = _Case.of(model, loss, input_shape)
+        expected, again = _one_at_a_time(case), _one_at_a_time(case)
+        check_repeats(expected.values(), again.values(), case.dtype)
+        try:
+            engine = make(case.model, case.loss, _COMPARED)
+            with warnings.catch_warnings():  # Opacus' hooks warn, as they will at the first step
+                warnings.filterwarnings("ignore", "Full backward hook is firing")
+                return _difference(case, engine, expected) or _mixing(case, engine)
+        except FAILURES as e:
+            raise_if_memory_ran_out(e)
+            return f"{type(e).__name__}: {e}"
+
+
+def _one_at_a_time(case: _Case) -> PerExample:
+    answers: dict[str, list[Tensor]] = {key: [] for key in case.params}
+    inputs_B, targets_B = case.compared
+    for x, y in zip(torch.split(inputs_B, 1), torch.split(targets_B, 1), strict=True):
+        leaves = {key: p.clone().requires_grad_() for key, p in case.params.items()}
+        try:
+            value = case.loss(functional_call(case.model, leaves, (x,)), y)
+            grads = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
+        except FAILURES as e:
+            raise_if_memory_ran_out(e)
+            raise ValueError(f"autograd cannot compute the gradient of one example ({e})") from e
+        for key, grad in zip(answers, grads, strict=True):
+            answers[key].append(grad)
+    return PerExample({k: torch.stack(g) for k, g in answers.items()})
+
+
+def _difference(case: _Case, engine: Engine, answer: PerExample) -> str | None:
+    """The parameter whose clipped sum is another than that of `answer`, if there is one."""
+    for clip, weights in _TRIED:
+        expected = clipped_sum(answer, clip)
+        points = [case.params] * len(weights)
+        ours, again = (engine.clipped_sum(points, weights, *case.compared, clip) for _ in range(2))
+        check_repeats(ours.values(), again.values(), case.dtype)
+        whole = torch.stack([leaf.norm() for leaf in expected.values()]).norm()
+        if not whole > 0:
+            # vmap needs no comparison to keep examples apart, and is all that is left
+            nothing = "no gradient on random images is finite and other than zero, to compare with"
+            return None if isinstance(engine, VmapEngine) else nothing
+        for key, theirs in expected.items():
+            error = (ours[key] - theirs).norm()
+            if not error <= _TOLERANCE * (theirs.norm() + _FLOOR * whole):
+                return f"the gradient of {key!r} is not that of autograd, one example at a time"
+    return None
+
+
+def _mixing(case: _Case, engine: Engine) -> str | None:
+    """The layer at which one example depends on another, if there is one."""
+    if isinstance(engine, VmapEngine):  # which never has two examples in a call
+        return None
+    assert isinstance(engine, Examined)
+    present_B = torch.ones(_EXAMPLES, dtype=torch.bool, device=case.inputs_B.device)
+    whole = Portion(case.inputs_B, case.targets_B, present_B)
+    before, rounding = engine.seen(case.params, whole), 0.0
+    for inputs_B, targets_B in case.wild():
+        after = engine.seen(case.params, Portion(inputs_B, targets_B, present_B))
+        for name in before | after:
+            ours, theirs = ([x[1:] for x in found.get(name, [])] for found in (before, after))
+            if same(ours, theirs, rounding):
+                continue
+            # a kernel that adds in an order of its own, or a memory, is no mixing
+            again = engine.seen(case.params, whole)
+            rounding = check_repeats(_flat(before), _flat(again), case.dtype)
+            if not same(ours, theirs, rounding):
+                return f"examples mix, as layer {name!r} shows"
+    return None
+
+
+def _flat(seen: dict[str, list[Tensor]]) -> list[Tensor]:
+    return [x for tensors in seen.values() for x in tensors]
+
+
+def _classes(model: nn.Module, params: Tensors, inputs_B: Tensor) -> int:
+    """How many numbers the model gives for an example.
+
+    Raises:
+        ValueError: If it does not take the images.
+    """
+    call(model, params, inputs_B, grad=False)
+    outputs_B = call(model, params, inputs_B)
+    try:
+        return outputs_B[0].numel()
+    except FAILURES as e:
+        raise ValueError(f"it returns a {type(outputs_B).__name__}, no tensor of logits") from e

@@ -1,0 +1,60 @@
+"""The batch-mixing check: whether one example's output depends on others in large batches.
+
+Some models mix examples in large batches alone: statistics of many, experts of a capacity, frames
+of one clip. gradient_check.py tries eight examples, and all that an engine records of them; here
+half of a batch is replaced by other images, louder ones, and the outputs of the rest must not
+change by a bit. Nothing private is touched.
+"""
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from dpsweep.core.seeds import public_seed
+from dpsweep.privacy.engine.calls import away_from_zeros, call, draws_apart
+from dpsweep.privacy.engine.repeatability import check_repeats, same
+
+_LOUDER = 100.0
+"""Times as large are the images of the other half."""
+
+
+def mixing_in_large_batches(
+    model: nn.Module, input_shape: tuple[int, ...], sizes: Sequence[int]
+) -> str | None:
+    """Say in batches of which of these sizes examples mix; None if in none.
+
+    Raises:
+        ConfigError: If the same batch gives other outputs when it is asked again.
+        RuntimeError, MemoryError: If memory runs out, which says nothing of the model.
+    """
+    model = copy.deepcopy(model)
+    rng = torch.Generator().manual_seed(public_seed(0, "batch mixing"))
+    point = away_from_zeros(model, rng)
+    like = next(iter(point.values()))
+
+    def images(num: int) -> Tensor:
+        return torch.randn(num, *input_shape, generator=rng).to(like)
+
+    def outputs(inputs_B: Tensor) -> Tensor:
+        with draws_apart(like.device):
+            return call(model, point, inputs_B).detach()  # with gradients, as at a step
+
+    try:
+        for num in sizes:
+            calm_B = (torch.rand(num, generator=rng) < 0.5).to(like.device)
+            inputs_B, louder_B = images(num), _LOUDER * images(num)
+            before = outputs(inputs_B)
+            for half_B in (calm_B, ~calm_B) if num == max(sizes) else (calm_B,):
+                rows = half_B.view(-1, *(1,) * len(input_shape))
+                after = outputs(torch.where(rows, inputs_B, louder_B))
+                if torch.equal(before[half_B], after[half_B]):
+                    continue
+                # a kernel that adds in an order of its own, or a memory, is no mixing
+                rounding = check_repeats([before], [outputs(inputs_B)], like.dtype)
+                if not same([before[half_B]], [after[half_B]], rounding):
+                    return f"examples mix in batches of {num}"
+    except ValueError as e:
+        return str(e)
+    return None

@@ -1,0 +1,122 @@
+"""Whether a model says the same again of the same images, at the same weights.
+
+A model that does not draws at random or remembers earlier calls, perhaps where state_guard.py
+cannot look (a closure, a global, code outside Python). On a CPU a pass is the same bit for bit.
+Some CUDA kernels add in an order of their own: what differs by no more than that is rounding, and
+the batch-mixing checks then allow for it.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from dpsweep.core.errors import ConfigError
+from dpsweep.privacy.engine.calls import away_from_zeros, call, draws_apart, random_images
+
+_ROUNDING = {torch.float32: 1e-5, torch.float64: 1e-12}
+"""Of the largest number of a tensor: what the order of a sum can change on a GPU."""
+
+_EXAMPLES, _SEED = 4, 100
+
+
+def check_repeats(before: Iterable[Tensor], after: Iterable[Tensor], dtype: torch.dtype) -> float:
+    """Compare what two passes over the same batch gave.
+
+    Args:
+        before: Tensors of one pass.
+        after: Those of the other.
+        dtype: In which they were computed.
+
+    Returns:
+        Their largest difference, relative to the largest number: 0 on a CPU.
+
+    Raises:
+        ConfigError: If they differ at all on a CPU, or by more than rounding on a GPU.
+    """
+    one, two = list(before), list(after)
+    apart = relative_difference(one, two)
+    if not apart <= _allowed(one, dtype):
+        raise ConfigError(
+            "model: it gives another answer when it is asked the same again, so it draws at random "
+            "or remembers earlier calls, where no attribute shows it (a global, a closure). Such "
+            "an answer tells of other examples, past clipping and noise. Make the outputs a "
+            "function of weights and images alone"
+        )
+    return apart
+
+
+def _allowed(tensors: Sequence[Tensor], dtype: torch.dtype) -> float:
+    return 0.0 if all(x.is_cpu for x in tensors) else _ROUNDING[dtype]
+
+
+def relative_difference(one: Sequence[Tensor], two: Sequence[Tensor]) -> float:
+    """Largest difference over the largest number; infinite if shapes or NaN are elsewhere.
+
+    >>> relative_difference([torch.tensor([1.0, -4.0])], [torch.tensor([1.5, -4.0])])
+    0.125
+    """
+    if [(x.shape, x.dtype) for x in one] != [(x.shape, x.dtype) for x in two]:
+        return math.inf
+    if all(torch.equal(a, b) for a, b in zip(one, two, strict=True)):
+        return 0.0
+    largest = apart = 0.0
+    for a, b in zip((x.double() for x in one), (x.double() for x in two), strict=True):
+        same = (a == b) | (a.isnan() & b.isnan())
+        gap = torch.where(same, 0, (a - b).abs())
+        if not bool(gap.isfinite().all()):
+            return math.inf
+        apart, largest = max(apart, _largest(gap)), max(largest, _largest(a[a.isfinite()]))
+    return apart and apart / max(largest, apart)
+
+
+def _largest(x: Tensor) -> float:
+    return float(x.abs().max()) if x.numel() else 0.0
+
+
+def same(one: Sequence[Tensor], two: Sequence[Tensor], rounding: float = 0.0) -> bool:
+    """True if tensors are equal, but for twice the `rounding` between two passes of one batch."""
+    if rounding:
+        return relative_difference(one, two) <= 2 * rounding
+    return len(one) == len(two) and all(map(torch.equal, one, two))
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What a model said of some random images before training, to be asked again during it.
+
+    Weights and images are fixed and public, so whatever changes the outputs is a memory of the
+    calls in between. It is found at the next `check`, not in the batch that it was made in.
+
+    Attributes:
+        model: The model.
+        input_shape: Of one example.
+        outputs_B: What it said.
+    """
+
+    model: nn.Module
+    input_shape: tuple[int, ...]
+    outputs_B: Tensor
+
+    @classmethod
+    def of(cls, model: nn.Module, input_shape: tuple[int, ...]) -> "Probe":
+        """Ask for the first time."""
+        return cls(model, input_shape, _outputs(model, input_shape))
+
+    def check(self) -> None:
+        """Ask again.
+
+        Raises:
+            ConfigError: If the outputs are others than before.
+        """
+        now_B = _outputs(self.model, self.input_shape)
+        check_repeats([self.outputs_B], [now_B], now_B.dtype)
+
+
+def _outputs(model: nn.Module, shape: tuple[int, ...]) -> Tensor:
+    point = away_from_zeros(model, torch.Generator().manual_seed(_SEED))
+    inputs_B = random_images(model, _EXAMPLES, shape, _SEED)
+    with draws_apart(inputs_B.device):
+        return call(model, point, inputs_B).detach()
