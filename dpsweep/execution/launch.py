@@ -200,13 +200,15 @@ def old_session(
     folder = state.sweep(name)
     folder.stored()
     with folder.lease(wait_seconds=wait_seconds) as lease:
+        uri = storage_uri or folder.storage_uri
+        study = Study.open(uri, stored_sweep(name, state), folder.id, name=folder.study)
+        study.note_plan()  # as it was launched: earlier versions noted none
         if file:
             check_changes(folder, file, accepted=accept)
-        sweep = stored_sweep(name, state)
+            study.sweep = stored_sweep(name, state)
+            study.note_plan()
+        sweep = study.sweep
         folder.check_data(_fingerprint(sweep))
-        uri = storage_uri or folder.storage_uri
-        study = Study.open(uri, sweep, folder.id, name=folder.study)
-        study.note_plan()
         if storage_uri:
             folder.move_storage(storage_uri)
         with _session(sweep, state, study, lease) as session:

@@ -107,7 +107,8 @@ def runs_statement(
     if ahead is not None:
         spent = _ahead(spent, sweep, runs, ahead)
     if len(plans) > 1 and sweep.whole is None and not sweep.is_private_selection:
-        spent = replace(spent, growth=growth_of(sweep, runs, plans))
+        planned = max(spent.planned, len(runs))
+        spent = replace(spent, growth=growth_of(sweep, runs, plans, planned))
     held_out = sweep.written.data.num_held_out
     return search_statement(spent, accounting=sweep.config.accounting, num_held_out=held_out)
 
@@ -136,8 +137,8 @@ def _search(sweep: Sweep, runs: Sequence[Run], confirming: int, void: bool) -> S
         proven, how = _proven(sweep, runs, sweep.num_runs)
         return replace(told, proven=proven, how=how, planned=max(sweep.num_runs, len(runs)))
     if len(runs) < sweep.num_runs and not sweep.schedules_vary:
-        each = _num_of_each(sweep, runs, sweep.num_runs)
-        return replace(told, to_the_end=compose(_runs_at_the_ends(sweep) * each, delta))
+        kinds, each = _each(sweep, runs, sweep.num_runs)
+        return replace(told, to_the_end=compose(kinds * each, delta))
     return told
 
 
@@ -153,14 +154,14 @@ def _ahead(spent: Search, sweep: Sweep, runs: Sequence[Run], num_runs: int) -> S
         return spent
     whole = replace(spent, planned=num_runs, proven=None, to_the_end=None, ahead=True)
     if not sweep.schedules_vary:
-        kinds = _runs_at_the_ends(sweep) * _num_of_each(sweep, runs, num_runs)
-        return replace(whole, epsilon=max(spent.epsilon, compose(kinds, delta)))
+        kinds, each = _each(sweep, runs, num_runs)
+        return replace(whole, epsilon=max(spent.epsilon, compose(kinds * each, delta)))
     (epsilon, delta), how = _proven(sweep, runs, num_runs)
     return replace(whole, epsilon=epsilon, delta=delta, how=how) if delta < 1 else spent
 
 
-def growth_of(sweep: Sweep, runs: Sequence[Run], plans: Plans) -> Growth:
-    """What is proven where results had a say in how many runs there are.
+def growth_of(sweep: Sweep, runs: Sequence[Run], plans: Plans, num_runs: int) -> Growth:
+    """What is proven of `num_runs` runs if results had a say in their number.
 
     Let c be the most runs of any kind (budget) that there are in the end, and c_1 what was planned
     at first. Outcomes with c <= c_1 are those of a composition of c_1 runs of each kind: they get
@@ -174,22 +175,26 @@ def growth_of(sweep: Sweep, runs: Sequence[Run], plans: Plans) -> Growth:
     arXiv:1705.10829; as an odometer, Rogers et al. 2016, arXiv:1605.08294). Proof in
     docs/privacy.md.
     """
-    num_runs, delta = max(sweep.num_runs, len(runs)), sweep.written.delta
-    first, now = (_num_of_each(sweep, (), plans[0][0]), _num_of_each(sweep, runs, num_runs))
-    more = now - first
+    delta = sweep.written.delta
+    kinds, now = _each(sweep, runs, num_runs)
+    more = now - _each(sweep, (), plans[0][0])[1]
     share = 1 / (more * (more + 1)) if more else 1.0
-    epsilon = compose(_runs_at_the_ends(sweep) * now, delta * share)
-    return Growth(plans, num_runs, epsilon, 2 * delta if more else delta)
+    return Growth(plans, num_runs, compose(kinds * now, delta * share), delta * (2 if more else 1))
 
 
-def _num_of_each(sweep: Sweep, runs: Sequence[Run], num_runs: int) -> int:
-    """Runs of each budget, at most, among `num_runs` of which `runs` have begun.
+def _each(sweep: Sweep, runs: Sequence[Run], num_runs: int) -> tuple[list[Run], int]:
+    """The kinds of runs where schedules do not vary, and how many there may be of each.
 
-    Where schedules do not vary, a run's noise tells its budget; three digits of it, since another
-    machine may have calibrated it.
+    Among `num_runs`, of which `runs` have begun. There is a kind for each budget, and its noise
+    tells it; three digits of that, since another machine may have calibrated it.
     """
-    begun = Counter(f"{run.noise_multiplier:.3g}" for run in runs)
-    return max(-(-num_runs // len(sweep.epsilons)), *begun.values(), 0)
+    begun = Counter(_kind(run) for run in runs)
+    kinds = {_kind(run): run for run in [*runs, *_runs_at_the_ends(sweep)]}
+    return list(kinds.values()), max(-(-num_runs // len(sweep.epsilons)), *begun.values(), 0)
+
+
+def _kind(run: Run) -> str:
+    return f"{run.noise_multiplier:.3g}"
 
 
 def _charged(sweep: Sweep) -> Charged:

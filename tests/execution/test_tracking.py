@@ -10,6 +10,7 @@ import pytest
 from dpsweep.config.sweep import load_sweep
 from dpsweep.execution import tracking as place
 from dpsweep.execution.driver import Driver
+from dpsweep.execution.launch import old_session
 from dpsweep.privacy.accounting import compose
 from dpsweep.privacy.statement import shown_epsilon
 from dpsweep.search.charge import run_of
@@ -202,3 +203,22 @@ def test_a_plan_that_grew_before_any_run_began_is_the_plan(world):
     assert world.study.plans == ((3, 0),)
     assert "raised" not in statement_of(world.study, planned=True)
     assert tracker.close()
+
+
+def test_a_sweep_of_an_earlier_version_that_grows_is_told_as_well(world, monkeypatch):
+    """It has no note of what was planned when it was launched, but for its file."""
+    sweep = load_sweep(world.file, ["name=old", "budget.trials=1"])
+    folder = world.state.sweep("old")
+    folder.create(sweep.file, sweep.base, None)
+    with monkeypatch.context() as earlier:
+        earlier.setattr(Study, "note_plan", lambda self: None)
+        study = Study.create(folder.storage_uri, sweep, folder.id)
+    study.dispatch(study.ask(), void=False)
+    assert study.plans == ()
+    grown = load_sweep(world.file, ["name=old", "budget.trials=4"])
+    with old_session("old", world.state, file=grown, accept=True) as session:
+        assert session.study.plans == ((1, 1), (4, 1))
+        assert session.study.num_to_ask() == 3
+        assert "from 1 to 4 when 1 had begun" in statement_of(session.study)
+    with old_session("old", world.state) as session:
+        assert session.study.plans == ((1, 1), (4, 1)), "once"

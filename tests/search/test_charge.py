@@ -214,7 +214,9 @@ def test_a_search_that_grew_says_so_and_what_is_proven_of_a_number_that_results_
     part = runs_statement(sweep, runs[:4], plans=((2, 0), (10, 4)))
     assert f"is proven: ({shown_epsilon(one_of_72)}, " in part, "all that are planned count"
     extra = runs_statement(sweep, [*runs, runs[0]], plans=((2, 0), (10, 4)))
-    assert f"({shown_epsilon(compose([*runs, runs[0]], delta / 90))}, " in extra
+    of_eleven = f"({shown_epsilon(compose([*runs, runs[0]], delta / 90))}, "
+    assert of_eleven in extra
+    assert of_eleven in runs_statement(sweep, runs[:4], plans=((2, 0), (10, 4)), ahead=11)
 
 
 def test_a_number_of_runs_that_results_choose_keeps_the_ex_post_guarantee_and_no_naive_one(
@@ -232,7 +234,7 @@ def test_a_number_of_runs_that_results_choose_keeps_the_ex_post_guarantee_and_no
     sweeps = [load_sweep(sweep_file, [*settings, f"budget.trials={n}"]) for n in range(1, most + 1)]
     (run,) = {budget(sweep.written).run for sweep in sweeps}
     assert (run.sampling_rate, run.steps) == (1.0, 1)
-    grown = [growth_of(s, [run] * n, ((1, 0), (n, 1))) for n, s in enumerate(sweeps, 1)]
+    grown = [growth_of(s, [run] * n, ((1, 0), (n, 1)), n) for n, s in enumerate(sweeps, 1)]
     assert [g.delta for g in grown] == [delta] + [2 * delta] * (most - 1)
     naive = [compose([run] * n, delta) for n in range(1, most + 1)]
     rng = np.random.default_rng(0)
