@@ -223,7 +223,14 @@ class World:
         budget = Budget(num_examples=num_examples, run=run, epsilon=math.inf, delta=1e-5)
         train = self.config.train
         engine = engine_for(
-            self.model, loss, self.geometry, physical, SHAPE, train.engine, copies=train.copies
+            self.model,
+            loss,
+            self.geometry,
+            physical,
+            SHAPE,
+            train.engine,
+            kind=self.net.__name__,  # tried once in a process: hundreds of steps have this net
+            copies=train.copies,
         )
         return Step(self.config, budget, data, engine, secret, self.geometry)
 
