@@ -150,3 +150,13 @@ def verb(tmp_path, monkeypatch, capfd):
 def clean():
     """This process's environment, without what names a cluster or a server."""
     return {k: v for k, v in os.environ.items() if not _OTHERS.match(k)}
+
+
+@pytest.fixture(scope="module")
+def postgres():
+    """A PostgreSQL server of our own; its URL, with the password in it."""
+    pytest.importorskip("psycopg", reason="the driver is not there: pip install 'psycopg[binary]'")
+    from postgres import postgres_server
+
+    with postgres_server() as url:
+        yield url
