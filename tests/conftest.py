@@ -1,4 +1,4 @@
-"""What several rooms' tests share: small sweeps on disk, and the command line as a user runs it."""
+"""Fixtures of several packages: small sweeps on disk, and the command line as a user runs it."""
 
 import gc
 import os
@@ -150,6 +150,110 @@ def verb(tmp_path, monkeypatch, capfd):
 def clean():
     """This process's environment, without what names a cluster or a server."""
     return {k: v for k, v in os.environ.items() if not _OTHERS.match(k)}
+
+
+@pytest.fixture
+def uri(tmp_path):
+    return f"sqlite:///{tmp_path}/study.db"
+
+
+@pytest.fixture
+def search(tmp_path):
+    """Runs `trials` trials of a sweep one at a time; a trial's accuracy is `judge(record)`.
+
+    With `reopen`, each is asked for by a study that was just opened.
+    """
+    from dpsweep.store.study import Study
+
+    def run(sweep, trials, judge, *, name="study", reopen=False):
+        uri = f"sqlite:///{tmp_path}/{name}.db"
+        study = Study.create(uri, sweep)
+        for _ in range(trials):
+            study = Study.open(uri, sweep) if reopen else study
+            finish(study, study.ask(), judge)
+        return study
+
+    return run
+
+
+def finish(study, record, judge):
+    """Reports a made-up result of a running trial, and ends it."""
+    row = {
+        "epoch": 1,
+        "step": 11,
+        "valid/accuracy": judge(record),
+        "valid/loss": 1.0,
+        "noise_multiplier": 1.2,
+        "privacy/epsilon_spent": 1.0,
+        "seconds": 0.5,
+    }
+    study.report(record.number, row)
+    if study.sweep.config.pruner.name != "none":
+        study.should_prune(record.number)  # notes the rung that the trial has reached
+    return study.tell(record.number, "complete")
+
+
+@pytest.fixture(scope="session")
+def really_trained():
+    """Given a sweep and its state: launches it, and trains its first trial; study and folder."""
+    from dpsweep.store.study import Study
+    from dpsweep.training.loop import train
+    from dpsweep.training.trial_dir import TrialDir
+
+    def made(sweep, state, *, void=False):
+        folder = state.sweep(sweep.name)
+        folder.create(sweep.file, sweep.base, None)
+        study = Study.create(folder.storage_uri, sweep, folder.id)
+        record = study.dispatch(study.ask(), void=void)
+        trial_dir = TrialDir(folder.trial_dir(record.number))
+        trial_dir.make_secret()
+        train(record.config, trial_dir, lambda row: study.report(record.number, row))
+        trial_dir.forget()
+        study.tell(record.number, "complete")
+        return study, folder
+
+    return made
+
+
+@pytest.fixture
+def study_of(tmp_path, sweep_file):
+    """A study whose trials came to the given results, at two epochs each.
+
+    A result is an accuracy, None for a failed trial, or ("pruned", accuracy). `repeats` are the
+    accuracies of the repeats that confirm trials, in the order in which they are asked for.
+    """
+    from dpsweep.config.sweep import load_sweep
+    from dpsweep.store.study import Study
+
+    def make(results, *settings, repeats=(), reason="it broke", name="study"):
+        sweep = load_sweep(sweep_file, [f"budget.trials={max(1, len(results))}", *settings])
+        study = Study.create(f"sqlite:///{tmp_path}/{name}.db", sweep)
+        for result in results:
+            end(study, study.ask(), result, reason)
+        for result in repeats:
+            end(study, study.ask_to_confirm(), result, reason)
+        return study
+
+    return make
+
+
+def end(study, asked, result, reason):
+    how, value = result if isinstance(result, tuple) else ("complete", result)
+    if value is None:
+        study.tell(asked.number, "failed", reason=reason)
+        return
+    for epoch in (1, 2):
+        row = {
+            "epoch": epoch,
+            "step": 11 * epoch,
+            "valid/accuracy": value - 0.1 * (2 - epoch),
+            "valid/loss": 1 - value,
+            "privacy/epsilon_spent": 3.99,
+            "noise_multiplier": 1.07,
+            "seconds": 10 * value,
+        }
+        study.report(asked.number, row)
+    study.tell(asked.number, how)
 
 
 @pytest.fixture(scope="module")

@@ -37,7 +37,7 @@ def step(
 ) -> None:
     """Time one step of training: ours against plain SGD and Opacus."""
     from dpsweep.cli.verbs import bench_step
-    from dpsweep.train.race import Race
+    from dpsweep.training.race import Race
 
     names = [*against.split(","), *methods.split(",")]
     names = [f"{methods.split(',')[0]}@vmap" if name == "vmap" else name for name in names if name]

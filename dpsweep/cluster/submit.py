@@ -16,7 +16,7 @@ from pathlib import PurePath, PurePosixPath
 from dpsweep.cluster.jobs import Job, Jobs, follow
 from dpsweep.cluster.submitted import Submitted
 from dpsweep.core.errors import ConfigError, ConnectionRefused, StateError
-from dpsweep.track.server import without_password
+from dpsweep.tracking.server import without_password
 
 BEGIN, FILES = "--- dpsweep speaks ---", "--- dpsweep's files: "
 """What PROGRAM prints before a verb's output, and before its files as JSON."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dpsweep.core.disk import write_whole
 from dpsweep.core.errors import StateError
-from dpsweep.tune.state import State
+from dpsweep.store.state_dir import State
 
 
 @dataclass(frozen=True)

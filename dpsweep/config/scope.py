@@ -4,10 +4,10 @@ from functools import reduce
 from typing import Any
 
 from dpsweep.config.explain import shown
-from dpsweep.config.load import Source
-from dpsweep.config.space import Choice, OneOf, Space
+from dpsweep.config.source import Source
+from dpsweep.config.space.domains import Choice, OneOf, Space
+from dpsweep.config.space.searched import EPSILON
 from dpsweep.config.trial import TrialConfig
-from dpsweep.config.varied import EPSILON
 from dpsweep.core.errors import ConfigError, Misfit
 from dpsweep.core.strict import Strict
 from dpsweep.privacy.selection import Whole
@@ -18,10 +18,10 @@ _NEEDED: dict[tuple[str, ...], tuple[Any, str, str]] = {
         "the proof is about trials drawn independently from one law",
         "Write sampler: {name: random}",
     ),
-    ("stop", "name"): (
+    ("pruner", "name"): (
         "none",
         "a trial would end by what others reported, which must stay unseen",
-        "Write stop: {name: none}",
+        "Write pruner: {name: none}",
     ),
     ("confirm",): (
         None,

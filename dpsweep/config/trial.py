@@ -6,16 +6,16 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from dpsweep.config.letters import spelled_path, spelled_source
-from dpsweep.config.load import Source, Tree, put, validate, with_overrides, yaml_text
+from dpsweep.config.aliases import spelled_path, spelled_source
 from dpsweep.config.privacy import PrivacyConfig
+from dpsweep.config.source import Source, Tree, put, validate, with_overrides, yaml_text
 from dpsweep.core.errors import Misfit
 from dpsweep.core.strict import Strict, unused
 from dpsweep.data.augment import Augment
 from dpsweep.data.datasets import DataConfig
-from dpsweep.data.models import ModelConfig
 from dpsweep.methods import METHODS, MethodConfig, compose
 from dpsweep.methods import build as build_method
+from dpsweep.models import ModelConfig
 from dpsweep.optim import OptimizerConfig
 from dpsweep.privacy.engine import Choice
 from dpsweep.privacy.query import Apart

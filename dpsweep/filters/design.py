@@ -29,7 +29,7 @@ from dpsweep.filters.iir import ROUNDING_LIMIT, Row, rounding
 Coefficients = tuple[Row, Row]
 """(a, b) of `Iir`."""
 
-PRINTED: dict[str, Coefficients] = {
+COEFFICIENT_SETS: dict[str, Coefficients] = {
     "none": ((), (1.0,)),
     "a9_b1": ((-0.9,), (0.1,)),
     "a9_b15_m05": ((-0.9,), (0.15, -0.05)),

@@ -16,8 +16,8 @@ from torch.func import functional_call
 
 from dpsweep.core.circulant import CirculantLinear
 from dpsweep.core.errors import Misfit
-from dpsweep.core.standard import StandardConv2d
 from dpsweep.core.types import Released
+from dpsweep.core.weight_standardization import StandardConv2d
 from dpsweep.privacy.spectral import CirculantMap, ConvMap, LayerMap
 
 

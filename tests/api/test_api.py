@@ -11,7 +11,7 @@ import pytest
 from waiting import CEILING_SECONDS
 
 import dpsweep
-from dpsweep.config.load import read_yaml
+from dpsweep.config.source import read_yaml
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import ConfigError, StateError
 
@@ -80,7 +80,7 @@ def test_mapping_and_typed_config_are_the_sweep_of_the_file(sweep_file, spec):
     typed = _sweep(from_file.config, [])
     assert typed.config == from_file.config
     assert list(typed.corners()) == list(from_file.corners())
-    based_on_typed = _sweep({**spec, "base": from_file.promise}, ["budget.trials=3"])
+    based_on_typed = _sweep({**spec, "base": from_file.reference_trial}, ["budget.trials=3"])
     assert based_on_typed.config.budget.trials == 3
 
 
@@ -124,8 +124,8 @@ def test_what_a_sweep_found(make_sweep, tmp_path):
 
 
 def test_a_sweep_without_a_result_says_so(tmp_path, sweep_file):
-    from dpsweep.tune.state import State
-    from dpsweep.tune.study import Study
+    from dpsweep.store.state_dir import State
+    from dpsweep.store.study import Study
 
     state, sweep = State.at(str(tmp_path / "state")), load_sweep(sweep_file)
     folder = state.sweep(sweep.name)

@@ -16,7 +16,7 @@ from dpsweep.cluster.ports import listens
 from dpsweep.cluster.processes import sweep_up
 from dpsweep.cluster.services import check_installed, mlflow, postgres, s3, start_services
 from dpsweep.core.errors import DpSweepError
-from dpsweep.track.spool import backlog
+from dpsweep.tracking.spool import backlog
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

@@ -5,11 +5,11 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-import dpsweep.train.step
+import dpsweep.training.step
 from dpsweep.cli import app
 from dpsweep.cli.verbs import audit
 from dpsweep.privacy.audit import judge
-from dpsweep.train.audit import Plan, scores
+from dpsweep.training.audit import Plan, scores
 
 
 def in_this_process(plan: Plan):
@@ -30,12 +30,12 @@ def test_a_sound_method_holds_and_its_row_says_so():
 
 
 def test_a_violated_claim_exits_with_1(monkeypatch):
-    sound = dpsweep.train.step.release
+    sound = dpsweep.training.step.release
 
     def weakened(clipped, *, noise_multiplier, **rest):
         return sound(clipped, noise_multiplier=0.3 * noise_multiplier, **rest)
 
-    monkeypatch.setattr(dpsweep.train.step, "release", weakened)
+    monkeypatch.setattr(dpsweep.training.step, "release", weakened)
     monkeypatch.setattr(audit, "audit_plan", in_this_process)
     done = CliRunner().invoke(app, ["audit", "dp_sgd", "--runs", "100", "--steps", "1"])
     assert done.exit_code == 1

@@ -10,8 +10,8 @@ from PIL import Image
 from dpsweep.cli.verbs.catalogue import data, models
 from dpsweep.core.errors import ConfigError
 from dpsweep.data.datasets import DataConfig
-from dpsweep.data.models import MODELS
 from dpsweep.data.read import load
+from dpsweep.models import MODELS
 
 
 def test_models_are_listed_with_their_weights(capsys):

@@ -15,13 +15,13 @@ from typer.testing import CliRunner
 
 from dpsweep.cli import app
 from dpsweep.cli.verbs import doctor as doctor_verb
+from dpsweep.cli.verbs.doctor.context import DoctorContext
 from dpsweep.cli.verbs.doctor.elsewhere import ray_access
-from dpsweep.cli.verbs.doctor.patient import Patient
 from dpsweep.config.sweep import load_sweep
-from dpsweep.track.spool import Spool
-from dpsweep.tune import mounts
-from dpsweep.tune.state import State
-from dpsweep.tune.study import Study
+from dpsweep.store import filesystem as mounts
+from dpsweep.store.state_dir import State
+from dpsweep.store.study import Study
+from dpsweep.tracking.spool import Spool
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_what_waits_and_what_was_refused_is_told(state, launch):
 
 
 def test_a_dead_driver_is_told_from_a_living_one(state, launch):
-    hold = "import sys; from pathlib import Path; from dpsweep.tune.lease import held\n"
+    hold = "import sys; from pathlib import Path; from dpsweep.store.lease import held\n"
     hold += "with held(Path(sys.argv[1])): print(flush=True); sys.stdin.read()"
     driver = subprocess.Popen(
         [sys.executable, "-c", hold, str(launch().path)],
@@ -162,15 +162,15 @@ def test_a_folder_that_cannot_be_written_fails(state, tmp_path):
 
 
 def test_what_others_can_reach_is_told_with_the_command_that_mends_it(state, launch):
-    room = launch().room(0)
-    room.mkdir(mode=0o700)
-    (room / "secret").write_bytes(b"x")
-    (room / "secret").chmod(0o640)
+    trial_dir = launch().trial_dir(0)
+    trial_dir.mkdir(mode=0o700)
+    (trial_dir / "secret").write_bytes(b"x")
+    (trial_dir / "secret").chmod(0o640)
     found, _ = doctor(code=1)
     assert found["permissions"][0] == "fail"
-    assert str(room / "secret") in found["permissions"][1]
+    assert str(trial_dir / "secret") in found["permissions"][1]
     assert "chmod -R go= " in found["permissions"][1]
-    (room / "secret").chmod(0o600)
+    (trial_dir / "secret").chmod(0o600)
     assert doctor()[0]["permissions"] == ("ok", "what is private here is its owner's alone ")
     state.root.chmod(0o750)
     _, rows = doctor()
@@ -214,7 +214,7 @@ def test_what_listens_and_is_no_cluster_is_told(state):
         other.bind(("127.0.0.1", 0))
         other.listen()
         address = f"127.0.0.1:{other.getsockname()[1]}"
-        said = list(ray_access(Patient(state, None, address)))[-1]
+        said = list(ray_access(DoctorContext(state, None, address)))[-1]
     assert (said.level, said.words) == (
         "fail",
         f"{address} listens, and does not answer as a Ray cluster does",

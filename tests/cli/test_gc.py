@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from dpsweep.cli import app
 from dpsweep.config.sweep import load_sweep
-from dpsweep.tune.state import State
-from dpsweep.tune.study import Study
+from dpsweep.store.state_dir import State
+from dpsweep.store.study import Study
 
 
 @pytest.fixture

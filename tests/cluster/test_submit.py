@@ -14,8 +14,8 @@ from dpsweep.cluster.jobs import ClusterLost, Job, _refusal, _told, follow
 from dpsweep.cluster.submit import BEGIN, FILES, drive, watch
 from dpsweep.cluster.submitted import Submitted, remembered
 from dpsweep.core.errors import ConfigError, ConnectionRefused, DpSweepError, StateError
-from dpsweep.tune.owner import is_name, is_owner
-from dpsweep.tune.state import State
+from dpsweep.store.owner import is_name, is_owner
+from dpsweep.store.state_dir import State
 
 
 @pytest.fixture

@@ -6,12 +6,12 @@ import pytest
 from pydantic import ValidationError
 
 from dpsweep.config.clipping import AdaptiveClipping, AutomaticClipping, PerLayerClipping
-from dpsweep.config.load import Source, parse_yaml
 from dpsweep.config.privacy import PrivacyConfig
+from dpsweep.config.source import Source, parse_yaml
 from dpsweep.config.trial import TrialConfig, load_trial, trial_source
 from dpsweep.core.errors import ConfigError, Misfit
 from dpsweep.privacy.clip import Automatic, Flat, PerLayer, Quantile
-from dpsweep.train.check import check_pieces
+from dpsweep.training.check import check_pieces
 
 TRIAL = """\
 data: {name: digits}

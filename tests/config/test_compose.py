@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dpsweep.config.load import Source, parse_yaml
+from dpsweep.config.source import Source, parse_yaml
 from dpsweep.config.sweep import load_sweep
 from dpsweep.config.trial import TrialConfig, load_trial, trial_source
 from dpsweep.core.errors import ConfigError
@@ -17,7 +17,7 @@ from dpsweep.methods.base import Method
 from dpsweep.methods.disk import LookAhead
 from dpsweep.privacy.geometry import Spectral
 from dpsweep.privacy.query import HERE, Ask, Points
-from dpsweep.train.check import check_pieces
+from dpsweep.training.check import check_pieces
 
 TRIAL = """\
 data: {name: digits}
@@ -32,7 +32,7 @@ method:
       - name: shelf
         lambda: 0.4
         rho: 0.6
-      - {name: low_pass, printed: a6_b4}
+      - {name: low_pass, published: a6_b4}
       - {name: ema, gain: 0.5}
     base: adambc
 """

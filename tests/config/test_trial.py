@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpsweep.config.load import parse_yaml
+from dpsweep.config.source import parse_yaml
 from dpsweep.config.trial import load_trial, trial_source
 from dpsweep.core.errors import ConfigError
 

@@ -1,6 +1,6 @@
 """Small worlds in which the contract is checked: a method, a style of clipping, a net, examples.
 
-The step is the package's own, `dpsweep.train.step.Step`. It is watched at three places: where
+The step is the package's own, `dpsweep.training.step.Step`. It is watched at three places: where
 examples are asked (the engine), where noise is added (`release`, which sees the space that was
 clipped, count included) and where filters begin. Nothing it computes is changed.
 """
@@ -27,9 +27,9 @@ from dpsweep.privacy.accounting import Run
 from dpsweep.privacy.clip import Clip, layer_of
 from dpsweep.privacy.engine import Engine, engine_for
 from dpsweep.privacy.geometry import Geometry, geometry_of
-from dpsweep.train import step as room_of_the_step
-from dpsweep.train.budget import Budget
-from dpsweep.train.step import Progress, Step
+from dpsweep.training import step as step_module
+from dpsweep.training.budget import Budget
+from dpsweep.training.step import Progress, Step
 
 SIGMA = 1.7
 CLIP_NORM = 0.5
@@ -279,7 +279,7 @@ class World:
 @contextmanager
 def watched(step: Step) -> Iterator[tuple[Step, Tape]]:
     """The same step, and a tape of all it does within this context."""
-    tape, real = Tape(), room_of_the_step.release
+    tape, real = Tape(), step_module.release
 
     def noting(total: Clipped, **how: object) -> Released:
         before = Clipped(copied(total))
@@ -294,7 +294,7 @@ def watched(step: Step) -> Iterator[tuple[Step, Tape]]:
         return filtered(self, grad, state, public)
 
     with (
-        mock.patch.object(room_of_the_step, "release", noting),
+        mock.patch.object(step_module, "release", noting),
         mock.patch.object(Chain, "apply", tapped),
     ):
         yield replace(step, engine=Noting(step.engine, tape)), tape

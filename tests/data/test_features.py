@@ -16,8 +16,8 @@ from dpsweep.data.datasets import DataConfig, check_present
 from dpsweep.data.features import Scattering
 from dpsweep.data.read import fingerprint, load
 from dpsweep.data.scattering import scattered
-from dpsweep.train.assemble import assemble, check_fit, initial
-from dpsweep.train.evaluate import evaluate
+from dpsweep.training.assemble import assemble, check_fit, initial
+from dpsweep.training.evaluate import evaluate
 
 SCATTERED = {"name": "digits", "features": {"name": "scattering"}}
 TRIAL = {
@@ -190,4 +190,4 @@ def test_images_too_small_for_the_depth_say_both_sizes():
 
 
 def test_the_package_is_the_one_that_was_tried():
-    assert version("kymatio") == "0.3.0"  # its two-dimensional room is entered by its back door
+    assert version("kymatio") == "0.3.0"  # its two-dimensional part is imported from inside

@@ -26,8 +26,8 @@ def test_results_wait_for_the_server_over_a_restart_of_the_driver(
         stderr=subprocess.STDOUT,
         text=True,
     )
-    rooms = tmp_path / ".dpsweep/sweeps/tiny/trials"
-    wait_for(lambda: list(rooms.glob("*/metrics.json")), "a first report", driver)
+    trial_dirs = tmp_path / ".dpsweep/sweeps/tiny/trials"
+    wait_for(lambda: list(trial_dirs.glob("*/metrics.json")), "a first report", driver)
     away()
     shown, _ = driver.communicate(timeout=CEILING_SECONDS)
     assert driver.returncode == 0, shown

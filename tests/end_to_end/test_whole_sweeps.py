@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import tempfile
 import warnings
@@ -13,8 +14,10 @@ from servers import answers, end_group, free_port, python, start_mlflow
 from tracked import tracked_runs
 from waiting import CEILING_SECONDS, wait_for
 
-from dpsweep.config.load import read_yaml
+from dpsweep import resume
+from dpsweep.config.source import read_yaml
 from dpsweep.config.trial import load_trial
+from dpsweep.core.errors import StateError
 
 ROOT = Path(__file__).parents[2]
 SECRET = {"DPSWEEP_TEST_SECRET": "end to end"}
@@ -168,6 +171,21 @@ def test_sweep_on_running_services_stops_on_request_and_resumes_with_its_failure
         stored = {a.path for a in client.list_artifacts(parent.info.run_id)}
         assert stored == {"best.yaml", "privacy.md", "report.html", "sweep.yaml"}
     assert not (tmp_path / ".dpsweep/mlflow.db").exists()
+
+
+def test_sweep_without_a_complete_trial_ends_with_1_and_says_why(
+    tmp_path, sweep_file, dpsweep, verb, monkeypatch
+):
+    space = "search={optimizer.lr: {choice: [2.0e+38, 3.0e+38]}}"
+    shown = dpsweep("launch", sweep_file, "--set", space, "-q", code=1)
+    words = r"sweep 'tiny' is finished, and no trial was completed: 2 failed, the last one with: "
+    assert re.fullmatch(
+        rf"error: {words}.* finite by epoch 1.* See: .*dpsweep status tiny\n", shown
+    )
+    assert re.search(words, verb("resume", "tiny", code=1)), "asked again, it says so again"
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StateError, match=rf"{words}.*See: dpsweep.open\('tiny'\).trials$"):
+        resume("tiny", quiet=True)
 
 
 @pytest.mark.slow

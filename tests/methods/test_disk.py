@@ -17,8 +17,8 @@ from dpsweep.methods import disk
 from dpsweep.privacy.accounting import Run
 from dpsweep.privacy.engine.vmap import VmapEngine
 from dpsweep.privacy.query import HERE, Ask
-from dpsweep.train.budget import Budget
-from dpsweep.train.step import Progress, Step
+from dpsweep.training.budget import Budget
+from dpsweep.training.step import Progress, Step
 
 GAINS = [(0.7, 0.5), (0.3, 0.5), (0.5, -1.0), (0.9, 3.0), (0.4, 1.5), (0.6, 0.2), (1.0, 0.5)]
 every_gain = pytest.mark.parametrize(("kappa", "gamma"), GAINS)

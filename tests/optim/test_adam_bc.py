@@ -12,8 +12,8 @@ from torch import Tensor
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.seeds import Secret
 from dpsweep.optim.adam_bc import NOISE_VARIANCES, AdamBC
-from dpsweep.train.assemble import assemble, initial
-from dpsweep.train.step import Step
+from dpsweep.training.assemble import assemble, initial
+from dpsweep.training.step import Step
 
 STEPS = 30
 LR = 0.01

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from dpsweep.core.circulant import CirculantLinear
 from dpsweep.core.types import Released
-from dpsweep.data.models.cnn import Cnn5, CnnSmall
-from dpsweep.data.models.spectral import Model3
+from dpsweep.models.cnn import Cnn5, CnnSmall
+from dpsweep.models.spectral import Model3
 from dpsweep.privacy.engine import engine_for
 from dpsweep.privacy.geometry import IDENTITY, Spectral, geometry_of
 from dpsweep.privacy.spectral import CirculantMap, ConvMap

@@ -15,12 +15,12 @@ from dpsweep.cli import app
 from dpsweep.cli.verbs import route, search
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import ConfigError, DpSweepError, StateError
-from dpsweep.track.mlflow import MlflowSink
-from dpsweep.track.spool import Undeliverable
-from dpsweep.tune.owner import parted, whoami
-from dpsweep.tune.state import State
-from dpsweep.tune.storage import check_storage, study_name
-from dpsweep.tune.study import Study, open_study
+from dpsweep.store.owner import parted, whoami
+from dpsweep.store.state_dir import State
+from dpsweep.store.storage import check_storage, study_name
+from dpsweep.store.study import Study, open_study
+from dpsweep.tracking.mlflow import MlflowSink
+from dpsweep.tracking.spool import Undeliverable
 
 
 @pytest.fixture

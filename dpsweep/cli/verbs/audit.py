@@ -10,14 +10,14 @@ from typing import Any
 from rich.table import Table
 
 from dpsweep.cli.say import console
-from dpsweep.config.load import Source, put, read_yaml
+from dpsweep.config.source import Source, put, read_yaml
 from dpsweep.config.trial import TrialConfig, load_trial, trial_source
 from dpsweep.core.errors import ConfigError, unknown
 from dpsweep.methods import METHODS, PUBLISHED
 from dpsweep.privacy.audit import Audit
-from dpsweep.report.plain import plain_table
-from dpsweep.train.audit import Plan
-from dpsweep.train.audit import audit as audit_plan
+from dpsweep.results.rich_table import plain_table
+from dpsweep.training.audit import Plan
+from dpsweep.training.audit import audit as audit_plan
 
 _VIOLATED = 1
 

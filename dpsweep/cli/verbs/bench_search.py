@@ -18,10 +18,10 @@ from dpsweep.cluster.connect import cluster
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import ConfigError, unknown
 from dpsweep.data.datasets import SPECS
+from dpsweep.execution.launch import new_session
 from dpsweep.privacy.accounting import calibrate
-from dpsweep.report.plain import plain_table
-from dpsweep.tune.launch import new_session
-from dpsweep.tune.state import State
+from dpsweep.results.rich_table import plain_table
+from dpsweep.store.state_dir import State
 
 _BASE = """\
 data: {name: digits}

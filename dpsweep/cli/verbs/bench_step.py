@@ -12,12 +12,12 @@ import torch
 from rich.table import Table
 
 from dpsweep.cli.say import console
-from dpsweep.core.errors import ConfigError
-from dpsweep.report.plain import plain_table
-from dpsweep.train.footprint import peak_bytes
-from dpsweep.train.memory import keep_freed_memory
-from dpsweep.train.race import Race, Take, medians, ratios, runner, step_operations
-from dpsweep.train.step import REGIONS
+from dpsweep.results.rich_table import plain_table
+from dpsweep.training.device import open_device
+from dpsweep.training.footprint import peak_bytes
+from dpsweep.training.malloc import keep_freed_memory
+from dpsweep.training.race import Race, Take, medians, ratios, runner, step_operations
+from dpsweep.training.step import REGIONS
 
 _PROFILED = 3
 
@@ -57,8 +57,7 @@ def step(race: Race, names: list[str], options: Mapping[str, Any]) -> None:
         names: Runners; the first is the unit.
         options: repeats, threads, memory, as_json.
     """
-    if race.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("--device cuda: torch sees no CUDA device. Use --device cpu")
+    open_device(race.device, key="--device")
     if options["threads"]:
         torch.set_num_threads(options["threads"])
     keep_freed_memory()  # for all of them, as in a trial

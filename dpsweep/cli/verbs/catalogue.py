@@ -7,13 +7,13 @@ from pathlib import Path
 import torch
 
 from dpsweep.cli.say import console
-from dpsweep.config.load import yaml_text
+from dpsweep.config.source import yaml_text
 from dpsweep.core.errors import ConfigError, unknown
 from dpsweep.data import folders, npz
 from dpsweep.data.datasets import SPECS, Spec
-from dpsweep.data.models import MODELS, build
-from dpsweep.data.models.parts import Model
-from dpsweep.report.plain import plain_table
+from dpsweep.models import MODELS, build
+from dpsweep.models.parts import Model
+from dpsweep.results.rich_table import plain_table
 
 _ELSEWHERE = ("torchvision", "timm", "own")
 """Names that stand for models of other packages."""

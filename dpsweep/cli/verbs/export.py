@@ -4,11 +4,11 @@ from pathlib import Path
 
 from dpsweep.cli.say import console
 from dpsweep.core.errors import ConfigError
-from dpsweep.report.formats import export_best
-from dpsweep.report.register import register_best
-from dpsweep.tune.state import State
-from dpsweep.tune.storage import moved_to
-from dpsweep.tune.study import open_study
+from dpsweep.results.formats import export_best
+from dpsweep.results.register import register_best
+from dpsweep.store.state_dir import State
+from dpsweep.store.storage import moved_to
+from dpsweep.store.study import open_study
 
 
 def export(

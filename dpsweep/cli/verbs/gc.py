@@ -5,9 +5,9 @@ import json
 from dpsweep.cli.say import console
 from dpsweep.cluster.connect import orphans
 from dpsweep.core.disk import shown_bytes
-from dpsweep.report.plain import plain_table
-from dpsweep.tune.leftovers import Leftover, leftovers, remove, tree
-from dpsweep.tune.state import State
+from dpsweep.results.rich_table import plain_table
+from dpsweep.store.garbage import Leftover, leftovers, remove, tree
+from dpsweep.store.state_dir import State
 
 
 def gc(

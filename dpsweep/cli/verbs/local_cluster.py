@@ -8,7 +8,7 @@ from dpsweep.cluster.local import Local, alone
 from dpsweep.cluster.services import check_installed, start_services
 from dpsweep.core.disk import shown_bytes
 from dpsweep.core.errors import StateError
-from dpsweep.tune.state import State
+from dpsweep.store.state_dir import State
 
 
 def up(state_folder: str | None, *, nodes: int, cpus: int | None, tracking: bool) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from dpsweep.app.preflight import check_secrecy
 from dpsweep.cli.say import STOPPED, console, warn
 from dpsweep.cli.verbs.route import typed
 from dpsweep.cluster.jobs import ClusterLost, Jobs, check_scheme, jobs_at
@@ -26,10 +27,9 @@ from dpsweep.cluster.submit import (
 from dpsweep.cluster.submitted import Submitted, all_remembered, check_free, remembered
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import ConfigError, StateError
-from dpsweep.report.begin import check_secrecy
-from dpsweep.report.export import check_target, default_target, write
-from dpsweep.tune.owner import whoami
-from dpsweep.tune.state import State
+from dpsweep.results.export import check_target, default_target, write
+from dpsweep.store.owner import whoami
+from dpsweep.store.state_dir import State
 
 
 def submit(

@@ -17,8 +17,8 @@ import dpsweep
 from dpsweep.cli import main
 from dpsweep.cli.say import error
 from dpsweep.cluster.submit import BEGIN, FILES
-from dpsweep.tune.owner import VARIABLE
-from dpsweep.tune.state import State
+from dpsweep.store.owner import VARIABLE
+from dpsweep.store.state_dir import State
 
 _MODULE = str(Path(dpsweep.__file__).with_name("__main__.py"))
 

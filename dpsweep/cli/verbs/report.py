@@ -4,13 +4,13 @@ from pathlib import Path
 
 from dpsweep.cli.say import console
 from dpsweep.core.errors import StateError
-from dpsweep.report.figures import figures
-from dpsweep.report.front import nothing_to_show
-from dpsweep.report.page import page, write_page
-from dpsweep.report.pictures import write_pictures
-from dpsweep.tune.state import State
-from dpsweep.tune.storage import moved_to
-from dpsweep.tune.study import open_study
+from dpsweep.results.figures import figures
+from dpsweep.results.page import page, write_page
+from dpsweep.results.pareto import nothing_to_show
+from dpsweep.results.png import write_pictures
+from dpsweep.store.state_dir import State
+from dpsweep.store.storage import moved_to
+from dpsweep.store.study import open_study
 
 _HEAD_CHARS = 1000
 """How much of a file is read to tell whether it is one of our pages: its head says so."""

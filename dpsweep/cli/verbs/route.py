@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from dpsweep.cli.say import console
 from dpsweep.cluster.submitted import Submitted, all_remembered, remembered
-from dpsweep.config.load import read_yaml
+from dpsweep.config.source import read_yaml
 from dpsweep.core.errors import ConfigError, StateError
-from dpsweep.tune.owner import whoami
-from dpsweep.tune.state import State
+from dpsweep.store.owner import whoami
+from dpsweep.store.state_dir import State
 
 if TYPE_CHECKING:
     from dpsweep.cli.verbs.search import Options
@@ -81,6 +81,7 @@ def resumed(
     quiet: bool,
     accept: bool,
     force: bool,
+    wait: float,
 ) -> bool:
     """Goes on with the sweep on its cluster; False if it is not elsewhere."""
     is_file = named_or_file.endswith((".yaml", ".yml"))
@@ -106,7 +107,7 @@ def resumed(
         storage=storage,
         out=out,
         quiet=quiet,
-        words=typed({"accept": accept, "force": force}),
+        words=typed({"accept": accept, "force": force, "wait": wait or None}),
     )
     return True
 

@@ -9,26 +9,26 @@ from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
 
-from dpsweep.cli.say import STOPPED, console, warn
+from dpsweep.app.finalize import finish
+from dpsweep.app.preflight import Place, check, reopened
+from dpsweep.cli.say import NOTHING_COMPLETED, STOPPED, console, error, warn
 from dpsweep.cluster.nodes import cluster_for
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.disk import free_bytes, shown_bytes
-from dpsweep.report.begin import Place, check, reopened
-from dpsweep.report.export import default_target
-from dpsweep.report.finish import finish
-from dpsweep.report.front import summaries, target_of, winners
-from dpsweep.report.live import Progress, shown
-from dpsweep.report.tables import shown_budgets, trial_table
-from dpsweep.report.winner import standings, standings_table, verdict
-from dpsweep.track.server import without_password
-from dpsweep.train.check import check_sweep
-from dpsweep.tune.changes import may_grow
-from dpsweep.tune.check import plan as make_plan
-from dpsweep.tune.launch import Session, new_session
-from dpsweep.tune.resources import concurrency, this_machine
-from dpsweep.tune.state import State
-from dpsweep.tune.storage import moved_to, named
-from dpsweep.tune.study import Study
+from dpsweep.execution.changes import may_grow
+from dpsweep.execution.launch import Session, new_session
+from dpsweep.execution.preflight import plan as make_plan
+from dpsweep.execution.resources import concurrency, this_machine
+from dpsweep.results.export import default_target
+from dpsweep.results.live import Progress, shown
+from dpsweep.results.pareto import nothing_completed, summaries, target_of, winners
+from dpsweep.results.ranking import standings, standings_table, verdict
+from dpsweep.results.tables import shown_budgets, trial_table
+from dpsweep.store.state_dir import State
+from dpsweep.store.storage import moved_to, named
+from dpsweep.store.study import Study
+from dpsweep.tracking.server import without_password
+from dpsweep.training.check import check_sweep
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class Options:
     quiet: bool
     storage: str | None = None
     force: bool = False
+    wait_seconds: float = 0.0
 
     def target(self, sweep: str) -> Path:
         """Where the best config goes."""
@@ -101,7 +102,14 @@ def resume(named_or_file: str, options: Options, *, accept: bool) -> None:
     target, out = options.target(name), console(quiet=options.quiet)
     tell = (lambda words: None) if options.quiet else warn
     with reopened(
-        name, place, target, tell, file=file, accept=accept, force=options.force
+        name,
+        place,
+        target,
+        tell,
+        file=file,
+        accept=accept,
+        force=options.force,
+        wait_seconds=options.wait_seconds,
     ) as session:
         out.print(_left(session.study))
         finished = session.study.is_finished()
@@ -122,7 +130,7 @@ def _left(study: Study) -> str:
             f"{name}: is finished, with {len(done)} trials; results are delivered again. For more "
             f"trials {more}"
         )
-    if study.sweep.in_secret:
+    if study.sweep.is_private_selection:
         return f"{name}: goes on; nothing is told before its end"
     return (
         f"{name}: {len(done)} trials finished, {len(study.running())} adopted, "
@@ -158,9 +166,7 @@ def _run(session: Session, options: Options) -> None:
         for record in winners(session.study):
             place = target_of(record, target)
             out.print(f"best config: {place}   train it again with: {us} train {place}")
-    elif complete:
-        out.print(f"No trial was completed. See why with: {us} status {session.sweep.name}{state}")
-    if not session.sweep.in_secret:
+    if not session.sweep.is_private_selection:
         out.print(f"{len(session.study.records())} trials in {session.seconds:.1f} s")
     if not session.tracker.close():
         waiting = f"the tracking server did not take all results ({session.tracker.trouble})"
@@ -175,6 +181,10 @@ def _run(session: Session, options: Options) -> None:
         out.print(f"Browse the trials in MLflow: {us} ui{state}")
     if not complete:
         sys.exit(STOPPED)
+    if not best:
+        see = f"{us} status {session.folder.called}{state}"
+        error(str(nothing_completed(session.study, see)))
+        sys.exit(NOTHING_COMPLETED)
 
 
 def _program() -> str:

@@ -15,17 +15,18 @@ from rich.markup import escape
 
 from dpsweep.cli.say import console
 from dpsweep.core.errors import ConnectionRefused, DpSweepError, StateError
-from dpsweep.report.export import origin_of
-from dpsweep.report.front import chosen, nothing_to_show, summaries
-from dpsweep.report.plain import plain_table
-from dpsweep.report.tables import shown_budgets, trial_row, trial_table
-from dpsweep.report.winner import standings, standings_table, verdict
-from dpsweep.track.server import server_command, server_environment
-from dpsweep.tune.charge import statement
-from dpsweep.tune.lease import Owner
-from dpsweep.tune.state import State
-from dpsweep.tune.storage import moved_to
-from dpsweep.tune.study import Study, open_study
+from dpsweep.results.export import origin_of
+from dpsweep.results.pareto import chosen, nothing_to_show, summaries
+from dpsweep.results.ranking import standings, standings_table, verdict
+from dpsweep.results.rich_table import plain_table
+from dpsweep.results.tables import shown_budgets, trial_row, trial_table
+from dpsweep.search.charge import statement
+from dpsweep.store.lease import Owner
+from dpsweep.store.state_dir import State
+from dpsweep.store.statement import statement_of
+from dpsweep.store.storage import moved_to
+from dpsweep.store.study import Study, open_study
+from dpsweep.tracking.server import server_command, server_environment
 
 
 def status(
@@ -49,6 +50,8 @@ def status(
     for record in records:
         if record.reason:
             console().print(f"trial {record.number} failed: {record.reason}", markup=False)
+    if len(study.plans) > 1:
+        console().print(statement_of(study), markup=False)
 
 
 def stop(name: str, state_folder: str | None, wait: float, *, force: bool = False) -> None:

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 from dpsweep.cli.say import console, warn
-from dpsweep.config.defaults import space_yaml
-from dpsweep.config.load import read_yaml
+from dpsweep.config.source import read_yaml
+from dpsweep.config.space.defaults import space_yaml
 from dpsweep.config.sweep import SweepConfig, load_sweep
 from dpsweep.config.trial import TrialConfig, load_trial, trial_source
 from dpsweep.core.errors import ConfigError, Diverged, StateError, unknown
@@ -14,11 +14,11 @@ from dpsweep.core.types import Row
 from dpsweep.data.read import fingerprint
 from dpsweep.methods import METHODS
 from dpsweep.privacy.statement import shown_epsilon
-from dpsweep.train.budget import budget
-from dpsweep.train.check import check_sweep, check_trial
-from dpsweep.train.loop import train as train_config
-from dpsweep.train.promise import trial_promise
-from dpsweep.train.room import Room
+from dpsweep.training.budget import budget
+from dpsweep.training.check import check_sweep, check_trial
+from dpsweep.training.loop import train as train_config
+from dpsweep.training.statement import statement_of_trial
+from dpsweep.training.trial_dir import TrialDir
 
 
 def check(file: Path, settings: list[str], fetch: bool) -> None:
@@ -27,14 +27,14 @@ def check(file: Path, settings: list[str], fetch: bool) -> None:
     if "search" in source.tree:
         sweep = load_sweep(file, settings)
         warn(check_sweep(sweep, fetch=fetch))
-        config, shown = sweep.promise, f"{len(list(sweep.corners()))} corners of the space"
+        config, shown = sweep.reference_trial, f"{len(list(sweep.corners()))} corners of the space"
         shown += " are valid trials"
     else:
         base = trial_source(source, settings)
         config, shown = load_trial(base), "a valid trial"
         warn(check_trial(config, base, fetch=fetch))
     plan = budget(config)
-    words = trial_promise(config, plan.epsilon, plan.run.noise_multiplier)
+    words = statement_of_trial(config, plan.epsilon, plan.run.noise_multiplier)
     console().print(f"{file}: {shown}.\nFirst one: {plan.run.steps} steps. {words}")
 
 
@@ -50,29 +50,29 @@ def train(file: Path, settings: list[str], out: Path | None, fetch: bool, quiet:
         raise StateError(
             f"-o {folder}: holds another run. Name another folder with -o FOLDER, or delete it"
         )
-    room = Room(folder)
-    with room.lock():
+    trial_dir = TrialDir(folder)
+    with trial_dir.lock():
         (folder / "config.json").write_text(_identity(config))
-        room.make_secret()
+        trial_dir.make_secret()
         try:
             result = train_config(
                 config,
-                room,
+                trial_dir,
                 lambda row: None if quiet else console().print(_line(row)),
                 data_mark=fingerprint(config.data, config.seed),
             )
         except Diverged:
-            room.forget()
+            trial_dir.forget()
             raise
         plan = result.budget
-        words = trial_promise(config, plan.epsilon, plan.run.noise_multiplier, result.void)
+        words = statement_of_trial(config, plan.epsilon, plan.run.noise_multiplier, result.void)
         (folder / "privacy.txt").write_text(f"{words} {_ALONE}\n")
-        room.forget()
+        trial_dir.forget()
     if not quiet:
         last = result.rows[-1]
         console().print(
             f"valid/accuracy {last['valid/accuracy']:.4f}, valid/loss {last['valid/loss']:.4f} in "
-            f"{last['seconds']:.1f} s; weights in {room.weights}\n{words} {_ALONE}"
+            f"{last['seconds']:.1f} s; weights in {trial_dir.weights}\n{words} {_ALONE}"
         )
 
 

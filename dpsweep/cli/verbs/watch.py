@@ -6,10 +6,10 @@ from types import FrameType
 from dpsweep.cli.say import console
 from dpsweep.core.errors import StateError
 from dpsweep.core.signals import heard_by
-from dpsweep.report.watching import Watch, followed
-from dpsweep.tune.state import State
-from dpsweep.tune.storage import moved_to
-from dpsweep.tune.study import open_study
+from dpsweep.results.watch import Watch, followed
+from dpsweep.store.state_dir import State
+from dpsweep.store.storage import moved_to
+from dpsweep.store.study import open_study
 
 _PAUSE_SECONDS = 1.0
 

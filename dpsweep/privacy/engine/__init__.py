@@ -62,13 +62,13 @@ def engine_for(
         return VmapEngine(model, loss, max_physical_batch, copies=copies)
     sizes = [copies * num for num in row_counts(max_physical_batch)]
     if choice == "opacus":  # its package takes half a second to import, and few need it
-        room = import_module("dpsweep.privacy.engine.opacus")
-        reason = room.overlooked(model) or _doubt(
-            model, loss, input_shape, kind, room.OpacusEngine, sizes
+        opacus = import_module("dpsweep.privacy.engine.opacus")
+        reason = opacus.overlooked(model) or _doubt(
+            model, loss, input_shape, kind, opacus.OpacusEngine, sizes
         )
         if reason:
             raise ValueError(f"Opacus does not answer rightly for it: {reason}. Use auto")
-        engine: Engine = room.OpacusEngine(model, loss, max_physical_batch, copies=copies)
+        engine: Engine = opacus.OpacusEngine(model, loss, max_physical_batch, copies=copies)
         return engine
     reason = _doubt(model, loss, input_shape, kind, BookkeepingEngine, sizes)
     if reason is None:
@@ -79,6 +79,24 @@ def engine_for(
         raise ValueError(f"its layers cannot be recorded one by one ({reason})")
     _say(f"{type(model).__name__} is computed by vmap as a whole, which is slower ({reason})")
     return VmapEngine(model, loss, max_physical_batch, copies=copies)
+
+
+def unchecked_engine(
+    model: nn.Module,
+    loss: Loss,
+    geometry: Geometry,
+    max_physical_batch: int,
+    choice: Choice = "auto",
+    copies: int = 1,
+) -> Engine:
+    """The engine that `engine_for` tries first, not tried yet: to measure its memory, no more."""
+    if choice == "vmap":
+        return VmapEngine(model, loss, max_physical_batch, copies=copies)
+    if choice == "opacus":
+        opacus = import_module("dpsweep.privacy.engine.opacus")
+        engine: Engine = opacus.OpacusEngine(model, loss, max_physical_batch, copies=copies)
+        return engine
+    return BookkeepingEngine(model, loss, max_physical_batch, geometry, copies=copies)
 
 
 def refuse_geometry(choice: Choice, geometry: Geometry) -> None:

@@ -15,8 +15,8 @@ from torch.func import functional_call, vjp, vmap
 from torch.nn import functional as F
 
 from dpsweep.core.circulant import CirculantLinear
-from dpsweep.core.standard import StandardConv2d, standardised
 from dpsweep.core.types import Tensors
+from dpsweep.core.weight_standardization import StandardConv2d, standardised
 from dpsweep.privacy.engine.answers import Answer, Each, Outer, Tokens
 from dpsweep.privacy.engine.attention import IN, OUT, in_pieces
 from dpsweep.privacy.engine.circulant import Spectra

@@ -1,12 +1,26 @@
-"""How many examples to compute at once, from what one of them keeps in memory."""
+"""How many examples to compute at once, from what one of them takes in memory.
+
+On a CPU the limit is its caches, and what autograd keeps for an example is a good measure. On a GPU
+the limit is its memory, where a wrong guess ends the trial: there the engine itself is run on a few
+examples, at all points of the method's query, and every tensor is counted.
+"""
 
 import math
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from dpsweep.core.types import Clipped, Tensors
+from dpsweep.privacy.clip import Clip
+from dpsweep.privacy.engine.base import Engine
 from dpsweep.privacy.engine.layers import written
+from dpsweep.privacy.query import Query
 
 _CPU_BYTES = 192 * 2**20
 """Between the cost of starting many small kernels and that of leaving the caches."""
@@ -14,8 +28,12 @@ _CPU_BYTES = 192 * 2**20
 _CPU_EXAMPLES = 256
 """More make no step faster, and float32 sums over many examples less precise."""
 
-_CUDA_SHARE = 0.4
-"""Of the card's memory; the rest is for what libraries and the allocator set aside."""
+_PLANNED_SHARE = 0.6
+"""Of a trial's share of a GPU; the rest is for noise and filters, for library workspaces, which no
+tensor shows, and for gaps in the allocator's blocks."""
+
+_FEW, _MORE = 4, 12
+"""Examples of the first two measurements, from which the memory of one more follows."""
 
 _COPIES = {"bookkeeping": 1, "vmap": 3, "opacus": 3}
 """Copies of a per-example gradient that an engine holds at once."""
@@ -26,32 +44,134 @@ def fitting_batch(
     input_shape: tuple[int, ...],
     batch_size: int,
     engine: str,
-    device: torch.device,
     copies: int = 1,
-    share: float = 1.0,
 ) -> int:
-    """Examples to compute at once: the expected batch in a few even parts that fit in memory.
-
-    A function of the model and the machine's total memory, not of what is free, so that a trial
-    that is resumed sums in the same order. The parts have room for a Poisson batch two standard
-    deviations above its mean.
+    """Examples to compute at once on a CPU: the expected batch in a few even parts.
 
     Args:
         model: The model.
         input_shape: Of one example.
         batch_size: Expected size of a batch.
         engine: Name of the engine.
-        device: Where the batch is computed.
         copies: Of each example.
-        share: Of a GPU's memory that is this process's.
     """
     each = bytes_per_example(model, input_shape, engine, copies)
-    if device.type == "cuda":
-        fits = share * _CUDA_SHARE * torch.cuda.get_device_properties(device).total_memory / each
-    else:
-        fits = min(_CPU_BYTES / each, _CPU_EXAMPLES / copies)
-    parts = max(1, round(batch_size / max(fits, 1.0)))
-    return math.ceil((batch_size + 2 * math.sqrt(batch_size)) / parts)
+    parts = round(batch_size / max(1.0, min(_CPU_BYTES / each, _CPU_EXAMPLES / copies)))
+    return _part(batch_size, max(1, parts))
+
+
+def fitting_gpu_batch(
+    engine: Callable[[int], Engine],
+    query: Query,
+    clip: Clip,
+    params: Tensors,
+    input_shape: tuple[int, ...],
+    batch_size: int,
+    *,
+    gpu_bytes: float,
+    held_bytes: int,
+) -> int:
+    """Examples to compute at once on a GPU: the expected batch in a few even parts that fit.
+
+    A function of the trial and of the GPU's total memory, not of what is free, so that a trial that
+    is resumed sums in the same order.
+
+    Args:
+        engine: Makes the engine for so many examples at once.
+        query: Of the method; its points are in memory together.
+        clip: The style of clipping.
+        params: The model's parameters, on the GPU.
+        input_shape: Of one example, its copies included.
+        batch_size: Expected size of a batch.
+        gpu_bytes: Memory of the GPU that is the trial's.
+        held_bytes: What lies there throughout: data, iterates, optimizer and filter state.
+    """
+
+    def peak(rows: int) -> int:
+        return peak_bytes(engine(rows), query, clip, params, input_shape, rows)
+
+    few, more = peak(_FEW), peak(_MORE)
+    each = max(1.0, (more - few) / (_MORE - _FEW))
+    left = _PLANNED_SHARE * gpu_bytes - held_bytes
+    fits = max(1.0, (left - few) / each + _FEW)
+    parts = math.ceil(_usual_largest(batch_size) / fits)
+    # The peak is the highest of several stages, each linear in the number of examples: the one that
+    # is highest for many need not be for few. So what was estimated is measured as well.
+    while (at_once := _part(batch_size, parts)) > _MORE and (taken := peak(at_once)) > left:
+        parts = max(parts + 1, math.ceil(parts * taken / max(left, each)))
+    return at_once
+
+
+def _part(batch_size: int, parts: int) -> int:
+    """Examples in each of `parts` even parts of a Poisson batch that is larger than most."""
+    return math.ceil(_usual_largest(batch_size) / parts)
+
+
+def _usual_largest(batch_size: int) -> float:
+    """Two standard deviations above the mean size of a Poisson batch."""
+    return batch_size + 2 * math.sqrt(batch_size)
+
+
+def peak_bytes(
+    engine: Engine,
+    query: Query,
+    clip: Clip,
+    params: Tensors,
+    input_shape: tuple[int, ...],
+    rows: int,
+) -> int:
+    """Most bytes alive at once while a batch of black images passes through `engine`.
+
+    Weights and iterates, which lie there before, do not count.
+    """
+    first = next(iter(params.values()))
+    inputs_B = torch.zeros(rows, *input_shape, device=first.device, dtype=first.dtype)
+    targets_B = torch.zeros(rows, dtype=torch.int64, device=first.device)
+    trail = [{k: p.detach().clone() for k, p in params.items()} for _ in range(query.memory)]
+
+    def oracle(points: Sequence[Tensors], weights: Sequence[float]) -> Clipped:
+        return engine.clipped_sum(points, weights, inputs_B, targets_B, clip)
+
+    with PeakMemory() as memory:
+        query.clipped(oracle, trail, len(trail))  # from this step on, all points exist
+    peak: int = memory.peak
+    return peak
+
+
+class PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of the tensors that are made within this context, below autograd and vmap.
+
+    Attributes:
+        held: Bytes alive now.
+        peak: Most bytes alive at once so far.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.held = self.peak = 0
+        self._known: weakref.WeakSet[object] = weakref.WeakSet()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        given = {x.untyped_storage() for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+        out = func(*args, **(kwargs or {}))
+        for x in tree_leaves(out):
+            if isinstance(x, Tensor) and (storage := x.untyped_storage()) not in given:
+                self._count(storage)
+        return out
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        if storage in self._known:
+            return
+        self._known.add(storage)
+        size = storage.nbytes()
+        self.held += size
+        self.peak = max(self.peak, self.held)
+        weakref.finalize(storage, self._free, size).atexit = False
+
+    def _free(self, size: int) -> None:
+        self.held -= size
 
 
 def bytes_per_example(

@@ -99,9 +99,8 @@ def test_memory_of_activations_grows_with_the_copies_and_that_of_gradients_does_
     model = nn.Sequential(nn.Flatten(), nn.Tanh(), nn.Linear(72, 4))
     one, two, five = (bytes_per_example(model, SHAPE, "vmap", k) for k in (1, 2, 5))
     assert five - one == 4 * (two - one) > 0
-    cpu = torch.device("cpu")
     assert (
-        fitting_batch(model, SHAPE, 1000, "vmap", cpu, 8)
+        fitting_batch(model, SHAPE, 1000, "vmap", 8)
         < 100
-        < fitting_batch(model, SHAPE, 1000, "vmap", cpu)
+        < fitting_batch(model, SHAPE, 1000, "vmap")
     )

@@ -25,7 +25,7 @@ from pairs import pairs
 from torch import Tensor, nn
 
 from dpsweep.core.circulant import CirculantLinear
-from dpsweep.core.standard import StandardConv2d
+from dpsweep.core.weight_standardization import StandardConv2d
 from dpsweep.privacy.engine import layers
 from dpsweep.privacy.engine.answers import Answer, Each, Outer
 from dpsweep.privacy.engine.layers import RULES, at_one_input, black_boxes, sites, written

@@ -7,7 +7,16 @@ import torch
 from pairs import pairs
 from torch import nn
 
-from dpsweep.privacy.engine.size import bytes_per_example, fitting_batch
+from dpsweep.privacy.clip import Flat
+from dpsweep.privacy.engine import BookkeepingEngine
+from dpsweep.privacy.engine.size import (
+    PeakMemory,
+    bytes_per_example,
+    fitting_batch,
+    fitting_gpu_batch,
+    peak_bytes,
+)
+from dpsweep.privacy.query import Ask, Points
 
 CPU = torch.device("cpu")
 BUDGET, MOST = 192 * 2**20, 256
@@ -87,7 +96,7 @@ def fits_of(model: nn.Module, shape: tuple[int, ...], engine: str) -> float:
 @every_engine
 @every_size
 def test_few_even_parts_hold_a_batch_two_deviations_above_its_mean(batch_size, engine):
-    at_once = fitting_batch(net(), (3, 16, 16), batch_size, engine, CPU)
+    at_once = fitting_batch(net(), (3, 16, 16), batch_size, engine)
     parts = max(1, round(batch_size / fits_of(net(), (3, 16, 16), engine)))
     largest = batch_size + 2 * math.sqrt(batch_size)
     assert at_once >= 1
@@ -97,7 +106,7 @@ def test_few_even_parts_hold_a_batch_two_deviations_above_its_mean(batch_size, e
 @pairs(side=[8, 32, 128], batch_size=SIZES, engine=ENGINES)
 def test_memory_of_a_processor_is_kept_but_for_the_rounding(side, batch_size, engine):
     model = nn.Sequential(nn.Conv2d(3, 32, 3), nn.Tanh(), nn.Conv2d(32, 32, 3))
-    at_once = fitting_batch(model, (3, side, side), batch_size, engine, CPU)
+    at_once = fitting_batch(model, (3, side, side), batch_size, engine)
     fits = fits_of(model, (3, side, side), engine)
     spread = 1 + 2 / math.sqrt(batch_size)
     # The number of parts is rounded to the nearest, so that 1.5 of what fits is one part.
@@ -106,29 +115,63 @@ def test_memory_of_a_processor_is_kept_but_for_the_rounding(side, batch_size, en
 
 
 def test_batch_that_fits_is_computed_at_once():
-    assert fitting_batch(nn.Linear(4, 2), (4,), 100, "bookkeeping", CPU) == 120
+    assert fitting_batch(nn.Linear(4, 2), (4,), 100, "bookkeeping") == 120
 
 
 def test_batch_of_many_small_examples_is_computed_in_parts_on_a_processor():
-    at_once = fitting_batch(nn.Linear(4, 2), (4,), 1000, "bookkeeping", CPU)
+    at_once = fitting_batch(nn.Linear(4, 2), (4,), 1000, "bookkeeping")
     assert at_once == math.ceil((1000 + 2 * math.sqrt(1000)) / round(1000 / MOST))
 
 
 def test_example_that_alone_is_too_large_is_computed_all_the_same():
     huge = nn.Linear(2**26, 1, device="meta")
     assert bytes_per_example(huge, (2**26,), "vmap") > BUDGET
-    assert fitting_batch(huge, (2**26,), 4, "vmap", CPU) == 2  # four parts, of eight at the most
+    assert fitting_batch(huge, (2**26,), 4, "vmap") == 2  # four parts, of eight at the most
 
 
-def test_card_is_filled_to_a_share_of_its_memory(monkeypatch):
-    class Card:
-        total_memory = 10 * 2**30
+def test_peak_counts_what_is_alive_at_once_and_no_more():
+    with PeakMemory() as memory:
+        first = torch.zeros(1000, dtype=torch.float64)
+        del first
+        kept = torch.zeros(250, dtype=torch.float64)
+        view = kept[:10].view(2, 5)
+        kept.add_(1)
+        torch.zeros(500, dtype=torch.float64)
+    assert memory.peak == 8000
+    assert memory.held == 2000
+    assert view.shape == (2, 5)
 
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Card)
-    model, shape = net(width=64, side=32), (3, 32, 32)
-    fits = 0.4 * Card.total_memory / bytes_per_example(model, shape, "bookkeeping")
-    at_once = fitting_batch(model, shape, 10**6, "bookkeeping", torch.device("cuda"))
-    assert at_once == pytest.approx(fits, rel=0.05)
-    assert at_once > 5 * fitting_batch(model, shape, 10**6, "bookkeeping", CPU)
-    small = fitting_batch(nn.Linear(4, 2), (4,), 5000, "bookkeeping", torch.device("cuda"))
-    assert small > 5000  # as many as there are
+
+@pytest.mark.parametrize("points", [1, 3])
+def test_memory_of_a_query_grows_with_its_points_and_examples(points):
+    model = net()
+    params = {k: p.detach() for k, p in model.named_parameters()}
+    query = Points(tuple(Ask(1 / points, age=age) for age in range(points)))
+
+    def peak(rows):
+        engine = BookkeepingEngine(model, nn.functional.cross_entropy, rows)
+        return peak_bytes(engine, query, Flat(1.0), params, (3, 16, 16), rows)
+
+    activations = 2 * 4 * 16 * 14 * 14  # at least: one layer's output and its gradient
+    assert peak(8) - peak(4) >= points * 4 * activations
+    assert peak(32) - peak(16) == pytest.approx(2 * (peak(16) - peak(8)), rel=0.01)
+
+
+def test_a_larger_gpu_takes_more_at_once_up_to_the_whole_batch():
+    model = net()
+    params = {k: p.detach() for k, p in model.named_parameters()}
+
+    def at_once(gpu_bytes, held_bytes=0):
+        return fitting_gpu_batch(
+            lambda rows: BookkeepingEngine(model, nn.functional.cross_entropy, rows),
+            Points((Ask(1.0),)),
+            Flat(1.0),
+            params,
+            (3, 16, 16),
+            10_000,
+            gpu_bytes=gpu_bytes,
+            held_bytes=held_bytes,
+        )
+
+    assert 1 <= at_once(1) < at_once(1e8) < at_once(4e8) < at_once(1e11) == 10_200
+    assert at_once(4e8, held_bytes=2 * 10**8) < at_once(4e8)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dpsweep.core.circulant import CirculantLinear
-from dpsweep.core.standard import StandardConv2d
+from dpsweep.core.weight_standardization import StandardConv2d
 
 SHAPE = (2, 6, 6)
 CLASSES = 4

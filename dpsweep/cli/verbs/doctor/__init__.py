@@ -5,40 +5,38 @@ nothing, and turns every error into a finding with a remedy.
 """
 
 import json
-import os
 import platform
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 
-import torch
 from rich.markup import escape
 
 from dpsweep import __version__
 from dpsweep.cli.say import console
+from dpsweep.cli.verbs.doctor.context import DoctorContext, Finding
 from dpsweep.cli.verbs.doctor.elsewhere import cluster_nodes, ray_access, tracking
-from dpsweep.cli.verbs.doctor.patient import Finding, Patient
+from dpsweep.cli.verbs.doctor.gpu import gpu_trial, gpus
 from dpsweep.cli.verbs.doctor.permissions import credentials, permissions
 from dpsweep.cli.verbs.gc import everything
 from dpsweep.core.disk import free_bytes, shown_bytes
 from dpsweep.core.errors import DpSweepError
-from dpsweep.report.plain import plain_table
-from dpsweep.track.server import without_password
-from dpsweep.track.spool import backlog
-from dpsweep.tune.lease import last_owner, may_be_suspended
-from dpsweep.tune.mounts import filesystem
-from dpsweep.tune.state import State, SweepFolder
-from dpsweep.tune.storage import check_rights, check_storage, named
-from dpsweep.tune.study import open_study
+from dpsweep.results.rich_table import plain_table
+from dpsweep.store.filesystem import filesystem
+from dpsweep.store.lease import last_owner, may_be_suspended
+from dpsweep.store.state_dir import State, SweepFolder
+from dpsweep.store.storage import check_rights, check_storage, named
+from dpsweep.store.study import open_study
+from dpsweep.tracking.server import without_password
+from dpsweep.tracking.spool import backlog
 
 _PACKAGES = ("torch", "ray", "optuna", "mlflow", "sqlalchemy", "dp-accounting", "opacus")
 _LITTLE_BYTES = 1e9
 _COLORS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
-Check = Callable[[Patient], Iterator[Finding]]
+Check = Callable[[DoctorContext], Iterator[Finding]]
 
 
 def doctor(
@@ -48,14 +46,15 @@ def doctor(
     *,
     address: str | None = None,
     tracking_uri: str | None = None,
+    gpu: bool = False,
 ) -> None:
     """Runs all checks and prints what they found; exits with 1 if something fails."""
-    patient = Patient(State.at(state_folder), named(storage), address, tracking_uri)
-    found = [finding for check in CHECKS for finding in check(patient)]
+    context = DoctorContext(State.at(state_folder), named(storage), address, tracking_uri, gpu)
+    found = [finding for check in CHECKS for finding in check(context)]
     if as_json:
         print(json.dumps([asdict(finding) for finding in found], indent=2))
     else:
-        table = plain_table(f"{patient.state.root}")
+        table = plain_table(f"{context.state.root}")
         for column in ("", "check", "found"):
             table.add_column(column, overflow="fold")
         for one in found:
@@ -67,7 +66,7 @@ def doctor(
         sys.exit(1)
 
 
-def versions(patient: Patient) -> Iterator[Finding]:
+def versions(context: DoctorContext) -> Iterator[Finding]:
     """What is installed."""
     told = [f"dpsweep {__version__}", f"python {platform.python_version()}"]
     for name in _PACKAGES:
@@ -78,30 +77,11 @@ def versions(patient: Patient) -> Iterator[Finding]:
     yield Finding("versions", "ok", ", ".join(told))
 
 
-def gpus(patient: Patient) -> Iterator[Finding]:
-    """What torch sees of the machine's GPUs."""
-    count = torch.cuda.device_count()
-    if count and torch.cuda.is_available():
-        names = sorted({torch.cuda.get_device_name(i) for i in range(count)})
-        yield Finding("gpu", "ok", f"{count} visible: {', '.join(names)}")
-    elif shutil.which("nvidia-smi"):
-        yield Finding(
-            "gpu",
-            "warn",
-            "nvidia-smi is here, and torch sees no GPU",
-            "Look at CUDA_VISIBLE_DEVICES and the driver, and install a torch with CUDA",
-        )
-    elif os.environ.get("CUDA_VISIBLE_DEVICES") == "":
-        yield Finding("gpu", "ok", "CUDA_VISIBLE_DEVICES hides all: trials run on CPUs")
-    else:
-        yield Finding("gpu", "ok", "none: trials run on CPUs")
-
-
-def state_folder(patient: Patient) -> Iterator[Finding]:
-    """Whether the folder can be written, what it is on, and how much room it has."""
-    root = patient.state.root
+def state_folder(context: DoctorContext) -> Iterator[Finding]:
+    """Whether the folder can be written, what it is on, and how much space it has."""
+    root = context.state.root
     try:
-        patient.state.check_writable()
+        context.state.check_writable()
     except DpSweepError as e:
         yield Finding("state", "fail", str(e))
         return
@@ -121,13 +101,13 @@ def state_folder(patient: Patient) -> Iterator[Finding]:
     yield Finding("disk", "warn" if little else "ok", f"{shown_bytes(free)} are free", remedy)
 
 
-def storages(patient: Patient) -> Iterator[Finding]:
+def storages(context: DoctorContext) -> Iterator[Finding]:
     """Whether each database that holds a study answers, and its tables are this version's."""
-    own = patient.state.storage_uri
-    uris = {folder.storage_uri: None for folder in patient.sweeps}
-    for uri in {**uris, **({patient.storage: None} if patient.storage else {})}:
-        if uri == own and not (patient.state.root / "study.db").exists():
-            yield Finding("storage", "fail", f"{patient.state.root / 'study.db'} is gone", _RESTORE)
+    own = context.state.storage_uri
+    uris = {folder.storage_uri: None for folder in context.sweeps}
+    for uri in {**uris, **({context.storage: None} if context.storage else {})}:
+        if uri == own and not (context.state.root / "study.db").exists():
+            yield Finding("storage", "fail", f"{context.state.root / 'study.db'} is gone", _RESTORE)
             continue
         try:
             check_storage(uri)
@@ -140,24 +120,24 @@ def storages(patient: Patient) -> Iterator[Finding]:
 _RESTORE = "Restore it: it alone knows what the trials have spent"
 
 
-def studies(patient: Patient) -> Iterator[Finding]:
+def studies(context: DoctorContext) -> Iterator[Finding]:
     """Whether each sweep has its study."""
-    for folder, wrong in patient.read():
+    for folder, wrong in context.read():
         if wrong:
             yield Finding(f"sweep {folder.name}", "fail", wrong)
-    for folder in patient.sweeps:
-        if not _may_open(folder, patient.state):
+    for folder in context.sweeps:
+        if not _may_open(folder, context.state):
             continue
         try:
-            study = open_study(folder.name, patient.state)
+            study = open_study(folder.name, context.state)
             yield Finding(f"sweep {folder.name}", "ok", f"{study.num_asked()} trials asked for")
         except DpSweepError as e:
             yield Finding(f"sweep {folder.name}", "fail", str(e))
 
 
-def leases(patient: Patient) -> Iterator[Finding]:
+def leases(context: DoctorContext) -> Iterator[Finding]:
     """Who drives each sweep, and whose driver died."""
-    for folder in patient.sweeps:
+    for folder in context.sweeps:
         owner, last = folder.owner(), last_owner(folder.path)
         check = f"sweep {folder.name}"
         if owner and may_be_suspended(folder.path):
@@ -178,9 +158,9 @@ def leases(patient: Patient) -> Iterator[Finding]:
             )
 
 
-def spools(patient: Patient) -> Iterator[Finding]:
+def spools(context: DoctorContext) -> Iterator[Finding]:
     """What waits for each sweep's tracking server, and what it refused."""
-    for folder in patient.sweeps:
+    for folder in context.sweeps:
         lies, check = backlog(folder.path), f"sweep {folder.name}"
         if lies.waiting and folder.owner() is None:
             yield Finding(
@@ -198,9 +178,9 @@ def spools(patient: Patient) -> Iterator[Finding]:
             )
 
 
-def left_over(patient: Patient) -> Iterator[Finding]:
+def left_over(context: DoctorContext) -> Iterator[Finding]:
     """What killed processes left behind."""
-    found = everything(patient.state)
+    found = everything(context.state)
     if found:
         size = shown_bytes(sum(one.size_bytes for one in found))
         yield Finding("leftovers", "warn", f"{len(found)}, {size}", "See them with: dpsweep gc")
@@ -216,6 +196,7 @@ def _may_open(folder: SweepFolder, state: State) -> bool:
 CHECKS: tuple[Check, ...] = (
     versions,
     gpus,
+    gpu_trial,
     state_folder,
     permissions,
     credentials,

@@ -1,0 +1,75 @@
+"""What doctor looks at, and how a check says what it found."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from dpsweep.core.errors import StateError
+from dpsweep.store.state_dir import State, SweepFolder
+
+Level = Literal["ok", "warn", "fail"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check found.
+
+    Attributes:
+        check: The check.
+        level: ok; warn: works, but somebody should know; fail: something will not work.
+        words: What was found.
+        remedy: What to do; empty where nothing is to be done.
+    """
+
+    check: str
+    level: Level
+    words: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class DoctorContext:
+    """What is looked at.
+
+    Attributes:
+        state: The state folder.
+        storage: The storage that was named; None for those of the sweeps.
+        address: The Ray cluster that was named; None if there is none.
+        tracking_uri: The tracking server that was named; None for those of the sweeps.
+        gpu: True to train a small trial on the GPU.
+    """
+
+    state: State
+    storage: str | None
+    address: str | None = None
+    tracking_uri: str | None = None
+    gpu: bool = False
+
+    @property
+    def sweeps(self) -> list[SweepFolder]:
+        """Every sweep of this owner's that can be read, oldest first."""
+        return [folder for folder, wrong in self.read() if not wrong]
+
+    def read(self) -> list[tuple[SweepFolder, str]]:
+        """Every sweep of this owner's, and why it cannot be read; empty if it can."""
+        return [(folder, _fault(folder)) for folder in map(self.state.sweep, self.names())]
+
+    def names(self) -> list[str]:
+        """Names of the sweeps; none where the folder is closed, which another check tells."""
+        try:
+            return self.state.names()
+        except PermissionError:
+            return []
+
+    @property
+    def tracking_uris(self) -> list[str]:
+        """The tracking servers to look at, each once."""
+        named = [self.tracking_uri, *(folder.tracking_uri for folder in self.sweeps)]
+        return list(dict.fromkeys(uri for uri in named if uri))
+
+
+def _fault(folder: SweepFolder) -> str:
+    try:
+        folder.stored()
+    except StateError as e:
+        return str(e)
+    return ""

@@ -1,0 +1,78 @@
+"""The papers' letters, spelled out: `method.rho` in a file is the field `method.depth`.
+
+Done before anything is merged, so that a search over `method.depth` meets the `rho` of its
+base config as the same key.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from pydantic import BaseModel
+
+from dpsweep.config.explain import models_in
+from dpsweep.config.source import Path_, Source
+
+Models = list[type[BaseModel]]
+
+
+def spelled_path(path: Path_, model: type[BaseModel]) -> Path_:
+    """`path` of a config of class `model` with letters replaced by field names.
+
+    >>> from dpsweep.config.trial import TrialConfig
+    >>> spelled_path(("method", "rho"), TrialConfig)
+    ('method', 'depth')
+    """
+    names: list[str | int] = []
+    models = [model]
+    for part in path:
+        names.append(_letters(models).get(str(part), part))
+        models = _inside(models, names[-1])
+    return tuple(names)
+
+
+def spelled_source(source: Source, model: type[BaseModel]) -> Source:
+    """`source` with every letter replaced, in its values and in its lines.
+
+    A mapping that gives a field both ways keeps both, for validation to refuse.
+    """
+    return replace(
+        source,
+        tree=_spelled_tree(source.tree, [model]),
+        lines={spelled_path(path, model): line for path, line in source.lines.items()},
+    )
+
+
+def spelled_tree(tree: Any, path: Path_, model: type[BaseModel]) -> Any:
+    """A part of a config of class `model` that stands at `path`, with letters replaced."""
+    models = [model]
+    for part in path:
+        models = _inside(models, part)
+    return _spelled_tree(tree, models)
+
+
+def _spelled_tree(tree: Any, models: Models) -> Any:
+    if isinstance(tree, list):
+        return [_spelled_tree(item, models) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    letters = _letters(models)
+    spelled = {}
+    for key, value in tree.items():
+        name = letters.get(key, key)
+        kept = key if name in tree else name
+        spelled[kept] = _spelled_tree(value, _inside(models, name))
+    return spelled
+
+
+def _letters(models: Models) -> Mapping[str, str]:
+    return {
+        letter: name for model in models for letter, name in getattr(model, "letters", {}).items()
+    }
+
+
+def _inside(models: Models, part: str | int) -> Models:
+    if str(part).isdigit():  # one item of a list
+        return models
+    fields = [model.model_fields.get(str(part)) for model in models]
+    return [inner for field in fields if field for inner in models_in(field.annotation)]

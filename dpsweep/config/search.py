@@ -1,0 +1,159 @@
+"""What a search is after, who proposes its trials, and when one is ended early."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from dpsweep.config.source import Source
+from dpsweep.config.space.domains import Choice, OneOf, Space
+from dpsweep.core.errors import ConfigError, Misfit
+from dpsweep.core.strict import Strict
+
+Measured = Literal["valid/accuracy", "valid/loss"]
+Goal = Literal["valid/accuracy", "valid/loss", "seconds", "epsilon"]
+Direction = Literal["maximize", "minimize"]
+
+
+class ObjectiveConfig(Strict):
+    """What a trial is judged by, at its last epoch: one metric, or two that are traded off."""
+
+    metric: Measured = "valid/accuracy"
+    """Measured on the declared validation data. With `metrics`, the first of them."""
+
+    metrics: Annotated[tuple[Measured, Goal], Field(strict=False)] | None = None
+    """Two, in place of `metric`: such as [valid/accuracy, seconds] or [valid/accuracy, epsilon].
+    What comes out is the front: trials that no other beats in both. The first orders tables."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _first_of_two(cls, data: Any) -> Any:
+        match data:
+            case {"metric": _, "metrics": [_, *_]}:
+                raise Misfit("metric", "is given beside metrics. Delete one of the two")
+            case {"metrics": [str(first), *_]} if first in ("valid/accuracy", "valid/loss"):
+                return {**data, "metric": first}
+        return data
+
+    @model_validator(mode="after")
+    def _two_differ(self) -> Self:
+        if self.metrics and self.metrics[0] == self.metrics[1]:
+            raise Misfit("metrics", f"names {self.metrics[0]} twice. For one, write metric: ...")
+        return self
+
+    @property
+    def goals(self) -> tuple[Goal, ...]:
+        """The metrics, one or two."""
+        return self.metrics or (self.metric,)
+
+    @property
+    def sign(self) -> int:
+        """1 if a small value of the first is a good one, -1 if a large one is."""
+        return -1 if self.direction == "maximize" else 1
+
+    @property
+    def directions(self) -> tuple[Direction, ...]:
+        """Which way is better, for each of `goals`."""
+        return tuple("maximize" if g == "valid/accuracy" else "minimize" for g in self.goals)
+
+    @property
+    def direction(self) -> Direction:
+        """Which way is better, for the first."""
+        return self.directions[0]
+
+
+class SamplerConfig(Strict):
+    """Who proposes the next trial."""
+
+    name: Literal["tpe", "random", "qmc", "gp", "cmaes"] = "tpe"
+    """tpe learns from finished trials, as do gp (a Gaussian process, for tens of trials) and cmaes
+    (for hundreds, over ranges alone); random does not; qmc (Sobol) covers the space evenly."""
+
+    startup_trials: int = Field(default=10, gt=0)
+    """Trials before tpe, gp or cmaes begin to learn; at each budget of its own. They cover each key
+    evenly, over what `where` admits, and so do the first four of every method in turn."""
+
+    multivariate: bool = True
+    """tpe: draws the keys together, so that it can learn how they depend on each other."""
+
+    constant_liar: bool = True
+    """tpe: keeps away from trials that still run, so that many at once do not try the same."""
+
+    @property
+    def learns(self) -> bool:
+        """True if proposals depend on the results of earlier trials."""
+        return self.name in ("tpe", "gp", "cmaes")
+
+
+class PrunerConfig(Strict):
+    """When a trial that does badly is ended early. It has still spent its privacy."""
+
+    name: Literal["none", "median", "successive_halving"] = "none"
+    """median: worse than half of the others at that epoch; successive_halving: not in the best
+    1 / reduction of its rung."""
+
+    warmup_epochs: int = Field(default=1, ge=1)
+    """Reports a trial may make before it can be ended."""
+
+    reduction: int = Field(default=4, ge=2)
+    """Of so many trials, one goes on (successive_halving)."""
+
+    @property
+    def words(self) -> str:
+        """What ending trials early does for privacy, in a sentence; empty without."""
+        if self.name == "none":
+            return ""
+        return (
+            "Each trial's noise is calibrated for its full length, and a trial that is ended early "
+            "is charged for all of it: pruning saves time, not privacy."
+        )
+
+
+def check_sampler(sampler: SamplerConfig, space: Space, where: str) -> None:
+    """Raises ConfigError if the sampler cannot cover the space; `where` is file, line and key."""
+    name = sampler.name
+    if name in ("qmc", "gp", "cmaes") and space.is_conditional:
+        raise ConfigError(
+            f"{where}: {name} covers a space of fixed keys, and this one has a one_of or each_of. "
+            f"Use sampler: {{name: tpe}} or {{name: random}}"
+        )
+    if name != "cmaes":
+        return
+    ours = {p: d for p, d in space.domains.items() if isinstance(d, Choice | OneOf)}
+    chosen = [p for p, d in ours.items() if not d.in_turn]
+    if chosen:
+        key = ".".join(map(str, chosen[0]))
+        raise ConfigError(
+            f"{where}: cmaes covers ranges of numbers, and {key} is a choice. Give it a range, "
+            f"such as log_integer, or use sampler: {{name: tpe}} or {{name: gp}}"
+        )
+
+
+def check_goals(
+    objective: ObjectiveConfig, sampler: SamplerConfig, pruner: PrunerConfig, file: Source
+) -> None:
+    """Raises ConfigError if two objectives are given to what knows one alone."""
+    if len(objective.goals) < 2:
+        return
+    goals = " and ".join(objective.goals)
+    if pruner.name != "none":
+        raise ConfigError(
+            f"{file.at(('pruner', 'name'))}: {pruner.name} ends trials that are behind, and with "
+            f"two objectives ({goals}) none is behind for sure. Use pruner: {{name: none}}"
+        )
+    if sampler.name == "cmaes":
+        raise ConfigError(
+            f"{file.at(('sampler', 'name'))}: cmaes follows one objective, and there are two: "
+            f"{goals}. Use sampler: {{name: tpe}} or {{name: gp}}"
+        )
+
+
+def check_epsilon_varies(
+    objective: ObjectiveConfig, epsilons: tuple[float | None, ...], file: Source
+) -> None:
+    """Raises ConfigError if epsilon is an objective and all trials have the same."""
+    if "epsilon" in objective.goals and epsilons[0] is not None and len(epsilons) == 1:
+        raise ConfigError(
+            f"{file.at(('objective', 'metrics'))}: epsilon is {epsilons[0]:g} for all trials, so "
+            f"there is nothing to trade. Give privacy.epsilon: {{each: [1, 2, 4]}} in the base "
+            f"config"
+        )

@@ -1,0 +1,96 @@
+"""Conditions between the keys of a trial: `where: "train.epochs * data.size <= 50000"`.
+
+A condition is about the trials that have all its keys: with `one_of`, one that names method.kappa
+says nothing about dp_sgd, and lets its trials pass. A key that no trial has is a mistake.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from pydantic import BaseModel
+
+from dpsweep.config.source import Path_, Source
+from dpsweep.config.space.derived import DATA_SIZE
+from dpsweep.config.space.expression import Formula, FormulaError, Scalar, parse_formula
+from dpsweep.config.space.searched import spelled_key
+from dpsweep.config.trial import TrialConfig
+from dpsweep.core.errors import ConfigError, guess
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One formula that trials have to meet.
+
+    Attributes:
+        formula: Over the keys of the resolved trial config.
+        place: File, line and key, for errors.
+    """
+
+    formula: Formula
+    place: str
+
+    def holds(self, trial: TrialConfig) -> bool:
+        """True if the trial meets it, or lacks one of its keys.
+
+        Raises:
+            ConfigError: If it has no answer for this trial.
+        """
+        values = {name: value_at(trial, name) for name in self.formula.names.values()}
+        if None in values.values():
+            return True
+        try:
+            return self.formula.holds(values.__getitem__)
+        except FormulaError as e:
+            at = ", ".join(f"{name} = {value}" for name, value in values.items())
+            raise ConfigError(f"{self.place}: {self.formula.text!r} {e} (at {at})") from e
+
+
+def read_conditions(file: Source, written: str | list[str]) -> tuple[Condition, ...]:
+    """The conditions of a sweep file.
+
+    Raises:
+        ConfigError: If one cannot be read.
+    """
+    listed: list[tuple[Path_, str]] = [(("where", i), text) for i, text in enumerate(written)]
+    if isinstance(written, str):
+        listed = [(("where",), written)] if written else []
+    found = []
+    for path, text in listed:
+        try:
+            found.append(Condition(parse_formula(text).spelled(spelled_key), file.at(path)))
+        except FormulaError as e:
+            raise ConfigError(f"{file.at(path)}: {e}") from e
+    return tuple(found)
+
+
+def check_names(conditions: Iterable[Condition], trials: list[TrialConfig]) -> None:
+    """Raises ConfigError for a key that none of the trials, one a corner, has a value for."""
+    for condition in conditions:
+        for typed, name in condition.formula.names.items():
+            if all(value_at(trial, name) is None for trial in trials):
+                known = {DATA_SIZE, *(key for trial in trials for key, _ in _leaves(trial))}
+                raise ConfigError(
+                    f"{condition.place}: unknown key {typed!r}, or one that has no value in any "
+                    f"trial.{guess(name, known)}"
+                )
+
+
+def value_at(trial: TrialConfig, key: str) -> Scalar | None:
+    """The number or text at a dotted key; None if this trial has none."""
+    if key == DATA_SIZE:
+        return trial.data.num_examples
+    found: object = trial
+    for part in key.split("."):
+        known = isinstance(found, BaseModel) and part in type(found).model_fields
+        found = getattr(found, part) if known else None
+    return found if isinstance(found, int | float | str | bool) else None
+
+
+def _leaves(config: BaseModel, prefix: str = "") -> Iterator[tuple[str, Scalar]]:
+    """Dotted keys of the numbers and texts in a config."""
+    for name in type(config).model_fields:
+        value = getattr(config, name)
+        if isinstance(value, BaseModel):
+            yield from _leaves(value, f"{prefix}{name}.")
+        elif isinstance(value, int | float | str | bool):
+            yield f"{prefix}{name}", value

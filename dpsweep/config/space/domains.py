@@ -1,0 +1,372 @@
+"""The `search:` part of a sweep: which keys vary, over what.
+
+    method.kappa:     {uniform: [0.3, 1.0]}            a real number
+    optimizer.lr:     {log_uniform: [0.05, 5]}         a real number, even on a log scale
+    model.width:      {integer: [8, 32]}               a whole number
+    train.batch_size: {choice: [500, 1000, 2000]}      one of a list
+    optimizer.lr:     {derive: "0.01 * sqrt(train.batch_size)"}    follows from other keys
+    method:           {one_of: [{name: disk, kappa: {uniform: [0.3, 1]}}, {name: dp_sgd}]}
+
+The last replaces the whole of `method` by one of the mappings; what varies inside a mapping
+is searched only when that mapping is chosen. `each_of` is the same in turn, so that all get
+equally many trials. At the top, without a key, the mappings are parts of the whole trial:
+
+    each_of: [{method: {name: disk}, optimizer: {lr: {log_uniform: [0.1, 10]}}}, ...]
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from pydantic import JsonValue
+
+from dpsweep.config.explain import shown
+from dpsweep.config.source import Path_, Source, Tree, put
+from dpsweep.config.space.derived import Derived, compute, parse_derived
+from dpsweep.core.errors import ConfigError, guess
+
+RangeKind = Literal["uniform", "log_uniform", "integer", "log_integer"]
+RANGES: tuple[RangeKind, ...] = ("uniform", "log_uniform", "integer", "log_integer")
+BRANCHING = ("one_of", "each_of")
+DERIVE = "derive"
+KINDS = (*RANGES, "choice", *BRANCHING, DERIVE)
+
+DOMAIN_SCHEMAS: list[JsonValue] = [
+    {
+        "type": "object",
+        "required": [kind],
+        "properties": {kind: {"type": "string" if kind == DERIVE else "array"}},
+    }
+    for kind in KINDS
+]
+"""What a search key may hold, for editors."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """All numbers from `low` to `high`, both included."""
+
+    kind: RangeKind
+    low: float
+    high: float
+
+    @property
+    def is_whole(self) -> bool:
+        """True for whole numbers."""
+        return self.kind.endswith("integer")
+
+    @property
+    def is_log(self) -> bool:
+        """True if equal ratios are equally likely."""
+        return self.kind.startswith("log")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of some values; YAML scalars, lists or mappings.
+
+    Attributes:
+        options: The values.
+        in_turn: True if each gets as many trials as the others, whatever the sampler.
+    """
+
+    options: tuple[Any, ...]
+    in_turn: bool = False
+
+    @property
+    def labels(self) -> tuple[str | int | float | bool, ...]:
+        """The options as a database keeps them: scalars as they are, the rest as JSON."""
+        scalar = (str, int, float, bool)
+        return tuple(o if isinstance(o, scalar) else json.dumps(o) for o in self.options)
+
+
+@dataclass(frozen=True)
+class Branch:
+    """One mapping of a `one_of`, with what varies inside it."""
+
+    label: str
+    fixed: Tree
+    inner: Mapping[Path_, "Domain"]
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """One of several mappings, each with a space of its own.
+
+    Attributes:
+        branches: The mappings.
+        in_turn: True if each gets as many trials as the others, whatever the sampler.
+    """
+
+    branches: tuple[Branch, ...]
+    in_turn: bool = False
+
+
+Domain = Range | Choice | OneOf | Derived
+Labels = tuple[str | int | float | bool, ...]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """What a value is drawn for.
+
+    Attributes:
+        name: In the study; that of a key inside a branch has the branch in it.
+        key: Dotted key of the trial config, as the trial's hyperparams have it.
+    """
+
+    name: str
+    key: str
+
+
+class Draw(Protocol):
+    """Whoever picks the values: an Optuna trial, or a check that walks the corners."""
+
+    def number(self, slot: Slot, domain: Range) -> float | int:
+        """A number in the range."""
+
+    def option(self, slot: Slot, labels: Labels) -> int:
+        """Index of one of the labels."""
+
+    def turn(self, slot: Slot, labels: Labels) -> int:
+        """Index of one of the labels, each as often as the others."""
+
+
+@dataclass(frozen=True)
+class Space:
+    """What varies, by path in the trial config.
+
+    Attributes:
+        domains: Path -> how it varies.
+        num_examples: What a formula knows as data.size.
+    """
+
+    domains: Mapping[Path_, Domain]
+    num_examples: int = 0
+
+    def draw(self, base: Tree, draw: Draw) -> tuple[Tree, dict[str, Any]]:
+        """`base` with every searched key drawn, and the drawn values by dotted key.
+
+        What goes in turn is drawn first, then what stands at the top, then the rest in the order
+        of the file; what follows from other keys is computed at the end.
+
+        Raises:
+            ConfigError: If a derived value has no value here.
+        """
+        tree, hyperparams, late = base, dict[str, Any](), dict[Path_, Derived]()
+        for path, domain in sorted(self.domains.items(), key=_first):
+            if isinstance(domain, Derived):
+                late[path] = domain
+                continue
+            value = _draw(".".join(map(str, path)), path, domain, draw, hyperparams, late)
+            tree = put(tree, path, value) if path else merged(tree, value)
+        return compute(tree, hyperparams, late, self.num_examples)
+
+    @property
+    def is_conditional(self) -> bool:
+        """True if some keys are searched only for some values of others."""
+        return any(isinstance(domain, OneOf) for domain in self.domains.values())
+
+
+def _first(item: tuple[Path_, Domain]) -> tuple[bool, bool]:
+    path, domain = item
+    return not (isinstance(domain, Choice) and domain.in_turn), path != ()
+
+
+def _draw(
+    name: str,
+    path: Path_,
+    domain: Range | Choice | OneOf,
+    draw: Draw,
+    hyperparams: dict[str, Any],
+    late: dict[Path_, Derived],
+) -> Any:
+    dotted = ".".join(map(str, path))
+    if isinstance(domain, Range):
+        hyperparams[dotted] = draw.number(Slot(name, dotted), domain)
+        return hyperparams[dotted]
+    if isinstance(domain, Choice):
+        pick = draw.turn if domain.in_turn else draw.option
+        hyperparams[dotted] = domain.options[pick(Slot(name, dotted), domain.labels)]
+        return hyperparams[dotted]
+    labels = tuple(branch.label for branch in domain.branches)
+    key = f"{dotted or 'method'}.name"
+    pick = draw.turn if domain.in_turn else draw.option
+    branch = domain.branches[pick(Slot(name or "one_of", key), labels)]
+    hyperparams[key] = branch.label
+    tree = branch.fixed
+    for inner, inner_domain in branch.inner.items():
+        if isinstance(inner_domain, Derived):
+            late[(*path, *inner)] = inner_domain
+            continue
+        inner_name = f"{name or 'one_of'}.{branch.label}.{'.'.join(map(str, inner))}"
+        value = _draw(inner_name, (*path, *inner), inner_domain, draw, hyperparams, late)
+        tree = put(tree, inner, value)
+    return tree
+
+
+def parse_space(source: Source, path: Path_ = ("search",)) -> Space:
+    """Reads the `search:` mapping that stands at `path` of a file.
+
+    Raises:
+        ConfigError: For a kind, range or list that makes no sense.
+    """
+    search = source.tree[str(path[0])]
+    if not search:
+        raise ConfigError(
+            f"{source.at(path)}: is empty. Name at least one key to vary, such as "
+            f"optimizer.lr: {{log_uniform: [0.05, 5]}}"
+        )
+    domains: dict[Path_, Domain] = {}
+    for key, spec in search.items():
+        if not key:
+            raise ConfigError(f"{source.at(path)}: has an empty key. Name what varies")
+        if key in BRANCHING:
+            if () in domains:
+                raise ConfigError(
+                    f"{source.at((*path, key))}: one_of and each_of stand side by side. Keep one"
+                )
+            domains[()] = _parse_one_of(source, (*path, key), spec)
+        else:
+            domains[tuple(key.split("."))] = _parse_domain(source, (*path, key), spec)
+    return Space(domains)
+
+
+def merged(tree: Tree, part: Tree) -> Tree:
+    """`tree` with `part` laid over it; what names a whole thing replaces, the rest is merged."""
+    result = dict(tree)
+    for key, value in part.items():
+        old = tree.get(key)
+        part_of_it = isinstance(value, dict) and not {"name", "compose"} & set(value)
+        if isinstance(old, dict) and part_of_it:
+            value = merged(old, value)
+        result[key] = value
+    return result
+
+
+def _parse_domain(source: Source, path: Path_, spec: Any) -> Domain:
+    where = source.at(path)
+    key = path[-1]
+    if not isinstance(spec, dict) or len(spec) != 1:
+        raise ConfigError(
+            f"{where}: expected one way to vary it, such as {{uniform: [0.1, 1]}}, got "
+            f"{shown(spec)}. To set it for all trials, write it in the base config"
+        )
+    ((kind, values),) = spec.items()
+    if kind not in KINDS:
+        hint = f" For a key inside {key}, write {key}.{kind}." if isinstance(values, dict) else ""
+        raise ConfigError(f"{where}: unknown way to vary {kind!r}.{hint}{guess(kind, KINDS)}")
+    if kind in BRANCHING:
+        return _parse_one_of(source, (*path, kind), values)
+    if kind == "choice":
+        return parse_choice(where, values)
+    if kind == DERIVE:
+        return parse_derived(where, values)
+    return _parse_range(where, kind, values)
+
+
+def _parse_range(where: str, kind: RangeKind, values: Any) -> Range:
+    numbers = isinstance(values, list) and all(
+        isinstance(v, int | float) and not isinstance(v, bool) for v in values
+    )
+    if not numbers or len(values) != 2:
+        raise ConfigError(f"{where}: {kind} takes two numbers [low, high], got {shown(values)}")
+    low, high = values
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise ConfigError(f"{where}: {kind} needs finite numbers, got [{low}, {high}]")
+    if low >= high:
+        shape = "empty" if low == high else "reversed"
+        fix = f"set {low} in the base config" if low == high else f"write [{high}, {low}]"
+        raise ConfigError(f"{where}: the range [{low}, {high}] is {shape}; {fix}")
+    if kind.startswith("log") and low <= 0:
+        raise ConfigError(
+            f"{where}: {kind} needs a low end above 0, got [{low}, {high}]. Start at a small "
+            f"positive number such as {high / 1000:g}, or use {kind.removeprefix('log_')}"
+        )
+    if kind.endswith("integer") and not (isinstance(low, int) and isinstance(high, int)):
+        raise ConfigError(f"{where}: {kind} needs whole numbers, got [{low}, {high}]")
+    return Range(kind, low, high)
+
+
+def parse_choice(where: str, values: Any, kind: str = "choice") -> Choice:
+    """One of a list of values; `where` and `kind` are what errors call it."""
+    if not isinstance(values, list) or not values:
+        raise ConfigError(f"{where}: {kind} takes a list of values, got {shown(values)}")
+    doubled = [v for i, v in enumerate(values) if v in values[:i]]
+    if doubled:
+        raise ConfigError(f"{where}: {kind} lists {shown(doubled[0])} twice. Delete one")
+    if None in values:
+        raise ConfigError(f"{where}: {kind} lists an empty value; write it out or delete it")
+    return Choice(tuple(values))
+
+
+def _parse_one_of(source: Source, path: Path_, values: Any) -> OneOf:
+    where = source.at(path)
+    at_top = len(path) == 2  # names are spelled out by then; see config/defaults.py
+    if not isinstance(values, list) or not all(isinstance(v, dict) and v for v in values):
+        such = "methods, such as [disk, dp_sgd]" if at_top else "mappings, such as [{name: disk}]"
+        raise ConfigError(f"{where}: takes a list of {such}, got {shown(values)}")
+    branches = []
+    for i, tree in enumerate(values):
+        inner: dict[Path_, Domain] = {}
+        fixed = _split(source, (*path, i), (), tree, inner)
+        branches.append(Branch(_label(tree, i), fixed, inner))
+    labels = [branch.label for branch in branches]
+    doubled = [label for i, label in enumerate(labels) if label in labels[:i]]
+    if not labels:
+        raise ConfigError(f"{where}: the list is empty. Name at least one to choose from")
+    if doubled:
+        raise ConfigError(
+            f"{where}: two mappings are called {doubled[0]!r}. Keep one, and vary inside it"
+        )
+    return OneOf(tuple(branches), in_turn=path[-1] == "each_of")
+
+
+def _label(tree: Tree, index: int) -> str:
+    """What a mapping is called: its name, that of the method in it, or its place in the list."""
+    match tree:
+        case {"name": str(name)} | {"method": {"name": str(name)}}:
+            return name
+        case {"compose": _} | {"method": {"compose": _}}:
+            return "compose"
+    return str(index)
+
+
+def _split(
+    source: Source, where: Path_, path: Path_, tree: Tree, inner: dict[Path_, Domain]
+) -> Tree:
+    """What is fixed in a branch; what varies goes to `inner`, by its path in the branch."""
+    fixed: Tree = {}
+    for key, value in tree.items():
+        here = (*path, key)
+        if isinstance(value, dict) and len(value) == 1 and next(iter(value)) in KINDS:
+            inner[here] = _parse_domain(source, (*where, *here), value)
+        elif isinstance(value, dict):
+            fixed[key] = _split(source, where, here, value, inner)
+        else:
+            fixed[key] = value
+    return fixed
+
+
+def touched(dotted: str, domain: Domain) -> list[str]:
+    """Dotted keys of the trial that a search key changes."""
+    if dotted or not isinstance(domain, OneOf):
+        return [dotted]
+    fixed = [key for branch in domain.branches for key in _leaves(branch.fixed)]
+    inner = [path for branch in domain.branches for path in branch.inner]
+    return [".".join(map(str, path)) for path in (*fixed, *inner)]
+
+
+def _leaves(tree: Tree) -> Iterator[Path_]:
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from ((key, *inner) for inner in _leaves(value))
+        else:
+            yield (key,)
+
+
+def overlap(one: str, other: str) -> bool:
+    """True if one of two dotted keys is the other or lies inside it."""
+    return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")

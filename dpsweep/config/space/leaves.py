@@ -1,0 +1,48 @@
+"""Every key that a space varies, in one list: those of branches with the branch they belong to."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dpsweep.config.source import Path_
+from dpsweep.config.space.derived import Derived
+from dpsweep.config.space.domains import Choice, OneOf, Range, Slot, Space
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One searched key.
+
+    Attributes:
+        slot: Its name in the study, and its dotted key in the trial config.
+        branch: Label of the innermost mapping of a one_of or each_of it stands in; None at the top.
+        domain: How it varies. The choice of a branch is a choice of labels.
+    """
+
+    slot: Slot
+    branch: str | None
+    domain: Range | Choice | Derived
+
+
+def leaves(space: Space) -> list[Leaf]:
+    """All of them, in the order of the file; a branching key comes before what is inside it."""
+    return [
+        leaf
+        for path, domain in space.domains.items()
+        for leaf in _leaves(".".join(map(str, path)), path, domain, None)
+    ]
+
+
+def _leaves(
+    name: str, path: Path_, domain: Range | Choice | Derived | OneOf, branch: str | None
+) -> Iterator[Leaf]:
+    """Those of one domain, named as `Space.draw` names them."""
+    dotted = ".".join(map(str, path))
+    if not isinstance(domain, OneOf):
+        yield Leaf(Slot(name, dotted), branch, domain)
+        return
+    labels = Choice(tuple(b.label for b in domain.branches), domain.in_turn)
+    yield Leaf(Slot(name or "one_of", f"{dotted or 'method'}.name"), branch, labels)
+    for inside in domain.branches:
+        for inner, way in inside.inner.items():
+            inner_name = f"{name or 'one_of'}.{inside.label}.{'.'.join(map(str, inner))}"
+            yield from _leaves(inner_name, (*path, *inner), way, inside.label)

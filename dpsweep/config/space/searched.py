@@ -1,0 +1,166 @@
+"""What a sweep varies: the keys under `search`, spelled out and checked against the base config."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from dpsweep.config.aliases import spelled_path, spelled_tree
+from dpsweep.config.source import Path_, Source, Tree, put
+from dpsweep.config.space.derived import Derived
+from dpsweep.config.space.domains import (
+    BRANCHING,
+    Branch,
+    Choice,
+    Domain,
+    OneOf,
+    Space,
+    overlap,
+    parse_choice,
+    parse_space,
+    touched,
+)
+from dpsweep.config.trial import TrialConfig
+from dpsweep.core.errors import ConfigError
+from dpsweep.data.datasets import DataConfig
+
+FIXED = {
+    "privacy.epsilon": "the promise all trials share",
+    "privacy.delta": "the promise all trials share",
+    "privacy.scope": "the promise all trials share",
+    "privacy.noise_multiplier": "calibrated to the promise for each trial",
+    "data": "what all trials are compared on",
+    "seed": "what makes trials comparable",
+}
+"""Keys of a trial that a search may not vary, and what they are instead."""
+
+EPSILON = ("privacy", "epsilon")
+"""The one key that may vary in the base config: `{each: [1, 2, 4]}`, a budget for each trial."""
+
+
+@dataclass(frozen=True)
+class Varied:
+    """What varies in a sweep.
+
+    Attributes:
+        space: Path in the trial config -> how it varies.
+        origins: Dotted key -> where errors say it stands.
+    """
+
+    space: Space
+    origins: Mapping[str, str]
+
+
+def read_varied(file: Source, base: Source, written: Tree) -> Varied:
+    """The space of a sweep file whose default spaces are spelled out.
+
+    Args:
+        file: The sweep file.
+        base: The base config.
+        written: The `search` of the file as it was written.
+
+    Raises:
+        ConfigError: If a key varies twice, or must not vary.
+    """
+    domains, origins = dict[Path_, Domain](), dict[str, str]()
+    for path, domain in parse_space(file).domains.items():
+        typed = ".".join(map(str, path)) or next(k for k in BRANCHING if k in written)
+        path = spelled_path(path, TrialConfig)
+        dotted = ".".join(map(str, path))
+        if path in domains:
+            raise ConfigError(
+                f"{file.at(('search', typed))}: varies {dotted} a second time, once under its "
+                f"letter in the paper. Delete one of the two"
+            )
+        domains[path] = _spelled_domain(path, domain)
+        origins[dotted] = file.at(("search", typed)).removesuffix(typed)
+        if not path:  # what its mappings touch
+            place = f"{file.at(('search', typed))}: "
+            origins.update(dict.fromkeys(touched(dotted, domains[path]), place))
+        _check_free(base, path, touched(dotted, domains[path]), typed, origins[dotted])
+    budgets = _budgets(base)
+    if budgets:
+        domains[EPSILON] = budgets
+    return Varied(Space(_overridden(domains, file), _num_examples(base)), origins)
+
+
+def _check_free(base: Source, path: Path_, keys: list[str], typed: str, place: str) -> None:
+    """Raises ConfigError if what is searched has a value already, or must not vary."""
+    if ".".join(map(str, path)) in base.elsewhere:
+        raise ConfigError(
+            f"{base.at(path)}: is varied by this sweep, so a fixed value would have no effect. "
+            f"Vary it otherwise with --set 'search.{typed}={{uniform: [LOW, HIGH]}}', or "
+            f"delete it at {place}{typed}"
+        )
+    try:
+        put(base.tree, path or ("method",), {})
+    except ConfigError as e:
+        raise ConfigError(f"{place}{typed}: {e}") from e
+    for key, what in FIXED.items():
+        if any(overlap(key, key_) for key_ in keys):
+            each = " or give privacy.epsilon: {each: [1, 2, 4]} there," * (key == "privacy.epsilon")
+            raise ConfigError(
+                f"{place}{typed}: cannot be searched: {key} is {what}. "
+                f"Set it in the base config,{each} and run one sweep for each value"
+            )
+
+
+def _budgets(base: Source) -> Choice | None:
+    """The budgets that trials are spread over, if the base config lists several."""
+    match base.tree:
+        case {"privacy": {"epsilon": {"each": budgets, **others}}} if not others:
+            return Choice(parse_choice(base.at(EPSILON), budgets, "each").options, in_turn=True)
+    return None
+
+
+def _num_examples(base: Source) -> int:
+    """How many examples a trial trains on; 1 if the data are not valid, as each trial then says."""
+    try:
+        return DataConfig.model_validate(base.tree.get("data")).num_examples
+    except ValueError:
+        return 1
+
+
+def _overridden(domains: dict[Path_, Domain], file: Source) -> dict[Path_, Domain]:
+    """What stands beside a one_of at the top is searched in all its mappings, instead of theirs."""
+    whole = domains.get(())
+    if not isinstance(whole, OneOf):
+        return domains
+    if ("method",) in domains:
+        raise ConfigError(
+            f"{file.at(('search', 'method'))}: stands beside one_of or each_of, which choose the "
+            f"method. Delete one of the two"
+        )
+    branches = tuple(
+        replace(branch, inner={p: d for p, d in branch.inner.items() if p not in domains})
+        for branch in whole.branches
+    )
+    return {**domains, (): replace(whole, branches=branches)}
+
+
+def _spelled_domain(path: Path_, domain: Domain) -> Domain:
+    """The letters inside the mappings of a one_of and in formulas, replaced by fields' names."""
+    if isinstance(domain, Derived):
+        return replace(domain, formula=domain.formula.spelled(spelled_key))
+    if not isinstance(domain, OneOf):
+        return domain
+
+    def spelled(inner: Path_) -> Path_:
+        return spelled_path((*path, *inner), TrialConfig)[len(path) :]
+
+    branches = (
+        Branch(
+            branch.label,
+            spelled_tree(branch.fixed, path, TrialConfig),
+            {spelled(p): _spelled_domain((*path, *p), d) for p, d in branch.inner.items()},
+        )
+        for branch in domain.branches
+    )
+    return OneOf(tuple(branches), domain.in_turn)
+
+
+def spelled_key(key: str) -> str:
+    """A dotted key of the trial config with letters replaced.
+
+    >>> spelled_key("method.rho")
+    'method.depth'
+    """
+    return ".".join(map(str, spelled_path(tuple(key.split(".")), TrialConfig)))

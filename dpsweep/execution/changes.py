@@ -1,0 +1,99 @@
+"""What a sweep file says that it did not say when its sweep was launched, and what may change."""
+
+from dpsweep.config.explain import shown
+from dpsweep.config.source import Tree
+from dpsweep.config.sweep import Sweep, build_sweep
+from dpsweep.core.errors import StateError
+from dpsweep.execution.tracking import flat
+from dpsweep.search.charge import cap_of
+from dpsweep.store.state_dir import SweepFolder
+
+_HARMLESS = ("budget", "confirm", "resources", "keep_weights")
+"""Parts of a sweep file that say how much is run, and not what: no trial of before means
+anything else, and what more is run is charged."""
+
+_NUM_RUNS = ("budget.trials", "confirm")
+"""Those of them that say how many runs there are. Noise is calibrated to that number where all
+share one budget, and the Renyi order of a proof is chosen by it where lengths are searched."""
+
+_MISSING = "nothing"
+
+
+def changes(folder: SweepFolder, sweep: Sweep) -> dict[str, tuple[str, str]]:
+    """Dotted key -> what was launched and what the file says now, where they differ."""
+    then, now = (_tree(s.tree, b.tree) for s, b in (folder.stored(), (sweep.file, sweep.base)))
+    keys = sorted(k for k in {*then, *now} if then.get(k) != now.get(k))
+    return {k: (_shown(then, k), _shown(now, k)) for k in keys}
+
+
+def may_grow(sweep: Sweep) -> bool:
+    """True if a launched sweep may be given more trials: nothing was chosen by their number."""
+    return sweep.whole is None and not sweep.is_private_selection and cap_of(sweep) is None
+
+
+def check_changes(folder: SweepFolder, sweep: Sweep, *, accepted: bool) -> None:
+    """Takes over changes that do no harm, if they were accepted.
+
+    Raises:
+        StateError: Showing what differs, and what to do about it.
+    """
+    found = changes(folder, sweep)
+    if not found:
+        return
+    listed = "; ".join(f"{key}: {then} -> {now}" for key, (then, now) in found.items())
+    launched = build_sweep(*folder.stored())
+    harmful = [key for key in found if not _is_harmless(key, launched, sweep)]
+    if harmful:
+        raise StateError(
+            f"{sweep.file.name}: is not what sweep {sweep.name!r} was launched with ({listed}). "
+            f"{', '.join(harmful)} cannot change under trials that have run: launch the file as a "
+            f"sweep of its own, which may begin from what this one found, with --set "
+            f"name={sweep.name}-2 --from {sweep.name}, or go on with what was launched: dpsweep "
+            f"resume {sweep.name}"
+        )
+    if not accepted:
+        grown = ""
+        if sweep.num_runs != launched.num_runs:
+            grown = (
+                " If trials have run, its privacy statement will say that the number of runs was "
+                "raised after results had been seen."
+            )
+        raise StateError(
+            f"{sweep.file.name}: is not what sweep {sweep.name!r} was launched with ({listed}). "
+            f"Take it over with --accept-changes, or go on with what was launched: dpsweep resume "
+            f"{sweep.name}.{grown}"
+        )
+    folder.accept(sweep.file, sweep.base)
+
+
+def _is_harmless(key: str, launched: Sweep, sweep: Sweep) -> bool:
+    section = key.split(".")[0]
+    if any(key.startswith(part) for part in _NUM_RUNS):
+        return may_grow(sweep) and not _runs_less(launched, sweep)
+    return section in _HARMLESS
+
+
+def _runs_less(launched: Sweep, sweep: Sweep) -> bool:
+    """True if something that was planned is dropped: results may have had a say in that."""
+    then, now = launched.config, sweep.config
+    if now.budget.trials < then.budget.trials:
+        return True
+    if then.confirm is None:
+        return False
+    return (
+        now.confirm is None
+        or now.confirm.top < then.confirm.top
+        or now.confirm.seeds < then.confirm.seeds
+        or now.confirm.each_method < then.confirm.each_method
+    )
+
+
+def _tree(sweep: Tree, base: Tree) -> Tree:
+    """Without the sweep's name, by which it was found, and with the base in place of its path."""
+    whole = {**sweep, "base": base}
+    whole.pop("name", None)
+    return flat(whole)
+
+
+def _shown(tree: Tree, key: str) -> str:
+    return shown(tree[key]) if key in tree else _MISSING

@@ -1,0 +1,80 @@
+"""How much disk a sweep will take, and whether it is there."""
+
+import os
+from pathlib import Path
+
+import torch
+
+from dpsweep.config.sweep import Sweep
+from dpsweep.config.trial import TrialConfig
+from dpsweep.core.disk import free_bytes, shown_bytes
+from dpsweep.core.errors import DiskFull
+from dpsweep.methods import build as build_method
+from dpsweep.models import build as build_model
+
+_ENTRY_BYTES = 64 * 1024
+"""A trial in study, spool and tracking, with some tens of reports."""
+
+_EMPTY_BYTES = 2 * 1024**2
+"""Study and tracking database before the first trial."""
+
+
+def weight_bytes(config: TrialConfig) -> int:
+    """Size of a trial's weights; nothing is computed or read."""
+    with torch.device("meta"):
+        model = build_model(config.model, config.data.spec, config.seed)
+    size = getattr(torch, config.train.dtype).itemsize
+    return sum(p.numel() for p in model.parameters()) * int(size)
+
+
+def checkpoint_bytes(config: TrialConfig) -> int:
+    """Size of a trial's resume state: iterates, filter, optimizer."""
+    return _copies(config) * weight_bytes(config)
+
+
+def disk_needed(sweep: Sweep, at_once: int) -> int:
+    """Bytes a sweep takes at most: every trial's weights, and the running ones' resume state.
+
+    Each of these is there twice for the moment in which it is replaced.
+
+    Args:
+        sweep: The sweep; the largest corner of its space counts.
+        at_once: Trials that run at a time.
+    """
+    largest = max(checkpoint_bytes(config) for config in _distinct(sweep))
+    weights = max(weight_bytes(config) for config in _distinct(sweep))
+    trials = sweep.config.budget.trials
+    running = 2 * min(at_once, trials) * largest
+    return running + trials * (weights + _ENTRY_BYTES) + _EMPTY_BYTES
+
+
+def check_space(sweep: Sweep, folder: Path, at_once: int | None = None) -> None:
+    """Raises DiskFull if `folder` has not the trial_dir that the sweep will take.
+
+    Args:
+        sweep: The sweep.
+        folder: Where it will live; need not exist.
+        at_once: Trials that run at a time; as many as this machine has CPUs for if None.
+    """
+    cores = (os.cpu_count() or 1) // sweep.config.resources.cpu
+    needed = disk_needed(sweep, max(1, cores) if at_once is None else at_once)
+    free = free_bytes(folder)
+    if free < needed:
+        raise DiskFull(
+            f"--state {folder}: the sweep takes up to {shown_bytes(needed)} there "
+            f"({sweep.config.budget.trials} trials), and {shown_bytes(free)} are free. Name a "
+            f"folder on another disk with --state FOLDER, free some space (dpsweep gc), or cut "
+            f"budget.trials"
+        )
+
+
+def _distinct(sweep: Sweep) -> list[TrialConfig]:
+    """Corners of the space that differ in what is stored."""
+    kinds = {(c.model.model_dump_json(), c.train.dtype, _copies(c)): c for c in sweep.corners()}
+    return list(kinds.values())
+
+
+def _copies(config: TrialConfig) -> int:
+    """Trees of the weights' size in a checkpoint, at most: iterates, filter, optimizer."""
+    trail = build_method(config.method).query.memory
+    return 2 + trail + 2 * (config.optimizer.name != "sgd")

@@ -1,0 +1,276 @@
+"""The driver's part in a sweep: what to run next, and what to make of what comes back.
+
+It knows neither Ray nor MLflow. tune/adapters.py calls it with Tune's events; it tells the
+study first, and then whoever watches. Watchers are told again after a crash.
+"""
+
+import logging
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any, Protocol
+
+from dpsweep.core.errors import ConfigError
+from dpsweep.core.types import Row
+from dpsweep.execution.failures import (
+    Limits,
+    cause_of_death,
+    memory_notes,
+    note_memory,
+    times_begun,
+)
+from dpsweep.execution.private_selection import SecretSearch
+from dpsweep.execution.resources import memory_share
+from dpsweep.execution.worker import Assignment
+from dpsweep.search.trial_record import Record
+from dpsweep.store.lease import Lease
+from dpsweep.store.state_dir import SweepFolder
+from dpsweep.store.study import Study, TrialEnd
+from dpsweep.training.schedule import trial_schedule
+from dpsweep.training.trial_dir import TrialDir
+
+log = logging.getLogger(__name__)
+
+_GRACE_SECONDS = 20.0
+"""How long trials may take to save their state when they are asked to pause."""
+
+WORKER_DEATHS = 3
+"""How many worker processes may die with a trial; of one more it has failed."""
+
+_ROUNDS = 4
+"""How often a trial is handed out whose workers die before they begin it."""
+
+_NEVER_BEGUN = (
+    "worker processes die before they begin a trial: a node cannot start any, perhaps for want of "
+    "disk or memory (its logs of Ray's tell). Take that node out, and resume: nothing is lost"
+)
+
+_DIED = "its worker process died again and again; the last time"
+
+
+_KILLED_FOR_MEMORY = "killed due to the node running low on memory"
+"""Said by Ray's memory monitor of a worker that it has chosen."""
+
+_BY_RAY = "on its node, where Ray ended the worker"
+
+
+class Watcher(Protocol):
+    """Someone who wants to know how the trials fare: the tracker, the display."""
+
+    def started(self, record: Record) -> None:
+        """A trial was given to a worker, for the first time or again."""
+
+    def reported(self, record: Record, row: Row) -> None:
+        """A trial reported `row`."""
+
+    def ended(self, record: Record) -> None:
+        """A trial is complete, pruned or failed."""
+
+
+class Driver:
+    """Asks, reports and tells for one sweep. Trials are known by the id Tune gives them."""
+
+    def __init__(
+        self,
+        study: Study | SecretSearch,
+        folder: SweepFolder,
+        lease: Lease,
+        watchers: list[Watcher],
+    ) -> None:
+        self._study, self._folder, self._lease, self._watchers = study, folder, lease, watchers
+        self._live: dict[str, int] = {}
+        self._pruned: set[str] = set()
+        self._alone: list[int] = []
+        self._runs_alone: str | None = None
+        self._begun: dict[str, int] = {}
+        self._rounds: Counter[int] = Counter()
+        self._to_adopt = study.running()
+        self._start = time.monotonic()
+        self._stopped_at: float | None = None
+        self.trouble: str | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Nothing: Tune writes its arguments to disk for a restore that we never ask for."""
+        return {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Driver":
+        """Itself, should Tune copy its arguments."""
+        return self
+
+    def num_left(self) -> int:
+        """Trials still to be run, interrupted ones included."""
+        waiting = len(self._to_adopt) + len(self._alone)
+        return waiting + self._study.num_to_ask() + self._study.num_to_confirm()
+
+    def stop(self) -> None:
+        """Starts nothing more, and asks the running trials to save their state and end."""
+        if not self.stopping:
+            self._stopped_at = time.monotonic()
+            if not self._lease.is_lost():  # another driver would obey
+                self._folder.stop_request.touch()
+
+    @property
+    def stopping(self) -> bool:
+        """True once somebody, or trouble, asked for the end."""
+        return self._stopped_at is not None
+
+    @property
+    def must_end(self) -> bool:
+        """True once trials that were asked to pause have done so, or have had their time."""
+        if self._stopped_at is None:
+            return False
+        return not self._live or time.monotonic() - self._stopped_at > _GRACE_SECONDS
+
+    @property
+    def is_waiting(self) -> bool:
+        """True while trials run: what is run next may follow from them, or be one of them again."""
+        return bool(self._live) and not self.stopping
+
+    def next(self, trial_id: str) -> Assignment | None:
+        """The trial to run as `trial_id`; None if there is none now. See `is_waiting`."""
+        self._lease.check()
+        record = self._next_record(trial_id)
+        if record is None:
+            return None
+        trial_dir = TrialDir(self._folder.trial_dir(record.number))
+        if not record.dispatched:
+            trial_dir.make_secret()
+            record = self._study.dispatch(record, void=trial_dir.is_void)
+        self._live[trial_id] = record.number
+        self._begun[trial_id] = times_begun(trial_dir.path)
+        for watcher in self._watchers:
+            watcher.started(record)
+        return {
+            "number": record.number,
+            "config": record.config.model_dump(mode="json"),
+            "schedule": trial_schedule(record.config).to_json(),
+            "trial_dir": str(trial_dir.path),
+            "pause": str(self._folder.stop_request),
+            "limits": self._limits(alone=trial_id == self._runs_alone).to_json(),
+        }
+
+    def result(self, trial_id: str, payload: dict[str, Any]) -> bool:
+        """Takes one message of a worker. True if the trial is to end now."""
+        self._lease.check()
+        number = self._live.get(trial_id)
+        row = payload.get("row")
+        if number is None or row is None or not self._study.report(number, row):
+            return False
+        record = self._study.record(number)
+        for watcher in self._watchers:
+            watcher.reported(record, row)
+        steps, _ = record.config.schedule
+        if row["step"] < steps and self._study.should_prune(number):
+            self._pruned.add(trial_id)
+            return True
+        return False
+
+    def died(self, trial_id: str, words: str) -> None:
+        """A worker process died, and Tune has `words` on it; another one may be given the trial."""
+        number = self._live.get(trial_id)
+        if number is not None and _KILLED_FOR_MEMORY in words:
+            note_memory(self._folder.trial_dir(number), _BY_RAY)
+
+    def ended(self, trial_id: str, payload: dict[str, Any] | None) -> None:
+        """The worker is through with a trial, or (payload None) died too often."""
+        self._lease.check()
+        number, begun_before = self._live.pop(trial_id, None), self._begun.pop(trial_id, 0)
+        if number is None:
+            return
+        if trial_id == self._runs_alone:
+            self._runs_alone = None
+        if payload and payload.get("end") == "memory" and not self.stopping:
+            self._again(number, payload.get("reason", ""))
+            return
+        trial_dir = TrialDir(self._folder.trial_dir(number))
+        begun = times_begun(trial_dir.path) - begun_before
+        its_fault = payload is not None or begun > WORKER_DEATHS
+        if not (its_fault or self.stopping or trial_id in self._pruned):
+            self._not_begun(number)
+            return
+        end, reason = self._verdict(trial_id, trial_dir.path, payload)
+        if end is None:  # it stays running in the study, and resume goes on with it
+            self.trouble = reason or self.trouble
+            self.stop()
+            return
+        record = self._study.tell(number, end, reason=reason)
+        trial_dir.forget()
+        for watcher in self._watchers:
+            watcher.ended(record)
+
+    def _verdict(
+        self, trial_id: str, trial_dir: Path, payload: dict[str, Any] | None
+    ) -> tuple[TrialEnd | None, str | None]:
+        """How a trial ended, and why if it failed; None if it did not end."""
+        if trial_id in self._pruned:
+            return "pruned", None
+        if payload is None:
+            died = f"{_DIED}: {cause_of_death(trial_dir)}"
+            return (None, None) if self.stopping else ("failed", died)
+        match payload.get("end"):
+            case "paused" | "halted":
+                return None, payload.get("reason")
+            case "memory":  # and the sweep stops: whoever resumes it runs the trial again
+                return None, None
+            case None:
+                return (None, None) if self.stopping else ("failed", "it ended without a result")
+            case end:
+                return end, payload.get("reason")
+
+    def _not_begun(self, number: int) -> None:
+        """Hands a trial out again whose workers died before they began it: no fault of its own.
+
+        If that was in vain too often the sweep stops, and `resume` goes on with the trial.
+        """
+        self._rounds[number] += 1
+        if self._rounds[number] < _ROUNDS:
+            self._to_adopt.append(number)
+        else:
+            self.trouble = _NEVER_BEGUN
+            self.stop()
+
+    def _again(self, number: int, reason: str) -> None:
+        """Notes that a trial is to be run once more, when no other runs."""
+        self._alone.append(number)
+        if not self._study.sweep.is_private_selection:
+            log.warning(
+                "trial %d: %s; it is run once more, alone and with half the examples at once",
+                number,
+                reason,
+            )
+
+    def _limits(self, *, alone: bool) -> Limits:
+        config = self._study.sweep.config
+        return Limits(
+            silence_seconds=config.budget.silence_seconds,
+            memory_bytes=config.resources.memory_bytes,
+            gpu_share=1.0 if alone else memory_share(config.resources),
+            alone=alone,
+        )
+
+    def _next_record(self, trial_id: str) -> Record | None:
+        if self.stopping or self._runs_alone:
+            return None
+        while self._to_adopt:
+            number = self._to_adopt.pop(0)
+            if not memory_notes(self._folder.trial_dir(number)):
+                return self._study.record(number)
+            self._alone.append(number)
+        while not self._is_late() and self._study.num_to_ask():
+            try:
+                return self._study.ask()
+            except ConfigError as e:
+                if (
+                    not self._study.sweep.is_private_selection
+                ):  # how often it is said tells their number
+                    log.warning("%s", e)
+        if self._alone and not self._live:
+            self._runs_alone = trial_id
+            return self._study.record(self._alone.pop(0))
+        unfinished = [*self._live.values(), *self._alone]
+        searching = [n for n in unfinished if self._study.record(n).confirms is None]
+        return None if searching else self._study.ask_to_confirm()
+
+    def _is_late(self) -> bool:
+        hours = self._study.sweep.config.budget.hours
+        return hours is not None and time.monotonic() - self._start >= 3600 * hours

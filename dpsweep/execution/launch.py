@@ -1,0 +1,304 @@
+"""Drives a sweep from its first trial, or from where the last driver left it, to its end."""
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import FrameType
+
+import ray
+from ray import tune
+from ray.exceptions import RayError
+from ray.tune import TuneError
+
+from dpsweep.config.sweep import Sweep
+from dpsweep.core.errors import DpSweepError, StateError, first_line
+from dpsweep.core.signals import heard_by
+from dpsweep.data.read import fingerprint
+from dpsweep.execution.changes import check_changes
+from dpsweep.execution.driver import WORKER_DEATHS, Driver, Watcher
+from dpsweep.execution.gpu_probe import decide_packing
+from dpsweep.execution.private_selection import SecretSearch, forget
+from dpsweep.execution.ray_tune import StopOnRequest, StudyScheduler, StudySearcher, trial_name
+from dpsweep.execution.resources import (
+    Has,
+    concurrency,
+    idle_gpu_warning,
+    store_packing,
+    stored_packing,
+    with_packing,
+)
+from dpsweep.execution.tracking import TrackingWatcher
+from dpsweep.execution.worker import run_trial
+from dpsweep.store.lease import Lease
+from dpsweep.store.owner import whoami
+from dpsweep.store.retention import BestWeights
+from dpsweep.store.state_dir import State, SweepFolder
+from dpsweep.store.storage import study_name
+from dpsweep.store.study import Study, open_study, stored_sweep
+from dpsweep.tracking.mlflow import MlflowSink
+from dpsweep.tracking.server import is_server, with_driver
+from dpsweep.tracking.tracker import Tracker
+from dpsweep.training.trial_dir import TrialDir
+
+_HASTY_SECONDS = 2.0
+"""For delivering results when something is wrong; what is left waits for the next time."""
+
+
+@dataclass
+class Session:
+    """A sweep that this process drives.
+
+    Attributes:
+        sweep: What is searched.
+        folder: Where it lives.
+        study: What is known of its trials.
+        tracker: Where its results go.
+        lease: What makes this process its only driver.
+        seconds: How long trials were run in this session.
+    """
+
+    sweep: Sweep
+    folder: SweepFolder
+    study: Study
+    tracker: Tracker
+    lease: Lease
+    seconds: float = 0.0
+
+    def prepare(self) -> list[str]:
+        """Decides on the connected cluster what `auto` means; what the user should know of that.
+
+        Called a second time, or for a finished sweep, it has nothing to do.
+
+        Raises:
+            ConfigError: If the cluster is too small for one trial.
+        """
+        if self.study.is_finished():
+            return []
+        nodes, resources = _nodes(), self.sweep.config.resources
+        if resources.gpu != "auto":
+            concurrency(resources, nodes)
+            words = idle_gpu_warning(resources, nodes)
+            return [words] if words else []
+        packing = stored_packing(self.folder.path)
+        if packing is None:
+            packing = decide_packing(self.sweep, nodes)
+            store_packing(self.folder.path, packing)
+        self.sweep = self.study.sweep = with_packing(self.sweep, packing)
+        concurrency(self.sweep.config.resources, nodes)
+        return [packing.words]
+
+    def run(self, watchers: list[Watcher]) -> bool:
+        """Runs what is left on the connected cluster. False if it was stopped before the end.
+
+        A finished sweep needs no cluster: what the tracker does not know is told again.
+
+        Raises:
+            StateError: If it had to stop, as on a full disk; nothing is lost, and it can go on.
+        """
+        tracking = TrackingWatcher(self.tracker, self.study, self.folder)
+        finished = self.study.is_finished()
+        if finished or not self.sweep.is_private_selection:  # when it began tells how long it is
+            tracking.reconcile()
+        self._tidy()
+        if finished:
+            forget(self.folder)  # a driver may have died between the winner and that
+            return True
+        self.prepare()
+        if self.sweep.is_private_selection:
+            return self._select(tracking)
+        keeper = BestWeights(self.study, self.folder, self.sweep.num_kept)
+        return self._drive(self.study, [tracking, keeper, *watchers])
+
+    def _select(self, tracking: TrackingWatcher) -> bool:
+        """Runs a private selection, of which nobody is told anything but who won in the end."""
+        search = SecretSearch(self.folder, self.sweep)
+        complete = self._drive(search, [])
+        if complete:
+            search.publish(self.study)
+            tracking.reconcile()
+        return complete
+
+    def _drive(self, study: Study | SecretSearch, watchers: list[Watcher]) -> bool:
+        driver = Driver(study, self.folder, self.lease, watchers)
+        begin = time.monotonic()
+        if driver.num_left():
+            with _stopped_by_signals(driver), _errors_of_ours(self.sweep.name):
+                _tuner(self.sweep, self.folder, driver).fit()
+        self.seconds += time.monotonic() - begin
+        self.lease.check()
+        self.folder.remove_leftovers()
+        if driver.trouble:
+            trouble = driver.trouble
+            if self.sweep.is_private_selection:  # a trial directory's number tells how far it is
+                trouble = "the disk is full; free some space, and resume"
+            raise StateError(f"sweep {self.sweep.name!r} stopped: {trouble}")
+        return not driver.stopping
+
+    def _tidy(self) -> None:
+        """Resume state of trials that are through: a driver may die before it deletes it."""
+        for record in self.study.records():
+            if record.state != "running" and self.folder.trial_dir(record.number).exists():
+                TrialDir(self.folder.trial_dir(record.number)).forget()
+
+
+@contextlib.contextmanager
+def new_session(
+    sweep: Sweep, state: State, tracking_uri: str | None, storage_uri: str | None = None
+) -> Iterator[Session]:
+    """A sweep that was never launched; its folder and study are made here.
+
+    Raises:
+        StateError: If the name is taken.
+        ConfigError: If the connected cluster is too small for one trial, or the data are not
+            those that the config declares.
+    """
+    concurrency(sweep.config.resources, _nodes())
+    data = _fingerprint(sweep)
+    folder, owner = state.sweep(sweep.name), whoami()
+    called = study_name(storage_uri, sweep.name, owner)
+    tracking_uri = with_driver(tracking_uri) if tracking_uri else None
+    folder.create(sweep.file, sweep.base, tracking_uri, storage_uri, called)
+    with folder.lease() as lease:
+        try:
+            study = Study.create(folder.storage_uri, sweep, folder.id, name=called, owner=owner)
+            if sweep.config.learn_from:
+                study.learn_from(open_study(sweep.config.learn_from, state))
+        except DpSweepError:
+            folder.remove()
+            raise
+        folder.check_data(data)
+        with _session(sweep, state, study, lease) as session:
+            yield session
+
+
+@contextlib.contextmanager
+def old_session(
+    name: str,
+    state: State,
+    storage_uri: str | None = None,
+    file: Sweep | None = None,
+    *,
+    accept: bool = False,
+    wait_seconds: float = 0.0,
+) -> Iterator[Session]:
+    """A sweep that was launched before, with the file it was launched with.
+
+    Args:
+        name: The sweep's.
+        state: Where it was launched.
+        storage_uri: Where its study is now, if not where it was; written down.
+        file: What its file says now, if it is to be compared.
+        accept: True to take over what changed there, where that does no harm.
+        wait_seconds: How long to wait for another driver.
+
+    Raises:
+        StateError: If there is none, or another process drives it.
+    """
+    folder = state.sweep(name)
+    folder.stored()
+    with folder.lease(wait_seconds=wait_seconds) as lease:
+        if file:
+            check_changes(folder, file, accepted=accept)
+        sweep = stored_sweep(name, state)
+        folder.check_data(_fingerprint(sweep))
+        uri = storage_uri or folder.storage_uri
+        study = Study.open(uri, sweep, folder.id, name=folder.study)
+        study.note_plan()
+        if storage_uri:
+            folder.move_storage(storage_uri)
+        with _session(sweep, state, study, lease) as session:
+            yield session
+
+
+@contextlib.contextmanager
+def _session(sweep: Sweep, state: State, study: Study, lease: Lease) -> Iterator[Session]:
+    folder = state.sweep(sweep.name)
+    uri = folder.tracking_uri
+    artifacts = None if uri and is_server(uri) else state.artifacts / sweep.name
+    sink = MlflowSink(uri or state.tracking_uri, sweep.name, folder.id, artifacts, folder.whose)
+    session = Session(sweep, folder, study, Tracker(folder.path, sink), lease)
+    try:
+        yield session
+    except BaseException:  # and if the lease is lost, the spool is another's
+        session.tracker.close(timeout=0.0 if lease.is_lost() else _HASTY_SECONDS)
+        raise
+    lease.check()
+    session.tracker.close()
+
+
+def _fingerprint(sweep: Sweep) -> str:
+    trial = sweep.written
+    return fingerprint(trial.data, trial.seed)
+
+
+def _nodes() -> list[Has]:
+    """What each node of the connected cluster hands out."""
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def _tuner(sweep: Sweep, folder: SweepFolder, driver: Driver) -> tune.Tuner:
+    resources = sweep.config.resources
+    takes: dict[str, float] = {"cpu": resources.cpu, "gpu": resources.num_gpus}
+    if resources.memory_bytes:
+        takes["memory"] = resources.memory_bytes
+    return tune.Tuner(
+        tune.with_resources(run_trial, takes),
+        tune_config=tune.TuneConfig(
+            search_alg=StudySearcher(driver),
+            scheduler=StudyScheduler(driver),
+            num_samples=-1,  # as many as the driver has; some run twice
+            max_concurrent_trials=concurrency(resources, _nodes()),
+            reuse_actors=True,
+            trial_name_creator=trial_name,
+            trial_dirname_creator=trial_name,
+        ),
+        run_config=tune.RunConfig(
+            name="ray",
+            storage_path=str(folder.path),
+            verbose=0,
+            stop=StopOnRequest(driver, folder.stop_request),
+            failure_config=tune.FailureConfig(max_failures=WORKER_DEATHS),
+        ),
+    )
+
+
+@contextlib.contextmanager
+def _errors_of_ours(name: str) -> Iterator[None]:
+    """Tune wraps what the driver raises in an error of its own, which has only the words of it.
+
+    Of a cluster that is gone it tells in many ways.
+    """
+    try:
+        yield
+    except RayError as e:
+        raise StateError(
+            f"sweep {name!r} stopped: its Ray cluster was lost ({first_line(e)}). Nothing "
+            f"that was reported is lost. When a cluster is up again: dpsweep resume {name}"
+        ) from e
+    except TuneError as e:
+        cause = e.__context__
+        if isinstance(cause, DpSweepError):
+            raise cause from cause.__cause__
+        raise
+
+
+@contextlib.contextmanager
+def _stopped_by_signals(driver: Driver) -> Iterator[None]:
+    """SIGTERM and the first Ctrl-C end the run in good order, a second Ctrl-C at once.
+
+    Only a process's main thread hears of signals; in another the run goes on to its end.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if driver.stopping and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        driver.stop()
+
+    with heard_by(ask):
+        yield

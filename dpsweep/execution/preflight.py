@@ -1,0 +1,238 @@
+"""Everything that can be found wrong before a sweep begins, and what it will cost."""
+
+import math
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import mean
+from typing import TypeVar
+
+import torch
+from sqlalchemy.engine import make_url
+
+from dpsweep.config.sweep import Sweep
+from dpsweep.config.trial import TrialConfig
+from dpsweep.core.errors import ConfigError
+from dpsweep.core.seeds import Secret
+from dpsweep.execution.disk_use import check_space, disk_needed
+from dpsweep.search.charge import runs_statement
+from dpsweep.store.filesystem import check_local
+from dpsweep.store.owner import whoami
+from dpsweep.store.state_dir import State
+from dpsweep.store.storage import check_storage
+from dpsweep.tracking.access import PASSWORDS
+from dpsweep.tracking.mlflow import check_reachable
+from dpsweep.tracking.server import is_server, refuse_password, with_driver, without_password
+from dpsweep.training.assemble import assemble, initial
+from dpsweep.training.budget import budget
+from dpsweep.training.evaluate import evaluate
+from dpsweep.training.malloc import keep_freed_memory
+from dpsweep.training.statement import statement_of_trial
+from dpsweep.training.step import Progress, Step
+
+T = TypeVar("T")
+
+_PROBES, _MOST_PROBES, _PROBE_STEPS = 4, 8, 5
+
+_REPORT_SECONDS = 0.03
+"""A checkpoint written, and a row on its way through Ray to study and spool."""
+
+
+def check_services(
+    sweep: Sweep, state: State, tracking_uri: str | None, storage_uri: str | None = None
+) -> None:
+    """Raises if the state cannot be written or has no space, the name is taken or a server away."""
+    refuse_password("--tracking-uri", tracking_uri, PASSWORDS)
+    state.check_writable()
+    if state.sweep(sweep.name).path.exists():
+        raise state.sweep(sweep.name).taken()
+    check_files(state, tracking_uri, storage_uri)
+    _check_apart(tracking_uri, storage_uri)
+    check_space(sweep, state.root)
+    if storage_uri:
+        check_storage(storage_uri, sweep.name, whoami())
+    if tracking_uri:
+        check_reachable(tracking_uri)
+
+
+def check_files(state: State, tracking_uri: str | None, storage_uri: str | None) -> None:
+    """Raises StateError if a SQLite file that is to be used lies where machines share it."""
+    local = "Name a folder on a disk of this machine with --state FOLDER, or a server with"
+    server = "--storage postgresql://USER@HOST/DATABASE"
+    _check_file(storage_uri or state.storage_uri, "the study", f"{local} {server}")
+    server = "--tracking-uri http://HOST:5000"
+    _check_file(tracking_uri or state.tracking_uri, "tracking", f"{local} {server}")
+
+
+def _check_file(uri: str, what: str, remedy: str) -> None:
+    if uri.startswith("sqlite:///"):
+        check_local(Path(uri.removeprefix("sqlite:///")).absolute(), what, remedy)
+
+
+def _check_apart(tracking_uri: str | None, storage_uri: str | None) -> None:
+    """Raises ConfigError if both are one database.
+
+    Optuna and MLflow each note the version of their tables in one called alembic_version, and
+    would take the other's for a version of their own.
+    """
+    if not tracking_uri or not storage_uri or is_server(tracking_uri):
+        return
+    tracking, storage = make_url(with_driver(tracking_uri)), make_url(with_driver(storage_uri))
+    if (tracking.host, tracking.port, tracking.database) == (
+        storage.host,
+        storage.port,
+        storage.database,
+    ):
+        raise ConfigError(
+            f"--tracking-uri {without_password(tracking_uri)}: is the study's database as well "
+            f"(--storage), and MLflow needs one of its own. Make it with: createdb mlflow"
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a sweep will do.
+
+    Attributes:
+        trials: How many.
+        repeats: Runs that confirm the best of them.
+        at_once: How many fit this machine.
+        noise: Smallest and largest noise multiplier over the space.
+        steps: Fewest and most steps of a trial.
+        delta: Failure probability.
+        trial_words: The promise of one trial.
+        search_words: The promise of the whole search.
+        seconds: Time the trials will take here, from probes of a few steps.
+        disk_bytes: Weights of all trials and resume state of the running ones, at most.
+        share: Share of random points of the space that meet the conditions of `where`.
+        epsilons: Budgets that trials have in turn; one, or None where the noise is given.
+        stop_words: What early stopping costs; empty without.
+    """
+
+    trials: int
+    repeats: int
+    at_once: int
+    noise: tuple[float, float]
+    steps: tuple[int, int]
+    delta: float
+    trial_words: str
+    search_words: str
+    seconds: float
+    disk_bytes: int
+    share: float
+    epsilons: tuple[float | None, ...]
+    stop_words: str
+
+
+def plan(sweep: Sweep, at_once: int) -> Plan:
+    """Calibrates the noise over the space, and times a few steps of some of its trials."""
+    trials = sweep.config.budget.trials
+    configs = [*filter(sweep.admits, sweep.corners()), *sweep.samples(8)]
+    budgets = [budget(config) for config in configs]
+    num = min(len(configs), max(_PROBES, min(at_once, _MOST_PROBES)))
+    startup, probes = _probed(configs[-num:], sweep.config.resources.cpu, at_once)
+    runs = [b.run for b in budgets]
+    repeats = sweep.num_runs - trials
+    planned = [runs[i % len(runs)] for i in range(sweep.num_runs)]
+    return Plan(
+        trials=trials,
+        repeats=repeats,
+        at_once=at_once,
+        noise=(min(r.noise_multiplier for r in runs), max(r.noise_multiplier for r in runs)),
+        steps=(min(r.steps for r in runs), max(r.steps for r in runs)),
+        delta=budgets[0].delta,
+        trial_words=statement_of_trial(configs[0], budgets[0].epsilon, runs[0].noise_multiplier),
+        search_words=runs_statement(sweep, planned, confirming=repeats),
+        seconds=startup
+        + mean(p.trial for p in probes) * (trials * _share_run(sweep) + repeats) / at_once,
+        disk_bytes=disk_needed(sweep, at_once),
+        share=sweep.share(),
+        epsilons=sweep.epsilons,
+        stop_words=sweep.config.pruner.words,
+    )
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What a trial will take, from a few of its steps.
+
+    Attributes:
+        entered: When its process had started and imported everything, in seconds since 1970.
+        first: Seconds of what only a process's first trial does.
+        trial: Seconds of a whole trial of this config.
+    """
+
+    entered: float
+    first: float
+    trial: float
+
+
+def _probed(configs: list[TrialConfig], threads: int, at_once: int) -> tuple[float, list[Probe]]:
+    """Seconds until a worker is ready, and the probes, as many at once as there will be trials."""
+    start = time.time()
+    workers = min(at_once, len(configs), _MOST_PROBES)
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        probes = list(pool.map(_probe, configs, [threads] * len(configs)))
+    return min(p.entered for p in probes) - start + max(p.first for p in probes), probes
+
+
+def _probe(config: TrialConfig, threads: int) -> Probe:
+    """Begins the trial, and times its parts; nothing trained is kept or shown."""
+    entered = time.time()
+    torch.set_num_threads(config.train.threads or threads)
+    keep_freed_memory()
+    _, first = _timed(lambda: _begin(config))
+    (step, progress), again = _timed(lambda: _begin(config))
+    _, steps = _timed(partial(_take, step, progress))
+    model, data = step.engine.model, step.data
+    _, evaluation = _timed(lambda: evaluate(model, progress.params, data, step.dtype))
+    reports = max(1, math.ceil(config.train.epochs / config.train.evaluate_every))
+    return Probe(
+        entered=entered,
+        first=max(0.0, first - again),
+        trial=again
+        + step.budget.run.steps * steps / _PROBE_STEPS
+        + reports * (evaluation + _REPORT_SECONDS),
+    )
+
+
+def _begin(config: TrialConfig) -> tuple[Step, Progress]:
+    """The trial after its first step, in which kernels are chosen."""
+    step = assemble(config, Secret.draw(), torch.device("cpu"))
+    progress = step.start(initial(step))
+    step(progress)
+    return step, progress
+
+
+def _take(step: Step, progress: Progress) -> None:
+    for _ in range(_PROBE_STEPS):
+        step(progress)
+
+
+def _share_run(sweep: Sweep) -> float:
+    """Share of all trials' steps that early stopping leaves, by rules of thumb.
+
+    A median leaves most trials of a search that learns: a quarter of those after the random ones
+    end soon after the warm-up. Successive halving leaves one in `reduction` at each rung.
+    """
+    pruner, epochs = sweep.config.pruner, sweep.reference_trial.train.epochs
+    warm = min(1.0, pruner.warmup_epochs / epochs)
+    if pruner.name == "median":
+        trials = sweep.config.budget.trials
+        later = max(0, trials - sweep.config.sampler.startup_trials) / trials
+        return 1 - 0.25 * later * (1 - warm)
+    share, alive, rung = 0.0, 1.0, 0.0
+    while pruner.name == "successive_halving" and warm < 1:
+        share += alive * (warm - rung)
+        alive, rung, warm = alive / pruner.reduction, warm, min(1.0, warm * pruner.reduction)
+    return share + alive * (1 - rung)
+
+
+def _timed(what: Callable[[], T]) -> tuple[T, float]:
+    start = time.perf_counter()
+    found = what()
+    return found, time.perf_counter() - start

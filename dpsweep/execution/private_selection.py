@@ -1,0 +1,218 @@
+"""A search by private selection: its trials are nobody's to see, but for the one that wins.
+
+What is charged is a geometric number of like, random trials of which the best alone is released
+(privacy/selection.py). So how many there are is drawn in secret, and so is the key that their
+configs are drawn by; a trial that ends is compared with the best so far, and one of the two is
+deleted. Nothing reaches the study, the tracker or the screen before the end, and then the winner
+does, as trial 0. How long the search took can still be seen by whoever watches the machine.
+"""
+
+import json
+import math
+import random
+import shutil
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from dpsweep.config.space.points import RandomDraw
+from dpsweep.config.sweep import Sweep
+from dpsweep.config.trial import TrialConfig
+from dpsweep.core.disk import forget_whole, write_whole
+from dpsweep.core.errors import ConfigError
+from dpsweep.core.seeds import Secret
+from dpsweep.core.types import Row
+from dpsweep.privacy.selection import num_trials
+from dpsweep.search.charge import check_within, ledger_entry
+from dpsweep.search.objectives import goal_values
+from dpsweep.search.trial_record import Record
+from dpsweep.store.state_dir import SweepFolder
+from dpsweep.store.study import Study, TrialEnd
+from dpsweep.training.trial_dir import TrialDir
+
+_FILE = "selection.json"
+_MOST_DRAWS = 10_000
+
+
+@dataclass
+class _Ledger:
+    """What a driver that takes over has to know; on disk, for its owner alone.
+
+    Attributes:
+        length: Trials in all.
+        key: What their configs follow from, in hex.
+        asked: Trials that were begun.
+        running: Those that did not end yet.
+        dispatched: Those whose secret was drawn, by number; True where it is a test's.
+        winner: The best so far.
+        cost: Its objective, small being good.
+    """
+
+    length: int
+    key: str
+    asked: int = 0
+    running: list[int] = field(default_factory=list)
+    dispatched: dict[str, bool] = field(default_factory=dict)
+    winner: int | None = None
+    cost: float = math.inf
+
+
+class SecretSearch:
+    """Stands where the study would, for a driver that runs a private selection."""
+
+    def __init__(self, folder: SweepFolder, sweep: Sweep) -> None:
+        self.sweep, self._folder = sweep, folder
+        self._place = folder.path / _FILE
+        self._drawn: dict[int, tuple[TrialConfig, dict[str, Any]]] = {}
+        if self._place.exists():
+            self._ledger = _Ledger(**json.loads(self._place.read_text()))
+        else:
+            length = num_trials(sweep.num_runs, Secret.draw().stream(0, "sample"))
+            self._ledger = _Ledger(length, Secret.draw().key.hex())
+            self._save()
+        self._delete_losers()
+
+    def running(self) -> list[int]:
+        """Trials that were begun and have not ended."""
+        return list(self._ledger.running)
+
+    def num_to_ask(self) -> int:
+        """Trials still to begin."""
+        return self._ledger.length - self._ledger.asked
+
+    def num_to_confirm(self) -> int:
+        """None: repeats would tell more than the winner."""
+        return 0
+
+    def ask_to_confirm(self) -> None:
+        """None is left."""
+
+    def ask(self) -> Record:
+        """The next trial.
+
+        Raises:
+            ConfigError: If no point that the sweep admits was found for it; it is spent.
+        """
+        number = self._ledger.asked
+        self._ledger.asked += 1
+        try:
+            record = self.record(number)
+            self._ledger.running.append(number)
+        finally:
+            self._save()
+        return record
+
+    def record(self, number: int) -> Record:
+        """A trial as the driver has to know it: its config, and nothing of how it does."""
+        config, hyperparams = self._config(number)
+        void = self._ledger.dispatched.get(str(number))
+        return Record(
+            number=number,
+            state="running",
+            config=config,
+            hyperparams=hyperparams,
+            row=None,
+            value=None,
+            reason=None,
+            void=bool(void),
+            dispatched=void is not None,
+        )
+
+    def dispatch(self, record: Record, *, void: bool) -> Record:
+        """Notes that the trial's secret exists."""
+        self._ledger.dispatched[str(record.number)] = void
+        self._save()
+        return replace(record, void=void, dispatched=True)
+
+    def report(self, number: int, row: Row) -> bool:
+        """False: how a trial does is kept in its directory."""
+        return False
+
+    def should_prune(self, number: int) -> bool:
+        """False: all trials are alike."""
+        return False
+
+    def tell(self, number: int, end: TrialEnd, *, reason: str | None = None) -> Record:
+        """Compares a trial that ended with the best so far, and deletes the lesser of the two."""
+        record, ledger = self.record(number), self._ledger
+        if number in ledger.running:
+            ledger.running.remove(number)
+            rows = TrialDir(self._folder.trial_dir(number)).rows() if end == "complete" else []
+            cost = self._cost(record.config, rows[-1]) if rows else math.inf
+            best = math.inf if ledger.winner is None else ledger.winner
+            if (cost, number) < (ledger.cost, best) and cost < math.inf:  # ties: of like trials,
+                ledger.winner, ledger.cost = number, cost  # the first is as random as any
+            self._save()
+        self._delete_losers()
+        return replace(record, state=end)
+
+    def publish(self, study: Study) -> None:
+        """Tells the study who won, as its one trial, and forgets how it came about."""
+        winner, first = self._ledger.winner, self._folder.trial_dir(0)
+        if any(self._ledger.dispatched.values()):
+            study.note_void()
+        if study.num_asked() == 0 and winner is None:
+            study.add_failed()
+        elif study.num_asked() == 0 and winner is not None:
+            if (trial_dir := self._trial_dir_of(winner)) != first:
+                shutil.rmtree(first, ignore_errors=True)
+                trial_dir.rename(first)
+            found = TrialDir(first)
+            found.forget()  # its driver may have died before it did
+            rows = [row | {"seconds": 0.0} for row in found.rows()]  # they tell of secret batches
+            found.save_rows(rows)
+            study.add_winner(
+                replace(self.record(winner), row=rows[-1]), ledger_entry(self._config(winner)[0])
+            )
+        forget(self._folder)
+
+    def _cost(self, config: TrialConfig, row: Row) -> float:
+        objective = self.sweep.config.objective
+        values = goal_values(objective, row, config)
+        if values is None:
+            return math.inf
+        return objective.sign * values[0]
+
+    def _config(self, number: int) -> tuple[TrialConfig, dict[str, Any]]:
+        """A random point of the space among those that the sweep admits; the same each time."""
+        if number not in self._drawn:
+            rng = random.Random(f"{self._ledger.key}/{number}")
+            draws = (self._admitted(RandomDraw(rng)) for _ in range(_MOST_DRAWS))
+            found = next(filter(None, draws), None)
+            if found is None:
+                raise ConfigError(
+                    f"search: none of {_MOST_DRAWS} random points is a valid trial that meets "
+                    f"every condition. Loosen `where`, or narrow the ranges"
+                )
+            self._drawn[number] = found
+        return self._drawn[number]
+
+    def _admitted(self, draw: RandomDraw) -> tuple[TrialConfig, dict[str, Any]] | None:
+        try:
+            tree, hyperparams = self.sweep.space.draw(self.sweep.base.tree, draw)
+            config = self.sweep.trial(tree)
+            check_within(self.sweep, config)
+        except ConfigError:
+            return None
+        return (config, hyperparams) if self.sweep.admits(config) else None
+
+    def _delete_losers(self) -> None:
+        kept = {self._folder.trial_dir(number) for number in self._ledger.running}
+        if self._ledger.winner is not None:
+            kept.add(self._trial_dir_of(self._ledger.winner))
+        for trial_dir in (self._folder.path / "trials").iterdir():
+            if trial_dir not in kept:
+                shutil.rmtree(trial_dir)
+
+    def _trial_dir_of(self, winner: int) -> Path:
+        """Its own or, if its driver died after that was moved, that of trial 0."""
+        trial_dir = self._folder.trial_dir(winner)
+        return trial_dir if trial_dir.exists() else self._folder.trial_dir(0)
+
+    def _save(self) -> None:
+        write_whole(self._place, json.dumps(asdict(self._ledger)).encode())
+
+
+def forget(folder: SweepFolder) -> None:
+    """Deletes what only an unfinished selection needs: how long it is, and what it draws by."""
+    forget_whole(folder.path / _FILE)

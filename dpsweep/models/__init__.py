@@ -1,0 +1,51 @@
+"""The table of models. None mixes examples (no batch norm), so each answers for itself."""
+
+from typing import Annotated, get_args
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from dpsweep.core.seeds import public_seed
+from dpsweep.data.datasets import Spec
+from dpsweep.models import cnn, lenet, mlp, own, resnet, spectral, vit, wrn
+from dpsweep.models.parts import Model
+from dpsweep.models.transfer import transferred
+
+ModelConfig = Annotated[
+    cnn.CnnSmall
+    | cnn.CnnPapernot
+    | cnn.Cnn5
+    | lenet.LeNet5
+    | mlp.Linear
+    | mlp.Mlp4
+    | mlp.Mlp4Circulant
+    | spectral.Model2
+    | spectral.Model3
+    | wrn.Wrn16
+    | wrn.Wrn28
+    | wrn.Wrn40
+    | resnet.ResNet18
+    | vit.VitSmall
+    | own.Torchvision
+    | own.Timm
+    | own.Own,
+    Field(discriminator="name"),
+]
+"""Any model, told apart by `name`."""
+
+MODELS: dict[str, type[Model]] = {
+    kind.model_fields["name"].default: kind for kind in get_args(get_args(ModelConfig)[0])
+}
+"""The same by name."""
+
+
+def build(config: Model, spec: Spec, seed: int) -> nn.Module:
+    """The model with torch's own initial weights, drawn from the public seed, or its file's.
+
+    Raises:
+        ValueError: If it does not fit the data; a Misfit names the key to change.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(public_seed(seed, "weights"))
+        return transferred(config.build(spec.shape, spec.num_classes), config)

@@ -1,0 +1,110 @@
+"""Plain convolutional networks with tanh, which suits clipped gradients better than ReLU.
+
+Papernot et al. 2021, arXiv:2007.14191, show why bounded activations help under DP.
+"""
+
+from typing import Literal
+
+from pydantic import Field
+from torch import nn
+
+from dpsweep.models.parts import Model, Shape, linear, refuse_smaller
+
+_LEAST = 14
+
+
+class CnnSmall(Model):
+    """Two convolutions and a linear layer, for small images and quick sweeps."""
+
+    name: Literal["cnn_small"] = "cnn_small"
+
+    width: int = Field(default=16, gt=0)
+    """Channels of the first convolution; the second has twice as many."""
+
+    block: int | None = Field(default=None, gt=0)
+    """Block size of a circulant head, which the spectral methods need; linear if missing. Must
+    divide the number of classes and that of the features, 2 * width * pixels / 16."""
+
+    def build(self, shape: Shape, num_classes: int) -> nn.Module:
+        """Images of `shape` (C, H, W), sides at least 4 -> logits, shape (B, num_classes)."""
+        refuse_smaller(shape, halvings=2)
+        channels, height, width = shape
+        features = 2 * self.width * (height // 4) * (width // 4)
+        return nn.Sequential(
+            nn.Conv2d(channels, self.width, 3, padding=1),
+            nn.Tanh(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(self.width, 2 * self.width, 3, padding=1),
+            nn.Tanh(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            linear(features, num_classes, self.block),
+        )
+
+
+class CnnPapernot(Model):
+    """The MNIST network of Papernot et al. 2021 (and of Tramer and Boneh): 26,010 weights.
+
+    Two convolutions with tanh and overlapping maxima, and two linear layers.
+    """
+
+    name: Literal["cnn_papernot"] = "cnn_papernot"
+
+    block: int | None = Field(default=None, gt=0)
+    """Block size of the first linear layer, made circulant with the head; both are dense if
+    missing. (The spectral methods do not take its convolutions, of stride 2.) Must divide 32 and
+    the number of features, 512 on MNIST."""
+
+    head_block: int = Field(default=2, gt=0)
+    """Block size of the last layer, used with `block` only. Must divide 32 and the number of
+    classes."""
+
+    def build(self, shape: Shape, num_classes: int) -> nn.Module:
+        """Images of `shape` (C, H, W), sides at least 14 -> logits, shape (B, num_classes)."""
+        channels, height, width = shape
+        if min(height, width) < _LEAST:
+            raise ValueError(
+                f"its second convolution takes images of at least {_LEAST} x {_LEAST} pixels, got "
+                f"{height} x {width}. Choose another model or data set"
+            )
+        features = 32 * ((height // 2 - 5) // 2) * ((width // 2 - 5) // 2)
+        return nn.Sequential(
+            nn.Conv2d(channels, 16, 8, stride=2, padding=3),
+            nn.Tanh(),
+            nn.MaxPool2d(2, stride=1),
+            nn.Conv2d(16, 32, 4, stride=2),
+            nn.Tanh(),
+            nn.MaxPool2d(2, stride=1),
+            nn.Flatten(),
+            linear(features, 32, self.block),
+            nn.Tanh(),
+            linear(32, num_classes, self.block and self.head_block, key="head_block"),
+        )
+
+
+class Cnn5(Model):
+    """Five convolutions with group norm: the CNN5 of the DiSK and FFTKF papers (412k weights)."""
+
+    name: Literal["cnn5"] = "cnn5"
+
+    def build(self, shape: Shape, num_classes: int) -> nn.Module:
+        """Images of `shape` (C, H, W) -> logits, shape (B, num_classes)."""
+        layers: list[nn.Module] = []
+        channels = shape[0]
+        for width in (32, 64, 128):
+            layers += [
+                nn.Conv2d(channels, width, 3, padding=1),
+                nn.Tanh(),
+                nn.MaxPool2d(2),
+                nn.GroupNorm(16, width),
+            ]
+            channels = width
+        return nn.Sequential(
+            *layers,
+            nn.Conv2d(channels, 256, 3, padding=1),
+            nn.Tanh(),
+            nn.GroupNorm(16, 256),
+            nn.Conv2d(256, num_classes, 3, padding=1),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+        )

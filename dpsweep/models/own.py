@@ -1,0 +1,251 @@
+"""Models that are not ours: a function of the user's, or one of torchvision's or timm's by name.
+
+Batch norm mixes examples, dropout draws what no seed governs, and in-place layers hide what
+engines must see; `made_private` replaces them. Whatever else is wrong with a model is found by
+the engine's own checks (privacy/engine/doubt.py) before the first step.
+"""
+
+import importlib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
+from torch.nn.modules.dropout import _DropoutNd
+
+from dpsweep.core.errors import Misfit
+from dpsweep.models.parts import Model, Shape, divisor
+from dpsweep.privacy.engine import refuse_mixing
+
+_MOST_GROUPS, _CHANNELS_OF_A_GROUP = 32, 4
+_LEAVES_OUT = ("StochasticDepth", "DropPath", "DropBlock2d", "DropBlock3d", "PatchDropout")
+
+
+class Own(Model):
+    """A function of yours, in a module that Python finds. Naming it runs that code."""
+
+    name: Literal["own"] = "own"
+
+    function: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    """MODULE:FUNCTION. It is called with shape (channels, height, width) and num_classes, and the
+    `arguments`, and returns an nn.Module: images (B, C, H, W) -> logits (B, num_classes)."""
+
+    folder: str | None = None
+    """Where the module lies, if it is not installed. Relative to where you run."""
+
+    arguments: dict[str, int | float | bool | str] = Field(default_factory=dict)
+    """More arguments, by name."""
+
+    def build(self, shape: Shape, num_classes: int) -> nn.Module:
+        """Images of `shape` (C, H, W) -> logits, shape (B, num_classes)."""
+        module, _, function = self.function.partition(":")
+        with found_in(self.folder), _told(f"function: {self.function}"), torch.device("cpu"):
+            make = getattr(importlib.import_module(module), function)
+            model = make(shape=shape, num_classes=num_classes, **self.arguments)
+        if not isinstance(model, nn.Module):
+            raise Misfit(
+                "function", f"{self.function} returned a {type(model).__name__}, not an nn.Module"
+            )
+        return _fitting(model, shape, num_classes)
+
+
+class _Named(Model):
+    """A model of a package, by the name it has there."""
+
+    model: str
+    """Its name in the package, such as resnet18."""
+
+    def build(self, shape: Shape, num_classes: int) -> nn.Module:
+        """Images of `shape` (C, H, W) -> logits, shape (B, num_classes)."""
+        with _told(f"model: {self.model}"), torch.device("cpu"):
+            model = self._made(shape, num_classes)
+        return _fitting(made_private(model, keep_statistics=bool(self.weights)), shape, num_classes)
+
+    def _made(self, shape: Shape, num_classes: int) -> nn.Module:
+        raise NotImplementedError
+
+
+class Torchvision(_Named):
+    """Any classifier of torchvision's, with group norm for batch norm and without dropout."""
+
+    name: Literal["torchvision"] = "torchvision"
+
+    def _made(self, shape: Shape, num_classes: int) -> nn.Module:
+        models = importlib.import_module("torchvision.models")  # takes over a second
+        sized = {"image_size": shape[1]} if self.model.startswith("vit_") else {}
+        made: nn.Module = models.get_model(
+            self.model, weights=None, num_classes=num_classes, **sized
+        )
+        return made
+
+
+class Timm(_Named):
+    """Any of timm's, where that package is installed; as Torchvision does it."""
+
+    name: Literal["timm"] = "timm"
+
+    def _made(self, shape: Shape, num_classes: int) -> nn.Module:
+        if find_spec("timm") is None:
+            raise Misfit("name", "timm is not installed here. Add it with: pip install timm")
+        make = importlib.import_module("timm").create_model
+        made: nn.Module = make(
+            self.model, pretrained=False, num_classes=num_classes, in_chans=shape[0]
+        )
+        return made
+
+
+class FixedNorm(nn.Module):
+    """Batch norm whose mean and variance are constants, so that no example hears of another."""
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, norm: _BatchNorm) -> None:
+        super().__init__()
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        self.eps = norm.eps
+        self.register_buffer("running_mean", norm.running_mean)
+        self.register_buffer("running_var", norm.running_var)
+        self.weight, self.bias = norm.weight, norm.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, ...) -> the same shape."""
+        return nn.functional.batch_norm(
+            x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
+        )
+
+
+def made_private(model: nn.Module, *, keep_statistics: bool = False) -> nn.Module:
+    """`model` with its batch norms, dropouts and in-place layers replaced, where that can be.
+
+    Args:
+        model: Changed.
+        keep_statistics: True if public weights are loaded into it: batch norms keep the means and
+            variances that come with those. Otherwise they become group norms.
+
+    Raises:
+        Misfit: If a batch norm has no size, or no statistics to keep.
+    """
+    for name, layer in list(model.named_modules()):
+        for own, child in list(layer.named_children()):
+            if isinstance(child, _BatchNorm):
+                place = f"{name}.{own}" if name else own
+                setattr(layer, own, _instead(place, child, keep_statistics))
+        if isinstance(layer, _DropoutNd) or type(layer).__name__ in _LEAVES_OUT:
+            _without_chance(layer)
+        if isinstance(getattr(layer, "dropout", None), float):
+            layer.dropout = 0.0
+        if getattr(layer, "inplace", False) is True:
+            layer.inplace = False
+    return model
+
+
+def _instead(place: str, norm: _BatchNorm, keep_statistics: bool) -> nn.Module:
+    if isinstance(norm, _LazyNormBase) or not norm.num_features:
+        raise Misfit(
+            "model",
+            f"layer {place!r} is a {type(norm).__name__} whose size is not known yet: it cannot be "
+            f"replaced by a group norm. Give it its number of channels",
+        )
+    if keep_statistics:
+        if norm.running_mean is None:
+            raise Misfit(
+                "model", f"batch norm {place!r} keeps no statistics that weights could bring"
+            )
+        return FixedNorm(norm)
+    most = min(_MOST_GROUPS, max(1, norm.num_features // _CHANNELS_OF_A_GROUP))
+    groups = divisor(most, norm.num_features)
+    return nn.GroupNorm(groups, norm.num_features, norm.eps, affine=norm.affine)
+
+
+def _without_chance(layer: nn.Module) -> None:
+    for key in ("p", "drop_prob", "prob"):
+        if isinstance(getattr(layer, key, None), float):
+            setattr(layer, key, 0.0)
+
+
+def _fitting(model: nn.Module, shape: Shape, num_classes: int) -> nn.Module:
+    """`model`, if it takes an image of `shape` and gives a number for each class.
+
+    Raises:
+        ValueError: Saying both sizes.
+    """
+    channels, height, width = shape
+    images = f"images of {channels} x {height} x {width} (channels, height, width)"
+    first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
+    if first is not None and first.in_channels != channels:
+        raise ValueError(
+            f"its first convolution takes {first.in_channels} channels, and the data have {images}"
+        )
+    refuse_mixing(model)
+    like = next(model.parameters(), None)
+    if like is None:
+        raise ValueError("it has no parameters to train")
+    try:
+        with torch.no_grad(), torch.device("cpu"):
+            logits = model(torch.zeros(1, *shape, dtype=like.dtype))
+    except Exception as e:
+        raise ValueError(
+            f"it does not take {images}, the data's: {type(e).__name__}: {_first_line(e)}"
+        ) from e
+    if not isinstance(logits, Tensor):
+        raise ValueError(f"it returns a {type(logits).__name__}, not one tensor of logits")
+    if logits.shape != (1, num_classes):
+        raise ValueError(
+            f"it gives {tuple(logits.shape[1:])} numbers for an image, and the data have "
+            f"{num_classes} classes"
+        )
+    return model
+
+
+@contextmanager
+def found_in(folder: str | None) -> Iterator[None]:
+    """Lets Python find modules in `folder`, first of all."""
+    if folder is None:
+        yield
+        return
+    place = str(Path(folder).expanduser().absolute())
+    sys.path.insert(0, place)
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path.remove(place)
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """What goes wrong in somebody else's code, as a mistake in that key.
+
+    No private example is read while a model is built, so its message can be shown.
+    """
+    key = what.partition(":")[0]
+    try:
+        yield
+    except Misfit:
+        raise
+    except Exception as e:
+        raise Misfit(key, f"{what}: {type(e).__name__}: {_first_line(e)}") from e
+
+
+def _first_line(e: Exception) -> str:
+    return next(iter(str(e).strip().splitlines()), "no message")[:300].rstrip(".")
+
+
+def code_that_runs(config: Any) -> str | None:
+    """Says aloud that a model is code of the user's; None for all others."""
+    if not isinstance(config, Own):
+        return None
+    where = config.folder or "Python's own path"
+    return (
+        f"model.function: {config.function} (from {where}) is your code, and runs with all your "
+        f"rights here and on every worker; its weights answer to clipping and noise like any "
+        f"others, what else it does is not looked at"
+    )

@@ -1,0 +1,211 @@
+"""Methods and sweeps side by side: what each came to, and whether a difference is noise.
+
+What is compared are groups: the trials of one sweep with one method at one epsilon. A group stands
+for its best config, and that one for its repeats (`confirm`): the best of many noisy trials is
+lucky, and nothing is tested on it. Words and tables are side_by_side.py's.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dpsweep.core.errors import ConfigError, unknown
+from dpsweep.results.groups import PrivacyTarget, TrialGroup
+from dpsweep.results.significance import Gap, gap_between, holm
+
+_COMMON_KEYS = ("optimizer.lr", "train.batch_size", "train.epochs", "privacy.clip_norm")
+"""What any method can be searched over: an even comparison searches the same of them for all."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One group against the reference of its epsilon.
+
+    Attributes:
+        label: The group.
+        reference: The other.
+        target: Epsilon of both.
+        gap: TrialGroup less reference.
+        better: True if the difference is in the group's favour.
+        p: Corrected for the number of comparisons (Holm); None if there is none.
+    """
+
+    label: str
+    reference: str
+    target: PrivacyTarget
+    gap: Gap
+    better: bool
+    p: float | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Groups that may be compared, and how they do.
+
+    Attributes:
+        groups: By epsilon, the smallest first, then the best mean first.
+        compared: Every group with repeats but the references.
+        chosen: True if the references are the best by these same repeats.
+    """
+
+    groups: tuple[TrialGroup, ...]
+    compared: tuple[Compared, ...]
+    chosen: bool
+
+    def by_target(self) -> list[list[TrialGroup]]:
+        """Groups of one target together."""
+        found: dict[Any, list[TrialGroup]] = {}
+        for group in self.groups:
+            found.setdefault(group.target, []).append(group)
+        return list(found.values())
+
+
+def compare(
+    groups: Sequence[TrialGroup], reference: str | None = None, *, any_model: bool = False
+) -> Comparison:
+    """Puts groups side by side.
+
+    Args:
+        groups: Of all sweeps.
+        reference: What every other group is tested against: a label, a method or a sweep. The best
+            mean of each epsilon if None.
+        any_model: True if they may have trained different models.
+
+    Raises:
+        ConfigError: If they were not after the same thing, or there is no such reference.
+    """
+    check_comparable(groups, any_model=any_model)
+    labelled = _ordered(_labelled(groups))
+    pairs = list(_pairs(labelled, reference))
+    gaps = [gap_between(group.repeats, other.repeats) for group, other in pairs]
+    compared = tuple(
+        Compared(
+            label=group.label,
+            reference=other.label,
+            target=group.target,
+            gap=gap,
+            better=group.sign * gap.difference < 0,
+            p=p,
+        )
+        for (group, other), gap, p in zip(pairs, gaps, holm([gap.p for gap in gaps]), strict=True)
+    )
+    return Comparison(tuple(labelled), compared, chosen=reference is None)
+
+
+def check_comparable(groups: Sequence[TrialGroup], *, any_model: bool = False) -> None:
+    """Raises ConfigError if two groups differ in metric, data or (unless `any_model`) in model."""
+    first = groups[0]
+    asked: list[tuple[str, Callable[[TrialGroup], Any]]] = [
+        ("metric", lambda group: group.metric),
+        ("data", lambda group: group.data),
+    ]
+    for other in groups[1:]:
+        for what, of in asked:
+            if of(other) != of(first):
+                raise _apart(what, first, other, of(first), of(other))
+        shared = first.model.keys() & other.model.keys()
+        apart = {key for key in shared if first.model[key] != other.model[key]}
+        if apart and not any_model:
+            mine, theirs = ({k: group.model[k] for k in sorted(apart)} for group in (first, other))
+            error = _apart("model", first, other, mine, theirs)
+            raise ConfigError(f"{error}, or add --any-model")
+
+
+def _apart(what: str, one: TrialGroup, other: TrialGroup, mine: Any, theirs: Any) -> ConfigError:
+    return ConfigError(
+        f"{what}: {one.method} (sweep {one.sweep}) has {_shown(mine)} and {other.method} (sweep "
+        f"{other.sweep}) {_shown(theirs)}: their results are about different things. Compare "
+        f"sweeps with one {what}"
+    )
+
+
+def _shown(value: Any) -> str:
+    if not isinstance(value, dict):
+        return str(value)
+    return ", ".join(f"{k}: {v}" for k, v in value.items())
+
+
+def uneven(peers: Sequence[TrialGroup]) -> list[str]:
+    """In which ways groups of one epsilon were not given the same, a sentence each."""
+    asked: list[tuple[str, Callable[[TrialGroup], Any]]] = [
+        ("trials", lambda group: "secret" if group.trials is None else group.trials),
+        ("delta", lambda group: f"{group.delta:.3g}"),
+        ("epochs", lambda group: " to ".join(f"{e:g}" for e in dict.fromkeys(group.epochs))),
+        ("repeats", lambda group: len(group.repeats)),
+        ("configs that were repeated", lambda group: group.num_confirmed),
+        ("model", lambda group: _shown(group.model)),
+        ("accounting", lambda group: group.accounting),
+    ]
+    for key in _COMMON_KEYS:
+        asked.append((f"a search over {key}", _searches(key)))
+    found = []
+    for what, of in asked:
+        by_value: dict[Any, list[str]] = {}
+        for group in peers:
+            by_value.setdefault(of(group), []).append(group.label)
+        if len(by_value) > 1:
+            parts = "; ".join(f"{value}: {', '.join(labels)}" for value, labels in by_value.items())
+            found.append(f"not equal: {what} ({parts})")
+    return found
+
+
+def _searches(key: str) -> Callable[[TrialGroup], str]:
+    return lambda group: "yes" if key in group.searched else "no"
+
+
+def _labelled(groups: Sequence[TrialGroup]) -> list[TrialGroup]:
+    """Groups by their methods or, where two of one epsilon have the same, with sweep and folder."""
+    for longer in (
+        lambda group: group.method,
+        lambda group: f"{group.sweep}/{group.method}",
+        lambda group: f"{group.folder}:{group.sweep}/{group.method}",
+    ):
+        named = [replace(group, label=longer(group)) for group in groups]
+        if len({(group.target, group.label) for group in named}) == len(groups):
+            return named
+    raise ConfigError(
+        f"sweep {groups[0].sweep!r} is named twice. Name each sweep once, or give the state "
+        f"folders it is in as --state FOLDER"
+    )
+
+
+def _ordered(groups: list[TrialGroup]) -> list[TrialGroup]:
+    def place(group: TrialGroup) -> tuple[Any, ...]:
+        epsilon, scope, noise = group.target
+        figure = (
+            group.mean if group.mean is not None else (group.best.value if group.best else None)
+        )
+        return (
+            (epsilon is None, epsilon or 0.0, scope, noise or 0.0),
+            group.mean is None,
+            figure is None,
+            group.sign * (figure or 0.0),
+        )
+
+    return sorted(groups, key=place)
+
+
+def _pairs(
+    groups: list[TrialGroup], reference: str | None
+) -> Iterable[tuple[TrialGroup, TrialGroup]]:
+    """Every group with repeats, and the reference of its epsilon."""
+    if reference is not None:
+        _check_known(groups, reference)
+    for target in dict.fromkeys(group.target for group in groups):
+        peers = [group for group in groups if group.target == target and group.repeats]
+        others = [group for group in peers if reference is None or _is_named(group, reference)]
+        if len(others) > 1 and reference is not None:
+            raise ConfigError(
+                f"--reference {reference}: means {' and '.join(group.label for group in others)}. "
+                f"Name one of them"
+            )
+        yield from ((group, others[0]) for group in peers if others and group is not others[0])
+
+
+def _check_known(groups: list[TrialGroup], reference: str) -> None:
+    if not any(_is_named(group, reference) for group in groups):
+        raise unknown("group", reference, {group.label for group in groups}, where="--reference")
+
+
+def _is_named(group: TrialGroup, name: str) -> bool:
+    return name in (group.label, group.method, group.sweep)

@@ -1,0 +1,283 @@
+"""A comparison in words, as a table, as Markdown and as plain data."""
+
+from typing import Any
+
+from rich.table import Table
+
+from dpsweep.privacy.statement import shown_delta
+from dpsweep.results.compare import Compared, Comparison, uneven
+from dpsweep.results.groups import TrialGroup
+from dpsweep.results.importance import LEAST_TRIALS
+from dpsweep.results.rich_table import plain_table
+from dpsweep.results.significance import CONFIDENCE, LEVEL
+from dpsweep.results.tables import heading, knob_words, shown_value
+from dpsweep.search.study_view import EPSILON_KEY
+
+_HEADINGS = ("ε", "method", "trials", "as chosen", "confirmed", "± 95 %", "runs", "difference", "p")
+_POINTS = "valid/accuracy"
+_TOP_KEYS = 2
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """One line a group."""
+    table = plain_table(_title(comparison), caption=_legend(comparison), caption_justify="left")
+    for name in _HEADINGS:
+        table.add_column(name, justify="left" if name == "method" else "right")
+    for row in _rows(comparison):
+        table.add_row(*row)
+    return table
+
+
+def markdown(comparison: Comparison) -> str:
+    """The same with all its sentences, to paste into a page."""
+    lines = [f"**{_title(comparison)}**", ""]
+    lines += [f"| {' | '.join(_HEADINGS)} |", "|" + "---|" * len(_HEADINGS)]
+    lines += [f"| {' | '.join(row)} |" for row in _rows(comparison)]
+    lines += ["", f"{_legend(comparison)}.", ""]
+    lines += [*(f"- {sentence}" for sentence in sentences(comparison))]
+    return "\n".join(lines)
+
+
+def rows(comparison: Comparison) -> dict[str, Any]:
+    """The same as plain data, for --json."""
+    first = comparison.groups[0]
+    return {
+        "metric": first.metric,
+        "confidence": CONFIDENCE,
+        "level": LEVEL,
+        "groups": [_arm_row(group) for group in comparison.groups],
+        "compared": [_compared_row(each) for each in comparison.compared],
+        "warnings": warnings(comparison),
+    }
+
+
+def sentences(comparison: Comparison) -> list[str]:
+    """What the figures say, what carried each search, and what to be careful about."""
+    found = []
+    several = len(comparison.by_target()) > 1
+    for peers in comparison.by_target():
+        at = f"at ε {shown_promise(peers[0])}: " if several else ""
+        by_label = {c.label: c for c in comparison.compared if c.target == peers[0].target}
+        found += [
+            at + _verdict(by_label[group.label], group)
+            for group in peers
+            if group.label in by_label
+        ]
+        found += [f"{at}{group.label}: {_carried(group)}" for group in peers]
+    return [*found, *warnings(comparison)]
+
+
+def warnings(comparison: Comparison) -> list[str]:
+    """What to be careful about."""
+    found = []
+    by_target = comparison.by_target()
+    for peers in by_target:
+        at = f"at ε {shown_promise(peers[0])} " if len(by_target) > 1 else ""
+        found += [f"{at}{sentence}" for sentence in uneven(peers)]
+        found += _without_a_test(comparison, peers, at)
+    for group in comparison.groups:
+        found += [f"{group.sweep}: {remark}" for remark in group.remarks]
+        if group.num_failed:
+            found.append(
+                f"{group.label}: {group.num_failed} repeats failed and are not in its mean"
+            )
+    if comparison.compared and (few := _hardly_searched(comparison)):
+        found.append(
+            f"fewer than {LEAST_TRIALS} trials were spent on {', '.join(few)}: a difference may be "
+            f"that one search met a good learning rate and the other did not, however small p is. "
+            f"Give each more trials: resume FILE --accept-changes, or, where batch size or epochs "
+            f"were searched, launch FILE --from SWEEP"
+        )
+    if any(each.gap.kind == "Welch" for each in comparison.compared):
+        found.append(
+            "repeats do not share public seeds one by one, so those marked W are compared by "
+            "Welch's test and not in pairs"
+        )
+    if any(group.num_confirmed > 1 for group in comparison.groups):
+        found.append(
+            "where several configs were repeated, the best mean of them is shown, and that is "
+            "still a little lucky"
+        )
+    if comparison.chosen and len(comparison.compared) > 1:
+        found.append(
+            "the reference is the best by these same repeats, which makes the others look worse "
+            "than they are; --reference names one beforehand"
+        )
+    return list(dict.fromkeys(found))
+
+
+def shown_promise(group: TrialGroup) -> str:
+    """The epsilon of a group's trials, or of its whole sweep."""
+    epsilon, scope, noise = group.target
+    if epsilon is None:
+        return f"of σ {noise:g}"
+    return f"{epsilon:g}" + (" (all runs together)" if scope == "sweep" else "")
+
+
+def _hardly_searched(comparison: Comparison) -> list[str]:
+    """Groups in which something was searched, in few trials."""
+    few = [group for group in comparison.groups if (group.trials or LEAST_TRIALS) < LEAST_TRIALS]
+    return list(dict.fromkeys(group.label for group in few if group.searched))
+
+
+def _title(comparison: Comparison) -> str:
+    first = comparison.groups[0]
+    models = sorted({str(group.model.get("name", "several models")) for group in comparison.groups})
+    return (
+        f"{first.metric} on {first.data['name']}, {' or '.join(models)}, "
+        f"delta {shown_delta(first.delta)} a trial"
+    )
+
+
+def _legend(comparison: Comparison) -> str:
+    tests = sum(each.p is not None for each in comparison.compared)
+    return (
+        f"confirmed: mean of fresh runs of the best config, ± its 95 % interval over noise and "
+        f"weights at the start, not over test images; difference: to the reference; p: corrected "
+        f"for {tests} tests (Holm). The tests compare the configs that were found, and do not see "
+        f"the luck of finding them"
+    )
+
+
+def _rows(comparison: Comparison) -> list[list[str]]:
+    by_place = {(each.target, each.label): each for each in comparison.compared}
+    found = []
+    for group in comparison.groups:
+        each = by_place.get((group.target, group.label))
+        found.append(
+            [
+                shown_promise(group),
+                group.label,
+                "secret" if group.trials is None else str(group.trials),
+                _figure(group.best.value if group.best else None),
+                _figure(group.mean),
+                _figure(group.half),
+                str(len(group.repeats)) if group.repeats else "–",
+                _amount(each.gap.difference, group) if each else "–",
+                _p(each) if each else "–",
+            ]
+        )
+    return found
+
+
+def _verdict(each: Compared, group: TrialGroup) -> str:
+    """Whether a group and the reference differ, in a sentence."""
+    gap, (ours, theirs) = each.gap, each.gap.num_runs
+    amount = _amount(abs(gap.difference), group, sign=False)
+    margin = "" if gap.half is None else f" ± {_amount(gap.half, group, sign=False)}"
+    how = f"{ours} pairs of runs" if gap.kind == "paired" else f"{ours} and {theirs} runs, Welch"
+    if each.p is None:
+        return (
+            f"{group.label} and {each.reference}: {ours} and {theirs} runs are too few, or too "
+            f"much alike, to test a difference of {amount}{margin}; confirm with seeds: 5"
+        )
+    if each.p >= LEVEL:
+        return (
+            f"{group.label}: no difference from {each.reference} that these {ours + theirs} runs "
+            f"can show ({_amount(gap.difference, group)}{margin} {_unit(group)}, p = {each.p:.2g}, "
+            f"{how})"
+        )
+    which = "better" if each.better else "worse"
+    return (
+        f"{group.label}: {which} than {each.reference} by {amount}{margin} {_unit(group)} "
+        f"(p = {each.p:.2g}, {how})"
+    )
+
+
+def _carried(group: TrialGroup) -> str:
+    """What its best config is, and which keys made trials good."""
+    if group.best is None:
+        return "no trial was completed"
+    hyperparams = (
+        knob_words(group.best, without=(EPSILON_KEY, "method.name")) or "nothing was searched"
+    )
+    words = f"best is trial {group.best.number}: {hyperparams}"
+    if group.shares:
+        top = list(group.shares.items())[:_TOP_KEYS]
+        shares = ", ".join(f"{heading(key)} {share:.0%}" for key, share in top)
+        return f"{words}. What carried the search (PED-ANOVA): {shares}"
+    if group.trials is not None:
+        return f"{words}. Too few trials ({LEAST_TRIALS} complete ones) to say what carried it"
+    return words
+
+
+def _without_a_test(comparison: Comparison, peers: list[TrialGroup], at: str) -> list[str]:
+    """Groups that could not be compared, and why."""
+    bare = [group.label for group in peers if not group.repeats and group.best]
+    found = []
+    if bare:
+        found.append(
+            f"{at}not repeated: {', '.join(bare)}: the best of many noisy trials is lucky, and "
+            f"nothing is tested on it. confirm: {{top: 1, seeds: 5, each_method: true}} repeats it"
+        )
+    tested = any(each.target == peers[0].target for each in comparison.compared)
+    if sum(bool(group.repeats) for group in peers) > 1 and not tested:
+        found.append(f"{at}nothing is tested: the reference has no repeats there")
+    if len(peers) == 1:
+        found.append(f"{at}there is {peers[0].label} alone")
+    return found
+
+
+def _amount(value: float, group: TrialGroup, *, sign: bool = True) -> str:
+    """A difference, in points where the metric is an accuracy."""
+    scaled = 100 * value if group.metric == _POINTS else value
+    return f"{scaled:+.2f}" if sign else f"{scaled:.2f}"
+
+
+def _unit(group: TrialGroup) -> str:
+    return "points" if group.metric == _POINTS else f"of {group.metric}"
+
+
+def _figure(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4f}"
+
+
+def _p(each: Compared) -> str:
+    mark = " W" if each.gap.kind == "Welch" else ""
+    return "–" if each.p is None else f"{each.p:.2g}{mark}"
+
+
+def _arm_row(group: TrialGroup) -> dict[str, Any]:
+    epsilon, scope, noise = group.target
+    best = group.best
+    return {
+        "label": group.label,
+        "sweep": group.sweep,
+        "state": group.folder,
+        "method": group.method,
+        "epsilon": epsilon,
+        "scope": scope,
+        "noise_multiplier": noise,
+        "delta": group.delta,
+        "trials": group.trials,
+        "trial": best.number if best else None,
+        "value": best.value if best else None,
+        "knobs": {
+            k: shown_value(v) if isinstance(v, dict) else v for k, v in best.hyperparams.items()
+        }
+        if best
+        else {},
+        "mean": group.mean,
+        "half_width": group.half,
+        "repeats": [{"seed": seed, "value": value} for seed, value in group.repeats],
+        "failed_repeats": group.num_failed,
+        "confirmed_configs": group.num_confirmed,
+        "importance": group.shares,
+        "remarks": list(group.remarks),
+    }
+
+
+def _compared_row(each: Compared) -> dict[str, Any]:
+    return {
+        "label": each.label,
+        "reference": each.reference,
+        "epsilon": each.target[0],
+        "difference": each.gap.difference,
+        "half_width": each.gap.half,
+        "test": each.gap.kind,
+        "runs": list(each.gap.num_runs),
+        "p": each.gap.p,
+        "p_holm": each.p,
+        "better": each.better,
+        "significant": each.p is not None and each.p < LEVEL,
+    }

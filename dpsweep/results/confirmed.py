@@ -1,0 +1,70 @@
+"""What is told of the best trial's luck: its repeats or, where there are none, that there are none.
+
+The best of many noisy trials looks better than its config is. A report that gave its figure
+alone would be reporting the luckiest trial.
+"""
+
+from rich.table import Table
+
+from dpsweep.results.rich_table import plain_table
+from dpsweep.results.tables import shown_value
+from dpsweep.search.confirmation import Confirmation
+from dpsweep.search.trial_record import Record
+from dpsweep.store.study import Study
+
+
+def luck(
+    record: Record,
+    repeats: Confirmation | None,
+    metric: str,
+    num_trials: int,
+    *,
+    is_private_selection: bool = False,
+    confirming: bool = False,
+) -> str:
+    """How much the figure of a chosen trial is worth, in a sentence.
+
+    Args:
+        record: The trial.
+        repeats: Its repeats, if its config was confirmed.
+        metric: What it was chosen by.
+        num_trials: How many trials of the search it was chosen from.
+        is_private_selection: True if that is nobody's to know.
+        confirming: True if the best configs were to be repeated.
+    """
+    if repeats:
+        return (
+            f"Confirmed with fresh noise: {metric} {repeats} (mean ± standard deviation; "
+            f"{shown_value(record.value)} when it was chosen)."
+        )
+    if confirming and not repeats:
+        return f"{metric} is that of one run: no repeat of this config came to a result."
+    if is_private_selection:
+        return f"{metric} is that of the winner of a private selection: part of it is luck."
+    if num_trials == 1:
+        return f"{metric} is that of one run; another would come out otherwise."
+    return (
+        f"{metric} is that of the best of {num_trials} trials, run once: part of it is luck. To "
+        f"repeat the best with fresh noise, write confirm: {{top: 3, seeds: 5}} in the sweep file."
+    )
+
+
+def confirmed_table(study: Study) -> Table | None:
+    """One line a config that was confirmed, the best first; None if none was."""
+    confirmed = study.confirmed()
+    if not confirmed:
+        return None
+    table = plain_table("Confirmed with fresh noise")
+    for name in ("trial", study.sweep.config.objective.metric, "±", "runs", "failed", "as chosen"):
+        table.add_column(name, justify="right")
+    for record in study.best():
+        if repeats := confirmed.get(record.number):
+            table.add_row(
+                str(record.number),
+                f"{repeats.mean:.4f}",
+                f"{repeats.spread:.4f}",
+                str(len(repeats.values)),
+                str(repeats.num_failed),
+                shown_value(record.value),
+            )
+    return table

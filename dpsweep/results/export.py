@@ -1,0 +1,139 @@
+"""Trial configs as YAML files that load back equal, with where they come from on top."""
+
+import os
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpsweep.config.trial import config_yaml
+from dpsweep.core.errors import StateError
+from dpsweep.execution.tracking import provenance
+from dpsweep.results.confirmed import luck
+from dpsweep.search.charge import statement
+from dpsweep.search.confirmation import Confirmation
+from dpsweep.search.trial_record import Record
+from dpsweep.store.statement import statement_of
+from dpsweep.store.study import Study
+
+_MARK = "# dpsweep export"
+_AGAIN = "train it again with: dpsweep train THIS_FILE"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where an exported config comes from.
+
+    Attributes:
+        sweep: Name of the sweep.
+        metric: What the trials were judged by.
+        num_trials: How many the search had.
+        search_words: What the search as a whole has spent.
+        confirmed: What repeating the best configs came to, by trial.
+        is_private_selection: True if it was a private selection.
+        confirming: True if the best configs were to be repeated.
+    """
+
+    sweep: str
+    metric: str
+    num_trials: int
+    search_words: str
+    confirmed: dict[int, Confirmation]
+    is_private_selection: bool
+    confirming: bool
+
+    def luck(self, record: Record) -> str:
+        """How much the figure of one of its trials is worth."""
+        repeats = self.confirmed.get(record.number)
+        return luck(
+            record,
+            repeats,
+            self.metric,
+            self.num_trials,
+            is_private_selection=self.is_private_selection,
+            confirming=self.confirming,
+        )
+
+
+def origin_of(study: Study) -> Origin:
+    """Where exports of this study come from, and what the search has spent so far."""
+    records = study.records()
+    return Origin(
+        sweep=study.sweep.name,
+        metric=study.sweep.config.objective.metric,
+        num_trials=sum(record.confirms is None for record in records),
+        search_words=statement_of(study),
+        confirmed=study.confirmed(),
+        is_private_selection=study.sweep.is_private_selection,
+        confirming=study.sweep.config.confirm is not None,
+    )
+
+
+def to_yaml(record: Record, rank: int, origin: Origin) -> str:
+    """The file's text: comments that the loader ignores, then the config."""
+    return f"{header(record, rank, origin, _AGAIN)}\n{config_yaml(record.config)}"
+
+
+def header(record: Record, rank: int, origin: Origin, how: str) -> str:
+    """What stands on top of every export, as comments: where it is from, and what it promises.
+
+    Args:
+        record: The trial.
+        rank: Its place in the search.
+        origin: The search.
+        how: What to do with the file.
+    """
+    row = record.row or {}
+    versions = ", ".join(f"{k.removeprefix('version.')} {v}" for k, v in provenance().items())
+    facts = [
+        f"{_MARK}: trial {record.number} of sweep {origin.sweep}, number {rank} of "
+        f"{origin.num_trials} by {origin.metric}",
+        f"{origin.metric}: {record.value} at epoch {row.get('epoch')}",
+        origin.luck(record),
+        f"privacy of this run by itself: {statement(record)}",
+        f"privacy of the search: {origin.search_words}",
+        f"accountant: PLD (dp-accounting), noise_multiplier {row.get('noise_multiplier')}, "
+        f"epsilon spent {row.get('privacy/epsilon_spent')}",
+        f"versions: {versions}",
+        how,
+    ]
+    return "\n".join(
+        textwrap.fill(fact.removeprefix("# "), 98, initial_indent="# ", subsequent_indent="#   ")
+        for fact in facts
+    )
+
+
+def default_target(sweep: str) -> Path:
+    """best.yaml, or best-SWEEP.yaml where that holds the best of another sweep."""
+    place = Path("best.yaml")
+    taken = [place, *Path().glob("best-epsilon-*.yaml")]
+    if any(p.exists() and f"of sweep {sweep}," not in _first_fact(p) for p in taken):
+        return Path(f"best-{sweep}.yaml")
+    return place
+
+
+def _first_fact(place: Path) -> str:
+    """The header's first two lines as one: they may be wrapped anywhere."""
+    lines = place.read_text(errors="replace").splitlines()[:2]
+    return " ".join(" ".join(line.lstrip("# ").split()) for line in lines)
+
+
+def check_target(path: Path) -> None:
+    """Raises StateError if an export to `path` would fail, or overwrite something else."""
+    folder = path.absolute().parent
+    while not folder.exists():
+        folder = folder.parent
+    if not os.access(folder, os.W_OK | os.X_OK) or not folder.is_dir():
+        raise StateError(f"-o {path}: {folder} is not writable. Name another file with -o FILE")
+    if path.is_dir():
+        raise StateError(f"-o {path}: is a folder. Name a file, such as -o {path / 'best.yaml'}")
+    if path.exists() and not path.read_text(errors="replace").startswith(_MARK):
+        raise StateError(
+            f"-o {path}: exists and is not one of our exports; it is left alone. Name another "
+            f"file with -o FILE"
+        )
+
+
+def write(path: Path, text: str) -> None:
+    """Writes an export; `check_target` has passed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")

@@ -1,0 +1,206 @@
+"""Every figure of a sweep, by name: for the page, for MLflow and for notebooks.
+
+`figures(study)` gives those that say something; a figure that would be empty, or that shows a
+thing which did not vary, is left out. Of a private selection there are none: they would tell of
+the trials that lost.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import plotly.graph_objects as go
+
+from dpsweep.results.importance import importances
+from dpsweep.results.plots.axes import KeyAxis, key_axes
+from dpsweep.results.plots.filters import filters
+from dpsweep.results.plots.outcome import groups, learning, tradeoff
+from dpsweep.results.plots.pairs import PAIRS, pair
+from dpsweep.results.plots.search import history, importance, parallel, slices
+from dpsweep.search.confirmation import Confirmation
+from dpsweep.search.trial_record import Record
+from dpsweep.store.curves import Curve, curves
+from dpsweep.store.study import Study
+
+_FILTERED = 4
+"""Trials whose filters are drawn."""
+
+CAPTIONS = {
+    "history": "Every trial in the order it was asked for, and the best so far.",
+    "tradeoff": "What is gained in one objective for what is spent in the other. No trial is "
+    "better in both than one on the front.",
+    "budgets": "All complete trials of each budget, with their quartiles.",
+    "methods": "All complete trials of each method, with their quartiles; the best method first.",
+    "learning": "How trials went, epoch by epoch. Pruned ones are grey and dotted.",
+    "importance": "How far the values of a key among the best trials lie from those among all "
+    "(PED-ANOVA). With few trials this is a hint.",
+    "parallel": "One line a complete trial across all searched keys, coloured by its result from "
+    "dark (worst) to bright; the best is thick and red.",
+    "slices": "The result against each searched key alone, the others being whatever they were.",
+    "kappa-gamma": "The result over Kalman gain and look-ahead. Marks are trials; the ground is "
+    "the mean over trials nearby.",
+    "cut-depth": "The result over cut and depth of the spectral shelf. Marks are trials; the "
+    "ground is the mean over trials nearby.",
+    "batch_size-lr": "The result over batch size and learning rate. Marks are trials; the ground "
+    "is the mean over trials nearby.",
+    "filters": "What the filters of the best trials let pass, by frequency, and the noise variance "
+    "that is left behind them.",
+}
+"""What each figure shows, in words; also for those who cannot see it."""
+
+TITLES = {
+    "history": "The search",
+    "tradeoff": "Trade-off and Pareto front",
+    "budgets": "By budget",
+    "methods": "By method",
+    "learning": "Learning curves",
+    "importance": "What mattered",
+    "parallel": "All keys together",
+    "slices": "Each key alone",
+    "kappa-gamma": "κ and γ",
+    "cut-depth": "λ (cut) and ρ (depth)",
+    "batch_size-lr": "Batch size and learning rate",
+    "filters": "Filters of the best trials",
+}
+
+
+def figures(study: Study) -> dict[str, go.Figure]:
+    """The figures of a sweep, by name, in the order they are to be looked at.
+
+    Args:
+        study: The search; it may still run.
+
+    Returns:
+        Those of `TITLES` that have something to show; none for a private selection.
+    """
+    if study.sweep.is_private_selection:
+        return {}
+    seen = _Seen.of(study)
+    made = {name: make(study, seen) for name, make in _MAKERS.items()}
+    return {name: one for name, one in made.items() if one is not None}
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What all figures are made from, read once.
+
+    Attributes:
+        records: Trials of the search, without repeats.
+        done: The complete ones.
+        best: Those, the best first: by their repeats where they have any.
+        confirmed: What repeats came to, by trial.
+        axes: The searched keys that vary among the complete ones.
+        curves: Learning curves, by trial.
+    """
+
+    records: list[Record]
+    done: list[Record]
+    best: list[Record]
+    confirmed: dict[int, Confirmation]
+    axes: dict[str, KeyAxis]
+    curves: dict[int, Curve]
+
+    @classmethod
+    def of(cls, study: Study) -> "_Seen":
+        records = [r for r in study.records() if r.confirms is None]
+        done = [r for r in records if r.state == "complete" and r.value is not None]
+        return cls(
+            records=records,
+            done=done,
+            best=[r for r in study.best() if r.value is not None],
+            confirmed=study.confirmed(),
+            axes=key_axes(study.sweep, done),
+            curves=curves(study),
+        )
+
+
+Maker = Callable[[Study, _Seen], go.Figure | None]
+
+
+def _history(study: Study, seen: _Seen) -> go.Figure | None:
+    if not any(r.value is not None for r in seen.records):
+        return None
+    return history(seen.records, study.sweep.config.objective, seen.confirmed)
+
+
+def _tradeoff(study: Study, seen: _Seen) -> go.Figure | None:
+    objective = study.sweep.config.objective
+    varied = len(objective.goals) > 1 or len(study.sweep.epsilons) > 1
+    if not varied or len(seen.done) < 2:
+        return None
+    if objective.goals == ("valid/accuracy", "valid/loss"):
+        return tradeoff(seen.done, objective, {})
+    return tradeoff(seen.done, objective, seen.confirmed)
+
+
+def _budgets(study: Study, seen: _Seen) -> go.Figure | None:
+    if len({r.epsilon for r in seen.done}) < 2:
+        return None
+    return groups(seen.done, study.sweep.config.objective, seen.confirmed, by="epsilon")
+
+
+def _methods(study: Study, seen: _Seen) -> go.Figure | None:
+    if len({r.config.method.name for r in seen.done}) < 2:
+        return None
+    return groups(seen.done, study.sweep.config.objective, seen.confirmed, by="method")
+
+
+def _learning(study: Study, seen: _Seen) -> go.Figure | None:
+    if not any(len(seen.curves.get(r.number, ())) > 1 for r in seen.records):
+        return None
+    return learning(seen.records, seen.curves, study.sweep.config.objective)
+
+
+def _importance(study: Study, seen: _Seen) -> go.Figure | None:
+    found = importances(study) if len(seen.axes) > 1 else []
+    return importance(found) if found else None
+
+
+def _parallel(study: Study, seen: _Seen) -> go.Figure | None:
+    if len(seen.done) < 2 or not seen.axes:
+        return None
+    return parallel(seen.done, seen.axes, study.sweep.config.objective)
+
+
+def _slices(study: Study, seen: _Seen) -> go.Figure | None:
+    if len(seen.done) < 2 or not seen.axes:
+        return None
+    return slices(seen.done, seen.axes, study.sweep.config.objective)
+
+
+def _pair(x: str, y: str) -> Maker:
+    def make(study: Study, seen: _Seen) -> go.Figure | None:
+        if x not in seen.axes or y not in seen.axes:
+            return None
+        both = [
+            r
+            for r in seen.done
+            if r.hyperparams.get(x) is not None and r.hyperparams.get(y) is not None
+        ]
+        if len(both) < 2:
+            return None
+        return pair(both, seen.axes[x], seen.axes[y], study.sweep.config.objective)
+
+    return make
+
+
+def _filters(study: Study, seen: _Seen) -> go.Figure | None:
+    """Of the best trials or, in a search over methods, of the best of each."""
+    firsts: dict[str, Record] = {}
+    for record in seen.best:
+        firsts.setdefault(record.config.method.name, record)
+    shown = list(firsts.values()) if len(firsts) > 1 else seen.best[:_FILTERED]
+    return filters(shown)
+
+
+_MAKERS: dict[str, Maker] = {
+    "history": _history,
+    "tradeoff": _tradeoff,
+    "budgets": _budgets,
+    "methods": _methods,
+    "learning": _learning,
+    "importance": _importance,
+    "parallel": _parallel,
+    "slices": _slices,
+    **{f"{x.rpartition('.')[2]}-{y.rpartition('.')[2]}": _pair(x, y) for x, y in PAIRS},
+    "filters": _filters,
+}

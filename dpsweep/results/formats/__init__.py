@@ -1,0 +1,189 @@
+"""The best configs of a search as files.
+
+yaml to train them again, opacus to train them without us, torch to use their weights.
+"""
+
+import runpy
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from dpsweep.config.trial import TrialConfig
+from dpsweep.core.errors import StateError, unknown
+from dpsweep.data import folders
+from dpsweep.models.own import Own, found_in
+from dpsweep.results.export import Origin, check_target, header, origin_of, to_yaml, write
+from dpsweep.results.formats.opacus import to_opacus
+from dpsweep.results.formats.torch import to_torch
+from dpsweep.results.pareto import chosen, nothing_to_show, target_of
+from dpsweep.search.trial_record import Record
+from dpsweep.store.state_dir import SweepFolder
+from dpsweep.store.study import Study
+
+_ROUNDING = 0.001
+"""Of an accuracy measured again: another machine's sums may turn a few images."""
+
+
+@dataclass(frozen=True)
+class Winner:
+    """A trial to be exported.
+
+    Attributes:
+        record: The trial.
+        rank: Its place in the search, from 1.
+        origin: The search.
+        weights: Where its trained weights are, if they were kept.
+    """
+
+    record: Record
+    rank: int
+    origin: Origin
+    weights: Path
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A file that was written.
+
+    Attributes:
+        path: The file.
+        words: What is told of it.
+    """
+
+    path: Path
+    words: str
+
+
+@dataclass(frozen=True)
+class Format:
+    """A kind of export.
+
+    Attributes:
+        suffix: Of its files.
+        write: Writes one winner to a path, and says what there is to say of it.
+    """
+
+    suffix: str
+    write: Callable[[Winner, Path], str]
+
+
+def export_best(
+    study: Study, folder: SweepFolder, out: Path, kind: str = "yaml", top: int = 1
+) -> list[Exported]:
+    """Writes the best configs of a search to a folder.
+
+    Args:
+        study: The search.
+        folder: Where it lives.
+        out: The folder to write to.
+        kind: A name in FORMATS.
+        top: How many, of each budget.
+
+    Raises:
+        ConfigError: If there is no such format, or a winner cannot be had in it.
+        StateError: If there is no complete trial yet, or a file of another kind is in the way.
+    """
+    if kind not in FORMATS:
+        raise unknown("format", kind, FORMATS, where="--format")
+    records, origin = chosen(study, top), origin_of(study)
+    if not records:
+        raise nothing_to_show(study)
+    suffix = FORMATS[kind].suffix
+    places = [
+        target_of(r, out / f"{rank:02d}-trial-{r.number:04d}{suffix}")
+        for rank, r in enumerate(records, 1)
+    ]
+    for place in places:
+        check_target(place)
+    written = []
+    for rank, (place, record) in enumerate(zip(places, records, strict=True), 1):
+        weights = folder.trial_dir(record.number) / "weights.pt"
+        words = FORMATS[kind].write(Winner(record, rank, origin, weights), place)
+        written.append(Exported(place, words))
+    return written
+
+
+def kept_weights(winner: Winner) -> Path:
+    """Where a winner's weights are.
+
+    Raises:
+        StateError: If they were not kept.
+    """
+    if not winner.weights.exists():
+        raise StateError(
+            f"the weights of trial {winner.record.number} are not kept any more; those of the best "
+            f"few are. Train it again: dpsweep export {winner.origin.sweep} -o best, and then "
+            f"dpsweep train on that file"
+        )
+    return winner.weights
+
+
+def _yaml(winner: Winner, place: Path) -> str:
+    write(place, to_yaml(winner.record, winner.rank, winner.origin))
+    return _figure(winner)
+
+
+def _opacus(winner: Winner, place: Path) -> str:
+    script = to_opacus(winner.record.config)
+    how = (
+        "train it again with Opacus and torch alone: python THIS_FILE. Each run draws fresh noise, "
+        "spends its own epsilon, and is one more release of the same data"
+    )
+    write(place, f"{_header(winner, how)}\n{script}")
+    return f"{_figure(winner)}, to train with: python {place}"
+
+
+def _torch(winner: Winner, place: Path) -> str:
+    weights, config = kept_weights(winner), winner.record.config
+    accuracy = (winner.record.row or {})["valid/accuracy"]
+    script = to_torch(config, accuracy, _classes(config))
+    how = f"use it with torch alone: python THIS_FILE IMAGE; its weights are {place.stem}.pt"
+    write(place, f"{_header(winner, how)}\n{script}")
+    shutil.copyfile(weights, place.with_suffix(".pt"))
+    return f"{_figure(winner)}, {_checked(place, config, accuracy)}"
+
+
+def _header(winner: Winner, how: str) -> str:
+    return header(winner.record, winner.rank, winner.origin, how)
+
+
+def _figure(winner: Winner) -> str:
+    return f"{winner.origin.metric} {winner.record.value:.4f}"
+
+
+def _classes(config: TrialConfig) -> list[str]:
+    """Names of the classes: their folders', where there are any."""
+    if config.data.name == "folder" and config.data.place and config.data.place.is_dir():
+        return list(folders.listed(config.data.place).classes)
+    return [str(number) for number in range(config.data.spec.num_classes)]
+
+
+def _checked(place: Path, config: TrialConfig, accuracy: float) -> str:
+    """Runs the script's own check, where the data are at hand.
+
+    Raises:
+        StateError: If the script classifies otherwise than the trial did.
+    """
+    try:
+        with found_in(config.model.folder if isinstance(config.model, Own) else None):
+            found = runpy.run_path(str(place))["check"](config.data.root)
+    except (OSError, RuntimeError):
+        return "not checked: the data are not at hand"
+    if abs(found - accuracy) > _ROUNDING:
+        raise StateError(
+            f"{place}: reaches {found:.4f}, and the trial reported {accuracy:.4f}. Its data or its "
+            f"weights are others than they were; do not use it"
+        )
+    return f"checked: accuracy {found:.4f}"
+
+
+FORMATS: Mapping[str, Format] = MappingProxyType(
+    {
+        "yaml": Format(".yaml", _yaml),
+        "opacus": Format(".py", _opacus),
+        "torch": Format(".py", _torch),
+    }
+)
+"""By their name on the command line."""

@@ -1,0 +1,180 @@
+"""What `compare` compares: the trials of one sweep with one method at one epsilon."""
+
+from dataclasses import dataclass
+from statistics import mean
+
+from dpsweep.config.source import Tree
+from dpsweep.core.errors import StateError
+from dpsweep.results.importance import importances
+from dpsweep.results.significance import half_width
+from dpsweep.search.confirmation import best_of, confirmations
+from dpsweep.search.trial_record import Record
+from dpsweep.store.study import Study
+
+PrivacyTarget = tuple[float | None, str, float | None]
+"""Epsilon (None where noise is given), its scope, and the noise multiplier that was given."""
+
+_METHOD = "method.name"
+_PLACES = ("root",)
+"""Keys of the data that may differ between machines."""
+
+
+@dataclass(frozen=True)
+class TrialGroup:
+    """The trials of one sweep with one method at one epsilon.
+
+    Attributes:
+        label: What it is called beside the others.
+        sweep: Its sweep.
+        folder: The state folder of that.
+        method: The method, or what the search calls it.
+        target: What each of its trials keeps.
+        delta: Failure probability of a trial.
+        metric: What trials are judged by.
+        sign: -1 if large values of it are good, 1 if small ones are.
+        data: The data section, without what differs between machines.
+        model: The model section, without what was searched in it.
+        epochs: Lengths of its trials, fewest and most.
+        searched: Dotted keys that varied.
+        accounting: How its sweep is charged.
+        trials: Trials of the search that were started; None if that is secret.
+        best: Its best complete trial, by the repeats if there are any; None without one.
+        repeats: Public seed and objective of each complete repeat of that.
+        num_failed: Repeats of it that failed.
+        num_confirmed: Configs that were repeated, of which that is the best.
+        shares: What carried the search: dotted key -> share.
+        remarks: What a reader has to know of it.
+    """
+
+    label: str
+    sweep: str
+    folder: str
+    method: str
+    target: PrivacyTarget
+    delta: float
+    metric: str
+    sign: int
+    data: Tree
+    model: Tree
+    epochs: tuple[float, float]
+    searched: tuple[str, ...]
+    accounting: str
+    trials: int | None
+    best: Record | None
+    repeats: tuple[tuple[int, float], ...]
+    num_failed: int
+    num_confirmed: int
+    shares: dict[str, float]
+    remarks: tuple[str, ...]
+
+    @property
+    def values(self) -> list[float]:
+        """Objectives of its repeats."""
+        return [value for _, value in self.repeats]
+
+    @property
+    def mean(self) -> float | None:
+        """Of its repeats; None without any."""
+        return mean(self.values) if self.repeats else None
+
+    @property
+    def half(self) -> float | None:
+        """Half the 95 % confidence interval of the mean; None for fewer than two repeats."""
+        return half_width(self.values)
+
+
+def groups_of(study: Study, folder: str, *, driven: bool = False) -> list[TrialGroup]:
+    """The groups of one sweep.
+
+    Args:
+        study: The sweep's.
+        folder: The state folder it is in.
+        driven: True while a process runs it.
+
+    Raises:
+        StateError: If it has no trial yet.
+    """
+    records = study.records()
+    if not records:
+        raise StateError(
+            f"sweep {study.sweep.name!r} in {folder} has no trial yet. See: dpsweep status"
+        )
+    split: dict[tuple[PrivacyTarget, str], list[Record]] = {}
+    for record in records:
+        split.setdefault((_promise(study, record), _method(record)), []).append(record)
+    remarks = _remarks(study, driven=driven)
+    return [_arm(study, folder, *key, found, remarks) for key, found in split.items()]
+
+
+def _promise(study: Study, record: Record) -> PrivacyTarget:
+    whole, privacy = study.sweep.whole, record.config.privacy
+    if whole:
+        return whole.epsilon, "sweep", None
+    return privacy.epsilon, "trial", privacy.noise_multiplier
+
+
+def _method(record: Record) -> str:
+    return str(record.hyperparams.get(_METHOD, record.config.method.name))
+
+
+def _arm(
+    study: Study,
+    folder: str,
+    target: PrivacyTarget,
+    method: str,
+    records: list[Record],
+    remarks: tuple[str, ...],
+) -> TrialGroup:
+    objective, is_private_selection = study.sweep.config.objective, study.sweep.is_private_selection
+    trials = [r for r in records if r.confirms is None]
+    confirmed = confirmations(records)
+    best, repeats = best_of(trials, records, objective.sign)
+    epochs = [r.config.train.epochs for r in records]
+    data = records[0].config.data.model_dump(mode="json", exclude_none=True)
+    named = records[0].config.data.name not in ("folder", "npz")
+    return TrialGroup(
+        label=method,
+        sweep=study.sweep.name,
+        folder=folder,
+        method=method,
+        target=target,
+        delta=records[0].config.delta,
+        metric=objective.metric,
+        sign=objective.sign,
+        data={k: v for k, v in data.items() if not (named and k in _PLACES)},
+        model=_common([r.config.model.model_dump(mode="json", exclude_none=True) for r in records]),
+        epochs=(min(epochs), max(epochs)),
+        searched=tuple(dict.fromkeys(key for r in trials for key in r.hyperparams)),
+        accounting=study.sweep.config.accounting,
+        trials=None if is_private_selection else len(trials),
+        best=best,
+        repeats=repeats,
+        num_failed=confirmed[best.number].num_failed if best and best.number in confirmed else 0,
+        num_confirmed=len(confirmed),
+        shares={i.key: i.share for i in importances(study.among({r.number for r in trials}))},
+        remarks=remarks,
+    )
+
+
+def _common(trees: list[Tree]) -> Tree:
+    """What stands in all of them."""
+    first, *others = trees
+    return {k: v for k, v in first.items() if all(tree.get(k) == v for tree in others)}
+
+
+def _remarks(study: Study, *, driven: bool) -> tuple[str, ...]:
+    """What is to be known of a sweep before its figures are believed."""
+    sweep, found = study.sweep, list[str]()
+    if study.is_void:
+        found.append("void: a trial used a fixed test secret, and nothing is promised of it")
+    if sweep.is_private_selection:
+        found.append("a private selection: only its winner is told, and nothing was repeated")
+    elif not study.is_finished():
+        state = "still runs" if driven else "was stopped before its end"
+        left = study.num_to_ask()
+        found.append(f"{state}: {left} trials and {study.num_to_confirm()} repeats are left")
+    if dropped := study.num_dropped():
+        found.append(f"its time was up with {dropped} trials left, which are not run")
+    if study.warm_start:
+        found.append(f"began from what {', '.join(study.warm_start['sweeps'])} had found")
+    return tuple(found)

@@ -1,0 +1,249 @@
+"""The report of a sweep as one page that stands alone: no server, no network, no second file.
+
+Everything that names, reasons and values can hold is escaped: by jinja2 in the page, and in the
+figures' data by writing < as its JSON escape.
+"""
+
+import datetime
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+from rich.table import Table
+
+from dpsweep.config.source import sweep_yaml
+from dpsweep.core.errors import StateError
+from dpsweep.execution.tracking import provenance
+from dpsweep.privacy.statement import NO_EPSILON, shown_delta
+from dpsweep.results.export import Origin, origin_of, to_yaml
+from dpsweep.results.figures import CAPTIONS, TITLES, figures
+from dpsweep.results.pareto import chosen, nothing_to_show, summaries, winners
+from dpsweep.results.plots.style import goal_title
+from dpsweep.results.ranking import standings, standings_table, verdict
+from dpsweep.results.tables import shown_budgets, trial_table
+from dpsweep.search.charge import statement
+from dpsweep.search.study_view import EPSILON_KEY
+from dpsweep.search.trial_record import Record
+from dpsweep.store.study import Study
+
+_BEST, _MOST_ROWS, _MOST_REASONS = 10, 500, 20
+_HEIGHT = 420
+
+NO_FIGURES_OF_A_SECRET = (
+    "This was a private selection: only the winner is told of. Figures would show the trials "
+    "that lost, and with them what the guarantee keeps secret, so there are none."
+)
+NO_FIGURES_YET = "There are too few results to draw anything."
+
+
+def page(study: Study, drawn: dict[str, go.Figure] | None = None) -> str:
+    """The whole page as HTML.
+
+    Args:
+        study: The search; it may still run.
+        drawn: Its figures, if they are made already.
+
+    Raises:
+        StateError: If no trial is complete yet; of a private selection, before its end.
+    """
+    best = study.best()
+    if not best:
+        raise nothing_to_show(study)
+    drawn = figures(study) if drawn is None else drawn
+    origin, records = origin_of(study), study.records()
+    compared = standings(records, study.sweep.config.objective.direction)
+    secret = study.sweep.is_private_selection
+    environment = Environment(
+        loader=PackageLoader("dpsweep.results", "."), autoescape=True, undefined=StrictUndefined
+    )
+    return environment.get_template("page.html").render(
+        page={
+            "name": study.sweep.name,
+            "state": _state(study),
+            "subject": _subject(study),
+            "void": study.is_void,
+            "statement_of_trial": f"Trial {best[0].number}: {statement(best[0])}",
+            "runs_statement": origin.search_words,
+            "facts": _facts(study, best[0], origin),
+            "luck": origin.luck(best[0]),
+            "verdict": verdict(compared),
+            "configs": [_config(record, origin) for record in winners(study)],
+            "tables": _tables(study, compared),
+            "folded": [] if secret else _folded(records),
+            "figures": [_figure(name, one) for name, one in drawn.items()],
+            "no_figures": _why_none(study, drawn),
+            "commands": _commands(study),
+            "sweep_file": sweep_yaml(study.sweep.file, study.sweep.base.tree),
+            "provenance": _provenance(study),
+            "version": provenance()["dpsweep.version"],
+            "plotly": Markup(get_plotlyjs()),
+        }
+    )
+
+
+def write_page(path: Path, text: str) -> None:
+    """Writes a page to a file.
+
+    Raises:
+        StateError: If it cannot be written there.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as e:
+        raise StateError(
+            f"-o {path}: cannot be written: {e.strerror}. Name another file with -o FILE"
+        ) from e
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A table's column: its name, and whether it is words."""
+
+    name: str
+    left: bool
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """A table as the page has it.
+
+    Attributes:
+        title: What is above it.
+        columns: Its columns.
+        rows: Their cells.
+        legend: What is below it.
+    """
+
+    title: str
+    columns: list[_Column]
+    rows: list[tuple[str, ...]]
+    legend: str
+
+
+def _grid(table: Table) -> _Grid:
+    """A table that was made to be printed."""
+    columns = [_Column(str(c.header), c.justify == "left") for c in table.columns]
+    rows = list(zip(*(map(str, c.cells) for c in table.columns), strict=True))
+    return _Grid(str(table.title), columns, rows, str(table.caption or ""))
+
+
+def _state(study: Study) -> str:
+    """That it is not through, if it is not."""
+    if study.is_finished():
+        return ""
+    ended = sum(r.state != "running" for r in study.records())
+    return f"not finished: {ended} of {study.sweep.num_runs} runs so far"
+
+
+def _subject(study: Study) -> str:
+    """What was searched for, in a sentence."""
+    trial, config = study.sweep.written, study.sweep.config
+    methods = list(dict.fromkeys(r.config.method.name for r in study.records()))
+    method = methods[0] if len(methods) == 1 else f"{len(methods)} methods"
+    budget = NO_EPSILON if study.is_void else shown_budgets(study.sweep.epsilons)
+    goals = " and ".join(goal_title(goal).partition(" (")[0] for goal in config.objective.goals)
+    return (
+        f"{trial.model.name} on {trial.data.name}, trained with {method} at ε {budget} "
+        f"(δ {shown_delta(trial.delta)}) a {trial.privacy.scope}; searched for {goals} by "
+        f"{config.sampler.name}."
+    )
+
+
+def _facts(study: Study, best: Record, origin: Origin) -> list[dict[str, str]]:
+    """The figures that are read first, each with what it is."""
+    goal = goal_title(origin.metric).partition(" (")[0]
+    repeats = origin.confirmed.get(best.number)
+    if repeats:
+        figure = f"{repeats.mean:.4f} ± {repeats.spread:.4f}"
+        words = f"{goal}, mean ± s.d. of {len(repeats.values)} fresh runs"
+    else:
+        figure, words = f"{best.value:.4f}", f"{goal} of the best trial, run once"
+    config = best.config
+    epsilon = f"{config.privacy.epsilon:g}" if config.privacy.epsilon else "given by the noise"
+    if study.is_void:
+        epsilon = NO_EPSILON
+    facts = [(figure, words), (config.method.name, f"method of the best, trial {best.number}")]
+    facts.append((f"ε = {epsilon}", f"of that trial, δ = {shown_delta(config.delta)}"))
+    if not study.sweep.is_private_selection:
+        repeated = sum(r.confirms is not None for r in study.records())
+        more = f", and {repeated} repeats" if repeated else ""
+        facts.append((str(origin.num_trials), f"trials in the search{more}"))
+    return [{"figure": figure, "words": words} for figure, words in facts]
+
+
+def _config(record: Record, origin: Origin) -> dict[str, str]:
+    epsilon = record.hyperparams.get(EPSILON_KEY)
+    title = f"For ε = {epsilon:g}: trial {record.number}" if epsilon is not None else ""
+    return {"title": title, "text": to_yaml(record, 1, origin)}
+
+
+def _tables(study: Study, compared: list[Any]) -> list[_Grid]:
+    """Those that `dpsweep best` prints."""
+    best = trial_table(chosen(study, _BEST), "Best trials", show_state=False)
+    tables = [best, *summaries(study), *([standings_table(compared)] if compared else [])]
+    return [_grid(table) for table in tables]
+
+
+def _folded(records: list[Record]) -> list[_Grid]:
+    """Every trial, and why some failed."""
+    shown = records[:_MOST_ROWS]
+    title = "All runs" if len(shown) == len(records) else f"The first {_MOST_ROWS} runs"
+    tables = [_grid(trial_table(shown, title))]
+    if failed := [r for r in records if r.state == "failed"]:
+        tables.append(
+            _Grid(
+                f"Trials that failed: {len(failed)}",
+                [_Column("trial", False), _Column("reason", True)],
+                [(str(r.number), r.reason or "unknown") for r in failed[:_MOST_REASONS]],
+                "",
+            )
+        )
+    return tables
+
+
+def _figure(name: str, figure: go.Figure) -> dict[str, Any]:
+    data = figure.to_json().replace("<", "\\u003c").replace(">", "\\u003e")
+    return {
+        "name": name,
+        "title": TITLES[name],
+        "caption": CAPTIONS[name],
+        "height": figure.layout.height or _HEIGHT,
+        "data": Markup(data.replace("&", "\\u0026")),
+    }
+
+
+def _why_none(study: Study, drawn: dict[str, go.Figure]) -> str:
+    if study.sweep.is_private_selection:
+        return NO_FIGURES_OF_A_SECRET
+    return "" if drawn else NO_FIGURES_YET
+
+
+def _commands(study: Study) -> list[dict[str, str]]:
+    name = study.sweep.name
+    commands = [
+        ("Train the best config again, alone and with fresh noise:", "dpsweep train best.yaml"),
+        (
+            "Search again, from the sweep file below saved as sweep.yaml:",
+            f"dpsweep launch sweep.yaml --name {name}-again",
+        ),
+        ("Look at it where it was run:", f"dpsweep best {name}"),
+    ]
+    return [{"words": words, "text": text} for words, text in commands]
+
+
+def _provenance(study: Study) -> dict[str, str]:
+    known = {k.removeprefix("version."): v for k, v in provenance().items()}
+    commit = known.pop("mlflow.source.git.commit", None)
+    now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return {
+        "sweep": study.sweep.name,
+        "page written": now,
+        "accountant": "PLD (dp-accounting)",
+        **known,
+        **({"git commit": commit} if commit else {}),
+    }

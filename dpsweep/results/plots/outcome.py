@@ -1,0 +1,195 @@
+"""Figures of what a search came to: budgets and fronts, methods, learning curves."""
+
+from collections.abc import Mapping, Sequence
+
+import plotly.graph_objects as go
+
+from dpsweep.config.search import ObjectiveConfig
+from dpsweep.results.plots.style import (
+    BLUE,
+    DASHES,
+    GREY,
+    ORANGE,
+    PALETTE,
+    RED,
+    figure,
+    goal_title,
+    hover,
+    markers,
+    repeats,
+)
+from dpsweep.search.confirmation import Confirmation
+from dpsweep.search.objectives import budgets, front, goal_values
+from dpsweep.search.trial_record import Record
+from dpsweep.store.curves import Curve
+
+_STRONG = 3
+
+
+def tradeoff(
+    records: Sequence[Record],
+    objective: ObjectiveConfig,
+    confirmed: dict[int, Confirmation],
+) -> go.Figure:
+    """Accuracy against epsilon, or against the second objective, with the Pareto front.
+
+    Args:
+        records: Complete trials.
+        objective: After two goals, or one; then the other is epsilon, which `records` vary.
+        confirmed: Repeats of the best, by trial; shown where the first goal is alone.
+    """
+    first, second = (*objective.goals, "epsilon")[:2]
+    two = ObjectiveConfig.model_validate({"metrics": [first, second]})
+    placed = [(r, v) for r in records if (v := goal_values(two, r.row, r.config))]
+    made = figure(xaxis_title=goal_title(second), yaxis_title=goal_title(first))
+    made.add_trace(
+        go.Scatter(
+            x=[v[1] for _, v in placed],
+            y=[v[0] for _, v in placed],
+            mode="markers",
+            marker=markers(BLUE, 8, opacity=0.8),
+            name="complete",
+            text=[hover(r) for r, _ in placed],
+            hovertemplate="%{text}<extra></extra>",
+        )
+    )
+    best = sorted(front([r for r, _ in placed], two), key=lambda r: _of(two, r)[1])
+    values = [_of(two, r) for r in best]
+    made.add_trace(
+        go.Scatter(
+            x=[v[1] for v in values],
+            y=[v[0] for v in values],
+            mode="lines+markers",
+            line={"color": ORANGE, "width": 2, "shape": "hv"},
+            marker=markers(ORANGE, 11, symbol="diamond"),
+            name="front: no trial is better in both",
+            text=[hover(r) for r in best],
+            hovertemplate="%{text}<extra></extra>",
+        )
+    )
+    by_number = {r.number: v for r, v in placed}
+    if repeated := [c for n, c in confirmed.items() if n in by_number]:
+        places = [by_number[c.number][1] for c in repeated]
+        made.add_trace(repeats(places, repeated, symbol="square"))  # the front has the diamonds
+    if second == "epsilon" and len({v[1] for _, v in placed}) > 1:
+        ticks = sorted({round(v[1], 3) for _, v in placed})
+        made.update_xaxes(type="log", **({"tickvals": ticks} if len(ticks) < 9 else {}))
+    return made
+
+
+def groups(
+    records: Sequence[Record],
+    objective: ObjectiveConfig,
+    confirmed: dict[int, Confirmation],
+    *,
+    by: str,
+) -> go.Figure:
+    """All trials of each method, or of each budget, side by side, with their median.
+
+    Args:
+        records: Complete trials.
+        objective: What they are judged by.
+        confirmed: Repeats of the best, by trial.
+        by: "method" or "epsilon".
+    """
+    named = _by_method(records) if by == "method" else _by_budget(records)
+    sign = objective.sign
+    if by == "method":
+        named = dict(
+            sorted(named.items(), key=lambda item: min(sign * (r.value or 0) for r in item[1]))
+        )
+    made = figure(
+        yaxis_title=goal_title(objective.metric),
+        xaxis_title="method" if by == "method" else "ε of the trial",
+    )
+    in_legend = False
+    for name, group in named.items():
+        made.add_trace(
+            go.Box(
+                y=[r.value for r in group],
+                name=name,
+                boxpoints="all",
+                pointpos=0,
+                jitter=0.5,
+                whiskerwidth=0,
+                fillcolor="rgba(138,143,152,0.15)",
+                line={"color": GREY, "width": 1},
+                marker=markers(BLUE, 7, opacity=0.8),
+                text=[hover(r) for r in group],
+                hovertemplate="%{text}<extra></extra>",
+                hoveron="points",
+                showlegend=False,
+            )
+        )
+        if repeated := [confirmed[r.number] for r in group if r.number in confirmed]:
+            marks = repeats([name] * len(repeated), repeated)
+            made.add_trace(marks.update(showlegend=not in_legend))
+            in_legend = True
+    made.update_xaxes(type="category")
+    return made
+
+
+def learning(
+    records: Sequence[Record], curves: Mapping[int, Curve], objective: ObjectiveConfig
+) -> go.Figure:
+    """The objective by epoch: pruned trials grey, complete ones blue, the best in strong colours.
+
+    Args:
+        records: Trials of the search.
+        curves: (epoch, objective) by trial.
+        objective: What they are judged by.
+    """
+    made = figure(xaxis_title="epoch", yaxis_title=goal_title(objective.metric), height=460)
+    shown = [r for r in records if r.number in curves]
+    done = [r for r in shown if r.state == "complete"]
+    best = sorted(done, key=lambda r: objective.sign * (r.value or 0.0))[:_STRONG]
+    kinds = {
+        "pruned": ([r for r in shown if r.state == "pruned"], GREY, "dot", 1.2),
+        "failed": ([r for r in shown if r.state == "failed"], RED, "dot", 1.0),
+        "still running": ([r for r in shown if r.state == "running"], GREY, "dash", 1.2),
+        "complete": ([r for r in done if r not in best], BLUE, "solid", 1.0),
+    }
+    for name, (group, colour, dash, width) in kinds.items():
+        for i, record in enumerate(group):
+            line = {"color": colour, "dash": dash, "width": width}
+            made.add_trace(_curve(record, curves[record.number], name, line, legend=i == 0))
+    for i, record in enumerate(best):
+        line = {"color": PALETTE[1 + i], "width": 3, "dash": DASHES[i]}
+        name = f"trial {record.number}" + (", the best" if i == 0 else "")
+        made.add_trace(_curve(record, curves[record.number], name, line, legend=True))
+    return made
+
+
+def _curve(
+    record: Record, curve: Curve, name: str, line: dict[str, object], *, legend: bool
+) -> go.Scatter:
+    strong = bool(line["width"] == 3)
+    return go.Scatter(
+        x=[epoch for epoch, _ in curve],
+        y=[value for _, value in curve],
+        mode="lines+markers" if len(curve) == 1 or strong else "lines",
+        line=line,
+        opacity=1.0 if strong else 0.55,
+        name=name,
+        legendgroup=name,
+        showlegend=legend,
+        text=[hover(record)] * len(curve),
+        hovertemplate="%{text}<br>epoch %{x}: %{y:.4f}<extra></extra>",
+    )
+
+
+def _of(objective: ObjectiveConfig, record: Record) -> tuple[float, ...]:
+    values = goal_values(objective, record.row, record.config)
+    assert values is not None, "a trial of the front has its figures"
+    return values
+
+
+def _by_method(records: Sequence[Record]) -> dict[str, list[Record]]:
+    found: dict[str, list[Record]] = {}
+    for record in records:
+        found.setdefault(str(record.config.method.name), []).append(record)
+    return found
+
+
+def _by_budget(records: Sequence[Record]) -> dict[str, list[Record]]:
+    return {f"{group[0].epsilon or 0:g}": group for group in budgets(records)}

@@ -1,0 +1,100 @@
+"""The objective over two searched keys together: kappa by gamma, cut by depth."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+
+from dpsweep.config.search import ObjectiveConfig
+from dpsweep.results.plots.axes import KeyAxis
+from dpsweep.results.plots.style import figure, goal_title, hover, scaled
+from dpsweep.search.trial_record import Record
+
+PAIRS = (
+    ("method.kappa", "method.gamma"),
+    ("method.cut", "method.depth"),
+    ("train.batch_size", "optimizer.lr"),
+)
+"""Keys that belong together, (to the right, upwards)."""
+
+_LEAST_FOR_A_GROUND = 8
+_CELLS = 80
+_LEAST_WEIGHT = 0.3
+"""Trials, counted by nearness, below which a cell stays empty."""
+
+
+def pair(
+    records: Sequence[Record], x: KeyAxis, y: KeyAxis, objective: ObjectiveConfig
+) -> go.Figure:
+    """A mark for each trial, on a ground of the mean over the trials nearby.
+
+    The ground is m(p) = sum_i w_i v_i / sum_i w_i with w_i = exp(-|p - p_i|^2 / 2 h^2), h the rule
+    of Scott over the unit square (a third of a step between categories); it is left out far from
+    every trial, and below eight of them.
+
+    Args:
+        records: Complete trials that have both keys.
+        x: Key to the right.
+        y: Key upwards.
+        objective: What they are judged by.
+    """
+    values = np.array([r.value or 0.0 for r in records])
+    xs = np.array([x.place(r.hyperparams[x.key]) for r in records], dtype=float)
+    ys = np.array([y.place(r.hyperparams[y.key]) for r in records], dtype=float)
+    marks = scaled(values.tolist(), objective.direction, goal_title(objective.metric))
+    made = figure(height=440, showlegend=False, xaxis=x.layout(), yaxis=y.layout())
+    if len(records) >= _LEAST_FOR_A_GROUND:
+        columns, rows = _cells(x), _cells(y)
+        smooth = _means(xs, ys, values, (x, columns), (y, rows))
+        ground = go.Heatmap(
+            x=columns,
+            y=rows,
+            z=smooth,
+            colorscale=marks["colorscale"],
+            zmin=values.min(),
+            zmax=values.max(),
+            showscale=False,
+            opacity=0.45,
+            hoverinfo="skip",
+        )
+        made.add_trace(ground)
+    dots = go.Scatter(
+        x=xs,
+        y=ys,
+        mode="markers",
+        marker=marks | {"size": 11},
+        text=[hover(r) for r in records],
+        hovertemplate="%{text}<extra></extra>",
+    )
+    made.add_trace(dots)
+    return made
+
+
+def _cells(axis: KeyAxis) -> np.ndarray:
+    """Middles of the ground's cells along one axis."""
+    return axis.low + np.linspace(0, 1, _CELLS if axis.words is None else len(axis.words)) * (
+        axis.high - axis.low
+    )
+
+
+def _means(
+    xs: np.ndarray,
+    ys: np.ndarray,
+    values: np.ndarray,
+    across: tuple[KeyAxis, np.ndarray],
+    upwards: tuple[KeyAxis, np.ndarray],
+) -> np.ndarray:
+    """The ground, shape (rows, columns); NaN where no trial is near."""
+    width = len(values) ** (-1 / 6) / 4  # Scott's exponent, the unit square's spread of about 1/4
+    near = [
+        np.exp(-0.5 * ((cells[:, None] - at[None, :]) / _width(axis, width)) ** 2)
+        for (axis, cells), at in ((across, xs), (upwards, ys))
+    ]
+    weights = near[1][:, None, :] * near[0][None, :, :]
+    total = weights.sum(-1)
+    means: np.ndarray = (weights @ values) / np.maximum(total, 1e-12)
+    return np.where(total < _LEAST_WEIGHT, np.nan, means)
+
+
+def _width(axis: KeyAxis, width: float) -> float:
+    return 1 / 3 if axis.words is not None else width * (axis.high - axis.low)

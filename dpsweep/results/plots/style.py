@@ -1,0 +1,135 @@
+"""The look of every figure: colours, fonts, and what axes are called.
+
+Colours are Okabe and Ito's, which the colour-blind can tell apart and which differ in print;
+nothing is told by colour alone. Backgrounds are white; a page in dark overrides them.
+"""
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+import plotly.graph_objects as go
+
+from dpsweep.results.tables import knob_words
+from dpsweep.search.confirmation import Confirmation
+from dpsweep.search.trial_record import Record
+
+BLUE, ORANGE, GREEN, PURPLE, SKY, RED = (
+    "#0072B2",
+    "#E69F00",
+    "#009E73",
+    "#CC79A7",
+    "#56B4E9",
+    "#D55E00",
+)
+PALETTE = (BLUE, RED, GREEN, PURPLE, ORANGE, SKY)
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x")
+GREY = "#8A8F98"
+SCALE = ("#46327E", "#365C8D", "#277F8E", "#1FA187", "#4AC16D", "#A0DA39")
+"""Part of viridis, from worst to best, without the ends that vanish on black or white."""
+
+GOAL_TITLES = {
+    "valid/accuracy": "validation accuracy (share correct)",
+    "valid/loss": "validation loss (nats)",
+    "seconds": "time of a trial (seconds)",
+    "epsilon": "ε of the trial",
+}
+
+KEY_TITLES = {
+    "method.kappa": "κ, Kalman gain",
+    "method.gamma": "γ, look-ahead (last steps)",
+    "method.depth": "ρ, depth of the shelf",
+    "method.cut": "λ, cut (share of the spectrum)",
+    "method.points": "k, points a step",
+    "method.decay": "β, inner decay",
+    "method.outer_decay": "β_o, outer decay",
+    "method.keep": "share of frequencies kept",
+    "method.keep_circulant": "share kept, circulant layers",
+    "method.filter": "low-pass filter",
+    "method.name": "method",
+    "optimizer.lr": "η, learning rate",
+    "optimizer.floor": "γ', floor of the variance",
+    "train.batch_size": "B, batch size (examples)",
+    "train.epochs": "E, epochs",
+    "privacy.clip_norm": "C, clip norm (gradient units)",
+    "privacy.epsilon": "ε of the trial",
+}
+"""Searched keys with the papers' letters and their units."""
+
+_TEMPLATE = go.layout.Template(
+    layout={
+        "font": {"family": "system-ui, 'Segoe UI', Helvetica, Arial, sans-serif", "size": 13},
+        "colorway": list(PALETTE),
+        "paper_bgcolor": "white",
+        "plot_bgcolor": "white",
+        "margin": {"l": 64, "r": 24, "t": 24, "b": 56},
+        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
+        "hovermode": "closest",
+        "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": GREY, "activecolor": BLUE},
+        "xaxis": {"automargin": True, "gridcolor": "#E3E5E8", "zeroline": False},
+        "yaxis": {"automargin": True, "gridcolor": "#E3E5E8", "zeroline": False},
+    }
+)
+
+
+def figure(traces: Sequence[Any] = (), *, height: int = 420, **layout: Any) -> go.Figure:
+    """A figure in the common style; `height` in pixels, as wide as where it is shown."""
+    made = go.Figure(list(traces))
+    made.update_layout(template=_TEMPLATE, height=height, **layout)
+    return made
+
+
+def key_title(key: str) -> str:
+    """What a searched key's axis is called.
+
+    >>> key_title("method.kappa"), key_title("optimizer.schedule.warm_up")
+    ('κ, Kalman gain', 'schedule.warm_up')
+    """
+    return KEY_TITLES.get(key, ".".join(key.split(".")[-2:]) if key.count(".") > 1 else key)
+
+
+def stacked(title: str) -> str:
+    """An axis title with its unit on a second line, for narrow columns."""
+    return title.replace(" (", "<br>(")
+
+
+def goal_title(goal: str) -> str:
+    """What an objective's axis is called."""
+    return GOAL_TITLES.get(goal, goal)
+
+
+def markers(colour: Any = BLUE, size: int = 8, **more: Any) -> dict[str, Any]:
+    """Marks with a rim, so that they stand out on white and on black."""
+    return {"color": colour, "size": size, "line": {"width": 0.6, "color": GREY}, **more}
+
+
+def scaled(values: Sequence[float], direction: str, title: str) -> dict[str, Any]:
+    """Marks coloured by objective, the best at the bright end, with their legend."""
+    colours = list(SCALE) if direction == "maximize" else list(reversed(SCALE))
+    steps = [[i / (len(colours) - 1), colour] for i, colour in enumerate(colours)]
+    bar = {"title": {"text": title, "side": "right"}, "thickness": 12, "outlinewidth": 0}
+    return markers(list(values), 9, colorscale=steps, showscale=True, colorbar=bar)
+
+
+def repeats(
+    places: Sequence[Any], found: Sequence[Confirmation], symbol: str = "diamond"
+) -> go.Scatter:
+    """What repeating configs came to: mean and standard deviation of each, at its place on x."""
+    return go.Scatter(
+        x=list(places),
+        y=[c.mean for c in found],
+        error_y={"array": [c.spread for c in found], "color": RED, "thickness": 2},
+        mode="markers",
+        marker=markers(RED, 10, symbol=symbol),
+        name="repeated with fresh noise, mean ± s.d.",
+        legendgroup="repeats",
+        text=[f"trial {c.number}, repeated: {c}" for c in found],
+        hovertemplate="%{text}<extra></extra>",
+    )
+
+
+def hover(record: Record) -> str:
+    """What is said of a trial under the pointer; plotly reads tags in it, so none are left."""
+    value = "no result" if record.value is None else f"{record.value:.4f}"
+    return f"trial {record.number}, {record.state}: {value}<br>{escape(knob_words(record))}"

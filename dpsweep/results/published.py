@@ -1,0 +1,179 @@
+"""The figures that papers print, as cells that can be run: published.yaml, read and checked."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from dpsweep.config.source import Tree, read_yaml, validate
+from dpsweep.config.space.domains import merged
+from dpsweep.core.errors import unknown
+from dpsweep.core.strict import Strict
+
+_FILE = Path(__file__).with_name("published.yaml")
+
+
+class Part(Strict):
+    """What a row, a column or a method of a table says of its trials."""
+
+    set: dict[str, Any] = Field(default_factory=dict)
+    """Sections of the trial config."""
+
+    search: dict[str, Any] = Field(default_factory=dict)
+    """Dotted key -> how it varies, as in a sweep file."""
+
+    printed: dict[str, Any] = Field(default_factory=dict)
+    """Dotted key -> the setting that print names."""
+
+
+class Row(Part):
+    """What a row says of its trials."""
+
+    methods: dict[str, Part] = Field(default_factory=dict)
+    """What it says of those of one method, by the name that print gives it."""
+
+
+class Table(Strict):
+    """One table of a paper."""
+
+    source: str
+    """Paper and table."""
+
+    notes: list[str] = Field(default_factory=list)
+    """How its experiments differ from ours, whatever the cell."""
+
+    base: dict[str, Any]
+    """The trial config, as far as all cells share it."""
+
+    search: dict[str, Any]
+    """Dotted key -> how it varies in all cells."""
+
+    rows: dict[str, Row]
+    """By name."""
+
+    columns: dict[str, Part]
+    """By name."""
+
+    methods: dict[str, Part]
+    """By the name that print gives them."""
+
+    cells: dict[str, dict[str, dict[str, float]]]
+    """Row -> column -> method -> accuracy in print, in %."""
+
+    beside: dict[str, dict[str, dict[str, float]]] = Field(default_factory=dict)
+    """The same for figures that are not ours to run."""
+
+    missing: dict[str, str] = Field(default_factory=dict)
+    """Row -> why it cannot be run."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One figure in print, and the trials that are to meet it.
+
+    Attributes:
+        table: Name of its table.
+        row: Name of its row.
+        column: Name of its column.
+        method: Name of its method.
+        printed: Accuracy in print, in %.
+        beside: Other figures that print has there, by what they are.
+        tree: The trial config around which is searched.
+        search: What varies.
+        settings: Dotted key -> the setting that print names.
+        missing: Why it cannot be run; empty if it can.
+    """
+
+    table: str
+    row: str
+    column: str
+    method: str
+    printed: float
+    beside: dict[str, float]
+    tree: Tree
+    search: Tree
+    settings: dict[str, Any]
+    missing: str
+
+    @property
+    def name(self) -> str:
+        """What its sweep is called."""
+        return f"{self.table}.{self.row}.{self.column}.{self.method}"
+
+    @property
+    def epsilon(self) -> float | None:
+        """The budget in print; None if the text we have lost it."""
+        found: float | None = self.tree.get("privacy", {}).get("epsilon")
+        return found
+
+
+@cache
+def tables() -> dict[str, Table]:
+    """Every table, by name."""
+    source = read_yaml(_FILE)
+    found: dict[str, Table] = validate(dict[str, Table], source)
+    return found
+
+
+def table(name: str) -> Table:
+    """One table.
+
+    Raises:
+        ConfigError: If there is none of this name.
+    """
+    if name not in tables():
+        raise unknown("table", name, tables(), where="TABLE")
+    return tables()[name]
+
+
+def cells(
+    name: str,
+    rows: Sequence[str] = (),
+    columns: Sequence[str] = (),
+    methods: Sequence[str] = (),
+) -> list[Cell]:
+    """Cells of a table, in the order of print; all rows, columns or methods where none is named.
+
+    Raises:
+        ConfigError: If a row, column or method is not in the table.
+    """
+    whole = table(name)
+    asked = (("rows", rows, whole.rows), ("columns", columns, whole.columns))
+    for option, given, known in (*asked, ("methods", methods, whole.methods)):
+        for one in given:
+            if one not in known:
+                raise unknown(option.removesuffix("s"), one, known, where=f"{name}: --{option}")
+    return [
+        _cell(name, whole, row, column, method)
+        for row, by_column in whole.cells.items()
+        for column, by_method in by_column.items()
+        for method in by_method
+        if (row in rows or not rows)
+        and (column in columns or not columns)
+        and (method in methods or not methods)
+    ]
+
+
+def _cell(name: str, whole: Table, row: str, column: str, method: str) -> Cell:
+    by_row = whole.rows[row]
+    exception = by_row.methods.get(method, Part())
+    parts = (whole.methods[method], by_row, whole.columns[column], exception)
+    tree, search, settings = whole.base, whole.search, dict[str, Any]()
+    for part in parts:
+        tree, search = merged(tree, part.set), search | part.search
+        settings = settings | part.printed
+    return Cell(
+        table=name,
+        row=row,
+        column=column,
+        method=method,
+        printed=whole.cells[row][column][method],
+        beside=whole.beside.get(row, {}).get(column, {}),
+        tree=tree,
+        search=search,
+        settings=settings,
+        missing=whole.missing.get(row, ""),
+    )

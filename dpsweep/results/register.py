@@ -1,0 +1,182 @@
+"""The confirmed best of a sweep as a registered model, with its privacy statement."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from dpsweep.config.trial import TrialConfig
+from dpsweep.core.errors import StateError
+from dpsweep.data.read import Dataset
+from dpsweep.privacy.statement import NO_EPSILON, shown_delta, shown_epsilon
+from dpsweep.results.export import Origin, origin_of
+from dpsweep.results.formats import Winner, kept_weights
+from dpsweep.results.pareto import nothing_to_show, winners
+from dpsweep.search.charge import run_of, statement
+from dpsweep.search.study_view import EPSILON_KEY
+from dpsweep.search.trial_record import Record
+from dpsweep.store.state_dir import State, SweepFolder
+from dpsweep.store.study import Study
+from dpsweep.tracking.registry import Entry, Version, check_names, register
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A version in the registry.
+
+    Attributes:
+        name: Of the registered model.
+        version: Its number.
+        trial: The trial whose weights it has.
+        uri: models:/NAME@ALIAS, by which MLflow loads it.
+        words: What is told of it.
+    """
+
+    name: str
+    version: str
+    trial: int
+    uri: str
+    words: str
+
+
+def register_best(
+    study: Study,
+    folder: SweepFolder,
+    state: State,
+    name: str,
+    *,
+    alias: str = "champion",
+    allow_void: bool = False,
+) -> list[Registered]:
+    """Registers the best model of each budget where the sweep is tracked.
+
+    Raises:
+        ConfigError: If name or alias are not such as the registry takes.
+        StateError: If the sweep is not finished or void, or its weights or its run are not there.
+        ConnectionRefused: If the tracking server does not answer.
+    """
+    check_names(name, alias)
+    sweep = study.sweep.name
+    if not study.is_finished():
+        raise StateError(
+            f"--register {name}: sweep {sweep!r} is not finished, and its best may be another "
+            f"yet. Go on with: dpsweep resume {sweep}"
+        )
+    best = winners(study)
+    if not best:
+        raise nothing_to_show(study)
+    void = study.is_void or any(record.void for record in study.records())
+    if void and not allow_void:
+        raise StateError(
+            f"--register {name}: sweep {sweep!r} is VOID: it used a fixed test secret, and there "
+            f"is no privacy in it. Launch it without DPSWEEP_TEST_SECRET; or register it as void "
+            f"with --allow-void"
+        )
+    uri, origin = folder.tracking_uri or state.tracking_uri, origin_of(study)
+    return [_one(r, origin, folder, uri, _named(name, r), alias, void=void) for r in best]
+
+
+class FromBytes(nn.Module):
+    """A trained model that takes images as they are stored, and scales them itself.
+
+    Args:
+        model: Takes scaled images.
+        config: The trial it was trained by.
+    """
+
+    def __init__(self, model: nn.Module, config: TrialConfig) -> None:
+        super().__init__()
+        self.model = model
+        self._dtype: torch.dtype = getattr(torch, config.train.dtype)
+        none = torch.empty(0)
+        data = config.data
+        self._scale = Dataset(
+            *(none,) * 4, data.spec.brightest, data.normalise, data.features is not None
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Bytes, or features where the config names some, (B, C, H, W) -> logits (B, classes)."""
+        logits: Tensor = self.model(self._scale.scaled(images, self._dtype))
+        return logits
+
+
+def trained(winner: Winner) -> FromBytes:
+    """The winner's model, with the weights that were kept; in evaluation mode, on the CPU.
+
+    Raises:
+        StateError: If its weights were not kept.
+    """
+    weights, config = kept_weights(winner), winner.record.config
+    model = config.model.build(config.data.spec.shape, config.data.spec.num_classes)
+    model.to(getattr(torch, config.train.dtype))
+    model.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
+    return FromBytes(model, config).eval()
+
+
+def _one(
+    record: Record,
+    origin: Origin,
+    folder: SweepFolder,
+    uri: str,
+    name: str,
+    alias: str,
+    *,
+    void: bool,
+) -> Registered:
+    winner = Winner(record, 1, origin, folder.trial_dir(record.number) / "weights.pt")
+    model = trained(winner)
+    data = record.config.data
+    kind = torch.uint8 if data.features is None else torch.float32
+    example = torch.zeros(2, *data.spec.shape, dtype=kind)
+    trial = f"{origin.sweep}/{record.number}"
+    entry = Entry(name, alias, folder.id, trial, _note(winner), _tags(record, void=void))
+    found = register(uri, entry, model, example)
+    return Registered(
+        name, found.version, record.number, f"models:/{name}@{alias}", _words(found, alias)
+    )
+
+
+def _note(winner: Winner) -> str:
+    record, origin = winner.record, winner.origin
+    return "\n\n".join(
+        (
+            f"Trial {record.number} of sweep {origin.sweep}. {origin.luck(record)}",
+            f"**Privacy of this run by itself:** {statement(record)}",
+            f"**Privacy of the search:** {origin.search_words}",
+            f"Takes {_taken(record.config)}, and gives logits.",
+        )
+    )
+
+
+def _taken(config: TrialConfig) -> str:
+    shape = " x ".join(map(str, config.data.spec.shape))
+    if config.data.features is None:
+        return f"images as bytes, each {shape} (channels, height, width), which it scales itself"
+    return f"the features of images that data.features names, each {shape}"
+
+
+def _tags(record: Record, *, void: bool) -> dict[str, str]:
+    """To filter by; epsilon is of this run alone, the search's stands in the description."""
+    config, run = record.config, run_of(record)
+    epsilon = record.epsilon or run.epsilon(config.delta)
+    return {
+        "epsilon": NO_EPSILON if void else shown_epsilon(epsilon),
+        "epsilon.covers": "this run by itself; for the search see the description",
+        "delta": shown_delta(config.delta),
+        "method": config.method.name,
+        "model": config.model.name,
+        "data": config.data.name,
+        "void": str(void).lower(),
+        "valid/accuracy": f"{(record.row or {})['valid/accuracy']:.4f}",
+    }
+
+
+def _named(name: str, record: Record) -> str:
+    epsilon = record.hyperparams.get(EPSILON_KEY)
+    return name if epsilon is None else f"{name}-epsilon-{epsilon:g}"
+
+
+def _words(found: Version, alias: str) -> str:
+    new = "registered" if found.is_new else "was registered before"
+    moved = "" if found.before is None else f", which was version {found.before}"
+    return f"models:/{found.name}@{alias}{moved}: version {found.version} {new}"

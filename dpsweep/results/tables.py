@@ -1,0 +1,148 @@
+"""Tables of trials and sweeps, for people and (as rows) for programs."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from dpsweep.privacy.statement import shown_epsilon
+from dpsweep.results.rich_table import plain_table
+from dpsweep.search.study_view import EPSILON_KEY
+from dpsweep.search.trial_record import Record
+
+LETTERS = {
+    "method.kappa": "κ",
+    "method.gamma": "γ",
+    "method.depth": "ρ",
+    "method.cut": "λ",
+    "train.batch_size": "B",
+    "privacy.clip_norm": "C",
+    "method.name": "method",
+    "privacy.epsilon": "for ε",
+}
+"""The papers' letters, shown beside the names."""
+
+_MOST_COLUMNS = 6
+"""Searched keys that fit beside each other; more, as where methods are compared, share one."""
+
+
+def trial_table(records: list[Record], title: str, *, show_state: bool = True) -> Table:
+    """One line a trial, in the given order; narrow enough for 80 columns."""
+    hyperparams = knob_names(records)
+    named = {"ε": "epsilon spent", "σ": "noise multiplier"}
+    named.update(
+        {LETTERS[k]: k.rpartition(".")[2] for k in hyperparams if k in LETTERS and k != EPSILON_KEY}
+    )
+    void = " (void: fixed test secret, no privacy)" if any(r.void for r in records) else ""
+    legend = ", ".join(f"{letter} {name}" for letter, name in named.items())
+    table = plain_table(title + void, caption=legend, caption_justify="left")
+    together = len(hyperparams) > _MOST_COLUMNS
+    headings = [] if together else [heading(name) for name in hyperparams]
+    for name in ("trial", "accuracy", "loss", "ε", "σ", *headings, "sec"):
+        table.add_column(name, justify="right", no_wrap=True)
+    if together:
+        table.add_column("searched")
+    if show_state:
+        table.add_column("state", no_wrap=True)
+    for record in records:
+        row = record.row or {}
+        table.add_row(
+            str(record.number),
+            *(shown_value(row.get(name)) for name in ("valid/accuracy", "valid/loss")),
+            shown_epsilon(row["privacy/epsilon_spent"]) if row else "–",
+            shown_value(row.get("noise_multiplier")),
+            *(
+                []
+                if together
+                else [Text(shown_value(record.hyperparams.get(name))) for name in hyperparams]
+            ),
+            f"{record.seconds:.0f}",
+            *([Text(knob_words(record))] if together else []),
+            *([record.state] if show_state else []),
+        )
+    return table
+
+
+def running_table(records: Iterable[Record]) -> Table:
+    """One line a trial that runs, of its last report; for a panel under a heading of its own."""
+    table = panel_table("trial", "epoch", "accuracy", "loss", "ε spent", "searched")
+    for record in records:
+        row = record.row or {}
+        table.add_row(
+            str(record.number),
+            f"{row.get('epoch', 0):g}/{record.config.train.epochs:g}",
+            *(f"{row[k]:.4f}" if k in row else "–" for k in ("valid/accuracy", "valid/loss")),
+            shown_epsilon(row["privacy/epsilon_spent"]) if row else "–",
+            Text(knob_words(record)),
+        )
+    return table
+
+
+def panel_table(*columns: str) -> Table:
+    """A table without a frame, to be filled; what was searched stands left, figures right."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in columns:
+        table.add_column(name, justify="left" if name == "searched" else "right")
+    return table
+
+
+def repeated_words(record: Record) -> str:
+    """Which trial it repeats; empty if none."""
+    return "" if record.confirms is None else f" (trial {record.confirms} with fresh noise)"
+
+
+def best_words(best: Record | None) -> str:
+    """The best so far, in a few words."""
+    if best is None or best.value is None:
+        return "no trial complete yet"
+    return f"best {best.value:.4f} (trial {best.number})"
+
+
+def trial_row(record: Record) -> dict[str, Any]:
+    """One trial as plain data, for --json."""
+    return {
+        "trial": record.number,
+        "state": record.state,
+        "value": record.value,
+        "reason": record.reason,
+        "void": record.void,
+        **(record.row or {}),
+        "knobs": record.hyperparams,
+    }
+
+
+def knob_names(records: list[Record]) -> list[str]:
+    """Every searched key, in the order of the sweep file."""
+    return list(dict.fromkeys(name for record in records for name in record.hyperparams))
+
+
+def knob_words(record: Record, *, without: Sequence[str] = ()) -> str:
+    """What was searched in one trial, as `name=value` pairs, `without` some keys."""
+    hyperparams = {k: v for k, v in record.hyperparams.items() if k not in without}
+    return " ".join(f"{heading(k)}={shown_value(v)}" for k, v in hyperparams.items())
+
+
+def heading(name: str) -> str:
+    """The paper's letter of a searched key, or its last word."""
+    return LETTERS.get(name, name.rpartition(".")[2])
+
+
+def shown_budgets(epsilons: Sequence[float | None]) -> str:
+    """The budgets of a sweep's trials; infinite where the noise was given.
+
+    >>> shown_budgets([1, 2.5]), shown_budgets([None])
+    ('1, 2.5', '∞')
+    """
+    return ", ".join("∞" if epsilon is None else f"{epsilon:g}" for epsilon in epsilons)
+
+
+def shown_value(value: Any) -> str:
+    """A figure in three digits, a dash for nothing, a form of filter by its content."""
+    if value is None:
+        return "–"
+    if isinstance(value, dict) and len(value) == 1:  # the form of a filter: its content says it
+        return shown_value(*value.values())
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.3f}" if 0.01 <= abs(value) < 1 else f"{value:.3g}"

@@ -1,0 +1,1 @@
+"""Decide what the next trial tries, from the trials so far."""

@@ -1,0 +1,238 @@
+"""What a sweep's trials have spent together, and the sentences that say so."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from dpsweep.config.sweep import Sweep
+from dpsweep.config.trial import TrialConfig
+from dpsweep.core.errors import ConfigError
+from dpsweep.privacy.accounting import Run, calibrate, compose
+from dpsweep.privacy.renyi import Cap
+from dpsweep.privacy.selection import Charged, cap_over, total
+from dpsweep.privacy.statement import Growth, Search, search_statement
+from dpsweep.search.trial_record import Record
+from dpsweep.training.budget import budget
+from dpsweep.training.statement import statement_of_trial
+
+Plans = tuple[tuple[int, int], ...]
+"""Runs that were planned, and how many had begun by then: at first, and after each change."""
+
+
+def ledger_entry(config: TrialConfig) -> dict[str, float]:
+    """What a trial is charged once it is handed out: its whole length, whatever becomes of it."""
+    run = budget(config).run
+    return {
+        "sampling_rate": run.sampling_rate,
+        "noise_multiplier": run.noise_multiplier,
+        "steps": run.steps,
+    }
+
+
+def run_of(record: Record) -> Run:
+    """The run a trial is charged for: the ledger's entry, or what it would be."""
+    if record.charged:
+        entry = record.charged
+        return Run(entry["sampling_rate"], entry["noise_multiplier"], int(entry["steps"]))
+    steps, rate = record.config.schedule
+    if record.row:
+        return Run(rate, record.row["noise_multiplier"], steps)
+    return budget(record.config).run
+
+
+def statement(record: Record) -> str:
+    """The promise of one trial that has reported."""
+    spent = run_of(record)
+    epsilon = record.config.privacy.epsilon or spent.epsilon(record.config.delta)
+    return statement_of_trial(record.config, epsilon, spent.noise_multiplier, record.void)
+
+
+def cap_of(sweep: Sweep) -> Cap | None:
+    """What one trial may lose at most for the search's figure to be proven; None where all may.
+
+    It is needed where a search over batch sizes or lengths may choose them, or its own end, by
+    results, and for private selection, whose bound is about what loses most. It follows from the
+    sweep file alone, so that it is the same before the first trial and after the last.
+    """
+    if sweep.whole:
+        return None if sweep.whole.is_one_run else sweep.whole.cap
+    if not sweep.schedules_vary:
+        return None
+    runs = _runs_at_the_ends(sweep)
+    if any(run.noise_multiplier == 0 for run in runs):
+        return None
+    return cap_over(runs, _charged(sweep), sweep.num_runs, sweep.written.delta)
+
+
+def within(cap: Cap | None, run: Run) -> bool:
+    """True if the trial may run: it loses no more than the search's proof allows."""
+    return cap is None or cap.admits(run)
+
+
+def check_within(sweep: Sweep, config: TrialConfig) -> None:
+    """Raises ConfigError for a proposed trial that would void what is proven of the search.
+
+    To be called when a trial is drawn, before its secret is.
+    """
+    if not within(cap_of(sweep), budget(config).run):
+        train = config.train
+        raise ConfigError(
+            f"train.batch_size: {train.batch_size} with train.epochs: {train.epochs:g} loses more "
+            f"than the trials at the ends of the space, from which the search's guarantee was "
+            f"computed. It is not run; a choice of few batch sizes avoids it"
+        )
+
+
+def runs_statement(
+    sweep: Sweep,
+    runs: Sequence[Run],
+    *,
+    confirming: int = 0,
+    void: bool = False,
+    plans: Plans = (),
+    ahead: int | None = None,
+) -> str:
+    """The sentences for the search as a whole.
+
+    Args:
+        sweep: As it was launched.
+        runs: What each trial and each confirming run is charged.
+        confirming: How many of `runs` repeat a config.
+        void: True if one of them used a test secret.
+        plans: How many runs were planned; more than one if that was raised after some had begun.
+        ahead: Runs in all that the figure is to cover, those to come included; None for `runs`.
+    """
+    spent = _search(sweep, runs, confirming, void)
+    if ahead is not None:
+        spent = _ahead(spent, sweep, runs, ahead)
+    if len(plans) > 1 and sweep.whole is None and not sweep.is_private_selection:
+        spent = replace(spent, growth=growth_of(sweep, runs, plans))
+    held_out = sweep.written.data.num_held_out
+    return search_statement(spent, accounting=sweep.config.accounting, num_held_out=held_out)
+
+
+def _search(sweep: Sweep, runs: Sequence[Run], confirming: int, void: bool) -> Search:
+    """What was spent, by the sweep's own way of charging."""
+    delta, whole = sweep.written.delta, sweep.whole
+    told = Search(
+        num_runs=len(runs),
+        planned=sweep.num_runs,
+        epsilon=0.0,
+        delta=delta,
+        each=sweep.written.privacy.epsilon if len(sweep.epsilons) == 1 and not whole else None,
+        confirming=confirming,
+        adaptive=_is_adaptive(sweep),
+        void=void,
+    )
+    if whole and whole.covers(runs):
+        how = "(PLD)" if whole.is_one_run else "(RDP, at an order fixed beforehand)"
+        return replace(told, epsilon=whole.epsilon, shared=True, how=how)
+    told = replace(told, broken=whole.epsilon if whole else None)
+    if sweep.is_private_selection:
+        return replace(told, epsilon=_selected(sweep, runs))
+    told = replace(told, epsilon=compose(runs, delta))
+    if sweep.schedules_vary and (_is_adaptive(sweep) or len(runs) < sweep.num_runs):
+        proven, how = _proven(sweep, runs, sweep.num_runs)
+        return replace(told, proven=proven, how=how, planned=max(sweep.num_runs, len(runs)))
+    if len(runs) < sweep.num_runs and not sweep.schedules_vary:
+        each = _num_of_each(sweep, runs, sweep.num_runs)
+        return replace(told, to_the_end=compose(_runs_at_the_ends(sweep) * each, delta))
+    return told
+
+
+def _ahead(spent: Search, sweep: Sweep, runs: Sequence[Run], num_runs: int) -> Search:
+    """What all planned runs will have spent: never less than `runs` have, whatever they find.
+
+    A figure for the whole search, and one whose promise was broken, stay what they are.
+    """
+    num_runs, delta = max(num_runs, len(runs)), sweep.written.delta
+    if spent.shared or sweep.is_private_selection:
+        return replace(spent, ahead=True)
+    if spent.broken is not None:
+        return spent
+    whole = replace(spent, planned=num_runs, proven=None, to_the_end=None, ahead=True)
+    if not sweep.schedules_vary:
+        kinds = _runs_at_the_ends(sweep) * _num_of_each(sweep, runs, num_runs)
+        return replace(whole, epsilon=max(spent.epsilon, compose(kinds, delta)))
+    (epsilon, delta), how = _proven(sweep, runs, num_runs)
+    return replace(whole, epsilon=epsilon, delta=delta, how=how) if delta < 1 else spent
+
+
+def growth_of(sweep: Sweep, runs: Sequence[Run], plans: Plans) -> Growth:
+    """What is proven where results had a say in how many runs there are.
+
+    Let c be the most runs of any kind (budget) that there are in the end, and c_1 what was planned
+    at first. Outcomes with c <= c_1 are those of a composition of c_1 runs of each kind: they get
+    delta. Each c > c_1 gets delta / ((c - c_1) (c - c_1 + 1)), and these add up to delta again.
+    With e_c the epsilon of c runs of each kind at that share of delta, for any set S of outcomes
+
+        P(S) = sum_c P(S and c) <= sum_c (exp(e_c) P'(S and c) + delta_c)
+             <= E'[exp(e_c); S] + 2 delta
+
+    which is (e_c, 2 delta)-DP ex post: epsilon belongs to the outcome (Ligett et al. 2017,
+    arXiv:1705.10829; as an odometer, Rogers et al. 2016, arXiv:1605.08294). Proof in
+    docs/privacy.md.
+    """
+    num_runs, delta = max(sweep.num_runs, len(runs)), sweep.written.delta
+    first, now = (_num_of_each(sweep, (), plans[0][0]), _num_of_each(sweep, runs, num_runs))
+    more = now - first
+    share = 1 / (more * (more + 1)) if more else 1.0
+    epsilon = compose(_runs_at_the_ends(sweep) * now, delta * share)
+    return Growth(plans, num_runs, epsilon, 2 * delta if more else delta)
+
+
+def _num_of_each(sweep: Sweep, runs: Sequence[Run], num_runs: int) -> int:
+    """Runs of each budget, at most, among `num_runs` of which `runs` have begun.
+
+    Where schedules do not vary, a run's noise tells its budget; three digits of it, since another
+    machine may have calibrated it.
+    """
+    begun = Counter(f"{run.noise_multiplier:.3g}" for run in runs)
+    return max(-(-num_runs // len(sweep.epsilons)), *begun.values(), 0)
+
+
+def _charged(sweep: Sweep) -> Charged:
+    """How the search is charged; that it is not is said in words, beside the figure."""
+    return "private_selection" if sweep.is_private_selection else "composition"
+
+
+def _is_adaptive(sweep: Sweep) -> bool:
+    """True if what is run depends on results."""
+    config = sweep.config
+    return config.sampler.learns or config.pruner.name != "none" or config.confirm is not None
+
+
+def _runs_at_the_ends(sweep: Sweep) -> list[Run]:
+    """Trials of each budget at the ends of what the search may choose."""
+    given, delta = sweep.written.privacy.noise_multiplier or 0.0, sweep.written.delta
+    return [
+        calibrate(epsilon, delta, rate, steps)[0] if epsilon else Run(rate, given, steps)
+        for epsilon in sweep.epsilons
+        for steps, rate in sweep.schedules
+    ]
+
+
+def _selected(sweep: Sweep, runs: Sequence[Run]) -> float:
+    """Epsilon of a private selection; by what was run, if that broke the cap."""
+    ends = _runs_at_the_ends(sweep)
+    cap = cap_of(sweep) or Cap.over(ends)
+    if not all(cap.admits(run) for run in runs):
+        cap = Cap.over([*ends, *runs])
+    return total("private_selection", cap, sweep.num_runs, sweep.written.delta)[0]
+
+
+def _proven(sweep: Sweep, runs: Sequence[Run], planned: int) -> tuple[tuple[float, float], str]:
+    """(epsilon, delta) of all planned runs whatever the search chose, and how it is proven.
+
+    Divergences add up at an order fixed beforehand, if every run kept the cap. If one did not,
+    each trial's own promise counts, by basic composition.
+    """
+    num, delta, cap = max(planned, len(runs)), sweep.written.delta, cap_of(sweep)
+    if cap and all(cap.admits(run) for run in runs):
+        epsilon, at = total("composition", cap, num, delta)
+        return (epsilon, delta), f"RDP at order {at.orders[0]:g}, fixed beforehand"
+    if None in sweep.epsilons:
+        return (math.inf, 1.0), ""
+    dearest = max(epsilon or 0.0 for epsilon in sweep.epsilons)
+    return (num * dearest, min(1.0, num * delta)), "basic composition"

@@ -1,0 +1,161 @@
+"""The best configs, run again with fresh noise: how good they are, and not how lucky they were.
+
+The best of many noisy trials is better than its config deserves. When the search is through,
+each of the `top` configs is trained `seeds` more times under secrets of its own, from other
+weights at the start; what counts then is the mean of those runs, without the trial that was
+chosen for its luck. The k-th repeat of any config starts from the same weights, so that configs,
+also of different sweeps with one seed, can be compared in pairs. Every such run spends the privacy
+of a trial.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import mean, stdev
+
+from dpsweep.config.budget import ConfirmConfig
+from dpsweep.config.trial import TrialConfig
+from dpsweep.search.trial_record import Record
+
+
+@dataclass(frozen=True)
+class Confirmation:
+    """What repeating one trial's config came to.
+
+    Attributes:
+        number: The trial that was repeated.
+        values: Objective of each repeat that was completed.
+        num_failed: Repeats that failed.
+    """
+
+    number: int
+    values: tuple[float, ...]
+    num_failed: int
+
+    @property
+    def mean(self) -> float:
+        """Of the completed repeats; there is at least one."""
+        return mean(self.values)
+
+    @property
+    def spread(self) -> float:
+        """Their standard deviation; 0 for a single one."""
+        return stdev(self.values) if len(self.values) > 1 else 0.0
+
+    def __str__(self) -> str:
+        failed = f", and {self.num_failed} that failed" if self.num_failed else ""
+        return f"{self.mean:.4f} ± {self.spread:.4f} over {len(self.values)} runs{failed}"
+
+
+def ranked(records: Sequence[Record], sign: int) -> list[Record]:
+    """Complete trials of the search, the best first.
+
+    Args:
+        records: Of the whole study, or of a part of it.
+        sign: 1 if small objectives are good, -1 if large ones are.
+    """
+    done = [r for r in records if r.state == "complete" and r.confirms is None]
+    return sorted(done, key=lambda r: (sign * (r.value or 0.0), r.number))
+
+
+def candidates(ranking: Sequence[Record], config: ConfirmConfig) -> list[Record]:
+    """The first `top` of a ranking, of each group."""
+    chosen: list[Record] = []
+    for record in ranking:
+        rivals = [c for c in chosen if group_of(c, config) == group_of(record, config)]
+        if len(rivals) < config.top:
+            chosen.append(record)
+    return chosen
+
+
+def group_of(record: Record, config: ConfirmConfig | None) -> tuple[float | None, str | None]:
+    """What a trial competes in: its epsilon and, if wished, its method."""
+    apart = config is not None and config.each_method
+    return record.epsilon, record.config.method.name if apart else None
+
+
+def missing(
+    ranking: Sequence[Record], repeats: Sequence[Record], config: ConfirmConfig
+) -> Record | None:
+    """The candidate whose config is to be run next; None if all have their repeats.
+
+    Candidates take turns, so that what a stopped sweep leaves behind is even.
+    """
+    left = lacking(ranking, repeats, config)
+    most = max(left.values(), default=0)
+    return next(c for c in ranking if left.get(c.number) == most) if most else None
+
+
+def lacking(
+    ranking: Sequence[Record], repeats: Sequence[Record], config: ConfirmConfig
+) -> dict[int, int]:
+    """How many repeats each candidate has still to be given, by its number."""
+    left = {c.number: config.seeds for c in candidates(ranking, config)}
+    for repeat in repeats:
+        if repeat.confirms in left:
+            left[repeat.confirms] = max(0, left[repeat.confirms] - 1)
+    return left
+
+
+def repeat_of(chosen: Record, repeats: Sequence[Record]) -> TrialConfig:
+    """The config of a candidate's next repeat: its own, but for the public seed.
+
+    Where a part of the training data is held out the seed says which, and it stays: under another
+    the repeats would be measured on examples that the search was trained on.
+    """
+    config = chosen.config
+    if config.data.num_held_out:
+        return config
+    earlier = sum(repeat.confirms == chosen.number for repeat in repeats)
+    return config.model_copy(update={"seed": config.seed + 1 + earlier})
+
+
+def confirmations(records: Sequence[Record]) -> dict[int, Confirmation]:
+    """What the repeats in `records` say, by the number of the trial that was repeated."""
+    ended: dict[int, list[Record]] = {}
+    for record in records:
+        if record.confirms is not None and record.state != "running":
+            ended.setdefault(record.confirms, []).append(record)
+    found = {}
+    for number, repeats in ended.items():
+        values = [r.value for r in repeats if r.state == "complete" and r.value is not None]
+        if values:
+            found[number] = Confirmation(number, tuple(values), len(repeats) - len(values))
+    return found
+
+
+def best_of(
+    trials: Sequence[Record], records: Sequence[Record], sign: int
+) -> tuple[Record | None, tuple[tuple[int, float], ...]]:
+    """The best complete trial, by its repeats where there are any; None if none is complete.
+
+    With it public seed and objective of each of its complete repeats.
+
+    Args:
+        trials: To choose from.
+        records: Those that repeat them, and any others.
+        sign: 1 if small objectives are good, -1 if large ones are.
+    """
+    done = [r for r in ranked(trials, sign) if r.value is not None]
+    best = next(iter(by_confirmed(done, confirmations(records), sign)), None)
+    repeats = [r for r in records if best and r.confirms == best.number and r.state == "complete"]
+    return best, tuple((r.config.seed, r.value) for r in repeats if r.value is not None)
+
+
+def by_confirmed(
+    ranking: Sequence[Record], confirmed: dict[int, Confirmation], sign: int
+) -> list[Record]:
+    """A ranking with the confirmed trials first, by their means; fewer failed repeats first.
+
+    Args:
+        ranking: Complete trials, the best first.
+        confirmed: What repeats came to.
+        sign: 1 if small objectives are good, -1 if large ones are.
+    """
+
+    def place(record: Record) -> tuple[bool, int, float]:
+        if record.number not in confirmed:
+            return True, 0, 0.0
+        repeats = confirmed[record.number]
+        return False, repeats.num_failed, sign * repeats.mean
+
+    return sorted(ranking, key=place)

@@ -1,0 +1,154 @@
+"""A sweep's space, sampler and pruner, in Optuna's terms."""
+
+import warnings
+from collections.abc import Sequence
+
+import optuna
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+from optuna.samplers import (
+    BaseSampler,
+    CmaEsSampler,
+    GPSampler,
+    QMCSampler,
+    RandomSampler,
+    TPESampler,
+)
+from optuna.trial import FrozenTrial
+
+from dpsweep.config.search import PrunerConfig, SamplerConfig
+from dpsweep.config.space.domains import Choice, Range, Space
+from dpsweep.core.seeds import public_seed
+from dpsweep.search.study_view import View, rivals
+
+
+def distribution(domain: Range) -> FloatDistribution | IntDistribution:
+    """A range, as Optuna says it."""
+    if domain.is_whole:
+        return IntDistribution(int(domain.low), int(domain.high), log=domain.is_log)
+    return FloatDistribution(domain.low, domain.high, log=domain.is_log)
+
+
+def distributions(space: Space) -> dict[str, BaseDistribution]:
+    """Those keys of a space without conditions that leave a choice, by name."""
+    found: dict[str, BaseDistribution] = {}
+    for path, domain in space.domains.items():
+        name = ".".join(map(str, path))
+        if isinstance(domain, Range):
+            found[name] = distribution(domain)
+        elif isinstance(domain, Choice) and not domain.in_turn and len(domain.options) > 1:
+            found[name] = CategoricalDistribution(domain.labels)
+    return found
+
+
+class Turns:
+    """Goes through all combinations of what is taken in turn, the first taken the fastest.
+
+    >>> [[turns.take(2), turns.take(3)] for turns in map(Turns, range(6))]
+    [[0, 0], [1, 0], [0, 1], [1, 1], [0, 2], [1, 2]]
+    """
+
+    def __init__(self, place: int) -> None:
+        self.left, self.ways = place, 1
+
+    def take(self, count: int) -> int:
+        """Whose turn it is among `count`; afterwards `left` counts the rounds before.
+
+        A round has `ways` places.
+        """
+        self.left, index = divmod(self.left, count)
+        self.ways *= count
+        return index
+
+
+class Sobol(QMCSampler):
+    """One point of a Sobol sequence, by its index: nothing is counted in the storage.
+
+    Optuna counts points that were drawn; a driver that dies after drawing one would skip it.
+    """
+
+    def __init__(self, space: Space, seed: int, index: int) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            super().__init__(scramble=True, seed=seed)
+        self._space, self._index = distributions(space), index
+
+    def infer_relative_search_space(
+        self, study: optuna.Study, trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
+        """The whole space, known from the first trial on."""
+        return self._space
+
+    def _find_sample_id(
+        self, study: optuna.Study, search_space: dict[str, BaseDistribution]
+    ) -> int:
+        return self._index
+
+
+def sampler(
+    config: SamplerConfig, seed: int, path: tuple[int, ...], history: Sequence[FrozenTrial] = ()
+) -> BaseSampler:
+    """The sampler that makes one proposal, and that one alone; qmc has `Sobol`.
+
+    Its seed depends on the sweep's seed and on `path`, the trial's place and the attempt, so that
+    a resumed search proposes what an uninterrupted one would have.
+
+    Args:
+        config: What the sweep file asks for.
+        seed: The sweep's seed.
+        path: Whose proposal it is.
+        history: Trials of an earlier sweep, for cmaes to start from; the others see them anyway.
+    """
+    own = public_seed(seed, "search", *path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        if config.name == "gp":
+            return GPSampler(
+                seed=own, n_startup_trials=config.startup_trials, warn_independent_sampling=False
+            )
+        if config.name == "cmaes":
+            return CmaEsSampler(
+                seed=own,
+                n_startup_trials=config.startup_trials,
+                warn_independent_sampling=False,
+                source_trials=list(history) or None,
+            )
+    if config.name == "tpe":
+        return TPESampler(
+            seed=own,
+            n_startup_trials=config.startup_trials,
+            multivariate=config.multivariate,
+            constant_liar=config.constant_liar,
+        )
+    return RandomSampler(seed=own)
+
+
+class AmongRivals(optuna.pruners.BasePruner):
+    """Compares a trial with those of the same budget alone."""
+
+    def __init__(self, inner: optuna.pruners.BasePruner) -> None:
+        self._inner = inner
+
+    def prune(self, study: optuna.Study, trial: FrozenTrial) -> bool:
+        """True if the trial is to end."""
+        among = rivals(study.get_trials(deepcopy=False), trial.user_attrs.get("knobs", {}))
+        return self._inner.prune(View(study, among), trial)
+
+
+def pruner(config: PrunerConfig) -> optuna.pruners.BasePruner:
+    """Who ends a trial early; its memory is the study's."""
+    if config.name == "median":
+        return AmongRivals(
+            optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=config.warmup_epochs - 1)
+        )
+    if config.name == "successive_halving":
+        return AmongRivals(
+            optuna.pruners.SuccessiveHalvingPruner(
+                min_resource=config.warmup_epochs, reduction_factor=config.reduction
+            )
+        )
+    return optuna.pruners.NopPruner()

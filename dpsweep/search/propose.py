@@ -1,0 +1,254 @@
+"""What the next trial tries: drawn until every condition of the sweep holds, and only then kept.
+
+A proposal follows from the sweep's seed, the trial's place among the trials of the search, and
+the trials before it; nothing is stored until it is made. So a driver that dies on the way leaves
+no trace, and the next one makes the same proposal. That holds to the letter where one trial runs
+at a time. Where several do, what is proposed also depends on which of them have ended.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.samplers import BaseSampler, RandomSampler
+from optuna.trial import FrozenTrial, TrialState
+
+from dpsweep.config.search import SamplerConfig
+from dpsweep.config.space.domains import Draw, Labels, Range, Slot
+from dpsweep.config.space.start_points import Given, Point
+from dpsweep.config.sweep import Sweep
+from dpsweep.config.trial import TrialConfig
+from dpsweep.core.errors import ConfigError
+from dpsweep.core.seeds import public_seed
+from dpsweep.search.distributions import Sobol, Turns, distribution, sampler
+from dpsweep.search.quasi_random import Even
+from dpsweep.search.study_view import Notes, View, rivals, searched
+from dpsweep.search.trial_record import attributes
+
+_ATTEMPTS = {"gp": 4}
+_MOST_ATTEMPTS = 200
+"""Proposals a sampler may make; gp, which is slow and insists, fewer. Then random points.
+
+As many even draws may be passed over."""
+
+_RANDOM_ATTEMPTS = 1000
+
+_EVEN_ROUNDS = 4
+"""First trials of every method and budget that goes in turn, which are drawn evenly: what a sampler
+has learned from other methods says nothing about a method's own keys."""
+
+_INDEX = "dpsweep:sobol"
+_KEPT = (_INDEX, "cma:")
+"""Notes of samplers that later trials need, by how they begin."""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What a trial is to try.
+
+    Attributes:
+        config: The trial.
+        hyperparams: What was searched, by dotted key of the config.
+        params: The same without what follows from it, by name in the study.
+        ways: How each of `params` varies.
+        notes: System attributes that the sampler reads again later.
+    """
+
+    config: TrialConfig
+    hyperparams: Mapping[str, Any]
+    params: Mapping[str, Any]
+    ways: Mapping[str, BaseDistribution]
+    notes: Mapping[str, Any]
+
+    def trial(self) -> FrozenTrial:
+        """A running trial with all of it, for the storage to take in at once."""
+        return optuna.trial.create_trial(
+            state=TrialState.RUNNING,
+            params=dict(self.params),
+            distributions=dict(self.ways),
+            user_attrs=attributes(self.config, self.hyperparams),
+            system_attrs=dict(self.notes),
+        )
+
+
+def propose(sweep: Sweep, study: optuna.Study, history: Sequence[FrozenTrial] = ()) -> Proposal:
+    """The next trial of a study.
+
+    Args:
+        sweep: What is searched.
+        study: Where.
+        history: Finished trials of an earlier sweep.
+
+    Raises:
+        ConfigError: If no point is found that meets the conditions, or it is no valid trial.
+    """
+    trials = study.get_trials(deepcopy=False)
+    place = len(searched(trials))
+    turning = _Turning(place)
+    _, own = sweep.space.draw(sweep.base.tree, turning)
+    earlier = rivals(history, own)
+    known = [*earlier, *rivals(trials, own)]
+    trial = optuna.trial.create_trial(state=TrialState.RUNNING)
+    trial.number = len(trials)
+    point = start_point(sweep, place)
+
+    def draws() -> Iterator[tuple[Draw, Notes]]:
+        turns = place % turning.turns.ways, turning.turns.left
+        if _begins(sweep.config.sampler, known, None if earlier else turning.turns.left):
+            for even in _evenly(sweep, place, *turns):
+                yield even, Notes()
+        for proposer, notes in _proposers(sweep, place, known, earlier):
+            yield _Sampled(proposer, View(study, known, notes), trial, Turns(place)), notes
+
+    for drawn, notes in draws():
+        draw = Recorded(point, drawn)
+        tree, hyperparams = sweep.space.draw(sweep.base.tree, draw)
+        config = sweep.trial(tree)
+        if sweep.admits(config):
+            kept = {k: v for k, v in notes.attrs.items() if k.startswith(_KEPT)}
+            return Proposal(config, hyperparams, draw.params, draw.ways, kept)
+    raise ConfigError(
+        f"{sweep.conditions[0].place}: none of {_RANDOM_ATTEMPTS} and more proposals meets "
+        f"{' and '.join(c.formula.text for c in sweep.conditions)}; of random points "
+        f"{sweep.share():.1%} do. Loosen it, or move the ranges"
+    )
+
+
+def _begins(config: SamplerConfig, known: Sequence[FrozenTrial], before: int | None) -> bool:
+    """True while a sampler that learns would still draw at random, or in the first rounds.
+
+    Args:
+        config: The sampler's.
+        known: All trials that it sees.
+        before: Rounds before this one; None where an earlier sweep has had them.
+    """
+    ended = {TrialState.COMPLETE} | ({TrialState.PRUNED} if config.name == "tpe" else set())
+    few = sum(t.state in ended for t in known) < config.startup_trials
+    first = before is not None and before < min(_EVEN_ROUNDS, config.startup_trials)
+    return config.learns and (few or first)
+
+
+def _evenly(sweep: Sweep, place: int, whose: int, rounds: int) -> Iterator[Even]:
+    """The even draw of this round, if there is one: those that no condition admits are no rounds.
+
+    So the rounds cover what the conditions leave of the space. Passed-over draws are counted anew
+    each time, without what a point of `start` gives, and so alike for every round.
+    """
+
+    def even(index: int) -> Even:
+        return Even(sweep.config.seed, place, (whose, index))
+
+    def admitted(index: int) -> bool:
+        tree, _ = sweep.space.draw(sweep.base.tree, even(index))
+        try:
+            return sweep.admits(sweep.trial(tree))
+        except ConfigError:  # it would be no trial at all
+            return False
+
+    indices: Iterable[int] = range(rounds + _MOST_ATTEMPTS)
+    if sweep.conditions:
+        indices = filter(admitted, indices)
+    yield from map(even, islice(indices, rounds, rounds + 1))
+
+
+def start_point(sweep: Sweep, place: int) -> Point:
+    """What the trial at a place is to start from; empty once the points are used up."""
+    turning = _Turning(place)
+    sweep.space.draw(sweep.base.tree, turning)
+    about = []
+    for point in sweep.start:
+        draw = Given(point, _Turning(place))
+        sweep.space.draw(sweep.base.tree, draw)
+        if not draw.elsewhere and draw.used == set(point):
+            about.append(point)
+    rounds = turning.turns.left
+    return about[rounds] if rounds < len(about) else {}
+
+
+def _proposers(
+    sweep: Sweep, place: int, known: Sequence[FrozenTrial], history: Sequence[FrozenTrial]
+) -> Iterator[tuple[BaseSampler, Notes]]:
+    """Samplers for one proposal each: the sweep's own, then random ones."""
+    config, seed = sweep.config.sampler, sweep.config.seed
+    first = 1 + max((t.system_attrs.get(_INDEX, -1) for t in known), default=-1)
+    for attempt in range(_ATTEMPTS.get(config.name, _MOST_ATTEMPTS)):
+        notes = Notes()
+        if config.name == "qmc":
+            notes.attrs[_INDEX] = first + attempt
+            yield Sobol(sweep.space, public_seed(seed, "search"), first + attempt), notes
+        else:
+            path = (place, attempt) if attempt else (place,)
+            yield sampler(config, seed, path, history), notes
+    for attempt in range(_RANDOM_ATTEMPTS):
+        yield RandomSampler(seed=public_seed(seed, "search", place, "random", attempt)), Notes()
+
+
+class _Turning:
+    """Draws what goes in turn, and the first of all else."""
+
+    def __init__(self, place: int) -> None:
+        self.turns = Turns(place)
+
+    def number(self, slot: Slot, domain: Range) -> float | int:
+        return domain.low
+
+    def option(self, slot: Slot, labels: Labels) -> int:
+        return 0
+
+    def turn(self, slot: Slot, labels: Labels) -> int:
+        return self.turns.take(len(labels))
+
+
+class Recorded(Given):
+    """Remembers what a point and another draw come to, in Optuna's terms.
+
+    Attributes:
+        params: What was drawn, by name in the study; not what goes in turn.
+        ways: How each of them varies.
+    """
+
+    def __init__(self, point: Point, other: Draw) -> None:
+        super().__init__(point, other)
+        self.params: dict[str, Any] = {}
+        self.ways: dict[str, BaseDistribution] = {}
+
+    def number(self, slot: Slot, domain: Range) -> float | int:
+        """As the point or the other has it."""
+        value = super().number(slot, domain)
+        self.params[slot.name], self.ways[slot.name] = value, distribution(domain)
+        return value
+
+    def option(self, slot: Slot, labels: Labels) -> int:
+        """As the point or the other has it."""
+        index = super().option(slot, labels)
+        self.params[slot.name] = labels[index]
+        self.ways[slot.name] = CategoricalDistribution(labels)
+        return index
+
+
+class _Sampled:
+    """Draws from a sampler as Optuna's own trials do, and stores nothing."""
+
+    def __init__(self, proposer: BaseSampler, view: View, trial: FrozenTrial, turns: Turns) -> None:
+        self._proposer, self._view, self._trial, self._turns = proposer, view, trial, turns
+        space = proposer.infer_relative_search_space(view, trial)
+        self._together = proposer.sample_relative(view, trial, space)
+
+    def number(self, slot: Slot, domain: Range) -> float | int:
+        found: float | int = self._value(slot.name, distribution(domain))
+        return found
+
+    def option(self, slot: Slot, labels: Labels) -> int:
+        return labels.index(self._value(slot.name, CategoricalDistribution(labels)))
+
+    def turn(self, slot: Slot, labels: Labels) -> int:
+        return self._turns.take(len(labels))
+
+    def _value(self, name: str, ways: BaseDistribution) -> Any:
+        if name in self._together and ways._contains(ways.to_internal_repr(self._together[name])):
+            return self._together[name]
+        proposer = RandomSampler(seed=0) if ways.single() else self._proposer
+        return proposer.sample_independent(self._view, self._trial, name, ways)

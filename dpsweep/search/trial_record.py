@@ -1,0 +1,84 @@
+"""One trial, as the study knows it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from optuna.trial import FrozenTrial, TrialState
+
+from dpsweep.config.trial import TrialConfig
+from dpsweep.core.types import Row
+
+_STATES = {
+    TrialState.RUNNING: "running",
+    TrialState.WAITING: "running",
+    TrialState.COMPLETE: "complete",
+    TrialState.PRUNED: "pruned",
+    TrialState.FAIL: "failed",
+}
+
+
+@dataclass(frozen=True)
+class Record:
+    """A row of the study.
+
+    Attributes:
+        number: Counted from 0 in the order of asking.
+        state: running, complete, pruned or failed. A running trial may have lost its driver.
+        config: The resolved trial config.
+        hyperparams: What was searched, by dotted key of the config.
+        row: Its last report; None before the first.
+        value: The objective at the last report.
+        reason: Why it failed.
+        void: True if a test secret was used.
+        dispatched: True once its secret was drawn.
+        charged: sampling_rate, noise_multiplier and steps that it was charged for when it was
+            handed out; None before.
+        confirms: The trial whose config it repeats; None for a trial of the search.
+    """
+
+    number: int
+    state: str
+    config: TrialConfig
+    hyperparams: dict[str, Any]
+    row: Row | None
+    value: float | None
+    reason: str | None
+    void: bool
+    dispatched: bool
+    charged: dict[str, float] | None = None
+    confirms: int | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Time spent training it, over restarts."""
+        return self.row["seconds"] if self.row else 0.0
+
+    @property
+    def epsilon(self) -> float | None:
+        """What it was calibrated to; None where the noise was given."""
+        return self.config.privacy.epsilon
+
+
+def attributes(config: TrialConfig, hyperparams: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    """What a new trial of Optuna's carries, for `record_of` to read."""
+    return {"knobs": dict(hyperparams), "config": config.model_dump(mode="json"), **more}
+
+
+def record_of(trial: FrozenTrial, config: TrialConfig) -> Record:
+    """The record of a trial of Optuna's that has a config."""
+    attrs, values = trial.user_attrs, trial.intermediate_values
+    dispatched = attrs.get("handed_out", {})
+    return Record(
+        number=trial.number,
+        state=_STATES[trial.state],
+        config=config,
+        hyperparams=attrs["knobs"],
+        row=attrs.get("row"),
+        value=values[max(values)] if values else None,
+        reason=attrs.get("reason"),
+        void=dispatched.get("void", False),
+        dispatched=bool(dispatched),
+        charged=dispatched.get("charged"),
+        confirms=attrs.get("confirms"),
+    )

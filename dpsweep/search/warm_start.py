@@ -1,0 +1,113 @@
+"""What an earlier sweep found, given to the sampler of a new one over the same space.
+
+The earlier trials are no trials of the new sweep: they fill none of its budget, and are not
+ranked, tracked, charged or exported here. The sampler sees them as a history before trial 0. They
+are written into the new study when it is launched, so that a resumed search knows the same ones
+whatever has become of the earlier sweep.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+
+from dpsweep.config.space.derived import Derived
+from dpsweep.config.space.domains import Space
+from dpsweep.config.space.points import Corner
+from dpsweep.config.space.start_points import OutsideError
+from dpsweep.config.sweep import Sweep
+from dpsweep.core.errors import ConfigError
+from dpsweep.search.objectives import goal_values
+from dpsweep.search.propose import Recorded
+from dpsweep.search.study_view import EPSILON_KEY
+from dpsweep.search.trial_record import Record
+
+Told = dict[str, Any]
+"""hyperparams and values of one earlier trial, as JSON."""
+
+
+def experience(sweep: Sweep, earlier: Sweep, records: Iterable[Record]) -> list[Told]:
+    """What the complete trials of an earlier sweep can tell a new one.
+
+    Raises:
+        ConfigError: If the sweeps differ in what the results depend on, naming it.
+    """
+    place = sweep.file.at(("learn_from",))
+    for (what, ours), theirs in zip(
+        _promises(sweep).items(), _promises(earlier).values(), strict=True
+    ):
+        if ours != theirs:
+            raise ConfigError(
+                f"{place}: sweep {earlier.name!r} has another {what}: {theirs}, and here it is "
+                f"{ours}. Results can be learned from where both are the same"
+            )
+    told = list[Told]()
+    for record in records:
+        values = goal_values(sweep.config.objective, record.row, record.config)
+        if record.state != "complete" or record.confirms is not None or values is None:
+            continue
+        hyperparams = {k: v for k, v in record.hyperparams.items() if k != EPSILON_KEY}
+        if len(sweep.epsilons) > 1:
+            hyperparams[EPSILON_KEY] = record.config.privacy.epsilon
+        try:
+            _redrawn(sweep, hyperparams)
+        except OutsideError as e:
+            raise ConfigError(
+                f"{place}: trial {record.number} of sweep {earlier.name!r} is outside this space: "
+                f"{e}. Widen the range, or leave out --from"
+            ) from e
+        told.append({"knobs": hyperparams, "values": list(values)})
+    return told
+
+
+def history(sweep: Sweep, told: Sequence[Told]) -> list[FrozenTrial]:
+    """Earlier trials as a sampler knows them, numbered below 0."""
+    trials = []
+    for i, earlier in enumerate(told):
+        draw, hyperparams = _redrawn(sweep, earlier["knobs"])
+        trial = optuna.trial.create_trial(
+            state=TrialState.COMPLETE,
+            params=draw.params,
+            distributions=draw.ways,
+            values=earlier["values"],
+            user_attrs={"knobs": hyperparams},
+        )
+        trial.number = i - len(told)
+        trials.append(trial)
+    return trials
+
+
+def _promises(sweep: Sweep) -> dict[str, Any]:
+    """What must be the same in both, by what it is called."""
+    trial = sweep.written
+    return {
+        "objective": " and ".join(sweep.config.objective.goals),
+        "set of searched keys": ", ".join(_keys(sweep.space)),
+        "data": trial.data,
+        "privacy.scope": trial.privacy.scope,
+        "privacy.delta": trial.delta,
+        "privacy.epsilon": ", ".join(f"{e:g}" for e in sorted(e or 0 for e in sweep.epsilons)),
+        "privacy.noise_multiplier": trial.privacy.noise_multiplier,
+    }
+
+
+def _keys(space: Space) -> list[str]:
+    """What is drawn, by dotted key; what goes in turn over budgets or is derived is not."""
+    paths = (p for p, d in space.domains.items() if not isinstance(d, Derived))
+    return sorted({".".join(map(str, p)) or "one_of" for p in paths} - {EPSILON_KEY})
+
+
+def _redrawn(sweep: Sweep, hyperparams: dict[str, Any]) -> tuple[Recorded, dict[str, Any]]:
+    """Earlier hyperparams in terms of this space.
+
+    Raises:
+        OutsideError: If they are not in it.
+    """
+    draw = Recorded(hyperparams, Corner())
+    _, ours = sweep.space.draw(sweep.base.tree, draw)
+    lost = [key for key in hyperparams if key not in ours]
+    missing = [key for key in draw.asked if key not in hyperparams]
+    if lost or missing:
+        raise OutsideError(f"{(lost or missing)[0]} is searched in one of the two alone")
+    return draw, ours

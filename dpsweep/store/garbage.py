@@ -1,0 +1,198 @@
+"""What killed processes left in a state folder, and how it is removed.
+
+Nothing of a sweep that is being driven is listed, and before anything of a sweep is removed its
+lease is taken, so that no driver can start meanwhile. Results are never leftovers: a folder whose
+trials have reported stays, whatever became of its study.
+"""
+
+import contextlib
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import optuna
+
+from dpsweep.core.errors import DpSweepError, StateError
+from dpsweep.store.lease import held
+from dpsweep.store.state_dir import State, SweepFolder
+from dpsweep.store.storage import names, open_storage
+from dpsweep.store.study import open_study
+from dpsweep.tracking.spool import Spool, backlog
+from dpsweep.training.trial_dir import TrialDir
+
+_WRITTEN = "checkpoint.pt|metrics.json|weights.pt|error.txt|secret|sweep.json|lease|selection.json"
+_TEMPORARY = re.compile(rf"\.({_WRITTEN})\.[a-z0-9_]{{8}}")
+_YOUNG_SECONDS = 60.0
+"""A folder without a study may be that of a launch that is just making it."""
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """Something that nobody needs any more.
+
+    Attributes:
+        kind: What it is.
+        place: Where it is.
+        size_bytes: What removing it frees, about.
+        sweep: The sweep it belongs to; None for those of none.
+        delete: Removes it. To be called with the sweep's lease held.
+    """
+
+    kind: str
+    place: str
+    size_bytes: int
+    sweep: SweepFolder | None
+    delete: Callable[[], object] = field(repr=False, compare=False)
+
+
+def leftovers(state: State) -> list[Leftover]:
+    """What can go, sweep by sweep; changes nothing."""
+    found, known = list[Leftover](), _Known(state)
+    for place in sorted((state.root / "sweeps").glob("*")):
+        folder = SweepFolder(place)
+        if place.is_dir() and folder.owner() is None:
+            found += _of_sweep(folder, known)
+    return [*found, *_studies(known)]
+
+
+def remove(found: list[Leftover]) -> list[Leftover]:
+    """Removes leftovers; returns those that went. What is in use by now stays."""
+    gone = []
+    for one in found:
+        with contextlib.suppress(StateError), _untouched(one.sweep):
+            one.delete()
+            gone.append(one)
+    return gone
+
+
+def folder_bytes(place: Path) -> int:
+    """Size of a file or of all files under a folder."""
+    files = [place] if place.is_file() else place.rglob("*")
+    return sum(f.lstat().st_size for f in files if f.is_symlink() or f.is_file())
+
+
+def tree(kind: str, place: Path, sweep: SweepFolder | None = None) -> Leftover:
+    """A file or folder that can go as a whole."""
+
+    def delete() -> None:
+        if place.is_dir() and not place.is_symlink():
+            shutil.rmtree(place, ignore_errors=True)
+        else:
+            place.unlink(missing_ok=True)
+
+    return Leftover(kind, str(place), folder_bytes(place), sweep, delete)
+
+
+@contextlib.contextmanager
+def _untouched(folder: SweepFolder | None) -> Iterator[None]:
+    """Holds the sweep, if there is one, so that nobody drives it meanwhile.
+
+    Raises:
+        StateError: If somebody does.
+    """
+    if folder is None:
+        yield
+    elif folder.path.exists():
+        with held(folder.path):
+            yield
+
+
+class _Known:
+    """Names of the studies in each storage, asked for once."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self._names: dict[str, list[str] | None] = {}
+
+    def studies(self, uri: str) -> list[str] | None:
+        """None if the storage does not answer."""
+        if uri not in self._names:
+            try:
+                self._names[uri] = self._own() if uri == self.state.storage_uri else names(uri)
+            except DpSweepError:
+                self._names[uri] = None
+        return self._names[uri]
+
+    def _own(self) -> list[str]:
+        """Looking does not make the file."""
+        uri = self.state.storage_uri
+        return names(uri) if (self.state.root / "study.db").exists() else []
+
+
+def _of_sweep(folder: SweepFolder, known: _Known) -> Iterator[Leftover]:
+    studies: list[str] | None = []
+    study = folder.name
+    if folder.exists:
+        try:
+            studies, study = known.studies(folder.storage_uri), folder.study
+        except StateError:  # nobody knows what a folder with a damaged sweep.json holds
+            return
+    if studies is not None and study not in studies:
+        young = time.time() - folder.path.stat().st_mtime < _YOUNG_SECONDS
+        if not young and not any(folder.path.glob("trials/*/metrics.json")):
+            yield tree("folder without a study", folder.path, folder)
+        return
+    if studies:
+        yield from _rooms(folder, known.state)
+    for place in sorted(folder.path.rglob(".*")):
+        if _TEMPORARY.fullmatch(place.name) and not _is_busy(place.parent):
+            yield tree("file of a killed writer", place, folder)
+    if (folder.path / "ray").exists():
+        yield tree("Ray's folder", folder.path / "ray", folder)
+    spool = backlog(folder.path)
+    if spool.delivered_bytes and not spool.waiting:
+        yield Leftover(
+            "delivered spool",
+            str(folder.path / "spool.jsonl"),
+            spool.delivered_bytes,
+            folder,
+            lambda: Spool(folder.path).cut_delivered(),
+        )
+
+
+def _rooms(folder: SweepFolder, state: State) -> Iterator[Leftover]:
+    """Secrets and checkpoints of trials that ended."""
+    try:
+        records = open_study(folder.name, state).records()
+    except DpSweepError:
+        return
+    for record in records:
+        place = folder.path / "trials" / f"{record.number:04d}"
+        held_back = [place / name for name in ("secret", "checkpoint.pt")]
+        size = sum(file.stat().st_size for file in held_back if file.exists())
+        if record.state != "running" and size and not _is_busy(place):
+            yield Leftover(
+                "resume state of an ended trial", str(place), size, folder, TrialDir(place).forget
+            )
+
+
+def _studies(known: _Known) -> Iterator[Leftover]:
+    """Studies in the state folder's own file whose sweeps' folders are gone."""
+    state = known.state
+    for name in known.studies(state.storage_uri) or []:
+        if not state.sweep(name).path.exists():
+            yield Leftover(
+                "study without a folder",
+                f"{name} in {state.root / 'study.db'}",
+                0,
+                None,
+                partial(_delete_study, state, name),
+            )
+
+
+def _delete_study(state: State, name: str) -> None:
+    if not state.sweep(name).path.exists():
+        optuna.delete_study(study_name=name, storage=open_storage(state.storage_uri))
+
+
+def _is_busy(place: Path) -> bool:
+    """True if a worker still trains in this directory: it may outlive its driver on a cluster."""
+    try:
+        with TrialDir(place).lock():
+            return False
+    except StateError:
+        return True

@@ -1,0 +1,367 @@
+"""Who may drive a sweep: one process at a time, wherever it runs.
+
+Two files in the sweep's folder. `lock` is locked by the driver, and the kernel frees it when the
+driver dies; that decides among processes of one machine. Some shared file systems keep such locks
+to each machine, so `lease` holds the owner's name and a beat that a thread renews: a driver on
+another machine is refused while the beat is fresh, and takes over once it is silent.
+
+Taking over puts a new file in the place of `lease`. A driver that wakes from a long suspension
+still renews the old one, which nobody reads; `Lease.is_lost` tells it so before it writes.
+"""
+
+import contextlib
+import errno
+import fcntl
+import json
+import logging
+import math
+import os
+import secrets
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO
+
+from dpsweep.core.errors import StateError
+
+_NO_LOCKS_HERE = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
+_TAKEN = (errno.EAGAIN, errno.EACCES)
+_LOOK_SECONDS = 1.0
+_LEASE_BYTES = 512
+"""A lease has one length, so that renewing it in place never leaves a mixture of two."""
+
+log = logging.getLogger(__name__)
+
+
+class Driven(StateError):
+    """Another process drives the sweep, or did until a moment ago."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How often a lease is renewed, and when it counts as abandoned.
+
+    Attributes:
+        beat_seconds: Time between two beats.
+        silent_seconds: A lease that was silent for so long may be taken over.
+        settle_seconds: Time after which two who took over at once have seen each other.
+    """
+
+    beat_seconds: float = 4.0
+    silent_seconds: float = 30.0
+    settle_seconds: float = 1.0
+
+
+PACE = Pace()
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Who drives a sweep.
+
+    Attributes:
+        host: Its machine's name.
+        pid: Its process id there.
+        since: When it began, in seconds since 1970.
+        machine: Tells machines of one name apart, and a machine before and after a restart.
+        token: Tells two leases apart.
+        beat: When it last renewed the lease, by its own clock, in whole seconds.
+    """
+
+    host: str
+    pid: int
+    since: float
+    machine: str = ""
+    token: str = ""
+    beat: int = 0
+
+    def __str__(self) -> str:
+        minutes = (time.time() - self.since) / 60
+        return f"process {self.pid} on {self.host}, for {minutes:.0f} min"
+
+
+@dataclass
+class Lease:
+    """A sweep held by this process; made by `held`.
+
+    Attributes:
+        place: The lease's file.
+        owner: This process.
+        pace: How it is renewed.
+        taken_over: From whom, in words for people; None if nobody held it.
+    """
+
+    place: Path
+    owner: Owner
+    pace: Pace
+    taken_over: str | None
+    _file: int = -1
+    _confirmed: float = field(default_factory=lambda: _clock())
+    _lost: bool = False
+    _ended: threading.Event = field(default_factory=threading.Event)
+
+    def is_lost(self) -> bool:
+        """True if another driver has taken the lease; once true, it stays so.
+
+        Cheap: the file is looked at only if the thread has not just done so, as after a
+        suspension. Where it cannot be looked at for as long as it takes to be taken over,
+        it counts as lost.
+        """
+        age = _clock() - self._confirmed
+        if not self._lost and age > 2 * self.pace.beat_seconds:
+            self._confirm()
+        return self._lost
+
+    def check(self) -> None:
+        """Raises StateError if the lease is lost: this process must write nothing more."""
+        if self.is_lost():
+            raise StateError(
+                f"{self.place.parent.name}: another process drives the sweep now: "
+                f"{_read(self.place) or 'unknown'}. This one was silent for longer than "
+                f"{self.pace.silent_seconds:g} s (suspended?), and writes nothing more. Watch the "
+                f"sweep with: dpsweep status {self.place.parent.name}"
+            )
+
+    def _confirm(self) -> None:
+        """Looks whether the lease is still this process's, and notes when."""
+        now = _clock()
+        try:
+            found = _read(self.place)
+        except OSError:
+            self._lost = now - self._confirmed > self.pace.silent_seconds
+            return
+        if found is None or found.token != self.owner.token:
+            self._lost = True
+        else:
+            self._confirmed = now
+
+    def _renew(self) -> None:
+        with contextlib.suppress(OSError):  # the file system is away: `_confirm` judges that
+            os.pwrite(self._file, _encoded(self.owner, time.time()), 0)
+        self._confirm()
+
+    def _beat(self) -> None:
+        while not self._lost and not self._ended.wait(self.pace.beat_seconds):
+            self._renew()
+
+
+@contextlib.contextmanager
+def held(folder: Path, pace: Pace = PACE, wait_seconds: float = 0.0) -> Iterator[Lease]:
+    """Holds the sweep in `folder` for this process.
+
+    Args:
+        folder: The sweep's.
+        pace: How the lease is renewed.
+        wait_seconds: How long to wait for another driver to end, or to be silent for long enough.
+
+    Raises:
+        Driven: If another driver holds it.
+    """
+    end = time.monotonic() + wait_seconds
+    with contextlib.ExitStack() as stack:
+        lease = None
+        while lease is None:
+            try:
+                lease = stack.enter_context(_held_now(folder, pace))
+            except Driven as e:
+                if time.monotonic() >= end:
+                    raise
+                if wait_seconds:
+                    log.warning("%s. Waiting for it, up to %g s", e, wait_seconds)
+                    wait_seconds = 0.0
+                time.sleep(_LOOK_SECONDS)
+        yield lease
+
+
+@contextlib.contextmanager
+def _held_now(folder: Path, pace: Pace) -> Iterator[Lease]:
+    with (folder / "lock").open("a+") as lock:
+        locked = _locked(lock)
+        previous = _read(folder / "lease")
+        if locked is False:
+            raise _driven(folder, previous)
+        os.utime(lock.fileno())
+        said = _succession(folder, previous, locked=bool(locked), pace=pace)
+        me = Owner(
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            since=time.time(),
+            machine=machine(),
+            token=secrets.token_hex(8),
+        )
+        lease = Lease(folder / "lease", me, pace, said)
+        _place(lease, previous)
+        thread = threading.Thread(target=lease._beat, name="dpsweep-lease", daemon=True)
+        thread.start()
+        try:
+            yield lease
+        finally:
+            lease._ended.set()
+            thread.join()
+            _give_up(lease)
+
+
+def owner_of(folder: Path, pace: Pace = PACE) -> Owner | None:
+    """Who drives the sweep in `folder` now; None if nobody does."""
+    if not (folder / "lock").exists():
+        return None
+    with (folder / "lock").open("r") as lock:
+        locked = _locked(lock, fcntl.LOCK_SH)
+        known = _read(folder / "lease")
+        if known is None or locked is False:
+            return known
+        with contextlib.suppress(OSError):
+            os.utime(folder / "lock")
+        fresh = silence(folder) < pace.silent_seconds
+        return known if fresh and not _is_dead(known, locked=bool(locked)) else None
+
+
+def last_owner(folder: Path) -> Owner | None:
+    """Who wrote the lease that lies in `folder`, alive or not."""
+    return _read(folder / "lease")
+
+
+def may_be_suspended(folder: Path, pace: Pace = PACE) -> bool:
+    """True if whoever holds the lease has not renewed it for longer than it may be silent."""
+    with contextlib.suppress(OSError):
+        os.utime(folder / "lock")
+    return silence(folder) > pace.silent_seconds
+
+
+def silence(folder: Path) -> float:
+    """Seconds from the lease's last renewal to the last touch of `lock`.
+
+    Both times are the file system's own, so that the clocks of two machines need not agree.
+    """
+    try:
+        return (folder / "lock").stat().st_mtime - (folder / "lease").stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def machine() -> str:
+    """Where a process id means the same, since it was started; a name if the system is silent."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"  # containers count their own processes
+    except OSError:
+        return socket.gethostname()
+
+
+def _locked(lock: IO[str], kind: int = fcntl.LOCK_EX) -> bool | None:
+    """True if it was locked, False if another holds it, None where there are no locks."""
+    try:
+        fcntl.flock(lock, kind | fcntl.LOCK_NB)
+    except OSError as e:
+        if e.errno in _TAKEN:
+            return False
+        if e.errno in _NO_LOCKS_HERE:
+            return None
+        raise
+    return True
+
+
+def _succession(folder: Path, previous: Owner | None, *, locked: bool, pace: Pace) -> str | None:
+    """From whom the sweep is taken over, in words; None if nobody left it behind.
+
+    Raises:
+        Driven: If that driver may be alive.
+    """
+    if previous is None:
+        return None
+    silent = max(0.0, silence(folder))
+    if not _is_dead(previous, locked=locked) and silent < pace.silent_seconds:
+        left = math.ceil(pace.silent_seconds - silent)
+        raise Driven(
+            f"sweep {folder.name!r} is being driven by {previous}, as of {silent:.0f} s ago. If "
+            f"that driver is gone, try again in {left} s; otherwise "
+            f"watch it with: dpsweep status {folder.name}; end it with: dpsweep stop {folder.name}"
+        )
+    return f"taken over from process {previous.pid} on {previous.host}, silent for {silent:.0f} s"
+
+
+def _is_dead(owner: Owner, *, locked: bool) -> bool:
+    """True if the owner is known to be dead: of this machine, and its lock or its id is free."""
+    if owner.machine != machine():
+        return False
+    if locked or owner.pid == os.getpid():
+        return True
+    try:
+        os.kill(owner.pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False
+
+
+def _place(lease: Lease, previous: Owner | None) -> None:
+    """Writes the lease, opens it for renewal, and makes sure that nobody else did the same.
+
+    Raises:
+        Driven: If another process was faster.
+    """
+    folder = lease.place.parent
+    handle, name = tempfile.mkstemp(dir=folder, prefix=".lease.")  # 0600
+    lease._file = handle
+    try:
+        os.pwrite(handle, _encoded(lease.owner, time.time()), 0)
+        os.fsync(handle)
+        if previous is None:
+            with contextlib.suppress(FileExistsError):  # another was faster, as is seen below
+                os.link(name, lease.place)
+        else:
+            os.replace(name, lease.place)
+            if previous.machine != lease.owner.machine:
+                time.sleep(lease.pace.settle_seconds)
+        lease._confirm()
+        if lease.is_lost():
+            raise _driven(folder, _read(lease.place))
+    except BaseException:
+        os.close(handle)
+        raise
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def _give_up(lease: Lease) -> None:
+    """Removes the lease, unless another has taken it over."""
+    with contextlib.suppress(OSError):
+        found = _read(lease.place)
+        if found and found.token == lease.owner.token:
+            lease.place.unlink(missing_ok=True)
+    os.close(lease._file)
+
+
+def _driven(folder: Path, owner: Owner | None) -> Driven:
+    hint = (
+        f"It has been silent for {silence(folder):.0f} s and may be suspended: wake it with "
+        f"kill -CONT {owner.pid}, or end it with kill -KILL {owner.pid}, on {owner.host}"
+        if owner and may_be_suspended(folder, PACE)
+        else f"Watch it with: dpsweep status {folder.name}; end it with: dpsweep stop {folder.name}"
+    )
+    return Driven(f"sweep {folder.name!r} is being driven by {owner or 'another process'}. {hint}")
+
+
+def _read(place: Path) -> Owner | None:
+    """The owner a lease names; of unknown name if a crash of the machine left it torn."""
+    try:
+        return Owner(**json.loads(place.read_text()))
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError):
+        return Owner("an unknown host", 0, time.time())
+
+
+def _encoded(owner: Owner, beat: float) -> bytes:
+    return json.dumps({**asdict(owner), "beat": int(beat)}).ljust(_LEASE_BYTES).encode()
+
+
+def _clock() -> float:
+    """Seconds that also pass while the machine sleeps."""
+    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+    return time.clock_gettime(clock)

@@ -1,0 +1,52 @@
+"""Weights of the best trials stay on disk, those of the others go as soon as they are beaten."""
+
+from collections import defaultdict
+
+from dpsweep.core.types import Row
+from dpsweep.search.confirmation import group_of
+from dpsweep.search.trial_record import Record
+from dpsweep.store.state_dir import SweepFolder
+from dpsweep.store.study import Study
+from dpsweep.training.trial_dir import TrialDir, keep_weights
+
+
+class BestWeights:
+    """A watcher that keeps the weights of the `count` best trials, of each epsilon.
+
+    And of each method, where the best of each method are confirmed.
+
+    Repeats of a chosen config leave none: their figures are what they are run for.
+    """
+
+    def __init__(self, study: Study, folder: SweepFolder, count: int) -> None:
+        self._folder, self._count = folder, count
+        self._sign = study.sweep.config.objective.sign
+        self._confirm = study.sweep.config.confirm
+        self._kept: dict[object, list[tuple[float, int]]] = defaultdict(list)
+        for record in study.best():
+            self._add(record)
+        keep_weights(folder.path / "trials", [n for kept in self._kept.values() for _, n in kept])
+
+    def started(self, record: Record) -> None:
+        """Nothing yet."""
+
+    def reported(self, record: Record, row: Row) -> None:
+        """Nothing yet."""
+
+    def ended(self, record: Record) -> None:
+        """Keeps its weights, if it is among the best, instead of the least of those."""
+        for number in self._add(record):
+            TrialDir(self._folder.trial_dir(number)).weights.unlink(missing_ok=True)
+
+    def _add(self, record: Record) -> list[int]:
+        """Takes a trial in, and says whose weights are to go."""
+        if record.confirms is not None or record.state != "complete" or record.value is None:
+            return [record.number]
+        kept = self._kept[group_of(record, self._confirm)]
+        entry = (self._sign * record.value, record.number)
+        if entry not in kept:  # after a crash it may end twice
+            kept.append(entry)
+        kept.sort()
+        gone = [number for _, number in kept[self._count :]]
+        del kept[self._count :]
+        return gone

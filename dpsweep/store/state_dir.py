@@ -1,0 +1,397 @@
+"""Where a sweep lives on disk, who may drive it, and how it is asked to stop.
+
+STATE/study.db             Optuna's storage, if no other is named: the truth about every trial
+STATE/mlflow.db            tracking, if no server is named;  STATE/artifacts with it
+STATE/owner                whose folder it is: the first who launched here
+STATE/owners/OWNER/        a folder like this one for each of the others
+STATE/sweeps/NAME/         one sweep (0700)
+  sweep.json               the sweep as it was launched, its storage, and where it is tracked
+  sweep.yaml               the same as one file to launch again
+  lock, lease              held by its driver (tune/lease.py)
+  stop                     there if somebody asked it to stop
+  spool.jsonl              events on their way to the tracking server
+  trials/0003/             one trial's directory (train/trial_dir.py)
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpsweep.config.source import Source, Tree, sweep_yaml
+from dpsweep.core.disk import private_folder, raising_disk_full, write_whole
+from dpsweep.core.errors import DiskFull, StateError
+from dpsweep.store.lease import PACE, Lease, Owner, Pace, held, owner_of
+from dpsweep.store.owner import VARIABLE, is_name, is_owner, login, parted, whoami
+from dpsweep.store.sweep_file import read_stored, sources
+
+DEFAULT, OWNERS = ".dpsweep", "owners"
+
+
+@dataclass(frozen=True)
+class State:
+    """One owner's state folder; nothing is created before a sweep is.
+
+    Several people may name the same folder. It belongs to the first who launched there; each of
+    the others has one of the same kind under its `owners`, so that names, files and their modes
+    never meet.
+
+    Attributes:
+        root: Absolute path.
+    """
+
+    root: Path
+
+    @classmethod
+    def at(cls, folder: str | None) -> "State":
+        """This user's part of the folder that was asked for, of DPSWEEP_STATE, or of ./.dpsweep."""
+        named = folder or os.environ.get("DPSWEEP_STATE") or DEFAULT
+        return cls(Path(named).expanduser().absolute()).of(whoami())
+
+    @property
+    def common(self) -> Path:
+        """The folder that was named, of which this may be one owner's part."""
+        return self.root.parent.parent if self.root.parent.name == OWNERS else self.root
+
+    @property
+    def owner(self) -> str | None:
+        """Whose it is; None if nobody has launched here yet, or only in `owners`."""
+        if self.root != self.common:
+            return self.root.name
+        try:
+            return self._written_owner()
+        except PermissionError:  # this account may not look into it
+            return login(self.root.stat().st_uid)
+
+    def _written_owner(self) -> str | None:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError, UnicodeDecodeError):
+            said = (self.root / "owner").read_text().strip()
+            if is_owner(said):
+                return said
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # older than owners
+            return login((self.root / "sweeps").stat().st_uid)
+        return None
+
+    def of(self, owner: str) -> "State":
+        """Another owner's part of the same folder, existing or not."""
+        common = State(self.common)
+        first = common.owner
+        unclaimed = first is None and not (common.root / OWNERS).exists()
+        return common if unclaimed or first == owner else State(common.root / OWNERS / owner)
+
+    def others(self) -> list["State"]:
+        """The parts of everybody else in the same folder."""
+        common = State(self.common)
+        try:
+            parts = sorted(p for p in (common.root / OWNERS).glob("*") if is_owner(p.name))
+        except PermissionError:
+            parts = []
+        first = [common] if common.owner is not None else []
+        return [part for part in [*first, *map(State, parts)] if part != self]
+
+    @property
+    def storage_uri(self) -> str:
+        """Optuna's storage, for sweeps that were launched without another."""
+        return f"sqlite:///{self.root / 'study.db'}"
+
+    @property
+    def tracking_uri(self) -> str:
+        """MLflow's database, used if no server is named."""
+        return f"sqlite:///{self.root / 'mlflow.db'}"
+
+    @property
+    def artifacts(self) -> Path:
+        """MLflow's artifacts, used if no server is named."""
+        return self.root / "artifacts"
+
+    def claim(self) -> str:
+        """Makes the folder this user's, if it is nobody's yet.
+
+        Raises:
+            StateError: If it is somebody else's.
+        """
+        me = whoami()
+        if self.root == self.common and not (self.root / "owner").exists():
+            if not self.root.exists():
+                private_folder(self.root)
+            with contextlib.suppress(FileExistsError):
+                first = f"{self.owner or me}\n".encode()
+                write_whole(self.root / "owner", first, replace=False, mode=0o644)
+        if self.owner != me:
+            raise StateError(
+                f"--state {self.root}: is {self.owner}'s, and you are {me} here ({VARIABLE} says "
+                f"otherwise). Try again, or name another folder with --state"
+            )
+        return me
+
+    def part(self, named: str) -> tuple["State", str]:
+        """Where a sweep that is called NAME or OWNER/NAME lives, and its NAME.
+
+        Raises:
+            StateError: If nothing can be called so.
+        """
+        owner, name = parted(named)
+        return (self if owner is None else self.of(owner)), name
+
+    def sweep(self, named: str) -> "SweepFolder":
+        """The folder of one sweep, existing or not; named as for `part`."""
+        house, name = self.part(named)
+        return SweepFolder(house.root / "sweeps" / name)
+
+    def names(self) -> list[str]:
+        """Every sweep that was launched here, oldest first."""
+        found = (self.root / "sweeps").glob("*/sweep.json")
+        made = [place for place in found if is_name(place.parent.name)]
+        return [place.parent.name for place in sorted(made, key=lambda p: p.stat().st_mtime)]
+
+    def check_writable(self) -> None:
+        """Raises StateError if the folder could not be written, and creates nothing."""
+        place = self.root
+        while not os.path.lexists(place):
+            place = place.parent
+        if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+            what = "is not a folder" if not place.is_dir() else "is not writable"
+            raise StateError(
+                f"--state {self.root}: {place} {what}. Name a folder of yours with --state FOLDER"
+            )
+
+
+@dataclass(frozen=True)
+class SweepFolder:
+    """One sweep's folder.
+
+    Attributes:
+        path: The folder.
+    """
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """The sweep's name."""
+        return self.path.name
+
+    @property
+    def state(self) -> State:
+        """The state folder it is in."""
+        return State(self.path.parent.parent)
+
+    @property
+    def exists(self) -> bool:
+        """True once the sweep was launched."""
+        return os.path.exists(self.path / "sweep.json")  # no error if forbidden
+
+    def create(
+        self,
+        sweep: Source,
+        base: Source,
+        tracking_uri: str | None,
+        storage_uri: str | None = None,
+        study: str | None = None,
+    ) -> None:
+        """Makes the folder and writes down the sweep, its storage and where it is tracked.
+
+        Args:
+            sweep: The sweep file.
+            base: The trial it varies.
+            tracking_uri: The tracking server; None for a database in the state folder.
+            storage_uri: The storage; None for a file in the state folder.
+            study: The study's name there, if not the sweep's.
+
+        Raises:
+            StateError: If the name is taken.
+            DiskFull: If there is no space; nothing of the sweep is left behind.
+        """
+        owner = self.state.claim()
+        try:
+            private_folder(self.path)
+        except FileExistsError as e:
+            raise self.taken() from e
+        try:
+            with raising_disk_full(self.path):
+                self._write_sweep(sweep, base)
+                (self.path / "trials").mkdir(mode=0o700)
+                for own, server in (("study.db", storage_uri), ("mlflow.db", tracking_uri)):
+                    if server is None:
+                        (self.state.root / own).touch(mode=0o600)
+                self._store(
+                    {
+                        "id": uuid.uuid4().hex,
+                        "owner": owner,
+                        "study": study or self.name,
+                        "sources": sources(sweep, base),
+                        "tracking_uri": tracking_uri,
+                        "storage_uri": storage_uri,
+                    }
+                )
+        except DiskFull:
+            self.remove()
+            raise
+
+    def _store(self, stored: Tree) -> None:
+        """Replaces sweep.json, at once or not at all; only its owner can read it."""
+        text = json.dumps(stored, indent=1)  # the URIs may hold passwords
+        write_whole(self.path / "sweep.json", text.encode())
+
+    def move_storage(self, storage_uri: str) -> None:
+        """Writes down that the study is now in another storage."""
+        self._store({**self._read(), "storage_uri": storage_uri})
+
+    def accept(self, sweep: Source, base: Source) -> None:
+        """Writes down that the sweep goes on by another file."""
+        self._write_sweep(sweep, base)
+        self._store({**self._read(), "sources": sources(sweep, base)})
+
+    def check_data(self, fingerprint: str) -> None:
+        """Notes which data the sweep is about, the first time; compares them from then on.
+
+        Raises:
+            StateError: If they are others than before.
+        """
+        known = self._read().get("fingerprint")
+        if known is None:
+            self._store({**self._read(), "fingerprint": fingerprint})
+        elif known != fingerprint:
+            raise StateError(
+                f"sweep {self.name!r}: the data are not those it was launched with: trials on both "
+                f"could not be compared, and each has its own privacy to lose. Put the former data "
+                f"back, or launch a sweep of its own with --set name={self.name}-2"
+            )
+
+    def _write_sweep(self, sweep: Source, base: Source) -> None:
+        """The sweep as one file that can be launched again, for people and for tracking."""
+        (self.path / "sweep.yaml").write_text(sweep_yaml(sweep, base.tree), encoding="utf-8")
+
+    def taken(self) -> StateError:
+        """The error for launching a second sweep of this name."""
+        return StateError(
+            f"name: a sweep called {self.name!r} is already in {self.path.parent.parent}. See it "
+            f"with: dpsweep status {self.name}; go on with: dpsweep resume {self.name}; or launch "
+            f"under another name with --name {self.name}-2"
+        )
+
+    def stored(self) -> tuple[Source, Source]:
+        """The sweep and its base as they were launched.
+
+        Raises:
+            StateError: If there is no such sweep.
+        """
+        sweep, base = self._read()["sources"]
+        return Source(sweep["name"], sweep["tree"], {}), Source(base["name"], base["tree"], {})
+
+    @property
+    def id(self) -> str:
+        """Tells this sweep from another of the same name on one tracking server."""
+        return str(self._read()["id"])
+
+    @property
+    def whose(self) -> str:
+        """Who launched it; whose folder it is in, if it was launched before owners were noted."""
+        return str(self._read().get("owner") or self.state.owner)
+
+    @property
+    def study(self) -> str:
+        """What its study is called in the storage."""
+        return str(self._read().get("study") or self.name)
+
+    @property
+    def called(self) -> str:
+        """What its user types to mean it: NAME, or OWNER/NAME for everybody else's."""
+        house = self.state
+        return self.name if house == house.of(whoami()) else f"{self.whose}/{self.name}"
+
+    @property
+    def tracking_uri(self) -> str | None:
+        """The tracking server the sweep was launched with; None if it has none."""
+        uri: str | None = self._read()["tracking_uri"]
+        return uri
+
+    @property
+    def storage_uri(self) -> str:
+        """The storage of the sweep's study."""
+        named: str | None = self._read().get("storage_uri")
+        return named or self.state.storage_uri
+
+    def check_mine(self, *, force: bool) -> None:
+        """Refuses to touch another owner's sweep, unless it is called by its full name and forced.
+
+        Raises:
+            StateError: Naming the owner.
+        """
+        self._read()
+        if self.called != self.name and not force:
+            raise StateError(
+                f"sweep {self.called!r} is {self.whose}'s, not yours ({whoami()}). If they know, "
+                f"add --force; if you are {self.whose} under another name, set {VARIABLE}"
+            )
+
+    def _read(self) -> Tree:
+        """sweep.json, as far as anything is built on it.
+
+        Raises:
+            StateError: If there is none, or it is not one of ours.
+        """
+        place = self.path / "sweep.json"
+        try:
+            return read_stored(place, self.name)
+        except (FileNotFoundError, NotADirectoryError) as e:
+            raise self._unknown() from e
+        except PermissionError as e:
+            raise StateError(
+                f"sweep {self.name!r}: {place} is {self.state.owner}'s "
+                f"alone: {e.strerror}. Ask them, or work under that account"
+            ) from e
+
+    def _unknown(self) -> StateError:
+        house = self.state
+        known = ", ".join(house.names()) or "none"
+        theirs = [
+            f"{other.owner}/{self.name}"
+            for other in house.others()
+            if other.sweep(self.name).exists
+        ]
+        whose = f" Of this name there is {', '.join(theirs)}." if theirs else ""
+        return StateError(
+            f"no sweep called {self.name!r} in {house.root}. Known: {known}.{whose} Another state "
+            f"folder is named with --state FOLDER"
+        )
+
+    def trial_dir(self, number: int) -> Path:
+        """Where a trial lives."""
+        return self.path / "trials" / f"{number:04d}"
+
+    @contextlib.contextmanager
+    def lease(self, pace: Pace = PACE, wait_seconds: float = 0.0) -> Iterator[Lease]:
+        """Holds the sweep for this process. The system frees it when the process dies.
+
+        Args:
+            pace: How the lease is renewed.
+            wait_seconds: How long to wait for another driver.
+
+        Raises:
+            StateError: If another driver holds it.
+        """
+        with held(self.path, pace, wait_seconds) as lease:
+            self.stop_request.unlink(missing_ok=True)
+            yield lease
+
+    def owner(self) -> Owner | None:
+        """Who drives the sweep now; None if nobody does."""
+        return owner_of(self.path)
+
+    @property
+    def stop_request(self) -> Path:
+        """A file whose presence asks the driver to stop."""
+        return self.path / "stop"
+
+    def remove(self) -> None:
+        """Undoes `create`."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def remove_leftovers(self) -> None:
+        """Deletes what only Ray needed."""
+        shutil.rmtree(self.path / "ray", ignore_errors=True)

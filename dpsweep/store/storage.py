@@ -1,0 +1,293 @@
+"""Opens the database that holds a study: a file in the state folder, or a server.
+
+SQLite writes ahead (WAL) and syncs each commit (FULL): what the study was told survives a loss of
+power, and a reader never holds up the driver. The settings are made on the engine opened here.
+
+A URL is shown without its password, and is in nobody's argv but the user's own.
+"""
+
+import contextlib
+import logging
+import os
+import sqlite3
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import optuna
+import sqlalchemy
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.engine.interfaces import ExceptionContext
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
+
+from dpsweep.core.disk import disk_full
+from dpsweep.core.errors import ConfigError, ConnectionRefused, DiskFull, StateError
+from dpsweep.core.sqlite import write_ahead
+from dpsweep.store.retry import be_patient
+from dpsweep.tracking.server import refuse_password, with_driver, without_password
+
+VARIABLE = "DPSWEEP_STORAGE"
+FOLDER = "dpsweep.folder"
+"""User attribute of a study: the id of the sweep's folder it belongs to."""
+
+OWNER = "dpsweep.owner"
+"""User attribute of a study: whose it is."""
+
+_MAY_WRITE = (
+    "SELECT has_table_privilege('studies', 'INSERT') AND has_table_privilege('trials', 'UPDATE'), "
+    "current_user"
+)
+_MAY_MAKE = "SELECT has_schema_privilege(current_schema(), 'CREATE'), current_user"
+_PASSWORDS = f"put it into ~/.pgpass (0600) or PGPASSWORD; or give the whole URL in {VARIABLE}"
+_PACKAGES = {
+    "psycopg": "psycopg[binary]",
+    "psycopg2": "psycopg2-binary",
+    "pymysql": "pymysql",
+    "mysqldb": "mysqlclient",
+}
+_MODULES = {"mysqldb": "MySQLdb"}
+_SQLITE_WAIT_SECONDS = 60
+_SERVER_WAIT_SECONDS = 10
+_BEING_MADE = "already exists"
+_UPDATE = "Update this one with: pip install -U optuna"
+_UPGRADE = "Back it up, then bring it up to date with: optuna storage upgrade --storage URL"
+
+
+def named(option: str | None) -> str | None:
+    """The storage that was asked for, or DPSWEEP_STORAGE; None for the state folder's own.
+
+    Raises:
+        ConfigError: If it is no database that can hold a study, or the option shows a password.
+    """
+    refuse_password("--storage", option, _PASSWORDS)
+    given = option or os.environ.get(VARIABLE)
+    return complete(given) if given else None
+
+
+def moved_to(option: str | None) -> str | None:
+    """Where a launched sweep's study is now, if the option says so; None for where it was.
+
+    Raises:
+        ConfigError: As `named` does.
+    """
+    return named(option) if option else None
+
+
+def complete(uri: str) -> str:
+    """`uri` with its driver named, and the path of a file made absolute.
+
+    >>> complete("postgresql://me@host/sweeps")
+    'postgresql+psycopg://me@host/sweeps'
+
+    Raises:
+        ConfigError: If it is no database that can hold a study.
+    """
+    try:
+        url = make_url(with_driver(uri))
+    except ArgumentError as e:
+        raise ConfigError(
+            f"--storage {without_password(uri)}: is no database URL. Expected "
+            f"postgresql://USER@HOST/DATABASE, or leave the option out for a file in the state "
+            f"folder"
+        ) from e
+    kind = url.drivername
+    if kind.partition("+")[0] not in ("postgresql", "mysql", "sqlite"):
+        raise ConfigError(
+            f"--storage {_shown(url)}: a study is kept in postgresql, mysql or sqlite, not in "
+            f"{kind}. Give postgresql://USER@HOST/DATABASE"
+        )
+    if kind.startswith("sqlite") and url.database:
+        url = url.set(database=str(Path(url.database).expanduser().absolute()))
+    return url.render_as_string(hide_password=False)
+
+
+def open_storage(uri: str) -> optuna.storages.RDBStorage:
+    """The storage at `uri`, its tables made if they are not there.
+
+    Raises:
+        ConfigError: If the driver for this kind of database is not installed.
+        ConnectionRefused: If the database does not answer.
+        StateError: If its tables are another version's.
+    """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    logging.getLogger("sqlalchemy.pool").setLevel(logging.CRITICAL)  # what fails is raised as well
+    url = make_url(uri)
+    _check_driver(url)
+    with _explained(url):
+        try:
+            storage = optuna.storages.RDBStorage(uri, _options(url))
+        except DBAPIError as e:
+            if _BEING_MADE not in str(e):
+                raise
+            storage = optuna.storages.RDBStorage(uri, _options(url))  # another made them just now
+    sqlalchemy.event.listen(storage.engine, "handle_error", _on_full(url))
+    if not url.drivername.startswith("sqlite"):
+        be_patient(storage.engine, _shown(url))
+    return storage
+
+
+def check_storage(uri: str, study: str | None = None, owner: str | None = None) -> None:
+    """Raises if no study can be kept at `uri`, or its name is taken; makes no tables.
+
+    Args:
+        uri: The storage.
+        study: Name of the sweep that is to have a study there.
+        owner: Whose it is.
+
+    Raises:
+        ConfigError, ConnectionRefused: As `open_storage` does.
+        StateError: If the tables are another version's, or hold a study of this name.
+    """
+    url = make_url(uri)
+    _check_driver(url)
+    with _explained(url):
+        engine = sqlalchemy.create_engine(url, **_options(url))
+        with engine.connect() as connection:
+            used = sqlalchemy.inspect(connection).has_table("studies")
+        engine.dispose()
+    if not used:
+        return
+    there = names(uri)  # and its tables are looked at
+    if study and owner:
+        study = study_name(uri, study, owner)
+    if study in there:
+        raise taken(study or "", uri)
+
+
+def check_rights(uri: str) -> None:
+    """Raises StateError if studies cannot be written at `uri`; asks, and writes nothing."""
+    url = make_url(uri)
+    if not url.drivername.startswith("postgresql"):
+        return
+    with _explained(url):
+        engine = sqlalchemy.create_engine(url, **_options(url))
+        with engine.connect() as connection:
+            used = sqlalchemy.inspect(connection).has_table("studies")
+            asked = sqlalchemy.text(_MAY_WRITE if used else _MAY_MAKE)
+            allowed, user = connection.execute(asked).one()
+        engine.dispose()
+    if not allowed:
+        right = "write to the tables there" if used else "make tables there"
+        grant = "INSERT, UPDATE, DELETE, SELECT ON ALL TABLES IN" if used else "CREATE, USAGE ON"
+        raise StateError(
+            f"--storage {_shown(url)}: user {user} may not {right}. As the database's owner: "
+            f"GRANT {grant} SCHEMA public TO {user}"
+        )
+
+
+def names(uri: str) -> list[str]:
+    """Studies in the storage."""
+    storage = open_storage(uri)
+    try:
+        return [study.study_name for study in storage.get_all_studies()]
+    finally:
+        storage.engine.dispose()
+
+
+def study_name(uri: str | None, sweep: str, owner: str) -> str:
+    """What a new sweep's study is called: as the sweep, or OWNER/SWEEP if that is another's.
+
+    Args:
+        uri: The storage; None for a state folder's own, which has one owner.
+        sweep: The sweep's name.
+        owner: Whose it is.
+    """
+    if uri is None:
+        return sweep
+    storage = open_storage(uri)
+    try:
+        known = {study.study_name: study for study in storage.get_all_studies()}
+        found = known.get(sweep)
+        theirs = found and storage.get_study_user_attrs(found._study_id).get(OWNER)
+        return f"{owner}/{sweep}" if theirs not in (None, owner) else sweep
+    finally:
+        storage.engine.dispose()
+
+
+def taken(study: str, uri: str) -> StateError:
+    """The error for a study that is in the storage before its sweep was launched."""
+    url = make_url(uri)
+    of = "" if url.drivername.startswith("sqlite") else ", of another state folder"
+    return StateError(
+        f"name: the storage already has a study called {study!r}{of} ({_shown(url)}). Launch "
+        f"under another name with --name {study}-2; if its state folder is gone, see: dpsweep gc"
+    )
+
+
+def check_mine(study: optuna.Study, folder_id: str, uri: str) -> None:
+    """Raises StateError if `study` belongs to another sweep's folder than `folder_id`.
+
+    One without an owner and without trials was made by a driver that died at once; it is ours.
+    So is any in a state folder's own file, from before owners were written down.
+    """
+    owner, url = study.user_attrs.get(FOLDER), make_url(uri)
+    if owner is None and (url.drivername.startswith("sqlite") or not study.get_trials(False)):
+        study.set_user_attr(FOLDER, folder_id)
+    elif owner != folder_id:
+        raise StateError(
+            f"--storage {_shown(url)}: its study {study.study_name!r} belongs to a sweep of "
+            f"another state folder; going on with it would mix their trials. Name that state "
+            f"folder with --state, or this sweep's storage with --storage"
+        )
+
+
+def _options(url: URL) -> dict[str, Any]:
+    if url.drivername.startswith("sqlite"):
+        return {
+            "connect_args": {"timeout": _SQLITE_WAIT_SECONDS},
+            "pool_events": [(_write_ahead, "connect")],
+        }
+    patience = {"connect_timeout": _SERVER_WAIT_SECONDS}
+    return {"pool_pre_ping": True, "connect_args": patience}
+
+
+def _write_ahead(connection: sqlite3.Connection, record: object) -> None:
+    write_ahead(connection, "FULL")
+
+
+def _on_full(url: URL) -> Callable[[ExceptionContext], None]:
+    def raise_if_full(context: ExceptionContext) -> None:
+        words = str(context.original_exception)
+        if "disk is full" in words or "No space left on device" in words:
+            if not url.drivername.startswith("sqlite"):
+                raise DiskFull(f"--storage {_shown(url)}: the database server's disk is full")
+            raise disk_full(Path(url.database or ".").parent) from context.original_exception
+
+    return raise_if_full
+
+
+def _check_driver(url: URL) -> None:
+    driver = url.drivername.partition("+")[2]
+    if driver and find_spec(_MODULES.get(driver, driver)) is None:
+        package = _PACKAGES.get(driver, driver)
+        raise ConfigError(
+            f"--storage {_shown(url)}: needs the driver {driver}, which is not installed here. "
+            f"Install it with: pip install '{package}'"
+        )
+
+
+@contextlib.contextmanager
+def _explained(url: URL) -> Iterator[None]:
+    """Turns what Optuna and SQLAlchemy raise on opening into errors a user can act on."""
+    try:
+        yield
+    except OperationalError as e:
+        reason = str(e.orig).strip().splitlines()[0]
+        raise ConnectionRefused(
+            f"--storage {_shown(url)}: the database does not answer: {reason}. Check host, port, "
+            f"database, user and password (PostgreSQL also reads ~/.pgpass)"
+        ) from e
+    except RuntimeError as e:
+        if "table schema" not in str(e):
+            raise
+        newer = "updating optuna" in str(e)
+        raise StateError(
+            f"--storage {_shown(url)}: its tables were made by "
+            f"{'a newer' if newer else 'an older'} Optuna than {optuna.__version__}. "
+            + (_UPDATE if newer else _UPGRADE)
+        ) from e
+
+
+def _shown(url: URL) -> str:
+    return without_password(url.render_as_string(hide_password=False))

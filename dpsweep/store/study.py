@@ -1,0 +1,448 @@
+"""The study: the one durable truth about a sweep's trials.
+
+Everything the search knows is in Optuna's storage before anything else hears of it. A driver
+may die at any moment; the next one reads here which trials are through and which to go on
+with. The same call made twice leaves the same state.
+"""
+
+import sys
+from collections.abc import Collection
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, Literal
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+
+from dpsweep.config.sweep import Sweep, build_sweep
+from dpsweep.config.trial import TrialConfig
+from dpsweep.core.errors import ConfigError, StateError
+from dpsweep.core.types import Row
+from dpsweep.search.charge import Plans, check_within, ledger_entry
+from dpsweep.search.confirmation import (
+    Confirmation,
+    by_confirmed,
+    confirmations,
+    lacking,
+    missing,
+    ranked,
+    repeat_of,
+)
+from dpsweep.search.distributions import pruner
+from dpsweep.search.objectives import front, goal_values
+from dpsweep.search.propose import propose
+from dpsweep.search.study_view import View
+from dpsweep.search.trial_record import Record, attributes, record_of
+from dpsweep.search.warm_start import experience, history
+from dpsweep.store.retry import repeated
+from dpsweep.store.state_dir import State
+from dpsweep.store.storage import FOLDER, OWNER, check_mine, open_storage, taken
+
+TrialEnd = Literal["complete", "pruned", "failed"]
+_ENDS = {
+    "complete": TrialState.COMPLETE,
+    "pruned": TrialState.PRUNED,
+    "failed": TrialState.FAIL,
+}
+
+_WARM, _TOLD, _VOID, _ENDED = "warm_start", "warm_start_points", "void", "ended_at"
+_PLANS = "plans"
+"""Attributes of the study: which earlier sweep was learned from, what it told, whether a test
+secret was used, how many trials were planned when the search ended with fewer, and how many runs
+were planned over time."""
+
+
+class Study:
+    """An Optuna study and the sweep it searches."""
+
+    def __init__(self, study: optuna.Study, sweep: Sweep) -> None:
+        self._study, self.sweep, self._storage = study, sweep, study._storage
+        self._ids: dict[int, int] = {}
+        self._configs: dict[int, TrialConfig] = {}
+        study.pruner = pruner(sweep.config.pruner)
+
+    @classmethod
+    def create(
+        cls,
+        storage_uri: str,
+        sweep: Sweep,
+        folder_id: str | None = None,
+        *,
+        name: str | None = None,
+        owner: str | None = None,
+    ) -> "Study":
+        """A new study, marked as that of one state folder's sweep and one owner.
+
+        Args:
+            storage_uri: Where.
+            sweep: What is searched.
+            folder_id: Of the sweep's folder.
+            name: What it is called there; as the sweep if None.
+            owner: Whose it is.
+
+        Raises:
+            StateError: If the storage has one of this name.
+        """
+        try:
+            study = optuna.create_study(
+                study_name=name or sweep.name,
+                storage=open_storage(storage_uri),
+                directions=sweep.config.objective.directions,
+            )
+        except optuna.exceptions.DuplicatedStudyError as e:
+            raise taken(name or sweep.name, storage_uri) from e
+        if folder_id:
+            study.set_user_attr(FOLDER, folder_id)
+        if owner:
+            study.set_user_attr(OWNER, owner)
+        made = cls(study, sweep)
+        made.note_plan()
+        return made
+
+    @classmethod
+    def open(
+        cls,
+        storage_uri: str,
+        sweep: Sweep,
+        folder_id: str | None = None,
+        *,
+        name: str | None = None,
+    ) -> "Study":
+        """The study of a sweep that was launched before; called `name` there, if not as the sweep.
+
+        Raises:
+            StateError: If the storage has none of this name, or that of another state folder.
+        """
+        try:
+            study = optuna.load_study(
+                study_name=name or sweep.name, storage=open_storage(storage_uri)
+            )
+        except KeyError as e:
+            raise StateError(
+                f"the storage has no study called {name or sweep.name!r}: what its trials spent is "
+                f"not known. Restore study.db, or delete the folder sweeps/{sweep.name} and launch "
+                f"anew"
+            ) from e
+        if folder_id:
+            check_mine(study, folder_id, storage_uri)
+        return cls(study, sweep)
+
+    def stored_trials(self) -> list[FrozenTrial]:
+        """Every trial as Optuna stores it, by number, to read."""
+        return self._study.get_trials(deepcopy=False)
+
+    def among(self, numbers: Collection[int]) -> "Study":
+        """The study with the numbered trials alone, to read: one method's, say, at one epsilon."""
+        seen = [trial for trial in self.stored_trials() if trial.number in numbers]
+        return Study(View(self._study, seen), self.sweep)
+
+    @repeated
+    def records(self) -> list[Record]:
+        """All trials that have a config, by number."""
+        trials = self.stored_trials()
+        return [self._record(trial) for trial in trials if "config" in trial.user_attrs]
+
+    @repeated
+    def record(self, number: int) -> Record:
+        """One trial."""
+        return self._record(self._frozen(number))
+
+    @repeated
+    def num_asked(self) -> int:
+        """Trials of the search asked for so far, whatever became of them."""
+        return sum("confirms" not in trial.user_attrs for trial in self.stored_trials())
+
+    def num_to_ask(self) -> int:
+        """Trials that the search still has to ask for; none once it has ended early."""
+        return 0 if self._has_ended() else self._num_left()
+
+    def num_dropped(self) -> int:
+        """Trials that were planned and never asked for when the search ended."""
+        return self._num_left() if self._has_ended() else 0
+
+    @property
+    def num_planned(self) -> int:
+        """Runs in all, those to come included; more than the sweep's if others became the best."""
+        left = self.num_to_ask() + self.num_to_confirm()
+        return max(self.sweep.num_runs, len(self.records()) + left)
+
+    @repeated
+    def note_plan(self) -> None:
+        """Notes how many runs the sweep plans, and how many had begun, if that changed.
+
+        To be called by whoever drives the sweep, before the first run under another plan.
+        """
+        plans: list[list[int]] = self._study.user_attrs.get(_PLANS, [])
+        if not plans or plans[-1][0] != self.sweep.num_runs:
+            begun = sum(record.dispatched for record in self.records())
+            self._study.set_user_attr(_PLANS, [*plans, [self.sweep.num_runs, begun]])
+
+    @property
+    def plans(self) -> Plans:
+        """Runs that were planned, and how many had begun by then; the first with none, if any.
+
+        Plans that changed before a run had begun are forgotten: there were no results to see.
+        """
+        plans: list[list[int]] = self._study.user_attrs.get(_PLANS, [])
+        unseen = sum(begun == 0 for _, begun in plans)
+        return tuple((planned, begun) for planned, begun in plans[max(0, unseen - 1) :])
+
+    def _num_left(self) -> int:
+        return max(0, self.sweep.config.budget.trials - self.num_asked())
+
+    @repeated
+    def _has_ended(self) -> bool:
+        """True if repeats of the best began before all trials of this budget were asked for.
+
+        If that search went on, a better trial would want repeats as well, and results would have
+        decided how many runs there are. One with more trials than that is another plan.
+        """
+        return bool(self._study.user_attrs.get(_ENDED) == self.sweep.config.budget.trials)
+
+    def num_to_confirm(self) -> int:
+        """Repeats of the best configs still to be run, at most."""
+        config = self.sweep.config.confirm
+        if config is None:
+            return 0
+        records = self.records()
+        if self.num_to_ask() or any(r.state == "running" and r.confirms is None for r in records):
+            left = self.sweep.num_runs - self.sweep.config.budget.trials  # the best may be others
+        else:
+            left = sum(lacking(self._ranking(records), self._repeats(), config).values())
+        return min(left, self._num_affordable())
+
+    def is_finished(self) -> bool:
+        """True if nothing is left to run; a private selection is told in one piece at its end."""
+        if self.sweep.is_private_selection:
+            return self.num_asked() > 0
+        return not (self.running() or self.num_to_ask() or self._to_confirm())
+
+    @repeated
+    def running(self) -> list[int]:
+        """Numbers of the trials that were asked for and not told."""
+        states = (TrialState.RUNNING, TrialState.WAITING)
+        return [t.number for t in self._study.get_trials(deepcopy=False, states=states)]
+
+    def ask(self) -> Record:
+        """The next trial of the search; it is stored whole or not at all.
+
+        Raises:
+            ConfigError: If what was proposed is no valid trial. It counts as a failed one.
+        """
+        try:
+            proposal = propose(self.sweep, self._study, self._history)
+            check_within(self.sweep, proposal.config)
+        except ConfigError as e:
+            number = self.add_failed()
+            raise ConfigError(f"trial {number} of the search is no valid config: {e}") from e
+        return self._record(self._add(proposal.trial()))
+
+    def learn_from(self, earlier: "Study") -> None:
+        """Tells the sampler, once and for all, what an earlier sweep found.
+
+        Raises:
+            ConfigError: If that was another search.
+        """
+        records = earlier.records()
+        told = experience(self.sweep, earlier.sweep, records)
+        before = earlier.warm_start
+        sweeps = [*(before["sweeps"] if before else []), earlier.sweep.name]
+        inherited = {"sweeps": sweeps, "trials": len(records), "void": earlier.is_void}
+        self._study.set_user_attr(_WARM, inherited)  # first: what is used is told of
+        self._study.set_user_attr(_TOLD, told)
+
+    @property
+    def warm_start(self) -> dict[str, Any] | None:
+        """sweeps, whose results the sampler knew, and trials that the last of them had run."""
+        found: dict[str, Any] | None = self._study.user_attrs.get(_WARM)
+        return found
+
+    @cached_property
+    def _history(self) -> list[FrozenTrial]:
+        return history(self.sweep, self._study.user_attrs.get(_TOLD, []))
+
+    def ask_to_confirm(self) -> Record | None:
+        """The next repeat of one of the best configs, stored before this returns.
+
+        None if all have theirs. To be called when no trial of the search runs any more. A search
+        that has not asked for all of its trials has thereby ended, whoever was to be repeated.
+        """
+        if self.sweep.config.confirm is not None and self.num_to_ask():
+            self._study.set_user_attr(_ENDED, self.sweep.config.budget.trials)
+        chosen = self._to_confirm()
+        if chosen is None:
+            return None
+        config = repeat_of(chosen, self._repeats())
+        repeat = optuna.trial.create_trial(
+            state=TrialState.RUNNING,
+            user_attrs=attributes(config, chosen.hyperparams, confirms=chosen.number),
+        )
+        return self._record(self._add(repeat))
+
+    def _to_confirm(self) -> Record | None:
+        """Whose config is to be repeated next."""
+        config = self.sweep.config.confirm
+        if config is None or not self._num_affordable():
+            return None
+        return missing(self._ranking(self.records()), self._repeats(), config)
+
+    def _repeats(self) -> list[Record]:
+        return [record for record in self.records() if record.confirms is not None]
+
+    def _num_affordable(self) -> int:
+        """Runs that may still begin; a budget that all share is for as many as were planned.
+
+        Of others more may be needed: a search that goes on can find others to be the best.
+        """
+        if self.sweep.whole is None:
+            return sys.maxsize
+        return max(0, self.sweep.num_runs - len(self.stored_trials()))
+
+    def add_winner(self, record: Record, charged: dict[str, float]) -> None:
+        """Stores the one trial that a private selection tells of; it must have a row."""
+        objective, row = self.sweep.config.objective, record.row
+        assert row is not None, "a winner has reported"
+        self._add(
+            optuna.trial.create_trial(
+                state=TrialState.COMPLETE,
+                values=list(goal_values(objective, row, record.config) or ()),
+                intermediate_values={int(row["epoch"]): row[objective.metric]},
+                user_attrs=attributes(
+                    record.config,
+                    record.hyperparams,
+                    row=row,
+                    dispatched={"void": record.void, "charged": charged},
+                ),
+            )
+        )
+
+    def add_failed(self) -> int:
+        """Stores a trial of which nothing is known but that it did not come to a result."""
+        return self._add(optuna.trial.create_trial(state=TrialState.FAIL)).number
+
+    @repeated
+    def dispatch(self, record: Record, *, void: bool) -> Record:
+        """Notes that a trial's secret exists, and what the trial is charged.
+
+        From now on its secret must never be drawn again, and it has spent its whole length.
+        """
+        if void:
+            self.note_void()
+        charged = ledger_entry(record.config)
+        self._storage.set_trial_user_attr(
+            self._trial_id(record.number),
+            "handed_out",
+            {"void": void, "charged": charged},
+        )
+        return replace(record, void=void, dispatched=True, charged=charged)
+
+    def note_void(self) -> None:
+        """Notes that a trial used a test secret: no statement on the search holds any more."""
+        self._study.set_user_attr(_VOID, True)
+
+    @property
+    def is_void(self) -> bool:
+        """True if any trial used a test secret, or an earlier sweep that it learned from did."""
+        warm = self.warm_start or {}
+        return bool(self._study.user_attrs.get(_VOID)) or bool(warm.get("void"))
+
+    @repeated
+    def report(self, number: int, row: Row) -> bool:
+        """Stores a trial's report. False if the study knows a later one, or that it ended."""
+        frozen = self._frozen(number)
+        known = frozen.user_attrs.get("row")
+        if frozen.state.is_finished() or (known and row["epoch"] < known["epoch"]):
+            return False
+        if known and row["epoch"] == known["epoch"]:  # what was to follow from it may be missing
+            return True
+        value = row[self.sweep.config.objective.metric]
+        self._storage.set_trial_intermediate_value(frozen._trial_id, int(row["epoch"]), value)
+        self._storage.set_trial_user_attr(frozen._trial_id, "row", row)
+        return True
+
+    @repeated
+    def should_prune(self, number: int) -> bool:
+        """True if the trial does too badly to go on. A repeat goes on: its mean is to be fair."""
+        frozen = self._frozen(number)
+        if "confirms" in frozen.user_attrs:
+            return False
+        return self._study.pruner.prune(self._study, frozen)
+
+    @repeated
+    def tell(self, number: int, end: TrialEnd, *, reason: str | None = None) -> Record:
+        """Ends a trial. A complete one without a finite objective counts as failed."""
+        frozen = self._frozen(number)
+        if frozen.state.is_finished():
+            return self._record(frozen)
+        record, objective = self._record(frozen), self.sweep.config.objective
+        values = goal_values(objective, record.row, record.config)
+        if end == "complete" and values is None:
+            goals = " or ".join(objective.goals)
+            end, reason = "failed", f"{goals} is not a finite number"
+        if reason:
+            self._storage.set_trial_user_attr(frozen._trial_id, "reason", reason)
+        self._study.tell(
+            frozen.number, values=values if end == "complete" else None, state=_ENDS[end]
+        )
+        return self.record(number)
+
+    def best(self) -> list[Record]:
+        """Complete trials of the search, the best first: by their repeats, where there are any."""
+        records = self.records()
+        sign = self.sweep.config.objective.sign
+        return by_confirmed(self._ranking(records), confirmations(records), sign)
+
+    def front(self) -> list[Record]:
+        """Complete trials of the search that no other beats in every objective."""
+        return front(self._ranking(self.records()), self.sweep.config.objective)
+
+    def confirmed(self) -> dict[int, Confirmation]:
+        """What repeating the best configs came to, by trial."""
+        return confirmations(self.records())
+
+    def _ranking(self, records: list[Record]) -> list[Record]:
+        return ranked(records, self.sweep.config.objective.sign)
+
+    def _add(self, trial: FrozenTrial) -> FrozenTrial:
+        """Stores a new trial, in one transaction."""
+        trial_id = self._storage.create_new_trial(self._study._study_id, trial)
+        return self._storage.get_trial(trial_id)
+
+    def _frozen(self, number: int) -> FrozenTrial:
+        """One trial, at a cost that does not grow with the study."""
+        return self._storage.get_trial(self._trial_id(number))
+
+    def _trial_id(self, number: int) -> int:
+        if number not in self._ids:
+            self._ids[number] = self._storage.get_trial_id_from_study_id_trial_number(
+                self._study._study_id, number
+            )
+        return self._ids[number]
+
+    def _record(self, trial: FrozenTrial) -> Record:
+        if trial.number not in self._configs:
+            self._configs[trial.number] = TrialConfig.model_validate(trial.user_attrs["config"])
+        return record_of(trial, self._configs[trial.number])
+
+
+def stored_sweep(name: str, state: State) -> Sweep:
+    """The sweep as it was launched.
+
+    Raises:
+        StateError: If there is none of this name.
+    """
+    file, base = state.sweep(name).stored()
+    return build_sweep(file, base)
+
+
+def open_study(name: str, state: State, storage_uri: str | None = None) -> Study:
+    """The study of a sweep, to read; driven by another process or by none.
+
+    Args:
+        name: The sweep's.
+        state: Where it was launched.
+        storage_uri: Where its study is now, if not where it was launched.
+    """
+    folder = state.sweep(name)
+    sweep = stored_sweep(name, state)
+    return Study.open(storage_uri or folder.storage_uri, sweep, folder.id, name=folder.study)

@@ -1,0 +1,101 @@
+"""What a batch of events says of each run, put together so that few calls deliver it."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any, TypeVar
+
+from mlflow.entities import Metric, Param, RunTag
+
+from dpsweep.tracking.spool import Event
+
+RUNNING = "RUNNING"
+NOTE = "mlflow.note.content"
+_LONGEST_PARAM = 6000
+_LONGEST_TAG = 8000
+_NOT_METRICS = ("epoch", "step")
+_MOST_METRICS, _MOST_PARAMS, _MOST_TAGS = 800, 100, 100
+"""MLflow takes 100 params, 100 tags and 1000 of all kinds in a call."""
+
+
+@dataclass
+class Parcel:
+    """Everything to be delivered to one run.
+
+    Attributes:
+        params: Config key -> value.
+        tags: By name; the last word counts.
+        metrics: In the order they were reported.
+        artifacts: Paths of files and folders.
+        name: What a new run is called; None for the name it has otherwise.
+        view: How the UI's table of runs is to look; None if nothing was said of it.
+        status: The status to leave it in; None if nothing was said of it.
+    """
+
+    params: dict[str, str] = field(default_factory=dict)
+    tags: dict[str, str] = field(default_factory=dict)
+    metrics: list[Metric] = field(default_factory=list)
+    artifacts: list[str] = field(default_factory=list)
+    status: str | None = None
+    name: str | None = None
+    view: str | None = None
+
+    def add(self, event: Event) -> None:
+        """Takes one event in; see track/tracker.py for the kinds."""
+        match event["kind"]:
+            case "row":
+                self.metrics += _metrics(event["row"])
+            case "sweep" | "trial":
+                self.params |= {k: str(v)[:_LONGEST_PARAM] for k, v in event["params"].items()}
+                said = {**event["tags"], NOTE: event["note"]}
+                self.tags |= {k: v[:_LONGEST_TAG] for k, v in said.items()}
+                self.name = event.get("name", self.name)
+                self.view = event.get("view", self.view)
+                self.status = RUNNING
+            case "artifact":
+                self.artifacts.append(event["path"])
+            case "end":
+                self.metrics += _metrics({"epoch": 0, **event.get("metrics", {})})
+                self.tags |= {k: v[:_LONGEST_TAG] for k, v in event["tags"].items()}
+                self.status = event["status"]
+
+    def tag_batches(self) -> Iterator[list[RunTag]]:
+        """Tags for each call to log_batch, within the server's limit."""
+        tags = [RunTag(k, v) for k, v in self.tags.items()]
+        return _cut(tags, _MOST_TAGS)
+
+    def batches(self) -> Iterator[tuple[list[Param], list[Metric]]]:
+        """Params and metrics for each call to log_batch, within the server's limits."""
+        params = [Param(k, v) for k, v in self.params.items()]
+        return zip_longest(
+            _cut(params, _MOST_PARAMS), _cut(self.metrics, _MOST_METRICS), fillvalue=[]
+        )
+
+
+T = TypeVar("T")
+
+
+def _cut(items: list[T], most: int) -> Iterator[list[T]]:
+    return (items[i : i + most] for i in range(0, len(items), most))
+
+
+def parcels(events: list[Event]) -> dict[int | None, Parcel]:
+    """What a batch says, by trial number; None, the parent run's, comes first.
+
+    It carries the privacy statement, which is to be there before any trial that it covers.
+    """
+    found: dict[int | None, Parcel] = {}
+    for event in events:
+        found.setdefault(event.get("number"), Parcel()).add(event)
+    return dict(sorted(found.items(), key=lambda item: item[0] is not None))
+
+
+def _metrics(row: dict[str, Any]) -> list[Metric]:
+    """Finite figures of a row; MLflow keeps no infinity, and the note says what one means."""
+    epoch = int(row["epoch"])
+    return [
+        Metric(name, float(value), timestamp=epoch, step=epoch)
+        for name, value in row.items()
+        if name not in _NOT_METRICS and math.isfinite(value)
+    ]

@@ -1,0 +1,186 @@
+"""Puts a trained model into MLflow's registry: weights, and what they promise, under an alias.
+
+A version is known by the trial it came from, so that to register the same one again changes
+nothing but its description and its alias. What is stored is a graph that MLflow loads without us
+and without running anybody's code (`serialization_format="pt2"`).
+"""
+
+import logging
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlflow.pytorch
+import torch
+from mlflow import MlflowClient
+from mlflow.entities import Run
+from mlflow.entities.model_registry import ModelVersion
+from mlflow.exceptions import MlflowException
+from mlflow.models import infer_signature
+from torch import nn
+
+from dpsweep.core.errors import ConfigError, ConnectionRefused, StateError, first_line
+from dpsweep.tracking.mlflow import ID_TAG, TRIAL_TAG, check_reachable
+from dpsweep.tracking.server import without_password
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,199}")
+_ALIAS = re.compile(r"(?!v\d+$)(?!latest$)[A-Za-z][A-Za-z0-9_-]{0,99}")
+_FOLDER = "model"
+_SOURCE = {"stack_trace", "nn_module_stack", "source_fn_stack", "from_node", "torch_fn", "custom"}
+"""What nodes of a graph know of the code that they were traced from."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is to be registered.
+
+    Attributes:
+        name: Of the registered model.
+        alias: Which then stands for this version.
+        sweep_id: Of the sweep, as its runs are tagged.
+        trial: SWEEP/NUMBER, as its run is tagged.
+        note: The version's description: its privacy statement.
+        tags: To filter by.
+    """
+
+    name: str
+    alias: str
+    sweep_id: str
+    trial: str
+    note: str
+    tags: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Version:
+    """A version in the registry.
+
+    Attributes:
+        name: Of the registered model.
+        version: Its number.
+        is_new: False if the same trial's was there.
+        before: The version that had the alias; None if that is this one, or there was none.
+    """
+
+    name: str
+    version: str
+    is_new: bool
+    before: str | None
+
+
+def check_names(name: str, alias: str) -> None:
+    """Raises ConfigError if the registry would not take them."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"--register {name!r}: a model's name is up to 200 letters, digits and _ . -, such as "
+            f"digits-private"
+        )
+    if not _ALIAS.fullmatch(alias):
+        raise ConfigError(
+            f"--alias {alias!r}: an alias is up to 100 letters, digits and _ -, begins with a "
+            f"letter, and is neither latest nor v1, v2, ...; such as champion"
+        )
+
+
+def register(uri: str, entry: Entry, model: nn.Module, example: torch.Tensor) -> Version:
+    """Registers `model`, unless it is there, and gives it the alias.
+
+    Args:
+        uri: Of the tracking server, which has the trial's run.
+        entry: Name, description and tags.
+        model: Released weights; in evaluation mode, on the CPU.
+        example: An input of it, with more than one image; of zeros, no private example.
+
+    Raises:
+        ConnectionRefused: If the server does not answer, or refuses.
+        StateError: If it has no run of that trial.
+    """
+    logging.getLogger("mlflow").setLevel(logging.WARNING)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    check_reachable(uri)
+    try:
+        return _register(MlflowClient(uri), entry, model, example)
+    except MlflowException as e:
+        raise ConnectionRefused(
+            f"--register {entry.name}: the tracking server {without_password(uri)} refuses: "
+            f"{first_line(e)}"
+        ) from e
+
+
+def _register(
+    client: MlflowClient, entry: Entry, model: nn.Module, example: torch.Tensor
+) -> Version:
+    versions = _versions(client, entry.name)
+    same = {ID_TAG: entry.sweep_id, TRIAL_TAG: entry.trial}
+    known = next((v for v in versions if same.items() <= v.tags.items()), None)
+    before = next((v.version for v in versions if entry.alias in v.aliases), None)
+    made = known or _made(client, entry, model, example)
+    client.update_model_version(entry.name, made.version, entry.note)
+    for key, value in {**entry.tags, **same}.items():
+        client.set_model_version_tag(entry.name, made.version, key, value)
+    client.set_registered_model_alias(entry.name, entry.alias, made.version)
+    number = str(made.version)
+    other = None if before is None or str(before) == number else str(before)
+    return Version(entry.name, number, known is None, other)
+
+
+def _versions(client: MlflowClient, name: str) -> list[ModelVersion]:
+    """All versions of a model, with their aliases; none if it is not there."""
+    found = client.search_model_versions(f"name = '{name}'")
+    return [client.get_model_version(name, v.version) for v in found]
+
+
+def _made(
+    client: MlflowClient, entry: Entry, model: nn.Module, example: torch.Tensor
+) -> ModelVersion:
+    run = _run(client, entry)
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder) / _FOLDER
+        _save(model, example, place)
+        client.log_artifacts(run.info.run_id, str(place), _FOLDER)
+    if not client.search_registered_models(f"name = '{entry.name}'"):
+        client.create_registered_model(entry.name)
+    source = f"{run.info.artifact_uri}/{_FOLDER}"
+    return client.create_model_version(entry.name, source, run.info.run_id)
+
+
+def _save(model: nn.Module, example: torch.Tensor, place: Path) -> None:
+    inputs = example.numpy()
+    with torch.no_grad():
+        outputs = model(example).numpy()
+    mlflow.pytorch.save_model(
+        model,
+        str(place),
+        input_example=inputs,
+        signature=infer_signature(inputs, outputs),
+        serialization_format="pt2",
+        pip_requirements=[f"torch=={torch.__version__.partition('+')[0]}"],
+    )
+    for graph in place.rglob("*.pt2"):
+        _forget_source(graph)
+
+
+def _forget_source(place: Path) -> None:
+    """Takes out of a stored graph whose code it was traced from: paths, lines, names of classes."""
+    program = torch.export.load(place)
+    for module in program.graph_module.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            for node in module.graph.nodes:
+                for key in node.meta.keys() & _SOURCE:
+                    del node.meta[key]
+    torch.export.save(program, place)
+
+
+def _run(client: MlflowClient, entry: Entry) -> Run:
+    """The trial's own run."""
+    wanted = f"tags.`{ID_TAG}` = '{entry.sweep_id}' and tags.`{TRIAL_TAG}` = '{entry.trial}'"
+    everywhere = [e.experiment_id for e in client.search_experiments()]
+    runs = client.search_runs(everywhere, wanted, max_results=1)
+    if not runs:
+        raise StateError(
+            f"--register {entry.name}: the tracking server has no run of trial {entry.trial}. "
+            f"Deliver what waits for it with: dpsweep resume {entry.trial.rpartition('/')[0]}"
+        )
+    return runs[0]

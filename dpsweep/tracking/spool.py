@@ -1,0 +1,259 @@
+"""A queue on disk between the sweep and the tracking server.
+
+Whatever is to be tracked is appended to a file first. A thread delivers it in batches and
+notes how far it got. If the server is away the file grows and the thread tries again; a
+sweep never waits for it, and what was not delivered is delivered by the next driver.
+"""
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpsweep.core.disk import raising_disk_full
+
+Event = dict[str, Any]
+"""One thing to track; see track/tracker.py for the kinds."""
+
+Deliver = Callable[[list[Event]], None]
+"""Delivers a batch, or raises. The same event may come twice: it must not matter."""
+
+log = logging.getLogger(__name__)
+
+_FILE, _MARK, _REFUSED = "spool.jsonl", "spool.delivered", "spool.refused.jsonl"
+_COALESCE_SECONDS = 0.5
+_LOOK_SECONDS = 0.02
+_LONGEST_PAUSE_SECONDS = 30.0
+_BATCH = 2000
+
+
+class Undeliverable(Exception):
+    """The server answered, and refused this batch for good; trying again is no use."""
+
+
+@dataclass(frozen=True)
+class Backlog:
+    """What lies in a spool, looked at from outside.
+
+    Attributes:
+        waiting: Events that are not delivered yet.
+        delivered_bytes: Size of those that are, and can go.
+        refused: Events that the server will never take.
+        reason: Why it refused the last of them; None if there is none.
+    """
+
+    waiting: int
+    delivered_bytes: int
+    refused: int
+    reason: str | None
+
+
+def backlog(folder: Path) -> Backlog:
+    """What lies in the spool of `folder`, which another process may be using; changes nothing."""
+    mark = _position(folder / _MARK)
+    whole = (folder / _FILE).read_bytes() if (folder / _FILE).exists() else b""
+    mark = mark if mark <= len(whole) else 0
+    refused = _lines(folder / _REFUSED)
+    reason = json.loads(refused[-1])["reason"] if refused else None
+    return Backlog(whole.count(b"\n", mark), mark, len(refused), reason)
+
+
+class Spool:
+    """The file, and the position in it up to which everything was delivered."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file, self._mark = folder / _FILE, folder / _MARK
+        self._refused = folder / _REFUSED
+        self._lock = threading.Lock()
+        self._file.touch(mode=0o600)
+        self._cut_torn_line()
+        self._known_refused = set(_lines(self._refused))
+        if self._delivered() > self._file.stat().st_size:
+            self.delivered_to(0)  # another's mark: saying things twice does no harm
+
+    def append(self, event: Event) -> None:
+        """Adds one event; on disk, as far as this process is concerned, when it returns.
+
+        Raises:
+            DiskFull: If there is no space; nothing of the event is left in the file.
+        """
+        line = (json.dumps(event) + "\n").encode()
+        with self._lock, raising_disk_full(self._file.parent):
+            file = os.open(self._file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            try:
+                _write_line(file, line)
+            finally:
+                os.close(file)
+
+    def waiting(self) -> tuple[list[Event], int]:
+        """The next undelivered events, at most a batch, and the position after them."""
+        with self._lock, self._file.open("rb") as file:
+            file.seek(self._delivered())
+            lines: list[bytes] = []
+            while len(lines) < _BATCH and (line := file.readline()):
+                lines.append(line)
+            return list(_events(lines)), file.tell()
+
+    def is_empty(self) -> bool:
+        """True if everything was delivered."""
+        return self._delivered() >= self._file.stat().st_size
+
+    def delivered_to(self, position: int) -> None:
+        """Notes that everything before `position` is delivered."""
+        temporary = self._mark.with_suffix(".new")
+        temporary.write_text(str(position))
+        os.replace(temporary, self._mark)
+
+    def refuse(self, event: Event, reason: str) -> None:
+        """Puts an event aside that the server will never take; once, if it comes again."""
+        line = json.dumps({"reason": reason, "event": event})
+        if line not in self._known_refused:
+            with self._refused.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+            self._known_refused.add(line)
+
+    def refused(self) -> int:
+        """How many events were put aside."""
+        return len(self._known_refused)
+
+    @property
+    def refused_file(self) -> Path:
+        """Where they are, each with the server's reason."""
+        return self._refused
+
+    def cut_delivered(self) -> None:
+        """Empties the file if everything in it was delivered.
+
+        The mark goes first: after a crash between the two, all is delivered once more.
+        """
+        with self._lock:
+            if self.is_empty():
+                self.delivered_to(0)
+                os.truncate(self._file, 0)
+
+    def _delivered(self) -> int:
+        return _position(self._mark)
+
+    def _cut_torn_line(self) -> None:
+        """Drops what a killed driver left of its last line; the study still knows the fact."""
+        whole = self._file.read_bytes()
+        end = whole.rfind(b"\n") + 1
+        if end < len(whole):
+            with self._file.open("r+b") as file:
+                file.truncate(end)
+
+
+def _position(mark: Path) -> int:
+    """What a mark says; 0, so that all is delivered again, if a crash of the machine took it."""
+    try:
+        return int(mark.read_text())
+    except (FileNotFoundError, ValueError):
+        return 0
+
+
+def _events(lines: list[bytes]) -> Iterator[Event]:
+    for line in lines:
+        try:
+            yield json.loads(line)
+        except ValueError:  # a crash of the machine; the study still knows the fact
+            log.warning("the spool held a line that cannot be read: %r", line[:80])
+
+
+def _lines(file: Path) -> list[str]:
+    return file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+
+
+def _write_line(file: int, line: bytes) -> None:
+    """Appends all of `line`, or leaves the file as it was."""
+    before = os.fstat(file).st_size
+    try:
+        if os.write(file, line) < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError:
+        os.ftruncate(file, before)
+        raise
+
+
+class Courier:
+    """The thread that empties a spool."""
+
+    def __init__(self, spool: Spool, deliver: Deliver) -> None:
+        self._spool, self._deliver = spool, deliver
+        self._closing = threading.Event()
+        self._deadline = float("inf")
+        self.trouble: str | None = None
+        self._thread = threading.Thread(target=self._work, name="dpsweep-courier", daemon=True)
+
+    def start(self) -> None:
+        """Begins to deliver."""
+        self._thread.start()
+
+    def flush(self, timeout: float) -> bool:
+        """Waits until nothing is left, the server gives trouble, or time is up."""
+        deadline = time.monotonic() + timeout
+        while not self._spool.is_empty():
+            if self.trouble is not None or time.monotonic() > deadline:
+                return False
+            time.sleep(_LOOK_SECONDS)
+        return True
+
+    def close(self, timeout: float) -> bool:
+        """Delivers what is left, for at most `timeout` seconds. True if nothing is left.
+
+        What was delivered is cut from the file. May be called again, to no further effect.
+        """
+        self._deadline = time.monotonic() + timeout
+        self._closing.set()
+        self._thread.join(timeout + _COALESCE_SECONDS)
+        if self._thread.is_alive():
+            return False
+        self._spool.cut_delivered()
+        return self._spool.is_empty()
+
+    def _work(self) -> None:
+        pause = _COALESCE_SECONDS
+        while time.monotonic() < self._deadline:
+            if self._spool.is_empty():
+                if self._closing.is_set():
+                    return
+                self._closing.wait(_COALESCE_SECONDS)
+                continue
+            try:
+                self._deliver_batch()
+                pause, self.trouble = _COALESCE_SECONDS, None
+            except Exception as e:  # whatever the server did, the sweep goes on
+                self.trouble = f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"
+                log.debug("tracking server: %s", self.trouble)
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            left = self._deadline - time.monotonic()
+            with contextlib.suppress(ValueError):
+                self._wait(min(pause, left))
+
+    def _deliver_batch(self) -> None:
+        events, position = self._spool.waiting()
+        try:
+            self._deliver(events)
+        except Undeliverable:
+            for event in events:  # find the one at fault
+                try:
+                    self._deliver([event])
+                except Undeliverable as e:
+                    self._spool.refuse(event, str(e))
+        self._spool.delivered_to(position)
+
+    def _wait(self, seconds: float) -> None:
+        """Gathers events for a while; once closing, there is nothing to gather."""
+        if self._closing.is_set() and self.trouble is None:
+            return
+        if self.trouble is None:
+            self._closing.wait(seconds)
+        else:
+            time.sleep(max(0.0, min(seconds, 1.0) if self._closing.is_set() else seconds))

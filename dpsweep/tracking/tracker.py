@@ -1,0 +1,92 @@
+"""What of a sweep is tracked. Every call appends to the spool and returns at once."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from dpsweep.tracking.spool import Courier, Deliver, Spool
+
+Status = Literal["FINISHED", "FAILED", "KILLED"]
+"""MLflow's words for how a run ended."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is written once on a run.
+
+    Attributes:
+        params: Config key -> value.
+        tags: Whatever else is worth filtering by.
+        note: The run's description in Markdown: its privacy statement above all.
+        name: What the run is called; None for the sweep's name, or the trial's number.
+        view: How the UI's table of runs is to look (track/ui_view.py); of the parent run only.
+    """
+
+    params: dict[str, Any]
+    tags: dict[str, str]
+    note: str
+    name: str | None = None
+    view: str | None = None
+
+
+class Tracker:
+    """Records one sweep: a parent run, and a child run for each trial."""
+
+    def __init__(self, folder: Path, deliver: Deliver) -> None:
+        self.spool = Spool(folder)
+        self._courier = Courier(self.spool, deliver)
+        self._courier.start()
+
+    def sweep(self, facts: Facts) -> None:
+        """The parent run is there, with these facts; said again, they replace the old ones."""
+        more = {} if facts.view is None else {"view": facts.view}
+        self._add("sweep", params=facts.params, tags=facts.tags, note=facts.note, **more)
+
+    def trial(self, number: int, facts: Facts) -> None:
+        """A child run is there and running."""
+        more = {} if facts.name is None else {"name": facts.name}
+        said = {"params": facts.params, "tags": facts.tags, "note": facts.note, **more}
+        self._add("trial", number=number, **said)
+
+    def row(self, number: int, row: dict[str, float]) -> None:
+        """A trial reported."""
+        self._add("row", number=number, row=row)
+
+    def trial_end(self, number: int, status: Status, tags: dict[str, str]) -> None:
+        """A trial is through."""
+        self._add("end", number=number, status=status, tags=tags)
+
+    def sweep_end(self, status: Status, metrics: dict[str, float]) -> None:
+        """The sweep is through, with these figures of the best trial."""
+        self._add("end", number=None, status=status, tags={}, metrics=metrics)
+
+    def artifact(self, path: Path, number: int | None = None) -> None:
+        """A released file, or a folder of them, for the parent run or for a trial's."""
+        self._add("artifact", number=number, path=str(path.absolute()))
+
+    def flush(self, timeout: float) -> bool:
+        """Waits until all is delivered, or delivery fails, or time is up. True if all is."""
+        return self._courier.flush(timeout)
+
+    def close(self, timeout: float = 60.0) -> bool:
+        """Waits for delivery. False if something is left for the next time."""
+        return self._courier.close(timeout)
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the last delivery failed, if it did."""
+        return self._courier.trouble
+
+    @property
+    def refused(self) -> str | None:
+        """What the server will never take, in words for people; None if it took everything."""
+        number = self.spool.refused()
+        return (
+            f"the tracking server refused {number} entries for good; they are in "
+            f"{self.spool.refused_file}, each with its reason"
+            if number
+            else None
+        )
+
+    def _add(self, kind: str, **rest: Any) -> None:
+        self.spool.append({"kind": kind, **rest})

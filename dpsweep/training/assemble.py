@@ -1,0 +1,222 @@
+"""Puts one trial together: data, model, geometry, engine, budget."""
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from dpsweep.config.trial import TrialConfig
+from dpsweep.core.errors import ConfigError, Misfit
+from dpsweep.core.seeds import Secret
+from dpsweep.core.types import Tensors
+from dpsweep.data.read import Dataset, load
+from dpsweep.methods import build as build_method
+from dpsweep.methods import compose
+from dpsweep.models import build as build_model
+from dpsweep.privacy.clip import PerLayer
+from dpsweep.privacy.engine import (
+    Choice,
+    Engine,
+    VmapEngine,
+    engine_for,
+    refuse_geometry,
+    refuse_mixing,
+    unchecked_engine,
+)
+from dpsweep.privacy.engine.size import fitting_batch, fitting_gpu_batch
+from dpsweep.privacy.engine.tape import Unrecordable
+from dpsweep.privacy.geometry import Geometry, geometry_of
+from dpsweep.training.allowance import WHOLE, Allowance
+from dpsweep.training.budget import Budget, budget
+from dpsweep.training.frozen import behind, cut_of
+from dpsweep.training.step import Step
+
+_DEVIATIONS = 8
+"""Of a batch's size, above its mean, that no batch of any trial has."""
+
+
+def assemble(
+    config: TrialConfig,
+    secret: Secret,
+    device: torch.device,
+    plan: Budget | None = None,
+    allowance: Allowance = WHOLE,
+) -> Step:
+    """The step of one trial, with data and model on `device`, by its `plan` if that is known.
+
+    Raises:
+        ConfigError: If data are missing, or model, method, clipping and engine do not fit one
+            another; `check_fit` tells most of it before.
+    """
+    data = load(config.data, config.seed).to(device)
+    try:
+        step = assemble_on(data, plan or budget(config), config, secret, allowance)
+    except Misfit as e:  # what `check_fit` cannot see, as it computes nothing
+        raise ConfigError(f"{e.key}: {str(e).removesuffix('.')}.") from e
+    found = cut_of(step)
+    if found is None:
+        return step
+    with allowance.excused():
+        data = behind(found, step)
+    engine = _engine(config, found.tail, step.geometry, data, allowance, found.shape)
+    return replace(step, data=data, engine=engine, whole=step.engine.model)
+
+
+def assemble_on(
+    data: Dataset,
+    plan: Budget,
+    config: TrialConfig,
+    secret: Secret,
+    allowance: Allowance = WHOLE,
+) -> Step:
+    """The same with data and budget at hand; computes where the data are, all at every step."""
+    model = build_model(config.model, config.data.spec, config.seed)
+    geometry = _geometry(config, model)
+    model = model.to(data.inputs.device, getattr(torch, config.train.dtype))
+    engine = _engine(config, model, geometry, data, allowance)
+    config.privacy.clipping.build(
+        config.privacy.clip_norm, plan.run.noise_multiplier, config.train.batch_size
+    )  # raises where counting would cost more than there is
+    return Step(config, plan, data, engine, secret, geometry)
+
+
+def initial(step: Step) -> Tensors:
+    """The iterate before the first step: the model's public initial weights."""
+    return {k: p.detach().clone() for k, p in step.engine.model.named_parameters()}
+
+
+def check_fit(config: TrialConfig) -> None:
+    """Checks that model, method and clipping fit one another; nothing is computed.
+
+    Raises:
+        Misfit: Naming the key at fault.
+    """
+    try:
+        with torch.device("meta"):
+            model = build_model(config.model, config.data.spec, config.seed)
+    except ValueError as e:
+        key = f"model.{e.key}" if isinstance(e, Misfit) else "model"
+        raise Misfit(key, f"{config.model.name} cannot be built: {e}") from e
+    if config.train.augment is not None:
+        if config.data.features is not None:
+            raise Misfit(
+                "train.augment",
+                "flips and shifts images, and data.features are made of images once, before "
+                "training. Delete one of the two",
+            )
+        try:
+            config.train.augment.refuse_larger(config.data.spec.shape)
+        except Misfit as e:
+            raise Misfit(f"train.augment.{e.key}", str(e)) from e
+    geometry = _geometry(config, model)
+    try:
+        refuse_geometry(config.train.engine, geometry)
+    except ValueError as e:
+        raise Misfit("train.engine", str(e)) from e
+
+
+def _engine(
+    config: TrialConfig,
+    model: nn.Module,
+    geometry: Geometry,
+    data: Dataset,
+    allowance: Allowance,
+    crossing: tuple[int, ...] | None = None,
+) -> Engine:
+    """The engine for `model`, or for the tail of a model at which tensors of a shape cross."""
+    train, shape = config.train, crossing or config.data.spec.shape
+    loss = nn.functional.cross_entropy
+    try:
+        planned = train.max_physical_batch
+        on_gpu = data.inputs.device.type == "cuda"
+        if planned != "auto":
+            physical = planned
+        elif on_gpu:
+            physical = _gpu_batch(config, model, geometry, data, allowance.gpu_share, shape)
+        else:
+            name = "bookkeeping" if train.engine == "auto" else train.engine
+            physical = fitting_batch(model, shape, train.batch_size, name, train.copies)
+        at_once = min(allowance.portion(physical, train.batch_size), _largest_batch(config))
+        kind = config.model.model_dump_json() + ("" if crossing is None else " behind the cut")
+        engine = engine_for(model, loss, geometry, at_once, shape, train.engine, kind, train.copies)
+        if isinstance(engine, VmapEngine) and on_gpu and planned == train.engine == "auto":
+            # auto chose the engine that writes gradients out, after the other one was measured
+            share = allowance.gpu_share
+            physical = _gpu_batch(config, model, geometry, data, share, shape, "vmap")
+            at_once = min(allowance.portion(physical, train.batch_size), _largest_batch(config))
+            engine = replace(engine, max_physical_batch=at_once)
+        return engine
+    except ValueError as e:
+        raise Misfit("train.engine", f"{train.engine} does not fit {config.model.name}: {e}") from e
+
+
+def _largest_batch(config: TrialConfig) -> int:
+    """Examples of the largest Poisson batch that a trial may meet."""
+    batch_size = config.train.batch_size
+    return math.ceil(batch_size + _DEVIATIONS * math.sqrt(batch_size))
+
+
+def _gpu_batch(
+    config: TrialConfig,
+    model: nn.Module,
+    geometry: Geometry,
+    data: Dataset,
+    gpu_share: float,
+    shape: tuple[int, ...],
+    engine: Choice | None = None,
+) -> int:
+    """How many examples to compute at once on the GPU that `data` lie on."""
+    train, method, loss = config.train, build_method(config.method), nn.functional.cross_entropy
+    choice = engine or train.engine
+    params = {k: p.detach() for k, p in model.named_parameters()}
+    weights_bytes = sum(p.nbytes for p in params.values())
+    state = torch.utils._pytree.tree_leaves(method.chain.init(params))
+    batch = _largest_batch(config) * train.copies * math.prod(shape)
+    held_bytes = (
+        sum(x.nbytes for x in (data.inputs, data.targets, data.valid_inputs, data.valid_targets))
+        + sum(x.nbytes for x in state if isinstance(x, torch.Tensor))
+        # iterates, the gradient, and two moments of Adam
+        + (method.query.memory + 3) * weights_bytes
+        # a whole batch as it is read, scaled, and laid out with its channels last
+        + batch * (data.inputs.itemsize + 2 * next(iter(params.values())).itemsize)
+    )
+    total = torch.cuda.get_device_properties(data.inputs.device).total_memory
+    try:
+        return fitting_gpu_batch(
+            lambda rows: unchecked_engine(model, loss, geometry, rows, choice, train.copies),
+            method.query,
+            config.privacy.clipping.build(config.privacy.clip_norm, 1.0, train.batch_size),
+            params,
+            shape if train.copies == 1 else (train.copies, *shape),
+            train.batch_size,
+            gpu_bytes=gpu_share * total,
+            held_bytes=held_bytes,
+        )
+    except Unrecordable:
+        if choice != "auto":
+            raise
+        return _gpu_batch(config, model, geometry, data, gpu_share, shape, "vmap")
+
+
+def _geometry(config: TrialConfig, model: nn.Module) -> Geometry:
+    """The method's geometry on `model`, whose layers suit it and the clipping."""
+    clip = config.privacy.clipping.build(config.privacy.clip_norm, 0.0, config.train.batch_size)
+    if isinstance(clip, PerLayer):
+        try:
+            clip.resolved([k for k, _ in model.named_parameters()])
+        except ValueError as e:
+            raise Misfit("privacy.clipping.bounds", str(e)) from e
+    method = build_method(config.method)
+    try:
+        refuse_mixing(model)
+        return geometry_of(method.geometry, model, config.data.spec.shape)
+    except Misfit as e:
+        composed = isinstance(config.method, compose.Config)
+        name = e.key if composed or hasattr(config.method, e.key) else "keep"
+        place = "method.compose.geometry" if composed else "method"
+        raise Misfit(f"{place}.{name}", str(e).replace("keep", name)) from e
+    except ValueError as e:
+        raise Misfit(
+            "model", f"{config.model.name} does not fit method {config.method.name}: {e}"
+        ) from e

@@ -1,0 +1,261 @@
+"""A white-box audit: does the training step lose as little privacy as it claims?
+
+Many short runs of the real step, with fresh secrets, half of them with one more example, the
+canary. The auditor sees every release, knows the code, the iterates and all other examples,
+and sums the log-likelihood ratio of "with" against "without" over a run's steps. From how far
+the two kinds of run lie apart follows a lower bound on epsilon (privacy/audit.py). A bound
+above the claim proves a fault; one just under it shows that the noise is no larger than needed.
+
+Only what passes through the release is scored, in float64 and, by default, at q = 1.
+
+The runs start at iterates that lie far apart, so that a query's points differ, and with a
+clip norm so small that every answer reaches it. Data: a few of scikit-learn's digits, and an
+image of one brightness as the canary.
+"""
+
+import math
+import os
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from multiprocessing import get_context
+
+import numpy as np
+import torch
+from torch import nn
+
+from dpsweep.config.clipping import PerLayerClipping
+from dpsweep.config.trial import TrialConfig
+from dpsweep.core.circulant import CirculantLinear
+from dpsweep.core.errors import ConfigError
+from dpsweep.core.seeds import Secret
+from dpsweep.core.types import Clipped, Released, Tensors
+from dpsweep.data.read import load
+from dpsweep.methods import build as build_method
+from dpsweep.privacy.accounting import Run, calibrate
+from dpsweep.privacy.audit import Audit, judge, log_ratio
+from dpsweep.privacy.clip import Clip
+from dpsweep.privacy.engine import engine_for
+from dpsweep.privacy.geometry import geometry_of
+from dpsweep.training.assemble import initial
+from dpsweep.training.budget import Budget
+from dpsweep.training.step import Progress, Step
+
+NUM_OTHERS = 8
+"""Examples beside the canary, all of them known to the auditor."""
+
+_CLIP_NORM = 1e-6
+_CHUNK = 100
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is audited, and how hard.
+
+    Attributes:
+        config: Its method, optimizer and clipping are audited, on the audit's own data and model.
+        epsilon: Claimed for a whole run.
+        delta: Failure probability of the claim.
+        sampling_rate: q; the bounds are tightest at 1.
+        steps: T, of one run.
+        runs: With the canary, and as many without.
+        confidence: Of the bound.
+    """
+
+    config: TrialConfig
+    epsilon: float = 4.0
+    delta: float = 1e-5
+    sampling_rate: float = 1.0
+    steps: int = 2
+    runs: int = 5000
+    confidence: float = 0.99
+
+
+@dataclass(frozen=True)
+class Watched(Step):
+    """The real step, with the auditor looking at what it releases.
+
+    A sum that was computed for the auditor is not computed again for the step.
+    """
+
+    seen: list[Released] = field(default_factory=list)
+    sums: dict[tuple[int, ...], Clipped] = field(default_factory=dict)
+
+    def clipped(self, batch: torch.Tensor, progress: Progress) -> Clipped:
+        key = (progress.step, *batch.tolist())
+        if key not in self.sums:
+            self.sums[key] = super().clipped(batch, progress)
+        return self.sums[key]
+
+    def released(self, clipped: Clipped, clip: Clip, step: int) -> Released:
+        released = super().released(clipped, clip, step)
+        self.seen.append(released)
+        return released
+
+
+def audit(plan: Plan) -> Audit:
+    """Runs both worlds, on every core, and judges the claim.
+
+    Raises:
+        ConfigError: If the clipping names layers, which the audit's own model does not have.
+    """
+    clipping = plan.config.privacy.clipping
+    if isinstance(clipping, PerLayerClipping) and clipping.bounds is not None:
+        raise ConfigError(
+            "privacy.clipping.bounds: name layers of your model, and the audit trains one of its "
+            "own. Audit with --set privacy.clipping=per_layer; the contract suite tests bounds"
+        )
+    sizes = [min(_CHUNK, plan.runs - done) for done in range(0, plan.runs, _CHUNK)]
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
+        chunks = list(pool.map(partial(scores, plan), sizes))
+    absent, present = (np.concatenate(part) for part in zip(*chunks, strict=True))
+    return judge(
+        plan.config.method.name, absent, present, plan.epsilon, plan.delta, plan.confidence
+    )
+
+
+def scores(plan: Plan, runs: int) -> tuple[np.ndarray, np.ndarray]:
+    """The statistic of `runs` runs without the canary, and of as many with it."""
+    torch.set_num_threads(1)
+    run, _ = calibrate(plan.epsilon, plan.delta, plan.sampling_rate, plan.steps)
+    return (
+        np.array([_score(plan, run, canary=False) for _ in range(runs)]),
+        np.array([_score(plan, run, canary=True) for _ in range(runs)]),
+    )
+
+
+def _score(plan: Plan, run: Run, *, canary: bool) -> float:
+    """The log-likelihood ratio of one run's releases."""
+    step = _step(plan, run, canary=canary)
+    progress = _start(step)
+    total = 0.0
+    for _ in range(plan.steps):
+        noise = run.noise_multiplier * step.clip(progress).clip_norm
+        batch_size = step.config.train.batch_size
+        if plan.sampling_rate == 1 and progress.step == 0:
+            base, alone = _first(plan)
+        else:
+            base, alone = _known(step, progress)
+        step(progress)
+        release = step.seen.pop()
+        moved = _flat({k: batch_size * y - base[k] for k, y in release.items()}) / noise
+        answer = _flat(alone) / noise
+        ratio = log_ratio(float(answer @ answer), float(moved @ answer), plan.sampling_rate)
+        total += float(ratio)
+    return total
+
+
+def _known(step: Step, progress: Progress) -> tuple[Clipped, Clipped]:
+    """What the auditor computes: the sum without the canary, and the canary's own answer."""
+    batch = step.batch(progress.step)
+    canary = torch.tensor([NUM_OTHERS])
+    return (
+        step.clipped(batch[batch != NUM_OTHERS], progress),
+        step.clipped(canary, progress),
+    )
+
+
+@cache
+def _first(plan: Plan) -> tuple[Clipped, Clipped]:
+    """The same at the first step of every run, where nothing is sampled."""
+    run, _ = calibrate(plan.epsilon, plan.delta, plan.sampling_rate, plan.steps)
+    step = _step(plan, run, canary=False)
+    return _known(step, _start(step))
+
+
+def _step(plan: Plan, run: Run, *, canary: bool) -> Watched:
+    """A fresh run's step: a secret of its own, and with or without the canary."""
+    with_all = _assembled(plan.config.model_dump_json(), run.noise_multiplier)
+    num_examples = NUM_OTHERS + canary
+    budget = Budget(num_examples, run, plan.epsilon, plan.delta)
+    return Watched(
+        config=_paced(with_all, run),
+        budget=budget,
+        data=with_all.data,
+        engine=with_all.engine,
+        secret=Secret.draw(),
+        geometry=with_all.geometry,
+    )
+
+
+@cache
+def _assembled(config: str, noise_multiplier: float) -> Step:
+    """The audited config on the audit's data and model; the last example is the canary."""
+    tree = TrialConfig.model_validate_json(config).model_dump(exclude_none=True)
+    tree["data"] = {"name": "digits"}
+    tree["model"] = {"name": "cnn_small"}  # a name only: what is trained is `_network`
+    clipping = tree["privacy"]["clipping"]
+    if clipping["name"] == "adaptive":  # a sixteenth of the cost, as the audit's batches are small
+        clipping["count_noise"] = 2 * noise_multiplier
+    tree["privacy"] = {"noise_multiplier": 1.0, "clip_norm": _CLIP_NORM, "clipping": clipping}
+    own = {"engine": tree["train"]["engine"], "dtype": "float64", "device": "cpu"}
+    tree["train"] = {"batch_size": NUM_OTHERS, "epochs": 1, **own}
+    trial = TrialConfig.model_validate(tree)
+    model = _network()
+    geometry = geometry_of(build_method(trial.method).geometry, model, trial.data.spec.shape)
+    engine = engine_for(
+        model,
+        nn.functional.cross_entropy,
+        geometry,
+        NUM_OTHERS + 1,
+        trial.data.spec.shape,
+        trial.train.engine,
+    )
+    data = load(trial.data, trial.seed)
+    inputs = data.inputs[: NUM_OTHERS + 1].clone()
+    inputs[NUM_OTHERS] = data.brightest
+    data = replace(data, inputs=inputs, targets=data.targets[: NUM_OTHERS + 1])
+    budget = Budget(NUM_OTHERS, Run(1.0, 1.0, 1), math.inf, 0.5)
+    return Step(trial, budget, data, engine, Secret.draw(), geometry)
+
+
+def _network() -> nn.Module:
+    """One convolution over the whole image and a circulant layer, at public weights.
+
+    The canary's image is constant, and the convolution's weights are a cosine over its ten
+    channels. So what the canary answers in either layer is one low frequency, which passes
+    whole through the spectral methods' filters: its answer is as long in their coordinates as
+    clipping lets any answer be.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        convolution = nn.Conv2d(1, 10, 8)
+        model = nn.Sequential(convolution, nn.Flatten(), CirculantLinear(10, 10, 10))
+    angles = torch.arange(10) * (2 * math.pi / 10)
+    with torch.no_grad():
+        convolution.weight[:] = (angles.cos() / 32).view(10, 1, 1, 1)
+    return model.double()
+
+
+def _paced(step: Step, run: Run) -> TrialConfig:
+    """The config with a learning rate at which one step's noise moves the weights by _spread."""
+    noise, spread = run.noise_multiplier * _CLIP_NORM / NUM_OTHERS, _spread(step)
+    base = step.config.optimizer
+    lr = spread / noise if base.name == "sgd" else spread
+    return step.config.model_copy(update={"optimizer": base.model_copy(update={"lr": lr})})
+
+
+def _spread(step: Step) -> float:
+    """How far apart iterates lie, per coordinate: wide, unless the canary's cosine counts."""
+    return 0.01 if step.geometry.maps else 0.3
+
+
+def _start(step: Step) -> Progress:
+    """Before a step, at public iterates far enough apart for a query's points to differ."""
+    rng = torch.Generator().manual_seed(0)
+
+    def away(params: Tensors) -> Tensors:
+        size = _spread(step)
+        return {k: x + size * torch.randn(x.shape, generator=rng).to(x) for k, x in params.items()}
+
+    past = [initial(step)]
+    for _ in range(1, step.method.query.memory):
+        past.append(away(past[0]))
+    progress = step.start(past[-1])
+    progress.trail.clear()
+    progress.trail.extend(past)
+    return progress
+
+
+def _flat(tree: Tensors) -> torch.Tensor:
+    return torch.cat([x.flatten() for x in tree.values()])

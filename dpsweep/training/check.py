@@ -1,0 +1,85 @@
+"""What can be found wrong with one trial before its first step."""
+
+from dpsweep.config.clipping import AdaptiveClipping
+from dpsweep.config.source import Source
+from dpsweep.config.sweep import Sweep
+from dpsweep.config.trial import TrialConfig
+from dpsweep.core.errors import ConfigError, Misfit
+from dpsweep.data.datasets import check_present
+from dpsweep.data.read import download, load
+from dpsweep.models.own import code_that_runs
+from dpsweep.training.assemble import check_fit
+from dpsweep.training.budget import budget
+
+_INSIDE = 32
+
+
+def check_trial(config: TrialConfig, source: Source, *, fetch: bool = False) -> list[str]:
+    """Checks model against method and clipping, data, and delta. Returns warnings.
+
+    Args:
+        config: A valid trial.
+        source: The file it came from.
+        fetch: True to download missing data.
+
+    Raises:
+        ConfigError: If the pieces do not fit one another, or the data are missing or not those
+            that the config declares.
+    """
+    if config.privacy.scope == "sweep":
+        raise ConfigError(
+            f"{source.at(('privacy', 'scope'))}: sweep shares epsilon among the trials of a sweep, "
+            f"and this is one trial. Write scope: trial, or make it the base of a sweep"
+        )
+    check_pieces(config, source)
+    if fetch:
+        download(config.data)
+    _check_data(config, source.line(("data",)))
+    delta, most = config.delta, 1 / config.data.num_examples
+    warnings = [said] if (said := code_that_runs(config.model)) else []
+    if delta < most:
+        return warnings
+    return [
+        *warnings,
+        f"privacy.delta: {delta:g} is not below 1 / num_examples = {most:.2g}: a mechanism that "
+        f"publishes one random example in full would pass. Use delta: auto "
+        f"({config.data.num_examples**-1.1:.2g})",
+    ]
+
+
+def _check_data(config: TrialConfig, where: str) -> None:
+    """Reads all images, once a node; features are made of them later."""
+    check_present(config.data, where)
+    try:
+        load(config.data.model_copy(update={"features": None}), config.seed)
+    except ConfigError as e:
+        raise ConfigError(f"{where}: {e}") from e
+
+
+def check_sweep(sweep: Sweep, *, fetch: bool = False) -> list[str]:
+    """As `check_trial`, for every corner of a sweep's space and some points inside it."""
+
+    def fits(config: TrialConfig) -> None:
+        check_pieces(config, sweep.origin)
+
+    for _ in sweep.corners(fits):
+        pass
+    sweep.samples(_INSIDE, fits)
+    return check_trial(sweep.reference_trial, sweep.origin, fetch=fetch)
+
+
+def check_pieces(config: TrialConfig, source: Source) -> None:
+    """Checks that model, method, clipping and noise fit one another.
+
+    Raises:
+        ConfigError: Naming file, line and key of the misfit.
+    """
+    try:
+        check_fit(config)
+        clipping = config.privacy.clipping
+        if isinstance(clipping, AdaptiveClipping):  # its count must not cost more than there is
+            clipping.share(budget(config).run.noise_multiplier, config.train.batch_size)
+    except Misfit as e:
+        raise ConfigError(
+            f"{source.at(tuple(e.key.split('.')))}: {str(e).removesuffix('.')}."
+        ) from e

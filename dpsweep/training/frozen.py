@@ -1,0 +1,84 @@
+"""The frozen part of a model, computed once for all examples instead of at every step.
+
+Only where every image is the same at every step (no augmentation), where the engine has been tried
+on the whole model, so that no example hears of another in the frozen part either, and where answers
+are plain gradients. What is released is the same, up to rounding.
+"""
+
+import hashlib
+import math
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from dpsweep.config.trial import TrialConfig
+from dpsweep.data.read import Dataset, kept
+from dpsweep.models.frozen import Cut, cut
+from dpsweep.models.own import Own
+from dpsweep.privacy.engine import BookkeepingEngine
+from dpsweep.privacy.engine.still import Still
+from dpsweep.training.step import Step
+
+_CHUNK = 250
+_MOST_BYTES = 2**31
+"""What is kept at most; above, the frozen part is computed at every step."""
+
+
+def cut_of(step: Step) -> Cut | None:
+    """Where the model of `step` can be cut behind its frozen part; None if it is trained whole."""
+    config = step.config
+    suits = config.model.train is not None and config.train.augment is None
+    if not suits or step.geometry.maps or not isinstance(step.engine, BookkeepingEngine):
+        return None
+    found = cut(step.engine.model, config.data.spec.shape)
+    num = len(step.data.targets) + len(step.data.valid_targets)
+    if found is None or num * math.prod(found.shape) * step.dtype.itemsize > _MOST_BYTES:
+        return None
+    return found
+
+
+def behind(found: Cut, step: Step) -> Dataset:
+    """The data of `step` as they cross the cut; kept on this node for the next trial.
+
+    A model of the user's own code is computed for each trial, as that code may change.
+    """
+    config, data = step.config, step.data
+
+    def make() -> tuple[Tensor, Tensor]:
+        return _crossed(found, data, data.inputs, step), _crossed(
+            found, data, data.valid_inputs, step
+        )
+
+    if isinstance(config.model, Own):
+        inputs, valid = make()
+    else:
+        inputs, valid = kept(config.data, config.seed, _mark(found, config), make)
+    device = data.inputs.device
+    return replace(data, inputs=inputs.to(device), valid_inputs=valid.to(device), are_features=True)
+
+
+def _crossed(found: Cut, data: Dataset, images: Tensor, step: Step) -> Tensor:
+    still = Still(partial(_held, found.model))
+    made = torch.empty(len(images), *found.shape, dtype=step.dtype)
+    for first in range(0, len(images), _CHUNK):
+        rows = slice(first, first + _CHUNK)
+        made[rows] = found.features(data.scaled(images[rows], step.dtype))
+    still.check()
+    return made
+
+
+def _held(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """Frozen weights are buffers here."""
+    named = (*model.named_parameters(), *model.named_buffers())
+    return [(f"tensor {name!r}", x) for name, x in named]
+
+
+def _mark(found: Cut, config: TrialConfig) -> str:
+    """Of the architecture, and of every frozen number."""
+    told = hashlib.sha256(f"{config.model.model_dump_json()} {config.train.dtype}".encode())
+    for name, x in found.model.named_buffers():
+        told.update(f"{name} {tuple(x.shape)} {x.dtype}".encode())
+        told.update(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return told.hexdigest()

@@ -1,0 +1,235 @@
+"""A trial from its first step to its last, or from where it was left off.
+
+Only figures computed from released iterates and public data are reported. No training loss,
+no true batch size, no gradient norm.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dpsweep.config.trial import TrialConfig
+from dpsweep.core.errors import Diverged, StateError
+from dpsweep.core.types import Row, Tensors
+from dpsweep.training.allowance import WHOLE, Allowance
+from dpsweep.training.assemble import assemble, initial
+from dpsweep.training.budget import Budget
+from dpsweep.training.device import open_device
+from dpsweep.training.evaluate import AT_ONCE, evaluate
+from dpsweep.training.malloc import keep_freed_memory
+from dpsweep.training.schedule import Report, TrialSchedule, trial_schedule
+from dpsweep.training.step import Progress, Step
+from dpsweep.training.trial_dir import TrialDir
+
+CHECKPOINT_SECONDS = 60.0
+"""Longest time between two checkpoints, if reports are rarer."""
+
+_LOOK_SECONDS = 0.5
+"""Between two looks whether somebody wants the trial to pause."""
+
+_DEFAULT_THREADS = torch.get_num_threads()
+
+
+class Paused(Exception):
+    """The trial was asked to pause, and has: its checkpoint is that of its last step."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """A trial that reached its last step.
+
+    Attributes:
+        rows: Its reports, oldest first.
+        budget: What it spent.
+        void: True if a fixed test secret was used: there is no privacy.
+    """
+
+    rows: list[Row]
+    budget: Budget
+    void: bool
+
+
+def train(
+    config: TrialConfig,
+    trial_dir: TrialDir,
+    report: Callable[[Row], None],
+    should_pause: Callable[[], bool] = lambda: False,
+    told: TrialSchedule | None = None,
+    allowance: Allowance = WHOLE,
+    data_mark: str = "",
+) -> Result:
+    """Trains, evaluates, checkpoints and reports, and leaves the weights in `trial_dir`.
+
+    Every row is in the trial directory's checkpoint before it is reported. After a crash the rows
+    that the checkpoint holds are reported again, so whoever listens must know a row by its epoch.
+
+    Args:
+        config: The trial.
+        trial_dir: Where it lives; holds its secret and, after a crash, its checkpoint. Locked by
+            the caller.
+        report: Called with each row, in order.
+        should_pause: Asked between steps, about twice a second.
+        told: The trial's schedule, if it is known already.
+        allowance: What it may use of the machine; the result but for rounding is the same.
+        data_mark: Tells the data apart where nobody else does. The secret is for these alone: the
+            same noise on others would cancel between the two.
+
+    Raises:
+        Paused: If `should_pause` said so; training again goes on from there.
+        Diverged: If an iterate or the validation loss is not finite.
+        ConfigError: If data or device are missing.
+        StateError: If the trial directory's secret or checkpoint is gone or another config's.
+    """
+    torch.set_num_threads(config.train.threads or _DEFAULT_THREADS)
+    keep_freed_memory()
+    identity, secret = config.model_dump_json() + data_mark, trial_dir.secret()
+    # a fixed test secret is there to give the same again, and protects nothing
+    secret = secret.bound_to(config.model_dump_json() if secret.void else identity)
+    device = open_device(config.train.device, allowance.gpu_share)
+    ahead = told or trial_schedule(config)
+    plan = ahead.budget
+    step = assemble(config, secret, device, plan, allowance)
+
+    rows: list[Row] = []
+    saved = _saved(trial_dir, identity)
+    if saved is None:
+        progress = step.start(initial(step))
+    else:
+        rows = saved["rows"]
+        progress = step.resume(_moved(saved["progress"], device))
+        trial_dir.save_rows(rows)
+        for row in rows:
+            report(row)
+
+    clock = _Clock(rows)
+    for due in ahead.reports:
+        if due.step <= (rows[-1]["step"] if rows else 0):
+            continue
+        while progress.step < due.step:
+            step(progress)
+            looks = clock.time_to_look()
+            if looks:
+                _check_finite(due, progress, step)
+            paused = looks and should_pause()
+            if paused or clock.checkpoint_is_due():
+                trial_dir.save(_state(identity, progress, rows))
+            if paused:
+                raise Paused
+        rows.append(_row(due, progress, step, clock, allowance.portion(AT_ONCE, AT_ONCE)))
+        if progress.step == plan.run.steps:  # before the checkpoint, which ends the work here
+            trial_dir.save_weights(whole_weights(step, progress), _said(step, progress))
+        trial_dir.save(_state(identity, progress, rows))
+        trial_dir.save_rows(rows)
+        clock.checkpointed()
+        report(rows[-1])
+    return Result(rows, plan, secret.void)
+
+
+def whole_weights(step: Step, progress: Progress) -> Tensors:
+    """All of the model's tensors: the trial's result, and what was frozen or never learned."""
+    model = step.engine.model
+    names = {id(p): name for name, p in model.named_parameters()}
+    whole = (model if step.whole is None else step.whole).state_dict(keep_vars=True)
+    return {k: progress.result[names[id(x)]] if id(x) in names else x for k, x in whole.items()}
+
+
+def _said(step: Step, progress: Progress) -> str:
+    ema = step.config.train.ema
+    if ema is None:
+        return ""
+    return (
+        f"An average over the iterates of {progress.step} steps, with train.ema {ema}; not the "
+        f"last iterate."
+    )
+
+
+def _state(identity: str, progress: Progress, rows: list[Row]) -> dict[str, Any]:
+    return {"config": identity, "progress": progress.state_dict(), "rows": rows}
+
+
+def _saved(trial_dir: TrialDir, identity: str) -> dict[str, Any] | None:
+    """The checkpoint to go on from, if it is this config's and no older than what was reported."""
+    saved, reported = trial_dir.load(), trial_dir.rows()
+    if saved is not None and saved["config"] != identity:
+        raise StateError(
+            f"{trial_dir.path}: holds a checkpoint of another config or other data. Train this one "
+            f"in another folder"
+        )
+    seen = reported[-1]["epoch"] if reported else 0
+    if seen and (saved is None or not saved["rows"] or saved["rows"][-1]["epoch"] < seen):
+        raise StateError(
+            f"{trial_dir.path}: epoch {seen:g} was reported, and the checkpoint of it is gone. "
+            f"Training on from an older one could release more than is charged; train in another "
+            f"folder"
+        )
+    return saved
+
+
+def _row(due: Report, progress: Progress, step: Step, clock: "_Clock", at_once: int) -> Row:
+    score = evaluate(step.engine.model, progress.result, step.data, step.dtype, at_once)
+    _check_finite(due, progress, step, loss=score.loss)
+    return {
+        "epoch": due.epoch,
+        "step": progress.step,
+        "valid/accuracy": score.accuracy,
+        "valid/loss": score.loss,
+        "privacy/epsilon_spent": due.epsilon,
+        "noise_multiplier": step.budget.run.noise_multiplier,
+        "learning_rate": step.learning_rate(progress.step - 1),
+        "seconds": clock.seconds(),
+    }
+
+
+def _check_finite(due: Report, progress: Progress, step: Step, loss: float = 0.0) -> None:
+    """Raises Diverged; weights are released, and the loss is that of the validation data."""
+    finite = all(bool(torch.isfinite(x).all()) for x in progress.params.values())
+    if not finite or not math.isfinite(loss):
+        raise Diverged(
+            f"the weights stopped being finite by epoch {due.epoch} (step {progress.step}); "
+            f"optimizer.lr {step.config.optimizer.lr:g} may be too large"
+        )
+
+
+class _Clock:
+    """Seconds of work on this trial, over restarts, and when to checkpoint."""
+
+    def __init__(self, rows: list[Row]) -> None:
+        self._before = rows[-1]["seconds"] if rows else 0.0
+        self._start = self._saved = self._looked = time.monotonic()
+
+    def seconds(self) -> float:
+        return round(self._before + time.monotonic() - self._start, 3)
+
+    def checkpoint_is_due(self) -> bool:
+        due = time.monotonic() - self._saved > CHECKPOINT_SECONDS
+        if due:
+            self.checkpointed()
+        return due
+
+    def time_to_look(self) -> bool:
+        due = time.monotonic() - self._looked > _LOOK_SECONDS
+        if due:
+            self._looked = time.monotonic()
+        return due
+
+    def checkpointed(self) -> None:
+        self._saved = time.monotonic()
+
+
+def _moved(saved: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """A checkpoint's progress with its tensors on `device`, but for the optimizer's.
+
+    Torch's `load_state_dict` moves those that belong there. Adam's step counts stay on the CPU:
+    on a GPU each step of each parameter would wait to read one.
+    """
+
+    def move(x: torch.Tensor) -> torch.Tensor:
+        return x.to(device)
+
+    rest = {k: v for k, v in saved.items() if k != "optimizer"}
+    moved: dict[str, Any] = torch.utils._pytree.tree_map_only(torch.Tensor, move, rest)
+    return {**moved, "optimizer": saved["optimizer"]}

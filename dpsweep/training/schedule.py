@@ -1,0 +1,80 @@
+"""A trial's schedule, known before its first step: what it spends, and when it reports.
+
+The accountant's part is the same for all trials of one length and budget, and the driver knows
+it: workers are told, so that none of them needs an accountant.
+"""
+
+import math
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any
+
+from dpsweep.config.trial import TrialConfig
+from dpsweep.privacy.accounting import Run
+from dpsweep.training.budget import Budget, budget
+
+
+@dataclass(frozen=True)
+class Report:
+    """When figures are reported.
+
+    Attributes:
+        epoch: Counted from 1.
+        step: Steps taken by then.
+        epsilon: Spent by then, at most.
+    """
+
+    epoch: int
+    step: int
+    epsilon: float
+
+
+@dataclass(frozen=True)
+class TrialSchedule:
+    """What a trial runs by.
+
+    Attributes:
+        budget: Sampling rate, noise and steps, and what they spend.
+        reports: Its reports in order; the last one stands at the last step.
+    """
+
+    budget: Budget
+    reports: tuple[Report, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, told: dict[str, Any]) -> "TrialSchedule":
+        """The schedule that `to_json` gave."""
+        whole = told["budget"]
+        return cls(
+            Budget(**{**whole, "run": Run(**whole["run"])}),
+            tuple(Report(**report) for report in told["reports"]),
+        )
+
+
+def trial_schedule(config: TrialConfig) -> TrialSchedule:
+    """The schedule of one trial, by the accountant."""
+    plan = budget(config)
+    marks = _marks(plan, config)
+    before = _spent(plan.run, plan.delta, tuple(step for _, step in marks[:-1]))
+    spent = [*(min(epsilon, plan.epsilon) for epsilon in before), plan.epsilon]
+    return TrialSchedule(
+        plan, tuple(Report(*mark, e) for mark, e in zip(marks, spent, strict=True))
+    )
+
+
+def _marks(plan: Budget, config: TrialConfig) -> list[tuple[int, int]]:
+    """(epoch, step) of each report."""
+    last = max(1, math.ceil(config.train.epochs))
+    epochs = [*range(config.train.evaluate_every, last, config.train.evaluate_every), last]
+    marks = [(epoch, plan.step_after(epoch)) for epoch in epochs[:-1]]
+    return [mark for mark in marks if mark[1] < plan.run.steps] + [(last, plan.run.steps)]
+
+
+@lru_cache(maxsize=256)
+def _spent(run: Run, delta: float, after: tuple[int, ...]) -> tuple[float, ...]:
+    """Kept for the next trial of the same length: a fifth of a second."""
+    return tuple(run.epsilons_spent(delta, after)) if after else ()

@@ -1,0 +1,277 @@
+"""One step of DP training, for every method. The page to read first.
+
+query     a_i = sum_m w_m grad f(p_m ; xi_i)                      points from past iterates
+geometry  u_i = L a_i                                             L fixed; mostly the identity
+release   r_t = (1/B) L+(sum_{i in S_t} clip_C(u_i) + sigma C z_t)  S_t ~ Poisson(q)
+filters   g~_t = F_n(...F_1(r_t))                                 of releases alone
+base      x_{t+1} = Opt(x_t, g~_t)
+"""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.profiler import record_function
+
+from dpsweep.config.trial import TrialConfig
+from dpsweep.core.seeds import Draws, Secret, Stream
+from dpsweep.core.types import Clipped, Released, Tensors
+from dpsweep.data.augment import marks
+from dpsweep.data.read import Dataset
+from dpsweep.filters.base import Public, State
+from dpsweep.methods import build as build_method
+from dpsweep.methods.base import Method
+from dpsweep.optim.adam_bc import NOISE_VARIANCES
+from dpsweep.privacy.clip import Clip, Quantile, without_count
+from dpsweep.privacy.engine import Engine
+from dpsweep.privacy.geometry import IDENTITY, Geometry
+from dpsweep.privacy.noise import SOURCES
+from dpsweep.privacy.release import release
+from dpsweep.privacy.sampling import poisson_batch
+from dpsweep.training.budget import Budget
+
+REGIONS = ("sample", "answers", "release", "filters", "optimizer")
+"""The parts of a step, as a profiler names them after `step/`."""
+
+
+def region(name: str) -> record_function:
+    """Marks a part of the step for a profiler; next to free without one."""
+    assert name in REGIONS
+    return record_function(f"step/{name}")
+
+
+@dataclass
+class Progress:
+    """Everything a trial must remember between two steps.
+
+    Attributes:
+        step: Steps taken.
+        trail: The last iterates, newest last; the newest is what the optimizer moves.
+        filter_state: The filters' memory.
+        optimizer: Torch's optimizer over the newest iterate.
+        bound: The clip norm of the next step; changes under adaptive clipping alone.
+        average: Moving average of the iterates after each step, which train.ema asks for; nothing
+            in training reads it. None before the first step, or if it is not asked for.
+    """
+
+    step: int
+    trail: deque[Tensors]
+    filter_state: State
+    optimizer: torch.optim.Optimizer
+    bound: float
+    average: Tensors | None = None
+
+    @property
+    def params(self) -> Tensors:
+        """The newest iterate."""
+        return self.trail[-1]
+
+    @property
+    def result(self) -> Tensors:
+        """What is measured and kept: the average, if there is one, or the newest iterate."""
+        return self.params if self.average is None else self.average
+
+    def state_dict(self) -> dict[str, Any]:
+        """As plain tensors and containers, for torch.save."""
+        return {
+            "step": self.step,
+            "trail": list(self.trail),
+            "filter_state": self.filter_state,
+            "optimizer": self.optimizer.state_dict(),
+            "bound": self.bound,
+            "average": self.average,
+        }
+
+
+@dataclass(frozen=True)
+class Step:
+    """x_t -> x_{t+1}.
+
+    Attributes:
+        config: The trial.
+        budget: Its sampling rate, noise and length.
+        data: The examples, on the device of the parameters.
+        engine: How examples answer.
+        secret: Where sampling and noise come from.
+        geometry: The space in which answers are clipped.
+        whole: The model whose frozen part was computed before and whose rest the engine asks; None
+            if the engine asks all of it.
+    """
+
+    config: TrialConfig
+    budget: Budget
+    data: Dataset
+    engine: Engine
+    secret: Secret
+    geometry: Geometry = IDENTITY
+    whole: nn.Module | None = None
+
+    def start(self, params: Tensors) -> Progress:
+        """Before the first step, at `params`."""
+        return Progress(
+            step=0,
+            trail=deque([params], maxlen=self.method.query.memory),
+            filter_state=self.method.chain.init(params),
+            optimizer=self.config.optimizer.build(params.values()),
+            bound=self.config.privacy.clip_norm,
+        )
+
+    def resume(self, saved: dict[str, Any]) -> Progress:
+        """Where `Progress.state_dict` left off."""
+        progress = self.start(saved["trail"][-1])
+        progress.trail.clear()
+        progress.trail.extend(saved["trail"])
+        progress.optimizer.load_state_dict(saved["optimizer"])
+        progress.step, progress.filter_state = saved["step"], saved["filter_state"]
+        progress.bound, progress.average = saved["bound"], saved.get("average")
+        return progress
+
+    def __call__(self, progress: Progress) -> None:
+        """Takes one step. What leaves it is `progress.params`, a function of releases."""
+        method, t, clip = self.method, progress.step, self.clip(progress)
+        with region("sample"):
+            batch = self.batch(t)
+        with region("answers"):
+            clipped = self.clipped(batch, progress)
+        with region("release"):
+            released = self.released(clipped, clip, t)
+            answer, count = without_count(released)
+            gradient = self.geometry.restore(method.query.restore(answer, t))
+        noise_std = self.noise_std(clip, t)
+        public = Public(step=t, params=progress.params, noise_std=noise_std)
+        with region("filters"):
+            filtered, progress.filter_state = method.chain.apply(
+                gradient, progress.filter_state, public
+            )
+        with region("optimizer"):
+            self._move(progress, filtered, noise_std)
+            self._average(progress)
+        if isinstance(clip, Quantile) and count is not None:
+            progress.bound = clip.moved(count, self.config.train.batch_size)
+
+    def batch(self, step: int) -> torch.Tensor:
+        """Indices of the examples of one step: a secret Poisson sample."""
+        rng = self.draws(step, "sample")
+        sampled = poisson_batch(self.budget.num_examples, self.budget.run.sampling_rate, rng)
+        return sampled.to(self.data.inputs.device)
+
+    def inputs(self, batch: torch.Tensor, step: int) -> torch.Tensor:
+        """What these examples are asked as, shape (B, C, H, W), or (B, K, C, H, W) as copies."""
+        inputs_B = self.data.inputs.index_select(0, batch)
+        if augment := self.config.train.augment:
+            marks_B = self.marks.index_select(0, batch)
+            inputs_B = augment.copies(inputs_B, marks_B, step, self.config.seed)
+        return self.data.scaled(inputs_B, self.dtype)
+
+    @cached_property
+    def marks(self) -> torch.Tensor:
+        """What the augmentation of each example is drawn from, shape (N,)."""
+        return marks(self.data.inputs)
+
+    def clipped(self, batch: torch.Tensor, progress: Progress) -> Clipped:
+        """The sum of the batch's clipped answers, in white coordinates. Private."""
+        inputs_B = self.inputs(batch, progress.step)
+        targets_B = self.data.targets.index_select(0, batch)
+        oracle = partial(self._answers, inputs_B, targets_B, self.clip(progress))
+        return self.method.query.clipped(oracle, progress.trail, progress.step)
+
+    def released(self, clipped: Clipped, clip: Clip, step: int) -> Released:
+        """The one thing that crosses the boundary in a step."""
+        return release(
+            clipped,
+            clip_norm=clip.clip_norm,
+            noise_multiplier=self.budget.run.noise_multiplier,
+            batch_size=self.config.train.batch_size,
+            rng=self.draws(step, "noise"),
+            dtype=self.dtype,
+        )
+
+    def draws(self, step: int, name: Stream) -> Draws:
+        """One step's secret stream; the same again whenever it is asked for."""
+        return SOURCES[self.config.privacy.noise.source](self.secret, step, name)
+
+    def clip(self, progress: Progress) -> Clip:
+        """The style of clipping, at the next step's norm."""
+        return self.config.privacy.clipping.build(
+            progress.bound, self.budget.run.noise_multiplier, self.config.train.batch_size
+        )
+
+    def noise_std(self, clip: Clip, step: int) -> float:
+        """Standard deviation of the noise in a gradient, per white coordinate."""
+        on_sum = self.budget.run.noise_multiplier * clip.clip_norm
+        gain = self.method.query.noise_gain(step)
+        return on_sum / self.config.train.batch_size * math.sqrt(gain)
+
+    def _answers(
+        self,
+        inputs_B: torch.Tensor,
+        targets_B: torch.Tensor,
+        clip: Clip,
+        points: Sequence[Tensors],
+        weights: Sequence[float],
+    ) -> Clipped:
+        """The sum over a batch of each example's clipped answer."""
+        return self.engine.clipped_sum(
+            points, weights, inputs_B=inputs_B, targets_B=targets_B, clip=clip
+        )
+
+    def _average(self, progress: Progress) -> None:
+        """A_t = sum_s ema^(t-s) x_s / sum_s ema^(t-s) over the iterates after each step so far.
+
+        Where the learning rate falls little, an average has less of the noise than its last term
+        (Polyak and Juditsky 1992; De et al. 2022, arXiv:2204.13650, with the weights of Kingma and
+        Ba's bias correction). A function of released iterates: post-processing.
+        """
+        ema = self.config.train.ema
+        if ema is None:
+            return
+        if progress.average is None:
+            progress.average = {k: x.detach().clone() for k, x in progress.params.items()}
+            return
+        newest = (1 - ema) / (1 - ema**progress.step)
+        for k, x in progress.params.items():
+            progress.average[k].lerp_(x, newest)
+
+    def _move(self, progress: Progress, direction: Tensors, noise_std: float) -> None:
+        """The base optimizer's update, in place on the newest iterate; older ones are kept."""
+        newest, trail = progress.params, progress.trail
+        if trail.maxlen != 1:
+            trail[-1] = {k: x.clone() for k, x in newest.items()}
+            trail.append(newest)
+        for k, x in newest.items():
+            x.grad = direction[k]
+        for group in progress.optimizer.param_groups:
+            group["lr"] = self.learning_rate(progress.step)
+            if NOISE_VARIANCES in group:
+                white = self.filters_gain * noise_std**2
+                group[NOISE_VARIANCES] = [white * self.geometry.noise_gain(k) for k in newest]
+        progress.optimizer.step()
+        for x in newest.values():
+            x.grad = None
+        progress.step += 1
+
+    def learning_rate(self, step: int) -> float:
+        """lr_t."""
+        optimizer = self.config.optimizer
+        return optimizer.lr * optimizer.schedule.factor(step, self.budget.run.steps)
+
+    @cached_property
+    def method(self) -> Method:
+        """Query and filters."""
+        return build_method(self.config.method)
+
+    @cached_property
+    def filters_gain(self) -> float:
+        """Noise gain of all filters together."""
+        return self.method.chain.noise_gain
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Precision of weights and gradients."""
+        dtype: torch.dtype = getattr(torch, self.config.train.dtype)
+        return dtype

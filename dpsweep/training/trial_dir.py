@@ -1,0 +1,194 @@
+"""The folder of one trial: its secret and resume state (private), its results (released).
+
+    secret            256 bits; on disk before the first step, gone after the last
+    checkpoint.pt     where to go on from; gone after the last step
+    metrics.json      one row per report
+    weights.pt        the trained weights
+    weights.txt       which those are, if they are not the last iterate
+    error.txt         traceback of a failure, which may quote private data: stays here
+
+Folders made here are 0700, files 0600. Whoever runs the trial next (after a crash, on another
+node) goes on from what lies here, with the same secret. A row is in the checkpoint before it is
+anywhere else, so the steps that are repeated are those that nobody has seen the result of.
+"""
+
+import contextlib
+import fcntl
+import io
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dpsweep.core.disk import forget_whole, raising_disk_full, write_whole
+from dpsweep.core.errors import StateError
+from dpsweep.core.seeds import Secret
+from dpsweep.core.types import Row, Tensors
+
+
+@dataclass(frozen=True)
+class TrialDir:
+    """The folder at `path`, made on first use.
+
+    Attributes:
+        path: The folder.
+    """
+
+    path: Path
+
+    def __post_init__(self) -> None:
+        try:
+            with raising_disk_full(self.path):
+                self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as e:
+            raise StateError(
+                f"{self.path}: cannot be written: {e.strerror}. Choose a folder of yours with "
+                f"--state or -o"
+            ) from e
+
+    def make_secret(self) -> None:
+        """Draws the trial's secret, unless it has one; on disk when this returns.
+
+        Raises:
+            StateError: If rows were reported under a secret that is gone.
+        """
+        if self.rows() and not (self.path / "secret").exists():
+            raise StateError(
+                f"{self.path}: reports were made here with a secret that is gone. Fresh noise "
+                f"would release twice what is charged once; train in another folder"
+            )
+        new = Secret.for_new_trial()
+        with contextlib.suppress(FileExistsError):
+            write_whole(self.path / "secret", bytes([new.void]) + new.key, replace=False)
+
+    def secret(self) -> Secret:
+        """The trial's secret.
+
+        Raises:
+            StateError: If there is none. It is drawn once, by whoever starts the trial.
+        """
+        place = self.path / "secret"
+        if not place.exists():
+            raise StateError(
+                f"{self.path}: the trial's secret is not there. Starting over with fresh noise "
+                f"would release twice what is charged once. If this is another node, the state "
+                f"folder is not shared with it: put it where every node sees it, with --state"
+            )
+        stored = place.read_bytes()
+        return Secret(stored[1:], void=bool(stored[0]))
+
+    @contextlib.contextmanager
+    def lock(self, wait_seconds: float = 0.0) -> Iterator[None]:
+        """Holds the trial directory for one process.
+
+        Raises:
+            StateError: If another process still trains here after `wait_seconds`.
+        """
+        folder = os.open(self.path, os.O_RDONLY)
+        try:
+            _lock(folder, self.path, time.monotonic() + wait_seconds)
+            yield
+        finally:
+            os.close(folder)
+
+    @property
+    def is_void(self) -> bool:
+        """True if the stored secret is a test's. False if there is none."""
+        place = self.path / "secret"
+        return place.exists() and place.read_bytes()[0] == 1
+
+    def load(self) -> dict[str, Any] | None:
+        """The last checkpoint, on the CPU; None if there is none."""
+        place = self.path / "checkpoint.pt"
+        if not place.exists():
+            return None
+        state: dict[str, Any] = torch.load(place, weights_only=True, map_location="cpu")
+        return state
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Replaces the checkpoint, at once or not at all.
+
+        Raises:
+            DiskFull: If there is no space; the old checkpoint is still there.
+        """
+        write_whole(self.path / "checkpoint.pt", _serialised(state))
+
+    def save_rows(self, rows: list[Row]) -> None:
+        """Replaces the table of reports."""
+        write_whole(self.path / "metrics.json", json.dumps(rows).encode())
+
+    def rows(self) -> list[Row]:
+        """The table of reports; empty before the first."""
+        place = self.path / "metrics.json"
+        return json.loads(place.read_text()) if place.exists() else []
+
+    def save_weights(self, params: Tensors, said: str = "") -> None:
+        """Stores trained weights, a released result, and which they are."""
+        plain = {k: x.detach().cpu().clone() for k, x in params.items()}
+        if said:
+            write_whole(self.path / "weights.txt", f"{said}\n".encode())
+        write_whole(self.weights, _serialised(plain))
+
+    @property
+    def weights(self) -> Path:
+        """Where the trained weights lie once the trial is through."""
+        return self.path / "weights.pt"
+
+    def note_failure(self, traceback: str) -> Path:
+        """Stores a traceback, which may quote private data, and says where."""
+        place = self.path / "error.txt"
+        write_whole(place, traceback.encode())
+        return place
+
+    def forget(self) -> None:
+        """Deletes what only an unfinished trial needs: checkpoint and secret."""
+        for name in ("checkpoint.pt", "secret"):
+            forget_whole(self.path / name)
+
+
+def keep_weights(folder: Path, numbers: Iterable[int]) -> int:
+    """Deletes the weights of all trials that ended, but for some.
+
+    A trial has ended if its directory holds neither secret nor checkpoint.
+
+    Args:
+        folder: Where the trial directories are, each named by its trial's number.
+        numbers: Trials whose weights stay.
+
+    Returns:
+        Bytes that were freed.
+    """
+    kept, freed = set(numbers), 0
+    for place in folder.glob("*/weights.pt"):
+        unfinished = any((place.parent / name).exists() for name in ("secret", "checkpoint.pt"))
+        number = place.parent.name
+        if unfinished or not number.isdigit() or int(number) in kept:
+            continue
+        freed += place.stat().st_size
+        place.unlink()
+    return freed
+
+
+def _lock(folder: int, path: Path, until: float) -> None:
+    while True:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except OSError as e:
+            if time.monotonic() >= until:
+                raise StateError(
+                    f"{path}: another process trains here. Name another folder, or end that process"
+                ) from e
+            time.sleep(0.1)
+
+
+def _serialised(state: dict[str, Any]) -> bytes:
+    """What torch.save writes; written straight to a full disk it raises no error of the disk's."""
+    memory = io.BytesIO()
+    torch.save(state, memory)
+    return memory.getvalue()

@@ -1,1 +1,0 @@
-"""The search: Ray Tune executes, an Optuna study remembers."""

@@ -1,0 +1,146 @@
+"""Default spaces are valid where they are named, and can be overridden, mixed and compared."""
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from dpsweep.cli import app
+from dpsweep.config.space.defaults import space_of, space_yaml
+from dpsweep.config.space.domains import OneOf
+from dpsweep.config.sweep import load_sweep
+from dpsweep.core.errors import ConfigError
+from dpsweep.methods import METHODS, PUBLISHED
+
+BASE = {
+    "data": {"name": "digits"},
+    "model": {"name": "cnn_small", "width": 5, "block": 10},
+    "privacy": {"epsilon": 2},
+    "train": {"batch_size": 128, "epochs": 2},
+    "optimizer": {"lr": 1.0, "schedule": {"name": "cosine"}},
+}
+
+
+@pytest.fixture
+def sweep_of(tmp_path):
+    """Writes and loads a sweep with this search, around this method."""
+
+    def load(search, method="dp_sgd", sampler="random", trials=20):
+        path = tmp_path / "sweep.yaml"
+        tree = {
+            "name": "t",
+            "base": {**BASE, "method": {"name": method}},
+            "search": search,
+            "sampler": {"name": sampler},
+            "budget": {"trials": trials},
+        }
+        path.write_text(yaml.safe_dump(tree, sort_keys=False))
+        return load_sweep(path)
+
+    return load
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_default_space_of_every_method_is_valid_in_all_its_corners(sweep_of, method):
+    sweep = sweep_of({"method": "default"}, method)
+    assert {".".join(path) for path in sweep.space.domains} == set(space_of(method))
+    assert all(trial.method.name == method for trial in [*sweep.corners(), *sweep.samples(20)])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_is_printed_can_be_pasted(sweep_of, method):
+    pasted = yaml.safe_load(space_yaml(method))["search"]
+    assert sweep_of(pasted, method).space == sweep_of({"method": "default"}, method).space
+
+
+def test_a_key_beside_a_default_space_overrides_it(sweep_of):
+    sweep = sweep_of({"method": "default", "method.kappa": {"uniform": [0.5, 0.6]}}, "disk")
+    assert all(0.5 <= trial.method.kappa <= 0.6 for trial in sweep.samples(20))
+    assert len(sweep.space.domains) == len(space_of("disk"))
+
+
+def test_all_methods_take_turns_each_in_its_own_space(sweep_of):
+    sweep = sweep_of({"each_of": "default"})
+    (domain,) = sweep.space.domains.values()
+    assert isinstance(domain, OneOf)
+    assert domain.in_turn
+    assert tuple(branch.label for branch in domain.branches) == PUBLISHED
+    trials = {trial.method.name: trial for trial in sweep.corners()}
+    assert set(trials) == set(PUBLISHED)
+    assert trials["dp_adambc"].optimizer.name == "adambc"
+    assert trials["dp_adam"].optimizer.lr <= 0.03 < trials["disk"].optimizer.lr
+    assert trials["spectral_dp"].privacy.clipping.name == "per_layer"
+    assert all(t.optimizer.schedule.name == "cosine" for t in trials.values())  # base is kept
+
+
+def test_names_and_mappings_of_ones_own_may_stand_side_by_side(sweep_of):
+    own = {"method": {"compose": {"base": "adambc"}}, "optimizer": {"lr": {"uniform": [0.1, 0.2]}}}
+    sweep = sweep_of({"one_of": ["disk", own]})
+    assert {t.method.name for t in sweep.corners()} == {"disk", "compose"}
+    assert {t.optimizer.name for t in sweep.corners()} == {"sgd", "adambc"}
+
+
+@pytest.mark.parametrize(
+    ("search", "method", "message"),
+    [
+        ({"each_of": ["dsik"]}, "disk", r"search\.each_of\.0: unknown method 'dsik'. Did you mean"),
+        ({"each_of": 3}, "disk", r"search\.each_of: takes a list of methods"),
+        ({"method": "default"}, "dsik", r"names none of the table"),
+        ({"method": "defualt"}, "disk", r"expected one way to vary it"),
+        (
+            {"each_of": [{"method": {"name": "disk"}, "privacy": {"epsilon": 8}}]},
+            "disk",
+            r"cannot be searched: privacy\.epsilon is the promise all trials share",
+        ),
+        (
+            {"each_of": [{"method": {"name": "disk"}, "seed": {"integer": [0, 9]}}]},
+            "disk",
+            r"cannot be searched: seed is what makes trials comparable",
+        ),
+        (
+            {"one_of": [{"method": {"name": "disk"}, "privacy": {"sigma": 8.0}}, "dp_sgd"]},
+            "disk",
+            r"cannot be searched: privacy\.noise_multiplier is calibrated",
+        ),
+        ({"": {"one_of": ["disk"]}}, "disk", r"has an empty key"),
+        ({"each_of": ["disk", "disk"]}, "disk", r"two mappings are called 'disk'"),
+    ],
+)
+def test_mistakes_name_the_place(sweep_of, search, method, message):
+    with pytest.raises(ConfigError, match=message):
+        sweep_of(search, method)
+
+
+def test_the_verb_prints_what_a_sweep_file_takes():
+    out = CliRunner().invoke(app, ["space", "fftkf"]).output
+    assert yaml.safe_load(out)["search"] == dict(space_of("fftkf"))
+
+
+def test_a_key_beside_a_top_level_choice_is_searched_in_all_its_mappings(sweep_of):
+    lr = {"optimizer.lr": {"uniform": [1000, 1001]}}
+    for search in ({**lr, "each_of": ["disk", "fftkf"]}, {"each_of": ["disk", "fftkf"], **lr}):
+        sweep = sweep_of(search)
+        assert all(trial.optimizer.lr >= 1000 for trial in [*sweep.corners(), *sweep.samples(8)])
+        assert "one_of.disk.optimizer.lr" not in drawn_names(sweep)
+
+
+def drawn_names(sweep):
+    names = []
+
+    class Noting:
+        def number(self, name, domain):
+            names.append(name)
+            return domain.low
+
+        def option(self, name, labels):
+            return 0
+
+        turn = option
+
+    sweep.space.draw(sweep.base.tree, Noting())
+    return names
+
+
+@pytest.mark.parametrize("beside", [{"method": "default"}, {"method": {"one_of": [{"name": "a"}]}}])
+def test_two_choices_of_the_method_are_refused(sweep_of, beside):
+    with pytest.raises(ConfigError, match=r"search\.method: "):
+        sweep_of({"each_of": ["disk", "fftkf"], **beside})

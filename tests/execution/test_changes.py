@@ -1,0 +1,218 @@
+"""A changed sweep file is taken over where it says how much is run, refused where it says what."""
+
+import pytest
+import yaml
+
+from dpsweep.config.sweep import load_sweep
+from dpsweep.core.errors import StateError
+from dpsweep.execution.changes import changes, check_changes
+from dpsweep.store.state_dir import State
+from dpsweep.store.study import stored_sweep
+
+
+@pytest.fixture
+def state(tmp_path):
+    return State(tmp_path / "state")
+
+
+@pytest.fixture
+def launched(state, sweep_file):
+    """Launches the sweep file with some settings; its folder."""
+
+    def launch(*settings):
+        sweep = load_sweep(sweep_file, list(settings))
+        folder = state.sweep("tiny")
+        folder.create(sweep.file, sweep.base, None)
+        return folder
+
+    return launch
+
+
+HARMLESS = {
+    "budget.trials=9": "budget.trials: 2 -> 9",
+    "budget.hours=1.5": "budget.hours: nothing -> 1.5",
+    "confirm={top: 1, seeds: 2}": "confirm.seeds: nothing -> 2; confirm.top: nothing -> 1",
+    "resources.cpu=2": "resources.cpu: nothing -> 2",
+    "keep_weights=1": "keep_weights: nothing -> 1",
+}
+HARMFUL = {
+    "search.method.kappa={uniform: [0.3, 0.9]}": "search.method.kappa.uniform",
+    "search.method.cut={uniform: [0.1, 0.2]}": "search.method.cut.uniform",
+    "where=method.kappa < 0.9": "where",
+    "start=[{method.kappa: 0.5}]": "start",
+    "objective.metric=valid/loss": "objective.metric",
+    "sampler.name=tpe": "sampler.name",
+    "pruner.name=median": "pruner.name",
+    "accounting=none": "accounting",
+    "privacy.epsilon=5": "base.privacy.epsilon",
+    "privacy.delta=1e-6": "base.privacy.delta",
+    "data.validation=holdout": "base.data.validation",
+    "model.width=5": "base.model.width",
+    "train.epochs=3": "base.train.epochs",
+    "optimizer.schedule.name=cosine": "base.optimizer.schedule.name",
+    "method.name=disk": "base.method.name",
+}
+
+
+@pytest.mark.parametrize(("setting", "words"), HARMLESS.items())
+def test_how_much_is_run_may_change_once_that_is_accepted(launched, sweep_file, setting, words):
+    folder, changed = launched(), load_sweep(sweep_file, [setting])
+    with pytest.raises(StateError, match="with --accept-changes, or go on with what") as told:
+        check_changes(folder, changed, accepted=False)
+    assert words in str(told.value)
+    assert changes(folder, changed), "and nothing is taken over that was not accepted"
+    check_changes(folder, changed, accepted=True)
+    assert changes(folder, changed) == {}
+    assert folder.stored()[0].tree == changed.file.tree
+
+
+@pytest.mark.parametrize(("setting", "key"), HARMFUL.items())
+def test_what_is_run_cannot_change_under_trials_that_have_run(launched, sweep_file, setting, key):
+    folder, changed = launched(), load_sweep(sweep_file, [setting])
+    before = folder.stored()
+    for accepted in (False, True):
+        with pytest.raises(StateError, match=r"cannot change under trials that have run") as told:
+            check_changes(folder, changed, accepted=accepted)
+    assert f"{key} cannot change" in str(told.value)
+    assert "--set name=tiny-2" in str(told.value)
+    assert folder.stored() == before
+
+
+def test_one_harmful_change_among_harmless_ones_is_named_and_nothing_is_taken(launched, sweep_file):
+    folder = launched()
+    changed = load_sweep(sweep_file, ["budget.trials=9", "sampler.name=tpe"])
+    with pytest.raises(StateError, match=r"\)\. sampler\.name cannot change"):
+        check_changes(folder, changed, accepted=True)
+    assert stored_sweep("tiny", State(folder.path.parent.parent)).config.budget.trials == 2
+
+
+SHARED = [
+    ["privacy.scope=sweep"],
+    ["accounting=private_selection"],
+    ["accounting=private_selection", "privacy.scope=sweep"],
+]
+
+
+@pytest.mark.parametrize("shared", SHARED)
+def test_the_number_of_runs_cannot_change_where_the_noise_was_made_for_it(
+    launched, sweep_file, shared
+):
+    folder = launched(*shared)
+    more = load_sweep(sweep_file, [*shared, "budget.trials=3"])
+    with pytest.raises(StateError, match=r"\)\. budget\.trials cannot change"):
+        check_changes(folder, more, accepted=True)
+    kept = load_sweep(sweep_file, [*shared, "keep_weights=1", "resources.cpu=2"])
+    check_changes(folder, kept, accepted=True)
+    assert changes(folder, kept) == {}
+
+
+def test_repeats_cannot_be_added_to_a_budget_that_all_share(launched, sweep_file):
+    folder = launched("privacy.scope=sweep")
+    more = load_sweep(sweep_file, ["privacy.scope=sweep", "confirm={top: 1, seeds: 2}"])
+    with pytest.raises(StateError, match=r"\)\. confirm\.seeds, confirm\.top cannot change"):
+        check_changes(folder, more, accepted=True)
+    late = load_sweep(sweep_file, ["privacy.scope=sweep", "budget.hours=2"])
+    check_changes(folder, late, accepted=True)
+
+
+def test_a_shared_budget_cannot_be_left_by_changing_the_scope_as_well(launched, sweep_file):
+    folder = launched("privacy.scope=sweep")
+    with pytest.raises(StateError, match=r"\)\. base\.privacy\.scope cannot change"):
+        check_changes(folder, load_sweep(sweep_file, ["budget.trials=9"]), accepted=True)
+    other = launched_as(folder, "other", sweep_file, "accounting=private_selection")
+    with pytest.raises(StateError, match=r"\)\. accounting cannot change"):
+        check_changes(other, load_sweep(sweep_file, ["budget.trials=9"]), accepted=True)
+
+
+def launched_as(folder, name, sweep_file, *settings):
+    sweep = load_sweep(sweep_file, [f"name={name}", *settings])
+    made = State(folder.path.parent.parent).sweep(name)
+    made.create(sweep.file, sweep.base, None)
+    return made
+
+
+@pytest.fixture
+def with_base_file(tmp_path, sweep_file):
+    """The sweep file, with its base in a file of its own of a given name; changed, if asked."""
+
+    def write(name, **changed):
+        tree = yaml.safe_load(sweep_file.read_text())
+        base = tree["base"] if isinstance(tree["base"], dict) else write.base
+        write.base = base
+        (tmp_path / name).write_text(yaml.safe_dump({**base, **changed}))
+        sweep_file.write_text(yaml.safe_dump({**tree, "base": name}))
+        return load_sweep(sweep_file)
+
+    return write
+
+
+def test_a_base_file_of_another_name_and_the_same_content_is_no_change(launched, with_base_file):
+    folder = launched()  # with the base inside the sweep file
+    assert changes(folder, with_base_file("one.yaml")) == {}
+    check_changes(folder, with_base_file("two.yaml"), accepted=False)
+
+
+def test_a_base_file_of_the_same_name_and_another_content_is_one(launched, with_base_file):
+    with_base_file("one.yaml")
+    folder = launched()
+    changed = with_base_file("one.yaml", optimizer={"lr": 2.0})
+    assert changes(folder, changed) == {"base.optimizer.lr": ("1.0", "2.0")}
+
+
+def test_what_was_said_and_is_not_said_any_more_is_a_change(launched, sweep_file):
+    folder = launched("resources.cpu=2", "sampler.startup_trials=5")
+    assert changes(folder, load_sweep(sweep_file)) == {
+        "resources.cpu": ("2", "nothing"),
+        "sampler.startup_trials": ("5", "nothing"),
+    }
+
+
+def test_comments_order_and_the_name_are_no_changes(launched, sweep_file, state):
+    folder = launched()
+    tree = yaml.safe_load(sweep_file.read_text())
+    turned = dict(reversed(tree.items()))
+    sweep_file.write_text("# another comment\n" + yaml.safe_dump(turned, sort_keys=False))
+    check_changes(folder, load_sweep(sweep_file), accepted=False)
+    assert changes(folder, load_sweep(sweep_file, ["name=tiny-2"])) == {}
+
+
+def test_a_later_resume_by_name_goes_on_with_what_was_accepted(launched, sweep_file, state):
+    folder = launched()
+    folder.check_data("fingerprint")
+    identity = folder.id
+    sweep = load_sweep(sweep_file, ["budget.trials=9", "keep_weights=1"])
+    check_changes(folder, sweep, accepted=True)
+    known = stored_sweep("tiny", state)
+    assert (known.config.budget.trials, known.config.keep_weights) == (9, 1)
+    assert known.config == sweep.config
+    assert folder.id == identity, "its runs on the tracking server are still its own"
+    folder.check_data("fingerprint")
+    with pytest.raises(StateError, match="the data are not those"):
+        folder.check_data("another")
+    check_changes(folder, load_sweep(folder.path / "sweep.yaml"), accepted=False)
+    with pytest.raises(StateError, match=r"budget\.trials: 9 -> 2"):
+        check_changes(folder, load_sweep(sweep_file), accepted=False)
+
+
+@pytest.mark.parametrize(
+    ("then", "now"),
+    [
+        ("budget.trials=9", "budget.trials=4"),
+        ("confirm={top: 2, seeds: 3}", "confirm=null"),
+        ("confirm={top: 2, seeds: 3}", "confirm={top: 2, seeds: 2}"),
+    ],
+)
+def test_less_cannot_be_run_than_was_planned_since_results_may_have_had_a_say(
+    launched, sweep_file, then, now
+):
+    folder = launched(then)
+    with pytest.raises(StateError, match=r"(budget|confirm).* cannot change under trials"):
+        check_changes(folder, load_sweep(sweep_file, [now]), accepted=True)
+
+
+def test_the_number_of_runs_cannot_change_where_a_proof_chose_its_order_by_it(launched, sweep_file):
+    varied = "search={train.batch_size: {choice: [64, 256]}}"
+    folder = launched(varied)
+    more = load_sweep(sweep_file, [varied, "budget.trials=9"])
+    with pytest.raises(StateError, match=r"budget\.trials cannot change .* --from tiny"):
+        check_changes(folder, more, accepted=True)

@@ -1,0 +1,637 @@
+"""The driver runs what is left, once each, and what it is told survives whatever ends it."""
+
+import warnings
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from waiting import wait_for
+
+from dpsweep.config.sweep import load_sweep
+from dpsweep.config.trial import TrialConfig
+from dpsweep.core.errors import StateError
+from dpsweep.execution import driver as place
+from dpsweep.execution.driver import WORKER_DEATHS, Driver
+from dpsweep.execution.failures import memory_notes, note_begin, note_memory
+from dpsweep.store.lease import Pace
+from dpsweep.store.state_dir import State
+from dpsweep.store.study import Study
+from dpsweep.training.loop import Paused, train
+from dpsweep.training.schedule import TrialSchedule, trial_schedule
+from dpsweep.training.trial_dir import TrialDir
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from mlflow import MlflowClient
+
+    from dpsweep.execution.tracking import TrackingWatcher
+    from dpsweep.tracking.mlflow import MlflowSink
+    from dpsweep.tracking.tracker import Tracker
+
+
+class Died(BaseException):
+    """What a test does to a driver."""
+
+
+class Heard:
+    """A watcher that writes down what it hears, and what the study knew by then."""
+
+    def __init__(self, study):
+        self.study, self.events = study, []
+
+    def started(self, record):
+        assert self.study.record(record.number).dispatched, "charged before anybody hears"
+        self.events.append(("started", record.number))
+
+    def reported(self, record, row):
+        assert self.study.record(record.number).row == row == record.row
+        self.events.append(("reported", record.number, row["epoch"]))
+
+    def ended(self, record):
+        assert self.study.record(record.number) == record
+        self.events.append((record.state, record.number))
+
+
+class World:
+    """A sweep on disk, and drivers of it one after the other."""
+
+    def __init__(self, state, sweep):
+        self.sweep, self.folder = sweep, state.sweep(sweep.name)
+        self.folder.create(sweep.file, sweep.base, None)
+        self.study = Study.create(state.storage_uri, sweep, self.folder.id)
+        self.heard, self._ids = Heard(self.study), count()
+
+    def drive(self, *watchers, pace=None):
+        """The lease, to be entered, and what makes a driver of it."""
+        lease = self.folder.lease(pace) if pace else self.folder.lease()
+
+        def driver(held):
+            self.study = Study.open(self.folder.storage_uri, self.sweep, self.folder.id)
+            self.heard.study = self.study
+            return Driver(self.study, self.folder, held, [self.heard, *watchers])
+
+        return lease, driver
+
+    def trial_dir(self, number):
+        return TrialDir(self.folder.trial_dir(number))
+
+
+@pytest.fixture
+def world(tmp_path, sweep_file):
+    def make(*settings):
+        return World(State(tmp_path / "state"), load_sweep(sweep_file, list(settings)))
+
+    return make
+
+
+def row(epoch, accuracy=0.5):
+    return {
+        "epoch": epoch,
+        "step": 11 * epoch,
+        "valid/accuracy": accuracy,
+        "valid/loss": 1.0,
+        "noise_multiplier": 1.2,
+        "privacy/epsilon_spent": 1.0,
+        "seconds": 0.5,
+    }
+
+
+def work(driver, trial_id, accuracy=0.5, end="complete"):
+    """What a worker says of a trial of two epochs, through Tune."""
+    for epoch in (1, 2):
+        message = {"row": row(epoch, accuracy)}
+        if epoch == 2:
+            message["end"] = end
+        if driver.result(trial_id, message):
+            break
+    driver.ended(trial_id, message)
+
+
+def test_a_sweep_is_run_from_its_first_trial_to_its_last(world):
+    here = world()
+    lease, make = here.drive()
+    with lease as held:
+        driver = make(held)
+        assert driver.num_left() == 2
+        told = [driver.next("a"), driver.next("b")]
+        assert [t["number"] for t in told] == [0, 1]
+        assert driver.next("c") is None
+        assert driver.is_waiting, "one of them may have to be run again"
+        for one, record in zip(told, here.study.records(), strict=True):
+            assert TrialConfig.model_validate(one["config"]) == record.config
+            assert TrialSchedule.from_json(one["trial_schedule"]) == trial_schedule(record.config)
+            assert Path(one["trial_dir"]) == here.trial_dir(record.number).path
+            assert (here.trial_dir(record.number).path / "secret").exists()
+            assert record.charged
+            assert Path(one["pause"]) == here.folder.stop_request
+        for trial_id in "ab":
+            work(driver, trial_id)
+        assert (driver.num_left(), driver.stopping, driver.trouble) == (0, False, None)
+    assert here.study.is_finished()
+    assert [r.state for r in here.study.records()] == ["complete"] * 2
+    one = [("reported", 0, 1), ("reported", 0, 2), ("complete", 0)]
+    other = [("reported", 1, 1), ("reported", 1, 2), ("complete", 1)]
+    assert here.heard.events == [("started", 0), ("started", 1), *one, *other]
+    assert not list(here.folder.path.rglob("secret"))
+
+
+def test_a_failed_trial_says_why_and_its_secret_is_gone(world):
+    here = world()
+    lease, make = here.drive()
+    with lease as held:
+        driver = make(held)
+        driver.next("a")
+        driver.ended("a", {"end": "failed", "reason": "it diverged"})
+        driver.next("b")
+        for _ in range(WORKER_DEATHS + 1):
+            note_begin(here.trial_dir(1).path)
+        driver.ended("b", None)
+        assert not driver.stopping
+    assert [(r.state, r.reason) for r in here.study.records()] == [
+        ("failed", "it diverged"),
+        (
+            "failed",
+            "its worker process died again and again; the last time: it was killed from outside: "
+            "by somebody, or by the system for want of memory (dmesg on its node tells). "
+            "resources.memory ends it before that",
+        ),
+    ]
+    assert not list(here.folder.path.rglob("secret"))
+
+
+def test_a_trial_that_no_worker_lived_to_begin_is_handed_out_again(world):
+    here = world("budget.trials=1")
+    lease, make = here.drive()
+    with lease as held:
+        driver = make(held)
+        secret = Path(driver.next("a")["trial_dir"], "secret").read_bytes()
+        for _ in range(WORKER_DEATHS):  # one of those that died had not begun
+            note_begin(here.trial_dir(0).path)
+        driver.ended("a", None)
+        assert not driver.stopping
+        told = driver.next("b")
+        assert told["number"] == 0
+        assert Path(told["trial_dir"], "secret").read_bytes() == secret
+        work(driver, "b")
+    (record,) = here.study.records()
+    assert record.state == "complete"
+
+
+def test_a_cluster_on_which_no_worker_lives_stops_the_sweep_and_loses_nothing(world):
+    here = world("budget.trials=1")
+    lease, make = here.drive()
+    with lease as held:
+        driver = make(held)
+        for trial_id in count():
+            if driver.stopping:
+                break
+            assert driver.next(str(trial_id))["number"] == 0
+            driver.ended(str(trial_id), None)
+        assert 1 < trial_id < 10
+        assert "worker processes die before they begin a trial" in driver.trouble
+    (record,) = here.study.records()
+    assert record.state == "running"
+    lease, make = here.drive()
+    with lease as held:
+        driver = make(held)
+        assert driver.next("x")["number"] == 0
+        work(driver, "x")
+    assert here.study.is_finished()
+
+
+def test_a_trial_that_ends_without_a_word_has_failed(world):
+    here = world()
+    lease, make = here.drive()
+    with lease as held:
+        driver = make(held)
+        driver.next("a")
+        driver.ended("a", {"row": row(1)})
+        driver.ended("a", {"end": "complete"})  # nobody knows that id any more
+        driver.ended("never begun", {"end": "complete"})
+        assert not driver.result("a", {"row": row(2)})
+    (record,) = here.study.records()
+    assert (record.state, record.reason) == ("failed", "it ended without a result")
+    assert here.heard.events == [("started", 0), ("failed", 0)]
+
+
+def test_a_trial_that_does_badly_is_pruned_but_not_after_its_last_step(world):
+    here = world("budget.trials=6", "pruner.name=median")
+    lease, make = here.drive()
+    with lease as held:
+        driver = make(held)
+        for trial_id in "abcd":
+            driver.next(trial_id)
+            work(driver, trial_id, accuracy=0.9)
+        driver.next("e")
+        assert driver.result("e", {"row": row(1, 0.1)})
+        driver.ended("e", {"row": row(1, 0.1)})
+        driver.next("f")
+        assert not driver.result("f", {"row": row(1, 0.95)})
+        assert not driver.result("f", {"row": row(2, 0.1), "end": "complete"})
+        driver.ended("f", {"row": row(2, 0.1), "end": "complete"})
+    assert [r.state for r in here.study.records()][4:] == ["pruned", "complete"]
+
+
+def test_trials_that_were_left_behind_come_first_in_order_with_their_own_secrets(world):
+    here = world("budget.trials=4")
+    lease, make = here.drive()
+    with lease as held:
+        driver = make(held)
+        first = [driver.next(trial_id) for trial_id in "abc"]
+        work(driver, "b")
+    secrets = {n: here.trial_dir(n).secret() for n in (0, 2)}
+    here.heard.events.clear()
+    lease, make = here.drive()
+    with lease as held:
+        driver = make(held)
+        assert driver.num_left() == 3
+        again = [driver.next(trial_id) for trial_id in "xyz"]
+        assert driver.next("w") is None
+    assert [a["number"] for a in again] == [0, 2, 3]
+    assert again[:2] == [first[0], first[2]]
+    assert {n: here.trial_dir(n).secret() for n in (0, 2)} == secrets
+    assert here.heard.events == [("started", 0), ("started", 2), ("started", 3)]
+
+
+@pytest.mark.parametrize(
+    ("payload", "trouble"),
+    [
+        ({"end": "paused"}, None),
+        ({"end": "halted", "reason": "the disk is full"}, "the disk is full"),
+    ],
+)
+def test_a_trial_that_paused_or_halted_is_still_running_and_the_sweep_stops(
+    world, payload, trouble
+):
+    here = world("budget.trials=3")
+    lease, make = here.drive()
+    with lease as held:
+        driver = make(held)
+        driver.next("a")
+        driver.next("b")
+        driver.result("a", {"row": row(1)})
+        assert not here.folder.stop_request.exists()
+        driver.ended("a", payload)
+        assert here.folder.stop_request.exists(), "the other worker is asked to pause"
+        assert (driver.stopping, driver.must_end, driver.trouble) == (True, False, trouble)
+        assert driver.next("c") is None
+        driver.ended("b", {"end": "paused"})  # says nothing of trouble
+        assert (driver.must_end, driver.trouble) == (True, trouble)
+        assert not driver.is_waiting
+    assert here.study.running() == [0, 1]
+    assert here.study.record(0).row["epoch"] == 1
+    assert all((here.trial_dir(n).path / "secret").exists() for n in (0, 1))
+    assert here.heard.events == [("started", 0), ("started", 1), ("reported", 0, 1)]
+    with here.folder.lease():
+        assert not here.folder.stop_request.exists(), "the next driver is not asked to stop"
+
+
+@pytest.mark.parametrize("payload", [None, {}, {"row": row(1)}])
+def test_a_worker_that_is_killed_while_the_sweep_stops_leaves_its_trial_running(world, payload):
+    here = world()
+    lease, make = here.drive()
+    with lease as held:
+        driver = make(held)
+        driver.next("a")
+        driver.stop()
+        driver.ended("a", payload)
+        assert (driver.must_end, driver.trouble) == (True, None)
+    assert here.study.running() == [0]
+
+
+def test_a_trial_that_completes_while_the_sweep_stops_is_complete(world):
+    here = world()
+    lease, make = here.drive()
+    with lease as held:
+        driver = make(held)
+        driver.next("a")
+        driver.stop()
+        work(driver, "a")
+    assert here.study.record(0).state == "complete"
+    assert not here.study.is_finished()
+
+
+def test_trials_that_do_not_pause_are_waited_for_no_longer_than_their_time(world, monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(place, "time", SimpleNamespace(monotonic=lambda: now))
+    here = world()
+    lease, make = here.drive()
+    with lease as held:
+        driver = make(held)
+        driver.next("a")
+        assert not driver.must_end
+        driver.stop()
+        now += place._GRACE_SECONDS
+        assert not driver.must_end
+        now += 1
+        driver.stop()  # a second signal does not begin their time anew
+        assert driver.must_end
+
+
+def test_after_its_hours_nothing_new_starts_but_what_was_left_is_finished(world):
+    here = world("budget={trials: 3, hours: 1.0e-9}")
+    asked = here.study.ask()
+    lease, make = here.drive()
+    with lease as held:
+        driver = make(held)
+        assert driver.next("a")["number"] == asked.number
+        work(driver, "a")
+        assert driver.next("b") is None
+        assert not driver.is_waiting
+    assert here.study.num_asked() == 1
+
+
+def test_repeats_wait_for_the_search_and_run_beside_each_other(world):
+    here = world("budget.trials=3", "confirm={top: 1, seeds: 3}")
+    lease, make = here.drive()
+    with lease as held:
+        driver = make(held)
+        assert driver.num_left() == 6
+        for trial_id in "abc":
+            driver.next(trial_id)
+        work(driver, "a", 0.5)
+        work(driver, "b", 0.9)
+        assert driver.next("d") is None, "the last trial may still be the best"
+        assert driver.is_waiting
+        work(driver, "c", 0.6)
+        assert not driver.is_waiting
+        repeats = [driver.next(trial_id) for trial_id in "def"]
+        assert [r["number"] for r in repeats] == [3, 4, 5]
+        best = here.study.record(1).config.model_dump(mode="json")
+        assert [{**r["config"], "seed": best["seed"]} for r in repeats] == [best] * 3
+        keys = {here.trial_dir(n).secret().key for n in (3, 4, 5)}
+        assert len(keys) == 3, "fresh noise each"
+        assert driver.next("g") is None
+        assert driver.is_waiting, "one of them may have to be run again"
+        for trial_id in "def":
+            work(driver, trial_id, 0.4)
+        assert driver.num_left() == 0
+    assert here.study.is_finished()
+    assert [r.confirms for r in here.study.records()] == [None] * 3 + [1] * 3
+
+
+def test_a_search_without_a_complete_trial_ends_without_repeats(world):
+    here = world("confirm={top: 1, seeds: 2}")
+    lease, make = here.drive()
+    with lease as held:
+        driver = make(held)
+        for trial_id in "ab":
+            driver.next(trial_id)
+        driver.ended("a", {"end": "failed", "reason": "x"})
+        assert driver.next("c") is None
+        assert driver.is_waiting
+        driver.ended("b", {"end": "failed", "reason": "x"})
+        assert driver.next("c") is None
+        assert not driver.is_waiting
+    assert here.study.is_finished()
+
+
+def test_a_trial_whose_memory_ran_out_is_run_once_more_when_no_other_runs(world, caplog):
+    here = world("budget.trials=3")
+    lease, make = here.drive()
+    with lease as held:
+        driver = make(held)
+        first = [driver.next(trial_id) for trial_id in "ab"]
+        assert not any(one["limits"]["alone"] for one in first)
+        secret, spent = here.trial_dir(0).secret(), here.study.record(0).charged
+        driver.ended("a", {"end": "memory", "reason": "memory ran out on the GPU"})
+        assert "trial 0: memory ran out on the GPU; it is run once more, alone" in caplog.text
+        assert here.study.running() == [0, 1]
+        assert driver.next("c")["number"] == 2, "new ones begin before that"
+        work(driver, "b")
+        assert driver.next("d") is None, "not beside trial 2"
+        assert driver.is_waiting
+        assert driver.num_left() == 1
+        work(driver, "c")
+        again = driver.next("d")
+        assert (again["number"], again["limits"]["alone"]) == (0, True)
+        assert again["config"] == first[0]["config"], "its secret is bound to that"
+        assert (here.trial_dir(0).secret(), here.study.record(0).charged) == (secret, spent)
+        assert driver.next("e") is None
+        work(driver, "d")
+        assert not driver.is_waiting
+    assert here.study.is_finished()
+    assert [r.state for r in here.study.records()] == ["complete"] * 3
+    assert [e for e in here.heard.events if e[0] == "started"] == [
+        *(("started", n) for n in (0, 1, 2, 0))
+    ]
+
+
+def test_nothing_runs_beside_a_trial_that_is_to_run_alone(world):
+    here = world("confirm={top: 1, seeds: 2}")
+    lease, make = here.drive()
+    with lease as held:
+        driver = make(held)
+        for trial_id in "ab":
+            driver.next(trial_id)
+        work(driver, "a")
+        driver.ended("b", {"end": "memory"})
+        assert driver.next("c")["number"] == 1
+        assert driver.next("d") is None, "nor do repeats begin: it may be the best"
+        work(driver, "c", 0.9)
+        assert [driver.next(t)["number"] for t in "ef"] == [2, 3]
+    assert {here.study.record(n).confirms for n in (2, 3)} == {1}
+
+
+def test_a_driver_that_takes_over_knows_whose_memory_ran_out(world):
+    here = world("budget.trials=2")
+    lease, make = here.drive()
+    with lease as held:
+        driver = make(held)
+        for trial_id in "ab":
+            driver.next(trial_id)
+        driver.stop()
+        driver.ended("a", {"end": "memory", "reason": "x"})
+        assert driver.trouble is None
+    note_memory(here.trial_dir(0).path, "on the GPU")
+    lease, make = here.drive()
+    with lease as held:
+        driver = make(held)
+        told = driver.next("x")
+        assert (told["number"], told["limits"]["alone"]) == (1, False)
+        work(driver, "x")
+        told = driver.next("y")
+        assert (told["number"], told["limits"]["alone"]) == (0, True)
+
+
+def test_a_worker_that_ray_ends_for_memory_is_noted_and_no_other_death_is(world):
+    here = world()
+    lease, make = here.drive()
+    with lease as held:
+        driver = make(held)
+        driver.next("a")
+        driver.died("a", "Some common causes include: (1) the process was killed by the OOM killer")
+        assert memory_notes(here.trial_dir(0).path) == []
+        driver.died("a", "2 worker(s) were killed due to the node running low on memory. x")
+        driver.died("unknown", "killed due to the node running low on memory")
+        assert memory_notes(here.trial_dir(0).path) == ["on its node, where Ray ended the worker"]
+
+
+def test_a_worker_is_held_to_what_the_file_says(world):
+    here = world("budget.trial_timeout=30m", "resources={memory: 2GB, gpu: 0.25}")
+    lease, make = here.drive()
+    with lease as held:
+        told = make(held).next("a")
+    assert told["limits"] == {
+        "silence_seconds": 1800.0,
+        "memory_bytes": 2_000_000_000,
+        "gpu_share": pytest.approx(0.9 * 0.25),
+        "alone": False,
+    }
+
+
+def test_nothing_is_waited_for_once_the_sweep_stops(world):
+    here = world("confirm={top: 1, seeds: 2}")
+    lease, make = here.drive()
+    with lease as held:
+        driver = make(held)
+        for trial_id in "ab":
+            driver.next(trial_id)
+        assert driver.is_waiting
+        driver.stop()
+        assert not driver.is_waiting
+
+
+def test_a_driver_whose_lease_is_lost_writes_nothing_more(world):
+    here = world("budget.trials=3")
+    lease, make = here.drive(pace=Pace(beat_seconds=0.05))
+    with lease as held:
+        driver = make(held)
+        driver.next("a")
+        (here.folder.path / "lease").unlink()  # as somebody who takes over does
+        wait_for(held.is_lost, "the loss of the lease")
+        before = files(here)
+        words = r"another process drives the sweep now: .* writes nothing more"
+        for call in (
+            lambda: driver.next("b"),
+            lambda: driver.result("a", {"row": row(1)}),
+            lambda: driver.ended("a", {"row": row(2), "end": "complete"}),
+        ):
+            with pytest.raises(StateError, match=words):
+                call()
+        driver.stop()  # Ctrl-C; the other driver is not asked to stop by it
+        assert driver.stopping
+        assert files(here) == before
+    assert here.study.record(0).row is None
+    assert here.study.num_asked() == 1
+    assert here.heard.events == [("started", 0)]
+
+
+def files(here):
+    """Every file of the sweep's folder but those of the lease."""
+    found = [p for p in here.folder.path.rglob("*") if p.is_file()]
+    return {p: p.read_bytes() for p in found if "lease" not in p.name}
+
+
+class Falls:
+    """A watcher that dies the first time a trial ends."""
+
+    def __init__(self):
+        self.ends = 0
+
+    def started(self, record):
+        pass
+
+    def reported(self, record, row):
+        pass
+
+    def ended(self, record):
+        self.ends += 1
+        if self.ends == 1:
+            raise Died
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_the_tracker_did_not_hear_is_made_good_and_each_trial_is_tracked_once(
+    world, tmp_path, monkeypatch
+):
+    """Real training, and a driver that dies between the study and its watchers."""
+    monkeypatch.setenv("DPSWEEP_TEST_SECRET", "driver")
+    here = world("confirm={top: 1, seeds: 2}", "budget.trials=1")
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+
+    def tracked(*, falls):
+        sink = MlflowSink(uri, here.sweep.name, here.folder.id, tmp_path / "artifacts")
+        tracker = Tracker(here.folder.path, sink)
+        watcher = TrackingWatcher(tracker, here.study, here.folder)
+        watcher.reconcile()
+        lease, make = here.drive(*([Falls()] if falls else []), watcher)
+        try:
+            with lease as held:
+                driver = make(held)
+                while assignment := driver.next(trial_id := f"t{next(here._ids)}"):
+                    trained(driver, trial_id, assignment)
+        finally:
+            assert tracker.close()
+            assert tracker.refused is None
+
+    with pytest.raises(Died):
+        tracked(falls=True)
+    assert here.study.record(0).state == "complete"
+    assert not (here.trial_dir(0).path / "secret").exists()
+    assert runs(uri)["trial-0000"].info.status == "RUNNING"
+    tracked(falls=False)
+    found = runs(uri)
+    assert found.keys() == {"tiny", "trial-0000", "trial-0001", "trial-0002"}
+    for number in range(3):
+        run, record = found[f"trial-{number:04d}"], here.study.record(number)
+        assert (run.info.status, record.state) == ("FINISHED", "complete")
+        assert run.data.tags["dpsweep.state"] == "complete"
+        assert run.data.tags.get("dpsweep.confirms") == (None if number == 0 else "0")
+        assert "VOID" in run.data.tags["mlflow.note.content"]
+        assert run.data.metrics["valid/accuracy"] == record.value
+        history = MlflowClient(uri).get_metric_history(run.info.run_id, "valid/accuracy")
+        assert [m.step for m in history] == [1, 2]
+
+
+def trained(driver, trial_id, assignment):
+    """What tune/trial.py does with an assignment, but for Ray."""
+    rows = train(
+        TrialConfig.model_validate(assignment["config"]),
+        TrialDir(Path(assignment["trial_dir"])),
+        lambda row: driver.result(trial_id, {"row": row}),
+        Path(assignment["pause"]).exists,
+        TrialSchedule.from_json(assignment["schedule"]),
+    ).rows
+    driver.ended(trial_id, {"row": rows[-1], "end": "complete"})
+
+
+def runs(uri):
+    client = MlflowClient(uri)
+    experiment = client.get_experiment_by_name("tiny").experiment_id
+    found = client.search_runs([experiment])
+    assert len({label(run) for run in found}) == len(found), "a trial has two runs"
+    return {label(run): run for run in found}
+
+
+def label(run):
+    """A run's name without what is told of its config: trial-0007, or the sweep's name."""
+    tag = run.data.tags.get("dpsweep.trial")
+    return f"trial-{int(tag.rpartition('/')[2]):04d}" if tag else run.info.run_name
+
+
+def test_a_stop_reaches_a_trial_in_training_and_the_next_driver_ends_it(world, monkeypatch):
+    monkeypatch.setattr("dpsweep.training.loop._LOOK_SECONDS", 0.0)
+    monkeypatch.setenv("DPSWEEP_TEST_SECRET", "driver")
+    here = world("budget.trials=1")
+    lease, make = here.drive()
+    with lease as held:
+        driver = make(held)
+        assignment = driver.next("a")
+        driver.stop()
+        with pytest.raises(Paused):
+            trained(driver, "a", assignment)
+        driver.ended("a", {"end": "paused"})
+        assert driver.must_end
+    assert here.trial_dir(0).load()["progress"]["step"] == 1
+    lease, make = here.drive()
+    with lease as held:
+        driver = make(held)
+        trained(driver, "b", driver.next("b"))
+    assert here.study.is_finished()
+    assert [e for e in here.heard.events if e[0] == "reported"] == [
+        ("reported", 0, 1),
+        ("reported", 0, 2),
+    ]
+    assert {p.name for p in here.trial_dir(0).path.iterdir()} == {"metrics.json", "weights.pt"}

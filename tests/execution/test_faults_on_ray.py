@@ -1,0 +1,107 @@
+"""Trials that go wrong in every way at once: each ends with its reason, and the others go on."""
+
+from pathlib import Path
+
+import pytest
+
+from dpsweep.store.state_dir import State
+from dpsweep.store.study import open_study
+
+SWEEP = """\
+name: faults
+base:
+  data: {{name: digits}}
+  model: {{name: own, function: "faulty_net:make", folder: {here}, arguments: {{fault: none}}}}
+  privacy: {{epsilon: 4}}
+  train: {{batch_size: 128, epochs: 4, max_physical_batch: 64}}
+  optimizer: {{lr: 1.0}}
+  method: {{name: dp_sgd}}
+search:
+  optimizer.lr: {{choice: [1.0, 3.0e+38]}}
+  model.arguments.fault: {{choice: [none, segfault, hang, leak, memory, always_memory]}}
+start:
+  - {{model.arguments.fault: hang, optimizer.lr: 1.0}}
+  - {{model.arguments.fault: memory, optimizer.lr: 1.0}}
+  - {{model.arguments.fault: leak, optimizer.lr: 1.0}}
+  - {{model.arguments.fault: segfault, optimizer.lr: 1.0}}
+  - {{model.arguments.fault: none, optimizer.lr: 3.0e+38}}
+  - {{model.arguments.fault: none, optimizer.lr: 1.0}}
+sampler: {{name: random}}
+budget: {{trials: 6, trial_timeout: 45s}}
+resources: {{memory: 2GB, max_concurrent: 2}}
+"""
+
+
+@pytest.mark.slow
+def test_each_trial_that_goes_wrong_ends_with_its_reason_and_the_others_go_on(tmp_path, dpsweep):
+    file = tmp_path / "faults.yaml"
+    file.write_text(SWEEP.format(here=Path(__file__).parent))
+    said = dpsweep("launch", file, timeout=1200)
+    assert said.count("it is run once more, alone and with half the examples at once") == 2
+    state = State.at(str(tmp_path / ".dpsweep"))
+    study = open_study("faults", state)
+    hang, memory, leak, segfault, diverges, well = study.records()
+    ends = [r.state for r in (hang, memory, leak, segfault, diverges, well)]
+    assert ends == ["failed", "complete", "failed", "failed", "failed", "complete"]
+    assert "it reported nothing for budget.trial_timeout" in hang.reason
+    assert "faulty_net.py" in hang.reason
+    assert "(hang)" in hang.reason
+    assert memory.reason is None
+    assert "held more than resources.memory, 2.0 GB, and, alone" in leak.reason
+    assert "died again and again; the last time: Segmentation fault in" in segfault.reason
+    assert "stopped being finite" in diverges.reason
+    assert all(r.charged for r in study.records()), "what failed has spent its whole length too"
+    folder = state.sweep("faults")
+    assert not list(folder.path.rglob("secret"))
+    assert not list(folder.path.rglob("checkpoint.pt"))
+    assert not (folder.path / "ray").exists()
+
+
+LOST = """\
+name: lost
+base:
+  data: {{name: digits}}
+  model:
+    name: own
+    function: "faulty_net:make"
+    folder: {here}
+    arguments: {{fault: none, notes: {notes}}}
+  privacy: {{epsilon: 4}}
+  train: {{batch_size: 128, epochs: 2, max_physical_batch: 64}}
+  optimizer: {{lr: 1.0}}
+  method: {{name: dp_sgd}}
+search:
+  model.arguments.fault: {{choice: [lost_once, lost, none]}}
+start:
+  - {{model.arguments.fault: lost_once}}
+  - {{model.arguments.fault: lost}}
+  - {{model.arguments.fault: none}}
+sampler: {{name: random}}
+budget: {{trials: 3}}
+resources: {{max_concurrent: 1}}
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_lost_its_gpu_ends_and_costs_no_trial_after_it(tmp_path, dpsweep):
+    """One actor at a time, used again and again: each process raises its first error for ever."""
+    notes, file = tmp_path / "notes", tmp_path / "lost.yaml"
+    notes.mkdir()
+    file.write_text(LOST.format(here=Path(__file__).parent, notes=notes))
+    dpsweep("launch", file, timeout=600)
+    once, always, well = open_study("lost", State.at(str(tmp_path / ".dpsweep"))).records()
+    processes = {name: set() for name in ("lost_once", "lost", "none")}
+    for note in notes.iterdir():
+        fault, _, process = note.name.partition("-")
+        processes[fault].add(process)
+    assert once.state == "complete", "in its second process"
+    assert len(processes["lost_once"]) == 2
+    assert always.state == "failed"
+    assert "died again and again; the last time: CUDA error: an illegal memory" in always.reason
+    assert "in faulty_net.py:" in always.reason
+    assert well.state == "complete"
+    assert len(processes["none"]) == 1
+    assert not processes["none"] & processes["lost"]
+    assert all(record.charged for record in (once, always, well))
+    private = (tmp_path / ".dpsweep/sweeps/lost/trials/0001/error.txt").read_text()
+    assert "AcceleratorError: CUDA error: an illegal memory access" in private

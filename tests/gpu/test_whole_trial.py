@@ -1,0 +1,100 @@
+"""Whole trials on the virtual GPU, the way that a worker trains them."""
+
+import shutil
+
+import pytest
+import torch
+from virtual import virtual_gpu
+
+from dpsweep.config.source import Source
+from dpsweep.config.trial import load_trial
+from dpsweep.core.seeds import Secret
+from dpsweep.training import loop
+from dpsweep.training.allowance import Allowance
+from dpsweep.training.assemble import assemble, initial
+from dpsweep.training.device import open_device
+from dpsweep.training.loop import Paused, train
+from dpsweep.training.trial_dir import TrialDir
+
+METHODS = [
+    {"name": "dp_sgd"},
+    {"name": "disk"},
+    {"name": "fftkf", "predictor": "split"},
+    {"name": "dp_adam"},
+    {"name": "dp_pmlf", "points": 3},
+    {"name": "dp_adambc"},
+]
+
+
+def trial(method, **train_settings):
+    tree = {
+        "data": {"name": "digits"},
+        "model": {"name": "cnn_small", "width": 4},
+        "privacy": {"epsilon": 4},
+        "train": {"batch_size": 300, "epochs": 1, "device": "cuda", **train_settings},
+        "optimizer": {"lr": 0.05},
+        "method": method,
+    }
+    return load_trial(Source("trial", tree, {}))
+
+
+def trial_dir(place, like=None):
+    """A trial directory with a secret of its own, or that of another one."""
+    trial_dir = TrialDir(place)
+    if like is None:
+        trial_dir.make_secret()
+    else:
+        shutil.copy(like.path / "secret", place / "secret")
+    return trial_dir
+
+
+def weights(trial_dir):
+    return torch.load(trial_dir.weights, weights_only=True)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda m: m["name"])
+def test_pausing_on_cuda_and_going_on_changes_no_bit(tmp_path, method, monkeypatch):
+    monkeypatch.setattr(loop, "_LOOK_SECONDS", -1.0)  # look between any two steps
+    config, rows = trial(method), []
+    whole = trial_dir(tmp_path / "whole")
+    paused = trial_dir(tmp_path / "paused", like=whole)
+    pause_at_step_three = iter([False] * 2 + [True] + [False] * 100)
+
+    def should_pause():
+        return next(pause_at_step_three)
+
+    with virtual_gpu() as gpu:
+        train(config, whole, rows.append, allowance=Allowance(gpu_share=0.25))
+        assert gpu.fraction == 0.25
+        uninterrupted = set(gpu.waits)
+        with pytest.raises(Paused):
+            train(config, paused, lambda row: None, should_pause)
+        gpu.restart()
+        train(config, paused, lambda row: None, should_pause)
+        assert gpu.fraction == 1.0  # a smaller share is not left to the next trial
+    assert [row["epoch"] for row in rows] == [1]
+    assert gpu.launches
+    assert gpu.mixed == []
+    for name, tensor in weights(whole).items():
+        assert torch.equal(weights(paused)[name], tensor), name
+    # the optimizer's step counts stay on the CPU, where torch keeps them: to read one waits
+    new = set(gpu.waits) - uninterrupted
+    assert not [wait for wait in new if not wait.startswith("copy to the device")]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda m: m["name"])
+def test_steps_on_cuda_are_those_on_a_cpu(method):
+    config = trial(method, dtype="float64")
+
+    def after_three_steps(device):
+        step = assemble(config, Secret.fixed("test"), open_device(device))
+        progress = step.start(initial(step))
+        for _ in range(3):
+            step(progress)
+        return progress.params
+
+    on_cpu = after_three_steps("cpu")
+    with virtual_gpu():
+        on_cuda = after_three_steps("cuda")
+    for name, tensor in on_cpu.items():
+        torch.testing.assert_close(on_cuda[name], tensor, rtol=1e-9, atol=1e-11)

@@ -1,0 +1,388 @@
+"""A CUDA device that is not there: Python sees `cuda:0`, and nothing runs on a GPU.
+
+Two kinds of memory for tensors "on the GPU":
+
+    numbers   The tensor lies on the CPU, and its storage is tagged. Values are right, so data
+              dependent code and the engine's own checks run. For small models.
+    shapes    The tensor lies on torch's meta device: shapes and strides without values. A model of
+              any size costs nothing.
+
+A TorchFunctionMode answers `.device`, `.to(...)` and factories with `device=cuda`; a
+TorchDispatchMode sees each aten operation below autograd and vmap, as the card would. Neither
+FakeTensorMode("cuda") nor a tensor subclass gets through a backward pass: autograd asks the C++
+device for its queue, and without a driver there is none.
+
+Counted are kernel launches, places where the host waits for the device, copies, operations on
+tensors of both devices (an error on a real card), and the peak of memory.
+"""
+
+import contextlib
+import os
+import sys
+import threading
+import weakref
+from collections import Counter
+from dataclasses import dataclass, field
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+CUDA = torch.device("cuda", 0)
+GIB = 2**30
+
+_PACKAGE = f"{os.sep}dpsweep{os.sep}"
+_BLOCK = 512  # bytes; the caching allocator rounds every request up to it
+
+_NO_KERNEL = """
+    alias as_strided chunk conj _conj detach diagonal empty empty_like empty_strided expand
+    is_same_size lift_fresh movedim _neg_view new_empty new_empty_strided permute real imag
+    _reshape_alias resize_ resolve_conj resolve_neg select set_ slice split split_with_sizes
+    squeeze sym_numel sym_size sym_storage_offset sym_stride t transpose unbind unfold unsqueeze
+    _unsafe_view view view_as_complex view_as_real result_type
+"""
+_HOST_WAITS = """
+    _local_scalar_dense equal is_nonzero masked_select nonzero _unique2 unique_consecutive
+    unique_dim
+"""
+_READS = (
+    *(Tensor.tolist, Tensor.item, Tensor.__bool__, Tensor.__float__, Tensor.__int__),
+    Tensor.__index__,
+)
+_COMPARES = (torch.equal, Tensor.equal, torch.allclose, Tensor.allclose)
+
+
+@dataclass
+class Ledger:
+    """What was asked of the card.
+
+    Attributes:
+        launches: Kernel launches, by operation; a lower bound, as some operations launch several.
+        waits: Places where the host waits for the device, by kind and line of dpsweep.
+        copies: Direction -> bytes of each copy.
+        mixed: Operations on tensors of both devices, which a real card refuses.
+        double: Launches that compute in float64.
+        held, peak: Bytes on the card now, and the most at any time.
+        fraction: Share of the card's memory that the process was last held to; None if never.
+    """
+
+    launches: Counter = field(default_factory=Counter)
+    waits: Counter = field(default_factory=Counter)
+    copies: dict = field(default_factory=lambda: {"up": [], "down": []})
+    mixed: list = field(default_factory=list)
+    double: int = 0
+    held: int = 0
+    peak: int = 0
+    fraction: float | None = None
+
+    def restart(self):
+        """Counts from here on; what lies on the card stays there."""
+        self.launches.clear()
+        self.waits.clear()
+        self.copies = {"up": [], "down": []}
+        self.mixed.clear()
+        self.double, self.peak = 0, self.held
+
+
+@contextlib.contextmanager
+def virtual_gpu(*, numbers=True, total=80 * GIB):
+    """Gives everything in this context that asks for CUDA the virtual card; yields its ledger."""
+    card = _Card(numbers, total)
+    place = torch.cuda.memory
+
+    def hold_to(share, device):
+        # the real one, below the Python that checks the device's index, takes an int alone
+        assert isinstance(device, int), device
+        card.ledger.fraction = share
+
+    properties = type("Properties", (), {"total_memory": total, "name": "virtual"})
+    stand_ins = [
+        (torch.cuda, "_lazy_init", lambda: None),
+        (place, "_lazy_init", lambda: None),
+        (torch.cuda, "is_available", lambda: True),
+        (torch.cuda, "device_count", lambda: 1),
+        (torch.cuda, "current_device", lambda: 0),
+        (torch.cuda, "synchronize", lambda device=None: None),
+        (torch.cuda, "get_device_name", lambda device=None: "virtual"),
+        (torch.cuda, "_get_device_properties", lambda index: properties),
+        (torch.cuda, "mem_get_info", lambda device=None: (total - card.ledger.held, total)),
+        (torch.cuda, "memory_allocated", lambda device=None: card.ledger.held),
+        (torch.cuda, "memory_reserved", lambda device=None: card.ledger.held),
+        (torch.cuda, "max_memory_allocated", lambda device=None: card.ledger.peak),
+        (torch.cuda, "max_memory_reserved", lambda device=None: card.ledger.peak),
+        (torch.cuda, "reset_peak_memory_stats", lambda device=None: None),
+        (torch._C, "_cuda_setMemoryFraction", hold_to),
+        (torch.optim.Optimizer, "_accelerator_graph_capture_health_check", lambda self: None),
+    ]
+    with contextlib.ExitStack() as stack:
+        for owner, name, value in stand_ins:
+            stack.enter_context(mock.patch.object(owner, name, value, create=True))
+        deterministic = torch.backends.cudnn.deterministic
+        stack.callback(setattr, torch.backends.cudnn, "deterministic", deterministic)
+        stack.enter_context(_Operations(card))
+        stack.enter_context(_Calls(card))
+        yield card.ledger
+
+
+def on_card(x):
+    """Whether a tensor lies on the virtual card, outside its context too."""
+    return x.is_meta or _storage(x) in _tagged
+
+
+_tagged = weakref.WeakSet()
+"""Storages of tensors that are said to be on the card, while their values lie on the CPU."""
+
+
+class _Card:
+    def __init__(self, numbers, total):
+        self.numbers, self.total, self.ledger = numbers, total, Ledger()
+        self.known = weakref.WeakSet()
+        self.quiet = 0
+        self.inside = threading.local()  # calls with operands on the card; their products are too
+
+    @contextlib.contextmanager
+    def silently(self):
+        """Within it nothing is counted: what runs is the stand-in's own work."""
+        self.quiet += 1
+        try:
+            yield
+        finally:
+            self.quiet -= 1
+
+    def holds(self, x):
+        if self.numbers:
+            return _storage(x) in _tagged
+        with torch._C.DisableTorchFunction():
+            return bare(x).is_meta
+
+    def put(self, x):
+        """Tags a tensor that was made on the card, and counts its memory."""
+        storage = _storage(x)
+        if self.numbers:
+            _tagged.add(storage)
+        if storage in self.known:
+            return
+        size = -(-storage.nbytes() // _BLOCK) * _BLOCK
+        self.known.add(storage)
+        self.ledger.held += size
+        self.ledger.peak = max(self.ledger.peak, self.ledger.held)
+        weakref.finalize(storage, self.freed, size).atexit = False
+
+    def freed(self, size):
+        self.ledger.held -= size
+
+    def take(self, x):
+        """Says that a tensor lies on the host."""
+        if self.numbers:
+            _tagged.discard(_storage(x))
+        return x
+
+    def waited(self, kind):
+        if not self.quiet:
+            self.ledger.waits[f"{kind} at {_line()}"] += 1
+
+    def upload(self, x, dtype, *, waits, **layout):
+        self._copied("up", x)
+        if waits:
+            self.waited("copy to the device")
+        with self.silently():
+            if self.numbers:
+                made = x.to(dtype=dtype or x.dtype, copy=True, **layout)
+            else:
+                made = x.to(device="meta", dtype=dtype, **layout)
+            self.put(made)
+        return made
+
+    def download(self, x, dtype, **layout):
+        self._copied("down", x)
+        self.waited("copy to the host")
+        with self.silently():
+            if self.numbers:
+                return self.take(x.to(dtype=dtype or x.dtype, copy=True, **layout))
+            return torch.zeros(x.shape, dtype=dtype or x.dtype, device="cpu")
+
+    def _copied(self, way, x):
+        if not self.quiet:
+            self.ledger.copies[way].append(x.numel() * x.element_size())
+
+
+def bare(x):
+    """The tensor below functorch's wrappers."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(x):
+        x = functorch.get_unwrapped(x)
+    return x
+
+
+def _storage(x):
+    with torch._C.DisableTorchFunction():
+        return bare(x).untyped_storage()
+
+
+def _line():
+    """The innermost line of dpsweep on the stack."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if _PACKAGE in name and f"{os.sep}tests{os.sep}" not in name:
+            return f"{name.rpartition(_PACKAGE)[2]}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "?"
+
+
+def _is_cuda(device):
+    return isinstance(device, int) or torch.device(device).type == "cuda"
+
+
+class _Calls(TorchFunctionMode):
+    """What Python sees."""
+
+    def __init__(self, card):
+        super().__init__()
+        self.card = card
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        card, kwargs = self.card, dict(kwargs or {})
+        if func in _GETTERS:
+            return _GETTERS[func](card, args[0], func)
+        if func in (Tensor.to, Tensor.cuda, Tensor.cpu):
+            return self._move(func, args, kwargs)
+        if func in (Tensor.numpy, Tensor.__array__) and card.holds(args[0]):
+            raise TypeError("can't convert cuda:0 device type tensor to numpy")
+        if func in _READS or func in _COMPARES:
+            return self._read(func, args, kwargs)
+        if kwargs.get("device") is not None and _is_cuda(kwargs["device"]):
+            return self._make(func, args, kwargs)
+        if not card.numbers:
+            return func(*args, **kwargs)
+        here = any(isinstance(x, Tensor) and card.holds(x) for x in tree_leaves((args, kwargs)))
+        return self._within(here, func, args, kwargs)
+
+    def _within(self, here, func, args, kwargs):
+        """Calls `func`; what it makes of no tensor at all lies on the card if `here`."""
+        inside = self.card.inside
+        before = getattr(inside, "depth", 0)
+        inside.depth = before + bool(here)
+        try:
+            return func(*args, **kwargs)
+        finally:
+            inside.depth = before
+
+    def _make(self, func, args, kwargs):
+        if func in (torch.tensor, torch.as_tensor):  # made on the host, then copied
+            return self.card.upload(func(*args, **{**kwargs, "device": "cpu"}), None, waits=True)
+        kwargs["device"] = "cpu" if self.card.numbers else "meta"
+        return self._within(True, func, args, kwargs)
+
+    def _read(self, func, args, kwargs):
+        card, x = self.card, args[0]
+        if not card.holds(x):
+            return func(*args, **kwargs)
+        card.waited(func.__name__)
+        with card.silently():
+            if card.numbers:
+                return func(*args, **kwargs)
+            if func in _COMPARES:
+                return True
+            if func is Tensor.__bool__:
+                return False
+            fill = torch.zeros if x.dtype == torch.bool else torch.ones
+            return func(fill(x.shape, dtype=x.dtype))
+
+    def _move(self, func, args, kwargs):
+        card, x = self.card, args[0]
+        device, dtype, waits, other = kwargs.get("device"), kwargs.get("dtype"), True, None
+        waits = not kwargs.get("non_blocking", False)
+        for value in (*args[1:], kwargs.get("other")):
+            if isinstance(value, Tensor):
+                other = value
+            elif isinstance(value, torch.dtype):
+                dtype = value
+            elif isinstance(value, str | torch.device):
+                device = value
+        if func is Tensor.cuda:
+            device = CUDA
+        elif func is Tensor.cpu:
+            device = "cpu"
+        elif other is not None:
+            device, dtype = (CUDA if card.holds(other) else "cpu"), other.dtype
+        kept = ("memory_format", "copy")
+        layout = {k: kwargs[k] for k in kept if kwargs.get(k) is not None}
+        if device is not None and torch.device(device).type == "meta":
+            return x.to(device="meta", dtype=dtype)
+        here, dtype = card.holds(x), dtype or x.dtype
+        there = here if device is None else _is_cuda(device)
+        layout_only = {k: v for k, v in layout.items() if k != "copy"}
+        if here and not there:
+            return card.download(x, dtype, **layout_only)
+        if there and not here:
+            return card.upload(x, dtype, waits=waits, **layout_only)
+        return x.to(dtype=dtype, **layout)
+
+
+_GETTERS = {
+    Tensor.device.__get__: lambda card, x, get: CUDA if card.holds(x) else get(x),
+    Tensor.is_cuda.__get__: lambda card, x, get: card.holds(x),
+    Tensor.is_cpu.__get__: lambda card, x, get: not card.holds(x) and get(x),
+    Tensor.is_meta.__get__: lambda card, x, get: not card.holds(x) and get(x),
+}
+
+
+class _Operations(TorchDispatchMode):
+    """What the card sees."""
+
+    def __init__(self, card):
+        super().__init__()
+        self.card = card
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        card, kwargs = self.card, kwargs or {}
+        name = func.overloadpacket._qualified_op_name.split("::")[-1]
+        ins = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        here = [x for x in ins if card.holds(x)]
+        loud = not card.quiet
+        if loud and here:
+            self._look(name, ins, here, args)
+        out = self._compute(func, name, args, kwargs, ins)
+        outs = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
+        depth = getattr(card.inside, "depth", 0)
+        made_here = bool(here) or (card.numbers and not ins and depth > 0)
+        if not card.numbers:
+            made_here = made_here or any(card.holds(x) for x in outs)
+        old = {_storage(x) for x in ins}
+        for x in outs:
+            if made_here and (card.numbers or card.holds(x)):
+                card.put(x)
+            elif _storage(x) not in old:
+                card.take(x)
+        if loud and made_here and name not in _NO_KERNEL.split():
+            card.ledger.launches[name] += 1
+            wide = (torch.float64, torch.complex128)
+            card.ledger.double += any(x.dtype in wide for x in (*ins, *outs) if x.dim())
+        return out
+
+    def _look(self, name, ins, here, args):
+        """Notes operations that a card refuses, and those that the host waits for."""
+        card = self.card
+        away = [x for x in ins if x.dim() and not card.holds(x)]
+        if away and name not in ("copy_", "_to_copy"):
+            shapes = [[tuple(x.shape) for x in some] for some in (here, away)]
+            card.ledger.mixed.append(f"{name} at {_line()}: cuda {shapes[0]}, cpu {shapes[1]}")
+        if name in _HOST_WAITS.split():
+            card.waited(name)
+        if name == "copy_" and card.holds(args[0]) != card.holds(args[1]):
+            card.waited("copy_ across devices")
+
+    def _compute(self, func, name, args, kwargs, ins):
+        if self.card.numbers or not any(self.card.holds(x) for x in ins):
+            return func(*args, **kwargs)
+        if name == "_local_scalar_dense":  # meta tensors have no values to give
+            return False if ins[0].dtype == torch.bool else 1
+        if name == "equal":
+            return True
+        if name == "copy_":
+            return args[0] if self.card.holds(args[0]) else args[0].zero_()
+        return func(*args, **kwargs)

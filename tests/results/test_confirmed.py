@@ -1,0 +1,173 @@
+"""A report says how much of the best figure is luck, and exports the config that was confirmed."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from dpsweep.app.finalize import finish
+from dpsweep.config.source import read_yaml
+from dpsweep.config.sweep import load_sweep
+from dpsweep.config.trial import load_trial
+from dpsweep.execution.launch import Session
+from dpsweep.results.confirmed import confirmed_table, luck
+from dpsweep.results.export import origin_of, to_yaml
+from dpsweep.results.pareto import chosen, summaries, target_of, winners
+from dpsweep.search.confirmation import Confirmation
+from dpsweep.store.state_dir import State
+from dpsweep.store.study import Study
+from dpsweep.tracking.tracker import Tracker
+
+TWICE = "confirm={top: 2, seeds: 2}"
+
+
+def row(accuracy):
+    return {
+        "epoch": 2,
+        "step": 22,
+        "valid/accuracy": accuracy,
+        "valid/loss": 1.0,
+        "privacy/epsilon_spent": 3.99,
+        "noise_multiplier": 1.07,
+        "seconds": 1.0,
+    }
+
+
+def ended(study, asked, accuracy):
+    study.report(asked.number, row(accuracy))
+    study.tell(asked.number, "failed" if accuracy is None else "complete")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return State(tmp_path / "state").sweep("tiny")
+
+
+@pytest.fixture
+def made(folder, sweep_file):
+    """A study with trials of the given accuracies and, by trial, repeats; None is a failed one."""
+
+    def make(accuracies, repeats, *settings):
+        sweep = load_sweep(sweep_file, [f"budget.trials={len(accuracies)}", *settings])
+        folder.create(sweep.file, sweep.base, None)
+        study = Study.create(folder.storage_uri, sweep, folder.id)
+        for accuracy in accuracies:
+            ended(study, study.ask(), accuracy)
+        left = {number: list(values) for number, values in repeats.items()}
+        while any(left.values()):
+            asked = study.ask_to_confirm()
+            value = left[asked.confirms].pop(0)
+            if value is None:
+                study.tell(asked.number, "failed")
+            else:
+                ended(study, asked, value)
+        return study
+
+    return make
+
+
+LUCKY = ([0.5, 0.9, 0.8, 0.6], {1: [0.55, 0.65], 2: [0.75, 0.73]}, TWICE)
+"""Trial 1 looked best, and trial 2 is."""
+
+
+def shown(table):
+    out = io.StringIO()
+    Console(width=120, file=out).print(table)
+    return [line.split() for line in out.getvalue().splitlines() if line.strip()]
+
+
+def words_of(text):
+    lines = [line.lstrip("# ") for line in text.splitlines() if line.startswith("#")]
+    return " ".join(" ".join(lines).split())
+
+
+def test_the_best_of_many_that_was_run_once_is_said_to_be_lucky(made):
+    study = made([0.5, 0.9], {})
+    said = origin_of(study).luck(study.best()[0])
+    assert said.startswith("valid/accuracy is that of the best of 2 trials, run once: part of it")
+    assert "confirm: {top: 3, seeds: 5}" in said
+    assert confirmed_table(study) is None
+    assert summaries(study) == []
+
+
+def test_what_is_said_of_luck_depends_on_what_it_was_chosen_from(made):
+    best = made([0.9], {}).best()[0]
+    repeats = Confirmation(0, (0.5, 0.7), 1)
+    assert luck(best, None, "m", 1) == "m is that of one run; another would come out otherwise."
+    assert luck(best, repeats, "m", 9) == (
+        "Confirmed with fresh noise: m 0.6000 ± 0.1414 over 2 runs, and 1 that failed (mean ± "
+        "standard deviation; 0.900 when it was chosen)."
+    )
+    secret = luck(best, None, "m", 1, is_private_selection=True)
+    assert secret == "m is that of the winner of a private selection: part of it is luck."
+
+
+def test_the_table_has_the_confirmed_ones_by_their_means(made):
+    study = made(*LUCKY)
+    (table,) = summaries(study)
+    lines = shown(table)
+    assert ["trial", "valid/accuracy", "±", "runs", "failed", "as", "chosen"] in lines
+    assert lines[-2:] == [
+        ["2", "0.7400", "0.0141", "2", "0", "0.800"],
+        ["1", "0.6000", "0.0707", "2", "0", "0.900"],
+    ]
+
+
+def test_a_config_that_fails_when_repeated_comes_after_those_that_do_not(made):
+    study = made([0.9, 0.8, 0.1], {0: [None, 0.95], 1: [0.3, 0.3]}, TWICE)
+    assert [r.number for r in study.best()] == [1, 0, 2]
+    assert shown(confirmed_table(study))[-1] == ["0", "0.9500", "0.0000", "1", "1", "0.900"]
+
+
+def test_what_is_exported_is_the_confirmed_best_and_says_its_mean(made, tmp_path):
+    study = made(*LUCKY)
+    (winner,) = winners(study)
+    assert winner.number == 2
+    assert [r.number for r in chosen(study, 3)] == [2, 1, 3]
+    text = to_yaml(winner, 1, origin_of(study))
+    said = words_of(text)
+    assert "trial 2 of sweep tiny, number 1 of 4 by valid/accuracy" in said
+    assert "Confirmed with fresh noise: valid/accuracy 0.7400 ± 0.0141 over 2 runs" in said
+    assert "0.800 when it was chosen" in said
+    assert "4 adaptive trials and 4 confirming runs" in said
+    (tmp_path / "best.yaml").write_text(text)
+    assert load_trial(read_yaml(tmp_path / "best.yaml")) == study.record(2).config
+
+
+def test_a_trial_that_was_not_confirmed_does_not_borrow_the_repeats_of_another(made):
+    study = made(*LUCKY)
+    assert "no repeat of this config came to a result" in origin_of(study).luck(study.record(0))
+
+
+def test_each_epsilon_exports_its_own_confirmed_best(made, tmp_path):
+    each = "privacy.epsilon={each: [8, 1]}"
+    repeats = {0: [0.6, 0.6], 2: [0.8, 0.8], 1: [0.3, 0.3], 3: [0.44, 0.4]}
+    study = made([0.90, 0.50, 0.85, 0.45, 0.10, 0.40], repeats, TWICE, each)
+    found = {target_of(r, tmp_path / "b.yaml").name: r.number for r in winners(study)}
+    assert found == {"b-epsilon-1.yaml": 3, "b-epsilon-8.yaml": 2}
+    assert len(shown(confirmed_table(study))) >= 5
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_finished_sweep_leaves_the_confirmed_best_and_tells_the_tracker_its_mean(
+    made, folder, tmp_path
+):
+    study, told = made(*LUCKY), []
+    tracker = Tracker(folder.path, told.extend)
+    with folder.lease() as lease:
+        session = Session(study.sweep, folder, study, tracker, lease)
+        best, origin = finish(session, tmp_path / "out.yaml", complete=True)
+        assert tracker.close()
+    assert best[0].number == 2
+    assert origin.num_trials == 4
+    for place in (tmp_path / "out.yaml", folder.path / "best.yaml"):
+        assert load_trial(read_yaml(place)) == study.record(2).config
+    note = (folder.path / "privacy.md").read_text()
+    assert note.startswith("Best trial (2), by itself: ")
+    assert "Confirmed with fresh noise: valid/accuracy 0.7400" in note
+    assert "4 adaptive trials and 4 confirming runs" in note
+    end = told[-1]
+    assert (end["kind"], end["status"]) == ("end", "FINISHED")
+    assert end["metrics"]["confirmed/mean"] == pytest.approx(0.74)
+    assert end["metrics"]["best/valid/accuracy"] == 0.8
+    assert end["metrics"]["trials"] == 4

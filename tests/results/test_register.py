@@ -1,0 +1,132 @@
+"""The best model in MLflow's registry: found by its alias, with its promise, and only once."""
+
+from importlib import import_module
+from zipfile import ZipFile, is_zipfile
+
+import pytest
+import torch
+
+from dpsweep.config.sweep import load_sweep
+from dpsweep.core.errors import ConfigError, StateError
+from dpsweep.data.read import load
+from dpsweep.execution.tracking import TrackingWatcher
+from dpsweep.results.register import _tags, register_best
+from dpsweep.store.state_dir import State
+from dpsweep.tracking.mlflow import MlflowSink
+from dpsweep.tracking.registry import _save, check_names
+from dpsweep.tracking.tracker import Tracker
+
+
+@pytest.fixture
+def make(tmp_path, sweep_file, really_trained):
+    """Makes a sweep of one trial that was really trained; tracked, if asked for."""
+
+    def made(*, void=False, tracked=False):
+        state, sweep = (
+            State.at(str(tmp_path / "state")),
+            load_sweep(sweep_file, ["budget.trials=1"]),
+        )
+        study, folder = really_trained(sweep, state, void=void)
+        if tracked:
+            sink = MlflowSink(state.tracking_uri, sweep.name, folder.id, state.artifacts)
+            tracker = Tracker(folder.path, sink)
+            TrackingWatcher(tracker, study, folder).reconcile()
+            assert tracker.close(120)
+        return study, folder, state
+
+    return made
+
+
+def test_a_void_sweep_is_refused(make):
+    with pytest.raises(StateError, match=r"is VOID: it used a fixed test secret.*--allow-void"):
+        register_best(*make(void=True), "digits")
+
+
+def test_a_void_sweeps_model_has_no_epsilon_to_filter_by(make):
+    study, _, _ = make(void=True)
+    tags = _tags(study.best()[0], void=True)
+    assert (tags["epsilon"], tags["void"]) == ("none (void)", "true")
+
+
+@pytest.mark.parametrize("name", ["a' or 'b", "a/b", "", "-x"])
+def test_names_that_the_registry_could_mistake_are_refused(name):
+    with pytest.raises(ConfigError, match="a model's name is"):
+        check_names(name, "champion")
+
+
+@pytest.mark.parametrize("alias", ["latest", "v3", "1st", ""])
+def test_aliases_that_the_registry_keeps_for_itself_are_refused(alias):
+    with pytest.raises(ConfigError, match="an alias is"):
+        check_names("digits", alias)
+
+
+NET = """
+from torch import nn
+
+class TheirNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.layer(x).tanh()  # in_their_words
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # MLflow's and torch.export's own
+def test_what_is_registered_tells_nothing_of_the_code_it_was_traced_from(tmp_path, monkeypatch):
+    import mlflow
+
+    private = tmp_path / "hospital_alpha"
+    private.mkdir()
+    (private / "their_net.py").write_text(NET)
+    monkeypatch.syspath_prepend(private)
+    model = import_module("their_net").TheirNet().eval()
+    place = tmp_path / "stored"
+    _save(model, torch.zeros(2, 4), place)
+    stored = [path for path in place.rglob("*") if path.is_file()]
+    parts = [path.read_bytes() for path in stored]
+    for path in filter(is_zipfile, stored):
+        with ZipFile(path) as archive:
+            parts += [archive.read(name) for name in archive.namelist()]
+    told = b"".join(parts)
+    assert b"tanh" in told  # it is there, unpacked
+    own = ["hospital_alpha", "their_net", "TheirNet", "in_their_words"]
+    assert [word for word in (*own, str(tmp_path), mlflow.__file__) if word.encode() in told] == []
+    images = torch.randn(5, 4)  # of another number than it was traced with
+    torch.testing.assert_close(mlflow.pytorch.load_model(str(place))(images), model(images))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # MLflow's and torch.export's own
+def test_it_is_loaded_by_its_alias_and_predicts_what_the_trial_did(make):
+    import mlflow
+
+    study, folder, state = make(tracked=True)
+    (found,) = register_best(study, folder, state, "digits")
+    assert (found.version, found.uri) == ("1", "models:/digits@champion")
+    (again,) = register_best(study, folder, state, "digits", alias="challenger")
+    assert (again.version, "was registered before" in again.words) == ("1", True)
+
+    client = mlflow.MlflowClient(state.tracking_uri)
+    version = client.get_model_version_by_alias("digits", "champion")
+    assert set(version.aliases) == {"champion", "challenger"}
+    assert "(4.00, 3.4e-04)-differentially private" in version.description
+    assert "Privacy of the search:" in version.description
+    tags = version.tags
+    assert (tags["epsilon"], tags["delta"], tags["void"]) == ("4.00", "3.4e-04", "false")
+    assert tags["method"] == "fftkf"
+    assert client.get_run(version.run_id).data.tags["dpsweep.trial"] == "tiny/0"
+
+    before = mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri(state.tracking_uri)
+    try:
+        model = mlflow.pytorch.load_model("models:/digits@champion")
+    finally:
+        mlflow.set_tracking_uri(before)
+    record = study.best()[0]
+    data = load(record.config.data, record.config.seed)
+    right = (model(data.valid_inputs).argmax(1) == data.valid_targets).double().mean()
+    assert float(right) == pytest.approx(record.row["valid/accuracy"], abs=0.003)
+    assert model(torch.zeros(3, 1, 8, 8, dtype=torch.uint8)).shape == (3, 10)

@@ -1,0 +1,123 @@
+"""A sweep may begin from what an earlier one found, and counts none of its trials as its own."""
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+from dpsweep.config.sweep import load_sweep
+from dpsweep.core.errors import ConfigError
+from dpsweep.results.export import origin_of
+from dpsweep.search.warm_start import experience, history
+from dpsweep.store.study import Study
+
+TPE = "sampler={name: tpe, startup_trials: 4}"
+
+
+def load(sweep_file, *settings):
+    return load_sweep(sweep_file, ["budget.trials=40", TPE, *settings])
+
+
+def kappa(record):
+    return record.hyperparams["method.kappa"]
+
+
+@pytest.fixture
+def earlier(sweep_file, search):
+    """Twelve trials in a narrower range; small kappas did badly."""
+    sweep = load(sweep_file, "name=old", "search.method.kappa={uniform: [0.4, 0.9]}")
+    study = search(sweep, 12, kappa, name="old")
+    study.ask()  # a running trial tells nothing
+    return study
+
+
+def created(sweep, earlier, tmp_path, name):
+    study = Study.create(f"sqlite:///{tmp_path}/{name}.db", sweep)
+    study.learn_from(earlier)
+    return study
+
+
+def test_the_sampler_knows_the_earlier_trials_from_the_first_on(sweep_file, earlier, tmp_path):
+    sweep = load(sweep_file)
+    warm = created(sweep, earlier, tmp_path, "warm").ask()
+    cold = Study.create(f"sqlite:///{tmp_path}/cold.db", sweep).ask()
+    assert warm.number == cold.number == 0
+    assert warm.hyperparams != cold.hyperparams
+    trials = history(sweep, experience(sweep, earlier.sweep, earlier.records()))
+    assert [t.number for t in trials] == list(range(-12, 0))
+    assert [t.value for t in trials] == [r.value for r in earlier.records()[:12]]
+    assert trials[0].distributions["method.kappa"] == optuna.distributions.FloatDistribution(0.3, 1)
+
+
+def test_they_are_no_trials_of_the_new_sweep(sweep_file, earlier, tmp_path):
+    study = created(load(sweep_file), earlier, tmp_path, "new")
+    assert study.records() == []
+    assert study.num_asked() == 0
+    assert study.best() == []
+    stored = optuna.load_study(study_name="tiny", storage=f"sqlite:///{tmp_path}/new.db")
+    assert stored.get_trials(states=[TrialState.COMPLETE]) == []
+
+
+def test_a_resumed_search_knows_them_when_the_earlier_sweep_is_gone(sweep_file, earlier, tmp_path):
+    sweep = load(sweep_file)
+    straight = created(sweep, earlier, tmp_path, "a")
+    created(sweep, earlier, tmp_path, "b")
+    (tmp_path / "old.db").unlink()
+    for _ in range(3):
+        reopened = Study.open(f"sqlite:///{tmp_path}/b.db", sweep)
+        assert reopened.ask().hyperparams == straight.ask().hyperparams
+
+
+def test_the_statement_says_that_the_earlier_cost_adds_up(sweep_file, earlier, tmp_path):
+    study = created(load(sweep_file), earlier, tmp_path, "new")
+    assert study.warm_start == {"sweeps": ["old"], "trials": 13, "void": False}
+    words = origin_of(study).search_words
+    assert "began from the results of sweep old on the same data (13 trials in the last)" in words
+    assert "adds to it" in words
+    plain = Study.create(f"sqlite:///{tmp_path}/plain.db", load(sweep_file))
+    assert plain.warm_start is None
+    assert "began from" not in origin_of(plain).search_words
+
+
+def test_each_budget_learns_from_its_own(sweep_file, search):
+    each = "privacy.epsilon={each: [1, 8]}"
+    old = search(load(sweep_file, "name=old", each), 6, kappa, name="old")
+    sweep = load(sweep_file, each)
+    told = history(sweep, experience(sweep, old.sweep, old.records()))
+    assert [t.user_attrs["knobs"]["privacy.epsilon"] for t in told] == [1, 8] * 3
+
+
+def test_methods_in_turn_are_told_too(sweep_file, search):
+    each = "search={each_of: [disk, dp_sgd]}"
+    old = search(load(sweep_file, "name=old", each), 4, lambda r: 0.5, name="old")
+    sweep = load(sweep_file, each)
+    told = history(sweep, experience(sweep, old.sweep, old.records()))
+    assert [t.user_attrs["knobs"]["method.name"] for t in told] == ["disk", "dp_sgd"] * 2
+    assert "one_of.disk.method.kappa" in told[0].params
+
+
+DIFFERENT = [
+    (
+        ["search.method.kappa={uniform: [0.5, 0.6]}"],
+        r"outside this space: method\.kappa = 0\.\d+ is",
+    ),
+    (["search.method.cut={uniform: [0.5, 0.6]}"], r"another set of searched keys: .*method\.kappa"),
+    (["objective.metric=valid/loss"], r"another objective: valid/accuracy, and here it is valid/l"),
+    (["privacy.epsilon=2"], r"another privacy\.epsilon: 4, and here it is 2"),
+    (["data.validation=holdout"], r"another data: "),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), DIFFERENT)
+def test_another_search_tells_nothing_and_the_difference_is_named(
+    sweep_file, earlier, settings, message
+):
+    sweep = load(sweep_file, *settings)
+    with pytest.raises(ConfigError, match=message):
+        experience(sweep, earlier.sweep, earlier.records())
+
+
+def test_what_a_void_sweep_found_voids_the_sweep_that_learned_it(sweep_file, earlier, tmp_path):
+    earlier.note_void()
+    study = created(load(sweep_file), earlier, tmp_path, "new")
+    assert study.is_void
+    assert "VOID" in origin_of(study).search_words

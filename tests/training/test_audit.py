@@ -1,0 +1,71 @@
+"""The audit sees what the real step loses: all of it where it is sound, more where it is not."""
+
+import numpy as np
+import pytest
+
+import dpsweep.training.step
+from dpsweep.config.trial import TrialConfig
+from dpsweep.privacy.accounting import calibrate
+from dpsweep.privacy.audit import epsilon_of_mu, judge, mu_of_epsilon
+from dpsweep.training.audit import Plan, scores
+
+DELTA = 1e-5
+
+
+def config(**method: object) -> TrialConfig:
+    return TrialConfig.model_validate(
+        {
+            "data": {"name": "digits"},
+            "model": {"name": "cnn_small", "width": 5, "block": 10},
+            "privacy": {"epsilon": 1.0},
+            "train": {"batch_size": 8, "epochs": 1},
+            "optimizer": {"lr": 1.0},
+            "method": method,
+        }
+    )
+
+
+METHODS = [
+    {"name": "dp_sgd"},
+    {"name": "disk", "kappa": 0.3},
+    {"name": "dp_adambc"},
+    {"name": "spectral_dp"},
+]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda m: m["name"])
+def test_statistic_of_a_sound_step_is_that_of_two_normals_mu_apart(method):
+    plan = Plan(config(**method), epsilon=8.0, delta=DELTA)
+    absent, present = scores(plan, 150)
+    mu = mu_of_epsilon(8.0, DELTA)  # two steps at q = 1 are one Gaussian mechanism
+    # Means of 150 draws of standard deviation mu, 5 standard errors: one false alarm in a million.
+    slack = 5 * mu / np.sqrt(150)
+    assert absent.mean() == pytest.approx(-(mu**2) / 2, abs=slack)
+    assert present.mean() == pytest.approx(mu**2 / 2, abs=slack)
+    assert absent.std() == pytest.approx(mu, rel=5 / np.sqrt(300))
+
+
+def test_two_steps_cost_what_the_accountant_says():
+    run, _ = calibrate(8.0, DELTA, 1.0, 2)
+    assert epsilon_of_mu(np.sqrt(2) / run.noise_multiplier, DELTA) == pytest.approx(8.0, abs=0.02)
+
+
+@pytest.mark.parametrize("share", [0.5])
+def test_noise_that_is_scaled_down_after_it_was_added_is_caught(monkeypatch, share):
+    sound = dpsweep.training.step.release
+
+    def weakened(clipped, *, noise_multiplier, **rest):
+        return sound(clipped, noise_multiplier=share * noise_multiplier, **rest)
+
+    monkeypatch.setattr(dpsweep.training.step, "release", weakened)
+    plan = Plan(config(name="dp_sgd"), epsilon=4.0, delta=DELTA)
+    found = judge("dp_sgd", *scores(plan, 200), 4.0, DELTA, 0.99)
+    assert found.violated
+    assert found.lower > 4.5
+
+
+def test_a_subsampled_step_loses_less_and_is_seen_to():
+    plan = Plan(config(name="dp_sgd"), epsilon=4.0, delta=DELTA, sampling_rate=0.5, steps=1)
+    absent, present = scores(plan, 200)
+    assert present.mean() > absent.mean()
+    assert not judge("dp_sgd", absent, present, 4.0, DELTA, 0.999).violated
