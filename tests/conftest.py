@@ -9,11 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from dpsweep.config.sweep import load_sweep
-from dpsweep.store.study import Study
-from dpsweep.training.loop import train
-from dpsweep.training.trial_dir import TrialDir
-
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests/support"))  # in any import mode of pytest
 
@@ -168,6 +163,7 @@ def search(tmp_path):
 
     With `reopen`, each is asked for by a study that was just opened.
     """
+    from dpsweep.store.study import Study
 
     def run(sweep, trials, judge, *, name="study", reopen=False):
         uri = f"sqlite:///{tmp_path}/{name}.db"
@@ -200,6 +196,9 @@ def finish(study, record, judge):
 @pytest.fixture(scope="session")
 def really_trained():
     """Given a sweep and its state: launches it, and trains its first trial; study and folder."""
+    from dpsweep.store.study import Study
+    from dpsweep.training.loop import train
+    from dpsweep.training.trial_dir import TrialDir
 
     def made(sweep, state, *, void=False):
         folder = state.sweep(sweep.name)
@@ -223,6 +222,8 @@ def study_of(tmp_path, sweep_file):
     A result is an accuracy, None for a failed trial, or ("pruned", accuracy). `repeats` are the
     accuracies of the repeats that confirm trials, in the order in which they are asked for.
     """
+    from dpsweep.config.sweep import load_sweep
+    from dpsweep.store.study import Study
 
     def make(results, *settings, repeats=(), reason="it broke", name="study"):
         sweep = load_sweep(sweep_file, [f"budget.trials={max(1, len(results))}", *settings])
@@ -253,3 +254,13 @@ def end(study, asked, result, reason):
         }
         study.report(asked.number, row)
     study.tell(asked.number, how)
+
+
+@pytest.fixture(scope="module")
+def postgres():
+    """A PostgreSQL server of our own; its URL, with the password in it."""
+    pytest.importorskip("psycopg", reason="the driver is not there: pip install 'psycopg[binary]'")
+    from postgres import postgres_server
+
+    with postgres_server() as url:
+        yield url

@@ -8,6 +8,7 @@ import sys
 
 import pandas as pd
 import pytest
+from waiting import CEILING_SECONDS
 
 import dpsweep
 from dpsweep.config.source import read_yaml
@@ -160,7 +161,7 @@ import ray
 assert not ray.is_initialized()
 print(json.dumps([found[0].state, len(found[0].trials), found[0].best.optimizer.lr]))
 """
-    told, _ = python(program).communicate(timeout=300)
+    told, _ = python(program).communicate(timeout=CEILING_SECONDS)
     state, count, lr = json.loads(told.splitlines()[-1])
     assert (state, count) == ("finished", 2), told
     assert 0.3 <= lr <= 3
@@ -177,7 +178,7 @@ def test_an_interrupt_stops_in_good_order_and_resume_goes_on(python, tmp_path):
         assert line, told
         told += line
     process.send_signal(signal.SIGINT)
-    rest, _ = process.communicate(timeout=300)
+    rest, _ = process.communicate(timeout=CEILING_SECONDS)
     assert process.returncode == 0, told + rest
     assert "Stopped. Go on with: dpsweep.resume('tiny')" in rest
     assert "is stopped" in rest

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from waiting import CEILING_SECONDS
 
 nbformat = pytest.importorskip("nbformat")
 NOTEBOOK = Path(__file__).parents[2] / "docs" / "notebook.ipynb"
@@ -19,7 +20,9 @@ def test_it_runs(tmp_path):
     from nbclient import NotebookClient
 
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    client = NotebookClient(notebook, timeout=500, resources={"metadata": {"path": str(tmp_path)}})
+    client = NotebookClient(
+        notebook, timeout=int(CEILING_SECONDS), resources={"metadata": {"path": str(tmp_path)}}
+    )
     client.execute()
     text = "".join(str(cell.get("outputs")) for cell in notebook.cells)
     assert "finished, 6 trials" in text

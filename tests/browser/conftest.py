@@ -2,9 +2,9 @@
 
 import json
 import shutil
-import time
 
 import pytest
+from waiting import CEILING_SECONDS, wait_for
 
 selenium = pytest.importorskip(
     "selenium", reason="needs selenium: pip install 'dpsweep[browser-test]'"
@@ -42,13 +42,9 @@ class Browser:
     def run(self, script, *arguments):
         return self.driver.execute_script(script, *arguments)
 
-    def wait(self, script, what, seconds=60):
+    def wait(self, script, what):
         """Waits until a script gives something true, and gives it."""
-        end = time.monotonic() + seconds
-        while not (found := self.run(script)):
-            assert time.monotonic() < end, f"{what} did not happen within {seconds} s"
-            time.sleep(0.2)
-        return found
+        return wait_for(lambda: self.run(script), what)
 
     def console(self):
         """Console messages since this was last asked."""
@@ -75,6 +71,6 @@ def browser():
     options.binary_location = chromium
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = webdriver.Chrome(options, webdriver.ChromeService(chromedriver))
-    driver.set_page_load_timeout(120)
+    driver.set_page_load_timeout(CEILING_SECONDS)
     yield Browser(driver)
     driver.quit()

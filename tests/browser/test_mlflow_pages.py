@@ -1,13 +1,11 @@
 """MLflow's own UI shows what was told of a sweep: names, description, columns, the report."""
 
-import socket
 import subprocess
-import sys
-import time
-import urllib.request
 import warnings
 
 import pytest
+from servers import answers, free_port, python
+from waiting import CEILING_SECONDS, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
 
@@ -18,25 +16,17 @@ TEXT = "return document.body.innerText"
 def server(tmp_path, sweep_file, dpsweep):
     """The address of `dpsweep ui` over a real sweep of two trials, and its runs."""
     dpsweep("launch", sweep_file)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "dpsweep", "ui", "--port", str(port)]
+    port = free_port()
     ui = subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        python("dpsweep", "ui", "--port", port),
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
-    address, end = f"http://127.0.0.1:{port}", time.monotonic() + 120
-    while True:
-        try:
-            urllib.request.urlopen(f"{address}/health", timeout=5)
-            break
-        except OSError:
-            assert time.monotonic() < end, "MLflow did not start within 120 s"
-            assert ui.poll() is None
-            time.sleep(0.5)
-    yield address
+    wait_for(lambda: answers(port), "MLflow's answer", ui)
+    yield f"http://127.0.0.1:{port}"
     ui.terminate()
-    ui.wait(30)
+    ui.wait(CEILING_SECONDS)
 
 
 def runs_of(address):

@@ -18,6 +18,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import optuna
+from waiting import CEILING_SECONDS, wait_for
 
 from dpsweep.config.source import read_yaml
 from dpsweep.config.trial import load_trial
@@ -99,9 +100,9 @@ class Sweep:
             )
         return self.driver
 
-    def finish(self, code=0, seconds=400):
+    def finish(self, code=0):
         """Waits for the driver's end."""
-        assert self.driver.wait(seconds) == code, self.said[-4000:]
+        assert self.driver.wait(CEILING_SECONDS) == code, self.said[-4000:]
         assert "Traceback" not in self.said, self.said[-4000:]
 
     def end(self):
@@ -129,7 +130,7 @@ class Sweep:
         """Processes in whose hands a trial's directory is."""
         return holders(self.trial_dirs / f"{number:04d}")
 
-    def wait_for_trial(self, on=None, seconds=240):
+    def wait_for_trial(self, on=None):
         """A trial that runs in the middle of its length; one of node `on`, if that is given.
 
         `on` is a process (cluster/processes.py).
@@ -139,11 +140,11 @@ class Sweep:
             members = set(on.members()) if on else None
             return [n for n in self.running() if not members or members & set(self.trainers(n))]
 
-        wait_for(lambda: found() or self.driver.poll() is not None, "a running trial", seconds)
+        wait_for(lambda: found() or self.driver.poll() is not None, "a running trial")
         assert found(), f"the sweep ended before anything could happen to it:\n{self.said[-4000:]}"
         return found()[0]
 
-    def wait_for_more(self, number, since, seconds=400):
+    def wait_for_more(self, number, since):
         """Until a trial has reported again; seconds from `since` to then."""
         before = self.num_rows(number)
         ended = self.driver.poll
@@ -151,14 +152,14 @@ class Sweep:
         def more():
             return self.num_rows(number) > before
 
-        wait_for(lambda: more() or ended() is not None, f"a report of {number}", seconds)
+        wait_for(lambda: more() or ended() is not None, f"a report of {number}")
         assert more(), f"the driver ended:\n{self.said[-4000:]}"
         return time.monotonic() - since
 
-    def wait_for_delivery(self, since, seconds=300):
+    def wait_for_delivery(self, since):
         """Until the tracking server has all that was said so far; seconds from `since` to then."""
         folder = self.state.sweep(self.name).path
-        wait_for(lambda: backlog(folder).waiting == 0, "the delivery of results", seconds)
+        wait_for(lambda: backlog(folder).waiting == 0, "the delivery of results")
         return time.monotonic() - since
 
     def check(self, tracking=None, ends=("complete",)):
@@ -263,13 +264,6 @@ def freeze(pids, how=signal.SIGSTOP):
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, how)
-
-
-def wait_for(condition, what, seconds=120):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"{what} did not happen within {seconds} s"
-        time.sleep(0.2)
 
 
 def tell(fault, seconds, words=""):

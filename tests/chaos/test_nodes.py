@@ -3,7 +3,8 @@
 import time
 
 import pytest
-from ordeals import freeze, tell, wait_for
+from ordeals import freeze, tell
+from waiting import wait_for
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -52,7 +53,7 @@ def test_the_trial_of_a_node_that_stands_still_waits_until_nobody_else_can_run_i
     stopped = whole.nodes[node].members()
     freeze(stopped)
     try:
-        wait_for(lambda: whole.num_alive() == 2, "the loss of a node", 240)
+        wait_for(lambda: whole.num_alive() == 2, "the loss of a node")
         lost = time.monotonic() - began
         before = it.num_rows(number)
         time.sleep(20)

@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-from ordeals import tell, wait_for
+from ordeals import tell
+from waiting import wait_for
 
 from dpsweep.cluster.local import Local
 from dpsweep.cluster.ports import listens
@@ -74,7 +75,7 @@ def test_a_sweep_outlives_mlflows_server(service, running):
 def test_artifacts_wait_for_their_store(service, running):
     it, _ = running(name="s3-away")
     end(service, "the S3 store")
-    wait_for(it.best.exists, "the sweep's end without its store", 400)
+    wait_for(it.best.exists, "the sweep's end without its store")
     time.sleep(5)
     assert backlog(it.state.sweep(it.name).path).waiting, "nothing waits for the store"
     s3(service)

@@ -6,7 +6,7 @@ import sqlite3
 import time
 
 import pytest
-from ordeals import wait_for
+from waiting import wait_for
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

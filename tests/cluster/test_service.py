@@ -6,10 +6,10 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 
 import pytest
+from waiting import CEILING_SECONDS, wait_for
 
 from dpsweep.cluster.jobs import jobs_at
 from dpsweep.cluster.local import Local
@@ -72,9 +72,9 @@ def test_a_sweep_is_submitted_followed_stopped_resumed_and_fetched_from_a_laptop
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     trial_dirs = local.state / "sweeps/long/trials"
-    wait_for(lambda: any(trial_dirs.glob("*/metrics.json")), "a first report")
+    wait_for(lambda: any(trial_dirs.glob("*/metrics.json")), "a first report", follower)
     follower.send_signal(signal.SIGINT)
-    said, _ = follower.communicate(timeout=60)
+    said, _ = follower.communicate(timeout=CEILING_SECONDS)
     assert follower.returncode == 130
     assert "not followed any more; the sweep goes on" in said
     again = laptop("submit", sweep_file, "--name", "long", *LONG, code=2, **env)
@@ -204,10 +204,3 @@ def mlflow(env, verb, body):
     )
     with urllib.request.urlopen(request, timeout=30) as answer:
         return json.load(answer)
-
-
-def wait_for(condition, what, seconds=180):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"{what} did not happen within {seconds} s"
-        time.sleep(0.2)

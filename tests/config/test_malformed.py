@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from waiting import CEILING_SECONDS
 
 from dpsweep.cli import main
 
@@ -164,7 +165,7 @@ def test_a_real_process_says_the_same(tmp_path, raw):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=CEILING_SECONDS,
         check=False,
     )
     assert done.returncode == 2

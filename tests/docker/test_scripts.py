@@ -1,6 +1,5 @@
 """The scripts of docker/, run with stand-ins for what they start."""
 
-import contextlib
 import os
 import secrets
 import subprocess
@@ -10,7 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from servers import command_lines
 from tools import DOCKER, ROOT
+from waiting import CEILING_SECONDS
 
 TOLD = '#!/bin/sh\necho "$(basename "$0") $*"\n'
 
@@ -37,7 +38,7 @@ def call(script: str, *arguments: str, path: Path, **environ: str) -> subprocess
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=CEILING_SECONDS,
     )
 
 
@@ -146,20 +147,13 @@ def slurm(stand_ins, tmp_path) -> Iterator[dict[str, str]]:
     }
     mine = Path(tempfile.gettempdir()) / f"ray-{job}"
     assert not mine.exists()
-    assert not [words for words in command_lines() if f"{mine}/".encode() in words]
-
-
-def command_lines() -> Iterator[bytes]:
-    """Of every process of this machine."""
-    for place in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):  # it has ended
-            yield place.read_bytes()
+    assert not [words for words in command_lines() if f"{mine}/" in words]
 
 
 def submit(environ: dict[str, str], *given: str) -> subprocess.CompletedProcess:
     script = ["bash", DOCKER / "slurm/sweep.sbatch", *given]
     return subprocess.run(
-        script, env=environ, capture_output=True, text=True, check=False, timeout=180
+        script, env=environ, capture_output=True, text=True, check=False, timeout=CEILING_SECONDS
     )
 
 

@@ -1,8 +1,10 @@
 """Validators that are not requirements of dpsweep: found, or the test that needs one is skipped."""
 
 import json
+import os
 import shutil
 import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -22,7 +24,7 @@ def run(tool: str, *arguments: object, package: str) -> None:
         arguments: Its own.
         package: What to install to have it, for the skip's reason.
     """
-    place = shutil.which(tool)
+    place = shutil.which(tool, path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     if place is None:
         pytest.skip(f"{tool} is not installed: {package}")
     done = subprocess.run(

@@ -2,10 +2,10 @@
 
 import json
 import subprocess
-import sys
-import time
 
 import pytest
+from servers import python
+from waiting import CEILING_SECONDS, wait_for
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -23,30 +23,30 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-def test_a_full_disk_stops_a_sweep_and_loses_nothing(tmp_path, sweep_file, dpsweep, small_disk):
+def test_a_full_disk_stops_a_sweep_and_loses_nothing(
+    tmp_path, sweep_file, dpsweep, verb, small_disk
+):
     state = small_disk / "state"
     driver = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "dpsweep", "launch", str(sweep_file), "--state", str(state)),
+        python(
+            *("dpsweep", "launch", sweep_file, "--state", state),
             *("--set=budget.trials=8", "--set=train.epochs=20"),
-        ],
+        ),
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
-    end = time.monotonic() + 120
-    while len(list(state.glob("sweeps/tiny/trials/*/metrics.json"))) < 3:
-        assert time.monotonic() < end, "no third trial began"
-        time.sleep(0.1)
+    reports = "sweeps/tiny/trials/*/metrics.json"
+    wait_for(lambda: len(list(state.glob(reports))) >= 3, "a third trial", driver)
     subprocess.run(
         ["dd", "if=/dev/zero", f"of={small_disk}/fill"], capture_output=True, check=False
     )
-    shown, _ = driver.communicate(timeout=120)
+    shown, _ = driver.communicate(timeout=CEILING_SECONDS)
     assert driver.returncode == 2, shown
     assert "the disk is full" in shown
     assert "Traceback" not in shown
     (small_disk / "fill").unlink()
     dpsweep("resume", "tiny", "--state", state)
-    told = json.loads(dpsweep("status", "tiny", "--state", state, "--json"))
+    told = json.loads(verb("status", "tiny", "--state", state, "--json"))
     assert [trial["state"] for trial in told] == ["complete"] * 8

@@ -8,13 +8,15 @@ import random
 import signal
 import sqlite3
 import subprocess
-import sys
 import time
-import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from servers import python
+from tracked import tracked_runs
+from waiting import CEILING_SECONDS, wait_for
 
 pytestmark = pytest.mark.ray
 
@@ -38,16 +40,16 @@ keep_weights: 99
 
 
 @pytest.fixture
-def killed(tmp_path):
+def killed(tmp_path, verb):
     (tmp_path / "killed.yaml").write_text(SWEEP)
-    return Killed(tmp_path)
+    return Killed(tmp_path, verb)
 
 
 class Killed:
     """A sweep whose processes are killed, and what must be true of it at the end."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.state = folder, folder / ".dpsweep"
+    def __init__(self, folder: Path, verb: Callable[..., str]) -> None:
+        self.folder, self.state, self.verb = folder, folder / ".dpsweep", verb
         self.trial_dirs = self.state / "sweeps/killed/trials"
 
     def start(self, trials: int) -> subprocess.Popen:
@@ -56,7 +58,7 @@ class Killed:
         settings = [] if known else ["--set", f"budget.trials={trials}"]
         with (self.folder / "out.txt").open("a") as out:
             return subprocess.Popen(
-                [sys.executable, "-m", "dpsweep", *what, *settings],
+                python("dpsweep", *what, *settings),
                 cwd=self.folder,
                 env={**os.environ, **SECRET},
                 stdout=out,
@@ -73,57 +75,37 @@ class Killed:
             ).fetchall()
         return {number: (state, self.weights(number)) for number, state in rows}
 
+    def num_reports(self) -> int:
+        """Of all trials so far; a trial that is run again reports again what it had reported."""
+        files = self.trial_dirs.glob("*/metrics.json")
+        return sum(len(json.loads(file.read_text())) for file in files)
+
     def weights(self, number: int) -> str:
         place = self.trial_dirs / f"{number:04d}/weights.pt"
         return hashlib.sha256(place.read_bytes()).hexdigest() if place.exists() else ""
 
     def check(self, trials: int) -> None:
-        told = json.loads(self.run("status", "killed", "--json"))
+        told = json.loads(self.verb("status", "killed", "--json"))
         assert [t["trial"] for t in told] == list(range(trials))
         assert {t["state"] for t in told} <= {"complete", "pruned"}, told
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            from mlflow import MlflowClient
-
-            client = MlflowClient(f"sqlite:///{self.state}/mlflow.db")
-            experiment = client.get_experiment_by_name("killed").experiment_id
-            runs = client.search_runs([experiment], max_results=500)
-            names = sorted(label(run) for run in runs)
-            assert names == ["killed", *(f"trial-{i:04d}" for i in range(trials))]
-            for run in runs:
-                if run.info.run_name == "killed":
-                    assert run.info.status == "FINISHED"
-                    continue
-                trial = told[int(label(run)[-4:])]
-                ended = {"complete": "FINISHED", "pruned": "KILLED"}[trial["state"]]
-                assert run.info.status == ended, run.info.run_name
-                steps = [
-                    m.step for m in client.get_metric_history(run.info.run_id, "valid/accuracy")
-                ]
-                assert steps == list(range(2, int(trial["epoch"]) + 1, 2)), run.info.run_name
+        runs, epochs = tracked_runs(f"sqlite:///{self.state}/mlflow.db", "killed")
+        assert sorted(runs) == ["killed", *(f"trial-{i:04d}" for i in range(trials))]
+        assert runs["killed"].info.status == "FINISHED"
+        for trial in told:
+            name = f"trial-{trial['trial']:04d}"
+            ended = {"complete": "FINISHED", "pruned": "KILLED"}[trial["state"]]
+            assert runs[name].info.status == ended, name
+            assert epochs[name] == list(range(2, int(trial["epoch"]) + 1, 2)), name
         for name in ("secret", "checkpoint.pt"):
             assert not list(self.trial_dirs.glob(f"*/{name}"))
 
     def check_weights(self, number: int) -> None:
         """Those of a trial that nobody disturbed, bit for bit."""
         config = next((self.folder / "all").glob(f"*trial-{number:04d}.yaml"))
-        self.run("train", config, "-q", "-o", f"again-{number}")
+        self.verb("train", config, "-q", "-o", f"again-{number}", **SECRET)
         one = torch.load(self.trial_dirs / f"{number:04d}/weights.pt", weights_only=True)
         two = torch.load(self.folder / f"again-{number}/weights.pt", weights_only=True)
         assert all(torch.equal(one[k], two[k]) for k in one)
-
-    def run(self, *args) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "dpsweep", *map(str, args)],
-            cwd=self.folder,
-            env={**os.environ, **SECRET},
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
 
 
 def workers_of(driver: subprocess.Popen) -> list[int]:
@@ -172,28 +154,23 @@ def _through_kills(
 ) -> None:
     rng, driver, before = random.Random(seed), killed.start(trials), {}
     for what in kills:
-        wait_for_workers(driver)
-        time.sleep(rng.uniform(0, 3))
+        wait_for(lambda: training(driver), "a trial in training", driver)  # noqa: B023
+        later = killed.num_reports() + rng.randrange(4)
+        wait_for(lambda: killed.num_reports() >= later, "another report", driver)  # noqa: B023
+        time.sleep(rng.uniform(0, 0.5))  # between two reports, not only after one
         assert driver.poll() is None, "the sweep ended before it was killed often enough"
         kill(driver, what, rng)
         if driver.poll() is not None:
             after = killed.finished()
             assert unchanged(before, after), "a finished trial was run again"
             before, driver = after, killed.start(trials)
-    assert driver.wait(400) == 0, (killed.folder / "out.txt").read_text()[-4000:]
+    assert driver.wait(CEILING_SECONDS) == 0, (killed.folder / "out.txt").read_text()[-4000:]
     assert unchanged(before, killed.finished()), "a finished trial was run again"
     killed.check(trials)
-    best = json.loads(killed.run("best", "killed", "--top", "99", "--json"))
-    killed.run("export", "killed", "--top", "99", "-o", "all")
+    best = json.loads(killed.verb("best", "killed", "--top", "99", "--json"))
+    killed.verb("export", "killed", "--top", "99", "-o", "all")
     for trial in rng.sample(best, min(compared, len(best))):
         killed.check_weights(trial["trial"])
-
-
-def wait_for_workers(driver: subprocess.Popen) -> None:
-    """Until a trial runs; or, now and then, only until the driver has begun."""
-    end = time.monotonic() + 120
-    while time.monotonic() < end and driver.poll() is None and not training(driver):
-        time.sleep(0.1)
 
 
 def training(driver: subprocess.Popen) -> bool:
@@ -205,9 +182,3 @@ def training(driver: subprocess.Popen) -> bool:
         int(line.split(None, 1)[0]) in workers and "ImplicitFunc" in line
         for line in table.splitlines()
     )
-
-
-def label(run):
-    """A run's name without what is told of its config: trial-0007, or the sweep's name."""
-    tag = run.data.tags.get("dpsweep.trial")
-    return f"trial-{int(tag.rpartition('/')[2]):04d}" if tag else run.info.run_name

@@ -1,11 +1,12 @@
 """The driver runs what is left, once each, and what it is told survives whatever ends it."""
 
-import time
 import warnings
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from waiting import wait_for
 
 from dpsweep.config.sweep import load_sweep
 from dpsweep.config.trial import TrialConfig
@@ -312,7 +313,8 @@ def test_a_trial_that_completes_while_the_sweep_stops_is_complete(world):
 
 
 def test_trials_that_do_not_pause_are_waited_for_no_longer_than_their_time(world, monkeypatch):
-    monkeypatch.setattr(place, "_GRACE_SECONDS", 0.2)
+    now = 0.0
+    monkeypatch.setattr(place, "time", SimpleNamespace(monotonic=lambda: now))
     here = world()
     lease, make = here.drive()
     with lease as held:
@@ -320,8 +322,9 @@ def test_trials_that_do_not_pause_are_waited_for_no_longer_than_their_time(world
         driver.next("a")
         assert not driver.must_end
         driver.stop()
+        now += place._GRACE_SECONDS
         assert not driver.must_end
-        time.sleep(0.25)
+        now += 1
         driver.stop()  # a second signal does not begin their time anew
         assert driver.must_end
 
@@ -497,7 +500,7 @@ def test_a_driver_whose_lease_is_lost_writes_nothing_more(world):
         driver = make(held)
         driver.next("a")
         (here.folder.path / "lease").unlink()  # as somebody who takes over does
-        time.sleep(0.2)
+        wait_for(held.is_lost, "the loss of the lease")
         before = files(here)
         words = r"another process drives the sweep now: .* writes nothing more"
         for call in (

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from ray.cluster_utils import Cluster
+from waiting import CEILING_SECONDS
 
 from dpsweep.store.state_dir import State
 from dpsweep.store.study import open_study
@@ -32,7 +33,7 @@ def test_a_sweep_leaves_the_rest_of_the_cluster_to_others(tmp_path, sweep_file, 
             )
             for name in ("one", "other")
         ]
-        assert [sweep.wait(timeout=600) for sweep in sweeps] == [0, 0]
+        assert [sweep.wait(CEILING_SECONDS) for sweep in sweeps] == [0, 0]
     finally:
         for sweep in sweeps:
             sweep.kill()

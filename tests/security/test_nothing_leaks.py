@@ -2,27 +2,21 @@
 
 import base64
 import contextlib
-import importlib.util
 import os
 import secrets
 import shutil
-import socket
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from postgres import PASSWORD, QUOTED
+from servers import end_group, free_port, python, start_mlflow
+from waiting import CEILING_SECONDS
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
-
-_PLACE = Path(__file__).parents[1] / "end_to_end/test_postgres.py"
-_SPEC = importlib.util.spec_from_file_location("with_postgres", _PLACE)
-with_postgres = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(with_postgres)
-postgres = with_postgres.postgres
 
 SETTINGS = ("--set", "train.epochs=40", "--set", "train.evaluate_every=4")
 
@@ -30,28 +24,12 @@ SETTINGS = ("--set", "train.epochs=40", "--set", "train.evaluate_every=4")
 @pytest.fixture
 def server(tmp_path):
     """An MLflow server that is asked with a password; its folder and its address."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    folder = tmp_path / "server"
+    port, folder = free_port(), tmp_path / "server"
     folder.mkdir()
-    log = (folder / "log").open("w")
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "mlflow", "server", "--port", str(port), "--workers", "1"),
-            *("--backend-store-uri", f"sqlite:///{folder}/server.db"),
-            *("--artifacts-destination", str(folder / "artifacts")),
-        ],
-        env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    with_postgres.wait_for(lambda: with_postgres.answers(port), "MLflow's answer", 300)
-    yield folder, f"http://127.0.0.1:{port}"
-    os.killpg(process.pid, 15)
-    process.wait(30)
-    log.close()
+    with (folder / "log").open("w") as log:
+        process = start_mlflow(folder, port, stdout=log, stderr=subprocess.STDOUT)
+        yield folder, f"http://127.0.0.1:{port}"
+        end_group(process)
 
 
 def forms(secret):
@@ -79,20 +57,20 @@ def test_no_secret_is_anywhere_but_in_its_own_place(tmp_path, sweep_file, postgr
     home.mkdir()
     passwords = {
         "tracking": secrets.token_hex(16),
-        "storage": with_postgres.PASSWORD,
+        "storage": PASSWORD,
         "token": secrets.token_hex(24),
     }
     words = [(name, value.encode()) for name, value in passwords.items()]
-    words.append(("storage", with_postgres.QUOTED.encode()))
+    words.append(("storage", QUOTED.encode()))
     at = urlsplit(postgres)
     trial_dirs, drawn, leaks = tmp_path / ".dpsweep/sweeps/tiny/trials", {}, set()
     output = (tmp_path / "out").open("wb")
     driver = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "dpsweep", "launch", sweep_file, *SETTINGS),
+        python(
+            *("dpsweep", "launch", sweep_file, *SETTINGS),
             *("--storage", f"postgresql://{at.username}@{at.hostname}:{at.port}{at.path}"),
             *("--tracking-uri", uri),
-        ],
+        ),
         cwd=tmp_path,
         env={
             **os.environ,
@@ -109,7 +87,7 @@ def test_no_secret_is_anywhere_but_in_its_own_place(tmp_path, sweep_file, postgr
     )
     looked = 0
     try:
-        end = time.monotonic() + 500
+        end = time.monotonic() + CEILING_SECONDS
         while driver.poll() is None:
             assert time.monotonic() < end, (tmp_path / "out").read_text()
             for place in trial_dirs.glob("*/secret"):

@@ -12,12 +12,12 @@ from dpsweep.core.errors import StateError
 from dpsweep.store.state_dir import State
 
 HOLD = """
-import sys, time
+import sys
 from pathlib import Path
 from dpsweep.store.state_dir import State
 with State(Path(sys.argv[1])).sweep("tiny").lease():
     print("held", flush=True)
-    time.sleep(60)
+    sys.stdin.read()
 """
 
 
@@ -60,7 +60,10 @@ def test_a_taken_name_says_how_to_go_on(folder, sweep_file):
 
 def test_a_second_driver_is_refused_and_a_dead_ones_lease_is_free(state, folder):
     driver = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(state.root)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLD, str(state.root)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert driver.stdout.readline() == "held\n"
     assert folder.owner().pid == driver.pid
@@ -71,6 +74,7 @@ def test_a_second_driver_is_refused_and_a_dead_ones_lease_is_free(state, folder)
         pass
     driver.kill()
     driver.wait()
+    driver.stdin.close()
     driver.stdout.close()
     assert folder.owner() is None
     with folder.lease():

@@ -5,6 +5,7 @@ import os
 import threading
 
 import pytest
+from waiting import CEILING_SECONDS
 
 from dpsweep.core.errors import DiskFull
 from dpsweep.tracking.spool import Backlog, Courier, Spool, Undeliverable, backlog
@@ -31,7 +32,7 @@ class Server:
             self.took += [e["n"] for e in events]
 
 
-def deliver(folder, server, count=0, start=0, timeout=30):
+def deliver(folder, server, count=0, start=0, timeout=CEILING_SECONDS):
     spool = Spool(folder)
     for n in range(start, start + count):
         spool.append({"n": n})
@@ -56,7 +57,7 @@ def test_a_server_that_is_away_for_a_while_misses_nothing(tmp_path):
 
 
 def test_what_a_dead_driver_left_is_delivered_by_the_next(tmp_path):
-    done, spool = deliver(tmp_path, Server(away=10**6), 10, timeout=1)
+    done, spool = deliver(tmp_path, Server(away=10**6), 10, timeout=0.1)
     assert not done
     assert not spool.is_empty()
     with (tmp_path / "spool.jsonl").open("a") as file:
@@ -79,13 +80,13 @@ def test_an_event_that_is_refused_for_good_is_put_aside_and_the_rest_arrives(tmp
 
 def test_appending_never_waits_for_the_server(tmp_path):
     stuck = threading.Event()
-    courier = Courier(spool := Spool(tmp_path), lambda _: stuck.wait(20) and None)
+    courier = Courier(spool := Spool(tmp_path), lambda _: stuck.wait(CEILING_SECONDS) and None)
     courier.start()
     for n in range(100):
         spool.append({"n": n})
     assert len((tmp_path / "spool.jsonl").read_text().splitlines()) == 100
     stuck.set()
-    assert courier.close(10)
+    assert courier.close(CEILING_SECONDS)
 
 
 @pytest.mark.parametrize("delivered", [0, 3])
@@ -109,7 +110,7 @@ def test_a_spool_that_was_delivered_is_emptied_when_its_courier_closes(tmp_path)
 
 
 def test_a_spool_with_something_left_is_not_cut(tmp_path):
-    done, spool = deliver(tmp_path, Server(away=10**6), 3, timeout=0.6)
+    done, spool = deliver(tmp_path, Server(away=10**6), 3, timeout=0.1)
     assert not done
     spool.cut_delivered()
     assert backlog(tmp_path).waiting == 3
@@ -193,6 +194,6 @@ def test_people_are_told_what_was_refused(tmp_path):
     tracker = Tracker(tmp_path, Server())
     assert tracker.refused is None
     tracker.spool.refuse({"n": 1}, "wrong")
-    tracker.close(5)
+    tracker.close(CEILING_SECONDS)
     assert tracker.refused.startswith("the tracking server refused 1 entries for good; they are in")
     assert tracker.refused.endswith("spool.refused.jsonl, each with its reason")
