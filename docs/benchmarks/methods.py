@@ -13,10 +13,10 @@ from pathlib import Path
 from statistics import mean, stdev
 
 from dpsweep.privacy.statement import shown_epsilon
-from dpsweep.training.loop import train
-from dpsweep.training.trial_dir import TrialDir
 from dpsweep.store.state_dir import State
 from dpsweep.store.study import Record, open_study
+from dpsweep.training.loop import train
+from dpsweep.training.trial_dir import TrialDir
 
 RUNS = 3
 

@@ -24,11 +24,11 @@ import optuna
 from mlflow import MlflowClient
 
 from dpsweep.cluster.local import Local, running
-from dpsweep.training.trial_dir import TrialDir
 from dpsweep.search.charge import ledger_entry
 from dpsweep.search.trial_record import Record
 from dpsweep.store.state_dir import State
 from dpsweep.store.study import open_study
+from dpsweep.training.trial_dir import TrialDir
 
 SWEEP = """\
 name: soak
@@ -138,7 +138,9 @@ def _lost(state: State, records: list[Record], epochs: int) -> list[str]:
     runs = client.search_runs([experiment.experiment_id], max_results=5000)
     tagged = [r.data.tags.get("dpsweep.trial", "/").rpartition("/")[2] for r in runs]
     for record in records:
-        rows = [row["epoch"] for row in TrialDir(state.sweep("soak").trial_dir(record.number)).rows()]
+        rows = [
+            row["epoch"] for row in TrialDir(state.sweep("soak").trial_dir(record.number)).rows()
+        ]
         own = [run for run, tag in zip(runs, tagged, strict=True) if tag == str(record.number)]
         history = [
             metric.step

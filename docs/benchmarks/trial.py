@@ -12,8 +12,8 @@ from pathlib import Path
 from dpsweep.config.source import read_yaml
 from dpsweep.config.trial import load_trial, trial_source
 from dpsweep.training import loop
-from dpsweep.training.trial_dir import TrialDir
 from dpsweep.training.step import Progress, Step
+from dpsweep.training.trial_dir import TrialDir
 
 
 class Timed(Step):
