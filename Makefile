@@ -24,9 +24,10 @@ test-all: .venv/dev
 	$(PYTEST) -m "not gpu"
 
 lint: .venv/dev
-	$(BIN)/ruff check dpsweep tests
-	$(BIN)/ruff format --check dpsweep tests
+	$(BIN)/ruff check benchmarks dpsweep tests
+	$(BIN)/ruff format --check benchmarks dpsweep tests
 	$(BIN)/mypy
+	$(BIN)/mypy benchmarks
 	$(BIN)/lint-imports
 
 golden: .venv/dev

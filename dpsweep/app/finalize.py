@@ -8,10 +8,9 @@ from dpsweep.core.errors import DpSweepError
 from dpsweep.execution.launch import Session
 from dpsweep.execution.tracking import STATEMENT, again, void_tags
 from dpsweep.results.export import Origin, origin_of, to_yaml, write
-from dpsweep.results.figures import figures
+from dpsweep.results.figures import can_draw, figures, write_pictures
 from dpsweep.results.page import page, write_page
 from dpsweep.results.pareto import target_of, winners
-from dpsweep.results.png import can_draw, write_pictures
 from dpsweep.results.ranking import standings, verdict
 from dpsweep.search.charge import statement
 from dpsweep.search.trial_record import Record

@@ -12,7 +12,6 @@ from typing import Annotated
 import typer
 
 from dpsweep import __version__
-from dpsweep.cli import bench
 from dpsweep.cli.options import (
     Address,
     AddressHereOrAway,
@@ -28,7 +27,7 @@ from dpsweep.cli.options import (
     SweepFile,
 )
 from dpsweep.cli.say import error
-from dpsweep.core.errors import DpSweepError
+from dpsweep.core.errors import ConfigError, DpSweepError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -36,7 +35,6 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,  # else what stands in brackets, as our defaults do, is not shown
 )
-app.add_typer(bench.app, name="bench")
 
 
 def _print_version(wanted: bool) -> None:
@@ -587,6 +585,20 @@ def schema(
     from dpsweep.cli.verbs import trial
 
     trial.schema(kind)
+
+
+@app.command(
+    hidden=True,
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+)
+def bench(which: Annotated[str, typer.Argument()] = "step") -> None:
+    """Name the scripts that replace `bench step`, `bench sigma` and `bench sweep`."""
+    script = which if which in ("sigma", "sweep") else "step"
+    raise ConfigError(
+        f"bench: moved to scripts of the repository. In a checkout of it, with the same options: "
+        f"python benchmarks/{script}.py"
+    )
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
-"""Options and arguments that several verbs share."""
+"""Options and arguments that several verbs share, and how options are typed."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -46,3 +46,19 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Force = Annotated[
     bool, typer.Option("--force", help="Do it to somebody else's sweep, named OWNER/NAME.")
 ]
+
+_SPELLED = {"as_json": "--json", "accept": "--accept-changes"}
+
+
+def typed(options: dict[str, Any]) -> list[str]:
+    """Options as they are typed.
+
+    >>> typed({"top": 3, "as_json": True, "force": False, "storage": None})
+    ['--top', '3', '--json']
+    """
+    words = list[str]()
+    for key, value in options.items():
+        if value is not None and value is not False:
+            words.append(_SPELLED.get(key, f"--{key}"))
+            words += [] if value is True else [f"{value}"]
+    return words

@@ -22,6 +22,7 @@ import ray
 from ray.exceptions import AuthenticationError, RayError
 from ray.job_submission import JobDetails, JobSubmissionClient
 
+from dpsweep.compat import HEAD_RESOURCE, PACKAGING_LOGGER, server_ray_version
 from dpsweep.core.errors import ConnectionRefused, StateError
 
 _OLDEST = (2, 60)
@@ -31,9 +32,9 @@ _PATIENCE_SECONDS, _POLL_SECONDS = 120.0, 1.0
 """How long a lost connection may last while a job is followed, and how often it is looked at."""
 
 _ENDS = ("STOPPED", "SUCCEEDED", "FAILED")
-_CHATTY = ("ray.dashboard.modules.dashboard_sdk", "ray._private.runtime_env.packaging")
+_CHATTY = ("ray.dashboard.modules.dashboard_sdk", PACKAGING_LOGGER)
 _OVERRIDES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
-_FREE_ON_HEAD = {"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}}
+_FREE_ON_HEAD = {"num_cpus": 0, "resources": {HEAD_RESOURCE: 0.001}}
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ class _Direct:
             logging.getLogger(name).setLevel(logging.ERROR)
         with _told(address), _no_overrides():
             self._client = JobSubmissionClient(address)
-        version = str(self._client._server_ray_version)
+        version = server_ray_version(self._client)
         if tuple(int(n) for n in version.split(".")[:2] if n.isdigit()) < _OLDEST:
             raise ConnectionRefused(
                 f"{address}: Ray {version} runs there, and dpsweep needs "

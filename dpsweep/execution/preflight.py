@@ -28,10 +28,9 @@ from dpsweep.tracking.access import PASSWORDS
 from dpsweep.tracking.mlflow import check_reachable
 from dpsweep.tracking.server import is_server, refuse_password, with_driver, without_password
 from dpsweep.training.assemble import assemble, initial
-from dpsweep.training.budget import budget
+from dpsweep.training.budget import budget, statement_of_trial
 from dpsweep.training.evaluate import evaluate
 from dpsweep.training.malloc import keep_freed_memory
-from dpsweep.training.statement import statement_of_trial
 from dpsweep.training.step import Progress, Step
 
 T = TypeVar("T")

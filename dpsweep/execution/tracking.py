@@ -7,6 +7,7 @@ from importlib.metadata import version
 from typing import Any
 
 from dpsweep import __version__
+from dpsweep.compat import best_first
 from dpsweep.config.space.leaves import leaves
 from dpsweep.config.sweep import Sweep
 from dpsweep.config.trial import config_yaml
@@ -20,7 +21,6 @@ from dpsweep.store.state_dir import SweepFolder
 from dpsweep.store.statement import statement_of
 from dpsweep.store.study import Study
 from dpsweep.tracking.tracker import Facts, Status, Tracker
-from dpsweep.tracking.ui_view import best_first
 from dpsweep.training.trial_dir import TrialDir
 
 PACKAGES = ("torch", "ray", "optuna", "mlflow", "dp-accounting", "numpy")

@@ -1,10 +1,12 @@
 """A method put together by hand, from the parts the others are made of.
 
-method:
-compose:
-query: {name: momentum, points: 3, decay: 0.9}        # DP-PMLF's
-filters: [{name: shelf, cut: 0.5, depth: 0.6}]        # FFTKF's
-base: adambc
+In a trial, for example:
+
+    method:
+      compose:
+        query: {name: momentum, points: 3, decay: 0.9}        # DP-PMLF's
+        filters: [{name: shelf, cut: 0.5, depth: 0.6}]        # FFTKF's
+        base: adambc
 """
 
 from typing import Annotated, ClassVar, Literal

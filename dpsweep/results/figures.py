@@ -5,11 +5,16 @@ thing which did not vary, is left out. Of a private selection there are none: th
 the trials that lost.
 """
 
+import importlib
+import importlib.util
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import plotly.graph_objects as go
 
+from dpsweep.core.errors import StateError
 from dpsweep.results.importance import importances
 from dpsweep.results.plots.axes import KeyAxis, key_axes
 from dpsweep.results.plots.filters import filters
@@ -18,11 +23,13 @@ from dpsweep.results.plots.pairs import PAIRS, pair
 from dpsweep.results.plots.search import history, importance, parallel, slices
 from dpsweep.search.confirmation import Confirmation
 from dpsweep.search.trial_record import Record
-from dpsweep.store.curves import Curve, curves
-from dpsweep.store.study import Study
+from dpsweep.store.study import Curve, Study
 
 _FILTERED = 4
 """Trials whose filters are drawn."""
+
+_WIDTH, _SCALE = 900, 2
+_OFF = "DPSWEEP_PICTURES"
 
 CAPTIONS = {
     "history": "Every trial in the order it was asked for, and the best so far.",
@@ -109,7 +116,7 @@ class _Seen:
             best=[r for r in study.best() if r.value is not None],
             confirmed=study.confirmed(),
             axes=key_axes(study.sweep, done),
-            curves=curves(study),
+            curves=study.curves(),
         )
 
 
@@ -204,3 +211,43 @@ _MAKERS: dict[str, Maker] = {
     **{f"{x.rpartition('.')[2]}-{y.rpartition('.')[2]}": _pair(x, y) for x, y in PAIRS},
     "filters": _filters,
 }
+
+
+def can_draw() -> bool:
+    """True if kaleido is installed, and DPSWEEP_PICTURES is not 0."""
+    return os.environ.get(_OFF) != "0" and importlib.util.find_spec("kaleido") is not None
+
+
+def write_pictures(drawn: dict[str, go.Figure], folder: Path) -> list[Path]:
+    """Write each figure to `folder` as NAME.png, 1800 pixels wide, by kaleido and a Chromium.
+
+    Raises:
+        StateError: If kaleido or a browser is missing, or the folder cannot be written.
+    """
+    if importlib.util.find_spec("kaleido") is None:
+        raise StateError(
+            "--png: kaleido, which draws the pictures, is not installed. Install it with: "
+            "pip install 'dpsweep[figures]'; or leave out --png: the page has all figures"
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise StateError(f"--png {folder}: cannot be made: {e.strerror}. Name another") from e
+    places = [folder / f"{name}.png" for name in drawn]
+    if not drawn:
+        return []
+    kaleido = importlib.import_module("kaleido")
+    specs = [
+        {"fig": figure, "path": place, "opts": {"width": _WIDTH, "scale": _SCALE}}
+        for figure, place in zip(drawn.values(), places, strict=True)
+    ]
+    try:
+        kaleido.write_fig_from_object_sync(specs)
+    except Exception as e:  # kaleido has no one class for what goes wrong in a browser
+        raise StateError(
+            f"--png {folder}: no picture could be drawn: {type(e).__name__}: "
+            f"{(str(e).strip() or 'no reason given').splitlines()[0]}. A Chromium or Chrome has to "
+            f"be there (apt-get install chromium; BROWSER_PATH names another place); or leave "
+            f"out --png: the page has all figures"
+        ) from e
+    return places

@@ -13,8 +13,7 @@ from dpsweep.privacy.renyi import Cap
 from dpsweep.privacy.selection import Charged, cap_over, total
 from dpsweep.privacy.statement import Growth, Search, search_statement
 from dpsweep.search.trial_record import Record
-from dpsweep.training.budget import budget
-from dpsweep.training.statement import statement_of_trial
+from dpsweep.training.budget import budget, statement_of_trial
 
 Plans = tuple[tuple[int, int], ...]
 """Runs that were planned, and how many had begun by then: at first, and after each change."""

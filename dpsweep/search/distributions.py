@@ -14,16 +14,16 @@ from optuna.samplers import (
     BaseSampler,
     CmaEsSampler,
     GPSampler,
-    QMCSampler,
     RandomSampler,
     TPESampler,
 )
 from optuna.trial import FrozenTrial
 
+from dpsweep.compat import restrict_study
 from dpsweep.config.search import PrunerConfig, SamplerConfig
 from dpsweep.config.space.domains import Choice, Range, Space
 from dpsweep.core.seeds import public_seed
-from dpsweep.search.study_view import View, rivals
+from dpsweep.search.study_view import rivals
 
 
 def distribution(domain: Range) -> FloatDistribution | IntDistribution:
@@ -65,34 +65,10 @@ class Turns:
         return index
 
 
-class Sobol(QMCSampler):
-    """One point of a Sobol sequence, by its index: nothing is counted in the storage.
-
-    Optuna counts points that were drawn; a driver that dies after drawing one would skip it.
-    """
-
-    def __init__(self, space: Space, seed: int, index: int) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            super().__init__(scramble=True, seed=seed)
-        self._space, self._index = distributions(space), index
-
-    def infer_relative_search_space(
-        self, study: optuna.Study, trial: FrozenTrial
-    ) -> dict[str, BaseDistribution]:
-        """The whole space, known from the first trial on."""
-        return self._space
-
-    def _find_sample_id(
-        self, study: optuna.Study, search_space: dict[str, BaseDistribution]
-    ) -> int:
-        return self._index
-
-
 def sampler(
     config: SamplerConfig, seed: int, path: tuple[int, ...], history: Sequence[FrozenTrial] = ()
 ) -> BaseSampler:
-    """The sampler that makes one proposal, and that one alone; qmc has `Sobol`.
+    """The sampler that makes one proposal, and that one alone; qmc has `compat.sobol_point`.
 
     Its seed depends on the sweep's seed and on `path`, the trial's place and the attempt, so that
     a resumed search proposes what an uninterrupted one would have.
@@ -136,7 +112,7 @@ class AmongRivals(optuna.pruners.BasePruner):
     def prune(self, study: optuna.Study, trial: FrozenTrial) -> bool:
         """True if the trial is to end."""
         among = rivals(study.get_trials(deepcopy=False), trial.user_attrs.get("knobs", {}))
-        return self._inner.prune(View(study, among), trial)
+        return self._inner.prune(restrict_study(study, among), trial)
 
 
 def pruner(config: PrunerConfig) -> optuna.pruners.BasePruner:

@@ -16,6 +16,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.samplers import BaseSampler, RandomSampler
 from optuna.trial import FrozenTrial, TrialState
 
+from dpsweep.compat import contains, restrict_study, sobol_point
 from dpsweep.config.search import SamplerConfig
 from dpsweep.config.space.domains import Draw, Labels, Range, Slot
 from dpsweep.config.space.start_points import Given, Point
@@ -23,9 +24,9 @@ from dpsweep.config.sweep import Sweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError
 from dpsweep.core.seeds import public_seed
-from dpsweep.search.distributions import Sobol, Turns, distribution, sampler
+from dpsweep.search.distributions import Turns, distribution, distributions, sampler
 from dpsweep.search.quasi_random import Even
-from dpsweep.search.study_view import Notes, View, rivals, searched
+from dpsweep.search.study_view import Notes, rivals, searched
 from dpsweep.search.trial_record import attributes
 
 _ATTEMPTS = {"gp": 4}
@@ -101,7 +102,10 @@ def propose(sweep: Sweep, study: optuna.Study, history: Sequence[FrozenTrial] = 
             for even in _evenly(sweep, place, *turns):
                 yield even, Notes()
         for proposer, notes in _proposers(sweep, place, known, earlier):
-            yield _Sampled(proposer, View(study, known, notes), trial, Turns(place)), notes
+            yield (
+                _Sampled(proposer, restrict_study(study, known, notes), trial, Turns(place)),
+                notes,
+            )
 
     for drawn, notes in draws():
         draw = Recorded(point, drawn)
@@ -173,12 +177,13 @@ def _proposers(
 ) -> Iterator[tuple[BaseSampler, Notes]]:
     """Samplers for one proposal each: the sweep's own, then random ones."""
     config, seed = sweep.config.sampler, sweep.config.seed
+    ways = distributions(sweep.space) if config.name == "qmc" else {}
     first = 1 + max((t.system_attrs.get(_INDEX, -1) for t in known), default=-1)
     for attempt in range(_ATTEMPTS.get(config.name, _MOST_ATTEMPTS)):
         notes = Notes()
         if config.name == "qmc":
             notes.attrs[_INDEX] = first + attempt
-            yield Sobol(sweep.space, public_seed(seed, "search"), first + attempt), notes
+            yield sobol_point(ways, public_seed(seed, "search"), first + attempt), notes
         else:
             path = (place, attempt) if attempt else (place,)
             yield sampler(config, seed, path, history), notes
@@ -232,7 +237,9 @@ class Recorded(Given):
 class _Sampled:
     """Draws from a sampler as Optuna's own trials do, and stores nothing."""
 
-    def __init__(self, proposer: BaseSampler, view: View, trial: FrozenTrial, turns: Turns) -> None:
+    def __init__(
+        self, proposer: BaseSampler, view: optuna.Study, trial: FrozenTrial, turns: Turns
+    ) -> None:
         self._proposer, self._view, self._trial, self._turns = proposer, view, trial, turns
         space = proposer.infer_relative_search_space(view, trial)
         self._together = proposer.sample_relative(view, trial, space)
@@ -248,7 +255,7 @@ class _Sampled:
         return self._turns.take(len(labels))
 
     def _value(self, name: str, ways: BaseDistribution) -> Any:
-        if name in self._together and ways._contains(ways.to_internal_repr(self._together[name])):
+        if name in self._together and contains(ways, self._together[name]):
             return self._together[name]
         proposer = RandomSampler(seed=0) if ways.single() else self._proposer
         return proposer.sample_independent(self._view, self._trial, name, ways)

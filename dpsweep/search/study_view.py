@@ -1,16 +1,14 @@
-"""A study as a sampler or a pruner is to see it: some of the trials, and a pad for notes.
+"""A study as a sampler or a pruner is to see it: which of its trials, and a pad for notes.
 
 Trials at one epsilon say little about another, repeats of a chosen config are no search, and an
 earlier sweep's trials are no trials of this one. So samplers and pruners never see the study
-itself, but a view of it.
+itself, but a part of it (compat.restrict_study).
 """
 
-import copy
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-import optuna
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial
 
 EPSILON_KEY = "privacy.epsilon"
 
@@ -28,33 +26,6 @@ class Notes:
     def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:
         """Notes an attribute."""
         self.attrs[key] = value
-
-
-class View(optuna.Study):
-    """Some trials of a study.
-
-    Args:
-        study: The study.
-        trials: What is seen of it.
-        notes: Takes what a sampler writes; the study's own storage if None.
-    """
-
-    def __init__(
-        self, study: optuna.Study, trials: Sequence[FrozenTrial], notes: Notes | None = None
-    ) -> None:
-        self.study_name, self._study_id = study.study_name, study._study_id
-        self._directions = study._directions
-        self._storage = study._storage if notes is None else notes  # type: ignore[assignment]
-        self._trials = trials
-
-    def _get_trials(
-        self,
-        deepcopy: bool = True,
-        states: Container[TrialState] | None = None,
-        use_cache: bool = False,
-    ) -> list[FrozenTrial]:
-        seen = [t for t in self._trials if states is None or t.state in states]
-        return copy.deepcopy(seen) if deepcopy else seen
 
 
 def searched(trials: Iterable[FrozenTrial]) -> list[FrozenTrial]:

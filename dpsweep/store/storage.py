@@ -197,10 +197,10 @@ def study_name(uri: str | None, sweep: str, owner: str) -> str:
         return sweep
     storage = open_storage(uri)
     try:
-        known = {study.study_name: study for study in storage.get_all_studies()}
-        found = known.get(sweep)
-        theirs = found and storage.get_study_user_attrs(found._study_id).get(OWNER)
-        return f"{owner}/{sweep}" if theirs not in (None, owner) else sweep
+        if sweep not in {study.study_name for study in storage.get_all_studies()}:
+            return sweep
+        attrs = storage.get_study_user_attrs(storage.get_study_id_from_name(sweep))
+        return f"{owner}/{sweep}" if attrs.get(OWNER) not in (None, owner) else sweep
     finally:
         storage.engine.dispose()
 

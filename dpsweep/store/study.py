@@ -14,6 +14,7 @@ from typing import Any, Literal
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
+from dpsweep.compat import restrict_study, storage_of, study_id
 from dpsweep.config.sweep import Sweep, build_sweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, StateError
@@ -31,12 +32,14 @@ from dpsweep.search.confirmation import (
 from dpsweep.search.distributions import pruner
 from dpsweep.search.objectives import front, goal_values
 from dpsweep.search.propose import propose
-from dpsweep.search.study_view import View
 from dpsweep.search.trial_record import Record, attributes, record_of
 from dpsweep.search.warm_start import experience, history
 from dpsweep.store.retry import repeated
 from dpsweep.store.state_dir import State
 from dpsweep.store.storage import FOLDER, OWNER, check_mine, open_storage, taken
+
+Curve = tuple[tuple[int, float], ...]
+"""(epoch, objective) at each report, by epoch."""
 
 TrialEnd = Literal["complete", "pruned", "failed"]
 _ENDS = {
@@ -56,7 +59,7 @@ class Study:
     """An Optuna study and the sweep it searches."""
 
     def __init__(self, study: optuna.Study, sweep: Sweep) -> None:
-        self._study, self.sweep, self._storage = study, sweep, study._storage
+        self._study, self.sweep, self._storage = study, sweep, storage_of(study)
         self._ids: dict[int, int] = {}
         self._configs: dict[int, TrialConfig] = {}
         study.pruner = pruner(sweep.config.pruner)
@@ -134,7 +137,7 @@ class Study:
     def among(self, numbers: Collection[int]) -> "Study":
         """The study with the numbered trials alone, to read: one method's, say, at one epsilon."""
         seen = [trial for trial in self.stored_trials() if trial.number in numbers]
-        return Study(View(self._study, seen), self.sweep)
+        return Study(restrict_study(self._study, seen), self.sweep)
 
     @repeated
     def records(self) -> list[Record]:
@@ -355,9 +358,9 @@ class Study:
             return False
         if known and row["epoch"] == known["epoch"]:  # what was to follow from it may be missing
             return True
-        value = row[self.sweep.config.objective.metric]
-        self._storage.set_trial_intermediate_value(frozen._trial_id, int(row["epoch"]), value)
-        self._storage.set_trial_user_attr(frozen._trial_id, "row", row)
+        value, trial_id = row[self.sweep.config.objective.metric], self._trial_id(number)
+        self._storage.set_trial_intermediate_value(trial_id, int(row["epoch"]), value)
+        self._storage.set_trial_user_attr(trial_id, "row", row)
         return True
 
     @repeated
@@ -380,7 +383,7 @@ class Study:
             goals = " or ".join(objective.goals)
             end, reason = "failed", f"{goals} is not a finite number"
         if reason:
-            self._storage.set_trial_user_attr(frozen._trial_id, "reason", reason)
+            self._storage.set_trial_user_attr(self._trial_id(number), "reason", reason)
         self._study.tell(
             frozen.number, values=values if end == "complete" else None, state=_ENDS[end]
         )
@@ -391,6 +394,14 @@ class Study:
         records = self.records()
         sign = self.sweep.config.objective.sign
         return by_confirmed(self._ranking(records), confirmations(records), sign)
+
+    def curves(self) -> dict[int, Curve]:
+        """The learning curve of every trial that has reported, by its number."""
+        return {
+            trial.number: tuple(sorted(trial.intermediate_values.items()))
+            for trial in self.stored_trials()
+            if trial.intermediate_values
+        }
 
     def front(self) -> list[Record]:
         """Complete trials of the search that no other beats in every objective."""
@@ -405,7 +416,7 @@ class Study:
 
     def _add(self, trial: FrozenTrial) -> FrozenTrial:
         """Stores a new trial, in one transaction."""
-        trial_id = self._storage.create_new_trial(self._study._study_id, trial)
+        trial_id = self._storage.create_new_trial(study_id(self._study), trial)
         return self._storage.get_trial(trial_id)
 
     def _frozen(self, number: int) -> FrozenTrial:
@@ -415,7 +426,7 @@ class Study:
     def _trial_id(self, number: int) -> int:
         if number not in self._ids:
             self._ids[number] = self._storage.get_trial_id_from_study_id_trial_number(
-                self._study._study_id, number
+                study_id(self._study), number
             )
         return self._ids[number]
 

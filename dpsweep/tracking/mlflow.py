@@ -21,13 +21,13 @@ from mlflow.entities import Param
 from mlflow.exceptions import MlflowException
 from sqlalchemy import event
 
+from dpsweep.compat import EXPERIMENT_KIND, VIEW_TAG, database_engine
 from dpsweep.core.errors import ConnectionRefused, first_line
 from dpsweep.core.sqlite import write_ahead
 from dpsweep.tracking.access import check_rights
 from dpsweep.tracking.parcel import RUNNING, Parcel, parcels
 from dpsweep.tracking.server import is_server, with_driver, without_password
 from dpsweep.tracking.spool import Event, Undeliverable
-from dpsweep.tracking.ui_view import KIND, TAG
 
 SWEEP_TAG, TRIAL_TAG, ID_TAG = "dpsweep.sweep", "dpsweep.trial", "dpsweep.id"
 OWNER_TAG = "dpsweep.owner"
@@ -100,7 +100,7 @@ class MlflowSink:
             for tags in parcel.tag_batches():
                 client.log_batch(run.id, tags=tags)
         if parcel.view:
-            client.set_experiment_tag(self._experiment, TAG, parcel.view)
+            client.set_experiment_tag(self._experiment, VIEW_TAG, parcel.view)
         for params, metrics in parcel.batches():
             try:
                 client.log_batch(run.id, params=params, metrics=metrics)
@@ -200,7 +200,7 @@ class MlflowSink:
                 return str(known.experiment_id)
             name = own
         place = self.artifacts.as_uri() if self.artifacts else None
-        tags = KIND | ({OWNER_TAG: self.owner} if self.owner else {})
+        tags = EXPERIMENT_KIND | ({OWNER_TAG: self.owner} if self.owner else {})
         return str(client.create_experiment(name, place, tags))
 
     def _found(self, client: MlflowClient) -> "dict[int | None, _Run]":
@@ -236,7 +236,7 @@ class _Run:
 
 def _write_ahead(client: MlflowClient) -> None:
     """Sets up the connections of this client's SQLite file; it can be told again, so not synced."""
-    engine = client._tracking_client.store.engine
+    engine = database_engine(client)
     if not event.contains(engine, "connect", _set_up):
         event.listen(engine, "connect", _set_up)
         engine.dispose()  # those opened before are not set up

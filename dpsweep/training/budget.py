@@ -1,10 +1,11 @@
-"""What one config promises and what it takes: sampling rate, steps, noise, epsilon."""
+"""What one config promises and what it takes: sampling rate, steps, noise, epsilon, in words."""
 
 import math
 from dataclasses import dataclass
 
 from dpsweep.config.trial import TrialConfig
 from dpsweep.privacy.accounting import Run, calibrate
+from dpsweep.privacy.statement import trial_statement, validation_statement
 
 
 @dataclass(frozen=True)
@@ -48,3 +49,17 @@ def budget(config: TrialConfig) -> Budget:
         epsilon=epsilon,
         delta=delta,
     )
+
+
+def statement_of_trial(
+    config: TrialConfig, epsilon: float, noise_multiplier: float, void: bool = False
+) -> str:
+    """What the weights and figures of one run reveal, and of whom."""
+    words = trial_statement(
+        epsilon=epsilon,
+        delta=config.delta,
+        num_examples=config.data.num_examples,
+        noise_multiplier=noise_multiplier,
+        void=void,
+    )
+    return f"{words} {validation_statement(config.data.validation, config.data.num_held_out)}"

@@ -1,7 +1,7 @@
 """The device that steps run on: which one, its share of a GPU's memory, and how exact it computes.
 
 Whatever runs a step gets its device here, so that what starts in one place starts in all: a trial
-(loop.py), `bench step`, the probe behind `resources.gpu: auto` and `doctor --gpu`.
+(loop.py), benchmarks/step.py, the probe behind `resources.gpu: auto` and `doctor --gpu`.
 """
 
 from collections.abc import Iterator
@@ -81,7 +81,7 @@ def use_ieee_float32() -> None:
 def torch_own_settings() -> Iterator[None]:
     """Compute within this context as a script that imports torch alone would.
 
-    What we are compared with (`bench step`) is timed under torch's settings, not ours.
+    What we are compared with (benchmarks/step.py) is timed under torch's settings, not ours.
     """
     ours = [backend.fp32_precision for _, backend in _PRECISIONS]
     deterministic, torch.backends.cudnn.deterministic = torch.backends.cudnn.deterministic, False

@@ -1,5 +1,6 @@
 """A method of one's own is written in YAML, changed from the command line, and searched."""
 
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from dpsweep.filters.base import Chain
 from dpsweep.filters.iir import Iir
 from dpsweep.filters.lti import Ema, Momentum, Riccati
 from dpsweep.filters.spectral import Shelf
-from dpsweep.methods import build
+from dpsweep.methods import build, compose
 from dpsweep.methods.base import Method
 from dpsweep.methods.disk import LookAhead
 from dpsweep.privacy.geometry import Spectral
@@ -54,6 +55,15 @@ def check(*settings: str) -> None:
 
 def built(*settings: str) -> Method:
     return build(load(*settings).method)
+
+
+def test_the_example_of_the_modules_first_lines_loads():
+    rest = TRIAL.partition("method:")[0]
+    lines = [line for line in compose.__doc__.splitlines() if line.startswith("    ")]
+    example = textwrap.dedent("\n".join(lines))
+    config = load(text=rest + example).method
+    assert config.compose.base == "adambc"
+    assert build(config).filters == (Shelf(0.5, 0.6),)
 
 
 def test_parts_are_put_together_as_written():

@@ -1,5 +1,7 @@
 """Scattering features are those of each image alone, made once, and trained on like pixels."""
 
+import subprocess
+import sys
 from importlib.metadata import version
 from tempfile import TemporaryDirectory
 
@@ -99,6 +101,19 @@ def test_groups_of_channels_are_brought_to_one_scale_within_each_image():
     grouped = made.unflatten(1, (27, 3)).flatten(2)
     torch.testing.assert_close(grouped.mean(2), torch.zeros(20, 27), rtol=0, atol=1e-3)
     assert torch.equal(scattered(some[:3], unit, Scattering(groups=27)).float(), made[:3])
+
+
+@pytest.mark.parametrize("flags", [[], ["-O"]], ids=["asserts", "no asserts"])
+def test_features_that_do_not_fit_are_refused_also_without_asserts(flags):
+    code = (
+        "from dpsweep.data.datasets import DataConfig\n"
+        "DataConfig.model_validate({'name': 'digits', 'features': {'depth': 4}})"
+    )
+    done = subprocess.run(
+        [sys.executable, *flags, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "4 averages over 16 x 16 pixels, and images are 8 x 8" in done.stderr
 
 
 def test_groups_that_do_not_divide_the_channels_are_refused():

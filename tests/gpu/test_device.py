@@ -7,6 +7,7 @@ import threading
 
 import pytest
 import torch
+from race import Race, runner
 from typer.testing import CliRunner
 from virtual import GIB, virtual_gpu
 
@@ -14,7 +15,6 @@ from dpsweep.cli import app
 from dpsweep.core.errors import ConfigError
 from dpsweep.execution import gpu_probe as probe
 from dpsweep.training.device import open_device, torch_own_settings
-from dpsweep.training.race import Race, runner
 
 ROUNDING = {
     "nothing": "",

@@ -6,8 +6,8 @@ import pytest
 from dpsweep.config.source import Source
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError
+from dpsweep.training.budget import statement_of_trial
 from dpsweep.training.check import check_trial
-from dpsweep.training.statement import statement_of_trial
 
 FILE = Source("x.yaml", {}, {("data",): 2})
 

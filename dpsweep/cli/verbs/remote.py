@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from dpsweep.app.preflight import check_secrecy
+from dpsweep.cli.options import typed
 from dpsweep.cli.say import STOPPED, console, warn
-from dpsweep.cli.verbs.route import typed
 from dpsweep.cluster.jobs import ClusterLost, Jobs, check_scheme, jobs_at
 from dpsweep.cluster.package import packed, summary
 from dpsweep.cluster.submit import (

@@ -4,10 +4,9 @@ from pathlib import Path
 
 from dpsweep.cli.say import console
 from dpsweep.core.errors import StateError
-from dpsweep.results.figures import figures
+from dpsweep.results.figures import figures, write_pictures
 from dpsweep.results.page import page, write_page
 from dpsweep.results.pareto import nothing_to_show
-from dpsweep.results.png import write_pictures
 from dpsweep.store.state_dir import State
 from dpsweep.store.storage import moved_to
 from dpsweep.store.study import open_study

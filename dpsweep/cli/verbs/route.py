@@ -6,6 +6,7 @@ A sweep of this machine comes first. Ray is loaded only for one that is elsewher
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dpsweep.cli.options import typed
 from dpsweep.cli.say import console
 from dpsweep.cluster.submitted import Submitted, all_remembered, remembered
 from dpsweep.config.source import read_yaml
@@ -139,20 +140,3 @@ def _elsewhere(name: str | None, state: str | None) -> Submitted | None:
     here = State.at(state)
     known = remembered(name, here)
     return known if known and not here.sweep(name).exists else None
-
-
-_SPELLED = {"as_json": "--json", "accept": "--accept-changes"}
-
-
-def typed(options: dict[str, Any]) -> list[str]:
-    """Options as they are typed.
-
-    >>> typed({"top": 3, "as_json": True, "force": False, "storage": None})
-    ['--top', '3', '--json']
-    """
-    words = list[str]()
-    for key, value in options.items():
-        if value is not None and value is not False:
-            words.append(_SPELLED.get(key, f"--{key}"))
-            words += [] if value is True else [f"{value}"]
-    return words

@@ -14,10 +14,9 @@ from dpsweep.core.types import Row
 from dpsweep.data.read import fingerprint
 from dpsweep.methods import METHODS
 from dpsweep.privacy.statement import shown_epsilon
-from dpsweep.training.budget import budget
+from dpsweep.training.budget import budget, statement_of_trial
 from dpsweep.training.check import check_sweep, check_trial
 from dpsweep.training.loop import train as train_config
-from dpsweep.training.statement import statement_of_trial
 from dpsweep.training.trial_dir import TrialDir
 
 

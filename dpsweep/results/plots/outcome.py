@@ -21,7 +21,7 @@ from dpsweep.results.plots.style import (
 from dpsweep.search.confirmation import Confirmation
 from dpsweep.search.objectives import budgets, front, goal_values
 from dpsweep.search.trial_record import Record
-from dpsweep.store.curves import Curve
+from dpsweep.store.study import Curve
 
 _STRONG = 3
 

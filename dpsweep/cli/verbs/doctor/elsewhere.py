@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from dpsweep.cli.verbs.doctor.context import DoctorContext, Finding, Level
-from dpsweep.cluster.access import AWAY, REFUSED, TAKEN, answer_without_token, running_here
 from dpsweep.cluster.connect import check_answers, cluster
 from dpsweep.cluster.nodes import CLOCKS_AGREE_SECONDS, NodeReport, survey
+from dpsweep.compat import AWAY, REFUSED, TAKEN, answer_without_token, running_here
 from dpsweep.config.sweep import Sweep
 from dpsweep.core.errors import DpSweepError
 from dpsweep.store.study import stored_sweep

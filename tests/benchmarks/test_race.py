@@ -4,16 +4,15 @@ import warnings
 from dataclasses import replace
 
 import pytest
+import race
 import torch
+from race import PEERS, Fixed, Race, medians, peak_bytes, ratios, runner
 
 from dpsweep.core.errors import ConfigError
 from dpsweep.methods import PUBLISHED
 from dpsweep.privacy.engine.opacus import OpacusEngine
 from dpsweep.privacy.engine.vmap import VmapEngine
-from dpsweep.training import race
-from dpsweep.training.footprint import peak_bytes
 from dpsweep.training.malloc import keep_freed_memory
-from dpsweep.training.race import PEERS, Fixed, Race, medians, ratios, runner
 
 DIGITS = Race("digits", {"name": "cnn_small", "width": 5, "block": 10}, 16)
 DENSE = Race("digits", {"name": "cnn_small", "width": 4}, 16)
@@ -66,7 +65,7 @@ def test_noise_of_a_cipher_is_a_runner_of_its_own():
 
 
 def test_an_unknown_runner_is_refused_with_the_nearest_name():
-    with pytest.raises(ConfigError, match=r"bench step.*dp_sgdd.*dp_sgd"):
+    with pytest.raises(ConfigError, match=r"step.py.*dp_sgdd.*dp_sgd"):
         runner(DENSE, "dp_sgdd")
 
 
@@ -96,7 +95,10 @@ def test_a_runners_own_setting_wins_over_that_of_all():
         ("innerouter:points", r"innerouter:points: 'points' is not KEY=VALUE.*innerouter:points=3"),
         ("innerouter:points=", r"'points=' is not KEY=VALUE"),
         ("innerouter:", r"'' is not KEY=VALUE"),
-        ("innerouter:points=33", r"step: innerouter:points=33: method.points: must be at most 16"),
+        (
+            "innerouter:points=33",
+            r"step.py: innerouter:points=33: method.points: must be at most 16",
+        ),
         ("dp_sgd:points=3", r"dp_sgd:points=3: dp_sgd has no keys. Use dp_sgd alone"),
         ("sgd:points=3", r"sgd:points=3: sgd is not ours and has no settings. Use sgd alone"),
         ("innerouter:points=3@opacsu", r"train.engine: must be one of .*'opacsu'"),

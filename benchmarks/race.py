@@ -7,8 +7,10 @@ is told.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from multiprocessing import get_context
 from statistics import median
 from typing import Any
 
@@ -22,6 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dpsweep.config.source import Source
 from dpsweep.config.trial import TrialConfig, load_trial, trial_source
+from dpsweep.core import memory
 from dpsweep.core.errors import ConfigError, unknown
 from dpsweep.core.seeds import Secret
 from dpsweep.data.read import Dataset
@@ -44,6 +47,7 @@ RUNNERS = (
 """How runners of ours are spelled."""
 
 _LR, _CLIP_NORM, _NOISE_MULTIPLIER = 0.01, 1.0, 1.0
+_STEPS = 3  # whose peak of memory is measured
 _BATCHES = 8  # in the data set; enough that a Poisson batch differs from the next
 
 
@@ -85,7 +89,7 @@ class Race:
             ConfigError: If its pieces are unknown or do not fit one another.
         """
         bare = Source(
-            "bench step",
+            "step.py",
             {
                 "data": {"name": self.data},
                 "model": dict(self.model),
@@ -104,7 +108,7 @@ class Race:
         )
         owned = [f"method.{setting}" for setting in own]
         source = trial_source(bare, [*self.settings, *owned])
-        place = ":".join([f"bench step: {method}", *own]) + ": "  # not --set, for errors to name
+        place = ":".join([f"step.py: {method}", *own]) + ": "  # not --set, for errors to name
         told = dict.fromkeys(trial_source(bare, owned).elsewhere, place)
         source = replace(source, elsewhere={**source.elsewhere, **told})
         config = load_trial(source)
@@ -129,10 +133,10 @@ def runner(race: Race, name: str) -> Take:
     method, *own = spelled.split(":")
     if method in PEERS:
         raise ConfigError(
-            f"bench step: {name}: {method} is not ours and has no settings. Use {method} alone"
+            f"step.py: {name}: {method} is not ours and has no settings. Use {method} alone"
         )
     if method not in METHODS:
-        raise unknown("runner", method, [*PEERS, *METHODS], where="bench step")
+        raise unknown("runner", method, [*PEERS, *METHODS], where="step.py")
     _refuse_keys(race, name, method, own)
     if how == "fixed":
         return _ours(race.config(method, own=own), race, Fixed)
@@ -173,6 +177,30 @@ def ratios(seconds: Mapping[str, Sequence[float]], name: str) -> dict[str, float
     return {other: median(times) / unit for other, times in seconds.items()}
 
 
+def peak_bytes(race: Race, name: str) -> int:
+    """Peak memory of a few steps, over what data, model and optimizer took before them, in bytes.
+
+    On a GPU what torch's allocator held, on a CPU what the process did. Measured in a new process,
+    so that nobody else's memory counts.
+    """
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(_measured_peak, race, name).result()
+
+
+def _measured_peak(race: Race, name: str) -> int:
+    take = runner(race, name)
+    if race.device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        for _ in range(_STEPS):
+            take()
+        return torch.cuda.max_memory_allocated() - before
+    before = memory.resident()
+    for _ in range(_STEPS):
+        take()
+    return max(0, memory.peak() - before)
+
+
 class Fixed(Step):
     """The step with batches of one size, to see what changing sizes cost. No privacy."""
 
@@ -189,12 +217,12 @@ def _refuse_keys(race: Race, name: str, method: str, own: Sequence[str]) -> None
         key, equals, value = setting.partition("=")
         if not (key and equals and value):
             raise ConfigError(
-                f"bench step: {name}: {setting!r} is not KEY=VALUE. A runner is {RUNNERS}"
+                f"step.py: {name}: {setting!r} is not KEY=VALUE. A runner is {RUNNERS}"
             )
         if not known:
-            raise ConfigError(f"bench step: {name}: {method} has no keys. Use {method} alone")
+            raise ConfigError(f"step.py: {name}: {method} has no keys. Use {method} alone")
         if key.split(".")[0] not in known:
-            raise unknown(f"key of {method}", key, known, where=f"bench step: {name}")
+            raise unknown(f"key of {method}", key, known, where=f"step.py: {name}")
     for setting in race.settings:
         key = setting.partition("=")[0].removeprefix("method.").split(".")[0]
         others = [other for other in METHODS if key in _keys(other)]

@@ -1,6 +1,6 @@
 """A sweep of many small trials while nodes die, beside the same sweep in peace.
 
-    python docs/benchmarks/soak.py [--trials 300] [--nodes 3] [--every 30] [--epochs 12]
+    python benchmarks/soak.py [--trials 300] [--nodes 3] [--every 30] [--epochs 12]
 
 Each run has a Ray cluster of its own on this machine (`dpsweep up --local` makes such ones). In the
 second run, every EVERY seconds one node that is not the head is killed with all of its processes,

@@ -1,7 +1,7 @@
 """All methods under the same small search, and their best configs trained again.
 
     dpsweep launch sweeps/digits_methods.yaml --state STATE
-    python docs/benchmarks/methods.py STATE digits-methods > docs/benchmarks/methods.md
+    python benchmarks/methods.py STATE digits-methods > docs/benchmarks/methods.md
 
 Prints one line a method: trials and seconds of its search, the best of them, and three fresh
 runs of that config.
@@ -13,8 +13,9 @@ from pathlib import Path
 from statistics import mean, stdev
 
 from dpsweep.privacy.statement import shown_epsilon
+from dpsweep.search.trial_record import Record
 from dpsweep.store.state_dir import State
-from dpsweep.store.study import Record, open_study
+from dpsweep.store.study import open_study
 from dpsweep.training.loop import train
 from dpsweep.training.trial_dir import TrialDir
 
@@ -41,16 +42,16 @@ def main(state: str, sweep: str) -> None:
         by_method.setdefault(record.config.method.name, []).append(record)
     lines = []
     for method, records in by_method.items():
-        done = [r for r in records if r.state == "complete" and r.value is not None]
+        done = [(r.value, r) for r in records if r.state == "complete" and r.value is not None]
         if not done:
             continue
-        best = max(done, key=lambda r: r.value)
+        value, best = max(done, key=lambda pair: pair[0])
         runs = again(best)
         lines.append(
             (
                 max(runs),
                 f"| {method} | {len(records)} | {sum(r.seconds for r in records):.0f} | "
-                f"{best.value:.3f} | {max(runs):.3f} | {mean(runs):.3f} ± {stdev(runs):.3f} |",
+                f"{value:.3f} | {max(runs):.3f} | {mean(runs):.3f} ± {stdev(runs):.3f} |",
             )
         )
     promise = study.sweep.reference_trial
@@ -58,7 +59,7 @@ def main(state: str, sweep: str) -> None:
         f"# All methods at epsilon {promise.privacy.epsilon:g} on {promise.data.name}\n\n"
         f"{len(study.records())} trials, `dpsweep launch` of the sweep {sweep}, one CPU core a "
         f"trial; then the best\nconfig of each method {RUNS} times with fresh noise "
-        f"(`docs/benchmarks/methods.py`). {promise.data.spec.num_test} test images.\nEach run is "
+        f"(`benchmarks/methods.py`). {promise.data.spec.num_test} test images.\nEach run is "
         f"({shown_epsilon(promise.privacy.epsilon or 0)}, delta)-DP alone; the search is not "
         f"counted in that.\n\n"
         f"| method | trials | seconds | best of the search | best of {RUNS} | mean ± std |\n"

@@ -1,22 +1,26 @@
-"""The verb that measures the speed of a step: bench step."""
+"""Time one step of training side by side: ours, plain SGD's and Opacus'.
+
+python benchmarks/step.py --help
+"""
 
 import json
 import platform
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from statistics import median
-from typing import Any
+from typing import Annotated
 
 import torch
+import typer
+from command import run
+from race import Race, Take, medians, peak_bytes, ratios, runner, step_operations
 from rich.table import Table
 
+from dpsweep.cli.options import Json, Settings
 from dpsweep.cli.say import console
 from dpsweep.results.rich_table import plain_table
 from dpsweep.training.device import open_device
-from dpsweep.training.footprint import peak_bytes
 from dpsweep.training.malloc import keep_freed_memory
-from dpsweep.training.race import Race, Take, medians, ratios, runner, step_operations
 from dpsweep.training.step import REGIONS
 
 _PROFILED = 3
@@ -49,22 +53,44 @@ class Row:
     parts: dict[str, float] | None
 
 
-def step(race: Race, names: list[str], options: Mapping[str, Any]) -> None:
-    """Times steps side by side.
-
-    Args:
-        race: The circumstances.
-        names: Runners; the first is the unit.
-        options: repeats, threads, memory, as_json.
-    """
-    open_device(race.device, key="--device")
-    if options["threads"]:
-        torch.set_num_threads(options["threads"])
+def step(
+    model: Annotated[str, typer.Option(help="A model of `dpsweep schema trial`.")] = "cnn5",
+    data: Annotated[str, typer.Option(help="Whose shape the images have.")] = "cifar10",
+    batch: Annotated[int, typer.Option(min=2, help="Batch size.")] = 256,
+    methods: Annotated[
+        str,
+        typer.Option(
+            "--method",
+            help="Ours, by commas; NAME:KEY=VALUE sets a key, as innerouter:points=3; NAME@ENGINE, "
+            "NAME@fixed, NAME@secure.",
+        ),
+    ] = "dp_sgd",
+    against: Annotated[
+        str, typer.Option(help="sgd, sgd-channels-last, opacus, opacus-ghost, vmap; by commas.")
+    ] = "sgd,opacus,opacus-ghost,vmap",
+    repeats: Annotated[int, typer.Option(min=1, help="Steps of each.")] = 7,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    physical: Annotated[int | None, typer.Option(min=1, help="Our max_physical_batch.")] = None,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="Peak memory, in new processes.")
+    ] = False,
+    settings: Settings = None,
+    as_json: Json = False,
+) -> None:
+    """Time one step of training: ours against plain SGD and Opacus."""
+    names = [*against.split(","), *methods.split(",")]
+    names = [f"{methods.split(',')[0]}@vmap" if name == "vmap" else name for name in names if name]
+    names = list(dict.fromkeys(names))
+    race = Race(data, {"name": model}, batch, device, physical or "auto", tuple(settings or ()))
+    open_device(device, key="--device")
+    if threads:
+        torch.set_num_threads(threads)
     keep_freed_memory()  # for all of them, as in a trial
     takes = {name: runner(race, name) for name in names}
-    wait = torch.cuda.synchronize if race.device == "cuda" else (lambda: None)
+    wait = torch.cuda.synchronize if device == "cuda" else (lambda: None)
     operations = step_operations(race)
-    seconds = medians(takes, options["repeats"], wait)
+    seconds = medians(takes, repeats, wait)
     units = ratios(seconds, names[0])
     rows = []
     for name, times in seconds.items():
@@ -76,14 +102,14 @@ def step(race: Race, names: list[str], options: Mapping[str, Any]) -> None:
                 fastest=1e3 * min(times),
                 slowest=1e3 * max(times),
                 ratio=units[name],
-                per_second=race.batch_size / one,
+                per_second=batch / one,
                 gflops=operations / one / 1e9,
-                peak_mb=peak_bytes(race, name) / 1e6 if options["memory"] else None,
-                parts=_parts(takes[name], race.device),
+                peak_mb=peak_bytes(race, name) / 1e6 if memory else None,
+                parts=_parts(takes[name], device),
             )
         )
-    if options["as_json"]:
-        told = {"machine": machine(race.device), "race": asdict(race)}
+    if as_json:
+        told = {"machine": machine(device), "race": asdict(race)}
         print(json.dumps({**told, "rows": [asdict(row) for row in rows]}, indent=2))
         return
     console().print(_table(race, rows))
@@ -91,7 +117,7 @@ def step(race: Race, names: list[str], options: Mapping[str, Any]) -> None:
         if row.parts:
             shares = ", ".join(f"{k} {v:.1%}" for k, v in row.parts.items())
             console().print(f"{row.runner}: {shares}", highlight=False)
-    console().print(", ".join(f"{k} {v}" for k, v in machine(race.device).items()))
+    console().print(", ".join(f"{k} {v}" for k, v in machine(device).items()))
 
 
 def machine(device: str) -> dict[str, str]:
@@ -145,3 +171,7 @@ def _table(race: Race, rows: list[Row]) -> Table:
         ]
         table.add_row(*cells, *([] if row.peak_mb is None else [f"{row.peak_mb:.0f}"]))
     return table
+
+
+if __name__ == "__main__":
+    run(step)

@@ -1,6 +1,6 @@
 """What users glue together today: Ray Tune, OptunaSearch, Opacus, MLflowLoggerCallback.
 
-    python docs/benchmarks/glue.py TRIALS FOLDER
+    python benchmarks/glue.py TRIALS FOLDER
 
 The quickstart's search without early stopping: FFTKF on scikit-learn's digits at epsilon 4, with
 the same model, steps, space and reports as sweeps/quickstart.yaml. Written as the libraries'

@@ -1,9 +1,9 @@
 """dpsweep beside a glue script: the same search, trials per hour.
 
-    python docs/benchmarks/sweep.py TRIALS [ROUNDS]
+    python benchmarks/compare_glue.py TRIALS [ROUNDS]
 
 Takes turns: the quickstart's search without early stopping and repeats through dpsweep, then
-through docs/benchmarks/glue.py, each in processes of its own. Seconds count from when Ray is up
+through benchmarks/glue.py, each in processes of its own. Seconds count from when Ray is up
 to when everything is in MLflow; imports and Ray's start come on top for both.
 """
 
@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
-SWEEP = HERE.parents[1] / "sweeps/quickstart.yaml"
+SWEEP = HERE.parent / "sweeps/quickstart.yaml"
 
 
 def ours(trials: int, folder: Path) -> tuple[float, float]:

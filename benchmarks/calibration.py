@@ -1,4 +1,4 @@
-"""Speed and error of the calibration: python docs/benchmarks/calibration.py."""
+"""Speed and error of the calibration: python benchmarks/calibration.py."""
 
 import itertools
 import platform
@@ -27,15 +27,15 @@ def main() -> None:
             (seconds, steps, rate, epsilon, run.noise_multiplier, epsilon - min(spent, finer))
         )
         assert spent <= epsilon
-    seconds = sorted(row[0] for row in rows)
+    times = sorted(row[0] for row in rows)
     shorts = sorted(row[-1] for row in rows)
     print(f"{len(rows)} runs on {platform.machine()}, {platform.python_version()}, uncached\n")
     print("| | median | 95 % | worst |\n|---|---|---|---|")
     print(
-        f"| seconds | {statistics.median(seconds):.2f} | {seconds[int(0.95 * len(seconds))]:.2f} "
-        f"| {seconds[-1]:.2f} |"
+        f"| seconds | {statistics.median(times):.2f} | {times[int(0.95 * len(times))]:.2f} "
+        f"| {times[-1]:.2f} |"
     )
-    fast, long = sum(s < 0.5 for s in seconds), [row for row in rows if row[1] > 10_000]
+    fast, long = sum(s < 0.5 for s in times), [row for row in rows if row[1] > 10_000]
     print(
         f"| epsilon left unspent | {statistics.median(shorts):.4f} "
         f"| {shorts[int(0.95 * len(shorts))]:.4f} | {shorts[-1]:.4f} |"
