@@ -4,8 +4,6 @@ import resource
 import sys
 from pathlib import Path
 
-import torch
-
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"
@@ -52,6 +50,8 @@ def peak() -> int:
 
 def out_of_memory(error: BaseException) -> str | None:
     """Where memory ran out, if that is what the error says: on the GPU, or in the worker."""
+    import torch
+
     if isinstance(error, torch.OutOfMemoryError):
         return "on the GPU"
     if isinstance(error, MemoryError):
