@@ -35,14 +35,14 @@ from dpsweep.execution.launch import Session, new_session
 from dpsweep.results.export import origin_of
 from dpsweep.results.formats import export_best
 from dpsweep.results.live import Progress
-from dpsweep.results.pareto import nothing_to_show
+from dpsweep.results.pareto import nothing_completed, nothing_to_show
 from dpsweep.results.register import Registered, register_best
 from dpsweep.search.charge import run_of, statement
 from dpsweep.search.trial_record import Record
 from dpsweep.store.state_dir import State, SweepFolder
 from dpsweep.store.storage import moved_to, named
 from dpsweep.store.study import Study, open_study
-from dpsweep.training.trial_dir import Room
+from dpsweep.training.trial_dir import TrialDir
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -87,7 +87,7 @@ def launch(
 
     Raises:
         DpSweepError: For what is wrong with the spec, the data or a service, before anything is
-            started or written.
+            started or written; and if the sweep ends without a complete trial.
         KeyboardInterrupt: At a second Ctrl-C.
 
     >>> launch("nobody.yaml")  # doctest: +ELLIPSIS
@@ -103,7 +103,7 @@ def launch(
         new_session(sweep, place.state, tracking_uri, place.storage) as session,
     ):
         _run(session, target, quiet=quiet)
-    return open(sweep.name, state=state)
+    return _with_result(open(sweep.name, state=state))
 
 
 def resume(
@@ -124,7 +124,8 @@ def resume(
         quiet: Whether to print nothing.
 
     Raises:
-        DpSweepError: If there is none, or another process drives it.
+        DpSweepError: If there is none, or another process drives it; and if it ends without a
+            complete trial.
         KeyboardInterrupt: At a second Ctrl-C.
     """
     where, short = _state(state).part(name)
@@ -133,7 +134,7 @@ def resume(
         needed = cluster_for(session.sweep, where.root, address)
         with contextlib.nullcontext() if session.study.is_finished() else needed:
             _run(session, target, quiet=quiet)
-    return open(name, state=state)
+    return _with_result(open(name, state=state))
 
 
 def open(name: str, *, state: str | Path | None = None, storage: str | None = None) -> "OpenSweep":
@@ -195,8 +196,8 @@ class OpenSweep:
         """One row a report: `number` of the trial, `epoch`, `step`, and what it reported."""
         rows = []
         for record in self._study.records():
-            place = self._folder.room(record.number)
-            reported = Room(place).rows() if record.row and place.exists() else []
+            place = self._folder.trial_dir(record.number)
+            reported = TrialDir(place).rows() if record.row and place.exists() else []
             last = record.row["epoch"] if record.row else 0
             rows += [{"number": record.number, **r} for r in reported if r["epoch"] <= last]
         return pd.DataFrame(rows, columns=None if rows else ["number", "epoch", "step"])
@@ -336,6 +337,17 @@ def _run(session: Session, out: Path | None, *, quiet: bool) -> None:
         console.print(f"Stopped. Go on with: dpsweep.resume({session.sweep.name!r})", markup=False)
 
 
+def _with_result(sweep: OpenSweep) -> OpenSweep:
+    """The sweep that has just run.
+
+    Raises:
+        StateError: If it is finished, and no trial of it was completed.
+    """
+    if sweep.state == "finished" and not sweep._study.best():
+        raise nothing_completed(sweep._study, f"dpsweep.open({sweep.name!r}).trials")
+    return sweep
+
+
 def _warn(words: list[str]) -> None:
     for word in words:
         warnings.warn(word, stacklevel=4)
@@ -347,7 +359,7 @@ def _row(record: Record) -> dict[str, Any]:
         "number": record.number,
         "state": record.state,
         "confirms": record.confirms,
-        **record.knobs,
+        **record.hyperparams,
         **row,
         "epsilon": row.get("privacy/epsilon_spent"),
         "charged": _charged(record),
@@ -359,7 +371,7 @@ def _row(record: Record) -> dict[str, Any]:
 
 def _charged(record: Record) -> float | None:
     """What the trial's whole length costs by itself; None if it never began."""
-    if not record.handed_out:
+    if not record.dispatched:
         return None
     return record.epsilon or run_of(record).epsilon(record.config.delta)
 

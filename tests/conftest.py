@@ -1,5 +1,6 @@
-"""What several rooms' tests share: small sweeps on disk, and the command line as a user runs it."""
+"""Fixtures of several packages: small sweeps on disk, and the command line as a user runs it."""
 
+import gc
 import os
 import re
 import subprocess
@@ -7,18 +8,23 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from dpsweep.config.sweep import load_sweep
 from dpsweep.store.study import Study
 from dpsweep.training.loop import train
-from dpsweep.training.trial_dir import Room
+from dpsweep.training.trial_dir import TrialDir
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "tests/support"))  # in any import mode of pytest
+
+from waiting import CEILING_SECONDS  # noqa: E402 - it lies there
+
 _OTHERS = re.compile(r"^(RAY|DPSWEEP|MLFLOW|AWS|PG)")
 
 os.environ.setdefault("DPSWEEP_PICTURES", "0")  # no Chromium at the end of each small sweep
-torch.set_num_threads(1)  # nets here are tiny; two threads would only wait for each other
+# Nets here are tiny, and two threads would only wait for each other. By the environment, as to
+# import torch here would cost the process that only hands out the tests its seconds too.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 SWEEP = """\
 name: tiny
@@ -37,6 +43,50 @@ budget: {trials: 2}
 """
 
 
+gc.disable()  # while a gigabyte is imported, of which nothing is garbage: 7 s a process
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop():
+    """What was imported stays; to look through it at every collection takes longer than tests."""
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_unconfigure():
+    """Let the interpreter clear up, or triton's bindings complain of leaks."""
+    gc.unfreeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _migrations_are_read_once():
+    """Optuna reads its migrations three times for a new database, which takes longer than a test.
+
+    They are files of its package; none of what they say depends on the database.
+    """
+    if "optuna" not in sys.modules:
+        yield
+        return
+    from optuna.storages._rdb.storage import _VersionManager
+
+    read, kept = _VersionManager._create_alembic_script, []
+
+    def once(self):
+        if not kept:
+            kept.append(read(self))
+        return kept[0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_VersionManager, "_create_alembic_script", once)
+        yield
+
+
+def pytest_runtest_setup(item):
+    """Give each test the same draws from torch's own generator, whatever ran before it."""
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
+
+
 @pytest.fixture
 def sweep_file(tmp_path):
     """A sweep of two short trials; its folder is also where the command line runs."""
@@ -49,8 +99,8 @@ def sweep_file(tmp_path):
 def shell(tmp_path):
     """Given an environment: runs `dpsweep ARGS` in tmp_path, and returns what it printed."""
 
-    def knowing(environment, patience):
-        def run(*args, code=0, timeout=patience, **env):
+    def knowing(environment):
+        def run(*args, code=0, timeout=CEILING_SECONDS, **env):
             done = subprocess.run(
                 [sys.executable, "-m", "dpsweep", *map(str, args)],
                 cwd=tmp_path,
@@ -71,7 +121,34 @@ def shell(tmp_path):
 @pytest.fixture
 def dpsweep(shell):
     """Runs `dpsweep ARGS` in tmp_path, as a process of its own; returns what it printed."""
-    return shell(dict(os.environ), patience=300)
+    return shell(dict(os.environ))
+
+
+@pytest.fixture
+def verb(tmp_path, monkeypatch, capfd):
+    """Runs `dpsweep ARGS` in tmp_path, in this process; returns what it printed.
+
+    A process of its own spends its first seconds on imports: those are for verbs that run a sweep.
+    """
+    from dpsweep.cli import main
+
+    def run(*args, code=0, **env):
+        ended = 0
+        with monkeypatch.context() as patch:
+            patch.chdir(tmp_path)
+            patch.setattr(sys, "argv", ["dpsweep", *map(str, args)])
+            for name, value in {"COLUMNS": "120", **env}.items():
+                patch.setenv(name, value)
+            capfd.readouterr()
+            try:
+                main()
+            except SystemExit as e:
+                ended = e.code or 0
+        said = "".join(capfd.readouterr())
+        assert ended == code, said
+        return said
+
+    return run
 
 
 @pytest.fixture(scope="session")
@@ -115,7 +192,7 @@ def finish(study, record, judge):
         "seconds": 0.5,
     }
     study.report(record.number, row)
-    if study.sweep.config.stop.name != "none":
+    if study.sweep.config.pruner.name != "none":
         study.should_prune(record.number)  # notes the rung that the trial has reached
     return study.tell(record.number, "complete")
 
@@ -128,11 +205,11 @@ def really_trained():
         folder = state.sweep(sweep.name)
         folder.create(sweep.file, sweep.base, None)
         study = Study.create(folder.storage_uri, sweep, folder.id)
-        record = study.hand_out(study.ask(), void=void)
-        room = Room(folder.room(record.number))
-        room.make_secret()
-        train(record.config, room, lambda row: study.report(record.number, row))
-        room.forget()
+        record = study.dispatch(study.ask(), void=void)
+        trial_dir = TrialDir(folder.trial_dir(record.number))
+        trial_dir.make_secret()
+        train(record.config, trial_dir, lambda row: study.report(record.number, row))
+        trial_dir.forget()
         study.tell(record.number, "complete")
         return study, folder
 

@@ -14,7 +14,7 @@ from statistics import mean, stdev
 
 from dpsweep.privacy.statement import shown_epsilon
 from dpsweep.training.loop import train
-from dpsweep.training.trial_dir import Room
+from dpsweep.training.trial_dir import TrialDir
 from dpsweep.store.state_dir import State
 from dpsweep.store.study import Record, open_study
 
@@ -26,9 +26,9 @@ def again(record: Record) -> list[float]:
     accuracies = []
     for _ in range(RUNS):
         with tempfile.TemporaryDirectory() as folder:
-            room = Room(Path(folder) / "trial")
-            room.make_secret()
-            result = train(record.config, room, lambda row: None)
+            trial_dir = TrialDir(Path(folder) / "trial")
+            trial_dir.make_secret()
+            result = train(record.config, trial_dir, lambda row: None)
             accuracies.append(result.rows[-1]["valid/accuracy"])
     return accuracies
 
@@ -53,7 +53,7 @@ def main(state: str, sweep: str) -> None:
                 f"{best.value:.3f} | {max(runs):.3f} | {mean(runs):.3f} ± {stdev(runs):.3f} |",
             )
         )
-    promise = study.sweep.promise
+    promise = study.sweep.reference_trial
     print(
         f"# All methods at epsilon {promise.privacy.epsilon:g} on {promise.data.name}\n\n"
         f"{len(study.records())} trials, `dpsweep launch` of the sweep {sweep}, one CPU core a "

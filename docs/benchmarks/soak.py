@@ -24,7 +24,7 @@ import optuna
 from mlflow import MlflowClient
 
 from dpsweep.cluster.local import Local, running
-from dpsweep.training.trial_dir import Room
+from dpsweep.training.trial_dir import TrialDir
 from dpsweep.search.charge import ledger_entry
 from dpsweep.search.trial_record import Record
 from dpsweep.store.state_dir import State
@@ -115,8 +115,8 @@ def _harass(
             kills += 1
 
 
-def _trained_by(pids: set[int], rooms: Path) -> set[str]:
-    """Trials whose rooms these processes have open."""
+def _trained_by(pids: set[int], trial_dirs: Path) -> set[str]:
+    """Trials whose trial_dirs these processes have open."""
     found = set()
     for pid in pids:
         for link in Path(f"/proc/{pid}/fd").glob("*"):
@@ -124,7 +124,7 @@ def _trained_by(pids: set[int], rooms: Path) -> set[str]:
                 place = Path(os.readlink(link))
             except OSError:
                 continue
-            if place.parent == rooms:
+            if place.parent == trial_dirs:
                 found.add(place.name)
     return found
 
@@ -138,7 +138,7 @@ def _lost(state: State, records: list[Record], epochs: int) -> list[str]:
     runs = client.search_runs([experiment.experiment_id], max_results=5000)
     tagged = [r.data.tags.get("dpsweep.trial", "/").rpartition("/")[2] for r in runs]
     for record in records:
-        rows = [row["epoch"] for row in Room(state.sweep("soak").room(record.number)).rows()]
+        rows = [row["epoch"] for row in TrialDir(state.sweep("soak").trial_dir(record.number)).rows()]
         own = [run for run, tag in zip(runs, tagged, strict=True) if tag == str(record.number)]
         history = [
             metric.step

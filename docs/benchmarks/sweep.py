@@ -22,7 +22,7 @@ SWEEP = HERE.parents[1] / "sweeps/quickstart.yaml"
 
 def ours(trials: int, folder: Path) -> tuple[float, float]:
     """Seconds of the trials, and of the whole command."""
-    settings = [f"budget.trials={trials}", "stop.name=none", "confirm=null"]
+    settings = [f"budget.trials={trials}", "pruner.name=none", "confirm=null"]
     command = [sys.executable, "-m", "dpsweep", "launch", str(SWEEP)]
     began = time.perf_counter()
     told = _run([*command, *(f"--set={s}" for s in settings)], folder)

@@ -12,7 +12,7 @@ from pathlib import Path
 from dpsweep.config.source import read_yaml
 from dpsweep.config.trial import load_trial, trial_source
 from dpsweep.training import loop
-from dpsweep.training.trial_dir import Room
+from dpsweep.training.trial_dir import TrialDir
 from dpsweep.training.step import Progress, Step
 
 
@@ -34,11 +34,11 @@ def main(file: str, settings: list[str]) -> None:
     loop.assemble = lambda *args: Timed(**vars(assemble(*args)))
     for _ in range(2):
         with tempfile.TemporaryDirectory() as folder:
-            room = Room(Path(folder) / "trial")
+            trial_dir = TrialDir(Path(folder) / "trial")
             Timed.seconds, start = 0.0, time.perf_counter()
-            with room.lock():
-                room.make_secret()
-                loop.train(config, room, lambda row: None)
+            with trial_dir.lock():
+                trial_dir.make_secret()
+                loop.train(config, trial_dir, lambda row: None)
             whole = time.perf_counter() - start
     print(
         f"{whole:.2f} s, of which steps {Timed.seconds:.2f} s, else {1 - Timed.seconds / whole:.1%}"

@@ -6,8 +6,7 @@ from pathlib import Path
 from dpsweep.config.trial import config_yaml
 from dpsweep.core.errors import DpSweepError
 from dpsweep.execution.launch import Session
-from dpsweep.execution.tracking import again
-from dpsweep.privacy.statement import NO_EPSILON
+from dpsweep.execution.tracking import STATEMENT, again, void_tags
 from dpsweep.results.export import Origin, origin_of, to_yaml, write
 from dpsweep.results.figures import figures
 from dpsweep.results.page import page, write_page
@@ -53,16 +52,16 @@ def finish(session: Session, out: Path, *, complete: bool) -> tuple[list[Record]
             metrics |= {"confirmed/mean": repeats.mean, "confirmed/spread": repeats.spread}
     note = "\n\n".join(words)
     write(folder.path / "privacy.md", note + "\n")
-    void = {"privacy": "void", "dpsweep.epsilon": NO_EPSILON} if study.is_void else {}
+    tags = {"dpsweep.complete": str(complete).lower(), STATEMENT: origin.search_words}
     described = _description(words, study.sweep.name, best)
-    tracker.sweep(Facts({}, {"dpsweep.complete": str(complete).lower(), **void}, described))
+    tracker.sweep(Facts({}, tags | void_tags(study), described))
     files = [target_of(record, folder.path / "best.yaml") for record in winners(study)]
     for file in (folder.path / "sweep.yaml", *files, folder.path / "privacy.md"):
         tracker.artifact(file)
     for place in _shown(session, best):
         tracker.artifact(place)
     for record in best[:_WEIGHTS_KEPT]:
-        tracker.artifact(folder.room(record.number) / "weights.pt", record.number)
+        tracker.artifact(folder.trial_dir(record.number) / "weights.pt", record.number)
     metrics["trials"] = float(origin.num_trials)
     tracker.sweep_end("FINISHED" if complete else "KILLED", metrics)
     return best, origin

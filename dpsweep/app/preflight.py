@@ -76,6 +76,7 @@ def reopened(
     file: Sweep | None = None,
     accept: bool = False,
     force: bool = False,
+    wait_seconds: float = 0.0,
 ) -> Iterator[Session]:
     """An old sweep to go on with, checked; Ray is needed only if it is not finished.
 
@@ -87,6 +88,7 @@ def reopened(
         file: What its file says now, if it is to be compared.
         accept: True to take over what changed there, where that does no harm.
         force: True to drive somebody else's.
+        wait_seconds: How long to wait for another driver.
 
     Raises:
         DpSweepError: At the first mistake; if there is none, or another process drives it.
@@ -96,7 +98,9 @@ def reopened(
     folder = place.state.sweep(name)
     folder.check_mine(force=force)
     check_files(place.state, folder.tracking_uri, place.storage or folder.storage_uri)
-    with old_session(name, place.state, place.storage, file, accept=accept) as session:
+    with old_session(
+        name, place.state, place.storage, file, accept=accept, wait_seconds=wait_seconds
+    ) as session:
         if session.lease.taken_over:
             warn([session.lease.taken_over])
         check_secrecy(session.sweep, place.address)
@@ -105,7 +109,7 @@ def reopened(
 
 def check_secrecy(sweep: Sweep, address: str | None, option: str = "--address") -> None:
     """Raises ConfigError where others could watch a private selection; `option` named the place."""
-    if sweep.in_secret and address:
+    if sweep.is_private_selection and address:
         raise ConfigError(
             f"{option} {address}: accounting: private_selection keeps the number of trials and "
             f"the losing ones secret, and a cluster's own logs on every node would tell them. "

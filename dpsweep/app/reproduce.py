@@ -16,7 +16,7 @@ from dpsweep.config.source import Path_, Source, Tree, parse_yaml, put, validate
 from dpsweep.core.errors import ConfigError, unknown
 from dpsweep.core.strict import Strict
 from dpsweep.privacy.statement import shown_delta
-from dpsweep.results.groups import arms_of
+from dpsweep.results.groups import groups_of
 from dpsweep.results.published import Cell, Table
 from dpsweep.store.study import Study
 
@@ -204,16 +204,16 @@ def result_of(job: Job, study: Study) -> Result:
     """What a cell's sweep has come to so far."""
     if not study.records():
         return Result(job.cell, job.epsilon, remark="no trial yet")
-    (arm,) = arms_of(study, "")
-    config = arm.best.config.model_dump(mode="json") if arm.best else {}
-    remark = "; ".join([*([] if arm.best else ["no trial was completed"]), *arm.remarks])
+    (group,) = groups_of(study, "")
+    config = group.best.config.model_dump(mode="json") if group.best else {}
+    remark = "; ".join([*([] if group.best else ["no trial was completed"]), *group.remarks])
     return Result(
         cell=job.cell,
         epsilon=job.epsilon,
-        delta=arm.delta,
-        values=tuple(100 * value for value in arm.values),
-        best=100 * (arm.best.value or 0.0) if arm.best else None,
-        trials=arm.trials or 0,
+        delta=group.delta,
+        values=tuple(100 * value for value in group.values),
+        best=100 * (group.best.value or 0.0) if group.best else None,
+        trials=group.trials or 0,
         seconds=sum(record.seconds for record in study.records()),
         differs=tuple(_differs(config, job.cell.settings)) if config else (),
         remark=remark,
@@ -269,7 +269,7 @@ def row(result: Result) -> dict[str, Any]:
         "method": cell.method,
         "epsilon": result.epsilon,
         "delta": result.delta,
-        "printed": cell.printed,
+        "published": cell.printed,
         "beside": cell.beside,
         "mean": result.mean,
         "spread": result.spread,

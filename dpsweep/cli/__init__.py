@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from dpsweep import __version__
 from dpsweep.cli import bench
 from dpsweep.cli.options import (
     Address,
@@ -34,9 +35,26 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
     rich_markup_mode=None,  # else what stands in brackets, as our defaults do, is not shown
-    help="Hyperparameter sweeps for training with differential privacy under a fixed epsilon.",
 )
 app.add_typer(bench.app, name="bench")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"dpsweep {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options_of_all(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Hyperparameter sweeps for training with differential privacy under a fixed epsilon."""
 
 
 @app.command()
@@ -201,16 +219,19 @@ def resume(
     storage: Storage = None,
     out: BestFile = None,
     quiet: Quiet = False,
+    wait: Annotated[
+        float, typer.Option(min=0, help="Seconds to wait for another driver to end or to be lost.")
+    ] = 0.0,
     force: Force = False,
 ) -> None:
     """Go on with a sweep that was stopped or whose driver died."""
     from dpsweep.cli.verbs import route, search
 
     if route.resumed(
-        name, state, address, storage, out=out, quiet=quiet, accept=accept, force=force
+        name, state, address, storage, out=out, quiet=quiet, accept=accept, force=force, wait=wait
     ):
         return
-    options = search.Options(state, address, None, out, quiet, storage, force)
+    options = search.Options(state, address, None, out, quiet, storage, force, wait)
     search.resume(name, options, accept=accept)
 
 
@@ -507,7 +528,7 @@ def reproduce(
     """Run a paper's table again, cell by cell; exit with 1 if a cell has no figure."""
     from dpsweep.cli.verbs import reproduce
 
-    wish = reproduce.Wish(
+    options = reproduce.ReproduceOptions(
         table=table,
         rows=reproduce.listed(rows),
         columns=reproduce.listed(columns),
@@ -524,7 +545,7 @@ def reproduce(
         fetch=fetch,
         quiet=quiet,
     )
-    (reproduce.plan if only_plan else reproduce.run)(wish)
+    (reproduce.plan if only_plan else reproduce.run)(options)
 
 
 @app.command()

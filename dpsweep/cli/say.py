@@ -8,6 +8,9 @@ from rich.console import Console
 STOPPED = 130
 """Exit code of what was ended before its end, as for a program ended by Ctrl-C."""
 
+NOTHING_COMPLETED = 1
+"""Exit code of a sweep that ran to its end, and of which no trial was completed."""
+
 _FILE_WIDTH = 120
 
 

@@ -27,7 +27,7 @@ from dpsweep.cluster.connect import cluster
 from dpsweep.config.resources import ResourcesConfig
 from dpsweep.config.sweep import Sweep
 from dpsweep.config.trial import TrialConfig
-from dpsweep.core.disk import private_folder, room_on_disk
+from dpsweep.core.disk import private_folder, raising_disk_full
 from dpsweep.core.errors import DpSweepError, StateError
 from dpsweep.data.read import fingerprint
 
@@ -178,7 +178,7 @@ class _Token:
         if self._root is not None:
             self._made = not self._root.exists()
             name, content = f".token-{secrets.token_hex(8)}", secrets.token_hex(16)
-            with room_on_disk(self._root):
+            with raising_disk_full(self._root):
                 if self._made:
                     private_folder(self._root)
                 (self._root / name).write_text(content)

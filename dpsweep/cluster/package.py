@@ -1,8 +1,8 @@
 """What is sent to a cluster with a sweep: its file, made whole, and the user's own code if needed.
 
 Only code of the user's brings a folder along; weights alone bring their one file. Of a folder
-stay here: the trial's data, state folders and trials' rooms, files that are named as secrets are,
-whatever .gitignore and .dpsweepignore say of them, and what those leave out. A list of names
+stay here: the trial's data, state folders and trials' directories, files that are named as secrets
+are, whatever .gitignore and .dpsweepignore say of them, and what those leave out. A list of names
 proves nothing about what else lies there, so `summary` says what goes.
 """
 
@@ -86,7 +86,7 @@ id_dsa*
 id_ecdsa*
 id_ed25519*
 """
-"""Histories, results, what is private in a trial's room, and secrets; in any case of letters."""
+"""Histories, results, private files of a trial's directory, and secrets; in any case of letters."""
 
 _Rules = list[tuple[Path, pathspec.GitIgnoreSpec]]
 """Ignore lists and the folders they speak of, the outermost first: a later one wins."""

@@ -30,6 +30,9 @@ _WANTED = {
     "list_type": "a list",
     "tuple_type": "a list",
 }
+_RENAMED = {"stop": "pruner", "printed": "published"}
+"""Keys, and the value of start, that older files call otherwise."""
+
 _SCALARS = ("float", "int", "str")
 _QUOTED = ("literal[", "dict[")
 """Tags pydantic gives the members of a union that are no config class, or how they begin."""
@@ -65,6 +68,10 @@ def explain(error: Any, model: type[BaseModel] | None) -> tuple[Place, str]:
             return (*place, *inner), f"{mistake}."
         case "finite_number":
             return place, f"must be a finite number, got {got}. {help_}"
+        case "literal_error" if (new := _RENAMED.get(str(error["input"]))) and new in str(
+            error["ctx"]["expected"]
+        ):
+            return place, f"{error['input']} is now called {new}. Write {new} in its place"
         case "literal_error":
             return place, f"must be one of {error['ctx']['expected']}, got {got}. {help_}"
         case kind if kind in _COMPARISONS:
@@ -139,6 +146,8 @@ def _unknown_key(key: str, owner: type[BaseModel] | None) -> str:
             f"is a parameter of {', '.join(owners)}{also}, not of {mine}. "
             f"Delete it, or set method.name: {owners[0]}"
         )
+    if (new := _RENAMED.get(key)) and new in known:
+        return f"is now called {new}. Write {new}: in its place"
     letters = getattr(owner, "letters", {})
     return f"unknown key.{guess(key, [*known, *letters])}"
 

@@ -18,10 +18,10 @@ _NEEDED: dict[tuple[str, ...], tuple[Any, str, str]] = {
         "the proof is about trials drawn independently from one law",
         "Write sampler: {name: random}",
     ),
-    ("stop", "name"): (
+    ("pruner", "name"): (
         "none",
         "a trial would end by what others reported, which must stay unseen",
-        "Write stop: {name: none}",
+        "Write pruner: {name: none}",
     ),
     ("confirm",): (
         None,

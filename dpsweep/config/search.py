@@ -84,7 +84,7 @@ class SamplerConfig(Strict):
         return self.name in ("tpe", "gp", "cmaes")
 
 
-class StopConfig(Strict):
+class PrunerConfig(Strict):
     """When a trial that does badly is ended early. It has still spent its privacy."""
 
     name: Literal["none", "median", "successive_halving"] = "none"
@@ -129,16 +129,16 @@ def check_sampler(sampler: SamplerConfig, space: Space, where: str) -> None:
 
 
 def check_goals(
-    objective: ObjectiveConfig, sampler: SamplerConfig, stop: StopConfig, file: Source
+    objective: ObjectiveConfig, sampler: SamplerConfig, pruner: PrunerConfig, file: Source
 ) -> None:
     """Raises ConfigError if two objectives are given to what knows one alone."""
     if len(objective.goals) < 2:
         return
     goals = " and ".join(objective.goals)
-    if stop.name != "none":
+    if pruner.name != "none":
         raise ConfigError(
-            f"{file.at(('stop', 'name'))}: {stop.name} ends the trials that are behind, and with "
-            f"two objectives ({goals}) none is behind for sure. Use stop: {{name: none}}"
+            f"{file.at(('pruner', 'name'))}: {pruner.name} ends trials that are behind, and with "
+            f"two objectives ({goals}) none is behind for sure. Use pruner: {{name: none}}"
         )
     if sampler.name == "cmaes":
         raise ConfigError(

@@ -16,8 +16,8 @@ from dpsweep.config.resources import ResourcesConfig
 from dpsweep.config.scope import check_charged, check_selection, check_shared, with_own_noise
 from dpsweep.config.search import (
     ObjectiveConfig,
+    PrunerConfig,
     SamplerConfig,
-    StopConfig,
     check_epsilon_varies,
     check_goals,
     check_sampler,
@@ -68,9 +68,9 @@ class SweepConfig(Strict):
     """Conditions that every trial meets, over its keys and data.size, such as
     "train.epochs * data.size / train.batch_size <= 20000" (config/space/conditions.py)."""
 
-    start: Literal["printed"] | list[dict[str, Any]] = Field(default_factory=list)
+    start: Literal["published"] | list[dict[str, Any]] = Field(default_factory=list)
     """Points that are tried first, each a mapping of searched keys to values; keys left out are
-    drawn. printed: what the papers print of each method (config/space/start_points.py)."""
+    drawn. published: what the papers report for each method (config/space/start_points.py)."""
 
     learn_from: str | None = None
     """An earlier sweep of the same space in the same state folder, whose finished trials the
@@ -82,7 +82,7 @@ class SweepConfig(Strict):
     sampler: SamplerConfig = SamplerConfig()
     """Who proposes the next trial."""
 
-    stop: StopConfig = StopConfig()
+    pruner: PrunerConfig = PrunerConfig()
     """When a trial that does badly is ended early."""
 
     budget: BudgetConfig
@@ -135,7 +135,7 @@ class Sweep:
         return self.config.name
 
     @property
-    def promise(self) -> TrialConfig:
+    def reference_trial(self) -> TrialConfig:
         """One corner of the space; data and delta are the same in all of them.
 
         So is epsilon, unless `epsilons` has several.
@@ -167,7 +167,7 @@ class Sweep:
         return frozenset(str(section.get("name", "compose")) for section in named)
 
     @property
-    def in_secret(self) -> bool:
+    def is_private_selection(self) -> bool:
         """True for a private selection, of which only the winner is told, at the end."""
         return self.config.accounting == "private_selection"
 
@@ -205,7 +205,7 @@ class Sweep:
         accounting = self.config.accounting
         check_shared(trial.privacy.epsilon, accounting, self.space, self.file, self.origin)
         return Whole(
-            charged="private_selection" if self.in_secret else "composition",
+            charged="private_selection" if self.is_private_selection else "composition",
             epsilon=trial.privacy.epsilon,
             delta=trial.delta,
             num_runs=self.num_runs,
@@ -272,23 +272,23 @@ class Sweep:
         return sum(self.admits(self._drawn(rng, None)) for _ in range(_DRAWS)) / _DRAWS
 
     def _drawn(self, draw: Draw, fits: Fits | None) -> TrialConfig:
-        tree, knobs = self.space.draw(self.base.tree, draw)
+        tree, hyperparams = self.space.draw(self.base.tree, draw)
         try:
             trial = self.trial(tree)
             if fits and self.admits(trial):
                 fits(trial)
             return trial
         except ConfigError as e:
-            raise ConfigError(f"{e}{self._blame(knobs, str(e))}") from e
+            raise ConfigError(f"{e}{self._blame(hyperparams, str(e))}") from e
 
-    def _blame(self, knobs: Mapping[str, Any], message: str) -> str:
+    def _blame(self, hyperparams: Mapping[str, Any], message: str) -> str:
         """The searched values behind a mistake that names a line of the base config alone."""
-        if "search." in message or not knobs:
+        if "search." in message or not hyperparams:
             return ""
         budget = ".".join(EPSILON)  # stands in the base config, and the message says where
         drawn = [
             f"{key} = {shown(value)} ({self.file.line(('search', key))})"
-            for key, value in knobs.items()
+            for key, value in hyperparams.items()
             if key != budget
         ]
         return f" Searched here: {', '.join(drawn)}."
@@ -370,7 +370,7 @@ def _check_choices(sweep: Sweep) -> None:
     """What the pieces of the sweep file say about one another."""
     config, file = sweep.config, sweep.file
     check_sampler(config.sampler, sweep.space, file.at(("sampler", "name")))
-    check_goals(config.objective, config.sampler, config.stop, file)
+    check_goals(config.objective, config.sampler, config.pruner, file)
     check_epsilon_varies(config.objective, sweep.epsilons, file)
     if config.confirm and config.confirm.each_method and len(sweep.methods) == 1:
         raise ConfigError(
@@ -378,7 +378,7 @@ def _check_choices(sweep: Sweep) -> None:
             f"{next(iter(sweep.methods))}. Delete it, or search over several with each_of"
         )
     check_charged(sweep.written.data.validation, config.accounting, file)
-    if sweep.in_secret:
+    if sweep.is_private_selection:
         check_selection(config, sweep.space, file, sweep.origin)
 
 

@@ -1,1 +1,1 @@
-"""What every room may use: types of the privacy boundary, errors, seeds, strict configs."""
+"""What every package may use: types of the privacy boundary, errors, seeds, strict configs."""

@@ -34,7 +34,7 @@ def shown_bytes(size: float) -> str:
 
 
 @contextlib.contextmanager
-def room_on_disk(folder: Path) -> Iterator[None]:
+def raising_disk_full(folder: Path) -> Iterator[None]:
     """Whatever is written in here, a full disk or a spent quota is a `DiskFull`."""
     try:
         yield
@@ -45,10 +45,10 @@ def room_on_disk(folder: Path) -> Iterator[None]:
 
 
 def disk_full(folder: Path) -> DiskFull:
-    """The error for a write that found no room in `folder`."""
+    """The error for a write that found no space in `folder`."""
     return DiskFull(
         f"{folder}: the disk is full: {shown_bytes(free_bytes(folder))} are free. Nothing that was "
-        f"written before is lost. Make room (dpsweep gc shows what can go), then go on with: "
+        f"written before is lost. Free some space (dpsweep gc shows what can go), then go on with: "
         f"dpsweep resume NAME"
     )
 
@@ -83,10 +83,10 @@ def write_whole(place: Path, content: bytes, *, replace: bool = True, mode: int 
         mode: Its permissions, if others are to read it.
 
     Raises:
-        DiskFull: If there is no room; what was at `place` before is still there.
+        DiskFull: If there is no space; what was at `place` before is still there.
         FileExistsError: If it is there already and must not be replaced.
     """
-    with room_on_disk(place.parent):
+    with raising_disk_full(place.parent):
         handle, name = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}.")  # 0600
         try:
             with os.fdopen(handle, "wb") as file:

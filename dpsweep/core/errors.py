@@ -1,6 +1,6 @@
 """Errors a user can act on: where, what was expected, what came, what to do next."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 
 
@@ -67,3 +67,11 @@ def first_line(error: BaseException) -> str:
     ('no route', 'ValueError')
     """
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """An error, what it was raised from or while handling, and so on."""
+    one: BaseException | None = error
+    while one is not None:
+        yield one
+        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)

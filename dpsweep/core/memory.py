@@ -4,18 +4,28 @@ import resource
 import sys
 from pathlib import Path
 
+from dpsweep.core.errors import causes
+
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"
 
-_SAID = (
+_HOST = ("cudnn_status_internal_error_host_allocation_failed",)
+_GPU = (
+    "_alloc_failed",  # CUBLAS_STATUS_, CUDNN_STATUS_, CUFFT_, CUSOLVER_STATUS_, ...
+    "_allocation_failed",  # CUDNN_STATUS_INTERNAL_ERROR_DEVICE_, ...
+    "cublas_status_not_initialized",  # its handle takes memory of the GPU
+    "unable to find an engine",  # cuDNN's frontend: no kernel's workspace could be allocated
+)
+_EITHER = (
     "can't allocate memory",
     "cannot allocate memory",
     "not enough memory",
     "out of memory",
     "bad_alloc",
 )
-"""What torch, cuDNN, cuBLAS and the C++ library say, in lower case, in errors of no own type."""
+"""What torch, NVIDIA's libraries and the C++ library say, in lower case, in errors of no own type:
+where memory of the worker is meant, of the GPU, or of either."""
 
 
 def tells_own() -> bool:
@@ -49,7 +59,17 @@ def peak() -> int:
 
 
 def out_of_memory(error: BaseException) -> str | None:
-    """Where memory ran out, if that is what the error says: on the GPU, or in the worker."""
+    """Where memory ran out, if that is what the error says, or what it was raised from.
+
+    Whoever calls a model may word anew what goes wrong in it, so the causes are read as well.
+
+    Returns:
+        "on the GPU", "in its worker", or None.
+    """
+    return next(filter(None, map(_where, causes(error))), None)
+
+
+def _where(error: BaseException) -> str | None:
     import torch
 
     if isinstance(error, torch.OutOfMemoryError):
@@ -57,10 +77,14 @@ def out_of_memory(error: BaseException) -> str | None:
     if isinstance(error, MemoryError):
         return "in its worker"
     text = str(error).lower()
-    if isinstance(error, RuntimeError | OSError) and any(said in text for said in _SAID):
-        ours = any(name in text for name in ("cuda", "cudnn", "cublas"))
-        return "on the GPU" if ours else "in its worker"
-    return None
+
+    def says(words: tuple[str, ...]) -> bool:
+        return any(said in text for said in words)
+
+    if not isinstance(error, RuntimeError | OSError) or not says(_HOST + _GPU + _EITHER):
+        return None
+    gpu = says(_GPU) or says(("cuda", "cudnn", "cublas"))
+    return "on the GPU" if gpu and not says(_HOST) else "in its worker"
 
 
 def _status(key: str) -> int | None:

@@ -1,7 +1,7 @@
 """Scattering features of images, computed by kymatio. Importing this takes a second: scipy.
 
-Kymatio's own door (kymatio.torch) also opens its room for three dimensions, which newer versions
-of scipy have shut; two dimensions are imported from where they are.
+Kymatio's own entry point (kymatio.torch) also imports its part for three dimensions, which newer
+versions of scipy have shut; two dimensions are imported from where they are.
 """
 
 from collections.abc import Callable

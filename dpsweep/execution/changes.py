@@ -28,7 +28,7 @@ def changes(folder: SweepFolder, sweep: Sweep) -> dict[str, tuple[str, str]]:
 
 def may_grow(sweep: Sweep) -> bool:
     """True if a launched sweep may be given more trials: nothing was chosen by their number."""
-    return sweep.whole is None and not sweep.in_secret and cap_of(sweep) is None
+    return sweep.whole is None and not sweep.is_private_selection and cap_of(sweep) is None
 
 
 def check_changes(folder: SweepFolder, sweep: Sweep, *, accepted: bool) -> None:
@@ -52,10 +52,16 @@ def check_changes(folder: SweepFolder, sweep: Sweep, *, accepted: bool) -> None:
             f"resume {sweep.name}"
         )
     if not accepted:
+        grown = ""
+        if sweep.num_runs != launched.num_runs:
+            grown = (
+                " If trials have run, its privacy statement will say that the number of runs was "
+                "raised after results had been seen."
+            )
         raise StateError(
             f"{sweep.file.name}: is not what sweep {sweep.name!r} was launched with ({listed}). "
             f"Take it over with --accept-changes, or go on with what was launched: dpsweep resume "
-            f"{sweep.name}"
+            f"{sweep.name}.{grown}"
         )
     folder.accept(sweep.file, sweep.base)
 

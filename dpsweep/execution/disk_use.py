@@ -49,7 +49,7 @@ def disk_needed(sweep: Sweep, at_once: int) -> int:
 
 
 def check_space(sweep: Sweep, folder: Path, at_once: int | None = None) -> None:
-    """Raises DiskFull if `folder` has not the room that the sweep will take.
+    """Raises DiskFull if `folder` has not the trial_dir that the sweep will take.
 
     Args:
         sweep: The sweep.
@@ -63,7 +63,7 @@ def check_space(sweep: Sweep, folder: Path, at_once: int | None = None) -> None:
         raise DiskFull(
             f"--state {folder}: the sweep takes up to {shown_bytes(needed)} there "
             f"({sweep.config.budget.trials} trials), and {shown_bytes(free)} are free. Name a "
-            f"folder on another disk with --state FOLDER, make room (dpsweep gc), or cut "
+            f"folder on another disk with --state FOLDER, free some space (dpsweep gc), or cut "
             f"budget.trials"
         )
 

@@ -26,8 +26,8 @@ from dpsweep.search.trial_record import Record
 from dpsweep.store.lease import Lease
 from dpsweep.store.state_dir import SweepFolder
 from dpsweep.store.study import Study, TrialEnd
-from dpsweep.training.schedule import course
-from dpsweep.training.trial_dir import Room
+from dpsweep.training.schedule import trial_schedule
+from dpsweep.training.trial_dir import TrialDir
 
 log = logging.getLogger(__name__)
 
@@ -132,19 +132,19 @@ class Driver:
         record = self._next_record(trial_id)
         if record is None:
             return None
-        room = Room(self._folder.room(record.number))
-        if not record.handed_out:
-            room.make_secret()
-            record = self._study.hand_out(record, void=room.is_void)
+        trial_dir = TrialDir(self._folder.trial_dir(record.number))
+        if not record.dispatched:
+            trial_dir.make_secret()
+            record = self._study.dispatch(record, void=trial_dir.is_void)
         self._live[trial_id] = record.number
-        self._begun[trial_id] = times_begun(room.path)
+        self._begun[trial_id] = times_begun(trial_dir.path)
         for watcher in self._watchers:
             watcher.started(record)
         return {
             "number": record.number,
             "config": record.config.model_dump(mode="json"),
-            "course": course(record.config).to_json(),
-            "room": str(room.path),
+            "schedule": trial_schedule(record.config).to_json(),
+            "trial_dir": str(trial_dir.path),
             "pause": str(self._folder.stop_request),
             "limits": self._limits(alone=trial_id == self._runs_alone).to_json(),
         }
@@ -169,7 +169,7 @@ class Driver:
         """A worker process died, and Tune has `words` on it; another one may be given the trial."""
         number = self._live.get(trial_id)
         if number is not None and _KILLED_FOR_MEMORY in words:
-            note_memory(self._folder.room(number), _BY_RAY)
+            note_memory(self._folder.trial_dir(number), _BY_RAY)
 
     def ended(self, trial_id: str, payload: dict[str, Any] | None) -> None:
         """The worker is through with a trial, or (payload None) died too often."""
@@ -182,30 +182,30 @@ class Driver:
         if payload and payload.get("end") == "memory" and not self.stopping:
             self._again(number, payload.get("reason", ""))
             return
-        room = Room(self._folder.room(number))
-        begun = times_begun(room.path) - begun_before
+        trial_dir = TrialDir(self._folder.trial_dir(number))
+        begun = times_begun(trial_dir.path) - begun_before
         its_fault = payload is not None or begun > WORKER_DEATHS
         if not (its_fault or self.stopping or trial_id in self._pruned):
             self._not_begun(number)
             return
-        end, reason = self._verdict(trial_id, room.path, payload)
+        end, reason = self._verdict(trial_id, trial_dir.path, payload)
         if end is None:  # it stays running in the study, and resume goes on with it
             self.trouble = reason or self.trouble
             self.stop()
             return
         record = self._study.tell(number, end, reason=reason)
-        room.forget()
+        trial_dir.forget()
         for watcher in self._watchers:
             watcher.ended(record)
 
     def _verdict(
-        self, trial_id: str, room: Path, payload: dict[str, Any] | None
+        self, trial_id: str, trial_dir: Path, payload: dict[str, Any] | None
     ) -> tuple[TrialEnd | None, str | None]:
         """How a trial ended, and why if it failed; None if it did not end."""
         if trial_id in self._pruned:
             return "pruned", None
         if payload is None:
-            died = f"{_DIED}: {cause_of_death(room)}"
+            died = f"{_DIED}: {cause_of_death(trial_dir)}"
             return (None, None) if self.stopping else ("failed", died)
         match payload.get("end"):
             case "paused" | "halted":
@@ -232,7 +232,7 @@ class Driver:
     def _again(self, number: int, reason: str) -> None:
         """Notes that a trial is to be run once more, when no other runs."""
         self._alone.append(number)
-        if not self._study.sweep.in_secret:
+        if not self._study.sweep.is_private_selection:
             log.warning(
                 "trial %d: %s; it is run once more, alone and with half the examples at once",
                 number,
@@ -253,14 +253,16 @@ class Driver:
             return None
         while self._to_adopt:
             number = self._to_adopt.pop(0)
-            if not memory_notes(self._folder.room(number)):
+            if not memory_notes(self._folder.trial_dir(number)):
                 return self._study.record(number)
             self._alone.append(number)
         while not self._is_late() and self._study.num_to_ask():
             try:
                 return self._study.ask()
             except ConfigError as e:
-                if not self._study.sweep.in_secret:  # how often it is said tells their number
+                if (
+                    not self._study.sweep.is_private_selection
+                ):  # how often it is said tells their number
                     log.warning("%s", e)
         if self._alone and not self._live:
             self._runs_alone = trial_id

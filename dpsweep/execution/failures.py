@@ -1,12 +1,14 @@
 """How a worker process ends that cannot go on, and what the next one makes of it.
 
-A process that hangs in C code, that breaks down, or whose memory is full cannot be trusted to say
-so. It dies, and leaves a note in the trial's room; Ray starts another one, which reads it:
+A process that hangs in C code, that breaks down, whose memory is full or that has lost its GPU
+cannot be trusted to say so. It dies, and leaves a note in the trial's directory; Ray starts another
+one, which reads it:
 
     mishaps.json      times at which memory ran out, and where
     begun             a byte for each process that began the trial: some die before
     last_words.txt    written by Python's faulthandler, a thread in C, as the process dies: where
-                      it hung or broke down. Names of functions and lines; no data
+                      it hung or broke down; or by Python, where a CUDA error was raised that no
+                      process survives. Names of functions and lines; no data
 
 Memory that ran out is worth a second try, with fewer examples at once and nobody beside it. A
 trial that hangs is not: it would hang again. For a broken process Tune has its own retries.
@@ -19,13 +21,14 @@ import json
 import os
 import re
 import threading
+import traceback
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, Literal, NoReturn, TextIO
 
 from dpsweep.core import memory
-from dpsweep.core.disk import room_on_disk, shown_bytes, write_whole
+from dpsweep.core.disk import raising_disk_full, shown_bytes, write_whole
 
 _NOTES, _WORDS, _BEGUN = "mishaps.json", "last_words.txt", "begun"
 _LOOK_SECONDS = 0.25
@@ -57,7 +60,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Fate:
+class RetryDecision:
     """What is to become of a trial that a worker was given.
 
     Attributes:
@@ -71,68 +74,88 @@ class Fate:
     halvings: int = 0
 
 
-def verdict_on_retry(room: Path, limits: Limits) -> Fate:
-    """What the notes of the processes before say; `room` must be locked."""
-    words = last_words(room)
+def verdict_on_retry(trial_dir: Path, limits: Limits) -> RetryDecision:
+    """What the notes of the processes before say; `trial_dir` must be locked."""
+    words = last_words(trial_dir)
     if words.startswith("Timeout"):
-        return Fate(
+        return RetryDecision(
             "failed",
             f"it reported nothing for budget.trial_timeout, and its process was ended; it was in "
             f"{_place(words)}. If an epoch takes that long, raise budget.trial_timeout",
         )
-    notes = memory_notes(room)
+    notes = memory_notes(trial_dir)
     if len(notes) >= _TRIES:
-        return Fate(
+        return RetryDecision(
             "failed",
             f"memory ran out {notes[0]}, and, alone and with half the examples at once, "
             f"{notes[-1]}. Lower train.max_physical_batch, take a smaller model or let it have "
             f"more (resources.memory, resources.gpu)",
         )
     if notes and not limits.alone:
-        return Fate("memory", f"memory ran out {notes[0]}")
-    return Fate(halvings=len(notes))
+        return RetryDecision("memory", f"memory ran out {notes[0]}")
+    return RetryDecision(halvings=len(notes))
 
 
-def times_begun(room: Path) -> int:
+def times_begun(trial_dir: Path) -> int:
     """How many processes have begun the trial."""
     with contextlib.suppress(FileNotFoundError):
-        return (room / _BEGUN).stat().st_size
+        return (trial_dir / _BEGUN).stat().st_size
     return 0
 
 
-def note_begin(room: Path) -> None:
-    """Adds this process to those that `times_begun` counts; `room` must be locked."""
-    with room_on_disk(room), (room / _BEGUN).open("ab") as file:
+def note_begin(trial_dir: Path) -> None:
+    """Adds this process to those that `times_begun` counts; `trial_dir` must be locked."""
+    with raising_disk_full(trial_dir), (trial_dir / _BEGUN).open("ab") as file:
         file.write(b".")
 
 
-def memory_notes(room: Path) -> list[str]:
+def memory_notes(trial_dir: Path) -> list[str]:
     """Where memory ran out, once for each time."""
-    place = room / _NOTES
+    place = trial_dir / _NOTES
     return list(json.loads(place.read_text())) if place.exists() else []
 
 
-def note_memory(room: Path, where: str) -> None:
+def note_memory(trial_dir: Path, where: str) -> None:
     """Adds to what `memory_notes` tells; durable when it returns."""
-    write_whole(room / _NOTES, json.dumps([*memory_notes(room), where]).encode())
+    write_whole(trial_dir / _NOTES, json.dumps([*memory_notes(trial_dir), where]).encode())
 
 
-def exit_out_of_memory(room: Path, where: str) -> None:
-    """Ends this process for want of memory; what it held is free, and the room's lock too."""
-    note_memory(room, where)
-    os._exit(1)
+def exit_out_of_memory(trial_dir: Path, where: str) -> NoReturn:
+    """End this process because memory ran out; that frees its memory and the trial's lock."""
+    try:
+        note_memory(trial_dir, where)
+    finally:  # a full disk takes the note, but not the end
+        os._exit(1)
 
 
-def last_words(room: Path) -> str:
+def exit_without_device(trial_dir: Path, what: str, error: BaseException) -> NoReturn:
+    """Ends this process, which can use its GPU no more: every trial after this one would fail.
+
+    Its last words are written as faulthandler writes them: the innermost call first.
+
+    Args:
+        trial_dir: The trial's.
+        what: The CUDA error, without data.
+        error: Where it was raised; CUDA may have noticed it later than it happened.
+    """
+    frames = reversed(traceback.extract_tb(error.__traceback__))
+    lines = [f'  File "{frame.filename}", line {frame.lineno} in {frame.name}' for frame in frames]
+    try:
+        write_whole(trial_dir / _WORDS, "\n".join([f"CUDA error: {what}", *lines]).encode())
+    finally:
+        os._exit(1)
+
+
+def last_words(trial_dir: Path) -> str:
     """What the last process wrote as it died; empty if it did not, or was killed from outside."""
     with contextlib.suppress(FileNotFoundError):
-        return (room / _WORDS).read_text(errors="replace")
+        return (trial_dir / _WORDS).read_text(errors="replace")
     return ""
 
 
-def cause_of_death(room: Path) -> str:
+def cause_of_death(trial_dir: Path) -> str:
     """Why the last process died, in a few words."""
-    words = last_words(room)
+    words = last_words(trial_dir)
     if not words:
         return (
             "it was killed from outside: by somebody, or by the system for want of memory (dmesg "
@@ -142,19 +165,19 @@ def cause_of_death(room: Path) -> str:
     return f"{what} in {_place(words)}"
 
 
-class Guard:
+class Watchdog:
     """Watches over a trial in this process, from `begin` to `end`.
 
     Args:
-        room: The trial's.
+        trial_dir: The trial's.
         limits: What it is held to.
     """
 
-    def __init__(self, room: Path, limits: Limits) -> None:
-        self._room, self._limits = room, limits
+    def __init__(self, trial_dir: Path, limits: Limits) -> None:
+        self._trial_dir, self._limits = trial_dir, limits
         self._over = threading.Event()
-        with room_on_disk(room):
-            self._file: TextIO = (room / _WORDS).open("w")
+        with raising_disk_full(trial_dir):
+            self._file: TextIO = (trial_dir / _WORDS).open("w")
 
     def begin(self) -> None:
         """From now on a breakdown, silence or too much memory end the process with a note."""
@@ -176,7 +199,7 @@ class Guard:
         faulthandler.cancel_dump_traceback_later()
         faulthandler.enable(all_threads=False)
         self._file.close()
-        (self._room / _WORDS).unlink(missing_ok=True)
+        (self._trial_dir / _WORDS).unlink(missing_ok=True)
 
     def _wait(self) -> None:
         if self._limits.silence_seconds:
@@ -189,15 +212,15 @@ class Guard:
         while not self._over.wait(_LOOK_SECONDS):
             if memory.own() > most and not self._over.is_set():
                 exit_out_of_memory(  # how much it held follows from the secret batch
-                    self._room,
+                    self._trial_dir,
                     f"in its worker, which held more than resources.memory, {shown_bytes(most)}",
                 )
 
 
 @contextlib.contextmanager
-def watched(room: Path, limits: Limits) -> Iterator[Guard]:
-    """A `Guard` that has begun, and ends with the block."""
-    guard = Guard(room, limits)
+def watched(trial_dir: Path, limits: Limits) -> Iterator[Watchdog]:
+    """A `Watchdog` that has begun, and ends with the block."""
+    guard = Watchdog(trial_dir, limits)
     guard.begin()
     try:
         yield guard

@@ -30,7 +30,7 @@ from dpsweep.execution.resources import (
     stored_packing,
     with_packing,
 )
-from dpsweep.execution.tracking import TrackingWatcher, reconcile
+from dpsweep.execution.tracking import TrackingWatcher
 from dpsweep.execution.worker import run_trial
 from dpsweep.store.lease import Lease
 from dpsweep.store.owner import whoami
@@ -39,8 +39,9 @@ from dpsweep.store.state_dir import State, SweepFolder
 from dpsweep.store.storage import study_name
 from dpsweep.store.study import Study, open_study, stored_sweep
 from dpsweep.tracking.mlflow import MlflowSink
+from dpsweep.tracking.server import is_server, with_driver
 from dpsweep.tracking.tracker import Tracker
-from dpsweep.training.trial_dir import Room
+from dpsweep.training.trial_dir import TrialDir
 
 _HASTY_SECONDS = 2.0
 """For delivering results when something is wrong; what is left waits for the next time."""
@@ -97,16 +98,16 @@ class Session:
         Raises:
             StateError: If it had to stop, as on a full disk; nothing is lost, and it can go on.
         """
-        tracking = TrackingWatcher(self.tracker, self.sweep)
+        tracking = TrackingWatcher(self.tracker, self.study, self.folder)
         finished = self.study.is_finished()
-        if finished or not self.sweep.in_secret:  # when it began tells how long it is
-            reconcile(tracking, self.study, self.folder)
+        if finished or not self.sweep.is_private_selection:  # when it began tells how long it is
+            tracking.reconcile()
         self._tidy()
         if finished:
             forget(self.folder)  # a driver may have died between the winner and that
             return True
         self.prepare()
-        if self.sweep.in_secret:
+        if self.sweep.is_private_selection:
             return self._select(tracking)
         keeper = BestWeights(self.study, self.folder, self.sweep.num_kept)
         return self._drive(self.study, [tracking, keeper, *watchers])
@@ -117,7 +118,7 @@ class Session:
         complete = self._drive(search, [])
         if complete:
             search.publish(self.study)
-            reconcile(tracking, self.study, self.folder)
+            tracking.reconcile()
         return complete
 
     def _drive(self, study: Study | SecretSearch, watchers: list[Watcher]) -> bool:
@@ -131,16 +132,16 @@ class Session:
         self.folder.remove_leftovers()
         if driver.trouble:
             trouble = driver.trouble
-            if self.sweep.in_secret:  # a room's number tells how far it is
-                trouble = "the disk is full; make room, and resume"
+            if self.sweep.is_private_selection:  # a trial directory's number tells how far it is
+                trouble = "the disk is full; free some space, and resume"
             raise StateError(f"sweep {self.sweep.name!r} stopped: {trouble}")
         return not driver.stopping
 
     def _tidy(self) -> None:
         """Resume state of trials that are through: a driver may die before it deletes it."""
         for record in self.study.records():
-            if record.state != "running" and self.folder.room(record.number).exists():
-                Room(self.folder.room(record.number)).forget()
+            if record.state != "running" and self.folder.trial_dir(record.number).exists():
+                TrialDir(self.folder.trial_dir(record.number)).forget()
 
 
 @contextlib.contextmanager
@@ -158,6 +159,7 @@ def new_session(
     data = _fingerprint(sweep)
     folder, owner = state.sweep(sweep.name), whoami()
     called = study_name(storage_uri, sweep.name, owner)
+    tracking_uri = with_driver(tracking_uri) if tracking_uri else None
     folder.create(sweep.file, sweep.base, tracking_uri, storage_uri, called)
     with folder.lease() as lease:
         try:
@@ -180,6 +182,7 @@ def old_session(
     file: Sweep | None = None,
     *,
     accept: bool = False,
+    wait_seconds: float = 0.0,
 ) -> Iterator[Session]:
     """A sweep that was launched before, with the file it was launched with.
 
@@ -189,19 +192,21 @@ def old_session(
         storage_uri: Where its study is now, if not where it was; written down.
         file: What its file says now, if it is to be compared.
         accept: True to take over what changed there, where that does no harm.
+        wait_seconds: How long to wait for another driver.
 
     Raises:
         StateError: If there is none, or another process drives it.
     """
     folder = state.sweep(name)
     folder.stored()
-    with folder.lease() as lease:
+    with folder.lease(wait_seconds=wait_seconds) as lease:
         if file:
             check_changes(folder, file, accepted=accept)
         sweep = stored_sweep(name, state)
         folder.check_data(_fingerprint(sweep))
         uri = storage_uri or folder.storage_uri
         study = Study.open(uri, sweep, folder.id, name=folder.study)
+        study.note_plan()
         if storage_uri:
             folder.move_storage(storage_uri)
         with _session(sweep, state, study, lease) as session:
@@ -212,7 +217,7 @@ def old_session(
 def _session(sweep: Sweep, state: State, study: Study, lease: Lease) -> Iterator[Session]:
     folder = state.sweep(sweep.name)
     uri = folder.tracking_uri
-    artifacts = None if uri else state.artifacts / sweep.name
+    artifacts = None if uri and is_server(uri) else state.artifacts / sweep.name
     sink = MlflowSink(uri or state.tracking_uri, sweep.name, folder.id, artifacts, folder.whose)
     session = Session(sweep, folder, study, Tracker(folder.path, sink), lease)
     try:

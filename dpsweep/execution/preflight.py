@@ -12,21 +12,23 @@ from statistics import mean
 from typing import TypeVar
 
 import torch
+from sqlalchemy.engine import make_url
 
 from dpsweep.config.sweep import Sweep
 from dpsweep.config.trial import TrialConfig
+from dpsweep.core.errors import ConfigError
 from dpsweep.core.seeds import Secret
 from dpsweep.execution.disk_use import check_space, disk_needed
-from dpsweep.search.charge import search_promise
+from dpsweep.search.charge import runs_statement
 from dpsweep.store.filesystem import check_local
 from dpsweep.store.owner import whoami
 from dpsweep.store.state_dir import State
-from dpsweep.tracking.server import refuse_password
+from dpsweep.tracking.server import is_server, refuse_password, with_driver, without_password
 from dpsweep.training.assemble import assemble, initial
 from dpsweep.training.budget import Budget, budget
 from dpsweep.training.evaluate import evaluate
 from dpsweep.training.malloc import keep_freed_memory
-from dpsweep.training.statement import trial_promise
+from dpsweep.training.statement import statement_of_trial
 from dpsweep.training.step import Progress, Step
 
 T = TypeVar("T")
@@ -40,7 +42,7 @@ _REPORT_SECONDS = 0.03
 def check_services(
     sweep: Sweep, state: State, tracking_uri: str | None, storage_uri: str | None = None
 ) -> None:
-    """Raises if the state cannot be written or has no room, the name is taken or a server away."""
+    """Raises if the state cannot be written or has no space, the name is taken or a server away."""
     from dpsweep.store.storage import check_storage
     from dpsweep.tracking.access import PASSWORDS
     from dpsweep.tracking.mlflow import check_reachable
@@ -50,6 +52,7 @@ def check_services(
     if state.sweep(sweep.name).path.exists():
         raise state.sweep(sweep.name).taken()
     check_files(state, tracking_uri, storage_uri)
+    _check_apart(tracking_uri, storage_uri)
     check_space(sweep, state.root)
     if storage_uri:
         check_storage(storage_uri, sweep.name, whoami())
@@ -69,6 +72,26 @@ def check_files(state: State, tracking_uri: str | None, storage_uri: str | None)
 def _check_file(uri: str, what: str, remedy: str) -> None:
     if uri.startswith("sqlite:///"):
         check_local(Path(uri.removeprefix("sqlite:///")).absolute(), what, remedy)
+
+
+def _check_apart(tracking_uri: str | None, storage_uri: str | None) -> None:
+    """Raises ConfigError if both are one database.
+
+    Optuna and MLflow each note the version of their tables in one called alembic_version, and
+    would take the other's for a version of their own.
+    """
+    if not tracking_uri or not storage_uri or is_server(tracking_uri):
+        return
+    tracking, storage = make_url(with_driver(tracking_uri)), make_url(with_driver(storage_uri))
+    if (tracking.host, tracking.port, tracking.database) == (
+        storage.host,
+        storage.port,
+        storage.database,
+    ):
+        raise ConfigError(
+            f"--tracking-uri {without_password(tracking_uri)}: is the study's database as well "
+            f"(--storage), and MLflow needs one of its own. Make it with: createdb mlflow"
+        )
 
 
 @dataclass(frozen=True)
@@ -123,14 +146,14 @@ def plan(sweep: Sweep, at_once: int) -> Plan:
         noise=(min(r.noise_multiplier for r in runs), max(r.noise_multiplier for r in runs)),
         steps=(min(r.steps for r in runs), max(r.steps for r in runs)),
         delta=budgets[0].delta,
-        trial_words=trial_promise(configs[0], budgets[0].epsilon, runs[0].noise_multiplier),
-        search_words=search_promise(sweep, planned, confirming=repeats),
+        trial_words=statement_of_trial(configs[0], budgets[0].epsilon, runs[0].noise_multiplier),
+        search_words=runs_statement(sweep, planned, confirming=repeats),
         seconds=startup
         + mean(p.trial for p in probes) * (trials * _share_run(sweep) + repeats) / at_once,
         disk_bytes=disk_needed(sweep, at_once),
         share=sweep.share(),
         epsilons=sweep.epsilons,
-        stop_words=sweep.config.stop.words,
+        stop_words=sweep.config.pruner.words,
     )
 
 
@@ -202,16 +225,16 @@ def _share_run(sweep: Sweep) -> float:
     A median leaves most trials of a search that learns: a quarter of those after the random ones
     end soon after the warm-up. Successive halving leaves one in `reduction` at each rung.
     """
-    stop, epochs = sweep.config.stop, sweep.promise.train.epochs
-    warm = min(1.0, stop.warmup_epochs / epochs)
-    if stop.name == "median":
+    pruner, epochs = sweep.config.pruner, sweep.reference_trial.train.epochs
+    warm = min(1.0, pruner.warmup_epochs / epochs)
+    if pruner.name == "median":
         trials = sweep.config.budget.trials
         later = max(0, trials - sweep.config.sampler.startup_trials) / trials
         return 1 - 0.25 * later * (1 - warm)
     share, alive, rung = 0.0, 1.0, 0.0
-    while stop.name == "successive_halving" and warm < 1:
+    while pruner.name == "successive_halving" and warm < 1:
         share += alive * (warm - rung)
-        alive, rung, warm = alive / stop.reduction, warm, min(1.0, warm * stop.reduction)
+        alive, rung, warm = alive / pruner.reduction, warm, min(1.0, warm * pruner.reduction)
     return share + alive * (1 - rung)
 
 

@@ -28,7 +28,7 @@ from dpsweep.search.objectives import goal_values
 from dpsweep.search.trial_record import Record
 from dpsweep.store.state_dir import SweepFolder
 from dpsweep.store.study import Study, TrialEnd
-from dpsweep.training.trial_dir import Room
+from dpsweep.training.trial_dir import TrialDir
 
 _FILE = "selection.json"
 _MOST_DRAWS = 10_000
@@ -43,7 +43,7 @@ class _Ledger:
         key: What their configs follow from, in hex.
         asked: Trials that were begun.
         running: Those that did not end yet.
-        handed_out: Those whose secret was drawn, by number; True where it is a test's.
+        dispatched: Those whose secret was drawn, by number; True where it is a test's.
         winner: The best so far.
         cost: Its objective, small being good.
     """
@@ -52,7 +52,7 @@ class _Ledger:
     key: str
     asked: int = 0
     running: list[int] = field(default_factory=list)
-    handed_out: dict[str, bool] = field(default_factory=dict)
+    dispatched: dict[str, bool] = field(default_factory=dict)
     winner: int | None = None
     cost: float = math.inf
 
@@ -104,28 +104,28 @@ class SecretSearch:
 
     def record(self, number: int) -> Record:
         """A trial as the driver has to know it: its config, and nothing of how it does."""
-        config, knobs = self._config(number)
-        void = self._ledger.handed_out.get(str(number))
+        config, hyperparams = self._config(number)
+        void = self._ledger.dispatched.get(str(number))
         return Record(
             number=number,
             state="running",
             config=config,
-            knobs=knobs,
+            hyperparams=hyperparams,
             row=None,
             value=None,
             reason=None,
             void=bool(void),
-            handed_out=void is not None,
+            dispatched=void is not None,
         )
 
-    def hand_out(self, record: Record, *, void: bool) -> Record:
+    def dispatch(self, record: Record, *, void: bool) -> Record:
         """Notes that the trial's secret exists."""
-        self._ledger.handed_out[str(record.number)] = void
+        self._ledger.dispatched[str(record.number)] = void
         self._save()
-        return replace(record, void=void, handed_out=True)
+        return replace(record, void=void, dispatched=True)
 
     def report(self, number: int, row: Row) -> bool:
-        """False: how a trial does is kept in its room."""
+        """False: how a trial does is kept in its directory."""
         return False
 
     def should_prune(self, number: int) -> bool:
@@ -137,7 +137,7 @@ class SecretSearch:
         record, ledger = self.record(number), self._ledger
         if number in ledger.running:
             ledger.running.remove(number)
-            rows = Room(self._folder.room(number)).rows() if end == "complete" else []
+            rows = TrialDir(self._folder.trial_dir(number)).rows() if end == "complete" else []
             cost = self._cost(record.config, rows[-1]) if rows else math.inf
             best = math.inf if ledger.winner is None else ledger.winner
             if (cost, number) < (ledger.cost, best) and cost < math.inf:  # ties: of like trials,
@@ -148,16 +148,16 @@ class SecretSearch:
 
     def publish(self, study: Study) -> None:
         """Tells the study who won, as its one trial, and forgets how it came about."""
-        winner, first = self._ledger.winner, self._folder.room(0)
-        if any(self._ledger.handed_out.values()):
+        winner, first = self._ledger.winner, self._folder.trial_dir(0)
+        if any(self._ledger.dispatched.values()):
             study.note_void()
         if study.num_asked() == 0 and winner is None:
             study.add_failed()
         elif study.num_asked() == 0 and winner is not None:
-            if (room := self._room_of(winner)) != first:
+            if (trial_dir := self._trial_dir_of(winner)) != first:
                 shutil.rmtree(first, ignore_errors=True)
-                room.rename(first)
-            found = Room(first)
+                trial_dir.rename(first)
+            found = TrialDir(first)
             found.forget()  # its driver may have died before it did
             rows = [row | {"seconds": 0.0} for row in found.rows()]  # they tell of secret batches
             found.save_rows(rows)
@@ -189,25 +189,25 @@ class SecretSearch:
 
     def _admitted(self, draw: RandomDraw) -> tuple[TrialConfig, dict[str, Any]] | None:
         try:
-            tree, knobs = self.sweep.space.draw(self.sweep.base.tree, draw)
+            tree, hyperparams = self.sweep.space.draw(self.sweep.base.tree, draw)
             config = self.sweep.trial(tree)
             check_within(self.sweep, config)
         except ConfigError:
             return None
-        return (config, knobs) if self.sweep.admits(config) else None
+        return (config, hyperparams) if self.sweep.admits(config) else None
 
     def _delete_losers(self) -> None:
-        kept = {self._folder.room(number) for number in self._ledger.running}
+        kept = {self._folder.trial_dir(number) for number in self._ledger.running}
         if self._ledger.winner is not None:
-            kept.add(self._room_of(self._ledger.winner))
-        for room in (self._folder.path / "trials").iterdir():
-            if room not in kept:
-                shutil.rmtree(room)
+            kept.add(self._trial_dir_of(self._ledger.winner))
+        for trial_dir in (self._folder.path / "trials").iterdir():
+            if trial_dir not in kept:
+                shutil.rmtree(trial_dir)
 
-    def _room_of(self, winner: int) -> Path:
+    def _trial_dir_of(self, winner: int) -> Path:
         """Its own or, if its driver died after that was moved, that of trial 0."""
-        room = self._folder.room(winner)
-        return room if room.exists() else self._folder.room(0)
+        trial_dir = self._folder.trial_dir(winner)
+        return trial_dir if trial_dir.exists() else self._folder.trial_dir(0)
 
     def _save(self) -> None:
         write_whole(self._place, json.dumps(asdict(self._ledger)).encode())

@@ -1,7 +1,7 @@
 """How many trials run at once, and how `resources.gpu: auto` is decided.
 
 Small models leave most of a GPU idle, so several trials share one. How many is worth it is
-measured, on the costliest trial of the space: as many as fit its memory with head room, and no
+measured, on the costliest trial of the space: as many as fit its memory with headroom, and no
 more than make the GPU do more. The choice is written down with the sweep, and a resumed one
 keeps it: a trial computes where it began.
 """
@@ -46,7 +46,7 @@ class GpuProbe:
 
     @property
     def fit(self) -> int:
-        """Trials whose memory fits beside each other, with head room; at least 1."""
+        """Trials whose memory fits beside each other, with headroom; at least 1."""
         return max(1, math.floor((1 - _HEAD_ROOM) * self.total_bytes / self.memory_bytes))
 
 
@@ -129,19 +129,19 @@ def this_machine(resources: ResourcesConfig) -> dict[str, float]:
     }
 
 
-def room_for(resources: ResourcesConfig, has: Has) -> int:
+def node_capacity(resources: ResourcesConfig, has: Has) -> int:
     """Trials that fit one node at once.
 
-    >>> room_for(ResourcesConfig(cpu=1, gpu=0.4), {"CPU": 16, "GPU": 2})
+    >>> node_capacity(ResourcesConfig(cpu=1, gpu=0.4), {"CPU": 16, "GPU": 2})
     4
     """
-    rooms = [int(has.get("CPU", 0.0) // resources.cpu)]
+    capacities = [int(has.get("CPU", 0.0) // resources.cpu)]
     if gpu := resources.num_gpus:
         cards = has.get("GPU", 0.0)
-        rooms.append(int(cards // gpu) if gpu >= 1 else int(cards) * int(1 / gpu + 1e-6))
+        capacities.append(int(cards // gpu) if gpu >= 1 else int(cards) * int(1 / gpu + 1e-6))
     if resources.memory_bytes:
-        rooms.append(int(has.get("memory", 0.0) // resources.memory_bytes))
-    return min(rooms)
+        capacities.append(int(has.get("memory", 0.0) // resources.memory_bytes))
+    return min(capacities)
 
 
 def concurrency(resources: ResourcesConfig, nodes: Sequence[Has]) -> int:
@@ -150,8 +150,8 @@ def concurrency(resources: ResourcesConfig, nodes: Sequence[Has]) -> int:
     Raises:
         ConfigError: If not even one does.
     """
-    rooms = sum(room_for(resources, has) for has in nodes)
-    if rooms < 1:
+    capacities = sum(node_capacity(resources, has) for has in nodes)
+    if capacities < 1:
         asked = [f"{resources.cpu} CPU", f"{resources.num_gpus:g} GPU"]
         asked += [f"{resources.memory} of memory"] if resources.memory else []
         raise ConfigError(
@@ -160,7 +160,7 @@ def concurrency(resources: ResourcesConfig, nodes: Sequence[Has]) -> int:
             f"less, with --set resources.cpu=1 or resources.gpu=0, or join a larger cluster with "
             f"--address"
         )
-    return min(rooms, resources.max_concurrent or rooms)
+    return min(capacities, resources.max_concurrent or capacities)
 
 
 def with_packing(sweep: Sweep, packing: Packing) -> Sweep:

@@ -10,55 +10,95 @@ from dpsweep import __version__
 from dpsweep.config.space.leaves import leaves
 from dpsweep.config.sweep import Sweep
 from dpsweep.config.trial import config_yaml
+from dpsweep.core.disk import write_whole
 from dpsweep.core.types import Row
-from dpsweep.privacy.statement import NO_EPSILON
+from dpsweep.privacy.statement import NO_EPSILON, shown_plans
 from dpsweep.search.charge import statement
 from dpsweep.search.study_view import EPSILON_KEY
 from dpsweep.search.trial_record import Record
 from dpsweep.store.state_dir import SweepFolder
+from dpsweep.store.statement import statement_of
 from dpsweep.store.study import Study
 from dpsweep.tracking.tracker import Facts, Status, Tracker
 from dpsweep.tracking.ui_view import best_first
-from dpsweep.training.trial_dir import Room
+from dpsweep.training.trial_dir import TrialDir
 
 PACKAGES = ("torch", "ray", "optuna", "mlflow", "dp-accounting", "numpy")
 _MOST_COLUMNS = 9
 _LONGEST_CONFIG = 3000
 """Characters; MLflow keeps 8000 in a tag."""
 
+_DELIVERY_SECONDS = 10.0
+"""How long a trial waits for a raised privacy statement to reach a tracking server that is slow."""
+
+STATEMENT, GROWN = "dpsweep.privacy", "dpsweep.grown"
+"""Tags of the parent run: the search's privacy statement, and how its number of runs was raised."""
+
 _AS_A_PART = "What the search as a whole has spent is said in the parent run."
 _STATUS: dict[str, Status] = {"complete": "FINISHED", "pruned": "KILLED", "failed": "FAILED"}
 
 
 class TrackingWatcher:
-    """Writes each event of a trial to the tracker's spool."""
+    """Writes each event of a trial to the tracker's spool, the privacy statement ahead of it."""
 
-    def __init__(self, tracker: Tracker, sweep: Sweep) -> None:
-        self._tracker, self._sweep = tracker, sweep
+    def __init__(self, tracker: Tracker, study: Study, folder: SweepFolder) -> None:
+        self._tracker, self._study, self._folder = tracker, study, folder
+        self._num_stated, self._void_stated = 0, False
+
+    def reconcile(self) -> None:
+        """Tells again all that the study knows: what was lost on the way is made good."""
+        self.sweep_started()
+        for record in self._study.records():
+            self.started(record)
+            for row in TrialDir(self._folder.trial_dir(record.number)).rows():
+                if record.row and row["epoch"] <= record.row["epoch"]:
+                    self.reported(record, row)
+            if record.state != "running":
+                self.ended(record)
 
     def sweep_started(self) -> None:
-        """Describes the parent run."""
-        config, trial = self._sweep.config, self._sweep.written
+        """Describes the parent run, with the privacy statement of all runs that are planned.
+
+        The statement of an earlier plan says too little as soon as a trial more is dispatched. So
+        the new one is in the sweep's folder and in the spool, ahead of any later event, when this
+        returns. If runs had begun before, some seconds are spent on delivering it as well: a
+        driver may be killed at any time, and nobody empties its spool. A server that is away is
+        not waited for.
+        """
+        study, sweep = self._study, self._study.sweep
+        config, trial = sweep.config, sweep.written
         params = {
             "objective": config.objective.metric,
             "sampler": config.sampler.name,
-            "stop": config.stop.name,
+            "pruner": config.pruner.name,
             "budget.trials": config.budget.trials,
             "accounting": config.accounting,
             "data.name": trial.data.name,
             "model.name": trial.model.name,
-            "privacy.epsilon": ", ".join(f"{e or 0:g}" for e in self._sweep.epsilons if e) or None,
+            "privacy.epsilon": ", ".join(f"{e or 0:g}" for e in sweep.epsilons if e) or None,
             "privacy.scope": trial.privacy.scope,
         }
-        note = f"Sweep {config.name}: the privacy statement follows when trials have run."
-        tags = provenance() | sweep_tags(self._sweep)
-        self._tracker.sweep(Facts(params, tags, note, view=_view(self._sweep)))
+        self._num_stated, self._void_stated = study.num_planned, study.is_void
+        words = statement_of(study, planned=True)
+        write_whole(self._folder.path / "privacy.md", f"{words}\n".encode())
+        tags = provenance() | _sweep_tags(sweep) | void_tags(study)
+        tags |= {"dpsweep.complete": "false", STATEMENT: words}
+        if len(study.plans) > 1:
+            tags[GROWN] = shown_plans(study.plans)
+        self._tracker.sweep(Facts(params, tags, f"**Privacy.** {words}", view=_view(sweep)))
+        for name in ("sweep.yaml", "privacy.md"):
+            self._tracker.artifact(self._folder.path / name)
+        if any(record.dispatched for record in study.records()) and not study.is_finished():
+            self._tracker.flush(_DELIVERY_SECONDS)
 
     def started(self, record: Record) -> None:
-        """The trial's run is there, with its whole config."""
-        note = "This trial is running; its privacy statement follows."
+        """The trial's run is there, with its whole config and its privacy statement."""
+        if record.number >= self._num_stated or (record.void and not self._void_stated):
+            self.sweep_started()
+            self._num_stated = max(self._num_stated, record.number + 1)
         params = flat(record.config.model_dump(mode="json"))
         tags = provenance() | _trial_tags(record)
+        note = self._description(record)
         self._tracker.trial(record.number, Facts(params, tags, note, name=run_name(record)))
 
     def reported(self, record: Record, row: Row) -> None:
@@ -69,11 +109,24 @@ class TrackingWatcher:
         """How it ended, and what it promises."""
         tags = {
             "dpsweep.state": record.state,
-            "mlflow.note.content": _description(record, self._sweep.config.objective.metric),
+            "mlflow.note.content": self._description(record),
             **({"privacy": "void"} if record.void else {}),
             **({"dpsweep.reason": record.reason} if record.reason else {}),
         }
         self._tracker.trial_end(record.number, _STATUS[record.state], tags)
+
+    def _description(self, record: Record) -> str:
+        """A trial's page in Markdown: its privacy, what it found, and how to repeat it."""
+        metric = self._study.sweep.config.objective.metric
+        found = f"**Result.** {metric} {record.value:.4f}" if record.value is not None else ""
+        if found and record.row:
+            found += f" at epoch {record.row['epoch']:g}"
+        if record.confirms is not None:
+            found += f"\n\nRepeats trial {record.confirms} with fresh noise."
+        return (
+            f"**Privacy.** This run by itself: {statement(record)} {_AS_A_PART}\n\n{found}\n\n"
+            f"{again(config_yaml(record.config))}"
+        )
 
 
 def run_name(record: Record) -> str:
@@ -83,14 +136,19 @@ def run_name(record: Record) -> str:
     """
     config = record.config
     repeat = "" if record.confirms is None else f" repeats {record.confirms}"
-    budget = f" ε {config.privacy.epsilon:g}" if EPSILON_KEY in record.knobs else ""
+    budget = f" ε {config.privacy.epsilon:g}" if EPSILON_KEY in record.hyperparams else ""
     return (
         f"{record.number:04d}{repeat} {config.method.name} lr {config.optimizer.lr:.3g} "
         f"B {config.train.batch_size}{budget}"
     )
 
 
-def sweep_tags(sweep: Sweep) -> dict[str, str]:
+def void_tags(study: Study) -> dict[str, str]:
+    """What tells a sweep in which a test secret was used; nothing for any other."""
+    return {"privacy": "void", "dpsweep.epsilon": NO_EPSILON} if study.is_void else {}
+
+
+def _sweep_tags(sweep: Sweep) -> dict[str, str]:
     """What a sweep's run is filtered by, as its trials' are; several values are listed."""
     trial = sweep.written
     return {
@@ -129,19 +187,6 @@ def _view(sweep: Sweep) -> str:
     )
 
 
-def _description(record: Record, metric: str) -> str:
-    """A trial's page in Markdown: what it promises, what it found, and how to repeat it."""
-    found = f"**Result.** {metric} {record.value:.4f}" if record.value is not None else ""
-    if found and record.row:
-        found += f" at epoch {record.row['epoch']:g}"
-    if record.confirms is not None:
-        found += f"\n\nRepeats trial {record.confirms} with fresh noise."
-    return (
-        f"**Privacy.** This run by itself: {statement(record)} {_AS_A_PART}\n\n{found}\n\n"
-        f"{again(config_yaml(record.config))}"
-    )
-
-
 def again(config: str) -> str:
     """A config in Markdown, and how it is trained again; short enough for a tag."""
     if len(config) > _LONGEST_CONFIG:
@@ -150,18 +195,6 @@ def again(config: str) -> str:
         f"**Again.** Save as `trial.yaml`; `dpsweep train trial.yaml` trains it with fresh noise."
         f"\n\n```yaml\n{config}```"
     )
-
-
-def reconcile(watcher: TrackingWatcher, study: Study, folder: SweepFolder) -> None:
-    """Says everything again that the study knows: what was lost on the way is made good."""
-    watcher.sweep_started()
-    for record in study.records():
-        watcher.started(record)
-        for row in Room(folder.room(record.number)).rows():
-            if record.row and row["epoch"] <= record.row["epoch"]:
-                watcher.reported(record, row)
-        if record.state != "running":
-            watcher.ended(record)
 
 
 def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

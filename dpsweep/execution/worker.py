@@ -13,28 +13,30 @@ from typing import Any
 from ray import tune
 
 from dpsweep.config.trial import TrialConfig
+from dpsweep.core.device import broken_device
 from dpsweep.core.errors import DiskFull, DpSweepError, StateError
 from dpsweep.core.memory import out_of_memory
 from dpsweep.core.types import Row
 from dpsweep.execution.failures import (
     Limits,
     exit_out_of_memory,
+    exit_without_device,
     note_begin,
     verdict_on_retry,
     watched,
 )
 from dpsweep.training.allowance import Allowance
 from dpsweep.training.loop import Paused, train
-from dpsweep.training.schedule import Course
-from dpsweep.training.trial_dir import Room
+from dpsweep.training.schedule import TrialSchedule
+from dpsweep.training.trial_dir import TrialDir
 
 PAYLOAD = "dpsweep"
 """The one key of what is reported to Tune; its value is JSON, since Tune rewrites mappings."""
 
 Assignment = dict[str, Any]
-"""number; config: the trial config as JSON; course: what it spends and when it reports, as JSON;
-room: its folder, with the secret in it; pause: the file whose presence asks the trial to save its
-state and end; limits: what it is held to (tune/mishaps.py), as JSON."""
+"""number; config: the trial config as JSON; schedule: what it spends and when it reports, as JSON;
+trial_dir: its folder, with the secret in it; pause: the file whose presence asks the trial to save
+its state and end; limits: what it is held to (tune/mishaps.py), as JSON."""
 
 _PREDECESSOR_SECONDS = 600.0
 """How long to wait for a process that was given the trial before and is not dead yet.
@@ -48,39 +50,55 @@ def run_trial(assignment: Assignment) -> None:
 
     A failure is a result like any other: raising would make Ray run it again, and a second
     run of a config that diverges, or of a mistake of ours, ends no better. A process whose memory
-    is full ends, and leaves word to the next.
+    is full, or that has lost its GPU, ends, and leaves word to the next: Ray would give it, or what
+    is left of it, the trials after this one.
     """
+    place = Path(assignment["trial_dir"])
     try:
-        room = Room(Path(assignment["room"]))
+        trial_dir = TrialDir(place)
         with contextlib.ExitStack() as ours:
-            if _is_free(room, ours):
-                _train(assignment, room)
+            if _is_free(trial_dir, ours):
+                _train(assignment, trial_dir)
     except Paused:
         _send(end="paused")
-    except DiskFull as e:
-        _send(end="halted", reason=str(e))
-    except DpSweepError as e:
-        _send(end="failed", reason=str(e))
-    except Exception as e:  # the message may quote private data; the type and place do not
+    except Exception as e:
+        if what := broken_device(e):
+            with contextlib.suppress(DiskFull):
+                TrialDir(place).note_failure(traceback.format_exc())
+            exit_without_device(place, what, e)
         if where := out_of_memory(e):
-            exit_out_of_memory(Path(assignment["room"]), where)
-        place = Room(Path(assignment["room"])).note_failure(traceback.format_exc())
-        frame = traceback.extract_tb(e.__traceback__)[-1]
-        _send(
-            end="failed",
-            reason=f"{type(e).__name__} at {Path(frame.filename).name}:{frame.lineno}; the full "
-            f"traceback is private and stays in {place}",
-        )
+            exit_out_of_memory(place, where)
+        _send_failure(place, e)
 
 
-def _is_free(room: Room, ours: contextlib.ExitStack) -> bool:
-    """Locks the room until `ours` ends; a trial that another process holds on to has not failed."""
+def _send_failure(place: Path, error: Exception) -> None:
+    """How a trial failed, to the driver; of errors that are not ours, no message.
+
+    It may quote private data; the type and place do not.
+    """
+    if isinstance(error, DiskFull):
+        _send(end="halted", reason=str(error))
+        return
+    if isinstance(error, DpSweepError):
+        _send(end="failed", reason=str(error))
+        return
+    note = TrialDir(place).note_failure(traceback.format_exc())
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    _send(
+        end="failed",
+        reason=f"{type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}; the full "
+        f"traceback is private and stays in {note}",
+    )
+
+
+def _is_free(trial_dir: TrialDir, ours: contextlib.ExitStack) -> bool:
+    """Lock the trial until `ours` ends; one that another process still trains has not failed."""
     try:
-        ours.enter_context(room.lock(_PREDECESSOR_SECONDS))
+        ours.enter_context(trial_dir.lock(_PREDECESSOR_SECONDS))
     except StateError:
         _send(
             end="halted",
-            reason=f"trial {int(room.path.name)} is still being trained by another process, "
+            reason=f"trial {int(trial_dir.path.name)} is still being trained by another process, "
             f"perhaps on a node that the network has cut off. End that process (or node), and "
             f"resume: nothing is lost",
         )
@@ -88,18 +106,18 @@ def _is_free(room: Room, ours: contextlib.ExitStack) -> bool:
     return True
 
 
-def _train(assignment: Assignment, room: Room) -> None:
-    """Trains in a room that is ours, unless what happened there before says otherwise."""
+def _train(assignment: Assignment, trial_dir: TrialDir) -> None:
+    """Train in a trial directory that is locked, unless an earlier process left a verdict there."""
     limits = Limits(**assignment["limits"])
-    note_begin(room.path)
-    before = verdict_on_retry(room.path, limits)
+    note_begin(trial_dir.path)
+    before = verdict_on_retry(trial_dir.path, limits)
     if before.end:
         _send(end=before.end, reason=before.reason)
         return
     config = TrialConfig.model_validate(assignment["config"])
-    course = Course.from_json(assignment["course"])
-    last = course.reports[-1].step
-    with watched(room.path, limits) as watch:
+    trial_schedule = TrialSchedule.from_json(assignment["schedule"])
+    last = trial_schedule.reports[-1].step
+    with watched(trial_dir.path, limits) as watch:
 
         def report(row: Row) -> None:
             with watch.excused():
@@ -107,10 +125,10 @@ def _train(assignment: Assignment, room: Room) -> None:
 
         train(
             config,
-            room,
+            trial_dir,
             report,
             Path(assignment["pause"]).exists,
-            course,
+            trial_schedule,
             Allowance(before.halvings, limits.gpu_share, watch.excused),
         )
 

@@ -50,7 +50,7 @@ class Filter(Protocol):
         """Output variance per unit of white input variance, in the steady state."""
 
     def frequency_response(self, at: Any) -> torch.Tensor:
-        """Gain at each frequency; see the room of the filter for what `at` is."""
+        """Gain at each frequency; see the module of the filter for what `at` is."""
 
     def init(self, params: Tensors) -> State:
         """Returns the state before the first step, on the devices of `params`."""

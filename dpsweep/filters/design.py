@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 Coefficients = tuple[Row, Row]
 """(a, b) of `Iir`."""
 
-PRINTED: dict[str, Coefficients] = {
+COEFFICIENT_SETS: dict[str, Coefficients] = {
     "none": ((), (1.0,)),
     "a9_b1": ((-0.9,), (0.1,)),
     "a9_b15_m05": ((-0.9,), (0.15, -0.05)),

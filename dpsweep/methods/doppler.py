@@ -12,20 +12,20 @@ class Config(Strict):
 
     name: Literal["doppler"] = "doppler"
 
-    filter: LowPass = LowPass(printed="a9_b1")
-    """The low-pass filter: printed, coefficients, design, or poles and zeros."""
+    filter: LowPass = LowPass(published="a9_b1")
+    """The low-pass filter: published, coefficients, design, or poles and zeros."""
 
 
 SPACE = {
     "optimizer.lr": {"log_uniform": [0.1, 10]},
     "method.filter": {
         "choice": [
-            {"printed": "a6_b4"},
-            {"printed": "a6_b2_2"},
-            {"printed": "a9_b1"},
-            {"printed": "a9_b05_05"},
-            {"printed": "a9_b15_m05"},
-            {"printed": "a7_2_b05_05"},
+            {"published": "a6_b4"},
+            {"published": "a6_b2_2"},
+            {"published": "a9_b1"},
+            {"published": "a9_b05_05"},
+            {"published": "a9_b15_m05"},
+            {"published": "a7_2_b05_05"},
         ]
     },
 }

@@ -12,8 +12,8 @@ class Config(InnerMomentum):
 
     name: Literal["dp_pmlf"] = "dp_pmlf"
 
-    filter: LowPass = LowPass(printed="a9_b1")
-    """The low-pass filter: printed, coefficients, design, or poles and zeros."""
+    filter: LowPass = LowPass(published="a9_b1")
+    """The low-pass filter: published, coefficients, design, or poles and zeros."""
 
 
 SPACE = {
@@ -22,11 +22,11 @@ SPACE = {
     "method.decay": {"uniform": [0.1, 1.0]},
     "method.filter": {
         "choice": [
-            {"printed": "none"},
-            {"printed": "a6_b4"},
-            {"printed": "a6_b2_2"},
-            {"printed": "a9_b1"},
-            {"printed": "a9_b05_05"},
+            {"published": "none"},
+            {"published": "a6_b4"},
+            {"published": "a6_b2_2"},
+            {"published": "a9_b1"},
+            {"published": "a9_b05_05"},
         ]
     },
 }

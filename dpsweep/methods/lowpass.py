@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from dpsweep.core.errors import Misfit
 from dpsweep.core.strict import Strict
-from dpsweep.filters.design import PRINTED, Coefficients, butterworth, chebyshev, pole_zero
+from dpsweep.filters.design import COEFFICIENT_SETS, Coefficients, butterworth, chebyshev, pole_zero
 from dpsweep.filters.iir import Iir, Row
 
 _DEFAULT_RIPPLE_DB = 1.0
@@ -71,7 +71,7 @@ class Root(Strict):
 class LowPass(Strict):
     """A low-pass filter over steps, given in exactly one form; it is built when it is read."""
 
-    printed: (
+    published: (
         Literal[
             "none",
             "a9_b1",
@@ -127,8 +127,8 @@ class LowPass(Strict):
             raise Misfit(self._place(e.key), str(e)) from e
 
     def _coefficients(self) -> Coefficients:
-        if self.printed is not None:
-            return PRINTED[self.printed]
+        if self.published is not None:
+            return COEFFICIENT_SETS[self.published]
         if self.coefficients is not None:
             return self.coefficients.a, self.coefficients.b
         if self.design is not None:
@@ -145,7 +145,7 @@ class LowPass(Strict):
 
 
 _FORMS = {
-    "printed": "printed: a9_b1",
+    "published": "published: a9_b1",
     "coefficients": "coefficients: {a: [-0.9], b: [0.1]}",
     "design": "design: {family: butterworth, order: 2, cutoff: 0.1}",
     "poles": "poles: [{radius: 0.9, angle: 0.0}], zeros: [{radius: 1.0, angle: 3.14159}]",

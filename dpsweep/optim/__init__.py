@@ -1,6 +1,6 @@
 """Base optimizers: the last map from a filtered gradient to the next iterate.
 
-All but AdamBC are torch's own. They are fed a released gradient; nothing in this room can see
+All but AdamBC are torch's own. They are fed a released gradient; nothing in this package can see
 private data.
 """
 

@@ -76,16 +76,16 @@ class SecureDraws:
     def standard_normal(self, size: tuple[int, ...], /) -> NDArray[np.float64]:
         """Normals, each half the sum of four; takes 32 bytes of the key stream a value."""
         num = math.prod(size)
-        out, room = np.empty(num), np.empty((5, min(num + 1, _BLOCK) // 2))
+        out, buffer = np.empty(num), np.empty((5, min(num + 1, _BLOCK) // 2))
         for start in range(0, num, _BLOCK):
             part = out[start : start + _BLOCK]
-            pairs = self._pairs(room[:, : (len(part) + 1) // 2])
+            pairs = self._pairs(buffer[:, : (len(part) + 1) // 2])
             part[:] = pairs.reshape(-1)[: len(part)]
         return out.reshape(size)
 
-    def _pairs(self, room: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Values with cos and their neighbours with sin, shape (2, num), in `room`, (5, num)."""
-        sums, (radius, angle, turned) = room[:2], room[2:]
+    def _pairs(self, buffer: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Values with cos and their neighbours with sin, shape (2, num), in `buffer`, (5, num)."""
+        sums, (radius, angle, turned) = buffer[:2], buffer[2:]
         sums[:] = 0
         for _ in range(DRAWS_PER_VALUE):
             self._radius(radius)

@@ -66,8 +66,8 @@ class Records:
 
         A CPU keeps such a slice in its cache; a GPU wants more work at a time.
         """
-        room = 2**20 if self.grads[0].device.type == "cpu" else 2**26
-        step = max(1, room // per_example)
+        budget = 2**20 if self.grads[0].device.type == "cpu" else 2**26
+        step = max(1, budget // per_example)
         for start in range(0, len(self.grads[0]), step):
             part = slice(start, start + step)
             inputs, grads = (tuple(z[part] for z in leaf) for leaf in (self.inputs, self.grads))

@@ -32,6 +32,35 @@ examples: noise multiplier 1.07, counted with a PLD accountant over Poisson batc
 
 
 @dataclass(frozen=True)
+class Growth:
+    """A number of runs that was raised when results could be seen.
+
+    Attributes:
+        plans: Runs that were planned, and how many had begun by then: as launched, and after each
+            change.
+        num_runs: Runs that the guarantee is for: all that are planned now.
+        epsilon: Of the ex-post guarantee (tune/charge.py).
+        delta: Of the same.
+    """
+
+    plans: tuple[tuple[int, int], ...]
+    num_runs: int
+    epsilon: float
+    delta: float
+
+
+def shown_plans(plans: tuple[tuple[int, int], ...]) -> str:
+    """How a number of runs was raised: planned runs, and how many had begun by then.
+
+    >>> shown_plans(((2, 0), (5, 2), (9, 4)))
+    'from 2 to 5 when 2 had begun, to 9 when 4 had begun'
+    """
+    (first, _), *later = plans
+    changes = [f"to {planned} when {begun} had begun" for planned, begun in later]
+    return f"from {first} {', '.join(changes)}"
+
+
+@dataclass(frozen=True)
 class Search:
     """What a search has spent, as far as it is known.
 
@@ -50,6 +79,8 @@ class Search:
         how: How `proven`, or under `shared` the whole, is proven.
         broken: The budget of all runs together, if they did not keep it.
         to_the_end: Epsilon of all planned runs, where fewer were run and `epsilon` is of those.
+        growth: How `planned` was raised when results could be seen; None if it was not.
+        ahead: True if `epsilon` and `delta` are of all planned runs, however many have begun.
         void: True if any of them used a test secret.
     """
 
@@ -65,6 +96,8 @@ class Search:
     how: str = ""
     broken: float | None = None
     to_the_end: float | None = None
+    growth: Growth | None = None
+    ahead: bool = False
     void: bool = False
 
 
@@ -79,11 +112,13 @@ def search_statement(search: Search, *, accounting: str, num_held_out: int) -> s
     selected = accounting == "private_selection"
     if search.void:
         return "VOID: trials of this search used a fixed test secret; there is no privacy here."
-    if search.num_runs == 0 and not selected:
+    if search.num_runs == 0 and not selected and not search.ahead:
         return "No trial has run, so nothing has been spent."
     if math.isinf(search.epsilon):
         return "NOT PRIVATE: the search trained without noise."
     words = [_selected(search) if selected else _composed(search, num_held_out)]
+    if search.growth is not None:
+        words.append(_grown(search.growth))
     if search.broken is not None:
         words.insert(
             0,
@@ -109,6 +144,8 @@ def _composed(search: Search, num_held_out: int) -> str:
     trials = f"{search.num_runs - search.confirming} {kind} trials"
     if search.confirming:
         trials += f" and {search.confirming} confirming runs"
+    if search.ahead:
+        trials = f"all {search.planned} planned runs"
     over = "a holdout from the training data" if num_held_out else "a public test split"
     figure = _figure(search.epsilon, search.delta)
     if search.shared:
@@ -118,9 +155,10 @@ def _composed(search: Search, num_held_out: int) -> str:
             f"Counted: {trials} over {over}."
         )
     each = f"Each trial: {_figure(search.each, search.delta)}. " if search.each else ""
+    way = (search.how if search.ahead else "") or "composition of the runs (PLD)"
     words = (
         f"{each}The search of {trials} over {over}, all of them looked at, and any choice among "
-        f"them: {figure} by composition of the runs (PLD)."
+        f"them: {figure} by {way}."
     )
     if search.proven:
         words += (
@@ -138,6 +176,17 @@ def _composed(search: Search, num_held_out: int) -> str:
             f"{_figure(search.to_the_end, search.delta)}."
         )
     return words
+
+
+def _grown(growth: Growth) -> str:
+    """What a figure for a number of runs is worth if results had a say in that number."""
+    figure = _figure(growth.epsilon, growth.delta)
+    return (
+        f"The number of runs was raised when results could be seen: {shown_plans(growth.plans)}. "
+        f"A figure for that number is proven only if it was fixed beforehand. For a number that "
+        f"results chose, an ex-post guarantee is proven: {figure} for {growth.num_runs} runs, and "
+        f"more if more are added."
+    )
 
 
 def _selected(search: Search) -> str:

@@ -1,6 +1,6 @@
 """Methods and sweeps side by side: what each came to, and whether a difference is noise.
 
-What is compared are arms: the trials of one sweep with one method at one epsilon. An arm stands
+What is compared are groups: the trials of one sweep with one method at one epsilon. A group stands
 for its best config, and that one for its repeats (`confirm`): the best of many noisy trials is
 lucky, and nothing is tested on it. Words and tables are side_by_side.py's.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dpsweep.core.errors import ConfigError, unknown
-from dpsweep.results.groups import Arm, Promise
+from dpsweep.results.groups import PrivacyTarget, TrialGroup
 from dpsweep.results.significance import Gap, gap_between, holm
 
 _COMMON_KEYS = ("optimizer.lr", "train.batch_size", "train.epochs", "privacy.clip_norm")
@@ -19,20 +19,20 @@ _COMMON_KEYS = ("optimizer.lr", "train.batch_size", "train.epochs", "privacy.cli
 
 @dataclass(frozen=True)
 class Compared:
-    """One arm against the reference of its epsilon.
+    """One group against the reference of its epsilon.
 
     Attributes:
-        label: The arm.
+        label: The group.
         reference: The other.
-        promise: Epsilon of both.
-        gap: Arm less reference.
-        better: True if the difference is in the arm's favour.
+        target: Epsilon of both.
+        gap: TrialGroup less reference.
+        better: True if the difference is in the group's favour.
         p: Corrected for the number of comparisons (Holm); None if there is none.
     """
 
     label: str
     reference: str
-    promise: Promise
+    target: PrivacyTarget
     gap: Gap
     better: bool
     p: float | None
@@ -40,78 +40,78 @@ class Compared:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Arms that may be compared, and how they do.
+    """Groups that may be compared, and how they do.
 
     Attributes:
-        arms: By epsilon, the smallest first, then the best mean first.
-        compared: Every arm with repeats but the references.
+        groups: By epsilon, the smallest first, then the best mean first.
+        compared: Every group with repeats but the references.
         chosen: True if the references are the best by these same repeats.
     """
 
-    arms: tuple[Arm, ...]
+    groups: tuple[TrialGroup, ...]
     compared: tuple[Compared, ...]
     chosen: bool
 
-    def groups(self) -> list[list[Arm]]:
-        """Arms of one promise together."""
-        found: dict[Any, list[Arm]] = {}
-        for arm in self.arms:
-            found.setdefault(arm.promise, []).append(arm)
+    def by_target(self) -> list[list[TrialGroup]]:
+        """Groups of one target together."""
+        found: dict[Any, list[TrialGroup]] = {}
+        for group in self.groups:
+            found.setdefault(group.target, []).append(group)
         return list(found.values())
 
 
 def compare(
-    arms: Sequence[Arm], reference: str | None = None, *, any_model: bool = False
+    groups: Sequence[TrialGroup], reference: str | None = None, *, any_model: bool = False
 ) -> Comparison:
-    """Puts arms side by side.
+    """Puts groups side by side.
 
     Args:
-        arms: Of all sweeps.
-        reference: What every other arm is tested against: a label, a method or a sweep. The best
+        groups: Of all sweeps.
+        reference: What every other group is tested against: a label, a method or a sweep. The best
             mean of each epsilon if None.
         any_model: True if they may have trained different models.
 
     Raises:
         ConfigError: If they were not after the same thing, or there is no such reference.
     """
-    check_comparable(arms, any_model=any_model)
-    labelled = _ordered(_labelled(arms))
+    check_comparable(groups, any_model=any_model)
+    labelled = _ordered(_labelled(groups))
     pairs = list(_pairs(labelled, reference))
-    gaps = [gap_between(arm.repeats, other.repeats) for arm, other in pairs]
+    gaps = [gap_between(group.repeats, other.repeats) for group, other in pairs]
     compared = tuple(
         Compared(
-            label=arm.label,
+            label=group.label,
             reference=other.label,
-            promise=arm.promise,
+            target=group.target,
             gap=gap,
-            better=arm.sign * gap.difference < 0,
+            better=group.sign * gap.difference < 0,
             p=p,
         )
-        for (arm, other), gap, p in zip(pairs, gaps, holm([gap.p for gap in gaps]), strict=True)
+        for (group, other), gap, p in zip(pairs, gaps, holm([gap.p for gap in gaps]), strict=True)
     )
     return Comparison(tuple(labelled), compared, chosen=reference is None)
 
 
-def check_comparable(arms: Sequence[Arm], *, any_model: bool = False) -> None:
-    """Raises ConfigError if two arms differ in metric, data or (unless `any_model`) in model."""
-    first = arms[0]
-    asked: list[tuple[str, Callable[[Arm], Any]]] = [
-        ("metric", lambda arm: arm.metric),
-        ("data", lambda arm: arm.data),
+def check_comparable(groups: Sequence[TrialGroup], *, any_model: bool = False) -> None:
+    """Raises ConfigError if two groups differ in metric, data or (unless `any_model`) in model."""
+    first = groups[0]
+    asked: list[tuple[str, Callable[[TrialGroup], Any]]] = [
+        ("metric", lambda group: group.metric),
+        ("data", lambda group: group.data),
     ]
-    for other in arms[1:]:
+    for other in groups[1:]:
         for what, of in asked:
             if of(other) != of(first):
                 raise _apart(what, first, other, of(first), of(other))
         shared = first.model.keys() & other.model.keys()
         apart = {key for key in shared if first.model[key] != other.model[key]}
         if apart and not any_model:
-            mine, theirs = ({k: arm.model[k] for k in sorted(apart)} for arm in (first, other))
+            mine, theirs = ({k: group.model[k] for k in sorted(apart)} for group in (first, other))
             error = _apart("model", first, other, mine, theirs)
             raise ConfigError(f"{error}, or add --any-model")
 
 
-def _apart(what: str, one: Arm, other: Arm, mine: Any, theirs: Any) -> ConfigError:
+def _apart(what: str, one: TrialGroup, other: TrialGroup, mine: Any, theirs: Any) -> ConfigError:
     return ConfigError(
         f"{what}: {one.method} (sweep {one.sweep}) has {_shown(mine)} and {other.method} (sweep "
         f"{other.sweep}) {_shown(theirs)}: their results are about different things. Compare "
@@ -125,83 +125,87 @@ def _shown(value: Any) -> str:
     return ", ".join(f"{k}: {v}" for k, v in value.items())
 
 
-def uneven(group: Sequence[Arm]) -> list[str]:
-    """In which ways arms of one epsilon were not given the same, a sentence each."""
-    asked: list[tuple[str, Callable[[Arm], Any]]] = [
-        ("trials", lambda arm: "secret" if arm.trials is None else arm.trials),
-        ("delta", lambda arm: f"{arm.delta:.3g}"),
-        ("epochs", lambda arm: " to ".join(f"{e:g}" for e in dict.fromkeys(arm.epochs))),
-        ("repeats", lambda arm: len(arm.repeats)),
-        ("configs that were repeated", lambda arm: arm.num_confirmed),
-        ("model", lambda arm: _shown(arm.model)),
-        ("accounting", lambda arm: arm.accounting),
+def uneven(peers: Sequence[TrialGroup]) -> list[str]:
+    """In which ways groups of one epsilon were not given the same, a sentence each."""
+    asked: list[tuple[str, Callable[[TrialGroup], Any]]] = [
+        ("trials", lambda group: "secret" if group.trials is None else group.trials),
+        ("delta", lambda group: f"{group.delta:.3g}"),
+        ("epochs", lambda group: " to ".join(f"{e:g}" for e in dict.fromkeys(group.epochs))),
+        ("repeats", lambda group: len(group.repeats)),
+        ("configs that were repeated", lambda group: group.num_confirmed),
+        ("model", lambda group: _shown(group.model)),
+        ("accounting", lambda group: group.accounting),
     ]
     for key in _COMMON_KEYS:
         asked.append((f"a search over {key}", _searches(key)))
     found = []
     for what, of in asked:
         by_value: dict[Any, list[str]] = {}
-        for arm in group:
-            by_value.setdefault(of(arm), []).append(arm.label)
+        for group in peers:
+            by_value.setdefault(of(group), []).append(group.label)
         if len(by_value) > 1:
             parts = "; ".join(f"{value}: {', '.join(labels)}" for value, labels in by_value.items())
             found.append(f"not equal: {what} ({parts})")
     return found
 
 
-def _searches(key: str) -> Callable[[Arm], str]:
-    return lambda arm: "yes" if key in arm.searched else "no"
+def _searches(key: str) -> Callable[[TrialGroup], str]:
+    return lambda group: "yes" if key in group.searched else "no"
 
 
-def _labelled(arms: Sequence[Arm]) -> list[Arm]:
-    """Arms by their methods or, where two of one epsilon have the same, with sweep and folder."""
+def _labelled(groups: Sequence[TrialGroup]) -> list[TrialGroup]:
+    """Groups by their methods or, where two of one epsilon have the same, with sweep and folder."""
     for longer in (
-        lambda arm: arm.method,
-        lambda arm: f"{arm.sweep}/{arm.method}",
-        lambda arm: f"{arm.folder}:{arm.sweep}/{arm.method}",
+        lambda group: group.method,
+        lambda group: f"{group.sweep}/{group.method}",
+        lambda group: f"{group.folder}:{group.sweep}/{group.method}",
     ):
-        named = [replace(arm, label=longer(arm)) for arm in arms]
-        if len({(arm.promise, arm.label) for arm in named}) == len(arms):
+        named = [replace(group, label=longer(group)) for group in groups]
+        if len({(group.target, group.label) for group in named}) == len(groups):
             return named
     raise ConfigError(
-        f"sweep {arms[0].sweep!r} is named twice. Name each sweep once, or give the state folders "
-        f"it is in as --state FOLDER"
+        f"sweep {groups[0].sweep!r} is named twice. Name each sweep once, or give the state "
+        f"folders it is in as --state FOLDER"
     )
 
 
-def _ordered(arms: list[Arm]) -> list[Arm]:
-    def place(arm: Arm) -> tuple[Any, ...]:
-        epsilon, scope, noise = arm.promise
-        figure = arm.mean if arm.mean is not None else (arm.best.value if arm.best else None)
+def _ordered(groups: list[TrialGroup]) -> list[TrialGroup]:
+    def place(group: TrialGroup) -> tuple[Any, ...]:
+        epsilon, scope, noise = group.target
+        figure = (
+            group.mean if group.mean is not None else (group.best.value if group.best else None)
+        )
         return (
             (epsilon is None, epsilon or 0.0, scope, noise or 0.0),
-            arm.mean is None,
+            group.mean is None,
             figure is None,
-            arm.sign * (figure or 0.0),
+            group.sign * (figure or 0.0),
         )
 
-    return sorted(arms, key=place)
+    return sorted(groups, key=place)
 
 
-def _pairs(arms: list[Arm], reference: str | None) -> Iterable[tuple[Arm, Arm]]:
-    """Every arm with repeats, and the reference of its epsilon."""
+def _pairs(
+    groups: list[TrialGroup], reference: str | None
+) -> Iterable[tuple[TrialGroup, TrialGroup]]:
+    """Every group with repeats, and the reference of its epsilon."""
     if reference is not None:
-        _check_known(arms, reference)
-    for promise in dict.fromkeys(arm.promise for arm in arms):
-        group = [arm for arm in arms if arm.promise == promise and arm.repeats]
-        others = [arm for arm in group if reference is None or _is_named(arm, reference)]
+        _check_known(groups, reference)
+    for target in dict.fromkeys(group.target for group in groups):
+        peers = [group for group in groups if group.target == target and group.repeats]
+        others = [group for group in peers if reference is None or _is_named(group, reference)]
         if len(others) > 1 and reference is not None:
             raise ConfigError(
-                f"--reference {reference}: means {' and '.join(arm.label for arm in others)}. "
+                f"--reference {reference}: means {' and '.join(group.label for group in others)}. "
                 f"Name one of them"
             )
-        yield from ((arm, others[0]) for arm in group if others and arm is not others[0])
+        yield from ((group, others[0]) for group in peers if others and group is not others[0])
 
 
-def _check_known(arms: list[Arm], reference: str) -> None:
-    if not any(_is_named(arm, reference) for arm in arms):
-        raise unknown("arm", reference, {arm.label for arm in arms}, where="--reference")
+def _check_known(groups: list[TrialGroup], reference: str) -> None:
+    if not any(_is_named(group, reference) for group in groups):
+        raise unknown("group", reference, {group.label for group in groups}, where="--reference")
 
 
-def _is_named(arm: Arm, name: str) -> bool:
-    return name in (arm.label, arm.method, arm.sweep)
+def _is_named(group: TrialGroup, name: str) -> bool:
+    return name in (group.label, group.method, group.sweep)

@@ -6,7 +6,7 @@ from rich.table import Table
 
 from dpsweep.privacy.statement import shown_delta
 from dpsweep.results.compare import Compared, Comparison, uneven
-from dpsweep.results.groups import Arm
+from dpsweep.results.groups import TrialGroup
 from dpsweep.results.importance import LEAST_TRIALS
 from dpsweep.results.rich_table import plain_table
 from dpsweep.results.significance import CONFIDENCE, LEVEL
@@ -19,7 +19,7 @@ _TOP_KEYS = 2
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """One line an arm."""
+    """One line a group."""
     table = plain_table(_title(comparison), caption=_legend(comparison), caption_justify="left")
     for name in _HEADINGS:
         table.add_column(name, justify="left" if name == "method" else "right")
@@ -40,12 +40,12 @@ def markdown(comparison: Comparison) -> str:
 
 def rows(comparison: Comparison) -> dict[str, Any]:
     """The same as plain data, for --json."""
-    first = comparison.arms[0]
+    first = comparison.groups[0]
     return {
         "metric": first.metric,
         "confidence": CONFIDENCE,
         "level": LEVEL,
-        "arms": [_arm_row(arm) for arm in comparison.arms],
+        "groups": [_arm_row(group) for group in comparison.groups],
         "compared": [_compared_row(each) for each in comparison.compared],
         "warnings": warnings(comparison),
     }
@@ -54,27 +54,33 @@ def rows(comparison: Comparison) -> dict[str, Any]:
 def sentences(comparison: Comparison) -> list[str]:
     """What the figures say, what carried each search, and what to be careful about."""
     found = []
-    several = len(comparison.groups()) > 1
-    for group in comparison.groups():
-        at = f"at ε {shown_promise(group[0])}: " if several else ""
-        by_label = {c.label: c for c in comparison.compared if c.promise == group[0].promise}
-        found += [at + _verdict(by_label[arm.label], arm) for arm in group if arm.label in by_label]
-        found += [f"{at}{arm.label}: {_carried(arm)}" for arm in group]
+    several = len(comparison.by_target()) > 1
+    for peers in comparison.by_target():
+        at = f"at ε {shown_promise(peers[0])}: " if several else ""
+        by_label = {c.label: c for c in comparison.compared if c.target == peers[0].target}
+        found += [
+            at + _verdict(by_label[group.label], group)
+            for group in peers
+            if group.label in by_label
+        ]
+        found += [f"{at}{group.label}: {_carried(group)}" for group in peers]
     return [*found, *warnings(comparison)]
 
 
 def warnings(comparison: Comparison) -> list[str]:
     """What to be careful about."""
     found = []
-    groups = comparison.groups()
-    for group in groups:
-        at = f"at ε {shown_promise(group[0])} " if len(groups) > 1 else ""
-        found += [f"{at}{sentence}" for sentence in uneven(group)]
-        found += _without_a_test(comparison, group, at)
-    for arm in comparison.arms:
-        found += [f"{arm.sweep}: {remark}" for remark in arm.remarks]
-        if arm.num_failed:
-            found.append(f"{arm.label}: {arm.num_failed} repeats failed and are not in its mean")
+    by_target = comparison.by_target()
+    for peers in by_target:
+        at = f"at ε {shown_promise(peers[0])} " if len(by_target) > 1 else ""
+        found += [f"{at}{sentence}" for sentence in uneven(peers)]
+        found += _without_a_test(comparison, peers, at)
+    for group in comparison.groups:
+        found += [f"{group.sweep}: {remark}" for remark in group.remarks]
+        if group.num_failed:
+            found.append(
+                f"{group.label}: {group.num_failed} repeats failed and are not in its mean"
+            )
     if comparison.compared and (few := _hardly_searched(comparison)):
         found.append(
             f"fewer than {LEAST_TRIALS} trials were spent on {', '.join(few)}: a difference may be "
@@ -87,7 +93,7 @@ def warnings(comparison: Comparison) -> list[str]:
             "repeats do not share public seeds one by one, so those marked W are compared by "
             "Welch's test and not in pairs"
         )
-    if any(arm.num_confirmed > 1 for arm in comparison.arms):
+    if any(group.num_confirmed > 1 for group in comparison.groups):
         found.append(
             "where several configs were repeated, the best mean of them is shown, and that is "
             "still a little lucky"
@@ -100,23 +106,23 @@ def warnings(comparison: Comparison) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def shown_promise(arm: Arm) -> str:
-    """The epsilon of an arm's trials, or of its whole sweep."""
-    epsilon, scope, noise = arm.promise
+def shown_promise(group: TrialGroup) -> str:
+    """The epsilon of a group's trials, or of its whole sweep."""
+    epsilon, scope, noise = group.target
     if epsilon is None:
         return f"of σ {noise:g}"
     return f"{epsilon:g}" + (" (all runs together)" if scope == "sweep" else "")
 
 
 def _hardly_searched(comparison: Comparison) -> list[str]:
-    """Arms in which something was searched, in few trials."""
-    few = [arm for arm in comparison.arms if (arm.trials or LEAST_TRIALS) < LEAST_TRIALS]
-    return list(dict.fromkeys(arm.label for arm in few if arm.searched))
+    """Groups in which something was searched, in few trials."""
+    few = [group for group in comparison.groups if (group.trials or LEAST_TRIALS) < LEAST_TRIALS]
+    return list(dict.fromkeys(group.label for group in few if group.searched))
 
 
 def _title(comparison: Comparison) -> str:
-    first = comparison.arms[0]
-    models = sorted({str(arm.model.get("name", "several models")) for arm in comparison.arms})
+    first = comparison.groups[0]
+    models = sorted({str(group.model.get("name", "several models")) for group in comparison.groups})
     return (
         f"{first.metric} on {first.data['name']}, {' or '.join(models)}, "
         f"delta {shown_delta(first.delta)} a trial"
@@ -134,89 +140,92 @@ def _legend(comparison: Comparison) -> str:
 
 
 def _rows(comparison: Comparison) -> list[list[str]]:
-    by_place = {(each.promise, each.label): each for each in comparison.compared}
+    by_place = {(each.target, each.label): each for each in comparison.compared}
     found = []
-    for arm in comparison.arms:
-        each = by_place.get((arm.promise, arm.label))
+    for group in comparison.groups:
+        each = by_place.get((group.target, group.label))
         found.append(
             [
-                shown_promise(arm),
-                arm.label,
-                "secret" if arm.trials is None else str(arm.trials),
-                _figure(arm.best.value if arm.best else None),
-                _figure(arm.mean),
-                _figure(arm.half),
-                str(len(arm.repeats)) if arm.repeats else "–",
-                _amount(each.gap.difference, arm) if each else "–",
+                shown_promise(group),
+                group.label,
+                "secret" if group.trials is None else str(group.trials),
+                _figure(group.best.value if group.best else None),
+                _figure(group.mean),
+                _figure(group.half),
+                str(len(group.repeats)) if group.repeats else "–",
+                _amount(each.gap.difference, group) if each else "–",
                 _p(each) if each else "–",
             ]
         )
     return found
 
 
-def _verdict(each: Compared, arm: Arm) -> str:
-    """Whether an arm and the reference differ, in a sentence."""
+def _verdict(each: Compared, group: TrialGroup) -> str:
+    """Whether a group and the reference differ, in a sentence."""
     gap, (ours, theirs) = each.gap, each.gap.num_runs
-    amount = _amount(abs(gap.difference), arm, sign=False)
-    margin = "" if gap.half is None else f" ± {_amount(gap.half, arm, sign=False)}"
+    amount = _amount(abs(gap.difference), group, sign=False)
+    margin = "" if gap.half is None else f" ± {_amount(gap.half, group, sign=False)}"
     how = f"{ours} pairs of runs" if gap.kind == "paired" else f"{ours} and {theirs} runs, Welch"
     if each.p is None:
         return (
-            f"{arm.label} and {each.reference}: {ours} and {theirs} runs are too few, or too much "
-            f"alike, to test a difference of {amount}{margin}; confirm with seeds: 5"
+            f"{group.label} and {each.reference}: {ours} and {theirs} runs are too few, or too "
+            f"much alike, to test a difference of {amount}{margin}; confirm with seeds: 5"
         )
     if each.p >= LEVEL:
         return (
-            f"{arm.label}: no difference from {each.reference} that these {ours + theirs} runs can "
-            f"show ({_amount(gap.difference, arm)}{margin} {_unit(arm)}, p = {each.p:.2g}, {how})"
+            f"{group.label}: no difference from {each.reference} that these {ours + theirs} runs "
+            f"can show ({_amount(gap.difference, group)}{margin} {_unit(group)}, p = {each.p:.2g}, "
+            f"{how})"
         )
     which = "better" if each.better else "worse"
     return (
-        f"{arm.label}: {which} than {each.reference} by {amount}{margin} {_unit(arm)} "
+        f"{group.label}: {which} than {each.reference} by {amount}{margin} {_unit(group)} "
         f"(p = {each.p:.2g}, {how})"
     )
 
 
-def _carried(arm: Arm) -> str:
+def _carried(group: TrialGroup) -> str:
     """What its best config is, and which keys made trials good."""
-    if arm.best is None:
+    if group.best is None:
         return "no trial was completed"
-    knobs = knob_words(arm.best, without=(EPSILON_KEY, "method.name")) or "nothing was searched"
-    words = f"best is trial {arm.best.number}: {knobs}"
-    if arm.shares:
-        top = list(arm.shares.items())[:_TOP_KEYS]
+    hyperparams = (
+        knob_words(group.best, without=(EPSILON_KEY, "method.name")) or "nothing was searched"
+    )
+    words = f"best is trial {group.best.number}: {hyperparams}"
+    if group.shares:
+        top = list(group.shares.items())[:_TOP_KEYS]
         shares = ", ".join(f"{heading(key)} {share:.0%}" for key, share in top)
         return f"{words}. What carried the search (PED-ANOVA): {shares}"
-    if arm.trials is not None:
+    if group.trials is not None:
         return f"{words}. Too few trials ({LEAST_TRIALS} complete ones) to say what carried it"
     return words
 
 
-def _without_a_test(comparison: Comparison, group: list[Arm], at: str) -> list[str]:
-    """Arms that could not be compared, and why."""
-    bare = [arm.label for arm in group if not arm.repeats and arm.best]
+def _without_a_test(comparison: Comparison, peers: list[TrialGroup], at: str) -> list[str]:
+    """Groups that could not be compared, and why."""
+    bare = [group.label for group in peers if not group.repeats and group.best]
     found = []
     if bare:
         found.append(
             f"{at}not repeated: {', '.join(bare)}: the best of many noisy trials is lucky, and "
             f"nothing is tested on it. confirm: {{top: 1, seeds: 5, each_method: true}} repeats it"
         )
-    tested = any(each.promise == group[0].promise for each in comparison.compared)
-    if sum(bool(arm.repeats) for arm in group) > 1 and not tested:
+    tested = any(each.target == peers[0].target for each in comparison.compared)
+    if sum(bool(group.repeats) for group in peers) > 1 and not tested:
         found.append(f"{at}nothing is tested: the reference has no repeats there")
-    if len(group) == 1:
-        found.append(f"{at}there is {group[0].label} alone")
+    if len(peers) == 1:
+        found.append(f"{at}there is {peers[0].label} alone")
     return found
 
 
-def _amount(value: float, arm: Arm, *, sign: bool = True) -> str:
+def _amount(value: float, group: TrialGroup, *, sign: bool = True) -> str:
     """A difference, in points where the metric is an accuracy."""
-    scaled = 100 * value if arm.metric == _POINTS else value
+    scaled = 100 * value if group.metric == _POINTS else value
     return f"{scaled:+.2f}" if sign else f"{scaled:.2f}"
 
 
-def _unit(arm: Arm) -> str:
-    return "points" if arm.metric == _POINTS else f"of {arm.metric}"
+def _unit(group: TrialGroup) -> str:
+    return "points" if group.metric == _POINTS else f"of {group.metric}"
 
 
 def _figure(value: float | None) -> str:
@@ -228,31 +237,33 @@ def _p(each: Compared) -> str:
     return "–" if each.p is None else f"{each.p:.2g}{mark}"
 
 
-def _arm_row(arm: Arm) -> dict[str, Any]:
-    epsilon, scope, noise = arm.promise
-    best = arm.best
+def _arm_row(group: TrialGroup) -> dict[str, Any]:
+    epsilon, scope, noise = group.target
+    best = group.best
     return {
-        "label": arm.label,
-        "sweep": arm.sweep,
-        "state": arm.folder,
-        "method": arm.method,
+        "label": group.label,
+        "sweep": group.sweep,
+        "state": group.folder,
+        "method": group.method,
         "epsilon": epsilon,
         "scope": scope,
         "noise_multiplier": noise,
-        "delta": arm.delta,
-        "trials": arm.trials,
+        "delta": group.delta,
+        "trials": group.trials,
         "trial": best.number if best else None,
         "value": best.value if best else None,
-        "knobs": {k: shown_value(v) if isinstance(v, dict) else v for k, v in best.knobs.items()}
+        "knobs": {
+            k: shown_value(v) if isinstance(v, dict) else v for k, v in best.hyperparams.items()
+        }
         if best
         else {},
-        "mean": arm.mean,
-        "half_width": arm.half,
-        "repeats": [{"seed": seed, "value": value} for seed, value in arm.repeats],
-        "failed_repeats": arm.num_failed,
-        "confirmed_configs": arm.num_confirmed,
-        "importance": arm.shares,
-        "remarks": list(arm.remarks),
+        "mean": group.mean,
+        "half_width": group.half,
+        "repeats": [{"seed": seed, "value": value} for seed, value in group.repeats],
+        "failed_repeats": group.num_failed,
+        "confirmed_configs": group.num_confirmed,
+        "importance": group.shares,
+        "remarks": list(group.remarks),
     }
 
 
@@ -260,7 +271,7 @@ def _compared_row(each: Compared) -> dict[str, Any]:
     return {
         "label": each.label,
         "reference": each.reference,
-        "epsilon": each.promise[0],
+        "epsilon": each.target[0],
         "difference": each.gap.difference,
         "half_width": each.gap.half,
         "test": each.gap.kind,

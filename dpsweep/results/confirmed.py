@@ -19,7 +19,7 @@ def luck(
     metric: str,
     num_trials: int,
     *,
-    in_secret: bool = False,
+    is_private_selection: bool = False,
     confirming: bool = False,
 ) -> str:
     """How much the figure of a chosen trial is worth, in a sentence.
@@ -29,7 +29,7 @@ def luck(
         repeats: Its repeats, if its config was confirmed.
         metric: What it was chosen by.
         num_trials: How many trials of the search it was chosen from.
-        in_secret: True if that is nobody's to know.
+        is_private_selection: True if that is nobody's to know.
         confirming: True if the best configs were to be repeated.
     """
     if repeats:
@@ -39,7 +39,7 @@ def luck(
         )
     if confirming and not repeats:
         return f"{metric} is that of one run: no repeat of this config came to a result."
-    if in_secret:
+    if is_private_selection:
         return f"{metric} is that of the winner of a private selection: part of it is luck."
     if num_trials == 1:
         return f"{metric} is that of one run; another would come out otherwise."

@@ -9,9 +9,10 @@ from dpsweep.config.trial import config_yaml
 from dpsweep.core.errors import StateError
 from dpsweep.execution.tracking import provenance
 from dpsweep.results.confirmed import luck
-from dpsweep.search.charge import run_of, search_promise, statement
+from dpsweep.search.charge import statement
 from dpsweep.search.confirmation import Confirmation
 from dpsweep.search.trial_record import Record
+from dpsweep.store.statement import statement_of
 from dpsweep.store.study import Study
 
 _MARK = "# dpsweep export"
@@ -28,7 +29,7 @@ class Origin:
         num_trials: How many the search had.
         search_words: What the search as a whole has spent.
         confirmed: What repeating the best configs came to, by trial.
-        in_secret: True if it was a private selection.
+        is_private_selection: True if it was a private selection.
         confirming: True if the best configs were to be repeated.
     """
 
@@ -37,7 +38,7 @@ class Origin:
     num_trials: int
     search_words: str
     confirmed: dict[int, Confirmation]
-    in_secret: bool
+    is_private_selection: bool
     confirming: bool
 
     def luck(self, record: Record) -> str:
@@ -48,41 +49,22 @@ class Origin:
             repeats,
             self.metric,
             self.num_trials,
-            in_secret=self.in_secret,
+            is_private_selection=self.is_private_selection,
             confirming=self.confirming,
         )
 
 
 def origin_of(study: Study) -> Origin:
     """Where exports of this study come from, and what the search has spent so far."""
-    records, inherited = study.records(), _inherited(study)
-    promise = search_promise(
-        study.sweep,
-        [run_of(record) for record in records],
-        confirming=sum(record.confirms is not None for record in records),
-        void=study.is_void or any(record.void for record in records),
-    )
+    records = study.records()
     return Origin(
         sweep=study.sweep.name,
         metric=study.sweep.config.objective.metric,
         num_trials=sum(record.confirms is None for record in records),
-        search_words=" ".join(filter(None, [promise, study.sweep.config.stop.words, inherited])),
+        search_words=statement_of(study),
         confirmed=study.confirmed(),
-        in_secret=study.sweep.in_secret,
+        is_private_selection=study.sweep.is_private_selection,
         confirming=study.sweep.config.confirm is not None,
-    )
-
-
-def _inherited(study: Study) -> str:
-    """What an earlier sweep that was learned from adds to the promise."""
-    warm = study.warm_start
-    if warm is None or not study.sweep.config.sampler.learns:
-        return ""
-    sweeps = ", before it ".join(warm["sweeps"][::-1])
-    return (
-        f"Its proposals began from the results of sweep {sweeps} "
-        f"on the same data ({warm['trials']} trials in the last): what was spent there is not in "
-        f"this figure, and adds to it."
     )
 
 

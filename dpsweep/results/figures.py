@@ -72,7 +72,7 @@ def figures(study: Study) -> dict[str, go.Figure]:
     Returns:
         Those of `TITLES` that have something to show; none for a private selection.
     """
-    if study.sweep.in_secret:
+    if study.sweep.is_private_selection:
         return {}
     seen = _Seen.of(study)
     made = {name: make(study, seen) for name, make in _MAKERS.items()}
@@ -171,7 +171,11 @@ def _pair(x: str, y: str) -> Maker:
     def make(study: Study, seen: _Seen) -> go.Figure | None:
         if x not in seen.axes or y not in seen.axes:
             return None
-        both = [r for r in seen.done if r.knobs.get(x) is not None and r.knobs.get(y) is not None]
+        both = [
+            r
+            for r in seen.done
+            if r.hyperparams.get(x) is not None and r.hyperparams.get(y) is not None
+        ]
         if len(both) < 2:
             return None
         return pair(both, seen.axes[x], seen.axes[y], study.sweep.config.objective)

@@ -11,7 +11,7 @@ from dpsweep.search.confirmation import best_of, confirmations
 from dpsweep.search.trial_record import Record
 from dpsweep.store.study import Study
 
-Promise = tuple[float | None, str, float | None]
+PrivacyTarget = tuple[float | None, str, float | None]
 """Epsilon (None where noise is given), its scope, and the noise multiplier that was given."""
 
 _METHOD = "method.name"
@@ -20,7 +20,7 @@ _PLACES = ("root",)
 
 
 @dataclass(frozen=True)
-class Arm:
+class TrialGroup:
     """The trials of one sweep with one method at one epsilon.
 
     Attributes:
@@ -28,7 +28,7 @@ class Arm:
         sweep: Its sweep.
         folder: The state folder of that.
         method: The method, or what the search calls it.
-        promise: What each of its trials keeps.
+        target: What each of its trials keeps.
         delta: Failure probability of a trial.
         metric: What trials are judged by.
         sign: -1 if large values of it are good, 1 if small ones are.
@@ -50,7 +50,7 @@ class Arm:
     sweep: str
     folder: str
     method: str
-    promise: Promise
+    target: PrivacyTarget
     delta: float
     metric: str
     sign: int
@@ -83,8 +83,8 @@ class Arm:
         return half_width(self.values)
 
 
-def arms_of(study: Study, folder: str, *, driven: bool = False) -> list[Arm]:
-    """The arms of one sweep.
+def groups_of(study: Study, folder: str, *, driven: bool = False) -> list[TrialGroup]:
+    """The groups of one sweep.
 
     Args:
         study: The sweep's.
@@ -99,14 +99,14 @@ def arms_of(study: Study, folder: str, *, driven: bool = False) -> list[Arm]:
         raise StateError(
             f"sweep {study.sweep.name!r} in {folder} has no trial yet. See: dpsweep status"
         )
-    split: dict[tuple[Promise, str], list[Record]] = {}
+    split: dict[tuple[PrivacyTarget, str], list[Record]] = {}
     for record in records:
         split.setdefault((_promise(study, record), _method(record)), []).append(record)
     remarks = _remarks(study, driven=driven)
     return [_arm(study, folder, *key, found, remarks) for key, found in split.items()]
 
 
-def _promise(study: Study, record: Record) -> Promise:
+def _promise(study: Study, record: Record) -> PrivacyTarget:
     whole, privacy = study.sweep.whole, record.config.privacy
     if whole:
         return whole.epsilon, "sweep", None
@@ -114,39 +114,39 @@ def _promise(study: Study, record: Record) -> Promise:
 
 
 def _method(record: Record) -> str:
-    return str(record.knobs.get(_METHOD, record.config.method.name))
+    return str(record.hyperparams.get(_METHOD, record.config.method.name))
 
 
 def _arm(
     study: Study,
     folder: str,
-    promise: Promise,
+    target: PrivacyTarget,
     method: str,
     records: list[Record],
     remarks: tuple[str, ...],
-) -> Arm:
-    objective, in_secret = study.sweep.config.objective, study.sweep.in_secret
+) -> TrialGroup:
+    objective, is_private_selection = study.sweep.config.objective, study.sweep.is_private_selection
     trials = [r for r in records if r.confirms is None]
     confirmed = confirmations(records)
     best, repeats = best_of(trials, records, objective.sign)
     epochs = [r.config.train.epochs for r in records]
     data = records[0].config.data.model_dump(mode="json", exclude_none=True)
     named = records[0].config.data.name not in ("folder", "npz")
-    return Arm(
+    return TrialGroup(
         label=method,
         sweep=study.sweep.name,
         folder=folder,
         method=method,
-        promise=promise,
+        target=target,
         delta=records[0].config.delta,
         metric=objective.metric,
         sign=objective.sign,
         data={k: v for k, v in data.items() if not (named and k in _PLACES)},
         model=_common([r.config.model.model_dump(mode="json", exclude_none=True) for r in records]),
         epochs=(min(epochs), max(epochs)),
-        searched=tuple(dict.fromkeys(key for r in trials for key in r.knobs)),
+        searched=tuple(dict.fromkeys(key for r in trials for key in r.hyperparams)),
         accounting=study.sweep.config.accounting,
-        trials=None if in_secret else len(trials),
+        trials=None if is_private_selection else len(trials),
         best=best,
         repeats=repeats,
         num_failed=confirmed[best.number].num_failed if best and best.number in confirmed else 0,
@@ -167,7 +167,7 @@ def _remarks(study: Study, *, driven: bool) -> tuple[str, ...]:
     sweep, found = study.sweep, list[str]()
     if study.is_void:
         found.append("void: a trial used a fixed test secret, and nothing is promised of it")
-    if sweep.in_secret:
+    if sweep.is_private_selection:
         found.append("a private selection: only its winner is told, and nothing was repeated")
     elif not study.is_finished():
         state = "still runs" if driven else "was stopped before its end"

@@ -67,11 +67,15 @@ def _is_fixed(leaf: Leaf) -> bool:
 
 def _in_full(trial: FrozenTrial, found: list[Leaf]) -> FrozenTrial:
     """The trial with what was taken in turn among its parameters: no sampler proposed that."""
-    params, ways, knobs = dict(trial.params), dict(trial.distributions), trial.user_attrs["knobs"]
+    params, ways, hyperparams = (
+        dict(trial.params),
+        dict(trial.distributions),
+        trial.user_attrs["knobs"],
+    )
     for leaf in found:
         name, domain = leaf.slot.name, leaf.domain
-        if isinstance(domain, Choice) and domain.in_turn and leaf.slot.key in knobs:
-            index = domain.options.index(knobs[leaf.slot.key])
+        if isinstance(domain, Choice) and domain.in_turn and leaf.slot.key in hyperparams:
+            index = domain.options.index(hyperparams[leaf.slot.key])
             params[name] = domain.labels[index]
             ways[name] = CategoricalDistribution(domain.labels)
     return optuna.trial.create_trial(

@@ -56,7 +56,7 @@ def page(study: Study, drawn: dict[str, go.Figure] | None = None) -> str:
     drawn = figures(study) if drawn is None else drawn
     origin, records = origin_of(study), study.records()
     compared = standings(records, study.sweep.config.objective.direction)
-    secret = study.sweep.in_secret
+    secret = study.sweep.is_private_selection
     environment = Environment(
         loader=PackageLoader("dpsweep.results", "."), autoescape=True, undefined=StrictUndefined
     )
@@ -66,8 +66,8 @@ def page(study: Study, drawn: dict[str, go.Figure] | None = None) -> str:
             "state": _state(study),
             "subject": _subject(study),
             "void": study.is_void,
-            "trial_promise": f"Trial {best[0].number}: {statement(best[0])}",
-            "search_promise": origin.search_words,
+            "statement_of_trial": f"Trial {best[0].number}: {statement(best[0])}",
+            "runs_statement": origin.search_words,
             "facts": _facts(study, best[0], origin),
             "luck": origin.luck(best[0]),
             "verdict": verdict(compared),
@@ -169,7 +169,7 @@ def _facts(study: Study, best: Record, origin: Origin) -> list[dict[str, str]]:
         epsilon = NO_EPSILON
     facts = [(figure, words), (config.method.name, f"method of the best, trial {best.number}")]
     facts.append((f"ε = {epsilon}", f"of that trial, δ = {shown_delta(config.delta)}"))
-    if not study.sweep.in_secret:
+    if not study.sweep.is_private_selection:
         repeated = sum(r.confirms is not None for r in study.records())
         more = f", and {repeated} repeats" if repeated else ""
         facts.append((str(origin.num_trials), f"trials in the search{more}"))
@@ -177,7 +177,7 @@ def _facts(study: Study, best: Record, origin: Origin) -> list[dict[str, str]]:
 
 
 def _config(record: Record, origin: Origin) -> dict[str, str]:
-    epsilon = record.knobs.get(EPSILON_KEY)
+    epsilon = record.hyperparams.get(EPSILON_KEY)
     title = f"For ε = {epsilon:g}: trial {record.number}" if epsilon is not None else ""
     return {"title": title, "text": to_yaml(record, 1, origin)}
 
@@ -218,7 +218,7 @@ def _figure(name: str, figure: go.Figure) -> dict[str, Any]:
 
 
 def _why_none(study: Study, drawn: dict[str, go.Figure]) -> str:
-    if study.sweep.in_secret:
+    if study.sweep.is_private_selection:
         return NO_FIGURES_OF_A_SECRET
     return "" if drawn else NO_FIGURES_YET
 

@@ -41,7 +41,7 @@ def nothing_to_show(study: Study, name: str | None = None) -> StateError:
         name: What its user calls it, such as OWNER/NAME; as it calls itself if None.
     """
     name = name or study.sweep.name
-    if study.sweep.in_secret and not study.is_finished():
+    if study.sweep.is_private_selection and not study.is_finished():
         return StateError(
             f"sweep {name!r} is a private selection, of which nothing is told before its end. "
             f"Go on with: dpsweep resume {name}"
@@ -49,9 +49,25 @@ def nothing_to_show(study: Study, name: str | None = None) -> StateError:
     return StateError(f"sweep {name!r} has no complete trial yet. See: dpsweep status {name}")
 
 
+def nothing_completed(study: Study, see: str) -> StateError:
+    """The error for a sweep that ended without a complete trial.
+
+    Args:
+        study: The search.
+        see: What shows its trials.
+    """
+    words = f"sweep {study.sweep.name!r} is finished, and no trial was completed"
+    failed = [record for record in study.records() if record.state == "failed"]
+    if (
+        failed and not study.sweep.is_private_selection
+    ):  # of a private selection nothing else is said
+        words += f": {len(failed)} failed, the last one with: {failed[-1].reason}"
+    return StateError(f"{words}. See: {see}")
+
+
 def target_of(record: Record, out: Path) -> Path:
     """Where a winner's config goes: `out`, with the budget in its name if there are several."""
-    epsilon = record.knobs.get(EPSILON_KEY)
+    epsilon = record.hyperparams.get(EPSILON_KEY)
     return out if epsilon is None else out.with_stem(f"{out.stem}-epsilon-{epsilon:g}")
 
 
@@ -79,7 +95,7 @@ def budget_table(study: Study) -> Table:
         cost = objective.sign * (record.value or 0.0)
         beaten = any(objective.sign * (other.value or 0.0) <= cost for other in best[:i])
         table.add_row(
-            f"{record.knobs[EPSILON_KEY]:g}",
+            f"{record.hyperparams[EPSILON_KEY]:g}",
             str(record.number),
             shown_value(record.value),
             str(counts[record.number]),

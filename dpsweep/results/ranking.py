@@ -46,26 +46,28 @@ def standings(records: list[Record], direction: str) -> list[Standing]:
     They are ranked by fresh runs of their best configs if each has some, else by their best trials.
     """
     sign = -1 if direction == "maximize" else 1
-    arms: dict[tuple[float | None, str], list[Record]] = {}
+    groups: dict[tuple[float | None, str], list[Record]] = {}
     for record in records:
-        if _KEY in record.knobs and record.confirms is None:
-            arms.setdefault((record.epsilon, record.knobs[_KEY]), []).append(record)
-    if len({method for _, method in arms}) < 2:
+        if _KEY in record.hyperparams and record.confirms is None:
+            groups.setdefault((record.epsilon, record.hyperparams[_KEY]), []).append(record)
+    if len({method for _, method in groups}) < 2:
         return []
-    table = [_standing(*key, trials, records, sign) for key, trials in arms.items()]
-    return [standing for group in _by_epsilon(table) for standing in _ordered(group, sign)]
+    table = [_standing(*key, trials, records, sign) for key, trials in groups.items()]
+    return [standing for peers in _by_epsilon(table) for standing in _ordered(peers, sign)]
 
 
 def verdict(table: list[Standing]) -> str:
     """Who is ahead, a sentence an epsilon; empty without several methods or a complete trial."""
-    groups = _by_epsilon(table)
-    where = [f"At epsilon {group[0].epsilon:g}, " if len(groups) > 1 else "" for group in groups]
-    told = [
-        at + _sentence(group)
-        for at, group in zip(where, groups, strict=True)
-        if len(group) > 1 and group[0].best is not None
+    by_target = _by_epsilon(table)
+    where = [
+        f"At epsilon {peers[0].epsilon:g}, " if len(by_target) > 1 else "" for peers in by_target
     ]
-    if told and any(len({standing.trials for standing in group}) > 1 for group in groups):
+    told = [
+        at + _sentence(peers)
+        for at, peers in zip(where, by_target, strict=True)
+        if len(peers) > 1 and peers[0].best is not None
+    ]
+    if told and any(len({standing.trials for standing in peers}) > 1 for peers in by_target):
         told.append("each_of gives every method the same number, if budget.trials is a multiple.")
     return " ".join(told)
 
@@ -101,36 +103,38 @@ def _standing(
 
 def _by_epsilon(table: list[Standing]) -> list[list[Standing]]:
     """The smallest first."""
-    groups: dict[float | None, list[Standing]] = {}
+    by_target: dict[float | None, list[Standing]] = {}
     for standing in table:
-        groups.setdefault(standing.epsilon, []).append(standing)
-    return [groups[epsilon] for epsilon in sorted(groups, key=lambda e: (e is None, e or 0.0))]
+        by_target.setdefault(standing.epsilon, []).append(standing)
+    return [
+        by_target[epsilon] for epsilon in sorted(by_target, key=lambda e: (e is None, e or 0.0))
+    ]
 
 
-def _ordered(group: list[Standing], sign: int) -> list[Standing]:
-    by_fresh = _all_repeated(group)
+def _ordered(peers: list[Standing], sign: int) -> list[Standing]:
+    by_fresh = _all_repeated(peers)
 
     def place(s: Standing) -> tuple[bool, float]:
         return s.best is None, sign * ((s.fresh if by_fresh else s.best) or 0.0)
 
-    return sorted(group, key=place)
+    return sorted(peers, key=place)
 
 
-def _all_repeated(group: list[Standing]) -> bool:
-    return all(s.repeats for s in group if s.best is not None)
+def _all_repeated(peers: list[Standing]) -> bool:
+    return all(s.repeats for s in peers if s.best is not None)
 
 
-def _sentence(group: list[Standing]) -> str:
+def _sentence(peers: list[Standing]) -> str:
     """Of methods in order, of which the first has a complete trial."""
-    first, second = group[:2]
-    counts = sorted({standing.trials for standing in group})
+    first, second = peers[:2]
+    counts = sorted({standing.trials for standing in peers})
     if len(counts) == 1:
         evenness = f"under equal trials ({counts[0]} each)"
     else:
         evenness = f"with unequal trials ({counts[0]} to {counts[-1]} a method)"
     if second.best is None:
         return f"Only {first.method} has a complete trial, {evenness}."
-    if not _all_repeated(group):
+    if not _all_repeated(peers):
         return (
             f"{first.method} had the best trial {evenness}: {first.best:.4f}, next "
             f"{second.method} {second.best:.4f}. The best of noisy trials is a lucky one; fresh "
@@ -139,7 +143,7 @@ def _sentence(group: list[Standing]) -> str:
         )
     runs = "one fresh run" if len(first.repeats) == 1 else f"{len(first.repeats)} fresh runs"
     found = f"{evenness}: {first.fresh:.4f} in {runs}, next {second.method} {second.fresh:.4f}"
-    p = _chance(group)
+    p = _chance(peers)
     if p is None:
         return f"{first.method} is ahead {found}; these runs cannot tell them apart."
     if p >= LEVEL:
@@ -152,12 +156,12 @@ def _sentence(group: list[Standing]) -> str:
     return f"{first.method} won {found} (p = {p:.2g})."
 
 
-def _chance(group: list[Standing]) -> float | None:
+def _chance(peers: list[Standing]) -> float | None:
     """Of the first's lead over the second, corrected for all others as `compare` does.
 
     None if the test cannot say, or sees no lead.
     """
-    first, *others = [s for s in group if s.repeats]
+    first, *others = [s for s in peers if s.repeats]
     gaps = [gap_between(first.repeats, other.repeats) for other in others]
     if gaps[0].difference * ((first.fresh or 0) - (others[0].fresh or 0)) <= 0:
         return None

@@ -123,7 +123,7 @@ def _one(
     *,
     void: bool,
 ) -> Registered:
-    winner = Winner(record, 1, origin, folder.room(record.number) / "weights.pt")
+    winner = Winner(record, 1, origin, folder.trial_dir(record.number) / "weights.pt")
     model = trained(winner)
     data = record.config.data
     kind = torch.uint8 if data.features is None else torch.float32
@@ -172,7 +172,7 @@ def _tags(record: Record, *, void: bool) -> dict[str, str]:
 
 
 def _named(name: str, record: Record) -> str:
-    epsilon = record.knobs.get(EPSILON_KEY)
+    epsilon = record.hyperparams.get(EPSILON_KEY)
     return name if epsilon is None else f"{name}-epsilon-{epsilon:g}"
 
 

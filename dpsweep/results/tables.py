@@ -29,16 +29,16 @@ _MOST_COLUMNS = 6
 
 def trial_table(records: list[Record], title: str, *, show_state: bool = True) -> Table:
     """One line a trial, in the given order; narrow enough for 80 columns."""
-    knobs = knob_names(records)
+    hyperparams = knob_names(records)
     named = {"ε": "epsilon spent", "σ": "noise multiplier"}
     named.update(
-        {LETTERS[k]: k.rpartition(".")[2] for k in knobs if k in LETTERS and k != EPSILON_KEY}
+        {LETTERS[k]: k.rpartition(".")[2] for k in hyperparams if k in LETTERS and k != EPSILON_KEY}
     )
     void = " (void: fixed test secret, no privacy)" if any(r.void for r in records) else ""
     legend = ", ".join(f"{letter} {name}" for letter, name in named.items())
     table = plain_table(title + void, caption=legend, caption_justify="left")
-    together = len(knobs) > _MOST_COLUMNS
-    headings = [] if together else [heading(name) for name in knobs]
+    together = len(hyperparams) > _MOST_COLUMNS
+    headings = [] if together else [heading(name) for name in hyperparams]
     for name in ("trial", "accuracy", "loss", "ε", "σ", *headings, "sec"):
         table.add_column(name, justify="right", no_wrap=True)
     if together:
@@ -52,7 +52,11 @@ def trial_table(records: list[Record], title: str, *, show_state: bool = True) -
             *(shown_value(row.get(name)) for name in ("valid/accuracy", "valid/loss")),
             shown_epsilon(row["privacy/epsilon_spent"]) if row else "–",
             shown_value(row.get("noise_multiplier")),
-            *([] if together else [Text(shown_value(record.knobs.get(name))) for name in knobs]),
+            *(
+                []
+                if together
+                else [Text(shown_value(record.hyperparams.get(name))) for name in hyperparams]
+            ),
             f"{record.seconds:.0f}",
             *([Text(knob_words(record))] if together else []),
             *([record.state] if show_state else []),
@@ -104,19 +108,19 @@ def trial_row(record: Record) -> dict[str, Any]:
         "reason": record.reason,
         "void": record.void,
         **(record.row or {}),
-        "knobs": record.knobs,
+        "knobs": record.hyperparams,
     }
 
 
 def knob_names(records: list[Record]) -> list[str]:
     """Every searched key, in the order of the sweep file."""
-    return list(dict.fromkeys(name for record in records for name in record.knobs))
+    return list(dict.fromkeys(name for record in records for name in record.hyperparams))
 
 
 def knob_words(record: Record, *, without: Sequence[str] = ()) -> str:
     """What was searched in one trial, as `name=value` pairs, `without` some keys."""
-    knobs = {k: v for k, v in record.knobs.items() if k not in without}
-    return " ".join(f"{heading(k)}={shown_value(v)}" for k, v in knobs.items())
+    hyperparams = {k: v for k, v in record.hyperparams.items() if k not in without}
+    return " ".join(f"{heading(k)}={shown_value(v)}" for k, v in hyperparams.items())
 
 
 def heading(name: str) -> str:

@@ -49,7 +49,7 @@ class Watch:
     def look(self) -> bool:
         """Reads everything again. False once nobody drives the sweep."""
         self.driver = self._owner()  # first: what it wrote before it ended is then seen
-        if not self._study.sweep.in_secret or self.driver is None:
+        if not self._study.sweep.is_private_selection or self.driver is None:
             self._records = self._study.records()
             self._best = next(iter(self._study.best()), None)
         if self._ended_before is None:
@@ -59,7 +59,7 @@ class Watch:
 
     def lines(self) -> list[str]:
         """A line for each trial that ended since this was last asked."""
-        if self._study.sweep.in_secret:
+        if self._study.sweep.is_private_selection:
             return []
         new = [r for r in self._ended() if r.number not in self._told]
         self._told |= {r.number for r in new}
@@ -68,11 +68,11 @@ class Watch:
     def summary(self) -> str:
         """The whole sweep in a line."""
         name, sweep = self._study.sweep.name, self._study.sweep
-        if sweep.in_secret and self.driver:
+        if sweep.is_private_selection and self.driver:
             return f"{name}: runs; a private selection tells nothing before its end"
         ended, best = len(self._ended()), self._best
         running = sum(r.state == "running" for r in self._records) if self.driver else 0
-        if sweep.in_secret:
+        if sweep.is_private_selection:
             return f"{name}: {best_words(best) if best else 'ended without a winner'}"
         return (
             f"{name}: {ended}/{sweep.num_runs} trials, {running} running, {best_words(best)}, "
@@ -89,7 +89,7 @@ class Watch:
     def __rich__(self) -> Group:
         """The live panel."""
         head = Text(self.summary(), style="bold")
-        if self._study.sweep.in_secret:
+        if self._study.sweep.is_private_selection:
             return Group(head)
         running = [r for r in self._records if r.state == "running"]
         return Group(

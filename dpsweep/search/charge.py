@@ -1,6 +1,7 @@
 """What a sweep's trials have spent together, and the sentences that say so."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -10,10 +11,13 @@ from dpsweep.core.errors import ConfigError
 from dpsweep.privacy.accounting import Run, calibrate, compose
 from dpsweep.privacy.renyi import Cap
 from dpsweep.privacy.selection import Charged, cap_over, total
-from dpsweep.privacy.statement import Search, search_statement
+from dpsweep.privacy.statement import Growth, Search, search_statement
 from dpsweep.search.trial_record import Record
 from dpsweep.training.budget import budget
-from dpsweep.training.statement import trial_promise
+from dpsweep.training.statement import statement_of_trial
+
+Plans = tuple[tuple[int, int], ...]
+"""Runs that were planned, and how many had begun by then: at first, and after each change."""
 
 
 def ledger_entry(config: TrialConfig) -> dict[str, float]:
@@ -41,7 +45,7 @@ def statement(record: Record) -> str:
     """The promise of one trial that has reported."""
     spent = run_of(record)
     epsilon = record.config.privacy.epsilon or spent.epsilon(record.config.delta)
-    return trial_promise(record.config, epsilon, spent.noise_multiplier, record.void)
+    return statement_of_trial(record.config, epsilon, spent.noise_multiplier, record.void)
 
 
 def cap_of(sweep: Sweep) -> Cap | None:
@@ -80,8 +84,14 @@ def check_within(sweep: Sweep, config: TrialConfig) -> None:
         )
 
 
-def search_promise(
-    sweep: Sweep, runs: Sequence[Run], *, confirming: int = 0, void: bool = False
+def runs_statement(
+    sweep: Sweep,
+    runs: Sequence[Run],
+    *,
+    confirming: int = 0,
+    void: bool = False,
+    plans: Plans = (),
+    ahead: int | None = None,
 ) -> str:
     """The sentences for the search as a whole.
 
@@ -90,8 +100,14 @@ def search_promise(
         runs: What each trial and each confirming run is charged.
         confirming: How many of `runs` repeat a config.
         void: True if one of them used a test secret.
+        plans: How many runs were planned; more than one if that was raised after some had begun.
+        ahead: Runs in all that the figure is to cover, those to come included; None for `runs`.
     """
     spent = _search(sweep, runs, confirming, void)
+    if ahead is not None:
+        spent = _ahead(spent, sweep, runs, ahead)
+    if len(plans) > 1 and sweep.whole is None and not sweep.is_private_selection:
+        spent = replace(spent, growth=growth_of(sweep, runs, plans))
     held_out = sweep.written.data.num_held_out
     return search_statement(spent, accounting=sweep.config.accounting, num_held_out=held_out)
 
@@ -113,27 +129,78 @@ def _search(sweep: Sweep, runs: Sequence[Run], confirming: int, void: bool) -> S
         how = "(PLD)" if whole.is_one_run else "(RDP, at an order fixed beforehand)"
         return replace(told, epsilon=whole.epsilon, shared=True, how=how)
     told = replace(told, broken=whole.epsilon if whole else None)
-    if sweep.in_secret:
+    if sweep.is_private_selection:
         return replace(told, epsilon=_selected(sweep, runs))
     told = replace(told, epsilon=compose(runs, delta))
     if sweep.schedules_vary and (_is_adaptive(sweep) or len(runs) < sweep.num_runs):
-        proven, how = _proven(sweep, runs)
+        proven, how = _proven(sweep, runs, sweep.num_runs)
         return replace(told, proven=proven, how=how, planned=max(sweep.num_runs, len(runs)))
     if len(runs) < sweep.num_runs and not sweep.schedules_vary:
-        kinds = _runs_at_the_ends(sweep)
-        return replace(told, to_the_end=compose(kinds * -(-sweep.num_runs // len(kinds)), delta))
+        each = _num_of_each(sweep, runs, sweep.num_runs)
+        return replace(told, to_the_end=compose(_runs_at_the_ends(sweep) * each, delta))
     return told
+
+
+def _ahead(spent: Search, sweep: Sweep, runs: Sequence[Run], num_runs: int) -> Search:
+    """What all planned runs will have spent: never less than `runs` have, whatever they find.
+
+    A figure for the whole search, and one whose promise was broken, stay what they are.
+    """
+    num_runs, delta = max(num_runs, len(runs)), sweep.written.delta
+    if spent.shared or sweep.is_private_selection:
+        return replace(spent, ahead=True)
+    if spent.broken is not None:
+        return spent
+    whole = replace(spent, planned=num_runs, proven=None, to_the_end=None, ahead=True)
+    if not sweep.schedules_vary:
+        kinds = _runs_at_the_ends(sweep) * _num_of_each(sweep, runs, num_runs)
+        return replace(whole, epsilon=max(spent.epsilon, compose(kinds, delta)))
+    (epsilon, delta), how = _proven(sweep, runs, num_runs)
+    return replace(whole, epsilon=epsilon, delta=delta, how=how) if delta < 1 else spent
+
+
+def growth_of(sweep: Sweep, runs: Sequence[Run], plans: Plans) -> Growth:
+    """What is proven where results had a say in how many runs there are.
+
+    Let c be the most runs of any kind (budget) that there are in the end, and c_1 what was planned
+    at first. Outcomes with c <= c_1 are those of a composition of c_1 runs of each kind: they get
+    delta. Each c > c_1 gets delta / ((c - c_1) (c - c_1 + 1)), and these add up to delta again.
+    With e_c the epsilon of c runs of each kind at that share of delta, for any set S of outcomes
+
+        P(S) = sum_c P(S and c) <= sum_c (exp(e_c) P'(S and c) + delta_c)
+             <= E'[exp(e_c); S] + 2 delta
+
+    which is (e_c, 2 delta)-DP ex post: epsilon belongs to the outcome (Ligett et al. 2017,
+    arXiv:1705.10829; as an odometer, Rogers et al. 2016, arXiv:1605.08294). Proof in
+    docs/privacy.md.
+    """
+    num_runs, delta = max(sweep.num_runs, len(runs)), sweep.written.delta
+    first, now = (_num_of_each(sweep, (), plans[0][0]), _num_of_each(sweep, runs, num_runs))
+    more = now - first
+    share = 1 / (more * (more + 1)) if more else 1.0
+    epsilon = compose(_runs_at_the_ends(sweep) * now, delta * share)
+    return Growth(plans, num_runs, epsilon, 2 * delta if more else delta)
+
+
+def _num_of_each(sweep: Sweep, runs: Sequence[Run], num_runs: int) -> int:
+    """Runs of each budget, at most, among `num_runs` of which `runs` have begun.
+
+    Where schedules do not vary, a run's noise tells its budget; three digits of it, since another
+    machine may have calibrated it.
+    """
+    begun = Counter(f"{run.noise_multiplier:.3g}" for run in runs)
+    return max(-(-num_runs // len(sweep.epsilons)), *begun.values(), 0)
 
 
 def _charged(sweep: Sweep) -> Charged:
     """How the search is charged; that it is not is said in words, beside the figure."""
-    return "private_selection" if sweep.in_secret else "composition"
+    return "private_selection" if sweep.is_private_selection else "composition"
 
 
 def _is_adaptive(sweep: Sweep) -> bool:
     """True if what is run depends on results."""
     config = sweep.config
-    return config.sampler.learns or config.stop.name != "none" or config.confirm is not None
+    return config.sampler.learns or config.pruner.name != "none" or config.confirm is not None
 
 
 def _runs_at_the_ends(sweep: Sweep) -> list[Run]:
@@ -155,13 +222,13 @@ def _selected(sweep: Sweep, runs: Sequence[Run]) -> float:
     return total("private_selection", cap, sweep.num_runs, sweep.written.delta)[0]
 
 
-def _proven(sweep: Sweep, runs: Sequence[Run]) -> tuple[tuple[float, float], str]:
+def _proven(sweep: Sweep, runs: Sequence[Run], planned: int) -> tuple[tuple[float, float], str]:
     """(epsilon, delta) of all planned runs whatever the search chose, and how it is proven.
 
     Divergences add up at an order fixed beforehand, if every run kept the cap. If one did not,
     each trial's own promise counts, by basic composition.
     """
-    num, delta, cap = max(sweep.num_runs, len(runs)), sweep.written.delta, cap_of(sweep)
+    num, delta, cap = max(planned, len(runs)), sweep.written.delta, cap_of(sweep)
     if cap and all(cap.admits(run) for run in runs):
         epsilon, at = total("composition", cap, num, delta)
         return (epsilon, delta), f"RDP at order {at.orders[0]:g}, fixed beforehand"

@@ -20,7 +20,7 @@ from optuna.samplers import (
 )
 from optuna.trial import FrozenTrial
 
-from dpsweep.config.search import SamplerConfig, StopConfig
+from dpsweep.config.search import PrunerConfig, SamplerConfig
 from dpsweep.config.space.domains import Choice, Range, Space
 from dpsweep.core.seeds import public_seed
 from dpsweep.search.study_view import View, rivals
@@ -139,7 +139,7 @@ class AmongRivals(optuna.pruners.BasePruner):
         return self._inner.prune(View(study, among), trial)
 
 
-def pruner(config: StopConfig) -> optuna.pruners.BasePruner:
+def pruner(config: PrunerConfig) -> optuna.pruners.BasePruner:
     """Who ends a trial early; its memory is the study's."""
     if config.name == "median":
         return AmongRivals(

@@ -60,5 +60,5 @@ def budgets(records: Sequence[Record]) -> list[list[Record]]:
     """Trials by the epsilon they were given in turn, the smallest first; one list if by none."""
     found: dict[float, list[Record]] = {}
     for record in records:
-        found.setdefault(record.knobs.get(EPSILON_KEY, 0.0), []).append(record)
+        found.setdefault(record.hyperparams.get(EPSILON_KEY, 0.0), []).append(record)
     return [found[epsilon] for epsilon in sorted(found)]

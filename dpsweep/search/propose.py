@@ -51,14 +51,14 @@ class Proposal:
 
     Attributes:
         config: The trial.
-        knobs: What was searched, by dotted key of the config.
+        hyperparams: What was searched, by dotted key of the config.
         params: The same without what follows from it, by name in the study.
         ways: How each of `params` varies.
         notes: System attributes that the sampler reads again later.
     """
 
     config: TrialConfig
-    knobs: Mapping[str, Any]
+    hyperparams: Mapping[str, Any]
     params: Mapping[str, Any]
     ways: Mapping[str, BaseDistribution]
     notes: Mapping[str, Any]
@@ -69,7 +69,7 @@ class Proposal:
             state=TrialState.RUNNING,
             params=dict(self.params),
             distributions=dict(self.ways),
-            user_attrs=attributes(self.config, self.knobs),
+            user_attrs=attributes(self.config, self.hyperparams),
             system_attrs=dict(self.notes),
         )
 
@@ -105,11 +105,11 @@ def propose(sweep: Sweep, study: optuna.Study, history: Sequence[FrozenTrial] = 
 
     for drawn, notes in draws():
         draw = Recorded(point, drawn)
-        tree, knobs = sweep.space.draw(sweep.base.tree, draw)
+        tree, hyperparams = sweep.space.draw(sweep.base.tree, draw)
         config = sweep.trial(tree)
         if sweep.admits(config):
             kept = {k: v for k, v in notes.attrs.items() if k.startswith(_KEPT)}
-            return Proposal(config, knobs, draw.params, draw.ways, kept)
+            return Proposal(config, hyperparams, draw.params, draw.ways, kept)
     raise ConfigError(
         f"{sweep.conditions[0].place}: none of {_RANDOM_ATTEMPTS} and more proposals meets "
         f"{' and '.join(c.formula.text for c in sweep.conditions)}; of random points "

@@ -62,11 +62,11 @@ def searched(trials: Iterable[FrozenTrial]) -> list[FrozenTrial]:
     return [t for t in trials if t.user_attrs.get("confirms") is None]
 
 
-def rivals(trials: Iterable[FrozenTrial], knobs: Mapping[str, Any]) -> list[FrozenTrial]:
-    """Trials of the search that were drawn, with the epsilon of a trial that has these knobs."""
+def rivals(trials: Iterable[FrozenTrial], hyperparams: Mapping[str, Any]) -> list[FrozenTrial]:
+    """Trials that were proposed, with the same epsilon as a trial with these hyperparameters."""
     return [
         t
         for t in searched(trials)
         if "knobs" in t.user_attrs
-        and t.user_attrs["knobs"].get(EPSILON_KEY) == knobs.get(EPSILON_KEY)
+        and t.user_attrs["knobs"].get(EPSILON_KEY) == hyperparams.get(EPSILON_KEY)
     ]

@@ -26,12 +26,12 @@ class Record:
         number: Counted from 0 in the order of asking.
         state: running, complete, pruned or failed. A running trial may have lost its driver.
         config: The resolved trial config.
-        knobs: What was searched, by dotted key of the config.
+        hyperparams: What was searched, by dotted key of the config.
         row: Its last report; None before the first.
         value: The objective at the last report.
         reason: Why it failed.
         void: True if a test secret was used.
-        handed_out: True once its secret was drawn.
+        dispatched: True once its secret was drawn.
         charged: sampling_rate, noise_multiplier and steps that it was charged for when it was
             handed out; None before.
         confirms: The trial whose config it repeats; None for a trial of the search.
@@ -40,12 +40,12 @@ class Record:
     number: int
     state: str
     config: TrialConfig
-    knobs: dict[str, Any]
+    hyperparams: dict[str, Any]
     row: Row | None
     value: float | None
     reason: str | None
     void: bool
-    handed_out: bool
+    dispatched: bool
     charged: dict[str, float] | None = None
     confirms: int | None = None
 
@@ -60,25 +60,25 @@ class Record:
         return self.config.privacy.epsilon
 
 
-def attributes(config: TrialConfig, knobs: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+def attributes(config: TrialConfig, hyperparams: Mapping[str, Any], **more: Any) -> dict[str, Any]:
     """What a new trial of Optuna's carries, for `record_of` to read."""
-    return {"knobs": dict(knobs), "config": config.model_dump(mode="json"), **more}
+    return {"knobs": dict(hyperparams), "config": config.model_dump(mode="json"), **more}
 
 
 def record_of(trial: FrozenTrial, config: TrialConfig) -> Record:
     """The record of a trial of Optuna's that has a config."""
     attrs, values = trial.user_attrs, trial.intermediate_values
-    handed_out = attrs.get("handed_out", {})
+    dispatched = attrs.get("handed_out", {})
     return Record(
         number=trial.number,
         state=_STATES[trial.state],
         config=config,
-        knobs=attrs["knobs"],
+        hyperparams=attrs["knobs"],
         row=attrs.get("row"),
         value=values[max(values)] if values else None,
         reason=attrs.get("reason"),
-        void=handed_out.get("void", False),
-        handed_out=bool(handed_out),
-        charged=handed_out.get("charged"),
+        void=dispatched.get("void", False),
+        dispatched=bool(dispatched),
+        charged=dispatched.get("charged"),
         confirms=attrs.get("confirms"),
     )

@@ -24,7 +24,7 @@ from dpsweep.search.study_view import EPSILON_KEY
 from dpsweep.search.trial_record import Record
 
 Told = dict[str, Any]
-"""knobs and values of one earlier trial, as JSON."""
+"""hyperparams and values of one earlier trial, as JSON."""
 
 
 def experience(sweep: Sweep, earlier: Sweep, records: Iterable[Record]) -> list[Told]:
@@ -47,17 +47,17 @@ def experience(sweep: Sweep, earlier: Sweep, records: Iterable[Record]) -> list[
         values = goal_values(sweep.config.objective, record.row, record.config)
         if record.state != "complete" or record.confirms is not None or values is None:
             continue
-        knobs = {k: v for k, v in record.knobs.items() if k != EPSILON_KEY}
+        hyperparams = {k: v for k, v in record.hyperparams.items() if k != EPSILON_KEY}
         if len(sweep.epsilons) > 1:
-            knobs[EPSILON_KEY] = record.config.privacy.epsilon
+            hyperparams[EPSILON_KEY] = record.config.privacy.epsilon
         try:
-            _redrawn(sweep, knobs)
+            _redrawn(sweep, hyperparams)
         except OutsideError as e:
             raise ConfigError(
                 f"{place}: trial {record.number} of sweep {earlier.name!r} is outside this space: "
                 f"{e}. Widen the range, or leave out --from"
             ) from e
-        told.append({"knobs": knobs, "values": list(values)})
+        told.append({"knobs": hyperparams, "values": list(values)})
     return told
 
 
@@ -65,13 +65,13 @@ def history(sweep: Sweep, told: Sequence[Told]) -> list[FrozenTrial]:
     """Earlier trials as a sampler knows them, numbered below 0."""
     trials = []
     for i, earlier in enumerate(told):
-        draw, knobs = _redrawn(sweep, earlier["knobs"])
+        draw, hyperparams = _redrawn(sweep, earlier["knobs"])
         trial = optuna.trial.create_trial(
             state=TrialState.COMPLETE,
             params=draw.params,
             distributions=draw.ways,
             values=earlier["values"],
-            user_attrs={"knobs": knobs},
+            user_attrs={"knobs": hyperparams},
         )
         trial.number = i - len(told)
         trials.append(trial)
@@ -98,16 +98,16 @@ def _keys(space: Space) -> list[str]:
     return sorted({".".join(map(str, p)) or "one_of" for p in paths} - {EPSILON_KEY})
 
 
-def _redrawn(sweep: Sweep, knobs: dict[str, Any]) -> tuple[Recorded, dict[str, Any]]:
-    """Earlier knobs in terms of this space.
+def _redrawn(sweep: Sweep, hyperparams: dict[str, Any]) -> tuple[Recorded, dict[str, Any]]:
+    """Earlier hyperparams in terms of this space.
 
     Raises:
         OutsideError: If they are not in it.
     """
-    draw = Recorded(knobs, Corner())
+    draw = Recorded(hyperparams, Corner())
     _, ours = sweep.space.draw(sweep.base.tree, draw)
-    lost = [key for key in knobs if key not in ours]
-    missing = [key for key in draw.asked if key not in knobs]
+    lost = [key for key in hyperparams if key not in ours]
+    missing = [key for key in draw.asked if key not in hyperparams]
     if lost or missing:
         raise OutsideError(f"{(lost or missing)[0]} is searched in one of the two alone")
     return draw, ours

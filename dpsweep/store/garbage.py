@@ -22,7 +22,7 @@ from dpsweep.store.state_dir import State, SweepFolder
 from dpsweep.store.storage import names, open_storage
 from dpsweep.store.study import open_study
 from dpsweep.tracking.spool import Spool, backlog
-from dpsweep.training.trial_dir import Room
+from dpsweep.training.trial_dir import TrialDir
 
 _WRITTEN = "checkpoint.pt|metrics.json|weights.pt|error.txt|secret|sweep.json|lease|selection.json"
 _TEMPORARY = re.compile(rf"\.({_WRITTEN})\.[a-z0-9_]{{8}}")
@@ -166,7 +166,7 @@ def _rooms(folder: SweepFolder, state: State) -> Iterator[Leftover]:
         size = sum(file.stat().st_size for file in held_back if file.exists())
         if record.state != "running" and size and not _is_busy(place):
             yield Leftover(
-                "resume state of an ended trial", str(place), size, folder, Room(place).forget
+                "resume state of an ended trial", str(place), size, folder, TrialDir(place).forget
             )
 
 
@@ -190,9 +190,9 @@ def _delete_study(state: State, name: str) -> None:
 
 
 def _is_busy(place: Path) -> bool:
-    """True if a worker still trains in this room: it may outlive its driver on a cluster."""
+    """True if a worker still trains in this directory: it may outlive its driver on a cluster."""
     try:
-        with Room(place).lock():
+        with TrialDir(place).lock():
             return False
     except StateError:
         return True

@@ -13,6 +13,7 @@ import contextlib
 import errno
 import fcntl
 import json
+import logging
 import math
 import os
 import secrets
@@ -29,8 +30,15 @@ from dpsweep.core.errors import StateError
 
 _NO_LOCKS_HERE = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 _TAKEN = (errno.EAGAIN, errno.EACCES)
+_LOOK_SECONDS = 1.0
 _LEASE_BYTES = 512
 """A lease has one length, so that renewing it in place never leaves a mixture of two."""
+
+log = logging.getLogger(__name__)
+
+
+class Driven(StateError):
+    """Another process drives the sweep, or did until a moment ago."""
 
 
 @dataclass(frozen=True)
@@ -142,12 +150,35 @@ class Lease:
 
 
 @contextlib.contextmanager
-def held(folder: Path, pace: Pace = PACE) -> Iterator[Lease]:
+def held(folder: Path, pace: Pace = PACE, wait_seconds: float = 0.0) -> Iterator[Lease]:
     """Holds the sweep in `folder` for this process.
 
+    Args:
+        folder: The sweep's.
+        pace: How the lease is renewed.
+        wait_seconds: How long to wait for another driver to end, or to be silent for long enough.
+
     Raises:
-        StateError: If another driver holds it.
+        Driven: If another driver holds it.
     """
+    end = time.monotonic() + wait_seconds
+    with contextlib.ExitStack() as stack:
+        lease = None
+        while lease is None:
+            try:
+                lease = stack.enter_context(_held_now(folder, pace))
+            except Driven as e:
+                if time.monotonic() >= end:
+                    raise
+                if wait_seconds:
+                    log.warning("%s. Waiting for it, up to %g s", e, wait_seconds)
+                    wait_seconds = 0.0
+                time.sleep(_LOOK_SECONDS)
+        yield lease
+
+
+@contextlib.contextmanager
+def _held_now(folder: Path, pace: Pace) -> Iterator[Lease]:
     with (folder / "lock").open("a+") as lock:
         locked = _locked(lock)
         previous = _read(folder / "lease")
@@ -238,14 +269,14 @@ def _succession(folder: Path, previous: Owner | None, *, locked: bool, pace: Pac
     """From whom the sweep is taken over, in words; None if nobody left it behind.
 
     Raises:
-        StateError: If that driver may be alive.
+        Driven: If that driver may be alive.
     """
     if previous is None:
         return None
     silent = max(0.0, silence(folder))
     if not _is_dead(previous, locked=locked) and silent < pace.silent_seconds:
         left = math.ceil(pace.silent_seconds - silent)
-        raise StateError(
+        raise Driven(
             f"sweep {folder.name!r} is being driven by {previous}, as of {silent:.0f} s ago. If "
             f"that driver is gone, try again in {left} s; otherwise "
             f"watch it with: dpsweep status {folder.name}; end it with: dpsweep stop {folder.name}"
@@ -272,7 +303,7 @@ def _place(lease: Lease, previous: Owner | None) -> None:
     """Writes the lease, opens it for renewal, and makes sure that nobody else did the same.
 
     Raises:
-        StateError: If another process was faster.
+        Driven: If another process was faster.
     """
     folder = lease.place.parent
     handle, name = tempfile.mkstemp(dir=folder, prefix=".lease.")  # 0600
@@ -306,16 +337,14 @@ def _give_up(lease: Lease) -> None:
     os.close(lease._file)
 
 
-def _driven(folder: Path, owner: Owner | None) -> StateError:
+def _driven(folder: Path, owner: Owner | None) -> Driven:
     hint = (
         f"It has been silent for {silence(folder):.0f} s and may be suspended: wake it with "
         f"kill -CONT {owner.pid}, or end it with kill -KILL {owner.pid}, on {owner.host}"
         if owner and may_be_suspended(folder, PACE)
         else f"Watch it with: dpsweep status {folder.name}; end it with: dpsweep stop {folder.name}"
     )
-    return StateError(
-        f"sweep {folder.name!r} is being driven by {owner or 'another process'}. {hint}"
-    )
+    return Driven(f"sweep {folder.name!r} is being driven by {owner or 'another process'}. {hint}")
 
 
 def _read(place: Path) -> Owner | None:

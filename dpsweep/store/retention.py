@@ -7,7 +7,7 @@ from dpsweep.search.confirmation import group_of
 from dpsweep.search.trial_record import Record
 from dpsweep.store.state_dir import SweepFolder
 from dpsweep.store.study import Study
-from dpsweep.training.trial_dir import Room, keep_weights
+from dpsweep.training.trial_dir import TrialDir, keep_weights
 
 
 class BestWeights:
@@ -36,7 +36,7 @@ class BestWeights:
     def ended(self, record: Record) -> None:
         """Keeps its weights, if it is among the best, instead of the least of those."""
         for number in self._add(record):
-            Room(self._folder.room(number)).weights.unlink(missing_ok=True)
+            TrialDir(self._folder.trial_dir(number)).weights.unlink(missing_ok=True)
 
     def _add(self, record: Record) -> list[int]:
         """Takes a trial in, and says whose weights are to go."""

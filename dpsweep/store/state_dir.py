@@ -10,7 +10,7 @@ STATE/sweeps/NAME/         one sweep (0700)
   lock, lease              held by its driver (tune/lease.py)
   stop                     there if somebody asked it to stop
   spool.jsonl              events on their way to the tracking server
-  trials/0003/             one trial's room (train/room.py)
+  trials/0003/             one trial's directory (train/trial_dir.py)
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpsweep.config.source import Source, Tree, sweep_yaml
-from dpsweep.core.disk import private_folder, room_on_disk, write_whole
+from dpsweep.core.disk import private_folder, raising_disk_full, write_whole
 from dpsweep.core.errors import DiskFull, StateError
 from dpsweep.store.lease import PACE, Lease, Owner, Pace, held, owner_of
 from dpsweep.store.owner import VARIABLE, is_name, is_owner, login, parted, whoami
@@ -204,7 +204,7 @@ class SweepFolder:
 
         Raises:
             StateError: If the name is taken.
-            DiskFull: If there is no room; nothing of the sweep is left behind.
+            DiskFull: If there is no space; nothing of the sweep is left behind.
         """
         owner = self.state.claim()
         try:
@@ -212,7 +212,7 @@ class SweepFolder:
         except FileExistsError as e:
             raise self.taken() from e
         try:
-            with room_on_disk(self.path):
+            with raising_disk_full(self.path):
                 self._write_sweep(sweep, base)
                 (self.path / "trials").mkdir(mode=0o700)
                 for own, server in (("study.db", storage_uri), ("mlflow.db", tracking_uri)):
@@ -360,18 +360,22 @@ class SweepFolder:
             f"folder is named with --state FOLDER"
         )
 
-    def room(self, number: int) -> Path:
+    def trial_dir(self, number: int) -> Path:
         """Where a trial lives."""
         return self.path / "trials" / f"{number:04d}"
 
     @contextlib.contextmanager
-    def lease(self, pace: Pace = PACE) -> Iterator[Lease]:
+    def lease(self, pace: Pace = PACE, wait_seconds: float = 0.0) -> Iterator[Lease]:
         """Holds the sweep for this process. The system frees it when the process dies.
+
+        Args:
+            pace: How the lease is renewed.
+            wait_seconds: How long to wait for another driver.
 
         Raises:
             StateError: If another driver holds it.
         """
-        with held(self.path, pace) as lease:
+        with held(self.path, pace, wait_seconds) as lease:
             self.stop_request.unlink(missing_ok=True)
             yield lease
 

@@ -25,7 +25,7 @@ from dpsweep.core.disk import disk_full
 from dpsweep.core.errors import ConfigError, ConnectionRefused, DiskFull, StateError
 from dpsweep.core.sqlite import write_ahead
 from dpsweep.store.retry import be_patient
-from dpsweep.tracking.server import refuse_password, without_password
+from dpsweep.tracking.server import refuse_password, with_driver, without_password
 
 VARIABLE = "DPSWEEP_STORAGE"
 FOLDER = "dpsweep.folder"
@@ -84,25 +84,22 @@ def complete(uri: str) -> str:
         ConfigError: If it is no database that can hold a study.
     """
     try:
-        url = make_url(uri)
+        url = make_url(with_driver(uri))
     except ArgumentError as e:
         raise ConfigError(
             f"--storage {without_password(uri)}: is no database URL. Expected "
             f"postgresql://USER@HOST/DATABASE, or leave the option out for a file in the state "
             f"folder"
         ) from e
-    kind = url.drivername.replace("postgres+", "postgresql+")
-    kind = {"postgres": "postgresql"}.get(kind, kind)
+    kind = url.drivername
     if kind.partition("+")[0] not in ("postgresql", "mysql", "sqlite"):
         raise ConfigError(
             f"--storage {_shown(url)}: a study is kept in postgresql, mysql or sqlite, not in "
             f"{kind}. Give postgresql://USER@HOST/DATABASE"
         )
-    if kind == "postgresql":
-        kind += "+psycopg" if find_spec("psycopg") or not find_spec("psycopg2") else "+psycopg2"
     if kind.startswith("sqlite") and url.database:
         url = url.set(database=str(Path(url.database).expanduser().absolute()))
-    return url.set(drivername=kind).render_as_string(hide_password=False)
+    return url.render_as_string(hide_password=False)
 
 
 def open_storage(uri: str) -> optuna.storages.RDBStorage:

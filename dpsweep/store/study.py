@@ -18,7 +18,7 @@ from dpsweep.config.sweep import Sweep, build_sweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, StateError
 from dpsweep.core.types import Row
-from dpsweep.search.charge import check_within, ledger_entry
+from dpsweep.search.charge import Plans, check_within, ledger_entry
 from dpsweep.search.confirmation import (
     Confirmation,
     by_confirmed,
@@ -46,8 +46,10 @@ _ENDS = {
 }
 
 _WARM, _TOLD, _VOID, _ENDED = "warm_start", "warm_start_points", "void", "ended_at"
+_PLANS = "plans"
 """Attributes of the study: which earlier sweep was learned from, what it told, whether a test
-secret was used, and how many trials were planned when the search ended with fewer."""
+secret was used, how many trials were planned when the search ended with fewer, and how many runs
+were planned over time."""
 
 
 class Study:
@@ -57,7 +59,7 @@ class Study:
         self._study, self.sweep, self._storage = study, sweep, study._storage
         self._ids: dict[int, int] = {}
         self._configs: dict[int, TrialConfig] = {}
-        study.pruner = pruner(sweep.config.stop)
+        study.pruner = pruner(sweep.config.pruner)
 
     @classmethod
     def create(
@@ -93,7 +95,9 @@ class Study:
             study.set_user_attr(FOLDER, folder_id)
         if owner:
             study.set_user_attr(OWNER, owner)
-        return cls(study, sweep)
+        made = cls(study, sweep)
+        made.note_plan()
+        return made
 
     @classmethod
     def open(
@@ -156,6 +160,33 @@ class Study:
         """Trials that were planned and never asked for when the search ended."""
         return self._num_left() if self._has_ended() else 0
 
+    @property
+    def num_planned(self) -> int:
+        """Runs in all, those to come included; more than the sweep's if others became the best."""
+        left = self.num_to_ask() + self.num_to_confirm()
+        return max(self.sweep.num_runs, len(self.records()) + left)
+
+    @repeated
+    def note_plan(self) -> None:
+        """Notes how many runs the sweep plans, and how many had begun, if that changed.
+
+        To be called by whoever drives the sweep, before the first run under another plan.
+        """
+        plans: list[list[int]] = self._study.user_attrs.get(_PLANS, [])
+        if not plans or plans[-1][0] != self.sweep.num_runs:
+            begun = sum(record.dispatched for record in self.records())
+            self._study.set_user_attr(_PLANS, [*plans, [self.sweep.num_runs, begun]])
+
+    @property
+    def plans(self) -> Plans:
+        """Runs that were planned, and how many had begun by then; the first with none, if any.
+
+        Plans that changed before a run had begun are forgotten: there were no results to see.
+        """
+        plans: list[list[int]] = self._study.user_attrs.get(_PLANS, [])
+        unseen = sum(begun == 0 for _, begun in plans)
+        return tuple((planned, begun) for planned, begun in plans[max(0, unseen - 1) :])
+
     def _num_left(self) -> int:
         return max(0, self.sweep.config.budget.trials - self.num_asked())
 
@@ -182,7 +213,7 @@ class Study:
 
     def is_finished(self) -> bool:
         """True if nothing is left to run; a private selection is told in one piece at its end."""
-        if self.sweep.in_secret:
+        if self.sweep.is_private_selection:
             return self.num_asked() > 0
         return not (self.running() or self.num_to_ask() or self._to_confirm())
 
@@ -244,7 +275,7 @@ class Study:
         config = repeat_of(chosen, self._repeats())
         repeat = optuna.trial.create_trial(
             state=TrialState.RUNNING,
-            user_attrs=attributes(config, chosen.knobs, confirms=chosen.number),
+            user_attrs=attributes(config, chosen.hyperparams, confirms=chosen.number),
         )
         return self._record(self._add(repeat))
 
@@ -278,9 +309,9 @@ class Study:
                 intermediate_values={int(row["epoch"]): row[objective.metric]},
                 user_attrs=attributes(
                     record.config,
-                    record.knobs,
+                    record.hyperparams,
                     row=row,
-                    handed_out={"void": record.void, "charged": charged},
+                    dispatched={"void": record.void, "charged": charged},
                 ),
             )
         )
@@ -290,7 +321,7 @@ class Study:
         return self._add(optuna.trial.create_trial(state=TrialState.FAIL)).number
 
     @repeated
-    def hand_out(self, record: Record, *, void: bool) -> Record:
+    def dispatch(self, record: Record, *, void: bool) -> Record:
         """Notes that a trial's secret exists, and what the trial is charged.
 
         From now on its secret must never be drawn again, and it has spent its whole length.
@@ -303,7 +334,7 @@ class Study:
             "handed_out",
             {"void": void, "charged": charged},
         )
-        return replace(record, void=void, handed_out=True, charged=charged)
+        return replace(record, void=void, dispatched=True, charged=charged)
 
     def note_void(self) -> None:
         """Notes that a trial used a test secret: no statement on the search holds any more."""

@@ -3,19 +3,21 @@
 Every event may come twice, after a crash or a lost answer: a run carries its tag from its first
 moment, and all runs are looked up by it on connecting, and again after any failure; params and
 tags are set to the same value, and a metric's timestamp is its epoch, so that MLflow recognises
-it. The server is called once to make a run, once for what a batch says of it, and once if its
-status changes.
+it. The server is called once to make a run with its tags, or once for the tags of an older one,
+once for what else a batch says of it, and once if its status changes.
 """
 
 import logging
 import os
 import sqlite3
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import requests
 from mlflow import MlflowClient
+from mlflow.entities import Param
 from mlflow.exceptions import MlflowException
 from sqlalchemy import event
 
@@ -23,13 +25,18 @@ from dpsweep.core.errors import ConnectionRefused, first_line
 from dpsweep.core.sqlite import write_ahead
 from dpsweep.tracking.access import check_rights
 from dpsweep.tracking.parcel import RUNNING, Parcel, parcels
-from dpsweep.tracking.server import without_password
+from dpsweep.tracking.server import is_server, with_driver, without_password
 from dpsweep.tracking.spool import Event, Undeliverable
 from dpsweep.tracking.ui_view import KIND, TAG
 
 SWEEP_TAG, TRIAL_TAG, ID_TAG = "dpsweep.sweep", "dpsweep.trial", "dpsweep.id"
 OWNER_TAG = "dpsweep.owner"
+log = logging.getLogger(__name__)
+
 _SOURCE = {"mlflow.source.name": "dpsweep", "mlflow.source.type": "JOB"}
+CHANGED = "dpsweep.param."
+"""Before a param's name: the tag with its value, where the param itself has an older one."""
+
 _RUNS_PER_PAGE = 1000
 _FOR_GOOD = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_ALREADY_EXISTS")
 
@@ -49,9 +56,7 @@ class MlflowSink:
     def __init__(
         self, uri: str, sweep: str, id: str, artifacts: Path | None, owner: str | None = None
     ) -> None:
-        logging.getLogger("mlflow").setLevel(logging.WARNING)
-        logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it raises as well
-        logging.getLogger("alembic").setLevel(logging.WARNING)
+        _quiet()
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # the spool tries again
         os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
@@ -67,9 +72,12 @@ class MlflowSink:
         Raises:
             Undeliverable: If the server refuses them for good.
         """
+        found = parcels(events)
         try:
-            for number, parcel in parcels(events).items():
-                self._send(number, parcel)
+            for number, parcel in found.items():
+                self._log(number, parcel)
+            for number, parcel in sorted(found.items(), key=lambda item: bool(item[1].artifacts)):
+                self._end(number, parcel)  # an artifact store that is away keeps nobody else back
         except MlflowException as e:
             if e.error_code in _FOR_GOOD:
                 raise Undeliverable(str(e)) from e
@@ -79,13 +87,53 @@ class MlflowSink:
             self._client = None
             raise
 
-    def _send(self, number: int | None, parcel: Parcel) -> None:
+    def _log(self, number: int | None, parcel: Parcel) -> None:
+        """Tags first, and by themselves: no param that the server refuses may keep them back.
+
+        Among them is the privacy statement. A new run has them from its first moment on.
+        """
         client = self._connected()
-        run = self._runs.get(number) or self._make(number, parcel.name)
+        run = self._runs.get(number)
+        if run is None:
+            run = self._make(number, parcel.name, parcel.tags)
+        else:
+            for tags in parcel.tag_batches():
+                client.log_batch(run.id, tags=tags)
         if parcel.view:
             client.set_experiment_tag(self._experiment, TAG, parcel.view)
-        for batch in parcel.batches():
-            client.log_batch(run.id, **batch)
+        for params, metrics in parcel.batches():
+            try:
+                client.log_batch(run.id, params=params, metrics=metrics)
+            except MlflowException as e:
+                if e.error_code not in _FOR_GOOD:
+                    raise
+                new = self._not_changed(run, params)
+                if len(new) == len(params):
+                    raise
+                client.log_batch(run.id, params=new, metrics=metrics)
+
+    def _not_changed(self, run: "_Run", params: list[Param]) -> list[Param]:
+        """Those params that the server has not with another value; the others become tags.
+
+        MLflow keeps a param's first value for good. A sweep that is given more trials has another
+        budget.trials than it was launched with.
+        """
+        known = self._connected().get_run(run.id).data
+        changed = [p for p in params if known.params.get(p.key, p.value) != p.value]
+        for param in changed:
+            tag = f"{CHANGED}{param.key}"
+            if known.tags.get(tag) != param.value:
+                self._connected().set_tag(run.id, tag, param.value)
+                log.warning(
+                    "MLflow keeps a parameter's first value: %s of run %s stays %s. What it is "
+                    "now, %s, is in the tag %s",
+                    *(param.key, run.id, known.params[param.key], param.value, tag),
+                )
+        return [param for param in params if param not in changed]
+
+    def _end(self, number: int | None, parcel: Parcel) -> None:
+        """Artifacts, and the status once they are there."""
+        client, run = self._connected(), self._runs[number]
         for path in parcel.artifacts:
             if Path(path).is_dir():
                 client.log_artifacts(run.id, path, Path(path).name)
@@ -98,9 +146,11 @@ class MlflowSink:
                 client.set_terminated(run.id, parcel.status)
             run.status = parcel.status
 
-    def _make(self, number: int | None, called: str | None = None) -> "_Run":
-        """A new run, with the tag that it is found by from its first moment on."""
-        tags, name = {**_SOURCE, ID_TAG: self.id}, self.sweep
+    def _make(
+        self, number: int | None, called: str | None = None, more: Mapping[str, str] | None = None
+    ) -> "_Run":
+        """A new run with these tags and the one that it is found by, from its first moment on."""
+        tags, name = {**_SOURCE, **(more or {}), ID_TAG: self.id}, self.sweep
         if self.owner:
             tags |= {OWNER_TAG: self.owner, "mlflow.user": self.owner}
         if number is None:
@@ -196,14 +246,27 @@ def _set_up(connection: sqlite3.Connection, record: object) -> None:
     write_ahead(connection, "NORMAL")
 
 
+def _quiet() -> None:
+    """Lets MLflow say nothing of tables that it makes, nor twice what it raises.
+
+    It inserts params that may be there already and catches the database's refusal, of which
+    psycopg warns.
+    """
+    logging.getLogger("psycopg").setLevel(logging.ERROR)
+    logging.getLogger("mlflow").setLevel(logging.WARNING)
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+
+
 def check_reachable(uri: str) -> None:
     """Raises ConnectionRefused, with what to do, if results could not be tracked there."""
-    scheme = urlsplit(uri).scheme
-    if scheme in ("http", "https"):
+    _quiet()
+    scheme = urlsplit(uri).scheme.partition("+")[0]
+    if is_server(uri):
         _check_server(uri)
-    elif scheme in ("postgresql", "mysql", "mssql"):
+    elif scheme in ("postgres", "postgresql", "mysql", "mssql"):
         try:
-            MlflowClient(uri).search_experiments(max_results=1)
+            MlflowClient(with_driver(uri)).search_experiments(max_results=1)
         except Exception as e:
             raise ConnectionRefused(
                 f"--tracking-uri {without_password(uri)}: the database does not answer: "

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import Any
+from itertools import zip_longest
+from typing import Any, TypeVar
 
 from mlflow.entities import Metric, Param, RunTag
 
@@ -48,7 +48,8 @@ class Parcel:
                 self.metrics += _metrics(event["row"])
             case "sweep" | "trial":
                 self.params |= {k: str(v)[:_LONGEST_PARAM] for k, v in event["params"].items()}
-                self.tags |= {**event["tags"], NOTE: event["note"][:_LONGEST_TAG]}
+                said = {**event["tags"], NOTE: event["note"]}
+                self.tags |= {k: v[:_LONGEST_TAG] for k, v in said.items()}
                 self.name = event.get("name", self.name)
                 self.view = event.get("view", self.view)
                 self.status = RUNNING
@@ -59,28 +60,35 @@ class Parcel:
                 self.tags |= {k: v[:_LONGEST_TAG] for k, v in event["tags"].items()}
                 self.status = event["status"]
 
-    def batches(self) -> Iterator[dict[str, list[Any]]]:
-        """Arguments of the calls to log_batch, within the server's limits."""
-        params = iter([Param(k, v) for k, v in self.params.items()])
-        tags = iter([RunTag(k, v) for k, v in self.tags.items()])
-        metrics = iter(self.metrics)
-        while True:
-            batch: dict[str, list[Any]] = {
-                "params": list(islice(params, _MOST_PARAMS)),
-                "tags": list(islice(tags, _MOST_TAGS)),
-                "metrics": list(islice(metrics, _MOST_METRICS)),
-            }
-            if not any(batch.values()):
-                return
-            yield batch
+    def tag_batches(self) -> Iterator[list[RunTag]]:
+        """Tags for each call to log_batch, within the server's limit."""
+        tags = [RunTag(k, v) for k, v in self.tags.items()]
+        return _cut(tags, _MOST_TAGS)
+
+    def batches(self) -> Iterator[tuple[list[Param], list[Metric]]]:
+        """Params and metrics for each call to log_batch, within the server's limits."""
+        params = [Param(k, v) for k, v in self.params.items()]
+        return zip_longest(
+            _cut(params, _MOST_PARAMS), _cut(self.metrics, _MOST_METRICS), fillvalue=[]
+        )
+
+
+T = TypeVar("T")
+
+
+def _cut(items: list[T], most: int) -> Iterator[list[T]]:
+    return (items[i : i + most] for i in range(0, len(items), most))
 
 
 def parcels(events: list[Event]) -> dict[int | None, Parcel]:
-    """What a batch says, by trial number; None is the parent run's."""
+    """What a batch says, by trial number; None, the parent run's, comes first.
+
+    It carries the privacy statement, which is to be there before any trial that it covers.
+    """
     found: dict[int | None, Parcel] = {}
     for event in events:
         found.setdefault(event.get("number"), Parcel()).add(event)
-    return found
+    return dict(sorted(found.items(), key=lambda item: item[0] is not None))
 
 
 def _metrics(row: dict[str, Any]) -> list[Metric]:

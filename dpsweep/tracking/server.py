@@ -3,8 +3,9 @@
 import os
 import re
 import sys
+from importlib.util import find_spec
 from pathlib import Path
-from urllib.parse import unquote_plus
+from urllib.parse import unquote_plus, urlsplit
 
 from dpsweep.core.errors import ConfigError
 
@@ -41,6 +42,24 @@ def refuse_password(option: str, uri: str | None, remedy: str) -> None:
             f"{option} {without_password(uri)}: has a password in it, which every user of this "
             f"machine can read in its list of processes. Leave it out there, and {remedy}"
         )
+
+
+def with_driver(uri: str) -> str:
+    """`uri`, of a database with its driver named: SQLAlchemy would take the one we do not install.
+
+    >>> with_driver("postgresql://me@host/mlflow"), with_driver("http://host:5000")
+    ('postgresql+psycopg://me@host/mlflow', 'http://host:5000')
+    """
+    kind, mark, rest = uri.partition("://")
+    kind = re.sub(r"^postgres(?=\+|$)", "postgresql", kind)
+    if kind == "postgresql":
+        kind += "+psycopg" if find_spec("psycopg") or not find_spec("psycopg2") else "+psycopg2"
+    return kind + mark + rest
+
+
+def is_server(uri: str) -> bool:
+    """True for an MLflow server, which puts artifacts where it likes; False for a database."""
+    return urlsplit(uri).scheme in ("http", "https")
 
 
 def server_command(uri: str, artifacts: Path, host: str, port: int) -> list[str]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpsweep.core.disk import room_on_disk
+from dpsweep.core.disk import raising_disk_full
 
 Event = dict[str, Any]
 """One thing to track; see track/tracker.py for the kinds."""
@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 _FILE, _MARK, _REFUSED = "spool.jsonl", "spool.delivered", "spool.refused.jsonl"
 _COALESCE_SECONDS = 0.5
+_LOOK_SECONDS = 0.02
 _LONGEST_PAUSE_SECONDS = 30.0
 _BATCH = 2000
 
@@ -82,10 +83,10 @@ class Spool:
         """Adds one event; on disk, as far as this process is concerned, when it returns.
 
         Raises:
-            DiskFull: If there is no room; nothing of the event is left in the file.
+            DiskFull: If there is no space; nothing of the event is left in the file.
         """
         line = (json.dumps(event) + "\n").encode()
-        with self._lock, room_on_disk(self._file.parent):
+        with self._lock, raising_disk_full(self._file.parent):
             file = os.open(self._file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             try:
                 _write_line(file, line)
@@ -194,6 +195,15 @@ class Courier:
     def start(self) -> None:
         """Begins to deliver."""
         self._thread.start()
+
+    def flush(self, timeout: float) -> bool:
+        """Waits until nothing is left, the server gives trouble, or time is up."""
+        deadline = time.monotonic() + timeout
+        while not self._spool.is_empty():
+            if self.trouble is not None or time.monotonic() > deadline:
+                return False
+            time.sleep(_LOOK_SECONDS)
+        return True
 
     def close(self, timeout: float) -> bool:
         """Delivers what is left, for at most `timeout` seconds. True if nothing is left.

@@ -64,6 +64,10 @@ class Tracker:
         """A released file, or a folder of them, for the parent run or for a trial's."""
         self._add("artifact", number=number, path=str(path.absolute()))
 
+    def flush(self, timeout: float) -> bool:
+        """Waits until all is delivered, or delivery fails, or time is up. True if all is."""
+        return self._courier.flush(timeout)
+
     def close(self, timeout: float = 60.0) -> bool:
         """Waits for delivery. False if something is left for the next time."""
         return self._courier.close(timeout)

@@ -65,7 +65,7 @@ def check_sweep(sweep: Sweep, *, fetch: bool = False) -> list[str]:
     for _ in sweep.corners(fits):
         pass
     sweep.samples(_INSIDE, fits)
-    return check_trial(sweep.promise, sweep.origin, fetch=fetch)
+    return check_trial(sweep.reference_trial, sweep.origin, fetch=fetch)
 
 
 def check_pieces(config: TrialConfig, source: Source) -> None:

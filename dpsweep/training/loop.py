@@ -21,9 +21,9 @@ from dpsweep.training.budget import Budget
 from dpsweep.training.device import open_device
 from dpsweep.training.evaluate import AT_ONCE, evaluate
 from dpsweep.training.malloc import keep_freed_memory
-from dpsweep.training.schedule import Course, Report, course
+from dpsweep.training.schedule import Report, TrialSchedule, trial_schedule
 from dpsweep.training.step import Progress, Step
-from dpsweep.training.trial_dir import Room
+from dpsweep.training.trial_dir import TrialDir
 
 CHECKPOINT_SECONDS = 60.0
 """Longest time between two checkpoints, if reports are rarer."""
@@ -55,25 +55,25 @@ class Result:
 
 def train(
     config: TrialConfig,
-    room: Room,
+    trial_dir: TrialDir,
     report: Callable[[Row], None],
     should_pause: Callable[[], bool] = lambda: False,
-    told: Course | None = None,
+    told: TrialSchedule | None = None,
     allowance: Allowance = WHOLE,
     data_mark: str = "",
 ) -> Result:
-    """Trains, evaluates, checkpoints and reports, and leaves the weights in `room`.
+    """Trains, evaluates, checkpoints and reports, and leaves the weights in `trial_dir`.
 
-    Every row is in the room's checkpoint before it is reported. After a crash the rows that
-    the checkpoint holds are reported again, so whoever listens must know a row by its epoch.
+    Every row is in the trial directory's checkpoint before it is reported. After a crash the rows
+    that the checkpoint holds are reported again, so whoever listens must know a row by its epoch.
 
     Args:
         config: The trial.
-        room: Where it lives; holds its secret and, after a crash, its checkpoint. Locked by
+        trial_dir: Where it lives; holds its secret and, after a crash, its checkpoint. Locked by
             the caller.
         report: Called with each row, in order.
         should_pause: Asked between steps, about twice a second.
-        told: The trial's course, if it is known already.
+        told: The trial's schedule, if it is known already.
         allowance: What it may use of the machine; the result but for rounding is the same.
         data_mark: Tells the data apart where nobody else does. The secret is for these alone: the
             same noise on others would cancel between the two.
@@ -82,26 +82,26 @@ def train(
         Paused: If `should_pause` said so; training again goes on from there.
         Diverged: If an iterate or the validation loss is not finite.
         ConfigError: If data or device are missing.
-        StateError: If the room's secret or checkpoint is gone or another config's.
+        StateError: If the trial directory's secret or checkpoint is gone or another config's.
     """
     torch.set_num_threads(config.train.threads or _DEFAULT_THREADS)
     keep_freed_memory()
-    identity, secret = config.model_dump_json() + data_mark, room.secret()
+    identity, secret = config.model_dump_json() + data_mark, trial_dir.secret()
     # a fixed test secret is there to give the same again, and protects nothing
     secret = secret.bound_to(config.model_dump_json() if secret.void else identity)
     device = open_device(config.train.device, allowance.gpu_share)
-    ahead = told or course(config)
+    ahead = told or trial_schedule(config)
     plan = ahead.budget
     step = assemble(config, secret, device, plan, allowance)
 
     rows: list[Row] = []
-    saved = _saved(room, identity)
+    saved = _saved(trial_dir, identity)
     if saved is None:
         progress = step.start(initial(step))
     else:
         rows = saved["rows"]
         progress = step.resume(_moved(saved["progress"], device))
-        room.save_rows(rows)
+        trial_dir.save_rows(rows)
         for row in rows:
             report(row)
 
@@ -116,14 +116,14 @@ def train(
                 _check_finite(due, progress, step)
             paused = looks and should_pause()
             if paused or clock.checkpoint_is_due():
-                room.save(_state(identity, progress, rows))
+                trial_dir.save(_state(identity, progress, rows))
             if paused:
                 raise Paused
         rows.append(_row(due, progress, step, clock, allowance.portion(AT_ONCE, AT_ONCE)))
         if progress.step == plan.run.steps:  # before the checkpoint, which ends the work here
-            room.save_weights(whole_weights(step, progress), _said(step, progress))
-        room.save(_state(identity, progress, rows))
-        room.save_rows(rows)
+            trial_dir.save_weights(whole_weights(step, progress), _said(step, progress))
+        trial_dir.save(_state(identity, progress, rows))
+        trial_dir.save_rows(rows)
         clock.checkpointed()
         report(rows[-1])
     return Result(rows, plan, secret.void)
@@ -151,19 +151,20 @@ def _state(identity: str, progress: Progress, rows: list[Row]) -> dict[str, Any]
     return {"config": identity, "progress": progress.state_dict(), "rows": rows}
 
 
-def _saved(room: Room, identity: str) -> dict[str, Any] | None:
+def _saved(trial_dir: TrialDir, identity: str) -> dict[str, Any] | None:
     """The checkpoint to go on from, if it is this config's and no older than what was reported."""
-    saved, reported = room.load(), room.rows()
+    saved, reported = trial_dir.load(), trial_dir.rows()
     if saved is not None and saved["config"] != identity:
         raise StateError(
-            f"{room.path}: holds a checkpoint of another config or other data. Train this one in "
-            f"another folder"
+            f"{trial_dir.path}: holds a checkpoint of another config or other data. Train this one "
+            f"in another folder"
         )
     seen = reported[-1]["epoch"] if reported else 0
     if seen and (saved is None or not saved["rows"] or saved["rows"][-1]["epoch"] < seen):
         raise StateError(
-            f"{room.path}: epoch {seen:g} was reported, and the checkpoint of it is gone. Training "
-            f"on from an older one could release more than is charged; train in another folder"
+            f"{trial_dir.path}: epoch {seen:g} was reported, and the checkpoint of it is gone. "
+            f"Training on from an older one could release more than is charged; train in another "
+            f"folder"
         )
     return saved
 

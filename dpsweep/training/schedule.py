@@ -1,4 +1,4 @@
-"""A trial's course, known before its first step: what it spends, and when it reports.
+"""A trial's schedule, known before its first step: what it spends, and when it reports.
 
 The accountant's part is the same for all trials of one length and budget, and the driver knows
 it: workers are told, so that none of them needs an accountant.
@@ -30,7 +30,7 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Course:
+class TrialSchedule:
     """What a trial runs by.
 
     Attributes:
@@ -46,8 +46,8 @@ class Course:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, told: dict[str, Any]) -> "Course":
-        """The course that `to_json` told."""
+    def from_json(cls, told: dict[str, Any]) -> "TrialSchedule":
+        """The schedule that `to_json` gave."""
         whole = told["budget"]
         return cls(
             Budget(**{**whole, "run": Run(**whole["run"])}),
@@ -55,13 +55,15 @@ class Course:
         )
 
 
-def course(config: TrialConfig) -> Course:
-    """The course of one trial, by the accountant."""
+def trial_schedule(config: TrialConfig) -> TrialSchedule:
+    """The schedule of one trial, by the accountant."""
     plan = budget(config)
     marks = _marks(plan, config)
     before = _spent(plan.run, plan.delta, tuple(step for _, step in marks[:-1]))
     spent = [*(min(epsilon, plan.epsilon) for epsilon in before), plan.epsilon]
-    return Course(plan, tuple(Report(*mark, e) for mark, e in zip(marks, spent, strict=True)))
+    return TrialSchedule(
+        plan, tuple(Report(*mark, e) for mark, e in zip(marks, spent, strict=True))
+    )
 
 
 def _marks(plan: Budget, config: TrialConfig) -> list[tuple[int, int]]:

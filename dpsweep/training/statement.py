@@ -4,7 +4,7 @@ from dpsweep.config.trial import TrialConfig
 from dpsweep.privacy.statement import trial_statement, validation_statement
 
 
-def trial_promise(
+def statement_of_trial(
     config: TrialConfig, epsilon: float, noise_multiplier: float, void: bool = False
 ) -> str:
     """What the weights and figures of one run reveal, and of whom."""

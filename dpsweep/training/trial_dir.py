@@ -23,14 +23,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpsweep.core.disk import forget_whole, room_on_disk, write_whole
+from dpsweep.core.disk import forget_whole, raising_disk_full, write_whole
 from dpsweep.core.errors import StateError
 from dpsweep.core.seeds import Secret
 from dpsweep.core.types import Row, Tensors
 
 
 @dataclass(frozen=True)
-class Room:
+class TrialDir:
     """The folder at `path`, made on first use.
 
     Attributes:
@@ -41,7 +41,7 @@ class Room:
 
     def __post_init__(self) -> None:
         try:
-            with room_on_disk(self.path):
+            with raising_disk_full(self.path):
                 self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as e:
             raise StateError(
@@ -82,7 +82,7 @@ class Room:
 
     @contextlib.contextmanager
     def lock(self, wait_seconds: float = 0.0) -> Iterator[None]:
-        """Holds the room for one process.
+        """Holds the trial directory for one process.
 
         Raises:
             StateError: If another process still trains here after `wait_seconds`.
@@ -114,7 +114,7 @@ class Room:
         """Replaces the checkpoint, at once or not at all.
 
         Raises:
-            DiskFull: If there is no room; the old checkpoint is still there.
+            DiskFull: If there is no space; the old checkpoint is still there.
         """
         write_whole(self.path / "checkpoint.pt", _serialised(state))
 
@@ -154,10 +154,10 @@ class Room:
 def keep_weights(folder: Path, numbers: Iterable[int]) -> int:
     """Deletes the weights of all trials that ended, but for some.
 
-    A trial has ended if its room holds neither secret nor checkpoint.
+    A trial has ended if its directory holds neither secret nor checkpoint.
 
     Args:
-        folder: Where the rooms are, each named by its trial's number.
+        folder: Where the trial directories are, each named by its trial's number.
         numbers: Trials whose weights stay.
 
     Returns:

@@ -10,7 +10,7 @@ from dpsweep.config.sweep import load_sweep
 from dpsweep.store.state_dir import State
 from dpsweep.store.study import Study
 from dpsweep.training.loop import train
-from dpsweep.training.trial_dir import Room
+from dpsweep.training.trial_dir import TrialDir
 
 
 @pytest.fixture
@@ -23,11 +23,11 @@ def make_sweep(tmp_path, sweep_file):
         folder.create(sweep.file, sweep.base, None)
         study = Study.create(folder.storage_uri, sweep, folder.id)
         for _ in range(sweep.config.budget.trials):
-            record = study.hand_out(study.ask(), void=void)
-            room = Room(folder.room(record.number))
-            room.make_secret()
-            train(record.config, room, lambda row, n=record.number: study.report(n, row))
-            room.forget()
+            record = study.dispatch(study.ask(), void=void)
+            trial_dir = TrialDir(folder.trial_dir(record.number))
+            trial_dir.make_secret()
+            train(record.config, trial_dir, lambda row, n=record.number: study.report(n, row))
+            trial_dir.forget()
             study.tell(record.number, "complete")
         return sweep.name, str(state.root)
 

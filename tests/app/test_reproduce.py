@@ -36,7 +36,7 @@ tiny:
     optimizer: {lr: 1.0}
   search: {optimizer.lr: {log_uniform: [0.3, 3]}, train.batch_size: {choice: [128, 256]}}
   rows:
-    here: {printed: {train.epochs: 9, train.batch_size: 256}}
+    here: {published: {train.epochs: 9, train.batch_size: 256}}
     away: {set: {data: {name: mnist, root: nowhere}}}
   columns: {accuracy: {}}
   methods: {dp_sgd: {set: {method: {name: dp_sgd}}}}
@@ -62,7 +62,7 @@ def wish(**more):
     asked |= {"state": "state", "address": None, "tracking_uri": None, "out": None}
     asked |= {"budget": "trials=2,epochs=1,batch_size=200", "seeds": 2}
     asked |= {"accept": False, "fetch": False, "quiet": True}
-    return reproduce.Wish(table="tiny", **(asked | more))
+    return reproduce.ReproduceOptions(table="tiny", **(asked | more))
 
 
 @pytest.mark.parametrize("name", tables())

@@ -21,7 +21,7 @@ NARROW = 380
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
-    """Thirty trials whose accuracy follows from their knobs; some pruned, one failed."""
+    """Thirty trials whose accuracy follows from their hyperparams; some pruned, one failed."""
     place = tmp_path_factory.mktemp("study")
     (place / "tiny.yaml").write_text(
         "name: tiny\nbase: {data: {name: digits}, model: {name: cnn_small, width: 4},"
@@ -37,7 +37,9 @@ def study(tmp_path_factory):
         if number == 5:
             made.tell(asked.number, "failed", reason="<img src=x onerror=alert(1)> broke")
             continue
-        value = 0.6 + 0.3 * asked.knobs["method.kappa"] - 0.05 * asked.knobs["method.depth"]
+        value = (
+            0.6 + 0.3 * asked.hyperparams["method.kappa"] - 0.05 * asked.hyperparams["method.depth"]
+        )
         for epoch in (1, 2):
             row = {"epoch": epoch, "step": 11 * epoch, "valid/accuracy": value * epoch / 2}
             row |= {"valid/loss": 1.0, "seconds": 1.0, "noise_multiplier": 1.0}

@@ -26,7 +26,7 @@ from dpsweep.store.state_dir import State
 from dpsweep.store.study import open_study
 from dpsweep.tracking.mlflow import ID_TAG, SWEEP_TAG, TRIAL_TAG
 from dpsweep.tracking.spool import backlog
-from dpsweep.training.trial_dir import Room
+from dpsweep.training.trial_dir import TrialDir
 
 FILE = """\
 name: {name}
@@ -67,10 +67,10 @@ class Sweep:
         self.file, self.best = folder / f"{name}.yaml", folder / "best.yaml"
         self.file.write_text(FILE.format(name=name, epochs=epochs, every=every, trials=trials))
         self.driver = None
-        self.secrets = Secrets(self.rooms)
+        self.secrets = Secrets(self.trial_dirs)
 
     @property
-    def rooms(self):
+    def trial_dirs(self):
         return self.state.root / "sweeps" / self.name / "trials"
 
     @property
@@ -113,17 +113,21 @@ class Sweep:
 
     def num_rows(self, number):
         """Reports of a trial so far."""
-        return len(Room(self.rooms / f"{number:04d}").rows()) if self.rooms.exists() else 0
+        return (
+            len(TrialDir(self.trial_dirs / f"{number:04d}").rows())
+            if self.trial_dirs.exists()
+            else 0
+        )
 
     def running(self):
         """Trials that have reported, are some reports from their end, and are being trained."""
         last = self.epochs // self.every - 4
-        known = [int(place.name) for place in self.rooms.glob("[0-9]*")]
+        known = [int(place.name) for place in self.trial_dirs.glob("[0-9]*")]
         return [n for n in sorted(known) if 2 <= self.num_rows(n) < last and self.trainers(n)]
 
     def trainers(self, number):
-        """Processes in whose hands a trial's room is."""
-        return holders(self.rooms / f"{number:04d}")
+        """Processes in whose hands a trial's directory is."""
+        return holders(self.trial_dirs / f"{number:04d}")
 
     def wait_for_trial(self, on=None, seconds=240):
         """A trial that runs in the middle of its length; one of node `on`, if that is given.
@@ -172,8 +176,8 @@ class Sweep:
         stored = optuna.load_study(study_name=folder.study, storage=study._storage).get_trials()
         for record in records:
             expected = full if record.state == "complete" else full[: self.num_rows(record.number)]
-            room = Room(self.rooms / f"{record.number:04d}")
-            assert [row["epoch"] for row in room.rows()] == expected, record.number
+            trial_dir = TrialDir(self.trial_dirs / f"{record.number:04d}")
+            assert [row["epoch"] for row in trial_dir.rows()] == expected, record.number
             assert sorted(stored[record.number].intermediate_values) == expected, record.number
         self._check_tracking(tracking or self.state.tracking_uri, folder.id, records, full)
         exported = load_trial(read_yaml(self.best))
@@ -215,9 +219,9 @@ class Sweep:
         replaced = {n: len(digests) for n, digests in self.secrets.seen.items() if len(digests) > 1}
         assert not replaced, "a trial's secret was replaced: its privacy is spent twice"
         for name in ("secret", "checkpoint.pt"):
-            assert not list(self.rooms.glob(f"*/{name}"))
+            assert not list(self.trial_dirs.glob(f"*/{name}"))
         wait_for(
-            lambda: not any(holders(place) for place in self.rooms.iterdir()),
+            lambda: not any(holders(place) for place in self.trial_dirs.iterdir()),
             "the end of all who train",
         )
 
@@ -225,8 +229,8 @@ class Sweep:
 class Secrets:
     """Looks at every trial's secret again and again while a sweep runs; keeps digests alone."""
 
-    def __init__(self, rooms):
-        self.rooms, self.seen = rooms, defaultdict(set)
+    def __init__(self, trial_dirs):
+        self.trial_dirs, self.seen = trial_dirs, defaultdict(set)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
         self._thread.start()
@@ -237,15 +241,15 @@ class Secrets:
 
     def _look(self):
         while not self._over.wait(0.1):
-            for place in self.rooms.glob("*/secret"):
+            for place in self.trial_dirs.glob("*/secret"):
                 with contextlib.suppress(FileNotFoundError):
                     digest = hashlib.sha256(place.read_bytes()).hexdigest()
                     self.seen[int(place.parent.name)].add(digest)
 
 
-def holders(room):
-    """Ray's workers that have a trial's room open: they train there."""
-    found, wanted = set(), str(room)
+def holders(trial_dir):
+    """Ray's workers that have a trial's directory open: they train there."""
+    found, wanted = set(), str(trial_dir)
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if (process / "comm").read_text().startswith("ray::"):

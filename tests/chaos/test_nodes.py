@@ -58,7 +58,7 @@ def test_the_trial_of_a_node_that_stands_still_waits_until_nobody_else_can_run_i
         time.sleep(20)
         assert it.num_rows(number) == before, "two processes must not run one trial"
     finally:
-        whole.kill_node(node)  # the stopped process held the trial's room until now
+        whole.kill_node(node)  # the stopped process held the trial's directory until now
     killed = time.monotonic()
     seconds = it.wait_for_more(number, killed)
     it.finish()

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from dpsweep.cli import app
 from dpsweep.cli.verbs import doctor as doctor_verb
-from dpsweep.cli.verbs.doctor.context import Patient
+from dpsweep.cli.verbs.doctor.context import DoctorContext
 from dpsweep.cli.verbs.doctor.elsewhere import ray_access
 from dpsweep.config.sweep import load_sweep
 from dpsweep.store import filesystem as mounts
@@ -162,15 +162,15 @@ def test_a_folder_that_cannot_be_written_fails(state, tmp_path):
 
 
 def test_what_others_can_reach_is_told_with_the_command_that_mends_it(state, launch):
-    room = launch().room(0)
-    room.mkdir(mode=0o700)
-    (room / "secret").write_bytes(b"x")
-    (room / "secret").chmod(0o640)
+    trial_dir = launch().trial_dir(0)
+    trial_dir.mkdir(mode=0o700)
+    (trial_dir / "secret").write_bytes(b"x")
+    (trial_dir / "secret").chmod(0o640)
     found, _ = doctor(code=1)
     assert found["permissions"][0] == "fail"
-    assert str(room / "secret") in found["permissions"][1]
+    assert str(trial_dir / "secret") in found["permissions"][1]
     assert "chmod -R go= " in found["permissions"][1]
-    (room / "secret").chmod(0o600)
+    (trial_dir / "secret").chmod(0o600)
     assert doctor()[0]["permissions"] == ("ok", "what is private here is its owner's alone ")
     state.root.chmod(0o750)
     _, rows = doctor()
@@ -214,7 +214,7 @@ def test_what_listens_and_is_no_cluster_is_told(state):
         other.bind(("127.0.0.1", 0))
         other.listen()
         address = f"127.0.0.1:{other.getsockname()[1]}"
-        said = list(ray_access(Patient(state, None, address)))[-1]
+        said = list(ray_access(DoctorContext(state, None, address)))[-1]
     assert (said.level, said.words) == (
         "fail",
         f"{address} listens, and does not answer as a Ray cluster does",

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from dpsweep import __version__
 from dpsweep.cli import app
 from dpsweep.core.errors import DpSweepError
 
@@ -141,3 +142,8 @@ def test_data_that_are_not_as_declared_stop_a_sweep_before_it_has_a_name(
     settings = ["--set", f"data={declared}, root: {root}}}"]
     told = mistake(tmp_path, monkeypatch, verb, sweep_file, *settings)
     assert "--set data: data.num_train: 1400, and x_train holds 1500 images" in told
+
+
+def test_the_version_is_told_and_nothing_else_is_done():
+    done = CliRunner().invoke(app, ["--version"])
+    assert (done.exit_code, done.output) == (0, f"dpsweep {__version__}\n")

@@ -11,7 +11,7 @@ from dpsweep.cluster.local import Local
 @pytest.fixture
 def laptop(shell, clean):
     """Runs `dpsweep ARGS` in tmp_path, knowing of a cluster only what it is given."""
-    return shell(clean, patience=400)
+    return shell(clean)
 
 
 @pytest.fixture

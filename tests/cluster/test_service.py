@@ -59,6 +59,9 @@ def test_a_sweep_is_submitted_followed_stopped_resumed_and_fetched_from_a_laptop
     ).exists()
     assert (tmp_path / ".dpsweep/submitted/tiny.json").stat().st_mode & 0o777 == 0o600
     assert not (tmp_path / ".dpsweep/sweeps").exists()
+    diverge = ("--set", "search={optimizer.lr: {choice: [2.0e+38, 3.0e+38]}}")
+    shown = laptop("submit", sweep_file, "--name", "none", *diverge, code=1, **env)
+    assert "sweep 'none' is finished, and no trial was completed: 2 failed" in shown
     taken = laptop("submit", sweep_file, code=2, **env)
     assert "a sweep called 'tiny' is already in" in taken
     assert "dpsweep resume tiny" in taken
@@ -68,8 +71,8 @@ def test_a_sweep_is_submitted_followed_stopped_resumed_and_fetched_from_a_laptop
         cwd=tmp_path, env={**clean, **env}, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
-    rooms = local.state / "sweeps/long/trials"
-    wait_for(lambda: any(rooms.glob("*/metrics.json")), "a first report")
+    trial_dirs = local.state / "sweeps/long/trials"
+    wait_for(lambda: any(trial_dirs.glob("*/metrics.json")), "a first report")
     follower.send_signal(signal.SIGINT)
     said, _ = follower.communicate(timeout=60)
     assert follower.returncode == 130

@@ -44,7 +44,7 @@ JUNK = st.one_of(
             *({"derive": "__import__('os')"}, {"derive": "1/0"}, {"derive": "10**10**10"}),
             *(
                 "default",
-                "printed",
+                "published",
                 "⅕",
                 "ｆｆｔｋｆ",
                 "dp_ѕgd",

@@ -60,7 +60,7 @@ def test_two_objectives_have_two_directions_and_the_first_orders_tables(sweep_fi
 
 TWO = "objective={metrics: [valid/accuracy, seconds]}"
 MISTAKES = [
-    ([TWO, "stop.name=median"], r"stop\.name: median ends the trials that are behind"),
+    ([TWO, "pruner.name=median"], r"pruner\.name: median ends trials that are behind"),
     ([TWO, "sampler.name=cmaes"], r"sampler\.name: cmaes follows one objective, and there are two"),
     (["objective={metrics: [valid/accuracy, epsilon]}"], r"epsilon is 4 for all trials"),
     (

@@ -32,7 +32,7 @@ method:
       - name: shelf
         lambda: 0.4
         rho: 0.6
-      - {name: low_pass, printed: a6_b4}
+      - {name: low_pass, published: a6_b4}
       - {name: ema, gain: 0.5}
     base: adambc
 """

@@ -59,10 +59,10 @@ def test_gpus_say_where_trials_compute_whose_config_leaves_it_open(
     sweep_file, gpu, device, num_gpus
 ):
     sweep = load_sweep(sweep_file, [f"resources.gpu={gpu}"])
-    assert sweep.promise.train.device == device
+    assert sweep.reference_trial.train.device == device
     assert sweep.config.resources.num_gpus == num_gpus
     named = load_sweep(sweep_file, [f"resources.gpu={gpu}", "train.device=cpu"])
-    assert named.promise.train.device == "cpu"
+    assert named.reference_trial.train.device == "cpu"
 
 
 def test_a_trials_time_is_given_in_seconds_to_whoever_measures_it(sweep_file):

@@ -52,7 +52,10 @@ def test_trial_of_a_shared_budget_has_its_own_noise_and_trains_alone(sweep_file,
         assert budget(config).epsilon < 4 / 2
         assert load_trial(parse_yaml(config_yaml(config), "x")) == config
     fewer = load_sweep(sweep_file, [SHARED, f"search={search}", "budget.trials=8"])
-    assert fewer.promise.privacy.noise_multiplier < sweep.promise.privacy.noise_multiplier
+    assert (
+        fewer.reference_trial.privacy.noise_multiplier
+        < sweep.reference_trial.privacy.noise_multiplier
+    )
 
 
 def test_repeats_are_runs_of_each_epsilon(sweep_file):
@@ -63,7 +66,9 @@ def test_repeats_are_runs_of_each_epsilon(sweep_file):
 
 
 def test_one_trial_alone_shares_no_budget(sweep_file):
-    text = config_yaml(load_sweep(sweep_file).promise).replace("scope: trial", "scope: sweep")
+    text = config_yaml(load_sweep(sweep_file).reference_trial).replace(
+        "scope: trial", "scope: sweep"
+    )
     source = parse_yaml(text, "one.yaml")
     with pytest.raises(ConfigError, match=r"one\.yaml:\d+: privacy\.scope: .* Write scope: trial"):
         check_trial(load_trial(source), source)
@@ -98,8 +103,8 @@ MISTAKES = [
     ),
     ([SELECTED, "sampler.name=tpe"], r"sampler\.name: the text 'tpe' goes against.*name: random"),
     (
-        [SELECTED, "stop.name=median"],
-        r"stop\.name: .*must stay unseen\. Write stop: \{name: none\}",
+        [SELECTED, "pruner.name=median"],
+        r"pruner\.name: .*must stay unseen\. Write pruner: \{name: none\}",
     ),
     ([SELECTED, "confirm={top: 3}"], r"confirm: .*no best trials to repeat\. Delete confirm"),
     (

@@ -80,9 +80,9 @@ def test_a_trial_is_no_sweep():
 
 
 def test_resources_decide_threads_and_device(sweep_file):
-    trial = load(sweep_file, "resources={cpu: 2}").promise
+    trial = load(sweep_file, "resources={cpu: 2}").reference_trial
     assert (trial.train.threads, trial.train.device) == (2, "cpu")
-    assert load(sweep_file, "resources={gpu: 0.5}").promise.train.device == "cuda"
+    assert load(sweep_file, "resources={gpu: 0.5}").reference_trial.train.device == "cuda"
 
 
 MISTAKES = [
@@ -156,3 +156,22 @@ def test_a_conditional_space_has_no_even_covering(sweep_file):
 def test_a_held_out_part_of_the_training_data_is_not_public(sweep_file):
     with pytest.raises(ConfigError, match=r"accounting: none says that the validation data are"):
         load(sweep_file, "accounting=none", "data.validation=holdout")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("", "stop: {name: median}", r"tiny.yaml:\d+: stop: is now called pruner\. Write pruner:"),
+        ("", "start: printed", r"start: printed is now called published\. Write published in its"),
+        (
+            "method: {name: fftkf}",
+            "method: {name: doppler, filter: {printed: a9_b1}}",
+            r"method\.filter\.printed: is now called published\. Write published: in its place",
+        ),
+    ],
+)
+def test_a_key_with_its_old_name_is_told_the_new_one(sweep_file, old, new, message):
+    text = sweep_file.read_text().replace("  method.kappa: {uniform: [0.3, 1.0]}\n", "")
+    sweep_file.write_text(text.replace(old, new) if old else f"{text}{new}\n")
+    with pytest.raises(ConfigError, match=message):
+        load_sweep(sweep_file)

@@ -6,7 +6,6 @@ order of the draws changes.
 
 import math
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import torch
@@ -99,8 +98,8 @@ def check_fresh_noise(world: World) -> None:
         x, y = flat(runs[0]), flat(stranger)
         # A correlation of P independent pairs; 6 deviations are 2e-9.
         assert abs(float((x * y).mean())) < 6 * SIGMA**2 / math.sqrt(len(x)), "secret: fixed noise"
-    many = partial(world.step, examples(), rate=0.5)
-    batches = [[many(secret=s).batch(t) for t in range(20)] for s in (one, one, other)]
+    many = [world.step(examples(), rate=0.5, secret=s) for s in (one, one, other)]
+    batches = [[step.batch(t) for t in range(20)] for step in many]
     again = [torch.equal(a, b) for a, b in zip(batches[0], batches[1], strict=True)]
     fresh = [torch.equal(a, b) for a, b in zip(batches[0], batches[2], strict=True)]
     assert all(again), "replay: the same step samples another batch"

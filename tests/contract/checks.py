@@ -39,7 +39,7 @@ from dpsweep.core.seeds import Secret
 from dpsweep.core.types import Clipped, Released, Tensors
 from dpsweep.privacy.clip import INSIDE, without_count
 from dpsweep.privacy.query import Apart
-from dpsweep.training import step as room_of_the_step
+from dpsweep.training import step as step_module
 from dpsweep.training.assemble import assemble
 
 REACH = 0.9
@@ -254,7 +254,7 @@ def check_only_the_release_leaves(world: World) -> None:
         return Released({k: torch.full_like(x, 0.1) for k, x in total.items()})
 
     states = []
-    with mock.patch.object(room_of_the_step, "release", fixed):
+    with mock.patch.object(step_module, "release", fixed):
         for data in (examples(), examples(4, seed=1)):
             step = world.step(data)
             progress = world.begin(step)

@@ -26,8 +26,8 @@ from dpsweep.privacy.engine.base import Portion, portions
 from dpsweep.privacy.engine.tape import Use, record
 from dpsweep.privacy.query import Apart, Ask, Joint, Points
 from dpsweep.privacy.spectral import ConvMap
-from dpsweep.training import assemble as room_of_assembly
-from dpsweep.training import step as room_of_the_step
+from dpsweep.training import assemble as assemble_module
+from dpsweep.training import step as step_module
 from dpsweep.training.step import Progress, Step
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -86,14 +86,14 @@ def changed_noise(change: Callable[[Tensor, str], Tensor]) -> Plant:
     """Noise that is changed after it was added: `change` is given it and its leaf's name."""
 
     def plant(patch: pytest.MonkeyPatch) -> None:
-        release = room_of_the_step.release
+        release = step_module.release
 
         def faulty(total: Clipped, *, batch_size: int, **how: object) -> Released:
             released = release(total, batch_size=batch_size, **how)
             means = {k: x / batch_size for k, x in total.items()}
             return Released({k: m + change(released[k] - m, k) for k, m in means.items()})
 
-        patch.setattr(room_of_the_step, "release", faulty)
+        patch.setattr(step_module, "release", faulty)
 
     return plant
 
@@ -108,7 +108,7 @@ def mean_of_noisy_examples(patch: pytest.MonkeyPatch) -> None:
             {k: (x + scale * torch.as_tensor(draws[k])) / batch_size for k, x in total.items()}
         )
 
-    patch.setattr(room_of_the_step, "release", faulty)
+    patch.setattr(step_module, "release", faulty)
 
 
 def masked(noise: Tensor, _: str) -> Tensor:
@@ -145,7 +145,7 @@ def strong_real_part(noise: Tensor, _: str) -> Tensor:
 
 
 def seeded_per_tensor(patch: pytest.MonkeyPatch) -> None:
-    noisy, release = room_of_the_release._noisy, room_of_the_step.release
+    noisy, release = room_of_the_release._noisy, step_module.release
 
     def faulty(total: Clipped, *, rng: np.random.Generator, **how: object) -> Released:
         seed = rng.integers(2**32)
@@ -156,7 +156,7 @@ def seeded_per_tensor(patch: pytest.MonkeyPatch) -> None:
         )
         return release(total, rng=rng, **how)
 
-    patch.setattr(room_of_the_step, "release", faulty)
+    patch.setattr(step_module, "release", faulty)
 
 
 def seeded_per_step(patch: pytest.MonkeyPatch) -> None:
@@ -206,7 +206,7 @@ def sampler(draw: Callable[[int, int, int], object]) -> Plant:
     def plant(patch: pytest.MonkeyPatch) -> None:
         calls = iter(range(10**6))
         patch.setattr(
-            room_of_the_step,
+            step_module,
             "poisson_batch",
             lambda num, rate, rng: torch.as_tensor(
                 np.sort(draw(num, round(num * rate), next(calls)))
@@ -231,23 +231,23 @@ def of_fixed_size(num: int, size: int, call: int) -> object:
 
 
 def true_divisor(patch: pytest.MonkeyPatch) -> None:
-    sample, release, sizes = room_of_the_step.poisson_batch, room_of_the_step.release, []
+    sample, release, sizes = step_module.poisson_batch, step_module.release, []
 
     def noting(*args: object) -> Tensor:
         batch = sample(*args)
         sizes.append(len(batch))
         return batch
 
-    patch.setattr(room_of_the_step, "poisson_batch", noting)
+    patch.setattr(step_module, "poisson_batch", noting)
     patch.setattr(
-        room_of_the_step,
+        step_module,
         "release",
         lambda total, **how: release(total, **{**how, "batch_size": max(1, sizes[-1])}),
     )
 
 
 def empty_batch_skipped(patch: pytest.MonkeyPatch) -> None:
-    sample, call = room_of_the_step.poisson_batch, Step.__call__
+    sample, call = step_module.poisson_batch, Step.__call__
 
     class EmptyBatch(Exception):
         pass
@@ -262,7 +262,7 @@ def empty_batch_skipped(patch: pytest.MonkeyPatch) -> None:
         with contextlib.suppress(EmptyBatch):
             call(self, progress)
 
-    patch.setattr(room_of_the_step, "poisson_batch", refusing)
+    patch.setattr(step_module, "poisson_batch", refusing)
     patch.setattr(Step, "__call__", skipping)
 
 
@@ -334,14 +334,14 @@ def raw_count(patch: pytest.MonkeyPatch) -> None:
 
 
 def rate_of_the_true_batch(patch: pytest.MonkeyPatch) -> None:
-    sample, rate, sizes = room_of_the_step.poisson_batch, Step.learning_rate, []
+    sample, rate, sizes = step_module.poisson_batch, Step.learning_rate, []
 
     def noting(*args: object) -> Tensor:
         batch = sample(*args)
         sizes.append(len(batch))
         return batch
 
-    patch.setattr(room_of_the_step, "poisson_batch", noting)
+    patch.setattr(step_module, "poisson_batch", noting)
     patch.setattr(Step, "learning_rate", lambda self, step: rate(self, step) * sizes[-1])
 
 
@@ -373,7 +373,7 @@ def kernel_turned(patch: pytest.MonkeyPatch) -> None:
 
 def hundred_classes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
-        room_of_assembly,
+        assemble_module,
         "build_model",
         lambda config, spec, seed: build_model(config, replace(spec, num_classes=100), seed),
     )
@@ -423,7 +423,7 @@ def mean_of_clipped_copies(patch: pytest.MonkeyPatch) -> None:
 
 
 def augmentation_by_place(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(room_of_the_step, "marks", lambda inputs: torch.arange(len(inputs)))
+    patch.setattr(step_module, "marks", lambda inputs: torch.arange(len(inputs)))
 
 
 def last_microbatch_dropped(patch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from dpsweep.privacy.accounting import Run
 from dpsweep.privacy.clip import clipped_sum, without_count
 from dpsweep.training.evaluate import evaluate
 from dpsweep.training.loop import train
-from dpsweep.training.trial_dir import Room
+from dpsweep.training.trial_dir import TrialDir
 
 FEW = ("dp_sgd", "dp_sgd-secure-noise", "dp_adambc", "fftkf-split", "spectral_dp")
 """Variants that stand for the others where what is checked is the same for all."""
@@ -174,14 +174,14 @@ def test_reports_can_be_recomputed_from_released_weights_and_public_numbers(
             "method": {"name": name, **FITTING.get(name, {})},
         }
     )
-    room, data = Room(tmp_path / "trial"), load(DataConfig(name="digits"), 0)
+    trial_dir, data = TrialDir(tmp_path / "trial"), load(DataConfig(name="digits"), 0)
     model = build_model(config.model, config.data.spec, config.seed).double()
     run = Run(sampling_rate=479 / 1437, noise_multiplier=1.0, steps=6)
     rows = []
 
     def check(row: dict[str, float]) -> None:
-        """By the time of a report, the room's checkpoint holds the weights it is about."""
-        weights = room.load()["progress"]["trail"][-1]
+        """By the time of a report, the trial's checkpoint holds the weights that it is about."""
+        weights = trial_dir.load()["progress"]["trail"][-1]
         score = evaluate(model, weights, data, torch.float64)
         (spent,) = run.epsilons_spent(1437**-1.1, [row["step"]])
         assert row.pop("seconds") >= 0
@@ -196,11 +196,11 @@ def test_reports_can_be_recomputed_from_released_weights_and_public_numbers(
         }
         rows.append(row)
 
-    room.make_secret()
-    train(config, room, lambda row: check(dict(row)))
+    trial_dir.make_secret()
+    train(config, trial_dir, lambda row: check(dict(row)))
     assert len(rows) == 2
     files = {"secret", "checkpoint.pt", "metrics.json", "weights.pt"}
-    assert {place.name for place in room.path.iterdir()} == files
+    assert {place.name for place in trial_dir.path.iterdir()} == files
     assert capfd.readouterr() == ("", "")  # nothing is said on the side
 
 

@@ -27,7 +27,7 @@ from dpsweep.privacy.accounting import Run
 from dpsweep.privacy.clip import Clip, layer_of
 from dpsweep.privacy.engine import Engine, engine_for
 from dpsweep.privacy.geometry import Geometry, geometry_of
-from dpsweep.training import step as room_of_the_step
+from dpsweep.training import step as step_module
 from dpsweep.training.budget import Budget
 from dpsweep.training.step import Progress, Step
 
@@ -223,7 +223,14 @@ class World:
         budget = Budget(num_examples=num_examples, run=run, epsilon=math.inf, delta=1e-5)
         train = self.config.train
         engine = engine_for(
-            self.model, loss, self.geometry, physical, SHAPE, train.engine, copies=train.copies
+            self.model,
+            loss,
+            self.geometry,
+            physical,
+            SHAPE,
+            train.engine,
+            kind=self.net.__name__,  # tried once in a process: hundreds of steps have this net
+            copies=train.copies,
         )
         return Step(self.config, budget, data, engine, secret, self.geometry)
 
@@ -272,7 +279,7 @@ class World:
 @contextmanager
 def watched(step: Step) -> Iterator[tuple[Step, Tape]]:
     """The same step, and a tape of all it does within this context."""
-    tape, real = Tape(), room_of_the_step.release
+    tape, real = Tape(), step_module.release
 
     def noting(total: Clipped, **how: object) -> Released:
         before = Clipped(copied(total))
@@ -287,7 +294,7 @@ def watched(step: Step) -> Iterator[tuple[Step, Tape]]:
         return filtered(self, grad, state, public)
 
     with (
-        mock.patch.object(room_of_the_step, "release", noting),
+        mock.patch.object(step_module, "release", noting),
         mock.patch.object(Chain, "apply", tapped),
     ):
         yield replace(step, engine=Noting(step.engine, tape)), tape

@@ -9,7 +9,7 @@ from world import World, spectral
 
 LOOK_AHEAD = {"name": "look_ahead", "kappa": 0.4, "gamma": 0.5}
 MOMENTUM = {"name": "momentum", "points": 3, "decay": 0.8}
-LOW_PASS = {"name": "low_pass", "printed": "a6_b2_2"}
+LOW_PASS = {"name": "low_pass", "published": "a6_b2_2"}
 DESIGN = {"design": {"family": "butterworth", "order": 2, "cutoff": 0.2}}
 
 AUGMENTED = {"augment": {"flips": True, "crops": 1, "multiplicity": 3}, "ema": 0.6}
@@ -20,7 +20,7 @@ METHOD_WORLDS: dict[str, World] = {
     "dp_sgd-augmented": World({"name": "dp_sgd"}, train=AUGMENTED),
     "dp_adam": World({"name": "dp_adam"}),
     "dp_adambc": World({"name": "dp_adambc"}),
-    "doppler-printed": World({"name": "doppler", "filter": {"printed": "a9_b15_m05"}}),
+    "doppler-printed": World({"name": "doppler", "filter": {"published": "a9_b15_m05"}}),
     "doppler-design": World({"name": "doppler", "filter": DESIGN}),
     "disk-printed": World({"name": "disk", "kappa": 0.7, "gamma": 0.5}),
     "disk-weights-of-both-signs": World({"name": "disk", "kappa": 0.3, "gamma": 0.5}),

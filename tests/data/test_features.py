@@ -190,4 +190,4 @@ def test_images_too_small_for_the_depth_say_both_sizes():
 
 
 def test_the_package_is_the_one_that_was_tried():
-    assert version("kymatio") == "0.3.0"  # its two-dimensional room is entered by its back door
+    assert version("kymatio") == "0.3.0"  # its two-dimensional part is imported from inside

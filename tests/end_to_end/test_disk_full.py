@@ -1,4 +1,4 @@
-"""A full disk stops a sweep with a clear word; with room again it goes on where it was."""
+"""A full disk stops a sweep with a clear word; with trial_dir again it goes on where it was."""
 
 import json
 import subprocess

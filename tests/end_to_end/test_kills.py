@@ -31,7 +31,7 @@ base:
 search:
   method.kappa: {uniform: [0.3, 1.0]}
   optimizer.lr: {log_uniform: [0.3, 3]}
-stop: {name: median, warmup_epochs: 4}
+pruner: {name: median, warmup_epochs: 4}
 sampler: {name: tpe, startup_trials: 3}
 keep_weights: 99
 """
@@ -48,7 +48,7 @@ class Killed:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.state = folder, folder / ".dpsweep"
-        self.rooms = self.state / "sweeps/killed/trials"
+        self.trial_dirs = self.state / "sweeps/killed/trials"
 
     def start(self, trials: int) -> subprocess.Popen:
         known = (self.state / "sweeps/killed/sweep.json").exists()
@@ -74,7 +74,7 @@ class Killed:
         return {number: (state, self.weights(number)) for number, state in rows}
 
     def weights(self, number: int) -> str:
-        place = self.rooms / f"{number:04d}/weights.pt"
+        place = self.trial_dirs / f"{number:04d}/weights.pt"
         return hashlib.sha256(place.read_bytes()).hexdigest() if place.exists() else ""
 
     def check(self, trials: int) -> None:
@@ -102,13 +102,13 @@ class Killed:
                 ]
                 assert steps == list(range(2, int(trial["epoch"]) + 1, 2)), run.info.run_name
         for name in ("secret", "checkpoint.pt"):
-            assert not list(self.rooms.glob(f"*/{name}"))
+            assert not list(self.trial_dirs.glob(f"*/{name}"))
 
     def check_weights(self, number: int) -> None:
         """Those of a trial that nobody disturbed, bit for bit."""
         config = next((self.folder / "all").glob(f"*trial-{number:04d}.yaml"))
         self.run("train", config, "-q", "-o", f"again-{number}")
-        one = torch.load(self.rooms / f"{number:04d}/weights.pt", weights_only=True)
+        one = torch.load(self.trial_dirs / f"{number:04d}/weights.pt", weights_only=True)
         two = torch.load(self.folder / f"again-{number}/weights.pt", weights_only=True)
         assert all(torch.equal(one[k], two[k]) for k in one)
 

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+psycopg = pytest.importorskip("psycopg", reason="not here: pip install 'psycopg[binary]'")
+
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 PASSWORD = "pa55:word/@"
@@ -36,7 +38,6 @@ def unprivileged():
 @pytest.fixture(scope="module")
 def postgres():
     """A server of our own on a free port; its URL, with the password in it."""
-    pytest.importorskip("psycopg", reason="the driver is not there: pip install 'psycopg[binary]'")
     if (programs := binaries()) is None:
         pytest.skip("no PostgreSQL server here: apt-get install postgresql")
     folder, who = Path(tempfile.mkdtemp(prefix="dpsweep-pg-")), unprivileged()
@@ -118,6 +119,28 @@ def test_a_study_on_a_server_survives_its_driver_and_is_not_mixed_with_another(
     assert "'tiny' belongs to a sweep of another state folder" in shown
     assert PASSWORD not in shown
     assert QUOTED not in shown
+
+
+def test_runs_are_tracked_in_a_database_of_their_own_with_artifacts_beside_the_state(
+    tmp_path, sweep_file, dpsweep, postgres
+):
+    with psycopg.connect(postgres, autocommit=True) as connection:
+        connection.execute("CREATE DATABASE mlflow")
+    server = {"DPSWEEP_STORAGE": postgres, "PGPASSWORD": PASSWORD}
+    port = postgres.rpartition(":")[2].partition("/")[0]
+    of = f"postgresql://sweeper@127.0.0.1:{port}/"
+    named = ("launch", sweep_file, "--name", "tracked", "--tracking-uri")
+    shown = dpsweep(*named, f"{of}postgres", code=2, **server)
+    assert "is the study's database as well (--storage), and MLflow needs one of its own" in shown
+    shown = dpsweep(*named, f"{of}mlflow", **server)
+    assert "MLflow: postgresql+psycopg://sweeper@127.0.0.1" in shown
+    assert "INFO" not in shown, "of MLflow's tables"
+    assert not (tmp_path / ".dpsweep/mlflow.db").exists()
+    assert [*(tmp_path / ".dpsweep/artifacts/tracked").glob("*/artifacts/best.yaml")]
+    with psycopg.connect(f"{postgres.removesuffix('postgres')}mlflow") as connection:
+        states = connection.execute("SELECT status FROM runs").fetchall()
+    assert states == [("FINISHED",)] * 3
+    assert "wait in" not in dpsweep("resume", "tracked", **server), "told again, nothing is refused"
 
 
 def test_a_wrong_password_is_told_without_any_password(tmp_path, sweep_file, dpsweep, postgres):

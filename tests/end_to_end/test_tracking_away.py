@@ -25,9 +25,9 @@ def test_results_wait_for_the_server_over_a_restart_of_the_driver(
         stderr=subprocess.STDOUT,
         text=True,
     )
-    rooms = tmp_path / ".dpsweep/sweeps/tiny/trials"
+    trial_dirs = tmp_path / ".dpsweep/sweeps/tiny/trials"
     end = time.monotonic() + 120
-    while not list(rooms.glob("*/metrics.json")) and time.monotonic() < end:
+    while not list(trial_dirs.glob("*/metrics.json")) and time.monotonic() < end:
         time.sleep(0.1)
     away()
     shown, _ = driver.communicate(timeout=240)

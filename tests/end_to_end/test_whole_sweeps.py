@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -123,6 +124,21 @@ def test_a_trial_that_diverges_fails_with_its_reason_and_a_stopped_sweep_goes_on
     assert ends == {(1.0, "complete"), (3e38, "failed")}
     reasons = [trial["reason"] for trial in trials if trial["state"] == "failed"]
     assert all("stopped being finite by epoch 1" in reason for reason in reasons)
+
+
+def test_a_sweep_without_a_complete_trial_ends_with_1_and_says_why(tmp_path, sweep_file, dpsweep):
+    space = "search={optimizer.lr: {choice: [2.0e+38, 3.0e+38]}}"
+    shown = dpsweep("launch", sweep_file, "--set", space, "-q", code=1)
+    words = r"sweep 'tiny' is finished, and no trial was completed: 2 failed, the last one with: "
+    assert re.fullmatch(
+        rf"error: {words}.* finite by epoch 1.* See: .*dpsweep status tiny\n", shown
+    )
+    assert re.search(words, dpsweep("resume", "tiny", code=1)), "asked again, it says so again"
+    script = "import dpsweep; dpsweep.resume('tiny', quiet=True)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert re.search(rf"StateError: {words}.*See: dpsweep.open\('tiny'\).trials$", done.stderr)
 
 
 def test_the_quickstart_finds_a_good_config_and_exports_it(tmp_path, dpsweep):

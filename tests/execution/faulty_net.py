@@ -14,23 +14,31 @@ _ROOM_BYTES = 400 * 2**20
 _EACH_BYTES = 10 * 2**20
 _LEAK_BYTES = 256 * 2**20
 _kept = []
+_lost = []
+"""What every later call in this process raises: a CUDA error that corrupts the context."""
 
 
-def make(shape, num_classes, fault="none"):
-    return Faulty(shape, num_classes, fault)
+def make(shape, num_classes, fault="none", notes=None):
+    return Faulty(shape, num_classes, fault, notes)
 
 
 class Faulty(nn.Module):
-    """One layer, and before it the fault."""
+    """One layer, and before it the fault; each call's process is noted in the folder `notes`."""
 
-    def __init__(self, shape, num_classes, fault):
+    def __init__(self, shape, num_classes, fault, notes):
         super().__init__()
         self.head = nn.Linear(math.prod(shape), num_classes)
-        self.fault = FAULTS[fault]
+        self.fault, self.notes = fault, notes and Path(notes)
 
     def forward(self, x):
         if _in_worker() and torch.is_grad_enabled() and len(x) > 8:  # in training alone
-            self.fault(x)
+            if self.notes:
+                (self.notes / f"{self.fault}-{os.getpid()}").touch()
+            if self.fault == "lost_once":
+                lost_once(x, self.notes)
+            FAULTS[self.fault](x)
+            if _lost:
+                raise _lost[0]
         return self.head(x.flatten(1))
 
 
@@ -74,12 +82,26 @@ def always_memory(x):
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
+def lost(x):
+    """As after an illegal memory access: this process can use its GPU no more."""
+    message = "CUDA error: an illegal memory access was encountered\nCompile with `TORCH_USE_"
+    _lost.append(torch.AcceleratorError(message))
+
+
+def lost_once(x, notes):
+    """The same, in the first process that has the trial."""
+    if len(list(notes.glob("lost_once-*"))) == 1:
+        lost(x)
+
+
 def nothing(x):
     pass
 
 
 FAULTS = {
     "none": nothing,
+    "lost": lost,
+    "lost_once": nothing,
     "segfault": segfault,
     "hang": hang,
     "leak": leak,

@@ -19,7 +19,7 @@ def load(sweep_file, *settings):
 def test_budgets_take_turns_and_each_trial_is_calibrated_to_its_own(sweep_file, search):
     study = search(load(sweep_file, EACH), 7, lambda r: 0.5)
     assert [r.config.privacy.epsilon for r in study.records()] == [1, 2, 8, 1, 2, 8, 1]
-    assert [r.knobs["privacy.epsilon"] for r in study.records()] == [1, 2, 8, 1, 2, 8, 1]
+    assert [r.hyperparams["privacy.epsilon"] for r in study.records()] == [1, 2, 8, 1, 2, 8, 1]
     assert "privacy.epsilon" not in study._study.get_trials()[0].params
 
 
@@ -36,8 +36,8 @@ def test_a_proposal_depends_on_the_trials_of_its_own_budget_alone(sweep_file, se
 
     def judge(own, others):
         def value(record):
-            kappa = record.knobs["method.kappa"]
-            return own * kappa if record.knobs["privacy.epsilon"] == 1 else others * kappa
+            kappa = record.hyperparams["method.kappa"]
+            return own * kappa if record.hyperparams["privacy.epsilon"] == 1 else others * kappa
 
         return value
 
@@ -52,22 +52,22 @@ def test_a_proposal_depends_on_the_trials_of_its_own_budget_alone(sweep_file, se
 @pytest.mark.parametrize("stop", ["median", "successive_halving"])
 def test_a_trial_is_pruned_for_its_rivals_at_the_same_budget_alone(sweep_file, search, stop):
     sweep = load(
-        sweep_file, "privacy.epsilon={each: [1, 8]}", f"stop={{name: {stop}, reduction: 2}}"
+        sweep_file, "privacy.epsilon={each: [1, 8]}", f"pruner={{name: {stop}, reduction: 2}}"
     )
-    study = search(sweep, 12, lambda r: 0.3 if r.knobs["privacy.epsilon"] == 1 else 0.9)
+    study = search(sweep, 12, lambda r: 0.3 if r.hyperparams["privacy.epsilon"] == 1 else 0.9)
     ends = {}
     for accuracy in (0.4, 0.4):  # good at epsilon 1, bad at 8
         record = study.ask()
         row = {"epoch": 1, "step": 11, "valid/accuracy": accuracy, "valid/loss": 1.0}
         study.report(record.number, {**row, "noise_multiplier": 1.2, "seconds": 0.5})
-        ends[record.knobs["privacy.epsilon"]] = study.should_prune(record.number)
+        ends[record.hyperparams["privacy.epsilon"]] = study.should_prune(record.number)
     assert ends == {1: False, 8: True}
 
 
 def test_the_even_sequence_starts_anew_at_each_budget(sweep_file, search):
     sweep = load(sweep_file, "privacy.epsilon={each: [1, 8]}", "sampler.name=qmc")
     records = search(sweep, 8, lambda r: 0.5).records()
-    low, high = ([r.knobs["method.kappa"] for r in records[i::2]] for i in (0, 1))
+    low, high = ([r.hyperparams["method.kappa"] for r in records[i::2]] for i in (0, 1))
     assert low == high
 
 
@@ -128,7 +128,7 @@ def test_two_objectives_are_searched(sweep_file, uri, sampler):
     )
     study = Study.create(uri, sweep)
     judged(study, FIGURES[:4])
-    assert len({r.knobs["method.kappa"] for r in study.records()}) == 4
+    assert len({r.hyperparams["method.kappa"] for r in study.records()}) == 4
 
 
 @pytest.mark.parametrize("seconds", [float("nan"), float("inf")])

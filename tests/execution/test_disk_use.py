@@ -15,7 +15,7 @@ from dpsweep.training.assemble import assemble, initial
 
 
 def test_weights_and_checkpoint_are_estimated_from_the_config_alone(sweep_file):
-    config = load_sweep(sweep_file).promise
+    config = load_sweep(sweep_file).reference_trial
     step = assemble(config, Secret.draw(), torch.device("cpu"))
     progress = step.start(initial(step))
     for _ in range(3):
@@ -28,7 +28,7 @@ def test_weights_and_checkpoint_are_estimated_from_the_config_alone(sweep_file):
 
 def test_trials_and_those_at_once_count(sweep_file):
     sweep, more = load_sweep(sweep_file), load_sweep(sweep_file, ["budget.trials=12"])
-    config = sweep.promise
+    config = sweep.reference_trial
     each = weight_bytes(config) + disk_use._ENTRY_BYTES
     assert disk_needed(more, 1) - disk_needed(sweep, 1) == 10 * each
     assert disk_needed(sweep, 2) - disk_needed(sweep, 1) == 2 * checkpoint_bytes(config)

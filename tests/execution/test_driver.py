@@ -17,14 +17,14 @@ from dpsweep.store.lease import Pace
 from dpsweep.store.state_dir import State
 from dpsweep.store.study import Study
 from dpsweep.training.loop import Paused, train
-from dpsweep.training.schedule import Course, course
-from dpsweep.training.trial_dir import Room
+from dpsweep.training.schedule import TrialSchedule, trial_schedule
+from dpsweep.training.trial_dir import TrialDir
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from mlflow import MlflowClient
 
-    from dpsweep.execution.tracking import TrackingWatcher, reconcile
+    from dpsweep.execution.tracking import TrackingWatcher
     from dpsweep.tracking.mlflow import MlflowSink
     from dpsweep.tracking.tracker import Tracker
 
@@ -40,7 +40,7 @@ class Heard:
         self.study, self.events = study, []
 
     def started(self, record):
-        assert self.study.record(record.number).handed_out, "charged before anybody hears"
+        assert self.study.record(record.number).dispatched, "charged before anybody hears"
         self.events.append(("started", record.number))
 
     def reported(self, record, row):
@@ -72,8 +72,8 @@ class World:
 
         return lease, driver
 
-    def room(self, number):
-        return Room(self.folder.room(number))
+    def trial_dir(self, number):
+        return TrialDir(self.folder.trial_dir(number))
 
 
 @pytest.fixture
@@ -119,9 +119,9 @@ def test_a_sweep_is_run_from_its_first_trial_to_its_last(world):
         assert driver.is_waiting, "one of them may have to be run again"
         for one, record in zip(told, here.study.records(), strict=True):
             assert TrialConfig.model_validate(one["config"]) == record.config
-            assert Course.from_json(one["course"]) == course(record.config)
-            assert Path(one["room"]) == here.room(record.number).path
-            assert (here.room(record.number).path / "secret").exists()
+            assert TrialSchedule.from_json(one["trial_schedule"]) == trial_schedule(record.config)
+            assert Path(one["trial_dir"]) == here.trial_dir(record.number).path
+            assert (here.trial_dir(record.number).path / "secret").exists()
             assert record.charged
             assert Path(one["pause"]) == here.folder.stop_request
         for trial_id in "ab":
@@ -144,7 +144,7 @@ def test_a_failed_trial_says_why_and_its_secret_is_gone(world):
         driver.ended("a", {"end": "failed", "reason": "it diverged"})
         driver.next("b")
         for _ in range(WORKER_DEATHS + 1):
-            note_begin(here.room(1).path)
+            note_begin(here.trial_dir(1).path)
         driver.ended("b", None)
         assert not driver.stopping
     assert [(r.state, r.reason) for r in here.study.records()] == [
@@ -164,14 +164,14 @@ def test_a_trial_that_no_worker_lived_to_begin_is_handed_out_again(world):
     lease, make = here.drive()
     with lease as held:
         driver = make(held)
-        secret = Path(driver.next("a")["room"], "secret").read_bytes()
+        secret = Path(driver.next("a")["trial_dir"], "secret").read_bytes()
         for _ in range(WORKER_DEATHS):  # one of those that died had not begun
-            note_begin(here.room(0).path)
+            note_begin(here.trial_dir(0).path)
         driver.ended("a", None)
         assert not driver.stopping
         told = driver.next("b")
         assert told["number"] == 0
-        assert Path(told["room"], "secret").read_bytes() == secret
+        assert Path(told["trial_dir"], "secret").read_bytes() == secret
         work(driver, "b")
     (record,) = here.study.records()
     assert record.state == "complete"
@@ -215,7 +215,7 @@ def test_a_trial_that_ends_without_a_word_has_failed(world):
 
 
 def test_a_trial_that_does_badly_is_pruned_but_not_after_its_last_step(world):
-    here = world("budget.trials=6", "stop.name=median")
+    here = world("budget.trials=6", "pruner.name=median")
     lease, make = here.drive()
     with lease as held:
         driver = make(held)
@@ -239,7 +239,7 @@ def test_trials_that_were_left_behind_come_first_in_order_with_their_own_secrets
         driver = make(held)
         first = [driver.next(trial_id) for trial_id in "abc"]
         work(driver, "b")
-    secrets = {n: here.room(n).secret() for n in (0, 2)}
+    secrets = {n: here.trial_dir(n).secret() for n in (0, 2)}
     here.heard.events.clear()
     lease, make = here.drive()
     with lease as held:
@@ -249,7 +249,7 @@ def test_trials_that_were_left_behind_come_first_in_order_with_their_own_secrets
         assert driver.next("w") is None
     assert [a["number"] for a in again] == [0, 2, 3]
     assert again[:2] == [first[0], first[2]]
-    assert {n: here.room(n).secret() for n in (0, 2)} == secrets
+    assert {n: here.trial_dir(n).secret() for n in (0, 2)} == secrets
     assert here.heard.events == [("started", 0), ("started", 2), ("started", 3)]
 
 
@@ -280,7 +280,7 @@ def test_a_trial_that_paused_or_halted_is_still_running_and_the_sweep_stops(
         assert not driver.is_waiting
     assert here.study.running() == [0, 1]
     assert here.study.record(0).row["epoch"] == 1
-    assert all((here.room(n).path / "secret").exists() for n in (0, 1))
+    assert all((here.trial_dir(n).path / "secret").exists() for n in (0, 1))
     assert here.heard.events == [("started", 0), ("started", 1), ("reported", 0, 1)]
     with here.folder.lease():
         assert not here.folder.stop_request.exists(), "the next driver is not asked to stop"
@@ -357,7 +357,7 @@ def test_repeats_wait_for_the_search_and_run_beside_each_other(world):
         assert [r["number"] for r in repeats] == [3, 4, 5]
         best = here.study.record(1).config.model_dump(mode="json")
         assert [{**r["config"], "seed": best["seed"]} for r in repeats] == [best] * 3
-        keys = {here.room(n).secret().key for n in (3, 4, 5)}
+        keys = {here.trial_dir(n).secret().key for n in (3, 4, 5)}
         assert len(keys) == 3, "fresh noise each"
         assert driver.next("g") is None
         assert driver.is_waiting, "one of them may have to be run again"
@@ -391,7 +391,7 @@ def test_a_trial_whose_memory_ran_out_is_run_once_more_when_no_other_runs(world,
         driver = make(held)
         first = [driver.next(trial_id) for trial_id in "ab"]
         assert not any(one["limits"]["alone"] for one in first)
-        secret, spent = here.room(0).secret(), here.study.record(0).charged
+        secret, spent = here.trial_dir(0).secret(), here.study.record(0).charged
         driver.ended("a", {"end": "memory", "reason": "memory ran out on the GPU"})
         assert "trial 0: memory ran out on the GPU; it is run once more, alone" in caplog.text
         assert here.study.running() == [0, 1]
@@ -404,7 +404,7 @@ def test_a_trial_whose_memory_ran_out_is_run_once_more_when_no_other_runs(world,
         again = driver.next("d")
         assert (again["number"], again["limits"]["alone"]) == (0, True)
         assert again["config"] == first[0]["config"], "its secret is bound to that"
-        assert (here.room(0).secret(), here.study.record(0).charged) == (secret, spent)
+        assert (here.trial_dir(0).secret(), here.study.record(0).charged) == (secret, spent)
         assert driver.next("e") is None
         work(driver, "d")
         assert not driver.is_waiting
@@ -441,7 +441,7 @@ def test_a_driver_that_takes_over_knows_whose_memory_ran_out(world):
         driver.stop()
         driver.ended("a", {"end": "memory", "reason": "x"})
         assert driver.trouble is None
-    note_memory(here.room(0).path, "on the GPU")
+    note_memory(here.trial_dir(0).path, "on the GPU")
     lease, make = here.drive()
     with lease as held:
         driver = make(held)
@@ -459,10 +459,10 @@ def test_a_worker_that_ray_ends_for_memory_is_noted_and_no_other_death_is(world)
         driver = make(held)
         driver.next("a")
         driver.died("a", "Some common causes include: (1) the process was killed by the OOM killer")
-        assert memory_notes(here.room(0).path) == []
+        assert memory_notes(here.trial_dir(0).path) == []
         driver.died("a", "2 worker(s) were killed due to the node running low on memory. x")
         driver.died("unknown", "killed due to the node running low on memory")
-        assert memory_notes(here.room(0).path) == ["on its node, where Ray ended the worker"]
+        assert memory_notes(here.trial_dir(0).path) == ["on its node, where Ray ended the worker"]
 
 
 def test_a_worker_is_held_to_what_the_file_says(world):
@@ -551,8 +551,8 @@ def test_what_the_tracker_did_not_hear_is_made_good_and_each_trial_is_tracked_on
     def tracked(*, falls):
         sink = MlflowSink(uri, here.sweep.name, here.folder.id, tmp_path / "artifacts")
         tracker = Tracker(here.folder.path, sink)
-        watcher = TrackingWatcher(tracker, here.sweep)
-        reconcile(watcher, here.study, here.folder)
+        watcher = TrackingWatcher(tracker, here.study, here.folder)
+        watcher.reconcile()
         lease, make = here.drive(*([Falls()] if falls else []), watcher)
         try:
             with lease as held:
@@ -566,7 +566,7 @@ def test_what_the_tracker_did_not_hear_is_made_good_and_each_trial_is_tracked_on
     with pytest.raises(Died):
         tracked(falls=True)
     assert here.study.record(0).state == "complete"
-    assert not (here.room(0).path / "secret").exists()
+    assert not (here.trial_dir(0).path / "secret").exists()
     assert runs(uri)["trial-0000"].info.status == "RUNNING"
     tracked(falls=False)
     found = runs(uri)
@@ -586,10 +586,10 @@ def trained(driver, trial_id, assignment):
     """What tune/trial.py does with an assignment, but for Ray."""
     rows = train(
         TrialConfig.model_validate(assignment["config"]),
-        Room(Path(assignment["room"])),
+        TrialDir(Path(assignment["trial_dir"])),
         lambda row: driver.result(trial_id, {"row": row}),
         Path(assignment["pause"]).exists,
-        Course.from_json(assignment["course"]),
+        TrialSchedule.from_json(assignment["schedule"]),
     ).rows
     driver.ended(trial_id, {"row": rows[-1], "end": "complete"})
 
@@ -621,7 +621,7 @@ def test_a_stop_reaches_a_trial_in_training_and_the_next_driver_ends_it(world, m
             trained(driver, "a", assignment)
         driver.ended("a", {"end": "paused"})
         assert driver.must_end
-    assert here.room(0).load()["progress"]["step"] == 1
+    assert here.trial_dir(0).load()["progress"]["step"] == 1
     lease, make = here.drive()
     with lease as held:
         driver = make(held)
@@ -631,4 +631,4 @@ def test_a_stop_reaches_a_trial_in_training_and_the_next_driver_ends_it(world, m
         ("reported", 0, 1),
         ("reported", 0, 2),
     ]
-    assert {p.name for p in here.room(0).path.iterdir()} == {"metrics.json", "weights.pt"}
+    assert {p.name for p in here.trial_dir(0).path.iterdir()} == {"metrics.json", "weights.pt"}

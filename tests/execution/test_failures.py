@@ -7,8 +7,8 @@ import time
 import pytest
 
 from dpsweep.execution.failures import (
-    Fate,
     Limits,
+    RetryDecision,
     cause_of_death,
     last_words,
     memory_notes,
@@ -22,7 +22,7 @@ from pathlib import Path
 from dpsweep.execution.failures import Limits, watched
 
 def run_trial():
-    with watched(Path({room!r}), {limits}) as watch:
+    with watched(Path({trial_dir!r}), {limits}) as watch:
         {body}
     print("through")
 
@@ -35,7 +35,7 @@ def process(tmp_path):
     """Runs code under a watch, in a process of its own; returns its exit code and output."""
 
     def run(body, limits=None):
-        code = BROKEN.format(room=str(tmp_path), limits=limits or Limits(), body=body)
+        code = BROKEN.format(trial_dir=str(tmp_path), limits=limits or Limits(), body=body)
         place = tmp_path / "broken.py"
         place.write_text(code)
         done = subprocess.run(
@@ -69,14 +69,14 @@ def test_reports_begin_the_time_anew_and_waiting_for_the_driver_does_not_count(p
         f"        assert (Path({str(tmp_path)!r}) / 'last_words.txt').exists()"
     )
     assert process(body, Limits(silence_seconds=0.8)) == (0, "through\n")
-    assert verdict_on_retry(tmp_path, Limits()) == Fate()
+    assert verdict_on_retry(tmp_path, Limits()) == RetryDecision()
     assert not (tmp_path / "last_words.txt").exists()
 
 
 def test_a_segmentation_fault_says_where_it_was_and_is_left_to_tunes_retries(process, tmp_path):
     code, _ = process("ctypes.string_at(0)")
     assert code < 0
-    assert verdict_on_retry(tmp_path, Limits()) == Fate()
+    assert verdict_on_retry(tmp_path, Limits()) == RetryDecision()
     assert cause_of_death(tmp_path).startswith("Segmentation fault in __init__.py:")
 
 
@@ -96,12 +96,56 @@ def test_a_process_that_takes_more_than_its_memory_is_ended(process, tmp_path):
     assert note == "in its worker, which held more than resources.memory, 200.0 MB"
 
 
+LOST = """
+from pathlib import Path
+from dpsweep.execution.failures import exit_without_device
+
+def forward():
+    raise RuntimeError("CUDA error: misaligned address, of an example with 0.25 in it")
+
+def run_trial():
+    try:
+        forward()
+    except RuntimeError as e:
+        exit_without_device(Path({trial_dir!r}), "misaligned address", e)
+
+try:
+    run_trial()
+finally:
+    print("went on")
+"""
+
+
+def test_a_process_that_lost_its_gpu_is_ended_and_says_where_but_no_data(tmp_path):
+    def ended(trial_dir):
+        place = tmp_path / "lost.py"
+        place.write_text(LOST.format(trial_dir=str(trial_dir)))
+        done = subprocess.run(
+            [sys.executable, str(place)],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        return done.returncode, done.stdout
+
+    assert ended(tmp_path) == (1, "")
+    assert verdict_on_retry(tmp_path, Limits()) == RetryDecision(), "another process may try"
+    assert cause_of_death(tmp_path) == "CUDA error: misaligned address in lost.py:6 (forward)"
+    assert "0.25" not in last_words(tmp_path)
+    assert ended(tmp_path / "nowhere") == (1, ""), "also where nothing can be written"
+
+
 def test_memory_may_run_out_twice_the_second_time_alone(tmp_path):
     together, alone = Limits(), Limits(alone=True)
-    assert verdict_on_retry(tmp_path, together) == verdict_on_retry(tmp_path, alone) == Fate()
+    assert (
+        verdict_on_retry(tmp_path, together) == verdict_on_retry(tmp_path, alone) == RetryDecision()
+    )
     note_memory(tmp_path, "on the GPU")
-    assert verdict_on_retry(tmp_path, together) == Fate("memory", "memory ran out on the GPU")
-    assert verdict_on_retry(tmp_path, alone) == Fate(halvings=1)
+    assert verdict_on_retry(tmp_path, together) == RetryDecision(
+        "memory", "memory ran out on the GPU"
+    )
+    assert verdict_on_retry(tmp_path, alone) == RetryDecision(halvings=1)
     note_memory(tmp_path, "in its worker")
     told = verdict_on_retry(tmp_path, alone)
     assert told.end == "failed"

@@ -55,3 +55,53 @@ def test_each_trial_that_goes_wrong_ends_with_its_reason_and_the_others_go_on(tm
     assert not list(folder.path.rglob("secret"))
     assert not list(folder.path.rglob("checkpoint.pt"))
     assert not (folder.path / "ray").exists()
+
+
+LOST = """\
+name: lost
+base:
+  data: {{name: digits}}
+  model:
+    name: own
+    function: "faulty_net:make"
+    folder: {here}
+    arguments: {{fault: none, notes: {notes}}}
+  privacy: {{epsilon: 4}}
+  train: {{batch_size: 128, epochs: 2, max_physical_batch: 64}}
+  optimizer: {{lr: 1.0}}
+  method: {{name: dp_sgd}}
+search:
+  model.arguments.fault: {{choice: [lost_once, lost, none]}}
+start:
+  - {{model.arguments.fault: lost_once}}
+  - {{model.arguments.fault: lost}}
+  - {{model.arguments.fault: none}}
+sampler: {{name: random}}
+budget: {{trials: 3}}
+resources: {{max_concurrent: 1}}
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_lost_its_gpu_ends_and_costs_no_trial_after_it(tmp_path, dpsweep):
+    """One actor at a time, used again and again: each process raises its first error for ever."""
+    notes, file = tmp_path / "notes", tmp_path / "lost.yaml"
+    notes.mkdir()
+    file.write_text(LOST.format(here=Path(__file__).parent, notes=notes))
+    dpsweep("launch", file, timeout=600)
+    once, always, well = open_study("lost", State.at(str(tmp_path / ".dpsweep"))).records()
+    processes = {name: set() for name in ("lost_once", "lost", "none")}
+    for note in notes.iterdir():
+        fault, _, process = note.name.partition("-")
+        processes[fault].add(process)
+    assert once.state == "complete", "in its second process"
+    assert len(processes["lost_once"]) == 2
+    assert always.state == "failed"
+    assert "died again and again; the last time: CUDA error: an illegal memory" in always.reason
+    assert "in faulty_net.py:" in always.reason
+    assert well.state == "complete"
+    assert len(processes["none"]) == 1
+    assert not processes["none"] & processes["lost"]
+    assert all(record.charged for record in (once, always, well))
+    private = (tmp_path / ".dpsweep/sweeps/lost/trials/0001/error.txt").read_text()
+    assert "AcceleratorError: CUDA error: an illegal memory access" in private

@@ -23,8 +23,8 @@ from dpsweep.results.export import origin_of
 from dpsweep.store.state_dir import State
 from dpsweep.store.study import Study
 from dpsweep.training.loop import train
-from dpsweep.training.schedule import course
-from dpsweep.training.trial_dir import Room
+from dpsweep.training.schedule import trial_schedule
+from dpsweep.training.trial_dir import TrialDir
 
 SELECTED = ["accounting=private_selection", "budget.trials=4", "train.epochs=1"]
 
@@ -81,33 +81,33 @@ def of_length(folder, sweep, length):
 
 
 def trained(folder, number, accuracy):
-    """A room as a worker leaves it that trained to the end, made up but for its files."""
-    room = Room(folder.room(number))
-    room.make_secret()
-    room.save({"x": number})
-    room.save_rows([row(accuracy)])
-    room.save_weights({"w": torch.tensor([float(number)])})
-    return room
+    """A trial_dir as a worker leaves it that trained to the end, made up but for its files."""
+    trial_dir = TrialDir(folder.trial_dir(number))
+    trial_dir.make_secret()
+    trial_dir.save({"x": number})
+    trial_dir.save_rows([row(accuracy)])
+    trial_dir.save_weights({"w": torch.tensor([float(number)])})
+    return trial_dir
 
 
 def run(search, folder, figures):
     """Every trial in order; None is one that fails. As the driver does, but for Ray."""
     while search.num_to_ask():
         record = search.ask()
-        search.hand_out(record, void=False)
+        search.dispatch(record, void=False)
         accuracy = figures[record.number]
-        room = trained(folder, record.number, 0.0 if accuracy is None else accuracy)
+        trial_dir = trained(folder, record.number, 0.0 if accuracy is None else accuracy)
         search.tell(record.number, "failed" if accuracy is None else "complete")
-        room.forget()
+        trial_dir.forget()
 
 
-def rooms(folder):
+def trial_dirs(folder):
     return sorted(int(place.name) for place in (folder.path / "trials").iterdir())
 
 
 def winner_of(folder):
     """By its weights, which are its first number."""
-    return torch.load(Room(folder.room(0)).weights, weights_only=True)["w"].item()
+    return torch.load(TrialDir(folder.trial_dir(0)).weights, weights_only=True)["w"].item()
 
 
 def test_of_each_two_trials_the_lesser_is_gone_at_once(folder, sweep):
@@ -116,7 +116,7 @@ def test_of_each_two_trials_the_lesser_is_gone_at_once(folder, sweep):
         record = search.ask()
         trained(folder, record.number, accuracy or 0.99)
         search.tell(record.number, "failed" if accuracy is None else "complete")
-        left.append(rooms(folder))
+        left.append(trial_dirs(folder))
     assert left == [[0], [1], [1], [1]]
 
 
@@ -125,9 +125,9 @@ def test_running_trials_keep_their_rooms(folder, sweep):
     for _ in range(3):
         trained(folder, search.ask().number, 0.1)
     search.tell(1, "complete")
-    assert rooms(SecretSearch(folder, sweep)._folder) == [0, 1, 2]
+    assert trial_dirs(SecretSearch(folder, sweep)._folder) == [0, 1, 2]
     search.tell(0, "failed")
-    assert rooms(folder) == [1, 2]
+    assert trial_dirs(folder) == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -144,21 +144,23 @@ def test_the_winner_is_trial_0_with_its_own_row_config_and_weights(
     for value in figures:
         record = search.ask()
         configs.append(record.config)
-        room = trained(folder, record.number, 0.5)
-        room.save_rows([{**row(0.3), "valid/loss": 9.0}, {**row(0.3), "epoch": 2, metric: value}])
-        search.hand_out(record, void=False)
+        trial_dir = trained(folder, record.number, 0.5)
+        trial_dir.save_rows(
+            [{**row(0.3), "valid/loss": 9.0}, {**row(0.3), "epoch": 2, metric: value}]
+        )
+        search.dispatch(record, void=False)
         search.tell(record.number, "complete")
     search.publish(study)
     (record,) = study.records()
     assert (record.number, record.state, record.value) == (0, "complete", figures[best])
     assert record.row[metric] == figures[best]
     assert record.config == configs[best]
-    assert record.knobs["method.kappa"] == record.config.method.kappa
+    assert record.hyperparams["method.kappa"] == record.config.method.kappa
     assert record.charged["steps"] == 11
-    rows = Room(folder.room(0)).rows()
+    rows = TrialDir(folder.trial_dir(0)).rows()
     assert [row["seconds"] for row in rows] == [0, 0], "secret batches take their time"
     assert (record.row["seconds"], rows[-1][metric]) == (0, figures[best])
-    assert (rooms(folder), winner_of(folder)) == ([0], best)
+    assert (trial_dirs(folder), winner_of(folder)) == ([0], best)
     assert study.is_finished()
     assert len(origin_of(study).search_words) > 0
     assert not (folder.path / "selection.json").exists(), "how long it was is forgotten"
@@ -168,17 +170,17 @@ def test_the_winner_has_no_secret_and_no_resume_state_when_it_is_told(folder, st
     search = of_length(folder, sweep, 2)
     for accuracy in (0.5, 0.8):
         record = search.ask()
-        search.hand_out(record, void=False)
+        search.dispatch(record, void=False)
         trained(folder, record.number, accuracy)
         search.tell(record.number, "complete")  # and the driver dies before it forgets
     SecretSearch(folder, sweep).publish(study)
-    assert {p.name for p in folder.room(0).iterdir()} == {"metrics.json", "weights.pt"}
+    assert {p.name for p in folder.trial_dir(0).iterdir()} == {"metrics.json", "weights.pt"}
 
 
 def test_a_search_whose_trials_all_failed_is_one_failed_trial_and_finished(folder, study, sweep):
     search = of_length(folder, sweep, 3)
     run(search, folder, [None] * 3)
-    assert rooms(folder) == []
+    assert trial_dirs(folder) == []
     assert not study.is_finished()
     search.publish(study)
     assert study.num_asked() == 1
@@ -206,7 +208,7 @@ def test_nothing_is_told_before_the_end_outside_the_folder_of_its_owner(
         seen = outside(tmp_path, folder)
         for accuracy in (0.5, 0.9, 0.4):
             record = search.ask()
-            search.hand_out(record, void=False)
+            search.dispatch(record, void=False)
             assert not search.report(record.number, row(accuracy))
             assert not search.should_prune(record.number)
             told = search.record(record.number)
@@ -254,7 +256,7 @@ def calls(search, folder):
 
     for number, accuracy in enumerate(FIGURES):
         yield partial(begin, number)
-        yield lambda n=number: search().hand_out(search().record(n), void=False)
+        yield lambda n=number: search().dispatch(search().record(n), void=False)
         yield lambda n=number, a=accuracy: trained(folder, n, 0.99 if a is None else a)
         yield lambda n=number, a=accuracy: search().tell(n, "failed" if a is None else "complete")
     yield lambda: None
@@ -282,7 +284,9 @@ def test_a_call_that_is_made_again_after_a_crash_changes_nothing(folder, study, 
     search = of_length(folder, sweep, 2)
     run(search, folder, [0.5, 0.9])
     again = SecretSearch(folder, sweep)
-    Room(folder.room(1)).save_rows([row(0.1)])  # as if it were reported once more, and worse
+    TrialDir(folder.trial_dir(1)).save_rows(
+        [row(0.1)]
+    )  # as if it were reported once more, and worse
     again.tell(1, "complete")
     again.tell(0, "complete")
     assert json.loads((folder.path / "selection.json").read_text())["cost"] == -0.9
@@ -317,7 +321,7 @@ def test_a_driver_that_dies_within_a_tell_leaves_the_same_winner(
     assert again.running() == ([1] if where == "before the save" else [])
     for number in again.running():
         again.tell(number, "complete")
-    assert rooms(folder) == [1]
+    assert trial_dirs(folder) == [1]
     again.publish(study)
     assert study.record(0).value == 0.9
 
@@ -338,7 +342,7 @@ def test_a_driver_that_dies_while_it_publishes_tells_the_same_winner_once(
     search = of_length(folder, sweep, 3)
     run(search, folder, figures)
     if figures[0] != 0.9:
-        Room(folder.room(0))  # an empty one, as a status that looks may leave
+        TrialDir(folder.trial_dir(0))  # an empty one, as a status that looks may leave
     with monkeypatch.context() as patch:
         real = getattr(place, name)
 
@@ -358,7 +362,7 @@ def test_a_driver_that_dies_while_it_publishes_tells_the_same_winner_once(
         reopened.publish(again)
     (record,) = again.records()
     assert (record.number, record.value) == (0, 0.9)
-    assert (rooms(folder), winner_of(folder)) == ([0], figures.index(0.9))
+    assert (trial_dirs(folder), winner_of(folder)) == ([0], figures.index(0.9))
     forget(folder)  # as does a driver that finds the study finished
     assert not (folder.path / "selection.json").exists()
 
@@ -369,12 +373,12 @@ def test_configs_follow_from_a_secret_and_not_from_the_public_seed(state, sweep,
         folder = state.sweep(name)
         folder.create(sweep.file, sweep.base, None)
         search = SecretSearch(folder, sweep)
-        drawn.append([search.record(n).knobs["method.kappa"] for n in range(4)])
+        drawn.append([search.record(n).hyperparams["method.kappa"] for n in range(4)])
         lengths.append(search.num_to_ask())
     public = [config.method.kappa for config in sweep.samples(4)]
     assert len({*drawn[0], *drawn[1], *public}) == 12
     plain = Study.create(f"sqlite:///{tmp_path}/plain.db", sweep)
-    assert not {plain.ask().knobs["method.kappa"] for _ in range(4)} & {*drawn[0], *drawn[1]}
+    assert not {plain.ask().hyperparams["method.kappa"] for _ in range(4)} & {*drawn[0], *drawn[1]}
     keys = {json.loads(p.read_text())["key"] for p in state.root.rglob("selection.json")}
     assert len(keys) == 2
     assert all(len(bytes.fromhex(key)) == 32 for key in keys)
@@ -413,7 +417,7 @@ def test_the_number_of_trials_is_drawn_once(folder, sweep):
 
 
 def test_a_driver_runs_it_as_it_runs_a_study(folder, study, sweep, monkeypatch):
-    """Real training, through the driver; the lesser trial's room goes with it."""
+    """Real training, through the driver; the lesser trial's directory goes with it."""
     monkeypatch.setenv("DPSWEEP_TEST_SECRET", "selection")
     of_length(folder, sweep, 2)
     accuracies, configs = [], []
@@ -423,10 +427,12 @@ def test_a_driver_runs_it_as_it_runs_a_study(folder, study, sweep, monkeypatch):
         assert driver.num_left() == 2
         for trial_id in "ab":
             assignment = driver.next(trial_id)
-            room, config = Room(folder.room(assignment["number"])), None
+            trial_dir, config = TrialDir(folder.trial_dir(assignment["number"])), None
             config = search.record(assignment["number"]).config
-            assert assignment["course"] == course(config).to_json()
-            rows = train(config, room, lambda row, t=trial_id: driver.result(t, {"row": row})).rows
+            assert assignment["schedule"] == trial_schedule(config).to_json()
+            rows = train(
+                config, trial_dir, lambda row, t=trial_id: driver.result(t, {"row": row})
+            ).rows
             accuracies.append(rows[-1]["valid/accuracy"])
             configs.append(config)
             driver.ended(trial_id, {"row": rows[-1], "end": "complete"})
@@ -438,8 +444,8 @@ def test_a_driver_runs_it_as_it_runs_a_study(folder, study, sweep, monkeypatch):
     assert record.value == max(accuracies)
     assert record.config == configs[accuracies.index(max(accuracies))]
     assert record.void, "a fixed secret"
-    assert rooms(folder) == [0]
-    assert {p.name for p in folder.room(0).iterdir()} == {"metrics.json", "weights.pt"}
+    assert trial_dirs(folder) == [0]
+    assert {p.name for p in folder.trial_dir(0).iterdir()} == {"metrics.json", "weights.pt"}
 
 
 def test_a_paused_trial_is_adopted_with_the_same_config_and_secret(folder, sweep):
@@ -448,7 +454,7 @@ def test_a_paused_trial_is_adopted_with_the_same_config_and_secret(folder, sweep
         search = SecretSearch(folder, sweep)
         driver = Driver(search, folder, lease, [])
         first = driver.next("a")
-        secret = Room(folder.room(0)).secret()
+        secret = TrialDir(folder.trial_dir(0)).secret()
         driver.ended("a", {"end": "paused"})
         assert driver.stopping
         assert driver.next("b") is None
@@ -456,7 +462,7 @@ def test_a_paused_trial_is_adopted_with_the_same_config_and_secret(folder, sweep
         again = Driver(SecretSearch(folder, sweep), folder, lease, [])
         assert again.num_left() == 2
         assert again.next("c") == first
-        assert Room(folder.room(0)).secret() == secret
+        assert TrialDir(folder.trial_dir(0)).secret() == secret
         with pytest.raises(StateError, match="being driven"), folder.lease():
             pass
 
@@ -465,7 +471,7 @@ def test_one_test_secret_voids_the_whole_selection_whoever_wins(folder, study, s
     search = of_length(folder, sweep, 2)
     for accuracy, void in ((0.5, True), (0.9, False)):
         record = search.ask()
-        search.hand_out(record, void=void)
+        search.dispatch(record, void=void)
         trained(folder, record.number, accuracy)
         search.tell(record.number, "complete")
     search.publish(study)
@@ -476,7 +482,7 @@ def test_one_test_secret_voids_the_whole_selection_whoever_wins(folder, study, s
 def test_of_two_equally_good_trials_the_first_wins_whichever_ended_first(folder, study, sweep):
     search = of_length(folder, sweep, 2)
     for _ in range(2):
-        search.hand_out(search.ask(), void=False)
+        search.dispatch(search.ask(), void=False)
     for number in (1, 0):
         trained(folder, number, 0.5)
     search.tell(1, "complete")

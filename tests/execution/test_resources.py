@@ -12,8 +12,8 @@ from dpsweep.execution.resources import (
     concurrency,
     idle_gpu_warning,
     memory_share,
+    node_capacity,
     packed,
-    room_for,
     store_packing,
     stored_packing,
     with_packing,
@@ -42,7 +42,7 @@ SERVER = {"CPU": 16.0, "GPU": 2.0, "memory": 60.0 * GB}
     ],
 )
 def test_what_fits_a_node_is_bounded_by_whatever_is_short(resources, has, trials):
-    assert room_for(resources, has) == trials
+    assert node_capacity(resources, has) == trials
 
 
 def test_trials_at_once_are_counted_node_by_node_and_bounded_by_the_sweeps_share():
@@ -77,7 +77,7 @@ def test_a_cluster_that_is_too_small_is_told_with_both_numbers(resources, nodes,
         ({1: 0.10, 2: 0.11, 4: 0.20}, 10, 0.5),  # four do a tenth more than two: not worth it
         ({1: 0.10, 2: 0.20, 4: 0.40}, 10, 1.0),  # the GPU is full already
         ({1: 0.10, 2: 0.10, 4: 0.10}, 40, 0.5),  # four do not fit
-        ({1: 0.10, 2: 0.10}, 95, 1.0),  # no head room for a second one, nor for one
+        ({1: 0.10, 2: 0.10}, 95, 1.0),  # no headroom for a second one, nor for one
         ({1: 0.10, 2: 0.06, 3: 0.05}, 10, 0.3333),  # three of them are no more than a GPU
     ],
 )
@@ -94,7 +94,7 @@ def test_a_gpu_is_shared_as_far_as_memory_and_speed_allow(seconds, memory, gpu):
     [
         ({1: 0.1}, 10, 16, 2),
         ({1: 0.1}, 10, 1, None),  # one CPU for it
-        ({1: 0.1}, 60, 16, None),  # no room for two
+        ({1: 0.1}, 60, 16, None),  # no space for two
         ({1: 0.1, 2: 0.1}, 10, 16, 4),
         ({1: 0.1, 2: 0.1}, 30, 16, 3),
         ({1: 0.1, 2: 0.19}, 10, 16, None),  # hardly more work: nor will four do more
@@ -114,7 +114,7 @@ def test_a_share_of_a_gpu_is_a_share_of_its_memory_with_head_room():
 
 def test_auto_without_a_gpu_is_none_and_says_so(sweep_file, tmp_path):
     sweep = load_sweep(sweep_file, ["resources.gpu=auto"])
-    assert sweep.promise.train.device == "auto"
+    assert sweep.reference_trial.train.device == "auto"
     choice = decide_packing(sweep, [LAPTOP, {"CPU": 4.0}])
     assert choice == NO_GPU
     assert "no GPU, or hides it; trials run on CPUs" in choice.words
@@ -122,8 +122,11 @@ def test_auto_without_a_gpu_is_none_and_says_so(sweep_file, tmp_path):
     store_packing(tmp_path, choice)
     assert stored_packing(tmp_path) == choice
     done = with_packing(sweep, choice)
-    assert (done.config.resources.gpu, done.promise.train.device) == (0.0, "cpu")
-    assert with_packing(sweep, packed(GpuProbe(10, 100, {1: 1.0}))).promise.train.device == "cuda"
+    assert (done.config.resources.gpu, done.reference_trial.train.device) == (0.0, "cpu")
+    assert (
+        with_packing(sweep, packed(GpuProbe(10, 100, {1: 1.0}))).reference_trial.train.device
+        == "cuda"
+    )
 
 
 def test_gpus_that_lie_idle_are_told_of():

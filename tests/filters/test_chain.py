@@ -7,7 +7,7 @@ import torch
 
 from dpsweep.core.types import Released
 from dpsweep.filters.base import Chain, Public
-from dpsweep.filters.design import PRINTED, butterworth
+from dpsweep.filters.design import COEFFICIENT_SETS, butterworth
 from dpsweep.filters.iir import Iir
 from dpsweep.filters.lti import Ema, Momentum, Riccati
 from dpsweep.filters.spectral import Shelf
@@ -53,11 +53,11 @@ def test_empty_chain_hands_the_gradient_through():
 # Noise through several filters.
 
 LOW = Iir(*butterworth(2, 0.3))
-PRINTED_ONE = Iir(*PRINTED["a6_b5_m1"])
+PUBLISHED_ONE = Iir(*COEFFICIENT_SETS["a6_b5_m1"])
 CHAINS = {
     "two averages": Chain((Ema(0.4), Ema(0.7))),
     "three averages": Chain((Ema(0.4), Ema(0.7), Ema(0.5))),
-    "opposite filters": Chain((LOW, PRINTED_ONE)),
+    "opposite filters": Chain((LOW, PUBLISHED_ONE)),
     "low pass and heavy ball": Chain((LOW, Momentum(0.6))),
     "settling gain and low pass": Chain((Riccati(0.8, 0.1), LOW)),
     "space, then time": Chain((Shelf(0.4, 0.7), Ema(0.5))),

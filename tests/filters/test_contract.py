@@ -8,7 +8,7 @@ import torch
 
 from dpsweep.core.types import Released
 from dpsweep.filters.base import Chain, Filter, Public
-from dpsweep.filters.design import PRINTED, butterworth
+from dpsweep.filters.design import COEFFICIENT_SETS, butterworth
 from dpsweep.filters.iir import Iir
 from dpsweep.filters.lti import Ema, Momentum, Riccati
 from dpsweep.filters.spectral import Shelf
@@ -18,7 +18,7 @@ SINGLE: list[Filter] = [
     Ema(1.0),
     Momentum(0.8),
     Riccati(0.3, 0.2),
-    *(Iir(a, b) for a, b in PRINTED.values()),
+    *(Iir(a, b) for a, b in COEFFICIENT_SETS.values()),
     Iir(*butterworth(4, 0.2)),
     Shelf(0.5, 0.5),
     Shelf(0.2, 0.9),

@@ -9,7 +9,7 @@ from scipy import signal
 
 from dpsweep.core.errors import Misfit
 from dpsweep.filters import design
-from dpsweep.filters.design import PRINTED, butterworth, chebyshev, pole_zero
+from dpsweep.filters.design import COEFFICIENT_SETS, butterworth, chebyshev, pole_zero
 from dpsweep.filters.iir import Iir
 
 ORDERS = range(1, 9)
@@ -68,15 +68,15 @@ def test_coefficients_are_scipys():
     np.testing.assert_allclose(b, up, rtol=1e-12)
 
 
-@pytest.mark.parametrize("name", PRINTED)
+@pytest.mark.parametrize("name", COEFFICIENT_SETS)
 def test_printed_set_is_a_filter_with_unit_gain_at_zero_frequency(name):
-    a, b = PRINTED[name]
+    a, b = COEFFICIENT_SETS[name]
     assert Iir(a, b).settled == pytest.approx(1, abs=1e-12)
 
 
-@pytest.mark.parametrize("name", PRINTED)
+@pytest.mark.parametrize("name", COEFFICIENT_SETS)
 def test_name_of_a_printed_set_spells_its_digits(name):
-    a, b = PRINTED[name]
+    a, b = COEFFICIENT_SETS[name]
     assert all(x < 0 for x in a)
     rows = (
         [f"{x:g}".replace("-", "m").replace("0.", "") for x in row] for row in ([-x for x in a], b)
@@ -86,18 +86,18 @@ def test_name_of_a_printed_set_spells_its_digits(name):
 
 
 def test_no_filter_is_among_the_printed():
-    assert PRINTED["none"] == ((), (1.0,))
+    assert COEFFICIENT_SETS["none"] == ((), (1.0,))
 
 
 def test_docstring_table_is_the_printed_sets_with_their_noise_gain():
     rows = design.__doc__.split("noise_gain\n")[1].split("\n\n")[0]
     table = [row.split() for row in rows.splitlines()]
     for name, *numbers, gain in table:
-        a, b = PRINTED[name]
+        a, b = COEFFICIENT_SETS[name]
         values = [float(x.strip(",")) for x in numbers if x != "-"]
         assert values == [*a, *b]
         assert float(gain) == pytest.approx(Iir(a, b).noise_gain, abs=5.1e-4)
-    assert [line[0] for line in table] == list(PRINTED)
+    assert [line[0] for line in table] == list(COEFFICIENT_SETS)
 
 
 @pytest.mark.parametrize(

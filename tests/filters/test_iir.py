@@ -10,7 +10,7 @@ from scipy import signal
 from dpsweep.core.errors import Misfit
 from dpsweep.core.types import Released
 from dpsweep.filters.base import Public
-from dpsweep.filters.design import PRINTED, butterworth, chebyshev, pole_zero
+from dpsweep.filters.design import COEFFICIENT_SETS, butterworth, chebyshev, pole_zero
 from dpsweep.filters.iir import Iir
 from dpsweep.filters.lti import Ema
 
@@ -25,7 +25,7 @@ DESIGNS = {
     "poles": pole_zero([(0.9, 0.0), (0.8, 0.5)], [(1.0, math.pi), (0.7, 1.5)]),
     "resonance": pole_zero([(0.97, 0.4)]),
 }
-COEFFICIENTS = PRINTED | DESIGNS
+COEFFICIENTS = COEFFICIENT_SETS | DESIGNS
 every_filter = pytest.mark.parametrize(("a", "b"), COEFFICIENTS.values(), ids=COEFFICIENTS)
 
 

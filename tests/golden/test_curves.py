@@ -65,7 +65,7 @@ CURVES: dict[str, dict[str, Any]] = {
     },
     "dp_adambc": {"method": {"name": "dp_adambc"}, "optimizer": {"lr": 0.003, "floor": 1e-5}},
     "doppler": {
-        "method": {"name": "doppler", "filter": {"printed": "a9_b15_m05"}},
+        "method": {"name": "doppler", "filter": {"published": "a9_b15_m05"}},
         "optimizer": {"lr": 1.0},
     },
     "doppler_design": {
@@ -109,7 +109,7 @@ CURVES: dict[str, dict[str, Any]] = {
             "name": "dp_pmlf",
             "points": 4,
             "decay": 0.8,
-            "filter": {"printed": "a7_2_b05_05"},
+            "filter": {"published": "a7_2_b05_05"},
         },
         "optimizer": {"lr": 1.0},
     },
@@ -132,7 +132,7 @@ CURVES: dict[str, dict[str, Any]] = {
                 "query": {"name": "momentum", "points": 2, "decay": 0.5},
                 "filters": [
                     {"name": "shelf", "cut": 0.4, "depth": 0.6},
-                    {"name": "low_pass", "printed": "a6_b4"},
+                    {"name": "low_pass", "published": "a6_b4"},
                     {"name": "riccati", "process": 0.5},
                 ],
                 "base": "adambc",

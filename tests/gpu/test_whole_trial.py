@@ -14,7 +14,7 @@ from dpsweep.training.allowance import Allowance
 from dpsweep.training.assemble import assemble, initial
 from dpsweep.training.device import open_device
 from dpsweep.training.loop import Paused, train
-from dpsweep.training.trial_dir import Room
+from dpsweep.training.trial_dir import TrialDir
 
 METHODS = [
     {"name": "dp_sgd"},
@@ -40,16 +40,16 @@ def trial(method, **train_settings):
 
 def trial_dir(place, like=None):
     """A trial directory with a secret of its own, or that of another one."""
-    room = Room(place)
+    trial_dir = TrialDir(place)
     if like is None:
-        room.make_secret()
+        trial_dir.make_secret()
     else:
         shutil.copy(like.path / "secret", place / "secret")
-    return room
+    return trial_dir
 
 
-def weights(room):
-    return torch.load(room.weights, weights_only=True)
+def weights(trial_dir):
+    return torch.load(trial_dir.weights, weights_only=True)
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: m["name"])

@@ -20,7 +20,7 @@ from dpsweep.core.circulant import CirculantLinear
 from dpsweep.core.seeds import Secret
 from dpsweep.core.types import Tensors
 from dpsweep.data.read import Dataset
-from dpsweep.filters.design import PRINTED, butterworth
+from dpsweep.filters.design import COEFFICIENT_SETS, butterworth
 from dpsweep.methods import PUBLISHED, build
 from dpsweep.privacy.accounting import Run
 from dpsweep.privacy.engine import engine_for
@@ -155,7 +155,11 @@ def test_dp_sgd_is_gradient_descent_on_its_batches():
 # DOPPLER and DP-PMLF.
 
 FILTERS = {
-    **{name: ({"printed": name}, *PRINTED[name]) for name in PRINTED if name != "none"},
+    **{
+        name: ({"published": name}, *COEFFICIENT_SETS[name])
+        for name in COEFFICIENT_SETS
+        if name != "none"
+    },
     "butterworth": (
         {"design": {"family": "butterworth", "order": 3, "cutoff": 0.3}},
         *butterworth(3, 0.3),
@@ -177,8 +181,8 @@ def test_doppler_is_scipys_filter_over_the_gradients_with_its_bias_corrected(for
 @pytest.mark.parametrize("k", [2, 4])
 @pytest.mark.parametrize("beta", [0.5, 1.0])
 def test_dp_pmlf_is_the_same_over_gradients_averaged_at_the_last_iterates(k, beta):
-    a, b = PRINTED["a6_b4"]
-    world = World.of({"name": "dp_pmlf", "k": k, "beta": beta, "filter": {"printed": "a6_b4"}})
+    a, b = COEFFICIENT_SETS["a6_b4"]
+    world = World.of({"name": "dp_pmlf", "k": k, "beta": beta, "filter": {"published": "a6_b4"}})
     found = world.path()
     stream = np.stack([momentum(world, found, t, k, beta) for t in range(STEPS)])
     m = signal.lfilter(b, [1, *a], stream, axis=0)
@@ -368,10 +372,10 @@ def test_fftkf_without_depth_and_prediction_is_an_average_of_dp_sgds_releases(no
 # Methods that are others at the end of a range; under noise, bit for bit.
 
 NOISY = {"sigma": 1.0, "clip_norm": 0.5}
-LOW = {"filter": {"printed": "a9_b15_m05"}}
+LOW = {"filter": {"published": "a9_b15_m05"}}
 SAME = {
     "doppler without a filter": (
-        {"name": "doppler", "filter": {"printed": "none"}},
+        {"name": "doppler", "filter": {"published": "none"}},
         {"name": "dp_sgd"},
     ),
     "dp_pmlf of one point": (
@@ -405,7 +409,7 @@ COMPOSED = {
     "dp_adambc": ({"name": "dp_adambc"}, {"base": "adambc"}, NOISY),
     "doppler": (
         {"name": "doppler", **LOW},
-        {"filters": [{"name": "low_pass", "printed": "a9_b15_m05"}]},
+        {"filters": [{"name": "low_pass", "published": "a9_b15_m05"}]},
         NOISY,
     ),
     "disk": (
@@ -444,7 +448,7 @@ COMPOSED = {
         {"name": "dp_pmlf", "k": 3, "beta": 0.7, **LOW},
         {
             "query": {"name": "momentum", "k": 3, "beta": 0.7},
-            "filters": [{"name": "low_pass", "printed": "a9_b15_m05"}],
+            "filters": [{"name": "low_pass", "published": "a9_b15_m05"}],
         },
         NOISY,
     ),

@@ -8,13 +8,13 @@ import yaml
 from pydantic import ValidationError
 
 from dpsweep.core.errors import Misfit
-from dpsweep.filters.design import PRINTED, butterworth, chebyshev, pole_zero
+from dpsweep.filters.design import COEFFICIENT_SETS, butterworth, chebyshev, pole_zero
 from dpsweep.filters.iir import Iir
 from dpsweep.methods.lowpass import LowPass
 
 FORMS: dict[str, tuple[dict[str, Any], Iir]] = {
-    "printed": ({"printed": "a9_b1"}, Iir((-0.9,), (0.1,))),
-    "no_filter": ({"printed": "none"}, Iir((), (1.0,))),
+    "published": ({"published": "a9_b1"}, Iir((-0.9,), (0.1,))),
+    "no_filter": ({"published": "none"}, Iir((), (1.0,))),
     "coefficients": ({"coefficients": {"a": [-0.9], "b": [0.1]}}, Iir((-0.9,), (0.1,))),
     "fir": ({"coefficients": {"b": [0.5, 0.5]}}, Iir((), (0.5, 0.5))),
     "whole_numbers": ({"coefficients": {"a": [], "b": [1]}}, Iir((), (1.0,))),
@@ -71,14 +71,14 @@ def test_a_form_dumps_as_it_was_written():
     assert LowPass.model_validate(given).model_dump(mode="json", exclude_none=True) == given
 
 
-@pytest.mark.parametrize("name", PRINTED)
+@pytest.mark.parametrize("name", COEFFICIENT_SETS)
 def test_every_printed_set_has_its_name_here(name):
-    assert LowPass.model_validate({"printed": name}).build() == Iir(*PRINTED[name])
+    assert LowPass.model_validate({"published": name}).build() == Iir(*COEFFICIENT_SETS[name])
 
 
 def test_no_other_name_is_promised():
-    literal, _ = get_args(LowPass.model_fields["printed"].annotation)
-    assert get_args(literal) == tuple(PRINTED)
+    literal, _ = get_args(LowPass.model_fields["published"].annotation)
+    assert get_args(literal) == tuple(COEFFICIENT_SETS)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_without_a_form_all_four_are_shown(given, said):
     assert key == ""
     assert f"needs a filter in one of four forms, but {said}" in message
     for example in (
-        "printed: a9_b1",
+        "published: a9_b1",
         "coefficients: {a: ",
         "design: {family: ",
         "poles: [{radius:",
@@ -109,11 +109,11 @@ def test_examples_shown_are_filters():
     ("given", "key", "message"),
     [
         (
-            {"printed": "a9_b1", "design": {"order": 2, "cutoff": 0.1}},
+            {"published": "a9_b1", "design": {"order": 2, "cutoff": 0.1}},
             "design",
-            "is a second form of the filter, beside printed",
+            "is a second form of the filter, beside published",
         ),
-        ({"printed": "a9_b1", "zeros": []}, "zeros", "belong to poles, not to printed"),
+        ({"published": "a9_b1", "zeros": []}, "zeros", "belong to poles, not to published"),
         (
             {"coefficients": {"a": [-1.1], "b": [0.1]}},
             "coefficients.a",
@@ -156,7 +156,7 @@ def test_mistake_names_the_key_to_change(given, key, message):
 @pytest.mark.parametrize(
     ("given", "match"),
     [
-        ({"printed": "a9"}, "Input should be 'none', 'a9_b1'"),
+        ({"published": "a9"}, "Input should be 'none', 'a9_b1'"),
         ({"coefficients": {"a": ["-0.9"], "b": [0.1]}}, "valid number"),
         ({"coefficients": {"a": [float("nan")], "b": [0.1]}}, "finite number"),
         ({"coefficients": {"b": 1.0}}, "valid tuple"),
@@ -177,5 +177,5 @@ def test_values_of_the_wrong_kind_are_refused(given, match):
 
 def test_schema_for_editors_lists_the_forms():
     properties = LowPass.model_json_schema()["properties"]
-    assert set(properties) == {"printed", "coefficients", "design", "poles", "zeros"}
+    assert set(properties) == {"published", "coefficients", "design", "poles", "zeros"}
     assert all(field["description"] for field in properties.values())

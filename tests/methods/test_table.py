@@ -20,7 +20,7 @@ HELPERS = {"__init__", "base", "lowpass", "momentum"}
 """Modules beside the methods' own, which several of them share."""
 
 LOW_PASS = {
-    "printed": "a9_b1",
+    "published": "a9_b1",
     "coefficients": None,
     "design": None,
     "poles": None,

@@ -21,7 +21,7 @@ from dpsweep.privacy.noise import SOURCES, SecureDraws
 from dpsweep.privacy.release import release
 from dpsweep.privacy.sampling import poisson_batch
 from dpsweep.training.loop import train
-from dpsweep.training.trial_dir import Room
+from dpsweep.training.trial_dir import TrialDir
 
 SECRET = Secret.fixed("secure noise")
 KEY = bytes(range(32))
@@ -223,8 +223,8 @@ def trial(source: str | None) -> TrialConfig:
     )
 
 
-def weights(room: Room) -> list[torch.Tensor]:
-    return list(torch.load(room.weights, weights_only=True).values())
+def weights(trial_dir: TrialDir) -> list[torch.Tensor]:
+    return list(torch.load(trial_dir.weights, weights_only=True).values())
 
 
 class Killed(BaseException):
@@ -233,9 +233,9 @@ class Killed(BaseException):
 
 def test_trial_killed_after_a_report_goes_on_bit_for_bit(tmp_path, monkeypatch):
     monkeypatch.setenv("DPSWEEP_TEST_SECRET", "resume")
-    whole, killed = Room(tmp_path / "whole"), Room(tmp_path / "killed")
-    for room in (whole, killed):
-        room.make_secret()
+    whole, killed = TrialDir(tmp_path / "whole"), TrialDir(tmp_path / "killed")
+    for trial_dir in (whole, killed):
+        trial_dir.make_secret()
 
     def kill(row: dict[str, float]) -> None:
         raise Killed
@@ -245,7 +245,7 @@ def test_trial_killed_after_a_report_goes_on_bit_for_bit(tmp_path, monkeypatch):
         train(trial("secure"), killed, kill)
     train(trial("secure"), killed, lambda row: None)
     assert all(map(torch.equal, weights(whole), weights(killed)))
-    other = Room(tmp_path / "fast")
+    other = TrialDir(tmp_path / "fast")
     other.make_secret()
     train(trial("fast"), other, lambda row: None)
     assert not any(map(torch.equal, weights(whole), weights(other)))
@@ -254,7 +254,7 @@ def test_trial_killed_after_a_report_goes_on_bit_for_bit(tmp_path, monkeypatch):
 def test_bytes_of_no_key_are_said_written_or_sent(tmp_path, monkeypatch, capfd, caplog):
     monkeypatch.setenv("DPSWEEP_TEST_SECRET", "tell nobody")
     caplog.set_level(logging.DEBUG)
-    room, keys = Room(tmp_path / "trial"), [Secret.fixed("tell nobody").key]
+    trial_dir, keys = TrialDir(tmp_path / "trial"), [Secret.fixed("tell nobody").key]
     derive = Secret.stream_key
 
     def noting(self: Secret, step: int, name: str) -> bytes:
@@ -262,8 +262,8 @@ def test_bytes_of_no_key_are_said_written_or_sent(tmp_path, monkeypatch, capfd, 
         return keys[-1]
 
     monkeypatch.setattr(Secret, "stream_key", noting)
-    room.make_secret()
-    result = train(trial("secure"), room, lambda row: None)
+    trial_dir.make_secret()
+    result = train(trial("secure"), trial_dir, lambda row: None)
     assert len(set(keys)) == 2 + 2 * 6  # drawn, bound to the config, and two streams of six steps
     said = " ".join(
         [*capfd.readouterr(), caplog.text, repr(result), trial("secure").model_dump_json()]
@@ -271,7 +271,7 @@ def test_bytes_of_no_key_are_said_written_or_sent(tmp_path, monkeypatch, capfd, 
     for key in keys:
         for telling in (repr(key), key.hex(), str(int.from_bytes(key)), repr(list(key))):
             assert telling not in said
-        for place in room.path.iterdir():
+        for place in trial_dir.path.iterdir():
             assert (key in place.read_bytes()) == (place.name == "secret" and key == keys[0])
             assert key.hex().encode() not in place.read_bytes()
 

@@ -11,6 +11,7 @@ from itertools import product
 
 import pytest
 import torch
+from pairs import pairs
 from torch import Tensor, nn
 
 from dpsweep.core.circulant import CirculantLinear
@@ -27,12 +28,10 @@ CONVS = [
     {"kernel_size": (5, 3), "padding": (2, 0)},
     {"kernel_size": 1},
 ]
-every_conv = pytest.mark.parametrize("options", CONVS, ids=lambda o: "-".join(map(str, o.values())))
-every_keep = pytest.mark.parametrize("keep", KEEPS)
-every_query = pytest.mark.parametrize("weights", QUERIES, ids=len)
-both_precisions = pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)], ids=["f64", "f32"]
-)
+CONVS_BY_NAME = {"-".join(map(str, options.values())): options for options in CONVS}
+QUERIES_BY_NAME = {f"{len(weights)} points": weights for weights in QUERIES}
+PRECISIONS = {"f64": (torch.float64, 1e-10), "f32": (torch.float32, 1e-5)}  # and tolerances
+every_conv = pytest.mark.parametrize("options", CONVS_BY_NAME.values(), ids=CONVS_BY_NAME)
 IMAGE = (2, 7, 9)
 EXAMPLES = 4
 
@@ -160,11 +159,9 @@ def assert_agrees(mapped, records: Records, answers: Tensor, crop_m: Tensor, tol
     assert_close(mapped.restore(white).flatten(2), gradient.flatten(2), tolerance)
 
 
-@every_conv
-@every_keep
-@every_query
-@both_precisions
-def test_convolution_agrees_with_the_mechanism_lag_by_lag(options, keep, weights, dtype, tolerance):
+@pairs(options=CONVS_BY_NAME, keep=KEEPS, weights=QUERIES_BY_NAME, precision=PRECISIONS)
+def test_convolution_agrees_with_the_mechanism_lag_by_lag(options, keep, weights, precision):
+    dtype, tolerance = precision
     layer = conv(options)
     records = conv_records(layer, weights, dtype)
     mapped = ConvMap.of(layer, IMAGE, keep)
@@ -176,14 +173,17 @@ def test_convolution_agrees_with_the_mechanism_lag_by_lag(options, keep, weights
     )
 
 
-@pytest.mark.parametrize("positions", [(), (5,), (2, 3)], ids=len)
-@pytest.mark.parametrize("keep", [1.0, 0.75, 0.5, 0.25])
-@pytest.mark.parametrize("block", [4, 5, 8])
-@every_query
-@both_precisions
+@pairs(
+    block=[4, 5, 8],
+    positions=[(), (5,), (2, 3)],
+    keep=[1.0, 0.75, 0.5, 0.25],
+    weights=QUERIES_BY_NAME,
+    precision=PRECISIONS,
+)
 def test_circulant_layer_agrees_with_the_mechanism_lag_by_lag(
-    block, positions, keep, weights, dtype, tolerance
+    block, positions, keep, weights, precision
 ):
+    dtype, tolerance = precision
     layer = CirculantLinear(3 * block, 2 * block, block)
     records = circulant_records(layer, weights, positions, dtype)
     answers, crop_m = circulant_answers(layer, records), pipeline((block,), (block,), keep)

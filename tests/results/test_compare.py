@@ -12,7 +12,7 @@ from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import ConfigError, StateError
 from dpsweep.results.compare import compare, uneven
 from dpsweep.results.comparison import markdown, rows, sentences
-from dpsweep.results.groups import Arm, arms_of
+from dpsweep.results.groups import TrialGroup, groups_of
 from dpsweep.results.significance import gap_between, half_width, holm
 from dpsweep.store.state_dir import State
 from dpsweep.store.study import Study
@@ -53,14 +53,14 @@ def searched(tmp_path, sweep_file):
     return make
 
 
-def arm(method, repeats, *, first_seed=1):
-    """An arm with nothing but repeats."""
-    return Arm(
+def group(method, repeats, *, first_seed=1):
+    """A group with nothing but repeats."""
+    return TrialGroup(
         label=method,
         sweep=f"sweep-{method}",
         folder="state",
         method=method,
-        promise=(4.0, "trial", None),
+        target=(4.0, "trial", None),
         delta=1e-5,
         metric="valid/accuracy",
         sign=-1,
@@ -79,12 +79,12 @@ def arm(method, repeats, *, first_seed=1):
     )
 
 
-def arms(*studies):
-    return [arm for study in studies for arm in arms_of(study, "state")]
+def groups(*studies):
+    return [group for study in studies for group in groups_of(study, "state")]
 
 
 def test_repeats_are_compared_in_pairs_by_their_seeds():
-    found = compare([arm("dp_sgd", GOOD), arm("fftkf", BAD)])
+    found = compare([group("dp_sgd", GOOD), group("fftkf", BAD)])
     (each,) = found.compared
     assert (each.label, each.reference, each.gap.kind) == ("fftkf", "dp_sgd", "paired")
     assert each.gap.p == pytest.approx(stats.ttest_rel(BAD, GOOD).pvalue)
@@ -96,16 +96,18 @@ def test_repeats_are_compared_in_pairs_by_their_seeds():
 
 
 def test_a_reference_can_be_named_by_method_or_sweep_and_a_wrong_one_is_told():
-    both = [arm("dp_sgd", GOOD), arm("fftkf", BAD)]
+    both = [group("dp_sgd", GOOD), group("fftkf", BAD)]
     for name in ("fftkf", "sweep-fftkf"):
         (each,) = compare(both, name).compared
         assert (each.label, each.better) == ("dp_sgd", True)
-    with pytest.raises(ConfigError, match=r"--reference: unknown arm 'dp_sdg'. Did you mean 'dp_s"):
+    with pytest.raises(
+        ConfigError, match=r"--reference: unknown group 'dp_sdg'. Did you mean 'dp_s"
+    ):
         compare(both, "dp_sdg")
 
 
 def test_a_small_p_after_few_trials_is_said_to_be_blind_to_the_luck_of_the_search():
-    few = [arm("dp_sgd", GOOD), replace(arm("fftkf", BAD), trials=8)]
+    few = [group("dp_sgd", GOOD), replace(group("fftkf", BAD), trials=8)]
     (words,) = (w for w in sentences(compare(few)) if "fewer than" in w)
     assert words.startswith("fewer than 8 trials were spent on dp_sgd: a difference may be that")
     for enough in (
@@ -118,12 +120,12 @@ def test_a_small_p_after_few_trials_is_said_to_be_blind_to_the_luck_of_the_searc
 
 
 def test_noise_is_called_noise():
-    same = [arm("dp_sgd", [0.9, 0.91, 0.9, 0.92]), arm("fftkf", [0.91, 0.9, 0.92, 0.89])]
+    same = [group("dp_sgd", [0.9, 0.91, 0.9, 0.92]), group("fftkf", [0.91, 0.9, 0.92, 0.89])]
     assert "no difference from dp_sgd that these 8 runs can show" in markdown(compare(same))
 
 
 def test_repeats_without_common_seeds_are_compared_by_welchs_test_and_it_is_said():
-    found = compare([arm("dp_sgd", GOOD), arm("fftkf", BAD, first_seed=101)])
+    found = compare([group("dp_sgd", GOOD), group("fftkf", BAD, first_seed=101)])
     (each,) = found.compared
     assert each.gap.kind == "Welch"
     assert each.gap.p == pytest.approx(stats.ttest_ind(BAD, GOOD, equal_var=False).pvalue)
@@ -152,7 +154,7 @@ def test_intervals_are_students_and_many_tests_are_corrected():
 
 
 def test_false_alarms_over_many_arms_are_as_rare_as_promised():
-    """Five equal arms against a sixth, 150 times; 5 % would be 7.5, and 20 is 4.7 std away."""
+    """Five equal groups against a sixth, 150 times; 5 % would be 7.5, and 20 is 4.7 std away."""
     rng, alarms = np.random.default_rng(7), 0
     for _ in range(150):
         base, *others = rng.normal(0.9, 0.01, (6, 5))
@@ -169,8 +171,8 @@ def test_methods_taken_in_turn_and_budgets_are_arms_of_their_own(searched):
         trials=8,
         judge=lambda r: 0.5 + 0.1 * r.epsilon / 4 + 0.01 * (r.config.method.name == "disk"),
     )
-    found = compare(arms(study))
-    shown = [(each.promise[0], each.label, each.trials) for each in found.arms]
+    found = compare(groups(study))
+    shown = [(each.target[0], each.label, each.trials) for each in found.groups]
     assert shown == [(1, "disk", 2), (1, "dp_sgd", 2), (4, "disk", 2), (4, "dp_sgd", 2)]
     assert found.compared == ()
     assert any("not repeated: disk, dp_sgd" in words for words in sentences(found))
@@ -184,8 +186,8 @@ def test_methods_of_one_sweep_are_compared_by_their_own_repeats(searched):
         judge=lambda r: 0.5 + 0.1 * (r.config.method.name == "disk"),
         repeats=[0.80, 0.60, 0.82, 0.61, 0.84, 0.62],
     )
-    found = compare(arms(study), "dp_sgd")
-    assert [(a.label, len(a.repeats)) for a in found.arms] == [("disk", 3), ("dp_sgd", 3)]
+    found = compare(groups(study), "dp_sgd")
+    assert [(a.label, len(a.repeats)) for a in found.groups] == [("disk", 3), ("dp_sgd", 3)]
     (each,) = found.compared
     assert (each.label, each.gap.kind, each.better) == ("disk", "paired", True)
     assert each.gap.difference == pytest.approx(0.21)
@@ -195,12 +197,12 @@ def test_what_was_not_equal_is_said(searched):
     one = searched("one", SGD, LR_ALONE, FOUR, repeats=GOOD, trials=3)
     two = searched("two", "search={method.kappa: {uniform: [0.5, 0.9]}}", "train.epochs=4",
                    "privacy.delta=1e-5", trials=2)  # fmt: skip
-    told = uneven(compare(arms(one, two)).groups()[0])
+    told = uneven(compare(groups(one, two)).by_target()[0])
     assert "not equal: trials (3: dp_sgd; 2: fftkf)" in told
     assert "not equal: epochs (2: dp_sgd; 4: fftkf)" in told
     assert "not equal: delta (0.000336: dp_sgd; 1e-05: fftkf)" in told
     assert "not equal: a search over optimizer.lr (yes: dp_sgd; no: fftkf)" in told
-    assert uneven([arm("dp_sgd", GOOD), arm("fftkf", BAD)]) == []
+    assert uneven([group("dp_sgd", GOOD), group("fftkf", BAD)]) == []
 
 
 def test_other_data_models_and_metrics_are_refused_by_name(searched):
@@ -208,19 +210,19 @@ def test_other_data_models_and_metrics_are_refused_by_name(searched):
     with pytest.raises(
         ConfigError, match=r"model: dp_sgd \(sweep one\) has width: 4 and fftkf \(sw"
     ):
-        compare(arms(one, searched("wide", "model.width=8")))
+        compare(groups(one, searched("wide", "model.width=8")))
     with pytest.raises(ConfigError, match=r"metric: .* valid/accuracy and .* valid/loss: their re"):
-        compare(arms(one, searched("loss", "objective.metric=valid/loss")))
+        compare(groups(one, searched("loss", "objective.metric=valid/loss")))
     with pytest.raises(ConfigError, match=r"validation: test_split.* validation: holdout"):
-        compare(arms(one, searched("held", "data.validation=holdout")))
+        compare(groups(one, searched("held", "data.validation=holdout")))
     other = searched("other", "model={name: linear}")
-    assert len(compare(arms(one, other), any_model=True).arms) == 2
+    assert len(compare(groups(one, other), any_model=True).groups) == 2
 
 
 def test_unfinished_and_void_sweeps_are_said(searched):
     half = searched("half", trials=6, stop_after=2)
     half.note_void()
-    told = sentences(compare(arms(half)))
+    told = sentences(compare(groups(half)))
     assert any(
         "half: was stopped before its end: 4 trials and 0 repeats are left" in w for w in told
     )
@@ -241,7 +243,7 @@ def test_what_carried_a_search_is_its_own_arms(searched):
             else r.config.optimizer.momentum
         ),
     )
-    by_label = {each.label: next(iter(each.shares)) for each in arms(study)}
+    by_label = {each.label: next(iter(each.shares)) for each in groups(study)}
     assert by_label == {"dp_sgd": "optimizer.lr", "disk": "optimizer.momentum"}
 
 
@@ -251,7 +253,7 @@ def test_several_folders_are_looked_in_and_programs_can_read_it(searched, tmp_pa
     folders = [str(tmp_path / "one"), str(tmp_path / "two")]
     verb.compare(["same"], folders, None, any_model=False, form="json")
     told = json.loads(capsys.readouterr().out)
-    assert [each["method"] for each in told["arms"]] == ["dp_sgd", "fftkf"]
+    assert [each["method"] for each in told["groups"]] == ["dp_sgd", "fftkf"]
     assert told["compared"][0]["significant"]
     verb.compare(["same"], folders, "dp_sgd", any_model=False, form="table")
     assert "worse than dp_sgd" in " ".join(capsys.readouterr().out.split())
@@ -264,9 +266,9 @@ def test_several_folders_are_looked_in_and_programs_can_read_it(searched, tmp_pa
 def test_a_private_selection_tells_no_number_of_trials(searched):
     study = searched("secret", "sampler.name=random", "accounting=private_selection", stop_after=0)
     with pytest.raises(StateError, match="has no trial yet"):
-        arms(study)
+        groups(study)
     winner = replace(study.ask(), row=row(0.9))
     study.add_winner(winner, {"sampling_rate": 0.1, "noise_multiplier": 1.2, "steps": 22})
-    (told,) = rows(compare(arms(study)))["arms"]
+    (told,) = rows(compare(groups(study)))["groups"]
     assert (told["trials"], told["repeats"]) == (None, [])
     assert "only its winner is told" in told["remarks"][0]

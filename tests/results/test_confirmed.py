@@ -98,7 +98,7 @@ def test_what_is_said_of_luck_depends_on_what_it_was_chosen_from(made):
         "Confirmed with fresh noise: m 0.6000 ± 0.1414 over 2 runs, and 1 that failed (mean ± "
         "standard deviation; 0.900 when it was chosen)."
     )
-    secret = luck(best, None, "m", 1, in_secret=True)
+    secret = luck(best, None, "m", 1, is_private_selection=True)
     assert secret == "m is that of the winner of a private selection: part of it is luck."
 
 

@@ -102,7 +102,7 @@ def test_methods_with_spaces_of_their_own_share_the_figures(study_of):
 
 
 def test_of_a_private_selection_nothing_is_drawn(study_of):
-    secret = ("accounting=private_selection", "sampler={name: random}", "stop={name: none}")
+    secret = ("accounting=private_selection", "sampler={name: random}", "pruner={name: none}")
     assert figures(study_of([], *secret)) == {}
 
 
@@ -110,7 +110,7 @@ def test_importance_finds_the_key_that_decides(tmp_path, sweep_file):
     study = Study.create(f"sqlite:///{tmp_path}/i.db", load_sweep(sweep_file, ["budget.trials=60"]))
     for _ in range(24):
         asked = study.ask()
-        row = {"epoch": 1, "valid/accuracy": asked.knobs["method.kappa"], "valid/loss": 1.0}
+        row = {"epoch": 1, "valid/accuracy": asked.hyperparams["method.kappa"], "valid/loss": 1.0}
         study.report(asked.number, row | {"seconds": 1.0, "privacy/epsilon_spent": 1.0})
         study.tell(asked.number, "complete")
     first, second = importances(study)

@@ -73,7 +73,7 @@ def test_without_a_result_it_says_what_to_do(study_of):
 
 
 def test_of_a_private_selection_it_tells_of_the_winner_alone(study_of):
-    secret = ("accounting=private_selection", "sampler={name: random}", "stop={name: none}")
+    secret = ("accounting=private_selection", "sampler={name: random}", "pruner={name: none}")
     study = study_of([], *secret)
     with pytest.raises(StateError, match="nothing is told before its end"):
         page(study)

@@ -90,5 +90,5 @@ def test_the_best_of_another_sweep_is_not_overwritten(made, tmp_path, monkeypatc
 def test_the_statement_says_that_pruning_saves_no_privacy(made):
     figures = [(0.5, 1), (0.6, 1)]
     words = "calibrated for its full length, and a trial that is ended early is charged for all"
-    assert words in origin_of(made(figures, "stop.name=median", "name=a")).search_words
+    assert words in origin_of(made(figures, "pruner.name=median", "name=a")).search_words
     assert words not in origin_of(made(figures, "name=b")).search_words

@@ -11,12 +11,12 @@ NUMBERS = count()
 
 
 def record(method, value, state="complete", confirms=None, seed=0, epsilon=4):
-    knobs = {} if method is None else {"method.name": method}
+    hyperparams = {} if method is None else {"method.name": method}
     config = SimpleNamespace(seed=seed)
     number = next(NUMBERS)
     return SimpleNamespace(
         number=number,
-        knobs=knobs,
+        hyperparams=hyperparams,
         value=value,
         state=state,
         confirms=confirms,

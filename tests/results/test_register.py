@@ -9,7 +9,7 @@ import torch
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import ConfigError, StateError
 from dpsweep.data.read import load
-from dpsweep.execution.tracking import TrackingWatcher, reconcile
+from dpsweep.execution.tracking import TrackingWatcher
 from dpsweep.results.register import _tags, register_best
 from dpsweep.store.state_dir import State
 from dpsweep.tracking.mlflow import MlflowSink
@@ -30,7 +30,7 @@ def make(tmp_path, sweep_file, really_trained):
         if tracked:
             sink = MlflowSink(state.tracking_uri, sweep.name, folder.id, state.artifacts)
             tracker = Tracker(folder.path, sink)
-            reconcile(TrackingWatcher(tracker, sweep), study, folder)
+            TrackingWatcher(tracker, study, folder).reconcile()
             assert tracker.close(120)
         return study, folder, state
 

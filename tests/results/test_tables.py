@@ -10,10 +10,12 @@ from dpsweep.results.tables import running_table, trial_table
 
 
 @pytest.mark.parametrize("knobs", [1, 8])
-def test_a_searched_value_in_brackets_is_shown(study_of, knobs):
+def test_a_searched_value_in_brackets_is_shown(study_of, hyperparams):
     record = study_of([0.5]).record(0)
-    record = replace(record, knobs={f"model.arguments.act{i}": "[relu]" for i in range(knobs)})
+    record = replace(
+        record, hyperparams={f"model.arguments.act{i}": "[relu]" for i in range(hyperparams)}
+    )
     for table in (running_table([record]), trial_table([record], "Best trials")):
         out = io.StringIO()
         Console(file=out, width=300).print(table)
-        assert out.getvalue().count("[relu]") == knobs
+        assert out.getvalue().count("[relu]") == hyperparams

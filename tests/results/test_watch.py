@@ -58,7 +58,7 @@ def test_leaving_says_nothing_about_an_end(study_of):
 
 
 def test_of_a_private_selection_only_that_it_runs(study_of):
-    secret = ("accounting=private_selection", "sampler={name: random}", "stop={name: none}")
+    secret = ("accounting=private_selection", "sampler={name: random}", "pruner={name: none}")
     study, told = study_of([], *secret), Told()
     watch = Watch(study, lambda: told.owner, told.console)
     followed(watch, lambda: True)

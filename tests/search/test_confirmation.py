@@ -36,12 +36,12 @@ def record(number, value=0.5, *, epsilon=4.0, confirms=None, state="complete"):
         number=number,
         state=state,
         config=CONFIG.model_copy(update={"privacy": privacy}),
-        knobs={},
+        hyperparams={},
         row=None,
         value=value,
         reason=None,
         void=False,
-        handed_out=True,
+        dispatched=True,
         confirms=confirms,
     )
 
@@ -182,8 +182,8 @@ def test_a_repeat_is_stored_with_the_config_it_repeats_before_it_is_run(uri, loa
     assert known == asked
     assert (known.number, known.confirms, known.state) == (4, 1, "running")
     assert known.config == study.record(1).config.model_copy(update={"seed": 1})
-    assert known.knobs == study.record(1).knobs
-    assert not known.handed_out, "it draws a secret of its own"
+    assert known.hyperparams == study.record(1).hyperparams
+    assert not known.dispatched, "it draws a secret of its own"
 
 
 def test_the_first_repeats_of_two_configs_start_from_the_same_weights_and_so_on(uri, load):
@@ -242,7 +242,7 @@ def test_a_search_that_goes_on_after_repeats_proposes_as_if_there_were_none(
 @pytest.mark.parametrize("stop", ["median", "successive_halving"])
 def test_repeats_are_never_pruned_and_prune_nobody(uri, load, stop):
     """A mean over those that were not pruned would be one over the lucky."""
-    sweep = load("budget.trials=9", f"stop={{name: {stop}, reduction: 2}}")
+    sweep = load("budget.trials=9", f"pruner={{name: {stop}, reduction: 2}}")
     study = Study.create(uri, sweep)
 
     def prunes(asked, accuracy):
@@ -264,7 +264,7 @@ def test_repeats_are_never_pruned_and_prune_nobody(uri, load, stop):
 def test_each_repeat_is_charged_as_a_trial_from_its_hand_out(uri, load):
     study = searched(uri, load(), 0.5, 0.9, 0.8, 0.6)
     asked = study.ask_to_confirm()
-    handed = study.hand_out(asked, void=False)
+    handed = study.dispatch(asked, void=False)
     assert handed.charged == study.record(asked.number).charged
     runs = [run_of(r) for r in study.records()]
     assert len(runs) == 5

@@ -27,12 +27,12 @@ def load(sweep_file, sampler, *settings, startup=3):
 
 def near(record):
     """Best at kappa 0.6 and lr 1."""
-    kappa, lr = record.knobs["method.kappa"], record.knobs["optimizer.lr"]
+    kappa, lr = record.hyperparams["method.kappa"], record.hyperparams["optimizer.lr"]
     return float(1 - (kappa - 0.6) ** 2 - 0.1 * np.log(lr) ** 2)
 
 
-def knobs(study):
-    return [record.knobs for record in study.records()]
+def hyperparams(study):
+    return [record.hyperparams for record in study.records()]
 
 
 @every_sampler
@@ -40,9 +40,9 @@ def test_a_search_that_is_reopened_for_each_trial_is_the_straight_one(sweep_file
     sweep = load(sweep_file, sampler, "where=method.kappa > 0.5")
     straight = search(sweep, 6, near, name="a")
     reopened = search(sweep, 6, near, name="b", reopen=True)
-    assert knobs(straight) == knobs(reopened)
-    assert len({tuple(k.values()) for k in knobs(straight)}) == 6
-    assert all(k["method.kappa"] > 0.5 for k in knobs(straight))
+    assert hyperparams(straight) == hyperparams(reopened)
+    assert len({tuple(k.values()) for k in hyperparams(straight)}) == 6
+    assert all(k["method.kappa"] > 0.5 for k in hyperparams(straight))
 
 
 @every_sampler
@@ -51,7 +51,7 @@ def test_another_seed_proposes_otherwise(sweep_file, search, sampler):
     file = sweep_file.with_name("other.yaml")
     file.write_text(sweep_file.read_text() + "seed: 1\n")
     other = search(load(file, sampler), 2, near, name="b")
-    assert knobs(one)[0] != knobs(other)[0]
+    assert hyperparams(one)[0] != hyperparams(other)[0]
 
 
 @pytest.mark.slow
@@ -68,9 +68,11 @@ def test_a_sampler_that_learns_gets_nearer_than_a_random_one(sweep_file, search,
 
 
 def test_no_condition_costs_a_point_of_the_even_sequence(sweep_file, search):
-    free = [k["method.kappa"] for k in knobs(search(load(sweep_file, "qmc"), 16, near, name="a"))]
+    free = [
+        k["method.kappa"] for k in hyperparams(search(load(sweep_file, "qmc"), 16, near, name="a"))
+    ]
     kept = search(load(sweep_file, "qmc", "where=method.kappa > 0.5"), 6, near, name="b")
-    assert [k["method.kappa"] for k in knobs(kept)] == [x for x in free if x > 0.5][:6]
+    assert [k["method.kappa"] for k in hyperparams(kept)] == [x for x in free if x > 0.5][:6]
     counts, _ = np.histogram(free, bins=4, range=(0.3, 1.0))
     assert set(counts) == {4}  # Sobol: each quarter has its share of every power of two
 
@@ -90,7 +92,7 @@ def test_a_driver_that_dies_while_asking_leaves_nothing_and_the_next_asks_the_sa
         cut.ask()
     again = Study.open(f"sqlite:///{tmp_path}/b.db", sweep)
     assert again.running() == []
-    assert again.ask().knobs == whole.records()[5].knobs
+    assert again.ask().hyperparams == whole.records()[5].hyperparams
 
 
 def test_a_trial_is_in_the_storage_with_all_that_it_needs(sweep_file, uri):
@@ -98,7 +100,7 @@ def test_a_trial_is_in_the_storage_with_all_that_it_needs(sweep_file, uri):
     asked = study.ask()
     (stored,) = optuna.load_study(study_name="tiny", storage=uri).get_trials()
     assert stored.state == TrialState.RUNNING
-    assert stored.params == asked.knobs == stored.user_attrs["knobs"]
+    assert stored.params == asked.hyperparams == stored.user_attrs["knobs"]
     assert stored.datetime_start is not None
 
 
@@ -107,8 +109,8 @@ def test_derived_values_are_no_parameters_of_the_study(sweep_file, uri):
     record = Study.create(uri, sweep).ask()
     (stored,) = optuna.load_study(study_name="tiny", storage=uri).get_trials()
     assert list(stored.params) == ["method.kappa"]
-    assert record.knobs["optimizer.lr"] == 2 * stored.params["method.kappa"]
-    assert record.config.optimizer.lr == record.knobs["optimizer.lr"]
+    assert record.hyperparams["optimizer.lr"] == 2 * stored.params["method.kappa"]
+    assert record.config.optimizer.lr == record.hyperparams["optimizer.lr"]
 
 
 def test_running_trials_push_a_liar_away_and_leave_others_alone(sweep_file, search):
@@ -156,7 +158,7 @@ class Never:
 def test_where_a_sampler_insists_a_random_point_is_taken(sweep_file, search, monkeypatch):
     monkeypatch.setattr("dpsweep.search.propose._MOST_ATTEMPTS", 1)
     sweep = load(sweep_file, "tpe", "where=method.kappa > 0.95", startup=2)
-    assert all(k["method.kappa"] > 0.95 for k in knobs(search(sweep, 4, near)))
+    assert all(k["method.kappa"] > 0.95 for k in hyperparams(search(sweep, 4, near)))
 
 
 @pytest.mark.parametrize(
@@ -204,10 +206,10 @@ def test_asking_takes_a_tenth_of_a_second_after_a_thousand_trials(sweep_file, ur
 
 def test_points_to_start_from_come_first_and_leave_the_rest_to_the_sampler(sweep_file, search):
     start = "start=[{method.kappa: 0.7, optimizer.lr: 1}, {method.kappa: 0.5}]"
-    first, second, third = knobs(search(load(sweep_file, "tpe", start), 3, near, name="a"))
+    first, second, third = hyperparams(search(load(sweep_file, "tpe", start), 3, near, name="a"))
     assert first == {"method.kappa": 0.7, "optimizer.lr": 1.0}
     assert second["method.kappa"] == 0.5
-    free = knobs(search(load(sweep_file, "tpe"), 3, near, name="b"))
+    free = hyperparams(search(load(sweep_file, "tpe"), 3, near, name="b"))
     assert third["method.kappa"] not in (0.7, 0.5)
     assert second["optimizer.lr"] != 1.0
     assert free[0]["method.kappa"] != 0.7
@@ -223,7 +225,7 @@ def test_each_method_and_budget_starts_from_the_points_about_it(sweep_file, sear
         "{method.name: disk, method.gamma: 2}]",
     )
     found = {}
-    for k in knobs(search(sweep, 12, lambda r: 0.5)):
+    for k in hyperparams(search(sweep, 12, lambda r: 0.5)):
         found.setdefault((k["method.name"], k["privacy.epsilon"]), []).append(k)
     assert [k["method.kappa"] == 0.7 for k in found["disk", 1]] == [True, False, False]
     assert [k["method.gamma"] == 2 for k in found["disk", 1]][1]
@@ -239,5 +241,5 @@ def test_a_start_in_one_branch_of_a_one_of_chooses_the_branch(sweep_file, search
         "search={method: {one_of: [{name: dp_sgd}, {name: disk, kappa: {uniform: [0.1, 1]}}]}}",
         "start=[{method.name: disk, method.kappa: 0.2}]",
     )
-    (first,) = knobs(search(sweep, 1, lambda r: 0.5))
+    (first,) = hyperparams(search(sweep, 1, lambda r: 0.5))
     assert first == {"method.name": "disk", "method.kappa": 0.2}

@@ -81,7 +81,7 @@ def test_a_best_value_is_nearer_than_to_random_draws():
 def test_four_first_trials_lie_in_four_quarters(sweep_file, search, sampler):
     settings = [f"sampler={{name: {sampler}, startup_trials: 4}}", "budget.trials=9"]
     study = search(load_sweep(sweep_file, settings), 4, lambda record: 0.5)
-    kappas = [record.knobs["method.kappa"] for record in study.records()]
+    kappas = [record.hyperparams["method.kappa"] for record in study.records()]
     counts, _ = np.histogram(kappas, bins=4, range=(0.3, 1.0))
     assert set(counts) == {1}
 
@@ -92,7 +92,7 @@ def test_the_first_trials_are_even_over_what_conditions_admit(sweep_file, search
     file.write_text(f"{sweep_file.read_text()}\nseed: {seed}\nwhere: method.kappa > 0.9\n")
     settings = ["sampler={name: tpe, startup_trials: 8}", "budget.trials=9"]
     study = search(load_sweep(file, settings), 8, lambda record: 0.5)
-    kappas = [record.knobs["method.kappa"] for record in study.records()]
+    kappas = [record.hyperparams["method.kappa"] for record in study.records()]
     counts, _ = np.histogram(kappas, bins=4, range=(0.9, 1.0))
     assert sum(counts) == 8
     assert min(counts) >= 1
@@ -114,9 +114,9 @@ def test_each_method_in_turn_has_its_own_even_sequence(sweep_file, search):
     study = search(load_sweep(file, settings), 8, lambda record: 0.5)
     rates, sizes = {}, {}
     for record in study.records():
-        method = record.knobs["method.name"]
-        rates.setdefault(method, []).append(np.log10(record.knobs["optimizer.lr"]))
-        sizes.setdefault(method, []).append(record.knobs["train.batch_size"])
+        method = record.hyperparams["method.name"]
+        rates.setdefault(method, []).append(np.log10(record.hyperparams["optimizer.lr"]))
+        sizes.setdefault(method, []).append(record.hyperparams["train.batch_size"])
     for method in ("dp_sgd", "disk"):
         counts, _ = np.histogram(rates[method], bins=4, range=(-1, 1))
         assert set(counts) == {1}, method
@@ -126,9 +126,11 @@ def test_each_method_in_turn_has_its_own_even_sequence(sweep_file, search):
 
 def test_after_the_first_trials_the_sampler_proposes(sweep_file, search):
     settings = ["sampler={name: tpe, startup_trials: 2}", "budget.trials=9"]
-    study = search(load_sweep(sweep_file, settings), 4, lambda record: record.knobs["method.kappa"])
+    study = search(
+        load_sweep(sweep_file, settings), 4, lambda record: record.hyperparams["method.kappa"]
+    )
     place = Slot("method.kappa", "method.kappa")
     even = [Even(0, i, (0, i)).number(place, Range("uniform", 0.3, 1.0)) for i in range(4)]
-    kappas = [record.knobs["method.kappa"] for record in study.records()]
+    kappas = [record.hyperparams["method.kappa"] for record in study.records()]
     assert kappas[:2] == even[:2]
     assert kappas[2] != even[2]

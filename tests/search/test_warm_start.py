@@ -18,7 +18,7 @@ def load(sweep_file, *settings):
 
 
 def kappa(record):
-    return record.knobs["method.kappa"]
+    return record.hyperparams["method.kappa"]
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_the_sampler_knows_the_earlier_trials_from_the_first_on(sweep_file, earl
     warm = created(sweep, earlier, tmp_path, "warm").ask()
     cold = Study.create(f"sqlite:///{tmp_path}/cold.db", sweep).ask()
     assert warm.number == cold.number == 0
-    assert warm.knobs != cold.knobs
+    assert warm.hyperparams != cold.hyperparams
     trials = history(sweep, experience(sweep, earlier.sweep, earlier.records()))
     assert [t.number for t in trials] == list(range(-12, 0))
     assert [t.value for t in trials] == [r.value for r in earlier.records()[:12]]
@@ -64,7 +64,7 @@ def test_a_resumed_search_knows_them_when_the_earlier_sweep_is_gone(sweep_file, 
     (tmp_path / "old.db").unlink()
     for _ in range(3):
         reopened = Study.open(f"sqlite:///{tmp_path}/b.db", sweep)
-        assert reopened.ask().knobs == straight.ask().knobs
+        assert reopened.ask().hyperparams == straight.ask().hyperparams
 
 
 def test_the_statement_says_that_the_earlier_cost_adds_up(sweep_file, earlier, tmp_path):

@@ -16,7 +16,7 @@ from dpsweep.data import shared
 from dpsweep.models import transfer
 from dpsweep.store.state_dir import State
 from dpsweep.store.storage import named
-from dpsweep.training.trial_dir import Room
+from dpsweep.training.trial_dir import TrialDir
 
 
 class Bomb:
@@ -51,10 +51,10 @@ def test_the_bomb_goes_off_where_it_is_let(tmp_path):
 
 
 def test_a_checkpoint_runs_no_code(tmp_path, bomb):
-    room = Room(tmp_path / "room")
-    bomb(room.path / "checkpoint.pt")
+    trial_dir = TrialDir(tmp_path / "trial_dir")
+    bomb(trial_dir.path / "checkpoint.pt")
     with pytest.raises(pickle.UnpicklingError):
-        room.load()
+        trial_dir.load()
 
 
 def test_a_copy_of_data_runs_no_code(tmp_path, bomb, monkeypatch):
@@ -101,10 +101,10 @@ def test_private_files_are_private_under_any_umask(tmp_path, sweep_file):
         folder = state.sweep("tiny")
         folder.create(sweep.file, sweep.base, None)
         with folder.lease():
-            room = Room(folder.room(0))
-            room.make_secret()
-            room.save({"x": 1})
-            room.note_failure("quotes data")
+            trial_dir = TrialDir(folder.trial_dir(0))
+            trial_dir.make_secret()
+            trial_dir.save({"x": 1})
+            trial_dir.note_failure("quotes data")
     finally:
         os.umask(before)
     open_ = [

@@ -85,7 +85,7 @@ def test_no_secret_is_anywhere_but_in_its_own_place(tmp_path, sweep_file, postgr
     words = [(name, value.encode()) for name, value in passwords.items()]
     words.append(("storage", with_postgres.QUOTED.encode()))
     at = urlsplit(postgres)
-    rooms, drawn, leaks = tmp_path / ".dpsweep/sweeps/tiny/trials", {}, set()
+    trial_dirs, drawn, leaks = tmp_path / ".dpsweep/sweeps/tiny/trials", {}, set()
     output = (tmp_path / "out").open("wb")
     driver = subprocess.Popen(
         [
@@ -112,7 +112,7 @@ def test_no_secret_is_anywhere_but_in_its_own_place(tmp_path, sweep_file, postgr
         end = time.monotonic() + 500
         while driver.poll() is None:
             assert time.monotonic() < end, (tmp_path / "out").read_text()
-            for place in rooms.glob("*/secret"):
+            for place in trial_dirs.glob("*/secret"):
                 with contextlib.suppress(OSError):
                     drawn[place] = place.read_bytes()[1:]
             trials = [(f"secret {p}", form) for p, key in drawn.items() for form in forms(key)]
@@ -130,7 +130,7 @@ def test_no_secret_is_anywhere_but_in_its_own_place(tmp_path, sweep_file, postgr
         shutil.rmtree(temporary, ignore_errors=True)
     shown = (tmp_path / "out").read_text()
     assert driver.returncode == 0, shown
-    assert len(drawn) == 2, "each trial's secret was seen in its room"
+    assert len(drawn) == 2, "each trial's secret was seen in its directory"
     assert looked > 3, "Ray's logs were looked at"
     trials = [(f"secret {p}", form) for p, key in drawn.items() for form in forms(key)]
     everywhere = [tmp_path / ".dpsweep", folder, home, tmp_path / "out", tmp_path / "best.yaml"]
@@ -138,4 +138,4 @@ def test_no_secret_is_anywhere_but_in_its_own_place(tmp_path, sweep_file, postgr
     leaks |= set(found(everywhere, words + trials))
     assert leaks == set()
     assert list(found([folder], [("a sweep's name", b"tiny")])), "the search can find things"
-    assert not list(rooms.glob("*/secret"))
+    assert not list(trial_dirs.glob("*/secret"))

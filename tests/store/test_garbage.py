@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 from dpsweep.config.sweep import load_sweep
-from dpsweep.store import garbage as room
+from dpsweep.store import garbage as trial_dir
 from dpsweep.store.garbage import leftovers, remove
 from dpsweep.store.state_dir import State
 from dpsweep.store.study import Study
 from dpsweep.tracking.spool import Spool
-from dpsweep.training.trial_dir import Room
+from dpsweep.training.trial_dir import TrialDir
 
 HOLD = """
 import sys
@@ -38,12 +38,12 @@ def sweep(sweep_file):
 @pytest.fixture
 def folder(state, sweep, monkeypatch):
     """A sweep with one trial that ended and one that was interrupted."""
-    monkeypatch.setattr(room, "_YOUNG_SECONDS", 0.0)
+    monkeypatch.setattr(trial_dir, "_YOUNG_SECONDS", 0.0)
     made = state.sweep("tiny")
     made.create(sweep.file, sweep.base, None)
     study = Study.create(state.storage_uri, sweep, made.id)
     for _ in range(2):
-        place = Room(made.room(study.ask().number))
+        place = TrialDir(made.trial_dir(study.ask().number))
         place.make_secret()
         place.save({"x": 1})
     study.tell(0, "failed")
@@ -62,7 +62,7 @@ def test_looking_at_nothing_finds_and_makes_nothing(state):
 def test_resume_state_goes_with_its_trial_and_not_before(state, folder):
     (one,) = leftovers(state)
     assert (one.kind, one.sweep.name) == ("resume state of an ended trial", "tiny")
-    ended, interrupted = folder.room(0), folder.room(1)
+    ended, interrupted = folder.trial_dir(0), folder.trial_dir(1)
     assert one.size_bytes == sum(f.stat().st_size for f in ended.iterdir())
     assert remove([one]) == [one]
     assert list(ended.iterdir()) == []
@@ -71,8 +71,8 @@ def test_resume_state_goes_with_its_trial_and_not_before(state, folder):
 
 
 def test_files_of_killed_writers_are_known_by_their_names(state, folder):
-    Room(folder.room(0)).forget()
-    place = folder.room(1)
+    TrialDir(folder.trial_dir(0)).forget()
+    place = folder.trial_dir(1)
     for name in (".checkpoint.pt.ab1_cd2e", ".weights.pt.00000000"):
         (place / name).write_bytes(b"x" * 100)
     (folder.path / ".lease.abcdefgh").write_text("")
@@ -85,7 +85,7 @@ def test_files_of_killed_writers_are_known_by_their_names(state, folder):
 
 
 def test_rays_folder_and_a_delivered_spool_can_go(state, folder):
-    Room(folder.room(0)).forget()
+    TrialDir(folder.trial_dir(0)).forget()
     (folder.path / "ray" / "deep").mkdir(parents=True)
     (folder.path / "ray" / "deep" / "file").write_bytes(b"x" * 1000)
     spool = Spool(folder.path)
@@ -111,13 +111,13 @@ def test_a_sweep_that_is_driven_is_not_touched(state, folder):
     assert driver.stdout.readline() == "held\n"
     assert leftovers(state) == []
     assert remove(found) == [], "it was found before its driver came"
-    assert (folder.room(0) / "secret").exists()
+    assert (folder.trial_dir(0) / "secret").exists()
     driver.communicate()
     assert remove(found) == found
 
 
 def test_a_worker_that_outlived_its_driver_keeps_its_room(state, folder):
-    with Room(folder.room(0)).lock():
+    with TrialDir(folder.trial_dir(0)).lock():
         assert leftovers(state) == []
     assert len(leftovers(state)) == 1
 
@@ -126,7 +126,7 @@ def test_a_study_without_a_folder_and_a_folder_without_a_study(state, folder, sw
     Study.create(state.storage_uri, sweep_named(sweep, "gone"))
     state.sweep("half").create(sweep_named(sweep, "half").file, sweep.base, None)
     (state.root / "sweeps" / "empty").mkdir()
-    Room(folder.room(0)).forget()
+    TrialDir(folder.trial_dir(0)).forget()
     found = leftovers(state)
     assert [(one.kind, one.place.split("/")[-1]) for one in found] == [
         ("folder without a study", "empty"),
@@ -140,18 +140,18 @@ def test_a_study_without_a_folder_and_a_folder_without_a_study(state, folder, sw
 
 
 def test_a_folder_with_results_stays_though_its_study_is_gone(state, folder):
-    Room(folder.room(1)).save_rows([{"epoch": 1}])
+    TrialDir(folder.trial_dir(1)).save_rows([{"epoch": 1}])
     for file in state.root.glob("study.db*"):
         file.unlink()
     assert leftovers(state) == []
-    (folder.room(1) / "metrics.json").unlink()
+    (folder.trial_dir(1) / "metrics.json").unlink()
     assert kinds(state) == ["folder without a study"]
     assert not (state.root / "study.db").exists()
 
 
 def test_a_launch_that_has_just_begun_is_left_alone(state, folder, sweep, monkeypatch):
-    monkeypatch.setattr(room, "_YOUNG_SECONDS", 60.0)
-    Room(folder.room(0)).forget()
+    monkeypatch.setattr(trial_dir, "_YOUNG_SECONDS", 60.0)
+    TrialDir(folder.trial_dir(0)).forget()
     state.sweep("half").create(sweep_named(sweep, "half").file, sweep.base, None)
     assert leftovers(state) == []
     os.utime(state.sweep("half").path, (1, 1))
@@ -161,7 +161,7 @@ def test_a_launch_that_has_just_begun_is_left_alone(state, folder, sweep, monkey
 def test_a_storage_that_is_away_condemns_nothing(state, folder, sweep):
     away = state.sweep("away")
     away.create(sweep_named(sweep, "away").file, sweep.base, None, "mysql+nodriver://h/db")
-    Room(folder.room(0)).forget()
+    TrialDir(folder.trial_dir(0)).forget()
     assert leftovers(state) == []
 
 

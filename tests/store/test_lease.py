@@ -98,6 +98,19 @@ def test_a_driver_elsewhere_is_believed_as_long_as_its_beat_is_fresh(tmp_path, d
     assert f"taken over from process {driver.pid} on" in take(tmp_path)
 
 
+def test_who_waits_succeeds_a_driver_elsewhere_once_it_is_silent(tmp_path, drive, caplog):
+    driver = drive("elsewhere")
+    with pytest.raises(StateError, match="is being driven by"), held(tmp_path, PACE, 1.5):
+        pass
+    assert owner_of(tmp_path, PACE).pid == driver.pid, "it was alive all the time"
+    driver.end()
+    caplog.clear()
+    with held(tmp_path, PACE, 60) as mine:
+        assert f"taken over from process {driver.pid} on" in mine.taken_over
+    (said,) = caplog.messages
+    assert said.endswith("Waiting for it, up to 60 s")
+
+
 def test_the_clock_of_the_other_machine_does_not_matter(tmp_path, drive):
     driver = drive("elsewhere")
     driver.end()

@@ -7,7 +7,7 @@ from dpsweep.config.sweep import load_sweep
 from dpsweep.store.retention import BestWeights
 from dpsweep.store.state_dir import State
 from dpsweep.store.study import Study
-from dpsweep.training.trial_dir import Room
+from dpsweep.training.trial_dir import TrialDir
 
 
 @pytest.fixture
@@ -31,13 +31,13 @@ def keeper(study, folder):
 def run(study, folder, value, end="complete", *, record=None):
     """A trial that trained, as the driver tells of it; what its watchers hear is left to a test."""
     record = record or study.ask()
-    room = Room(folder.room(record.number))
-    room.make_secret()
+    trial_dir = TrialDir(folder.trial_dir(record.number))
+    trial_dir.make_secret()
     row = {"epoch": 1, "step": 11, "valid/accuracy": value, "valid/loss": value}
     study.report(record.number, {**row, "noise_multiplier": 1.2, "seconds": 0.5})
-    room.save_weights({"w": torch.ones(2)})
+    trial_dir.save_weights({"w": torch.ones(2)})
     told = study.tell(record.number, end)
-    room.forget()
+    trial_dir.forget()
     return told
 
 
@@ -130,9 +130,9 @@ def test_a_trial_that_was_through_and_is_not_told_yet_keeps_its_weights_over_a_r
     watcher = keeper(study, folder)
     watcher.ended(run(study, folder, 0.5))
     record = study.ask()
-    room = Room(folder.room(record.number))
-    room.make_secret()
-    room.save_weights({"w": torch.ones(2)})  # and the driver dies
+    trial_dir = TrialDir(folder.trial_dir(record.number))
+    trial_dir.make_secret()
+    trial_dir.save_weights({"w": torch.ones(2)})  # and the driver dies
     assert kept_after_restart(study, folder) == {0, 1}
     again = keeper(study, folder)
     again.ended(run(study, folder, 0.8, record=study.record(1)))

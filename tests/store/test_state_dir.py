@@ -49,7 +49,7 @@ def test_what_is_stored_is_what_was_launched_and_only_the_owner_can_read_it(fold
     assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
     assert stat.S_IMODE((folder.path / "sweep.json").stat().st_mode) == 0o600
     assert "secret" not in (folder.path / "sweep.yaml").read_text()
-    assert load_sweep(folder.path / "sweep.yaml").promise == sweep.promise
+    assert load_sweep(folder.path / "sweep.yaml").reference_trial == sweep.reference_trial
 
 
 def test_a_taken_name_says_how_to_go_on(folder, sweep_file):

@@ -55,7 +55,7 @@ def test_a_full_disk_says_where_and_loses_nothing(uri, sweep, tmp_path):
     sqlalchemy.event.listen(engine, "connect", full)
     with pytest.raises(DiskFull, match=rf"{tmp_path}: the disk is full: .* are free.*resume"):
         list(iter(study.ask, None))  # until it breaks off
-    assert Study.open(uri, sweep).record(asked.number).knobs == asked.knobs
+    assert Study.open(uri, sweep).record(asked.number).hyperparams == asked.hyperparams
 
 
 def test_a_storage_of_a_newer_version_is_refused(uri):

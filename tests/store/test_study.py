@@ -33,7 +33,7 @@ def test_an_asked_trial_is_stored_with_its_whole_config(uri, sweep):
     (known,) = Study.open(uri, sweep).records()
     assert known == asked
     assert known.state == "running"
-    assert known.config.method.kappa == known.knobs["method.kappa"]
+    assert known.config.method.kappa == known.hyperparams["method.kappa"]
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random", "qmc"])
@@ -47,13 +47,13 @@ def test_a_search_that_is_reopened_for_each_trial_proposes_what_a_straight_one_d
         for number in range(6):
             study = Study.open(uri, sweep) if reopen else study
             asked = study.ask()
-            study.report(asked.number, row(1, asked.knobs["method.kappa"]))
+            study.report(asked.number, row(1, asked.hyperparams["method.kappa"]))
             study.tell(number, "complete")
-        return [record.knobs for record in study.records()]
+        return [record.hyperparams for record in study.records()]
 
     straight = search(f"sqlite:///{tmp_path}/a.db", reopen=False)
     assert straight == search(f"sqlite:///{tmp_path}/b.db", reopen=True)
-    assert len({tuple(knobs.values()) for knobs in straight}) == 6
+    assert len({tuple(hyperparams.values()) for hyperparams in straight}) == 6
 
 
 def test_reports_and_ends_count_once(uri, sweep):
@@ -96,7 +96,7 @@ def test_the_best_come_first(uri, sweep_file, metric, best):
 
 @pytest.mark.parametrize("stop", ["median", "successive_halving"])
 def test_a_bad_trial_is_pruned_also_by_a_study_that_was_reopened(uri, sweep_file, stop):
-    sweep = load_sweep(sweep_file, [f"stop={{name: {stop}, reduction: 2}}"])
+    sweep = load_sweep(sweep_file, [f"pruner={{name: {stop}, reduction: 2}}"])
     study = Study.create(uri, sweep)
     for _ in range(6):
         number = study.ask().number

@@ -12,7 +12,7 @@ with warnings.catch_warnings():
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
 
-from dpsweep.tracking import mlflow as room
+from dpsweep.tracking import mlflow as trial_dir
 from dpsweep.tracking.mlflow import MlflowSink
 from dpsweep.tracking.spool import Undeliverable
 
@@ -91,13 +91,13 @@ def test_a_trial_in_one_batch_takes_three_calls(sink, calls):
     assert [(m.step, m.value) for m in history] == [(1, 0.5), (2, 0.5)]
 
 
-def test_everything_may_be_said_again_by_another_driver_at_one_call_a_trial(sink, calls):
+def test_everything_may_be_said_again_by_another_driver_at_two_calls_a_trial(sink, calls):
     events = [SWEEP, trial(0), row(0, 1), end(0), trial(1), row(1, 1)]
     sink()(events)
     calls.clear()
     again = sink()
     again(events)
-    assert calls == {"get_experiment_by_name": 1, "search_runs": 1, "log_batch": 3}
+    assert calls == {"get_experiment_by_name": 1, "search_runs": 1, "log_batch": 6}
     found, client = runs(again)
     assert len(found) == 3
     assert found["trial-0000"].info.status == "FINISHED"
@@ -132,7 +132,7 @@ def test_a_run_whose_making_was_not_answered_is_found_and_not_made_twice(sink, m
 
 def test_all_runs_are_found_on_many_pages(sink, monkeypatch):
     sink()([SWEEP, *map(trial, range(5))])
-    monkeypatch.setattr(room, "_RUNS_PER_PAGE", 2)
+    monkeypatch.setattr(trial_dir, "_RUNS_PER_PAGE", 2)
     again = sink()
     again([SWEEP, *map(end, range(5))])
     found, _ = runs(again)
@@ -154,8 +154,65 @@ def test_a_namesakes_runs_are_left_alone(sink):
 def test_what_the_server_refuses_is_undeliverable(sink):
     tell = sink()
     tell([trial(0)])
-    with pytest.raises(Undeliverable, match="lr"):
-        tell([{**trial(0), "params": {"lr": 2}}])  # a param is set once
+    with pytest.raises(Undeliverable, match=r"a\?b"):
+        tell([{**trial(0), "params": {"a?b": 2}}])  # no name of a param
+    with pytest.raises(Undeliverable, match=r"a\?b"):
+        tell([{**trial(0), "tags": {"a?b": "2"}}])
+
+
+def test_a_changed_param_keeps_nothing_else_back_and_is_told_once(sink, caplog):
+    launched = {**SWEEP, "params": {"sampler": "tpe", "trials": 1}}
+    sink()([launched])
+    caplog.clear()
+    grown = {**SWEEP, "params": {"sampler": "tpe", "trials": 9, "new": 1}, "note": "of nine"}
+    for tell in (sink(), sink()):  # and the next driver
+        tell([grown, trial(0), row(0, 1)])
+    found, _ = runs(tell)
+    parent = found[tell.sweep].data
+    assert parent.tags["mlflow.note.content"] == "of nine"
+    assert parent.params == {"sampler": "tpe", "trials": "1", "new": "1"}
+    assert parent.tags["dpsweep.param.trials"] == "9"
+    assert "dpsweep.param.sampler" not in parent.tags
+    assert found["trial-0000"].data.metrics == {"acc": 0.5}
+    (said,) = [r.getMessage() for r in caplog.records if "first value" in r.getMessage()]
+    assert "trials of run" in said
+    assert "stays 1. What it is now, 9, is in the tag dpsweep.param.trials" in said
+
+
+def test_tags_arrive_although_params_do_not(sink, monkeypatch):
+    real = MlflowClient.log_batch
+
+    def broken(self, run_id, metrics=(), params=(), tags=()):
+        if params:
+            raise MlflowException("the server is out of order")
+        return real(self, run_id, metrics, params, tags)
+
+    sink()([SWEEP])
+    monkeypatch.setattr(MlflowClient, "log_batch", broken)
+    tell = sink()
+    with pytest.raises(MlflowException, match="out of order"):
+        tell([trial(0), {**SWEEP, "note": "of nine"}])
+    found, _ = runs(tell)
+    assert found[tell.sweep].data.tags["mlflow.note.content"] == "of nine"
+
+
+def test_an_artifact_that_cannot_be_stored_keeps_no_statement_and_no_status_back(
+    sink, monkeypatch, tmp_path
+):
+    def away(self, run_id, path, artifact_path=None):
+        raise ConnectionError("the artifact store is away")
+
+    tell = sink()
+    tell([SWEEP, trial(0)])
+    monkeypatch.setattr(MlflowClient, "log_artifact", away)
+    place = tmp_path / "privacy.md"
+    place.write_text("statement")
+    artifact = {"kind": "artifact", "number": None, "path": str(place)}
+    with pytest.raises(ConnectionError):
+        tell([{**SWEEP, "note": "of nine"}, artifact, end(0)])
+    found, _ = runs(tell)
+    assert found[tell.sweep].data.tags["mlflow.note.content"] == "of nine"
+    assert found["trial-0000"].info.status == "FINISHED"
 
 
 def test_the_file_is_written_ahead_and_only_this_one(sink, uri, tmp_path):

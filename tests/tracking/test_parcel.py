@@ -17,12 +17,12 @@ def end(number, status="FINISHED"):
     return {"kind": "end", "number": number, "status": status, "tags": {"a": "2"}}
 
 
-def test_a_whole_trial_is_one_call_and_one_status():
+def test_a_whole_trial_is_one_call_besides_its_tags_and_one_status():
     found = parcels([trial(0, lr=0.1), row(0, 1), trial(1), row(0, 2), end(0)])
-    (call,) = found[0].batches()
-    assert [(p.key, p.value) for p in call["params"]] == [("lr", "0.1")]
-    assert {t.key: t.value for t in call["tags"]} == {"a": "2", "mlflow.note.content": "n"}
-    assert [(m.key, m.value, m.step, m.timestamp) for m in call["metrics"]] == [
+    ((params, metrics),) = found[0].batches()
+    assert [(p.key, p.value) for p in params] == [("lr", "0.1")]
+    assert found[0].tags == {"a": "2", "mlflow.note.content": "n"}
+    assert [(m.key, m.value, m.step, m.timestamp) for m in metrics] == [
         ("loss", 0.5, 1, 1),
         ("loss", 0.5, 2, 2),
     ]
@@ -33,9 +33,14 @@ def test_a_whole_trial_is_one_call_and_one_status():
 def test_what_does_not_fit_a_call_is_spread_over_several_and_nothing_is_lost():
     events = [trial(0, **{f"p{i}": i for i in range(250)}), *[row(0, i) for i in range(1700)]]
     calls = list(parcels(events)[0].batches())
-    assert [len(call["params"]) for call in calls] == [100, 100, 50]
-    assert [len(call["metrics"]) for call in calls] == [800, 800, 100]
-    assert all(sum(map(len, call.values())) <= 1000 for call in calls)
+    assert [len(params) for params, _ in calls] == [100, 100, 50]
+    assert [len(metrics) for _, metrics in calls] == [800, 800, 100]
+    tagged = {**trial(0), "tags": {f"t{i}": "1" for i in range(150)}}
+    assert [len(tags) for tags in parcels([tagged])[0].tag_batches()] == [100, 51]
+
+
+def test_the_parent_run_comes_first_whatever_was_said_before():
+    assert list(parcels([row(1, 1), trial(0), {**trial(None), "kind": "sweep"}])) == [None, 1, 0]
 
 
 def test_a_figure_that_is_not_finite_is_left_out():
@@ -43,4 +48,5 @@ def test_a_figure_that_is_not_finite_is_left_out():
 
 
 def test_nothing_said_is_no_call():
-    assert list(parcels([{"kind": "artifact", "number": None, "path": "x"}])[None].batches()) == []
+    parcel = parcels([{"kind": "artifact", "number": None, "path": "x"}])[None]
+    assert (list(parcel.batches()), list(parcel.tag_batches())) == ([], [])

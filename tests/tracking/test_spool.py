@@ -140,6 +140,26 @@ def test_a_mark_that_cannot_be_right_delivers_everything_again(tmp_path, mark):
     assert server.took == [0, 1, 2]
 
 
+def test_whoever_flushes_waits_for_delivery_but_not_for_a_server_that_is_away_or_silent(tmp_path):
+    server = Server()
+    courier = Courier(spool := Spool(tmp_path / "up"), server)
+    spool.append({"n": 0})
+    courier.start()
+    assert courier.flush(60)
+    assert server.took == [0]
+    courier = Courier(spool := Spool(tmp_path / "away"), Server(away=10**6))
+    spool.append({"n": 0})
+    courier.start()
+    assert not courier.flush(10**6)
+    assert courier.trouble == "ConnectionError: away"
+    stuck = threading.Event()
+    courier = Courier(spool := Spool(tmp_path / "silent"), lambda _: stuck.wait(60) and None)
+    spool.append({"n": 0})
+    courier.start()
+    assert not courier.flush(0.1)
+    stuck.set()
+
+
 def test_what_is_refused_again_is_put_aside_once(tmp_path):
     for _ in range(2):
         _, spool = deliver(tmp_path, Server(refuses=[0]), 1)

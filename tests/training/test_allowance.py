@@ -5,12 +5,11 @@ import torch
 
 from dpsweep.config.source import Source
 from dpsweep.config.trial import load_trial
-from dpsweep.core.memory import out_of_memory
 from dpsweep.core.seeds import Secret
 from dpsweep.training.allowance import Allowance
 from dpsweep.training.assemble import assemble
 from dpsweep.training.loop import train
-from dpsweep.training.trial_dir import Room
+from dpsweep.training.trial_dir import TrialDir
 
 TRIAL = {
     "data": {"name": "digits"},
@@ -28,11 +27,11 @@ def trial(**settings):
 
 
 def trained(config, place, monkeypatch, allowance, key):
-    room = Room(place)
+    trial_dir = TrialDir(place)
     monkeypatch.setenv("DPSWEEP_TEST_SECRET", key)
-    room.make_secret()
-    result = train(config, room, lambda row: None, allowance=allowance)
-    return torch.load(room.weights, weights_only=True), result
+    trial_dir.make_secret()
+    result = train(config, trial_dir, lambda row: None, allowance=allowance)
+    return torch.load(trial_dir.weights, weights_only=True), result
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -58,30 +57,7 @@ def test_half_the_examples_at_once_release_the_same_but_for_rounding(
 def test_what_is_halved_is_what_was_computed_at_once(physical, halvings, at_once, monkeypatch):
     monkeypatch.setenv("DPSWEEP_TEST_SECRET", "x")
     config = trial(max_physical_batch=physical)
-    room = assemble(
+    trial_dir = assemble(
         config, Secret.for_new_trial(), torch.device("cpu"), allowance=Allowance(halvings=halvings)
     )
-    assert room.engine.max_physical_batch == at_once
-
-
-def test_memory_that_runs_out_is_told_from_every_other_error():
-    with pytest.raises(RuntimeError) as too_much:
-        torch.empty(2**60, dtype=torch.uint8)
-    with pytest.raises(MemoryError) as in_python:
-        bytearray(2**62)
-    cases = {
-        "in its worker": [too_much.value, in_python.value, RuntimeError("std::bad_alloc")],
-        "on the GPU": [
-            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
-            RuntimeError("CUDA error: out of memory"),
-            RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED: not enough memory"),
-        ],
-        None: [
-            RuntimeError("shape '[2, 3]' is invalid for input of size 5"),
-            ValueError("out of memory"),
-            KeyError("memory"),
-        ],
-    }
-    for where, errors in cases.items():
-        for error in errors:
-            assert out_of_memory(error) == where, error
+    assert trial_dir.engine.max_physical_batch == at_once

@@ -39,7 +39,7 @@ def checked(folder: Path, text: str) -> None:
 
 
 FORMS = {
-    "printed": "name: doppler\nfilter: {printed: a9_b05_05}",
+    "published": "name: doppler\nfilter: {published: a9_b05_05}",
     "coefficients": "name: doppler\nfilter: {coefficients: {a: [-0.9], b: [0.15, -0.05]}}",
     "design": "name: dp_pmlf\nk: 3\nfilter: {design: {order: 2, cutoff: 0.2}}",
     "poles": "name: doppler\nfilter: {poles: [{radius: 0.8}], zeros: [{radius: 1, angle: 3.14}]}",
@@ -97,12 +97,12 @@ MISTAKES = [
         r"trial\.yaml:12: method\.filter\.design\.cutoff: cutoff 0\.001 is too low for order 8",
     ),
     (
-        "name: doppler\nfilter:\n  printed: a9_b1\n  design: {order: 2, cutoff: 0.1}",
-        r"trial\.yaml:11: method\.filter\.design: is a second form of the filter, beside printed",
+        "name: doppler\nfilter:\n  published: a9_b1\n  design: {order: 2, cutoff: 0.1}",
+        r"trial\.yaml:11: method\.filter\.design: is a second form of the filter, beside published",
     ),
     (
-        "name: doppler\nfilter:\n  printed: a9_b2",
-        r"trial\.yaml:10: method\.filter\.printed: must be one of 'none', 'a9_b1'",
+        "name: doppler\nfilter:\n  published: a9_b2",
+        r"trial\.yaml:10: method\.filter\.published: must be one of 'none', 'a9_b1'",
     ),
     (
         "name: doppler\nfilter: {}",

@@ -7,7 +7,7 @@ from dpsweep.config.source import Source
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError
 from dpsweep.training.check import check_trial
-from dpsweep.training.statement import trial_promise
+from dpsweep.training.statement import statement_of_trial
 
 FILE = Source("x.yaml", {}, {("data",): 2})
 
@@ -56,11 +56,13 @@ def test_data_that_are_not_as_declared_are_told_with_file_and_line(tmp_path):
 
 def test_promise_counts_the_private_examples_and_names_those_left_out():
     config = trial(validation="holdout", holdout_fraction=0.2)
-    words = trial_promise(config, epsilon=3.997, noise_multiplier=1.3)
+    words = statement_of_trial(config, epsilon=3.997, noise_multiplier=1.3)
     assert words.startswith("(4.00, 4.3e-04)-differentially private")
     assert "any one of 1150 training examples" in words
     assert "those 287 examples" in words
 
 
 def test_promise_of_a_fixed_secret_is_void():
-    assert trial_promise(trial(), epsilon=4.0, noise_multiplier=1.3, void=True).startswith("VOID")
+    assert statement_of_trial(trial(), epsilon=4.0, noise_multiplier=1.3, void=True).startswith(
+        "VOID"
+    )

@@ -10,7 +10,7 @@ from dpsweep.core.types import Tensors
 from dpsweep.training.assemble import assemble, check_fit, initial
 from dpsweep.training.evaluate import evaluate
 from dpsweep.training.loop import train
-from dpsweep.training.trial_dir import Room
+from dpsweep.training.trial_dir import TrialDir
 
 EMA = 0.7
 
@@ -59,39 +59,39 @@ def test_average_changes_no_iterate():
     assert all(torch.equal(without[1][k], without[0][-1][k]) for k in without[1])
 
 
-def trained(trial: TrialConfig, room: Room) -> list[dict[str, float]]:
-    room.make_secret()
-    return train(trial, room, lambda row: None).rows
+def trained(trial: TrialConfig, trial_dir: TrialDir) -> list[dict[str, float]]:
+    trial_dir.make_secret()
+    return train(trial, trial_dir, lambda row: None).rows
 
 
 def test_average_is_measured_and_kept_and_said_to_be_one(tmp_path):
-    trial, room = config(ema=EMA), Room(tmp_path / "one")
-    rows = trained(trial, room)
-    weights = torch.load(room.weights, weights_only=True)
+    trial, trial_dir = config(ema=EMA), TrialDir(tmp_path / "one")
+    rows = trained(trial, trial_dir)
+    weights = torch.load(trial_dir.weights, weights_only=True)
     step = assemble(trial, Secret.fixed("x"), torch.device("cpu"))
     score = evaluate(step.engine.model, weights, step.data, torch.float64)
     assert rows[-1]["valid/loss"] == score.loss
-    last = room.load()["progress"]["trail"][-1]
+    last = trial_dir.load()["progress"]["trail"][-1]
     assert any((weights[k] != x).any() for k, x in last.items())
-    said = (room.path / "weights.txt").read_text()
+    said = (trial_dir.path / "weights.txt").read_text()
     assert said == (
         "An average over the iterates of 6 steps, with train.ema 0.7; not the last iterate.\n"
     )
-    plain = Room(tmp_path / "plain")
+    plain = TrialDir(tmp_path / "plain")
     trained(config(), plain)
     assert not (plain.path / "weights.txt").exists()
 
 
 def test_frozen_weights_are_kept_beside_the_trained_ones_and_start_another_trial(tmp_path):
     model = {"name": "cnn_small", "width": 2, "train": ["7"]}
-    room = Room(tmp_path / "frozen")
-    trained(config(model), room)
-    weights = torch.load(room.weights, weights_only=True)
+    trial_dir = TrialDir(tmp_path / "frozen")
+    trained(config(model), trial_dir)
+    weights = torch.load(trial_dir.weights, weights_only=True)
     start = assemble(config(model), Secret.fixed("x"), torch.device("cpu")).whole
     assert list(weights) == ["0.weight", "0.bias", "3.weight", "3.bias", "7.weight", "7.bias"]
     assert torch.equal(weights["0.weight"], start[0].weight.double())
     assert (weights["7.weight"] != start[7].weight).any()
-    again = {"name": "cnn_small", "width": 2, "weights": str(room.weights)}
+    again = {"name": "cnn_small", "width": 2, "weights": str(trial_dir.weights)}
     model = assemble(config(again), Secret.fixed("x"), torch.device("cpu")).engine.model
     torch.testing.assert_close(model[7].weight.detach(), weights["7.weight"], rtol=1e-6, atol=1e-7)
 

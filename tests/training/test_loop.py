@@ -1,4 +1,4 @@
-"""A trial killed anywhere and run again in its room ends as if nothing had happened."""
+"""A trial killed anywhere and run again in its directory ends as if nothing had happened."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ from dpsweep.core.types import Row, Tensors
 from dpsweep.methods import METHODS
 from dpsweep.privacy.accounting import Run
 from dpsweep.training import loop
-from dpsweep.training.trial_dir import Room
+from dpsweep.training.trial_dir import TrialDir
 
 every_method = pytest.mark.parametrize("method", METHODS)
 STEPS = 6  # of batches of a third of the digits: two epochs, a report after each
@@ -32,10 +32,10 @@ MODELS = {
 """What the spectral methods need; cnn_small of width 2 for the others."""
 
 
-def train(config: TrialConfig, room: Room, report: Any) -> loop.Result:
-    """A run as `dpsweep train` begins it: the room has its secret before the first step."""
-    room.make_secret()
-    return loop.train(config, room, report)
+def train(config: TrialConfig, trial_dir: TrialDir, report: Any) -> loop.Result:
+    """A run as `dpsweep train` begins it: the trial has its secret before the first step."""
+    trial_dir.make_secret()
+    return loop.train(config, trial_dir, report)
 
 
 @pytest.fixture(autouse=True)
@@ -62,8 +62,8 @@ class Killed(BaseException):
 
 
 @dataclass(frozen=True)
-class Doomed(Room):
-    """A room in which the process dies at its `last` checkpoint, before or after it is there."""
+class Doomed(TrialDir):
+    """A trial directory whose process dies at its `last` checkpoint, before or after it is saved."""
 
     last: int = 1
     written: bool = True
@@ -78,8 +78,8 @@ class Doomed(Room):
             raise Killed
 
 
-def weights(room: Room) -> Tensors:
-    return torch.load(room.weights, weights_only=True)
+def weights(trial_dir: TrialDir) -> Tensors:
+    return torch.load(trial_dir.weights, weights_only=True)
 
 
 def untimed(rows: list[Row]) -> list[Row]:
@@ -90,28 +90,28 @@ def untimed(rows: list[Row]) -> list[Row]:
 def uninterrupted(method: str) -> tuple[list[Row], Tensors]:
     """Rows but for their seconds, and weights, of a trial left in peace."""
     with TemporaryDirectory() as folder:
-        room = Room(Path(folder) / "trial")
-        result = train(trial(method), room, lambda row: None)
-        return untimed(result.rows), weights(room)
+        trial_dir = TrialDir(Path(folder) / "trial")
+        result = train(trial(method), trial_dir, lambda row: None)
+        return untimed(result.rows), weights(trial_dir)
 
 
-def check_equal_to_uninterrupted(method: str, room: Room, rows: list[Row]) -> None:
+def check_equal_to_uninterrupted(method: str, trial_dir: TrialDir, rows: list[Row]) -> None:
     expected_rows, expected = uninterrupted(method)
     assert untimed(rows) == expected_rows
-    assert untimed(room.rows()) == expected_rows
-    found = weights(room)
+    assert untimed(trial_dir.rows()) == expected_rows
+    found = weights(trial_dir)
     assert all(torch.equal(found[k], expected[k]) for k in expected)
 
 
-def killed_and_resumed(method: str, room: Doomed) -> None:
-    """Trains until the room kills, then again in its folder, and checks what is left."""
+def killed_and_resumed(method: str, trial_dir: Doomed) -> None:
+    """Trains until the trial directory kills, then again in its folder, and checks what is left."""
     first, second = [], []
     with pytest.raises(Killed):
-        train(trial(method), room, first.append)
-    result = train(trial(method), Room(room.path), second.append)
+        train(trial(method), trial_dir, first.append)
+    result = train(trial(method), TrialDir(trial_dir.path), second.append)
     assert second == result.rows
     assert first == second[: len(first)]  # what was told before the crash is told again
-    check_equal_to_uninterrupted(method, room, result.rows)
+    check_equal_to_uninterrupted(method, trial_dir, result.rows)
 
 
 @every_method
@@ -128,9 +128,9 @@ def test_trial_killed_between_two_steps_ends_as_if_left_in_peace(
 )
 def test_it_does_not_matter_at_which_checkpoint(last, written, tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", -1.0)
-    room = Doomed(tmp_path / "trial", last, written)
-    killed_and_resumed("fftkf", room)
-    assert room.saved == [1, 2, 3, 3, 4, 5, 6, 6][:last]  # one a step, one more a report
+    trial_dir = Doomed(tmp_path / "trial", last, written)
+    killed_and_resumed("fftkf", trial_dir)
+    assert trial_dir.saved == [1, 2, 3, 3, 4, 5, 6, 6][:last]  # one a step, one more a report
 
 
 @every_method
@@ -140,37 +140,37 @@ def test_trial_killed_while_it_reports_ends_as_if_left_in_peace(method, epoch, t
         if row["epoch"] == epoch:
             raise Killed
 
-    room = Room(tmp_path / "trial")
+    trial_dir = TrialDir(tmp_path / "trial")
     with pytest.raises(Killed):
-        train(trial(method), room, report)
-    result = train(trial(method), room, lambda row: None)
-    check_equal_to_uninterrupted(method, room, result.rows)
+        train(trial(method), trial_dir, report)
+    result = train(trial(method), trial_dir, lambda row: None)
+    check_equal_to_uninterrupted(method, trial_dir, result.rows)
 
 
 def test_trial_that_was_through_is_told_again_and_not_run_again(tmp_path):
-    room, once, again = Room(tmp_path / "trial"), [], []
-    train(trial("disk"), room, once.append)
-    result = train(trial("disk"), room, again.append)
+    trial_dir, once, again = TrialDir(tmp_path / "trial"), [], []
+    train(trial("disk"), trial_dir, once.append)
+    result = train(trial("disk"), trial_dir, again.append)
     assert again == once == result.rows  # their seconds too
 
 
 def test_seconds_add_up_over_restarts(tmp_path):
-    room = Room(tmp_path / "trial")
+    trial_dir = TrialDir(tmp_path / "trial")
 
     def report(row: Row) -> None:
         raise Killed
 
     with pytest.raises(Killed):
-        train(trial("disk"), room, report)
-    (first,) = room.load()["rows"]
-    rows = train(trial("disk"), room, lambda row: None).rows
+        train(trial("disk"), trial_dir, report)
+    (first,) = trial_dir.load()["rows"]
+    rows = train(trial("disk"), trial_dir, lambda row: None).rows
     assert rows[0] == first
     assert rows[1]["seconds"] >= first["seconds"]
 
 
 def test_secret_is_on_disk_before_anything_is_asked_of_the_data(tmp_path):
     @dataclass(frozen=True)
-    class Watched(Room):
+    class Watched(TrialDir):
         def load(self) -> dict[str, Any] | None:
             assert (self.path / "secret").exists()
             raise Killed
@@ -180,21 +180,21 @@ def test_secret_is_on_disk_before_anything_is_asked_of_the_data(tmp_path):
 
 
 def test_rows_are_on_disk_before_they_are_reported(tmp_path):
-    room = Room(tmp_path / "trial")
+    trial_dir = TrialDir(tmp_path / "trial")
 
     def report(row: Row) -> None:
-        assert room.load()["rows"][-1] == row
-        assert room.rows()[-1] == row
-        assert room.weights.exists() == (row["step"] == STEPS)
+        assert trial_dir.load()["rows"][-1] == row
+        assert trial_dir.rows()[-1] == row
+        assert trial_dir.weights.exists() == (row["step"] == STEPS)
 
-    train(trial("fftkf"), room, report)
+    train(trial("fftkf"), trial_dir, report)
 
 
 def test_checkpoint_holds_no_secret(tmp_path):
-    room = Room(tmp_path / "trial")
-    train(trial("fftkf"), room, lambda row: None)
+    trial_dir = TrialDir(tmp_path / "trial")
+    train(trial("fftkf"), trial_dir, lambda row: None)
     key = Secret.fixed("loop").key
-    for place in room.path.iterdir():
+    for place in trial_dir.path.iterdir():
         assert (key in place.read_bytes()) == (place.name == "secret")
 
 
@@ -210,13 +210,13 @@ def test_checkpoint_holds_no_secret(tmp_path):
 )
 def test_reports_come_every_so_many_epochs_and_at_the_end(epochs, every, reports, tmp_path):
     config = trial("dp_sgd", train={"epochs": epochs, "evaluate_every": every})
-    rows = train(config, Room(tmp_path / "trial"), lambda row: None).rows
+    rows = train(config, TrialDir(tmp_path / "trial"), lambda row: None).rows
     assert [(row["epoch"], row["step"]) for row in rows] == reports
 
 
 def test_epsilon_spent_rises_to_the_promise_and_never_above(tmp_path):
     config = trial("disk", train={"epochs": 4}, privacy={"epsilon": 2.0})
-    result = train(config, Room(tmp_path / "trial"), lambda row: None)
+    result = train(config, TrialDir(tmp_path / "trial"), lambda row: None)
     spent = [row["privacy/epsilon_spent"] for row in result.rows]
     assert spent == sorted(set(spent))
     assert spent[-1] == result.budget.epsilon <= 2.0
@@ -227,27 +227,27 @@ def test_epsilon_spent_rises_to_the_promise_and_never_above(tmp_path):
 
 
 def test_fixed_secret_makes_the_result_void_and_a_drawn_one_does_not(tmp_path, monkeypatch):
-    assert train(trial("dp_sgd"), Room(tmp_path / "fixed"), lambda row: None).void
+    assert train(trial("dp_sgd"), TrialDir(tmp_path / "fixed"), lambda row: None).void
     monkeypatch.delenv("DPSWEEP_TEST_SECRET")
-    assert not train(trial("dp_sgd"), Room(tmp_path / "drawn"), lambda row: None).void
+    assert not train(trial("dp_sgd"), TrialDir(tmp_path / "drawn"), lambda row: None).void
 
 
 def test_drawn_secrets_give_two_trials_different_noise(tmp_path, monkeypatch):
     monkeypatch.delenv("DPSWEEP_TEST_SECRET")
-    rooms = [Room(tmp_path / name) for name in ("one", "two")]
-    for room in rooms:
-        train(trial("dp_sgd"), room, lambda row: None)
-    one, two = map(weights, rooms)
+    trial_dirs = [TrialDir(tmp_path / name) for name in ("one", "two")]
+    for trial_dir in trial_dirs:
+        train(trial("dp_sgd"), trial_dir, lambda row: None)
+    one, two = map(weights, trial_dirs)
     assert all((one[k] != two[k]).any() for k in one)
 
 
 @every_method
 def test_silly_learning_rate_is_told_as_divergence(method, tmp_path):
-    room, rows = Room(tmp_path / "trial"), []
+    trial_dir, rows = TrialDir(tmp_path / "trial"), []
     config = trial(method, optimizer={"lr": 2e37})  # float32 ends at 3.4e38
     with pytest.raises(Diverged, match=r"stopped being finite by epoch \d .*optimizer\.lr 2e\+37"):
-        train(config, room, rows.append)
-    assert not room.weights.exists()
+        train(config, trial_dir, rows.append)
+    assert not trial_dir.weights.exists()
     assert all(row["valid/loss"] < float("inf") for row in rows)
 
 
@@ -255,7 +255,7 @@ def test_silly_learning_rate_is_told_as_divergence(method, tmp_path):
 def test_cuda_that_is_not_there_is_refused(tmp_path):
     config = trial("dp_sgd", train={"device": "cuda"})
     with pytest.raises(ConfigError, match=r"train\.device: cuda, and torch sees no CUDA device"):
-        train(config, Room(tmp_path / "trial"), lambda row: None)
+        train(config, TrialDir(tmp_path / "trial"), lambda row: None)
 
 
 OTHER = {
@@ -271,10 +271,10 @@ OTHER = {
 def test_trial_after_another_in_one_process_is_what_it_is_alone(method, tmp_path):
     uninterrupted(method)
     other = "fftkf" if method != "fftkf" else "dp_adam"
-    train(trial(other, **OTHER), Room(tmp_path / "before"), lambda row: None)
-    room = Room(tmp_path / "after")
-    result = train(trial(method), room, lambda row: None)
-    check_equal_to_uninterrupted(method, room, result.rows)
+    train(trial(other, **OTHER), TrialDir(tmp_path / "before"), lambda row: None)
+    trial_dir = TrialDir(tmp_path / "after")
+    result = train(trial(method), trial_dir, lambda row: None)
+    check_equal_to_uninterrupted(method, trial_dir, result.rows)
 
 
 FRESH = """
@@ -283,65 +283,65 @@ import time
 from pathlib import Path
 from dpsweep.config.trial import TrialConfig
 from dpsweep.training.loop import train
-from dpsweep.training.trial_dir import Room
+from dpsweep.training.trial_dir import TrialDir
 heavy = {"ray", "optuna", "mlflow"} & set(sys.modules)
 assert not heavy, f"training imports {heavy}"
 config = TrialConfig.model_validate_json(sys.argv[1])
-room = Room(Path(sys.argv[2]))
-room.make_secret()
-train(config, room, lambda row: None)
+trial_dir = TrialDir(Path(sys.argv[2]))
+trial_dir.make_secret()
+train(config, trial_dir, lambda row: None)
 """
 
 
 @pytest.mark.slow
 @every_method
 def test_fresh_process_trains_the_same_weights_without_ray_optuna_or_mlflow(method, tmp_path):
-    room = Room(tmp_path / "fresh")
-    command = [sys.executable, "-c", FRESH, trial(method).model_dump_json(), str(room.path)]
+    trial_dir = TrialDir(tmp_path / "fresh")
+    command = [sys.executable, "-c", FRESH, trial(method).model_dump_json(), str(trial_dir.path)]
     environ = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}  # as many as here
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    check_equal_to_uninterrupted(method, room, room.rows())
+    check_equal_to_uninterrupted(method, trial_dir, trial_dir.rows())
 
 
 def test_trial_that_is_paused_between_two_reports_ends_as_if_left_in_peace(tmp_path, monkeypatch):
     """Asked at every step in turn, those included that end an epoch or the trial."""
     monkeypatch.setattr(loop, "_LOOK_SECONDS", 0.0)
-    room, paused_at, told = Room(tmp_path / "trial"), [], []
-    room.make_secret()
+    trial_dir, paused_at, told = TrialDir(tmp_path / "trial"), [], []
+    trial_dir.make_secret()
     for last in (1, 2, 2, 1, 3):
         looks = iter(range(1, 100))
         with pytest.raises(loop.Paused):
-            loop.train(trial("fftkf"), room, told.append, lambda n=last, i=looks: next(i) == n)
-        paused_at.append(room.load()["progress"]["step"])
+            loop.train(trial("fftkf"), trial_dir, told.append, lambda n=last, i=looks: next(i) == n)
+        paused_at.append(trial_dir.load()["progress"]["step"])
         if paused_at[-1] == STEPS:
             break
     assert paused_at == [1, 3, 5, 6]
-    assert [row["epoch"] for row in untimed(room.load()["rows"])] == [1]
-    result = loop.train(trial("fftkf"), room, told.append)
-    check_equal_to_uninterrupted("fftkf", room, result.rows)
+    assert [row["epoch"] for row in untimed(trial_dir.load()["rows"])] == [1]
+    result = loop.train(trial("fftkf"), trial_dir, told.append)
+    check_equal_to_uninterrupted("fftkf", trial_dir, result.rows)
     assert {row["epoch"] for row in told} == {1, 2}
-    assert not list(room.path.glob(".*")), "no debris"
+    assert not list(trial_dir.path.glob(".*")), "no debris"
 
 
 @every_method
 def test_every_method_goes_on_from_a_pause_as_if_left_in_peace(method, tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "_LOOK_SECONDS", 0.0)
-    room, looks = Room(tmp_path / "trial"), iter(range(1, 100))
-    room.make_secret()
+    trial_dir, looks = TrialDir(tmp_path / "trial"), iter(range(1, 100))
+    trial_dir.make_secret()
     with pytest.raises(loop.Paused):
-        loop.train(trial(method), room, lambda row: None, lambda: next(looks) == 5)
-    assert room.load()["progress"]["step"] == 5
-    assert not room.weights.exists()
-    result = loop.train(trial(method), room, lambda row: None)
-    check_equal_to_uninterrupted(method, room, result.rows)
+        loop.train(trial(method), trial_dir, lambda row: None, lambda: next(looks) == 5)
+    assert trial_dir.load()["progress"]["step"] == 5
+    assert not trial_dir.weights.exists()
+    result = loop.train(trial(method), trial_dir, lambda row: None)
+    check_equal_to_uninterrupted(method, trial_dir, result.rows)
 
 
 def test_trial_pauses_within_a_second_of_being_asked(tmp_path):
     """No report comes in that time; what is saved is the step it was at."""
-    room, asked = Room(tmp_path / "trial"), []
+    trial_dir, asked = TrialDir(tmp_path / "trial"), []
     config = trial("dp_sgd", train={"epochs": 5000, "evaluate_every": 5000})
-    room.make_secret()
+    trial_dir.make_secret()
     request = tmp_path / "stop"
 
     def look() -> bool:
@@ -352,13 +352,13 @@ def test_trial_pauses_within_a_second_of_being_asked(tmp_path):
         return request.exists()
 
     with pytest.raises(loop.Paused):
-        loop.train(config, room, lambda row: None, look)
+        loop.train(config, trial_dir, lambda row: None, look)
     # Half a second to the next look, and a step and a checkpoint of milliseconds.
     assert time.monotonic() - asked[0] < 1.0
-    saved = room.load()
+    saved = trial_dir.load()
     assert saved["progress"]["step"] > 0
     assert saved["rows"] == []
-    assert room.rows() == []
+    assert trial_dir.rows() == []
 
 
 def test_trial_that_nobody_asks_to_pause_is_not_looked_for_at_every_step(tmp_path):
@@ -368,10 +368,10 @@ def test_trial_that_nobody_asks_to_pause_is_not_looked_for_at_every_step(tmp_pat
         looks.append(time.monotonic())
         return len(looks) == 3
 
-    room = Room(tmp_path / "trial")
-    room.make_secret()
+    trial_dir = TrialDir(tmp_path / "trial")
+    trial_dir.make_secret()
     config = trial("dp_sgd", train={"epochs": 5000, "evaluate_every": 5000})
     with pytest.raises(loop.Paused):
-        loop.train(config, room, lambda row: None, look)
+        loop.train(config, trial_dir, lambda row: None, look)
     assert all(b - a >= loop._LOOK_SECONDS for a, b in pairwise(looks))
-    assert room.load()["progress"]["step"] > len(looks)
+    assert trial_dir.load()["progress"]["step"] > len(looks)

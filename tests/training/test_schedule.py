@@ -11,13 +11,13 @@ from dpsweep.config.trial import TrialConfig
 from dpsweep.privacy.accounting import Run
 from dpsweep.training import loop
 from dpsweep.training.budget import budget
-from dpsweep.training.schedule import Course, course
-from dpsweep.training.trial_dir import Room
+from dpsweep.training.schedule import TrialSchedule, trial_schedule
+from dpsweep.training.trial_dir import TrialDir
 
 
 @pytest.fixture(autouse=True)
 def _fixed_secret(monkeypatch):
-    monkeypatch.setenv("DPSWEEP_TEST_SECRET", "course")
+    monkeypatch.setenv("DPSWEEP_TEST_SECRET", "trial_schedule")
 
 
 def trial(*, train=None, **privacy):
@@ -47,14 +47,14 @@ every_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 
 @every_config
 def test_a_course_comes_back_from_json_as_it_was(config):
-    known = course(config)
-    assert Course.from_json(json.loads(json.dumps(known.to_json()))) == known
-    assert Course.from_json(known.to_json()) == known
+    known = trial_schedule(config)
+    assert TrialSchedule.from_json(json.loads(json.dumps(known.to_json()))) == known
+    assert TrialSchedule.from_json(known.to_json()) == known
 
 
 @every_config
 def test_no_report_has_spent_more_than_the_promise_and_the_last_one_all_of_it(config):
-    known = course(config)
+    known = trial_schedule(config)
     plan, spent = known.budget, [report.epsilon for report in known.reports]
     assert plan == budget(config)
     assert spent == sorted(spent)
@@ -70,28 +70,31 @@ def test_no_report_has_spent_more_than_the_promise_and_the_last_one_all_of_it(co
 
 @every_config
 def test_reports_rise_and_the_last_one_stands_at_the_last_step(config):
-    reports = course(config).reports
+    reports = trial_schedule(config).reports
     steps, epochs = ([getattr(r, k) for r in reports] for k in ("step", "epoch"))
     assert steps == sorted(set(steps))
     assert epochs == sorted(set(epochs))
-    assert steps[-1] == course(config).budget.run.steps
+    assert steps[-1] == trial_schedule(config).budget.run.steps
     assert epochs[-1] == math.ceil(config.train.epochs)
 
 
 def test_the_last_report_is_of_no_epoch_twice():
-    known = course(trial(train={"epochs": 3, "evaluate_every": 3}))
+    known = trial_schedule(trial(train={"epochs": 3, "evaluate_every": 3}))
     assert [(r.epoch, r.step) for r in known.reports] == [(3, 9)]
 
 
 @pytest.mark.parametrize("name", ["epsilon", "no noise", "part of an epoch"])
 def test_a_trial_that_is_told_its_course_does_what_it_does_by_itself(name, tmp_path):
     config, results = CONFIGS[name], []
-    for told in (None, Course.from_json(json.loads(json.dumps(course(config).to_json())))):
-        room = Room(tmp_path / str(told is None))
-        room.make_secret()
-        found = loop.train(config, room, lambda row: None, told=told)
+    for told in (
+        None,
+        TrialSchedule.from_json(json.loads(json.dumps(trial_schedule(config).to_json()))),
+    ):
+        trial_dir = TrialDir(tmp_path / str(told is None))
+        trial_dir.make_secret()
+        found = loop.train(config, trial_dir, lambda row: None, told=told)
         rows = [{k: x for k, x in row.items() if k != "seconds"} for row in found.rows]
-        weights = torch.load(room.weights, weights_only=True)
+        weights = torch.load(trial_dir.weights, weights_only=True)
         results.append((rows, found.budget, weights))
     (rows, plan, weights), (told_rows, told_plan, told_weights) = results
     assert told_rows == rows
@@ -101,26 +104,26 @@ def test_a_trial_that_is_told_its_course_does_what_it_does_by_itself(name, tmp_p
 
 def test_a_trial_that_is_told_its_course_asks_no_accountant(tmp_path, monkeypatch):
     config = trial()
-    known = course(config)
+    known = trial_schedule(config)
 
     def asked(*_):
         raise AssertionError("a worker would have to import the accountant")
 
-    monkeypatch.setattr(loop, "course", asked)
-    room = Room(tmp_path)
-    room.make_secret()
-    result = loop.train(config, room, lambda row: None, told=known)
+    monkeypatch.setattr(loop, "trial_schedule", asked)
+    trial_dir = TrialDir(tmp_path)
+    trial_dir.make_secret()
+    result = loop.train(config, trial_dir, lambda row: None, told=known)
     assert [r["privacy/epsilon_spent"] for r in result.rows] == [r.epsilon for r in known.reports]
 
 
 def test_the_noise_of_a_told_course_is_the_noise_that_is_used(tmp_path):
     """Else a worker could train with less noise than the driver charges."""
     config, outcomes = trial(), []
-    known = course(config)
+    known = trial_schedule(config)
     louder = replace(known.budget, run=replace(known.budget.run, noise_multiplier=50.0))
     for number, told in enumerate([known, replace(known, budget=louder)]):
-        room = Room(tmp_path / str(number))
-        room.make_secret()
-        outcomes.append(loop.train(config, room, lambda row: None, told=told))
+        trial_dir = TrialDir(tmp_path / str(number))
+        trial_dir.make_secret()
+        outcomes.append(loop.train(config, trial_dir, lambda row: None, told=told))
         assert outcomes[-1].rows[-1]["noise_multiplier"] == told.budget.run.noise_multiplier
     assert outcomes[0].rows[-1]["valid/loss"] != outcomes[1].rows[-1]["valid/loss"]

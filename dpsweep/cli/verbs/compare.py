@@ -8,7 +8,7 @@ from dpsweep.cli.verbs.route import refuse_elsewhere
 from dpsweep.core.errors import ConfigError, StateError
 from dpsweep.results.compare import compare as put_side_by_side
 from dpsweep.results.comparison import comparison_table, markdown, rows, sentences
-from dpsweep.results.groups import arms_of
+from dpsweep.results.groups import groups_of
 from dpsweep.store.state_dir import State, SweepFolder
 from dpsweep.store.storage import moved_to
 from dpsweep.store.study import open_study
@@ -36,12 +36,12 @@ def compare(
     states = [State.at(folder) for folder in state_folders] or [State.at(None)]
     folders = [folder for name in dict.fromkeys(names) for folder in _found(name, states)]
     moved = moved_to(storage)
-    arms = []
+    groups = []
     for folder in folders:
         state = folder.state
         study = open_study(folder.name, state, moved)
-        arms += arms_of(study, _short(state.root), driven=folder.owner() is not None)
-    found = put_side_by_side(arms, reference, any_model=any_model)
+        groups += groups_of(study, _short(state.root), driven=folder.owner() is not None)
+    found = put_side_by_side(groups, reference, any_model=any_model)
     if form == "json":
         print(json.dumps(rows(found), indent=2))
     elif form == "markdown":

@@ -46,7 +46,7 @@ _INCOMPLETE = 1
 
 
 @dataclass(frozen=True)
-class Wish:
+class ReproduceOptions:
     """What of a table is to be run, and how.
 
     Attributes:
@@ -113,29 +113,29 @@ def listed(names: str) -> list[str]:
     return [name.strip() for name in names.split(",") if name.strip()]
 
 
-def run(wish: Wish) -> None:
+def run(options: ReproduceOptions) -> None:
     """Runs the cells in turn, and writes the table, with the cells that earlier calls have run.
 
     Exit code 1 if a cell of this call has no figure.
     """
-    jobs, budget = wish.jobs(), _budget(wish)
+    jobs, budget = options.jobs(), _budget(options)
     skipped, stopped = dict[str, Result](), False
     with contextlib.ExitStack() as stack:
-        start = cache(lambda: stack.enter_context(cluster(wish.address)))
+        start = cache(lambda: stack.enter_context(cluster(options.address)))
         for job in jobs:
             try:
-                sweep = _ready(job, wish, budget)
+                sweep = _ready(job, options, budget)
             except _Obstacle as e:
                 warn([f"{job.name}: skipped: {e}"])
                 skipped[job.name] = Result(job.cell, job.epsilon, remark=f"skipped: {e}")
                 continue
-            stopped = not _run(sweep, wish, start)
+            stopped = not _run(sweep, options, start)
             if stopped:
                 break
-    results = {job.name: _result(job, wish) for job in wish.shown(jobs)}
+    results = {job.name: _result(job, options) for job in options.shown(jobs)}
     results |= {name: one for name, one in skipped.items() if not results[name].values}
-    _write(wish, list(results.values()))
-    _print(wish, list(results.values()))
+    _write(options, list(results.values()))
+    _print(options, list(results.values()))
     if stopped:
         console().print("Stopped. The same command goes on with it.")
         sys.exit(STOPPED)
@@ -143,30 +143,30 @@ def run(wish: Wish) -> None:
         sys.exit(_INCOMPLETE)
 
 
-def plan(wish: Wish) -> None:
+def plan(options: ReproduceOptions) -> None:
     """Prints what each cell would take, from a probe of a few steps of some of its trials."""
-    jobs, budget, out = wish.jobs(), _budget(wish), console()
-    shown_ = plain_table(f"{wish.table}: {table(wish.table).source}")
+    jobs, budget, out = options.jobs(), _budget(options), console()
+    shown_ = plain_table(f"{options.table}: {table(options.table).source}")
     for name in ("cell", "trials", "repeats", "minutes", "left to do"):
         shown_.add_column(name, justify="left" if name in ("cell", "left to do") else "right")
     total, skipped = 0.0, False
     for job in jobs:
         try:
-            sweep = _ready(job, wish, budget)
+            sweep = _ready(job, options, budget)
         except _Obstacle as e:
             skipped = True
             shown_.add_row(job.name, "–", "–", "–", f"skipped: {e}")
             continue
         resources = sweep.config.resources
         made = make_plan(sweep, concurrency(resources, [this_machine(resources)]))
-        finished = _is_finished(sweep, State.at(wish.state))
+        finished = _is_finished(sweep, State.at(options.state))
         total += 0.0 if finished else made.seconds
         minutes, left = f"{made.seconds / 60:.1f}", "nothing" if finished else "all, at most"
         shown_.add_row(job.name, str(made.trials), str(made.repeats), minutes, left)
     out.print(shown_)
     out.print(
         f"about {total / 60:.1f} min on this machine; nothing was trained. The sweep files of the "
-        f"cells that can run are in {wish.folder}"
+        f"cells that can run are in {options.folder}"
     )
     if skipped:
         sys.exit(_INCOMPLETE)
@@ -176,13 +176,13 @@ class _Obstacle(Exception):
     """Why a cell is skipped."""
 
 
-def _budget(wish: Wish) -> Budget:
-    if wish.seeds < LEAST_SEEDS:
-        raise ConfigError(f"--seeds {wish.seeds}: give at least {LEAST_SEEDS}, to show a spread")
-    return Budget.of(wish.budget)
+def _budget(options: ReproduceOptions) -> Budget:
+    if options.seeds < LEAST_SEEDS:
+        raise ConfigError(f"--seeds {options.seeds}: give at least {LEAST_SEEDS}, to show a spread")
+    return Budget.of(options.budget)
 
 
-def _ready(job: Job, wish: Wish, budget: Budget) -> Sweep:
+def _ready(job: Job, options: ReproduceOptions, budget: Budget) -> Sweep:
     """The sweep of a cell, written to a file that can be launched.
 
     Raises:
@@ -190,42 +190,42 @@ def _ready(job: Job, wish: Wish, budget: Budget) -> Sweep:
     """
     if job.obstacle:
         raise _Obstacle(job.obstacle)
-    wish.folder.mkdir(parents=True, exist_ok=True)
-    file = wish.folder / f"{job.name}.yaml"
-    spec = spec_of(job, budget, wish.seeds)
+    options.folder.mkdir(parents=True, exist_ok=True)
+    file = options.folder / f"{job.name}.yaml"
+    spec = spec_of(job, budget, options.seeds)
     head = f"# {job.cell.table}, {table(job.cell.table).source}\n"
     file.write_text(f"{head}{yaml_text(spec)}", encoding="utf-8")
-    sweep = load_sweep(file, wish.settings)
+    sweep = load_sweep(file, options.settings)
     try:
-        check_sweep(sweep, fetch=wish.fetch)
+        check_sweep(sweep, fetch=options.fetch)
     except ConfigError as e:
         raise _Obstacle(str(e)) from e
     return sweep
 
 
-def _run(sweep: Sweep, wish: Wish, start: Callable[[], None]) -> bool:
+def _run(sweep: Sweep, options: ReproduceOptions, start: Callable[[], None]) -> bool:
     """Runs what is left of a cell. False if it was stopped before its end.
 
     Args:
         sweep: The cell's.
-        wish: What was asked for.
+        options: What was asked for.
         start: Connects to Ray, if that was not done before.
     """
-    state, out = State.at(wish.state), console(quiet=wish.quiet)
-    folder, target = state.sweep(sweep.name), wish.folder / f"{sweep.name}.best.yaml"
+    state, out = State.at(options.state), console(quiet=options.quiet)
+    folder, target = state.sweep(sweep.name), options.folder / f"{sweep.name}.best.yaml"
     if folder.exists:
-        check_changes(folder, sweep, accepted=wish.accept)
+        check_changes(folder, sweep, accepted=options.accept)
         if _is_finished(sweep, state):
             out.print(f"{sweep.name}: is finished")
             return True
         check_target(target)
-        _connect(sweep, wish, start)
-        context = old_session(sweep.name, state, None, sweep, accept=wish.accept)
+        _connect(sweep, options, start)
+        context = old_session(sweep.name, state, None, sweep, accept=options.accept)
     else:
-        place = Place(state, wish.address, wish.tracking_uri)
+        place = Place(state, options.address, options.tracking_uri)
         check(sweep, place, target, lambda words: None)
-        _connect(sweep, wish, start)
-        context = new_session(sweep, state, wish.tracking_uri)
+        _connect(sweep, options, start)
+        context = new_session(sweep, state, options.tracking_uri)
     with context as session:
         progress = Progress(session, out)
         try:
@@ -237,19 +237,19 @@ def _run(sweep: Sweep, wish: Wish, start: Callable[[], None]) -> bool:
     return complete
 
 
-def _connect(sweep: Sweep, wish: Wish, start: Callable[[], None]) -> None:
+def _connect(sweep: Sweep, options: ReproduceOptions, start: Callable[[], None]) -> None:
     """Connects to Ray, and asks the nodes of a cluster that was there whether they are fit."""
     start()
-    if wish.address is not None:
-        check_nodes(sweep, State.at(wish.state).root)
+    if options.address is not None:
+        check_nodes(sweep, State.at(options.state).root)
 
 
 def _is_finished(sweep: Sweep, state: State) -> bool:
     return state.sweep(sweep.name).exists and open_study(sweep.name, state).is_finished()
 
 
-def _result(job: Job, wish: Wish) -> Result:
-    state = State.at(wish.state)
+def _result(job: Job, options: ReproduceOptions) -> Result:
+    state = State.at(options.state)
     if not state.sweep(job.name).exists:
         return Result(job.cell, job.epsilon, remark="not run yet")
     try:
@@ -258,16 +258,16 @@ def _result(job: Job, wish: Wish) -> Result:
         return Result(job.cell, job.epsilon, remark=f"cannot be read: {e}")
 
 
-def _write(wish: Wish, results: list[Result]) -> None:
-    text = markdown(wish.table, table(wish.table), results)
-    wish.folder.mkdir(parents=True, exist_ok=True)
-    (wish.folder / f"{wish.table}.md").write_text(text, encoding="utf-8")
+def _write(options: ReproduceOptions, results: list[Result]) -> None:
+    text = markdown(options.table, table(options.table), results)
+    options.folder.mkdir(parents=True, exist_ok=True)
+    (options.folder / f"{options.table}.md").write_text(text, encoding="utf-8")
     rows = json.dumps([row(result) for result in results], indent=2)
-    (wish.folder / f"{wish.table}.json").write_text(rows + "\n", encoding="utf-8")
+    (options.folder / f"{options.table}.json").write_text(rows + "\n", encoding="utf-8")
 
 
-def _print(wish: Wish, results: list[Result]) -> None:
-    shown_ = plain_table(f"{wish.table}: {table(wish.table).source}")
+def _print(options: ReproduceOptions, results: list[Result]) -> None:
+    shown_ = plain_table(f"{options.table}: {table(options.table).source}")
     narrow = [i for i, name in enumerate(HEADINGS) if name not in ("δ", "what differs")]
     for i in narrow:
         words = HEADINGS[i] in ("row", "column", "method")
@@ -281,5 +281,5 @@ def _print(wish: Wish, results: list[Result]) -> None:
         if result.remark:
             cell = result.cell
             out.print(f"- {cell.row}, {cell.column}, {cell.method}: {result.remark}", markup=False)
-    place = wish.folder / wish.table
+    place = options.folder / options.table
     out.print(f"table: {place}.md and {place.name}.json, with a sweep file for each cell beside it")

@@ -81,6 +81,7 @@ def resumed(
     quiet: bool,
     accept: bool,
     force: bool,
+    wait: float,
 ) -> bool:
     """Goes on with the sweep on its cluster; False if it is not elsewhere."""
     is_file = named_or_file.endswith((".yaml", ".yml"))
@@ -106,7 +107,7 @@ def resumed(
         storage=storage,
         out=out,
         quiet=quiet,
-        words=typed({"accept": accept, "force": force}),
+        words=typed({"accept": accept, "force": force, "wait": wait or None}),
     )
     return True
 

@@ -9,11 +9,11 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dpsweep.cli.say import STOPPED, console, warn
+from dpsweep.cli.say import NOTHING_COMPLETED, STOPPED, console, error, warn
 from dpsweep.config.sweep import load_sweep
 from dpsweep.execution.changes import may_grow
 from dpsweep.results.export import default_target
-from dpsweep.results.pareto import summaries, target_of, winners
+from dpsweep.results.pareto import nothing_completed, summaries, target_of, winners
 from dpsweep.results.ranking import standings, standings_table, verdict
 from dpsweep.results.tables import trial_table
 from dpsweep.store.state_dir import State
@@ -36,6 +36,7 @@ class Options:
     quiet: bool
     storage: str | None = None
     force: bool = False
+    wait_seconds: float = 0.0
 
     def target(self, sweep: str) -> Path:
         """Where the best config goes."""
@@ -73,7 +74,14 @@ def resume(named_or_file: str, options: Options, *, accept: bool) -> None:
     target, out = options.target(name), console(quiet=options.quiet)
     tell = (lambda words: None) if options.quiet else warn
     with reopened(
-        name, place, target, tell, file=file, accept=accept, force=options.force
+        name,
+        place,
+        target,
+        tell,
+        file=file,
+        accept=accept,
+        force=options.force,
+        wait_seconds=options.wait_seconds,
     ) as session:
         out.print(_left(session.study))
         finished = session.study.is_finished()
@@ -94,7 +102,7 @@ def _left(study: Study) -> str:
             f"{name}: is finished, with {len(done)} trials; results are delivered again. For more "
             f"trials {more}"
         )
-    if study.sweep.in_secret:
+    if study.sweep.is_private_selection:
         return f"{name}: goes on; nothing is told before its end"
     return (
         f"{name}: {len(done)} trials finished, {len(study.running())} adopted, "
@@ -133,9 +141,7 @@ def _run(session: "Session", options: Options) -> None:
         for record in winners(session.study):
             place = target_of(record, target)
             out.print(f"best config: {place}   train it again with: {us} train {place}")
-    elif complete:
-        out.print(f"No trial was completed. See why with: {us} status {session.sweep.name}{state}")
-    if not session.sweep.in_secret:
+    if not session.sweep.is_private_selection:
         out.print(f"{len(session.study.records())} trials in {session.seconds:.1f} s")
     if not session.tracker.close():
         waiting = f"the tracking server did not take all results ({session.tracker.trouble})"
@@ -150,6 +156,10 @@ def _run(session: "Session", options: Options) -> None:
         out.print(f"Browse the trials in MLflow: {us} ui{state}")
     if not complete:
         sys.exit(STOPPED)
+    if not best:
+        see = f"{us} status {session.folder.called}{state}"
+        error(str(nothing_completed(session.study, see)))
+        sys.exit(NOTHING_COMPLETED)
 
 
 def _program() -> str:

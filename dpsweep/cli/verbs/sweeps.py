@@ -23,6 +23,7 @@ from dpsweep.results.tables import shown_budgets, trial_row, trial_table
 from dpsweep.search.charge import statement
 from dpsweep.store.lease import Owner
 from dpsweep.store.state_dir import State
+from dpsweep.store.statement import statement_of
 from dpsweep.store.storage import moved_to
 from dpsweep.store.study import Study, open_study
 from dpsweep.tracking.server import server_command, server_environment
@@ -49,6 +50,8 @@ def status(
     for record in records:
         if record.reason:
             console().print(f"trial {record.number} failed: {record.reason}", markup=False)
+    if len(study.plans) > 1:
+        console().print(statement_of(study), markup=False)
 
 
 def stop(name: str, state_folder: str | None, wait: float, *, force: bool = False) -> None:

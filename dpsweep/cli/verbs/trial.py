@@ -14,7 +14,7 @@ from dpsweep.core.types import Row
 from dpsweep.methods import METHODS
 from dpsweep.privacy.statement import shown_epsilon
 from dpsweep.training.budget import budget
-from dpsweep.training.statement import trial_promise
+from dpsweep.training.statement import statement_of_trial
 
 
 def check(file: Path, settings: list[str], fetch: bool) -> None:
@@ -25,7 +25,7 @@ def check(file: Path, settings: list[str], fetch: bool) -> None:
         from dpsweep.training.check import check_sweep  # torch, once the file has no mistake
 
         warn(check_sweep(sweep, fetch=fetch))
-        config, shown = sweep.promise, f"{len(list(sweep.corners()))} corners of the space"
+        config, shown = sweep.reference_trial, f"{len(list(sweep.corners()))} corners of the space"
         shown += " are valid trials"
     else:
         base = trial_source(source, settings)
@@ -34,7 +34,7 @@ def check(file: Path, settings: list[str], fetch: bool) -> None:
 
         warn(check_trial(config, base, fetch=fetch))
     plan = budget(config)
-    words = trial_promise(config, plan.epsilon, plan.run.noise_multiplier)
+    words = statement_of_trial(config, plan.epsilon, plan.run.noise_multiplier)
     console().print(f"{file}: {shown}.\nFirst one: {plan.run.steps} steps. {words}")
 
 
@@ -47,7 +47,7 @@ def train(file: Path, settings: list[str], out: Path | None, fetch: bool, quiet:
     from dpsweep.data.read import fingerprint
     from dpsweep.training.check import check_trial
     from dpsweep.training.loop import train as train_config
-    from dpsweep.training.trial_dir import Room
+    from dpsweep.training.trial_dir import TrialDir
 
     warn(check_trial(config, source, fetch=fetch))
     folder = out or _free(Path("runs") / file.stem, config)
@@ -55,29 +55,29 @@ def train(file: Path, settings: list[str], out: Path | None, fetch: bool, quiet:
         raise StateError(
             f"-o {folder}: holds another run. Name another folder with -o FOLDER, or delete it"
         )
-    room = Room(folder)
-    with room.lock():
+    trial_dir = TrialDir(folder)
+    with trial_dir.lock():
         (folder / "config.json").write_text(_identity(config))
-        room.make_secret()
+        trial_dir.make_secret()
         try:
             result = train_config(
                 config,
-                room,
+                trial_dir,
                 lambda row: None if quiet else console().print(_line(row)),
                 data_mark=fingerprint(config.data, config.seed),
             )
         except Diverged:
-            room.forget()
+            trial_dir.forget()
             raise
         plan = result.budget
-        words = trial_promise(config, plan.epsilon, plan.run.noise_multiplier, result.void)
+        words = statement_of_trial(config, plan.epsilon, plan.run.noise_multiplier, result.void)
         (folder / "privacy.txt").write_text(f"{words} {_ALONE}\n")
-        room.forget()
+        trial_dir.forget()
     if not quiet:
         last = result.rows[-1]
         console().print(
             f"valid/accuracy {last['valid/accuracy']:.4f}, valid/loss {last['valid/loss']:.4f} in "
-            f"{last['seconds']:.1f} s; weights in {room.weights}\n{words} {_ALONE}"
+            f"{last['seconds']:.1f} s; weights in {trial_dir.weights}\n{words} {_ALONE}"
         )
 
 

@@ -49,9 +49,9 @@ def parse_derived(where: str, text: Any) -> Derived:
 
 
 def compute(
-    tree: Tree, knobs: dict[str, Any], late: Mapping[Path_, Derived], num_examples: int
+    tree: Tree, hyperparams: dict[str, Any], late: Mapping[Path_, Derived], num_examples: int
 ) -> tuple[Tree, dict[str, Any]]:
-    """The trial's tree and knobs with the derived keys put in, each after those it needs.
+    """The trial's tree and hyperparams with the derived keys put in, each after those it needs.
 
     Raises:
         ConfigError: If a formula needs itself, or a key that is not there.
@@ -73,8 +73,8 @@ def compute(
             value = derived.formula.value(lookup)
         except FormulaError as e:
             raise ConfigError(f"{derived.place}: derive: {derived.formula.text!r}: {e}") from e
-        tree, knobs = put(tree, keys[key], value), {**knobs, key: value}
-    return tree, knobs
+        tree, hyperparams = put(tree, keys[key], value), {**hyperparams, key: value}
+    return tree, hyperparams
 
 
 def _in_order(late: Mapping[Path_, Derived], keys: Mapping[str, Path_]) -> list[str]:

@@ -114,7 +114,7 @@ class Slot:
 
     Attributes:
         name: In the study; that of a key inside a branch has the branch in it.
-        key: Dotted key of the trial config, as the trial's knobs have it.
+        key: Dotted key of the trial config, as the trial's hyperparams have it.
     """
 
     name: str
@@ -155,14 +155,14 @@ class Space:
         Raises:
             ConfigError: If a derived value has no value here.
         """
-        tree, knobs, late = base, dict[str, Any](), dict[Path_, Derived]()
+        tree, hyperparams, late = base, dict[str, Any](), dict[Path_, Derived]()
         for path, domain in sorted(self.domains.items(), key=_first):
             if isinstance(domain, Derived):
                 late[path] = domain
                 continue
-            value = _draw(".".join(map(str, path)), path, domain, draw, knobs, late)
+            value = _draw(".".join(map(str, path)), path, domain, draw, hyperparams, late)
             tree = put(tree, path, value) if path else merged(tree, value)
-        return compute(tree, knobs, late, self.num_examples)
+        return compute(tree, hyperparams, late, self.num_examples)
 
     @property
     def is_conditional(self) -> bool:
@@ -180,29 +180,29 @@ def _draw(
     path: Path_,
     domain: Range | Choice | OneOf,
     draw: Draw,
-    knobs: dict[str, Any],
+    hyperparams: dict[str, Any],
     late: dict[Path_, Derived],
 ) -> Any:
     dotted = ".".join(map(str, path))
     if isinstance(domain, Range):
-        knobs[dotted] = draw.number(Slot(name, dotted), domain)
-        return knobs[dotted]
+        hyperparams[dotted] = draw.number(Slot(name, dotted), domain)
+        return hyperparams[dotted]
     if isinstance(domain, Choice):
         pick = draw.turn if domain.in_turn else draw.option
-        knobs[dotted] = domain.options[pick(Slot(name, dotted), domain.labels)]
-        return knobs[dotted]
+        hyperparams[dotted] = domain.options[pick(Slot(name, dotted), domain.labels)]
+        return hyperparams[dotted]
     labels = tuple(branch.label for branch in domain.branches)
     key = f"{dotted or 'method'}.name"
     pick = draw.turn if domain.in_turn else draw.option
     branch = domain.branches[pick(Slot(name or "one_of", key), labels)]
-    knobs[key] = branch.label
+    hyperparams[key] = branch.label
     tree = branch.fixed
     for inner, inner_domain in branch.inner.items():
         if isinstance(inner_domain, Derived):
             late[(*path, *inner)] = inner_domain
             continue
         inner_name = f"{name or 'one_of'}.{branch.label}.{'.'.join(map(str, inner))}"
-        value = _draw(inner_name, (*path, *inner), inner_domain, draw, knobs, late)
+        value = _draw(inner_name, (*path, *inner), inner_domain, draw, hyperparams, late)
         tree = put(tree, inner, value)
     return tree
 

@@ -1,7 +1,7 @@
 """Points that a search tries first.
 
     start: [{optimizer.lr: 1.0, method.kappa: 0.7}, {method.name: dp_sgd, optimizer.lr: 2.0}]
-    start: printed
+    start: published
 
 A point names some of the searched keys; the others are drawn by the sampler. Where methods or
 budgets go in turn, each of them tries the points that are about it, in the order of the file.
@@ -25,7 +25,7 @@ from dpsweep.methods import METHODS
 Point = Mapping[str, Any]
 """Dotted key -> value."""
 
-PRINTED = "printed"
+PUBLISHED = "published"
 _DRAWS = 1000
 
 
@@ -129,15 +129,15 @@ class Searched(Protocol):
 
 
 def read_start(
-    written: Literal["printed"] | list[dict[str, Any]], sweep: Searched
+    written: Literal["published"] | list[dict[str, Any]], sweep: Searched
 ) -> tuple[Point, ...]:
     """The points of a sweep file, checked.
 
     Raises:
         ConfigError: Naming the point, and its key at fault.
     """
-    if written == PRINTED:
-        return tuple(point for point in _printed(sweep) if _is_met(point, sweep))
+    if written == PUBLISHED:
+        return tuple(point for point in _published(sweep) if _is_met(point, sweep))
     points = list[Point]()
     for i, listed in enumerate(written if isinstance(written, list) else []):
         point, place = {spelled_key(key): v for key, v in listed.items()}, ("start", i)
@@ -180,7 +180,7 @@ def _is_met(point: Point, sweep: Searched) -> bool:
     return any(sweep.admits(sweep.trial(tree)) for tree in trees)
 
 
-def _printed(sweep: Searched) -> list[Point]:
+def _published(sweep: Searched) -> list[Point]:
     """For each method of the space, the defaults of its tunables, which are the papers' own."""
     points: list[Point] = []
     whole = sweep.space.domains.get(()) or sweep.space.domains.get(("method",))
@@ -195,7 +195,7 @@ def _printed(sweep: Searched) -> list[Point]:
             try:
                 check_point({**point, f"method.{name}": value}, sweep)
             except OutsideError:
-                continue  # not searched, or the printed value is not in the range
+                continue  # not searched, or the published value is not in the range
             point[f"method.{name}"] = value
         if set(point) - {"method.name"}:
             points.append(point)

@@ -60,13 +60,13 @@ def engine_for(
         return VmapEngine(model, loss, max_physical_batch, copies=copies)
     sizes = [copies * num for num in row_counts(max_physical_batch)]
     if choice == "opacus":  # its package takes half a second to import, and few need it
-        room = import_module("dpsweep.privacy.engine.opacus")
-        reason = room.overlooked(model) or _doubt(
-            model, loss, input_shape, kind, room.OpacusEngine, sizes
+        opacus = import_module("dpsweep.privacy.engine.opacus")
+        reason = opacus.overlooked(model) or _doubt(
+            model, loss, input_shape, kind, opacus.OpacusEngine, sizes
         )
         if reason:
             raise ValueError(f"Opacus does not answer rightly for it: {reason}. Use auto")
-        engine: Engine = room.OpacusEngine(model, loss, max_physical_batch, copies=copies)
+        engine: Engine = opacus.OpacusEngine(model, loss, max_physical_batch, copies=copies)
         return engine
     reason = _doubt(model, loss, input_shape, kind, BookkeepingEngine, sizes)
     if reason is None:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from dpsweep.core.device import broken_device
 from dpsweep.core.memory import out_of_memory
 from dpsweep.core.seeds import public_seed
 from dpsweep.core.types import PerExample, Tensors
@@ -132,8 +133,11 @@ def _reason(case: _Case, make: Make) -> str | None:
 
 
 def raise_if_memory_ran_out(error: Exception) -> None:
-    """That says nothing of the model; who began the trial knows what to do about it."""
-    if out_of_memory(error):
+    """That says nothing of the model; who began the trial knows what to do about it.
+
+    Nor does a GPU that this process has lost.
+    """
+    if out_of_memory(error) or broken_device(error):
         raise error
 
 

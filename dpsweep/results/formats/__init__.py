@@ -99,7 +99,7 @@ def export_best(
         check_target(place)
     written = []
     for rank, (place, record) in enumerate(zip(places, records, strict=True), 1):
-        weights = folder.room(record.number) / "weights.pt"
+        weights = folder.trial_dir(record.number) / "weights.pt"
         words = FORMATS[kind].write(Winner(record, rank, origin, weights), place)
         written.append(Exported(place, words))
     return written

@@ -62,12 +62,12 @@ class KeyAxis:
     def layout(self, **more: Any) -> dict[str, Any]:
         """A plotly axis of places, with its title and ticks."""
         places, words = self.ticks()
-        room = 0.04 * (self.high - self.low) if self.words is None else 0.5
+        margin = 0.04 * (self.high - self.low) if self.words is None else 0.5
         return {
             "title": {"text": self.title},
             "tickvals": places,
             "ticktext": words,
-            "range": [self.low - room, self.high + room],
+            "range": [self.low - margin, self.high + margin],
             **more,
         }
 
@@ -83,7 +83,7 @@ def key_axes(sweep: Sweep, records: Sequence[Record]) -> dict[str, KeyAxis]:
 
 
 def _axis(key: str, domain: Any, records: Sequence[Record]) -> KeyAxis | None:
-    values = [r.knobs[key] for r in records if r.knobs.get(key) is not None]
+    values = [r.hyperparams[key] for r in records if r.hyperparams.get(key) is not None]
     if len({_word(value) for value in values}) < 2:
         return None
     if all(isinstance(v, int | float) and not isinstance(v, bool) for v in values):

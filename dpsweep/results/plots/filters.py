@@ -64,9 +64,9 @@ def filters(records: Sequence[Record]) -> go.Figure | None:
     if not kinds:
         return None
     made = make_subplots(1, len(kinds), shared_yaxes=True, horizontal_spacing=0.05)
-    room = 30 + _LINE * len(drawn)
-    made.update_layout(figure(height=360 + room).layout)
-    made.update_layout(legend={"orientation": "v"}, margin={"t": room})
+    legend_height = 30 + _LINE * len(drawn)
+    made.update_layout(figure(height=360 + legend_height).layout)
+    made.update_layout(legend={"orientation": "v"}, margin={"t": legend_height})
     for i, (record, found) in enumerate(drawn):
         name = f"trial {record.number}, {record.config.method.name}"
         name += f": noise variance times {noise_gain(record):.3g}"

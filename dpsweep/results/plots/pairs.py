@@ -39,8 +39,8 @@ def pair(
         objective: What they are judged by.
     """
     values = np.array([r.value or 0.0 for r in records])
-    xs = np.array([x.place(r.knobs[x.key]) for r in records], dtype=float)
-    ys = np.array([y.place(r.knobs[y.key]) for r in records], dtype=float)
+    xs = np.array([x.place(r.hyperparams[x.key]) for r in records], dtype=float)
+    ys = np.array([y.place(r.hyperparams[y.key]) for r in records], dtype=float)
     marks = scaled(values.tolist(), objective.direction, goal_title(objective.metric))
     made = figure(height=440, showlegend=False, xaxis=x.layout(), yaxis=y.layout())
     if len(records) >= _LEAST_FOR_A_GROUND:

@@ -122,7 +122,7 @@ def parallel(
         axes: The keys; of more than nine, the first that most trials have.
         objective: What they are judged by; its axis is the last.
     """
-    common = [k for k in axes if 2 * sum(k in r.knobs for r in records) >= len(records)]
+    common = [k for k in axes if 2 * sum(k in r.hyperparams for r in records) >= len(records)]
     axes = {key: axes[key] for key in common[:_MOST_COLUMNS]}
     columns = list(axes.values())
     values = [r.value or 0.0 for r in records]
@@ -173,10 +173,10 @@ def slices(
     made.update_layout(figure_of.layout)
     for i, axis in enumerate(axes.values()):
         row, column = divmod(i, columns)
-        shown = [r for r in records if r.knobs.get(axis.key) is not None]
+        shown = [r for r in records if r.hyperparams.get(axis.key) is not None]
         made.add_trace(
             go.Scatter(
-                x=[axis.place(r.knobs[axis.key]) for r in shown],
+                x=[axis.place(r.hyperparams[axis.key]) for r in shown],
                 y=[r.value for r in shown],
                 mode="markers",
                 marker=markers(BLUE, 7, opacity=0.8),
@@ -219,7 +219,7 @@ def _shades(
 
 
 def _height(axis: KeyAxis, record: Record) -> float | None:
-    place = axis.place(record.knobs.get(axis.key))
+    place = axis.place(record.hyperparams.get(axis.key))
     return None if place is None else (place - axis.low) / (axis.high - axis.low)
 
 

@@ -62,8 +62,8 @@ def test_a_derived_value_follows_from_the_drawn_ones_and_is_shown_among_them(swe
     sweep = load(sweep_file, BATCHES, ROOT)
     rates = {t.train.batch_size: t.optimizer.lr for t in sweep.samples(40)}
     assert rates == {64: 0.08, 128: 0.01 * 128**0.5, 256: 0.16}
-    _, knobs = sweep.space.draw(sweep.base.tree, _Low())
-    assert list(knobs) == ["method.kappa", "train.batch_size", "optimizer.lr"]
+    _, hyperparams = sweep.space.draw(sweep.base.tree, _Low())
+    assert list(hyperparams) == ["method.kappa", "train.batch_size", "optimizer.lr"]
 
 
 class _Low:

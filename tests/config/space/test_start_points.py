@@ -24,7 +24,7 @@ def test_points_are_spelled_out_and_kept_in_order(sweep_file):
 @pytest.mark.parametrize("method", [m for m in PUBLISHED if m != "dp_sgd"])
 def test_printed_is_the_default_of_each_searched_tunable(sweep_file, method):
     base = {"spectral_dp": "keep", "block_spectral_dp": "keep"}.get(method)
-    sweep = load(sweep_file, f"search={{each_of: [{method}]}}", "start=printed")
+    sweep = load(sweep_file, f"search={{each_of: [{method}]}}", "start=published")
     searched = [key for key in METHODS[method].space if key.startswith("method.")]
     if not searched:
         assert sweep.start == ()
@@ -34,7 +34,7 @@ def test_printed_is_the_default_of_each_searched_tunable(sweep_file, method):
     defaults = METHODS[method].config()
     for key in searched:
         value = getattr(defaults, key.removeprefix("method."))
-        assert point[key] in (value, {"printed": getattr(value, "printed", None)})
+        assert point[key] in (value, {"published": getattr(value, "published", None)})
     assert base is None or point[f"method.{base}"] == 0.5
 
 
@@ -42,14 +42,14 @@ def test_a_printed_value_outside_the_range_is_left_to_the_sampler(sweep_file):
     sweep = load(
         sweep_file,
         "search={method.kappa: {uniform: [0.8, 1]}, method.cut: {uniform: [0.1, 0.9]}}",
-        "start=printed",
+        "start=published",
     )
     assert sweep.start == ({"method.cut": 0.5},)
 
 
 def test_a_printed_point_that_breaks_a_condition_is_left_out(sweep_file):
-    assert load(sweep_file, "start=printed").start == ({"method.kappa": 0.7},)
-    assert load(sweep_file, "start=printed", "where=method.kappa < 0.6").start == ()
+    assert load(sweep_file, "start=published").start == ({"method.kappa": 0.7},)
+    assert load(sweep_file, "start=published", "where=method.kappa < 0.6").start == ()
 
 
 def test_a_point_may_name_what_one_branch_alone_has(sweep_file):

@@ -6,6 +6,7 @@ from functools import cache
 import pytest
 import torch
 from oracle import CLIPS, QUERIES, TOLERANCE, alone, flat, points_of
+from pairs import pairs
 from torch import nn
 from zoo import SHAPE, ZOO, batch, loss, network
 
@@ -18,10 +19,9 @@ from dpsweep.privacy.engine.doubt import reason_to_doubt
 
 NUM = 9
 ENGINES = {"bookkeeping": BookkeepingEngine, "vmap": VmapEngine}
-every_engine = pytest.mark.parametrize("engine", ENGINES)
 every_net = pytest.mark.parametrize("net", ZOO)
 every_query = pytest.mark.parametrize("query", QUERIES)
-every_clip = pytest.mark.parametrize("clip", CLIPS.values(), ids=CLIPS)
+FORMS = {"by gram": True, "written out": False}
 pytestmark = pytest.mark.filterwarnings("ignore:.*not yet implemented the batching rule")
 
 
@@ -54,26 +54,21 @@ def near(total: dict, expected: dict, dtype: torch.dtype = torch.float64) -> Non
         assert (total[key] - leaf).norm().item() <= tolerance, key
 
 
-@every_clip
-@every_query
-@every_net
-@every_engine
+@pairs(engine=ENGINES.keys(), net=ZOO.keys(), query=QUERIES.keys(), clip=CLIPS)
 def test_sum_is_that_of_plain_autograd(engine, net, query, clip):
     expected = clipped_sum(expected_answers(net, query, torch.float64), clip)
     assert flat(expected).norm() > 0.1
     near(total_of(engine, net, query, clip), expected)
 
 
-@every_query
-@every_net
-@every_engine
+@pairs(engine=ENGINES.keys(), net=ZOO.keys(), query=QUERIES.keys())
 def test_sum_in_single_precision_is_that_of_plain_autograd(engine, net, query):
     clip, dtype = CLIPS["flat"], torch.float32
     expected = clipped_sum(expected_answers(net, query, dtype), clip)
     near(total_of(engine, net, query, clip, dtype=dtype), expected, dtype)
 
 
-@pytest.mark.parametrize("gram", [True, False], ids=["by gram", "written out"])
+@pytest.mark.parametrize("gram", FORMS.values(), ids=FORMS)
 @every_query
 @every_net
 def test_form_changes_nothing(monkeypatch, net, query, gram):
@@ -84,26 +79,24 @@ def test_form_changes_nothing(monkeypatch, net, query, gram):
     near(total_of("bookkeeping", net, query, clip), expected)
 
 
-@pytest.mark.parametrize("at_once", [1, 7, 1000])
-@every_clip
-@every_net
+@pairs(net=ZOO.keys(), clip=CLIPS, at_once=[1, 7, 1000])
 def test_microbatches_change_nothing(net, clip, at_once):
     expected = clipped_sum(expected_answers(net, "both signs", torch.float64), clip)
     near(total_of("bookkeeping", net, "both signs", clip, at_once), expected)
 
 
-@every_clip
-@every_net
-@every_engine
+@pairs(engine=ENGINES.keys(), net=ZOO.keys(), clip=CLIPS)
 def test_batch_of_one_is_that_examples_answer(engine, net, clip):
     answer = expected_answers(net, "both signs", torch.float64)
     one = PerExample({k: leaf_B[:1] for k, leaf_B in answer.items()})
     near(total_of(engine, net, "both signs", clip, num=1), clipped_sum(one, clip))
 
 
-@pytest.mark.parametrize("clip", [CLIPS["flat"], CLIPS["adaptive"]], ids=["flat", "adaptive"])
-@every_net
-@every_engine
+@pairs(
+    engine=ENGINES.keys(),
+    net=ZOO.keys(),
+    clip={name: CLIPS[name] for name in ("flat", "adaptive")},
+)
 def test_batch_of_none_is_zeros(engine, net, clip):
     total = total_of(engine, net, "both signs", clip, num=0)
     own = {k: p.shape for k, p in network(net).named_parameters()}
@@ -112,9 +105,7 @@ def test_batch_of_none_is_zeros(engine, net, clip):
     assert (flat(total) == 0).all()
 
 
-@pytest.mark.parametrize("gram", [True, False], ids=["by gram", "written out"])
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("net", [net for net in ZOO if "words" not in net])
+@pairs(net=[net for net in ZOO if "words" not in net], bad=[math.nan, math.inf], gram=FORMS)
 def test_example_that_is_not_finite_counts_as_zero(monkeypatch, net, bad, gram):
     monkeypatch.setattr(Runs, "cheaper_by_gram", lambda *_: gram)
     monkeypatch.setattr(Outer, "stays", gram)

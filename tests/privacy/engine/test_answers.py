@@ -9,6 +9,7 @@ import math
 import pytest
 import torch
 from oracle import check, draw, generator
+from pairs import pairs
 from torch import Tensor, nn
 
 from dpsweep.core.circulant import CirculantLinear
@@ -94,10 +95,12 @@ def cancelling(size: float, left: float, dtype: torch.dtype, length: int = 2) ->
     return torch.cat([inputs, inputs], 1).to(dtype), torch.cat([grads, other], 1).to(dtype)
 
 
-@pytest.mark.parametrize("left", [0.0, 1e-8, 1e-7, 1e-6, 1e-5, 1e-3])
-@pytest.mark.parametrize("clip", [Flat(C), Automatic(C)], ids=["flat", "automatic"])
-@pytest.mark.parametrize("length", [2, 6, 32])
-@every_form
+@pairs(
+    form=FORMS.keys(),
+    length=[2, 6, 32],
+    clip={"flat": Flat(C), "automatic": Automatic(C)},
+    left=[0.0, 1e-8, 1e-7, 1e-6, 1e-5, 1e-3],
+)
 def test_positions_that_cancel_do_not_pass_the_clip_norm(form, length, clip, left):
     inputs, grads = cancelling(1e4, left, torch.float32, length)
     answer = answer_of(form, inputs, grads, points=1)
@@ -105,9 +108,7 @@ def test_positions_that_cancel_do_not_pass_the_clip_norm(form, length, clip, lef
     assert largest(answer_of(form, *cancelling(1e4, 1.0, torch.float32), points=1), clip) > 0.99
 
 
-@pytest.mark.parametrize("apart", [0.0, 1e-8, 1e-6, 1e-4, 1e-2])
-@pytest.mark.parametrize("size", [1.0, 1e4])
-@every_form
+@pairs(form=FORMS.keys(), size=[1.0, 1e4], apart=[0.0, 1e-8, 1e-6, 1e-4, 1e-2])
 def test_points_of_large_weights_do_not_pass_the_clip_norm(form, size, apart):
     inputs, grads = draw(NUM, 6, 6, seed=1), size * draw(NUM, 6, 3, seed=2)
     near = grads + apart * size * draw(NUM, 6, 3, seed=3)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from oracle import BOTH_SIGNS, CLIPS, alone, draw, flat, params_of, points_of
+from pairs import pairs
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -30,10 +31,9 @@ MASKS: dict[str, dict[str, object]] = {
     "causal and padding": {"attn_mask": CAUSAL, "is_causal": True, "key_padding_mask": PADDED},
 }
 INPUTS = {"self": (0, 0, 0), "cross": (0, 1, 1), "three": (0, 1, 2), "keys apart": (0, 1, 0)}
-every_mask = pytest.mark.parametrize("mask", MASKS)
-every_input = pytest.mark.parametrize("given", INPUTS)
-either_order = pytest.mark.parametrize("batch_first", [True, False], ids=["batch", "length"])
-with_or_without_bias = pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+ORDERS = {"batch": True, "length": False}
+BIASES = {"bias": True, "no bias": False}
+WEIGHTS = {"weights": True, "no weights": False}
 pytestmark = pytest.mark.filterwarnings("ignore:.*not yet implemented the batching rule")
 
 
@@ -89,11 +89,9 @@ def agrees(model: nn.Module) -> None:
         torch.testing.assert_close(flat(total), flat(expected), rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("need_weights", [True, False], ids=["weights", "no weights"])
-@with_or_without_bias
-@either_order
-@every_mask
-@every_input
+@pairs(
+    given=INPUTS.keys(), mask=MASKS.keys(), batch_first=ORDERS, bias=BIASES, need_weights=WEIGHTS
+)
 def test_output_is_torchs_own(given, mask, batch_first, bias, need_weights):
     layer = attention(batch_first=batch_first, bias=bias)
     q, k, v = sequences(given, batch_first)
@@ -106,7 +104,7 @@ def test_output_is_torchs_own(given, mask, batch_first, bias, need_weights):
         torch.testing.assert_close(weights, their_weights, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("need_weights", [True, False], ids=["weights", "no weights"])
+@pytest.mark.parametrize("need_weights", WEIGHTS.values(), ids=WEIGHTS)
 @pytest.mark.parametrize("kind", ["bool", "float", "padding", "in turns"])
 def test_query_that_may_attend_to_nothing_gets_torchs_own_answer(kind, need_weights):
     layer, given = attention(batch_first=True), sequences("self", batch_first=True)
@@ -162,7 +160,7 @@ def test_causal_without_a_mask_is_refused_by_both():
 @pytest.mark.parametrize(
     ("given", "slots"), [("self", [None]), ("cross", [0, 1, 2]), ("keys apart", [0, 1, 2])]
 )
-@either_order
+@pytest.mark.parametrize("batch_first", ORDERS.values(), ids=ORDERS)
 def test_each_projection_is_noted_with_its_input_and_examples_first(given, slots, batch_first):
     layer, notes = attention(batch_first=batch_first), []
     attend(layer, lambda *note: notes.append(note), *sequences(given, batch_first))
@@ -173,9 +171,7 @@ def test_each_projection_is_noted_with_its_input_and_examples_first(given, slots
     torch.testing.assert_close(output, layer.out_proj(mixed))
 
 
-@with_or_without_bias
-@either_order
-@every_input
+@pairs(given=INPUTS.keys(), batch_first=ORDERS, bias=BIASES)
 def test_projections_answer_as_autograd(given, batch_first, bias):
     agrees(Attending(given, "none", batch_first, bias=bias))
 

@@ -1,15 +1,18 @@
 """Answers from records are those of plain autograd, whatever the layers and the query."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import cache
 
 import pytest
 import torch
+from oracle import alone, flat
+from pairs import pairs
 from torch import Tensor, nn
 
 from dpsweep.core.circulant import CirculantLinear
-from dpsweep.core.types import Clipped, PerExample, Released, Tensors
-from dpsweep.privacy.clip import Automatic, Clip, Flat, PerLayer, Quantile, clipped_sum
+from dpsweep.core.types import PerExample, Released, Tensors
+from dpsweep.privacy.clip import Automatic, Flat, PerLayer, Quantile, clipped_sum
 from dpsweep.privacy.engine import BookkeepingEngine, VmapEngine, engine_for
 from dpsweep.privacy.geometry import IDENTITY, Geometry, Spectral, geometry_of
 
@@ -117,45 +120,24 @@ def engine(
     return BookkeepingEngine(network(net, dtype), loss, at_once, geometry)
 
 
-def one_at_a_time(
-    net: str, where: list[Tensors], weights: Sequence[float], clip: Clip, dtype: torch.dtype
-) -> Clipped:
-    """Clipped sum over the batch of answers by torch.autograd, example by example."""
-    inputs, targets = batch(dtype)
-    answer = {k: torch.zeros((NUM, *p.shape), dtype=dtype) for k, p in where[0].items()}
-    for i in range(NUM):
-        for point, weight in zip(where, weights, strict=True):
-            copy = network(net, dtype)
-            copy.load_state_dict(point)
-            value = loss(copy(inputs[i : i + 1]), targets[i : i + 1])
-            gradient = torch.autograd.grad(value, list(copy.parameters()))
-            for leaf, g in zip(answer.values(), gradient, strict=True):
-                leaf[i] += weight * g
-    return clipped_sum(PerExample(answer), clip)
+@cache
+def answers(net: str, query: str, dtype: torch.dtype) -> PerExample:
+    """By torch.autograd, example by example."""
+    weights = QUERIES[query]
+    return alone(
+        network(net, dtype), loss, points(net, len(weights), dtype), weights, *batch(dtype)
+    )
 
 
-def flat(tree: Tensors) -> Tensor:
-    return torch.cat([x.flatten().double() for x in tree.values()])
-
-
-@every_clip
-@every_query
-@every_net
-def test_sum_equals_plain_autograd_in_double_precision(net, weights, clip):
+@pairs(net=NETS.keys(), query=QUERIES.keys(), clip=CLIPS)
+def test_sum_equals_plain_autograd_and_the_other_engine_in_double_precision(net, query, clip):
+    weights = QUERIES[query]
     where = points(net, len(weights))
     total = engine(net).clipped_sum(where, weights, *batch(), clip)
-    expected = one_at_a_time(net, where, weights, clip, torch.float64)
+    expected = clipped_sum(answers(net, query, torch.float64), clip)
     assert list(total) == list(expected)
     assert flat(expected).norm() > 1e-3
     torch.testing.assert_close(flat(total), flat(expected), rtol=1e-10, atol=1e-10)
-
-
-@every_clip
-@every_query
-@every_net
-def test_sum_equals_that_of_the_other_engine(net, weights, clip):
-    where = points(net, len(weights))
-    total = engine(net).clipped_sum(where, weights, *batch(), clip)
     other = VmapEngine(network(net), loss, NUM).clipped_sum(where, weights, *batch(), clip)
     assert {k: (x.shape, x.dtype) for k, x in total.items()} == {
         k: (x.shape, x.dtype) for k, x in other.items()
@@ -163,13 +145,13 @@ def test_sum_equals_that_of_the_other_engine(net, weights, clip):
     torch.testing.assert_close(flat(total), flat(other), rtol=1e-10, atol=1e-10)
 
 
-@every_query
+@pytest.mark.parametrize("query", QUERIES)
 @every_net
-def test_sum_equals_plain_autograd_in_single_precision(net, weights):
-    clip = CLIPS["flat"]
+def test_sum_equals_plain_autograd_in_single_precision(net, query):
+    clip, weights = CLIPS["flat"], QUERIES[query]
     where = points(net, len(weights), torch.float32)
     total = engine(net, torch.float32).clipped_sum(where, weights, *batch(torch.float32), clip)
-    expected = one_at_a_time(net, where, weights, clip, torch.float32)
+    expected = clipped_sum(answers(net, query, torch.float32), clip)
     assert all(x.dtype == torch.float64 for x in total.values())  # microbatches add up in double
     assert (flat(total) - flat(expected)).norm() <= 1e-5 * flat(expected).norm()
 
@@ -178,9 +160,7 @@ def spectral(net: str, keep: float) -> Geometry:
     return geometry_of(Spectral(keep, keep), network(net), SHAPE)
 
 
-@every_clip
-@pytest.mark.parametrize("geometry", [None, 1.0, 0.5], ids=["identity", "whole", "half"])
-@pytest.mark.parametrize("at_once", [1, 4, 1000])
+@pairs(at_once=[1, 4, 1000], geometry={"identity": None, "whole": 1.0, "half": 0.5}, clip=CLIPS)
 def test_microbatches_change_nothing(at_once, geometry, clip):
     space = spectral("mapped", geometry) if geometry else IDENTITY
     where, weights = points("mapped", 2), QUERIES["both signs"]
@@ -200,9 +180,7 @@ def test_batch_of_one_is_that_examples_answer(net, clip):
     assert flat(total).norm() <= clip.clip_norm * (1 + 1e-12)
 
 
-@every_clip
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("geometry", [None, 0.5], ids=["identity", "half"])
+@pairs(geometry={"identity": None, "half": 0.5}, dtype=[torch.float32, torch.float64], clip=CLIPS)
 def test_empty_batch_sums_to_zeros_of_the_right_shapes(geometry, dtype, clip):
     space = spectral("mapped", geometry) if geometry else IDENTITY
     where, nobody = points("mapped", 2, dtype), batch(dtype, num=0)
@@ -224,9 +202,7 @@ def test_without_low_pass_or_clipping_the_restored_sum_is_the_gradient(weights):
     torch.testing.assert_close(flat(restored), flat(expected), rtol=1e-9, atol=1e-9)
 
 
-@every_query
-@pytest.mark.parametrize("keep", [1.0, 0.5])
-@pytest.mark.parametrize("clip", list(CLIPS.values())[1:], ids=list(CLIPS)[1:])
+@pairs(clip=dict(list(CLIPS.items())[1:]), keep=[1.0, 0.5], weights=QUERIES)
 def test_answer_in_a_spectral_space_is_within_the_clip_norm(clip, keep, weights):
     space, where = spectral("mapped", keep), points("mapped", len(weights))
     inputs, targets = batch()

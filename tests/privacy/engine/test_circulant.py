@@ -15,6 +15,7 @@ from oracle import (
     squared_norms,
     uses_of,
 )
+from pairs import pairs
 
 from dpsweep.core.circulant import CirculantLinear
 from dpsweep.privacy.engine.answers import Answer, Each
@@ -24,7 +25,8 @@ from dpsweep.privacy.engine.tape import Use
 
 BLOCKS = [1, 2, 3, 4, 5, 12]  # 1 and 2 have no pair of frequencies; odd ones no Nyquist
 every_block = pytest.mark.parametrize("block", BLOCKS)
-every_form = pytest.mark.parametrize("form", ["spectra", "written out"])
+FORMS = ["spectra", "written out"]
+every_form = pytest.mark.parametrize("form", FORMS)
 
 
 def layer(block: int, bias: bool = True) -> CirculantLinear:
@@ -42,11 +44,13 @@ def answers(layer: CirculantLinear, uses: list[Use]) -> dict[str, Answer]:
     return circulant(layer, uses, frozenset(k for k, _ in layer.named_parameters()))
 
 
-@pytest.mark.parametrize("weights", QUERIES.values(), ids=QUERIES)
-@pytest.mark.parametrize("positions", [(), (5,), (2, 3)], ids=str)
-@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+@pairs(
+    block=BLOCKS,
+    bias={"bias": True, "no bias": False},
+    positions=[(), (5,), (2, 3)],
+    weights=QUERIES,
+)
 @every_form
-@every_block
 def test_layer_answers_as_autograd(monkeypatch, form, block, bias, positions, weights):
     monkeypatch.setattr(Spectra, "stays", form == "spectra")
     blocks = layer(block, bias)
@@ -69,9 +73,7 @@ def test_calls_with_different_numbers_of_positions_add_up(monkeypatch, form, blo
         check(found[key], leaf_B, case=key)
 
 
-@pytest.mark.parametrize("weights", QUERIES.values(), ids=QUERIES)
-@every_form
-@every_block
+@pairs(form=FORMS, block=BLOCKS, weights=QUERIES)
 def test_single_precision_is_as_good_as_autograds(monkeypatch, form, block, weights):
     monkeypatch.setattr(Spectra, "stays", form == "spectra")
     uses = single(used(layer(block), weights))
@@ -80,10 +82,7 @@ def test_single_precision_is_as_good_as_autograds(monkeypatch, form, block, weig
         check(found[key], leaf_B, case=key)
 
 
-@pytest.mark.parametrize("where", ["input", "gradient"])
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-@every_form
-@every_block
+@pairs(form=FORMS, block=BLOCKS, bad=[math.nan, math.inf], where=["input", "gradient"])
 def test_example_that_is_not_finite_leaves_the_others_as_they_are(
     monkeypatch, form, block, bad, where
 ):

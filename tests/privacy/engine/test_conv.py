@@ -6,6 +6,7 @@ from itertools import product
 import pytest
 import torch
 from oracle import BOTH_SIGNS, check, draw, gradients, single, spoiled, squared_norms, uses_of
+from pairs import pairs
 from torch import Tensor, nn
 
 from dpsweep.privacy.engine.conv import ByGram, ByLags, Runs
@@ -18,11 +19,6 @@ KERNELS = [1, 2, 3, (3, 2), 5]
 STRIDES = [1, 2, 3, (2, 1)]
 DILATIONS = [1, 2]
 PADDINGS = [0, 1, "same", "valid", (2, 1)]
-LAYOUTS = [
-    {"kernel_size": kernel, "stride": stride, "dilation": dilation, "padding": padding}
-    for kernel, stride, dilation, padding in product(KERNELS, STRIDES, DILATIONS, PADDINGS)
-    if padding != "same" or stride == 1  # torch has no others
-]
 MODES = ["zeros", "reflect", "replicate", "circular"]
 GROUPS = {
     "narrower": (4, 3, 1),
@@ -31,6 +27,19 @@ GROUPS = {
     "in two, narrower": (4, 2, 2),
     "depthwise": (3, 6, 3),
 }
+# The place of a lag depends on all four of kernel, stride, dilation and padding, and so each of
+# their combinations is here; channels and modes meet every value of each, and each other.
+LAYOUTS = [
+    (
+        {"kernel_size": kernel, "stride": stride, "dilation": dilation, "padding": padding},
+        list(GROUPS)[(k + s + 2 * d + 3 * p) % len(GROUPS)],
+        MODES[(k + 2 * s + d + p) % len(MODES)],
+    )
+    for (k, kernel), (s, stride), (d, dilation), (p, padding) in product(
+        *map(enumerate, (KERNELS, STRIDES, DILATIONS, PADDINGS))
+    )
+    if padding != "same" or stride == 1  # torch has no others
+]
 FORMS = {"lags": ByLags, "gram": ByGram}
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
 both_forms = pytest.mark.parametrize("form", FORMS)
@@ -65,44 +74,51 @@ def some_loud(factor_B: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize(
-    "number", range(len(LAYOUTS)), ids=lambda n: "-".join(map(str, LAYOUTS[n].values()))
+    ("layout", "groups", "mode"),
+    LAYOUTS,
+    ids=["-".join(map(str, [*layout.values(), groups, mode])) for layout, groups, mode in LAYOUTS],
 )
-def test_every_layout_answers_as_autograd_in_both_forms(monkeypatch, number):
-    for turn, (name, channels) in enumerate(GROUPS.items()):
-        mode = MODES[(number + turn) % len(MODES)]
-        conv = layer(channels, **LAYOUTS[number], padding_mode=mode, bias=False)
-        uses = used(conv)
-        expected_B = gradients(conv, uses)["weight"]
-        for form, kind in FORMS.items():
-            forced(monkeypatch, form)
-            found = answers(conv, uses)["weight"]
-            assert isinstance(found, kind)
-            check(found, expected_B, case=(name, mode, form))
-        with monkeypatch.context() as patch:
-            patch.setattr("dpsweep.privacy.engine.conv.loud", some_loud)
-            check(found, expected_B, case=(name, mode, "by gram, one summed in double"))
+def test_every_layout_answers_as_autograd_in_both_forms(monkeypatch, layout, groups, mode):
+    conv = layer(GROUPS[groups], **layout, padding_mode=mode, bias=False)
+    uses = used(conv)
+    expected_B = gradients(conv, uses)["weight"]
+    for form, kind in FORMS.items():
+        forced(monkeypatch, form)
+        found = answers(conv, uses)["weight"]
+        assert isinstance(found, kind)
+        check(found, expected_B, case=form)
+    with monkeypatch.context() as patch:
+        patch.setattr("dpsweep.privacy.engine.conv.loud", some_loud)
+        check(found, expected_B, case="by gram, one summed in double")
 
 
-@both_forms
-@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
-@pytest.mark.parametrize("groups", GROUPS)
-@pytest.mark.parametrize("mode", MODES)
-def test_every_padding_mode_answers_as_autograd(monkeypatch, mode, groups, bias, form):
+@pairs(
+    mode=MODES,
+    groups=GROUPS.keys(),
+    kernel=[3, (3, 2)],
+    padding=[1, "same", (2, 1)],
+    bias={"bias": True, "no bias": False},
+    form=FORMS.keys(),
+)
+def test_every_padding_mode_answers_as_autograd(
+    monkeypatch, mode, groups, kernel, padding, bias, form
+):
     forced(monkeypatch, form)
-    for kernel, padding in product([3, (3, 2)], [1, "same", (2, 1)]):
-        layout = {"kernel_size": kernel, "padding": padding, "padding_mode": mode}
-        conv = layer(GROUPS[groups], **layout, bias=bias)
-        uses = used(conv)
-        found, expected = answers(conv, uses), gradients(conv, uses)
-        assert set(found) == set(expected)
-        for key, leaf_B in expected.items():
-            check(found[key], leaf_B, case=(kernel, padding, key))
+    layout = {"kernel_size": kernel, "padding": padding, "padding_mode": mode}
+    conv = layer(GROUPS[groups], **layout, bias=bias)
+    uses = used(conv)
+    found, expected = answers(conv, uses), gradients(conv, uses)
+    assert set(found) == set(expected)
+    for key, leaf_B in expected.items():
+        check(found[key], leaf_B, case=key)
 
 
-@both_forms
-@pytest.mark.parametrize("last", [True, False], ids=["channels last", "contiguous"])
-@pytest.mark.parametrize("groups", GROUPS)
-@pytest.mark.parametrize("stride", [1, 2])
+@pairs(
+    stride=[1, 2],
+    groups=GROUPS.keys(),
+    last={"channels last": True, "contiguous": False},
+    form=FORMS.keys(),
+)
 def test_memory_layout_changes_nothing(monkeypatch, stride, groups, last, form):
     forced(monkeypatch, form)
     conv = layer(GROUPS[groups], stride=stride, padding=1)
@@ -111,9 +127,11 @@ def test_memory_layout_changes_nothing(monkeypatch, stride, groups, last, form):
     check(answers(conv, uses)["weight"], gradients(conv, uses)["weight"])
 
 
-@both_forms
-@pytest.mark.parametrize("groups", GROUPS)
-@pytest.mark.parametrize("weights", [[1.0], [-3.7, 4.7], BOTH_SIGNS], ids=len)
+@pairs(
+    weights={"one": [1.0], "two": [-3.7, 4.7], "three": BOTH_SIGNS},
+    groups=GROUPS.keys(),
+    form=FORMS.keys(),
+)
 def test_single_precision_is_as_good_as_autograds(monkeypatch, weights, groups, form):
     forced(monkeypatch, form)
     conv = layer(GROUPS[groups], stride=(2, 1), padding=1)
@@ -132,19 +150,22 @@ def test_number_of_examples_is_free(monkeypatch, num, form):
 
 
 @both_forms
-@pytest.mark.parametrize("padding", [1, "same"])
-@pytest.mark.parametrize(
-    "layout", [{"kernel_size": 3}, {"kernel_size": (3, 5), "dilation": (2, 1)}]
+@pairs(
+    image=[(1, 1), (1, 8), (5, 1), (3, 2), (5, 4)],
+    layout={
+        "square": {"kernel_size": 3},
+        "dilated": {"kernel_size": (3, 5), "dilation": (2, 1)},
+    },
+    padding=[1, "same"],
+    groups=GROUPS.keys(),
 )
-@pytest.mark.parametrize("image", [(1, 1), (1, 8), (5, 1), (3, 2), (5, 4)])
-def test_images_may_be_smaller_than_the_kernel(monkeypatch, image, layout, padding, form):
+def test_images_may_be_smaller_than_the_kernel(monkeypatch, image, layout, padding, groups, form):
     if padding == 1 and "dilation" in layout:
         padding = (2, 2)  # what "same" comes to, in numbers
     forced(monkeypatch, form)
-    for groups in GROUPS.values():
-        conv = layer(groups, padding=padding, **layout)
-        uses = used(conv, image=image)
-        check(answers(conv, uses)["weight"], gradients(conv, uses)["weight"], case=groups)
+    conv = layer(GROUPS[groups], padding=padding, **layout)
+    uses = used(conv, image=image)
+    check(answers(conv, uses)["weight"], gradients(conv, uses)["weight"])
 
 
 @pytest.mark.parametrize("layout", [{"stride": 2}, {"padding": 1}], ids=["strided", "padded"])
@@ -158,10 +179,12 @@ def test_layer_called_on_images_of_two_sizes_is_written_out(monkeypatch, channel
     check(found, gradients(conv, uses)["weight"])
 
 
-@both_forms
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("where", ["input", "gradient"])
-@pytest.mark.parametrize("groups", GROUPS)
+@pairs(
+    groups=GROUPS.keys(),
+    where=["input", "gradient"],
+    bad=[math.nan, math.inf],
+    form=FORMS.keys(),
+)
 def test_example_that_is_not_finite_leaves_the_others_as_they_are(
     monkeypatch, groups, where, bad, form
 ):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from oracle import CLIPS, QUERIES, TOLERANCE, alone, draw, flat, points_of
+from pairs import pairs
 from torch import nn
 from zoo import SHAPE, batch, loss, network
 
@@ -46,10 +47,7 @@ def expected(net: str, weights: list[float]) -> PerExample:
     return PerExample({k: torch.stack([a[k] for a in each]).mean(0) for k in each[0]})
 
 
-@pytest.mark.parametrize("clip", CLIPS.values(), ids=CLIPS)
-@pytest.mark.parametrize("query", QUERIES)
-@pytest.mark.parametrize("net", NETS)
-@pytest.mark.parametrize("choice", ["bookkeeping", "vmap"])
+@pairs(choice=["bookkeeping", "vmap"], net=NETS, query=QUERIES.keys(), clip=CLIPS)
 def test_answer_is_the_mean_over_copies_clipped_once(choice, net, query, clip):
     model, weights = network(net), QUERIES[query]
     engine = engine_for(model, loss, IDENTITY, 4, SHAPE, choice, copies=COPIES)

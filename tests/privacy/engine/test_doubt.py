@@ -11,8 +11,9 @@ from torch.utils.checkpoint import checkpoint
 from zoo import SHAPE, Gate, Net, loss
 
 from dpsweep.privacy.clip import Flat
-from dpsweep.privacy.engine import BookkeepingEngine, VmapEngine
+from dpsweep.privacy.engine import BookkeepingEngine, VmapEngine, engine_for
 from dpsweep.privacy.engine.doubt import reason_to_doubt
+from dpsweep.privacy.geometry import IDENTITY
 
 pytestmark = [
     pytest.mark.usefixtures("forgotten"),
@@ -315,3 +316,52 @@ def test_models_that_print_alike_are_tried_apart():
     assert repr(sound) == repr(unsound)
     assert reason_to_doubt(sound, loss, SHAPE) is None
     assert reason_to_doubt(unsound, loss, SHAPE) is not None
+
+
+NO_FAULT_OF_THE_MODELS = [
+    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+    "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+    "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
+    "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    "cuFFT error: CUFFT_ALLOC_FAILED",
+    "cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`",
+    "GET was unable to find an engine to execute this computation",
+    "CUDA error: an illegal memory access was encountered",
+    "CUDA error: device-side assert triggered",
+]
+
+
+class FailsAt(nn.Module):
+    """A model whose n-th call raises an error; it goes on counting in copies of itself."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net, self.calls = net, [0]
+
+    def __deepcopy__(self, memo: dict) -> "FailsAt":
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls[0] += 1
+        if self.calls[0] == self.at:
+            raise RuntimeError(self.words)
+        return self.net(x)
+
+
+@pytest.mark.parametrize("words", NO_FAULT_OF_THE_MODELS)
+@pytest.mark.parametrize(
+    ("make", "engine"),
+    [(TRUE["plain"], BookkeepingEngine), (FALSE["weight used elsewhere"][0], VmapEngine)],
+)
+def test_memory_that_runs_out_and_a_lost_gpu_are_no_doubt_about_the_model(make, engine, words):
+    """At whichever call of all that an engine is tried with."""
+    model = FailsAt(make())
+    model.words, model.at = words, 0
+    assert type(engine_for(model, loss, IDENTITY, 24, SHAPE)) is engine
+    num_calls, model.calls = model.calls[0], [0]
+    assert num_calls > 5
+    for model.at in range(1, num_calls + 1):
+        model.calls[0] = 0
+        with pytest.raises(RuntimeError, match=re.escape(words)):
+            engine_for(model, loss, IDENTITY, 24, SHAPE)

@@ -21,6 +21,7 @@ from oracle import (
     squared_norms,
     uses_of,
 )
+from pairs import pairs
 from torch import Tensor, nn
 
 from dpsweep.core.circulant import CirculantLinear
@@ -76,7 +77,8 @@ SPOILT = [(kind, "gradient") for kind in LAYERS] + [
     (kind, "input") for kind, (_, shapes) in LAYERS.items() if shapes
 ]
 every_layer = pytest.mark.parametrize("kind", LAYERS)
-every_form = pytest.mark.parametrize("cheap", [True, False], ids=["as records", "written out"])
+FORMS = {"as records": True, "written out": False}
+every_form = pytest.mark.parametrize("cheap", FORMS.values(), ids=FORMS)
 pytestmark = pytest.mark.filterwarnings("ignore:.*not yet implemented the batching rule")
 
 
@@ -104,9 +106,7 @@ def answers(layer: nn.Module, uses: list[Use]) -> dict[str, Answer]:
     return RULES.get(type(layer), layers.black_box)(layer, uses, wanted)
 
 
-@every_form
-@pytest.mark.parametrize("weights", QUERIES.values(), ids=QUERIES)
-@every_layer
+@pairs(kind=LAYERS.keys(), weights=QUERIES, cheap=FORMS)
 def test_layer_answers_as_autograd(monkeypatch, kind, weights, cheap):
     monkeypatch.setattr(Outer, "stays", cheap)
     layer = built(kind)
@@ -140,12 +140,10 @@ def test_single_precision_is_as_good_as_autograds(monkeypatch, kind, cheap):
         check(found[key], leaf_B, case=key)
 
 
-@every_form
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize(("kind", "where"), SPOILT)
-def test_example_that_is_not_finite_leaves_the_others_as_they_are(
-    monkeypatch, kind, where, bad, cheap
-):
+@pairs(spoilt={f"{kind}, {where}": (kind, where) for kind, where in SPOILT},
+       bad=[math.nan, math.inf], cheap=FORMS)  # fmt: skip
+def test_example_that_is_not_finite_leaves_the_others_as_they_are(monkeypatch, spoilt, bad, cheap):
+    kind, where = spoilt
     monkeypatch.setattr(Outer, "stays", cheap)
     layer = built(kind)
     sound = used(kind, layer)

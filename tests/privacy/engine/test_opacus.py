@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from oracle import CLIPS, QUERIES, TOLERANCE, flat, points_of
+from pairs import pairs
 from test_mixing import MIXING
 from torch import nn
 from zoo import SHAPE, ZOO, Net, Words, batch, loss
@@ -18,7 +19,6 @@ from dpsweep.privacy.geometry import IDENTITY
 
 NUM = 9
 every_clip = pytest.mark.parametrize("clip", CLIPS.values(), ids=CLIPS)
-every_query = pytest.mark.parametrize("weights", QUERIES.values(), ids=QUERIES)
 NETS: dict[str, Callable[[], nn.Module]] = {
     name: ZOO[name]
     for name in (
@@ -109,22 +109,9 @@ def agree(ours: Tensors, theirs: Tensors, dtype: torch.dtype = torch.float64) ->
     assert (flat(ours) - flat(theirs)).norm() <= TOLERANCE[dtype] * flat(theirs).norm()
 
 
-@every_query
-@every_net
-def test_sum_is_that_of_vmap(net, weights):
-    agree(*totals(net, weights, CLIPS["flat"]))
-
-
-@every_clip
-@every_net
-def test_every_clipping_is_that_of_vmap(net, clip):
-    agree(*totals(net, QUERIES["both signs"], clip))
-
-
-@pytest.mark.parametrize("at_once", [1, 7, 1000])
-@every_net
-def test_microbatches_change_nothing(net, at_once):
-    agree(*totals(net, QUERIES["both signs"], CLIPS["adaptive"], at_once))
+@pairs(net=NETS.keys(), weights=QUERIES, clip=CLIPS, at_once=[1, 7, NUM, 1000])
+def test_sum_is_that_of_vmap_in_any_microbatches(net, weights, clip, at_once):
+    agree(*totals(net, weights, clip, at_once))
 
 
 @every_net

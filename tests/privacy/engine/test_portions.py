@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from oracle import CLIPS, QUERIES, alone, draw, flat, points_of
+from pairs import pairs
 from torch import nn
 
 from dpsweep.privacy.clip import INSIDE, Flat, Quantile, clipped_sum
@@ -15,7 +16,6 @@ from dpsweep.privacy.engine.opacus import OpacusEngine
 ENGINES = {"bookkeeping": BookkeepingEngine, "vmap": VmapEngine, "opacus": OpacusEngine}
 NUM, AT_ONCE = 5, 8  # five of eight fill up to six
 every_engine = pytest.mark.parametrize("engine", ENGINES)
-every_clip = pytest.mark.parametrize("clip", CLIPS.values(), ids=CLIPS)
 every_size = pytest.mark.parametrize("at_once", [1, 2, 3, 4, 5, 7, 8, 10, 64])
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 
@@ -109,9 +109,7 @@ def test_empty_batch_has_no_portions():
     assert cut(0, 4) == []
 
 
-@every_clip
-@pytest.mark.parametrize("weights", QUERIES.values(), ids=QUERIES)
-@every_engine
+@pairs(engine=ENGINES.keys(), weights=QUERIES, clip=CLIPS)
 def test_filled_up_rows_are_not_heard(engine, weights, clip):
     model, loss = network(), nn.functional.cross_entropy
     query = (points_of(model, len(weights)), weights, *batch())
@@ -120,9 +118,7 @@ def test_filled_up_rows_are_not_heard(engine, weights, clip):
     torch.testing.assert_close(flat(total), flat(expected), rtol=1e-10, atol=1e-10)
 
 
-@every_clip
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-@every_engine
+@pairs(engine=ENGINES.keys(), bad=[math.nan, math.inf], clip=CLIPS)
 def test_filled_up_rows_are_not_heard_where_they_are_not_finite(engine, bad, clip):
     model, loss = network(), nn.functional.cross_entropy
     inputs, targets = batch()

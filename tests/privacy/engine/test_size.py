@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from pairs import pairs
 from torch import nn
 
 from dpsweep.privacy.clip import Flat
@@ -102,9 +103,7 @@ def test_few_even_parts_hold_a_batch_two_deviations_above_its_mean(batch_size, e
     assert (at_once - 1) * parts < largest <= at_once * parts
 
 
-@every_engine
-@every_size
-@pytest.mark.parametrize("side", [8, 32, 128])
+@pairs(side=[8, 32, 128], batch_size=SIZES, engine=ENGINES)
 def test_memory_of_a_processor_is_kept_but_for_the_rounding(side, batch_size, engine):
     model = nn.Sequential(nn.Conv2d(3, 32, 3), nn.Tanh(), nn.Conv2d(32, 32, 3))
     at_once = fitting_batch(model, (3, side, side), batch_size, engine)

@@ -72,11 +72,12 @@ def one_at_a_time(
     """Clipped sum over the batch by torch.autograd, example by example, shape (P,)."""
     inputs, targets = batch(dtype)
     total = torch.zeros(sum(p.numel() for p in where[0].values()), dtype=dtype)
+    nets = [network(dtype) for _ in where]
+    for net, point in zip(nets, where, strict=True):
+        net.load_state_dict(point)
     for i in range(NUM):
         answer = {k: torch.zeros_like(p) for k, p in where[0].items()}
-        for point, weight in zip(where, weights, strict=True):
-            net = network(dtype)
-            net.load_state_dict(point)
+        for net, weight in zip(nets, weights, strict=True):
             loss = nn.functional.cross_entropy(net(inputs[i : i + 1]), targets[i : i + 1])
             gradient = torch.autograd.grad(loss, list(net.parameters()))
             for leaf, g in zip(answer.values(), gradient, strict=True):

@@ -13,7 +13,7 @@ from dpsweep.config.trial import load_trial
 from dpsweep.core.errors import ConfigError, StateError
 from dpsweep.results.formats import export_best
 from dpsweep.store.state_dir import State
-from dpsweep.training.trial_dir import Room
+from dpsweep.training.trial_dir import TrialDir
 
 SPEC = {
     "name": "tiny",
@@ -40,7 +40,7 @@ def found(tmp_path_factory, really_trained):
 @pytest.fixture
 def weights(found):
     """The weights that were kept, put back after the test."""
-    place = Room(found[1].room(0)).weights
+    place = TrialDir(found[1].trial_dir(0)).weights
     kept = place.read_bytes()
     yield place
     place.write_bytes(kept)

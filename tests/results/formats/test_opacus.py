@@ -263,8 +263,8 @@ def opacus_run(folder):
 
 def our_run(config, folder):
     from dpsweep.training.loop import train
-    from dpsweep.training.trial_dir import Room
+    from dpsweep.training.trial_dir import TrialDir
 
-    room = Room(folder)
-    room.make_secret()
-    return train(config, room, lambda row: None).rows[-1]["valid/accuracy"]
+    trial_dir = TrialDir(folder)
+    trial_dir.make_secret()
+    return train(config, trial_dir, lambda row: None).rows[-1]["valid/accuracy"]

@@ -15,7 +15,7 @@ from rich.markup import escape
 
 from dpsweep import __version__
 from dpsweep.cli.say import console
-from dpsweep.cli.verbs.doctor.context import Finding, Patient
+from dpsweep.cli.verbs.doctor.context import DoctorContext, Finding
 from dpsweep.cli.verbs.doctor.elsewhere import cluster_nodes, ray_access, tracking
 from dpsweep.cli.verbs.doctor.gpu import gpu_trial, gpus
 from dpsweep.cli.verbs.doctor.permissions import credentials, permissions
@@ -36,7 +36,7 @@ _LITTLE_BYTES = 1e9
 _COLORS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
-Check = Callable[[Patient], Iterator[Finding]]
+Check = Callable[[DoctorContext], Iterator[Finding]]
 
 
 def doctor(
@@ -49,12 +49,12 @@ def doctor(
     gpu: bool = False,
 ) -> None:
     """Runs all checks and prints what they found; exits with 1 if something fails."""
-    patient = Patient(State.at(state_folder), named(storage), address, tracking_uri, gpu)
-    found = [finding for check in CHECKS for finding in check(patient)]
+    context = DoctorContext(State.at(state_folder), named(storage), address, tracking_uri, gpu)
+    found = [finding for check in CHECKS for finding in check(context)]
     if as_json:
         print(json.dumps([asdict(finding) for finding in found], indent=2))
     else:
-        table = plain_table(f"{patient.state.root}")
+        table = plain_table(f"{context.state.root}")
         for column in ("", "check", "found"):
             table.add_column(column, overflow="fold")
         for one in found:
@@ -66,7 +66,7 @@ def doctor(
         sys.exit(1)
 
 
-def versions(patient: Patient) -> Iterator[Finding]:
+def versions(context: DoctorContext) -> Iterator[Finding]:
     """What is installed."""
     told = [f"dpsweep {__version__}", f"python {platform.python_version()}"]
     for name in _PACKAGES:
@@ -77,11 +77,11 @@ def versions(patient: Patient) -> Iterator[Finding]:
     yield Finding("versions", "ok", ", ".join(told))
 
 
-def state_folder(patient: Patient) -> Iterator[Finding]:
-    """Whether the folder can be written, what it is on, and how much room it has."""
-    root = patient.state.root
+def state_folder(context: DoctorContext) -> Iterator[Finding]:
+    """Whether the folder can be written, what it is on, and how much space it has."""
+    root = context.state.root
     try:
-        patient.state.check_writable()
+        context.state.check_writable()
     except DpSweepError as e:
         yield Finding("state", "fail", str(e))
         return
@@ -101,13 +101,13 @@ def state_folder(patient: Patient) -> Iterator[Finding]:
     yield Finding("disk", "warn" if little else "ok", f"{shown_bytes(free)} are free", remedy)
 
 
-def storages(patient: Patient) -> Iterator[Finding]:
+def storages(context: DoctorContext) -> Iterator[Finding]:
     """Whether each database that holds a study answers, and its tables are this version's."""
-    own = patient.state.storage_uri
-    uris = {folder.storage_uri: None for folder in patient.sweeps}
-    for uri in {**uris, **({patient.storage: None} if patient.storage else {})}:
-        if uri == own and not (patient.state.root / "study.db").exists():
-            yield Finding("storage", "fail", f"{patient.state.root / 'study.db'} is gone", _RESTORE)
+    own = context.state.storage_uri
+    uris = {folder.storage_uri: None for folder in context.sweeps}
+    for uri in {**uris, **({context.storage: None} if context.storage else {})}:
+        if uri == own and not (context.state.root / "study.db").exists():
+            yield Finding("storage", "fail", f"{context.state.root / 'study.db'} is gone", _RESTORE)
             continue
         try:
             check_storage(uri)
@@ -120,24 +120,24 @@ def storages(patient: Patient) -> Iterator[Finding]:
 _RESTORE = "Restore it: it alone knows what the trials have spent"
 
 
-def studies(patient: Patient) -> Iterator[Finding]:
+def studies(context: DoctorContext) -> Iterator[Finding]:
     """Whether each sweep has its study."""
-    for folder, wrong in patient.read():
+    for folder, wrong in context.read():
         if wrong:
             yield Finding(f"sweep {folder.name}", "fail", wrong)
-    for folder in patient.sweeps:
-        if not _may_open(folder, patient.state):
+    for folder in context.sweeps:
+        if not _may_open(folder, context.state):
             continue
         try:
-            study = open_study(folder.name, patient.state)
+            study = open_study(folder.name, context.state)
             yield Finding(f"sweep {folder.name}", "ok", f"{study.num_asked()} trials asked for")
         except DpSweepError as e:
             yield Finding(f"sweep {folder.name}", "fail", str(e))
 
 
-def leases(patient: Patient) -> Iterator[Finding]:
+def leases(context: DoctorContext) -> Iterator[Finding]:
     """Who drives each sweep, and whose driver died."""
-    for folder in patient.sweeps:
+    for folder in context.sweeps:
         owner, last = folder.owner(), last_owner(folder.path)
         check = f"sweep {folder.name}"
         if owner and may_be_suspended(folder.path):
@@ -158,9 +158,9 @@ def leases(patient: Patient) -> Iterator[Finding]:
             )
 
 
-def spools(patient: Patient) -> Iterator[Finding]:
+def spools(context: DoctorContext) -> Iterator[Finding]:
     """What waits for each sweep's tracking server, and what it refused."""
-    for folder in patient.sweeps:
+    for folder in context.sweeps:
         lies, check = backlog(folder.path), f"sweep {folder.name}"
         if lies.waiting and folder.owner() is None:
             yield Finding(
@@ -178,9 +178,9 @@ def spools(patient: Patient) -> Iterator[Finding]:
             )
 
 
-def left_over(patient: Patient) -> Iterator[Finding]:
+def left_over(context: DoctorContext) -> Iterator[Finding]:
     """What killed processes left behind."""
-    found = everything(patient.state)
+    found = everything(context.state)
     if found:
         size = shown_bytes(sum(one.size_bytes for one in found))
         yield Finding("leftovers", "warn", f"{len(found)}, {size}", "See them with: dpsweep gc")

@@ -27,7 +27,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Patient:
+class DoctorContext:
     """What is looked at.
 
     Attributes:

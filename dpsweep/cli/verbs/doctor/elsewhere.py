@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-from dpsweep.cli.verbs.doctor.context import Finding, Level, Patient
+from dpsweep.cli.verbs.doctor.context import DoctorContext, Finding, Level
 from dpsweep.cluster.access import AWAY, REFUSED, TAKEN, answer_without_token, running_here
 from dpsweep.cluster.connect import check_answers, cluster
 from dpsweep.cluster.nodes import CLOCKS_AGREE_SECONDS, NodeReport, survey
@@ -13,19 +13,19 @@ from dpsweep.core.errors import DpSweepError
 from dpsweep.store.study import stored_sweep
 from dpsweep.tracking.access import artifact_place, is_open, proxied_artifacts
 from dpsweep.tracking.mlflow import check_reachable
-from dpsweep.tracking.server import without_password
+from dpsweep.tracking.server import is_server, without_password
 
 _PATIENCE_SECONDS = 60.0
 _LOCAL = ("127.0.0.1", "::1", "localhost")
 
 
-def tracking(patient: Patient) -> Iterator[Finding]:
+def tracking(context: DoctorContext) -> Iterator[Finding]:
     """Whether each tracking server answers, takes these credentials, and nobody without."""
-    for uri in patient.tracking_uris:
+    for uri in context.tracking_uris:
         try:
             check_reachable(uri)
             yield Finding("tracking", "ok", f"{without_password(uri)} answers")
-            if urlsplit(uri).scheme in ("http", "https"):
+            if is_server(uri):
                 yield from _server(uri)
         except DpSweepError as e:
             yield Finding("tracking", "fail", str(e))
@@ -68,21 +68,21 @@ def _server(uri: str) -> Iterator[Finding]:
         yield Finding("artifacts", "ok", words)
 
 
-def ray_access(patient: Patient) -> Iterator[Finding]:
+def ray_access(context: DoctorContext) -> Iterator[Finding]:
     """Whether a Ray cluster lets anybody in without a token."""
     mode = os.environ.get("RAY_AUTH_MODE", "")
     if mode == "disabled":
         words = "RAY_AUTH_MODE=disabled: clusters of one's own take anybody of this machine"
         yield Finding("ray", "warn", words, "Unset it")
-    if patient.address is None:
+    if context.address is None:
         yield Finding("ray", "ok", "no cluster named with --address: sweeps start one of their own")
         return
     try:
-        check_answers(patient.address)
+        check_answers(context.address)
     except DpSweepError as e:
         yield Finding("ray", "fail", str(e))
         return
-    address = patient.address if ":" in patient.address else running_here()
+    address = context.address if ":" in context.address else running_here()
     said = answer_without_token(address) if address else AWAY
     if said == TAKEN:
         yield Finding(
@@ -106,13 +106,13 @@ def ray_access(patient: Patient) -> Iterator[Finding]:
         yield Finding("ray", "fail", "no cluster is found on this machine", "ray start --head")
 
 
-def cluster_nodes(patient: Patient) -> Iterator[Finding]:
+def cluster_nodes(context: DoctorContext) -> Iterator[Finding]:
     """Versions, clock, GPUs, state folder and data on every node of a cluster."""
-    if patient.address is None:
+    if context.address is None:
         return
     try:
-        with cluster(patient.address):
-            reports = survey(_newest(patient), patient.state.root, _PATIENCE_SECONDS)
+        with cluster(context.address):
+            reports = survey(_newest(context), context.state.root, _PATIENCE_SECONDS)
     except DpSweepError as e:
         yield Finding("cluster", "fail", str(e))
         return
@@ -120,11 +120,11 @@ def cluster_nodes(patient: Patient) -> Iterator[Finding]:
         yield from _node(report)
 
 
-def _newest(patient: Patient) -> Sweep | None:
+def _newest(context: DoctorContext) -> Sweep | None:
     """The sweep whose data are looked for."""
-    for folder in reversed(patient.sweeps):
+    for folder in reversed(context.sweeps):
         try:
-            return stored_sweep(folder.name, patient.state)
+            return stored_sweep(folder.name, context.state)
         except DpSweepError:
             continue
     return None

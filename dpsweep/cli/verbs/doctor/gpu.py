@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from dpsweep.cli.verbs.doctor.context import Finding, Patient
+from dpsweep.cli.verbs.doctor.context import DoctorContext, Finding
 from dpsweep.config.source import Source
 from dpsweep.config.trial import load_trial
 from dpsweep.core.disk import shown_bytes
@@ -17,7 +17,7 @@ from dpsweep.core.types import Tensors
 from dpsweep.training.allowance import Allowance
 from dpsweep.training.device import open_device
 from dpsweep.training.loop import train
-from dpsweep.training.trial_dir import Room
+from dpsweep.training.trial_dir import TrialDir
 
 _TRIAL = {
     "data": {"name": "digits"},
@@ -30,7 +30,7 @@ _TRIAL = {
 _SHARE = 0.5
 
 
-def gpus(patient: Patient) -> Iterator[Finding]:
+def gpus(context: DoctorContext) -> Iterator[Finding]:
     """List the GPUs that torch sees, and compute one number on the first."""
     count = torch.cuda.device_count()
     if count and torch.cuda.is_available():
@@ -55,13 +55,13 @@ def gpus(patient: Patient) -> Iterator[Finding]:
         yield Finding("gpu", "ok", "none: trials run on CPUs")
 
 
-def gpu_trial(patient: Patient) -> Iterator[Finding]:
+def gpu_trial(context: DoctorContext) -> Iterator[Finding]:
     """Train one small trial twice on the GPU, from the same secret, as a worker would.
 
     Digits, one epoch. A step that is replayed after a crash must release the same again, so the
     two must agree in every bit.
     """
-    if not patient.gpu:
+    if not context.gpu:
         return
     try:
         open_device("cuda", key="--gpu")
@@ -93,9 +93,9 @@ def _train_twice() -> list[Tensors]:
     config = load_trial(Source("doctor --gpu", _TRIAL, {}))
     torch.cuda.reset_peak_memory_stats()
     with tempfile.TemporaryDirectory(prefix="dpsweep-doctor-") as folder:
-        rooms = [Room(Path(folder) / name) for name in ("first", "second")]
-        rooms[0].make_secret()
-        shutil.copy(rooms[0].path / "secret", rooms[1].path / "secret")
-        for room in rooms:
-            train(config, room, lambda row: None, allowance=Allowance(gpu_share=_SHARE))
-        return [torch.load(room.weights, weights_only=True) for room in rooms]
+        trial_dirs = [TrialDir(Path(folder) / name) for name in ("first", "second")]
+        trial_dirs[0].make_secret()
+        shutil.copy(trial_dirs[0].path / "secret", trial_dirs[1].path / "secret")
+        for trial_dir in trial_dirs:
+            train(config, trial_dir, lambda row: None, allowance=Allowance(gpu_share=_SHARE))
+        return [torch.load(trial_dir.weights, weights_only=True) for trial_dir in trial_dirs]

@@ -5,7 +5,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from dpsweep.cli.verbs.doctor.context import Finding, Patient
+from dpsweep.cli.verbs.doctor.context import DoctorContext, Finding
 from dpsweep.store.owner import VARIABLE, login, whoami
 from dpsweep.store.state_dir import OWNERS, State
 
@@ -29,9 +29,9 @@ _TOKENS = (
 """Files that hold tokens and passwords: the variable that names another place, the usual one."""
 
 
-def permissions(patient: Patient) -> Iterator[Finding]:
+def permissions(context: DoctorContext) -> Iterator[Finding]:
     """Whether anybody else can read or write what is private here."""
-    state = patient.state
+    state = context.state
     yield Finding("owner", "ok", f"you are {whoami()} here; {_others(state)}")
     if not state.root.exists():
         return
@@ -55,7 +55,7 @@ def permissions(patient: Patient) -> Iterator[Finding]:
         yield Finding("permissions", "ok", "what is private here is its owner's alone")
 
 
-def credentials(patient: Patient) -> Iterator[Finding]:
+def credentials(context: DoctorContext) -> Iterator[Finding]:
     """Whether files with tokens and passwords are their owner's alone."""
     for variable, usual in _TOKENS:
         place = Path(os.environ.get(variable) or usual).expanduser()
@@ -68,7 +68,7 @@ def credentials(patient: Patient) -> Iterator[Finding]:
             yield Finding("credentials", "warn", words, f"chmod 600 {place}")
         else:
             yield Finding("credentials", "ok", f"{place} is its owner's alone")
-    yield from _kept(patient.state)
+    yield from _kept(context.state)
 
 
 def _kept(state: State) -> Iterator[Finding]:

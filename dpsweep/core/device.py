@@ -1,0 +1,50 @@
+"""CUDA errors after which a process can use no GPU any more."""
+
+import torch
+
+from dpsweep.core.errors import causes
+from dpsweep.core.memory import out_of_memory
+
+_STICKY = (
+    "an async error has occured in external entity",  # spelled so by CUDA
+    "an illegal instruction was encountered",
+    "an illegal memory access was encountered",
+    "context is destroyed",
+    "device-side assert triggered",
+    "hardware stack error",
+    "invalid access of peer gpu memory",
+    "invalid program counter",
+    "misaligned address",
+    "operation not supported on global/shared address space",
+    "the launch timed out and was terminated",
+    "the mps client has been terminated by the server",
+    "uncorrectable ecc error encountered",
+    "uncorrectable nvlink error detected",
+    "unspecified launch failure",
+)
+"""What CUDA 13's runtime says, in lower case, of errors that corrupt the process's context: "the
+process must be terminated and relaunched" (cudaError_t in its reference). Every later call
+in the process returns the same error, whosever call it is."""
+
+
+def broken_device(error: BaseException) -> str | None:
+    """What has made the GPU useless to this process, in CUDA's words; None if nothing has.
+
+    The words are CUDA's alone: the rest of the message may quote data. Libraries report such an
+    error in words of their own, and a model's code may catch it. So if this process uses a GPU, the
+    GPU is asked as well.
+    """
+    for one in causes(error):
+        if isinstance(one, RuntimeError) and (said := _said(one)):
+            return said
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError as e:
+            return None if out_of_memory(e) else _said(e) or "the GPU does not answer any more"
+    return None
+
+
+def _said(error: RuntimeError) -> str | None:
+    text = str(error).lower()
+    return next((said for said in _STICKY if said in text), None)

@@ -1,0 +1,36 @@
+"""The privacy statement of a search, from what its study knows."""
+
+from dpsweep.search.charge import run_of, runs_statement
+from dpsweep.store.study import Study
+
+
+def statement_of(study: Study, *, planned: bool = False) -> str:
+    """The privacy statement of a study's search, with all that stands behind its figure.
+
+    Args:
+        study: The search.
+        planned: True for all that may still be run, beside what has begun; False for what has.
+    """
+    records = study.records()
+    promise = runs_statement(
+        study.sweep,
+        [run_of(record) for record in records],
+        confirming=sum(record.confirms is not None for record in records),
+        void=study.is_void or any(record.void for record in records),
+        plans=study.plans,
+        ahead=study.num_planned if planned else None,
+    )
+    return " ".join(filter(None, [promise, study.sweep.config.pruner.words, _inherited(study)]))
+
+
+def _inherited(study: Study) -> str:
+    """What an earlier sweep that was learned from adds to the statement."""
+    warm = study.warm_start
+    if warm is None or not study.sweep.config.sampler.learns:
+        return ""
+    sweeps = ", before it ".join(warm["sweeps"][::-1])
+    return (
+        f"Its proposals began from the results of sweep {sweeps} "
+        f"on the same data ({warm['trials']} trials in the last): what was spent there is not in "
+        f"this figure, and adds to it."
+    )

@@ -1,0 +1,56 @@
+"""CUDA errors that no process survives are told from all others, without their data."""
+
+import pytest
+import torch
+
+from dpsweep.core.device import broken_device
+
+DEBUG = "\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
+"""torch adds it to every error of CUDA's."""
+
+STICKY = [
+    "an illegal memory access was encountered",
+    "device-side assert triggered",
+    "unspecified launch failure",
+    "misaligned address",
+    "an illegal instruction was encountered",
+    "uncorrectable ECC error encountered",
+    "the launch timed out and was terminated",
+]
+
+
+@pytest.mark.parametrize("words", STICKY)
+@pytest.mark.parametrize("kind", [RuntimeError, torch.AcceleratorError])
+def test_an_error_that_corrupts_the_context_is_known_by_cudas_words(kind, words):
+    error = kind(f"CUDA error: {words}{DEBUG} while reading 0.25")
+    assert broken_device(error) == words.lower()
+    reworded = ValueError("reworded")
+    reworded.__cause__ = error
+    assert broken_device(reworded) == words.lower()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError(f"CUDA error: out of memory{DEBUG}"),
+        RuntimeError(f"CUDA error: invalid argument{DEBUG}"),
+        RuntimeError("shape '[2, 3]' is invalid for input of size 5"),
+        ValueError("device-side assert triggered"),
+    ],
+)
+def test_other_errors_leave_the_process_as_it_is(error):
+    assert broken_device(error) is None
+
+
+def test_a_gpu_that_does_not_answer_is_found_whatever_the_error_says(monkeypatch):
+    """No GPU here: what torch says of one stands in for it."""
+
+    def lost():
+        raise torch.AcceleratorError(f"CUDA error: unspecified launch failure{DEBUG}")
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    failed = RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`")
+    assert broken_device(failed) is None
+    monkeypatch.setattr(torch.cuda, "synchronize", lost)
+    assert broken_device(failed) == "unspecified launch failure"
