@@ -66,9 +66,9 @@ def check(file: SweepFile, settings: Settings = None, fetch: Fetch = False) -> N
 @app.command()
 def plan(file: SweepFile, settings: Settings = None, as_json: Json = False) -> None:
     """Print what a sweep will take: noise, epsilon of a trial and of the search, time, disk."""
-    from dpsweep.cli.verbs import search
+    from dpsweep.cli.verbs import plan
 
-    search.plan(file, settings or [], as_json)
+    plan.plan(file, settings or [], as_json)
 
 
 @app.command()

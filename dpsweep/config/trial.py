@@ -11,13 +11,13 @@ from dpsweep.config.privacy import PrivacyConfig
 from dpsweep.config.source import Source, Tree, put, validate, with_overrides, yaml_text
 from dpsweep.core.errors import Misfit
 from dpsweep.core.strict import Strict, unused
+from dpsweep.core.types import EngineName
 from dpsweep.data.augment import Augment
 from dpsweep.data.datasets import DataConfig
 from dpsweep.methods import METHODS, MethodConfig, compose
 from dpsweep.methods import build as build_method
 from dpsweep.models import ModelConfig
 from dpsweep.optim import OptimizerConfig
-from dpsweep.privacy.engine import Choice
 from dpsweep.privacy.query import Apart
 
 
@@ -32,7 +32,7 @@ class TrainConfig(Strict):
     epochs: float = Field(gt=0)
     """E: passes over the data in expectation; the run takes round(E N / B) steps, at least 1."""
 
-    engine: Choice = "auto"
+    engine: EngineName = "auto"
     """How per-example gradients are had: bookkeeping (the fast one), vmap (any model), opacus (its
     hooks); auto is bookkeeping, or vmap where a model does not let it. All release the same."""
 

@@ -4,8 +4,6 @@ import resource
 import sys
 from pathlib import Path
 
-import torch
-
 from dpsweep.core.errors import causes
 
 _STATUS = Path("/proc/self/status")
@@ -72,6 +70,8 @@ def out_of_memory(error: BaseException) -> str | None:
 
 
 def _where(error: BaseException) -> str | None:
+    import torch
+
     if isinstance(error, torch.OutOfMemoryError):
         return "on the GPU"
     if isinstance(error, MemoryError):

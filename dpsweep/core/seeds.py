@@ -8,13 +8,16 @@ is replayed after a crash draws the same batch and the same noise: it releases n
 new and costs nothing more.
 """
 
+from __future__ import annotations
+
 import hashlib
 import os
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 SECRET_BYTES = 32
 TEST_SECRET_VARIABLE = "DPSWEEP_TEST_SECRET"
@@ -49,22 +52,22 @@ class Secret:
     void: bool = False
 
     @classmethod
-    def draw(cls) -> "Secret":
+    def draw(cls) -> Secret:
         """A fresh secret, from the operating system."""
         return cls(os.urandom(SECRET_BYTES))
 
     @classmethod
-    def fixed(cls, text: str) -> "Secret":
+    def fixed(cls, text: str) -> Secret:
         """The same secret for the same text, for tests only: it voids the privacy claim."""
         return cls(hashlib.blake2b(text.encode(), digest_size=SECRET_BYTES).digest(), void=True)
 
     @classmethod
-    def for_new_trial(cls) -> "Secret":
+    def for_new_trial(cls) -> Secret:
         """A drawn secret, or the fixed one of a test that sets DPSWEEP_TEST_SECRET."""
         text = os.environ.get(TEST_SECRET_VARIABLE)
         return cls.fixed(text) if text else cls.draw()
 
-    def bound_to(self, config: str) -> "Secret":
+    def bound_to(self, config: str) -> Secret:
         """The secret for one config alone: another one, under the same secret, has other noise.
 
         Were the noise the same, the difference of two releases would have none.
@@ -80,6 +83,8 @@ class Secret:
         A counter-based Philox with a 128-bit key. NumPy's normal draws use the ziggurat
         method; torch's CPU generator keeps 32 bits of a seed, too few for a secret.
         """
+        import numpy as np
+
         digest = self._derived(step, name, num_bytes=16)
         return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
 

@@ -7,11 +7,12 @@ post-processing and costs no privacy. Only `privacy/clip.py` makes the first ste
 `privacy/release.py` the second; a filter takes `Released` alone, and mypy holds it to that.
 """
 
-from typing import NewType
+from typing import TYPE_CHECKING, Literal, NewType
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
-Tensors = dict[str, Tensor]
+Tensors = dict[str, "Tensor"]
 """Parameter name -> tensor. Every tree in the package has the model's own names, in its order."""
 
 PerExample = NewType("PerExample", Tensors)
@@ -24,6 +25,9 @@ Leaf shape (*param.shape), or the white coordinates of privacy/geometry.py."""
 
 Released = NewType("Released", Tensors)
 """The same leaves, noisy and divided by the expected batch size. Safe to post-process."""
+
+EngineName = Literal["auto", "bookkeeping", "vmap", "opacus"]
+"""Ways to compute per-example gradients; see privacy/engine."""
 
 Row = dict[str, float]
 """One report of a trial: `epoch`, `step`, and released or public figures by metric name."""

@@ -15,15 +15,18 @@ device.
 Shapes: B examples, K copies, images of C channels and H x W pixels.
 """
 
-from typing import Self
+from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING, Self
+
 from pydantic import Field, model_validator
-from torch import Tensor
 
 from dpsweep.core.errors import Misfit
 from dpsweep.core.seeds import public_seed
 from dpsweep.core.strict import Strict
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _BITS = 31
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -70,6 +73,8 @@ class Augment(Strict):
             step: Counted from 0.
             seed: Public seed.
         """
+        import torch
+
         flipped_BK, down_BK, right_BK = self.draws(marks_B, step, seed)
         height, width = inputs_B.shape[2:]
         rows = _mirrored(torch.arange(height, device=down_BK.device) + down_BK[..., None], height)
@@ -83,6 +88,8 @@ class Augment(Strict):
 
     def draws(self, marks_B: Tensor, step: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
         """(flipped, pixels down, pixels right) of each copy, shape (B, K) each."""
+        import torch
+
         number = public_seed(seed, "augment", step)
         copy_K = torch.arange(self.multiplicity, device=marks_B.device)
         bits = _mixed(_mixed(marks_B + number * 2**_BITS)[:, None] + copy_K)
@@ -94,6 +101,8 @@ class Augment(Strict):
 
 def marks(inputs: Tensor) -> Tensor:
     """A hash of each image's bytes, int64, shape (N,): sum of bytes times fixed odd numbers."""
+    import torch
+
     flat = inputs.flatten(1).contiguous().view(torch.uint8)
     place = torch.arange(flat.shape[1], device=inputs.device)
     factors = _mixed(place) | 1
@@ -103,6 +112,8 @@ def marks(inputs: Tensor) -> Tensor:
 
 def _mirrored(place: Tensor, size: int) -> Tensor:
     """Places before 0 and from `size` on, mirrored at the first and the last one."""
+    import torch
+
     place = place.abs()
     return torch.where(place >= size, 2 * (size - 1) - place, place)
 

@@ -23,12 +23,9 @@ from dpsweep.search.charge import runs_statement
 from dpsweep.store.filesystem import check_local
 from dpsweep.store.owner import whoami
 from dpsweep.store.state_dir import State
-from dpsweep.store.storage import check_storage
-from dpsweep.tracking.access import PASSWORDS
-from dpsweep.tracking.mlflow import check_reachable
 from dpsweep.tracking.server import is_server, refuse_password, with_driver, without_password
 from dpsweep.training.assemble import assemble, initial
-from dpsweep.training.budget import budget, statement_of_trial
+from dpsweep.training.budget import Budget, budget, statement_of_trial
 from dpsweep.training.evaluate import evaluate
 from dpsweep.training.malloc import keep_freed_memory
 from dpsweep.training.step import Progress, Step
@@ -45,6 +42,10 @@ def check_services(
     sweep: Sweep, state: State, tracking_uri: str | None, storage_uri: str | None = None
 ) -> None:
     """Raises if the state cannot be written or has no space, the name is taken or a server away."""
+    from dpsweep.store.storage import check_storage
+    from dpsweep.tracking.access import PASSWORDS
+    from dpsweep.tracking.mlflow import check_reachable
+
     refuse_password("--tracking-uri", tracking_uri, PASSWORDS)
     state.check_writable()
     if state.sweep(sweep.name).path.exists():
@@ -133,7 +134,7 @@ def plan(sweep: Sweep, at_once: int) -> Plan:
     configs = [*filter(sweep.admits, sweep.corners()), *sweep.samples(8)]
     budgets = [budget(config) for config in configs]
     num = min(len(configs), max(_PROBES, min(at_once, _MOST_PROBES)))
-    startup, probes = _probed(configs[-num:], sweep.config.resources.cpu, at_once)
+    startup, probes = _probed(configs[-num:], budgets[-num:], sweep.config.resources.cpu, at_once)
     runs = [b.run for b in budgets]
     repeats = sweep.num_runs - trials
     planned = [runs[i % len(runs)] for i in range(sweep.num_runs)]
@@ -170,22 +171,27 @@ class Probe:
     trial: float
 
 
-def _probed(configs: list[TrialConfig], threads: int, at_once: int) -> tuple[float, list[Probe]]:
+def _probed(
+    configs: list[TrialConfig], budgets: list[Budget], threads: int, at_once: int
+) -> tuple[float, list[Probe]]:
     """Seconds until a worker is ready, and the probes, as many at once as there will be trials."""
     start = time.time()
     workers = min(at_once, len(configs), _MOST_PROBES)
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        probes = list(pool.map(_probe, configs, [threads] * len(configs)))
+        probes = list(pool.map(_probe, configs, budgets, [threads] * len(configs)))
     return min(p.entered for p in probes) - start + max(p.first for p in probes), probes
 
 
-def _probe(config: TrialConfig, threads: int) -> Probe:
-    """Begins the trial, and times its parts; nothing trained is kept or shown."""
+def _probe(config: TrialConfig, plan: Budget, threads: int) -> Probe:
+    """Begins the trial, and times its parts; nothing trained is kept or shown.
+
+    As a worker it is told its budget, and loads no accountant.
+    """
     entered = time.time()
     torch.set_num_threads(config.train.threads or threads)
     keep_freed_memory()
-    _, first = _timed(lambda: _begin(config))
-    (step, progress), again = _timed(lambda: _begin(config))
+    _, first = _timed(lambda: _begin(config, plan))
+    (step, progress), again = _timed(lambda: _begin(config, plan))
     _, steps = _timed(partial(_take, step, progress))
     model, data = step.engine.model, step.data
     _, evaluation = _timed(lambda: evaluate(model, progress.params, data, step.dtype))
@@ -199,9 +205,9 @@ def _probe(config: TrialConfig, threads: int) -> Probe:
     )
 
 
-def _begin(config: TrialConfig) -> tuple[Step, Progress]:
+def _begin(config: TrialConfig, plan: Budget) -> tuple[Step, Progress]:
     """The trial after its first step, in which kernels are chosen."""
-    step = assemble(config, Secret.draw(), torch.device("cpu"))
+    step = assemble(config, Secret.draw(), torch.device("cpu"), plan)
     progress = step.start(initial(step))
     step(progress)
     return step, progress

@@ -1,12 +1,15 @@
 """What a filter is, what it may know, and how several make one."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from math import pi, prod
-from typing import Any, ClassVar, Protocol
-
-import torch
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from dpsweep.core.types import Released, Tensors
+
+if TYPE_CHECKING:
+    import torch
 
 State = Any
 """A filter's memory: None, numbers, tensors, and tuples or dicts of these.
@@ -84,6 +87,8 @@ class Chain:
         not, since what the first leaves is no longer white: theirs is the mean of
         |H_1|^2 |H_2|^2 ... over the spectrum, here at half a million frequencies.
         """
+        import torch
+
         circle = torch.arange(_FREQUENCIES, dtype=torch.float64) * (2 * pi / _FREQUENCIES)
         over_time = [link for link in self.links if link.over_time]
         across = [link for link in self.links if not link.over_time]
@@ -104,5 +109,7 @@ def _gain(links: list[Filter], at: Any) -> float:
     """That of filters of one kind in a row; `at` is where their responses are asked."""
     if len(links) < 2:
         return prod(link.noise_gain for link in links)
+    import torch
+
     responses = torch.stack([link.frequency_response(at).abs() for link in links])
     return float(responses.prod(0).square().mean())

@@ -16,15 +16,21 @@ The names hold the digits behind the point, m for minus; every entry of `a` is n
 Source of the table: Zhang et al., DOPPLER, arXiv:2408.13460, and the DP-PMLF paper after it.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable
 from math import cos, fsum, pi
-
-import numpy as np
-import scipy
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from dpsweep.core.errors import Misfit
 from dpsweep.filters.iir import ROUNDING_LIMIT, Row, rounding
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    _Polynomials = tuple[NDArray[np.float64], NDArray[np.float64]]
+    """Numerator and denominator in 1/z, as scipy.signal gives them."""
 
 Coefficients = tuple[Row, Row]
 """(a, b) of `Iir`."""
@@ -45,9 +51,6 @@ MAX_ORDER = 8
 REAL_ANGLE = 1e-5
 """Radians: an angle this close to 0 or pi is that angle, so that 3.14159 is pi."""
 
-_Polynomials = tuple[NDArray[np.float64], NDArray[np.float64]]
-"""Numerator and denominator in 1/z, as scipy.signal gives them."""
-
 _BLOCKED = 1e-9
 """|sum b| over sum |b| up to which zeros are taken to block a constant gradient."""
 
@@ -67,8 +70,10 @@ def butterworth(order: int, cutoff: float) -> Coefficients:
     >>> [round(x, 9) + 0.0 for x in (*a, *b)]
     [0.0, 0.5, 0.5]
     """
+    from scipy import signal
+
     _check(order, cutoff)
-    return _held(lambda n: scipy.signal.butter(n, cutoff), order, cutoff)
+    return _held(lambda n: signal.butter(n, cutoff), order, cutoff)
 
 
 def chebyshev(order: int, cutoff: float, ripple_db: float) -> Coefficients:
@@ -84,6 +89,8 @@ def chebyshev(order: int, cutoff: float, ripple_db: float) -> Coefficients:
     Raises:
         Misfit: As for `butterworth`; or if it names ripple_db, that is outside its range.
     """
+    from scipy import signal
+
     _check(order, cutoff)
     if not 0 < ripple_db <= 12:
         raise Misfit(
@@ -91,7 +98,7 @@ def chebyshev(order: int, cutoff: float, ripple_db: float) -> Coefficients:
             f"ripple_db must lie in (0, 12], got {ripple_db}. It is how far the gain may swing "
             "below the cutoff; near 0 the roll-off is as gentle as butterworth's",
         )
-    return _held(lambda n: scipy.signal.cheby1(n, ripple_db, cutoff), order, cutoff)
+    return _held(lambda n: signal.cheby1(n, ripple_db, cutoff), order, cutoff)
 
 
 def pole_zero(
@@ -184,6 +191,8 @@ def _check_angle(key: str, i: int, angle: float) -> None:
 
 def _roots_out(roots: tuple[tuple[float, float], ...]) -> Row:
     """The polynomial in 1/z with these roots, coefficient of 1 first: real by construction."""
+    import numpy as np
+
     product = np.ones(1)
     for radius, angle in roots:
         if angle < REAL_ANGLE:

@@ -7,23 +7,24 @@ pair is a filter one may train with. What is refused, and why, is said in `Iir`;
 Read filters/lti.py first: it says what the two describing numbers of a filter are.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from math import fsum, isfinite
 from sys import float_info
-from typing import ClassVar, TypeVar
-
-import numpy as np
-import scipy
-import torch
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from dpsweep.core.errors import Misfit
 from dpsweep.core.types import Released, Tensors
 from dpsweep.filters.base import Public, State
 
+if TYPE_CHECKING:
+    import torch
+
 Row = tuple[float, ...]
-Number = TypeVar("Number", float, torch.Tensor)
+Number = TypeVar("Number", float, "torch.Tensor")
 
 DC_TOLERANCE = 1e-6
 """How far sum b / (1 + sum a) may lie from 1."""
@@ -94,6 +95,8 @@ class Iir:
 
     def _check_poles(self) -> None:
         if _energy(self.a, self.b) is None:
+            import numpy as np
+
             pole = max(np.roots((1.0, *self.a)), key=abs)
             radius = max(abs(pole), 1.0)  # the exact test knows better than a computed root
             raise Misfit(
@@ -134,7 +137,10 @@ class Iir:
     def _check_bias_correction(self) -> None:
         if self.b[0] > 0 and min(self.b) >= 0 >= max(self.a, default=0.0):
             return  # every c_t is a sum of positive terms
-        c_T = scipy.signal.lfilter(self.b, (1.0, *self.a), np.ones(_HORIZON))
+        import numpy as np
+        from scipy import signal
+
+        c_T = signal.lfilter(self.b, (1.0, *self.a), np.ones(_HORIZON))
         if wrong := np.flatnonzero(~(c_T > 0)).tolist():
             t = wrong[0]
             raise Misfit(
@@ -159,7 +165,7 @@ class Iir:
 
     def frequency_response(self, w: torch.Tensor) -> torch.Tensor:
         """Complex gain at each angular frequency in `w`, shape (W,), radians per step."""
-        back = torch.exp(-1j * w)
+        back = (-1j * w).exp()
         return _polynomial(self.b, back) / _polynomial((1.0, *self.a), back) / self.settled
 
     def init(self, params: Tensors) -> State:
@@ -234,7 +240,7 @@ def _fractions(row: Row, order: int) -> list[Fraction]:
 
 def _polynomial(row: Row, x: torch.Tensor) -> torch.Tensor:
     """Sum of row_r x^r."""
-    total = torch.zeros_like(x)
+    total = x.new_zeros(x.shape)
     for weight in reversed(row):
         total = total * x + weight
     return total

@@ -13,14 +13,17 @@ Both are those of the settled filter. `Momentum` alone does not keep a constant 
 is, but adds it up. Filters of higher order are in filters/iir.py. Read filters/base.py first.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from math import exp, isfinite, log1p, sqrt
-from typing import ClassVar
-
-import torch
+from typing import TYPE_CHECKING, ClassVar
 
 from dpsweep.core.types import Released, Tensors
 from dpsweep.filters.base import Public, State
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _LEAST_DRIFT = 1e-24
 """Variance a step must add, in units of the noise's: below, the gain is 0 within rounding."""
@@ -61,9 +64,9 @@ class Ema:
         """Sum of squared impulse response, gain / (2 - gain); reached as t grows."""
         return self.gain / (2 - self.gain)
 
-    def frequency_response(self, w: torch.Tensor) -> torch.Tensor:
+    def frequency_response(self, w: Tensor) -> Tensor:
         """Complex gain at each angular frequency in `w`, shape (W,), radians per step."""
-        return self.gain / (1 - (1 - self.gain) * torch.exp(-1j * w))
+        return self.gain / (1 - (1 - self.gain) * (-1j * w).exp())
 
     def gain_at(self, step: int) -> float:
         """The same at every step."""
@@ -143,7 +146,7 @@ class Riccati:
         """That of the average with the settled gain, k_inf / (2 - k_inf)."""
         return Ema(self.settled_gain).noise_gain
 
-    def frequency_response(self, w: torch.Tensor) -> torch.Tensor:
+    def frequency_response(self, w: Tensor) -> Tensor:
         """Of the settled filter, at each angular frequency in `w`, shape (W,), rad per step."""
         return Ema(self.settled_gain).frequency_response(w)
 
@@ -217,9 +220,9 @@ class Momentum:
         """Sum of squared impulse response, 1 / (1 - beta^2); reached as t grows."""
         return 1 / (1 - self.beta**2)
 
-    def frequency_response(self, w: torch.Tensor) -> torch.Tensor:
+    def frequency_response(self, w: Tensor) -> Tensor:
         """Complex gain at each angular frequency in `w`, shape (W,), radians per step."""
-        return 1 / (1 - self.beta * torch.exp(-1j * w))
+        return 1 / (1 - self.beta * (-1j * w).exp())
 
     def init(self, params: Tensors) -> State:
         return None
@@ -227,7 +230,7 @@ class Momentum:
     def apply(self, grad: Released, state: State, public: Public) -> tuple[Released, State]:
         if state is None:
             return grad, grad
-        m = Released({k: torch.add(g, state[k], alpha=self.beta) for k, g in grad.items()})
+        m = Released({k: g.add(state[k], alpha=self.beta) for k, g in grad.items()})
         return m, m
 
 
@@ -235,5 +238,5 @@ def _average(gain: float, grad: Released, last: Released | None) -> tuple[Releas
     """(1 - gain) last + gain grad, or grad where it is the first, as output and state."""
     if last is None:  # starting from zero would shrink the first steps
         return grad, grad
-    mean = Released({k: torch.lerp(last[k], g, gain) for k, g in grad.items()})
+    mean = Released({k: last[k].lerp(g, gain) for k, g in grad.items()})
     return mean, mean

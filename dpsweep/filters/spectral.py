@@ -6,15 +6,18 @@ evenly. Masking the released vector is post-processing; masking the noise before
 added would void the calibration, and nothing here can reach it.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from math import expm1, floor
-from typing import ClassVar, Literal, get_args
-
-import torch
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from dpsweep.core.errors import guess
 from dpsweep.core.types import Released, Tensors
 from dpsweep.filters.base import Public, State
+
+if TYPE_CHECKING:
+    import torch
 
 Shape = Literal["step", "exponential", "butterworth"]
 Scope = Literal["model", "tensor"]
@@ -113,6 +116,8 @@ class Shelf:
         self, num_params: int, device: torch.device | None = None
     ) -> torch.Tensor:
         """Phi at each of the floor(P/2) + 1 real frequencies of `num_params` coordinates."""
+        import torch
+
         bins = num_params // 2 + 1
         f = torch.arange(bins, dtype=torch.float64, device=device) / bins
         match self.shape:
@@ -132,6 +137,8 @@ class Shelf:
         return None
 
     def apply(self, grad: Released, state: State, public: Public) -> tuple[Released, State]:
+        import torch
+
         if self.scope == "tensor":
             return Released(
                 {k: self._masked(g.flatten()).view_as(g) for k, g in grad.items()}
@@ -142,6 +149,8 @@ class Shelf:
         return Released({k: part.view_as(g) for (k, g), part in pairs}), None
 
     def _masked(self, flat_P: torch.Tensor) -> torch.Tensor:
+        import torch
+
         phi = self.frequency_response(len(flat_P), flat_P.device).to(flat_P)
         masked: torch.Tensor = torch.fft.irfft(phi * torch.fft.rfft(flat_P), n=len(flat_P))
         return masked

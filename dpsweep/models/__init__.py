@@ -1,16 +1,18 @@
 """The table of models. None mixes examples (no batch norm), so each answers for itself."""
 
-from typing import Annotated, get_args
+from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING, Annotated, get_args
+
 from pydantic import Field
-from torch import nn
 
 from dpsweep.core.seeds import public_seed
 from dpsweep.data.datasets import Spec
 from dpsweep.models import cnn, lenet, mlp, own, resnet, spectral, vit, wrn
 from dpsweep.models.parts import Model
-from dpsweep.models.transfer import transferred
+
+if TYPE_CHECKING:
+    from torch import nn
 
 ModelConfig = Annotated[
     cnn.CnnSmall
@@ -46,6 +48,10 @@ def build(config: Model, spec: Spec, seed: int) -> nn.Module:
     Raises:
         ValueError: If it does not fit the data; a Misfit names the key to change.
     """
+    import torch
+
+    from dpsweep.models.transfer import transferred
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(public_seed(seed, "weights"))
         return transferred(config.build(spec.shape, spec.num_classes), config)

@@ -3,12 +3,16 @@
 Papernot et al. 2021, arXiv:2007.14191, show why bounded activations help under DP.
 """
 
-from typing import Literal
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
-from torch import nn
 
 from dpsweep.models.parts import Model, Shape, linear, refuse_smaller
+
+if TYPE_CHECKING:
+    from torch import nn
 
 _LEAST = 14
 
@@ -27,6 +31,8 @@ class CnnSmall(Model):
 
     def build(self, shape: Shape, num_classes: int) -> nn.Module:
         """Images of `shape` (C, H, W), sides at least 4 -> logits, shape (B, num_classes)."""
+        from torch import nn
+
         refuse_smaller(shape, halvings=2)
         channels, height, width = shape
         features = 2 * self.width * (height // 4) * (width // 4)
@@ -61,6 +67,8 @@ class CnnPapernot(Model):
 
     def build(self, shape: Shape, num_classes: int) -> nn.Module:
         """Images of `shape` (C, H, W), sides at least 14 -> logits, shape (B, num_classes)."""
+        from torch import nn
+
         channels, height, width = shape
         if min(height, width) < _LEAST:
             raise ValueError(
@@ -89,6 +97,8 @@ class Cnn5(Model):
 
     def build(self, shape: Shape, num_classes: int) -> nn.Module:
         """Images of `shape` (C, H, W) -> logits, shape (B, num_classes)."""
+        from torch import nn
+
         layers: list[nn.Module] = []
         channels = shape[0]
         for width in (32, 64, 128):

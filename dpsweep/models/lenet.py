@@ -3,12 +3,16 @@
 With tanh and a linear last layer, as the Spectral-DP paper (Feng et al. 2023) trains it on MNIST.
 """
 
-from typing import Literal
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
-from torch import nn
 
 from dpsweep.models.parts import Model, Shape, linear
+
+if TYPE_CHECKING:
+    from torch import nn
 
 _LEAST = 12
 
@@ -29,6 +33,8 @@ class LeNet5(Model):
 
     def build(self, shape: Shape, num_classes: int) -> nn.Module:
         """Images of `shape` (C, H, W), sides at least 12 -> logits, shape (B, num_classes)."""
+        from torch import nn
+
         channels, height, width = shape
         if min(height, width) < _LEAST:
             raise ValueError(

@@ -3,15 +3,19 @@
 Feng et al. 2023, Spectral-DP, Table 11: Model-1 and its circulant twin, 784-2048-1024-160-10.
 """
 
+from __future__ import annotations
+
 from itertools import pairwise
 from math import prod
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
-from torch import nn
 
 from dpsweep.core.strict import unused
 from dpsweep.models.parts import Model, Shape, linear, refuse_remainder
+
+if TYPE_CHECKING:
+    from torch import nn
 
 _HIDDEN = (2048, 1024, 160)
 
@@ -32,6 +36,8 @@ class Linear(Model):
 
     def build(self, shape: Shape, num_classes: int) -> nn.Module:
         """Images of `shape` (C, H, W) -> logits, shape (B, num_classes)."""
+        from torch import nn
+
         layers = [nn.Flatten(), linear(prod(shape), num_classes, self.block)]
         if self.groups is not None:
             refuse_remainder(self.groups, shape[0])
@@ -69,6 +75,8 @@ class Mlp4Circulant(Model):
 def _mlp(
     features: int, num_classes: int, block: int | None, head_block: int | None
 ) -> nn.Sequential:
+    from torch import nn
+
     layers: list[nn.Module] = [nn.Flatten()]
     for given, width in pairwise((features, *_HIDDEN)):
         layers += [linear(given, width, block), nn.Tanh()]

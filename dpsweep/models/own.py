@@ -5,6 +5,8 @@ engines must see; `made_private` replaces them. Whatever else is wrong with a mo
 the engine's own checks (privacy/engine/) before the first step.
 """
 
+from __future__ import annotations
+
 import copy
 import importlib
 import sys
@@ -12,21 +14,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
-from torch.nn.modules.dropout import _DropoutNd
 
 from dpsweep.core.errors import Misfit
-from dpsweep.models.parts import Model, Shape, divisor
-from dpsweep.privacy.engine import refuse_mixing
-from dpsweep.privacy.engine.state_guard import StateGuard, check_stateless
+from dpsweep.models.parts import Model, Shape
 
-_MOST_GROUPS, _CHANNELS_OF_A_GROUP = 32, 4
-_LEAVES_OUT = ("StochasticDepth", "DropPath", "DropBlock2d", "DropBlock3d", "PatchDropout")
+if TYPE_CHECKING:
+    from torch import nn
 
 
 class Own(Model):
@@ -46,6 +42,9 @@ class Own(Model):
 
     def build(self, shape: Shape, num_classes: int) -> nn.Module:
         """Images of `shape` (C, H, W) -> logits, shape (B, num_classes)."""
+        import torch
+        from torch import nn
+
         module, _, function = self.function.partition(":")
         with found_in(self.folder), _told(f"function: {self.function}"), torch.device("cpu"):
             make = getattr(importlib.import_module(module), function)
@@ -65,6 +64,10 @@ class _Named(Model):
 
     def build(self, shape: Shape, num_classes: int) -> nn.Module:
         """Images of `shape` (C, H, W) -> logits, shape (B, num_classes)."""
+        import torch
+
+        from dpsweep.models.adapt import made_private
+
         with _told(f"model: {self.model}"), torch.device("cpu"):
             model = self._made(shape, num_classes)
         return _fitting(made_private(model, keep_statistics=bool(self.weights)), shape, num_classes)
@@ -102,83 +105,18 @@ class Timm(_Named):
         return made
 
 
-class FixedNorm(nn.Module):
-    """Batch norm whose mean and variance are constants, so that no example hears of another."""
-
-    running_mean: Tensor
-    running_var: Tensor
-
-    def __init__(self, norm: _BatchNorm) -> None:
-        super().__init__()
-        assert norm.running_mean is not None
-        assert norm.running_var is not None
-        self.eps = norm.eps
-        self.register_buffer("running_mean", norm.running_mean)
-        self.register_buffer("running_var", norm.running_var)
-        self.weight, self.bias = norm.weight, norm.bias
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, C, ...) -> the same shape."""
-        return nn.functional.batch_norm(
-            x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
-        )
-
-
-def made_private(model: nn.Module, *, keep_statistics: bool = False) -> nn.Module:
-    """`model` with its batch norms, dropouts and in-place layers replaced, where that can be.
-
-    Args:
-        model: Changed.
-        keep_statistics: True if public weights are loaded into it: batch norms keep the means and
-            variances that come with those. Otherwise they become group norms.
-
-    Raises:
-        Misfit: If a batch norm has no size, or no statistics to keep.
-    """
-    for name, layer in list(model.named_modules()):
-        for own, child in list(layer.named_children()):
-            if isinstance(child, _BatchNorm):
-                place = f"{name}.{own}" if name else own
-                setattr(layer, own, _instead(place, child, keep_statistics))
-        if isinstance(layer, _DropoutNd) or type(layer).__name__ in _LEAVES_OUT:
-            _without_chance(layer)
-        if isinstance(getattr(layer, "dropout", None), float):
-            layer.dropout = 0.0
-        if getattr(layer, "inplace", False) is True:
-            layer.inplace = False
-    return model
-
-
-def _instead(place: str, norm: _BatchNorm, keep_statistics: bool) -> nn.Module:
-    if isinstance(norm, _LazyNormBase) or not norm.num_features:
-        raise Misfit(
-            "model",
-            f"layer {place!r} is a {type(norm).__name__} whose size is not known yet: it cannot be "
-            f"replaced by a group norm. Give it its number of channels",
-        )
-    if keep_statistics:
-        if norm.running_mean is None:
-            raise Misfit(
-                "model", f"batch norm {place!r} keeps no statistics that weights could bring"
-            )
-        return FixedNorm(norm)
-    most = min(_MOST_GROUPS, max(1, norm.num_features // _CHANNELS_OF_A_GROUP))
-    groups = divisor(most, norm.num_features)
-    return nn.GroupNorm(groups, norm.num_features, norm.eps, affine=norm.affine)
-
-
-def _without_chance(layer: nn.Module) -> None:
-    for key in ("p", "drop_prob", "prob"):
-        if isinstance(getattr(layer, key, None), float):
-            setattr(layer, key, 0.0)
-
-
 def _fitting(model: nn.Module, shape: Shape, num_classes: int) -> nn.Module:
     """`model`, if it takes an image of `shape` and gives a number for each class.
 
     Raises:
         ValueError: Saying both sizes.
     """
+    import torch
+    from torch import Tensor, nn
+
+    from dpsweep.privacy.engine import refuse_mixing
+    from dpsweep.privacy.engine.state_guard import StateGuard, check_stateless
+
     channels, height, width = shape
     images = f"images of {channels} x {height} x {width} (channels, height, width)"
     first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)

@@ -1,14 +1,17 @@
 """What several models are built of, what they refuse, and what all their configs hold."""
 
-from typing import Annotated
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
-from torch import nn
 
-from dpsweep.core.circulant import CirculantLinear
 from dpsweep.core.errors import Misfit
 from dpsweep.core.strict import Strict, unused
 from dpsweep.core.types import Tensors
+
+if TYPE_CHECKING:
+    from torch import nn
 
 Shape = tuple[int, int, int]
 """(channels, height, width) of an image."""
@@ -60,6 +63,10 @@ def linear(inputs: int, outputs: int, block: int | None, key: str = "block") -> 
     Raises:
         Misfit: Naming `key`, if the block does not divide both sizes.
     """
+    from torch import nn
+
+    from dpsweep.core.circulant import CirculantLinear
+
     if block is None:
         return nn.Linear(inputs, outputs)
     try:

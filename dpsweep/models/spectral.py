@@ -4,12 +4,16 @@ Feng et al. 2023, Spectral-DP, section 4.1 and Tables 12 and 13, where the model
 Model12 and Model13. The last layer of each gives the logits, without tanh.
 """
 
-from typing import Literal
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
-from torch import nn
 
 from dpsweep.models.parts import Model, Shape, linear, refuse_smaller
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 class Model2(Model):
@@ -19,6 +23,8 @@ class Model2(Model):
 
     def build(self, shape: Shape, num_classes: int) -> nn.Module:
         """Images of `shape` (C, H, W), sides at least 16 -> logits, shape (B, num_classes)."""
+        from torch import nn
+
         refuse_smaller(shape, halvings=4)
         layers: list[nn.Module] = []
         channels = shape[0]
@@ -49,6 +55,8 @@ class Model3(Model):
 
     def build(self, shape: Shape, num_classes: int) -> nn.Module:
         """Images of `shape` (C, H, W), sides at least 8 -> logits, shape (B, num_classes)."""
+        from torch import nn
+
         refuse_smaller(shape, halvings=3)
         layers: list[nn.Module] = []
         channels, height, width = shape

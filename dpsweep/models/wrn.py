@@ -8,16 +8,17 @@ each bias would be noised like a weight. De et al. keep the biases, standardise 
 they share one.
 """
 
-from typing import Literal
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
-from torch import Tensor, nn
 
 from dpsweep.core.strict import unused
-from dpsweep.core.weight_standardization import StandardConv2d
 from dpsweep.models.parts import Model, Shape, refuse_smaller
 
-_ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh}  # never in place: engines look at the outputs
+if TYPE_CHECKING:
+    from torch import nn
 
 
 class _Wrn(Model):
@@ -37,6 +38,11 @@ class _Wrn(Model):
 
     def build(self, shape: Shape, num_classes: int) -> nn.Module:
         """Images of `shape` (C, H, W), sides at least 4 -> logits, shape (B, num_classes)."""
+        from torch import nn
+
+        from dpsweep.core.weight_standardization import StandardConv2d
+        from dpsweep.models.residual import ACTIVATIONS, PreactivationBlock
+
         refuse_smaller(shape, halvings=2)
         depth, widening = (int(number) for number in self.name.split("_")[1:])
         channels, conv = 16, StandardConv2d if self.standardise else nn.Conv2d
@@ -44,12 +50,14 @@ class _Wrn(Model):
         for width, stride in ((16, 1), (32, 2), (64, 2)):
             for place in range((depth - 4) // 6):
                 here = 1 if place else stride
-                layers.append(Residual(channels, width * widening, here, self.activation, conv))
+                layers.append(
+                    PreactivationBlock(channels, width * widening, here, self.activation, conv)
+                )
                 channels = width * widening
         return nn.Sequential(
             *layers,
             nn.GroupNorm(16, channels),
-            _ACTIVATIONS[self.activation](),
+            ACTIVATIONS[self.activation](),
             nn.AdaptiveAvgPool2d(1),
             nn.Flatten(),
             nn.Linear(channels, num_classes),
@@ -72,39 +80,3 @@ class Wrn40(_Wrn):
     """WRN-40-4: six blocks in each of three stages, 8.9 million weights."""
 
     name: Literal["wrn_40_4"] = "wrn_40_4"
-
-
-class Residual(nn.Module):
-    """Two 3x3 convolutions, each behind a norm and an activation, added to what came in.
-
-        h = act(norm(x)),    y = skip + conv(act(norm(conv(h))))
-
-    skip is x, or a 1x1 convolution of h where stride or width change the shape.
-    """
-
-    def __init__(
-        self,
-        channels: int,
-        width: int,
-        stride: int,
-        activation: str,
-        conv: type[nn.Conv2d] = nn.Conv2d,
-    ) -> None:
-        super().__init__()
-        act = _ACTIVATIONS[activation]
-        self.ready = nn.Sequential(nn.GroupNorm(16, channels), act())
-        self.convs = nn.Sequential(
-            conv(channels, width, 3, stride, padding=1, bias=False),
-            nn.GroupNorm(16, width),
-            act(),
-            conv(width, width, 3, padding=1, bias=False),
-        )
-        reshapes = stride > 1 or channels != width
-        self.shortcut = conv(channels, width, 1, stride, bias=False) if reshapes else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Images (B, channels, H, W) -> (B, width, H / stride, W / stride), rounded up."""
-        h = self.ready(x)
-        skip = x if self.shortcut is None else self.shortcut(h)
-        y: Tensor = skip + self.convs(h)
-        return y

@@ -1,12 +1,16 @@
 """Adam and AdamW (Kingma and Ba 2015; Loshchilov and Hutter 2019), as torch computes them."""
 
-from collections.abc import Iterable
-from typing import Literal
+from __future__ import annotations
 
-import torch
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Literal
+
 from pydantic import Field
 
 from dpsweep.optim.base import Base
+
+if TYPE_CHECKING:
+    import torch
 
 
 class _Moments(Base):
@@ -28,6 +32,8 @@ class Adam(_Moments):
     name: Literal["adam"] = "adam"
 
     def build(self, params: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
+        import torch
+
         return torch.optim.Adam(
             params,
             lr=self.lr,
@@ -43,6 +49,8 @@ class AdamW(_Moments):
     name: Literal["adamw"] = "adamw"
 
     def build(self, params: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
+        import torch
+
         return torch.optim.AdamW(
             params,
             lr=self.lr,

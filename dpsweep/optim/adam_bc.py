@@ -8,17 +8,17 @@ by the noise and becomes SGD with momentum; the variance is public, and is taken
 al. 2024, arXiv:2312.14334, eq. 4).
 """
 
-from collections.abc import Callable, Iterable
-from typing import Any, ClassVar, Literal
+from __future__ import annotations
 
-import torch
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, ClassVar, Literal
+
 from pydantic import Field
-from torch import Tensor
 
 from dpsweep.optim.base import Base
 
-NOISE_VARIANCES = "noise_variances"
-"""Key of the parameter group: variance of the noise in this step's gradient, per parameter."""
+if TYPE_CHECKING:
+    import torch
 
 
 class AdamBC(Base):
@@ -38,8 +38,10 @@ class AdamBC(Base):
     """gamma' in the paper: least corrected second moment, in squared gradient units. Its root
     bounds the step at lr / sqrt(floor) times the first moment. Print: 1e-8 to 1e-6."""
 
-    def build(self, params: Iterable[Tensor]) -> torch.optim.Optimizer:
-        return _AdamBC(
+    def build(self, params: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
+        from dpsweep.optim.noise_corrected import NoiseCorrectedAdam
+
+        return NoiseCorrectedAdam(
             params,
             {
                 "lr": self.lr,
@@ -49,36 +51,3 @@ class AdamBC(Base):
                 "weight_decay": self.weight_decay,
             },
         )
-
-
-class _AdamBC(torch.optim.Optimizer):
-    """Reads NOISE_VARIANCES of its group at every step.
-
-    Phi is the average of the variances with the second moment's own weights, which for a
-    constant one is that constant.
-    """
-
-    def __init__(self, params: Iterable[Tensor], defaults: dict[str, Any]) -> None:
-        super().__init__(params, {**defaults, NOISE_VARIANCES: []})
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Moves every parameter by its gradient."""
-        for group in self.param_groups:
-            for param, variance in zip(group["params"], group[NOISE_VARIANCES], strict=True):
-                self._update(param, variance, group)
-
-    def _update(self, param: Tensor, variance: float, group: dict[str, Any]) -> None:
-        state = self.state[param]
-        if not state:
-            zero = torch.zeros_like(param)
-            state.update(step=0, mean=zero, square=zero.clone(), noise=0.0)
-        beta1, beta2 = group["beta1"], group["beta2"]
-        grad = param.grad + group["weight_decay"] * param
-        state["step"] += 1
-        state["mean"] = beta1 * state["mean"] + (1 - beta1) * grad
-        state["square"] = beta2 * state["square"] + (1 - beta2) * grad.square()
-        state["noise"] = beta2 * state["noise"] + (1 - beta2) * variance
-        rise1, rise2 = 1 - beta1 ** state["step"], 1 - beta2 ** state["step"]
-        corrected = (state["square"] - state["noise"]) / rise2
-        param -= group["lr"] / rise1 * state["mean"] / corrected.clamp(min=group["floor"]).sqrt()

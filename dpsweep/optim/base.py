@@ -1,13 +1,17 @@
 """What every base optimizer's config holds."""
 
-from collections.abc import Iterable
-from typing import ClassVar
+from __future__ import annotations
 
-import torch
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, ClassVar
+
 from pydantic import Field
 
 from dpsweep.core.strict import Strict
 from dpsweep.optim.schedule import Constant, Cosine
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Base(Strict):

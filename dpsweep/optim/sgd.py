@@ -1,12 +1,16 @@
 """Stochastic gradient descent: x_{t+1} = x_t - lr_t g_t, with optional heavy-ball momentum."""
 
-from collections.abc import Iterable
-from typing import Literal
+from __future__ import annotations
 
-import torch
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Literal
+
 from pydantic import Field
 
 from dpsweep.optim.base import Base
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Sgd(Base):
@@ -18,6 +22,8 @@ class Sgd(Base):
     """Heavy-ball momentum; 0 is plain SGD, as in DP-SGD."""
 
     def build(self, params: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
+        import torch
+
         return torch.optim.SGD(
             params, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay
         )

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from functools import lru_cache, reduce
 from typing import TYPE_CHECKING
 
-from scipy.optimize import brentq
-
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
@@ -166,6 +164,8 @@ def _allowed(error: float, epsilon: float) -> float:
 
 def _root(miss: Callable[[float], float]) -> float:
     """Where the decreasing `miss` is zero, to 0.01, looking outwards from 0."""
+    from scipy.optimize import brentq
+
     low = high = 0.0
     if miss(0.0) > 0:
         while miss(high := low + math.log(2)) > 0:

@@ -6,15 +6,17 @@ large that its norm overflows, counts as zero: a NaN would otherwise pass every 
 and carry one example past the bound.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, isclose, sqrt
-from typing import Protocol
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Protocol
 
 from dpsweep.core.types import Clipped, PerExample, Released, Tensors
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 INSIDE = "clip/inside"
 """Name of the extra coordinate in which `Quantile` counts; no parameter has a slash."""
@@ -149,6 +151,8 @@ class Quantile:
 
     def count(self, squares: Tensors, present_B: Tensor) -> Tensor:
         """The extra coordinate, summed over the examples present; a scalar."""
+        import torch
+
         side_B = (_norm(squares) <= self.bound).to(next(iter(squares.values())).dtype) - 0.5
         return 2 * sqrt(self.share) * self.clip_norm * torch.where(present_B, side_B, 0).sum()
 
@@ -178,6 +182,8 @@ def squared_norms(leaf_B: Tensor) -> Tensor:
 
 def weighted_sum(factor_B: Tensor, leaf_B: Tensor) -> Tensor:
     """sum_b factor_b leaf_b; a leaf whose factor is 0 may hold anything, NaN included."""
+    import torch
+
     factors = torch.split(factor_B.to(leaf_B), SUMMED)
     leaves = torch.split(cleaned(leaf_B, factor_B), SUMMED)
     parts = [torch.tensordot(f, x, dims=1) for f, x in zip(factors, leaves, strict=True)]
@@ -192,6 +198,8 @@ def cleaned(leaf_B: Tensor, factor_B: Tensor, dim: int = 0) -> Tensor:
         factor_B: Shape (B,).
         dim: Where the examples are.
     """
+    import torch
+
     used_B = factor_B != 0
     if used_B.device.type == "cpu":  # elsewhere, asking would wait for the device
         unused = leaf_B.index_select(dim, (~used_B).nonzero().flatten())
@@ -213,6 +221,8 @@ def scaling(
         clip: The style.
         present_B: False for rows that only fill up a microbatch; all are there if None.
     """
+    import torch
+
     parts_PB = torch.stack(list(squares.values()))
     usable_B = parts_PB.sum(0) <= _LARGEST_SQUARE  # false for NaN
     if present_B is None:
@@ -263,4 +273,6 @@ def layer_of(name: str) -> str:
 
 def _norm(squares: Tensors) -> Tensor:
     """Norm of each whole answer, shape (B,)."""
+    import torch
+
     return torch.stack(list(squares.values())).sum(0).sqrt()

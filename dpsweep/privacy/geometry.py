@@ -7,18 +7,20 @@ white coordinates (see privacy/spectral.py), the noise is isotropic there, and `
 back to gradients. Where nothing is said L is the identity.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor, nn
-from torch.func import functional_call
-
-from dpsweep.core.circulant import CirculantLinear
 from dpsweep.core.errors import Misfit
 from dpsweep.core.types import Released
-from dpsweep.core.weight_standardization import StandardConv2d
-from dpsweep.privacy.spectral import CirculantMap, ConvMap, LayerMap
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from dpsweep.core.circulant import CirculantLinear
+    from dpsweep.privacy.spectral import LayerMap
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,11 @@ def geometry_of(
     """
     if declared is None:
         return IDENTITY
+    from torch import nn
+
+    from dpsweep.core.circulant import CirculantLinear
+    from dpsweep.core.weight_standardization import StandardConv2d
+
     _refuse_shared(model)
     shapes = _input_shapes(model, input_shape)
     maps: dict[str, LayerMap] = {}
@@ -112,6 +119,9 @@ def geometry_of(
 def _map(
     declared: Spectral, layer: nn.Conv2d | CirculantLinear, shape: tuple[int, ...]
 ) -> LayerMap:
+    from dpsweep.core.circulant import CirculantLinear
+    from dpsweep.privacy.spectral import CirculantMap, ConvMap
+
     if isinstance(layer, CirculantLinear):
         whole = layer.block == layer.out_features > 1
         if whole and 1 - 1e-9 <= declared.keep_circulant * layer.block <= 1:
@@ -142,6 +152,10 @@ def _input_shapes(model: nn.Module, shape: tuple[int, ...]) -> dict[str, list[tu
         ValueError: If a layer's output is changed in place, which would hide it, or is not one
             tensor.
     """
+    import torch
+    from torch import Tensor
+    from torch.func import functional_call
+
     seen: dict[str, list[tuple[int, ...]]] = {}
     outputs: list[tuple[str, Tensor, int]] = []
 

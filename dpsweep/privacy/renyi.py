@@ -15,20 +15,21 @@ search that chose among them. (b, a) means (epsilon, delta) for every delta, wit
 (Canonne, Kamath and Steinke 2020, arXiv:2004.00010, proposition 12).
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Self
-
-import numpy as np
-import numpy.typing as npt
-from scipy.optimize import brentq
-from scipy.special import gammaln, logsumexp
+from typing import TYPE_CHECKING, Self
 
 from dpsweep.privacy.accounting import Run
 
-Floats = npt.NDArray[np.float64]
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Floats = npt.NDArray[np.float64]
 
 ORDERS: tuple[float, ...] = (
     *(1 + i / 40 for i in range(1, 40)),
@@ -57,6 +58,9 @@ def divergences(run: Run, orders: tuple[float, ...] = ORDERS) -> Floats:
         run: Sampling rate, noise multiplier and steps.
         orders: Each above 1; whole from 32 on.
     """
+    import numpy as np
+    from scipy.special import gammaln
+
     q, sigma = run.sampling_rate, run.noise_multiplier
     order_A = np.array(orders)
     if sigma == 0:
@@ -108,6 +112,8 @@ class Cap:
     @classmethod
     def over(cls, runs: Iterable[Run], margin: float = 0.0) -> Self:
         """The smallest that lets all `runs` through, widened by a share `margin`."""
+        import numpy as np
+
         limits_A = (1 + margin) * np.max([divergences(run) for run in runs], axis=0)
         return cls(ORDERS, tuple(limits_A.tolist()))
 
@@ -118,6 +124,8 @@ class Cap:
 
     def admits(self, run: Run) -> bool:
         """True if the run stays within all limits."""
+        import numpy as np
+
         return bool(np.all(divergences(run, self.orders) <= self.limits))
 
     def noise(self, steps: int, rate: float) -> float:
@@ -135,6 +143,8 @@ class Cap:
 
 @lru_cache(maxsize=4096)
 def _noise(cap: Cap, steps: int, rate: float) -> float:
+    import numpy as np
+
     limits = np.array(cap.limits) * (1 - _KEPT_BACK)
 
     def excess(sigma: float) -> float:
@@ -155,6 +165,8 @@ def least_noise(excess: Callable[[float], float]) -> float:
     Raises:
         ArithmeticError: If none up to a million is enough.
     """
+    from scipy.optimize import brentq
+
     high = 1.0
     while excess(high) > 0:
         high *= 2
@@ -176,6 +188,9 @@ def _by_integral(q: float, sigma: float, order_A: Floats) -> Floats:
     error falls as exp(-2 pi^2 sigma / width): below rounding at this width (Trefethen and
     Weideman 2014, theorem 5.1). Its two bumps lie at 0 and a / sigma.
     """
+    import numpy as np
+    from scipy.special import logsumexp
+
     if len(order_A) == 0:
         return order_A
     width = min(1.0, sigma) / 8
@@ -187,6 +202,9 @@ def _by_integral(q: float, sigma: float, order_A: Floats) -> Floats:
 
 def _by_sum(q: float, sigma: float, order: int) -> float:
     """Logarithm of A for a whole order, in closed form (arXiv:1908.10530, section 3.3)."""
+    import numpy as np
+    from scipy.special import gammaln, logsumexp
+
     k = np.arange(order + 1)
     log_choose = gammaln(order + 1) - gammaln(k + 1) - gammaln(order - k + 1)
     terms = log_choose + k * math.log(q) + (order - k) * math.log1p(-q)

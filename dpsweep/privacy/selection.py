@@ -13,13 +13,13 @@ it is then a mixture with its weights in public, whose D_a is at most the larges
 In dp-accounting's words: `RepeatAndSelectDpEvent(event, mean, shape=1)`.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
-
-import numpy as np
+from typing import TYPE_CHECKING, Literal
 
 from dpsweep.core.errors import Misfit
 from dpsweep.privacy.accounting import Run, calibrate
@@ -29,6 +29,9 @@ from dpsweep.privacy.renyi import (
     epsilon_at,
     least_noise,
 )
+
+if TYPE_CHECKING:
+    import numpy as np
 
 Charged = Literal["composition", "private_selection"]
 
@@ -69,6 +72,8 @@ def total(charged: Charged, cap: Cap, num_runs: int, delta: float) -> tuple[floa
     Returns:
         Epsilon, and `cap` at the one or two orders that prove it.
     """
+    import numpy as np
+
     orders_A, limits_A = np.array(cap.orders), np.array(cap.limits)
     if charged == "composition":
         total_A, needed = num_runs * limits_A, tuple[float, ...]()
@@ -168,6 +173,8 @@ def _noise(whole: Whole, schedule: Schedule) -> float:
 
 @lru_cache(maxsize=64)
 def _cap(whole: Whole) -> Cap:
+    import numpy as np
+
     try:
         caps = list(dict.fromkeys(_best_for(whole, schedule) for schedule in whole.schedules))
     except ArithmeticError as e:

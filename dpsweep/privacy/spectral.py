@@ -36,7 +36,6 @@ from math import ceil, prod
 from typing import Protocol, Self
 
 import torch
-from scipy.fft import next_fast_len
 from torch import Tensor, nn
 
 from dpsweep.core.circulant import CirculantLinear
@@ -325,6 +324,8 @@ def _axis(size: int, pad: tuple[int, int], kernel: int, keep: float) -> tuple[in
     """One axis of a convolution: length of the torus, blur matrix, covariance of its lags."""
     padded = size + sum(pad)
     outputs = padded - kernel + 1
+    from scipy.fft import next_fast_len
+
     n = next_fast_len(padded + outputs - 1, real=True)
     amplitude_F = low_pass(n, keep)
     # A lag u pairs outputs 0..outputs-1 with inputs u..u+outputs-1: never outside the padded

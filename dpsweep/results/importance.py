@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import optuna
 from optuna.distributions import CategoricalDistribution
-from optuna.importance import PedAnovaImportanceEvaluator
 from optuna.trial import FrozenTrial, TrialState
 
 from dpsweep.config.space.domains import Choice
@@ -86,6 +85,8 @@ def _in_full(trial: FrozenTrial, found: list[Leaf]) -> FrozenTrial:
 
 def _shares(trials: list[FrozenTrial], sign: int) -> dict[str, float]:
     """Importance by name in the study, adding up to 1; empty if all trials did equally well."""
+    from optuna.importance import PedAnovaImportanceEvaluator  # brings scikit-learn and pandas
+
     study = optuna.create_study(direction="minimize" if sign > 0 else "maximize")
     study.add_trials(trials)
     with warnings.catch_warnings():

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Literal
 
-from scipy import stats
-
 CONFIDENCE = 0.95
 """Of every interval."""
 
@@ -64,6 +62,8 @@ def _paired(one: Mapping[int, float], other: Mapping[int, float], seeds: list[in
     half = half_width(gaps)
     if stdev(gaps) <= 1e-9 * max(map(abs, gaps)):  # equal differences: their spread is not known
         return Gap("paired", mean(gaps), half, None if any(gaps) else 1.0, runs)
+    from scipy import stats
+
     p = float(stats.ttest_1samp(gaps, 0.0).pvalue)
     return Gap("paired", mean(gaps), half, p, runs)
 
@@ -74,6 +74,8 @@ def _welch(one: list[float], other: list[float]) -> Gap:
         return Gap("none", difference, None, None, runs)
     if stdev(one) + stdev(other) == 0:
         return Gap("Welch", difference, 0.0, None if difference else 1.0, runs)
+    from scipy import stats
+
     found = stats.ttest_ind(one, other, equal_var=False)
     bounds = found.confidence_interval(CONFIDENCE)
     return Gap("Welch", difference, float(bounds.high - bounds.low) / 2, float(found.pvalue), runs)
@@ -95,4 +97,6 @@ def holm(values: Sequence[float | None]) -> list[float | None]:
 
 
 def _t(freedom: int) -> float:
+    from scipy import stats
+
     return float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom))

@@ -9,14 +9,13 @@ from torch import nn
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, Misfit
 from dpsweep.core.seeds import Secret
-from dpsweep.core.types import Tensors
+from dpsweep.core.types import EngineName, Tensors
 from dpsweep.data.read import Dataset, load
 from dpsweep.methods import build as build_method
 from dpsweep.methods import compose
 from dpsweep.models import build as build_model
 from dpsweep.privacy.clip import PerLayer
 from dpsweep.privacy.engine import (
-    Choice,
     Engine,
     VmapEngine,
     engine_for,
@@ -167,7 +166,7 @@ def _gpu_batch(
     data: Dataset,
     gpu_share: float,
     shape: tuple[int, ...],
-    engine: Choice | None = None,
+    engine: EngineName | None = None,
 ) -> int:
     """How many examples to compute at once on the GPU that `data` lie on."""
     train, method, loss = config.train, build_method(config.method), nn.functional.cross_entropy

@@ -26,7 +26,7 @@ from dpsweep.data.read import Dataset
 from dpsweep.filters.base import Public, State
 from dpsweep.methods import build as build_method
 from dpsweep.methods.base import Method
-from dpsweep.optim.adam_bc import NOISE_VARIANCES
+from dpsweep.optim.noise_corrected import NOISE_VARIANCES
 from dpsweep.privacy.clip import Clip, Quantile, without_count
 from dpsweep.privacy.engine import Engine
 from dpsweep.privacy.geometry import IDENTITY, Geometry

@@ -23,8 +23,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from dpsweep.core.disk import forget_whole, raising_disk_full, write_whole
 from dpsweep.core.errors import StateError
 from dpsweep.core.seeds import Secret
@@ -107,6 +105,8 @@ class TrialDir:
         place = self.path / "checkpoint.pt"
         if not place.exists():
             return None
+        import torch
+
         state: dict[str, Any] = torch.load(place, weights_only=True, map_location="cpu")
         return state
 
@@ -189,6 +189,8 @@ def _lock(folder: int, path: Path, until: float) -> None:
 
 def _serialised(state: dict[str, Any]) -> bytes:
     """What torch.save writes; written straight to a full disk it raises no error of the disk's."""
+    import torch
+
     memory = io.BytesIO()
     torch.save(state, memory)
     return memory.getvalue()

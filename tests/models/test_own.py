@@ -12,7 +12,8 @@ from dpsweep.config.trial import load_trial
 from dpsweep.core.errors import ConfigError, Misfit
 from dpsweep.data.datasets import SPECS
 from dpsweep.models import build
-from dpsweep.models.own import FixedNorm, Own, Timm, Torchvision, made_private
+from dpsweep.models.adapt import FixedNorm, made_private
+from dpsweep.models.own import Own, Timm, Torchvision
 from dpsweep.privacy.engine import refuse_mixing
 from dpsweep.privacy.engine.gradient_check import wrong_gradients
 from dpsweep.training.check import check_pieces, check_trial

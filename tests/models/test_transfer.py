@@ -9,8 +9,9 @@ from torch import nn
 from dpsweep.core.errors import Misfit
 from dpsweep.data.datasets import SPECS
 from dpsweep.models import build
+from dpsweep.models.adapt import FixedNorm
 from dpsweep.models.cnn import CnnSmall
-from dpsweep.models.own import FixedNorm, Own, Torchvision
+from dpsweep.models.own import Own, Torchvision
 from dpsweep.privacy.clip import Flat
 from dpsweep.privacy.engine import VmapEngine, engine_for
 from dpsweep.privacy.geometry import IDENTITY

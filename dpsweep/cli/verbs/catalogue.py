@@ -4,26 +4,21 @@ import json
 from collections import Counter
 from pathlib import Path
 
-import torch
-
 from dpsweep.cli.say import console
 from dpsweep.config.source import yaml_text
 from dpsweep.core.errors import ConfigError, unknown
-from dpsweep.data import folders, npz
-from dpsweep.data.datasets import SPECS, Spec
-from dpsweep.models import MODELS, build
+from dpsweep.data.datasets import SPECS
+from dpsweep.models import MODELS
+from dpsweep.models.counts import num_weights
 from dpsweep.models.parts import Model
 from dpsweep.results.rich_table import plain_table
-
-_ELSEWHERE = ("torchvision", "timm", "own")
-"""Names that stand for models of other packages."""
 
 
 def models(data: str, as_json: bool) -> None:
     """Prints every model with the number of its weights for images of a data set."""
     if data not in SPECS:
         raise unknown("data set", data, SPECS, where="--data")
-    rows = [_row(name, kind, SPECS[data]) for name, kind in MODELS.items()]
+    rows = [_row(name, kind, data) for name, kind in MODELS.items()]
     if as_json:
         print(json.dumps(rows, indent=2))
         return
@@ -44,20 +39,19 @@ def data(place: Path) -> None:
     print(yaml_text({"data": found}), end="")
 
 
-def _row(name: str, kind: type[Model], spec: Spec) -> dict[str, object]:
-    description = (kind.__doc__ or "").split("\n")[0]
-    row: dict[str, object] = {"name": name, "parameters": None, "why_not": None}
-    if name not in _ELSEWHERE:
-        try:
-            with torch.device("meta"):
-                model = build(kind.model_validate({"name": name}), spec, 0)
-            row["parameters"] = sum(p.numel() for p in model.parameters())
-        except ValueError as e:
-            row["why_not"] = str(e)
-    return {**row, "description": description}
+def _row(name: str, kind: type[Model], data: str) -> dict[str, object]:
+    count = num_weights(name, data)
+    return {
+        "name": name,
+        "parameters": count if isinstance(count, int) else None,
+        "why_not": count if isinstance(count, str) else None,
+        "description": (kind.__doc__ or "").split("\n")[0],
+    }
 
 
 def _folder(root: Path) -> dict[str, object]:
+    from dpsweep.data import folders
+
     if not root.is_dir():
         raise ConfigError(f"{root}: is neither a folder nor an .npz file")
     listing = folders.listed(root)
@@ -75,6 +69,8 @@ def _folder(root: Path) -> dict[str, object]:
 
 
 def _npz(path: Path) -> dict[str, object]:
+    from dpsweep.data import npz
+
     found = npz.sizes(path)
     train, test = npz.names_of(found, test=False), npz.names_of(found, test=True)
     if train is None:

@@ -1,34 +1,28 @@
-"""The verbs that run trials on Ray: plan, launch, resume."""
+"""The verbs that run trials on Ray: launch, resume."""
 
 import contextlib
-import json
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from dpsweep.app.finalize import finish
-from dpsweep.app.preflight import Place, check, reopened
 from dpsweep.cli.say import NOTHING_COMPLETED, STOPPED, console, error, warn
-from dpsweep.cluster.nodes import cluster_for
 from dpsweep.config.sweep import load_sweep
-from dpsweep.core.disk import free_bytes, shown_bytes
 from dpsweep.execution.changes import may_grow
-from dpsweep.execution.launch import Session, new_session
-from dpsweep.execution.preflight import plan as make_plan
-from dpsweep.execution.resources import concurrency, this_machine
 from dpsweep.results.export import default_target
-from dpsweep.results.live import Progress, shown
 from dpsweep.results.pareto import nothing_completed, summaries, target_of, winners
 from dpsweep.results.ranking import standings, standings_table, verdict
-from dpsweep.results.tables import shown_budgets, trial_table
+from dpsweep.results.tables import trial_table
 from dpsweep.store.state_dir import State
 from dpsweep.store.storage import moved_to, named
 from dpsweep.store.study import Study
 from dpsweep.tracking.server import without_password
-from dpsweep.training.check import check_sweep
+
+if TYPE_CHECKING:
+    from dpsweep.execution.launch import Session
 
 
 @dataclass(frozen=True)
@@ -49,42 +43,17 @@ class Options:
         return self.out or default_target(sweep)
 
 
-def plan(file: Path, settings: list[str], as_json: bool) -> None:
-    """Prints what a sweep will take on this machine."""
-    sweep = load_sweep(file, settings)
-    warn(check_sweep(sweep))
-    resources = sweep.config.resources
-    made = make_plan(sweep, concurrency(resources, [this_machine(resources)]))
-    if as_json:
-        print(json.dumps(asdict(made), indent=2))
-        return
-    free = free_bytes(State.at(None).root)
-    (low, high), (fewest, most) = made.noise, made.steps
-    repeats = f" and {made.repeats} repeats of the best" if made.repeats else ""
-    console().print(
-        f"[bold]{sweep.name}[/bold]: {made.trials} trials{repeats}, {made.at_once} at once on this "
-        f"machine\n"
-        f"steps      {fewest} to {most} a trial\n"
-        f"noise      {low:.3f} to {high:.3f} times the clip norm, calibrated trial by trial\n"
-        f"a trial    {made.trial_words}\n"
-        f"expected   {made.search_words}\n"
-        f"time       about {made.seconds / 60:.1f} min here, from a probe of a few steps\n"
-        f"disk       up to {shown_bytes(made.disk_bytes)}; {shown_bytes(free)} are free"
-    )
-    if len(made.epsilons) > 1:
-        console().print(f"budgets    ε {shown_budgets(made.epsilons)} in turn")
-    if made.share < 1:
-        console().print(f"where      {made.share:.1%} of random points meet it; others are not run")
-    if made.stop_words:
-        console().print(f"stop       {made.stop_words}")
-
-
 def launch(file: Path, settings: list[str], options: Options, *, fetch: bool, unique: bool) -> None:
     """Runs a new sweep; every mistake is found before Ray is started or a file written."""
     sweep, state = load_sweep(file, settings), State.at(options.state)
     if unique:
         free = next(n for n in _numbered(sweep.name) if not state.sweep(n).path.exists())
         sweep = load_sweep(file, [*settings, f"name={free}"])
+    # Ray, MLflow and torch take seconds: only now, when the file has no mistake.
+    from dpsweep.app.preflight import Place, check
+    from dpsweep.cluster.nodes import cluster_for
+    from dpsweep.execution.launch import new_session
+
     place = Place(state, options.address, options.tracking_uri, named(options.storage))
     check(sweep, place, options.target(sweep.name), warn, fetch=fetch)
     with (
@@ -98,6 +67,9 @@ def resume(named_or_file: str, options: Options, *, accept: bool) -> None:
     """Goes on with an old sweep, by name or by its file."""
     file = load_sweep(named_or_file) if named_or_file.endswith((".yaml", ".yml")) else None
     state, name = State.at(options.state).part(file.name if file else named_or_file)
+    from dpsweep.app.preflight import Place, reopened
+    from dpsweep.cluster.nodes import cluster_for
+
     place = Place(state, options.address, storage=moved_to(options.storage))
     target, out = options.target(name), console(quiet=options.quiet)
     tell = (lambda words: None) if options.quiet else warn
@@ -138,7 +110,10 @@ def _left(study: Study) -> str:
     )
 
 
-def _run(session: Session, options: Options) -> None:
+def _run(session: "Session", options: Options) -> None:
+    from dpsweep.app.finalize import finish
+    from dpsweep.results.live import Progress, shown
+
     out = console(quiet=options.quiet)
     progress = Progress(session, out)
     us, state = _program(), "" if options.state is None else f" --state {options.state}"

@@ -1,4 +1,4 @@
-"""The verbs that need torch alone: check, train, space, schema."""
+"""The verbs for one config: check, train, space, schema; none needs more than torch."""
 
 import json
 from pathlib import Path
@@ -11,13 +11,9 @@ from dpsweep.config.trial import TrialConfig, load_trial, trial_source
 from dpsweep.core.errors import ConfigError, Diverged, StateError, unknown
 from dpsweep.core.strict import Strict
 from dpsweep.core.types import Row
-from dpsweep.data.read import fingerprint
 from dpsweep.methods import METHODS
 from dpsweep.privacy.statement import shown_epsilon
 from dpsweep.training.budget import budget, statement_of_trial
-from dpsweep.training.check import check_sweep, check_trial
-from dpsweep.training.loop import train as train_config
-from dpsweep.training.trial_dir import TrialDir
 
 
 def check(file: Path, settings: list[str], fetch: bool) -> None:
@@ -25,12 +21,16 @@ def check(file: Path, settings: list[str], fetch: bool) -> None:
     source = read_yaml(file)
     if "search" in source.tree:
         sweep = load_sweep(file, settings)
+        from dpsweep.training.check import check_sweep  # torch, once the file has no mistake
+
         warn(check_sweep(sweep, fetch=fetch))
         config, shown = sweep.reference_trial, f"{len(list(sweep.corners()))} corners of the space"
         shown += " are valid trials"
     else:
         base = trial_source(source, settings)
         config, shown = load_trial(base), "a valid trial"
+        from dpsweep.training.check import check_trial
+
         warn(check_trial(config, base, fetch=fetch))
     plan = budget(config)
     words = statement_of_trial(config, plan.epsilon, plan.run.noise_multiplier)
@@ -43,6 +43,11 @@ def train(file: Path, settings: list[str], out: Path | None, fetch: bool, quiet:
     if "search" in source.tree:
         raise ConfigError(f"{file}: is a sweep, not a trial. Run it with: dpsweep launch {file}")
     config = load_trial(source)
+    from dpsweep.data.read import fingerprint
+    from dpsweep.training.check import check_trial
+    from dpsweep.training.loop import train as train_config
+    from dpsweep.training.trial_dir import TrialDir
+
     warn(check_trial(config, source, fetch=fetch))
     folder = out or _free(Path("runs") / file.stem, config)
     if not _is_open(folder, config):

@@ -2,11 +2,11 @@
 
 import logging
 from importlib import import_module
-from typing import Literal
 
 import torch
 from torch import nn
 
+from dpsweep.core.types import EngineName
 from dpsweep.privacy.engine.base import Engine, Loss, row_counts
 from dpsweep.privacy.engine.bookkeeping import BookkeepingEngine
 from dpsweep.privacy.engine.gradient_check import Make, wrong_gradients
@@ -16,9 +16,7 @@ from dpsweep.privacy.engine.state_guard import check_stateless, warm_up
 from dpsweep.privacy.engine.vmap import VmapEngine
 from dpsweep.privacy.geometry import Geometry
 
-__all__ = ["BookkeepingEngine", "Choice", "Engine", "VmapEngine", "engine_for", "refuse_mixing"]
-
-Choice = Literal["auto", "bookkeeping", "vmap", "opacus"]
+__all__ = ["BookkeepingEngine", "Engine", "VmapEngine", "engine_for", "refuse_mixing"]
 
 _log = logging.getLogger(__name__)
 _said: set[str] = set()
@@ -35,7 +33,7 @@ def engine_for(
     geometry: Geometry,
     max_physical_batch: int,
     input_shape: tuple[int, ...],
-    choice: Choice = "auto",
+    choice: EngineName = "auto",
     kind: str | None = None,
     copies: int = 1,
 ) -> Engine:
@@ -108,7 +106,7 @@ def unchecked_engine(
     loss: Loss,
     geometry: Geometry,
     max_physical_batch: int,
-    choice: Choice = "auto",
+    choice: EngineName = "auto",
     copies: int = 1,
 ) -> Engine:
     """The engine that `engine_for` tries first, not tried yet: to measure its memory, no more."""
@@ -121,7 +119,7 @@ def unchecked_engine(
     return BookkeepingEngine(model, loss, max_physical_batch, geometry, copies=copies)
 
 
-def refuse_geometry(choice: Choice, geometry: Geometry) -> None:
+def refuse_geometry(choice: EngineName, geometry: Geometry) -> None:
     """Raises ValueError if an engine that is asked for cannot answer in `geometry`."""
     if geometry.maps and choice not in ("auto", "bookkeeping"):
         raise ValueError(

@@ -1,0 +1,45 @@
+"""The verb plan: what a sweep will take, before anything runs."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from dpsweep.cli.say import console, warn
+from dpsweep.config.sweep import load_sweep
+from dpsweep.core.disk import free_bytes, shown_bytes
+from dpsweep.execution.resources import concurrency, this_machine
+from dpsweep.results.tables import shown_budgets
+from dpsweep.store.state_dir import State
+
+
+def plan(file: Path, settings: list[str], as_json: bool) -> None:
+    """Prints what a sweep will take on this machine."""
+    sweep = load_sweep(file, settings)
+    from dpsweep.execution.preflight import plan as make_plan
+    from dpsweep.training.check import check_sweep  # torch, once the file has no mistake
+
+    warn(check_sweep(sweep))
+    resources = sweep.config.resources
+    made = make_plan(sweep, concurrency(resources, [this_machine(resources)]))
+    if as_json:
+        print(json.dumps(asdict(made), indent=2))
+        return
+    free = free_bytes(State.at(None).root)
+    (low, high), (fewest, most) = made.noise, made.steps
+    repeats = f" and {made.repeats} repeats of the best" if made.repeats else ""
+    console().print(
+        f"[bold]{sweep.name}[/bold]: {made.trials} trials{repeats}, {made.at_once} at once on this "
+        f"machine\n"
+        f"steps      {fewest} to {most} a trial\n"
+        f"noise      {low:.3f} to {high:.3f} times the clip norm, calibrated trial by trial\n"
+        f"a trial    {made.trial_words}\n"
+        f"expected   {made.search_words}\n"
+        f"time       about {made.seconds / 60:.1f} min here, from a probe of a few steps\n"
+        f"disk       up to {shown_bytes(made.disk_bytes)}; {shown_bytes(free)} are free"
+    )
+    if len(made.epsilons) > 1:
+        console().print(f"budgets    ε {shown_budgets(made.epsilons)} in turn")
+    if made.share < 1:
+        console().print(f"where      {made.share:.1%} of random points meet it; others are not run")
+    if made.stop_words:
+        console().print(f"stop       {made.stop_words}")
