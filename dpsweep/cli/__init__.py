@@ -32,27 +32,75 @@ from dpsweep.core.errors import ConfigError, DpSweepError
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
     rich_markup_mode=None,  # else what stands in brackets, as our defaults do, is not shown
 )
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"dpsweep {__version__}")
+        typer.echo(f"dpsweep {__version__}")
         raise typer.Exit
 
 
 @app.callback()
-def _options_of_all(
+def options(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version."
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
         ),
     ] = False,
 ) -> None:
     """Hyperparameter sweeps for training with differential privacy under a fixed epsilon."""
+
+
+def _example_names() -> list[str]:
+    """For shell completion."""
+    from dpsweep.app.starter import examples
+
+    return list(examples())
+
+
+@app.command()
+def init(
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DATA",
+            help="digits, folder:PATH (images by class) or npz:PATH (arrays) [default: digits].",
+        ),
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option(metavar="METHOD", help="Training method [default: dp_sgd].")
+    ] = None,
+    example: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="EXAMPLE",
+            help="Copy a packaged example instead.",
+            autocompletion=_example_names,
+        ),
+    ] = None,
+    listing: Annotated[bool, typer.Option("--list", help="List the examples.")] = False,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the sweep [default: DATA-METHOD, or EXAMPLE].")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--out", help="The sweep file; its base is put beside it [default: NAME.yaml]."
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
+) -> None:
+    """Write a commented sweep and its base, to change and launch."""
+    from dpsweep.cli.verbs import init
+
+    if listing:
+        init.list_examples()
+        return
+    init.init(data, method, example, name, out, force=force)
 
 
 @app.command()
@@ -604,7 +652,7 @@ def bench(which: Annotated[str, typer.Argument()] = "step") -> None:
 def main() -> None:
     """Runs the command line; a user's mistake is one message on stderr, and exit code 2."""
     try:
-        app()
+        app(prog_name="dpsweep")  # also as python -m dpsweep: completion goes by the name
     except DpSweepError as e:
         error(str(e))
         sys.exit(2)

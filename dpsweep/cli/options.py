@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-SweepFile = Annotated[Path, typer.Argument(help="A sweep file, such as sweeps/quickstart.yaml.")]
+SweepFile = Annotated[Path, typer.Argument(help="A sweep file; dpsweep init writes one.")]
 Name = Annotated[str, typer.Argument(help="Name of a launched sweep.")]
 Settings = Annotated[
     list[str] | None,

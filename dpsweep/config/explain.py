@@ -7,7 +7,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from dpsweep.core.errors import Misfit, guess
+from dpsweep.core.errors import Misfit, guess, normal_form
 from dpsweep.methods import METHODS
 
 Place = tuple[str | int, ...]
@@ -33,6 +33,32 @@ _WANTED = {
 _RENAMED = {"stop": "pruner", "printed": "published"}
 """Keys, and the value of start, that older files call otherwise."""
 
+_OTHER_NAMES = {
+    "learning_rate": "optimizer.lr",
+    "lr": "optimizer.lr",
+    "max_grad_norm": "privacy.clip_norm",
+    "l2_norm_clip": "privacy.clip_norm",
+    "clip": "privacy.clip_norm",
+    "clipping_norm": "privacy.clip_norm",
+    "target_epsilon": "privacy.epsilon",
+    "eps": "privacy.epsilon",
+    "epsilon": "privacy.epsilon",
+    "target_delta": "privacy.delta",
+    "delta": "privacy.delta",
+    "clip_norm": "privacy.clip_norm",
+    "bs": "train.batch_size",
+    "batch_size": "train.batch_size",
+    "num_epochs": "train.epochs",
+    "n_epochs": "train.epochs",
+    "max_epochs": "train.epochs",
+    "epochs": "train.epochs",
+    "n_trials": "budget.trials",
+    "num_trials": "budget.trials",
+    "num_samples": "budget.trials",
+    "trials": "budget.trials",
+}
+"""Name of a key in other libraries, or of a key without its section -> dotted key here."""
+
 _SCALARS = ("float", "int", "str")
 _QUOTED = ("literal[", "dict[")
 """Tags pydantic gives the members of a union that are no config class, or how they begin."""
@@ -47,10 +73,10 @@ def explain(error: Any, model: type[BaseModel] | None) -> tuple[Place, str]:
     """
     place, owner, field = _locate(error["loc"], model)
     got = shown(error["input"])
-    help_ = _help(field)
+    help_ = describe_field(field)
     match error["type"]:
         case "extra_forbidden":
-            return place, _unknown_key(str(place[-1]), owner)
+            return place, _unknown_key(str(place[-1]), owner, model)
         case "missing":
             return place, f"is missing. {help_}"
         case "union_tag_invalid":
@@ -74,6 +100,15 @@ def explain(error: Any, model: type[BaseModel] | None) -> tuple[Place, str]:
             return place, f"{error['input']} is now called {new}. Write {new} in its place"
         case "literal_error":
             return place, f"must be one of {error['ctx']['expected']}, got {got}. {help_}"
+        case "string_pattern_mismatch":
+            return place, f"does not have the form it needs, got {got}. {help_}"
+        case kind if kind in ("int_type", "float_type") and _searchable(error["input"]):
+            values = ", ".join(map(str, error["input"]))
+            dotted = ".".join(map(str, place))
+            return place, (
+                f"must be one number, got {got}. To search over these, write under search: in a "
+                f"sweep file {dotted}: {{choice: [{values}]}}"
+            )
         case kind if kind in _COMPARISONS:
             bound, words = _COMPARISONS[kind]
             return place, f"must be {words} {error['ctx'][bound]}, got {got}. {help_}"
@@ -134,7 +169,16 @@ def _tag(model: type[BaseModel]) -> Any:
     return name.default if name else None
 
 
-def _unknown_key(key: str, owner: type[BaseModel] | None) -> str:
+def _searchable(value: Any) -> bool:
+    """True for a list of numbers, which is likely meant as a search."""
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(v, int | float) and not isinstance(v, bool) for v in value)
+    )
+
+
+def _unknown_key(key: str, owner: type[BaseModel] | None, root: type[BaseModel] | None) -> str:
     known = list(owner.model_fields) if owner else []
     owners = [name for name, entry in METHODS.items() if _takes(entry.config, key)]
     mine = next((name for name, entry in METHODS.items() if entry.config is owner), None)
@@ -149,14 +193,30 @@ def _unknown_key(key: str, owner: type[BaseModel] | None) -> str:
     if (new := _RENAMED.get(key)) and new in known:
         return f"is now called {new}. Write {new}: in its place"
     letters = getattr(owner, "letters", {})
-    return f"unknown key.{guess(key, [*known, *letters])}"
+    return f"unknown key.{guess(key, [*known, *letters], _meant(key, known, root))}"
+
+
+def _meant(key: str, known: list[str], root: type[BaseModel] | None) -> str | None:
+    """The key that goes by this name in Opacus, Optuna or PyTorch, or that stands elsewhere."""
+    meant = _OTHER_NAMES.get(normal_form(key))
+    if root is None or meant is None:
+        return None
+    section, _, name = meant.rpartition(".")
+    if name in known:
+        return name
+    inside = root.model_fields.get(section)
+    return meant if inside and _takes_any(inside, name) else None
+
+
+def _takes_any(field: FieldInfo, key: str) -> bool:
+    return any(key in model.model_fields for model in models_in(field.annotation))
 
 
 def _takes(config: type[BaseModel], key: str) -> bool:
     return key in config.model_fields or key in getattr(config, "letters", {})
 
 
-def _help(field: FieldInfo | None) -> str:
+def describe_field(field: FieldInfo | None) -> str:
     """The field's own docstring, its range and its default, as the remedy."""
     if field is None:
         return ""

@@ -1,5 +1,6 @@
 """YAML with line numbers, and configs from it whose errors name file, line, key and remedy."""
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -72,7 +73,7 @@ def read_yaml(path: str | Path) -> Source:
         text = raw.decode("utf-8")
     except FileNotFoundError as e:
         raise ConfigError(
-            f"{name}: no such file. Check the path, or see sweeps/ and configs/"
+            f"{name}: no such file. Check the path, or write one with: dpsweep init"
         ) from e
     except IsADirectoryError as e:
         raise ConfigError(f"{name}: is a folder. Name a YAML file in it") from e
@@ -103,16 +104,28 @@ def parse_yaml(text: str, name: str) -> Source:
         raise ConfigError(f"{name}:1: not valid YAML: {e}") from e
     except RecursionError as e:
         raise ConfigError(f"{name}:1: nested too deeply to be a config") from e
-    if not isinstance(tree, dict):
+    if tree is None:
         raise ConfigError(
-            f"{name}:1: expected a mapping of keys to values, got {type(tree).__name__}"
+            f"{name}:1: is empty. A config holds keys and values, such as name: my-sweep; "
+            f"dpsweep init writes one to begin with"
         )
+    if not isinstance(tree, dict):
+        got = "a list" if isinstance(tree, list) else shown(tree)
+        raise ConfigError(f"{name}:1: expected a mapping of keys to values, got {got}")
     return Source(name, tree, lines)
 
 
 def yaml_text(tree: Tree) -> str:
     """A tree as YAML in its own order; mappings and lists that hold no others take one line."""
     return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=98)
+
+
+def yaml_value(value: Any) -> str:
+    """One value as YAML on one line."""
+    text = yaml.dump(
+        value, Dumper=_Dumper, sort_keys=False, default_flow_style=True, width=math.inf
+    )
+    return text.removesuffix("...\n").strip()  # PyYAML ends a lone scalar's document so
 
 
 def sweep_yaml(file: Source, base: Tree) -> str:

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,7 +12,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from dpsweep.config.budget import BudgetConfig, ConfirmConfig
-from dpsweep.config.explain import shown
+from dpsweep.config.explain import describe_field, shown
 from dpsweep.config.resources import ResourcesConfig
 from dpsweep.config.scope import check_charged, check_selection, check_shared, with_own_noise
 from dpsweep.config.search import (
@@ -47,7 +48,8 @@ class SweepConfig(Strict):
     """A sweep file."""
 
     name: str = Field(pattern=_NAME)
-    """Letters, digits, dots, dashes and underscores. Everything stored goes by it."""
+    """1 to 80 letters (a to z), digits, dots, dashes and underscores, beginning with a letter or a
+    digit. Everything stored goes by it."""
 
     base: str | dict[str, Any]
     """The trial config that is varied: a path, relative to this file, or the config itself."""
@@ -314,14 +316,38 @@ def sweep_of(source: Source, folder: Path, settings: list[str] | None = None) ->
     keys = set(SweepConfig.model_fields) - {"seed"}  # seed is the trials' own, unless in the file
     own = [s for s in settings if s.partition("=")[0].split(".")[0] in keys]
     file = with_overrides(source, own, _search_key)
-    if "search" not in file.tree:
+    if not is_sweep(file.tree):
         raise ConfigError(
             f"{file.name}: is a trial, not a sweep: it has no search. Train it with: "
             f"dpsweep train {file.name}"
         )
+    if "search" not in file.tree:
+        raise ConfigError(
+            f"{file.at(())}: search: is missing, and a sweep needs it. Name what varies, such as "
+            f"search: {{optimizer.lr: {{log_uniform: [0.1, 10]}}}}, or the method's own ranges "
+            f"with search: {{method: default}}"
+        )
     config: SweepConfig = validate(SweepConfig, file)
     base = _base(config, file, folder)
     return build_sweep(file, trial_source(base, [s for s in settings if s not in own]))
+
+
+def is_sweep(tree: Tree) -> bool:
+    """True for the content of a sweep file, also of one whose `search` was forgotten.
+
+    >>> is_sweep({"name": "x", "base": "y.yaml"}), is_sweep({"data": {}, "model": {}, "name": "x"})
+    (True, False)
+    """
+    of_sweep = SweepConfig.model_fields.keys() - TrialConfig.model_fields.keys()
+    of_trial = TrialConfig.model_fields.keys() - SweepConfig.model_fields.keys()
+    return "search" in tree or len(of_sweep & tree.keys()) > len(of_trial & tree.keys())
+
+
+def check_name(name: str, where: str) -> None:
+    """Raises ConfigError if a sweep cannot have that name; `where` is the option that gave it."""
+    if not re.fullmatch(_NAME, name):
+        rule = describe_field(SweepConfig.model_fields["name"])
+        raise ConfigError(f"{where} {name!r}: is no name for a sweep. {rule}")
 
 
 def _search_key(path: Path_) -> Path_:

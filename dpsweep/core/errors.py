@@ -1,5 +1,6 @@
 """Errors a user can act on: where, what was expected, what came, what to do next."""
 
+import re
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 
@@ -48,16 +49,33 @@ def unknown(kind: str, name: str, known: Iterable[str], *, where: str) -> Config
     return ConfigError(f"{where}: unknown {kind} {name!r}.{guess(name, known)}")
 
 
-def guess(name: str, known: Iterable[str]) -> str:
-    """The tail of such a message: the closest known name, then all of them.
+def guess(name: str, known: Iterable[str], meant: str | None = None) -> str:
+    """The tail of such a message: `meant`, or the closest known name, then all of them.
 
     >>> guess("dsik", ["disk", "dp_sgd"])
     " Did you mean 'disk'? Known: disk, dp_sgd."
+    >>> guess("DP-SGD", ["disk", "dp_sgd"])
+    " Did you mean 'dp_sgd'? Known: disk, dp_sgd."
     """
     known = sorted(known)
-    close = get_close_matches(name, known, n=1)
+    forms = {normal_form(k): k for k in known}
+    close = (
+        [meant]
+        if meant
+        else [forms[form] for form in get_close_matches(normal_form(name), forms, n=1)]
+    )
     hint = f" Did you mean {close[0]!r}?" if close else ""
     return f"{hint} Known: {', '.join(known)}."
+
+
+def normal_form(name: str) -> str:
+    """A name without what people write differently: case, dashes, blanks, outer underscores.
+
+    >>> normal_form("DP-SGD"), normal_form("learningRate"), normal_form("Batch Size")
+    ('dp_sgd', 'learning_rate', 'batch_size')
+    """
+    apart = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name)
+    return re.sub(r"[\W_]+", "_", apart).strip("_").lower()
 
 
 def first_line(error: BaseException) -> str:

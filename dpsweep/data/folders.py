@@ -22,7 +22,7 @@ from dpsweep.core.errors import ConfigError
 from dpsweep.data.datasets import DataConfig
 from dpsweep.data.shared import Split
 
-_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 _TESTS = ("val", "valid", "validation", "test")
 _ANNOTATIONS = "val_annotations.txt"
 _SHOWN = 3
@@ -124,7 +124,7 @@ def _test(folder: Path, classes: Sequence[str]) -> list[Labelled]:
 
 
 def _images(folder: Path, label: int) -> list[Labelled]:
-    found = sorted(p for p in folder.rglob("*") if p.suffix.lower() in _SUFFIXES and _visible(p))
+    found = sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and _visible(p))
     return [(p, label) for p in found]
 
 

@@ -6,6 +6,8 @@ train_labels, and val_images, val_labels or test_images, test_labels (as MedMNIS
 
 import ast
 import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +20,7 @@ from dpsweep.data.shared import Split
 
 _TRAIN = (("x_train", "y_train"), ("train_images", "train_labels"))
 _TEST = (("val_images", "val_labels"), ("x_test", "y_test"), ("test_images", "test_labels"))
-_WANTED = "x_train, y_train, x_test, y_test, or train_images, train_labels, test_images, ..."
+WANTED = "x_train, y_train, x_test, y_test, or train_images, train_labels, test_images, ..."
 
 
 def splits(config: DataConfig, path: Path) -> tuple[Split, Split]:
@@ -33,8 +35,21 @@ def splits(config: DataConfig, path: Path) -> tuple[Split, Split]:
     return train, _split(config, path, _TEST, "num_test")
 
 
-def sizes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Shape of each array by name, from the headers alone.
+@dataclass(frozen=True)
+class Header:
+    """What an array's header says of it.
+
+    Attributes:
+        shape: Its shape.
+        dtype: Name of its type, such as uint8.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def headers(path: Path) -> dict[str, Header]:
+    """Header of each array by name; the arrays themselves are not read.
 
     Raises:
         ConfigError: If it is no such file.
@@ -46,40 +61,64 @@ def sizes(path: Path) -> dict[str, tuple[int, ...]]:
         raise ConfigError(f"data.root: {path} is not an .npz file of NumPy's") from e
 
 
-def names_of(found: dict[str, tuple[int, ...]], *, test: bool) -> tuple[str, str] | None:
+def names_of(found: Mapping[str, Header], *, test: bool) -> tuple[str, str] | None:
     """Names of a split's images and labels among those found."""
     pairs = _TEST if test else _TRAIN
     return next((pair for pair in pairs if all(name in found for name in pair)), None)
 
 
-def num_classes(path: Path, labels: str) -> int:
-    """One more than the largest label: what a user looks up once, and then declares public."""
-    with np.load(path, allow_pickle=False) as file:
-        return int(file[labels].max()) + 1
+def labels(path: Path, name: str, num_images: int) -> NDArray[np.int64]:
+    """Labels of a split, shape (num_images,), each at least 0.
+
+    A user looks up the largest once, and then declares the number of classes public.
+
+    Raises:
+        ConfigError: If they are not one such number for each image.
+    """
+    array = _whole_numbers(_arrays(path, (name,))[0], name)
+    if len(array) != num_images:
+        raise ConfigError(f"data.root: {path}: {len(array)} labels in {name}, {num_images} images")
+    if int(array.min()) < 0:
+        raise ConfigError(
+            f"data.root: {path}: {name} holds {int(array.min())}. Number the classes from 0"
+        )
+    return array
 
 
-def _header(whole: zipfile.ZipFile, name: str) -> tuple[int, ...]:
+def by(shape: Sequence[int]) -> str:
+    """A shape as people write it, such as 3 x 32 x 32."""
+    return " x ".join(map(str, shape))
+
+
+def _header(whole: zipfile.ZipFile, name: str) -> Header:
     with whole.open(name) as array:
         version = np.lib.format.read_magic(array)
         width = 2 if version[0] == 1 else 4
         length = int.from_bytes(array.read(width), "little")
-        shape: tuple[int, ...] = ast.literal_eval(array.read(length).decode("latin1"))["shape"]
-    return shape
+        fields = ast.literal_eval(array.read(length).decode("latin1"))
+    return Header(fields["shape"], str(np.lib.format.descr_to_dtype(fields["descr"])))
+
+
+def _arrays(path: Path, names: Sequence[str]) -> list[NDArray[np.generic]]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return [file[name] for name in names]
+    except (OSError, ValueError) as e:
+        raise ConfigError(f"data.root: {path} holds no plain arrays: {e}") from e
 
 
 def _split(config: DataConfig, path: Path, pairs: tuple[tuple[str, str], ...], key: str) -> Split:
-    found = sizes(path)
+    found = headers(path)
     names = names_of(found, test=pairs is _TEST)
     if names is None:
         raise ConfigError(
-            f"data.root: {path} holds {', '.join(sorted(found))}, and what is read is {_WANTED}"
+            f"data.root: {path} holds {', '.join(sorted(found))}, and what is read is {WANTED}"
         )
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            images, labels = (file[name] for name in names)
-    except (OSError, ValueError) as e:
-        raise ConfigError(f"data.root: {path} holds no plain arrays: {e}") from e
-    return _images(images, names[0], config, key), _labels(labels, names[1], config)
+    images, classes = _arrays(path, names)
+    return (
+        _images(images, names[0], config, key),
+        torch.from_numpy(_whole_numbers(classes, names[1])),
+    )
 
 
 def _images(array: NDArray[np.generic], name: str, config: DataConfig, key: str) -> torch.Tensor:
@@ -103,14 +142,14 @@ def _images(array: NDArray[np.generic], name: str, config: DataConfig, key: str)
             return inputs
     raise ConfigError(
         f"data.shape: {channels} x {height} x {width} (channels x height x width), and the images "
-        f"of {name} are {' x '.join(map(str, array.shape[1:]))}"
+        f"of {name} are {by(array.shape[1:])}"
     )
 
 
-def _labels(array: NDArray[np.generic], name: str, config: DataConfig) -> torch.Tensor:
+def _whole_numbers(array: NDArray[np.generic], name: str) -> NDArray[np.int64]:
     if array.dtype.kind not in "iu" or array.size != len(array):
         raise ConfigError(
             f"data.root: {name} holds {array.dtype} of shape {array.shape}, and labels are one "
             f"whole number an image"
         )
-    return torch.from_numpy(array.reshape(-1).astype(np.int64))
+    return array.reshape(-1).astype(np.int64)

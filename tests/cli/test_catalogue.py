@@ -68,5 +68,5 @@ def test_section_of_a_file_loads_as_it_is_printed(tmp_path, capsys, monkeypatch)
 
 
 def test_place_that_is_neither_is_told(tmp_path):
-    with pytest.raises(ConfigError, match="is neither a folder nor an"):
+    with pytest.raises(ConfigError, match=r"no such folder\. Give a folder that holds"):
         data(tmp_path / "nowhere")

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from dpsweep.cli.say import console
 from dpsweep.config.source import Source, put, read_yaml
+from dpsweep.config.sweep import is_sweep
 from dpsweep.config.trial import TrialConfig, load_trial, trial_source
 from dpsweep.core.errors import ConfigError, unknown
 from dpsweep.methods import METHODS, PUBLISHED
@@ -53,7 +54,7 @@ def _configs(what: str, settings: list[str]) -> list[TrialConfig]:
     """A trial for each method to be audited; its data and model are the audit's own."""
     if Path(what).suffix in (".yaml", ".yml") or Path(what).exists():
         source = trial_source(read_yaml(what), settings)
-        if "search" in source.tree:
+        if is_sweep(source.tree):
             raise ConfigError(f"{what}: is a sweep. Audit a trial config, or a method by its name")
         return [load_trial(source)]
     if what != "all" and what not in METHODS:

@@ -6,7 +6,7 @@ from pathlib import Path
 from dpsweep.cli.say import console, warn
 from dpsweep.config.source import read_yaml
 from dpsweep.config.space.defaults import space_yaml
-from dpsweep.config.sweep import SweepConfig, load_sweep
+from dpsweep.config.sweep import SweepConfig, is_sweep, load_sweep
 from dpsweep.config.trial import TrialConfig, load_trial, trial_source
 from dpsweep.core.errors import ConfigError, Diverged, StateError, unknown
 from dpsweep.core.strict import Strict
@@ -19,7 +19,7 @@ from dpsweep.training.budget import budget, statement_of_trial
 def check(file: Path, settings: list[str], fetch: bool) -> None:
     """Validates a file; a sweep is told from a trial by its `search`."""
     source = read_yaml(file)
-    if "search" in source.tree:
+    if is_sweep(source.tree):
         sweep = load_sweep(file, settings)
         from dpsweep.training.check import check_sweep  # torch, once the file has no mistake
 
@@ -40,7 +40,7 @@ def check(file: Path, settings: list[str], fetch: bool) -> None:
 def train(file: Path, settings: list[str], out: Path | None, fetch: bool, quiet: bool) -> None:
     """Trains one config in a folder of its own, or goes on with an interrupted run there."""
     source = trial_source(read_yaml(file), settings)
-    if "search" in source.tree:
+    if is_sweep(source.tree):
         raise ConfigError(f"{file}: is a sweep, not a trial. Run it with: dpsweep launch {file}")
     config = load_trial(source)
     from dpsweep.data.read import fingerprint

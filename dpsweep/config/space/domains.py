@@ -249,6 +249,13 @@ def merged(tree: Tree, part: Tree) -> Tree:
 def _parse_domain(source: Source, path: Path_, spec: Any) -> Domain:
     where = source.at(path)
     key = path[-1]
+    if isinstance(spec, list) and spec:
+        listed = shown(spec)
+        between = f", or for any value between, {{uniform: {listed}}}" if len(spec) == 2 else ""
+        raise ConfigError(
+            f"{where}: expected one way to vary it, got the list {listed}. To try each of these "
+            f"values, write {{choice: {listed}}}{between}"
+        )
     if not isinstance(spec, dict) or len(spec) != 1:
         raise ConfigError(
             f"{where}: expected one way to vary it, such as {{uniform: [0.1, 1]}}, got "

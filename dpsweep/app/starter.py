@@ -1,0 +1,473 @@
+"""The files that `dpsweep init` writes: a commented sweep and its base, or a packaged example.
+
+Ranges and method parameters come from the table of methods, and their comments from the config
+classes, so that a file written today follows the schema of today.
+"""
+
+import math
+import re
+import shlex
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import dpsweep
+from dpsweep.config.explain import describe_field, models_in
+from dpsweep.config.source import read_yaml, yaml_text, yaml_value
+from dpsweep.config.space.defaults import space_of
+from dpsweep.config.trial import TrialConfig
+from dpsweep.core.errors import ConfigError, unknown
+from dpsweep.data.datasets import DataConfig
+from dpsweep.data.inspection import inspect_data
+from dpsweep.methods import METHODS, PUBLISHED
+from dpsweep.models.parts import divisor
+
+EXAMPLES = Path(dpsweep.__file__).with_name("examples")
+"""sweeps/ and configs/ of the repository: links to them in a checkout, copies in a wheel."""
+
+DIGITS = "digits"
+DATA_FORMS = "digits, folder:PATH or npz:PATH"
+_OWN = ("folder", "npz")
+
+_WIDTH = 98
+_LARGEST_SIDE = 64
+"""Pixels. Larger images of a folder are scaled to it: a search on a laptop is the first aim."""
+
+_SMALLEST_SIDE = 4
+"""Pixels, of cnn_small, which halves each side twice."""
+
+_MANY_EXAMPLES = 20_000
+_MOST_CLASSES_LISTED = 20
+_SPECTRAL = ("spectral_dp", "block_spectral_dp")
+_MOST_BLOCK = 16
+_LEAST_FREQUENCIES = 1.5
+
+
+@dataclass(frozen=True)
+class Starter:
+    """Files for a user to begin with.
+
+    Attributes:
+        sweep: Path of the sweep file.
+        files: Text of each file by its path, the sweep file first.
+        notes: What the user should know of the data, a sentence each.
+    """
+
+    sweep: Path
+    files: Mapping[Path, str]
+    notes: tuple[str, ...] = ()
+
+
+def examples() -> dict[str, str]:
+    """First sentence of every packaged sweep by its name, such as quickstart or papers/disk_mnist.
+
+    Raises:
+        ConfigError: If this installation carries none.
+    """
+    root = EXAMPLES / "sweeps"
+    found = {path.relative_to(root).with_suffix("").as_posix(): path for path in _sweeps()}
+    if not found:
+        raise ConfigError(
+            f"{root}: holds no examples. The installation is incomplete; install the wheel again"
+        )
+    return {name: _first_sentence(path) for name, path in found.items()}
+
+
+def copy_example(example: str, out: Path | None, name: str | None) -> Starter:
+    """A packaged sweep, with its base beside it.
+
+    Args:
+        example: One of `examples()`.
+        out: Path of the sweep file; EXAMPLE.yaml in the current folder if None.
+        name: Name of the sweep instead of the example's.
+
+    Raises:
+        ConfigError: If there is no such example.
+    """
+    known = examples()
+    if example not in known:
+        raise unknown("example", example, known, where="--from")
+    source = EXAMPLES / "sweeps" / f"{example}.yaml"
+    text, base = source.read_text(), read_yaml(source).tree["base"]
+    default = name or Path(example).name
+    sweep = out or Path(f"{default}.yaml")
+    files = dict[Path, str]()
+    if isinstance(base, str):  # a path relative to sweeps/; the copy has its base beside it
+        origin = source.parent / base
+        text = re.sub(r"^base: .*$", lambda _: f"base: {origin.name}", text, flags=re.MULTILINE)
+        files[sweep.with_name(origin.name)] = origin.read_text()
+    if name:
+        line = f"name: {yaml_value(name)}"  # quoted where it looks like a number
+        text = re.sub(r"^name: .*$", lambda _: line, text, flags=re.MULTILINE)
+    return Starter(sweep, {sweep: text, **files})
+
+
+def new_starter(data: str, method: str, out: Path | None, name: str | None) -> Starter:
+    """A commented sweep and its base for a data set and a method.
+
+    Args:
+        data: digits, folder:PATH or npz:PATH.
+        method: A method of the papers.
+        out: Path of the sweep file; NAME.yaml in the current folder if None.
+        name: Name of the sweep; of the data and the method if None.
+
+    Raises:
+        ConfigError: If the data or the method cannot be used.
+    """
+    if method not in PUBLISHED:
+        raise unknown("method", method, PUBLISHED, where="--method")
+    section, found, notes = _data_section(data)
+    name = name or _default_name(data, method)
+    sweep = out or Path(f"{name}.yaml")
+    base = sweep.with_name(f"{sweep.stem}-base.yaml")
+    command = f"dpsweep init --data {shlex.quote(data)} --method {method}"
+    config = DataConfig.model_validate(section)
+    files = {
+        sweep: _sweep_text(name, base.name, sweep, method, config),
+        base: _base_text(section, config, found, method, command),
+    }
+    return Starter(sweep, files, notes)
+
+
+def _data_section(data: str) -> tuple[dict[str, Any], list[str], tuple[str, ...]]:
+    """The data section, comment lines on what was found, and notes to print."""
+    kind, colon, place = data.partition(":")
+    if data == DIGITS:
+        comment = "Handwritten digits of scikit-learn: 8 x 8 pixels, 10 classes, no files needed."
+        return {"name": "digits"}, [comment], ()
+    if kind not in _OWN or not colon:
+        if Path(data).expanduser().exists():
+            own = "npz" if data.endswith(".npz") else "folder"
+            raise ConfigError(f"--data {data}: expected {DATA_FORMS}. Write --data {own}:{data}")
+        raise unknown("data", data, (DIGITS, "folder:PATH", "npz:PATH"), where="--data")
+    if not place:
+        raise ConfigError(f"--data {data}: names no path. Write --data {kind}:PATH")
+    if (kind == "npz") != place.endswith(".npz"):
+        other = "npz" if kind == "folder" else "folder"
+        raise ConfigError(
+            f"--data {data}: npz takes a file that ends in .npz, and folder a folder. Write "
+            f"--data {other}:{place}, or give another path"
+        )
+    try:
+        own_data = inspect_data(Path(place))
+    except ConfigError as e:
+        raise ConfigError(f"--data {data}: {e}") from e
+    section, notes = dict(own_data.section), list[str]()
+    channels, *sides = section["shape"]
+    if kind == "folder" and max(sides) > _LARGEST_SIDE:
+        section |= {"shape": [channels, _LARGEST_SIDE, _LARGEST_SIDE], "resize": True}
+        notes.append(
+            f"Images are scaled to {_LARGEST_SIDE} x {_LARGEST_SIDE} pixels for a quick start; "
+            f"data.shape in the base changes it."
+        )
+    if min(section["shape"][1:]) < _SMALLEST_SIDE:
+        raise ConfigError(
+            f"--data {data}: images of {own_data.sizes_found} (channels x height x width) are too "
+            f"small for the model: each side must have at least {_SMALLEST_SIDE} pixels"
+        )
+    if section.get("validation") == "holdout":
+        notes.append(
+            "There is no test split: a tenth of the training images is held out to measure "
+            "accuracy, and is not protected."
+        )
+    comments = [f"Found in {_printable(place)}: {own_data.sizes_found}, channels x height x width."]
+    if own_data.classes:
+        listed = ", ".join(map(_printable, own_data.classes[:_MOST_CLASSES_LISTED]))
+        more = ", ..." * (len(own_data.classes) > _MOST_CLASSES_LISTED)
+        comments.append(f"{len(own_data.classes)} classes, numbered in this order: {listed}{more}.")
+    notes.insert(0, " ".join(comments))
+    return section, comments, tuple(notes)
+
+
+def _sweep_text(name: str, base: str, sweep: Path, method: str, data: DataConfig) -> str:
+    batches, typed = batch_sizes(data.num_examples), _printable(shlex.quote(str(sweep)))
+    searched = [
+        *_commented(
+            "Expected number of examples in a batch. Whole numbers from 1 to "
+            f"{data.num_examples}, the number of training examples.",
+            {"train.batch_size": {"choice": list(batches)}},
+            indent=2,
+        )
+    ]
+    for key, domain in _space(method, data).items():
+        searched += _commented(_comment_of(key, method), {key: domain}, indent=2)
+    return "\n".join(
+        [
+            f"# A sweep: {method} on {data.name}. It tries several configs around one base config,",
+            "# each of them trained with the same privacy budget.",
+            f"#   dpsweep check  {typed}    is the file valid, are the data there",
+            f"#   dpsweep plan   {typed}    noise, epsilon of a trial and of the search, time",
+            f"#   dpsweep launch {typed}    run it",
+            "",
+            *_commented(
+                "Name of the sweep in `dpsweep status`, `resume`, `best` and `export`.",
+                {"name": name},
+            ),
+            "",
+            *_commented(
+                "The config that is varied: data, model, privacy, epochs. The path is relative to "
+                "this file.",
+                {"base": base},
+            ),
+            "",
+            *_comment(
+                "What varies. Ways to vary a key of the base: uniform: [LOW, HIGH], log_uniform: "
+                "[LOW, HIGH] (even on a log scale), integer: [LOW, HIGH], choice: [A, B, C]. "
+                "A value that all trials share belongs in the base instead."
+            ),
+            "search:",
+            *searched,
+            "",
+            *_commented(
+                "What a trial is judged by: valid/accuracy (0 to 1, higher is better) or "
+                "valid/loss (lower is better).",
+                {"objective": {"metric": "valid/accuracy"}},
+            ),
+            "",
+            *_commented(
+                "Who proposes trials: tpe, random, qmc, gp or cmaes. The first startup_trials "
+                "(at least 1) cover the space evenly; then the sampler learns from results.",
+                {"sampler": {"name": "tpe", "startup_trials": 6}},
+            ),
+            "",
+            *_commented(
+                "Early stopping of poor trials: median, successive_halving or none. It saves time, "
+                "not privacy. The first warmup_epochs reports (at least 1) are never stopped.",
+                {"pruner": {"name": "median", "warmup_epochs": 6}},
+            ),
+            "",
+            *_commented(
+                "Number of trials, at least 1. Also `hours: 2`, after which no new trial starts.",
+                {"budget": {"trials": 16}},
+            ),
+            "",
+            *_commented(
+                "The best `top` configs run again with fresh noise, `seeds` times each (at least "
+                "2), and the best by its mean is exported: the best of many noisy trials is partly "
+                "luck.",
+                {"confirm": {"top": 2, "seeds": 3}},
+            ),
+            "",
+            *_commented(
+                "CPU cores of one trial, at least 1. `gpu: 0.25` gives it a quarter of a GPU.",
+                {"resources": {"cpu": 1}},
+            ),
+            "",
+            *_commented(
+                "How the search itself is charged. composition: for all trials together. "
+                "private_selection: a random search that publishes its winner alone. none: the "
+                "chosen trial alone is counted, and the privacy statement says so.",
+                {"accounting": "composition"},
+            ),
+            "",
+        ]
+    )
+
+
+def _base_text(
+    section: Mapping[str, Any], data: DataConfig, found: list[str], method: str, command: str
+) -> str:
+    few = data.num_examples < _MANY_EXAMPLES
+    low, high = space_of(method)["optimizer.lr"]["log_uniform"]
+    lr = float(f"{math.sqrt(low * high):.1g}")
+    own = data.name in _OWN
+    declared = (
+        "Paths are relative to where you run dpsweep. Sizes, counts and class names are thereby "
+        "declared public; accuracy is measured on the test split, or, with validation: holdout, on "
+        "a part of the training split. Neither is protected."
+    )
+    parts: list[tuple[str, dict[str, Any]]] = [
+        (declared * own, {"data": dict(section)}),
+        (
+            "What is trained. `dpsweep models` lists the others. width: channels of the first "
+            "convolution, at least 1. Every weight gets noise, so a larger model may do worse.",
+            {"model": _model_section(method, data)},
+        ),
+    ]
+    lines = [
+        "# The base of a sweep: one training run with differential privacy.",
+        f"# Written by: {_printable(command)}",
+        "",
+        *(line for comment in found for line in _comment(comment)),
+    ]
+    for comment, tree in parts:
+        lines += [*_commented(comment, tree), ""]
+    lines += [
+        "privacy:",
+        *_commented(
+            "Privacy budget of one trial, from above 0 to 1000; smaller is more private and less "
+            "accurate. Neighbouring data sets differ by one example.",
+            {"epsilon": 4},
+            indent=2,
+        ),
+        *_commented(
+            "Chance that the epsilon bound fails, between 0 and 1, well below 1 / (number of "
+            "examples). auto is (number of examples)^-1.1.",
+            {"delta": "auto"},
+            indent=2,
+        ),
+        *_commented(
+            "Largest L2 norm of one example's gradient, above 0; longer gradients are scaled down "
+            "to it. The noise is proportional to it.",
+            {"clip_norm": 1.0},
+            indent=2,
+        ),
+        "",
+        "train:",
+        *_commented(
+            "Expected number of examples in a batch, from 1 to "
+            f"{data.num_examples}. The sweep varies it.",
+            {"batch_size": batch_sizes(data.num_examples)[-2:][0]},
+            indent=2,
+        ),
+        *_commented(
+            "Passes over the training data, above 0. More passes need more noise for the same "
+            "epsilon.",
+            {"epochs": 30 if few else 10},
+            indent=2,
+        ),
+        *_commented(
+            "Epochs between two measurements of accuracy, a whole number from 1.",
+            {"evaluate_every": 3 if few else 1},
+            indent=2,
+        ),
+        "",
+        "optimizer:",
+        *_commented(
+            "Learning rate, above 0. The sweep varies it.",
+            {"lr": lr},
+            indent=2,
+        ),
+        *_commented(
+            "Learning rate over the run: cosine (down to 0) or constant.",
+            {"schedule": {"name": "cosine"}},
+            indent=2,
+        ),
+        "",
+        *_commented(
+            f"The training method ({METHODS[method].paper}), one of {', '.join(PUBLISHED)}. The "
+            f"ranges of a method: dpsweep space METHOD.",
+            {"method": {"name": method}},
+        ),
+        "",
+        *_commented(
+            "Public seed of the first weights and the held-out split, a whole number from 0. Noise "
+            "and batches are drawn from a secret instead.",
+            {"seed": 0},
+        ),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def batch_sizes(num_examples: int) -> tuple[int, ...]:
+    """Three batch sizes to search, powers of two around a quarter of the data at most.
+
+    >>> batch_sizes(1437), batch_sizes(60_000), batch_sizes(1)
+    ((128, 256, 512), (1024, 2048, 4096), (1,))
+    """
+    middle = 2 ** int(math.log2(min(2048, max(1, num_examples // 4))))
+    sizes = {max(1, middle // 2), middle, middle * 2}
+    return tuple(sorted(size for size in sizes if size <= num_examples))
+
+
+def _model_section(method: str, data: DataConfig) -> dict[str, Any]:
+    """A small CNN; with a circulant head for the methods that filter one."""
+    if method not in _SPECTRAL:
+        return {"name": "cnn_small", "width": 16}
+    num_classes = data.spec.num_classes
+    block = divisor(min(_MOST_BLOCK, num_classes), num_classes)
+    block = num_classes if block == 1 else block  # a prime number of classes
+    return {"name": "cnn_small", "width": block * math.ceil(16 / block), "block": block}
+
+
+def _space(method: str, data: DataConfig) -> dict[str, Any]:
+    """The method's default space, without what too few frequencies make impossible.
+
+    A spectral method needs more than the constant, the first frequency of each axis. There are as
+    many as the circulant block is large, and as half an image side in the second convolution.
+    """
+    space = dict(space_of(method))
+    if method not in _SPECTRAL:
+        return space
+    block = _model_section(method, data)["block"]
+    side = min(data.spec.shape[1:]) // 2
+    fewest = {"method.keep": side, "method.keep_circulant": block}
+    if "method.keep_circulant" not in space:
+        fewest["method.keep"] = min(side, block)
+    for key, count in fewest.items():
+        if key in space:
+            low, high = space[key]["uniform"]
+            space[key] = {
+                "uniform": [max(low, math.ceil(1e4 * _LEAST_FREQUENCIES / count) / 1e4), high]
+            }
+    return space
+
+
+def _comment_of(key: str, method: str) -> str:
+    """What the config class says of a searched key, with its range."""
+    if key == "optimizer.lr":
+        return "Learning rate, above 0."
+    section, _, name = key.partition(".")
+    if section == "method":
+        return describe_field(METHODS[method].config.model_fields[name])
+    wanted = METHODS[method].bases[0]
+    for model in models_in(TrialConfig.model_fields[section].annotation):
+        if model.model_fields["name"].default == wanted:
+            return describe_field(model.model_fields[name])
+    raise AssertionError(f"{key} of {method} is no key of a trial")
+
+
+def _commented(comment: str, tree: Mapping[str, Any], indent: int = 0) -> list[str]:
+    """A tree as YAML lines under its comment."""
+    space = " " * indent
+    body = [
+        yaml_text({key: value}).rstrip("\n")
+        if isinstance(value, dict) and not indent
+        else f"{space}{key}: {yaml_value(value)}"
+        for key, value in tree.items()
+    ]
+    return [*_comment(comment, indent), *body]
+
+
+def _comment(text: str, indent: int = 0) -> list[str]:
+    prefix = " " * indent + "# "
+    # A range such as (0, 1] is not broken; textwrap breaks at ASCII blanks alone.
+    text = re.sub(r"([\[(][^\s,]+), ([^\s,]+[\])])", "\\1,\N{NO-BREAK SPACE}\\2", text)
+    lines = textwrap.wrap(
+        text,
+        width=_WIDTH,
+        initial_indent=prefix,
+        subsequent_indent=prefix,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
+
+
+def _default_name(data: str, method: str) -> str:
+    kind, _, place = data.partition(":")
+    words = f"{Path(place).stem or kind}-{method}".replace("_", "-")
+    return re.sub(r"[^A-Za-z0-9.-]+", "-", words).lstrip(".-")[-80:].lstrip(".-")
+
+
+def _printable(text: str) -> str:
+    """`text` as it may stand in a comment: a line break in a file's name would end it."""
+    return text if text.isprintable() else ascii(text)
+
+
+def _sweeps() -> list[Path]:
+    root = EXAMPLES / "sweeps"
+    return sorted(root.rglob("*.yaml"), key=lambda p: (len(p.relative_to(root).parts), p))
+
+
+def _first_sentence(path: Path) -> str:
+    """The comment that opens a file, up to its first full stop."""
+    lines = list[str]()
+    for line in path.read_text().splitlines():
+        if not line.startswith("#"):
+            break
+        lines.append(line.lstrip("# "))
+    return re.split(r"(?<=[.?])\s", " ".join(lines), maxsplit=1)[0]
