@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN = .venv/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: install quickstart test test-all lint golden clean
+.PHONY: install quickstart test test-all lint golden docs clean
 
 install: .venv/runtime
 	@echo "installed; now: source .venv/bin/activate"
@@ -30,11 +30,14 @@ lint: .venv/dev
 	$(BIN)/mypy benchmarks
 	$(BIN)/lint-imports
 
+docs: .venv/dev
+	PYTHONPATH=$(CURDIR) NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 golden: .venv/dev
 	$(BIN)/python tests/golden/test_curves.py
 
 clean:
-	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv build site *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 
 .venv/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

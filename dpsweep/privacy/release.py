@@ -49,7 +49,7 @@ def _noisy(leaf: torch.Tensor, scale: float, rng: Draws) -> torch.Tensor:
 
     The noisy sum is rounded to a grid of about scale / 10^9, the same for all leaves and all
     data: the low bits of a floating-point sum tell how large its terms were (Mironov 2012).
-    What float32 lost before, within a microbatch, is not undone by it (docs/privacy.md).
+    What float32 lost before, within a microbatch, is not undone by it (docs/concepts/privacy.md).
     Casting the result to float32 is post-processing.
     """
     exact = leaf.double()

@@ -172,7 +172,7 @@ def growth_of(sweep: Sweep, runs: Sequence[Run], plans: Plans, num_runs: int) ->
 
     which is (e_c, 2 delta)-DP ex post: epsilon belongs to the outcome (Ligett et al. 2017,
     arXiv:1705.10829; as an odometer, Rogers et al. 2016, arXiv:1605.08294). Proof in
-    docs/privacy.md.
+    docs/concepts/accounting.md.
     """
     delta = sweep.written.delta
     kinds, now = _each(sweep, runs, num_runs)

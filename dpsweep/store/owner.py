@@ -1,7 +1,7 @@
 """Whose a sweep is: a login name, or DPSWEEP_OWNER where several people share one account.
 
 It keeps people out of each other's way and is no protection: whoever may use the account may set
-the variable. What protects is who may read and write the files (docs/privacy.md).
+the variable. What protects is who may read and write the files (docs/concepts/privacy.md).
 """
 
 import os

@@ -61,7 +61,7 @@ def open_device(wanted: str, gpu_share: float = 1.0, key: str = "train.device") 
 def use_ieee_float32() -> None:
     """Turn TF32 and bfloat16 multiplication of float32 off, on GPUs and CPUs, and check it.
 
-    Ten bits of mantissa are too few for the bound on a clipped sum (docs/privacy.md).
+    Ten bits of mantissa are too few for the bound on a clipped sum (docs/concepts/privacy.md).
 
     Raises:
         ConfigError: If a backend still multiplies otherwise.

@@ -6,7 +6,7 @@ import pytest
 from waiting import CEILING_SECONDS
 
 nbformat = pytest.importorskip("nbformat")
-NOTEBOOK = Path(__file__).parents[2] / "docs" / "notebook.ipynb"
+NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebook.ipynb"
 
 
 def test_it_is_stored_without_outputs():

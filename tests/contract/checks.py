@@ -1,10 +1,10 @@
-"""The contract of METHODS.md, section 1, as functions that raise AssertionError when it is broken.
+"""The contract of docs/concepts/privacy.md, as functions that raise AssertionError if it is broken.
 
 Each takes a world and checks one promise through the real step. test_privacy_contract.py
 runs them in every world, test_planted_faults.py in worlds with a fault each. The messages begin
 with what is promised.
 
-What METHODS.md says is in textbook.py; the statistical checks are in chance.py.
+What docs/concepts/methods.md says is in textbook.py; the statistical checks are in chance.py.
 """
 
 import io

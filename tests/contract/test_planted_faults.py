@@ -1,6 +1,6 @@
 """Each fault found in public code of these methods is caught, once it is planted here.
 
-They stand in METHODS.md, section 3. A fault is planted by patching the package inside a test; the
+They stand in docs/concepts/faults.md. A fault is planted by patching the package inside a test; the
 check that is named must then fail with the words given, and must pass in the same world without.
 (`check_x` is a function of tests/contract/checks.py or chance.py; faults.py plants them.)
 
@@ -311,7 +311,7 @@ def test_every_check_of_the_contract_catches_a_fault():
 
 
 def test_the_table_of_faults_is_the_one_in_the_documentation():
-    told = (Path(__file__).parents[2] / "docs/privacy.md").read_text().splitlines()
+    told = (Path(__file__).parents[2] / "docs/concepts/faults.md").read_text().splitlines()
     rows = [line for line in str(__doc__).splitlines() if line.startswith("|")]
     assert len(rows) > 30
     assert [row for row in rows if row not in told] == []

@@ -1,6 +1,6 @@
 """The five points that make a method private, for every method and style, by the real step.
 
-They stand in METHODS.md, section 1, and as functions in checks.py and chance.py; what they are
+They stand in docs/concepts/privacy.md, and as functions in checks.py and chance.py; what they are
 checked in is in worlds.py.
 """
 

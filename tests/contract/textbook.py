@@ -1,4 +1,4 @@
-"""What METHODS.md says is asked and clipped, written a second time, slowly and by example."""
+"""Queries and clipping of docs/concepts/methods.md, written again, slowly and by example."""
 
 import math
 
@@ -17,7 +17,7 @@ Points = list[tuple[float, int, float]]
 
 
 def textbook(method: dict[str, object], step: int) -> list[Points]:
-    """METHODS.md: (weight, age, look-ahead) of each point of each clipped answer."""
+    """docs/concepts/methods.md: (weight, age, look-ahead) of each point of each clipped answer."""
     query = momentum(method)
     if query:
         decay, num = query.get("decay", 0.9), query.get("points", 2)

@@ -1,6 +1,7 @@
 """Every variant of every method, and every style of clipping it may have.
 
-A new method joins METHOD_WORLDS; METHODS.md says what it computes and world.py how it is watched.
+A new method joins METHOD_WORLDS; docs/concepts/methods.md has its equation, and world.py shows
+how it is watched.
 """
 
 from dataclasses import replace

@@ -299,7 +299,7 @@ def test_riccati_gain_that_has_no_trust_in_the_past_is_dp_sgd():
 
 
 def test_disk_with_a_riccati_gain_is_the_printed_recursion_of_gain_and_estimate():
-    # METHODS.md: k_t and p from the step before, all variances in units of the noise's.
+    # docs/concepts/methods.md: k_t and p from the step before, variances in units of the noise's.
     world = World.of({"name": "disk", "gain": "riccati", "process": 0.5, "hessian": 0.1})
     v, h = 0.5**2, 0.1**2
     x, p, estimate = [flat(world.start)], 1.0, world.gradient(0, flat(world.start))
@@ -317,7 +317,7 @@ def test_disk_with_a_riccati_gain_is_the_printed_recursion_of_gain_and_estimate(
 
 
 def shelf(g: np.ndarray, cut: float, depth: float) -> np.ndarray:
-    """METHODS.md: phi = 1 below k0 = floor(lambda (floor(P/2) + 1)), 1 - rho from there on."""
+    """FFTKF's shelf: phi = 1 below k0 = floor(lambda (floor(P/2) + 1)), 1 - rho from there on."""
     spectrum = np.fft.rfft(g)
     spectrum[int(cut * (len(g) // 2 + 1)) :] *= 1 - depth
     return np.fft.irfft(spectrum, n=len(g))

@@ -29,7 +29,7 @@ def gradients(size: float = 1.0) -> np.ndarray:
 def printed(
     grads: np.ndarray, phi: float, *, beta1: float = 0.9, beta2: float = 0.999, floor: float = 1e-7
 ) -> np.ndarray:
-    """The formula theta -= lr m^ / sqrt(max(v^ - Phi, floor)) from theta = 1, as in METHODS.md."""
+    """AdamBC: theta -= lr m^ / sqrt(max(v^ - Phi, floor)) from theta = 1."""
     theta, m, v = np.ones(5), np.zeros(5), np.zeros(5)
     path = []
     for t, g in enumerate(grads, start=1):

@@ -1,4 +1,4 @@
-"""What runs cost agrees with exact formulas, another accountant and METHODS.md, section 4."""
+"""What runs cost agrees with exact formulas, another accountant and docs/concepts/accounting.md."""
 
 import math
 from itertools import pairwise

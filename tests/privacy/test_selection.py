@@ -1,4 +1,4 @@
-"""A whole search costs what METHODS.md, section 4, and dp-accounting say, and keeps its budget."""
+"""A whole search costs what docs/concepts/accounting.md and dp-accounting say, within budget."""
 
 import math
 from dataclasses import replace

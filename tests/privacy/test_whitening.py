@@ -52,5 +52,5 @@ def test_coordinates_of_long_blocks_are_white_to_rounding(block, keep):
     k = torch.fft.irfft(passed, n=block)[lag]
     whitening = Whitening.of(k)
     root = whitening.vectors / whitening.variances.sqrt()
-    white = root.T @ k @ root  # what docs/privacy.md argues from: W W' = I
+    white = root.T @ k @ root  # what docs/concepts/privacy.md argues from: W W' = I
     assert torch.linalg.eigvalsh(white).max().item() <= 1 + 1e-9

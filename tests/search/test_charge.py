@@ -57,7 +57,7 @@ def test_what_is_proven_depends_on_who_chose_the_runs(sweep_file, settings, clai
 
 def test_the_figure_is_that_of_the_reference(sweep_file):
     sweep = load_sweep(sweep_file, ["privacy.delta=1e-5", TEN])
-    # METHODS.md section 4: ten trials of base epsilon 1 cost 3.27 by PLD.
+    # docs/concepts/accounting.md: ten trials of base epsilon 1 cost 3.27 by PLD.
     assert compose(RUNS, 1e-5) == pytest.approx(3.27, rel=0.01)
     assert f"({shown_epsilon(compose(RUNS, 1e-5))}, 1.0e-05)-DP by" in runs_statement(sweep, RUNS)
     assert shown_epsilon(compose(RUNS[1:], 1e-5)) not in runs_statement(sweep, RUNS)

@@ -69,7 +69,7 @@ def check_local(local: bool) -> None:
     """Raises StateError unless --local was said: nothing else is started for now."""
     if not local:
         raise StateError(
-            "up: say --local: a cluster on this machine. For others see docs/cluster.md"
+            "up: say --local: a cluster on this machine. For others see docs/guides/cluster.md"
         )
 
 

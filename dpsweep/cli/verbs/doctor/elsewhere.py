@@ -38,7 +38,7 @@ def _server(uri: str) -> Iterator[Finding]:
             "tracking",
             "warn",
             f"{shown} lets anybody in who reaches it, to read, change and delete results",
-            "Start it with: mlflow server --app-name basic-auth (docs/cluster.md has the files)",
+            "Start it with: mlflow server --app-name basic-auth (files: docs/guides/cluster.md)",
         )
     if urlsplit(uri).scheme == "http" and urlsplit(uri).hostname not in _LOCAL:
         yield Finding(
