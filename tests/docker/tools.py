@@ -1,4 +1,4 @@
-"""Validators that are not requirements of dpsweep: found, or the test that needs one is skipped."""
+"""Validators, of the extra docker-test: found, or the test that needs one is skipped."""
 
 import json
 import os
@@ -16,33 +16,35 @@ ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
 
 
-def run(tool: str, *arguments: object, package: str) -> None:
+_REMEDY = "is not installed: pip install 'dpsweep[docker-test]'"
+
+
+def run(tool: str, *arguments: object) -> None:
     """Runs a validator over files; what it says is the failure's message.
 
     Args:
-        tool: Its command, on PATH or beside this Python.
+        tool: Its command, beside this Python or on PATH.
         arguments: Its own.
-        package: What to install to have it, for the skip's reason.
     """
     place = shutil.which(tool, path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     if place is None:
-        pytest.skip(f"{tool} is not installed: {package}")
+        pytest.skip(f"{tool} {_REMEDY}")
     done = subprocess.run(
         [place, *map(str, arguments)], capture_output=True, text=True, check=False, cwd=ROOT
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def module(name: str, package: str) -> ModuleType:
+def module(name: str) -> ModuleType:
     """A validator's module."""
-    return pytest.importorskip(name, reason=f"{name} is not installed: {package}")
+    return pytest.importorskip(name, reason=f"{name} {_REMEDY}")
 
 
 def compose_schema() -> dict[str, Any]:
     """The compose specification's own schema, as check-jsonschema ships it."""
     spec = find_spec("check_jsonschema")
     if spec is None or spec.origin is None:
-        pytest.skip("check_jsonschema is not installed: pip install check-jsonschema")
+        pytest.skip(f"check_jsonschema {_REMEDY}")
     vendored = Path(spec.origin).parent / "builtin_schemas" / "vendor" / "compose-spec.json"
     schema: dict[str, Any] = json.loads(vendored.read_text())
     return schema

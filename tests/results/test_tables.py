@@ -9,7 +9,7 @@ from rich.console import Console
 from dpsweep.results.tables import running_table, trial_table
 
 
-@pytest.mark.parametrize("knobs", [1, 8])
+@pytest.mark.parametrize("hyperparams", [1, 8])
 def test_a_searched_value_in_brackets_is_shown(study_of, hyperparams):
     record = study_of([0.5]).record(0)
     record = replace(

@@ -129,7 +129,11 @@ def refuse_geometry(choice: EngineName, geometry: Geometry) -> None:
 
 
 def refuse_mixing(model: nn.Module) -> None:
-    """Raises ValueError if a layer lets one example's answer depend on the others', or on luck."""
+    """Refuse layers that are known to mix examples, draw at random, or save more than tensors.
+
+    Raises:
+        ValueError: Naming the layer.
+    """
     for name, layer in model.named_modules():
         if isinstance(layer, nn.modules.batchnorm._BatchNorm):
             raise ValueError(

@@ -169,7 +169,7 @@ def check_stateless(model: nn.Module, input_shape: tuple[int, ...]) -> None:
             f"model: {what} depends on the images that the model is called on. {_REMEDY}. What is "
             f"to be initialised from data must be so before, from public data"
         )
-    for seed, (num, grad) in enumerate(((2, True), (3, True), (1, False), (5, False)), 2):
+    for seed, (num, grad) in enumerate(((3, True), (5, False)), 2):
         point = away_from_zeros(one, torch.Generator().manual_seed(seed))
         before = [p.clone() for p in point.values()]
         inputs = random_images(one, num, input_shape, seed)
