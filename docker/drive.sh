@@ -6,6 +6,7 @@
 #   DPSWEEP_STORAGE       database of the study, such as postgresql://USER@HOST/DATABASE
 #   DPSWEEP_OWNER         whose sweep it is                      [the account]
 #   MLFLOW_TRACKING_URI   tracking server, if there is one
+# The best config goes to STATE/best/NAME.yaml, for the folder it runs in may not be writable.
 # OPTION: of `dpsweep launch`, for the first time alone.
 set -eu
 
@@ -23,9 +24,11 @@ mine=$state
 if [ -r "$state/owner" ] && [ "$(cat "$state/owner")" != "$me" ]; then # somebody else was first
     mine=$state/owners/$me
 fi
+best=$mine/best/$name.yaml
 if [ -e "$mine/sweeps/$name/sweep.json" ]; then
-    set -- resume "$name"
+    # A driver that was killed on another machine holds the sweep for another 30 s.
+    set -- resume "$name" --out "$best" --wait 120
 else
-    set -- launch "$file" --name "$name" ${MLFLOW_TRACKING_URI:+--tracking-uri "$MLFLOW_TRACKING_URI"} "$@"
+    set -- launch "$file" --name "$name" --out "$best" ${MLFLOW_TRACKING_URI:+--tracking-uri "$MLFLOW_TRACKING_URI"} "$@"
 fi
 exec dpsweep "$@" --state "$state" ${address:+--address "$address"}

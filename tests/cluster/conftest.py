@@ -1,5 +1,6 @@
 """A laptop with nothing of the cluster's, and a cluster on this machine that ends with the test."""
 
+import sys
 import tempfile
 from pathlib import Path
 
@@ -7,6 +8,8 @@ import pytest
 import servers
 
 from dpsweep.cluster.local import Local
+
+sys.path.insert(0, str(Path(__file__).parent))  # so that files here import one another
 
 
 @pytest.fixture

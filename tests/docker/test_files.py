@@ -11,17 +11,16 @@ from typing import Any
 
 import pytest
 import yaml
-from tools import DOCKER, ROOT, compose_schema, module, run
+from tools import DOCKER, ROOT, compose_schema, module, run, tree
+
+import dpsweep
 
 DOCKERFILES = ["Dockerfile", "Dockerfile.cuda"]
 SHELL = ["entrypoint.sh", "drive.sh", "tracking.sh", "slurm/sweep.sbatch"]
 COMPOSES = ["compose.yaml", "compose.gpu.yaml"]
 RAYS = ["kuberay/raycluster.yaml", "kuberay/rayjob.yaml"]
+DOCUMENTED = (ROOT / "docs/guides/cluster.md").read_text()
 FILES = [path for path in DOCKER.rglob("*") if path.is_file() and path.name != ".env"]
-
-
-def tree(name: str) -> dict[str, Any]:
-    return yaml.safe_load((DOCKER / name).read_text())
 
 
 COMPOSE: dict[str, Any] = tree("compose.yaml")
@@ -87,6 +86,15 @@ def test_yaml_repeats_no_key(path):
 # Rules of our own.
 
 
+def test_a_file_that_never_ran_says_so_in_its_first_line():
+    table = re.findall(r"^\| (`docker/.*?) \|.*\| (yes|no)", DOCUMENTED, re.MULTILINE)
+    ran = {name: word == "yes" for cell, word in table for name in re.findall(r"`(\S+)`", cell)}
+    assert {*SHELL, *DOCKERFILES, *COMPOSES, *RAYS} <= {n.removeprefix("docker/") for n in ran}
+    for name, has_run in ran.items():
+        first = (ROOT / name).read_text().partition("\n")[0]
+        assert first.startswith("# Not run yet") != has_run, name
+
+
 def pods(name: str) -> Iterator[dict[str, Any]]:
     spec = tree(name)["spec"]
     cluster = spec.get("rayClusterSpec", spec)
@@ -102,7 +110,9 @@ def test_image_is_pinned_built_in_stages_and_not_root(name):
     assert all(re.fullmatch(r"python:\d+\.\d+\.\d+-slim-\w+", base) for base in bases)
     final = text.rpartition("FROM ")[2]
     assert re.search(r"^USER 1000$", final, re.MULTILINE)
-    assert "HEALTHCHECK" in final
+    assert re.search(r"HEALTHCHECK.*\\\n +CMD \[\"wget\"", final), "no Python every 30 s"
+    assert f'org.opencontainers.image.version="{dpsweep.__version__}"' in final
+    assert "-perm /6000 -exec chmod a-s" in final, "no setuid programs"
     assert "-c constraints.txt" in text
 
 
@@ -190,6 +200,28 @@ def test_every_deployment_of_ray_asks_for_a_token():
     for name in ("head", "worker"):
         assert SERVICES[name]["environment"]["RAY_AUTH_MODE"] == "token"
     assert "RAY_AUTH_MODE=token" in (DOCKER / "slurm/sweep.sbatch").read_text()
+
+
+def test_no_secret_has_the_name_under_which_kuberay_keeps_a_cluster_s_token():
+    # KubeRay 1.5.1 to 1.7.0 (raycluster_controller.go, reconcileAuthSecret) looks for a Secret with
+    # the cluster's name. If there is one it makes no token, and the pods wait for ever for the key
+    # auth_token in it. A RayJob's cluster is called NAME-xxxxx.
+    ours = {
+        entry["valueFrom"]["secretKeyRef"]["name"]
+        for name in RAYS
+        for spec in pods(name)
+        for container in spec["containers"]
+        for entry in container["env"]
+        if "secretKeyRef" in entry.get("valueFrom", {})
+    }
+    made = set(re.findall(r"kubectl create secret generic (\S+)", DOCUMENTED))
+    assert ours == made, "what the pods ask for is what the reader makes"
+    for name in RAYS:
+        ray = tree(name)
+        called = ray["metadata"]["name"]
+        is_job = ray["kind"] == "RayJob"
+        assert called not in ours | made
+        assert not [one for one in ours | made if is_job and one.startswith(f"{called}-")]
 
 
 def test_ray_s_version_is_the_one_that_is_tested():

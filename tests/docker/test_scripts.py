@@ -1,15 +1,10 @@
 """The scripts of docker/, run with stand-ins for what they start."""
 
 import os
-import secrets
 import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from servers import command_lines
 from tools import DOCKER, ROOT
 from waiting import CEILING_SECONDS
 
@@ -45,12 +40,14 @@ def call(script: str, *arguments: str, path: Path, **environ: str) -> subprocess
 def test_first_time_launches_and_later_ones_resume(stand_ins, tmp_path):
     how = {"path": stand_ins, "DPSWEEP_STATE": str(tmp_path), "MLFLOW_TRACKING_URI": "http://h:1"}
     first = call("drive.sh", "a b.yaml", "mine", "--set", "budget.trials=4", **how)
-    launch = "dpsweep launch a b.yaml --name mine --tracking-uri http://h:1 --set budget.trials=4"
-    assert first.stdout == f"{launch} --state {tmp_path} --address auto\n"
+    out, where = f"--out {tmp_path}/best/mine.yaml", f"--state {tmp_path} --address auto"
+    options = "--tracking-uri http://h:1 --set budget.trials=4"
+    launch = f"dpsweep launch a b.yaml --name mine {out} {options} {where}\n"
+    assert first.stdout == launch
     (tmp_path / "sweeps/mine").mkdir(parents=True)
     (tmp_path / "sweeps/mine/sweep.json").write_text("{}")
     again = call("drive.sh", "a b.yaml", "mine", "--set", "budget.trials=4", **how)
-    assert again.stdout == f"dpsweep resume mine --state {tmp_path} --address auto\n"
+    assert again.stdout == f"dpsweep resume mine {out} --wait 120 {where}\n"
     alone = call("drive.sh", "a.yaml", "mine", DPSWEEP_ADDRESS="", **how)
     assert "--address" not in alone.stdout
 
@@ -108,74 +105,36 @@ def test_tracking_server_does_not_start_half_configured(stand_ins, missing):
     assert (done.returncode, done.stderr) == (2, f"error: {missing} is not set\n")
 
 
-# The Slurm script starts a real Ray node; srun and scontrol are stand-ins.
-
-SRUN = '#!/bin/sh\nwhile [ "${1#--}" != "$1" ]; do shift; done\nexec "$@"\n'
-DRIVE = """#!/bin/sh
-echo "driven: $*"
-ray health-check --address "$DPSWEEP_ADDRESS" && echo healthy
-RAY_AUTH_TOKEN=wrong ray health-check --address "$DPSWEEP_ADDRESS" > /dev/null 2>&1 || echo refused
-exit 7
-"""
+# What the Slurm script asks for; tests/cluster/test_slurm.py runs it.
 
 
-@pytest.fixture
-def slurm(stand_ins, tmp_path) -> Iterator[dict[str, str]]:
-    """The environment of a job on one node."""
-    write(stand_ins / "srun", SRUN)
-    write(stand_ins / "scontrol", "#!/bin/sh\necho 127.0.0.1\n")
-    write(stand_ins / "drive", DRIVE)
-    (tmp_path / "activated/bin").mkdir(parents=True)
-    (tmp_path / "activated/bin/activate").write_text("")
-    token = tmp_path / "token"
-    token.write_text(secrets.token_hex(32))
-    token.chmod(0o600)
-    job = str(os.getpid())
-    yield {
-        "HOME": str(tmp_path),
-        "PATH": f"{stand_ins}:{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "SLURM_SUBMIT_DIR": str(ROOT),
-        "SLURM_JOB_ID": job,
-        "SLURM_JOB_NODELIST": "node",
-        "SLURM_JOB_NUM_NODES": "1",
-        "SLURM_CPUS_PER_TASK": "1",
-        "RAY_AUTH_TOKEN_PATH": str(token),
-        "DPSWEEP_VENV": str(tmp_path / "activated"),
-        "DPSWEEP_STATE": str(tmp_path / "state"),
+def submit(environ: dict[str, str], folder: Path) -> subprocess.CompletedProcess:
+    given = {
+        "DPSWEEP_VENV": str(folder),
+        "DPSWEEP_STATE": str(folder / "state"),
         "DPSWEEP_STORAGE": "postgresql://me@nowhere/sweeps",
-        "DPSWEEP_DRIVE": str(stand_ins / "drive"),
+        "MLFLOW_TRACKING_URI": "postgresql://me@nowhere/mlflow",
+        "RAY_AUTH_TOKEN_PATH": str(folder / "token"),
+        "SLURM_SUBMIT_DIR": str(ROOT),
+        "HOME": str(folder),
+        "PATH": os.environ["PATH"],
     }
-    mine = Path(tempfile.gettempdir()) / f"ray-{job}"
-    assert not mine.exists()
-    assert not [words for words in command_lines() if f"{mine}/" in words]
-
-
-def submit(environ: dict[str, str], *given: str) -> subprocess.CompletedProcess:
-    script = ["bash", DOCKER / "slurm/sweep.sbatch", *given]
+    (folder / "bin").mkdir()
+    (folder / "bin/activate").touch()
+    script = ["bash", DOCKER / "slurm/sweep.sbatch", "a.yaml", "mine"]
     return subprocess.run(
-        script, env=environ, capture_output=True, text=True, check=False, timeout=CEILING_SECONDS
+        script, env=given | environ, capture_output=True, text=True, check=False, timeout=60
     )
 
 
-@pytest.mark.ray
-def test_slurm_job_starts_its_own_ray_and_ends_what_it_started(slurm):
-    done = submit(slurm, "a.yaml", "mine", "--set", "budget.trials=2")
-    assert done.returncode == 7, done.stderr
-    for line in ("driven: a.yaml mine --set budget.trials=2", "healthy", "refused"):
-        assert line in done.stdout.splitlines(), done.stdout
-    token = Path(slurm["RAY_AUTH_TOKEN_PATH"]).read_text()
-    assert token not in done.stdout + done.stderr
-
-
-@pytest.mark.parametrize("missing", ["DPSWEEP_STATE", "DPSWEEP_STORAGE"])
-def test_slurm_job_asks_for_what_it_needs(slurm, missing):
-    environ = {k: v for k, v in slurm.items() if k != missing}
-    done = submit(environ, "a.yaml", "mine")
+@pytest.mark.parametrize("missing", ["DPSWEEP_STATE", "DPSWEEP_STORAGE", "MLFLOW_TRACKING_URI"])
+def test_slurm_job_asks_for_what_it_needs(tmp_path, missing):
+    done = submit({missing: ""}, tmp_path)
     assert done.returncode == 1
     assert missing in done.stderr
 
 
-def test_slurm_job_without_a_token_says_how_to_get_one(slurm, tmp_path):
-    done = submit({**slurm, "RAY_AUTH_TOKEN_PATH": str(tmp_path / "none")}, "a.yaml", "mine")
+def test_slurm_job_without_a_token_says_how_to_get_one(tmp_path):
+    done = submit({}, tmp_path)
     assert done.returncode == 2
     assert "Make one with: ray get-auth-token --generate" in done.stderr

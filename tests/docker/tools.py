@@ -11,12 +11,19 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
 
 
 _REMEDY = "is not installed: pip install 'dpsweep[docker-test]'"
+
+
+def tree(name: str) -> dict[str, Any]:
+    """What a YAML file of docker/ holds."""
+    found: dict[str, Any] = yaml.safe_load((DOCKER / name).read_text())
+    return found
 
 
 def run(tool: str, *arguments: object) -> None:
