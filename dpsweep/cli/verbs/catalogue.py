@@ -7,7 +7,6 @@ from dpsweep.cli.say import console
 from dpsweep.config.source import yaml_text
 from dpsweep.core.errors import unknown
 from dpsweep.data.datasets import SPECS
-from dpsweep.data.inspection import inspect_data
 from dpsweep.models import MODELS
 from dpsweep.models.counts import num_weights
 from dpsweep.models.parts import Model
@@ -34,6 +33,8 @@ def models(data: str, as_json: bool) -> None:
 
 def data(place: Path) -> None:
     """Prints the data section of a trial for images of the user's own."""
+    from dpsweep.data.inspection import inspect_data  # reads images, with torch
+
     found = inspect_data(place).section
     print(f"# {place}: paste this into a trial or the base of a sweep.")
     print(yaml_text({"data": found}), end="")

@@ -120,7 +120,7 @@ def test_example_that_is_not_finite_counts_as_zero(monkeypatch, net, bad, gram):
 
 
 @every_net
-def test_no_net_is_doubted(forgotten, net):
+def test_every_net_is_recorded(forgotten, net):
     assert wrong_gradients(network(net), loss, SHAPE) is None
 
 

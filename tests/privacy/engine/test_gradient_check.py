@@ -200,7 +200,7 @@ def test_model_that_would_be_recorded_wrongly_is_found(kind):
 
 
 @pytest.mark.parametrize("kind", TRUE)
-def test_model_that_is_recorded_well_is_not_doubted(kind):
+def test_model_that_is_recorded_well_is_accepted(kind):
     assert wrong_gradients(made(TRUE[kind]), loss, SHAPE) is None
 
 

@@ -45,7 +45,7 @@ def test_examples_that_hear_of_each_other_are_found_behind_all_layers(kind):
     assert wrong_gradients(net, loss, SHAPE) is not None
 
 
-CROWDS: dict[str, Callable[[Tensor], Tensor]] = {
+LARGE_BATCHES: dict[str, Callable[[Tensor], Tensor]] = {
     "statistics of many": lambda x: (x - x.mean(0)) / x.std(0) if len(x) >= 16 else x,
     "frames of a clip": lambda x: torch.cat([x[:8], x[8:] + x[8:].roll(-2, 0).detach()]),
     "the other end": lambda x: x + x.flip(0).detach() if len(x) > 8 else x,
@@ -59,9 +59,9 @@ def _turned(x: Tensor, other: Tensor) -> Tensor:
     return torch.where(other.sum(1, keepdim=True) > 0, x.roll(1, 1), x)
 
 
-@pytest.mark.parametrize("kind", CROWDS)
+@pytest.mark.parametrize("kind", LARGE_BATCHES)
 def test_examples_that_hear_of_each_other_in_large_batches_are_found(kind):
-    net = Net(lambda net, x: CROWDS[kind](net.layer(x.flatten(1))), layer=nn.Linear(72, 4))
+    net = Net(lambda net, x: LARGE_BATCHES[kind](net.layer(x.flatten(1))), layer=nn.Linear(72, 4))
     assert wrong_gradients(net, loss, SHAPE) is None, "not in small ones"
     found = mixing_in_large_batches(net, SHAPE, [6, 24])
     assert found == "examples mix in batches of 24"
@@ -71,7 +71,9 @@ def test_examples_that_hear_of_each_other_in_large_batches_are_found(kind):
 @pytest.mark.usefixtures("forgotten")
 @pytest.mark.parametrize("choice", ["bookkeeping", "opacus"])
 def test_engines_are_not_asked_with_batches_in_which_examples_are_heard(choice):
-    net = Net(lambda net, x: CROWDS["signs"](net.layer(x.flatten(1))), layer=nn.Linear(72, 4))
+    net = Net(
+        lambda net, x: LARGE_BATCHES["signs"](net.layer(x.flatten(1))), layer=nn.Linear(72, 4)
+    )
     engine_for(net, loss, IDENTITY, 8, SHAPE, choice)
     with pytest.raises(ValueError, match=r"examples mix in batches of 12"):
         engine_for(net, loss, IDENTITY, 24, SHAPE, choice)
@@ -85,7 +87,7 @@ def test_a_model_with_a_coarse_activation_is_tried_like_others(kind):
     assert mixing_in_large_batches(net, SHAPE, [6, 24]) is None
 
 
-def test_a_large_batch_of_a_sound_model_is_not_doubted():
+def test_a_large_batch_of_a_sound_model_does_not_mix():
     net = nn.Sequential(nn.Conv2d(2, 3, 3), nn.GroupNorm(1, 3), nn.Flatten(), nn.Linear(48, 4))
     assert mixing_in_large_batches(net, SHAPE, [6, 24]) is None
 
