@@ -92,7 +92,7 @@ def launch(
 
     >>> launch("nobody.yaml")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    dpsweep.core.errors.ConfigError: nobody.yaml: no such file. Check the path, or see ...
+    dpsweep.core.errors.ConfigError: nobody.yaml: no such file. Check the path, or ...
     """
     sweep = _sweep(spec, [*settings, *([f"name={name}"] if name else [])])
     place = Place(_state(state), address, tracking_uri, named(storage))

@@ -36,7 +36,7 @@ tiny:
     optimizer: {lr: 1.0}
   search: {optimizer.lr: {log_uniform: [0.3, 3]}, train.batch_size: {choice: [128, 256]}}
   rows:
-    here: {published: {train.epochs: 9, train.batch_size: 256}}
+    here: {printed: {train.epochs: 9, train.batch_size: 256}}
     away: {set: {data: {name: mnist, root: nowhere}}}
   columns: {accuracy: {}}
   methods: {dp_sgd: {set: {method: {name: dp_sgd}}}}

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "data/models")]
+sys.path[:0] = [str(HERE), str(HERE.parent / "models")]
 
 
 @pytest.fixture(autouse=True)

@@ -114,6 +114,10 @@ def virtual_gpu(*, numbers=True, total=80 * GIB):
         (torch.cuda, "max_memory_allocated", lambda device=None: card.ledger.peak),
         (torch.cuda, "max_memory_reserved", lambda device=None: card.ledger.peak),
         (torch.cuda, "reset_peak_memory_stats", lambda device=None: None),
+        # no generator of a GPU's own: what is drawn on the card is drawn by the CPU's
+        (torch.cuda, "get_rng_state", lambda device=None: torch.get_rng_state()),
+        (torch.cuda, "set_rng_state", lambda state, device=None: None),
+        (torch.cuda, "manual_seed_all", lambda seed: None),
         (torch._C, "_cuda_setMemoryFraction", hold_to),
         (torch.optim.Optimizer, "_accelerator_graph_capture_health_check", lambda self: None),
     ]

@@ -22,7 +22,7 @@ from dpsweep.training.evaluate import evaluate
 from dpsweep.training.loop import whole_weights
 
 CPU = torch.device("cpu")
-NETS = str(Path(__file__).parent.parent / "data/models")
+NETS = str(Path(__file__).parent.parent / "models")
 
 
 @pytest.fixture(autouse=True)

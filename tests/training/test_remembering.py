@@ -16,7 +16,7 @@ from dpsweep.training import loop
 from dpsweep.training.check import check_pieces
 from dpsweep.training.trial_dir import TrialDir
 
-NETS = str(Path(__file__).parent.parent / "data/models")
+NETS = str(Path(__file__).parent.parent / "models")
 ENGINES = ("auto", "bookkeeping", "vmap", "opacus")
 every_engine = pytest.mark.parametrize("engine", ENGINES)
 pytestmark = [

@@ -8,7 +8,7 @@ import pytest
 from dpsweep.privacy import engine
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent.parent / "data/models")]
+sys.path[:0] = [str(HERE), str(HERE.parent.parent / "models")]
 
 
 @pytest.fixture

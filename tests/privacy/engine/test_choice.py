@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from zoo import SHAPE, Gate, Net, loss
 
 from dpsweep.core.errors import ConfigError
+from dpsweep.core.types import EngineName
 from dpsweep.privacy.engine import (
     BookkeepingEngine,
-    Choice,
     Engine,
     VmapEngine,
     engine_for,
@@ -61,7 +61,7 @@ def spectral() -> Geometry:
     return geometry_of(Spectral(0.5, 0.5), nn.Sequential(nn.Conv2d(2, 3, 3)), SHAPE)
 
 
-def chosen(model: nn.Module, choice: Choice = "auto", geometry: Geometry = IDENTITY) -> Engine:
+def chosen(model: nn.Module, choice: EngineName = "auto", geometry: Geometry = IDENTITY) -> Engine:
     return engine_for(model, loss, geometry, 5, SHAPE, choice)
 
 
