@@ -96,7 +96,7 @@ def test_mean_that_is_tracked_from_some_call_on_stops_the_trial_in_that_batch(
     engine, way, tmp_path
 ):
     """The counter is in a closure, so nothing shows before; the mean is in an attribute."""
-    owner = r"class Tracking" if way == "class" else r"module '0' \(Tracking\)"
+    owner = r"class remembering\.Tracking" if way == "class" else r"module '0' \(Tracking\)"
     name = "shared" if way == "class" else "mean"
     told: list = []
     with pytest.raises(ConfigError, match=f"attribute '{name}' of {owner} changes when the model"):

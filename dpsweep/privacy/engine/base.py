@@ -106,6 +106,7 @@ class ByPortions:
         before = [x.detach().clone() for _, x in named(points)]
         for portion in portions(inputs_B, targets_B, self.max_physical_batch):
             total = add(total, self._portion(points, weights, portion, clip))
+            guard.check_objects()
         guard.check(named(points), before)
         return total
 

@@ -116,6 +116,15 @@ class StateGuard:
         if what := self.changed(named, before):
             raise ConfigError(f"model: {what} changes when the model is called. {_REMEDY}")
 
+    def check_objects(self) -> None:
+        """Check between two microbatches, where what returns by the end of the batch shows.
+
+        Waits for no GPU as long as no object was replaced; numbers that are written into a tensor
+        in place are compared by `check` alone.
+        """
+        if not self._walk.is_current():
+            self.check()
+
     def changed(self, named: Named = (), before: Iterable[Tensor] = ()) -> str | None:
         """Name what holds other bits than before; None if nothing does.
 

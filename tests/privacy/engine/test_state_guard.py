@@ -140,6 +140,26 @@ def test_memory_is_found_in_the_batch_in_which_it_begins(choice, way):
         batch()
 
 
+@recording_engines
+def test_what_is_as_before_at_the_end_of_a_batch_is_found_within_it(choice):
+    """Each microbatch heard of the one before, though nothing is left of it."""
+    due = [False]
+
+    def forward(net: Net, x: Tensor) -> Tensor:
+        if due[0]:
+            net.kept = (net.kept + 1) % 3  # three microbatches a batch
+        return net.layer(x.flatten(1)) * (1 + net.kept)
+
+    model = Net(forward, layer=nn.Linear(72, 4))
+    model.kept = 0
+    engine = engine_for(model, loss, IDENTITY, 2, SHAPE, choice)
+    batch = ([weights(model)], [1.0], torch.randn(5, *SHAPE), torch.zeros(5, dtype=int), Flat(1.0))
+    engine.clipped_sum(*batch)
+    due[0] = True
+    with pytest.raises(ConfigError, match=r"attribute 'kept' of the model \(Net\) changes when"):
+        engine.clipped_sum(*batch)
+
+
 def test_tensor_that_is_kept_from_within_vmap_is_found():
     flag = [False]
     batch = ready("tensor", "vmap", flag)
