@@ -7,6 +7,7 @@ import time
 import warnings
 
 import pytest
+from servers import free_port
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -14,10 +15,11 @@ RAISED = "raised when results could be seen: from 1 to 6 when 1 had begun"
 
 
 def test_a_driver_that_is_killed_leaves_the_statement_of_the_grown_plan_everywhere(
-    tmp_path, sweep_file, dpsweep, start_mlflow, free_port
+    tmp_path, sweep_file, dpsweep, start_mlflow
 ):
-    start_mlflow(free_port)
-    uri, folder = f"http://127.0.0.1:{free_port}", tmp_path / ".dpsweep/sweeps/tiny"
+    port = free_port()
+    start_mlflow(port)
+    uri, folder = f"http://127.0.0.1:{port}", tmp_path / ".dpsweep/sweeps/tiny"
     sweep_file.write_text(sweep_file.read_text().replace("trials: 2", "trials: 1"))
     launched = dpsweep("launch", sweep_file, "--tracking-uri", uri)
     assert "The search of 1 independent trials" in flat(launched)
