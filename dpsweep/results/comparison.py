@@ -252,7 +252,7 @@ def _arm_row(group: TrialGroup) -> dict[str, Any]:
         "trials": group.trials,
         "trial": best.number if best else None,
         "value": best.value if best else None,
-        "knobs": {
+        "hyperparams": {
             k: shown_value(v) if isinstance(v, dict) else v for k, v in best.hyperparams.items()
         }
         if best

@@ -15,6 +15,7 @@ from optuna.trial import FrozenTrial, TrialState
 from dpsweep.config.space.domains import Choice
 from dpsweep.config.space.leaves import Leaf, leaves
 from dpsweep.search.study_view import searched
+from dpsweep.search.trial_record import HYPERPARAMS
 from dpsweep.store.study import Study
 
 LEAST_TRIALS = 8
@@ -70,7 +71,7 @@ def _in_full(trial: FrozenTrial, found: list[Leaf]) -> FrozenTrial:
     params, ways, hyperparams = (
         dict(trial.params),
         dict(trial.distributions),
-        trial.user_attrs["knobs"],
+        trial.user_attrs[HYPERPARAMS],
     )
     for leaf in found:
         name, domain = leaf.slot.name, leaf.domain

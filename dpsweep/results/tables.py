@@ -108,7 +108,7 @@ def trial_row(record: Record) -> dict[str, Any]:
         "reason": record.reason,
         "void": record.void,
         **(record.row or {}),
-        "knobs": record.hyperparams,
+        "hyperparams": record.hyperparams,
     }
 
 

@@ -24,6 +24,7 @@ from dpsweep.config.search import PrunerConfig, SamplerConfig
 from dpsweep.config.space.domains import Choice, Range, Space
 from dpsweep.core.seeds import public_seed
 from dpsweep.search.study_view import rivals
+from dpsweep.search.trial_record import HYPERPARAMS
 
 
 def distribution(domain: Range) -> FloatDistribution | IntDistribution:
@@ -111,7 +112,7 @@ class AmongRivals(optuna.pruners.BasePruner):
 
     def prune(self, study: optuna.Study, trial: FrozenTrial) -> bool:
         """True if the trial is to end."""
-        among = rivals(study.get_trials(deepcopy=False), trial.user_attrs.get("knobs", {}))
+        among = rivals(study.get_trials(deepcopy=False), trial.user_attrs.get(HYPERPARAMS, {}))
         return self._inner.prune(restrict_study(study, among), trial)
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 from optuna.trial import FrozenTrial
 
+from dpsweep.search.trial_record import HYPERPARAMS
+
 EPSILON_KEY = "privacy.epsilon"
 
 
@@ -38,6 +40,6 @@ def rivals(trials: Iterable[FrozenTrial], hyperparams: Mapping[str, Any]) -> lis
     return [
         t
         for t in searched(trials)
-        if "knobs" in t.user_attrs
-        and t.user_attrs["knobs"].get(EPSILON_KEY) == hyperparams.get(EPSILON_KEY)
+        if HYPERPARAMS in t.user_attrs
+        and t.user_attrs[HYPERPARAMS].get(EPSILON_KEY) == hyperparams.get(EPSILON_KEY)
     ]

@@ -6,8 +6,13 @@ from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState
 
+from dpsweep import __version__
 from dpsweep.config.trial import TrialConfig
+from dpsweep.core.errors import StateError
 from dpsweep.core.types import Row
+
+HYPERPARAMS, DISPATCHED = "hyperparams", "dispatched"
+"""User attributes of a trial of Optuna's, as the database holds them."""
 
 _STATES = {
     TrialState.RUNNING: "running",
@@ -62,18 +67,27 @@ class Record:
 
 def attributes(config: TrialConfig, hyperparams: Mapping[str, Any], **more: Any) -> dict[str, Any]:
     """What a new trial of Optuna's carries, for `record_of` to read."""
-    return {"knobs": dict(hyperparams), "config": config.model_dump(mode="json"), **more}
+    return {HYPERPARAMS: dict(hyperparams), "config": config.model_dump(mode="json"), **more}
 
 
 def record_of(trial: FrozenTrial, config: TrialConfig) -> Record:
-    """The record of a trial of Optuna's that has a config."""
+    """Return the record of a trial of Optuna's that has a config.
+
+    Raises:
+        StateError: If an older dpsweep stored it: what it was charged stands under other names.
+    """
+    if "knobs" in trial.user_attrs:
+        raise StateError(
+            f"trial {trial.number}: stored by a dpsweep older than {__version__}, which cannot "
+            f"read what it was charged. Finish that sweep with the version that began it"
+        )
     attrs, values = trial.user_attrs, trial.intermediate_values
-    dispatched = attrs.get("handed_out", {})
+    dispatched = attrs.get(DISPATCHED, {})
     return Record(
         number=trial.number,
         state=_STATES[trial.state],
         config=config,
-        hyperparams=attrs["knobs"],
+        hyperparams=attrs[HYPERPARAMS],
         row=attrs.get("row"),
         value=values[max(values)] if values else None,
         reason=attrs.get("reason"),

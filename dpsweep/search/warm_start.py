@@ -21,7 +21,7 @@ from dpsweep.core.errors import ConfigError
 from dpsweep.search.objectives import goal_values
 from dpsweep.search.propose import Recorded
 from dpsweep.search.study_view import EPSILON_KEY
-from dpsweep.search.trial_record import Record
+from dpsweep.search.trial_record import HYPERPARAMS, Record
 
 Told = dict[str, Any]
 """hyperparams and values of one earlier trial, as JSON."""
@@ -57,7 +57,7 @@ def experience(sweep: Sweep, earlier: Sweep, records: Iterable[Record]) -> list[
                 f"{place}: trial {record.number} of sweep {earlier.name!r} is outside this space: "
                 f"{e}. Widen the range, or leave out --from"
             ) from e
-        told.append({"knobs": hyperparams, "values": list(values)})
+        told.append({HYPERPARAMS: hyperparams, "values": list(values)})
     return told
 
 
@@ -65,13 +65,13 @@ def history(sweep: Sweep, told: Sequence[Told]) -> list[FrozenTrial]:
     """Earlier trials as a sampler knows them, numbered below 0."""
     trials = []
     for i, earlier in enumerate(told):
-        draw, hyperparams = _redrawn(sweep, earlier["knobs"])
+        draw, hyperparams = _redrawn(sweep, earlier[HYPERPARAMS])
         trial = optuna.trial.create_trial(
             state=TrialState.COMPLETE,
             params=draw.params,
             distributions=draw.ways,
             values=earlier["values"],
-            user_attrs={"knobs": hyperparams},
+            user_attrs={HYPERPARAMS: hyperparams},
         )
         trial.number = i - len(told)
         trials.append(trial)

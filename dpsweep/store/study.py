@@ -32,7 +32,7 @@ from dpsweep.search.confirmation import (
 from dpsweep.search.distributions import pruner
 from dpsweep.search.objectives import front, goal_values
 from dpsweep.search.propose import propose
-from dpsweep.search.trial_record import Record, attributes, record_of
+from dpsweep.search.trial_record import DISPATCHED, Record, attributes, record_of
 from dpsweep.search.warm_start import experience, history
 from dpsweep.store.retry import repeated
 from dpsweep.store.state_dir import State
@@ -314,7 +314,7 @@ class Study:
                     record.config,
                     record.hyperparams,
                     row=row,
-                    dispatched={"void": record.void, "charged": charged},
+                    **{DISPATCHED: {"void": record.void, "charged": charged}},
                 ),
             )
         )
@@ -334,7 +334,7 @@ class Study:
         charged = ledger_entry(record.config)
         self._storage.set_trial_user_attr(
             self._trial_id(record.number),
-            "handed_out",
+            DISPATCHED,
             {"void": void, "charged": charged},
         )
         return replace(record, void=void, dispatched=True, charged=charged)

@@ -4,7 +4,7 @@ import time
 
 import pytest
 from ordeals import freeze, tell
-from waiting import wait_for
+from waiting import CEILING_SECONDS, wait_for
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -89,7 +89,7 @@ def test_a_submitted_sweep_goes_on_after_the_head_was_restarted(whole, sweep, cl
     began = time.monotonic()
     whole.restart_head()
     up = time.monotonic() - began
-    code = follower.wait(300)
+    code = follower.wait(CEILING_SECONDS)
     assert code not in (0, None), it.said
     assert "Traceback" not in it.said, it.said[-4000:]
     it.start("resume", it.name)
@@ -104,7 +104,7 @@ def test_a_driver_whose_head_is_gone_ends_and_says_how_to_go_on(whole, running):
     it, number, _ = running()
     began = time.monotonic()
     whole.restart_head()
-    code = it.driver.wait(240)
+    code = it.driver.wait(CEILING_SECONDS)
     ended = time.monotonic() - began
     assert code not in (0, None), it.said
     assert "Traceback" not in it.said, it.said[-4000:]

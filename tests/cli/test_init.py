@@ -300,5 +300,10 @@ def test_shell_completion_knows_verbs_and_examples():
     assert python_m(**asked, COMP_WORDS="dpsweep ini").stdout.split() == ["init"]
     asked["COMP_CWORD"] = "3"
     assert "quickstart" in python_m(**asked, COMP_WORDS="dpsweep init --from qu").stdout.split()
-    script = python_m("--show-completion", "bash")
-    assert "_DPSWEEP_COMPLETE" in (script.stdout + script.stderr)
+    shell = [
+        "bash",
+        "-c",
+        f"{sys.executable} -m dpsweep --show-completion; true",
+    ]  # asks its parent
+    script = subprocess.run(shell, capture_output=True, text=True, check=False)
+    assert "_DPSWEEP_COMPLETE" in script.stdout, script.stderr

@@ -82,7 +82,7 @@ def test_quickstart_finds_a_good_config_and_exports_it(tmp_path, dpsweep, verb):
     assert best["valid/accuracy"] > 0.87
     assert 3.99 < best["privacy/epsilon_spent"] <= 4
     exported = load_trial(read_yaml(tmp_path / "best.yaml"))
-    assert exported.method.kappa == best["knobs"]["method.kappa"]
+    assert exported.method.kappa == best["hyperparams"]["method.kappa"]
     runs, _ = tracked_runs(f"sqlite:///{tmp_path}/.dpsweep/mlflow.db", "quickstart")
     assert len(runs) == 6, "3 trials, 2 repeats and the sweep"
     notes = [run.data.tags["mlflow.note.content"] for run in runs.values()]
@@ -148,7 +148,7 @@ def test_sweep_on_running_services_stops_on_request_and_resumes_with_its_failure
     dpsweep("resume", "tiny", "--address", ray_head)
     trials = json.loads(verb("status", "tiny", "--json"))
     assert len(trials) == 6
-    ends = {(trial["knobs"]["optimizer.lr"], trial["state"]) for trial in trials}
+    ends = {(trial["hyperparams"]["optimizer.lr"], trial["state"]) for trial in trials}
     assert ends == {(1.0, "complete"), (3e38, "failed")}
     reasons = [trial["reason"] for trial in trials if trial["state"] == "failed"]
     assert all("stopped being finite by epoch 1" in reason for reason in reasons)

@@ -132,7 +132,7 @@ def test_a_process_that_lost_its_gpu_is_ended_and_says_where_but_no_data(tmp_pat
             [sys.executable, str(place)],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=CEILING_SECONDS,
             check=False,
         )
         return done.returncode, done.stdout

@@ -88,7 +88,7 @@ def test_a_process_that_lost_its_gpu_ends_and_costs_no_trial_after_it(tmp_path, 
     notes, file = tmp_path / "notes", tmp_path / "lost.yaml"
     notes.mkdir()
     file.write_text(LOST.format(here=Path(__file__).parent, notes=notes))
-    dpsweep("launch", file, timeout=600)
+    dpsweep("launch", file)
     once, always, well = open_study("lost", State.at(str(tmp_path / ".dpsweep"))).records()
     processes = {name: set() for name in ("lost_once", "lost", "none")}
     for note in notes.iterdir():

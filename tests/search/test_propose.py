@@ -100,7 +100,7 @@ def test_a_trial_is_in_the_storage_with_all_that_it_needs(sweep_file, uri):
     asked = study.ask()
     (stored,) = optuna.load_study(study_name="tiny", storage=uri).get_trials()
     assert stored.state == TrialState.RUNNING
-    assert stored.params == asked.hyperparams == stored.user_attrs["knobs"]
+    assert stored.params == asked.hyperparams == stored.user_attrs["hyperparams"]
     assert stored.datetime_start is not None
 
 

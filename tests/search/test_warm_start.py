@@ -83,7 +83,7 @@ def test_each_budget_learns_from_its_own(sweep_file, search):
     old = search(load(sweep_file, "name=old", each), 6, kappa, name="old")
     sweep = load(sweep_file, each)
     told = history(sweep, experience(sweep, old.sweep, old.records()))
-    assert [t.user_attrs["knobs"]["privacy.epsilon"] for t in told] == [1, 8] * 3
+    assert [t.user_attrs["hyperparams"]["privacy.epsilon"] for t in told] == [1, 8] * 3
 
 
 def test_methods_in_turn_are_told_too(sweep_file, search):
@@ -91,7 +91,7 @@ def test_methods_in_turn_are_told_too(sweep_file, search):
     old = search(load(sweep_file, "name=old", each), 4, lambda r: 0.5, name="old")
     sweep = load(sweep_file, each)
     told = history(sweep, experience(sweep, old.sweep, old.records()))
-    assert [t.user_attrs["knobs"]["method.name"] for t in told] == ["disk", "dp_sgd"] * 2
+    assert [t.user_attrs["hyperparams"]["method.name"] for t in told] == ["disk", "dp_sgd"] * 2
     assert "one_of.disk.method.kappa" in told[0].params
 
 

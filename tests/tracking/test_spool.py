@@ -146,7 +146,7 @@ def test_whoever_flushes_waits_for_delivery_but_not_for_a_server_that_is_away_or
     courier = Courier(spool := Spool(tmp_path / "up"), server)
     spool.append({"n": 0})
     courier.start()
-    assert courier.flush(60)
+    assert courier.flush(CEILING_SECONDS)
     assert server.took == [0]
     courier = Courier(spool := Spool(tmp_path / "away"), Server(away=10**6))
     spool.append({"n": 0})
@@ -154,7 +154,8 @@ def test_whoever_flushes_waits_for_delivery_but_not_for_a_server_that_is_away_or
     assert not courier.flush(10**6)
     assert courier.trouble == "ConnectionError: away"
     stuck = threading.Event()
-    courier = Courier(spool := Spool(tmp_path / "silent"), lambda _: stuck.wait(60) and None)
+    spool = Spool(tmp_path / "silent")
+    courier = Courier(spool, lambda _: stuck.wait(CEILING_SECONDS) and None)
     spool.append({"n": 0})
     courier.start()
     assert not courier.flush(0.1)
