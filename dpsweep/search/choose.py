@@ -10,7 +10,9 @@ LEAST_TRIALS = 12
 """Complete trials of one epsilon from which on the posterior chooses better than results do."""
 
 
-def surrogates(sweep: Sweep, records: Sequence[Record], least: int) -> dict[float | None, Surrogate]:
+def surrogates(
+    sweep: Sweep, records: Sequence[Record], least: int
+) -> dict[float | None, Surrogate]:
     """A process for each epsilon with `least` complete trials of the search or more.
 
     Trials at one epsilon say little about another. None where nothing that is searched varied.

@@ -20,7 +20,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,7 +85,7 @@ class Feature:
 
 
 def total_step(config: TrialConfig) -> float:
-    """r = lr C T with SGD, whose releases are as long as the clip norm; lr T with Adam's family."""
+    """R = lr C T with SGD, whose releases are as long as the clip norm; lr T with Adam's family."""
     bound = config.privacy.clip_norm if config.optimizer.name == "sgd" else 1.0
     return config.optimizer.lr * bound * config.schedule[0]
 
@@ -134,7 +134,9 @@ class Surrogate:
         parameters = self._process.kernel_.theta
         lengths = dict(zip(tied, parameters[1:-1], strict=True))
         self.noise = self._unit * math.exp(parameters[-1] / 2)
-        self.features = [f for i, f in sorted(enumerate(self._features), key=lambda x: lengths[x[0]])]
+        self.features = [
+            f for i, f in sorted(enumerate(self._features), key=lambda x: lengths[x[0]])
+        ]
 
     def means(self) -> dict[int, float]:
         """Posterior mean of the objective at every trial's config, by its number."""
@@ -220,7 +222,8 @@ def searched_features(space: Space, records: Sequence[Record]) -> list[Feature]:
     log = {
         leaf.slot.key
         for leaf in known
-        if isinstance(leaf.domain, Range) and leaf.domain.is_log or isinstance(leaf.domain, Choice)
+        if (isinstance(leaf.domain, Range) and leaf.domain.is_log)
+        or isinstance(leaf.domain, Choice)
     }
     keys = list(dict.fromkeys(key for r in records for key in r.hyperparams))
     found = list[Feature]()
@@ -259,7 +262,10 @@ def _centers(records: Sequence[Record]) -> dict[str, float]:
 
 
 def _fitted(columns: Floats, targets: Floats, tied: Sequence[int]) -> Any:
-    """scikit-learn's process with its most probable kernel; columns of one feature share a length."""
+    """Fit scikit-learn's process with its most probable kernel.
+
+    Columns of one feature share a length scale; `tied` has the feature of each column.
+    """
     from sklearn.gaussian_process import GaussianProcessRegressor  # a second and more to load
     from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
@@ -278,10 +284,14 @@ def _fitted(columns: Floats, targets: Floats, tied: Sequence[int]) -> Any:
                 np.bincount(place, weights=gradient) + off / widths,
             )
 
-        done = minimize(penalised, means, jac=True, method="L-BFGS-B", bounds=[_BOUNDS] * len(means))
+        done = minimize(
+            penalised, means, jac=True, method="L-BFGS-B", bounds=[_BOUNDS] * len(means)
+        )
         return done.x[place], float(done.fun)
 
     limits = (1e-9, 1e9)  # ours are narrower, and scikit-learn warns of what is near its own
     lengths = [1.0] * columns.shape[1]
-    kernel = ConstantKernel(1.0, limits) * Matern(lengths, limits, nu=2.5) + WhiteKernel(0.2, limits)
+    kernel = ConstantKernel(1.0, limits) * Matern(lengths, limits, nu=2.5) + WhiteKernel(
+        0.2, limits
+    )
     return GaussianProcessRegressor(kernel, alpha=1e-10, optimizer=maximise).fit(columns, targets)

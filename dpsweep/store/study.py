@@ -19,8 +19,8 @@ from dpsweep.config.sweep import Sweep, build_sweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, StateError
 from dpsweep.core.types import Row
-from dpsweep.search.choose import expected_values
 from dpsweep.search.charge import Plans, check_within, ledger_entry
+from dpsweep.search.choose import expected_values
 from dpsweep.search.confirmation import (
     Confirmation,
     by_confirmed,
@@ -146,7 +146,9 @@ class Study:
         trials = self.stored_trials()
         found = [self._record(trial) for trial in trials if "config" in trial.user_attrs]
         expected = self._expected(found)
-        return [replace(r, expected=expected[r.number]) if r.number in expected else r for r in found]
+        return [
+            replace(r, expected=expected[r.number]) if r.number in expected else r for r in found
+        ]
 
     @repeated
     def record(self, number: int) -> Record:

@@ -6,7 +6,7 @@ import math
 import pytest
 from rich.console import Console
 
-from dpsweep.app.finalize import finish
+from dpsweep.app.orchestrator import finish
 from dpsweep.config.source import read_yaml
 from dpsweep.config.sweep import load_sweep
 from dpsweep.config.trial import load_trial
@@ -185,7 +185,9 @@ def near(record):
 
 
 def searched(made, num, *settings):
-    study = made([], {}, f"budget.trials={num}", "search={optimizer.lr: {log_uniform: [0.3, 3]}}", *settings)
+    study = made(
+        [], {}, f"budget.trials={num}", "search={optimizer.lr: {log_uniform: [0.3, 3]}}", *settings
+    )
     for _ in range(num):
         asked = study.ask()
         ended(study, asked, near(asked))

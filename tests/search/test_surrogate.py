@@ -20,7 +20,8 @@ TREE = {
     "method": {"name": "dp_sgd"},
 }
 BASE = TrialConfig.model_validate(TREE)
-PLAIN = """search={optimizer.lr: {log_uniform: [0.01, 30]}, train.batch_size: {choice: [64, 128, 256]},
+PLAIN = """search={optimizer.lr: {log_uniform: [0.01, 30]},
+    train.batch_size: {choice: [64, 128, 256]},
     privacy.clip_norm: {log_uniform: [0.1, 1]}}"""
 METHODS = """search={method: {each_of: [{name: dp_sgd}, {name: disk, kappa: {uniform: [0.3, 1]}}]},
     optimizer.lr: {log_uniform: [0.01, 30]}}"""
@@ -165,9 +166,7 @@ def test_each_epsilon_with_enough_trials_has_a_process_of_its_own(sweep):
     made = sweep(PLAIN, "privacy.epsilon={each: [1, 4]}")
     many = searched(0, LEAST_TRIALS)
     other = BASE.privacy.model_copy(update={"epsilon": 1.0})
-    few = [
-        record(50 + r.number, r.hyperparams, r.value) for r in searched(1, LEAST_TRIALS - 1)
-    ]
+    few = [record(50 + r.number, r.hyperparams, r.value) for r in searched(1, LEAST_TRIALS - 1)]
     few = [
         Record(**{**vars(r), "config": r.config.model_copy(update={"privacy": other})}) for r in few
     ]

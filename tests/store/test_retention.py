@@ -15,7 +15,9 @@ def made(tmp_path, sweep_file):
     """A study and its folder, of a sweep with some settings."""
 
     def make(*settings):
-        sweep = load_sweep(sweep_file, ["budget.trials=20", "keep_weights=2", "choose=observed", *settings])
+        sweep = load_sweep(
+            sweep_file, ["budget.trials=20", "keep_weights=2", "choose=observed", *settings]
+        )
         state = State(tmp_path / "state")
         folder = state.sweep("tiny")
         folder.create(sweep.file, sweep.base, None)
