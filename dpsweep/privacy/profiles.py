@@ -21,13 +21,13 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Self
 
 from dpsweep.privacy.accounting import Run
-from dpsweep.privacy.renyi import least_noise
+from dpsweep.privacy.renyi import RunCap
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-_KEPT_BACK = 1e-6  # of a limit, so that another machine's rounding does not break it
 _ROUNDING = 1e-9
+_LEAST_RATIO = 1e-300  # a profile may be 0, which has no logarithm
 
 
 def profile_delta(run: Run, epsilon: float) -> float:
@@ -45,7 +45,7 @@ def _profile(run: Run) -> PrivacyLossDistribution:
 
 
 @dataclass(frozen=True)
-class ProfileCap:
+class ProfileCap(RunCap):
     """The most that the profile of one run may be at two epsilons, fixed before the first run.
 
     Attributes:
@@ -74,36 +74,11 @@ class ProfileCap:
         """Epsilon of releasing the best, if every run stays within the cap."""
         return self.epsilons[1] + 2 * self.epsilons[0]
 
-    def admits(self, run: Run) -> bool:
-        """True if the run stays within both limits."""
+    def excess(self, run: Run, kept_back: float = 0.0) -> float:
+        """At the epsilon where it is larger."""
         pairs = zip(self.epsilons, self.limits, strict=True)
-        return all(profile_delta(run, epsilon) <= limit for epsilon, limit in pairs)
-
-    def noise(self, steps: int, rate: float) -> float:
-        """Least noise multiplier with which a run of this length is let through.
-
-        Args:
-            steps: T.
-            rate: q.
-
-        Raises:
-            ArithmeticError: If no noise is enough.
-        """
-        return _noise(self, steps, rate)
-
-
-@lru_cache(maxsize=4096)
-def _noise(cap: ProfileCap, steps: int, rate: float) -> float:
-    def excess(sigma: float) -> float:
-        run = Run(rate, sigma, steps)
-        pairs = zip(cap.epsilons, cap.limits, strict=True)
-        ratios = (profile_delta(run, e) / (limit * (1 - _KEPT_BACK)) for e, limit in pairs)
-        return math.log(max(1e-300, *ratios))
-
-    sigma = least_noise(excess)
-    while excess(sigma) > 0:
-        sigma *= 1 + _KEPT_BACK
-    return sigma
+        ratios = (profile_delta(run, e) / (limit * (1 - kept_back)) for e, limit in pairs)
+        return math.log(max(_LEAST_RATIO, *ratios))
 
 
 def _epsilon_of(run: Run, delta: float) -> float:
@@ -123,5 +98,5 @@ def _first_epsilon(run: Run, mean: float) -> float:
     # d is at most 1, so e_1 = log(mean) always will do.
     root = float(brentq(excess, 0.0, math.log(mean) + _ROUNDING)) if mean > 1 else 0.0
     while excess(root) > 0:
-        root = root * (1 + _KEPT_BACK) + _ROUNDING
+        root = root * (1 + _ROUNDING) + _ROUNDING
     return root

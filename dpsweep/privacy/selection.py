@@ -20,13 +20,14 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from dpsweep.core.errors import Misfit
 from dpsweep.privacy.accounting import Run, calibrate
 from dpsweep.privacy.profiles import ProfileCap
 from dpsweep.privacy.renyi import (
     Cap,
+    RunCap,
     divergence_at,
     epsilon_at,
     least_noise,
@@ -39,17 +40,6 @@ Charged = Literal["composition", "private_selection"]
 
 Schedule = tuple[int, float]
 """T and q of a run."""
-
-
-class RunCap(Protocol):
-    """What each run of a search must keep for the proof to hold, fixed before the first."""
-
-    def admits(self, run: Run) -> bool:
-        """True if the run keeps it."""
-
-    def noise(self, steps: int, rate: float) -> float:
-        """Least noise multiplier with which T steps at rate q keep it; ArithmeticError if none."""
-
 
 _ROUNDING = 1e-9  # of a noise multiplier that another machine calibrated
 

@@ -9,13 +9,12 @@ from dpsweep.config.sweep import Sweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError
 from dpsweep.privacy.accounting import Run, calibrate, compose
-from dpsweep.privacy.renyi import Cap
+from dpsweep.privacy.renyi import Cap, RunCap
 from dpsweep.privacy.selection import (
     Charged,
-    RunCap,
+    Whole,
     cap_over,
     selected,
-    Whole,
     selection_epsilon,
     total,
 )
