@@ -1,4 +1,4 @@
-"""What a sweep file says that it did not say when its sweep was launched, and what may change."""
+"""Changes of a sweep file since its launch, and which of them are allowed."""
 
 from dpsweep.config.explain import format_value
 from dpsweep.config.source import Tree
@@ -35,7 +35,7 @@ def may_add_trials(sweep: Sweep) -> bool:
 
 
 def check_changes(folder: SweepFolder, sweep: Sweep, *, accepted: bool) -> None:
-    """Takes over changes that do no harm, if they were accepted.
+    """Take over changes that do no harm, if they were accepted.
 
     Raises:
         StateError: Showing what differs, and what to do about it.

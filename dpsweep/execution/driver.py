@@ -103,7 +103,7 @@ class Driver:
         return waiting + self._study.num_to_ask() + self._study.num_to_confirm()
 
     def stop(self) -> None:
-        """Starts nothing more, and asks the running trials to save their state and end."""
+        """Start nothing more, and ask the running trials to save their state and end."""
         if not self.stopping:
             self._stopped_at = time.monotonic()
             if not self._lease.is_lost():  # another driver would obey
@@ -133,10 +133,13 @@ class Driver:
         if record is None:
             return None
         trial_dir = TrialDir(self._folder.trial_dir(record.number))
+        # The secret is on disk and the charge in the study before a worker can begin: whatever dies
+        # after this, nothing is released without a charge.
         if not record.dispatched:
             trial_dir.make_secret()
             record = self._study.dispatch(record, void=trial_dir.is_void)
         self._live[trial_id] = record.number
+        # Earlier assignments have begun the trial too: `ended` looks at the difference alone.
         self._begun[trial_id] = count_begins(trial_dir.path)
         for watcher in self._watchers:
             watcher.started(record)
@@ -150,7 +153,7 @@ class Driver:
         }
 
     def result(self, trial_id: str, payload: dict[str, Any]) -> bool:
-        """Takes one message of a worker. True if the trial is to end now."""
+        """Take one message of a worker. True if the trial is to end now."""
         self._lease.check()
         number = self._live.get(trial_id)
         row = payload.get("row")
@@ -160,6 +163,7 @@ class Driver:
         for watcher in self._watchers:
             watcher.reported(record, row)
         steps, _ = record.config.schedule
+        # A trial at its last step is complete and fully charged: pruning would only lose it.
         if row["step"] < steps and self._study.should_prune(number):
             self._pruned.add(trial_id)
             return True
@@ -184,6 +188,7 @@ class Driver:
             return
         trial_dir = TrialDir(self._folder.trial_dir(number))
         begun = count_begins(trial_dir.path) - begun_before
+        # Where no worker could begin it (a full disk, say), the node is at fault, not the trial.
         its_fault = payload is not None or begun > MAX_WORKER_DEATHS
         if not (its_fault or self.stopping or trial_id in self._pruned):
             self._requeue_unstarted(number)
@@ -201,7 +206,7 @@ class Driver:
     def _decide_end(
         self, trial_id: str, trial_dir: Path, payload: dict[str, Any] | None
     ) -> tuple[TrialEnd | None, str | None]:
-        """How a trial ended, and why if it failed; None if it did not end."""
+        """Decide how a trial ended, and why if it failed; None if it did not end."""
         if trial_id in self._pruned:
             return "pruned", None
         if payload is None:
@@ -230,7 +235,7 @@ class Driver:
             self.stop()
 
     def _requeue(self, number: int, reason: str) -> None:
-        """Notes that a trial is to be run once more, when no other runs."""
+        """Note that a trial is to be run once more, when no other runs."""
         self._alone.append(number)
         if not self._study.sweep.is_private_selection:
             log.warning(
@@ -255,6 +260,7 @@ class Driver:
             number = self._to_adopt.pop(0)
             if not read_memory_notes(self._folder.trial_dir(number)):
                 return self._study.record(number)
+            # Memory ran out under an earlier process: it waits until no other trial runs.
             self._alone.append(number)
         while not self._is_late() and self._study.num_to_ask():
             try:
@@ -267,6 +273,7 @@ class Driver:
         if self._alone and not self._live:
             self._runs_alone = trial_id
             return self._study.record(self._alone.pop(0))
+        # Whose config is repeated depends on the ranking, so repeats wait for the search to end.
         unfinished = [*self._live.values(), *self._alone]
         searching = [n for n in unfinished if self._study.record(n).confirms is None]
         return None if searching else self._study.ask_to_confirm()

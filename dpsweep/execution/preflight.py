@@ -41,7 +41,7 @@ _REPORT_SECONDS = 0.03
 def check_services(
     sweep: Sweep, state: StateFolder, tracking_uri: str | None, storage_uri: str | None = None
 ) -> None:
-    """Raises if the state cannot be written or has no space, the name is taken or a server away."""
+    """Raise if the state cannot be written or has no space, the name is taken or a server away."""
     from dpsweep.store.storage import check_storage
     from dpsweep.tracking.access import PASSWORDS
     from dpsweep.tracking.mlflow import check_reachable
@@ -60,7 +60,7 @@ def check_services(
 
 
 def check_files(state: StateFolder, tracking_uri: str | None, storage_uri: str | None) -> None:
-    """Raises StateError if a SQLite file that is to be used lies where machines share it."""
+    """Raise StateError if a SQLite file that is to be used lies where machines share it."""
     local = "Name a folder on a disk of this machine with --state FOLDER, or a server with"
     server = "--storage postgresql://USER@HOST/DATABASE"
     _check_file(storage_uri or state.storage_uri, "the study", f"{local} {server}")
@@ -74,7 +74,7 @@ def _check_file(uri: str, what: str, remedy: str) -> None:
 
 
 def _check_apart(tracking_uri: str | None, storage_uri: str | None) -> None:
-    """Raises ConfigError if both are one database.
+    """Raise ConfigError if both are one database.
 
     Optuna and MLflow each note the version of their tables in one called alembic_version, and
     would take the other's for a version of their own.
@@ -95,7 +95,7 @@ def _check_apart(tracking_uri: str | None, storage_uri: str | None) -> None:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a sweep will do.
+    """Plan of a sweep: noise, privacy, time, memory and disk.
 
     Attributes:
         trials: How many.
@@ -129,7 +129,7 @@ class Plan:
 
 
 def make_plan(sweep: Sweep, at_once: int) -> Plan:
-    """Calibrates the noise over the space, and times a few steps of some of its trials."""
+    """Calibrate the noise over the space, and time a few steps of some of its trials."""
     trials = sweep.config.budget.trials
     configs = [*filter(sweep.admits, sweep.corners()), *sweep.samples(8)]
     budgets = [budget(config) for config in configs]
@@ -160,7 +160,7 @@ def make_plan(sweep: Sweep, at_once: int) -> Plan:
 
 @dataclass(frozen=True)
 class Probe:
-    """What a trial will take, from a few of its steps.
+    """Time and memory of a trial, from a few of its steps.
 
     Attributes:
         entered: When its process had started and imported everything, in seconds since 1970.
@@ -185,7 +185,7 @@ def _run_probes(
 
 
 def _probe_trial(config: TrialConfig, plan: Budget, threads: int) -> Probe:
-    """Begins the trial, and times its parts; nothing trained is kept or shown.
+    """Begin the trial, and time its parts; nothing trained is kept or shown.
 
     As a worker it is told its budget, and loads no accountant.
     """

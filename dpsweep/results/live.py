@@ -1,4 +1,4 @@
-"""What a sweep shows while it runs: a live panel, or plain lines where there is no terminal."""
+"""Progress of a running sweep: a live panel, or plain lines where there is no terminal."""
 
 import time
 from collections.abc import Iterator
@@ -90,7 +90,7 @@ class Progress:
 
 @contextmanager
 def shown(progress: Progress) -> Iterator[None]:
-    """Draws the panel four times a second, where there is a terminal."""
+    """Draw the panel four times a second, where there is a terminal."""
     if not progress.console.is_terminal:
         yield
         return

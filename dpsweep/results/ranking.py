@@ -1,4 +1,4 @@
-"""Which of several methods won a search, and whether that is more than uneven trials or noise."""
+"""Ranking of several methods in a search, with a test whether the differences are noise."""
 
 from dataclasses import dataclass
 from statistics import mean, median
@@ -16,7 +16,7 @@ _KEY = "method.name"
 
 @dataclass(frozen=True)
 class Standing:
-    """How one method did at one epsilon.
+    """Result of one method at one epsilon.
 
     Attributes:
         epsilon: What its trials were calibrated to; None where the noise was given.
@@ -58,7 +58,7 @@ def standings(records: list[Record], direction: str) -> list[Standing]:
 
 
 def verdict(table: list[Standing]) -> str:
-    """Who is ahead, a sentence an epsilon; empty without several methods or a complete trial."""
+    """Name the best method of each epsilon; empty without several methods or a complete trial."""
     by_target = _by_epsilon(table)
     where = [
         f"At epsilon {peers[0].epsilon:g}, " if len(by_target) > 1 else "" for peers in by_target
@@ -138,8 +138,8 @@ def _sentence(peers: list[Standing]) -> str:
     if not _all_repeated(peers):
         return (
             f"{first.method} had the best trial {evenness}: {first.best:.4f}, next "
-            f"{second.method} {second.best:.4f}. The best of noisy trials is a lucky one; fresh "
-            f"runs of each method's best tell more (confirm: {{top: 1, seeds: 5, each_method: "
+            f"{second.method} {second.best:.4f}. Selection among noisy trials makes both too good; "
+            f"repeat each method's best to compare them (confirm: {{top: 1, seeds: 5, each_method: "
             f"true}})."
         )
     runs = "one fresh run" if len(first.repeats) == 1 else f"{len(first.repeats)} fresh runs"

@@ -28,7 +28,7 @@ _LAST = 5
 
 
 class Watch:
-    """What is known of the sweep, read anew by `look`.
+    """State of a sweep, read again by each `look`.
 
     Args:
         study: Its study.
@@ -49,7 +49,7 @@ class Watch:
         self._ended_before: int | None = None
 
     def look(self) -> bool:
-        """Reads everything again. False once nobody drives the sweep."""
+        """Read everything again. False once nobody drives the sweep."""
         self.driver = self._owner()  # first: what it wrote before it ended is then seen
         if not self._study.sweep.is_private_selection or self.driver is None:
             self._records = self._study.records()
@@ -82,7 +82,7 @@ class Watch:
         )
 
     def farewell(self) -> str:
-        """What is said once nobody drives the sweep any more."""
+        """Describe the sweep once nobody drives it any more."""
         name = self._study.sweep.name
         if self._study.is_finished():
             return f"{name} is finished. See: dpsweep best {name}, dpsweep report {name}"
@@ -123,7 +123,7 @@ class Watch:
 
 
 def followed(seen: Watch, pause: Callable[[], bool]) -> None:
-    """Shows a sweep until nobody drives it, or `pause` says that it is enough.
+    """Show a sweep until nobody drives it, or `pause` says that it is enough.
 
     Args:
         seen: The sweep.

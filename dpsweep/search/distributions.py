@@ -57,7 +57,7 @@ class RoundRobin:
         self.left, self.ways = place, 1
 
     def take(self, count: int) -> int:
-        """Whose turn it is among `count`; afterwards `left` counts the rounds before.
+        """Take the next index among `count`; afterwards `left` counts the rounds before.
 
         A round has `ways` places.
         """
@@ -119,7 +119,7 @@ class PeerPruner(optuna.pruners.BasePruner):
 
 
 def make_pruner(config: PrunerConfig) -> optuna.pruners.BasePruner:
-    """Who ends a trial early; its memory is the study's."""
+    """Make the pruner that ends trials early; its state is the study's."""
     if config.name == "median":
         return PeerPruner(
             optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=config.warmup_epochs - 1)

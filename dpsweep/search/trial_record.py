@@ -70,7 +70,7 @@ class Record:
 
     @property
     def epsilon(self) -> float | None:
-        """What it was calibrated to; None where the noise was given."""
+        """Epsilon that its noise was calibrated to; None where the noise was given."""
         return self.config.privacy.epsilon
 
 

@@ -45,9 +45,9 @@ def test_methods_are_ranked_by_their_best_complete_trial():
     assert table[:2] == [Standing(4, "fftkf", 2, 0.95, 0.95), Standing(4, "disk", 2, 0.90, 0.825)]
     assert table[2] == Standing(4, "doppler", 2, None, None)
     assert verdict(table) == (
-        "fftkf had the best trial under equal trials (2 each): 0.9500, next disk 0.9000. The best "
-        "of noisy trials is a lucky one; fresh runs of each method's best tell more (confirm: "
-        "{top: 1, seeds: 5, each_method: true})."
+        "fftkf had the best trial under equal trials (2 each): 0.9500, next disk 0.9000. "
+        "Selection among noisy trials makes both too good; repeat each method's best to compare "
+        "them (confirm: {top: 1, seeds: 5, each_method: true})."
     )
 
 

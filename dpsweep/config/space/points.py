@@ -31,7 +31,7 @@ class Corner:
 
 
 def walk_corners(draw: Callable[[Corner], Drawn]) -> Iterator[Drawn]:
-    """What is drawn at every end and option, one at a time, the rest at their first."""
+    """Draw every end and option of one key at a time, the other keys at their first."""
     seen = Corner()
     yield draw(seen)
     todo = seen.others()

@@ -96,7 +96,7 @@ def require_in_range(value: Any, slot: Slot, domain: Range) -> float | int:
 
 
 def find_option(value: Any, slot: Slot, labels: Labels) -> int:
-    """Where a given value stands in a list.
+    """Find the index of a given value in a list of options.
 
     Raises:
         OutsideError: If it is not there.
@@ -111,7 +111,7 @@ def find_option(value: Any, slot: Slot, labels: Labels) -> int:
 
 
 class SearchedSweep(Protocol):
-    """What is asked of a sweep here."""
+    """Part of a sweep that this module reads."""
 
     @property
     def file(self) -> Source:
@@ -123,11 +123,11 @@ class SearchedSweep(Protocol):
 
     @property
     def space(self) -> Space:
-        """What varies."""
+        """Searched keys."""
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
-        """What a trial has to meet."""
+        """Conditions that a trial has to meet."""
 
     def trial(self, tree: Tree) -> TrialConfig:
         """The config of a drawn tree."""
@@ -163,7 +163,7 @@ def read_start(
 
 
 def check_point(point: Point, sweep: SearchedSweep) -> None:
-    """Raises OutsideError if no branch of the space has the point's keys and values."""
+    """Raise OutsideError if no branch of the space has the point's keys and values."""
     first = Corner()
     sweep.space.draw(sweep.base.tree, first)
     asked = set[str]()
