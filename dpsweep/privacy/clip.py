@@ -192,12 +192,37 @@ def weighted_sum(factor_B: Tensor, leaf_B: Tensor, finite: bool = False) -> Tens
         leaf_B: Shape (B, ...).
         finite: True if all of `leaf_B` is known to be finite.
     """
+    factors_1B = factor_B.to(leaf_B)[None]
+    leaves = leaf_B if finite else cleaned(leaf_B, factor_B)
+    flat = leaves.unsqueeze(-1).flatten(1)
+    return summed_products(factors_1B.T, flat).view(leaf_B.shape[1:])
+
+
+def summed_products(left_BM: Tensor, right_BN: Tensor, num_positions: int = 1) -> Tensor:
+    """sum_b l_b r_b^T over B examples, shape (..., M, N); in double over sums of `SUMMED` of them.
+
+    All sums of `SUMMED` examples are one product: the number of kernels does not grow with B.
+
+    Args:
+        left_BM: Shape (..., B * num_positions, M).
+        right_BN: Shape (..., B * num_positions, N).
+        num_positions: Rows of each example.
+    """
     import torch
 
-    factors = torch.split(factor_B.to(leaf_B), SUMMED)
-    leaves = torch.split(leaf_B if finite else cleaned(leaf_B, factor_B), SUMMED)
-    parts = [torch.tensordot(f, x, dims=1) for f, x in zip(factors, leaves, strict=True)]
-    return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0, dtype=torch.float64)
+    rows = left_BM.shape[-2]
+    each = SUMMED * num_positions
+    whole = rows // each * each
+    if rows <= each:
+        return left_BM.mT @ right_BN
+    left, right = (
+        x[..., :whole, :].reshape(*x.shape[:-2], -1, each, x.shape[-1]) for x in (left_BM, right_BN)
+    )
+    double = torch.complex128 if left_BM.is_complex() else torch.float64
+    sums = (left.mT @ right).sum(-3, dtype=double)
+    if whole < rows:
+        sums += left_BM[..., whole:, :].mT @ right_BN[..., whole:, :]
+    return sums
 
 
 def cleaned(leaf_B: Tensor, factor_B: Tensor, dim: int = 0) -> Tensor:

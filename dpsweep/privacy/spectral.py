@@ -71,8 +71,12 @@ class Records:
         step = max(1, budget // per_example)
         for start in range(0, len(self.grads[0]), step):
             part = slice(start, start + step)
-            inputs, grads = (tuple(z[part] for z in leaf) for leaf in (self.inputs, self.grads))
-            yield part, Records(self.weights, inputs, grads).precise()
+            yield part, self.rows(part).precise()
+
+    def rows(self, part: slice) -> "Records":
+        """Those of some examples."""
+        inputs, grads = (tuple(z[part] for z in leaf) for leaf in (self.inputs, self.grads))
+        return Records(self.weights, inputs, grads)
 
     def precise(self) -> "Records":
         """Detached; in float64 if there are several points."""

@@ -22,13 +22,6 @@ WORLDS = [
     World("dp_sgd", "vit_small", 256),
     World("disk", "wrn_16_4", 256),
     World("spectral_dp", "model2", 256),
-    World("dp_adambc", "vit_small", 64),
-    World("fftkf", "vit_small", 64),
-    World("dp_pmlf", "wrn_16_4", 256),
-    World("innerouter", "wrn_16_4", 256),
-    World("innerouter", "vit_small", 64),
-    World("disk", "vit_small", 64),
-    World("disk", "wrn_16_4", 64, augment=8),
     World("dp_sgd", "wrn_40_4", 1024),
 ]
 FAST = 3
@@ -40,12 +33,11 @@ def named(world):
 
 
 def entry(gpu):
-    launches = gpu.launches.total()
     return {
-        "launches": launches,
+        "launches": gpu.launches.total(),
         "waits": gpu.waits.total(),
         "copies": sum(map(len, gpu.copies.values())),
-        "double_percent": round(100 * gpu.double / launches),
+        "double": gpu.double,
         "peak_mib": round(gpu.peak / 2**20),
     }
 
@@ -66,7 +58,8 @@ def test_a_step_asks_no_more_of_the_card_than_it_did(world):
 def test_the_goals_of_the_table_are_met():
     """Launches and waits of a step of DP-SGD, with eight microseconds a launch."""
     table = json.loads(PLACE.read_text())
-    for name, launches in {"cnn5-256": 400, "wrn_16_4-256": 1200, "vit_small-256": 2500}.items():
+    goals = {"cnn5-256": 400, "wrn_16_4-256": 1200, "vit_small-256": 2500, "wrn_40_4-1024": 4000}
+    for name, launches in goals.items():
         assert table[f"dp_sgd-{name}-1"]["launches"] <= launches
         assert table[f"dp_sgd-{name}-1"]["waits"] <= 3
 

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from dpsweep.privacy.clip import cleaned, squared_norms, weighted_sum
+from dpsweep.privacy.clip import SUMMED, cleaned, squared_norms, summed_products, weighted_sum
 
 _SLACK, _TERMS = 16, 64
 """Of rounding errors: a sum's, and those of all the products a Gram matrix is made of."""
@@ -109,7 +109,8 @@ class Outer:
             a, g = cleaned(a, factor_B), cleaned(g, factor_B)
         if self.signed:
             a, g = a.double(), g.double()
-        return (g * factor_B.to(g)[:, None, None]).flatten(0, 1).T @ a.flatten(0, 1)
+        scaled = (g * factor_B.to(g)[:, None, None]).flatten(0, 1)
+        return summed_products(scaled, a.flatten(0, 1), a.shape[1])
 
     def each(self) -> Tensor:
         return self.grads_BTO.transpose(1, 2) @ self.inputs_BTI
@@ -140,7 +141,12 @@ class Tokens:
         if self.signed:
             g = g.double()
         scaled = (g * factor_B.to(g)[:, None, None]).flatten(0, 1)
-        return _add_rows(self.num_rows, self.rows_BT.flatten(), scaled)
+        num, slices = self.num_rows, -(-len(g) // SUMMED)
+        rows_BT = self.rows_BT
+        if slices > 1:  # a table for each, side by side
+            rows_BT = rows_BT + num * (torch.arange(len(g), device=g.device) // SUMMED)[:, None]
+        tables = _add_rows(slices * num, rows_BT.flatten(), scaled)
+        return tables if slices < 2 else tables.view(slices, num, -1).sum(0, dtype=torch.float64)
 
     def each(self) -> Tensor:
         g, num = self.grads_BTE, self.num_rows

@@ -88,19 +88,21 @@ class BookkeepingEngine(ByPortions):
                 for call in calls:
                     call.check_unchanged(name)
                     uses.setdefault(name, []).extend(call.parted(self.copies))
-        if len(portion.present_B) <= SUMMED:
-            return self._summed(uses, points[0], portion.present_B, clip)
+        present_B = portion.present_B
+        # on a GPU a kernel more costs more than memory: there each answer sums in slices itself
+        if len(present_B) <= SUMMED or present_B.is_cuda:
+            return self._summed(uses, points[0], present_B, clip)
         total = self._nobody(points[0], clip)
-        for start in range(0, len(portion.present_B), SUMMED):
+        for start in range(0, len(present_B), SUMMED):
             rows = slice(start, start + SUMMED)
             some = {name: [call.only(rows) for call in calls] for name, calls in uses.items()}
-            total = add(total, self._summed(some, points[0], portion.present_B[rows], clip))
+            total = add(total, self._summed(some, points[0], present_B[rows], clip))
         return total
 
     def _summed(
         self, uses: Mapping[str, Sequence[Use]], params: Tensors, present_B: Tensor, clip: Clip
     ) -> Clipped:
-        """The clipped sum over so few that their own precision will do."""
+        """The clipped sum; on a CPU over so few that their own precision will do."""
         answers = self._answers(uses, params, len(present_B))
         found = convert((answer.squares() for answer in answers.values()), torch.float64)
         squares = dict(zip(answers, found, strict=True))
@@ -163,7 +165,12 @@ class Mapped:
         # their factor is 0, but 0 times infinite is not
         unusable = not known.finite and heard(~self.usable_B)
         records = self.records.only(self.usable_B) if unusable else self.records
-        return self.map.coordinates(records, factor_B)
+        if len(factor_B) <= SUMMED:
+            return self.map.coordinates(records, factor_B)
+        starts = range(0, len(factor_B), SUMMED)
+        slices = [slice(start, start + SUMMED) for start in starts]
+        parts = [self.map.coordinates(records.rows(s), factor_B[s]) for s in slices]
+        return torch.stack(parts).sum(0, dtype=torch.float64)
 
     def each(self) -> Tensor:
         raise ValueError("a parameter that two layers share has no geometry of its own")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dpsweep.core.circulant import CirculantLinear
-from dpsweep.privacy.clip import cleaned
+from dpsweep.privacy.clip import cleaned, summed_products
 from dpsweep.privacy.engine.answers import NOTHING, Known, heard, loud, not_too_small
 from dpsweep.privacy.engine.tape import Use
 
@@ -85,7 +85,8 @@ class Spectra:
             x, g = _cleaned(x, factor_B), _cleaned(g, factor_B)
         x, g = x.to(dtype), g.to(dtype)
         scaled = g * factor_B.to(g.real.dtype)[:, None, None]
-        return self._back(scaled.flatten(1, 2).transpose(1, 2) @ x.flatten(1, 2).conj())
+        spectrum = summed_products(scaled.flatten(1, 2), x.flatten(1, 2).conj(), x.shape[2])
+        return self._back(spectrum)
 
     def each(self) -> Tensor:
         return self._back(self.grads_FBTp.transpose(2, 3) @ self.inputs_FBTq.conj())

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dpsweep.core.convolution import kernel_gradient
-from dpsweep.privacy.clip import cleaned, zero
+from dpsweep.privacy.clip import SUMMED, cleaned, summed_products, zero
 from dpsweep.privacy.engine.answers import (
     NOTHING,
     Answer,
@@ -323,7 +323,9 @@ class ByLags:
 
     def summed(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
         lags = self._by_group if known.finite else cleaned(self._by_group, factor_B, dim=1)
-        total = factor_B.to(lags) @ lags.flatten(2)
+        factors, flat = factor_B.to(lags), lags.flatten(2)
+        one = len(factors) <= SUMMED
+        total = factors @ flat if one else summed_products(factors[:, None], flat)
         return self._in_place(total.view(len(lags), 1, *lags.shape[2:]))[0]
 
     def each(self) -> Tensor:
@@ -396,15 +398,19 @@ class ByGram:
         for x, g in zip(self.inputs, self.grads, strict=True):
             if not known.finite:
                 x, g = cleaned(x, quiet_B), cleaned(g, quiet_B)
-            total += kernel_gradient(
-                x,
-                g * quiet_B.to(g)[:, None, None, None],
-                self.shape,
-                self.runs.stride,
-                self.runs.padding,
-                self.runs.dilation,
-                self.runs.groups,
-            )
+            scaled = g * quiet_B.to(g)[:, None, None, None]
+            for some, these in zip(
+                torch.split(x, SUMMED), torch.split(scaled, SUMMED), strict=True
+            ):
+                total += kernel_gradient(
+                    some,
+                    these,
+                    self.shape,
+                    self.runs.stride,
+                    self.runs.padding,
+                    self.runs.dilation,
+                    self.runs.groups,
+                )
         return total
 
     def _summed_in_double(self, factor_B: Tensor) -> Tensor:
