@@ -181,12 +181,12 @@ class NoiseDraw:
     def __init__(self, rng: Draws, sizes: Sequence[int], pinned: bool) -> None:
         self._sizes = list(sizes)
         flat = _empty(sizes, pinned)  # here, as CUDA's allocator belongs to this thread
-        self._drawn = _noise_thread().submit(_fill, flat, rng, self._sizes)
+        self._draw_trial = _noise_thread().submit(_fill, flat, rng, self._sizes)
 
     def wait(self, sizes: Sequence[int]) -> torch.Tensor:
         """What was drawn, for the leaves of these sizes."""
         assert list(sizes) == self._sizes, "noise was drawn for another release"
-        return self._drawn.result()
+        return self._draw_trial.result()
 
 
 def _empty(sizes: Sequence[int], pinned: bool) -> torch.Tensor:
