@@ -108,6 +108,11 @@ SPECS = {
         {STEP: octaves(10, 11), **CLIP, **BATCH},
         repeats=3,
     ),
+    "digits_adam": Spec(
+        _digits({"name": "dp_adam"}, LINEAR, 30.0),
+        {STEP: octaves(0.5, 7), **BATCH, "privacy.epsilon": [1.0, 4.0]},
+        repeats=2,
+    ),
     "digits_fftkf": Spec(
         _digits({"name": "fftkf"}, LINEAR, 30.0),
         {

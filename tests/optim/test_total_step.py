@@ -45,7 +45,7 @@ def config(optimizer=None, method=None, clipping="flat", **privacy) -> TrialConf
                 "clipping": clipping,
                 **privacy,
             },
-            "train": {"batch_size": BATCH, "epochs": 10},
+            "train": {"batch_size": BATCH, "epochs": 10, "device": "cpu"},
             "optimizer": {"total_step": 50.0, **(optimizer or {})},
             "method": method,
         }
