@@ -175,13 +175,13 @@ def cells(spec: Spec) -> list[tuple[tuple[int, ...], dict[str, float]]]:
 
 def make_table(name: str, root: Path | None, deadline: float) -> bool:
     """Trains what the table lacks, repeat by repeat; False if the deadline came first."""
-    from dpsweep.config.source import put
+    from dpsweep.config.source import with_value
 
     spec = SPECS[name]
     base = spec.base
     if base["data"]["name"] == "npz":
         assert root is not None, "mnist14 needs --mnist ROOT, where MNIST/raw lies"
-        base = put(base, ("data", "root"), str(pooled_mnist(root)))
+        base = with_value(base, ("data", "root"), str(pooled_mnist(root)))
     path = FOLDER / f"{name}.npz"
     right = np.full(spec.shape, MISSING, dtype=np.uint16)
     if path.exists() and (known := read_table(name)).spec.axes == spec.axes:
@@ -195,7 +195,7 @@ def make_table(name: str, root: Path | None, deadline: float) -> bool:
                 continue
             tree = base
             for key, value in values.items():
-                tree = put(tree, tuple(key.split(".")), value)
+                tree = with_value(tree, tuple(key.split(".")), value)
             right[(*index, repeat)], num_test = train_once(tree, f"{name}/{index}/{repeat}")
             trained += 1
             if time.monotonic() - saved > 30 or time.time() > deadline:

@@ -8,10 +8,10 @@ from typing import Any
 
 from dpsweep import __version__
 from dpsweep.compat import best_first
-from dpsweep.config.space.conditions import STEP_SIZES, value_at
-from dpsweep.config.space.leaves import leaves
+from dpsweep.config.space.conditions import STEP_SIZES, get_scalar
+from dpsweep.config.space.leaves import list_leaves
 from dpsweep.config.sweep import Sweep
-from dpsweep.config.trial import config_yaml
+from dpsweep.config.trial import dump_trial
 from dpsweep.core.disk import write_whole
 from dpsweep.core.types import Row
 from dpsweep.privacy.statement import NO_EPSILON, shown_plans
@@ -98,7 +98,7 @@ class TrackingWatcher:
             self.sweep_started()
             self._num_stated = max(self._num_stated, record.number + 1)
         params = flat(record.config.model_dump(mode="json"))
-        params |= {key: value_at(record.config, key) for key in STEP_SIZES}
+        params |= {key: get_scalar(record.config, key) for key in STEP_SIZES}
         tags = provenance() | _trial_tags(record)
         note = self._description(record)
         self._tracker.trial(record.number, Facts(params, tags, note, name=run_name(record)))
@@ -127,7 +127,7 @@ class TrackingWatcher:
             found += f"\n\nRepeats trial {record.confirms} with fresh noise."
         return (
             f"**Privacy.** This run by itself: {statement(record)} {_AS_A_PART}\n\n{found}\n\n"
-            f"{again(config_yaml(record.config))}"
+            f"{again(dump_trial(record.config))}"
         )
 
 
@@ -180,7 +180,7 @@ def _shown(epsilon: float | None) -> str:
 def _view(sweep: Sweep) -> str:
     """The objective, then method, learning rate and batch size, then what else is searched."""
     first = ("method.name", "optimizer.total_step", "train.batch_size")
-    searched = [leaf.slot.key for leaf in leaves(sweep.space)]
+    searched = [leaf.slot.key for leaf in list_leaves(sweep.space)]
     objective = sweep.config.objective
     return best_first(
         objective.metric,

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from dpsweep.config.source import Source, read_yaml
-from dpsweep.config.sweep import sweep_of
-from dpsweep.config.trial import TrialConfig, config_yaml, load_trial
+from dpsweep.config.sweep import parse_sweep
+from dpsweep.config.trial import TrialConfig, dump_trial, load_trial
 from dpsweep.core.errors import ConfigError
 from dpsweep.core.seeds import Secret
 from dpsweep.core.types import Clipped, PerExample
@@ -148,7 +148,7 @@ def test_the_methods_own_is_written_where_a_file_gives_neither(name):
 
 def test_an_export_reads_back_equal(tmp_path):
     trial = config({"momentum": 0.9, "schedule": {"name": "cosine"}}, clipping="adaptive")
-    (tmp_path / "x.yaml").write_text(config_yaml(trial))
+    (tmp_path / "x.yaml").write_text(dump_trial(trial))
     assert load_trial(read_yaml(tmp_path / "x.yaml")) == trial
 
 
@@ -160,7 +160,7 @@ def sweep(search, optimizer):
         "search": search,
         "budget": {"trials": 4},
     }
-    return sweep_of(Source("x.yaml", tree, {}), Path())
+    return parse_sweep(Source("x.yaml", tree, {}), Path())
 
 
 @pytest.mark.parametrize("key", ["lr", "total_step"])
@@ -179,7 +179,7 @@ def test_it_can_be_derived_and_conditions_may_name_either():
     assert [trial.optimizer.total_step for trial in found.corners()] == [36, 72]
     met = sweep({**search, "optimizer.total_step": {"log_uniform": [1, 100]}}, {})
     tree = {**met.file.tree, "where": ["optimizer.lr < 0.1", "optimizer.total_step > 1"]}
-    met = sweep_of(Source("x.yaml", tree, {}), Path())
+    met = parse_sweep(Source("x.yaml", tree, {}), Path())
     assert all(trial.learning_rate < 0.1 for trial in met.samples(20))
 
 
