@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from dpsweep.cluster.nodes import cluster_for
-from dpsweep.config.sweep import Sweep
+from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import config_yaml
 from dpsweep.core.errors import ConfigError, DpSweepError
 from dpsweep.execution.changes import may_grow
@@ -39,7 +39,7 @@ _WEIGHTS_KEPT = 3
 
 log = logging.getLogger(__name__)
 
-Connect = Callable[[Sweep], AbstractContextManager[None]]
+Connect = Callable[[ResolvedSweep], AbstractContextManager[None]]
 """Connects to Ray for the length of a sweep."""
 
 
@@ -97,7 +97,7 @@ class Outcome:
 
 
 def launch(
-    sweep: Sweep,
+    sweep: ResolvedSweep,
     place: Place,
     screen: Screen,
     *,
@@ -133,7 +133,7 @@ def resume(
     screen: Screen,
     *,
     out: Path | None = None,
-    file: Sweep | None = None,
+    file: ResolvedSweep | None = None,
     accept: bool = False,
     force: bool = False,
     wait_seconds: float = 0.0,
@@ -174,7 +174,7 @@ def resume(
 
 
 def _connection(
-    sweep: Sweep, place: Place, connect: Connect | None
+    sweep: ResolvedSweep, place: Place, connect: Connect | None
 ) -> AbstractContextManager[None]:
     return connect(sweep) if connect else cluster_for(sweep, place.state.root, place.address)
 
@@ -220,7 +220,7 @@ def _remaining(study: Study) -> str:
 
 
 def check(
-    sweep: Sweep,
+    sweep: ResolvedSweep,
     place: Place,
     out: Path | None,
     warn: Callable[[list[str]], None],
@@ -249,7 +249,7 @@ def check(
     check_secrecy(sweep, place.address)
 
 
-def check_secrecy(sweep: Sweep, address: str | None, option: str = "--address") -> None:
+def check_secrecy(sweep: ResolvedSweep, address: str | None, option: str = "--address") -> None:
     """Raises ConfigError where others could watch a private selection; `option` named the place."""
     if sweep.is_private_selection and address:
         raise ConfigError(

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import Field
 
+from dpsweep.config.keys import BATCH_SIZE, EPOCHS, EPSILON, EVALUATE_EVERY, LEARNING_RATE, path_of
 from dpsweep.config.source import Path_, Source, Tree, parse_yaml, put, validate
 from dpsweep.core.errors import ConfigError, unknown
 from dpsweep.core.strict import Strict
@@ -139,22 +140,22 @@ def job_of(cell: Cell, epsilons: Mapping[str, float]) -> Job:
 def spec_of(job: Job, budget: Budget, seeds: int) -> Tree:
     """The sweep file of a cell, as a tree."""
     base, search = job.cell.tree, dict(job.cell.search)
-    base = put(base, ("privacy", "epsilon"), job.epsilon)
+    base = put(base, path_of(EPSILON), job.epsilon)
     fixed: dict[Path_, Any] = {
-        ("train", "epochs"): budget.epochs,
-        ("train", "batch_size"): budget.batch_size,
+        path_of(EPOCHS): budget.epochs,
+        path_of(BATCH_SIZE): budget.batch_size,
     }
     for path, value in fixed.items():
         if value is not None:
             base = put(base, path, value)
             search.pop(".".join(map(str, path)), None)
-    rate = {"optimizer.lr": base["optimizer"]["lr"]}
+    rate = {LEARNING_RATE: base["optimizer"]["lr"]}
     epochs = base["train"]["epochs"]
     every = min(base["train"]["evaluate_every"], max(1, math.ceil(epochs)))
     limits = {"trials": budget.trials} | ({"hours": budget.hours} if budget.hours else {})
     return {
         "name": job.name,
-        "base": put(base, ("train", "evaluate_every"), every),
+        "base": put(base, path_of(EVALUATE_EVERY), every),
         "search": search,
         "start": [rate] if rate.keys() <= search.keys() else [],
         "sampler": {"name": "tpe", "startup_trials": _STARTUP_TRIALS},

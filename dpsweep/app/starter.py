@@ -15,6 +15,7 @@ from typing import Any
 
 import dpsweep
 from dpsweep.config.explain import describe_field, models_in
+from dpsweep.config.keys import BATCH_SIZE, LEARNING_RATE
 from dpsweep.config.source import read_yaml, yaml_text, yaml_value
 from dpsweep.config.space.defaults import space_of
 from dpsweep.config.trial import TrialConfig
@@ -187,7 +188,7 @@ def _sweep_text(name: str, base: str, sweep: Path, method: str, data: DataConfig
         *_commented(
             "Expected number of examples in a batch. Whole numbers from 1 to "
             f"{data.num_examples}, the number of training examples.",
-            {"train.batch_size": {"choice": list(batches)}},
+            {BATCH_SIZE: {"choice": list(batches)}},
             indent=2,
         )
     ]
@@ -270,7 +271,7 @@ def _base_text(
     section: Mapping[str, Any], data: DataConfig, found: list[str], method: str, command: str
 ) -> str:
     few = data.num_examples < _MANY_EXAMPLES
-    low, high = space_of(method)["optimizer.lr"]["log_uniform"]
+    low, high = space_of(method)[LEARNING_RATE]["log_uniform"]
     lr = float(f"{math.sqrt(low * high):.1g}")
     own = data.name in _OWN
     declared = (
@@ -408,7 +409,7 @@ def _space(method: str, data: DataConfig) -> dict[str, Any]:
 
 def _comment_of(key: str, method: str) -> str:
     """What the config class says of a searched key, with its range."""
-    if key == "optimizer.lr":
+    if key == LEARNING_RATE:
         return "Learning rate, above 0."
     section, _, name = key.partition(".")
     if section == "method":

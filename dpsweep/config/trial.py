@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from dpsweep.config.aliases import spelled_path, spelled_source
+from dpsweep.config.keys import BATCH_SIZE, CLIPPING, OPTIMIZER_NAME, path_of
 from dpsweep.config.privacy import PrivacyConfig
 from dpsweep.config.source import Source, Tree, put, validate, with_overrides, yaml_text
 from dpsweep.core.errors import Misfit
@@ -129,7 +130,7 @@ class TrialConfig(Strict):
             bases = (self.method.compose.base,)
         if self.optimizer.name not in bases:
             raise Misfit(
-                "optimizer.name",
+                OPTIMIZER_NAME,
                 f"{self.method.name} steps with {' or '.join(bases)}, got {self.optimizer.name}. "
                 f"Delete optimizer.name, or choose another method.name",
             )
@@ -140,7 +141,7 @@ class TrialConfig(Strict):
         split = isinstance(build_method(self.method).query, Apart)
         if split and self.privacy.clipping.name == "adaptive":
             raise Misfit(
-                "privacy.clipping",
+                CLIPPING,
                 "adaptive follows the norm of one answer, and predictor: split clips two. Use "
                 "clipping: flat, or predictor: joint",
             )
@@ -151,7 +152,7 @@ class TrialConfig(Strict):
         num_examples = self.data.num_examples
         if self.train.batch_size > num_examples:
             raise Misfit(
-                "train.batch_size",
+                BATCH_SIZE,
                 f"{self.train.batch_size} exceeds the {num_examples} private examples of "
                 f"{self.data.name}. The sampling rate batch_size / num_examples is a "
                 f"probability; give at most {num_examples}",
@@ -170,9 +171,7 @@ def trial_source(source: Source, settings: list[str]) -> Source:
     spelled = spelled_source(source, TrialConfig)
     match spelled.tree:
         case {"privacy": {"clipping": str(name)}}:  # so that a key inside it can be set
-            spelled = replace(
-                spelled, tree=put(spelled.tree, ("privacy", "clipping"), {"name": name})
-            )
+            spelled = replace(spelled, tree=put(spelled.tree, path_of(CLIPPING), {"name": name}))
     changed = with_overrides(spelled, settings, lambda path: spelled_path(path, TrialConfig))
     return spelled_source(changed, TrialConfig)  # once more, for letters inside a value
 

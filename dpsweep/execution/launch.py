@@ -13,7 +13,7 @@ from ray import tune
 from ray.exceptions import RayError
 from ray.tune import TuneError
 
-from dpsweep.config.sweep import Sweep
+from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.core.errors import DpSweepError, StateError, first_line
 from dpsweep.core.signals import heard_by
 from dpsweep.data.read import fingerprint
@@ -60,7 +60,7 @@ class Session:
         seconds: How long trials were run in this session.
     """
 
-    sweep: Sweep
+    sweep: ResolvedSweep
     folder: SweepFolder
     study: Study
     tracker: Tracker
@@ -146,7 +146,7 @@ class Session:
 
 @contextlib.contextmanager
 def new_session(
-    sweep: Sweep, state: State, tracking_uri: str | None, storage_uri: str | None = None
+    sweep: ResolvedSweep, state: State, tracking_uri: str | None, storage_uri: str | None = None
 ) -> Iterator[Session]:
     """A sweep that was never launched; its folder and study are made here.
 
@@ -179,7 +179,7 @@ def old_session(
     name: str,
     state: State,
     storage_uri: str | None = None,
-    file: Sweep | None = None,
+    file: ResolvedSweep | None = None,
     *,
     accept: bool = False,
     wait_seconds: float = 0.0,
@@ -204,8 +204,7 @@ def old_session(
         study = Study.open(uri, stored_sweep(name, state), folder.id, name=folder.study)
         study.note_plan()  # as it was launched: earlier versions noted none
         if file:
-            check_changes(folder, file, accepted=accept)
-            study.sweep = stored_sweep(name, state)
+            study.sweep = check_changes(folder, study.sweep, file, accepted=accept)
             study.note_plan()
         sweep = study.sweep
         folder.check_data(_fingerprint(sweep))
@@ -216,7 +215,7 @@ def old_session(
 
 
 @contextlib.contextmanager
-def _session(sweep: Sweep, state: State, study: Study, lease: Lease) -> Iterator[Session]:
+def _session(sweep: ResolvedSweep, state: State, study: Study, lease: Lease) -> Iterator[Session]:
     folder = state.sweep(sweep.name)
     uri = folder.tracking_uri
     artifacts = None if uri and is_server(uri) else state.artifacts / sweep.name
@@ -231,7 +230,7 @@ def _session(sweep: Sweep, state: State, study: Study, lease: Lease) -> Iterator
     session.tracker.close()
 
 
-def _fingerprint(sweep: Sweep) -> str:
+def _fingerprint(sweep: ResolvedSweep) -> str:
     trial = sweep.written
     return fingerprint(trial.data, trial.seed)
 
@@ -241,7 +240,7 @@ def _nodes() -> list[Has]:
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
-def _tuner(sweep: Sweep, folder: SweepFolder, driver: Driver) -> tune.Tuner:
+def _tuner(sweep: ResolvedSweep, folder: SweepFolder, driver: Driver) -> tune.Tuner:
     resources = sweep.config.resources
     takes: dict[str, float] = {"cpu": resources.cpu, "gpu": resources.num_gpus}
     if resources.memory_bytes:

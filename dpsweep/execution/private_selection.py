@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dpsweep.config.space.points import RandomDraw
-from dpsweep.config.sweep import Sweep
+from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.disk import forget_whole, write_whole
 from dpsweep.core.errors import ConfigError
@@ -60,7 +60,7 @@ class _Ledger:
 class SecretSearch:
     """Stands where the study would, for a driver that runs a private selection."""
 
-    def __init__(self, folder: SweepFolder, sweep: Sweep) -> None:
+    def __init__(self, folder: SweepFolder, sweep: ResolvedSweep) -> None:
         self.sweep, self._folder = sweep, folder
         self._place = folder.path / _FILE
         self._drawn: dict[int, tuple[TrialConfig, dict[str, Any]]] = {}

@@ -4,18 +4,24 @@ import subprocess
 import sys
 from functools import cache
 from importlib.metadata import version
-from typing import Any
 
 from dpsweep import __version__
 from dpsweep.compat import best_first
+from dpsweep.config.keys import (
+    BATCH_SIZE,
+    EPSILON,
+    LEARNING_RATE,
+    METHOD_NAME,
+    SCOPE,
+    flatten,
+)
 from dpsweep.config.space.leaves import leaves
-from dpsweep.config.sweep import Sweep
+from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import config_yaml
 from dpsweep.core.disk import write_whole
 from dpsweep.core.types import Row
 from dpsweep.privacy.statement import NO_EPSILON, shown_plans
 from dpsweep.search.charge import statement
-from dpsweep.search.study_view import EPSILON_KEY
 from dpsweep.search.trial_record import Record
 from dpsweep.store.state_dir import SweepFolder
 from dpsweep.store.statement import statement_of
@@ -75,8 +81,8 @@ class TrackingWatcher:
             "accounting": config.accounting,
             "data.name": trial.data.name,
             "model.name": trial.model.name,
-            "privacy.epsilon": ", ".join(f"{e or 0:g}" for e in sweep.epsilons if e) or None,
-            "privacy.scope": trial.privacy.scope,
+            EPSILON: ", ".join(f"{e or 0:g}" for e in sweep.epsilons if e) or None,
+            SCOPE: trial.privacy.scope,
         }
         self._num_stated, self._void_stated = study.num_planned, study.is_void
         words = statement_of(study, planned=True)
@@ -96,7 +102,7 @@ class TrackingWatcher:
         if record.number >= self._num_stated or (record.void and not self._void_stated):
             self.sweep_started()
             self._num_stated = max(self._num_stated, record.number + 1)
-        params = flat(record.config.model_dump(mode="json"))
+        params = flatten(record.config.model_dump(mode="json"), empty=False)
         tags = provenance() | _trial_tags(record)
         note = self._description(record)
         self._tracker.trial(record.number, Facts(params, tags, note, name=run_name(record)))
@@ -136,7 +142,7 @@ def run_name(record: Record) -> str:
     """
     config = record.config
     repeat = "" if record.confirms is None else f" repeats {record.confirms}"
-    budget = f" ε {config.privacy.epsilon:g}" if EPSILON_KEY in record.hyperparams else ""
+    budget = f" ε {config.privacy.epsilon:g}" if EPSILON in record.hyperparams else ""
     return (
         f"{record.number:04d}{repeat} {config.method.name} lr {config.optimizer.lr:.3g} "
         f"B {config.train.batch_size}{budget}"
@@ -148,7 +154,7 @@ def void_tags(study: Study) -> dict[str, str]:
     return {"privacy": "void", "dpsweep.epsilon": NO_EPSILON} if study.is_void else {}
 
 
-def _sweep_tags(sweep: Sweep) -> dict[str, str]:
+def _sweep_tags(sweep: ResolvedSweep) -> dict[str, str]:
     """What a sweep's run is filtered by, as its trials' are; several values are listed."""
     trial = sweep.written
     return {
@@ -175,9 +181,9 @@ def _shown(epsilon: float | None) -> str:
     return f"{epsilon:g}" if epsilon else "none"
 
 
-def _view(sweep: Sweep) -> str:
+def _view(sweep: ResolvedSweep) -> str:
     """The objective, then method, learning rate and batch size, then what else is searched."""
-    first = ("method.name", "optimizer.lr", "train.batch_size")
+    first = (METHOD_NAME, LEARNING_RATE, BATCH_SIZE)
     searched = [leaf.slot.key for leaf in leaves(sweep.space)]
     objective = sweep.config.objective
     return best_first(
@@ -195,21 +201,6 @@ def again(config: str) -> str:
         f"**Again.** Save as `trial.yaml`; `dpsweep train trial.yaml` trains it with fresh noise."
         f"\n\n```yaml\n{config}```"
     )
-
-
-def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as dotted keys.
-
-    >>> flat({"method": {"name": "disk", "kappa": 0.7}, "seed": 0})
-    {'method.name': 'disk', 'method.kappa': 0.7, 'seed': 0}
-    """
-    out: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            out.update(flat(value, f"{prefix}{key}."))
-        elif value is not None:
-            out[f"{prefix}{key}"] = value
-    return out
 
 
 @cache

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dpsweep.config.keys import BATCH_SIZE, CLIP_NORM, EPOCHS, LEARNING_RATE
 from dpsweep.core.errors import ConfigError, unknown
 from dpsweep.results.groups import PrivacyTarget, TrialGroup
 from dpsweep.results.significance import Gap, gap_between, holm
 
-_COMMON_KEYS = ("optimizer.lr", "train.batch_size", "train.epochs", "privacy.clip_norm")
+_COMMON_KEYS = (LEARNING_RATE, BATCH_SIZE, EPOCHS, CLIP_NORM)
 """What any method can be searched over: an even comparison searches the same of them for all."""
 
 

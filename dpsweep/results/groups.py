@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from statistics import mean
 
+from dpsweep.config.keys import METHOD_NAME
 from dpsweep.config.source import Tree
 from dpsweep.core.errors import StateError
 from dpsweep.results.importance import importances
@@ -14,7 +15,6 @@ from dpsweep.store.study import Study
 PrivacyTarget = tuple[float | None, str, float | None]
 """Epsilon (None where noise is given), its scope, and the noise multiplier that was given."""
 
-_METHOD = "method.name"
 _PLACES = ("root",)
 """Keys of the data that may differ between machines."""
 
@@ -114,7 +114,7 @@ def _promise(study: Study, record: Record) -> PrivacyTarget:
 
 
 def _method(record: Record) -> str:
-    return str(record.hyperparams.get(_METHOD, record.config.method.name))
+    return str(record.hyperparams.get(METHOD_NAME, record.config.method.name))
 
 
 def _arm(

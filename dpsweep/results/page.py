@@ -15,6 +15,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 from rich.table import Table
 
+from dpsweep.config.keys import EPSILON
 from dpsweep.config.source import sweep_yaml
 from dpsweep.core.errors import StateError
 from dpsweep.execution.tracking import provenance
@@ -26,7 +27,6 @@ from dpsweep.results.plots.style import goal_title
 from dpsweep.results.ranking import standings, standings_table, verdict
 from dpsweep.results.tables import shown_budgets, trial_table
 from dpsweep.search.charge import statement
-from dpsweep.search.study_view import EPSILON_KEY
 from dpsweep.search.trial_record import Record
 from dpsweep.store.study import Study
 
@@ -177,7 +177,7 @@ def _facts(study: Study, best: Record, origin: Origin) -> list[dict[str, str]]:
 
 
 def _config(record: Record, origin: Origin) -> dict[str, str]:
-    epsilon = record.hyperparams.get(EPSILON_KEY)
+    epsilon = record.hyperparams.get(EPSILON)
     title = f"For ε = {epsilon:g}: trial {record.number}" if epsilon is not None else ""
     return {"title": title, "text": to_yaml(record, 1, origin)}
 

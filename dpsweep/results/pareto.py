@@ -5,12 +5,12 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
+from dpsweep.config.keys import EPSILON
 from dpsweep.core.errors import StateError
 from dpsweep.results.confirmed import confirmed_table
 from dpsweep.results.rich_table import plain_table
 from dpsweep.results.tables import knob_words, shown_value
 from dpsweep.search.objectives import budgets, front, goal_values
-from dpsweep.search.study_view import EPSILON_KEY
 from dpsweep.search.trial_record import Record
 from dpsweep.store.study import Study
 
@@ -67,7 +67,7 @@ def nothing_completed(study: Study, see: str) -> StateError:
 
 def target_of(record: Record, out: Path) -> Path:
     """Where a winner's config goes: `out`, with the budget in its name if there are several."""
-    epsilon = record.hyperparams.get(EPSILON_KEY)
+    epsilon = record.hyperparams.get(EPSILON)
     return out if epsilon is None else out.with_stem(f"{out.stem}-epsilon-{epsilon:g}")
 
 
@@ -95,11 +95,11 @@ def budget_table(study: Study) -> Table:
         cost = objective.sign * (record.value or 0.0)
         beaten = any(objective.sign * (other.value or 0.0) <= cost for other in best[:i])
         table.add_row(
-            f"{record.hyperparams[EPSILON_KEY]:g}",
+            f"{record.hyperparams[EPSILON]:g}",
             str(record.number),
             shown_value(record.value),
             str(counts[record.number]),
-            Text(knob_words(record, without=(EPSILON_KEY,))),
+            Text(knob_words(record, without=(EPSILON,))),
             "a smaller ε did as well" if beaten else "",
         )
     return table

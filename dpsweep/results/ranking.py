@@ -5,13 +5,12 @@ from statistics import mean, median
 
 from rich.table import Table
 
+from dpsweep.config.keys import METHOD_NAME
 from dpsweep.results.importance import LEAST_TRIALS
 from dpsweep.results.rich_table import plain_table
 from dpsweep.results.significance import LEVEL, gap_between, holm
 from dpsweep.search.confirmation import best_of, ranked
 from dpsweep.search.trial_record import Record
-
-_KEY = "method.name"
 
 
 @dataclass(frozen=True)
@@ -48,8 +47,8 @@ def standings(records: list[Record], direction: str) -> list[Standing]:
     sign = -1 if direction == "maximize" else 1
     groups: dict[tuple[float | None, str], list[Record]] = {}
     for record in records:
-        if _KEY in record.hyperparams and record.confirms is None:
-            groups.setdefault((record.epsilon, record.hyperparams[_KEY]), []).append(record)
+        if METHOD_NAME in record.hyperparams and record.confirms is None:
+            groups.setdefault((record.epsilon, record.hyperparams[METHOD_NAME]), []).append(record)
     if len({method for _, method in groups}) < 2:
         return []
     table = [_standing(*key, trials, records, sign) for key, trials in groups.items()]

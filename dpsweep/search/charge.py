@@ -5,7 +5,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dpsweep.config.sweep import Sweep
+from dpsweep.config.plan import plan_privacy, statement_of_trial
+from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError
 from dpsweep.privacy.accounting import Run, calibrate, compose
@@ -13,7 +14,6 @@ from dpsweep.privacy.renyi import Cap
 from dpsweep.privacy.selection import Charged, cap_over, total
 from dpsweep.privacy.statement import Growth, Search, search_statement
 from dpsweep.search.trial_record import Record
-from dpsweep.training.budget import budget, statement_of_trial
 
 Plans = tuple[tuple[int, int], ...]
 """Runs that were planned, and how many had begun by then: at first, and after each change."""
@@ -21,7 +21,7 @@ Plans = tuple[tuple[int, int], ...]
 
 def ledger_entry(config: TrialConfig) -> dict[str, float]:
     """What a trial is charged once it is handed out: its whole length, whatever becomes of it."""
-    run = budget(config).run
+    run = plan_privacy(config).run
     return {
         "sampling_rate": run.sampling_rate,
         "noise_multiplier": run.noise_multiplier,
@@ -37,7 +37,7 @@ def run_of(record: Record) -> Run:
     steps, rate = record.config.schedule
     if record.row:
         return Run(rate, record.row["noise_multiplier"], steps)
-    return budget(record.config).run
+    return plan_privacy(record.config).run
 
 
 def statement(record: Record) -> str:
@@ -47,7 +47,7 @@ def statement(record: Record) -> str:
     return statement_of_trial(record.config, epsilon, spent.noise_multiplier, record.void)
 
 
-def cap_of(sweep: Sweep) -> Cap | None:
+def cap_of(sweep: ResolvedSweep) -> Cap | None:
     """What one trial may lose at most for the search's figure to be proven; None where all may.
 
     It is needed where a search over batch sizes or lengths may choose them, or its own end, by
@@ -69,12 +69,12 @@ def within(cap: Cap | None, run: Run) -> bool:
     return cap is None or cap.admits(run)
 
 
-def check_within(sweep: Sweep, config: TrialConfig) -> None:
+def check_within(sweep: ResolvedSweep, config: TrialConfig) -> None:
     """Raises ConfigError for a proposed trial that would void what is proven of the search.
 
     To be called when a trial is drawn, before its secret is.
     """
-    if not within(cap_of(sweep), budget(config).run):
+    if not within(cap_of(sweep), plan_privacy(config).run):
         train = config.train
         raise ConfigError(
             f"train.batch_size: {train.batch_size} with train.epochs: {train.epochs:g} loses more "
@@ -84,7 +84,7 @@ def check_within(sweep: Sweep, config: TrialConfig) -> None:
 
 
 def runs_statement(
-    sweep: Sweep,
+    sweep: ResolvedSweep,
     runs: Sequence[Run],
     *,
     confirming: int = 0,
@@ -112,7 +112,7 @@ def runs_statement(
     return search_statement(spent, accounting=sweep.config.accounting, num_held_out=held_out)
 
 
-def _search(sweep: Sweep, runs: Sequence[Run], confirming: int, void: bool) -> Search:
+def _search(sweep: ResolvedSweep, runs: Sequence[Run], confirming: int, void: bool) -> Search:
     """What was spent, by the sweep's own way of charging."""
     delta, whole = sweep.written.delta, sweep.whole
     told = Search(
@@ -141,7 +141,7 @@ def _search(sweep: Sweep, runs: Sequence[Run], confirming: int, void: bool) -> S
     return told
 
 
-def _ahead(spent: Search, sweep: Sweep, runs: Sequence[Run], num_runs: int) -> Search:
+def _ahead(spent: Search, sweep: ResolvedSweep, runs: Sequence[Run], num_runs: int) -> Search:
     """What all planned runs will have spent: never less than `runs` have, whatever they find.
 
     A figure for the whole search, and one whose promise was broken, stay what they are.
@@ -159,7 +159,7 @@ def _ahead(spent: Search, sweep: Sweep, runs: Sequence[Run], num_runs: int) -> S
     return replace(whole, epsilon=epsilon, delta=delta, how=how) if delta < 1 else spent
 
 
-def growth_of(sweep: Sweep, runs: Sequence[Run], plans: Plans, num_runs: int) -> Growth:
+def growth_of(sweep: ResolvedSweep, runs: Sequence[Run], plans: Plans, num_runs: int) -> Growth:
     """What is proven of `num_runs` runs if results had a say in their number.
 
     Let c be the most runs of any kind (budget) that there are in the end, and c_1 what was planned
@@ -181,7 +181,7 @@ def growth_of(sweep: Sweep, runs: Sequence[Run], plans: Plans, num_runs: int) ->
     return Growth(plans, num_runs, compose(kinds * now, delta * share), delta * (2 if more else 1))
 
 
-def _each(sweep: Sweep, runs: Sequence[Run], num_runs: int) -> tuple[list[Run], int]:
+def _each(sweep: ResolvedSweep, runs: Sequence[Run], num_runs: int) -> tuple[list[Run], int]:
     """The kinds of runs where schedules do not vary, and how many there may be of each.
 
     Among `num_runs`, of which `runs` have begun. There is a kind for each budget, and its noise
@@ -196,18 +196,18 @@ def _kind(run: Run) -> str:
     return f"{run.noise_multiplier:.3g}"
 
 
-def _charged(sweep: Sweep) -> Charged:
+def _charged(sweep: ResolvedSweep) -> Charged:
     """How the search is charged; that it is not is said in words, beside the figure."""
     return "private_selection" if sweep.is_private_selection else "composition"
 
 
-def _is_adaptive(sweep: Sweep) -> bool:
+def _is_adaptive(sweep: ResolvedSweep) -> bool:
     """True if what is run depends on results."""
     config = sweep.config
     return config.sampler.learns or config.pruner.name != "none" or config.confirm is not None
 
 
-def _runs_at_the_ends(sweep: Sweep) -> list[Run]:
+def _runs_at_the_ends(sweep: ResolvedSweep) -> list[Run]:
     """Trials of each budget at the ends of what the search may choose."""
     given, delta = sweep.written.privacy.noise_multiplier or 0.0, sweep.written.delta
     return [
@@ -217,7 +217,7 @@ def _runs_at_the_ends(sweep: Sweep) -> list[Run]:
     ]
 
 
-def _selected(sweep: Sweep, runs: Sequence[Run]) -> float:
+def _selected(sweep: ResolvedSweep, runs: Sequence[Run]) -> float:
     """Epsilon of a private selection; by what was run, if that broke the cap."""
     ends = _runs_at_the_ends(sweep)
     cap = cap_of(sweep) or Cap.over(ends)
@@ -226,7 +226,9 @@ def _selected(sweep: Sweep, runs: Sequence[Run]) -> float:
     return total("private_selection", cap, sweep.num_runs, sweep.written.delta)[0]
 
 
-def _proven(sweep: Sweep, runs: Sequence[Run], planned: int) -> tuple[tuple[float, float], str]:
+def _proven(
+    sweep: ResolvedSweep, runs: Sequence[Run], planned: int
+) -> tuple[tuple[float, float], str]:
     """(epsilon, delta) of all planned runs whatever the search chose, and how it is proven.
 
     Divergences add up at an order fixed beforehand, if every run kept the cap. If one did not,

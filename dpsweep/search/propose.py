@@ -20,7 +20,7 @@ from dpsweep.compat import contains, restrict_study, sobol_point
 from dpsweep.config.search import SamplerConfig
 from dpsweep.config.space.domains import Draw, Labels, Range, Slot
 from dpsweep.config.space.start_points import Given, Point
-from dpsweep.config.sweep import Sweep
+from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError
 from dpsweep.core.seeds import public_seed
@@ -75,7 +75,9 @@ class Proposal:
         )
 
 
-def propose(sweep: Sweep, study: optuna.Study, history: Sequence[FrozenTrial] = ()) -> Proposal:
+def propose(
+    sweep: ResolvedSweep, study: optuna.Study, history: Sequence[FrozenTrial] = ()
+) -> Proposal:
     """The next trial of a study.
 
     Args:
@@ -135,7 +137,7 @@ def _begins(config: SamplerConfig, known: Sequence[FrozenTrial], before: int | N
     return config.learns and (few or first)
 
 
-def _evenly(sweep: Sweep, place: int, whose: int, rounds: int) -> Iterator[Even]:
+def _evenly(sweep: ResolvedSweep, place: int, whose: int, rounds: int) -> Iterator[Even]:
     """The even draw of this round, if there is one: those that no condition admits are no rounds.
 
     So the rounds cover what the conditions leave of the space. Passed-over draws are counted anew
@@ -158,7 +160,7 @@ def _evenly(sweep: Sweep, place: int, whose: int, rounds: int) -> Iterator[Even]
     yield from map(even, islice(indices, rounds, rounds + 1))
 
 
-def start_point(sweep: Sweep, place: int) -> Point:
+def start_point(sweep: ResolvedSweep, place: int) -> Point:
     """What the trial at a place is to start from; empty once the points are used up."""
     turning = _Turning(place)
     sweep.space.draw(sweep.base.tree, turning)
@@ -173,7 +175,7 @@ def start_point(sweep: Sweep, place: int) -> Point:
 
 
 def _proposers(
-    sweep: Sweep, place: int, known: Sequence[FrozenTrial], history: Sequence[FrozenTrial]
+    sweep: ResolvedSweep, place: int, known: Sequence[FrozenTrial], history: Sequence[FrozenTrial]
 ) -> Iterator[tuple[BaseSampler, Notes]]:
     """Samplers for one proposal each: the sweep's own, then random ones."""
     config, seed = sweep.config.sampler, sweep.config.seed

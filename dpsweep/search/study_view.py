@@ -10,9 +10,8 @@ from typing import Any
 
 from optuna.trial import FrozenTrial
 
+from dpsweep.config.keys import EPSILON
 from dpsweep.search.trial_record import HYPERPARAMS
-
-EPSILON_KEY = "privacy.epsilon"
 
 
 class Notes:
@@ -41,5 +40,5 @@ def rivals(trials: Iterable[FrozenTrial], hyperparams: Mapping[str, Any]) -> lis
         t
         for t in searched(trials)
         if HYPERPARAMS in t.user_attrs
-        and t.user_attrs[HYPERPARAMS].get(EPSILON_KEY) == hyperparams.get(EPSILON_KEY)
+        and t.user_attrs[HYPERPARAMS].get(EPSILON) == hyperparams.get(EPSILON)
     ]

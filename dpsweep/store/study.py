@@ -15,7 +15,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from dpsweep.compat import restrict_study, storage_of, study_id
-from dpsweep.config.sweep import Sweep, build_sweep
+from dpsweep.config.sweep import ResolvedSweep, resolve_sweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, StateError
 from dpsweep.core.types import Row
@@ -58,7 +58,7 @@ were planned over time."""
 class Study:
     """An Optuna study and the sweep it searches."""
 
-    def __init__(self, study: optuna.Study, sweep: Sweep) -> None:
+    def __init__(self, study: optuna.Study, sweep: ResolvedSweep) -> None:
         self._study, self.sweep, self._storage = study, sweep, storage_of(study)
         self._ids: dict[int, int] = {}
         self._configs: dict[int, TrialConfig] = {}
@@ -68,7 +68,7 @@ class Study:
     def create(
         cls,
         storage_uri: str,
-        sweep: Sweep,
+        sweep: ResolvedSweep,
         folder_id: str | None = None,
         *,
         name: str | None = None,
@@ -106,7 +106,7 @@ class Study:
     def open(
         cls,
         storage_uri: str,
-        sweep: Sweep,
+        sweep: ResolvedSweep,
         folder_id: str | None = None,
         *,
         name: str | None = None,
@@ -436,14 +436,14 @@ class Study:
         return record_of(trial, self._configs[trial.number])
 
 
-def stored_sweep(name: str, state: State) -> Sweep:
+def stored_sweep(name: str, state: State) -> ResolvedSweep:
     """The sweep as it was launched.
 
     Raises:
         StateError: If there is none of this name.
     """
     file, base = state.sweep(name).stored()
-    return build_sweep(file, base)
+    return resolve_sweep(file, base)
 
 
 def open_study(name: str, state: State, storage_uri: str | None = None) -> Study:

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from dpsweep.cli.say import console, warn
+from dpsweep.config.plan import plan_privacy, statement_of_trial
 from dpsweep.config.source import read_yaml
 from dpsweep.config.space.defaults import space_yaml
 from dpsweep.config.sweep import SweepConfig, is_sweep, load_sweep
@@ -13,7 +14,6 @@ from dpsweep.core.strict import Strict
 from dpsweep.core.types import Row
 from dpsweep.methods import METHODS
 from dpsweep.privacy.statement import shown_epsilon
-from dpsweep.training.budget import budget, statement_of_trial
 
 
 def check(file: Path, settings: list[str], fetch: bool) -> None:
@@ -24,7 +24,7 @@ def check(file: Path, settings: list[str], fetch: bool) -> None:
         from dpsweep.training.check import check_sweep  # torch, once the file has no mistake
 
         warn(check_sweep(sweep, fetch=fetch))
-        config, shown = sweep.reference_trial, f"{len(list(sweep.corners()))} corners of the space"
+        config, shown = sweep.reference_trial, f"{len(sweep.corners)} corners of the space"
         shown += " are valid trials"
     else:
         base = trial_source(source, settings)
@@ -32,7 +32,7 @@ def check(file: Path, settings: list[str], fetch: bool) -> None:
         from dpsweep.training.check import check_trial
 
         warn(check_trial(config, base, fetch=fetch))
-    plan = budget(config)
+    plan = plan_privacy(config)
     words = statement_of_trial(config, plan.epsilon, plan.run.noise_multiplier)
     console().print(f"{file}: {shown}.\nFirst one: {plan.run.steps} steps. {words}")
 

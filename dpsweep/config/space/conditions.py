@@ -4,13 +4,13 @@ A condition is about the trials that have all its keys: with `one_of`, one that 
 says nothing about dp_sgd, and lets its trials pass. A key that no trial has is a mistake.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pydantic import BaseModel
 
+from dpsweep.config.keys import DATA_SIZE, flatten
 from dpsweep.config.source import Path_, Source
-from dpsweep.config.space.derived import DATA_SIZE
 from dpsweep.config.space.expression import Formula, FormulaError, Scalar, parse_formula
 from dpsweep.config.space.searched import spelled_key
 from dpsweep.config.trial import TrialConfig
@@ -63,12 +63,15 @@ def read_conditions(file: Source, written: str | list[str]) -> tuple[Condition, 
     return tuple(found)
 
 
-def check_names(conditions: Iterable[Condition], trials: list[TrialConfig]) -> None:
+def check_names(conditions: Iterable[Condition], trials: Sequence[TrialConfig]) -> None:
     """Raises ConfigError for a key that none of the trials, one a corner, has a value for."""
     for condition in conditions:
         for typed, name in condition.formula.names.items():
             if all(value_at(trial, name) is None for trial in trials):
-                known = {DATA_SIZE, *(key for trial in trials for key, _ in _leaves(trial))}
+                known = {
+                    DATA_SIZE,
+                    *(key for trial in trials for key in flatten(trial.model_dump())),
+                }
                 raise ConfigError(
                     f"{condition.place}: unknown key {typed!r}, or one that has no value in any "
                     f"trial.{guess(name, known)}"
@@ -84,13 +87,3 @@ def value_at(trial: TrialConfig, key: str) -> Scalar | None:
         known = isinstance(found, BaseModel) and part in type(found).model_fields
         found = getattr(found, part) if known else None
     return found if isinstance(found, int | float | str | bool) else None
-
-
-def _leaves(config: BaseModel, prefix: str = "") -> Iterator[tuple[str, Scalar]]:
-    """Dotted keys of the numbers and texts in a config."""
-    for name in type(config).model_fields:
-        value = getattr(config, name)
-        if isinstance(value, BaseModel):
-            yield from _leaves(value, f"{prefix}{name}.")
-        elif isinstance(value, int | float | str | bool):
-            yield f"{prefix}{name}", value

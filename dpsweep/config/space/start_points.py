@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, Protocol
 
 from dpsweep.config.explain import shown
+from dpsweep.config.keys import METHOD_NAME
 from dpsweep.config.source import Source, Tree
 from dpsweep.config.space.conditions import Condition
 from dpsweep.config.space.domains import Draw, Labels, OneOf, Range, Slot, Space
@@ -189,7 +190,7 @@ def _published(sweep: Searched) -> list[Point]:
     for label in labels or [first.method.name]:
         if label not in METHODS:
             continue
-        point: dict[str, Any] = {"method.name": label} if labels else {}
+        point: dict[str, Any] = {METHOD_NAME: label} if labels else {}
         defaults = METHODS[label].config().model_dump(mode="json", exclude_none=True)
         for name, value in defaults.items():
             try:
@@ -197,6 +198,6 @@ def _published(sweep: Searched) -> list[Point]:
             except OutsideError:
                 continue  # not searched, or the published value is not in the range
             point[f"method.{name}"] = value
-        if set(point) - {"method.name"}:
+        if set(point) - {METHOD_NAME}:
             points.append(point)
     return points
