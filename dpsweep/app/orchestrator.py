@@ -17,16 +17,17 @@ from dpsweep.cluster.nodes import cluster_for
 from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import config_yaml
 from dpsweep.core.errors import ConfigError, DpSweepError
-from dpsweep.execution.changes import may_grow
 from dpsweep.execution.launch import Session, new_session, old_session
 from dpsweep.execution.preflight import check_files, check_services
 from dpsweep.execution.tracking import STATEMENT, again, void_tags
+from dpsweep.results.compare import compare_methods
+from dpsweep.results.comparison import sentences
+from dpsweep.results.disclosure import disclosure_of
 from dpsweep.results.export import Origin, check_target, origin_of, to_yaml, write
 from dpsweep.results.figures import can_draw, figures, write_pictures
-from dpsweep.results.live import Progress, shown
+from dpsweep.results.live import LiveView, shown
 from dpsweep.results.page import page, write_page
 from dpsweep.results.pareto import target_of, winners
-from dpsweep.results.ranking import standings, verdict
 from dpsweep.search.charge import statement
 from dpsweep.search.trial_record import Record
 from dpsweep.search.warm_start import experience
@@ -167,7 +168,8 @@ def resume(
         if session.lease.taken_over and not screen.console.quiet:
             screen.warn([session.lease.taken_over])
         check_secrecy(session.sweep, place.address)
-        screen.console.print(_remaining(session.study), markup=False)
+        words = disclosure_of(session.sweep).describe_rest(session.study)
+        screen.console.print(words, markup=False)
         finished = session.study.is_finished()
         with nullcontext() if finished else _connection(session.sweep, place, connect):
             return _run(session, screen, out)
@@ -182,9 +184,9 @@ def _connection(
 def _run(session: Session, screen: Screen, out: Path | None) -> Outcome:
     for words in session.prepare():
         screen.console.print(words)
-    progress = Progress(session, screen.console)
-    with shown(progress):
-        complete = session.run([progress])
+    view = LiveView(session.study, screen.console)
+    with shown(view):
+        complete = session.run([view])
     best, origin = finish(session, out, complete=complete)
     if not session.tracker.close():
         screen.warn(
@@ -197,26 +199,6 @@ def _run(session: Session, screen: Screen, out: Path | None) -> Outcome:
     if session.tracker.refused:
         screen.warn([session.tracker.refused])
     return Outcome(session.study, session.folder, best, origin, complete, session.seconds)
-
-
-def _remaining(study: Study) -> str:
-    """What a resumed sweep has done and has still to do."""
-    name, done = study.sweep.name, [r for r in study.records() if r.state != "running"]
-    if study.is_finished():
-        if may_grow(study.sweep):
-            more = "raise budget.trials in its file, then: dpsweep resume FILE --accept-changes"
-        else:
-            more = f"launch its file anew: dpsweep launch FILE --name {name}-2 --from {name}"
-        return (
-            f"{name}: is finished, with {len(done)} trials; results are delivered again. For more "
-            f"trials {more}"
-        )
-    if study.sweep.is_private_selection:
-        return f"{name}: goes on; nothing is told before its end"
-    return (
-        f"{name}: {len(done)} trials finished, {len(study.running())} adopted, "
-        f"{study.num_to_ask()} to run"
-    )
 
 
 def check(
@@ -272,8 +254,8 @@ def finish(session: Session, out: Path | None, *, complete: bool) -> tuple[list[
     """
     study, tracker, folder = session.study, session.tracker, session.folder
     best, origin = study.best(), origin_of(study)
-    compared = standings(study.records(), study.sweep.config.objective.direction)
-    words = [*filter(None, [verdict(compared)]), origin.search_words]
+    compared = compare_methods(study)
+    words = [*(sentences(compared) if compared else []), origin.search_words]
     metrics: dict[str, float] = {}
     if best:
         words = [

@@ -38,7 +38,7 @@ from dpsweep.config.space.start_points import Point, read_start
 from dpsweep.config.trial import TrialConfig, load_trial, trial_source
 from dpsweep.core.errors import ConfigError
 from dpsweep.core.strict import Strict
-from dpsweep.privacy.selection import Whole
+from dpsweep.privacy.selection import Charged, Whole
 
 Fits = Callable[[TrialConfig], None]
 
@@ -192,6 +192,11 @@ class ResolvedSweep:
         return self.config.accounting == "private_selection"
 
     @property
+    def charged(self) -> Charged:
+        """How the search is charged; that it is not is said in words, beside the figure."""
+        return "private_selection" if self.is_private_selection else "composition"
+
+    @property
     def num_kept(self) -> int:
         """Trials whose weights stay; those that are to be confirmed are among them."""
         confirm = self.config.confirm
@@ -226,7 +231,7 @@ class ResolvedSweep:
         accounting = self.config.accounting
         check_shared(trial.privacy.epsilon, accounting, self.space, self.file, self.origin)
         return Whole(
-            charged="private_selection" if self.is_private_selection else "composition",
+            charged=self.charged,
             epsilon=trial.privacy.epsilon,
             delta=trial.delta,
             num_runs=self.num_runs,

@@ -18,7 +18,7 @@ from dpsweep.core.errors import DpSweepError, StateError, first_line
 from dpsweep.core.signals import heard_by
 from dpsweep.data.read import fingerprint
 from dpsweep.execution.changes import check_changes
-from dpsweep.execution.driver import WORKER_DEATHS, Driver, Watcher
+from dpsweep.execution.driver import WORKER_DEATHS, Driver, Search, Watcher
 from dpsweep.execution.gpu_probe import decide_packing
 from dpsweep.execution.private_selection import SecretSearch, forget
 from dpsweep.execution.ray_tune import StopOnRequest, StudyScheduler, StudySearcher, trial_name
@@ -100,29 +100,25 @@ class Session:
         """
         tracking = TrackingWatcher(self.tracker, self.study, self.folder)
         finished = self.study.is_finished()
-        if finished or not self.sweep.is_private_selection:  # when it began tells how long it is
-            tracking.reconcile()
-        self._tidy()
         if finished:
+            tracking.reconcile()
+            self._tidy()
             forget(self.folder)  # a driver may have died between the winner and that
             return True
         self.prepare()
+        search: Search = self.study
         if self.sweep.is_private_selection:
-            return self._select(tracking)
+            search = SecretSearch(self.folder, self.sweep)
+        search.begin(tracking.reconcile)
+        self._tidy()
         keeper = BestWeights(self.study, self.folder, self.sweep.num_kept)
-        return self._drive(self.study, [tracking, keeper, *watchers])
-
-    def _select(self, tracking: TrackingWatcher) -> bool:
-        """Runs a private selection, of which nobody is told anything but who won in the end."""
-        search = SecretSearch(self.folder, self.sweep)
-        complete = self._drive(search, [])
+        complete = self._drive(search, [tracking, keeper, *watchers])
         if complete:
-            search.publish(self.study)
-            tracking.reconcile()
+            search.publish(self.study, tracking.reconcile)
         return complete
 
-    def _drive(self, study: Study | SecretSearch, watchers: list[Watcher]) -> bool:
-        driver = Driver(study, self.folder, self.lease, watchers)
+    def _drive(self, search: Search, watchers: list[Watcher]) -> bool:
+        driver = Driver(search, self.folder, self.lease, watchers)
         begin = time.monotonic()
         if driver.num_left():
             with _stopped_by_signals(driver), _errors_of_ours(self.sweep.name):
@@ -131,9 +127,7 @@ class Session:
         self.lease.check()
         self.folder.remove_leftovers()
         if driver.trouble:
-            trouble = driver.trouble
-            if self.sweep.is_private_selection:  # a trial directory's number tells how far it is
-                trouble = "the disk is full; free some space, and resume"
+            trouble = search.describe_trouble(driver.trouble)
             raise StateError(f"sweep {self.sweep.name!r} stopped: {trouble}")
         return not driver.stopping
 

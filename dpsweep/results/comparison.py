@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 
 from dpsweep.config.keys import EPSILON, METHOD_NAME
@@ -26,6 +27,14 @@ def comparison_table(comparison: Comparison) -> Table:
     for row in _rows(comparison):
         table.add_row(*row)
     return table
+
+
+def print_comparison(console: Console, comparison: Comparison | None) -> None:
+    """Print the table and its sentences; nothing if there is nothing to compare."""
+    if comparison:
+        console.print(comparison_table(comparison))
+        for sentence in sentences(comparison):
+            console.print(f"- {sentence}", markup=False)
 
 
 def markdown(comparison: Comparison) -> str:

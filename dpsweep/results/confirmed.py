@@ -6,6 +6,7 @@ alone would be reporting the luckiest trial.
 
 from rich.table import Table
 
+from dpsweep.results.disclosure import Disclosure
 from dpsweep.results.rich_table import plain_table
 from dpsweep.results.tables import shown_value
 from dpsweep.search.confirmation import Confirmation
@@ -18,8 +19,8 @@ def luck(
     repeats: Confirmation | None,
     metric: str,
     num_trials: int,
+    disclosure: Disclosure,
     *,
-    is_private_selection: bool = False,
     confirming: bool = False,
 ) -> str:
     """How much the figure of a chosen trial is worth, in a sentence.
@@ -29,7 +30,7 @@ def luck(
         repeats: Its repeats, if its config was confirmed.
         metric: What it was chosen by.
         num_trials: How many trials of the search it was chosen from.
-        is_private_selection: True if that is nobody's to know.
+        disclosure: What may be told of the search.
         confirming: True if the best configs were to be repeated.
     """
     if repeats:
@@ -37,16 +38,9 @@ def luck(
             f"Confirmed with fresh noise: {metric} {repeats} (mean ± standard deviation; "
             f"{shown_value(record.value)} when it was chosen)."
         )
-    if confirming and not repeats:
+    if confirming:
         return f"{metric} is that of one run: no repeat of this config came to a result."
-    if is_private_selection:
-        return f"{metric} is that of the winner of a private selection: part of it is luck."
-    if num_trials == 1:
-        return f"{metric} is that of one run; another would come out otherwise."
-    return (
-        f"{metric} is that of the best of {num_trials} trials, run once: part of it is luck. To "
-        f"repeat the best with fresh noise, write confirm: {{top: 3, seeds: 5}} in the sweep file."
-    )
+    return disclosure.describe_chance(metric, num_trials)
 
 
 def confirmed_table(study: Study) -> Table | None:

@@ -9,6 +9,7 @@ from dpsweep.config.trial import config_yaml
 from dpsweep.core.errors import StateError
 from dpsweep.execution.tracking import provenance
 from dpsweep.results.confirmed import luck
+from dpsweep.results.disclosure import Disclosure, disclosure_of
 from dpsweep.search.charge import statement
 from dpsweep.search.confirmation import Confirmation
 from dpsweep.search.trial_record import Record
@@ -29,7 +30,7 @@ class Origin:
         num_trials: How many the search had.
         search_words: What the search as a whole has spent.
         confirmed: What repeating the best configs came to, by trial.
-        is_private_selection: True if it was a private selection.
+        disclosure: What may be told of it.
         confirming: True if the best configs were to be repeated.
     """
 
@@ -38,7 +39,7 @@ class Origin:
     num_trials: int
     search_words: str
     confirmed: dict[int, Confirmation]
-    is_private_selection: bool
+    disclosure: Disclosure
     confirming: bool
 
     def luck(self, record: Record) -> str:
@@ -49,7 +50,7 @@ class Origin:
             repeats,
             self.metric,
             self.num_trials,
-            is_private_selection=self.is_private_selection,
+            self.disclosure,
             confirming=self.confirming,
         )
 
@@ -63,7 +64,7 @@ def origin_of(study: Study) -> Origin:
         num_trials=sum(record.confirms is None for record in records),
         search_words=statement_of(study),
         confirmed=study.confirmed(),
-        is_private_selection=study.sweep.is_private_selection,
+        disclosure=disclosure_of(study.sweep),
         confirming=study.sweep.config.confirm is not None,
     )
 

@@ -8,6 +8,7 @@ from rich.text import Text
 from dpsweep.config.keys import EPSILON
 from dpsweep.core.errors import StateError
 from dpsweep.results.confirmed import confirmed_table
+from dpsweep.results.disclosure import disclosure_of
 from dpsweep.results.rich_table import plain_table
 from dpsweep.results.tables import knob_words, shown_value
 from dpsweep.search.objectives import budgets, front, goal_values
@@ -41,12 +42,7 @@ def nothing_to_show(study: Study, name: str | None = None) -> StateError:
         name: What its user calls it, such as OWNER/NAME; as it calls itself if None.
     """
     name = name or study.sweep.name
-    if study.sweep.is_private_selection and not study.is_finished():
-        return StateError(
-            f"sweep {name!r} is a private selection, of which nothing is told before its end. "
-            f"Go on with: dpsweep resume {name}"
-        )
-    return StateError(f"sweep {name!r} has no complete trial yet. See: dpsweep status {name}")
+    return StateError(disclosure_of(study.sweep).describe_nothing(study, name))
 
 
 def nothing_completed(study: Study, see: str) -> StateError:
@@ -56,13 +52,10 @@ def nothing_completed(study: Study, see: str) -> StateError:
         study: The search.
         see: What shows its trials.
     """
-    words = f"sweep {study.sweep.name!r} is finished, and no trial was completed"
-    failed = [record for record in study.records() if record.state == "failed"]
-    if (
-        failed and not study.sweep.is_private_selection
-    ):  # of a private selection nothing else is said
-        words += f": {len(failed)} failed, the last one with: {failed[-1].reason}"
-    return StateError(f"{words}. See: {see}")
+    failures = disclosure_of(study.sweep).describe_failures(study)
+    return StateError(
+        f"sweep {study.sweep.name!r} is finished, and no trial was completed{failures}. See: {see}"
+    )
 
 
 def target_of(record: Record, out: Path) -> Path:

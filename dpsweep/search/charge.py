@@ -11,7 +11,7 @@ from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError
 from dpsweep.privacy.accounting import Run, calibrate, compose
 from dpsweep.privacy.renyi import Cap
-from dpsweep.privacy.selection import Charged, cap_over, total
+from dpsweep.privacy.selection import cap_over, total
 from dpsweep.privacy.statement import Growth, Search, search_statement
 from dpsweep.search.trial_record import Record
 
@@ -61,7 +61,7 @@ def cap_of(sweep: ResolvedSweep) -> Cap | None:
     runs = _runs_at_the_ends(sweep)
     if any(run.noise_multiplier == 0 for run in runs):
         return None
-    return cap_over(runs, _charged(sweep), sweep.num_runs, sweep.written.delta)
+    return cap_over(runs, sweep.charged, sweep.num_runs, sweep.written.delta)
 
 
 def within(cap: Cap | None, run: Run) -> bool:
@@ -194,11 +194,6 @@ def _each(sweep: ResolvedSweep, runs: Sequence[Run], num_runs: int) -> tuple[lis
 
 def _kind(run: Run) -> str:
     return f"{run.noise_multiplier:.3g}"
-
-
-def _charged(sweep: ResolvedSweep) -> Charged:
-    """How the search is charged; that it is not is said in words, beside the figure."""
-    return "private_selection" if sweep.is_private_selection else "composition"
 
 
 def _is_adaptive(sweep: ResolvedSweep) -> bool:

@@ -5,11 +5,12 @@ may die at any moment; the next one reads here which trials are through and whic
 with. The same call made twice leaves the same state.
 """
 
+import logging
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
@@ -37,6 +38,10 @@ from dpsweep.search.warm_start import experience, history
 from dpsweep.store.retry import repeated
 from dpsweep.store.state_dir import State
 from dpsweep.store.storage import FOLDER, OWNER, check_mine, open_storage, taken
+
+log = logging.getLogger(__name__)
+
+Watcher = TypeVar("Watcher")
 
 Curve = tuple[tuple[int, float], ...]
 """(epoch, objective) at each report, by epoch."""
@@ -129,6 +134,25 @@ class Study:
         if folder_id:
             check_mine(study, folder_id, storage_uri)
         return cls(study, sweep)
+
+    def admit(self, watchers: list[Watcher]) -> list[Watcher]:
+        """All of them: trials may be watched."""
+        return watchers
+
+    def log(self, words: str) -> None:
+        """Tell the user of a trouble that the search survives."""
+        log.warning("%s", words)
+
+    def describe_trouble(self, trouble: str) -> str:
+        """Return a trouble that stops the search, in full."""
+        return trouble
+
+    def begin(self, reconcile: Callable[[], None]) -> None:
+        """Tell the tracker all that is known: what was lost on the way is made good."""
+        reconcile()
+
+    def publish(self, study: "Study", reconcile: Callable[[], None]) -> None:
+        """Tell nothing more: everything was told when it happened."""
 
     def stored_trials(self) -> list[FrozenTrial]:
         """Every trial as Optuna stores it, by number, to read."""

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 
 from dpsweep.cli.say import NOTHING_COMPLETED, STOPPED, console, error, warn
 from dpsweep.config.sweep import load_sweep
+from dpsweep.results.compare import compare_methods
+from dpsweep.results.comparison import print_comparison
+from dpsweep.results.disclosure import disclosure_of
 from dpsweep.results.export import default_target
 from dpsweep.results.pareto import nothing_completed, summaries, target_of, winners
-from dpsweep.results.ranking import standings, standings_table, verdict
 from dpsweep.results.tables import trial_table
 from dpsweep.store.state_dir import State, SweepFolder
 from dpsweep.store.storage import moved_to, named
@@ -117,16 +119,13 @@ def _print_outcome(outcome: "Outcome", options: Options, target: Path) -> None:
         out.print(trial_table(best[:5], f"Best trials of {study.sweep.name}", show_state=False))
         for table in summaries(study):
             out.print(table)
-        compared = standings(study.records(), study.sweep.config.objective.direction)
-        if compared:
-            out.print(standings_table(compared))
-            out.print(verdict(compared))
+        print_comparison(out, compare_methods(study))
         out.print(outcome.origin.luck(best[0]))
         out.print(outcome.origin.search_words)
         for record in winners(study):
             place = target_of(record, target)
             out.print(f"best config: {place}   train it again with: {us} train {place}")
-    if not study.sweep.is_private_selection:
+    if disclosure_of(study.sweep).tells_trials:
         out.print(f"{len(study.records())} trials in {outcome.seconds:.1f} s")
     if not outcome.complete:
         out.print(f"Stopped. Go on with: {_resume_command(folder, options)}")
