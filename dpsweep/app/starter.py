@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import dpsweep
 from dpsweep.config.explain import describe_field, models_in
 from dpsweep.config.keys import BATCH_SIZE, LEARNING_RATE
 from dpsweep.config.source import read_yaml, yaml_text, yaml_value
@@ -25,7 +24,7 @@ from dpsweep.data.inspection import inspect_data
 from dpsweep.methods import METHODS, PUBLISHED
 from dpsweep.models.parts import divisor
 
-EXAMPLES = Path(dpsweep.__file__).with_name("examples")
+EXAMPLES = Path(__file__).parents[1] / "examples"
 """sweeps/ and configs/ of the repository: links to them in a checkout, copies in a wheel."""
 
 DIGITS = "digits"

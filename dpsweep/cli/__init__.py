@@ -11,7 +11,6 @@ from typing import Annotated
 
 import typer
 
-from dpsweep import __version__
 from dpsweep.cli.options import (
     Address,
     AddressHereOrAway,
@@ -27,6 +26,7 @@ from dpsweep.cli.options import (
     SweepFile,
 )
 from dpsweep.cli.say import error
+from dpsweep.core import __version__
 from dpsweep.core.errors import ConfigError, DpSweepError
 
 app = typer.Typer(

@@ -22,11 +22,11 @@ import ray
 import torch
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-import dpsweep
 from dpsweep.cluster.connect import cluster
 from dpsweep.config.resources import ResourcesConfig
 from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import TrialConfig
+from dpsweep.core import __version__
 from dpsweep.core.disk import private_folder, raising_disk_full
 from dpsweep.core.errors import DpSweepError, StateError
 from dpsweep.data.read import fingerprint
@@ -219,7 +219,7 @@ def _collected(
 
 def _report(node: dict[str, Any], said: dict[str, Any], now: float) -> NodeReport:
     wrong = list(said.pop("faults"))
-    ours = {"dpsweep": dpsweep.__version__, "torch": torch.__version__}
+    ours = {"dpsweep": __version__, "torch": torch.__version__}
     for name, mine in ours.items():
         if said[name] != mine:
             wrong.append(
@@ -273,7 +273,7 @@ def facts(
         data_ok, wrong = not words, [*wrong, *words]
     return {
         "host": socket.gethostname(),
-        "dpsweep": dpsweep.__version__,
+        "dpsweep": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "ray": version("ray"),

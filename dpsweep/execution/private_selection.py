@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dpsweep.config.space.points import RandomDraw
 from dpsweep.config.sweep import ResolvedSweep
@@ -23,6 +23,7 @@ from dpsweep.core.disk import forget_whole, write_whole
 from dpsweep.core.errors import ConfigError
 from dpsweep.core.seeds import Secret
 from dpsweep.core.types import Row
+from dpsweep.execution.driver import Watcher
 from dpsweep.privacy.selection import num_trials
 from dpsweep.search.charge import check_within, ledger_entry
 from dpsweep.search.objectives import goal_values
@@ -30,9 +31,6 @@ from dpsweep.search.trial_record import Record
 from dpsweep.store.state_dir import SweepFolder
 from dpsweep.store.study import Study, TrialEnd
 from dpsweep.training.trial_dir import TrialDir
-
-if TYPE_CHECKING:
-    from dpsweep.execution.driver import Watcher
 
 _FILE = "selection.json"
 _MOST_DRAWS = 10_000
@@ -76,7 +74,7 @@ class SecretSearch:
             self._save()
         self._delete_losers()
 
-    def admit(self, watchers: "list[Watcher]") -> "list[Watcher]":
+    def admit(self, watchers: list[Watcher]) -> list[Watcher]:
         """Nobody: the number of trials is a secret, and so is how each does."""
         return []
 

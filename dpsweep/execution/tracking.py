@@ -5,7 +5,6 @@ import sys
 from functools import cache
 from importlib.metadata import version
 
-from dpsweep import __version__
 from dpsweep.compat import best_first
 from dpsweep.config.keys import (
     BATCH_SIZE,
@@ -18,6 +17,7 @@ from dpsweep.config.keys import (
 from dpsweep.config.space.leaves import leaves
 from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import config_yaml
+from dpsweep.core import __version__
 from dpsweep.core.disk import write_whole
 from dpsweep.core.types import Row
 from dpsweep.privacy.statement import NO_EPSILON, shown_plans

@@ -6,8 +6,8 @@ from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState
 
-from dpsweep import __version__
 from dpsweep.config.trial import TrialConfig
+from dpsweep.core import __version__
 from dpsweep.core.errors import StateError
 from dpsweep.core.types import Row
 
