@@ -31,10 +31,10 @@ from dpsweep.config.source import Path_, Source, Tree, read_yaml, validate, with
 from dpsweep.config.space.conditions import Condition, check_names, read_conditions
 from dpsweep.config.space.defaults import DEFAULT, with_default_spaces
 from dpsweep.config.space.domains import BRANCHING, DOMAIN_SCHEMAS, Choice, Space
-from dpsweep.config.space.points import RandomDraw, walk
 from dpsweep.config.space.run_lengths import extremes, vary
 from dpsweep.config.space.searched import EPSILON_PATH, FIXED, read_varied
-from dpsweep.config.space.start_points import Point, read_start
+from dpsweep.config.space.start_points import read_start
+from dpsweep.config.space.suggest import Point, RandomDraw, walk
 from dpsweep.config.trial import TrialConfig, load_trial, trial_source
 from dpsweep.core.errors import ConfigError
 from dpsweep.core.strict import Strict

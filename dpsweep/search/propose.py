@@ -19,12 +19,12 @@ from optuna.trial import FrozenTrial, TrialState
 from dpsweep.compat import contains, restrict_study, sobol_point
 from dpsweep.config.search import SamplerConfig
 from dpsweep.config.space.domains import Draw, Labels, Range, Slot
-from dpsweep.config.space.start_points import Given, Point
+from dpsweep.config.space.suggest import Given, InTurn, Point, Turns
 from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError
 from dpsweep.core.seeds import public_seed
-from dpsweep.search.distributions import Turns, distribution, distributions, sampler
+from dpsweep.search.distributions import distribution, distributions, sampler
 from dpsweep.search.quasi_random import Even
 from dpsweep.search.study_view import Notes, rivals, searched
 from dpsweep.search.trial_record import attributes
@@ -90,7 +90,7 @@ def propose(
     """
     trials = study.get_trials(deepcopy=False)
     place = len(searched(trials))
-    turning = _Turning(place)
+    turning = InTurn(place)
     _, own = sweep.space.draw(sweep.base.tree, turning)
     earlier = rivals(history, own)
     known = [*earlier, *rivals(trials, own)]
@@ -162,11 +162,11 @@ def _evenly(sweep: ResolvedSweep, place: int, whose: int, rounds: int) -> Iterat
 
 def start_point(sweep: ResolvedSweep, place: int) -> Point:
     """What the trial at a place is to start from; empty once the points are used up."""
-    turning = _Turning(place)
+    turning = InTurn(place)
     sweep.space.draw(sweep.base.tree, turning)
     about = []
     for point in sweep.start:
-        draw = Given(point, _Turning(place))
+        draw = Given(point, InTurn(place))
         sweep.space.draw(sweep.base.tree, draw)
         if not draw.elsewhere and draw.used == set(point):
             about.append(point)
@@ -191,22 +191,6 @@ def _proposers(
             yield sampler(config, seed, path, history), notes
     for attempt in range(_RANDOM_ATTEMPTS):
         yield RandomSampler(seed=public_seed(seed, "search", place, "random", attempt)), Notes()
-
-
-class _Turning:
-    """Draws what goes in turn, and the first of all else."""
-
-    def __init__(self, place: int) -> None:
-        self.turns = Turns(place)
-
-    def number(self, slot: Slot, domain: Range) -> float | int:
-        return domain.low
-
-    def option(self, slot: Slot, labels: Labels) -> int:
-        return 0
-
-    def turn(self, slot: Slot, labels: Labels) -> int:
-        return self.turns.take(len(labels))
 
 
 class Recorded(Given):

@@ -15,8 +15,7 @@ from optuna.trial import FrozenTrial, TrialState
 from dpsweep.config.keys import DELTA, EPSILON, NOISE_MULTIPLIER, SCOPE
 from dpsweep.config.space.derived import Derived
 from dpsweep.config.space.domains import Space
-from dpsweep.config.space.points import Corner
-from dpsweep.config.space.start_points import OutsideError
+from dpsweep.config.space.suggest import Corner, OutsideError
 from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.core.errors import ConfigError
 from dpsweep.search.objectives import goal_values

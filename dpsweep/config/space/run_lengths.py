@@ -8,7 +8,7 @@ from itertools import product
 from dpsweep.config.keys import BATCH_SIZE, EPOCHS, dotted, path_of
 from dpsweep.config.source import Tree
 from dpsweep.config.space.domains import Space, overlap, touched
-from dpsweep.config.space.points import RandomDraw
+from dpsweep.config.space.suggest import RandomDraw
 from dpsweep.config.trial import schedule
 from dpsweep.core.errors import ConfigError
 

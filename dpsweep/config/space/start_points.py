@@ -7,100 +7,22 @@ A point names some of the searched keys; the others are drawn by the sampler. Wh
 budgets go in turn, each of them tries the points that are about it, in the order of the file.
 """
 
-import json
 import random
-from collections.abc import Mapping
 from typing import Any, Literal, Protocol
 
 from dpsweep.config.explain import shown
 from dpsweep.config.keys import METHOD_NAME
 from dpsweep.config.source import Source, Tree
 from dpsweep.config.space.conditions import Condition
-from dpsweep.config.space.domains import Draw, Labels, OneOf, Range, Slot, Space
-from dpsweep.config.space.points import Corner, RandomDraw
+from dpsweep.config.space.domains import OneOf, Space
 from dpsweep.config.space.searched import spelled_key
+from dpsweep.config.space.suggest import Corner, Given, OutsideError, Point, RandomDraw
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, guess
 from dpsweep.methods import METHODS
 
-Point = Mapping[str, Any]
-"""Dotted key -> value."""
-
 PUBLISHED = "published"
 _DRAWS = 1000
-
-
-class OutsideError(ValueError):
-    """A point that is not in the space; says which of its keys, and why."""
-
-
-class Given:
-    """Takes the values of a point, and has another draw the rest.
-
-    Attributes:
-        used: Keys of the point that were asked for.
-        asked: All keys that were.
-        elsewhere: True if it is not the turn of what the point is about.
-    """
-
-    def __init__(self, point: Point, other: Draw) -> None:
-        self._point, self._other = point, other
-        self.used: set[str] = set()
-        self.asked: set[str] = set()
-        self.elsewhere = False
-
-    def number(self, slot: Slot, domain: Range) -> float | int:
-        """The point's number, if it has one."""
-        value = self._taken(slot)
-        return self._other.number(slot, domain) if value is None else inside(value, slot, domain)
-
-    def option(self, slot: Slot, labels: Labels) -> int:
-        """The point's option, if it names one."""
-        value = self._taken(slot)
-        return self._other.option(slot, labels) if value is None else index_of(value, slot, labels)
-
-    def turn(self, slot: Slot, labels: Labels) -> int:
-        """The point's own, if it names one; `elsewhere` if it is the turn of another."""
-        turn, value = self._other.turn(slot, labels), self._taken(slot)
-        index = turn if value is None else index_of(value, slot, labels)
-        self.elsewhere |= index != turn
-        return index
-
-    def _taken(self, slot: Slot) -> Any:
-        self.asked.add(slot.key)
-        if slot.key in self._point:
-            self.used.add(slot.key)
-        return self._point.get(slot.key)
-
-
-def inside(value: Any, slot: Slot, domain: Range) -> float | int:
-    """A given number, if the range has it.
-
-    Raises:
-        OutsideError: If it has not.
-    """
-    kinds = int if domain.is_whole else int | float
-    if not isinstance(value, kinds) or isinstance(value, bool):
-        what = "a whole number" if domain.is_whole else "a number"
-        raise OutsideError(f"{slot.key} must be {what}, got {shown(value)}")
-    if not domain.low <= value <= domain.high:
-        raise OutsideError(
-            f"{slot.key} = {value} is outside the searched [{domain.low}, {domain.high}]"
-        )
-    return value if domain.is_whole else float(value)
-
-
-def index_of(value: Any, slot: Slot, labels: Labels) -> int:
-    """Where a given value stands in a list.
-
-    Raises:
-        OutsideError: If it is not there.
-    """
-    label = value if isinstance(value, str | int | float | bool) else json.dumps(value)
-    if label not in labels:
-        listed = ", ".join(map(str, labels))
-        raise OutsideError(f"{slot.key} = {shown(value)} is none of the searched {listed}")
-    return labels.index(label)
 
 
 class Searched(Protocol):
