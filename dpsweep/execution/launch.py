@@ -106,13 +106,20 @@ class Session:
             forget(self.folder)  # a driver may have died between the winner and that
             return True
         self.prepare()
-        search: Search = self.study
         if self.sweep.is_private_selection:
-            search = SecretSearch(self.folder, self.sweep)
+            return self._search(SecretSearch(self.folder, self.sweep), tracking, [])
+        # It deletes the weights of every trial that the study does not rank among the best, and
+        # before its end a private selection has none there.
+        keeper = BestWeights(self.study, self.folder, self.sweep.num_kept)
+        complete = self._search(self.study, tracking, [tracking, keeper, *watchers])
+        if complete:
+            keeper.finish()
+        return complete
+
+    def _search(self, search: Search, tracking: TrackingWatcher, watchers: list[Watcher]) -> bool:
         search.begin(tracking.reconcile)
         self._tidy()
-        keeper = BestWeights(self.study, self.folder, self.sweep.num_kept)
-        complete = self._drive(search, [tracking, keeper, *watchers])
+        complete = self._drive(search, watchers)
         if complete:
             search.publish(self.study, tracking.reconcile)
         return complete

@@ -4,6 +4,7 @@ from typing import Protocol
 
 from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.execution.changes import may_grow
+from dpsweep.search.trial_record import Record
 from dpsweep.store.study import Study
 
 
@@ -21,7 +22,7 @@ class Disclosure(Protocol):
     def num_trials(self, count: int) -> int | None:
         """Return the number of trials that is told; None if it is a secret."""
 
-    def describe_chance(self, metric: str, num_trials: int) -> str:
+    def describe_chance(self, record: Record, metric: str, num_trials: int) -> str:
         """Say what the winner's figure is worth, of which there are no repeats."""
 
     def describe_nothing(self, study: Study, name: str) -> str:
@@ -46,12 +47,18 @@ class TellsAll:
     def num_trials(self, count: int) -> int | None:
         return count
 
-    def describe_chance(self, metric: str, num_trials: int) -> str:
+    def describe_chance(self, record: Record, metric: str, num_trials: int) -> str:
         if num_trials == 1:
             return f"{metric} is that of one run; another would come out otherwise."
+        if record.expected is not None:
+            return (
+                f"{metric} is that of one run, and part of it is luck: by all trials together its "
+                f"config comes to {record.expected:.4f}. To measure that with fresh noise, write "
+                f"confirm: {{seeds: 5}} in the sweep file."
+            )
         return (
             f"{metric} is that of the best of {num_trials} trials, run once: part of it is luck. "
-            f"To repeat the best with fresh noise, write confirm: {{top: 3, seeds: 5}} in the "
+            f"To repeat the best config with fresh noise, write confirm: {{seeds: 5}} in the "
             f"sweep file."
         )
 
@@ -99,7 +106,7 @@ class TellsWinner(TellsAll):
     def num_trials(self, count: int) -> int | None:
         return None
 
-    def describe_chance(self, metric: str, num_trials: int) -> str:
+    def describe_chance(self, record: Record, metric: str, num_trials: int) -> str:
         return f"{metric} is that of the winner of a private selection: part of it is luck."
 
     def describe_nothing(self, study: Study, name: str) -> str:

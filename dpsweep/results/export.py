@@ -8,7 +8,7 @@ from pathlib import Path
 from dpsweep.config.trial import config_yaml
 from dpsweep.core.errors import StateError
 from dpsweep.execution.tracking import provenance
-from dpsweep.results.confirmed import luck
+from dpsweep.results.confirmed import choice_words, luck
 from dpsweep.results.disclosure import Disclosure, disclosure_of
 from dpsweep.search.charge import statement
 from dpsweep.search.confirmation import Confirmation
@@ -31,7 +31,8 @@ class Origin:
         search_words: What the search as a whole has spent.
         confirmed: What repeating the best configs came to, by trial.
         disclosure: What may be told of it.
-        confirming: True if the best configs were to be repeated.
+        confirming: True if the best config was to be repeated.
+        choice: How the best config of each epsilon was chosen.
     """
 
     sweep: str
@@ -41,11 +42,12 @@ class Origin:
     confirmed: dict[int, Confirmation]
     disclosure: Disclosure
     confirming: bool
+    choice: dict[float | None, str]
 
     def luck(self, record: Record) -> str:
-        """How much the figure of one of its trials is worth."""
+        """How much the figure of one of its trials is worth, and how it was chosen."""
         repeats = self.confirmed.get(record.number)
-        return luck(
+        worth = luck(
             record,
             repeats,
             self.metric,
@@ -53,6 +55,7 @@ class Origin:
             self.disclosure,
             confirming=self.confirming,
         )
+        return " ".join(filter(None, [worth, self.choice.get(record.epsilon)]))
 
 
 def origin_of(study: Study) -> Origin:
@@ -66,6 +69,7 @@ def origin_of(study: Study) -> Origin:
         confirmed=study.confirmed(),
         disclosure=disclosure_of(study.sweep),
         confirming=study.sweep.config.confirm is not None,
+        choice=choice_words(study),
     )
 
 

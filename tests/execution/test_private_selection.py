@@ -21,6 +21,7 @@ import dpsweep
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import StateError
 from dpsweep.execution.driver import Driver
+from dpsweep.execution.launch import old_session
 from dpsweep.execution.private_selection import SecretSearch, forget
 from dpsweep.results.export import origin_of
 from dpsweep.store.state_dir import State
@@ -178,6 +179,21 @@ def test_the_winner_has_no_secret_and_no_resume_state_when_it_is_told(folder, st
         search.tell(record.number, "complete")  # and the driver dies before it forgets
     SecretSearch(folder, sweep).publish(study, lambda: None)
     assert {p.name for p in folder.trial_dir(0).iterdir()} == {"metrics.json", "weights.pt"}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_driver_that_goes_on_keeps_the_weights_of_the_winner_so_far(folder, state, sweep, study):
+    """The study ranks no trial of it yet, and what keeps weights by that rank is not to look."""
+    search = of_length(folder, sweep, 1)
+    record = search.ask()
+    search.dispatch(record, void=False)
+    trained(folder, record.number, 0.8)
+    search.tell(record.number, "complete")  # and the driver dies before it publishes
+    with old_session("tiny", state) as session:
+        session.prepare = list  # no trial is left that would need a cluster
+        assert session.run([])
+        assert session.study.best()[0].value == 0.8
+    assert winner_of(folder) == 0
 
 
 def test_a_search_whose_trials_all_failed_is_one_failed_trial_and_finished(folder, study, sweep):
@@ -532,7 +548,7 @@ def test_what_a_private_selection_is_stands_in_few_places():
     )
     assert asked == {
         "app/orchestrator.py": 1,  # not on a cluster
-        "config/sweep.py": 2,
+        "config/sweep.py": 4,
         "execution/changes.py": 1,  # never raised
         "execution/launch.py": 1,  # which Search
         "results/disclosure.py": 1,  # which Disclosure
