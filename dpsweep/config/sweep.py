@@ -366,21 +366,31 @@ class ResolvedSweep:
             raise ConfigError(f"{e} Searched here: {', '.join(values)}.") from e
 
 
-def load_sweep(path: str | Path, settings: list[str] | None = None) -> ResolvedSweep:
+def load_sweep(
+    path: str | Path,
+    settings: list[str] | None = None,
+    rename: Callable[[str], str] | None = None,
+) -> ResolvedSweep:
     """Reads a sweep file and its base, and checks every corner of the space.
 
     Args:
         path: The sweep file.
         settings: KEY=VALUE of the command line. A key of the sweep file itself (name, budget,
             sampler, ...) is set there, any other in the base config.
+        rename: Gives the sweep another name than that of the file and the settings.
 
     Raises:
         ConfigError: Naming file, line, key, value and remedy.
     """
-    return sweep_of(read_yaml(path), Path(path).parent, settings)
+    return sweep_of(read_yaml(path), Path(path).parent, settings, rename)
 
 
-def sweep_of(source: Source, folder: Path, settings: list[str] | None = None) -> ResolvedSweep:
+def sweep_of(
+    source: Source,
+    folder: Path,
+    settings: list[str] | None = None,
+    rename: Callable[[str], str] | None = None,
+) -> ResolvedSweep:
     """The same from what a file holds, or a program made; `base` is relative to `folder`."""
     settings = settings or []
     keys = set(SweepConfig.model_fields) - {"seed"}  # seed is the trials' own, unless in the file
@@ -398,6 +408,9 @@ def sweep_of(source: Source, folder: Path, settings: list[str] | None = None) ->
             f"with search: {{method: default}}"
         )
     config: SweepConfig = validate(SweepConfig, file)
+    if rename:
+        file = replace(file, tree={**file.tree, "name": rename(config.name)})
+        config = validate(SweepConfig, file)
     base = _base(config, file, folder)
     return _resolve(config, file, trial_source(base, [s for s in settings if s not in own]))
 

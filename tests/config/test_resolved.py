@@ -6,8 +6,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import dpsweep
+from dpsweep.cli import app
 from dpsweep.config import keys
 from dpsweep.config.keys import flatten
 from dpsweep.config.plan import plan_privacy
@@ -46,6 +48,24 @@ def test_a_sweep_is_resolved_once_and_read_by_all_that_follows(sweep_file, calls
     assert (sweep.reference_trial, len(sweep.methods)) == (sweep.corners[0], 1)
     assert calls["read_yaml"] == calls["resolve_sweep"] == calls["walk"] == 0
     assert calls["load_trial"] == 32, "points inside the space alone"
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        "check tiny.yaml",
+        "launch tiny.yaml --unique -o .",
+        "launch tiny.yaml --name other -o .",
+        "resume tiny.yaml",
+        "plan tiny.yaml --set accounting=nobody",
+    ],
+)
+def test_a_verb_reads_and_resolves_its_file_once(sweep_file, calls, monkeypatch, verb):
+    """Those that would start a cluster end before that: `.` is no file for the best config."""
+    monkeypatch.chdir(sweep_file.parent)
+    CliRunner().invoke(app, verb.split())
+    assert calls["read_yaml"] == 1
+    assert calls["_resolve"] <= 1
 
 
 def test_every_corner_has_its_privacy_plan(sweep_file):

@@ -7,7 +7,7 @@ from dpsweep.cli.say import console, warn
 from dpsweep.config.plan import plan_privacy, statement_of_trial
 from dpsweep.config.source import read_yaml
 from dpsweep.config.space.defaults import space_yaml
-from dpsweep.config.sweep import SweepConfig, is_sweep, load_sweep
+from dpsweep.config.sweep import SweepConfig, is_sweep, sweep_of
 from dpsweep.config.trial import TrialConfig, load_trial, trial_source
 from dpsweep.core.errors import ConfigError, Diverged, StateError, unknown
 from dpsweep.core.strict import Strict
@@ -20,7 +20,7 @@ def check(file: Path, settings: list[str], fetch: bool) -> None:
     """Validates a file; a sweep is told from a trial by its `search`."""
     source = read_yaml(file)
     if is_sweep(source.tree):
-        sweep = load_sweep(file, settings)
+        sweep = sweep_of(source, file.parent, settings)
         from dpsweep.training.check import check_sweep  # torch, once the file has no mistake
 
         warn(check_sweep(sweep, fetch=fetch))
