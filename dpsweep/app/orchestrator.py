@@ -15,11 +15,11 @@ from rich.console import Console
 
 from dpsweep.cluster.nodes import cluster_for
 from dpsweep.config.sweep import ResolvedSweep
-from dpsweep.config.trial import config_yaml
+from dpsweep.config.trial import dump_trial
 from dpsweep.core.errors import ConfigError, DpSweepError
-from dpsweep.execution.launch import Session, new_session, old_session
+from dpsweep.execution.launch import Session, create_session, reopen_session
 from dpsweep.execution.preflight import check_files, check_services
-from dpsweep.execution.tracking import STATEMENT, again, void_tags
+from dpsweep.execution.tracking import STATEMENT, describe_retraining, make_test_secret_tags
 from dpsweep.results.compare import compare_methods
 from dpsweep.results.comparison import sentences
 from dpsweep.results.disclosure import disclosure_of
@@ -28,10 +28,10 @@ from dpsweep.results.figures import can_draw, figures, write_pictures
 from dpsweep.results.live import LiveView, shown
 from dpsweep.results.page import page, write_page
 from dpsweep.results.pareto import target_of, winners
-from dpsweep.search.charge import statement
+from dpsweep.search.charge import describe_trial_privacy
 from dpsweep.search.trial_record import Record
-from dpsweep.search.warm_start import experience
-from dpsweep.store.state_dir import State, SweepFolder
+from dpsweep.search.warm_start import collect_earlier_trials
+from dpsweep.store.state_dir import StateFolder, SweepFolder
 from dpsweep.store.study import Study, open_study
 from dpsweep.tracking.tracker import Facts
 from dpsweep.training.check import check_sweep
@@ -55,7 +55,7 @@ class Place:
         storage: Of the study; None for a file in the state folder.
     """
 
-    state: State
+    state: StateFolder
     address: str | None = None
     tracking_uri: str | None = None
     storage: str | None = None
@@ -123,7 +123,7 @@ def launch(
     check(sweep, place, out, screen.warn, fetch=fetch)
     with (
         _connection(sweep, place, connect),
-        new_session(sweep, place.state, place.tracking_uri, place.storage) as session,
+        create_session(sweep, place.state, place.tracking_uri, place.storage) as session,
     ):
         return _run(session, screen, out)
 
@@ -162,7 +162,7 @@ def resume(
     folder = place.state.sweep(name)
     folder.check_mine(force=force)
     check_files(place.state, folder.tracking_uri, place.storage or folder.storage_uri)
-    with old_session(
+    with reopen_session(
         name, place.state, place.storage, file, accept=accept, wait_seconds=wait_seconds
     ) as session:
         if session.lease.taken_over and not screen.console.quiet:
@@ -224,7 +224,7 @@ def check(
     warn(check_sweep(sweep, fetch=fetch))
     if sweep.config.learn_from:
         earlier = open_study(sweep.config.learn_from, place.state)
-        experience(sweep, earlier.sweep, earlier.records())
+        collect_earlier_trials(sweep, earlier.sweep, earlier.records())
     check_services(sweep, place.state, place.tracking_uri, place.storage)
     if out is not None:
         check_target(out)
@@ -260,7 +260,7 @@ def finish(session: Session, out: Path | None, *, complete: bool) -> tuple[list[
     metrics: dict[str, float] = {}
     if best:
         words = [
-            f"Best trial ({best[0].number}), by itself: {statement(best[0])}",
+            f"Best trial ({best[0].number}), by itself: {describe_trial_privacy(best[0])}",
             origin.luck(best[0]),
             *words,
         ]
@@ -274,7 +274,7 @@ def finish(session: Session, out: Path | None, *, complete: bool) -> tuple[list[
     write(folder.path / "privacy.md", note + "\n")
     tags = {"dpsweep.complete": str(complete).lower(), STATEMENT: origin.search_words}
     described = _description(words, study.sweep.name, best)
-    tracker.sweep(Facts({}, tags | void_tags(study), described))
+    tracker.sweep(Facts({}, tags | make_test_secret_tags(study), described))
     files = [target_of(record, folder.path / "best.yaml") for record in winners(study)]
     for file in (folder.path / "sweep.yaml", *files, folder.path / "privacy.md"):
         tracker.artifact(file)
@@ -292,7 +292,7 @@ def _description(words: list[str], name: str, best: list[Record]) -> str:
     parts = [f"**Privacy and result.** {words[0]}", *words[1:]]
     if best:
         parts.append(
-            f"**Best config**, trial {best[0].number}. {again(config_yaml(best[0].config))}"
+            f"**Best config**, trial {best[0].number}. {describe_retraining(dump_trial(best[0].config))}"
         )
     parts.append(
         f"The artifacts hold `report.html` (all on one page, figures included), `best.yaml`, "

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import Field
 
 from dpsweep.config.keys import BATCH_SIZE, EPOCHS, EPSILON, EVALUATE_EVERY, LEARNING_RATE, path_of
-from dpsweep.config.source import Path_, Source, Tree, parse_yaml, put, validate
+from dpsweep.config.source import Path_, Source, Tree, parse_yaml, with_value, validate_source
 from dpsweep.core.errors import ConfigError, unknown
 from dpsweep.core.strict import Strict
 from dpsweep.privacy.statement import shown_delta
@@ -74,7 +74,7 @@ class Budget(Strict):
             if not equals:
                 raise ConfigError(f"--budget {text}: expected KEY=VALUE, such as trials=8,epochs=5")
             tree[key] = parse_yaml(f"value: {value}", "--budget").tree["value"]
-        found: Budget = validate(cls, Source("--budget", tree, {}))
+        found: Budget = validate_source(cls, Source("--budget", tree, {}))
         return found
 
 
@@ -140,14 +140,14 @@ def job_of(cell: Cell, epsilons: Mapping[str, float]) -> Job:
 def spec_of(job: Job, budget: Budget, seeds: int) -> Tree:
     """The sweep file of a cell, as a tree."""
     base, search = job.cell.tree, dict(job.cell.search)
-    base = put(base, path_of(EPSILON), job.epsilon)
+    base = with_value(base, path_of(EPSILON), job.epsilon)
     fixed: dict[Path_, Any] = {
         path_of(EPOCHS): budget.epochs,
         path_of(BATCH_SIZE): budget.batch_size,
     }
     for path, value in fixed.items():
         if value is not None:
-            base = put(base, path, value)
+            base = with_value(base, path, value)
             search.pop(".".join(map(str, path)), None)
     rate = {LEARNING_RATE: base["optimizer"]["lr"]}
     epochs = base["train"]["epochs"]
@@ -155,7 +155,7 @@ def spec_of(job: Job, budget: Budget, seeds: int) -> Tree:
     limits = {"trials": budget.trials} | ({"hours": budget.hours} if budget.hours else {})
     return {
         "name": job.name,
-        "base": put(base, path_of(EVALUATE_EVERY), every),
+        "base": with_value(base, path_of(EVALUATE_EVERY), every),
         "search": search,
         "start": [rate] if rate.keys() <= search.keys() else [],
         "sampler": {"name": "tpe", "startup_trials": _STARTUP_TRIALS},

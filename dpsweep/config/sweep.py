@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from dpsweep.config.budget import BudgetConfig, ConfirmConfig
-from dpsweep.config.explain import describe_field, shown
+from dpsweep.config.explain import describe_field, format_value
 from dpsweep.config.keys import EPSILON, dotted
 from dpsweep.config.plan import PrivacyPlan, plan_privacy
 from dpsweep.config.resources import ResourcesConfig
@@ -28,15 +28,15 @@ from dpsweep.config.search import (
     check_posterior,
     check_sampler,
 )
-from dpsweep.config.source import Path_, Source, Tree, read_yaml, validate, with_overrides
-from dpsweep.config.space.conditions import Condition, check_names, read_conditions
+from dpsweep.config.source import Path_, Source, Tree, read_yaml, validate_source, with_overrides
+from dpsweep.config.space.conditions import Condition, check_condition_keys, read_conditions
 from dpsweep.config.space.defaults import DEFAULT, with_default_spaces
 from dpsweep.config.space.domains import BRANCHING, DOMAIN_SCHEMAS, Choice, Space
-from dpsweep.config.space.run_lengths import extremes, vary
-from dpsweep.config.space.searched import EPSILON_PATH, FIXED, read_varied
+from dpsweep.config.space.run_lengths import find_schedule_extremes, schedules_may_vary
+from dpsweep.config.space.searched import EPSILON_PATH, FIXED, read_varied_keys
 from dpsweep.config.space.start_points import read_start
-from dpsweep.config.space.suggest import Point, RandomDraw, walk
-from dpsweep.config.trial import TrialConfig, load_trial, trial_source
+from dpsweep.config.space.suggest import Point, RandomDraw, walk_corners
+from dpsweep.config.trial import TrialConfig, load_trial, resolve_trial_source
 from dpsweep.core.errors import ConfigError
 from dpsweep.core.strict import Strict
 from dpsweep.privacy.selection import Charged, Whole
@@ -228,12 +228,14 @@ class ResolvedSweep:
     def schedules(self) -> tuple[tuple[int, float], ...]:
         """Steps and sampling rate of the trials, at the ends of what the search may choose."""
         trees = (drawn.tree for drawn in self._drawn_corners)
-        return extremes(self.space, self.base.tree, trees, self.written.data.num_examples)
+        return find_schedule_extremes(
+            self.space, self.base.tree, trees, self.written.data.num_examples
+        )
 
     @property
     def schedules_vary(self) -> bool:
         """True if the search may choose batch size or epochs."""
-        return vary(self.space)
+        return schedules_may_vary(self.space)
 
     @cached_property
     def whole(self) -> Whole | None:
@@ -299,7 +301,7 @@ class ResolvedSweep:
 
     @cached_property
     def _drawn_corners(self) -> tuple[_Drawn, ...]:
-        return tuple(walk(lambda corner: _Drawn(*self.space.draw(self.base.tree, corner))))
+        return tuple(walk_corners(lambda corner: _Drawn(*self.space.draw(self.base.tree, corner))))
 
     def admits(self, trial: TrialConfig) -> bool:
         """True if the trial meets every condition of `where`."""
@@ -357,7 +359,7 @@ class ResolvedSweep:
         except ConfigError as e:
             # Several budgets stand in the base config, and the message says where.
             values = [
-                f"{key} = {shown(value)} ({self.file.line(('search', key))})"
+                f"{key} = {format_value(value)} ({self.file.line(('search', key))})"
                 for key, value in drawn.hyperparams.items()
                 if key != EPSILON
             ]
@@ -382,10 +384,10 @@ def load_sweep(
     Raises:
         ConfigError: Naming file, line, key, value and remedy.
     """
-    return sweep_of(read_yaml(path), Path(path).parent, settings, rename)
+    return parse_sweep(read_yaml(path), Path(path).parent, settings, rename)
 
 
-def sweep_of(
+def parse_sweep(
     source: Source,
     folder: Path,
     settings: list[str] | None = None,
@@ -407,12 +409,12 @@ def sweep_of(
             f"search: {{optimizer.lr: {{log_uniform: [0.1, 10]}}}}, or the method's own ranges "
             f"with search: {{method: default}}"
         )
-    config: SweepConfig = validate(SweepConfig, file)
+    config: SweepConfig = validate_source(SweepConfig, file)
     if rename:
         file = replace(file, tree={**file.tree, "name": rename(config.name)})
-        config = validate(SweepConfig, file)
-    base = _base(config, file, folder)
-    return _resolve(config, file, trial_source(base, [s for s in settings if s not in own]))
+        config = validate_source(SweepConfig, file)
+    base = _load_base(config, file, folder)
+    return _resolve(config, file, resolve_trial_source(base, [s for s in settings if s not in own]))
 
 
 def is_sweep(tree: Tree) -> bool:
@@ -446,21 +448,21 @@ def resolve_sweep(file: Source, base: Source) -> ResolvedSweep:
     Raises:
         ConfigError: Naming file, line, key, value and remedy.
     """
-    return _resolve(validate(SweepConfig, file), file, base)
+    return _resolve(validate_source(SweepConfig, file), file, base)
 
 
 def _resolve(config: SweepConfig, file: Source, base: Source) -> ResolvedSweep:
     file = with_default_spaces(file, base)
-    varied = read_varied(file, base, config.search)
+    varied = read_varied_keys(file, base, config.search)
     conditions = read_conditions(file, config.where)
     sweep = ResolvedSweep(config, base, varied.space, file, varied.origins, conditions)
-    promised = [_promised(trial, sweep) for trial in sweep.corners]
+    promised = [_get_privacy_target(trial, sweep) for trial in sweep.corners]
     if any(each != promised[0] for each in promised):
         raise ConfigError(
             f"{file.at(('search',))}: varies one of {', '.join(FIXED)}. All trials share them. "
             f"Set it in the base config, and run one sweep for each value"
         )
-    check_names(conditions, sweep.corners)
+    check_condition_keys(conditions, sweep.corners)
     check_device(sweep)
     if conditions and not sweep.samples(1):
         raise ConfigError(
@@ -472,7 +474,7 @@ def _resolve(config: SweepConfig, file: Source, base: Source) -> ResolvedSweep:
     return sweep
 
 
-def _promised(trial: TrialConfig, sweep: ResolvedSweep) -> tuple[object, ...]:
+def _get_privacy_target(trial: TrialConfig, sweep: ResolvedSweep) -> tuple[object, ...]:
     """What all trials of a sweep must have in common."""
     privacy = trial.privacy
     noise = privacy.noise_multiplier if sweep.whole is None else None
@@ -520,7 +522,7 @@ def _check_choices(sweep: ResolvedSweep) -> None:
         check_selection(config, sweep.space, file, sweep.origin)
 
 
-def _base(config: SweepConfig, file: Source, folder: Path) -> Source:
+def _load_base(config: SweepConfig, file: Source, folder: Path) -> Source:
     """The base trial, as written inside the sweep file or in a file of its own."""
     if isinstance(config.base, dict):
         lines = {p[1:]: line for p, line in file.lines.items() if p[:1] == ("base",)}

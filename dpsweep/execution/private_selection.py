@@ -25,8 +25,8 @@ from dpsweep.core.seeds import Secret
 from dpsweep.core.types import Row
 from dpsweep.execution.driver import Watcher
 from dpsweep.privacy.selection import num_trials
-from dpsweep.search.charge import check_within, ledger_entry
-from dpsweep.search.objectives import goal_values
+from dpsweep.search.charge import check_privacy_cap, make_ledger_entry
+from dpsweep.search.objectives import get_goal_values
 from dpsweep.search.trial_record import Record
 from dpsweep.store.state_dir import SweepFolder
 from dpsweep.store.study import Study, TrialEnd
@@ -166,7 +166,7 @@ class SecretSearch:
         """Tells the study who won, as its one trial, and forgets how it came about."""
         winner, first = self._ledger.winner, self._folder.trial_dir(0)
         if any(self._ledger.dispatched.values()):
-            study.note_void()
+            study.note_test_secret()
         if study.num_asked() == 0 and winner is None:
             study.add_failed()
         elif study.num_asked() == 0 and winner is not None:
@@ -178,14 +178,15 @@ class SecretSearch:
             rows = [row | {"seconds": 0.0} for row in found.rows()]  # they tell of secret batches
             found.save_rows(rows)
             study.add_winner(
-                replace(self.record(winner), row=rows[-1]), ledger_entry(self._config(winner)[0])
+                replace(self.record(winner), row=rows[-1]),
+                make_ledger_entry(self._config(winner)[0]),
             )
         forget(self._folder)
         reconcile()
 
     def _cost(self, config: TrialConfig, row: Row) -> float:
         objective = self.sweep.config.objective
-        values = goal_values(objective, row, config)
+        values = get_goal_values(objective, row, config)
         if values is None:
             return math.inf
         return objective.sign * values[0]
@@ -208,7 +209,7 @@ class SecretSearch:
         try:
             tree, hyperparams = self.sweep.space.draw(self.sweep.base.tree, draw)
             config = self.sweep.trial(tree)
-            check_within(self.sweep, config)
+            check_privacy_cap(self.sweep, config)
         except ConfigError:
             return None
         return (config, hyperparams) if self.sweep.admits(config) else None

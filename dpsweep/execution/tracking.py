@@ -14,17 +14,17 @@ from dpsweep.config.keys import (
     SCOPE,
     flatten,
 )
-from dpsweep.config.space.leaves import leaves
+from dpsweep.config.space.leaves import list_leaves
 from dpsweep.config.sweep import ResolvedSweep
-from dpsweep.config.trial import config_yaml
+from dpsweep.config.trial import dump_trial
 from dpsweep.core import __version__
 from dpsweep.core.disk import write_whole
 from dpsweep.core.types import Row
 from dpsweep.privacy.statement import NO_EPSILON, shown_plans
-from dpsweep.search.charge import statement
+from dpsweep.search.charge import describe_trial_privacy
 from dpsweep.search.trial_record import Record
 from dpsweep.store.state_dir import SweepFolder
-from dpsweep.store.statement import statement_of
+from dpsweep.store.statement import describe_search_privacy
 from dpsweep.store.study import Study
 from dpsweep.tracking.tracker import Facts, Status, Tracker
 from dpsweep.training.trial_dir import TrialDir
@@ -85,13 +85,13 @@ class TrackingWatcher:
             SCOPE: trial.privacy.scope,
         }
         self._num_stated, self._void_stated = study.num_planned, study.is_void
-        words = statement_of(study, planned=True)
+        words = describe_search_privacy(study, planned=True)
         write_whole(self._folder.path / "privacy.md", f"{words}\n".encode())
-        tags = provenance() | _sweep_tags(sweep) | void_tags(study)
+        tags = collect_provenance() | _make_sweep_tags(sweep) | make_test_secret_tags(study)
         tags |= {"dpsweep.complete": "false", STATEMENT: words}
         if len(study.plans) > 1:
             tags[GROWN] = shown_plans(study.plans)
-        self._tracker.sweep(Facts(params, tags, f"**Privacy.** {words}", view=_view(sweep)))
+        self._tracker.sweep(Facts(params, tags, f"**Privacy.** {words}", view=_make_view(sweep)))
         for name in ("sweep.yaml", "privacy.md"):
             self._tracker.artifact(self._folder.path / name)
         if any(record.dispatched for record in study.records()) and not study.is_finished():
@@ -103,9 +103,9 @@ class TrackingWatcher:
             self.sweep_started()
             self._num_stated = max(self._num_stated, record.number + 1)
         params = flatten(record.config.model_dump(mode="json"), empty=False)
-        tags = provenance() | _trial_tags(record)
+        tags = collect_provenance() | _make_trial_tags(record)
         note = self._description(record)
-        self._tracker.trial(record.number, Facts(params, tags, note, name=run_name(record)))
+        self._tracker.trial(record.number, Facts(params, tags, note, name=make_run_name(record)))
 
     def reported(self, record: Record, row: Row) -> None:
         """A row of metrics."""
@@ -130,12 +130,12 @@ class TrackingWatcher:
         if record.confirms is not None:
             found += f"\n\nRepeats trial {record.confirms} with fresh noise."
         return (
-            f"**Privacy.** This run by itself: {statement(record)} {_AS_A_PART}\n\n{found}\n\n"
-            f"{again(config_yaml(record.config))}"
+            f"**Privacy.** This run by itself: {describe_trial_privacy(record)} {_AS_A_PART}\n\n{found}\n\n"
+            f"{describe_retraining(dump_trial(record.config))}"
         )
 
 
-def run_name(record: Record) -> str:
+def make_run_name(record: Record) -> str:
     """What a trial's run is called: its number, and what tells it from others at a glance.
 
     `0007 fftkf lr 0.52 B 1000`; a repeat says of which trial, and where budgets differ, which.
@@ -149,12 +149,12 @@ def run_name(record: Record) -> str:
     )
 
 
-def void_tags(study: Study) -> dict[str, str]:
+def make_test_secret_tags(study: Study) -> dict[str, str]:
     """What tells a sweep in which a test secret was used; nothing for any other."""
     return {"privacy": "void", "dpsweep.epsilon": NO_EPSILON} if study.is_void else {}
 
 
-def _sweep_tags(sweep: ResolvedSweep) -> dict[str, str]:
+def _make_sweep_tags(sweep: ResolvedSweep) -> dict[str, str]:
     """What a sweep's run is filtered by, as its trials' are; several values are listed."""
     trial = sweep.written
     return {
@@ -165,26 +165,26 @@ def _sweep_tags(sweep: ResolvedSweep) -> dict[str, str]:
     }
 
 
-def _trial_tags(record: Record) -> dict[str, str]:
+def _make_trial_tags(record: Record) -> dict[str, str]:
     config = record.config
     return {
         "dpsweep.method": config.method.name,
         "dpsweep.data": config.data.name,
         "dpsweep.model": config.model.name,
-        "dpsweep.epsilon": NO_EPSILON if record.void else _shown(config.privacy.epsilon),
+        "dpsweep.epsilon": NO_EPSILON if record.void else _format_epsilon(config.privacy.epsilon),
         "dpsweep.state": "running",
         **({} if record.confirms is None else {"dpsweep.confirms": str(record.confirms)}),
     }
 
 
-def _shown(epsilon: float | None) -> str:
+def _format_epsilon(epsilon: float | None) -> str:
     return f"{epsilon:g}" if epsilon else "none"
 
 
-def _view(sweep: ResolvedSweep) -> str:
+def _make_view(sweep: ResolvedSweep) -> str:
     """The objective, then method, learning rate and batch size, then what else is searched."""
     first = (METHOD_NAME, LEARNING_RATE, BATCH_SIZE)
-    searched = [leaf.slot.key for leaf in leaves(sweep.space)]
+    searched = [leaf.slot.key for leaf in list_leaves(sweep.space)]
     objective = sweep.config.objective
     return best_first(
         objective.metric,
@@ -193,7 +193,7 @@ def _view(sweep: ResolvedSweep) -> str:
     )
 
 
-def again(config: str) -> str:
+def describe_retraining(config: str) -> str:
     """A config in Markdown, and how it is trained again; short enough for a tag."""
     if len(config) > _LONGEST_CONFIG:
         return "**Again.** The config is too long for this page; `dpsweep export` writes it."
@@ -204,14 +204,14 @@ def again(config: str) -> str:
 
 
 @cache
-def provenance() -> dict[str, str]:
+def collect_provenance() -> dict[str, str]:
     """Versions of what took part, and the commit of the folder the sweep was launched in."""
     tags = {"dpsweep.version": __version__, "python": sys.version.split()[0]}
     tags.update({f"version.{name}": version(name) for name in PACKAGES})
-    return {**tags, **_commit()}
+    return {**tags, **_read_commit()}
 
 
-def _commit() -> dict[str, str]:
+def _read_commit() -> dict[str, str]:
     """The git commit, if the current folder is in a repository; a launch elsewhere has none."""
     try:
         found = subprocess.run(

@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from dpsweep.config.sweep import ResolvedSweep
-from dpsweep.execution.changes import may_grow
+from dpsweep.execution.changes import may_add_trials
 from dpsweep.search.trial_record import Record
 from dpsweep.store.study import Study
 
@@ -79,7 +79,7 @@ class TellsAll:
                 f"{study.num_to_ask()} to run"
             )
         more = f"launch its file anew: dpsweep launch FILE --name {name}-2 --from {name}"
-        if may_grow(study.sweep):
+        if may_add_trials(study.sweep):
             more = "raise budget.trials in its file, then: dpsweep resume FILE --accept-changes"
         return (
             f"{name}: is finished, with {done} trials; results are delivered again. For more "

@@ -9,7 +9,7 @@ from dpsweep.core.errors import StateError
 from dpsweep.results.disclosure import disclosure_of
 from dpsweep.results.importance import importances
 from dpsweep.results.significance import half_width
-from dpsweep.search.confirmation import best_of, confirmations
+from dpsweep.search.confirmation import find_best, summarize_repeats
 from dpsweep.search.trial_record import Record
 from dpsweep.store.study import Study
 
@@ -128,8 +128,8 @@ def _arm(
 ) -> TrialGroup:
     objective = study.sweep.config.objective
     trials = [r for r in records if r.confirms is None]
-    confirmed = confirmations(records)
-    best, repeats = best_of(trials, records, objective.sign)
+    confirmed = summarize_repeats(records)
+    best, repeats = find_best(trials, records, objective.sign)
     epochs = [r.config.train.epochs for r in records]
     data = records[0].config.data.model_dump(mode="json", exclude_none=True)
     named = records[0].config.data.name not in ("folder", "npz")
@@ -152,7 +152,7 @@ def _arm(
         repeats=repeats,
         num_failed=confirmed[best.number].num_failed if best and best.number in confirmed else 0,
         num_confirmed=len(confirmed),
-        shares={i.key: i.share for i in importances(study.among({r.number for r in trials}))},
+        shares={i.key: i.share for i in importances(study.restrict_to({r.number for r in trials}))},
         remarks=remarks,
     )
 

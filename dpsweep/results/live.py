@@ -25,7 +25,7 @@ from dpsweep.results.tables import (
     shown_budgets,
 )
 from dpsweep.search.trial_record import Record
-from dpsweep.store.lease import Owner
+from dpsweep.store.lease import LeaseHolder
 from dpsweep.store.study import Study
 
 _LAST = 5
@@ -42,10 +42,10 @@ class LiveView:
     """
 
     def __init__(
-        self, study: Study, console: Console, owner: Callable[[], Owner | None] | None = None
+        self, study: Study, console: Console, owner: Callable[[], LeaseHolder | None] | None = None
     ) -> None:
         self.console = console
-        self.driver: Owner | None = None
+        self.driver: LeaseHolder | None = None
         self._study, self._owner = study, owner
         self._disclosure = disclosure_of(study.sweep)
         self._records: dict[int, Record] = {}

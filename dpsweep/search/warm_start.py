@@ -15,18 +15,18 @@ from optuna.trial import FrozenTrial, TrialState
 from dpsweep.config.keys import DELTA, EPSILON, NOISE_MULTIPLIER, SCOPE
 from dpsweep.config.space.derived import Derived
 from dpsweep.config.space.domains import Space
-from dpsweep.config.space.suggest import Corner, OutsideError
+from dpsweep.config.space.suggest import Corner, OutsideSpaceError
 from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.core.errors import ConfigError
-from dpsweep.search.objectives import goal_values
-from dpsweep.search.propose import Recorded
+from dpsweep.search.objectives import get_goal_values
+from dpsweep.search.propose import RecordingDraw
 from dpsweep.search.trial_record import HYPERPARAMS, Record
 
 Told = dict[str, Any]
 """hyperparams and values of one earlier trial, as JSON."""
 
 
-def experience(
+def collect_earlier_trials(
     sweep: ResolvedSweep, earlier: ResolvedSweep, records: Iterable[Record]
 ) -> list[Told]:
     """What the complete trials of an earlier sweep can tell a new one.
@@ -36,7 +36,7 @@ def experience(
     """
     place = sweep.file.at(("learn_from",))
     for (what, ours), theirs in zip(
-        _promises(sweep).items(), _promises(earlier).values(), strict=True
+        _get_shared_settings(sweep).items(), _get_shared_settings(earlier).values(), strict=True
     ):
         if ours != theirs:
             raise ConfigError(
@@ -45,15 +45,15 @@ def experience(
             )
     told = list[Told]()
     for record in records:
-        values = goal_values(sweep.config.objective, record.row, record.config)
+        values = get_goal_values(sweep.config.objective, record.row, record.config)
         if record.state != "complete" or record.confirms is not None or values is None:
             continue
         hyperparams = {k: v for k, v in record.hyperparams.items() if k != EPSILON}
         if len(sweep.epsilons) > 1:
             hyperparams[EPSILON] = record.config.privacy.epsilon
         try:
-            _redrawn(sweep, hyperparams)
-        except OutsideError as e:
+            _redraw(sweep, hyperparams)
+        except OutsideSpaceError as e:
             raise ConfigError(
                 f"{place}: trial {record.number} of sweep {earlier.name!r} is outside this space: "
                 f"{e}. Widen the range, or leave out --from"
@@ -62,11 +62,11 @@ def experience(
     return told
 
 
-def history(sweep: ResolvedSweep, told: Sequence[Told]) -> list[FrozenTrial]:
+def make_history(sweep: ResolvedSweep, told: Sequence[Told]) -> list[FrozenTrial]:
     """Earlier trials as a sampler knows them, numbered below 0."""
     trials = []
     for i, earlier in enumerate(told):
-        draw, hyperparams = _redrawn(sweep, earlier[HYPERPARAMS])
+        draw, hyperparams = _redraw(sweep, earlier[HYPERPARAMS])
         trial = optuna.trial.create_trial(
             state=TrialState.COMPLETE,
             params=draw.params,
@@ -79,12 +79,12 @@ def history(sweep: ResolvedSweep, told: Sequence[Told]) -> list[FrozenTrial]:
     return trials
 
 
-def _promises(sweep: ResolvedSweep) -> dict[str, Any]:
+def _get_shared_settings(sweep: ResolvedSweep) -> dict[str, Any]:
     """What must be the same in both, by what it is called."""
     trial = sweep.written
     return {
         "objective": " and ".join(sweep.config.objective.goals),
-        "set of searched keys": ", ".join(_keys(sweep.space)),
+        "set of searched keys": ", ".join(_list_drawn_keys(sweep.space)),
         "data": trial.data,
         SCOPE: trial.privacy.scope,
         DELTA: trial.delta,
@@ -93,22 +93,24 @@ def _promises(sweep: ResolvedSweep) -> dict[str, Any]:
     }
 
 
-def _keys(space: Space) -> list[str]:
+def _list_drawn_keys(space: Space) -> list[str]:
     """What is drawn, by dotted key; what goes in turn over budgets or is derived is not."""
     paths = (p for p, d in space.domains.items() if not isinstance(d, Derived))
     return sorted({".".join(map(str, p)) or "one_of" for p in paths} - {EPSILON})
 
 
-def _redrawn(sweep: ResolvedSweep, hyperparams: dict[str, Any]) -> tuple[Recorded, dict[str, Any]]:
+def _redraw(
+    sweep: ResolvedSweep, hyperparams: dict[str, Any]
+) -> tuple[RecordingDraw, dict[str, Any]]:
     """Earlier hyperparams in terms of this space.
 
     Raises:
         OutsideError: If they are not in it.
     """
-    draw = Recorded(hyperparams, Corner())
+    draw = RecordingDraw(hyperparams, Corner())
     _, ours = sweep.space.draw(sweep.base.tree, draw)
     lost = [key for key in hyperparams if key not in ours]
     missing = [key for key in draw.asked if key not in hyperparams]
     if lost or missing:
-        raise OutsideError(f"{(lost or missing)[0]} is searched in one of the two alone")
+        raise OutsideSpaceError(f"{(lost or missing)[0]} is searched in one of the two alone")
     return draw, ours

@@ -14,8 +14,8 @@ from dpsweep.config import keys
 from dpsweep.config.keys import flatten
 from dpsweep.config.plan import plan_privacy
 from dpsweep.config.sweep import load_sweep
-from dpsweep.execution.disk_use import disk_needed
-from dpsweep.search.charge import cap_of
+from dpsweep.execution.disk_use import estimate_disk_bytes
+from dpsweep.search.charge import get_privacy_cap
 from dpsweep.training.check import check_sweep
 
 PACKAGE = Path(dpsweep.__file__).parent
@@ -43,8 +43,8 @@ def test_a_sweep_is_resolved_once_and_read_by_all_that_follows(sweep_file, calls
     assert calls["load_trial"] <= corners + 1, "each corner, and one with its privacy as written"
     calls.clear()
     check_sweep(sweep)
-    disk_needed(sweep, 2)
-    cap_of(sweep)
+    estimate_disk_bytes(sweep, 2)
+    get_privacy_cap(sweep)
     assert (sweep.reference_trial, len(sweep.methods)) == (sweep.corners[0], 1)
     assert calls["read_yaml"] == calls["resolve_sweep"] == calls["walk"] == 0
     assert calls["load_trial"] == 32, "points inside the space alone"

@@ -5,14 +5,14 @@ import yaml
 
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import StateError
-from dpsweep.execution.changes import changes, check_changes
-from dpsweep.store.state_dir import State
-from dpsweep.store.study import stored_sweep
+from dpsweep.execution.changes import list_changes, check_changes
+from dpsweep.store.state_dir import StateFolder
+from dpsweep.store.study import read_stored_sweep
 
 
 @pytest.fixture
 def state(tmp_path):
-    return State(tmp_path / "state")
+    return StateFolder(tmp_path / "state")
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def launched(state, sweep_file):
 
 def stored(folder):
     """The sweep as it is stored there now."""
-    return stored_sweep(folder.name, folder.state)
+    return read_stored_sweep(folder.name, folder.state)
 
 
 HARMLESS = {
@@ -65,9 +65,9 @@ def test_how_much_is_run_may_change_once_that_is_accepted(launched, sweep_file, 
     with pytest.raises(StateError, match="with --accept-changes, or go on with what") as told:
         check_changes(folder, stored(folder), changed, accepted=False)
     assert words in str(told.value)
-    assert changes(stored(folder), changed), "and nothing is taken over that was not accepted"
+    assert list_changes(stored(folder), changed), "and nothing is taken over that was not accepted"
     check_changes(folder, stored(folder), changed, accepted=True)
-    assert changes(stored(folder), changed) == {}
+    assert list_changes(stored(folder), changed) == {}
     assert folder.stored()[0].tree == changed.file.tree
 
 
@@ -88,7 +88,9 @@ def test_one_harmful_change_among_harmless_ones_is_named_and_nothing_is_taken(la
     changed = load_sweep(sweep_file, ["budget.trials=9", "sampler.name=tpe"])
     with pytest.raises(StateError, match=r"\)\. sampler\.name cannot change"):
         check_changes(folder, stored(folder), changed, accepted=True)
-    assert stored_sweep("tiny", State(folder.path.parent.parent)).config.budget.trials == 2
+    assert (
+        read_stored_sweep("tiny", StateFolder(folder.path.parent.parent)).config.budget.trials == 2
+    )
 
 
 SHARED = [
@@ -108,7 +110,7 @@ def test_the_number_of_runs_cannot_change_where_the_noise_was_made_for_it(
         check_changes(folder, stored(folder), more, accepted=True)
     kept = load_sweep(sweep_file, [*shared, "keep_weights=1", "resources.cpu=2"])
     check_changes(folder, stored(folder), kept, accepted=True)
-    assert changes(stored(folder), kept) == {}
+    assert list_changes(stored(folder), kept) == {}
 
 
 def test_repeats_cannot_be_added_to_a_budget_that_all_share(launched, sweep_file):
@@ -135,7 +137,7 @@ def test_a_shared_budget_cannot_be_left_by_changing_the_scope_as_well(launched, 
 
 def launched_as(folder, name, sweep_file, *settings):
     sweep = load_sweep(sweep_file, [f"name={name}", *settings])
-    made = State(folder.path.parent.parent).sweep(name)
+    made = StateFolder(folder.path.parent.parent).sweep(name)
     made.create(sweep.file, sweep.base, None)
     return made
 
@@ -157,7 +159,7 @@ def with_base_file(tmp_path, sweep_file):
 
 def test_a_base_file_of_another_name_and_the_same_content_is_no_change(launched, with_base_file):
     folder = launched()  # with the base inside the sweep file
-    assert changes(stored(folder), with_base_file("one.yaml")) == {}
+    assert list_changes(stored(folder), with_base_file("one.yaml")) == {}
     check_changes(folder, stored(folder), with_base_file("two.yaml"), accepted=False)
 
 
@@ -165,12 +167,12 @@ def test_a_base_file_of_the_same_name_and_another_content_is_one(launched, with_
     with_base_file("one.yaml")
     folder = launched()
     changed = with_base_file("one.yaml", optimizer={"lr": 2.0})
-    assert changes(stored(folder), changed) == {"base.optimizer.lr": ("1.0", "2.0")}
+    assert list_changes(stored(folder), changed) == {"base.optimizer.lr": ("1.0", "2.0")}
 
 
 def test_what_was_said_and_is_not_said_any_more_is_a_change(launched, sweep_file):
     folder = launched("resources.cpu=2", "sampler.startup_trials=5")
-    assert changes(stored(folder), load_sweep(sweep_file)) == {
+    assert list_changes(stored(folder), load_sweep(sweep_file)) == {
         "resources.cpu": ("2", "nothing"),
         "sampler.startup_trials": ("5", "nothing"),
     }
@@ -182,7 +184,7 @@ def test_comments_order_and_the_name_are_no_changes(launched, sweep_file, state)
     turned = dict(reversed(tree.items()))
     sweep_file.write_text("# another comment\n" + yaml.safe_dump(turned, sort_keys=False))
     check_changes(folder, stored(folder), load_sweep(sweep_file), accepted=False)
-    assert changes(stored(folder), load_sweep(sweep_file, ["name=tiny-2"])) == {}
+    assert list_changes(stored(folder), load_sweep(sweep_file, ["name=tiny-2"])) == {}
 
 
 def test_a_later_resume_by_name_goes_on_with_what_was_accepted(launched, sweep_file, state):
@@ -191,7 +193,7 @@ def test_a_later_resume_by_name_goes_on_with_what_was_accepted(launched, sweep_f
     identity = folder.id
     sweep = load_sweep(sweep_file, ["budget.trials=9", "keep_weights=1"])
     check_changes(folder, stored(folder), sweep, accepted=True)
-    known = stored_sweep("tiny", state)
+    known = read_stored_sweep("tiny", state)
     assert (known.config.budget.trials, known.config.keep_weights) == (9, 1)
     assert known.config == sweep.config
     assert folder.id == identity, "its runs on the tracking server are still its own"

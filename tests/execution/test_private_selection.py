@@ -21,10 +21,10 @@ import dpsweep
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import StateError
 from dpsweep.execution.driver import Driver
-from dpsweep.execution.launch import old_session
+from dpsweep.execution.launch import reopen_session
 from dpsweep.execution.private_selection import SecretSearch, forget
 from dpsweep.results.export import origin_of
-from dpsweep.store.state_dir import State
+from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.study import Study
 from dpsweep.training.loop import train
 from dpsweep.training.schedule import trial_schedule
@@ -49,7 +49,7 @@ def sweep(load):
 
 @pytest.fixture
 def state(tmp_path):
-    return State(tmp_path / "state")
+    return StateFolder(tmp_path / "state")
 
 
 @pytest.fixture
@@ -189,7 +189,7 @@ def test_a_driver_that_goes_on_keeps_the_weights_of_the_winner_so_far(folder, st
     search.dispatch(record, void=False)
     trained(folder, record.number, 0.8)
     search.tell(record.number, "complete")  # and the driver dies before it publishes
-    with old_session("tiny", state) as session:
+    with reopen_session("tiny", state) as session:
         session.prepare = list  # no trial is left that would need a cluster
         assert session.run([])
         assert session.study.best()[0].value == 0.8

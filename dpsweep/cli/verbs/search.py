@@ -17,9 +17,9 @@ from dpsweep.results.disclosure import disclosure_of
 from dpsweep.results.export import default_target
 from dpsweep.results.pareto import nothing_completed, summaries, target_of, winners
 from dpsweep.results.tables import trial_table
-from dpsweep.store.state_dir import State, SweepFolder
-from dpsweep.store.storage import moved_to, named
-from dpsweep.tracking.server import without_password
+from dpsweep.store.state_dir import StateFolder, SweepFolder
+from dpsweep.store.storage import resolve_moved_uri, resolve_storage_uri
+from dpsweep.tracking.server import redact_password
 
 if TYPE_CHECKING:
     from dpsweep.app.orchestrator import Outcome, Screen
@@ -45,7 +45,7 @@ class Options:
 
 def launch(file: Path, settings: list[str], options: Options, *, fetch: bool, unique: bool) -> None:
     """Run a new sweep; every mistake is found before Ray is started or a file written."""
-    state = State.at(options.state)
+    state = StateFolder.at(options.state)
 
     def free_name(name: str) -> str:
         return next(n for n in _numbered(name) if not state.sweep(n).path.exists())
@@ -54,7 +54,9 @@ def launch(file: Path, settings: list[str], options: Options, *, fetch: bool, un
     # Ray, MLflow and torch take seconds: only now, when the file has no mistake.
     from dpsweep.app import orchestrator
 
-    place = orchestrator.Place(state, options.address, options.tracking_uri, named(options.storage))
+    place = orchestrator.Place(
+        state, options.address, options.tracking_uri, resolve_storage_uri(options.storage)
+    )
     target = options.target(sweep.name)
     with _interruptible(state.sweep(sweep.name), options):
         outcome = orchestrator.launch(sweep, place, _screen(options), out=target, fetch=fetch)
@@ -71,11 +73,11 @@ def load_named(named_or_file: str) -> tuple[str, ResolvedSweep | None]:
 
 def resume(named: str, file: ResolvedSweep | None, options: Options, *, accept: bool) -> None:
     """Go on with an old sweep; `file` is what its file says now, if it is to be compared."""
-    state, name = State.at(options.state).part(named)
+    state, name = StateFolder.at(options.state).part(named)
     from dpsweep.app import orchestrator
 
     place, target = (
-        orchestrator.Place(state, options.address, storage=moved_to(options.storage)),
+        orchestrator.Place(state, options.address, storage=resolve_moved_uri(options.storage)),
         options.target(name),
     )
     with _interruptible(state.sweep(name), options):
@@ -139,7 +141,7 @@ def _print_outcome(outcome: "Outcome", options: Options, target: Path) -> None:
     if not outcome.complete:
         out.print(f"Stopped. Go on with: {_resume_command(folder, options)}")
     if folder.tracking_uri:
-        out.print(f"MLflow: {without_password(folder.tracking_uri)}")
+        out.print(f"MLflow: {redact_password(folder.tracking_uri)}")
     else:
         out.print(f"Browse the trials in MLflow: {us} ui{state}")
     if not outcome.complete:

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from dpsweep.config.keys import DATA_SIZE, flatten
 from dpsweep.config.source import Path_, Source
 from dpsweep.config.space.expression import Formula, FormulaError, Scalar, parse_formula
-from dpsweep.config.space.searched import spelled_key
+from dpsweep.config.space.searched import resolve_key_aliases
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, guess
 
@@ -35,7 +35,7 @@ class Condition:
         Raises:
             ConfigError: If it has no answer for this trial.
         """
-        values = {name: value_at(trial, name) for name in self.formula.names.values()}
+        values = {name: get_scalar(trial, name) for name in self.formula.names.values()}
         if None in values.values():
             return True
         try:
@@ -57,17 +57,19 @@ def read_conditions(file: Source, written: str | list[str]) -> tuple[Condition, 
     found = []
     for path, text in listed:
         try:
-            found.append(Condition(parse_formula(text).spelled(spelled_key), file.at(path)))
+            found.append(
+                Condition(parse_formula(text).resolve_aliases(resolve_key_aliases), file.at(path))
+            )
         except FormulaError as e:
             raise ConfigError(f"{file.at(path)}: {e}") from e
     return tuple(found)
 
 
-def check_names(conditions: Iterable[Condition], trials: Sequence[TrialConfig]) -> None:
+def check_condition_keys(conditions: Iterable[Condition], trials: Sequence[TrialConfig]) -> None:
     """Raises ConfigError for a key that none of the trials, one a corner, has a value for."""
     for condition in conditions:
         for typed, name in condition.formula.names.items():
-            if all(value_at(trial, name) is None for trial in trials):
+            if all(get_scalar(trial, name) is None for trial in trials):
                 known = {
                     DATA_SIZE,
                     *(key for trial in trials for key in flatten(trial.model_dump())),
@@ -78,7 +80,7 @@ def check_names(conditions: Iterable[Condition], trials: Sequence[TrialConfig]) 
                 )
 
 
-def value_at(trial: TrialConfig, key: str) -> Scalar | None:
+def get_scalar(trial: TrialConfig, key: str) -> Scalar | None:
     """The number or text at a dotted key; None if this trial has none."""
     if key == DATA_SIZE:
         return trial.data.num_examples

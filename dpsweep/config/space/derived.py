@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
-from dpsweep.config.explain import shown
+from dpsweep.config.explain import format_value
 from dpsweep.config.keys import DATA_SIZE, dotted, flatten
-from dpsweep.config.source import Path_, Tree, put
+from dpsweep.config.source import Path_, Tree, with_value
 from dpsweep.config.space.expression import Formula, FormulaError, parse_formula
 from dpsweep.core.errors import ConfigError, guess
 
@@ -39,7 +39,7 @@ def parse_derived(where: str, text: Any) -> Derived:
     if not isinstance(text, str):
         raise ConfigError(
             f"{where}: derive takes a formula in quotes, such as "
-            f'"0.01 * sqrt(train.batch_size)", got {shown(text)}'
+            f'"0.01 * sqrt(train.batch_size)", got {format_value(text)}'
         )
     try:
         return Derived(parse_formula(text), where)
@@ -47,7 +47,7 @@ def parse_derived(where: str, text: Any) -> Derived:
         raise ConfigError(f"{where}: {e}") from e
 
 
-def compute(
+def compute_derived(
     tree: Tree, hyperparams: dict[str, Any], late: Mapping[Path_, Derived], num_examples: int
 ) -> tuple[Tree, dict[str, Any]]:
     """The trial's tree and hyperparams with the derived keys put in, each after those it needs.
@@ -66,17 +66,17 @@ def compute(
             )
         return known[name]
 
-    for key in _in_order(late, keys):
+    for key in _sort_derived(late, keys):
         derived = late[keys[key]]
         try:
             value = derived.formula.value(lookup)
         except FormulaError as e:
             raise ConfigError(f"{derived.place}: derive: {derived.formula.text!r}: {e}") from e
-        tree, hyperparams = put(tree, keys[key], value), {**hyperparams, key: value}
+        tree, hyperparams = with_value(tree, keys[key], value), {**hyperparams, key: value}
     return tree, hyperparams
 
 
-def _in_order(late: Mapping[Path_, Derived], keys: Mapping[str, Path_]) -> list[str]:
+def _sort_derived(late: Mapping[Path_, Derived], keys: Mapping[str, Path_]) -> list[str]:
     """The derived keys, each after those its formula names."""
     needs = {
         key: [name for name in late[path].formula.names.values() if name in keys]

@@ -22,10 +22,10 @@ from typing import Any, Literal, Protocol
 
 from pydantic import JsonValue
 
-from dpsweep.config.explain import shown
+from dpsweep.config.explain import format_value
 from dpsweep.config.keys import dotted, flatten
-from dpsweep.config.source import Path_, Source, Tree, put
-from dpsweep.config.space.derived import Derived, compute, parse_derived
+from dpsweep.config.source import Path_, Source, Tree, with_value
+from dpsweep.config.space.derived import Derived, compute_derived, parse_derived
 from dpsweep.core.errors import ConfigError, guess
 
 RangeKind = Literal["uniform", "log_uniform", "integer", "log_integer"]
@@ -157,13 +157,13 @@ class Space:
             ConfigError: If a derived value has no value here.
         """
         tree, hyperparams, late = base, dict[str, Any](), dict[Path_, Derived]()
-        for path, domain in sorted(self.domains.items(), key=_first):
+        for path, domain in sorted(self.domains.items(), key=_draw_order):
             if isinstance(domain, Derived):
                 late[path] = domain
                 continue
-            value = _draw(dotted(path), path, domain, draw, hyperparams, late)
-            tree = put(tree, path, value) if path else merged(tree, value)
-        return compute(tree, hyperparams, late, self.num_examples)
+            value = _draw_domain(dotted(path), path, domain, draw, hyperparams, late)
+            tree = with_value(tree, path, value) if path else merge_trees(tree, value)
+        return compute_derived(tree, hyperparams, late, self.num_examples)
 
     @property
     def is_conditional(self) -> bool:
@@ -171,12 +171,12 @@ class Space:
         return any(isinstance(domain, OneOf) for domain in self.domains.values())
 
 
-def _first(item: tuple[Path_, Domain]) -> tuple[bool, bool]:
+def _draw_order(item: tuple[Path_, Domain]) -> tuple[bool, bool]:
     path, domain = item
     return not (isinstance(domain, Choice) and domain.in_turn), path != ()
 
 
-def _draw(
+def _draw_domain(
     name: str,
     path: Path_,
     domain: Range | Choice | OneOf,
@@ -203,8 +203,8 @@ def _draw(
             late[(*path, *inner)] = inner_domain
             continue
         inner_name = f"{name or 'one_of'}.{branch.label}.{dotted(inner)}"
-        value = _draw(inner_name, (*path, *inner), inner_domain, draw, hyperparams, late)
-        tree = put(tree, inner, value)
+        value = _draw_domain(inner_name, (*path, *inner), inner_domain, draw, hyperparams, late)
+        tree = with_value(tree, inner, value)
     return tree
 
 
@@ -235,14 +235,14 @@ def parse_space(source: Source, path: Path_ = ("search",)) -> Space:
     return Space(domains)
 
 
-def merged(tree: Tree, part: Tree) -> Tree:
+def merge_trees(tree: Tree, part: Tree) -> Tree:
     """`tree` with `part` laid over it; what names a whole thing replaces, the rest is merged."""
     result = dict(tree)
     for key, value in part.items():
         old = tree.get(key)
         part_of_it = isinstance(value, dict) and not {"name", "compose"} & set(value)
         if isinstance(old, dict) and part_of_it:
-            value = merged(old, value)
+            value = merge_trees(old, value)
         result[key] = value
     return result
 
@@ -251,7 +251,7 @@ def _parse_domain(source: Source, path: Path_, spec: Any) -> Domain:
     where = source.at(path)
     key = path[-1]
     if isinstance(spec, list) and spec:
-        listed = shown(spec)
+        listed = format_value(spec)
         between = f", or for any value between, {{uniform: {listed}}}" if len(spec) == 2 else ""
         raise ConfigError(
             f"{where}: expected one way to vary it, got the list {listed}. To try each of these "
@@ -260,7 +260,7 @@ def _parse_domain(source: Source, path: Path_, spec: Any) -> Domain:
     if not isinstance(spec, dict) or len(spec) != 1:
         raise ConfigError(
             f"{where}: expected one way to vary it, such as {{uniform: [0.1, 1]}}, got "
-            f"{shown(spec)}. To set it for all trials, write it in the base config"
+            f"{format_value(spec)}. To set it for all trials, write it in the base config"
         )
     ((kind, values),) = spec.items()
     if kind not in KINDS:
@@ -280,7 +280,9 @@ def _parse_range(where: str, kind: RangeKind, values: Any) -> Range:
         isinstance(v, int | float) and not isinstance(v, bool) for v in values
     )
     if not numbers or len(values) != 2:
-        raise ConfigError(f"{where}: {kind} takes two numbers [low, high], got {shown(values)}")
+        raise ConfigError(
+            f"{where}: {kind} takes two numbers [low, high], got {format_value(values)}"
+        )
     low, high = values
     if not (math.isfinite(low) and math.isfinite(high)):
         raise ConfigError(f"{where}: {kind} needs finite numbers, got [{low}, {high}]")
@@ -301,10 +303,10 @@ def _parse_range(where: str, kind: RangeKind, values: Any) -> Range:
 def parse_choice(where: str, values: Any, kind: str = "choice") -> Choice:
     """One of a list of values; `where` and `kind` are what errors call it."""
     if not isinstance(values, list) or not values:
-        raise ConfigError(f"{where}: {kind} takes a list of values, got {shown(values)}")
+        raise ConfigError(f"{where}: {kind} takes a list of values, got {format_value(values)}")
     doubled = [v for i, v in enumerate(values) if v in values[:i]]
     if doubled:
-        raise ConfigError(f"{where}: {kind} lists {shown(doubled[0])} twice. Delete one")
+        raise ConfigError(f"{where}: {kind} lists {format_value(doubled[0])} twice. Delete one")
     if None in values:
         raise ConfigError(f"{where}: {kind} lists an empty value; write it out or delete it")
     return Choice(tuple(values))
@@ -315,12 +317,12 @@ def _parse_one_of(source: Source, path: Path_, values: Any) -> OneOf:
     at_top = len(path) == 2  # names are spelled out by then; see config/defaults.py
     if not isinstance(values, list) or not all(isinstance(v, dict) and v for v in values):
         such = "methods, such as [disk, dp_sgd]" if at_top else "mappings, such as [{name: disk}]"
-        raise ConfigError(f"{where}: takes a list of {such}, got {shown(values)}")
+        raise ConfigError(f"{where}: takes a list of {such}, got {format_value(values)}")
     branches = []
     for i, tree in enumerate(values):
         inner: dict[Path_, Domain] = {}
-        fixed = _split(source, (*path, i), (), tree, inner)
-        branches.append(Branch(_label(tree, i), fixed, inner))
+        fixed = _split_branch(source, (*path, i), (), tree, inner)
+        branches.append(Branch(_label_branch(tree, i), fixed, inner))
     labels = [branch.label for branch in branches]
     doubled = [label for i, label in enumerate(labels) if label in labels[:i]]
     if not labels:
@@ -332,7 +334,7 @@ def _parse_one_of(source: Source, path: Path_, values: Any) -> OneOf:
     return OneOf(tuple(branches), in_turn=path[-1] == "each_of")
 
 
-def _label(tree: Tree, index: int) -> str:
+def _label_branch(tree: Tree, index: int) -> str:
     """What a mapping is called: its name, that of the method in it, or its place in the list."""
     match tree:
         case {"name": str(name)} | {"method": {"name": str(name)}}:
@@ -342,7 +344,7 @@ def _label(tree: Tree, index: int) -> str:
     return str(index)
 
 
-def _split(
+def _split_branch(
     source: Source, where: Path_, path: Path_, tree: Tree, inner: dict[Path_, Domain]
 ) -> Tree:
     """What is fixed in a branch; what varies goes to `inner`, by its path in the branch."""
@@ -352,13 +354,13 @@ def _split(
         if isinstance(value, dict) and len(value) == 1 and next(iter(value)) in KINDS:
             inner[here] = _parse_domain(source, (*where, *here), value)
         elif isinstance(value, dict):
-            fixed[key] = _split(source, where, here, value, inner)
+            fixed[key] = _split_branch(source, where, here, value, inner)
         else:
             fixed[key] = value
     return fixed
 
 
-def touched(key: str, domain: Domain) -> list[str]:
+def list_touched_keys(key: str, domain: Domain) -> list[str]:
     """Dotted keys of the trial that a search key changes."""
     if key or not isinstance(domain, OneOf):
         return [key]
@@ -367,6 +369,6 @@ def touched(key: str, domain: Domain) -> list[str]:
     return [*fixed, *inner]
 
 
-def overlap(one: str, other: str) -> bool:
+def keys_overlap(one: str, other: str) -> bool:
     """True if one of two dotted keys is the other or lies inside it."""
     return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")

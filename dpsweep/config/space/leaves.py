@@ -24,16 +24,16 @@ class Leaf:
     domain: Range | Choice | Derived
 
 
-def leaves(space: Space) -> list[Leaf]:
+def list_leaves(space: Space) -> list[Leaf]:
     """All of them, in the order of the file; a branching key comes before what is inside it."""
     return [
         leaf
         for path, domain in space.domains.items()
-        for leaf in _leaves(dotted(path), path, domain, None)
+        for leaf in _iter_leaves(dotted(path), path, domain, None)
     ]
 
 
-def _leaves(
+def _iter_leaves(
     name: str, path: Path_, domain: Range | Choice | Derived | OneOf, branch: str | None
 ) -> Iterator[Leaf]:
     """Those of one domain, named as `Space.draw` names them."""
@@ -46,4 +46,4 @@ def _leaves(
     for inside in domain.branches:
         for inner, way in inside.inner.items():
             inner_name = f"{name or 'one_of'}.{inside.label}.{dotted(inner)}"
-            yield from _leaves(inner_name, (*path, *inner), way, inside.label)
+            yield from _iter_leaves(inner_name, (*path, *inner), way, inside.label)

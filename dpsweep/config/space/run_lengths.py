@@ -7,26 +7,26 @@ from itertools import product
 
 from dpsweep.config.keys import BATCH_SIZE, EPOCHS, dotted, path_of
 from dpsweep.config.source import Tree
-from dpsweep.config.space.domains import Space, overlap, touched
+from dpsweep.config.space.domains import Space, keys_overlap, list_touched_keys
 from dpsweep.config.space.suggest import RandomDraw
-from dpsweep.config.trial import schedule
+from dpsweep.config.trial import compute_schedule
 from dpsweep.core.errors import ConfigError
 
 _KEYS = (BATCH_SIZE, EPOCHS)
 _SAMPLES = 64
 
 
-def vary(space: Space) -> bool:
+def schedules_may_vary(space: Space) -> bool:
     """True if the search may choose batch size or epochs."""
     return any(
-        overlap(key, changed)
+        keys_overlap(key, changed)
         for path, domain in space.domains.items()
-        for changed in touched(dotted(path), domain)
+        for changed in list_touched_keys(dotted(path), domain)
         for key in _KEYS
     )
 
 
-def extremes(
+def find_schedule_extremes(
     space: Space, base: Tree, corners: Iterable[Tree], num_examples: int
 ) -> tuple[tuple[int, float], ...]:
     """T and q for the smallest and largest batch and the fewest and most epochs, all four pairs.
@@ -44,7 +44,7 @@ def extremes(
             if isinstance(value, int | float) and value > 0:  # what is wrong is told elsewhere
                 values[key].add(min(value, num_examples) if key == BATCH_SIZE else value)
     sizes, lengths = ({min(found), max(found)} for found in values.values())
-    return tuple(sorted({schedule(b, e, num_examples) for b, e in product(sizes, lengths)}))
+    return tuple(sorted({compute_schedule(b, e, num_examples) for b, e in product(sizes, lengths)}))
 
 
 def _inside(space: Space, base: Tree) -> Iterator[Tree]:

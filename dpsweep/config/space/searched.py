@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from dpsweep.config.aliases import spelled_path, spelled_tree
+from dpsweep.config.aliases import resolve_path_aliases, resolve_tree_aliases
 from dpsweep.config.keys import DELTA, EPSILON, NOISE_MULTIPLIER, SCOPE, dotted, path_of
-from dpsweep.config.source import Path_, Source, Tree, put
+from dpsweep.config.source import Path_, Source, Tree, with_value
 from dpsweep.config.space.derived import Derived
 from dpsweep.config.space.domains import (
     BRANCHING,
@@ -14,10 +14,10 @@ from dpsweep.config.space.domains import (
     Domain,
     OneOf,
     Space,
-    overlap,
+    keys_overlap,
     parse_choice,
     parse_space,
-    touched,
+    list_touched_keys,
 )
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError
@@ -38,7 +38,7 @@ EPSILON_PATH = path_of(EPSILON)
 
 
 @dataclass(frozen=True)
-class Varied:
+class VariedKeys:
     """What varies in a sweep.
 
     Attributes:
@@ -50,7 +50,7 @@ class Varied:
     origins: Mapping[str, str]
 
 
-def read_varied(file: Source, base: Source, written: Tree) -> Varied:
+def read_varied_keys(file: Source, base: Source, written: Tree) -> VariedKeys:
     """The space of a sweep file whose default spaces are spelled out.
 
     Args:
@@ -64,26 +64,26 @@ def read_varied(file: Source, base: Source, written: Tree) -> Varied:
     domains, origins = dict[Path_, Domain](), dict[str, str]()
     for path, domain in parse_space(file).domains.items():
         typed = dotted(path) or next(k for k in BRANCHING if k in written)
-        path = spelled_path(path, TrialConfig)
+        path = resolve_path_aliases(path, TrialConfig)
         key = dotted(path)
         if path in domains:
             raise ConfigError(
                 f"{file.at(('search', typed))}: varies {key} a second time, once under its "
                 f"letter in the paper. Delete one of the two"
             )
-        domains[path] = _spelled_domain(path, domain)
+        domains[path] = _resolve_domain_aliases(path, domain)
         origins[key] = file.at(("search", typed)).removesuffix(typed)
         if not path:  # what its mappings touch
             place = f"{file.at(('search', typed))}: "
-            origins.update(dict.fromkeys(touched(key, domains[path]), place))
-        _check_free(base, path, touched(key, domains[path]), typed, origins[key])
-    budgets = _budgets(base)
+            origins.update(dict.fromkeys(list_touched_keys(key, domains[path]), place))
+        _check_searchable(base, path, list_touched_keys(key, domains[path]), typed, origins[key])
+    budgets = _read_budgets(base)
     if budgets:
         domains[EPSILON_PATH] = budgets
-    return Varied(Space(_overridden(domains, file), _num_examples(base)), origins)
+    return VariedKeys(Space(_override_domains(domains, file), _count_examples(base)), origins)
 
 
-def _check_free(base: Source, path: Path_, keys: list[str], typed: str, place: str) -> None:
+def _check_searchable(base: Source, path: Path_, keys: list[str], typed: str, place: str) -> None:
     """Raises ConfigError if what is searched has a value already, or must not vary."""
     if dotted(path) in base.elsewhere:
         raise ConfigError(
@@ -92,11 +92,11 @@ def _check_free(base: Source, path: Path_, keys: list[str], typed: str, place: s
             f"delete it at {place}{typed}"
         )
     try:
-        put(base.tree, path or ("method",), {})
+        with_value(base.tree, path or ("method",), {})
     except ConfigError as e:
         raise ConfigError(f"{place}{typed}: {e}") from e
     for key, what in FIXED.items():
-        if any(overlap(key, key_) for key_ in keys):
+        if any(keys_overlap(key, key_) for key_ in keys):
             each = " or give privacy.epsilon: {each: [1, 2, 4]} there," * (key == EPSILON)
             raise ConfigError(
                 f"{place}{typed}: cannot be searched: {key} is {what}. "
@@ -104,7 +104,7 @@ def _check_free(base: Source, path: Path_, keys: list[str], typed: str, place: s
             )
 
 
-def _budgets(base: Source) -> Choice | None:
+def _read_budgets(base: Source) -> Choice | None:
     """The budgets that trials are spread over, if the base config lists several."""
     match base.tree:
         case {"privacy": {"epsilon": {"each": budgets, **others}}} if not others:
@@ -114,7 +114,7 @@ def _budgets(base: Source) -> Choice | None:
     return None
 
 
-def _num_examples(base: Source) -> int:
+def _count_examples(base: Source) -> int:
     """How many examples a trial trains on; 1 if the data are not valid, as each trial then says."""
     try:
         return DataConfig.model_validate(base.tree.get("data")).num_examples
@@ -122,7 +122,7 @@ def _num_examples(base: Source) -> int:
         return 1
 
 
-def _overridden(domains: dict[Path_, Domain], file: Source) -> dict[Path_, Domain]:
+def _override_domains(domains: dict[Path_, Domain], file: Source) -> dict[Path_, Domain]:
     """What stands beside a one_of at the top is searched in all its mappings, instead of theirs."""
     whole = domains.get(())
     if not isinstance(whole, OneOf):
@@ -139,31 +139,31 @@ def _overridden(domains: dict[Path_, Domain], file: Source) -> dict[Path_, Domai
     return {**domains, (): replace(whole, branches=branches)}
 
 
-def _spelled_domain(path: Path_, domain: Domain) -> Domain:
+def _resolve_domain_aliases(path: Path_, domain: Domain) -> Domain:
     """The letters inside the mappings of a one_of and in formulas, replaced by fields' names."""
     if isinstance(domain, Derived):
-        return replace(domain, formula=domain.formula.spelled(spelled_key))
+        return replace(domain, formula=domain.formula.resolve_aliases(resolve_key_aliases))
     if not isinstance(domain, OneOf):
         return domain
 
     def spelled(inner: Path_) -> Path_:
-        return spelled_path((*path, *inner), TrialConfig)[len(path) :]
+        return resolve_path_aliases((*path, *inner), TrialConfig)[len(path) :]
 
     branches = (
         Branch(
             branch.label,
-            spelled_tree(branch.fixed, path, TrialConfig),
-            {spelled(p): _spelled_domain((*path, *p), d) for p, d in branch.inner.items()},
+            resolve_tree_aliases(branch.fixed, path, TrialConfig),
+            {spelled(p): _resolve_domain_aliases((*path, *p), d) for p, d in branch.inner.items()},
         )
         for branch in domain.branches
     )
     return OneOf(tuple(branches), domain.in_turn)
 
 
-def spelled_key(key: str) -> str:
+def resolve_key_aliases(key: str) -> str:
     """A dotted key of the trial config with letters replaced.
 
     >>> spelled_key("method.rho")
     'method.depth'
     """
-    return dotted(spelled_path(path_of(key), TrialConfig))
+    return dotted(resolve_path_aliases(path_of(key), TrialConfig))

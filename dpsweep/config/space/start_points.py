@@ -10,13 +10,19 @@ budgets go in turn, each of them tries the points that are about it, in the orde
 import random
 from typing import Any, Literal, Protocol
 
-from dpsweep.config.explain import shown
+from dpsweep.config.explain import format_value
 from dpsweep.config.keys import METHOD_NAME
 from dpsweep.config.source import Source, Tree
 from dpsweep.config.space.conditions import Condition
 from dpsweep.config.space.domains import OneOf, Space
-from dpsweep.config.space.searched import spelled_key
-from dpsweep.config.space.suggest import Corner, Given, OutsideError, Point, RandomDraw
+from dpsweep.config.space.searched import resolve_key_aliases
+from dpsweep.config.space.suggest import (
+    Corner,
+    PartialFixedDraw,
+    OutsideSpaceError,
+    Point,
+    RandomDraw,
+)
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, guess
 from dpsweep.methods import METHODS
@@ -25,7 +31,7 @@ PUBLISHED = "published"
 _DRAWS = 1000
 
 
-class Searched(Protocol):
+class SearchedSweep(Protocol):
     """What is asked of a sweep here."""
 
     @property
@@ -52,7 +58,7 @@ class Searched(Protocol):
 
 
 def read_start(
-    written: Literal["published"] | list[dict[str, Any]], sweep: Searched
+    written: Literal["published"] | list[dict[str, Any]], sweep: SearchedSweep
 ) -> tuple[Point, ...]:
     """The points of a sweep file, checked.
 
@@ -60,50 +66,54 @@ def read_start(
         ConfigError: Naming the point, and its key at fault.
     """
     if written == PUBLISHED:
-        return tuple(point for point in _published(sweep) if _is_met(point, sweep))
+        return tuple(point for point in _get_published_points(sweep) if _is_feasible(point, sweep))
     points = list[Point]()
     for i, listed in enumerate(written if isinstance(written, list) else []):
-        point, place = {spelled_key(key): v for key, v in listed.items()}, ("start", i)
+        point, place = {resolve_key_aliases(key): v for key, v in listed.items()}, ("start", i)
         try:
             check_point(point, sweep)
-        except OutsideError as e:
+        except OutsideSpaceError as e:
             raise ConfigError(f"{sweep.file.at(place)}: {e}") from e
-        if not _is_met(point, sweep):
+        if not _is_feasible(point, sweep):
             raise ConfigError(
-                f"{sweep.file.at(place)}: {shown(listed)} does not meet "
+                f"{sweep.file.at(place)}: {format_value(listed)} does not meet "
                 f"{' and '.join(c.formula.text for c in sweep.conditions)} (where)"
             )
         points.append(point)
     return tuple(points)
 
 
-def check_point(point: Point, sweep: Searched) -> None:
+def check_point(point: Point, sweep: SearchedSweep) -> None:
     """Raises OutsideError if no branch of the space has the point's keys and values."""
     first = Corner()
     sweep.space.draw(sweep.base.tree, first)
     asked = set[str]()
     for corner in (Corner(), *first.others()):
-        draw = Given(point, corner)
+        draw = PartialFixedDraw(point, corner)
         sweep.space.draw(sweep.base.tree, draw)
         if draw.used == set(point):
             return
         asked |= draw.asked
     lost = [key for key in point if key not in asked]
     if lost:
-        raise OutsideError(f"{lost[0]} is not searched here.{guess(lost[0], asked)}")
-    raise OutsideError(f"{', '.join(point)} are searched in different branches, never together")
+        raise OutsideSpaceError(f"{lost[0]} is not searched here.{guess(lost[0], asked)}")
+    raise OutsideSpaceError(
+        f"{', '.join(point)} are searched in different branches, never together"
+    )
 
 
-def _is_met(point: Point, sweep: Searched) -> bool:
+def _is_feasible(point: Point, sweep: SearchedSweep) -> bool:
     """True if some completion of the point meets the conditions."""
     if not sweep.conditions:
         return True
     rng = RandomDraw(random.Random(0))
-    trees = (sweep.space.draw(sweep.base.tree, Given(point, rng))[0] for _ in range(_DRAWS))
+    trees = (
+        sweep.space.draw(sweep.base.tree, PartialFixedDraw(point, rng))[0] for _ in range(_DRAWS)
+    )
     return any(sweep.admits(sweep.trial(tree)) for tree in trees)
 
 
-def _published(sweep: Searched) -> list[Point]:
+def _get_published_points(sweep: SearchedSweep) -> list[Point]:
     """For each method of the space, the defaults of its tunables, which are the papers' own."""
     points: list[Point] = []
     whole = sweep.space.domains.get(()) or sweep.space.domains.get(("method",))
@@ -117,7 +127,7 @@ def _published(sweep: Searched) -> list[Point]:
         for name, value in defaults.items():
             try:
                 check_point({**point, f"method.{name}": value}, sweep)
-            except OutsideError:
+            except OutsideSpaceError:
                 continue  # not searched, or the published value is not in the range
             point[f"method.{name}"] = value
         if set(point) - {METHOD_NAME}:

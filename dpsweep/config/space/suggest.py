@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from dpsweep.config.explain import shown
+from dpsweep.config.explain import format_value
 from dpsweep.config.space.domains import Draw, Labels, Range, Slot
 
 Drawn = TypeVar("Drawn")
@@ -39,7 +39,7 @@ class Corner:
         return [Corner({name: i}) for name, size in self.sizes.items() for i in range(1, size)]
 
 
-def walk(draw: Callable[[Corner], Drawn]) -> Iterator[Drawn]:
+def walk_corners(draw: Callable[[Corner], Drawn]) -> Iterator[Drawn]:
     """What is drawn at every end and option, one at a time, the rest at their first."""
     seen = Corner()
     yield draw(seen)
@@ -71,7 +71,7 @@ class RandomDraw:
     turn = option
 
 
-class Turns:
+class RoundRobin:
     """Goes through all combinations of what is taken in turn, the first taken the fastest.
 
     >>> [[turns.take(2), turns.take(3)] for turns in map(Turns, range(6))]
@@ -96,17 +96,17 @@ class InTurn(Corner):
 
     def __init__(self, place: int) -> None:
         super().__init__()
-        self.turns = Turns(place)
+        self.turns = RoundRobin(place)
 
     def turn(self, slot: Slot, labels: Labels) -> int:
         return self.turns.take(len(labels))
 
 
-class OutsideError(ValueError):
+class OutsideSpaceError(ValueError):
     """A point that is not in the space; says which of its keys, and why."""
 
 
-class Given:
+class PartialFixedDraw:
     """Takes the values of a point, and has another draw the rest.
 
     Attributes:
@@ -124,17 +124,23 @@ class Given:
     def number(self, slot: Slot, domain: Range) -> float | int:
         """The point's number, if it has one."""
         value = self._taken(slot)
-        return self._other.number(slot, domain) if value is None else inside(value, slot, domain)
+        return (
+            self._other.number(slot, domain)
+            if value is None
+            else require_in_range(value, slot, domain)
+        )
 
     def option(self, slot: Slot, labels: Labels) -> int:
         """The point's option, if it names one."""
         value = self._taken(slot)
-        return self._other.option(slot, labels) if value is None else index_of(value, slot, labels)
+        return (
+            self._other.option(slot, labels) if value is None else find_option(value, slot, labels)
+        )
 
     def turn(self, slot: Slot, labels: Labels) -> int:
         """The point's own, if it names one; `elsewhere` if it is the turn of another."""
         turn, value = self._other.turn(slot, labels), self._taken(slot)
-        index = turn if value is None else index_of(value, slot, labels)
+        index = turn if value is None else find_option(value, slot, labels)
         self.elsewhere |= index != turn
         return index
 
@@ -145,7 +151,7 @@ class Given:
         return self._point.get(slot.key)
 
 
-def inside(value: Any, slot: Slot, domain: Range) -> float | int:
+def require_in_range(value: Any, slot: Slot, domain: Range) -> float | int:
     """A given number, if the range has it.
 
     Raises:
@@ -154,15 +160,15 @@ def inside(value: Any, slot: Slot, domain: Range) -> float | int:
     kinds = int if domain.is_whole else int | float
     if not isinstance(value, kinds) or isinstance(value, bool):
         what = "a whole number" if domain.is_whole else "a number"
-        raise OutsideError(f"{slot.key} must be {what}, got {shown(value)}")
+        raise OutsideSpaceError(f"{slot.key} must be {what}, got {format_value(value)}")
     if not domain.low <= value <= domain.high:
-        raise OutsideError(
+        raise OutsideSpaceError(
             f"{slot.key} = {value} is outside the searched [{domain.low}, {domain.high}]"
         )
     return value if domain.is_whole else float(value)
 
 
-def index_of(value: Any, slot: Slot, labels: Labels) -> int:
+def find_option(value: Any, slot: Slot, labels: Labels) -> int:
     """Where a given value stands in a list.
 
     Raises:
@@ -171,5 +177,7 @@ def index_of(value: Any, slot: Slot, labels: Labels) -> int:
     label = value if isinstance(value, str | int | float | bool) else json.dumps(value)
     if label not in labels:
         listed = ", ".join(map(str, labels))
-        raise OutsideError(f"{slot.key} = {shown(value)} is none of the searched {listed}")
+        raise OutsideSpaceError(
+            f"{slot.key} = {format_value(value)} is none of the searched {listed}"
+        )
     return labels.index(label)
