@@ -33,7 +33,7 @@ from dpsweep.results.export import origin_of
 from dpsweep.results.formats import export_best
 from dpsweep.results.pareto import nothing_completed, nothing_to_show
 from dpsweep.results.register import Registered, register_best
-from dpsweep.search.charge import get_charged_run, describe_trial_privacy
+from dpsweep.search.charge import describe_trial_privacy, get_charged_run
 from dpsweep.search.trial_record import Record
 from dpsweep.store.state_dir import StateFolder, SweepFolder
 from dpsweep.store.storage import resolve_moved_uri, resolve_storage_uri

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import Field
 
 from dpsweep.config.keys import BATCH_SIZE, EPOCHS, EPSILON, EVALUATE_EVERY, LEARNING_RATE, path_of
-from dpsweep.config.source import Path_, Source, Tree, parse_yaml, with_value, validate_source
+from dpsweep.config.source import Path_, Source, Tree, parse_yaml, validate_source, with_value
 from dpsweep.core.errors import ConfigError, unknown
 from dpsweep.core.strict import Strict
 from dpsweep.privacy.statement import shown_delta

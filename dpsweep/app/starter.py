@@ -15,7 +15,7 @@ from typing import Any
 
 from dpsweep.config.explain import describe_field, iter_models
 from dpsweep.config.keys import BATCH_SIZE, LEARNING_RATE
-from dpsweep.config.source import read_yaml, dump_yaml, format_yaml_value
+from dpsweep.config.source import dump_yaml, format_yaml_value, read_yaml
 from dpsweep.config.space.defaults import get_default_space
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, unknown

@@ -12,10 +12,10 @@ from dpsweep.config.privacy import PrivacyConfig
 from dpsweep.config.source import (
     Source,
     Tree,
-    with_value,
+    dump_yaml,
     validate_source,
     with_overrides,
-    dump_yaml,
+    with_value,
 )
 from dpsweep.core.errors import Misfit
 from dpsweep.core.strict import Strict, unused

@@ -15,10 +15,10 @@ from dpsweep.core.errors import ConfigError
 from dpsweep.core.types import Row
 from dpsweep.execution.failures import (
     Limits,
-    find_cause_of_death,
-    read_memory_notes,
-    note_memory,
     count_begins,
+    find_cause_of_death,
+    note_memory,
+    read_memory_notes,
 )
 from dpsweep.execution.resources import get_memory_share
 from dpsweep.execution.worker import Assignment

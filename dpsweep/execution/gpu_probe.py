@@ -24,10 +24,10 @@ from dpsweep.execution.resources import (
     GpuProbe,
     Has,
     Packing,
+    choose_next_count,
     choose_packing,
     compute_memory_share,
     get_total_memory,
-    choose_next_count,
 )
 from dpsweep.methods import build as build_method
 from dpsweep.models import build as build_model

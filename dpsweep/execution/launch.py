@@ -26,8 +26,8 @@ from dpsweep.execution.resources import (
     Has,
     count_concurrent_trials,
     make_idle_gpu_warning,
-    store_packing,
     read_packing,
+    store_packing,
     with_packing,
 )
 from dpsweep.execution.tracking import TrackingWatcher
@@ -39,7 +39,7 @@ from dpsweep.store.state_dir import StateFolder, SweepFolder
 from dpsweep.store.storage import choose_study_name
 from dpsweep.store.study import Study, open_study, read_stored_sweep
 from dpsweep.tracking.mlflow import MlflowSink
-from dpsweep.tracking.server import is_server, add_driver
+from dpsweep.tracking.server import add_driver, is_server
 from dpsweep.tracking.tracker import Tracker
 from dpsweep.training.trial_dir import TrialDir
 

@@ -24,7 +24,7 @@ from dpsweep.search.charge import describe_runs_privacy
 from dpsweep.store.filesystem import check_local
 from dpsweep.store.owner import whoami
 from dpsweep.store.state_dir import StateFolder
-from dpsweep.tracking.server import is_server, refuse_password, add_driver, redact_password
+from dpsweep.tracking.server import add_driver, is_server, redact_password, refuse_password
 from dpsweep.training.assemble import assemble, initial
 from dpsweep.training.evaluate import evaluate
 from dpsweep.training.malloc import keep_freed_memory

@@ -19,10 +19,10 @@ from dpsweep.core.memory import out_of_memory
 from dpsweep.core.types import Row
 from dpsweep.execution.failures import (
     Limits,
+    decide_retry,
     exit_out_of_memory,
     exit_without_device,
     note_begin,
-    decide_retry,
     watch_trial,
 )
 from dpsweep.training.allowance import Allowance

@@ -11,7 +11,7 @@ from dpsweep.results.confirmed import confirmed_table
 from dpsweep.results.disclosure import disclosure_of
 from dpsweep.results.rich_table import plain_table
 from dpsweep.results.tables import knob_words, shown_value
-from dpsweep.search.objectives import group_by_epsilon, find_pareto_front, get_goal_values
+from dpsweep.search.objectives import find_pareto_front, get_goal_values, group_by_epsilon
 from dpsweep.search.trial_record import Record
 from dpsweep.store.study import Study
 

@@ -13,7 +13,7 @@ from dpsweep.privacy.statement import NO_EPSILON, shown_delta, shown_epsilon
 from dpsweep.results.export import Origin, origin_of
 from dpsweep.results.formats import Winner, kept_weights
 from dpsweep.results.pareto import nothing_to_show, winners
-from dpsweep.search.charge import get_charged_run, describe_trial_privacy
+from dpsweep.search.charge import describe_trial_privacy, get_charged_run
 from dpsweep.search.trial_record import Record
 from dpsweep.store.state_dir import StateFolder, SweepFolder
 from dpsweep.store.study import Study

@@ -19,7 +19,7 @@ from optuna.trial import FrozenTrial, TrialState
 from dpsweep.compat import contains, restrict_study, sobol_point
 from dpsweep.config.search import SamplerConfig
 from dpsweep.config.space.domains import Draw, Labels, Range, Slot
-from dpsweep.config.space.suggest import PartialFixedDraw, InTurn, Point, RoundRobin
+from dpsweep.config.space.suggest import InTurn, PartialFixedDraw, Point, RoundRobin
 from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError

@@ -25,16 +25,16 @@ from pathlib import Path
 from dpsweep.config.source import Source, Tree, dump_sweep
 from dpsweep.core.disk import private_folder, raising_disk_full, write_whole
 from dpsweep.core.errors import DiskFull, StateError
-from dpsweep.store.lease import PACE, Lease, LeaseHolder, LeaseTiming, hold_lease, find_lease_holder
+from dpsweep.store.lease import PACE, Lease, LeaseHolder, LeaseTiming, find_lease_holder, hold_lease
 from dpsweep.store.owner import (
     VARIABLE,
+    get_login_name,
     is_name,
     is_owner,
-    get_login_name,
     split_sweep_name,
     whoami,
 )
-from dpsweep.store.sweep_file import read_stored, dump_sources
+from dpsweep.store.sweep_file import dump_sources, read_stored
 
 DEFAULT, OWNERS = ".dpsweep", "owners"
 

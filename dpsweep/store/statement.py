@@ -1,6 +1,6 @@
 """The privacy statement of a search, from what its study knows."""
 
-from dpsweep.search.charge import get_charged_run, describe_runs_privacy
+from dpsweep.search.charge import describe_runs_privacy, get_charged_run
 from dpsweep.store.study import Study
 
 

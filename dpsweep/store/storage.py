@@ -25,7 +25,7 @@ from dpsweep.core.disk import disk_full
 from dpsweep.core.errors import ConfigError, ConnectionRefused, DiskFull, StateError
 from dpsweep.core.sqlite import write_ahead
 from dpsweep.store.retry import retry_connections
-from dpsweep.tracking.server import refuse_password, add_driver, redact_password
+from dpsweep.tracking.server import add_driver, redact_password, refuse_password
 
 VARIABLE = "DPSWEEP_STORAGE"
 FOLDER = "dpsweep.folder"

@@ -24,12 +24,12 @@ from dpsweep.search.charge import Plans, check_privacy_cap, make_ledger_entry
 from dpsweep.search.choose import expected_values
 from dpsweep.search.confirmation import (
     Confirmation,
-    rank_by_confirmed,
-    summarize_repeats,
     count_missing_repeats,
     find_next_repeat,
-    rank_trials,
     make_repeat_config,
+    rank_by_confirmed,
+    rank_trials,
+    summarize_repeats,
 )
 from dpsweep.search.distributions import make_pruner
 from dpsweep.search.objectives import find_pareto_front, get_goal_values
@@ -42,8 +42,8 @@ from dpsweep.store.storage import (
     FOLDER,
     OWNER,
     check_study_owner,
-    open_storage,
     make_study_taken_error,
+    open_storage,
 )
 
 log = logging.getLogger(__name__)

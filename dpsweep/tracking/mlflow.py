@@ -26,7 +26,7 @@ from dpsweep.core.errors import ConnectionRefused, first_line
 from dpsweep.core.sqlite import write_ahead
 from dpsweep.tracking.access import check_rights
 from dpsweep.tracking.parcel import RUNNING, RunUpdate, group_by_run
-from dpsweep.tracking.server import is_server, add_driver, redact_password
+from dpsweep.tracking.server import add_driver, is_server, redact_password
 from dpsweep.tracking.spool import Event, Undeliverable
 
 SWEEP_TAG, TRIAL_TAG, ID_TAG = "dpsweep.sweep", "dpsweep.trial", "dpsweep.id"

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from dpsweep.tracking.spool import DeliveryThread, Deliver, Spool
+from dpsweep.tracking.spool import Deliver, DeliveryThread, Spool
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 """MLflow's words for how a run ended."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpsweep.config.source import parse_yaml, read_yaml, with_overrides, dump_yaml
+from dpsweep.config.source import dump_yaml, parse_yaml, read_yaml, with_overrides
 from dpsweep.core.errors import ConfigError
 
 

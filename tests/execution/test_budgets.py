@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from dpsweep.config.sweep import load_sweep
-from dpsweep.search.objectives import group_by_epsilon, find_pareto_front
+from dpsweep.search.objectives import find_pareto_front, group_by_epsilon
 from dpsweep.search.propose import propose
 from dpsweep.store.study import Study
 

@@ -5,7 +5,7 @@ import yaml
 
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import StateError
-from dpsweep.execution.changes import list_changes, check_changes
+from dpsweep.execution.changes import check_changes, list_changes
 from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.study import read_stored_sweep
 

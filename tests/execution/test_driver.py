@@ -13,7 +13,7 @@ from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import StateError
 from dpsweep.execution import driver as place
 from dpsweep.execution.driver import WORKER_DEATHS, Driver
-from dpsweep.execution.failures import read_memory_notes, note_begin, note_memory
+from dpsweep.execution.failures import note_begin, note_memory, read_memory_notes
 from dpsweep.store.lease import LeaseTiming
 from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.study import Study

@@ -9,11 +9,11 @@ from waiting import CEILING_SECONDS
 from dpsweep.execution.failures import (
     Limits,
     RetryDecision,
+    decide_retry,
     find_cause_of_death,
+    note_memory,
     read_last_words,
     read_memory_notes,
-    note_memory,
-    decide_retry,
     watch_trial,
 )
 

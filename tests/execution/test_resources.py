@@ -5,19 +5,19 @@ import pytest
 from dpsweep.config.resources import ResourcesConfig
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import ConfigError
-from dpsweep.execution.gpu_probe import find_costliest_trial, decide_packing, measure_gpu
+from dpsweep.execution.gpu_probe import decide_packing, find_costliest_trial, measure_gpu
 from dpsweep.execution.resources import (
     NO_GPU,
     GpuProbe,
-    count_concurrent_trials,
-    make_idle_gpu_warning,
-    get_memory_share,
-    count_trials_per_node,
-    choose_packing,
-    store_packing,
-    read_packing,
-    with_packing,
     choose_next_count,
+    choose_packing,
+    count_concurrent_trials,
+    count_trials_per_node,
+    get_memory_share,
+    make_idle_gpu_warning,
+    read_packing,
+    store_packing,
+    with_packing,
 )
 
 GB = 10**9

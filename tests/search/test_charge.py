@@ -13,13 +13,13 @@ from dpsweep.privacy.accounting import Run, calibrate, compose
 from dpsweep.privacy.selection import selection_epsilon
 from dpsweep.privacy.statement import shown_delta, shown_epsilon
 from dpsweep.search.charge import (
-    get_privacy_cap,
     check_privacy_cap,
     compute_growth,
-    make_ledger_entry,
-    get_charged_run,
     describe_runs_privacy,
+    get_charged_run,
+    get_privacy_cap,
     is_within_cap,
+    make_ledger_entry,
 )
 from dpsweep.store.study import Study
 

@@ -14,10 +14,10 @@ from dpsweep.results.export import origin_of
 from dpsweep.results.pareto import winners
 from dpsweep.search.charge import get_charged_run
 from dpsweep.search.confirmation import (
-    rank_by_confirmed,
-    list_candidates,
-    summarize_repeats,
     find_next_repeat,
+    list_candidates,
+    rank_by_confirmed,
+    summarize_repeats,
 )
 from dpsweep.search.propose import propose
 from dpsweep.search.trial_record import Record

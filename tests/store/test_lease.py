@@ -14,7 +14,7 @@ from waiting import wait_for
 
 from dpsweep.core.errors import StateError
 from dpsweep.store import lease
-from dpsweep.store.lease import LeaseTiming, hold_lease, read_last_holder, find_lease_holder
+from dpsweep.store.lease import LeaseTiming, find_lease_holder, hold_lease, read_last_holder
 
 PACE = LeaseTiming(beat_seconds=0.1, silent_seconds=60.0, settle_seconds=0.1)
 """Beats are waited for; how long a lease was silent is told by its file's age, which tests set."""

@@ -10,7 +10,7 @@ from typing import Any
 from rich.table import Table
 
 from dpsweep.cli.say import console
-from dpsweep.config.source import Source, with_value, read_yaml
+from dpsweep.config.source import Source, read_yaml, with_value
 from dpsweep.config.sweep import is_sweep
 from dpsweep.config.trial import TrialConfig, load_trial, resolve_trial_source
 from dpsweep.core.errors import ConfigError, unknown

@@ -6,7 +6,7 @@ from dpsweep.cli.say import console
 from dpsweep.cluster.connect import orphans
 from dpsweep.core.disk import shown_bytes
 from dpsweep.results.rich_table import plain_table
-from dpsweep.store.garbage import Leftover, find_leftovers, remove_leftovers, make_leftover
+from dpsweep.store.garbage import Leftover, find_leftovers, make_leftover, remove_leftovers
 from dpsweep.store.state_dir import StateFolder
 
 

@@ -15,9 +15,9 @@ from dpsweep.config.space.domains import (
     OneOf,
     Space,
     keys_overlap,
+    list_touched_keys,
     parse_choice,
     parse_space,
-    list_touched_keys,
 )
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError

@@ -18,8 +18,8 @@ from dpsweep.config.space.domains import OneOf, Space
 from dpsweep.config.space.searched import resolve_key_aliases
 from dpsweep.config.space.suggest import (
     Corner,
-    PartialFixedDraw,
     OutsideSpaceError,
+    PartialFixedDraw,
     Point,
     RandomDraw,
 )

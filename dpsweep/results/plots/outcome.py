@@ -19,7 +19,7 @@ from dpsweep.results.plots.style import (
     repeats,
 )
 from dpsweep.search.confirmation import Confirmation
-from dpsweep.search.objectives import group_by_epsilon, find_pareto_front, get_goal_values
+from dpsweep.search.objectives import find_pareto_front, get_goal_values, group_by_epsilon
 from dpsweep.search.trial_record import Record
 from dpsweep.store.study import Curve
 

@@ -5,7 +5,7 @@ import yaml
 from typer.testing import CliRunner
 
 from dpsweep.cli import app
-from dpsweep.config.space.defaults import get_default_space, dump_default_space
+from dpsweep.config.space.defaults import dump_default_space, get_default_space
 from dpsweep.config.space.domains import OneOf
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import ConfigError

@@ -24,7 +24,7 @@ from dpsweep.core.disk import free_bytes, shown_bytes
 from dpsweep.core.errors import DpSweepError
 from dpsweep.results.rich_table import plain_table
 from dpsweep.store.filesystem import find_filesystem
-from dpsweep.store.lease import read_last_holder, may_be_suspended
+from dpsweep.store.lease import may_be_suspended, read_last_holder
 from dpsweep.store.state_dir import StateFolder, SweepFolder
 from dpsweep.store.storage import check_rights, check_storage, resolve_storage_uri
 from dpsweep.store.study import open_study

@@ -11,7 +11,7 @@ from dpsweep.compat import AWAY, REFUSED, TAKEN, answer_without_token, running_h
 from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.core.errors import DpSweepError
 from dpsweep.store.study import read_stored_sweep
-from dpsweep.tracking.access import get_artifact_root, allows_anonymous, request_proxied_artifacts
+from dpsweep.tracking.access import allows_anonymous, get_artifact_root, request_proxied_artifacts
 from dpsweep.tracking.mlflow import check_reachable
 from dpsweep.tracking.server import is_server, redact_password
 
