@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import Field
 
 from dpsweep.config.keys import BATCH_SIZE, EPOCHS, EPSILON, EVALUATE_EVERY, LEARNING_RATE, path_of
-from dpsweep.config.source import Path_, Source, Tree, parse_yaml, validate_source, with_value
+from dpsweep.config.source import KeyPath, Source, Tree, parse_yaml, validate_source, with_value
 from dpsweep.core.errors import ConfigError, unknown
 from dpsweep.core.strict import Strict
 from dpsweep.privacy.statement import shown_delta
@@ -141,7 +141,7 @@ def spec_of(job: Job, budget: Budget, seeds: int) -> Tree:
     """The sweep file of a cell, as a tree."""
     base, search = job.cell.tree, dict(job.cell.search)
     base = with_value(base, path_of(EPSILON), job.epsilon)
-    fixed: dict[Path_, Any] = {
+    fixed: dict[KeyPath, Any] = {
         path_of(EPOCHS): budget.epochs,
         path_of(BATCH_SIZE): budget.batch_size,
     }

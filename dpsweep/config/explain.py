@@ -31,7 +31,7 @@ _WANTED = {
     "list_type": "a list",
     "tuple_type": "a list",
 }
-_RENAMED = {"stop": "pruner", "printed": "published"}
+_RENAMED_KEYS = {"stop": "pruner", "printed": "published"}
 """Keys, and the value of start, that older files call otherwise."""
 
 _OTHER_NAMES = {
@@ -95,7 +95,7 @@ def explain_error(error: Any, model: type[BaseModel] | None) -> tuple[Place, str
             return (*place, *inner), f"{mistake}."
         case "finite_number":
             return place, f"must be a finite number, got {got}. {help_}"
-        case "literal_error" if (new := _RENAMED.get(str(error["input"]))) and new in str(
+        case "literal_error" if (new := _RENAMED_KEYS.get(str(error["input"]))) and new in str(
             error["ctx"]["expected"]
         ):
             return place, f"{error['input']} is now called {new}. Write {new} in its place"
@@ -193,7 +193,7 @@ def _explain_unknown_key(
             f"is a parameter of {', '.join(owners)}{also}, not of {mine}. "
             f"Delete it, or set method.name: {owners[0]}"
         )
-    if (new := _RENAMED.get(key)) and new in known:
+    if (new := _RENAMED_KEYS.get(key)) and new in known:
         return f"is now called {new}. Write {new}: in its place"
     letters = getattr(owner, "letters", {})
     return f"unknown key.{guess(key, [*known, *letters], _suggest_key(key, known, root))}"

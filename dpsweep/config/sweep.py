@@ -28,7 +28,7 @@ from dpsweep.config.search import (
     check_posterior,
     check_sampler,
 )
-from dpsweep.config.source import Path_, Source, Tree, read_yaml, validate_source, with_overrides
+from dpsweep.config.source import KeyPath, Source, Tree, read_yaml, validate_source, with_overrides
 from dpsweep.config.space.conditions import Condition, check_condition_keys, read_conditions
 from dpsweep.config.space.defaults import DEFAULT, with_default_spaces
 from dpsweep.config.space.domains import BRANCHING, DOMAIN_SCHEMAS, Choice, Space
@@ -435,7 +435,7 @@ def check_name(name: str, where: str) -> None:
         raise ConfigError(f"{where} {name!r}: is no name for a sweep. {rule}")
 
 
-def _search_key(path: Path_) -> Path_:
+def _search_key(path: KeyPath) -> KeyPath:
     """The keys under search are dotted themselves: search.optimizer.lr is one of them."""
     if path[0] != "search" or len(path) == 1:
         return path

@@ -32,7 +32,7 @@ from dpsweep.training.trial_dir import TrialDir
 _GRACE_SECONDS = 20.0
 """How long trials may take to save their state when they are asked to pause."""
 
-WORKER_DEATHS = 3
+MAX_WORKER_DEATHS = 3
 """How many worker processes may die with a trial; of one more it has failed."""
 
 _ROUNDS = 4
@@ -234,7 +234,7 @@ class Driver:
             return
         trial_dir = TrialDir(self._folder.trial_dir(number))
         begun = count_begins(trial_dir.path) - begun_before
-        its_fault = payload is not None or begun > WORKER_DEATHS
+        its_fault = payload is not None or begun > MAX_WORKER_DEATHS
         if not (its_fault or self.stopping or trial_id in self._pruned):
             self._requeue_unstarted(number)
             return

@@ -22,7 +22,7 @@ from dpsweep.core.seeds import Secret
 from dpsweep.execution.resources import (
     NO_GPU,
     GpuProbe,
-    Has,
+    NodeResources,
     Packing,
     choose_next_count,
     choose_packing,
@@ -42,7 +42,7 @@ _LATE = 1000
 """A step at which all points of a query exist."""
 
 
-def decide_packing(sweep: ResolvedSweep, nodes: Sequence[Has]) -> Packing:
+def decide_packing(sweep: ResolvedSweep, nodes: Sequence[NodeResources]) -> Packing:
     """How many trials share a GPU, by a measurement on one of the cluster's."""
     with_gpu = [has for has in nodes if has.get("GPU", 0.0) >= 1]
     if not with_gpu:

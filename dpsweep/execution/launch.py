@@ -18,12 +18,12 @@ from dpsweep.core.errors import DpSweepError, StateError, first_line
 from dpsweep.core.signals import heard_by
 from dpsweep.data.read import fingerprint
 from dpsweep.execution.changes import check_changes
-from dpsweep.execution.driver import WORKER_DEATHS, Driver, Search, Watcher
+from dpsweep.execution.driver import MAX_WORKER_DEATHS, Driver, Search, Watcher
 from dpsweep.execution.gpu_probe import decide_packing
 from dpsweep.execution.private_selection import SecretSearch, forget
 from dpsweep.execution.ray_tune import StopOnRequest, StudyScheduler, StudySearcher, make_trial_name
 from dpsweep.execution.resources import (
-    Has,
+    NodeResources,
     count_concurrent_trials,
     make_idle_gpu_warning,
     read_packing,
@@ -243,7 +243,7 @@ def _compute_fingerprint(sweep: ResolvedSweep) -> str:
     return fingerprint(trial.data, trial.seed)
 
 
-def _list_nodes() -> list[Has]:
+def _list_nodes() -> list[NodeResources]:
     """What each node of the connected cluster hands out."""
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
@@ -269,7 +269,7 @@ def _make_tuner(sweep: ResolvedSweep, folder: SweepFolder, driver: Driver) -> tu
             storage_path=str(folder.path),
             verbose=0,
             stop=StopOnRequest(driver, folder.stop_request),
-            failure_config=tune.FailureConfig(max_failures=WORKER_DEATHS),
+            failure_config=tune.FailureConfig(max_failures=MAX_WORKER_DEATHS),
         ),
     )
 

@@ -18,7 +18,7 @@ from dpsweep.config.sweep import ResolvedSweep, check_device
 from dpsweep.core.disk import shown_bytes, write_whole
 from dpsweep.core.errors import ConfigError
 
-Has = Mapping[str, float]
+NodeResources = Mapping[str, float]
 """Name of a Ray resource -> how much of it a node has: CPU, GPU, memory (bytes)."""
 
 _HEAD_ROOM = 0.1
@@ -129,7 +129,7 @@ def get_local_resources(resources: ResourcesConfig) -> dict[str, float]:
     }
 
 
-def count_trials_per_node(resources: ResourcesConfig, has: Has) -> int:
+def count_trials_per_node(resources: ResourcesConfig, has: NodeResources) -> int:
     """Trials that fit one node at once.
 
     >>> node_capacity(ResourcesConfig(cpu=1, gpu=0.4), {"CPU": 16, "GPU": 2})
@@ -144,7 +144,7 @@ def count_trials_per_node(resources: ResourcesConfig, has: Has) -> int:
     return min(capacities)
 
 
-def count_concurrent_trials(resources: ResourcesConfig, nodes: Sequence[Has]) -> int:
+def count_concurrent_trials(resources: ResourcesConfig, nodes: Sequence[NodeResources]) -> int:
     """How many trials of a sweep run at once on a cluster of such nodes, if they are idle.
 
     Raises:
@@ -186,7 +186,7 @@ def read_packing(folder: Path) -> Packing | None:
     return Packing(**json.loads(place.read_text())) if place.exists() else None
 
 
-def make_idle_gpu_warning(resources: ResourcesConfig, nodes: Sequence[Has]) -> str:
+def make_idle_gpu_warning(resources: ResourcesConfig, nodes: Sequence[NodeResources]) -> str:
     """What to tell of GPUs that are there and not used; empty if nothing."""
     idle = sum(has.get("GPU", 0.0) for has in nodes)
     if resources.gpu == 0 and idle:
@@ -197,6 +197,6 @@ def make_idle_gpu_warning(resources: ResourcesConfig, nodes: Sequence[Has]) -> s
     return ""
 
 
-def _shown(has: Has, resources: ResourcesConfig) -> str:
+def _shown(has: NodeResources, resources: ResourcesConfig) -> str:
     memory = f", {shown_bytes(has.get('memory', 0.0))}" if resources.memory else ""
     return f"{has.get('CPU', 0):g} CPU, {has.get('GPU', 0):g} GPU{memory}"

@@ -37,12 +37,12 @@ As many even draws may be passed over."""
 
 _RANDOM_ATTEMPTS = 1000
 
-_EVEN_ROUNDS = 4
+_QUASI_RANDOM_ROUNDS = 4
 """First trials of every method and budget that goes in turn, which are drawn evenly: what a sampler
 has learned from other methods says nothing about a method's own keys."""
 
 _INDEX = "dpsweep:sobol"
-_KEPT = (_INDEX, "cma:")
+_KEPT_ATTRIBUTES = (_INDEX, "cma:")
 """Notes of samplers that later trials need, by how they begin."""
 
 
@@ -116,7 +116,7 @@ def propose(
         tree, hyperparams = sweep.space.draw(sweep.base.tree, draw)
         config = sweep.trial(tree)
         if sweep.admits(config):
-            kept = {k: v for k, v in notes.attrs.items() if k.startswith(_KEPT)}
+            kept = {k: v for k, v in notes.attrs.items() if k.startswith(_KEPT_ATTRIBUTES)}
             return Proposal(config, hyperparams, draw.params, draw.ways, kept)
     raise ConfigError(
         f"{sweep.conditions[0].place}: none of {_RANDOM_ATTEMPTS} and more proposals meets "
@@ -135,7 +135,7 @@ def _is_startup(config: SamplerConfig, known: Sequence[FrozenTrial], before: int
     """
     ended = {TrialState.COMPLETE} | ({TrialState.PRUNED} if config.name == "tpe" else set())
     few = sum(t.state in ended for t in known) < config.startup_trials
-    first = before is not None and before < min(_EVEN_ROUNDS, config.startup_trials)
+    first = before is not None and before < min(_QUASI_RANDOM_ROUNDS, config.startup_trials)
     return config.learns and (few or first)
 
 

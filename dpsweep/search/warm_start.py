@@ -22,13 +22,13 @@ from dpsweep.search.objectives import get_goal_values
 from dpsweep.search.propose import RecordingDraw
 from dpsweep.search.trial_record import HYPERPARAMS, Record
 
-Told = dict[str, Any]
+EarlierTrial = dict[str, Any]
 """hyperparams and values of one earlier trial, as JSON."""
 
 
 def collect_earlier_trials(
     sweep: ResolvedSweep, earlier: ResolvedSweep, records: Iterable[Record]
-) -> list[Told]:
+) -> list[EarlierTrial]:
     """What the complete trials of an earlier sweep can tell a new one.
 
     Raises:
@@ -43,7 +43,7 @@ def collect_earlier_trials(
                 f"{place}: sweep {earlier.name!r} has another {what}: {theirs}, and here it is "
                 f"{ours}. Results can be learned from where both are the same"
             )
-    told = list[Told]()
+    told = list[EarlierTrial]()
     for record in records:
         values = get_goal_values(sweep.config.objective, record.row, record.config)
         if record.state != "complete" or record.confirms is not None or values is None:
@@ -62,7 +62,7 @@ def collect_earlier_trials(
     return told
 
 
-def make_history(sweep: ResolvedSweep, told: Sequence[Told]) -> list[FrozenTrial]:
+def make_history(sweep: ResolvedSweep, told: Sequence[EarlierTrial]) -> list[FrozenTrial]:
     """Earlier trials as a sampler knows them, numbered below 0."""
     trials = []
     for i, earlier in enumerate(told):

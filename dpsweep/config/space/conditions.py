@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pydantic import BaseModel
 
 from dpsweep.config.keys import DATA_SIZE, flatten
-from dpsweep.config.source import Path_, Source
+from dpsweep.config.source import KeyPath, Source
 from dpsweep.config.space.expression import Formula, FormulaError, Scalar, parse_formula
 from dpsweep.config.space.searched import resolve_key_aliases
 from dpsweep.config.trial import TrialConfig
@@ -51,7 +51,7 @@ def read_conditions(file: Source, written: str | list[str]) -> tuple[Condition, 
     Raises:
         ConfigError: If one cannot be read.
     """
-    listed: list[tuple[Path_, str]] = [(("where", i), text) for i, text in enumerate(written)]
+    listed: list[tuple[KeyPath, str]] = [(("where", i), text) for i, text in enumerate(written)]
     if isinstance(written, str):
         listed = [(("where",), written)] if written else []
     found = []

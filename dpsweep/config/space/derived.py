@@ -12,7 +12,7 @@ from typing import Any
 
 from dpsweep.config.explain import format_value
 from dpsweep.config.keys import DATA_SIZE, dotted, flatten
-from dpsweep.config.source import Path_, Tree, with_value
+from dpsweep.config.source import KeyPath, Tree, with_value
 from dpsweep.config.space.expression import Formula, FormulaError, parse_formula
 from dpsweep.core.errors import ConfigError, guess
 
@@ -48,7 +48,7 @@ def parse_derived(where: str, text: Any) -> Derived:
 
 
 def compute_derived(
-    tree: Tree, hyperparams: dict[str, Any], late: Mapping[Path_, Derived], num_examples: int
+    tree: Tree, hyperparams: dict[str, Any], late: Mapping[KeyPath, Derived], num_examples: int
 ) -> tuple[Tree, dict[str, Any]]:
     """The trial's tree and hyperparams with the derived keys put in, each after those it needs.
 
@@ -76,7 +76,7 @@ def compute_derived(
     return tree, hyperparams
 
 
-def _sort_derived(late: Mapping[Path_, Derived], keys: Mapping[str, Path_]) -> list[str]:
+def _sort_derived(late: Mapping[KeyPath, Derived], keys: Mapping[str, KeyPath]) -> list[str]:
     """The derived keys, each after those its formula names."""
     needs = {
         key: [name for name in late[path].formula.names.values() if name in keys]

@@ -24,7 +24,7 @@ from pydantic import JsonValue
 
 from dpsweep.config.explain import format_value
 from dpsweep.config.keys import dotted, flatten
-from dpsweep.config.source import Path_, Source, Tree, with_value
+from dpsweep.config.source import KeyPath, Source, Tree, with_value
 from dpsweep.config.space.derived import Derived, compute_derived, parse_derived
 from dpsweep.core.errors import ConfigError, guess
 
@@ -89,7 +89,7 @@ class Branch:
 
     label: str
     fixed: Tree
-    inner: Mapping[Path_, "Domain"]
+    inner: Mapping[KeyPath, "Domain"]
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class Space:
         num_examples: What a formula knows as data.size.
     """
 
-    domains: Mapping[Path_, Domain]
+    domains: Mapping[KeyPath, Domain]
     num_examples: int = 0
 
     def draw(self, base: Tree, draw: Draw) -> tuple[Tree, dict[str, Any]]:
@@ -156,7 +156,7 @@ class Space:
         Raises:
             ConfigError: If a derived value has no value here.
         """
-        tree, hyperparams, late = base, dict[str, Any](), dict[Path_, Derived]()
+        tree, hyperparams, late = base, dict[str, Any](), dict[KeyPath, Derived]()
         for path, domain in sorted(self.domains.items(), key=_draw_order):
             if isinstance(domain, Derived):
                 late[path] = domain
@@ -171,18 +171,18 @@ class Space:
         return any(isinstance(domain, OneOf) for domain in self.domains.values())
 
 
-def _draw_order(item: tuple[Path_, Domain]) -> tuple[bool, bool]:
+def _draw_order(item: tuple[KeyPath, Domain]) -> tuple[bool, bool]:
     path, domain = item
     return not (isinstance(domain, Choice) and domain.in_turn), path != ()
 
 
 def _draw_domain(
     name: str,
-    path: Path_,
+    path: KeyPath,
     domain: Range | Choice | OneOf,
     draw: Draw,
     hyperparams: dict[str, Any],
-    late: dict[Path_, Derived],
+    late: dict[KeyPath, Derived],
 ) -> Any:
     place = dotted(path)
     if isinstance(domain, Range):
@@ -208,7 +208,7 @@ def _draw_domain(
     return tree
 
 
-def parse_space(source: Source, path: Path_ = ("search",)) -> Space:
+def parse_space(source: Source, path: KeyPath = ("search",)) -> Space:
     """Reads the `search:` mapping that stands at `path` of a file.
 
     Raises:
@@ -220,7 +220,7 @@ def parse_space(source: Source, path: Path_ = ("search",)) -> Space:
             f"{source.at(path)}: is empty. Name at least one key to vary, such as "
             f"optimizer.lr: {{log_uniform: [0.05, 5]}}"
         )
-    domains: dict[Path_, Domain] = {}
+    domains: dict[KeyPath, Domain] = {}
     for key, spec in search.items():
         if not key:
             raise ConfigError(f"{source.at(path)}: has an empty key. Name what varies")
@@ -247,7 +247,7 @@ def merge_trees(tree: Tree, part: Tree) -> Tree:
     return result
 
 
-def _parse_domain(source: Source, path: Path_, spec: Any) -> Domain:
+def _parse_domain(source: Source, path: KeyPath, spec: Any) -> Domain:
     where = source.at(path)
     key = path[-1]
     if isinstance(spec, list) and spec:
@@ -312,7 +312,7 @@ def parse_choice(where: str, values: Any, kind: str = "choice") -> Choice:
     return Choice(tuple(values))
 
 
-def _parse_one_of(source: Source, path: Path_, values: Any) -> OneOf:
+def _parse_one_of(source: Source, path: KeyPath, values: Any) -> OneOf:
     where = source.at(path)
     at_top = len(path) == 2  # names are spelled out by then; see config/defaults.py
     if not isinstance(values, list) or not all(isinstance(v, dict) and v for v in values):
@@ -320,7 +320,7 @@ def _parse_one_of(source: Source, path: Path_, values: Any) -> OneOf:
         raise ConfigError(f"{where}: takes a list of {such}, got {format_value(values)}")
     branches = []
     for i, tree in enumerate(values):
-        inner: dict[Path_, Domain] = {}
+        inner: dict[KeyPath, Domain] = {}
         fixed = _split_branch(source, (*path, i), (), tree, inner)
         branches.append(Branch(_label_branch(tree, i), fixed, inner))
     labels = [branch.label for branch in branches]
@@ -345,7 +345,7 @@ def _label_branch(tree: Tree, index: int) -> str:
 
 
 def _split_branch(
-    source: Source, where: Path_, path: Path_, tree: Tree, inner: dict[Path_, Domain]
+    source: Source, where: KeyPath, path: KeyPath, tree: Tree, inner: dict[KeyPath, Domain]
 ) -> Tree:
     """What is fixed in a branch; what varies goes to `inner`, by its path in the branch."""
     fixed: Tree = {}

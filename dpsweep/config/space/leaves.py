@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dpsweep.config.keys import dotted
-from dpsweep.config.source import Path_
+from dpsweep.config.source import KeyPath
 from dpsweep.config.space.derived import Derived
 from dpsweep.config.space.domains import Choice, OneOf, Range, Slot, Space
 
@@ -34,7 +34,7 @@ def list_leaves(space: Space) -> list[Leaf]:
 
 
 def _iter_leaves(
-    name: str, path: Path_, domain: Range | Choice | Derived | OneOf, branch: str | None
+    name: str, path: KeyPath, domain: Range | Choice | Derived | OneOf, branch: str | None
 ) -> Iterator[Leaf]:
     """Those of one domain, named as `Space.draw` names them."""
     place = dotted(path)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from dpsweep.config.aliases import resolve_path_aliases, resolve_tree_aliases
 from dpsweep.config.keys import DELTA, EPSILON, NOISE_MULTIPLIER, SCOPE, dotted, path_of
-from dpsweep.config.source import Path_, Source, Tree, with_value
+from dpsweep.config.source import KeyPath, Source, Tree, with_value
 from dpsweep.config.space.derived import Derived
 from dpsweep.config.space.domains import (
     BRANCHING,
@@ -61,7 +61,7 @@ def read_varied_keys(file: Source, base: Source, written: Tree) -> VariedKeys:
     Raises:
         ConfigError: If a key varies twice, or must not vary.
     """
-    domains, origins = dict[Path_, Domain](), dict[str, str]()
+    domains, origins = dict[KeyPath, Domain](), dict[str, str]()
     for path, domain in parse_space(file).domains.items():
         typed = dotted(path) or next(k for k in BRANCHING if k in written)
         path = resolve_path_aliases(path, TrialConfig)
@@ -83,7 +83,7 @@ def read_varied_keys(file: Source, base: Source, written: Tree) -> VariedKeys:
     return VariedKeys(Space(_override_domains(domains, file), _count_examples(base)), origins)
 
 
-def _check_searchable(base: Source, path: Path_, keys: list[str], typed: str, place: str) -> None:
+def _check_searchable(base: Source, path: KeyPath, keys: list[str], typed: str, place: str) -> None:
     """Raises ConfigError if what is searched has a value already, or must not vary."""
     if dotted(path) in base.elsewhere:
         raise ConfigError(
@@ -122,7 +122,7 @@ def _count_examples(base: Source) -> int:
         return 1
 
 
-def _override_domains(domains: dict[Path_, Domain], file: Source) -> dict[Path_, Domain]:
+def _override_domains(domains: dict[KeyPath, Domain], file: Source) -> dict[KeyPath, Domain]:
     """What stands beside a one_of at the top is searched in all its mappings, instead of theirs."""
     whole = domains.get(())
     if not isinstance(whole, OneOf):
@@ -139,14 +139,14 @@ def _override_domains(domains: dict[Path_, Domain], file: Source) -> dict[Path_,
     return {**domains, (): replace(whole, branches=branches)}
 
 
-def _resolve_domain_aliases(path: Path_, domain: Domain) -> Domain:
+def _resolve_domain_aliases(path: KeyPath, domain: Domain) -> Domain:
     """The letters inside the mappings of a one_of and in formulas, replaced by fields' names."""
     if isinstance(domain, Derived):
         return replace(domain, formula=domain.formula.resolve_aliases(resolve_key_aliases))
     if not isinstance(domain, OneOf):
         return domain
 
-    def spelled(inner: Path_) -> Path_:
+    def spelled(inner: KeyPath) -> KeyPath:
         return resolve_path_aliases((*path, *inner), TrialConfig)[len(path) :]
 
     branches = (
