@@ -11,16 +11,16 @@ from typing import Any
 from pydantic import BaseModel
 
 from dpsweep.config.explain import iter_models
-from dpsweep.config.source import Path_, Source
+from dpsweep.config.source import KeyPath, Source
 
 Models = list[type[BaseModel]]
 
 
-def resolve_path_aliases(path: Path_, model: type[BaseModel]) -> Path_:
+def resolve_path_aliases(path: KeyPath, model: type[BaseModel]) -> KeyPath:
     """`path` of a config of class `model` with letters replaced by field names.
 
     >>> from dpsweep.config.trial import TrialConfig
-    >>> spelled_path(("method", "rho"), TrialConfig)
+    >>> resolve_path_aliases(("method", "rho"), TrialConfig)
     ('method', 'depth')
     """
     names: list[str | int] = []
@@ -43,7 +43,7 @@ def resolve_source_aliases(source: Source, model: type[BaseModel]) -> Source:
     )
 
 
-def resolve_tree_aliases(tree: Any, path: Path_, model: type[BaseModel]) -> Any:
+def resolve_tree_aliases(tree: Any, path: KeyPath, model: type[BaseModel]) -> Any:
     """A part of a config of class `model` that stands at `path`, with letters replaced."""
     models = [model]
     for part in path:

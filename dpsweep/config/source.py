@@ -13,7 +13,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from dpsweep.config.explain import explain_error, format_value
 from dpsweep.core.errors import ConfigError
 
-Path_ = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 Tree = dict[str, Any]
 Model = TypeVar("Model")
 
@@ -39,10 +39,10 @@ class Source:
 
     name: str
     tree: Tree
-    lines: Mapping[Path_, int] = field(repr=False)
+    lines: Mapping[KeyPath, int] = field(repr=False)
     elsewhere: Mapping[str, str] = field(default_factory=dict)
 
-    def at(self, path: Path_) -> str:
+    def at(self, path: KeyPath) -> str:
         """`file:line: dotted.key` of a path, or of the nearest key around it that exists."""
         dotted = ".".join(map(str, path))
         for key, origin in self.elsewhere.items():
@@ -55,7 +55,7 @@ class Source:
         line = self.lines.get(known, 1)
         return f"{self.name}:{line}" + (f": {dotted}" if dotted else "")
 
-    def line(self, path: Path_) -> str:
+    def line(self, path: KeyPath) -> str:
         """`at` without the key."""
         return self.at(path).split(": ")[0]
 
@@ -89,7 +89,7 @@ def read_yaml(path: str | Path) -> Source:
 
 def parse_yaml(text: str, name: str) -> Source:
     """As `read_yaml`, from text; `name` is what errors call it."""
-    lines: dict[Path_, int] = {}
+    lines: dict[KeyPath, int] = {}
     try:
         node = yaml.compose(text, Loader=_Loader)
         _check_size(node, name)
@@ -134,7 +134,7 @@ def dump_sweep(file: Source, base: Tree) -> str:
 
 
 def with_overrides(
-    source: Source, settings: list[str], spell: Callable[[Path_], Path_] = tuple
+    source: Source, settings: list[str], spell: Callable[[KeyPath], KeyPath] = tuple
 ) -> Source:
     """`source` with each `dotted.key=value` of `settings` set, the value read as YAML.
 
@@ -158,7 +158,7 @@ def with_overrides(
     return Source(source.name, tree, source.lines, elsewhere)
 
 
-def with_value(tree: Tree, path: Path_, value: Any) -> Tree:
+def with_value(tree: Tree, path: KeyPath, value: Any) -> Tree:
     """A copy of `tree` with `value` at `path`, mappings made on the way where there are none.
 
     Raises:
@@ -175,7 +175,7 @@ def with_value(tree: Tree, path: Path_, value: Any) -> Tree:
     return {**tree, str(head): inner}
 
 
-def _with_value_in_list(items: list[Any], path: Path_, value: Any) -> list[Any]:
+def _with_value_in_list(items: list[Any], path: KeyPath, value: Any) -> list[Any]:
     """A copy of `items`, which stand at path[0], with `value` at path[1:]."""
     head, at, *rest = path
     if not str(at).isdigit() or int(at) >= len(items):
@@ -198,7 +198,7 @@ def validate_source(kind: type[Model] | Any, source: Source) -> Model:
         config: Model = TypeAdapter(kind).validate_python(source.tree)
     except ValidationError as e:
         model = kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
-        mistakes: dict[Path_, str] = {}
+        mistakes: dict[KeyPath, str] = {}
         for place, text in (explain_error(error, model) for error in e.errors()):
             mistakes.setdefault(place, text)  # one for all members of a union
         raise ConfigError(
@@ -247,7 +247,7 @@ def _check_size(node: yaml.Node | None, name: str) -> None:
                 waiting += [child for pair in pairs for child in pair]
 
 
-def _construct_value(node: yaml.Node, path: Path_, lines: dict[Path_, int], name: str) -> Any:
+def _construct_value(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], name: str) -> Any:
     """The Python value of a node, noting the line of every key on the way."""
     lines.setdefault(path, node.start_mark.line + 1)
     if isinstance(node, yaml.CollectionNode) and node.tag not in _PLAIN_TAGS:
@@ -287,7 +287,8 @@ def _construct_value(node: yaml.Node, path: Path_, lines: dict[Path_, int], name
         loader.dispose()
     if isinstance(value, int) and abs(value) > _LARGEST:
         raise ConfigError(
-            f"{name}:{node.start_mark.line + 1}: {format_value(node.value)} cannot be read: whole numbers "
+            f"{name}:{node.start_mark.line + 1}: {format_value(node.value)} cannot be read: "
+            "whole numbers "
             f"end at 2^63. Write a number with a point, such as 1e30, where one is wanted"
         )
     return value

@@ -32,7 +32,7 @@ from dpsweep.core.disk import raising_disk_full, shown_bytes, write_whole
 
 _NOTES, _WORDS, _BEGUN = "mishaps.json", "last_words.txt", "begun"
 _LOOK_SECONDS = 0.25
-_TRIES = 2
+_MAX_TRIES = 2
 """How often memory may run out before the trial has failed."""
 
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>.+)$')
@@ -84,7 +84,7 @@ def decide_retry(trial_dir: Path, limits: Limits) -> RetryDecision:
             f"{_find_code_place(words)}. If an epoch takes that long, raise budget.trial_timeout",
         )
     notes = read_memory_notes(trial_dir)
-    if len(notes) >= _TRIES:
+    if len(notes) >= _MAX_TRIES:
         return RetryDecision(
             "failed",
             f"memory ran out {notes[0]}, and, alone and with half the examples at once, "
@@ -104,7 +104,7 @@ def count_begins(trial_dir: Path) -> int:
 
 
 def note_begin(trial_dir: Path) -> None:
-    """Adds this process to those that `times_begun` counts; `trial_dir` must be locked."""
+    """Adds this process to those that `count_begins` counts; `trial_dir` must be locked."""
     with raising_disk_full(trial_dir), (trial_dir / _BEGUN).open("ab") as file:
         file.write(b".")
 
@@ -116,7 +116,7 @@ def read_memory_notes(trial_dir: Path) -> list[str]:
 
 
 def note_memory(trial_dir: Path, where: str) -> None:
-    """Adds to what `memory_notes` tells; durable when it returns."""
+    """Adds to what `read_memory_notes` tells; durable when it returns."""
     write_whole(trial_dir / _NOTES, json.dumps([*read_memory_notes(trial_dir), where]).encode())
 
 
@@ -174,7 +174,7 @@ class Watchdog:
     """
 
     def __init__(self, trial_dir: Path, limits: Limits) -> None:
-        self._trial_dir, self._limits = trial_dir, limits
+        self._trial_dir, self._make_limits = trial_dir, limits
         self._over = threading.Event()
         with raising_disk_full(trial_dir):
             self._file: TextIO = (trial_dir / _WORDS).open("w")
@@ -183,7 +183,7 @@ class Watchdog:
         """From now on a breakdown, silence or too much memory end the process with a note."""
         faulthandler.enable(self._file, all_threads=False)
         self._wait()
-        if self._limits.memory_bytes and memory.tells_own():
+        if self._make_limits.memory_bytes and memory.tells_own():
             threading.Thread(target=self._hold_memory, daemon=True).start()
 
     @contextlib.contextmanager
@@ -202,13 +202,13 @@ class Watchdog:
         (self._trial_dir / _WORDS).unlink(missing_ok=True)
 
     def _wait(self) -> None:
-        if self._limits.silence_seconds:
+        if self._make_limits.silence_seconds:
             faulthandler.dump_traceback_later(
-                self._limits.silence_seconds, exit=True, file=self._file
+                self._make_limits.silence_seconds, exit=True, file=self._file
             )
 
     def _hold_memory(self) -> None:
-        most = self._limits.memory_bytes
+        most = self._make_limits.memory_bytes
         while not self._over.wait(_LOOK_SECONDS):
             if memory.own() > most and not self._over.is_set():
                 exit_out_of_memory(  # how much it held follows from the secret batch

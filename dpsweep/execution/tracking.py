@@ -130,7 +130,8 @@ class TrackingWatcher:
         if record.confirms is not None:
             found += f"\n\nRepeats trial {record.confirms} with fresh noise."
         return (
-            f"**Privacy.** This run by itself: {describe_trial_privacy(record)} {_AS_A_PART}\n\n{found}\n\n"
+            f"**Privacy.** This run by itself: {describe_trial_privacy(record)} {_AS_A_PART}\n\n"
+            f"{found}\n\n"
             f"{describe_retraining(dump_trial(record.config))}"
         )
 

@@ -56,7 +56,7 @@ class LeaseTiming:
     settle_seconds: float = 1.0
 
 
-PACE = LeaseTiming()
+LEASE_TIMING = LeaseTiming()
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class LeaseHolder:
     host: str
     pid: int
     since: float
-    get_machine_id: str = ""
+    machine: str = ""
     token: str = ""
     beat: int = 0
 
@@ -151,7 +151,7 @@ class Lease:
 
 @contextlib.contextmanager
 def hold_lease(
-    folder: Path, pace: LeaseTiming = PACE, wait_seconds: float = 0.0
+    folder: Path, pace: LeaseTiming = LEASE_TIMING, wait_seconds: float = 0.0
 ) -> Iterator[Lease]:
     """Holds the sweep in `folder` for this process.
 
@@ -207,7 +207,7 @@ def _acquire_lease(folder: Path, pace: LeaseTiming) -> Iterator[Lease]:
             _release(lease)
 
 
-def find_lease_holder(folder: Path, pace: LeaseTiming = PACE) -> LeaseHolder | None:
+def find_lease_holder(folder: Path, pace: LeaseTiming = LEASE_TIMING) -> LeaseHolder | None:
     """Who drives the sweep in `folder` now; None if nobody does."""
     if not (folder / "lock").exists():
         return None
@@ -227,7 +227,7 @@ def read_last_holder(folder: Path) -> LeaseHolder | None:
     return _read_lease(folder / "lease")
 
 
-def may_be_suspended(folder: Path, pace: LeaseTiming = PACE) -> bool:
+def may_be_suspended(folder: Path, pace: LeaseTiming = LEASE_TIMING) -> bool:
     """True if whoever holds the lease has not renewed it for longer than it may be silent."""
     with contextlib.suppress(OSError):
         os.utime(folder / "lock")
@@ -343,9 +343,10 @@ def _release(lease: Lease) -> None:
 
 def _make_in_use_error(folder: Path, owner: LeaseHolder | None) -> SweepInUse:
     hint = (
-        f"It has been silent for {get_silence_seconds(folder):.0f} s and may be suspended: wake it with "
+        f"It has been silent for {get_silence_seconds(folder):.0f} s and may be suspended: "
+        "wake it with "
         f"kill -CONT {owner.pid}, or end it with kill -KILL {owner.pid}, on {owner.host}"
-        if owner and may_be_suspended(folder, PACE)
+        if owner and may_be_suspended(folder, LEASE_TIMING)
         else f"Watch it with: dpsweep status {folder.name}; end it with: dpsweep stop {folder.name}"
     )
     return SweepInUse(

@@ -19,7 +19,7 @@ from dpsweep.core.errors import StateError, first_line
 
 log = logging.getLogger(__name__)
 
-PATIENCE_SECONDS = 600.0
+RETRY_SECONDS = 600.0
 _PAUSE_SECONDS = 1.0
 _TIMES = 5
 
@@ -47,7 +47,7 @@ def retry_if_interrupted(method: Callable[P, T]) -> Callable[P, T]:
     return tried
 
 
-def retry_connections(engine: Engine, shown: str, seconds: float = PATIENCE_SECONDS) -> None:
+def retry_connections(engine: Engine, shown: str, seconds: float = RETRY_SECONDS) -> None:
     """From now on a server that does not answer is waited for.
 
     Args:

@@ -25,7 +25,14 @@ from pathlib import Path
 from dpsweep.config.source import Source, Tree, dump_sweep
 from dpsweep.core.disk import private_folder, raising_disk_full, write_whole
 from dpsweep.core.errors import DiskFull, StateError
-from dpsweep.store.lease import PACE, Lease, LeaseHolder, LeaseTiming, find_lease_holder, hold_lease
+from dpsweep.store.lease import (
+    LEASE_TIMING,
+    Lease,
+    LeaseHolder,
+    LeaseTiming,
+    find_lease_holder,
+    hold_lease,
+)
 from dpsweep.store.owner import (
     VARIABLE,
     get_login_name,
@@ -332,7 +339,8 @@ class SweepFolder:
         self._read()
         if self.called != self.name and not force:
             raise StateError(
-                f"sweep {self.called!r} is {self.owner_name}'s, not yours ({whoami()}). If they know, "
+                f"sweep {self.called!r} is {self.owner_name}'s, not yours ({whoami()}). If they "
+                "know, "
                 f"add --force; if you are {self.owner_name} under another name, set {VARIABLE}"
             )
 
@@ -372,7 +380,7 @@ class SweepFolder:
         return self.path / "trials" / f"{number:04d}"
 
     @contextlib.contextmanager
-    def lease(self, pace: LeaseTiming = PACE, wait_seconds: float = 0.0) -> Iterator[Lease]:
+    def lease(self, pace: LeaseTiming = LEASE_TIMING, wait_seconds: float = 0.0) -> Iterator[Lease]:
         """Holds the sweep for this process. The system frees it when the process dies.
 
         Args:

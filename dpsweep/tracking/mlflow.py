@@ -38,7 +38,7 @@ CHANGED = "dpsweep.param."
 """Before a param's name: the tag with its value, where the param itself has an older one."""
 
 _RUNS_PER_PAGE = 1000
-_FOR_GOOD = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_ALREADY_EXISTS")
+_PERMANENT_ERRORS = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_ALREADY_EXISTS")
 
 
 class MlflowSink:
@@ -79,7 +79,7 @@ class MlflowSink:
             for number, parcel in sorted(found.items(), key=lambda item: bool(item[1].artifacts)):
                 self._end(number, parcel)  # an artifact store that is away keeps nobody else back
         except MlflowException as e:
-            if e.error_code in _FOR_GOOD:
+            if e.error_code in _PERMANENT_ERRORS:
                 raise Undeliverable(str(e)) from e
             self._client = None  # what it did before it failed is asked for again
             raise
@@ -105,7 +105,7 @@ class MlflowSink:
             try:
                 client.log_batch(run.id, params=params, metrics=metrics)
             except MlflowException as e:
-                if e.error_code not in _FOR_GOOD:
+                if e.error_code not in _PERMANENT_ERRORS:
                     raise
                 new = self._drop_changed_params(run, params)
                 if len(new) == len(params):

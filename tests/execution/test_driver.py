@@ -12,7 +12,7 @@ from dpsweep.config.sweep import load_sweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import StateError
 from dpsweep.execution import driver as place
-from dpsweep.execution.driver import WORKER_DEATHS, Driver
+from dpsweep.execution.driver import MAX_WORKER_DEATHS, Driver
 from dpsweep.execution.failures import note_begin, note_memory, read_memory_notes
 from dpsweep.store.lease import LeaseTiming
 from dpsweep.store.state_dir import StateFolder
@@ -144,7 +144,7 @@ def test_a_failed_trial_says_why_and_its_secret_is_gone(world):
         driver.next("a")
         driver.ended("a", {"end": "failed", "reason": "it diverged"})
         driver.next("b")
-        for _ in range(WORKER_DEATHS + 1):
+        for _ in range(MAX_WORKER_DEATHS + 1):
             note_begin(here.trial_dir(1).path)
         driver.ended("b", None)
         assert not driver.stopping
@@ -166,7 +166,7 @@ def test_a_trial_that_no_worker_lived_to_begin_is_handed_out_again(world):
     with lease as held:
         driver = make(held)
         secret = Path(driver.next("a")["trial_dir"], "secret").read_bytes()
-        for _ in range(WORKER_DEATHS):  # one of those that died had not begun
+        for _ in range(MAX_WORKER_DEATHS):  # one of those that died had not begun
             note_begin(here.trial_dir(0).path)
         driver.ended("a", None)
         assert not driver.stopping

@@ -229,7 +229,7 @@ def test_experiments_of_one_name_on_one_server_do_not_meet(tmp_path):
 
     def experiment(owner, id_):
         sink = MlflowSink(uri, "tiny", id_, tmp_path / "artifacts", owner)
-        client = sink._connected()
+        client = sink._get_client()
         made = client.get_experiment(sink._experiment)
         return made.name, made.tags.get("dpsweep.owner")
 

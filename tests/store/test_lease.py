@@ -177,7 +177,7 @@ def test_a_driver_that_slept_unnoticed_goes_on(tmp_path, drive):
 
 
 def test_a_suspended_driver_is_told_from_a_busy_one(tmp_path, drive, monkeypatch):
-    monkeypatch.setattr(lease, "PACE", PACE)
+    monkeypatch.setattr(lease, "LEASE_TIMING", PACE)
     driver = drive()
     driver.suspend()
     age(tmp_path, PACE.silent_seconds + 1)
@@ -203,7 +203,7 @@ def test_is_lost_looks_itself_if_the_thread_did_not(tmp_path, monkeypatch):
         (tmp_path / "lease").write_text((tmp_path / "lease").read_text().replace("a", "b"))
         assert not mine.is_lost(), "confirmed a moment ago"
         now = lease._read_clock()
-        monkeypatch.setattr(lease, "_clock", lambda: now + 3 * hour)
+        monkeypatch.setattr(lease, "_read_clock", lambda: now + 3 * hour)
         assert mine.is_lost()
 
 
