@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import Field
 
-from dpsweep.config.keys import BATCH_SIZE, EPOCHS, EPSILON, EVALUATE_EVERY, LEARNING_RATE, path_of
+from dpsweep.config.keys import BATCH_SIZE, EPOCHS, EPSILON, EVALUATE_EVERY, path_of
 from dpsweep.config.source import KeyPath, Source, Tree, parse_yaml, validate_source, with_value
 from dpsweep.core.errors import ConfigError, unknown
 from dpsweep.core.strict import Strict
@@ -149,7 +149,8 @@ def spec_of(job: Job, budget: Budget, seeds: int) -> Tree:
         if value is not None:
             base = with_value(base, path, value)
             search.pop(".".join(map(str, path)), None)
-    rate = {LEARNING_RATE: base["optimizer"]["lr"]}
+    sizes = (k for k in ("lr", "total_step") if k in base["optimizer"])
+    rate = {f"optimizer.{k}": base["optimizer"][k] for k in sizes}
     epochs = base["train"]["epochs"]
     every = min(base["train"]["evaluate_every"], max(1, math.ceil(epochs)))
     limits = {"trials": budget.trials} | ({"hours": budget.hours} if budget.hours else {})

@@ -3,7 +3,7 @@
 import os
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -271,6 +271,7 @@ class ResolvedSweep:
 
     def _written(self, tree: Tree) -> TrialConfig:
         resources, train = self.config.resources, tree.get("train")
+        tree = _one_step_size(tree, self.origins)
         if isinstance(train, dict):
             own = {"device": resources.device, "threads": resources.cpu}
             tree = {**tree, "train": {**own, **train}}
@@ -472,6 +473,19 @@ def _resolve(config: SweepConfig, file: Source, base: Source) -> ResolvedSweep:
     _check_choices(sweep)
     assert sweep.start is not None  # read here: a point outside the space is told before a launch
     return sweep
+
+
+def _one_step_size(tree: Tree, searched: Collection[str]) -> Tree:
+    """A drawn tree in which a searched lr takes the place of the base's total_step, or vice versa.
+
+    Both are one quantity: what is searched has the value that the base config had.
+    """
+    match tree:
+        case {"optimizer": {"lr": _, "total_step": _, **others} as own}:
+            kept = [k for k in ("lr", "total_step") if f"optimizer.{k}" in searched]
+            if len(kept) == 1:
+                return {**tree, "optimizer": {**others, kept[0]: own[kept[0]]}}
+    return tree
 
 
 def _get_privacy_target(trial: TrialConfig, sweep: ResolvedSweep) -> tuple[object, ...]:

@@ -9,11 +9,12 @@ from dpsweep.compat import best_first
 from dpsweep.config.keys import (
     BATCH_SIZE,
     EPSILON,
-    LEARNING_RATE,
     METHOD_NAME,
     SCOPE,
+    TOTAL_STEP,
     flatten,
 )
+from dpsweep.config.space.conditions import STEP_SIZES, get_scalar
 from dpsweep.config.space.leaves import list_leaves
 from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import dump_trial
@@ -103,6 +104,7 @@ class TrackingWatcher:
             self.sweep_started()
             self._num_stated = max(self._num_stated, record.number + 1)
         params = flatten(record.config.model_dump(mode="json"), empty=False)
+        params |= {key: get_scalar(record.config, key) for key in STEP_SIZES}
         tags = collect_provenance() | _make_trial_tags(record)
         note = self._description(record)
         self._tracker.trial(record.number, Facts(params, tags, note, name=make_run_name(record)))
@@ -145,7 +147,7 @@ def make_run_name(record: Record) -> str:
     repeat = "" if record.confirms is None else f" repeats {record.confirms}"
     budget = f" ε {config.privacy.epsilon:g}" if EPSILON in record.hyperparams else ""
     return (
-        f"{record.number:04d}{repeat} {config.method.name} lr {config.optimizer.lr:.3g} "
+        f"{record.number:04d}{repeat} {config.method.name} {config.step_size} "
         f"B {config.train.batch_size}{budget}"
     )
 
@@ -184,7 +186,7 @@ def _format_epsilon(epsilon: float | None) -> str:
 
 def _make_view(sweep: ResolvedSweep) -> str:
     """The objective, then method, learning rate and batch size, then what else is searched."""
-    first = (METHOD_NAME, LEARNING_RATE, BATCH_SIZE)
+    first = (METHOD_NAME, TOTAL_STEP, BATCH_SIZE)
     searched = [leaf.slot.key for leaf in list_leaves(sweep.space)]
     objective = sweep.config.objective
     return best_first(

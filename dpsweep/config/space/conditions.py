@@ -9,12 +9,15 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel
 
-from dpsweep.config.keys import DATA_SIZE, flatten
+from dpsweep.config.keys import DATA_SIZE, LEARNING_RATE, TOTAL_STEP, flatten
 from dpsweep.config.source import KeyPath, Source
 from dpsweep.config.space.expression import Formula, FormulaError, Scalar, parse_formula
 from dpsweep.config.space.searched import resolve_key_aliases
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, guess
+
+STEP_SIZES = {LEARNING_RATE: "learning_rate", TOTAL_STEP: "total_step"}
+"""Keys of which a file gives one, and the trial's property that has either."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,8 @@ def get_scalar(trial: TrialConfig, key: str) -> Scalar | None:
     """The number or text at a dotted key; None if this trial has none."""
     if key == DATA_SIZE:
         return trial.data.num_examples
+    if key in STEP_SIZES:
+        return getattr(trial, STEP_SIZES[key])  # type: ignore[no-any-return]
     found: object = trial
     for part in key.split("."):
         known = isinstance(found, BaseModel) and part in type(found).model_fields

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import plotly.graph_objects as go
 
-from dpsweep.config.keys import BATCH_SIZE, LEARNING_RATE
+from dpsweep.config.keys import BATCH_SIZE, LEARNING_RATE, TOTAL_STEP
 from dpsweep.config.search import ObjectiveConfig
 from dpsweep.results.plots.axes import KeyAxis
 from dpsweep.results.plots.style import figure, goal_title, hover, scaled
@@ -15,6 +15,7 @@ PAIRS = (
     ("method.kappa", "method.gamma"),
     ("method.cut", "method.depth"),
     (BATCH_SIZE, LEARNING_RATE),
+    (BATCH_SIZE, TOTAL_STEP),
 )
 """Keys that belong together, (to the right, upwards)."""
 

@@ -10,7 +10,15 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from dpsweep.config.keys import BATCH_SIZE, CLIP_NORM, EPOCHS, EPSILON, LEARNING_RATE, METHOD_NAME
+from dpsweep.config.keys import (
+    BATCH_SIZE,
+    CLIP_NORM,
+    EPOCHS,
+    EPSILON,
+    LEARNING_RATE,
+    METHOD_NAME,
+    TOTAL_STEP,
+)
 from dpsweep.results.tables import knob_words
 from dpsweep.search.confirmation import Confirmation
 from dpsweep.search.trial_record import Record
@@ -50,6 +58,7 @@ KEY_TITLES = {
     "method.filter": "low-pass filter",
     METHOD_NAME: "method",
     LEARNING_RATE: "η, learning rate",
+    TOTAL_STEP: "r, total step",
     "optimizer.floor": "γ', floor of the variance",
     BATCH_SIZE: "B, batch size (examples)",
     EPOCHS: "E, epochs",
