@@ -1,4 +1,4 @@
-"""One trial: data, model, promise, training, optimizer, method. The file that is exported."""
+"""One trial: data, model, privacy, training, optimizer, method. The file that is exported."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from dpsweep.config.aliases import resolve_path_aliases, resolve_source_aliases
+from dpsweep.config.keys import BATCH_SIZE, CLIPPING, OPTIMIZER_NAME, path_of
 from dpsweep.config.privacy import PrivacyConfig
 from dpsweep.config.source import (
     Source,
@@ -24,12 +25,14 @@ from dpsweep.data.datasets import DataConfig
 from dpsweep.methods import METHODS, MethodConfig, compose
 from dpsweep.methods import build as build_method
 from dpsweep.models import ModelConfig
-from dpsweep.optim import OptimizerConfig
+from dpsweep.optim import TOTAL_STEPS, OptimizerConfig
+from dpsweep.optim.schedule import sum_factors
+from dpsweep.optim.sgd import Sgd
 from dpsweep.privacy.query import Apart
 
 
 class TrainConfig(Strict):
-    """How long, in what portions, and on what."""
+    """Length, batches, precision and device of the training."""
 
     letters: ClassVar[dict[str, str]] = {"B": "batch_size", "E": "epochs"}
 
@@ -73,22 +76,22 @@ class TrainConfig(Strict):
 
 
 class TrialConfig(Strict):
-    """Everything one trial needs, and nothing a search adds."""
+    """Config of one trial, complete and without any search."""
 
     data: DataConfig
-    """Which examples are private, and which ones measure the result."""
+    """Data set: its private training examples, and those that measure the result."""
 
     model: ModelConfig
-    """What is trained."""
+    """Model to train."""
 
     privacy: PrivacyConfig
-    """What is promised."""
+    """Privacy target: epsilon and delta, or a noise multiplier."""
 
     train: TrainConfig
-    """How long, in what portions, and on what."""
+    """Length, batches, precision and device of the training."""
 
-    optimizer: OptimizerConfig
-    """The base optimizer and its learning rate."""
+    optimizer: OptimizerConfig = Sgd(total_step=TOTAL_STEPS["sgd"])
+    """The base optimizer and the size of its steps; the method's own if missing."""
 
     method: MethodConfig
     """The DP method and its tunables."""
@@ -100,6 +103,37 @@ class TrialConfig(Strict):
     def schedule(self) -> tuple[int, float]:
         """T and q: how many steps it takes, and with what chance a step sees an example."""
         return compute_schedule(self.train.batch_size, self.train.epochs, self.data.num_examples)
+
+    @property
+    def learning_rate(self) -> float:
+        """Peak learning rate; under adaptive clipping with total_step, that at the first norm."""
+        if self.optimizer.lr is not None:
+            return self.optimizer.lr
+        assert self.optimizer.total_step is not None, "the method's default is filled in"
+        return self.optimizer.total_step / self._reach
+
+    @property
+    def total_step(self) -> float:
+        """Total step r = lr G S (optim/base.py); with lr, as if an adaptive clip norm stayed."""
+        given = self.optimizer.total_step
+        return self.learning_rate * self._reach if given is None else given
+
+    @property
+    def step_size(self) -> str:
+        """What the file gives of learning rate and total step, such as `lr 0.52`."""
+        given = self.optimizer.total_step
+        return f"lr {self.optimizer.lr:.3g}" if given is None else f"total_step {given:.3g}"
+
+    @property
+    def _reach(self) -> float:
+        """G S: the total step at learning rate 1, with every clipped gradient C long.
+
+        C is clip_norm under each style of clipping. Flat and automatic clipping bring an example's
+        whole gradient to it, per_layer the squares of its layers to a sum of C^2; adaptive clipping
+        starts there, and the learning rate follows its norm (training/step.py).
+        """
+        length = self.privacy.clip_norm * build_method(self.method).chain.dc_gain
+        return self.optimizer.reach(length) * sum_factors(self.optimizer.schedule, self.schedule[0])
 
     @property
     def delta(self) -> float:
@@ -124,9 +158,15 @@ class TrialConfig(Strict):
                 }
             case _:
                 own = {"optimizer": {"name": "sgd"}}
+        if isinstance(data, dict):
+            data = {**data, "optimizer": data.get("optimizer", {})}
         for section, default in own.items():
             if isinstance(data, dict) and isinstance(data.get(section), dict):
                 data = {**data, section: {**default, **data[section]}}
+        match data:
+            case {"optimizer": {"name": str(base), **given}} if base in TOTAL_STEPS:
+                size = {"total_step": TOTAL_STEPS[base]} if not _SIZES & given.keys() else {}
+                data = {**data, "optimizer": {"name": base, **given, **size}}
         return data
 
     @model_validator(mode="after")
@@ -136,7 +176,7 @@ class TrialConfig(Strict):
             bases = (self.method.compose.base,)
         if self.optimizer.name not in bases:
             raise Misfit(
-                "optimizer.name",
+                OPTIMIZER_NAME,
                 f"{self.method.name} steps with {' or '.join(bases)}, got {self.optimizer.name}. "
                 f"Delete optimizer.name, or choose another method.name",
             )
@@ -147,7 +187,7 @@ class TrialConfig(Strict):
         split = isinstance(build_method(self.method).query, Apart)
         if split and self.privacy.clipping.name == "adaptive":
             raise Misfit(
-                "privacy.clipping",
+                CLIPPING,
                 "adaptive follows the norm of one answer, and predictor: split clips two. Use "
                 "clipping: flat, or predictor: joint",
             )
@@ -158,12 +198,16 @@ class TrialConfig(Strict):
         num_examples = self.data.num_examples
         if self.train.batch_size > num_examples:
             raise Misfit(
-                "train.batch_size",
+                BATCH_SIZE,
                 f"{self.train.batch_size} exceeds the {num_examples} private examples of "
                 f"{self.data.name}. The sampling rate batch_size / num_examples is a "
                 f"probability; give at most {num_examples}",
             )
         return self
+
+
+_SIZES = {"lr", "total_step", *Sgd.letters}
+"""Keys that give the size of a step, letters included."""
 
 
 def compute_schedule(batch_size: float, epochs: float, num_examples: int) -> tuple[int, float]:
@@ -178,7 +222,7 @@ def resolve_trial_source(source: Source, settings: list[str]) -> Source:
     match spelled.tree:
         case {"privacy": {"clipping": str(name)}}:  # so that a key inside it can be set
             spelled = replace(
-                spelled, tree=with_value(spelled.tree, ("privacy", "clipping"), {"name": name})
+                spelled, tree=with_value(spelled.tree, path_of(CLIPPING), {"name": name})
             )
     changed = with_overrides(
         spelled, settings, lambda path: resolve_path_aliases(path, TrialConfig)

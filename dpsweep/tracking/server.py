@@ -1,4 +1,4 @@
-"""How MLflow's server is started and its address shown, without importing MLflow."""
+"""Command that starts MLflow's server, and addresses without passwords, without MLflow itself."""
 
 import os
 import re
@@ -22,7 +22,7 @@ _SECRET = re.compile(r"(password|passwd|pwd|token|secret|(?<!ssl)(?<!ssl_)key)\s
 def redact_password(uri: str) -> str:
     """`uri` as it may be shown; rather too little of it than a password.
 
-    >>> without_password("postgresql://me:secret@host/db?password=secret&sslmode=require")
+    >>> redact_password("postgresql://me:secret@host/db?password=secret&sslmode=require")
     'postgresql://me:***@host/db?password=***&sslmode=require'
     """
     before, mark, query = _USER.sub(r"\1:***@", uri).partition("?")
@@ -36,7 +36,7 @@ def _redact_setting(setting: str) -> str:
 
 
 def refuse_password(option: str, uri: str | None, remedy: str) -> None:
-    """Raises ConfigError for a URL with a password in it: everybody here can read command lines."""
+    """Raise ConfigError for a URL with a password in it: everybody here can read command lines."""
     if uri and redact_password(uri) != uri:
         raise ConfigError(
             f"{option} {redact_password(uri)}: has a password in it, which every user of this "
@@ -47,7 +47,7 @@ def refuse_password(option: str, uri: str | None, remedy: str) -> None:
 def add_driver(uri: str) -> str:
     """`uri`, of a database with its driver named: SQLAlchemy would take the one we do not install.
 
-    >>> with_driver("postgresql://me@host/mlflow"), with_driver("http://host:5000")
+    >>> add_driver("postgresql://me@host/mlflow"), add_driver("http://host:5000")
     ('postgresql+psycopg://me@host/mlflow', 'http://host:5000')
     """
     kind, mark, rest = uri.partition("://")
@@ -72,5 +72,5 @@ def build_server_command(uri: str, artifacts: Path, host: str, port: int) -> lis
 
 
 def build_server_environment() -> dict[str, str]:
-    """The environment for `server_command`."""
+    """The environment for `build_server_command`."""
     return {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
