@@ -1,8 +1,8 @@
 """Low-pass filters of any order, in the direct form they are printed in.
 
 A filter is two rows of numbers: `a` feeds back what came out, `b` weighs what goes in. Not every
-pair is a filter one may train with. What is refused, and why, is said in `Iir`; a refusal is a
-`Misfit`, a ValueError that names the row at fault, so that a config can point at its own key.
+pair is a filter one may train with. What is refused, and why, is said in `Iir`; a refusal is an
+`InvalidKey`, a ValueError that names the row at fault, so that a config can point at its own key.
 
 Read filters/lti.py first: it says what the two describing numbers of a filter are.
 """
@@ -61,7 +61,7 @@ class Iir:
         b: Input weights, b_0..b_nb, with sum b = 1 + sum a up to a share of 1e-6.
 
     Raises:
-        Misfit: A ValueError that names a or b. If a number is not finite; if a pole, a root of
+        InvalidKey: A ValueError that names a or b. If a number is not finite; if a pole, a root of
             z^na + a_1 z^(na-1) + ..., has radius 1 or more, or lies closer to z = 1 than double
             precision can tell; if b is empty, begins with 0 or has the wrong sum; or if some
             c_t of the first 65 536 steps is not positive, which would turn the gradient around.

@@ -135,7 +135,7 @@ class Whole:
         """What each run may lose at most, at orders fixed beforehand.
 
         Raises:
-            Misfit: If the budget is too small for any.
+            InvalidKey: If the budget is too small for any.
         """
         return _cap(self)
 
@@ -143,7 +143,7 @@ class Whole:
         """The noise multiplier of a run, the least that keeps the budget.
 
         Raises:
-            Misfit: If the budget is too small for any.
+            InvalidKey: If the budget is too small for any.
         """
         return _noise(self, schedule)
 
