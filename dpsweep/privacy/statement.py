@@ -52,7 +52,7 @@ class Growth:
 def shown_plans(plans: tuple[tuple[int, int], ...]) -> str:
     """How a number of runs was raised: planned runs, and how many had begun by then.
 
-    >>> shown_plans(((2, 0), (5, 2), (9, 4)))
+    >>> format_plans(((2, 0), (5, 2), (9, 4)))
     'from 2 to 5 when 2 had begun, to 9 when 4 had begun'
     """
     (first, _), *later = plans
@@ -219,7 +219,7 @@ def validation_statement(validation: str, num_held_out: int) -> str:
 def shown_epsilon(epsilon: float) -> str:
     """Two decimals, rounded up.
 
-    >>> shown_epsilon(3.9912), shown_epsilon(4.0), shown_epsilon(math.inf)
+    >>> format_epsilon(3.9912), format_epsilon(4.0), format_epsilon(math.inf)
     ('4.00', '4.00', 'inf')
     """
     return "inf" if math.isinf(epsilon) else f"{math.ceil(epsilon * 100 - 1e-9) / 100:.2f}"
@@ -228,7 +228,7 @@ def shown_epsilon(epsilon: float) -> str:
 def shown_delta(delta: float) -> str:
     """Two digits, rounded up.
 
-    >>> shown_delta(5.546e-6), shown_delta(1e-5)
+    >>> format_delta(5.546e-6), format_delta(1e-5)
     ('5.6e-06', '1.0e-05')
     """
     unit = 10.0 ** (math.floor(math.log10(delta)) - 1)

@@ -1,7 +1,7 @@
 """Answers of a batch to a query, one parameter at a time, in whatever form is cheapest.
 
 An answer gives each example's squared norm, takes the clipping factors back and gives the
-clipped sum. Only `Each` holds per-example gradients; the others compute both from records.
+clipped sum. Only `WrittenOut` holds per-example gradients; the others compute both from records.
 """
 
 from collections.abc import Sequence
@@ -104,7 +104,7 @@ class Tokens:
         rows_BT: i, int64, shape (B, T).
         grads_BTE: g, weights of the query included; zero at padding. Shape (B, T, E).
         num_rows: Rows of the table.
-        signed: As in `Outer`.
+        signed: As in `OuterProducts`.
     """
 
     rows_BT: Tensor
@@ -171,7 +171,7 @@ def gram(leaf_BTX: Tensor) -> Tensor:
 def from_grams(left_BTT: Tensor, right_BTT: Tensor, dtype: torch.dtype) -> Tensor:
     """|sum_t l_t r_t^T|^2 from both Gram matrices, shape (B,), float64.
 
-    The products may cancel; see `not_too_small`.
+    The products may cancel; see `add_rounding_bound`.
     """
     square_B = (left_BTT * right_BTT).sum((1, 2))
     longest_B = (diagonal(left_BTT) * diagonal(right_BTT)).sqrt().sum(1)
