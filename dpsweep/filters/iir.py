@@ -101,8 +101,8 @@ class Iir:
             radius = max(abs(pole), 1.0)  # the exact test knows better than a computed root
             raise Misfit(
                 "a",
-                f"Iir.a = {shown(self.a)} is unstable: it has a pole at z = {_complex(pole)}, of "
-                f"radius {radius:.9g}, and past noise would never fade. Every root of "
+                f"Iir.a = {shown(self.a)} is unstable: it has a pole at "
+                f"z = {_complex(pole)}, of radius {radius:.9g}, and past noise would never fade. Every root of "
                 "z^na + a_1 z^(na-1) + ... must have a radius below 1; mind the sign, "
                 "m_t = 0.9 m_{t-1} + ... is a = [-0.9]",
             )
@@ -119,8 +119,8 @@ class Iir:
         if sum_b == 0:
             raise Misfit(
                 "b",
-                f"Iir.b = {shown(self.b)} has sum 0: the filter blocks a constant gradient, and "
-                f"nothing would be learned. The sum must be 1 + sum a = {wanted:.9g}",
+                f"Iir.b = {shown(self.b)} has sum 0: the filter blocks a constant gradient, "
+                f"and nothing would be learned. The sum must be 1 + sum a = {wanted:.9g}",
             )
         if not abs(sum_b - wanted) <= DC_TOLERANCE * wanted:
             mended = tuple(x * (wanted / sum_b) for x in self.b)
@@ -128,8 +128,8 @@ class Iir:
             fits = abs(sum_b - fsum((1.0, *turned))) <= DC_TOLERANCE * abs(sum_b)
             raise Misfit(
                 "b",
-                f"Iir.b = {shown(self.b)} has sum {sum_b:.9g}, but 1 + sum a = {wanted:.9g}: a "
-                f"constant gradient would come out times {sum_b / wanted:.9g}. "
+                f"Iir.b = {shown(self.b)} has sum {sum_b:.9g}, but 1 + sum a = {wanted:.9g}: "
+                f"a constant gradient would come out times {sum_b / wanted:.9g}. "
                 f"Use b = {shown(mended, digits=12)}"
                 + (f", or a = {shown(turned)} if its signs are turned" if fits else ""),
             )
@@ -145,8 +145,8 @@ class Iir:
             t = wrong[0]
             raise Misfit(
                 "b",
-                f"Iir with a = {shown(self.a)}, b = {shown(self.b)} has c_{t} = {c_T[t]:.6g} at "
-                f"step {t}: the bias correction divides by c_t, which must stay above 0, or it "
+                f"Iir with a = {shown(self.a)}, b = {shown(self.b)} has "
+                f"c_{t} = {c_T[t]:.6g} at step {t}: the bias correction divides by c_t, which must stay above 0, or it "
                 "turns the gradient around. Let b begin with a positive number, and keep what "
                 "is negative in b smaller",
             )

@@ -122,8 +122,8 @@ def search_statement(search: Search, *, accounting: str, num_held_out: int) -> s
     if search.broken is not None:
         words.insert(
             0,
-            f"OVER BUDGET: the sweep promised {_figure(search.broken, search.delta)} for all runs "
-            f"together, and what was run does not keep that.",
+            f"OVER BUDGET: the sweep promised {_figure(search.broken, search.delta)} "
+            f"for all runs together, and what was run does not keep that.",
         )
     if accounting == "none":
         words.append(
@@ -168,7 +168,8 @@ def _composed(search: Search, num_held_out: int) -> str:
         words += (
             "nothing is proven, since a trial lost more than the search was planned for."
             if math.isinf(search.proven[0])
-            else f"proven for all {search.planned} is {_figure(*search.proven)} by {search.how}."
+            else f"proven for all {search.planned} is {_figure(*search.proven)} "
+            f"by {search.how}."
         )
     if search.to_the_end is not None:
         words += (
