@@ -102,9 +102,9 @@ class Iir:
             raise Misfit(
                 "a",
                 f"Iir.a = {shown(self.a)} is unstable: it has a pole at "
-                f"z = {_complex(pole)}, of radius {radius:.9g}, and past noise would never fade. Every root of "
-                "z^na + a_1 z^(na-1) + ... must have a radius below 1; mind the sign, "
-                "m_t = 0.9 m_{t-1} + ... is a = [-0.9]",
+                f"z = {_complex(pole)}, of radius {radius:.9g}, and past noise would "
+                "never fade. Every root of z^na + a_1 z^(na-1) + ... must have a radius below 1; "
+                "mind the sign, m_t = 0.9 m_{t-1} + ... is a = [-0.9]",
             )
         if not (share := rounding(self.a)) <= ROUNDING_LIMIT:
             raise Misfit(
@@ -146,9 +146,9 @@ class Iir:
             raise Misfit(
                 "b",
                 f"Iir with a = {shown(self.a)}, b = {shown(self.b)} has "
-                f"c_{t} = {c_T[t]:.6g} at step {t}: the bias correction divides by c_t, which must stay above 0, or it "
-                "turns the gradient around. Let b begin with a positive number, and keep what "
-                "is negative in b smaller",
+                f"c_{t} = {c_T[t]:.6g} at step {t}: the bias correction divides "
+                "by c_t, which must stay above 0, or it turns the gradient around. Let b begin "
+                "with a positive number, and keep what is negative in b smaller",
             )
 
     @property
