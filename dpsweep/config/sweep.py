@@ -21,6 +21,7 @@ from dpsweep.config.search import (
     SamplerConfig,
     check_epsilon_varies,
     check_goals,
+    check_posterior,
     check_sampler,
 )
 from dpsweep.config.source import Path_, Source, Tree, read_yaml, validate, with_overrides
@@ -84,6 +85,11 @@ class SweepConfig(Strict):
     sampler: SamplerConfig = SamplerConfig()
     """Who proposes the next trial."""
 
+    choose: Literal["posterior", "observed"] = "posterior"
+    """What the best config is chosen by: posterior, the mean of a Gaussian process over all trials,
+    which tells merit from luck, where an epsilon has 12 complete trials (else as observed);
+    observed, each trial's own result. After two objectives and by private selection: observed."""
+
     pruner: PrunerConfig = PrunerConfig()
     """When a trial that does badly is ended early."""
 
@@ -91,11 +97,12 @@ class SweepConfig(Strict):
     """How much is spent on the search."""
 
     confirm: ConfirmConfig | None = None
-    """Repeats of the best configs; the best by their means is exported. Without it, the luckiest
-    trial is, and the report says so."""
+    """Repeats of the best config with fresh noise: an honest figure. Without it the result is that
+    of one run, and the report says so."""
 
     keep_weights: int = Field(default=3, ge=1)
-    """Trained weights stay on disk for so many of the best trials, of each epsilon."""
+    """Trained weights stay on disk for so many of the best trials, of each epsilon; until the
+    config is chosen by posterior, for the better half of all."""
 
     resources: ResourcesConfig = ResourcesConfig()
     """What one trial takes."""
@@ -172,6 +179,16 @@ class Sweep:
     def is_private_selection(self) -> bool:
         """True for a private selection, of which only the winner is told, at the end."""
         return self.config.accounting == "private_selection"
+
+    @property
+    def chooses_by_posterior(self) -> bool:
+        """True if the best config is chosen by a Gaussian process, once there are enough trials.
+
+        A private selection's proof is about the best score of single runs; of two objectives
+        there is a front.
+        """
+        one_goal = len(self.config.objective.goals) == 1
+        return self.config.choose == "posterior" and one_goal and not self.is_private_selection
 
     @property
     def num_kept(self) -> int:
@@ -422,6 +439,8 @@ def _check_choices(sweep: Sweep) -> None:
     check_sampler(config.sampler, sweep.space, file.at(("sampler", "name")))
     check_goals(config.objective, config.sampler, config.pruner, file)
     check_epsilon_varies(config.objective, sweep.epsilons, file)
+    if "choose" in config.model_fields_set and config.choose == "posterior":
+        check_posterior(sweep.chooses_by_posterior, sweep.is_private_selection, file)
     if config.confirm and config.confirm.each_method and len(sweep.methods) == 1:
         raise ConfigError(
             f"{file.at(('confirm', 'each_method'))}: the search has one method, "
