@@ -168,8 +168,7 @@ def _composed(search: Search, num_held_out: int) -> str:
         words += (
             "nothing is proven, since a trial lost more than the search was planned for."
             if math.isinf(search.proven[0])
-            else f"proven for all {search.planned} is {_figure(*search.proven)} "
-            f"by {search.how}."
+            else f"proven for all {search.planned} is {_figure(*search.proven)} by {search.how}."
         )
     if search.to_the_end is not None:
         words += (
