@@ -234,7 +234,7 @@ def loud(factor_B: Tensor, square_B: Tensor, longest_B: Tensor) -> tuple[Tensor,
 
 
 def is_loud(factor_B: Tensor, square_B: Tensor, longest_B: Tensor) -> Tensor:
-    """Find the examples that `loud` splits off; for several layers at once, shape (L, B)."""
+    """Find the examples to sum in double precision; of several layers at once, shape (L, B)."""
     usual = (factor_B * square_B.sqrt()).nan_to_num(0, 0, 0).amax(-1, keepdim=True)
     return (factor_B != 0) & ~(factor_B * longest_B <= _LOUD * usual)
 
