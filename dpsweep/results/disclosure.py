@@ -75,7 +75,7 @@ class TellsAll:
         name, done = study.sweep.name, sum(r.state != "running" for r in study.records())
         if not study.is_finished():
             return (
-                f"{name}: {done} trials finished, {len(study.running())} adopted, "
+                f"{name}: {done} trials finished, {len(study.running())} to continue, "
                 f"{study.num_to_ask()} to run"
             )
         more = f"launch its file anew: dpsweep launch FILE --name {name}-2 --from {name}"
