@@ -2,7 +2,7 @@
 
 import os
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from dpsweep.config.trial import dump_trial
@@ -10,6 +10,7 @@ from dpsweep.core.errors import StateError
 from dpsweep.execution.tracking import collect_provenance
 from dpsweep.results.confirmed import choice_words, luck
 from dpsweep.search.charge import describe_trial_privacy
+from dpsweep.search.choose import describe_edges
 from dpsweep.search.confirmation import Confirmation
 from dpsweep.search.trial_record import Record
 from dpsweep.store.statement import describe_search_privacy
@@ -32,6 +33,7 @@ class Origin:
         is_private_selection: True if it was a private selection.
         confirming: True if the best config was to be repeated.
         choice: How the best config of each epsilon was chosen.
+        edges: Of trials at an edge of a searched range, what to search next.
     """
 
     sweep: str
@@ -42,6 +44,7 @@ class Origin:
     is_private_selection: bool
     confirming: bool
     choice: dict[float | None, str]
+    edges: dict[int, str] = field(default_factory=dict)
 
     def luck(self, record: Record) -> str:
         """How much the figure of one of its trials is worth, and how it was chosen."""
@@ -54,7 +57,8 @@ class Origin:
             is_private_selection=self.is_private_selection,
             confirming=self.confirming,
         )
-        return " ".join(filter(None, [worth, self.choice.get(record.epsilon)]))
+        more = self.choice.get(record.epsilon), self.edges.get(record.number)
+        return " ".join(filter(None, [worth, *more]))
 
 
 def origin_of(study: Study) -> Origin:
@@ -69,6 +73,7 @@ def origin_of(study: Study) -> Origin:
         is_private_selection=study.sweep.is_private_selection,
         confirming=study.sweep.config.confirm is not None,
         choice=choice_words(study),
+        edges={r.number: words for r in records if (words := describe_edges(study.sweep.space, r))},
     )
 
 
