@@ -21,6 +21,5 @@ def test_a_winner_at_an_edge_is_told_what_to_search_next(sweep_file, search):
     words = describe_edges(sweep.space, replace(record, hyperparams={"optimizer.lr": high}))
     width = (high / low) ** 0.5
     assert "optimizer.lr" in words
-    assert (
-        f"upper edge of its range: search it next with {{log_uniform: [{high / width:.3g}" in words
-    )
+    assert "upper edge of its range: search it next with" in words
+    assert f"[{high / width:.3g}, {high * width:.3g}]" in words
