@@ -33,7 +33,7 @@ from tables import STEP, Table, Tree, read_table
 
 from dpsweep.config.source import Source, with_value
 from dpsweep.config.space.conditions import get_scalar
-from dpsweep.config.sweep import Sweep, parse_sweep
+from dpsweep.config.sweep import ResolvedSweep, parse_sweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.search.choose import expected_values
 from dpsweep.search.propose import propose
@@ -119,7 +119,7 @@ class World:
         return min(100.0, self.truth(config) + luck) / 100
 
 
-def make_sweep(world: World, search: Tree, seed: int, trials: int, **more: Any) -> Sweep:
+def make_sweep(world: World, search: Tree, seed: int, trials: int, **more: Any) -> ResolvedSweep:
     """A sweep over the table's base config."""
     base = world.table.spec.base
     for key, values in world.table.spec.axes.items():
@@ -154,7 +154,7 @@ def plain_space(world: World) -> Tree:
     return space
 
 
-def search_ours(world: World, sweep: Sweep, trials: int, seed: int) -> list[float]:
+def search_ours(world: World, sweep: ResolvedSweep, trials: int, seed: int) -> list[float]:
     """True accuracy of the chosen config after each of COUNTS trials, by dpsweep's own parts."""
     study = optuna.create_study(direction="maximize")
     rng, records, found = np.random.default_rng(seed), [], []
@@ -181,7 +181,7 @@ def search_ours(world: World, sweep: Sweep, trials: int, seed: int) -> list[floa
 
 
 def search_optuna(
-    world: World, sweep: Sweep, trials: int, seed: int, sampler: optuna.samplers.BaseSampler
+    world: World, sweep: ResolvedSweep, trials: int, seed: int, sampler: optuna.samplers.BaseSampler
 ) -> list[float]:
     """The same of Optuna's sampler in a loop of one's own, the best trial chosen."""
     rng, found, best = np.random.default_rng(seed), [], (-1.0, 0.0)

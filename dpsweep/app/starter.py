@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import dpsweep
 from dpsweep.config.explain import describe_field, iter_models
+from dpsweep.config.keys import BATCH_SIZE, TOTAL_STEP
 from dpsweep.config.source import dump_yaml, format_yaml_value, read_yaml
 from dpsweep.config.space.defaults import get_default_space
 from dpsweep.config.trial import TrialConfig
@@ -24,7 +24,7 @@ from dpsweep.data.inspection import inspect_data
 from dpsweep.methods import METHODS, PUBLISHED
 from dpsweep.models.parts import divisor
 
-EXAMPLES = Path(dpsweep.__file__).with_name("examples")
+EXAMPLES = Path(__file__).parents[1] / "examples"
 """sweeps/ and configs/ of the repository: links to them in a checkout, copies in a wheel."""
 
 DIGITS = "digits"
@@ -187,7 +187,7 @@ def _sweep_text(name: str, base: str, sweep: Path, method: str, data: DataConfig
         *_commented(
             "Expected number of examples in a batch. Whole numbers from 1 to "
             f"{data.num_examples}, the number of training examples.",
-            {"train.batch_size": {"choice": list(batches)}},
+            {BATCH_SIZE: {"choice": list(batches)}},
             indent=2,
         )
     ]
@@ -407,13 +407,13 @@ def _space(method: str, data: DataConfig) -> dict[str, Any]:
 
 def _total_step(method: str) -> float:
     """The middle of the method's range."""
-    low, high = get_default_space(method)["optimizer.total_step"]["log_uniform"]
+    low, high = get_default_space(method)[TOTAL_STEP]["log_uniform"]
     return float(f"{math.sqrt(low * high):.3g}")
 
 
 def _comment_of(key: str, method: str) -> str:
-    """What the config class says of a searched key, with its range."""
-    if key == "optimizer.total_step":
+    """Get the config class's description of a searched key, with its range."""
+    if key == TOTAL_STEP:
         return "Total step, above 0: how far the weights travel at most."
     section, _, name = key.partition(".")
     if section == "method":

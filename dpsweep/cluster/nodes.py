@@ -1,4 +1,4 @@
-"""What each node of a cluster is like: versions, clock, GPUs, and whether it sees what trials need.
+"""Survey of a cluster's nodes: versions, clock, GPUs, and access to what trials need.
 
 A node answers from a Ray task of its own, which takes no CPU, so that a busy node answers too. The
 task looks for a token in the state folder, reads the data into the node's one copy of them, and
@@ -22,11 +22,11 @@ import ray
 import torch
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-import dpsweep
 from dpsweep.cluster.connect import cluster
 from dpsweep.config.resources import ResourcesConfig
-from dpsweep.config.sweep import Sweep
+from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import TrialConfig
+from dpsweep.core import __version__
 from dpsweep.core.disk import private_folder, raising_disk_full
 from dpsweep.core.errors import DpSweepError, StateError
 from dpsweep.data.read import fingerprint
@@ -40,7 +40,7 @@ CLOCKS_AGREE_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class NodeReport:
-    """What one node told, or that it told nothing.
+    """Answer of one node, or the fact that it gave none.
 
     Attributes:
         host: Its name.
@@ -81,8 +81,8 @@ class NodeReport:
 
 
 @contextlib.contextmanager
-def cluster_for(sweep: Sweep, state_root: Path, address: str | None) -> Iterator[None]:
-    """Connects to Ray for the length of a sweep; on a cluster that was there, its nodes are asked.
+def cluster_for(sweep: ResolvedSweep, state_root: Path, address: str | None) -> Iterator[None]:
+    """Connect to Ray for the length of a sweep; on a cluster that was there, its nodes are asked.
 
     Args:
         sweep: What is to run.
@@ -100,9 +100,11 @@ def cluster_for(sweep: Sweep, state_root: Path, address: str | None) -> Iterator
 
 
 def survey(
-    sweep: Sweep | None, state_root: Path | None, patience_seconds: float = _PATIENCE_SECONDS
+    sweep: ResolvedSweep | None,
+    state_root: Path | None,
+    patience_seconds: float = _PATIENCE_SECONDS,
 ) -> list[NodeReport]:
-    """Asks every node of the connected cluster, all at once.
+    """Ask every node of the connected cluster, all at once.
 
     Args:
         sweep: Whose data are looked for, where its trials fit; none if None.
@@ -131,8 +133,8 @@ def survey(
     return sorted(found, key=lambda r: (r.node_id != here, r.host, r.node_id))
 
 
-def check_nodes(sweep: Sweep, state_root: Path) -> list[NodeReport]:
-    """Asks every node, and refuses to begin if one is not fit for the sweep's trials.
+def check_nodes(sweep: ResolvedSweep, state_root: Path) -> list[NodeReport]:
+    """Ask every node, and refuse to begin if one is not fit for the sweep's trials.
 
     Raises:
         StateError: Naming every node at fault and what is missing there.
@@ -217,7 +219,7 @@ def _collected(
 
 def _report(node: dict[str, Any], said: dict[str, Any], now: float) -> NodeReport:
     wrong = list(said.pop("faults"))
-    ours = {"dpsweep": dpsweep.__version__, "torch": torch.__version__}
+    ours = {"dpsweep": __version__, "torch": torch.__version__}
     for name, mine in ours.items():
         if said[name] != mine:
             wrong.append(
@@ -254,7 +256,7 @@ def _silent(node: dict[str, Any], error: Exception) -> NodeReport:
 def facts(
     needs: dict[str, Any] | None, mark: str, token: tuple[str, str, str] | None
 ) -> dict[str, Any]:
-    """What this machine is like. What the data hash to is compared here, and does not leave it.
+    """Describe this machine. The hash of the data is compared here, and does not leave it.
 
     Args:
         needs: A trial config whose data and files are to be here, as JSON.
@@ -271,7 +273,7 @@ def facts(
         data_ok, wrong = not words, [*wrong, *words]
     return {
         "host": socket.gethostname(),
-        "dpsweep": dpsweep.__version__,
+        "dpsweep": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "ray": version("ray"),

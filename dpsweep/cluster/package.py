@@ -1,4 +1,4 @@
-"""What is sent to a cluster with a sweep: its file, made whole, and the user's own code if needed.
+"""Files that are sent to a cluster with a sweep: its file with its base, and the user's own code.
 
 Only code of the user's brings a folder along; weights alone bring their one file. Of a folder
 stay here: the trial's data, state folders and trials' directories, files that are named as secrets
@@ -15,7 +15,7 @@ from typing import Any
 import pathspec
 
 from dpsweep.config.source import dump_sweep
-from dpsweep.config.sweep import Sweep
+from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.disk import shown_bytes
 from dpsweep.core.errors import ConfigError
@@ -96,7 +96,7 @@ _never = pathspec.GitIgnoreSpec.from_lines(_NEVER.splitlines())
 
 
 def packed(
-    sweep: Sweep, project: Path | None, state: str | None = None
+    sweep: ResolvedSweep, project: Path | None, state: str | None = None
 ) -> tuple[str, dict[str, bytes]]:
     """The name of the sweep's file among what is sent, and all of that by relative path.
 
@@ -111,7 +111,7 @@ def packed(
     root = project or Path()
     if not root.is_dir():
         raise ConfigError(f"--project {root}: is no folder")
-    here, corners = root.resolve(), list(sweep.corners())
+    here, corners = root.resolve(), list(sweep.corners)
     code = {Path(folder) for c in corners if (folder := _code(c.model, here))}
     places = dict[str, Path]()
     if project or code:
@@ -129,7 +129,7 @@ def packed(
 
 
 def summary(files: dict[str, bytes], most: int = 12) -> str:
-    """How much is sent, and what of it lies at the top.
+    """Describe the size of what is sent, and its top-level entries.
 
     >>> summary({"a.yaml": b"123", "nets/a.py": b"1", "nets/b.py": b"2"})
     'Sent: 3 files, 5 B: a.yaml, nets/ (2)'

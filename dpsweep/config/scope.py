@@ -1,12 +1,13 @@
-"""What `privacy.scope` and `accounting` ask of a sweep, and the noise that a budget leaves."""
+"""Checks of `privacy.scope` and `accounting`, and the noise that a shared budget leaves."""
 
 from functools import reduce
 from typing import Any
 
 from dpsweep.config.explain import format_value
+from dpsweep.config.keys import dotted
 from dpsweep.config.source import Source
 from dpsweep.config.space.domains import Choice, OneOf, Space
-from dpsweep.config.space.searched import EPSILON
+from dpsweep.config.space.searched import EPSILON_PATH
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, Misfit
 from dpsweep.core.strict import Strict
@@ -43,16 +44,16 @@ _NEEDED: dict[tuple[str, ...], tuple[Any, str, str]] = {
 
 
 def check_shared(epsilon: float, accounting: str, space: Space, file: Source, base: Source) -> None:
-    """Raises ConfigError where a sweep with `scope: sweep` asks for another budget besides."""
+    """Raise ConfigError where a sweep with `scope: sweep` asks for another budget besides."""
     if accounting == "none":
         raise ConfigError(
             f"{file.at(('accounting',))}: none charges the chosen trial alone, but "
             f"privacy.scope: sweep makes epsilon {epsilon:g} the budget of all trials together. "
             f"Write accounting: composition, or privacy.scope: trial"
         )
-    if EPSILON in space.domains:
+    if EPSILON_PATH in space.domains:
         raise ConfigError(
-            f"{base.at(EPSILON)}: each gives every trial one of several budgets, but "
+            f"{base.at(EPSILON_PATH)}: each gives every trial one of several budgets, but "
             f"privacy.scope: sweep has one budget for all trials together. Write one number, such "
             f"as epsilon: {epsilon:g}, or privacy.scope: trial"
         )
@@ -73,7 +74,7 @@ def with_own_noise(config: TrialConfig, whole: Whole, origin: Source) -> TrialCo
 
 
 def check_charged(validation: str, accounting: str, file: Source) -> None:
-    """Raises ConfigError if a choice by private examples is not charged at all."""
+    """Raise ConfigError if a choice by private examples is not charged at all."""
     if accounting == "none" and validation == "holdout":
         raise ConfigError(
             f"{file.at(('accounting',))}: none says that the validation data are public, but "
@@ -83,7 +84,7 @@ def check_charged(validation: str, accounting: str, file: Source) -> None:
 
 
 def check_selection(config: Strict, space: Space, file: Source, base: Source) -> None:
-    """Raises ConfigError where a sweep file with `accounting: private_selection` is not one.
+    """Raise ConfigError where a sweep file with `accounting: private_selection` is not one.
 
     Args:
         config: The sweep file.
@@ -95,8 +96,7 @@ def check_selection(config: Strict, space: Space, file: Source, base: Source) ->
     def refuse(place: str, got: Any, why: str, remedy: str) -> None:
         raise ConfigError(
             f"{place}: {format_value(got)} goes against accounting: private_selection: {why}. "
-            f"{remedy}, "
-            f"or accounting: composition"
+            f"{remedy}, or accounting: composition"
         )
 
     for key, (needed, why, remedy) in _NEEDED.items():
@@ -104,10 +104,10 @@ def check_selection(config: Strict, space: Space, file: Source, base: Source) ->
         if got != needed:
             refuse(file.at(key), got, why, remedy)
     for path, domain in space.domains.items():
-        if path == EPSILON:
+        if path == EPSILON_PATH:
             why = "trials of several budgets do not follow one law"
             refuse(base.at(path), "each", why, "Write one number")
         elif isinstance(domain, Choice | OneOf) and domain.in_turn:
             why = "trials in turn are not drawn independently from one law"
-            dotted = ".".join(map(str, path)) or "each_of"
-            refuse(file.at(("search", dotted)), "each_of", why, "Write one_of")
+            typed = dotted(path) or "each_of"
+            refuse(file.at(("search", typed)), "each_of", why, "Write one_of")

@@ -1,4 +1,4 @@
-"""One trial: data, model, promise, training, optimizer, method. The file that is exported."""
+"""One trial: data, model, privacy, training, optimizer, method. The file that is exported."""
 
 import math
 from dataclasses import replace
@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from dpsweep.config.aliases import resolve_path_aliases, resolve_source_aliases
+from dpsweep.config.keys import BATCH_SIZE, CLIPPING, OPTIMIZER_NAME, path_of
 from dpsweep.config.privacy import PrivacyConfig
 from dpsweep.config.source import (
     Source,
@@ -38,7 +39,7 @@ _MOST_TOTAL_STEP, _ADAM_TOTAL_STEP = 1600.0, 4.0
 
 
 class TrainConfig(Strict):
-    """How long, in what portions, and on what."""
+    """Length, batches, precision and device of the training."""
 
     letters: ClassVar[dict[str, str]] = {"B": "batch_size", "E": "epochs"}
 
@@ -82,19 +83,19 @@ class TrainConfig(Strict):
 
 
 class TrialConfig(Strict):
-    """Everything one trial needs, and nothing a search adds."""
+    """Config of one trial, complete and without any search."""
 
     data: DataConfig
-    """Which examples are private, and which ones measure the result."""
+    """Data set: its private training examples, and those that measure the result."""
 
     model: ModelConfig
-    """What is trained."""
+    """Model to train."""
 
     privacy: PrivacyConfig
-    """What is promised."""
+    """Privacy target: epsilon and delta, or a noise multiplier."""
 
     train: TrainConfig
-    """How long, in what portions, and on what."""
+    """Length, batches, precision and device of the training."""
 
     optimizer: OptimizerConfig = Sgd()
     """The base optimizer and the size of its steps; the method's own if missing."""
@@ -203,7 +204,7 @@ class TrialConfig(Strict):
             bases = (self.method.compose.base,)
         if self.optimizer.name not in bases:
             raise Misfit(
-                "optimizer.name",
+                OPTIMIZER_NAME,
                 f"{self.method.name} steps with {' or '.join(bases)}, got {self.optimizer.name}. "
                 f"Delete optimizer.name, or choose another method.name",
             )
@@ -221,7 +222,7 @@ class TrialConfig(Strict):
         split = isinstance(build_method(self.method).query, Apart)
         if split and self.privacy.clipping.name == "adaptive":
             raise Misfit(
-                "privacy.clipping",
+                CLIPPING,
                 "adaptive follows the norm of one answer, and predictor: split clips two. Use "
                 "clipping: flat, or predictor: joint",
             )
@@ -232,7 +233,7 @@ class TrialConfig(Strict):
         num_examples = self.data.num_examples
         if self.train.batch_size > num_examples:
             raise Misfit(
-                "train.batch_size",
+                BATCH_SIZE,
                 f"{self.train.batch_size} exceeds the {num_examples} private examples of "
                 f"{self.data.name}. The sampling rate batch_size / num_examples is a "
                 f"probability; give at most {num_examples}",
@@ -259,7 +260,7 @@ def resolve_trial_source(source: Source, settings: list[str]) -> Source:
     match spelled.tree:
         case {"privacy": {"clipping": str(name)}}:  # so that a key inside it can be set
             spelled = replace(
-                spelled, tree=with_value(spelled.tree, ("privacy", "clipping"), {"name": name})
+                spelled, tree=with_value(spelled.tree, path_of(CLIPPING), {"name": name})
             )
     changed = with_overrides(
         spelled, settings, lambda path: resolve_path_aliases(path, TrialConfig)

@@ -14,7 +14,8 @@ from typing import TypeVar
 import torch
 from sqlalchemy.engine import make_url
 
-from dpsweep.config.sweep import Sweep
+from dpsweep.config.plan import PrivacyPlan, plan_privacy, statement_of_trial
+from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError
 from dpsweep.core.seeds import Secret
@@ -25,7 +26,6 @@ from dpsweep.store.owner import whoami
 from dpsweep.store.state_dir import StateFolder
 from dpsweep.tracking.server import add_driver, is_server, redact_password, refuse_password
 from dpsweep.training.assemble import assemble, initial
-from dpsweep.training.budget import Budget, budget, statement_of_trial
 from dpsweep.training.evaluate import evaluate
 from dpsweep.training.malloc import keep_freed_memory
 from dpsweep.training.step import Progress, Step
@@ -33,15 +33,20 @@ from dpsweep.training.step import Progress, Step
 T = TypeVar("T")
 
 _PROBES, _MOST_PROBES, _PROBE_STEPS = 4, 8, 5
+_SAMPLES = 8
+"""Points inside the space that are planned beside its corners."""
 
 _REPORT_SECONDS = 0.03
 """A checkpoint written, and a row on its way through Ray to study and spool."""
 
 
 def check_services(
-    sweep: Sweep, state: StateFolder, tracking_uri: str | None, storage_uri: str | None = None
+    sweep: ResolvedSweep,
+    state: StateFolder,
+    tracking_uri: str | None,
+    storage_uri: str | None = None,
 ) -> None:
-    """Raises if the state cannot be written or has no space, the name is taken or a server away."""
+    """Raise if the state cannot be written or has no space, the name is taken or a server away."""
     from dpsweep.store.storage import check_storage
     from dpsweep.tracking.access import PASSWORDS
     from dpsweep.tracking.mlflow import check_reachable
@@ -60,7 +65,7 @@ def check_services(
 
 
 def check_files(state: StateFolder, tracking_uri: str | None, storage_uri: str | None) -> None:
-    """Raises StateError if a SQLite file that is to be used lies where machines share it."""
+    """Raise StateError if a SQLite file that is to be used lies where machines share it."""
     local = "Name a folder on a disk of this machine with --state FOLDER, or a server with"
     server = "--storage postgresql://USER@HOST/DATABASE"
     _check_file(storage_uri or state.storage_uri, "the study", f"{local} {server}")
@@ -74,7 +79,7 @@ def _check_file(uri: str, what: str, remedy: str) -> None:
 
 
 def _check_apart(tracking_uri: str | None, storage_uri: str | None) -> None:
-    """Raises ConfigError if both are one database.
+    """Raise ConfigError if both are one database.
 
     Optuna and MLflow each note the version of their tables in one called alembic_version, and
     would take the other's for a version of their own.
@@ -95,7 +100,7 @@ def _check_apart(tracking_uri: str | None, storage_uri: str | None) -> None:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a sweep will do.
+    """Plan of a sweep: noise, privacy, time, memory and disk.
 
     Attributes:
         trials: How many.
@@ -128,11 +133,13 @@ class Plan:
     stop_words: str
 
 
-def make_plan(sweep: Sweep, at_once: int) -> Plan:
-    """Calibrates the noise over the space, and times a few steps of some of its trials."""
+def make_plan(sweep: ResolvedSweep, at_once: int) -> Plan:
+    """Calibrate the noise over the space, and time a few steps of some of its trials."""
     trials = sweep.config.budget.trials
-    configs = [*filter(sweep.admits, sweep.corners()), *sweep.samples(8)]
-    budgets = [budget(config) for config in configs]
+    inside = [(config, plan_privacy(config)) for config in sweep.samples(_SAMPLES)]
+    corners = [*zip(sweep.corners, sweep.plans, strict=True)]
+    planned_trials = [pair for pair in corners if sweep.admits(pair[0])] + inside
+    configs, budgets = ([*column] for column in zip(*planned_trials, strict=True))
     num = min(len(configs), max(_PROBES, min(at_once, _MOST_PROBES)))
     startup, probes = _run_probes(
         configs[-num:], budgets[-num:], sweep.config.resources.cpu, at_once
@@ -160,7 +167,7 @@ def make_plan(sweep: Sweep, at_once: int) -> Plan:
 
 @dataclass(frozen=True)
 class Probe:
-    """What a trial will take, from a few of its steps.
+    """Time and memory of a trial, from a few of its steps.
 
     Attributes:
         entered: When its process had started and imported everything, in seconds since 1970.
@@ -174,7 +181,7 @@ class Probe:
 
 
 def _run_probes(
-    configs: list[TrialConfig], budgets: list[Budget], threads: int, at_once: int
+    configs: list[TrialConfig], budgets: list[PrivacyPlan], threads: int, at_once: int
 ) -> tuple[float, list[Probe]]:
     """Seconds until a worker is ready, and the probes, as many at once as there will be trials."""
     start = time.time()
@@ -184,8 +191,8 @@ def _run_probes(
     return min(p.entered for p in probes) - start + max(p.first for p in probes), probes
 
 
-def _probe_trial(config: TrialConfig, plan: Budget, threads: int) -> Probe:
-    """Begins the trial, and times its parts; nothing trained is kept or shown.
+def _probe_trial(config: TrialConfig, plan: PrivacyPlan, threads: int) -> Probe:
+    """Begin the trial, and time its parts; nothing trained is kept or shown.
 
     As a worker it is told its budget, and loads no accountant.
     """
@@ -207,7 +214,7 @@ def _probe_trial(config: TrialConfig, plan: Budget, threads: int) -> Probe:
     )
 
 
-def _begin_trial(config: TrialConfig, plan: Budget) -> tuple[Step, Progress]:
+def _begin_trial(config: TrialConfig, plan: PrivacyPlan) -> tuple[Step, Progress]:
     """The trial after its first step, in which kernels are chosen."""
     step = assemble(config, Secret.draw(), torch.device("cpu"), plan)
     progress = step.start(initial(step))
@@ -220,7 +227,7 @@ def _take_step(step: Step, progress: Progress) -> None:
         step(progress)
 
 
-def _estimate_share_run(sweep: Sweep) -> float:
+def _estimate_share_run(sweep: ResolvedSweep) -> float:
     """Share of all trials' steps that early stopping leaves, by rules of thumb.
 
     A median leaves most trials of a search that learns: a quarter of those after the random ones

@@ -2,8 +2,10 @@
 
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 
+from dpsweep.config.keys import EPSILON, METHOD_NAME
 from dpsweep.privacy.statement import shown_delta
 from dpsweep.results.compare import Compared, Comparison, uneven
 from dpsweep.results.groups import TrialGroup
@@ -11,7 +13,6 @@ from dpsweep.results.importance import LEAST_TRIALS
 from dpsweep.results.rich_table import plain_table
 from dpsweep.results.significance import CONFIDENCE, LEVEL
 from dpsweep.results.tables import heading, knob_words, shown_value
-from dpsweep.search.study_view import EPSILON_KEY
 
 _HEADINGS = ("ε", "method", "trials", "as chosen", "confirmed", "± 95 %", "runs", "difference", "p")
 _POINTS = "valid/accuracy"
@@ -26,6 +27,14 @@ def comparison_table(comparison: Comparison) -> Table:
     for row in _rows(comparison):
         table.add_row(*row)
     return table
+
+
+def print_comparison(console: Console, comparison: Comparison | None) -> None:
+    """Print the table and its sentences; nothing if there is nothing to compare."""
+    if comparison:
+        console.print(comparison_table(comparison))
+        for sentence in sentences(comparison):
+            console.print(f"- {sentence}", markup=False)
 
 
 def markdown(comparison: Comparison) -> str:
@@ -52,7 +61,7 @@ def rows(comparison: Comparison) -> dict[str, Any]:
 
 
 def sentences(comparison: Comparison) -> list[str]:
-    """What the figures say, what carried each search, and what to be careful about."""
+    """Describe the differences, the keys that mattered in each search, and the caveats."""
     found = []
     several = len(comparison.by_target()) > 1
     for peers in comparison.by_target():
@@ -68,7 +77,7 @@ def sentences(comparison: Comparison) -> list[str]:
 
 
 def warnings(comparison: Comparison) -> list[str]:
-    """What to be careful about."""
+    """List the caveats of a comparison."""
     found = []
     by_target = comparison.by_target()
     for peers in by_target:
@@ -90,18 +99,18 @@ def warnings(comparison: Comparison) -> list[str]:
         )
     if any(each.gap.kind == "Welch" for each in comparison.compared):
         found.append(
-            "repeats do not share public seeds one by one, so those marked W are compared by "
-            "Welch's test and not in pairs"
+            "groups marked W have repeats with different public seeds; they are compared by "
+            "Welch's test instead of in pairs"
         )
     if any(group.num_confirmed > 1 for group in comparison.groups):
         found.append(
-            "where several configs were repeated, the best mean of them is shown, and that is "
-            "still a little lucky"
+            "where several configs were repeated, the best of their means is shown; selection "
+            "makes it slightly too good"
         )
     if comparison.chosen and len(comparison.compared) > 1:
         found.append(
-            "the reference is the best by these same repeats, which makes the others look worse "
-            "than they are; --reference names one beforehand"
+            "the reference was chosen by these same repeats, which makes the other groups look "
+            "worse than they are; --reference names one beforehand"
         )
     return list(dict.fromkeys(found))
 
@@ -134,8 +143,9 @@ def _legend(comparison: Comparison) -> str:
     return (
         f"confirmed: mean of fresh runs of the best config, ± its 95 % interval over noise and "
         f"weights at the start, not over test images; difference: to the reference; p: corrected "
-        f"for {tests} tests (Holm). The tests compare the configs that were found, and do not see "
-        f"the luck of finding them"
+        f"for {tests} tests (Holm). The tests compare the best configs; they do not cover "
+        "how lucky "
+        f"each search was"
     )
 
 
@@ -161,7 +171,7 @@ def _rows(comparison: Comparison) -> list[list[str]]:
 
 
 def _verdict(each: Compared, group: TrialGroup) -> str:
-    """Whether a group and the reference differ, in a sentence."""
+    """State in a sentence whether a group and the reference differ."""
     gap, (ours, theirs) = each.gap, each.gap.num_runs
     amount = _amount(abs(gap.difference), group, sign=False)
     margin = "" if gap.half is None else f" ± {_amount(gap.half, group, sign=False)}"
@@ -185,19 +195,17 @@ def _verdict(each: Compared, group: TrialGroup) -> str:
 
 
 def _carried(group: TrialGroup) -> str:
-    """What its best config is, and which keys made trials good."""
+    """Describe a group's best config, and the keys that its result depended on."""
     if group.best is None:
         return "no trial was completed"
-    hyperparams = (
-        knob_words(group.best, without=(EPSILON_KEY, "method.name")) or "nothing was searched"
-    )
+    hyperparams = knob_words(group.best, without=(EPSILON, METHOD_NAME)) or "nothing was searched"
     words = f"best is trial {group.best.number}: {hyperparams}"
     if group.shares:
         top = list(group.shares.items())[:_TOP_KEYS]
         shares = ", ".join(f"{heading(key)} {share:.0%}" for key, share in top)
-        return f"{words}. What carried the search (PED-ANOVA): {shares}"
+        return f"{words}. Most important keys (PED-ANOVA): {shares}"
     if group.trials is not None:
-        return f"{words}. Too few trials ({LEAST_TRIALS} complete ones) to say what carried it"
+        return f"{words}. Importance needs {LEAST_TRIALS} complete trials"
     return words
 
 
@@ -207,14 +215,16 @@ def _without_a_test(comparison: Comparison, peers: list[TrialGroup], at: str) ->
     found = []
     if bare:
         found.append(
-            f"{at}not repeated: {', '.join(bare)}: the best of many noisy trials is lucky, and "
-            f"nothing is tested on it. confirm: {{top: 1, seeds: 5, each_method: true}} repeats it"
+            f"{at}not repeated: {', '.join(bare)}: the best of many noisy trials is too good by "
+            "selection, "
+            "so it is not tested. To repeat it, write confirm: "
+            f"{{top: 1, seeds: 5, each_method: true}}"
         )
     tested = any(each.target == peers[0].target for each in comparison.compared)
     if sum(bool(group.repeats) for group in peers) > 1 and not tested:
-        found.append(f"{at}nothing is tested: the reference has no repeats there")
+        found.append(f"{at}no test was made: the reference has no repeats there")
     if len(peers) == 1:
-        found.append(f"{at}there is {peers[0].label} alone")
+        found.append(f"{at}there is no other group to compare {peers[0].label} with")
     return found
 
 

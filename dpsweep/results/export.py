@@ -9,6 +9,7 @@ from dpsweep.config.trial import dump_trial
 from dpsweep.core.errors import StateError
 from dpsweep.execution.tracking import collect_provenance
 from dpsweep.results.confirmed import choice_words, luck
+from dpsweep.results.disclosure import Disclosure, disclosure_of
 from dpsweep.search.charge import describe_trial_privacy
 from dpsweep.search.choose import describe_edges
 from dpsweep.search.confirmation import Confirmation
@@ -22,7 +23,7 @@ _AGAIN = "train it again with: dpsweep train THIS_FILE"
 
 @dataclass(frozen=True)
 class Origin:
-    """Where an exported config comes from.
+    """Origin of an exported config: sweep, study and privacy.
 
     Attributes:
         sweep: Name of the sweep.
@@ -30,7 +31,7 @@ class Origin:
         num_trials: How many the search had.
         search_words: What the search as a whole has spent.
         confirmed: What repeating the best configs came to, by trial.
-        is_private_selection: True if it was a private selection.
+        disclosure: What may be told of it.
         confirming: True if the best config was to be repeated.
         choice: How the best config of each epsilon was chosen.
         edges: Of trials at an edge of a searched range, what to search next.
@@ -41,7 +42,7 @@ class Origin:
     num_trials: int
     search_words: str
     confirmed: dict[int, Confirmation]
-    is_private_selection: bool
+    disclosure: Disclosure
     confirming: bool
     choice: dict[float | None, str]
     edges: dict[int, str] = field(default_factory=dict)
@@ -54,7 +55,7 @@ class Origin:
             repeats,
             self.metric,
             self.num_trials,
-            is_private_selection=self.is_private_selection,
+            self.disclosure,
             confirming=self.confirming,
         )
         more = self.choice.get(record.epsilon), self.edges.get(record.number)
@@ -62,7 +63,7 @@ class Origin:
 
 
 def origin_of(study: Study) -> Origin:
-    """Where exports of this study come from, and what the search has spent so far."""
+    """Get the origin of a study's exports, and what the search has spent so far."""
     records = study.records()
     return Origin(
         sweep=study.sweep.name,
@@ -70,7 +71,7 @@ def origin_of(study: Study) -> Origin:
         num_trials=sum(record.confirms is None for record in records),
         search_words=describe_search_privacy(study),
         confirmed=study.confirmed(),
-        is_private_selection=study.sweep.is_private_selection,
+        disclosure=disclosure_of(study.sweep),
         confirming=study.sweep.config.confirm is not None,
         choice=choice_words(study),
         edges={r.number: words for r in records if (words := describe_edges(study.sweep.space, r))},
@@ -83,7 +84,7 @@ def to_yaml(record: Record, rank: int, origin: Origin) -> str:
 
 
 def header(record: Record, rank: int, origin: Origin, how: str) -> str:
-    """What stands on top of every export, as comments: where it is from, and what it promises.
+    """Make the comments on top of every export: its origin and its privacy statement.
 
     Args:
         record: The trial.
@@ -129,7 +130,7 @@ def _first_fact(place: Path) -> str:
 
 
 def check_target(path: Path) -> None:
-    """Raises StateError if an export to `path` would fail, or overwrite something else."""
+    """Raise StateError if an export to `path` would fail, or overwrite something else."""
     folder = path.absolute().parent
     while not folder.exists():
         folder = folder.parent
@@ -145,6 +146,6 @@ def check_target(path: Path) -> None:
 
 
 def write(path: Path, text: str) -> None:
-    """Writes an export; `check_target` has passed."""
+    """Write an export; `check_target` has passed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What the next trial tries: drawn until every condition of the sweep holds, and only then kept.
+"""Proposal of the next trial: drawn until every condition of the sweep holds, and only then stored.
 
 A proposal follows from the sweep's seed, the trial's place among the trials of the search, and
 the trials before it; nothing is stored until it is made. So a driver that dies on the way leaves
@@ -19,17 +19,12 @@ from optuna.trial import FrozenTrial, TrialState
 from dpsweep.compat import contains, restrict_study, sobol_point
 from dpsweep.config.search import SamplerConfig
 from dpsweep.config.space.domains import Draw, Labels, Range, Slot
-from dpsweep.config.space.start_points import PartialFixedDraw, Point
-from dpsweep.config.sweep import Sweep
+from dpsweep.config.space.suggest import InTurn, PartialFixedDraw, Point, RoundRobin
+from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError
 from dpsweep.core.seeds import public_seed
-from dpsweep.search.distributions import (
-    RoundRobin,
-    make_distribution,
-    make_distributions,
-    make_sampler,
-)
+from dpsweep.search.distributions import make_distribution, make_distributions, make_sampler
 from dpsweep.search.quasi_random import QuasiRandomDraw
 from dpsweep.search.study_view import AttributeBuffer, list_comparable_trials, list_search_trials
 from dpsweep.search.trial_record import make_attributes
@@ -53,7 +48,7 @@ _KEPT_ATTRIBUTES = (_INDEX, "cma:")
 
 @dataclass(frozen=True)
 class Proposal:
-    """What a trial is to try.
+    """Hyperparameters of a trial that is to run.
 
     Attributes:
         config: The trial.
@@ -80,7 +75,9 @@ class Proposal:
         )
 
 
-def propose(sweep: Sweep, study: optuna.Study, history: Sequence[FrozenTrial] = ()) -> Proposal:
+def propose(
+    sweep: ResolvedSweep, study: optuna.Study, history: Sequence[FrozenTrial] = ()
+) -> Proposal:
     """The next trial of a study.
 
     Args:
@@ -93,11 +90,13 @@ def propose(sweep: Sweep, study: optuna.Study, history: Sequence[FrozenTrial] = 
     """
     trials = study.get_trials(deepcopy=False)
     place = len(list_search_trials(trials))
-    turning = _RoundRobinDraw(place)
+    turning = InTurn(place)
     _, own = sweep.space.draw(sweep.base.tree, turning)
+    # Another epsilon means other noise, so the sampler sees only trials with this one's.
     earlier = list_comparable_trials(history, own)
     known = [*earlier, *list_comparable_trials(trials, own)]
     trial = optuna.trial.create_trial(state=TrialState.RUNNING)
+    # create_trial leaves -1, and samplers read the number.
     trial.number = len(trials)
     point = get_start_point(sweep, place)
 
@@ -143,7 +142,7 @@ def _is_startup(config: SamplerConfig, known: Sequence[FrozenTrial], before: int
 
 
 def _iter_quasi_random_draws(
-    sweep: Sweep, place: int, whose: int, rounds: int
+    sweep: ResolvedSweep, place: int, whose: int, rounds: int
 ) -> Iterator[QuasiRandomDraw]:
     """The even draw of this round, if there is one: those that no condition admits are no rounds.
 
@@ -167,13 +166,13 @@ def _iter_quasi_random_draws(
     yield from map(even, islice(indices, rounds, rounds + 1))
 
 
-def get_start_point(sweep: Sweep, place: int) -> Point:
-    """What the trial at a place is to start from; empty once the points are used up."""
-    turning = _RoundRobinDraw(place)
+def get_start_point(sweep: ResolvedSweep, place: int) -> Point:
+    """Get the start point of the trial at a place; empty once the points are used up."""
+    turning = InTurn(place)
     sweep.space.draw(sweep.base.tree, turning)
     about = []
     for point in sweep.start:
-        draw = PartialFixedDraw(point, _RoundRobinDraw(place))
+        draw = PartialFixedDraw(point, InTurn(place))
         sweep.space.draw(sweep.base.tree, draw)
         if not draw.elsewhere and draw.used == set(point):
             about.append(point)
@@ -182,11 +181,12 @@ def get_start_point(sweep: Sweep, place: int) -> Point:
 
 
 def _iter_samplers(
-    sweep: Sweep, place: int, known: Sequence[FrozenTrial], history: Sequence[FrozenTrial]
+    sweep: ResolvedSweep, place: int, known: Sequence[FrozenTrial], history: Sequence[FrozenTrial]
 ) -> Iterator[tuple[BaseSampler, AttributeBuffer]]:
     """Samplers for one proposal each: the sweep's own, then random ones."""
     config, seed = sweep.config.sampler, sweep.config.seed
     ways = make_distributions(sweep.space) if config.name == "qmc" else {}
+    # Go on after the last stored point: trials that are proposed while others run must differ.
     first = 1 + max((t.system_attrs.get(_INDEX, -1) for t in known), default=-1)
     for attempt in range(_ATTEMPTS.get(config.name, _MOST_ATTEMPTS)):
         notes = AttributeBuffer()
@@ -194,6 +194,7 @@ def _iter_samplers(
             notes.attrs[_INDEX] = first + attempt
             yield sobol_point(ways, public_seed(seed, "search"), first + attempt), notes
         else:
+            # Attempt 0 draws as a search without conditions does.
             path = (place, attempt) if attempt else (place,)
             yield make_sampler(config, seed, path, history), notes
     for attempt in range(_RANDOM_ATTEMPTS):
@@ -201,22 +202,6 @@ def _iter_samplers(
             RandomSampler(seed=public_seed(seed, "search", place, "random", attempt)),
             AttributeBuffer(),
         )
-
-
-class _RoundRobinDraw:
-    """Draws what goes in turn, and the first of all else."""
-
-    def __init__(self, place: int) -> None:
-        self.turns = RoundRobin(place)
-
-    def number(self, slot: Slot, domain: Range) -> float | int:
-        return domain.low
-
-    def option(self, slot: Slot, labels: Labels) -> int:
-        return 0
-
-    def turn(self, slot: Slot, labels: Labels) -> int:
-        return self.turns.take(len(labels))
 
 
 class RecordingDraw(PartialFixedDraw):
@@ -267,6 +252,8 @@ class _SamplerDraw:
         return self._turns.take(len(labels))
 
     def _value(self, name: str, ways: BaseDistribution) -> Any:
+        # As in Optuna: a joint value outside this trial's range is drawn again by itself, and a
+        # range with a single value never reaches the sampler.
         if name in self._together and contains(ways, self._together[name]):
             return self._together[name]
         proposer = RandomSampler(seed=0) if ways.single() else self._proposer

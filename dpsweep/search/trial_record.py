@@ -6,8 +6,8 @@ from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState
 
-from dpsweep import __version__
 from dpsweep.config.trial import TrialConfig
+from dpsweep.core import __version__
 from dpsweep.core.errors import StateError
 from dpsweep.core.types import Row
 
@@ -70,14 +70,14 @@ class Record:
 
     @property
     def epsilon(self) -> float | None:
-        """What it was calibrated to; None where the noise was given."""
+        """Epsilon that its noise was calibrated to; None where the noise was given."""
         return self.config.privacy.epsilon
 
 
 def make_attributes(
     config: TrialConfig, hyperparams: Mapping[str, Any], **more: Any
 ) -> dict[str, Any]:
-    """What a new trial of Optuna's carries, for `make_record` to read."""
+    """Make the attributes of a new Optuna trial, which `make_record` reads."""
     return {HYPERPARAMS: dict(hyperparams), "config": config.model_dump(mode="json"), **more}
 
 

@@ -5,17 +5,18 @@ may die at any moment; the next one reads here which trials are through and whic
 with. The same call made twice leaves the same state.
 """
 
+import logging
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from dpsweep.compat import restrict_study, storage_of, study_id
-from dpsweep.config.sweep import Sweep, build_sweep
+from dpsweep.config.sweep import ResolvedSweep, resolve_sweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, StateError
 from dpsweep.core.types import Row
@@ -45,6 +46,10 @@ from dpsweep.store.storage import (
     open_storage,
 )
 
+log = logging.getLogger(__name__)
+
+Watcher = TypeVar("Watcher")
+
 Curve = tuple[tuple[int, float], ...]
 """(epoch, objective) at each report, by epoch."""
 
@@ -65,7 +70,7 @@ were planned over time, and what each config is expected to come to."""
 class Study:
     """An Optuna study and the sweep it searches."""
 
-    def __init__(self, study: optuna.Study, sweep: Sweep) -> None:
+    def __init__(self, study: optuna.Study, sweep: ResolvedSweep) -> None:
         self._study, self.sweep, self._storage = study, sweep, storage_of(study)
         self._ids: dict[int, int] = {}
         self._configs: dict[int, TrialConfig] = {}
@@ -75,7 +80,7 @@ class Study:
     def create(
         cls,
         storage_uri: str,
-        sweep: Sweep,
+        sweep: ResolvedSweep,
         folder_id: str | None = None,
         *,
         name: str | None = None,
@@ -113,7 +118,7 @@ class Study:
     def open(
         cls,
         storage_uri: str,
-        sweep: Sweep,
+        sweep: ResolvedSweep,
         folder_id: str | None = None,
         *,
         name: str | None = None,
@@ -136,6 +141,25 @@ class Study:
         if folder_id:
             check_study_owner(study, folder_id, storage_uri)
         return cls(study, sweep)
+
+    def admit(self, watchers: list[Watcher]) -> list[Watcher]:
+        """All of them: trials may be watched."""
+        return watchers
+
+    def log(self, words: str) -> None:
+        """Tell the user of a trouble that the search survives."""
+        log.warning("%s", words)
+
+    def describe_trouble(self, trouble: str) -> str:
+        """Return a trouble that stops the search, in full."""
+        return trouble
+
+    def begin(self, reconcile: Callable[[], None]) -> None:
+        """Tell the tracker all that is known: what was lost on the way is made good."""
+        reconcile()
+
+    def publish(self, study: "Study", reconcile: Callable[[], None]) -> None:
+        """Tell nothing more: everything was told when it happened."""
 
     def stored_trials(self) -> list[FrozenTrial]:
         """Every trial as Optuna stores it, by number, to read."""
@@ -182,7 +206,7 @@ class Study:
 
     @retry_if_interrupted
     def note_plan(self) -> None:
-        """Notes how many runs the sweep plans, and how many had begun, if that changed.
+        """Note how many runs the sweep plans, and how many had begun, if that changed.
 
         To be called by whoever drives the sweep, before the first run under another plan.
         """
@@ -249,12 +273,13 @@ class Study:
             proposal = propose(self.sweep, self._study, self._history)
             check_privacy_cap(self.sweep, proposal.config)
         except ConfigError as e:
+            # It counts against the budget: a space that proposes nothing valid must come to an end.
             number = self.add_failed()
             raise ConfigError(f"trial {number} of the search is no valid config: {e}") from e
         return self._record(self._add(proposal.trial()))
 
     def learn_from(self, earlier: "Study") -> None:
-        """Tells the sampler, once and for all, what an earlier sweep found.
+        """Tell the sampler, once and for all, what an earlier sweep found.
 
         Raises:
             ConfigError: If that was another search.
@@ -297,7 +322,7 @@ class Study:
         return self._record(self._add(repeat))
 
     def _choose_next_repeat(self) -> Record | None:
-        """Whose config is to be repeated next."""
+        """Choose the trial whose config is to be repeated next."""
         config = self.sweep.config.confirm
         if config is None or not self._num_affordable():
             return None
@@ -307,7 +332,7 @@ class Study:
         return [record for record in self.records() if record.confirms is not None]
 
     def _num_affordable(self) -> int:
-        """Runs that may still begin; a budget that all share is for as many as were planned.
+        """Run that may still begin; a budget that all share is for as many as were planned.
 
         Of others more may be needed: a search that goes on can find others to be the best.
         """
@@ -316,7 +341,7 @@ class Study:
         return max(0, self.sweep.num_runs - len(self.stored_trials()))
 
     def add_winner(self, record: Record, charged: dict[str, float]) -> None:
-        """Stores the one trial that a private selection tells of; it must have a row."""
+        """Store the one trial that a private selection tells of; it must have a row."""
         objective, row = self.sweep.config.objective, record.row
         assert row is not None, "a winner has reported"
         self._add(
@@ -334,12 +359,12 @@ class Study:
         )
 
     def add_failed(self) -> int:
-        """Stores a trial of which nothing is known but that it did not come to a result."""
+        """Store a trial of which nothing is known but that it did not come to a result."""
         return self._add(optuna.trial.create_trial(state=TrialState.FAIL)).number
 
     @retry_if_interrupted
     def dispatch(self, record: Record, *, void: bool) -> Record:
-        """Notes that a trial's secret exists, and what the trial is charged.
+        """Note that a trial's secret exists, and what the trial is charged.
 
         From now on its secret must never be drawn again, and it has spent its whole length.
         """
@@ -354,7 +379,7 @@ class Study:
         return replace(record, void=void, dispatched=True, charged=charged)
 
     def note_test_secret(self) -> None:
-        """Notes that a trial used a test secret: no statement on the search holds any more."""
+        """Note that a trial used a test secret: no statement on the search holds any more."""
         self._study.set_user_attr(_VOID, True)
 
     @property
@@ -365,7 +390,7 @@ class Study:
 
     @retry_if_interrupted
     def report(self, number: int, row: Row) -> bool:
-        """Stores a trial's report. False if the study knows a later one, or that it ended."""
+        """Store a trial's report. False if the study knows a later one, or that it ended."""
         frozen = self._get_frozen_trial(number)
         known = frozen.user_attrs.get("row")
         if frozen.state.is_finished() or (known and row["epoch"] < known["epoch"]):
@@ -387,7 +412,7 @@ class Study:
 
     @retry_if_interrupted
     def tell(self, number: int, end: TrialEnd, *, reason: str | None = None) -> Record:
-        """Ends a trial. A complete one without a finite objective counts as failed."""
+        """End a trial. A complete one without a finite objective counts as failed."""
         frozen = self._get_frozen_trial(number)
         if frozen.state.is_finished():
             return self._record(frozen)
@@ -405,7 +430,7 @@ class Study:
 
     @retry_if_interrupted
     def choose(self) -> None:
-        """Computes and notes by what the best config is chosen; to be called when the search ends.
+        """Compute and note by what the best config is chosen; to be called when the search ends.
 
         Noted, since the repeats and all that is reported must follow one choice, whoever reads it
         and on whichever machine. It counts until another trial is complete.
@@ -442,14 +467,15 @@ class Study:
         return find_pareto_front(self._ranking(self.records()), self.sweep.config.objective)
 
     def confirmed(self) -> dict[int, Confirmation]:
-        """What repeating the best configs came to, by trial."""
+        """Summarize the repeats of the best configs, by trial."""
         return summarize_repeats(self.records())
 
     def _ranking(self, records: list[Record]) -> list[Record]:
         return rank_trials(records, self.sweep.config.objective.sign)
 
     def _add(self, trial: FrozenTrial) -> FrozenTrial:
-        """Stores a new trial, in one transaction."""
+        """Store a new trial, in one transaction."""
+        # Study.ask would store the parameters one at a time, and a kill in between half a trial.
         trial_id = self._storage.create_new_trial(study_id(self._study), trial)
         return self._storage.get_trial(trial_id)
 
@@ -475,14 +501,14 @@ def _complete(records: Sequence[Record]) -> list[int]:
     return [r.number for r in records if r.state == "complete" and r.confirms is None]
 
 
-def read_stored_sweep(name: str, state: StateFolder) -> Sweep:
+def read_stored_sweep(name: str, state: StateFolder) -> ResolvedSweep:
     """The sweep as it was launched.
 
     Raises:
         StateError: If there is none of this name.
     """
     file, base = state.sweep(name).stored()
-    return build_sweep(file, base)
+    return resolve_sweep(file, base)
 
 
 def open_study(name: str, state: StateFolder, storage_uri: str | None = None) -> Study:

@@ -5,14 +5,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from markupsafe import escape
 from scipy import stats
 
 from dpsweep.cli.verbs import compare as verb
+from dpsweep.cli.verbs import sweeps
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import ConfigError, StateError
-from dpsweep.results.compare import compare, uneven
+from dpsweep.results.compare import compare, compare_methods, uneven
 from dpsweep.results.comparison import markdown, rows, sentences
 from dpsweep.results.groups import TrialGroup, groups_of
+from dpsweep.results.page import page
 from dpsweep.results.significance import gap_between, half_width, holm
 from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.study import Study
@@ -116,7 +119,7 @@ def test_a_small_p_after_few_trials_is_said_to_be_blind_to_the_luck_of_the_searc
         [replace(each, trials=None) for each in few],
     ):
         assert not any("fewer than" in w for w in sentences(compare(enough)))
-    assert "do not see the luck of finding them" in markdown(compare(few))
+    assert "they do not cover how lucky each search was" in markdown(compare(few))
 
 
 def test_noise_is_called_noise():
@@ -129,7 +132,7 @@ def test_repeats_without_common_seeds_are_compared_by_welchs_test_and_it_is_said
     (each,) = found.compared
     assert each.gap.kind == "Welch"
     assert each.gap.p == pytest.approx(stats.ttest_ind(BAD, GOOD, equal_var=False).pvalue)
-    assert any("do not share public seeds" in words for words in sentences(found))
+    assert any("have repeats with different public seeds" in words for words in sentences(found))
 
 
 def test_equal_seeds_are_no_pairs():
@@ -226,7 +229,7 @@ def test_unfinished_and_void_sweeps_are_said(searched):
     assert any(
         "half: was stopped before its end: 4 trials and 0 repeats are left" in w for w in told
     )
-    assert any("half: void: a trial used a fixed test secret" in w for w in told)
+    assert any("half: void: a trial used a test seed" in w for w in told)
 
 
 def test_what_carried_a_search_is_its_own_arms(searched):
@@ -272,3 +275,38 @@ def test_a_private_selection_tells_no_number_of_trials(searched):
     (told,) = rows(compare(groups(study)))["groups"]
     assert (told["trials"], told["repeats"]) == (None, [])
     assert "only its winner is told" in told["remarks"][0]
+
+
+PAIRS = [0.90, 0.80, 0.91, 0.80, 0.92, 0.80, 0.93, 0.82]
+
+
+def test_the_end_of_a_sweep_and_compare_say_the_same(searched, tmp_path, capsys):
+    """One comparison: `launch`, `best` and the page print what `compare` prints."""
+    both = "search={each_of: [disk, dp_sgd]}"
+    repeated = "confirm={top: 1, seeds: 4, each_method: true}"
+    study = searched("both", both, repeated, trials=4, repeats=PAIRS)
+    found = compare_methods(study)
+    assert found is not None
+    said = sentences(found)
+    assert any(": worse than " in sentence for sentence in said), said
+    assert any("a difference may be that one search met a good learning rate" in s for s in said)
+    state = str(tmp_path / "state")
+    verb.compare(["both"], [state], None, any_model=False, form="table")
+    compared = capsys.readouterr().out
+    sweeps.best("both", state, 1, False)
+    best = capsys.readouterr().out
+    assert compared.strip() in best
+    assert all(f"<li>{escape(sentence)}</li>" in page(study) for sentence in said)
+
+
+def test_uneven_trials_are_said_with_the_remedy(searched):
+    first = "start=[{method.name: disk}, {method.name: disk}, {method.name: dp_sgd}]"
+    study = searched("uneven", "search={one_of: [disk, dp_sgd]}", first, trials=3)
+    (told,) = [s for s in sentences(compare_methods(study)) if "not equal: trials" in s]
+    assert "each_of gives all the same number" in told
+
+
+def test_a_search_over_one_method_compares_nothing(searched):
+    assert compare_methods(searched("one")) is None
+    empty = searched("none", "search={each_of: [disk, dp_sgd]}", stop_after=0)
+    assert compare_methods(empty) is None

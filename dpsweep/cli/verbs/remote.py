@@ -25,7 +25,7 @@ from dpsweep.cluster.submit import (
     watch,
 )
 from dpsweep.cluster.submitted import Submitted, all_remembered, check_free, remembered
-from dpsweep.config.sweep import load_sweep
+from dpsweep.config.sweep import ResolvedSweep, load_sweep
 from dpsweep.core.errors import ConfigError, StateError
 from dpsweep.results.export import check_target, default_target, write
 from dpsweep.store.owner import whoami
@@ -47,7 +47,7 @@ def submit(
     quiet: bool = False,
     words: Sequence[str] = (),
 ) -> None:
-    """Sends a sweep to a cluster, where a job launches it, and follows that.
+    """Send a sweep to a cluster, where a job launches it, and follow that.
 
     Args:
         file: The sweep file.
@@ -93,19 +93,19 @@ def resume(
     sweep: Submitted,
     address: str | None,
     *,
-    file: Path | None,
+    file: ResolvedSweep | None,
     state: str | None,
     storage: str | None,
     out: Path | None,
     quiet: bool,
     words: Sequence[str],
 ) -> None:
-    """Goes on with a submitted sweep, by a new job.
+    """Go on with a submitted sweep, by a new job.
 
     Args:
         sweep: Which.
         address: Where the cluster is now, if it has moved.
-        file: The sweep's file, if what changed in it is to be taken over.
+        file: What its file says now, if what changed in it is to be taken over.
         state: State folder of this machine, which remembers the sweep.
         storage: Database of the study, if that has moved.
         out: Where the best config goes here; None to leave it there.
@@ -118,7 +118,7 @@ def resume(
     moved = replace(sweep, address=address) if address else sweep
     files, called = dict[str, bytes](), sweep.name
     if file:
-        called, files = packed(load_sweep(file), None, state)
+        called, files = packed(file, None, state)
     jobs = jobs_at(moved.address)
     options = typed({"storage": storage, "quiet": quiet})
     if files:
@@ -132,7 +132,7 @@ def resume(
 
 
 def logs(name: str, state: str | None, *, following: bool) -> None:
-    """Prints what the job that drives a submitted sweep has said."""
+    """Print what the job that drives a submitted sweep has said."""
     sweep = remembered(name, StateFolder.at(state))
     if sweep is None:
         known = ", ".join(one.name for one in all_remembered(StateFolder.at(state))) or "none"
@@ -153,14 +153,14 @@ def logs(name: str, state: str | None, *, following: bool) -> None:
 
 
 def answer(sweep: Submitted, words: Sequence[str]) -> None:
-    """Runs a verb on the cluster, shows what it says, and ends as it ended."""
+    """Run a verb on the cluster, show what it says, and end as it ended."""
     ended = run(jobs_at(sweep.address), sweep, words, _say)
     if ended.code:
         sys.exit(ended.code)
 
 
 def export(sweep: Submitted, words: Sequence[str], out: Path) -> None:
-    """Writes the best configs of a submitted sweep to a folder here."""
+    """Write the best configs of a submitted sweep to a folder here."""
     ended = run(jobs_at(sweep.address), sweep, ["export", sweep.name, *words], lambda text: None)
     if ended.code:
         _say(ended.said)
@@ -181,7 +181,7 @@ def _address(to: str | None) -> str:
 def _follow(
     jobs: Jobs, sweep: Submitted, job_id: str, out: Path | None, *, quiet: bool = False
 ) -> None:
-    """Shows what the job says until it ends, and fetches the best config to `out`.
+    """Show what the job says until it ends, and fetch the best config to `out`.
 
     Ctrl-C ends the following, and not the sweep; so does a cluster that does not answer any more.
     """
@@ -206,7 +206,7 @@ def _follow(
 
 
 def _fetch(jobs: Jobs, sweep: Submitted, out: Path, *, quiet: bool) -> None:
-    """Writes the best config to `out`, or that of each budget, named as `launch` names them."""
+    """Write the best config to `out`, or that of each budget, named as `launch` names them."""
     found = run(jobs, sweep, ["export", sweep.name], lambda text: None)
     if found.code or not found.files:
         _say(found.said)

@@ -27,7 +27,7 @@ from dpsweep.cli.say import STOPPED, console, warn
 from dpsweep.cluster.connect import cluster
 from dpsweep.cluster.nodes import check_nodes
 from dpsweep.config.source import dump_yaml
-from dpsweep.config.sweep import Sweep, load_sweep
+from dpsweep.config.sweep import ResolvedSweep, load_sweep
 from dpsweep.core.errors import ConfigError, DpSweepError
 from dpsweep.execution.changes import check_changes
 from dpsweep.execution.preflight import make_plan as make_plan
@@ -43,7 +43,7 @@ _INCOMPLETE = 1
 
 @dataclass(frozen=True)
 class ReproduceOptions:
-    """What of a table is to be run, and how.
+    """Cells of a table to run, and how to run them.
 
     Attributes:
         table: Its name.
@@ -81,7 +81,7 @@ class ReproduceOptions:
 
     @property
     def folder(self) -> Path:
-        """Where its files go."""
+        """Folder of the table's files."""
         return self.out or Path("reproduction") / self.table
 
     def jobs(self) -> list[Job]:
@@ -109,12 +109,12 @@ class ReproduceOptions:
 
 
 def listed(names: str) -> list[str]:
-    """What is typed with commas."""
+    """Split a list that is typed with commas."""
     return [name.strip() for name in names.split(",") if name.strip()]
 
 
 def run(options: ReproduceOptions) -> None:
-    """Runs the cells in turn, and writes the table, with the cells that earlier calls have run.
+    """Run the cells in turn, and write the table, with the cells that earlier calls have run.
 
     Exit code 1 if a cell of this call has no figure.
     """
@@ -144,7 +144,7 @@ def run(options: ReproduceOptions) -> None:
 
 
 def plan(options: ReproduceOptions) -> None:
-    """Prints what each cell would take, from a probe of a few steps of some of its trials."""
+    """Print what each cell would take, from a probe of a few steps of some of its trials."""
     jobs, budget, out = options.jobs(), _budget(options), console()
     shown_ = plain_table(f"{options.table}: {table(options.table).source}")
     for name in ("cell", "trials", "repeats", "minutes", "left to do"):
@@ -175,7 +175,7 @@ def plan(options: ReproduceOptions) -> None:
 
 
 class _Obstacle(Exception):
-    """Why a cell is skipped."""
+    """Reason for which a cell is skipped."""
 
 
 def _budget(options: ReproduceOptions) -> Budget:
@@ -184,7 +184,7 @@ def _budget(options: ReproduceOptions) -> Budget:
     return Budget.of(options.budget)
 
 
-def _ready(job: Job, options: ReproduceOptions, budget: Budget) -> Sweep:
+def _ready(job: Job, options: ReproduceOptions, budget: Budget) -> ResolvedSweep:
     """The sweep of a cell, written to a file that can be launched.
 
     Raises:
@@ -205,7 +205,7 @@ def _ready(job: Job, options: ReproduceOptions, budget: Budget) -> Sweep:
     return sweep
 
 
-def _run(sweep: Sweep, options: ReproduceOptions, start: Callable[[], None]) -> bool:
+def _run(sweep: ResolvedSweep, options: ReproduceOptions, start: Callable[[], None]) -> bool:
     """Run what is left of a cell. False if it was stopped before its end.
 
     Args:
@@ -219,15 +219,16 @@ def _run(sweep: Sweep, options: ReproduceOptions, start: Callable[[], None]) -> 
     screen = orchestrator.Screen(out, warn, lambda folder: "the same command")
 
     @contextlib.contextmanager
-    def connect(sweep: Sweep) -> Iterator[None]:
+    def connect(sweep: ResolvedSweep) -> Iterator[None]:
         start()
         if options.address is not None:
             check_nodes(sweep, state.root)
         yield
 
     if folder.exists:
-        check_changes(folder, sweep, accepted=options.accept)
-        if _is_finished(sweep, state):
+        study = open_study(sweep.name, state)
+        study.sweep = check_changes(folder, study.sweep, sweep, accepted=options.accept)
+        if study.is_finished():
             out.print(f"{sweep.name}: is finished")
             return True
     try:
@@ -242,7 +243,7 @@ def _run(sweep: Sweep, options: ReproduceOptions, start: Callable[[], None]) -> 
     return outcome.complete
 
 
-def _is_finished(sweep: Sweep, state: StateFolder) -> bool:
+def _is_finished(sweep: ResolvedSweep, state: StateFolder) -> bool:
     return state.sweep(sweep.name).exists and open_study(sweep.name, state).is_finished()
 
 

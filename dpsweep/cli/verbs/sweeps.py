@@ -15,9 +15,10 @@ from rich.markup import escape
 
 from dpsweep.cli.say import console
 from dpsweep.core.errors import ConnectionRefused, DpSweepError, StateError
+from dpsweep.results.compare import compare_methods
+from dpsweep.results.comparison import print_comparison
 from dpsweep.results.export import origin_of
 from dpsweep.results.pareto import chosen, nothing_to_show, summaries
-from dpsweep.results.ranking import standings, standings_table, verdict
 from dpsweep.results.rich_table import plain_table
 from dpsweep.results.tables import shown_budgets, trial_row, trial_table
 from dpsweep.search.charge import describe_trial_privacy
@@ -32,7 +33,7 @@ from dpsweep.tracking.server import build_server_command, build_server_environme
 def status(
     name: str | None, state_folder: str | None, as_json: bool, storage: str | None = None
 ) -> None:
-    """Prints all sweeps, or one sweep's trials."""
+    """Print all sweeps, or one sweep's trials."""
     state = StateFolder.at(state_folder)
     if name is None:
         _all(state, as_json)
@@ -55,7 +56,7 @@ def status(
 
 
 def stop(name: str, state_folder: str | None, wait: float, *, force: bool = False) -> None:
-    """Asks the driver to stop, and waits until it has."""
+    """Ask the driver to stop, and wait until it has."""
     folder = StateFolder.at(state_folder).sweep(name)
     folder.check_mine(force=force)
     if folder.owner() is None:
@@ -81,7 +82,7 @@ def stop(name: str, state_folder: str | None, wait: float, *, force: bool = Fals
 def best(
     name: str, state_folder: str | None, top: int, as_json: bool, storage: str | None = None
 ) -> None:
-    """Prints the best trials and their promises."""
+    """Print the best trials and their promises."""
     study = open_study(name, StateFolder.at(state_folder), resolve_moved_uri(storage))
     records = chosen(study, top)
     if as_json:
@@ -92,10 +93,7 @@ def best(
     console().print(trial_table(records, f"Best trials of {name}", show_state=False))
     for table in summaries(study):
         console().print(table)
-    compared = standings(study.records(), study.sweep.config.objective.direction)
-    if compared:
-        console().print(standings_table(compared))
-        console().print(verdict(compared))
+    print_comparison(console(), compare_methods(study))
     origin = origin_of(study)
     console().print(f"Trial {records[0].number}: {origin.luck(records[0])}")
     console().print(describe_trial_privacy(records[0]))
@@ -103,7 +101,7 @@ def best(
 
 
 def ui(state_folder: str | None, host: str, port: int) -> None:
-    """Serves MLflow's UI until it is interrupted."""
+    """Serve MLflow's UI until it is interrupted."""
     state = StateFolder.at(state_folder)
     if not (state.root / "mlflow.db").exists():
         raise StateError(
@@ -160,7 +158,7 @@ def _rows(house: StateFolder, mine: bool) -> Iterator[dict[str, Any]]:
     try:
         names = house.names()
     except PermissionError:
-        yield {**_UNKNOWN, "sweep": "–", "owner": house.owner, "state": "told to their owner alone"}
+        yield {**_UNKNOWN, "sweep": "–", "owner": house.owner, "state": "private to their owner"}
         return
     for name in names:
         folder = house.sweep(name)
@@ -187,7 +185,7 @@ _UNKNOWN: dict[str, Any] = {"ended": None, "trials": None, "best": None, "epsilo
 
 
 def _whereabouts(study: Study, owner: LeaseHolder | None, called: str) -> str:
-    """Whether the sweep runs, is finished, or waits to be resumed."""
+    """Describe the sweep's state: running, finished, or waiting to be resumed."""
     if owner:
         return f"running ({owner})"
     if study.is_finished():

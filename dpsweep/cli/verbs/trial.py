@@ -4,27 +4,30 @@ import json
 from pathlib import Path
 
 from dpsweep.cli.say import console, warn
+from dpsweep.config.plan import plan_privacy, statement_of_trial
 from dpsweep.config.source import read_yaml
 from dpsweep.config.space.defaults import dump_default_space
-from dpsweep.config.sweep import SweepConfig, is_sweep, load_sweep
+from dpsweep.config.sweep import SweepConfig, is_sweep, parse_sweep
 from dpsweep.config.trial import TrialConfig, load_trial, resolve_trial_source
 from dpsweep.core.errors import ConfigError, Diverged, StateError, unknown
 from dpsweep.core.strict import Strict
 from dpsweep.core.types import Row
 from dpsweep.methods import METHODS
 from dpsweep.privacy.statement import shown_epsilon
-from dpsweep.training.budget import budget, statement_of_trial
 
 
 def check(file: Path, settings: list[str], fetch: bool) -> None:
-    """Validates a file; a sweep is told from a trial by its `search`."""
+    """Validate a file; a sweep is told from a trial by its `search`."""
     source = read_yaml(file)
     if is_sweep(source.tree):
-        sweep = load_sweep(file, settings)
+        sweep = parse_sweep(source, file.parent, settings)
         from dpsweep.training.check import check_sweep  # torch, once the file has no mistake
 
         warn(check_sweep(sweep, fetch=fetch))
-        config, shown = sweep.reference_trial, f"{len(list(sweep.corners()))} corners of the space"
+        config, shown = (
+            sweep.reference_trial,
+            f"{len(sweep.corners)} configs at the ends of the search space",
+        )
         shown += " are valid trials"
     else:
         base = resolve_trial_source(source, settings)
@@ -32,13 +35,13 @@ def check(file: Path, settings: list[str], fetch: bool) -> None:
         from dpsweep.training.check import check_trial
 
         warn(check_trial(config, base, fetch=fetch))
-    plan = budget(config)
+    plan = plan_privacy(config)
     words = statement_of_trial(config, plan.epsilon, plan.run.noise_multiplier)
     console().print(f"{file}: {shown}.\nFirst one: {plan.run.steps} steps. {words}")
 
 
 def train(file: Path, settings: list[str], out: Path | None, fetch: bool, quiet: bool) -> None:
-    """Trains one config in a folder of its own, or goes on with an interrupted run there."""
+    """Train one config in a folder of its own, or go on with an interrupted run there."""
     source = resolve_trial_source(read_yaml(file), settings)
     if is_sweep(source.tree):
         raise ConfigError(f"{file}: is a sweep, not a trial. Run it with: dpsweep launch {file}")
@@ -84,7 +87,7 @@ _ALONE = "This covers this run alone: not a search that chose its config, nor ot
 
 
 def space(method: str) -> None:
-    """Prints a method's default search space."""
+    """Print a method's default search space."""
     if method not in METHODS:
         raise unknown("method", method, METHODS, where="space")
     print(f"# {method}: paste this, or name it in a sweep file: search: {{method: default}}")
@@ -92,7 +95,7 @@ def space(method: str) -> None:
 
 
 def schema(kind: str) -> None:
-    """Prints the schema of one kind of file."""
+    """Print the schema of one kind of file."""
     kinds: dict[str, type[Strict]] = {"sweep": SweepConfig, "trial": TrialConfig}
     if kind not in kinds:
         raise unknown("kind of file", kind, kinds, where="schema")
@@ -117,7 +120,7 @@ def _is_open(folder: Path, config: TrialConfig) -> bool:
 
 
 def _identity(config: TrialConfig) -> str:
-    """What config.json holds."""
+    """Content of config.json, which identifies a run."""
     return config.model_dump_json(indent=1) + "\n"
 
 

@@ -16,13 +16,14 @@ equally many trials. At the top, without a key, the mappings are parts of the wh
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from pydantic import JsonValue
 
 from dpsweep.config.explain import format_value
+from dpsweep.config.keys import dotted, flatten
 from dpsweep.config.source import KeyPath, Source, Tree, with_value
 from dpsweep.config.space.derived import Derived, compute_derived, parse_derived
 from dpsweep.core.errors import ConfigError, guess
@@ -110,7 +111,7 @@ Labels = tuple[str | int | float | bool, ...]
 
 @dataclass(frozen=True)
 class Slot:
-    """What a value is drawn for.
+    """Key and name that a value is drawn for.
 
     Attributes:
         name: In the study; that of a key inside a branch has the branch in it.
@@ -136,7 +137,7 @@ class Draw(Protocol):
 
 @dataclass(frozen=True)
 class Space:
-    """What varies, by path in the trial config.
+    """Searched keys, by path in the trial config.
 
     Attributes:
         domains: Path -> how it varies.
@@ -160,7 +161,7 @@ class Space:
             if isinstance(domain, Derived):
                 late[path] = domain
                 continue
-            value = _draw_domain(".".join(map(str, path)), path, domain, draw, hyperparams, late)
+            value = _draw_domain(dotted(path), path, domain, draw, hyperparams, late)
             tree = with_value(tree, path, value) if path else merge_trees(tree, value)
         tree, hyperparams = compute_derived(tree, hyperparams, late, self.num_examples)
         return _keep_drawn_step(tree, hyperparams), hyperparams
@@ -196,16 +197,16 @@ def _draw_domain(
     hyperparams: dict[str, Any],
     late: dict[KeyPath, Derived],
 ) -> Any:
-    dotted = ".".join(map(str, path))
+    place = dotted(path)
     if isinstance(domain, Range):
-        hyperparams[dotted] = draw.number(Slot(name, dotted), domain)
-        return hyperparams[dotted]
+        hyperparams[place] = draw.number(Slot(name, place), domain)
+        return hyperparams[place]
     if isinstance(domain, Choice):
         pick = draw.turn if domain.in_turn else draw.option
-        hyperparams[dotted] = domain.options[pick(Slot(name, dotted), domain.labels)]
-        return hyperparams[dotted]
+        hyperparams[place] = domain.options[pick(Slot(name, place), domain.labels)]
+        return hyperparams[place]
     labels = tuple(branch.label for branch in domain.branches)
-    key = f"{dotted or 'method'}.name"
+    key = f"{place or 'method'}.name"
     pick = draw.turn if domain.in_turn else draw.option
     branch = domain.branches[pick(Slot(name or "one_of", key), labels)]
     hyperparams[key] = branch.label
@@ -214,14 +215,14 @@ def _draw_domain(
         if isinstance(inner_domain, Derived):
             late[(*path, *inner)] = inner_domain
             continue
-        inner_name = f"{name or 'one_of'}.{branch.label}.{'.'.join(map(str, inner))}"
+        inner_name = f"{name or 'one_of'}.{branch.label}.{dotted(inner)}"
         value = _draw_domain(inner_name, (*path, *inner), inner_domain, draw, hyperparams, late)
         tree = with_value(tree, inner, value)
     return tree
 
 
 def parse_space(source: Source, path: KeyPath = ("search",)) -> Space:
-    """Reads the `search:` mapping that stands at `path` of a file.
+    """Read the `search:` mapping that stands at `path` of a file.
 
     Raises:
         ConfigError: For a kind, range or list that makes no sense.
@@ -347,7 +348,7 @@ def _parse_one_of(source: Source, path: KeyPath, values: Any) -> OneOf:
 
 
 def _label_branch(tree: Tree, index: int) -> str:
-    """What a mapping is called: its name, that of the method in it, or its place in the list."""
+    """Name a mapping: by its name, that of its method, or its place in the list."""
     match tree:
         case {"name": str(name)} | {"method": {"name": str(name)}}:
             return name
@@ -359,7 +360,7 @@ def _label_branch(tree: Tree, index: int) -> str:
 def _split_branch(
     source: Source, where: KeyPath, path: KeyPath, tree: Tree, inner: dict[KeyPath, Domain]
 ) -> Tree:
-    """What is fixed in a branch; what varies goes to `inner`, by its path in the branch."""
+    """Return a branch's fixed part; put the searched part into `inner`, by path in the branch."""
     fixed: Tree = {}
     for key, value in tree.items():
         here = (*path, key)
@@ -372,21 +373,14 @@ def _split_branch(
     return fixed
 
 
-def list_touched_keys(dotted: str, domain: Domain) -> list[str]:
+def list_touched_keys(key: str, domain: Domain) -> list[str]:
     """Dotted keys of the trial that a search key changes."""
-    if dotted or not isinstance(domain, OneOf):
-        return [dotted]
-    fixed = [key for branch in domain.branches for key in _iter_leaf_paths(branch.fixed)]
-    inner = [path for branch in domain.branches for path in branch.inner]
-    return [".".join(map(str, path)) for path in (*fixed, *inner)]
-
-
-def _iter_leaf_paths(tree: Tree) -> Iterator[KeyPath]:
-    for key, value in tree.items():
-        if isinstance(value, dict):  # an empty one has only what varies, and changes nothing
-            yield from ((key, *inner) for inner in _iter_leaf_paths(value))
-        else:
-            yield (key,)
+    if key or not isinstance(domain, OneOf):
+        return [key]
+    # an empty mapping has only what varies, and changes nothing itself
+    fixed = [k for b in domain.branches for k, value in flatten(b.fixed).items() if value != {}]
+    inner = [dotted(path) for branch in domain.branches for path in branch.inner]
+    return [*fixed, *inner]
 
 
 def keys_overlap(one: str, other: str) -> bool:

@@ -9,115 +9,35 @@ budgets go in turn, each of them tries the points that are about it, in the orde
 """
 
 import itertools
-import json
 import random
-from collections.abc import Mapping
 from typing import Any, Final, Literal, Protocol
 
 from dpsweep.config.explain import format_value
+from dpsweep.config.keys import CLIP_NORM, EPSILON, METHOD_NAME, TOTAL_STEP
 from dpsweep.config.source import Source, Tree
 from dpsweep.config.space.conditions import Condition
-from dpsweep.config.space.domains import Choice, Draw, Labels, OneOf, Range, Slot, Space
-from dpsweep.config.space.points import Corner, RandomDraw
+from dpsweep.config.space.domains import Choice, OneOf, Space
 from dpsweep.config.space.searched import resolve_key_aliases
+from dpsweep.config.space.suggest import (
+    Corner,
+    OutsideSpaceError,
+    PartialFixedDraw,
+    Point,
+    RandomDraw,
+)
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, guess
 from dpsweep.methods import METHODS
 
-Point = Mapping[str, Any]
-"""Dotted key -> value."""
-
 DEFAULTS: Final = "defaults"
-_STEP, _CLIP, _EPSILON = "optimizer.total_step", "privacy.clip_norm", "privacy.epsilon"
 _CLIP_NORM = 0.3
 """A clip norm that does well without a search; the total step makes others nearly as good."""
 
 _DRAWS = 1000
 
 
-class OutsideSpaceError(ValueError):
-    """A point that is not in the space; says which of its keys, and why."""
-
-
-class PartialFixedDraw:
-    """Takes the values of a point, and has another draw the rest.
-
-    Attributes:
-        used: Keys of the point that were asked for.
-        asked: All keys that were.
-        elsewhere: True if it is not the turn of what the point is about.
-    """
-
-    def __init__(self, point: Point, other: Draw) -> None:
-        self._point, self._other = point, other
-        self.used: set[str] = set()
-        self.asked: set[str] = set()
-        self.elsewhere = False
-
-    def number(self, slot: Slot, domain: Range) -> float | int:
-        """The point's number, if it has one."""
-        value = self._taken(slot)
-        return (
-            self._other.number(slot, domain)
-            if value is None
-            else require_in_range(value, slot, domain)
-        )
-
-    def option(self, slot: Slot, labels: Labels) -> int:
-        """The point's option, if it names one."""
-        value = self._taken(slot)
-        return (
-            self._other.option(slot, labels) if value is None else find_option(value, slot, labels)
-        )
-
-    def turn(self, slot: Slot, labels: Labels) -> int:
-        """The point's own, if it names one; `elsewhere` if it is the turn of another."""
-        turn, value = self._other.turn(slot, labels), self._taken(slot)
-        index = turn if value is None else find_option(value, slot, labels)
-        self.elsewhere |= index != turn
-        return index
-
-    def _taken(self, slot: Slot) -> Any:
-        self.asked.add(slot.key)
-        if slot.key in self._point:
-            self.used.add(slot.key)
-        return self._point.get(slot.key)
-
-
-def require_in_range(value: Any, slot: Slot, domain: Range) -> float | int:
-    """A given number, if the range has it.
-
-    Raises:
-        OutsideError: If it has not.
-    """
-    kinds = int if domain.is_whole else int | float
-    if not isinstance(value, kinds) or isinstance(value, bool):
-        what = "a whole number" if domain.is_whole else "a number"
-        raise OutsideSpaceError(f"{slot.key} must be {what}, got {format_value(value)}")
-    if not domain.low <= value <= domain.high:
-        raise OutsideSpaceError(
-            f"{slot.key} = {value} is outside the searched [{domain.low}, {domain.high}]"
-        )
-    return value if domain.is_whole else float(value)
-
-
-def find_option(value: Any, slot: Slot, labels: Labels) -> int:
-    """Where a given value stands in a list.
-
-    Raises:
-        OutsideError: If it is not there.
-    """
-    label = value if isinstance(value, str | int | float | bool) else json.dumps(value)
-    if label not in labels:
-        listed = ", ".join(map(str, labels))
-        raise OutsideSpaceError(
-            f"{slot.key} = {format_value(value)} is none of the searched {listed}"
-        )
-    return labels.index(label)
-
-
 class SearchedSweep(Protocol):
-    """What is asked of a sweep here."""
+    """Part of a sweep that this module reads."""
 
     @property
     def file(self) -> Source:
@@ -129,11 +49,11 @@ class SearchedSweep(Protocol):
 
     @property
     def space(self) -> Space:
-        """What varies."""
+        """Searched keys."""
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
-        """What a trial has to meet."""
+        """Conditions that a trial has to meet."""
 
     def trial(self, tree: Tree) -> TrialConfig:
         """The config of a drawn tree."""
@@ -170,7 +90,7 @@ def read_start(
 
 
 def check_point(point: Point, sweep: SearchedSweep) -> None:
-    """Raises OutsideError if no branch of the space has the point's keys and values."""
+    """Raise OutsideError if no branch of the space has the point's keys and values."""
     first = Corner()
     sweep.space.draw(sweep.base.tree, first)
     asked = set[str]()
@@ -213,22 +133,22 @@ def _get_published_points(sweep: SearchedSweep, with_sizes: bool) -> list[Point]
     budgets = sweep.space.domains.get(("privacy", "epsilon")) if with_sizes else None
     budget_points: list[Point] = [{}]
     if isinstance(budgets, Choice):
-        budget_points = [{_EPSILON: epsilon} for epsilon in budgets.options]
+        budget_points = [{EPSILON: epsilon} for epsilon in budgets.options]
     for label, about in itertools.product(labels or [first.method.name], budget_points):
         if label not in METHODS:
             continue
-        point: dict[str, Any] = {**({"method.name": label} if labels else {}), **about}
+        point: dict[str, Any] = {**({METHOD_NAME: label} if labels else {}), **about}
         own = METHODS[label].config().model_dump(mode="json", exclude_none=True)
         values = {f"method.{name}": value for name, value in own.items()}
         if with_sizes:
             drawn, _ = sweep.space.draw(sweep.base.tree, PartialFixedDraw(point, Corner()))
-            values |= {_STEP: sweep.trial(drawn).default_total_step, _CLIP: _CLIP_NORM}
+            values |= {TOTAL_STEP: sweep.trial(drawn).default_total_step, CLIP_NORM: _CLIP_NORM}
         for key, value in values.items():
             try:
                 check_point({**point, key: value}, sweep)
             except OutsideSpaceError:
                 continue  # not searched, or the value is not in the range
             point[key] = value
-        if set(point) - {"method.name", _EPSILON}:
+        if set(point) - {METHOD_NAME, EPSILON}:
             points.append(point)
     return points

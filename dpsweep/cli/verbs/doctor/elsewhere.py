@@ -8,7 +8,7 @@ from dpsweep.cli.verbs.doctor.context import DoctorContext, Finding, Level
 from dpsweep.cluster.connect import check_answers, cluster
 from dpsweep.cluster.nodes import CLOCKS_AGREE_SECONDS, NodeReport, survey
 from dpsweep.compat import AWAY, REFUSED, TAKEN, answer_without_token, running_here
-from dpsweep.config.sweep import Sweep
+from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.core.errors import DpSweepError
 from dpsweep.store.study import read_stored_sweep
 from dpsweep.tracking.access import allows_anonymous, get_artifact_root, request_proxied_artifacts
@@ -20,7 +20,7 @@ _LOCAL = ("127.0.0.1", "::1", "localhost")
 
 
 def tracking(context: DoctorContext) -> Iterator[Finding]:
-    """Whether each tracking server answers, takes these credentials, and nobody without."""
+    """Check that each tracking server answers, takes these credentials, and no anonymous ones."""
     for uri in context.tracking_uris:
         try:
             check_reachable(uri)
@@ -69,7 +69,7 @@ def _server(uri: str) -> Iterator[Finding]:
 
 
 def ray_access(context: DoctorContext) -> Iterator[Finding]:
-    """Whether a Ray cluster lets anybody in without a token."""
+    """Check that a Ray cluster refuses access without a token."""
     mode = os.environ.get("RAY_AUTH_MODE", "")
     if mode == "disabled":
         words = "RAY_AUTH_MODE=disabled: clusters of one's own take anybody of this machine"
@@ -120,7 +120,7 @@ def cluster_nodes(context: DoctorContext) -> Iterator[Finding]:
         yield from _node(report)
 
 
-def _newest(context: DoctorContext) -> Sweep | None:
+def _newest(context: DoctorContext) -> ResolvedSweep | None:
     """The sweep whose data are looked for."""
     for folder in reversed(context.sweeps):
         try:
