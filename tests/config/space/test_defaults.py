@@ -58,7 +58,7 @@ def test_what_is_printed_can_be_pasted(sweep_of, method):
 
 def test_the_total_step_goes_from_a_quarter_of_the_trials_default_to_four_times_it(sweep_of):
     sweep = sweep_of({"method": "default"}, "dp_sgd")
-    steps = [t.total_step for t in sweep.corners() if t.privacy.clip_norm == 0.1]
+    steps = [t.total_step for t in sweep.corners if t.privacy.clip_norm == 0.1]
     default = sweep.reference_trial.default_total_step
     assert (min(steps), max(steps)) == pytest.approx((default / 4, default * 4), rel=0.01)
 
