@@ -52,7 +52,7 @@ def rows(comparison: Comparison) -> dict[str, Any]:
 
 
 def sentences(comparison: Comparison) -> list[str]:
-    """What the figures say, what carried each search, and what to be careful about."""
+    """What the figures say, what luck can do, which keys decided, and what to be careful about."""
     found = []
     several = len(comparison.by_target()) > 1
     for peers in comparison.by_target():
@@ -62,6 +62,11 @@ def sentences(comparison: Comparison) -> list[str]:
             at + _verdict(by_label[group.label], group)
             for group in peers
             if group.label in by_label
+        ]
+        found += [
+            at + _lead(by_label[group.label], group)
+            for group in peers
+            if group.label in by_label and by_label[group.label].luck is not None
         ]
         found += [f"{at}{group.label}: {_carried(group)}" for group in peers]
     return [*found, *warnings(comparison)]
@@ -132,11 +137,19 @@ def _title(comparison: Comparison) -> str:
 def _legend(comparison: Comparison) -> str:
     tests = sum(each.p is not None for each in comparison.compared)
     return (
-        f"confirmed: mean of fresh runs of the best config, ± its 95 % interval over noise and "
-        f"weights at the start, not over test images; difference: to the reference; p: corrected "
-        f"for {tests} tests (Holm). The tests compare the configs that were found, and do not see "
-        f"the luck of finding them"
+        f"as chosen: {_as_chosen(comparison)}; confirmed: mean of fresh runs of the best config, ± "
+        f"its 95 % interval over noise and weights at the start, not over test images; difference: "
+        f"to the reference; p: corrected for {tests} tests (Holm). The tests compare the configs "
+        f"that were found, and do not see the luck of finding them"
     )
+
+
+def _as_chosen(comparison: Comparison) -> str:
+    """What the column means: every best config was chosen in one of two ways."""
+    bests = [group.best for group in comparison.groups if group.best]
+    ways = {r.expected is not None for r in bests}
+    names = {True: "posterior mean", False: "result of one run"}
+    return " or, with few trials, ".join(names[way] for way in sorted(ways, reverse=True)) or "none"
 
 
 def _rows(comparison: Comparison) -> list[list[str]]:
@@ -149,7 +162,7 @@ def _rows(comparison: Comparison) -> list[list[str]]:
                 shown_promise(group),
                 group.label,
                 "secret" if group.trials is None else str(group.trials),
-                _figure(group.best.value if group.best else None),
+                _figure(group.best.merit if group.best else None),
                 _figure(group.mean),
                 _figure(group.half),
                 str(len(group.repeats)) if group.repeats else "–",
@@ -184,20 +197,39 @@ def _verdict(each: Compared, group: TrialGroup) -> str:
     )
 
 
+def _lead(each: Compared, group: TrialGroup) -> str:
+    """Whether the luck of the two searches alone could make the difference."""
+    assert each.luck is not None, "asked where it is known"
+    lead, luck = abs(each.gap.difference), each.luck
+    within = "more than that" if lead > luck else "no more than that"
+    return (
+        f"{group.label} and {each.reference}: which configs two searches find is luck too. Between "
+        f"equally good methods it makes leads of up to {_amount(luck, group, sign=False)} "
+        f"{_unit(group)}; this one is {within}"
+    )
+
+
 def _carried(group: TrialGroup) -> str:
-    """What its best config is, and which keys made trials good."""
+    """What its best config is, how lucky its result may be, and which keys decided."""
     if group.best is None:
         return "no trial was completed"
     hyperparams = (
         knob_words(group.best, without=(EPSILON_KEY, "method.name")) or "nothing was searched"
     )
     words = f"best is trial {group.best.number}: {hyperparams}"
+    if group.luck and group.trials:
+        words += (
+            f". The best result of {group.trials} trials is better than its config by "
+            f"{_amount(group.luck.overstatement, group, sign=False)} {_unit(group)} on average"
+        )
     if group.shares:
         top = list(group.shares.items())[:_TOP_KEYS]
         shares = ", ".join(f"{heading(key)} {share:.0%}" for key, share in top)
-        return f"{words}. What carried the search (PED-ANOVA): {shares}"
+        return f"{words}. Most decisive keys (PED-ANOVA): {shares}"
     if group.trials is not None:
-        return f"{words}. Too few trials ({LEAST_TRIALS} complete ones) to say what carried it"
+        return (
+            f"{words}. Too few trials ({LEAST_TRIALS} complete ones) to say which keys decided it"
+        )
     return words
 
 
@@ -214,7 +246,7 @@ def _without_a_test(comparison: Comparison, peers: list[TrialGroup], at: str) ->
     if sum(bool(group.repeats) for group in peers) > 1 and not tested:
         found.append(f"{at}nothing is tested: the reference has no repeats there")
     if len(peers) == 1:
-        found.append(f"{at}there is {peers[0].label} alone")
+        found.append(f"{at}only {peers[0].label} was run, so there is nothing to compare it with")
     return found
 
 
@@ -252,6 +284,7 @@ def _arm_row(group: TrialGroup) -> dict[str, Any]:
         "trials": group.trials,
         "trial": best.number if best else None,
         "value": best.value if best else None,
+        "expected": best.expected if best else None,
         "hyperparams": {
             k: shown_value(v) if isinstance(v, dict) else v for k, v in best.hyperparams.items()
         }
@@ -263,6 +296,8 @@ def _arm_row(group: TrialGroup) -> dict[str, Any]:
         "failed_repeats": group.num_failed,
         "confirmed_configs": group.num_confirmed,
         "importance": group.shares,
+        "overstatement": group.luck.overstatement if group.luck else None,
+        "search_luck": group.luck.spread if group.luck else None,
         "remarks": list(group.remarks),
     }
 
@@ -279,5 +314,6 @@ def _compared_row(each: Compared) -> dict[str, Any]:
         "p": each.gap.p,
         "p_holm": each.p,
         "better": each.better,
+        "lead_by_luck": each.luck,
         "significant": each.p is not None and each.p < LEVEL,
     }

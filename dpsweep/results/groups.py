@@ -4,10 +4,13 @@ from dataclasses import dataclass
 from statistics import mean
 
 from dpsweep.config.source import Tree
+from dpsweep.config.sweep import Sweep
 from dpsweep.core.errors import StateError
-from dpsweep.results.importance import importances
+from dpsweep.results.importance import LEAST_TRIALS, importances
 from dpsweep.results.significance import half_width
+from dpsweep.search.choose import surrogates
 from dpsweep.search.confirmation import best_of, confirmations
+from dpsweep.search.surrogate import SearchLuck
 from dpsweep.search.trial_record import Record
 from dpsweep.store.study import Study
 
@@ -42,7 +45,8 @@ class TrialGroup:
         repeats: Public seed and objective of each complete repeat of that.
         num_failed: Repeats of it that failed.
         num_confirmed: Configs that were repeated, of which that is the best.
-        shares: What carried the search: dotted key -> share.
+        shares: Which keys decided the result: dotted key -> share.
+        luck: What chance does in such a search; None with few complete trials.
         remarks: What a reader has to know of it.
     """
 
@@ -66,6 +70,7 @@ class TrialGroup:
     num_confirmed: int
     shares: dict[str, float]
     remarks: tuple[str, ...]
+    luck: SearchLuck | None = None
 
     @property
     def values(self) -> list[float]:
@@ -153,7 +158,15 @@ def _arm(
         num_confirmed=len(confirmed),
         shares={i.key: i.share for i in importances(study.among({r.number for r in trials}))},
         remarks=remarks,
+        luck=None if is_private_selection else _luck(study.sweep, trials, best),
     )
+
+
+def _luck(sweep: Sweep, trials: list[Record], best: Record | None) -> SearchLuck | None:
+    """What chance does in a search as that of these trials, of one method at one epsilon."""
+    processes = surrogates(sweep, trials, LEAST_TRIALS)
+    by_posterior = best is not None and best.expected is not None
+    return next((one.luck(by_posterior=by_posterior) for one in processes.values()), None)
 
 
 def _common(trees: list[Tree]) -> Tree:

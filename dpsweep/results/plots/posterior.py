@@ -21,7 +21,7 @@ def posterior(
     objective: ObjectiveConfig,
     confirmed: Confirmation | None,
 ) -> go.Figure | None:
-    """Posterior mean and 95 % band over one key, the others as in the chosen trial, with all trials.
+    """Posterior mean and 95 % band over one key, other keys as in the chosen trial; all trials.
 
     Args:
         process: Fitted to the trials.
