@@ -27,6 +27,7 @@ from dpsweep.results.live import Progress, shown
 from dpsweep.results.page import page, write_page
 from dpsweep.results.pareto import target_of, winners
 from dpsweep.results.ranking import standings, verdict
+from dpsweep.results.tables import num_trials_and_repeats, run_words
 from dpsweep.search.charge import statement
 from dpsweep.search.trial_record import Record
 from dpsweep.search.warm_start import experience
@@ -201,21 +202,21 @@ def _run(session: Session, screen: Screen, out: Path | None) -> Outcome:
 
 def _remaining(study: Study) -> str:
     """What a resumed sweep has done and has still to do."""
-    name, done = study.sweep.name, [r for r in study.records() if r.state != "running"]
+    name, ended = study.sweep.name, [r for r in study.records() if r.state != "running"]
+    ran = run_words(*num_trials_and_repeats(ended))
     if study.is_finished():
         if may_grow(study.sweep):
             more = "raise budget.trials in its file, then: dpsweep resume FILE --accept-changes"
         else:
             more = f"launch its file anew: dpsweep launch FILE --name {name}-2 --from {name}"
         return (
-            f"{name}: is finished, with {len(done)} trials; results are delivered again. For more "
-            f"trials {more}"
+            f"{name}: is finished, with {ran}; results are delivered again. For more trials {more}"
         )
     if study.sweep.is_private_selection:
         return f"{name}: goes on; nothing is told before its end"
     return (
-        f"{name}: {len(done)} trials finished, {len(study.running())} adopted, "
-        f"{study.num_to_ask()} to run"
+        f"{name}: {ran} finished, {len(study.running())} go on where they were, "
+        f"{run_words(study.num_to_ask(), study.num_to_confirm())} to run"
     )
 
 

@@ -75,7 +75,7 @@ class TrialConfig(Strict):
     """What is trained."""
 
     privacy: PrivacyConfig
-    """What is promised."""
+    """The privacy that each trial keeps, such as {epsilon: 4}."""
 
     train: TrainConfig
     """How long, in what portions, and on what."""

@@ -14,13 +14,14 @@ from dpsweep.results.tables import heading, knob_words, shown_value
 from dpsweep.search.study_view import EPSILON_KEY
 
 _HEADINGS = ("ε", "method", "trials", "as chosen", "confirmed", "± 95 %", "runs", "difference", "p")
+_SPARE = ("as chosen", "runs", "trials", "± 95 %")
 _POINTS = "valid/accuracy"
 _TOP_KEYS = 2
 
 
 def comparison_table(comparison: Comparison) -> Table:
     """One line a group."""
-    table = plain_table(_title(comparison), caption=_legend(comparison), caption_justify="left")
+    table = plain_table(_title(comparison), spare=_SPARE, caption=_legend(comparison))
     for name in _HEADINGS:
         table.add_column(name, justify="left" if name == "method" else "right")
     for row in _rows(comparison):

@@ -49,12 +49,12 @@ CAPTIONS = {
     "parallel": "One line a complete trial across all searched keys, coloured by its result from "
     "dark (worst) to bright; the best is thick and red.",
     "slices": "The result against each searched key alone, the others being whatever they were.",
-    "kappa-gamma": "The result over Kalman gain and look-ahead. Marks are trials; the ground is "
-    "the mean over trials nearby.",
+    "kappa-gamma": "The result over Kalman gain and look-ahead. Marks are trials; the shading, "
+    "from eight trials on, is the mean of those nearby.",
     "cut-depth": "The result over cut and depth of the spectral shelf. Marks are trials; the "
-    "ground is the mean over trials nearby.",
-    "batch_size-lr": "The result over batch size and learning rate. Marks are trials; the ground "
-    "is the mean over trials nearby.",
+    "shading, from eight trials on, is the mean of those nearby.",
+    "batch_size-lr": "The result over batch size and learning rate. Marks are trials; the shading, "
+    "from eight trials on, is the mean of those nearby.",
     "filters": "What the filters of the best trials let pass, by frequency, and the noise variance "
     "that is left behind them.",
 }

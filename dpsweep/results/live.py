@@ -13,7 +13,9 @@ from dpsweep.execution.launch import Session
 from dpsweep.results.tables import (
     best_words,
     knob_words,
+    num_trials_and_repeats,
     repeated_words,
+    run_words,
     running_table,
     shown_budgets,
 )
@@ -31,7 +33,9 @@ class Progress:
         self._running: dict[int, Record] = {}
         self._ended = {r.number: r for r in session.study.records() if r.state != "running"}
         self._before, self._total = len(self._ended), session.sweep.num_runs
+        self._study = session.study
         self._best = next(iter(session.study.best()), None)
+        self._confirmed = session.study.confirmed()
         self._start = time.monotonic()
 
     def started(self, record: Record) -> None:
@@ -46,7 +50,10 @@ class Progress:
         """A trial is through."""
         self._running.pop(record.number, None)
         self._ended[record.number] = record
-        if record.state == "complete" and record.confirms is None and self._beats_best(record):
+        if record.confirms is not None:
+            self._best = next(iter(self._study.best()), None)
+            self._confirmed = self._study.confirmed()
+        elif record.state == "complete" and self._beats_best(record):
             self._best = record
         if not self.console.is_terminal:
             line = self._line(record)
@@ -58,11 +65,17 @@ class Progress:
         return Group(Text(self._summary(), style="bold"), running)
 
     def _summary(self) -> str:
-        done, total = len(self._ended), self._total
+        repeats = self._confirmed.get(self._best.number) if self._best else None
         return (
-            f"{self._config.name}: {done}/{total} trials, {len(self._running)} running, "
-            f"{best_words(self._best)}, ε {self._epsilons} a {self._promise.scope}, {self._time()}"
+            f"{self._config.name}: {self._done()}, {len(self._running)} running, "
+            f"{best_words(self._best, repeats)}, ε {self._epsilons} a {self._promise.scope}, "
+            f"{self._time()}"
         )
+
+    def _done(self) -> str:
+        trials = self._config.budget.trials
+        ended = num_trials_and_repeats(self._ended.values())
+        return run_words(*ended, trials, self._total - trials)
 
     def _time(self) -> str:
         passed = time.monotonic() - self._start

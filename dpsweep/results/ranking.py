@@ -77,7 +77,7 @@ def standings_table(table: list[Standing]) -> Table:
     """One line a method."""
     repeated = any(s.repeats for s in table)
     several = len(_by_epsilon(table)) > 1
-    shown = plain_table("By method")
+    shown = plain_table("By method", spare=("median", "runs"))
     if several:
         shown.add_column("ε", justify="right")
     shown.add_column("method")

@@ -14,11 +14,14 @@ from rich.text import Text
 from dpsweep.results.tables import (
     best_words,
     knob_words,
+    num_trials_and_repeats,
     panel_table,
     repeated_words,
+    run_words,
     running_table,
     shown_budgets,
 )
+from dpsweep.search.confirmation import confirmations
 from dpsweep.search.trial_record import Record
 from dpsweep.store.lease import Owner
 from dpsweep.store.study import Study
@@ -74,8 +77,11 @@ class Watch:
         running = sum(r.state == "running" for r in self._records) if self.driver else 0
         if sweep.is_private_selection:
             return f"{name}: {best_words(best) if best else 'ended without a winner'}"
+        trials = sweep.config.budget.trials
+        done = run_words(*num_trials_and_repeats(self._ended()), trials, sweep.num_runs - trials)
+        repeats = confirmations(self._records).get(best.number) if best else None
         return (
-            f"{name}: {ended}/{sweep.num_runs} trials, {running} running, {best_words(best)}, "
+            f"{name}: {done}, {running} running, {best_words(best, repeats)}, "
             f"ε {shown_budgets(sweep.epsilons)} a {sweep.written.privacy.scope}{self._left(ended)}"
         )
 

@@ -14,7 +14,7 @@ from dpsweep.config.sweep import load_sweep
 from dpsweep.results.export import default_target
 from dpsweep.results.pareto import nothing_completed, summaries, target_of, winners
 from dpsweep.results.ranking import standings, standings_table, verdict
-from dpsweep.results.tables import trial_table
+from dpsweep.results.tables import num_trials_and_repeats, run_words, trial_table
 from dpsweep.store.state_dir import State, SweepFolder
 from dpsweep.store.storage import moved_to, named
 from dpsweep.tracking.server import without_password
@@ -127,7 +127,8 @@ def _print_outcome(outcome: "Outcome", options: Options, target: Path) -> None:
             place = target_of(record, target)
             out.print(f"best config: {place}   train it again with: {us} train {place}")
     if not study.sweep.is_private_selection:
-        out.print(f"{len(study.records())} trials in {outcome.seconds:.1f} s")
+        ran = run_words(*num_trials_and_repeats(study.records()))
+        out.print(f"{ran} in {outcome.seconds:.1f} s")
     if not outcome.complete:
         out.print(f"Stopped. Go on with: {_resume_command(folder, options)}")
     if folder.tracking_uri:

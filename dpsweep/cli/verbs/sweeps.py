@@ -19,7 +19,12 @@ from dpsweep.results.export import origin_of
 from dpsweep.results.pareto import chosen, nothing_to_show, summaries
 from dpsweep.results.ranking import standings, standings_table, verdict
 from dpsweep.results.rich_table import plain_table
-from dpsweep.results.tables import shown_budgets, trial_row, trial_table
+from dpsweep.results.tables import (
+    num_trials_and_repeats,
+    shown_budgets,
+    trial_row,
+    trial_table,
+)
 from dpsweep.search.charge import statement
 from dpsweep.store.lease import Owner
 from dpsweep.store.state_dir import State
@@ -138,16 +143,16 @@ def _all(state: State, as_json: bool) -> None:
     if not rows:
         console().print(f"No sweep in {state.root}. Launch one with: dpsweep launch FILE")
         return
-    table = plain_table("Sweeps")
-    for name in ("sweep", "owner", "state", "trials", "best", "ε a trial"):
-        table.add_column(name, justify="right" if name in ("trials", "best") else "left")
+    table = plain_table("Sweeps", spare=("owner", "ε a trial"))
+    for name in ("sweep", "owner", "state", "trials + repeats", "best", "ε a trial"):
+        table.add_column(name, justify="right" if name in ("trials + repeats", "best") else "left")
     for row in rows:
         known = row["trials"] is not None
         table.add_row(
             str(row["sweep"]),
             str(row["owner"]),
             escape(str(row["state"])),
-            f"{row['ended']}/{row['trials']}" if known else "–",
+            _progress(row) if known else "–",
             "–" if row["best"] is None else f"{row['best']:.4f}",
             shown_budgets(row["epsilon"]) if known else "–",
         )
@@ -159,7 +164,7 @@ def _rows(house: State, mine: bool) -> Iterator[dict[str, Any]]:
     try:
         names = house.names()
     except PermissionError:
-        yield {**_UNKNOWN, "sweep": "–", "owner": house.owner, "state": "told to their owner alone"}
+        yield {**_UNKNOWN, "sweep": "–", "owner": house.owner, "state": "private to their owner"}
         return
     for name in names:
         folder = house.sweep(name)
@@ -170,19 +175,34 @@ def _rows(house: State, mine: bool) -> Iterator[dict[str, Any]]:
         except DpSweepError as e:
             yield {**row, "owner": house.owner, "state": f"cannot be read: {e}"}
             continue
-        leader = next(iter(study.best()), None)
+        leader, confirmed = next(iter(study.best()), None), study.confirmed()
+        repeats = confirmed.get(leader.number) if leader else None
+        ended, again = num_trials_and_repeats(r for r in records if r.state != "running")
+        trials = study.sweep.config.budget.trials
         yield {
             **row,
             "owner": folder.whose,
             "state": _whereabouts(study, folder.owner(), str(row["sweep"])),
-            "ended": sum(r.state != "running" for r in records),
-            "trials": study.sweep.config.budget.trials,
-            "best": leader.value if leader else None,
+            "ended": ended,
+            "trials": trials,
+            "ended_repeats": again,
+            "repeats": study.sweep.num_runs - trials,
+            "best": repeats.mean if repeats else leader.value if leader else None,
+            "confirmed": repeats is not None,
             "epsilon": list(study.sweep.epsilons),
         }
 
 
-_UNKNOWN: dict[str, Any] = {"ended": None, "trials": None, "best": None, "epsilon": []}
+_UNKNOWN: dict[str, Any] = {
+    **dict.fromkeys(("ended", "trials", "ended_repeats", "repeats", "best", "confirmed")),
+    "epsilon": [],
+}
+
+
+def _progress(row: dict[str, Any]) -> str:
+    """Runs that have ended of those planned, as 16/16 + 4/6 where configs are repeated."""
+    repeats = f" + {row['ended_repeats']}/{row['repeats']}" if row["repeats"] else ""
+    return f"{row['ended']}/{row['trials']}{repeats}"
 
 
 def _whereabouts(study: Study, owner: Owner | None, called: str) -> str:

@@ -24,8 +24,9 @@ def check(file: Path, settings: list[str], fetch: bool) -> None:
         from dpsweep.training.check import check_sweep  # torch, once the file has no mistake
 
         warn(check_sweep(sweep, fetch=fetch))
-        config, shown = sweep.reference_trial, f"{len(list(sweep.corners()))} corners of the space"
-        shown += " are valid trials"
+        num = len(list(sweep.corners()))
+        shown = f"valid; trials at both ends of each range and at each choice ({num}) were checked"
+        config = sweep.reference_trial
     else:
         base = trial_source(source, settings)
         config, shown = load_trial(base), "a valid trial"
