@@ -406,6 +406,7 @@ def build_sweep(file: Source, base: Source) -> Sweep:
                 f"Set it in the base config, and run one sweep for each value"
             )
     check_names(conditions, corners)
+    check_device(sweep)
     if conditions and not sweep.samples(1):
         raise ConfigError(
             f"{conditions[0].place}: none of {_DRAWS} random points of the space (0.0 %) meets "
@@ -420,6 +421,29 @@ def _promised(trial: TrialConfig, sweep: Sweep) -> tuple[object, ...]:
     privacy = trial.privacy
     noise = privacy.noise_multiplier if sweep.whole is None else None
     return privacy.delta, noise, trial.data, trial.seed
+
+
+def check_device(sweep: Sweep) -> None:
+    """Refuse trials that compute elsewhere than what they take of the cluster.
+
+    Raises:
+        ConfigError: If they compute on a GPU that is not theirs, or take one and leave it idle.
+    """
+    gpu, place = sweep.config.resources.gpu, sweep.file.at(("resources", "gpu"))
+    for trial in sweep.corners():
+        device, key = trial.train.device, sweep.origin.at(("train", "device"))
+        if gpu == 0 and device != "cpu":
+            # Ray does not hide a node's GPUs from a worker that takes none
+            raise ConfigError(
+                f"{key}: {device}, and trials take no GPU ({place} is 0): all that run at once "
+                f"would compute on the first GPU of their node and share its memory. Delete "
+                f"train.device and set resources.gpu: 1, a share such as 0.25, or auto"
+            )
+        if gpu != 0 and device == "cpu":
+            raise ConfigError(
+                f"{key}: cpu, and each trial takes {gpu} GPU ({place}), which would stand idle. "
+                f"Delete train.device to compute there, or set resources.gpu: 0"
+            )
 
 
 def _check_choices(sweep: Sweep) -> None:
