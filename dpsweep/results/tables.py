@@ -39,7 +39,7 @@ def trial_table(records: list[Record], title: str, *, show_state: bool = True) -
     legend = ", ".join(f"{letter} {name}" for letter, name in named.items())
     together = len(hyperparams) > _MOST_COLUMNS
     headings = [] if together else [heading(name) for name in hyperparams]
-    spare = ("loss", "σ", "sec", *reversed(headings))
+    spare = ("loss", "σ", "sec", *reversed(headings), "state")
     table = plain_table(title + void, spare=spare, caption=legend)
     expected = ["expected"] if any(r.expected is not None for r in records) else []
     for name in ("trial", "accuracy", *expected, "loss", "ε", "σ", *headings, "sec"):
