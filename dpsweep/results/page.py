@@ -19,6 +19,7 @@ from dpsweep.config.source import sweep_yaml
 from dpsweep.core.errors import StateError
 from dpsweep.execution.tracking import provenance
 from dpsweep.privacy.statement import NO_EPSILON, shown_delta
+from dpsweep.results.edges import edge_warnings
 from dpsweep.results.export import Origin, origin_of, to_yaml
 from dpsweep.results.figures import CAPTIONS, TITLES, figures
 from dpsweep.results.pareto import chosen, nothing_to_show, summaries, winners
@@ -71,6 +72,7 @@ def page(study: Study, drawn: dict[str, go.Figure] | None = None) -> str:
             "facts": _facts(study, best[0], origin),
             "luck": origin.luck(best[0]),
             "verdict": verdict(compared),
+            "edges": edge_warnings(study.sweep, best[0]),
             "configs": [_config(record, origin) for record in winners(study)],
             "tables": _tables(study, compared),
             "folded": [] if secret else _folded(records),

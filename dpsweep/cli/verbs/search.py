@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from dpsweep.cli.say import NOTHING_COMPLETED, STOPPED, console, error, warn
 from dpsweep.config.sweep import load_sweep
+from dpsweep.results.edges import edge_warnings
 from dpsweep.results.export import default_target
 from dpsweep.results.pareto import nothing_completed, summaries, target_of, winners
 from dpsweep.results.ranking import standings, standings_table, verdict
@@ -122,6 +123,8 @@ def _print_outcome(outcome: "Outcome", options: Options, target: Path) -> None:
             out.print(standings_table(compared))
             out.print(verdict(compared))
         out.print(outcome.origin.luck(best[0]))
+        for words in edge_warnings(study.sweep, best[0]):
+            out.print(words, markup=False)
         out.print(outcome.origin.search_words)
         for record in winners(study):
             place = target_of(record, target)

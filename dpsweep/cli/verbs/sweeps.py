@@ -15,6 +15,7 @@ from rich.markup import escape
 
 from dpsweep.cli.say import console
 from dpsweep.core.errors import ConnectionRefused, DpSweepError, StateError
+from dpsweep.results.edges import edge_warnings
 from dpsweep.results.export import origin_of
 from dpsweep.results.pareto import chosen, nothing_to_show, summaries
 from dpsweep.results.ranking import standings, standings_table, verdict
@@ -102,6 +103,8 @@ def best(
         console().print(verdict(compared))
     origin = origin_of(study)
     console().print(f"Trial {records[0].number}: {origin.luck(records[0])}")
+    for words in edge_warnings(study.sweep, records[0]):
+        console().print(words, markup=False)
     console().print(statement(records[0]))
     console().print(origin.search_words)
 
