@@ -18,6 +18,7 @@ def record(method, value, state="complete", confirms=None, seed=0, epsilon=4):
         number=number,
         hyperparams=hyperparams,
         value=value,
+        merit=value or 0.0,
         state=state,
         confirms=confirms,
         config=config,
