@@ -27,6 +27,7 @@ from dpsweep.results.tables import (
     trial_table,
 )
 from dpsweep.search.charge import statement
+from dpsweep.search.confirmation import confirmations
 from dpsweep.store.lease import Owner
 from dpsweep.store.state_dir import State
 from dpsweep.store.statement import statement_of
@@ -178,8 +179,8 @@ def _rows(house: State, mine: bool) -> Iterator[dict[str, Any]]:
         except DpSweepError as e:
             yield {**row, "owner": house.owner, "state": f"cannot be read: {e}"}
             continue
-        leader, confirmed = next(iter(study.best()), None), study.confirmed()
-        repeats = confirmed.get(leader.number) if leader else None
+        leader = next(iter(study.best()), None)
+        repeats = confirmations(records).get(leader.number) if leader else None
         ended, again = num_trials_and_repeats(r for r in records if r.state != "running")
         trials = study.sweep.config.budget.trials
         yield {
