@@ -2,9 +2,9 @@
 
 import math
 
-from dpsweep.config.source import put
+from dpsweep.config.source import with_value
 from dpsweep.config.space.domains import Range
-from dpsweep.config.space.leaves import leaves
+from dpsweep.config.space.leaves import list_leaves
 from dpsweep.config.sweep import Sweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.search.trial_record import Record
@@ -17,7 +17,7 @@ lies at either end of a key with a chance of 5 %."""
 def edge_warnings(sweep: Sweep, best: Record) -> list[str]:
     """A sentence for each searched range at whose end the best config lies, if it may go beyond."""
     found = []
-    for leaf in leaves(sweep.space):
+    for leaf in list_leaves(sweep.space):
         key, domain = leaf.slot.key, leaf.domain
         value = best.hyperparams.get(key)
         here = leaf.branch is None or leaf.branch in best.hyperparams.values()
@@ -46,7 +46,7 @@ def _warning(best: Record, key: str, domain: Range, *, upper: bool) -> list[str]
         half = (high - low) / 2
         moved = (low + half, high + half) if upper else (low - half, high - half)
     ends = [round(end) if domain.is_whole else float(f"{end:.3g}") for end in moved]
-    tree = put(best.config.model_dump(mode="json"), tuple(key.split(".")), ends[upper])
+    tree = with_value(best.config.model_dump(mode="json"), tuple(key.split(".")), ends[upper])
     try:
         TrialConfig.model_validate(tree)
     except ValueError:  # a gain above 1, say: the end of the range is that of the key

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from dpsweep.config.source import sweep_yaml
+from dpsweep.config.source import dump_sweep
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import ConfigError
 
@@ -113,5 +113,5 @@ def test_bad_trials_end_early_by_default_where_time_binds_and_nowhere_else(sweep
 def test_the_pruner_of_a_stored_sweep_is_the_one_that_it_was_launched_with(sweep_file, tmp_path):
     sweep = load_sweep(sweep_file, ["budget={trials: 50, hours: 2}"])
     again = tmp_path / "again.yaml"
-    again.write_text(sweep_yaml(sweep.file, sweep.base.tree))
+    again.write_text(dump_sweep(sweep.file, sweep.base.tree))
     assert load_sweep(again).config.pruner == sweep.config.pruner
