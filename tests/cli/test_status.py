@@ -6,14 +6,14 @@ import pytest
 
 from dpsweep.cli.verbs.sweeps import status
 from dpsweep.config.sweep import load_sweep
-from dpsweep.store.state_dir import State
+from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.study import Study
 
 
 @pytest.fixture
 def state(tmp_path, sweep_file):
     """A sweep with two complete trials, and one of the two repeats of the better one."""
-    state = State(tmp_path / "state")
+    state = StateFolder(tmp_path / "state")
     sweep, folder = load_sweep(sweep_file, ["confirm={seeds: 2}"]), state.sweep("tiny")
     folder.create(sweep.file, sweep.base, None)
     study = Study.create(folder.storage_uri, sweep, folder.id)

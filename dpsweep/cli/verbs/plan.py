@@ -9,7 +9,7 @@ from dpsweep.config.sweep import load_sweep
 from dpsweep.core.disk import free_bytes, shown_bytes
 from dpsweep.execution.resources import concurrency, this_machine
 from dpsweep.results.tables import shown_budgets
-from dpsweep.store.state_dir import State
+from dpsweep.store.state_dir import StateFolder
 
 
 def plan(file: Path, settings: list[str], as_json: bool) -> None:
@@ -24,7 +24,7 @@ def plan(file: Path, settings: list[str], as_json: bool) -> None:
     if as_json:
         print(json.dumps(asdict(made), indent=2))
         return
-    free = free_bytes(State.at(None).root)
+    free = free_bytes(StateFolder.at(None).root)
     (low, high), (fewest, most) = made.noise, made.steps
     repeats = f" and {made.repeats} repeats of the best" if made.repeats else ""
     console().print(
