@@ -21,7 +21,7 @@ from dpsweep.results.tables import (
     running_table,
     shown_budgets,
 )
-from dpsweep.search.confirmation import confirmations
+from dpsweep.search.confirmation import summarize_repeats
 from dpsweep.search.trial_record import Record
 from dpsweep.store.lease import LeaseHolder
 from dpsweep.store.study import Study
@@ -81,7 +81,7 @@ class Watch:
             return f"{name}: {best_words(best) if best else 'ended without a winner'}"
         trials = sweep.config.budget.trials
         done = run_words(*num_trials_and_repeats(self._ended()), trials, sweep.num_runs - trials)
-        repeats = confirmations(self._records).get(best.number) if best else None
+        repeats = summarize_repeats(self._records).get(best.number) if best else None
         return (
             f"{name}: {done}, {running} running, {best_words(best, repeats)}, "
             f"ε {shown_budgets(sweep.epsilons)} a {sweep.written.privacy.scope}{self._left(ended)}"

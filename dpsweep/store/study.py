@@ -19,22 +19,22 @@ from dpsweep.config.sweep import Sweep, build_sweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, StateError
 from dpsweep.core.types import Row
-from dpsweep.search.charge import Plans, check_within, ledger_entry
+from dpsweep.search.charge import Plans, check_privacy_cap, make_ledger_entry
 from dpsweep.search.choose import expected_values
 from dpsweep.search.confirmation import (
     Confirmation,
-    by_confirmed,
-    confirmations,
-    lacking,
-    missing,
-    ranked,
-    repeat_of,
+    count_missing_repeats,
+    find_next_repeat,
+    make_repeat_config,
+    rank_by_confirmed,
+    rank_trials,
+    summarize_repeats,
 )
-from dpsweep.search.distributions import pruner
-from dpsweep.search.objectives import front, goal_values
+from dpsweep.search.distributions import make_pruner
+from dpsweep.search.objectives import find_pareto_front, get_goal_values
 from dpsweep.search.propose import propose
-from dpsweep.search.trial_record import DISPATCHED, Record, attributes, record_of
-from dpsweep.search.warm_start import experience, history
+from dpsweep.search.trial_record import DISPATCHED, Record, make_attributes, make_record
+from dpsweep.search.warm_start import collect_earlier_trials, make_history
 from dpsweep.store.retry import retry_if_interrupted
 from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.storage import (
@@ -69,7 +69,7 @@ class Study:
         self._study, self.sweep, self._storage = study, sweep, storage_of(study)
         self._ids: dict[int, int] = {}
         self._configs: dict[int, TrialConfig] = {}
-        study.pruner = pruner(sweep.config.pruner)
+        study.pruner = make_pruner(sweep.config.pruner)
 
     @classmethod
     def create(
@@ -222,7 +222,9 @@ class Study:
         if self.num_to_ask() or any(r.state == "running" and r.confirms is None for r in records):
             left = self.sweep.num_runs - self.sweep.config.budget.trials  # the best may be others
         else:
-            left = sum(lacking(self._ranking(records), self._list_repeats(), config).values())
+            left = sum(
+                count_missing_repeats(self._ranking(records), self._list_repeats(), config).values()
+            )
         return min(left, self._num_affordable())
 
     def is_finished(self) -> bool:
@@ -245,7 +247,7 @@ class Study:
         """
         try:
             proposal = propose(self.sweep, self._study, self._history)
-            check_within(self.sweep, proposal.config)
+            check_privacy_cap(self.sweep, proposal.config)
         except ConfigError as e:
             number = self.add_failed()
             raise ConfigError(f"trial {number} of the search is no valid config: {e}") from e
@@ -258,7 +260,7 @@ class Study:
             ConfigError: If that was another search.
         """
         records = earlier.records()
-        told = experience(self.sweep, earlier.sweep, records)
+        told = collect_earlier_trials(self.sweep, earlier.sweep, records)
         before = earlier.warm_start
         sweeps = [*(before["sweeps"] if before else []), earlier.sweep.name]
         inherited = {"sweeps": sweeps, "trials": len(records), "void": earlier.is_void}
@@ -273,7 +275,7 @@ class Study:
 
     @cached_property
     def _history(self) -> list[FrozenTrial]:
-        return history(self.sweep, self._study.user_attrs.get(_TOLD, []))
+        return make_history(self.sweep, self._study.user_attrs.get(_TOLD, []))
 
     def ask_to_confirm(self) -> Record | None:
         """The next repeat of one of the best configs, stored before this returns.
@@ -287,10 +289,10 @@ class Study:
         chosen = self._choose_next_repeat()
         if chosen is None:
             return None
-        config = repeat_of(chosen, self._list_repeats())
+        config = make_repeat_config(chosen, self._list_repeats())
         repeat = optuna.trial.create_trial(
             state=TrialState.RUNNING,
-            user_attrs=attributes(config, chosen.hyperparams, confirms=chosen.number),
+            user_attrs=make_attributes(config, chosen.hyperparams, confirms=chosen.number),
         )
         return self._record(self._add(repeat))
 
@@ -299,7 +301,7 @@ class Study:
         config = self.sweep.config.confirm
         if config is None or not self._num_affordable():
             return None
-        return missing(self._ranking(self.records()), self._list_repeats(), config)
+        return find_next_repeat(self._ranking(self.records()), self._list_repeats(), config)
 
     def _list_repeats(self) -> list[Record]:
         return [record for record in self.records() if record.confirms is not None]
@@ -320,9 +322,9 @@ class Study:
         self._add(
             optuna.trial.create_trial(
                 state=TrialState.COMPLETE,
-                values=list(goal_values(objective, row, record.config) or ()),
+                values=list(get_goal_values(objective, row, record.config) or ()),
                 intermediate_values={int(row["epoch"]): row[objective.metric]},
-                user_attrs=attributes(
+                user_attrs=make_attributes(
                     record.config,
                     record.hyperparams,
                     row=row,
@@ -343,7 +345,7 @@ class Study:
         """
         if void:
             self.note_test_secret()
-        charged = ledger_entry(record.config)
+        charged = make_ledger_entry(record.config)
         self._storage.set_trial_user_attr(
             self._trial_id(record.number),
             DISPATCHED,
@@ -390,7 +392,7 @@ class Study:
         if frozen.state.is_finished():
             return self._record(frozen)
         record, objective = self._record(frozen), self.sweep.config.objective
-        values = goal_values(objective, record.row, record.config)
+        values = get_goal_values(objective, record.row, record.config)
         if end == "complete" and values is None:
             goals = " or ".join(objective.goals)
             end, reason = "failed", f"{goals} is not a finite number"
@@ -425,7 +427,7 @@ class Study:
         """Complete trials of the search, the best first: by their repeats, where there are any."""
         records = self.records()
         sign = self.sweep.config.objective.sign
-        return by_confirmed(self._ranking(records), confirmations(records), sign)
+        return rank_by_confirmed(self._ranking(records), summarize_repeats(records), sign)
 
     def curves(self) -> dict[int, Curve]:
         """The learning curve of every trial that has reported, by its number."""
@@ -437,14 +439,14 @@ class Study:
 
     def front(self) -> list[Record]:
         """Complete trials of the search that no other beats in every objective."""
-        return front(self._ranking(self.records()), self.sweep.config.objective)
+        return find_pareto_front(self._ranking(self.records()), self.sweep.config.objective)
 
     def confirmed(self) -> dict[int, Confirmation]:
         """What repeating the best configs came to, by trial."""
-        return confirmations(self.records())
+        return summarize_repeats(self.records())
 
     def _ranking(self, records: list[Record]) -> list[Record]:
-        return ranked(records, self.sweep.config.objective.sign)
+        return rank_trials(records, self.sweep.config.objective.sign)
 
     def _add(self, trial: FrozenTrial) -> FrozenTrial:
         """Stores a new trial, in one transaction."""
@@ -465,7 +467,7 @@ class Study:
     def _record(self, trial: FrozenTrial) -> Record:
         if trial.number not in self._configs:
             self._configs[trial.number] = TrialConfig.model_validate(trial.user_attrs["config"])
-        return record_of(trial, self._configs[trial.number])
+        return make_record(trial, self._configs[trial.number])
 
 
 def _complete(records: Sequence[Record]) -> list[int]:

@@ -26,8 +26,8 @@ from dpsweep.results.tables import (
     trial_row,
     trial_table,
 )
-from dpsweep.search.charge import statement
-from dpsweep.search.confirmation import confirmations
+from dpsweep.search.charge import describe_trial_privacy
+from dpsweep.search.confirmation import summarize_repeats
 from dpsweep.store.lease import LeaseHolder
 from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.statement import describe_search_privacy
@@ -106,7 +106,7 @@ def best(
     console().print(f"Trial {records[0].number}: {origin.luck(records[0])}")
     for words in edge_warnings(study.sweep, records[0]):
         console().print(words, markup=False)
-    console().print(statement(records[0]))
+    console().print(describe_trial_privacy(records[0]))
     console().print(origin.search_words)
 
 
@@ -180,7 +180,7 @@ def _rows(house: StateFolder, mine: bool) -> Iterator[dict[str, Any]]:
             yield {**row, "owner": house.owner, "state": f"cannot be read: {e}"}
             continue
         leader = next(iter(study.best()), None)
-        repeats = confirmations(records).get(leader.number) if leader else None
+        repeats = summarize_repeats(records).get(leader.number) if leader else None
         ended, again = num_trials_and_repeats(r for r in records if r.state != "running")
         trials = study.sweep.config.budget.trials
         yield {
