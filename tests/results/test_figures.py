@@ -13,7 +13,6 @@ from dpsweep.results.figures import CAPTIONS, TITLES, figures
 from dpsweep.results.importance import importances
 from dpsweep.results.plots.axes import KeyAxis
 from dpsweep.results.plots.filters import ACROSS, OVER_TIME, noise_gain, responses
-from dpsweep.search.surrogate import total_step
 from dpsweep.store.study import Study
 
 LR = "search={optimizer.lr: {log_uniform: [0.3, 3]}}"
@@ -56,11 +55,11 @@ def test_the_posterior_shows_the_total_step_with_all_trials_and_the_chosen_one(s
     made, best = drawn["posterior"], study.best()[0]
     assert made.layout.xaxis.title.text == "r, total step"
     line, trials = trace(made, "posterior mean"), trace(made, "trials")
-    steps = [math.log10(total_step(r.config)) for r in study.best()]
+    steps = [math.log10(r.config.total_step) for r in study.best()]
     assert (line.x[0], line.x[-1]) == pytest.approx((min(steps), max(steps)))
     assert sorted(trials.x) == pytest.approx(sorted(steps))
     chosen = trace(made, f"chosen, trial {best.number}")
-    assert chosen.x[0] == pytest.approx(math.log10(total_step(best.config)))
+    assert chosen.x[0] == pytest.approx(math.log10(best.config.total_step))
     at_best = np.interp(chosen.x[0], line.x, line.y)
     assert at_best == pytest.approx(best.expected, abs=1e-3)
     assert trace(made, "repeated").y[0] == pytest.approx(0.65)
