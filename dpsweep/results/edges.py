@@ -5,7 +5,7 @@ import math
 from dpsweep.config.source import with_value
 from dpsweep.config.space.domains import Range
 from dpsweep.config.space.leaves import list_leaves
-from dpsweep.config.sweep import Sweep
+from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.search.trial_record import Record
 
@@ -14,7 +14,7 @@ _NEAR = 0.025
 lies at either end of a key with a chance of 5 %."""
 
 
-def edge_warnings(sweep: Sweep, best: Record) -> list[str]:
+def edge_warnings(sweep: ResolvedSweep, best: Record) -> list[str]:
     """A sentence for each searched range at whose end the best config lies, if it may go beyond."""
     found = []
     for leaf in list_leaves(sweep.space):

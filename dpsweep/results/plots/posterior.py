@@ -4,11 +4,12 @@ import math
 
 import plotly.graph_objects as go
 
+from dpsweep.config.keys import TOTAL_STEP
 from dpsweep.config.search import ObjectiveConfig
 from dpsweep.results.plots.axes import KeyAxis
 from dpsweep.results.plots.style import BLUE, RED, figure, goal_title, hover, markers, repeats
 from dpsweep.search.confirmation import Confirmation
-from dpsweep.search.surrogate import TOTAL_STEP, Surrogate
+from dpsweep.search.surrogate import Surrogate
 from dpsweep.search.trial_record import Record
 
 _BAND = "rgba(0, 114, 178, 0.18)"
