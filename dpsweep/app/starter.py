@@ -407,7 +407,7 @@ def _space(method: str, data: DataConfig) -> dict[str, Any]:
 
 
 def _comment_of(key: str, method: str) -> str:
-    """What the config class says of a searched key, with its range."""
+    """Get the config class's description of a searched key, with its range."""
     if key == LEARNING_RATE:
         return "Learning rate, above 0."
     section, _, name = key.partition(".")

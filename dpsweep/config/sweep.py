@@ -292,7 +292,7 @@ class ResolvedSweep:
 
     @cached_property
     def origin(self) -> Source:
-        """Where the values of a drawn trial come from: the base config or the search."""
+        """Source of a drawn trial's values: the base config or the search."""
         return replace(self.base, elsewhere={**self.base.elsewhere, **self.origins})
 
     @cached_property
@@ -387,7 +387,7 @@ def load_sweep(
     settings: list[str] | None = None,
     rename: Callable[[str], str] | None = None,
 ) -> ResolvedSweep:
-    """Reads a sweep file and its base, and checks every corner of the space.
+    """Read a sweep file and its base, and check every corner of the space.
 
     Args:
         path: The sweep file.
@@ -443,7 +443,7 @@ def is_sweep(tree: Tree) -> bool:
 
 
 def check_name(name: str, where: str) -> None:
-    """Raises ConfigError if a sweep cannot have that name; `where` is the option that gave it."""
+    """Raise ConfigError if a sweep cannot have that name; `where` is the option that gave it."""
     if not re.fullmatch(_NAME, name):
         rule = describe_field(SweepConfig.model_fields["name"])
         raise ConfigError(f"{where} {name!r}: is no name for a sweep. {rule}")
@@ -502,7 +502,7 @@ def _one_step_size(tree: Tree, searched: Collection[str]) -> Tree:
 
 
 def _get_privacy_target(trial: TrialConfig, sweep: ResolvedSweep) -> tuple[object, ...]:
-    """What all trials of a sweep must have in common."""
+    """Settings that all trials of a sweep must share."""
     privacy = trial.privacy
     noise = privacy.noise_multiplier if sweep.whole is None else None
     return privacy.delta, noise, trial.data, trial.seed
@@ -532,7 +532,7 @@ def check_device(sweep: ResolvedSweep) -> None:
 
 
 def _check_choices(sweep: ResolvedSweep) -> None:
-    """What the pieces of the sweep file say about one another."""
+    """Check the sections of a sweep file against one another."""
     config, file = sweep.config, sweep.file
     check_sampler(config.sampler, sweep.space, file.at(("sampler", "name")))
     check_goals(config.objective, config.sampler, config.pruner, file)

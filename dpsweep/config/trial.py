@@ -1,4 +1,4 @@
-"""One trial: data, model, promise, training, optimizer, method. The file that is exported."""
+"""One trial: data, model, privacy, training, optimizer, method. The file that is exported."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +32,7 @@ from dpsweep.privacy.query import Apart
 
 
 class TrainConfig(Strict):
-    """How long, in what portions, and on what."""
+    """Length, batches, precision and device of the training."""
 
     letters: ClassVar[dict[str, str]] = {"B": "batch_size", "E": "epochs"}
 
@@ -76,19 +76,19 @@ class TrainConfig(Strict):
 
 
 class TrialConfig(Strict):
-    """Everything one trial needs, and nothing a search adds."""
+    """Config of one trial, complete and without any search."""
 
     data: DataConfig
-    """Which examples are private, and which ones measure the result."""
+    """Data set: its private training examples, and those that measure the result."""
 
     model: ModelConfig
-    """What is trained."""
+    """Model to train."""
 
     privacy: PrivacyConfig
-    """The privacy that each trial keeps, such as {epsilon: 4}."""
+    """Privacy target: epsilon and delta, or a noise multiplier."""
 
     train: TrainConfig
-    """How long, in what portions, and on what."""
+    """Length, batches, precision and device of the training."""
 
     optimizer: OptimizerConfig = Sgd(total_step=TOTAL_STEPS["sgd"])
     """The base optimizer and the size of its steps; the method's own if missing."""

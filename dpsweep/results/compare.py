@@ -70,7 +70,7 @@ class Comparison:
 def compare(
     groups: Sequence[TrialGroup], reference: str | None = None, *, any_model: bool = False
 ) -> Comparison:
-    """Puts groups side by side.
+    """Put groups side by side.
 
     Args:
         groups: Of all sweeps.
@@ -115,7 +115,7 @@ def compare_methods(study: Study) -> Comparison | None:
 
 
 def check_comparable(groups: Sequence[TrialGroup], *, any_model: bool = False) -> None:
-    """Raises ConfigError if two groups differ in metric, data or (unless `any_model`) in model."""
+    """Raise ConfigError if two groups differ in metric, data or (unless `any_model`) in model."""
     first = groups[0]
     asked: list[tuple[str, Callable[[TrialGroup], Any]]] = [
         ("metric", lambda group: group.metric),

@@ -62,7 +62,7 @@ def rows(comparison: Comparison) -> dict[str, Any]:
 
 
 def sentences(comparison: Comparison) -> list[str]:
-    """What the figures say, what luck can do, which keys decided, and what to be careful about."""
+    """Describe the differences, luck, the keys that mattered in each search, and the caveats."""
     found = []
     several = len(comparison.by_target()) > 1
     for peers in comparison.by_target():
@@ -83,7 +83,7 @@ def sentences(comparison: Comparison) -> list[str]:
 
 
 def warnings(comparison: Comparison) -> list[str]:
-    """What to be careful about."""
+    """List the caveats of a comparison."""
     found = []
     by_target = comparison.by_target()
     for peers in by_target:
@@ -105,18 +105,18 @@ def warnings(comparison: Comparison) -> list[str]:
         )
     if any(each.gap.kind == "Welch" for each in comparison.compared):
         found.append(
-            "repeats do not share public seeds one by one, so those marked W are compared by "
-            "Welch's test and not in pairs"
+            "groups marked W have repeats with different public seeds; they are compared by "
+            "Welch's test instead of in pairs"
         )
     if any(group.num_confirmed > 1 for group in comparison.groups):
         found.append(
-            "where several configs were repeated, the best mean of them is shown, and that is "
-            "still a little lucky"
+            "where several configs were repeated, the best of their means is shown; selection "
+            "makes it slightly too good"
         )
     if comparison.chosen and len(comparison.compared) > 1:
         found.append(
-            "the reference is the best by these same repeats, which makes the others look worse "
-            "than they are; --reference names one beforehand"
+            "the reference was chosen by these same repeats, which makes the other groups look "
+            "worse than they are; --reference names one beforehand"
         )
     return list(dict.fromkeys(found))
 
@@ -149,8 +149,8 @@ def _legend(comparison: Comparison) -> str:
     return (
         f"as chosen: {_as_chosen(comparison)}; confirmed: mean of fresh runs of the best config, ± "
         f"its 95 % interval over noise and weights at the start, not over test images; difference: "
-        f"to the reference; p: corrected for {tests} tests (Holm). The tests compare the configs "
-        f"that were found, and do not see the luck of finding them"
+        f"to the reference; p: corrected for {tests} tests (Holm). The tests compare the best "
+        f"configs; they do not cover how lucky each search was"
     )
 
 
@@ -184,7 +184,7 @@ def _rows(comparison: Comparison) -> list[list[str]]:
 
 
 def _verdict(each: Compared, group: TrialGroup) -> str:
-    """Whether a group and the reference differ, in a sentence."""
+    """State in a sentence whether a group and the reference differ."""
     gap, (ours, theirs) = each.gap, each.gap.num_runs
     amount = _amount(abs(gap.difference), group, sign=False)
     margin = "" if gap.half is None else f" ± {_amount(gap.half, group, sign=False)}"
@@ -220,7 +220,7 @@ def _lead(each: Compared, group: TrialGroup) -> str:
 
 
 def _carried(group: TrialGroup) -> str:
-    """What its best config is, how lucky its result may be, and which keys decided."""
+    """Describe a group's best config, how lucky its result may be, and which keys mattered."""
     if group.best is None:
         return "no trial was completed"
     hyperparams = knob_words(group.best, without=(EPSILON, METHOD_NAME)) or "nothing was searched"
@@ -233,11 +233,9 @@ def _carried(group: TrialGroup) -> str:
     if group.shares:
         top = list(group.shares.items())[:_TOP_KEYS]
         shares = ", ".join(f"{heading(key)} {share:.0%}" for key, share in top)
-        return f"{words}. Most decisive keys (PED-ANOVA): {shares}"
+        return f"{words}. Most important keys (PED-ANOVA): {shares}"
     if group.trials is not None:
-        return (
-            f"{words}. Too few trials ({LEAST_TRIALS} complete ones) to say which keys decided it"
-        )
+        return f"{words}. Importance needs {LEAST_TRIALS} complete trials"
     return words
 
 
@@ -247,14 +245,16 @@ def _without_a_test(comparison: Comparison, peers: list[TrialGroup], at: str) ->
     found = []
     if bare:
         found.append(
-            f"{at}not repeated: {', '.join(bare)}: the best of many noisy trials is lucky, and "
-            f"nothing is tested on it. confirm: {{top: 1, seeds: 5, each_method: true}} repeats it"
+            f"{at}not repeated: {', '.join(bare)}: the best of many noisy trials is too good by "
+            "selection, "
+            "so it is not tested. To repeat it, write confirm: "
+            f"{{top: 1, seeds: 5, each_method: true}}"
         )
     tested = any(each.target == peers[0].target for each in comparison.compared)
     if sum(bool(group.repeats) for group in peers) > 1 and not tested:
-        found.append(f"{at}nothing is tested: the reference has no repeats there")
+        found.append(f"{at}no test was made: the reference has no repeats there")
     if len(peers) == 1:
-        found.append(f"{at}only {peers[0].label} was run, so there is nothing to compare it with")
+        found.append(f"{at}there is no other group to compare {peers[0].label} with")
     return found
 
 

@@ -1,4 +1,4 @@
-"""What is told of the best trial's luck: its repeats or, where there are none, that there are none.
+"""Selection bias of the best trial's result, and the repeats that correct it.
 
 The best of many noisy trials looks better than its config is. A report that gave its figure
 alone would be reporting the luckiest trial.
@@ -24,7 +24,7 @@ def luck(
     *,
     confirming: bool = False,
 ) -> str:
-    """How much the figure of a chosen trial is worth, in a sentence.
+    """Describe the selection bias in a chosen trial's result, in a sentence.
 
     Args:
         record: The trial.

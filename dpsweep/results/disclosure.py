@@ -77,7 +77,7 @@ class TellsAll:
         ran = run_words(*num_trials_and_repeats(ended))
         if not study.is_finished():
             return (
-                f"{name}: {ran} finished, {len(study.running())} go on where they were, "
+                f"{name}: {ran} finished, {len(study.running())} to continue, "
                 f"{run_words(study.num_to_ask(), study.num_to_confirm())} to run"
             )
         more = f"launch its file anew: dpsweep launch FILE --name {name}-2 --from {name}"

@@ -22,7 +22,7 @@ _AGAIN = "train it again with: dpsweep train THIS_FILE"
 
 @dataclass(frozen=True)
 class Origin:
-    """Where an exported config comes from.
+    """Origin of an exported config: sweep, study and privacy.
 
     Attributes:
         sweep: Name of the sweep.
@@ -59,7 +59,7 @@ class Origin:
 
 
 def origin_of(study: Study) -> Origin:
-    """Where exports of this study come from, and what the search has spent so far."""
+    """Get the origin of a study's exports, and what the search has spent so far."""
     records = study.records()
     return Origin(
         sweep=study.sweep.name,
@@ -79,7 +79,7 @@ def to_yaml(record: Record, rank: int, origin: Origin) -> str:
 
 
 def header(record: Record, rank: int, origin: Origin, how: str) -> str:
-    """What stands on top of every export, as comments: where it is from, and what it promises.
+    """Make the comments on top of every export: its origin and its privacy statement.
 
     Args:
         record: The trial.
@@ -125,7 +125,7 @@ def _first_fact(place: Path) -> str:
 
 
 def check_target(path: Path) -> None:
-    """Raises StateError if an export to `path` would fail, or overwrite something else."""
+    """Raise StateError if an export to `path` would fail, or overwrite something else."""
     folder = path.absolute().parent
     while not folder.exists():
         folder = folder.parent
@@ -141,6 +141,6 @@ def check_target(path: Path) -> None:
 
 
 def write(path: Path, text: str) -> None:
-    """Writes an export; `check_target` has passed."""
+    """Write an export; `check_target` has passed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")

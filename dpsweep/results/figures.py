@@ -44,22 +44,22 @@ CAPTIONS = {
     "better in both than one on the front.",
     "budgets": "All complete trials of each budget, with their quartiles.",
     "methods": "All complete trials of each method, with their quartiles; the best method first.",
-    "learning": "How trials went, epoch by epoch. Pruned ones are grey and dotted.",
+    "learning": "The result by epoch. Pruned trials are grey and dotted.",
     "importance": "How far the values of a key among the best trials lie from those among all "
     "(PED-ANOVA). With few trials this is a hint.",
     "parallel": "One line a complete trial across all searched keys, coloured by its result from "
     "dark (worst) to bright; the best is thick and red.",
-    "slices": "The result against each searched key alone, the others being whatever they were.",
-    "kappa-gamma": "The result over Kalman gain and look-ahead. Marks are trials; the shading, "
-    "from eight trials on, is the mean of those nearby.",
+    "slices": "The result against each searched key alone; the other keys vary as well.",
+    "kappa-gamma": "The result over Kalman gain and look-ahead. Marks are trials; the background "
+    "is the mean result of the trials nearby.",
     "cut-depth": "The result over cut and depth of the spectral shelf. Marks are trials; the "
-    "shading, from eight trials on, is the mean of those nearby.",
-    "batch_size-lr": "The result over batch size and learning rate. Marks are trials; the shading, "
-    "from eight trials on, is the mean of those nearby.",
+    "background is the mean result of the trials nearby.",
+    "batch_size-lr": "The result over batch size and learning rate. Marks are trials; the "
+    "background is the mean result of the trials nearby.",
     "filters": "What the filters of the best trials let pass, by frequency, and the noise variance "
     "that is left behind them.",
 }
-"""What each figure shows, in words; also for those who cannot see it."""
+"""Description of each figure, also for those who cannot see it."""
 
 TITLES = {
     "posterior": "What the trials say together",
@@ -68,7 +68,7 @@ TITLES = {
     "budgets": "By budget",
     "methods": "By method",
     "learning": "Learning curves",
-    "importance": "What mattered",
+    "importance": "Importance of the keys",
     "parallel": "All keys together",
     "slices": "Each key alone",
     "kappa-gamma": "κ and γ",
@@ -96,7 +96,7 @@ def figures(study: Study) -> dict[str, go.Figure]:
 
 @dataclass(frozen=True)
 class _Seen:
-    """What all figures are made from, read once.
+    """Data of all figures, read once.
 
     Attributes:
         records: Trials of the search, without repeats.

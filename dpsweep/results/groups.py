@@ -1,4 +1,4 @@
-"""What `compare` compares: the trials of one sweep with one method at one epsilon."""
+"""Groups that `compare` compares: the trials of one sweep with one method at one epsilon."""
 
 from dataclasses import dataclass
 from statistics import mean
@@ -171,16 +171,16 @@ def _luck(sweep: ResolvedSweep, trials: list[Record], best: Record | None) -> Se
 
 
 def _common(trees: list[Tree]) -> Tree:
-    """What stands in all of them."""
+    """Get the settings that all of them share."""
     first, *others = trees
     return {k: v for k, v in first.items() if all(tree.get(k) == v for tree in others)}
 
 
 def _remarks(study: Study, *, driven: bool) -> tuple[str, ...]:
-    """What is to be known of a sweep before its figures are believed."""
+    """List the caveats of a sweep's results."""
     sweep, found = study.sweep, list[str]()
     if study.is_void:
-        found.append("void: a trial used a fixed test secret, and nothing is promised of it")
+        found.append("void: a trial used a test seed, so no privacy statement holds")
     found += disclosure_of(sweep).remarks(study, driven=driven)
     if dropped := study.num_dropped():
         found.append(f"its time was up with {dropped} trials left, which are not run")

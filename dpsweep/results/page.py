@@ -84,7 +84,7 @@ def page(study: Study, drawn: dict[str, go.Figure] | None = None) -> str:
 
 
 def write_page(path: Path, text: str) -> None:
-    """Writes a page to a file.
+    """Write a page to a file.
 
     Raises:
         StateError: If it cannot be written there.
@@ -139,7 +139,7 @@ def _state(study: Study) -> str:
 
 
 def _subject(study: Study) -> str:
-    """What was searched for, in a sentence."""
+    """Describe the objective and the method, in a sentence."""
     trial, config = study.sweep.written, study.sweep.config
     methods = list(dict.fromkeys(r.config.method.name for r in study.records()))
     method = methods[0] if len(methods) == 1 else f"{len(methods)} methods"

@@ -124,7 +124,7 @@ def panel_table(*columns: str) -> Table:
 
 
 def repeated_words(record: Record) -> str:
-    """Which trial it repeats; empty if none."""
+    """Name the trial that it repeats; empty if none."""
     return "" if record.confirms is None else f" (trial {record.confirms} with fresh noise)"
 
 
@@ -158,7 +158,7 @@ def knob_names(records: list[Record]) -> list[str]:
 
 
 def knob_words(record: Record, *, without: Sequence[str] = ()) -> str:
-    """What was searched in one trial, as `name=value` pairs, `without` some keys."""
+    """Write one trial's searched values as `name=value` pairs, `without` some keys."""
     hyperparams = {k: v for k, v in record.hyperparams.items() if k not in without}
     return " ".join(f"{heading(k)}={shown_value(v)}" for k, v in hyperparams.items())
 

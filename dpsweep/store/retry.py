@@ -32,7 +32,7 @@ class InterruptedChange(StateError):
 
 
 def retry_if_interrupted(method: Callable[P, T]) -> Callable[P, T]:
-    """Calls `method`, which leaves the same state if called twice, again if it was broken off."""
+    """Call `method`, which leaves the same state if called twice, again if it was broken off."""
 
     @functools.wraps(method)
     def tried(*args: P.args, **words: P.kwargs) -> T:

@@ -104,7 +104,7 @@ def test_a_sweep_goes_through_scancel_and_its_time_limit_to_the_exported_config(
 
     assert job(cluster, second)["JobState"] == "COMPLETED", log(cluster, second)
     assert "driven by" not in log(cluster, first)
-    assert re.findall(r"(\d+) trials\b.* finished, [1-4] go on", log(cluster, second))
+    assert re.findall(r"(\d+) trials\b.* finished, [1-4] to continue", log(cluster, second))
     status, export = later
     assert len(re.findall(r" (?:complete|pruned)\b", user(cluster, *exports, status))) == 22
     trials = json.loads(user(cluster, *exports, f"{status} --json"))

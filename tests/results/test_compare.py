@@ -119,7 +119,7 @@ def test_a_small_p_after_few_trials_is_said_to_be_blind_to_the_luck_of_the_searc
         [replace(each, trials=None) for each in few],
     ):
         assert not any("fewer than" in w for w in sentences(compare(enough)))
-    assert "do not see the luck of finding them" in markdown(compare(few))
+    assert "they do not cover how lucky each search was" in markdown(compare(few))
 
 
 def test_noise_is_called_noise():
@@ -132,7 +132,7 @@ def test_repeats_without_common_seeds_are_compared_by_welchs_test_and_it_is_said
     (each,) = found.compared
     assert each.gap.kind == "Welch"
     assert each.gap.p == pytest.approx(stats.ttest_ind(BAD, GOOD, equal_var=False).pvalue)
-    assert any("do not share public seeds" in words for words in sentences(found))
+    assert any("have repeats with different public seeds" in words for words in sentences(found))
 
 
 def test_equal_seeds_are_no_pairs():
@@ -229,7 +229,7 @@ def test_unfinished_and_void_sweeps_are_said(searched):
     assert any(
         "half: was stopped before its end: 4 trials and 0 repeats are left" in w for w in told
     )
-    assert any("half: void: a trial used a fixed test secret" in w for w in told)
+    assert any("half: void: a trial used a test seed" in w for w in told)
 
 
 def test_which_keys_decided_a_search_is_of_its_own_trials(searched):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Options:
-    """What launch and resume are told besides the sweep."""
+    """Options of launch and resume besides the sweep."""
 
     state: str | None
     address: str | None
@@ -40,7 +40,7 @@ class Options:
     wait_seconds: float = 0.0
 
     def target(self, sweep: str) -> Path:
-        """Where the best config goes."""
+        """File that the best config is written to."""
         return self.out or default_target(sweep)
 
 
@@ -156,7 +156,7 @@ def _print_outcome(outcome: "Outcome", options: Options, target: Path) -> None:
 
 
 def _program() -> str:
-    """How the user calls us: by name, or by path where the name is not found."""
+    """Get the command that the user types: a name, or a path where the name is not found."""
     called = Path(sys.argv[0])
     if called.name == "__main__.py":
         return "python -m dpsweep"

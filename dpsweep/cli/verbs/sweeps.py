@@ -40,7 +40,7 @@ from dpsweep.tracking.server import build_server_command, build_server_environme
 def status(
     name: str | None, state_folder: str | None, as_json: bool, storage: str | None = None
 ) -> None:
-    """Prints all sweeps, or one sweep's trials."""
+    """Print all sweeps, or one sweep's trials."""
     state = StateFolder.at(state_folder)
     if name is None:
         _all(state, as_json)
@@ -63,7 +63,7 @@ def status(
 
 
 def stop(name: str, state_folder: str | None, wait: float, *, force: bool = False) -> None:
-    """Asks the driver to stop, and waits until it has."""
+    """Ask the driver to stop, and wait until it has."""
     folder = StateFolder.at(state_folder).sweep(name)
     folder.check_mine(force=force)
     if folder.owner() is None:
@@ -89,7 +89,7 @@ def stop(name: str, state_folder: str | None, wait: float, *, force: bool = Fals
 def best(
     name: str, state_folder: str | None, top: int, as_json: bool, storage: str | None = None
 ) -> None:
-    """Prints the best trials and their promises."""
+    """Print the best trials and their promises."""
     study = open_study(name, StateFolder.at(state_folder), resolve_moved_uri(storage))
     records = chosen(study, top)
     if as_json:
@@ -110,7 +110,7 @@ def best(
 
 
 def ui(state_folder: str | None, host: str, port: int) -> None:
-    """Serves MLflow's UI until it is interrupted."""
+    """Serve MLflow's UI until it is interrupted."""
     state = StateFolder.at(state_folder)
     if not (state.root / "mlflow.db").exists():
         raise StateError(
@@ -209,7 +209,7 @@ def _progress(row: dict[str, Any]) -> str:
 
 
 def _whereabouts(study: Study, owner: LeaseHolder | None, called: str) -> str:
-    """Whether the sweep runs, is finished, or waits to be resumed."""
+    """Describe the sweep's state: running, finished, or waiting to be resumed."""
     if owner:
         return f"running ({owner})"
     if study.is_finished():

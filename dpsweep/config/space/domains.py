@@ -111,7 +111,7 @@ Labels = tuple[str | int | float | bool, ...]
 
 @dataclass(frozen=True)
 class Slot:
-    """What a value is drawn for.
+    """Key and name that a value is drawn for.
 
     Attributes:
         name: In the study; that of a key inside a branch has the branch in it.
@@ -137,7 +137,7 @@ class Draw(Protocol):
 
 @dataclass(frozen=True)
 class Space:
-    """What varies, by path in the trial config.
+    """Searched keys, by path in the trial config.
 
     Attributes:
         domains: Path -> how it varies.
@@ -209,7 +209,7 @@ def _draw_domain(
 
 
 def parse_space(source: Source, path: KeyPath = ("search",)) -> Space:
-    """Reads the `search:` mapping that stands at `path` of a file.
+    """Read the `search:` mapping that stands at `path` of a file.
 
     Raises:
         ConfigError: For a kind, range or list that makes no sense.
@@ -335,7 +335,7 @@ def _parse_one_of(source: Source, path: KeyPath, values: Any) -> OneOf:
 
 
 def _label_branch(tree: Tree, index: int) -> str:
-    """What a mapping is called: its name, that of the method in it, or its place in the list."""
+    """Name a mapping: by its name, that of its method, or its place in the list."""
     match tree:
         case {"name": str(name)} | {"method": {"name": str(name)}}:
             return name
@@ -347,7 +347,7 @@ def _label_branch(tree: Tree, index: int) -> str:
 def _split_branch(
     source: Source, where: KeyPath, path: KeyPath, tree: Tree, inner: dict[KeyPath, Domain]
 ) -> Tree:
-    """What is fixed in a branch; what varies goes to `inner`, by its path in the branch."""
+    """Return a branch's fixed part; put the searched part into `inner`, by path in the branch."""
     fixed: Tree = {}
     for key, value in tree.items():
         here = (*path, key)

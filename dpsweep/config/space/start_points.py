@@ -32,7 +32,7 @@ _DRAWS = 1000
 
 
 class SearchedSweep(Protocol):
-    """What is asked of a sweep here."""
+    """Part of a sweep that this module reads."""
 
     @property
     def file(self) -> Source:
@@ -44,11 +44,11 @@ class SearchedSweep(Protocol):
 
     @property
     def space(self) -> Space:
-        """What varies."""
+        """Searched keys."""
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
-        """What a trial has to meet."""
+        """Conditions that a trial has to meet."""
 
     def trial(self, tree: Tree) -> TrialConfig:
         """The config of a drawn tree."""
@@ -84,7 +84,7 @@ def read_start(
 
 
 def check_point(point: Point, sweep: SearchedSweep) -> None:
-    """Raises OutsideError if no branch of the space has the point's keys and values."""
+    """Raise OutsideError if no branch of the space has the point's keys and values."""
     first = Corner()
     sweep.space.draw(sweep.base.tree, first)
     asked = set[str]()

@@ -89,7 +89,7 @@ def test_names_and_mappings_of_ones_own_may_stand_side_by_side(sweep_of):
         (
             {"each_of": [{"method": {"name": "disk"}, "privacy": {"epsilon": 8}}]},
             "disk",
-            r"cannot be searched: privacy\.epsilon is the promise all trials share",
+            r"cannot be searched: privacy\.epsilon is the privacy target that all trials share",
         ),
         (
             {"each_of": [{"method": {"name": "disk"}, "seed": {"integer": [0, 9]}}]},
