@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from dpsweep.config.budget import BudgetConfig, ConfirmConfig
 from dpsweep.config.explain import describe_field, format_value
@@ -100,7 +100,9 @@ class SweepConfig(Strict):
     observed, each trial's own result. After two objectives and by private selection: observed."""
 
     pruner: PrunerConfig = PrunerConfig()
-    """When a trial that does badly is ended early."""
+    """When a trial that does badly is ended early. Where time binds (budget.hours is given) and
+    trials have one objective, the default is {name: successive_halving, warmup_epochs: 1,
+    reduction: 4}; elsewhere none: where the number of trials binds, each may as well end."""
 
     budget: BudgetConfig
     """How much is spent on the search."""
@@ -123,6 +125,17 @@ class SweepConfig(Strict):
 
     seed: int = Field(default=0, ge=0)
     """Public seed of the proposals. Weights start from the base config's seed."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bad_trials_end_early_where_time_binds(cls, data: Any) -> Any:
+        match data:
+            case {"pruner": _} | {"objective": {"metrics": _}}:
+                return data
+            case {"budget": {"hours": hours}} if hours is not None:
+                if data.get("accounting") != "private_selection":  # which takes no pruner
+                    return {**data, "pruner": {"name": "successive_halving"}}
+        return data
 
 
 @dataclass(frozen=True)
