@@ -217,12 +217,18 @@ def validation_statement(validation: str, num_held_out: int) -> str:
 
 
 def shown_epsilon(epsilon: float) -> str:
-    """Two decimals, rounded up.
+    """Two decimals, or two digits where that is more, rounded up.
 
     >>> format_epsilon(3.9912), format_epsilon(4.0), format_epsilon(math.inf)
     ('4.00', '4.00', 'inf')
+    >>> shown_epsilon(0.001), shown_epsilon(0.01234), shown_epsilon(0.0999), shown_epsilon(0.0)
+    ('0.0010', '0.013', '0.10', '0.00')
     """
-    return "inf" if math.isinf(epsilon) else f"{math.ceil(epsilon * 100 - 1e-9) / 100:.2f}"
+    if math.isinf(epsilon):
+        return "inf"
+    places = 2 if epsilon <= 0 else max(2, 1 - math.floor(math.log10(epsilon)))
+    rounded = math.ceil(epsilon * 10**places - 1e-9) / 10**places
+    return f"{rounded:.{places if rounded < 0.1 else 2}f}"
 
 
 def shown_delta(delta: float) -> str:
