@@ -14,7 +14,13 @@ from pydantic import Field
 from dpsweep.config.budget import BudgetConfig, ConfirmConfig
 from dpsweep.config.explain import describe_field, shown
 from dpsweep.config.resources import ResourcesConfig
-from dpsweep.config.scope import check_charged, check_selection, check_shared, with_own_noise
+from dpsweep.config.scope import (
+    check_charged,
+    check_explore,
+    check_selection,
+    check_shared,
+    with_own_noise,
+)
 from dpsweep.config.search import (
     ObjectiveConfig,
     PrunerConfig,
@@ -154,10 +160,13 @@ class Sweep:
 
     @property
     def num_runs(self) -> int:
-        """Runs that are charged: trials and their repeats. Under private selection, on average."""
-        confirm = self.config.confirm
+        """Runs that are charged: trials and their repeats, or the final run that they choose.
+
+        Under private selection, on average.
+        """
+        confirm, budget = self.config.confirm, self.config.budget
         if confirm is None:
-            return self.config.budget.trials
+            return budget.trials + self.explores
         groups = len(self.epsilons) * (len(self.methods) if confirm.each_method else 1)
         return self.config.budget.trials + confirm.top * confirm.seeds * groups
 
@@ -167,6 +176,11 @@ class Sweep:
         sections = walk(lambda corner: self.space.draw(self.base.tree, corner)[0].get("method"))
         named = (section for section in sections if isinstance(section, dict))
         return frozenset(str(section.get("name", "compose")) for section in named)
+
+    @property
+    def explores(self) -> bool:
+        """True if noisy trials choose a config for one final run."""
+        return self.config.budget.explore is not None
 
     @property
     def is_private_selection(self) -> bool:
@@ -204,7 +218,7 @@ class Sweep:
         trial = self.written
         if trial.privacy.scope == "trial" or trial.privacy.epsilon is None:
             return None
-        accounting = self.config.accounting
+        accounting, explore = self.config.accounting, self.config.budget.explore
         check_shared(trial.privacy.epsilon, accounting, self.space, self.file, self.origin)
         return Whole(
             charged="private_selection" if self.is_private_selection else "composition",
@@ -213,6 +227,7 @@ class Sweep:
             num_runs=self.num_runs,
             schedules=self.schedules,
             vary=self.schedules_vary,
+            share=explore.share if explore else None,
         )
 
     def trial(self, tree: Tree) -> TrialConfig:
@@ -225,6 +240,31 @@ class Sweep:
         """
         config = self._written(tree)
         return with_own_noise(config, self.whole, self.origin) if self.whole else config
+
+    def exploring(self, trial: TrialConfig) -> TrialConfig:
+        """A trial as it is run: where it explores, its step is fitted to its noise.
+
+        What is searched is the final run's config. An exploring trial has the same but for more
+        noise, and for a step that is smaller in that ratio (optim/base.py).
+        """
+        if not self.explores:
+            return trial
+        return self._fitted(trial, 1 / self._noise_ratio(trial))
+
+    def final(self, explored: TrialConfig) -> TrialConfig:
+        """The final run at the config of an exploring trial: less noise, and a larger step."""
+        assert self.whole is not None, "check_explore asks for it"
+        config = with_own_noise(explored, self.whole, self.origin, final=True)
+        return self._fitted(config, self._noise_ratio(explored))
+
+    def _noise_ratio(self, trial: TrialConfig) -> float:
+        """Noise of the final run over that of the exploring ones, below 1."""
+        assert self.whole is not None, "check_explore asks for it"
+        noise = self.whole.noise
+        return noise(trial.schedule, final=True) / noise(trial.schedule)
+
+    def _fitted(self, trial: TrialConfig, ratio: float) -> TrialConfig:
+        return trial.model_copy(update={"optimizer": trial.optimizer.fit_to_noise(ratio)})
 
     def _written(self, tree: Tree) -> TrialConfig:
         resources, train = self.config.resources, tree.get("train")
@@ -368,6 +408,8 @@ def build_sweep(file: Source, base: Source) -> Sweep:
     varied = read_varied(file, base, config.search)
     conditions = read_conditions(file, config.where)
     sweep = Sweep(config, base, varied.space, file, varied.origins, conditions)
+    if sweep.explores:
+        check_explore(config, sweep.written, file, sweep.origin)
     corners = list(sweep.corners())
     for trial in corners:
         if _promised(trial, sweep) != _promised(corners[0], sweep):

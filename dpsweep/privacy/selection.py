@@ -1,7 +1,8 @@
 """What a search costs as a whole, and how much noise its runs need to keep a budget together.
 
     composition         all runs may be looked at, each chosen knowing the ones before: their
-                        divergences add up
+                        divergences add up. All get equal shares, or all but the last one explore:
+                        together they get a small share, and the last one has the rest
     private_selection   K like random runs, K geometric with a given mean and never told, of which
                         only the best is released. Two proofs, of which the one that costs less is
                         chosen before the first run: privacy profiles (privacy/profiles.py), or
@@ -23,7 +24,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 from dpsweep.core.errors import Misfit
-from dpsweep.privacy.accounting import Run, calibrate
+from dpsweep.privacy.accounting import Run, calibrate, compose
 from dpsweep.privacy.profiles import ProfileCap
 from dpsweep.privacy.renyi import (
     Cap,
@@ -63,7 +64,7 @@ def num_trials(mean: float, rng: np.random.Generator) -> int:
     return int(rng.geometric(1 / mean))
 
 
-def total(charged: Charged, cap: Cap, num_runs: int, delta: float) -> tuple[float, Cap]:
+def total(charged: Charged, cap: Cap, num_runs: float, delta: float) -> tuple[float, Cap]:
     """Epsilon of a whole search whose every run stays within `cap`, by Renyi, and what it needs.
 
     Args:
@@ -148,6 +149,8 @@ class Whole:
         num_runs: How many runs; for private selection, their mean number.
         schedules: T and q of runs, at the ends of what the search may choose.
         vary: True if the search may choose them.
+        share: What all runs but the last cost together, of the mu squared (or of the divergence)
+            of all; None for equal shares.
     """
 
     charged: Charged
@@ -156,6 +159,7 @@ class Whole:
     num_runs: int
     schedules: tuple[Schedule, ...]
     vary: bool
+    share: float | None = None
 
     @property
     def is_one_run(self) -> bool:
@@ -166,41 +170,113 @@ class Whole:
     def cap(self) -> RunCap:
         """What each run may lose at most, at orders or epsilons fixed beforehand.
 
+        Where runs explore it is theirs, and `final_cap` is that of the last run.
+
         Raises:
             Misfit: If the budget is too small for any.
         """
+        final = self.final_cap
+        if self.share is None:
+            return final
+        assert isinstance(final, Cap), final
+        part = self.share / ((self.num_runs - 1) * (1 - self.share))
+        return Cap(final.orders, tuple(part * limit for limit in final.limits))
+
+    @property
+    def final_cap(self) -> RunCap:
+        """What the last run may lose at most; as any other where shares are equal."""
         return _cap(self)
 
-    def noise(self, schedule: Schedule) -> float:
+    def noise(self, schedule: Schedule, *, final: bool = False) -> float:
         """The noise multiplier of a run, the least that keeps the budget.
+
+        Args:
+            schedule: T and q.
+            final: True for the last run, where the others explore.
 
         Raises:
             Misfit: If the budget is too small for any.
         """
-        return _noise(self, schedule)
+        return _noise(self, schedule, final)
 
     def covers(self, runs: Iterable[Run]) -> bool:
-        """True if these runs, and as many more as are left, keep the budget."""
+        """True if these runs, and as many more as are left, keep the budget.
+
+        Where runs explore, one of them may be the final run.
+        """
         runs = list(runs)
         if self.charged == "composition" and len(runs) > self.num_runs:
             return False
+        beyond = [run for run in runs if not self._keeps(run, final=False)]
+        if self.share is None or len(beyond) > 1:
+            return not beyond
+        return all(self._keeps(run, final=True) for run in beyond)
+
+    def _keeps(self, run: Run, *, final: bool) -> bool:
         if not self.is_one_run:
-            return all(self.cap.admits(run) for run in set(runs))
+            return (self.final_cap if final else self.cap).admits(run)
         (schedule,) = self.schedules
-        least = self.noise(schedule) * (1 - _ROUNDING)
-        return all(
-            (r.steps, r.sampling_rate) == schedule and r.noise_multiplier >= least for r in runs
-        )
+        least = self.noise(schedule, final=final) * (1 - _ROUNDING)
+        return (run.steps, run.sampling_rate) == schedule and run.noise_multiplier >= least
 
 
 @lru_cache(maxsize=1024)
-def _noise(whole: Whole, schedule: Schedule) -> float:
+def _noise(whole: Whole, schedule: Schedule, final: bool) -> float:
     steps, rate = schedule
     if not whole.is_one_run:
-        return whole.cap.noise(steps, rate)
+        return (whole.final_cap if final else whole.cap).noise(steps, rate)
     assert (schedule,) == whole.schedules, f"{schedule} in a space of {whole.schedules} alone"
+    if whole.share is not None:
+        num_exploring = whole.num_runs - 1
+        return explore_noise(whole.epsilon, whole.delta, schedule, num_exploring, whole.share)[
+            final
+        ]
     run, _ = calibrate(whole.epsilon, whole.delta, rate, steps * whole.num_runs)
     return run.noise_multiplier
+
+
+@lru_cache(maxsize=256)
+def explore_noise(
+    epsilon: float, delta: float, schedule: Schedule, num_exploring: int, share: float
+) -> tuple[float, float]:
+    """Noise multipliers of the exploring runs and of the final one, which compose to `epsilon`.
+
+    A run of T steps has mu^2 = T q^2 (exp(1 / sigma^2) - 1) in the Gaussian limit (Bu et al. 2020,
+    arXiv:1911.11607). The exploring runs together get `share` of the sum M, the final run the rest.
+    M is the largest for which PLD(q, sigma_s)^(N T) * PLD(q, sigma_f)^T spends at most `epsilon`:
+    the limit divides the budget, and the exact composition decides its size.
+
+    Args:
+        epsilon: Of all runs together.
+        delta: In (0, 1).
+        schedule: T and q, the same for all.
+        num_exploring: N.
+        share: In (0, 1).
+    """
+    from scipy.optimize import brentq
+
+    steps, rate = schedule
+
+    def levels(log_sum: float) -> tuple[float, float]:
+        per_step = math.exp(log_sum) / (steps * rate**2)
+        exploring, final = share * per_step / num_exploring, (1 - share) * per_step
+        return math.log1p(exploring) ** -0.5, math.log1p(final) ** -0.5
+
+    def excess(log_sum: float) -> float:
+        exploring, final = (Run(rate, sigma, steps) for sigma in levels(log_sum))
+        return math.log(compose([*[exploring] * num_exploring, final], delta) / epsilon)
+
+    alone, _ = calibrate(epsilon, delta, rate, steps)
+    start = math.log(steps * rate**2 * math.expm1(alone.noise_multiplier**-2))
+    low, high = start - 0.2, start + 0.2
+    while excess(low) > 0:
+        low -= 0.4
+    while excess(high) < 0:
+        high += 0.4
+    log_sum = float(brentq(excess, low, high, xtol=1e-4))
+    while excess(log_sum) > 0:
+        log_sum -= 1e-4
+    return levels(log_sum)
 
 
 @lru_cache(maxsize=64)
@@ -233,10 +309,12 @@ def _candidates(whole: Whole) -> list[RunCap]:
 def _best_for(whole: Whole, schedule: Schedule) -> RunCap:
     """The Renyi cap that would be best if all runs had this schedule."""
     steps, rate = schedule
+    # A final run that has all but `share` is charged as 1 / (1 - share) equal runs would be.
+    parts = whole.num_runs if whole.share is None else 1 / (1 - whole.share)
 
     def spent(sigma: float) -> tuple[float, Cap]:
         cap = Cap.over([Run(rate, sigma, steps)])
-        return total(whole.charged, cap, whole.num_runs, whole.delta)
+        return total(whole.charged, cap, parts, whole.delta)
 
     sigma = least_noise(lambda sigma: math.log(max(spent(sigma)[0], 1e-9) / whole.epsilon))
     while (found := spent(sigma))[0] > whole.epsilon:
@@ -244,8 +322,7 @@ def _best_for(whole: Whole, schedule: Schedule) -> RunCap:
     if whole.charged == "private_selection":
         return found[1]
     (order,) = found[1].orders
-    share = divergence_at(order, whole.epsilon, whole.delta) / whole.num_runs
-    return Cap((order,), (share,))
+    return Cap((order,), (divergence_at(order, whole.epsilon, whole.delta) / parts,))
 
 
 def _best_profile_for(whole: Whole, schedule: Schedule) -> RunCap:

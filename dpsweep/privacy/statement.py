@@ -77,6 +77,7 @@ class Search:
         proven: (epsilon, delta) of all planned runs, if sampling rate or length of a trial were
             themselves chosen from earlier results; None where `epsilon` is proven.
         how: How `proven`, or under `shared` the whole, is proven.
+        explore: What the exploring trials cost together, as a share of all; None for equal shares.
         broken: The budget of all runs together, if they did not keep it.
         to_the_end: Epsilon of all planned runs, where fewer were run and `epsilon` is of those.
         growth: How `planned` was raised when results could be seen; None if it was not.
@@ -94,6 +95,7 @@ class Search:
     shared: bool = False
     proven: tuple[float, float] | None = None
     how: str = ""
+    explore: float | None = None
     broken: float | None = None
     to_the_end: float | None = None
     growth: Growth | None = None
@@ -142,17 +144,25 @@ def search_statement(search: Search, *, accounting: str, num_held_out: int) -> s
 def _composed(search: Search, num_held_out: int) -> str:
     kind = "adaptive" if search.adaptive else "independent"
     trials = f"{search.num_runs - search.confirming} {kind} trials"
-    if search.confirming:
+    if search.explore is not None:
+        trials = f"{search.num_runs - search.confirming} exploring trials"
+        trials += " and the final run" if search.confirming else ""
+    elif search.confirming:
         trials += f" and {search.confirming} confirming runs"
     if search.ahead:
         trials = f"all {search.planned} planned runs"
     over = "a holdout from the training data" if num_held_out else "a public test split"
     figure = _figure(search.epsilon, search.delta)
     if search.shared:
+        runs = f"{search.planned} runs"
+        if search.explore is not None:
+            runs = (
+                f"{search.planned - 1} exploring trials, which cost {search.explore:.3g} of it "
+                f"together, and one final run"
+            )
         return (
-            f"The budget covers the whole search of {search.planned} runs, all of them looked at, "
-            f"and any choice among them: {figure} by composition {search.how}. "
-            f"Counted: {trials} over {over}."
+            f"The budget covers the whole search of {runs}, all of them looked at, and any choice "
+            f"among them: {figure} by composition {search.how}. Counted: {trials} over {over}."
         )
     each = f"Each trial: {_figure(search.each, search.delta)}. " if search.each else ""
     way = (search.how if search.ahead else "") or "composition of the runs (PLD)"

@@ -21,6 +21,7 @@ def luck(
     *,
     is_private_selection: bool = False,
     confirming: bool = False,
+    exploring: bool = False,
 ) -> str:
     """How much the figure of a chosen trial is worth, in a sentence.
 
@@ -31,7 +32,18 @@ def luck(
         num_trials: How many trials of the search it was chosen from.
         is_private_selection: True if that is nobody's to know.
         confirming: True if the best configs were to be repeated.
+        exploring: True if a final run was to be trained at the config that was chosen.
     """
+    if record.final:
+        return (
+            f"{metric} is that of the final run, trained once at the config that {num_trials} "
+            f"exploring trials chose: the choice did not see it."
+        )
+    if exploring:
+        return (
+            f"{metric} is that of an exploring trial, which has much noise: the final run did not "
+            f"come to a result (yet)."
+        )
     if repeats:
         return (
             f"Confirmed with fresh noise: {metric} {repeats} (mean ± standard deviation; "

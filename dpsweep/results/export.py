@@ -31,6 +31,7 @@ class Origin:
         confirmed: What repeating the best configs came to, by trial.
         is_private_selection: True if it was a private selection.
         confirming: True if the best configs were to be repeated.
+        exploring: True if a final run was to be trained.
     """
 
     sweep: str
@@ -40,6 +41,7 @@ class Origin:
     confirmed: dict[int, Confirmation]
     is_private_selection: bool
     confirming: bool
+    exploring: bool
 
     def luck(self, record: Record) -> str:
         """How much the figure of one of its trials is worth."""
@@ -51,6 +53,7 @@ class Origin:
             self.num_trials,
             is_private_selection=self.is_private_selection,
             confirming=self.confirming,
+            exploring=self.exploring,
         )
 
 
@@ -65,6 +68,7 @@ def origin_of(study: Study) -> Origin:
         confirmed=study.confirmed(),
         is_private_selection=study.sweep.is_private_selection,
         confirming=study.sweep.config.confirm is not None,
+        exploring=study.sweep.explores,
     )
 
 
@@ -84,9 +88,11 @@ def header(record: Record, rank: int, origin: Origin, how: str) -> str:
     """
     row = record.row or {}
     versions = ", ".join(f"{k.removeprefix('version.')} {v}" for k, v in provenance().items())
+    place = f"number {rank} of {origin.num_trials} by {origin.metric}"
+    if record.final:
+        place = f"the final run, at the config of trial {record.confirms}"
     facts = [
-        f"{_MARK}: trial {record.number} of sweep {origin.sweep}, number {rank} of "
-        f"{origin.num_trials} by {origin.metric}",
+        f"{_MARK}: trial {record.number} of sweep {origin.sweep}, {place}",
         f"{origin.metric}: {record.value} at epoch {row.get('epoch')}",
         origin.luck(record),
         f"privacy of this run by itself: {statement(record)}",

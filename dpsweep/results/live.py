@@ -46,7 +46,8 @@ class Progress:
         """A trial is through."""
         self._running.pop(record.number, None)
         self._ended[record.number] = record
-        if record.state == "complete" and record.confirms is None and self._beats_best(record):
+        searched = record.confirms is None and self._beats_best(record)
+        if record.state == "complete" and (record.final or searched):
             self._best = record
         if not self.console.is_terminal:
             line = self._line(record)

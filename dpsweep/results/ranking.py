@@ -97,7 +97,8 @@ def _standing(
     values = [r.value for r in ranked(trials, sign) if r.value is not None]
     if not values:
         return Standing(epsilon, method, len(trials), None, None)
-    _, repeats = best_of(trials, records, sign)
+    # The final run has less noise than any trial of another method, and ranks nothing.
+    _, repeats = best_of(trials, [r for r in records if not r.final], sign)
     return Standing(epsilon, method, len(trials), values[0], median(values), repeats)
 
 

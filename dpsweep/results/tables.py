@@ -88,7 +88,9 @@ def panel_table(*columns: str) -> Table:
 
 
 def repeated_words(record: Record) -> str:
-    """Which trial it repeats; empty if none."""
+    """Which trial it repeats, or is the final run of; empty if none."""
+    if record.final:
+        return f" (final run, chosen: trial {record.confirms})"
     return "" if record.confirms is None else f" (trial {record.confirms} with fresh noise)"
 
 

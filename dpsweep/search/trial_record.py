@@ -40,6 +40,7 @@ class Record:
         charged: sampling_rate, noise_multiplier and steps that it was charged for when it was
             handed out; None before.
         confirms: The trial whose config it repeats; None for a trial of the search.
+        final: True for the final run, which has what the exploring trials left of epsilon.
     """
 
     number: int
@@ -53,6 +54,7 @@ class Record:
     dispatched: bool
     charged: dict[str, float] | None = None
     confirms: int | None = None
+    final: bool = False
 
     @property
     def seconds(self) -> float:
@@ -95,4 +97,5 @@ def record_of(trial: FrozenTrial, config: TrialConfig) -> Record:
         dispatched=bool(dispatched),
         charged=dispatched.get("charged"),
         confirms=attrs.get("confirms"),
+        final=attrs.get("final", False),
     )

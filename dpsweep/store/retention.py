@@ -15,7 +15,8 @@ class BestWeights:
 
     And of each method, where the best of each method are confirmed.
 
-    Repeats of a chosen config leave none: their figures are what they are run for.
+    Repeats of a chosen config leave none: their figures are what they are run for. The weights of a
+    final run are what the whole sweep is for, and stay.
     """
 
     def __init__(self, study: Study, folder: SweepFolder, count: int) -> None:
@@ -40,6 +41,9 @@ class BestWeights:
 
     def _add(self, record: Record) -> list[int]:
         """Takes a trial in, and says whose weights are to go."""
+        if record.final and record.state == "complete":
+            self._kept["final"] = [(0.0, record.number)]
+            return []
         if record.confirms is not None or record.state != "complete" or record.value is None:
             return [record.number]
         kept = self._kept[group_of(record, self._confirm)]

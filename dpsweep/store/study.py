@@ -24,6 +24,7 @@ from dpsweep.search.confirmation import (
     Confirmation,
     by_confirmed,
     confirmations,
+    final_of,
     lacking,
     missing,
     ranked,
@@ -203,13 +204,15 @@ class Study:
         return bool(self._study.user_attrs.get(_ENDED) == self.sweep.config.budget.trials)
 
     def num_to_confirm(self) -> int:
-        """Repeats of the best configs still to be run, at most."""
+        """Repeats of the best configs still to be run, at most; or 1 for the final run."""
         config = self.sweep.config.confirm
-        if config is None:
+        if not self._has_second_part:
             return 0
         records = self.records()
         if self.num_to_ask() or any(r.state == "running" and r.confirms is None for r in records):
             left = self.sweep.num_runs - self.sweep.config.budget.trials  # the best may be others
+        elif config is None:
+            left = 1 if self._chosen_for_final(records) else 0
         else:
             left = sum(lacking(self._ranking(records), self._repeats(), config).values())
         return min(left, self._num_affordable())
@@ -265,29 +268,48 @@ class Study:
         return history(self.sweep, self._study.user_attrs.get(_TOLD, []))
 
     def ask_to_confirm(self) -> Record | None:
-        """The next repeat of one of the best configs, stored before this returns.
+        """The next repeat of one of the best configs, or the final run; stored before this returns.
 
         None if all have theirs. To be called when no trial of the search runs any more. A search
         that has not asked for all of its trials has thereby ended, whoever was to be repeated.
         """
-        if self.sweep.config.confirm is not None and self.num_to_ask():
+        if self._has_second_part and self.num_to_ask():
             self._study.set_user_attr(_ENDED, self.sweep.config.budget.trials)
         chosen = self._to_confirm()
         if chosen is None:
             return None
-        config = repeat_of(chosen, self._repeats())
+        if self.sweep.config.confirm is None:
+            config, kind = self.sweep.final(chosen.config), {"final": True}
+        else:
+            config, kind = repeat_of(chosen, self._repeats()), {}
         repeat = optuna.trial.create_trial(
             state=TrialState.RUNNING,
-            user_attrs=attributes(config, chosen.hyperparams, confirms=chosen.number),
+            user_attrs=attributes(config, chosen.hyperparams, confirms=chosen.number, **kind),
         )
         return self._record(self._add(repeat))
 
+    @property
+    def _has_second_part(self) -> bool:
+        """True if runs follow the search: repeats of the best, or a final run."""
+        return self.sweep.config.confirm is not None or self.sweep.explores
+
     def _to_confirm(self) -> Record | None:
-        """Whose config is to be repeated next."""
-        config = self.sweep.config.confirm
-        if config is None or not self._num_affordable():
+        """Whose config is to be repeated next, or trained finally."""
+        config, records = self.sweep.config.confirm, self.records()
+        if not self._has_second_part or not self._num_affordable():
             return None
-        return missing(self._ranking(self.records()), self._repeats(), config)
+        if config is None:
+            return self._chosen_for_final(records)
+        return missing(self._ranking(records), self._repeats(), config)
+
+    def _chosen_for_final(self, records: list[Record]) -> Record | None:
+        """The exploring trial whose config the final run gets; None once that run was asked for.
+
+        There is budget for one final run, so one that fails is not run again.
+        """
+        if any(record.final for record in records):
+            return None
+        return next(iter(self._ranking(records)), None)
 
     def _repeats(self) -> list[Record]:
         return [record for record in self.records() if record.confirms is not None]
@@ -390,10 +412,14 @@ class Study:
         return self.record(number)
 
     def best(self) -> list[Record]:
-        """Complete trials of the search, the best first: by their repeats, where there are any."""
+        """Complete trials of the search, the best first: by their repeats, where there are any.
+
+        A complete final run comes before all of them: it is what they were run for.
+        """
         records = self.records()
-        sign = self.sweep.config.objective.sign
-        return by_confirmed(self._ranking(records), confirmations(records), sign)
+        sign, final = self.sweep.config.objective.sign, final_of(records)
+        ranking = by_confirmed(self._ranking(records), confirmations(records), sign)
+        return [final, *ranking] if final else ranking
 
     def curves(self) -> dict[int, Curve]:
         """The learning curve of every trial that has reported, by its number."""
