@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from dpsweep.app.finalize import finish
+from dpsweep.app.orchestrator import finish
 from dpsweep.config.source import read_yaml
 from dpsweep.config.sweep import load_sweep
 from dpsweep.config.trial import load_trial
