@@ -176,8 +176,9 @@ class OpenSweep:
         """One row a trial, by its number.
 
         Columns: `state` (running, complete, pruned, failed), `confirms` (the trial it repeats;
-        empty for one of the search), one of each searched key by its dotted name, the metrics of
-        its last report by theirs, `epsilon` (spent by that report), `charged` (epsilon that the
+        empty for one of the search), `expected` (posterior mean of the objective at its config,
+        where the best is chosen by that), one of each searched key by its dotted name, the metrics
+        of its last report by theirs, `epsilon` (spent by that report), `charged` (epsilon that the
         trial is charged for, its whole length; of a run by itself, the search adds up in
         `privacy`), `delta`, `noise_multiplier`, `void`, `seconds`.
         """
@@ -349,6 +350,7 @@ def _row(record: Record) -> dict[str, Any]:
         "number": record.number,
         "state": record.state,
         "confirms": record.confirms,
+        "expected": record.expected,
         **record.hyperparams,
         **row,
         "epsilon": row.get("privacy/epsilon_spent"),

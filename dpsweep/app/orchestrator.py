@@ -271,6 +271,7 @@ def finish(session: Session, out: Path | None, *, complete: bool) -> tuple[list[
         Complete trials, the best first, and where they come from.
     """
     study, tracker, folder = session.study, session.tracker, session.folder
+    study.choose()  # a search that was stopped has not done so
     best, origin = study.best(), origin_of(study)
     compared = standings(study.records(), study.sweep.config.objective.direction)
     words = [*filter(None, [verdict(compared)]), origin.search_words]

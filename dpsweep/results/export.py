@@ -8,7 +8,7 @@ from pathlib import Path
 from dpsweep.config.trial import config_yaml
 from dpsweep.core.errors import StateError
 from dpsweep.execution.tracking import provenance
-from dpsweep.results.confirmed import luck
+from dpsweep.results.confirmed import choice_words, luck
 from dpsweep.search.charge import statement
 from dpsweep.search.confirmation import Confirmation
 from dpsweep.search.trial_record import Record
@@ -30,8 +30,9 @@ class Origin:
         search_words: What the search as a whole has spent.
         confirmed: What repeating the best configs came to, by trial.
         is_private_selection: True if it was a private selection.
-        confirming: True if the best configs were to be repeated.
+        confirming: True if the best config was to be repeated.
         exploring: True if a final run was to be trained.
+        choice: How the best config of each epsilon was chosen.
     """
 
     sweep: str
@@ -42,11 +43,12 @@ class Origin:
     is_private_selection: bool
     confirming: bool
     exploring: bool
+    choice: dict[float | None, str]
 
     def luck(self, record: Record) -> str:
-        """How much the figure of one of its trials is worth."""
+        """How much the figure of one of its trials is worth, and how it was chosen."""
         repeats = self.confirmed.get(record.number)
-        return luck(
+        worth = luck(
             record,
             repeats,
             self.metric,
@@ -55,6 +57,7 @@ class Origin:
             confirming=self.confirming,
             exploring=self.exploring,
         )
+        return " ".join(filter(None, [worth, self.choice.get(record.epsilon)]))
 
 
 def origin_of(study: Study) -> Origin:
@@ -69,6 +72,7 @@ def origin_of(study: Study) -> Origin:
         is_private_selection=study.sweep.is_private_selection,
         confirming=study.sweep.config.confirm is not None,
         exploring=study.sweep.explores,
+        choice=choice_words(study),
     )
 
 

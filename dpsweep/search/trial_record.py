@@ -41,6 +41,8 @@ class Record:
             handed out; None before.
         confirms: The trial whose config it repeats; None for a trial of the search.
         final: True for the final run, which has what the exploring trials left of epsilon.
+        expected: Posterior mean of the objective at its config, once the search has ended and
+            chosen by that; None before, and where the choice is as observed.
     """
 
     number: int
@@ -55,6 +57,13 @@ class Record:
     charged: dict[str, float] | None = None
     confirms: int | None = None
     final: bool = False
+    expected: float | None = None
+
+    @property
+    def merit(self) -> float:
+        """What a complete trial is ranked by."""
+        found = self.value if self.expected is None else self.expected
+        return 0.0 if found is None else found
 
     @property
     def seconds(self) -> float:
