@@ -253,9 +253,9 @@ def test_npz_file_that_cannot_be_trained_on_says_why(changes, message):
 def test_force_replaces_and_the_same_file_is_no_conflict():
     init("--from", "quickstart")
     assert "wrote" not in init("--from", "quickstart"), "both files are there as they should be"
-    Path("digits_cnn.yaml").write_text("mine\n")
-    assert "digits_cnn.yaml: is there already" in mistake("--from", "quickstart")
-    assert "wrote digits_cnn.yaml" in init("--from", "quickstart", "--force")
+    Path("digits_shared.yaml").write_text("mine\n")
+    assert "digits_shared.yaml: is there already" in mistake("--from", "quickstart")
+    assert "wrote digits_shared.yaml" in init("--from", "quickstart", "--force")
     checked("quickstart.yaml")
 
 
@@ -276,7 +276,7 @@ def test_quickstart_is_one_file_with_the_repositorys():
     init("--from", "quickstart", "--name", "mine")
     ours, copy = (ROOT / "sweeps/quickstart.yaml").read_text(), Path("mine.yaml").read_text()
     renamed = ours.replace("name: quickstart", "name: mine", 1)
-    assert copy == renamed.replace("../configs/digits_cnn.yaml", "digits_cnn.yaml")
+    assert copy == renamed.replace("../configs/digits_shared.yaml", "digits_shared.yaml")
 
 
 def python_m(*args, **env):
