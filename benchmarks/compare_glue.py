@@ -2,7 +2,7 @@
 
     python benchmarks/compare_glue.py TRIALS [ROUNDS]
 
-Takes turns: the quickstart's search without early stopping and repeats through dpsweep, then
+Takes turns: the search of sweeps/digits_fftkf.yaml without early stopping and repeats through dpsweep, then
 through benchmarks/glue.py, each in processes of its own. Seconds count from when Ray is up
 to when everything is in MLflow; imports and Ray's start come on top for both.
 """
@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
-SWEEP = HERE.parent / "sweeps/quickstart.yaml"
+SWEEP = HERE.parent / "sweeps/digits_fftkf.yaml"
 
 
 def ours(trials: int, folder: Path) -> tuple[float, float]:

@@ -1,6 +1,7 @@
 """Ways to spend one epsilon on a search, over hundreds of whole searches of a linear model.
 
-    python benchmarks/explore.py --sweeps 100
+    python benchmarks/explore.py --sweeps 40
+    python benchmarks/explore.py --steps sgd      # best step at each noise level; or adam, adambc
 
 DP-SGD on the digits (batch 256, 30 epochs, cosine schedule) in numpy, with the noise multipliers
 that dpsweep gives: a run takes 0.02 s, so that many whole searches can be averaged. Searched are
@@ -40,11 +41,12 @@ NORMS = np.linalg.norm(INPUTS, axis=1)
 RATE, STEPS, DELTA = BATCH / NUM, round(EPOCHS * NUM / BATCH), NUM**-1.1
 
 
-def train(point: Point, sigma: float, rng: np.random.Generator) -> float:
-    """Test accuracy of one private run."""
+def train(point: Point, sigma: float, rng: np.random.Generator, name: str = "sgd") -> float:
+    """Test accuracy of one private run, by SGD, Adam or AdamBC (floor 1e-5)."""
     total, clip = point
     lr = total / (clip * STEPS * 0.5)  # the cosine's mean is 1/2
     weights = np.zeros((INPUTS.shape[1], 10))
+    mean, square = np.zeros_like(weights), np.zeros_like(weights)
     for t in range(STEPS):
         drawn = np.flatnonzero(rng.random(NUM) < RATE)
         scores = INPUTS[drawn] @ weights
@@ -54,6 +56,12 @@ def train(point: Point, sigma: float, rng: np.random.Generator) -> float:
         errors *= np.minimum(1, clip / np.maximum(norms, 1e-12))[:, None]
         noise = sigma * clip * rng.standard_normal(weights.shape)
         released = (INPUTS[drawn].T @ errors + noise) / BATCH
+        if name != "sgd":
+            mean, square = 0.9 * mean + 0.1 * released, 0.999 * square + 0.001 * released**2
+            second = square / (1 - 0.999 ** (t + 1))
+            if name == "adambc":
+                second = np.maximum(second - (sigma * clip / BATCH) ** 2, 1e-5)
+            released = mean / (1 - 0.9 ** (t + 1)) / (np.sqrt(second) + 1e-8)
         weights -= lr * 0.5 * (1 + math.cos(math.pi * t / STEPS)) * released
     return float((np.argmax(TEST @ weights, 1) == TEST_TARGETS).mean())
 
@@ -112,11 +120,29 @@ def select_privately(rng: np.random.Generator, mean: int) -> float:
     return train(best(points, sigma, rng), sigma, rng)
 
 
+def show_steps(name: str) -> None:
+    """Prints the accuracy in % at each noise level (rows) and learning rate (columns), C 0.5."""
+    levels = (1.5, 3, 6, 12, 24, 48) if name == "sgd" else (2, 8, 32)
+    for sigma in levels:
+        found = {}
+        for k in range(2, 13) if name == "sgd" else range(-10, 1):
+            total = 2.0**k if name == "sgd" else 2.0**k * 0.25 * STEPS  # lr 2^k for Adam
+            runs = [train((total, 0.5), sigma, np.random.default_rng(i), name) for i in range(6)]
+            found[k] = 100 * float(np.mean(runs))
+        shown = " ".join(f"{accuracy:5.1f}" for accuracy in found.values())
+        print(f"noise {sigma:4g}: {shown}   best at 2^{max(found, key=found.__getitem__)}")
+
+
 def main() -> None:
     """Prints one line a way."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sweeps", type=int, default=100, help="whole searches averaged")
-    num_sweeps = parser.parse_args().sweeps
+    parser.add_argument("--sweeps", type=int, default=40, help="whole searches averaged")
+    parser.add_argument("--steps", choices=("sgd", "adam", "adambc"), help="one run at a time")
+    options = parser.parse_args()
+    if options.steps:
+        show_steps(options.steps)
+        return
+    num_sweeps = options.sweeps
     ways: dict[str, Callable[[np.random.Generator], float]] = {
         f"equal shares, {n} trials": lambda rng, n=n: equal_shares(rng, n) for n in (1, 3, 8, 16)
     }
