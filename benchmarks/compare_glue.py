@@ -2,9 +2,9 @@
 
     python benchmarks/compare_glue.py TRIALS [ROUNDS]
 
-Takes turns: the search of sweeps/digits_fftkf.yaml without early stopping and repeats through dpsweep, then
-through benchmarks/glue.py, each in processes of its own. Seconds count from when Ray is up
-to when everything is in MLflow; imports and Ray's start come on top for both.
+Takes turns: the search of sweeps/digits_fftkf.yaml without early stopping and repeats through
+dpsweep, then through benchmarks/glue.py, each in processes of its own. Seconds count from when
+Ray is up to when everything is in MLflow; imports and Ray's start come on top for both.
 """
 
 import json
