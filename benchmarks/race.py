@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from dpsweep.config.source import Source
-from dpsweep.config.trial import TrialConfig, load_trial, trial_source
+from dpsweep.config.trial import TrialConfig, load_trial, resolve_trial_source
 from dpsweep.core import memory
 from dpsweep.core.errors import ConfigError, unknown
 from dpsweep.core.seeds import Secret
@@ -107,9 +107,9 @@ class Race:
             {},
         )
         owned = [f"method.{setting}" for setting in own]
-        source = trial_source(bare, [*self.settings, *owned])
+        source = resolve_trial_source(bare, [*self.settings, *owned])
         place = ":".join([f"step.py: {method}", *own]) + ": "  # not --set, for errors to name
-        told = dict.fromkeys(trial_source(bare, owned).elsewhere, place)
+        told = dict.fromkeys(resolve_trial_source(bare, owned).elsewhere, place)
         source = replace(source, elsewhere={**source.elsewhere, **told})
         config = load_trial(source)
         check_pieces(config, source)

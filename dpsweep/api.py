@@ -26,7 +26,7 @@ from rich.console import Console
 from dpsweep.app import orchestrator
 from dpsweep.app.orchestrator import Outcome, Place, Screen
 from dpsweep.config.source import Source
-from dpsweep.config.sweep import Sweep, SweepConfig, load_sweep, sweep_of
+from dpsweep.config.sweep import Sweep, SweepConfig, load_sweep, parse_sweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError
 from dpsweep.results.export import origin_of
@@ -286,7 +286,7 @@ def _sweep(spec: Spec, settings: list[str]) -> Sweep:
         raise ConfigError(
             f"{_MADE_HERE}: {e}. A sweep is made of mappings, lists, numbers, texts and configs"
         ) from e
-    return sweep_of(Source(_MADE_HERE, tree, {}), Path(), settings)
+    return parse_sweep(Source(_MADE_HERE, tree, {}), Path(), settings)
 
 
 def _plain(value: object) -> object:

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from dpsweep.cluster.nodes import cluster_for
 from dpsweep.config.sweep import Sweep
-from dpsweep.config.trial import config_yaml
+from dpsweep.config.trial import dump_trial
 from dpsweep.core.errors import ConfigError, DpSweepError
 from dpsweep.execution.changes import may_grow
 from dpsweep.execution.launch import Session, new_session, old_session
@@ -310,7 +310,7 @@ def _description(words: list[str], name: str, best: list[Record]) -> str:
     parts = [f"**Privacy and result.** {words[0]}", *words[1:]]
     if best:
         parts.append(
-            f"**Best config**, trial {best[0].number}. {again(config_yaml(best[0].config))}"
+            f"**Best config**, trial {best[0].number}. {again(dump_trial(best[0].config))}"
         )
     parts.append(
         f"The artifacts hold `report.html` (all on one page, figures included), `best.yaml`, "

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import Field
 
-from dpsweep.config.source import Path_, Source, Tree, parse_yaml, put, validate
+from dpsweep.config.source import KeyPath, Source, Tree, parse_yaml, validate_source, with_value
 from dpsweep.core.errors import ConfigError, unknown
 from dpsweep.core.strict import Strict
 from dpsweep.privacy.statement import shown_delta
@@ -73,7 +73,7 @@ class Budget(Strict):
             if not equals:
                 raise ConfigError(f"--budget {text}: expected KEY=VALUE, such as trials=8,epochs=5")
             tree[key] = parse_yaml(f"value: {value}", "--budget").tree["value"]
-        found: Budget = validate(cls, Source("--budget", tree, {}))
+        found: Budget = validate_source(cls, Source("--budget", tree, {}))
         return found
 
 
@@ -139,14 +139,14 @@ def job_of(cell: Cell, epsilons: Mapping[str, float]) -> Job:
 def spec_of(job: Job, budget: Budget, seeds: int) -> Tree:
     """The sweep file of a cell, as a tree."""
     base, search = job.cell.tree, dict(job.cell.search)
-    base = put(base, ("privacy", "epsilon"), job.epsilon)
-    fixed: dict[Path_, Any] = {
+    base = with_value(base, ("privacy", "epsilon"), job.epsilon)
+    fixed: dict[KeyPath, Any] = {
         ("train", "epochs"): budget.epochs,
         ("train", "batch_size"): budget.batch_size,
     }
     for path, value in fixed.items():
         if value is not None:
-            base = put(base, path, value)
+            base = with_value(base, path, value)
             search.pop(".".join(map(str, path)), None)
     rate = {"optimizer.lr": base["optimizer"]["lr"]}
     epochs = base["train"]["epochs"]
@@ -154,7 +154,7 @@ def spec_of(job: Job, budget: Budget, seeds: int) -> Tree:
     limits = {"trials": budget.trials} | ({"hours": budget.hours} if budget.hours else {})
     return {
         "name": job.name,
-        "base": put(base, ("train", "evaluate_every"), every),
+        "base": with_value(base, ("train", "evaluate_every"), every),
         "search": search,
         "start": [rate] if rate.keys() <= search.keys() else [],
         "sampler": {"name": "tpe", "startup_trials": _STARTUP_TRIALS},

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import dpsweep
-from dpsweep.config.explain import describe_field, models_in
-from dpsweep.config.source import read_yaml, yaml_text, yaml_value
-from dpsweep.config.space.defaults import space_of
+from dpsweep.config.explain import describe_field, iter_models
+from dpsweep.config.source import dump_yaml, format_yaml_value, read_yaml
+from dpsweep.config.space.defaults import get_default_space
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, unknown
 from dpsweep.data.datasets import DataConfig
@@ -99,7 +99,7 @@ def copy_example(example: str, out: Path | None, name: str | None) -> Starter:
         text = re.sub(r"^base: .*$", lambda _: f"base: {origin.name}", text, flags=re.MULTILINE)
         files[sweep.with_name(origin.name)] = origin.read_text()
     if name:
-        line = f"name: {yaml_value(name)}"  # quoted where it looks like a number
+        line = f"name: {format_yaml_value(name)}"  # quoted where it looks like a number
         text = re.sub(r"^name: .*$", lambda _: line, text, flags=re.MULTILINE)
     return Starter(sweep, {sweep: text, **files})
 
@@ -270,7 +270,7 @@ def _base_text(
     section: Mapping[str, Any], data: DataConfig, found: list[str], method: str, command: str
 ) -> str:
     few = data.num_examples < _MANY_EXAMPLES
-    low, high = space_of(method)["optimizer.lr"]["log_uniform"]
+    low, high = get_default_space(method)["optimizer.lr"]["log_uniform"]
     lr = float(f"{math.sqrt(low * high):.1g}")
     own = data.name in _OWN
     declared = (
@@ -389,7 +389,7 @@ def _space(method: str, data: DataConfig) -> dict[str, Any]:
     A spectral method needs more than the constant, the first frequency of each axis. There are as
     many as the circulant block is large, and as half an image side in the second convolution.
     """
-    space = dict(space_of(method))
+    space = dict(get_default_space(method))
     if method not in _SPECTRAL:
         return space
     block = _model_section(method, data)["block"]
@@ -414,7 +414,7 @@ def _comment_of(key: str, method: str) -> str:
     if section == "method":
         return describe_field(METHODS[method].config.model_fields[name])
     wanted = METHODS[method].bases[0]
-    for model in models_in(TrialConfig.model_fields[section].annotation):
+    for model in iter_models(TrialConfig.model_fields[section].annotation):
         if model.model_fields["name"].default == wanted:
             return describe_field(model.model_fields[name])
     raise AssertionError(f"{key} of {method} is no key of a trial")
@@ -424,9 +424,9 @@ def _commented(comment: str, tree: Mapping[str, Any], indent: int = 0) -> list[s
     """A tree as YAML lines under its comment."""
     space = " " * indent
     body = [
-        yaml_text({key: value}).rstrip("\n")
+        dump_yaml({key: value}).rstrip("\n")
         if isinstance(value, dict) and not indent
-        else f"{space}{key}: {yaml_value(value)}"
+        else f"{space}{key}: {format_yaml_value(value)}"
         for key, value in tree.items()
     ]
     return [*_comment(comment, indent), *body]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pathspec
 
-from dpsweep.config.source import sweep_yaml
+from dpsweep.config.source import dump_sweep
 from dpsweep.config.sweep import Sweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.disk import shown_bytes
@@ -123,7 +123,7 @@ def packed(
     model = _with_relative_paths(sweep.base.tree.get("model"), here)
     base = {**sweep.base.tree, **({"model": model} if model is not None else {})}
     name = f"{sweep.name}.submitted.yaml"
-    files[name] = sweep_yaml(sweep.file, base).encode()
+    files[name] = dump_sweep(sweep.file, base).encode()
     _check_sizes({name: len(content) for name, content in files.items()}, root)
     return name, files
 

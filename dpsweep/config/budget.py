@@ -4,7 +4,7 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from dpsweep.config.units import Duration, duration_seconds
+from dpsweep.config.units import Duration, parse_duration
 from dpsweep.core.errors import Misfit
 from dpsweep.core.strict import Strict, unused
 
@@ -62,7 +62,7 @@ class BudgetConfig(Strict):
     @property
     def silence_seconds(self) -> float | None:
         """Seconds of `trial_timeout`."""
-        return duration_seconds(self.trial_timeout) if self.trial_timeout else None
+        return parse_duration(self.trial_timeout) if self.trial_timeout else None
 
 
 class ConfirmConfig(Strict):

@@ -3,7 +3,7 @@
 from functools import reduce
 from typing import Any
 
-from dpsweep.config.explain import shown
+from dpsweep.config.explain import format_value
 from dpsweep.config.source import Source
 from dpsweep.config.space.domains import Choice, OneOf, Space
 from dpsweep.config.space.searched import EPSILON
@@ -118,7 +118,7 @@ def check_explore(config: Strict, trial: TrialConfig, file: Source, base: Source
         got = reduce(getattr, key, config)
         if got != needed:
             raise ConfigError(
-                f"{file.at(key)}: {shown(got)} goes against budget.explore: {why}. {remedy}, or "
+                f"{file.at(key)}: {format_value(got)} goes against budget.explore: {why}. {remedy}, or "
                 f"give budget.trials in place of explore"
             )
 
@@ -145,7 +145,7 @@ def check_selection(config: Strict, space: Space, file: Source, base: Source) ->
 
     def refuse(place: str, got: Any, why: str, remedy: str) -> None:
         raise ConfigError(
-            f"{place}: {shown(got)} goes against accounting: private_selection: {why}. {remedy}, "
+            f"{place}: {format_value(got)} goes against accounting: private_selection: {why}. {remedy}, "
             f"or accounting: composition"
         )
 

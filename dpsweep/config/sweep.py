@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from dpsweep.config.budget import BudgetConfig, ConfirmConfig
-from dpsweep.config.explain import describe_field, shown
+from dpsweep.config.explain import describe_field, format_value
 from dpsweep.config.resources import ResourcesConfig
 from dpsweep.config.scope import (
     check_charged,
@@ -30,15 +30,15 @@ from dpsweep.config.search import (
     check_posterior,
     check_sampler,
 )
-from dpsweep.config.source import Path_, Source, Tree, read_yaml, validate, with_overrides
-from dpsweep.config.space.conditions import Condition, check_names, read_conditions
+from dpsweep.config.source import KeyPath, Source, Tree, read_yaml, validate_source, with_overrides
+from dpsweep.config.space.conditions import Condition, check_condition_keys, read_conditions
 from dpsweep.config.space.defaults import DEFAULT, with_default_spaces
 from dpsweep.config.space.domains import BRANCHING, DOMAIN_SCHEMAS, Choice, Draw, Space
-from dpsweep.config.space.points import Corner, RandomDraw, walk
-from dpsweep.config.space.run_lengths import extremes, vary
-from dpsweep.config.space.searched import EPSILON, FIXED, read_varied
+from dpsweep.config.space.points import Corner, RandomDraw, walk_corners
+from dpsweep.config.space.run_lengths import find_schedule_extremes, schedules_may_vary
+from dpsweep.config.space.searched import EPSILON, FIXED, read_varied_keys
 from dpsweep.config.space.start_points import Point, read_start
-from dpsweep.config.trial import TrialConfig, load_trial, trial_source
+from dpsweep.config.trial import TrialConfig, load_trial, resolve_trial_source
 from dpsweep.core.errors import ConfigError
 from dpsweep.core.strict import Strict
 from dpsweep.privacy.selection import Whole
@@ -180,7 +180,9 @@ class Sweep:
     @cached_property
     def methods(self) -> frozenset[str]:
         """The methods that the search chooses from, or the base config's."""
-        sections = walk(lambda corner: self.space.draw(self.base.tree, corner)[0].get("method"))
+        sections = walk_corners(
+            lambda corner: self.space.draw(self.base.tree, corner)[0].get("method")
+        )
         named = (section for section in sections if isinstance(section, dict))
         return frozenset(str(section.get("name", "compose")) for section in named)
 
@@ -218,12 +220,12 @@ class Sweep:
     @cached_property
     def schedules(self) -> tuple[tuple[int, float], ...]:
         """Steps and sampling rate of the trials, at the ends of what the search may choose."""
-        return extremes(self.space, self.base.tree, self.written.data.num_examples)
+        return find_schedule_extremes(self.space, self.base.tree, self.written.data.num_examples)
 
     @property
     def schedules_vary(self) -> bool:
         """True if the search may choose batch size or epochs."""
-        return vary(self.space)
+        return schedules_may_vary(self.space)
 
     @cached_property
     def whole(self) -> Whole | None:
@@ -304,7 +306,7 @@ class Sweep:
             fits: Raises ConfigError for a trial whose pieces do not fit one another; asked of
                 those that meet the conditions.
         """
-        yield from walk(lambda corner: self._drawn(corner, fits))
+        yield from walk_corners(lambda corner: self._draw_trial(corner, fits))
 
     def admits(self, trial: TrialConfig) -> bool:
         """True if the trial meets every condition of `where`."""
@@ -319,7 +321,7 @@ class Sweep:
         for _ in range(max(_DRAWS, 10 * count)):
             if len(found) == count:
                 break
-            trial = self._drawn(rng, fits)
+            trial = self._draw_trial(rng, fits)
             found += [trial] if self.admits(trial) else []
         return found
 
@@ -328,9 +330,9 @@ class Sweep:
         if not self.conditions:
             return 1.0
         rng = RandomDraw(random.Random(self.config.seed))
-        return sum(self.admits(self._drawn(rng, None)) for _ in range(_DRAWS)) / _DRAWS
+        return sum(self.admits(self._draw_trial(rng, None)) for _ in range(_DRAWS)) / _DRAWS
 
-    def _drawn(self, draw: Draw, fits: Fits | None) -> TrialConfig:
+    def _draw_trial(self, draw: Draw, fits: Fits | None) -> TrialConfig:
         tree, hyperparams = self.space.draw(self.base.tree, draw)
         try:
             trial = self.trial(tree)
@@ -338,15 +340,15 @@ class Sweep:
                 fits(trial)
             return trial
         except ConfigError as e:
-            raise ConfigError(f"{e}{self._blame(hyperparams, str(e))}") from e
+            raise ConfigError(f"{e}{self._name_searched_values(hyperparams, str(e))}") from e
 
-    def _blame(self, hyperparams: Mapping[str, Any], message: str) -> str:
+    def _name_searched_values(self, hyperparams: Mapping[str, Any], message: str) -> str:
         """The searched values behind a mistake that names a line of the base config alone."""
         if "search." in message or not hyperparams:
             return ""
         budget = ".".join(EPSILON)  # stands in the base config, and the message says where
         drawn = [
-            f"{key} = {shown(value)} ({self.file.line(('search', key))})"
+            f"{key} = {format_value(value)} ({self.file.line(('search', key))})"
             for key, value in hyperparams.items()
             if key != budget
         ]
@@ -364,10 +366,10 @@ def load_sweep(path: str | Path, settings: list[str] | None = None) -> Sweep:
     Raises:
         ConfigError: Naming file, line, key, value and remedy.
     """
-    return sweep_of(read_yaml(path), Path(path).parent, settings)
+    return parse_sweep(read_yaml(path), Path(path).parent, settings)
 
 
-def sweep_of(source: Source, folder: Path, settings: list[str] | None = None) -> Sweep:
+def parse_sweep(source: Source, folder: Path, settings: list[str] | None = None) -> Sweep:
     """The same from what a file holds, or a program made; `base` is relative to `folder`."""
     settings = settings or []
     keys = set(SweepConfig.model_fields) - {"seed"}  # seed is the trials' own, unless in the file
@@ -384,9 +386,9 @@ def sweep_of(source: Source, folder: Path, settings: list[str] | None = None) ->
             f"search: {{optimizer.lr: {{log_uniform: [0.1, 10]}}}}, or the method's own ranges "
             f"with search: {{method: default}}"
         )
-    config: SweepConfig = validate(SweepConfig, file)
-    base = _base(config, file, folder)
-    return build_sweep(file, trial_source(base, [s for s in settings if s not in own]))
+    config: SweepConfig = validate_source(SweepConfig, file)
+    base = _load_base(config, file, folder)
+    return build_sweep(file, resolve_trial_source(base, [s for s in settings if s not in own]))
 
 
 def is_sweep(tree: Tree) -> bool:
@@ -407,7 +409,7 @@ def check_name(name: str, where: str) -> None:
         raise ConfigError(f"{where} {name!r}: is no name for a sweep. {rule}")
 
 
-def _search_key(path: Path_) -> Path_:
+def _search_key(path: KeyPath) -> KeyPath:
     """The keys under search are dotted themselves: search.optimizer.lr is one of them."""
     if path[0] != "search" or len(path) == 1:
         return path
@@ -420,21 +422,21 @@ def build_sweep(file: Source, base: Source) -> Sweep:
     Raises:
         ConfigError: Naming file, line, key, value and remedy.
     """
-    config: SweepConfig = validate(SweepConfig, file)
+    config: SweepConfig = validate_source(SweepConfig, file)
     file = with_default_spaces(file, base)
-    varied = read_varied(file, base, config.search)
+    varied = read_varied_keys(file, base, config.search)
     conditions = read_conditions(file, config.where)
     sweep = Sweep(config, base, varied.space, file, varied.origins, conditions)
     if sweep.explores:
         check_explore(config, sweep.written, file, sweep.origin)
     corners = list(sweep.corners())
     for trial in corners:
-        if _promised(trial, sweep) != _promised(corners[0], sweep):
+        if _get_privacy_target(trial, sweep) != _get_privacy_target(corners[0], sweep):
             raise ConfigError(
                 f"{file.at(('search',))}: varies one of {', '.join(FIXED)}. All trials share them. "
                 f"Set it in the base config, and run one sweep for each value"
             )
-    check_names(conditions, corners)
+    check_condition_keys(conditions, corners)
     check_device(sweep)
     if conditions and not sweep.samples(1):
         raise ConfigError(
@@ -445,7 +447,7 @@ def build_sweep(file: Source, base: Source) -> Sweep:
     return replace(sweep, start=read_start(config.start, sweep))
 
 
-def _promised(trial: TrialConfig, sweep: Sweep) -> tuple[object, ...]:
+def _get_privacy_target(trial: TrialConfig, sweep: Sweep) -> tuple[object, ...]:
     """What all trials of a sweep must have in common."""
     privacy = trial.privacy
     noise = privacy.noise_multiplier if sweep.whole is None else None
@@ -493,7 +495,7 @@ def _check_choices(sweep: Sweep) -> None:
         check_selection(config, sweep.space, file, sweep.origin)
 
 
-def _base(config: SweepConfig, file: Source, folder: Path) -> Source:
+def _load_base(config: SweepConfig, file: Source, folder: Path) -> Source:
     """The base trial, as written inside the sweep file or in a file of its own."""
     if isinstance(config.base, dict):
         lines = {p[1:]: line for p, line in file.lines.items() if p[:1] == ("base",)}

@@ -6,9 +6,16 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from dpsweep.config.aliases import spelled_path, spelled_source
+from dpsweep.config.aliases import resolve_path_aliases, resolve_source_aliases
 from dpsweep.config.privacy import PrivacyConfig
-from dpsweep.config.source import Source, Tree, put, validate, with_overrides, yaml_text
+from dpsweep.config.source import (
+    Source,
+    Tree,
+    dump_yaml,
+    validate_source,
+    with_overrides,
+    with_value,
+)
 from dpsweep.core.errors import Misfit
 from dpsweep.core.strict import Strict, unused
 from dpsweep.core.types import EngineName
@@ -92,7 +99,7 @@ class TrialConfig(Strict):
     @property
     def schedule(self) -> tuple[int, float]:
         """T and q: how many steps it takes, and with what chance a step sees an example."""
-        return schedule(self.train.batch_size, self.train.epochs, self.data.num_examples)
+        return compute_schedule(self.train.batch_size, self.train.epochs, self.data.num_examples)
 
     @property
     def delta(self) -> float:
@@ -102,7 +109,7 @@ class TrialConfig(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def _methods_own_base_and_clipping(cls, data: Any) -> Any:
+    def _fill_method_defaults(cls, data: Any) -> Any:
         """The method's own optimizer and style of clipping where the file leaves them open."""
         match data:
             case {"method": {"compose": parts}}:
@@ -123,7 +130,7 @@ class TrialConfig(Strict):
         return data
 
     @model_validator(mode="after")
-    def _method_takes_this_base(self) -> Self:
+    def _check_base_optimizer(self) -> Self:
         bases = METHODS[self.method.name].bases
         if isinstance(self.method, compose.Config):
             bases = (self.method.compose.base,)
@@ -136,7 +143,7 @@ class TrialConfig(Strict):
         return self
 
     @model_validator(mode="after")
-    def _clipping_suits_the_query(self) -> Self:
+    def _check_clipping(self) -> Self:
         split = isinstance(build_method(self.method).query, Apart)
         if split and self.privacy.clipping.name == "adaptive":
             raise Misfit(
@@ -147,7 +154,7 @@ class TrialConfig(Strict):
         return self
 
     @model_validator(mode="after")
-    def _batch_fits(self) -> Self:
+    def _check_batch_size(self) -> Self:
         num_examples = self.data.num_examples
         if self.train.batch_size > num_examples:
             raise Misfit(
@@ -159,22 +166,24 @@ class TrialConfig(Strict):
         return self
 
 
-def schedule(batch_size: float, epochs: float, num_examples: int) -> tuple[int, float]:
+def compute_schedule(batch_size: float, epochs: float, num_examples: int) -> tuple[int, float]:
     """T = round(E N / B), at least 1, and q = B / N."""
     sampling_rate = batch_size / num_examples
     return max(1, round(epochs / sampling_rate)), sampling_rate
 
 
-def trial_source(source: Source, settings: list[str]) -> Source:
+def resolve_trial_source(source: Source, settings: list[str]) -> Source:
     """A file that holds a trial, its letters spelled out, with the command line's settings."""
-    spelled = spelled_source(source, TrialConfig)
+    spelled = resolve_source_aliases(source, TrialConfig)
     match spelled.tree:
         case {"privacy": {"clipping": str(name)}}:  # so that a key inside it can be set
             spelled = replace(
-                spelled, tree=put(spelled.tree, ("privacy", "clipping"), {"name": name})
+                spelled, tree=with_value(spelled.tree, ("privacy", "clipping"), {"name": name})
             )
-    changed = with_overrides(spelled, settings, lambda path: spelled_path(path, TrialConfig))
-    return spelled_source(changed, TrialConfig)  # once more, for letters inside a value
+    changed = with_overrides(
+        spelled, settings, lambda path: resolve_path_aliases(path, TrialConfig)
+    )
+    return resolve_source_aliases(changed, TrialConfig)  # once more, for letters inside a value
 
 
 def load_trial(source: Source) -> TrialConfig:
@@ -183,24 +192,26 @@ def load_trial(source: Source) -> TrialConfig:
     Raises:
         ConfigError: Naming file, line, key, value and remedy of each mistake.
     """
-    config: TrialConfig = validate(TrialConfig, replace(source, tree=_absolute(source.tree)))
+    config: TrialConfig = validate_source(
+        TrialConfig, replace(source, tree=_make_paths_absolute(source.tree))
+    )
     return config
 
 
-def config_yaml(config: TrialConfig) -> str:
+def dump_trial(config: TrialConfig) -> str:
     """A trial config as YAML that `load_trial` reads back equal: a line a section, names first."""
-    return yaml_text(_names_first(config.model_dump(mode="json", exclude_none=True)))
+    return dump_yaml(_sort_names_first(config.model_dump(mode="json", exclude_none=True)))
 
 
-def _names_first(tree: Tree) -> Tree:
+def _sort_names_first(tree: Tree) -> Tree:
     named = {"name": tree["name"], **tree} if "name" in tree else tree
-    return {k: _names_first(v) if isinstance(v, dict) else v for k, v in named.items()}
+    return {k: _sort_names_first(v) if isinstance(v, dict) else v for k, v in named.items()}
 
 
-def _absolute(tree: Tree) -> Tree:
+def _make_paths_absolute(tree: Tree) -> Tree:
     """`tree` with its paths made absolute, so that they mean the same in every process."""
     for section, key in (("data", "root"), ("model", "weights"), ("model", "folder")):
         inner = tree.get(section)
         if isinstance(inner, dict) and isinstance(inner.get(key), str):
-            tree = put(tree, (section, key), str(Path(inner[key]).expanduser().absolute()))
+            tree = with_value(tree, (section, key), str(Path(inner[key]).expanduser().absolute()))
     return tree

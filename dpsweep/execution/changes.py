@@ -1,6 +1,6 @@
 """What a sweep file says that it did not say when its sweep was launched, and what may change."""
 
-from dpsweep.config.explain import shown
+from dpsweep.config.explain import format_value
 from dpsweep.config.source import Tree
 from dpsweep.config.sweep import Sweep, build_sweep
 from dpsweep.core.errors import StateError
@@ -96,4 +96,4 @@ def _tree(sweep: Tree, base: Tree) -> Tree:
 
 
 def _shown(tree: Tree, key: str) -> str:
-    return shown(tree[key]) if key in tree else _MISSING
+    return format_value(tree[key]) if key in tree else _MISSING

@@ -63,7 +63,7 @@ class SecretSearch:
     def __init__(self, folder: SweepFolder, sweep: Sweep) -> None:
         self.sweep, self._folder = sweep, folder
         self._place = folder.path / _FILE
-        self._drawn: dict[int, tuple[TrialConfig, dict[str, Any]]] = {}
+        self._draw_trial: dict[int, tuple[TrialConfig, dict[str, Any]]] = {}
         if self._place.exists():
             self._ledger = _Ledger(**json.loads(self._place.read_text()))
         else:
@@ -175,7 +175,7 @@ class SecretSearch:
 
     def _config(self, number: int) -> tuple[TrialConfig, dict[str, Any]]:
         """A random point of the space among those that the sweep admits; the same each time."""
-        if number not in self._drawn:
+        if number not in self._draw_trial:
             rng = random.Random(f"{self._ledger.key}/{number}")
             draws = (self._admitted(RandomDraw(rng)) for _ in range(_MOST_DRAWS))
             found = next(filter(None, draws), None)
@@ -184,8 +184,8 @@ class SecretSearch:
                     f"search: none of {_MOST_DRAWS} random points is a valid trial that meets "
                     f"every condition. Loosen `where`, or narrow the ranges"
                 )
-            self._drawn[number] = found
-        return self._drawn[number]
+            self._draw_trial[number] = found
+        return self._draw_trial[number]
 
     def _admitted(self, draw: RandomDraw) -> tuple[TrialConfig, dict[str, Any]] | None:
         try:

@@ -8,9 +8,9 @@ from typing import Any
 
 from dpsweep import __version__
 from dpsweep.compat import best_first
-from dpsweep.config.space.leaves import leaves
+from dpsweep.config.space.leaves import list_leaves
 from dpsweep.config.sweep import Sweep
-from dpsweep.config.trial import config_yaml
+from dpsweep.config.trial import dump_trial
 from dpsweep.core.disk import write_whole
 from dpsweep.core.types import Row
 from dpsweep.privacy.statement import NO_EPSILON, shown_plans
@@ -127,7 +127,7 @@ class TrackingWatcher:
             found += f"\n\nRepeats trial {record.confirms} with fresh noise."
         return (
             f"**Privacy.** This run by itself: {statement(record)} {_AS_A_PART}\n\n{found}\n\n"
-            f"{again(config_yaml(record.config))}"
+            f"{again(dump_trial(record.config))}"
         )
 
 
@@ -182,7 +182,7 @@ def _shown(epsilon: float | None) -> str:
 def _view(sweep: Sweep) -> str:
     """The objective, then method, learning rate and batch size, then what else is searched."""
     first = ("method.name", "optimizer.lr", "train.batch_size")
-    searched = [leaf.slot.key for leaf in leaves(sweep.space)]
+    searched = [leaf.slot.key for leaf in list_leaves(sweep.space)]
     objective = sweep.config.objective
     return best_first(
         objective.metric,

@@ -5,7 +5,7 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpsweep.config.trial import config_yaml
+from dpsweep.config.trial import dump_trial
 from dpsweep.core.errors import StateError
 from dpsweep.execution.tracking import provenance
 from dpsweep.results.confirmed import choice_words, luck
@@ -78,7 +78,7 @@ def origin_of(study: Study) -> Origin:
 
 def to_yaml(record: Record, rank: int, origin: Origin) -> str:
     """The file's text: comments that the loader ignores, then the config."""
-    return f"{header(record, rank, origin, _AGAIN)}\n{config_yaml(record.config)}"
+    return f"{header(record, rank, origin, _AGAIN)}\n{dump_trial(record.config)}"
 
 
 def header(record: Record, rank: int, origin: Origin, how: str) -> str:

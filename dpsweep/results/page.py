@@ -15,7 +15,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 from rich.table import Table
 
-from dpsweep.config.source import sweep_yaml
+from dpsweep.config.source import dump_sweep
 from dpsweep.core.errors import StateError
 from dpsweep.execution.tracking import provenance
 from dpsweep.privacy.statement import NO_EPSILON, shown_delta
@@ -77,7 +77,7 @@ def page(study: Study, drawn: dict[str, go.Figure] | None = None) -> str:
             "figures": [_figure(name, one) for name, one in drawn.items()],
             "no_figures": _why_none(study, drawn),
             "commands": _commands(study),
-            "sweep_file": sweep_yaml(study.sweep.file, study.sweep.base.tree),
+            "sweep_file": dump_sweep(study.sweep.file, study.sweep.base.tree),
             "provenance": _provenance(study),
             "version": provenance()["dpsweep.version"],
             "plotly": Markup(get_plotlyjs()),

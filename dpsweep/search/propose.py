@@ -19,7 +19,7 @@ from optuna.trial import FrozenTrial, TrialState
 from dpsweep.compat import contains, restrict_study, sobol_point
 from dpsweep.config.search import SamplerConfig
 from dpsweep.config.space.domains import Draw, Labels, Range, Slot
-from dpsweep.config.space.start_points import Given, Point
+from dpsweep.config.space.start_points import PartialFixedDraw, Point
 from dpsweep.config.sweep import Sweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError
@@ -164,7 +164,7 @@ def start_point(sweep: Sweep, place: int) -> Point:
     sweep.space.draw(sweep.base.tree, turning)
     about = []
     for point in sweep.start:
-        draw = Given(point, _Turning(place))
+        draw = PartialFixedDraw(point, _Turning(place))
         sweep.space.draw(sweep.base.tree, draw)
         if not draw.elsewhere and draw.used == set(point):
             about.append(point)
@@ -207,7 +207,7 @@ class _Turning:
         return self.turns.take(len(labels))
 
 
-class Recorded(Given):
+class Recorded(PartialFixedDraw):
     """Remembers what a point and another draw come to, in Optuna's terms.
 
     Attributes:

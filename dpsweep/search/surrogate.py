@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from dpsweep.config.space.derived import Derived
 from dpsweep.config.space.domains import Choice, Range, Space
-from dpsweep.config.space.leaves import leaves
+from dpsweep.config.space.leaves import list_leaves
 from dpsweep.config.trial import TrialConfig
 from dpsweep.search.study_view import EPSILON_KEY
 from dpsweep.search.trial_record import Record
@@ -217,7 +217,7 @@ class Surrogate:
 
 def searched_features(space: Space, records: Sequence[Record]) -> list[Feature]:
     """What varied among the trials."""
-    known = leaves(space)
+    known = list_leaves(space)
     derived = {leaf.slot.key for leaf in known if isinstance(leaf.domain, Derived)}
     log = {
         leaf.slot.key

@@ -15,7 +15,7 @@ from optuna.trial import FrozenTrial, TrialState
 from dpsweep.config.space.derived import Derived
 from dpsweep.config.space.domains import Space
 from dpsweep.config.space.points import Corner
-from dpsweep.config.space.start_points import OutsideError
+from dpsweep.config.space.start_points import OutsideSpaceError
 from dpsweep.config.sweep import Sweep
 from dpsweep.core.errors import ConfigError
 from dpsweep.search.objectives import goal_values
@@ -52,7 +52,7 @@ def experience(sweep: Sweep, earlier: Sweep, records: Iterable[Record]) -> list[
             hyperparams[EPSILON_KEY] = record.config.privacy.epsilon
         try:
             _redrawn(sweep, hyperparams)
-        except OutsideError as e:
+        except OutsideSpaceError as e:
             raise ConfigError(
                 f"{place}: trial {record.number} of sweep {earlier.name!r} is outside this space: "
                 f"{e}. Widen the range, or leave out --from"
@@ -109,5 +109,5 @@ def _redrawn(sweep: Sweep, hyperparams: dict[str, Any]) -> tuple[Recorded, dict[
     lost = [key for key in hyperparams if key not in ours]
     missing = [key for key in draw.asked if key not in hyperparams]
     if lost or missing:
-        raise OutsideError(f"{(lost or missing)[0]} is searched in one of the two alone")
+        raise OutsideSpaceError(f"{(lost or missing)[0]} is searched in one of the two alone")
     return draw, ours

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpsweep.config.source import Source, Tree, sweep_yaml
+from dpsweep.config.source import Source, Tree, dump_sweep
 from dpsweep.core.disk import private_folder, raising_disk_full, write_whole
 from dpsweep.core.errors import DiskFull, StateError
 from dpsweep.store.lease import PACE, Lease, Owner, Pace, held, owner_of
@@ -264,7 +264,7 @@ class SweepFolder:
 
     def _write_sweep(self, sweep: Source, base: Source) -> None:
         """The sweep as one file that can be launched again, for people and for tracking."""
-        (self.path / "sweep.yaml").write_text(sweep_yaml(sweep, base.tree), encoding="utf-8")
+        (self.path / "sweep.yaml").write_text(dump_sweep(sweep, base.tree), encoding="utf-8")
 
     def taken(self) -> StateError:
         """The error for launching a second sweep of this name."""

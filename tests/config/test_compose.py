@@ -7,7 +7,7 @@ import pytest
 
 from dpsweep.config.source import Source, parse_yaml
 from dpsweep.config.sweep import load_sweep
-from dpsweep.config.trial import TrialConfig, load_trial, trial_source
+from dpsweep.config.trial import TrialConfig, load_trial, resolve_trial_source
 from dpsweep.core.errors import ConfigError
 from dpsweep.filters.base import Chain
 from dpsweep.filters.iir import Iir
@@ -40,7 +40,7 @@ method:
 
 
 def source(*settings: str, text: str = TRIAL) -> Source:
-    return trial_source(parse_yaml(text, "trial.yaml"), list(settings))
+    return resolve_trial_source(parse_yaml(text, "trial.yaml"), list(settings))
 
 
 def load(*settings: str, text: str = TRIAL) -> TrialConfig:

@@ -6,7 +6,7 @@ import pytest
 
 from dpsweep.config.source import parse_yaml
 from dpsweep.config.sweep import load_sweep
-from dpsweep.config.trial import config_yaml, load_trial
+from dpsweep.config.trial import dump_trial, load_trial
 from dpsweep.core.errors import ConfigError
 from dpsweep.privacy.accounting import compose
 from dpsweep.results.export import origin_of, to_yaml
@@ -70,7 +70,7 @@ def test_the_final_run_has_the_chosen_config_its_own_noise_and_a_step_that_fits_
     assert chosen.config.optimizer.lr * noise[0] == pytest.approx(searched * noise[1], rel=1e-11)
     same = {"privacy", "optimizer"}
     assert final.config.model_dump(exclude=same) == chosen.config.model_dump(exclude=same)
-    assert load_trial(parse_yaml(config_yaml(final.config), "x")) == final.config
+    assert load_trial(parse_yaml(dump_trial(final.config), "x")) == final.config
     assert budget(final.config).epsilon > 3.5
 
 

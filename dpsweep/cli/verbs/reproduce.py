@@ -26,7 +26,7 @@ from dpsweep.app.reproduce import (
 from dpsweep.cli.say import STOPPED, console, warn
 from dpsweep.cluster.connect import cluster
 from dpsweep.cluster.nodes import check_nodes
-from dpsweep.config.source import yaml_text
+from dpsweep.config.source import dump_yaml
 from dpsweep.config.sweep import Sweep, load_sweep
 from dpsweep.core.errors import ConfigError, DpSweepError
 from dpsweep.execution.changes import check_changes
@@ -190,7 +190,7 @@ def _ready(job: Job, options: ReproduceOptions, budget: Budget) -> Sweep:
     file = options.folder / f"{job.name}.yaml"
     spec = spec_of(job, budget, options.seeds)
     head = f"# {job.cell.table}, {table(job.cell.table).source}\n"
-    file.write_text(f"{head}{yaml_text(spec)}", encoding="utf-8")
+    file.write_text(f"{head}{dump_yaml(spec)}", encoding="utf-8")
     sweep = load_sweep(file, options.settings)
     try:
         check_sweep(sweep, fetch=options.fetch)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from dpsweep.cli.say import console, warn
 from dpsweep.config.source import read_yaml
-from dpsweep.config.space.defaults import space_yaml
+from dpsweep.config.space.defaults import dump_default_space
 from dpsweep.config.sweep import SweepConfig, is_sweep, load_sweep
-from dpsweep.config.trial import TrialConfig, load_trial, trial_source
+from dpsweep.config.trial import TrialConfig, load_trial, resolve_trial_source
 from dpsweep.core.errors import ConfigError, Diverged, StateError, unknown
 from dpsweep.core.strict import Strict
 from dpsweep.core.types import Row
@@ -27,7 +27,7 @@ def check(file: Path, settings: list[str], fetch: bool) -> None:
         config, shown = sweep.reference_trial, f"{len(list(sweep.corners()))} corners of the space"
         shown += " are valid trials"
     else:
-        base = trial_source(source, settings)
+        base = resolve_trial_source(source, settings)
         config, shown = load_trial(base), "a valid trial"
         from dpsweep.training.check import check_trial
 
@@ -39,7 +39,7 @@ def check(file: Path, settings: list[str], fetch: bool) -> None:
 
 def train(file: Path, settings: list[str], out: Path | None, fetch: bool, quiet: bool) -> None:
     """Trains one config in a folder of its own, or goes on with an interrupted run there."""
-    source = trial_source(read_yaml(file), settings)
+    source = resolve_trial_source(read_yaml(file), settings)
     if is_sweep(source.tree):
         raise ConfigError(f"{file}: is a sweep, not a trial. Run it with: dpsweep launch {file}")
     config = load_trial(source)
@@ -88,7 +88,7 @@ def space(method: str) -> None:
     if method not in METHODS:
         raise unknown("method", method, METHODS, where="space")
     print(f"# {method}: paste this, or name it in a sweep file: search: {{method: default}}")
-    print(space_yaml(method))
+    print(dump_default_space(method))
 
 
 def schema(kind: str) -> None:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel
 
-from dpsweep.config.source import Path_, Source
+from dpsweep.config.source import KeyPath, Source
 from dpsweep.config.space.derived import DATA_SIZE
 from dpsweep.config.space.expression import Formula, FormulaError, Scalar, parse_formula
-from dpsweep.config.space.searched import spelled_key
+from dpsweep.config.space.searched import resolve_key_aliases
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, guess
 
@@ -35,7 +35,7 @@ class Condition:
         Raises:
             ConfigError: If it has no answer for this trial.
         """
-        values = {name: value_at(trial, name) for name in self.formula.names.values()}
+        values = {name: get_scalar(trial, name) for name in self.formula.names.values()}
         if None in values.values():
             return True
         try:
@@ -51,31 +51,33 @@ def read_conditions(file: Source, written: str | list[str]) -> tuple[Condition, 
     Raises:
         ConfigError: If one cannot be read.
     """
-    listed: list[tuple[Path_, str]] = [(("where", i), text) for i, text in enumerate(written)]
+    listed: list[tuple[KeyPath, str]] = [(("where", i), text) for i, text in enumerate(written)]
     if isinstance(written, str):
         listed = [(("where",), written)] if written else []
     found = []
     for path, text in listed:
         try:
-            found.append(Condition(parse_formula(text).spelled(spelled_key), file.at(path)))
+            found.append(
+                Condition(parse_formula(text).resolve_aliases(resolve_key_aliases), file.at(path))
+            )
         except FormulaError as e:
             raise ConfigError(f"{file.at(path)}: {e}") from e
     return tuple(found)
 
 
-def check_names(conditions: Iterable[Condition], trials: list[TrialConfig]) -> None:
+def check_condition_keys(conditions: Iterable[Condition], trials: list[TrialConfig]) -> None:
     """Raises ConfigError for a key that none of the trials, one a corner, has a value for."""
     for condition in conditions:
         for typed, name in condition.formula.names.items():
-            if all(value_at(trial, name) is None for trial in trials):
-                known = {DATA_SIZE, *(key for trial in trials for key, _ in _leaves(trial))}
+            if all(get_scalar(trial, name) is None for trial in trials):
+                known = {DATA_SIZE, *(key for trial in trials for key, _ in _iter_scalars(trial))}
                 raise ConfigError(
                     f"{condition.place}: unknown key {typed!r}, or one that has no value in any "
                     f"trial.{guess(name, known)}"
                 )
 
 
-def value_at(trial: TrialConfig, key: str) -> Scalar | None:
+def get_scalar(trial: TrialConfig, key: str) -> Scalar | None:
     """The number or text at a dotted key; None if this trial has none."""
     if key == DATA_SIZE:
         return trial.data.num_examples
@@ -86,11 +88,11 @@ def value_at(trial: TrialConfig, key: str) -> Scalar | None:
     return found if isinstance(found, int | float | str | bool) else None
 
 
-def _leaves(config: BaseModel, prefix: str = "") -> Iterator[tuple[str, Scalar]]:
+def _iter_scalars(config: BaseModel, prefix: str = "") -> Iterator[tuple[str, Scalar]]:
     """Dotted keys of the numbers and texts in a config."""
     for name in type(config).model_fields:
         value = getattr(config, name)
         if isinstance(value, BaseModel):
-            yield from _leaves(value, f"{prefix}{name}.")
+            yield from _iter_scalars(value, f"{prefix}{name}.")
         elif isinstance(value, int | float | str | bool):
             yield f"{prefix}{name}", value

@@ -30,7 +30,7 @@ class Corner:
         return [Corner({name: i}) for name, size in self.sizes.items() for i in range(1, size)]
 
 
-def walk(draw: Callable[[Corner], Drawn]) -> Iterator[Drawn]:
+def walk_corners(draw: Callable[[Corner], Drawn]) -> Iterator[Drawn]:
     """What is drawn at every end and option, one at a time, the rest at their first."""
     seen = Corner()
     yield draw(seen)

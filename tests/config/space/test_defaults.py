@@ -5,7 +5,7 @@ import yaml
 from typer.testing import CliRunner
 
 from dpsweep.cli import app
-from dpsweep.config.space.defaults import space_of, space_yaml
+from dpsweep.config.space.defaults import dump_default_space, get_default_space
 from dpsweep.config.space.domains import OneOf
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import ConfigError
@@ -42,20 +42,20 @@ def sweep_of(tmp_path):
 @pytest.mark.parametrize("method", METHODS)
 def test_default_space_of_every_method_is_valid_in_all_its_corners(sweep_of, method):
     sweep = sweep_of({"method": "default"}, method)
-    assert {".".join(path) for path in sweep.space.domains} == set(space_of(method))
+    assert {".".join(path) for path in sweep.space.domains} == set(get_default_space(method))
     assert all(trial.method.name == method for trial in [*sweep.corners(), *sweep.samples(20)])
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_what_is_printed_can_be_pasted(sweep_of, method):
-    pasted = yaml.safe_load(space_yaml(method))["search"]
+    pasted = yaml.safe_load(dump_default_space(method))["search"]
     assert sweep_of(pasted, method).space == sweep_of({"method": "default"}, method).space
 
 
 def test_a_key_beside_a_default_space_overrides_it(sweep_of):
     sweep = sweep_of({"method": "default", "method.kappa": {"uniform": [0.5, 0.6]}}, "disk")
     assert all(0.5 <= trial.method.kappa <= 0.6 for trial in sweep.samples(20))
-    assert len(sweep.space.domains) == len(space_of("disk"))
+    assert len(sweep.space.domains) == len(get_default_space("disk"))
 
 
 def test_all_methods_take_turns_each_in_its_own_space(sweep_of):
@@ -112,7 +112,7 @@ def test_mistakes_name_the_place(sweep_of, search, method, message):
 
 def test_the_verb_prints_what_a_sweep_file_takes():
     out = CliRunner().invoke(app, ["space", "fftkf"]).output
-    assert yaml.safe_load(out)["search"] == dict(space_of("fftkf"))
+    assert yaml.safe_load(out)["search"] == dict(get_default_space("fftkf"))
 
 
 def test_a_key_beside_a_top_level_choice_is_searched_in_all_its_mappings(sweep_of):

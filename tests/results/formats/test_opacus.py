@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from dpsweep.config.source import read_yaml
-from dpsweep.config.trial import load_trial, trial_source
+from dpsweep.config.trial import load_trial, resolve_trial_source
 from dpsweep.core.errors import ConfigError
 from dpsweep.results.formats.opacus import to_opacus
 from dpsweep.training.budget import budget
@@ -27,7 +27,7 @@ REFUSED = {
 
 def trial(*settings):
     base = read_yaml("configs/digits_cnn.yaml")
-    return load_trial(trial_source(base, ["method={name: dp_sgd}", *settings]))
+    return load_trial(resolve_trial_source(base, ["method={name: dp_sgd}", *settings]))
 
 
 def constant(script, name):
