@@ -35,8 +35,8 @@ from dpsweep.results.pareto import nothing_completed, nothing_to_show
 from dpsweep.results.register import Registered, register_best
 from dpsweep.search.charge import run_of, statement
 from dpsweep.search.trial_record import Record
-from dpsweep.store.state_dir import State, SweepFolder
-from dpsweep.store.storage import moved_to, named
+from dpsweep.store.state_dir import StateFolder, SweepFolder
+from dpsweep.store.storage import resolve_moved_uri, resolve_storage_uri
 from dpsweep.store.study import Study, open_study
 from dpsweep.training.trial_dir import TrialDir
 
@@ -91,7 +91,7 @@ def launch(
     dpsweep.core.errors.ConfigError: nobody.yaml: no such file. Check the path, or ...
     """
     sweep = _sweep(spec, [*settings, *([f"name={name}"] if name else [])])
-    place = Place(_state(state), address, tracking_uri, named(storage))
+    place = Place(_state(state), address, tracking_uri, resolve_storage_uri(storage))
     outcome = orchestrator.launch(
         sweep, place, _screen(quiet=quiet), out=None if out is None else Path(out), fetch=download
     )
@@ -142,7 +142,7 @@ def open(name: str, *, state: str | Path | None = None, storage: str | None = No
         StateError: If there is none of this name.
     """
     where, short = _state(state).part(name)
-    study = open_study(short, where, moved_to(storage))
+    study = open_study(short, where, resolve_moved_uri(storage))
     return OpenSweep(study, where.sweep(short), where)
 
 
@@ -152,7 +152,7 @@ class OpenSweep:
 
     _study: Study
     _folder: SweepFolder
-    _state: State
+    _state: StateFolder
 
     @property
     def name(self) -> str:
@@ -303,8 +303,8 @@ def _plain(value: object) -> object:
     raise TypeError(f"{value!r} is of type {type(value).__name__}")
 
 
-def _state(folder: str | Path | None) -> State:
-    return State.at(None if folder is None else str(folder))
+def _state(folder: str | Path | None) -> StateFolder:
+    return StateFolder.at(None if folder is None else str(folder))
 
 
 def _screen(*, quiet: bool) -> Screen:
@@ -319,7 +319,7 @@ def _screen(*, quiet: bool) -> Screen:
     return Screen(console, _warn, lambda folder: f"dpsweep.resume({folder.called!r})")
 
 
-def _opened(outcome: Outcome, state: State, *, quiet: bool) -> OpenSweep:
+def _opened(outcome: Outcome, state: StateFolder, *, quiet: bool) -> OpenSweep:
     """The sweep that has just run, once its result is printed.
 
     Raises:

@@ -30,7 +30,7 @@ from dpsweep.results.ranking import standings, verdict
 from dpsweep.search.charge import statement
 from dpsweep.search.trial_record import Record
 from dpsweep.search.warm_start import experience
-from dpsweep.store.state_dir import State, SweepFolder
+from dpsweep.store.state_dir import StateFolder, SweepFolder
 from dpsweep.store.study import Study, open_study
 from dpsweep.tracking.tracker import Facts
 from dpsweep.training.check import check_sweep
@@ -54,7 +54,7 @@ class Place:
         storage: Of the study; None for a file in the state folder.
     """
 
-    state: State
+    state: StateFolder
     address: str | None = None
     tracking_uri: str | None = None
     storage: str | None = None

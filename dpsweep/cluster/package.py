@@ -19,7 +19,7 @@ from dpsweep.config.sweep import Sweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.disk import shown_bytes
 from dpsweep.core.errors import ConfigError
-from dpsweep.store.state_dir import State
+from dpsweep.store.state_dir import StateFolder
 
 MOST_BYTES = 100 * 1000**2
 """Of all that is sent, unpacked; Ray keeps it in the memory of the cluster's head."""
@@ -189,13 +189,13 @@ def _kept_apart(trial: TrialConfig, state: str | None, code: Sequence[Path]) -> 
     Raises:
         ConfigError: If code lies in one of them.
     """
-    owned = {"the state folder": State.at(None).common.resolve()}
+    owned = {"the state folder": StateFolder.at(None).common.resolve()}
     if state:
         owned["--state"] = Path(state).expanduser().resolve()
     if trial.data.place:
         owned["data.root"] = trial.data.place.resolve()
     for what, place in owned.items():
-        if what != "data.root" and State(place).owner is None:
+        if what != "data.root" and StateFolder(place).owner is None:
             continue  # nobody has launched there: it may be any folder, such as the home
         for folder in code:
             if folder.is_relative_to(place):

@@ -35,11 +35,11 @@ from dpsweep.execution.worker import run_trial
 from dpsweep.store.lease import Lease
 from dpsweep.store.owner import whoami
 from dpsweep.store.retention import BestWeights
-from dpsweep.store.state_dir import State, SweepFolder
-from dpsweep.store.storage import study_name
-from dpsweep.store.study import Study, open_study, stored_sweep
+from dpsweep.store.state_dir import StateFolder, SweepFolder
+from dpsweep.store.storage import choose_study_name
+from dpsweep.store.study import Study, open_study, read_stored_sweep
 from dpsweep.tracking.mlflow import MlflowSink
-from dpsweep.tracking.server import is_server, with_driver
+from dpsweep.tracking.server import add_driver, is_server
 from dpsweep.tracking.tracker import Tracker
 from dpsweep.training.trial_dir import TrialDir
 
@@ -149,7 +149,7 @@ class Session:
 
 @contextlib.contextmanager
 def new_session(
-    sweep: Sweep, state: State, tracking_uri: str | None, storage_uri: str | None = None
+    sweep: Sweep, state: StateFolder, tracking_uri: str | None, storage_uri: str | None = None
 ) -> Iterator[Session]:
     """A sweep that was never launched; its folder and study are made here.
 
@@ -161,8 +161,8 @@ def new_session(
     concurrency(sweep.config.resources, _nodes())
     data = _fingerprint(sweep)
     folder, owner = state.sweep(sweep.name), whoami()
-    called = study_name(storage_uri, sweep.name, owner)
-    tracking_uri = with_driver(tracking_uri) if tracking_uri else None
+    called = choose_study_name(storage_uri, sweep.name, owner)
+    tracking_uri = add_driver(tracking_uri) if tracking_uri else None
     folder.create(sweep.file, sweep.base, tracking_uri, storage_uri, called)
     with folder.lease() as lease:
         try:
@@ -180,7 +180,7 @@ def new_session(
 @contextlib.contextmanager
 def old_session(
     name: str,
-    state: State,
+    state: StateFolder,
     storage_uri: str | None = None,
     file: Sweep | None = None,
     *,
@@ -204,11 +204,11 @@ def old_session(
     folder.stored()
     with folder.lease(wait_seconds=wait_seconds) as lease:
         uri = storage_uri or folder.storage_uri
-        study = Study.open(uri, stored_sweep(name, state), folder.id, name=folder.study)
+        study = Study.open(uri, read_stored_sweep(name, state), folder.id, name=folder.study)
         study.note_plan()  # as it was launched: earlier versions noted none
         if file:
             check_changes(folder, file, accepted=accept)
-            study.sweep = stored_sweep(name, state)
+            study.sweep = read_stored_sweep(name, state)
             study.note_plan()
         sweep = study.sweep
         folder.check_data(_fingerprint(sweep))
@@ -219,11 +219,13 @@ def old_session(
 
 
 @contextlib.contextmanager
-def _session(sweep: Sweep, state: State, study: Study, lease: Lease) -> Iterator[Session]:
+def _session(sweep: Sweep, state: StateFolder, study: Study, lease: Lease) -> Iterator[Session]:
     folder = state.sweep(sweep.name)
     uri = folder.tracking_uri
     artifacts = None if uri and is_server(uri) else state.artifacts / sweep.name
-    sink = MlflowSink(uri or state.tracking_uri, sweep.name, folder.id, artifacts, folder.whose)
+    sink = MlflowSink(
+        uri or state.tracking_uri, sweep.name, folder.id, artifacts, folder.owner_name
+    )
     session = Session(sweep, folder, study, Tracker(folder.path, sink), lease)
     try:
         yield session

@@ -23,8 +23,8 @@ from dpsweep.privacy.ways import USUAL_SHARE, Ways, ways_to_spend
 from dpsweep.search.charge import runs_statement
 from dpsweep.store.filesystem import check_local
 from dpsweep.store.owner import whoami
-from dpsweep.store.state_dir import State
-from dpsweep.tracking.server import is_server, refuse_password, with_driver, without_password
+from dpsweep.store.state_dir import StateFolder
+from dpsweep.tracking.server import add_driver, is_server, redact_password, refuse_password
 from dpsweep.training.assemble import assemble, initial
 from dpsweep.training.budget import Budget, budget, statement_of_trial
 from dpsweep.training.evaluate import evaluate
@@ -40,7 +40,7 @@ _REPORT_SECONDS = 0.03
 
 
 def check_services(
-    sweep: Sweep, state: State, tracking_uri: str | None, storage_uri: str | None = None
+    sweep: Sweep, state: StateFolder, tracking_uri: str | None, storage_uri: str | None = None
 ) -> None:
     """Raises if the state cannot be written or has no space, the name is taken or a server away."""
     from dpsweep.store.storage import check_storage
@@ -50,7 +50,7 @@ def check_services(
     refuse_password("--tracking-uri", tracking_uri, PASSWORDS)
     state.check_writable()
     if state.sweep(sweep.name).path.exists():
-        raise state.sweep(sweep.name).taken()
+        raise state.sweep(sweep.name).make_name_taken_error()
     check_files(state, tracking_uri, storage_uri)
     _check_apart(tracking_uri, storage_uri)
     check_space(sweep, state.root)
@@ -60,7 +60,7 @@ def check_services(
         check_reachable(tracking_uri)
 
 
-def check_files(state: State, tracking_uri: str | None, storage_uri: str | None) -> None:
+def check_files(state: StateFolder, tracking_uri: str | None, storage_uri: str | None) -> None:
     """Raises StateError if a SQLite file that is to be used lies where machines share it."""
     local = "Name a folder on a disk of this machine with --state FOLDER, or a server with"
     server = "--storage postgresql://USER@HOST/DATABASE"
@@ -82,14 +82,14 @@ def _check_apart(tracking_uri: str | None, storage_uri: str | None) -> None:
     """
     if not tracking_uri or not storage_uri or is_server(tracking_uri):
         return
-    tracking, storage = make_url(with_driver(tracking_uri)), make_url(with_driver(storage_uri))
+    tracking, storage = make_url(add_driver(tracking_uri)), make_url(add_driver(storage_uri))
     if (tracking.host, tracking.port, tracking.database) == (
         storage.host,
         storage.port,
         storage.database,
     ):
         raise ConfigError(
-            f"--tracking-uri {without_password(tracking_uri)}: is the study's database as well "
+            f"--tracking-uri {redact_password(tracking_uri)}: is the study's database as well "
             f"(--storage), and MLflow needs one of its own. Make it with: createdb mlflow"
         )
 

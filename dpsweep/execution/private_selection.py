@@ -150,7 +150,7 @@ class SecretSearch:
         """Tells the study who won, as its one trial, and forgets how it came about."""
         winner, first = self._ledger.winner, self._folder.trial_dir(0)
         if any(self._ledger.dispatched.values()):
-            study.note_void()
+            study.note_test_secret()
         if study.num_asked() == 0 and winner is None:
             study.add_failed()
         elif study.num_asked() == 0 and winner is not None:

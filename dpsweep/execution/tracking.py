@@ -18,7 +18,7 @@ from dpsweep.search.charge import statement
 from dpsweep.search.study_view import EPSILON_KEY
 from dpsweep.search.trial_record import Record
 from dpsweep.store.state_dir import SweepFolder
-from dpsweep.store.statement import statement_of
+from dpsweep.store.statement import describe_search_privacy
 from dpsweep.store.study import Study
 from dpsweep.tracking.tracker import Facts, Status, Tracker
 from dpsweep.training.trial_dir import TrialDir
@@ -79,7 +79,7 @@ class TrackingWatcher:
             "privacy.scope": trial.privacy.scope,
         }
         self._num_stated, self._void_stated = study.num_planned, study.is_void
-        words = statement_of(study, planned=True)
+        words = describe_search_privacy(study, planned=True)
         write_whole(self._folder.path / "privacy.md", f"{words}\n".encode())
         tags = provenance() | _sweep_tags(sweep) | void_tags(study)
         tags |= {"dpsweep.complete": "false", STATEMENT: words}

@@ -12,7 +12,7 @@ from dpsweep.results.confirmed import choice_words, luck
 from dpsweep.search.charge import statement
 from dpsweep.search.confirmation import Confirmation
 from dpsweep.search.trial_record import Record
-from dpsweep.store.statement import statement_of
+from dpsweep.store.statement import describe_search_privacy
 from dpsweep.store.study import Study
 
 _MARK = "# dpsweep export"
@@ -67,7 +67,7 @@ def origin_of(study: Study) -> Origin:
         sweep=study.sweep.name,
         metric=study.sweep.config.objective.metric,
         num_trials=sum(record.confirms is None for record in records),
-        search_words=statement_of(study),
+        search_words=describe_search_privacy(study),
         confirmed=study.confirmed(),
         is_private_selection=study.sweep.is_private_selection,
         confirming=study.sweep.config.confirm is not None,

@@ -151,7 +151,7 @@ def _arm(
         repeats=repeats,
         num_failed=confirmed[best.number].num_failed if best and best.number in confirmed else 0,
         num_confirmed=len(confirmed),
-        shares={i.key: i.share for i in importances(study.among({r.number for r in trials}))},
+        shares={i.key: i.share for i in importances(study.restrict_to({r.number for r in trials}))},
         remarks=remarks,
     )
 

@@ -15,9 +15,9 @@ from dpsweep.results.pareto import nothing_to_show, winners
 from dpsweep.search.charge import run_of, statement
 from dpsweep.search.study_view import EPSILON_KEY
 from dpsweep.search.trial_record import Record
-from dpsweep.store.state_dir import State, SweepFolder
+from dpsweep.store.state_dir import StateFolder, SweepFolder
 from dpsweep.store.study import Study
-from dpsweep.tracking.registry import Entry, Version, check_names, register
+from dpsweep.tracking.registry import ModelEntry, Version, check_registry_names, register_model
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Registered:
 def register_best(
     study: Study,
     folder: SweepFolder,
-    state: State,
+    state: StateFolder,
     name: str,
     *,
     alias: str = "champion",
@@ -55,7 +55,7 @@ def register_best(
         StateError: If the sweep is not finished or void, or its weights or its run are not there.
         ConnectionRefused: If the tracking server does not answer.
     """
-    check_names(name, alias)
+    check_registry_names(name, alias)
     sweep = study.sweep.name
     if not study.is_finished():
         raise StateError(
@@ -129,8 +129,8 @@ def _one(
     kind = torch.uint8 if data.features is None else torch.float32
     example = torch.zeros(2, *data.spec.shape, dtype=kind)
     trial = f"{origin.sweep}/{record.number}"
-    entry = Entry(name, alias, folder.id, trial, _note(winner), _tags(record, void=void))
-    found = register(uri, entry, model, example)
+    entry = ModelEntry(name, alias, folder.id, trial, _note(winner), _tags(record, void=void))
+    found = register_model(uri, entry, model, example)
     return Registered(
         name, found.version, record.number, f"models:/{name}@{alias}", _words(found, alias)
     )

@@ -20,7 +20,7 @@ from dpsweep.results.tables import (
     shown_budgets,
 )
 from dpsweep.search.trial_record import Record
-from dpsweep.store.lease import Owner
+from dpsweep.store.lease import LeaseHolder
 from dpsweep.store.study import Study
 
 _LAST = 5
@@ -36,9 +36,11 @@ class Watch:
         console: Where it is shown.
     """
 
-    def __init__(self, study: Study, owner: Callable[[], Owner | None], console: Console) -> None:
+    def __init__(
+        self, study: Study, owner: Callable[[], LeaseHolder | None], console: Console
+    ) -> None:
         self.console = console
-        self.driver: Owner | None = None
+        self.driver: LeaseHolder | None = None
         self._study, self._owner = study, owner
         self._records: list[Record] = []
         self._best: Record | None = None

@@ -4,7 +4,7 @@ from dpsweep.search.charge import run_of, runs_statement
 from dpsweep.store.study import Study
 
 
-def statement_of(study: Study, *, planned: bool = False) -> str:
+def describe_search_privacy(study: Study, *, planned: bool = False) -> str:
     """The privacy statement of a study's search, with all that stands behind its figure.
 
     Args:
@@ -20,10 +20,12 @@ def statement_of(study: Study, *, planned: bool = False) -> str:
         plans=study.plans,
         ahead=study.num_planned if planned else None,
     )
-    return " ".join(filter(None, [promise, study.sweep.config.pruner.words, _inherited(study)]))
+    return " ".join(
+        filter(None, [promise, study.sweep.config.pruner.words, _describe_warm_start(study)])
+    )
 
 
-def _inherited(study: Study) -> str:
+def _describe_warm_start(study: Study) -> str:
     """What an earlier sweep that was learned from adds to the statement."""
     warm = study.warm_start
     if warm is None or not study.sweep.config.sampler.learns:

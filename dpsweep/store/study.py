@@ -36,9 +36,15 @@ from dpsweep.search.objectives import front, goal_values
 from dpsweep.search.propose import propose
 from dpsweep.search.trial_record import DISPATCHED, Record, attributes, record_of
 from dpsweep.search.warm_start import experience, history
-from dpsweep.store.retry import repeated
-from dpsweep.store.state_dir import State
-from dpsweep.store.storage import FOLDER, OWNER, check_mine, open_storage, taken
+from dpsweep.store.retry import retry_if_interrupted
+from dpsweep.store.state_dir import StateFolder
+from dpsweep.store.storage import (
+    FOLDER,
+    OWNER,
+    check_study_owner,
+    make_study_taken_error,
+    open_storage,
+)
 
 Curve = tuple[tuple[int, float], ...]
 """(epoch, objective) at each report, by epoch."""
@@ -95,7 +101,7 @@ class Study:
                 directions=sweep.config.objective.directions,
             )
         except optuna.exceptions.DuplicatedStudyError as e:
-            raise taken(name or sweep.name, storage_uri) from e
+            raise make_study_taken_error(name or sweep.name, storage_uri) from e
         if folder_id:
             study.set_user_attr(FOLDER, folder_id)
         if owner:
@@ -129,19 +135,19 @@ class Study:
                 f"anew"
             ) from e
         if folder_id:
-            check_mine(study, folder_id, storage_uri)
+            check_study_owner(study, folder_id, storage_uri)
         return cls(study, sweep)
 
     def stored_trials(self) -> list[FrozenTrial]:
         """Every trial as Optuna stores it, by number, to read."""
         return self._study.get_trials(deepcopy=False)
 
-    def among(self, numbers: Collection[int]) -> "Study":
+    def restrict_to(self, numbers: Collection[int]) -> "Study":
         """The study with the numbered trials alone, to read: one method's, say, at one epsilon."""
         seen = [trial for trial in self.stored_trials() if trial.number in numbers]
         return Study(restrict_study(self._study, seen), self.sweep)
 
-    @repeated
+    @retry_if_interrupted
     def records(self) -> list[Record]:
         """All trials that have a config, by number."""
         trials = self.stored_trials()
@@ -151,12 +157,12 @@ class Study:
             replace(r, expected=expected[r.number]) if r.number in expected else r for r in found
         ]
 
-    @repeated
+    @retry_if_interrupted
     def record(self, number: int) -> Record:
         """One trial."""
-        return self._record(self._frozen(number))
+        return self._record(self._get_frozen_trial(number))
 
-    @repeated
+    @retry_if_interrupted
     def num_asked(self) -> int:
         """Trials of the search asked for so far, whatever became of them."""
         return sum("confirms" not in trial.user_attrs for trial in self.stored_trials())
@@ -175,7 +181,7 @@ class Study:
         left = self.num_to_ask() + self.num_to_confirm()
         return max(self.sweep.num_runs, len(self.records()) + left)
 
-    @repeated
+    @retry_if_interrupted
     def note_plan(self) -> None:
         """Notes how many runs the sweep plans, and how many had begun, if that changed.
 
@@ -199,7 +205,7 @@ class Study:
     def _num_left(self) -> int:
         return max(0, self.sweep.config.budget.trials - self.num_asked())
 
-    @repeated
+    @retry_if_interrupted
     def _has_ended(self) -> bool:
         """True if repeats of the best began before all trials of this budget were asked for.
 
@@ -219,16 +225,16 @@ class Study:
         elif config is None:
             left = 1 if self._chosen_for_final(records) else 0
         else:
-            left = sum(lacking(self._ranking(records), self._repeats(), config).values())
+            left = sum(lacking(self._ranking(records), self._list_repeats(), config).values())
         return min(left, self._num_affordable())
 
     def is_finished(self) -> bool:
         """True if nothing is left to run; a private selection is told in one piece at its end."""
         if self.sweep.is_private_selection:
             return self.num_asked() > 0
-        return not (self.running() or self.num_to_ask() or self._to_confirm())
+        return not (self.running() or self.num_to_ask() or self._choose_next_repeat())
 
-    @repeated
+    @retry_if_interrupted
     def running(self) -> list[int]:
         """Numbers of the trials that were asked for and not told."""
         states = (TrialState.RUNNING, TrialState.WAITING)
@@ -281,13 +287,13 @@ class Study:
         if self._has_second_part and self.num_to_ask():
             self._study.set_user_attr(_ENDED, self.sweep.config.budget.trials)
         self.choose()
-        chosen = self._to_confirm()
+        chosen = self._choose_next_repeat()
         if chosen is None:
             return None
         if self.sweep.config.confirm is None:
             config, kind = self.sweep.final(chosen.config), {"final": True}
         else:
-            config, kind = repeat_of(chosen, self._repeats()), {}
+            config, kind = repeat_of(chosen, self._list_repeats()), {}
         repeat = optuna.trial.create_trial(
             state=TrialState.RUNNING,
             user_attrs=attributes(config, chosen.hyperparams, confirms=chosen.number, **kind),
@@ -299,14 +305,14 @@ class Study:
         """True if runs follow the search: repeats of the best, or a final run."""
         return self.sweep.config.confirm is not None or self.sweep.explores
 
-    def _to_confirm(self) -> Record | None:
+    def _choose_next_repeat(self) -> Record | None:
         """Whose config is to be repeated next, or trained finally."""
         config, records = self.sweep.config.confirm, self.records()
         if not self._has_second_part or not self._num_affordable():
             return None
         if config is None:
             return self._chosen_for_final(records)
-        return missing(self._ranking(records), self._repeats(), config)
+        return missing(self._ranking(records), self._list_repeats(), config)
 
     def _chosen_for_final(self, records: list[Record]) -> Record | None:
         """The exploring trial whose config the final run gets; None once that run was asked for.
@@ -317,7 +323,7 @@ class Study:
             return None
         return next(iter(self._ranking(records)), None)
 
-    def _repeats(self) -> list[Record]:
+    def _list_repeats(self) -> list[Record]:
         return [record for record in self.records() if record.confirms is not None]
 
     def _num_affordable(self) -> int:
@@ -351,14 +357,14 @@ class Study:
         """Stores a trial of which nothing is known but that it did not come to a result."""
         return self._add(optuna.trial.create_trial(state=TrialState.FAIL)).number
 
-    @repeated
+    @retry_if_interrupted
     def dispatch(self, record: Record, *, void: bool) -> Record:
         """Notes that a trial's secret exists, and what the trial is charged.
 
         From now on its secret must never be drawn again, and it has spent its whole length.
         """
         if void:
-            self.note_void()
+            self.note_test_secret()
         charged = ledger_entry(record.config)
         self._storage.set_trial_user_attr(
             self._trial_id(record.number),
@@ -367,7 +373,7 @@ class Study:
         )
         return replace(record, void=void, dispatched=True, charged=charged)
 
-    def note_void(self) -> None:
+    def note_test_secret(self) -> None:
         """Notes that a trial used a test secret: no statement on the search holds any more."""
         self._study.set_user_attr(_VOID, True)
 
@@ -377,10 +383,10 @@ class Study:
         warm = self.warm_start or {}
         return bool(self._study.user_attrs.get(_VOID)) or bool(warm.get("void"))
 
-    @repeated
+    @retry_if_interrupted
     def report(self, number: int, row: Row) -> bool:
         """Stores a trial's report. False if the study knows a later one, or that it ended."""
-        frozen = self._frozen(number)
+        frozen = self._get_frozen_trial(number)
         known = frozen.user_attrs.get("row")
         if frozen.state.is_finished() or (known and row["epoch"] < known["epoch"]):
             return False
@@ -391,18 +397,18 @@ class Study:
         self._storage.set_trial_user_attr(trial_id, "row", row)
         return True
 
-    @repeated
+    @retry_if_interrupted
     def should_prune(self, number: int) -> bool:
         """True if the trial does too badly to go on. A repeat goes on: its mean is to be fair."""
-        frozen = self._frozen(number)
+        frozen = self._get_frozen_trial(number)
         if "confirms" in frozen.user_attrs:
             return False
         return self._study.pruner.prune(self._study, frozen)
 
-    @repeated
+    @retry_if_interrupted
     def tell(self, number: int, end: TrialEnd, *, reason: str | None = None) -> Record:
         """Ends a trial. A complete one without a finite objective counts as failed."""
-        frozen = self._frozen(number)
+        frozen = self._get_frozen_trial(number)
         if frozen.state.is_finished():
             return self._record(frozen)
         record, objective = self._record(frozen), self.sweep.config.objective
@@ -417,7 +423,7 @@ class Study:
         )
         return self.record(number)
 
-    @repeated
+    @retry_if_interrupted
     def choose(self) -> None:
         """Computes and notes by what the best config is chosen; to be called when the search ends.
 
@@ -471,7 +477,7 @@ class Study:
         trial_id = self._storage.create_new_trial(study_id(self._study), trial)
         return self._storage.get_trial(trial_id)
 
-    def _frozen(self, number: int) -> FrozenTrial:
+    def _get_frozen_trial(self, number: int) -> FrozenTrial:
         """One trial, at a cost that does not grow with the study."""
         return self._storage.get_trial(self._trial_id(number))
 
@@ -493,7 +499,7 @@ def _complete(records: Sequence[Record]) -> list[int]:
     return [r.number for r in records if r.state == "complete" and r.confirms is None]
 
 
-def stored_sweep(name: str, state: State) -> Sweep:
+def read_stored_sweep(name: str, state: StateFolder) -> Sweep:
     """The sweep as it was launched.
 
     Raises:
@@ -503,7 +509,7 @@ def stored_sweep(name: str, state: State) -> Sweep:
     return build_sweep(file, base)
 
 
-def open_study(name: str, state: State, storage_uri: str | None = None) -> Study:
+def open_study(name: str, state: StateFolder, storage_uri: str | None = None) -> Study:
     """The study of a sweep, to read; driven by another process or by none.
 
     Args:
@@ -512,5 +518,5 @@ def open_study(name: str, state: State, storage_uri: str | None = None) -> Study
         storage_uri: Where its study is now, if not where it was launched.
     """
     folder = state.sweep(name)
-    sweep = stored_sweep(name, state)
+    sweep = read_stored_sweep(name, state)
     return Study.open(storage_uri or folder.storage_uri, sweep, folder.id, name=folder.study)

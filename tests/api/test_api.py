@@ -124,10 +124,10 @@ def test_what_a_sweep_found(make_sweep, tmp_path):
 
 
 def test_a_sweep_without_a_result_says_so(tmp_path, sweep_file):
-    from dpsweep.store.state_dir import State
+    from dpsweep.store.state_dir import StateFolder
     from dpsweep.store.study import Study
 
-    state, sweep = State.at(str(tmp_path / "state")), load_sweep(sweep_file)
+    state, sweep = StateFolder.at(str(tmp_path / "state")), load_sweep(sweep_file)
     folder = state.sweep(sweep.name)
     folder.create(sweep.file, sweep.base, None)
     Study.create(folder.storage_uri, sweep, folder.id)

@@ -6,13 +6,13 @@ import yaml
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import StateError
 from dpsweep.execution.changes import changes, check_changes
-from dpsweep.store.state_dir import State
-from dpsweep.store.study import stored_sweep
+from dpsweep.store.state_dir import StateFolder
+from dpsweep.store.study import read_stored_sweep
 
 
 @pytest.fixture
 def state(tmp_path):
-    return State(tmp_path / "state")
+    return StateFolder(tmp_path / "state")
 
 
 @pytest.fixture
@@ -83,7 +83,9 @@ def test_one_harmful_change_among_harmless_ones_is_named_and_nothing_is_taken(la
     changed = load_sweep(sweep_file, ["budget.trials=9", "sampler.name=tpe"])
     with pytest.raises(StateError, match=r"\)\. sampler\.name cannot change"):
         check_changes(folder, changed, accepted=True)
-    assert stored_sweep("tiny", State(folder.path.parent.parent)).config.budget.trials == 2
+    assert (
+        read_stored_sweep("tiny", StateFolder(folder.path.parent.parent)).config.budget.trials == 2
+    )
 
 
 SHARED = [
@@ -126,7 +128,7 @@ def test_a_shared_budget_cannot_be_left_by_changing_the_scope_as_well(launched, 
 
 def launched_as(folder, name, sweep_file, *settings):
     sweep = load_sweep(sweep_file, [f"name={name}", *settings])
-    made = State(folder.path.parent.parent).sweep(name)
+    made = StateFolder(folder.path.parent.parent).sweep(name)
     made.create(sweep.file, sweep.base, None)
     return made
 
@@ -182,7 +184,7 @@ def test_a_later_resume_by_name_goes_on_with_what_was_accepted(launched, sweep_f
     identity = folder.id
     sweep = load_sweep(sweep_file, ["budget.trials=9", "keep_weights=1"])
     check_changes(folder, sweep, accepted=True)
-    known = stored_sweep("tiny", state)
+    known = read_stored_sweep("tiny", state)
     assert (known.config.budget.trials, known.config.keep_weights) == (9, 1)
     assert known.config == sweep.config
     assert folder.id == identity, "its runs on the tracking server are still its own"

@@ -10,7 +10,7 @@ from dpsweep.execution import disk_use
 from dpsweep.execution import preflight as check
 from dpsweep.execution.disk_use import check_space, checkpoint_bytes, disk_needed, weight_bytes
 from dpsweep.store import filesystem as mounts
-from dpsweep.store.state_dir import State
+from dpsweep.store.state_dir import StateFolder
 from dpsweep.training.assemble import assemble, initial
 
 
@@ -46,7 +46,7 @@ def test_too_little_room_is_refused_with_both_numbers(sweep_file, tmp_path, monk
     ):
         check_space(sweep, tmp_path, 1)
     with pytest.raises(DiskFull):
-        check.check_services(sweep, State(tmp_path / "state"), None)
+        check.check_services(sweep, StateFolder(tmp_path / "state"), None)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_database_file_is_refused_where_machines_share_it(
     listing.write_text(f"server:/x {place} nfs4 rw 0 0\n")
     monkeypatch.setattr(mounts, "MOUNTS", listing)
     storage = storage and storage.replace("/{}", str(place))
-    state = State(tmp_path / "state")
+    state = StateFolder(tmp_path / "state")
     with pytest.raises(StateError, match=what):
         check.check_files(state, tracking, storage)
     check.check_files(state, "http://h:5000", "postgresql+psycopg://h/db")

@@ -15,8 +15,8 @@ from dpsweep.execution import driver as place
 from dpsweep.execution.driver import WORKER_DEATHS, Driver
 from dpsweep.execution.failures import memory_notes, note_begin, note_memory
 from dpsweep.search.charge import run_of
-from dpsweep.store.lease import Pace
-from dpsweep.store.state_dir import State
+from dpsweep.store.lease import LeaseTiming
+from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.study import Study
 from dpsweep.training.loop import Paused, train
 from dpsweep.training.schedule import TrialSchedule, trial_schedule
@@ -81,7 +81,7 @@ class World:
 @pytest.fixture
 def world(tmp_path, sweep_file):
     def make(*settings):
-        return World(State(tmp_path / "state"), load_sweep(sweep_file, list(settings)))
+        return World(StateFolder(tmp_path / "state"), load_sweep(sweep_file, list(settings)))
 
     return make
 
@@ -496,7 +496,7 @@ def test_nothing_is_waited_for_once_the_sweep_stops(world):
 
 def test_a_driver_whose_lease_is_lost_writes_nothing_more(world):
     here = world("budget.trials=3")
-    lease, make = here.drive(pace=Pace(beat_seconds=0.05))
+    lease, make = here.drive(pace=LeaseTiming(beat_seconds=0.05))
     with lease as held:
         driver = make(held)
         driver.next("a")

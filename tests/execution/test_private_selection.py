@@ -20,7 +20,7 @@ from dpsweep.core.errors import StateError
 from dpsweep.execution.driver import Driver
 from dpsweep.execution.private_selection import SecretSearch, forget
 from dpsweep.results.export import origin_of
-from dpsweep.store.state_dir import State
+from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.study import Study
 from dpsweep.training.loop import train
 from dpsweep.training.schedule import trial_schedule
@@ -45,7 +45,7 @@ def sweep(load):
 
 @pytest.fixture
 def state(tmp_path):
-    return State(tmp_path / "state")
+    return StateFolder(tmp_path / "state")
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from dpsweep.results.compare import compare, uneven
 from dpsweep.results.comparison import markdown, rows, sentences
 from dpsweep.results.groups import TrialGroup, groups_of
 from dpsweep.results.significance import gap_between, half_width, holm
-from dpsweep.store.state_dir import State
+from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.study import Study
 
 SGD = "method={name: dp_sgd}"
@@ -40,7 +40,7 @@ def searched(tmp_path, sweep_file):
     def make(name, *settings, trials=2, judge=None, repeats=(), stop_after=None, state="state"):
         settings = [f"name={name}", f"budget.trials={trials}", *settings]
         sweep = load_sweep(sweep_file, settings)
-        folder = State(tmp_path / state).sweep(name)
+        folder = StateFolder(tmp_path / state).sweep(name)
         folder.create(sweep.file, sweep.base, None)
         study = Study.create(folder.storage_uri, sweep, folder.id)
         for _ in range(trials if stop_after is None else stop_after):
@@ -221,7 +221,7 @@ def test_other_data_models_and_metrics_are_refused_by_name(searched):
 
 def test_unfinished_and_void_sweeps_are_said(searched):
     half = searched("half", trials=6, stop_after=2)
-    half.note_void()
+    half.note_test_secret()
     told = sentences(compare(groups(half)))
     assert any(
         "half: was stopped before its end: 4 trials and 0 repeats are left" in w for w in told

@@ -16,7 +16,7 @@ from dpsweep.results.export import origin_of, to_yaml
 from dpsweep.results.pareto import chosen, summaries, target_of, winners
 from dpsweep.results.tables import trial_row, trial_table
 from dpsweep.search.confirmation import Confirmation
-from dpsweep.store.state_dir import State
+from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.study import Study
 from dpsweep.tracking.tracker import Tracker
 
@@ -42,7 +42,7 @@ def ended(study, asked, accuracy):
 
 @pytest.fixture
 def folder(tmp_path):
-    return State(tmp_path / "state").sweep("tiny")
+    return StateFolder(tmp_path / "state").sweep("tiny")
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ import io
 from rich.console import Console
 
 from dpsweep.results.watch import Watch, followed
-from dpsweep.store.lease import Owner
+from dpsweep.store.lease import LeaseHolder
 
-DRIVER = Owner("host", 7, 0.0)
+DRIVER = LeaseHolder("host", 7, 0.0)
 
 
 class Told:

@@ -117,7 +117,7 @@ def test_another_search_tells_nothing_and_the_difference_is_named(
 
 
 def test_what_a_void_sweep_found_voids_the_sweep_that_learned_it(sweep_file, earlier, tmp_path):
-    earlier.note_void()
+    earlier.note_test_secret()
     study = created(load(sweep_file), earlier, tmp_path, "new")
     assert study.is_void
     assert "VOID" in origin_of(study).search_words

@@ -11,7 +11,7 @@ from dpsweep.execution.resources import concurrency, this_machine
 from dpsweep.privacy.statement import shown_epsilon
 from dpsweep.privacy.ways import Ways
 from dpsweep.results.tables import shown_budgets
-from dpsweep.store.state_dir import State
+from dpsweep.store.state_dir import StateFolder
 
 
 def plan(file: Path, settings: list[str], as_json: bool) -> None:
@@ -26,7 +26,7 @@ def plan(file: Path, settings: list[str], as_json: bool) -> None:
     if as_json:
         print(json.dumps(asdict(made), indent=2))
         return
-    free = free_bytes(State.at(None).root)
+    free = free_bytes(StateFolder.at(None).root)
     (low, high), (fewest, most) = made.noise, made.steps
     repeats = f" and {made.repeats} repeats of the best" if made.repeats else ""
     repeats = " with much noise, and the final run" if sweep.explores else repeats

@@ -29,7 +29,7 @@ from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import ConfigError, StateError
 from dpsweep.results.export import check_target, default_target, write
 from dpsweep.store.owner import whoami
-from dpsweep.store.state_dir import State
+from dpsweep.store.state_dir import StateFolder
 
 
 def submit(
@@ -68,7 +68,7 @@ def submit(
     check_state(state)
     check_not_secret("--tracking-uri", tracking_uri)
     check_not_secret("--storage", storage)
-    sweep, here = load_sweep(file, settings), State.at(None)
+    sweep, here = load_sweep(file, settings), StateFolder.at(None)
     check_secrecy(sweep, address, "--to")
     check_free(sweep.name, address, state, here)
     if fetch_best:
@@ -124,7 +124,7 @@ def resume(
     if files:
         console(quiet=quiet).print(summary(files), markup=False)
     job_id = drive(jobs, moved, ["resume", called, *options, *words], files)
-    moved.remember(State.at(state))
+    moved.remember(StateFolder.at(state))
     console(quiet=quiet).print(
         f"{sweep.name} goes on at {moved.address} as job {job_id}.", markup=False
     )
@@ -133,9 +133,9 @@ def resume(
 
 def logs(name: str, state: str | None, *, following: bool) -> None:
     """Prints what the job that drives a submitted sweep has said."""
-    sweep = remembered(name, State.at(state))
+    sweep = remembered(name, StateFolder.at(state))
     if sweep is None:
-        known = ", ".join(one.name for one in all_remembered(State.at(state))) or "none"
+        known = ", ".join(one.name for one in all_remembered(StateFolder.at(state))) or "none"
         raise StateError(
             f"no sweep called {name!r} was submitted from here. Known: {known}. A sweep of this "
             f"machine is seen with: dpsweep status {name}"

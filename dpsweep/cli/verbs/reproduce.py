@@ -34,7 +34,7 @@ from dpsweep.execution.preflight import plan as make_plan
 from dpsweep.execution.resources import concurrency, this_machine
 from dpsweep.results.published import cells, table
 from dpsweep.results.rich_table import plain_table
-from dpsweep.store.state_dir import State
+from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.study import open_study
 from dpsweep.training.check import check_sweep
 
@@ -94,7 +94,11 @@ class ReproduceOptions:
 
     def shown(self, jobs: list[Job]) -> list[Job]:
         """These cells and all others that were begun before, in the order of print."""
-        asked, begun, found = {job.name for job in jobs}, State.at(self.state).names(), list[Job]()
+        asked, begun, found = (
+            {job.name for job in jobs},
+            StateFolder.at(self.state).names(),
+            list[Job](),
+        )
         for cell in cells(self.table):
             found += [job for job in jobs if job.cell == cell]
             head = f"{cell.name}.eps"
@@ -155,7 +159,7 @@ def plan(options: ReproduceOptions) -> None:
             continue
         resources = sweep.config.resources
         made = make_plan(sweep, concurrency(resources, [this_machine(resources)]))
-        finished = _is_finished(sweep, State.at(options.state))
+        finished = _is_finished(sweep, StateFolder.at(options.state))
         total += 0.0 if finished else made.seconds
         minutes, left = f"{made.seconds / 60:.1f}", "nothing" if finished else "all, at most"
         shown_.add_row(job.name, str(made.trials), str(made.repeats), minutes, left)
@@ -207,7 +211,7 @@ def _run(sweep: Sweep, options: ReproduceOptions, start: Callable[[], None]) -> 
         options: What was asked for.
         start: Connects to Ray, if that was not done before.
     """
-    state, out = State.at(options.state), console(quiet=options.quiet)
+    state, out = StateFolder.at(options.state), console(quiet=options.quiet)
     folder, target = state.sweep(sweep.name), options.folder / f"{sweep.name}.best.yaml"
     place = orchestrator.Place(state, options.address, options.tracking_uri)
     screen = orchestrator.Screen(out, warn, lambda folder: "the same command")
@@ -236,12 +240,12 @@ def _run(sweep: Sweep, options: ReproduceOptions, start: Callable[[], None]) -> 
     return outcome.complete
 
 
-def _is_finished(sweep: Sweep, state: State) -> bool:
+def _is_finished(sweep: Sweep, state: StateFolder) -> bool:
     return state.sweep(sweep.name).exists and open_study(sweep.name, state).is_finished()
 
 
 def _result(job: Job, options: ReproduceOptions) -> Result:
-    state = State.at(options.state)
+    state = StateFolder.at(options.state)
     if not state.sweep(job.name).exists:
         return Result(job.cell, job.epsilon, remark="not run yet")
     try:

@@ -12,7 +12,7 @@ from dpsweep.cluster.submitted import Submitted, all_remembered, remembered
 from dpsweep.config.source import read_yaml
 from dpsweep.core.errors import ConfigError, StateError
 from dpsweep.store.owner import whoami
-from dpsweep.store.state_dir import State
+from dpsweep.store.state_dir import StateFolder
 
 if TYPE_CHECKING:
     from dpsweep.cli.verbs.search import Options
@@ -126,7 +126,7 @@ def refuse_elsewhere(verb: str, name: str | None, state: str | None) -> None:
 
 def tell_submitted(state: str | None) -> None:
     """One line for each sweep that was sent away."""
-    for sweep in all_remembered(State.at(state)):
+    for sweep in all_remembered(StateFolder.at(state)):
         console().print(
             f"{sweep.name} was submitted to {sweep.address}; see: dpsweep status {sweep.name}",
             markup=False,
@@ -137,6 +137,6 @@ def _elsewhere(name: str | None, state: str | None) -> Submitted | None:
     """The submitted sweep that is meant; None if it is one of this machine, or none at all."""
     if name is None or "/" in name:
         return None
-    here = State.at(state)
+    here = StateFolder.at(state)
     known = remembered(name, here)
     return known if known and not here.sweep(name).exists else None

@@ -15,9 +15,9 @@ from dpsweep.results.export import default_target
 from dpsweep.results.pareto import nothing_completed, summaries, target_of, winners
 from dpsweep.results.ranking import standings, standings_table, verdict
 from dpsweep.results.tables import trial_table
-from dpsweep.store.state_dir import State, SweepFolder
-from dpsweep.store.storage import moved_to, named
-from dpsweep.tracking.server import without_password
+from dpsweep.store.state_dir import StateFolder, SweepFolder
+from dpsweep.store.storage import resolve_moved_uri, resolve_storage_uri
+from dpsweep.tracking.server import redact_password
 
 if TYPE_CHECKING:
     from dpsweep.app.orchestrator import Outcome, Screen
@@ -43,14 +43,16 @@ class Options:
 
 def launch(file: Path, settings: list[str], options: Options, *, fetch: bool, unique: bool) -> None:
     """Run a new sweep; every mistake is found before Ray is started or a file written."""
-    sweep, state = load_sweep(file, settings), State.at(options.state)
+    sweep, state = load_sweep(file, settings), StateFolder.at(options.state)
     if unique:
         free = next(n for n in _numbered(sweep.name) if not state.sweep(n).path.exists())
         sweep = load_sweep(file, [*settings, f"name={free}"])
     # Ray, MLflow and torch take seconds: only now, when the file has no mistake.
     from dpsweep.app import orchestrator
 
-    place = orchestrator.Place(state, options.address, options.tracking_uri, named(options.storage))
+    place = orchestrator.Place(
+        state, options.address, options.tracking_uri, resolve_storage_uri(options.storage)
+    )
     target = options.target(sweep.name)
     with _interruptible(state.sweep(sweep.name), options):
         outcome = orchestrator.launch(sweep, place, _screen(options), out=target, fetch=fetch)
@@ -60,11 +62,11 @@ def launch(file: Path, settings: list[str], options: Options, *, fetch: bool, un
 def resume(named_or_file: str, options: Options, *, accept: bool) -> None:
     """Go on with an old sweep, by name or by its file."""
     file = load_sweep(named_or_file) if named_or_file.endswith((".yaml", ".yml")) else None
-    state, name = State.at(options.state).part(file.name if file else named_or_file)
+    state, name = StateFolder.at(options.state).part(file.name if file else named_or_file)
     from dpsweep.app import orchestrator
 
     place, target = (
-        orchestrator.Place(state, options.address, storage=moved_to(options.storage)),
+        orchestrator.Place(state, options.address, storage=resolve_moved_uri(options.storage)),
         options.target(name),
     )
     with _interruptible(state.sweep(name), options):
@@ -131,7 +133,7 @@ def _print_outcome(outcome: "Outcome", options: Options, target: Path) -> None:
     if not outcome.complete:
         out.print(f"Stopped. Go on with: {_resume_command(folder, options)}")
     if folder.tracking_uri:
-        out.print(f"MLflow: {without_password(folder.tracking_uri)}")
+        out.print(f"MLflow: {redact_password(folder.tracking_uri)}")
     else:
         out.print(f"Browse the trials in MLflow: {us} ui{state}")
     if not outcome.complete:
