@@ -24,7 +24,7 @@ import optuna
 from mlflow import MlflowClient
 
 from dpsweep.cluster.local import Local, running
-from dpsweep.search.charge import ledger_entry
+from dpsweep.search.charge import make_ledger_entry
 from dpsweep.search.trial_record import Record
 from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.study import open_study
@@ -149,7 +149,7 @@ def _lost(state: StateFolder, records: list[Record], epochs: int) -> list[str]:
         ]
         checks = {
             "state": record.state == "complete",
-            "charge": record.charged == ledger_entry(record.config),
+            "charge": record.charged == make_ledger_entry(record.config),
             "rows": rows == full,
             "study": sorted(stored[record.number].intermediate_values) == full,
             "runs": [run.info.status for run in own] == ["FINISHED"],

@@ -33,7 +33,7 @@ from dpsweep.results.export import origin_of
 from dpsweep.results.formats import export_best
 from dpsweep.results.pareto import nothing_completed, nothing_to_show
 from dpsweep.results.register import Registered, register_best
-from dpsweep.search.charge import run_of, statement
+from dpsweep.search.charge import describe_trial_privacy, get_charged_run
 from dpsweep.search.trial_record import Record
 from dpsweep.store.state_dir import StateFolder, SweepFolder
 from dpsweep.store.storage import resolve_moved_uri, resolve_storage_uri
@@ -209,7 +209,7 @@ class OpenSweep:
     def privacy(self) -> str:
         """What is promised: of the best trial by itself, and of the search as a whole."""
         best, words = self._study.best(), origin_of(self._study).search_words
-        return f"{statement(best[0])} {words}" if best else words
+        return f"{describe_trial_privacy(best[0])} {words}" if best else words
 
     @property
     def luck(self) -> str:
@@ -365,7 +365,7 @@ def _charged(record: Record) -> float | None:
     """What the trial's whole length costs by itself; None if it never began."""
     if not record.dispatched:
         return None
-    return record.epsilon or run_of(record).epsilon(record.config.delta)
+    return record.epsilon or get_charged_run(record).epsilon(record.config.delta)
 
 
 def _columns(rows: list[dict[str, Any]]) -> list[str]:

@@ -17,19 +17,19 @@ from dpsweep.cluster.nodes import cluster_for
 from dpsweep.config.sweep import Sweep
 from dpsweep.config.trial import dump_trial
 from dpsweep.core.errors import ConfigError, DpSweepError
-from dpsweep.execution.changes import may_grow
-from dpsweep.execution.launch import Session, new_session, old_session
+from dpsweep.execution.changes import may_add_trials
+from dpsweep.execution.launch import Session, create_session, reopen_session
 from dpsweep.execution.preflight import check_files, check_services
-from dpsweep.execution.tracking import STATEMENT, again, void_tags
+from dpsweep.execution.tracking import STATEMENT, describe_retraining, make_test_secret_tags
 from dpsweep.results.export import Origin, check_target, origin_of, to_yaml, write
 from dpsweep.results.figures import can_draw, figures, write_pictures
 from dpsweep.results.live import Progress, shown
 from dpsweep.results.page import page, write_page
 from dpsweep.results.pareto import target_of, winners
 from dpsweep.results.ranking import standings, verdict
-from dpsweep.search.charge import statement
+from dpsweep.search.charge import describe_trial_privacy
 from dpsweep.search.trial_record import Record
-from dpsweep.search.warm_start import experience
+from dpsweep.search.warm_start import collect_earlier_trials
 from dpsweep.store.state_dir import StateFolder, SweepFolder
 from dpsweep.store.study import Study, open_study
 from dpsweep.tracking.tracker import Facts
@@ -122,7 +122,7 @@ def launch(
     check(sweep, place, out, screen.warn, fetch=fetch)
     with (
         _connection(sweep, place, connect),
-        new_session(sweep, place.state, place.tracking_uri, place.storage) as session,
+        create_session(sweep, place.state, place.tracking_uri, place.storage) as session,
     ):
         return _run(session, screen, out)
 
@@ -161,7 +161,7 @@ def resume(
     folder = place.state.sweep(name)
     folder.check_mine(force=force)
     check_files(place.state, folder.tracking_uri, place.storage or folder.storage_uri)
-    with old_session(
+    with reopen_session(
         name, place.state, place.storage, file, accept=accept, wait_seconds=wait_seconds
     ) as session:
         if session.lease.taken_over and not screen.console.quiet:
@@ -203,7 +203,7 @@ def _remaining(study: Study) -> str:
     """What a resumed sweep has done and has still to do."""
     name, done = study.sweep.name, [r for r in study.records() if r.state != "running"]
     if study.is_finished():
-        if may_grow(study.sweep):
+        if may_add_trials(study.sweep):
             more = "raise budget.trials in its file, then: dpsweep resume FILE --accept-changes"
         else:
             more = f"launch its file anew: dpsweep launch FILE --name {name}-2 --from {name}"
@@ -242,7 +242,7 @@ def check(
     warn(check_sweep(sweep, fetch=fetch))
     if sweep.config.learn_from:
         earlier = open_study(sweep.config.learn_from, place.state)
-        experience(sweep, earlier.sweep, earlier.records())
+        collect_earlier_trials(sweep, earlier.sweep, earlier.records())
     check_services(sweep, place.state, place.tracking_uri, place.storage)
     if out is not None:
         check_target(out)
@@ -278,7 +278,7 @@ def finish(session: Session, out: Path | None, *, complete: bool) -> tuple[list[
     metrics: dict[str, float] = {}
     if best:
         words = [
-            f"Best trial ({best[0].number}), by itself: {statement(best[0])}",
+            f"Best trial ({best[0].number}), by itself: {describe_trial_privacy(best[0])}",
             origin.luck(best[0]),
             *words,
         ]
@@ -292,7 +292,7 @@ def finish(session: Session, out: Path | None, *, complete: bool) -> tuple[list[
     write(folder.path / "privacy.md", note + "\n")
     tags = {"dpsweep.complete": str(complete).lower(), STATEMENT: origin.search_words}
     described = _description(words, study.sweep.name, best)
-    tracker.sweep(Facts({}, tags | void_tags(study), described))
+    tracker.sweep(Facts({}, tags | make_test_secret_tags(study), described))
     files = [target_of(record, folder.path / "best.yaml") for record in winners(study)]
     for file in (folder.path / "sweep.yaml", *files, folder.path / "privacy.md"):
         tracker.artifact(file)
@@ -310,7 +310,7 @@ def _description(words: list[str], name: str, best: list[Record]) -> str:
     parts = [f"**Privacy and result.** {words[0]}", *words[1:]]
     if best:
         parts.append(
-            f"**Best config**, trial {best[0].number}. {again(dump_trial(best[0].config))}"
+            f"**Best config**, trial {best[0].number}. {describe_retraining(dump_trial(best[0].config))}"
         )
     parts.append(
         f"The artifacts hold `report.html` (all on one page, figures included), `best.yaml`, "

@@ -14,13 +14,13 @@ from dpsweep.core.errors import ConfigError
 from dpsweep.core.types import Row
 from dpsweep.execution.failures import (
     Limits,
-    cause_of_death,
-    memory_notes,
+    count_begins,
+    find_cause_of_death,
     note_memory,
-    times_begun,
+    read_memory_notes,
 )
 from dpsweep.execution.private_selection import SecretSearch
-from dpsweep.execution.resources import memory_share
+from dpsweep.execution.resources import get_memory_share
 from dpsweep.execution.worker import Assignment
 from dpsweep.search.trial_record import Record
 from dpsweep.store.lease import Lease
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 _GRACE_SECONDS = 20.0
 """How long trials may take to save their state when they are asked to pause."""
 
-WORKER_DEATHS = 3
+MAX_WORKER_DEATHS = 3
 """How many worker processes may die with a trial; of one more it has failed."""
 
 _ROUNDS = 4
@@ -137,7 +137,7 @@ class Driver:
             trial_dir.make_secret()
             record = self._study.dispatch(record, void=trial_dir.is_void)
         self._live[trial_id] = record.number
-        self._begun[trial_id] = times_begun(trial_dir.path)
+        self._begun[trial_id] = count_begins(trial_dir.path)
         for watcher in self._watchers:
             watcher.started(record)
         return {
@@ -146,7 +146,7 @@ class Driver:
             "schedule": trial_schedule(record.config).to_json(),
             "trial_dir": str(trial_dir.path),
             "pause": str(self._folder.stop_request),
-            "limits": self._limits(alone=trial_id == self._runs_alone).to_json(),
+            "limits": self._make_limits(alone=trial_id == self._runs_alone).to_json(),
         }
 
     def result(self, trial_id: str, payload: dict[str, Any]) -> bool:
@@ -165,7 +165,7 @@ class Driver:
             return True
         return False
 
-    def died(self, trial_id: str, words: str) -> None:
+    def handle_worker_death(self, trial_id: str, words: str) -> None:
         """A worker process died, and Tune has `words` on it; another one may be given the trial."""
         number = self._live.get(trial_id)
         if number is not None and _KILLED_FOR_MEMORY in words:
@@ -180,15 +180,15 @@ class Driver:
         if trial_id == self._runs_alone:
             self._runs_alone = None
         if payload and payload.get("end") == "memory" and not self.stopping:
-            self._again(number, payload.get("reason", ""))
+            self._requeue(number, payload.get("reason", ""))
             return
         trial_dir = TrialDir(self._folder.trial_dir(number))
-        begun = times_begun(trial_dir.path) - begun_before
-        its_fault = payload is not None or begun > WORKER_DEATHS
+        begun = count_begins(trial_dir.path) - begun_before
+        its_fault = payload is not None or begun > MAX_WORKER_DEATHS
         if not (its_fault or self.stopping or trial_id in self._pruned):
-            self._not_begun(number)
+            self._requeue_unstarted(number)
             return
-        end, reason = self._verdict(trial_id, trial_dir.path, payload)
+        end, reason = self._decide_end(trial_id, trial_dir.path, payload)
         if end is None:  # it stays running in the study, and resume goes on with it
             self.trouble = reason or self.trouble
             self.stop()
@@ -198,14 +198,14 @@ class Driver:
         for watcher in self._watchers:
             watcher.ended(record)
 
-    def _verdict(
+    def _decide_end(
         self, trial_id: str, trial_dir: Path, payload: dict[str, Any] | None
     ) -> tuple[TrialEnd | None, str | None]:
         """How a trial ended, and why if it failed; None if it did not end."""
         if trial_id in self._pruned:
             return "pruned", None
         if payload is None:
-            died = f"{_DIED}: {cause_of_death(trial_dir)}"
+            died = f"{_DIED}: {find_cause_of_death(trial_dir)}"
             return (None, None) if self.stopping else ("failed", died)
         match payload.get("end"):
             case "paused" | "halted":
@@ -217,7 +217,7 @@ class Driver:
             case end:
                 return end, payload.get("reason")
 
-    def _not_begun(self, number: int) -> None:
+    def _requeue_unstarted(self, number: int) -> None:
         """Hands a trial out again whose workers died before they began it: no fault of its own.
 
         If that was in vain too often the sweep stops, and `resume` goes on with the trial.
@@ -229,7 +229,7 @@ class Driver:
             self.trouble = _NEVER_BEGUN
             self.stop()
 
-    def _again(self, number: int, reason: str) -> None:
+    def _requeue(self, number: int, reason: str) -> None:
         """Notes that a trial is to be run once more, when no other runs."""
         self._alone.append(number)
         if not self._study.sweep.is_private_selection:
@@ -239,12 +239,12 @@ class Driver:
                 reason,
             )
 
-    def _limits(self, *, alone: bool) -> Limits:
+    def _make_limits(self, *, alone: bool) -> Limits:
         config = self._study.sweep.config
         return Limits(
             silence_seconds=config.budget.silence_seconds,
             memory_bytes=config.resources.memory_bytes,
-            gpu_share=1.0 if alone else memory_share(config.resources),
+            gpu_share=1.0 if alone else get_memory_share(config.resources),
             alone=alone,
         )
 
@@ -253,7 +253,7 @@ class Driver:
             return None
         while self._to_adopt:
             number = self._to_adopt.pop(0)
-            if not memory_notes(self._folder.trial_dir(number)):
+            if not read_memory_notes(self._folder.trial_dir(number)):
                 return self._study.record(number)
             self._alone.append(number)
         while not self._is_late() and self._study.num_to_ask():

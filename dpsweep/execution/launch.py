@@ -18,16 +18,16 @@ from dpsweep.core.errors import DpSweepError, StateError, first_line
 from dpsweep.core.signals import heard_by
 from dpsweep.data.read import fingerprint
 from dpsweep.execution.changes import check_changes
-from dpsweep.execution.driver import WORKER_DEATHS, Driver, Watcher
+from dpsweep.execution.driver import MAX_WORKER_DEATHS, Driver, Watcher
 from dpsweep.execution.gpu_probe import decide_packing
 from dpsweep.execution.private_selection import SecretSearch, forget
-from dpsweep.execution.ray_tune import StopOnRequest, StudyScheduler, StudySearcher, trial_name
+from dpsweep.execution.ray_tune import StopOnRequest, StudyScheduler, StudySearcher, make_trial_name
 from dpsweep.execution.resources import (
-    Has,
-    concurrency,
-    idle_gpu_warning,
+    NodeResources,
+    count_concurrent_trials,
+    make_idle_gpu_warning,
+    read_packing,
     store_packing,
-    stored_packing,
     with_packing,
 )
 from dpsweep.execution.tracking import TrackingWatcher
@@ -77,17 +77,17 @@ class Session:
         """
         if self.study.is_finished():
             return []
-        nodes, resources = _nodes(), self.sweep.config.resources
+        nodes, resources = _list_nodes(), self.sweep.config.resources
         if resources.gpu != "auto":
-            concurrency(resources, nodes)
-            words = idle_gpu_warning(resources, nodes)
+            count_concurrent_trials(resources, nodes)
+            words = make_idle_gpu_warning(resources, nodes)
             return [words] if words else []
-        packing = stored_packing(self.folder.path)
+        packing = read_packing(self.folder.path)
         if packing is None:
             packing = decide_packing(self.sweep, nodes)
             store_packing(self.folder.path, packing)
         self.sweep = self.study.sweep = with_packing(self.sweep, packing)
-        concurrency(self.sweep.config.resources, nodes)
+        count_concurrent_trials(self.sweep.config.resources, nodes)
         return [packing.words]
 
     def run(self, watchers: list[Watcher]) -> bool:
@@ -128,8 +128,8 @@ class Session:
         driver = Driver(study, self.folder, self.lease, watchers)
         begin = time.monotonic()
         if driver.num_left():
-            with _stopped_by_signals(driver), _errors_of_ours(self.sweep.name):
-                _tuner(self.sweep, self.folder, driver).fit()
+            with _stop_on_signals(driver), _unwrap_tune_errors(self.sweep.name):
+                _make_tuner(self.sweep, self.folder, driver).fit()
         self.seconds += time.monotonic() - begin
         self.lease.check()
         self.folder.remove_leftovers()
@@ -148,7 +148,7 @@ class Session:
 
 
 @contextlib.contextmanager
-def new_session(
+def create_session(
     sweep: Sweep, state: StateFolder, tracking_uri: str | None, storage_uri: str | None = None
 ) -> Iterator[Session]:
     """A sweep that was never launched; its folder and study are made here.
@@ -158,8 +158,8 @@ def new_session(
         ConfigError: If the connected cluster is too small for one trial, or the data are not
             those that the config declares.
     """
-    concurrency(sweep.config.resources, _nodes())
-    data = _fingerprint(sweep)
+    count_concurrent_trials(sweep.config.resources, _list_nodes())
+    data = _compute_fingerprint(sweep)
     folder, owner = state.sweep(sweep.name), whoami()
     called = choose_study_name(storage_uri, sweep.name, owner)
     tracking_uri = add_driver(tracking_uri) if tracking_uri else None
@@ -173,12 +173,12 @@ def new_session(
             folder.remove()
             raise
         folder.check_data(data)
-        with _session(sweep, state, study, lease) as session:
+        with _make_session(sweep, state, study, lease) as session:
             yield session
 
 
 @contextlib.contextmanager
-def old_session(
+def reopen_session(
     name: str,
     state: StateFolder,
     storage_uri: str | None = None,
@@ -211,15 +211,17 @@ def old_session(
             study.sweep = read_stored_sweep(name, state)
             study.note_plan()
         sweep = study.sweep
-        folder.check_data(_fingerprint(sweep))
+        folder.check_data(_compute_fingerprint(sweep))
         if storage_uri:
             folder.move_storage(storage_uri)
-        with _session(sweep, state, study, lease) as session:
+        with _make_session(sweep, state, study, lease) as session:
             yield session
 
 
 @contextlib.contextmanager
-def _session(sweep: Sweep, state: StateFolder, study: Study, lease: Lease) -> Iterator[Session]:
+def _make_session(
+    sweep: Sweep, state: StateFolder, study: Study, lease: Lease
+) -> Iterator[Session]:
     folder = state.sweep(sweep.name)
     uri = folder.tracking_uri
     artifacts = None if uri and is_server(uri) else state.artifacts / sweep.name
@@ -236,17 +238,17 @@ def _session(sweep: Sweep, state: StateFolder, study: Study, lease: Lease) -> It
     session.tracker.close()
 
 
-def _fingerprint(sweep: Sweep) -> str:
+def _compute_fingerprint(sweep: Sweep) -> str:
     trial = sweep.written
     return fingerprint(trial.data, trial.seed)
 
 
-def _nodes() -> list[Has]:
+def _list_nodes() -> list[NodeResources]:
     """What each node of the connected cluster hands out."""
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
-def _tuner(sweep: Sweep, folder: SweepFolder, driver: Driver) -> tune.Tuner:
+def _make_tuner(sweep: Sweep, folder: SweepFolder, driver: Driver) -> tune.Tuner:
     resources = sweep.config.resources
     takes: dict[str, float] = {"cpu": resources.cpu, "gpu": resources.num_gpus}
     if resources.memory_bytes:
@@ -257,23 +259,23 @@ def _tuner(sweep: Sweep, folder: SweepFolder, driver: Driver) -> tune.Tuner:
             search_alg=StudySearcher(driver),
             scheduler=StudyScheduler(driver),
             num_samples=-1,  # as many as the driver has; some run twice
-            max_concurrent_trials=concurrency(resources, _nodes()),
+            max_concurrent_trials=count_concurrent_trials(resources, _list_nodes()),
             reuse_actors=True,
-            trial_name_creator=trial_name,
-            trial_dirname_creator=trial_name,
+            trial_name_creator=make_trial_name,
+            trial_dirname_creator=make_trial_name,
         ),
         run_config=tune.RunConfig(
             name="ray",
             storage_path=str(folder.path),
             verbose=0,
             stop=StopOnRequest(driver, folder.stop_request),
-            failure_config=tune.FailureConfig(max_failures=WORKER_DEATHS),
+            failure_config=tune.FailureConfig(max_failures=MAX_WORKER_DEATHS),
         ),
     )
 
 
 @contextlib.contextmanager
-def _errors_of_ours(name: str) -> Iterator[None]:
+def _unwrap_tune_errors(name: str) -> Iterator[None]:
     """Tune wraps what the driver raises in an error of its own, which has only the words of it.
 
     Of a cluster that is gone it tells in many ways.
@@ -293,7 +295,7 @@ def _errors_of_ours(name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _stopped_by_signals(driver: Driver) -> Iterator[None]:
+def _stop_on_signals(driver: Driver) -> Iterator[None]:
     """SIGTERM and the first Ctrl-C end the run in good order, a second Ctrl-C at once.
 
     Only a process's main thread hears of signals; in another the run goes on to its end.

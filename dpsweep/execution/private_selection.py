@@ -23,8 +23,8 @@ from dpsweep.core.errors import ConfigError
 from dpsweep.core.seeds import Secret
 from dpsweep.core.types import Row
 from dpsweep.privacy.selection import num_trials
-from dpsweep.search.charge import check_within, ledger_entry
-from dpsweep.search.objectives import goal_values
+from dpsweep.search.charge import check_privacy_cap, make_ledger_entry
+from dpsweep.search.objectives import get_goal_values
 from dpsweep.search.trial_record import Record
 from dpsweep.store.state_dir import SweepFolder
 from dpsweep.store.study import Study, TrialEnd
@@ -162,13 +162,14 @@ class SecretSearch:
             rows = [row | {"seconds": 0.0} for row in found.rows()]  # they tell of secret batches
             found.save_rows(rows)
             study.add_winner(
-                replace(self.record(winner), row=rows[-1]), ledger_entry(self._config(winner)[0])
+                replace(self.record(winner), row=rows[-1]),
+                make_ledger_entry(self._config(winner)[0]),
             )
         forget(self._folder)
 
     def _cost(self, config: TrialConfig, row: Row) -> float:
         objective = self.sweep.config.objective
-        values = goal_values(objective, row, config)
+        values = get_goal_values(objective, row, config)
         if values is None:
             return math.inf
         return objective.sign * values[0]
@@ -191,7 +192,7 @@ class SecretSearch:
         try:
             tree, hyperparams = self.sweep.space.draw(self.sweep.base.tree, draw)
             config = self.sweep.trial(tree)
-            check_within(self.sweep, config)
+            check_privacy_cap(self.sweep, config)
         except ConfigError:
             return None
         return (config, hyperparams) if self.sweep.admits(config) else None

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from dpsweep.config.trial import dump_trial
 from dpsweep.core.errors import StateError
-from dpsweep.execution.tracking import provenance
+from dpsweep.execution.tracking import collect_provenance
 from dpsweep.results.confirmed import choice_words, luck
-from dpsweep.search.charge import statement
+from dpsweep.search.charge import describe_trial_privacy
 from dpsweep.search.confirmation import Confirmation
 from dpsweep.search.trial_record import Record
 from dpsweep.store.statement import describe_search_privacy
@@ -91,7 +91,9 @@ def header(record: Record, rank: int, origin: Origin, how: str) -> str:
         how: What to do with the file.
     """
     row = record.row or {}
-    versions = ", ".join(f"{k.removeprefix('version.')} {v}" for k, v in provenance().items())
+    versions = ", ".join(
+        f"{k.removeprefix('version.')} {v}" for k, v in collect_provenance().items()
+    )
     place = f"number {rank} of {origin.num_trials} by {origin.metric}"
     if record.final:
         place = f"the final run, at the config of trial {record.confirms}"
@@ -99,7 +101,7 @@ def header(record: Record, rank: int, origin: Origin, how: str) -> str:
         f"{_MARK}: trial {record.number} of sweep {origin.sweep}, {place}",
         f"{origin.metric}: {record.value} at epoch {row.get('epoch')}",
         origin.luck(record),
-        f"privacy of this run by itself: {statement(record)}",
+        f"privacy of this run by itself: {describe_trial_privacy(record)}",
         f"privacy of the search: {origin.search_words}",
         f"accountant: PLD (dp-accounting), noise_multiplier {row.get('noise_multiplier')}, "
         f"epsilon spent {row.get('privacy/epsilon_spent')}",

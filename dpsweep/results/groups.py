@@ -7,7 +7,7 @@ from dpsweep.config.source import Tree
 from dpsweep.core.errors import StateError
 from dpsweep.results.importance import importances
 from dpsweep.results.significance import half_width
-from dpsweep.search.confirmation import best_of, confirmations
+from dpsweep.search.confirmation import find_best, summarize_repeats
 from dpsweep.search.trial_record import Record
 from dpsweep.store.study import Study
 
@@ -127,8 +127,8 @@ def _arm(
 ) -> TrialGroup:
     objective, is_private_selection = study.sweep.config.objective, study.sweep.is_private_selection
     trials = [r for r in records if r.confirms is None]
-    confirmed = confirmations(records)
-    best, repeats = best_of(trials, records, objective.sign)
+    confirmed = summarize_repeats(records)
+    best, repeats = find_best(trials, records, objective.sign)
     epochs = [r.config.train.epochs for r in records]
     data = records[0].config.data.model_dump(mode="json", exclude_none=True)
     named = records[0].config.data.name not in ("folder", "npz")

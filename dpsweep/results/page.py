@@ -17,7 +17,7 @@ from rich.table import Table
 
 from dpsweep.config.source import dump_sweep
 from dpsweep.core.errors import StateError
-from dpsweep.execution.tracking import provenance
+from dpsweep.execution.tracking import collect_provenance
 from dpsweep.privacy.statement import NO_EPSILON, shown_delta
 from dpsweep.results.export import Origin, origin_of, to_yaml
 from dpsweep.results.figures import CAPTIONS, TITLES, figures
@@ -25,7 +25,7 @@ from dpsweep.results.pareto import chosen, nothing_to_show, summaries, winners
 from dpsweep.results.plots.style import goal_title
 from dpsweep.results.ranking import standings, standings_table, verdict
 from dpsweep.results.tables import shown_budgets, trial_table
-from dpsweep.search.charge import statement
+from dpsweep.search.charge import describe_trial_privacy
 from dpsweep.search.study_view import EPSILON_KEY
 from dpsweep.search.trial_record import Record
 from dpsweep.store.study import Study
@@ -66,7 +66,7 @@ def page(study: Study, drawn: dict[str, go.Figure] | None = None) -> str:
             "state": _state(study),
             "subject": _subject(study),
             "void": study.is_void,
-            "statement_of_trial": f"Trial {best[0].number}: {statement(best[0])}",
+            "statement_of_trial": f"Trial {best[0].number}: {describe_trial_privacy(best[0])}",
             "runs_statement": origin.search_words,
             "facts": _facts(study, best[0], origin),
             "luck": origin.luck(best[0]),
@@ -79,7 +79,7 @@ def page(study: Study, drawn: dict[str, go.Figure] | None = None) -> str:
             "commands": _commands(study),
             "sweep_file": dump_sweep(study.sweep.file, study.sweep.base.tree),
             "provenance": _provenance(study),
-            "version": provenance()["dpsweep.version"],
+            "version": collect_provenance()["dpsweep.version"],
             "plotly": Markup(get_plotlyjs()),
         }
     )
@@ -239,7 +239,7 @@ def _commands(study: Study) -> list[dict[str, str]]:
 
 
 def _provenance(study: Study) -> dict[str, str]:
-    known = {k.removeprefix("version."): v for k, v in provenance().items()}
+    known = {k.removeprefix("version."): v for k, v in collect_provenance().items()}
     commit = known.pop("mlflow.source.git.commit", None)
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
     return {

@@ -9,7 +9,7 @@ from dpsweep.core.errors import StateError
 from dpsweep.results.confirmed import confirmed_table
 from dpsweep.results.rich_table import plain_table
 from dpsweep.results.tables import knob_words, shown_value
-from dpsweep.search.objectives import budgets, front, goal_values
+from dpsweep.search.objectives import find_pareto_front, get_goal_values, group_by_epsilon
 from dpsweep.search.study_view import EPSILON_KEY
 from dpsweep.search.trial_record import Record
 from dpsweep.store.study import Study
@@ -22,15 +22,15 @@ def chosen(study: Study, top: int) -> list[Record]:
         study: The search.
         top: How many are wanted, of each budget. After two objectives, its whole front comes.
     """
-    objective, groups = study.sweep.config.objective, budgets(study.best())
+    objective, groups = study.sweep.config.objective, group_by_epsilon(study.best())
     if len(objective.goals) > 1:
-        return [record for group in groups for record in front(group, objective)]
+        return [record for group in groups for record in find_pareto_front(group, objective)]
     return [record for group in groups for record in group[:top]]
 
 
 def winners(study: Study) -> list[Record]:
     """The best trial of each budget by the first objective, the smallest budget first."""
-    return [group[0] for group in budgets(study.best())]
+    return [group[0] for group in group_by_epsilon(study.best())]
 
 
 def nothing_to_show(study: Study, name: str | None = None) -> StateError:
@@ -85,7 +85,7 @@ def summaries(study: Study) -> list[Table]:
 def budget_table(study: Study) -> Table:
     """One line a budget: its best trial, and whether a smaller budget does as well."""
     objective, best = study.sweep.config.objective, winners(study)
-    counts = {group[0].number: len(group) for group in budgets(study.best())}
+    counts = {group[0].number: len(group) for group in group_by_epsilon(study.best())}
     table = plain_table("By budget")
     for name in ("ε", "trial", objective.metric, "of trials"):
         table.add_column(name, justify="right")
@@ -113,6 +113,6 @@ def front_table(study: Study) -> Table:
         table.add_column(name, justify="right")
     table.add_column("searched")
     for record in study.front():
-        values = goal_values(objective, record.row, record.config) or ()
+        values = get_goal_values(objective, record.row, record.config) or ()
         table.add_row(str(record.number), *map(shown_value, values), Text(knob_words(record)))
     return table

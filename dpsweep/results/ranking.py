@@ -8,7 +8,7 @@ from rich.table import Table
 from dpsweep.results.importance import LEAST_TRIALS
 from dpsweep.results.rich_table import plain_table
 from dpsweep.results.significance import LEVEL, gap_between, holm
-from dpsweep.search.confirmation import best_of, ranked
+from dpsweep.search.confirmation import find_best, rank_trials
 from dpsweep.search.trial_record import Record
 
 _KEY = "method.name"
@@ -95,11 +95,11 @@ def standings_table(table: list[Standing]) -> Table:
 def _standing(
     epsilon: float | None, method: str, trials: list[Record], records: list[Record], sign: int
 ) -> Standing:
-    values = [r.merit for r in ranked(trials, sign) if r.value is not None]
+    values = [r.merit for r in rank_trials(trials, sign) if r.value is not None]
     if not values:
         return Standing(epsilon, method, len(trials), None, None)
     # The final run has less noise than any trial of another method, and ranks nothing.
-    _, repeats = best_of(trials, [r for r in records if not r.final], sign)
+    _, repeats = find_best(trials, [r for r in records if not r.final], sign)
     return Standing(epsilon, method, len(trials), values[0], median(values), repeats)
 
 

@@ -12,7 +12,7 @@ from dpsweep.privacy.statement import NO_EPSILON, shown_delta, shown_epsilon
 from dpsweep.results.export import Origin, origin_of
 from dpsweep.results.formats import Winner, kept_weights
 from dpsweep.results.pareto import nothing_to_show, winners
-from dpsweep.search.charge import run_of, statement
+from dpsweep.search.charge import describe_trial_privacy, get_charged_run
 from dpsweep.search.study_view import EPSILON_KEY
 from dpsweep.search.trial_record import Record
 from dpsweep.store.state_dir import StateFolder, SweepFolder
@@ -141,7 +141,7 @@ def _note(winner: Winner) -> str:
     return "\n\n".join(
         (
             f"Trial {record.number} of sweep {origin.sweep}. {origin.luck(record)}",
-            f"**Privacy of this run by itself:** {statement(record)}",
+            f"**Privacy of this run by itself:** {describe_trial_privacy(record)}",
             f"**Privacy of the search:** {origin.search_words}",
             f"Takes {_taken(record.config)}, and gives logits.",
         )
@@ -157,7 +157,7 @@ def _taken(config: TrialConfig) -> str:
 
 def _tags(record: Record, *, void: bool) -> dict[str, str]:
     """To filter by; epsilon is of this run alone, the search's stands in the description."""
-    config, run = record.config, run_of(record)
+    config, run = record.config, get_charged_run(record)
     epsilon = record.epsilon or run.epsilon(config.delta)
     return {
         "epsilon": NO_EPSILON if void else shown_epsilon(epsilon),

@@ -76,12 +76,14 @@ class Record:
         return self.config.privacy.epsilon
 
 
-def attributes(config: TrialConfig, hyperparams: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+def make_attributes(
+    config: TrialConfig, hyperparams: Mapping[str, Any], **more: Any
+) -> dict[str, Any]:
     """What a new trial of Optuna's carries, for `record_of` to read."""
     return {HYPERPARAMS: dict(hyperparams), "config": config.model_dump(mode="json"), **more}
 
 
-def record_of(trial: FrozenTrial, config: TrialConfig) -> Record:
+def make_record(trial: FrozenTrial, config: TrialConfig) -> Record:
     """Return the record of a trial of Optuna's that has a config.
 
     Raises:

@@ -1,6 +1,6 @@
 """The privacy statement of a search, from what its study knows."""
 
-from dpsweep.search.charge import run_of, runs_statement
+from dpsweep.search.charge import describe_runs_privacy, get_charged_run
 from dpsweep.store.study import Study
 
 
@@ -12,9 +12,9 @@ def describe_search_privacy(study: Study, *, planned: bool = False) -> str:
         planned: True for all that may still be run, beside what has begun; False for what has.
     """
     records = study.records()
-    promise = runs_statement(
+    promise = describe_runs_privacy(
         study.sweep,
-        [run_of(record) for record in records],
+        [get_charged_run(record) for record in records],
         confirming=sum(record.confirms is not None for record in records),
         void=study.is_void or any(record.void for record in records),
         plans=study.plans,

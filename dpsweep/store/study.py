@@ -19,23 +19,23 @@ from dpsweep.config.sweep import Sweep, build_sweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, StateError
 from dpsweep.core.types import Row
-from dpsweep.search.charge import Plans, check_within, ledger_entry
+from dpsweep.search.charge import Plans, check_privacy_cap, make_ledger_entry
 from dpsweep.search.choose import expected_values
 from dpsweep.search.confirmation import (
     Confirmation,
-    by_confirmed,
-    confirmations,
+    count_missing_repeats,
     final_of,
-    lacking,
-    missing,
-    ranked,
-    repeat_of,
+    find_next_repeat,
+    make_repeat_config,
+    rank_by_confirmed,
+    rank_trials,
+    summarize_repeats,
 )
-from dpsweep.search.distributions import pruner
-from dpsweep.search.objectives import front, goal_values
+from dpsweep.search.distributions import make_pruner
+from dpsweep.search.objectives import find_pareto_front, get_goal_values
 from dpsweep.search.propose import propose
-from dpsweep.search.trial_record import DISPATCHED, Record, attributes, record_of
-from dpsweep.search.warm_start import experience, history
+from dpsweep.search.trial_record import DISPATCHED, Record, make_attributes, make_record
+from dpsweep.search.warm_start import collect_earlier_trials, make_history
 from dpsweep.store.retry import retry_if_interrupted
 from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.storage import (
@@ -70,7 +70,7 @@ class Study:
         self._study, self.sweep, self._storage = study, sweep, storage_of(study)
         self._ids: dict[int, int] = {}
         self._configs: dict[int, TrialConfig] = {}
-        study.pruner = pruner(sweep.config.pruner)
+        study.pruner = make_pruner(sweep.config.pruner)
 
     @classmethod
     def create(
@@ -225,7 +225,9 @@ class Study:
         elif config is None:
             left = 1 if self._chosen_for_final(records) else 0
         else:
-            left = sum(lacking(self._ranking(records), self._list_repeats(), config).values())
+            left = sum(
+                count_missing_repeats(self._ranking(records), self._list_repeats(), config).values()
+            )
         return min(left, self._num_affordable())
 
     def is_finished(self) -> bool:
@@ -248,7 +250,7 @@ class Study:
         """
         try:
             proposal = propose(self.sweep, self._study, self._history)
-            check_within(self.sweep, proposal.config)
+            check_privacy_cap(self.sweep, proposal.config)
         except ConfigError as e:
             number = self.add_failed()
             raise ConfigError(f"trial {number} of the search is no valid config: {e}") from e
@@ -261,7 +263,7 @@ class Study:
             ConfigError: If that was another search.
         """
         records = earlier.records()
-        told = experience(self.sweep, earlier.sweep, records)
+        told = collect_earlier_trials(self.sweep, earlier.sweep, records)
         before = earlier.warm_start
         sweeps = [*(before["sweeps"] if before else []), earlier.sweep.name]
         inherited = {"sweeps": sweeps, "trials": len(records), "void": earlier.is_void}
@@ -276,7 +278,7 @@ class Study:
 
     @cached_property
     def _history(self) -> list[FrozenTrial]:
-        return history(self.sweep, self._study.user_attrs.get(_TOLD, []))
+        return make_history(self.sweep, self._study.user_attrs.get(_TOLD, []))
 
     def ask_to_confirm(self) -> Record | None:
         """The next repeat of one of the best configs, or the final run; stored before this returns.
@@ -293,10 +295,10 @@ class Study:
         if self.sweep.config.confirm is None:
             config, kind = self.sweep.final(chosen.config), {"final": True}
         else:
-            config, kind = repeat_of(chosen, self._list_repeats()), {}
+            config, kind = make_repeat_config(chosen, self._list_repeats()), {}
         repeat = optuna.trial.create_trial(
             state=TrialState.RUNNING,
-            user_attrs=attributes(config, chosen.hyperparams, confirms=chosen.number, **kind),
+            user_attrs=make_attributes(config, chosen.hyperparams, confirms=chosen.number, **kind),
         )
         return self._record(self._add(repeat))
 
@@ -312,7 +314,7 @@ class Study:
             return None
         if config is None:
             return self._chosen_for_final(records)
-        return missing(self._ranking(records), self._list_repeats(), config)
+        return find_next_repeat(self._ranking(records), self._list_repeats(), config)
 
     def _chosen_for_final(self, records: list[Record]) -> Record | None:
         """The exploring trial whose config the final run gets; None once that run was asked for.
@@ -342,9 +344,9 @@ class Study:
         self._add(
             optuna.trial.create_trial(
                 state=TrialState.COMPLETE,
-                values=list(goal_values(objective, row, record.config) or ()),
+                values=list(get_goal_values(objective, row, record.config) or ()),
                 intermediate_values={int(row["epoch"]): row[objective.metric]},
-                user_attrs=attributes(
+                user_attrs=make_attributes(
                     record.config,
                     record.hyperparams,
                     row=row,
@@ -365,7 +367,7 @@ class Study:
         """
         if void:
             self.note_test_secret()
-        charged = ledger_entry(record.config)
+        charged = make_ledger_entry(record.config)
         self._storage.set_trial_user_attr(
             self._trial_id(record.number),
             DISPATCHED,
@@ -412,7 +414,7 @@ class Study:
         if frozen.state.is_finished():
             return self._record(frozen)
         record, objective = self._record(frozen), self.sweep.config.objective
-        values = goal_values(objective, record.row, record.config)
+        values = get_goal_values(objective, record.row, record.config)
         if end == "complete" and values is None:
             goals = " or ".join(objective.goals)
             end, reason = "failed", f"{goals} is not a finite number"
@@ -450,7 +452,7 @@ class Study:
         """
         records = self.records()
         sign, final = self.sweep.config.objective.sign, final_of(records)
-        ranking = by_confirmed(self._ranking(records), confirmations(records), sign)
+        ranking = rank_by_confirmed(self._ranking(records), summarize_repeats(records), sign)
         return [final, *ranking] if final else ranking
 
     def curves(self) -> dict[int, Curve]:
@@ -463,14 +465,14 @@ class Study:
 
     def front(self) -> list[Record]:
         """Complete trials of the search that no other beats in every objective."""
-        return front(self._ranking(self.records()), self.sweep.config.objective)
+        return find_pareto_front(self._ranking(self.records()), self.sweep.config.objective)
 
     def confirmed(self) -> dict[int, Confirmation]:
         """What repeating the best configs came to, by trial."""
-        return confirmations(self.records())
+        return summarize_repeats(self.records())
 
     def _ranking(self, records: list[Record]) -> list[Record]:
-        return ranked(records, self.sweep.config.objective.sign)
+        return rank_trials(records, self.sweep.config.objective.sign)
 
     def _add(self, trial: FrozenTrial) -> FrozenTrial:
         """Stores a new trial, in one transaction."""
@@ -491,7 +493,7 @@ class Study:
     def _record(self, trial: FrozenTrial) -> Record:
         if trial.number not in self._configs:
             self._configs[trial.number] = TrialConfig.model_validate(trial.user_attrs["config"])
-        return record_of(trial, self._configs[trial.number])
+        return make_record(trial, self._configs[trial.number])
 
 
 def _complete(records: Sequence[Record]) -> list[int]:

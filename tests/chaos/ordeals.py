@@ -22,7 +22,7 @@ from waiting import CEILING_SECONDS, wait_for
 
 from dpsweep.config.source import read_yaml
 from dpsweep.config.trial import load_trial
-from dpsweep.search.charge import ledger_entry
+from dpsweep.search.charge import make_ledger_entry
 from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.study import open_study
 from dpsweep.tracking.mlflow import ID_TAG, SWEEP_TAG, TRIAL_TAG
@@ -171,7 +171,7 @@ class Sweep:
         assert {record.state for record in records} <= set(ends), [
             (record.number, record.state, record.reason) for record in records
         ]
-        assert all(record.charged == ledger_entry(record.config) for record in records)
+        assert all(record.charged == make_ledger_entry(record.config) for record in records)
         assert not any(record.void for record in records)
         full = list(range(self.every, self.epochs + 1, self.every))
         stored = optuna.load_study(study_name=folder.study, storage=study._storage).get_trials()

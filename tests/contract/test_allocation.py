@@ -120,10 +120,10 @@ def second_final(patch):
 
 def final_charged_as_exploring(patch):
     def entry(config):
-        found = charge.ledger_entry(config)
+        found = charge.make_ledger_entry(config)
         return found | {"noise_multiplier": max(found["noise_multiplier"], 2.0)}
 
-    patch.setattr(study_module, "ledger_entry", entry)
+    patch.setattr(study_module, "make_ledger_entry", entry)
 
 
 def never_ended(patch):

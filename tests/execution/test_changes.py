@@ -5,7 +5,7 @@ import yaml
 
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import StateError
-from dpsweep.execution.changes import changes, check_changes
+from dpsweep.execution.changes import check_changes, list_changes
 from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.study import read_stored_sweep
 
@@ -60,9 +60,9 @@ def test_how_much_is_run_may_change_once_that_is_accepted(launched, sweep_file, 
     with pytest.raises(StateError, match="with --accept-changes, or go on with what") as told:
         check_changes(folder, changed, accepted=False)
     assert words in str(told.value)
-    assert changes(folder, changed), "and nothing is taken over that was not accepted"
+    assert list_changes(folder, changed), "and nothing is taken over that was not accepted"
     check_changes(folder, changed, accepted=True)
-    assert changes(folder, changed) == {}
+    assert list_changes(folder, changed) == {}
     assert folder.stored()[0].tree == changed.file.tree
 
 
@@ -105,7 +105,7 @@ def test_the_number_of_runs_cannot_change_where_the_noise_was_made_for_it(
         check_changes(folder, more, accepted=True)
     kept = load_sweep(sweep_file, [*shared, "keep_weights=1", "resources.cpu=2"])
     check_changes(folder, kept, accepted=True)
-    assert changes(folder, kept) == {}
+    assert list_changes(folder, kept) == {}
 
 
 def test_repeats_cannot_be_added_to_a_budget_that_all_share(launched, sweep_file):
@@ -150,7 +150,7 @@ def with_base_file(tmp_path, sweep_file):
 
 def test_a_base_file_of_another_name_and_the_same_content_is_no_change(launched, with_base_file):
     folder = launched()  # with the base inside the sweep file
-    assert changes(folder, with_base_file("one.yaml")) == {}
+    assert list_changes(folder, with_base_file("one.yaml")) == {}
     check_changes(folder, with_base_file("two.yaml"), accepted=False)
 
 
@@ -158,12 +158,12 @@ def test_a_base_file_of_the_same_name_and_another_content_is_one(launched, with_
     with_base_file("one.yaml")
     folder = launched()
     changed = with_base_file("one.yaml", optimizer={"lr": 2.0})
-    assert changes(folder, changed) == {"base.optimizer.lr": ("1.0", "2.0")}
+    assert list_changes(folder, changed) == {"base.optimizer.lr": ("1.0", "2.0")}
 
 
 def test_what_was_said_and_is_not_said_any_more_is_a_change(launched, sweep_file):
     folder = launched("resources.cpu=2", "sampler.startup_trials=5")
-    assert changes(folder, load_sweep(sweep_file)) == {
+    assert list_changes(folder, load_sweep(sweep_file)) == {
         "resources.cpu": ("2", "nothing"),
         "sampler.startup_trials": ("5", "nothing"),
     }
@@ -175,7 +175,7 @@ def test_comments_order_and_the_name_are_no_changes(launched, sweep_file, state)
     turned = dict(reversed(tree.items()))
     sweep_file.write_text("# another comment\n" + yaml.safe_dump(turned, sort_keys=False))
     check_changes(folder, load_sweep(sweep_file), accepted=False)
-    assert changes(folder, load_sweep(sweep_file, ["name=tiny-2"])) == {}
+    assert list_changes(folder, load_sweep(sweep_file, ["name=tiny-2"])) == {}
 
 
 def test_a_later_resume_by_name_goes_on_with_what_was_accepted(launched, sweep_file, state):

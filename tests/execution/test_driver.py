@@ -12,9 +12,9 @@ from dpsweep.config.sweep import load_sweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import StateError
 from dpsweep.execution import driver as place
-from dpsweep.execution.driver import WORKER_DEATHS, Driver
-from dpsweep.execution.failures import memory_notes, note_begin, note_memory
-from dpsweep.search.charge import run_of
+from dpsweep.execution.driver import MAX_WORKER_DEATHS, Driver
+from dpsweep.execution.failures import note_begin, note_memory, read_memory_notes
+from dpsweep.search.charge import get_charged_run
 from dpsweep.store.lease import LeaseTiming
 from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.study import Study
@@ -145,7 +145,7 @@ def test_a_failed_trial_says_why_and_its_secret_is_gone(world):
         driver.next("a")
         driver.ended("a", {"end": "failed", "reason": "it diverged"})
         driver.next("b")
-        for _ in range(WORKER_DEATHS + 1):
+        for _ in range(MAX_WORKER_DEATHS + 1):
             note_begin(here.trial_dir(1).path)
         driver.ended("b", None)
         assert not driver.stopping
@@ -167,7 +167,7 @@ def test_a_trial_that_no_worker_lived_to_begin_is_handed_out_again(world):
     with lease as held:
         driver = make(held)
         secret = Path(driver.next("a")["trial_dir"], "secret").read_bytes()
-        for _ in range(WORKER_DEATHS):  # one of those that died had not begun
+        for _ in range(MAX_WORKER_DEATHS):  # one of those that died had not begun
             note_begin(here.trial_dir(0).path)
         driver.ended("a", None)
         assert not driver.stopping
@@ -462,11 +462,17 @@ def test_a_worker_that_ray_ends_for_memory_is_noted_and_no_other_death_is(world)
     with lease as held:
         driver = make(held)
         driver.next("a")
-        driver.died("a", "Some common causes include: (1) the process was killed by the OOM killer")
-        assert memory_notes(here.trial_dir(0).path) == []
-        driver.died("a", "2 worker(s) were killed due to the node running low on memory. x")
-        driver.died("unknown", "killed due to the node running low on memory")
-        assert memory_notes(here.trial_dir(0).path) == ["on its node, where Ray ended the worker"]
+        driver.handle_worker_death(
+            "a", "Some common causes include: (1) the process was killed by the OOM killer"
+        )
+        assert read_memory_notes(here.trial_dir(0).path) == []
+        driver.handle_worker_death(
+            "a", "2 worker(s) were killed due to the node running low on memory. x"
+        )
+        driver.handle_worker_death("unknown", "killed due to the node running low on memory")
+        assert read_memory_notes(here.trial_dir(0).path) == [
+            "on its node, where Ray ended the worker"
+        ]
 
 
 def test_a_worker_is_held_to_what_the_file_says(world):
@@ -710,5 +716,5 @@ def test_a_driver_killed_at_any_write_about_the_final_run_loses_and_charges_noth
         (2, 1, "complete"),
     ]
     assert all(r.charged for r in records)
-    assert here.sweep.whole.covers([run_of(r) for r in records])
+    assert here.sweep.whole.covers([get_charged_run(r) for r in records])
     assert here.study.best()[0].number == 2

@@ -10,10 +10,10 @@ import pytest
 from dpsweep.config.sweep import load_sweep
 from dpsweep.execution import tracking as place
 from dpsweep.execution.driver import Driver
-from dpsweep.execution.launch import old_session
+from dpsweep.execution.launch import reopen_session
 from dpsweep.privacy.accounting import compose
 from dpsweep.privacy.statement import shown_epsilon
-from dpsweep.search.charge import run_of
+from dpsweep.search.charge import get_charged_run
 from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.statement import describe_search_privacy
 from dpsweep.store.study import Study
@@ -111,7 +111,7 @@ def test_the_plans_statement_is_delivered_before_the_next_trial_is_dispatched(wo
 
     tracker, watcher = world.session("budget.trials=5")
     tags, params = world.parent()  # and no trial has been dispatched
-    run = run_of(world.study.record(0))
+    run = get_charged_run(world.study.record(0))
     figure = f"({shown_epsilon(compose([run] * 5, world.study.sweep.written.delta))}, "
     for words in (
         tags["dpsweep.privacy"],
@@ -176,7 +176,7 @@ def test_runs_beyond_the_plan_are_stated_before_they_are_dispatched(world):
         for trial_id in "ef":
             assert driver.next(trial_id) is not None
             stated = world.parent()[0]["dpsweep.privacy"]
-            spent = [run_of(record) for record in world.study.records()]
+            spent = [get_charged_run(record) for record in world.study.records()]
             figure = compose(spent, world.study.sweep.written.delta)
             composed = re.search(r"among them: \(([\d.]+), ", stated)
             assert float(composed[1]) >= figure
@@ -216,9 +216,9 @@ def test_a_sweep_of_an_earlier_version_that_grows_is_told_as_well(world, monkeyp
     study.dispatch(study.ask(), void=False)
     assert study.plans == ()
     grown = load_sweep(world.file, ["name=old", "budget.trials=4"])
-    with old_session("old", world.state, file=grown, accept=True) as session:
+    with reopen_session("old", world.state, file=grown, accept=True) as session:
         assert session.study.plans == ((1, 1), (4, 1))
         assert session.study.num_to_ask() == 3
         assert "from 1 to 4 when 1 had begun" in describe_search_privacy(session.study)
-    with old_session("old", world.state) as session:
+    with reopen_session("old", world.state) as session:
         assert session.study.plans == ((1, 1), (4, 1)), "once"

@@ -12,7 +12,7 @@ from dpsweep.config.resources import ResourcesConfig
 from dpsweep.config.source import Source
 from dpsweep.config.trial import load_trial
 from dpsweep.core.seeds import Secret
-from dpsweep.execution.resources import memory_share
+from dpsweep.execution.resources import get_memory_share
 from dpsweep.training import loop
 from dpsweep.training.allowance import Allowance
 from dpsweep.training.assemble import assemble, initial
@@ -119,7 +119,7 @@ def test_a_trial_leaves_nothing_on_the_card(tmp_path, method):
 
 
 def test_two_trials_at_fractions_of_a_card_fit_it_together():
-    world, share = World("dp_sgd", "cnn5", 4096), memory_share(ResourcesConfig(gpu=0.5))
+    world, share = World("dp_sgd", "cnn5", 4096), get_memory_share(ResourcesConfig(gpu=0.5))
     half = one_step(world, total=2 * GIB, gpu_share=share)
     assert half.fraction == share == 0.45
     assert 2 * half.peak <= 0.9 * 2 * GIB

@@ -11,7 +11,7 @@ from dpsweep.core.errors import ConfigError
 from dpsweep.privacy.accounting import compose
 from dpsweep.results.export import origin_of, to_yaml
 from dpsweep.results.pareto import winners
-from dpsweep.search.charge import ledger_entry, run_of
+from dpsweep.search.charge import get_charged_run, make_ledger_entry
 from dpsweep.store.study import Study
 from dpsweep.training.budget import budget
 
@@ -87,7 +87,7 @@ def test_one_epsilon_is_the_statement_of_all_runs_and_is_kept(uri, load, space):
     study = Study.create(uri, load(space))
     run_all(study, 0.2, 0.6, None, 0.3, 0.9)
     assert study.is_finished()
-    runs = [run_of(record) for record in study.records()]
+    runs = [get_charged_run(record) for record in study.records()]
     assert len(runs) == study.sweep.num_runs == 5
     assert study.sweep.whole.covers(runs)
     assert compose(runs, study.sweep.written.delta) <= 4
@@ -123,7 +123,7 @@ def test_a_final_run_that_fails_is_not_run_again_and_nothing_is_passed_off_as_it
     best = study.best()[0]
     assert best.number == 1
     assert "that of an exploring trial, which has much noise" in origin_of(study).luck(best)
-    assert study.sweep.whole.covers([run_of(record) for record in study.records()])
+    assert study.sweep.whole.covers([get_charged_run(record) for record in study.records()])
 
 
 def test_without_a_complete_exploring_trial_there_is_no_final_run(uri, load):
@@ -145,7 +145,7 @@ def test_exploring_that_ran_out_of_time_ends_for_good_with_the_final_run(uri, lo
     assert again.running() == [final.number]
     end(again, again.record(final.number), 0.9)
     assert again.is_finished()
-    assert again.sweep.whole.covers([run_of(record) for record in again.records()])
+    assert again.sweep.whole.covers([get_charged_run(record) for record in again.records()])
 
 
 def test_the_final_run_is_no_trial_that_a_sampler_sees(uri, load):
@@ -167,7 +167,7 @@ def test_the_ledger_charges_each_run_by_its_own_noise(uri, load):
     study = Study.create(uri, load(LR))
     run_all(study, 0.2, 0.6, 0.4, 0.3, 0.9)
     for record in study.records():
-        assert record.charged == ledger_entry(record.config)
+        assert record.charged == make_ledger_entry(record.config)
     charged = [record.charged["noise_multiplier"] for record in study.records()]
     assert len(set(charged[:4])) == 1
     assert charged[4] < charged[0]

@@ -4,7 +4,7 @@ import pytest
 from ray.tune import TuneError
 
 from dpsweep.core.errors import StateError
-from dpsweep.execution.launch import _errors_of_ours
+from dpsweep.execution.launch import _unwrap_tune_errors
 from dpsweep.store import retry as patience
 from dpsweep.store.retry import InterruptedChange, retry_if_interrupted
 
@@ -49,9 +49,9 @@ def test_another_error_is_told_at_once():
 
 
 def test_an_error_of_ours_comes_out_of_tune_as_itself():
-    with pytest.raises(InterruptedChange, match="went away"), _errors_of_ours("tiny"):
+    with pytest.raises(InterruptedChange, match="went away"), _unwrap_tune_errors("tiny"):
         _wrapped(InterruptedChange("the database went away"))
-    with pytest.raises(TuneError, match="a traceback"), _errors_of_ours("tiny"):
+    with pytest.raises(TuneError, match="a traceback"), _unwrap_tune_errors("tiny"):
         _wrapped(ValueError("a mistake of ours"))
 
 

@@ -30,8 +30,8 @@ from dpsweep.config.source import dump_yaml
 from dpsweep.config.sweep import Sweep, load_sweep
 from dpsweep.core.errors import ConfigError, DpSweepError
 from dpsweep.execution.changes import check_changes
-from dpsweep.execution.preflight import plan as make_plan
-from dpsweep.execution.resources import concurrency, this_machine
+from dpsweep.execution.preflight import make_plan as make_plan
+from dpsweep.execution.resources import count_concurrent_trials, get_local_resources
 from dpsweep.results.published import cells, table
 from dpsweep.results.rich_table import plain_table
 from dpsweep.store.state_dir import StateFolder
@@ -158,7 +158,9 @@ def plan(options: ReproduceOptions) -> None:
             shown_.add_row(job.name, "–", "–", "–", f"skipped: {e}")
             continue
         resources = sweep.config.resources
-        made = make_plan(sweep, concurrency(resources, [this_machine(resources)]))
+        made = make_plan(
+            sweep, count_concurrent_trials(resources, [get_local_resources(resources)])
+        )
         finished = _is_finished(sweep, StateFolder.at(options.state))
         total += 0.0 if finished else made.seconds
         minutes, left = f"{made.seconds / 60:.1f}", "nothing" if finished else "all, at most"

@@ -20,7 +20,7 @@ from dpsweep.results.pareto import chosen, nothing_to_show, summaries
 from dpsweep.results.ranking import standings, standings_table, verdict
 from dpsweep.results.rich_table import plain_table
 from dpsweep.results.tables import shown_budgets, trial_row, trial_table
-from dpsweep.search.charge import statement
+from dpsweep.search.charge import describe_trial_privacy
 from dpsweep.store.lease import LeaseHolder
 from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.statement import describe_search_privacy
@@ -97,7 +97,7 @@ def best(
         console().print(verdict(compared))
     origin = origin_of(study)
     console().print(f"Trial {records[0].number}: {origin.luck(records[0])}")
-    console().print(statement(records[0]))
+    console().print(describe_trial_privacy(records[0]))
     console().print(origin.search_words)
 
 
