@@ -310,7 +310,8 @@ def _description(words: list[str], name: str, best: list[Record]) -> str:
     parts = [f"**Privacy and result.** {words[0]}", *words[1:]]
     if best:
         parts.append(
-            f"**Best config**, trial {best[0].number}. {describe_retraining(dump_trial(best[0].config))}"
+            f"**Best config**, trial {best[0].number}. "
+            f"{describe_retraining(dump_trial(best[0].config))}"
         )
     parts.append(
         f"The artifacts hold `report.html` (all on one page, figures included), `best.yaml`, "

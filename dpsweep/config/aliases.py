@@ -20,7 +20,7 @@ def resolve_path_aliases(path: KeyPath, model: type[BaseModel]) -> KeyPath:
     """`path` of a config of class `model` with letters replaced by field names.
 
     >>> from dpsweep.config.trial import TrialConfig
-    >>> spelled_path(("method", "rho"), TrialConfig)
+    >>> resolve_path_aliases(("method", "rho"), TrialConfig)
     ('method', 'depth')
     """
     names: list[str | int] = []

@@ -145,7 +145,8 @@ def check_selection(config: Strict, space: Space, file: Source, base: Source) ->
 
     def refuse(place: str, got: Any, why: str, remedy: str) -> None:
         raise ConfigError(
-            f"{place}: {format_value(got)} goes against accounting: private_selection: {why}. {remedy}, "
+            f"{place}: {format_value(got)} goes against accounting: private_selection: {why}. "
+            f"{remedy}, "
             f"or accounting: composition"
         )
 

@@ -20,7 +20,7 @@ def parse_size(text: str) -> int:
     Raises:
         ValueError: If it is no size above zero.
 
-    >>> size_bytes("2GB"), size_bytes("1.5 GiB")
+    >>> parse_size("2GB"), parse_size("1.5 GiB")
     (2000000000, 1610612736)
     """
     return round(_parse_amount(text, {k: float(v) for k, v in _SIZES.items()}, "2GB or 500 MiB"))
@@ -32,7 +32,7 @@ def parse_duration(text: str) -> float:
     Raises:
         ValueError: If it is no time above zero.
 
-    >>> duration_seconds("30m"), duration_seconds("1.5h")
+    >>> parse_duration("30m"), parse_duration("1.5h")
     (1800.0, 5400.0)
     """
     return _parse_amount(text, _TIMES, "90s, 30m or 2h")
@@ -62,11 +62,11 @@ Size = Annotated[
     AfterValidator(_validate_size),
     Field(json_schema_extra={"pattern": r"^\s*\d+(\.\d+)?\s*([KMGTkmgt]i?)?[Bb]\s*$"}),
 ]
-"""Text such as 2GB; `size_bytes` reads it."""
+"""Text such as 2GB; `parse_size` reads it."""
 
 Duration = Annotated[
     str,
     AfterValidator(_validate_duration),
     Field(json_schema_extra={"pattern": r"^\s*\d+(\.\d+)?\s*[smhSMH]\s*$"}),
 ]
-"""Text such as 30m; `duration_seconds` reads it."""
+"""Text such as 30m; `parse_duration` reads it."""

@@ -104,7 +104,7 @@ def count_begins(trial_dir: Path) -> int:
 
 
 def note_begin(trial_dir: Path) -> None:
-    """Adds this process to those that `times_begun` counts; `trial_dir` must be locked."""
+    """Adds this process to those that `count_begins` counts; `trial_dir` must be locked."""
     with raising_disk_full(trial_dir), (trial_dir / _BEGUN).open("ab") as file:
         file.write(b".")
 
@@ -116,7 +116,7 @@ def read_memory_notes(trial_dir: Path) -> list[str]:
 
 
 def note_memory(trial_dir: Path, where: str) -> None:
-    """Adds to what `memory_notes` tells; durable when it returns."""
+    """Adds to what `read_memory_notes` tells; durable when it returns."""
     write_whole(trial_dir / _NOTES, json.dumps([*read_memory_notes(trial_dir), where]).encode())
 
 

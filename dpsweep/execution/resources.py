@@ -71,7 +71,7 @@ NO_GPU = Packing(
 def choose_packing(measured: GpuProbe) -> Packing:
     """The fewest trials at once whose work per second is within a tenth of the best that fits.
 
-    >>> packed(GpuProbe(10, 100, {1: 0.1, 2: 0.11, 4: 0.2})).gpu
+    >>> choose_packing(GpuProbe(10, 100, {1: 0.1, 2: 0.11, 4: 0.2})).gpu
     0.5
     """
     fit = {k: s for k, s in measured.step_seconds.items() if k <= measured.fit}
@@ -132,7 +132,7 @@ def get_local_resources(resources: ResourcesConfig) -> dict[str, float]:
 def count_trials_per_node(resources: ResourcesConfig, has: NodeResources) -> int:
     """Trials that fit one node at once.
 
-    >>> node_capacity(ResourcesConfig(cpu=1, gpu=0.4), {"CPU": 16, "GPU": 2})
+    >>> count_trials_per_node(ResourcesConfig(cpu=1, gpu=0.4), {"CPU": 16, "GPU": 2})
     4
     """
     capacities = [int(has.get("CPU", 0.0) // resources.cpu)]

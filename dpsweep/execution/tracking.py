@@ -126,7 +126,8 @@ class TrackingWatcher:
         elif record.confirms is not None:
             found += f"\n\nRepeats trial {record.confirms} with fresh noise."
         return (
-            f"**Privacy.** This run by itself: {describe_trial_privacy(record)} {_AS_A_PART}\n\n{found}\n\n"
+            f"**Privacy.** This run by itself: {describe_trial_privacy(record)} "
+            f"{_AS_A_PART}\n\n{found}\n\n"
             f"{describe_retraining(dump_trial(record.config))}"
         )
 
@@ -204,7 +205,7 @@ def describe_retraining(config: str) -> str:
 def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested mappings as dotted keys.
 
-    >>> flat({"method": {"name": "disk", "kappa": 0.7}, "seed": 0})
+    >>> flatten({"method": {"name": "disk", "kappa": 0.7}, "seed": 0})
     {'method.name': 'disk', 'method.kappa': 0.7, 'seed': 0}
     """
     out: dict[str, Any] = {}

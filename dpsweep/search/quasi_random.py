@@ -60,7 +60,7 @@ def compute_scrambled_point(index: int, seed: int) -> float:
     The order mixes the first 2, 4, 8, ... points among themselves. Without it the first digit of
     one key would follow from that of another.
 
-    >>> sorted(int(4 * scrambled(index, seed=7)) for index in range(8, 12))
+    >>> sorted(int(4 * compute_scrambled_point(index, seed=7)) for index in range(8, 12))
     [0, 1, 2, 3]
     """
     order = sum(_scramble_bit(index >> bit, seed, "order", bit) << bit for bit in range(_BITS))

@@ -79,7 +79,7 @@ class Record:
 def make_attributes(
     config: TrialConfig, hyperparams: Mapping[str, Any], **more: Any
 ) -> dict[str, Any]:
-    """What a new trial of Optuna's carries, for `record_of` to read."""
+    """What a new trial of Optuna's carries, for `make_record` to read."""
     return {HYPERPARAMS: dict(hyperparams), "config": config.model_dump(mode="json"), **more}
 
 

@@ -67,7 +67,7 @@ def find_mount(folder: Path, mounts: str) -> Mount | None:
         mounts: A line each: source, mount point, type, options. Of two at one place the last
             counts.
 
-    >>> mount_of(Path("/data/x"), "/dev/sda / ext4 rw 0 0\nh:/d /data nfs4 rw 0 0").kind
+    >>> find_mount(Path("/data/x"), "/dev/sda / ext4 rw 0 0\nh:/d /data nfs4 rw 0 0").kind
     'nfs4'
     """
     best: Mount | None = None

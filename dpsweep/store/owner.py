@@ -55,7 +55,7 @@ def get_login_name(uid: int) -> str:
 def split_sweep_name(named: str) -> tuple[str | None, str]:
     """Owner and name of a sweep as people type it; no owner for their own.
 
-    >>> parted("tiny"), parted("alice/tiny")
+    >>> split_sweep_name("tiny"), split_sweep_name("alice/tiny")
     ((None, 'tiny'), ('alice', 'tiny'))
 
     Raises:

@@ -61,7 +61,7 @@ class StateFolder:
     root: Path
 
     @classmethod
-    def at(cls, folder: str | None) -> "State":
+    def at(cls, folder: str | None) -> "StateFolder":
         """This user's part of the folder that was asked for, of DPSWEEP_STATE, or of ./.dpsweep."""
         named = folder or os.environ.get("DPSWEEP_STATE") or DEFAULT
         return cls(Path(named).expanduser().absolute()).of(whoami())
@@ -90,14 +90,14 @@ class StateFolder:
             return get_login_name((self.root / "sweeps").stat().st_uid)
         return None
 
-    def of(self, owner: str) -> "State":
+    def of(self, owner: str) -> "StateFolder":
         """Another owner's part of the same folder, existing or not."""
         common = StateFolder(self.common)
         first = common.owner
         unclaimed = first is None and not (common.root / OWNERS).exists()
         return common if unclaimed or first == owner else StateFolder(common.root / OWNERS / owner)
 
-    def others(self) -> list["State"]:
+    def others(self) -> list["StateFolder"]:
         """The parts of everybody else in the same folder."""
         common = StateFolder(self.common)
         try:
@@ -142,7 +142,7 @@ class StateFolder:
             )
         return me
 
-    def part(self, named: str) -> tuple["State", str]:
+    def part(self, named: str) -> tuple["StateFolder", str]:
         """Where a sweep that is called NAME or OWNER/NAME lives, and its NAME.
 
         Raises:
@@ -339,7 +339,8 @@ class SweepFolder:
         self._read()
         if self.called != self.name and not force:
             raise StateError(
-                f"sweep {self.called!r} is {self.owner_name}'s, not yours ({whoami()}). If they know, "
+                f"sweep {self.called!r} is {self.owner_name}'s, not yours ({whoami()}). If they "
+                "know, "
                 f"add --force; if you are {self.owner_name} under another name, set {VARIABLE}"
             )
 

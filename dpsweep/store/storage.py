@@ -77,7 +77,7 @@ def resolve_moved_uri(option: str | None) -> str | None:
 def complete_uri(uri: str) -> str:
     """`uri` with its driver named, and the path of a file made absolute.
 
-    >>> complete("postgresql://me@host/sweeps")
+    >>> complete_uri("postgresql://me@host/sweeps")
     'postgresql+psycopg://me@host/sweeps'
 
     Raises:
@@ -264,7 +264,8 @@ def _check_driver(url: URL) -> None:
     if driver and find_spec(_MODULES.get(driver, driver)) is None:
         package = _PACKAGES.get(driver, driver)
         raise ConfigError(
-            f"--storage {_redact_url(url)}: needs the driver {driver}, which is not installed here. "
+            f"--storage {_redact_url(url)}: needs the driver {driver}, which is not installed "
+            "here. "
             f"Install it with: pip install '{package}'"
         )
 
@@ -277,7 +278,8 @@ def _explain_errors(url: URL) -> Iterator[None]:
     except OperationalError as e:
         reason = str(e.orig).strip().splitlines()[0]
         raise ConnectionRefused(
-            f"--storage {_redact_url(url)}: the database does not answer: {reason}. Check host, port, "
+            f"--storage {_redact_url(url)}: the database does not answer: {reason}. Check host, "
+            "port, "
             f"database, user and password (PostgreSQL also reads ~/.pgpass)"
         ) from e
     except RuntimeError as e:

@@ -22,7 +22,7 @@ _SECRET = re.compile(r"(password|passwd|pwd|token|secret|(?<!ssl)(?<!ssl_)key)\s
 def redact_password(uri: str) -> str:
     """`uri` as it may be shown; rather too little of it than a password.
 
-    >>> without_password("postgresql://me:secret@host/db?password=secret&sslmode=require")
+    >>> redact_password("postgresql://me:secret@host/db?password=secret&sslmode=require")
     'postgresql://me:***@host/db?password=***&sslmode=require'
     """
     before, mark, query = _USER.sub(r"\1:***@", uri).partition("?")
@@ -47,7 +47,7 @@ def refuse_password(option: str, uri: str | None, remedy: str) -> None:
 def add_driver(uri: str) -> str:
     """`uri`, of a database with its driver named: SQLAlchemy would take the one we do not install.
 
-    >>> with_driver("postgresql://me@host/mlflow"), with_driver("http://host:5000")
+    >>> add_driver("postgresql://me@host/mlflow"), add_driver("http://host:5000")
     ('postgresql+psycopg://me@host/mlflow', 'http://host:5000')
     """
     kind, mark, rest = uri.partition("://")
@@ -72,5 +72,5 @@ def build_server_command(uri: str, artifacts: Path, host: str, port: int) -> lis
 
 
 def build_server_environment() -> dict[str, str]:
-    """The environment for `server_command`."""
+    """The environment for `build_server_command`."""
     return {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}

@@ -72,8 +72,9 @@ def assemble_on(
 ) -> Step:
     """The same with data and budget at hand; computes where the data are, all at every step."""
     model = build_model(config.model, config.data.spec, config.seed)
-    geometry = _geometry(config, model)
-    model = model.to(data.inputs.device, getattr(torch, config.train.dtype))
+    device = data.inputs.device
+    geometry = _geometry(config, model).on(device)
+    model = model.to(device, getattr(torch, config.train.dtype))
     engine = _engine(config, model, geometry, data, allowance)
     config.privacy.clipping.build(
         config.privacy.clip_norm, plan.run.noise_multiplier, config.train.batch_size

@@ -37,6 +37,7 @@ from dpsweep.privacy.audit import Audit, judge, log_ratio
 from dpsweep.privacy.clip import Clip
 from dpsweep.privacy.engine import engine_for
 from dpsweep.privacy.geometry import geometry_of
+from dpsweep.privacy.noise import NoiseDraw
 from dpsweep.training.assemble import initial
 from dpsweep.training.budget import Budget
 from dpsweep.training.step import Progress, Step
@@ -87,8 +88,10 @@ class Watched(Step):
             self.sums[key] = super().clipped(batch, progress)
         return self.sums[key]
 
-    def released(self, clipped: Clipped, clip: Clip, step: int) -> Released:
-        released = super().released(clipped, clip, step)
+    def released(
+        self, clipped: Clipped, clip: Clip, step: int, noise: NoiseDraw | None = None
+    ) -> Released:
+        released = super().released(clipped, clip, step, noise)
         self.seen.append(released)
         return released
 

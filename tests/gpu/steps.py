@@ -38,14 +38,18 @@ MODELS = {
     "wrn_40_4": {"name": "wrn_40_4"},
     "vit_small": {"name": "vit_small"},
     "model2": {"name": "model2"},
+    "features": {"name": "linear"},
     "circulant": {"name": "cnn_small", "width": 20, "block": 10},
 }
 
 
 def trial(world):
     copies = {"augment": {"flips": True, "crops": 4, "multiplicity": world.augment}}
+    data = {"name": "cifar10"}
+    if world.model == "features":
+        data = {"name": "mnist", "features": {"name": "scattering", "groups": 27}}
     tree = {
-        "data": {"name": "cifar10"},
+        "data": data,
         "model": MODELS[world.model],
         "privacy": {"noise_multiplier": 1.0, "clip_norm": 1.0},
         "train": {
@@ -65,9 +69,10 @@ def one_step(world, total=80 * GIB, gpu_share=1.0):
     config = trial(world)
     num = 4 * world.batch_size
     spec = config.data.spec
-    images = torch.zeros((num, *spec.shape), dtype=torch.uint8)
+    features = config.data.features is not None
+    images = torch.zeros((num, *spec.shape), dtype=torch.float16 if features else torch.uint8)
     labels = torch.zeros(num, dtype=torch.int64)
-    data = Dataset(images, labels, images[:10], labels[:10], spec.brightest)
+    data = Dataset(images, labels, images[:10], labels[:10], spec.brightest, are_features=features)
     run = Run(world.batch_size / num, 1.0, 1000)
     with virtual_gpu(numbers=False, total=total) as gpu, unchecked():
         device = open_device("cuda", gpu_share)
@@ -79,10 +84,17 @@ def one_step(world, total=80 * GIB, gpu_share=1.0):
         while len(progress.trail) < progress.trail.maxlen:
             progress.trail.append({k: x.clone() for k, x in progress.params.items()})
         progress.step = len(progress.trail)
+        progress.leaf_sizes = leaf_sizes(step, progress)
         gpu.restart()
         step(progress)
         gpu.physical = step.engine.max_physical_batch
     return gpu
+
+
+def leaf_sizes(step, progress):
+    """What the step before would have learned: without it, no thread would draw the noise."""
+    nobody = step.batch(0)[:0]
+    return tuple(x.numel() for x in step.clipped(nobody, progress).values())
 
 
 def unchecked():

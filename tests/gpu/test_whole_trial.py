@@ -14,6 +14,7 @@ from dpsweep.config.trial import load_trial
 from dpsweep.core.seeds import Secret
 from dpsweep.execution.resources import get_memory_share
 from dpsweep.training import loop
+from dpsweep.training import step as step_module
 from dpsweep.training.allowance import Allowance
 from dpsweep.training.assemble import assemble, initial
 from dpsweep.training.device import open_device
@@ -59,6 +60,7 @@ def weights(trial_dir):
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: m["name"])
 def test_pausing_on_cuda_and_going_on_changes_no_bit(tmp_path, method, monkeypatch):
     monkeypatch.setattr(loop, "_LOOK_SECONDS", -1.0)  # look between any two steps
+    monkeypatch.setattr(step_module, "_FEWEST_DRAWN_BY_A_THREAD", 1)
     config, rows = trial(method), []
     whole = trial_dir(tmp_path / "whole")
     paused = trial_dir(tmp_path / "paused", like=whole)

@@ -64,7 +64,8 @@ def stop(name: str, state_folder: str | None, wait: float, *, force: bool = Fals
         folder.stop_request.touch()
     except PermissionError as e:
         raise StateError(
-            f"sweep {name!r}: {folder.path} cannot be written by this account. Ask {folder.owner_name}"
+            f"sweep {name!r}: {folder.path} cannot be written by this account. Ask "
+            f"{folder.owner_name}"
         ) from e
     end = time.monotonic() + wait
     while folder.owner() is not None:

@@ -162,7 +162,7 @@ def _resolve_domain_aliases(path: KeyPath, domain: Domain) -> Domain:
 def resolve_key_aliases(key: str) -> str:
     """A dotted key of the trial config with letters replaced.
 
-    >>> spelled_key("method.rho")
+    >>> resolve_key_aliases("method.rho")
     'method.depth'
     """
     return ".".join(map(str, resolve_path_aliases(tuple(key.split(".")), TrialConfig)))

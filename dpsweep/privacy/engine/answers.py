@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from dpsweep.privacy.clip import cleaned, squared_norms, weighted_sum
+from dpsweep.privacy.clip import SUMMED, cleaned, squared_norms, summed_products, weighted_sum
 
 _SLACK, _TERMS = 16, 64
 """Of rounding errors: a sum's, and those of all the products a Gram matrix is made of."""
@@ -23,6 +23,23 @@ _LOUD = 1024.0
 """Times the usual answer; in float32, less than 1e-4 of it is then lost in a sum."""
 
 
+@dataclass(frozen=True)
+class Known:
+    """What is known of all examples before they are summed.
+
+    Attributes:
+        finite: True if every number that their answers are made of is finite.
+        quiet: True if none is `loud`.
+    """
+
+    finite: bool = False
+    quiet: bool = False
+
+
+NOTHING = Known()
+"""So that whoever sums has to look: on a CPU that costs little, elsewhere it would wait."""
+
+
 class Answer(Protocol):
     """What B examples answer for one parameter. Private.
 
@@ -32,7 +49,7 @@ class Answer(Protocol):
     def squares(self) -> Tensor:
         """Squared norm of each example's answer, shape (B,); NaN or infinite if it is."""
 
-    def summed(self, factor_B: Tensor) -> Tensor:
+    def summed(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
         """sum_b factor_b answer_b, of the parameter's shape or its white coordinates'."""
 
     def each(self) -> Tensor:
@@ -48,8 +65,8 @@ class Each:
     def squares(self) -> Tensor:
         return squared_norms(self.leaf_B)
 
-    def summed(self, factor_B: Tensor) -> Tensor:
-        return weighted_sum(factor_B, self.leaf_B)
+    def summed(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
+        return weighted_sum(factor_B, self.leaf_B, known.finite)
 
     def each(self) -> Tensor:
         return self.leaf_B
@@ -86,11 +103,14 @@ class Outer:
             return square_of_each(a[:, 0]) * square_of_each(g[:, 0])
         return from_grams(gram(a), gram(g), g.dtype)
 
-    def summed(self, factor_B: Tensor) -> Tensor:
-        a, g = (cleaned(x, factor_B) for x in (self.inputs_BTI, self.grads_BTO))
+    def summed(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
+        a, g = self.inputs_BTI, self.grads_BTO
+        if not known.finite:
+            a, g = cleaned(a, factor_B), cleaned(g, factor_B)
         if self.signed:
             a, g = a.double(), g.double()
-        return (g * factor_B.to(g)[:, None, None]).flatten(0, 1).T @ a.flatten(0, 1)
+        scaled = (g * factor_B.to(g)[:, None, None]).flatten(0, 1)
+        return summed_products(scaled, a.flatten(0, 1), a.shape[1])
 
     def each(self) -> Tensor:
         return self.grads_BTO.transpose(1, 2) @ self.inputs_BTI
@@ -116,12 +136,17 @@ class Tokens:
         same = self.rows_BT[:, :, None] == self.rows_BT[:, None, :]
         return from_grams(same.double(), gram(self.grads_BTE), self.grads_BTE.dtype)
 
-    def summed(self, factor_B: Tensor) -> Tensor:
-        g = cleaned(self.grads_BTE, factor_B)
+    def summed(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
+        g = self.grads_BTE if known.finite else cleaned(self.grads_BTE, factor_B)
         if self.signed:
             g = g.double()
         scaled = (g * factor_B.to(g)[:, None, None]).flatten(0, 1)
-        return _add_rows(self.num_rows, self.rows_BT.flatten(), scaled)
+        num, slices = self.num_rows, -(-len(g) // SUMMED)
+        rows_BT = self.rows_BT
+        if slices > 1:  # a table for each, side by side
+            rows_BT = rows_BT + num * (torch.arange(len(g), device=g.device) // SUMMED)[:, None]
+        tables = _add_rows(slices * num, rows_BT.flatten(), scaled)
+        return tables if slices < 2 else tables.view(slices, num, -1).sum(0, dtype=torch.float64)
 
     def each(self) -> Tensor:
         g, num = self.grads_BTE, self.num_rows
@@ -204,9 +229,14 @@ def loud(factor_B: Tensor, square_B: Tensor, longest_B: Tensor) -> tuple[Tensor,
         square_B: Squared norms of the answers.
         longest_B: Norms they would have if nothing cancelled.
     """
-    usual = (factor_B * square_B.sqrt()).nan_to_num(0, 0, 0).amax()
-    loud_B = (factor_B != 0) & ~(factor_B * longest_B <= _LOUD * usual)
+    loud_B = is_loud(factor_B, square_B, longest_B)
     return torch.where(loud_B, factor_B, 0), torch.where(loud_B, 0, factor_B)
+
+
+def is_loud(factor_B: Tensor, square_B: Tensor, longest_B: Tensor) -> Tensor:
+    """Which examples `loud` tells from the others; of several layers at once, shape (L, B)."""
+    usual = (factor_B * square_B.sqrt()).nan_to_num(0, 0, 0).amax(-1, keepdim=True)
+    return (factor_B != 0) & ~(factor_B * longest_B <= _LOUD * usual)
 
 
 def heard(factor_B: Tensor) -> bool:

@@ -18,10 +18,21 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from dpsweep.core.flat import convert
 from dpsweep.core.types import Clipped, Tensors
-from dpsweep.privacy.clip import SUMMED, Clip, add, scaling
-from dpsweep.privacy.engine.answers import Answer, Each, added, heard
+from dpsweep.privacy.clip import LARGEST_SQUARE, SUMMED, Clip, add, scaling
+from dpsweep.privacy.engine.answers import (
+    NOTHING,
+    Answer,
+    Each,
+    Known,
+    added,
+    heard,
+    is_loud,
+)
 from dpsweep.privacy.engine.base import ByPortions, Portion
+from dpsweep.privacy.engine.circulant import Spectra
+from dpsweep.privacy.engine.conv import ByGram
 from dpsweep.privacy.engine.layers import Site, at_one_input, sites
 from dpsweep.privacy.engine.tape import Use, record
 from dpsweep.privacy.geometry import IDENTITY, Geometry
@@ -77,23 +88,27 @@ class BookkeepingEngine(ByPortions):
                 for call in calls:
                     call.check_unchanged(name)
                     uses.setdefault(name, []).extend(call.parted(self.copies))
-        if len(portion.present_B) <= SUMMED:
-            return self._summed(uses, points[0], portion.present_B, clip)
+        present_B = portion.present_B
+        # on a GPU a kernel more costs more than memory: there each answer sums in slices itself
+        if len(present_B) <= SUMMED or present_B.is_cuda:
+            return self._summed(uses, points[0], present_B, clip)
         total = self._nobody(points[0], clip)
-        for start in range(0, len(portion.present_B), SUMMED):
+        for start in range(0, len(present_B), SUMMED):
             rows = slice(start, start + SUMMED)
             some = {name: [call.only(rows) for call in calls] for name, calls in uses.items()}
-            total = add(total, self._summed(some, points[0], portion.present_B[rows], clip))
+            total = add(total, self._summed(some, points[0], present_B[rows], clip))
         return total
 
     def _summed(
         self, uses: Mapping[str, Sequence[Use]], params: Tensors, present_B: Tensor, clip: Clip
     ) -> Clipped:
-        """The clipped sum over so few that their own precision will do."""
+        """The clipped sum; on a CPU over so few that their own precision will do."""
         answers = self._answers(uses, params, len(present_B))
-        squares = {k: answer.squares().double() for k, answer in answers.items()}
+        found = convert((answer.squares() for answer in answers.values()), torch.float64)
+        squares = dict(zip(answers, found, strict=True))
         factors, count = scaling(squares, clip, present_B)
-        total = {k: answer.summed(factors[k]) for k, answer in answers.items()}
+        known = _known(answers, squares, factors)
+        total = {k: answer.summed(factors[k], known[k]) for k, answer in answers.items()}
         return Clipped(total | count)
 
     def _answers(
@@ -146,13 +161,42 @@ class Mapped:
     def squares(self) -> Tensor:
         return torch.where(self.usable_B, self.map.squares(self.records), math.inf)
 
-    def summed(self, factor_B: Tensor) -> Tensor:
-        unusable = heard(~self.usable_B)  # their factor is 0, but 0 times infinite is not
+    def summed(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
+        # their factor is 0, but 0 times infinite is not
+        unusable = not known.finite and heard(~self.usable_B)
         records = self.records.only(self.usable_B) if unusable else self.records
-        return self.map.coordinates(records, factor_B)
+        if len(factor_B) <= SUMMED:
+            return self.map.coordinates(records, factor_B)
+        starts = range(0, len(factor_B), SUMMED)
+        slices = [slice(start, start + SUMMED) for start in starts]
+        parts = [self.map.coordinates(records.rows(s), factor_B[s]) for s in slices]
+        return torch.stack(parts).sum(0, dtype=torch.float64)
 
     def each(self) -> Tensor:
         raise ValueError("a parameter that two layers share has no geometry of its own")
+
+
+def _known(
+    answers: Mapping[str, Answer], squares: Tensors, factors: Tensors
+) -> Mapping[str, Known]:
+    """What to spare each answer on a GPU, by one look at all of them.
+
+    An example with a number that is not finite in any record has a norm that is not. Rows that only
+    fill up are looked at too: they may repeat such an example.
+    """
+    if not next(iter(factors.values())).is_cuda:
+        return dict.fromkeys(answers, NOTHING)
+    usable_B = torch.stack(list(squares.values())).sum(0) <= LARGEST_SQUARE  # false for NaN
+    flags = [(~usable_B).any()[None]]
+    signed = {k: x for k, x in answers.items() if isinstance(x, ByGram | Spectra) and x.signed}
+    if signed:
+        squares_LB = torch.stack([x.norms[0] for x in signed.values()])
+        longest_LB = torch.stack([x.norms[1] for x in signed.values()])
+        factors_LB = torch.stack([factors[k] for k in signed])
+        flags.append(is_loud(factors_LB, squares_LB, longest_LB).any(1))
+    unusable, *loud = torch.cat(flags).tolist()
+    quiet = {k: not is_one for k, is_one in zip(signed, loud, strict=True)}
+    return {k: Known(finite=not unusable, quiet=quiet.get(k, False)) for k in answers}
 
 
 def _records(uses: Sequence[Use]) -> Records:

@@ -9,15 +9,15 @@ clipped sum one matrix product a frequency, transformed back at the end.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Self
 
 import torch
 from torch import Tensor
 
 from dpsweep.core.circulant import CirculantLinear
-from dpsweep.privacy.clip import cleaned
-from dpsweep.privacy.engine.answers import heard, loud, not_too_small
+from dpsweep.privacy.clip import cleaned, summed_products
+from dpsweep.privacy.engine.answers import NOTHING, Known, heard, loud, not_too_small
 from dpsweep.privacy.engine.tape import Use
 
 
@@ -44,7 +44,7 @@ class Spectra:
         """Those of a layer's calls, side by side."""
         d = layer.block
         inputs = [_spectra(use.inputs[0], d) for use in uses]
-        grads = [_spectra(use.weight * use.grad, d) for use in uses]
+        grads = [_spectra(use.weighted(use.grad), d) for use in uses]
         return cls(d, torch.cat(inputs, 2), torch.cat(grads, 2), signed=len(uses) > 1)
 
     @property
@@ -56,13 +56,13 @@ class Spectra:
         return length == 1 or grams < 1.5 * length * q * p + 8 * q * p
 
     def squares(self) -> Tensor:
-        return self._norms[0]
+        return self.norms[0]
 
     @cached_property
-    def _norms(self) -> tuple[Tensor, Tensor]:
+    def norms(self) -> tuple[Tensor, Tensor]:
         """Squares, and the norm that there would be if nothing cancelled, shape (B,) each."""
         x, g = self.inputs_FBTq, self.grads_FBTp
-        bins_F = _bins(self.block).to(x.device) / self.block
+        bins_F = _bins(self.block, x.device) / self.block
         each_FBT = _power(x) * _power(g)
         square_BT = torch.tensordot(each_FBT, bins_F, ([0], [0]))
         longest_B = square_BT.sqrt().sum(1)
@@ -71,17 +71,22 @@ class Spectra:
         square_B = bins_F @ (_gram(g) * _gram(x).conj()).real.sum((2, 3))
         return not_too_small(square_B, longest_B, g.real.dtype, x.shape[2]), longest_B
 
-    def summed(self, factor_B: Tensor) -> Tensor:
-        if not self.signed:
-            return self._summed(factor_B, self.grads_FBTp.dtype)
-        loud_B, quiet_B = loud(factor_B, *self._norms)
+    def summed(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
+        if not self.signed or known.quiet:
+            total = self._summed(factor_B, self.grads_FBTp.dtype, known.finite)
+            return total.double() if self.signed else total
+        loud_B, quiet_B = loud(factor_B, *self.norms)
         total = self._summed(quiet_B, self.grads_FBTp.dtype).double()
         return total + self._summed(loud_B, torch.complex128) if heard(loud_B) else total
 
-    def _summed(self, factor_B: Tensor, dtype: torch.dtype) -> Tensor:
-        x, g = (_cleaned(z, factor_B).to(dtype) for z in (self.inputs_FBTq, self.grads_FBTp))
+    def _summed(self, factor_B: Tensor, dtype: torch.dtype, finite: bool = False) -> Tensor:
+        x, g = self.inputs_FBTq, self.grads_FBTp
+        if not finite:
+            x, g = _cleaned(x, factor_B), _cleaned(g, factor_B)
+        x, g = x.to(dtype), g.to(dtype)
         scaled = g * factor_B.to(g.real.dtype)[:, None, None]
-        return self._back(scaled.flatten(1, 2).transpose(1, 2) @ x.flatten(1, 2).conj())
+        spectrum = summed_products(scaled.flatten(1, 2), x.flatten(1, 2).conj(), x.shape[2])
+        return self._back(spectrum)
 
     def each(self) -> Tensor:
         return self._back(self.grads_FBTp.transpose(2, 3) @ self.inputs_FBTq.conj())
@@ -100,13 +105,14 @@ def _spectra(leaf: Tensor, block: int) -> Tensor:
     return spectra.movedim(-1, 0).contiguous()
 
 
-def _bins(n: int) -> Tensor:
+@lru_cache(maxsize=64)
+def _bins(n: int, device: torch.device) -> Tensor:
     """How many of the n bins each real frequency stands for: 2, but 1 for zero and Nyquist."""
     bins_F = torch.full((n // 2 + 1,), 2.0, dtype=torch.float64)
     bins_F[0] = 1
     if n % 2 == 0:
         bins_F[-1] = 1
-    return bins_F
+    return bins_F.to(device)
 
 
 def _power(spectra: Tensor) -> Tensor:

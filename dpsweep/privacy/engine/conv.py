@@ -17,7 +17,7 @@ L = pixels of a phase, K = k_h k_w lags.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 
 import torch
@@ -25,8 +25,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dpsweep.core.convolution import kernel_gradient
-from dpsweep.privacy.clip import cleaned
-from dpsweep.privacy.engine.answers import Answer, diagonal, heard, loud, not_too_small
+from dpsweep.privacy.clip import SUMMED, cleaned, summed_products, zero
+from dpsweep.privacy.engine.answers import (
+    NOTHING,
+    Answer,
+    Known,
+    diagonal,
+    heard,
+    loud,
+    not_too_small,
+)
 from dpsweep.privacy.engine.tape import Use
 
 _WRITTEN, _PRODUCT, _DOUBLE = 8.0, 1.5, 3.0
@@ -212,14 +220,13 @@ class Aligned(Runs):
         one, other = (self._grouped(x.permute(0, 2, 3, 1)) for x in (left, right))
         pixels = one @ other.transpose(1, 2)
         total = torch.zeros_like(pixels)
-        all_T = pixels.new_ones(1, 1, *self.output)
         for at, columns in self.shifts:
             inside = self._inside(at)
             there = slice(inside.start + at, inside.stop + at)
             part = pixels[:, there, there]
             if columns:
-                valid_T = _without_columns(all_T, columns).flatten()[inside]
-                part = torch.where(valid_T[:, None] * valid_T > 0, part, 0)
+                valid = _valid_pairs(self.output, columns, inside.start, inside.stop, part.device)
+                part = torch.where(valid, part, zero(part.dtype, part.device))
             total[:, inside, inside] += part
         return total
 
@@ -241,6 +248,15 @@ def _keeps_size(layer: nn.Conv2d) -> bool:
     return all(2 * int(p) == d * (k - 1) for p, (k, d) in zip(layer.padding, sides, strict=True))
 
 
+@lru_cache(maxsize=256)
+def _valid_pairs(
+    output: tuple[int, int], right: int, start: int, stop: int, device: torch.device
+) -> Tensor:
+    """Pairs of positions, from `start` on, that both have a pixel `right` columns on; (T, T)."""
+    valid_T = _without_columns(torch.ones(1, 1, *output), right).flatten()[start:stop] > 0
+    return (valid_T[:, None] & valid_T).to(device)
+
+
 def _without_columns(leaf: Tensor, right: int) -> Tensor:
     """`leaf`, shape (B, O, height, width), with zeros where `right` columns on is outside."""
     if right == 0:
@@ -256,7 +272,7 @@ def kernel(layer: nn.Conv2d, uses: Sequence[Use]) -> Answer:
     shape = tuple(layer.weight.shape)
     runs = [Runs.of(layer, use.grad.shape) for use in uses]
     inputs = [run.prepared(use.inputs[0], layer) for run, use in zip(runs, uses, strict=True)]
-    grads = [use.grad if use.weight == 1 else use.weight * use.grad for use in uses]
+    grads = [use.weighted(use.grad) for use in uses]
     if all(run == runs[0] for run in runs) and runs[0].cheaper_by_gram(shape, len(uses)):
         return ByGram(shape, runs[0], inputs, grads)
     return ByLags.of(shape, runs, inputs, grads)
@@ -305,9 +321,11 @@ class ByLags:
     def squares(self) -> Tensor:
         return self.lags.square().sum((0, 2, 3)).view(-1, self._groups).sum(1)
 
-    def summed(self, factor_B: Tensor) -> Tensor:
-        lags = cleaned(self._by_group, factor_B, dim=1)
-        total = factor_B.to(lags) @ lags.flatten(2)
+    def summed(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
+        lags = self._by_group if known.finite else cleaned(self._by_group, factor_B, dim=1)
+        factors, flat = factor_B.to(lags), lags.flatten(2)
+        one = len(factors) <= SUMMED
+        total = factors @ flat if one else summed_products(factors[:, None], flat)
         return self._in_place(total.view(len(lags), 1, *lags.shape[2:]))[0]
 
     def each(self) -> Tensor:
@@ -341,10 +359,15 @@ class ByGram:
     grads: list[Tensor]
 
     def squares(self) -> Tensor:
-        return self._norms[0]
+        return self.norms[0]
+
+    @property
+    def signed(self) -> bool:
+        """As in answers.Outer."""
+        return len(self.inputs) > 1
 
     @cached_property
-    def _norms(self) -> tuple[Tensor, Tensor]:
+    def norms(self) -> tuple[Tensor, Tensor]:
         """Squares, and the norm sum_t |w_t| |g_t| |x_t| if nothing cancelled, shape (B,) each.
 
         Positions and points may cancel; see answers.not_too_small for what is added.
@@ -365,23 +388,29 @@ class ByGram:
         groups = self.runs.groups
         return square_B.view(-1, groups).sum(1), longest_B.view(-1, groups).sum(1)
 
-    def summed(self, factor_B: Tensor) -> Tensor:
+    def summed(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
         total = self.grads[0].new_zeros(self.shape, dtype=torch.float64)
         quiet_B = factor_B
-        if len(self.inputs) > 1:
-            loud_B, quiet_B = loud(factor_B, *self._norms)
+        if self.signed and not known.quiet:
+            loud_B, quiet_B = loud(factor_B, *self.norms)
             if heard(loud_B):
                 total += self._summed_in_double(loud_B)
         for x, g in zip(self.inputs, self.grads, strict=True):
-            total += kernel_gradient(
-                cleaned(x, quiet_B),
-                cleaned(g, quiet_B) * quiet_B.to(g)[:, None, None, None],
-                self.shape,
-                self.runs.stride,
-                self.runs.padding,
-                self.runs.dilation,
-                self.runs.groups,
-            )
+            if not known.finite:
+                x, g = cleaned(x, quiet_B), cleaned(g, quiet_B)
+            scaled = g * quiet_B.to(g)[:, None, None, None]
+            for some, these in zip(
+                torch.split(x, SUMMED), torch.split(scaled, SUMMED), strict=True
+            ):
+                total += kernel_gradient(
+                    some,
+                    these,
+                    self.shape,
+                    self.runs.stride,
+                    self.runs.padding,
+                    self.runs.dilation,
+                    self.runs.groups,
+                )
         return total
 
     def _summed_in_double(self, factor_B: Tensor) -> Tensor:

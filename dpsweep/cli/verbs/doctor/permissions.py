@@ -92,7 +92,10 @@ def _folder(state: StateFolder) -> Iterator[Finding]:
     found = state.root.stat()
     mode = stat.S_IMODE(found.st_mode)
     if found.st_uid != os.geteuid():
-        words = f"{state.root} is {get_login_name(found.st_uid)}'s, and you run as {get_login_name(os.geteuid())}"
+        words = (
+            f"{state.root} is {get_login_name(found.st_uid)}'s, and you run as "
+            f"{get_login_name(os.geteuid())}"
+        )
         yield Finding("permissions", "warn", words, "Work under one account, or name another")
     if mode & 0o022:
         yield Finding(
