@@ -118,8 +118,8 @@ def check_explore(config: Strict, trial: TrialConfig, file: Source, base: Source
         got = reduce(getattr, key, config)
         if got != needed:
             raise ConfigError(
-                f"{file.at(key)}: {format_value(got)} goes against budget.explore: {why}. {remedy}, or "
-                f"give budget.trials in place of explore"
+                f"{file.at(key)}: {format_value(got)} goes against budget.explore: {why}. "
+                f"{remedy}, or give budget.trials in place of explore"
             )
 
 
