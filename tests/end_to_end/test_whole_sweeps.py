@@ -72,7 +72,7 @@ def test_resume_after_kill_loses_nothing_and_each_trial_can_be_trained_again(
 
 
 def test_quickstart_finds_a_good_config_and_exports_it(tmp_path, dpsweep, verb):
-    # The file asks for 12 exploring trials, which differ from these in number and noise alone.
+    # The file asks for 6 exploring trials, which differ from these in number and noise alone.
     few = ("--set", "budget.explore.trials=3")
     shown = dpsweep("launch", ROOT / "sweeps/quickstart.yaml", *few)
     assert "[4/4]" in shown
