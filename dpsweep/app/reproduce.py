@@ -148,7 +148,8 @@ def spec_of(job: Job, budget: Budget, seeds: int) -> Tree:
         if value is not None:
             base = with_value(base, path, value)
             search.pop(".".join(map(str, path)), None)
-    rate = {"optimizer.lr": base["optimizer"]["lr"]}
+    sizes = (k for k in ("lr", "total_step") if k in base["optimizer"])
+    rate = {f"optimizer.{k}": base["optimizer"][k] for k in sizes}
     epochs = base["train"]["epochs"]
     every = min(base["train"]["evaluate_every"], max(1, math.ceil(epochs)))
     limits = {"trials": budget.trials} | ({"hours": budget.hours} if budget.hours else {})

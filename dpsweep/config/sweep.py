@@ -3,7 +3,7 @@
 import os
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -287,6 +287,7 @@ class Sweep:
 
     def _written(self, tree: Tree) -> TrialConfig:
         resources, train = self.config.resources, tree.get("train")
+        tree = _one_step_size(tree, self.origins)
         if isinstance(train, dict):
             own = {"device": resources.device, "threads": resources.cpu}
             tree = {**tree, "train": {**own, **train}}
@@ -445,6 +446,19 @@ def build_sweep(file: Source, base: Source) -> Sweep:
         )
     _check_choices(sweep)
     return replace(sweep, start=read_start(config.start, sweep))
+
+
+def _one_step_size(tree: Tree, searched: Collection[str]) -> Tree:
+    """A drawn tree in which a searched lr takes the place of the base's total_step, or vice versa.
+
+    Both are one quantity: what is searched has the value that the base config had.
+    """
+    match tree:
+        case {"optimizer": {"lr": _, "total_step": _, **others} as own}:
+            kept = [k for k in ("lr", "total_step") if f"optimizer.{k}" in searched]
+            if len(kept) == 1:
+                return {**tree, "optimizer": {**others, kept[0]: own[kept[0]]}}
+    return tree
 
 
 def _get_privacy_target(trial: TrialConfig, sweep: Sweep) -> tuple[object, ...]:

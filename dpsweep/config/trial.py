@@ -24,7 +24,9 @@ from dpsweep.data.datasets import DataConfig
 from dpsweep.methods import METHODS, MethodConfig, compose
 from dpsweep.methods import build as build_method
 from dpsweep.models import ModelConfig
-from dpsweep.optim import OptimizerConfig
+from dpsweep.optim import TOTAL_STEPS, OptimizerConfig
+from dpsweep.optim.schedule import sum_factors
+from dpsweep.optim.sgd import Sgd
 from dpsweep.privacy.query import Apart
 
 
@@ -87,8 +89,8 @@ class TrialConfig(Strict):
     train: TrainConfig
     """How long, in what portions, and on what."""
 
-    optimizer: OptimizerConfig
-    """The base optimizer and its learning rate."""
+    optimizer: OptimizerConfig = Sgd(total_step=TOTAL_STEPS["sgd"])
+    """The base optimizer and the size of its steps; the method's own if missing."""
 
     method: MethodConfig
     """The DP method and its tunables."""
@@ -100,6 +102,37 @@ class TrialConfig(Strict):
     def schedule(self) -> tuple[int, float]:
         """T and q: how many steps it takes, and with what chance a step sees an example."""
         return compute_schedule(self.train.batch_size, self.train.epochs, self.data.num_examples)
+
+    @property
+    def learning_rate(self) -> float:
+        """Peak learning rate; under adaptive clipping with total_step, that at the first norm."""
+        if self.optimizer.lr is not None:
+            return self.optimizer.lr
+        assert self.optimizer.total_step is not None, "the method's default is filled in"
+        return self.optimizer.total_step / self._reach
+
+    @property
+    def total_step(self) -> float:
+        """Total step r = lr G S (optim/base.py); with lr, as if an adaptive clip norm stayed."""
+        given = self.optimizer.total_step
+        return self.learning_rate * self._reach if given is None else given
+
+    @property
+    def step_size(self) -> str:
+        """What the file gives of learning rate and total step, such as `lr 0.52`."""
+        given = self.optimizer.total_step
+        return f"lr {self.optimizer.lr:.3g}" if given is None else f"total_step {given:.3g}"
+
+    @property
+    def _reach(self) -> float:
+        """G S: the total step at learning rate 1, with every clipped gradient C long.
+
+        C is clip_norm under each style of clipping. Flat and automatic clipping bring an example's
+        whole gradient to it, per_layer the squares of its layers to a sum of C^2; adaptive clipping
+        starts there, and the learning rate follows its norm (training/step.py).
+        """
+        length = self.privacy.clip_norm * build_method(self.method).chain.dc_gain
+        return self.optimizer.reach(length) * sum_factors(self.optimizer.schedule, self.schedule[0])
 
     @property
     def delta(self) -> float:
@@ -124,9 +157,15 @@ class TrialConfig(Strict):
                 }
             case _:
                 own = {"optimizer": {"name": "sgd"}}
+        if isinstance(data, dict):
+            data = {**data, "optimizer": data.get("optimizer", {})}
         for section, default in own.items():
             if isinstance(data, dict) and isinstance(data.get(section), dict):
                 data = {**data, section: {**default, **data[section]}}
+        match data:
+            case {"optimizer": {"name": str(base), **given}} if base in TOTAL_STEPS:
+                size = {"total_step": TOTAL_STEPS[base]} if not _SIZES & given.keys() else {}
+                data = {**data, "optimizer": {"name": base, **given, **size}}
         return data
 
     @model_validator(mode="after")
@@ -164,6 +203,10 @@ class TrialConfig(Strict):
                 f"probability; give at most {num_examples}",
             )
         return self
+
+
+_SIZES = {"lr", "total_step", *Sgd.letters}
+"""Keys that give the size of a step, letters included."""
 
 
 def compute_schedule(batch_size: float, epochs: float, num_examples: int) -> tuple[int, float]:

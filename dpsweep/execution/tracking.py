@@ -8,6 +8,7 @@ from typing import Any
 
 from dpsweep import __version__
 from dpsweep.compat import best_first
+from dpsweep.config.space.conditions import STEP_SIZES, get_scalar
 from dpsweep.config.space.leaves import list_leaves
 from dpsweep.config.sweep import Sweep
 from dpsweep.config.trial import dump_trial
@@ -97,6 +98,7 @@ class TrackingWatcher:
             self.sweep_started()
             self._num_stated = max(self._num_stated, record.number + 1)
         params = flatten(record.config.model_dump(mode="json"))
+        params |= {key: get_scalar(record.config, key) for key in STEP_SIZES}
         tags = collect_provenance() | _make_trial_tags(record)
         note = self._description(record)
         self._tracker.trial(record.number, Facts(params, tags, note, name=make_run_name(record)))
@@ -142,7 +144,7 @@ def make_run_name(record: Record) -> str:
     repeat = " final" if record.final else repeat
     budget = f" ε {config.privacy.epsilon:g}" if EPSILON_KEY in record.hyperparams else ""
     return (
-        f"{record.number:04d}{repeat} {config.method.name} lr {config.optimizer.lr:.3g} "
+        f"{record.number:04d}{repeat} {config.method.name} {config.step_size} "
         f"B {config.train.batch_size}{budget}"
     )
 
@@ -182,7 +184,7 @@ def _format_epsilon(epsilon: float | None) -> str:
 
 def _make_view(sweep: Sweep) -> str:
     """The objective, then method, learning rate and batch size, then what else is searched."""
-    first = ("method.name", "optimizer.lr", "train.batch_size")
+    first = ("method.name", "optimizer.total_step", "train.batch_size")
     searched = [leaf.slot.key for leaf in list_leaves(sweep.space)]
     objective = sweep.config.objective
     return best_first(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dpsweep.config.space.conditions import STEP_SIZES
 from dpsweep.core.errors import ConfigError, unknown
 from dpsweep.results.groups import PrivacyTarget, TrialGroup
 from dpsweep.results.significance import Gap, gap_between, holm
@@ -150,7 +151,8 @@ def uneven(peers: Sequence[TrialGroup]) -> list[str]:
 
 
 def _searches(key: str) -> Callable[[TrialGroup], str]:
-    return lambda group: "yes" if key in group.searched else "no"
+    keys = set(STEP_SIZES) if key in STEP_SIZES else {key}
+    return lambda group: "no" if keys.isdisjoint(group.searched) else "yes"
 
 
 def _labelled(groups: Sequence[TrialGroup]) -> list[TrialGroup]:

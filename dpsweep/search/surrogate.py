@@ -28,7 +28,6 @@ from numpy.typing import NDArray
 from dpsweep.config.space.derived import Derived
 from dpsweep.config.space.domains import Choice, Range, Space
 from dpsweep.config.space.leaves import list_leaves
-from dpsweep.config.trial import TrialConfig
 from dpsweep.search.study_view import EPSILON_KEY
 from dpsweep.search.trial_record import Record
 
@@ -82,12 +81,6 @@ class Feature:
         places = [math.nan if v is None else math.log(v) if self.log else float(v) for v in values]
         columns = (np.array(places)[:, None] - self.low) / (self.high - self.low)
         return np.where(np.isnan(columns), 0.5, columns)
-
-
-def total_step(config: TrialConfig) -> float:
-    """R = lr C T with SGD, whose releases are as long as the clip norm; lr T with Adam's family."""
-    bound = config.privacy.clip_norm if config.optimizer.name == "sgd" else 1.0
-    return config.optimizer.lr * bound * config.schedule[0]
 
 
 @dataclass(frozen=True)
@@ -212,7 +205,7 @@ class Surrogate:
     def _value(self, key: str, record: Record) -> Any:
         if key != TOTAL_STEP:
             return record.hyperparams.get(key)
-        return total_step(record.config) / self._center[record.config.optimizer.name]
+        return record.config.total_step / self._center[record.config.optimizer.name]
 
 
 def searched_features(space: Space, records: Sequence[Record]) -> list[Feature]:
@@ -229,7 +222,7 @@ def searched_features(space: Space, records: Sequence[Record]) -> list[Feature]:
     found = list[Feature]()
     if any(key in _STEP_KEYS for key in keys):
         center = _centers(records)
-        steps = [total_step(r.config) / center[r.config.optimizer.name] for r in records]
+        steps = [r.config.total_step / center[r.config.optimizer.name] for r in records]
         found += _feature(TOTAL_STEP, steps, log=True)
     for key in keys:
         if key not in derived and key not in (EPSILON_KEY, "optimizer.lr", TOTAL_STEP):
@@ -257,7 +250,7 @@ def _centers(records: Sequence[Record]) -> dict[str, float]:
     """Geometric mean of the total steps with each base optimizer: Adam's mean something else."""
     found: dict[str, list[float]] = {}
     for r in records:
-        found.setdefault(r.config.optimizer.name, []).append(math.log(total_step(r.config)))
+        found.setdefault(r.config.optimizer.name, []).append(math.log(r.config.total_step))
     return {name: math.exp(sum(logs) / len(logs)) for name, logs in found.items()}
 
 

@@ -188,7 +188,7 @@ def _row(due: Report, progress: Progress, step: Step, clock: "_Clock", at_once: 
         "valid/loss": score.loss,
         "privacy/epsilon_spent": due.epsilon,
         "noise_multiplier": step.budget.run.noise_multiplier,
-        "learning_rate": step.learning_rate(progress.step - 1),
+        "learning_rate": progress.optimizer.param_groups[0]["lr"],  # of the last step
         "seconds": clock.seconds(),
     }
 
@@ -199,7 +199,7 @@ def _check_finite(due: Report, progress: Progress, step: Step, loss: float = 0.0
     if not finite or not math.isfinite(loss):
         raise Diverged(
             f"the weights stopped being finite by epoch {due.epoch} (step {progress.step}); "
-            f"optimizer.lr {step.config.optimizer.lr:g} may be too large"
+            f"optimizer.{step.config.step_size} may be too large"
         )
 
 

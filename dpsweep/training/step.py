@@ -122,7 +122,7 @@ class Step:
             step=0,
             trail=deque([params], maxlen=self.method.query.memory),
             filter_state=self.method.chain.init(params),
-            optimizer=self.config.optimizer.build(params.values()),
+            optimizer=self.config.optimizer.build(params.values(), self.config.learning_rate),
             bound=self.config.privacy.clip_norm,
         )
 
@@ -270,7 +270,7 @@ class Step:
         for k, x in newest.items():
             x.grad = direction[k]
         for group in progress.optimizer.param_groups:
-            group["lr"] = self.learning_rate(progress.step)
+            group["lr"] = self.learning_rate(progress.step, progress.bound)
             if NOISE_VARIANCES in group:
                 white = self.filters_gain * noise_std**2
                 group[NOISE_VARIANCES] = [white * self.geometry.noise_gain(k) for k in newest]
@@ -279,10 +279,21 @@ class Step:
             x.grad = None
         progress.step += 1
 
-    def learning_rate(self, step: int) -> float:
-        """lr_t."""
-        optimizer = self.config.optimizer
-        return optimizer.lr * optimizer.schedule.factor(step, self.budget.run.steps)
+    def learning_rate(self, step: int, bound: float | None = None) -> float:
+        """lr_t at clip norm `bound`, or at the first one.
+
+        With a total step, lr_t C_t is what the schedule says: where clipping adapts, the learning
+        rate follows the norm inversely. Both are functions of releases.
+        """
+        rate = self._peak_rate * self.config.optimizer.schedule.factor(step, self.budget.run.steps)
+        if bound is None or self.config.optimizer.total_step is None:
+            return rate
+        reach, clip_norm = self.config.optimizer.reach, self.config.privacy.clip_norm
+        return rate * reach(clip_norm) / reach(bound)
+
+    @cached_property
+    def _peak_rate(self) -> float:
+        return self.config.learning_rate
 
     @cached_property
     def method(self) -> Method:

@@ -82,6 +82,17 @@ def test_adam_divides_by_the_noise_itself_so_its_step_stays(uri, load):
     assert final.config.optimizer.lr == chosen.hyperparams["optimizer.lr"]
 
 
+def test_a_total_step_that_is_searched_is_fitted_as_a_learning_rate_is(uri, load):
+    space = "search={optimizer.total_step: {log_uniform: [100, 1000]}}"
+    study = Study.create(uri, load("optimizer={}", space))
+    run_all(study, 0.2, 0.6, 0.4, 0.3)
+    final, chosen = study.ask_to_confirm(), study.record(1)
+    noise = [record.config.privacy.noise_multiplier for record in (chosen, final)]
+    searched = chosen.hyperparams["optimizer.total_step"]
+    assert final.config.total_step == pytest.approx(searched, rel=1e-11)
+    assert chosen.config.total_step * noise[0] == pytest.approx(searched * noise[1], rel=1e-11)
+
+
 @pytest.mark.parametrize("space", [LR, BATCHES])
 def test_one_epsilon_is_the_statement_of_all_runs_and_is_kept(uri, load, space):
     study = Study.create(uri, load(space))

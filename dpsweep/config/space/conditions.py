@@ -16,6 +16,9 @@ from dpsweep.config.space.searched import resolve_key_aliases
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, guess
 
+STEP_SIZES = {"optimizer.lr": "learning_rate", "optimizer.total_step": "total_step"}
+"""Keys of which a file gives one, and the trial's property that has either."""
+
 
 @dataclass(frozen=True)
 class Condition:
@@ -81,6 +84,8 @@ def get_scalar(trial: TrialConfig, key: str) -> Scalar | None:
     """The number or text at a dotted key; None if this trial has none."""
     if key == DATA_SIZE:
         return trial.data.num_examples
+    if key in STEP_SIZES:
+        return getattr(trial, STEP_SIZES[key])  # type: ignore[no-any-return]
     found: object = trial
     for part in key.split("."):
         known = isinstance(found, BaseModel) and part in type(found).model_fields

@@ -196,7 +196,7 @@ def to_opacus(config: TrialConfig) -> str:
         steps=plan.run.steps,
         sigma=repr(plan.run.noise_multiplier),
         clip_norm=config.privacy.clip_norm,
-        lr=config.optimizer.lr,
+        lr=config.learning_rate,
         evaluate_every=plan.step_after(config.train.evaluate_every),
         definitions=f"\n{model.definitions}\n" if model.definitions else "",
         weights_seed=public_seed(config.seed, "weights"),

@@ -14,6 +14,7 @@ PAIRS = (
     ("method.kappa", "method.gamma"),
     ("method.cut", "method.depth"),
     ("train.batch_size", "optimizer.lr"),
+    ("train.batch_size", "optimizer.total_step"),
 )
 """Keys that belong together, (to the right, upwards)."""
 

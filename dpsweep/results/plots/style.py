@@ -49,6 +49,7 @@ KEY_TITLES = {
     "method.filter": "low-pass filter",
     "method.name": "method",
     "optimizer.lr": "η, learning rate",
+    "optimizer.total_step": "r, total step",
     "optimizer.floor": "γ', floor of the variance",
     "train.batch_size": "B, batch size (examples)",
     "train.epochs": "E, epochs",

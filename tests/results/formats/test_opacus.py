@@ -157,7 +157,10 @@ def test_its_optimizer_is_the_trials(optimizer):
     space = loaded(to_opacus(config))
     mine, theirs = (
         make([space["make_model"]()[0].weight])
-        for make in (config.optimizer.build, space["make_optimizer"])
+        for make in (
+            lambda params: config.optimizer.build(params, config.learning_rate),
+            space["make_optimizer"],
+        )
     )
     assert type(mine) is type(theirs)
     assert {k: v for k, v in mine.defaults.items()} == dict(theirs.defaults)
