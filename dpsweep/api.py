@@ -26,7 +26,7 @@ from rich.console import Console
 from dpsweep.app import orchestrator
 from dpsweep.app.orchestrator import Outcome, Place, Screen
 from dpsweep.config.source import Source
-from dpsweep.config.sweep import Sweep, SweepConfig, load_sweep, parse_sweep
+from dpsweep.config.sweep import ResolvedSweep, SweepConfig, load_sweep, parse_sweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError
 from dpsweep.results.export import origin_of
@@ -277,7 +277,7 @@ class OpenSweep:
         return f"<dpsweep sweep {self.name!r}: {self.state}, {len(self._study.records())} trials>"
 
 
-def _sweep(spec: Spec, settings: list[str]) -> Sweep:
+def _sweep(spec: Spec, settings: list[str]) -> ResolvedSweep:
     if isinstance(spec, str | Path):
         return load_sweep(spec, settings)
     try:

@@ -14,19 +14,20 @@ from pathlib import Path
 from rich.console import Console
 
 from dpsweep.cluster.nodes import cluster_for
-from dpsweep.config.sweep import Sweep
+from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import dump_trial
 from dpsweep.core.errors import ConfigError, DpSweepError
-from dpsweep.execution.changes import may_add_trials
 from dpsweep.execution.launch import Session, create_session, reopen_session
 from dpsweep.execution.preflight import check_files, check_services
 from dpsweep.execution.tracking import STATEMENT, describe_retraining, make_test_secret_tags
+from dpsweep.results.compare import compare_methods
+from dpsweep.results.comparison import sentences
+from dpsweep.results.disclosure import disclosure_of
 from dpsweep.results.export import Origin, check_target, origin_of, to_yaml, write
 from dpsweep.results.figures import can_draw, figures, write_pictures
-from dpsweep.results.live import Progress, shown
+from dpsweep.results.live import LiveView, shown
 from dpsweep.results.page import page, write_page
 from dpsweep.results.pareto import target_of, winners
-from dpsweep.results.ranking import standings, verdict
 from dpsweep.search.charge import describe_trial_privacy
 from dpsweep.search.trial_record import Record
 from dpsweep.search.warm_start import collect_earlier_trials
@@ -39,7 +40,7 @@ _WEIGHTS_KEPT = 3
 
 log = logging.getLogger(__name__)
 
-Connect = Callable[[Sweep], AbstractContextManager[None]]
+Connect = Callable[[ResolvedSweep], AbstractContextManager[None]]
 """Connects to Ray for the length of a sweep."""
 
 
@@ -97,7 +98,7 @@ class Outcome:
 
 
 def launch(
-    sweep: Sweep,
+    sweep: ResolvedSweep,
     place: Place,
     screen: Screen,
     *,
@@ -133,7 +134,7 @@ def resume(
     screen: Screen,
     *,
     out: Path | None = None,
-    file: Sweep | None = None,
+    file: ResolvedSweep | None = None,
     accept: bool = False,
     force: bool = False,
     wait_seconds: float = 0.0,
@@ -167,14 +168,15 @@ def resume(
         if session.lease.taken_over and not screen.console.quiet:
             screen.warn([session.lease.taken_over])
         check_secrecy(session.sweep, place.address)
-        screen.console.print(_remaining(session.study), markup=False)
+        words = disclosure_of(session.sweep).describe_rest(session.study)
+        screen.console.print(words, markup=False)
         finished = session.study.is_finished()
         with nullcontext() if finished else _connection(session.sweep, place, connect):
             return _run(session, screen, out)
 
 
 def _connection(
-    sweep: Sweep, place: Place, connect: Connect | None
+    sweep: ResolvedSweep, place: Place, connect: Connect | None
 ) -> AbstractContextManager[None]:
     return connect(sweep) if connect else cluster_for(sweep, place.state.root, place.address)
 
@@ -182,9 +184,9 @@ def _connection(
 def _run(session: Session, screen: Screen, out: Path | None) -> Outcome:
     for words in session.prepare():
         screen.console.print(words)
-    progress = Progress(session, screen.console)
-    with shown(progress):
-        complete = session.run([progress])
+    view = LiveView(session.study, screen.console)
+    with shown(view):
+        complete = session.run([view])
     best, origin = finish(session, out, complete=complete)
     if not session.tracker.close():
         screen.warn(
@@ -199,28 +201,8 @@ def _run(session: Session, screen: Screen, out: Path | None) -> Outcome:
     return Outcome(session.study, session.folder, best, origin, complete, session.seconds)
 
 
-def _remaining(study: Study) -> str:
-    """What a resumed sweep has done and has still to do."""
-    name, done = study.sweep.name, [r for r in study.records() if r.state != "running"]
-    if study.is_finished():
-        if may_add_trials(study.sweep):
-            more = "raise budget.trials in its file, then: dpsweep resume FILE --accept-changes"
-        else:
-            more = f"launch its file anew: dpsweep launch FILE --name {name}-2 --from {name}"
-        return (
-            f"{name}: is finished, with {len(done)} trials; results are delivered again. For more "
-            f"trials {more}"
-        )
-    if study.sweep.is_private_selection:
-        return f"{name}: goes on; nothing is told before its end"
-    return (
-        f"{name}: {len(done)} trials finished, {len(study.running())} adopted, "
-        f"{study.num_to_ask()} to run"
-    )
-
-
 def check(
-    sweep: Sweep,
+    sweep: ResolvedSweep,
     place: Place,
     out: Path | None,
     warn: Callable[[list[str]], None],
@@ -249,7 +231,7 @@ def check(
     check_secrecy(sweep, place.address)
 
 
-def check_secrecy(sweep: Sweep, address: str | None, option: str = "--address") -> None:
+def check_secrecy(sweep: ResolvedSweep, address: str | None, option: str = "--address") -> None:
     """Raises ConfigError where others could watch a private selection; `option` named the place."""
     if sweep.is_private_selection and address:
         raise ConfigError(
@@ -273,8 +255,8 @@ def finish(session: Session, out: Path | None, *, complete: bool) -> tuple[list[
     study, tracker, folder = session.study, session.tracker, session.folder
     study.choose()  # a search that was stopped has not done so
     best, origin = study.best(), origin_of(study)
-    compared = standings(study.records(), study.sweep.config.objective.direction)
-    words = [*filter(None, [verdict(compared)]), origin.search_words]
+    compared = compare_methods(study)
+    words = [*(sentences(compared) if compared else []), origin.search_words]
     metrics: dict[str, float] = {}
     if best:
         words = [

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import Field
 
+from dpsweep.config.keys import BATCH_SIZE, EPOCHS, EPSILON, EVALUATE_EVERY, path_of
 from dpsweep.config.source import KeyPath, Source, Tree, parse_yaml, validate_source, with_value
 from dpsweep.core.errors import ConfigError, unknown
 from dpsweep.core.strict import Strict
@@ -139,10 +140,10 @@ def job_of(cell: Cell, epsilons: Mapping[str, float]) -> Job:
 def spec_of(job: Job, budget: Budget, seeds: int) -> Tree:
     """The sweep file of a cell, as a tree."""
     base, search = job.cell.tree, dict(job.cell.search)
-    base = with_value(base, ("privacy", "epsilon"), job.epsilon)
+    base = with_value(base, path_of(EPSILON), job.epsilon)
     fixed: dict[KeyPath, Any] = {
-        ("train", "epochs"): budget.epochs,
-        ("train", "batch_size"): budget.batch_size,
+        path_of(EPOCHS): budget.epochs,
+        path_of(BATCH_SIZE): budget.batch_size,
     }
     for path, value in fixed.items():
         if value is not None:
@@ -155,7 +156,7 @@ def spec_of(job: Job, budget: Budget, seeds: int) -> Tree:
     limits = {"trials": budget.trials} | ({"hours": budget.hours} if budget.hours else {})
     return {
         "name": job.name,
-        "base": with_value(base, ("train", "evaluate_every"), every),
+        "base": with_value(base, path_of(EVALUATE_EVERY), every),
         "search": search,
         "start": [rate] if rate.keys() <= search.keys() else [],
         "sampler": {"name": "tpe", "startup_trials": _STARTUP_TRIALS},

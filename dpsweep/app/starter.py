@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import dpsweep
 from dpsweep.config.explain import describe_field, iter_models
+from dpsweep.config.keys import BATCH_SIZE, LEARNING_RATE
 from dpsweep.config.source import dump_yaml, format_yaml_value, read_yaml
 from dpsweep.config.space.defaults import get_default_space
 from dpsweep.config.trial import TrialConfig
@@ -24,7 +24,7 @@ from dpsweep.data.inspection import inspect_data
 from dpsweep.methods import METHODS, PUBLISHED
 from dpsweep.models.parts import divisor
 
-EXAMPLES = Path(dpsweep.__file__).with_name("examples")
+EXAMPLES = Path(__file__).parents[1] / "examples"
 """sweeps/ and configs/ of the repository: links to them in a checkout, copies in a wheel."""
 
 DIGITS = "digits"
@@ -187,7 +187,7 @@ def _sweep_text(name: str, base: str, sweep: Path, method: str, data: DataConfig
         *_commented(
             "Expected number of examples in a batch. Whole numbers from 1 to "
             f"{data.num_examples}, the number of training examples.",
-            {"train.batch_size": {"choice": list(batches)}},
+            {BATCH_SIZE: {"choice": list(batches)}},
             indent=2,
         )
     ]
@@ -270,7 +270,7 @@ def _base_text(
     section: Mapping[str, Any], data: DataConfig, found: list[str], method: str, command: str
 ) -> str:
     few = data.num_examples < _MANY_EXAMPLES
-    low, high = get_default_space(method)["optimizer.lr"]["log_uniform"]
+    low, high = get_default_space(method)[LEARNING_RATE]["log_uniform"]
     lr = float(f"{math.sqrt(low * high):.1g}")
     own = data.name in _OWN
     declared = (
@@ -408,7 +408,7 @@ def _space(method: str, data: DataConfig) -> dict[str, Any]:
 
 def _comment_of(key: str, method: str) -> str:
     """What the config class says of a searched key, with its range."""
-    if key == "optimizer.lr":
+    if key == LEARNING_RATE:
         return "Learning rate, above 0."
     section, _, name = key.partition(".")
     if section == "method":

@@ -15,7 +15,7 @@ from typing import Any
 import pathspec
 
 from dpsweep.config.source import dump_sweep
-from dpsweep.config.sweep import Sweep
+from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.disk import shown_bytes
 from dpsweep.core.errors import ConfigError
@@ -96,7 +96,7 @@ _never = pathspec.GitIgnoreSpec.from_lines(_NEVER.splitlines())
 
 
 def packed(
-    sweep: Sweep, project: Path | None, state: str | None = None
+    sweep: ResolvedSweep, project: Path | None, state: str | None = None
 ) -> tuple[str, dict[str, bytes]]:
     """The name of the sweep's file among what is sent, and all of that by relative path.
 
@@ -111,7 +111,7 @@ def packed(
     root = project or Path()
     if not root.is_dir():
         raise ConfigError(f"--project {root}: is no folder")
-    here, corners = root.resolve(), list(sweep.corners())
+    here, corners = root.resolve(), list(sweep.corners)
     code = {Path(folder) for c in corners if (folder := _code(c.model, here))}
     places = dict[str, Path]()
     if project or code:

@@ -7,6 +7,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from dpsweep.config.keys import BATCH_SIZE, CLIP_NORM, DELTA, EPOCHS, EPSILON, LEARNING_RATE
 from dpsweep.core.errors import Misfit, guess, normal_form
 from dpsweep.methods import METHODS
 
@@ -34,24 +35,24 @@ _RENAMED_KEYS = {"stop": "pruner", "printed": "published"}
 """Keys, and the value of start, that older files call otherwise."""
 
 _OTHER_NAMES = {
-    "learning_rate": "optimizer.lr",
-    "lr": "optimizer.lr",
-    "max_grad_norm": "privacy.clip_norm",
-    "l2_norm_clip": "privacy.clip_norm",
-    "clip": "privacy.clip_norm",
-    "clipping_norm": "privacy.clip_norm",
-    "target_epsilon": "privacy.epsilon",
-    "eps": "privacy.epsilon",
-    "epsilon": "privacy.epsilon",
-    "target_delta": "privacy.delta",
-    "delta": "privacy.delta",
-    "clip_norm": "privacy.clip_norm",
-    "bs": "train.batch_size",
-    "batch_size": "train.batch_size",
-    "num_epochs": "train.epochs",
-    "n_epochs": "train.epochs",
-    "max_epochs": "train.epochs",
-    "epochs": "train.epochs",
+    "learning_rate": LEARNING_RATE,
+    "lr": LEARNING_RATE,
+    "max_grad_norm": CLIP_NORM,
+    "l2_norm_clip": CLIP_NORM,
+    "clip": CLIP_NORM,
+    "clipping_norm": CLIP_NORM,
+    "target_epsilon": EPSILON,
+    "eps": EPSILON,
+    "epsilon": EPSILON,
+    "target_delta": DELTA,
+    "delta": DELTA,
+    "clip_norm": CLIP_NORM,
+    "bs": BATCH_SIZE,
+    "batch_size": BATCH_SIZE,
+    "num_epochs": EPOCHS,
+    "n_epochs": EPOCHS,
+    "max_epochs": EPOCHS,
+    "epochs": EPOCHS,
     "n_trials": "budget.trials",
     "num_trials": "budget.trials",
     "num_samples": "budget.trials",

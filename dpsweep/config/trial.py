@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from dpsweep.config.aliases import resolve_path_aliases, resolve_source_aliases
+from dpsweep.config.keys import BATCH_SIZE, CLIPPING, OPTIMIZER_NAME, path_of
 from dpsweep.config.privacy import PrivacyConfig
 from dpsweep.config.source import (
     Source,
@@ -175,7 +176,7 @@ class TrialConfig(Strict):
             bases = (self.method.compose.base,)
         if self.optimizer.name not in bases:
             raise Misfit(
-                "optimizer.name",
+                OPTIMIZER_NAME,
                 f"{self.method.name} steps with {' or '.join(bases)}, got {self.optimizer.name}. "
                 f"Delete optimizer.name, or choose another method.name",
             )
@@ -186,7 +187,7 @@ class TrialConfig(Strict):
         split = isinstance(build_method(self.method).query, Apart)
         if split and self.privacy.clipping.name == "adaptive":
             raise Misfit(
-                "privacy.clipping",
+                CLIPPING,
                 "adaptive follows the norm of one answer, and predictor: split clips two. Use "
                 "clipping: flat, or predictor: joint",
             )
@@ -197,7 +198,7 @@ class TrialConfig(Strict):
         num_examples = self.data.num_examples
         if self.train.batch_size > num_examples:
             raise Misfit(
-                "train.batch_size",
+                BATCH_SIZE,
                 f"{self.train.batch_size} exceeds the {num_examples} private examples of "
                 f"{self.data.name}. The sampling rate batch_size / num_examples is a "
                 f"probability; give at most {num_examples}",
@@ -221,7 +222,7 @@ def resolve_trial_source(source: Source, settings: list[str]) -> Source:
     match spelled.tree:
         case {"privacy": {"clipping": str(name)}}:  # so that a key inside it can be set
             spelled = replace(
-                spelled, tree=with_value(spelled.tree, ("privacy", "clipping"), {"name": name})
+                spelled, tree=with_value(spelled.tree, path_of(CLIPPING), {"name": name})
             )
     changed = with_overrides(
         spelled, settings, lambda path: resolve_path_aliases(path, TrialConfig)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from dpsweep.config.sweep import Sweep
+from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.disk import free_bytes, shown_bytes
 from dpsweep.core.errors import DiskFull
@@ -32,7 +32,7 @@ def checkpoint_bytes(config: TrialConfig) -> int:
     return _count_copies(config) * weight_bytes(config)
 
 
-def estimate_disk_bytes(sweep: Sweep, at_once: int) -> int:
+def estimate_disk_bytes(sweep: ResolvedSweep, at_once: int) -> int:
     """Bytes a sweep takes at most: every trial's weights, and the running ones' resume state.
 
     Each of these is there twice for the moment in which it is replaced.
@@ -48,7 +48,7 @@ def estimate_disk_bytes(sweep: Sweep, at_once: int) -> int:
     return running + trials * (weights + _ENTRY_BYTES) + _EMPTY_BYTES
 
 
-def check_disk_space(sweep: Sweep, folder: Path, at_once: int | None = None) -> None:
+def check_disk_space(sweep: ResolvedSweep, folder: Path, at_once: int | None = None) -> None:
     """Raises DiskFull if `folder` has not the trial_dir that the sweep will take.
 
     Args:
@@ -68,11 +68,9 @@ def check_disk_space(sweep: Sweep, folder: Path, at_once: int | None = None) -> 
         )
 
 
-def _list_distinct_configs(sweep: Sweep) -> list[TrialConfig]:
+def _list_distinct_configs(sweep: ResolvedSweep) -> list[TrialConfig]:
     """Corners of the space that differ in what is stored."""
-    kinds = {
-        (c.model.model_dump_json(), c.train.dtype, _count_copies(c)): c for c in sweep.corners()
-    }
+    kinds = {(c.model.model_dump_json(), c.train.dtype, _count_copies(c)): c for c in sweep.corners}
     return list(kinds.values())
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import ray
 import torch
 
-from dpsweep.config.sweep import Sweep
+from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core import memory
 from dpsweep.core.seeds import Secret
@@ -42,7 +42,7 @@ _LATE = 1000
 """A step at which all points of a query exist."""
 
 
-def decide_packing(sweep: Sweep, nodes: Sequence[NodeResources]) -> Packing:
+def decide_packing(sweep: ResolvedSweep, nodes: Sequence[NodeResources]) -> Packing:
     """How many trials share a GPU, by a measurement on one of the cluster's."""
     with_gpu = [has for has in nodes if has.get("GPU", 0.0) >= 1]
     if not with_gpu:
@@ -55,9 +55,9 @@ def decide_packing(sweep: Sweep, nodes: Sequence[NodeResources]) -> Packing:
     return choose_packing(GpuProbe(**found))
 
 
-def find_costliest_trial(sweep: Sweep) -> TrialConfig:
+def find_costliest_trial(sweep: ResolvedSweep) -> TrialConfig:
     """The trial of the space whose step takes the most memory, by its batch and its model."""
-    configs = [*filter(sweep.admits, sweep.corners()), *sweep.samples(_SAMPLES)]
+    configs = [*filter(sweep.admits, sweep.corners), *sweep.samples(_SAMPLES)]
     each: dict[str, int] = {}
     for config in configs:
         key = config.model.model_dump_json()

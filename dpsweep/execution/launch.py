@@ -13,12 +13,12 @@ from ray import tune
 from ray.exceptions import RayError
 from ray.tune import TuneError
 
-from dpsweep.config.sweep import Sweep
+from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.core.errors import DpSweepError, StateError, first_line
 from dpsweep.core.signals import heard_by
 from dpsweep.data.read import fingerprint
 from dpsweep.execution.changes import check_changes
-from dpsweep.execution.driver import MAX_WORKER_DEATHS, Driver, Watcher
+from dpsweep.execution.driver import MAX_WORKER_DEATHS, Driver, Search, Watcher
 from dpsweep.execution.gpu_probe import decide_packing
 from dpsweep.execution.private_selection import SecretSearch, forget
 from dpsweep.execution.ray_tune import StopOnRequest, StudyScheduler, StudySearcher, make_trial_name
@@ -60,7 +60,7 @@ class Session:
         seconds: How long trials were run in this session.
     """
 
-    sweep: Sweep
+    sweep: ResolvedSweep
     folder: SweepFolder
     study: Study
     tracker: Tracker
@@ -100,32 +100,32 @@ class Session:
         """
         tracking = TrackingWatcher(self.tracker, self.study, self.folder)
         finished = self.study.is_finished()
-        if finished or not self.sweep.is_private_selection:  # when it began tells how long it is
-            tracking.reconcile()
-        self._tidy()
         if finished:
+            tracking.reconcile()
+            self._tidy()
             forget(self.folder)  # a driver may have died between the winner and that
             return True
         self.prepare()
         if self.sweep.is_private_selection:
-            return self._select(tracking)
+            return self._search(SecretSearch(self.folder, self.sweep), tracking, [])
+        # It deletes the weights of every trial that the study does not rank among the best, and
+        # before its end a private selection has none there.
         keeper = BestWeights(self.study, self.folder, self.sweep.num_kept)
-        complete = self._drive(self.study, [tracking, keeper, *watchers])
+        complete = self._search(self.study, tracking, [tracking, keeper, *watchers])
         if complete:
             keeper.finish()
         return complete
 
-    def _select(self, tracking: TrackingWatcher) -> bool:
-        """Runs a private selection, of which nobody is told anything but who won in the end."""
-        search = SecretSearch(self.folder, self.sweep)
-        complete = self._drive(search, [])
+    def _search(self, search: Search, tracking: TrackingWatcher, watchers: list[Watcher]) -> bool:
+        search.begin(tracking.reconcile)
+        self._tidy()
+        complete = self._drive(search, watchers)
         if complete:
-            search.publish(self.study)
-            tracking.reconcile()
+            search.publish(self.study, tracking.reconcile)
         return complete
 
-    def _drive(self, study: Study | SecretSearch, watchers: list[Watcher]) -> bool:
-        driver = Driver(study, self.folder, self.lease, watchers)
+    def _drive(self, search: Search, watchers: list[Watcher]) -> bool:
+        driver = Driver(search, self.folder, self.lease, watchers)
         begin = time.monotonic()
         if driver.num_left():
             with _stop_on_signals(driver), _unwrap_tune_errors(self.sweep.name):
@@ -134,9 +134,7 @@ class Session:
         self.lease.check()
         self.folder.remove_leftovers()
         if driver.trouble:
-            trouble = driver.trouble
-            if self.sweep.is_private_selection:  # a trial directory's number tells how far it is
-                trouble = "the disk is full; free some space, and resume"
+            trouble = search.describe_trouble(driver.trouble)
             raise StateError(f"sweep {self.sweep.name!r} stopped: {trouble}")
         return not driver.stopping
 
@@ -149,7 +147,10 @@ class Session:
 
 @contextlib.contextmanager
 def create_session(
-    sweep: Sweep, state: StateFolder, tracking_uri: str | None, storage_uri: str | None = None
+    sweep: ResolvedSweep,
+    state: StateFolder,
+    tracking_uri: str | None,
+    storage_uri: str | None = None,
 ) -> Iterator[Session]:
     """A sweep that was never launched; its folder and study are made here.
 
@@ -182,7 +183,7 @@ def reopen_session(
     name: str,
     state: StateFolder,
     storage_uri: str | None = None,
-    file: Sweep | None = None,
+    file: ResolvedSweep | None = None,
     *,
     accept: bool = False,
     wait_seconds: float = 0.0,
@@ -207,8 +208,7 @@ def reopen_session(
         study = Study.open(uri, read_stored_sweep(name, state), folder.id, name=folder.study)
         study.note_plan()  # as it was launched: earlier versions noted none
         if file:
-            check_changes(folder, file, accepted=accept)
-            study.sweep = read_stored_sweep(name, state)
+            study.sweep = check_changes(folder, study.sweep, file, accepted=accept)
             study.note_plan()
         sweep = study.sweep
         folder.check_data(_compute_fingerprint(sweep))
@@ -220,7 +220,7 @@ def reopen_session(
 
 @contextlib.contextmanager
 def _make_session(
-    sweep: Sweep, state: StateFolder, study: Study, lease: Lease
+    sweep: ResolvedSweep, state: StateFolder, study: Study, lease: Lease
 ) -> Iterator[Session]:
     folder = state.sweep(sweep.name)
     uri = folder.tracking_uri
@@ -238,7 +238,7 @@ def _make_session(
     session.tracker.close()
 
 
-def _compute_fingerprint(sweep: Sweep) -> str:
+def _compute_fingerprint(sweep: ResolvedSweep) -> str:
     trial = sweep.written
     return fingerprint(trial.data, trial.seed)
 
@@ -248,7 +248,7 @@ def _list_nodes() -> list[NodeResources]:
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
-def _make_tuner(sweep: Sweep, folder: SweepFolder, driver: Driver) -> tune.Tuner:
+def _make_tuner(sweep: ResolvedSweep, folder: SweepFolder, driver: Driver) -> tune.Tuner:
     resources = sweep.config.resources
     takes: dict[str, float] = {"cpu": resources.cpu, "gpu": resources.num_gpus}
     if resources.memory_bytes:

@@ -14,7 +14,8 @@ from typing import TypeVar
 import torch
 from sqlalchemy.engine import make_url
 
-from dpsweep.config.sweep import Sweep
+from dpsweep.config.plan import PrivacyPlan, plan_privacy, statement_of_trial
+from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, Misfit
 from dpsweep.core.seeds import Secret
@@ -26,7 +27,6 @@ from dpsweep.store.owner import whoami
 from dpsweep.store.state_dir import StateFolder
 from dpsweep.tracking.server import add_driver, is_server, redact_password, refuse_password
 from dpsweep.training.assemble import assemble, initial
-from dpsweep.training.budget import Budget, budget, statement_of_trial
 from dpsweep.training.evaluate import evaluate
 from dpsweep.training.malloc import keep_freed_memory
 from dpsweep.training.step import Progress, Step
@@ -34,13 +34,18 @@ from dpsweep.training.step import Progress, Step
 T = TypeVar("T")
 
 _PROBES, _MOST_PROBES, _PROBE_STEPS = 4, 8, 5
+_SAMPLES = 8
+"""Points inside the space that are planned beside its corners."""
 
 _REPORT_SECONDS = 0.03
 """A checkpoint written, and a row on its way through Ray to study and spool."""
 
 
 def check_services(
-    sweep: Sweep, state: StateFolder, tracking_uri: str | None, storage_uri: str | None = None
+    sweep: ResolvedSweep,
+    state: StateFolder,
+    tracking_uri: str | None,
+    storage_uri: str | None = None,
 ) -> None:
     """Raises if the state cannot be written or has no space, the name is taken or a server away."""
     from dpsweep.store.storage import check_storage
@@ -132,11 +137,13 @@ class Plan:
     ways: Ways | None
 
 
-def make_plan(sweep: Sweep, at_once: int) -> Plan:
+def make_plan(sweep: ResolvedSweep, at_once: int) -> Plan:
     """Calibrates the noise over the space, and times a few steps of some of its trials."""
     trials = sweep.config.budget.trials
-    configs = [*filter(sweep.admits, sweep.corners()), *sweep.samples(8)]
-    budgets = [budget(config) for config in configs]
+    inside = [(config, plan_privacy(config)) for config in sweep.samples(_SAMPLES)]
+    corners = [*zip(sweep.corners, sweep.plans, strict=True)]
+    planned_trials = [pair for pair in corners if sweep.admits(pair[0])] + inside
+    configs, budgets = ([*column] for column in zip(*planned_trials, strict=True))
     num = min(len(configs), max(_PROBES, min(at_once, _MOST_PROBES)))
     startup, probes = _run_probes(
         configs[-num:], budgets[-num:], sweep.config.resources.cpu, at_once
@@ -163,7 +170,7 @@ def make_plan(sweep: Sweep, at_once: int) -> Plan:
     )
 
 
-def ways_of(sweep: Sweep) -> Ways | None:
+def ways_of(sweep: ResolvedSweep) -> Ways | None:
     """The ways to spend the sweep's epsilon, for a trial of the first corner's length.
 
     None where that is too little for one of them.
@@ -195,7 +202,7 @@ class Probe:
 
 
 def _run_probes(
-    configs: list[TrialConfig], budgets: list[Budget], threads: int, at_once: int
+    configs: list[TrialConfig], budgets: list[PrivacyPlan], threads: int, at_once: int
 ) -> tuple[float, list[Probe]]:
     """Seconds until a worker is ready, and the probes, as many at once as there will be trials."""
     start = time.time()
@@ -205,7 +212,7 @@ def _run_probes(
     return min(p.entered for p in probes) - start + max(p.first for p in probes), probes
 
 
-def _probe_trial(config: TrialConfig, plan: Budget, threads: int) -> Probe:
+def _probe_trial(config: TrialConfig, plan: PrivacyPlan, threads: int) -> Probe:
     """Begins the trial, and times its parts; nothing trained is kept or shown.
 
     As a worker it is told its budget, and loads no accountant.
@@ -228,7 +235,7 @@ def _probe_trial(config: TrialConfig, plan: Budget, threads: int) -> Probe:
     )
 
 
-def _begin_trial(config: TrialConfig, plan: Budget) -> tuple[Step, Progress]:
+def _begin_trial(config: TrialConfig, plan: PrivacyPlan) -> tuple[Step, Progress]:
     """The trial after its first step, in which kernels are chosen."""
     step = assemble(config, Secret.draw(), torch.device("cpu"), plan)
     progress = step.start(initial(step))
@@ -241,7 +248,7 @@ def _take_step(step: Step, progress: Progress) -> None:
         step(progress)
 
 
-def _estimate_share_run(sweep: Sweep) -> float:
+def _estimate_share_run(sweep: ResolvedSweep) -> float:
     """Share of all trials' steps that early stopping leaves, by rules of thumb.
 
     A median leaves most trials of a search that learns: a quarter of those after the random ones

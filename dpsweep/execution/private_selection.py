@@ -11,17 +11,19 @@ import json
 import math
 import random
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dpsweep.config.space.points import RandomDraw
-from dpsweep.config.sweep import Sweep
+from dpsweep.config.space.suggest import RandomDraw
+from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.disk import forget_whole, write_whole
 from dpsweep.core.errors import ConfigError
 from dpsweep.core.seeds import Secret
 from dpsweep.core.types import Row
+from dpsweep.execution.driver import Watcher
 from dpsweep.privacy.selection import num_trials
 from dpsweep.search.charge import check_privacy_cap, make_ledger_entry
 from dpsweep.search.objectives import get_goal_values
@@ -58,9 +60,9 @@ class _Ledger:
 
 
 class SecretSearch:
-    """Stands where the study would, for a driver that runs a private selection."""
+    """The trials of a private selection: a driver.Search whose trials only its driver knows."""
 
-    def __init__(self, folder: SweepFolder, sweep: Sweep) -> None:
+    def __init__(self, folder: SweepFolder, sweep: ResolvedSweep) -> None:
         self.sweep, self._folder = sweep, folder
         self._place = folder.path / _FILE
         self._draw_trial: dict[int, tuple[TrialConfig, dict[str, Any]]] = {}
@@ -71,6 +73,20 @@ class SecretSearch:
             self._ledger = _Ledger(length, Secret.draw().key.hex())
             self._save()
         self._delete_losers()
+
+    def admit(self, watchers: list[Watcher]) -> list[Watcher]:
+        """Nobody: the number of trials is a secret, and so is how each does."""
+        return []
+
+    def log(self, words: str) -> None:
+        """Say nothing: how often something is said tells the number of trials."""
+
+    def describe_trouble(self, trouble: str) -> str:
+        """Leave out the trial directory: its number tells how far the search is."""
+        return "the disk is full; free some space, and resume"
+
+    def begin(self, reconcile: Callable[[], None]) -> None:
+        """Tell nothing: beside its end, when it began tells how long it is."""
 
     def running(self) -> list[int]:
         """Trials that were begun and have not ended."""
@@ -146,7 +162,7 @@ class SecretSearch:
         self._delete_losers()
         return replace(record, state=end)
 
-    def publish(self, study: Study) -> None:
+    def publish(self, study: Study, reconcile: Callable[[], None]) -> None:
         """Tells the study who won, as its one trial, and forgets how it came about."""
         winner, first = self._ledger.winner, self._folder.trial_dir(0)
         if any(self._ledger.dispatched.values()):
@@ -166,6 +182,7 @@ class SecretSearch:
                 make_ledger_entry(self._config(winner)[0]),
             )
         forget(self._folder)
+        reconcile()
 
     def _cost(self, config: TrialConfig, row: Row) -> float:
         objective = self.sweep.config.objective

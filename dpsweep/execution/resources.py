@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from dpsweep.config.resources import ResourcesConfig
-from dpsweep.config.sweep import Sweep, check_device
+from dpsweep.config.sweep import ResolvedSweep, check_device
 from dpsweep.core.disk import shown_bytes, write_whole
 from dpsweep.core.errors import ConfigError
 
@@ -163,7 +163,7 @@ def count_concurrent_trials(resources: ResourcesConfig, nodes: Sequence[NodeReso
     return min(capacities, resources.max_concurrent or capacities)
 
 
-def with_packing(sweep: Sweep, packing: Packing) -> Sweep:
+def with_packing(sweep: ResolvedSweep, packing: Packing) -> ResolvedSweep:
     """The sweep with what was decided in place of `auto`.
 
     Raises:

@@ -4,19 +4,25 @@ import subprocess
 import sys
 from functools import cache
 from importlib.metadata import version
-from typing import Any
 
-from dpsweep import __version__
 from dpsweep.compat import best_first
+from dpsweep.config.keys import (
+    BATCH_SIZE,
+    EPSILON,
+    METHOD_NAME,
+    SCOPE,
+    TOTAL_STEP,
+    flatten,
+)
 from dpsweep.config.space.conditions import STEP_SIZES, get_scalar
 from dpsweep.config.space.leaves import list_leaves
-from dpsweep.config.sweep import Sweep
+from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import dump_trial
+from dpsweep.core import __version__
 from dpsweep.core.disk import write_whole
 from dpsweep.core.types import Row
 from dpsweep.privacy.statement import NO_EPSILON, shown_plans
 from dpsweep.search.charge import describe_trial_privacy
-from dpsweep.search.study_view import EPSILON_KEY
 from dpsweep.search.trial_record import Record
 from dpsweep.store.state_dir import SweepFolder
 from dpsweep.store.statement import describe_search_privacy
@@ -76,8 +82,8 @@ class TrackingWatcher:
             "accounting": config.accounting,
             "data.name": trial.data.name,
             "model.name": trial.model.name,
-            "privacy.epsilon": ", ".join(f"{e or 0:g}" for e in sweep.epsilons if e) or None,
-            "privacy.scope": trial.privacy.scope,
+            EPSILON: ", ".join(f"{e or 0:g}" for e in sweep.epsilons if e) or None,
+            SCOPE: trial.privacy.scope,
         }
         self._num_stated, self._void_stated = study.num_planned, study.is_void
         words = describe_search_privacy(study, planned=True)
@@ -97,7 +103,7 @@ class TrackingWatcher:
         if record.number >= self._num_stated or (record.void and not self._void_stated):
             self.sweep_started()
             self._num_stated = max(self._num_stated, record.number + 1)
-        params = flatten(record.config.model_dump(mode="json"))
+        params = flatten(record.config.model_dump(mode="json"), empty=False)
         params |= {key: get_scalar(record.config, key) for key in STEP_SIZES}
         tags = collect_provenance() | _make_trial_tags(record)
         note = self._description(record)
@@ -128,8 +134,8 @@ class TrackingWatcher:
         elif record.confirms is not None:
             found += f"\n\nRepeats trial {record.confirms} with fresh noise."
         return (
-            f"**Privacy.** This run by itself: {describe_trial_privacy(record)} "
-            f"{_AS_A_PART}\n\n{found}\n\n"
+            f"**Privacy.** This run by itself: {describe_trial_privacy(record)} {_AS_A_PART}\n\n"
+            f"{found}\n\n"
             f"{describe_retraining(dump_trial(record.config))}"
         )
 
@@ -142,7 +148,7 @@ def make_run_name(record: Record) -> str:
     config = record.config
     repeat = "" if record.confirms is None else f" repeats {record.confirms}"
     repeat = " final" if record.final else repeat
-    budget = f" ε {config.privacy.epsilon:g}" if EPSILON_KEY in record.hyperparams else ""
+    budget = f" ε {config.privacy.epsilon:g}" if EPSILON in record.hyperparams else ""
     return (
         f"{record.number:04d}{repeat} {config.method.name} {config.step_size} "
         f"B {config.train.batch_size}{budget}"
@@ -154,7 +160,7 @@ def make_test_secret_tags(study: Study) -> dict[str, str]:
     return {"privacy": "void", "dpsweep.epsilon": NO_EPSILON} if study.is_void else {}
 
 
-def _make_sweep_tags(sweep: Sweep) -> dict[str, str]:
+def _make_sweep_tags(sweep: ResolvedSweep) -> dict[str, str]:
     """What a sweep's run is filtered by, as its trials' are; several values are listed."""
     trial = sweep.written
     return {
@@ -182,9 +188,9 @@ def _format_epsilon(epsilon: float | None) -> str:
     return f"{epsilon:g}" if epsilon else "none"
 
 
-def _make_view(sweep: Sweep) -> str:
+def _make_view(sweep: ResolvedSweep) -> str:
     """The objective, then method, learning rate and batch size, then what else is searched."""
-    first = ("method.name", "optimizer.total_step", "train.batch_size")
+    first = (METHOD_NAME, TOTAL_STEP, BATCH_SIZE)
     searched = [leaf.slot.key for leaf in list_leaves(sweep.space)]
     objective = sweep.config.objective
     return best_first(
@@ -202,21 +208,6 @@ def describe_retraining(config: str) -> str:
         f"**Again.** Save as `trial.yaml`; `dpsweep train trial.yaml` trains it with fresh noise."
         f"\n\n```yaml\n{config}```"
     )
-
-
-def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as dotted keys.
-
-    >>> flatten({"method": {"name": "disk", "kappa": 0.7}, "seed": 0})
-    {'method.name': 'disk', 'method.kappa': 0.7, 'seed': 0}
-    """
-    out: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            out.update(flatten(value, f"{prefix}{key}."))
-        elif value is not None:
-            out[f"{prefix}{key}"] = value
-    return out
 
 
 @cache

@@ -9,6 +9,7 @@ from dpsweep.config.trial import dump_trial
 from dpsweep.core.errors import StateError
 from dpsweep.execution.tracking import collect_provenance
 from dpsweep.results.confirmed import choice_words, luck
+from dpsweep.results.disclosure import Disclosure, disclosure_of
 from dpsweep.search.charge import describe_trial_privacy
 from dpsweep.search.confirmation import Confirmation
 from dpsweep.search.trial_record import Record
@@ -29,7 +30,7 @@ class Origin:
         num_trials: How many the search had.
         search_words: What the search as a whole has spent.
         confirmed: What repeating the best configs came to, by trial.
-        is_private_selection: True if it was a private selection.
+        disclosure: What may be told of it.
         confirming: True if the best config was to be repeated.
         exploring: True if a final run was to be trained.
         choice: How the best config of each epsilon was chosen.
@@ -40,7 +41,7 @@ class Origin:
     num_trials: int
     search_words: str
     confirmed: dict[int, Confirmation]
-    is_private_selection: bool
+    disclosure: Disclosure
     confirming: bool
     exploring: bool
     choice: dict[float | None, str]
@@ -53,7 +54,7 @@ class Origin:
             repeats,
             self.metric,
             self.num_trials,
-            is_private_selection=self.is_private_selection,
+            self.disclosure,
             confirming=self.confirming,
             exploring=self.exploring,
         )
@@ -69,7 +70,7 @@ def origin_of(study: Study) -> Origin:
         num_trials=sum(record.confirms is None for record in records),
         search_words=describe_search_privacy(study),
         confirmed=study.confirmed(),
-        is_private_selection=study.sweep.is_private_selection,
+        disclosure=disclosure_of(study.sweep),
         confirming=study.sweep.config.confirm is not None,
         exploring=study.sweep.explores,
         choice=choice_words(study),

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from dpsweep.config.keys import EPSILON
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import StateError
 from dpsweep.data.read import Dataset
@@ -13,7 +14,6 @@ from dpsweep.results.export import Origin, origin_of
 from dpsweep.results.formats import Winner, kept_weights
 from dpsweep.results.pareto import nothing_to_show, winners
 from dpsweep.search.charge import describe_trial_privacy, get_charged_run
-from dpsweep.search.study_view import EPSILON_KEY
 from dpsweep.search.trial_record import Record
 from dpsweep.store.state_dir import StateFolder, SweepFolder
 from dpsweep.store.study import Study
@@ -172,7 +172,7 @@ def _tags(record: Record, *, void: bool) -> dict[str, str]:
 
 
 def _named(name: str, record: Record) -> str:
-    epsilon = record.hyperparams.get(EPSILON_KEY)
+    epsilon = record.hyperparams.get(EPSILON)
     return name if epsilon is None else f"{name}-epsilon-{epsilon:g}"
 
 

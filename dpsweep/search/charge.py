@@ -5,13 +5,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dpsweep.config.sweep import Sweep
+from dpsweep.config.plan import plan_privacy, statement_of_trial
+from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError
 from dpsweep.privacy.accounting import Run, calibrate, compose
 from dpsweep.privacy.renyi import Cap, RunCap
 from dpsweep.privacy.selection import (
-    Charged,
     Whole,
     cap_over,
     selected,
@@ -20,7 +20,6 @@ from dpsweep.privacy.selection import (
 )
 from dpsweep.privacy.statement import Growth, Search, search_statement
 from dpsweep.search.trial_record import Record
-from dpsweep.training.budget import budget, statement_of_trial
 
 Plans = tuple[tuple[int, int], ...]
 """Runs that were planned, and how many had begun by then: at first, and after each change."""
@@ -28,7 +27,7 @@ Plans = tuple[tuple[int, int], ...]
 
 def make_ledger_entry(config: TrialConfig) -> dict[str, float]:
     """What a trial is charged once it is handed out: its whole length, whatever becomes of it."""
-    run = budget(config).run
+    run = plan_privacy(config).run
     return {
         "sampling_rate": run.sampling_rate,
         "noise_multiplier": run.noise_multiplier,
@@ -44,7 +43,7 @@ def get_charged_run(record: Record) -> Run:
     steps, rate = record.config.schedule
     if record.row:
         return Run(rate, record.row["noise_multiplier"], steps)
-    return budget(record.config).run
+    return plan_privacy(record.config).run
 
 
 def describe_trial_privacy(record: Record) -> str:
@@ -54,7 +53,7 @@ def describe_trial_privacy(record: Record) -> str:
     return statement_of_trial(record.config, epsilon, spent.noise_multiplier, record.void)
 
 
-def get_privacy_cap(sweep: Sweep) -> RunCap | None:
+def get_privacy_cap(sweep: ResolvedSweep) -> RunCap | None:
     """What one trial may lose at most for the search's figure to be proven; None where all may.
 
     It is needed where a search over batch sizes or lengths may choose them, or its own end, by
@@ -68,7 +67,7 @@ def get_privacy_cap(sweep: Sweep) -> RunCap | None:
     runs = _list_extreme_runs(sweep)
     if any(run.noise_multiplier == 0 for run in runs):
         return None
-    return cap_over(runs, _get_charging(sweep), sweep.num_runs, sweep.written.delta)
+    return cap_over(runs, sweep.charged, sweep.num_runs, sweep.written.delta)
 
 
 def is_within_cap(cap: RunCap | None, run: Run) -> bool:
@@ -76,12 +75,12 @@ def is_within_cap(cap: RunCap | None, run: Run) -> bool:
     return cap is None or cap.admits(run)
 
 
-def check_privacy_cap(sweep: Sweep, config: TrialConfig) -> None:
+def check_privacy_cap(sweep: ResolvedSweep, config: TrialConfig) -> None:
     """Raises ConfigError for a proposed trial that would void what is proven of the search.
 
     To be called when a trial is drawn, before its secret is.
     """
-    if not is_within_cap(get_privacy_cap(sweep), budget(config).run):
+    if not is_within_cap(get_privacy_cap(sweep), plan_privacy(config).run):
         train = config.train
         raise ConfigError(
             f"train.batch_size: {train.batch_size} with train.epochs: {train.epochs:g} loses more "
@@ -91,7 +90,7 @@ def check_privacy_cap(sweep: Sweep, config: TrialConfig) -> None:
 
 
 def describe_runs_privacy(
-    sweep: Sweep,
+    sweep: ResolvedSweep,
     runs: Sequence[Run],
     *,
     confirming: int = 0,
@@ -119,7 +118,9 @@ def describe_runs_privacy(
     return search_statement(spent, accounting=sweep.config.accounting, num_held_out=held_out)
 
 
-def _compute_spent(sweep: Sweep, runs: Sequence[Run], confirming: int, void: bool) -> Search:
+def _compute_spent(
+    sweep: ResolvedSweep, runs: Sequence[Run], confirming: int, void: bool
+) -> Search:
     """What was spent, by the sweep's own way of charging."""
     delta, whole = sweep.written.delta, sweep.whole
     told = Search(
@@ -150,7 +151,9 @@ def _compute_spent(sweep: Sweep, runs: Sequence[Run], confirming: int, void: boo
     return told
 
 
-def _compute_planned(spent: Search, sweep: Sweep, runs: Sequence[Run], num_runs: int) -> Search:
+def _compute_planned(
+    spent: Search, sweep: ResolvedSweep, runs: Sequence[Run], num_runs: int
+) -> Search:
     """What all planned runs will have spent: never less than `runs` have, whatever they find.
 
     A figure for the whole search, and one whose promise was broken, stay what they are.
@@ -168,7 +171,9 @@ def _compute_planned(spent: Search, sweep: Sweep, runs: Sequence[Run], num_runs:
     return replace(whole, epsilon=epsilon, delta=delta, how=how) if delta < 1 else spent
 
 
-def compute_growth(sweep: Sweep, runs: Sequence[Run], plans: Plans, num_runs: int) -> Growth:
+def compute_growth(
+    sweep: ResolvedSweep, runs: Sequence[Run], plans: Plans, num_runs: int
+) -> Growth:
     """What is proven of `num_runs` runs if results had a say in their number.
 
     Let c be the most runs of any kind (budget) that there are in the end, and c_1 what was planned
@@ -190,7 +195,9 @@ def compute_growth(sweep: Sweep, runs: Sequence[Run], plans: Plans, num_runs: in
     return Growth(plans, num_runs, compose(kinds * now, delta * share), delta * (2 if more else 1))
 
 
-def _count_run_kinds(sweep: Sweep, runs: Sequence[Run], num_runs: int) -> tuple[list[Run], int]:
+def _count_run_kinds(
+    sweep: ResolvedSweep, runs: Sequence[Run], num_runs: int
+) -> tuple[list[Run], int]:
     """The kinds of runs where schedules do not vary, and how many there may be of each.
 
     Among `num_runs`, of which `runs` have begun. There is a kind for each budget, and its noise
@@ -205,18 +212,13 @@ def _get_run_kind(run: Run) -> str:
     return f"{run.noise_multiplier:.3g}"
 
 
-def _get_charging(sweep: Sweep) -> Charged:
-    """How the search is charged; that it is not is said in words, beside the figure."""
-    return "private_selection" if sweep.is_private_selection else "composition"
-
-
-def _is_adaptive(sweep: Sweep) -> bool:
+def _is_adaptive(sweep: ResolvedSweep) -> bool:
     """True if what is run depends on results."""
     config = sweep.config
     return config.sampler.learns or config.pruner.name != "none" or config.confirm is not None
 
 
-def _list_extreme_runs(sweep: Sweep) -> list[Run]:
+def _list_extreme_runs(sweep: ResolvedSweep) -> list[Run]:
     """Trials of each budget at the ends of what the search may choose."""
     given, delta = sweep.written.privacy.noise_multiplier or 0.0, sweep.written.delta
     return [
@@ -235,7 +237,7 @@ def _how(whole: Whole) -> str:
     return "(PLD)" if whole.is_one_run else "(RDP, at an order fixed beforehand)"
 
 
-def _compute_selection_epsilon(sweep: Sweep, runs: Sequence[Run]) -> tuple[float, str]:
+def _compute_selection_epsilon(sweep: ResolvedSweep, runs: Sequence[Run]) -> tuple[float, str]:
     """Epsilon of a private selection, and its proof; by what was run, if that broke the cap."""
     ends, cap, delta = _list_extreme_runs(sweep), get_privacy_cap(sweep), sweep.written.delta
     if cap is None:
@@ -246,7 +248,7 @@ def _compute_selection_epsilon(sweep: Sweep, runs: Sequence[Run]) -> tuple[float
 
 
 def _prove_planned(
-    sweep: Sweep, runs: Sequence[Run], planned: int
+    sweep: ResolvedSweep, runs: Sequence[Run], planned: int
 ) -> tuple[tuple[float, float], str]:
     """(epsilon, delta) of all planned runs whatever the search chose, and how it is proven.
 

@@ -46,26 +46,6 @@ def make_distributions(space: Space) -> dict[str, BaseDistribution]:
     return found
 
 
-class RoundRobin:
-    """Goes through all combinations of what is taken in turn, the first taken the fastest.
-
-    >>> [[turns.take(2), turns.take(3)] for turns in map(Turns, range(6))]
-    [[0, 0], [1, 0], [0, 1], [1, 1], [0, 2], [1, 2]]
-    """
-
-    def __init__(self, place: int) -> None:
-        self.left, self.ways = place, 1
-
-    def take(self, count: int) -> int:
-        """Whose turn it is among `count`; afterwards `left` counts the rounds before.
-
-        A round has `ways` places.
-        """
-        self.left, index = divmod(self.left, count)
-        self.ways *= count
-        return index
-
-
 def make_sampler(
     config: SamplerConfig, seed: int, path: tuple[int, ...], history: Sequence[FrozenTrial] = ()
 ) -> BaseSampler:

@@ -3,10 +3,10 @@
 import math
 from collections.abc import Sequence
 
+from dpsweep.config.keys import EPSILON
 from dpsweep.config.search import Direction, Goal, ObjectiveConfig
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.types import Row
-from dpsweep.search.study_view import EPSILON_KEY
 from dpsweep.search.trial_record import Record
 
 
@@ -60,5 +60,5 @@ def group_by_epsilon(records: Sequence[Record]) -> list[list[Record]]:
     """Trials by the epsilon they were given in turn, the smallest first; one list if by none."""
     found: dict[float, list[Record]] = {}
     for record in records:
-        found.setdefault(record.hyperparams.get(EPSILON_KEY, 0.0), []).append(record)
+        found.setdefault(record.hyperparams.get(EPSILON, 0.0), []).append(record)
     return [found[epsilon] for epsilon in sorted(found)]

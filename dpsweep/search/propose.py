@@ -19,17 +19,12 @@ from optuna.trial import FrozenTrial, TrialState
 from dpsweep.compat import contains, restrict_study, sobol_point
 from dpsweep.config.search import SamplerConfig
 from dpsweep.config.space.domains import Draw, Labels, Range, Slot
-from dpsweep.config.space.start_points import PartialFixedDraw, Point
-from dpsweep.config.sweep import Sweep
+from dpsweep.config.space.suggest import InTurn, PartialFixedDraw, Point, RoundRobin
+from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError
 from dpsweep.core.seeds import public_seed
-from dpsweep.search.distributions import (
-    RoundRobin,
-    make_distribution,
-    make_distributions,
-    make_sampler,
-)
+from dpsweep.search.distributions import make_distribution, make_distributions, make_sampler
 from dpsweep.search.quasi_random import QuasiRandomDraw
 from dpsweep.search.study_view import AttributeBuffer, list_comparable_trials, list_search_trials
 from dpsweep.search.trial_record import make_attributes
@@ -80,7 +75,9 @@ class Proposal:
         )
 
 
-def propose(sweep: Sweep, study: optuna.Study, history: Sequence[FrozenTrial] = ()) -> Proposal:
+def propose(
+    sweep: ResolvedSweep, study: optuna.Study, history: Sequence[FrozenTrial] = ()
+) -> Proposal:
     """The next trial of a study.
 
     Args:
@@ -93,7 +90,7 @@ def propose(sweep: Sweep, study: optuna.Study, history: Sequence[FrozenTrial] = 
     """
     trials = study.get_trials(deepcopy=False)
     place = len(list_search_trials(trials))
-    turning = _RoundRobinDraw(place)
+    turning = InTurn(place)
     _, own = sweep.space.draw(sweep.base.tree, turning)
     earlier = list_comparable_trials(history, own)
     known = [*earlier, *list_comparable_trials(trials, own)]
@@ -143,7 +140,7 @@ def _is_startup(config: SamplerConfig, known: Sequence[FrozenTrial], before: int
 
 
 def _iter_quasi_random_draws(
-    sweep: Sweep, place: int, whose: int, rounds: int
+    sweep: ResolvedSweep, place: int, whose: int, rounds: int
 ) -> Iterator[QuasiRandomDraw]:
     """The even draw of this round, if there is one: those that no condition admits are no rounds.
 
@@ -167,13 +164,13 @@ def _iter_quasi_random_draws(
     yield from map(even, islice(indices, rounds, rounds + 1))
 
 
-def get_start_point(sweep: Sweep, place: int) -> Point:
+def get_start_point(sweep: ResolvedSweep, place: int) -> Point:
     """What the trial at a place is to start from; empty once the points are used up."""
-    turning = _RoundRobinDraw(place)
+    turning = InTurn(place)
     sweep.space.draw(sweep.base.tree, turning)
     about = []
     for point in sweep.start:
-        draw = PartialFixedDraw(point, _RoundRobinDraw(place))
+        draw = PartialFixedDraw(point, InTurn(place))
         sweep.space.draw(sweep.base.tree, draw)
         if not draw.elsewhere and draw.used == set(point):
             about.append(point)
@@ -182,7 +179,7 @@ def get_start_point(sweep: Sweep, place: int) -> Point:
 
 
 def _iter_samplers(
-    sweep: Sweep, place: int, known: Sequence[FrozenTrial], history: Sequence[FrozenTrial]
+    sweep: ResolvedSweep, place: int, known: Sequence[FrozenTrial], history: Sequence[FrozenTrial]
 ) -> Iterator[tuple[BaseSampler, AttributeBuffer]]:
     """Samplers for one proposal each: the sweep's own, then random ones."""
     config, seed = sweep.config.sampler, sweep.config.seed
@@ -201,22 +198,6 @@ def _iter_samplers(
             RandomSampler(seed=public_seed(seed, "search", place, "random", attempt)),
             AttributeBuffer(),
         )
-
-
-class _RoundRobinDraw:
-    """Draws what goes in turn, and the first of all else."""
-
-    def __init__(self, place: int) -> None:
-        self.turns = RoundRobin(place)
-
-    def number(self, slot: Slot, domain: Range) -> float | int:
-        return domain.low
-
-    def option(self, slot: Slot, labels: Labels) -> int:
-        return 0
-
-    def turn(self, slot: Slot, labels: Labels) -> int:
-        return self.turns.take(len(labels))
 
 
 class RecordingDraw(PartialFixedDraw):

@@ -10,8 +10,8 @@ branches, which a sequence in several dimensions does not allow.
 import math
 
 from dpsweep.config.space.domains import Labels, Range, Slot
+from dpsweep.config.space.suggest import RoundRobin
 from dpsweep.core.seeds import public_seed
-from dpsweep.search.distributions import RoundRobin
 
 _BITS = 32
 

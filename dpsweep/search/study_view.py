@@ -10,9 +10,8 @@ from typing import Any
 
 from optuna.trial import FrozenTrial
 
+from dpsweep.config.keys import EPSILON
 from dpsweep.search.trial_record import HYPERPARAMS
-
-EPSILON_KEY = "privacy.epsilon"
 
 
 class AttributeBuffer:
@@ -43,5 +42,5 @@ def list_comparable_trials(
         t
         for t in list_search_trials(trials)
         if HYPERPARAMS in t.user_attrs
-        and t.user_attrs[HYPERPARAMS].get(EPSILON_KEY) == hyperparams.get(EPSILON_KEY)
+        and t.user_attrs[HYPERPARAMS].get(EPSILON) == hyperparams.get(EPSILON)
     ]

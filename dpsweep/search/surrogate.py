@@ -25,16 +25,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dpsweep.config.keys import BATCH_SIZE, CLIP_NORM, EPOCHS, EPSILON, LEARNING_RATE, TOTAL_STEP
 from dpsweep.config.space.derived import Derived
 from dpsweep.config.space.domains import Choice, Range, Space
 from dpsweep.config.space.leaves import list_leaves
-from dpsweep.search.study_view import EPSILON_KEY
 from dpsweep.search.trial_record import Record
 
 Floats = NDArray[np.float64]
 
-TOTAL_STEP = "optimizer.total_step"
-_STEP_KEYS = ("optimizer.lr", TOTAL_STEP, "privacy.clip_norm", "train.batch_size", "train.epochs")
+_STEP_KEYS = (LEARNING_RATE, TOTAL_STEP, CLIP_NORM, BATCH_SIZE, EPOCHS)
 """Keys on which the total step depends."""
 
 _MOST_TRIALS = 400
@@ -225,7 +224,7 @@ def searched_features(space: Space, records: Sequence[Record]) -> list[Feature]:
         steps = [r.config.total_step / center[r.config.optimizer.name] for r in records]
         found += _feature(TOTAL_STEP, steps, log=True)
     for key in keys:
-        if key not in derived and key not in (EPSILON_KEY, "optimizer.lr", TOTAL_STEP):
+        if key not in derived and key not in (EPSILON, LEARNING_RATE, TOTAL_STEP):
             values = [v for r in records if (v := r.hyperparams.get(key)) is not None]
             found += _feature(key, values, log=key in log)
     return found

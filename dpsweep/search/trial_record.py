@@ -6,8 +6,8 @@ from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState
 
-from dpsweep import __version__
 from dpsweep.config.trial import TrialConfig
+from dpsweep.core import __version__
 from dpsweep.core.errors import StateError
 from dpsweep.core.types import Row
 
@@ -79,7 +79,7 @@ class Record:
 def make_attributes(
     config: TrialConfig, hyperparams: Mapping[str, Any], **more: Any
 ) -> dict[str, Any]:
-    """What a new trial of Optuna's carries, for `make_record` to read."""
+    """What a new trial of Optuna's carries, for `record_of` to read."""
     return {HYPERPARAMS: dict(hyperparams), "config": config.model_dump(mode="json"), **more}
 
 

@@ -12,15 +12,14 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
+from dpsweep.config.keys import DELTA, EPSILON, NOISE_MULTIPLIER, SCOPE
 from dpsweep.config.space.derived import Derived
 from dpsweep.config.space.domains import Space
-from dpsweep.config.space.points import Corner
-from dpsweep.config.space.start_points import OutsideSpaceError
-from dpsweep.config.sweep import Sweep
+from dpsweep.config.space.suggest import Corner, OutsideSpaceError
+from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.core.errors import ConfigError
 from dpsweep.search.objectives import get_goal_values
 from dpsweep.search.propose import RecordingDraw
-from dpsweep.search.study_view import EPSILON_KEY
 from dpsweep.search.trial_record import HYPERPARAMS, Record
 
 EarlierTrial = dict[str, Any]
@@ -28,7 +27,7 @@ EarlierTrial = dict[str, Any]
 
 
 def collect_earlier_trials(
-    sweep: Sweep, earlier: Sweep, records: Iterable[Record]
+    sweep: ResolvedSweep, earlier: ResolvedSweep, records: Iterable[Record]
 ) -> list[EarlierTrial]:
     """What the complete trials of an earlier sweep can tell a new one.
 
@@ -49,9 +48,9 @@ def collect_earlier_trials(
         values = get_goal_values(sweep.config.objective, record.row, record.config)
         if record.state != "complete" or record.confirms is not None or values is None:
             continue
-        hyperparams = {k: v for k, v in record.hyperparams.items() if k != EPSILON_KEY}
+        hyperparams = {k: v for k, v in record.hyperparams.items() if k != EPSILON}
         if len(sweep.epsilons) > 1:
-            hyperparams[EPSILON_KEY] = record.config.privacy.epsilon
+            hyperparams[EPSILON] = record.config.privacy.epsilon
         try:
             _redraw(sweep, hyperparams)
         except OutsideSpaceError as e:
@@ -63,7 +62,7 @@ def collect_earlier_trials(
     return told
 
 
-def make_history(sweep: Sweep, told: Sequence[EarlierTrial]) -> list[FrozenTrial]:
+def make_history(sweep: ResolvedSweep, told: Sequence[EarlierTrial]) -> list[FrozenTrial]:
     """Earlier trials as a sampler knows them, numbered below 0."""
     trials = []
     for i, earlier in enumerate(told):
@@ -80,27 +79,29 @@ def make_history(sweep: Sweep, told: Sequence[EarlierTrial]) -> list[FrozenTrial
     return trials
 
 
-def _get_shared_settings(sweep: Sweep) -> dict[str, Any]:
+def _get_shared_settings(sweep: ResolvedSweep) -> dict[str, Any]:
     """What must be the same in both, by what it is called."""
     trial = sweep.written
     return {
         "objective": " and ".join(sweep.config.objective.goals),
         "set of searched keys": ", ".join(_list_drawn_keys(sweep.space)),
         "data": trial.data,
-        "privacy.scope": trial.privacy.scope,
-        "privacy.delta": trial.delta,
-        "privacy.epsilon": ", ".join(f"{e:g}" for e in sorted(e or 0 for e in sweep.epsilons)),
-        "privacy.noise_multiplier": trial.privacy.noise_multiplier,
+        SCOPE: trial.privacy.scope,
+        DELTA: trial.delta,
+        EPSILON: ", ".join(f"{e:g}" for e in sorted(e or 0 for e in sweep.epsilons)),
+        NOISE_MULTIPLIER: trial.privacy.noise_multiplier,
     }
 
 
 def _list_drawn_keys(space: Space) -> list[str]:
     """What is drawn, by dotted key; what goes in turn over budgets or is derived is not."""
     paths = (p for p, d in space.domains.items() if not isinstance(d, Derived))
-    return sorted({".".join(map(str, p)) or "one_of" for p in paths} - {EPSILON_KEY})
+    return sorted({".".join(map(str, p)) or "one_of" for p in paths} - {EPSILON})
 
 
-def _redraw(sweep: Sweep, hyperparams: dict[str, Any]) -> tuple[RecordingDraw, dict[str, Any]]:
+def _redraw(
+    sweep: ResolvedSweep, hyperparams: dict[str, Any]
+) -> tuple[RecordingDraw, dict[str, Any]]:
     """Earlier hyperparams in terms of this space.
 
     Raises:

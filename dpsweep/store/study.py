@@ -5,17 +5,18 @@ may die at any moment; the next one reads here which trials are through and whic
 with. The same call made twice leaves the same state.
 """
 
+import logging
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from dpsweep.compat import restrict_study, storage_of, study_id
-from dpsweep.config.sweep import Sweep, build_sweep
+from dpsweep.config.sweep import ResolvedSweep, resolve_sweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, StateError
 from dpsweep.core.types import Row
@@ -46,6 +47,10 @@ from dpsweep.store.storage import (
     open_storage,
 )
 
+log = logging.getLogger(__name__)
+
+Watcher = TypeVar("Watcher")
+
 Curve = tuple[tuple[int, float], ...]
 """(epoch, objective) at each report, by epoch."""
 
@@ -66,7 +71,7 @@ were planned over time, and what each config is expected to come to."""
 class Study:
     """An Optuna study and the sweep it searches."""
 
-    def __init__(self, study: optuna.Study, sweep: Sweep) -> None:
+    def __init__(self, study: optuna.Study, sweep: ResolvedSweep) -> None:
         self._study, self.sweep, self._storage = study, sweep, storage_of(study)
         self._ids: dict[int, int] = {}
         self._configs: dict[int, TrialConfig] = {}
@@ -76,7 +81,7 @@ class Study:
     def create(
         cls,
         storage_uri: str,
-        sweep: Sweep,
+        sweep: ResolvedSweep,
         folder_id: str | None = None,
         *,
         name: str | None = None,
@@ -114,7 +119,7 @@ class Study:
     def open(
         cls,
         storage_uri: str,
-        sweep: Sweep,
+        sweep: ResolvedSweep,
         folder_id: str | None = None,
         *,
         name: str | None = None,
@@ -137,6 +142,25 @@ class Study:
         if folder_id:
             check_study_owner(study, folder_id, storage_uri)
         return cls(study, sweep)
+
+    def admit(self, watchers: list[Watcher]) -> list[Watcher]:
+        """All of them: trials may be watched."""
+        return watchers
+
+    def log(self, words: str) -> None:
+        """Tell the user of a trouble that the search survives."""
+        log.warning("%s", words)
+
+    def describe_trouble(self, trouble: str) -> str:
+        """Return a trouble that stops the search, in full."""
+        return trouble
+
+    def begin(self, reconcile: Callable[[], None]) -> None:
+        """Tell the tracker all that is known: what was lost on the way is made good."""
+        reconcile()
+
+    def publish(self, study: "Study", reconcile: Callable[[], None]) -> None:
+        """Tell nothing more: everything was told when it happened."""
 
     def stored_trials(self) -> list[FrozenTrial]:
         """Every trial as Optuna stores it, by number, to read."""
@@ -501,14 +525,14 @@ def _complete(records: Sequence[Record]) -> list[int]:
     return [r.number for r in records if r.state == "complete" and r.confirms is None]
 
 
-def read_stored_sweep(name: str, state: StateFolder) -> Sweep:
+def read_stored_sweep(name: str, state: StateFolder) -> ResolvedSweep:
     """The sweep as it was launched.
 
     Raises:
         StateError: If there is none of this name.
     """
     file, base = state.sweep(name).stored()
-    return build_sweep(file, base)
+    return resolve_sweep(file, base)
 
 
 def open_study(name: str, state: StateFolder, storage_uri: str | None = None) -> Study:

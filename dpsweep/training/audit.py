@@ -25,6 +25,7 @@ import torch
 from torch import nn
 
 from dpsweep.config.clipping import PerLayerClipping
+from dpsweep.config.plan import PrivacyPlan
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.circulant import CirculantLinear
 from dpsweep.core.errors import ConfigError
@@ -39,7 +40,6 @@ from dpsweep.privacy.engine import engine_for
 from dpsweep.privacy.geometry import geometry_of
 from dpsweep.privacy.noise import NoiseDraw
 from dpsweep.training.assemble import initial
-from dpsweep.training.budget import Budget
 from dpsweep.training.step import Progress, Step
 
 NUM_OTHERS = 8
@@ -170,7 +170,7 @@ def _step(plan: Plan, run: Run, *, canary: bool) -> Watched:
     """A fresh run's step: a secret of its own, and with or without the canary."""
     with_all = _assembled(plan.config.model_dump_json(), run.noise_multiplier)
     num_examples = NUM_OTHERS + canary
-    budget = Budget(num_examples, run, plan.epsilon, plan.delta)
+    budget = PrivacyPlan(num_examples, run, plan.epsilon, plan.delta)
     return Watched(
         config=_paced(with_all, run),
         budget=budget,
@@ -208,7 +208,7 @@ def _assembled(config: str, noise_multiplier: float) -> Step:
     inputs = data.inputs[: NUM_OTHERS + 1].clone()
     inputs[NUM_OTHERS] = data.brightest
     data = replace(data, inputs=inputs, targets=data.targets[: NUM_OTHERS + 1])
-    budget = Budget(NUM_OTHERS, Run(1.0, 1.0, 1), math.inf, 0.5)
+    budget = PrivacyPlan(NUM_OTHERS, Run(1.0, 1.0, 1), math.inf, 0.5)
     return Step(trial, budget, data, engine, Secret.draw(), geometry)
 
 

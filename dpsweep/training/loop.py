@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from dpsweep.config.plan import PrivacyPlan
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import Diverged, StateError
 from dpsweep.core.types import Row, Tensors
@@ -19,7 +20,6 @@ from dpsweep.models.parts import saved_tensors
 from dpsweep.privacy.engine.repeatability import Probe
 from dpsweep.training.allowance import WHOLE, Allowance
 from dpsweep.training.assemble import assemble, initial
-from dpsweep.training.budget import Budget
 from dpsweep.training.device import open_device
 from dpsweep.training.evaluate import AT_ONCE, evaluate
 from dpsweep.training.malloc import keep_freed_memory
@@ -51,7 +51,7 @@ class Result:
     """
 
     rows: list[Row]
-    budget: Budget
+    budget: PrivacyPlan
     void: bool
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.profiler import record_function
 
+from dpsweep.config.plan import PrivacyPlan
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.seeds import Draws, Secret, Stream
 from dpsweep.core.types import Clipped, Released, Tensors
@@ -33,7 +34,6 @@ from dpsweep.privacy.geometry import IDENTITY, Geometry
 from dpsweep.privacy.noise import SOURCES, NoiseDraw
 from dpsweep.privacy.release import release
 from dpsweep.privacy.sampling import poisson_batch
-from dpsweep.training.budget import Budget
 
 REGIONS = ("sample", "answers", "release", "filters", "optimizer")
 """The parts of a step, as a profiler names them after `step/`."""
@@ -109,7 +109,7 @@ class Step:
     """
 
     config: TrialConfig
-    budget: Budget
+    budget: PrivacyPlan
     data: Dataset
     engine: Engine
     secret: Secret

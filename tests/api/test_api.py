@@ -79,7 +79,7 @@ def test_mapping_and_typed_config_are_the_sweep_of_the_file(sweep_file, spec):
     assert _sweep(spec, []).config == from_file.config
     typed = _sweep(from_file.config, [])
     assert typed.config == from_file.config
-    assert list(typed.corners()) == list(from_file.corners())
+    assert list(typed.corners) == list(from_file.corners)
     based_on_typed = _sweep({**spec, "base": from_file.reference_trial}, ["budget.trials=3"])
     assert based_on_typed.config.budget.trials == 3
 

@@ -2,11 +2,11 @@
 
 import pytest
 
+from dpsweep.config.plan import plan_privacy
 from dpsweep.config.source import parse_yaml
 from dpsweep.config.sweep import load_sweep
 from dpsweep.config.trial import dump_trial, load_trial
 from dpsweep.core.errors import ConfigError
-from dpsweep.training.budget import budget
 from dpsweep.training.check import check_trial
 
 SHARED, SELECTED = "privacy.scope=sweep", "accounting=private_selection"
@@ -45,11 +45,11 @@ def test_schedules_are_those_at_the_ends_of_batch_size_and_epochs(
 def test_trial_of_a_shared_budget_has_its_own_noise_and_trains_alone(sweep_file, search):
     sweep = load_sweep(sweep_file, [SHARED, f"search={search}", "budget.trials=9"])
     assert sweep.written.privacy.epsilon == 4
-    for config in sweep.corners():
+    for config in sweep.corners:
         privacy = config.privacy
         assert (privacy.scope, privacy.epsilon) == ("trial", None)
-        assert budget(config).run.noise_multiplier == privacy.noise_multiplier
-        assert budget(config).epsilon < 4 / 2
+        assert plan_privacy(config).run.noise_multiplier == privacy.noise_multiplier
+        assert plan_privacy(config).epsilon < 4 / 2
         assert load_trial(parse_yaml(dump_trial(config), "x")) == config
     fewer = load_sweep(sweep_file, [SHARED, f"search={search}", "budget.trials=8"])
     assert (

@@ -6,6 +6,7 @@ from unittest import mock
 import torch
 from virtual import GIB, virtual_gpu
 
+from dpsweep.config.plan import PrivacyPlan
 from dpsweep.config.source import Source
 from dpsweep.config.trial import load_trial
 from dpsweep.core.seeds import Secret
@@ -14,7 +15,6 @@ from dpsweep.privacy.accounting import Run
 from dpsweep.privacy.engine import unchecked_engine
 from dpsweep.training.allowance import Allowance
 from dpsweep.training.assemble import assemble_on, initial
-from dpsweep.training.budget import Budget
 from dpsweep.training.device import open_device
 
 World = namedtuple("World", "method model batch_size augment", defaults=(1,))
@@ -76,7 +76,7 @@ def one_step(world, total=80 * GIB, gpu_share=1.0):
     run = Run(world.batch_size / num, 1.0, 1000)
     with virtual_gpu(numbers=False, total=total) as gpu, unchecked():
         device = open_device("cuda", gpu_share)
-        plan = Budget(num, run, float("inf"), 1e-5)
+        plan = PrivacyPlan(num, run, float("inf"), 1e-5)
         step = assemble_on(
             data.to(device), plan, config, Secret.fixed("test"), Allowance(gpu_share=gpu_share)
         )

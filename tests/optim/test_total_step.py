@@ -167,7 +167,7 @@ def sweep(search, optimizer):
 @pytest.mark.parametrize("base", ["lr", "total_step"])
 def test_what_is_searched_takes_the_place_of_what_the_base_gives(key, base):
     found = sweep({f"optimizer.{key}": {"log_uniform": [1, 4]}}, {base: 9.0})
-    assert [getattr(trial.optimizer, key) for trial in found.corners()] == [1, 4]
+    assert [getattr(trial.optimizer, key) for trial in found.corners] == [1, 4]
 
 
 def test_it_can_be_derived_and_conditions_may_name_either():
@@ -176,7 +176,7 @@ def test_it_can_be_derived_and_conditions_may_name_either():
         "optimizer.total_step": {"derive": "train.batch_size"},
     }
     found = sweep(search, {})
-    assert [trial.optimizer.total_step for trial in found.corners()] == [36, 72]
+    assert [trial.optimizer.total_step for trial in found.corners] == [36, 72]
     met = sweep({**search, "optimizer.total_step": {"log_uniform": [1, 100]}}, {})
     tree = {**met.file.tree, "where": ["optimizer.lr < 0.1", "optimizer.total_step > 1"]}
     met = parse_sweep(Source("x.yaml", tree, {}), Path())

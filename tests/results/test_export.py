@@ -41,7 +41,7 @@ def test_it_loads_back_equal_and_trains_by_itself(tmp_path, study):
 def test_every_corner_of_a_conditional_space_loads_back_equal(sweep_file):
     space = """search={method: {one_of: [{name: dp_sgd}, {name: dp_adam}, {name: disk},
         {name: fftkf, rho: {uniform: [1.0e-7, 0.9]}}]}, optimizer.lr: {log_uniform: [1.0e-5, 9]}}"""
-    for config in load_sweep(sweep_file, [space]).corners():
+    for config in load_sweep(sweep_file, [space]).corners:
         assert load_trial(parse_yaml(dump_trial(config), "x")) == config
 
 

@@ -10,8 +10,9 @@ from dpsweep.config.source import read_yaml
 from dpsweep.config.sweep import load_sweep
 from dpsweep.config.trial import load_trial
 from dpsweep.core.errors import StateError
+from dpsweep.results.disclosure import TellsWinner
 from dpsweep.results.figures import figures
-from dpsweep.results.page import NO_FIGURES_OF_A_SECRET, page
+from dpsweep.results.page import page
 from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.study import Study
 
@@ -84,7 +85,7 @@ def test_of_a_private_selection_it_tells_of_the_winner_alone(study_of):
         page(lost)
     study.add_winner(earlier, {"sampling_rate": 0.09, "noise_multiplier": 1.07, "steps": 22})
     text = page(study)
-    assert NO_FIGURES_OF_A_SECRET in text
+    assert TellsWinner.no_figures in text
     assert data_of(text) == {}
     assert "All runs" not in text
     assert "trials in the search" not in text

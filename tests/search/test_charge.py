@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from dpsweep.config.plan import plan_privacy
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import ConfigError
 from dpsweep.privacy.accounting import Run, calibrate, compose
@@ -21,7 +22,6 @@ from dpsweep.search.charge import (
     make_ledger_entry,
 )
 from dpsweep.store.study import Study
-from dpsweep.training.budget import budget
 
 RUNS = [Run(0.02, 4.145, 2500)] * 10
 TPE, TEN = "sampler.name=tpe", "budget.trials=10"
@@ -30,7 +30,7 @@ BATCHES = "search={train.batch_size: {choice: [64, 128]}}"
 
 def planned(sweep, count=None):
     """Budgets of so many random trials of the space."""
-    return [budget(config).run for config in sweep.samples(count or sweep.num_runs)]
+    return [plan_privacy(config).run for config in sweep.samples(count or sweep.num_runs)]
 
 
 def figures(words):
@@ -90,7 +90,7 @@ def test_trial_that_breaks_the_cap_is_not_run_and_not_proven_by_it(sweep_file):
         ConfigError, match=r"train\.batch_size: 64 with train\.epochs: 2 loses more"
     ):
         check_privacy_cap(sweep, loud)
-    runs = [*planned(sweep)[:9], budget(loud).run]
+    runs = [*planned(sweep)[:9], plan_privacy(loud).run]
     assert "by basic composition" in describe_runs_privacy(sweep, runs)
 
 
@@ -162,7 +162,7 @@ def test_private_selection_says_one_figure_whatever_was_run(sweep_file, space):
 def test_the_ledger_is_charged_and_not_what_was_reported(tmp_path, sweep_file):
     record = Study.create(f"sqlite:///{tmp_path}/study.db", load_sweep(sweep_file)).ask()
     entry = make_ledger_entry(record.config)
-    run = budget(record.config).run
+    run = plan_privacy(record.config).run
     assert entry == {
         "sampling_rate": run.sampling_rate,
         "noise_multiplier": run.noise_multiplier,
@@ -236,7 +236,7 @@ def test_a_number_of_runs_that_results_choose_keeps_the_ex_post_guarantee_and_no
     settings = [*one_step, "privacy.delta=0.02"]
     most, delta, num = 12, 0.02, 200_000
     sweeps = [load_sweep(sweep_file, [*settings, f"budget.trials={n}"]) for n in range(1, most + 1)]
-    (run,) = {budget(sweep.written).run for sweep in sweeps}
+    (run,) = {plan_privacy(sweep.written).run for sweep in sweeps}
     assert (run.sampling_rate, run.steps) == (1.0, 1)
     grown = [compute_growth(s, [run] * n, ((1, 0), (n, 1)), n) for n, s in enumerate(sweeps, 1)]
     assert [g.delta for g in grown] == [delta] + [2 * delta] * (most - 1)

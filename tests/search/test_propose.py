@@ -10,9 +10,9 @@ import pytest
 from optuna.trial import TrialState
 
 from dpsweep.config.space.expression import parse_formula
+from dpsweep.config.space.suggest import RoundRobin
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import ConfigError
-from dpsweep.search.distributions import RoundRobin
 from dpsweep.search.propose import propose
 from dpsweep.store.study import Study
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dpsweep.config.plan import PrivacyPlan
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.seeds import Secret
 from dpsweep.core.types import Clipped, Tensors
@@ -18,7 +19,6 @@ from dpsweep.privacy.accounting import Run
 from dpsweep.privacy.clip import Clip
 from dpsweep.privacy.engine.vmap import VmapEngine
 from dpsweep.training import step as step_module
-from dpsweep.training.budget import Budget
 from dpsweep.training.step import Progress, Step
 
 STEPS = 10
@@ -54,7 +54,7 @@ def step_of(method: str = "dp_sgd", sigma: float = 0.0, **optimizer: object) -> 
     inputs, targets = torch.zeros(4, 1, 1, 1, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64)
     data = Dataset(inputs, targets, inputs, targets, brightest=16)
     run = Run(sampling_rate=1.0, noise_multiplier=sigma, steps=STEPS)
-    budget = Budget(num_examples=4, run=run, epsilon=math.inf, delta=1e-5)
+    budget = PrivacyPlan(num_examples=4, run=run, epsilon=math.inf, delta=1e-5)
     return Step(config, budget, data, VmapEngine(Slope(), downhill, 4), Secret.fixed("step"))
 
 

@@ -7,7 +7,7 @@ from dpsweep.cli.say import console
 from dpsweep.cli.verbs.route import refuse_elsewhere
 from dpsweep.core.errors import ConfigError, StateError
 from dpsweep.results.compare import compare as put_side_by_side
-from dpsweep.results.comparison import comparison_table, markdown, rows, sentences
+from dpsweep.results.comparison import markdown, print_comparison, rows
 from dpsweep.results.groups import groups_of
 from dpsweep.store.state_dir import StateFolder, SweepFolder
 from dpsweep.store.storage import resolve_moved_uri
@@ -47,9 +47,7 @@ def compare(
     elif form == "markdown":
         print(markdown(found))
     else:
-        console().print(comparison_table(found))
-        for sentence in sentences(found):
-            console().print(f"- {sentence}", markup=False)
+        print_comparison(console(), found)
 
 
 def form_of(*, as_json: bool, as_markdown: bool) -> str:

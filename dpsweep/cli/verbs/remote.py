@@ -25,7 +25,7 @@ from dpsweep.cluster.submit import (
     watch,
 )
 from dpsweep.cluster.submitted import Submitted, all_remembered, check_free, remembered
-from dpsweep.config.sweep import load_sweep
+from dpsweep.config.sweep import ResolvedSweep, load_sweep
 from dpsweep.core.errors import ConfigError, StateError
 from dpsweep.results.export import check_target, default_target, write
 from dpsweep.store.owner import whoami
@@ -93,7 +93,7 @@ def resume(
     sweep: Submitted,
     address: str | None,
     *,
-    file: Path | None,
+    file: ResolvedSweep | None,
     state: str | None,
     storage: str | None,
     out: Path | None,
@@ -105,7 +105,7 @@ def resume(
     Args:
         sweep: Which.
         address: Where the cluster is now, if it has moved.
-        file: The sweep's file, if what changed in it is to be taken over.
+        file: What its file says now, if what changed in it is to be taken over.
         state: State folder of this machine, which remembers the sweep.
         storage: Database of the study, if that has moved.
         out: Where the best config goes here; None to leave it there.
@@ -118,7 +118,7 @@ def resume(
     moved = replace(sweep, address=address) if address else sweep
     files, called = dict[str, bytes](), sweep.name
     if file:
-        called, files = packed(load_sweep(file), None, state)
+        called, files = packed(file, None, state)
     jobs = jobs_at(moved.address)
     options = typed({"storage": storage, "quiet": quiet})
     if files:

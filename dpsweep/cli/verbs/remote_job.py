@@ -13,14 +13,13 @@ import tempfile
 from argparse import ArgumentParser
 from pathlib import Path
 
-import dpsweep
 from dpsweep.cli import main
 from dpsweep.cli.say import error
 from dpsweep.cluster.submit import BEGIN, FILES
 from dpsweep.store.owner import VARIABLE
 from dpsweep.store.state_dir import StateFolder
 
-_MODULE = str(Path(dpsweep.__file__).with_name("__main__.py"))
+_MODULE = str(Path(__file__).parents[2] / "__main__.py")
 
 
 def there(arguments: list[str]) -> None:

@@ -27,7 +27,7 @@ from dpsweep.cli.say import STOPPED, console, warn
 from dpsweep.cluster.connect import cluster
 from dpsweep.cluster.nodes import check_nodes
 from dpsweep.config.source import dump_yaml
-from dpsweep.config.sweep import Sweep, load_sweep
+from dpsweep.config.sweep import ResolvedSweep, load_sweep
 from dpsweep.core.errors import ConfigError, DpSweepError
 from dpsweep.execution.changes import check_changes
 from dpsweep.execution.preflight import make_plan as make_plan
@@ -184,7 +184,7 @@ def _budget(options: ReproduceOptions) -> Budget:
     return Budget.of(options.budget)
 
 
-def _ready(job: Job, options: ReproduceOptions, budget: Budget) -> Sweep:
+def _ready(job: Job, options: ReproduceOptions, budget: Budget) -> ResolvedSweep:
     """The sweep of a cell, written to a file that can be launched.
 
     Raises:
@@ -205,7 +205,7 @@ def _ready(job: Job, options: ReproduceOptions, budget: Budget) -> Sweep:
     return sweep
 
 
-def _run(sweep: Sweep, options: ReproduceOptions, start: Callable[[], None]) -> bool:
+def _run(sweep: ResolvedSweep, options: ReproduceOptions, start: Callable[[], None]) -> bool:
     """Run what is left of a cell. False if it was stopped before its end.
 
     Args:
@@ -219,15 +219,16 @@ def _run(sweep: Sweep, options: ReproduceOptions, start: Callable[[], None]) -> 
     screen = orchestrator.Screen(out, warn, lambda folder: "the same command")
 
     @contextlib.contextmanager
-    def connect(sweep: Sweep) -> Iterator[None]:
+    def connect(sweep: ResolvedSweep) -> Iterator[None]:
         start()
         if options.address is not None:
             check_nodes(sweep, state.root)
         yield
 
     if folder.exists:
-        check_changes(folder, sweep, accepted=options.accept)
-        if _is_finished(sweep, state):
+        study = open_study(sweep.name, state)
+        study.sweep = check_changes(folder, study.sweep, sweep, accepted=options.accept)
+        if study.is_finished():
             out.print(f"{sweep.name}: is finished")
             return True
     try:
@@ -242,7 +243,7 @@ def _run(sweep: Sweep, options: ReproduceOptions, start: Callable[[], None]) -> 
     return outcome.complete
 
 
-def _is_finished(sweep: Sweep, state: StateFolder) -> bool:
+def _is_finished(sweep: ResolvedSweep, state: StateFolder) -> bool:
     return state.sweep(sweep.name).exists and open_study(sweep.name, state).is_finished()
 
 

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpsweep.cli.say import NOTHING_COMPLETED, STOPPED, console, error, warn
-from dpsweep.config.sweep import load_sweep
+from dpsweep.config.sweep import ResolvedSweep, load_sweep
+from dpsweep.results.compare import compare_methods
+from dpsweep.results.comparison import print_comparison
+from dpsweep.results.disclosure import disclosure_of
 from dpsweep.results.export import default_target
 from dpsweep.results.pareto import nothing_completed, summaries, target_of, winners
-from dpsweep.results.ranking import standings, standings_table, verdict
 from dpsweep.results.tables import trial_table
 from dpsweep.store.state_dir import StateFolder, SweepFolder
 from dpsweep.store.storage import resolve_moved_uri, resolve_storage_uri
@@ -43,10 +45,12 @@ class Options:
 
 def launch(file: Path, settings: list[str], options: Options, *, fetch: bool, unique: bool) -> None:
     """Run a new sweep; every mistake is found before Ray is started or a file written."""
-    sweep, state = load_sweep(file, settings), StateFolder.at(options.state)
-    if unique:
-        free = next(n for n in _numbered(sweep.name) if not state.sweep(n).path.exists())
-        sweep = load_sweep(file, [*settings, f"name={free}"])
+    state = StateFolder.at(options.state)
+
+    def free_name(name: str) -> str:
+        return next(n for n in _numbered(name) if not state.sweep(n).path.exists())
+
+    sweep = load_sweep(file, settings, free_name if unique else None)
     # Ray, MLflow and torch take seconds: only now, when the file has no mistake.
     from dpsweep.app import orchestrator
 
@@ -59,10 +63,17 @@ def launch(file: Path, settings: list[str], options: Options, *, fetch: bool, un
     _print_outcome(outcome, options, target)
 
 
-def resume(named_or_file: str, options: Options, *, accept: bool) -> None:
-    """Go on with an old sweep, by name or by its file."""
-    file = load_sweep(named_or_file) if named_or_file.endswith((".yaml", ".yml")) else None
-    state, name = StateFolder.at(options.state).part(file.name if file else named_or_file)
+def load_named(named_or_file: str) -> tuple[str, ResolvedSweep | None]:
+    """Return the name of a sweep that is named or whose file is, and what the file says now."""
+    if not named_or_file.endswith((".yaml", ".yml")):
+        return named_or_file, None
+    file = load_sweep(named_or_file)
+    return file.name, file
+
+
+def resume(named: str, file: ResolvedSweep | None, options: Options, *, accept: bool) -> None:
+    """Go on with an old sweep; `file` is what its file says now, if it is to be compared."""
+    state, name = StateFolder.at(options.state).part(named)
     from dpsweep.app import orchestrator
 
     place, target = (
@@ -119,16 +130,13 @@ def _print_outcome(outcome: "Outcome", options: Options, target: Path) -> None:
         out.print(trial_table(best[:5], f"Best trials of {study.sweep.name}", show_state=False))
         for table in summaries(study):
             out.print(table)
-        compared = standings(study.records(), study.sweep.config.objective.direction)
-        if compared:
-            out.print(standings_table(compared))
-            out.print(verdict(compared))
+        print_comparison(out, compare_methods(study))
         out.print(outcome.origin.luck(best[0]))
         out.print(outcome.origin.search_words)
         for record in winners(study):
             place = target_of(record, target)
             out.print(f"best config: {place}   train it again with: {us} train {place}")
-    if not study.sweep.is_private_selection:
+    if disclosure_of(study.sweep).tells_trials:
         out.print(f"{len(study.records())} trials in {outcome.seconds:.1f} s")
     if not outcome.complete:
         out.print(f"Stopped. Go on with: {_resume_command(folder, options)}")

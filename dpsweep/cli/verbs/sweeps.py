@@ -15,9 +15,10 @@ from rich.markup import escape
 
 from dpsweep.cli.say import console
 from dpsweep.core.errors import ConnectionRefused, DpSweepError, StateError
+from dpsweep.results.compare import compare_methods
+from dpsweep.results.comparison import print_comparison
 from dpsweep.results.export import origin_of
 from dpsweep.results.pareto import chosen, nothing_to_show, summaries
-from dpsweep.results.ranking import standings, standings_table, verdict
 from dpsweep.results.rich_table import plain_table
 from dpsweep.results.tables import shown_budgets, trial_row, trial_table
 from dpsweep.search.charge import describe_trial_privacy
@@ -92,10 +93,7 @@ def best(
     console().print(trial_table(records, f"Best trials of {name}", show_state=False))
     for table in summaries(study):
         console().print(table)
-    compared = standings(study.records(), study.sweep.config.objective.direction)
-    if compared:
-        console().print(standings_table(compared))
-        console().print(verdict(compared))
+    print_comparison(console(), compare_methods(study))
     origin = origin_of(study)
     console().print(f"Trial {records[0].number}: {origin.luck(records[0])}")
     console().print(describe_trial_privacy(records[0]))

@@ -4,27 +4,27 @@ import json
 from pathlib import Path
 
 from dpsweep.cli.say import console, warn
+from dpsweep.config.plan import plan_privacy, statement_of_trial
 from dpsweep.config.source import read_yaml
 from dpsweep.config.space.defaults import dump_default_space
-from dpsweep.config.sweep import SweepConfig, is_sweep, load_sweep
+from dpsweep.config.sweep import SweepConfig, is_sweep, parse_sweep
 from dpsweep.config.trial import TrialConfig, load_trial, resolve_trial_source
 from dpsweep.core.errors import ConfigError, Diverged, StateError, unknown
 from dpsweep.core.strict import Strict
 from dpsweep.core.types import Row
 from dpsweep.methods import METHODS
 from dpsweep.privacy.statement import shown_epsilon
-from dpsweep.training.budget import budget, statement_of_trial
 
 
 def check(file: Path, settings: list[str], fetch: bool) -> None:
     """Validates a file; a sweep is told from a trial by its `search`."""
     source = read_yaml(file)
     if is_sweep(source.tree):
-        sweep = load_sweep(file, settings)
+        sweep = parse_sweep(source, file.parent, settings)
         from dpsweep.training.check import check_sweep  # torch, once the file has no mistake
 
         warn(check_sweep(sweep, fetch=fetch))
-        config, shown = sweep.reference_trial, f"{len(list(sweep.corners()))} corners of the space"
+        config, shown = sweep.reference_trial, f"{len(sweep.corners)} corners of the space"
         shown += " are valid trials"
     else:
         base = resolve_trial_source(source, settings)
@@ -32,7 +32,7 @@ def check(file: Path, settings: list[str], fetch: bool) -> None:
         from dpsweep.training.check import check_trial
 
         warn(check_trial(config, base, fetch=fetch))
-    plan = budget(config)
+    plan = plan_privacy(config)
     words = statement_of_trial(config, plan.epsilon, plan.run.noise_multiplier)
     console().print(f"{file}: {shown}.\nFirst one: {plan.run.steps} steps. {words}")
 

@@ -6,7 +6,7 @@ from types import FrameType
 from dpsweep.cli.say import console
 from dpsweep.core.errors import StateError
 from dpsweep.core.signals import heard_by
-from dpsweep.results.watch import Watch, followed
+from dpsweep.results.live import LiveView, followed
 from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.storage import resolve_moved_uri
 from dpsweep.store.study import open_study
@@ -30,8 +30,8 @@ def watch(name: str | None, state_folder: str | None, storage: str | None) -> No
         left.set()
 
     with heard_by(leave):
-        seen = Watch(study, folder.owner, console())
-        followed(seen, lambda: left.wait(_PAUSE_SECONDS))
+        view = LiveView(study, console(), folder.owner)
+        followed(view, lambda: left.wait(_PAUSE_SECONDS))
 
 
 def _the_running(state: StateFolder) -> str:

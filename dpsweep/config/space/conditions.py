@@ -4,19 +4,19 @@ A condition is about the trials that have all its keys: with `one_of`, one that 
 says nothing about dp_sgd, and lets its trials pass. A key that no trial has is a mistake.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pydantic import BaseModel
 
+from dpsweep.config.keys import DATA_SIZE, LEARNING_RATE, TOTAL_STEP, flatten
 from dpsweep.config.source import KeyPath, Source
-from dpsweep.config.space.derived import DATA_SIZE
 from dpsweep.config.space.expression import Formula, FormulaError, Scalar, parse_formula
 from dpsweep.config.space.searched import resolve_key_aliases
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, guess
 
-STEP_SIZES = {"optimizer.lr": "learning_rate", "optimizer.total_step": "total_step"}
+STEP_SIZES = {LEARNING_RATE: "learning_rate", TOTAL_STEP: "total_step"}
 """Keys of which a file gives one, and the trial's property that has either."""
 
 
@@ -68,12 +68,15 @@ def read_conditions(file: Source, written: str | list[str]) -> tuple[Condition, 
     return tuple(found)
 
 
-def check_condition_keys(conditions: Iterable[Condition], trials: list[TrialConfig]) -> None:
+def check_condition_keys(conditions: Iterable[Condition], trials: Sequence[TrialConfig]) -> None:
     """Raises ConfigError for a key that none of the trials, one a corner, has a value for."""
     for condition in conditions:
         for typed, name in condition.formula.names.items():
             if all(get_scalar(trial, name) is None for trial in trials):
-                known = {DATA_SIZE, *(key for trial in trials for key, _ in _iter_scalars(trial))}
+                known = {
+                    DATA_SIZE,
+                    *(key for trial in trials for key in flatten(trial.model_dump())),
+                }
                 raise ConfigError(
                     f"{condition.place}: unknown key {typed!r}, or one that has no value in any "
                     f"trial.{guess(name, known)}"
@@ -91,13 +94,3 @@ def get_scalar(trial: TrialConfig, key: str) -> Scalar | None:
         known = isinstance(found, BaseModel) and part in type(found).model_fields
         found = getattr(found, part) if known else None
     return found if isinstance(found, int | float | str | bool) else None
-
-
-def _iter_scalars(config: BaseModel, prefix: str = "") -> Iterator[tuple[str, Scalar]]:
-    """Dotted keys of the numbers and texts in a config."""
-    for name in type(config).model_fields:
-        value = getattr(config, name)
-        if isinstance(value, BaseModel):
-            yield from _iter_scalars(value, f"{prefix}{name}.")
-        elif isinstance(value, int | float | str | bool):
-            yield f"{prefix}{name}", value

@@ -5,17 +5,16 @@ the sweep searches, what another formula gives, what the base config says, and d
 left to its default has to be written in the base config first.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from dpsweep.config.explain import format_value
+from dpsweep.config.keys import DATA_SIZE, dotted, flatten
 from dpsweep.config.source import KeyPath, Tree, with_value
 from dpsweep.config.space.expression import Formula, FormulaError, parse_formula
 from dpsweep.core.errors import ConfigError, guess
-
-DATA_SIZE = "data.size"
 
 
 @dataclass(frozen=True)
@@ -56,10 +55,10 @@ def compute_derived(
     Raises:
         ConfigError: If a formula needs itself, or a key that is not there.
     """
-    keys = {".".join(map(str, path)): path for path in late}
+    keys = {dotted(path): path for path in late}
 
     def lookup(name: str) -> Any:
-        known = {DATA_SIZE: num_examples, **dict(_iter_scalars(tree))}
+        known = {DATA_SIZE: num_examples, **_scalars(tree)}
         if name not in known:
             raise FormulaError(
                 f"unknown key {name!r}: neither searched nor written in the base config."
@@ -93,10 +92,6 @@ def _sort_derived(late: Mapping[KeyPath, Derived], keys: Mapping[str, KeyPath]) 
         ) from e
 
 
-def _iter_scalars(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys of the scalars in a tree."""
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from _iter_scalars(value, f"{prefix}{key}.")
-        elif isinstance(value, int | float | str | bool):
-            yield f"{prefix}{key}", value
+def _scalars(tree: Tree) -> dict[str, Any]:
+    """Return the numbers, texts and truth values in a tree by dotted key."""
+    return {k: v for k, v in flatten(tree).items() if isinstance(v, int | float | str | bool)}

@@ -16,13 +16,14 @@ equally many trials. At the top, without a key, the mappings are parts of the wh
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from pydantic import JsonValue
 
 from dpsweep.config.explain import format_value
+from dpsweep.config.keys import dotted, flatten
 from dpsweep.config.source import KeyPath, Source, Tree, with_value
 from dpsweep.config.space.derived import Derived, compute_derived, parse_derived
 from dpsweep.core.errors import ConfigError, guess
@@ -160,7 +161,7 @@ class Space:
             if isinstance(domain, Derived):
                 late[path] = domain
                 continue
-            value = _draw_domain(".".join(map(str, path)), path, domain, draw, hyperparams, late)
+            value = _draw_domain(dotted(path), path, domain, draw, hyperparams, late)
             tree = with_value(tree, path, value) if path else merge_trees(tree, value)
         return compute_derived(tree, hyperparams, late, self.num_examples)
 
@@ -183,16 +184,16 @@ def _draw_domain(
     hyperparams: dict[str, Any],
     late: dict[KeyPath, Derived],
 ) -> Any:
-    dotted = ".".join(map(str, path))
+    place = dotted(path)
     if isinstance(domain, Range):
-        hyperparams[dotted] = draw.number(Slot(name, dotted), domain)
-        return hyperparams[dotted]
+        hyperparams[place] = draw.number(Slot(name, place), domain)
+        return hyperparams[place]
     if isinstance(domain, Choice):
         pick = draw.turn if domain.in_turn else draw.option
-        hyperparams[dotted] = domain.options[pick(Slot(name, dotted), domain.labels)]
-        return hyperparams[dotted]
+        hyperparams[place] = domain.options[pick(Slot(name, place), domain.labels)]
+        return hyperparams[place]
     labels = tuple(branch.label for branch in domain.branches)
-    key = f"{dotted or 'method'}.name"
+    key = f"{place or 'method'}.name"
     pick = draw.turn if domain.in_turn else draw.option
     branch = domain.branches[pick(Slot(name or "one_of", key), labels)]
     hyperparams[key] = branch.label
@@ -201,7 +202,7 @@ def _draw_domain(
         if isinstance(inner_domain, Derived):
             late[(*path, *inner)] = inner_domain
             continue
-        inner_name = f"{name or 'one_of'}.{branch.label}.{'.'.join(map(str, inner))}"
+        inner_name = f"{name or 'one_of'}.{branch.label}.{dotted(inner)}"
         value = _draw_domain(inner_name, (*path, *inner), inner_domain, draw, hyperparams, late)
         tree = with_value(tree, inner, value)
     return tree
@@ -359,21 +360,13 @@ def _split_branch(
     return fixed
 
 
-def list_touched_keys(dotted: str, domain: Domain) -> list[str]:
+def list_touched_keys(key: str, domain: Domain) -> list[str]:
     """Dotted keys of the trial that a search key changes."""
-    if dotted or not isinstance(domain, OneOf):
-        return [dotted]
-    fixed = [key for branch in domain.branches for key in _iter_leaf_paths(branch.fixed)]
-    inner = [path for branch in domain.branches for path in branch.inner]
-    return [".".join(map(str, path)) for path in (*fixed, *inner)]
-
-
-def _iter_leaf_paths(tree: Tree) -> Iterator[KeyPath]:
-    for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            yield from ((key, *inner) for inner in _iter_leaf_paths(value))
-        else:
-            yield (key,)
+    if key or not isinstance(domain, OneOf):
+        return [key]
+    fixed = [key for branch in domain.branches for key in flatten(branch.fixed)]
+    inner = [dotted(path) for branch in domain.branches for path in branch.inner]
+    return [*fixed, *inner]
 
 
 def keys_overlap(one: str, other: str) -> bool:

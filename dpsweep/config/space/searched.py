@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from dpsweep.config.aliases import resolve_path_aliases, resolve_tree_aliases
+from dpsweep.config.keys import DELTA, EPSILON, NOISE_MULTIPLIER, SCOPE, dotted, path_of
 from dpsweep.config.source import KeyPath, Source, Tree, with_value
 from dpsweep.config.space.derived import Derived
 from dpsweep.config.space.domains import (
@@ -23,16 +24,16 @@ from dpsweep.core.errors import ConfigError
 from dpsweep.data.datasets import DataConfig
 
 FIXED = {
-    "privacy.epsilon": "the promise all trials share",
-    "privacy.delta": "the promise all trials share",
-    "privacy.scope": "the promise all trials share",
-    "privacy.noise_multiplier": "calibrated to the promise for each trial",
+    EPSILON: "the promise all trials share",
+    DELTA: "the promise all trials share",
+    SCOPE: "the promise all trials share",
+    NOISE_MULTIPLIER: "calibrated to the promise for each trial",
     "data": "what all trials are compared on",
     "seed": "what makes trials comparable",
 }
 """Keys of a trial that a search may not vary, and what they are instead."""
 
-EPSILON = ("privacy", "epsilon")
+EPSILON_PATH = path_of(EPSILON)
 """The one key that may vary in the base config: `{each: [1, 2, 4]}`, a budget for each trial."""
 
 
@@ -62,31 +63,29 @@ def read_varied_keys(file: Source, base: Source, written: Tree) -> VariedKeys:
     """
     domains, origins = dict[KeyPath, Domain](), dict[str, str]()
     for path, domain in parse_space(file).domains.items():
-        typed = ".".join(map(str, path)) or next(k for k in BRANCHING if k in written)
+        typed = dotted(path) or next(k for k in BRANCHING if k in written)
         path = resolve_path_aliases(path, TrialConfig)
-        dotted = ".".join(map(str, path))
+        key = dotted(path)
         if path in domains:
             raise ConfigError(
-                f"{file.at(('search', typed))}: varies {dotted} a second time, once under its "
+                f"{file.at(('search', typed))}: varies {key} a second time, once under its "
                 f"letter in the paper. Delete one of the two"
             )
         domains[path] = _resolve_domain_aliases(path, domain)
-        origins[dotted] = file.at(("search", typed)).removesuffix(typed)
+        origins[key] = file.at(("search", typed)).removesuffix(typed)
         if not path:  # what its mappings touch
             place = f"{file.at(('search', typed))}: "
-            origins.update(dict.fromkeys(list_touched_keys(dotted, domains[path]), place))
-        _check_searchable(
-            base, path, list_touched_keys(dotted, domains[path]), typed, origins[dotted]
-        )
+            origins.update(dict.fromkeys(list_touched_keys(key, domains[path]), place))
+        _check_searchable(base, path, list_touched_keys(key, domains[path]), typed, origins[key])
     budgets = _read_budgets(base)
     if budgets:
-        domains[EPSILON] = budgets
+        domains[EPSILON_PATH] = budgets
     return VariedKeys(Space(_override_domains(domains, file), _count_examples(base)), origins)
 
 
 def _check_searchable(base: Source, path: KeyPath, keys: list[str], typed: str, place: str) -> None:
     """Raises ConfigError if what is searched has a value already, or must not vary."""
-    if ".".join(map(str, path)) in base.elsewhere:
+    if dotted(path) in base.elsewhere:
         raise ConfigError(
             f"{base.at(path)}: is varied by this sweep, so a fixed value would have no effect. "
             f"Vary it otherwise with --set 'search.{typed}={{uniform: [LOW, HIGH]}}', or "
@@ -98,7 +97,7 @@ def _check_searchable(base: Source, path: KeyPath, keys: list[str], typed: str, 
         raise ConfigError(f"{place}{typed}: {e}") from e
     for key, what in FIXED.items():
         if any(keys_overlap(key, key_) for key_ in keys):
-            each = " or give privacy.epsilon: {each: [1, 2, 4]} there," * (key == "privacy.epsilon")
+            each = " or give privacy.epsilon: {each: [1, 2, 4]} there," * (key == EPSILON)
             raise ConfigError(
                 f"{place}{typed}: cannot be searched: {key} is {what}. "
                 f"Set it in the base config,{each} and run one sweep for each value"
@@ -109,7 +108,9 @@ def _read_budgets(base: Source) -> Choice | None:
     """The budgets that trials are spread over, if the base config lists several."""
     match base.tree:
         case {"privacy": {"epsilon": {"each": budgets, **others}}} if not others:
-            return Choice(parse_choice(base.at(EPSILON), budgets, "each").options, in_turn=True)
+            return Choice(
+                parse_choice(base.at(EPSILON_PATH), budgets, "each").options, in_turn=True
+            )
     return None
 
 
@@ -165,4 +166,4 @@ def resolve_key_aliases(key: str) -> str:
     >>> resolve_key_aliases("method.rho")
     'method.depth'
     """
-    return ".".join(map(str, resolve_path_aliases(tuple(key.split(".")), TrialConfig)))
+    return dotted(resolve_path_aliases(path_of(key), TrialConfig))

@@ -7,107 +7,28 @@ A point names some of the searched keys; the others are drawn by the sampler. Wh
 budgets go in turn, each of them tries the points that are about it, in the order of the file.
 """
 
-import json
 import random
-from collections.abc import Mapping
 from typing import Any, Literal, Protocol
 
 from dpsweep.config.explain import format_value
+from dpsweep.config.keys import METHOD_NAME
 from dpsweep.config.source import Source, Tree
 from dpsweep.config.space.conditions import Condition
-from dpsweep.config.space.domains import Draw, Labels, OneOf, Range, Slot, Space
-from dpsweep.config.space.points import Corner, RandomDraw
+from dpsweep.config.space.domains import OneOf, Space
 from dpsweep.config.space.searched import resolve_key_aliases
+from dpsweep.config.space.suggest import (
+    Corner,
+    OutsideSpaceError,
+    PartialFixedDraw,
+    Point,
+    RandomDraw,
+)
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, guess
 from dpsweep.methods import METHODS
 
-Point = Mapping[str, Any]
-"""Dotted key -> value."""
-
 PUBLISHED = "published"
 _DRAWS = 1000
-
-
-class OutsideSpaceError(ValueError):
-    """A point that is not in the space; says which of its keys, and why."""
-
-
-class PartialFixedDraw:
-    """Takes the values of a point, and has another draw the rest.
-
-    Attributes:
-        used: Keys of the point that were asked for.
-        asked: All keys that were.
-        elsewhere: True if it is not the turn of what the point is about.
-    """
-
-    def __init__(self, point: Point, other: Draw) -> None:
-        self._point, self._other = point, other
-        self.used: set[str] = set()
-        self.asked: set[str] = set()
-        self.elsewhere = False
-
-    def number(self, slot: Slot, domain: Range) -> float | int:
-        """The point's number, if it has one."""
-        value = self._taken(slot)
-        return (
-            self._other.number(slot, domain)
-            if value is None
-            else require_in_range(value, slot, domain)
-        )
-
-    def option(self, slot: Slot, labels: Labels) -> int:
-        """The point's option, if it names one."""
-        value = self._taken(slot)
-        return (
-            self._other.option(slot, labels) if value is None else find_option(value, slot, labels)
-        )
-
-    def turn(self, slot: Slot, labels: Labels) -> int:
-        """The point's own, if it names one; `elsewhere` if it is the turn of another."""
-        turn, value = self._other.turn(slot, labels), self._taken(slot)
-        index = turn if value is None else find_option(value, slot, labels)
-        self.elsewhere |= index != turn
-        return index
-
-    def _taken(self, slot: Slot) -> Any:
-        self.asked.add(slot.key)
-        if slot.key in self._point:
-            self.used.add(slot.key)
-        return self._point.get(slot.key)
-
-
-def require_in_range(value: Any, slot: Slot, domain: Range) -> float | int:
-    """A given number, if the range has it.
-
-    Raises:
-        OutsideError: If it has not.
-    """
-    kinds = int if domain.is_whole else int | float
-    if not isinstance(value, kinds) or isinstance(value, bool):
-        what = "a whole number" if domain.is_whole else "a number"
-        raise OutsideSpaceError(f"{slot.key} must be {what}, got {format_value(value)}")
-    if not domain.low <= value <= domain.high:
-        raise OutsideSpaceError(
-            f"{slot.key} = {value} is outside the searched [{domain.low}, {domain.high}]"
-        )
-    return value if domain.is_whole else float(value)
-
-
-def find_option(value: Any, slot: Slot, labels: Labels) -> int:
-    """Where a given value stands in a list.
-
-    Raises:
-        OutsideError: If it is not there.
-    """
-    label = value if isinstance(value, str | int | float | bool) else json.dumps(value)
-    if label not in labels:
-        listed = ", ".join(map(str, labels))
-        raise OutsideSpaceError(
-            f"{slot.key} = {format_value(value)} is none of the searched {listed}"
-        )
-    return labels.index(label)
 
 
 class SearchedSweep(Protocol):
@@ -201,7 +122,7 @@ def _get_published_points(sweep: SearchedSweep) -> list[Point]:
     for label in labels or [first.method.name]:
         if label not in METHODS:
             continue
-        point: dict[str, Any] = {"method.name": label} if labels else {}
+        point: dict[str, Any] = {METHOD_NAME: label} if labels else {}
         defaults = METHODS[label].config().model_dump(mode="json", exclude_none=True)
         for name, value in defaults.items():
             try:
@@ -209,6 +130,6 @@ def _get_published_points(sweep: SearchedSweep) -> list[Point]:
             except OutsideSpaceError:
                 continue  # not searched, or the published value is not in the range
             point[f"method.{name}"] = value
-        if set(point) - {"method.name"}:
+        if set(point) - {METHOD_NAME}:
             points.append(point)
     return points

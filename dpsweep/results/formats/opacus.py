@@ -12,6 +12,7 @@ from string import Template
 import torch
 from torch import nn
 
+from dpsweep.config.plan import plan_privacy
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError
 from dpsweep.core.seeds import public_seed
@@ -23,7 +24,6 @@ from dpsweep.privacy.engine import engine_for
 from dpsweep.privacy.geometry import IDENTITY
 from dpsweep.results.formats.layers import model_code
 from dpsweep.results.formats.reading import reading_code
-from dpsweep.training.budget import budget
 
 _METHODS = ("dp_sgd", "dp_adam")
 _TRIED_AT_ONCE = 2
@@ -183,7 +183,7 @@ def to_opacus(config: TrialConfig) -> str:
         ConfigError: If Opacus alone cannot train this trial; with the reason and the remedy.
     """
     refuse_what_opacus_lacks(config)
-    plan, model, reading = budget(config), model_code(config), reading_code(config)
+    plan, model, reading = plan_privacy(config), model_code(config), reading_code(config)
     imports = (*_IMPORTS, *model.imports, *reading.imports)
     text = Template(_SCRIPT).substitute(
         imports=import_lines(imports),

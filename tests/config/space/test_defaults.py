@@ -43,7 +43,7 @@ def sweep_of(tmp_path):
 def test_default_space_of_every_method_is_valid_in_all_its_corners(sweep_of, method):
     sweep = sweep_of({"method": "default"}, method)
     assert {".".join(path) for path in sweep.space.domains} == set(get_default_space(method))
-    assert all(trial.method.name == method for trial in [*sweep.corners(), *sweep.samples(20)])
+    assert all(trial.method.name == method for trial in [*sweep.corners, *sweep.samples(20)])
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -64,7 +64,7 @@ def test_all_methods_take_turns_each_in_its_own_space(sweep_of):
     assert isinstance(domain, OneOf)
     assert domain.in_turn
     assert tuple(branch.label for branch in domain.branches) == PUBLISHED
-    trials = {trial.method.name: trial for trial in sweep.corners()}
+    trials = {trial.method.name: trial for trial in sweep.corners}
     assert set(trials) == set(PUBLISHED)
     assert trials["dp_adambc"].optimizer.name == "adambc"
     assert trials["dp_adam"].optimizer.lr <= 0.03 < trials["disk"].optimizer.lr
@@ -75,8 +75,8 @@ def test_all_methods_take_turns_each_in_its_own_space(sweep_of):
 def test_names_and_mappings_of_ones_own_may_stand_side_by_side(sweep_of):
     own = {"method": {"compose": {"base": "adambc"}}, "optimizer": {"lr": {"uniform": [0.1, 0.2]}}}
     sweep = sweep_of({"one_of": ["disk", own]})
-    assert {t.method.name for t in sweep.corners()} == {"disk", "compose"}
-    assert {t.optimizer.name for t in sweep.corners()} == {"sgd", "adambc"}
+    assert {t.method.name for t in sweep.corners} == {"disk", "compose"}
+    assert {t.optimizer.name for t in sweep.corners} == {"sgd", "adambc"}
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_a_key_beside_a_top_level_choice_is_searched_in_all_its_mappings(sweep_o
     lr = {"optimizer.lr": {"uniform": [1000, 1001]}}
     for search in ({**lr, "each_of": ["disk", "fftkf"]}, {"each_of": ["disk", "fftkf"], **lr}):
         sweep = sweep_of(search)
-        assert all(trial.optimizer.lr >= 1000 for trial in [*sweep.corners(), *sweep.samples(8)])
+        assert all(trial.optimizer.lr >= 1000 for trial in [*sweep.corners, *sweep.samples(8)])
         assert "one_of.disk.optimizer.lr" not in drawn_names(sweep)
 
 

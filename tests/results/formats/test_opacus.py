@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
+from dpsweep.config.plan import plan_privacy
 from dpsweep.config.source import read_yaml
 from dpsweep.config.trial import load_trial, resolve_trial_source
 from dpsweep.core.errors import ConfigError
 from dpsweep.results.formats.opacus import to_opacus
-from dpsweep.training.budget import budget
 
 REFUSED = {
     "method={name: disk, kappa: 0.7, gamma: 0.5}": "method.name: disk is not in Opacus",
@@ -104,7 +104,7 @@ def test_a_gradient_that_is_not_finite_counts_as_zero_in_every_layer(value):
 
 def test_it_names_no_dpsweep_and_the_very_numbers_of_the_trial():
     config = trial("train.batch_size=128", "train.epochs=7", "privacy.clip_norm=0.3")
-    script, run = to_opacus(config), budget(config).run
+    script, run = to_opacus(config), plan_privacy(config).run
     assert not re.search(r"import dpsweep|from dpsweep", script)
     assert abs(constant(script, "NOISE_MULTIPLIER") - run.noise_multiplier) < 1e-6
     assert constant(script, "STEPS") == run.steps
@@ -136,7 +136,7 @@ SCHEDULES = (
 def test_its_learning_rate_is_the_trials_at_every_step(schedule):
     config = trial(f"optimizer.schedule={schedule}", "optimizer.lr=2.5")
     space, own = loaded(to_opacus(config)), config.optimizer
-    steps = budget(config).run.steps
+    steps = plan_privacy(config).run.steps
     for step in range(steps):
         assert space["learning_rate"](step) == pytest.approx(
             own.lr * own.schedule.factor(step, steps), abs=1e-12
@@ -244,7 +244,7 @@ def test_it_trains_alone_as_well_as_we_do(tmp_path, settings):
     (tmp_path / "dpsweep.py").write_text("raise SystemExit('dpsweep was imported')")
     theirs = [opacus_run(tmp_path) for _ in range(2)]
     ours = [our_run(config, tmp_path / f"run{i}") for i in range(2)]
-    sigma = budget(config).run.noise_multiplier
+    sigma = plan_privacy(config).run.noise_multiplier
     assert all(abs(found - sigma) < 1e-6 for _, found in theirs)
     difference = statistics.mean(a for a, _ in theirs) - statistics.mean(ours)
     assert abs(difference) < 0.06, (theirs, ours)  # one run's spread is about 0.015

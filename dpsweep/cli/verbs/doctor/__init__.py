@@ -13,13 +13,13 @@ from importlib.metadata import PackageNotFoundError, version
 
 from rich.markup import escape
 
-from dpsweep import __version__
 from dpsweep.cli.say import console
 from dpsweep.cli.verbs.doctor.context import DoctorContext, Finding
 from dpsweep.cli.verbs.doctor.elsewhere import cluster_nodes, ray_access, tracking
 from dpsweep.cli.verbs.doctor.gpu import gpu_trial, gpus
 from dpsweep.cli.verbs.doctor.permissions import credentials, permissions
 from dpsweep.cli.verbs.gc import everything
+from dpsweep.core import __version__
 from dpsweep.core.disk import free_bytes, shown_bytes
 from dpsweep.core.errors import DpSweepError
 from dpsweep.results.rich_table import plain_table

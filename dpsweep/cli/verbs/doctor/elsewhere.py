@@ -8,7 +8,7 @@ from dpsweep.cli.verbs.doctor.context import DoctorContext, Finding, Level
 from dpsweep.cluster.connect import check_answers, cluster
 from dpsweep.cluster.nodes import CLOCKS_AGREE_SECONDS, NodeReport, survey
 from dpsweep.compat import AWAY, REFUSED, TAKEN, answer_without_token, running_here
-from dpsweep.config.sweep import Sweep
+from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.core.errors import DpSweepError
 from dpsweep.store.study import read_stored_sweep
 from dpsweep.tracking.access import allows_anonymous, get_artifact_root, request_proxied_artifacts
@@ -120,7 +120,7 @@ def cluster_nodes(context: DoctorContext) -> Iterator[Finding]:
         yield from _node(report)
 
 
-def _newest(context: DoctorContext) -> Sweep | None:
+def _newest(context: DoctorContext) -> ResolvedSweep | None:
     """The sweep whose data are looked for."""
     for folder in reversed(context.sweeps):
         try:
