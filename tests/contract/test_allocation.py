@@ -17,6 +17,7 @@ import pytest
 from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
 
+from dpsweep.config.plan import plan_privacy
 from dpsweep.config.sweep import load_sweep
 from dpsweep.privacy import selection
 from dpsweep.privacy.accounting import Run, calibrate
@@ -24,7 +25,6 @@ from dpsweep.privacy.profiles import ProfileCap
 from dpsweep.search import charge
 from dpsweep.store import study as study_module
 from dpsweep.store.study import Study
-from dpsweep.training.budget import budget
 
 SETTINGS = ["privacy.scope=sweep", "budget={explore: {trials: 4, share: 0.2}}"]
 
@@ -56,7 +56,7 @@ def epsilon_of(runs, delta):
 
 def check_spent(study):
     """What was trained, by its configs, keeps epsilon."""
-    runs = [budget(record.config).run for record in study.records()]
+    runs = [plan_privacy(record.config).run for record in study.records()]
     spent = epsilon_of(runs, study.sweep.written.delta)
     assert spent <= 4 * 1.001, f"spends more: {spent:.3f} of 4"
 
@@ -64,7 +64,7 @@ def check_spent(study):
 def check_ledger(study):
     """Every run is charged what it trains with."""
     for record in study.records():
-        run = budget(record.config).run
+        run = plan_privacy(record.config).run
         assert record.charged == {
             "sampling_rate": run.sampling_rate,
             "noise_multiplier": run.noise_multiplier,

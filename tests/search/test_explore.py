@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from dpsweep.config.plan import plan_privacy
 from dpsweep.config.source import parse_yaml
 from dpsweep.config.sweep import load_sweep
 from dpsweep.config.trial import dump_trial, load_trial
@@ -13,7 +14,6 @@ from dpsweep.results.export import origin_of, to_yaml
 from dpsweep.results.pareto import winners
 from dpsweep.search.charge import get_charged_run, make_ledger_entry
 from dpsweep.store.study import Study
-from dpsweep.training.budget import budget
 
 SHARED, EXPLORE = "privacy.scope=sweep", "budget={explore: {trials: 4, share: 0.1}}"
 BATCHES = "search={train.batch_size: {choice: [64, 128]}, optimizer.lr: {log_uniform: [0.1, 10]}}"
@@ -71,7 +71,7 @@ def test_the_final_run_has_the_chosen_config_its_own_noise_and_a_step_that_fits_
     same = {"privacy", "optimizer"}
     assert final.config.model_dump(exclude=same) == chosen.config.model_dump(exclude=same)
     assert load_trial(parse_yaml(dump_trial(final.config), "x")) == final.config
-    assert budget(final.config).epsilon > 3.5
+    assert plan_privacy(final.config).epsilon > 3.5
 
 
 def test_adam_divides_by_the_noise_itself_so_its_step_stays(uri, load):
