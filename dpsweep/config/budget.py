@@ -21,7 +21,7 @@ class ExploreConfig(Strict):
 
 
 class BudgetConfig(Strict):
-    """How much is spent on the search."""
+    """Number of trials, and the time that one may take."""
 
     trials: int = Field(default=0, gt=0)
     """Trials in all, failed and pruned ones included; with `explore`, that has the number."""

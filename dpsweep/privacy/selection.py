@@ -173,7 +173,7 @@ class Whole:
         Where runs explore it is theirs, and `final_cap` is that of the last run.
 
         Raises:
-            Misfit: If the budget is too small for any.
+            InvalidKey: If the budget is too small for any.
         """
         final = self.final_cap
         if self.share is None:
@@ -195,7 +195,7 @@ class Whole:
             final: True for the last run, where the others explore.
 
         Raises:
-            Misfit: If the budget is too small for any.
+            InvalidKey: If the budget is too small for any.
         """
         return _noise(self, schedule, final)
 
