@@ -16,8 +16,8 @@ from collections.abc import Callable
 import numpy as np
 from sklearn.datasets import load_digits
 
-from dpsweep.privacy.accounting import calibrate
-from dpsweep.privacy.selection import Whole, explore_noise
+from dpsweep.privacy.accounting import calibrate_noise
+from dpsweep.privacy.selection import SearchBudget, explore_noise
 
 BATCH, EPOCHS, EPSILON = 256, 30, 4.0
 STEP, FACTOR, CLIP = 640.0, 16.0, (0.1, 1.0)
@@ -108,13 +108,13 @@ def extrapolated(
 
 def equal_shares(rng: np.random.Generator, num: int) -> float:
     """Accuracy, on fresh noise, of the best of `num` trials with equal shares."""
-    sigma = calibrate(EPSILON, DELTA, RATE, STEPS * num)[0].noise_multiplier
+    sigma = calibrate_noise(EPSILON, DELTA, RATE, STEPS * num)[0].noise_multiplier
     return train(best([draw(rng) for _ in range(num)], sigma, rng), sigma, rng)
 
 
 def select_privately(rng: np.random.Generator, mean: int) -> float:
     """Accuracy, on fresh noise, of a private selection's winner."""
-    whole = Whole("private_selection", EPSILON, DELTA, mean, ((STEPS, RATE),), vary=False)
+    whole = SearchBudget("private_selection", EPSILON, DELTA, mean, ((STEPS, RATE),), vary=False)
     sigma = whole.noise((STEPS, RATE))
     points = [draw(rng) for _ in range(rng.geometric(1 / mean))]
     return train(best(points, sigma, rng), sigma, rng)

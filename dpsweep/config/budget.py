@@ -5,8 +5,8 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from dpsweep.config.units import Duration, parse_duration
-from dpsweep.core.errors import Misfit
-from dpsweep.core.strict import Strict, unused
+from dpsweep.core.errors import InvalidKey
+from dpsweep.core.strict import Strict, is_unused
 
 
 class ExploreConfig(Strict):
@@ -26,7 +26,7 @@ class BudgetConfig(Strict):
     trials: int = Field(default=0, gt=0)
     """Trials in all, failed and pruned ones included; with `explore`, that has the number."""
 
-    explore: ExploreConfig | None = Field(default=None, exclude_if=unused)
+    explore: ExploreConfig | None = Field(default=None, exclude_if=is_unused)
     """Under privacy.scope: sweep: so many trials with much noise, which together cost a small share
     of epsilon, and then one final run with the rest, whose model is exported."""
 
@@ -44,7 +44,7 @@ class BudgetConfig(Strict):
     def _explore_has_the_number(cls, data: Any) -> Any:
         match data:
             case {"explore": {}, "trials": _}:
-                raise Misfit(
+                raise InvalidKey(
                     "trials",
                     "is given beside explore, which says how many trials explore. Delete "
                     "one of the two",
@@ -56,7 +56,9 @@ class BudgetConfig(Strict):
     @model_validator(mode="after")
     def _trials_are_given(self) -> Self:
         if self.trials == 0:
-            raise Misfit("trials", "is missing. Write how many trials to run, such as trials: 16")
+            raise InvalidKey(
+                "trials", "is missing. Write how many trials to run, such as trials: 16"
+            )
         return self
 
     @property

@@ -17,7 +17,7 @@ from sqlalchemy.engine import make_url
 from dpsweep.config.plan import PrivacyPlan, plan_privacy, statement_of_trial
 from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import TrialConfig
-from dpsweep.core.errors import ConfigError, Misfit
+from dpsweep.core.errors import ConfigError, InvalidKey
 from dpsweep.core.seeds import Secret
 from dpsweep.execution.disk_use import check_disk_space, estimate_disk_bytes
 from dpsweep.privacy.ways import USUAL_SHARE, Ways, ways_to_spend
@@ -26,7 +26,7 @@ from dpsweep.store.filesystem import check_local
 from dpsweep.store.owner import whoami
 from dpsweep.store.state_dir import StateFolder
 from dpsweep.tracking.server import add_driver, is_server, redact_password, refuse_password
-from dpsweep.training.assemble import assemble, initial
+from dpsweep.training.assemble import assemble_step, initial_params
 from dpsweep.training.evaluate import evaluate
 from dpsweep.training.malloc import keep_freed_memory
 from dpsweep.training.step import Progress, Step
@@ -182,7 +182,7 @@ def ways_of(sweep: ResolvedSweep) -> Ways | None:
     written = sweep.written
     try:
         return ways_to_spend(epsilon, written.delta, written.schedule, budget.trials, share)
-    except (Misfit, ArithmeticError):
+    except (InvalidKey, ArithmeticError):
         return None
 
 
@@ -237,8 +237,8 @@ def _probe_trial(config: TrialConfig, plan: PrivacyPlan, threads: int) -> Probe:
 
 def _begin_trial(config: TrialConfig, plan: PrivacyPlan) -> tuple[Step, Progress]:
     """The trial after its first step, in which kernels are chosen."""
-    step = assemble(config, Secret.draw(), torch.device("cpu"), plan)
-    progress = step.start(initial(step))
+    step = assemble_step(config, Secret.draw(), torch.device("cpu"), plan)
+    progress = step.start(initial_params(step))
     step(progress)
     return step, progress
 

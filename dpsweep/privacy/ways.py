@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from dpsweep.privacy.accounting import Run, calibrate
-from dpsweep.privacy.selection import Schedule, Whole
+from dpsweep.privacy.accounting import Run, calibrate_noise
+from dpsweep.privacy.selection import Schedule, SearchBudget
 
 USUAL_SHARE = 0.05
 """What exploring costs where no share is given."""
@@ -69,10 +69,12 @@ def ways_to_spend(
         return Run(rate, noise, steps).epsilon(delta)
 
     alike = (schedule,)
-    selection = Whole("private_selection", epsilon, delta, num_trials, alike, vary=False)
+    selection = SearchBudget("private_selection", epsilon, delta, num_trials, alike, vary=False)
     selection_noise = selection.noise(schedule)  # first, since it tells soonest what is too little
-    equal, _ = calibrate(epsilon, delta, rate, steps * num_trials)
-    explore = Whole("composition", epsilon, delta, num_trials + 1, alike, vary=False, share=share)
+    equal, _ = calibrate_noise(epsilon, delta, rate, steps * num_trials)
+    explore = SearchBudget(
+        "composition", epsilon, delta, num_trials + 1, alike, vary=False, share=share
+    )
     return Ways(
         num_trials=num_trials,
         epsilon=epsilon,

@@ -20,7 +20,7 @@ from dp_accounting.pld import PLDAccountant
 from dpsweep.config.plan import plan_privacy
 from dpsweep.config.sweep import load_sweep
 from dpsweep.privacy import selection
-from dpsweep.privacy.accounting import Run, calibrate
+from dpsweep.privacy.accounting import Run, calibrate_noise
 from dpsweep.privacy.profiles import ProfileCap
 from dpsweep.search import charge
 from dpsweep.store import study as study_module
@@ -94,7 +94,7 @@ def final_for_free(patch):
     def levels(epsilon, delta, schedule, num_exploring, share):
         found = explore_noise(epsilon, delta, schedule, num_exploring, share)
         steps, rate = schedule
-        return found[0], calibrate(epsilon, delta, rate, steps)[0].noise_multiplier
+        return found[0], calibrate_noise(epsilon, delta, rate, steps)[0].noise_multiplier
 
     explore_noise = selection.explore_noise
     patch.setattr(selection, "explore_noise", levels)
@@ -146,9 +146,9 @@ FAULTS = {
 
 @pytest.fixture
 def study(uri, sweep_file):
-    selection._noise.cache_clear()
+    selection._compute_noise.cache_clear()
     yield lambda: Study.create(uri, load_sweep(sweep_file, SETTINGS))
-    selection._noise.cache_clear()
+    selection._compute_noise.cache_clear()
 
 
 @pytest.mark.parametrize("early", [False, True], ids=["whole", "out-of-time"])

@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 from dp_accounting import dp_event, rdp
 
-from dpsweep.privacy.accounting import Run, calibrate, compose
-from dpsweep.privacy.renyi import divergences, epsilon_at
-from dpsweep.privacy.selection import Whole, explore_noise
+from dpsweep.privacy.accounting import Run, calibrate_noise, compose_runs
+from dpsweep.privacy.renyi import compute_divergences, epsilon_at
+from dpsweep.privacy.selection import SearchBudget, explore_noise
 
 DELTA, RATE, STEPS, NUM = 1e-5, 0.02, 2500, 20
 SCHEDULE = (STEPS, RATE)
-ALIKE = Whole("composition", 4.0, DELTA, 6, ((300, 0.1),), vary=False, share=0.1)
-VARIED = Whole(
+ALIKE = SearchBudget("composition", 4.0, DELTA, 6, ((300, 0.1),), vary=False, share=0.1)
+VARIED = SearchBudget(
     "composition", 4.0, DELTA, 13, ((100, 0.2), (400, 0.05), (500, 0.2)), vary=True, share=0.05
 )
 
@@ -24,13 +24,13 @@ def per_step(sigma):
 
 def test_reference_of_twenty_trials_at_a_total_of_4():
     """Own epsilon of the model handed out: 0.76 by equal shares, 3.79 where exploring costs 1.0."""
-    equal, _ = calibrate(4.0, DELTA, RATE, STEPS * NUM)
+    equal, _ = calibrate_noise(4.0, DELTA, RATE, STEPS * NUM)
     own = Run(RATE, equal.noise_multiplier, STEPS).epsilon(DELTA)
     assert own == pytest.approx(0.76, abs=0.006)
     share = 0.0975  # of mu squared
     exploring, final = explore_noise(4.0, DELTA, SCHEDULE, NUM, share)
     trials = [Run(RATE, exploring, STEPS)] * NUM
-    assert compose(trials, DELTA) == pytest.approx(1.05, abs=0.01)
+    assert compose_runs(trials, DELTA) == pytest.approx(1.05, abs=0.01)
     assert Run(RATE, final, STEPS).epsilon(DELTA) == pytest.approx(3.79, abs=0.01)
 
 
@@ -38,7 +38,7 @@ def test_reference_of_twenty_trials_at_a_total_of_4():
 def test_all_runs_spend_the_budget_and_not_more_and_the_share_is_that_of_mu_squared(share):
     exploring, final = explore_noise(2.0, DELTA, (300, 0.1), 5, share)
     runs = [Run(0.1, exploring, 300)] * 5 + [Run(0.1, final, 300)]
-    assert 0.99 * 2 < compose(runs, DELTA) <= 2
+    assert 0.99 * 2 < compose_runs(runs, DELTA) <= 2
     parts = 5 * per_step(exploring), per_step(final)
     assert parts[0] / sum(parts) == pytest.approx(share, rel=1e-9)
 
@@ -77,11 +77,11 @@ def test_runs_of_lengths_that_results_choose_keep_the_budget_at_one_order():
             runs.append(Run(rate, VARIED.noise(schedule, final=i == 12), steps))
             step = dp_event.GaussianDpEvent(runs[-1].noise_multiplier)
             accountant.compose(dp_event.PoissonSampledDpEvent(rate, step), steps)
-        lost = sum(float(divergences(run, (order,))[0]) for run in runs)
+        lost = sum(float(compute_divergences(run, (order,))[0]) for run in runs)
         assert 0.9999 * 4 < epsilon_at(order, lost, DELTA) <= 4
         # dp-accounting adds up absolute values at fractional orders, and says a little more.
         assert 0.999 * 4 < accountant.get_epsilon(DELTA) <= 1.001 * 4
-        assert compose(runs, DELTA) <= 4
+        assert compose_runs(runs, DELTA) <= 4
         assert VARIED.covers(runs)
         assert not VARIED.covers([*runs[:11], runs[12], runs[12]]), "two final runs"
         own = runs[-1].epsilon(DELTA)

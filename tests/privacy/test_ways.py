@@ -5,7 +5,7 @@ import pytest
 from dpsweep.cli.verbs.plan import show_ways
 from dpsweep.config.sweep import load_sweep
 from dpsweep.execution.preflight import ways_of
-from dpsweep.privacy.statement import shown_epsilon
+from dpsweep.privacy.statement import format_epsilon
 from dpsweep.privacy.ways import FEW_RUNS, ways_to_spend
 from dpsweep.training.check import check_sweep
 
@@ -38,7 +38,7 @@ def test_plan_prints_what_each_way_leaves_of_the_sweeps_epsilon(sweep_file):
     words = show_ways(ways)
     assert "4 for all 9 trials together would leave the model that is handed out" in words
     for figure, way in ((ways.equal, "equal shares"), (ways.explore, "explore-then-train")):
-        assert f"{shown_epsilon(figure)} by {way}" in words
+        assert f"{format_epsilon(figure)} by {way}" in words
 
 
 @pytest.mark.parametrize(

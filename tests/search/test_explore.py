@@ -9,7 +9,7 @@ from dpsweep.config.source import parse_yaml
 from dpsweep.config.sweep import load_sweep
 from dpsweep.config.trial import dump_trial, load_trial
 from dpsweep.core.errors import ConfigError
-from dpsweep.privacy.accounting import compose
+from dpsweep.privacy.accounting import compose_runs
 from dpsweep.results.export import origin_of, to_yaml
 from dpsweep.results.pareto import winners
 from dpsweep.search.charge import get_charged_run, make_ledger_entry
@@ -101,7 +101,7 @@ def test_one_epsilon_is_the_statement_of_all_runs_and_is_kept(uri, load, space):
     runs = [get_charged_run(record) for record in study.records()]
     assert len(runs) == study.sweep.num_runs == 5
     assert study.sweep.whole.covers(runs)
-    assert compose(runs, study.sweep.written.delta) <= 4
+    assert compose_runs(runs, study.sweep.written.delta) <= 4
     words = origin_of(study).search_words
     assert "of 4 exploring trials, which cost 0.1 of it together, and one final run, all" in words
     assert "Counted: 4 exploring trials and the final run over" in words

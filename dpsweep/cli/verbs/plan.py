@@ -6,9 +6,9 @@ from pathlib import Path
 
 from dpsweep.cli.say import console, warn
 from dpsweep.config.sweep import load_sweep
-from dpsweep.core.disk import free_bytes, shown_bytes
+from dpsweep.core.disk import format_bytes, free_bytes
 from dpsweep.execution.resources import count_concurrent_trials, get_local_resources
-from dpsweep.privacy.statement import shown_epsilon
+from dpsweep.privacy.statement import format_epsilon
 from dpsweep.privacy.ways import Ways
 from dpsweep.results.tables import shown_budgets
 from dpsweep.store.state_dir import StateFolder
@@ -38,7 +38,7 @@ def plan(file: Path, settings: list[str], as_json: bool) -> None:
         f"a trial    {made.trial_words}\n"
         f"expected   {made.search_words}\n"
         f"time       about {made.seconds / 60:.1f} min here, from a probe of a few steps\n"
-        f"disk       up to {shown_bytes(made.disk_bytes)}; {shown_bytes(free)} are free"
+        f"disk       up to {format_bytes(made.disk_bytes)}; {format_bytes(free)} are free"
     )
     if sweep.whole and sweep.explores:
         console().print(
@@ -60,10 +60,10 @@ def show_ways(ways: Ways) -> str:
     return (
         f"one ε      {ways.epsilon:g} for all {ways.num_trials} trials together would leave the "
         f"model that is handed out\n"
-        f"           {shown_epsilon(ways.equal)} by equal shares (privacy.scope: sweep)\n"
-        f"           {shown_epsilon(ways.selection)} by private selection (and accounting: "
+        f"           {format_epsilon(ways.equal)} by equal shares (privacy.scope: sweep)\n"
+        f"           {format_epsilon(ways.selection)} by private selection (and accounting: "
         f"private_selection)\n"
-        f"           {shown_epsilon(ways.explore)} by explore-then-train (and budget.explore, "
-        f"share {ways.share:g}); an exploring trial has {shown_epsilon(ways.each)}\n"
+        f"           {format_epsilon(ways.explore)} by explore-then-train (and budget.explore, "
+        f"share {ways.share:g}); an exploring trial has {format_epsilon(ways.each)}\n"
         f"           {ways.advice}"
     )
