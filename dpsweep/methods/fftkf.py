@@ -84,8 +84,9 @@ def build(config: Config) -> Method:
     release only, since masking the noise before it is added would void the calibration.
 
     With `predictor: split` the gradient and its change on the way ahead are clipped and noised
-    apart, as in the paper's second version. Both are one release of sensitivity C (see `Apart`);
-    the difference's share of the cost is taken from the gradient's, never added to the budget.
+    apart, as in the paper's second version. Both are one release of sensitivity C (see
+    `SplitQuery`); the difference's share of the cost is taken from the gradient's, never added
+    to the budget.
     """
     shelf = Shelf(config.cut, config.depth, config.shape, config.scope, config.sharpness)
     return Method(query=config.predicting_query, filters=(shelf, config.average))
