@@ -168,7 +168,8 @@ def _state_composition(search: Search, num_held_out: int) -> str:
         words += (
             "nothing is proven, since a trial lost more than the search was planned for."
             if math.isinf(search.proven[0])
-            else f"proven for all {search.planned} is {_format_guarantee(*search.proven)} by {search.how}."
+            else f"proven for all {search.planned} is {_format_guarantee(*search.proven)} by "
+            f"{search.how}."
         )
     if search.to_the_end is not None:
         words += (
@@ -221,7 +222,7 @@ def format_epsilon(epsilon: float) -> str:
 
     >>> format_epsilon(3.9912), format_epsilon(4.0), format_epsilon(math.inf)
     ('4.00', '4.00', 'inf')
-    >>> shown_epsilon(0.001), shown_epsilon(0.01234), shown_epsilon(0.0999), shown_epsilon(0.0)
+    >>> format_epsilon(0.001), format_epsilon(0.01234), format_epsilon(0.0999), format_epsilon(0.0)
     ('0.0010', '0.013', '0.10', '0.00')
     """
     if math.isinf(epsilon):
