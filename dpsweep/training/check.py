@@ -1,4 +1,4 @@
-"""What can be found wrong with one trial before its first step."""
+"""Checks of one trial before its first step."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ _INSIDE = 32
 
 
 def check_trial(config: TrialConfig, source: Source, *, fetch: bool = False) -> list[str]:
-    """Checks model against method and clipping, data, and delta. Returns warnings.
+    """Check model against method and clipping, data, and delta. Return warnings.
 
     Args:
         config: A valid trial.
@@ -77,7 +77,7 @@ def check_sweep(sweep: ResolvedSweep, *, fetch: bool = False) -> list[str]:
 
 
 def check_parts(config: TrialConfig, source: Source) -> None:
-    """Checks that model, method, clipping and noise fit one another.
+    """Check that model, method, clipping and noise fit one another.
 
     Raises:
         ConfigError: Naming file, line and key of the misfit.
