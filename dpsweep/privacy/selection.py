@@ -1,4 +1,4 @@
-"""What a search costs as a whole, and how much noise its runs need to keep a budget together.
+"""Accounting of a whole search: its epsilon, and the noise with which its runs keep a budget.
 
     composition         all runs may be looked at, each chosen knowing the ones before: their
                         divergences add up. All get equal shares, or all but the last one explore:
@@ -45,11 +45,11 @@ Schedule = tuple[int, float]
 _ROUNDING = 1e-9  # of a noise multiplier that another machine calibrated
 
 MARGIN = 0.01
-"""How far inside a space a run may lose more than at its corners; what does is not run."""
+"""Share by which a run inside a space may lose more than one at its corners; no other is run."""
 
 
 def draw_num_trials(mean: float, rng: np.random.Generator) -> int:
-    """How many trials a private selection runs: geometric on 1, 2, 3, ...
+    """Draw the number of trials of a private selection: geometric on 1, 2, 3, ...
 
         P(K = k) = (1 - 1/mean)^(k-1) / mean
 
@@ -68,8 +68,8 @@ def total_epsilon(charged: Charged, cap: Cap, num_runs: float, delta: float) -> 
     """Epsilon of a whole search whose every run stays within `cap`, by Renyi, and what it needs.
 
     Args:
-        charged: How.
-        cap: At any number of orders.
+        charged: How the search is charged.
+        cap: The cap of each run, at any number of orders.
         num_runs: How many runs; for private selection, their mean number.
         delta: In (0, 1).
 
@@ -82,6 +82,7 @@ def total_epsilon(charged: Charged, cap: Cap, num_runs: float, delta: float) -> 
     if charged == "composition":
         total_A, needed = num_runs * limits_A, tuple[float, ...]()
     else:
+        # the theorem's two orders are chosen apart: the second minimum does not depend on a
         extra_A = 2 * (1 - 1 / orders_A) * limits_A + 2 * math.log(num_runs) / orders_A
         best = int(np.argmin(extra_A))
         total_A = limits_A + math.log(num_runs) / (orders_A - 1) + extra_A[best]
@@ -106,6 +107,7 @@ def selected(
         margin: How much more than `runs` others may lose.
     """
     runs = list(runs)
+    # choosing the smaller is free: neither figure has seen any data
     by_profile = ProfileCap.over(runs, mean, delta, margin)
     by_renyi = total_epsilon("private_selection", Cap.over(runs, margin), mean, delta)
     return min((by_profile.epsilon, by_profile), by_renyi, key=lambda found: found[0])
@@ -144,8 +146,8 @@ class SearchBudget:
 
     Attributes:
         charged: How the search is charged.
-        epsilon: Of the whole search.
-        delta: Of the same.
+        epsilon: Budget of the whole search.
+        delta: Delta of the whole search.
         num_runs: How many runs; for private selection, their mean number.
         schedules: T and q of runs, at the ends of what the search may choose.
         vary: True if the search may choose them.
@@ -168,7 +170,7 @@ class SearchBudget:
 
     @property
     def cap(self) -> RunCap:
-        """What each run may lose at most, at orders or epsilons fixed beforehand.
+        """Most that each run may lose, at orders or epsilons fixed beforehand.
 
         Where runs explore it is theirs, and `final_cap` is that of the last run.
 
@@ -216,6 +218,7 @@ class SearchBudget:
         if not self.is_one_run:
             return (self.final_cap if final else self.cap).admits(run)
         (schedule,) = self.schedules
+        # a run that another machine calibrated may lie a rounding error below
         least = self.noise(schedule, final=final) * (1 - _ROUNDING)
         return (run.steps, run.sampling_rate) == schedule and run.noise_multiplier >= least
 
@@ -291,6 +294,7 @@ def _compute_cap(whole: SearchBudget) -> RunCap:
             f"{whole.epsilon:g} is too little for {whole.num_runs} runs by {whole.charged}: no "
             f"amount of noise keeps it. Give more, or fewer trials",
         ) from e
+    # the cap whose worst schedule needs the least noise beyond its own best
     noise = np.array([[cap.noise(*schedule) for schedule in whole.schedules] for cap in caps])
     regret = (noise / noise.min(0)).max(1)
     return caps[int(np.argmin(regret))]

@@ -1,4 +1,4 @@
-"""What can be found wrong with one trial before its first step."""
+"""Checks of one trial before its first step."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ _FEW_SHARES = 8
 
 
 def check_trial(config: TrialConfig, source: Source, *, fetch: bool = False) -> list[str]:
-    """Checks model against method and clipping, data, and delta. Returns warnings.
+    """Check model against method and clipping, data, and delta. Return warnings.
 
     Args:
         config: A valid trial.
@@ -97,7 +97,7 @@ def _many_equal_shares(sweep: ResolvedSweep, num_runs: int) -> list[str]:
 
 
 def check_parts(config: TrialConfig, source: Source) -> None:
-    """Checks that model, method, clipping and noise fit one another.
+    """Check that model, method, clipping and noise fit one another.
 
     Raises:
         ConfigError: Naming file, line and key of the misfit.

@@ -188,7 +188,7 @@ def test_name_that_looks_like_a_number_stays_text():
 MISTAKES = [
     (["--data", "folder:none"], "--data folder:none: none: no such folder. Give a folder that"),
     (["--data", "npz:none.npz"], "--data npz:none.npz: none.npz: no such file"),
-    (["--data", "folder:empty"], "empty holds no folders. Classes are told by folders"),
+    (["--data", "folder:empty"], "empty holds no folders. Each class is a folder"),
     (["--data", "folder:bare"], "bare: no training image in any of its 2 classes. Put images"),
     (["--data", "folder:broken"], "0.png: cannot be read as an image"),
     (["--data", "folder:small"], r"images of 1 x 3 x 3 \(2 images\) .* at least 4 pixels"),

@@ -23,8 +23,8 @@ _logged: set[str] = set()
 _stateless: set[tuple[object, ...]] = set()
 _wrong: dict[tuple[object, ...], str | None] = {}
 _mixing: dict[tuple[object, ...], tuple[int, str | None]] = {}
-"""What was checked in this process, by kind of model: those that keep no state; what is wrong with
-an engine's gradients; the largest batch that was tried for mixing, and what was found."""
+"""Results of checks in this process, by kind of model: those without state; the error of an
+engine's gradients; the largest batch that was tried for mixing, and the finding."""
 
 
 def make_engine(

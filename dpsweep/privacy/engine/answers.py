@@ -29,7 +29,7 @@ class Known:
 
     Attributes:
         finite: True if every number that their answers are made of is finite.
-        quiet: True if none is `loud`.
+        quiet: True if none is `split_by_cancellation`.
     """
 
     finite: bool = False

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 IN, OUT = "/in", "/out"
-"""What the two projections are called, after the name of the layer they belong to."""
+"""Names of the two projections, after the name of their layer."""
 
 Note = Callable[[str, tuple[Any, ...], Tensor], None]
 

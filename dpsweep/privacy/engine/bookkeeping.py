@@ -39,7 +39,7 @@ from dpsweep.privacy.geometry import IDENTITY, Geometry
 from dpsweep.privacy.spectral import LayerMap, Records
 
 _LARGEST = 1e15
-"""Of the numbers in a record; products of two of them, and sums of many, are finite in float32."""
+"""Largest number allowed in a record: products of two, and sums of many, are finite in float32."""
 
 
 @dataclass(frozen=True)
