@@ -33,7 +33,7 @@ def ours(trials: int, folder: Path) -> tuple[float, float]:
 
 
 def theirs(trials: int, folder: Path) -> tuple[float, float]:
-    """The same of the glue script."""
+    """Time the glue script: seconds of its trials, and of the whole command."""
     began = time.perf_counter()
     told = _run([sys.executable, str(HERE / "glue.py"), str(trials), str(folder)], folder)
     whole = time.perf_counter() - began

@@ -1,4 +1,4 @@
-"""What users glue together today: Ray Tune, OptunaSearch, Opacus, MLflowLoggerCallback.
+"""The script that users write today: Ray Tune, OptunaSearch, Opacus, MLflowLoggerCallback.
 
     python benchmarks/glue.py TRIALS FOLDER
 

@@ -54,7 +54,7 @@ def disk_full_error(folder: Path) -> DiskFull:
 
 
 def make_private_folder(place: Path) -> None:
-    """Makes a folder, and those above it that are missing, for its owner alone (0700).
+    """Make a folder, and missing ones above it, for its owner alone (0700).
 
     Whatever the umask is: Path.mkdir(parents=True) leaves the folders above to it.
 

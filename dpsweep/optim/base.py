@@ -1,4 +1,4 @@
-"""What every base optimizer's config holds.
+"""Keys that every base optimizer's config has.
 
 The size of the steps is given in one of two ways: as a learning rate, or as the total step
 
@@ -40,7 +40,7 @@ class Base(Strict):
     docs/guides/search.md. The method's default if neither it nor lr is given."""
 
     schedule: Constant | Cosine = Field(default=Constant(), discriminator="name")
-    """How the learning rate changes over the run."""
+    """Schedule of the learning rate over the run."""
 
     weight_decay: float = Field(default=0.0, ge=0)
     """Weight decay, in the way of the named torch optimizer."""

@@ -34,7 +34,7 @@ float32 an example made for it can move the rounding of n others' sum by n^2 2^-
 one after it in each sum of n by as much again."""
 
 LARGEST_SQUARE = 1e36
-"""Of an answer that float32 has a factor for."""
+"""Largest squared norm for which float32 has a clipping factor."""
 
 
 class Clip(Protocol):

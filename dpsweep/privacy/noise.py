@@ -152,7 +152,7 @@ ALIGNED = 16
 
 
 def leaf_slices(sizes: Sequence[int]) -> list[slice]:
-    """Where leaves of so many values lie in the flat tensor of `draw_noise`.
+    """Slices of leaves of these sizes in the flat tensor of `draw_noise`.
 
     >>> leaf_slices([3, 17, 1])
     [slice(0, 3, None), slice(16, 33, None), slice(48, 49, None)]
@@ -165,10 +165,10 @@ def leaf_slices(sizes: Sequence[int]) -> list[slice]:
 
 
 def draw_noise(rng: Draws, sizes: Sequence[int], pinned: bool) -> torch.Tensor:
-    """Independent draws of N(0, 1) for leaves of so many values, in one flat float64 tensor.
+    """Draw N(0, 1) independently for leaves of these sizes, in one flat float64 tensor.
 
     Args:
-        rng: Of one step; used up leaf by leaf.
+        rng: Stream of one step; used up leaf by leaf.
         sizes: Values of each leaf. Between leaves are zeros, see `leaf_slices`.
         pinned: True for page-locked memory, from which a GPU copies while the host goes on.
     """
@@ -190,7 +190,7 @@ class NoiseDraw:
         self._draw_trial = _noise_thread().submit(_fill, flat, rng, self._sizes)
 
     def wait(self, sizes: Sequence[int]) -> torch.Tensor:
-        """What was drawn, for the leaves of these sizes."""
+        """Wait for the noise, and return it for the leaves of these sizes."""
         assert list(sizes) == self._sizes, "noise was drawn for another release"
         return self._draw_trial.result()
 

@@ -74,7 +74,7 @@ class Records:
             yield part, self.rows(part).to_double()
 
     def rows(self, part: slice) -> "Records":
-        """Those of some examples."""
+        """Select the records of some examples."""
         inputs, grads = (tuple(z[part] for z in leaf) for leaf in (self.inputs, self.grads))
         return Records(self.weights, inputs, grads)
 
@@ -146,7 +146,7 @@ class LayerMap(Protocol):
         """The gradient that belongs to white coordinates, of the parameter's shape."""
 
     def on(self, device: torch.device) -> Self:
-        """The same map with its constants on `device`."""
+        """Copy the map with its constants to `device`."""
 
 
 def low_pass_response(n: int, keep: float) -> Tensor:

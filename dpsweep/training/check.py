@@ -54,7 +54,7 @@ def check_trial(config: TrialConfig, source: Source, *, fetch: bool = False) -> 
 
 
 def _check_data(config: TrialConfig, where: str) -> None:
-    """Reads all images, once a node while the files stay as they are; features come later."""
+    """Read all images, once a node while the files stay as they are; features come later."""
     check_present(config.data, where)
     images = config.data.model_copy(update={"features": None})
 
@@ -114,7 +114,7 @@ def check_parts(config: TrialConfig, source: Source) -> None:
 
 
 def _check_fit(config: TrialConfig) -> None:
-    """Checks that the model can be built and suits method and clipping."""
+    """Check that the model can be built and suits method and clipping."""
 
     def check() -> None:
         from dpsweep.training.assemble import check_fit  # torch takes seconds to import

@@ -81,7 +81,11 @@ def make_engine(
 
     if choice == "opacus":  # its package takes half a second to import, and few need it
         module = import_module("dpsweep.privacy.engine.opacus")
-        if reason := module.overlooked(model) or wrong(module.OpacusEngine) or mixing():
+        if (
+            reason := module.find_unsupported_setting(model)
+            or wrong(module.OpacusEngine)
+            or mixing()
+        ):
             raise ValueError(f"Opacus does not answer rightly for it: {reason}. Use auto")
         engine: Engine = module.OpacusEngine(model, loss, max_physical_batch, copies=copies)
         return engine
@@ -122,7 +126,7 @@ def make_unchecked_engine(
 
 
 def refuse_geometry(choice: EngineName, geometry: Geometry) -> None:
-    """Raises ValueError if an engine that is asked for cannot answer in `geometry`."""
+    """Raise ValueError if the chosen engine does not support `geometry`."""
     if geometry.maps and choice not in ("auto", "bookkeeping"):
         raise ValueError(
             f"engine {choice} answers with plain gradients, and this method's are spectral. "
