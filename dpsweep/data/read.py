@@ -111,13 +111,18 @@ def load(config: DataConfig, seed: int) -> Dataset:
     )
 
 
-def fingerprint(config: DataConfig, seed: int) -> str:
-    """A hash of all images in their order, whatever features are made of them.
+def fingerprint(config: DataConfig, seed: int, key: bytes) -> str:
+    """A keyed hash of all images in their order, whatever features are made of them.
 
-    Whoever knows all private examples but one can test for that one: it is as private as they.
+    Without the key, whoever knows all private examples but one could test for that one.
+
+    Args:
+        config: The data.
+        seed: Decides who is held out.
+        key: 32 secret bytes.
     """
     data = load(config.model_copy(update={"features": None}), seed)
-    told = hashlib.sha256(f"{tuple(data.inputs.shape)}".encode())
+    told = hashlib.blake2b(f"{tuple(data.inputs.shape)}".encode(), key=key, digest_size=32)
     for part in (data.inputs, data.targets, data.valid_inputs, data.valid_targets):
         told.update(part.contiguous().numpy().data)
     return told.hexdigest()

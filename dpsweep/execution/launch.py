@@ -16,7 +16,7 @@ from ray.tune import TuneError
 from dpsweep.config.sweep import Sweep
 from dpsweep.core.errors import DpSweepError, StateError, first_line
 from dpsweep.core.signals import heard_by
-from dpsweep.data.read import fingerprint
+from dpsweep.data.read import fingerprint, load
 from dpsweep.execution.changes import check_changes
 from dpsweep.execution.driver import WORKER_DEATHS, Driver, Watcher
 from dpsweep.execution.gpu_probe import decide_packing
@@ -156,7 +156,8 @@ def new_session(
             those that the config declares.
     """
     concurrency(sweep.config.resources, _nodes())
-    data = _fingerprint(sweep)
+    images = sweep.written.data.model_copy(update={"features": None})
+    load(images, sweep.written.seed)  # raises before anything is made
     folder, owner = state.sweep(sweep.name), whoami()
     called = study_name(storage_uri, sweep.name, owner)
     tracking_uri = with_driver(tracking_uri) if tracking_uri else None
@@ -169,7 +170,7 @@ def new_session(
         except DpSweepError:
             folder.remove()
             raise
-        folder.check_data(data)
+        _check_data(folder, sweep)
         with _session(sweep, state, study, lease) as session:
             yield session
 
@@ -208,7 +209,7 @@ def old_session(
             study.sweep = stored_sweep(name, state)
             study.note_plan()
         sweep = study.sweep
-        folder.check_data(_fingerprint(sweep))
+        _check_data(folder, sweep)
         if storage_uri:
             folder.move_storage(storage_uri)
         with _session(sweep, state, study, lease) as session:
@@ -231,9 +232,9 @@ def _session(sweep: Sweep, state: State, study: Study, lease: Lease) -> Iterator
     session.tracker.close()
 
 
-def _fingerprint(sweep: Sweep) -> str:
+def _check_data(folder: SweepFolder, sweep: Sweep) -> None:
     trial = sweep.written
-    return fingerprint(trial.data, trial.seed)
+    folder.check_data(fingerprint(trial.data, trial.seed, folder.data_key()))
 
 
 def _nodes() -> list[Has]:

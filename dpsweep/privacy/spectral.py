@@ -105,6 +105,25 @@ class Records:
         return Records(self.weights, tuple(map(made, self.inputs)), tuple(map(made, self.grads)))
 
     @property
+    def longest_B(self) -> Tensor:
+        """Norm that each answer would have if none of its terms cancelled, at most; shape (B,)."""
+        parts = [
+            abs(w) * _long(x) * _long(g)
+            for w, x, g in zip(self.weights, self.inputs, self.grads, strict=True)
+        ]
+        return torch.stack(parts).sum(0)
+
+    def of(self, rows: Tensor) -> "Records":
+        """Those of some examples."""
+        inputs, grads = (tuple(z[rows] for z in leaf) for leaf in (self.inputs, self.grads))
+        return Records(self.weights, inputs, grads)
+
+    def double(self) -> "Records":
+        """The same in float64."""
+        inputs, grads = (tuple(z.double() for z in leaf) for leaf in (self.inputs, self.grads))
+        return Records(self.weights, inputs, grads)
+
+    @property
     def dtype(self) -> torch.dtype:
         """Of the records."""
         return self.grads[0].dtype
@@ -392,6 +411,12 @@ def _of_size_one(leaf: Tensor) -> tuple[Tensor, Tensor]:
 def _peaks(leaf: Tensor) -> Tensor:
     """Each example's largest entry, shape (B,)."""
     return leaf.abs().flatten(1).amax(1) if leaf.numel() else leaf.new_zeros(len(leaf))
+
+
+def _long(leaf: Tensor) -> Tensor:
+    """Norm of each example, shape (B,), float64."""
+    norm_B: Tensor = torch.linalg.vector_norm(leaf.detach().flatten(1), dim=1, dtype=torch.float64)
+    return norm_B
 
 
 def _power(spectra: Tensor) -> Tensor:

@@ -5,7 +5,8 @@ import pytest
 from dpsweep.config.source import parse_yaml
 from dpsweep.config.sweep import load_sweep
 from dpsweep.config.trial import config_yaml, load_trial
-from dpsweep.core.errors import ConfigError
+from dpsweep.core.errors import ConfigError, Misfit
+from dpsweep.privacy.selection import Whole
 from dpsweep.training.budget import budget
 from dpsweep.training.check import check_trial
 
@@ -90,14 +91,6 @@ MISTAKES = [
         r"privacy\.epsilon: each gives every trial one of several budgets.*such as epsilon: 1",
     ),
     (
-        [
-            SHARED,
-            "privacy={epsilon: 1.0e-4, delta: 1.0e-9, scope: sweep}",
-            "search.train.E={choice: [1, 2]}",
-        ],
-        r"privacy\.epsilon: 0.0001 is too little for 2",
-    ),
-    (
         ["search={privacy.scope: {choice: [trial, sweep]}}"],
         r"cannot be searched: privacy\.scope is",
     ),
@@ -127,3 +120,27 @@ MISTAKES = [
 def test_contradictions_are_named_with_a_remedy(sweep_file, settings, message):
     with pytest.raises(ConfigError, match=message):
         load_sweep(sweep_file, settings)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("budget.trial_timeout=1h", r"budget\.trial_timeout: .*goes against accounting"),
+        ("resources.memory=2GB", r"resources\.memory: .*goes against accounting"),
+        ("start=[{optimizer.lr: 1.5}]", r"start: .* goes against accounting"),
+        ("learn_from=other", r"learn_from: .*goes against accounting"),
+    ],
+)
+def test_private_selection_refuses_what_lets_a_clock_or_a_choice_decide(
+    sweep_file, setting, message
+):
+    selected = [SELECTED, "sampler={name: random}", "pruner={name: none}"]
+    load_sweep(sweep_file, selected)
+    with pytest.raises(ConfigError, match=message):
+        load_sweep(sweep_file, [*selected, setting])
+
+
+def test_shared_budget_that_no_noise_keeps_is_an_error():
+    whole = Whole("composition", 1e-4, 1e-9, 2, ((22, 0.1), (44, 0.1)), True)
+    with pytest.raises(Misfit, match="is too little for 2"):
+        whole.noise((22, 0.1))

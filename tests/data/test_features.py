@@ -21,6 +21,8 @@ from dpsweep.data.scattering import scattered
 from dpsweep.training.assemble import assemble, check_fit, initial
 from dpsweep.training.evaluate import evaluate
 
+KEY = b"k" * 32
+
 SCATTERED = {"name": "digits", "features": {"name": "scattering"}}
 TRIAL = {
     "data": SCATTERED,
@@ -164,7 +166,7 @@ def test_features_are_computed_once_and_then_mapped(cache):
 
 def test_fingerprint_is_that_of_the_images():
     plain = DataConfig(name="digits")
-    assert fingerprint(DataConfig.model_validate(SCATTERED), 0) == fingerprint(plain, 0)
+    assert fingerprint(DataConfig.model_validate(SCATTERED), 0, KEY) == fingerprint(plain, 0, KEY)
 
 
 def test_held_out_examples_are_the_same_ones_as_without_features():

@@ -17,6 +17,8 @@ from dpsweep.data.datasets import SPECS, DataConfig
 from dpsweep.data.read import fingerprint, load
 from dpsweep.data.shared import folder, shared
 
+KEY = b"k" * 32
+
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
@@ -278,21 +280,21 @@ PLACES = [
 @pytest.mark.parametrize(("name", "at"), PLACES)
 def test_one_pixel_or_label_is_another_fingerprint(mnist, name, at):
     config, raw = mnist
-    before = fingerprint(config, 0)
-    assert fingerprint(config, 0) == before
+    before = fingerprint(config, 0, KEY)
+    assert fingerprint(config, 0, KEY) == before
     load.cache_clear()
-    assert fingerprint(config, 0) == before, "from the copy"
+    assert fingerprint(config, 0, KEY) == before, "from the copy"
     content = bytearray((raw / name).read_bytes())
     content[at] ^= 1
     time.sleep(0.01)  # an age of its own
     (raw / name).write_bytes(content)
     load.cache_clear()
-    assert fingerprint(config, 0) != before
+    assert fingerprint(config, 0, KEY) != before
     content[at] ^= 1
     time.sleep(0.01)
     (raw / name).write_bytes(content)
     load.cache_clear()
-    assert fingerprint(config, 0) == before, "it is of the examples, not of their files"
+    assert fingerprint(config, 0, KEY) == before, "it is of the examples, not of their files"
 
 
 def test_examples_from_the_copy_are_those_of_the_files(mnist):
@@ -307,6 +309,15 @@ def test_examples_from_the_copy_are_those_of_the_files(mnist):
 
 def test_who_is_held_out_is_part_of_the_fingerprint():
     held = DataConfig(name="digits", validation="holdout")
-    prints = {fingerprint(held, 0), fingerprint(held, 1), fingerprint(DataConfig(name="digits"), 0)}
+    prints = {
+        fingerprint(held, 0, KEY),
+        fingerprint(held, 1, KEY),
+        fingerprint(DataConfig(name="digits"), 0, KEY),
+    }
     assert len(prints) == 3
-    assert fingerprint(held, 1) in prints
+    assert fingerprint(held, 1, KEY) in prints
+
+
+def test_fingerprint_needs_its_key():
+    config = DataConfig(name="digits")
+    assert fingerprint(config, 0, KEY) != fingerprint(config, 0, b"another key" * 2)

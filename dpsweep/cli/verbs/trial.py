@@ -63,7 +63,7 @@ def train(file: Path, settings: list[str], out: Path | None, fetch: bool, quiet:
                 config,
                 trial_dir,
                 lambda row: None if quiet else console().print(_line(row)),
-                data_mark=fingerprint(config.data, config.seed),
+                data_mark=fingerprint(config.data, config.seed, trial_dir.secret().key),
             )
         except Diverged:
             trial_dir.forget()

@@ -4,8 +4,9 @@ An answer gives each example's squared norm, takes the clipping factors back and
 clipped sum. Only `Each` holds per-example gradients; the others compute both from records.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -19,8 +20,12 @@ _SLACK, _TERMS = 16, 64
 _RUN = 64
 """Numbers whose squares are summed in their own precision."""
 
-_LOUD = 1024.0
-"""Times the usual answer; in float32, less than 1e-4 of it is then lost in a sum."""
+_CANCELLING = 64.0
+"""Times the largest clipped answer: an example whose terms are larger is summed in double. With
+ordinary data and models the factor is 1 to 20, and no example is."""
+
+_ADDED = 1280
+"""Terms that one sum in float32 adds where they may cancel; such sums are added in double."""
 
 
 class Answer(Protocol):
@@ -63,14 +68,12 @@ class Outer:
 
     Attributes:
         inputs_BTI: a, shape (B, T, I).
-        grads_BTO: g, weights of the query included, shape (B, T, O).
-        signed: True if points of a query are among the positions, which may cancel though each
-            is large: then the sum is in double, or one example would blur the others'.
+        grads_BTO: g, weights of the query included, shape (B, T, O). The points of a query are
+            positions as well.
     """
 
     inputs_BTI: Tensor
     grads_BTO: Tensor
-    signed: bool = False
 
     @property
     def stays(self) -> bool:
@@ -81,16 +84,28 @@ class Outer:
         return length == 1 or grams < 1.5 * length * size + 8 * size
 
     def squares(self) -> Tensor:
+        return self._norms[0]
+
+    @cached_property
+    def _norms(self) -> tuple[Tensor, Tensor]:
+        """Squares, and the norm if nothing cancelled, shape (B,) each."""
         a, g = self.inputs_BTI, self.grads_BTO
         if a.shape[1] == 1:
-            return square_of_each(a[:, 0]) * square_of_each(g[:, 0])
+            square_B = square_of_each(a[:, 0]) * square_of_each(g[:, 0])
+            return square_B, square_B.sqrt()
         return from_grams(gram(a), gram(g), g.dtype)
 
     def summed(self, factor_B: Tensor) -> Tensor:
         a, g = (cleaned(x, factor_B) for x in (self.inputs_BTI, self.grads_BTO))
-        if self.signed:
-            a, g = a.double(), g.double()
-        return (g * factor_B.to(g)[:, None, None]).flatten(0, 1).T @ a.flatten(0, 1)
+
+        def added(rows: Rows, factor_B: Tensor, dtype: torch.dtype) -> Tensor:
+            left, right = g[rows].to(dtype), a[rows].to(dtype)
+            scaled = left * factor_B.to(dtype)[:, None, None]
+            return scaled.flatten(0, 1).T @ right.flatten(0, 1)
+
+        if a.shape[1] == 1:
+            return added(slice(None), factor_B, g.dtype)
+        return sum_that_may_cancel(added, factor_B, self._norms, a.shape[1], g.dtype)
 
     def each(self) -> Tensor:
         return self.grads_BTO.transpose(1, 2) @ self.inputs_BTI
@@ -104,22 +119,18 @@ class Tokens:
         rows_BT: i, int64, shape (B, T).
         grads_BTE: g, weights of the query included; zero at padding. Shape (B, T, E).
         num_rows: Rows of the table.
-        signed: As in `Outer`.
     """
 
     rows_BT: Tensor
     grads_BTE: Tensor
     num_rows: int
-    signed: bool = False
 
     def squares(self) -> Tensor:
         same = self.rows_BT[:, :, None] == self.rows_BT[:, None, :]
-        return from_grams(same.double(), gram(self.grads_BTE), self.grads_BTE.dtype)
+        return from_grams(same.double(), gram(self.grads_BTE), self.grads_BTE.dtype)[0]
 
     def summed(self, factor_B: Tensor) -> Tensor:
-        g = cleaned(self.grads_BTE, factor_B)
-        if self.signed:
-            g = g.double()
+        g = cleaned(self.grads_BTE, factor_B).double()  # positions in one row may cancel
         scaled = (g * factor_B.to(g)[:, None, None]).flatten(0, 1)
         table = g.new_zeros(self.num_rows, g.shape[-1])
         return table.index_add(0, self.rows_BT.flatten(), scaled)
@@ -160,14 +171,14 @@ def gram(leaf_BTX: Tensor) -> Tensor:
     return leaf @ leaf.transpose(1, 2)
 
 
-def from_grams(left_BTT: Tensor, right_BTT: Tensor, dtype: torch.dtype) -> Tensor:
-    """|sum_t l_t r_t^T|^2 from both Gram matrices, shape (B,), float64.
+def from_grams(left_BTT: Tensor, right_BTT: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """|sum_t l_t r_t^T|^2 from both Gram matrices, and sum_t |l_t| |r_t|; shape (B,), float64.
 
     The products may cancel; see `not_too_small`.
     """
     square_B = (left_BTT * right_BTT).sum((1, 2))
     longest_B = (diagonal(left_BTT) * diagonal(right_BTT)).sqrt().sum(1)
-    return not_too_small(square_B, longest_B, dtype, left_BTT.shape[1])
+    return not_too_small(square_B, longest_B, dtype, left_BTT.shape[1]), longest_B
 
 
 def not_too_small(
@@ -185,25 +196,54 @@ def not_too_small(
     return square_B.clamp(min=0) + hidden_B + rounded_B
 
 
-def loud(factor_B: Tensor, square_B: Tensor, longest_B: Tensor) -> tuple[Tensor, Tensor]:
-    """The factors of those who are far larger at the points than in their sum, and the others'.
+Rows = slice | Tensor
+"""Some of the examples: a range of them, or their indices."""
 
-    In a sum in float32 they would blur the others': all that is added before their points cancel
-    is rounded to what these leave of it. Each of the two has zeros for the other's examples.
+
+def sum_that_may_cancel(
+    added: Callable[[Rows, Tensor, torch.dtype], Tensor],
+    factor_B: Tensor,
+    norms: tuple[Tensor, Tensor],
+    num_terms: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    """sum_b factor_b sum_t (term of b at t), so that no example blurs the others' low bits.
+
+    In float32 a sum is rounded to what its largest partial sum leaves. An example's terms can be
+    5e5 clip norms each and cancel; all that is added between the first and the last of them would
+    lose its low bits. Such examples are summed in double, and of the others few at a time in
+    float32.
 
     Args:
-        factor_B: Clipping factors.
-        square_B: Squared norms of the answers.
-        longest_B: Norms they would have if nothing cancelled.
+        added: (examples, their factors, dtype) -> their sum in that dtype.
+        factor_B: Clipping factors; an example of factor 0 must hold zeros.
+        norms: Squared norms of the answers, and the norms they would have if nothing cancelled.
+        num_terms: Of one example: positions, times points of the query.
+        dtype: Of the model.
     """
-    usual = (factor_B * square_B.sqrt()).nan_to_num(0, 0, 0).amax()
-    loud_B = (factor_B != 0) & ~(factor_B * longest_B <= _LOUD * usual)
-    return torch.where(loud_B, factor_B, 0), torch.where(loud_B, 0, factor_B)
+    if dtype == torch.float64:
+        return added(slice(None), factor_B, dtype)
+    cancelling_B, other_B = split_by_cancellation(factor_B, *norms)
+    size = max(1, _ADDED // num_terms)
+    starts = range(0, max(len(factor_B), 1), size)
+    parts = (added(slice(i, i + size), other_B[i : i + size], dtype) for i in starts)
+    total = next(parts).double()
+    for part in parts:
+        total += part
+    rows = cancelling_B.nonzero().flatten()
+    return total + added(rows, cancelling_B[rows], torch.float64) if len(rows) else total
 
 
-def heard(factor_B: Tensor) -> bool:
-    """False if all are zero; not asked where the answer would be waited for."""
-    return factor_B.device.type != "cpu" or bool(factor_B.any())
+def split_by_cancellation(
+    factor_B: Tensor, square_B: Tensor, longest_B: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The factors of examples whose terms are far larger than any clipped answer, and the others'.
+
+    Each of the two has zeros for the other's examples. `norms` are as in `sum_that_may_cancel`.
+    """
+    usual = (factor_B * square_B.sqrt()).nan_to_num(0, 0, 0).amax() if len(factor_B) else 0
+    large_B = (factor_B != 0) & ~(factor_B * longest_B <= _CANCELLING * usual)  # true for NaN
+    return torch.where(large_B, factor_B, 0), torch.where(large_B, 0, factor_B)
 
 
 def diagonal(gram_BTT: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from dpsweep.core.types import Clipped, Tensors
 from dpsweep.privacy.clip import SUMMED, Clip, add, scaling
-from dpsweep.privacy.engine.answers import Answer, Each, added, heard
+from dpsweep.privacy.engine.answers import Answer, Each, added, split_by_cancellation
 from dpsweep.privacy.engine.base import ByPortions, Portion
 from dpsweep.privacy.engine.layers import Site, at_one_input, sites
 from dpsweep.privacy.engine.tape import Use, record
@@ -144,12 +144,24 @@ class Mapped:
         return self.records.peak_B <= _LARGEST  # false for NaN
 
     def squares(self) -> Tensor:
+        return self._squares_B
+
+    @cached_property
+    def _squares_B(self) -> Tensor:
         return torch.where(self.usable_B, self.map.squares(self.records), math.inf)
 
     def summed(self, factor_B: Tensor) -> Tensor:
-        unusable = heard(~self.usable_B)  # their factor is 0, but 0 times infinite is not
-        records = self.records.only(self.usable_B) if unusable else self.records
-        return self.map.coordinates(records, factor_B)
+        records, usable_B = self.records, self.usable_B
+        if not usable_B.all():  # their factor is 0, but 0 times infinite is not
+            records = records.only(usable_B)
+        if len(records.weights) > 1 or records.dtype == torch.float64:  # summed in double
+            return self.map.coordinates(records, factor_B)
+        large_B, other_B = split_by_cancellation(factor_B, self._squares_B, records.longest_B)
+        total = self.map.coordinates(records, other_B)
+        rows = large_B.nonzero().flatten()
+        if not len(rows):
+            return total
+        return total.double() + self.map.coordinates(records.of(rows).double(), large_B[rows])
 
     def each(self) -> Tensor:
         raise ValueError("a parameter that two layers share has no geometry of its own")

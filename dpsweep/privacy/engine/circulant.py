@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dpsweep.core.circulant import CirculantLinear
 from dpsweep.privacy.clip import cleaned
-from dpsweep.privacy.engine.answers import heard, loud, not_too_small
+from dpsweep.privacy.engine.answers import not_too_small, split_by_cancellation
 from dpsweep.privacy.engine.tape import Use
 
 
@@ -31,13 +31,11 @@ class Spectra:
         block: d.
         inputs_FBTq: x^, at the F = d // 2 + 1 real frequencies, complex.
         grads_FBTp: g^, weights of the query included, complex.
-        signed: As in answers.Outer.
     """
 
     block: int
     inputs_FBTq: Tensor
     grads_FBTp: Tensor
-    signed: bool = False
 
     @classmethod
     def of(cls, layer: CirculantLinear, uses: Sequence[Use]) -> Self:
@@ -45,7 +43,7 @@ class Spectra:
         d = layer.block
         inputs = [_spectra(use.inputs[0], d) for use in uses]
         grads = [_spectra(use.weight * use.grad, d) for use in uses]
-        return cls(d, torch.cat(inputs, 2), torch.cat(grads, 2), signed=len(uses) > 1)
+        return cls(d, torch.cat(inputs, 2), torch.cat(grads, 2))
 
     @property
     def stays(self) -> bool:
@@ -72,11 +70,12 @@ class Spectra:
         return not_too_small(square_B, longest_B, g.real.dtype, x.shape[2]), longest_B
 
     def summed(self, factor_B: Tensor) -> Tensor:
-        if not self.signed:
-            return self._summed(factor_B, self.grads_FBTp.dtype)
-        loud_B, quiet_B = loud(factor_B, *self._norms)
-        total = self._summed(quiet_B, self.grads_FBTp.dtype).double()
-        return total + self._summed(loud_B, torch.complex128) if heard(loud_B) else total
+        dtype = self.grads_FBTp.dtype
+        if self.inputs_FBTq.shape[2] == 1:
+            return self._summed(factor_B, dtype)
+        large_B, other_B = split_by_cancellation(factor_B, *self._norms)
+        total = self._summed(other_B, dtype).double()
+        return total + self._summed(large_B, torch.complex128) if large_B.any() else total
 
     def _summed(self, factor_B: Tensor, dtype: torch.dtype) -> Tensor:
         x, g = (_cleaned(z, factor_B).to(dtype) for z in (self.inputs_FBTq, self.grads_FBTp))

@@ -26,7 +26,13 @@ from torch.nn import functional as F
 
 from dpsweep.core.convolution import kernel_gradient
 from dpsweep.privacy.clip import cleaned
-from dpsweep.privacy.engine.answers import Answer, diagonal, heard, loud, not_too_small
+from dpsweep.privacy.engine.answers import (
+    Answer,
+    Rows,
+    diagonal,
+    not_too_small,
+    sum_that_may_cancel,
+)
 from dpsweep.privacy.engine.tape import Use
 
 _WRITTEN, _PRODUCT, _DOUBLE = 8.0, 1.5, 3.0
@@ -366,35 +372,25 @@ class ByGram:
         return square_B.view(-1, groups).sum(1), longest_B.view(-1, groups).sum(1)
 
     def summed(self, factor_B: Tensor) -> Tensor:
-        total = self.grads[0].new_zeros(self.shape, dtype=torch.float64)
-        quiet_B = factor_B
-        if len(self.inputs) > 1:
-            loud_B, quiet_B = loud(factor_B, *self._norms)
-            if heard(loud_B):
-                total += self._summed_in_double(loud_B)
-        for x, g in zip(self.inputs, self.grads, strict=True):
-            total += kernel_gradient(
-                cleaned(x, quiet_B),
-                cleaned(g, quiet_B) * quiet_B.to(g)[:, None, None, None],
-                self.shape,
-                self.runs.stride,
-                self.runs.padding,
-                self.runs.dilation,
-                self.runs.groups,
-            )
-        return total
+        inputs, grads = ([cleaned(x, factor_B) for x in z] for z in (self.inputs, self.grads))
 
-    def _summed_in_double(self, factor_B: Tensor) -> Tensor:
-        groups = self.runs.groups
-        out, inside = self.shape[0] // groups, self.shape[1]
-        total = factor_B.new_zeros(len(self.runs.lags), groups, out, inside, dtype=torch.float64)
-        for x, g in zip(self.inputs, self.grads, strict=True):
-            scaled = cleaned(g, factor_B).double() * factor_B.double()[:, None, None, None]
-            pairs = self.runs.pairs(cleaned(x, factor_B).double(), scaled)
-            for lag, (windows, run) in zip(total, pairs, strict=True):
-                left, right = (z.view(-1, groups, *z.shape[1:]) for z in (run, windows))
-                lag += torch.einsum("bgto,bgti->goi", left, right)
-        return total.permute(1, 2, 3, 0).reshape(self.shape)
+        def added(rows: Rows, factor_B: Tensor, dtype: torch.dtype) -> Tensor:
+            parts = (
+                kernel_gradient(
+                    x[rows].to(dtype),
+                    g[rows].to(dtype) * factor_B.to(dtype)[:, None, None, None],
+                    self.shape,
+                    self.runs.stride,
+                    self.runs.padding,
+                    self.runs.dilation,
+                    self.runs.groups,
+                )
+                for x, g in zip(inputs, grads, strict=True)
+            )
+            return sum(parts, start=next(parts).double())
+
+        num_terms = len(grads) * prod(self.runs.output)
+        return sum_that_may_cancel(added, factor_B, self._norms, num_terms, grads[0].dtype)
 
     def each(self) -> Tensor:
         return ByLags.of(self.shape, [self.runs] * len(self.grads), self.inputs, self.grads).each()

@@ -220,7 +220,7 @@ def embedding(layer: nn.Module, uses: Sequence[Use], wanted: frozenset[str]) -> 
         rows.append(row_BT)
         grads.append(grad_BTE)
     i, g = torch.cat(rows, 1), torch.cat(grads, 1)
-    return {"weight": Tokens(i, g, layer.num_embeddings, signed=len(uses) > 1)}
+    return {"weight": Tokens(i, g, layer.num_embeddings)}
 
 
 def circulant(layer: nn.Module, uses: Sequence[Use], wanted: frozenset[str]) -> dict[str, Answer]:
@@ -282,7 +282,7 @@ def _affine(
     grads = [(use.weight * use.grad).reshape(len(use.grad), -1, use.grad.shape[-1]) for use in uses]
     answers: dict[str, Answer] = {}
     if weight in wanted:
-        outer = Outer(_joined(inputs), _joined(grads), signed=len(uses) > 1)
+        outer = Outer(_joined(inputs), _joined(grads))
         answers[weight] = outer if outer.stays else Each(outer.each())
     if bias in wanted:
         answers[bias] = Each(_total(g.sum(1) for g in grads))
