@@ -11,7 +11,6 @@ Nothing here is done otherwise than on the command line: the same checks, the sa
 the same statements. `import dpsweep` loads none of it before it is used.
 """
 
-import contextlib
 import json
 import sys
 import warnings
@@ -24,17 +23,14 @@ import pandas as pd
 from pydantic import BaseModel
 from rich.console import Console
 
-from dpsweep.app.finalize import finish
-from dpsweep.app.preflight import Place, check, reopened
-from dpsweep.cluster.nodes import cluster_for
+from dpsweep.app import orchestrator
+from dpsweep.app.orchestrator import Outcome, Place, Screen
 from dpsweep.config.source import Source
 from dpsweep.config.sweep import Sweep, SweepConfig, load_sweep, sweep_of
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError
-from dpsweep.execution.launch import Session, new_session
 from dpsweep.results.export import origin_of
 from dpsweep.results.formats import export_best
-from dpsweep.results.live import Progress
 from dpsweep.results.pareto import nothing_completed, nothing_to_show
 from dpsweep.results.register import Registered, register_best
 from dpsweep.search.charge import run_of, statement
@@ -96,14 +92,10 @@ def launch(
     """
     sweep = _sweep(spec, [*settings, *([f"name={name}"] if name else [])])
     place = Place(_state(state), address, tracking_uri, named(storage))
-    target = None if out is None else Path(out)
-    check(sweep, place, target, _warn, fetch=download)
-    with (
-        cluster_for(sweep, place.state.root, address),
-        new_session(sweep, place.state, tracking_uri, place.storage) as session,
-    ):
-        _run(session, target, quiet=quiet)
-    return _with_result(open(sweep.name, state=state))
+    outcome = orchestrator.launch(
+        sweep, place, _screen(quiet=quiet), out=None if out is None else Path(out), fetch=download
+    )
+    return _opened(outcome, place.state, quiet=quiet)
 
 
 def resume(
@@ -129,12 +121,13 @@ def resume(
         KeyboardInterrupt: At a second Ctrl-C.
     """
     where, short = _state(state).part(name)
-    target = None if out is None else Path(out)
-    with reopened(short, Place(where, address), target, _warn) as session:
-        needed = cluster_for(session.sweep, where.root, address)
-        with contextlib.nullcontext() if session.study.is_finished() else needed:
-            _run(session, target, quiet=quiet)
-    return _with_result(open(name, state=state))
+    outcome = orchestrator.resume(
+        short,
+        Place(where, address),
+        _screen(quiet=quiet),
+        out=None if out is None else Path(out),
+    )
+    return _opened(outcome, where, quiet=quiet)
 
 
 def open(name: str, *, state: str | Path | None = None, storage: str | None = None) -> "OpenSweep":
@@ -183,8 +176,9 @@ class OpenSweep:
         """One row a trial, by its number.
 
         Columns: `state` (running, complete, pruned, failed), `confirms` (the trial it repeats;
-        empty for one of the search), one of each searched key by its dotted name, the metrics of
-        its last report by theirs, `epsilon` (spent by that report), `charged` (epsilon that the
+        empty for one of the search), `expected` (posterior mean of the objective at its config,
+        where the best is chosen by that), one of each searched key by its dotted name, the metrics
+        of its last report by theirs, `epsilon` (spent by that report), `charged` (epsilon that the
         trial is charged for, its whole length; of a run by itself, the search adds up in
         `privacy`), `delta`, `noise_multiplier`, `void`, `seconds`.
         """
@@ -313,8 +307,7 @@ def _state(folder: str | Path | None) -> State:
     return State.at(None if folder is None else str(folder))
 
 
-def _run(session: Session, out: Path | None, *, quiet: bool) -> None:
-    """Runs what is left, and writes what the command line writes."""
+def _screen(*, quiet: bool) -> Screen:
     console = Console(
         file=sys.stdout,
         quiet=quiet,
@@ -323,29 +316,27 @@ def _run(session: Session, out: Path | None, *, quiet: bool) -> None:
         force_jupyter=False,
         highlight=False,
     )
-    complete = session.run([Progress(session, console)])
-    target = out or session.folder.path / "best.yaml"
-    best, origin = finish(session, target, complete=complete)
-    if best:
-        console.print(origin.luck(best[0]), markup=False)
-    console.print(origin.search_words, markup=False)
-    if not session.tracker.close():
-        _warn([f"the tracking server did not take all results ({session.tracker.trouble})"])
-    if session.tracker.refused:
-        _warn([session.tracker.refused])
-    if not complete:
-        console.print(f"Stopped. Go on with: dpsweep.resume({session.sweep.name!r})", markup=False)
+    return Screen(console, _warn, lambda folder: f"dpsweep.resume({folder.called!r})")
 
 
-def _with_result(sweep: OpenSweep) -> OpenSweep:
-    """The sweep that has just run.
+def _opened(outcome: Outcome, state: State, *, quiet: bool) -> OpenSweep:
+    """The sweep that has just run, once its result is printed.
 
     Raises:
         StateError: If it is finished, and no trial of it was completed.
     """
-    if sweep.state == "finished" and not sweep._study.best():
-        raise nothing_completed(sweep._study, f"dpsweep.open({sweep.name!r}).trials")
-    return sweep
+    screen, best = _screen(quiet=quiet), outcome.best
+    if best:
+        screen.console.print(outcome.origin.luck(best[0]), markup=False)
+    screen.console.print(outcome.origin.search_words, markup=False)
+    if not outcome.complete:
+        screen.console.print(
+            f"Stopped. Go on with: {screen.resume_command(outcome.folder)}", markup=False
+        )
+    elif not best:
+        name = outcome.study.sweep.name
+        raise nothing_completed(outcome.study, f"dpsweep.open({name!r}).trials")
+    return OpenSweep(outcome.study, outcome.folder, state)
 
 
 def _warn(words: list[str]) -> None:
@@ -359,6 +350,7 @@ def _row(record: Record) -> dict[str, Any]:
         "number": record.number,
         "state": record.state,
         "confirms": record.confirms,
+        "expected": record.expected,
         **record.hyperparams,
         **row,
         "epsilon": row.get("privacy/epsilon_spent"),

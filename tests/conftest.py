@@ -3,8 +3,10 @@
 import gc
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,11 @@ os.environ.setdefault("DPSWEEP_PICTURES", "0")  # no Chromium at the end of each
 # Nets here are tiny, and two threads would only wait for each other. By the environment, as to
 # import torch here would cost the process that only hands out the tests its seconds too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# One cache a run of the tests: what another version of the code computed is never read.
+_MADE_CACHE = "DPSWEEP_CACHE" not in os.environ
+if _MADE_CACHE:
+    os.environ["DPSWEEP_CACHE"] = tempfile.mkdtemp(prefix="dpsweep-tests-")
 
 SWEEP = """\
 name: tiny
@@ -51,6 +58,8 @@ def pytest_runtestloop():
 def pytest_unconfigure():
     """Let the interpreter clear up, or triton's bindings complain of leaks."""
     gc.unfreeze()
+    if _MADE_CACHE:
+        shutil.rmtree(os.environ["DPSWEEP_CACHE"], ignore_errors=True)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,4 +1,4 @@
-"""How much a sweep spends: on its search, and on repeats of the best configs."""
+"""How much a sweep spends: on its search, and on repeats of the best config."""
 
 from pydantic import Field
 
@@ -28,10 +28,11 @@ class BudgetConfig(Strict):
 
 
 class ConfirmConfig(Strict):
-    """Repeats of the best configs with fresh noise, each charged as a trial is."""
+    """Repeats of the best config with fresh noise, each charged as a trial is."""
 
-    top: int = Field(default=3, gt=0)
-    """Configs that are repeated (of each epsilon, where there are several)."""
+    top: int = Field(default=1, gt=0)
+    """Configs that are repeated (of each epsilon, where there are several). Repeats say honestly
+    what a config is worth; to find a better one, more trials do more than repeats of several."""
 
     each_method: bool = False
     """Whether each method of a search over several has its `top` repeated, to compare them, or

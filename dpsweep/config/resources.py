@@ -23,8 +23,8 @@ class ResourcesConfig(Strict):
     """Cores, and torch threads."""
 
     gpu: float | Literal["auto"] = 0.0
-    """GPUs; a share such as 0.25 puts four trials on one. auto measures how many trials a GPU is
-    good for; on a cluster without one, that is none."""
+    """1, or a share such as 0.25, which puts four trials on a GPU. auto measures how many trials a
+    GPU is good for; on a cluster without one, that is none."""
 
     memory: Size | None = None
     """Memory of the worker, such as 2GB: trials start where so much is free, and a worker that
@@ -36,9 +36,13 @@ class ResourcesConfig(Strict):
     @model_validator(mode="after")
     def _can_be_had(self) -> Self:
         if self.gpu != "auto" and self.gpu < 0:
-            raise Misfit("gpu", f"{self.gpu:g} is below 0. Give 0, a share, a whole number or auto")
-        if self.gpu != "auto" and self.gpu > 1 and self.gpu != int(self.gpu):
-            raise Misfit("gpu", f"{self.gpu:g} is no share of one, and above 1 it must be whole")
+            raise Misfit("gpu", f"{self.gpu:g} is below 0. Give 0, a share, 1 or auto")
+        if self.gpu != "auto" and not self.gpu <= 1:
+            raise Misfit(
+                "gpu",
+                f"{self.gpu:g} is more than one, and a trial computes on one GPU: the others would "
+                f"stand idle. Give 1, and all GPUs of the cluster run trials side by side",
+            )
         if self.gpu != "auto" and 0 < self.gpu < _SMALLEST_SHARE:
             raise Misfit("gpu", f"{self.gpu:g} is less than Ray can hand out, {_SMALLEST_SHARE}")
         if self.memory is not None and self.memory_bytes < _SMALLEST_MEMORY:

@@ -157,3 +157,14 @@ def check_epsilon_varies(
             f"there is nothing to trade. Give privacy.epsilon: {{each: [1, 2, 4]}} in the base "
             f"config"
         )
+
+
+def check_posterior(possible: bool, is_private_selection: bool, file: Source) -> None:
+    """Raises ConfigError if the file asks for a choice by posterior where there can be none."""
+    if not possible:
+        why = (
+            "accounting: private_selection is proven for the best result of single runs"
+            if is_private_selection
+            else "with two objectives a front comes out, and not one config"
+        )
+        raise ConfigError(f"{file.at(('choose',))}: posterior: {why}. Write choose: observed")

@@ -21,6 +21,7 @@ from dpsweep.config.search import (
     SamplerConfig,
     check_epsilon_varies,
     check_goals,
+    check_posterior,
     check_sampler,
 )
 from dpsweep.config.source import Path_, Source, Tree, read_yaml, validate, with_overrides
@@ -84,6 +85,11 @@ class SweepConfig(Strict):
     sampler: SamplerConfig = SamplerConfig()
     """Who proposes the next trial."""
 
+    choose: Literal["posterior", "observed"] = "posterior"
+    """What the best config is chosen by: posterior, the mean of a Gaussian process over all trials,
+    which tells merit from luck, where an epsilon has 12 complete trials (else as observed);
+    observed, each trial's own result. After two objectives and by private selection: observed."""
+
     pruner: PrunerConfig = PrunerConfig()
     """When a trial that does badly is ended early."""
 
@@ -91,11 +97,12 @@ class SweepConfig(Strict):
     """How much is spent on the search."""
 
     confirm: ConfirmConfig | None = None
-    """Repeats of the best configs; the best by their means is exported. Without it, the luckiest
-    trial is, and the report says so."""
+    """Repeats of the best config with fresh noise: an honest figure. Without it the result is that
+    of one run, and the report says so."""
 
     keep_weights: int = Field(default=3, ge=1)
-    """Trained weights stay on disk for so many of the best trials, of each epsilon."""
+    """Trained weights stay on disk for so many of the best trials, of each epsilon; until the
+    config is chosen by posterior, for the better half of all."""
 
     resources: ResourcesConfig = ResourcesConfig()
     """What one trial takes."""
@@ -172,6 +179,16 @@ class Sweep:
     def is_private_selection(self) -> bool:
         """True for a private selection, of which only the winner is told, at the end."""
         return self.config.accounting == "private_selection"
+
+    @property
+    def chooses_by_posterior(self) -> bool:
+        """True if the best config is chosen by a Gaussian process, once there are enough trials.
+
+        A private selection's proof is about the best score of single runs; of two objectives
+        there is a front.
+        """
+        one_goal = len(self.config.objective.goals) == 1
+        return self.config.choose == "posterior" and one_goal and not self.is_private_selection
 
     @property
     def num_kept(self) -> int:
@@ -376,6 +393,7 @@ def build_sweep(file: Source, base: Source) -> Sweep:
                 f"Set it in the base config, and run one sweep for each value"
             )
     check_names(conditions, corners)
+    check_device(sweep)
     if conditions and not sweep.samples(1):
         raise ConfigError(
             f"{conditions[0].place}: none of {_DRAWS} random points of the space (0.0 %) meets "
@@ -392,12 +410,37 @@ def _promised(trial: TrialConfig, sweep: Sweep) -> tuple[object, ...]:
     return privacy.delta, noise, trial.data, trial.seed
 
 
+def check_device(sweep: Sweep) -> None:
+    """Refuse trials that compute elsewhere than what they take of the cluster.
+
+    Raises:
+        ConfigError: If they compute on a GPU that is not theirs, or take one and leave it idle.
+    """
+    gpu, place = sweep.config.resources.gpu, sweep.file.at(("resources", "gpu"))
+    for trial in sweep.corners():
+        device, key = trial.train.device, sweep.origin.at(("train", "device"))
+        if gpu == 0 and device != "cpu":
+            # Ray does not hide a node's GPUs from a worker that takes none
+            raise ConfigError(
+                f"{key}: {device}, and trials take no GPU ({place} is 0): all that run at once "
+                f"would compute on the first GPU of their node and share its memory. Delete "
+                f"train.device and set resources.gpu: 1, a share such as 0.25, or auto"
+            )
+        if gpu != 0 and device == "cpu":
+            raise ConfigError(
+                f"{key}: cpu, and each trial takes {gpu} GPU ({place}), which would stand idle. "
+                f"Delete train.device to compute there, or set resources.gpu: 0"
+            )
+
+
 def _check_choices(sweep: Sweep) -> None:
     """What the pieces of the sweep file say about one another."""
     config, file = sweep.config, sweep.file
     check_sampler(config.sampler, sweep.space, file.at(("sampler", "name")))
     check_goals(config.objective, config.sampler, config.pruner, file)
     check_epsilon_varies(config.objective, sweep.epsilons, file)
+    if "choose" in config.model_fields_set and config.choose == "posterior":
+        check_posterior(sweep.chooses_by_posterior, sweep.is_private_selection, file)
     if config.confirm and config.confirm.each_method and len(sweep.methods) == 1:
         raise ConfigError(
             f"{file.at(('confirm', 'each_method'))}: the search has one method, "

@@ -5,6 +5,7 @@ missing folder found without torch or data. Reading is data/read.py's.
 """
 
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -210,6 +211,16 @@ class DataConfig(Strict):
         if self.root is None or self.spec.folder is None:
             return None
         return Path(self.root).expanduser() / self.spec.folder
+
+    @property
+    def source(self) -> Path:
+        """The folder or file that it is read from; scikit-learn's data if it needs none."""
+        if self.place is not None:
+            return self.place
+        package = find_spec("sklearn")
+        assert package is not None, "a dependency of ours"
+        assert package.origin is not None, "a package with a file"
+        return Path(package.origin).parent / "datasets/data"
 
 
 def check_present(config: DataConfig, where: str) -> None:

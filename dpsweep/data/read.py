@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +147,7 @@ def kept(config: DataConfig, seed: int, what: str, make: Callable[[], Any]) -> A
         make: Returns tensors, in tuples. Called if there is no copy yet.
     """
     told = config.model_dump_json(), seed if config.num_held_out else None, what
-    return shared(config.place or _package(), make, repr(told), series="made")
+    return shared(config.source, make, repr(told), series="made")
 
 
 def _check(part: Split, expected: int, config: DataConfig) -> None:
@@ -171,7 +170,7 @@ def _check(part: Split, expected: int, config: DataConfig) -> None:
 
 def _images(config: DataConfig) -> tuple[Split, Split]:
     """Both splits, as bytes."""
-    train, test = _digits() if config.name == "digits" else _from_files(config)
+    train, test = _digits(config) if config.name == "digits" else _from_files(config)
     for part, expected in ((train, config.spec.num_train), (test, config.spec.num_test)):
         _check(part, expected, config)
     return train, test
@@ -197,26 +196,18 @@ def _features(config: DataConfig) -> tuple[Split, Split]:
         )
 
     kind = repr((config.stored, config.resize, config.normalise, features, version))
-    found: tuple[Split, Split] = shared(config.place or _package(), make, kind)
+    found: tuple[Split, Split] = shared(config.source, make, kind)
     return found
 
 
-def _digits() -> tuple[Split, Split]:
+def _digits(config: DataConfig) -> tuple[Split, Split]:
     def read() -> tuple[Split, Split]:
         from dpsweep.data.digits import splits  # scikit-learn takes half a second to import
 
         return splits()
 
-    found: tuple[Split, Split] = shared(_package(), read)
+    found: tuple[Split, Split] = shared(config.source, read)
     return found
-
-
-def _package() -> Path:
-    """Where scikit-learn keeps its data."""
-    package = find_spec("sklearn")
-    assert package is not None
-    assert package.origin is not None
-    return Path(package.origin).parent / "datasets/data"
 
 
 def _from_files(config: DataConfig) -> tuple[Split, Split]:

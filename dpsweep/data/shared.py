@@ -9,7 +9,6 @@ import contextlib
 import fcntl
 import hashlib
 import os
-import stat
 import tempfile
 import time
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpsweep.core.errors import StateError
+from dpsweep.core.cache import cache_folder, source_key
 
 Split = tuple[Tensor, Tensor]
 """Images, uint8, shape (N, C, H, W); labels, int64, shape (N,)."""
@@ -46,11 +45,11 @@ def shared(source: Path, read: Callable[[], Any], kind: str = "", series: str = 
     Raises:
         StateError: If the folder of copies is not this user's alone.
     """
-    name = _mark(source, kind)
+    name = source_key(source, kind)
     if series:
         series = f"{series}-{hashlib.sha256(str(source.resolve()).encode()).hexdigest()[:16]}"
         name = f"{series}-{name}"
-    place = folder() / f"{name}.pt"
+    place = cache_folder() / f"{name}.pt"
     if series:  # from now on nobody deletes it
         _use(series, place)
     if not place.exists():
@@ -62,22 +61,6 @@ def shared(source: Path, read: Callable[[], Any], kind: str = "", series: str = 
     if series:
         _delete_oldest(series, place)
     return torch.load(place, mmap=True, weights_only=True)
-
-
-def folder() -> Path:
-    """Where this user's copies lie: DPSWEEP_CACHE, or a folder of the system's for such files."""
-    named = os.environ.get("DPSWEEP_CACHE")
-    place = Path(named) if named else Path(tempfile.gettempdir()) / f"dpsweep-data-{os.getuid()}"
-    place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = place.lstat()
-    ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
-    if not ours or stat.S_IMODE(found.st_mode) & 0o077:
-        raise StateError(
-            f"{place}: is meant for copies of private data, and others can reach it (owner "
-            f"{found.st_uid}, mode {stat.S_IMODE(found.st_mode):o}). Delete it, or name a folder "
-            f"of yours in DPSWEEP_CACHE"
-        )
-    return place
 
 
 def _use(series: str, place: Path) -> None:
@@ -114,14 +97,6 @@ def _delete_unused(copy: Path) -> None:
 def _opened(place: Path, suffix: str) -> int:
     """A lock of a copy, not held yet."""
     return os.open(place.with_suffix(suffix), os.O_WRONLY | os.O_CREAT, 0o600)
-
-
-def _mark(source: Path, kind: str) -> str:
-    """Of a folder or file: its path, and names, sizes and ages of its files."""
-    files = [source] if source.is_file() else sorted(p for p in source.rglob("*") if p.is_file())
-    facts = [(str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in files]
-    told = (str(source.resolve()), facts, kind) if kind else (str(source.resolve()), facts)
-    return hashlib.sha256(repr(told).encode()).hexdigest()[:32]
 
 
 def _write(place: Path, tensors: Any) -> None:

@@ -110,7 +110,10 @@ class Session:
         if self.sweep.is_private_selection:
             return self._select(tracking)
         keeper = BestWeights(self.study, self.folder, self.sweep.num_kept)
-        return self._drive(self.study, [tracking, keeper, *watchers])
+        complete = self._drive(self.study, [tracking, keeper, *watchers])
+        if complete:
+            keeper.finish()
+        return complete
 
     def _select(self, tracking: TrackingWatcher) -> bool:
         """Runs a private selection, of which nobody is told anything but who won in the end."""

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from dpsweep.config.resources import ResourcesConfig
-from dpsweep.config.sweep import Sweep
+from dpsweep.config.sweep import Sweep, check_device
 from dpsweep.core.disk import shown_bytes, write_whole
 from dpsweep.core.errors import ConfigError
 
@@ -138,7 +138,7 @@ def node_capacity(resources: ResourcesConfig, has: Has) -> int:
     capacities = [int(has.get("CPU", 0.0) // resources.cpu)]
     if gpu := resources.num_gpus:
         cards = has.get("GPU", 0.0)
-        capacities.append(int(cards // gpu) if gpu >= 1 else int(cards) * int(1 / gpu + 1e-6))
+        capacities.append(int(cards) * int(1 / gpu + 1e-6))
     if resources.memory_bytes:
         capacities.append(int(has.get("memory", 0.0) // resources.memory_bytes))
     return min(capacities)
@@ -164,9 +164,15 @@ def concurrency(resources: ResourcesConfig, nodes: Sequence[Has]) -> int:
 
 
 def with_packing(sweep: Sweep, packing: Packing) -> Sweep:
-    """The sweep with what was decided in place of `auto`."""
+    """The sweep with what was decided in place of `auto`.
+
+    Raises:
+        ConfigError: If it names a device that trials do not have.
+    """
     resources = sweep.config.resources.model_copy(update={"gpu": packing.gpu})
-    return replace(sweep, config=sweep.config.model_copy(update={"resources": resources}))
+    sweep = replace(sweep, config=sweep.config.model_copy(update={"resources": resources}))
+    check_device(sweep)
+    return sweep
 
 
 def store_packing(folder: Path, packing: Packing) -> None:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import lru_cache, reduce
 from typing import TYPE_CHECKING
 
+from dpsweep.core.cache import cached_numbers
+
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
@@ -47,14 +49,11 @@ class Run:
         >>> round(Run(sampling_rate=0.02, noise_multiplier=1.376, steps=2500).epsilon(1e-5), 2)
         3.67
         """
-        return _epsilon(self, delta)
+        return _epsilon(self, delta)[0]
 
     def epsilons_spent(self, delta: float, after: Sequence[int]) -> list[float]:
         """Upper bounds on what the first t steps spend, for each t of `after`."""
-        if self.noise_multiplier == 0:
-            return [math.inf if t else 0.0 for t in after]
-        one = self.one_step(1e-3)
-        return [one.self_compose(t).get_epsilon_for_delta(delta) if t else 0.0 for t in after]
+        return list(_epsilons_spent(self, delta, tuple(after)))
 
     def epsilon_on_grid(self, delta: float, interval: float) -> float:
         """Epsilon on one grid, with whatever rounding error its width brings."""
@@ -73,22 +72,35 @@ class Run:
         )
 
 
-@lru_cache(maxsize=4096)
-def _epsilon(run: Run, delta: float) -> float:
+_PACKAGES = ("dp-accounting", "numpy", "scipy")
+"""What the figures kept on disk were computed with."""
+
+
+@lru_cache(maxsize=256)
+@cached_numbers(*_PACKAGES)
+def _epsilons_spent(run: Run, delta: float, after: tuple[int, ...]) -> list[float]:
     if run.noise_multiplier == 0:
-        return math.inf
+        return [math.inf if t else 0.0 for t in after]
+    one = run.one_step(1e-3)
+    return [one.self_compose(t).get_epsilon_for_delta(delta) if t else 0.0 for t in after]
+
+
+@lru_cache(maxsize=4096)
+@cached_numbers(*_PACKAGES)
+def _epsilon(run: Run, delta: float) -> list[float]:
+    if run.noise_multiplier == 0:
+        return [math.inf]
     interval = min(_COARSEST, 1 / math.sqrt(run.steps)) / 2
     coarse = run.epsilon_on_grid(delta, interval)
     while interval > _FINEST:
         interval /= 2
         fine = run.epsilon_on_grid(delta, interval)
         if coarse - fine <= _allowed(GRID_CHANGE, fine):
-            return fine
+            return [fine]
         coarse = fine
     raise ArithmeticError(f"the accountant's grid did not settle for {run} at delta {delta}")
 
 
-@lru_cache(maxsize=4096)
 def calibrate(epsilon: float, delta: float, sampling_rate: float, steps: int) -> tuple[Run, float]:
     """The run with the least noise that spends at most `epsilon`, and what it spends.
 
@@ -105,6 +117,14 @@ def calibrate(epsilon: float, delta: float, sampling_rate: float, steps: int) ->
     >>> round(run.noise_multiplier, 2), 3.99 < spent <= 4.0
     (1.3, True)
     """
+    noise_multiplier, spent = _calibrate(epsilon, delta, sampling_rate, steps)
+    return Run(sampling_rate, noise_multiplier, steps), spent
+
+
+@lru_cache(maxsize=4096)
+@cached_numbers(*_PACKAGES)
+def _calibrate(epsilon: float, delta: float, sampling_rate: float, steps: int) -> list[float]:
+    """Return the noise multiplier and what it spends."""
     slack = _allowed(SHORTFALL, epsilon)
     goal = epsilon - slack / 2
 
@@ -123,7 +143,7 @@ def calibrate(epsilon: float, delta: float, sampling_rate: float, steps: int) ->
         if meets:
             change = run(log_sigma).epsilon_on_grid(delta, 2 * interval) - spent
             if change <= _allowed(GRID_CHANGE, epsilon):
-                return run(log_sigma), spent
+                return [run(log_sigma).noise_multiplier, spent]
         if meets or abs(spent - goal) > _allowed(GRID_CHANGE, epsilon):
             interval /= 2
         log_sigma -= math.log(spent / goal) / slope
@@ -146,15 +166,16 @@ def compose(runs: Iterable[Run], delta: float) -> float:
     if len(counts) == 1:
         ((run, times),) = counts.items()
         return Run(run.sampling_rate, run.noise_multiplier, run.steps * times).epsilon(delta)
-    return _composed(tuple(sorted(counts.items(), key=repr)), delta) if counts else 0.0
+    return _composed(tuple(sorted(counts.items(), key=repr)), delta)[0] if counts else 0.0
 
 
 @lru_cache(maxsize=256)
-def _composed(counts: tuple[tuple[Run, int], ...], delta: float) -> float:
+@cached_numbers(*_PACKAGES)
+def _composed(counts: tuple[tuple[Run, int], ...], delta: float) -> list[float]:
     """Epsilon of many kinds of runs, each so many times."""
     interval = min(1e-3, 0.1 / math.sqrt(sum(run.steps * times for run, times in counts)))
     parts = [run.one_step(interval).self_compose(run.steps * times) for run, times in counts]
-    return float(reduce(lambda a, b: a.compose(b), parts).get_epsilon_for_delta(delta))
+    return [float(reduce(lambda a, b: a.compose(b), parts).get_epsilon_for_delta(delta))]
 
 
 def _allowed(error: float, epsilon: float) -> float:

@@ -18,6 +18,7 @@ search that chose among them. (b, a) means (epsilon, delta) for every delta, wit
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -97,9 +98,52 @@ def _discount(order: float, delta: float) -> float:
     return math.log(delta * order) / (order - 1) - math.log1p(-1 / order)
 
 
+class RunCap(ABC):
+    """What each run of a search keeps so that the proof holds, fixed before the first of them."""
+
+    @abstractmethod
+    def excess(self, run: Run, kept_back: float = 0.0) -> float:
+        """Logarithm of what the run loses over what it may; at most 0 if it is let through.
+
+        Args:
+            run: Any.
+            kept_back: Share of what it may lose that is not used.
+
+        Raises:
+            ArithmeticError: If nothing may be lost.
+        """
+
+    def admits(self, run: Run) -> bool:
+        """True if the run stays within all limits."""
+        return self.excess(run) <= 0
+
+    def noise(self, steps: int, rate: float) -> float:
+        """The least noise multiplier with which a run of this length is let through.
+
+        Args:
+            steps: T.
+            rate: q.
+
+        Raises:
+            ArithmeticError: If no noise is enough.
+        """
+        return _noise(self, steps, rate)
+
+
+@lru_cache(maxsize=4096)
+def _noise(cap: RunCap, steps: int, rate: float) -> float:
+    def excess(sigma: float) -> float:
+        return cap.excess(Run(rate, sigma, steps), _KEPT_BACK)
+
+    sigma = least_noise(excess)
+    while excess(sigma) > 0:
+        sigma *= 1 + _KEPT_BACK
+    return sigma
+
+
 @dataclass(frozen=True)
-class Cap:
-    """The most that one run may lose at some orders, fixed before the first run.
+class Cap(RunCap):
+    """The most that one run may lose at some orders.
 
     Attributes:
         orders: Each above 1.
@@ -122,41 +166,16 @@ class Cap:
         limit_of = dict(zip(self.orders, self.limits, strict=True))
         return type(self)(orders, tuple(limit_of[a] for a in orders))
 
-    def admits(self, run: Run) -> bool:
-        """True if the run stays within all limits."""
+    def excess(self, run: Run, kept_back: float = 0.0) -> float:
+        """At the order where it is largest."""
         import numpy as np
 
-        return bool(np.all(divergences(run, self.orders) <= self.limits))
-
-    def noise(self, steps: int, rate: float) -> float:
-        """The least noise multiplier with which a run of this length is let through.
-
-        Args:
-            steps: T.
-            rate: q.
-
-        Raises:
-            ArithmeticError: If no noise is enough.
-        """
-        return _noise(self, steps, rate)
-
-
-@lru_cache(maxsize=4096)
-def _noise(cap: Cap, steps: int, rate: float) -> float:
-    import numpy as np
-
-    limits = np.array(cap.limits) * (1 - _KEPT_BACK)
-
-    def excess(sigma: float) -> float:
-        with np.errstate(divide="ignore"):
-            return float(np.max(np.log(divergences(Run(rate, sigma, steps), cap.orders) / limits)))
-
-    if not all(limits > 0):
-        raise ArithmeticError("nothing may be lost")
-    sigma = least_noise(excess)
-    while excess(sigma) > 0:
-        sigma *= 1 + _KEPT_BACK
-    return sigma
+        limits_A = np.array(self.limits) * (1 - kept_back)
+        if not all(limits_A > 0):
+            raise ArithmeticError("nothing may be lost")
+        with np.errstate(divide="ignore", invalid="ignore"):
+            # log(x / x) is 0 exactly: what a cap was taken from is let through.
+            return float(np.max(np.log(divergences(run, self.orders) / limits_A)))
 
 
 def least_noise(excess: Callable[[float], float]) -> float:

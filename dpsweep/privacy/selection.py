@@ -3,8 +3,9 @@
     composition         all runs may be looked at, each chosen knowing the ones before: their
                         divergences add up
     private_selection   K like random runs, K geometric with a given mean and never told, of which
-                        only the best is released (Papernot and Steinke 2022, arXiv:2110.03620,
-                        theorem 2 with eta = 1):
+                        only the best is released. Two proofs, of which the one that costs less is
+                        chosen before the first run: privacy profiles (privacy/profiles.py), or
+                        Renyi (Papernot and Steinke 2022, arXiv:2110.03620, theorem 2, eta = 1):
 
         D'_a = D_a + log(mean) / (a - 1) + min over b of 2 (1 - 1/b) D_b + 2 log(mean) / b
 
@@ -23,8 +24,10 @@ from typing import TYPE_CHECKING, Literal
 
 from dpsweep.core.errors import Misfit
 from dpsweep.privacy.accounting import Run, calibrate
+from dpsweep.privacy.profiles import ProfileCap
 from dpsweep.privacy.renyi import (
     Cap,
+    RunCap,
     divergence_at,
     epsilon_at,
     least_noise,
@@ -61,7 +64,7 @@ def num_trials(mean: float, rng: np.random.Generator) -> int:
 
 
 def total(charged: Charged, cap: Cap, num_runs: int, delta: float) -> tuple[float, Cap]:
-    """Epsilon of a whole search whose every run stays within `cap`, and what of it was needed.
+    """Epsilon of a whole search whose every run stays within `cap`, by Renyi, and what it needs.
 
     Args:
         charged: How.
@@ -88,8 +91,35 @@ def total(charged: Charged, cap: Cap, num_runs: int, delta: float) -> tuple[floa
     return epsilons[first], cap.at(needed)
 
 
-def cap_over(runs: Iterable[Run], charged: Charged, num_runs: int, delta: float) -> Cap:
-    """A cap for runs like `runs`, at the orders where it costs the whole search least.
+def selected(
+    runs: Iterable[Run], mean: int, delta: float, margin: float = 0.0
+) -> tuple[float, RunCap]:
+    """Epsilon of a private selection among runs like `runs`, and the cap that proves it.
+
+    The smaller of both proofs' figures; both follow from `runs` alone, before any has begun.
+
+    Args:
+        runs: Those at the corners of the space.
+        mean: Mean number of runs.
+        delta: In (0, 1).
+        margin: How much more than `runs` others may lose.
+    """
+    runs = list(runs)
+    by_profile = ProfileCap.over(runs, mean, delta, margin)
+    by_renyi = total("private_selection", Cap.over(runs, margin), mean, delta)
+    return min((by_profile.epsilon, by_profile), by_renyi, key=lambda found: found[0])
+
+
+def selection_epsilon(cap: RunCap, mean: int, delta: float) -> tuple[float, str]:
+    """Epsilon of a private selection whose every run keeps `cap`, and the name of its proof."""
+    if isinstance(cap, ProfileCap):
+        return cap.epsilon, "privacy profiles"
+    assert isinstance(cap, Cap), cap
+    return total("private_selection", cap, mean, delta)[0], "RDP"
+
+
+def cap_over(runs: Iterable[Run], charged: Charged, num_runs: int, delta: float) -> RunCap:
+    """A cap for runs like `runs`, where it costs the whole search least.
 
     Args:
         runs: Those at the corners of the space.
@@ -97,6 +127,8 @@ def cap_over(runs: Iterable[Run], charged: Charged, num_runs: int, delta: float)
         num_runs: How many runs; for private selection, their mean number.
         delta: In (0, 1).
     """
+    if charged == "private_selection":
+        return selected(runs, num_runs, delta, MARGIN)[1]
     return total(charged, Cap.over(runs, MARGIN), num_runs, delta)[1]
 
 
@@ -106,8 +138,8 @@ class Whole:
 
     Where all runs have the same schedule and are composed, it is the budget of one run of num_runs
     times the steps, and tight. Otherwise each run is given the same share of it: a cap at orders
-    that are fixed before the first run, chosen so that over the `schedules` none needs much more
-    noise than the orders best for it alone would ask for.
+    (or, for private selection, epsilons) that are fixed before the first run, chosen so that over
+    the `schedules` none needs much more noise than those best for it alone would ask for.
 
     Attributes:
         charged: How the search is charged.
@@ -131,8 +163,8 @@ class Whole:
         return self.charged == "composition" and not self.vary
 
     @property
-    def cap(self) -> Cap:
-        """What each run may lose at most, at orders fixed beforehand.
+    def cap(self) -> RunCap:
+        """What each run may lose at most, at orders or epsilons fixed beforehand.
 
         Raises:
             Misfit: If the budget is too small for any.
@@ -172,11 +204,11 @@ def _noise(whole: Whole, schedule: Schedule) -> float:
 
 
 @lru_cache(maxsize=64)
-def _cap(whole: Whole) -> Cap:
+def _cap(whole: Whole) -> RunCap:
     import numpy as np
 
     try:
-        caps = list(dict.fromkeys(_best_for(whole, schedule) for schedule in whole.schedules))
+        caps = _candidates(whole)
     except ArithmeticError as e:
         raise Misfit(
             "privacy.epsilon",
@@ -188,8 +220,18 @@ def _cap(whole: Whole) -> Cap:
     return caps[int(np.argmin(regret))]
 
 
-def _best_for(whole: Whole, schedule: Schedule) -> Cap:
-    """The cap that would be best if all runs had this schedule."""
+def _candidates(whole: Whole) -> list[RunCap]:
+    """Caps that are best for one schedule each; by profiles alone if those are better at all."""
+    renyi = {schedule: _best_for(whole, schedule) for schedule in whole.schedules}
+    if whole.charged == "composition":
+        return list(dict.fromkeys(renyi.values()))
+    profiles = {schedule: _best_profile_for(whole, schedule) for schedule in whole.schedules}
+    better = all(profiles[s].noise(*s) <= cap.noise(*s) for s, cap in renyi.items())
+    return list(dict.fromkeys([*profiles.values(), *(() if better else renyi.values())]))
+
+
+def _best_for(whole: Whole, schedule: Schedule) -> RunCap:
+    """The Renyi cap that would be best if all runs had this schedule."""
     steps, rate = schedule
 
     def spent(sigma: float) -> tuple[float, Cap]:
@@ -204,3 +246,16 @@ def _best_for(whole: Whole, schedule: Schedule) -> Cap:
     (order,) = found[1].orders
     share = divergence_at(order, whole.epsilon, whole.delta) / whole.num_runs
     return Cap((order,), (share,))
+
+
+def _best_profile_for(whole: Whole, schedule: Schedule) -> RunCap:
+    """The profile cap that would be best if all runs had this schedule."""
+    steps, rate = schedule
+
+    def spent(sigma: float) -> ProfileCap:
+        return ProfileCap.over([Run(rate, sigma, steps)], whole.num_runs, whole.delta)
+
+    sigma = least_noise(lambda sigma: math.log(max(spent(sigma).epsilon, 1e-9) / whole.epsilon))
+    while (found := spent(sigma)).epsilon > whole.epsilon:
+        sigma *= 1 + 1e-6
+    return found

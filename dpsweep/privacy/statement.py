@@ -196,9 +196,9 @@ def _selected(search: Search) -> str:
     what = "The budget covers the whole search, and releasing" if search.shared else "Releasing"
     return (
         f"{each}{what} the best of its random trials and nothing of the others: {figure} by "
-        f"private selection (RDP). The number of trials was drawn from a geometric law with mean "
-        f"{search.planned}; like every other trial's results, it must stay secret with whoever "
-        f"holds the data."
+        f"private selection ({search.how}). The number of trials was drawn from a geometric law "
+        f"with mean {search.planned}; like every other trial's results, it must stay secret with "
+        f"whoever holds the data."
     )
 
 

@@ -8,6 +8,7 @@ from rich.table import Table
 
 from dpsweep.results.rich_table import plain_table
 from dpsweep.results.tables import shown_value
+from dpsweep.search.choose import LEAST_TRIALS
 from dpsweep.search.confirmation import Confirmation
 from dpsweep.search.trial_record import Record
 from dpsweep.store.study import Study
@@ -30,12 +31,13 @@ def luck(
         metric: What it was chosen by.
         num_trials: How many trials of the search it was chosen from.
         is_private_selection: True if that is nobody's to know.
-        confirming: True if the best configs were to be repeated.
+        confirming: True if the best config was to be repeated.
     """
     if repeats:
+        what = "mean ± standard deviation; " if len(repeats.values) > 1 else ""
         return (
-            f"Confirmed with fresh noise: {metric} {repeats} (mean ± standard deviation; "
-            f"{shown_value(record.value)} when it was chosen)."
+            f"Confirmed with fresh noise: {metric} {repeats} ({what}{shown_value(record.value)} "
+            f"when it was chosen)."
         )
     if confirming and not repeats:
         return f"{metric} is that of one run: no repeat of this config came to a result."
@@ -43,10 +45,45 @@ def luck(
         return f"{metric} is that of the winner of a private selection: part of it is luck."
     if num_trials == 1:
         return f"{metric} is that of one run; another would come out otherwise."
+    if record.expected is not None:
+        return (
+            f"{metric} is that of one run, and part of it is luck: by all trials together its "
+            f"config comes to {record.expected:.4f}. To measure that with fresh noise, write "
+            f"confirm: {{seeds: 5}} in the sweep file."
+        )
     return (
         f"{metric} is that of the best of {num_trials} trials, run once: part of it is luck. To "
-        f"repeat the best with fresh noise, write confirm: {{top: 3, seeds: 5}} in the sweep file."
+        f"repeat the best config with fresh noise, write confirm: {{seeds: 5}} in the sweep file."
     )
+
+
+def choice_words(study: Study) -> dict[float | None, str]:
+    """How the best config of each epsilon was chosen, a sentence each; empty if only one way is."""
+    sweep, groups = study.sweep, dict[float | None, list[Record]]()
+    if len(sweep.config.objective.goals) > 1 or sweep.is_private_selection:
+        return {}
+    for record in study.records():
+        if record.state == "complete" and record.confirms is None:
+            groups.setdefault(record.epsilon, []).append(record)
+    return {epsilon: _choice(study, group) for epsilon, group in groups.items()}
+
+
+def _choice(study: Study, complete: list[Record]) -> str:
+    """For the complete trials of one epsilon."""
+    num = len(complete)
+    if any(record.expected is not None for record in complete):
+        return (
+            f"Chosen by the posterior mean of a Gaussian process over {num} complete trials "
+            f"(choose: posterior)."
+        )
+    if study.sweep.config.choose == "observed":
+        return "Chosen as observed (choose: observed)."
+    if num < LEAST_TRIALS:
+        return (
+            f"Chosen as observed: {num} complete trials are fewer than the {LEAST_TRIALS} that a "
+            f"posterior takes."
+        )
+    return "Chosen as observed: the posterior chooses when the search has ended."
 
 
 def confirmed_table(study: Study) -> Table | None:
@@ -62,7 +99,7 @@ def confirmed_table(study: Study) -> Table | None:
             table.add_row(
                 str(record.number),
                 f"{repeats.mean:.4f}",
-                f"{repeats.spread:.4f}",
+                f"{repeats.spread:.4f}" if len(repeats.values) > 1 else "–",
                 str(len(repeats.values)),
                 str(repeats.num_failed),
                 shown_value(record.value),

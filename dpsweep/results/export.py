@@ -8,7 +8,7 @@ from pathlib import Path
 from dpsweep.config.trial import config_yaml
 from dpsweep.core.errors import StateError
 from dpsweep.execution.tracking import provenance
-from dpsweep.results.confirmed import luck
+from dpsweep.results.confirmed import choice_words, luck
 from dpsweep.search.charge import statement
 from dpsweep.search.confirmation import Confirmation
 from dpsweep.search.trial_record import Record
@@ -30,7 +30,8 @@ class Origin:
         search_words: What the search as a whole has spent.
         confirmed: What repeating the best configs came to, by trial.
         is_private_selection: True if it was a private selection.
-        confirming: True if the best configs were to be repeated.
+        confirming: True if the best config was to be repeated.
+        choice: How the best config of each epsilon was chosen.
     """
 
     sweep: str
@@ -40,11 +41,12 @@ class Origin:
     confirmed: dict[int, Confirmation]
     is_private_selection: bool
     confirming: bool
+    choice: dict[float | None, str]
 
     def luck(self, record: Record) -> str:
-        """How much the figure of one of its trials is worth."""
+        """How much the figure of one of its trials is worth, and how it was chosen."""
         repeats = self.confirmed.get(record.number)
-        return luck(
+        worth = luck(
             record,
             repeats,
             self.metric,
@@ -52,6 +54,7 @@ class Origin:
             is_private_selection=self.is_private_selection,
             confirming=self.confirming,
         )
+        return " ".join(filter(None, [worth, self.choice.get(record.epsilon)]))
 
 
 def origin_of(study: Study) -> Origin:
@@ -65,6 +68,7 @@ def origin_of(study: Study) -> Origin:
         confirmed=study.confirmed(),
         is_private_selection=study.sweep.is_private_selection,
         confirming=study.sweep.config.confirm is not None,
+        choice=choice_words(study),
     )
 
 

@@ -22,8 +22,9 @@ class Standing:
         epsilon: What its trials were calibrated to; None where the noise was given.
         method: Its name.
         trials: All that were started.
-        best: Objective of its best complete trial; None if there is none.
-        middle: Median objective of its complete trials; None if there is none.
+        best: Objective of its best complete trial, or the posterior mean where that chooses; None
+            if there is none.
+        middle: Median of the same of its complete trials; None if there is none.
         repeats: Public seed and objective of each complete repeat of its best config.
     """
 
@@ -94,7 +95,7 @@ def standings_table(table: list[Standing]) -> Table:
 def _standing(
     epsilon: float | None, method: str, trials: list[Record], records: list[Record], sign: int
 ) -> Standing:
-    values = [r.value for r in ranked(trials, sign) if r.value is not None]
+    values = [r.merit for r in ranked(trials, sign) if r.value is not None]
     if not values:
         return Standing(epsilon, method, len(trials), None, None)
     _, repeats = best_of(trials, records, sign)

@@ -39,7 +39,8 @@ def trial_table(records: list[Record], title: str, *, show_state: bool = True) -
     table = plain_table(title + void, caption=legend, caption_justify="left")
     together = len(hyperparams) > _MOST_COLUMNS
     headings = [] if together else [heading(name) for name in hyperparams]
-    for name in ("trial", "accuracy", "loss", "ε", "σ", *headings, "sec"):
+    expected = ["expected"] if any(r.expected is not None for r in records) else []
+    for name in ("trial", "accuracy", *expected, "loss", "ε", "σ", *headings, "sec"):
         table.add_column(name, justify="right", no_wrap=True)
     if together:
         table.add_column("searched")
@@ -49,7 +50,9 @@ def trial_table(records: list[Record], title: str, *, show_state: bool = True) -
         row = record.row or {}
         table.add_row(
             str(record.number),
-            *(shown_value(row.get(name)) for name in ("valid/accuracy", "valid/loss")),
+            shown_value(row.get("valid/accuracy")),
+            *(shown_value(record.expected) for _ in expected),
+            shown_value(row.get("valid/loss")),
             shown_epsilon(row["privacy/epsilon_spent"]) if row else "–",
             shown_value(row.get("noise_multiplier")),
             *(
@@ -105,6 +108,7 @@ def trial_row(record: Record) -> dict[str, Any]:
         "trial": record.number,
         "state": record.state,
         "value": record.value,
+        "expected": record.expected,
         "reason": record.reason,
         "void": record.void,
         **(record.row or {}),

@@ -9,8 +9,15 @@ from dpsweep.config.sweep import Sweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError
 from dpsweep.privacy.accounting import Run, calibrate, compose
-from dpsweep.privacy.renyi import Cap
-from dpsweep.privacy.selection import Charged, cap_over, total
+from dpsweep.privacy.renyi import Cap, RunCap
+from dpsweep.privacy.selection import (
+    Charged,
+    Whole,
+    cap_over,
+    selected,
+    selection_epsilon,
+    total,
+)
 from dpsweep.privacy.statement import Growth, Search, search_statement
 from dpsweep.search.trial_record import Record
 from dpsweep.training.budget import budget, statement_of_trial
@@ -47,7 +54,7 @@ def statement(record: Record) -> str:
     return statement_of_trial(record.config, epsilon, spent.noise_multiplier, record.void)
 
 
-def cap_of(sweep: Sweep) -> Cap | None:
+def cap_of(sweep: Sweep) -> RunCap | None:
     """What one trial may lose at most for the search's figure to be proven; None where all may.
 
     It is needed where a search over batch sizes or lengths may choose them, or its own end, by
@@ -64,7 +71,7 @@ def cap_of(sweep: Sweep) -> Cap | None:
     return cap_over(runs, _charged(sweep), sweep.num_runs, sweep.written.delta)
 
 
-def within(cap: Cap | None, run: Run) -> bool:
+def within(cap: RunCap | None, run: Run) -> bool:
     """True if the trial may run: it loses no more than the search's proof allows."""
     return cap is None or cap.admits(run)
 
@@ -126,11 +133,11 @@ def _search(sweep: Sweep, runs: Sequence[Run], confirming: int, void: bool) -> S
         void=void,
     )
     if whole and whole.covers(runs):
-        how = "(PLD)" if whole.is_one_run else "(RDP, at an order fixed beforehand)"
-        return replace(told, epsilon=whole.epsilon, shared=True, how=how)
+        return replace(told, epsilon=whole.epsilon, shared=True, how=_how(whole))
     told = replace(told, broken=whole.epsilon if whole else None)
     if sweep.is_private_selection:
-        return replace(told, epsilon=_selected(sweep, runs))
+        epsilon, how = _selected(sweep, runs)
+        return replace(told, epsilon=epsilon, how=how)
     told = replace(told, epsilon=compose(runs, delta))
     if sweep.schedules_vary and (_is_adaptive(sweep) or len(runs) < sweep.num_runs):
         proven, how = _proven(sweep, runs, sweep.num_runs)
@@ -217,13 +224,21 @@ def _runs_at_the_ends(sweep: Sweep) -> list[Run]:
     ]
 
 
-def _selected(sweep: Sweep, runs: Sequence[Run]) -> float:
-    """Epsilon of a private selection; by what was run, if that broke the cap."""
-    ends = _runs_at_the_ends(sweep)
-    cap = cap_of(sweep) or Cap.over(ends)
+def _how(whole: Whole) -> str:
+    """How a budget that all runs share is proven."""
+    if whole.charged == "private_selection":
+        return selection_epsilon(whole.cap, whole.num_runs, whole.delta)[1]
+    return "(PLD)" if whole.is_one_run else "(RDP, at an order fixed beforehand)"
+
+
+def _selected(sweep: Sweep, runs: Sequence[Run]) -> tuple[float, str]:
+    """Epsilon of a private selection, and its proof; by what was run, if that broke the cap."""
+    ends, cap, delta = _runs_at_the_ends(sweep), cap_of(sweep), sweep.written.delta
+    if cap is None:
+        cap = selected(ends, sweep.num_runs, delta)[1]
     if not all(cap.admits(run) for run in runs):
-        cap = Cap.over([*ends, *runs])
-    return total("private_selection", cap, sweep.num_runs, sweep.written.delta)[0]
+        cap = selected([*ends, *runs], sweep.num_runs, delta)[1]
+    return selection_epsilon(cap, sweep.num_runs, delta)
 
 
 def _proven(sweep: Sweep, runs: Sequence[Run], planned: int) -> tuple[tuple[float, float], str]:
@@ -233,7 +248,7 @@ def _proven(sweep: Sweep, runs: Sequence[Run], planned: int) -> tuple[tuple[floa
     each trial's own promise counts, by basic composition.
     """
     num, delta, cap = max(planned, len(runs)), sweep.written.delta, cap_of(sweep)
-    if cap and all(cap.admits(run) for run in runs):
+    if isinstance(cap, Cap) and all(cap.admits(run) for run in runs):
         epsilon, at = total("composition", cap, num, delta)
         return (epsilon, delta), f"RDP at order {at.orders[0]:g}, fixed beforehand"
     if None in sweep.epsilons:

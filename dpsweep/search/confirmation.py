@@ -42,19 +42,21 @@ class Confirmation:
         return stdev(self.values) if len(self.values) > 1 else 0.0
 
     def __str__(self) -> str:
-        failed = f", and {self.num_failed} that failed" if self.num_failed else ""
+        failed = f" ({self.num_failed} more failed)" if self.num_failed else ""
+        if len(self.values) == 1:
+            return f"{self.mean:.4f} in 1 run{failed}"
         return f"{self.mean:.4f} ± {self.spread:.4f} over {len(self.values)} runs{failed}"
 
 
 def ranked(records: Sequence[Record], sign: int) -> list[Record]:
-    """Complete trials of the search, the best first.
+    """Complete trials of the search, the best first: by posterior mean or, without, as observed.
 
     Args:
         records: Of the whole study, or of a part of it.
         sign: 1 if small objectives are good, -1 if large ones are.
     """
     done = [r for r in records if r.state == "complete" and r.confirms is None]
-    return sorted(done, key=lambda r: (sign * (r.value or 0.0), r.number))
+    return sorted(done, key=lambda r: (sign * r.merit, r.number))
 
 
 def candidates(ranking: Sequence[Record], config: ConfirmConfig) -> list[Record]:

@@ -40,6 +40,8 @@ class Record:
         charged: sampling_rate, noise_multiplier and steps that it was charged for when it was
             handed out; None before.
         confirms: The trial whose config it repeats; None for a trial of the search.
+        expected: Posterior mean of the objective at its config, once the search has ended and
+            chosen by that; None before, and where the choice is as observed.
     """
 
     number: int
@@ -53,6 +55,13 @@ class Record:
     dispatched: bool
     charged: dict[str, float] | None = None
     confirms: int | None = None
+    expected: float | None = None
+
+    @property
+    def merit(self) -> float:
+        """What a complete trial is ranked by."""
+        found = self.value if self.expected is None else self.expected
+        return 0.0 if found is None else found
 
     @property
     def seconds(self) -> float:

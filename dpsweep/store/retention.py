@@ -13,19 +13,34 @@ from dpsweep.training.trial_dir import TrialDir, keep_weights
 class BestWeights:
     """A watcher that keeps the weights of the `count` best trials, of each epsilon.
 
-    And of each method, where the best of each method are confirmed.
+    And of each method, where the best of each method are confirmed. Where the config is chosen by
+    posterior mean once the search has ended, the better half of the trials keep theirs until then:
+    the chosen one may not be among the first few as observed.
 
     Repeats of a chosen config leave none: their figures are what they are run for.
     """
 
     def __init__(self, study: Study, folder: SweepFolder, count: int) -> None:
-        self._folder, self._count = folder, count
+        self._folder, self._study, self._last = folder, study, count
+        chosen = any(r.expected is not None for r in study.records())
+        wide = study.sweep.chooses_by_posterior and not chosen
+        self._count = max(count, study.sweep.config.budget.trials // 2) if wide else count
         self._sign = study.sweep.config.objective.sign
         self._confirm = study.sweep.config.confirm
         self._kept: dict[object, list[tuple[float, int]]] = defaultdict(list)
         for record in study.best():
             self._add(record)
-        keep_weights(folder.path / "trials", [n for kept in self._kept.values() for _, n in kept])
+        self._keep([n for kept in self._kept.values() for _, n in kept])
+
+    def finish(self) -> None:
+        """Keeps those of the best trials alone, as they were chosen; the search has ended."""
+        kept: dict[object, list[int]] = defaultdict(list)
+        for record in self._study.best():
+            kept[group_of(record, self._confirm)].append(record.number)
+        self._keep([n for numbers in kept.values() for n in numbers[: self._last]])
+
+    def _keep(self, numbers: list[int]) -> None:
+        keep_weights(self._folder.path / "trials", numbers)
 
     def started(self, record: Record) -> None:
         """Nothing yet."""
@@ -43,7 +58,7 @@ class BestWeights:
         if record.confirms is not None or record.state != "complete" or record.value is None:
             return [record.number]
         kept = self._kept[group_of(record, self._confirm)]
-        entry = (self._sign * record.value, record.number)
+        entry = (self._sign * record.merit, record.number)
         if entry not in kept:  # after a crash it may end twice
             kept.append(entry)
         kept.sort()

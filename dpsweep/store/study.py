@@ -6,7 +6,7 @@ with. The same call made twice leaves the same state.
 """
 
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal
@@ -20,6 +20,7 @@ from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, StateError
 from dpsweep.core.types import Row
 from dpsweep.search.charge import Plans, check_within, ledger_entry
+from dpsweep.search.choose import expected_values
 from dpsweep.search.confirmation import (
     Confirmation,
     by_confirmed,
@@ -49,10 +50,10 @@ _ENDS = {
 }
 
 _WARM, _TOLD, _VOID, _ENDED = "warm_start", "warm_start_points", "void", "ended_at"
-_PLANS = "plans"
+_PLANS, _EXPECTED = "plans", "expected"
 """Attributes of the study: which earlier sweep was learned from, what it told, whether a test
-secret was used, how many trials were planned when the search ended with fewer, and how many runs
-were planned over time."""
+secret was used, how many trials were planned when the search ended with fewer, how many runs
+were planned over time, and what each config is expected to come to."""
 
 
 class Study:
@@ -143,7 +144,11 @@ class Study:
     def records(self) -> list[Record]:
         """All trials that have a config, by number."""
         trials = self.stored_trials()
-        return [self._record(trial) for trial in trials if "config" in trial.user_attrs]
+        found = [self._record(trial) for trial in trials if "config" in trial.user_attrs]
+        expected = self._expected(found)
+        return [
+            replace(r, expected=expected[r.number]) if r.number in expected else r for r in found
+        ]
 
     @repeated
     def record(self, number: int) -> Record:
@@ -272,6 +277,7 @@ class Study:
         """
         if self.sweep.config.confirm is not None and self.num_to_ask():
             self._study.set_user_attr(_ENDED, self.sweep.config.budget.trials)
+        self.choose()
         chosen = self._to_confirm()
         if chosen is None:
             return None
@@ -389,6 +395,26 @@ class Study:
         )
         return self.record(number)
 
+    @repeated
+    def choose(self) -> None:
+        """Computes and notes by what the best config is chosen; to be called when the search ends.
+
+        Noted, since the repeats and all that is reported must follow one choice, whoever reads it
+        and on whichever machine. It counts until another trial is complete.
+        """
+        records = self.records()
+        if not any(r.expected is not None for r in records):
+            found = expected_values(self.sweep, records)
+            if found:
+                noted = {"trials": _complete(records), "values": list(found.items())}
+                self._study.set_user_attr(_EXPECTED, noted)
+
+    def _expected(self, records: Sequence[Record]) -> dict[int, float]:
+        noted = self._study.user_attrs.get(_EXPECTED)
+        if noted is None or noted["trials"] != _complete(records):
+            return {}
+        return dict(noted["values"])
+
     def best(self) -> list[Record]:
         """Complete trials of the search, the best first: by their repeats, where there are any."""
         records = self.records()
@@ -434,6 +460,11 @@ class Study:
         if trial.number not in self._configs:
             self._configs[trial.number] = TrialConfig.model_validate(trial.user_attrs["config"])
         return record_of(trial, self._configs[trial.number])
+
+
+def _complete(records: Sequence[Record]) -> list[int]:
+    """Numbers of the complete trials of the search."""
+    return [r.number for r in records if r.state == "complete" and r.confirms is None]
 
 
 def stored_sweep(name: str, state: State) -> Sweep:

@@ -1,14 +1,15 @@
 """What can be found wrong with one trial before its first step."""
 
+from pathlib import Path
+
 from dpsweep.config.clipping import AdaptiveClipping
 from dpsweep.config.source import Source
 from dpsweep.config.sweep import Sweep
 from dpsweep.config.trial import TrialConfig
+from dpsweep.core.cache import check_once
 from dpsweep.core.errors import ConfigError, Misfit
 from dpsweep.data.datasets import check_present
-from dpsweep.data.read import download, load
 from dpsweep.models.own import code_that_runs
-from dpsweep.training.assemble import check_fit
 from dpsweep.training.budget import budget
 
 _INSIDE = 32
@@ -33,6 +34,8 @@ def check_trial(config: TrialConfig, source: Source, *, fetch: bool = False) -> 
         )
     check_pieces(config, source)
     if fetch:
+        from dpsweep.data.read import download
+
         download(config.data)
     _check_data(config, source.line(("data",)))
     delta, most = config.delta, 1 / config.data.num_examples
@@ -48,12 +51,19 @@ def check_trial(config: TrialConfig, source: Source, *, fetch: bool = False) -> 
 
 
 def _check_data(config: TrialConfig, where: str) -> None:
-    """Reads all images, once a node; features are made of them later."""
+    """Reads all images, once a node while the files stay as they are; features come later."""
     check_present(config.data, where)
-    try:
-        load(config.data.model_copy(update={"features": None}), config.seed)
-    except ConfigError as e:
-        raise ConfigError(f"{where}: {e}") from e
+    images = config.data.model_copy(update={"features": None})
+
+    def check() -> None:
+        from dpsweep.data.read import load  # torch takes seconds to import
+
+        try:
+            load(images, config.seed)
+        except ConfigError as e:
+            raise ConfigError(f"{where}: {e}") from e
+
+    check_once(f"data {images.model_dump_json()} {config.seed}", images.source, check)
 
 
 def check_sweep(sweep: Sweep, *, fetch: bool = False) -> list[str]:
@@ -75,7 +85,7 @@ def check_pieces(config: TrialConfig, source: Source) -> None:
         ConfigError: Naming file, line and key of the misfit.
     """
     try:
-        check_fit(config)
+        _check_fit(config)
         clipping = config.privacy.clipping
         if isinstance(clipping, AdaptiveClipping):  # its count must not cost more than there is
             clipping.share(budget(config).run.noise_multiplier, config.train.batch_size)
@@ -83,3 +93,18 @@ def check_pieces(config: TrialConfig, source: Source) -> None:
         raise ConfigError(
             f"{source.at(tuple(e.key.split('.')))}: {str(e).removesuffix('.')}."
         ) from e
+
+
+def _check_fit(config: TrialConfig) -> None:
+    """Checks that the model can be built and suits method and clipping."""
+
+    def check() -> None:
+        from dpsweep.training.assemble import check_fit  # torch takes seconds to import
+
+        check_fit(config)
+
+    if config.model.name in ("own", "torchvision", "timm"):  # code that is not in this package
+        check()
+        return
+    parts = (config.model, config.data.spec, config.method, config.privacy.clipping, config.train)
+    check_once(f"fit {parts!r} {config.data.features is None}", Path(__file__), check)

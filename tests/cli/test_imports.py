@@ -105,6 +105,19 @@ def test_a_mistake_in_a_file_is_told_without_torch(verb, tmp_path, sweep_file):
     assert not found - (STUDY if verb == "plan" else frozenset())
 
 
+def test_a_file_that_was_checked_before_is_checked_without_torch(tmp_path, sweep_file, monkeypatch):
+    monkeypatch.setenv("DPSWEEP_CACHE", str(tmp_path / "cache"))
+    command = ["-m", "dpsweep", "check", "tiny.yaml"]
+    first, once = loaded(command, tmp_path)
+    again, twice = loaded(command, tmp_path)
+    assert once.returncode == twice.returncode == 0, twice.stderr
+    assert "torch" in first, "the model was built, the data read"
+    assert again == frozenset()
+    assert twice.stdout == once.stdout
+    sweep_file.write_text(sweep_file.read_text().replace("width: 4", "width: 5"))
+    assert "torch" in loaded(command, tmp_path)[0], "another model"
+
+
 @pytest.mark.parametrize(
     ("args", "allowed"),
     [

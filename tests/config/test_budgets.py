@@ -62,6 +62,11 @@ TWO = "objective={metrics: [valid/accuracy, seconds]}"
 MISTAKES = [
     ([TWO, "pruner.name=median"], r"pruner\.name: median ends trials that are behind"),
     ([TWO, "sampler.name=cmaes"], r"sampler\.name: cmaes follows one objective, and there are two"),
+    ([TWO, "choose=posterior"], r"choose: posterior: with two objectives a front comes out"),
+    (
+        ["accounting=private_selection", "choose=posterior"],
+        r"choose: posterior: accounting: private_selection is proven.*Write choose: observed",
+    ),
     (["objective={metrics: [valid/accuracy, epsilon]}"], r"epsilon is 4 for all trials"),
     (
         ["objective={metrics: [valid/accuracy, valid/accuracy]}"],

@@ -31,8 +31,10 @@ def test_what_is_no_size_is_refused(text):
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
-        ("resources.gpu=1.5", r"resources\.gpu: 1\.5 is no share of one, and above 1 it must be"),
-        ("resources.gpu=-1", r"resources\.gpu: -1 is below 0\. Give 0, a share"),
+        ("resources.gpu=1.5", r"resources\.gpu: 1\.5 is more than one, and a trial computes on"),
+        ("resources.gpu=2", r"resources\.gpu: 2 is more than one, .* would stand idle\. Give 1,"),
+        ("resources.gpu=nan", r"resources\.gpu"),
+        ("resources.gpu=-1", r"resources\.gpu: -1 is below 0\. Give 0, a share, 1 or auto"),
         ("resources.gpu=0.00001", r"resources\.gpu: 1e-05 is less than Ray can hand out, 0\.0001"),
         ("resources.gpu=many", r"resources\.gpu: must be a number, got the text 'many'.*auto"),
         ("resources.memory=100MB", r"resources\.memory: 100MB is less than .* at least 500\.0 MB"),
@@ -61,8 +63,22 @@ def test_gpus_say_where_trials_compute_whose_config_leaves_it_open(
     sweep = load_sweep(sweep_file, [f"resources.gpu={gpu}"])
     assert sweep.reference_trial.train.device == device
     assert sweep.config.resources.num_gpus == num_gpus
-    named = load_sweep(sweep_file, [f"resources.gpu={gpu}", "train.device=cpu"])
-    assert named.reference_trial.train.device == "cpu"
+
+
+@pytest.mark.parametrize("device", ["cuda", "auto"])
+def test_trials_that_take_no_gpu_may_not_compute_on_one(sweep_file, device):
+    words = rf"train\.device: {device}, and trials take no GPU \(.*resources\.gpu is 0\).*Delete"
+    with pytest.raises(ConfigError, match=words):
+        load_sweep(sweep_file, [f"train.device={device}"])
+    with_one = load_sweep(sweep_file, [f"train.device={device}", "resources.gpu=1"])
+    assert with_one.reference_trial.train.device == device
+
+
+@pytest.mark.parametrize("gpu", ["1", "0.25", "auto"])
+def test_trials_that_take_a_gpu_may_not_leave_it_idle(sweep_file, gpu):
+    words = rf"train\.device: cpu, and each trial takes {gpu}.* GPU \(.*\), which would stand idle"
+    with pytest.raises(ConfigError, match=words):
+        load_sweep(sweep_file, ["train.device=cpu", f"resources.gpu={gpu}"])
 
 
 def test_a_trials_time_is_given_in_seconds_to_whoever_measures_it(sweep_file):

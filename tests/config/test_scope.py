@@ -5,8 +5,7 @@ import pytest
 from dpsweep.config.source import parse_yaml
 from dpsweep.config.sweep import load_sweep
 from dpsweep.config.trial import config_yaml, load_trial
-from dpsweep.core.errors import ConfigError, Misfit
-from dpsweep.privacy.selection import Whole
+from dpsweep.core.errors import ConfigError
 from dpsweep.training.budget import budget
 from dpsweep.training.check import check_trial
 
@@ -138,9 +137,3 @@ def test_private_selection_refuses_what_lets_a_clock_or_a_choice_decide(
     load_sweep(sweep_file, selected)
     with pytest.raises(ConfigError, match=message):
         load_sweep(sweep_file, [*selected, setting])
-
-
-def test_shared_budget_that_no_noise_keeps_is_an_error():
-    whole = Whole("composition", 1e-4, 1e-9, 2, ((22, 0.1), (44, 0.1)), True)
-    with pytest.raises(Misfit, match="is too little for 2"):
-        whole.noise((22, 0.1))

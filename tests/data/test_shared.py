@@ -12,10 +12,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from dpsweep.core.cache import cache_folder
 from dpsweep.core.errors import StateError
 from dpsweep.data.datasets import SPECS, DataConfig
 from dpsweep.data.read import fingerprint, load
-from dpsweep.data.shared import folder, shared
+from dpsweep.data.shared import shared
 
 KEY = b"k" * 32
 
@@ -105,14 +106,14 @@ def test_a_folder_of_somebody_elses_is_refused(cache):
     cache.mkdir(mode=0o700)
     os.chown(cache, 12345, -1)
     with pytest.raises(StateError, match=r"owner 12345, mode 700"):
-        folder()
+        cache_folder()
 
 
 def test_without_a_name_it_lies_among_the_systems_files_by_user(tmp_path, monkeypatch):
     monkeypatch.delenv("DPSWEEP_CACHE", raising=False)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert folder() == tmp_path / f"dpsweep-data-{os.getuid()}"
-    assert mode(folder()) == 0o700
+    assert cache_folder() == tmp_path / f"dpsweep-data-{os.getuid()}"
+    assert mode(cache_folder()) == 0o700
 
 
 CHANGES = {

@@ -33,7 +33,6 @@ SERVER = {"CPU": 16.0, "GPU": 2.0, "memory": 60.0 * GB}
         (ResourcesConfig(memory="3GB"), LAPTOP, 3),
         (ResourcesConfig(gpu=1), LAPTOP, 0),
         (ResourcesConfig(gpu=1), SERVER, 2),
-        (ResourcesConfig(gpu=2), SERVER, 1),
         (ResourcesConfig(gpu=0.25), SERVER, 8),
         (ResourcesConfig(gpu=0.3333), SERVER, 6),
         (ResourcesConfig(gpu=0.6), SERVER, 2),  # two halves of different GPUs are no GPU
@@ -107,8 +106,8 @@ def test_more_processes_are_measured_while_they_fit_and_help(seconds, memory, mo
 
 
 def test_a_share_of_a_gpu_is_a_share_of_its_memory_with_head_room():
-    shares = [memory_share(ResourcesConfig(gpu=gpu)) for gpu in (0, 0.25, 1, 2)]
-    assert shares == [1.0, pytest.approx(0.225), 1.0, 1.0]
+    shares = [memory_share(ResourcesConfig(gpu=gpu)) for gpu in (0, 0.25, 1)]
+    assert shares == [1.0, pytest.approx(0.225), 1.0]
     assert sum([memory_share(ResourcesConfig(gpu=0.25))] * 4) < 0.95
 
 
@@ -127,6 +126,12 @@ def test_auto_without_a_gpu_is_none_and_says_so(sweep_file, tmp_path):
         with_packing(sweep, packed(GpuProbe(10, 100, {1: 1.0}))).reference_trial.train.device
         == "cuda"
     )
+
+
+def test_auto_without_a_gpu_refuses_a_device_that_the_file_names(sweep_file):
+    sweep = load_sweep(sweep_file, ["resources.gpu=auto", "train.device=auto"])
+    with pytest.raises(ConfigError, match=r"train\.device: auto, and trials take no GPU"):
+        with_packing(sweep, NO_GPU)
 
 
 def test_gpus_that_lie_idle_are_told_of():

@@ -1,14 +1,18 @@
 """Whole trials on the virtual GPU, the way that a worker trains them."""
 
+import gc
 import shutil
 
 import pytest
 import torch
-from virtual import virtual_gpu
+from steps import World, one_step
+from virtual import GIB, virtual_gpu
 
+from dpsweep.config.resources import ResourcesConfig
 from dpsweep.config.source import Source
 from dpsweep.config.trial import load_trial
 from dpsweep.core.seeds import Secret
+from dpsweep.execution.resources import memory_share
 from dpsweep.training import loop
 from dpsweep.training.allowance import Allowance
 from dpsweep.training.assemble import assemble, initial
@@ -98,3 +102,25 @@ def test_steps_on_cuda_are_those_on_a_cpu(method):
         on_cuda = after_three_steps("cuda")
     for name, tensor in on_cpu.items():
         torch.testing.assert_close(on_cuda[name], tensor, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("method", METHODS[:2], ids=lambda m: m["name"])
+def test_a_trial_leaves_nothing_on_the_card(tmp_path, method):
+    with virtual_gpu() as gpu:
+        train(trial(method), trial_dir(tmp_path / "warm"), lambda row: None)  # torch's own caches
+        gc.collect()
+        held = gpu.held
+        gc.disable()  # what waits for the collector takes memory of the next trial
+        try:
+            train(trial(method), trial_dir(tmp_path / "second"), lambda row: None)
+            assert gpu.held == held
+        finally:
+            gc.enable()
+
+
+def test_two_trials_at_fractions_of_a_card_fit_it_together():
+    world, share = World("dp_sgd", "cnn5", 4096), memory_share(ResourcesConfig(gpu=0.5))
+    half = one_step(world, total=2 * GIB, gpu_share=share)
+    assert half.fraction == share == 0.45
+    assert 2 * half.peak <= 0.9 * 2 * GIB
+    assert half.physical < 4096

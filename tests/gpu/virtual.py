@@ -48,6 +48,15 @@ _HOST_WAITS = """
     _local_scalar_dense equal is_nonzero masked_select nonzero _unique2 unique_consecutive
     unique_dim
 """
+_UNORDERED = """
+    index_add index_add_ scatter_add scatter_add_ scatter_reduce cumsum histc bincount
+    embedding_dense_backward _adaptive_avg_pool2d_backward adaptive_max_pool2d_backward
+    max_pool3d_with_indices_backward upsample_bilinear2d_backward upsample_bicubic2d_backward
+    reflection_pad2d_backward replication_pad2d_backward nll_loss2d_forward
+    grid_sampler_2d_backward
+"""
+"""Which torch lists, in `use_deterministic_algorithms`, as adding in any order on CUDA."""
+
 _READS = (
     *(Tensor.tolist, Tensor.item, Tensor.__bool__, Tensor.__float__, Tensor.__int__),
     Tensor.__index__,
@@ -64,6 +73,7 @@ class Ledger:
         waits: Places where the host waits for the device, by kind and line of dpsweep.
         copies: Direction -> bytes of each copy.
         mixed: Operations on tensors of both devices, which a real card refuses.
+        unordered: Kernels that add floating-point numbers in an order of their own.
         double: Launches that compute in float64.
         held, peak: Bytes on the card now, and the most at any time.
         fraction: Share of the card's memory that the process was last held to; None if never.
@@ -73,6 +83,7 @@ class Ledger:
     waits: Counter = field(default_factory=Counter)
     copies: dict = field(default_factory=lambda: {"up": [], "down": []})
     mixed: list = field(default_factory=list)
+    unordered: list = field(default_factory=list)
     double: int = 0
     held: int = 0
     peak: int = 0
@@ -84,6 +95,7 @@ class Ledger:
         self.waits.clear()
         self.copies = {"up": [], "down": []}
         self.mixed.clear()
+        self.unordered.clear()
         self.double, self.peak = 0, self.held
 
 
@@ -375,6 +387,9 @@ class _Operations(TorchDispatchMode):
         if away and name not in ("copy_", "_to_copy"):
             shapes = [[tuple(x.shape) for x in some] for some in (here, away)]
             card.ledger.mixed.append(f"{name} at {_line()}: cuda {shapes[0]}, cpu {shapes[1]}")
+        once = name == "scatter_add" and args[2].shape[args[1]] == 1  # nothing is added twice
+        if name in _UNORDERED.split() and here[0].is_floating_point() and not once:
+            card.ledger.unordered.append(f"{name} at {_line()}")
         if name in _HOST_WAITS.split():
             card.waited(name)
         if name == "copy_" and card.holds(args[0]) != card.holds(args[1]):

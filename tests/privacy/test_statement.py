@@ -98,11 +98,12 @@ def test_broken_shared_budget_comes_first():
 
 @pytest.mark.parametrize("num_runs", [0, 17, 41])
 def test_private_selection_tells_the_law_and_never_the_number(num_runs):
-    words = search(accounting="private_selection", num_runs=num_runs, epsilon=2.411)
+    found = {"accounting": "private_selection", "epsilon": 2.411, "how": "privacy profiles"}
+    words = search(**found, num_runs=num_runs)
     assert "releasing the best of its random trials and nothing of the others" in words.lower()
-    assert "(2.42, 1.1e-05)-DP by private selection (RDP)" in words
+    assert "(2.42, 1.1e-05)-DP by private selection (privacy profiles)" in words
     assert "geometric law with mean 30; like every other trial's results, it must stay" in words
-    assert words == search(accounting="private_selection", num_runs=5, epsilon=2.411)
+    assert words == search(**found, num_runs=5)
 
 
 def test_search_that_is_not_charged_says_so_and_gives_the_figure_anyway():

@@ -1,11 +1,12 @@
 """A report says how much of the best figure is luck, and exports the config that was confirmed."""
 
 import io
+import math
 
 import pytest
 from rich.console import Console
 
-from dpsweep.app.finalize import finish
+from dpsweep.app.orchestrator import finish
 from dpsweep.config.source import read_yaml
 from dpsweep.config.sweep import load_sweep
 from dpsweep.config.trial import load_trial
@@ -13,6 +14,7 @@ from dpsweep.execution.launch import Session
 from dpsweep.results.confirmed import confirmed_table, luck
 from dpsweep.results.export import origin_of, to_yaml
 from dpsweep.results.pareto import chosen, summaries, target_of, winners
+from dpsweep.results.tables import trial_row, trial_table
 from dpsweep.search.confirmation import Confirmation
 from dpsweep.store.state_dir import State
 from dpsweep.store.study import Study
@@ -85,7 +87,7 @@ def test_the_best_of_many_that_was_run_once_is_said_to_be_lucky(made):
     study = made([0.5, 0.9], {})
     said = origin_of(study).luck(study.best()[0])
     assert said.startswith("valid/accuracy is that of the best of 2 trials, run once: part of it")
-    assert "confirm: {top: 3, seeds: 5}" in said
+    assert "confirm: {seeds: 5}" in said
     assert confirmed_table(study) is None
     assert summaries(study) == []
 
@@ -95,9 +97,11 @@ def test_what_is_said_of_luck_depends_on_what_it_was_chosen_from(made):
     repeats = Confirmation(0, (0.5, 0.7), 1)
     assert luck(best, None, "m", 1) == "m is that of one run; another would come out otherwise."
     assert luck(best, repeats, "m", 9) == (
-        "Confirmed with fresh noise: m 0.6000 ± 0.1414 over 2 runs, and 1 that failed (mean ± "
+        "Confirmed with fresh noise: m 0.6000 ± 0.1414 over 2 runs (1 more failed) (mean ± "
         "standard deviation; 0.900 when it was chosen)."
     )
+    single = luck(best, Confirmation(0, (0.5,), 0), "m", 9)
+    assert single == "Confirmed with fresh noise: m 0.5000 in 1 run (0.900 when it was chosen)."
     secret = luck(best, None, "m", 1, is_private_selection=True)
     assert secret == "m is that of the winner of a private selection: part of it is luck."
 
@@ -116,7 +120,7 @@ def test_the_table_has_the_confirmed_ones_by_their_means(made):
 def test_a_config_that_fails_when_repeated_comes_after_those_that_do_not(made):
     study = made([0.9, 0.8, 0.1], {0: [None, 0.95], 1: [0.3, 0.3]}, TWICE)
     assert [r.number for r in study.best()] == [1, 0, 2]
-    assert shown(confirmed_table(study))[-1] == ["0", "0.9500", "0.0000", "1", "1", "0.900"]
+    assert shown(confirmed_table(study))[-1] == ["0", "0.9500", "–", "1", "1", "0.900"]
 
 
 def test_what_is_exported_is_the_confirmed_best_and_says_its_mean(made, tmp_path):
@@ -171,3 +175,85 @@ def test_a_finished_sweep_leaves_the_confirmed_best_and_tells_the_tracker_its_me
     assert end["metrics"]["confirmed/mean"] == pytest.approx(0.74)
     assert end["metrics"]["best/valid/accuracy"] == 0.8
     assert end["metrics"]["trials"] == 4
+
+
+def near(record):
+    """Best at a learning rate of 1; trial 7, which is far from it, was lucky."""
+    lr = record.hyperparams["optimizer.lr"]
+    luck = 0.04 if record.number == 7 else 0.006 * (-1) ** record.number
+    return 0.9 - 0.05 * math.log(lr) ** 2 + luck
+
+
+def searched(made, num, *settings):
+    study = made(
+        [], {}, f"budget.trials={num}", "search={optimizer.lr: {log_uniform: [0.3, 3]}}", *settings
+    )
+    for _ in range(num):
+        asked = study.ask()
+        ended(study, asked, near(asked))
+    return study
+
+
+def test_from_twelve_trials_on_the_posterior_chooses_what_is_confirmed_and_reported(made, folder):
+    study = searched(made, 16, "confirm={seeds: 2}")
+    observed = study.best()
+    assert observed[0].number == 7
+    assert "the posterior chooses when the search has ended" in origin_of(study).luck(observed[0])
+    repeat = study.ask_to_confirm()
+    best = study.best()
+    assert repeat.confirms == best[0].number == winners(study)[0].number
+    assert best[0].expected == max(r.expected for r in best)
+    assert abs(math.log(best[0].hyperparams["optimizer.lr"])) < 0.5
+    again = Study.open(folder.storage_uri, study.sweep, folder.id)
+    assert [r.expected for r in again.best()] == [r.expected for r in best]
+    assert study.ask_to_confirm().confirms == best[0].number
+    for record in study.records():
+        if record.state == "running":
+            ended(study, record, 0.85)
+    assert study.ask_to_confirm() is None
+    said = origin_of(study).luck(study.best()[0])
+    assert "valid/accuracy 0.8500 ± 0.0000 over 2 runs" in said
+    assert said.endswith(
+        "Chosen by the posterior mean of a Gaussian process over 16 complete trials (choose: "
+        "posterior)."
+    )
+
+
+def test_a_trial_chosen_by_posterior_and_not_repeated_shows_both_figures(made):
+    study = searched(made, 12)
+    study.choose()
+    best = study.best()[0]
+    said = origin_of(study).luck(best)
+    assert "is that of one run, and part of it is luck: by all trials together" in said
+    assert f"comes to {best.expected:.4f}" in said
+    (table,) = [trial_table(study.best()[:3], "Best")]
+    assert "expected" in [c.header for c in table.columns]
+    assert trial_row(best)["expected"] == best.expected
+
+
+@pytest.mark.parametrize(
+    ("num", "settings", "words"),
+    [
+        (11, (), "Chosen as observed: 11 complete trials are fewer than the 12 that a posterior "),
+        (12, ("choose=observed",), "Chosen as observed (choose: observed)."),
+        (12, ("objective={metrics: [valid/accuracy, seconds]}",), "run once: part of it is luck."),
+    ],
+)
+def test_where_the_choice_is_as_observed_it_says_so(made, num, settings, words):
+    study = searched(made, num, *settings)
+    study.choose()
+    best = study.best()[0]
+    assert best.expected is None
+    assert best.value == max(r.value for r in study.records())
+    assert words in origin_of(study).luck(best)
+
+
+def test_another_complete_trial_voids_the_choice_until_the_search_has_ended_again(made):
+    study = searched(made, 12)
+    study.choose()
+    assert study.best()[0].expected is not None
+    asked = study.ask()
+    ended(study, asked, 0.99)
+    assert {r.expected for r in study.records()} == {None}
+    study.choose()
+    assert len({r.expected for r in study.records()}) == 13

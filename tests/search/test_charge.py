@@ -9,7 +9,7 @@ import pytest
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import ConfigError
 from dpsweep.privacy.accounting import Run, calibrate, compose
-from dpsweep.privacy.selection import total
+from dpsweep.privacy.selection import selection_epsilon
 from dpsweep.privacy.statement import shown_delta, shown_epsilon
 from dpsweep.search.charge import (
     cap_of,
@@ -154,7 +154,7 @@ def test_private_selection_says_one_figure_whatever_was_run(sweep_file, space):
     each, figure = figures(words)
     assert each == 4 < figure < compose(planned(sweep), sweep.written.delta)
     if space:
-        assert figure >= total("private_selection", cap_of(sweep), 10, sweep.written.delta)[0]
+        assert figure >= selection_epsilon(cap_of(sweep), 10, sweep.written.delta)[0]
 
 
 def test_the_ledger_is_charged_and_not_what_was_reported(tmp_path, sweep_file):

@@ -58,6 +58,8 @@ def test_the_first_few_of_each_epsilon_are_candidates():
     chosen = candidates(ranking, ConfirmConfig(top=2, seeds=2))
     assert [c.number for c in chosen] == [4, 2, 1, 3]
     assert candidates([], ConfirmConfig()) == []
+    one = ConfirmConfig()
+    assert [c.number for c in candidates(ranking, one)] == [4, 1]
 
 
 def test_the_first_few_of_each_method_are_candidates_where_methods_are_compared():
@@ -109,9 +111,9 @@ def test_a_mean_is_of_completed_repeats_without_the_chosen_trial_itself():
     one = found[1]
     assert (one.mean, one.num_failed) == (pytest.approx(0.6), 1)
     assert one.spread == pytest.approx(0.02**0.5)  # ((0.1)^2 + (0.1)^2) / (2 - 1)
-    assert str(one) == "0.6000 ± 0.1414 over 2 runs, and 1 that failed"
+    assert str(one) == "0.6000 ± 0.1414 over 2 runs (1 more failed)"
     single = confirmations(repeats_of(1, 0.5))[1]
-    assert str(single) == "0.5000 ± 0.0000 over 1 runs"
+    assert str(single) == "0.5000 in 1 run"
 
 
 def test_a_config_whose_repeats_all_failed_is_not_confirmed():

@@ -15,7 +15,9 @@ def made(tmp_path, sweep_file):
     """A study and its folder, of a sweep with some settings."""
 
     def make(*settings):
-        sweep = load_sweep(sweep_file, ["budget.trials=20", "keep_weights=2", *settings])
+        sweep = load_sweep(
+            sweep_file, ["budget.trials=20", "keep_weights=2", "choose=observed", *settings]
+        )
         state = State(tmp_path / "state")
         folder = state.sweep("tiny")
         folder.create(sweep.file, sweep.base, None)
@@ -146,3 +148,18 @@ def test_of_two_that_are_equally_good_the_earlier_stays(made):
         watcher.ended(run(study, folder, 0.5))
     assert kept(folder) == {0}
     assert study.best()[0].number == 0
+
+
+def test_until_the_posterior_has_chosen_the_better_half_stays(made):
+    study, folder = made("choose=posterior", "confirm={seeds: 2}")
+    watcher = keeper(study, folder)
+    for value in range(20):
+        watcher.ended(run(study, folder, 0.5 + value % 7 / 100))
+    observed = sorted(study.best(), key=lambda r: (-r.value, r.number))
+    assert kept(folder) == {r.number for r in observed[:10]} == kept_after_restart(study, folder)
+    repeat = study.ask_to_confirm()  # the search has ended, and the posterior has chosen
+    assert repeat.confirms == study.best()[0].number
+    best = {r.number for r in study.best()[:2]}
+    watcher.finish()
+    assert kept(folder) == best & {r.number for r in observed[:10]}
+    assert kept_after_restart(study, folder) == kept(folder)

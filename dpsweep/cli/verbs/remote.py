@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dpsweep.app.preflight import check_secrecy
+from dpsweep.app.orchestrator import check_secrecy
 from dpsweep.cli.options import typed
 from dpsweep.cli.say import STOPPED, console, warn
 from dpsweep.cluster.jobs import ClusterLost, Jobs, check_scheme, jobs_at

@@ -3,13 +3,12 @@
 import contextlib
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from dpsweep.app.finalize import finish
-from dpsweep.app.preflight import Place, check
+from dpsweep.app import orchestrator
 from dpsweep.app.reproduce import (
     HEADINGS,
     LEAST_SEEDS,
@@ -31,11 +30,8 @@ from dpsweep.config.source import yaml_text
 from dpsweep.config.sweep import Sweep, load_sweep
 from dpsweep.core.errors import ConfigError, DpSweepError
 from dpsweep.execution.changes import check_changes
-from dpsweep.execution.launch import new_session, old_session
 from dpsweep.execution.preflight import plan as make_plan
 from dpsweep.execution.resources import concurrency, this_machine
-from dpsweep.results.export import check_target
-from dpsweep.results.live import Progress, shown
 from dpsweep.results.published import cells, table
 from dpsweep.results.rich_table import plain_table
 from dpsweep.store.state_dir import State
@@ -204,7 +200,7 @@ def _ready(job: Job, options: ReproduceOptions, budget: Budget) -> Sweep:
 
 
 def _run(sweep: Sweep, options: ReproduceOptions, start: Callable[[], None]) -> bool:
-    """Runs what is left of a cell. False if it was stopped before its end.
+    """Run what is left of a cell. False if it was stopped before its end.
 
     Args:
         sweep: The cell's.
@@ -213,35 +209,31 @@ def _run(sweep: Sweep, options: ReproduceOptions, start: Callable[[], None]) -> 
     """
     state, out = State.at(options.state), console(quiet=options.quiet)
     folder, target = state.sweep(sweep.name), options.folder / f"{sweep.name}.best.yaml"
+    place = orchestrator.Place(state, options.address, options.tracking_uri)
+    screen = orchestrator.Screen(out, warn, lambda folder: "the same command")
+
+    @contextlib.contextmanager
+    def connect(sweep: Sweep) -> Iterator[None]:
+        start()
+        if options.address is not None:
+            check_nodes(sweep, state.root)
+        yield
+
     if folder.exists:
         check_changes(folder, sweep, accepted=options.accept)
         if _is_finished(sweep, state):
             out.print(f"{sweep.name}: is finished")
             return True
-        check_target(target)
-        _connect(sweep, options, start)
-        context = old_session(sweep.name, state, None, sweep, accept=options.accept)
-    else:
-        place = Place(state, options.address, options.tracking_uri)
-        check(sweep, place, target, lambda words: None)
-        _connect(sweep, options, start)
-        context = new_session(sweep, state, options.tracking_uri)
-    with context as session:
-        progress = Progress(session, out)
-        try:
-            with shown(progress):
-                complete = session.run([progress])
-        except KeyboardInterrupt:  # the second one: trials go on from their last checkpoints
-            return False
-        finish(session, target, complete=complete)
-    return complete
-
-
-def _connect(sweep: Sweep, options: ReproduceOptions, start: Callable[[], None]) -> None:
-    """Connects to Ray, and asks the nodes of a cluster that was there whether they are fit."""
-    start()
-    if options.address is not None:
-        check_nodes(sweep, State.at(options.state).root)
+    try:
+        if folder.exists:
+            outcome = orchestrator.resume(
+                sweep.name, place, screen, out=target, file=sweep, connect=connect
+            )
+        else:
+            outcome = orchestrator.launch(sweep, place, screen, out=target, connect=connect)
+    except KeyboardInterrupt:  # the second one: trials go on from their last checkpoints
+        return False
+    return outcome.complete
 
 
 def _is_finished(sweep: Sweep, state: State) -> bool:

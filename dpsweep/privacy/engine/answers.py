@@ -132,13 +132,21 @@ class Tokens:
     def summed(self, factor_B: Tensor) -> Tensor:
         g = cleaned(self.grads_BTE, factor_B).double()  # positions in one row may cancel
         scaled = (g * factor_B.to(g)[:, None, None]).flatten(0, 1)
-        table = g.new_zeros(self.num_rows, g.shape[-1])
-        return table.index_add(0, self.rows_BT.flatten(), scaled)
+        return _add_rows(self.num_rows, self.rows_BT.flatten(), scaled)
 
     def each(self) -> Tensor:
-        g = self.grads_BTE
-        table = g.new_zeros(len(g), self.num_rows, g.shape[-1])
-        return table.scatter_add(1, self.rows_BT[:, :, None].expand_as(g), g)
+        g, num = self.grads_BTE, self.num_rows
+        first_B = torch.arange(0, len(g) * num, num, device=g.device)
+        rows = (first_B[:, None] + self.rows_BT).flatten()
+        return _add_rows(len(g) * num, rows, g.flatten(0, 1)).view(len(g), num, -1)
+
+
+def _add_rows(num_rows: int, rows_N: Tensor, values_NE: Tensor) -> Tensor:
+    """Sum of the values that go to each row, shape (num_rows, E), added in one order."""
+    table = values_NE.new_zeros(num_rows, values_NE.shape[-1])
+    if table.is_cuda:  # index_add adds there in any order; index_put sorts the rows first
+        return table.index_put_((rows_N,), values_NE, accumulate=True)
+    return table.index_add_(0, rows_N, values_NE)
 
 
 def added(answers: Sequence[Answer]) -> Answer:

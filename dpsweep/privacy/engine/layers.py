@@ -59,9 +59,12 @@ def sites(model: nn.Module) -> dict[str, Site]:
         if params:
             found[name + piece] = Site(name, module, rule, params)
 
-    def visit(name: str, module: nn.Module) -> None:
+    # no function that calls itself: its closure would keep the model until Python's collector runs
+    stack: list[tuple[str, nn.Module]] = [("", model)]
+    while stack:
+        name, module = stack.pop()
         if id(module) in visited:
-            return
+            continue
         visited.add(id(module))
         if in_pieces(module):
             put(name, module, attention_in, IN)
@@ -71,10 +74,8 @@ def sites(model: nn.Module) -> dict[str, Site]:
         elif list(module.parameters(recurse=False)):
             put(name, module, black_box)
         else:
-            for child, inner in module.named_children():
-                visit(f"{name}.{child}" if name else child, inner)
-
-    visit("", model)
+            children = [(f"{name}.{k}" if name else k, x) for k, x in module.named_children()]
+            stack.extend(reversed(children))
     return found
 
 

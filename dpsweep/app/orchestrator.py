@@ -1,0 +1,339 @@
+"""Run a sweep from its first check to its last file: preflight, run, finalize.
+
+The only orchestrator: the command line, Python (dpsweep/api.py) and `reproduce` call `launch` and
+`resume`. Every mistake is found before Ray is started or a file written, but this node's copy of
+the data.
+"""
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from dpsweep.cluster.nodes import cluster_for
+from dpsweep.config.sweep import Sweep
+from dpsweep.config.trial import config_yaml
+from dpsweep.core.errors import ConfigError, DpSweepError
+from dpsweep.execution.changes import may_grow
+from dpsweep.execution.launch import Session, new_session, old_session
+from dpsweep.execution.preflight import check_files, check_services
+from dpsweep.execution.tracking import STATEMENT, again, void_tags
+from dpsweep.results.export import Origin, check_target, origin_of, to_yaml, write
+from dpsweep.results.figures import can_draw, figures, write_pictures
+from dpsweep.results.live import Progress, shown
+from dpsweep.results.page import page, write_page
+from dpsweep.results.pareto import target_of, winners
+from dpsweep.results.ranking import standings, verdict
+from dpsweep.search.charge import statement
+from dpsweep.search.trial_record import Record
+from dpsweep.search.warm_start import experience
+from dpsweep.store.state_dir import State, SweepFolder
+from dpsweep.store.study import Study, open_study
+from dpsweep.tracking.tracker import Facts
+from dpsweep.training.check import check_sweep
+
+_WEIGHTS_KEPT = 3
+
+log = logging.getLogger(__name__)
+
+Connect = Callable[[Sweep], AbstractContextManager[None]]
+"""Connects to Ray for the length of a sweep."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a sweep is to run, and where it is to be kept.
+
+    Attributes:
+        state: Its state folder.
+        address: Of a Ray cluster; None for an embedded one.
+        tracking_uri: Of an MLflow server; None for a file in the state folder.
+        storage: Of the study; None for a file in the state folder.
+    """
+
+    state: State
+    address: str | None = None
+    tracking_uri: str | None = None
+    storage: str | None = None
+
+
+@dataclass(frozen=True)
+class Screen:
+    """Where a run is shown, and how its user is spoken to.
+
+    Attributes:
+        console: Gets the live view or, if it is no terminal, a line a trial.
+        warn: Called with what is allowed and worth knowing.
+        resume_command: What the user types or calls to go on with a sweep, by its folder.
+    """
+
+    console: Console
+    warn: Callable[[list[str]], None]
+    resume_command: Callable[[SweepFolder], str]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run came to.
+
+    Attributes:
+        study: The search.
+        folder: Where it lives.
+        best: Complete trials, the best first.
+        origin: Where they come from.
+        complete: False if the sweep was stopped and can go on.
+        seconds: How long trials were run.
+    """
+
+    study: Study
+    folder: SweepFolder
+    best: list[Record]
+    origin: Origin
+    complete: bool
+    seconds: float
+
+
+def launch(
+    sweep: Sweep,
+    place: Place,
+    screen: Screen,
+    *,
+    out: Path | None = None,
+    fetch: bool = False,
+    connect: Connect | None = None,
+) -> Outcome:
+    """Run a new sweep.
+
+    Args:
+        sweep: The sweep.
+        place: Where it is to run.
+        screen: Where it is shown.
+        out: Where its best config goes; to the state folder alone if None.
+        fetch: Whether missing data are downloaded.
+        connect: Connects to Ray; to `place.address` for this sweep alone if None.
+
+    Raises:
+        DpSweepError: At the first mistake, before anything is started or written.
+        KeyboardInterrupt: At a second Ctrl-C; trials go on from their last checkpoints.
+    """
+    check(sweep, place, out, screen.warn, fetch=fetch)
+    with (
+        _connection(sweep, place, connect),
+        new_session(sweep, place.state, place.tracking_uri, place.storage) as session,
+    ):
+        return _run(session, screen, out)
+
+
+def resume(
+    name: str,
+    place: Place,
+    screen: Screen,
+    *,
+    out: Path | None = None,
+    file: Sweep | None = None,
+    accept: bool = False,
+    force: bool = False,
+    wait_seconds: float = 0.0,
+    connect: Connect | None = None,
+) -> Outcome:
+    """Go on with an old sweep; Ray is needed only if it is not finished.
+
+    Args:
+        name: The sweep's, in its state folder.
+        place: Where it is to go on; `storage` if its study has moved.
+        screen: Where it is shown.
+        out: Where its best config goes; to the state folder alone if None.
+        file: What its file says now, if it is to be compared.
+        accept: True to take over what changed there, where that does no harm.
+        force: True to drive somebody else's.
+        wait_seconds: How long to wait for another driver.
+        connect: As for `launch`.
+
+    Raises:
+        DpSweepError: At the first mistake; if there is none, or another process drives it.
+        KeyboardInterrupt: At a second Ctrl-C; trials go on from their last checkpoints.
+    """
+    if out is not None:
+        check_target(out)
+    folder = place.state.sweep(name)
+    folder.check_mine(force=force)
+    check_files(place.state, folder.tracking_uri, place.storage or folder.storage_uri)
+    with old_session(
+        name, place.state, place.storage, file, accept=accept, wait_seconds=wait_seconds
+    ) as session:
+        if session.lease.taken_over and not screen.console.quiet:
+            screen.warn([session.lease.taken_over])
+        check_secrecy(session.sweep, place.address)
+        screen.console.print(_remaining(session.study), markup=False)
+        finished = session.study.is_finished()
+        with nullcontext() if finished else _connection(session.sweep, place, connect):
+            return _run(session, screen, out)
+
+
+def _connection(
+    sweep: Sweep, place: Place, connect: Connect | None
+) -> AbstractContextManager[None]:
+    return connect(sweep) if connect else cluster_for(sweep, place.state.root, place.address)
+
+
+def _run(session: Session, screen: Screen, out: Path | None) -> Outcome:
+    for words in session.prepare():
+        screen.console.print(words)
+    progress = Progress(session, screen.console)
+    with shown(progress):
+        complete = session.run([progress])
+    best, origin = finish(session, out, complete=complete)
+    if not session.tracker.close():
+        screen.warn(
+            [
+                f"the tracking server did not take all results ({session.tracker.trouble}); they "
+                f"wait in {session.folder.path}, and are delivered by: "
+                f"{screen.resume_command(session.folder)}"
+            ]
+        )
+    if session.tracker.refused:
+        screen.warn([session.tracker.refused])
+    return Outcome(session.study, session.folder, best, origin, complete, session.seconds)
+
+
+def _remaining(study: Study) -> str:
+    """What a resumed sweep has done and has still to do."""
+    name, done = study.sweep.name, [r for r in study.records() if r.state != "running"]
+    if study.is_finished():
+        if may_grow(study.sweep):
+            more = "raise budget.trials in its file, then: dpsweep resume FILE --accept-changes"
+        else:
+            more = f"launch its file anew: dpsweep launch FILE --name {name}-2 --from {name}"
+        return (
+            f"{name}: is finished, with {len(done)} trials; results are delivered again. For more "
+            f"trials {more}"
+        )
+    if study.sweep.is_private_selection:
+        return f"{name}: goes on; nothing is told before its end"
+    return (
+        f"{name}: {len(done)} trials finished, {len(study.running())} adopted, "
+        f"{study.num_to_ask()} to run"
+    )
+
+
+def check(
+    sweep: Sweep,
+    place: Place,
+    out: Path | None,
+    warn: Callable[[list[str]], None],
+    *,
+    fetch: bool = False,
+) -> None:
+    """Checks a new sweep: its trials, its data, where it is to go, and who could watch it.
+
+    Args:
+        sweep: The sweep.
+        place: Where it is to run.
+        out: Where its best config goes; None for the state folder alone.
+        warn: Called with what is allowed and worth knowing.
+        fetch: Whether missing data are downloaded.
+
+    Raises:
+        DpSweepError: At the first mistake.
+    """
+    warn(check_sweep(sweep, fetch=fetch))
+    if sweep.config.learn_from:
+        earlier = open_study(sweep.config.learn_from, place.state)
+        experience(sweep, earlier.sweep, earlier.records())
+    check_services(sweep, place.state, place.tracking_uri, place.storage)
+    if out is not None:
+        check_target(out)
+    check_secrecy(sweep, place.address)
+
+
+def check_secrecy(sweep: Sweep, address: str | None, option: str = "--address") -> None:
+    """Raises ConfigError where others could watch a private selection; `option` named the place."""
+    if sweep.is_private_selection and address:
+        raise ConfigError(
+            f"{option} {address}: accounting: private_selection keeps the number of trials and "
+            f"the losing ones secret, and a cluster's own logs on every node would tell them. "
+            f"Launch it on one machine without {option}, or write accounting: composition"
+        )
+
+
+def finish(session: Session, out: Path | None, *, complete: bool) -> tuple[list[Record], Origin]:
+    """Writes the best config, and to the parent run: statement, configs, weights of the best.
+
+    Args:
+        session: The sweep; its trials have ended.
+        out: Where the best config goes beside the sweep's folder, if there is one.
+        complete: False if the sweep was stopped and can go on.
+
+    Returns:
+        Complete trials, the best first, and where they come from.
+    """
+    study, tracker, folder = session.study, session.tracker, session.folder
+    study.choose()  # a search that was stopped has not done so
+    best, origin = study.best(), origin_of(study)
+    compared = standings(study.records(), study.sweep.config.objective.direction)
+    words = [*filter(None, [verdict(compared)]), origin.search_words]
+    metrics: dict[str, float] = {}
+    if best:
+        words = [
+            f"Best trial ({best[0].number}), by itself: {statement(best[0])}",
+            origin.luck(best[0]),
+            *words,
+        ]
+        for record in winners(study):
+            for place in filter(None, (out, folder.path / "best.yaml")):
+                write(target_of(record, place), to_yaml(record, 1, origin))
+        metrics = {f"best/{k}": v for k, v in (best[0].row or {}).items() if k.startswith("valid/")}
+        if repeats := origin.confirmed.get(best[0].number):
+            metrics |= {"confirmed/mean": repeats.mean, "confirmed/spread": repeats.spread}
+    note = "\n\n".join(words)
+    write(folder.path / "privacy.md", note + "\n")
+    tags = {"dpsweep.complete": str(complete).lower(), STATEMENT: origin.search_words}
+    described = _description(words, study.sweep.name, best)
+    tracker.sweep(Facts({}, tags | void_tags(study), described))
+    files = [target_of(record, folder.path / "best.yaml") for record in winners(study)]
+    for file in (folder.path / "sweep.yaml", *files, folder.path / "privacy.md"):
+        tracker.artifact(file)
+    for place in _shown(session, best):
+        tracker.artifact(place)
+    for record in best[:_WEIGHTS_KEPT]:
+        tracker.artifact(folder.trial_dir(record.number) / "weights.pt", record.number)
+    metrics["trials"] = float(origin.num_trials)
+    tracker.sweep_end("FINISHED" if complete else "KILLED", metrics)
+    return best, origin
+
+
+def _description(words: list[str], name: str, best: list[Record]) -> str:
+    """The parent run's page in Markdown: statements, the best config, how to go on."""
+    parts = [f"**Privacy and result.** {words[0]}", *words[1:]]
+    if best:
+        parts.append(
+            f"**Best config**, trial {best[0].number}. {again(config_yaml(best[0].config))}"
+        )
+    parts.append(
+        f"The artifacts hold `report.html` (all on one page, figures included), `best.yaml`, "
+        f"and `sweep.yaml`, which searches again: `dpsweep launch sweep.yaml --name {name}-again`."
+    )
+    return "\n\n".join(parts)
+
+
+def _shown(session: Session, best: list[Record]) -> list[Path]:
+    """The page and, where they can be drawn, the figures as pictures; what was written of them.
+
+    A sweep's results are never lost for want of a picture.
+    """
+    if not best:
+        return []
+    folder, written = session.folder.path, list[Path]()
+    try:
+        drawn = figures(session.study)
+        write_page(folder / "report.html", page(session.study, drawn))
+        written.append(folder / "report.html")
+        if drawn and can_draw():
+            write_pictures(drawn, folder / "figures")
+            written.append(folder / "figures")
+    except DpSweepError as e:
+        log.warning("the report is not complete: %s", e)
+    return written

@@ -1,0 +1,34 @@
+"""There is one way through a sweep: command line, Python and `reproduce` call one module."""
+
+import ast
+from pathlib import Path
+
+import dpsweep
+
+STEPS = {"new_session", "old_session", "finish", "check_services", "cluster_for"}
+
+
+def names_used(path):
+    """Names that a module imports or reads."""
+    tree = ast.parse(path.read_text())
+    found = {
+        alias.name for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) for alias in n.names
+    }
+    return found | {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
+
+
+def test_only_the_orchestrator_goes_from_preflight_to_results():
+    root = Path(dpsweep.__file__).parent
+    users = {
+        str(path.relative_to(root))
+        for place in ("api.py", "app", "cli")
+        for path in ([root / place] if place.endswith(".py") else (root / place).rglob("*.py"))
+        if STEPS & names_used(path)
+    }
+    assert users == {"app/orchestrator.py"}
+
+
+def test_command_line_python_and_reproduce_call_it():
+    root = Path(dpsweep.__file__).parent
+    for module in ("api.py", "cli/verbs/search.py", "cli/verbs/reproduce.py"):
+        assert "orchestrator" in names_used(root / module), module
