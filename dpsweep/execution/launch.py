@@ -22,6 +22,7 @@ from dpsweep.execution.driver import WORKER_DEATHS, Driver, Watcher
 from dpsweep.execution.gpu_probe import decide_packing
 from dpsweep.execution.private_selection import SecretSearch, forget
 from dpsweep.execution.ray_tune import StopOnRequest, StudyScheduler, StudySearcher, trial_name
+from dpsweep.execution.release_check import CHECKS, store_release_checks
 from dpsweep.execution.resources import (
     Has,
     concurrency,
@@ -107,6 +108,9 @@ class Session:
             forget(self.folder)  # a driver may have died between the winner and that
             return True
         self.prepare()
+        if not (self.folder.path / CHECKS).exists():  # once a sweep, before its first trial
+            store_release_checks(self.sweep, self.folder)
+            tracking.checked()
         if self.sweep.is_private_selection:
             return self._select(tracking)
         keeper = BestWeights(self.study, self.folder, self.sweep.num_kept)

@@ -13,6 +13,7 @@ from dpsweep.config.sweep import Sweep
 from dpsweep.config.trial import config_yaml
 from dpsweep.core.disk import write_whole
 from dpsweep.core.types import Row
+from dpsweep.execution.release_check import CHECKS
 from dpsweep.privacy.statement import NO_EPSILON, shown_plans
 from dpsweep.search.charge import statement
 from dpsweep.search.study_view import EPSILON_KEY
@@ -90,6 +91,10 @@ class TrackingWatcher:
             self._tracker.artifact(self._folder.path / name)
         if any(record.dispatched for record in study.records()) and not study.is_finished():
             self._tracker.flush(_DELIVERY_SECONDS)
+
+    def checked(self) -> None:
+        """The checks of what the sweep's step releases stand beside its privacy statement."""
+        self._tracker.artifact(self._folder.path / CHECKS)
 
     def started(self, record: Record) -> None:
         """The trial's run is there, with its whole config and its privacy statement."""
