@@ -14,7 +14,7 @@ from statistics import mean, stdev
 
 from dpsweep.privacy.statement import shown_epsilon
 from dpsweep.search.trial_record import Record
-from dpsweep.store.state_dir import State
+from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.study import open_study
 from dpsweep.training.loop import train
 from dpsweep.training.trial_dir import TrialDir
@@ -36,7 +36,7 @@ def again(record: Record) -> list[float]:
 
 def main(state: str, sweep: str) -> None:
     """Prints the table of one sweep."""
-    study = open_study(sweep, State.at(state))
+    study = open_study(sweep, StateFolder.at(state))
     by_method: dict[str, list[Record]] = {}
     for record in study.records():
         by_method.setdefault(record.config.method.name, []).append(record)

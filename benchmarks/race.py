@@ -22,8 +22,9 @@ from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from dpsweep.config.plan import PrivacyPlan
 from dpsweep.config.source import Source
-from dpsweep.config.trial import TrialConfig, load_trial, trial_source
+from dpsweep.config.trial import TrialConfig, load_trial, resolve_trial_source
 from dpsweep.core import memory
 from dpsweep.core.errors import ConfigError, unknown
 from dpsweep.core.seeds import Secret
@@ -32,7 +33,6 @@ from dpsweep.methods import METHODS
 from dpsweep.models import build as build_model
 from dpsweep.privacy.accounting import Run
 from dpsweep.training.assemble import assemble_on, initial
-from dpsweep.training.budget import Budget
 from dpsweep.training.check import check_pieces
 from dpsweep.training.device import open_device, torch_own_settings
 from dpsweep.training.step import Step
@@ -107,9 +107,9 @@ class Race:
             {},
         )
         owned = [f"method.{setting}" for setting in own]
-        source = trial_source(bare, [*self.settings, *owned])
+        source = resolve_trial_source(bare, [*self.settings, *owned])
         place = ":".join([f"step.py: {method}", *own]) + ": "  # not --set, for errors to name
-        told = dict.fromkeys(trial_source(bare, owned).elsewhere, place)
+        told = dict.fromkeys(resolve_trial_source(bare, owned).elsewhere, place)
         source = replace(source, elsewhere={**source.elsewhere, **told})
         config = load_trial(source)
         check_pieces(config, source)
@@ -251,7 +251,7 @@ def _assembled(config: TrialConfig, race: Race) -> Step:
     data = _data(race)
     num = len(data.targets)
     run = Run(race.batch_size / num, _NOISE_MULTIPLIER, 1000)
-    plan = Budget(num_examples=num, run=run, epsilon=float("inf"), delta=1e-5)
+    plan = PrivacyPlan(num_examples=num, run=run, epsilon=float("inf"), delta=1e-5)
     return assemble_on(data, plan, config, Secret.draw())
 
 

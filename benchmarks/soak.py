@@ -24,9 +24,9 @@ import optuna
 from mlflow import MlflowClient
 
 from dpsweep.cluster.local import Local, running
-from dpsweep.search.charge import ledger_entry
+from dpsweep.search.charge import make_ledger_entry
 from dpsweep.search.trial_record import Record
-from dpsweep.store.state_dir import State
+from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.study import open_study
 from dpsweep.training.trial_dir import TrialDir
 
@@ -91,7 +91,7 @@ def run(trials: int, epochs: int, nodes: int, every: float | None, seed: int) ->
             seconds = time.monotonic() - began
             if code:
                 sys.exit(f"the driver ended with {code}")
-        state = State(folder / "state")
+        state = StateFolder(folder / "state")
         records = open_study("soak", state).records()
         done = sum(record.state == "complete" for record in records)
         return Outcome(kills, seconds, len(records), done, hit, _lost(state, records, epochs))
@@ -129,7 +129,7 @@ def _trained_by(pids: set[int], trial_dirs: Path) -> set[str]:
     return found
 
 
-def _lost(state: State, records: list[Record], epochs: int) -> list[str]:
+def _lost(state: StateFolder, records: list[Record], epochs: int) -> list[str]:
     """What is wrong with any trial, in words; nothing if all is as in a sweep in peace."""
     full, faults = list(range(2, epochs + 1, 2)), list[str]()
     stored = optuna.load_study(study_name="soak", storage=state.storage_uri).get_trials()
@@ -149,7 +149,7 @@ def _lost(state: State, records: list[Record], epochs: int) -> list[str]:
         ]
         checks = {
             "state": record.state == "complete",
-            "charge": record.charged == ledger_entry(record.config),
+            "charge": record.charged == make_ledger_entry(record.config),
             "rows": rows == full,
             "study": sorted(stored[record.number].intermediate_values) == full,
             "runs": [run.info.status for run in own] == ["FINISHED"],

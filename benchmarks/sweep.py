@@ -15,8 +15,8 @@ from dpsweep.cli.options import Json
 from dpsweep.cli.say import console
 from dpsweep.cluster.connect import cluster
 from dpsweep.config.sweep import load_sweep
-from dpsweep.execution.launch import new_session
-from dpsweep.store.state_dir import State
+from dpsweep.execution.launch import create_session
+from dpsweep.store.state_dir import StateFolder
 
 _BASE = """\
 data: {name: digits}
@@ -55,7 +55,7 @@ def sweep(
         settings = [f"budget.trials={trials}", f"resources.cpu={max(1, cores // at_once)}"]
         made = load_sweep(file, settings)
         start = time.perf_counter()
-        with new_session(made, State.at(str(Path(folder) / "state")), None) as session:
+        with create_session(made, StateFolder.at(str(Path(folder) / "state")), None) as session:
             session.run([])
             tracked = session.tracker.close()
             seconds = time.perf_counter() - start

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from dpsweep.config.source import read_yaml
-from dpsweep.config.trial import load_trial, trial_source
+from dpsweep.config.trial import load_trial, resolve_trial_source
 from dpsweep.training import loop
 from dpsweep.training.step import Progress, Step
 from dpsweep.training.trial_dir import TrialDir
@@ -24,7 +24,7 @@ class Timed:
 
 def main(file: str, settings: list[str]) -> None:
     """Trains the config twice and prints the share of the second one."""
-    config = load_trial(trial_source(read_yaml(file), settings))
+    config = load_trial(resolve_trial_source(read_yaml(file), settings))
     take = Step.__call__
 
     def timed(self: Step, progress: Progress) -> None:

@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+from dpsweep.core import __version__
 
 # Libraries read these when they are first imported, so they are set before any of them is.
 # A tool for private data does not phone home:

@@ -26,17 +26,17 @@ from rich.console import Console
 from dpsweep.app import orchestrator
 from dpsweep.app.orchestrator import Outcome, Place, Screen
 from dpsweep.config.source import Source
-from dpsweep.config.sweep import Sweep, SweepConfig, load_sweep, sweep_of
+from dpsweep.config.sweep import ResolvedSweep, SweepConfig, load_sweep, parse_sweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError
 from dpsweep.results.export import origin_of
 from dpsweep.results.formats import export_best
 from dpsweep.results.pareto import nothing_completed, nothing_to_show
 from dpsweep.results.register import Registered, register_best
-from dpsweep.search.charge import run_of, statement
+from dpsweep.search.charge import describe_trial_privacy, get_charged_run
 from dpsweep.search.trial_record import Record
-from dpsweep.store.state_dir import State, SweepFolder
-from dpsweep.store.storage import moved_to, named
+from dpsweep.store.state_dir import StateFolder, SweepFolder
+from dpsweep.store.storage import resolve_moved_uri, resolve_storage_uri
 from dpsweep.store.study import Study, open_study
 from dpsweep.training.trial_dir import TrialDir
 
@@ -91,7 +91,7 @@ def launch(
     dpsweep.core.errors.ConfigError: nobody.yaml: no such file. Check the path, or ...
     """
     sweep = _sweep(spec, [*settings, *([f"name={name}"] if name else [])])
-    place = Place(_state(state), address, tracking_uri, named(storage))
+    place = Place(_state(state), address, tracking_uri, resolve_storage_uri(storage))
     outcome = orchestrator.launch(
         sweep, place, _screen(quiet=quiet), out=None if out is None else Path(out), fetch=download
     )
@@ -142,7 +142,7 @@ def open(name: str, *, state: str | Path | None = None, storage: str | None = No
         StateError: If there is none of this name.
     """
     where, short = _state(state).part(name)
-    study = open_study(short, where, moved_to(storage))
+    study = open_study(short, where, resolve_moved_uri(storage))
     return OpenSweep(study, where.sweep(short), where)
 
 
@@ -152,7 +152,7 @@ class OpenSweep:
 
     _study: Study
     _folder: SweepFolder
-    _state: State
+    _state: StateFolder
 
     @property
     def name(self) -> str:
@@ -209,7 +209,7 @@ class OpenSweep:
     def privacy(self) -> str:
         """What is promised: of the best trial by itself, and of the search as a whole."""
         best, words = self._study.best(), origin_of(self._study).search_words
-        return f"{statement(best[0])} {words}" if best else words
+        return f"{describe_trial_privacy(best[0])} {words}" if best else words
 
     @property
     def luck(self) -> str:
@@ -277,7 +277,7 @@ class OpenSweep:
         return f"<dpsweep sweep {self.name!r}: {self.state}, {len(self._study.records())} trials>"
 
 
-def _sweep(spec: Spec, settings: list[str]) -> Sweep:
+def _sweep(spec: Spec, settings: list[str]) -> ResolvedSweep:
     if isinstance(spec, str | Path):
         return load_sweep(spec, settings)
     try:
@@ -286,7 +286,7 @@ def _sweep(spec: Spec, settings: list[str]) -> Sweep:
         raise ConfigError(
             f"{_MADE_HERE}: {e}. A sweep is made of mappings, lists, numbers, texts and configs"
         ) from e
-    return sweep_of(Source(_MADE_HERE, tree, {}), Path(), settings)
+    return parse_sweep(Source(_MADE_HERE, tree, {}), Path(), settings)
 
 
 def _plain(value: object) -> object:
@@ -303,8 +303,8 @@ def _plain(value: object) -> object:
     raise TypeError(f"{value!r} is of type {type(value).__name__}")
 
 
-def _state(folder: str | Path | None) -> State:
-    return State.at(None if folder is None else str(folder))
+def _state(folder: str | Path | None) -> StateFolder:
+    return StateFolder.at(None if folder is None else str(folder))
 
 
 def _screen(*, quiet: bool) -> Screen:
@@ -319,7 +319,7 @@ def _screen(*, quiet: bool) -> Screen:
     return Screen(console, _warn, lambda folder: f"dpsweep.resume({folder.called!r})")
 
 
-def _opened(outcome: Outcome, state: State, *, quiet: bool) -> OpenSweep:
+def _opened(outcome: Outcome, state: StateFolder, *, quiet: bool) -> OpenSweep:
     """The sweep that has just run, once its result is printed.
 
     Raises:
@@ -365,7 +365,7 @@ def _charged(record: Record) -> float | None:
     """What the trial's whole length costs by itself; None if it never began."""
     if not record.dispatched:
         return None
-    return record.epsilon or run_of(record).epsilon(record.config.delta)
+    return record.epsilon or get_charged_run(record).epsilon(record.config.delta)
 
 
 def _columns(rows: list[dict[str, Any]]) -> list[str]:

@@ -21,7 +21,7 @@ from scipy.stats import qmc
 
 import dpsweep
 from dpsweep import compat
-from dpsweep.search.study_view import Notes
+from dpsweep.search.study_view import AttributeBuffer
 
 PACKAGE = Path(dpsweep.__file__).parent
 LIBRARIES = {"ray", "optuna", "mlflow"}
@@ -89,7 +89,7 @@ def test_sobol_points_are_those_of_the_sequence_whatever_was_drawn(study):
 
 
 def test_a_sampler_writes_to_the_storage_that_it_is_given(study):
-    notes = Notes()
+    notes = AttributeBuffer()
     restricted = compat.restrict_study(study, study.trials, notes)
     sampler = optuna.samplers.CmaEsSampler(n_startup_trials=0)
     trial = optuna.trial.create_trial(state=optuna.trial.TrialState.RUNNING)

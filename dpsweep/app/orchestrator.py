@@ -14,23 +14,24 @@ from pathlib import Path
 from rich.console import Console
 
 from dpsweep.cluster.nodes import cluster_for
-from dpsweep.config.sweep import Sweep
-from dpsweep.config.trial import config_yaml
+from dpsweep.config.sweep import ResolvedSweep
+from dpsweep.config.trial import dump_trial
 from dpsweep.core.errors import ConfigError, DpSweepError
-from dpsweep.execution.changes import may_grow
-from dpsweep.execution.launch import Session, new_session, old_session
+from dpsweep.execution.launch import Session, create_session, reopen_session
 from dpsweep.execution.preflight import check_files, check_services
-from dpsweep.execution.tracking import STATEMENT, again, void_tags
+from dpsweep.execution.tracking import STATEMENT, describe_retraining, make_test_secret_tags
+from dpsweep.results.compare import compare_methods
+from dpsweep.results.comparison import sentences
+from dpsweep.results.disclosure import disclosure_of
 from dpsweep.results.export import Origin, check_target, origin_of, to_yaml, write
 from dpsweep.results.figures import can_draw, figures, write_pictures
-from dpsweep.results.live import Progress, shown
+from dpsweep.results.live import LiveView, shown
 from dpsweep.results.page import page, write_page
 from dpsweep.results.pareto import target_of, winners
-from dpsweep.results.ranking import standings, verdict
-from dpsweep.search.charge import statement
+from dpsweep.search.charge import describe_trial_privacy
 from dpsweep.search.trial_record import Record
-from dpsweep.search.warm_start import experience
-from dpsweep.store.state_dir import State, SweepFolder
+from dpsweep.search.warm_start import collect_earlier_trials
+from dpsweep.store.state_dir import StateFolder, SweepFolder
 from dpsweep.store.study import Study, open_study
 from dpsweep.tracking.tracker import Facts
 from dpsweep.training.check import check_sweep
@@ -39,7 +40,7 @@ _WEIGHTS_KEPT = 3
 
 log = logging.getLogger(__name__)
 
-Connect = Callable[[Sweep], AbstractContextManager[None]]
+Connect = Callable[[ResolvedSweep], AbstractContextManager[None]]
 """Connects to Ray for the length of a sweep."""
 
 
@@ -54,7 +55,7 @@ class Place:
         storage: Of the study; None for a file in the state folder.
     """
 
-    state: State
+    state: StateFolder
     address: str | None = None
     tracking_uri: str | None = None
     storage: str | None = None
@@ -97,7 +98,7 @@ class Outcome:
 
 
 def launch(
-    sweep: Sweep,
+    sweep: ResolvedSweep,
     place: Place,
     screen: Screen,
     *,
@@ -122,7 +123,7 @@ def launch(
     check(sweep, place, out, screen.warn, fetch=fetch)
     with (
         _connection(sweep, place, connect),
-        new_session(sweep, place.state, place.tracking_uri, place.storage) as session,
+        create_session(sweep, place.state, place.tracking_uri, place.storage) as session,
     ):
         return _run(session, screen, out)
 
@@ -133,7 +134,7 @@ def resume(
     screen: Screen,
     *,
     out: Path | None = None,
-    file: Sweep | None = None,
+    file: ResolvedSweep | None = None,
     accept: bool = False,
     force: bool = False,
     wait_seconds: float = 0.0,
@@ -161,20 +162,21 @@ def resume(
     folder = place.state.sweep(name)
     folder.check_mine(force=force)
     check_files(place.state, folder.tracking_uri, place.storage or folder.storage_uri)
-    with old_session(
+    with reopen_session(
         name, place.state, place.storage, file, accept=accept, wait_seconds=wait_seconds
     ) as session:
         if session.lease.taken_over and not screen.console.quiet:
             screen.warn([session.lease.taken_over])
         check_secrecy(session.sweep, place.address)
-        screen.console.print(_remaining(session.study), markup=False)
+        words = disclosure_of(session.sweep).describe_rest(session.study)
+        screen.console.print(words, markup=False)
         finished = session.study.is_finished()
         with nullcontext() if finished else _connection(session.sweep, place, connect):
             return _run(session, screen, out)
 
 
 def _connection(
-    sweep: Sweep, place: Place, connect: Connect | None
+    sweep: ResolvedSweep, place: Place, connect: Connect | None
 ) -> AbstractContextManager[None]:
     return connect(sweep) if connect else cluster_for(sweep, place.state.root, place.address)
 
@@ -182,9 +184,9 @@ def _connection(
 def _run(session: Session, screen: Screen, out: Path | None) -> Outcome:
     for words in session.prepare():
         screen.console.print(words)
-    progress = Progress(session, screen.console)
-    with shown(progress):
-        complete = session.run([progress])
+    view = LiveView(session.study, screen.console)
+    with shown(view):
+        complete = session.run([view])
     best, origin = finish(session, out, complete=complete)
     if not session.tracker.close():
         screen.warn(
@@ -199,28 +201,8 @@ def _run(session: Session, screen: Screen, out: Path | None) -> Outcome:
     return Outcome(session.study, session.folder, best, origin, complete, session.seconds)
 
 
-def _remaining(study: Study) -> str:
-    """What a resumed sweep has done and has still to do."""
-    name, done = study.sweep.name, [r for r in study.records() if r.state != "running"]
-    if study.is_finished():
-        if may_grow(study.sweep):
-            more = "raise budget.trials in its file, then: dpsweep resume FILE --accept-changes"
-        else:
-            more = f"launch its file anew: dpsweep launch FILE --name {name}-2 --from {name}"
-        return (
-            f"{name}: is finished, with {len(done)} trials; results are delivered again. For more "
-            f"trials {more}"
-        )
-    if study.sweep.is_private_selection:
-        return f"{name}: goes on; nothing is told before its end"
-    return (
-        f"{name}: {len(done)} trials finished, {len(study.running())} adopted, "
-        f"{study.num_to_ask()} to run"
-    )
-
-
 def check(
-    sweep: Sweep,
+    sweep: ResolvedSweep,
     place: Place,
     out: Path | None,
     warn: Callable[[list[str]], None],
@@ -242,14 +224,14 @@ def check(
     warn(check_sweep(sweep, fetch=fetch))
     if sweep.config.learn_from:
         earlier = open_study(sweep.config.learn_from, place.state)
-        experience(sweep, earlier.sweep, earlier.records())
+        collect_earlier_trials(sweep, earlier.sweep, earlier.records())
     check_services(sweep, place.state, place.tracking_uri, place.storage)
     if out is not None:
         check_target(out)
     check_secrecy(sweep, place.address)
 
 
-def check_secrecy(sweep: Sweep, address: str | None, option: str = "--address") -> None:
+def check_secrecy(sweep: ResolvedSweep, address: str | None, option: str = "--address") -> None:
     """Raises ConfigError where others could watch a private selection; `option` named the place."""
     if sweep.is_private_selection and address:
         raise ConfigError(
@@ -273,12 +255,12 @@ def finish(session: Session, out: Path | None, *, complete: bool) -> tuple[list[
     study, tracker, folder = session.study, session.tracker, session.folder
     study.choose()  # a search that was stopped has not done so
     best, origin = study.best(), origin_of(study)
-    compared = standings(study.records(), study.sweep.config.objective.direction)
-    words = [*filter(None, [verdict(compared)]), origin.search_words]
+    compared = compare_methods(study)
+    words = [*(sentences(compared) if compared else []), origin.search_words]
     metrics: dict[str, float] = {}
     if best:
         words = [
-            f"Best trial ({best[0].number}), by itself: {statement(best[0])}",
+            f"Best trial ({best[0].number}), by itself: {describe_trial_privacy(best[0])}",
             origin.luck(best[0]),
             *words,
         ]
@@ -292,7 +274,7 @@ def finish(session: Session, out: Path | None, *, complete: bool) -> tuple[list[
     write(folder.path / "privacy.md", note + "\n")
     tags = {"dpsweep.complete": str(complete).lower(), STATEMENT: origin.search_words}
     described = _description(words, study.sweep.name, best)
-    tracker.sweep(Facts({}, tags | void_tags(study), described))
+    tracker.sweep(Facts({}, tags | make_test_secret_tags(study), described))
     files = [target_of(record, folder.path / "best.yaml") for record in winners(study)]
     for file in (folder.path / "sweep.yaml", *files, folder.path / "privacy.md"):
         tracker.artifact(file)
@@ -310,7 +292,8 @@ def _description(words: list[str], name: str, best: list[Record]) -> str:
     parts = [f"**Privacy and result.** {words[0]}", *words[1:]]
     if best:
         parts.append(
-            f"**Best config**, trial {best[0].number}. {again(config_yaml(best[0].config))}"
+            f"**Best config**, trial {best[0].number}. "
+            f"{describe_retraining(dump_trial(best[0].config))}"
         )
     parts.append(
         f"The artifacts hold `report.html` (all on one page, figures included), `best.yaml`, "

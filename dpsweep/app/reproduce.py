@@ -12,7 +12,8 @@ from typing import Any
 
 from pydantic import Field
 
-from dpsweep.config.source import Path_, Source, Tree, parse_yaml, put, validate
+from dpsweep.config.keys import BATCH_SIZE, EPOCHS, EPSILON, EVALUATE_EVERY, path_of
+from dpsweep.config.source import KeyPath, Source, Tree, parse_yaml, validate_source, with_value
 from dpsweep.core.errors import ConfigError, unknown
 from dpsweep.core.strict import Strict
 from dpsweep.privacy.statement import shown_delta
@@ -73,7 +74,7 @@ class Budget(Strict):
             if not equals:
                 raise ConfigError(f"--budget {text}: expected KEY=VALUE, such as trials=8,epochs=5")
             tree[key] = parse_yaml(f"value: {value}", "--budget").tree["value"]
-        found: Budget = validate(cls, Source("--budget", tree, {}))
+        found: Budget = validate_source(cls, Source("--budget", tree, {}))
         return found
 
 
@@ -139,22 +140,23 @@ def job_of(cell: Cell, epsilons: Mapping[str, float]) -> Job:
 def spec_of(job: Job, budget: Budget, seeds: int) -> Tree:
     """The sweep file of a cell, as a tree."""
     base, search = job.cell.tree, dict(job.cell.search)
-    base = put(base, ("privacy", "epsilon"), job.epsilon)
-    fixed: dict[Path_, Any] = {
-        ("train", "epochs"): budget.epochs,
-        ("train", "batch_size"): budget.batch_size,
+    base = with_value(base, path_of(EPSILON), job.epsilon)
+    fixed: dict[KeyPath, Any] = {
+        path_of(EPOCHS): budget.epochs,
+        path_of(BATCH_SIZE): budget.batch_size,
     }
     for path, value in fixed.items():
         if value is not None:
-            base = put(base, path, value)
+            base = with_value(base, path, value)
             search.pop(".".join(map(str, path)), None)
-    rate = {"optimizer.lr": base["optimizer"]["lr"]}
+    sizes = (k for k in ("lr", "total_step") if k in base["optimizer"])
+    rate = {f"optimizer.{k}": base["optimizer"][k] for k in sizes}
     epochs = base["train"]["epochs"]
     every = min(base["train"]["evaluate_every"], max(1, math.ceil(epochs)))
     limits = {"trials": budget.trials} | ({"hours": budget.hours} if budget.hours else {})
     return {
         "name": job.name,
-        "base": put(base, ("train", "evaluate_every"), every),
+        "base": with_value(base, path_of(EVALUATE_EVERY), every),
         "search": search,
         "start": [rate] if rate.keys() <= search.keys() else [],
         "sampler": {"name": "tpe", "startup_trials": _STARTUP_TRIALS},

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import dpsweep
-from dpsweep.config.explain import describe_field, models_in
-from dpsweep.config.source import read_yaml, yaml_text, yaml_value
-from dpsweep.config.space.defaults import space_of
+from dpsweep.config.explain import describe_field, iter_models
+from dpsweep.config.keys import BATCH_SIZE, LEARNING_RATE
+from dpsweep.config.source import dump_yaml, format_yaml_value, read_yaml
+from dpsweep.config.space.defaults import get_default_space
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, unknown
 from dpsweep.data.datasets import DataConfig
@@ -24,7 +24,7 @@ from dpsweep.data.inspection import inspect_data
 from dpsweep.methods import METHODS, PUBLISHED
 from dpsweep.models.parts import divisor
 
-EXAMPLES = Path(dpsweep.__file__).with_name("examples")
+EXAMPLES = Path(__file__).parents[1] / "examples"
 """sweeps/ and configs/ of the repository: links to them in a checkout, copies in a wheel."""
 
 DIGITS = "digits"
@@ -99,7 +99,7 @@ def copy_example(example: str, out: Path | None, name: str | None) -> Starter:
         text = re.sub(r"^base: .*$", lambda _: f"base: {origin.name}", text, flags=re.MULTILINE)
         files[sweep.with_name(origin.name)] = origin.read_text()
     if name:
-        line = f"name: {yaml_value(name)}"  # quoted where it looks like a number
+        line = f"name: {format_yaml_value(name)}"  # quoted where it looks like a number
         text = re.sub(r"^name: .*$", lambda _: line, text, flags=re.MULTILINE)
     return Starter(sweep, {sweep: text, **files})
 
@@ -187,7 +187,7 @@ def _sweep_text(name: str, base: str, sweep: Path, method: str, data: DataConfig
         *_commented(
             "Expected number of examples in a batch. Whole numbers from 1 to "
             f"{data.num_examples}, the number of training examples.",
-            {"train.batch_size": {"choice": list(batches)}},
+            {BATCH_SIZE: {"choice": list(batches)}},
             indent=2,
         )
     ]
@@ -270,7 +270,7 @@ def _base_text(
     section: Mapping[str, Any], data: DataConfig, found: list[str], method: str, command: str
 ) -> str:
     few = data.num_examples < _MANY_EXAMPLES
-    low, high = space_of(method)["optimizer.lr"]["log_uniform"]
+    low, high = get_default_space(method)[LEARNING_RATE]["log_uniform"]
     lr = float(f"{math.sqrt(low * high):.1g}")
     own = data.name in _OWN
     declared = (
@@ -389,7 +389,7 @@ def _space(method: str, data: DataConfig) -> dict[str, Any]:
     A spectral method needs more than the constant, the first frequency of each axis. There are as
     many as the circulant block is large, and as half an image side in the second convolution.
     """
-    space = dict(space_of(method))
+    space = dict(get_default_space(method))
     if method not in _SPECTRAL:
         return space
     block = _model_section(method, data)["block"]
@@ -408,13 +408,13 @@ def _space(method: str, data: DataConfig) -> dict[str, Any]:
 
 def _comment_of(key: str, method: str) -> str:
     """What the config class says of a searched key, with its range."""
-    if key == "optimizer.lr":
+    if key == LEARNING_RATE:
         return "Learning rate, above 0."
     section, _, name = key.partition(".")
     if section == "method":
         return describe_field(METHODS[method].config.model_fields[name])
     wanted = METHODS[method].bases[0]
-    for model in models_in(TrialConfig.model_fields[section].annotation):
+    for model in iter_models(TrialConfig.model_fields[section].annotation):
         if model.model_fields["name"].default == wanted:
             return describe_field(model.model_fields[name])
     raise AssertionError(f"{key} of {method} is no key of a trial")
@@ -424,9 +424,9 @@ def _commented(comment: str, tree: Mapping[str, Any], indent: int = 0) -> list[s
     """A tree as YAML lines under its comment."""
     space = " " * indent
     body = [
-        yaml_text({key: value}).rstrip("\n")
+        dump_yaml({key: value}).rstrip("\n")
         if isinstance(value, dict) and not indent
-        else f"{space}{key}: {yaml_value(value)}"
+        else f"{space}{key}: {format_yaml_value(value)}"
         for key, value in tree.items()
     ]
     return [*_comment(comment, indent), *body]

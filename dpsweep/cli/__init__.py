@@ -11,7 +11,6 @@ from typing import Annotated
 
 import typer
 
-from dpsweep import __version__
 from dpsweep.cli.options import (
     Address,
     AddressHereOrAway,
@@ -25,8 +24,10 @@ from dpsweep.cli.options import (
     StateDir,
     Storage,
     SweepFile,
+    typed,
 )
 from dpsweep.cli.say import error
+from dpsweep.core import __version__
 from dpsweep.core.errors import ConfigError, DpSweepError
 
 app = typer.Typer(
@@ -280,12 +281,12 @@ def resume(
     """Go on with a sweep that was stopped or whose driver died."""
     from dpsweep.cli.verbs import route, search
 
-    if route.resumed(
-        name, state, address, storage, out=out, quiet=quiet, accept=accept, force=force, wait=wait
-    ):
+    name, file = search.load_named(name)
+    words = typed({"accept": accept, "force": force, "wait": wait or None})
+    if route.resumed(name, file, state, address, storage, out=out, quiet=quiet, words=words):
         return
     options = search.Options(state, address, None, out, quiet, storage, force, wait)
-    search.resume(name, options, accept=accept)
+    search.resume(name, file, options, accept=accept)
 
 
 @app.command()

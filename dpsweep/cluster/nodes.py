@@ -22,11 +22,11 @@ import ray
 import torch
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-import dpsweep
 from dpsweep.cluster.connect import cluster
 from dpsweep.config.resources import ResourcesConfig
-from dpsweep.config.sweep import Sweep
+from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import TrialConfig
+from dpsweep.core import __version__
 from dpsweep.core.disk import private_folder, raising_disk_full
 from dpsweep.core.errors import DpSweepError, StateError
 from dpsweep.data.read import fingerprint
@@ -85,7 +85,7 @@ class NodeReport:
 
 
 @contextlib.contextmanager
-def cluster_for(sweep: Sweep, state_root: Path, address: str | None) -> Iterator[None]:
+def cluster_for(sweep: ResolvedSweep, state_root: Path, address: str | None) -> Iterator[None]:
     """Connects to Ray for the length of a sweep; on a cluster that was there, its nodes are asked.
 
     Args:
@@ -104,7 +104,9 @@ def cluster_for(sweep: Sweep, state_root: Path, address: str | None) -> Iterator
 
 
 def survey(
-    sweep: Sweep | None, state_root: Path | None, patience_seconds: float = _PATIENCE_SECONDS
+    sweep: ResolvedSweep | None,
+    state_root: Path | None,
+    patience_seconds: float = _PATIENCE_SECONDS,
 ) -> list[NodeReport]:
     """Asks every node of the connected cluster, all at once.
 
@@ -136,7 +138,7 @@ def survey(
     return sorted(found, key=lambda r: (r.node_id != here, r.host, r.node_id))
 
 
-def check_nodes(sweep: Sweep, state_root: Path) -> list[NodeReport]:
+def check_nodes(sweep: ResolvedSweep, state_root: Path) -> list[NodeReport]:
     """Asks every node, and refuses to begin if one is not fit for the sweep's trials.
 
     Raises:
@@ -222,7 +224,7 @@ def _collected(
 
 def _report(node: dict[str, Any], said: dict[str, Any], now: float) -> NodeReport:
     wrong = list(said.pop("faults"))
-    ours = {"dpsweep": dpsweep.__version__, "torch": torch.__version__}
+    ours = {"dpsweep": __version__, "torch": torch.__version__}
     for name, mine in ours.items():
         if said[name] != mine:
             wrong.append(
@@ -277,7 +279,7 @@ def facts(
         data_ok, wrong = not words, [*wrong, *words]
     return {
         "host": socket.gethostname(),
-        "dpsweep": dpsweep.__version__,
+        "dpsweep": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "ray": version("ray"),

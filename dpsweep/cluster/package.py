@@ -14,12 +14,12 @@ from typing import Any
 
 import pathspec
 
-from dpsweep.config.source import sweep_yaml
-from dpsweep.config.sweep import Sweep
+from dpsweep.config.source import dump_sweep
+from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.disk import shown_bytes
 from dpsweep.core.errors import ConfigError
-from dpsweep.store.state_dir import State
+from dpsweep.store.state_dir import StateFolder
 
 MOST_BYTES = 100 * 1000**2
 """Of all that is sent, unpacked; Ray keeps it in the memory of the cluster's head."""
@@ -96,7 +96,7 @@ _never = pathspec.GitIgnoreSpec.from_lines(_NEVER.splitlines())
 
 
 def packed(
-    sweep: Sweep, project: Path | None, state: str | None = None
+    sweep: ResolvedSweep, project: Path | None, state: str | None = None
 ) -> tuple[str, dict[str, bytes]]:
     """The name of the sweep's file among what is sent, and all of that by relative path.
 
@@ -111,7 +111,7 @@ def packed(
     root = project or Path()
     if not root.is_dir():
         raise ConfigError(f"--project {root}: is no folder")
-    here, corners = root.resolve(), list(sweep.corners())
+    here, corners = root.resolve(), list(sweep.corners)
     code = {Path(folder) for c in corners if (folder := _code(c.model, here))}
     places = dict[str, Path]()
     if project or code:
@@ -123,7 +123,7 @@ def packed(
     model = _with_relative_paths(sweep.base.tree.get("model"), here)
     base = {**sweep.base.tree, **({"model": model} if model is not None else {})}
     name = f"{sweep.name}.submitted.yaml"
-    files[name] = sweep_yaml(sweep.file, base).encode()
+    files[name] = dump_sweep(sweep.file, base).encode()
     _check_sizes({name: len(content) for name, content in files.items()}, root)
     return name, files
 
@@ -189,13 +189,13 @@ def _kept_apart(trial: TrialConfig, state: str | None, code: Sequence[Path]) -> 
     Raises:
         ConfigError: If code lies in one of them.
     """
-    owned = {"the state folder": State.at(None).common.resolve()}
+    owned = {"the state folder": StateFolder.at(None).common.resolve()}
     if state:
         owned["--state"] = Path(state).expanduser().resolve()
     if trial.data.place:
         owned["data.root"] = trial.data.place.resolve()
     for what, place in owned.items():
-        if what != "data.root" and State(place).owner is None:
+        if what != "data.root" and StateFolder(place).owner is None:
             continue  # nobody has launched there: it may be any folder, such as the home
         for folder in code:
             if folder.is_relative_to(place):

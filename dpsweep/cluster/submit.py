@@ -16,7 +16,7 @@ from pathlib import PurePath, PurePosixPath
 from dpsweep.cluster.jobs import Job, Jobs, follow
 from dpsweep.cluster.submitted import Submitted
 from dpsweep.core.errors import ConfigError, ConnectionRefused, StateError
-from dpsweep.tracking.server import without_password
+from dpsweep.tracking.server import redact_password
 
 BEGIN, FILES = "--- dpsweep speaks ---", "--- dpsweep's files: "
 """What PROGRAM prints before a verb's output, and before its files as JSON."""
@@ -128,9 +128,9 @@ def check_state(folder: str | None) -> None:
 
 def check_not_secret(option: str, uri: str | None) -> None:
     """Raises ConfigError for a password in what the cluster's dashboard would show."""
-    if uri and without_password(uri) != uri:
+    if uri and redact_password(uri) != uri:
         raise ConfigError(
-            f"{option} {without_password(uri)}: holds a password, and a job's command line is "
+            f"{option} {redact_password(uri)}: holds a password, and a job's command line is "
             f"shown on the cluster's dashboard. Leave the password out, and give it to the "
             f"cluster's own environment: MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
             f"~/.pgpass (PGPASSFILE) on its nodes"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dpsweep.core.disk import write_whole
 from dpsweep.core.errors import StateError
-from dpsweep.store.state_dir import State
+from dpsweep.store.state_dir import StateFolder
 
 
 @dataclass(frozen=True)
@@ -36,14 +36,14 @@ class Submitted:
         """
         return f"dpsweep-{self.owner}~{self.name}~"
 
-    def remember(self, here: State) -> None:
+    def remember(self, here: StateFolder) -> None:
         """Writes it down."""
         place = _folder(here) / f"{self.name}.json"
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_whole(place, json.dumps(asdict(self), indent=1).encode())
 
 
-def remembered(name: str, here: State) -> Submitted | None:
+def remembered(name: str, here: StateFolder) -> Submitted | None:
     """What is known of a sweep that was sent from here; None if none of that name was."""
     place = _folder(here) / f"{name}.json"
     try:
@@ -57,13 +57,13 @@ def remembered(name: str, here: State) -> Submitted | None:
         raise StateError(f"{place}: cannot be read ({e}). Delete it, and submit again") from e
 
 
-def all_remembered(here: State) -> list[Submitted]:
+def all_remembered(here: StateFolder) -> list[Submitted]:
     """All of them, by name."""
     found = (remembered(place.stem, here) for place in sorted(_folder(here).glob("*.json")))
     return [one for one in found if one]
 
 
-def check_free(name: str, address: str, state: str | None, here: State) -> None:
+def check_free(name: str, address: str, state: str | None, here: StateFolder) -> None:
     """Raises StateError if a verb could not tell which sweep of that name is meant."""
     if here.sweep(name).exists:
         raise StateError(
@@ -86,5 +86,5 @@ def check_free(name: str, address: str, state: str | None, here: State) -> None:
         )
 
 
-def _folder(here: State) -> Path:
+def _folder(here: StateFolder) -> Path:
     return here.root / "submitted"

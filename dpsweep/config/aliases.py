@@ -10,69 +10,69 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from dpsweep.config.explain import models_in
-from dpsweep.config.source import Path_, Source
+from dpsweep.config.explain import iter_models
+from dpsweep.config.source import KeyPath, Source
 
 Models = list[type[BaseModel]]
 
 
-def spelled_path(path: Path_, model: type[BaseModel]) -> Path_:
+def resolve_path_aliases(path: KeyPath, model: type[BaseModel]) -> KeyPath:
     """`path` of a config of class `model` with letters replaced by field names.
 
     >>> from dpsweep.config.trial import TrialConfig
-    >>> spelled_path(("method", "rho"), TrialConfig)
+    >>> resolve_path_aliases(("method", "rho"), TrialConfig)
     ('method', 'depth')
     """
     names: list[str | int] = []
     models = [model]
     for part in path:
-        names.append(_letters(models).get(str(part), part))
-        models = _inside(models, names[-1])
+        names.append(_collect_aliases(models).get(str(part), part))
+        models = _list_nested_models(models, names[-1])
     return tuple(names)
 
 
-def spelled_source(source: Source, model: type[BaseModel]) -> Source:
+def resolve_source_aliases(source: Source, model: type[BaseModel]) -> Source:
     """`source` with every letter replaced, in its values and in its lines.
 
     A mapping that gives a field both ways keeps both, for validation to refuse.
     """
     return replace(
         source,
-        tree=_spelled_tree(source.tree, [model]),
-        lines={spelled_path(path, model): line for path, line in source.lines.items()},
+        tree=_resolve_tree(source.tree, [model]),
+        lines={resolve_path_aliases(path, model): line for path, line in source.lines.items()},
     )
 
 
-def spelled_tree(tree: Any, path: Path_, model: type[BaseModel]) -> Any:
+def resolve_tree_aliases(tree: Any, path: KeyPath, model: type[BaseModel]) -> Any:
     """A part of a config of class `model` that stands at `path`, with letters replaced."""
     models = [model]
     for part in path:
-        models = _inside(models, part)
-    return _spelled_tree(tree, models)
+        models = _list_nested_models(models, part)
+    return _resolve_tree(tree, models)
 
 
-def _spelled_tree(tree: Any, models: Models) -> Any:
+def _resolve_tree(tree: Any, models: Models) -> Any:
     if isinstance(tree, list):
-        return [_spelled_tree(item, models) for item in tree]
+        return [_resolve_tree(item, models) for item in tree]
     if not isinstance(tree, dict):
         return tree
-    letters = _letters(models)
+    letters = _collect_aliases(models)
     spelled = {}
     for key, value in tree.items():
         name = letters.get(key, key)
         kept = key if name in tree else name
-        spelled[kept] = _spelled_tree(value, _inside(models, name))
+        spelled[kept] = _resolve_tree(value, _list_nested_models(models, name))
     return spelled
 
 
-def _letters(models: Models) -> Mapping[str, str]:
+def _collect_aliases(models: Models) -> Mapping[str, str]:
     return {
         letter: name for model in models for letter, name in getattr(model, "letters", {}).items()
     }
 
 
-def _inside(models: Models, part: str | int) -> Models:
+def _list_nested_models(models: Models, part: str | int) -> Models:
     if str(part).isdigit():  # one item of a list
         return models
     fields = [model.model_fields.get(str(part)) for model in models]
-    return [inner for field in fields if field for inner in models_in(field.annotation)]
+    return [inner for field in fields if field for inner in iter_models(field.annotation)]

@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from dpsweep.config.units import Duration, duration_seconds
+from dpsweep.config.units import Duration, parse_duration
 from dpsweep.core.strict import Strict
 
 
@@ -24,7 +24,7 @@ class BudgetConfig(Strict):
     @property
     def silence_seconds(self) -> float | None:
         """Seconds of `trial_timeout`."""
-        return duration_seconds(self.trial_timeout) if self.trial_timeout else None
+        return parse_duration(self.trial_timeout) if self.trial_timeout else None
 
 
 class ConfirmConfig(Strict):

@@ -7,6 +7,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from dpsweep.config.keys import BATCH_SIZE, CLIP_NORM, DELTA, EPOCHS, EPSILON, LEARNING_RATE
 from dpsweep.core.errors import Misfit, guess, normal_form
 from dpsweep.methods import METHODS
 
@@ -30,28 +31,28 @@ _WANTED = {
     "list_type": "a list",
     "tuple_type": "a list",
 }
-_RENAMED = {"stop": "pruner", "printed": "published"}
+_RENAMED_KEYS = {"stop": "pruner", "printed": "published"}
 """Keys, and the value of start, that older files call otherwise."""
 
 _OTHER_NAMES = {
-    "learning_rate": "optimizer.lr",
-    "lr": "optimizer.lr",
-    "max_grad_norm": "privacy.clip_norm",
-    "l2_norm_clip": "privacy.clip_norm",
-    "clip": "privacy.clip_norm",
-    "clipping_norm": "privacy.clip_norm",
-    "target_epsilon": "privacy.epsilon",
-    "eps": "privacy.epsilon",
-    "epsilon": "privacy.epsilon",
-    "target_delta": "privacy.delta",
-    "delta": "privacy.delta",
-    "clip_norm": "privacy.clip_norm",
-    "bs": "train.batch_size",
-    "batch_size": "train.batch_size",
-    "num_epochs": "train.epochs",
-    "n_epochs": "train.epochs",
-    "max_epochs": "train.epochs",
-    "epochs": "train.epochs",
+    "learning_rate": LEARNING_RATE,
+    "lr": LEARNING_RATE,
+    "max_grad_norm": CLIP_NORM,
+    "l2_norm_clip": CLIP_NORM,
+    "clip": CLIP_NORM,
+    "clipping_norm": CLIP_NORM,
+    "target_epsilon": EPSILON,
+    "eps": EPSILON,
+    "epsilon": EPSILON,
+    "target_delta": DELTA,
+    "delta": DELTA,
+    "clip_norm": CLIP_NORM,
+    "bs": BATCH_SIZE,
+    "batch_size": BATCH_SIZE,
+    "num_epochs": EPOCHS,
+    "n_epochs": EPOCHS,
+    "max_epochs": EPOCHS,
+    "epochs": EPOCHS,
     "n_trials": "budget.trials",
     "num_trials": "budget.trials",
     "num_samples": "budget.trials",
@@ -64,7 +65,7 @@ _QUOTED = ("literal[", "dict[")
 """Tags pydantic gives the members of a union that are no config class, or how they begin."""
 
 
-def explain(error: Any, model: type[BaseModel] | None) -> tuple[Place, str]:
+def explain_error(error: Any, model: type[BaseModel] | None) -> tuple[Place, str]:
     """One pydantic error as (path of keys in the file, sentence).
 
     Args:
@@ -72,11 +73,11 @@ def explain(error: Any, model: type[BaseModel] | None) -> tuple[Place, str]:
         model: The class that was validated, if it is a model.
     """
     place, owner, field = _locate(error["loc"], model)
-    got = shown(error["input"])
+    got = format_value(error["input"])
     help_ = describe_field(field)
     match error["type"]:
         case "extra_forbidden":
-            return place, _unknown_key(str(place[-1]), owner, model)
+            return place, _explain_unknown_key(str(place[-1]), owner, model)
         case "missing":
             return place, f"is missing. {help_}"
         case "union_tag_invalid":
@@ -94,7 +95,7 @@ def explain(error: Any, model: type[BaseModel] | None) -> tuple[Place, str]:
             return (*place, *inner), f"{mistake}."
         case "finite_number":
             return place, f"must be a finite number, got {got}. {help_}"
-        case "literal_error" if (new := _RENAMED.get(str(error["input"]))) and new in str(
+        case "literal_error" if (new := _RENAMED_KEYS.get(str(error["input"]))) and new in str(
             error["ctx"]["expected"]
         ):
             return place, f"{error['input']} is now called {new}. Write {new} in its place"
@@ -102,7 +103,7 @@ def explain(error: Any, model: type[BaseModel] | None) -> tuple[Place, str]:
             return place, f"must be one of {error['ctx']['expected']}, got {got}. {help_}"
         case "string_pattern_mismatch":
             return place, f"does not have the form it needs, got {got}. {help_}"
-        case kind if kind in ("int_type", "float_type") and _searchable(error["input"]):
+        case kind if kind in ("int_type", "float_type") and _is_searchable(error["input"]):
             values = ", ".join(map(str, error["input"]))
             dotted = ".".join(map(str, place))
             return place, (
@@ -117,7 +118,7 @@ def explain(error: Any, model: type[BaseModel] | None) -> tuple[Place, str]:
     return place, f"{error['msg']}, got {got}. {help_}"
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value as the user might have typed it, cut short, with its kind where that matters."""
     if value is None:
         return "nothing"
@@ -145,31 +146,31 @@ def _locate(
             continue
         if field and not members and (part in _SCALARS or part.startswith(_QUOTED)):
             continue
-        tagged = [m for m in members if len(members) > 1 and _tag(m) == part]
+        tagged = [m for m in members if len(members) > 1 and _get_tag(m) == part]
         if tagged:
             members = tagged
             continue
         model = members[0] if members else None
         field = model.model_fields.get(str(part)) if model else None
         place.append(part)
-        members = list(models_in(field.annotation)) if field else []
+        members = list(iter_models(field.annotation)) if field else []
     return tuple(place), model, field
 
 
-def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+def iter_models(annotation: Any) -> Iterator[type[BaseModel]]:
     """The config classes an annotation may stand for."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for inner in get_args(annotation):
-        yield from models_in(inner)
+        yield from iter_models(inner)
 
 
-def _tag(model: type[BaseModel]) -> Any:
+def _get_tag(model: type[BaseModel]) -> Any:
     name = model.model_fields.get("name")
     return name.default if name else None
 
 
-def _searchable(value: Any) -> bool:
+def _is_searchable(value: Any) -> bool:
     """True for a list of numbers, which is likely meant as a search."""
     return (
         isinstance(value, list)
@@ -178,9 +179,11 @@ def _searchable(value: Any) -> bool:
     )
 
 
-def _unknown_key(key: str, owner: type[BaseModel] | None, root: type[BaseModel] | None) -> str:
+def _explain_unknown_key(
+    key: str, owner: type[BaseModel] | None, root: type[BaseModel] | None
+) -> str:
     known = list(owner.model_fields) if owner else []
-    owners = [name for name, entry in METHODS.items() if _takes(entry.config, key)]
+    owners = [name for name, entry in METHODS.items() if _accepts_key(entry.config, key)]
     mine = next((name for name, entry in METHODS.items() if entry.config is owner), None)
     if mine and owners:
         letters = getattr(METHODS[owners[0]].config, "letters", {})
@@ -190,13 +193,13 @@ def _unknown_key(key: str, owner: type[BaseModel] | None, root: type[BaseModel] 
             f"is a parameter of {', '.join(owners)}{also}, not of {mine}. "
             f"Delete it, or set method.name: {owners[0]}"
         )
-    if (new := _RENAMED.get(key)) and new in known:
+    if (new := _RENAMED_KEYS.get(key)) and new in known:
         return f"is now called {new}. Write {new}: in its place"
     letters = getattr(owner, "letters", {})
-    return f"unknown key.{guess(key, [*known, *letters], _meant(key, known, root))}"
+    return f"unknown key.{guess(key, [*known, *letters], _suggest_key(key, known, root))}"
 
 
-def _meant(key: str, known: list[str], root: type[BaseModel] | None) -> str | None:
+def _suggest_key(key: str, known: list[str], root: type[BaseModel] | None) -> str | None:
     """The key that goes by this name in Opacus, Optuna or PyTorch, or that stands elsewhere."""
     meant = _OTHER_NAMES.get(normal_form(key))
     if root is None or meant is None:
@@ -205,14 +208,14 @@ def _meant(key: str, known: list[str], root: type[BaseModel] | None) -> str | No
     if name in known:
         return name
     inside = root.model_fields.get(section)
-    return meant if inside and _takes_any(inside, name) else None
+    return meant if inside and _accepts_any(inside, name) else None
 
 
-def _takes_any(field: FieldInfo, key: str) -> bool:
-    return any(key in model.model_fields for model in models_in(field.annotation))
+def _accepts_any(field: FieldInfo, key: str) -> bool:
+    return any(key in model.model_fields for model in iter_models(field.annotation))
 
 
-def _takes(config: type[BaseModel], key: str) -> bool:
+def _accepts_key(config: type[BaseModel], key: str) -> bool:
     return key in config.model_fields or key in getattr(config, "letters", {})
 
 
@@ -221,14 +224,14 @@ def describe_field(field: FieldInfo | None) -> str:
     if field is None:
         return ""
     parts = [" ".join((field.description or "").split())]
-    if span := _range(field):
+    if span := _format_range(field):
         parts.append(f"Give a number in {span}.")
     if not field.is_required() and isinstance(field.default, int | float | str):
         parts.append(f"The default is {field.default}.")
     return " ".join(part for part in parts if part)
 
 
-def _range(field: FieldInfo) -> str:
+def _format_range(field: FieldInfo) -> str:
     """(0, 1] and the like, from the field's constraints; empty if there are none."""
     low, left, high, right = -math.inf, "(", math.inf, ")"
     for rule in field.metadata:

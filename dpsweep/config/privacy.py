@@ -13,7 +13,7 @@ _LEAST_DELTA = 1e-12
 _LEAST_EPSILON = 0.01
 
 
-def _or_its_name(schema: dict[str, Any]) -> None:
+def _allow_name_alone(schema: dict[str, Any]) -> None:
     """Lets editors take `clipping: flat` for `clipping: {name: flat}`."""
     schema["anyOf"] = [*schema.pop("oneOf", []), {"type": "string"}]
 
@@ -56,7 +56,7 @@ class PrivacyConfig(Strict):
     clip_norm: float = Field(default=1.0, ge=LEAST_NORM, le=1e12)
     """L2 bound on one example's answer, in gradient units; the first, if clipping adapts."""
 
-    clipping: ClippingConfig = Field(default=FlatClipping(), json_schema_extra=_or_its_name)
+    clipping: ClippingConfig = Field(default=FlatClipping(), json_schema_extra=_allow_name_alone)
     """flat, automatic, per_layer or adaptive; the spectral methods' own is per_layer."""
 
     noise: NoiseConfig = Field(default=NoiseConfig(), exclude_if=_is_default)
@@ -64,14 +64,14 @@ class PrivacyConfig(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def _style_by_name_alone(cls, data: Any) -> Any:
+    def _expand_style_name(cls, data: Any) -> Any:
         match data:
             case {"clipping": str(name)}:
                 return {**data, "clipping": {"name": name}}
         return data
 
     @model_validator(mode="after")
-    def _one_of_budget_and_noise(self) -> Self:
+    def _check_one_of_budget_and_noise(self) -> Self:
         if (self.epsilon is None) == (self.noise_multiplier is None):
             raise Misfit(
                 "epsilon",
@@ -82,7 +82,7 @@ class PrivacyConfig(Strict):
         return self
 
     @model_validator(mode="after")
-    def _epsilon_can_be_calibrated(self) -> Self:
+    def _check_epsilon_can_be_calibrated(self) -> Self:
         if self.epsilon is not None and self.epsilon < _LEAST_EPSILON:
             raise Misfit(
                 "epsilon",
@@ -93,7 +93,7 @@ class PrivacyConfig(Strict):
         return self
 
     @model_validator(mode="after")
-    def _a_sweep_shares_an_epsilon(self) -> Self:
+    def _check_shared_epsilon(self) -> Self:
         if self.scope == "sweep" and self.epsilon is None:
             raise Misfit(
                 "scope",
@@ -104,7 +104,7 @@ class PrivacyConfig(Strict):
         return self
 
     @model_validator(mode="after")
-    def _delta_is_a_probability(self) -> Self:
+    def _check_delta(self) -> Self:
         if self.delta != "auto" and 0 < self.delta < _LEAST_DELTA:
             raise Misfit(
                 "delta",

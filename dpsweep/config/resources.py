@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from dpsweep.config.units import Size, size_bytes
+from dpsweep.config.units import Size, parse_size
 from dpsweep.core.disk import shown_bytes
 from dpsweep.core.errors import Misfit
 from dpsweep.core.strict import Strict
@@ -34,7 +34,7 @@ class ResourcesConfig(Strict):
     """Trials of this sweep that run at once, at most; what is left is for other sweeps."""
 
     @model_validator(mode="after")
-    def _can_be_had(self) -> Self:
+    def _check_obtainable(self) -> Self:
         if self.gpu != "auto" and self.gpu < 0:
             raise Misfit("gpu", f"{self.gpu:g} is below 0. Give 0, a share, 1 or auto")
         if self.gpu != "auto" and not self.gpu <= 1:
@@ -56,7 +56,7 @@ class ResourcesConfig(Strict):
     @property
     def memory_bytes(self) -> int:
         """Bytes of `memory`; 0 if none is given."""
-        return size_bytes(self.memory) if self.memory else 0
+        return parse_size(self.memory) if self.memory else 0
 
     @property
     def num_gpus(self) -> float:

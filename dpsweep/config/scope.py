@@ -3,10 +3,11 @@
 from functools import reduce
 from typing import Any
 
-from dpsweep.config.explain import shown
+from dpsweep.config.explain import format_value
+from dpsweep.config.keys import dotted
 from dpsweep.config.source import Source
 from dpsweep.config.space.domains import Choice, OneOf, Space
-from dpsweep.config.space.searched import EPSILON
+from dpsweep.config.space.searched import EPSILON_PATH
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, Misfit
 from dpsweep.core.strict import Strict
@@ -70,9 +71,9 @@ def check_shared(epsilon: float, accounting: str, space: Space, file: Source, ba
             f"privacy.scope: sweep makes epsilon {epsilon:g} the budget of all trials together. "
             f"Write accounting: composition, or privacy.scope: trial"
         )
-    if EPSILON in space.domains:
+    if EPSILON_PATH in space.domains:
         raise ConfigError(
-            f"{base.at(EPSILON)}: each gives every trial one of several budgets, but "
+            f"{base.at(EPSILON_PATH)}: each gives every trial one of several budgets, but "
             f"privacy.scope: sweep has one budget for all trials together. Write one number, such "
             f"as epsilon: {epsilon:g}, or privacy.scope: trial"
         )
@@ -114,8 +115,8 @@ def check_selection(config: Strict, space: Space, file: Source, base: Source) ->
 
     def refuse(place: str, got: Any, why: str, remedy: str) -> None:
         raise ConfigError(
-            f"{place}: {shown(got)} goes against accounting: private_selection: {why}. {remedy}, "
-            f"or accounting: composition"
+            f"{place}: {format_value(got)} goes against accounting: private_selection: {why}. "
+            f"{remedy}, or accounting: composition"
         )
 
     for key, (needed, why, remedy) in _NEEDED.items():
@@ -123,10 +124,10 @@ def check_selection(config: Strict, space: Space, file: Source, base: Source) ->
         if got != needed:
             refuse(file.at(key), got, why, remedy)
     for path, domain in space.domains.items():
-        if path == EPSILON:
+        if path == EPSILON_PATH:
             why = "trials of several budgets do not follow one law"
             refuse(base.at(path), "each", why, "Write one number")
         elif isinstance(domain, Choice | OneOf) and domain.in_turn:
             why = "trials in turn are not drawn independently from one law"
-            dotted = ".".join(map(str, path)) or "each_of"
-            refuse(file.at(("search", dotted)), "each_of", why, "Write one_of")
+            typed = dotted(path) or "each_of"
+            refuse(file.at(("search", typed)), "each_of", why, "Write one_of")

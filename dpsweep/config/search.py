@@ -26,7 +26,7 @@ class ObjectiveConfig(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def _first_of_two(cls, data: Any) -> Any:
+    def _parse_metrics(cls, data: Any) -> Any:
         match data:
             case {"metric": _, "metrics": [_, *_]}:
                 raise Misfit("metric", "is given beside metrics. Delete one of the two")
@@ -35,7 +35,7 @@ class ObjectiveConfig(Strict):
         return data
 
     @model_validator(mode="after")
-    def _two_differ(self) -> Self:
+    def _check_metrics_differ(self) -> Self:
         if self.metrics and self.metrics[0] == self.metrics[1]:
             raise Misfit("metrics", f"names {self.metrics[0]} twice. For one, write metric: ...")
         return self

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from dpsweep.config.explain import explain, shown
+from dpsweep.config.explain import explain_error, format_value
 from dpsweep.core.errors import ConfigError
 
-Path_ = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 Tree = dict[str, Any]
 Model = TypeVar("Model")
 
@@ -39,10 +39,10 @@ class Source:
 
     name: str
     tree: Tree
-    lines: Mapping[Path_, int] = field(repr=False)
+    lines: Mapping[KeyPath, int] = field(repr=False)
     elsewhere: Mapping[str, str] = field(default_factory=dict)
 
-    def at(self, path: Path_) -> str:
+    def at(self, path: KeyPath) -> str:
         """`file:line: dotted.key` of a path, or of the nearest key around it that exists."""
         dotted = ".".join(map(str, path))
         for key, origin in self.elsewhere.items():
@@ -55,7 +55,7 @@ class Source:
         line = self.lines.get(known, 1)
         return f"{self.name}:{line}" + (f": {dotted}" if dotted else "")
 
-    def line(self, path: Path_) -> str:
+    def line(self, path: KeyPath) -> str:
         """`at` without the key."""
         return self.at(path).split(": ")[0]
 
@@ -89,11 +89,11 @@ def read_yaml(path: str | Path) -> Source:
 
 def parse_yaml(text: str, name: str) -> Source:
     """As `read_yaml`, from text; `name` is what errors call it."""
-    lines: dict[Path_, int] = {}
+    lines: dict[KeyPath, int] = {}
     try:
         node = yaml.compose(text, Loader=_Loader)
         _check_size(node, name)
-        tree = None if node is None else _plain(node, (), lines, name)
+        tree = None if node is None else _construct_value(node, (), lines, name)
     except yaml.MarkedYAMLError as e:
         line = e.problem_mark.line + 1 if e.problem_mark else 1
         raise ConfigError(
@@ -110,17 +110,17 @@ def parse_yaml(text: str, name: str) -> Source:
             f"dpsweep init writes one to begin with"
         )
     if not isinstance(tree, dict):
-        got = "a list" if isinstance(tree, list) else shown(tree)
+        got = "a list" if isinstance(tree, list) else format_value(tree)
         raise ConfigError(f"{name}:1: expected a mapping of keys to values, got {got}")
     return Source(name, tree, lines)
 
 
-def yaml_text(tree: Tree) -> str:
+def dump_yaml(tree: Tree) -> str:
     """A tree as YAML in its own order; mappings and lists that hold no others take one line."""
     return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=98)
 
 
-def yaml_value(value: Any) -> str:
+def format_yaml_value(value: Any) -> str:
     """One value as YAML on one line."""
     text = yaml.dump(
         value, Dumper=_Dumper, sort_keys=False, default_flow_style=True, width=math.inf
@@ -128,13 +128,13 @@ def yaml_value(value: Any) -> str:
     return text.removesuffix("...\n").strip()  # PyYAML ends a lone scalar's document so
 
 
-def sweep_yaml(file: Source, base: Tree) -> str:
+def dump_sweep(file: Source, base: Tree) -> str:
     """A sweep file with its base in it: one file that can be launched again anywhere."""
-    return yaml_text({**file.tree, "base": base})
+    return dump_yaml({**file.tree, "base": base})
 
 
 def with_overrides(
-    source: Source, settings: list[str], spell: Callable[[Path_], Path_] = tuple
+    source: Source, settings: list[str], spell: Callable[[KeyPath], KeyPath] = tuple
 ) -> Source:
     """`source` with each `dotted.key=value` of `settings` set, the value read as YAML.
 
@@ -151,14 +151,14 @@ def with_overrides(
         value = parse_yaml(f"value: {text}", f"--set {key}").tree["value"]
         path = spell(tuple(key.split(".")))
         try:
-            tree = put(tree, path, value)
+            tree = with_value(tree, path, value)
         except ConfigError as e:
             raise ConfigError(f"--set {key}: {e}") from e
         elsewhere[".".join(map(str, path))] = "--set "
     return Source(source.name, tree, source.lines, elsewhere)
 
 
-def put(tree: Tree, path: Path_, value: Any) -> Tree:
+def with_value(tree: Tree, path: KeyPath, value: Any) -> Tree:
     """A copy of `tree` with `value` at `path`, mappings made on the way where there are none.
 
     Raises:
@@ -169,13 +169,13 @@ def put(tree: Tree, path: Path_, value: Any) -> Tree:
     if rest:
         below = tree.get(str(head))
         if isinstance(below, list):
-            inner = _put_in_list(below, path, value)
+            inner = _with_value_in_list(below, path, value)
         else:
-            inner = put(below if isinstance(below, dict) else {}, tuple(rest), value)
+            inner = with_value(below if isinstance(below, dict) else {}, tuple(rest), value)
     return {**tree, str(head): inner}
 
 
-def _put_in_list(items: list[Any], path: Path_, value: Any) -> list[Any]:
+def _with_value_in_list(items: list[Any], path: KeyPath, value: Any) -> list[Any]:
     """A copy of `items`, which stand at path[0], with `value` at path[1:]."""
     head, at, *rest = path
     if not str(at).isdigit() or int(at) >= len(items):
@@ -184,11 +184,11 @@ def _put_in_list(items: list[Any], path: Path_, value: Any) -> list[Any]:
         )
     old = items[int(at)]
     tree = old if isinstance(old, dict) else {}
-    new = put(tree, tuple(rest), value) if rest else value
+    new = with_value(tree, tuple(rest), value) if rest else value
     return [*items[: int(at)], new, *items[int(at) + 1 :]]
 
 
-def validate(kind: type[Model] | Any, source: Source) -> Model:
+def validate_source(kind: type[Model] | Any, source: Source) -> Model:
     """The config of class `kind` that `source` holds.
 
     Raises:
@@ -198,8 +198,8 @@ def validate(kind: type[Model] | Any, source: Source) -> Model:
         config: Model = TypeAdapter(kind).validate_python(source.tree)
     except ValidationError as e:
         model = kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
-        mistakes: dict[Path_, str] = {}
-        for place, text in (explain(error, model) for error in e.errors()):
+        mistakes: dict[KeyPath, str] = {}
+        for place, text in (explain_error(error, model) for error in e.errors()):
             mistakes.setdefault(place, text)  # one for all members of a union
         raise ConfigError(
             "\n".join(f"{source.at(place)}: {text}" for place, text in mistakes.items())
@@ -247,16 +247,18 @@ def _check_size(node: yaml.Node | None, name: str) -> None:
                 waiting += [child for pair in pairs for child in pair]
 
 
-def _plain(node: yaml.Node, path: Path_, lines: dict[Path_, int], name: str) -> Any:
+def _construct_value(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], name: str) -> Any:
     """The Python value of a node, noting the line of every key on the way."""
     lines.setdefault(path, node.start_mark.line + 1)
     if isinstance(node, yaml.CollectionNode) and node.tag not in _PLAIN_TAGS:
         raise ConfigError(
-            f"{name}:{node.start_mark.line + 1}: {shown(node.tag)} makes a list or mapping "
+            f"{name}:{node.start_mark.line + 1}: {format_value(node.tag)} makes a list or mapping "
             f"something else, and configs hold plain ones. Delete the tag"
         )
     if isinstance(node, yaml.SequenceNode):
-        return [_plain(child, (*path, i), lines, name) for i, child in enumerate(node.value)]
+        return [
+            _construct_value(child, (*path, i), lines, name) for i, child in enumerate(node.value)
+        ]
     if isinstance(node, yaml.MappingNode):
         tree: Tree = {}
         for key_node, value_node in node.value:
@@ -272,20 +274,21 @@ def _plain(node: yaml.Node, path: Path_, lines: dict[Path_, int], name: str) -> 
                     f"Delete one of the two"
                 )
             lines[(*path, key)] = line
-            tree[key] = _plain(value_node, (*path, key), lines, name)
+            tree[key] = _construct_value(value_node, (*path, key), lines, name)
         return tree
     loader = _Loader("")
     try:
         value = loader.construct_object(node)
     except ValueError as e:
         raise ConfigError(
-            f"{name}:{node.start_mark.line + 1}: {shown(node.value)} cannot be read: {e}"
+            f"{name}:{node.start_mark.line + 1}: {format_value(node.value)} cannot be read: {e}"
         ) from e
     finally:
         loader.dispose()
     if isinstance(value, int) and abs(value) > _LARGEST:
         raise ConfigError(
-            f"{name}:{node.start_mark.line + 1}: {shown(node.value)} cannot be read: whole numbers "
+            f"{name}:{node.start_mark.line + 1}: {format_value(node.value)} cannot be read: "
+            "whole numbers "
             f"end at 2^63. Write a number with a point, such as 1e30, where one is wanted"
         )
     return value

@@ -3,16 +3,20 @@
 import os
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 
 from dpsweep.config.budget import BudgetConfig, ConfirmConfig
-from dpsweep.config.explain import describe_field, shown
+from dpsweep.config.explain import describe_field, format_value
+from dpsweep.config.keys import EPSILON, dotted
+from dpsweep.config.plan import PrivacyPlan, plan_privacy
 from dpsweep.config.resources import ResourcesConfig
 from dpsweep.config.scope import check_charged, check_selection, check_shared, with_own_noise
 from dpsweep.config.search import (
@@ -24,18 +28,18 @@ from dpsweep.config.search import (
     check_posterior,
     check_sampler,
 )
-from dpsweep.config.source import Path_, Source, Tree, read_yaml, validate, with_overrides
-from dpsweep.config.space.conditions import Condition, check_names, read_conditions
+from dpsweep.config.source import KeyPath, Source, Tree, read_yaml, validate_source, with_overrides
+from dpsweep.config.space.conditions import Condition, check_condition_keys, read_conditions
 from dpsweep.config.space.defaults import DEFAULT, with_default_spaces
-from dpsweep.config.space.domains import BRANCHING, DOMAIN_SCHEMAS, Choice, Draw, Space
-from dpsweep.config.space.points import Corner, RandomDraw, walk
-from dpsweep.config.space.run_lengths import extremes, vary
-from dpsweep.config.space.searched import EPSILON, FIXED, read_varied
-from dpsweep.config.space.start_points import Point, read_start
-from dpsweep.config.trial import TrialConfig, load_trial, trial_source
+from dpsweep.config.space.domains import BRANCHING, DOMAIN_SCHEMAS, Choice, Space
+from dpsweep.config.space.run_lengths import find_schedule_extremes, schedules_may_vary
+from dpsweep.config.space.searched import EPSILON_PATH, FIXED, read_varied_keys
+from dpsweep.config.space.start_points import read_start
+from dpsweep.config.space.suggest import Point, RandomDraw, walk_corners
+from dpsweep.config.trial import TrialConfig, load_trial, resolve_trial_source
 from dpsweep.core.errors import ConfigError
 from dpsweep.core.strict import Strict
-from dpsweep.privacy.selection import Whole
+from dpsweep.privacy.selection import Charged, Whole
 
 Fits = Callable[[TrialConfig], None]
 
@@ -117,8 +121,24 @@ class SweepConfig(Strict):
 
 
 @dataclass(frozen=True)
-class Sweep:
+class _Drawn:
+    """A point of the space.
+
+    Attributes:
+        tree: The trial config as it would stand in a file.
+        hyperparams: Searched values by dotted key.
+    """
+
+    tree: Tree
+    hyperparams: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ResolvedSweep:
     """A sweep that can run: every corner of its space is a valid trial.
+
+    What follows from the files is computed once, when it is first read; `resolve_sweep` reads all
+    that can be wrong. Made by `load_sweep`, `sweep_of` and `resolve_sweep`.
 
     Attributes:
         config: The sweep file.
@@ -127,7 +147,6 @@ class Sweep:
         file: The sweep file.
         origins: Searched key -> where errors say it stands.
         conditions: What a trial of the search has to meet besides.
-        start: What is tried first.
     """
 
     config: SweepConfig
@@ -136,7 +155,6 @@ class Sweep:
     file: Source
     origins: Mapping[str, str]
     conditions: tuple[Condition, ...] = ()
-    start: tuple[Point, ...] = ()
 
     @property
     def name(self) -> str:
@@ -149,12 +167,12 @@ class Sweep:
 
         So is epsilon, unless `epsilons` has several.
         """
-        return next(self.corners())
+        return self.corners[0]
 
     @property
     def epsilons(self) -> tuple[float | None, ...]:
         """The budgets that trials have in turn; one of them, or None, if all have the same."""
-        budgets = self.space.domains.get(EPSILON)
+        budgets = self.space.domains.get(EPSILON_PATH)
         if isinstance(budgets, Choice):
             return budgets.options
         return (self.written.privacy.epsilon,)
@@ -171,7 +189,7 @@ class Sweep:
     @cached_property
     def methods(self) -> frozenset[str]:
         """The methods that the search chooses from, or the base config's."""
-        sections = walk(lambda corner: self.space.draw(self.base.tree, corner)[0].get("method"))
+        sections = (drawn.tree.get("method") for drawn in self._drawn_corners)
         named = (section for section in sections if isinstance(section, dict))
         return frozenset(str(section.get("name", "compose")) for section in named)
 
@@ -179,6 +197,11 @@ class Sweep:
     def is_private_selection(self) -> bool:
         """True for a private selection, of which only the winner is told, at the end."""
         return self.config.accounting == "private_selection"
+
+    @property
+    def charged(self) -> Charged:
+        """How the search is charged; that it is not is said in words, beside the figure."""
+        return "private_selection" if self.is_private_selection else "composition"
 
     @property
     def chooses_by_posterior(self) -> bool:
@@ -199,17 +222,20 @@ class Sweep:
     @cached_property
     def written(self) -> TrialConfig:
         """One corner of the space with its privacy as the file has it, scope included."""
-        return self._written(self.space.draw(self.base.tree, Corner())[0])
+        return self._written(self._drawn_corners[0].tree)
 
     @cached_property
     def schedules(self) -> tuple[tuple[int, float], ...]:
         """Steps and sampling rate of the trials, at the ends of what the search may choose."""
-        return extremes(self.space, self.base.tree, self.written.data.num_examples)
+        trees = (drawn.tree for drawn in self._drawn_corners)
+        return find_schedule_extremes(
+            self.space, self.base.tree, trees, self.written.data.num_examples
+        )
 
     @property
     def schedules_vary(self) -> bool:
         """True if the search may choose batch size or epochs."""
-        return vary(self.space)
+        return schedules_may_vary(self.space)
 
     @cached_property
     def whole(self) -> Whole | None:
@@ -224,7 +250,7 @@ class Sweep:
         accounting = self.config.accounting
         check_shared(trial.privacy.epsilon, accounting, self.space, self.file, self.origin)
         return Whole(
-            charged="private_selection" if self.is_private_selection else "composition",
+            charged=self.charged,
             epsilon=trial.privacy.epsilon,
             delta=trial.delta,
             num_runs=self.num_runs,
@@ -245,89 +271,129 @@ class Sweep:
 
     def _written(self, tree: Tree) -> TrialConfig:
         resources, train = self.config.resources, tree.get("train")
+        tree = _one_step_size(tree, self.origins)
         if isinstance(train, dict):
             own = {"device": resources.device, "threads": resources.cpu}
             tree = {**tree, "train": {**own, **train}}
         return load_trial(replace(self.origin, tree=tree))
 
-    @property
+    @cached_property
     def origin(self) -> Source:
         """Where the values of a drawn trial come from: the base config or the search."""
         return replace(self.base, elsewhere={**self.base.elsewhere, **self.origins})
 
-    def corners(self, fits: Fits | None = None) -> Iterator[TrialConfig]:
+    @cached_property
+    def corners(self) -> tuple[TrialConfig, ...]:
         """Every end of every range and every option, one at a time, the rest at their first.
 
         They are valid trials, and may still break a condition of `where`.
-
-        Args:
-            fits: Raises ConfigError for a trial whose pieces do not fit one another; asked of
-                those that meet the conditions.
         """
-        yield from walk(lambda corner: self._drawn(corner, fits))
+        return tuple(self._trial_of(drawn) for drawn in self._drawn_corners)
+
+    @cached_property
+    def plans(self) -> tuple[PrivacyPlan, ...]:
+        """Epsilon, delta, noise multiplier and steps of each corner; computed by the accountant."""
+        return tuple(map(plan_privacy, self.corners))
+
+    @cached_property
+    def start(self) -> tuple[Point, ...]:
+        """Points that are tried first."""
+        return read_start(self.config.start, self)
+
+    @cached_property
+    def _drawn_corners(self) -> tuple[_Drawn, ...]:
+        return tuple(walk_corners(lambda corner: _Drawn(*self.space.draw(self.base.tree, corner))))
 
     def admits(self, trial: TrialConfig) -> bool:
         """True if the trial meets every condition of `where`."""
         return all(condition.holds(trial) for condition in self.conditions)
 
-    def samples(self, count: int, fits: Fits | None = None) -> list[TrialConfig]:
+    def check_trials(self, fits: Fits, num_samples: int = 0) -> None:
+        """Check that the pieces of each corner, and of some points inside, fit one another.
+
+        Args:
+            fits: Raises ConfigError if they do not; called for trials that meet the conditions.
+            num_samples: How many points inside.
+        """
+        for drawn, trial in zip(self._drawn_corners, self.corners, strict=True):
+            self._check(drawn, trial, fits)
+        for drawn, trial in self._samples(num_samples):
+            self._check(drawn, trial, fits)
+
+    def samples(self, count: int) -> list[TrialConfig]:
         """Random trials that meet the conditions, the same ones each time.
 
         Fewer than `count` if they are hard to find, but one.
         """
-        rng, found = RandomDraw(random.Random(self.config.seed)), list[TrialConfig]()
-        for _ in range(max(_DRAWS, 10 * count)):
-            if len(found) == count:
-                break
-            trial = self._drawn(rng, fits)
-            found += [trial] if self.admits(trial) else []
-        return found
+        return [trial for _, trial in self._samples(count)]
 
     def share(self) -> float:
         """Share of random points of the space that meet the conditions, from 1000 of them."""
         if not self.conditions:
             return 1.0
         rng = RandomDraw(random.Random(self.config.seed))
-        return sum(self.admits(self._drawn(rng, None)) for _ in range(_DRAWS)) / _DRAWS
+        return sum(self.admits(self._random(rng)[1]) for _ in range(_DRAWS)) / _DRAWS
 
-    def _drawn(self, draw: Draw, fits: Fits | None) -> TrialConfig:
-        tree, hyperparams = self.space.draw(self.base.tree, draw)
-        try:
-            trial = self.trial(tree)
-            if fits and self.admits(trial):
+    def _samples(self, count: int) -> Iterator[tuple[_Drawn, TrialConfig]]:
+        rng = RandomDraw(random.Random(self.config.seed))
+        draws = (self._random(rng) for _ in range(max(_DRAWS, 10 * count)))
+        return islice(((drawn, trial) for drawn, trial in draws if self.admits(trial)), count)
+
+    def _random(self, rng: RandomDraw) -> tuple[_Drawn, TrialConfig]:
+        drawn = _Drawn(*self.space.draw(self.base.tree, rng))
+        return drawn, self._trial_of(drawn)
+
+    def _trial_of(self, drawn: _Drawn) -> TrialConfig:
+        with self._blaming(drawn):
+            return self.trial(drawn.tree)
+
+    def _check(self, drawn: _Drawn, trial: TrialConfig, fits: Fits) -> None:
+        with self._blaming(drawn):
+            if self.admits(trial):
                 fits(trial)
-            return trial
+
+    @contextmanager
+    def _blaming(self, drawn: _Drawn) -> Iterator[None]:
+        """Name the searched values behind a mistake that names a line of the base config alone."""
+        try:
+            yield
         except ConfigError as e:
-            raise ConfigError(f"{e}{self._blame(hyperparams, str(e))}") from e
-
-    def _blame(self, hyperparams: Mapping[str, Any], message: str) -> str:
-        """The searched values behind a mistake that names a line of the base config alone."""
-        if "search." in message or not hyperparams:
-            return ""
-        budget = ".".join(EPSILON)  # stands in the base config, and the message says where
-        drawn = [
-            f"{key} = {shown(value)} ({self.file.line(('search', key))})"
-            for key, value in hyperparams.items()
-            if key != budget
-        ]
-        return f" Searched here: {', '.join(drawn)}."
+            # Several budgets stand in the base config, and the message says where.
+            values = [
+                f"{key} = {format_value(value)} ({self.file.line(('search', key))})"
+                for key, value in drawn.hyperparams.items()
+                if key != EPSILON
+            ]
+            if "search." in str(e) or not drawn.hyperparams:
+                raise
+            raise ConfigError(f"{e} Searched here: {', '.join(values)}.") from e
 
 
-def load_sweep(path: str | Path, settings: list[str] | None = None) -> Sweep:
+def load_sweep(
+    path: str | Path,
+    settings: list[str] | None = None,
+    rename: Callable[[str], str] | None = None,
+) -> ResolvedSweep:
     """Reads a sweep file and its base, and checks every corner of the space.
 
     Args:
         path: The sweep file.
         settings: KEY=VALUE of the command line. A key of the sweep file itself (name, budget,
             sampler, ...) is set there, any other in the base config.
+        rename: Gives the sweep another name than that of the file and the settings.
 
     Raises:
         ConfigError: Naming file, line, key, value and remedy.
     """
-    return sweep_of(read_yaml(path), Path(path).parent, settings)
+    return parse_sweep(read_yaml(path), Path(path).parent, settings, rename)
 
 
-def sweep_of(source: Source, folder: Path, settings: list[str] | None = None) -> Sweep:
+def parse_sweep(
+    source: Source,
+    folder: Path,
+    settings: list[str] | None = None,
+    rename: Callable[[str], str] | None = None,
+) -> ResolvedSweep:
     """The same from what a file holds, or a program made; `base` is relative to `folder`."""
     settings = settings or []
     keys = set(SweepConfig.model_fields) - {"seed"}  # seed is the trials' own, unless in the file
@@ -344,9 +410,12 @@ def sweep_of(source: Source, folder: Path, settings: list[str] | None = None) ->
             f"search: {{optimizer.lr: {{log_uniform: [0.1, 10]}}}}, or the method's own ranges "
             f"with search: {{method: default}}"
         )
-    config: SweepConfig = validate(SweepConfig, file)
-    base = _base(config, file, folder)
-    return build_sweep(file, trial_source(base, [s for s in settings if s not in own]))
+    config: SweepConfig = validate_source(SweepConfig, file)
+    if rename:
+        file = replace(file, tree={**file.tree, "name": rename(config.name)})
+        config = validate_source(SweepConfig, file)
+    base = _load_base(config, file, folder)
+    return _resolve(config, file, resolve_trial_source(base, [s for s in settings if s not in own]))
 
 
 def is_sweep(tree: Tree) -> bool:
@@ -367,32 +436,34 @@ def check_name(name: str, where: str) -> None:
         raise ConfigError(f"{where} {name!r}: is no name for a sweep. {rule}")
 
 
-def _search_key(path: Path_) -> Path_:
+def _search_key(path: KeyPath) -> KeyPath:
     """The keys under search are dotted themselves: search.optimizer.lr is one of them."""
     if path[0] != "search" or len(path) == 1:
         return path
-    return "search", ".".join(map(str, path[1:]))
+    return "search", dotted(path[1:])
 
 
-def build_sweep(file: Source, base: Source) -> Sweep:
-    """A checked sweep from both sources.
+def resolve_sweep(file: Source, base: Source) -> ResolvedSweep:
+    """Resolve a sweep from both sources, and check it.
 
     Raises:
         ConfigError: Naming file, line, key, value and remedy.
     """
-    config: SweepConfig = validate(SweepConfig, file)
+    return _resolve(validate_source(SweepConfig, file), file, base)
+
+
+def _resolve(config: SweepConfig, file: Source, base: Source) -> ResolvedSweep:
     file = with_default_spaces(file, base)
-    varied = read_varied(file, base, config.search)
+    varied = read_varied_keys(file, base, config.search)
     conditions = read_conditions(file, config.where)
-    sweep = Sweep(config, base, varied.space, file, varied.origins, conditions)
-    corners = list(sweep.corners())
-    for trial in corners:
-        if _promised(trial, sweep) != _promised(corners[0], sweep):
-            raise ConfigError(
-                f"{file.at(('search',))}: varies one of {', '.join(FIXED)}. All trials share them. "
-                f"Set it in the base config, and run one sweep for each value"
-            )
-    check_names(conditions, corners)
+    sweep = ResolvedSweep(config, base, varied.space, file, varied.origins, conditions)
+    promised = [_get_privacy_target(trial, sweep) for trial in sweep.corners]
+    if any(each != promised[0] for each in promised):
+        raise ConfigError(
+            f"{file.at(('search',))}: varies one of {', '.join(FIXED)}. All trials share them. "
+            f"Set it in the base config, and run one sweep for each value"
+        )
+    check_condition_keys(conditions, sweep.corners)
     check_device(sweep)
     if conditions and not sweep.samples(1):
         raise ConfigError(
@@ -400,24 +471,38 @@ def build_sweep(file: Source, base: Source) -> Sweep:
             f"{' and '.join(c.formula.text for c in conditions)}. Loosen it, or move the ranges"
         )
     _check_choices(sweep)
-    return replace(sweep, start=read_start(config.start, sweep))
+    assert sweep.start is not None  # read here: a point outside the space is told before a launch
+    return sweep
 
 
-def _promised(trial: TrialConfig, sweep: Sweep) -> tuple[object, ...]:
+def _one_step_size(tree: Tree, searched: Collection[str]) -> Tree:
+    """A drawn tree in which a searched lr takes the place of the base's total_step, or vice versa.
+
+    Both are one quantity: what is searched has the value that the base config had.
+    """
+    match tree:
+        case {"optimizer": {"lr": _, "total_step": _, **others} as own}:
+            kept = [k for k in ("lr", "total_step") if f"optimizer.{k}" in searched]
+            if len(kept) == 1:
+                return {**tree, "optimizer": {**others, kept[0]: own[kept[0]]}}
+    return tree
+
+
+def _get_privacy_target(trial: TrialConfig, sweep: ResolvedSweep) -> tuple[object, ...]:
     """What all trials of a sweep must have in common."""
     privacy = trial.privacy
     noise = privacy.noise_multiplier if sweep.whole is None else None
     return privacy.delta, noise, trial.data, trial.seed
 
 
-def check_device(sweep: Sweep) -> None:
+def check_device(sweep: ResolvedSweep) -> None:
     """Refuse trials that compute elsewhere than what they take of the cluster.
 
     Raises:
         ConfigError: If they compute on a GPU that is not theirs, or take one and leave it idle.
     """
     gpu, place = sweep.config.resources.gpu, sweep.file.at(("resources", "gpu"))
-    for trial in sweep.corners():
+    for trial in sweep.corners:
         device, key = trial.train.device, sweep.origin.at(("train", "device"))
         if gpu == 0 and device != "cpu":
             # Ray does not hide a node's GPUs from a worker that takes none
@@ -433,7 +518,7 @@ def check_device(sweep: Sweep) -> None:
             )
 
 
-def _check_choices(sweep: Sweep) -> None:
+def _check_choices(sweep: ResolvedSweep) -> None:
     """What the pieces of the sweep file say about one another."""
     config, file = sweep.config, sweep.file
     check_sampler(config.sampler, sweep.space, file.at(("sampler", "name")))
@@ -451,7 +536,7 @@ def _check_choices(sweep: Sweep) -> None:
         check_selection(config, sweep.space, file, sweep.origin)
 
 
-def _base(config: SweepConfig, file: Source, folder: Path) -> Source:
+def _load_base(config: SweepConfig, file: Source, folder: Path) -> Source:
     """The base trial, as written inside the sweep file or in a file of its own."""
     if isinstance(config.base, dict):
         lines = {p[1:]: line for p, line in file.lines.items() if p[:1] == ("base",)}

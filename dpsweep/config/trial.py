@@ -6,9 +6,17 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from dpsweep.config.aliases import spelled_path, spelled_source
+from dpsweep.config.aliases import resolve_path_aliases, resolve_source_aliases
+from dpsweep.config.keys import BATCH_SIZE, CLIPPING, OPTIMIZER_NAME, path_of
 from dpsweep.config.privacy import PrivacyConfig
-from dpsweep.config.source import Source, Tree, put, validate, with_overrides, yaml_text
+from dpsweep.config.source import (
+    Source,
+    Tree,
+    dump_yaml,
+    validate_source,
+    with_overrides,
+    with_value,
+)
 from dpsweep.core.errors import Misfit
 from dpsweep.core.strict import Strict, unused
 from dpsweep.core.types import EngineName
@@ -17,7 +25,9 @@ from dpsweep.data.datasets import DataConfig
 from dpsweep.methods import METHODS, MethodConfig, compose
 from dpsweep.methods import build as build_method
 from dpsweep.models import ModelConfig
-from dpsweep.optim import OptimizerConfig
+from dpsweep.optim import TOTAL_STEPS, OptimizerConfig
+from dpsweep.optim.schedule import sum_factors
+from dpsweep.optim.sgd import Sgd
 from dpsweep.privacy.query import Apart
 
 
@@ -80,8 +90,8 @@ class TrialConfig(Strict):
     train: TrainConfig
     """How long, in what portions, and on what."""
 
-    optimizer: OptimizerConfig
-    """The base optimizer and its learning rate."""
+    optimizer: OptimizerConfig = Sgd(total_step=TOTAL_STEPS["sgd"])
+    """The base optimizer and the size of its steps; the method's own if missing."""
 
     method: MethodConfig
     """The DP method and its tunables."""
@@ -92,7 +102,38 @@ class TrialConfig(Strict):
     @property
     def schedule(self) -> tuple[int, float]:
         """T and q: how many steps it takes, and with what chance a step sees an example."""
-        return schedule(self.train.batch_size, self.train.epochs, self.data.num_examples)
+        return compute_schedule(self.train.batch_size, self.train.epochs, self.data.num_examples)
+
+    @property
+    def learning_rate(self) -> float:
+        """Peak learning rate; under adaptive clipping with total_step, that at the first norm."""
+        if self.optimizer.lr is not None:
+            return self.optimizer.lr
+        assert self.optimizer.total_step is not None, "the method's default is filled in"
+        return self.optimizer.total_step / self._reach
+
+    @property
+    def total_step(self) -> float:
+        """Total step r = lr G S (optim/base.py); with lr, as if an adaptive clip norm stayed."""
+        given = self.optimizer.total_step
+        return self.learning_rate * self._reach if given is None else given
+
+    @property
+    def step_size(self) -> str:
+        """What the file gives of learning rate and total step, such as `lr 0.52`."""
+        given = self.optimizer.total_step
+        return f"lr {self.optimizer.lr:.3g}" if given is None else f"total_step {given:.3g}"
+
+    @property
+    def _reach(self) -> float:
+        """G S: the total step at learning rate 1, with every clipped gradient C long.
+
+        C is clip_norm under each style of clipping. Flat and automatic clipping bring an example's
+        whole gradient to it, per_layer the squares of its layers to a sum of C^2; adaptive clipping
+        starts there, and the learning rate follows its norm (training/step.py).
+        """
+        length = self.privacy.clip_norm * build_method(self.method).chain.dc_gain
+        return self.optimizer.reach(length) * sum_factors(self.optimizer.schedule, self.schedule[0])
 
     @property
     def delta(self) -> float:
@@ -102,7 +143,7 @@ class TrialConfig(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def _methods_own_base_and_clipping(cls, data: Any) -> Any:
+    def _fill_method_defaults(cls, data: Any) -> Any:
         """The method's own optimizer and style of clipping where the file leaves them open."""
         match data:
             case {"method": {"compose": parts}}:
@@ -117,41 +158,47 @@ class TrialConfig(Strict):
                 }
             case _:
                 own = {"optimizer": {"name": "sgd"}}
+        if isinstance(data, dict):
+            data = {**data, "optimizer": data.get("optimizer", {})}
         for section, default in own.items():
             if isinstance(data, dict) and isinstance(data.get(section), dict):
                 data = {**data, section: {**default, **data[section]}}
+        match data:
+            case {"optimizer": {"name": str(base), **given}} if base in TOTAL_STEPS:
+                size = {"total_step": TOTAL_STEPS[base]} if not _SIZES & given.keys() else {}
+                data = {**data, "optimizer": {"name": base, **given, **size}}
         return data
 
     @model_validator(mode="after")
-    def _method_takes_this_base(self) -> Self:
+    def _check_base_optimizer(self) -> Self:
         bases = METHODS[self.method.name].bases
         if isinstance(self.method, compose.Config):
             bases = (self.method.compose.base,)
         if self.optimizer.name not in bases:
             raise Misfit(
-                "optimizer.name",
+                OPTIMIZER_NAME,
                 f"{self.method.name} steps with {' or '.join(bases)}, got {self.optimizer.name}. "
                 f"Delete optimizer.name, or choose another method.name",
             )
         return self
 
     @model_validator(mode="after")
-    def _clipping_suits_the_query(self) -> Self:
+    def _check_clipping(self) -> Self:
         split = isinstance(build_method(self.method).query, Apart)
         if split and self.privacy.clipping.name == "adaptive":
             raise Misfit(
-                "privacy.clipping",
+                CLIPPING,
                 "adaptive follows the norm of one answer, and predictor: split clips two. Use "
                 "clipping: flat, or predictor: joint",
             )
         return self
 
     @model_validator(mode="after")
-    def _batch_fits(self) -> Self:
+    def _check_batch_size(self) -> Self:
         num_examples = self.data.num_examples
         if self.train.batch_size > num_examples:
             raise Misfit(
-                "train.batch_size",
+                BATCH_SIZE,
                 f"{self.train.batch_size} exceeds the {num_examples} private examples of "
                 f"{self.data.name}. The sampling rate batch_size / num_examples is a "
                 f"probability; give at most {num_examples}",
@@ -159,22 +206,28 @@ class TrialConfig(Strict):
         return self
 
 
-def schedule(batch_size: float, epochs: float, num_examples: int) -> tuple[int, float]:
+_SIZES = {"lr", "total_step", *Sgd.letters}
+"""Keys that give the size of a step, letters included."""
+
+
+def compute_schedule(batch_size: float, epochs: float, num_examples: int) -> tuple[int, float]:
     """T = round(E N / B), at least 1, and q = B / N."""
     sampling_rate = batch_size / num_examples
     return max(1, round(epochs / sampling_rate)), sampling_rate
 
 
-def trial_source(source: Source, settings: list[str]) -> Source:
+def resolve_trial_source(source: Source, settings: list[str]) -> Source:
     """A file that holds a trial, its letters spelled out, with the command line's settings."""
-    spelled = spelled_source(source, TrialConfig)
+    spelled = resolve_source_aliases(source, TrialConfig)
     match spelled.tree:
         case {"privacy": {"clipping": str(name)}}:  # so that a key inside it can be set
             spelled = replace(
-                spelled, tree=put(spelled.tree, ("privacy", "clipping"), {"name": name})
+                spelled, tree=with_value(spelled.tree, path_of(CLIPPING), {"name": name})
             )
-    changed = with_overrides(spelled, settings, lambda path: spelled_path(path, TrialConfig))
-    return spelled_source(changed, TrialConfig)  # once more, for letters inside a value
+    changed = with_overrides(
+        spelled, settings, lambda path: resolve_path_aliases(path, TrialConfig)
+    )
+    return resolve_source_aliases(changed, TrialConfig)  # once more, for letters inside a value
 
 
 def load_trial(source: Source) -> TrialConfig:
@@ -183,24 +236,26 @@ def load_trial(source: Source) -> TrialConfig:
     Raises:
         ConfigError: Naming file, line, key, value and remedy of each mistake.
     """
-    config: TrialConfig = validate(TrialConfig, replace(source, tree=_absolute(source.tree)))
+    config: TrialConfig = validate_source(
+        TrialConfig, replace(source, tree=_make_paths_absolute(source.tree))
+    )
     return config
 
 
-def config_yaml(config: TrialConfig) -> str:
+def dump_trial(config: TrialConfig) -> str:
     """A trial config as YAML that `load_trial` reads back equal: a line a section, names first."""
-    return yaml_text(_names_first(config.model_dump(mode="json", exclude_none=True)))
+    return dump_yaml(_sort_names_first(config.model_dump(mode="json", exclude_none=True)))
 
 
-def _names_first(tree: Tree) -> Tree:
+def _sort_names_first(tree: Tree) -> Tree:
     named = {"name": tree["name"], **tree} if "name" in tree else tree
-    return {k: _names_first(v) if isinstance(v, dict) else v for k, v in named.items()}
+    return {k: _sort_names_first(v) if isinstance(v, dict) else v for k, v in named.items()}
 
 
-def _absolute(tree: Tree) -> Tree:
+def _make_paths_absolute(tree: Tree) -> Tree:
     """`tree` with its paths made absolute, so that they mean the same in every process."""
     for section, key in (("data", "root"), ("model", "weights"), ("model", "folder")):
         inner = tree.get(section)
         if isinstance(inner, dict) and isinstance(inner.get(key), str):
-            tree = put(tree, (section, key), str(Path(inner[key]).expanduser().absolute()))
+            tree = with_value(tree, (section, key), str(Path(inner[key]).expanduser().absolute()))
     return tree

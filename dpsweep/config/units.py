@@ -14,31 +14,31 @@ _TIMES = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _WRITTEN = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*$")
 
 
-def size_bytes(text: str) -> int:
+def parse_size(text: str) -> int:
     """Bytes of a size with its unit.
 
     Raises:
         ValueError: If it is no size above zero.
 
-    >>> size_bytes("2GB"), size_bytes("1.5 GiB")
+    >>> parse_size("2GB"), parse_size("1.5 GiB")
     (2000000000, 1610612736)
     """
-    return round(_amount(text, {k: float(v) for k, v in _SIZES.items()}, "2GB or 500 MiB"))
+    return round(_parse_amount(text, {k: float(v) for k, v in _SIZES.items()}, "2GB or 500 MiB"))
 
 
-def duration_seconds(text: str) -> float:
+def parse_duration(text: str) -> float:
     """Seconds of a time with its unit: s, m or h.
 
     Raises:
         ValueError: If it is no time above zero.
 
-    >>> duration_seconds("30m"), duration_seconds("1.5h")
+    >>> parse_duration("30m"), parse_duration("1.5h")
     (1800.0, 5400.0)
     """
-    return _amount(text, _TIMES, "90s, 30m or 2h")
+    return _parse_amount(text, _TIMES, "90s, 30m or 2h")
 
 
-def _amount(text: str, units: dict[str, float], example: str) -> float:
+def _parse_amount(text: str, units: dict[str, float], example: str) -> float:
     found = _WRITTEN.match(text)
     unit = found[2] if found else ""
     known = {name.upper(): size for name, size in units.items()}
@@ -47,26 +47,26 @@ def _amount(text: str, units: dict[str, float], example: str) -> float:
     return float(found[1]) * known[unit.upper()]
 
 
-def _is_size(text: str) -> str:
-    size_bytes(text)
+def _validate_size(text: str) -> str:
+    parse_size(text)
     return text
 
 
-def _is_duration(text: str) -> str:
-    duration_seconds(text)
+def _validate_duration(text: str) -> str:
+    parse_duration(text)
     return text
 
 
 Size = Annotated[
     str,
-    AfterValidator(_is_size),
+    AfterValidator(_validate_size),
     Field(json_schema_extra={"pattern": r"^\s*\d+(\.\d+)?\s*([KMGTkmgt]i?)?[Bb]\s*$"}),
 ]
-"""Text such as 2GB; `size_bytes` reads it."""
+"""Text such as 2GB; `parse_size` reads it."""
 
 Duration = Annotated[
     str,
-    AfterValidator(_is_duration),
+    AfterValidator(_validate_duration),
     Field(json_schema_extra={"pattern": r"^\s*\d+(\.\d+)?\s*[smhSMH]\s*$"}),
 ]
-"""Text such as 30m; `duration_seconds` reads it."""
+"""Text such as 30m; `parse_duration` reads it."""

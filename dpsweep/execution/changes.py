@@ -1,11 +1,11 @@
 """What a sweep file says that it did not say when its sweep was launched, and what may change."""
 
-from dpsweep.config.explain import shown
+from dpsweep.config.explain import format_value
+from dpsweep.config.keys import flatten
 from dpsweep.config.source import Tree
-from dpsweep.config.sweep import Sweep, build_sweep
+from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.core.errors import StateError
-from dpsweep.execution.tracking import flat
-from dpsweep.search.charge import cap_of
+from dpsweep.search.charge import get_privacy_cap
 from dpsweep.store.state_dir import SweepFolder
 
 _HARMLESS = ("budget", "confirm", "resources", "keep_weights")
@@ -19,29 +19,30 @@ share one budget, and the Renyi order of a proof is chosen by it where lengths a
 _MISSING = "nothing"
 
 
-def changes(folder: SweepFolder, sweep: Sweep) -> dict[str, tuple[str, str]]:
+def list_changes(launched: ResolvedSweep, sweep: ResolvedSweep) -> dict[str, tuple[str, str]]:
     """Dotted key -> what was launched and what the file says now, where they differ."""
-    then, now = (_tree(s.tree, b.tree) for s, b in (folder.stored(), (sweep.file, sweep.base)))
+    then, now = (_make_comparable_tree(s.file.tree, s.base.tree) for s in (launched, sweep))
     keys = sorted(k for k in {*then, *now} if then.get(k) != now.get(k))
-    return {k: (_shown(then, k), _shown(now, k)) for k in keys}
+    return {k: (_format_setting(then, k), _format_setting(now, k)) for k in keys}
 
 
-def may_grow(sweep: Sweep) -> bool:
+def may_add_trials(sweep: ResolvedSweep) -> bool:
     """True if a launched sweep may be given more trials: nothing was chosen by their number."""
-    return sweep.whole is None and not sweep.is_private_selection and cap_of(sweep) is None
+    return sweep.whole is None and not sweep.is_private_selection and get_privacy_cap(sweep) is None
 
 
-def check_changes(folder: SweepFolder, sweep: Sweep, *, accepted: bool) -> None:
-    """Takes over changes that do no harm, if they were accepted.
+def check_changes(
+    folder: SweepFolder, launched: ResolvedSweep, sweep: ResolvedSweep, *, accepted: bool
+) -> ResolvedSweep:
+    """Take over changes that do no harm, if they were accepted; return the sweep to go on with.
 
     Raises:
         StateError: Showing what differs, and what to do about it.
     """
-    found = changes(folder, sweep)
+    found = list_changes(launched, sweep)
     if not found:
-        return
+        return launched
     listed = "; ".join(f"{key}: {then} -> {now}" for key, (then, now) in found.items())
-    launched = build_sweep(*folder.stored())
     harmful = [key for key in found if not _is_harmless(key, launched, sweep)]
     if harmful:
         raise StateError(
@@ -64,16 +65,17 @@ def check_changes(folder: SweepFolder, sweep: Sweep, *, accepted: bool) -> None:
             f"{sweep.name}.{grown}"
         )
     folder.accept(sweep.file, sweep.base)
+    return sweep
 
 
-def _is_harmless(key: str, launched: Sweep, sweep: Sweep) -> bool:
+def _is_harmless(key: str, launched: ResolvedSweep, sweep: ResolvedSweep) -> bool:
     section = key.split(".")[0]
     if any(key.startswith(part) for part in _NUM_RUNS):
-        return may_grow(sweep) and not _runs_less(launched, sweep)
+        return may_add_trials(sweep) and not _drops_runs(launched, sweep)
     return section in _HARMLESS
 
 
-def _runs_less(launched: Sweep, sweep: Sweep) -> bool:
+def _drops_runs(launched: ResolvedSweep, sweep: ResolvedSweep) -> bool:
     """True if something that was planned is dropped: results may have had a say in that."""
     then, now = launched.config, sweep.config
     if now.budget.trials < then.budget.trials:
@@ -88,12 +90,12 @@ def _runs_less(launched: Sweep, sweep: Sweep) -> bool:
     )
 
 
-def _tree(sweep: Tree, base: Tree) -> Tree:
+def _make_comparable_tree(sweep: Tree, base: Tree) -> Tree:
     """Without the sweep's name, by which it was found, and with the base in place of its path."""
     whole = {**sweep, "base": base}
     whole.pop("name", None)
-    return flat(whole)
+    return flatten(whole, empty=False)
 
 
-def _shown(tree: Tree, key: str) -> str:
-    return shown(tree[key]) if key in tree else _MISSING
+def _format_setting(tree: Tree, key: str) -> str:
+    return format_value(tree[key]) if key in tree else _MISSING

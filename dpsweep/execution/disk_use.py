@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from dpsweep.config.sweep import Sweep
+from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.disk import free_bytes, shown_bytes
 from dpsweep.core.errors import DiskFull
@@ -29,10 +29,10 @@ def weight_bytes(config: TrialConfig) -> int:
 
 def checkpoint_bytes(config: TrialConfig) -> int:
     """Size of a trial's resume state: iterates, filter, optimizer."""
-    return _copies(config) * weight_bytes(config)
+    return _count_copies(config) * weight_bytes(config)
 
 
-def disk_needed(sweep: Sweep, at_once: int) -> int:
+def estimate_disk_bytes(sweep: ResolvedSweep, at_once: int) -> int:
     """Bytes a sweep takes at most: every trial's weights, and the running ones' resume state.
 
     Each of these is there twice for the moment in which it is replaced.
@@ -41,14 +41,14 @@ def disk_needed(sweep: Sweep, at_once: int) -> int:
         sweep: The sweep; the largest corner of its space counts.
         at_once: Trials that run at a time.
     """
-    largest = max(checkpoint_bytes(config) for config in _distinct(sweep))
-    weights = max(weight_bytes(config) for config in _distinct(sweep))
+    largest = max(checkpoint_bytes(config) for config in _list_distinct_configs(sweep))
+    weights = max(weight_bytes(config) for config in _list_distinct_configs(sweep))
     trials = sweep.config.budget.trials
     running = 2 * min(at_once, trials) * largest
     return running + trials * (weights + _ENTRY_BYTES) + _EMPTY_BYTES
 
 
-def check_space(sweep: Sweep, folder: Path, at_once: int | None = None) -> None:
+def check_disk_space(sweep: ResolvedSweep, folder: Path, at_once: int | None = None) -> None:
     """Raises DiskFull if `folder` has not the trial_dir that the sweep will take.
 
     Args:
@@ -57,7 +57,7 @@ def check_space(sweep: Sweep, folder: Path, at_once: int | None = None) -> None:
         at_once: Trials that run at a time; as many as this machine has CPUs for if None.
     """
     cores = (os.cpu_count() or 1) // sweep.config.resources.cpu
-    needed = disk_needed(sweep, max(1, cores) if at_once is None else at_once)
+    needed = estimate_disk_bytes(sweep, max(1, cores) if at_once is None else at_once)
     free = free_bytes(folder)
     if free < needed:
         raise DiskFull(
@@ -68,13 +68,13 @@ def check_space(sweep: Sweep, folder: Path, at_once: int | None = None) -> None:
         )
 
 
-def _distinct(sweep: Sweep) -> list[TrialConfig]:
+def _list_distinct_configs(sweep: ResolvedSweep) -> list[TrialConfig]:
     """Corners of the space that differ in what is stored."""
-    kinds = {(c.model.model_dump_json(), c.train.dtype, _copies(c)): c for c in sweep.corners()}
+    kinds = {(c.model.model_dump_json(), c.train.dtype, _count_copies(c)): c for c in sweep.corners}
     return list(kinds.values())
 
 
-def _copies(config: TrialConfig) -> int:
+def _count_copies(config: TrialConfig) -> int:
     """Trees of the weights' size in a checkpoint, at most: iterates, filter, optimizer."""
     trail = build_method(config.method).query.memory
     return 2 + trail + 2 * (config.optimizer.name != "sgd")

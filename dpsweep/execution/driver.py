@@ -4,23 +4,23 @@ It knows neither Ray nor MLflow. tune/adapters.py calls it with Tune's events; i
 study first, and then whoever watches. Watchers are told again after a crash.
 """
 
-import logging
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.core.errors import ConfigError
 from dpsweep.core.types import Row
 from dpsweep.execution.failures import (
     Limits,
-    cause_of_death,
-    memory_notes,
+    count_begins,
+    find_cause_of_death,
     note_memory,
-    times_begun,
+    read_memory_notes,
 )
-from dpsweep.execution.private_selection import SecretSearch
-from dpsweep.execution.resources import memory_share
+from dpsweep.execution.resources import get_memory_share
 from dpsweep.execution.worker import Assignment
 from dpsweep.search.trial_record import Record
 from dpsweep.store.lease import Lease
@@ -29,12 +29,10 @@ from dpsweep.store.study import Study, TrialEnd
 from dpsweep.training.schedule import trial_schedule
 from dpsweep.training.trial_dir import TrialDir
 
-log = logging.getLogger(__name__)
-
 _GRACE_SECONDS = 20.0
 """How long trials may take to save their state when they are asked to pause."""
 
-WORKER_DEATHS = 3
+MAX_WORKER_DEATHS = 3
 """How many worker processes may die with a trial; of one more it has failed."""
 
 _ROUNDS = 4
@@ -67,24 +65,76 @@ class Watcher(Protocol):
         """A trial is complete, pruned or failed."""
 
 
+class Search(Protocol):
+    """What a driver runs: a Study, or a SecretSearch, of which the winner alone is told."""
+
+    sweep: ResolvedSweep
+
+    def admit(self, watchers: list[Watcher]) -> list[Watcher]:
+        """Those of `watchers` that may know how its trials fare."""
+
+    def running(self) -> list[int]:
+        """Trials that were begun and have not ended."""
+
+    def num_to_ask(self) -> int:
+        """Trials still to begin."""
+
+    def num_to_confirm(self) -> int:
+        """Repeats of the best configs still to be run, at most."""
+
+    def ask(self) -> Record:
+        """The next trial; ConfigError if what was proposed is none. It counts as failed."""
+
+    def ask_to_confirm(self) -> Record | None:
+        """The next repeat of one of the best configs; None if all have theirs."""
+
+    def record(self, number: int) -> Record:
+        """One trial."""
+
+    def dispatch(self, record: Record, *, void: bool) -> Record:
+        """Note that a trial's secret exists, and what the trial is charged."""
+
+    def report(self, number: int, row: Row) -> bool:
+        """Take a trial's report. False if nothing is to follow from it."""
+
+    def should_prune(self, number: int) -> bool:
+        """True if a trial is to end early."""
+
+    def tell(self, number: int, end: TrialEnd, *, reason: str | None = None) -> Record:
+        """Take a trial's end."""
+
+    def log(self, words: str) -> None:
+        """Tell the user of a trouble that the search survives."""
+
+    def describe_trouble(self, trouble: str) -> str:
+        """Return what may be said of a trouble that stops the search."""
+
+    def begin(self, reconcile: Callable[[], None]) -> None:
+        """Tell the tracker, which `reconcile` does, what may be known before the next trial."""
+
+    def publish(self, study: Study, reconcile: Callable[[], None]) -> None:
+        """Tell study and tracker what may be known now that all trials have ended."""
+
+
 class Driver:
     """Asks, reports and tells for one sweep. Trials are known by the id Tune gives them."""
 
     def __init__(
         self,
-        study: Study | SecretSearch,
+        search: Search,
         folder: SweepFolder,
         lease: Lease,
         watchers: list[Watcher],
     ) -> None:
-        self._study, self._folder, self._lease, self._watchers = study, folder, lease, watchers
+        self._search, self._folder, self._lease = search, folder, lease
+        self._watchers = search.admit(watchers)
         self._live: dict[str, int] = {}
         self._pruned: set[str] = set()
         self._alone: list[int] = []
         self._runs_alone: str | None = None
         self._begun: dict[str, int] = {}
         self._rounds: Counter[int] = Counter()
-        self._to_adopt = study.running()
+        self._to_adopt = search.running()
         self._start = time.monotonic()
         self._stopped_at: float | None = None
         self.trouble: str | None = None
@@ -100,7 +150,7 @@ class Driver:
     def num_left(self) -> int:
         """Trials still to be run, interrupted ones included."""
         waiting = len(self._to_adopt) + len(self._alone)
-        return waiting + self._study.num_to_ask() + self._study.num_to_confirm()
+        return waiting + self._search.num_to_ask() + self._search.num_to_confirm()
 
     def stop(self) -> None:
         """Starts nothing more, and asks the running trials to save their state and end."""
@@ -135,9 +185,9 @@ class Driver:
         trial_dir = TrialDir(self._folder.trial_dir(record.number))
         if not record.dispatched:
             trial_dir.make_secret()
-            record = self._study.dispatch(record, void=trial_dir.is_void)
+            record = self._search.dispatch(record, void=trial_dir.is_void)
         self._live[trial_id] = record.number
-        self._begun[trial_id] = times_begun(trial_dir.path)
+        self._begun[trial_id] = count_begins(trial_dir.path)
         for watcher in self._watchers:
             watcher.started(record)
         return {
@@ -146,7 +196,7 @@ class Driver:
             "schedule": trial_schedule(record.config).to_json(),
             "trial_dir": str(trial_dir.path),
             "pause": str(self._folder.stop_request),
-            "limits": self._limits(alone=trial_id == self._runs_alone).to_json(),
+            "limits": self._make_limits(alone=trial_id == self._runs_alone).to_json(),
         }
 
     def result(self, trial_id: str, payload: dict[str, Any]) -> bool:
@@ -154,18 +204,18 @@ class Driver:
         self._lease.check()
         number = self._live.get(trial_id)
         row = payload.get("row")
-        if number is None or row is None or not self._study.report(number, row):
+        if number is None or row is None or not self._search.report(number, row):
             return False
-        record = self._study.record(number)
+        record = self._search.record(number)
         for watcher in self._watchers:
             watcher.reported(record, row)
         steps, _ = record.config.schedule
-        if row["step"] < steps and self._study.should_prune(number):
+        if row["step"] < steps and self._search.should_prune(number):
             self._pruned.add(trial_id)
             return True
         return False
 
-    def died(self, trial_id: str, words: str) -> None:
+    def handle_worker_death(self, trial_id: str, words: str) -> None:
         """A worker process died, and Tune has `words` on it; another one may be given the trial."""
         number = self._live.get(trial_id)
         if number is not None and _KILLED_FOR_MEMORY in words:
@@ -180,32 +230,32 @@ class Driver:
         if trial_id == self._runs_alone:
             self._runs_alone = None
         if payload and payload.get("end") == "memory" and not self.stopping:
-            self._again(number, payload.get("reason", ""))
+            self._requeue(number, payload.get("reason", ""))
             return
         trial_dir = TrialDir(self._folder.trial_dir(number))
-        begun = times_begun(trial_dir.path) - begun_before
-        its_fault = payload is not None or begun > WORKER_DEATHS
+        begun = count_begins(trial_dir.path) - begun_before
+        its_fault = payload is not None or begun > MAX_WORKER_DEATHS
         if not (its_fault or self.stopping or trial_id in self._pruned):
-            self._not_begun(number)
+            self._requeue_unstarted(number)
             return
-        end, reason = self._verdict(trial_id, trial_dir.path, payload)
+        end, reason = self._decide_end(trial_id, trial_dir.path, payload)
         if end is None:  # it stays running in the study, and resume goes on with it
             self.trouble = reason or self.trouble
             self.stop()
             return
-        record = self._study.tell(number, end, reason=reason)
+        record = self._search.tell(number, end, reason=reason)
         trial_dir.forget()
         for watcher in self._watchers:
             watcher.ended(record)
 
-    def _verdict(
+    def _decide_end(
         self, trial_id: str, trial_dir: Path, payload: dict[str, Any] | None
     ) -> tuple[TrialEnd | None, str | None]:
         """How a trial ended, and why if it failed; None if it did not end."""
         if trial_id in self._pruned:
             return "pruned", None
         if payload is None:
-            died = f"{_DIED}: {cause_of_death(trial_dir)}"
+            died = f"{_DIED}: {find_cause_of_death(trial_dir)}"
             return (None, None) if self.stopping else ("failed", died)
         match payload.get("end"):
             case "paused" | "halted":
@@ -217,7 +267,7 @@ class Driver:
             case end:
                 return end, payload.get("reason")
 
-    def _not_begun(self, number: int) -> None:
+    def _requeue_unstarted(self, number: int) -> None:
         """Hands a trial out again whose workers died before they began it: no fault of its own.
 
         If that was in vain too often the sweep stops, and `resume` goes on with the trial.
@@ -229,22 +279,20 @@ class Driver:
             self.trouble = _NEVER_BEGUN
             self.stop()
 
-    def _again(self, number: int, reason: str) -> None:
+    def _requeue(self, number: int, reason: str) -> None:
         """Notes that a trial is to be run once more, when no other runs."""
         self._alone.append(number)
-        if not self._study.sweep.is_private_selection:
-            log.warning(
-                "trial %d: %s; it is run once more, alone and with half the examples at once",
-                number,
-                reason,
-            )
+        self._search.log(
+            f"trial {number}: {reason}; it is run once more, alone and with half the examples at "
+            f"once"
+        )
 
-    def _limits(self, *, alone: bool) -> Limits:
-        config = self._study.sweep.config
+    def _make_limits(self, *, alone: bool) -> Limits:
+        config = self._search.sweep.config
         return Limits(
             silence_seconds=config.budget.silence_seconds,
             memory_bytes=config.resources.memory_bytes,
-            gpu_share=1.0 if alone else memory_share(config.resources),
+            gpu_share=1.0 if alone else get_memory_share(config.resources),
             alone=alone,
         )
 
@@ -253,24 +301,21 @@ class Driver:
             return None
         while self._to_adopt:
             number = self._to_adopt.pop(0)
-            if not memory_notes(self._folder.trial_dir(number)):
-                return self._study.record(number)
+            if not read_memory_notes(self._folder.trial_dir(number)):
+                return self._search.record(number)
             self._alone.append(number)
-        while not self._is_late() and self._study.num_to_ask():
+        while not self._is_late() and self._search.num_to_ask():
             try:
-                return self._study.ask()
+                return self._search.ask()
             except ConfigError as e:
-                if (
-                    not self._study.sweep.is_private_selection
-                ):  # how often it is said tells their number
-                    log.warning("%s", e)
+                self._search.log(str(e))
         if self._alone and not self._live:
             self._runs_alone = trial_id
-            return self._study.record(self._alone.pop(0))
+            return self._search.record(self._alone.pop(0))
         unfinished = [*self._live.values(), *self._alone]
-        searching = [n for n in unfinished if self._study.record(n).confirms is None]
-        return None if searching else self._study.ask_to_confirm()
+        searching = [n for n in unfinished if self._search.record(n).confirms is None]
+        return None if searching else self._search.ask_to_confirm()
 
     def _is_late(self) -> bool:
-        hours = self._study.sweep.config.budget.hours
+        hours = self._search.sweep.config.budget.hours
         return hours is not None and time.monotonic() - self._start >= 3600 * hours

@@ -32,7 +32,7 @@ from dpsweep.core.disk import raising_disk_full, shown_bytes, write_whole
 
 _NOTES, _WORDS, _BEGUN = "mishaps.json", "last_words.txt", "begun"
 _LOOK_SECONDS = 0.25
-_TRIES = 2
+_MAX_TRIES = 2
 """How often memory may run out before the trial has failed."""
 
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>.+)$')
@@ -74,17 +74,17 @@ class RetryDecision:
     halvings: int = 0
 
 
-def verdict_on_retry(trial_dir: Path, limits: Limits) -> RetryDecision:
+def decide_retry(trial_dir: Path, limits: Limits) -> RetryDecision:
     """What the notes of the processes before say; `trial_dir` must be locked."""
-    words = last_words(trial_dir)
+    words = read_last_words(trial_dir)
     if words.startswith("Timeout"):
         return RetryDecision(
             "failed",
             f"it reported nothing for budget.trial_timeout, and its process was ended; it was in "
-            f"{_place(words)}. If an epoch takes that long, raise budget.trial_timeout",
+            f"{_find_code_place(words)}. If an epoch takes that long, raise budget.trial_timeout",
         )
-    notes = memory_notes(trial_dir)
-    if len(notes) >= _TRIES:
+    notes = read_memory_notes(trial_dir)
+    if len(notes) >= _MAX_TRIES:
         return RetryDecision(
             "failed",
             f"memory ran out {notes[0]}, and, alone and with half the examples at once, "
@@ -96,7 +96,7 @@ def verdict_on_retry(trial_dir: Path, limits: Limits) -> RetryDecision:
     return RetryDecision(halvings=len(notes))
 
 
-def times_begun(trial_dir: Path) -> int:
+def count_begins(trial_dir: Path) -> int:
     """How many processes have begun the trial."""
     with contextlib.suppress(FileNotFoundError):
         return (trial_dir / _BEGUN).stat().st_size
@@ -104,20 +104,20 @@ def times_begun(trial_dir: Path) -> int:
 
 
 def note_begin(trial_dir: Path) -> None:
-    """Adds this process to those that `times_begun` counts; `trial_dir` must be locked."""
+    """Adds this process to those that `count_begins` counts; `trial_dir` must be locked."""
     with raising_disk_full(trial_dir), (trial_dir / _BEGUN).open("ab") as file:
         file.write(b".")
 
 
-def memory_notes(trial_dir: Path) -> list[str]:
+def read_memory_notes(trial_dir: Path) -> list[str]:
     """Where memory ran out, once for each time."""
     place = trial_dir / _NOTES
     return list(json.loads(place.read_text())) if place.exists() else []
 
 
 def note_memory(trial_dir: Path, where: str) -> None:
-    """Adds to what `memory_notes` tells; durable when it returns."""
-    write_whole(trial_dir / _NOTES, json.dumps([*memory_notes(trial_dir), where]).encode())
+    """Adds to what `read_memory_notes` tells; durable when it returns."""
+    write_whole(trial_dir / _NOTES, json.dumps([*read_memory_notes(trial_dir), where]).encode())
 
 
 def exit_out_of_memory(trial_dir: Path, where: str) -> NoReturn:
@@ -146,23 +146,23 @@ def exit_without_device(trial_dir: Path, what: str, error: BaseException) -> NoR
         os._exit(1)
 
 
-def last_words(trial_dir: Path) -> str:
+def read_last_words(trial_dir: Path) -> str:
     """What the last process wrote as it died; empty if it did not, or was killed from outside."""
     with contextlib.suppress(FileNotFoundError):
         return (trial_dir / _WORDS).read_text(errors="replace")
     return ""
 
 
-def cause_of_death(trial_dir: Path) -> str:
+def find_cause_of_death(trial_dir: Path) -> str:
     """Why the last process died, in a few words."""
-    words = last_words(trial_dir)
+    words = read_last_words(trial_dir)
     if not words:
         return (
             "it was killed from outside: by somebody, or by the system for want of memory (dmesg "
             "on its node tells). resources.memory ends it before that"
         )
     what = words.splitlines()[0].removeprefix("Fatal Python error: ")
-    return f"{what} in {_place(words)}"
+    return f"{what} in {_find_code_place(words)}"
 
 
 class Watchdog:
@@ -174,7 +174,7 @@ class Watchdog:
     """
 
     def __init__(self, trial_dir: Path, limits: Limits) -> None:
-        self._trial_dir, self._limits = trial_dir, limits
+        self._trial_dir, self._make_limits = trial_dir, limits
         self._over = threading.Event()
         with raising_disk_full(trial_dir):
             self._file: TextIO = (trial_dir / _WORDS).open("w")
@@ -183,7 +183,7 @@ class Watchdog:
         """From now on a breakdown, silence or too much memory end the process with a note."""
         faulthandler.enable(self._file, all_threads=False)
         self._wait()
-        if self._limits.memory_bytes and memory.tells_own():
+        if self._make_limits.memory_bytes and memory.tells_own():
             threading.Thread(target=self._hold_memory, daemon=True).start()
 
     @contextlib.contextmanager
@@ -202,13 +202,13 @@ class Watchdog:
         (self._trial_dir / _WORDS).unlink(missing_ok=True)
 
     def _wait(self) -> None:
-        if self._limits.silence_seconds:
+        if self._make_limits.silence_seconds:
             faulthandler.dump_traceback_later(
-                self._limits.silence_seconds, exit=True, file=self._file
+                self._make_limits.silence_seconds, exit=True, file=self._file
             )
 
     def _hold_memory(self) -> None:
-        most = self._limits.memory_bytes
+        most = self._make_limits.memory_bytes
         while not self._over.wait(_LOOK_SECONDS):
             if memory.own() > most and not self._over.is_set():
                 exit_out_of_memory(  # how much it held follows from the secret batch
@@ -218,7 +218,7 @@ class Watchdog:
 
 
 @contextlib.contextmanager
-def watched(trial_dir: Path, limits: Limits) -> Iterator[Watchdog]:
+def watch_trial(trial_dir: Path, limits: Limits) -> Iterator[Watchdog]:
     """A `Watchdog` that has begun, and ends with the block."""
     guard = Watchdog(trial_dir, limits)
     guard.begin()
@@ -228,7 +228,7 @@ def watched(trial_dir: Path, limits: Limits) -> Iterator[Watchdog]:
         guard.end()
 
 
-def _place(words: str) -> str:
+def _find_code_place(words: str) -> str:
     """file.py:LINE (function), where the trial's thread was."""
     blocks = re.split(r"\n(?=(?:Current thread|Thread) )", words)
     ours = [block for block in blocks if " in run_trial" in block] or blocks

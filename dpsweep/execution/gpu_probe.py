@@ -15,19 +15,19 @@ from typing import Any
 import ray
 import torch
 
-from dpsweep.config.sweep import Sweep
+from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core import memory
 from dpsweep.core.seeds import Secret
 from dpsweep.execution.resources import (
     NO_GPU,
     GpuProbe,
-    Has,
+    NodeResources,
     Packing,
-    packed,
-    share_of_memory,
-    total_memory,
-    worth_trying,
+    choose_next_count,
+    choose_packing,
+    compute_memory_share,
+    get_total_memory,
 )
 from dpsweep.methods import build as build_method
 from dpsweep.models import build as build_model
@@ -42,22 +42,22 @@ _LATE = 1000
 """A step at which all points of a query exist."""
 
 
-def decide_packing(sweep: Sweep, nodes: Sequence[Has]) -> Packing:
+def decide_packing(sweep: ResolvedSweep, nodes: Sequence[NodeResources]) -> Packing:
     """How many trials share a GPU, by a measurement on one of the cluster's."""
     with_gpu = [has for has in nodes if has.get("GPU", 0.0) >= 1]
     if not with_gpu:
         return NO_GPU
     cpu = sweep.config.resources.cpu
     most = max(1, min(int(has.get("CPU", 0.0) / has["GPU"] / cpu) for has in with_gpu))
-    config = costliest(sweep).model_dump(mode="json")
-    task = ray.remote(num_gpus=1, num_cpus=0, max_retries=0)(measured)
+    config = find_costliest_trial(sweep).model_dump(mode="json")
+    task = ray.remote(num_gpus=1, num_cpus=0, max_retries=0)(measure_gpu)
     found = ray.get(task.remote(config, most, cpu, "cuda"))
-    return packed(GpuProbe(**found))
+    return choose_packing(GpuProbe(**found))
 
 
-def costliest(sweep: Sweep) -> TrialConfig:
+def find_costliest_trial(sweep: ResolvedSweep) -> TrialConfig:
     """The trial of the space whose step takes the most memory, by its batch and its model."""
-    configs = [*filter(sweep.admits, sweep.corners()), *sweep.samples(_SAMPLES)]
+    configs = [*filter(sweep.admits, sweep.corners), *sweep.samples(_SAMPLES)]
     each: dict[str, int] = {}
     for config in configs:
         key = config.model.model_dump_json()
@@ -76,7 +76,7 @@ def costliest(sweep: Sweep) -> TrialConfig:
     return max(configs, key=step_bytes)
 
 
-def measured(config: dict[str, Any], most: int, threads: int, device: str) -> dict[str, Any]:
+def measure_gpu(config: dict[str, Any], most: int, threads: int, device: str) -> dict[str, Any]:
     """A `GpuProbe` as plain values, of the device that this process was given.
 
     Args:
@@ -85,12 +85,12 @@ def measured(config: dict[str, Any], most: int, threads: int, device: str) -> di
         threads: CPU threads of each.
         device: cuda or cpu.
     """
-    (alone,) = _at_once(1, config, threads, device)
+    (alone,) = _measure_side_by_side(1, config, threads, device)
     seconds, held, total = alone
     found = GpuProbe(held, total, {1: seconds})
-    while (num := worth_trying(found, most)) is not None:
+    while (num := choose_next_count(found, most)) is not None:
         try:
-            side_by_side = _at_once(num, config, threads, device)
+            side_by_side = _measure_side_by_side(num, config, threads, device)
         except (RuntimeError, MemoryError):  # so many do not fit, whatever one takes
             break
         slowest = max(seconds for seconds, _, _ in side_by_side)
@@ -100,14 +100,14 @@ def measured(config: dict[str, Any], most: int, threads: int, device: str) -> di
     return asdict(found)
 
 
-def _at_once(
+def _measure_side_by_side(
     num: int, config: dict[str, Any], threads: int, device: str
 ) -> list[tuple[float, int, int]]:
     """Seconds of a step, bytes taken and bytes there are, of `num` processes side by side."""
     context = get_context("spawn")
     ready = context.Barrier(num)
-    with ProcessPoolExecutor(num, context, initializer=_meet, initargs=(ready,)) as pool:
-        share = share_of_memory(1 / num)
+    with ProcessPoolExecutor(num, context, initializer=_wait_at_barrier, initargs=(ready,)) as pool:
+        share = compute_memory_share(1 / num)
         told = [pool.submit(_probe, config, threads, device, share) for _ in range(num)]
         return [one.result() for one in told]
 
@@ -115,7 +115,7 @@ def _at_once(
 _ready: Barrier | None = None
 
 
-def _meet(ready: Barrier) -> None:
+def _wait_at_barrier(ready: Barrier) -> None:
     global _ready
     _ready = ready
 
@@ -135,11 +135,11 @@ def _probe(
         _ready.abort()  # nobody waits for this one
         raise
     _ready.wait()
-    seconds = _timed(step, progress, _synchronised(place))
-    return (seconds, *_memory(place))
+    seconds = _time_step(step, progress, _make_synchronizer(place))
+    return (seconds, *_read_memory(place))
 
 
-def _timed(step: Step, progress: Progress, wait: Callable[[], None]) -> float:
+def _time_step(step: Step, progress: Progress, wait: Callable[[], None]) -> float:
     wait()
     taken, start = 0, time.perf_counter()
     while taken < _FEWEST_STEPS or time.perf_counter() - start < _SECONDS:
@@ -149,14 +149,14 @@ def _timed(step: Step, progress: Progress, wait: Callable[[], None]) -> float:
     return (time.perf_counter() - start) / taken
 
 
-def _synchronised(place: torch.device) -> Callable[[], None]:
+def _make_synchronizer(place: torch.device) -> Callable[[], None]:
     return torch.cuda.synchronize if place.type == "cuda" else lambda: None
 
 
-def _memory(place: torch.device) -> tuple[int, int]:
+def _read_memory(place: torch.device) -> tuple[int, int]:
     """Bytes this process takes at its peak, libraries included, and bytes that there are."""
     if place.type == "cuda":
         free, total = torch.cuda.mem_get_info(place)
         besides = max(0, total - free - torch.cuda.memory_reserved(place))
         return torch.cuda.max_memory_reserved(place) + besides, total
-    return memory.own(), total_memory()
+    return memory.own(), get_total_memory()

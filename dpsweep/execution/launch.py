@@ -13,22 +13,22 @@ from ray import tune
 from ray.exceptions import RayError
 from ray.tune import TuneError
 
-from dpsweep.config.sweep import Sweep
+from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.core.errors import DpSweepError, StateError, first_line
 from dpsweep.core.signals import heard_by
 from dpsweep.data.read import fingerprint, load
 from dpsweep.execution.changes import check_changes
-from dpsweep.execution.driver import WORKER_DEATHS, Driver, Watcher
+from dpsweep.execution.driver import MAX_WORKER_DEATHS, Driver, Search, Watcher
 from dpsweep.execution.gpu_probe import decide_packing
 from dpsweep.execution.private_selection import SecretSearch, forget
-from dpsweep.execution.ray_tune import StopOnRequest, StudyScheduler, StudySearcher, trial_name
+from dpsweep.execution.ray_tune import StopOnRequest, StudyScheduler, StudySearcher, make_trial_name
 from dpsweep.execution.release_check import CHECKS, store_release_checks
 from dpsweep.execution.resources import (
-    Has,
-    concurrency,
-    idle_gpu_warning,
+    NodeResources,
+    count_concurrent_trials,
+    make_idle_gpu_warning,
+    read_packing,
     store_packing,
-    stored_packing,
     with_packing,
 )
 from dpsweep.execution.tracking import TrackingWatcher
@@ -36,11 +36,11 @@ from dpsweep.execution.worker import run_trial
 from dpsweep.store.lease import Lease
 from dpsweep.store.owner import whoami
 from dpsweep.store.retention import BestWeights
-from dpsweep.store.state_dir import State, SweepFolder
-from dpsweep.store.storage import study_name
-from dpsweep.store.study import Study, open_study, stored_sweep
+from dpsweep.store.state_dir import StateFolder, SweepFolder
+from dpsweep.store.storage import choose_study_name
+from dpsweep.store.study import Study, open_study, read_stored_sweep
 from dpsweep.tracking.mlflow import MlflowSink
-from dpsweep.tracking.server import is_server, with_driver
+from dpsweep.tracking.server import add_driver, is_server
 from dpsweep.tracking.tracker import Tracker
 from dpsweep.training.trial_dir import TrialDir
 
@@ -61,7 +61,7 @@ class Session:
         seconds: How long trials were run in this session.
     """
 
-    sweep: Sweep
+    sweep: ResolvedSweep
     folder: SweepFolder
     study: Study
     tracker: Tracker
@@ -78,17 +78,17 @@ class Session:
         """
         if self.study.is_finished():
             return []
-        nodes, resources = _nodes(), self.sweep.config.resources
+        nodes, resources = _list_nodes(), self.sweep.config.resources
         if resources.gpu != "auto":
-            concurrency(resources, nodes)
-            words = idle_gpu_warning(resources, nodes)
+            count_concurrent_trials(resources, nodes)
+            words = make_idle_gpu_warning(resources, nodes)
             return [words] if words else []
-        packing = stored_packing(self.folder.path)
+        packing = read_packing(self.folder.path)
         if packing is None:
             packing = decide_packing(self.sweep, nodes)
             store_packing(self.folder.path, packing)
         self.sweep = self.study.sweep = with_packing(self.sweep, packing)
-        concurrency(self.sweep.config.resources, nodes)
+        count_concurrent_trials(self.sweep.config.resources, nodes)
         return [packing.words]
 
     def run(self, watchers: list[Watcher]) -> bool:
@@ -101,10 +101,9 @@ class Session:
         """
         tracking = TrackingWatcher(self.tracker, self.study, self.folder)
         finished = self.study.is_finished()
-        if finished or not self.sweep.is_private_selection:  # when it began tells how long it is
-            tracking.reconcile()
-        self._tidy()
         if finished:
+            tracking.reconcile()
+            self._tidy()
             forget(self.folder)  # a driver may have died between the winner and that
             return True
         self.prepare()
@@ -112,35 +111,34 @@ class Session:
             store_release_checks(self.sweep, self.folder)
             tracking.checked()
         if self.sweep.is_private_selection:
-            return self._select(tracking)
+            return self._search(SecretSearch(self.folder, self.sweep), tracking, [])
+        # It deletes the weights of every trial that the study does not rank among the best, and
+        # before its end a private selection has none there.
         keeper = BestWeights(self.study, self.folder, self.sweep.num_kept)
-        complete = self._drive(self.study, [tracking, keeper, *watchers])
+        complete = self._search(self.study, tracking, [tracking, keeper, *watchers])
         if complete:
             keeper.finish()
         return complete
 
-    def _select(self, tracking: TrackingWatcher) -> bool:
-        """Runs a private selection, of which nobody is told anything but who won in the end."""
-        search = SecretSearch(self.folder, self.sweep)
-        complete = self._drive(search, [])
+    def _search(self, search: Search, tracking: TrackingWatcher, watchers: list[Watcher]) -> bool:
+        search.begin(tracking.reconcile)
+        self._tidy()
+        complete = self._drive(search, watchers)
         if complete:
-            search.publish(self.study)
-            tracking.reconcile()
+            search.publish(self.study, tracking.reconcile)
         return complete
 
-    def _drive(self, study: Study | SecretSearch, watchers: list[Watcher]) -> bool:
-        driver = Driver(study, self.folder, self.lease, watchers)
+    def _drive(self, search: Search, watchers: list[Watcher]) -> bool:
+        driver = Driver(search, self.folder, self.lease, watchers)
         begin = time.monotonic()
         if driver.num_left():
-            with _stopped_by_signals(driver), _errors_of_ours(self.sweep.name):
-                _tuner(self.sweep, self.folder, driver).fit()
+            with _stop_on_signals(driver), _unwrap_tune_errors(self.sweep.name):
+                _make_tuner(self.sweep, self.folder, driver).fit()
         self.seconds += time.monotonic() - begin
         self.lease.check()
         self.folder.remove_leftovers()
         if driver.trouble:
-            trouble = driver.trouble
-            if self.sweep.is_private_selection:  # a trial directory's number tells how far it is
-                trouble = "the disk is full; free some space, and resume"
+            trouble = search.describe_trouble(driver.trouble)
             raise StateError(f"sweep {self.sweep.name!r} stopped: {trouble}")
         return not driver.stopping
 
@@ -152,8 +150,11 @@ class Session:
 
 
 @contextlib.contextmanager
-def new_session(
-    sweep: Sweep, state: State, tracking_uri: str | None, storage_uri: str | None = None
+def create_session(
+    sweep: ResolvedSweep,
+    state: StateFolder,
+    tracking_uri: str | None,
+    storage_uri: str | None = None,
 ) -> Iterator[Session]:
     """A sweep that was never launched; its folder and study are made here.
 
@@ -162,12 +163,12 @@ def new_session(
         ConfigError: If the connected cluster is too small for one trial, or the data are not
             those that the config declares.
     """
-    concurrency(sweep.config.resources, _nodes())
+    count_concurrent_trials(sweep.config.resources, _list_nodes())
     images = sweep.written.data.model_copy(update={"features": None})
     load(images, sweep.written.seed)  # raises before anything is made
     folder, owner = state.sweep(sweep.name), whoami()
-    called = study_name(storage_uri, sweep.name, owner)
-    tracking_uri = with_driver(tracking_uri) if tracking_uri else None
+    called = choose_study_name(storage_uri, sweep.name, owner)
+    tracking_uri = add_driver(tracking_uri) if tracking_uri else None
     folder.create(sweep.file, sweep.base, tracking_uri, storage_uri, called)
     with folder.lease() as lease:
         try:
@@ -178,16 +179,16 @@ def new_session(
             folder.remove()
             raise
         _check_data(folder, sweep)
-        with _session(sweep, state, study, lease) as session:
+        with _make_session(sweep, state, study, lease) as session:
             yield session
 
 
 @contextlib.contextmanager
-def old_session(
+def reopen_session(
     name: str,
-    state: State,
+    state: StateFolder,
     storage_uri: str | None = None,
-    file: Sweep | None = None,
+    file: ResolvedSweep | None = None,
     *,
     accept: bool = False,
     wait_seconds: float = 0.0,
@@ -209,26 +210,29 @@ def old_session(
     folder.stored()
     with folder.lease(wait_seconds=wait_seconds) as lease:
         uri = storage_uri or folder.storage_uri
-        study = Study.open(uri, stored_sweep(name, state), folder.id, name=folder.study)
+        study = Study.open(uri, read_stored_sweep(name, state), folder.id, name=folder.study)
         study.note_plan()  # as it was launched: earlier versions noted none
         if file:
-            check_changes(folder, file, accepted=accept)
-            study.sweep = stored_sweep(name, state)
+            study.sweep = check_changes(folder, study.sweep, file, accepted=accept)
             study.note_plan()
         sweep = study.sweep
         _check_data(folder, sweep)
         if storage_uri:
             folder.move_storage(storage_uri)
-        with _session(sweep, state, study, lease) as session:
+        with _make_session(sweep, state, study, lease) as session:
             yield session
 
 
 @contextlib.contextmanager
-def _session(sweep: Sweep, state: State, study: Study, lease: Lease) -> Iterator[Session]:
+def _make_session(
+    sweep: ResolvedSweep, state: StateFolder, study: Study, lease: Lease
+) -> Iterator[Session]:
     folder = state.sweep(sweep.name)
     uri = folder.tracking_uri
     artifacts = None if uri and is_server(uri) else state.artifacts / sweep.name
-    sink = MlflowSink(uri or state.tracking_uri, sweep.name, folder.id, artifacts, folder.whose)
+    sink = MlflowSink(
+        uri or state.tracking_uri, sweep.name, folder.id, artifacts, folder.owner_name
+    )
     session = Session(sweep, folder, study, Tracker(folder.path, sink), lease)
     try:
         yield session
@@ -239,17 +243,17 @@ def _session(sweep: Sweep, state: State, study: Study, lease: Lease) -> Iterator
     session.tracker.close()
 
 
-def _check_data(folder: SweepFolder, sweep: Sweep) -> None:
+def _check_data(folder: SweepFolder, sweep: ResolvedSweep) -> None:
     trial = sweep.written
     folder.check_data(fingerprint(trial.data, trial.seed, folder.data_key()))
 
 
-def _nodes() -> list[Has]:
+def _list_nodes() -> list[NodeResources]:
     """What each node of the connected cluster hands out."""
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
-def _tuner(sweep: Sweep, folder: SweepFolder, driver: Driver) -> tune.Tuner:
+def _make_tuner(sweep: ResolvedSweep, folder: SweepFolder, driver: Driver) -> tune.Tuner:
     resources = sweep.config.resources
     takes: dict[str, float] = {"cpu": resources.cpu, "gpu": resources.num_gpus}
     if resources.memory_bytes:
@@ -260,23 +264,23 @@ def _tuner(sweep: Sweep, folder: SweepFolder, driver: Driver) -> tune.Tuner:
             search_alg=StudySearcher(driver),
             scheduler=StudyScheduler(driver),
             num_samples=-1,  # as many as the driver has; some run twice
-            max_concurrent_trials=concurrency(resources, _nodes()),
+            max_concurrent_trials=count_concurrent_trials(resources, _list_nodes()),
             reuse_actors=True,
-            trial_name_creator=trial_name,
-            trial_dirname_creator=trial_name,
+            trial_name_creator=make_trial_name,
+            trial_dirname_creator=make_trial_name,
         ),
         run_config=tune.RunConfig(
             name="ray",
             storage_path=str(folder.path),
             verbose=0,
             stop=StopOnRequest(driver, folder.stop_request),
-            failure_config=tune.FailureConfig(max_failures=WORKER_DEATHS),
+            failure_config=tune.FailureConfig(max_failures=MAX_WORKER_DEATHS),
         ),
     )
 
 
 @contextlib.contextmanager
-def _errors_of_ours(name: str) -> Iterator[None]:
+def _unwrap_tune_errors(name: str) -> Iterator[None]:
     """Tune wraps what the driver raises in an error of its own, which has only the words of it.
 
     Of a cluster that is gone it tells in many ways.
@@ -296,7 +300,7 @@ def _errors_of_ours(name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _stopped_by_signals(driver: Driver) -> Iterator[None]:
+def _stop_on_signals(driver: Driver) -> Iterator[None]:
     """SIGTERM and the first Ctrl-C end the run in good order, a second Ctrl-C at once.
 
     Only a process's main thread hears of signals; in another the run goes on to its end.

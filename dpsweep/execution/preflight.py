@@ -14,18 +14,18 @@ from typing import TypeVar
 import torch
 from sqlalchemy.engine import make_url
 
-from dpsweep.config.sweep import Sweep
+from dpsweep.config.plan import PrivacyPlan, plan_privacy, statement_of_trial
+from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError
 from dpsweep.core.seeds import Secret
-from dpsweep.execution.disk_use import check_space, disk_needed
-from dpsweep.search.charge import runs_statement
+from dpsweep.execution.disk_use import check_disk_space, estimate_disk_bytes
+from dpsweep.search.charge import describe_runs_privacy
 from dpsweep.store.filesystem import check_local
 from dpsweep.store.owner import whoami
-from dpsweep.store.state_dir import State
-from dpsweep.tracking.server import is_server, refuse_password, with_driver, without_password
+from dpsweep.store.state_dir import StateFolder
+from dpsweep.tracking.server import add_driver, is_server, redact_password, refuse_password
 from dpsweep.training.assemble import assemble, initial
-from dpsweep.training.budget import Budget, budget, statement_of_trial
 from dpsweep.training.evaluate import evaluate
 from dpsweep.training.malloc import keep_freed_memory
 from dpsweep.training.step import Progress, Step
@@ -33,13 +33,18 @@ from dpsweep.training.step import Progress, Step
 T = TypeVar("T")
 
 _PROBES, _MOST_PROBES, _PROBE_STEPS = 4, 8, 5
+_SAMPLES = 8
+"""Points inside the space that are planned beside its corners."""
 
 _REPORT_SECONDS = 0.03
 """A checkpoint written, and a row on its way through Ray to study and spool."""
 
 
 def check_services(
-    sweep: Sweep, state: State, tracking_uri: str | None, storage_uri: str | None = None
+    sweep: ResolvedSweep,
+    state: StateFolder,
+    tracking_uri: str | None,
+    storage_uri: str | None = None,
 ) -> None:
     """Raises if the state cannot be written or has no space, the name is taken or a server away."""
     from dpsweep.store.storage import check_storage
@@ -49,17 +54,17 @@ def check_services(
     refuse_password("--tracking-uri", tracking_uri, PASSWORDS)
     state.check_writable()
     if state.sweep(sweep.name).path.exists():
-        raise state.sweep(sweep.name).taken()
+        raise state.sweep(sweep.name).make_name_taken_error()
     check_files(state, tracking_uri, storage_uri)
     _check_apart(tracking_uri, storage_uri)
-    check_space(sweep, state.root)
+    check_disk_space(sweep, state.root)
     if storage_uri:
         check_storage(storage_uri, sweep.name, whoami())
     if tracking_uri:
         check_reachable(tracking_uri)
 
 
-def check_files(state: State, tracking_uri: str | None, storage_uri: str | None) -> None:
+def check_files(state: StateFolder, tracking_uri: str | None, storage_uri: str | None) -> None:
     """Raises StateError if a SQLite file that is to be used lies where machines share it."""
     local = "Name a folder on a disk of this machine with --state FOLDER, or a server with"
     server = "--storage postgresql://USER@HOST/DATABASE"
@@ -81,14 +86,14 @@ def _check_apart(tracking_uri: str | None, storage_uri: str | None) -> None:
     """
     if not tracking_uri or not storage_uri or is_server(tracking_uri):
         return
-    tracking, storage = make_url(with_driver(tracking_uri)), make_url(with_driver(storage_uri))
+    tracking, storage = make_url(add_driver(tracking_uri)), make_url(add_driver(storage_uri))
     if (tracking.host, tracking.port, tracking.database) == (
         storage.host,
         storage.port,
         storage.database,
     ):
         raise ConfigError(
-            f"--tracking-uri {without_password(tracking_uri)}: is the study's database as well "
+            f"--tracking-uri {redact_password(tracking_uri)}: is the study's database as well "
             f"(--storage), and MLflow needs one of its own. Make it with: createdb mlflow"
         )
 
@@ -128,13 +133,17 @@ class Plan:
     stop_words: str
 
 
-def plan(sweep: Sweep, at_once: int) -> Plan:
+def make_plan(sweep: ResolvedSweep, at_once: int) -> Plan:
     """Calibrates the noise over the space, and times a few steps of some of its trials."""
     trials = sweep.config.budget.trials
-    configs = [*filter(sweep.admits, sweep.corners()), *sweep.samples(8)]
-    budgets = [budget(config) for config in configs]
+    inside = [(config, plan_privacy(config)) for config in sweep.samples(_SAMPLES)]
+    corners = [*zip(sweep.corners, sweep.plans, strict=True)]
+    planned_trials = [pair for pair in corners if sweep.admits(pair[0])] + inside
+    configs, budgets = ([*column] for column in zip(*planned_trials, strict=True))
     num = min(len(configs), max(_PROBES, min(at_once, _MOST_PROBES)))
-    startup, probes = _probed(configs[-num:], budgets[-num:], sweep.config.resources.cpu, at_once)
+    startup, probes = _run_probes(
+        configs[-num:], budgets[-num:], sweep.config.resources.cpu, at_once
+    )
     runs = [b.run for b in budgets]
     repeats = sweep.num_runs - trials
     planned = [runs[i % len(runs)] for i in range(sweep.num_runs)]
@@ -146,10 +155,10 @@ def plan(sweep: Sweep, at_once: int) -> Plan:
         steps=(min(r.steps for r in runs), max(r.steps for r in runs)),
         delta=budgets[0].delta,
         trial_words=statement_of_trial(configs[0], budgets[0].epsilon, runs[0].noise_multiplier),
-        search_words=runs_statement(sweep, planned, confirming=repeats),
+        search_words=describe_runs_privacy(sweep, planned, confirming=repeats),
         seconds=startup
-        + mean(p.trial for p in probes) * (trials * _share_run(sweep) + repeats) / at_once,
-        disk_bytes=disk_needed(sweep, at_once),
+        + mean(p.trial for p in probes) * (trials * _estimate_share_run(sweep) + repeats) / at_once,
+        disk_bytes=estimate_disk_bytes(sweep, at_once),
         share=sweep.share(),
         epsilons=sweep.epsilons,
         stop_words=sweep.config.pruner.words,
@@ -171,18 +180,18 @@ class Probe:
     trial: float
 
 
-def _probed(
-    configs: list[TrialConfig], budgets: list[Budget], threads: int, at_once: int
+def _run_probes(
+    configs: list[TrialConfig], budgets: list[PrivacyPlan], threads: int, at_once: int
 ) -> tuple[float, list[Probe]]:
     """Seconds until a worker is ready, and the probes, as many at once as there will be trials."""
     start = time.time()
     workers = min(at_once, len(configs), _MOST_PROBES)
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        probes = list(pool.map(_probe, configs, budgets, [threads] * len(configs)))
+        probes = list(pool.map(_probe_trial, configs, budgets, [threads] * len(configs)))
     return min(p.entered for p in probes) - start + max(p.first for p in probes), probes
 
 
-def _probe(config: TrialConfig, plan: Budget, threads: int) -> Probe:
+def _probe_trial(config: TrialConfig, plan: PrivacyPlan, threads: int) -> Probe:
     """Begins the trial, and times its parts; nothing trained is kept or shown.
 
     As a worker it is told its budget, and loads no accountant.
@@ -190,11 +199,11 @@ def _probe(config: TrialConfig, plan: Budget, threads: int) -> Probe:
     entered = time.time()
     torch.set_num_threads(config.train.threads or threads)
     keep_freed_memory()
-    _, first = _timed(lambda: _begin(config, plan))
-    (step, progress), again = _timed(lambda: _begin(config, plan))
-    _, steps = _timed(partial(_take, step, progress))
+    _, first = _measure_seconds(lambda: _begin_trial(config, plan))
+    (step, progress), again = _measure_seconds(lambda: _begin_trial(config, plan))
+    _, steps = _measure_seconds(partial(_take_step, step, progress))
     model, data = step.engine.model, step.data
-    _, evaluation = _timed(lambda: evaluate(model, progress.params, data, step.dtype))
+    _, evaluation = _measure_seconds(lambda: evaluate(model, progress.params, data, step.dtype))
     reports = max(1, math.ceil(config.train.epochs / config.train.evaluate_every))
     return Probe(
         entered=entered,
@@ -205,7 +214,7 @@ def _probe(config: TrialConfig, plan: Budget, threads: int) -> Probe:
     )
 
 
-def _begin(config: TrialConfig, plan: Budget) -> tuple[Step, Progress]:
+def _begin_trial(config: TrialConfig, plan: PrivacyPlan) -> tuple[Step, Progress]:
     """The trial after its first step, in which kernels are chosen."""
     step = assemble(config, Secret.draw(), torch.device("cpu"), plan)
     progress = step.start(initial(step))
@@ -213,12 +222,12 @@ def _begin(config: TrialConfig, plan: Budget) -> tuple[Step, Progress]:
     return step, progress
 
 
-def _take(step: Step, progress: Progress) -> None:
+def _take_step(step: Step, progress: Progress) -> None:
     for _ in range(_PROBE_STEPS):
         step(progress)
 
 
-def _share_run(sweep: Sweep) -> float:
+def _estimate_share_run(sweep: ResolvedSweep) -> float:
     """Share of all trials' steps that early stopping leaves, by rules of thumb.
 
     A median leaves most trials of a search that learns: a quarter of those after the random ones
@@ -237,7 +246,7 @@ def _share_run(sweep: Sweep) -> float:
     return share + alive * (1 - rung)
 
 
-def _timed(what: Callable[[], T]) -> tuple[T, float]:
+def _measure_seconds(what: Callable[[], T]) -> tuple[T, float]:
     start = time.perf_counter()
     found = what()
     return found, time.perf_counter() - start

@@ -11,20 +11,22 @@ import json
 import math
 import random
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dpsweep.config.space.points import RandomDraw
-from dpsweep.config.sweep import Sweep
+from dpsweep.config.space.suggest import RandomDraw
+from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.disk import forget_whole, write_whole
 from dpsweep.core.errors import ConfigError
 from dpsweep.core.seeds import Secret
 from dpsweep.core.types import Row
+from dpsweep.execution.driver import Watcher
 from dpsweep.privacy.selection import num_trials
-from dpsweep.search.charge import check_within, ledger_entry
-from dpsweep.search.objectives import goal_values
+from dpsweep.search.charge import check_privacy_cap, make_ledger_entry
+from dpsweep.search.objectives import get_goal_values
 from dpsweep.search.trial_record import Record
 from dpsweep.store.state_dir import SweepFolder
 from dpsweep.store.study import Study, TrialEnd
@@ -58,12 +60,12 @@ class _Ledger:
 
 
 class SecretSearch:
-    """Stands where the study would, for a driver that runs a private selection."""
+    """The trials of a private selection: a driver.Search whose trials only its driver knows."""
 
-    def __init__(self, folder: SweepFolder, sweep: Sweep) -> None:
+    def __init__(self, folder: SweepFolder, sweep: ResolvedSweep) -> None:
         self.sweep, self._folder = sweep, folder
         self._place = folder.path / _FILE
-        self._drawn: dict[int, tuple[TrialConfig, dict[str, Any]]] = {}
+        self._draw_trial: dict[int, tuple[TrialConfig, dict[str, Any]]] = {}
         if self._place.exists():
             self._ledger = _Ledger(**json.loads(self._place.read_text()))
         else:
@@ -71,6 +73,20 @@ class SecretSearch:
             self._ledger = _Ledger(length, Secret.draw().key.hex())
             self._save()
         self._delete_losers()
+
+    def admit(self, watchers: list[Watcher]) -> list[Watcher]:
+        """Nobody: the number of trials is a secret, and so is how each does."""
+        return []
+
+    def log(self, words: str) -> None:
+        """Say nothing: how often something is said tells the number of trials."""
+
+    def describe_trouble(self, trouble: str) -> str:
+        """Leave out the trial directory: its number tells how far the search is."""
+        return "the disk is full; free some space, and resume"
+
+    def begin(self, reconcile: Callable[[], None]) -> None:
+        """Tell nothing: beside its end, when it began tells how long it is."""
 
     def running(self) -> list[int]:
         """Trials that were begun and have not ended."""
@@ -146,11 +162,11 @@ class SecretSearch:
         self._delete_losers()
         return replace(record, state=end)
 
-    def publish(self, study: Study) -> None:
+    def publish(self, study: Study, reconcile: Callable[[], None]) -> None:
         """Tells the study who won, as its one trial, and forgets how it came about."""
         winner, first = self._ledger.winner, self._folder.trial_dir(0)
         if any(self._ledger.dispatched.values()):
-            study.note_void()
+            study.note_test_secret()
         if study.num_asked() == 0 and winner is None:
             study.add_failed()
         elif study.num_asked() == 0 and winner is not None:
@@ -162,20 +178,22 @@ class SecretSearch:
             rows = [row | {"seconds": 0.0} for row in found.rows()]  # they tell of secret batches
             found.save_rows(rows)
             study.add_winner(
-                replace(self.record(winner), row=rows[-1]), ledger_entry(self._config(winner)[0])
+                replace(self.record(winner), row=rows[-1]),
+                make_ledger_entry(self._config(winner)[0]),
             )
         forget(self._folder)
+        reconcile()
 
     def _cost(self, config: TrialConfig, row: Row) -> float:
         objective = self.sweep.config.objective
-        values = goal_values(objective, row, config)
+        values = get_goal_values(objective, row, config)
         if values is None:
             return math.inf
         return objective.sign * values[0]
 
     def _config(self, number: int) -> tuple[TrialConfig, dict[str, Any]]:
         """A random point of the space among those that the sweep admits; the same each time."""
-        if number not in self._drawn:
+        if number not in self._draw_trial:
             rng = random.Random(f"{self._ledger.key}/{number}")
             draws = (self._admitted(RandomDraw(rng)) for _ in range(_MOST_DRAWS))
             found = next(filter(None, draws), None)
@@ -184,14 +202,14 @@ class SecretSearch:
                     f"search: none of {_MOST_DRAWS} random points is a valid trial that meets "
                     f"every condition. Loosen `where`, or narrow the ranges"
                 )
-            self._drawn[number] = found
-        return self._drawn[number]
+            self._draw_trial[number] = found
+        return self._draw_trial[number]
 
     def _admitted(self, draw: RandomDraw) -> tuple[TrialConfig, dict[str, Any]] | None:
         try:
             tree, hyperparams = self.sweep.space.draw(self.sweep.base.tree, draw)
             config = self.sweep.trial(tree)
-            check_within(self.sweep, config)
+            check_privacy_cap(self.sweep, config)
         except ConfigError:
             return None
         return (config, hyperparams) if self.sweep.admits(config) else None

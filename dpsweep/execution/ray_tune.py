@@ -40,7 +40,7 @@ class StudySearcher(Searcher):
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
         """Tune is through with a trial."""
-        self._driver.ended(trial_id, None if error else _payload(result or {}))
+        self._driver.ended(trial_id, None if error else _get_payload(result or {}))
 
     def save(self, checkpoint_path: str) -> None:
         """Nothing to save: the study is on disk."""
@@ -58,14 +58,14 @@ class StudyScheduler(FIFOScheduler):
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
         """CONTINUE or STOP."""
-        ends = self._driver.result(trial.trial_id, _payload(result))
+        ends = self._driver.result(trial.trial_id, _get_payload(result))
         return str(TrialScheduler.STOP if ends else TrialScheduler.CONTINUE)
 
     def on_trial_error(self, tune_controller: Any, trial: Trial) -> None:
         """A worker process died; Tune starts another one, or has given up."""
         if trial.error_file and Path(trial.error_file).exists():
             *_, newest = Path(trial.error_file).read_text(errors="replace").split(_FAILURE)
-            self._driver.died(trial.trial_id, newest)
+            self._driver.handle_worker_death(trial.trial_id, newest)
 
 
 class StopOnRequest(Stopper):
@@ -89,11 +89,11 @@ class StopOnRequest(Stopper):
         return self._driver.must_end
 
 
-def trial_name(trial: Trial) -> str:
+def make_trial_name(trial: Trial) -> str:
     """What Tune calls a trial: its number in the study and the attempt's id."""
     return f"trial-{trial.config.get('number', 0):04d}-{trial.trial_id[-5:]}"
 
 
-def _payload(result: dict[str, Any]) -> dict[str, Any]:
+def _get_payload(result: dict[str, Any]) -> dict[str, Any]:
     message: dict[str, Any] = json.loads(result.get(PAYLOAD, "{}"))
     return message

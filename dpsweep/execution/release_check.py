@@ -3,7 +3,7 @@
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
-from dpsweep.config.sweep import Sweep
+from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.disk import write_whole
 from dpsweep.core.errors import ConfigError, DpSweepError, first_line
@@ -17,7 +17,7 @@ _SECONDS = 0.3
 _PATIENCE_SECONDS = 300.0
 
 
-def store_release_checks(sweep: Sweep, folder: SweepFolder) -> None:
+def store_release_checks(sweep: ResolvedSweep, folder: SweepFolder) -> None:
     """Check the releases of the sweep's reference trial, and write down what was found.
 
     Raises:
@@ -47,7 +47,7 @@ def store_release_checks(sweep: Sweep, folder: SweepFolder) -> None:
         )
 
 
-def _checked(config: TrialConfig, sweep: Sweep) -> list[Check]:
+def _checked(config: TrialConfig, sweep: ResolvedSweep) -> list[Check]:
     """In this process, or in a trial's place where the model is the user's code or needs a GPU."""
     resources = sweep.config.resources
     gpus = resources.gpu if isinstance(resources.gpu, int | float) else 0

@@ -14,11 +14,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from dpsweep.config.resources import ResourcesConfig
-from dpsweep.config.sweep import Sweep, check_device
+from dpsweep.config.sweep import ResolvedSweep, check_device
 from dpsweep.core.disk import shown_bytes, write_whole
 from dpsweep.core.errors import ConfigError
 
-Has = Mapping[str, float]
+NodeResources = Mapping[str, float]
 """Name of a Ray resource -> how much of it a node has: CPU, GPU, memory (bytes)."""
 
 _HEAD_ROOM = 0.1
@@ -68,10 +68,10 @@ NO_GPU = Packing(
 )
 
 
-def packed(measured: GpuProbe) -> Packing:
+def choose_packing(measured: GpuProbe) -> Packing:
     """The fewest trials at once whose work per second is within a tenth of the best that fits.
 
-    >>> packed(GpuProbe(10, 100, {1: 0.1, 2: 0.11, 4: 0.2})).gpu
+    >>> choose_packing(GpuProbe(10, 100, {1: 0.1, 2: 0.11, 4: 0.2})).gpu
     0.5
     """
     fit = {k: s for k, s in measured.step_seconds.items() if k <= measured.fit}
@@ -87,7 +87,7 @@ def packed(measured: GpuProbe) -> Packing:
     )
 
 
-def worth_trying(measured: GpuProbe, most: int) -> int | None:
+def choose_next_count(measured: GpuProbe, most: int) -> int | None:
     """How many processes to measure next; None if more cannot help.
 
     Args:
@@ -105,34 +105,34 @@ def worth_trying(measured: GpuProbe, most: int) -> int | None:
     return min(bound, 2 * known[-1])
 
 
-def memory_share(resources: ResourcesConfig) -> float:
+def get_memory_share(resources: ResourcesConfig) -> float:
     """Share of a GPU's memory that a trial may take, in (0, 1]."""
-    return share_of_memory(resources.num_gpus)
+    return compute_memory_share(resources.num_gpus)
 
 
-def share_of_memory(num_gpus: float) -> float:
+def compute_memory_share(num_gpus: float) -> float:
     """Share of a GPU's memory for a trial that is given `num_gpus`; 1 for a trial without."""
     return (1 - _HEAD_ROOM) * num_gpus if 0 < num_gpus < 1 else 1.0
 
 
-def total_memory() -> int:
+def get_total_memory() -> int:
     """Bytes of memory that this machine has."""
     return math.prod(os.sysconf(name) for name in ("SC_PAGE_SIZE", "SC_PHYS_PAGES"))
 
 
-def this_machine(resources: ResourcesConfig) -> dict[str, float]:
+def get_local_resources(resources: ResourcesConfig) -> dict[str, float]:
     """What this machine has, as Ray says it; a GPU and memory as far as a trial asks for them."""
     return {
         "CPU": float(os.cpu_count() or 1),
         "GPU": float(math.ceil(resources.num_gpus)),
-        "memory": float(max(resources.memory_bytes, total_memory())),
+        "memory": float(max(resources.memory_bytes, get_total_memory())),
     }
 
 
-def node_capacity(resources: ResourcesConfig, has: Has) -> int:
+def count_trials_per_node(resources: ResourcesConfig, has: NodeResources) -> int:
     """Trials that fit one node at once.
 
-    >>> node_capacity(ResourcesConfig(cpu=1, gpu=0.4), {"CPU": 16, "GPU": 2})
+    >>> count_trials_per_node(ResourcesConfig(cpu=1, gpu=0.4), {"CPU": 16, "GPU": 2})
     4
     """
     capacities = [int(has.get("CPU", 0.0) // resources.cpu)]
@@ -144,13 +144,13 @@ def node_capacity(resources: ResourcesConfig, has: Has) -> int:
     return min(capacities)
 
 
-def concurrency(resources: ResourcesConfig, nodes: Sequence[Has]) -> int:
+def count_concurrent_trials(resources: ResourcesConfig, nodes: Sequence[NodeResources]) -> int:
     """How many trials of a sweep run at once on a cluster of such nodes, if they are idle.
 
     Raises:
         ConfigError: If not even one does.
     """
-    capacities = sum(node_capacity(resources, has) for has in nodes)
+    capacities = sum(count_trials_per_node(resources, has) for has in nodes)
     if capacities < 1:
         asked = [f"{resources.cpu} CPU", f"{resources.num_gpus:g} GPU"]
         asked += [f"{resources.memory} of memory"] if resources.memory else []
@@ -163,7 +163,7 @@ def concurrency(resources: ResourcesConfig, nodes: Sequence[Has]) -> int:
     return min(capacities, resources.max_concurrent or capacities)
 
 
-def with_packing(sweep: Sweep, packing: Packing) -> Sweep:
+def with_packing(sweep: ResolvedSweep, packing: Packing) -> ResolvedSweep:
     """The sweep with what was decided in place of `auto`.
 
     Raises:
@@ -180,13 +180,13 @@ def store_packing(folder: Path, packing: Packing) -> None:
     write_whole(folder / _FILE, json.dumps(asdict(packing), indent=1).encode())
 
 
-def stored_packing(folder: Path) -> Packing | None:
+def read_packing(folder: Path) -> Packing | None:
     """The choice of an earlier driver; None if there is none."""
     place = folder / _FILE
     return Packing(**json.loads(place.read_text())) if place.exists() else None
 
 
-def idle_gpu_warning(resources: ResourcesConfig, nodes: Sequence[Has]) -> str:
+def make_idle_gpu_warning(resources: ResourcesConfig, nodes: Sequence[NodeResources]) -> str:
     """What to tell of GPUs that are there and not used; empty if nothing."""
     idle = sum(has.get("GPU", 0.0) for has in nodes)
     if resources.gpu == 0 and idle:
@@ -197,6 +197,6 @@ def idle_gpu_warning(resources: ResourcesConfig, nodes: Sequence[Has]) -> str:
     return ""
 
 
-def _shown(has: Has, resources: ResourcesConfig) -> str:
+def _shown(has: NodeResources, resources: ResourcesConfig) -> str:
     memory = f", {shown_bytes(has.get('memory', 0.0))}" if resources.memory else ""
     return f"{has.get('CPU', 0):g} CPU, {has.get('GPU', 0):g} GPU{memory}"

@@ -4,22 +4,29 @@ import subprocess
 import sys
 from functools import cache
 from importlib.metadata import version
-from typing import Any
 
-from dpsweep import __version__
 from dpsweep.compat import best_first
-from dpsweep.config.space.leaves import leaves
-from dpsweep.config.sweep import Sweep
-from dpsweep.config.trial import config_yaml
+from dpsweep.config.keys import (
+    BATCH_SIZE,
+    EPSILON,
+    METHOD_NAME,
+    SCOPE,
+    TOTAL_STEP,
+    flatten,
+)
+from dpsweep.config.space.conditions import STEP_SIZES, get_scalar
+from dpsweep.config.space.leaves import list_leaves
+from dpsweep.config.sweep import ResolvedSweep
+from dpsweep.config.trial import dump_trial
+from dpsweep.core import __version__
 from dpsweep.core.disk import write_whole
 from dpsweep.core.types import Row
 from dpsweep.execution.release_check import CHECKS
 from dpsweep.privacy.statement import NO_EPSILON, shown_plans
-from dpsweep.search.charge import statement
-from dpsweep.search.study_view import EPSILON_KEY
+from dpsweep.search.charge import describe_trial_privacy
 from dpsweep.search.trial_record import Record
 from dpsweep.store.state_dir import SweepFolder
-from dpsweep.store.statement import statement_of
+from dpsweep.store.statement import describe_search_privacy
 from dpsweep.store.study import Study
 from dpsweep.tracking.tracker import Facts, Status, Tracker
 from dpsweep.training.trial_dir import TrialDir
@@ -76,17 +83,17 @@ class TrackingWatcher:
             "accounting": config.accounting,
             "data.name": trial.data.name,
             "model.name": trial.model.name,
-            "privacy.epsilon": ", ".join(f"{e or 0:g}" for e in sweep.epsilons if e) or None,
-            "privacy.scope": trial.privacy.scope,
+            EPSILON: ", ".join(f"{e or 0:g}" for e in sweep.epsilons if e) or None,
+            SCOPE: trial.privacy.scope,
         }
         self._num_stated, self._void_stated = study.num_planned, study.is_void
-        words = statement_of(study, planned=True)
+        words = describe_search_privacy(study, planned=True)
         write_whole(self._folder.path / "privacy.md", f"{words}\n".encode())
-        tags = provenance() | _sweep_tags(sweep) | void_tags(study)
+        tags = collect_provenance() | _make_sweep_tags(sweep) | make_test_secret_tags(study)
         tags |= {"dpsweep.complete": "false", STATEMENT: words}
         if len(study.plans) > 1:
             tags[GROWN] = shown_plans(study.plans)
-        self._tracker.sweep(Facts(params, tags, f"**Privacy.** {words}", view=_view(sweep)))
+        self._tracker.sweep(Facts(params, tags, f"**Privacy.** {words}", view=_make_view(sweep)))
         for name in ("sweep.yaml", "privacy.md"):
             self._tracker.artifact(self._folder.path / name)
         if any(record.dispatched for record in study.records()) and not study.is_finished():
@@ -101,10 +108,11 @@ class TrackingWatcher:
         if record.number >= self._num_stated or (record.void and not self._void_stated):
             self.sweep_started()
             self._num_stated = max(self._num_stated, record.number + 1)
-        params = flat(record.config.model_dump(mode="json"))
-        tags = provenance() | _trial_tags(record)
+        params = flatten(record.config.model_dump(mode="json"), empty=False)
+        params |= {key: get_scalar(record.config, key) for key in STEP_SIZES}
+        tags = collect_provenance() | _make_trial_tags(record)
         note = self._description(record)
-        self._tracker.trial(record.number, Facts(params, tags, note, name=run_name(record)))
+        self._tracker.trial(record.number, Facts(params, tags, note, name=make_run_name(record)))
 
     def reported(self, record: Record, row: Row) -> None:
         """A row of metrics."""
@@ -129,31 +137,32 @@ class TrackingWatcher:
         if record.confirms is not None:
             found += f"\n\nRepeats trial {record.confirms} with fresh noise."
         return (
-            f"**Privacy.** This run by itself: {statement(record)} {_AS_A_PART}\n\n{found}\n\n"
-            f"{again(config_yaml(record.config))}"
+            f"**Privacy.** This run by itself: {describe_trial_privacy(record)} {_AS_A_PART}\n\n"
+            f"{found}\n\n"
+            f"{describe_retraining(dump_trial(record.config))}"
         )
 
 
-def run_name(record: Record) -> str:
+def make_run_name(record: Record) -> str:
     """What a trial's run is called: its number, and what tells it from others at a glance.
 
     `0007 fftkf lr 0.52 B 1000`; a repeat says of which trial, and where budgets differ, which.
     """
     config = record.config
     repeat = "" if record.confirms is None else f" repeats {record.confirms}"
-    budget = f" ε {config.privacy.epsilon:g}" if EPSILON_KEY in record.hyperparams else ""
+    budget = f" ε {config.privacy.epsilon:g}" if EPSILON in record.hyperparams else ""
     return (
-        f"{record.number:04d}{repeat} {config.method.name} lr {config.optimizer.lr:.3g} "
+        f"{record.number:04d}{repeat} {config.method.name} {config.step_size} "
         f"B {config.train.batch_size}{budget}"
     )
 
 
-def void_tags(study: Study) -> dict[str, str]:
+def make_test_secret_tags(study: Study) -> dict[str, str]:
     """What tells a sweep in which a test secret was used; nothing for any other."""
     return {"privacy": "void", "dpsweep.epsilon": NO_EPSILON} if study.is_void else {}
 
 
-def _sweep_tags(sweep: Sweep) -> dict[str, str]:
+def _make_sweep_tags(sweep: ResolvedSweep) -> dict[str, str]:
     """What a sweep's run is filtered by, as its trials' are; several values are listed."""
     trial = sweep.written
     return {
@@ -164,26 +173,26 @@ def _sweep_tags(sweep: Sweep) -> dict[str, str]:
     }
 
 
-def _trial_tags(record: Record) -> dict[str, str]:
+def _make_trial_tags(record: Record) -> dict[str, str]:
     config = record.config
     return {
         "dpsweep.method": config.method.name,
         "dpsweep.data": config.data.name,
         "dpsweep.model": config.model.name,
-        "dpsweep.epsilon": NO_EPSILON if record.void else _shown(config.privacy.epsilon),
+        "dpsweep.epsilon": NO_EPSILON if record.void else _format_epsilon(config.privacy.epsilon),
         "dpsweep.state": "running",
         **({} if record.confirms is None else {"dpsweep.confirms": str(record.confirms)}),
     }
 
 
-def _shown(epsilon: float | None) -> str:
+def _format_epsilon(epsilon: float | None) -> str:
     return f"{epsilon:g}" if epsilon else "none"
 
 
-def _view(sweep: Sweep) -> str:
+def _make_view(sweep: ResolvedSweep) -> str:
     """The objective, then method, learning rate and batch size, then what else is searched."""
-    first = ("method.name", "optimizer.lr", "train.batch_size")
-    searched = [leaf.slot.key for leaf in leaves(sweep.space)]
+    first = (METHOD_NAME, TOTAL_STEP, BATCH_SIZE)
+    searched = [leaf.slot.key for leaf in list_leaves(sweep.space)]
     objective = sweep.config.objective
     return best_first(
         objective.metric,
@@ -192,7 +201,7 @@ def _view(sweep: Sweep) -> str:
     )
 
 
-def again(config: str) -> str:
+def describe_retraining(config: str) -> str:
     """A config in Markdown, and how it is trained again; short enough for a tag."""
     if len(config) > _LONGEST_CONFIG:
         return "**Again.** The config is too long for this page; `dpsweep export` writes it."
@@ -202,30 +211,15 @@ def again(config: str) -> str:
     )
 
 
-def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as dotted keys.
-
-    >>> flat({"method": {"name": "disk", "kappa": 0.7}, "seed": 0})
-    {'method.name': 'disk', 'method.kappa': 0.7, 'seed': 0}
-    """
-    out: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            out.update(flat(value, f"{prefix}{key}."))
-        elif value is not None:
-            out[f"{prefix}{key}"] = value
-    return out
-
-
 @cache
-def provenance() -> dict[str, str]:
+def collect_provenance() -> dict[str, str]:
     """Versions of what took part, and the commit of the folder the sweep was launched in."""
     tags = {"dpsweep.version": __version__, "python": sys.version.split()[0]}
     tags.update({f"version.{name}": version(name) for name in PACKAGES})
-    return {**tags, **_commit()}
+    return {**tags, **_read_commit()}
 
 
-def _commit() -> dict[str, str]:
+def _read_commit() -> dict[str, str]:
     """The git commit, if the current folder is in a repository; a launch elsewhere has none."""
     try:
         found = subprocess.run(

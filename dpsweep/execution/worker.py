@@ -19,11 +19,11 @@ from dpsweep.core.memory import out_of_memory
 from dpsweep.core.types import Row
 from dpsweep.execution.failures import (
     Limits,
+    decide_retry,
     exit_out_of_memory,
     exit_without_device,
     note_begin,
-    verdict_on_retry,
-    watched,
+    watch_trial,
 )
 from dpsweep.training.allowance import Allowance
 from dpsweep.training.loop import Paused, train
@@ -57,7 +57,7 @@ def run_trial(assignment: Assignment) -> None:
     try:
         trial_dir = TrialDir(place)
         with contextlib.ExitStack() as ours:
-            if _is_free(trial_dir, ours):
+            if _lock_trial(trial_dir, ours):
                 _train(assignment, trial_dir)
     except Paused:
         _send(end="paused")
@@ -91,7 +91,7 @@ def _send_failure(place: Path, error: Exception) -> None:
     )
 
 
-def _is_free(trial_dir: TrialDir, ours: contextlib.ExitStack) -> bool:
+def _lock_trial(trial_dir: TrialDir, ours: contextlib.ExitStack) -> bool:
     """Lock the trial until `ours` ends; one that another process still trains has not failed."""
     try:
         ours.enter_context(trial_dir.lock(_PREDECESSOR_SECONDS))
@@ -110,14 +110,14 @@ def _train(assignment: Assignment, trial_dir: TrialDir) -> None:
     """Train in a trial directory that is locked, unless an earlier process left a verdict there."""
     limits = Limits(**assignment["limits"])
     note_begin(trial_dir.path)
-    before = verdict_on_retry(trial_dir.path, limits)
+    before = decide_retry(trial_dir.path, limits)
     if before.end:
         _send(end=before.end, reason=before.reason)
         return
     config = TrialConfig.model_validate(assignment["config"])
     trial_schedule = TrialSchedule.from_json(assignment["schedule"])
     last = trial_schedule.reports[-1].step
-    with watched(trial_dir.path, limits) as watch:
+    with watch_trial(trial_dir.path, limits) as watch:
 
         def report(row: Row) -> None:
             with watch.excused():

@@ -49,6 +49,10 @@ class Filter(Protocol):
     def noise_gain(self) -> float:
         """Output variance per unit of white input variance, in the steady state."""
 
+    @property
+    def dc_gain(self) -> float:
+        """Gain at frequency zero: what a constant gradient is multiplied by in the end."""
+
     def frequency_response(self, at: Any) -> torch.Tensor:
         """Gain at each frequency; see the module of the filter for what `at` is."""
 
@@ -93,6 +97,11 @@ class Chain:
         over_time = [link for link in self.links if link.over_time]
         across = [link for link in self.links if not link.over_time]
         return _gain(over_time, circle) * _gain(across, 2 * _FREQUENCIES)
+
+    @property
+    def dc_gain(self) -> float:
+        """The product of the links'."""
+        return prod(link.dc_gain for link in self.links)
 
     def init(self, params: Tensors) -> State:
         return tuple(link.init(params) for link in self.links)

@@ -73,6 +73,7 @@ class Iir:
     """
 
     over_time: ClassVar[bool] = True
+    dc_gain = 1.0
 
     a: Row
     b: Row

@@ -49,6 +49,7 @@ class Ema:
     """
 
     over_time: ClassVar[bool] = True
+    dc_gain = 1.0
 
     gain: float
 
@@ -114,6 +115,7 @@ class Riccati:
     """
 
     over_time: ClassVar[bool] = True
+    dc_gain = 1.0
 
     process: float
     hessian: float
@@ -219,6 +221,11 @@ class Momentum:
     def noise_gain(self) -> float:
         """Sum of squared impulse response, 1 / (1 - beta^2); reached as t grows."""
         return 1 / (1 - self.beta**2)
+
+    @property
+    def dc_gain(self) -> float:
+        """1 / (1 - beta)."""
+        return 1 / (1 - self.beta)
 
     def frequency_response(self, w: Tensor) -> Tensor:
         """Complex gain at each angular frequency in `w`, shape (W,), radians per step."""

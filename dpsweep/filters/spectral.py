@@ -64,6 +64,7 @@ class Shelf:
     """
 
     over_time: ClassVar[bool] = False
+    dc_gain = 1.0
 
     cut: float
     depth: float

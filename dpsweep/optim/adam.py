@@ -25,18 +25,22 @@ class _Moments(Base):
     eps: float = Field(default=1e-8, gt=0)
     """Added to the root of the second moment, in gradient units. Not the privacy budget."""
 
+    def reach(self, length: float) -> float:
+        """1: each weight's step is its mean gradient by its size, whatever the length."""
+        return 1.0
+
 
 class Adam(_Moments):
     """torch.optim.Adam."""
 
     name: Literal["adam"] = "adam"
 
-    def build(self, params: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
+    def build(self, params: Iterable[torch.Tensor], lr: float) -> torch.optim.Optimizer:
         import torch
 
         return torch.optim.Adam(
             params,
-            lr=self.lr,
+            lr=lr,
             betas=(self.beta1, self.beta2),
             eps=self.eps,
             weight_decay=self.weight_decay,
@@ -48,12 +52,12 @@ class AdamW(_Moments):
 
     name: Literal["adamw"] = "adamw"
 
-    def build(self, params: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
+    def build(self, params: Iterable[torch.Tensor], lr: float) -> torch.optim.Optimizer:
         import torch
 
         return torch.optim.AdamW(
             params,
-            lr=self.lr,
+            lr=lr,
             betas=(self.beta1, self.beta2),
             eps=self.eps,
             weight_decay=self.weight_decay,

@@ -38,13 +38,17 @@ class AdamBC(Base):
     """gamma' in the paper: least corrected second moment, in squared gradient units. Its root
     bounds the step at lr / sqrt(floor) times the first moment. Print: 1e-8 to 1e-6."""
 
-    def build(self, params: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
+    def reach(self, length: float) -> float:
+        """1: each weight's step is its mean gradient by its size, whatever the length."""
+        return 1.0
+
+    def build(self, params: Iterable[torch.Tensor], lr: float) -> torch.optim.Optimizer:
         from dpsweep.optim.noise_corrected import NoiseCorrectedAdam
 
         return NoiseCorrectedAdam(
             params,
             {
-                "lr": self.lr,
+                "lr": lr,
                 "beta1": self.beta1,
                 "beta2": self.beta2,
                 "floor": self.floor,

@@ -1,13 +1,25 @@
-"""What every base optimizer's config holds."""
+"""What every base optimizer's config holds.
+
+The size of the steps is given in one of two ways: as a learning rate, or as the total step
+
+    r = lr * G * S,     S = sum_t lr_t / lr,     G = displacement of a settled step at lr 1
+
+It is the distance that the weights travel in a whole run if every example's gradient is clipped and
+all of them point the same way. For SGD, G = C g / (1 - momentum), with C the clip norm and g the
+gain of the method's filters at frequency zero. Adam's family divides by the gradient's size, so
+that G = 1, and each weight travels r. The best r barely depends on clip norm, batch size and
+number of steps (Panda et al. 2024, arXiv:2212.04486; docs/benchmarks/search.md).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from dpsweep.core.strict import Strict
+from dpsweep.core.errors import Misfit
+from dpsweep.core.strict import Strict, unused
 from dpsweep.optim.schedule import Constant, Cosine
 
 if TYPE_CHECKING:
@@ -15,12 +27,17 @@ if TYPE_CHECKING:
 
 
 class Base(Strict):
-    """Learning rate, its schedule, weight decay."""
+    """Size of the steps, its schedule, weight decay."""
 
-    letters: ClassVar[dict[str, str]] = {"eta": "lr"}
+    letters: ClassVar[dict[str, str]] = {"eta": "lr", "r": "total_step"}
 
-    lr: float = Field(gt=0)
-    """Learning rate at the schedule's peak."""
+    lr: float | None = Field(default=None, gt=0, exclude_if=unused)
+    """Learning rate at the schedule's peak. Give it or total_step, never both."""
+
+    total_step: float | None = Field(default=None, gt=0, exclude_if=unused)
+    """r: how far the weights travel in the whole run if all clipped gradients point the same way.
+    With SGD lr = r / (C T), with Adam r / T, for clip norm C and T steps; more in
+    docs/guides/search.md. The method's default if neither it nor lr is given."""
 
     schedule: Constant | Cosine = Field(default=Constant(), discriminator="name")
     """How the learning rate changes over the run."""
@@ -28,6 +45,24 @@ class Base(Strict):
     weight_decay: float = Field(default=0.0, ge=0)
     """Weight decay, in the way of the named torch optimizer."""
 
-    def build(self, params: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
-        """Torch's optimizer over `params`, at the peak learning rate."""
+    @model_validator(mode="after")
+    def _one_size_of_step(self) -> Self:
+        if self.lr is not None and self.total_step is not None:
+            raise Misfit(
+                "total_step",
+                f"and lr both give the size of a step, got {self.total_step:g} and {self.lr:g}. "
+                f"Delete one of the two",
+            )
+        return self
+
+    def reach(self, length: float) -> float:
+        """G: displacement of one settled step at learning rate 1.
+
+        Args:
+            length: Norm of the filtered gradient, the same vector at every step.
+        """
+        raise NotImplementedError
+
+    def build(self, params: Iterable[torch.Tensor], lr: float) -> torch.optim.Optimizer:
+        """Torch's optimizer over `params`, at the peak learning rate `lr`."""
         raise NotImplementedError

@@ -21,9 +21,13 @@ class Sgd(Base):
     momentum: float = Field(default=0.0, ge=0, lt=1)
     """Heavy-ball momentum; 0 is plain SGD, as in DP-SGD."""
 
-    def build(self, params: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
+    def reach(self, length: float) -> float:
+        """The length by the momentum's gain at frequency zero, 1 / (1 - momentum)."""
+        return length / (1 - self.momentum)
+
+    def build(self, params: Iterable[torch.Tensor], lr: float) -> torch.optim.Optimizer:
         import torch
 
         return torch.optim.SGD(
-            params, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay
+            params, lr=lr, momentum=self.momentum, weight_decay=self.weight_decay
         )

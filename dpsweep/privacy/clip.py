@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import exp, isclose, sqrt
 from typing import TYPE_CHECKING, Protocol
 
+from dpsweep.core.flat import convert
 from dpsweep.core.types import Clipped, PerExample, Released, Tensors
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 INSIDE = "clip/inside"
@@ -30,7 +33,8 @@ SUMMED = 320
 float32 an example made for it can move the rounding of n others' sum by n^2 2^-26 clip norms, and
 one after it in each sum of n by as much again."""
 
-_LARGEST_SQUARE = 1e36
+LARGEST_SQUARE = 1e36
+"""Of an answer that float32 has a factor for."""
 
 
 class Clip(Protocol):
@@ -180,14 +184,48 @@ def squared_norms(leaf_B: Tensor) -> Tensor:
     return leaf_B.unsqueeze(-1).flatten(1).square().sum(1)
 
 
-def weighted_sum(factor_B: Tensor, leaf_B: Tensor) -> Tensor:
-    """sum_b factor_b leaf_b; a leaf whose factor is 0 may hold anything, NaN included."""
+def weighted_sum(factor_B: Tensor, leaf_B: Tensor, finite: bool = False) -> Tensor:
+    """sum_b factor_b leaf_b; a leaf whose factor is 0 may hold anything, NaN included.
+
+    Args:
+        factor_B: Shape (B,).
+        leaf_B: Shape (B, ...).
+        finite: True if all of `leaf_B` is known to be finite.
+    """
+    factors_1B = factor_B.to(leaf_B)[None]
+    leaves = leaf_B if finite else cleaned(leaf_B, factor_B)
+    flat = leaves.unsqueeze(-1).flatten(1)
+    return summed_products(factors_1B.T, flat).view(leaf_B.shape[1:])
+
+
+def summed_products(
+    left_BM: Tensor, right_BN: Tensor, num_positions: int = 1, num_together: int = SUMMED
+) -> Tensor:
+    """sum_b l_b r_b^T over B examples, shape (..., M, N); in double over sums of `num_together`.
+
+    All sums of so many examples are one product: the number of kernels does not grow with B.
+
+    Args:
+        left_BM: Shape (..., B * num_positions, M).
+        right_BN: Shape (..., B * num_positions, N).
+        num_positions: Rows of each example.
+        num_together: Examples of one sum.
+    """
     import torch
 
-    factors = torch.split(factor_B.to(leaf_B), SUMMED)
-    leaves = torch.split(cleaned(leaf_B, factor_B), SUMMED)
-    parts = [torch.tensordot(f, x, dims=1) for f, x in zip(factors, leaves, strict=True)]
-    return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0, dtype=torch.float64)
+    rows = left_BM.shape[-2]
+    each = num_together * num_positions
+    whole = rows // each * each
+    if rows <= each:
+        return left_BM.mT @ right_BN
+    left, right = (
+        x[..., :whole, :].reshape(*x.shape[:-2], -1, each, x.shape[-1]) for x in (left_BM, right_BN)
+    )
+    double = torch.complex128 if left_BM.is_complex() else torch.float64
+    sums = (left.mT @ right).sum(-3, dtype=double)
+    if whole < rows:
+        sums += left_BM[..., whole:, :].mT @ right_BN[..., whole:, :]
+    return sums
 
 
 def cleaned(leaf_B: Tensor, factor_B: Tensor, dim: int = 0) -> Tensor:
@@ -198,14 +236,28 @@ def cleaned(leaf_B: Tensor, factor_B: Tensor, dim: int = 0) -> Tensor:
         factor_B: Shape (B,).
         dim: Where the examples are.
     """
-    import torch
-
     used_B = factor_B != 0
     if used_B.device.type == "cpu":  # elsewhere, asking would wait for the device
         unused = leaf_B.index_select(dim, (~used_B).nonzero().flatten())
         if unused.isfinite().all():
             return leaf_B
-    return torch.where(used_B.view(-1, *(1,) * (leaf_B.dim() - dim - 1)), leaf_B, 0)
+    return keep_rows(used_B, leaf_B, dim)
+
+
+def keep_rows(kept_B: Tensor, leaf_B: Tensor, dim: int = 0) -> Tensor:
+    """`leaf_B` with zeros for the other examples; B is at `dim`."""
+    import torch
+
+    rows = kept_B.view(-1, *(1,) * (leaf_B.dim() - dim - 1))
+    return torch.where(rows, leaf_B, zero(leaf_B.dtype, leaf_B.device))
+
+
+@lru_cache(maxsize=16)
+def zero(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A zero, made once: torch.where(..., 0) makes one on the device each time."""
+    import torch
+
+    return torch.zeros((), dtype=dtype, device=device)
 
 
 def scaling(
@@ -224,13 +276,13 @@ def scaling(
     import torch
 
     parts_PB = torch.stack(list(squares.values()))
-    usable_B = parts_PB.sum(0) <= _LARGEST_SQUARE  # false for NaN
+    usable_B = parts_PB.sum(0) <= LARGEST_SQUARE  # false for NaN
     if present_B is None:
         present_B = torch.ones_like(usable_B)
     usable_B = usable_B & present_B
-    squares = dict(zip(squares, torch.where(usable_B, parts_PB, 0), strict=True))
+    squares = dict(zip(squares, keep_rows(usable_B, parts_PB, dim=1), strict=True))
     found = clip.factors(squares)
-    distinct = {id(f): torch.where(usable_B, f, 0) for f in found.values()}
+    distinct = {id(f): keep_rows(usable_B, f) for f in found.values()}
     factors = {k: distinct[id(f)] for k, f in found.items()}
     return factors, {INSIDE: clip.count(squares, present_B)} if isinstance(clip, Quantile) else {}
 
@@ -241,6 +293,12 @@ def add(total: Clipped, part: Clipped) -> Clipped:
     Microbatches are summed in double precision: one example more moves the bounds of all those
     after it, and the others' rounding errors with them.
     """
+    import torch
+
+    if any(leaf.is_cuda for leaf in total.values()):  # by few kernels
+        parts = convert((part[k].contiguous() for k in total), torch.float64)
+        torch._foreach_add_(list(total.values()), parts)
+        return total
     for k, leaf in total.items():
         leaf += part[k]
     return total

@@ -17,6 +17,7 @@ from dpsweep.core.errors import Misfit
 from dpsweep.core.types import Released
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
     from dpsweep.core.circulant import CirculantLinear
@@ -51,6 +52,10 @@ class Geometry:
         return Released(
             {k: self.maps[k].restore(x) if k in self.maps else x for k, x in released.items()}
         )
+
+    def on(self, device: torch.device) -> Geometry:
+        """The same with its constants on `device`."""
+        return Geometry({k: one.on(device) for k, one in self.maps.items()})
 
     def noise_gain(self, name: str) -> float:
         """Variance of one entry of a restored gradient per unit variance of white noise."""

@@ -18,10 +18,16 @@ secure mode sums four as well, and needs a package that no longer installs). Nei
 u_j and v_j, but no value uses one twice: cos + sin of one angle would be one draw, and not two.
 
 The rounding to a grid in release.py follows for both sources.
+
+Noise depends on nothing that a step computes, so a thread of its own may draw it while examples are
+processed (`NoiseDraw`): the same draws in the same order, of that step alone. Nothing is drawn
+ahead of its step, so that a checkpoint holds no noise and a replayed step draws its own again.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from types import MappingProxyType
 from typing import NoReturn
 
@@ -133,6 +139,72 @@ def _fast(secret: Secret, step: int, name: Stream) -> Draws:
 
 def _secure(secret: Secret, step: int, name: Stream) -> Draws:
     return SecureDraws(secret.stream_key(step, name))
+
+
+_ALIGNED = 16
+"""Values: each leaf begins where a tensor of its own might, 64 bytes apart in float32."""
+
+
+def leaf_slices(sizes: Sequence[int]) -> list[slice]:
+    """Where leaves of so many values lie in the flat tensor of `draw_noise`.
+
+    >>> leaf_slices([3, 17, 1])
+    [slice(0, 3, None), slice(16, 33, None), slice(48, 49, None)]
+    """
+    found, start = [], 0
+    for size in sizes:
+        found.append(slice(start, start + size))
+        start += -(-size // _ALIGNED) * _ALIGNED
+    return found
+
+
+def draw_noise(rng: Draws, sizes: Sequence[int], pinned: bool) -> torch.Tensor:
+    """Independent draws of N(0, 1) for leaves of so many values, in one flat float64 tensor.
+
+    Args:
+        rng: Of one step; used up leaf by leaf.
+        sizes: Values of each leaf. Between leaves are zeros, see `leaf_slices`.
+        pinned: True for page-locked memory, from which a GPU copies while the host goes on.
+    """
+    return _fill(_empty(sizes, pinned), rng, sizes)
+
+
+class NoiseDraw:
+    """The noise of one step, which a thread draws from now on. As secret as the step's stream.
+
+    NumPy and the cipher let other threads run meanwhile.
+
+    Args:
+        rng, sizes, pinned: As for `draw_noise`.
+    """
+
+    def __init__(self, rng: Draws, sizes: Sequence[int], pinned: bool) -> None:
+        self._sizes = list(sizes)
+        flat = _empty(sizes, pinned)  # here, as CUDA's allocator belongs to this thread
+        self._draw_trial = _noise_thread().submit(_fill, flat, rng, self._sizes)
+
+    def wait(self, sizes: Sequence[int]) -> torch.Tensor:
+        """What was drawn, for the leaves of these sizes."""
+        assert list(sizes) == self._sizes, "noise was drawn for another release"
+        return self._draw_trial.result()
+
+
+def _empty(sizes: Sequence[int], pinned: bool) -> torch.Tensor:
+    parts = leaf_slices(sizes)
+    length = -(-parts[-1].stop // _ALIGNED) * _ALIGNED if parts else 0
+    return torch.zeros(length, dtype=torch.float64, pin_memory=pinned)
+
+
+def _fill(flat: torch.Tensor, rng: Draws, sizes: Sequence[int]) -> torch.Tensor:
+    values = flat.numpy()
+    for part, size in zip(leaf_slices(sizes), sizes, strict=True):
+        values[part] = rng.standard_normal((size,))
+    return flat
+
+
+@cache
+def _noise_thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, "noise")
 
 
 SOURCES: Mapping[str, Callable[[Secret, int, Stream], Draws]] = MappingProxyType(

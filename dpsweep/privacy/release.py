@@ -10,8 +10,10 @@ import math
 
 import torch
 
+from dpsweep.core.flat import convert
 from dpsweep.core.seeds import Draws
 from dpsweep.core.types import Clipped, Released
+from dpsweep.privacy.noise import NoiseDraw, draw_noise, leaf_slices
 
 GRID_BITS = 22
 """The grid of releases is 2^-23 to 2^-22 noise deviations wide.
@@ -28,7 +30,7 @@ def release(
     clip_norm: float,
     noise_multiplier: float,
     batch_size: int,
-    rng: Draws,
+    rng: Draws | NoiseDraw,
     dtype: torch.dtype | None = None,
 ) -> Released:
     """One use of the Gaussian mechanism with sensitivity `clip_norm`.
@@ -38,20 +40,47 @@ def release(
         clip_norm: C, in gradient units.
         noise_multiplier: sigma, the noise's standard deviation on the sum in units of C.
         batch_size: B, the expected number of examples in a batch.
-        rng: The step's secret noise stream; used up here and nowhere else.
+        rng: The step's secret noise stream, or what a thread has drawn from it; used up here and
+            nowhere else.
         dtype: Of the result; that of `total` if None.
     """
     scale = noise_multiplier * clip_norm
+    if scale == 0:
+        return Released(
+            {k: (x.double() / batch_size).to(dtype or x.dtype) for k, x in total.items()}
+        )
+    sizes, on_cpu = [x.numel() for x in total.values()], all(x.is_cpu for x in total.values())
+    drawn = rng.wait(sizes) if isinstance(rng, NoiseDraw) else draw_noise(rng, sizes, not on_cpu)
+    parts = dict(zip(total, leaf_slices(sizes), strict=True))
+    if on_cpu:  # leaf by leaf, which stays in the caches
+        return Released(
+            {
+                k: (_noisy(x.double(), drawn[parts[k]].view(x.shape), scale) / batch_size).to(
+                    dtype or x.dtype
+                )
+                for k, x in total.items()
+            }
+        )
+    noise = drawn.to(next(iter(total.values())).device, non_blocking=True)
+    flat = _noisy(_joined(total, len(drawn), parts), noise, scale) / batch_size
+    flat = flat.to(dtype or flat.dtype)
     return Released(
-        {
-            k: (_noisy(part, scale, rng) / batch_size).to(dtype or part.dtype)
-            for k, part in total.items()
-        }
+        {k: flat[parts[k]].view(x.shape).to(dtype or x.dtype) for k, x in total.items()}
     )
 
 
-def _noisy(leaf: torch.Tensor, scale: float, rng: Draws) -> torch.Tensor:
-    """`leaf` plus normal noise of standard deviation `scale`, in double precision.
+def _joined(total: Clipped, length: int, parts: dict[str, slice]) -> torch.Tensor:
+    """All leaves in one line, where their noise is, float64: one kernel then adds it to all."""
+    zeros = next(iter(total.values())).new_zeros(max(length, 1), dtype=torch.float64)
+    line, end = [], 0
+    for k, x in zip(total, convert(total.values(), torch.float64), strict=True):
+        line += [zeros[: parts[k].start - end], x.reshape(-1)]
+        end = parts[k].stop
+    return torch.cat([*line, zeros[: length - end]])
+
+
+def _noisy(exact: torch.Tensor, noise: torch.Tensor, scale: float) -> torch.Tensor:
+    """`exact` plus `scale` times standard normal `noise`, in double precision, in its place.
 
     The noisy sum is rounded to a grid of about scale / 2^22, the same for all leaves and all
     data: the low bits of a floating-point sum tell how large its terms were (Mironov 2012).
@@ -59,9 +88,5 @@ def _noisy(leaf: torch.Tensor, scale: float, rng: Draws) -> torch.Tensor:
     (docs/concepts/noise-and-replay.md).
     Casting the result to float32 is post-processing.
     """
-    exact = leaf.double()
-    if scale == 0:
-        return exact
-    noise = torch.from_numpy(rng.standard_normal(tuple(leaf.shape))).to(exact)
     grid = 2.0 ** (math.floor(math.log2(scale)) - GRID_BITS)
     return noise.mul_(scale).add_(exact).div_(grid).round_().mul_(grid)

@@ -31,9 +31,10 @@ transform; of a real signal the bins f and n - f are one frequency, so here they
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from math import ceil, prod
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -70,8 +71,12 @@ class Records:
         step = max(1, budget // per_example)
         for start in range(0, len(self.grads[0]), step):
             part = slice(start, start + step)
-            inputs, grads = (tuple(z[part] for z in leaf) for leaf in (self.inputs, self.grads))
-            yield part, Records(self.weights, inputs, grads).precise()
+            yield part, self.rows(part).precise()
+
+    def rows(self, part: slice | Tensor) -> "Records":
+        """Those of some examples."""
+        inputs, grads = (tuple(z[part] for z in leaf) for leaf in (self.inputs, self.grads))
+        return Records(self.weights, inputs, grads)
 
     def precise(self) -> "Records":
         """Detached; in float64 if there are several points."""
@@ -113,11 +118,6 @@ class Records:
         ]
         return torch.stack(parts).sum(0)
 
-    def of(self, rows: Tensor) -> "Records":
-        """Those of some examples."""
-        inputs, grads = (tuple(z[rows] for z in leaf) for leaf in (self.inputs, self.grads))
-        return Records(self.weights, inputs, grads)
-
     def double(self) -> "Records":
         """The same in float64."""
         inputs, grads = (tuple(z.double() for z in leaf) for leaf in (self.inputs, self.grads))
@@ -158,6 +158,9 @@ class LayerMap(Protocol):
 
     def restore(self, white: Tensor) -> Tensor:
         """The gradient that belongs to white coordinates, of the parameter's shape."""
+
+    def on(self, device: torch.device) -> Self:
+        """The same map with its constants on `device`."""
 
 
 def low_pass(n: int, keep: float) -> Tensor:
@@ -209,9 +212,15 @@ class _Map:
     def white_shape(self) -> tuple[int, ...]:
         return (*self.shape[:2], len(self.lags.variances))
 
-    @property
+    @cached_property
     def noise_gain(self) -> float:
         return float(self.lags.variances.sum()) / len(self.lags.vectors)
+
+    def on(self, device: torch.device) -> Self:
+        own: dict[str, Any] = {
+            k: x.to(device) for k, x in vars(self).items() if isinstance(x, Tensor)
+        }
+        return replace(self, lags=self.lags.on(device), **own)
 
     def restore(self, white: Tensor) -> Tensor:
         return self.lags.restore(white).view(self.shape)
@@ -257,8 +266,7 @@ class ConvMap(_Map):
         return cls(tuple(layer.weight.shape), lags, (n_h, n_w), blur_h, blur_w)
 
     def squares(self, records: Records) -> Tensor:
-        n_h, n_w = self.torus
-        bins_F = _bins(n_w).repeat_interleave(n_h) / (n_h * n_w)
+        bins_F = _torus_bins(*self.torus, records.grads[0].device)
         squares_B = records.zeros(len(records.grads[0]))
         per_example = len(records.weights) * sum(self.shape[:2]) * len(bins_F)
         for part, some in records.slices(per_example):
@@ -317,7 +325,8 @@ class CirculantMap(_Map):
         for part, some in records.slices(len(weights) * (p + q + len(weights)) * d):
             scaled, scale_B = some.scaled()
             left, right = self._spectra(scaled.grads), self._spectra(scaled.inputs)
-            squares_B[part] = scale_B * _energy(weights, left, right, _bins(d) / d)
+            bins_F = _torus_bins(1, d, scale_B.device)
+            squares_B[part] = scale_B * _energy(weights, left, right, bins_F)
         return squares_B
 
     def _spectra(self, leaves: tuple[Tensor, ...]) -> list[Tensor]:
@@ -335,7 +344,7 @@ class CirculantMap(_Map):
             delta = torch.fft.rfft(scaled.reshape(-1, p, d))
             x = torch.fft.rfft(cleaned(inputs, factor_B).reshape(-1, q, d))
             spectrum += torch.einsum("bpf,bqf->pqf", delta, x.conj())
-        total = torch.fft.irfft(self.amplitude_F.to(spectrum.device) * spectrum, n=d)
+        total = torch.fft.irfft(self.amplitude_F * spectrum, n=d)
         return self.lags.whiten(total).to(records.dtype)
 
 
@@ -366,6 +375,12 @@ def _bins(n: int) -> Tensor:
     return torch.tensor([1.0] + [2.0] * pairs + [1.0] * nyquist, dtype=torch.float64)
 
 
+@lru_cache(maxsize=256)
+def _torus_bins(n_h: int, n_w: int, device: torch.device) -> Tensor:
+    """Shares of the n_h n_w bins for which the transposed real spectrum of a torus stands."""
+    return (_bins(n_w).repeat_interleave(n_h) / (n_h * n_w)).to(device)
+
+
 def _energy(
     weights: Sequence[float], left: list[Tensor], right: list[Tensor], bins_F: Tensor
 ) -> Tensor:
@@ -382,7 +397,6 @@ def _energy(
     and each sum, eps |w_p R_p| where points cancel and eps |w_p| |g_p| |x_p| where a gradient has
     little in common with its input; of the products, tiny (sum_p |w_p R_p|)^2.
     """
-    bins_F = bins_F.to(left[0].device)
     eps, tiny = torch.finfo(left[0].real.dtype).eps, torch.finfo(torch.float64).eps
     if len(weights) > 1:
         left, right = ([x.to(torch.complex128) for x in leaf] for leaf in (left, right))

@@ -5,7 +5,8 @@
 If x has covariance K, y has the identity's.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Self
 
 import numpy as np
@@ -49,12 +50,23 @@ class Whitening:
 
     def whiten(self, lags: Tensor) -> Tensor:
         """diag(lam^-1/2) V' along the last axis; float64 in, float64 out."""
-        return lags @ (self.vectors / self.variances.sqrt()).to(lags.device)
+        return lags @ self._whitening
 
     def restore(self, white: Tensor) -> Tensor:
         """V diag(lam^1/2) along the last axis, in float64, given back in the dtype it came."""
-        back = (self.vectors * self.variances.sqrt()).T.to(white.device)
-        return (white.double() @ back).to(white.dtype)
+        return (white.double() @ self._back).to(white.dtype)
+
+    def on(self, device: torch.device) -> Self:
+        """The same on `device`; a step would wait for each copy."""
+        return replace(self, vectors=self.vectors.to(device), variances=self.variances.to(device))
+
+    @cached_property
+    def _whitening(self) -> Tensor:
+        return self.vectors / self.variances.sqrt()
+
+    @cached_property
+    def _back(self) -> Tensor:
+        return (self.vectors * self.variances.sqrt()).T
 
 
 def _own_basis(vectors: Tensor) -> Tensor:

@@ -9,11 +9,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dpsweep.config.keys import BATCH_SIZE, CLIP_NORM, EPOCHS, LEARNING_RATE, METHOD_NAME
+from dpsweep.config.space.conditions import STEP_SIZES
 from dpsweep.core.errors import ConfigError, unknown
-from dpsweep.results.groups import PrivacyTarget, TrialGroup
+from dpsweep.results.groups import PrivacyTarget, TrialGroup, groups_of
 from dpsweep.results.significance import Gap, gap_between, holm
+from dpsweep.store.study import Study
 
-_COMMON_KEYS = ("optimizer.lr", "train.batch_size", "train.epochs", "privacy.clip_norm")
+_COMMON_KEYS = (LEARNING_RATE, BATCH_SIZE, EPOCHS, CLIP_NORM)
 """What any method can be searched over: an even comparison searches the same of them for all."""
 
 
@@ -92,6 +95,14 @@ def compare(
     return Comparison(tuple(labelled), compared, chosen=reference is None)
 
 
+def compare_methods(study: Study) -> Comparison | None:
+    """Compare the methods of one sweep at each epsilon; None if it searched over fewer than two."""
+    records = study.records()
+    if len({r.hyperparams[METHOD_NAME] for r in records if METHOD_NAME in r.hyperparams}) < 2:
+        return None
+    return compare(groups_of(study, ""), any_model=True)
+
+
 def check_comparable(groups: Sequence[TrialGroup], *, any_model: bool = False) -> None:
     """Raises ConfigError if two groups differ in metric, data or (unless `any_model`) in model."""
     first = groups[0]
@@ -146,11 +157,14 @@ def uneven(peers: Sequence[TrialGroup]) -> list[str]:
         if len(by_value) > 1:
             parts = "; ".join(f"{value}: {', '.join(labels)}" for value, labels in by_value.items())
             found.append(f"not equal: {what} ({parts})")
+            if what == "trials" and len({group.sweep for group in peers}) == 1:
+                found[-1] += "; each_of gives all the same number, if budget.trials is a multiple"
     return found
 
 
 def _searches(key: str) -> Callable[[TrialGroup], str]:
-    return lambda group: "yes" if key in group.searched else "no"
+    keys = set(STEP_SIZES) if key in STEP_SIZES else {key}
+    return lambda group: "no" if keys.isdisjoint(group.searched) else "yes"
 
 
 def _labelled(groups: Sequence[TrialGroup]) -> list[TrialGroup]:

@@ -2,8 +2,10 @@
 
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 
+from dpsweep.config.keys import EPSILON, METHOD_NAME
 from dpsweep.privacy.statement import shown_delta
 from dpsweep.results.compare import Compared, Comparison, uneven
 from dpsweep.results.groups import TrialGroup
@@ -11,7 +13,6 @@ from dpsweep.results.importance import LEAST_TRIALS
 from dpsweep.results.rich_table import plain_table
 from dpsweep.results.significance import CONFIDENCE, LEVEL
 from dpsweep.results.tables import heading, knob_words, shown_value
-from dpsweep.search.study_view import EPSILON_KEY
 
 _HEADINGS = ("ε", "method", "trials", "as chosen", "confirmed", "± 95 %", "runs", "difference", "p")
 _POINTS = "valid/accuracy"
@@ -26,6 +27,14 @@ def comparison_table(comparison: Comparison) -> Table:
     for row in _rows(comparison):
         table.add_row(*row)
     return table
+
+
+def print_comparison(console: Console, comparison: Comparison | None) -> None:
+    """Print the table and its sentences; nothing if there is nothing to compare."""
+    if comparison:
+        console.print(comparison_table(comparison))
+        for sentence in sentences(comparison):
+            console.print(f"- {sentence}", markup=False)
 
 
 def markdown(comparison: Comparison) -> str:
@@ -188,9 +197,7 @@ def _carried(group: TrialGroup) -> str:
     """What its best config is, and which keys made trials good."""
     if group.best is None:
         return "no trial was completed"
-    hyperparams = (
-        knob_words(group.best, without=(EPSILON_KEY, "method.name")) or "nothing was searched"
-    )
+    hyperparams = knob_words(group.best, without=(EPSILON, METHOD_NAME)) or "nothing was searched"
     words = f"best is trial {group.best.number}: {hyperparams}"
     if group.shares:
         top = list(group.shares.items())[:_TOP_KEYS]

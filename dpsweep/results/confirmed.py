@@ -6,6 +6,7 @@ alone would be reporting the luckiest trial.
 
 from rich.table import Table
 
+from dpsweep.results.disclosure import Disclosure, disclosure_of
 from dpsweep.results.rich_table import plain_table
 from dpsweep.results.tables import shown_value
 from dpsweep.search.choose import LEAST_TRIALS
@@ -19,8 +20,8 @@ def luck(
     repeats: Confirmation | None,
     metric: str,
     num_trials: int,
+    disclosure: Disclosure,
     *,
-    is_private_selection: bool = False,
     confirming: bool = False,
 ) -> str:
     """How much the figure of a chosen trial is worth, in a sentence.
@@ -30,7 +31,7 @@ def luck(
         repeats: Its repeats, if its config was confirmed.
         metric: What it was chosen by.
         num_trials: How many trials of the search it was chosen from.
-        is_private_selection: True if that is nobody's to know.
+        disclosure: What may be told of the search.
         confirming: True if the best config was to be repeated.
     """
     if repeats:
@@ -39,28 +40,15 @@ def luck(
             f"Confirmed with fresh noise: {metric} {repeats} ({what}{shown_value(record.value)} "
             f"when it was chosen)."
         )
-    if confirming and not repeats:
+    if confirming:
         return f"{metric} is that of one run: no repeat of this config came to a result."
-    if is_private_selection:
-        return f"{metric} is that of the winner of a private selection: part of it is luck."
-    if num_trials == 1:
-        return f"{metric} is that of one run; another would come out otherwise."
-    if record.expected is not None:
-        return (
-            f"{metric} is that of one run, and part of it is luck: by all trials together its "
-            f"config comes to {record.expected:.4f}. To measure that with fresh noise, write "
-            f"confirm: {{seeds: 5}} in the sweep file."
-        )
-    return (
-        f"{metric} is that of the best of {num_trials} trials, run once: part of it is luck. To "
-        f"repeat the best config with fresh noise, write confirm: {{seeds: 5}} in the sweep file."
-    )
+    return disclosure.describe_chance(record, metric, num_trials)
 
 
 def choice_words(study: Study) -> dict[float | None, str]:
     """How the best config of each epsilon was chosen, a sentence each; empty if only one way is."""
     sweep, groups = study.sweep, dict[float | None, list[Record]]()
-    if len(sweep.config.objective.goals) > 1 or sweep.is_private_selection:
+    if len(sweep.config.objective.goals) > 1 or not disclosure_of(sweep).tells_trials:
         return {}
     for record in study.records():
         if record.state == "complete" and record.confirms is None:

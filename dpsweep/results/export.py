@@ -5,14 +5,15 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpsweep.config.trial import config_yaml
+from dpsweep.config.trial import dump_trial
 from dpsweep.core.errors import StateError
-from dpsweep.execution.tracking import provenance
+from dpsweep.execution.tracking import collect_provenance
 from dpsweep.results.confirmed import choice_words, luck
-from dpsweep.search.charge import statement
+from dpsweep.results.disclosure import Disclosure, disclosure_of
+from dpsweep.search.charge import describe_trial_privacy
 from dpsweep.search.confirmation import Confirmation
 from dpsweep.search.trial_record import Record
-from dpsweep.store.statement import statement_of
+from dpsweep.store.statement import describe_search_privacy
 from dpsweep.store.study import Study
 
 _MARK = "# dpsweep export"
@@ -29,7 +30,7 @@ class Origin:
         num_trials: How many the search had.
         search_words: What the search as a whole has spent.
         confirmed: What repeating the best configs came to, by trial.
-        is_private_selection: True if it was a private selection.
+        disclosure: What may be told of it.
         confirming: True if the best config was to be repeated.
         choice: How the best config of each epsilon was chosen.
     """
@@ -39,7 +40,7 @@ class Origin:
     num_trials: int
     search_words: str
     confirmed: dict[int, Confirmation]
-    is_private_selection: bool
+    disclosure: Disclosure
     confirming: bool
     choice: dict[float | None, str]
 
@@ -51,7 +52,7 @@ class Origin:
             repeats,
             self.metric,
             self.num_trials,
-            is_private_selection=self.is_private_selection,
+            self.disclosure,
             confirming=self.confirming,
         )
         return " ".join(filter(None, [worth, self.choice.get(record.epsilon)]))
@@ -64,9 +65,9 @@ def origin_of(study: Study) -> Origin:
         sweep=study.sweep.name,
         metric=study.sweep.config.objective.metric,
         num_trials=sum(record.confirms is None for record in records),
-        search_words=statement_of(study),
+        search_words=describe_search_privacy(study),
         confirmed=study.confirmed(),
-        is_private_selection=study.sweep.is_private_selection,
+        disclosure=disclosure_of(study.sweep),
         confirming=study.sweep.config.confirm is not None,
         choice=choice_words(study),
     )
@@ -74,7 +75,7 @@ def origin_of(study: Study) -> Origin:
 
 def to_yaml(record: Record, rank: int, origin: Origin) -> str:
     """The file's text: comments that the loader ignores, then the config."""
-    return f"{header(record, rank, origin, _AGAIN)}\n{config_yaml(record.config)}"
+    return f"{header(record, rank, origin, _AGAIN)}\n{dump_trial(record.config)}"
 
 
 def header(record: Record, rank: int, origin: Origin, how: str) -> str:
@@ -87,13 +88,15 @@ def header(record: Record, rank: int, origin: Origin, how: str) -> str:
         how: What to do with the file.
     """
     row = record.row or {}
-    versions = ", ".join(f"{k.removeprefix('version.')} {v}" for k, v in provenance().items())
+    versions = ", ".join(
+        f"{k.removeprefix('version.')} {v}" for k, v in collect_provenance().items()
+    )
     facts = [
         f"{_MARK}: trial {record.number} of sweep {origin.sweep}, number {rank} of "
         f"{origin.num_trials} by {origin.metric}",
         f"{origin.metric}: {record.value} at epoch {row.get('epoch')}",
         origin.luck(record),
-        f"privacy of this run by itself: {statement(record)}",
+        f"privacy of this run by itself: {describe_trial_privacy(record)}",
         f"privacy of the search: {origin.search_words}",
         f"accountant: PLD (dp-accounting), noise_multiplier {row.get('noise_multiplier')}, "
         f"epsilon spent {row.get('privacy/epsilon_spent')}",

@@ -15,6 +15,7 @@ from pathlib import Path
 import plotly.graph_objects as go
 
 from dpsweep.core.errors import StateError
+from dpsweep.results.disclosure import disclosure_of
 from dpsweep.results.importance import importances
 from dpsweep.results.plots.axes import KeyAxis, key_axes
 from dpsweep.results.plots.filters import filters
@@ -79,7 +80,7 @@ def figures(study: Study) -> dict[str, go.Figure]:
     Returns:
         Those of `TITLES` that have something to show; none for a private selection.
     """
-    if study.sweep.is_private_selection:
+    if not disclosure_of(study.sweep).tells_trials:
         return {}
     seen = _Seen.of(study)
     made = {name: make(study, seen) for name, make in _MAKERS.items()}

@@ -3,18 +3,19 @@
 from dataclasses import dataclass
 from statistics import mean
 
+from dpsweep.config.keys import METHOD_NAME
 from dpsweep.config.source import Tree
 from dpsweep.core.errors import StateError
+from dpsweep.results.disclosure import disclosure_of
 from dpsweep.results.importance import importances
 from dpsweep.results.significance import half_width
-from dpsweep.search.confirmation import best_of, confirmations
+from dpsweep.search.confirmation import find_best, summarize_repeats
 from dpsweep.search.trial_record import Record
 from dpsweep.store.study import Study
 
 PrivacyTarget = tuple[float | None, str, float | None]
 """Epsilon (None where noise is given), its scope, and the noise multiplier that was given."""
 
-_METHOD = "method.name"
 _PLACES = ("root",)
 """Keys of the data that may differ between machines."""
 
@@ -114,7 +115,7 @@ def _promise(study: Study, record: Record) -> PrivacyTarget:
 
 
 def _method(record: Record) -> str:
-    return str(record.hyperparams.get(_METHOD, record.config.method.name))
+    return str(record.hyperparams.get(METHOD_NAME, record.config.method.name))
 
 
 def _arm(
@@ -125,10 +126,10 @@ def _arm(
     records: list[Record],
     remarks: tuple[str, ...],
 ) -> TrialGroup:
-    objective, is_private_selection = study.sweep.config.objective, study.sweep.is_private_selection
+    objective = study.sweep.config.objective
     trials = [r for r in records if r.confirms is None]
-    confirmed = confirmations(records)
-    best, repeats = best_of(trials, records, objective.sign)
+    confirmed = summarize_repeats(records)
+    best, repeats = find_best(trials, records, objective.sign)
     epochs = [r.config.train.epochs for r in records]
     data = records[0].config.data.model_dump(mode="json", exclude_none=True)
     named = records[0].config.data.name not in ("folder", "npz")
@@ -146,12 +147,12 @@ def _arm(
         epochs=(min(epochs), max(epochs)),
         searched=tuple(dict.fromkeys(key for r in trials for key in r.hyperparams)),
         accounting=study.sweep.config.accounting,
-        trials=None if is_private_selection else len(trials),
+        trials=disclosure_of(study.sweep).num_trials(len(trials)),
         best=best,
         repeats=repeats,
         num_failed=confirmed[best.number].num_failed if best and best.number in confirmed else 0,
         num_confirmed=len(confirmed),
-        shares={i.key: i.share for i in importances(study.among({r.number for r in trials}))},
+        shares={i.key: i.share for i in importances(study.restrict_to({r.number for r in trials}))},
         remarks=remarks,
     )
 
@@ -167,12 +168,7 @@ def _remarks(study: Study, *, driven: bool) -> tuple[str, ...]:
     sweep, found = study.sweep, list[str]()
     if study.is_void:
         found.append("void: a trial used a fixed test secret, and nothing is promised of it")
-    if sweep.is_private_selection:
-        found.append("a private selection: only its winner is told, and nothing was repeated")
-    elif not study.is_finished():
-        state = "still runs" if driven else "was stopped before its end"
-        left = study.num_to_ask()
-        found.append(f"{state}: {left} trials and {study.num_to_confirm()} repeats are left")
+    found += disclosure_of(sweep).remarks(study, driven=driven)
     if dropped := study.num_dropped():
         found.append(f"its time was up with {dropped} trials left, which are not run")
     if study.warm_start:

@@ -13,8 +13,8 @@ from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState
 
 from dpsweep.config.space.domains import Choice
-from dpsweep.config.space.leaves import Leaf, leaves
-from dpsweep.search.study_view import searched
+from dpsweep.config.space.leaves import Leaf, list_leaves
+from dpsweep.search.study_view import list_search_trials
 from dpsweep.search.trial_record import HYPERPARAMS
 from dpsweep.store.study import Study
 
@@ -45,10 +45,10 @@ def importances(study: Study) -> list[Importance]:
 
     After two objectives, importance is for the first.
     """
-    found = [leaf for leaf in leaves(study.sweep.space) if not _is_fixed(leaf)]
+    found = [leaf for leaf in list_leaves(study.sweep.space) if not _is_fixed(leaf)]
     trials = [
         _in_full(trial, found)
-        for trial in searched(study.stored_trials())
+        for trial in list_search_trials(study.stored_trials())
         if trial.state == TrialState.COMPLETE and "config" in trial.user_attrs
     ]
     if len(trials) < LEAST_TRIALS:

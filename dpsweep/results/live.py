@@ -1,103 +1,196 @@
-"""What a sweep shows while it runs: a live panel, or plain lines where there is no terminal."""
+"""A sweep while it runs: a live panel, or plain lines where there is no terminal.
+
+One view for both who look: the driver's own screen, which is told of each event, and `watch` in
+another terminal, which reads the study and writes nothing. Of a private selection they tell that it
+runs, and nothing else before its end.
+"""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.table import Table
 from rich.text import Text
 
 from dpsweep.core.types import Row
-from dpsweep.execution.launch import Session
+from dpsweep.results.disclosure import disclosure_of
 from dpsweep.results.tables import (
     best_words,
     knob_words,
+    panel_table,
     repeated_words,
     running_table,
     shown_budgets,
 )
 from dpsweep.search.trial_record import Record
+from dpsweep.store.lease import LeaseHolder
+from dpsweep.store.study import Study
+
+_LAST = 5
+"""Trials that ended last, shown under those that run."""
 
 
-class Progress:
-    """Counts trials, and draws them. A watcher of the driver."""
+class LiveView:
+    """What is known of a sweep, and how it is drawn. A watcher of the driver.
 
-    def __init__(self, session: Session, console: Console) -> None:
+    Args:
+        study: The sweep's.
+        console: Where it is shown.
+        owner: Who drives the sweep; None for this process.
+    """
+
+    def __init__(
+        self, study: Study, console: Console, owner: Callable[[], LeaseHolder | None] | None = None
+    ) -> None:
         self.console = console
-        self._config = session.sweep.config
-        self._promise = session.sweep.written.privacy
-        self._epsilons = shown_budgets(session.sweep.epsilons)
-        self._running: dict[int, Record] = {}
-        self._ended = {r.number: r for r in session.study.records() if r.state != "running"}
-        self._before, self._total = len(self._ended), session.sweep.num_runs
-        self._best = next(iter(session.study.best()), None)
+        self.driver: LeaseHolder | None = None
+        self._study, self._owner = study, owner
+        self._disclosure = disclosure_of(study.sweep)
+        self._records: dict[int, Record] = {}
+        self._best: Record | None = None
         self._start = time.monotonic()
+        self.look()
+        self._told = {r.number for r in self._ended()}
+        self._ended_before = len(self._told)
+
+    @property
+    def is_driven(self) -> bool:
+        """True while a process drives the sweep."""
+        return self._owner is None or self.driver is not None
+
+    def look(self) -> bool:
+        """Read everything again. False once nobody drives the sweep."""
+        if self._owner:
+            self.driver = self._owner()  # first: what it wrote before it ended is then seen
+        if self._disclosure.tells_trials or not self.is_driven:
+            self._records = {record.number: record for record in self._study.records()}
+            self._best = next(iter(self._study.best()), None)
+        return self.is_driven
 
     def started(self, record: Record) -> None:
         """A trial runs."""
-        self._running[record.number] = record
+        self._records[record.number] = record
 
     def reported(self, record: Record, row: Row) -> None:
         """A trial has new figures."""
-        self._running[record.number] = record
+        self._records[record.number] = record
 
     def ended(self, record: Record) -> None:
         """A trial is through."""
-        self._running.pop(record.number, None)
-        self._ended[record.number] = record
-        if record.state == "complete" and record.confirms is None and self._beats_best(record):
-            self._best = record
+        self._records[record.number] = record
+        self._best = next(iter(self._study.best()), None)
         if not self.console.is_terminal:
-            line = self._line(record)
+            self.print_lines()
+
+    def print_lines(self) -> None:
+        """Print a line for each trial that ended since this was last called."""
+        if not self._disclosure.tells_trials:
+            return
+        new = [record for record in self._ended() if record.number not in self._told]
+        for record in new:
+            self._told.add(record.number)
+            line = f"[{len(self._told)}/{self._study.sweep.num_runs}] {self._line(record)}"
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def summary(self) -> str:
+        """The whole sweep in a line."""
+        sweep, best = self._study.sweep, self._best
+        if not self._disclosure.tells_trials:
+            if self.is_driven:
+                return f"{sweep.name}: runs; a private selection tells nothing before its end"
+            return f"{sweep.name}: {best_words(best) if best else 'ended without a winner'}"
+        running = len(self._running()) if self.is_driven else 0
+        return (
+            f"{sweep.name}: {len(self._ended())}/{sweep.num_runs} trials, {running} running, "
+            f"{best_words(best)}, ε {shown_budgets(sweep.epsilons)} a "
+            f"{sweep.written.privacy.scope}{self._time()}"
+        )
+
+    def farewell(self) -> str:
+        """What is said once nobody drives the sweep any more."""
+        name = self._study.sweep.name
+        if self._study.is_finished():
+            return f"{name} is finished. See: dpsweep best {name}, dpsweep report {name}"
+        return f"{name} is not driven by anybody. Go on with: dpsweep resume {name}"
 
     def __rich__(self) -> Group:
         """The live panel."""
-        running = running_table(self._running.values())
-        return Group(Text(self._summary(), style="bold"), running)
+        head = [Text(self.summary(), style="bold")]
+        if not self._disclosure.tells_trials:
+            return Group(*head)
+        if self.driver:
+            head.append(Text(f"driven by {self.driver}"))
+        return Group(*head, running_table(self._running()), self._last_table())
 
-    def _summary(self) -> str:
-        done, total = len(self._ended), self._total
-        return (
-            f"{self._config.name}: {done}/{total} trials, {len(self._running)} running, "
-            f"{best_words(self._best)}, ε {self._epsilons} a {self._promise.scope}, {self._time()}"
-        )
+    def _running(self) -> list[Record]:
+        return [r for r in self._records.values() if r.state == "running"]
+
+    def _ended(self) -> list[Record]:
+        return [r for r in self._records.values() if r.state != "running"]
 
     def _time(self) -> str:
-        passed = time.monotonic() - self._start
-        done = len(self._ended) - self._before
-        if not done:
-            return f"{passed:.0f} s"
-        left = (self._total - len(self._ended)) * passed / done
-        return f"{passed:.0f} s, about {left:.0f} s left"
+        """Seconds so far, where the sweep was begun here, and those that are left."""
+        passed, ended = time.monotonic() - self._start, len(self._ended())
+        words = "" if self._owner else f", {passed:.0f} s"
+        if (done := ended - self._ended_before) and self.is_driven:
+            left = (self._study.sweep.num_runs - ended) * passed / done
+            words += f", about {left:.0f} s left"
+        return words
+
+    def _last_table(self) -> Table:
+        table = panel_table("ended", "state", "result", "searched")
+        for record in self._ended()[-_LAST:][::-1]:
+            value = "–" if record.value is None else f"{record.value:.4f}"
+            table.add_row(str(record.number), record.state, value, Text(knob_words(record)))
+        return table
 
     def _line(self, record: Record) -> str:
         figures = record.reason or "for no known reason"
         if record.row and record.state != "failed":
             figures = f"accuracy {record.row['valid/accuracy']:.4f}"
+            metric = self._study.sweep.config.objective.metric
+            if metric != "valid/accuracy" and record.value is not None:
+                figures += f", {metric} {record.value:.4f}"
         return (
-            f"[{len(self._ended)}/{self._total}] trial {record.number}{repeated_words(record)} "
-            f"{record.state}: {figures}, {knob_words(record)} ({record.seconds:.1f} s)"
+            f"trial {record.number}{repeated_words(record)} {record.state}: {figures}, "
+            f"{knob_words(record)} ({record.seconds:.1f} s)"
         )
-
-    def _beats_best(self, record: Record) -> bool:
-        if self._best is None or self._best.value is None or record.value is None:
-            return True
-        sign = self._config.objective.sign
-        return sign * record.value < sign * self._best.value
 
 
 @contextmanager
-def shown(progress: Progress) -> Iterator[None]:
-    """Draws the panel four times a second, where there is a terminal."""
-    if not progress.console.is_terminal:
+def shown(view: LiveView) -> Iterator[None]:
+    """Draw the panel four times a second, where there is a terminal."""
+    if not view.console.is_terminal:
         yield
         return
     with Live(
-        get_renderable=progress.__rich__,
-        console=progress.console,
+        get_renderable=view.__rich__,
+        console=view.console,
         refresh_per_second=4,
         transient=True,
     ):
         yield
+
+
+def followed(view: LiveView, pause: Callable[[], bool]) -> None:
+    """Show a sweep until nobody drives it, or `pause` says that it is enough.
+
+    Args:
+        view: The sweep.
+        pause: Waits a little; True to leave.
+    """
+    if view.is_driven:
+        if not view.console.is_terminal:
+            view.console.print(view.summary(), markup=False)
+        with shown(view):
+            while not pause() and view.look():
+                if not view.console.is_terminal:
+                    view.print_lines()
+        if view.is_driven:
+            return
+    if not view.console.is_terminal:
+        view.print_lines()
+    view.console.print(view.summary(), markup=False)
+    view.console.print(view.farewell(), markup=False)

@@ -15,29 +15,25 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 from rich.table import Table
 
-from dpsweep.config.source import sweep_yaml
+from dpsweep.config.keys import EPSILON
+from dpsweep.config.source import dump_sweep
 from dpsweep.core.errors import StateError
-from dpsweep.execution.tracking import provenance
+from dpsweep.execution.tracking import collect_provenance
 from dpsweep.privacy.statement import NO_EPSILON, shown_delta
+from dpsweep.results.compare import Comparison, compare_methods
+from dpsweep.results.comparison import comparison_table, sentences
+from dpsweep.results.disclosure import disclosure_of
 from dpsweep.results.export import Origin, origin_of, to_yaml
 from dpsweep.results.figures import CAPTIONS, TITLES, figures
 from dpsweep.results.pareto import chosen, nothing_to_show, summaries, winners
 from dpsweep.results.plots.style import goal_title
-from dpsweep.results.ranking import standings, standings_table, verdict
 from dpsweep.results.tables import shown_budgets, trial_table
-from dpsweep.search.charge import statement
-from dpsweep.search.study_view import EPSILON_KEY
+from dpsweep.search.charge import describe_trial_privacy
 from dpsweep.search.trial_record import Record
 from dpsweep.store.study import Study
 
 _BEST, _MOST_ROWS, _MOST_REASONS = 10, 500, 20
 _HEIGHT = 420
-
-NO_FIGURES_OF_A_SECRET = (
-    "This was a private selection: only the winner is told of. Figures would show the trials "
-    "that lost, and with them what the guarantee keeps secret, so there are none."
-)
-NO_FIGURES_YET = "There are too few results to draw anything."
 
 
 def page(study: Study, drawn: dict[str, go.Figure] | None = None) -> str:
@@ -55,8 +51,8 @@ def page(study: Study, drawn: dict[str, go.Figure] | None = None) -> str:
         raise nothing_to_show(study)
     drawn = figures(study) if drawn is None else drawn
     origin, records = origin_of(study), study.records()
-    compared = standings(records, study.sweep.config.objective.direction)
-    secret = study.sweep.is_private_selection
+    compared = compare_methods(study)
+    disclosure = disclosure_of(study.sweep)
     environment = Environment(
         loader=PackageLoader("dpsweep.results", "."), autoescape=True, undefined=StrictUndefined
     )
@@ -66,20 +62,20 @@ def page(study: Study, drawn: dict[str, go.Figure] | None = None) -> str:
             "state": _state(study),
             "subject": _subject(study),
             "void": study.is_void,
-            "statement_of_trial": f"Trial {best[0].number}: {statement(best[0])}",
+            "statement_of_trial": f"Trial {best[0].number}: {describe_trial_privacy(best[0])}",
             "runs_statement": origin.search_words,
             "facts": _facts(study, best[0], origin),
             "luck": origin.luck(best[0]),
-            "verdict": verdict(compared),
+            "comparison": sentences(compared) if compared else [],
             "configs": [_config(record, origin) for record in winners(study)],
             "tables": _tables(study, compared),
-            "folded": [] if secret else _folded(records),
+            "folded": _folded(records) if disclosure.tells_trials else [],
             "figures": [_figure(name, one) for name, one in drawn.items()],
-            "no_figures": _why_none(study, drawn),
+            "no_figures": "" if drawn else disclosure.no_figures,
             "commands": _commands(study),
-            "sweep_file": sweep_yaml(study.sweep.file, study.sweep.base.tree),
+            "sweep_file": dump_sweep(study.sweep.file, study.sweep.base.tree),
             "provenance": _provenance(study),
-            "version": provenance()["dpsweep.version"],
+            "version": collect_provenance()["dpsweep.version"],
             "plotly": Markup(get_plotlyjs()),
         }
     )
@@ -169,7 +165,7 @@ def _facts(study: Study, best: Record, origin: Origin) -> list[dict[str, str]]:
         epsilon = NO_EPSILON
     facts = [(figure, words), (config.method.name, f"method of the best, trial {best.number}")]
     facts.append((f"ε = {epsilon}", f"of that trial, δ = {shown_delta(config.delta)}"))
-    if not study.sweep.is_private_selection:
+    if disclosure_of(study.sweep).tells_trials:
         repeated = sum(r.confirms is not None for r in study.records())
         more = f", and {repeated} repeats" if repeated else ""
         facts.append((str(origin.num_trials), f"trials in the search{more}"))
@@ -177,15 +173,15 @@ def _facts(study: Study, best: Record, origin: Origin) -> list[dict[str, str]]:
 
 
 def _config(record: Record, origin: Origin) -> dict[str, str]:
-    epsilon = record.hyperparams.get(EPSILON_KEY)
+    epsilon = record.hyperparams.get(EPSILON)
     title = f"For ε = {epsilon:g}: trial {record.number}" if epsilon is not None else ""
     return {"title": title, "text": to_yaml(record, 1, origin)}
 
 
-def _tables(study: Study, compared: list[Any]) -> list[_Grid]:
+def _tables(study: Study, compared: Comparison | None) -> list[_Grid]:
     """Those that `dpsweep best` prints."""
     best = trial_table(chosen(study, _BEST), "Best trials", show_state=False)
-    tables = [best, *summaries(study), *([standings_table(compared)] if compared else [])]
+    tables = [best, *summaries(study), *([comparison_table(compared)] if compared else [])]
     return [_grid(table) for table in tables]
 
 
@@ -217,12 +213,6 @@ def _figure(name: str, figure: go.Figure) -> dict[str, Any]:
     }
 
 
-def _why_none(study: Study, drawn: dict[str, go.Figure]) -> str:
-    if study.sweep.is_private_selection:
-        return NO_FIGURES_OF_A_SECRET
-    return "" if drawn else NO_FIGURES_YET
-
-
 def _commands(study: Study) -> list[dict[str, str]]:
     name = study.sweep.name
     commands = [
@@ -237,7 +227,7 @@ def _commands(study: Study) -> list[dict[str, str]]:
 
 
 def _provenance(study: Study) -> dict[str, str]:
-    known = {k.removeprefix("version."): v for k, v in provenance().items()}
+    known = {k.removeprefix("version."): v for k, v in collect_provenance().items()}
     commit = known.pop("mlflow.source.git.commit", None)
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
     return {

@@ -5,12 +5,13 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
+from dpsweep.config.keys import EPSILON
 from dpsweep.core.errors import StateError
 from dpsweep.results.confirmed import confirmed_table
+from dpsweep.results.disclosure import disclosure_of
 from dpsweep.results.rich_table import plain_table
 from dpsweep.results.tables import knob_words, shown_value
-from dpsweep.search.objectives import budgets, front, goal_values
-from dpsweep.search.study_view import EPSILON_KEY
+from dpsweep.search.objectives import find_pareto_front, get_goal_values, group_by_epsilon
 from dpsweep.search.trial_record import Record
 from dpsweep.store.study import Study
 
@@ -22,15 +23,15 @@ def chosen(study: Study, top: int) -> list[Record]:
         study: The search.
         top: How many are wanted, of each budget. After two objectives, its whole front comes.
     """
-    objective, groups = study.sweep.config.objective, budgets(study.best())
+    objective, groups = study.sweep.config.objective, group_by_epsilon(study.best())
     if len(objective.goals) > 1:
-        return [record for group in groups for record in front(group, objective)]
+        return [record for group in groups for record in find_pareto_front(group, objective)]
     return [record for group in groups for record in group[:top]]
 
 
 def winners(study: Study) -> list[Record]:
     """The best trial of each budget by the first objective, the smallest budget first."""
-    return [group[0] for group in budgets(study.best())]
+    return [group[0] for group in group_by_epsilon(study.best())]
 
 
 def nothing_to_show(study: Study, name: str | None = None) -> StateError:
@@ -41,12 +42,7 @@ def nothing_to_show(study: Study, name: str | None = None) -> StateError:
         name: What its user calls it, such as OWNER/NAME; as it calls itself if None.
     """
     name = name or study.sweep.name
-    if study.sweep.is_private_selection and not study.is_finished():
-        return StateError(
-            f"sweep {name!r} is a private selection, of which nothing is told before its end. "
-            f"Go on with: dpsweep resume {name}"
-        )
-    return StateError(f"sweep {name!r} has no complete trial yet. See: dpsweep status {name}")
+    return StateError(disclosure_of(study.sweep).describe_nothing(study, name))
 
 
 def nothing_completed(study: Study, see: str) -> StateError:
@@ -56,18 +52,15 @@ def nothing_completed(study: Study, see: str) -> StateError:
         study: The search.
         see: What shows its trials.
     """
-    words = f"sweep {study.sweep.name!r} is finished, and no trial was completed"
-    failed = [record for record in study.records() if record.state == "failed"]
-    if (
-        failed and not study.sweep.is_private_selection
-    ):  # of a private selection nothing else is said
-        words += f": {len(failed)} failed, the last one with: {failed[-1].reason}"
-    return StateError(f"{words}. See: {see}")
+    failures = disclosure_of(study.sweep).describe_failures(study)
+    return StateError(
+        f"sweep {study.sweep.name!r} is finished, and no trial was completed{failures}. See: {see}"
+    )
 
 
 def target_of(record: Record, out: Path) -> Path:
     """Where a winner's config goes: `out`, with the budget in its name if there are several."""
-    epsilon = record.hyperparams.get(EPSILON_KEY)
+    epsilon = record.hyperparams.get(EPSILON)
     return out if epsilon is None else out.with_stem(f"{out.stem}-epsilon-{epsilon:g}")
 
 
@@ -85,7 +78,7 @@ def summaries(study: Study) -> list[Table]:
 def budget_table(study: Study) -> Table:
     """One line a budget: its best trial, and whether a smaller budget does as well."""
     objective, best = study.sweep.config.objective, winners(study)
-    counts = {group[0].number: len(group) for group in budgets(study.best())}
+    counts = {group[0].number: len(group) for group in group_by_epsilon(study.best())}
     table = plain_table("By budget")
     for name in ("ε", "trial", objective.metric, "of trials"):
         table.add_column(name, justify="right")
@@ -95,11 +88,11 @@ def budget_table(study: Study) -> Table:
         cost = objective.sign * (record.value or 0.0)
         beaten = any(objective.sign * (other.value or 0.0) <= cost for other in best[:i])
         table.add_row(
-            f"{record.hyperparams[EPSILON_KEY]:g}",
+            f"{record.hyperparams[EPSILON]:g}",
             str(record.number),
             shown_value(record.value),
             str(counts[record.number]),
-            Text(knob_words(record, without=(EPSILON_KEY,))),
+            Text(knob_words(record, without=(EPSILON,))),
             "a smaller ε did as well" if beaten else "",
         )
     return table
@@ -113,6 +106,6 @@ def front_table(study: Study) -> Table:
         table.add_column(name, justify="right")
     table.add_column("searched")
     for record in study.front():
-        values = goal_values(objective, record.row, record.config) or ()
+        values = get_goal_values(objective, record.row, record.config) or ()
         table.add_row(str(record.number), *map(shown_value, values), Text(knob_words(record)))
     return table

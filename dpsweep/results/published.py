@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import Field
 
-from dpsweep.config.source import Tree, read_yaml, validate
-from dpsweep.config.space.domains import merged
+from dpsweep.config.source import Tree, read_yaml, validate_source
+from dpsweep.config.space.domains import merge_trees
 from dpsweep.core.errors import unknown
 from dpsweep.core.strict import Strict
 
@@ -114,7 +114,7 @@ class Cell:
 def tables() -> dict[str, Table]:
     """Every table, by name."""
     source = read_yaml(_FILE)
-    found: dict[str, Table] = validate(dict[str, Table], source)
+    found: dict[str, Table] = validate_source(dict[str, Table], source)
     return found
 
 
@@ -163,7 +163,7 @@ def _cell(name: str, whole: Table, row: str, column: str, method: str) -> Cell:
     parts = (whole.methods[method], by_row, whole.columns[column], exception)
     tree, search, settings = whole.base, whole.search, dict[str, Any]()
     for part in parts:
-        tree, search = merged(tree, part.set), search | part.search
+        tree, search = merge_trees(tree, part.set), search | part.search
         settings = settings | part.printed
     return Cell(
         table=name,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from dpsweep.config.keys import EPSILON
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import StateError
 from dpsweep.data.read import Dataset
@@ -12,12 +13,11 @@ from dpsweep.privacy.statement import NO_EPSILON, shown_delta, shown_epsilon
 from dpsweep.results.export import Origin, origin_of
 from dpsweep.results.formats import Winner, kept_weights
 from dpsweep.results.pareto import nothing_to_show, winners
-from dpsweep.search.charge import run_of, statement
-from dpsweep.search.study_view import EPSILON_KEY
+from dpsweep.search.charge import describe_trial_privacy, get_charged_run
 from dpsweep.search.trial_record import Record
-from dpsweep.store.state_dir import State, SweepFolder
+from dpsweep.store.state_dir import StateFolder, SweepFolder
 from dpsweep.store.study import Study
-from dpsweep.tracking.registry import Entry, Version, check_names, register
+from dpsweep.tracking.registry import ModelEntry, Version, check_registry_names, register_model
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Registered:
 def register_best(
     study: Study,
     folder: SweepFolder,
-    state: State,
+    state: StateFolder,
     name: str,
     *,
     alias: str = "champion",
@@ -55,7 +55,7 @@ def register_best(
         StateError: If the sweep is not finished or void, or its weights or its run are not there.
         ConnectionRefused: If the tracking server does not answer.
     """
-    check_names(name, alias)
+    check_registry_names(name, alias)
     sweep = study.sweep.name
     if not study.is_finished():
         raise StateError(
@@ -129,8 +129,8 @@ def _one(
     kind = torch.uint8 if data.features is None else torch.float32
     example = torch.zeros(2, *data.spec.shape, dtype=kind)
     trial = f"{origin.sweep}/{record.number}"
-    entry = Entry(name, alias, folder.id, trial, _note(winner), _tags(record, void=void))
-    found = register(uri, entry, model, example)
+    entry = ModelEntry(name, alias, folder.id, trial, _note(winner), _tags(record, void=void))
+    found = register_model(uri, entry, model, example)
     return Registered(
         name, found.version, record.number, f"models:/{name}@{alias}", _words(found, alias)
     )
@@ -141,7 +141,7 @@ def _note(winner: Winner) -> str:
     return "\n\n".join(
         (
             f"Trial {record.number} of sweep {origin.sweep}. {origin.luck(record)}",
-            f"**Privacy of this run by itself:** {statement(record)}",
+            f"**Privacy of this run by itself:** {describe_trial_privacy(record)}",
             f"**Privacy of the search:** {origin.search_words}",
             f"Takes {_taken(record.config)}, and gives logits.",
         )
@@ -157,7 +157,7 @@ def _taken(config: TrialConfig) -> str:
 
 def _tags(record: Record, *, void: bool) -> dict[str, str]:
     """To filter by; epsilon is of this run alone, the search's stands in the description."""
-    config, run = record.config, run_of(record)
+    config, run = record.config, get_charged_run(record)
     epsilon = record.epsilon or run.epsilon(config.delta)
     return {
         "epsilon": NO_EPSILON if void else shown_epsilon(epsilon),
@@ -172,7 +172,7 @@ def _tags(record: Record, *, void: bool) -> dict[str, str]:
 
 
 def _named(name: str, record: Record) -> str:
-    epsilon = record.hyperparams.get(EPSILON_KEY)
+    epsilon = record.hyperparams.get(EPSILON)
     return name if epsilon is None else f"{name}-epsilon-{epsilon:g}"
 
 

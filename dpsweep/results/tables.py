@@ -6,9 +6,9 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from dpsweep.config.keys import BATCH_SIZE, CLIP_NORM, EPSILON, METHOD_NAME
 from dpsweep.privacy.statement import shown_epsilon
 from dpsweep.results.rich_table import plain_table
-from dpsweep.search.study_view import EPSILON_KEY
 from dpsweep.search.trial_record import Record
 
 LETTERS = {
@@ -16,10 +16,10 @@ LETTERS = {
     "method.gamma": "γ",
     "method.depth": "ρ",
     "method.cut": "λ",
-    "train.batch_size": "B",
-    "privacy.clip_norm": "C",
-    "method.name": "method",
-    "privacy.epsilon": "for ε",
+    BATCH_SIZE: "B",
+    CLIP_NORM: "C",
+    METHOD_NAME: "method",
+    EPSILON: "for ε",
 }
 """The papers' letters, shown beside the names."""
 
@@ -32,7 +32,7 @@ def trial_table(records: list[Record], title: str, *, show_state: bool = True) -
     hyperparams = knob_names(records)
     named = {"ε": "epsilon spent", "σ": "noise multiplier"}
     named.update(
-        {LETTERS[k]: k.rpartition(".")[2] for k in hyperparams if k in LETTERS and k != EPSILON_KEY}
+        {LETTERS[k]: k.rpartition(".")[2] for k in hyperparams if k in LETTERS and k != EPSILON}
     )
     void = " (void: fixed test secret, no privacy)" if any(r.void for r in records) else ""
     legend = ", ".join(f"{letter} {name}" for letter, name in named.items())

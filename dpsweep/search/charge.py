@@ -5,13 +5,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dpsweep.config.sweep import Sweep
+from dpsweep.config.plan import plan_privacy, statement_of_trial
+from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError
 from dpsweep.privacy.accounting import Run, calibrate, compose
 from dpsweep.privacy.renyi import Cap, RunCap
 from dpsweep.privacy.selection import (
-    Charged,
     Whole,
     cap_over,
     selected,
@@ -20,15 +20,14 @@ from dpsweep.privacy.selection import (
 )
 from dpsweep.privacy.statement import Growth, Search, search_statement
 from dpsweep.search.trial_record import Record
-from dpsweep.training.budget import budget, statement_of_trial
 
 Plans = tuple[tuple[int, int], ...]
 """Runs that were planned, and how many had begun by then: at first, and after each change."""
 
 
-def ledger_entry(config: TrialConfig) -> dict[str, float]:
+def make_ledger_entry(config: TrialConfig) -> dict[str, float]:
     """What a trial is charged once it is handed out: its whole length, whatever becomes of it."""
-    run = budget(config).run
+    run = plan_privacy(config).run
     return {
         "sampling_rate": run.sampling_rate,
         "noise_multiplier": run.noise_multiplier,
@@ -36,7 +35,7 @@ def ledger_entry(config: TrialConfig) -> dict[str, float]:
     }
 
 
-def run_of(record: Record) -> Run:
+def get_charged_run(record: Record) -> Run:
     """The run a trial is charged for: the ledger's entry, or what it would be."""
     if record.charged:
         entry = record.charged
@@ -44,17 +43,17 @@ def run_of(record: Record) -> Run:
     steps, rate = record.config.schedule
     if record.row:
         return Run(rate, record.row["noise_multiplier"], steps)
-    return budget(record.config).run
+    return plan_privacy(record.config).run
 
 
-def statement(record: Record) -> str:
+def describe_trial_privacy(record: Record) -> str:
     """The promise of one trial that has reported."""
-    spent = run_of(record)
+    spent = get_charged_run(record)
     epsilon = record.config.privacy.epsilon or spent.epsilon(record.config.delta)
     return statement_of_trial(record.config, epsilon, spent.noise_multiplier, record.void)
 
 
-def cap_of(sweep: Sweep) -> RunCap | None:
+def get_privacy_cap(sweep: ResolvedSweep) -> RunCap | None:
     """What one trial may lose at most for the search's figure to be proven; None where all may.
 
     It is needed where a search over batch sizes or lengths may choose them, or its own end, by
@@ -65,23 +64,23 @@ def cap_of(sweep: Sweep) -> RunCap | None:
         return None if sweep.whole.is_one_run else sweep.whole.cap
     if not sweep.schedules_vary:
         return None
-    runs = _runs_at_the_ends(sweep)
+    runs = _list_extreme_runs(sweep)
     if any(run.noise_multiplier == 0 for run in runs):
         return None
-    return cap_over(runs, _charged(sweep), sweep.num_runs, sweep.written.delta)
+    return cap_over(runs, sweep.charged, sweep.num_runs, sweep.written.delta)
 
 
-def within(cap: RunCap | None, run: Run) -> bool:
+def is_within_cap(cap: RunCap | None, run: Run) -> bool:
     """True if the trial may run: it loses no more than the search's proof allows."""
     return cap is None or cap.admits(run)
 
 
-def check_within(sweep: Sweep, config: TrialConfig) -> None:
+def check_privacy_cap(sweep: ResolvedSweep, config: TrialConfig) -> None:
     """Raises ConfigError for a proposed trial that would void what is proven of the search.
 
     To be called when a trial is drawn, before its secret is.
     """
-    if not within(cap_of(sweep), budget(config).run):
+    if not is_within_cap(get_privacy_cap(sweep), plan_privacy(config).run):
         train = config.train
         raise ConfigError(
             f"train.batch_size: {train.batch_size} with train.epochs: {train.epochs:g} loses more "
@@ -90,8 +89,8 @@ def check_within(sweep: Sweep, config: TrialConfig) -> None:
         )
 
 
-def runs_statement(
-    sweep: Sweep,
+def describe_runs_privacy(
+    sweep: ResolvedSweep,
     runs: Sequence[Run],
     *,
     confirming: int = 0,
@@ -109,17 +108,19 @@ def runs_statement(
         plans: How many runs were planned; more than one if that was raised after some had begun.
         ahead: Runs in all that the figure is to cover, those to come included; None for `runs`.
     """
-    spent = _search(sweep, runs, confirming, void)
+    spent = _compute_spent(sweep, runs, confirming, void)
     if ahead is not None:
-        spent = _ahead(spent, sweep, runs, ahead)
+        spent = _compute_planned(spent, sweep, runs, ahead)
     if len(plans) > 1 and sweep.whole is None and not sweep.is_private_selection:
         planned = max(spent.planned, len(runs))
-        spent = replace(spent, growth=growth_of(sweep, runs, plans, planned))
+        spent = replace(spent, growth=compute_growth(sweep, runs, plans, planned))
     held_out = sweep.written.data.num_held_out
     return search_statement(spent, accounting=sweep.config.accounting, num_held_out=held_out)
 
 
-def _search(sweep: Sweep, runs: Sequence[Run], confirming: int, void: bool) -> Search:
+def _compute_spent(
+    sweep: ResolvedSweep, runs: Sequence[Run], confirming: int, void: bool
+) -> Search:
     """What was spent, by the sweep's own way of charging."""
     delta, whole = sweep.written.delta, sweep.whole
     told = Search(
@@ -136,19 +137,21 @@ def _search(sweep: Sweep, runs: Sequence[Run], confirming: int, void: bool) -> S
         return replace(told, epsilon=whole.epsilon, shared=True, how=_how(whole))
     told = replace(told, broken=whole.epsilon if whole else None)
     if sweep.is_private_selection:
-        epsilon, how = _selected(sweep, runs)
+        epsilon, how = _compute_selection_epsilon(sweep, runs)
         return replace(told, epsilon=epsilon, how=how)
     told = replace(told, epsilon=compose(runs, delta))
     if sweep.schedules_vary and (_is_adaptive(sweep) or len(runs) < sweep.num_runs):
-        proven, how = _proven(sweep, runs, sweep.num_runs)
+        proven, how = _prove_planned(sweep, runs, sweep.num_runs)
         return replace(told, proven=proven, how=how, planned=max(sweep.num_runs, len(runs)))
     if len(runs) < sweep.num_runs and not sweep.schedules_vary:
-        kinds, each = _each(sweep, runs, sweep.num_runs)
+        kinds, each = _count_run_kinds(sweep, runs, sweep.num_runs)
         return replace(told, to_the_end=compose(kinds * each, delta))
     return told
 
 
-def _ahead(spent: Search, sweep: Sweep, runs: Sequence[Run], num_runs: int) -> Search:
+def _compute_planned(
+    spent: Search, sweep: ResolvedSweep, runs: Sequence[Run], num_runs: int
+) -> Search:
     """What all planned runs will have spent: never less than `runs` have, whatever they find.
 
     A figure for the whole search, and one whose promise was broken, stay what they are.
@@ -160,13 +163,15 @@ def _ahead(spent: Search, sweep: Sweep, runs: Sequence[Run], num_runs: int) -> S
         return spent
     whole = replace(spent, planned=num_runs, proven=None, to_the_end=None, ahead=True)
     if not sweep.schedules_vary:
-        kinds, each = _each(sweep, runs, num_runs)
+        kinds, each = _count_run_kinds(sweep, runs, num_runs)
         return replace(whole, epsilon=max(spent.epsilon, compose(kinds * each, delta)))
-    (epsilon, delta), how = _proven(sweep, runs, num_runs)
+    (epsilon, delta), how = _prove_planned(sweep, runs, num_runs)
     return replace(whole, epsilon=epsilon, delta=delta, how=how) if delta < 1 else spent
 
 
-def growth_of(sweep: Sweep, runs: Sequence[Run], plans: Plans, num_runs: int) -> Growth:
+def compute_growth(
+    sweep: ResolvedSweep, runs: Sequence[Run], plans: Plans, num_runs: int
+) -> Growth:
     """What is proven of `num_runs` runs if results had a say in their number.
 
     Let c be the most runs of any kind (budget) that there are in the end, and c_1 what was planned
@@ -182,39 +187,36 @@ def growth_of(sweep: Sweep, runs: Sequence[Run], plans: Plans, num_runs: int) ->
     docs/concepts/accounting.md.
     """
     delta = sweep.written.delta
-    kinds, now = _each(sweep, runs, num_runs)
-    more = now - _each(sweep, (), plans[0][0])[1]
+    kinds, now = _count_run_kinds(sweep, runs, num_runs)
+    more = now - _count_run_kinds(sweep, (), plans[0][0])[1]
     share = 1 / (more * (more + 1)) if more else 1.0
     return Growth(plans, num_runs, compose(kinds * now, delta * share), delta * (2 if more else 1))
 
 
-def _each(sweep: Sweep, runs: Sequence[Run], num_runs: int) -> tuple[list[Run], int]:
+def _count_run_kinds(
+    sweep: ResolvedSweep, runs: Sequence[Run], num_runs: int
+) -> tuple[list[Run], int]:
     """The kinds of runs where schedules do not vary, and how many there may be of each.
 
     Among `num_runs`, of which `runs` have begun. There is a kind for each budget, and its noise
     tells it; three digits of that, since another machine may have calibrated it.
     """
-    begun = Counter(_kind(run) for run in runs)
-    kinds = {_kind(run): run for run in [*runs, *_runs_at_the_ends(sweep)]}
+    begun = Counter(_get_run_kind(run) for run in runs)
+    kinds = {_get_run_kind(run): run for run in [*runs, *_list_extreme_runs(sweep)]}
     return list(kinds.values()), max(-(-num_runs // len(sweep.epsilons)), *begun.values(), 0)
 
 
-def _kind(run: Run) -> str:
+def _get_run_kind(run: Run) -> str:
     return f"{run.noise_multiplier:.3g}"
 
 
-def _charged(sweep: Sweep) -> Charged:
-    """How the search is charged; that it is not is said in words, beside the figure."""
-    return "private_selection" if sweep.is_private_selection else "composition"
-
-
-def _is_adaptive(sweep: Sweep) -> bool:
+def _is_adaptive(sweep: ResolvedSweep) -> bool:
     """True if what is run depends on results."""
     config = sweep.config
     return config.sampler.learns or config.pruner.name != "none" or config.confirm is not None
 
 
-def _runs_at_the_ends(sweep: Sweep) -> list[Run]:
+def _list_extreme_runs(sweep: ResolvedSweep) -> list[Run]:
     """Trials of each budget at the ends of what the search may choose."""
     given, delta = sweep.written.privacy.noise_multiplier or 0.0, sweep.written.delta
     return [
@@ -231,9 +233,9 @@ def _how(whole: Whole) -> str:
     return "(PLD)" if whole.is_one_run else "(RDP, at an order fixed beforehand)"
 
 
-def _selected(sweep: Sweep, runs: Sequence[Run]) -> tuple[float, str]:
+def _compute_selection_epsilon(sweep: ResolvedSweep, runs: Sequence[Run]) -> tuple[float, str]:
     """Epsilon of a private selection, and its proof; by what was run, if that broke the cap."""
-    ends, cap, delta = _runs_at_the_ends(sweep), cap_of(sweep), sweep.written.delta
+    ends, cap, delta = _list_extreme_runs(sweep), get_privacy_cap(sweep), sweep.written.delta
     if cap is None:
         cap = selected(ends, sweep.num_runs, delta)[1]
     if not all(cap.admits(run) for run in runs):
@@ -241,13 +243,15 @@ def _selected(sweep: Sweep, runs: Sequence[Run]) -> tuple[float, str]:
     return selection_epsilon(cap, sweep.num_runs, delta)
 
 
-def _proven(sweep: Sweep, runs: Sequence[Run], planned: int) -> tuple[tuple[float, float], str]:
+def _prove_planned(
+    sweep: ResolvedSweep, runs: Sequence[Run], planned: int
+) -> tuple[tuple[float, float], str]:
     """(epsilon, delta) of all planned runs whatever the search chose, and how it is proven.
 
     Divergences add up at an order fixed beforehand, if every run kept the cap. If one did not,
     each trial's own promise counts, by basic composition.
     """
-    num, delta, cap = max(planned, len(runs)), sweep.written.delta, cap_of(sweep)
+    num, delta, cap = max(planned, len(runs)), sweep.written.delta, get_privacy_cap(sweep)
     if isinstance(cap, Cap) and all(cap.admits(run) for run in runs):
         epsilon, at = total("composition", cap, num, delta)
         return (epsilon, delta), f"RDP at order {at.orders[0]:g}, fixed beforehand"

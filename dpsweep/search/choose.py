@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from dpsweep.config.sweep import Sweep
+from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.search.surrogate import Surrogate, searched_features
 from dpsweep.search.trial_record import Record
 
@@ -11,7 +11,7 @@ LEAST_TRIALS = 12
 
 
 def surrogates(
-    sweep: Sweep, records: Sequence[Record], least: int
+    sweep: ResolvedSweep, records: Sequence[Record], least: int
 ) -> dict[float | None, Surrogate]:
     """A process for each epsilon with `least` complete trials of the search or more.
 
@@ -28,7 +28,7 @@ def surrogates(
     }
 
 
-def expected_values(sweep: Sweep, records: Sequence[Record]) -> dict[int, float]:
+def expected_values(sweep: ResolvedSweep, records: Sequence[Record]) -> dict[int, float]:
     """Posterior mean of the objective at each trial's config, by number, where it is to choose."""
     if not sweep.chooses_by_posterior:
         return {}

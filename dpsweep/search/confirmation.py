@@ -48,7 +48,7 @@ class Confirmation:
         return f"{self.mean:.4f} ± {self.spread:.4f} over {len(self.values)} runs{failed}"
 
 
-def ranked(records: Sequence[Record], sign: int) -> list[Record]:
+def rank_trials(records: Sequence[Record], sign: int) -> list[Record]:
     """Complete trials of the search, the best first: by posterior mean or, without, as observed.
 
     Args:
@@ -59,46 +59,46 @@ def ranked(records: Sequence[Record], sign: int) -> list[Record]:
     return sorted(done, key=lambda r: (sign * r.merit, r.number))
 
 
-def candidates(ranking: Sequence[Record], config: ConfirmConfig) -> list[Record]:
+def list_candidates(ranking: Sequence[Record], config: ConfirmConfig) -> list[Record]:
     """The first `top` of a ranking, of each group."""
     chosen: list[Record] = []
     for record in ranking:
-        rivals = [c for c in chosen if group_of(c, config) == group_of(record, config)]
+        rivals = [c for c in chosen if get_group(c, config) == get_group(record, config)]
         if len(rivals) < config.top:
             chosen.append(record)
     return chosen
 
 
-def group_of(record: Record, config: ConfirmConfig | None) -> tuple[float | None, str | None]:
+def get_group(record: Record, config: ConfirmConfig | None) -> tuple[float | None, str | None]:
     """What a trial competes in: its epsilon and, if wished, its method."""
     apart = config is not None and config.each_method
     return record.epsilon, record.config.method.name if apart else None
 
 
-def missing(
+def find_next_repeat(
     ranking: Sequence[Record], repeats: Sequence[Record], config: ConfirmConfig
 ) -> Record | None:
     """The candidate whose config is to be run next; None if all have their repeats.
 
     Candidates take turns, so that what a stopped sweep leaves behind is even.
     """
-    left = lacking(ranking, repeats, config)
+    left = count_missing_repeats(ranking, repeats, config)
     most = max(left.values(), default=0)
     return next(c for c in ranking if left.get(c.number) == most) if most else None
 
 
-def lacking(
+def count_missing_repeats(
     ranking: Sequence[Record], repeats: Sequence[Record], config: ConfirmConfig
 ) -> dict[int, int]:
     """How many repeats each candidate has still to be given, by its number."""
-    left = {c.number: config.seeds for c in candidates(ranking, config)}
+    left = {c.number: config.seeds for c in list_candidates(ranking, config)}
     for repeat in repeats:
         if repeat.confirms in left:
             left[repeat.confirms] = max(0, left[repeat.confirms] - 1)
     return left
 
 
-def repeat_of(chosen: Record, repeats: Sequence[Record]) -> TrialConfig:
+def make_repeat_config(chosen: Record, repeats: Sequence[Record]) -> TrialConfig:
     """The config of a candidate's next repeat: its own, but for the public seed.
 
     Where a part of the training data is held out the seed says which, and it stays: under another
@@ -111,7 +111,7 @@ def repeat_of(chosen: Record, repeats: Sequence[Record]) -> TrialConfig:
     return config.model_copy(update={"seed": config.seed + 1 + earlier})
 
 
-def confirmations(records: Sequence[Record]) -> dict[int, Confirmation]:
+def summarize_repeats(records: Sequence[Record]) -> dict[int, Confirmation]:
     """What the repeats in `records` say, by the number of the trial that was repeated."""
     ended: dict[int, list[Record]] = {}
     for record in records:
@@ -125,7 +125,7 @@ def confirmations(records: Sequence[Record]) -> dict[int, Confirmation]:
     return found
 
 
-def best_of(
+def find_best(
     trials: Sequence[Record], records: Sequence[Record], sign: int
 ) -> tuple[Record | None, tuple[tuple[int, float], ...]]:
     """The best complete trial, by its repeats where there are any; None if none is complete.
@@ -137,13 +137,13 @@ def best_of(
         records: Those that repeat them, and any others.
         sign: 1 if small objectives are good, -1 if large ones are.
     """
-    done = [r for r in ranked(trials, sign) if r.value is not None]
-    best = next(iter(by_confirmed(done, confirmations(records), sign)), None)
+    done = [r for r in rank_trials(trials, sign) if r.value is not None]
+    best = next(iter(rank_by_confirmed(done, summarize_repeats(records), sign)), None)
     repeats = [r for r in records if best and r.confirms == best.number and r.state == "complete"]
     return best, tuple((r.config.seed, r.value) for r in repeats if r.value is not None)
 
 
-def by_confirmed(
+def rank_by_confirmed(
     ranking: Sequence[Record], confirmed: dict[int, Confirmation], sign: int
 ) -> list[Record]:
     """A ranking with the confirmed trials first, by their means; fewer failed repeats first.

@@ -23,50 +23,30 @@ from dpsweep.compat import restrict_study
 from dpsweep.config.search import PrunerConfig, SamplerConfig
 from dpsweep.config.space.domains import Choice, Range, Space
 from dpsweep.core.seeds import public_seed
-from dpsweep.search.study_view import rivals
+from dpsweep.search.study_view import list_comparable_trials
 from dpsweep.search.trial_record import HYPERPARAMS
 
 
-def distribution(domain: Range) -> FloatDistribution | IntDistribution:
+def make_distribution(domain: Range) -> FloatDistribution | IntDistribution:
     """A range, as Optuna says it."""
     if domain.is_whole:
         return IntDistribution(int(domain.low), int(domain.high), log=domain.is_log)
     return FloatDistribution(domain.low, domain.high, log=domain.is_log)
 
 
-def distributions(space: Space) -> dict[str, BaseDistribution]:
+def make_distributions(space: Space) -> dict[str, BaseDistribution]:
     """Those keys of a space without conditions that leave a choice, by name."""
     found: dict[str, BaseDistribution] = {}
     for path, domain in space.domains.items():
         name = ".".join(map(str, path))
         if isinstance(domain, Range):
-            found[name] = distribution(domain)
+            found[name] = make_distribution(domain)
         elif isinstance(domain, Choice) and not domain.in_turn and len(domain.options) > 1:
             found[name] = CategoricalDistribution(domain.labels)
     return found
 
 
-class Turns:
-    """Goes through all combinations of what is taken in turn, the first taken the fastest.
-
-    >>> [[turns.take(2), turns.take(3)] for turns in map(Turns, range(6))]
-    [[0, 0], [1, 0], [0, 1], [1, 1], [0, 2], [1, 2]]
-    """
-
-    def __init__(self, place: int) -> None:
-        self.left, self.ways = place, 1
-
-    def take(self, count: int) -> int:
-        """Whose turn it is among `count`; afterwards `left` counts the rounds before.
-
-        A round has `ways` places.
-        """
-        self.left, index = divmod(self.left, count)
-        self.ways *= count
-        return index
-
-
-def sampler(
+def make_sampler(
     config: SamplerConfig, seed: int, path: tuple[int, ...], history: Sequence[FrozenTrial] = ()
 ) -> BaseSampler:
     """The sampler that makes one proposal, and that one alone; qmc has `compat.sobol_point`.
@@ -104,7 +84,7 @@ def sampler(
     return RandomSampler(seed=own)
 
 
-class AmongRivals(optuna.pruners.BasePruner):
+class PeerPruner(optuna.pruners.BasePruner):
     """Compares a trial with those of the same budget alone."""
 
     def __init__(self, inner: optuna.pruners.BasePruner) -> None:
@@ -112,18 +92,20 @@ class AmongRivals(optuna.pruners.BasePruner):
 
     def prune(self, study: optuna.Study, trial: FrozenTrial) -> bool:
         """True if the trial is to end."""
-        among = rivals(study.get_trials(deepcopy=False), trial.user_attrs.get(HYPERPARAMS, {}))
+        among = list_comparable_trials(
+            study.get_trials(deepcopy=False), trial.user_attrs.get(HYPERPARAMS, {})
+        )
         return self._inner.prune(restrict_study(study, among), trial)
 
 
-def pruner(config: PrunerConfig) -> optuna.pruners.BasePruner:
+def make_pruner(config: PrunerConfig) -> optuna.pruners.BasePruner:
     """Who ends a trial early; its memory is the study's."""
     if config.name == "median":
-        return AmongRivals(
+        return PeerPruner(
             optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=config.warmup_epochs - 1)
         )
     if config.name == "successive_halving":
-        return AmongRivals(
+        return PeerPruner(
             optuna.pruners.SuccessiveHalvingPruner(
                 min_resource=config.warmup_epochs, reduction_factor=config.reduction
             )

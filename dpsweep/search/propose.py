@@ -19,15 +19,15 @@ from optuna.trial import FrozenTrial, TrialState
 from dpsweep.compat import contains, restrict_study, sobol_point
 from dpsweep.config.search import SamplerConfig
 from dpsweep.config.space.domains import Draw, Labels, Range, Slot
-from dpsweep.config.space.start_points import Given, Point
-from dpsweep.config.sweep import Sweep
+from dpsweep.config.space.suggest import InTurn, PartialFixedDraw, Point, RoundRobin
+from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError
 from dpsweep.core.seeds import public_seed
-from dpsweep.search.distributions import Turns, distribution, distributions, sampler
-from dpsweep.search.quasi_random import Even
-from dpsweep.search.study_view import Notes, rivals, searched
-from dpsweep.search.trial_record import attributes
+from dpsweep.search.distributions import make_distribution, make_distributions, make_sampler
+from dpsweep.search.quasi_random import QuasiRandomDraw
+from dpsweep.search.study_view import AttributeBuffer, list_comparable_trials, list_search_trials
+from dpsweep.search.trial_record import make_attributes
 
 _ATTEMPTS = {"gp": 4}
 _MOST_ATTEMPTS = 200
@@ -37,12 +37,12 @@ As many even draws may be passed over."""
 
 _RANDOM_ATTEMPTS = 1000
 
-_EVEN_ROUNDS = 4
+_QUASI_RANDOM_ROUNDS = 4
 """First trials of every method and budget that goes in turn, which are drawn evenly: what a sampler
 has learned from other methods says nothing about a method's own keys."""
 
 _INDEX = "dpsweep:sobol"
-_KEPT = (_INDEX, "cma:")
+_KEPT_ATTRIBUTES = (_INDEX, "cma:")
 """Notes of samplers that later trials need, by how they begin."""
 
 
@@ -70,12 +70,14 @@ class Proposal:
             state=TrialState.RUNNING,
             params=dict(self.params),
             distributions=dict(self.ways),
-            user_attrs=attributes(self.config, self.hyperparams),
+            user_attrs=make_attributes(self.config, self.hyperparams),
             system_attrs=dict(self.notes),
         )
 
 
-def propose(sweep: Sweep, study: optuna.Study, history: Sequence[FrozenTrial] = ()) -> Proposal:
+def propose(
+    sweep: ResolvedSweep, study: optuna.Study, history: Sequence[FrozenTrial] = ()
+) -> Proposal:
     """The next trial of a study.
 
     Args:
@@ -87,32 +89,34 @@ def propose(sweep: Sweep, study: optuna.Study, history: Sequence[FrozenTrial] = 
         ConfigError: If no point is found that meets the conditions, or it is no valid trial.
     """
     trials = study.get_trials(deepcopy=False)
-    place = len(searched(trials))
-    turning = _Turning(place)
+    place = len(list_search_trials(trials))
+    turning = InTurn(place)
     _, own = sweep.space.draw(sweep.base.tree, turning)
-    earlier = rivals(history, own)
-    known = [*earlier, *rivals(trials, own)]
+    earlier = list_comparable_trials(history, own)
+    known = [*earlier, *list_comparable_trials(trials, own)]
     trial = optuna.trial.create_trial(state=TrialState.RUNNING)
     trial.number = len(trials)
-    point = start_point(sweep, place)
+    point = get_start_point(sweep, place)
 
-    def draws() -> Iterator[tuple[Draw, Notes]]:
+    def draws() -> Iterator[tuple[Draw, AttributeBuffer]]:
         turns = place % turning.turns.ways, turning.turns.left
-        if _begins(sweep.config.sampler, known, None if earlier else turning.turns.left):
-            for even in _evenly(sweep, place, *turns):
-                yield even, Notes()
-        for proposer, notes in _proposers(sweep, place, known, earlier):
+        if _is_startup(sweep.config.sampler, known, None if earlier else turning.turns.left):
+            for even in _iter_quasi_random_draws(sweep, place, *turns):
+                yield even, AttributeBuffer()
+        for proposer, notes in _iter_samplers(sweep, place, known, earlier):
             yield (
-                _Sampled(proposer, restrict_study(study, known, notes), trial, Turns(place)),
+                _SamplerDraw(
+                    proposer, restrict_study(study, known, notes), trial, RoundRobin(place)
+                ),
                 notes,
             )
 
     for drawn, notes in draws():
-        draw = Recorded(point, drawn)
+        draw = RecordingDraw(point, drawn)
         tree, hyperparams = sweep.space.draw(sweep.base.tree, draw)
         config = sweep.trial(tree)
         if sweep.admits(config):
-            kept = {k: v for k, v in notes.attrs.items() if k.startswith(_KEPT)}
+            kept = {k: v for k, v in notes.attrs.items() if k.startswith(_KEPT_ATTRIBUTES)}
             return Proposal(config, hyperparams, draw.params, draw.ways, kept)
     raise ConfigError(
         f"{sweep.conditions[0].place}: none of {_RANDOM_ATTEMPTS} and more proposals meets "
@@ -121,7 +125,7 @@ def propose(sweep: Sweep, study: optuna.Study, history: Sequence[FrozenTrial] = 
     )
 
 
-def _begins(config: SamplerConfig, known: Sequence[FrozenTrial], before: int | None) -> bool:
+def _is_startup(config: SamplerConfig, known: Sequence[FrozenTrial], before: int | None) -> bool:
     """True while a sampler that learns would still draw at random, or in the first rounds.
 
     Args:
@@ -131,19 +135,21 @@ def _begins(config: SamplerConfig, known: Sequence[FrozenTrial], before: int | N
     """
     ended = {TrialState.COMPLETE} | ({TrialState.PRUNED} if config.name == "tpe" else set())
     few = sum(t.state in ended for t in known) < config.startup_trials
-    first = before is not None and before < min(_EVEN_ROUNDS, config.startup_trials)
+    first = before is not None and before < min(_QUASI_RANDOM_ROUNDS, config.startup_trials)
     return config.learns and (few or first)
 
 
-def _evenly(sweep: Sweep, place: int, whose: int, rounds: int) -> Iterator[Even]:
+def _iter_quasi_random_draws(
+    sweep: ResolvedSweep, place: int, whose: int, rounds: int
+) -> Iterator[QuasiRandomDraw]:
     """The even draw of this round, if there is one: those that no condition admits are no rounds.
 
     So the rounds cover what the conditions leave of the space. Passed-over draws are counted anew
     each time, without what a point of `start` gives, and so alike for every round.
     """
 
-    def even(index: int) -> Even:
-        return Even(sweep.config.seed, place, (whose, index))
+    def even(index: int) -> QuasiRandomDraw:
+        return QuasiRandomDraw(sweep.config.seed, place, (whose, index))
 
     def admitted(index: int) -> bool:
         tree, _ = sweep.space.draw(sweep.base.tree, even(index))
@@ -158,13 +164,13 @@ def _evenly(sweep: Sweep, place: int, whose: int, rounds: int) -> Iterator[Even]
     yield from map(even, islice(indices, rounds, rounds + 1))
 
 
-def start_point(sweep: Sweep, place: int) -> Point:
+def get_start_point(sweep: ResolvedSweep, place: int) -> Point:
     """What the trial at a place is to start from; empty once the points are used up."""
-    turning = _Turning(place)
+    turning = InTurn(place)
     sweep.space.draw(sweep.base.tree, turning)
     about = []
     for point in sweep.start:
-        draw = Given(point, _Turning(place))
+        draw = PartialFixedDraw(point, InTurn(place))
         sweep.space.draw(sweep.base.tree, draw)
         if not draw.elsewhere and draw.used == set(point):
             about.append(point)
@@ -172,42 +178,29 @@ def start_point(sweep: Sweep, place: int) -> Point:
     return about[rounds] if rounds < len(about) else {}
 
 
-def _proposers(
-    sweep: Sweep, place: int, known: Sequence[FrozenTrial], history: Sequence[FrozenTrial]
-) -> Iterator[tuple[BaseSampler, Notes]]:
+def _iter_samplers(
+    sweep: ResolvedSweep, place: int, known: Sequence[FrozenTrial], history: Sequence[FrozenTrial]
+) -> Iterator[tuple[BaseSampler, AttributeBuffer]]:
     """Samplers for one proposal each: the sweep's own, then random ones."""
     config, seed = sweep.config.sampler, sweep.config.seed
-    ways = distributions(sweep.space) if config.name == "qmc" else {}
+    ways = make_distributions(sweep.space) if config.name == "qmc" else {}
     first = 1 + max((t.system_attrs.get(_INDEX, -1) for t in known), default=-1)
     for attempt in range(_ATTEMPTS.get(config.name, _MOST_ATTEMPTS)):
-        notes = Notes()
+        notes = AttributeBuffer()
         if config.name == "qmc":
             notes.attrs[_INDEX] = first + attempt
             yield sobol_point(ways, public_seed(seed, "search"), first + attempt), notes
         else:
             path = (place, attempt) if attempt else (place,)
-            yield sampler(config, seed, path, history), notes
+            yield make_sampler(config, seed, path, history), notes
     for attempt in range(_RANDOM_ATTEMPTS):
-        yield RandomSampler(seed=public_seed(seed, "search", place, "random", attempt)), Notes()
+        yield (
+            RandomSampler(seed=public_seed(seed, "search", place, "random", attempt)),
+            AttributeBuffer(),
+        )
 
 
-class _Turning:
-    """Draws what goes in turn, and the first of all else."""
-
-    def __init__(self, place: int) -> None:
-        self.turns = Turns(place)
-
-    def number(self, slot: Slot, domain: Range) -> float | int:
-        return domain.low
-
-    def option(self, slot: Slot, labels: Labels) -> int:
-        return 0
-
-    def turn(self, slot: Slot, labels: Labels) -> int:
-        return self.turns.take(len(labels))
-
-
-class Recorded(Given):
+class RecordingDraw(PartialFixedDraw):
     """Remembers what a point and another draw come to, in Optuna's terms.
 
     Attributes:
@@ -223,7 +216,7 @@ class Recorded(Given):
     def number(self, slot: Slot, domain: Range) -> float | int:
         """As the point or the other has it."""
         value = super().number(slot, domain)
-        self.params[slot.name], self.ways[slot.name] = value, distribution(domain)
+        self.params[slot.name], self.ways[slot.name] = value, make_distribution(domain)
         return value
 
     def option(self, slot: Slot, labels: Labels) -> int:
@@ -234,18 +227,18 @@ class Recorded(Given):
         return index
 
 
-class _Sampled:
+class _SamplerDraw:
     """Draws from a sampler as Optuna's own trials do, and stores nothing."""
 
     def __init__(
-        self, proposer: BaseSampler, view: optuna.Study, trial: FrozenTrial, turns: Turns
+        self, proposer: BaseSampler, view: optuna.Study, trial: FrozenTrial, turns: RoundRobin
     ) -> None:
         self._proposer, self._view, self._trial, self._turns = proposer, view, trial, turns
         space = proposer.infer_relative_search_space(view, trial)
         self._together = proposer.sample_relative(view, trial, space)
 
     def number(self, slot: Slot, domain: Range) -> float | int:
-        found: float | int = self._value(slot.name, distribution(domain))
+        found: float | int = self._value(slot.name, make_distribution(domain))
         return found
 
     def option(self, slot: Slot, labels: Labels) -> int:

@@ -10,13 +10,13 @@ branches, which a sequence in several dimensions does not allow.
 import math
 
 from dpsweep.config.space.domains import Labels, Range, Slot
+from dpsweep.config.space.suggest import RoundRobin
 from dpsweep.core.seeds import public_seed
-from dpsweep.search.distributions import Turns
 
 _BITS = 32
 
 
-class Even:
+class QuasiRandomDraw:
     """Draws for one trial.
 
     Args:
@@ -27,7 +27,7 @@ class Even:
     """
 
     def __init__(self, seed: int, place: int, turns: tuple[int, int]) -> None:
-        self._seed, self._turns = seed, Turns(place)
+        self._seed, self._turns = seed, RoundRobin(place)
         self._whose, self._index = turns
 
     def number(self, slot: Slot, domain: Range) -> float | int:
@@ -49,19 +49,21 @@ class Even:
 
     def _share(self, name: str) -> float:
         """In [0, 1)."""
-        return scrambled(self._index, public_seed(self._seed, "even", self._whose, name))
+        return compute_scrambled_point(
+            self._index, public_seed(self._seed, "even", self._whose, name)
+        )
 
 
-def scrambled(index: int, seed: int) -> float:
+def compute_scrambled_point(index: int, seed: int) -> float:
     """A point of van der Corput's sequence in [0, 1), in a seed's order and under its scramble.
 
     The order mixes the first 2, 4, 8, ... points among themselves. Without it the first digit of
     one key would follow from that of another.
 
-    >>> sorted(int(4 * scrambled(index, seed=7)) for index in range(8, 12))
+    >>> sorted(int(4 * compute_scrambled_point(index, seed=7)) for index in range(8, 12))
     [0, 1, 2, 3]
     """
-    order = sum(_flipped(index >> bit, seed, "order", bit) << bit for bit in range(_BITS))
+    order = sum(_scramble_bit(index >> bit, seed, "order", bit) << bit for bit in range(_BITS))
     share = 0.0
     for bit in range(_BITS):
         earlier = order % 2**bit  # the digits before, which decide how this one is scrambled
@@ -70,6 +72,6 @@ def scrambled(index: int, seed: int) -> float:
     return share
 
 
-def _flipped(bits: int, seed: int, what: str, place: int) -> int:
+def _scramble_bit(bits: int, seed: int, what: str, place: int) -> int:
     """The last of these bits, or its opposite, as those before it decide."""
     return (bits & 1) ^ (public_seed(seed, what, place, bits >> 1) & 1)

@@ -10,12 +10,11 @@ from typing import Any
 
 from optuna.trial import FrozenTrial
 
+from dpsweep.config.keys import EPSILON
 from dpsweep.search.trial_record import HYPERPARAMS
 
-EPSILON_KEY = "privacy.epsilon"
 
-
-class Notes:
+class AttributeBuffer:
     """Keeps what a sampler would write to its trial, until the proposal is taken.
 
     Attributes:
@@ -30,16 +29,18 @@ class Notes:
         self.attrs[key] = value
 
 
-def searched(trials: Iterable[FrozenTrial]) -> list[FrozenTrial]:
+def list_search_trials(trials: Iterable[FrozenTrial]) -> list[FrozenTrial]:
     """Trials of the search: all but the repeats that confirm a chosen one."""
     return [t for t in trials if t.user_attrs.get("confirms") is None]
 
 
-def rivals(trials: Iterable[FrozenTrial], hyperparams: Mapping[str, Any]) -> list[FrozenTrial]:
+def list_comparable_trials(
+    trials: Iterable[FrozenTrial], hyperparams: Mapping[str, Any]
+) -> list[FrozenTrial]:
     """Trials that were proposed, with the same epsilon as a trial with these hyperparameters."""
     return [
         t
-        for t in searched(trials)
+        for t in list_search_trials(trials)
         if HYPERPARAMS in t.user_attrs
-        and t.user_attrs[HYPERPARAMS].get(EPSILON_KEY) == hyperparams.get(EPSILON_KEY)
+        and t.user_attrs[HYPERPARAMS].get(EPSILON) == hyperparams.get(EPSILON)
     ]

@@ -25,17 +25,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dpsweep.config.keys import BATCH_SIZE, CLIP_NORM, EPOCHS, EPSILON, LEARNING_RATE, TOTAL_STEP
 from dpsweep.config.space.derived import Derived
 from dpsweep.config.space.domains import Choice, Range, Space
-from dpsweep.config.space.leaves import leaves
-from dpsweep.config.trial import TrialConfig
-from dpsweep.search.study_view import EPSILON_KEY
+from dpsweep.config.space.leaves import list_leaves
 from dpsweep.search.trial_record import Record
 
 Floats = NDArray[np.float64]
 
-TOTAL_STEP = "optimizer.total_step"
-_STEP_KEYS = ("optimizer.lr", TOTAL_STEP, "privacy.clip_norm", "train.batch_size", "train.epochs")
+_STEP_KEYS = (LEARNING_RATE, TOTAL_STEP, CLIP_NORM, BATCH_SIZE, EPOCHS)
 """Keys on which the total step depends."""
 
 _MOST_TRIALS = 400
@@ -82,12 +80,6 @@ class Feature:
         places = [math.nan if v is None else math.log(v) if self.log else float(v) for v in values]
         columns = (np.array(places)[:, None] - self.low) / (self.high - self.low)
         return np.where(np.isnan(columns), 0.5, columns)
-
-
-def total_step(config: TrialConfig) -> float:
-    """R = lr C T with SGD, whose releases are as long as the clip norm; lr T with Adam's family."""
-    bound = config.privacy.clip_norm if config.optimizer.name == "sgd" else 1.0
-    return config.optimizer.lr * bound * config.schedule[0]
 
 
 @dataclass(frozen=True)
@@ -212,12 +204,12 @@ class Surrogate:
     def _value(self, key: str, record: Record) -> Any:
         if key != TOTAL_STEP:
             return record.hyperparams.get(key)
-        return total_step(record.config) / self._center[record.config.optimizer.name]
+        return record.config.total_step / self._center[record.config.optimizer.name]
 
 
 def searched_features(space: Space, records: Sequence[Record]) -> list[Feature]:
     """What varied among the trials."""
-    known = leaves(space)
+    known = list_leaves(space)
     derived = {leaf.slot.key for leaf in known if isinstance(leaf.domain, Derived)}
     log = {
         leaf.slot.key
@@ -229,10 +221,10 @@ def searched_features(space: Space, records: Sequence[Record]) -> list[Feature]:
     found = list[Feature]()
     if any(key in _STEP_KEYS for key in keys):
         center = _centers(records)
-        steps = [total_step(r.config) / center[r.config.optimizer.name] for r in records]
+        steps = [r.config.total_step / center[r.config.optimizer.name] for r in records]
         found += _feature(TOTAL_STEP, steps, log=True)
     for key in keys:
-        if key not in derived and key not in (EPSILON_KEY, "optimizer.lr", TOTAL_STEP):
+        if key not in derived and key not in (EPSILON, LEARNING_RATE, TOTAL_STEP):
             values = [v for r in records if (v := r.hyperparams.get(key)) is not None]
             found += _feature(key, values, log=key in log)
     return found
@@ -257,7 +249,7 @@ def _centers(records: Sequence[Record]) -> dict[str, float]:
     """Geometric mean of the total steps with each base optimizer: Adam's mean something else."""
     found: dict[str, list[float]] = {}
     for r in records:
-        found.setdefault(r.config.optimizer.name, []).append(math.log(total_step(r.config)))
+        found.setdefault(r.config.optimizer.name, []).append(math.log(r.config.total_step))
     return {name: math.exp(sum(logs) / len(logs)) for name, logs in found.items()}
 
 

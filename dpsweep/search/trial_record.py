@@ -6,8 +6,8 @@ from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState
 
-from dpsweep import __version__
 from dpsweep.config.trial import TrialConfig
+from dpsweep.core import __version__
 from dpsweep.core.errors import StateError
 from dpsweep.core.types import Row
 
@@ -74,12 +74,14 @@ class Record:
         return self.config.privacy.epsilon
 
 
-def attributes(config: TrialConfig, hyperparams: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+def make_attributes(
+    config: TrialConfig, hyperparams: Mapping[str, Any], **more: Any
+) -> dict[str, Any]:
     """What a new trial of Optuna's carries, for `record_of` to read."""
     return {HYPERPARAMS: dict(hyperparams), "config": config.model_dump(mode="json"), **more}
 
 
-def record_of(trial: FrozenTrial, config: TrialConfig) -> Record:
+def make_record(trial: FrozenTrial, config: TrialConfig) -> Record:
     """Return the record of a trial of Optuna's that has a config.
 
     Raises:

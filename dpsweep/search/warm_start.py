@@ -12,22 +12,23 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
+from dpsweep.config.keys import DELTA, EPSILON, NOISE_MULTIPLIER, SCOPE
 from dpsweep.config.space.derived import Derived
 from dpsweep.config.space.domains import Space
-from dpsweep.config.space.points import Corner
-from dpsweep.config.space.start_points import OutsideError
-from dpsweep.config.sweep import Sweep
+from dpsweep.config.space.suggest import Corner, OutsideSpaceError
+from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.core.errors import ConfigError
-from dpsweep.search.objectives import goal_values
-from dpsweep.search.propose import Recorded
-from dpsweep.search.study_view import EPSILON_KEY
+from dpsweep.search.objectives import get_goal_values
+from dpsweep.search.propose import RecordingDraw
 from dpsweep.search.trial_record import HYPERPARAMS, Record
 
-Told = dict[str, Any]
+EarlierTrial = dict[str, Any]
 """hyperparams and values of one earlier trial, as JSON."""
 
 
-def experience(sweep: Sweep, earlier: Sweep, records: Iterable[Record]) -> list[Told]:
+def collect_earlier_trials(
+    sweep: ResolvedSweep, earlier: ResolvedSweep, records: Iterable[Record]
+) -> list[EarlierTrial]:
     """What the complete trials of an earlier sweep can tell a new one.
 
     Raises:
@@ -35,24 +36,24 @@ def experience(sweep: Sweep, earlier: Sweep, records: Iterable[Record]) -> list[
     """
     place = sweep.file.at(("learn_from",))
     for (what, ours), theirs in zip(
-        _promises(sweep).items(), _promises(earlier).values(), strict=True
+        _get_shared_settings(sweep).items(), _get_shared_settings(earlier).values(), strict=True
     ):
         if ours != theirs:
             raise ConfigError(
                 f"{place}: sweep {earlier.name!r} has another {what}: {theirs}, and here it is "
                 f"{ours}. Results can be learned from where both are the same"
             )
-    told = list[Told]()
+    told = list[EarlierTrial]()
     for record in records:
-        values = goal_values(sweep.config.objective, record.row, record.config)
+        values = get_goal_values(sweep.config.objective, record.row, record.config)
         if record.state != "complete" or record.confirms is not None or values is None:
             continue
-        hyperparams = {k: v for k, v in record.hyperparams.items() if k != EPSILON_KEY}
+        hyperparams = {k: v for k, v in record.hyperparams.items() if k != EPSILON}
         if len(sweep.epsilons) > 1:
-            hyperparams[EPSILON_KEY] = record.config.privacy.epsilon
+            hyperparams[EPSILON] = record.config.privacy.epsilon
         try:
-            _redrawn(sweep, hyperparams)
-        except OutsideError as e:
+            _redraw(sweep, hyperparams)
+        except OutsideSpaceError as e:
             raise ConfigError(
                 f"{place}: trial {record.number} of sweep {earlier.name!r} is outside this space: "
                 f"{e}. Widen the range, or leave out --from"
@@ -61,11 +62,11 @@ def experience(sweep: Sweep, earlier: Sweep, records: Iterable[Record]) -> list[
     return told
 
 
-def history(sweep: Sweep, told: Sequence[Told]) -> list[FrozenTrial]:
+def make_history(sweep: ResolvedSweep, told: Sequence[EarlierTrial]) -> list[FrozenTrial]:
     """Earlier trials as a sampler knows them, numbered below 0."""
     trials = []
     for i, earlier in enumerate(told):
-        draw, hyperparams = _redrawn(sweep, earlier[HYPERPARAMS])
+        draw, hyperparams = _redraw(sweep, earlier[HYPERPARAMS])
         trial = optuna.trial.create_trial(
             state=TrialState.COMPLETE,
             params=draw.params,
@@ -78,36 +79,38 @@ def history(sweep: Sweep, told: Sequence[Told]) -> list[FrozenTrial]:
     return trials
 
 
-def _promises(sweep: Sweep) -> dict[str, Any]:
+def _get_shared_settings(sweep: ResolvedSweep) -> dict[str, Any]:
     """What must be the same in both, by what it is called."""
     trial = sweep.written
     return {
         "objective": " and ".join(sweep.config.objective.goals),
-        "set of searched keys": ", ".join(_keys(sweep.space)),
+        "set of searched keys": ", ".join(_list_drawn_keys(sweep.space)),
         "data": trial.data,
-        "privacy.scope": trial.privacy.scope,
-        "privacy.delta": trial.delta,
-        "privacy.epsilon": ", ".join(f"{e:g}" for e in sorted(e or 0 for e in sweep.epsilons)),
-        "privacy.noise_multiplier": trial.privacy.noise_multiplier,
+        SCOPE: trial.privacy.scope,
+        DELTA: trial.delta,
+        EPSILON: ", ".join(f"{e:g}" for e in sorted(e or 0 for e in sweep.epsilons)),
+        NOISE_MULTIPLIER: trial.privacy.noise_multiplier,
     }
 
 
-def _keys(space: Space) -> list[str]:
+def _list_drawn_keys(space: Space) -> list[str]:
     """What is drawn, by dotted key; what goes in turn over budgets or is derived is not."""
     paths = (p for p, d in space.domains.items() if not isinstance(d, Derived))
-    return sorted({".".join(map(str, p)) or "one_of" for p in paths} - {EPSILON_KEY})
+    return sorted({".".join(map(str, p)) or "one_of" for p in paths} - {EPSILON})
 
 
-def _redrawn(sweep: Sweep, hyperparams: dict[str, Any]) -> tuple[Recorded, dict[str, Any]]:
+def _redraw(
+    sweep: ResolvedSweep, hyperparams: dict[str, Any]
+) -> tuple[RecordingDraw, dict[str, Any]]:
     """Earlier hyperparams in terms of this space.
 
     Raises:
         OutsideError: If they are not in it.
     """
-    draw = Recorded(hyperparams, Corner())
+    draw = RecordingDraw(hyperparams, Corner())
     _, ours = sweep.space.draw(sweep.base.tree, draw)
     lost = [key for key in hyperparams if key not in ours]
     missing = [key for key in draw.asked if key not in hyperparams]
     if lost or missing:
-        raise OutsideError(f"{(lost or missing)[0]} is searched in one of the two alone")
+        raise OutsideSpaceError(f"{(lost or missing)[0]} is searched in one of the two alone")
     return draw, ours

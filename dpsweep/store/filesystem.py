@@ -59,7 +59,7 @@ class Mount:
         return base in _SHARED
 
 
-def mount_of(folder: Path, mounts: str) -> Mount | None:
+def find_mount(folder: Path, mounts: str) -> Mount | None:
     r"""The file system `folder` is on, from the text of /proc/self/mounts.
 
     Args:
@@ -67,7 +67,7 @@ def mount_of(folder: Path, mounts: str) -> Mount | None:
         mounts: A line each: source, mount point, type, options. Of two at one place the last
             counts.
 
-    >>> mount_of(Path("/data/x"), "/dev/sda / ext4 rw 0 0\nh:/d /data nfs4 rw 0 0").kind
+    >>> find_mount(Path("/data/x"), "/dev/sda / ext4 rw 0 0\nh:/d /data nfs4 rw 0 0").kind
     'nfs4'
     """
     best: Mount | None = None
@@ -83,10 +83,10 @@ def mount_of(folder: Path, mounts: str) -> Mount | None:
     return best
 
 
-def filesystem(folder: Path) -> Mount | None:
+def find_filesystem(folder: Path) -> Mount | None:
     """The file system `folder` is on, or would be; None where the system does not say."""
     try:
-        return mount_of(folder.resolve(), MOUNTS.read_text(errors="surrogateescape"))
+        return find_mount(folder.resolve(), MOUNTS.read_text(errors="surrogateescape"))
     except OSError:
         return None
 
@@ -99,7 +99,7 @@ def check_local(file: Path, what: str, remedy: str) -> None:
         what: What it holds, for the message.
         remedy: What to type instead.
     """
-    mount = filesystem(file.parent)
+    mount = find_filesystem(file.parent)
     if mount and mount.is_shared:
         raise StateError(
             f"{file}: {what} would be a SQLite file on {mount.kind} ({mount.source} at "

@@ -17,11 +17,11 @@ from pathlib import Path
 import optuna
 
 from dpsweep.core.errors import DpSweepError, StateError
-from dpsweep.store.lease import held
-from dpsweep.store.state_dir import State, SweepFolder
-from dpsweep.store.storage import names, open_storage
+from dpsweep.store.lease import hold_lease
+from dpsweep.store.state_dir import StateFolder, SweepFolder
+from dpsweep.store.storage import list_study_names, open_storage
 from dpsweep.store.study import open_study
-from dpsweep.tracking.spool import Spool, backlog
+from dpsweep.tracking.spool import Spool, read_backlog
 from dpsweep.training.trial_dir import TrialDir
 
 _WRITTEN = "checkpoint.pt|metrics.json|weights.pt|error.txt|secret|sweep.json|lease|selection.json"
@@ -49,21 +49,21 @@ class Leftover:
     delete: Callable[[], object] = field(repr=False, compare=False)
 
 
-def leftovers(state: State) -> list[Leftover]:
+def find_leftovers(state: StateFolder) -> list[Leftover]:
     """What can go, sweep by sweep; changes nothing."""
-    found, known = list[Leftover](), _Known(state)
+    found, known = list[Leftover](), _StudyNames(state)
     for place in sorted((state.root / "sweeps").glob("*")):
         folder = SweepFolder(place)
         if place.is_dir() and folder.owner() is None:
-            found += _of_sweep(folder, known)
-    return [*found, *_studies(known)]
+            found += _find_sweep_leftovers(folder, known)
+    return [*found, *_find_orphan_studies(known)]
 
 
-def remove(found: list[Leftover]) -> list[Leftover]:
+def remove_leftovers(found: list[Leftover]) -> list[Leftover]:
     """Removes leftovers; returns those that went. What is in use by now stays."""
     gone = []
     for one in found:
-        with contextlib.suppress(StateError), _untouched(one.sweep):
+        with contextlib.suppress(StateError), _hold_sweep(one.sweep):
             one.delete()
             gone.append(one)
     return gone
@@ -75,7 +75,7 @@ def folder_bytes(place: Path) -> int:
     return sum(f.lstat().st_size for f in files if f.is_symlink() or f.is_file())
 
 
-def tree(kind: str, place: Path, sweep: SweepFolder | None = None) -> Leftover:
+def make_leftover(kind: str, place: Path, sweep: SweepFolder | None = None) -> Leftover:
     """A file or folder that can go as a whole."""
 
     def delete() -> None:
@@ -88,7 +88,7 @@ def tree(kind: str, place: Path, sweep: SweepFolder | None = None) -> Leftover:
 
 
 @contextlib.contextmanager
-def _untouched(folder: SweepFolder | None) -> Iterator[None]:
+def _hold_sweep(folder: SweepFolder | None) -> Iterator[None]:
     """Holds the sweep, if there is one, so that nobody drives it meanwhile.
 
     Raises:
@@ -97,14 +97,14 @@ def _untouched(folder: SweepFolder | None) -> Iterator[None]:
     if folder is None:
         yield
     elif folder.path.exists():
-        with held(folder.path):
+        with hold_lease(folder.path):
             yield
 
 
-class _Known:
+class _StudyNames:
     """Names of the studies in each storage, asked for once."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: StateFolder) -> None:
         self.state = state
         self._names: dict[str, list[str] | None] = {}
 
@@ -112,7 +112,9 @@ class _Known:
         """None if the storage does not answer."""
         if uri not in self._names:
             try:
-                self._names[uri] = self._own() if uri == self.state.storage_uri else names(uri)
+                self._names[uri] = (
+                    self._own() if uri == self.state.storage_uri else list_study_names(uri)
+                )
             except DpSweepError:
                 self._names[uri] = None
         return self._names[uri]
@@ -120,10 +122,10 @@ class _Known:
     def _own(self) -> list[str]:
         """Looking does not make the file."""
         uri = self.state.storage_uri
-        return names(uri) if (self.state.root / "study.db").exists() else []
+        return list_study_names(uri) if (self.state.root / "study.db").exists() else []
 
 
-def _of_sweep(folder: SweepFolder, known: _Known) -> Iterator[Leftover]:
+def _find_sweep_leftovers(folder: SweepFolder, known: _StudyNames) -> Iterator[Leftover]:
     studies: list[str] | None = []
     study = folder.name
     if folder.exists:
@@ -134,27 +136,27 @@ def _of_sweep(folder: SweepFolder, known: _Known) -> Iterator[Leftover]:
     if studies is not None and study not in studies:
         young = time.time() - folder.path.stat().st_mtime < _YOUNG_SECONDS
         if not young and not any(folder.path.glob("trials/*/metrics.json")):
-            yield tree("folder without a study", folder.path, folder)
+            yield make_leftover("folder without a study", folder.path, folder)
         return
     if studies:
-        yield from _rooms(folder, known.state)
+        yield from _find_trial_leftovers(folder, known.state)
     for place in sorted(folder.path.rglob(".*")):
         if _TEMPORARY.fullmatch(place.name) and not _is_busy(place.parent):
-            yield tree("file of a killed writer", place, folder)
+            yield make_leftover("file of a killed writer", place, folder)
     if (folder.path / "ray").exists():
-        yield tree("Ray's folder", folder.path / "ray", folder)
-    spool = backlog(folder.path)
+        yield make_leftover("Ray's folder", folder.path / "ray", folder)
+    spool = read_backlog(folder.path)
     if spool.delivered_bytes and not spool.waiting:
         yield Leftover(
             "delivered spool",
             str(folder.path / "spool.jsonl"),
             spool.delivered_bytes,
             folder,
-            lambda: Spool(folder.path).cut_delivered(),
+            lambda: Spool(folder.path).truncate_delivered(),
         )
 
 
-def _rooms(folder: SweepFolder, state: State) -> Iterator[Leftover]:
+def _find_trial_leftovers(folder: SweepFolder, state: StateFolder) -> Iterator[Leftover]:
     """Secrets and checkpoints of trials that ended."""
     try:
         records = open_study(folder.name, state).records()
@@ -170,7 +172,7 @@ def _rooms(folder: SweepFolder, state: State) -> Iterator[Leftover]:
             )
 
 
-def _studies(known: _Known) -> Iterator[Leftover]:
+def _find_orphan_studies(known: _StudyNames) -> Iterator[Leftover]:
     """Studies in the state folder's own file whose sweeps' folders are gone."""
     state = known.state
     for name in known.studies(state.storage_uri) or []:
@@ -184,7 +186,7 @@ def _studies(known: _Known) -> Iterator[Leftover]:
             )
 
 
-def _delete_study(state: State, name: str) -> None:
+def _delete_study(state: StateFolder, name: str) -> None:
     if not state.sweep(name).path.exists():
         optuna.delete_study(study_name=name, storage=open_storage(state.storage_uri))
 

@@ -37,12 +37,12 @@ _LEASE_BYTES = 512
 log = logging.getLogger(__name__)
 
 
-class Driven(StateError):
+class SweepInUse(StateError):
     """Another process drives the sweep, or did until a moment ago."""
 
 
 @dataclass(frozen=True)
-class Pace:
+class LeaseTiming:
     """How often a lease is renewed, and when it counts as abandoned.
 
     Attributes:
@@ -56,11 +56,11 @@ class Pace:
     settle_seconds: float = 1.0
 
 
-PACE = Pace()
+LEASE_TIMING = LeaseTiming()
 
 
 @dataclass(frozen=True)
-class Owner:
+class LeaseHolder:
     """Who drives a sweep.
 
     Attributes:
@@ -96,11 +96,11 @@ class Lease:
     """
 
     place: Path
-    owner: Owner
-    pace: Pace
+    owner: LeaseHolder
+    pace: LeaseTiming
     taken_over: str | None
     _file: int = -1
-    _confirmed: float = field(default_factory=lambda: _clock())
+    _confirmed: float = field(default_factory=lambda: _read_clock())
     _lost: bool = False
     _ended: threading.Event = field(default_factory=threading.Event)
 
@@ -111,7 +111,7 @@ class Lease:
         suspension. Where it cannot be looked at for as long as it takes to be taken over,
         it counts as lost.
         """
-        age = _clock() - self._confirmed
+        age = _read_clock() - self._confirmed
         if not self._lost and age > 2 * self.pace.beat_seconds:
             self._confirm()
         return self._lost
@@ -121,16 +121,16 @@ class Lease:
         if self.is_lost():
             raise StateError(
                 f"{self.place.parent.name}: another process drives the sweep now: "
-                f"{_read(self.place) or 'unknown'}. This one was silent for longer than "
+                f"{_read_lease(self.place) or 'unknown'}. This one was silent for longer than "
                 f"{self.pace.silent_seconds:g} s (suspended?), and writes nothing more. Watch the "
                 f"sweep with: dpsweep status {self.place.parent.name}"
             )
 
     def _confirm(self) -> None:
         """Looks whether the lease is still this process's, and notes when."""
-        now = _clock()
+        now = _read_clock()
         try:
-            found = _read(self.place)
+            found = _read_lease(self.place)
         except OSError:
             self._lost = now - self._confirmed > self.pace.silent_seconds
             return
@@ -141,7 +141,7 @@ class Lease:
 
     def _renew(self) -> None:
         with contextlib.suppress(OSError):  # the file system is away: `_confirm` judges that
-            os.pwrite(self._file, _encoded(self.owner, time.time()), 0)
+            os.pwrite(self._file, _encode_lease(self.owner, time.time()), 0)
         self._confirm()
 
     def _beat(self) -> None:
@@ -150,7 +150,9 @@ class Lease:
 
 
 @contextlib.contextmanager
-def held(folder: Path, pace: Pace = PACE, wait_seconds: float = 0.0) -> Iterator[Lease]:
+def hold_lease(
+    folder: Path, pace: LeaseTiming = LEASE_TIMING, wait_seconds: float = 0.0
+) -> Iterator[Lease]:
     """Holds the sweep in `folder` for this process.
 
     Args:
@@ -166,8 +168,8 @@ def held(folder: Path, pace: Pace = PACE, wait_seconds: float = 0.0) -> Iterator
         lease = None
         while lease is None:
             try:
-                lease = stack.enter_context(_held_now(folder, pace))
-            except Driven as e:
+                lease = stack.enter_context(_acquire_lease(folder, pace))
+            except SweepInUse as e:
                 if time.monotonic() >= end:
                     raise
                 if wait_seconds:
@@ -178,23 +180,23 @@ def held(folder: Path, pace: Pace = PACE, wait_seconds: float = 0.0) -> Iterator
 
 
 @contextlib.contextmanager
-def _held_now(folder: Path, pace: Pace) -> Iterator[Lease]:
+def _acquire_lease(folder: Path, pace: LeaseTiming) -> Iterator[Lease]:
     with (folder / "lock").open("a+") as lock:
-        locked = _locked(lock)
-        previous = _read(folder / "lease")
+        locked = _try_lock(lock)
+        previous = _read_lease(folder / "lease")
         if locked is False:
-            raise _driven(folder, previous)
+            raise _make_in_use_error(folder, previous)
         os.utime(lock.fileno())
-        said = _succession(folder, previous, locked=bool(locked), pace=pace)
-        me = Owner(
+        said = _describe_takeover(folder, previous, locked=bool(locked), pace=pace)
+        me = LeaseHolder(
             host=socket.gethostname(),
             pid=os.getpid(),
             since=time.time(),
-            machine=machine(),
+            machine=get_machine_id(),
             token=secrets.token_hex(8),
         )
         lease = Lease(folder / "lease", me, pace, said)
-        _place(lease, previous)
+        _write_lease(lease, previous)
         thread = threading.Thread(target=lease._beat, name="dpsweep-lease", daemon=True)
         thread.start()
         try:
@@ -202,37 +204,37 @@ def _held_now(folder: Path, pace: Pace) -> Iterator[Lease]:
         finally:
             lease._ended.set()
             thread.join()
-            _give_up(lease)
+            _release(lease)
 
 
-def owner_of(folder: Path, pace: Pace = PACE) -> Owner | None:
+def find_lease_holder(folder: Path, pace: LeaseTiming = LEASE_TIMING) -> LeaseHolder | None:
     """Who drives the sweep in `folder` now; None if nobody does."""
     if not (folder / "lock").exists():
         return None
     with (folder / "lock").open("r") as lock:
-        locked = _locked(lock, fcntl.LOCK_SH)
-        known = _read(folder / "lease")
+        locked = _try_lock(lock, fcntl.LOCK_SH)
+        known = _read_lease(folder / "lease")
         if known is None or locked is False:
             return known
         with contextlib.suppress(OSError):
             os.utime(folder / "lock")
-        fresh = silence(folder) < pace.silent_seconds
+        fresh = get_silence_seconds(folder) < pace.silent_seconds
         return known if fresh and not _is_dead(known, locked=bool(locked)) else None
 
 
-def last_owner(folder: Path) -> Owner | None:
+def read_last_holder(folder: Path) -> LeaseHolder | None:
     """Who wrote the lease that lies in `folder`, alive or not."""
-    return _read(folder / "lease")
+    return _read_lease(folder / "lease")
 
 
-def may_be_suspended(folder: Path, pace: Pace = PACE) -> bool:
+def may_be_suspended(folder: Path, pace: LeaseTiming = LEASE_TIMING) -> bool:
     """True if whoever holds the lease has not renewed it for longer than it may be silent."""
     with contextlib.suppress(OSError):
         os.utime(folder / "lock")
-    return silence(folder) > pace.silent_seconds
+    return get_silence_seconds(folder) > pace.silent_seconds
 
 
-def silence(folder: Path) -> float:
+def get_silence_seconds(folder: Path) -> float:
     """Seconds from the lease's last renewal to the last touch of `lock`.
 
     Both times are the file system's own, so that the clocks of two machines need not agree.
@@ -243,7 +245,7 @@ def silence(folder: Path) -> float:
         return 0.0
 
 
-def machine() -> str:
+def get_machine_id() -> str:
     """Where a process id means the same, since it was started; a name if the system is silent."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -252,7 +254,7 @@ def machine() -> str:
         return socket.gethostname()
 
 
-def _locked(lock: IO[str], kind: int = fcntl.LOCK_EX) -> bool | None:
+def _try_lock(lock: IO[str], kind: int = fcntl.LOCK_EX) -> bool | None:
     """True if it was locked, False if another holds it, None where there are no locks."""
     try:
         fcntl.flock(lock, kind | fcntl.LOCK_NB)
@@ -265,7 +267,9 @@ def _locked(lock: IO[str], kind: int = fcntl.LOCK_EX) -> bool | None:
     return True
 
 
-def _succession(folder: Path, previous: Owner | None, *, locked: bool, pace: Pace) -> str | None:
+def _describe_takeover(
+    folder: Path, previous: LeaseHolder | None, *, locked: bool, pace: LeaseTiming
+) -> str | None:
     """From whom the sweep is taken over, in words; None if nobody left it behind.
 
     Raises:
@@ -273,10 +277,10 @@ def _succession(folder: Path, previous: Owner | None, *, locked: bool, pace: Pac
     """
     if previous is None:
         return None
-    silent = max(0.0, silence(folder))
+    silent = max(0.0, get_silence_seconds(folder))
     if not _is_dead(previous, locked=locked) and silent < pace.silent_seconds:
         left = math.ceil(pace.silent_seconds - silent)
-        raise Driven(
+        raise SweepInUse(
             f"sweep {folder.name!r} is being driven by {previous}, as of {silent:.0f} s ago. If "
             f"that driver is gone, try again in {left} s; otherwise "
             f"watch it with: dpsweep status {folder.name}; end it with: dpsweep stop {folder.name}"
@@ -284,9 +288,9 @@ def _succession(folder: Path, previous: Owner | None, *, locked: bool, pace: Pac
     return f"taken over from process {previous.pid} on {previous.host}, silent for {silent:.0f} s"
 
 
-def _is_dead(owner: Owner, *, locked: bool) -> bool:
+def _is_dead(owner: LeaseHolder, *, locked: bool) -> bool:
     """True if the owner is known to be dead: of this machine, and its lock or its id is free."""
-    if owner.machine != machine():
+    if owner.machine != get_machine_id():
         return False
     if locked or owner.pid == os.getpid():
         return True
@@ -299,7 +303,7 @@ def _is_dead(owner: Owner, *, locked: bool) -> bool:
     return False
 
 
-def _place(lease: Lease, previous: Owner | None) -> None:
+def _write_lease(lease: Lease, previous: LeaseHolder | None) -> None:
     """Writes the lease, opens it for renewal, and makes sure that nobody else did the same.
 
     Raises:
@@ -309,7 +313,7 @@ def _place(lease: Lease, previous: Owner | None) -> None:
     handle, name = tempfile.mkstemp(dir=folder, prefix=".lease.")  # 0600
     lease._file = handle
     try:
-        os.pwrite(handle, _encoded(lease.owner, time.time()), 0)
+        os.pwrite(handle, _encode_lease(lease.owner, time.time()), 0)
         os.fsync(handle)
         if previous is None:
             with contextlib.suppress(FileExistsError):  # another was faster, as is seen below
@@ -320,7 +324,7 @@ def _place(lease: Lease, previous: Owner | None) -> None:
                 time.sleep(lease.pace.settle_seconds)
         lease._confirm()
         if lease.is_lost():
-            raise _driven(folder, _read(lease.place))
+            raise _make_in_use_error(folder, _read_lease(lease.place))
     except BaseException:
         os.close(handle)
         raise
@@ -328,40 +332,43 @@ def _place(lease: Lease, previous: Owner | None) -> None:
         Path(name).unlink(missing_ok=True)
 
 
-def _give_up(lease: Lease) -> None:
+def _release(lease: Lease) -> None:
     """Removes the lease, unless another has taken it over."""
     with contextlib.suppress(OSError):
-        found = _read(lease.place)
+        found = _read_lease(lease.place)
         if found and found.token == lease.owner.token:
             lease.place.unlink(missing_ok=True)
     os.close(lease._file)
 
 
-def _driven(folder: Path, owner: Owner | None) -> Driven:
+def _make_in_use_error(folder: Path, owner: LeaseHolder | None) -> SweepInUse:
     hint = (
-        f"It has been silent for {silence(folder):.0f} s and may be suspended: wake it with "
+        f"It has been silent for {get_silence_seconds(folder):.0f} s and may be suspended: "
+        "wake it with "
         f"kill -CONT {owner.pid}, or end it with kill -KILL {owner.pid}, on {owner.host}"
-        if owner and may_be_suspended(folder, PACE)
+        if owner and may_be_suspended(folder, LEASE_TIMING)
         else f"Watch it with: dpsweep status {folder.name}; end it with: dpsweep stop {folder.name}"
     )
-    return Driven(f"sweep {folder.name!r} is being driven by {owner or 'another process'}. {hint}")
+    return SweepInUse(
+        f"sweep {folder.name!r} is being driven by {owner or 'another process'}. {hint}"
+    )
 
 
-def _read(place: Path) -> Owner | None:
+def _read_lease(place: Path) -> LeaseHolder | None:
     """The owner a lease names; of unknown name if a crash of the machine left it torn."""
     try:
-        return Owner(**json.loads(place.read_text()))
+        return LeaseHolder(**json.loads(place.read_text()))
     except FileNotFoundError:
         return None
     except (ValueError, TypeError):
-        return Owner("an unknown host", 0, time.time())
+        return LeaseHolder("an unknown host", 0, time.time())
 
 
-def _encoded(owner: Owner, beat: float) -> bytes:
+def _encode_lease(owner: LeaseHolder, beat: float) -> bytes:
     return json.dumps({**asdict(owner), "beat": int(beat)}).ljust(_LEASE_BYTES).encode()
 
 
-def _clock() -> float:
+def _read_clock() -> float:
     """Seconds that also pass while the machine sleeps."""
     clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
     return time.clock_gettime(clock)

@@ -24,7 +24,7 @@ def whoami() -> str:
     """
     named = os.environ.get(VARIABLE)
     if named is None:
-        return login(os.geteuid())
+        return get_login_name(os.geteuid())
     if not is_owner(named):
         raise ConfigError(
             f"{VARIABLE}={named!r}: an owner is up to 80 letters, digits and _ . @ + % -, such as "
@@ -43,7 +43,7 @@ def is_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
 
 
-def login(uid: int) -> str:
+def get_login_name(uid: int) -> str:
     """The login name of a user id, as it can name a folder; uid-N if it has none."""
     try:
         name = pwd.getpwuid(uid).pw_name
@@ -52,10 +52,10 @@ def login(uid: int) -> str:
     return name if is_owner(name) else f"_{quote(name, safe='@+')}"[:80]
 
 
-def parted(named: str) -> tuple[str | None, str]:
+def split_sweep_name(named: str) -> tuple[str | None, str]:
     """Owner and name of a sweep as people type it; no owner for their own.
 
-    >>> parted("tiny"), parted("alice/tiny")
+    >>> split_sweep_name("tiny"), split_sweep_name("alice/tiny")
     ((None, 'tiny'), ('alice', 'tiny'))
 
     Raises:

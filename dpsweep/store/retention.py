@@ -3,7 +3,7 @@
 from collections import defaultdict
 
 from dpsweep.core.types import Row
-from dpsweep.search.confirmation import group_of
+from dpsweep.search.confirmation import get_group
 from dpsweep.search.trial_record import Record
 from dpsweep.store.state_dir import SweepFolder
 from dpsweep.store.study import Study
@@ -36,7 +36,7 @@ class BestWeights:
         """Keeps those of the best trials alone, as they were chosen; the search has ended."""
         kept: dict[object, list[int]] = defaultdict(list)
         for record in self._study.best():
-            kept[group_of(record, self._confirm)].append(record.number)
+            kept[get_group(record, self._confirm)].append(record.number)
         self._keep([n for numbers in kept.values() for n in numbers[: self._last]])
 
     def _keep(self, numbers: list[int]) -> None:
@@ -57,7 +57,7 @@ class BestWeights:
         """Takes a trial in, and says whose weights are to go."""
         if record.confirms is not None or record.state != "complete" or record.value is None:
             return [record.number]
-        kept = self._kept[group_of(record, self._confirm)]
+        kept = self._kept[get_group(record, self._confirm)]
         entry = (self._sign * record.merit, record.number)
         if entry not in kept:  # after a crash it may end twice
             kept.append(entry)

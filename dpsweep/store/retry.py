@@ -19,7 +19,7 @@ from dpsweep.core.errors import StateError, first_line
 
 log = logging.getLogger(__name__)
 
-PATIENCE_SECONDS = 600.0
+RETRY_SECONDS = 600.0
 _PAUSE_SECONDS = 1.0
 _TIMES = 5
 
@@ -27,11 +27,11 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class BrokenOff(StateError):
+class InterruptedChange(StateError):
     """The database went away in the middle of a change."""
 
 
-def repeated(method: Callable[P, T]) -> Callable[P, T]:
+def retry_if_interrupted(method: Callable[P, T]) -> Callable[P, T]:
     """Calls `method`, which leaves the same state if called twice, again if it was broken off."""
 
     @functools.wraps(method)
@@ -39,7 +39,7 @@ def repeated(method: Callable[P, T]) -> Callable[P, T]:
         for _ in range(_TIMES - 1):
             try:
                 return method(*args, **words)
-            except BrokenOff as e:
+            except InterruptedChange as e:
                 log.debug("made again: %s", e)
                 time.sleep(_PAUSE_SECONDS)  # a server that is ending still takes connections
         return method(*args, **words)
@@ -47,7 +47,7 @@ def repeated(method: Callable[P, T]) -> Callable[P, T]:
     return tried
 
 
-def be_patient(engine: Engine, shown: str, seconds: float = PATIENCE_SECONDS) -> None:
+def retry_connections(engine: Engine, shown: str, seconds: float = RETRY_SECONDS) -> None:
     """From now on a server that does not answer is waited for.
 
     Args:
@@ -66,13 +66,13 @@ def be_patient(engine: Engine, shown: str, seconds: float = PATIENCE_SECONDS) ->
                 if time.monotonic() > end:
                     raise
                 if not said:
-                    log.warning("%s", _waiting(shown, seconds, e))
+                    log.warning("%s", _describe_wait(shown, seconds, e))
                 said = True
                 time.sleep(_PAUSE_SECONDS)
 
     def broken(context: ExceptionContext) -> None:
         if context.is_disconnect and not context.is_pre_ping:
-            raise BrokenOff(
+            raise InterruptedChange(
                 f"--storage {shown}: the database went away in the middle of a change: "
                 f"{first_line(context.original_exception)}. Nothing is lost: when it is back, go "
                 f"on with dpsweep resume"
@@ -82,7 +82,7 @@ def be_patient(engine: Engine, shown: str, seconds: float = PATIENCE_SECONDS) ->
     event.listen(engine, "handle_error", broken)
 
 
-def _waiting(shown: str, seconds: float, e: BaseException) -> str:
+def _describe_wait(shown: str, seconds: float, e: BaseException) -> str:
     return (
         f"--storage {shown}: the database does not answer: {first_line(e)}. The sweep waits for "
         f"it, for up to {seconds / 60:.0f} min"

@@ -22,18 +22,32 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpsweep.config.source import Source, Tree, sweep_yaml
+from dpsweep.config.source import Source, Tree, dump_sweep
 from dpsweep.core.disk import private_folder, raising_disk_full, write_whole
 from dpsweep.core.errors import DiskFull, StateError
-from dpsweep.store.lease import PACE, Lease, Owner, Pace, held, owner_of
-from dpsweep.store.owner import VARIABLE, is_name, is_owner, login, parted, whoami
-from dpsweep.store.sweep_file import read_stored, sources
+from dpsweep.store.lease import (
+    LEASE_TIMING,
+    Lease,
+    LeaseHolder,
+    LeaseTiming,
+    find_lease_holder,
+    hold_lease,
+)
+from dpsweep.store.owner import (
+    VARIABLE,
+    get_login_name,
+    is_name,
+    is_owner,
+    split_sweep_name,
+    whoami,
+)
+from dpsweep.store.sweep_file import dump_sources, read_stored
 
 DEFAULT, OWNERS = ".dpsweep", "owners"
 
 
 @dataclass(frozen=True)
-class State:
+class StateFolder:
     """One owner's state folder; nothing is created before a sweep is.
 
     Several people may name the same folder. It belongs to the first who launched there; each of
@@ -47,7 +61,7 @@ class State:
     root: Path
 
     @classmethod
-    def at(cls, folder: str | None) -> "State":
+    def at(cls, folder: str | None) -> "StateFolder":
         """This user's part of the folder that was asked for, of DPSWEEP_STATE, or of ./.dpsweep."""
         named = folder or os.environ.get("DPSWEEP_STATE") or DEFAULT
         return cls(Path(named).expanduser().absolute()).of(whoami())
@@ -63,35 +77,35 @@ class State:
         if self.root != self.common:
             return self.root.name
         try:
-            return self._written_owner()
+            return self._read_owner()
         except PermissionError:  # this account may not look into it
-            return login(self.root.stat().st_uid)
+            return get_login_name(self.root.stat().st_uid)
 
-    def _written_owner(self) -> str | None:
+    def _read_owner(self) -> str | None:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, UnicodeDecodeError):
             said = (self.root / "owner").read_text().strip()
             if is_owner(said):
                 return said
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # older than owners
-            return login((self.root / "sweeps").stat().st_uid)
+            return get_login_name((self.root / "sweeps").stat().st_uid)
         return None
 
-    def of(self, owner: str) -> "State":
+    def of(self, owner: str) -> "StateFolder":
         """Another owner's part of the same folder, existing or not."""
-        common = State(self.common)
+        common = StateFolder(self.common)
         first = common.owner
         unclaimed = first is None and not (common.root / OWNERS).exists()
-        return common if unclaimed or first == owner else State(common.root / OWNERS / owner)
+        return common if unclaimed or first == owner else StateFolder(common.root / OWNERS / owner)
 
-    def others(self) -> list["State"]:
+    def others(self) -> list["StateFolder"]:
         """The parts of everybody else in the same folder."""
-        common = State(self.common)
+        common = StateFolder(self.common)
         try:
             parts = sorted(p for p in (common.root / OWNERS).glob("*") if is_owner(p.name))
         except PermissionError:
             parts = []
         first = [common] if common.owner is not None else []
-        return [part for part in [*first, *map(State, parts)] if part != self]
+        return [part for part in [*first, *map(StateFolder, parts)] if part != self]
 
     @property
     def storage_uri(self) -> str:
@@ -128,13 +142,13 @@ class State:
             )
         return me
 
-    def part(self, named: str) -> tuple["State", str]:
+    def part(self, named: str) -> tuple["StateFolder", str]:
         """Where a sweep that is called NAME or OWNER/NAME lives, and its NAME.
 
         Raises:
             StateError: If nothing can be called so.
         """
-        owner, name = parted(named)
+        owner, name = split_sweep_name(named)
         return (self if owner is None else self.of(owner)), name
 
     def sweep(self, named: str) -> "SweepFolder":
@@ -176,9 +190,9 @@ class SweepFolder:
         return self.path.name
 
     @property
-    def state(self) -> State:
+    def state(self) -> StateFolder:
         """The state folder it is in."""
-        return State(self.path.parent.parent)
+        return StateFolder(self.path.parent.parent)
 
     @property
     def exists(self) -> bool:
@@ -210,7 +224,7 @@ class SweepFolder:
         try:
             private_folder(self.path)
         except FileExistsError as e:
-            raise self.taken() from e
+            raise self.make_name_taken_error() from e
         try:
             with raising_disk_full(self.path):
                 self._write_sweep(sweep, base)
@@ -223,7 +237,7 @@ class SweepFolder:
                         "id": uuid.uuid4().hex,
                         "owner": owner,
                         "study": study or self.name,
-                        "sources": sources(sweep, base),
+                        "sources": dump_sources(sweep, base),
                         "tracking_uri": tracking_uri,
                         "storage_uri": storage_uri,
                     }
@@ -244,7 +258,7 @@ class SweepFolder:
     def accept(self, sweep: Source, base: Source) -> None:
         """Writes down that the sweep goes on by another file."""
         self._write_sweep(sweep, base)
-        self._store({**self._read(), "sources": sources(sweep, base)})
+        self._store({**self._read(), "sources": dump_sources(sweep, base)})
 
     def data_key(self) -> bytes:
         """The sweep's secret key of its data's fingerprint; drawn if there is none yet."""
@@ -276,9 +290,9 @@ class SweepFolder:
 
     def _write_sweep(self, sweep: Source, base: Source) -> None:
         """The sweep as one file that can be launched again, for people and for tracking."""
-        (self.path / "sweep.yaml").write_text(sweep_yaml(sweep, base.tree), encoding="utf-8")
+        (self.path / "sweep.yaml").write_text(dump_sweep(sweep, base.tree), encoding="utf-8")
 
-    def taken(self) -> StateError:
+    def make_name_taken_error(self) -> StateError:
         """The error for launching a second sweep of this name."""
         return StateError(
             f"name: a sweep called {self.name!r} is already in {self.path.parent.parent}. See it "
@@ -301,7 +315,7 @@ class SweepFolder:
         return str(self._read()["id"])
 
     @property
-    def whose(self) -> str:
+    def owner_name(self) -> str:
         """Who launched it; whose folder it is in, if it was launched before owners were noted."""
         return str(self._read().get("owner") or self.state.owner)
 
@@ -314,7 +328,7 @@ class SweepFolder:
     def called(self) -> str:
         """What its user types to mean it: NAME, or OWNER/NAME for everybody else's."""
         house = self.state
-        return self.name if house == house.of(whoami()) else f"{self.whose}/{self.name}"
+        return self.name if house == house.of(whoami()) else f"{self.owner_name}/{self.name}"
 
     @property
     def tracking_uri(self) -> str | None:
@@ -337,8 +351,9 @@ class SweepFolder:
         self._read()
         if self.called != self.name and not force:
             raise StateError(
-                f"sweep {self.called!r} is {self.whose}'s, not yours ({whoami()}). If they know, "
-                f"add --force; if you are {self.whose} under another name, set {VARIABLE}"
+                f"sweep {self.called!r} is {self.owner_name}'s, not yours ({whoami()}). If they "
+                "know, "
+                f"add --force; if you are {self.owner_name} under another name, set {VARIABLE}"
             )
 
     def _read(self) -> Tree:
@@ -351,14 +366,14 @@ class SweepFolder:
         try:
             return read_stored(place, self.name)
         except (FileNotFoundError, NotADirectoryError) as e:
-            raise self._unknown() from e
+            raise self._make_not_found_error() from e
         except PermissionError as e:
             raise StateError(
                 f"sweep {self.name!r}: {place} is {self.state.owner}'s "
                 f"alone: {e.strerror}. Ask them, or work under that account"
             ) from e
 
-    def _unknown(self) -> StateError:
+    def _make_not_found_error(self) -> StateError:
         house = self.state
         known = ", ".join(house.names()) or "none"
         theirs = [
@@ -377,7 +392,7 @@ class SweepFolder:
         return self.path / "trials" / f"{number:04d}"
 
     @contextlib.contextmanager
-    def lease(self, pace: Pace = PACE, wait_seconds: float = 0.0) -> Iterator[Lease]:
+    def lease(self, pace: LeaseTiming = LEASE_TIMING, wait_seconds: float = 0.0) -> Iterator[Lease]:
         """Holds the sweep for this process. The system frees it when the process dies.
 
         Args:
@@ -387,13 +402,13 @@ class SweepFolder:
         Raises:
             StateError: If another driver holds it.
         """
-        with held(self.path, pace, wait_seconds) as lease:
+        with hold_lease(self.path, pace, wait_seconds) as lease:
             self.stop_request.unlink(missing_ok=True)
             yield lease
 
-    def owner(self) -> Owner | None:
+    def owner(self) -> LeaseHolder | None:
         """Who drives the sweep now; None if nobody does."""
-        return owner_of(self.path)
+        return find_lease_holder(self.path)
 
     @property
     def stop_request(self) -> Path:

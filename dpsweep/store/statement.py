@@ -1,10 +1,10 @@
 """The privacy statement of a search, from what its study knows."""
 
-from dpsweep.search.charge import run_of, runs_statement
+from dpsweep.search.charge import describe_runs_privacy, get_charged_run
 from dpsweep.store.study import Study
 
 
-def statement_of(study: Study, *, planned: bool = False) -> str:
+def describe_search_privacy(study: Study, *, planned: bool = False) -> str:
     """The privacy statement of a study's search, with all that stands behind its figure.
 
     Args:
@@ -12,18 +12,20 @@ def statement_of(study: Study, *, planned: bool = False) -> str:
         planned: True for all that may still be run, beside what has begun; False for what has.
     """
     records = study.records()
-    promise = runs_statement(
+    promise = describe_runs_privacy(
         study.sweep,
-        [run_of(record) for record in records],
+        [get_charged_run(record) for record in records],
         confirming=sum(record.confirms is not None for record in records),
         void=study.is_void or any(record.void for record in records),
         plans=study.plans,
         ahead=study.num_planned if planned else None,
     )
-    return " ".join(filter(None, [promise, study.sweep.config.pruner.words, _inherited(study)]))
+    return " ".join(
+        filter(None, [promise, study.sweep.config.pruner.words, _describe_warm_start(study)])
+    )
 
 
-def _inherited(study: Study) -> str:
+def _describe_warm_start(study: Study) -> str:
     """What an earlier sweep that was learned from adds to the statement."""
     warm = study.warm_start
     if warm is None or not study.sweep.config.sampler.learns:

@@ -24,8 +24,8 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 from dpsweep.core.disk import disk_full
 from dpsweep.core.errors import ConfigError, ConnectionRefused, DiskFull, StateError
 from dpsweep.core.sqlite import write_ahead
-from dpsweep.store.retry import be_patient
-from dpsweep.tracking.server import refuse_password, with_driver, without_password
+from dpsweep.store.retry import retry_connections
+from dpsweep.tracking.server import add_driver, redact_password, refuse_password
 
 VARIABLE = "DPSWEEP_STORAGE"
 FOLDER = "dpsweep.folder"
@@ -54,7 +54,7 @@ _UPDATE = "Update this one with: pip install -U optuna"
 _UPGRADE = "Back it up, then bring it up to date with: optuna storage upgrade --storage URL"
 
 
-def named(option: str | None) -> str | None:
+def resolve_storage_uri(option: str | None) -> str | None:
     """The storage that was asked for, or DPSWEEP_STORAGE; None for the state folder's own.
 
     Raises:
@@ -62,39 +62,39 @@ def named(option: str | None) -> str | None:
     """
     refuse_password("--storage", option, _PASSWORDS)
     given = option or os.environ.get(VARIABLE)
-    return complete(given) if given else None
+    return complete_uri(given) if given else None
 
 
-def moved_to(option: str | None) -> str | None:
+def resolve_moved_uri(option: str | None) -> str | None:
     """Where a launched sweep's study is now, if the option says so; None for where it was.
 
     Raises:
         ConfigError: As `named` does.
     """
-    return named(option) if option else None
+    return resolve_storage_uri(option) if option else None
 
 
-def complete(uri: str) -> str:
+def complete_uri(uri: str) -> str:
     """`uri` with its driver named, and the path of a file made absolute.
 
-    >>> complete("postgresql://me@host/sweeps")
+    >>> complete_uri("postgresql://me@host/sweeps")
     'postgresql+psycopg://me@host/sweeps'
 
     Raises:
         ConfigError: If it is no database that can hold a study.
     """
     try:
-        url = make_url(with_driver(uri))
+        url = make_url(add_driver(uri))
     except ArgumentError as e:
         raise ConfigError(
-            f"--storage {without_password(uri)}: is no database URL. Expected "
+            f"--storage {redact_password(uri)}: is no database URL. Expected "
             f"postgresql://USER@HOST/DATABASE, or leave the option out for a file in the state "
             f"folder"
         ) from e
     kind = url.drivername
     if kind.partition("+")[0] not in ("postgresql", "mysql", "sqlite"):
         raise ConfigError(
-            f"--storage {_shown(url)}: a study is kept in postgresql, mysql or sqlite, not in "
+            f"--storage {_redact_url(url)}: a study is kept in postgresql, mysql or sqlite, not in "
             f"{kind}. Give postgresql://USER@HOST/DATABASE"
         )
     if kind.startswith("sqlite") and url.database:
@@ -114,16 +114,18 @@ def open_storage(uri: str) -> optuna.storages.RDBStorage:
     logging.getLogger("sqlalchemy.pool").setLevel(logging.CRITICAL)  # what fails is raised as well
     url = make_url(uri)
     _check_driver(url)
-    with _explained(url):
+    with _explain_errors(url):
         try:
-            storage = optuna.storages.RDBStorage(uri, _options(url))
+            storage = optuna.storages.RDBStorage(uri, _get_engine_options(url))
         except DBAPIError as e:
             if _BEING_MADE not in str(e):
                 raise
-            storage = optuna.storages.RDBStorage(uri, _options(url))  # another made them just now
-    sqlalchemy.event.listen(storage.engine, "handle_error", _on_full(url))
+            storage = optuna.storages.RDBStorage(
+                uri, _get_engine_options(url)
+            )  # another made them just now
+    sqlalchemy.event.listen(storage.engine, "handle_error", _make_disk_full_handler(url))
     if not url.drivername.startswith("sqlite"):
-        be_patient(storage.engine, _shown(url))
+        retry_connections(storage.engine, _redact_url(url))
     return storage
 
 
@@ -141,18 +143,18 @@ def check_storage(uri: str, study: str | None = None, owner: str | None = None) 
     """
     url = make_url(uri)
     _check_driver(url)
-    with _explained(url):
-        engine = sqlalchemy.create_engine(url, **_options(url))
+    with _explain_errors(url):
+        engine = sqlalchemy.create_engine(url, **_get_engine_options(url))
         with engine.connect() as connection:
             used = sqlalchemy.inspect(connection).has_table("studies")
         engine.dispose()
     if not used:
         return
-    there = names(uri)  # and its tables are looked at
+    there = list_study_names(uri)  # and its tables are looked at
     if study and owner:
-        study = study_name(uri, study, owner)
+        study = choose_study_name(uri, study, owner)
     if study in there:
-        raise taken(study or "", uri)
+        raise make_study_taken_error(study or "", uri)
 
 
 def check_rights(uri: str) -> None:
@@ -160,8 +162,8 @@ def check_rights(uri: str) -> None:
     url = make_url(uri)
     if not url.drivername.startswith("postgresql"):
         return
-    with _explained(url):
-        engine = sqlalchemy.create_engine(url, **_options(url))
+    with _explain_errors(url):
+        engine = sqlalchemy.create_engine(url, **_get_engine_options(url))
         with engine.connect() as connection:
             used = sqlalchemy.inspect(connection).has_table("studies")
             asked = sqlalchemy.text(_MAY_WRITE if used else _MAY_MAKE)
@@ -171,12 +173,12 @@ def check_rights(uri: str) -> None:
         right = "write to the tables there" if used else "make tables there"
         grant = "INSERT, UPDATE, DELETE, SELECT ON ALL TABLES IN" if used else "CREATE, USAGE ON"
         raise StateError(
-            f"--storage {_shown(url)}: user {user} may not {right}. As the database's owner: "
+            f"--storage {_redact_url(url)}: user {user} may not {right}. As the database's owner: "
             f"GRANT {grant} SCHEMA public TO {user}"
         )
 
 
-def names(uri: str) -> list[str]:
+def list_study_names(uri: str) -> list[str]:
     """Studies in the storage."""
     storage = open_storage(uri)
     try:
@@ -185,7 +187,7 @@ def names(uri: str) -> list[str]:
         storage.engine.dispose()
 
 
-def study_name(uri: str | None, sweep: str, owner: str) -> str:
+def choose_study_name(uri: str | None, sweep: str, owner: str) -> str:
     """What a new sweep's study is called: as the sweep, or OWNER/SWEEP if that is another's.
 
     Args:
@@ -205,17 +207,17 @@ def study_name(uri: str | None, sweep: str, owner: str) -> str:
         storage.engine.dispose()
 
 
-def taken(study: str, uri: str) -> StateError:
+def make_study_taken_error(study: str, uri: str) -> StateError:
     """The error for a study that is in the storage before its sweep was launched."""
     url = make_url(uri)
     of = "" if url.drivername.startswith("sqlite") else ", of another state folder"
     return StateError(
-        f"name: the storage already has a study called {study!r}{of} ({_shown(url)}). Launch "
+        f"name: the storage already has a study called {study!r}{of} ({_redact_url(url)}). Launch "
         f"under another name with --name {study}-2; if its state folder is gone, see: dpsweep gc"
     )
 
 
-def check_mine(study: optuna.Study, folder_id: str, uri: str) -> None:
+def check_study_owner(study: optuna.Study, folder_id: str, uri: str) -> None:
     """Raises StateError if `study` belongs to another sweep's folder than `folder_id`.
 
     One without an owner and without trials was made by a driver that died at once; it is ours.
@@ -226,32 +228,32 @@ def check_mine(study: optuna.Study, folder_id: str, uri: str) -> None:
         study.set_user_attr(FOLDER, folder_id)
     elif owner != folder_id:
         raise StateError(
-            f"--storage {_shown(url)}: its study {study.study_name!r} belongs to a sweep of "
+            f"--storage {_redact_url(url)}: its study {study.study_name!r} belongs to a sweep of "
             f"another state folder; going on with it would mix their trials. Name that state "
             f"folder with --state, or this sweep's storage with --storage"
         )
 
 
-def _options(url: URL) -> dict[str, Any]:
+def _get_engine_options(url: URL) -> dict[str, Any]:
     if url.drivername.startswith("sqlite"):
         return {
             "connect_args": {"timeout": _SQLITE_WAIT_SECONDS},
-            "pool_events": [(_write_ahead, "connect")],
+            "pool_events": [(_enable_wal, "connect")],
         }
     patience = {"connect_timeout": _SERVER_WAIT_SECONDS}
     return {"pool_pre_ping": True, "connect_args": patience}
 
 
-def _write_ahead(connection: sqlite3.Connection, record: object) -> None:
+def _enable_wal(connection: sqlite3.Connection, record: object) -> None:
     write_ahead(connection, "FULL")
 
 
-def _on_full(url: URL) -> Callable[[ExceptionContext], None]:
+def _make_disk_full_handler(url: URL) -> Callable[[ExceptionContext], None]:
     def raise_if_full(context: ExceptionContext) -> None:
         words = str(context.original_exception)
         if "disk is full" in words or "No space left on device" in words:
             if not url.drivername.startswith("sqlite"):
-                raise DiskFull(f"--storage {_shown(url)}: the database server's disk is full")
+                raise DiskFull(f"--storage {_redact_url(url)}: the database server's disk is full")
             raise disk_full(Path(url.database or ".").parent) from context.original_exception
 
     return raise_if_full
@@ -262,20 +264,22 @@ def _check_driver(url: URL) -> None:
     if driver and find_spec(_MODULES.get(driver, driver)) is None:
         package = _PACKAGES.get(driver, driver)
         raise ConfigError(
-            f"--storage {_shown(url)}: needs the driver {driver}, which is not installed here. "
+            f"--storage {_redact_url(url)}: needs the driver {driver}, which is not installed "
+            "here. "
             f"Install it with: pip install '{package}'"
         )
 
 
 @contextlib.contextmanager
-def _explained(url: URL) -> Iterator[None]:
+def _explain_errors(url: URL) -> Iterator[None]:
     """Turns what Optuna and SQLAlchemy raise on opening into errors a user can act on."""
     try:
         yield
     except OperationalError as e:
         reason = str(e.orig).strip().splitlines()[0]
         raise ConnectionRefused(
-            f"--storage {_shown(url)}: the database does not answer: {reason}. Check host, port, "
+            f"--storage {_redact_url(url)}: the database does not answer: {reason}. Check host, "
+            "port, "
             f"database, user and password (PostgreSQL also reads ~/.pgpass)"
         ) from e
     except RuntimeError as e:
@@ -283,11 +287,11 @@ def _explained(url: URL) -> Iterator[None]:
             raise
         newer = "updating optuna" in str(e)
         raise StateError(
-            f"--storage {_shown(url)}: its tables were made by "
+            f"--storage {_redact_url(url)}: its tables were made by "
             f"{'a newer' if newer else 'an older'} Optuna than {optuna.__version__}. "
             + (_UPDATE if newer else _UPGRADE)
         ) from e
 
 
-def _shown(url: URL) -> str:
-    return without_password(url.render_as_string(hide_password=False))
+def _redact_url(url: URL) -> str:
+    return redact_password(url.render_as_string(hide_password=False))

@@ -5,39 +5,50 @@ may die at any moment; the next one reads here which trials are through and whic
 with. The same call made twice leaves the same state.
 """
 
+import logging
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from dpsweep.compat import restrict_study, storage_of, study_id
-from dpsweep.config.sweep import Sweep, build_sweep
+from dpsweep.config.sweep import ResolvedSweep, resolve_sweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, StateError
 from dpsweep.core.types import Row
-from dpsweep.search.charge import Plans, check_within, ledger_entry
+from dpsweep.search.charge import Plans, check_privacy_cap, make_ledger_entry
 from dpsweep.search.choose import expected_values
 from dpsweep.search.confirmation import (
     Confirmation,
-    by_confirmed,
-    confirmations,
-    lacking,
-    missing,
-    ranked,
-    repeat_of,
+    count_missing_repeats,
+    find_next_repeat,
+    make_repeat_config,
+    rank_by_confirmed,
+    rank_trials,
+    summarize_repeats,
 )
-from dpsweep.search.distributions import pruner
-from dpsweep.search.objectives import front, goal_values
+from dpsweep.search.distributions import make_pruner
+from dpsweep.search.objectives import find_pareto_front, get_goal_values
 from dpsweep.search.propose import propose
-from dpsweep.search.trial_record import DISPATCHED, Record, attributes, record_of
-from dpsweep.search.warm_start import experience, history
-from dpsweep.store.retry import repeated
-from dpsweep.store.state_dir import State
-from dpsweep.store.storage import FOLDER, OWNER, check_mine, open_storage, taken
+from dpsweep.search.trial_record import DISPATCHED, Record, make_attributes, make_record
+from dpsweep.search.warm_start import collect_earlier_trials, make_history
+from dpsweep.store.retry import retry_if_interrupted
+from dpsweep.store.state_dir import StateFolder
+from dpsweep.store.storage import (
+    FOLDER,
+    OWNER,
+    check_study_owner,
+    make_study_taken_error,
+    open_storage,
+)
+
+log = logging.getLogger(__name__)
+
+Watcher = TypeVar("Watcher")
 
 Curve = tuple[tuple[int, float], ...]
 """(epoch, objective) at each report, by epoch."""
@@ -59,17 +70,17 @@ were planned over time, and what each config is expected to come to."""
 class Study:
     """An Optuna study and the sweep it searches."""
 
-    def __init__(self, study: optuna.Study, sweep: Sweep) -> None:
+    def __init__(self, study: optuna.Study, sweep: ResolvedSweep) -> None:
         self._study, self.sweep, self._storage = study, sweep, storage_of(study)
         self._ids: dict[int, int] = {}
         self._configs: dict[int, TrialConfig] = {}
-        study.pruner = pruner(sweep.config.pruner)
+        study.pruner = make_pruner(sweep.config.pruner)
 
     @classmethod
     def create(
         cls,
         storage_uri: str,
-        sweep: Sweep,
+        sweep: ResolvedSweep,
         folder_id: str | None = None,
         *,
         name: str | None = None,
@@ -94,7 +105,7 @@ class Study:
                 directions=sweep.config.objective.directions,
             )
         except optuna.exceptions.DuplicatedStudyError as e:
-            raise taken(name or sweep.name, storage_uri) from e
+            raise make_study_taken_error(name or sweep.name, storage_uri) from e
         if folder_id:
             study.set_user_attr(FOLDER, folder_id)
         if owner:
@@ -107,7 +118,7 @@ class Study:
     def open(
         cls,
         storage_uri: str,
-        sweep: Sweep,
+        sweep: ResolvedSweep,
         folder_id: str | None = None,
         *,
         name: str | None = None,
@@ -128,19 +139,38 @@ class Study:
                 f"anew"
             ) from e
         if folder_id:
-            check_mine(study, folder_id, storage_uri)
+            check_study_owner(study, folder_id, storage_uri)
         return cls(study, sweep)
+
+    def admit(self, watchers: list[Watcher]) -> list[Watcher]:
+        """All of them: trials may be watched."""
+        return watchers
+
+    def log(self, words: str) -> None:
+        """Tell the user of a trouble that the search survives."""
+        log.warning("%s", words)
+
+    def describe_trouble(self, trouble: str) -> str:
+        """Return a trouble that stops the search, in full."""
+        return trouble
+
+    def begin(self, reconcile: Callable[[], None]) -> None:
+        """Tell the tracker all that is known: what was lost on the way is made good."""
+        reconcile()
+
+    def publish(self, study: "Study", reconcile: Callable[[], None]) -> None:
+        """Tell nothing more: everything was told when it happened."""
 
     def stored_trials(self) -> list[FrozenTrial]:
         """Every trial as Optuna stores it, by number, to read."""
         return self._study.get_trials(deepcopy=False)
 
-    def among(self, numbers: Collection[int]) -> "Study":
+    def restrict_to(self, numbers: Collection[int]) -> "Study":
         """The study with the numbered trials alone, to read: one method's, say, at one epsilon."""
         seen = [trial for trial in self.stored_trials() if trial.number in numbers]
         return Study(restrict_study(self._study, seen), self.sweep)
 
-    @repeated
+    @retry_if_interrupted
     def records(self) -> list[Record]:
         """All trials that have a config, by number."""
         trials = self.stored_trials()
@@ -150,12 +180,12 @@ class Study:
             replace(r, expected=expected[r.number]) if r.number in expected else r for r in found
         ]
 
-    @repeated
+    @retry_if_interrupted
     def record(self, number: int) -> Record:
         """One trial."""
-        return self._record(self._frozen(number))
+        return self._record(self._get_frozen_trial(number))
 
-    @repeated
+    @retry_if_interrupted
     def num_asked(self) -> int:
         """Trials of the search asked for so far, whatever became of them."""
         return sum("confirms" not in trial.user_attrs for trial in self.stored_trials())
@@ -174,7 +204,7 @@ class Study:
         left = self.num_to_ask() + self.num_to_confirm()
         return max(self.sweep.num_runs, len(self.records()) + left)
 
-    @repeated
+    @retry_if_interrupted
     def note_plan(self) -> None:
         """Notes how many runs the sweep plans, and how many had begun, if that changed.
 
@@ -198,7 +228,7 @@ class Study:
     def _num_left(self) -> int:
         return max(0, self.sweep.config.budget.trials - self.num_asked())
 
-    @repeated
+    @retry_if_interrupted
     def _has_ended(self) -> bool:
         """True if repeats of the best began before all trials of this budget were asked for.
 
@@ -216,16 +246,18 @@ class Study:
         if self.num_to_ask() or any(r.state == "running" and r.confirms is None for r in records):
             left = self.sweep.num_runs - self.sweep.config.budget.trials  # the best may be others
         else:
-            left = sum(lacking(self._ranking(records), self._repeats(), config).values())
+            left = sum(
+                count_missing_repeats(self._ranking(records), self._list_repeats(), config).values()
+            )
         return min(left, self._num_affordable())
 
     def is_finished(self) -> bool:
         """True if nothing is left to run; a private selection is told in one piece at its end."""
         if self.sweep.is_private_selection:
             return self.num_asked() > 0
-        return not (self.running() or self.num_to_ask() or self._to_confirm())
+        return not (self.running() or self.num_to_ask() or self._choose_next_repeat())
 
-    @repeated
+    @retry_if_interrupted
     def running(self) -> list[int]:
         """Numbers of the trials that were asked for and not told."""
         states = (TrialState.RUNNING, TrialState.WAITING)
@@ -239,7 +271,7 @@ class Study:
         """
         try:
             proposal = propose(self.sweep, self._study, self._history)
-            check_within(self.sweep, proposal.config)
+            check_privacy_cap(self.sweep, proposal.config)
         except ConfigError as e:
             number = self.add_failed()
             raise ConfigError(f"trial {number} of the search is no valid config: {e}") from e
@@ -252,7 +284,7 @@ class Study:
             ConfigError: If that was another search.
         """
         records = earlier.records()
-        told = experience(self.sweep, earlier.sweep, records)
+        told = collect_earlier_trials(self.sweep, earlier.sweep, records)
         before = earlier.warm_start
         sweeps = [*(before["sweeps"] if before else []), earlier.sweep.name]
         inherited = {"sweeps": sweeps, "trials": len(records), "void": earlier.is_void}
@@ -267,7 +299,7 @@ class Study:
 
     @cached_property
     def _history(self) -> list[FrozenTrial]:
-        return history(self.sweep, self._study.user_attrs.get(_TOLD, []))
+        return make_history(self.sweep, self._study.user_attrs.get(_TOLD, []))
 
     def ask_to_confirm(self) -> Record | None:
         """The next repeat of one of the best configs, stored before this returns.
@@ -278,24 +310,24 @@ class Study:
         if self.sweep.config.confirm is not None and self.num_to_ask():
             self._study.set_user_attr(_ENDED, self.sweep.config.budget.trials)
         self.choose()
-        chosen = self._to_confirm()
+        chosen = self._choose_next_repeat()
         if chosen is None:
             return None
-        config = repeat_of(chosen, self._repeats())
+        config = make_repeat_config(chosen, self._list_repeats())
         repeat = optuna.trial.create_trial(
             state=TrialState.RUNNING,
-            user_attrs=attributes(config, chosen.hyperparams, confirms=chosen.number),
+            user_attrs=make_attributes(config, chosen.hyperparams, confirms=chosen.number),
         )
         return self._record(self._add(repeat))
 
-    def _to_confirm(self) -> Record | None:
+    def _choose_next_repeat(self) -> Record | None:
         """Whose config is to be repeated next."""
         config = self.sweep.config.confirm
         if config is None or not self._num_affordable():
             return None
-        return missing(self._ranking(self.records()), self._repeats(), config)
+        return find_next_repeat(self._ranking(self.records()), self._list_repeats(), config)
 
-    def _repeats(self) -> list[Record]:
+    def _list_repeats(self) -> list[Record]:
         return [record for record in self.records() if record.confirms is not None]
 
     def _num_affordable(self) -> int:
@@ -314,9 +346,9 @@ class Study:
         self._add(
             optuna.trial.create_trial(
                 state=TrialState.COMPLETE,
-                values=list(goal_values(objective, row, record.config) or ()),
+                values=list(get_goal_values(objective, row, record.config) or ()),
                 intermediate_values={int(row["epoch"]): row[objective.metric]},
-                user_attrs=attributes(
+                user_attrs=make_attributes(
                     record.config,
                     record.hyperparams,
                     row=row,
@@ -329,15 +361,15 @@ class Study:
         """Stores a trial of which nothing is known but that it did not come to a result."""
         return self._add(optuna.trial.create_trial(state=TrialState.FAIL)).number
 
-    @repeated
+    @retry_if_interrupted
     def dispatch(self, record: Record, *, void: bool) -> Record:
         """Notes that a trial's secret exists, and what the trial is charged.
 
         From now on its secret must never be drawn again, and it has spent its whole length.
         """
         if void:
-            self.note_void()
-        charged = ledger_entry(record.config)
+            self.note_test_secret()
+        charged = make_ledger_entry(record.config)
         self._storage.set_trial_user_attr(
             self._trial_id(record.number),
             DISPATCHED,
@@ -345,7 +377,7 @@ class Study:
         )
         return replace(record, void=void, dispatched=True, charged=charged)
 
-    def note_void(self) -> None:
+    def note_test_secret(self) -> None:
         """Notes that a trial used a test secret: no statement on the search holds any more."""
         self._study.set_user_attr(_VOID, True)
 
@@ -355,10 +387,10 @@ class Study:
         warm = self.warm_start or {}
         return bool(self._study.user_attrs.get(_VOID)) or bool(warm.get("void"))
 
-    @repeated
+    @retry_if_interrupted
     def report(self, number: int, row: Row) -> bool:
         """Stores a trial's report. False if the study knows a later one, or that it ended."""
-        frozen = self._frozen(number)
+        frozen = self._get_frozen_trial(number)
         known = frozen.user_attrs.get("row")
         if frozen.state.is_finished() or (known and row["epoch"] < known["epoch"]):
             return False
@@ -369,22 +401,22 @@ class Study:
         self._storage.set_trial_user_attr(trial_id, "row", row)
         return True
 
-    @repeated
+    @retry_if_interrupted
     def should_prune(self, number: int) -> bool:
         """True if the trial does too badly to go on. A repeat goes on: its mean is to be fair."""
-        frozen = self._frozen(number)
+        frozen = self._get_frozen_trial(number)
         if "confirms" in frozen.user_attrs:
             return False
         return self._study.pruner.prune(self._study, frozen)
 
-    @repeated
+    @retry_if_interrupted
     def tell(self, number: int, end: TrialEnd, *, reason: str | None = None) -> Record:
         """Ends a trial. A complete one without a finite objective counts as failed."""
-        frozen = self._frozen(number)
+        frozen = self._get_frozen_trial(number)
         if frozen.state.is_finished():
             return self._record(frozen)
         record, objective = self._record(frozen), self.sweep.config.objective
-        values = goal_values(objective, record.row, record.config)
+        values = get_goal_values(objective, record.row, record.config)
         if end == "complete" and values is None:
             goals = " or ".join(objective.goals)
             end, reason = "failed", f"{goals} is not a finite number"
@@ -395,7 +427,7 @@ class Study:
         )
         return self.record(number)
 
-    @repeated
+    @retry_if_interrupted
     def choose(self) -> None:
         """Computes and notes by what the best config is chosen; to be called when the search ends.
 
@@ -419,7 +451,7 @@ class Study:
         """Complete trials of the search, the best first: by their repeats, where there are any."""
         records = self.records()
         sign = self.sweep.config.objective.sign
-        return by_confirmed(self._ranking(records), confirmations(records), sign)
+        return rank_by_confirmed(self._ranking(records), summarize_repeats(records), sign)
 
     def curves(self) -> dict[int, Curve]:
         """The learning curve of every trial that has reported, by its number."""
@@ -431,21 +463,21 @@ class Study:
 
     def front(self) -> list[Record]:
         """Complete trials of the search that no other beats in every objective."""
-        return front(self._ranking(self.records()), self.sweep.config.objective)
+        return find_pareto_front(self._ranking(self.records()), self.sweep.config.objective)
 
     def confirmed(self) -> dict[int, Confirmation]:
         """What repeating the best configs came to, by trial."""
-        return confirmations(self.records())
+        return summarize_repeats(self.records())
 
     def _ranking(self, records: list[Record]) -> list[Record]:
-        return ranked(records, self.sweep.config.objective.sign)
+        return rank_trials(records, self.sweep.config.objective.sign)
 
     def _add(self, trial: FrozenTrial) -> FrozenTrial:
         """Stores a new trial, in one transaction."""
         trial_id = self._storage.create_new_trial(study_id(self._study), trial)
         return self._storage.get_trial(trial_id)
 
-    def _frozen(self, number: int) -> FrozenTrial:
+    def _get_frozen_trial(self, number: int) -> FrozenTrial:
         """One trial, at a cost that does not grow with the study."""
         return self._storage.get_trial(self._trial_id(number))
 
@@ -459,7 +491,7 @@ class Study:
     def _record(self, trial: FrozenTrial) -> Record:
         if trial.number not in self._configs:
             self._configs[trial.number] = TrialConfig.model_validate(trial.user_attrs["config"])
-        return record_of(trial, self._configs[trial.number])
+        return make_record(trial, self._configs[trial.number])
 
 
 def _complete(records: Sequence[Record]) -> list[int]:
@@ -467,17 +499,17 @@ def _complete(records: Sequence[Record]) -> list[int]:
     return [r.number for r in records if r.state == "complete" and r.confirms is None]
 
 
-def stored_sweep(name: str, state: State) -> Sweep:
+def read_stored_sweep(name: str, state: StateFolder) -> ResolvedSweep:
     """The sweep as it was launched.
 
     Raises:
         StateError: If there is none of this name.
     """
     file, base = state.sweep(name).stored()
-    return build_sweep(file, base)
+    return resolve_sweep(file, base)
 
 
-def open_study(name: str, state: State, storage_uri: str | None = None) -> Study:
+def open_study(name: str, state: StateFolder, storage_uri: str | None = None) -> Study:
     """The study of a sweep, to read; driven by another process or by none.
 
     Args:
@@ -486,5 +518,5 @@ def open_study(name: str, state: State, storage_uri: str | None = None) -> Study
         storage_uri: Where its study is now, if not where it was launched.
     """
     folder = state.sweep(name)
-    sweep = stored_sweep(name, state)
+    sweep = read_stored_sweep(name, state)
     return Study.open(storage_uri or folder.storage_uri, sweep, folder.id, name=folder.study)

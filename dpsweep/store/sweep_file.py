@@ -8,7 +8,7 @@ from dpsweep.config.source import Source, Tree
 from dpsweep.core.errors import StateError
 
 
-def sources(*files: Source) -> list[Tree]:
+def dump_sources(*files: Source) -> list[Tree]:
     """Files as they are written down: without the lines, which only errors before a launch name."""
     return [{"name": source.name, "tree": source.tree} for source in files]
 
@@ -27,13 +27,13 @@ def read_stored(place: Path, name: str) -> Tree:
     try:
         stored = json.loads(place.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as e:
-        raise _damaged(place, "is no JSON") from e
-    if wrong := _fault(stored, name):
-        raise _damaged(place, wrong)
+        raise _make_damaged_error(place, "is no JSON") from e
+    if wrong := _find_fault(stored, name):
+        raise _make_damaged_error(place, wrong)
     return dict(stored)
 
 
-def _fault(stored: Any, name: str) -> str:
+def _find_fault(stored: Any, name: str) -> str:
     """What is wrong with the content of a sweep.json; empty if nothing is."""
     if not isinstance(stored, dict):
         return "holds no mapping"
@@ -58,7 +58,7 @@ def _is_source(stored: Any) -> bool:
     )
 
 
-def _damaged(place: Path, wrong: str) -> StateError:
+def _make_damaged_error(place: Path, wrong: str) -> StateError:
     return StateError(
         f"{place}: {wrong}; it was not written by dpsweep, or is damaged. Put it back from a "
         f"backup; sweep.yaml beside it may still be whole, and can be launched anew"

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import requests
 
 from dpsweep.core.errors import ConnectionRefused
-from dpsweep.tracking.server import without_password
+from dpsweep.tracking.server import redact_password
 
 PASSWORDS = (
     "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or write them into "
@@ -22,7 +22,7 @@ _FIRST = "api/2.0/mlflow/experiments/get?experiment_id=0"
 _WAIT_SECONDS = 10
 
 
-class Nobody(requests.auth.AuthBase):
+class NoAuth(requests.auth.AuthBase):
     """No credentials at all; without one, requests looks into ~/.netrc."""
 
     def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
@@ -31,23 +31,23 @@ class Nobody(requests.auth.AuthBase):
 
 def check_rights(uri: str) -> None:
     """Raises ConnectionRefused if the server does not take this user's credentials."""
-    answer = _ask(uri, _credentials())
+    answer = _request(uri, _read_credentials())
     if answer.status_code in (401, 403):
-        given = "those given" if _credentials() else "none were given"
+        given = "those given" if _read_credentials() else "none were given"
         raise ConnectionRefused(
-            f"--tracking-uri {without_password(uri)}: wants a name and a password, and {given} "
+            f"--tracking-uri {redact_password(uri)}: wants a name and a password, and {given} "
             f"({answer.status_code}). Please {PASSWORDS}"
         )
 
 
-def is_open(uri: str) -> bool:
+def allows_anonymous(uri: str) -> bool:
     """True if the server at http(s) `uri` lets anybody in."""
-    return _ask(uri, None).ok
+    return _request(uri, None).ok
 
 
-def artifact_place(uri: str) -> str | None:
+def get_artifact_root(uri: str) -> str | None:
     """Where the server at http(s) `uri` puts artifacts: a URL or a path; None if it is not told."""
-    answer = _ask(uri, _credentials(), _FIRST)
+    answer = _request(uri, _read_credentials(), _FIRST)
     if not answer.ok:
         return None
     try:
@@ -57,27 +57,29 @@ def artifact_place(uri: str) -> str | None:
     return place
 
 
-def proxied_artifacts(uri: str) -> int:
+def request_proxied_artifacts(uri: str) -> int:
     """The server's answer to who asks it for the artifacts that it passes on."""
-    return _ask(uri, _credentials(), "api/2.0/mlflow-artifacts/artifacts?path=").status_code
+    return _request(
+        uri, _read_credentials(), "api/2.0/mlflow-artifacts/artifacts?path="
+    ).status_code
 
 
-def _ask(uri: str, who: tuple[str, str] | None, path: str = "") -> requests.Response:
+def _request(uri: str, who: tuple[str, str] | None, path: str = "") -> requests.Response:
     """One question to the server's REST interface, as somebody or as nobody."""
     place = f"{uri.rstrip('/')}/{path or _SEARCH}"
-    auth = who or Nobody()
+    auth = who or NoAuth()
     try:
         if path:
             return requests.get(place, auth=auth, timeout=_WAIT_SECONDS)
         return requests.post(place, json={"max_results": 1}, auth=auth, timeout=_WAIT_SECONDS)
     except requests.RequestException as e:  # its words may hold the address with a password
         raise ConnectionRefused(
-            f"--tracking-uri {without_password(uri)}: does not answer ({type(e).__name__}) at "
+            f"--tracking-uri {redact_password(uri)}: does not answer ({type(e).__name__}) at "
             f"{urlsplit(place).path}. Is it an MLflow server?"
         ) from None
 
 
-def _credentials() -> tuple[str, str] | None:
+def _read_credentials() -> tuple[str, str] | None:
     """Name and password as MLflow finds them: in the environment, or in its file."""
     file = configparser.ConfigParser()
     try:

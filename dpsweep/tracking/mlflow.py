@@ -25,8 +25,8 @@ from dpsweep.compat import EXPERIMENT_KIND, VIEW_TAG, database_engine
 from dpsweep.core.errors import ConnectionRefused, first_line
 from dpsweep.core.sqlite import write_ahead
 from dpsweep.tracking.access import check_rights
-from dpsweep.tracking.parcel import RUNNING, Parcel, parcels
-from dpsweep.tracking.server import is_server, with_driver, without_password
+from dpsweep.tracking.parcel import RUNNING, RunUpdate, group_by_run
+from dpsweep.tracking.server import add_driver, is_server, redact_password
 from dpsweep.tracking.spool import Event, Undeliverable
 
 SWEEP_TAG, TRIAL_TAG, ID_TAG = "dpsweep.sweep", "dpsweep.trial", "dpsweep.id"
@@ -38,7 +38,7 @@ CHANGED = "dpsweep.param."
 """Before a param's name: the tag with its value, where the param itself has an older one."""
 
 _RUNS_PER_PAGE = 1000
-_FOR_GOOD = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_ALREADY_EXISTS")
+_PERMANENT_ERRORS = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_ALREADY_EXISTS")
 
 
 class MlflowSink:
@@ -56,7 +56,7 @@ class MlflowSink:
     def __init__(
         self, uri: str, sweep: str, id: str, artifacts: Path | None, owner: str | None = None
     ) -> None:
-        _quiet()
+        _silence_mlflow()
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # the spool tries again
         os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
@@ -72,14 +72,14 @@ class MlflowSink:
         Raises:
             Undeliverable: If the server refuses them for good.
         """
-        found = parcels(events)
+        found = group_by_run(events)
         try:
             for number, parcel in found.items():
                 self._log(number, parcel)
             for number, parcel in sorted(found.items(), key=lambda item: bool(item[1].artifacts)):
                 self._end(number, parcel)  # an artifact store that is away keeps nobody else back
         except MlflowException as e:
-            if e.error_code in _FOR_GOOD:
+            if e.error_code in _PERMANENT_ERRORS:
                 raise Undeliverable(str(e)) from e
             self._client = None  # what it did before it failed is asked for again
             raise
@@ -87,12 +87,12 @@ class MlflowSink:
             self._client = None
             raise
 
-    def _log(self, number: int | None, parcel: Parcel) -> None:
+    def _log(self, number: int | None, parcel: RunUpdate) -> None:
         """Tags first, and by themselves: no param that the server refuses may keep them back.
 
         Among them is the privacy statement. A new run has them from its first moment on.
         """
-        client = self._connected()
+        client = self._get_client()
         run = self._runs.get(number)
         if run is None:
             run = self._make(number, parcel.name, parcel.tags)
@@ -105,25 +105,25 @@ class MlflowSink:
             try:
                 client.log_batch(run.id, params=params, metrics=metrics)
             except MlflowException as e:
-                if e.error_code not in _FOR_GOOD:
+                if e.error_code not in _PERMANENT_ERRORS:
                     raise
-                new = self._not_changed(run, params)
+                new = self._drop_changed_params(run, params)
                 if len(new) == len(params):
                     raise
                 client.log_batch(run.id, params=new, metrics=metrics)
 
-    def _not_changed(self, run: "_Run", params: list[Param]) -> list[Param]:
+    def _drop_changed_params(self, run: "_Run", params: list[Param]) -> list[Param]:
         """Those params that the server has not with another value; the others become tags.
 
         MLflow keeps a param's first value for good. A sweep that is given more trials has another
         budget.trials than it was launched with.
         """
-        known = self._connected().get_run(run.id).data
+        known = self._get_client().get_run(run.id).data
         changed = [p for p in params if known.params.get(p.key, p.value) != p.value]
         for param in changed:
             tag = f"{CHANGED}{param.key}"
             if known.tags.get(tag) != param.value:
-                self._connected().set_tag(run.id, tag, param.value)
+                self._get_client().set_tag(run.id, tag, param.value)
                 log.warning(
                     "MLflow keeps a parameter's first value: %s of run %s stays %s. What it is "
                     "now, %s, is in the tag %s",
@@ -131,9 +131,9 @@ class MlflowSink:
                 )
         return [param for param in params if param not in changed]
 
-    def _end(self, number: int | None, parcel: Parcel) -> None:
+    def _end(self, number: int | None, parcel: RunUpdate) -> None:
         """Artifacts, and the status once they are there."""
-        client, run = self._connected(), self._runs[number]
+        client, run = self._get_client(), self._runs[number]
         for path in parcel.artifacts:
             if Path(path).is_dir():
                 client.log_artifacts(run.id, path, Path(path).name)
@@ -159,21 +159,21 @@ class MlflowSink:
             parent = self._runs.get(None) or self._make(None)
             name = called or f"trial-{number:04d}"
             tags |= {TRIAL_TAG: f"{self.sweep}/{number}", "mlflow.parentRunId": parent.id}
-        made = self._connected().create_run(self._experiment, tags=tags, run_name=name)
+        made = self._get_client().create_run(self._experiment, tags=tags, run_name=name)
         self._runs[number] = _Run(made.info.run_id, RUNNING)
         return self._runs[number]
 
-    def _connected(self) -> MlflowClient:
+    def _get_client(self) -> MlflowClient:
         if self._client is None:
             client = MlflowClient(self.uri)
             if self.uri.startswith("sqlite"):
-                _write_ahead(client)
-            self._experiment = self._chosen(client)
-            self._runs = self._found(client)
+                _enable_wal(client)
+            self._experiment = self._get_experiment(client)
+            self._runs = self._find_runs(client)
             self._client = client
         return self._client
 
-    def _chosen(self, client: MlflowClient) -> str:
+    def _get_experiment(self, client: MlflowClient) -> str:
         """The sweep's experiment, made if it is not there; never one that is another owner's.
 
         It is the same each time: OWNER/SWEEP once that is there, and SWEEP as long as it is free
@@ -203,7 +203,7 @@ class MlflowSink:
         tags = EXPERIMENT_KIND | ({OWNER_TAG: self.owner} if self.owner else {})
         return str(client.create_experiment(name, place, tags))
 
-    def _found(self, client: MlflowClient) -> "dict[int | None, _Run]":
+    def _find_runs(self, client: MlflowClient) -> "dict[int | None, _Run]":
         """The runs that are there, by number; of two for one trial the older one."""
         runs: dict[int | None, _Run] = {}
         page: str | None = None
@@ -234,19 +234,19 @@ class _Run:
     status: str
 
 
-def _write_ahead(client: MlflowClient) -> None:
+def _enable_wal(client: MlflowClient) -> None:
     """Sets up the connections of this client's SQLite file; it can be told again, so not synced."""
     engine = database_engine(client)
-    if not event.contains(engine, "connect", _set_up):
-        event.listen(engine, "connect", _set_up)
+    if not event.contains(engine, "connect", _set_pragmas):
+        event.listen(engine, "connect", _set_pragmas)
         engine.dispose()  # those opened before are not set up
 
 
-def _set_up(connection: sqlite3.Connection, record: object) -> None:
+def _set_pragmas(connection: sqlite3.Connection, record: object) -> None:
     write_ahead(connection, "NORMAL")
 
 
-def _quiet() -> None:
+def _silence_mlflow() -> None:
     """Lets MLflow say nothing of tables that it makes, nor twice what it raises.
 
     It inserts params that may be there already and catches the database's refusal, of which
@@ -260,21 +260,21 @@ def _quiet() -> None:
 
 def check_reachable(uri: str) -> None:
     """Raises ConnectionRefused, with what to do, if results could not be tracked there."""
-    _quiet()
+    _silence_mlflow()
     scheme = urlsplit(uri).scheme.partition("+")[0]
     if is_server(uri):
         _check_server(uri)
     elif scheme in ("postgres", "postgresql", "mysql", "mssql"):
         try:
-            MlflowClient(with_driver(uri)).search_experiments(max_results=1)
+            MlflowClient(add_driver(uri)).search_experiments(max_results=1)
         except Exception as e:
             raise ConnectionRefused(
-                f"--tracking-uri {without_password(uri)}: the database does not answer: "
+                f"--tracking-uri {redact_password(uri)}: the database does not answer: "
                 f"{first_line(e)}. Check host, port, name and password"
             ) from e
     elif scheme != "sqlite":
         raise ConnectionRefused(
-            f"--tracking-uri {without_password(uri)}: {scheme or 'a plain path'} is no tracking "
+            f"--tracking-uri {redact_password(uri)}: {scheme or 'a plain path'} is no tracking "
             f"server. Give http://HOST:5000, or sqlite:///FILE.db, or leave the option out"
         )
 
@@ -284,19 +284,19 @@ def _check_server(uri: str) -> None:
         answer = requests.get(f"{uri.rstrip('/')}/health", timeout=5)
     except requests.RequestException as e:
         raise ConnectionRefused(
-            f"--tracking-uri {without_password(uri)}: nothing answers there "
+            f"--tracking-uri {redact_password(uri)}: nothing answers there "
             f"({type(e).__name__}). Start it with: mlflow server --port "
             f"{urlsplit(uri).port or 5000}, or leave the option out to track in the state folder"
         ) from e
     if answer.status_code in (401, 403):
         raise ConnectionRefused(
-            f"--tracking-uri {without_password(uri)}: refused with {answer.status_code}. Set "
+            f"--tracking-uri {redact_password(uri)}: refused with {answer.status_code}. Set "
             f"MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, and start the server with "
             f"--allowed-hosts {urlsplit(uri).hostname}"
         )
     if not answer.ok:
         raise ConnectionRefused(
-            f"--tracking-uri {without_password(uri)}: answered {answer.status_code} to /health; "
+            f"--tracking-uri {redact_password(uri)}: answered {answer.status_code} to /health; "
             f"is it an MLflow server? Its address looks like http://HOST:5000"
         )
     check_rights(uri)

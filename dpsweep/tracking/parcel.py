@@ -20,7 +20,7 @@ _MOST_METRICS, _MOST_PARAMS, _MOST_TAGS = 800, 100, 100
 
 
 @dataclass
-class Parcel:
+class RunUpdate:
     """Everything to be delivered to one run.
 
     Attributes:
@@ -45,7 +45,7 @@ class Parcel:
         """Takes one event in; see track/tracker.py for the kinds."""
         match event["kind"]:
             case "row":
-                self.metrics += _metrics(event["row"])
+                self.metrics += _list_metrics(event["row"])
             case "sweep" | "trial":
                 self.params |= {k: str(v)[:_LONGEST_PARAM] for k, v in event["params"].items()}
                 said = {**event["tags"], NOTE: event["note"]}
@@ -56,42 +56,42 @@ class Parcel:
             case "artifact":
                 self.artifacts.append(event["path"])
             case "end":
-                self.metrics += _metrics({"epoch": 0, **event.get("metrics", {})})
+                self.metrics += _list_metrics({"epoch": 0, **event.get("metrics", {})})
                 self.tags |= {k: v[:_LONGEST_TAG] for k, v in event["tags"].items()}
                 self.status = event["status"]
 
     def tag_batches(self) -> Iterator[list[RunTag]]:
         """Tags for each call to log_batch, within the server's limit."""
         tags = [RunTag(k, v) for k, v in self.tags.items()]
-        return _cut(tags, _MOST_TAGS)
+        return _chunk(tags, _MOST_TAGS)
 
     def batches(self) -> Iterator[tuple[list[Param], list[Metric]]]:
         """Params and metrics for each call to log_batch, within the server's limits."""
         params = [Param(k, v) for k, v in self.params.items()]
         return zip_longest(
-            _cut(params, _MOST_PARAMS), _cut(self.metrics, _MOST_METRICS), fillvalue=[]
+            _chunk(params, _MOST_PARAMS), _chunk(self.metrics, _MOST_METRICS), fillvalue=[]
         )
 
 
 T = TypeVar("T")
 
 
-def _cut(items: list[T], most: int) -> Iterator[list[T]]:
+def _chunk(items: list[T], most: int) -> Iterator[list[T]]:
     return (items[i : i + most] for i in range(0, len(items), most))
 
 
-def parcels(events: list[Event]) -> dict[int | None, Parcel]:
+def group_by_run(events: list[Event]) -> dict[int | None, RunUpdate]:
     """What a batch says, by trial number; None, the parent run's, comes first.
 
     It carries the privacy statement, which is to be there before any trial that it covers.
     """
-    found: dict[int | None, Parcel] = {}
+    found: dict[int | None, RunUpdate] = {}
     for event in events:
-        found.setdefault(event.get("number"), Parcel()).add(event)
+        found.setdefault(event.get("number"), RunUpdate()).add(event)
     return dict(sorted(found.items(), key=lambda item: item[0] is not None))
 
 
-def _metrics(row: dict[str, Any]) -> list[Metric]:
+def _list_metrics(row: dict[str, Any]) -> list[Metric]:
     """Finite figures of a row; MLflow keeps no infinity, and the note says what one means."""
     epoch = int(row["epoch"])
     return [

@@ -23,7 +23,7 @@ from torch import nn
 
 from dpsweep.core.errors import ConfigError, ConnectionRefused, StateError, first_line
 from dpsweep.tracking.mlflow import ID_TAG, TRIAL_TAG, check_reachable
-from dpsweep.tracking.server import without_password
+from dpsweep.tracking.server import redact_password
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,199}")
 _ALIAS = re.compile(r"(?!v\d+$)(?!latest$)[A-Za-z][A-Za-z0-9_-]{0,99}")
@@ -33,7 +33,7 @@ _SOURCE = {"stack_trace", "nn_module_stack", "source_fn_stack", "from_node", "to
 
 
 @dataclass(frozen=True)
-class Entry:
+class ModelEntry:
     """What is to be registered.
 
     Attributes:
@@ -70,7 +70,7 @@ class Version:
     before: str | None
 
 
-def check_names(name: str, alias: str) -> None:
+def check_registry_names(name: str, alias: str) -> None:
     """Raises ConfigError if the registry would not take them."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
@@ -84,7 +84,7 @@ def check_names(name: str, alias: str) -> None:
         )
 
 
-def register(uri: str, entry: Entry, model: nn.Module, example: torch.Tensor) -> Version:
+def register_model(uri: str, entry: ModelEntry, model: nn.Module, example: torch.Tensor) -> Version:
     """Registers `model`, unless it is there, and gives it the alias.
 
     Args:
@@ -101,22 +101,22 @@ def register(uri: str, entry: Entry, model: nn.Module, example: torch.Tensor) ->
     logging.getLogger("alembic").setLevel(logging.WARNING)
     check_reachable(uri)
     try:
-        return _register(MlflowClient(uri), entry, model, example)
+        return _register_version(MlflowClient(uri), entry, model, example)
     except MlflowException as e:
         raise ConnectionRefused(
-            f"--register {entry.name}: the tracking server {without_password(uri)} refuses: "
+            f"--register {entry.name}: the tracking server {redact_password(uri)} refuses: "
             f"{first_line(e)}"
         ) from e
 
 
-def _register(
-    client: MlflowClient, entry: Entry, model: nn.Module, example: torch.Tensor
+def _register_version(
+    client: MlflowClient, entry: ModelEntry, model: nn.Module, example: torch.Tensor
 ) -> Version:
-    versions = _versions(client, entry.name)
+    versions = _list_versions(client, entry.name)
     same = {ID_TAG: entry.sweep_id, TRIAL_TAG: entry.trial}
     known = next((v for v in versions if same.items() <= v.tags.items()), None)
     before = next((v.version for v in versions if entry.alias in v.aliases), None)
-    made = known or _made(client, entry, model, example)
+    made = known or _create_version(client, entry, model, example)
     client.update_model_version(entry.name, made.version, entry.note)
     for key, value in {**entry.tags, **same}.items():
         client.set_model_version_tag(entry.name, made.version, key, value)
@@ -126,19 +126,19 @@ def _register(
     return Version(entry.name, number, known is None, other)
 
 
-def _versions(client: MlflowClient, name: str) -> list[ModelVersion]:
+def _list_versions(client: MlflowClient, name: str) -> list[ModelVersion]:
     """All versions of a model, with their aliases; none if it is not there."""
     found = client.search_model_versions(f"name = '{name}'")
     return [client.get_model_version(name, v.version) for v in found]
 
 
-def _made(
-    client: MlflowClient, entry: Entry, model: nn.Module, example: torch.Tensor
+def _create_version(
+    client: MlflowClient, entry: ModelEntry, model: nn.Module, example: torch.Tensor
 ) -> ModelVersion:
-    run = _run(client, entry)
+    run = _get_run(client, entry)
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / _FOLDER
-        _save(model, example, place)
+        _save_model(model, example, place)
         client.log_artifacts(run.info.run_id, str(place), _FOLDER)
     if not client.search_registered_models(f"name = '{entry.name}'"):
         client.create_registered_model(entry.name)
@@ -146,7 +146,7 @@ def _made(
     return client.create_model_version(entry.name, source, run.info.run_id)
 
 
-def _save(model: nn.Module, example: torch.Tensor, place: Path) -> None:
+def _save_model(model: nn.Module, example: torch.Tensor, place: Path) -> None:
     inputs = example.numpy()
     with torch.no_grad():
         outputs = model(example).numpy()
@@ -159,10 +159,10 @@ def _save(model: nn.Module, example: torch.Tensor, place: Path) -> None:
         pip_requirements=[f"torch=={torch.__version__.partition('+')[0]}"],
     )
     for graph in place.rglob("*.pt2"):
-        _forget_source(graph)
+        _strip_source(graph)
 
 
-def _forget_source(place: Path) -> None:
+def _strip_source(place: Path) -> None:
     """Takes out of a stored graph whose code it was traced from: paths, lines, names of classes."""
     program = torch.export.load(place)
     for module in program.graph_module.modules():
@@ -173,7 +173,7 @@ def _forget_source(place: Path) -> None:
     torch.export.save(program, place)
 
 
-def _run(client: MlflowClient, entry: Entry) -> Run:
+def _get_run(client: MlflowClient, entry: ModelEntry) -> Run:
     """The trial's own run."""
     wanted = f"tags.`{ID_TAG}` = '{entry.sweep_id}' and tags.`{TRIAL_TAG}` = '{entry.trial}'"
     everywhere = [e.experiment_id for e in client.search_experiments()]

@@ -19,17 +19,17 @@ _SECRET = re.compile(r"(password|passwd|pwd|token|secret|(?<!ssl)(?<!ssl_)key)\s
 """How the name of a secret ends; sslkey names a file."""
 
 
-def without_password(uri: str) -> str:
+def redact_password(uri: str) -> str:
     """`uri` as it may be shown; rather too little of it than a password.
 
-    >>> without_password("postgresql://me:secret@host/db?password=secret&sslmode=require")
+    >>> redact_password("postgresql://me:secret@host/db?password=secret&sslmode=require")
     'postgresql://me:***@host/db?password=***&sslmode=require'
     """
     before, mark, query = _USER.sub(r"\1:***@", uri).partition("?")
-    return before + mark + "&".join(map(_hidden, query.split("&")))
+    return before + mark + "&".join(map(_redact_setting, query.split("&")))
 
 
-def _hidden(setting: str) -> str:
+def _redact_setting(setting: str) -> str:
     """KEY=VALUE without the value of a secret; a name may be quoted, as in pass%77ord."""
     key, equals, _ = setting.partition("=")
     return f"{key}=***" if equals and _SECRET.search(unquote_plus(key)) else setting
@@ -37,17 +37,17 @@ def _hidden(setting: str) -> str:
 
 def refuse_password(option: str, uri: str | None, remedy: str) -> None:
     """Raises ConfigError for a URL with a password in it: everybody here can read command lines."""
-    if uri and without_password(uri) != uri:
+    if uri and redact_password(uri) != uri:
         raise ConfigError(
-            f"{option} {without_password(uri)}: has a password in it, which every user of this "
+            f"{option} {redact_password(uri)}: has a password in it, which every user of this "
             f"machine can read in its list of processes. Leave it out there, and {remedy}"
         )
 
 
-def with_driver(uri: str) -> str:
+def add_driver(uri: str) -> str:
     """`uri`, of a database with its driver named: SQLAlchemy would take the one we do not install.
 
-    >>> with_driver("postgresql://me@host/mlflow"), with_driver("http://host:5000")
+    >>> add_driver("postgresql://me@host/mlflow"), add_driver("http://host:5000")
     ('postgresql+psycopg://me@host/mlflow', 'http://host:5000')
     """
     kind, mark, rest = uri.partition("://")
@@ -62,7 +62,7 @@ def is_server(uri: str) -> bool:
     return urlsplit(uri).scheme in ("http", "https")
 
 
-def server_command(uri: str, artifacts: Path, host: str, port: int) -> list[str]:
+def build_server_command(uri: str, artifacts: Path, host: str, port: int) -> list[str]:
     """The command that serves MLflow's UI over a database, with no background jobs."""
     return [
         *(sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri),
@@ -71,6 +71,6 @@ def server_command(uri: str, artifacts: Path, host: str, port: int) -> list[str]
     ]
 
 
-def server_environment() -> dict[str, str]:
-    """The environment for `server_command`."""
+def build_server_environment() -> dict[str, str]:
+    """The environment for `build_server_command`."""
     return {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}

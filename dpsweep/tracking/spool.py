@@ -55,12 +55,12 @@ class Backlog:
     reason: str | None
 
 
-def backlog(folder: Path) -> Backlog:
+def read_backlog(folder: Path) -> Backlog:
     """What lies in the spool of `folder`, which another process may be using; changes nothing."""
-    mark = _position(folder / _MARK)
+    mark = _parse_position(folder / _MARK)
     whole = (folder / _FILE).read_bytes() if (folder / _FILE).exists() else b""
     mark = mark if mark <= len(whole) else 0
-    refused = _lines(folder / _REFUSED)
+    refused = _read_lines(folder / _REFUSED)
     reason = json.loads(refused[-1])["reason"] if refused else None
     return Backlog(whole.count(b"\n", mark), mark, len(refused), reason)
 
@@ -75,9 +75,9 @@ class Spool:
         self._lock = threading.Lock()
         self._file.touch(mode=0o600)
         self._cut_torn_line()
-        self._known_refused = set(_lines(self._refused))
-        if self._delivered() > self._file.stat().st_size:
-            self.delivered_to(0)  # another's mark: saying things twice does no harm
+        self._known_refused = set(_read_lines(self._refused))
+        if self._read_position() > self._file.stat().st_size:
+            self.mark_delivered(0)  # another's mark: saying things twice does no harm
 
     def append(self, event: Event) -> None:
         """Adds one event; on disk, as far as this process is concerned, when it returns.
@@ -96,17 +96,17 @@ class Spool:
     def waiting(self) -> tuple[list[Event], int]:
         """The next undelivered events, at most a batch, and the position after them."""
         with self._lock, self._file.open("rb") as file:
-            file.seek(self._delivered())
+            file.seek(self._read_position())
             lines: list[bytes] = []
             while len(lines) < _BATCH and (line := file.readline()):
                 lines.append(line)
-            return list(_events(lines)), file.tell()
+            return list(_parse_events(lines)), file.tell()
 
     def is_empty(self) -> bool:
         """True if everything was delivered."""
-        return self._delivered() >= self._file.stat().st_size
+        return self._read_position() >= self._file.stat().st_size
 
-    def delivered_to(self, position: int) -> None:
+    def mark_delivered(self, position: int) -> None:
         """Notes that everything before `position` is delivered."""
         temporary = self._mark.with_suffix(".new")
         temporary.write_text(str(position))
@@ -129,18 +129,18 @@ class Spool:
         """Where they are, each with the server's reason."""
         return self._refused
 
-    def cut_delivered(self) -> None:
+    def truncate_delivered(self) -> None:
         """Empties the file if everything in it was delivered.
 
         The mark goes first: after a crash between the two, all is delivered once more.
         """
         with self._lock:
             if self.is_empty():
-                self.delivered_to(0)
+                self.mark_delivered(0)
                 os.truncate(self._file, 0)
 
-    def _delivered(self) -> int:
-        return _position(self._mark)
+    def _read_position(self) -> int:
+        return _parse_position(self._mark)
 
     def _cut_torn_line(self) -> None:
         """Drops what a killed driver left of its last line; the study still knows the fact."""
@@ -151,7 +151,7 @@ class Spool:
                 file.truncate(end)
 
 
-def _position(mark: Path) -> int:
+def _parse_position(mark: Path) -> int:
     """What a mark says; 0, so that all is delivered again, if a crash of the machine took it."""
     try:
         return int(mark.read_text())
@@ -159,7 +159,7 @@ def _position(mark: Path) -> int:
         return 0
 
 
-def _events(lines: list[bytes]) -> Iterator[Event]:
+def _parse_events(lines: list[bytes]) -> Iterator[Event]:
     for line in lines:
         try:
             yield json.loads(line)
@@ -167,7 +167,7 @@ def _events(lines: list[bytes]) -> Iterator[Event]:
             log.warning("the spool held a line that cannot be read: %r", line[:80])
 
 
-def _lines(file: Path) -> list[str]:
+def _read_lines(file: Path) -> list[str]:
     return file.read_text(encoding="utf-8").splitlines() if file.exists() else []
 
 
@@ -182,7 +182,7 @@ def _write_line(file: int, line: bytes) -> None:
         raise
 
 
-class Courier:
+class DeliveryThread:
     """The thread that empties a spool."""
 
     def __init__(self, spool: Spool, deliver: Deliver) -> None:
@@ -215,7 +215,7 @@ class Courier:
         self._thread.join(timeout + _COALESCE_SECONDS)
         if self._thread.is_alive():
             return False
-        self._spool.cut_delivered()
+        self._spool.truncate_delivered()
         return self._spool.is_empty()
 
     def _work(self) -> None:
@@ -247,7 +247,7 @@ class Courier:
                     self._deliver([event])
                 except Undeliverable as e:
                     self._spool.refuse(event, str(e))
-        self._spool.delivered_to(position)
+        self._spool.mark_delivered(position)
 
     def _wait(self, seconds: float) -> None:
         """Gathers events for a while; once closing, there is nothing to gather."""

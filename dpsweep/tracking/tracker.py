@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from dpsweep.tracking.spool import Courier, Deliver, Spool
+from dpsweep.tracking.spool import Deliver, DeliveryThread, Spool
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 """MLflow's words for how a run ended."""
@@ -34,7 +34,7 @@ class Tracker:
 
     def __init__(self, folder: Path, deliver: Deliver) -> None:
         self.spool = Spool(folder)
-        self._courier = Courier(self.spool, deliver)
+        self._courier = DeliveryThread(self.spool, deliver)
         self._courier.start()
 
     def sweep(self, facts: Facts) -> None:

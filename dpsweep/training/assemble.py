@@ -6,6 +6,8 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from dpsweep.config.keys import AUGMENT, ENGINE
+from dpsweep.config.plan import PrivacyPlan, plan_privacy
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, Misfit
 from dpsweep.core.seeds import Secret
@@ -28,7 +30,6 @@ from dpsweep.privacy.engine.state_guard import deep_copy
 from dpsweep.privacy.engine.tape import Unrecordable
 from dpsweep.privacy.geometry import Geometry, geometry_of
 from dpsweep.training.allowance import WHOLE, Allowance
-from dpsweep.training.budget import Budget, budget
 from dpsweep.training.frozen import behind, cut_of
 from dpsweep.training.step import Step
 
@@ -40,7 +41,7 @@ def assemble(
     config: TrialConfig,
     secret: Secret,
     device: torch.device,
-    plan: Budget | None = None,
+    plan: PrivacyPlan | None = None,
     allowance: Allowance = WHOLE,
 ) -> Step:
     """The step of one trial, with data and model on `device`, by its `plan` if that is known.
@@ -51,7 +52,7 @@ def assemble(
     """
     data = load(config.data, config.seed).to(device)
     try:
-        step = assemble_on(data, plan or budget(config), config, secret, allowance)
+        step = assemble_on(data, plan or plan_privacy(config), config, secret, allowance)
     except Misfit as e:  # what `check_fit` cannot see, as it computes nothing
         raise ConfigError(f"{e.key}: {str(e).removesuffix('.')}.") from e
     found = cut_of(step)
@@ -65,15 +66,16 @@ def assemble(
 
 def assemble_on(
     data: Dataset,
-    plan: Budget,
+    plan: PrivacyPlan,
     config: TrialConfig,
     secret: Secret,
     allowance: Allowance = WHOLE,
 ) -> Step:
     """The same with data and budget at hand; computes where the data are, all at every step."""
     model = build_model(config.model, config.data.spec, config.seed)
-    geometry = _geometry(config, model)
-    model = model.to(data.inputs.device, getattr(torch, config.train.dtype))
+    device = data.inputs.device
+    geometry = _geometry(config, model).on(device)
+    model = model.to(device, getattr(torch, config.train.dtype))
     engine = _engine(config, model, geometry, data, allowance)
     config.privacy.clipping.build(
         config.privacy.clip_norm, plan.run.noise_multiplier, config.train.batch_size
@@ -103,7 +105,7 @@ def check_fit(config: TrialConfig) -> None:
     if config.train.augment is not None:
         if config.data.features is not None:
             raise Misfit(
-                "train.augment",
+                AUGMENT,
                 "flips and shifts images, and data.features are made of images once, before "
                 "training. Delete one of the two",
             )
@@ -115,7 +117,7 @@ def check_fit(config: TrialConfig) -> None:
     try:
         refuse_geometry(config.train.engine, geometry)
     except ValueError as e:
-        raise Misfit("train.engine", str(e)) from e
+        raise Misfit(ENGINE, str(e)) from e
 
 
 def _engine(
@@ -150,7 +152,7 @@ def _engine(
             engine = replace(engine, max_physical_batch=at_once)
         return engine
     except ValueError as e:
-        raise Misfit("train.engine", f"{train.engine} does not fit {config.model.name}: {e}") from e
+        raise Misfit(ENGINE, f"{train.engine} does not fit {config.model.name}: {e}") from e
 
 
 def _largest_batch(config: TrialConfig) -> int:

@@ -26,6 +26,7 @@ import torch
 from torch import nn
 
 from dpsweep.config.clipping import PerLayerClipping
+from dpsweep.config.plan import PrivacyPlan
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.circulant import CirculantLinear
 from dpsweep.core.errors import ConfigError
@@ -38,8 +39,8 @@ from dpsweep.privacy.audit import Audit, epsilon_of_one_run, judge, log_ratio
 from dpsweep.privacy.clip import Clip
 from dpsweep.privacy.engine import engine_for
 from dpsweep.privacy.geometry import geometry_of
+from dpsweep.privacy.noise import NoiseDraw
 from dpsweep.training.assemble import assemble_on, initial
-from dpsweep.training.budget import Budget
 from dpsweep.training.device import open_device
 from dpsweep.training.release_check import stand_in
 from dpsweep.training.step import Progress, Step
@@ -102,8 +103,10 @@ class Watched(Step):
             self.sums[key] = super().clipped(batch, progress)
         return self.sums[key]
 
-    def released(self, clipped: Clipped, clip: Clip, step: int) -> Released:
-        released = super().released(clipped, clip, step)
+    def released(
+        self, clipped: Clipped, clip: Clip, step: int, noise: NoiseDraw | None = None
+    ) -> Released:
+        released = super().released(clipped, clip, step, noise)
         self.seen.append(released)
         return released
 
@@ -183,7 +186,7 @@ def _step(plan: Plan, run: Run, *, canary: bool) -> Watched:
     """A fresh run's step: a secret of its own, and with or without the canary."""
     with_all = _assembled(plan, run.noise_multiplier)
     num_examples = NUM_OTHERS + canary
-    budget = Budget(num_examples, run, plan.epsilon, plan.delta)
+    budget = PrivacyPlan(num_examples, run, plan.epsilon, plan.delta)
     return Watched(
         config=_paced(with_all, run),
         budget=budget,
@@ -212,7 +215,7 @@ def _assembled(plan: Plan, noise_multiplier: float) -> Step:
         how |= {"dtype": train.dtype, "device": train.device}
     tree["train"] = {"batch_size": NUM_OTHERS, "epochs": 1, **how}
     trial = TrialConfig.model_validate(tree)
-    budget = Budget(NUM_OTHERS, Run(1.0, 1.0, 1), math.inf, 0.5)
+    budget = PrivacyPlan(NUM_OTHERS, Run(1.0, 1.0, 1), math.inf, 0.5)
     if plan.own:
         device = open_device(train.device, 1.0)
         data = _with_canary(stand_in(trial), plan.canary).to(device)
@@ -332,7 +335,7 @@ def audit_one_run(plan: Plan, canaries: int = 200) -> OneRun:
     targets = torch.randint(0, classes, (canaries,), generator=rng)
     data = replace(data, inputs=images.to(data.inputs), targets=targets.to(data.targets))
     inside = coins.random(canaries) < 0.5
-    budget = Budget(canaries, run, plan.epsilon, plan.delta)
+    budget = PrivacyPlan(canaries, run, plan.epsilon, plan.delta)
     paced = _paced(whole, run)
     step = Watched(paced, budget, data, whole.engine, Secret.draw(), whole.geometry)
     progress, present = _start(step), torch.from_numpy(inside.nonzero()[0]).to(data.inputs.device)

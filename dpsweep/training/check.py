@@ -3,14 +3,14 @@
 from pathlib import Path
 
 from dpsweep.config.clipping import AdaptiveClipping
+from dpsweep.config.plan import plan_privacy
 from dpsweep.config.source import Source
-from dpsweep.config.sweep import Sweep
+from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.cache import check_once
 from dpsweep.core.errors import ConfigError, Misfit
 from dpsweep.data.datasets import check_present
 from dpsweep.models.own import code_that_runs
-from dpsweep.training.budget import budget
 
 _INSIDE = 32
 
@@ -66,15 +66,13 @@ def _check_data(config: TrialConfig, where: str) -> None:
     check_once(f"data {images.model_dump_json()} {config.seed}", images.source, check)
 
 
-def check_sweep(sweep: Sweep, *, fetch: bool = False) -> list[str]:
+def check_sweep(sweep: ResolvedSweep, *, fetch: bool = False) -> list[str]:
     """As `check_trial`, for every corner of a sweep's space and some points inside it."""
 
     def fits(config: TrialConfig) -> None:
         check_pieces(config, sweep.origin)
 
-    for _ in sweep.corners(fits):
-        pass
-    sweep.samples(_INSIDE, fits)
+    sweep.check_trials(fits, _INSIDE)
     return check_trial(sweep.reference_trial, sweep.origin, fetch=fetch)
 
 
@@ -88,7 +86,7 @@ def check_pieces(config: TrialConfig, source: Source) -> None:
         _check_fit(config)
         clipping = config.privacy.clipping
         if isinstance(clipping, AdaptiveClipping):  # its count must not cost more than there is
-            clipping.share(budget(config).run.noise_multiplier, config.train.batch_size)
+            clipping.share(plan_privacy(config).run.noise_multiplier, config.train.batch_size)
     except Misfit as e:
         raise ConfigError(
             f"{source.at(tuple(e.key.split('.')))}: {str(e).removesuffix('.')}."

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from dpsweep.config.plan import PrivacyPlan
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import Diverged, StateError
 from dpsweep.core.types import Row, Tensors
@@ -19,7 +20,6 @@ from dpsweep.models.parts import saved_tensors
 from dpsweep.privacy.engine.repeatability import Probe
 from dpsweep.training.allowance import WHOLE, Allowance
 from dpsweep.training.assemble import assemble, initial
-from dpsweep.training.budget import Budget
 from dpsweep.training.device import open_device
 from dpsweep.training.evaluate import AT_ONCE, evaluate
 from dpsweep.training.malloc import keep_freed_memory
@@ -51,7 +51,7 @@ class Result:
     """
 
     rows: list[Row]
-    budget: Budget
+    budget: PrivacyPlan
     void: bool
 
 
@@ -188,7 +188,7 @@ def _row(due: Report, progress: Progress, step: Step, clock: "_Clock", at_once: 
         "valid/loss": score.loss,
         "privacy/epsilon_spent": due.epsilon,
         "noise_multiplier": step.budget.run.noise_multiplier,
-        "learning_rate": step.learning_rate(progress.step - 1),
+        "learning_rate": progress.optimizer.param_groups[0]["lr"],  # of the last step
         "seconds": clock.seconds(),
     }
 
@@ -199,7 +199,7 @@ def _check_finite(due: Report, progress: Progress, step: Step, loss: float = 0.0
     if not finite or not math.isfinite(loss):
         raise Diverged(
             f"the weights stopped being finite by epoch {due.epoch} (step {progress.step}); "
-            f"optimizer.lr {step.config.optimizer.lr:g} may be too large"
+            f"optimizer.{step.config.step_size} may be too large"
         )
 
 

@@ -18,13 +18,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from dpsweep.config.plan import plan_privacy
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.seeds import Secret, public_seed
 from dpsweep.core.types import Clipped, Released, Tensors
 from dpsweep.data.read import Dataset
 from dpsweep.privacy.clip import Clip
+from dpsweep.privacy.noise import NoiseDraw
 from dpsweep.training.assemble import assemble_on, initial
-from dpsweep.training.budget import budget
 from dpsweep.training.device import open_device
 from dpsweep.training.step import Progress, Step
 
@@ -72,8 +73,10 @@ class _Recording(Step):
         vars(self)["last_sum"] = {k: x.clone() for k, x in found.items()}
         return found
 
-    def released(self, clipped: Clipped, clip: Clip, step: int) -> Released:
-        found = super().released(clipped, clip, step)
+    def released(
+        self, clipped: Clipped, clip: Clip, step: int, noise: NoiseDraw | None = None
+    ) -> Released:
+        found = super().released(clipped, clip, step, noise)
         vars(self)["last_release"] = found
         return found
 
@@ -89,7 +92,7 @@ def check_releases(config: TrialConfig, seconds: float = SECONDS) -> list[Check]
         ConfigError: If its pieces do not fit one another, as `check_fit` tells.
     """
     device = open_device(config.train.device, 1.0)
-    step = assemble_on(stand_in(config).to(device), budget(config), config, Secret.draw())
+    step = assemble_on(stand_in(config).to(device), plan_privacy(config), config, Secret.draw())
     checks = [_sensitivity, _divisor, _sampling]
     if step.budget.run.noise_multiplier > 0:  # else the statement says that nothing is private
         checks.insert(0, _noise)

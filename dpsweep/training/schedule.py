@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
+from dpsweep.config.plan import PrivacyPlan, plan_privacy
 from dpsweep.config.trial import TrialConfig
 from dpsweep.privacy.accounting import Run
-from dpsweep.training.budget import Budget, budget
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class TrialSchedule:
         reports: Its reports in order; the last one stands at the last step.
     """
 
-    budget: Budget
+    budget: PrivacyPlan
     reports: tuple[Report, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -50,14 +50,14 @@ class TrialSchedule:
         """The schedule that `to_json` gave."""
         whole = told["budget"]
         return cls(
-            Budget(**{**whole, "run": Run(**whole["run"])}),
+            PrivacyPlan(**{**whole, "run": Run(**whole["run"])}),
             tuple(Report(**report) for report in told["reports"]),
         )
 
 
 def trial_schedule(config: TrialConfig) -> TrialSchedule:
     """The schedule of one trial, by the accountant."""
-    plan = budget(config)
+    plan = plan_privacy(config)
     marks = _marks(plan, config)
     before = _spent(plan.run, plan.delta, tuple(step for _, step in marks[:-1]))
     spent = [*(min(epsilon, plan.epsilon) for epsilon in before), plan.epsilon]
@@ -66,7 +66,7 @@ def trial_schedule(config: TrialConfig) -> TrialSchedule:
     )
 
 
-def _marks(plan: Budget, config: TrialConfig) -> list[tuple[int, int]]:
+def _marks(plan: PrivacyPlan, config: TrialConfig) -> list[tuple[int, int]]:
     """(epoch, step) of each report."""
     last = max(1, math.ceil(config.train.epochs))
     epochs = [*range(config.train.evaluate_every, last, config.train.evaluate_every), last]

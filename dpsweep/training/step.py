@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.profiler import record_function
 
+from dpsweep.config.plan import PrivacyPlan
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.seeds import Draws, Secret, Stream
 from dpsweep.core.types import Clipped, Released, Tensors
@@ -30,13 +31,15 @@ from dpsweep.optim.noise_corrected import NOISE_VARIANCES
 from dpsweep.privacy.clip import Clip, Quantile, without_count
 from dpsweep.privacy.engine import Engine
 from dpsweep.privacy.geometry import IDENTITY, Geometry
-from dpsweep.privacy.noise import SOURCES
+from dpsweep.privacy.noise import SOURCES, NoiseDraw
 from dpsweep.privacy.release import release
 from dpsweep.privacy.sampling import poisson_batch
-from dpsweep.training.budget import Budget
 
 REGIONS = ("sample", "answers", "release", "filters", "optimizer")
 """The parts of a step, as a profiler names them after `step/`."""
+
+_FEWEST_DRAWN_BY_A_THREAD = 2**16
+"""Numbers that take about a millisecond to draw; to hand work to a thread takes a tenth of it."""
 
 
 def region(name: str) -> record_function:
@@ -57,6 +60,7 @@ class Progress:
         bound: The clip norm of the next step; changes under adaptive clipping alone.
         average: Moving average of the iterates after each step, which train.ema asks for; nothing
             in training reads it. None before the first step, or if it is not asked for.
+        leaf_sizes: Numbers in each leaf of a release; empty before this process's first step.
     """
 
     step: int
@@ -65,6 +69,7 @@ class Progress:
     optimizer: torch.optim.Optimizer
     bound: float
     average: Tensors | None = None
+    leaf_sizes: tuple[int, ...] = ()
 
     @property
     def params(self) -> Tensors:
@@ -104,7 +109,7 @@ class Step:
     """
 
     config: TrialConfig
-    budget: Budget
+    budget: PrivacyPlan
     data: Dataset
     engine: Engine
     secret: Secret
@@ -117,7 +122,7 @@ class Step:
             step=0,
             trail=deque([params], maxlen=self.method.query.memory),
             filter_state=self.method.chain.init(params),
-            optimizer=self.config.optimizer.build(params.values()),
+            optimizer=self.config.optimizer.build(params.values(), self.config.learning_rate),
             bound=self.config.privacy.clip_norm,
         )
 
@@ -136,10 +141,12 @@ class Step:
         method, t, clip = self.method, progress.step, self.clip(progress)
         with region("sample"):
             batch = self.batch(t)
+            noise = self.noise_draw(progress)
         with region("answers"):
             clipped = self.clipped(batch, progress)
         with region("release"):
-            released = self.released(clipped, clip, t)
+            released = self.released(clipped, clip, t, noise)
+            progress.leaf_sizes = tuple(x.numel() for x in clipped.values())
             answer, count = without_count(released)
             gradient = self.geometry.restore(method.query.restore(answer, t))
         noise_std = self.noise_std(clip, t)
@@ -158,7 +165,9 @@ class Step:
         """Indices of the examples of one step: a secret Poisson sample."""
         rng = self.draws(step, "sample")
         sampled = poisson_batch(self.budget.num_examples, self.budget.run.sampling_rate, rng)
-        return sampled.to(self.data.inputs.device)
+        if self.data.inputs.is_cuda:  # from page-locked memory the copy does not wait
+            sampled = sampled.pin_memory()
+        return sampled.to(self.data.inputs.device, non_blocking=True)
 
     def inputs(self, batch: torch.Tensor, step: int) -> torch.Tensor:
         """What these examples are asked as, shape (B, C, H, W), or (B, K, C, H, W) as copies."""
@@ -180,14 +189,29 @@ class Step:
         oracle = partial(self._answers, inputs_B, targets_B, self.clip(progress))
         return self.method.query.clipped(oracle, progress.trail, progress.step)
 
-    def released(self, clipped: Clipped, clip: Clip, step: int) -> Released:
+    def noise_draw(self, progress: Progress) -> NoiseDraw | None:
+        """This step's noise, which a thread draws while examples are processed.
+
+        None where that saves no time: of few numbers, or without a second core.
+        """
+        on_gpu = self.data.inputs.is_cuda
+        overlaps = on_gpu or torch.get_num_threads() > 1
+        if not overlaps or sum(progress.leaf_sizes) < _FEWEST_DRAWN_BY_A_THREAD:
+            return None
+        if self.budget.run.noise_multiplier == 0:
+            return None
+        return NoiseDraw(self.draws(progress.step, "noise"), progress.leaf_sizes, pinned=on_gpu)
+
+    def released(
+        self, clipped: Clipped, clip: Clip, step: int, noise: NoiseDraw | None = None
+    ) -> Released:
         """The one thing that crosses the boundary in a step."""
         return release(
             clipped,
             clip_norm=clip.clip_norm,
             noise_multiplier=self.budget.run.noise_multiplier,
             batch_size=self.config.train.batch_size,
-            rng=self.draws(step, "noise"),
+            rng=noise or self.draws(step, "noise"),
             dtype=self.dtype,
         )
 
@@ -246,7 +270,7 @@ class Step:
         for k, x in newest.items():
             x.grad = direction[k]
         for group in progress.optimizer.param_groups:
-            group["lr"] = self.learning_rate(progress.step)
+            group["lr"] = self.learning_rate(progress.step, progress.bound)
             if NOISE_VARIANCES in group:
                 white = self.filters_gain * noise_std**2
                 group[NOISE_VARIANCES] = [white * self.geometry.noise_gain(k) for k in newest]
@@ -255,10 +279,21 @@ class Step:
             x.grad = None
         progress.step += 1
 
-    def learning_rate(self, step: int) -> float:
-        """lr_t."""
-        optimizer = self.config.optimizer
-        return optimizer.lr * optimizer.schedule.factor(step, self.budget.run.steps)
+    def learning_rate(self, step: int, bound: float | None = None) -> float:
+        """lr_t at clip norm `bound`, or at the first one.
+
+        With a total step, lr_t C_t is what the schedule says: where clipping adapts, the learning
+        rate follows the norm inversely. Both are functions of releases.
+        """
+        rate = self._peak_rate * self.config.optimizer.schedule.factor(step, self.budget.run.steps)
+        if bound is None or self.config.optimizer.total_step is None:
+            return rate
+        reach, clip_norm = self.config.optimizer.reach, self.config.privacy.clip_norm
+        return rate * reach(clip_norm) / reach(bound)
+
+    @cached_property
+    def _peak_rate(self) -> float:
+        return self.config.learning_rate
 
     @cached_property
     def method(self) -> Method:

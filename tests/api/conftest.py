@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from dpsweep.config.sweep import load_sweep
-from dpsweep.store.state_dir import State
+from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.study import Study
 from dpsweep.training.loop import train
 from dpsweep.training.trial_dir import TrialDir
@@ -18,7 +18,10 @@ def make_sweep(tmp_path, sweep_file):
     """Makes a sweep of two trials that were really trained, in tmp_path/state."""
 
     def make(*settings, void=False):
-        state, sweep = State.at(str(tmp_path / "state")), load_sweep(sweep_file, list(settings))
+        state, sweep = (
+            StateFolder.at(str(tmp_path / "state")),
+            load_sweep(sweep_file, list(settings)),
+        )
         folder = state.sweep(sweep.name)
         folder.create(sweep.file, sweep.base, None)
         study = Study.create(folder.storage_uri, sweep, folder.id)

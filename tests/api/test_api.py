@@ -79,7 +79,7 @@ def test_mapping_and_typed_config_are_the_sweep_of_the_file(sweep_file, spec):
     assert _sweep(spec, []).config == from_file.config
     typed = _sweep(from_file.config, [])
     assert typed.config == from_file.config
-    assert list(typed.corners()) == list(from_file.corners())
+    assert list(typed.corners) == list(from_file.corners)
     based_on_typed = _sweep({**spec, "base": from_file.reference_trial}, ["budget.trials=3"])
     assert based_on_typed.config.budget.trials == 3
 
@@ -124,10 +124,10 @@ def test_what_a_sweep_found(make_sweep, tmp_path):
 
 
 def test_a_sweep_without_a_result_says_so(tmp_path, sweep_file):
-    from dpsweep.store.state_dir import State
+    from dpsweep.store.state_dir import StateFolder
     from dpsweep.store.study import Study
 
-    state, sweep = State.at(str(tmp_path / "state")), load_sweep(sweep_file)
+    state, sweep = StateFolder.at(str(tmp_path / "state")), load_sweep(sweep_file)
     folder = state.sweep(sweep.name)
     folder.create(sweep.file, sweep.base, None)
     Study.create(folder.storage_uri, sweep, folder.id)

@@ -20,7 +20,7 @@ from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import ConfigError, StateError
 from dpsweep.results import published
 from dpsweep.results.published import Table, cells, table, tables
-from dpsweep.store.state_dir import State
+from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.study import Study
 from dpsweep.training.check import check_pieces
 
@@ -82,8 +82,7 @@ def test_every_row_column_and_method_of_every_table_is_a_sweep_that_fits(name, t
         assert sweep.written.privacy.epsilon == job.epsilon
         assert sweep.written.method.name in (cell.method, f"block_{cell.method}")
         assert sweep.num_runs == 8 + 3
-        for _ in sweep.corners(partial(check_pieces, source=sweep.origin)):
-            pass
+        sweep.check_trials(partial(check_pieces, source=sweep.origin))
     whole = table(name)
     parts = {part for pair in seen for part in pair}
     assert parts | set(whole.missing) == {*whole.rows, *whole.columns, *whole.methods}
@@ -230,7 +229,7 @@ def test_a_table_is_run_and_run_again_from_where_it_was(tiny, tmp_path, capsys):
 
 def test_a_table_shows_cells_that_were_begun_under_other_budgets(tmp_path):
     name = cells("dp_pmlf_table1_vit")[0].name
-    folder = State.at(str(tmp_path / "state")).sweep(f"{name}.eps1").path
+    folder = StateFolder.at(str(tmp_path / "state")).sweep(f"{name}.eps1").path
     folder.mkdir(parents=True)
     (folder / "sweep.json").write_text("{}")
     asked = replace(wish(state=str(tmp_path / "state")), table="dp_pmlf_table1_vit")
@@ -238,7 +237,7 @@ def test_a_table_shows_cells_that_were_begun_under_other_budgets(tmp_path):
 
 
 def test_a_cell_that_cannot_be_read_or_has_no_data_costs_no_other_its_figure(tiny, tmp_path):
-    folder = State.at(str(tmp_path / "state")).sweep("tiny.here.accuracy.dp_sgd").path
+    folder = StateFolder.at(str(tmp_path / "state")).sweep("tiny.here.accuracy.dp_sgd").path
     folder.mkdir(parents=True)
     (folder / "sweep.json").write_text("{}")
     with pytest.raises(SystemExit):

@@ -22,11 +22,11 @@ from waiting import CEILING_SECONDS, wait_for
 
 from dpsweep.config.source import read_yaml
 from dpsweep.config.trial import load_trial
-from dpsweep.search.charge import ledger_entry
-from dpsweep.store.state_dir import State
+from dpsweep.search.charge import make_ledger_entry
+from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.study import open_study
 from dpsweep.tracking.mlflow import ID_TAG, SWEEP_TAG, TRIAL_TAG
-from dpsweep.tracking.spool import backlog
+from dpsweep.tracking.spool import read_backlog
 from dpsweep.training.trial_dir import TrialDir
 
 FILE = """\
@@ -64,7 +64,7 @@ class Sweep:
     ):
         self.folder, self.environment = folder, dict(environment)
         self.name, self.trials, self.epochs, self.every = name, trials, epochs, every
-        self.state = State(state or folder / ".dpsweep")
+        self.state = StateFolder(state or folder / ".dpsweep")
         self.file, self.best = folder / f"{name}.yaml", folder / "best.yaml"
         self.file.write_text(FILE.format(name=name, epochs=epochs, every=every, trials=trials))
         self.driver = None
@@ -159,7 +159,7 @@ class Sweep:
     def wait_for_delivery(self, since):
         """Until the tracking server has all that was said so far; seconds from `since` to then."""
         folder = self.state.sweep(self.name).path
-        wait_for(lambda: backlog(folder).waiting == 0, "the delivery of results")
+        wait_for(lambda: read_backlog(folder).waiting == 0, "the delivery of results")
         return time.monotonic() - since
 
     def check(self, tracking=None, ends=("complete",)):
@@ -171,7 +171,7 @@ class Sweep:
         assert {record.state for record in records} <= set(ends), [
             (record.number, record.state, record.reason) for record in records
         ]
-        assert all(record.charged == ledger_entry(record.config) for record in records)
+        assert all(record.charged == make_ledger_entry(record.config) for record in records)
         assert not any(record.void for record in records)
         full = list(range(self.every, self.epochs + 1, self.every))
         stored = optuna.load_study(study_name=folder.study, storage=study._storage).get_trials()

@@ -16,7 +16,7 @@ from dpsweep.cluster.ports import listens
 from dpsweep.cluster.processes import sweep_up
 from dpsweep.cluster.services import check_installed, mlflow, postgres, s3, start_services
 from dpsweep.core.errors import DpSweepError
-from dpsweep.tracking.spool import backlog
+from dpsweep.tracking.spool import read_backlog
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -77,7 +77,7 @@ def test_artifacts_wait_for_their_store(service, running):
     end(service, "the S3 store")
     wait_for(it.best.exists, "the sweep's end without its store")
     time.sleep(5)
-    assert backlog(it.state.sweep(it.name).path).waiting, "nothing waits for the store"
+    assert read_backlog(it.state.sweep(it.name).path).waiting, "nothing waits for the store"
     s3(service)
     seconds = it.wait_for_delivery(time.monotonic())
     it.finish()

@@ -19,7 +19,7 @@ from dpsweep.cli.verbs.doctor.context import DoctorContext
 from dpsweep.cli.verbs.doctor.elsewhere import ray_access
 from dpsweep.config.sweep import load_sweep
 from dpsweep.store import filesystem as mounts
-from dpsweep.store.state_dir import State
+from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.study import Study
 from dpsweep.tracking.spool import Spool
 
@@ -30,7 +30,7 @@ def state(tmp_path, monkeypatch):
     monkeypatch.delenv("DPSWEEP_STORAGE", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
-    return State(tmp_path / ".dpsweep")
+    return StateFolder(tmp_path / ".dpsweep")
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from dpsweep.cli import app
 from dpsweep.config.sweep import load_sweep
-from dpsweep.store.state_dir import State
+from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.study import Study
 
 
@@ -19,7 +19,7 @@ def state(tmp_path, sweep_file, monkeypatch):
     """A state folder with one sweep, and a temporary folder of our own."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    made, sweep = State(tmp_path / ".dpsweep"), load_sweep(sweep_file)
+    made, sweep = StateFolder(tmp_path / ".dpsweep"), load_sweep(sweep_file)
     folder = made.sweep("tiny")
     folder.create(sweep.file, sweep.base, None)
     Study.create(made.storage_uri, sweep, folder.id)

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from dpsweep.config.sweep import load_sweep
-from dpsweep.store.state_dir import State
+from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.study import Study
 
 LARGE = {
@@ -54,7 +54,7 @@ def loaded(command, cwd):
 @pytest.fixture
 def launched(tmp_path, sweep_file):
     """A state folder with one sweep, two of whose trials are complete."""
-    state = State(tmp_path / "state")
+    state = StateFolder(tmp_path / "state")
     sweep, folder = load_sweep(sweep_file), state.sweep("tiny")
     folder.create(sweep.file, sweep.base, None)
     study = Study.create(folder.storage_uri, sweep, folder.id)

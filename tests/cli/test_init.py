@@ -16,7 +16,7 @@ from dpsweep.app.starter import EXAMPLES, examples
 from dpsweep.cli import app
 from dpsweep.config.source import read_yaml
 from dpsweep.config.sweep import load_sweep
-from dpsweep.config.trial import load_trial, trial_source
+from dpsweep.config.trial import load_trial, resolve_trial_source
 from dpsweep.core.errors import DpSweepError
 from dpsweep.methods import PUBLISHED
 from dpsweep.training.check import check_sweep, check_trial
@@ -87,7 +87,7 @@ def test_without_options_a_sweep_of_dp_sgd_on_digits(empty_folder):
     ]
     sweep = checked("digits-dp-sgd.yaml")
     assert (sweep.name, sweep.reference_trial.method.name) == ("digits-dp-sgd", "dp_sgd")
-    base = trial_source(read_yaml("digits-dp-sgd-base.yaml"), [])
+    base = resolve_trial_source(read_yaml("digits-dp-sgd-base.yaml"), [])
     assert check_trial(load_trial(base), base) == [], "`dpsweep train` takes the base alone"
 
 

@@ -15,7 +15,7 @@ from dpsweep.cluster.submit import BEGIN, FILES, drive, watch
 from dpsweep.cluster.submitted import Submitted, remembered
 from dpsweep.core.errors import ConfigError, ConnectionRefused, DpSweepError, StateError
 from dpsweep.store.owner import is_name, is_owner
-from dpsweep.store.state_dir import State
+from dpsweep.store.state_dir import StateFolder
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ def test_a_job_is_followed_piece_by_piece_behind_rays_own_words(monkeypatch):
 
 def test_logs_show_what_the_verb_said_and_nothing_of_rays_or_ours(monkeypatch, capsys):
     log = f"Ray: setting up\n{BEGIN}\none\n{FILES}" + '{"best.yaml": "x"}\n'
-    SWEEP.remember(State.at(None))
+    SWEEP.remember(StateFolder.at(None))
     for moments, shown in [
         (moment("SUCCEEDED", log, 0), "one\n"),
         (moment("PENDING", "Ray: setting up\n"), "Job dpsweep-me~tiny~1 has said nothing yet"),
@@ -196,7 +196,7 @@ def test_what_cannot_be_fetched_at_the_end_is_told_and_fails(tmp_path, monkeypat
     ],
 )
 def test_a_verb_that_a_submitted_sweep_has_not_says_where_it_has(mistake, words, message):
-    SWEEP.remember(State.at(None))
+    SWEEP.remember(StateFolder.at(None))
     told = mistake(*words)
     assert message in told
     assert "sweep 'tiny' runs at http://told" in told
@@ -244,7 +244,7 @@ def test_a_sweep_has_one_job_and_the_next_one_the_next_number():
 
 
 def test_what_is_remembered_is_for_its_owner_alone_and_names_do_not_mix(tmp_path, mistake):
-    here = State.at(None)
+    here = StateFolder.at(None)
     SWEEP.remember(here)
     place = here.root / "submitted/tiny.json"
     assert place.stat().st_mode & 0o777 == 0o600

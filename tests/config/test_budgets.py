@@ -13,7 +13,7 @@ EACH = "privacy.epsilon={each: [1, 2, 8]}"
 def test_every_budget_is_a_corner_and_no_other_promise_varies(sweep_file):
     sweep = load_sweep(sweep_file, [EACH])
     assert sweep.epsilons == (1, 2, 8)
-    assert {trial.privacy.epsilon for trial in sweep.corners()} == {1, 2, 8}
+    assert {trial.privacy.epsilon for trial in sweep.corners} == {1, 2, 8}
     assert set(Counter(t.privacy.epsilon for t in sweep.samples(60))) == {1, 2, 8}
     assert load_sweep(sweep_file).epsilons == (4,)
     assert load_sweep(sweep_file, ["privacy={noise_multiplier: 1.0}"]).epsilons == (None,)

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from dpsweep.config.clipping import AdaptiveClipping, AutomaticClipping, PerLayerClipping
 from dpsweep.config.privacy import PrivacyConfig
 from dpsweep.config.source import Source, parse_yaml
-from dpsweep.config.trial import TrialConfig, load_trial, trial_source
+from dpsweep.config.trial import TrialConfig, load_trial, resolve_trial_source
 from dpsweep.core.errors import ConfigError, Misfit
 from dpsweep.privacy.clip import Automatic, Flat, PerLayer, Quantile
 from dpsweep.training.check import check_pieces
@@ -28,7 +28,7 @@ method: {name: METHOD}
 
 def source(clipping: str, method: str = "dp_sgd", *settings: str) -> Source:
     text = TRIAL.replace("CLIPPING", clipping).replace("METHOD", method)
-    return trial_source(parse_yaml(text, "trial.yaml"), list(settings))
+    return resolve_trial_source(parse_yaml(text, "trial.yaml"), list(settings))
 
 
 def load(clipping: str, method: str = "dp_sgd", *settings: str) -> TrialConfig:
@@ -90,7 +90,7 @@ def test_one_number_of_a_style_can_be_set_from_the_command_line():
 )
 def test_method_brings_its_own_style_where_the_file_says_nothing(method, own):
     text = TRIAL.replace("  clipping: CLIPPING\n", "").replace("METHOD", method)
-    config = load_trial(trial_source(parse_yaml(text, "trial.yaml"), []))
+    config = load_trial(resolve_trial_source(parse_yaml(text, "trial.yaml"), []))
     assert config.privacy.clipping.name == own
     assert load("automatic", method).privacy.clipping == AutomaticClipping()
 

@@ -7,7 +7,7 @@ import pytest
 
 from dpsweep.config.source import Source, parse_yaml
 from dpsweep.config.sweep import load_sweep
-from dpsweep.config.trial import TrialConfig, load_trial, trial_source
+from dpsweep.config.trial import TrialConfig, load_trial, resolve_trial_source
 from dpsweep.core.errors import ConfigError
 from dpsweep.filters.base import Chain
 from dpsweep.filters.iir import Iir
@@ -40,7 +40,7 @@ method:
 
 
 def source(*settings: str, text: str = TRIAL) -> Source:
-    return trial_source(parse_yaml(text, "trial.yaml"), list(settings))
+    return resolve_trial_source(parse_yaml(text, "trial.yaml"), list(settings))
 
 
 def load(*settings: str, text: str = TRIAL) -> TrialConfig:
@@ -214,7 +214,7 @@ def sweep_file(folder: Path, search: str) -> Path:
 def test_one_number_of_a_filter_is_searched(key, tmp_path):
     search = f"  method.compose.filters.0.{key}: {{uniform: [0.1, 0.9]}}"
     sweep = load_sweep(sweep_file(tmp_path, search))
-    found = [trial.method.compose for trial in sweep.corners()]
+    found = [trial.method.compose for trial in sweep.corners]
     assert {parts.filters[0].depth for parts in found} == {0.1, 0.9}
     assert {parts.filters[0].cut for parts in found} == {0.4}
     assert {len(parts.filters) for parts in found} == {3}
@@ -225,7 +225,7 @@ def test_whole_parts_are_searched(tmp_path):
   method.compose.query: {choice: [{name: here}, {name: momentum, k: 4}]}
   method.compose.filters: {choice: [[], [{name: shelf, rho: 0.2}], [{name: ema, gain: 0.1}]]}"""
     sweep = load_sweep(sweep_file(tmp_path, search))
-    methods = {build(trial.method) for trial in sweep.corners()}
+    methods = {build(trial.method) for trial in sweep.corners}
     assert {len(method.filters) for method in methods} == {0, 1}
     assert {method.query.memory for method in methods} == {1, 4}
     assert Shelf(0.5, 0.2) in {link for method in methods for link in method.filters}

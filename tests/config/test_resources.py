@@ -3,7 +3,7 @@
 import pytest
 
 from dpsweep.config.sweep import load_sweep
-from dpsweep.config.units import duration_seconds, size_bytes
+from dpsweep.config.units import parse_duration, parse_size
 from dpsweep.core.errors import ConfigError
 
 
@@ -12,12 +12,12 @@ from dpsweep.core.errors import ConfigError
     [("2GB", 2e9), ("2 gb", 2e9), ("1.5GiB", 1.5 * 2**30), ("600 MB", 6e8), ("512B", 512)],
 )
 def test_a_size_is_read_with_its_unit(text, size):
-    assert size_bytes(text) == size
+    assert parse_size(text) == size
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("30m", 1800), ("1.5 h", 5400)])
 def test_a_time_is_read_with_its_unit(text, seconds):
-    assert duration_seconds(text) == seconds
+    assert parse_duration(text) == seconds
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def test_a_time_is_read_with_its_unit(text, seconds):
 )
 def test_what_is_no_size_is_refused(text):
     with pytest.raises(ValueError, match="must be a number above 0 with its unit, such as 2GB"):
-        size_bytes(text)
+        parse_size(text)
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,11 @@
 
 import pytest
 
+from dpsweep.config.plan import plan_privacy
 from dpsweep.config.source import parse_yaml
 from dpsweep.config.sweep import load_sweep
-from dpsweep.config.trial import config_yaml, load_trial
+from dpsweep.config.trial import dump_trial, load_trial
 from dpsweep.core.errors import ConfigError
-from dpsweep.training.budget import budget
 from dpsweep.training.check import check_trial
 
 SHARED, SELECTED = "privacy.scope=sweep", "accounting=private_selection"
@@ -45,12 +45,12 @@ def test_schedules_are_those_at_the_ends_of_batch_size_and_epochs(
 def test_trial_of_a_shared_budget_has_its_own_noise_and_trains_alone(sweep_file, search):
     sweep = load_sweep(sweep_file, [SHARED, f"search={search}", "budget.trials=9"])
     assert sweep.written.privacy.epsilon == 4
-    for config in sweep.corners():
+    for config in sweep.corners:
         privacy = config.privacy
         assert (privacy.scope, privacy.epsilon) == ("trial", None)
-        assert budget(config).run.noise_multiplier == privacy.noise_multiplier
-        assert budget(config).epsilon < 4 / 2
-        assert load_trial(parse_yaml(config_yaml(config), "x")) == config
+        assert plan_privacy(config).run.noise_multiplier == privacy.noise_multiplier
+        assert plan_privacy(config).epsilon < 4 / 2
+        assert load_trial(parse_yaml(dump_trial(config), "x")) == config
     fewer = load_sweep(sweep_file, [SHARED, f"search={search}", "budget.trials=8"])
     assert (
         fewer.reference_trial.privacy.noise_multiplier
@@ -66,7 +66,7 @@ def test_repeats_are_runs_of_each_epsilon(sweep_file):
 
 
 def test_one_trial_alone_shares_no_budget(sweep_file):
-    text = config_yaml(load_sweep(sweep_file).reference_trial).replace(
+    text = dump_trial(load_sweep(sweep_file).reference_trial).replace(
         "scope: trial", "scope: sweep"
     )
     source = parse_yaml(text, "one.yaml")

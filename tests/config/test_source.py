@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpsweep.config.source import parse_yaml, read_yaml, with_overrides, yaml_text
+from dpsweep.config.source import dump_yaml, parse_yaml, read_yaml, with_overrides
 from dpsweep.core.errors import ConfigError
 
 
@@ -78,5 +78,5 @@ def test_aliases_that_repeat_one_another_without_end_are_refused(tmp_path):
 )
 def test_a_word_that_looks_like_something_else_is_written_so_that_it_stays_a_word(tmp_path, word):
     tree = {"folder": word, "number": 1e-5, "words": [word, "plain"]}
-    (tmp_path / "x.yaml").write_text(yaml_text(tree))
+    (tmp_path / "x.yaml").write_text(dump_yaml(tree))
     assert read_yaml(tmp_path / "x.yaml").tree == tree

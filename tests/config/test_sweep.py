@@ -45,7 +45,7 @@ def test_a_search_overrides_any_key_and_letters_meet_their_names(sweep_file):
         "method={name: fftkf, rho: 0.5}",
         "search={method.depth: {uniform: [0.1, 0.2]}, optimizer.weight_decay: {choice: [0.0]}}",
     )
-    depths = {trial.method.depth for trial in sweep.corners()}
+    depths = {trial.method.depth for trial in sweep.corners}
     assert depths == {0.1, 0.2}
     by_letter = load(sweep_file, "search={method.rho: {uniform: [0.1, 0.2]}}")
     assert list(by_letter.space.domains) == [("method", "depth")]
@@ -61,7 +61,7 @@ def test_one_of_replaces_the_whole_section_and_searches_inside_the_chosen_one(sw
     space = """search={method: {one_of: [{name: dp_sgd}, {name: disk, kappa: {uniform: [0.5, 1]}},
         {name: fftkf, rho: {choice: [0.1, 0.2]}, lambda: 0.3}]}}"""
     sweep = load(sweep_file, space)
-    corners = [trial.method for trial in sweep.corners()]
+    corners = [trial.method for trial in sweep.corners]
     assert {m.name for m in corners} == {"dp_sgd", "disk", "fftkf"}
     assert {m.depth for m in corners if m.name == "fftkf"} == {0.1, 0.2}
     assert {m.cut for m in corners if m.name == "fftkf"} == {0.3}
@@ -70,8 +70,8 @@ def test_one_of_replaces_the_whole_section_and_searches_inside_the_chosen_one(sw
 
 def test_one_key_of_the_search_can_be_set_from_the_command_line(sweep_file):
     sweep = load(sweep_file, "search.method.kappa={choice: [0.5]}")
-    assert {trial.method.kappa for trial in sweep.corners()} == {0.5}
-    assert {trial.optimizer.lr for trial in sweep.corners()} == {0.3, 3}
+    assert {trial.method.kappa for trial in sweep.corners} == {0.5}
+    assert {trial.optimizer.lr for trial in sweep.corners} == {0.3, 3}
 
 
 def test_a_trial_is_no_sweep():

@@ -4,7 +4,7 @@ import pytest
 
 from dpsweep.config.privacy import PrivacyConfig
 from dpsweep.config.source import parse_yaml
-from dpsweep.config.trial import load_trial, trial_source
+from dpsweep.config.trial import load_trial, resolve_trial_source
 from dpsweep.core.errors import ConfigError
 
 GOOD = """\
@@ -18,7 +18,7 @@ method: {name: fftkf}
 
 
 def load(*settings, text=GOOD):
-    return load_trial(trial_source(parse_yaml(text, "trial.yaml"), list(settings)))
+    return load_trial(resolve_trial_source(parse_yaml(text, "trial.yaml"), list(settings)))
 
 
 def test_defaults_are_those_in_print():

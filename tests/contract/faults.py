@@ -19,7 +19,6 @@ from dpsweep.core.seeds import Secret
 from dpsweep.core.types import Clipped, Released, Tensors
 from dpsweep.methods.momentum import InnerMomentum
 from dpsweep.models import build as build_model
-from dpsweep.privacy import release as room_of_the_release
 from dpsweep.privacy.clip import Clip, PerLayer, Quantile
 from dpsweep.privacy.engine import BookkeepingEngine, answers, bookkeeping, conv
 from dpsweep.privacy.engine import base as room_of_portions
@@ -148,16 +147,17 @@ def strong_real_part(noise: Tensor, _: str) -> Tensor:
 
 
 def seeded_per_tensor(patch: pytest.MonkeyPatch) -> None:
-    noisy, release = room_of_the_release._noisy, step_module.release
+    release = step_module.release
+
+    class SameForEach:
+        def __init__(self, seed: int) -> None:
+            self.seed = seed
+
+        def standard_normal(self, size: tuple[int, ...]) -> np.ndarray:
+            return np.random.default_rng(self.seed).standard_normal(size)
 
     def faulty(total: Clipped, *, rng: np.random.Generator, **how: object) -> Released:
-        seed = rng.integers(2**32)
-        patch.setattr(
-            room_of_the_release,
-            "_noisy",
-            lambda leaf, scale, _: noisy(leaf, scale, np.random.default_rng(seed)),
-        )
-        return release(total, rng=rng, **how)
+        return release(total, rng=SameForEach(rng.integers(2**32)), **how)
 
     patch.setattr(step_module, "release", faulty)
 

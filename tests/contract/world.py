@@ -16,6 +16,7 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
+from dpsweep.config.plan import PrivacyPlan
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.circulant import CirculantLinear
 from dpsweep.core.seeds import Secret
@@ -28,7 +29,6 @@ from dpsweep.privacy.clip import Clip, layer_of
 from dpsweep.privacy.engine import Engine, engine_for
 from dpsweep.privacy.geometry import Geometry, geometry_of
 from dpsweep.training import step as step_module
-from dpsweep.training.budget import Budget
 from dpsweep.training.step import Progress, Step
 
 SIGMA = 1.7
@@ -220,7 +220,7 @@ class World:
         """The real step on `data`, in microbatches of `physical`."""
         num_examples = len(data.targets)
         run = Run(sampling_rate=rate, noise_multiplier=sigma, steps=100)
-        budget = Budget(num_examples=num_examples, run=run, epsilon=math.inf, delta=1e-5)
+        budget = PrivacyPlan(num_examples=num_examples, run=run, epsilon=math.inf, delta=1e-5)
         train = self.config.train
         engine = engine_for(
             self.model,

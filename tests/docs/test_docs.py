@@ -14,8 +14,8 @@ import yaml
 
 from dpsweep.cli import app
 from dpsweep.config.source import parse_yaml, read_yaml
-from dpsweep.config.sweep import sweep_of
-from dpsweep.config.trial import load_trial, trial_source
+from dpsweep.config.sweep import parse_sweep
+from dpsweep.config.trial import load_trial, resolve_trial_source
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -46,10 +46,10 @@ def test_yaml_files_in_the_text_load(page, tmp_path):
         source = parse_yaml(text, str(tmp_path / "shown.yaml"))
         keys = set(yaml.safe_load(text))
         if {"search", "budget"} <= keys:
-            assert sweep_of(source, tmp_path).space.domains
+            assert parse_sweep(source, tmp_path).space.domains
         else:
             assert {"data", "model", "train", "method"} <= keys, f"{text}: not a whole file"
-            load_trial(trial_source(source, []))
+            load_trial(resolve_trial_source(source, []))
 
 
 def test_example_sweeps_load(monkeypatch):
@@ -57,7 +57,7 @@ def test_example_sweeps_load(monkeypatch):
     assert len(places) == 5
     for place in places:
         monkeypatch.chdir(place.parent)  # where its first lines say to type
-        assert sweep_of(read_yaml("sweep.yaml"), place.parent).space.domains
+        assert parse_sweep(read_yaml("sweep.yaml"), place.parent).space.domains
 
 
 def command_lines(page: Path) -> Iterator[str]:

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from dpsweep.config.sweep import load_sweep
-from dpsweep.search.objectives import budgets, front
+from dpsweep.search.objectives import find_pareto_front, group_by_epsilon
 from dpsweep.search.propose import propose
 from dpsweep.store.study import Study
 
@@ -74,9 +74,12 @@ def test_the_even_sequence_starts_anew_at_each_budget(sweep_file, search):
 def test_trials_come_by_budget_the_smallest_first(sweep_file, search):
     sweep = load(sweep_file, "privacy.epsilon={each: [8, 1]}")
     study = search(sweep, 6, lambda r: 0.1 * r.number)
-    assert [[r.number for r in group] for group in budgets(study.best())] == [[5, 3, 1], [4, 2, 0]]
+    assert [[r.number for r in group] for group in group_by_epsilon(study.best())] == [
+        [5, 3, 1],
+        [4, 2, 0],
+    ]
     plain = search(load(sweep_file), 2, lambda r: 0.1 * r.number, name="plain")
-    assert [[r.number for r in group] for group in budgets(plain.best())] == [[1, 0]]
+    assert [[r.number for r in group] for group in group_by_epsilon(plain.best())] == [[1, 0]]
 
 
 FIGURES = [(0.5, 1.0), (0.7, 2.0), (0.6, 3.0), (0.7, 2.5), (0.9, 9.0), (0.5, 1.0)]
@@ -104,7 +107,9 @@ def test_the_front_is_what_no_other_trial_beats(sweep_file, uri):
 def test_the_front_of_one_objective_is_its_best(sweep_file, uri):
     study = Study.create(uri, load(sweep_file))
     judged(study, FIGURES)
-    assert [r.number for r in front(study.records(), study.sweep.config.objective)] == [4]
+    assert [r.number for r in find_pareto_front(study.records(), study.sweep.config.objective)] == [
+        4
+    ]
 
 
 def test_a_pruned_trial_is_on_no_front(sweep_file, uri):

@@ -5,14 +5,14 @@ import yaml
 
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import StateError
-from dpsweep.execution.changes import changes, check_changes
-from dpsweep.store.state_dir import State
-from dpsweep.store.study import stored_sweep
+from dpsweep.execution.changes import check_changes, list_changes
+from dpsweep.store.state_dir import StateFolder
+from dpsweep.store.study import read_stored_sweep
 
 
 @pytest.fixture
 def state(tmp_path):
-    return State(tmp_path / "state")
+    return StateFolder(tmp_path / "state")
 
 
 @pytest.fixture
@@ -26,6 +26,11 @@ def launched(state, sweep_file):
         return folder
 
     return launch
+
+
+def stored(folder):
+    """The sweep as it is stored there now."""
+    return read_stored_sweep(folder.name, folder.state)
 
 
 HARMLESS = {
@@ -58,11 +63,11 @@ HARMFUL = {
 def test_how_much_is_run_may_change_once_that_is_accepted(launched, sweep_file, setting, words):
     folder, changed = launched(), load_sweep(sweep_file, [setting])
     with pytest.raises(StateError, match="with --accept-changes, or go on with what") as told:
-        check_changes(folder, changed, accepted=False)
+        check_changes(folder, stored(folder), changed, accepted=False)
     assert words in str(told.value)
-    assert changes(folder, changed), "and nothing is taken over that was not accepted"
-    check_changes(folder, changed, accepted=True)
-    assert changes(folder, changed) == {}
+    assert list_changes(stored(folder), changed), "and nothing is taken over that was not accepted"
+    check_changes(folder, stored(folder), changed, accepted=True)
+    assert list_changes(stored(folder), changed) == {}
     assert folder.stored()[0].tree == changed.file.tree
 
 
@@ -72,7 +77,7 @@ def test_what_is_run_cannot_change_under_trials_that_have_run(launched, sweep_fi
     before = folder.stored()
     for accepted in (False, True):
         with pytest.raises(StateError, match=r"cannot change under trials that have run") as told:
-            check_changes(folder, changed, accepted=accepted)
+            check_changes(folder, stored(folder), changed, accepted=accepted)
     assert f"{key} cannot change" in str(told.value)
     assert "--set name=tiny-2" in str(told.value)
     assert folder.stored() == before
@@ -82,8 +87,10 @@ def test_one_harmful_change_among_harmless_ones_is_named_and_nothing_is_taken(la
     folder = launched()
     changed = load_sweep(sweep_file, ["budget.trials=9", "sampler.name=tpe"])
     with pytest.raises(StateError, match=r"\)\. sampler\.name cannot change"):
-        check_changes(folder, changed, accepted=True)
-    assert stored_sweep("tiny", State(folder.path.parent.parent)).config.budget.trials == 2
+        check_changes(folder, stored(folder), changed, accepted=True)
+    assert (
+        read_stored_sweep("tiny", StateFolder(folder.path.parent.parent)).config.budget.trials == 2
+    )
 
 
 SHARED = [
@@ -100,33 +107,37 @@ def test_the_number_of_runs_cannot_change_where_the_noise_was_made_for_it(
     folder = launched(*shared)
     more = load_sweep(sweep_file, [*shared, "budget.trials=3"])
     with pytest.raises(StateError, match=r"\)\. budget\.trials cannot change"):
-        check_changes(folder, more, accepted=True)
+        check_changes(folder, stored(folder), more, accepted=True)
     kept = load_sweep(sweep_file, [*shared, "keep_weights=1", "resources.cpu=2"])
-    check_changes(folder, kept, accepted=True)
-    assert changes(folder, kept) == {}
+    check_changes(folder, stored(folder), kept, accepted=True)
+    assert list_changes(stored(folder), kept) == {}
 
 
 def test_repeats_cannot_be_added_to_a_budget_that_all_share(launched, sweep_file):
     folder = launched("privacy.scope=sweep")
     more = load_sweep(sweep_file, ["privacy.scope=sweep", "confirm={top: 1, seeds: 2}"])
     with pytest.raises(StateError, match=r"\)\. confirm\.seeds, confirm\.top cannot change"):
-        check_changes(folder, more, accepted=True)
+        check_changes(folder, stored(folder), more, accepted=True)
     late = load_sweep(sweep_file, ["privacy.scope=sweep", "budget.hours=2"])
-    check_changes(folder, late, accepted=True)
+    check_changes(folder, stored(folder), late, accepted=True)
 
 
 def test_a_shared_budget_cannot_be_left_by_changing_the_scope_as_well(launched, sweep_file):
     folder = launched("privacy.scope=sweep")
     with pytest.raises(StateError, match=r"\)\. base\.privacy\.scope cannot change"):
-        check_changes(folder, load_sweep(sweep_file, ["budget.trials=9"]), accepted=True)
+        check_changes(
+            folder, stored(folder), load_sweep(sweep_file, ["budget.trials=9"]), accepted=True
+        )
     other = launched_as(folder, "other", sweep_file, "accounting=private_selection")
     with pytest.raises(StateError, match=r"\)\. accounting cannot change"):
-        check_changes(other, load_sweep(sweep_file, ["budget.trials=9"]), accepted=True)
+        check_changes(
+            other, stored(other), load_sweep(sweep_file, ["budget.trials=9"]), accepted=True
+        )
 
 
 def launched_as(folder, name, sweep_file, *settings):
     sweep = load_sweep(sweep_file, [f"name={name}", *settings])
-    made = State(folder.path.parent.parent).sweep(name)
+    made = StateFolder(folder.path.parent.parent).sweep(name)
     made.create(sweep.file, sweep.base, None)
     return made
 
@@ -148,20 +159,20 @@ def with_base_file(tmp_path, sweep_file):
 
 def test_a_base_file_of_another_name_and_the_same_content_is_no_change(launched, with_base_file):
     folder = launched()  # with the base inside the sweep file
-    assert changes(folder, with_base_file("one.yaml")) == {}
-    check_changes(folder, with_base_file("two.yaml"), accepted=False)
+    assert list_changes(stored(folder), with_base_file("one.yaml")) == {}
+    check_changes(folder, stored(folder), with_base_file("two.yaml"), accepted=False)
 
 
 def test_a_base_file_of_the_same_name_and_another_content_is_one(launched, with_base_file):
     with_base_file("one.yaml")
     folder = launched()
     changed = with_base_file("one.yaml", optimizer={"lr": 2.0})
-    assert changes(folder, changed) == {"base.optimizer.lr": ("1.0", "2.0")}
+    assert list_changes(stored(folder), changed) == {"base.optimizer.lr": ("1.0", "2.0")}
 
 
 def test_what_was_said_and_is_not_said_any_more_is_a_change(launched, sweep_file):
     folder = launched("resources.cpu=2", "sampler.startup_trials=5")
-    assert changes(folder, load_sweep(sweep_file)) == {
+    assert list_changes(stored(folder), load_sweep(sweep_file)) == {
         "resources.cpu": ("2", "nothing"),
         "sampler.startup_trials": ("5", "nothing"),
     }
@@ -172,8 +183,8 @@ def test_comments_order_and_the_name_are_no_changes(launched, sweep_file, state)
     tree = yaml.safe_load(sweep_file.read_text())
     turned = dict(reversed(tree.items()))
     sweep_file.write_text("# another comment\n" + yaml.safe_dump(turned, sort_keys=False))
-    check_changes(folder, load_sweep(sweep_file), accepted=False)
-    assert changes(folder, load_sweep(sweep_file, ["name=tiny-2"])) == {}
+    check_changes(folder, stored(folder), load_sweep(sweep_file), accepted=False)
+    assert list_changes(stored(folder), load_sweep(sweep_file, ["name=tiny-2"])) == {}
 
 
 def test_a_later_resume_by_name_goes_on_with_what_was_accepted(launched, sweep_file, state):
@@ -181,17 +192,17 @@ def test_a_later_resume_by_name_goes_on_with_what_was_accepted(launched, sweep_f
     folder.check_data("fingerprint")
     identity = folder.id
     sweep = load_sweep(sweep_file, ["budget.trials=9", "keep_weights=1"])
-    check_changes(folder, sweep, accepted=True)
-    known = stored_sweep("tiny", state)
+    check_changes(folder, stored(folder), sweep, accepted=True)
+    known = read_stored_sweep("tiny", state)
     assert (known.config.budget.trials, known.config.keep_weights) == (9, 1)
     assert known.config == sweep.config
     assert folder.id == identity, "its runs on the tracking server are still its own"
     folder.check_data("fingerprint")
     with pytest.raises(StateError, match="the data are not those"):
         folder.check_data("another")
-    check_changes(folder, load_sweep(folder.path / "sweep.yaml"), accepted=False)
+    check_changes(folder, stored(folder), load_sweep(folder.path / "sweep.yaml"), accepted=False)
     with pytest.raises(StateError, match=r"budget\.trials: 9 -> 2"):
-        check_changes(folder, load_sweep(sweep_file), accepted=False)
+        check_changes(folder, stored(folder), load_sweep(sweep_file), accepted=False)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +218,7 @@ def test_less_cannot_be_run_than_was_planned_since_results_may_have_had_a_say(
 ):
     folder = launched(then)
     with pytest.raises(StateError, match=r"(budget|confirm).* cannot change under trials"):
-        check_changes(folder, load_sweep(sweep_file, [now]), accepted=True)
+        check_changes(folder, stored(folder), load_sweep(sweep_file, [now]), accepted=True)
 
 
 def test_the_number_of_runs_cannot_change_where_a_proof_chose_its_order_by_it(launched, sweep_file):
@@ -215,4 +226,4 @@ def test_the_number_of_runs_cannot_change_where_a_proof_chose_its_order_by_it(la
     folder = launched(varied)
     more = load_sweep(sweep_file, [varied, "budget.trials=9"])
     with pytest.raises(StateError, match=r"budget\.trials cannot change .* --from tiny"):
-        check_changes(folder, more, accepted=True)
+        check_changes(folder, stored(folder), more, accepted=True)

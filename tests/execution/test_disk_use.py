@@ -8,9 +8,14 @@ from dpsweep.core.errors import DiskFull, StateError
 from dpsweep.core.seeds import Secret
 from dpsweep.execution import disk_use
 from dpsweep.execution import preflight as check
-from dpsweep.execution.disk_use import check_space, checkpoint_bytes, disk_needed, weight_bytes
+from dpsweep.execution.disk_use import (
+    check_disk_space,
+    checkpoint_bytes,
+    estimate_disk_bytes,
+    weight_bytes,
+)
 from dpsweep.store import filesystem as mounts
-from dpsweep.store.state_dir import State
+from dpsweep.store.state_dir import StateFolder
 from dpsweep.training.assemble import assemble, initial
 
 
@@ -30,23 +35,27 @@ def test_trials_and_those_at_once_count(sweep_file):
     sweep, more = load_sweep(sweep_file), load_sweep(sweep_file, ["budget.trials=12"])
     config = sweep.reference_trial
     each = weight_bytes(config) + disk_use._ENTRY_BYTES
-    assert disk_needed(more, 1) - disk_needed(sweep, 1) == 10 * each
-    assert disk_needed(sweep, 2) - disk_needed(sweep, 1) == 2 * checkpoint_bytes(config)
-    assert disk_needed(sweep, 99) == disk_needed(sweep, 2), "no more run than there are"
+    assert estimate_disk_bytes(more, 1) - estimate_disk_bytes(sweep, 1) == 10 * each
+    assert estimate_disk_bytes(sweep, 2) - estimate_disk_bytes(sweep, 1) == 2 * checkpoint_bytes(
+        config
+    )
+    assert estimate_disk_bytes(sweep, 99) == estimate_disk_bytes(sweep, 2), (
+        "no more run than there are"
+    )
 
 
 def test_too_little_room_is_refused_with_both_numbers(sweep_file, tmp_path, monkeypatch):
     sweep = load_sweep(sweep_file)
-    needed = disk_needed(sweep, 1)
+    needed = estimate_disk_bytes(sweep, 1)
     monkeypatch.setattr(disk_use, "free_bytes", lambda _: needed)
-    check_space(sweep, tmp_path, 1)
+    check_disk_space(sweep, tmp_path, 1)
     monkeypatch.setattr(disk_use, "free_bytes", lambda _: needed - 1)
     with pytest.raises(
         DiskFull, match=r"takes up to 2\.\d MB there \(2 trials\), and 2\.\d MB are"
     ):
-        check_space(sweep, tmp_path, 1)
+        check_disk_space(sweep, tmp_path, 1)
     with pytest.raises(DiskFull):
-        check.check_services(sweep, State(tmp_path / "state"), None)
+        check.check_services(sweep, StateFolder(tmp_path / "state"), None)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +74,7 @@ def test_a_database_file_is_refused_where_machines_share_it(
     listing.write_text(f"server:/x {place} nfs4 rw 0 0\n")
     monkeypatch.setattr(mounts, "MOUNTS", listing)
     storage = storage and storage.replace("/{}", str(place))
-    state = State(tmp_path / "state")
+    state = StateFolder(tmp_path / "state")
     with pytest.raises(StateError, match=what):
         check.check_files(state, tracking, storage)
     check.check_files(state, "http://h:5000", "postgresql+psycopg://h/db")

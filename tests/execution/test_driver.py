@@ -12,10 +12,10 @@ from dpsweep.config.sweep import load_sweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import StateError
 from dpsweep.execution import driver as place
-from dpsweep.execution.driver import WORKER_DEATHS, Driver
-from dpsweep.execution.failures import memory_notes, note_begin, note_memory
-from dpsweep.store.lease import Pace
-from dpsweep.store.state_dir import State
+from dpsweep.execution.driver import MAX_WORKER_DEATHS, Driver
+from dpsweep.execution.failures import note_begin, note_memory, read_memory_notes
+from dpsweep.store.lease import LeaseTiming
+from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.study import Study
 from dpsweep.training.loop import Paused, train
 from dpsweep.training.schedule import TrialSchedule, trial_schedule
@@ -80,7 +80,7 @@ class World:
 @pytest.fixture
 def world(tmp_path, sweep_file):
     def make(*settings):
-        return World(State(tmp_path / "state"), load_sweep(sweep_file, list(settings)))
+        return World(StateFolder(tmp_path / "state"), load_sweep(sweep_file, list(settings)))
 
     return make
 
@@ -144,7 +144,7 @@ def test_a_failed_trial_says_why_and_its_secret_is_gone(world):
         driver.next("a")
         driver.ended("a", {"end": "failed", "reason": "it diverged"})
         driver.next("b")
-        for _ in range(WORKER_DEATHS + 1):
+        for _ in range(MAX_WORKER_DEATHS + 1):
             note_begin(here.trial_dir(1).path)
         driver.ended("b", None)
         assert not driver.stopping
@@ -166,7 +166,7 @@ def test_a_trial_that_no_worker_lived_to_begin_is_handed_out_again(world):
     with lease as held:
         driver = make(held)
         secret = Path(driver.next("a")["trial_dir"], "secret").read_bytes()
-        for _ in range(WORKER_DEATHS):  # one of those that died had not begun
+        for _ in range(MAX_WORKER_DEATHS):  # one of those that died had not begun
             note_begin(here.trial_dir(0).path)
         driver.ended("a", None)
         assert not driver.stopping
@@ -461,11 +461,17 @@ def test_a_worker_that_ray_ends_for_memory_is_noted_and_no_other_death_is(world)
     with lease as held:
         driver = make(held)
         driver.next("a")
-        driver.died("a", "Some common causes include: (1) the process was killed by the OOM killer")
-        assert memory_notes(here.trial_dir(0).path) == []
-        driver.died("a", "2 worker(s) were killed due to the node running low on memory. x")
-        driver.died("unknown", "killed due to the node running low on memory")
-        assert memory_notes(here.trial_dir(0).path) == ["on its node, where Ray ended the worker"]
+        driver.handle_worker_death(
+            "a", "Some common causes include: (1) the process was killed by the OOM killer"
+        )
+        assert read_memory_notes(here.trial_dir(0).path) == []
+        driver.handle_worker_death(
+            "a", "2 worker(s) were killed due to the node running low on memory. x"
+        )
+        driver.handle_worker_death("unknown", "killed due to the node running low on memory")
+        assert read_memory_notes(here.trial_dir(0).path) == [
+            "on its node, where Ray ended the worker"
+        ]
 
 
 def test_a_worker_is_held_to_what_the_file_says(world):
@@ -495,7 +501,7 @@ def test_nothing_is_waited_for_once_the_sweep_stops(world):
 
 def test_a_driver_whose_lease_is_lost_writes_nothing_more(world):
     here = world("budget.trials=3")
-    lease, make = here.drive(pace=Pace(beat_seconds=0.05))
+    lease, make = here.drive(pace=LeaseTiming(beat_seconds=0.05))
     with lease as held:
         driver = make(held)
         driver.next("a")

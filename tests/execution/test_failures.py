@@ -9,12 +9,12 @@ from waiting import CEILING_SECONDS
 from dpsweep.execution.failures import (
     Limits,
     RetryDecision,
-    cause_of_death,
-    last_words,
-    memory_notes,
+    decide_retry,
+    find_cause_of_death,
     note_memory,
-    verdict_on_retry,
-    watched,
+    read_last_words,
+    read_memory_notes,
+    watch_trial,
 )
 
 BROKEN = """
@@ -57,7 +57,7 @@ def test_a_process_that_hangs_in_c_with_the_lock_held_is_ended_and_the_trial_has
     limits = Limits(silence_seconds=0.5)
     code, said = process("ctypes.PyDLL(None).sleep(1000)", limits)
     assert (code, said) == (1, "")
-    told = verdict_on_retry(tmp_path, limits)
+    told = decide_retry(tmp_path, limits)
     assert told.end == "failed"
     assert "it reported nothing for budget.trial_timeout" in told.reason
     assert "it was in broken.py:8 (run_trial)" in told.reason
@@ -69,7 +69,7 @@ def test_reports_begin_the_time_anew_and_waiting_for_the_driver_does_not_count(
     armed = []  # the clock is C code's own, and ends the process
     monkeypatch.setattr("faulthandler.dump_traceback_later", lambda after, **_: armed.append(after))
     monkeypatch.setattr("faulthandler.cancel_dump_traceback_later", armed.clear)
-    with watched(tmp_path, Limits(silence_seconds=0.8)) as watch:
+    with watch_trial(tmp_path, Limits(silence_seconds=0.8)) as watch:
         for _ in range(2):
             assert armed == [0.8]
             with watch.excused():
@@ -77,30 +77,30 @@ def test_reports_begin_the_time_anew_and_waiting_for_the_driver_does_not_count(
         assert armed == [0.8]
         assert (tmp_path / "last_words.txt").exists()
     assert armed == []
-    assert verdict_on_retry(tmp_path, Limits()) == RetryDecision()
+    assert decide_retry(tmp_path, Limits()) == RetryDecision()
     assert not (tmp_path / "last_words.txt").exists()
 
 
 def test_a_segmentation_fault_says_where_it_was_and_is_left_to_tunes_retries(process, tmp_path):
     code, _ = process("ctypes.string_at(0)")
     assert code < 0
-    assert verdict_on_retry(tmp_path, Limits()) == RetryDecision()
-    assert cause_of_death(tmp_path).startswith("Segmentation fault in __init__.py:")
+    assert decide_retry(tmp_path, Limits()) == RetryDecision()
+    assert find_cause_of_death(tmp_path).startswith("Segmentation fault in __init__.py:")
 
 
 def test_a_process_killed_from_outside_says_nothing_and_the_reason_says_so(process, tmp_path):
     code, _ = process("os.kill(os.getpid(), 9)")
     assert code == -9
-    assert last_words(tmp_path) == ""
-    assert "killed from outside" in cause_of_death(tmp_path)
-    assert "dmesg" in cause_of_death(tmp_path)
+    assert read_last_words(tmp_path) == ""
+    assert "killed from outside" in find_cause_of_death(tmp_path)
+    assert "dmesg" in find_cause_of_death(tmp_path)
 
 
 def test_a_process_that_takes_more_than_its_memory_is_ended(process, tmp_path):
     body = "kept = bytearray(os.urandom(1)) * 2**30; time.sleep(1000)"
     code, said = process(body, Limits(memory_bytes=200_000_000))
     assert (code, said) == (1, "")
-    (note,) = memory_notes(tmp_path)
+    (note,) = read_memory_notes(tmp_path)
     assert note == "in its worker, which held more than resources.memory, 200.0 MB"
 
 
@@ -138,24 +138,20 @@ def test_a_process_that_lost_its_gpu_is_ended_and_says_where_but_no_data(tmp_pat
         return done.returncode, done.stdout
 
     assert ended(tmp_path) == (1, "")
-    assert verdict_on_retry(tmp_path, Limits()) == RetryDecision(), "another process may try"
-    assert cause_of_death(tmp_path) == "CUDA error: misaligned address in lost.py:6 (forward)"
-    assert "0.25" not in last_words(tmp_path)
+    assert decide_retry(tmp_path, Limits()) == RetryDecision(), "another process may try"
+    assert find_cause_of_death(tmp_path) == "CUDA error: misaligned address in lost.py:6 (forward)"
+    assert "0.25" not in read_last_words(tmp_path)
     assert ended(tmp_path / "nowhere") == (1, ""), "also where nothing can be written"
 
 
 def test_memory_may_run_out_twice_the_second_time_alone(tmp_path):
     together, alone = Limits(), Limits(alone=True)
-    assert (
-        verdict_on_retry(tmp_path, together) == verdict_on_retry(tmp_path, alone) == RetryDecision()
-    )
+    assert decide_retry(tmp_path, together) == decide_retry(tmp_path, alone) == RetryDecision()
     note_memory(tmp_path, "on the GPU")
-    assert verdict_on_retry(tmp_path, together) == RetryDecision(
-        "memory", "memory ran out on the GPU"
-    )
-    assert verdict_on_retry(tmp_path, alone) == RetryDecision(halvings=1)
+    assert decide_retry(tmp_path, together) == RetryDecision("memory", "memory ran out on the GPU")
+    assert decide_retry(tmp_path, alone) == RetryDecision(halvings=1)
     note_memory(tmp_path, "in its worker")
-    told = verdict_on_retry(tmp_path, alone)
+    told = decide_retry(tmp_path, alone)
     assert told.end == "failed"
     assert (
         "ran out on the GPU, and, alone and with half the examples at once, in its" in told.reason

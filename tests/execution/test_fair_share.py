@@ -8,7 +8,7 @@ import pytest
 from ray.cluster_utils import Cluster
 from waiting import CEILING_SECONDS
 
-from dpsweep.store.state_dir import State
+from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.study import open_study
 
 
@@ -41,7 +41,7 @@ def test_a_sweep_leaves_the_rest_of_the_cluster_to_others(tmp_path, sweep_file, 
         cluster.shutdown()
     spans = {}
     for name in ("one", "other"):
-        study = open_study(name, State.at(str(tmp_path / name)))
+        study = open_study(name, StateFolder.at(str(tmp_path / name)))
         assert [r.state for r in study.records()] == ["complete"] * 3
         trials = study._study.get_trials(deepcopy=False)
         spans[name] = [(t.datetime_start, t.datetime_complete) for t in trials]

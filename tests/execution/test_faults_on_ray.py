@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dpsweep.store.state_dir import State
+from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.study import open_study
 
 SWEEP = """\
@@ -38,7 +38,7 @@ def test_each_trial_that_goes_wrong_ends_with_its_reason_and_the_others_go_on(tm
     file.write_text(SWEEP.format(here=Path(__file__).parent))
     said = dpsweep("launch", file, timeout=1200)
     assert said.count("it is run once more, alone and with half the examples at once") == 2
-    state = State.at(str(tmp_path / ".dpsweep"))
+    state = StateFolder.at(str(tmp_path / ".dpsweep"))
     study = open_study("faults", state)
     hang, memory, leak, segfault, diverges, well = study.records()
     ends = [r.state for r in (hang, memory, leak, segfault, diverges, well)]
@@ -89,7 +89,7 @@ def test_a_process_that_lost_its_gpu_ends_and_costs_no_trial_after_it(tmp_path, 
     notes.mkdir()
     file.write_text(LOST.format(here=Path(__file__).parent, notes=notes))
     dpsweep("launch", file)
-    once, always, well = open_study("lost", State.at(str(tmp_path / ".dpsweep"))).records()
+    once, always, well = open_study("lost", StateFolder.at(str(tmp_path / ".dpsweep"))).records()
     processes = {name: set() for name in ("lost_once", "lost", "none")}
     for note in notes.iterdir():
         fault, _, process = note.name.partition("-")

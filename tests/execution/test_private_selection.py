@@ -1,11 +1,13 @@
 """A private selection tells its winner, and nothing of the search it won, whatever dies when."""
 
+import ast
 import itertools
 import json
 import os
 import shutil
 import sqlite3
 import stat
+from collections import Counter
 from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
@@ -15,12 +17,14 @@ import pytest
 import torch
 from scipy import stats
 
+import dpsweep
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import StateError
 from dpsweep.execution.driver import Driver
+from dpsweep.execution.launch import reopen_session
 from dpsweep.execution.private_selection import SecretSearch, forget
 from dpsweep.results.export import origin_of
-from dpsweep.store.state_dir import State
+from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.study import Study
 from dpsweep.training.loop import train
 from dpsweep.training.schedule import trial_schedule
@@ -45,7 +49,7 @@ def sweep(load):
 
 @pytest.fixture
 def state(tmp_path):
-    return State(tmp_path / "state")
+    return StateFolder(tmp_path / "state")
 
 
 @pytest.fixture
@@ -150,7 +154,7 @@ def test_the_winner_is_trial_0_with_its_own_row_config_and_weights(
         )
         search.dispatch(record, void=False)
         search.tell(record.number, "complete")
-    search.publish(study)
+    search.publish(study, lambda: None)
     (record,) = study.records()
     assert (record.number, record.state, record.value) == (0, "complete", figures[best])
     assert record.row[metric] == figures[best]
@@ -173,8 +177,23 @@ def test_the_winner_has_no_secret_and_no_resume_state_when_it_is_told(folder, st
         search.dispatch(record, void=False)
         trained(folder, record.number, accuracy)
         search.tell(record.number, "complete")  # and the driver dies before it forgets
-    SecretSearch(folder, sweep).publish(study)
+    SecretSearch(folder, sweep).publish(study, lambda: None)
     assert {p.name for p in folder.trial_dir(0).iterdir()} == {"metrics.json", "weights.pt"}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_driver_that_goes_on_keeps_the_weights_of_the_winner_so_far(folder, state, sweep, study):
+    """The study ranks no trial of it yet, and what keeps weights by that rank is not to look."""
+    search = of_length(folder, sweep, 1)
+    record = search.ask()
+    search.dispatch(record, void=False)
+    trained(folder, record.number, 0.8)
+    search.tell(record.number, "complete")  # and the driver dies before it publishes
+    with reopen_session("tiny", state) as session:
+        session.prepare = list  # no trial is left that would need a cluster
+        assert session.run([])
+        assert session.study.best()[0].value == 0.8
+    assert winner_of(folder) == 0
 
 
 def test_a_search_whose_trials_all_failed_is_one_failed_trial_and_finished(folder, study, sweep):
@@ -182,7 +201,7 @@ def test_a_search_whose_trials_all_failed_is_one_failed_trial_and_finished(folde
     run(search, folder, [None] * 3)
     assert trial_dirs(folder) == []
     assert not study.is_finished()
-    search.publish(study)
+    search.publish(study, lambda: None)
     assert study.num_asked() == 1
     assert study.records() == [], "nothing is known of it but that it failed"
     assert study.running() == []
@@ -194,7 +213,7 @@ def test_a_search_whose_trials_all_failed_is_one_failed_trial_and_finished(folde
 def test_a_trial_without_a_finite_objective_never_wins(folder, study, sweep, value):
     search = of_length(folder, sweep, 2)
     run(search, folder, [value, 0.1])
-    search.publish(study)
+    search.publish(study, lambda: None)
     assert study.record(0).value == 0.1
 
 
@@ -274,7 +293,7 @@ def test_a_driver_that_is_replaced_after_every_call_finds_the_same_winner(folder
         assert [reopened().record(n).config for n in range(len(FIGURES))] == configs
     assert reopened().num_to_ask() == 0
     assert reopened().running() == []
-    reopened().publish(study)
+    reopened().publish(study, lambda: None)
     (record,) = study.records()
     assert (record.value, record.config) == (0.9, configs[1])
     assert winner_of(folder) == 1
@@ -322,7 +341,7 @@ def test_a_driver_that_dies_within_a_tell_leaves_the_same_winner(
     for number in again.running():
         again.tell(number, "complete")
     assert trial_dirs(folder) == [1]
-    again.publish(study)
+    again.publish(study, lambda: None)
     assert study.record(0).value == 0.9
 
 
@@ -354,12 +373,12 @@ def test_a_driver_that_dies_while_it_publishes_tells_the_same_winner_once(
         patch.setattr(place, name, dies)
         is_moved = figures[0] != 0.9
         with pytest.raises(Died) if is_moved or name == "add_winner" else nullcontext():
-            search.publish(study)
+            search.publish(study, lambda: None)
     again = Study.open(folder.storage_uri, sweep, folder.id)
     if not again.is_finished():
         reopened = SecretSearch(folder, sweep)
         assert (reopened.num_to_ask(), reopened.running()) == (0, [])
-        reopened.publish(again)
+        reopened.publish(again, lambda: None)
     (record,) = again.records()
     assert (record.number, record.value) == (0, 0.9)
     assert (trial_dirs(folder), winner_of(folder)) == ([0], figures.index(0.9))
@@ -439,7 +458,7 @@ def test_a_driver_runs_it_as_it_runs_a_study(folder, study, sweep, monkeypatch):
         assert driver.next("c") is None
         assert not driver.is_waiting
         assert driver.num_left() == 0
-        search.publish(study)
+        search.publish(study, lambda: None)
     (record,) = study.records()
     assert record.value == max(accuracies)
     assert record.config == configs[accuracies.index(max(accuracies))]
@@ -474,7 +493,7 @@ def test_one_test_secret_voids_the_whole_selection_whoever_wins(folder, study, s
         search.dispatch(record, void=void)
         trained(folder, record.number, accuracy)
         search.tell(record.number, "complete")
-    search.publish(study)
+    search.publish(study, lambda: None)
     assert study.is_void
     assert "VOID" in origin_of(study).search_words
 
@@ -487,14 +506,14 @@ def test_of_two_equally_good_trials_the_first_wins_whichever_ended_first(folder,
         trained(folder, number, 0.5)
     search.tell(1, "complete")
     search.tell(0, "complete")
-    search.publish(study)
+    search.publish(study, lambda: None)
     assert winner_of(folder) == 0
 
 
 def test_the_winners_seconds_are_told_nowhere(folder, study, sweep):
     search = of_length(folder, sweep, 1)
     run(search, folder, [0.5])
-    search.publish(study)
+    search.publish(study, lambda: None)
     assert study.records()[0].seconds == 0
 
 
@@ -502,7 +521,7 @@ def test_what_a_killed_writer_left_of_the_ledger_goes_with_it(folder, study, swe
     search = of_length(folder, sweep, 1)
     run(search, folder, [0.5])
     (folder.path / ".selection.json.abcdefgh").write_text("{}")
-    search.publish(study)
+    search.publish(study, lambda: None)
     assert not list(folder.path.glob("*selection*"))
     assert not list(folder.path.glob(".selection*"))
 
@@ -516,3 +535,23 @@ def test_trials_that_are_refused_are_not_counted_aloud(folder, sweep, monkeypatc
     assert search.num_to_ask() == 0
     assert caplog.records == []
     assert search.running() == []
+
+
+def test_what_a_private_selection_is_stands_in_few_places():
+    """It is a Search and a Disclosure of its own: nobody else asks whether a sweep is one."""
+    package = Path(dpsweep.__file__).parent
+    asked = Counter(
+        path.relative_to(package).as_posix()
+        for path in package.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr == "is_private_selection"
+    )
+    assert asked == {
+        "app/orchestrator.py": 1,  # not on a cluster
+        "config/sweep.py": 4,
+        "execution/changes.py": 1,  # never raised
+        "execution/launch.py": 1,  # which Search
+        "results/disclosure.py": 1,  # which Disclosure
+        "search/charge.py": 3,
+        "store/study.py": 1,  # when it is finished
+    }

@@ -5,19 +5,19 @@ import pytest
 from dpsweep.config.resources import ResourcesConfig
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import ConfigError
-from dpsweep.execution.gpu_probe import costliest, decide_packing, measured
+from dpsweep.execution.gpu_probe import decide_packing, find_costliest_trial, measure_gpu
 from dpsweep.execution.resources import (
     NO_GPU,
     GpuProbe,
-    concurrency,
-    idle_gpu_warning,
-    memory_share,
-    node_capacity,
-    packed,
+    choose_next_count,
+    choose_packing,
+    count_concurrent_trials,
+    count_trials_per_node,
+    get_memory_share,
+    make_idle_gpu_warning,
+    read_packing,
     store_packing,
-    stored_packing,
     with_packing,
-    worth_trying,
 )
 
 GB = 10**9
@@ -41,14 +41,14 @@ SERVER = {"CPU": 16.0, "GPU": 2.0, "memory": 60.0 * GB}
     ],
 )
 def test_what_fits_a_node_is_bounded_by_whatever_is_short(resources, has, trials):
-    assert node_capacity(resources, has) == trials
+    assert count_trials_per_node(resources, has) == trials
 
 
 def test_trials_at_once_are_counted_node_by_node_and_bounded_by_the_sweeps_share():
     odd = {"CPU": 3.0}
-    assert concurrency(ResourcesConfig(cpu=2), [odd, odd, odd]) == 3, "not 9 // 2"
-    assert concurrency(ResourcesConfig(cpu=1, max_concurrent=4), [odd, odd, odd]) == 4
-    assert concurrency(ResourcesConfig(cpu=1, max_concurrent=40), [odd]) == 3
+    assert count_concurrent_trials(ResourcesConfig(cpu=2), [odd, odd, odd]) == 3, "not 9 // 2"
+    assert count_concurrent_trials(ResourcesConfig(cpu=1, max_concurrent=4), [odd, odd, odd]) == 4
+    assert count_concurrent_trials(ResourcesConfig(cpu=1, max_concurrent=40), [odd]) == 3
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_trials_at_once_are_counted_node_by_node_and_bounded_by_the_sweeps_share
 )
 def test_a_cluster_that_is_too_small_is_told_with_both_numbers(resources, nodes, words):
     with pytest.raises(ConfigError, match=words):
-        concurrency(resources, nodes)
+        count_concurrent_trials(resources, nodes)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_cluster_that_is_too_small_is_told_with_both_numbers(resources, nodes,
     ],
 )
 def test_a_gpu_is_shared_as_far_as_memory_and_speed_allow(seconds, memory, gpu):
-    choice = packed(GpuProbe(memory * GB, 100 * GB, seconds))
+    choice = choose_packing(GpuProbe(memory * GB, 100 * GB, seconds))
     assert choice.gpu == gpu
     assert f"{round(1 / gpu)} trials on a GPU" in choice.words
     assert f"{memory}.0 GB of 100.0 GB" in choice.words
@@ -102,13 +102,13 @@ def test_a_gpu_is_shared_as_far_as_memory_and_speed_allow(seconds, memory, gpu):
     ],
 )
 def test_more_processes_are_measured_while_they_fit_and_help(seconds, memory, most, following):
-    assert worth_trying(GpuProbe(memory * GB, 100 * GB, seconds), most) == following
+    assert choose_next_count(GpuProbe(memory * GB, 100 * GB, seconds), most) == following
 
 
 def test_a_share_of_a_gpu_is_a_share_of_its_memory_with_head_room():
-    shares = [memory_share(ResourcesConfig(gpu=gpu)) for gpu in (0, 0.25, 1)]
+    shares = [get_memory_share(ResourcesConfig(gpu=gpu)) for gpu in (0, 0.25, 1)]
     assert shares == [1.0, pytest.approx(0.225), 1.0]
-    assert sum([memory_share(ResourcesConfig(gpu=0.25))] * 4) < 0.95
+    assert sum([get_memory_share(ResourcesConfig(gpu=0.25))] * 4) < 0.95
 
 
 def test_auto_without_a_gpu_is_none_and_says_so(sweep_file, tmp_path):
@@ -117,13 +117,15 @@ def test_auto_without_a_gpu_is_none_and_says_so(sweep_file, tmp_path):
     choice = decide_packing(sweep, [LAPTOP, {"CPU": 4.0}])
     assert choice == NO_GPU
     assert "no GPU, or hides it; trials run on CPUs" in choice.words
-    assert stored_packing(tmp_path) is None
+    assert read_packing(tmp_path) is None
     store_packing(tmp_path, choice)
-    assert stored_packing(tmp_path) == choice
+    assert read_packing(tmp_path) == choice
     done = with_packing(sweep, choice)
     assert (done.config.resources.gpu, done.reference_trial.train.device) == (0.0, "cpu")
     assert (
-        with_packing(sweep, packed(GpuProbe(10, 100, {1: 1.0}))).reference_trial.train.device
+        with_packing(
+            sweep, choose_packing(GpuProbe(10, 100, {1: 1.0}))
+        ).reference_trial.train.device
         == "cuda"
     )
 
@@ -135,27 +137,29 @@ def test_auto_without_a_gpu_refuses_a_device_that_the_file_names(sweep_file):
 
 
 def test_gpus_that_lie_idle_are_told_of():
-    assert "the 2 GPUs of the cluster are not used" in idle_gpu_warning(
+    assert "the 2 GPUs of the cluster are not used" in make_idle_gpu_warning(
         ResourcesConfig(), [LAPTOP, SERVER]
     )
-    assert idle_gpu_warning(ResourcesConfig(gpu=0.5), [SERVER]) == ""
-    assert idle_gpu_warning(ResourcesConfig(), [LAPTOP]) == ""
+    assert make_idle_gpu_warning(ResourcesConfig(gpu=0.5), [SERVER]) == ""
+    assert make_idle_gpu_warning(ResourcesConfig(), [LAPTOP]) == ""
 
 
 def test_the_costliest_trial_is_that_of_the_most_examples_at_once(sweep_file):
     varied = ["search.train.batch_size={choice: [64, 256, 128]}"]
-    assert costliest(load_sweep(sweep_file, varied)).train.batch_size == 256
+    assert find_costliest_trial(load_sweep(sweep_file, varied)).train.batch_size == 256
     larger = ["search.model.width={choice: [4, 16]}"]
-    assert costliest(load_sweep(sweep_file, larger)).model.width == 16
+    assert find_costliest_trial(load_sweep(sweep_file, larger)).model.width == 16
     bound = [*varied, "train.max_physical_batch=32", "search.model.width={choice: [4, 16]}"]
-    assert costliest(load_sweep(sweep_file, bound)).model.width == 16
+    assert find_costliest_trial(load_sweep(sweep_file, bound)).model.width == 16
 
 
 @pytest.mark.slow
 def test_the_probe_measures_what_processes_side_by_side_take(sweep_file):
     """On the CPU, where two processes for two cores do more than one."""
     sweep = load_sweep(sweep_file)
-    found = GpuProbe(**measured(costliest(sweep).model_dump(mode="json"), 2, 1, "cpu"))
+    found = GpuProbe(
+        **measure_gpu(find_costliest_trial(sweep).model_dump(mode="json"), 2, 1, "cpu")
+    )
     assert set(found.step_seconds) == {1, 2}
     assert all(0 < seconds < 10 for seconds in found.step_seconds.values())
     assert 50_000_000 < found.memory_bytes < found.total_bytes

@@ -10,12 +10,12 @@ import pytest
 from dpsweep.config.sweep import load_sweep
 from dpsweep.execution import tracking as place
 from dpsweep.execution.driver import Driver
-from dpsweep.execution.launch import old_session
+from dpsweep.execution.launch import reopen_session
 from dpsweep.privacy.accounting import compose
 from dpsweep.privacy.statement import shown_epsilon
-from dpsweep.search.charge import run_of
-from dpsweep.store.state_dir import State
-from dpsweep.store.statement import statement_of
+from dpsweep.search.charge import get_charged_run
+from dpsweep.store.state_dir import StateFolder
+from dpsweep.store.statement import describe_search_privacy
 from dpsweep.store.study import Study
 
 with warnings.catch_warnings():
@@ -44,7 +44,7 @@ class World:
 
     def __init__(self, tmp_path, sweep_file, store):
         shutil.copy(store, tmp_path / "mlflow.db")
-        self.file, self.state = sweep_file, State(tmp_path / "state")
+        self.file, self.state = sweep_file, StateFolder(tmp_path / "state")
         self.uri, self.artifacts = f"sqlite:///{tmp_path}/mlflow.db", tmp_path / "artifacts"
         sweep = load_sweep(sweep_file, ["budget.trials=1"])
         self.folder = self.state.sweep("tiny")
@@ -111,7 +111,7 @@ def test_the_plans_statement_is_delivered_before_the_next_trial_is_dispatched(wo
 
     tracker, watcher = world.session("budget.trials=5")
     tags, params = world.parent()  # and no trial has been dispatched
-    run = run_of(world.study.record(0))
+    run = get_charged_run(world.study.record(0))
     figure = f"({shown_epsilon(compose([run] * 5, world.study.sweep.written.delta))}, "
     for words in (
         tags["dpsweep.privacy"],
@@ -130,8 +130,8 @@ def test_the_plans_statement_is_delivered_before_the_next_trial_is_dispatched(wo
         driver.next("e")  # and this driver dies: nothing more is said of the sweep
     assert tracker.flush(60)
     assert world.parent()[0] == tags
-    assert "The search of 5 independent trials" in statement_of(world.study)
-    assert figure in statement_of(world.study)
+    assert "The search of 5 independent trials" in describe_search_privacy(world.study)
+    assert figure in describe_search_privacy(world.study)
     assert tracker.close()
     assert tracker.refused is None
 
@@ -176,7 +176,7 @@ def test_runs_beyond_the_plan_are_stated_before_they_are_dispatched(world):
         for trial_id in "ef":
             assert driver.next(trial_id) is not None
             stated = world.parent()[0]["dpsweep.privacy"]
-            spent = [run_of(record) for record in world.study.records()]
+            spent = [get_charged_run(record) for record in world.study.records()]
             figure = compose(spent, world.study.sweep.written.delta)
             composed = re.search(r"among them: \(([\d.]+), ", stated)
             assert float(composed[1]) >= figure
@@ -201,7 +201,7 @@ def test_a_test_secret_voids_the_statement_before_its_trial_is_dispatched(world,
 def test_a_plan_that_grew_before_any_run_began_is_the_plan(world):
     tracker, _ = world.session("budget.trials=3")
     assert world.study.plans == ((3, 0),)
-    assert "raised" not in statement_of(world.study, planned=True)
+    assert "raised" not in describe_search_privacy(world.study, planned=True)
     assert tracker.close()
 
 
@@ -216,9 +216,9 @@ def test_a_sweep_of_an_earlier_version_that_grows_is_told_as_well(world, monkeyp
     study.dispatch(study.ask(), void=False)
     assert study.plans == ()
     grown = load_sweep(world.file, ["name=old", "budget.trials=4"])
-    with old_session("old", world.state, file=grown, accept=True) as session:
+    with reopen_session("old", world.state, file=grown, accept=True) as session:
         assert session.study.plans == ((1, 1), (4, 1))
         assert session.study.num_to_ask() == 3
-        assert "from 1 to 4 when 1 had begun" in statement_of(session.study)
-    with old_session("old", world.state) as session:
+        assert "from 1 to 4 when 1 had begun" in describe_search_privacy(session.study)
+    with reopen_session("old", world.state) as session:
         assert session.study.plans == ((1, 1), (4, 1)), "once"

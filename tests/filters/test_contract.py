@@ -115,6 +115,13 @@ def test_filter_is_linear(filter_):
             torch.testing.assert_close(more[k], -2.5 * once[k], rtol=1e-12, atol=1e-12)
 
 
+@every_filter
+def test_dc_gain_is_what_becomes_of_a_constant_gradient(filter_):
+    stream = [Released({k: torch.ones(s, dtype=torch.float64) for k, s in SHAPES.items()})] * 400
+    settled = filtered(filter_, stream)[-1]
+    assert float(settled["w"].mean()) == pytest.approx(filter_.dc_gain, rel=1e-3)
+
+
 @pytest.mark.parametrize("filter_", SINGLE, ids=repr)
 def test_noise_gain_is_that_of_the_steady_state(filter_):
     num_params, steps = 4096, 60

@@ -6,6 +6,7 @@ from unittest import mock
 import torch
 from virtual import GIB, virtual_gpu
 
+from dpsweep.config.plan import PrivacyPlan
 from dpsweep.config.source import Source
 from dpsweep.config.trial import load_trial
 from dpsweep.core.seeds import Secret
@@ -14,7 +15,6 @@ from dpsweep.privacy.accounting import Run
 from dpsweep.privacy.engine import unchecked_engine
 from dpsweep.training.allowance import Allowance
 from dpsweep.training.assemble import assemble_on, initial
-from dpsweep.training.budget import Budget
 from dpsweep.training.device import open_device
 
 World = namedtuple("World", "method model batch_size augment", defaults=(1,))
@@ -38,14 +38,18 @@ MODELS = {
     "wrn_40_4": {"name": "wrn_40_4"},
     "vit_small": {"name": "vit_small"},
     "model2": {"name": "model2"},
+    "features": {"name": "linear"},
     "circulant": {"name": "cnn_small", "width": 20, "block": 10},
 }
 
 
 def trial(world):
     copies = {"augment": {"flips": True, "crops": 4, "multiplicity": world.augment}}
+    data = {"name": "cifar10"}
+    if world.model == "features":
+        data = {"name": "mnist", "features": {"name": "scattering", "groups": 27}}
     tree = {
-        "data": {"name": "cifar10"},
+        "data": data,
         "model": MODELS[world.model],
         "privacy": {"noise_multiplier": 1.0, "clip_norm": 1.0},
         "train": {
@@ -65,13 +69,14 @@ def one_step(world, total=80 * GIB, gpu_share=1.0):
     config = trial(world)
     num = 4 * world.batch_size
     spec = config.data.spec
-    images = torch.zeros((num, *spec.shape), dtype=torch.uint8)
+    features = config.data.features is not None
+    images = torch.zeros((num, *spec.shape), dtype=torch.float16 if features else torch.uint8)
     labels = torch.zeros(num, dtype=torch.int64)
-    data = Dataset(images, labels, images[:10], labels[:10], spec.brightest)
+    data = Dataset(images, labels, images[:10], labels[:10], spec.brightest, are_features=features)
     run = Run(world.batch_size / num, 1.0, 1000)
     with virtual_gpu(numbers=False, total=total) as gpu, unchecked():
         device = open_device("cuda", gpu_share)
-        plan = Budget(num, run, float("inf"), 1e-5)
+        plan = PrivacyPlan(num, run, float("inf"), 1e-5)
         step = assemble_on(
             data.to(device), plan, config, Secret.fixed("test"), Allowance(gpu_share=gpu_share)
         )
@@ -79,10 +84,17 @@ def one_step(world, total=80 * GIB, gpu_share=1.0):
         while len(progress.trail) < progress.trail.maxlen:
             progress.trail.append({k: x.clone() for k, x in progress.params.items()})
         progress.step = len(progress.trail)
+        progress.leaf_sizes = leaf_sizes(step, progress)
         gpu.restart()
         step(progress)
         gpu.physical = step.engine.max_physical_batch
     return gpu
+
+
+def leaf_sizes(step, progress):
+    """What the step before would have learned: without it, no thread would draw the noise."""
+    nobody = step.batch(0)[:0]
+    return tuple(x.numel() for x in step.clipped(nobody, progress).values())
 
 
 def unchecked():

@@ -12,8 +12,9 @@ from dpsweep.config.resources import ResourcesConfig
 from dpsweep.config.source import Source
 from dpsweep.config.trial import load_trial
 from dpsweep.core.seeds import Secret
-from dpsweep.execution.resources import memory_share
+from dpsweep.execution.resources import get_memory_share
 from dpsweep.training import loop
+from dpsweep.training import step as step_module
 from dpsweep.training.allowance import Allowance
 from dpsweep.training.assemble import assemble, initial
 from dpsweep.training.device import open_device
@@ -59,6 +60,7 @@ def weights(trial_dir):
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: m["name"])
 def test_pausing_on_cuda_and_going_on_changes_no_bit(tmp_path, method, monkeypatch):
     monkeypatch.setattr(loop, "_LOOK_SECONDS", -1.0)  # look between any two steps
+    monkeypatch.setattr(step_module, "_FEWEST_DRAWN_BY_A_THREAD", 1)
     config, rows = trial(method), []
     whole = trial_dir(tmp_path / "whole")
     paused = trial_dir(tmp_path / "paused", like=whole)
@@ -119,7 +121,7 @@ def test_a_trial_leaves_nothing_on_the_card(tmp_path, method):
 
 
 def test_two_trials_at_fractions_of_a_card_fit_it_together():
-    world, share = World("dp_sgd", "cnn5", 4096), memory_share(ResourcesConfig(gpu=0.5))
+    world, share = World("dp_sgd", "cnn5", 4096), get_memory_share(ResourcesConfig(gpu=0.5))
     half = one_step(world, total=2 * GIB, gpu_share=share)
     assert half.fraction == share == 0.45
     assert 2 * half.peak <= 0.9 * 2 * GIB

@@ -31,6 +31,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from dpsweep.privacy.clip import zero
+from dpsweep.privacy.engine.circulant import _bins
+from dpsweep.privacy.engine.conv import _valid_pairs
+from dpsweep.privacy.spectral import _torus_bins
+
 CUDA = torch.device("cuda", 0)
 GIB = 2**30
 
@@ -134,6 +139,9 @@ def virtual_gpu(*, numbers=True, total=80 * GIB):
         (torch.optim.Optimizer, "_accelerator_graph_capture_health_check", lambda self: None),
     ]
     with contextlib.ExitStack() as stack:
+        for constant in (zero, _bins, _torus_bins, _valid_pairs):  # they lie on another card
+            constant.cache_clear()
+            stack.callback(constant.cache_clear)
         for owner, name, value in stand_ins:
             stack.enter_context(mock.patch.object(owner, name, value, create=True))
         deterministic = torch.backends.cudnn.deterministic
@@ -147,6 +155,9 @@ def on_card(x):
     """Whether a tensor lies on the virtual card, outside its context too."""
     return x.is_meta or _storage(x) in _tagged
 
+
+_pinned = weakref.WeakSet()
+"""Storages of tensors in page-locked memory of the host: a copy of them need not be waited for."""
 
 _tagged = weakref.WeakSet()
 """Storages of tensors that are said to be on the card, while their values lie on the CPU."""
@@ -249,6 +260,17 @@ def _line():
     return "?"
 
 
+def _kernels(name, args):
+    """Of an operation: one, or for lists that no kernel takes together one for each tensor."""
+    lists = [x for x in args if isinstance(x, list | tuple) and all(map(torch.is_tensor, x))]
+    if not name.startswith("_foreach_") or not lists:
+        return 1
+    alike = len({x.dtype for some in lists for x in some}) == 1
+    together = zip(*lists, strict=True)
+    alike = alike and all(len({x.stride() for x in same}) == 1 for same in together)
+    return 1 if alike else len(lists[0])
+
+
 def _is_cuda(device):
     return isinstance(device, int) or torch.device(device).type == "cuda"
 
@@ -264,6 +286,10 @@ class _Calls(TorchFunctionMode):
         card, kwargs = self.card, dict(kwargs or {})
         if func in _GETTERS:
             return _GETTERS[func](card, args[0], func)
+        if func is Tensor.pin_memory or kwargs.pop("pin_memory", False):
+            made = args[0].clone() if func is Tensor.pin_memory else func(*args, **kwargs)
+            _pinned.add(_storage(made))
+            return made
         if func in (Tensor.to, Tensor.cuda, Tensor.cpu):
             return self._move(func, args, kwargs)
         if func in (Tensor.numpy, Tensor.__array__) and card.holds(args[0]):
@@ -311,7 +337,7 @@ class _Calls(TorchFunctionMode):
     def _move(self, func, args, kwargs):
         card, x = self.card, args[0]
         device, dtype, waits, other = kwargs.get("device"), kwargs.get("dtype"), True, None
-        waits = not kwargs.get("non_blocking", False)
+        waits = not (kwargs.get("non_blocking", False) and _storage(x) in _pinned)
         for value in (*args[1:], kwargs.get("other")):
             if isinstance(value, Tensor):
                 other = value
@@ -375,7 +401,7 @@ class _Operations(TorchDispatchMode):
             elif _storage(x) not in old:
                 card.take(x)
         if loud and made_here and name not in _NO_KERNEL.split():
-            card.ledger.launches[name] += 1
+            card.ledger.launches[name] += _kernels(name, args)
             wide = (torch.float64, torch.complex128)
             card.ledger.double += any(x.dtype in wide for x in (*ins, *outs) if x.dim())
         return out

@@ -9,6 +9,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
+from dpsweep.config.plan import PrivacyPlan
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.seeds import Secret
 from dpsweep.data.read import Dataset
@@ -17,7 +18,6 @@ from dpsweep.methods import disk
 from dpsweep.privacy.accounting import Run
 from dpsweep.privacy.engine.vmap import VmapEngine
 from dpsweep.privacy.query import HERE, Ask
-from dpsweep.training.budget import Budget
 from dpsweep.training.step import Progress, Step
 
 GAINS = [(0.7, 0.5), (0.3, 0.5), (0.5, -1.0), (0.9, 3.0), (0.4, 1.5), (0.6, 0.2), (1.0, 0.5)]
@@ -138,7 +138,7 @@ def quiet_step(**method: object) -> Step:
         }
     )
     run = Run(sampling_rate=1.0, noise_multiplier=0.0, steps=100)
-    budget = Budget(num_examples=8, run=run, epsilon=math.inf, delta=1e-5)
+    budget = PrivacyPlan(num_examples=8, run=run, epsilon=math.inf, delta=1e-5)
     engine = VmapEngine(Offset(), quadratic, max_physical_batch=5)
     return Step(config, budget, examples(), engine, Secret.fixed("quadratic"))
 

@@ -15,6 +15,7 @@ import torch
 from scipy import signal
 from torch import Tensor, nn
 
+from dpsweep.config.plan import PrivacyPlan
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.circulant import CirculantLinear
 from dpsweep.core.seeds import Secret
@@ -25,7 +26,6 @@ from dpsweep.methods import PUBLISHED, build
 from dpsweep.privacy.accounting import Run
 from dpsweep.privacy.engine import engine_for
 from dpsweep.privacy.geometry import geometry_of
-from dpsweep.training.budget import Budget
 from dpsweep.training.step import Step
 
 STEPS = 16
@@ -97,7 +97,7 @@ class World:
         model = network(net)
         geometry = geometry_of(build(config.method).geometry, model, SHAPE)
         engine = engine_for(model, nn.functional.cross_entropy, geometry, 4, SHAPE)
-        budget = Budget(num_examples=NUM_EXAMPLES, run=run, epsilon=math.inf, delta=1e-5)
+        budget = PrivacyPlan(num_examples=NUM_EXAMPLES, run=run, epsilon=math.inf, delta=1e-5)
         secret = Secret.fixed("equivalences")
         return cls(Step(config, budget, examples(), engine, secret, geometry))
 

@@ -59,7 +59,7 @@ def stepped(
 
 def run(config: AdamBC, grads: np.ndarray, variances: list[float]) -> np.ndarray:
     param = torch.ones(5, dtype=torch.float64)
-    return stepped(config.build([param]), param, grads, variances)
+    return stepped(config.build([param], LR), param, grads, variances)
 
 
 @pytest.mark.parametrize("phi", [0.0, 1e-4, 0.05, 100.0])
@@ -110,7 +110,7 @@ def test_corrected_second_moment_finds_the_clean_one_under_noise():
     # Signal 0.3 at every step, noise of standard deviation 1: v^ is about 1.09, v^ - 1 about 0.09.
     num, steps, beta2 = 2000, 400, 0.99
     rng, param = torch.Generator().manual_seed(0), torch.zeros(2000, dtype=torch.float64)
-    optimizer = AdamBC(lr=LR, beta2=beta2).build([param])
+    optimizer = AdamBC(lr=LR, beta2=beta2).build([param], LR)
     for _ in range(steps):
         param.grad = 0.3 + torch.randn(num, generator=rng, dtype=torch.float64)
         optimizer.param_groups[0][NOISE_VARIANCES] = [1.0]
@@ -126,13 +126,13 @@ def test_corrected_second_moment_finds_the_clean_one_under_noise():
 def test_resuming_from_a_saved_state_changes_nothing():
     config, grads, variances = AdamBC(lr=LR), gradients(), np.linspace(0.1, 1, STEPS).tolist()
     param = torch.ones(5, dtype=torch.float64)
-    first = config.build([param])
+    first = config.build([param], LR)
     stepped(first, param, grads[:11], variances[:11])
     disk = io.BytesIO()
     torch.save({"x": param, "optimizer": first.state_dict()}, disk)
     disk.seek(0)
     saved = torch.load(disk, weights_only=True)
-    resumed = config.build([saved["x"]])
+    resumed = config.build([saved["x"]], LR)
     resumed.load_state_dict(saved["optimizer"])
     found = stepped(resumed, saved["x"], grads[11:], variances[11:])
     assert np.array_equal(found, run(config, grads, variances)[11:])
@@ -141,7 +141,7 @@ def test_resuming_from_a_saved_state_changes_nothing():
 def test_single_precision_stays_single():
     param = torch.ones(3)
     param.grad = torch.ones(3)
-    optimizer = AdamBC(lr=LR).build([param])
+    optimizer = AdamBC(lr=LR).build([param], LR)
     optimizer.param_groups[0][NOISE_VARIANCES] = [0.5]
     optimizer.step()
     assert param.dtype == torch.float32
@@ -152,7 +152,7 @@ def test_forgotten_variances_are_an_error_and_not_zero():
     param = torch.ones(3)
     param.grad = torch.ones(3)
     with pytest.raises(ValueError, match="zip"):
-        AdamBC(lr=LR).build([param]).step()
+        AdamBC(lr=LR).build([param], LR).step()
 
 
 @pytest.mark.parametrize("floor", [0.0, -1e-7])

@@ -35,7 +35,7 @@ every_case = pytest.mark.parametrize(
 @every_case
 def test_build_gives_torchs_optimizer_with_the_configs_numbers(config, kind, expected):
     params = [torch.ones(3), torch.ones(())]
-    optimizer = config.build(params)
+    optimizer = config.build(params, config.lr)
     assert type(optimizer) is kind
     (group,) = optimizer.param_groups
     assert {key: group[key] for key in expected} == expected
@@ -47,14 +47,14 @@ def test_build_gives_torchs_optimizer_with_the_configs_numbers(config, kind, exp
 def test_step_moves_against_the_gradient(config, kind, expected):
     x = torch.zeros(2)
     x.grad = torch.tensor([1.0, -2.0])
-    config.build([x]).step()
+    config.build([x], config.lr).step()
     assert x[0] < 0 < x[1]
 
 
 def test_plain_sgd_steps_by_lr_times_gradient():
     x = torch.zeros(2)
     x.grad = torch.tensor([1.0, -2.0])
-    Sgd(lr=0.5).build([x]).step()
+    Sgd(lr=0.5).build([x], 0.5).step()
     assert x.tolist() == [-0.5, 1.0]
 
 
@@ -69,7 +69,7 @@ def test_plain_sgd_steps_by_lr_times_gradient():
 def test_defaults_are_the_papers_and_name_the_kind(kind, defaults):
     config = TypeAdapter(OptimizerConfig).validate_python({"name": kind.__name__.lower(), "lr": 1})
     assert config == kind(lr=1.0)
-    given = config.model_dump(exclude={"name", "lr", "schedule"})
+    given = config.model_dump(exclude={"name", "lr", "total_step", "schedule"})
     assert given == {"weight_decay": 0.0, **defaults}
 
 
@@ -95,4 +95,4 @@ def test_numbers_outside_their_range_are_refused(kind, wrong):
 
 def test_base_itself_builds_nothing():
     with pytest.raises(NotImplementedError):
-        Base(lr=1.0).build([])
+        Base(lr=1.0).build([], 1.0)

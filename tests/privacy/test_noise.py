@@ -17,7 +17,7 @@ from dpsweep.config.trial import TrialConfig
 from dpsweep.core.seeds import Secret
 from dpsweep.core.types import Clipped
 from dpsweep.privacy import noise
-from dpsweep.privacy.noise import SOURCES, SecureDraws
+from dpsweep.privacy.noise import SOURCES, NoiseDraw, SecureDraws, leaf_slices
 from dpsweep.privacy.release import GRID_BITS, release
 from dpsweep.privacy.sampling import poisson_batch
 from dpsweep.training.loop import train
@@ -204,6 +204,41 @@ def test_replayed_step_releases_the_same_bits_and_the_next_one_others():
     assert torch.equal(released("secure", 4), released("secure", 4))
     assert (released("secure", 4) != released("secure", 5)).all()
     assert (released("secure", 4) != released("fast", 4)).all()
+
+
+# Drawn by a thread.
+
+ODD = {"w": (3, 41), "scale": (), "none": (0,), "b": (noise._BLOCK + 1,)}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_thread_draws_what_would_be_drawn_leaf_by_leaf(source):
+    sizes = [math.prod(shape) for shape in ODD.values()]
+    drawn = NoiseDraw(SOURCES[source](SECRET, 3, "noise"), sizes, pinned=False).wait(sizes)
+    rng = SOURCES[source](SECRET, 3, "noise")
+    for part, shape in zip(leaf_slices(sizes), ODD.values(), strict=True):
+        assert part.start % 16 == 0
+        expected = np.asarray(rng.standard_normal(shape))
+        np.testing.assert_array_equal(drawn[part].view(shape).numpy(), expected)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("dtype", [None, torch.float32])
+def test_a_release_of_what_a_thread_drew_is_the_same_to_the_bit(source, dtype):
+    total = Clipped({k: torch.randn(shape, dtype=torch.float64) for k, shape in ODD.items()})
+    how = {"clip_norm": 0.7, "noise_multiplier": 1.3, "batch_size": 50, "dtype": dtype}
+    inline = release(total, rng=SOURCES[source](SECRET, 3, "noise"), **how)
+    sizes = [x.numel() for x in total.values()]
+    draw = NoiseDraw(SOURCES[source](SECRET, 3, "noise"), sizes, pinned=False)
+    for k, x in release(total, rng=draw, **how).items():
+        assert torch.equal(x, inline[k]), k
+        assert x.dtype == (dtype or torch.float64)
+
+
+def test_noise_for_other_leaves_is_not_used():
+    draw = NoiseDraw(SOURCES["fast"](SECRET, 3, "noise"), [4, 2], pinned=False)
+    with pytest.raises(AssertionError, match="noise was drawn for another release"):
+        draw.wait([6])
 
 
 # In a trial.

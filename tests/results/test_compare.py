@@ -5,16 +5,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from markupsafe import escape
 from scipy import stats
 
 from dpsweep.cli.verbs import compare as verb
+from dpsweep.cli.verbs import sweeps
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import ConfigError, StateError
-from dpsweep.results.compare import compare, uneven
+from dpsweep.results.compare import compare, compare_methods, uneven
 from dpsweep.results.comparison import markdown, rows, sentences
 from dpsweep.results.groups import TrialGroup, groups_of
+from dpsweep.results.page import page
 from dpsweep.results.significance import gap_between, half_width, holm
-from dpsweep.store.state_dir import State
+from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.study import Study
 
 SGD = "method={name: dp_sgd}"
@@ -40,7 +43,7 @@ def searched(tmp_path, sweep_file):
     def make(name, *settings, trials=2, judge=None, repeats=(), stop_after=None, state="state"):
         settings = [f"name={name}", f"budget.trials={trials}", *settings]
         sweep = load_sweep(sweep_file, settings)
-        folder = State(tmp_path / state).sweep(name)
+        folder = StateFolder(tmp_path / state).sweep(name)
         folder.create(sweep.file, sweep.base, None)
         study = Study.create(folder.storage_uri, sweep, folder.id)
         for _ in range(trials if stop_after is None else stop_after):
@@ -221,7 +224,7 @@ def test_other_data_models_and_metrics_are_refused_by_name(searched):
 
 def test_unfinished_and_void_sweeps_are_said(searched):
     half = searched("half", trials=6, stop_after=2)
-    half.note_void()
+    half.note_test_secret()
     told = sentences(compare(groups(half)))
     assert any(
         "half: was stopped before its end: 4 trials and 0 repeats are left" in w for w in told
@@ -272,3 +275,38 @@ def test_a_private_selection_tells_no_number_of_trials(searched):
     (told,) = rows(compare(groups(study)))["groups"]
     assert (told["trials"], told["repeats"]) == (None, [])
     assert "only its winner is told" in told["remarks"][0]
+
+
+PAIRS = [0.90, 0.80, 0.91, 0.80, 0.92, 0.80, 0.93, 0.82]
+
+
+def test_the_end_of_a_sweep_and_compare_say_the_same(searched, tmp_path, capsys):
+    """One comparison: `launch`, `best` and the page print what `compare` prints."""
+    both = "search={each_of: [disk, dp_sgd]}"
+    repeated = "confirm={top: 1, seeds: 4, each_method: true}"
+    study = searched("both", both, repeated, trials=4, repeats=PAIRS)
+    found = compare_methods(study)
+    assert found is not None
+    said = sentences(found)
+    assert any(": worse than " in sentence for sentence in said), said
+    assert any("a difference may be that one search met a good learning rate" in s for s in said)
+    state = str(tmp_path / "state")
+    verb.compare(["both"], [state], None, any_model=False, form="table")
+    compared = capsys.readouterr().out
+    sweeps.best("both", state, 1, False)
+    best = capsys.readouterr().out
+    assert compared.strip() in best
+    assert all(f"<li>{escape(sentence)}</li>" in page(study) for sentence in said)
+
+
+def test_uneven_trials_are_said_with_the_remedy(searched):
+    first = "start=[{method.name: disk}, {method.name: disk}, {method.name: dp_sgd}]"
+    study = searched("uneven", "search={one_of: [disk, dp_sgd]}", first, trials=3)
+    (told,) = [s for s in sentences(compare_methods(study)) if "not equal: trials" in s]
+    assert "each_of gives all the same number" in told
+
+
+def test_a_search_over_one_method_compares_nothing(searched):
+    assert compare_methods(searched("one")) is None
+    empty = searched("none", "search={each_of: [disk, dp_sgd]}", stop_after=0)
+    assert compare_methods(empty) is None

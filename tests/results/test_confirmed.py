@@ -12,11 +12,12 @@ from dpsweep.config.sweep import load_sweep
 from dpsweep.config.trial import load_trial
 from dpsweep.execution.launch import Session
 from dpsweep.results.confirmed import confirmed_table, luck
+from dpsweep.results.disclosure import TellsAll, TellsWinner
 from dpsweep.results.export import origin_of, to_yaml
 from dpsweep.results.pareto import chosen, summaries, target_of, winners
 from dpsweep.results.tables import trial_row, trial_table
 from dpsweep.search.confirmation import Confirmation
-from dpsweep.store.state_dir import State
+from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.study import Study
 from dpsweep.tracking.tracker import Tracker
 
@@ -42,7 +43,7 @@ def ended(study, asked, accuracy):
 
 @pytest.fixture
 def folder(tmp_path):
-    return State(tmp_path / "state").sweep("tiny")
+    return StateFolder(tmp_path / "state").sweep("tiny")
 
 
 @pytest.fixture
@@ -95,14 +96,17 @@ def test_the_best_of_many_that_was_run_once_is_said_to_be_lucky(made):
 def test_what_is_said_of_luck_depends_on_what_it_was_chosen_from(made):
     best = made([0.9], {}).best()[0]
     repeats = Confirmation(0, (0.5, 0.7), 1)
-    assert luck(best, None, "m", 1) == "m is that of one run; another would come out otherwise."
-    assert luck(best, repeats, "m", 9) == (
+    assert (
+        luck(best, None, "m", 1, TellsAll())
+        == "m is that of one run; another would come out otherwise."
+    )
+    assert luck(best, repeats, "m", 9, TellsAll()) == (
         "Confirmed with fresh noise: m 0.6000 ± 0.1414 over 2 runs (1 more failed) (mean ± "
         "standard deviation; 0.900 when it was chosen)."
     )
-    single = luck(best, Confirmation(0, (0.5,), 0), "m", 9)
+    single = luck(best, Confirmation(0, (0.5,), 0), "m", 9, TellsAll())
     assert single == "Confirmed with fresh noise: m 0.5000 in 1 run (0.900 when it was chosen)."
-    secret = luck(best, None, "m", 1, is_private_selection=True)
+    secret = luck(best, None, "m", 1, TellsWinner())
     assert secret == "m is that of the winner of a private selection: part of it is luck."
 
 

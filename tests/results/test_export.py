@@ -4,7 +4,7 @@ import pytest
 
 from dpsweep.config.source import parse_yaml, read_yaml
 from dpsweep.config.sweep import load_sweep
-from dpsweep.config.trial import config_yaml, load_trial
+from dpsweep.config.trial import dump_trial, load_trial
 from dpsweep.core.errors import StateError
 from dpsweep.results.export import check_target, origin_of, to_yaml, write
 from dpsweep.store.study import Study
@@ -41,8 +41,8 @@ def test_it_loads_back_equal_and_trains_by_itself(tmp_path, study):
 def test_every_corner_of_a_conditional_space_loads_back_equal(sweep_file):
     space = """search={method: {one_of: [{name: dp_sgd}, {name: dp_adam}, {name: disk},
         {name: fftkf, rho: {uniform: [1.0e-7, 0.9]}}]}, optimizer.lr: {log_uniform: [1.0e-5, 9]}}"""
-    for config in load_sweep(sweep_file, [space]).corners():
-        assert load_trial(parse_yaml(config_yaml(config), "x")) == config
+    for config in load_sweep(sweep_file, [space]).corners:
+        assert load_trial(parse_yaml(dump_trial(config), "x")) == config
 
 
 def test_the_header_tells_provenance_and_privacy(study):

@@ -10,9 +10,10 @@ from dpsweep.config.source import read_yaml
 from dpsweep.config.sweep import load_sweep
 from dpsweep.config.trial import load_trial
 from dpsweep.core.errors import StateError
+from dpsweep.results.disclosure import TellsWinner
 from dpsweep.results.figures import figures
-from dpsweep.results.page import NO_FIGURES_OF_A_SECRET, page
-from dpsweep.store.state_dir import State
+from dpsweep.results.page import page
+from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.study import Study
 
 
@@ -44,7 +45,7 @@ def test_privacy_comes_first_then_result_config_and_figures(study_of, tmp_path):
 def test_a_void_sweep_is_shown_with_no_epsilon(study_of):
     study = study_of([0.5, 0.9])
     assert "at ε 4 (" in page(study)
-    study.note_void()
+    study.note_test_secret()
     text = page(study)
     assert "at ε none (void) (" in text
     assert "ε = none (void)" in text
@@ -84,7 +85,7 @@ def test_of_a_private_selection_it_tells_of_the_winner_alone(study_of):
         page(lost)
     study.add_winner(earlier, {"sampling_rate": 0.09, "noise_multiplier": 1.07, "steps": 22})
     text = page(study)
-    assert NO_FIGURES_OF_A_SECRET in text
+    assert TellsWinner.no_figures in text
     assert data_of(text) == {}
     assert "All runs" not in text
     assert "trials in the search" not in text
@@ -102,7 +103,7 @@ def test_the_page_of_anothers_sweep_lies_beside_and_not_in_a_folder(
     monkeypatch.delenv("DPSWEEP_STORAGE", raising=False)
     monkeypatch.setenv("DPSWEEP_OWNER", "alice")
     sweep = load_sweep(sweep_file)
-    folder = State.at(None).sweep(sweep.name)
+    folder = StateFolder.at(None).sweep(sweep.name)
     folder.create(sweep.file, sweep.base, None)
     study = Study.create(folder.storage_uri, sweep, folder.id, owner="alice")
     charged = {"sampling_rate": 0.09, "noise_multiplier": 1.07, "steps": 22}

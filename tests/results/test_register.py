@@ -11,9 +11,9 @@ from dpsweep.core.errors import ConfigError, StateError
 from dpsweep.data.read import load
 from dpsweep.execution.tracking import TrackingWatcher
 from dpsweep.results.register import _tags, register_best
-from dpsweep.store.state_dir import State
+from dpsweep.store.state_dir import StateFolder
 from dpsweep.tracking.mlflow import MlflowSink
-from dpsweep.tracking.registry import _save, check_names
+from dpsweep.tracking.registry import _save_model, check_registry_names
 from dpsweep.tracking.tracker import Tracker
 
 
@@ -23,7 +23,7 @@ def make(tmp_path, sweep_file, really_trained):
 
     def made(*, void=False, tracked=False):
         state, sweep = (
-            State.at(str(tmp_path / "state")),
+            StateFolder.at(str(tmp_path / "state")),
             load_sweep(sweep_file, ["budget.trials=1"]),
         )
         study, folder = really_trained(sweep, state, void=void)
@@ -51,13 +51,13 @@ def test_a_void_sweeps_model_has_no_epsilon_to_filter_by(make):
 @pytest.mark.parametrize("name", ["a' or 'b", "a/b", "", "-x"])
 def test_names_that_the_registry_could_mistake_are_refused(name):
     with pytest.raises(ConfigError, match="a model's name is"):
-        check_names(name, "champion")
+        check_registry_names(name, "champion")
 
 
 @pytest.mark.parametrize("alias", ["latest", "v3", "1st", ""])
 def test_aliases_that_the_registry_keeps_for_itself_are_refused(alias):
     with pytest.raises(ConfigError, match="an alias is"):
-        check_names("digits", alias)
+        check_registry_names("digits", alias)
 
 
 NET = """
@@ -84,7 +84,7 @@ def test_what_is_registered_tells_nothing_of_the_code_it_was_traced_from(tmp_pat
     monkeypatch.syspath_prepend(private)
     model = import_module("their_net").TheirNet().eval()
     place = tmp_path / "stored"
-    _save(model, torch.zeros(2, 4), place)
+    _save_model(model, torch.zeros(2, 4), place)
     stored = [path for path in place.rglob("*") if path.is_file()]
     parts = [path.read_bytes() for path in stored]
     for path in filter(is_zipfile, stored):

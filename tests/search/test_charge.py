@@ -6,22 +6,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from dpsweep.config.plan import plan_privacy
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import ConfigError
 from dpsweep.privacy.accounting import Run, calibrate, compose
 from dpsweep.privacy.selection import selection_epsilon
 from dpsweep.privacy.statement import shown_delta, shown_epsilon
 from dpsweep.search.charge import (
-    cap_of,
-    check_within,
-    growth_of,
-    ledger_entry,
-    run_of,
-    runs_statement,
-    within,
+    check_privacy_cap,
+    compute_growth,
+    describe_runs_privacy,
+    get_charged_run,
+    get_privacy_cap,
+    is_within_cap,
+    make_ledger_entry,
 )
 from dpsweep.store.study import Study
-from dpsweep.training.budget import budget
 
 RUNS = [Run(0.02, 4.145, 2500)] * 10
 TPE, TEN = "sampler.name=tpe", "budget.trials=10"
@@ -30,7 +30,7 @@ BATCHES = "search={train.batch_size: {choice: [64, 128]}}"
 
 def planned(sweep, count=None):
     """Budgets of so many random trials of the space."""
-    return [budget(config).run for config in sweep.samples(count or sweep.num_runs)]
+    return [plan_privacy(config).run for config in sweep.samples(count or sweep.num_runs)]
 
 
 def figures(words):
@@ -50,7 +50,7 @@ def figures(words):
 )
 def test_what_is_proven_depends_on_who_chose_the_runs(sweep_file, settings, claim, estimate):
     sweep = load_sweep(sweep_file, [TEN, *settings])
-    words = runs_statement(sweep, planned(sweep, 10))
+    words = describe_runs_privacy(sweep, planned(sweep, 10))
     assert claim in words
     assert ("estimate" in words) == ("proven" in words) == estimate
 
@@ -59,43 +59,45 @@ def test_the_figure_is_that_of_the_reference(sweep_file):
     sweep = load_sweep(sweep_file, ["privacy.delta=1e-5", TEN])
     # docs/concepts/accounting.md: ten trials of base epsilon 1 cost 3.27 by PLD.
     assert compose(RUNS, 1e-5) == pytest.approx(3.27, rel=0.01)
-    assert f"({shown_epsilon(compose(RUNS, 1e-5))}, 1.0e-05)-DP by" in runs_statement(sweep, RUNS)
-    assert shown_epsilon(compose(RUNS[1:], 1e-5)) not in runs_statement(sweep, RUNS)
+    assert f"({shown_epsilon(compose(RUNS, 1e-5))}, 1.0e-05)-DP by" in describe_runs_privacy(
+        sweep, RUNS
+    )
+    assert shown_epsilon(compose(RUNS[1:], 1e-5)) not in describe_runs_privacy(sweep, RUNS)
 
 
 def test_proof_over_varied_lengths_counts_every_planned_run_and_beats_basic_composition(sweep_file):
     sweep = load_sweep(sweep_file, [TPE, TEN, BATCHES])
     runs = planned(sweep)
-    each, estimate, proven = figures(runs_statement(sweep, runs))
+    each, estimate, proven = figures(describe_runs_privacy(sweep, runs))
     assert each == 4
     assert estimate == pytest.approx(compose(runs, sweep.written.delta), abs=0.01)
     assert estimate < proven < 40
     ends = [calibrate(4.0, sweep.written.delta, rate, steps)[0] for steps, rate in sweep.schedules]
     dearest = max(compose([run] * 10, sweep.written.delta) for run in ends)
     assert dearest < proven < 1.15 * dearest
-    assert figures(runs_statement(sweep, runs[:4]))[-1] == proven
+    assert figures(describe_runs_privacy(sweep, runs[:4]))[-1] == proven
     more = load_sweep(sweep_file, [TPE, "budget.trials=11", BATCHES])
-    assert figures(runs_statement(more, runs))[-1] > proven + 0.5
+    assert figures(describe_runs_privacy(more, runs))[-1] > proven + 0.5
 
 
 def test_trial_that_breaks_the_cap_is_not_run_and_not_proven_by_it(sweep_file):
     sweep = load_sweep(sweep_file, [TPE, TEN, BATCHES])
-    cap, config = cap_of(sweep), sweep.reference_trial
-    assert all(within(cap, run) for run in planned(sweep))
-    check_within(sweep, config)
+    cap, config = get_privacy_cap(sweep), sweep.reference_trial
+    assert all(is_within_cap(cap, run) for run in planned(sweep))
+    check_privacy_cap(sweep, config)
     loud = config.model_copy(update={"privacy": config.privacy.model_copy(update={"epsilon": 5.0})})
     with pytest.raises(
         ConfigError, match=r"train\.batch_size: 64 with train\.epochs: 2 loses more"
     ):
-        check_within(sweep, loud)
-    runs = [*planned(sweep)[:9], budget(loud).run]
-    assert "by basic composition" in runs_statement(sweep, runs)
+        check_privacy_cap(sweep, loud)
+    runs = [*planned(sweep)[:9], plan_privacy(loud).run]
+    assert "by basic composition" in describe_runs_privacy(sweep, runs)
 
 
 def test_no_cap_is_needed_where_lengths_do_not_vary(sweep_file):
     sweep = load_sweep(sweep_file, [TPE])
-    assert cap_of(sweep) is None
-    assert within(None, RUNS[0])
+    assert get_privacy_cap(sweep) is None
+    assert is_within_cap(None, RUNS[0])
 
 
 def test_given_noise_is_proven_too(sweep_file):
@@ -106,15 +108,15 @@ def test_given_noise_is_proven_too(sweep_file):
         "privacy={noise_multiplier: 2}",
     ]
     sweep = load_sweep(sweep_file, settings)
-    estimate, proven = figures(runs_statement(sweep, planned(sweep)))
+    estimate, proven = figures(describe_runs_privacy(sweep, planned(sweep)))
     assert estimate < proven < 2 * estimate
 
 
 def test_search_cut_short_tells_what_all_of_it_costs(sweep_file):
     sweep = load_sweep(sweep_file, [TPE, TEN])
     runs = planned(sweep)
-    _, now, all_of_it = figures(runs_statement(sweep, runs[:4]))
-    _, whole = figures(runs_statement(sweep, runs))
+    _, now, all_of_it = figures(describe_runs_privacy(sweep, runs[:4]))
+    _, whole = figures(describe_runs_privacy(sweep, runs))
     assert now < all_of_it == whole
 
 
@@ -122,13 +124,13 @@ def test_search_cut_short_tells_what_all_of_it_costs(sweep_file):
 def test_shared_budget_is_quoted_while_it_is_kept_and_taken_back_when_not(sweep_file, settings):
     sweep = load_sweep(sweep_file, [TPE, TEN, "privacy.scope=sweep", *settings])
     runs = planned(sweep)
-    words = runs_statement(sweep, runs)
+    words = describe_runs_privacy(sweep, runs)
     assert words.startswith("The budget covers the whole search of 10 runs")
     assert figures(words) == [4.0]
     assert compose(runs, sweep.written.delta) <= 4
-    assert "OVER BUDGET" in runs_statement(sweep, [*runs, runs[0]])
+    assert "OVER BUDGET" in describe_runs_privacy(sweep, [*runs, runs[0]])
     quieter = replace(runs[0], noise_multiplier=runs[0].noise_multiplier * 0.99)
-    assert "OVER BUDGET" in runs_statement(sweep, [quieter, *runs[1:]])
+    assert "OVER BUDGET" in describe_runs_privacy(sweep, [quieter, *runs[1:]])
 
 
 def test_shared_budget_of_trials_alike_is_used_up(sweep_file):
@@ -142,35 +144,35 @@ def test_shared_budget_pays_for_the_confirming_runs(sweep_file):
     assert sweep.num_runs == 16
     runs = planned(sweep)
     assert compose(runs, sweep.written.delta) == pytest.approx(4, rel=0.02)
-    words = runs_statement(sweep, runs, confirming=6)
+    words = describe_runs_privacy(sweep, runs, confirming=6)
     assert "10 adaptive trials and 6 confirming runs" in words
 
 
 @pytest.mark.parametrize("space", [[], [BATCHES]])
 def test_private_selection_says_one_figure_whatever_was_run(sweep_file, space):
     sweep = load_sweep(sweep_file, [TEN, "accounting=private_selection", *space])
-    words = runs_statement(sweep, planned(sweep, 3))
-    assert words == runs_statement(sweep, planned(sweep, 25))
+    words = describe_runs_privacy(sweep, planned(sweep, 3))
+    assert words == describe_runs_privacy(sweep, planned(sweep, 25))
     each, figure = figures(words)
     assert each == 4 < figure < compose(planned(sweep), sweep.written.delta)
     if space:
-        assert figure >= selection_epsilon(cap_of(sweep), 10, sweep.written.delta)[0]
+        assert figure >= selection_epsilon(get_privacy_cap(sweep), 10, sweep.written.delta)[0]
 
 
 def test_the_ledger_is_charged_and_not_what_was_reported(tmp_path, sweep_file):
     record = Study.create(f"sqlite:///{tmp_path}/study.db", load_sweep(sweep_file)).ask()
-    entry = ledger_entry(record.config)
-    run = budget(record.config).run
+    entry = make_ledger_entry(record.config)
+    run = plan_privacy(record.config).run
     assert entry == {
         "sampling_rate": run.sampling_rate,
         "noise_multiplier": run.noise_multiplier,
         "steps": run.steps,
     }
-    assert run_of(record) == run
+    assert get_charged_run(record) == run
     charged = replace(record, charged={**entry, "noise_multiplier": 1.5})
-    assert run_of(charged) == replace(run, noise_multiplier=1.5)
+    assert get_charged_run(charged) == replace(run, noise_multiplier=1.5)
     pruned = replace(record, charged=entry, state="pruned", row={"noise_multiplier": 9.0})
-    assert run_of(pruned) == run
+    assert get_charged_run(pruned) == run
 
 
 def test_the_plan_is_never_said_to_cost_less_than_any_part_of_it(sweep_file):
@@ -178,45 +180,47 @@ def test_the_plan_is_never_said_to_cost_less_than_any_part_of_it(sweep_file):
     for settings in ([TPE, TEN], [TPE, TEN, BATCHES], ["sampler.name=random", TEN, BATCHES]):
         sweep = load_sweep(sweep_file, settings)
         runs = planned(sweep)
-        plan = figures(runs_statement(sweep, [], ahead=10))[-1]
+        plan = figures(describe_runs_privacy(sweep, [], ahead=10))[-1]
         for begun in (0, 4, 10):
-            words = runs_statement(sweep, runs[:begun], ahead=10)
+            words = describe_runs_privacy(sweep, runs[:begun], ahead=10)
             assert "The search of all 10 planned runs over" in words
             assert figures(words)[-1] == plan >= compose(runs[:begun], sweep.written.delta)
-        assert figures(runs_statement(sweep, [*runs, runs[0]], ahead=10))[-1] > plan
+        assert figures(describe_runs_privacy(sweep, [*runs, runs[0]], ahead=10))[-1] > plan
     sweep = load_sweep(sweep_file, [TPE, several, "budget.trials=4"])
     ((steps, rate),) = sweep.schedules
     one, four = (calibrate(e, sweep.written.delta, rate, steps)[0] for e in (1.0, 4.0))
-    plan = figures(runs_statement(sweep, [], ahead=4))[-1]
+    plan = figures(describe_runs_privacy(sweep, [], ahead=4))[-1]
     assert plan == pytest.approx(compose([one, four] * 2, sweep.written.delta), abs=0.01)
-    assert figures(runs_statement(sweep, [four] * 3, ahead=4))[-1] > plan, "repeats of one budget"
+    assert figures(describe_runs_privacy(sweep, [four] * 3, ahead=4))[-1] > plan, (
+        "repeats of one budget"
+    )
 
 
 @pytest.mark.parametrize("accounting", ["accounting=private_selection", "privacy.scope=sweep"])
 def test_a_figure_for_the_whole_search_is_that_of_the_plan(sweep_file, accounting):
     sweep = load_sweep(sweep_file, [TEN, accounting])
-    whole = runs_statement(sweep, planned(sweep), ahead=10)
-    assert figures(runs_statement(sweep, [], ahead=10)) == figures(whole)
+    whole = describe_runs_privacy(sweep, planned(sweep), ahead=10)
+    assert figures(describe_runs_privacy(sweep, [], ahead=10)) == figures(whole)
 
 
 def test_a_search_that_grew_says_so_and_what_is_proven_of_a_number_that_results_chose(sweep_file):
     sweep = load_sweep(sweep_file, [TEN])
     runs, delta = planned(sweep), sweep.written.delta
-    plain = runs_statement(sweep, runs, plans=((10, 0),))
-    assert plain == runs_statement(sweep, runs)
-    words = runs_statement(sweep, runs, plans=((2, 0), (5, 2), (10, 4)))
+    plain = describe_runs_privacy(sweep, runs, plans=((10, 0),))
+    assert plain == describe_runs_privacy(sweep, runs)
+    words = describe_runs_privacy(sweep, runs, plans=((2, 0), (5, 2), (10, 4)))
     assert (
         "raised when results could be seen: from 2 to 5 when 2 had begun, to 10 when 4 had" in words
     )
     assert f"({shown_epsilon(compose(runs, delta))}, " in words
     one_of_72 = compose(runs, delta / 72)  # 8 more than planned at first: 8 * 9
     assert f"is proven: ({shown_epsilon(one_of_72)}, {shown_delta(2 * delta)})-DP for 10" in words
-    part = runs_statement(sweep, runs[:4], plans=((2, 0), (10, 4)))
+    part = describe_runs_privacy(sweep, runs[:4], plans=((2, 0), (10, 4)))
     assert f"is proven: ({shown_epsilon(one_of_72)}, " in part, "all that are planned count"
-    extra = runs_statement(sweep, [*runs, runs[0]], plans=((2, 0), (10, 4)))
+    extra = describe_runs_privacy(sweep, [*runs, runs[0]], plans=((2, 0), (10, 4)))
     of_eleven = f"({shown_epsilon(compose([*runs, runs[0]], delta / 90))}, "
     assert of_eleven in extra
-    assert of_eleven in runs_statement(sweep, runs[:4], plans=((2, 0), (10, 4)), ahead=11)
+    assert of_eleven in describe_runs_privacy(sweep, runs[:4], plans=((2, 0), (10, 4)), ahead=11)
 
 
 def test_a_number_of_runs_that_results_choose_keeps_the_ex_post_guarantee_and_no_naive_one(
@@ -232,9 +236,9 @@ def test_a_number_of_runs_that_results_choose_keeps_the_ex_post_guarantee_and_no
     settings = [*one_step, "privacy.delta=0.02"]
     most, delta, num = 12, 0.02, 200_000
     sweeps = [load_sweep(sweep_file, [*settings, f"budget.trials={n}"]) for n in range(1, most + 1)]
-    (run,) = {budget(sweep.written).run for sweep in sweeps}
+    (run,) = {plan_privacy(sweep.written).run for sweep in sweeps}
     assert (run.sampling_rate, run.steps) == (1.0, 1)
-    grown = [growth_of(s, [run] * n, ((1, 0), (n, 1)), n) for n, s in enumerate(sweeps, 1)]
+    grown = [compute_growth(s, [run] * n, ((1, 0), (n, 1)), n) for n, s in enumerate(sweeps, 1)]
     assert [g.delta for g in grown] == [delta] + [2 * delta] * (most - 1)
     naive = [compose([run] * n, delta) for n in range(1, most + 1)]
     rng = np.random.default_rng(0)

@@ -12,8 +12,13 @@ from dpsweep.privacy.accounting import compose
 from dpsweep.privacy.statement import shown_epsilon
 from dpsweep.results.export import origin_of
 from dpsweep.results.pareto import winners
-from dpsweep.search.charge import run_of
-from dpsweep.search.confirmation import by_confirmed, candidates, confirmations, missing
+from dpsweep.search.charge import get_charged_run
+from dpsweep.search.confirmation import (
+    find_next_repeat,
+    list_candidates,
+    rank_by_confirmed,
+    summarize_repeats,
+)
 from dpsweep.search.propose import propose
 from dpsweep.search.trial_record import Record
 from dpsweep.store.study import Study
@@ -55,11 +60,11 @@ def repeats_of(number, *values, failed=0):
 
 def test_the_first_few_of_each_epsilon_are_candidates():
     ranking = [record(n, epsilon=e) for n, e in [(4, 8), (2, 8), (0, 8), (1, 1), (3, 1), (5, 1)]]
-    chosen = candidates(ranking, ConfirmConfig(top=2, seeds=2))
+    chosen = list_candidates(ranking, ConfirmConfig(top=2, seeds=2))
     assert [c.number for c in chosen] == [4, 2, 1, 3]
-    assert candidates([], ConfirmConfig()) == []
+    assert list_candidates([], ConfirmConfig()) == []
     one = ConfirmConfig()
-    assert [c.number for c in candidates(ranking, one)] == [4, 1]
+    assert [c.number for c in list_candidates(ranking, one)] == [4, 1]
 
 
 def test_the_first_few_of_each_method_are_candidates_where_methods_are_compared():
@@ -67,8 +72,8 @@ def test_the_first_few_of_each_method_are_candidates_where_methods_are_compared(
     other = TrialConfig.model_validate({**TREE, "method": {"name": "dp_adam"}})
     ranking = [replace(r, config=other) if r.number in (0, 1) else r for r in ranking]
     compared = ConfirmConfig(top=1, seeds=2, each_method=True)
-    assert [c.number for c in candidates(ranking, compared)] == [4, 0]
-    assert [c.number for c in candidates(ranking, ConfirmConfig(top=2, seeds=2))] == [4, 2]
+    assert [c.number for c in list_candidates(ranking, compared)] == [4, 0]
+    assert [c.number for c in list_candidates(ranking, ConfirmConfig(top=2, seeds=2))] == [4, 2]
 
 
 def test_repeats_of_each_method_are_planned(load):
@@ -87,7 +92,7 @@ def test_repeats_of_each_of_one_method_are_refused(load):
 def test_candidates_take_turns_until_each_has_its_runs():
     ranking, config = [record(n) for n in (5, 2, 7, 0)], ConfirmConfig(top=3, seeds=2)
     order, repeats = [], []
-    while (chosen := missing(ranking, repeats, config)) is not None:
+    while (chosen := find_next_repeat(ranking, repeats, config)) is not None:
         order.append(chosen.number)
         state = ("running", "failed", "complete")[len(order) % 3]  # each was charged
         repeats.append(record(10 + len(order), confirms=chosen.number, state=state))
@@ -96,44 +101,46 @@ def test_candidates_take_turns_until_each_has_its_runs():
 
 def test_repeats_of_a_trial_that_is_no_candidate_any_more_do_not_stand_for_others():
     ranking, config = [record(n) for n in (5, 2)], ConfirmConfig(top=1, seeds=2)
-    assert missing(ranking, repeats_of(2, 0.5, 0.5), config).number == 5
-    assert missing(ranking, [*repeats_of(2, 0.5), *repeats_of(5, 0.5, 0.5)], config) is None
+    assert find_next_repeat(ranking, repeats_of(2, 0.5, 0.5), config).number == 5
+    assert (
+        find_next_repeat(ranking, [*repeats_of(2, 0.5), *repeats_of(5, 0.5, 0.5)], config) is None
+    )
 
 
 def test_nothing_is_missing_where_no_trial_was_completed():
-    assert missing([], [], ConfirmConfig()) is None
+    assert find_next_repeat([], [], ConfirmConfig()) is None
 
 
 def test_a_mean_is_of_completed_repeats_without_the_chosen_trial_itself():
     running = record(50, 0.0, confirms=1, state="running")
-    found = confirmations([record(1, 0.99), *repeats_of(1, 0.5, 0.7, failed=1), running])
+    found = summarize_repeats([record(1, 0.99), *repeats_of(1, 0.5, 0.7, failed=1), running])
     assert found.keys() == {1}
     one = found[1]
     assert (one.mean, one.num_failed) == (pytest.approx(0.6), 1)
     assert one.spread == pytest.approx(0.02**0.5)  # ((0.1)^2 + (0.1)^2) / (2 - 1)
     assert str(one) == "0.6000 ± 0.1414 over 2 runs (1 more failed)"
-    single = confirmations(repeats_of(1, 0.5))[1]
+    single = summarize_repeats(repeats_of(1, 0.5))[1]
     assert str(single) == "0.5000 in 1 run"
 
 
 def test_a_config_whose_repeats_all_failed_is_not_confirmed():
-    assert confirmations(repeats_of(3, failed=2)) == {}
+    assert summarize_repeats(repeats_of(3, failed=2)) == {}
 
 
 @pytest.mark.parametrize("sign", [-1, 1], ids=["max", "min"])
 def test_confirmed_trials_come_by_their_means_and_the_others_after_them_as_they_were(sign):
     ranking = [record(n) for n in (5, 2, 7, 4)]
-    found = confirmations([*repeats_of(2, 0.5), *repeats_of(7, 0.4, 0.8)])
+    found = summarize_repeats([*repeats_of(2, 0.5), *repeats_of(7, 0.4, 0.8)])
     confirmed = [7, 2] if sign == -1 else [2, 7]
-    ordered = by_confirmed(ranking, found, sign)
+    ordered = rank_by_confirmed(ranking, found, sign)
     assert [r.number for r in ordered] == [*confirmed, 5, 4]
-    assert by_confirmed(ranking, {}, sign) == ranking
+    assert rank_by_confirmed(ranking, {}, sign) == ranking
 
 
 def test_a_repeat_that_failed_weighs_more_than_any_mean():
     ranking = [record(n) for n in (1, 2)]
-    found = confirmations([*repeats_of(1, 0.9, 0.9, failed=1), *repeats_of(2, 0.2)])
-    assert [r.number for r in by_confirmed(ranking, found, -1)] == [2, 1]
+    found = summarize_repeats([*repeats_of(1, 0.9, 0.9, failed=1), *repeats_of(2, 0.2)])
+    assert [r.number for r in rank_by_confirmed(ranking, found, -1)] == [2, 1]
 
 
 def row(accuracy, epoch=1):
@@ -268,7 +275,7 @@ def test_each_repeat_is_charged_as_a_trial_from_its_hand_out(uri, load):
     asked = study.ask_to_confirm()
     handed = study.dispatch(asked, void=False)
     assert handed.charged == study.record(asked.number).charged
-    runs = [run_of(r) for r in study.records()]
+    runs = [get_charged_run(r) for r in study.records()]
     assert len(runs) == 5
     words = origin_of(study).search_words
     assert "4 adaptive trials and 1 confirming run" in words
@@ -277,7 +284,7 @@ def test_each_repeat_is_charged_as_a_trial_from_its_hand_out(uri, load):
     assert shown_epsilon(compose(runs[:4], delta)) not in words
     study.tell(asked.number, "failed")
     confirm(study, lambda number: 0.5)
-    runs = [run_of(r) for r in study.records()]
+    runs = [get_charged_run(r) for r in study.records()]
     words = origin_of(study).search_words
     assert "4 adaptive trials and 4 confirming runs" in words
     assert f"({shown_epsilon(compose(runs, delta))}, " in words
@@ -359,7 +366,7 @@ def test_a_budget_that_all_runs_share_pays_for_no_more_of_them_than_were_planned
     assert study.ask_to_confirm() is None
     assert study.is_finished()
     assert len(study.records()) == study.sweep.num_runs
-    assert study.sweep.whole.covers([run_of(r) for r in study.records()])
+    assert study.sweep.whole.covers([get_charged_run(r) for r in study.records()])
 
 
 def test_results_do_not_decide_how_many_runs_a_search_that_ran_out_of_time_has(uri, load):

@@ -10,9 +10,9 @@ import pytest
 from optuna.trial import TrialState
 
 from dpsweep.config.space.expression import parse_formula
+from dpsweep.config.space.suggest import RoundRobin
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import ConfigError
-from dpsweep.search.distributions import Turns
 from dpsweep.search.propose import propose
 from dpsweep.store.study import Study
 
@@ -180,7 +180,7 @@ def test_a_sampler_that_cannot_cover_the_space_is_refused(sweep_file, sampler, s
 
 
 def test_turns_go_through_all_combinations():
-    seen = {(t.take(2), t.take(3)) for t in map(Turns, range(6))}
+    seen = {(t.take(2), t.take(3)) for t in map(RoundRobin, range(6))}
     assert seen == {(i, j) for i in range(2) for j in range(3)}
 
 

@@ -7,13 +7,13 @@ import pytest
 
 from dpsweep.config.space.domains import Range, Slot
 from dpsweep.config.sweep import load_sweep
-from dpsweep.search.quasi_random import Even, scrambled
+from dpsweep.search.quasi_random import QuasiRandomDraw, compute_scrambled_point
 
 SLOT = Slot("train.epochs", "train.epochs")
 
 
 def drawn(domain, count, seed=0):
-    return [Even(seed, i, (0, i)).number(SLOT, domain) for i in range(count)]
+    return [QuasiRandomDraw(seed, i, (0, i)).number(SLOT, domain) for i in range(count)]
 
 
 def eighths(values, low, high):
@@ -23,20 +23,22 @@ def eighths(values, low, high):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_power_of_two_of_points_has_its_share_in_every_part(seed):
-    assert eighths([scrambled(i, seed) for i in range(8)], 0, 1) == {1}
-    assert eighths([scrambled(i, seed) for i in range(32)], 0, 1) == {4}
+    assert eighths([compute_scrambled_point(i, seed) for i in range(8)], 0, 1) == {1}
+    assert eighths([compute_scrambled_point(i, seed) for i in range(32)], 0, 1) == {4}
 
 
 def test_keys_do_not_follow_from_each_other():
     for one, other in ((0, 1), (2, 3), (4, 5), (6, 7)):
-        pairs = [(scrambled(i, one), scrambled(i, other)) for i in range(256)]
+        pairs = [
+            (compute_scrambled_point(i, one), compute_scrambled_point(i, other)) for i in range(256)
+        ]
         counts = Counter((int(2 * x), int(2 * y)) for x, y in pairs)
         assert len(counts) == 4
         assert min(counts.values()) > 40, counts
 
 
 def test_a_point_is_uniform_over_seeds():
-    first = [scrambled(0, seed) for seed in range(2000)]
+    first = [compute_scrambled_point(0, seed) for seed in range(2000)]
     assert abs(np.mean(first) - 0.5) < 0.03  # four standard deviations
     assert abs(np.var(first) - 1 / 12) < 0.01
 
@@ -64,14 +66,14 @@ def test_ranges_of_whole_numbers_give_each_its_share():
 
 def test_options_have_their_shares():
     labels = ("a", "b", "c", "d")
-    options = Counter(Even(0, i, (0, i)).option(SLOT, labels) for i in range(16))
+    options = Counter(QuasiRandomDraw(0, i, (0, i)).option(SLOT, labels) for i in range(16))
     assert options == dict.fromkeys(range(4), 4)
 
 
 def test_a_best_value_is_nearer_than_to_random_draws():
     rng = np.random.default_rng(0)
     best = rng.random(400)
-    even = np.array([[scrambled(i, seed) for i in range(4)] for seed in range(400)])
+    even = np.array([[compute_scrambled_point(i, seed) for i in range(4)] for seed in range(400)])
     nearest = [np.abs(x - best[:, None]).min(1) for x in (even, rng.random((400, 4)))]
     assert np.mean(nearest[0]) < 0.75 * np.mean(nearest[1])
     assert np.quantile(nearest[0], 0.95) < 0.6 * np.quantile(nearest[1], 0.95)
@@ -130,7 +132,9 @@ def test_after_the_first_trials_the_sampler_proposes(sweep_file, search):
         load_sweep(sweep_file, settings), 4, lambda record: record.hyperparams["method.kappa"]
     )
     place = Slot("method.kappa", "method.kappa")
-    even = [Even(0, i, (0, i)).number(place, Range("uniform", 0.3, 1.0)) for i in range(4)]
+    even = [
+        QuasiRandomDraw(0, i, (0, i)).number(place, Range("uniform", 0.3, 1.0)) for i in range(4)
+    ]
     kappas = [record.hyperparams["method.kappa"] for record in study.records()]
     assert kappas[:2] == even[:2]
     assert kappas[2] != even[2]

@@ -8,7 +8,7 @@ import pytest
 from dpsweep.config.sweep import load_sweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.search.choose import LEAST_TRIALS, expected_values, surrogates
-from dpsweep.search.surrogate import TOTAL_STEP, Surrogate, searched_features, total_step
+from dpsweep.search.surrogate import TOTAL_STEP, Surrogate, searched_features
 from dpsweep.search.trial_record import Record
 
 TREE = {
@@ -54,7 +54,7 @@ def drawn(rng):
 
 def worth(config):
     """Best at a total step of 640, whatever else."""
-    return 0.94 - 0.004 * math.log2(total_step(config) / 640) ** 2
+    return 0.94 - 0.004 * math.log2(config.total_step / 640) ** 2
 
 
 def searched(seed, count, noise=0.01, sign=1):
@@ -76,8 +76,8 @@ def test_the_total_step_has_the_clip_norm_in_it_where_releases_have():
     assert steps == round(30 * 1437 / 128)
     sgd = config_of({"optimizer.lr": 2.0, "privacy.clip_norm": 0.5})
     adam = config_of({"method.name": "dp_adam", "optimizer.lr": 0.01, "privacy.clip_norm": 0.5})
-    assert total_step(sgd) == pytest.approx(2 * 0.5 * steps)
-    assert total_step(adam) == pytest.approx(0.01 * steps)
+    assert sgd.total_step == pytest.approx(2 * 0.5 * steps)
+    assert adam.total_step == pytest.approx(0.01 * steps)
 
 
 @pytest.mark.parametrize("sign", [-1, 1], ids=["accuracy", "loss"])
@@ -114,9 +114,9 @@ def test_the_curve_passes_near_the_truth_and_through_what_it_predicts(sweep):
     one = Surrogate(sweep(PLAIN).space, records, -1)
     best = max(records, key=lambda r: one.means()[r.number])
     steps, mean, spread = one.along(one.features[0], best)
-    assert steps[0] == pytest.approx(min(total_step(r.config) for r in records))
-    assert steps[-1] == pytest.approx(max(total_step(r.config) for r in records))
-    at_best = np.interp(math.log(total_step(best.config)), np.log(steps), mean)
+    assert steps[0] == pytest.approx(min(r.config.total_step for r in records))
+    assert steps[-1] == pytest.approx(max(r.config.total_step for r in records))
+    at_best = np.interp(math.log(best.config.total_step), np.log(steps), mean)
     assert at_best == pytest.approx(one.means()[best.number], abs=1e-4)
     truth = 0.94 - 0.004 * np.log2(steps / 640) ** 2
     assert np.mean(np.abs(mean - truth) < 2 * spread) > 0.8

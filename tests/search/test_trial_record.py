@@ -5,7 +5,7 @@ import pytest
 
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import StateError
-from dpsweep.search.trial_record import DISPATCHED, attributes, record_of
+from dpsweep.search.trial_record import DISPATCHED, make_attributes, make_record
 
 CONFIG = TrialConfig.model_validate(
     {
@@ -26,7 +26,7 @@ def stored(**attrs):
 def test_what_it_was_charged_is_read_back():
     charged = {"sampling_rate": 0.1, "noise_multiplier": 2.0, "steps": 3}
     more = {DISPATCHED: {"void": True, "charged": charged}}
-    record = record_of(stored(**attributes(CONFIG, {"optimizer.lr": 1.0}, **more)), CONFIG)
+    record = make_record(stored(**make_attributes(CONFIG, {"optimizer.lr": 1.0}, **more)), CONFIG)
     assert (record.dispatched, record.void, record.charged) == (True, True, charged)
     assert record.hyperparams == {"optimizer.lr": 1.0}
 
@@ -34,4 +34,4 @@ def test_what_it_was_charged_is_read_back():
 def test_a_trial_of_an_older_version_is_refused():
     old = stored(knobs={}, config={}, handed_out={"void": False, "charged": {}})
     with pytest.raises(StateError, match=r"older than .* Finish that sweep with the version"):
-        record_of(old, CONFIG)
+        make_record(old, CONFIG)

@@ -7,7 +7,7 @@ from optuna.trial import TrialState
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import ConfigError
 from dpsweep.results.export import origin_of
-from dpsweep.search.warm_start import experience, history
+from dpsweep.search.warm_start import collect_earlier_trials, make_history
 from dpsweep.store.study import Study
 
 TPE = "sampler={name: tpe, startup_trials: 4}"
@@ -42,7 +42,7 @@ def test_the_sampler_knows_the_earlier_trials_from_the_first_on(sweep_file, earl
     cold = Study.create(f"sqlite:///{tmp_path}/cold.db", sweep).ask()
     assert warm.number == cold.number == 0
     assert warm.hyperparams != cold.hyperparams
-    trials = history(sweep, experience(sweep, earlier.sweep, earlier.records()))
+    trials = make_history(sweep, collect_earlier_trials(sweep, earlier.sweep, earlier.records()))
     assert [t.number for t in trials] == list(range(-12, 0))
     assert [t.value for t in trials] == [r.value for r in earlier.records()[:12]]
     assert trials[0].distributions["method.kappa"] == optuna.distributions.FloatDistribution(0.3, 1)
@@ -82,7 +82,7 @@ def test_each_budget_learns_from_its_own(sweep_file, search):
     each = "privacy.epsilon={each: [1, 8]}"
     old = search(load(sweep_file, "name=old", each), 6, kappa, name="old")
     sweep = load(sweep_file, each)
-    told = history(sweep, experience(sweep, old.sweep, old.records()))
+    told = make_history(sweep, collect_earlier_trials(sweep, old.sweep, old.records()))
     assert [t.user_attrs["hyperparams"]["privacy.epsilon"] for t in told] == [1, 8] * 3
 
 
@@ -90,7 +90,7 @@ def test_methods_in_turn_are_told_too(sweep_file, search):
     each = "search={each_of: [disk, dp_sgd]}"
     old = search(load(sweep_file, "name=old", each), 4, lambda r: 0.5, name="old")
     sweep = load(sweep_file, each)
-    told = history(sweep, experience(sweep, old.sweep, old.records()))
+    told = make_history(sweep, collect_earlier_trials(sweep, old.sweep, old.records()))
     assert [t.user_attrs["hyperparams"]["method.name"] for t in told] == ["disk", "dp_sgd"] * 2
     assert "one_of.disk.method.kappa" in told[0].params
 
@@ -113,11 +113,11 @@ def test_another_search_tells_nothing_and_the_difference_is_named(
 ):
     sweep = load(sweep_file, *settings)
     with pytest.raises(ConfigError, match=message):
-        experience(sweep, earlier.sweep, earlier.records())
+        collect_earlier_trials(sweep, earlier.sweep, earlier.records())
 
 
 def test_what_a_void_sweep_found_voids_the_sweep_that_learned_it(sweep_file, earlier, tmp_path):
-    earlier.note_void()
+    earlier.note_test_secret()
     study = created(load(sweep_file), earlier, tmp_path, "new")
     assert study.is_void
     assert "VOID" in origin_of(study).search_words

@@ -14,8 +14,8 @@ from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import ConfigError, Misfit
 from dpsweep.data import shared
 from dpsweep.models import transfer
-from dpsweep.store.state_dir import State
-from dpsweep.store.storage import named
+from dpsweep.store.state_dir import StateFolder
+from dpsweep.store.storage import resolve_storage_uri
 from dpsweep.training.trial_dir import TrialDir
 
 
@@ -97,7 +97,7 @@ def test_no_other_place_loads_a_pickle():
 def test_private_files_are_private_under_any_umask(tmp_path, sweep_file):
     before = os.umask(0)
     try:
-        sweep, state = load_sweep(sweep_file), State(tmp_path / "deep/er/state")
+        sweep, state = load_sweep(sweep_file), StateFolder(tmp_path / "deep/er/state")
         folder = state.sweep("tiny")
         folder.create(sweep.file, sweep.base, None)
         with folder.lease():
@@ -169,6 +169,6 @@ def test_a_password_in_an_option_is_refused_and_not_repeated(
 
 def test_a_password_in_the_environment_is_taken(monkeypatch):
     monkeypatch.setenv("DPSWEEP_STORAGE", "postgresql://me:pa55@h/db")
-    assert named(None) == "postgresql+psycopg://me:pa55@h/db"
+    assert resolve_storage_uri(None) == "postgresql+psycopg://me:pa55@h/db"
     with pytest.raises(ConfigError, match="PGPASSWORD"):
-        named("postgresql://me:pa55@h/db")
+        resolve_storage_uri("postgresql://me:pa55@h/db")

@@ -15,9 +15,9 @@ from dpsweep.cli import app
 from dpsweep.cli.verbs import route, search
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import ConfigError, DpSweepError, StateError
-from dpsweep.store.owner import parted, whoami
-from dpsweep.store.state_dir import State
-from dpsweep.store.storage import check_storage, study_name
+from dpsweep.store.owner import split_sweep_name, whoami
+from dpsweep.store.state_dir import StateFolder
+from dpsweep.store.storage import check_storage, choose_study_name
 from dpsweep.store.study import Study, open_study
 from dpsweep.tracking.mlflow import MlflowSink
 from dpsweep.tracking.spool import Undeliverable
@@ -37,7 +37,7 @@ def launch(tmp_path, monkeypatch, sweep_file, be):
 
     def make(owner, name="tiny"):
         be(owner)
-        sweep, state = load_sweep(sweep_file, [f"name={name}"]), State.at(None)
+        sweep, state = load_sweep(sweep_file, [f"name={name}"]), StateFolder.at(None)
         folder = state.sweep(name)
         folder.create(sweep.file, sweep.base, None)
         Study.create(folder.storage_uri, sweep, folder.id, owner=owner)
@@ -59,14 +59,14 @@ def test_two_owners_have_sweeps_of_one_name_in_one_folder(launch, be, tmp_path):
     mine, theirs = launch("alice"), launch("bob")
     assert mine.path == tmp_path / ".dpsweep/sweeps/tiny", "as for one user alone"
     assert theirs.path == tmp_path / ".dpsweep/owners/bob/sweeps/tiny"
-    assert (mine.whose, theirs.whose) == ("alice", "bob")
+    assert (mine.owner_name, theirs.owner_name) == ("alice", "bob")
     assert mine.storage_uri != theirs.storage_uri
-    assert State.at(None).sweep("tiny") == theirs, "NAME is one's own"
-    assert State.at(None).sweep("alice/tiny") == mine
+    assert StateFolder.at(None).sweep("tiny") == theirs, "NAME is one's own"
+    assert StateFolder.at(None).sweep("alice/tiny") == mine
     be("alice")
-    assert State.at(None).sweep("tiny") == mine
-    assert State.at(None).sweep("bob/tiny") == theirs
-    assert open_study("bob/tiny", State.at(None)).sweep.name == "tiny"
+    assert StateFolder.at(None).sweep("tiny") == mine
+    assert StateFolder.at(None).sweep("bob/tiny") == theirs
+    assert open_study("bob/tiny", StateFolder.at(None)).sweep.name == "tiny"
     for folder in (mine.path, theirs.path, theirs.state.root, theirs.state.root.parent):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
@@ -116,11 +116,11 @@ def test_a_folder_from_before_owners_is_its_launchers(launch, be, monkeypatch):
     old = {k: v for k, v in json.loads(stored.read_text()).items() if k not in ("owner", "study")}
     stored.write_text(json.dumps(old))
     monkeypatch.delenv("DPSWEEP_OWNER")
-    assert State.at(None).sweep("tiny") == folder
-    assert folder.whose == whoami()
+    assert StateFolder.at(None).sweep("tiny") == folder
+    assert folder.owner_name == whoami()
     assert folder.study == "tiny"
     be("bob")
-    assert State.at(None).root.parts[-2:] == ("owners", "bob")
+    assert StateFolder.at(None).root.parts[-2:] == ("owners", "bob")
 
 
 def test_a_folder_prepared_for_a_group_belongs_to_nobody(launch, tmp_path):
@@ -192,7 +192,7 @@ FORCED = {"status": [], "best": [], "stop": ["--force"]}
 def test_no_name_leaves_its_folder(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(StateError, match="is no sweep's name"):
-        State.at(None).sweep(name)
+        StateFolder.at(None).sweep(name)
     for verb in (["status"], ["stop"], ["best"], ["gc"], ["export", "-o", "out"]):
         if name.startswith("-") or "\0" in name:
             continue
@@ -208,15 +208,15 @@ def test_an_owner_that_is_no_folders_name_is_refused(owner, be):
 
 
 def test_own_and_others_names_are_told_apart():
-    assert parted("tiny") == (None, "tiny")
-    assert parted("al.ice@lab/tiny-2") == ("al.ice@lab", "tiny-2")
+    assert split_sweep_name("tiny") == (None, "tiny")
+    assert split_sweep_name("al.ice@lab/tiny-2") == ("al.ice@lab", "tiny-2")
 
 
 def test_studies_of_one_name_on_one_server_get_names_of_their_own(tmp_path, sweep_file):
     uri, sweep = f"sqlite:///{tmp_path}/shared.db", load_sweep(sweep_file)
     for owner, name in (("alice", "tiny"), ("bob", "bob/tiny"), ("carol", "carol/tiny")):
         check_storage(uri, "tiny", owner)
-        assert study_name(uri, "tiny", owner) == name
+        assert choose_study_name(uri, "tiny", owner) == name
         Study.create(uri, sweep, f"folder of {owner}", name=name, owner=owner)
         assert Study.open(uri, sweep, f"folder of {owner}", name=name).num_asked() == 0
         with pytest.raises(StateError, match=rf"already has a study called '{name}'"):
@@ -229,7 +229,7 @@ def test_experiments_of_one_name_on_one_server_do_not_meet(tmp_path):
 
     def experiment(owner, id_):
         sink = MlflowSink(uri, "tiny", id_, tmp_path / "artifacts", owner)
-        client = sink._connected()
+        client = sink._get_client()
         made = client.get_experiment(sink._experiment)
         return made.name, made.tags.get("dpsweep.owner")
 

@@ -6,7 +6,7 @@ import pytest
 
 from dpsweep.core.errors import StateError
 from dpsweep.store import filesystem as mounts
-from dpsweep.store.filesystem import check_local, filesystem, mount_of
+from dpsweep.store.filesystem import check_local, find_filesystem, find_mount
 
 TEXT = r"""sysfs /sys sysfs rw,nosuid,nodev,noexec,relatime 0 0
 /dev/nvme0n1p2 / ext4 rw,relatime,errors=remount-ro 0 0
@@ -47,7 +47,7 @@ C:\134 /mnt/c 9p rw,dirsync,aname=drvfs 0 0
     ],
 )
 def test_the_deepest_and_newest_mount_decides(folder, kind, shared):
-    mount = mount_of(Path(folder), TEXT)
+    mount = find_mount(Path(folder), TEXT)
     assert (mount.kind, mount.is_shared) == (kind, shared)
 
 
@@ -55,7 +55,7 @@ def test_the_deepest_and_newest_mount_decides(folder, kind, shared):
     "kind", ["gpfs", "beegfs", "ceph", "fuse.glusterfs", "smb3", "afs", "wekafs", "fuse.ceph-fuse"]
 )
 def test_what_clusters_share_is_known(kind):
-    assert mount_of(Path("/x"), f"a /x {kind} rw 0 0").is_shared
+    assert find_mount(Path("/x"), f"a /x {kind} rw 0 0").is_shared
 
 
 def test_a_shared_place_is_refused_with_reason_and_remedy(tmp_path, monkeypatch):
@@ -76,10 +76,10 @@ def test_a_link_is_followed_to_where_the_file_would_lie(tmp_path, monkeypatch):
     (tmp_path / "near").symlink_to(far)
     listing.write_text(f"server:/export {far.resolve()} nfs rw 0 0\n")
     monkeypatch.setattr(mounts, "MOUNTS", listing)
-    assert filesystem(tmp_path / "near" / "state").is_shared
+    assert find_filesystem(tmp_path / "near" / "state").is_shared
 
 
 def test_a_system_that_does_not_say_is_trusted(tmp_path, monkeypatch):
     monkeypatch.setattr(mounts, "MOUNTS", tmp_path / "none")
-    assert filesystem(tmp_path) is None
+    assert find_filesystem(tmp_path) is None
     check_local(tmp_path / "study.db", "the study", "")

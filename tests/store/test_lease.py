@@ -14,9 +14,9 @@ from waiting import wait_for
 
 from dpsweep.core.errors import StateError
 from dpsweep.store import lease
-from dpsweep.store.lease import Pace, held, last_owner, owner_of
+from dpsweep.store.lease import LeaseTiming, find_lease_holder, hold_lease, read_last_holder
 
-PACE = Pace(beat_seconds=0.1, silent_seconds=60.0, settle_seconds=0.1)
+PACE = LeaseTiming(beat_seconds=0.1, silent_seconds=60.0, settle_seconds=0.1)
 """Beats are waited for; how long a lease was silent is told by its file's age, which tests set."""
 
 DRIVER = """
@@ -88,7 +88,7 @@ def drive(tmp_path):
 
 
 def take(folder, pace=PACE):
-    with held(folder, pace) as mine:
+    with hold_lease(folder, pace) as mine:
         return mine.taken_over
 
 
@@ -106,10 +106,10 @@ def wait_for_beat(folder):
 
 def test_a_killed_driver_of_this_machine_is_succeeded_at_once(tmp_path, drive):
     driver = drive()
-    assert owner_of(tmp_path, PACE).pid == driver.pid
+    assert find_lease_holder(tmp_path, PACE).pid == driver.pid
     driver.end()
-    assert owner_of(tmp_path, PACE) is None
-    said = take(tmp_path, Pace(silent_seconds=1000))
+    assert find_lease_holder(tmp_path, PACE) is None
+    said = take(tmp_path, LeaseTiming(silent_seconds=1000))
     assert re.fullmatch(rf"taken over from process {driver.pid} on \S+, silent for \d+ s", said)
     assert take(tmp_path) is None, "a driver that ended in good order leaves nothing to take over"
 
@@ -118,7 +118,7 @@ def test_a_driver_elsewhere_is_believed_as_long_as_its_beat_is_fresh(tmp_path, d
     driver = drive("elsewhere")
     age(tmp_path, 1000)
     wait_for_beat(tmp_path)  # however long it is, it does beat
-    assert owner_of(tmp_path, PACE).pid == driver.pid
+    assert find_lease_holder(tmp_path, PACE).pid == driver.pid
     words = rf"driven by process {driver.pid} on .*try again in \d+ s.*dpsweep stop"
     with pytest.raises(StateError, match=words):
         take(tmp_path)
@@ -126,18 +126,18 @@ def test_a_driver_elsewhere_is_believed_as_long_as_its_beat_is_fresh(tmp_path, d
     with pytest.raises(StateError, match=r"try again in (60|[1-5]?\d) s"):
         take(tmp_path)
     age(tmp_path, PACE.silent_seconds)
-    assert owner_of(tmp_path, PACE) is None
+    assert find_lease_holder(tmp_path, PACE) is None
     assert f"taken over from process {driver.pid} on" in take(tmp_path)
 
 
 def test_who_waits_succeeds_a_driver_elsewhere_once_it_is_silent(tmp_path, drive, caplog):
     driver = drive("elsewhere")
-    with pytest.raises(StateError, match="is being driven by"), held(tmp_path, PACE, 1.5):
+    with pytest.raises(StateError, match="is being driven by"), hold_lease(tmp_path, PACE, 1.5):
         pass
-    assert owner_of(tmp_path, PACE).pid == driver.pid, "it was alive all the time"
+    assert find_lease_holder(tmp_path, PACE).pid == driver.pid, "it was alive all the time"
     driver.end()
     caplog.clear()
-    with held(tmp_path, PACE, 60) as mine:
+    with hold_lease(tmp_path, PACE, 60) as mine:
         assert f"taken over from process {driver.pid} on" in mine.taken_over
     (said,) = caplog.messages
     assert said.endswith("Waiting for it, up to 60 s")
@@ -157,12 +157,12 @@ def test_a_driver_that_slept_too_long_learns_that_it_was_succeeded(tmp_path, dri
     assert driver.says() == "mine"
     driver.suspend()
     age(tmp_path, PACE.silent_seconds)
-    with held(tmp_path, PACE) as mine:
+    with hold_lease(tmp_path, PACE) as mine:
         driver.wake()
         wait_for(lambda: driver.says() == "lost", "the loss")
         wait_for_beat(tmp_path)  # the successor still renews it
         assert not mine.is_lost()
-        assert last_owner(tmp_path).pid == os.getpid()
+        assert read_last_holder(tmp_path).pid == os.getpid()
     assert driver.says() == "lost", "and it does not come back when the place is free again"
 
 
@@ -177,7 +177,7 @@ def test_a_driver_that_slept_unnoticed_goes_on(tmp_path, drive):
 
 
 def test_a_suspended_driver_is_told_from_a_busy_one(tmp_path, drive, monkeypatch):
-    monkeypatch.setattr(lease, "PACE", PACE)
+    monkeypatch.setattr(lease, "LEASE_TIMING", PACE)
     driver = drive()
     driver.suspend()
     age(tmp_path, PACE.silent_seconds + 1)
@@ -189,7 +189,7 @@ def test_a_suspended_driver_is_told_from_a_busy_one(tmp_path, drive, monkeypatch
 
 
 def test_a_lost_lease_says_so_before_anything_is_written(tmp_path):
-    with held(tmp_path, Pace(beat_seconds=0.05)) as mine:
+    with hold_lease(tmp_path, LeaseTiming(beat_seconds=0.05)) as mine:
         mine.check()
         (tmp_path / "lease").unlink()
         wait_for(mine.is_lost, "the loss")
@@ -199,11 +199,11 @@ def test_a_lost_lease_says_so_before_anything_is_written(tmp_path):
 
 def test_is_lost_looks_itself_if_the_thread_did_not(tmp_path, monkeypatch):
     hour = 3600.0
-    with held(tmp_path, Pace(beat_seconds=hour)) as mine:
+    with hold_lease(tmp_path, LeaseTiming(beat_seconds=hour)) as mine:
         (tmp_path / "lease").write_text((tmp_path / "lease").read_text().replace("a", "b"))
         assert not mine.is_lost(), "confirmed a moment ago"
-        now = lease._clock()
-        monkeypatch.setattr(lease, "_clock", lambda: now + 3 * hour)
+        now = lease._read_clock()
+        monkeypatch.setattr(lease, "_read_clock", lambda: now + 3 * hour)
         assert mine.is_lost()
 
 
@@ -228,8 +228,8 @@ def test_without_any_locks_a_dead_process_is_told_from_a_living_one(tmp_path, mo
 
     monkeypatch.setattr(lease.fcntl, "flock", none)
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    me = lease.Owner("here", child.pid, time.time(), lease.machine(), "token")
-    (tmp_path / "lease").write_bytes(lease._encoded(me, time.time()))
+    me = lease.LeaseHolder("here", child.pid, time.time(), lease.get_machine_id(), "token")
+    (tmp_path / "lease").write_bytes(lease._encode_lease(me, time.time()))
     with pytest.raises(StateError, match=rf"driven by process {child.pid}"):
         take(tmp_path)
     child.kill()

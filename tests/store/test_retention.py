@@ -5,7 +5,7 @@ import torch
 
 from dpsweep.config.sweep import load_sweep
 from dpsweep.store.retention import BestWeights
-from dpsweep.store.state_dir import State
+from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.study import Study
 from dpsweep.training.trial_dir import TrialDir
 
@@ -18,7 +18,7 @@ def made(tmp_path, sweep_file):
         sweep = load_sweep(
             sweep_file, ["budget.trials=20", "keep_weights=2", "choose=observed", *settings]
         )
-        state = State(tmp_path / "state")
+        state = StateFolder(tmp_path / "state")
         folder = state.sweep("tiny")
         folder.create(sweep.file, sweep.base, None)
         return Study.create(state.storage_uri, sweep, folder.id), folder

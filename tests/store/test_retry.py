@@ -4,9 +4,9 @@ import pytest
 from ray.tune import TuneError
 
 from dpsweep.core.errors import StateError
-from dpsweep.execution.launch import _errors_of_ours
+from dpsweep.execution.launch import _unwrap_tune_errors
 from dpsweep.store import retry as patience
-from dpsweep.store.retry import BrokenOff, repeated
+from dpsweep.store.retry import InterruptedChange, retry_if_interrupted
 
 
 @pytest.fixture(autouse=True)
@@ -14,11 +14,11 @@ def _no_pause(monkeypatch):
     monkeypatch.setattr(patience, "_PAUSE_SECONDS", 0.0)
 
 
-def breaks(times, error=BrokenOff):
+def breaks(times, error=InterruptedChange):
     """A change that goes wrong so often, and then is made; and how often it was tried."""
     tried = []
 
-    @repeated
+    @retry_if_interrupted
     def change(word):
         tried.append(word)
         if len(tried) <= times:
@@ -36,7 +36,7 @@ def test_a_change_that_was_broken_off_is_made_again():
 
 def test_a_database_that_always_breaks_off_is_told():
     change, tried = breaks(99)
-    with pytest.raises(BrokenOff, match="went away"):
+    with pytest.raises(InterruptedChange, match="went away"):
         change("it")
     assert len(tried) == 5
 
@@ -49,9 +49,9 @@ def test_another_error_is_told_at_once():
 
 
 def test_an_error_of_ours_comes_out_of_tune_as_itself():
-    with pytest.raises(BrokenOff, match="went away"), _errors_of_ours("tiny"):
-        _wrapped(BrokenOff("the database went away"))
-    with pytest.raises(TuneError, match="a traceback"), _errors_of_ours("tiny"):
+    with pytest.raises(InterruptedChange, match="went away"), _unwrap_tune_errors("tiny"):
+        _wrapped(InterruptedChange("the database went away"))
+    with pytest.raises(TuneError, match="a traceback"), _unwrap_tune_errors("tiny"):
         _wrapped(ValueError("a mistake of ours"))
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import StateError
-from dpsweep.store.state_dir import State
+from dpsweep.store.state_dir import StateFolder
 
 HOLD = """
 import sys
@@ -23,7 +23,7 @@ with State(Path(sys.argv[1])).sweep("tiny").lease():
 
 @pytest.fixture
 def state(tmp_path):
-    return State(tmp_path / "state")
+    return StateFolder(tmp_path / "state")
 
 
 @pytest.fixture
@@ -84,4 +84,4 @@ def test_a_second_driver_is_refused_and_a_dead_ones_lease_is_free(state, folder)
 def test_an_unwritable_place_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StateError, match=r"--state .*file is not a folder"):
-        State(tmp_path / "file" / "state").check_writable()
+        StateFolder(tmp_path / "file" / "state").check_writable()

@@ -110,19 +110,22 @@ def test_a_study_whose_driver_died_before_it_was_marked_is_adopted(uri, sweep):
     ],
 )
 def test_a_url_is_completed(given, meant):
-    assert storage.complete(given) == meant
+    assert storage.complete_uri(given) == meant
 
 
 def test_a_files_path_holds_wherever_later_verbs_are_typed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert storage.complete("sqlite:///x.db") == f"sqlite:///{tmp_path}/x.db"
+    assert storage.complete_uri("sqlite:///x.db") == f"sqlite:///{tmp_path}/x.db"
 
 
 def test_the_option_counts_before_the_variable(monkeypatch):
-    assert storage.named(None) is None
+    assert storage.resolve_storage_uri(None) is None
     monkeypatch.setenv("DPSWEEP_STORAGE", "postgresql+psycopg://variable/db")
-    assert storage.named(None) == "postgresql+psycopg://variable/db"
-    assert storage.named("postgresql+psycopg://option/db") == "postgresql+psycopg://option/db"
+    assert storage.resolve_storage_uri(None) == "postgresql+psycopg://variable/db"
+    assert (
+        storage.resolve_storage_uri("postgresql+psycopg://option/db")
+        == "postgresql+psycopg://option/db"
+    )
 
 
 @pytest.mark.parametrize(
@@ -134,7 +137,7 @@ def test_the_option_counts_before_the_variable(monkeypatch):
 )
 def test_what_cannot_hold_a_study_is_refused(uri, message):
     with pytest.raises(ConfigError, match=message):
-        storage.complete(uri)
+        storage.complete_uri(uri)
 
 
 def test_a_missing_driver_is_named_with_its_package():
@@ -146,7 +149,7 @@ def test_a_missing_driver_is_named_with_its_package():
 def test_the_postgres_extra_is_named_where_its_driver_is_missing(monkeypatch):
     monkeypatch.setattr(storage, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'psycopg\[binary\]'"):
-        storage.check_storage(storage.complete("postgresql://h/db"))
+        storage.check_storage(storage.complete_uri("postgresql://h/db"))
 
 
 def test_a_database_that_does_not_answer_is_named_without_its_password():

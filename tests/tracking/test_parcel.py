@@ -2,7 +2,7 @@
 
 import math
 
-from dpsweep.tracking.parcel import RUNNING, parcels
+from dpsweep.tracking.parcel import RUNNING, group_by_run
 
 
 def trial(number, **params):
@@ -18,7 +18,7 @@ def end(number, status="FINISHED"):
 
 
 def test_a_whole_trial_is_one_call_besides_its_tags_and_one_status():
-    found = parcels([trial(0, lr=0.1), row(0, 1), trial(1), row(0, 2), end(0)])
+    found = group_by_run([trial(0, lr=0.1), row(0, 1), trial(1), row(0, 2), end(0)])
     ((params, metrics),) = found[0].batches()
     assert [(p.key, p.value) for p in params] == [("lr", "0.1")]
     assert found[0].tags == {"a": "2", "mlflow.note.content": "n"}
@@ -32,21 +32,25 @@ def test_a_whole_trial_is_one_call_besides_its_tags_and_one_status():
 
 def test_what_does_not_fit_a_call_is_spread_over_several_and_nothing_is_lost():
     events = [trial(0, **{f"p{i}": i for i in range(250)}), *[row(0, i) for i in range(1700)]]
-    calls = list(parcels(events)[0].batches())
+    calls = list(group_by_run(events)[0].batches())
     assert [len(params) for params, _ in calls] == [100, 100, 50]
     assert [len(metrics) for _, metrics in calls] == [800, 800, 100]
     tagged = {**trial(0), "tags": {f"t{i}": "1" for i in range(150)}}
-    assert [len(tags) for tags in parcels([tagged])[0].tag_batches()] == [100, 51]
+    assert [len(tags) for tags in group_by_run([tagged])[0].tag_batches()] == [100, 51]
 
 
 def test_the_parent_run_comes_first_whatever_was_said_before():
-    assert list(parcels([row(1, 1), trial(0), {**trial(None), "kind": "sweep"}])) == [None, 1, 0]
+    assert list(group_by_run([row(1, 1), trial(0), {**trial(None), "kind": "sweep"}])) == [
+        None,
+        1,
+        0,
+    ]
 
 
 def test_a_figure_that_is_not_finite_is_left_out():
-    assert parcels([row(0, 1, math.inf), row(0, 2, math.nan)])[0].metrics == []
+    assert group_by_run([row(0, 1, math.inf), row(0, 2, math.nan)])[0].metrics == []
 
 
 def test_nothing_said_is_no_call():
-    parcel = parcels([{"kind": "artifact", "number": None, "path": "x"}])[None]
+    parcel = group_by_run([{"kind": "artifact", "number": None, "path": "x"}])[None]
     assert (list(parcel.batches()), list(parcel.tag_batches())) == ([], [])

@@ -3,7 +3,7 @@
 import pytest
 from sqlalchemy import make_url
 
-from dpsweep.tracking.server import without_password
+from dpsweep.tracking.server import redact_password
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from dpsweep.tracking.server import without_password
     ],
 )
 def test_the_password_is_not_shown(uri, shown):
-    assert without_password(uri) == shown
+    assert redact_password(uri) == shown
 
 
 WORDS = ["se/cret", "se#cret", "se?cret", "se:cret", "se%40cret", "se&x=cret", "se?a=b/cret"]
@@ -36,7 +36,7 @@ WORDS = ["se/cret", "se#cret", "se?cret", "se:cret", "se%40cret", "se&x=cret", "
 @pytest.mark.parametrize("rest", ["h:5432/db", "/db", "h/db?a=b@c"])
 def test_what_sqlalchemy_takes_for_a_password_is_not_shown(word, user, rest):
     uri = f"postgresql+psycopg://{user}:{word}@{rest}"
-    shown, password = without_password(uri), make_url(uri).password
+    shown, password = redact_password(uri), make_url(uri).password
     assert password
     assert password not in shown
     assert word not in shown
@@ -50,5 +50,5 @@ def test_what_sqlalchemy_takes_for_a_password_is_not_shown(word, user, rest):
 @pytest.mark.parametrize("value", ["sesame", "se/same", "se?same", "se:sa@me", "se=same"])
 def test_a_secret_among_the_settings_is_not_shown(key, value):
     uri = f"postgresql://me@h/db?connect_timeout=3&{key}={value}"
-    assert value not in without_password(uri)
-    assert "same" not in without_password(uri).replace("h/db", "")
+    assert value not in redact_password(uri)
+    assert "same" not in redact_password(uri).replace("h/db", "")

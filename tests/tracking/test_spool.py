@@ -8,7 +8,7 @@ import pytest
 from waiting import CEILING_SECONDS
 
 from dpsweep.core.errors import DiskFull
-from dpsweep.tracking.spool import Backlog, Courier, Spool, Undeliverable, backlog
+from dpsweep.tracking.spool import Backlog, DeliveryThread, Spool, Undeliverable, read_backlog
 from dpsweep.tracking.tracker import Tracker
 
 
@@ -36,7 +36,7 @@ def deliver(folder, server, count=0, start=0, timeout=CEILING_SECONDS):
     spool = Spool(folder)
     for n in range(start, start + count):
         spool.append({"n": n})
-    courier = Courier(spool, server)
+    courier = DeliveryThread(spool, server)
     courier.start()
     return courier.close(timeout), spool
 
@@ -80,7 +80,9 @@ def test_an_event_that_is_refused_for_good_is_put_aside_and_the_rest_arrives(tmp
 
 def test_appending_never_waits_for_the_server(tmp_path):
     stuck = threading.Event()
-    courier = Courier(spool := Spool(tmp_path), lambda _: stuck.wait(CEILING_SECONDS) and None)
+    courier = DeliveryThread(
+        spool := Spool(tmp_path), lambda _: stuck.wait(CEILING_SECONDS) and None
+    )
     courier.start()
     for n in range(100):
         spool.append({"n": n})
@@ -94,7 +96,7 @@ def test_the_position_survives(tmp_path, delivered):
     spool = Spool(tmp_path)
     for n in range(delivered):
         spool.append({"n": n})
-    spool.delivered_to(spool.waiting()[1])
+    spool.mark_delivered(spool.waiting()[1])
     assert Spool(tmp_path).is_empty()
 
 
@@ -112,8 +114,8 @@ def test_a_spool_that_was_delivered_is_emptied_when_its_courier_closes(tmp_path)
 def test_a_spool_with_something_left_is_not_cut(tmp_path):
     done, spool = deliver(tmp_path, Server(away=10**6), 3, timeout=0.1)
     assert not done
-    spool.cut_delivered()
-    assert backlog(tmp_path).waiting == 3
+    spool.truncate_delivered()
+    assert read_backlog(tmp_path).waiting == 3
 
 
 def test_a_crash_between_mark_and_cut_delivers_twice_rather_than_never(tmp_path, monkeypatch):
@@ -122,10 +124,10 @@ def test_a_crash_between_mark_and_cut_delivers_twice_rather_than_never(tmp_path,
 
     deliver(tmp_path, Server(away=10**6), 3, timeout=0.1)
     spool = Spool(tmp_path)
-    spool.delivered_to(spool.waiting()[1])
+    spool.mark_delivered(spool.waiting()[1])
     monkeypatch.setattr("os.truncate", crash)
     with pytest.raises(KeyboardInterrupt):
-        spool.cut_delivered()
+        spool.truncate_delivered()
     monkeypatch.undo()
     server = Server()
     deliver(tmp_path, server, 1, start=3)
@@ -143,19 +145,19 @@ def test_a_mark_that_cannot_be_right_delivers_everything_again(tmp_path, mark):
 
 def test_whoever_flushes_waits_for_delivery_but_not_for_a_server_that_is_away_or_silent(tmp_path):
     server = Server()
-    courier = Courier(spool := Spool(tmp_path / "up"), server)
+    courier = DeliveryThread(spool := Spool(tmp_path / "up"), server)
     spool.append({"n": 0})
     courier.start()
     assert courier.flush(CEILING_SECONDS)
     assert server.took == [0]
-    courier = Courier(spool := Spool(tmp_path / "away"), Server(away=10**6))
+    courier = DeliveryThread(spool := Spool(tmp_path / "away"), Server(away=10**6))
     spool.append({"n": 0})
     courier.start()
     assert not courier.flush(10**6)
     assert courier.trouble == "ConnectionError: away"
     stuck = threading.Event()
     spool = Spool(tmp_path / "silent")
-    courier = Courier(spool, lambda _: stuck.wait(CEILING_SECONDS) and None)
+    courier = DeliveryThread(spool, lambda _: stuck.wait(CEILING_SECONDS) and None)
     spool.append({"n": 0})
     courier.start()
     assert not courier.flush(0.1)
@@ -166,16 +168,16 @@ def test_what_is_refused_again_is_put_aside_once(tmp_path):
     for _ in range(2):
         _, spool = deliver(tmp_path, Server(refuses=[0]), 1)
     assert spool.refused() == 1
-    assert backlog(tmp_path).reason == "event 0 is wrong"
+    assert read_backlog(tmp_path).reason == "event 0 is wrong"
 
 
 def test_looking_at_a_spool_changes_nothing(tmp_path):
-    assert backlog(tmp_path / "none") == Backlog(0, 0, 0, None)
+    assert read_backlog(tmp_path / "none") == Backlog(0, 0, 0, None)
     deliver(tmp_path, Server(away=10**6), 3, timeout=0.1)
     with (tmp_path / "spool.jsonl").open("a") as file:
         file.write('{"n": 3')  # the driver is writing this
     before = (tmp_path / "spool.jsonl").read_bytes()
-    assert backlog(tmp_path) == Backlog(3, 0, 0, None)
+    assert read_backlog(tmp_path) == Backlog(3, 0, 0, None)
     assert (tmp_path / "spool.jsonl").read_bytes() == before
 
 

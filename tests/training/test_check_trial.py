@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from dpsweep.config.plan import statement_of_trial
 from dpsweep.config.source import Source
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError
-from dpsweep.training.budget import statement_of_trial
 from dpsweep.training.check import check_trial
 
 FILE = Source("x.yaml", {}, {("data",): 2})

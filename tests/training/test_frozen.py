@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import dpsweep.training.frozen as frozen
+from dpsweep.config.plan import plan_privacy
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError
 from dpsweep.core.seeds import Secret
@@ -17,7 +18,6 @@ from dpsweep.models.frozen import cut
 from dpsweep.models.transfer import freeze
 from dpsweep.training.allowance import Allowance
 from dpsweep.training.assemble import assemble, assemble_on, initial
-from dpsweep.training.budget import budget
 from dpsweep.training.evaluate import evaluate
 from dpsweep.training.loop import whole_weights
 
@@ -63,7 +63,7 @@ OWN = {"name": "own", "function": "own_net:make", "folder": NETS, "train": ["hea
 def test_cached_and_uncached_runs_give_equal_weights(model, shape, method):
     config, secret = trial(model, method), Secret.fixed("frozen")
     cached = assemble(config, secret, CPU)
-    plain = assemble_on(load(config.data, 0), budget(config), config, secret)
+    plain = assemble_on(load(config.data, 0), plan_privacy(config), config, secret)
     assert cached.data.inputs.shape[1:] == shape
     assert cached.whole is not None
     assert plain.whole is None
@@ -91,7 +91,7 @@ def test_what_crosses_is_computed_once_a_node_and_anew_for_other_frozen_weights(
     assert {p.name: p.stat().st_mtime_ns for p in cache.glob("*.pt")} == kept
     other = assemble(config.model_copy(update={"seed": 1}), Secret.draw(), CPU)
     assert len(list(cache.glob("*.pt"))) == 3
-    again = assemble_on(load(config.data, 0), budget(config), other.config, Secret.draw())
+    again = assemble_on(load(config.data, 0), plan_privacy(config), other.config, Secret.draw())
     found = cut(again.engine.model, (1, 8, 8))
     some = again.data.scaled(again.data.inputs[:9], torch.float64)
     torch.testing.assert_close(other.data.inputs[:9], found.features(some))
@@ -198,7 +198,7 @@ def test_a_way_around_the_cut_is_found(kind):
 def test_step_behind_a_cut_keeps_nothing_else_of_the_step():
     config, secret = trial(SMALL), Secret.fixed("x")
     cached = assemble(config, secret, CPU)
-    plain = assemble_on(load(config.data, 0), budget(config), config, secret)
+    plain = assemble_on(load(config.data, 0), plan_privacy(config), config, secret)
     same = replace(cached, data=plain.data, engine=plain.engine, whole=None)
     assert same == plain
 

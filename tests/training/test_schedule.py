@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from dpsweep.config.plan import plan_privacy
 from dpsweep.config.trial import TrialConfig
 from dpsweep.privacy.accounting import Run
 from dpsweep.training import loop
-from dpsweep.training.budget import budget
 from dpsweep.training.schedule import TrialSchedule, trial_schedule
 from dpsweep.training.trial_dir import TrialDir
 
@@ -56,7 +56,7 @@ def test_a_course_comes_back_from_json_as_it_was(config):
 def test_no_report_has_spent_more_than_the_promise_and_the_last_one_all_of_it(config):
     known = trial_schedule(config)
     plan, spent = known.budget, [report.epsilon for report in known.reports]
-    assert plan == budget(config)
+    assert plan == plan_privacy(config)
     assert spent == sorted(spent)
     assert spent[-1] == plan.epsilon
     if config.privacy.epsilon is not None:

@@ -1,13 +1,15 @@
 """A step samples its own batch, moves the newest iterate and keeps the older ones whole."""
 
 import math
+import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from dpsweep.config.plan import PrivacyPlan
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.seeds import Secret
 from dpsweep.core.types import Clipped, Tensors
@@ -17,7 +19,7 @@ from dpsweep.privacy.accounting import Run
 from dpsweep.privacy.clip import Clip
 from dpsweep.privacy.engine.vmap import VmapEngine
 from dpsweep.privacy.release import GRID_BITS
-from dpsweep.training.budget import Budget
+from dpsweep.training import step as step_module
 from dpsweep.training.step import Progress, Step
 
 STEPS = 10
@@ -53,7 +55,7 @@ def step_of(method: str = "dp_sgd", sigma: float = 0.0, **optimizer: object) -> 
     inputs, targets = torch.zeros(4, 1, 1, 1, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64)
     data = Dataset(inputs, targets, inputs, targets, brightest=16)
     run = Run(sampling_rate=1.0, noise_multiplier=sigma, steps=STEPS)
-    budget = Budget(num_examples=4, run=run, epsilon=math.inf, delta=1e-5)
+    budget = PrivacyPlan(num_examples=4, run=run, epsilon=math.inf, delta=1e-5)
     return Step(config, budget, data, VmapEngine(Slope(), downhill, 4), Secret.fixed("step"))
 
 
@@ -115,6 +117,65 @@ def test_each_step_draws_its_own_noise():
         float(Secret.fixed("step").stream(t, "noise").standard_normal(1)[0]) for t in range(STEPS)
     ]
     assert noise == pytest.approx(expected, abs=4 * 2**-GRID_BITS)  # the release's grid, times B
+
+
+@dataclass(frozen=True)
+class NotingDraws(Step):
+    """The real step, noting which stream is drawn from at which step, and by which thread."""
+
+    drawn: list[tuple[int, int, str]] = field(default_factory=list)
+    now: list[int] = field(default_factory=lambda: [0])
+
+    def __call__(self, progress: Progress) -> None:
+        self.now[0] = progress.step
+        super().__call__(progress)
+
+    def draws(self, step: int, name: str):
+        rng, noted, now = super().draws(step, name), self.drawn, self.now
+
+        class Noted:
+            def random(self, size):
+                return rng.random(size)
+
+            def standard_normal(self, size):
+                noted.append((now[0], step, threading.current_thread().name))
+                return rng.standard_normal(size)
+
+        return Noted()
+
+
+def test_a_thread_draws_the_noise_of_the_step_that_is_taken_and_of_no_other(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    here = threading.current_thread().name
+    plain = step_of("disk", sigma=1.0)
+    expected = beginning(plain)
+    for _ in range(6):
+        plain(expected)
+    monkeypatch.setattr(step_module, "_FEWEST_DRAWN_BY_A_THREAD", 1)
+    step = NotingDraws(**{f.name: getattr(plain, f.name) for f in fields(plain)})
+    progress = beginning(step)
+    for _ in range(3):
+        step(progress)
+    saved = progress.state_dict()
+    assert not any("noise" in key or "sizes" in key for key in saved)
+    resumed = step.resume(saved)
+    for _ in range(3):
+        step(resumed)
+    assert torch.equal(resumed.params["x"], expected.params["x"])
+    assert [(now, t) for now, t, _ in step.drawn] == [(t, t) for t in range(6)]
+    by_threads = [name != here for *_, name in step.drawn]
+    assert by_threads == [False, True, True] * 2  # a process's first step learns what it needs
+
+
+def test_without_noise_none_is_drawn(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(step_module, "_FEWEST_DRAWN_BY_A_THREAD", 1)
+    plain = step_of(sigma=0.0)
+    step = NotingDraws(**{f.name: getattr(plain, f.name) for f in fields(plain)})
+    progress = beginning(step)
+    for _ in range(2):
+        step(progress)
+    assert step.drawn == []
 
 
 @dataclass(frozen=True)

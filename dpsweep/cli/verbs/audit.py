@@ -13,9 +13,9 @@ from rich.table import Table
 
 from dpsweep.cli.say import console
 from dpsweep.cli.verbs.trial import print_release_checks
-from dpsweep.config.source import Source, put, read_yaml
+from dpsweep.config.source import Source, read_yaml, with_value
 from dpsweep.config.sweep import is_sweep
-from dpsweep.config.trial import TrialConfig, load_trial, trial_source
+from dpsweep.config.trial import TrialConfig, load_trial, resolve_trial_source
 from dpsweep.core.errors import ConfigError, unknown
 from dpsweep.methods import METHODS, PUBLISHED
 from dpsweep.privacy.audit import Audit, power_against
@@ -114,14 +114,14 @@ def _is_file(what: str) -> bool:
 def _configs(what: str, settings: list[str]) -> list[TrialConfig]:
     """A trial for each method to be audited; of methods, the data and model are the audit's own."""
     if _is_file(what):
-        source = trial_source(read_yaml(what), settings)
+        source = resolve_trial_source(read_yaml(what), settings)
         if is_sweep(source.tree):
             raise ConfigError(f"{what}: is a sweep. Audit a trial config, or a method by its name")
         return [load_trial(source)]
     if what != "all" and what not in METHODS:
         raise unknown("method", what, ["all", *METHODS], where="audit")
     names = PUBLISHED if what == "all" else (what,)
-    return [load_trial(trial_source(_bare(name), settings)) for name in names]
+    return [load_trial(resolve_trial_source(_bare(name), settings)) for name in names]
 
 
 def _bare(method: str) -> Source:
@@ -132,7 +132,7 @@ def _bare(method: str) -> Source:
         "train": {"batch_size": 8, "epochs": 1},
         "optimizer": {"lr": 1.0},
     }
-    return Source(f"method {method}", put(tree, ("method",), {"name": method}), {})
+    return Source(f"method {method}", with_value(tree, ("method",), {"name": method}), {})
 
 
 def _line(found: Audit, seconds: float) -> str:

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from dpsweep.cli.say import console
-from dpsweep.config.source import yaml_text
+from dpsweep.config.source import dump_yaml
 from dpsweep.core.errors import unknown
 from dpsweep.data.datasets import SPECS
 from dpsweep.models import MODELS
@@ -37,7 +37,7 @@ def data(place: Path) -> None:
 
     found = inspect_data(place).section
     print(f"# {place}: paste this into a trial or the base of a sweep.")
-    print(yaml_text({"data": found}), end="")
+    print(dump_yaml({"data": found}), end="")
 
 
 def _row(name: str, kind: type[Model], data: str) -> dict[str, object]:

@@ -7,10 +7,10 @@ from dpsweep.cli.say import console
 from dpsweep.cli.verbs.route import refuse_elsewhere
 from dpsweep.core.errors import ConfigError, StateError
 from dpsweep.results.compare import compare as put_side_by_side
-from dpsweep.results.comparison import comparison_table, markdown, rows, sentences
+from dpsweep.results.comparison import markdown, print_comparison, rows
 from dpsweep.results.groups import groups_of
-from dpsweep.store.state_dir import State, SweepFolder
-from dpsweep.store.storage import moved_to
+from dpsweep.store.state_dir import StateFolder, SweepFolder
+from dpsweep.store.storage import resolve_moved_uri
 from dpsweep.store.study import open_study
 
 
@@ -33,9 +33,9 @@ def compare(
         form: table, json or markdown.
         storage: Where their studies are now, if not where they were launched.
     """
-    states = [State.at(folder) for folder in state_folders] or [State.at(None)]
+    states = [StateFolder.at(folder) for folder in state_folders] or [StateFolder.at(None)]
     folders = [folder for name in dict.fromkeys(names) for folder in _found(name, states)]
-    moved = moved_to(storage)
+    moved = resolve_moved_uri(storage)
     groups = []
     for folder in folders:
         state = folder.state
@@ -47,9 +47,7 @@ def compare(
     elif form == "markdown":
         print(markdown(found))
     else:
-        console().print(comparison_table(found))
-        for sentence in sentences(found):
-            console().print(f"- {sentence}", markup=False)
+        print_comparison(console(), found)
 
 
 def form_of(*, as_json: bool, as_markdown: bool) -> str:
@@ -59,7 +57,7 @@ def form_of(*, as_json: bool, as_markdown: bool) -> str:
     return "json" if as_json else "markdown" if as_markdown else "table"
 
 
-def _found(name: str, states: list[State]) -> list[SweepFolder]:
+def _found(name: str, states: list[StateFolder]) -> list[SweepFolder]:
     """The sweeps of a name, in every folder that has one."""
     found = [state.sweep(name) for state in states if state.sweep(name).exists]
     if not found:

@@ -6,8 +6,8 @@ from dpsweep.cli.say import console
 from dpsweep.core.errors import ConfigError
 from dpsweep.results.formats import export_best
 from dpsweep.results.register import register_best
-from dpsweep.store.state_dir import State
-from dpsweep.store.storage import moved_to
+from dpsweep.store.state_dir import StateFolder
+from dpsweep.store.storage import resolve_moved_uri
 from dpsweep.store.study import open_study
 
 
@@ -29,8 +29,8 @@ def export(
             "export: says neither where the files go nor what to register. Give -o FOLDER, or "
             "--register NAME"
         )
-    state, short = State.at(state_folder).part(name)
-    study, folder = open_study(short, state, moved_to(storage)), state.sweep(short)
+    state, short = StateFolder.at(state_folder).part(name)
+    study, folder = open_study(short, state, resolve_moved_uri(storage)), state.sweep(short)
     if out is not None:
         for file in export_best(study, folder, out, kind, top):
             console().print(f"{file.path}   {file.words}", markup=False)

@@ -6,8 +6,8 @@ from dpsweep.cli.say import console
 from dpsweep.cluster.connect import orphans
 from dpsweep.core.disk import shown_bytes
 from dpsweep.results.rich_table import plain_table
-from dpsweep.store.garbage import Leftover, leftovers, remove, tree
-from dpsweep.store.state_dir import State
+from dpsweep.store.garbage import Leftover, find_leftovers, make_leftover, remove_leftovers
+from dpsweep.store.state_dir import StateFolder
 
 
 def gc(
@@ -19,15 +19,15 @@ def gc(
     force: bool = False,
 ) -> None:
     """Lists leftovers of one's own sweeps, or of one named sweep, and deletes them if asked to."""
-    state = State.at(state_folder)
+    state = StateFolder.at(state_folder)
     if name is None:
         found = everything(state)
     else:
         folder = state.sweep(name)
         if remove_them:
             folder.check_mine(force=force)
-        found = [one for one in leftovers(folder.state) if one.sweep == folder]
-    gone = remove(found) if remove_them else []
+        found = [one for one in find_leftovers(folder.state) if one.sweep == folder]
+    gone = remove_leftovers(found) if remove_them else []
     if as_json:
         print(json.dumps([_row(one, one in gone) for one in found], indent=2))
         return
@@ -48,9 +48,12 @@ def gc(
         console().print(f"{len(found) - len(gone)} are in use by now, and stay.")
 
 
-def everything(state: State) -> list[Leftover]:
+def everything(state: StateFolder) -> list[Leftover]:
     """Leftovers of the state folder, and of embedded clusters whose drivers died."""
-    return [*leftovers(state), *(tree("cluster of a dead driver", place) for place in orphans())]
+    return [
+        *find_leftovers(state),
+        *(make_leftover("cluster of a dead driver", place) for place in orphans()),
+    ]
 
 
 def _row(one: Leftover, removed: bool) -> dict[str, object]:

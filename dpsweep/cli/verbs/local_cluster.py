@@ -8,7 +8,7 @@ from dpsweep.cluster.local import Local, alone
 from dpsweep.cluster.services import check_installed, start_services
 from dpsweep.core.disk import shown_bytes
 from dpsweep.core.errors import StateError
-from dpsweep.store.state_dir import State
+from dpsweep.store.state_dir import StateFolder
 
 
 def up(state_folder: str | None, *, nodes: int, cpus: int | None, tracking: bool) -> None:
@@ -74,4 +74,4 @@ def check_local(local: bool) -> None:
 
 
 def _folder(state_folder: str | None) -> Path:
-    return State.at(state_folder).common / "local"
+    return StateFolder.at(state_folder).common / "local"

@@ -7,24 +7,24 @@ from pathlib import Path
 from dpsweep.cli.say import console, warn
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.disk import free_bytes, shown_bytes
-from dpsweep.execution.resources import concurrency, this_machine
+from dpsweep.execution.resources import count_concurrent_trials, get_local_resources
 from dpsweep.results.tables import shown_budgets
-from dpsweep.store.state_dir import State
+from dpsweep.store.state_dir import StateFolder
 
 
 def plan(file: Path, settings: list[str], as_json: bool) -> None:
     """Prints what a sweep will take on this machine."""
     sweep = load_sweep(file, settings)
-    from dpsweep.execution.preflight import plan as make_plan
+    from dpsweep.execution.preflight import make_plan as make_plan
     from dpsweep.training.check import check_sweep  # torch, once the file has no mistake
 
     warn(check_sweep(sweep))
     resources = sweep.config.resources
-    made = make_plan(sweep, concurrency(resources, [this_machine(resources)]))
+    made = make_plan(sweep, count_concurrent_trials(resources, [get_local_resources(resources)]))
     if as_json:
         print(json.dumps(asdict(made), indent=2))
         return
-    free = free_bytes(State.at(None).root)
+    free = free_bytes(StateFolder.at(None).root)
     (low, high), (fewest, most) = made.noise, made.steps
     repeats = f" and {made.repeats} repeats of the best" if made.repeats else ""
     console().print(

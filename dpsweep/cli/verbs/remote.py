@@ -25,11 +25,11 @@ from dpsweep.cluster.submit import (
     watch,
 )
 from dpsweep.cluster.submitted import Submitted, all_remembered, check_free, remembered
-from dpsweep.config.sweep import load_sweep
+from dpsweep.config.sweep import ResolvedSweep, load_sweep
 from dpsweep.core.errors import ConfigError, StateError
 from dpsweep.results.export import check_target, default_target, write
 from dpsweep.store.owner import whoami
-from dpsweep.store.state_dir import State
+from dpsweep.store.state_dir import StateFolder
 
 
 def submit(
@@ -68,7 +68,7 @@ def submit(
     check_state(state)
     check_not_secret("--tracking-uri", tracking_uri)
     check_not_secret("--storage", storage)
-    sweep, here = load_sweep(file, settings), State.at(None)
+    sweep, here = load_sweep(file, settings), StateFolder.at(None)
     check_secrecy(sweep, address, "--to")
     check_free(sweep.name, address, state, here)
     if fetch_best:
@@ -93,7 +93,7 @@ def resume(
     sweep: Submitted,
     address: str | None,
     *,
-    file: Path | None,
+    file: ResolvedSweep | None,
     state: str | None,
     storage: str | None,
     out: Path | None,
@@ -105,7 +105,7 @@ def resume(
     Args:
         sweep: Which.
         address: Where the cluster is now, if it has moved.
-        file: The sweep's file, if what changed in it is to be taken over.
+        file: What its file says now, if what changed in it is to be taken over.
         state: State folder of this machine, which remembers the sweep.
         storage: Database of the study, if that has moved.
         out: Where the best config goes here; None to leave it there.
@@ -118,13 +118,13 @@ def resume(
     moved = replace(sweep, address=address) if address else sweep
     files, called = dict[str, bytes](), sweep.name
     if file:
-        called, files = packed(load_sweep(file), None, state)
+        called, files = packed(file, None, state)
     jobs = jobs_at(moved.address)
     options = typed({"storage": storage, "quiet": quiet})
     if files:
         console(quiet=quiet).print(summary(files), markup=False)
     job_id = drive(jobs, moved, ["resume", called, *options, *words], files)
-    moved.remember(State.at(state))
+    moved.remember(StateFolder.at(state))
     console(quiet=quiet).print(
         f"{sweep.name} goes on at {moved.address} as job {job_id}.", markup=False
     )
@@ -133,9 +133,9 @@ def resume(
 
 def logs(name: str, state: str | None, *, following: bool) -> None:
     """Prints what the job that drives a submitted sweep has said."""
-    sweep = remembered(name, State.at(state))
+    sweep = remembered(name, StateFolder.at(state))
     if sweep is None:
-        known = ", ".join(one.name for one in all_remembered(State.at(state))) or "none"
+        known = ", ".join(one.name for one in all_remembered(StateFolder.at(state))) or "none"
         raise StateError(
             f"no sweep called {name!r} was submitted from here. Known: {known}. A sweep of this "
             f"machine is seen with: dpsweep status {name}"

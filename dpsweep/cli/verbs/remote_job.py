@@ -13,14 +13,13 @@ import tempfile
 from argparse import ArgumentParser
 from pathlib import Path
 
-import dpsweep
 from dpsweep.cli import main
 from dpsweep.cli.say import error
 from dpsweep.cluster.submit import BEGIN, FILES
 from dpsweep.store.owner import VARIABLE
-from dpsweep.store.state_dir import State
+from dpsweep.store.state_dir import StateFolder
 
-_MODULE = str(Path(dpsweep.__file__).with_name("__main__.py"))
+_MODULE = str(Path(__file__).parents[2] / "__main__.py")
 
 
 def there(arguments: list[str]) -> None:
@@ -50,7 +49,7 @@ def _run(words: list[str]) -> None:
     verb = words[0]
     if verb in ("launch", "resume"):
         name = words[words.index("--name") + 1] if "--name" in words else words[1]
-        best = State.at(None).root / "best" / f"{name.removesuffix('.submitted.yaml')}.yaml"
+        best = StateFolder.at(None).root / "best" / f"{name.removesuffix('.submitted.yaml')}.yaml"
         words = [*words, "--address", "auto", "--out", str(best)]
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         if verb == "launch" and uri and "--tracking-uri" not in words:

@@ -7,8 +7,8 @@ from dpsweep.core.errors import StateError
 from dpsweep.results.figures import figures, write_pictures
 from dpsweep.results.page import page, write_page
 from dpsweep.results.pareto import nothing_to_show
-from dpsweep.store.state_dir import State
-from dpsweep.store.storage import moved_to
+from dpsweep.store.state_dir import StateFolder
+from dpsweep.store.storage import resolve_moved_uri
 from dpsweep.store.study import open_study
 
 _HEAD_CHARS = 1000
@@ -25,7 +25,7 @@ def report(
     """Writes a sweep's page to `out` (report-NAME.html), and its figures to `pictures`."""
     place = out or Path(f"report-{name.replace('/', '-')}.html")
     _check_target(place)
-    study = open_study(name, State.at(state_folder), moved_to(storage))
+    study = open_study(name, StateFolder.at(state_folder), resolve_moved_uri(storage))
     if not study.best():
         raise nothing_to_show(study, name)
     drawn = figures(study)

@@ -26,15 +26,15 @@ from dpsweep.app.reproduce import (
 from dpsweep.cli.say import STOPPED, console, warn
 from dpsweep.cluster.connect import cluster
 from dpsweep.cluster.nodes import check_nodes
-from dpsweep.config.source import yaml_text
-from dpsweep.config.sweep import Sweep, load_sweep
+from dpsweep.config.source import dump_yaml
+from dpsweep.config.sweep import ResolvedSweep, load_sweep
 from dpsweep.core.errors import ConfigError, DpSweepError
 from dpsweep.execution.changes import check_changes
-from dpsweep.execution.preflight import plan as make_plan
-from dpsweep.execution.resources import concurrency, this_machine
+from dpsweep.execution.preflight import make_plan as make_plan
+from dpsweep.execution.resources import count_concurrent_trials, get_local_resources
 from dpsweep.results.published import cells, table
 from dpsweep.results.rich_table import plain_table
-from dpsweep.store.state_dir import State
+from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.study import open_study
 from dpsweep.training.check import check_sweep
 
@@ -94,7 +94,11 @@ class ReproduceOptions:
 
     def shown(self, jobs: list[Job]) -> list[Job]:
         """These cells and all others that were begun before, in the order of print."""
-        asked, begun, found = {job.name for job in jobs}, State.at(self.state).names(), list[Job]()
+        asked, begun, found = (
+            {job.name for job in jobs},
+            StateFolder.at(self.state).names(),
+            list[Job](),
+        )
         for cell in cells(self.table):
             found += [job for job in jobs if job.cell == cell]
             head = f"{cell.name}.eps"
@@ -154,8 +158,10 @@ def plan(options: ReproduceOptions) -> None:
             shown_.add_row(job.name, "–", "–", "–", f"skipped: {e}")
             continue
         resources = sweep.config.resources
-        made = make_plan(sweep, concurrency(resources, [this_machine(resources)]))
-        finished = _is_finished(sweep, State.at(options.state))
+        made = make_plan(
+            sweep, count_concurrent_trials(resources, [get_local_resources(resources)])
+        )
+        finished = _is_finished(sweep, StateFolder.at(options.state))
         total += 0.0 if finished else made.seconds
         minutes, left = f"{made.seconds / 60:.1f}", "nothing" if finished else "all, at most"
         shown_.add_row(job.name, str(made.trials), str(made.repeats), minutes, left)
@@ -178,7 +184,7 @@ def _budget(options: ReproduceOptions) -> Budget:
     return Budget.of(options.budget)
 
 
-def _ready(job: Job, options: ReproduceOptions, budget: Budget) -> Sweep:
+def _ready(job: Job, options: ReproduceOptions, budget: Budget) -> ResolvedSweep:
     """The sweep of a cell, written to a file that can be launched.
 
     Raises:
@@ -190,7 +196,7 @@ def _ready(job: Job, options: ReproduceOptions, budget: Budget) -> Sweep:
     file = options.folder / f"{job.name}.yaml"
     spec = spec_of(job, budget, options.seeds)
     head = f"# {job.cell.table}, {table(job.cell.table).source}\n"
-    file.write_text(f"{head}{yaml_text(spec)}", encoding="utf-8")
+    file.write_text(f"{head}{dump_yaml(spec)}", encoding="utf-8")
     sweep = load_sweep(file, options.settings)
     try:
         check_sweep(sweep, fetch=options.fetch)
@@ -199,7 +205,7 @@ def _ready(job: Job, options: ReproduceOptions, budget: Budget) -> Sweep:
     return sweep
 
 
-def _run(sweep: Sweep, options: ReproduceOptions, start: Callable[[], None]) -> bool:
+def _run(sweep: ResolvedSweep, options: ReproduceOptions, start: Callable[[], None]) -> bool:
     """Run what is left of a cell. False if it was stopped before its end.
 
     Args:
@@ -207,21 +213,22 @@ def _run(sweep: Sweep, options: ReproduceOptions, start: Callable[[], None]) -> 
         options: What was asked for.
         start: Connects to Ray, if that was not done before.
     """
-    state, out = State.at(options.state), console(quiet=options.quiet)
+    state, out = StateFolder.at(options.state), console(quiet=options.quiet)
     folder, target = state.sweep(sweep.name), options.folder / f"{sweep.name}.best.yaml"
     place = orchestrator.Place(state, options.address, options.tracking_uri)
     screen = orchestrator.Screen(out, warn, lambda folder: "the same command")
 
     @contextlib.contextmanager
-    def connect(sweep: Sweep) -> Iterator[None]:
+    def connect(sweep: ResolvedSweep) -> Iterator[None]:
         start()
         if options.address is not None:
             check_nodes(sweep, state.root)
         yield
 
     if folder.exists:
-        check_changes(folder, sweep, accepted=options.accept)
-        if _is_finished(sweep, state):
+        study = open_study(sweep.name, state)
+        study.sweep = check_changes(folder, study.sweep, sweep, accepted=options.accept)
+        if study.is_finished():
             out.print(f"{sweep.name}: is finished")
             return True
     try:
@@ -236,12 +243,12 @@ def _run(sweep: Sweep, options: ReproduceOptions, start: Callable[[], None]) -> 
     return outcome.complete
 
 
-def _is_finished(sweep: Sweep, state: State) -> bool:
+def _is_finished(sweep: ResolvedSweep, state: StateFolder) -> bool:
     return state.sweep(sweep.name).exists and open_study(sweep.name, state).is_finished()
 
 
 def _result(job: Job, options: ReproduceOptions) -> Result:
-    state = State.at(options.state)
+    state = StateFolder.at(options.state)
     if not state.sweep(job.name).exists:
         return Result(job.cell, job.epsilon, remark="not run yet")
     try:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from dpsweep.cli.options import typed
 from dpsweep.cli.say import console
 from dpsweep.cluster.submitted import Submitted, all_remembered, remembered
-from dpsweep.config.source import read_yaml
 from dpsweep.core.errors import ConfigError, StateError
 from dpsweep.store.owner import whoami
-from dpsweep.store.state_dir import State
+from dpsweep.store.state_dir import StateFolder
 
 if TYPE_CHECKING:
     from dpsweep.cli.verbs.search import Options
+    from dpsweep.config.sweep import ResolvedSweep
 
 
 def launched(
@@ -73,20 +73,17 @@ def exported(name: str, state: str | None, top: int, out: Path) -> bool:
 
 
 def resumed(
-    named_or_file: str,
+    name: str,
+    file: "ResolvedSweep | None",
     state: str | None,
     address: str | None,
     storage: str | None,
     *,
     out: Path | None,
     quiet: bool,
-    accept: bool,
-    force: bool,
-    wait: float,
+    words: list[str],
 ) -> bool:
     """Goes on with the sweep on its cluster; False if it is not elsewhere."""
-    is_file = named_or_file.endswith((".yaml", ".yml"))
-    name = str(read_yaml(named_or_file).tree.get("name")) if is_file else named_or_file
     sweep = _elsewhere(name, state)
     if sweep is None and address is not None and "://" in address:
         sweep = Submitted(name, address, state, whoami())  # submitted from another machine
@@ -103,12 +100,12 @@ def resumed(
     remote.resume(
         sweep,
         address,
-        file=Path(named_or_file) if is_file else None,
+        file=file,
         state=state,
         storage=storage,
         out=out,
         quiet=quiet,
-        words=typed({"accept": accept, "force": force, "wait": wait or None}),
+        words=words,
     )
     return True
 
@@ -126,7 +123,7 @@ def refuse_elsewhere(verb: str, name: str | None, state: str | None) -> None:
 
 def tell_submitted(state: str | None) -> None:
     """One line for each sweep that was sent away."""
-    for sweep in all_remembered(State.at(state)):
+    for sweep in all_remembered(StateFolder.at(state)):
         console().print(
             f"{sweep.name} was submitted to {sweep.address}; see: dpsweep status {sweep.name}",
             markup=False,
@@ -137,6 +134,6 @@ def _elsewhere(name: str | None, state: str | None) -> Submitted | None:
     """The submitted sweep that is meant; None if it is one of this machine, or none at all."""
     if name is None or "/" in name:
         return None
-    here = State.at(state)
+    here = StateFolder.at(state)
     known = remembered(name, here)
     return known if known and not here.sweep(name).exists else None

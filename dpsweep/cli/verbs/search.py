@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpsweep.cli.say import NOTHING_COMPLETED, STOPPED, console, error, warn
-from dpsweep.config.sweep import load_sweep
+from dpsweep.config.sweep import ResolvedSweep, load_sweep
+from dpsweep.results.compare import compare_methods
+from dpsweep.results.comparison import print_comparison
+from dpsweep.results.disclosure import disclosure_of
 from dpsweep.results.export import default_target
 from dpsweep.results.pareto import nothing_completed, summaries, target_of, winners
-from dpsweep.results.ranking import standings, standings_table, verdict
 from dpsweep.results.tables import trial_table
-from dpsweep.store.state_dir import State, SweepFolder
-from dpsweep.store.storage import moved_to, named
-from dpsweep.tracking.server import without_password
+from dpsweep.store.state_dir import StateFolder, SweepFolder
+from dpsweep.store.storage import resolve_moved_uri, resolve_storage_uri
+from dpsweep.tracking.server import redact_password
 
 if TYPE_CHECKING:
     from dpsweep.app.orchestrator import Outcome, Screen
@@ -43,28 +45,39 @@ class Options:
 
 def launch(file: Path, settings: list[str], options: Options, *, fetch: bool, unique: bool) -> None:
     """Run a new sweep; every mistake is found before Ray is started or a file written."""
-    sweep, state = load_sweep(file, settings), State.at(options.state)
-    if unique:
-        free = next(n for n in _numbered(sweep.name) if not state.sweep(n).path.exists())
-        sweep = load_sweep(file, [*settings, f"name={free}"])
+    state = StateFolder.at(options.state)
+
+    def free_name(name: str) -> str:
+        return next(n for n in _numbered(name) if not state.sweep(n).path.exists())
+
+    sweep = load_sweep(file, settings, free_name if unique else None)
     # Ray, MLflow and torch take seconds: only now, when the file has no mistake.
     from dpsweep.app import orchestrator
 
-    place = orchestrator.Place(state, options.address, options.tracking_uri, named(options.storage))
+    place = orchestrator.Place(
+        state, options.address, options.tracking_uri, resolve_storage_uri(options.storage)
+    )
     target = options.target(sweep.name)
     with _interruptible(state.sweep(sweep.name), options):
         outcome = orchestrator.launch(sweep, place, _screen(options), out=target, fetch=fetch)
     _print_outcome(outcome, options, target)
 
 
-def resume(named_or_file: str, options: Options, *, accept: bool) -> None:
-    """Go on with an old sweep, by name or by its file."""
-    file = load_sweep(named_or_file) if named_or_file.endswith((".yaml", ".yml")) else None
-    state, name = State.at(options.state).part(file.name if file else named_or_file)
+def load_named(named_or_file: str) -> tuple[str, ResolvedSweep | None]:
+    """Return the name of a sweep that is named or whose file is, and what the file says now."""
+    if not named_or_file.endswith((".yaml", ".yml")):
+        return named_or_file, None
+    file = load_sweep(named_or_file)
+    return file.name, file
+
+
+def resume(named: str, file: ResolvedSweep | None, options: Options, *, accept: bool) -> None:
+    """Go on with an old sweep; `file` is what its file says now, if it is to be compared."""
+    state, name = StateFolder.at(options.state).part(named)
     from dpsweep.app import orchestrator
 
     place, target = (
-        orchestrator.Place(state, options.address, storage=moved_to(options.storage)),
+        orchestrator.Place(state, options.address, storage=resolve_moved_uri(options.storage)),
         options.target(name),
     )
     with _interruptible(state.sweep(name), options):
@@ -117,21 +130,18 @@ def _print_outcome(outcome: "Outcome", options: Options, target: Path) -> None:
         out.print(trial_table(best[:5], f"Best trials of {study.sweep.name}", show_state=False))
         for table in summaries(study):
             out.print(table)
-        compared = standings(study.records(), study.sweep.config.objective.direction)
-        if compared:
-            out.print(standings_table(compared))
-            out.print(verdict(compared))
+        print_comparison(out, compare_methods(study))
         out.print(outcome.origin.luck(best[0]))
         out.print(outcome.origin.search_words)
         for record in winners(study):
             place = target_of(record, target)
             out.print(f"best config: {place}   train it again with: {us} train {place}")
-    if not study.sweep.is_private_selection:
+    if disclosure_of(study.sweep).tells_trials:
         out.print(f"{len(study.records())} trials in {outcome.seconds:.1f} s")
     if not outcome.complete:
         out.print(f"Stopped. Go on with: {_resume_command(folder, options)}")
     if folder.tracking_uri:
-        out.print(f"MLflow: {without_password(folder.tracking_uri)}")
+        out.print(f"MLflow: {redact_password(folder.tracking_uri)}")
     else:
         out.print(f"Browse the trials in MLflow: {us} ui{state}")
     if not outcome.complete:

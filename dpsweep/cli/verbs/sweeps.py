@@ -15,31 +15,32 @@ from rich.markup import escape
 
 from dpsweep.cli.say import console
 from dpsweep.core.errors import ConnectionRefused, DpSweepError, StateError
+from dpsweep.results.compare import compare_methods
+from dpsweep.results.comparison import print_comparison
 from dpsweep.results.export import origin_of
 from dpsweep.results.pareto import chosen, nothing_to_show, summaries
-from dpsweep.results.ranking import standings, standings_table, verdict
 from dpsweep.results.rich_table import plain_table
 from dpsweep.results.tables import shown_budgets, trial_row, trial_table
-from dpsweep.search.charge import statement
-from dpsweep.store.lease import Owner
-from dpsweep.store.state_dir import State
-from dpsweep.store.statement import statement_of
-from dpsweep.store.storage import moved_to
+from dpsweep.search.charge import describe_trial_privacy
+from dpsweep.store.lease import LeaseHolder
+from dpsweep.store.state_dir import StateFolder
+from dpsweep.store.statement import describe_search_privacy
+from dpsweep.store.storage import resolve_moved_uri
 from dpsweep.store.study import Study, open_study
-from dpsweep.tracking.server import server_command, server_environment
+from dpsweep.tracking.server import build_server_command, build_server_environment
 
 
 def status(
     name: str | None, state_folder: str | None, as_json: bool, storage: str | None = None
 ) -> None:
     """Prints all sweeps, or one sweep's trials."""
-    state = State.at(state_folder)
+    state = StateFolder.at(state_folder)
     if name is None:
         _all(state, as_json)
         return
     called = name
     state, name = state.part(name)
-    study, owner = open_study(name, state, moved_to(storage)), state.sweep(name).owner()
+    study, owner = open_study(name, state, resolve_moved_uri(storage)), state.sweep(name).owner()
     records = study.records()
     if owner is None:
         records = [replace(r, state="interrupted") if r.state == "running" else r for r in records]
@@ -51,12 +52,12 @@ def status(
         if record.reason:
             console().print(f"trial {record.number} failed: {record.reason}", markup=False)
     if len(study.plans) > 1:
-        console().print(statement_of(study), markup=False)
+        console().print(describe_search_privacy(study), markup=False)
 
 
 def stop(name: str, state_folder: str | None, wait: float, *, force: bool = False) -> None:
     """Asks the driver to stop, and waits until it has."""
-    folder = State.at(state_folder).sweep(name)
+    folder = StateFolder.at(state_folder).sweep(name)
     folder.check_mine(force=force)
     if folder.owner() is None:
         raise StateError(f"sweep {name!r} is not running. Go on with: dpsweep resume {name}")
@@ -64,7 +65,8 @@ def stop(name: str, state_folder: str | None, wait: float, *, force: bool = Fals
         folder.stop_request.touch()
     except PermissionError as e:
         raise StateError(
-            f"sweep {name!r}: {folder.path} cannot be written by this account. Ask {folder.whose}"
+            f"sweep {name!r}: {folder.path} cannot be written by this account. Ask "
+            f"{folder.owner_name}"
         ) from e
     end = time.monotonic() + wait
     while folder.owner() is not None:
@@ -81,7 +83,7 @@ def best(
     name: str, state_folder: str | None, top: int, as_json: bool, storage: str | None = None
 ) -> None:
     """Prints the best trials and their promises."""
-    study = open_study(name, State.at(state_folder), moved_to(storage))
+    study = open_study(name, StateFolder.at(state_folder), resolve_moved_uri(storage))
     records = chosen(study, top)
     if as_json:
         print(json.dumps([trial_row(record) for record in records], indent=2))
@@ -91,19 +93,16 @@ def best(
     console().print(trial_table(records, f"Best trials of {name}", show_state=False))
     for table in summaries(study):
         console().print(table)
-    compared = standings(study.records(), study.sweep.config.objective.direction)
-    if compared:
-        console().print(standings_table(compared))
-        console().print(verdict(compared))
+    print_comparison(console(), compare_methods(study))
     origin = origin_of(study)
     console().print(f"Trial {records[0].number}: {origin.luck(records[0])}")
-    console().print(statement(records[0]))
+    console().print(describe_trial_privacy(records[0]))
     console().print(origin.search_words)
 
 
 def ui(state_folder: str | None, host: str, port: int) -> None:
     """Serves MLflow's UI until it is interrupted."""
-    state = State.at(state_folder)
+    state = StateFolder.at(state_folder)
     if not (state.root / "mlflow.db").exists():
         raise StateError(
             f"{state.root}: no results are tracked there yet. Launch a sweep first, or name "
@@ -119,8 +118,8 @@ def ui(state_folder: str | None, host: str, port: int) -> None:
                 f"--port {port + 1}"
             ) from e
     console().print(f"MLflow UI: http://{host}:{port}   (Ctrl-C ends it)")
-    command = server_command(state.tracking_uri, state.artifacts, host, port)
-    server = subprocess.Popen(command, env=server_environment(), start_new_session=True)
+    command = build_server_command(state.tracking_uri, state.artifacts, host, port)
+    server = subprocess.Popen(command, env=build_server_environment(), start_new_session=True)
 
     def end(number: int, frame: FrameType | None) -> None:
         os.killpg(server.pid, signal.SIGTERM)  # the server has a process of its own under it
@@ -130,7 +129,7 @@ def ui(state_folder: str | None, host: str, port: int) -> None:
     server.wait()
 
 
-def _all(state: State, as_json: bool) -> None:
+def _all(state: StateFolder, as_json: bool) -> None:
     rows = [row for house in [state, *state.others()] for row in _rows(house, house == state)]
     if as_json:
         print(json.dumps(rows, indent=2))
@@ -154,7 +153,7 @@ def _all(state: State, as_json: bool) -> None:
     console().print(table)
 
 
-def _rows(house: State, mine: bool) -> Iterator[dict[str, Any]]:
+def _rows(house: StateFolder, mine: bool) -> Iterator[dict[str, Any]]:
     """One owner's sweeps; of those that cannot be read, whose they are and why."""
     try:
         names = house.names()
@@ -173,7 +172,7 @@ def _rows(house: State, mine: bool) -> Iterator[dict[str, Any]]:
         leader = next(iter(study.best()), None)
         yield {
             **row,
-            "owner": folder.whose,
+            "owner": folder.owner_name,
             "state": _whereabouts(study, folder.owner(), str(row["sweep"])),
             "ended": sum(r.state != "running" for r in records),
             "trials": study.sweep.config.budget.trials,
@@ -185,7 +184,7 @@ def _rows(house: State, mine: bool) -> Iterator[dict[str, Any]]:
 _UNKNOWN: dict[str, Any] = {"ended": None, "trials": None, "best": None, "epsilon": []}
 
 
-def _whereabouts(study: Study, owner: Owner | None, called: str) -> str:
+def _whereabouts(study: Study, owner: LeaseHolder | None, called: str) -> str:
     """Whether the sweep runs, is finished, or waits to be resumed."""
     if owner:
         return f"running ({owner})"

@@ -5,17 +5,17 @@ import sys
 from pathlib import Path
 
 from dpsweep.cli.say import console, warn
+from dpsweep.config.plan import plan_privacy, statement_of_trial
 from dpsweep.config.source import read_yaml
-from dpsweep.config.space.defaults import space_yaml
-from dpsweep.config.sweep import SweepConfig, is_sweep, load_sweep
-from dpsweep.config.trial import TrialConfig, load_trial, trial_source
+from dpsweep.config.space.defaults import dump_default_space
+from dpsweep.config.sweep import SweepConfig, is_sweep, parse_sweep
+from dpsweep.config.trial import TrialConfig, load_trial, resolve_trial_source
 from dpsweep.core.errors import ConfigError, Diverged, StateError, unknown
 from dpsweep.core.strict import Strict
 from dpsweep.core.types import Row
 from dpsweep.methods import METHODS
 from dpsweep.privacy.statement import shown_epsilon
 from dpsweep.results.rich_table import plain_table
-from dpsweep.training.budget import budget, statement_of_trial
 
 
 def check(file: Path, settings: list[str], fetch: bool, deep: bool = False) -> None:
@@ -29,19 +29,19 @@ def check(file: Path, settings: list[str], fetch: bool, deep: bool = False) -> N
     """
     source = read_yaml(file)
     if is_sweep(source.tree):
-        sweep = load_sweep(file, settings)
+        sweep = parse_sweep(source, file.parent, settings)
         from dpsweep.training.check import check_sweep  # torch, once the file has no mistake
 
         warn(check_sweep(sweep, fetch=fetch))
-        config, shown = sweep.reference_trial, f"{len(list(sweep.corners()))} corners of the space"
+        config, shown = sweep.reference_trial, f"{len(sweep.corners)} corners of the space"
         shown += " are valid trials"
     else:
-        base = trial_source(source, settings)
+        base = resolve_trial_source(source, settings)
         config, shown = load_trial(base), "a valid trial"
         from dpsweep.training.check import check_trial
 
         warn(check_trial(config, base, fetch=fetch))
-    plan = budget(config)
+    plan = plan_privacy(config)
     words = statement_of_trial(config, plan.epsilon, plan.run.noise_multiplier)
     console().print(f"{file}: {shown}.\nFirst one: {plan.run.steps} steps. {words}")
     if deep and not print_release_checks(config):
@@ -67,7 +67,7 @@ def print_release_checks(config: TrialConfig, *, quiet: bool = False) -> bool:
 
 def train(file: Path, settings: list[str], out: Path | None, fetch: bool, quiet: bool) -> None:
     """Trains one config in a folder of its own, or goes on with an interrupted run there."""
-    source = trial_source(read_yaml(file), settings)
+    source = resolve_trial_source(read_yaml(file), settings)
     if is_sweep(source.tree):
         raise ConfigError(f"{file}: is a sweep, not a trial. Run it with: dpsweep launch {file}")
     config = load_trial(source)
@@ -116,7 +116,7 @@ def space(method: str) -> None:
     if method not in METHODS:
         raise unknown("method", method, METHODS, where="space")
     print(f"# {method}: paste this, or name it in a sweep file: search: {{method: default}}")
-    print(space_yaml(method))
+    print(dump_default_space(method))
 
 
 def schema(kind: str) -> None:

@@ -6,9 +6,9 @@ from types import FrameType
 from dpsweep.cli.say import console
 from dpsweep.core.errors import StateError
 from dpsweep.core.signals import heard_by
-from dpsweep.results.watch import Watch, followed
-from dpsweep.store.state_dir import State
-from dpsweep.store.storage import moved_to
+from dpsweep.results.live import LiveView, followed
+from dpsweep.store.state_dir import StateFolder
+from dpsweep.store.storage import resolve_moved_uri
 from dpsweep.store.study import open_study
 
 _PAUSE_SECONDS = 1.0
@@ -20,21 +20,21 @@ def watch(name: str | None, state_folder: str | None, storage: str | None) -> No
     Raises:
         StateError: If no sweep runs, or several do and none is named.
     """
-    state = State.at(state_folder)
+    state = StateFolder.at(state_folder)
     name = name or _the_running(state)
     folder = state.sweep(name)
-    study = open_study(name, state, moved_to(storage))
+    study = open_study(name, state, resolve_moved_uri(storage))
     left = threading.Event()
 
     def leave(number: int, frame: FrameType | None) -> None:
         left.set()
 
     with heard_by(leave):
-        seen = Watch(study, folder.owner, console())
-        followed(seen, lambda: left.wait(_PAUSE_SECONDS))
+        view = LiveView(study, console(), folder.owner)
+        followed(view, lambda: left.wait(_PAUSE_SECONDS))
 
 
-def _the_running(state: State) -> str:
+def _the_running(state: StateFolder) -> str:
     """The one sweep that runs."""
     running = [name for name in state.names() if state.sweep(name).owner()]
     if len(running) == 1:

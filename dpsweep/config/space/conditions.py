@@ -4,17 +4,20 @@ A condition is about the trials that have all its keys: with `one_of`, one that 
 says nothing about dp_sgd, and lets its trials pass. A key that no trial has is a mistake.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pydantic import BaseModel
 
-from dpsweep.config.source import Path_, Source
-from dpsweep.config.space.derived import DATA_SIZE
+from dpsweep.config.keys import DATA_SIZE, LEARNING_RATE, TOTAL_STEP, flatten
+from dpsweep.config.source import KeyPath, Source
 from dpsweep.config.space.expression import Formula, FormulaError, Scalar, parse_formula
-from dpsweep.config.space.searched import spelled_key
+from dpsweep.config.space.searched import resolve_key_aliases
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, guess
+
+STEP_SIZES = {LEARNING_RATE: "learning_rate", TOTAL_STEP: "total_step"}
+"""Keys of which a file gives one, and the trial's property that has either."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class Condition:
         Raises:
             ConfigError: If it has no answer for this trial.
         """
-        values = {name: value_at(trial, name) for name in self.formula.names.values()}
+        values = {name: get_scalar(trial, name) for name in self.formula.names.values()}
         if None in values.values():
             return True
         try:
@@ -51,46 +54,43 @@ def read_conditions(file: Source, written: str | list[str]) -> tuple[Condition, 
     Raises:
         ConfigError: If one cannot be read.
     """
-    listed: list[tuple[Path_, str]] = [(("where", i), text) for i, text in enumerate(written)]
+    listed: list[tuple[KeyPath, str]] = [(("where", i), text) for i, text in enumerate(written)]
     if isinstance(written, str):
         listed = [(("where",), written)] if written else []
     found = []
     for path, text in listed:
         try:
-            found.append(Condition(parse_formula(text).spelled(spelled_key), file.at(path)))
+            found.append(
+                Condition(parse_formula(text).resolve_aliases(resolve_key_aliases), file.at(path))
+            )
         except FormulaError as e:
             raise ConfigError(f"{file.at(path)}: {e}") from e
     return tuple(found)
 
 
-def check_names(conditions: Iterable[Condition], trials: list[TrialConfig]) -> None:
+def check_condition_keys(conditions: Iterable[Condition], trials: Sequence[TrialConfig]) -> None:
     """Raises ConfigError for a key that none of the trials, one a corner, has a value for."""
     for condition in conditions:
         for typed, name in condition.formula.names.items():
-            if all(value_at(trial, name) is None for trial in trials):
-                known = {DATA_SIZE, *(key for trial in trials for key, _ in _leaves(trial))}
+            if all(get_scalar(trial, name) is None for trial in trials):
+                known = {
+                    DATA_SIZE,
+                    *(key for trial in trials for key in flatten(trial.model_dump())),
+                }
                 raise ConfigError(
                     f"{condition.place}: unknown key {typed!r}, or one that has no value in any "
                     f"trial.{guess(name, known)}"
                 )
 
 
-def value_at(trial: TrialConfig, key: str) -> Scalar | None:
+def get_scalar(trial: TrialConfig, key: str) -> Scalar | None:
     """The number or text at a dotted key; None if this trial has none."""
     if key == DATA_SIZE:
         return trial.data.num_examples
+    if key in STEP_SIZES:
+        return getattr(trial, STEP_SIZES[key])  # type: ignore[no-any-return]
     found: object = trial
     for part in key.split("."):
         known = isinstance(found, BaseModel) and part in type(found).model_fields
         found = getattr(found, part) if known else None
     return found if isinstance(found, int | float | str | bool) else None
-
-
-def _leaves(config: BaseModel, prefix: str = "") -> Iterator[tuple[str, Scalar]]:
-    """Dotted keys of the numbers and texts in a config."""
-    for name in type(config).model_fields:
-        value = getattr(config, name)
-        if isinstance(value, BaseModel):
-            yield from _leaves(value, f"{prefix}{name}.")
-        elif isinstance(value, int | float | str | bool):
-            yield f"{prefix}{name}", value

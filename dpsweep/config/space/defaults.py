@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from dpsweep.config.source import Source, Tree, put
+from dpsweep.config.source import Source, Tree, with_value
 from dpsweep.config.space.domains import BRANCHING
 from dpsweep.core.errors import ConfigError, unknown
 from dpsweep.methods import METHODS, PUBLISHED
@@ -29,40 +29,43 @@ def with_default_spaces(file: Source, base: Source) -> Source:
     """
     search = file.tree["search"]
     if search.get("method") == DEFAULT and not set(BRANCHING) & set(search):
-        search = {**_of_base(file, base), **{k: v for k, v in search.items() if k != "method"}}
+        search = {
+            **_get_base_space(file, base),
+            **{k: v for k, v in search.items() if k != "method"},
+        }
     for kind in BRANCHING:
         if kind in search:
-            search = {**search, kind: _branches(search[kind], file, ("search", kind))}
+            search = {**search, kind: _expand_branches(search[kind], file, ("search", kind))}
     return replace(file, tree={**file.tree, "search": search})
 
 
-def space_of(method: str) -> Mapping[str, Any]:
+def get_default_space(method: str) -> Mapping[str, Any]:
     """The default space of a method, as `search:` has it."""
     return METHODS[method].space
 
 
-def space_yaml(method: str) -> str:
+def dump_default_space(method: str) -> str:
     """The same as lines to paste into a sweep file."""
     lines = (
         f"  {key}: {yaml.safe_dump(spec, default_flow_style=True, width=1000).strip()}"
-        for key, spec in space_of(method).items()
+        for key, spec in get_default_space(method).items()
     )
     return "\n".join(["search:", *lines])
 
 
-def _of_base(file: Source, base: Source) -> Mapping[str, Any]:
+def _get_base_space(file: Source, base: Source) -> Mapping[str, Any]:
     match base.tree:
         case {"method": {"name": str(name)}} if name in METHODS:
-            return space_of(name)
+            return get_default_space(name)
         case {"method": {"compose": _}}:
-            return space_of("compose")
+            return get_default_space("compose")
     raise ConfigError(
         f"{file.at(('search', 'method'))}: default is the space of the base config's method, and "
         f"{base.at(('method',))} names none of the table. Give method: {{name: fftkf}} there"
     )
 
 
-def _branches(listed: Any, file: Source, path: tuple[str, ...]) -> Any:
+def _expand_branches(listed: Any, file: Source, path: tuple[str, ...]) -> Any:
     """The mappings of a one_of at the top, names replaced by the methods' default spaces."""
     if listed == DEFAULT:
         listed = list(PUBLISHED)
@@ -72,12 +75,12 @@ def _branches(listed: Any, file: Source, path: tuple[str, ...]) -> Any:
     for i, item in enumerate(listed):
         if isinstance(item, str) and item not in METHODS:
             raise unknown("method", item, PUBLISHED, where=file.at((*path, i)))
-        branches.append(_branch(item) if isinstance(item, str) else item)
+        branches.append(_make_branch(item) if isinstance(item, str) else item)
     return branches
 
 
-def _branch(method: str) -> Tree:
+def _make_branch(method: str) -> Tree:
     tree: Tree = {"method": {"name": method}}
-    for key, spec in space_of(method).items():
-        tree = put(tree, tuple(key.split(".")), spec)
+    for key, spec in get_default_space(method).items():
+        tree = with_value(tree, tuple(key.split(".")), spec)
     return tree

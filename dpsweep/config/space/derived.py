@@ -5,17 +5,16 @@ the sweep searches, what another formula gives, what the base config says, and d
 left to its default has to be written in the base config first.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
-from dpsweep.config.explain import shown
-from dpsweep.config.source import Path_, Tree, put
+from dpsweep.config.explain import format_value
+from dpsweep.config.keys import DATA_SIZE, dotted, flatten
+from dpsweep.config.source import KeyPath, Tree, with_value
 from dpsweep.config.space.expression import Formula, FormulaError, parse_formula
 from dpsweep.core.errors import ConfigError, guess
-
-DATA_SIZE = "data.size"
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ def parse_derived(where: str, text: Any) -> Derived:
     if not isinstance(text, str):
         raise ConfigError(
             f"{where}: derive takes a formula in quotes, such as "
-            f'"0.01 * sqrt(train.batch_size)", got {shown(text)}'
+            f'"0.01 * sqrt(train.batch_size)", got {format_value(text)}'
         )
     try:
         return Derived(parse_formula(text), where)
@@ -48,18 +47,18 @@ def parse_derived(where: str, text: Any) -> Derived:
         raise ConfigError(f"{where}: {e}") from e
 
 
-def compute(
-    tree: Tree, hyperparams: dict[str, Any], late: Mapping[Path_, Derived], num_examples: int
+def compute_derived(
+    tree: Tree, hyperparams: dict[str, Any], late: Mapping[KeyPath, Derived], num_examples: int
 ) -> tuple[Tree, dict[str, Any]]:
     """The trial's tree and hyperparams with the derived keys put in, each after those it needs.
 
     Raises:
         ConfigError: If a formula needs itself, or a key that is not there.
     """
-    keys = {".".join(map(str, path)): path for path in late}
+    keys = {dotted(path): path for path in late}
 
     def lookup(name: str) -> Any:
-        known = {DATA_SIZE: num_examples, **dict(_leaves(tree))}
+        known = {DATA_SIZE: num_examples, **_scalars(tree)}
         if name not in known:
             raise FormulaError(
                 f"unknown key {name!r}: neither searched nor written in the base config."
@@ -67,17 +66,17 @@ def compute(
             )
         return known[name]
 
-    for key in _in_order(late, keys):
+    for key in _sort_derived(late, keys):
         derived = late[keys[key]]
         try:
             value = derived.formula.value(lookup)
         except FormulaError as e:
             raise ConfigError(f"{derived.place}: derive: {derived.formula.text!r}: {e}") from e
-        tree, hyperparams = put(tree, keys[key], value), {**hyperparams, key: value}
+        tree, hyperparams = with_value(tree, keys[key], value), {**hyperparams, key: value}
     return tree, hyperparams
 
 
-def _in_order(late: Mapping[Path_, Derived], keys: Mapping[str, Path_]) -> list[str]:
+def _sort_derived(late: Mapping[KeyPath, Derived], keys: Mapping[str, KeyPath]) -> list[str]:
     """The derived keys, each after those its formula names."""
     needs = {
         key: [name for name in late[path].formula.names.values() if name in keys]
@@ -93,10 +92,6 @@ def _in_order(late: Mapping[Path_, Derived], keys: Mapping[str, Path_]) -> list[
         ) from e
 
 
-def _leaves(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys of the scalars in a tree."""
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{key}.")
-        elif isinstance(value, int | float | str | bool):
-            yield f"{prefix}{key}", value
+def _scalars(tree: Tree) -> dict[str, Any]:
+    """Return the numbers, texts and truth values in a tree by dotted key."""
+    return {k: v for k, v in flatten(tree).items() if isinstance(v, int | float | str | bool)}

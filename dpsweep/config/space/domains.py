@@ -16,15 +16,16 @@ equally many trials. At the top, without a key, the mappings are parts of the wh
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from pydantic import JsonValue
 
-from dpsweep.config.explain import shown
-from dpsweep.config.source import Path_, Source, Tree, put
-from dpsweep.config.space.derived import Derived, compute, parse_derived
+from dpsweep.config.explain import format_value
+from dpsweep.config.keys import dotted, flatten
+from dpsweep.config.source import KeyPath, Source, Tree, with_value
+from dpsweep.config.space.derived import Derived, compute_derived, parse_derived
 from dpsweep.core.errors import ConfigError, guess
 
 RangeKind = Literal["uniform", "log_uniform", "integer", "log_integer"]
@@ -88,7 +89,7 @@ class Branch:
 
     label: str
     fixed: Tree
-    inner: Mapping[Path_, "Domain"]
+    inner: Mapping[KeyPath, "Domain"]
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ class Space:
         num_examples: What a formula knows as data.size.
     """
 
-    domains: Mapping[Path_, Domain]
+    domains: Mapping[KeyPath, Domain]
     num_examples: int = 0
 
     def draw(self, base: Tree, draw: Draw) -> tuple[Tree, dict[str, Any]]:
@@ -155,14 +156,14 @@ class Space:
         Raises:
             ConfigError: If a derived value has no value here.
         """
-        tree, hyperparams, late = base, dict[str, Any](), dict[Path_, Derived]()
-        for path, domain in sorted(self.domains.items(), key=_first):
+        tree, hyperparams, late = base, dict[str, Any](), dict[KeyPath, Derived]()
+        for path, domain in sorted(self.domains.items(), key=_draw_order):
             if isinstance(domain, Derived):
                 late[path] = domain
                 continue
-            value = _draw(".".join(map(str, path)), path, domain, draw, hyperparams, late)
-            tree = put(tree, path, value) if path else merged(tree, value)
-        return compute(tree, hyperparams, late, self.num_examples)
+            value = _draw_domain(dotted(path), path, domain, draw, hyperparams, late)
+            tree = with_value(tree, path, value) if path else merge_trees(tree, value)
+        return compute_derived(tree, hyperparams, late, self.num_examples)
 
     @property
     def is_conditional(self) -> bool:
@@ -170,29 +171,29 @@ class Space:
         return any(isinstance(domain, OneOf) for domain in self.domains.values())
 
 
-def _first(item: tuple[Path_, Domain]) -> tuple[bool, bool]:
+def _draw_order(item: tuple[KeyPath, Domain]) -> tuple[bool, bool]:
     path, domain = item
     return not (isinstance(domain, Choice) and domain.in_turn), path != ()
 
 
-def _draw(
+def _draw_domain(
     name: str,
-    path: Path_,
+    path: KeyPath,
     domain: Range | Choice | OneOf,
     draw: Draw,
     hyperparams: dict[str, Any],
-    late: dict[Path_, Derived],
+    late: dict[KeyPath, Derived],
 ) -> Any:
-    dotted = ".".join(map(str, path))
+    place = dotted(path)
     if isinstance(domain, Range):
-        hyperparams[dotted] = draw.number(Slot(name, dotted), domain)
-        return hyperparams[dotted]
+        hyperparams[place] = draw.number(Slot(name, place), domain)
+        return hyperparams[place]
     if isinstance(domain, Choice):
         pick = draw.turn if domain.in_turn else draw.option
-        hyperparams[dotted] = domain.options[pick(Slot(name, dotted), domain.labels)]
-        return hyperparams[dotted]
+        hyperparams[place] = domain.options[pick(Slot(name, place), domain.labels)]
+        return hyperparams[place]
     labels = tuple(branch.label for branch in domain.branches)
-    key = f"{dotted or 'method'}.name"
+    key = f"{place or 'method'}.name"
     pick = draw.turn if domain.in_turn else draw.option
     branch = domain.branches[pick(Slot(name or "one_of", key), labels)]
     hyperparams[key] = branch.label
@@ -201,13 +202,13 @@ def _draw(
         if isinstance(inner_domain, Derived):
             late[(*path, *inner)] = inner_domain
             continue
-        inner_name = f"{name or 'one_of'}.{branch.label}.{'.'.join(map(str, inner))}"
-        value = _draw(inner_name, (*path, *inner), inner_domain, draw, hyperparams, late)
-        tree = put(tree, inner, value)
+        inner_name = f"{name or 'one_of'}.{branch.label}.{dotted(inner)}"
+        value = _draw_domain(inner_name, (*path, *inner), inner_domain, draw, hyperparams, late)
+        tree = with_value(tree, inner, value)
     return tree
 
 
-def parse_space(source: Source, path: Path_ = ("search",)) -> Space:
+def parse_space(source: Source, path: KeyPath = ("search",)) -> Space:
     """Reads the `search:` mapping that stands at `path` of a file.
 
     Raises:
@@ -219,7 +220,7 @@ def parse_space(source: Source, path: Path_ = ("search",)) -> Space:
             f"{source.at(path)}: is empty. Name at least one key to vary, such as "
             f"optimizer.lr: {{log_uniform: [0.05, 5]}}"
         )
-    domains: dict[Path_, Domain] = {}
+    domains: dict[KeyPath, Domain] = {}
     for key, spec in search.items():
         if not key:
             raise ConfigError(f"{source.at(path)}: has an empty key. Name what varies")
@@ -234,23 +235,23 @@ def parse_space(source: Source, path: Path_ = ("search",)) -> Space:
     return Space(domains)
 
 
-def merged(tree: Tree, part: Tree) -> Tree:
+def merge_trees(tree: Tree, part: Tree) -> Tree:
     """`tree` with `part` laid over it; what names a whole thing replaces, the rest is merged."""
     result = dict(tree)
     for key, value in part.items():
         old = tree.get(key)
         part_of_it = isinstance(value, dict) and not {"name", "compose"} & set(value)
         if isinstance(old, dict) and part_of_it:
-            value = merged(old, value)
+            value = merge_trees(old, value)
         result[key] = value
     return result
 
 
-def _parse_domain(source: Source, path: Path_, spec: Any) -> Domain:
+def _parse_domain(source: Source, path: KeyPath, spec: Any) -> Domain:
     where = source.at(path)
     key = path[-1]
     if isinstance(spec, list) and spec:
-        listed = shown(spec)
+        listed = format_value(spec)
         between = f", or for any value between, {{uniform: {listed}}}" if len(spec) == 2 else ""
         raise ConfigError(
             f"{where}: expected one way to vary it, got the list {listed}. To try each of these "
@@ -259,7 +260,7 @@ def _parse_domain(source: Source, path: Path_, spec: Any) -> Domain:
     if not isinstance(spec, dict) or len(spec) != 1:
         raise ConfigError(
             f"{where}: expected one way to vary it, such as {{uniform: [0.1, 1]}}, got "
-            f"{shown(spec)}. To set it for all trials, write it in the base config"
+            f"{format_value(spec)}. To set it for all trials, write it in the base config"
         )
     ((kind, values),) = spec.items()
     if kind not in KINDS:
@@ -279,7 +280,9 @@ def _parse_range(where: str, kind: RangeKind, values: Any) -> Range:
         isinstance(v, int | float) and not isinstance(v, bool) for v in values
     )
     if not numbers or len(values) != 2:
-        raise ConfigError(f"{where}: {kind} takes two numbers [low, high], got {shown(values)}")
+        raise ConfigError(
+            f"{where}: {kind} takes two numbers [low, high], got {format_value(values)}"
+        )
     low, high = values
     if not (math.isfinite(low) and math.isfinite(high)):
         raise ConfigError(f"{where}: {kind} needs finite numbers, got [{low}, {high}]")
@@ -300,26 +303,26 @@ def _parse_range(where: str, kind: RangeKind, values: Any) -> Range:
 def parse_choice(where: str, values: Any, kind: str = "choice") -> Choice:
     """One of a list of values; `where` and `kind` are what errors call it."""
     if not isinstance(values, list) or not values:
-        raise ConfigError(f"{where}: {kind} takes a list of values, got {shown(values)}")
+        raise ConfigError(f"{where}: {kind} takes a list of values, got {format_value(values)}")
     doubled = [v for i, v in enumerate(values) if v in values[:i]]
     if doubled:
-        raise ConfigError(f"{where}: {kind} lists {shown(doubled[0])} twice. Delete one")
+        raise ConfigError(f"{where}: {kind} lists {format_value(doubled[0])} twice. Delete one")
     if None in values:
         raise ConfigError(f"{where}: {kind} lists an empty value; write it out or delete it")
     return Choice(tuple(values))
 
 
-def _parse_one_of(source: Source, path: Path_, values: Any) -> OneOf:
+def _parse_one_of(source: Source, path: KeyPath, values: Any) -> OneOf:
     where = source.at(path)
     at_top = len(path) == 2  # names are spelled out by then; see config/defaults.py
     if not isinstance(values, list) or not all(isinstance(v, dict) and v for v in values):
         such = "methods, such as [disk, dp_sgd]" if at_top else "mappings, such as [{name: disk}]"
-        raise ConfigError(f"{where}: takes a list of {such}, got {shown(values)}")
+        raise ConfigError(f"{where}: takes a list of {such}, got {format_value(values)}")
     branches = []
     for i, tree in enumerate(values):
-        inner: dict[Path_, Domain] = {}
-        fixed = _split(source, (*path, i), (), tree, inner)
-        branches.append(Branch(_label(tree, i), fixed, inner))
+        inner: dict[KeyPath, Domain] = {}
+        fixed = _split_branch(source, (*path, i), (), tree, inner)
+        branches.append(Branch(_label_branch(tree, i), fixed, inner))
     labels = [branch.label for branch in branches]
     doubled = [label for i, label in enumerate(labels) if label in labels[:i]]
     if not labels:
@@ -331,7 +334,7 @@ def _parse_one_of(source: Source, path: Path_, values: Any) -> OneOf:
     return OneOf(tuple(branches), in_turn=path[-1] == "each_of")
 
 
-def _label(tree: Tree, index: int) -> str:
+def _label_branch(tree: Tree, index: int) -> str:
     """What a mapping is called: its name, that of the method in it, or its place in the list."""
     match tree:
         case {"name": str(name)} | {"method": {"name": str(name)}}:
@@ -341,8 +344,8 @@ def _label(tree: Tree, index: int) -> str:
     return str(index)
 
 
-def _split(
-    source: Source, where: Path_, path: Path_, tree: Tree, inner: dict[Path_, Domain]
+def _split_branch(
+    source: Source, where: KeyPath, path: KeyPath, tree: Tree, inner: dict[KeyPath, Domain]
 ) -> Tree:
     """What is fixed in a branch; what varies goes to `inner`, by its path in the branch."""
     fixed: Tree = {}
@@ -351,29 +354,21 @@ def _split(
         if isinstance(value, dict) and len(value) == 1 and next(iter(value)) in KINDS:
             inner[here] = _parse_domain(source, (*where, *here), value)
         elif isinstance(value, dict):
-            fixed[key] = _split(source, where, here, value, inner)
+            fixed[key] = _split_branch(source, where, here, value, inner)
         else:
             fixed[key] = value
     return fixed
 
 
-def touched(dotted: str, domain: Domain) -> list[str]:
+def list_touched_keys(key: str, domain: Domain) -> list[str]:
     """Dotted keys of the trial that a search key changes."""
-    if dotted or not isinstance(domain, OneOf):
-        return [dotted]
-    fixed = [key for branch in domain.branches for key in _leaves(branch.fixed)]
-    inner = [path for branch in domain.branches for path in branch.inner]
-    return [".".join(map(str, path)) for path in (*fixed, *inner)]
+    if key or not isinstance(domain, OneOf):
+        return [key]
+    fixed = [key for branch in domain.branches for key in flatten(branch.fixed)]
+    inner = [dotted(path) for branch in domain.branches for path in branch.inner]
+    return [*fixed, *inner]
 
 
-def _leaves(tree: Tree) -> Iterator[Path_]:
-    for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            yield from ((key, *inner) for inner in _leaves(value))
-        else:
-            yield (key,)
-
-
-def overlap(one: str, other: str) -> bool:
+def keys_overlap(one: str, other: str) -> bool:
     """True if one of two dotted keys is the other or lies inside it."""
     return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")

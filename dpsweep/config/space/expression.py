@@ -46,7 +46,7 @@ class Formula:
     node: ast.expr = field(repr=False, compare=False)
     names: Mapping[str, str]
 
-    def spelled(self, spell: Callable[[str], str]) -> "Formula":
+    def resolve_aliases(self, spell: Callable[[str], str]) -> "Formula":
         """The same with each name's spelling given by `spell`."""
         return Formula(self.text, self.node, {name: spell(name) for name in self.names})
 
@@ -56,7 +56,7 @@ class Formula:
         Raises:
             FormulaError: If it has no finite value.
         """
-        found = _value(self.node, lambda name: lookup(self.names[name]))
+        found = _evaluate(self.node, lambda name: lookup(self.names[name]))
         if isinstance(found, list):
             raise FormulaError("is a list, which only `in` can use")
         return found  # type: ignore[no-any-return]
@@ -69,7 +69,9 @@ class Formula:
         """
         found = self.value(lookup)
         if not isinstance(found, bool):
-            raise FormulaError(f"is {_shown(found)}, not true or false. Compare it with something")
+            raise FormulaError(
+                f"is {_format_value(found)}, not true or false. Compare it with something"
+            )
         return found
 
 
@@ -80,35 +82,35 @@ def parse_formula(text: str) -> Formula:
         FormulaError: If it is none, or uses what is not allowed.
 
     >>> formula = parse_formula("train.epochs * data.size <= 5000")
-    >>> sorted(formula.names), formula.holds({"train.epochs": 3, "data.size": 1437}.get)
+    >>> sorted(formula.names), formula.holds({EPOCHS: 3, DATA_SIZE: 1437}.get)
     (['data.size', 'train.epochs'], True)
     """
     if len(text) > _MOST_CHARACTERS:
         raise FormulaError(f"has {len(text)} characters; at most {_MOST_CHARACTERS} are read")
     try:
-        node = ast.parse(_readable(text).strip(), mode="eval").body
+        node = ast.parse(_escape_lambda(text).strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as e:
         raise FormulaError(
             f"{text!r} is no formula: {getattr(e, 'msg', e)}. Write one such as "
             f"train.epochs * data.size / train.batch_size <= 20000"
         ) from e
     names: dict[str, str] = {}
-    _check(node, names)
+    _check_node(node, names)
     return Formula(text, node, names)
 
 
-def _readable(text: str) -> str:
+def _escape_lambda(text: str) -> str:
     """`text` with the letter lambda, a word of Python's own, as a name."""
     return re.sub(r"(?<=\.)lambda\b", "lambda_", text)
 
 
-def _check(node: ast.AST, names: dict[str, str]) -> None:
+def _check_node(node: ast.AST, names: dict[str, str]) -> None:
     """Raises FormulaError for a node that is not on the list; notes the names on the way."""
     match node:
         case ast.Constant(value=bool() | int() | float() | str()):
             return
         case ast.Name() | ast.Attribute():
-            name = _dotted(node)
+            name = _get_dotted_name(node)
             if name not in _WORDS:
                 names[name] = name
             return
@@ -132,72 +134,80 @@ def _check(node: ast.AST, names: dict[str, str]) -> None:
                 f"+ - * / // % **, comparisons, in, and, or, not, and {', '.join(_FUNCTIONS)}"
             )
     for part in parts:
-        _check(part, names)
+        _check_node(part, names)
 
 
-def _dotted(node: ast.AST) -> str:
+def _get_dotted_name(node: ast.AST) -> str:
     match node:
         case ast.Name(id=name):
             return name
         case ast.Attribute(value=inner, attr=name):
-            return f"{_dotted(inner)}.{name.removesuffix('_') if name == 'lambda_' else name}"
+            return (
+                f"{_get_dotted_name(inner)}.{name.removesuffix('_') if name == 'lambda_' else name}"
+            )
     raise FormulaError(f"{ast.unparse(node)!r} is not allowed: a key is words and dots")
 
 
-def _value(node: ast.expr, lookup: Lookup) -> Any:
+def _evaluate(node: ast.expr, lookup: Lookup) -> Any:
     match node:
         case ast.Constant(value=value):
             return value
         case ast.Name() | ast.Attribute():
-            name = _dotted(node)
+            name = _get_dotted_name(node)
             return _WORDS[name] if name in _WORDS else lookup(name)
         case ast.List(elts=items) | ast.Tuple(elts=items):
-            return [_value(item, lookup) for item in items]
+            return [_evaluate(item, lookup) for item in items]
         case ast.BoolOp(op=op, values=values):
-            answers = (_truth(_value(value, lookup)) for value in values)
+            answers = (_require_bool(_evaluate(value, lookup)) for value in values)
             return all(answers) if isinstance(op, ast.And) else any(answers)
         case ast.UnaryOp(op=ast.Not(), operand=operand):
-            return not _truth(_value(operand, lookup))
+            return not _require_bool(_evaluate(operand, lookup))
         case ast.UnaryOp(op=op, operand=operand):
-            return _computed(_UNARY[type(op)], _value(operand, lookup))
+            return _call_function(_UNARY[type(op)], _evaluate(operand, lookup))
         case ast.BinOp(left=left, op=op, right=right):
-            return _computed(_BINARY[type(op)], _value(left, lookup), _value(right, lookup))
+            return _call_function(
+                _BINARY[type(op)], _evaluate(left, lookup), _evaluate(right, lookup)
+            )
         case ast.Call(func=ast.Name(id=called), args=args):
-            return _computed(_FUNCTIONS[called], *(_value(arg, lookup) for arg in args))
+            return _call_function(_FUNCTIONS[called], *(_evaluate(arg, lookup) for arg in args))
         case ast.Compare(left=left, ops=ops, comparators=others):
-            values = [_value(each, lookup) for each in (left, *others)]
+            values = [_evaluate(each, lookup) for each in (left, *others)]
             pairs = zip(ops, values, values[1:], strict=False)
-            return all(_compared(op, one, other) for op, one, other in pairs)
+            return all(_compare(op, one, other) for op, one, other in pairs)
     raise AssertionError(f"{ast.dump(node)} passed the check")
 
 
-def _truth(value: Any) -> bool:
+def _require_bool(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise FormulaError(f"and, or, not take conditions, got {_shown(value)}")
+        raise FormulaError(f"and, or, not take conditions, got {_format_value(value)}")
     return value
 
 
-def _compared(op: ast.cmpop, one: Any, other: Any) -> bool:
+def _compare(op: ast.cmpop, one: Any, other: Any) -> bool:
     if isinstance(op, ast.In | ast.NotIn) != isinstance(other, list) or isinstance(one, list):
-        raise FormulaError(f"in takes a list on its right, got {_shown(one)} and {_shown(other)}")
+        raise FormulaError(
+            f"in takes a list on its right, got {_format_value(one)} and {_format_value(other)}"
+        )
     ordered = isinstance(op, ast.Lt | ast.LtE | ast.Gt | ast.GtE)
     if ordered and not (_is_number(one) and _is_number(other)):
-        raise FormulaError(f"compares {_shown(one)} with {_shown(other)}; only numbers have order")
+        raise FormulaError(
+            f"compares {_format_value(one)} with {_format_value(other)}; only numbers have order"
+        )
     return bool(_COMPARISONS[type(op)](one, other))
 
 
-def _computed(function: Callable[..., Any], *numbers: Any) -> int | float:
+def _call_function(function: Callable[..., Any], *numbers: Any) -> int | float:
     """The function's finite value; FormulaError where there is none."""
     wrong = [n for n in numbers if not _is_number(n)]
     if wrong or not numbers:
-        raise FormulaError(f"computes with {_shown(wrong[0]) if wrong else 'nothing'}")
+        raise FormulaError(f"computes with {_format_value(wrong[0]) if wrong else 'nothing'}")
     try:
         found = function(*numbers)
         finite = not isinstance(found, complex) and math.isfinite(found)
     except (ArithmeticError, ValueError, TypeError) as e:
-        raise FormulaError(f"has no value at {', '.join(map(_shown, numbers))}: {e}") from e
+        raise FormulaError(f"has no value at {', '.join(map(_format_value, numbers))}: {e}") from e
     if not finite:
-        raise FormulaError(f"has no finite value at {', '.join(map(_shown, numbers))}")
+        raise FormulaError(f"has no finite value at {', '.join(map(_format_value, numbers))}")
     return found  # type: ignore[no-any-return]
 
 
@@ -205,7 +215,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _power(base: float, exponent: float) -> Any:
+def _compute_power(base: float, exponent: float) -> Any:
     """Base ** exponent; as a real number where whole ones would take long to write out."""
     whole = isinstance(base, int) and isinstance(exponent, int)
     if whole and 0 <= exponent <= _MOST_EXPONENT:
@@ -213,7 +223,7 @@ def _power(base: float, exponent: float) -> Any:
     return float(base) ** float(exponent)
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return repr(value) if isinstance(value, str | list) else str(value).lower()
 
 
@@ -230,7 +240,7 @@ _BINARY: Mapping[type, Callable[..., Any]] = {
     ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
-    ast.Pow: _power,
+    ast.Pow: _compute_power,
 }
 _COMPARISONS: Mapping[type, Callable[..., Any]] = {
     ast.Lt: operator.lt,

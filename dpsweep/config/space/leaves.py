@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dpsweep.config.source import Path_
+from dpsweep.config.keys import dotted
+from dpsweep.config.source import KeyPath
 from dpsweep.config.space.derived import Derived
 from dpsweep.config.space.domains import Choice, OneOf, Range, Slot, Space
 
@@ -23,26 +24,26 @@ class Leaf:
     domain: Range | Choice | Derived
 
 
-def leaves(space: Space) -> list[Leaf]:
+def list_leaves(space: Space) -> list[Leaf]:
     """All of them, in the order of the file; a branching key comes before what is inside it."""
     return [
         leaf
         for path, domain in space.domains.items()
-        for leaf in _leaves(".".join(map(str, path)), path, domain, None)
+        for leaf in _iter_leaves(dotted(path), path, domain, None)
     ]
 
 
-def _leaves(
-    name: str, path: Path_, domain: Range | Choice | Derived | OneOf, branch: str | None
+def _iter_leaves(
+    name: str, path: KeyPath, domain: Range | Choice | Derived | OneOf, branch: str | None
 ) -> Iterator[Leaf]:
     """Those of one domain, named as `Space.draw` names them."""
-    dotted = ".".join(map(str, path))
+    place = dotted(path)
     if not isinstance(domain, OneOf):
-        yield Leaf(Slot(name, dotted), branch, domain)
+        yield Leaf(Slot(name, place), branch, domain)
         return
     labels = Choice(tuple(b.label for b in domain.branches), domain.in_turn)
-    yield Leaf(Slot(name or "one_of", f"{dotted or 'method'}.name"), branch, labels)
+    yield Leaf(Slot(name or "one_of", f"{place or 'method'}.name"), branch, labels)
     for inside in domain.branches:
         for inner, way in inside.inner.items():
-            inner_name = f"{name or 'one_of'}.{inside.label}.{'.'.join(map(str, inner))}"
-            yield from _leaves(inner_name, (*path, *inner), way, inside.label)
+            inner_name = f"{name or 'one_of'}.{inside.label}.{dotted(inner)}"
+            yield from _iter_leaves(inner_name, (*path, *inner), way, inside.label)

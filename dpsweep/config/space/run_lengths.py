@@ -1,56 +1,55 @@
 """How long and how dense the trials of a space can be: what their privacy cost depends on."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import product
 
+from dpsweep.config.keys import BATCH_SIZE, EPOCHS, dotted, path_of
 from dpsweep.config.source import Tree
-from dpsweep.config.space.domains import Draw, Space, overlap, touched
-from dpsweep.config.space.points import RandomDraw, walk
-from dpsweep.config.trial import schedule
+from dpsweep.config.space.domains import Space, keys_overlap, list_touched_keys
+from dpsweep.config.space.suggest import RandomDraw
+from dpsweep.config.trial import compute_schedule
 from dpsweep.core.errors import ConfigError
 
-_KEYS = ("batch_size", "epochs")
+_KEYS = (BATCH_SIZE, EPOCHS)
 _SAMPLES = 64
 
 
-def vary(space: Space) -> bool:
+def schedules_may_vary(space: Space) -> bool:
     """True if the search may choose batch size or epochs."""
     return any(
-        overlap(f"train.{key}", changed)
+        keys_overlap(key, changed)
         for path, domain in space.domains.items()
-        for changed in touched(".".join(map(str, path)), domain)
+        for changed in list_touched_keys(dotted(path), domain)
         for key in _KEYS
     )
 
 
-def extremes(space: Space, base: Tree, num_examples: int) -> tuple[tuple[int, float], ...]:
+def find_schedule_extremes(
+    space: Space, base: Tree, corners: Iterable[Tree], num_examples: int
+) -> tuple[tuple[int, float], ...]:
     """T and q for the smallest and largest batch and the fewest and most epochs, all four pairs.
 
     Args:
         space: What varies.
         base: The tree it varies around.
+        corners: Its corners; points inside are looked at as well.
         num_examples: N.
     """
     values: dict[str, set[float]] = {key: set() for key in _KEYS}
-    for tree in _trees(space, base):
+    for tree in (*corners, *_inside(space, base)):
         for key in _KEYS:
-            value = tree["train"].get(key)
+            value = tree["train"].get(path_of(key)[1])
             if isinstance(value, int | float) and value > 0:  # what is wrong is told elsewhere
-                values[key].add(min(value, num_examples) if key == "batch_size" else value)
+                values[key].add(min(value, num_examples) if key == BATCH_SIZE else value)
     sizes, lengths = ({min(found), max(found)} for found in values.values())
-    return tuple(sorted({schedule(b, e, num_examples) for b, e in product(sizes, lengths)}))
+    return tuple(sorted({compute_schedule(b, e, num_examples) for b, e in product(sizes, lengths)}))
 
 
-def _trees(space: Space, base: Tree) -> Iterator[Tree]:
-    """The corners one at a time, and points inside."""
-
-    def drawn(draw: Draw) -> Tree | None:
-        try:
-            return space.draw(base, draw)[0]
-        except ConfigError:
-            return None  # a formula without a value here; the check of the corners says so
-
-    rng = random.Random(0)
-    inside = (drawn(RandomDraw(rng)) for _ in range(_SAMPLES))
-    yield from (tree for tree in (*walk(drawn), *inside) if tree is not None)
+def _inside(space: Space, base: Tree) -> Iterator[Tree]:
+    """Random points; those of which a formula has no value are told when they are proposed."""
+    rng = RandomDraw(random.Random(0))
+    for _ in range(_SAMPLES):
+        with suppress(ConfigError):
+            yield space.draw(base, rng)[0]

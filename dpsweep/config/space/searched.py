@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from dpsweep.config.aliases import spelled_path, spelled_tree
-from dpsweep.config.source import Path_, Source, Tree, put
+from dpsweep.config.aliases import resolve_path_aliases, resolve_tree_aliases
+from dpsweep.config.keys import DELTA, EPSILON, NOISE_MULTIPLIER, SCOPE, dotted, path_of
+from dpsweep.config.source import KeyPath, Source, Tree, with_value
 from dpsweep.config.space.derived import Derived
 from dpsweep.config.space.domains import (
     BRANCHING,
@@ -13,31 +14,31 @@ from dpsweep.config.space.domains import (
     Domain,
     OneOf,
     Space,
-    overlap,
+    keys_overlap,
+    list_touched_keys,
     parse_choice,
     parse_space,
-    touched,
 )
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError
 from dpsweep.data.datasets import DataConfig
 
 FIXED = {
-    "privacy.epsilon": "the promise all trials share",
-    "privacy.delta": "the promise all trials share",
-    "privacy.scope": "the promise all trials share",
-    "privacy.noise_multiplier": "calibrated to the promise for each trial",
+    EPSILON: "the promise all trials share",
+    DELTA: "the promise all trials share",
+    SCOPE: "the promise all trials share",
+    NOISE_MULTIPLIER: "calibrated to the promise for each trial",
     "data": "what all trials are compared on",
     "seed": "what makes trials comparable",
 }
 """Keys of a trial that a search may not vary, and what they are instead."""
 
-EPSILON = ("privacy", "epsilon")
+EPSILON_PATH = path_of(EPSILON)
 """The one key that may vary in the base config: `{each: [1, 2, 4]}`, a budget for each trial."""
 
 
 @dataclass(frozen=True)
-class Varied:
+class VariedKeys:
     """What varies in a sweep.
 
     Attributes:
@@ -49,7 +50,7 @@ class Varied:
     origins: Mapping[str, str]
 
 
-def read_varied(file: Source, base: Source, written: Tree) -> Varied:
+def read_varied_keys(file: Source, base: Source, written: Tree) -> VariedKeys:
     """The space of a sweep file whose default spaces are spelled out.
 
     Args:
@@ -60,58 +61,60 @@ def read_varied(file: Source, base: Source, written: Tree) -> Varied:
     Raises:
         ConfigError: If a key varies twice, or must not vary.
     """
-    domains, origins = dict[Path_, Domain](), dict[str, str]()
+    domains, origins = dict[KeyPath, Domain](), dict[str, str]()
     for path, domain in parse_space(file).domains.items():
-        typed = ".".join(map(str, path)) or next(k for k in BRANCHING if k in written)
-        path = spelled_path(path, TrialConfig)
-        dotted = ".".join(map(str, path))
+        typed = dotted(path) or next(k for k in BRANCHING if k in written)
+        path = resolve_path_aliases(path, TrialConfig)
+        key = dotted(path)
         if path in domains:
             raise ConfigError(
-                f"{file.at(('search', typed))}: varies {dotted} a second time, once under its "
+                f"{file.at(('search', typed))}: varies {key} a second time, once under its "
                 f"letter in the paper. Delete one of the two"
             )
-        domains[path] = _spelled_domain(path, domain)
-        origins[dotted] = file.at(("search", typed)).removesuffix(typed)
+        domains[path] = _resolve_domain_aliases(path, domain)
+        origins[key] = file.at(("search", typed)).removesuffix(typed)
         if not path:  # what its mappings touch
             place = f"{file.at(('search', typed))}: "
-            origins.update(dict.fromkeys(touched(dotted, domains[path]), place))
-        _check_free(base, path, touched(dotted, domains[path]), typed, origins[dotted])
-    budgets = _budgets(base)
+            origins.update(dict.fromkeys(list_touched_keys(key, domains[path]), place))
+        _check_searchable(base, path, list_touched_keys(key, domains[path]), typed, origins[key])
+    budgets = _read_budgets(base)
     if budgets:
-        domains[EPSILON] = budgets
-    return Varied(Space(_overridden(domains, file), _num_examples(base)), origins)
+        domains[EPSILON_PATH] = budgets
+    return VariedKeys(Space(_override_domains(domains, file), _count_examples(base)), origins)
 
 
-def _check_free(base: Source, path: Path_, keys: list[str], typed: str, place: str) -> None:
+def _check_searchable(base: Source, path: KeyPath, keys: list[str], typed: str, place: str) -> None:
     """Raises ConfigError if what is searched has a value already, or must not vary."""
-    if ".".join(map(str, path)) in base.elsewhere:
+    if dotted(path) in base.elsewhere:
         raise ConfigError(
             f"{base.at(path)}: is varied by this sweep, so a fixed value would have no effect. "
             f"Vary it otherwise with --set 'search.{typed}={{uniform: [LOW, HIGH]}}', or "
             f"delete it at {place}{typed}"
         )
     try:
-        put(base.tree, path or ("method",), {})
+        with_value(base.tree, path or ("method",), {})
     except ConfigError as e:
         raise ConfigError(f"{place}{typed}: {e}") from e
     for key, what in FIXED.items():
-        if any(overlap(key, key_) for key_ in keys):
-            each = " or give privacy.epsilon: {each: [1, 2, 4]} there," * (key == "privacy.epsilon")
+        if any(keys_overlap(key, key_) for key_ in keys):
+            each = " or give privacy.epsilon: {each: [1, 2, 4]} there," * (key == EPSILON)
             raise ConfigError(
                 f"{place}{typed}: cannot be searched: {key} is {what}. "
                 f"Set it in the base config,{each} and run one sweep for each value"
             )
 
 
-def _budgets(base: Source) -> Choice | None:
+def _read_budgets(base: Source) -> Choice | None:
     """The budgets that trials are spread over, if the base config lists several."""
     match base.tree:
         case {"privacy": {"epsilon": {"each": budgets, **others}}} if not others:
-            return Choice(parse_choice(base.at(EPSILON), budgets, "each").options, in_turn=True)
+            return Choice(
+                parse_choice(base.at(EPSILON_PATH), budgets, "each").options, in_turn=True
+            )
     return None
 
 
-def _num_examples(base: Source) -> int:
+def _count_examples(base: Source) -> int:
     """How many examples a trial trains on; 1 if the data are not valid, as each trial then says."""
     try:
         return DataConfig.model_validate(base.tree.get("data")).num_examples
@@ -119,7 +122,7 @@ def _num_examples(base: Source) -> int:
         return 1
 
 
-def _overridden(domains: dict[Path_, Domain], file: Source) -> dict[Path_, Domain]:
+def _override_domains(domains: dict[KeyPath, Domain], file: Source) -> dict[KeyPath, Domain]:
     """What stands beside a one_of at the top is searched in all its mappings, instead of theirs."""
     whole = domains.get(())
     if not isinstance(whole, OneOf):
@@ -136,31 +139,31 @@ def _overridden(domains: dict[Path_, Domain], file: Source) -> dict[Path_, Domai
     return {**domains, (): replace(whole, branches=branches)}
 
 
-def _spelled_domain(path: Path_, domain: Domain) -> Domain:
+def _resolve_domain_aliases(path: KeyPath, domain: Domain) -> Domain:
     """The letters inside the mappings of a one_of and in formulas, replaced by fields' names."""
     if isinstance(domain, Derived):
-        return replace(domain, formula=domain.formula.spelled(spelled_key))
+        return replace(domain, formula=domain.formula.resolve_aliases(resolve_key_aliases))
     if not isinstance(domain, OneOf):
         return domain
 
-    def spelled(inner: Path_) -> Path_:
-        return spelled_path((*path, *inner), TrialConfig)[len(path) :]
+    def spelled(inner: KeyPath) -> KeyPath:
+        return resolve_path_aliases((*path, *inner), TrialConfig)[len(path) :]
 
     branches = (
         Branch(
             branch.label,
-            spelled_tree(branch.fixed, path, TrialConfig),
-            {spelled(p): _spelled_domain((*path, *p), d) for p, d in branch.inner.items()},
+            resolve_tree_aliases(branch.fixed, path, TrialConfig),
+            {spelled(p): _resolve_domain_aliases((*path, *p), d) for p, d in branch.inner.items()},
         )
         for branch in domain.branches
     )
     return OneOf(tuple(branches), domain.in_turn)
 
 
-def spelled_key(key: str) -> str:
+def resolve_key_aliases(key: str) -> str:
     """A dotted key of the trial config with letters replaced.
 
-    >>> spelled_key("method.rho")
+    >>> resolve_key_aliases("method.rho")
     'method.depth'
     """
-    return ".".join(map(str, spelled_path(tuple(key.split(".")), TrialConfig)))
+    return dotted(resolve_path_aliases(path_of(key), TrialConfig))

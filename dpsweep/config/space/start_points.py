@@ -7,102 +7,31 @@ A point names some of the searched keys; the others are drawn by the sampler. Wh
 budgets go in turn, each of them tries the points that are about it, in the order of the file.
 """
 
-import json
 import random
-from collections.abc import Mapping
 from typing import Any, Literal, Protocol
 
-from dpsweep.config.explain import shown
+from dpsweep.config.explain import format_value
+from dpsweep.config.keys import METHOD_NAME
 from dpsweep.config.source import Source, Tree
 from dpsweep.config.space.conditions import Condition
-from dpsweep.config.space.domains import Draw, Labels, OneOf, Range, Slot, Space
-from dpsweep.config.space.points import Corner, RandomDraw
-from dpsweep.config.space.searched import spelled_key
+from dpsweep.config.space.domains import OneOf, Space
+from dpsweep.config.space.searched import resolve_key_aliases
+from dpsweep.config.space.suggest import (
+    Corner,
+    OutsideSpaceError,
+    PartialFixedDraw,
+    Point,
+    RandomDraw,
+)
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, guess
 from dpsweep.methods import METHODS
-
-Point = Mapping[str, Any]
-"""Dotted key -> value."""
 
 PUBLISHED = "published"
 _DRAWS = 1000
 
 
-class OutsideError(ValueError):
-    """A point that is not in the space; says which of its keys, and why."""
-
-
-class Given:
-    """Takes the values of a point, and has another draw the rest.
-
-    Attributes:
-        used: Keys of the point that were asked for.
-        asked: All keys that were.
-        elsewhere: True if it is not the turn of what the point is about.
-    """
-
-    def __init__(self, point: Point, other: Draw) -> None:
-        self._point, self._other = point, other
-        self.used: set[str] = set()
-        self.asked: set[str] = set()
-        self.elsewhere = False
-
-    def number(self, slot: Slot, domain: Range) -> float | int:
-        """The point's number, if it has one."""
-        value = self._taken(slot)
-        return self._other.number(slot, domain) if value is None else inside(value, slot, domain)
-
-    def option(self, slot: Slot, labels: Labels) -> int:
-        """The point's option, if it names one."""
-        value = self._taken(slot)
-        return self._other.option(slot, labels) if value is None else index_of(value, slot, labels)
-
-    def turn(self, slot: Slot, labels: Labels) -> int:
-        """The point's own, if it names one; `elsewhere` if it is the turn of another."""
-        turn, value = self._other.turn(slot, labels), self._taken(slot)
-        index = turn if value is None else index_of(value, slot, labels)
-        self.elsewhere |= index != turn
-        return index
-
-    def _taken(self, slot: Slot) -> Any:
-        self.asked.add(slot.key)
-        if slot.key in self._point:
-            self.used.add(slot.key)
-        return self._point.get(slot.key)
-
-
-def inside(value: Any, slot: Slot, domain: Range) -> float | int:
-    """A given number, if the range has it.
-
-    Raises:
-        OutsideError: If it has not.
-    """
-    kinds = int if domain.is_whole else int | float
-    if not isinstance(value, kinds) or isinstance(value, bool):
-        what = "a whole number" if domain.is_whole else "a number"
-        raise OutsideError(f"{slot.key} must be {what}, got {shown(value)}")
-    if not domain.low <= value <= domain.high:
-        raise OutsideError(
-            f"{slot.key} = {value} is outside the searched [{domain.low}, {domain.high}]"
-        )
-    return value if domain.is_whole else float(value)
-
-
-def index_of(value: Any, slot: Slot, labels: Labels) -> int:
-    """Where a given value stands in a list.
-
-    Raises:
-        OutsideError: If it is not there.
-    """
-    label = value if isinstance(value, str | int | float | bool) else json.dumps(value)
-    if label not in labels:
-        listed = ", ".join(map(str, labels))
-        raise OutsideError(f"{slot.key} = {shown(value)} is none of the searched {listed}")
-    return labels.index(label)
-
-
-class Searched(Protocol):
+class SearchedSweep(Protocol):
     """What is asked of a sweep here."""
 
     @property
@@ -129,7 +58,7 @@ class Searched(Protocol):
 
 
 def read_start(
-    written: Literal["published"] | list[dict[str, Any]], sweep: Searched
+    written: Literal["published"] | list[dict[str, Any]], sweep: SearchedSweep
 ) -> tuple[Point, ...]:
     """The points of a sweep file, checked.
 
@@ -137,50 +66,54 @@ def read_start(
         ConfigError: Naming the point, and its key at fault.
     """
     if written == PUBLISHED:
-        return tuple(point for point in _published(sweep) if _is_met(point, sweep))
+        return tuple(point for point in _get_published_points(sweep) if _is_feasible(point, sweep))
     points = list[Point]()
     for i, listed in enumerate(written if isinstance(written, list) else []):
-        point, place = {spelled_key(key): v for key, v in listed.items()}, ("start", i)
+        point, place = {resolve_key_aliases(key): v for key, v in listed.items()}, ("start", i)
         try:
             check_point(point, sweep)
-        except OutsideError as e:
+        except OutsideSpaceError as e:
             raise ConfigError(f"{sweep.file.at(place)}: {e}") from e
-        if not _is_met(point, sweep):
+        if not _is_feasible(point, sweep):
             raise ConfigError(
-                f"{sweep.file.at(place)}: {shown(listed)} does not meet "
+                f"{sweep.file.at(place)}: {format_value(listed)} does not meet "
                 f"{' and '.join(c.formula.text for c in sweep.conditions)} (where)"
             )
         points.append(point)
     return tuple(points)
 
 
-def check_point(point: Point, sweep: Searched) -> None:
+def check_point(point: Point, sweep: SearchedSweep) -> None:
     """Raises OutsideError if no branch of the space has the point's keys and values."""
     first = Corner()
     sweep.space.draw(sweep.base.tree, first)
     asked = set[str]()
     for corner in (Corner(), *first.others()):
-        draw = Given(point, corner)
+        draw = PartialFixedDraw(point, corner)
         sweep.space.draw(sweep.base.tree, draw)
         if draw.used == set(point):
             return
         asked |= draw.asked
     lost = [key for key in point if key not in asked]
     if lost:
-        raise OutsideError(f"{lost[0]} is not searched here.{guess(lost[0], asked)}")
-    raise OutsideError(f"{', '.join(point)} are searched in different branches, never together")
+        raise OutsideSpaceError(f"{lost[0]} is not searched here.{guess(lost[0], asked)}")
+    raise OutsideSpaceError(
+        f"{', '.join(point)} are searched in different branches, never together"
+    )
 
 
-def _is_met(point: Point, sweep: Searched) -> bool:
+def _is_feasible(point: Point, sweep: SearchedSweep) -> bool:
     """True if some completion of the point meets the conditions."""
     if not sweep.conditions:
         return True
     rng = RandomDraw(random.Random(0))
-    trees = (sweep.space.draw(sweep.base.tree, Given(point, rng))[0] for _ in range(_DRAWS))
+    trees = (
+        sweep.space.draw(sweep.base.tree, PartialFixedDraw(point, rng))[0] for _ in range(_DRAWS)
+    )
     return any(sweep.admits(sweep.trial(tree)) for tree in trees)
 
 
-def _published(sweep: Searched) -> list[Point]:
+def _get_published_points(sweep: SearchedSweep) -> list[Point]:
     """For each method of the space, the defaults of its tunables, which are the papers' own."""
     points: list[Point] = []
     whole = sweep.space.domains.get(()) or sweep.space.domains.get(("method",))
@@ -189,14 +122,14 @@ def _published(sweep: Searched) -> list[Point]:
     for label in labels or [first.method.name]:
         if label not in METHODS:
             continue
-        point: dict[str, Any] = {"method.name": label} if labels else {}
+        point: dict[str, Any] = {METHOD_NAME: label} if labels else {}
         defaults = METHODS[label].config().model_dump(mode="json", exclude_none=True)
         for name, value in defaults.items():
             try:
                 check_point({**point, f"method.{name}": value}, sweep)
-            except OutsideError:
+            except OutsideSpaceError:
                 continue  # not searched, or the published value is not in the range
             point[f"method.{name}"] = value
-        if set(point) - {"method.name"}:
+        if set(point) - {METHOD_NAME}:
             points.append(point)
     return points

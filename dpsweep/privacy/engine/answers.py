@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from dpsweep.privacy.clip import cleaned, squared_norms, weighted_sum
+from dpsweep.privacy.clip import SUMMED, cleaned, squared_norms, summed_products, weighted_sum
 
 _SLACK, _TERMS = 16, 64
 """Of rounding errors: a sum's, and those of all the products a Gram matrix is made of."""
@@ -20,12 +20,30 @@ _SLACK, _TERMS = 16, 64
 _RUN = 64
 """Numbers whose squares are summed in their own precision."""
 
-_CANCELLING = 64.0
+_LOUD = 64.0
 """Times the largest clipped answer: an example whose terms are larger is summed in double. With
 ordinary data and models the factor is 1 to 20, and no example is."""
 
-_ADDED = 1280
-"""Terms that one sum in float32 adds where they may cancel; such sums are added in double."""
+_ADDED, _TOGETHER = 1280, 8
+"""Terms that one sum in float32 adds where they may cancel, and the fewest examples of it; such
+sums are added in double."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of all examples before they are summed.
+
+    Attributes:
+        finite: True if every number that their answers are made of is finite.
+        quiet: True if none is `loud`.
+    """
+
+    finite: bool = False
+    quiet: bool = False
+
+
+NOTHING = Known()
+"""So that whoever sums has to look: on a CPU that costs little, elsewhere it would wait."""
 
 
 class Answer(Protocol):
@@ -37,7 +55,7 @@ class Answer(Protocol):
     def squares(self) -> Tensor:
         """Squared norm of each example's answer, shape (B,); NaN or infinite if it is."""
 
-    def summed(self, factor_B: Tensor) -> Tensor:
+    def summed(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
         """sum_b factor_b answer_b, of the parameter's shape or its white coordinates'."""
 
     def each(self) -> Tensor:
@@ -53,8 +71,8 @@ class Each:
     def squares(self) -> Tensor:
         return squared_norms(self.leaf_B)
 
-    def summed(self, factor_B: Tensor) -> Tensor:
-        return weighted_sum(factor_B, self.leaf_B)
+    def summed(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
+        return weighted_sum(factor_B, self.leaf_B, known.finite)
 
     def each(self) -> Tensor:
         return self.leaf_B
@@ -68,12 +86,16 @@ class Outer:
 
     Attributes:
         inputs_BTI: a, shape (B, T, I).
-        grads_BTO: g, weights of the query included, shape (B, T, O). The points of a query are
-            positions as well.
+        grads_BTO: g, weights of the query included, shape (B, T, O).
     """
 
     inputs_BTI: Tensor
     grads_BTO: Tensor
+
+    @property
+    def may_cancel(self) -> bool:
+        """True if an example's terms, at positions or points of a query, may cancel one another."""
+        return self.inputs_BTI.shape[1] > 1 and self.grads_BTO.dtype != torch.float64
 
     @property
     def stays(self) -> bool:
@@ -84,28 +106,32 @@ class Outer:
         return length == 1 or grams < 1.5 * length * size + 8 * size
 
     def squares(self) -> Tensor:
-        return self._norms[0]
+        return self.norms[0]
 
     @cached_property
-    def _norms(self) -> tuple[Tensor, Tensor]:
-        """Squares, and the norm if nothing cancelled, shape (B,) each."""
+    def norms(self) -> tuple[Tensor, Tensor]:
+        """Squares, and the norm that there would be if nothing cancelled, shape (B,) each."""
         a, g = self.inputs_BTI, self.grads_BTO
         if a.shape[1] == 1:
             square_B = square_of_each(a[:, 0]) * square_of_each(g[:, 0])
             return square_B, square_B.sqrt()
         return from_grams(gram(a), gram(g), g.dtype)
 
-    def summed(self, factor_B: Tensor) -> Tensor:
-        a, g = (cleaned(x, factor_B) for x in (self.inputs_BTI, self.grads_BTO))
+    def summed(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
+        a, g = self.inputs_BTI, self.grads_BTO
+        if not known.finite:
+            a, g = cleaned(a, factor_B), cleaned(g, factor_B)
+        length = a.shape[1]
 
-        def added(rows: Rows, factor_B: Tensor, dtype: torch.dtype) -> Tensor:
+        def products(rows: Rows, factor_B: Tensor, dtype: torch.dtype) -> Tensor:
             left, right = g[rows].to(dtype), a[rows].to(dtype)
-            scaled = left * factor_B.to(dtype)[:, None, None]
-            return scaled.flatten(0, 1).T @ right.flatten(0, 1)
+            scaled = (left * factor_B.to(dtype)[:, None, None]).flatten(0, 1)
+            each = num_together(length) if self.may_cancel else SUMMED
+            return summed_products(scaled, right.flatten(0, 1), length, each)
 
-        if a.shape[1] == 1:
-            return added(slice(None), factor_B, g.dtype)
-        return sum_that_may_cancel(added, factor_B, self._norms, a.shape[1], g.dtype)
+        if not self.may_cancel:
+            return products(slice(None), factor_B, g.dtype)
+        return sum_that_may_cancel(products, factor_B, self.norms, known, g.dtype)
 
     def each(self) -> Tensor:
         return self.grads_BTO.transpose(1, 2) @ self.inputs_BTI
@@ -129,10 +155,16 @@ class Tokens:
         same = self.rows_BT[:, :, None] == self.rows_BT[:, None, :]
         return from_grams(same.double(), gram(self.grads_BTE), self.grads_BTE.dtype)[0]
 
-    def summed(self, factor_B: Tensor) -> Tensor:
-        g = cleaned(self.grads_BTE, factor_B).double()  # positions in one row may cancel
+    def summed(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
+        g = self.grads_BTE if known.finite else cleaned(self.grads_BTE, factor_B)
+        g = g.double()  # positions in one row may cancel
         scaled = (g * factor_B.to(g)[:, None, None]).flatten(0, 1)
-        return _add_rows(self.num_rows, self.rows_BT.flatten(), scaled)
+        num, slices = self.num_rows, -(-len(g) // SUMMED)
+        rows_BT = self.rows_BT
+        if slices > 1:  # a table for each, side by side
+            rows_BT = rows_BT + num * (torch.arange(len(g), device=g.device) // SUMMED)[:, None]
+        tables = _add_rows(slices * num, rows_BT.flatten(), scaled)
+        return tables if slices < 2 else tables.view(slices, num, -1).sum(0, dtype=torch.float64)
 
     def each(self) -> Tensor:
         g, num = self.grads_BTE, self.num_rows
@@ -208,11 +240,16 @@ Rows = slice | Tensor
 """Some of the examples: a range of them, or their indices."""
 
 
+def num_together(num_terms: int) -> int:
+    """How many examples of so many terms, which may cancel, are added in float32."""
+    return max(_TOGETHER, _ADDED // num_terms)
+
+
 def sum_that_may_cancel(
-    added: Callable[[Rows, Tensor, torch.dtype], Tensor],
+    summed: Callable[[Rows, Tensor, torch.dtype], Tensor],
     factor_B: Tensor,
     norms: tuple[Tensor, Tensor],
-    num_terms: int,
+    known: Known,
     dtype: torch.dtype,
 ) -> Tensor:
     """sum_b factor_b sum_t (term of b at t), so that no example blurs the others' low bits.
@@ -223,35 +260,44 @@ def sum_that_may_cancel(
     float32.
 
     Args:
-        added: (examples, their factors, dtype) -> their sum in that dtype.
+        summed: (examples, their factors, dtype) -> their sum, of `num_together` at a time.
         factor_B: Clipping factors; an example of factor 0 must hold zeros.
         norms: Squared norms of the answers, and the norms they would have if nothing cancelled.
-        num_terms: Of one example: positions, times points of the query.
+        known: Of the examples.
         dtype: Of the model.
     """
-    if dtype == torch.float64:
-        return added(slice(None), factor_B, dtype)
-    cancelling_B, other_B = split_by_cancellation(factor_B, *norms)
-    size = max(1, _ADDED // num_terms)
-    starts = range(0, max(len(factor_B), 1), size)
-    parts = (added(slice(i, i + size), other_B[i : i + size], dtype) for i in starts)
-    total = next(parts).double()
-    for part in parts:
-        total += part
-    rows = cancelling_B.nonzero().flatten()
-    return total + added(rows, cancelling_B[rows], torch.float64) if len(rows) else total
+    if known.quiet:
+        return summed(slice(None), factor_B, dtype).double()
+    loud_B, quiet_B = loud(factor_B, *norms)
+    total = summed(slice(None), quiet_B, dtype).double()
+    rows = loud_B.nonzero().flatten()
+    return total + summed(rows, loud_B[rows], torch.float64) if len(rows) else total
 
 
-def split_by_cancellation(
-    factor_B: Tensor, square_B: Tensor, longest_B: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The factors of examples whose terms are far larger than any clipped answer, and the others'.
+def loud(factor_B: Tensor, square_B: Tensor, longest_B: Tensor) -> tuple[Tensor, Tensor]:
+    """The factors of those who are far larger at the points than in their sum, and the others'.
 
-    Each of the two has zeros for the other's examples. `norms` are as in `sum_that_may_cancel`.
+    In a sum in float32 they would blur the others': all that is added before their points cancel
+    is rounded to what these leave of it. Each of the two has zeros for the other's examples.
+
+    Args:
+        factor_B: Clipping factors.
+        square_B: Squared norms of the answers.
+        longest_B: Norms they would have if nothing cancelled.
     """
-    usual = (factor_B * square_B.sqrt()).nan_to_num(0, 0, 0).amax() if len(factor_B) else 0
-    large_B = (factor_B != 0) & ~(factor_B * longest_B <= _CANCELLING * usual)  # true for NaN
-    return torch.where(large_B, factor_B, 0), torch.where(large_B, 0, factor_B)
+    loud_B = is_loud(factor_B, square_B, longest_B)
+    return torch.where(loud_B, factor_B, 0), torch.where(loud_B, 0, factor_B)
+
+
+def is_loud(factor_B: Tensor, square_B: Tensor, longest_B: Tensor) -> Tensor:
+    """Which examples `loud` tells from the others; of several layers at once, shape (L, B)."""
+    usual = (factor_B * square_B.sqrt()).nan_to_num(0, 0, 0).amax(-1, keepdim=True)
+    return (factor_B != 0) & ~(factor_B * longest_B <= _LOUD * usual)
+
+
+def heard(factor_B: Tensor) -> bool:
+    """False if all are zero; not asked where the answer would be waited for."""
+    return factor_B.device.type != "cpu" or bool(factor_B.any())
 
 
 def diagonal(gram_BTT: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """What an engine promises: the clipped sum of a query's answers, by whatever way."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, Protocol
@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
+from dpsweep.core.flat import copy_flat, make_zeros
 from dpsweep.core.types import Clipped, Tensors
-from dpsweep.privacy.clip import Clip, add, scaling
+from dpsweep.privacy.clip import INSIDE, Clip, Quantile, add
 from dpsweep.privacy.engine.state_guard import StateGuard
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -103,7 +104,7 @@ class ByPortions:
         points = [{k: self._laid_out(p).detach() for k, p in point.items()} for point in points]
         inputs_B = self._laid_out(inputs_B)
         guard = self._guard
-        before = [x.detach().clone() for _, x in named(points)]
+        before = copies_of(x.detach() for _, x in named(points))
         for portion in portions(inputs_B, targets_B, self.max_physical_batch):
             total = add(total, self._portion(points, weights, portion, clip))
             guard.check_objects()
@@ -131,9 +132,19 @@ class ByPortions:
 
     def _nobody(self, params: Tensors, clip: Clip) -> Clipped:
         """The sum over no examples."""
-        _, count = scaling({k: p.new_zeros(0).double() for k, p in params.items()}, clip)
-        zeros = {k: p.new_zeros(self._shape(k, p), dtype=torch.float64) for k, p in params.items()}
-        return Clipped(zeros | count)
+        shapes = {k: self._shape(k, p) for k, p in params.items()}
+        if isinstance(clip, Quantile):
+            shapes[INSIDE] = ()
+        device = next(iter(params.values())).device
+        return Clipped(
+            dict(zip(shapes, make_zeros([*shapes.values()], torch.float64, device), strict=True))
+        )
+
+
+def copies_of(leaves: Iterable[Tensor]) -> list[Tensor]:
+    """Copies of some tensors; on a GPU by few kernels."""
+    leaves = list(leaves)
+    return copy_flat(leaves) if any(x.is_cuda for x in leaves) else [x.clone() for x in leaves]
 
 
 def named(points: Sequence[Tensors]) -> Iterator[tuple[str, Tensor]]:

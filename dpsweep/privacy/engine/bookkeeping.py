@@ -18,10 +18,24 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from dpsweep.core.flat import convert
 from dpsweep.core.types import Clipped, Tensors
-from dpsweep.privacy.clip import SUMMED, Clip, add, scaling
-from dpsweep.privacy.engine.answers import Answer, Each, added, split_by_cancellation
+from dpsweep.privacy.clip import LARGEST_SQUARE, SUMMED, Clip, add, scaling
+from dpsweep.privacy.engine.answers import (
+    NOTHING,
+    Answer,
+    Each,
+    Known,
+    Outer,
+    Rows,
+    added,
+    heard,
+    is_loud,
+    sum_that_may_cancel,
+)
 from dpsweep.privacy.engine.base import ByPortions, Portion
+from dpsweep.privacy.engine.circulant import Spectra
+from dpsweep.privacy.engine.conv import ByGram
 from dpsweep.privacy.engine.layers import Site, at_one_input, sites
 from dpsweep.privacy.engine.tape import Use, record
 from dpsweep.privacy.geometry import IDENTITY, Geometry
@@ -77,23 +91,27 @@ class BookkeepingEngine(ByPortions):
                 for call in calls:
                     call.check_unchanged(name)
                     uses.setdefault(name, []).extend(call.parted(self.copies))
-        if len(portion.present_B) <= SUMMED:
-            return self._summed(uses, points[0], portion.present_B, clip)
+        present_B = portion.present_B
+        # on a GPU a kernel more costs more than memory: there each answer sums in slices itself
+        if len(present_B) <= SUMMED or present_B.is_cuda:
+            return self._summed(uses, points[0], present_B, clip)
         total = self._nobody(points[0], clip)
-        for start in range(0, len(portion.present_B), SUMMED):
+        for start in range(0, len(present_B), SUMMED):
             rows = slice(start, start + SUMMED)
             some = {name: [call.only(rows) for call in calls] for name, calls in uses.items()}
-            total = add(total, self._summed(some, points[0], portion.present_B[rows], clip))
+            total = add(total, self._summed(some, points[0], present_B[rows], clip))
         return total
 
     def _summed(
         self, uses: Mapping[str, Sequence[Use]], params: Tensors, present_B: Tensor, clip: Clip
     ) -> Clipped:
-        """The clipped sum over so few that their own precision will do."""
+        """The clipped sum; on a CPU over so few that their own precision will do."""
         answers = self._answers(uses, params, len(present_B))
-        squares = {k: answer.squares().double() for k, answer in answers.items()}
+        found = convert((answer.squares() for answer in answers.values()), torch.float64)
+        squares = dict(zip(answers, found, strict=True))
         factors, count = scaling(squares, clip, present_B)
-        total = {k: answer.summed(factors[k]) for k, answer in answers.items()}
+        known = _known(answers, squares, factors)
+        total = {k: answer.summed(factors[k], known[k]) for k, answer in answers.items()}
         return Clipped(total | count)
 
     def _answers(
@@ -143,28 +161,65 @@ class Mapped:
         """False for an example with records so large that transforms of them may be infinite."""
         return self.records.peak_B <= _LARGEST  # false for NaN
 
+    @property
+    def may_cancel(self) -> bool:
+        """As in answers.Outer; of several points the sum is in double anyway."""
+        return len(self.records.weights) == 1 and self.records.dtype != torch.float64
+
     def squares(self) -> Tensor:
-        return self._squares_B
+        return self.norms[0]
 
     @cached_property
-    def _squares_B(self) -> Tensor:
-        return torch.where(self.usable_B, self.map.squares(self.records), math.inf)
+    def norms(self) -> tuple[Tensor, Tensor]:
+        """Squares, and the norm that there would be if nothing cancelled, shape (B,) each."""
+        square_B = torch.where(self.usable_B, self.map.squares(self.records), math.inf)
+        return square_B, self.records.longest_B
 
-    def summed(self, factor_B: Tensor) -> Tensor:
-        records, usable_B = self.records, self.usable_B
-        if not usable_B.all():  # their factor is 0, but 0 times infinite is not
-            records = records.only(usable_B)
-        if len(records.weights) > 1 or records.dtype == torch.float64:  # summed in double
-            return self.map.coordinates(records, factor_B)
-        large_B, other_B = split_by_cancellation(factor_B, self._squares_B, records.longest_B)
-        total = self.map.coordinates(records, other_B)
-        rows = large_B.nonzero().flatten()
-        if not len(rows):
-            return total
-        return total.double() + self.map.coordinates(records.of(rows).double(), large_B[rows])
+    def summed(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
+        # their factor is 0, but 0 times infinite is not
+        unusable = not known.finite and heard(~self.usable_B)
+        records = self.records.only(self.usable_B) if unusable else self.records
+
+        def coordinates(rows: Rows, factor_B: Tensor, dtype: torch.dtype) -> Tensor:
+            some = records.rows(rows)
+            some = some.double() if dtype != records.dtype else some
+            if len(factor_B) <= SUMMED:
+                return self.map.coordinates(some, factor_B)
+            starts = range(0, len(factor_B), SUMMED)
+            slices = [slice(start, start + SUMMED) for start in starts]
+            parts = [self.map.coordinates(some.rows(s), factor_B[s]) for s in slices]
+            return torch.stack(parts).sum(0, dtype=torch.float64)
+
+        if not self.may_cancel:
+            return coordinates(slice(None), factor_B, records.dtype)
+        return sum_that_may_cancel(coordinates, factor_B, self.norms, known, records.dtype)
 
     def each(self) -> Tensor:
         raise ValueError("a parameter that two layers share has no geometry of its own")
+
+
+def _known(
+    answers: Mapping[str, Answer], squares: Tensors, factors: Tensors
+) -> Mapping[str, Known]:
+    """What to spare each answer on a GPU, by one look at all of them.
+
+    An example with a number that is not finite in any record has a norm that is not. Rows that only
+    fill up are looked at too: they may repeat such an example.
+    """
+    if not next(iter(factors.values())).is_cuda:
+        return dict.fromkeys(answers, NOTHING)
+    usable_B = torch.stack(list(squares.values())).sum(0) <= LARGEST_SQUARE  # false for NaN
+    flags = [(~usable_B).any()[None]]
+    kinds = Outer | ByGram | Spectra | Mapped
+    split = {k: x for k, x in answers.items() if isinstance(x, kinds) and x.may_cancel}
+    if split:
+        squares_LB = torch.stack([x.norms[0] for x in split.values()])
+        longest_LB = torch.stack([x.norms[1] for x in split.values()])
+        factors_LB = torch.stack([factors[k] for k in split])
+        flags.append(is_loud(factors_LB, squares_LB, longest_LB).any(1))
+    unusable, *loud = torch.cat(flags).tolist()
+    quiet = {k: not is_one for k, is_one in zip(split, loud, strict=True)}
+    return {k: Known(finite=not unusable, quiet=quiet.get(k, False)) for k in answers}
 
 
 def _records(uses: Sequence[Use]) -> Records:

@@ -9,15 +9,22 @@ clipped sum one matrix product a frequency, transformed back at the end.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Self
 
 import torch
 from torch import Tensor
 
 from dpsweep.core.circulant import CirculantLinear
-from dpsweep.privacy.clip import cleaned
-from dpsweep.privacy.engine.answers import not_too_small, split_by_cancellation
+from dpsweep.privacy.clip import SUMMED, cleaned, summed_products
+from dpsweep.privacy.engine.answers import (
+    NOTHING,
+    Known,
+    Rows,
+    not_too_small,
+    num_together,
+    sum_that_may_cancel,
+)
 from dpsweep.privacy.engine.tape import Use
 
 
@@ -37,12 +44,17 @@ class Spectra:
     inputs_FBTq: Tensor
     grads_FBTp: Tensor
 
+    @property
+    def may_cancel(self) -> bool:
+        """As in answers.Outer."""
+        return self.inputs_FBTq.shape[2] > 1 and self.grads_FBTp.dtype != torch.complex128
+
     @classmethod
     def of(cls, layer: CirculantLinear, uses: Sequence[Use]) -> Self:
         """Those of a layer's calls, side by side."""
         d = layer.block
         inputs = [_spectra(use.inputs[0], d) for use in uses]
-        grads = [_spectra(use.weight * use.grad, d) for use in uses]
+        grads = [_spectra(use.weighted(use.grad), d) for use in uses]
         return cls(d, torch.cat(inputs, 2), torch.cat(grads, 2))
 
     @property
@@ -54,13 +66,13 @@ class Spectra:
         return length == 1 or grams < 1.5 * length * q * p + 8 * q * p
 
     def squares(self) -> Tensor:
-        return self._norms[0]
+        return self.norms[0]
 
     @cached_property
-    def _norms(self) -> tuple[Tensor, Tensor]:
+    def norms(self) -> tuple[Tensor, Tensor]:
         """Squares, and the norm that there would be if nothing cancelled, shape (B,) each."""
         x, g = self.inputs_FBTq, self.grads_FBTp
-        bins_F = _bins(self.block).to(x.device) / self.block
+        bins_F = _bins(self.block, x.device) / self.block
         each_FBT = _power(x) * _power(g)
         square_BT = torch.tensordot(each_FBT, bins_F, ([0], [0]))
         longest_B = square_BT.sqrt().sum(1)
@@ -69,18 +81,21 @@ class Spectra:
         square_B = bins_F @ (_gram(g) * _gram(x).conj()).real.sum((2, 3))
         return not_too_small(square_B, longest_B, g.real.dtype, x.shape[2]), longest_B
 
-    def summed(self, factor_B: Tensor) -> Tensor:
-        dtype = self.grads_FBTp.dtype
-        if self.inputs_FBTq.shape[2] == 1:
-            return self._summed(factor_B, dtype)
-        large_B, other_B = split_by_cancellation(factor_B, *self._norms)
-        total = self._summed(other_B, dtype).double()
-        return total + self._summed(large_B, torch.complex128) if large_B.any() else total
+    def summed(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
+        x, g = self.inputs_FBTq, self.grads_FBTp
+        if not known.finite:
+            x, g = _cleaned(x, factor_B), _cleaned(g, factor_B)
 
-    def _summed(self, factor_B: Tensor, dtype: torch.dtype) -> Tensor:
-        x, g = (_cleaned(z, factor_B).to(dtype) for z in (self.inputs_FBTq, self.grads_FBTp))
-        scaled = g * factor_B.to(g.real.dtype)[:, None, None]
-        return self._back(scaled.flatten(1, 2).transpose(1, 2) @ x.flatten(1, 2).conj())
+        def products(rows: Rows, factor_B: Tensor, dtype: torch.dtype) -> Tensor:
+            some, these = x[:, rows].to(dtype.to_complex()), g[:, rows].to(dtype.to_complex())
+            scaled = (these * factor_B.to(dtype)[:, None, None]).flatten(1, 2)
+            length = x.shape[2]
+            each = num_together(length) if self.may_cancel else SUMMED
+            return self._back(summed_products(scaled, some.flatten(1, 2).conj(), length, each))
+
+        if not self.may_cancel:
+            return products(slice(None), factor_B, g.real.dtype)
+        return sum_that_may_cancel(products, factor_B, self.norms, known, g.real.dtype)
 
     def each(self) -> Tensor:
         return self._back(self.grads_FBTp.transpose(2, 3) @ self.inputs_FBTq.conj())
@@ -99,13 +114,14 @@ def _spectra(leaf: Tensor, block: int) -> Tensor:
     return spectra.movedim(-1, 0).contiguous()
 
 
-def _bins(n: int) -> Tensor:
+@lru_cache(maxsize=64)
+def _bins(n: int, device: torch.device) -> Tensor:
     """How many of the n bins each real frequency stands for: 2, but 1 for zero and Nyquist."""
     bins_F = torch.full((n // 2 + 1,), 2.0, dtype=torch.float64)
     bins_F[0] = 1
     if n % 2 == 0:
         bins_F[-1] = 1
-    return bins_F
+    return bins_F.to(device)
 
 
 def _power(spectra: Tensor) -> Tensor:

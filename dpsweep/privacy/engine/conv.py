@@ -17,7 +17,7 @@ L = pixels of a phase, K = k_h k_w lags.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 
 import torch
@@ -25,12 +25,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dpsweep.core.convolution import kernel_gradient
-from dpsweep.privacy.clip import cleaned
+from dpsweep.privacy.clip import SUMMED, cleaned, summed_products, zero
 from dpsweep.privacy.engine.answers import (
+    NOTHING,
     Answer,
+    Known,
     Rows,
     diagonal,
     not_too_small,
+    num_together,
     sum_that_may_cancel,
 )
 from dpsweep.privacy.engine.tape import Use
@@ -218,14 +221,13 @@ class Aligned(Runs):
         one, other = (self._grouped(x.permute(0, 2, 3, 1)) for x in (left, right))
         pixels = one @ other.transpose(1, 2)
         total = torch.zeros_like(pixels)
-        all_T = pixels.new_ones(1, 1, *self.output)
         for at, columns in self.shifts:
             inside = self._inside(at)
             there = slice(inside.start + at, inside.stop + at)
             part = pixels[:, there, there]
             if columns:
-                valid_T = _without_columns(all_T, columns).flatten()[inside]
-                part = torch.where(valid_T[:, None] * valid_T > 0, part, 0)
+                valid = _valid_pairs(self.output, columns, inside.start, inside.stop, part.device)
+                part = torch.where(valid, part, zero(part.dtype, part.device))
             total[:, inside, inside] += part
         return total
 
@@ -247,6 +249,15 @@ def _keeps_size(layer: nn.Conv2d) -> bool:
     return all(2 * int(p) == d * (k - 1) for p, (k, d) in zip(layer.padding, sides, strict=True))
 
 
+@lru_cache(maxsize=256)
+def _valid_pairs(
+    output: tuple[int, int], right: int, start: int, stop: int, device: torch.device
+) -> Tensor:
+    """Pairs of positions, from `start` on, that both have a pixel `right` columns on; (T, T)."""
+    valid_T = _without_columns(torch.ones(1, 1, *output), right).flatten()[start:stop] > 0
+    return (valid_T[:, None] & valid_T).to(device)
+
+
 def _without_columns(leaf: Tensor, right: int) -> Tensor:
     """`leaf`, shape (B, O, height, width), with zeros where `right` columns on is outside."""
     if right == 0:
@@ -262,7 +273,7 @@ def kernel(layer: nn.Conv2d, uses: Sequence[Use]) -> Answer:
     shape = tuple(layer.weight.shape)
     runs = [Runs.of(layer, use.grad.shape) for use in uses]
     inputs = [run.prepared(use.inputs[0], layer) for run, use in zip(runs, uses, strict=True)]
-    grads = [use.grad if use.weight == 1 else use.weight * use.grad for use in uses]
+    grads = [use.weighted(use.grad) for use in uses]
     if all(run == runs[0] for run in runs) and runs[0].cheaper_by_gram(shape, len(uses)):
         return ByGram(shape, runs[0], inputs, grads)
     return ByLags.of(shape, runs, inputs, grads)
@@ -311,9 +322,11 @@ class ByLags:
     def squares(self) -> Tensor:
         return self.lags.square().sum((0, 2, 3)).view(-1, self._groups).sum(1)
 
-    def summed(self, factor_B: Tensor) -> Tensor:
-        lags = cleaned(self._by_group, factor_B, dim=1)
-        total = factor_B.to(lags) @ lags.flatten(2)
+    def summed(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
+        lags = self._by_group if known.finite else cleaned(self._by_group, factor_B, dim=1)
+        factors, flat = factor_B.to(lags), lags.flatten(2)
+        one = len(factors) <= SUMMED
+        total = factors @ flat if one else summed_products(factors[:, None], flat)
         return self._in_place(total.view(len(lags), 1, *lags.shape[2:]))[0]
 
     def each(self) -> Tensor:
@@ -347,10 +360,15 @@ class ByGram:
     grads: list[Tensor]
 
     def squares(self) -> Tensor:
-        return self._norms[0]
+        return self.norms[0]
+
+    @property
+    def may_cancel(self) -> bool:
+        """As in answers.Outer."""
+        return self.grads[0].dtype != torch.float64
 
     @cached_property
-    def _norms(self) -> tuple[Tensor, Tensor]:
+    def norms(self) -> tuple[Tensor, Tensor]:
         """Squares, and the norm sum_t |w_t| |g_t| |x_t| if nothing cancelled, shape (B,) each.
 
         Positions and points may cancel; see answers.not_too_small for what is added.
@@ -371,26 +389,32 @@ class ByGram:
         groups = self.runs.groups
         return square_B.view(-1, groups).sum(1), longest_B.view(-1, groups).sum(1)
 
-    def summed(self, factor_B: Tensor) -> Tensor:
-        inputs, grads = ([cleaned(x, factor_B) for x in z] for z in (self.inputs, self.grads))
+    def summed(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
+        inputs, grads = self.inputs, self.grads
+        if not known.finite:
+            inputs, grads = ([cleaned(x, factor_B) for x in z] for z in (inputs, grads))
+        each = num_together(len(grads) * prod(self.runs.output)) if self.may_cancel else SUMMED
 
-        def added(rows: Rows, factor_B: Tensor, dtype: torch.dtype) -> Tensor:
-            parts = (
-                kernel_gradient(
-                    x[rows].to(dtype),
-                    g[rows].to(dtype) * factor_B.to(dtype)[:, None, None, None],
-                    self.shape,
-                    self.runs.stride,
-                    self.runs.padding,
-                    self.runs.dilation,
-                    self.runs.groups,
-                )
-                for x, g in zip(inputs, grads, strict=True)
-            )
-            return sum(parts, start=next(parts).double())
+        def gradients(rows: Rows, factor_B: Tensor, dtype: torch.dtype) -> Tensor:
+            total = factor_B.new_zeros(self.shape, dtype=torch.float64)
+            for x, g in zip(inputs, grads, strict=True):
+                scaled = g[rows].to(dtype) * factor_B.to(dtype)[:, None, None, None]
+                pairs = zip(torch.split(x[rows], each), torch.split(scaled, each), strict=True)
+                for some, these in pairs:
+                    total += kernel_gradient(
+                        some.to(dtype),
+                        these,
+                        self.shape,
+                        self.runs.stride,
+                        self.runs.padding,
+                        self.runs.dilation,
+                        self.runs.groups,
+                    )
+            return total
 
-        num_terms = len(grads) * prod(self.runs.output)
-        return sum_that_may_cancel(added, factor_B, self._norms, num_terms, grads[0].dtype)
+        if not self.may_cancel:
+            return gradients(slice(None), factor_B, grads[0].dtype)
+        return sum_that_may_cancel(gradients, factor_B, self.norms, known, grads[0].dtype)
 
     def each(self) -> Tensor:
         return ByLags.of(self.shape, [self.runs] * len(self.grads), self.inputs, self.grads).each()

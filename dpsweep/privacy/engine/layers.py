@@ -101,7 +101,7 @@ def _place(leaf: Tensor) -> tuple[object, ...]:
 
 
 def _one(same: Sequence[Use]) -> Use:
-    total = _total(use.weight * use.grad for use in same)
+    total = _total(use.weighted(use.grad) for use in same)
     return replace(same[0], weight=1.0, grad=total)
 
 
@@ -156,7 +156,7 @@ def conv2d(layer: nn.Module, uses: Sequence[Use], wanted: frozenset[str]) -> dic
     if "weight" in wanted:
         answers["weight"] = kernel(layer, uses)
     if "bias" in wanted:
-        answers["bias"] = Each(_total(use.weight * _channels(use.grad) for use in uses))
+        answers["bias"] = Each(_total(use.weighted(_channels(use.grad)) for use in uses))
     return answers
 
 
@@ -184,12 +184,12 @@ def norm(layer: nn.Module, uses: Sequence[Use], wanted: frozenset[str]) -> dict[
     answers: dict[str, Answer] = {}
     if "weight" in wanted:
         parts = (
-            use.weight * (F.group_norm(use.inputs[0], layer.num_groups, eps=layer.eps) * use.grad)
+            use.weighted(F.group_norm(use.inputs[0], layer.num_groups, eps=layer.eps) * use.grad)
             for use in uses
         )
         answers["weight"] = Each(_total(_channels(part) for part in parts))
     if "bias" in wanted:
-        answers["bias"] = Each(_total(use.weight * _channels(use.grad) for use in uses))
+        answers["bias"] = Each(_total(use.weighted(_channels(use.grad)) for use in uses))
     return answers
 
 
@@ -200,12 +200,12 @@ def layer_norm(layer: nn.Module, uses: Sequence[Use], wanted: frozenset[str]) ->
     answers: dict[str, Answer] = {}
     if "weight" in wanted:
         parts = (
-            use.weight * (F.layer_norm(use.inputs[0], shape, eps=layer.eps) * use.grad)
+            use.weighted(F.layer_norm(use.inputs[0], shape, eps=layer.eps) * use.grad)
             for use in uses
         )
         answers["weight"] = Each(_total(_positions(part, shape) for part in parts))
     if "bias" in wanted:
-        answers["bias"] = Each(_total(use.weight * _positions(use.grad, shape) for use in uses))
+        answers["bias"] = Each(_total(use.weighted(_positions(use.grad, shape)) for use in uses))
     return answers
 
 
@@ -215,7 +215,7 @@ def embedding(layer: nn.Module, uses: Sequence[Use], wanted: frozenset[str]) -> 
     rows, grads = [], []
     for use in uses:
         row_BT = use.inputs[0].flatten(1)
-        grad_BTE = use.weight * use.grad.reshape(*row_BT.shape, -1)
+        grad_BTE = use.weighted(use.grad).reshape(*row_BT.shape, -1)
         if layer.padding_idx is not None:
             grad_BTE = torch.where((row_BT == layer.padding_idx)[:, :, None], 0, grad_BTE)
         rows.append(row_BT)
@@ -232,7 +232,7 @@ def circulant(layer: nn.Module, uses: Sequence[Use], wanted: frozenset[str]) -> 
         spectra = Spectra.of(layer, uses)
         answers["weight"] = spectra if spectra.stays else Each(spectra.each())
     if "bias" in wanted:
-        answers["bias"] = Each(_total(use.weight * _positions(use.grad, [0]) for use in uses))
+        answers["bias"] = Each(_total(use.weighted(_positions(use.grad, [0])) for use in uses))
     return answers
 
 
@@ -254,7 +254,7 @@ def black_box(layer: nn.Module, uses: Sequence[Use], wanted: frozenset[str]) -> 
 
         found = vmap(one, in_dims=(0, 0, None, None))(use.inputs, use.grad, fixed, at)
         for key, leaf_B in found.items():
-            part = use.weight * leaf_B
+            part = use.weighted(leaf_B)
             totals[key] = totals[key] + part if key in totals else part
     return {key: Each(leaf_B) for key, leaf_B in totals.items()}
 
@@ -280,7 +280,7 @@ def _affine(
     uses: Sequence[Use], weight: str, bias: str, wanted: frozenset[str]
 ) -> dict[str, Answer]:
     inputs = [use.inputs[0].reshape(len(use.grad), -1, use.inputs[0].shape[-1]) for use in uses]
-    grads = [(use.weight * use.grad).reshape(len(use.grad), -1, use.grad.shape[-1]) for use in uses]
+    grads = [use.weighted(use.grad).reshape(len(use.grad), -1, use.grad.shape[-1]) for use in uses]
     answers: dict[str, Answer] = {}
     if weight in wanted:
         outer = Outer(_joined(inputs), _joined(grads))

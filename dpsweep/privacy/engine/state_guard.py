@@ -30,7 +30,7 @@ import re
 import sys
 from array import array
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from enum import Enum
 from operator import is_
 from types import MemberDescriptorType, MethodType
@@ -41,6 +41,7 @@ import torch
 from torch import Tensor, nn
 
 from dpsweep.core.errors import ConfigError
+from dpsweep.core.flat import in_memory_order
 from dpsweep.privacy.engine.calls import away_from_zeros, call, draws_apart, random_images
 
 Named = Iterable[tuple[str, Tensor]]
@@ -449,35 +450,49 @@ def _same(now: object, was: object, *, copies: bool) -> bool:
 
 def _first_differing(pairs: Iterable[tuple[str, Tensor, Tensor]]) -> str | None:
     """Name the first tensor that has not the bits it had; waits once for each device."""
-    flags: dict[torch.device, list[tuple[str, Tensor]]] = {}
+    later: dict[tuple[torch.device, torch.dtype], list[tuple[str, Tensor, Tensor]]] = {}
     for name, now, was in pairs:
         differs = _differs(now, was)
-        if isinstance(differs, Tensor):
-            flags.setdefault(now.device, []).append((name, differs))
+        if differs is None:
+            now, was = _bits(_bare(now)), _bits(was)
+            later.setdefault((now.device, now.dtype), []).append((name, now, was))
         elif differs:
             return name
-    for found in flags.values():
-        read = torch.stack([differs for _, differs in found]).tolist()
-        if any(read):
-            return next(name for (name, _), differs in zip(found, read, strict=True) if differs)
+    flags: dict[torch.device, list[Tensor]] = {}
+    for (device, _), group in later.items():  # in one line, and not with a kernel for each
+        now_N, was_N = (torch.cat([_line(pair, i) for _, *pair in group]) for i in (0, 1))
+        flags.setdefault(device, []).append((now_N != was_N).any())
+    if any(any(torch.stack(found).tolist()) for found in flags.values()):
+        groups = (pair for group in later.values() for pair in group)
+        return next(name for name, now, was in groups if not torch.equal(now, was))
     return None
 
 
-def _differs(now: Tensor, was: Tensor) -> bool | Tensor:
-    """Whether a bit differs: known at once on the CPU, else as a tensor on the device."""
-    # what a module keeps from within vmap and grad is wrapped; torch has no public way to look
-    functorch = torch._C._functorch
-    while functorch.is_functorch_wrapped_tensor(now):
-        if functorch.is_batchedtensor(now):
-            return True  # it has a number for each example
-        now = functorch.get_unwrapped(now)
+def _line(pair: Sequence[Tensor], i: int) -> Tensor:
+    """One of two tensors in a line, in the same order as the other would be."""
+    same = pair[0].stride() == pair[1].stride()
+    return in_memory_order(pair[i])[0] if same else pair[i].flatten()
+
+
+def _differs(now: Tensor, was: Tensor) -> bool | None:
+    """Whether a bit differs; None if another device has to be asked."""
+    now = _bare(now)
+    if torch._C._functorch.is_batchedtensor(now):
+        return True  # it has a number for each example
     if (now.shape, now.dtype, now.device) != (was.shape, was.dtype, was.device):
         return True
     if now.is_meta:
         return False
-    if now.is_cpu:
-        return not torch.equal(_bits(now), _bits(was))
-    return (_bits(now) != _bits(was)).any()
+    return not torch.equal(_bits(now), _bits(was)) if now.is_cpu else None
+
+
+def _bare(x: Tensor) -> Tensor:
+    """A tensor without the wrappers of grad; what vmap wraps stays wrapped."""
+    # what a module keeps from within vmap and grad is wrapped; torch has no public way to look
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(x) and not functorch.is_batchedtensor(x):
+        x = functorch.get_unwrapped(x)
+    return x
 
 
 def _bits(x: Tensor) -> Tensor:

@@ -41,6 +41,10 @@ class Use:
     params: Tensors
     versions: tuple[int, ...] = ()
 
+    def weighted(self, leaf: Tensor) -> Tensor:
+        """`leaf` times the point's weight, which mostly is 1."""
+        return leaf if self.weight == 1 else self.weight * leaf
+
     def check_unchanged(self, name: str) -> None:
         """Raises Unrecordable if an input was written to after layer `name` was given it."""
         if self.versions and self.versions != _versions(self.inputs):

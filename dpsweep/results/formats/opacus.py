@@ -12,6 +12,7 @@ from string import Template
 import torch
 from torch import nn
 
+from dpsweep.config.plan import plan_privacy
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError
 from dpsweep.core.seeds import public_seed
@@ -24,7 +25,6 @@ from dpsweep.privacy.geometry import IDENTITY
 from dpsweep.privacy.statement import shown_delta, shown_epsilon
 from dpsweep.results.formats.layers import model_code
 from dpsweep.results.formats.reading import reading_code
-from dpsweep.training.budget import budget
 
 _METHODS = ("dp_sgd", "dp_adam")
 _TRIED_AT_ONCE = 2
@@ -184,7 +184,7 @@ def to_opacus(config: TrialConfig) -> str:
         ConfigError: If Opacus alone cannot train this trial; with the reason and the remedy.
     """
     refuse_what_opacus_lacks(config)
-    plan, model, reading = budget(config), model_code(config), reading_code(config)
+    plan, model, reading = plan_privacy(config), model_code(config), reading_code(config)
     imports = (*_IMPORTS, *model.imports, *reading.imports)
     text = Template(_SCRIPT).substitute(
         imports=import_lines(imports),
@@ -198,7 +198,7 @@ def to_opacus(config: TrialConfig) -> str:
         steps=plan.run.steps,
         sigma=repr(plan.run.noise_multiplier),
         clip_norm=config.privacy.clip_norm,
-        lr=config.optimizer.lr,
+        lr=config.learning_rate,
         evaluate_every=plan.step_after(config.train.evaluate_every),
         definitions=f"\n{model.definitions}\n" if model.definitions else "",
         weights_seed=public_seed(config.seed, "weights"),

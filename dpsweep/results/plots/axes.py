@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpsweep.config.space.domains import Choice, Range
-from dpsweep.config.space.leaves import leaves
-from dpsweep.config.sweep import Sweep
+from dpsweep.config.space.leaves import list_leaves
+from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.results.plots.style import key_title
 from dpsweep.results.tables import shown_value
 from dpsweep.search.trial_record import Record
@@ -72,10 +72,10 @@ class KeyAxis:
         }
 
 
-def key_axes(sweep: Sweep, records: Sequence[Record]) -> dict[str, KeyAxis]:
+def key_axes(sweep: ResolvedSweep, records: Sequence[Record]) -> dict[str, KeyAxis]:
     """An axis for each searched key that varied among `records`, in the order of the file."""
     found: dict[str, KeyAxis] = {}
-    for leaf in leaves(sweep.space):
+    for leaf in list_leaves(sweep.space):
         key = leaf.slot.key
         if key not in found and (axis := _axis(key, leaf.domain, records)):
             found[key] = axis

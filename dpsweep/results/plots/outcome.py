@@ -19,7 +19,7 @@ from dpsweep.results.plots.style import (
     repeats,
 )
 from dpsweep.search.confirmation import Confirmation
-from dpsweep.search.objectives import budgets, front, goal_values
+from dpsweep.search.objectives import find_pareto_front, get_goal_values, group_by_epsilon
 from dpsweep.search.trial_record import Record
 from dpsweep.store.study import Curve
 
@@ -40,7 +40,7 @@ def tradeoff(
     """
     first, second = (*objective.goals, "epsilon")[:2]
     two = ObjectiveConfig.model_validate({"metrics": [first, second]})
-    placed = [(r, v) for r in records if (v := goal_values(two, r.row, r.config))]
+    placed = [(r, v) for r in records if (v := get_goal_values(two, r.row, r.config))]
     made = figure(xaxis_title=goal_title(second), yaxis_title=goal_title(first))
     made.add_trace(
         go.Scatter(
@@ -53,7 +53,7 @@ def tradeoff(
             hovertemplate="%{text}<extra></extra>",
         )
     )
-    best = sorted(front([r for r, _ in placed], two), key=lambda r: _of(two, r)[1])
+    best = sorted(find_pareto_front([r for r, _ in placed], two), key=lambda r: _of(two, r)[1])
     values = [_of(two, r) for r in best]
     made.add_trace(
         go.Scatter(
@@ -179,7 +179,7 @@ def _curve(
 
 
 def _of(objective: ObjectiveConfig, record: Record) -> tuple[float, ...]:
-    values = goal_values(objective, record.row, record.config)
+    values = get_goal_values(objective, record.row, record.config)
     assert values is not None, "a trial of the front has its figures"
     return values
 
@@ -192,4 +192,4 @@ def _by_method(records: Sequence[Record]) -> dict[str, list[Record]]:
 
 
 def _by_budget(records: Sequence[Record]) -> dict[str, list[Record]]:
-    return {f"{group[0].epsilon or 0:g}": group for group in budgets(records)}
+    return {f"{group[0].epsilon or 0:g}": group for group in group_by_epsilon(records)}

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import plotly.graph_objects as go
 
+from dpsweep.config.keys import BATCH_SIZE, LEARNING_RATE, TOTAL_STEP
 from dpsweep.config.search import ObjectiveConfig
 from dpsweep.results.plots.axes import KeyAxis
 from dpsweep.results.plots.style import figure, goal_title, hover, scaled
@@ -13,7 +14,8 @@ from dpsweep.search.trial_record import Record
 PAIRS = (
     ("method.kappa", "method.gamma"),
     ("method.cut", "method.depth"),
-    ("train.batch_size", "optimizer.lr"),
+    (BATCH_SIZE, LEARNING_RATE),
+    (BATCH_SIZE, TOTAL_STEP),
 )
 """Keys that belong together, (to the right, upwards)."""
 

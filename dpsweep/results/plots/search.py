@@ -26,7 +26,7 @@ from dpsweep.results.plots.style import (
     stacked,
 )
 from dpsweep.search.confirmation import Confirmation
-from dpsweep.search.objectives import budgets
+from dpsweep.search.objectives import group_by_epsilon
 from dpsweep.search.trial_record import Record
 
 _SHADES = 6
@@ -48,7 +48,7 @@ def history(
     made = figure(
         xaxis_title="trial, in the order of asking", yaxis_title=goal_title(objective.metric)
     )
-    groups = budgets(records)
+    groups = group_by_epsilon(records)
     for i, group in enumerate(groups):
         done = [r for r in group if r.state == "complete" and r.value is not None]
         budget = f", ε {group[0].epsilon:g}" if len(groups) > 1 and group[0].epsilon else ""

@@ -10,6 +10,15 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from dpsweep.config.keys import (
+    BATCH_SIZE,
+    CLIP_NORM,
+    EPOCHS,
+    EPSILON,
+    LEARNING_RATE,
+    METHOD_NAME,
+    TOTAL_STEP,
+)
 from dpsweep.results.tables import knob_words
 from dpsweep.search.confirmation import Confirmation
 from dpsweep.search.trial_record import Record
@@ -47,13 +56,14 @@ KEY_TITLES = {
     "method.keep": "share of frequencies kept",
     "method.keep_circulant": "share kept, circulant layers",
     "method.filter": "low-pass filter",
-    "method.name": "method",
-    "optimizer.lr": "η, learning rate",
+    METHOD_NAME: "method",
+    LEARNING_RATE: "η, learning rate",
+    TOTAL_STEP: "r, total step",
     "optimizer.floor": "γ', floor of the variance",
-    "train.batch_size": "B, batch size (examples)",
-    "train.epochs": "E, epochs",
-    "privacy.clip_norm": "C, clip norm (gradient units)",
-    "privacy.epsilon": "ε of the trial",
+    BATCH_SIZE: "B, batch size (examples)",
+    EPOCHS: "E, epochs",
+    CLIP_NORM: "C, clip norm (gradient units)",
+    EPSILON: "ε of the trial",
 }
 """Searched keys with the papers' letters and their units."""
 

@@ -53,9 +53,10 @@ def test_pieces_that_break_a_condition_need_not_fit(sweep_file):
         if trial.train.batch_size == 256:
             raise ConfigError("does not fit")
 
-    assert len(list(sweep.corners(fits))) == 5
+    sweep.check_trials(fits)
+    assert len(sweep.corners) == 5
     with pytest.raises(ConfigError, match="does not fit"):
-        list(load(sweep_file, BATCHES).corners(fits))
+        load(sweep_file, BATCHES).check_trials(fits)
 
 
 def test_a_derived_value_follows_from_the_drawn_ones_and_is_shown_among_them(sweep_file):

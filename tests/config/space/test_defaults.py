@@ -5,7 +5,7 @@ import yaml
 from typer.testing import CliRunner
 
 from dpsweep.cli import app
-from dpsweep.config.space.defaults import space_of, space_yaml
+from dpsweep.config.space.defaults import dump_default_space, get_default_space
 from dpsweep.config.space.domains import OneOf
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import ConfigError
@@ -42,20 +42,20 @@ def sweep_of(tmp_path):
 @pytest.mark.parametrize("method", METHODS)
 def test_default_space_of_every_method_is_valid_in_all_its_corners(sweep_of, method):
     sweep = sweep_of({"method": "default"}, method)
-    assert {".".join(path) for path in sweep.space.domains} == set(space_of(method))
-    assert all(trial.method.name == method for trial in [*sweep.corners(), *sweep.samples(20)])
+    assert {".".join(path) for path in sweep.space.domains} == set(get_default_space(method))
+    assert all(trial.method.name == method for trial in [*sweep.corners, *sweep.samples(20)])
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_what_is_printed_can_be_pasted(sweep_of, method):
-    pasted = yaml.safe_load(space_yaml(method))["search"]
+    pasted = yaml.safe_load(dump_default_space(method))["search"]
     assert sweep_of(pasted, method).space == sweep_of({"method": "default"}, method).space
 
 
 def test_a_key_beside_a_default_space_overrides_it(sweep_of):
     sweep = sweep_of({"method": "default", "method.kappa": {"uniform": [0.5, 0.6]}}, "disk")
     assert all(0.5 <= trial.method.kappa <= 0.6 for trial in sweep.samples(20))
-    assert len(sweep.space.domains) == len(space_of("disk"))
+    assert len(sweep.space.domains) == len(get_default_space("disk"))
 
 
 def test_all_methods_take_turns_each_in_its_own_space(sweep_of):
@@ -64,7 +64,7 @@ def test_all_methods_take_turns_each_in_its_own_space(sweep_of):
     assert isinstance(domain, OneOf)
     assert domain.in_turn
     assert tuple(branch.label for branch in domain.branches) == PUBLISHED
-    trials = {trial.method.name: trial for trial in sweep.corners()}
+    trials = {trial.method.name: trial for trial in sweep.corners}
     assert set(trials) == set(PUBLISHED)
     assert trials["dp_adambc"].optimizer.name == "adambc"
     assert trials["dp_adam"].optimizer.lr <= 0.03 < trials["disk"].optimizer.lr
@@ -75,8 +75,8 @@ def test_all_methods_take_turns_each_in_its_own_space(sweep_of):
 def test_names_and_mappings_of_ones_own_may_stand_side_by_side(sweep_of):
     own = {"method": {"compose": {"base": "adambc"}}, "optimizer": {"lr": {"uniform": [0.1, 0.2]}}}
     sweep = sweep_of({"one_of": ["disk", own]})
-    assert {t.method.name for t in sweep.corners()} == {"disk", "compose"}
-    assert {t.optimizer.name for t in sweep.corners()} == {"sgd", "adambc"}
+    assert {t.method.name for t in sweep.corners} == {"disk", "compose"}
+    assert {t.optimizer.name for t in sweep.corners} == {"sgd", "adambc"}
 
 
 @pytest.mark.parametrize(
@@ -112,14 +112,14 @@ def test_mistakes_name_the_place(sweep_of, search, method, message):
 
 def test_the_verb_prints_what_a_sweep_file_takes():
     out = CliRunner().invoke(app, ["space", "fftkf"]).output
-    assert yaml.safe_load(out)["search"] == dict(space_of("fftkf"))
+    assert yaml.safe_load(out)["search"] == dict(get_default_space("fftkf"))
 
 
 def test_a_key_beside_a_top_level_choice_is_searched_in_all_its_mappings(sweep_of):
     lr = {"optimizer.lr": {"uniform": [1000, 1001]}}
     for search in ({**lr, "each_of": ["disk", "fftkf"]}, {"each_of": ["disk", "fftkf"], **lr}):
         sweep = sweep_of(search)
-        assert all(trial.optimizer.lr >= 1000 for trial in [*sweep.corners(), *sweep.samples(8)])
+        assert all(trial.optimizer.lr >= 1000 for trial in [*sweep.corners, *sweep.samples(8)])
         assert "one_of.disk.optimizer.lr" not in drawn_names(sweep)
 
 

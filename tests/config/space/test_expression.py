@@ -55,7 +55,9 @@ def test_whole_numbers_stay_whole():
 def test_names_are_dotted_keys_and_the_letter_lambda_is_one():
     formula = parse_formula("method.lambda < 0.5 and train.B > 3")
     assert set(formula.names) == {"method.lambda", "train.B"}
-    spelled = formula.spelled({"method.lambda": "method.cut", "train.B": "train.epochs"}.get)
+    spelled = formula.resolve_aliases(
+        {"method.lambda": "method.cut", "train.B": "train.epochs"}.get
+    )
     assert spelled.holds({"method.cut": 0.4, "train.epochs": 4}.__getitem__)
 
 

@@ -88,7 +88,7 @@ def test_every_layout_answers_as_autograd_in_both_forms(monkeypatch, layout, gro
         assert isinstance(found, kind)
         check(found, expected_B, case=form)
     with monkeypatch.context() as patch:
-        patch.setattr("dpsweep.privacy.engine.answers.split_by_cancellation", some_in_double)
+        patch.setattr("dpsweep.privacy.engine.answers.loud", some_in_double)
         found = answers(conv.float(), single(uses))["weight"]
         check(found, expected_B.float(), case="by gram, one summed in double")
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from dpsweep.config.source import Source, read_yaml
-from dpsweep.config.sweep import sweep_of
+from dpsweep.config.sweep import parse_sweep
 from dpsweep.config.trial import load_trial
 from dpsweep.core.errors import ConfigError, StateError
 from dpsweep.results.formats import export_best
-from dpsweep.store.state_dir import State
+from dpsweep.store.state_dir import StateFolder
 from dpsweep.training.trial_dir import TrialDir
 
 SPEC = {
@@ -33,8 +33,8 @@ SPEC = {
 @pytest.fixture(scope="module")
 def found(tmp_path_factory, really_trained):
     """A study of one trial of DP-SGD, really trained, and its folder."""
-    state = State.at(str(tmp_path_factory.mktemp("sweep") / "state"))
-    return really_trained(sweep_of(Source("spec", SPEC, {}), Path()), state)
+    state = StateFolder.at(str(tmp_path_factory.mktemp("sweep") / "state"))
+    return really_trained(parse_sweep(Source("spec", SPEC, {}), Path()), state)
 
 
 @pytest.fixture

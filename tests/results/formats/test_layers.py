@@ -3,7 +3,7 @@
 import pytest
 
 from dpsweep.config.source import read_yaml
-from dpsweep.config.trial import load_trial, trial_source
+from dpsweep.config.trial import load_trial, resolve_trial_source
 from dpsweep.core.errors import ConfigError
 from dpsweep.models import MODELS, build
 from dpsweep.results.formats.layers import model_code
@@ -21,7 +21,7 @@ SMALL = {
 
 
 def trial(*settings):
-    return load_trial(trial_source(read_yaml("configs/digits_cnn.yaml"), list(settings)))
+    return load_trial(resolve_trial_source(read_yaml("configs/digits_cnn.yaml"), list(settings)))
 
 
 @pytest.mark.parametrize("model", SMALL.values(), ids=SMALL)

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
+from dpsweep.config.plan import plan_privacy
 from dpsweep.config.source import read_yaml
-from dpsweep.config.trial import load_trial, trial_source
+from dpsweep.config.trial import load_trial, resolve_trial_source
 from dpsweep.core.errors import ConfigError
 from dpsweep.results.formats.opacus import to_opacus
-from dpsweep.training.budget import budget
 
 REFUSED = {
     "method={name: disk, kappa: 0.7, gamma: 0.5}": "method.name: disk is not in Opacus",
@@ -27,7 +27,7 @@ REFUSED = {
 
 def trial(*settings):
     base = read_yaml("configs/digits_cnn.yaml")
-    return load_trial(trial_source(base, ["method={name: dp_sgd}", *settings]))
+    return load_trial(resolve_trial_source(base, ["method={name: dp_sgd}", *settings]))
 
 
 def constant(script, name):
@@ -104,7 +104,7 @@ def test_a_gradient_that_is_not_finite_counts_as_zero_in_every_layer(value):
 
 def test_it_names_no_dpsweep_and_the_very_numbers_of_the_trial():
     config = trial("train.batch_size=128", "train.epochs=7", "privacy.clip_norm=0.3")
-    script, run = to_opacus(config), budget(config).run
+    script, run = to_opacus(config), plan_privacy(config).run
     assert not re.search(r"import dpsweep|from dpsweep", script)
     assert abs(constant(script, "NOISE_MULTIPLIER") - run.noise_multiplier) < 1e-6
     assert constant(script, "STEPS") == run.steps
@@ -114,7 +114,7 @@ def test_it_names_no_dpsweep_and_the_very_numbers_of_the_trial():
 
 def test_it_prints_epsilon_and_delta_rounded_up():
     config = trial("privacy.epsilon=null", "privacy.noise_multiplier=1.2345")
-    spent = budget(config).epsilon
+    spent = plan_privacy(config).epsilon
     (printed,) = re.findall(r'print\("\(([\d.]+), ([\d.e-]+)\)-DP, for this run', to_opacus(config))
     assert spent <= float(printed[0]) <= spent + 0.01
     assert config.delta <= float(printed[1]) <= 1.1 * config.delta
@@ -144,7 +144,7 @@ SCHEDULES = (
 def test_its_learning_rate_is_the_trials_at_every_step(schedule):
     config = trial(f"optimizer.schedule={schedule}", "optimizer.lr=2.5")
     space, own = loaded(to_opacus(config)), config.optimizer
-    steps = budget(config).run.steps
+    steps = plan_privacy(config).run.steps
     for step in range(steps):
         assert space["learning_rate"](step) == pytest.approx(
             own.lr * own.schedule.factor(step, steps), abs=1e-12
@@ -165,7 +165,10 @@ def test_its_optimizer_is_the_trials(optimizer):
     space = loaded(to_opacus(config))
     mine, theirs = (
         make([space["make_model"]()[0].weight])
-        for make in (config.optimizer.build, space["make_optimizer"])
+        for make in (
+            lambda params: config.optimizer.build(params, config.learning_rate),
+            space["make_optimizer"],
+        )
     )
     assert type(mine) is type(theirs)
     assert {k: v for k, v in mine.defaults.items()} == dict(theirs.defaults)
@@ -249,7 +252,7 @@ def test_it_trains_alone_as_well_as_we_do(tmp_path, settings):
     (tmp_path / "dpsweep.py").write_text("raise SystemExit('dpsweep was imported')")
     theirs = [opacus_run(tmp_path) for _ in range(2)]
     ours = [our_run(config, tmp_path / f"run{i}") for i in range(2)]
-    sigma = budget(config).run.noise_multiplier
+    sigma = plan_privacy(config).run.noise_multiplier
     assert all(abs(found - sigma) < 1e-6 for _, found in theirs)
     difference = statistics.mean(a for a, _ in theirs) - statistics.mean(ours)
     assert abs(difference) < 0.06, (theirs, ours)  # one run's spread is about 0.015

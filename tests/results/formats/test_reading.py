@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from dpsweep.config.source import read_yaml
-from dpsweep.config.trial import load_trial, trial_source
+from dpsweep.config.trial import load_trial, resolve_trial_source
 from dpsweep.core.errors import ConfigError
 from dpsweep.data.read import load
 from dpsweep.results.formats.reading import reading_code
@@ -17,7 +17,7 @@ OWN = "num_classes: 2, num_train: 6, num_test: 4"
 
 
 def trial(*settings):
-    return load_trial(trial_source(read_yaml("configs/digits_cnn.yaml"), list(settings)))
+    return load_trial(resolve_trial_source(read_yaml("configs/digits_cnn.yaml"), list(settings)))
 
 
 def check_same(config):

@@ -13,23 +13,23 @@ from importlib.metadata import PackageNotFoundError, version
 
 from rich.markup import escape
 
-from dpsweep import __version__
 from dpsweep.cli.say import console
 from dpsweep.cli.verbs.doctor.context import DoctorContext, Finding
 from dpsweep.cli.verbs.doctor.elsewhere import cluster_nodes, ray_access, tracking
 from dpsweep.cli.verbs.doctor.gpu import gpu_trial, gpus
 from dpsweep.cli.verbs.doctor.permissions import credentials, permissions
 from dpsweep.cli.verbs.gc import everything
+from dpsweep.core import __version__
 from dpsweep.core.disk import free_bytes, shown_bytes
 from dpsweep.core.errors import DpSweepError
 from dpsweep.results.rich_table import plain_table
-from dpsweep.store.filesystem import filesystem
-from dpsweep.store.lease import last_owner, may_be_suspended
-from dpsweep.store.state_dir import State, SweepFolder
-from dpsweep.store.storage import check_rights, check_storage, named
+from dpsweep.store.filesystem import find_filesystem
+from dpsweep.store.lease import may_be_suspended, read_last_holder
+from dpsweep.store.state_dir import StateFolder, SweepFolder
+from dpsweep.store.storage import check_rights, check_storage, resolve_storage_uri
 from dpsweep.store.study import open_study
-from dpsweep.tracking.server import without_password
-from dpsweep.tracking.spool import backlog
+from dpsweep.tracking.server import redact_password
+from dpsweep.tracking.spool import read_backlog
 
 _PACKAGES = ("torch", "ray", "optuna", "mlflow", "sqlalchemy", "dp-accounting", "opacus")
 _LITTLE_BYTES = 1e9
@@ -49,7 +49,9 @@ def doctor(
     gpu: bool = False,
 ) -> None:
     """Runs all checks and prints what they found; exits with 1 if something fails."""
-    context = DoctorContext(State.at(state_folder), named(storage), address, tracking_uri, gpu)
+    context = DoctorContext(
+        StateFolder.at(state_folder), resolve_storage_uri(storage), address, tracking_uri, gpu
+    )
     found = [finding for check in CHECKS for finding in check(context)]
     if as_json:
         print(json.dumps([asdict(finding) for finding in found], indent=2))
@@ -85,7 +87,7 @@ def state_folder(context: DoctorContext) -> Iterator[Finding]:
     except DpSweepError as e:
         yield Finding("state", "fail", str(e))
         return
-    mount, free = filesystem(root), free_bytes(root)
+    mount, free = find_filesystem(root), free_bytes(root)
     on = f"on {mount.kind} ({mount.point})" if mount else "on an unknown file system"
     yield Finding("state", "ok", f"writable, {on}")
     if mount and mount.is_shared:
@@ -112,7 +114,7 @@ def storages(context: DoctorContext) -> Iterator[Finding]:
         try:
             check_storage(uri)
             check_rights(uri)
-            yield Finding("storage", "ok", f"{without_password(uri)} answers")
+            yield Finding("storage", "ok", f"{redact_password(uri)} answers")
         except DpSweepError as e:
             yield Finding("storage", "fail", str(e))
 
@@ -138,7 +140,7 @@ def studies(context: DoctorContext) -> Iterator[Finding]:
 def leases(context: DoctorContext) -> Iterator[Finding]:
     """Who drives each sweep, and whose driver died."""
     for folder in context.sweeps:
-        owner, last = folder.owner(), last_owner(folder.path)
+        owner, last = folder.owner(), read_last_holder(folder.path)
         check = f"sweep {folder.name}"
         if owner and may_be_suspended(folder.path):
             yield Finding(
@@ -161,7 +163,7 @@ def leases(context: DoctorContext) -> Iterator[Finding]:
 def spools(context: DoctorContext) -> Iterator[Finding]:
     """What waits for each sweep's tracking server, and what it refused."""
     for folder in context.sweeps:
-        lies, check = backlog(folder.path), f"sweep {folder.name}"
+        lies, check = read_backlog(folder.path), f"sweep {folder.name}"
         if lies.waiting and folder.owner() is None:
             yield Finding(
                 check,
@@ -188,7 +190,7 @@ def left_over(context: DoctorContext) -> Iterator[Finding]:
         yield Finding("leftovers", "ok", "none")
 
 
-def _may_open(folder: SweepFolder, state: State) -> bool:
+def _may_open(folder: SweepFolder, state: StateFolder) -> bool:
     """False if opening the study would make the file it should be in."""
     return folder.storage_uri != state.storage_uri or (state.root / "study.db").exists()
 

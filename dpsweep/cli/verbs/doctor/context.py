@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dpsweep.core.errors import StateError
-from dpsweep.store.state_dir import State, SweepFolder
+from dpsweep.store.state_dir import StateFolder, SweepFolder
 
 Level = Literal["ok", "warn", "fail"]
 
@@ -38,7 +38,7 @@ class DoctorContext:
         gpu: True to train a small trial on the GPU.
     """
 
-    state: State
+    state: StateFolder
     storage: str | None
     address: str | None = None
     tracking_uri: str | None = None

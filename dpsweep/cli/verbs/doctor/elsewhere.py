@@ -8,12 +8,12 @@ from dpsweep.cli.verbs.doctor.context import DoctorContext, Finding, Level
 from dpsweep.cluster.connect import check_answers, cluster
 from dpsweep.cluster.nodes import CLOCKS_AGREE_SECONDS, NodeReport, survey
 from dpsweep.compat import AWAY, REFUSED, TAKEN, answer_without_token, running_here
-from dpsweep.config.sweep import Sweep
+from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.core.errors import DpSweepError
-from dpsweep.store.study import stored_sweep
-from dpsweep.tracking.access import artifact_place, is_open, proxied_artifacts
+from dpsweep.store.study import read_stored_sweep
+from dpsweep.tracking.access import allows_anonymous, get_artifact_root, request_proxied_artifacts
 from dpsweep.tracking.mlflow import check_reachable
-from dpsweep.tracking.server import is_server, without_password
+from dpsweep.tracking.server import is_server, redact_password
 
 _PATIENCE_SECONDS = 60.0
 _LOCAL = ("127.0.0.1", "::1", "localhost")
@@ -24,7 +24,7 @@ def tracking(context: DoctorContext) -> Iterator[Finding]:
     for uri in context.tracking_uris:
         try:
             check_reachable(uri)
-            yield Finding("tracking", "ok", f"{without_password(uri)} answers")
+            yield Finding("tracking", "ok", f"{redact_password(uri)} answers")
             if is_server(uri):
                 yield from _server(uri)
         except DpSweepError as e:
@@ -32,8 +32,8 @@ def tracking(context: DoctorContext) -> Iterator[Finding]:
 
 
 def _server(uri: str) -> Iterator[Finding]:
-    shown, place = without_password(uri), artifact_place(uri)
-    if is_open(uri):
+    shown, place = redact_password(uri), get_artifact_root(uri)
+    if allows_anonymous(uri):
         yield Finding(
             "tracking",
             "warn",
@@ -51,7 +51,7 @@ def _server(uri: str) -> Iterator[Finding]:
     if place is None:
         yield Finding("artifacts", "warn", f"{shown} does not tell where artifacts go")
     elif kind == "mlflow-artifacts":
-        code = proxied_artifacts(uri)
+        code = request_proxied_artifacts(uri)
         level: Level = "ok" if code < 400 else "fail"
         words = f"passed on by {shown}, which answers {code}"
         yield Finding("artifacts", level, words, "" if code < 400 else "Look at the server's log")
@@ -120,11 +120,11 @@ def cluster_nodes(context: DoctorContext) -> Iterator[Finding]:
         yield from _node(report)
 
 
-def _newest(context: DoctorContext) -> Sweep | None:
+def _newest(context: DoctorContext) -> ResolvedSweep | None:
     """The sweep whose data are looked for."""
     for folder in reversed(context.sweeps):
         try:
-            return stored_sweep(folder.name, context.state)
+            return read_stored_sweep(folder.name, context.state)
         except DpSweepError:
             continue
     return None

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dpsweep.cli.verbs.doctor.context import DoctorContext, Finding
-from dpsweep.store.owner import VARIABLE, login, whoami
-from dpsweep.store.state_dir import OWNERS, State
+from dpsweep.store.owner import VARIABLE, get_login_name, whoami
+from dpsweep.store.state_dir import OWNERS, StateFolder
 
 _OTHERS = 0o077
 _PRIVATE = ("sweep.json", "secret", "checkpoint.pt", "selection.json", "error.txt")
@@ -71,7 +71,7 @@ def credentials(context: DoctorContext) -> Iterator[Finding]:
     yield from _kept(context.state)
 
 
-def _kept(state: State) -> Iterator[Finding]:
+def _kept(state: StateFolder) -> Iterator[Finding]:
     """Files of `up` and `submit` that others can reach."""
     roots = dict.fromkeys((state.root, state.common))  # `up` is everybody's, `submit` one owner's
     for place in sorted(p for root in roots for pattern in _KEPT for p in root.glob(pattern)):
@@ -82,17 +82,20 @@ def _kept(state: State) -> Iterator[Finding]:
             yield Finding("credentials", "warn", words, remedy)
 
 
-def _others(state: State) -> str:
+def _others(state: StateFolder) -> str:
     names = [str(other.owner) for other in state.others()]
     return f"others: {', '.join(names)}" if names else f"nobody else is ({VARIABLE} changes that)"
 
 
-def _folder(state: State) -> Iterator[Finding]:
+def _folder(state: StateFolder) -> Iterator[Finding]:
     """What the mode of an owner's own part lets others do."""
     found = state.root.stat()
     mode = stat.S_IMODE(found.st_mode)
     if found.st_uid != os.geteuid():
-        words = f"{state.root} is {login(found.st_uid)}'s, and you run as {login(os.geteuid())}"
+        words = (
+            f"{state.root} is {get_login_name(found.st_uid)}'s, and you run as "
+            f"{get_login_name(os.geteuid())}"
+        )
         yield Finding("permissions", "warn", words, "Work under one account, or name another")
     if mode & 0o022:
         yield Finding(
@@ -112,7 +115,7 @@ def _folder(state: State) -> Iterator[Finding]:
         )
 
 
-def _shared(state: State) -> Iterator[Finding]:
+def _shared(state: StateFolder) -> Iterator[Finding]:
     """Whether a folder of several owners keeps them from one another's parts."""
     place = state.common / OWNERS
     if not place.is_dir():
@@ -131,7 +134,7 @@ def _shared(state: State) -> Iterator[Finding]:
         yield Finding("permissions", "warn", words, f"chmod 3770 {place}")
 
 
-def _exposed(state: State) -> Iterator[Path]:
+def _exposed(state: StateFolder) -> Iterator[Path]:
     """Private files and folders that others can reach by their own modes."""
     for folder in sorted((state.root / "sweeps").glob("*")):
         if not folder.is_dir() or folder.is_symlink():

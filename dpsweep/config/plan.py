@@ -1,4 +1,4 @@
-"""What one config promises and what it takes: sampling rate, steps, noise, epsilon, in words."""
+"""The privacy plan of one trial: sampling rate, steps, noise multiplier, epsilon and delta."""
 
 import math
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from dpsweep.privacy.statement import trial_statement, validation_statement
 
 
 @dataclass(frozen=True)
-class Budget:
+class PrivacyPlan:
     """The numbers a trial runs by, fixed before its first step.
 
     Attributes:
@@ -29,7 +29,7 @@ class Budget:
         return min(self.run.steps, math.ceil(epoch / self.run.sampling_rate))
 
 
-def budget(config: TrialConfig) -> Budget:
+def plan_privacy(config: TrialConfig) -> PrivacyPlan:
     """Calibrates the noise to the promise, or counts what given noise spends.
 
     The config's scope is its own trial: under `scope: sweep` the sweep calibrates, and its trials
@@ -43,7 +43,7 @@ def budget(config: TrialConfig) -> Budget:
         assert privacy.noise_multiplier is not None
         run = Run(rate, privacy.noise_multiplier, steps)
         epsilon = run.epsilon(delta)
-    return Budget(
+    return PrivacyPlan(
         num_examples=config.data.num_examples,
         run=run,
         epsilon=epsilon,

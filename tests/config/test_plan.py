@@ -4,9 +4,9 @@ import math
 
 import pytest
 
+from dpsweep.config.plan import plan_privacy
 from dpsweep.config.trial import TrialConfig
 from dpsweep.privacy.accounting import Run
-from dpsweep.training.budget import budget
 
 N = 1437
 
@@ -56,22 +56,22 @@ def test_delta_is_the_given_one_or_the_default_power():
 
 
 def test_given_noise_is_kept_and_counted():
-    plan = budget(trial())
+    plan = plan_privacy(trial())
     assert plan.run == Run(100 / N, 1.2, 144)
     assert plan.epsilon == plan.run.epsilon(N**-1.1)
 
 
 def test_no_noise_is_no_privacy():
-    assert budget(trial(noise_multiplier=0)).epsilon == math.inf
+    assert plan_privacy(trial(noise_multiplier=0)).epsilon == math.inf
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 4.0])
 def test_given_epsilon_is_promised_by_the_noise(epsilon):
-    plan = budget(trial(epsilon=epsilon))
+    plan = plan_privacy(trial(epsilon=epsilon))
     assert epsilon - 0.01 <= plan.epsilon <= epsilon
     assert plan.run.epsilon(plan.delta) == pytest.approx(epsilon, abs=0.01)
 
 
 def test_an_epoch_is_over_at_the_first_step_past_it_and_the_last_at_the_last():
-    plan = budget(trial())
+    plan = plan_privacy(trial())
     assert [plan.step_after(epoch) for epoch in (1, 2, 9, 10, 99)] == [15, 29, 130, 144, 144]

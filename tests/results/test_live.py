@@ -1,13 +1,13 @@
-"""Another terminal sees a sweep as its driver goes on, and never writes."""
+"""The driver's screen and another terminal show a sweep alike, and neither writes."""
 
 import io
 
 from rich.console import Console
 
-from dpsweep.results.watch import Watch, followed
-from dpsweep.store.lease import Owner
+from dpsweep.results.live import LiveView, followed
+from dpsweep.store.lease import LeaseHolder
 
-DRIVER = Owner("host", 7, 0.0)
+DRIVER = LeaseHolder("host", 7, 0.0)
 
 
 class Told:
@@ -36,10 +36,10 @@ def test_a_pipe_gets_a_line_for_each_trial_that_ends_and_an_end(study_of):
             told.owner = None
         return False
 
-    followed(Watch(study, lambda: told.owner, told.console), pause)
+    followed(LiveView(study, told.console, lambda: told.owner), pause)
     lines = told.lines()
     assert lines[0].startswith("tiny: 1/3 trials, 0 running, best 0.5000 (trial 0), ε 4 a trial")
-    assert lines[1].startswith("trial 1 complete: valid/accuracy 0.7000, κ=")
+    assert lines[1].startswith("[2/3] trial 1 complete: accuracy 0.7000, κ=")
     assert lines[2].startswith("tiny: 2/3 trials, 0 running, best 0.7000 (trial 1)")
     assert lines[3] == "tiny is not driven by anybody. Go on with: dpsweep resume tiny"
 
@@ -47,20 +47,20 @@ def test_a_pipe_gets_a_line_for_each_trial_that_ends_and_an_end(study_of):
 def test_a_finished_sweep_is_said_to_be_finished_at_once(study_of):
     told = Told()
     told.owner = None
-    followed(Watch(study_of([0.5, 0.6]), lambda: told.owner, told.console), lambda: 1 / 0)
+    followed(LiveView(study_of([0.5, 0.6]), told.console, lambda: told.owner), lambda: 1 / 0)
     assert "tiny is finished. See: dpsweep best tiny" in told.lines()[-1]
 
 
 def test_leaving_says_nothing_about_an_end(study_of):
     told = Told()
-    followed(Watch(study_of([0.5]), lambda: told.owner, told.console), lambda: True)
+    followed(LiveView(study_of([0.5]), told.console, lambda: told.owner), lambda: True)
     assert len(told.lines()) == 1
 
 
 def test_of_a_private_selection_only_that_it_runs(study_of):
     secret = ("accounting=private_selection", "sampler={name: random}", "pruner={name: none}")
     study, told = study_of([], *secret), Told()
-    watch = Watch(study, lambda: told.owner, told.console)
+    watch = LiveView(study, told.console, lambda: told.owner)
     followed(watch, lambda: True)
     told.console.print(watch)
     runs = "tiny: runs; a private selection tells nothing before its end"
@@ -70,10 +70,42 @@ def test_of_a_private_selection_only_that_it_runs(study_of):
 def test_the_panel_shows_what_runs_and_what_ended(study_of):
     study, told = study_of([0.5, None], "budget.trials=3"), Told()
     study.ask()
-    watch = Watch(study, lambda: told.owner, told.console)
+    watch = LiveView(study, told.console, lambda: told.owner)
     watch.look()
     told.console.print(watch)
     shown = told.out.getvalue()
     assert "driven by process 7 on host" in shown
     assert "failed" in shown
     assert "0/2" in shown
+
+
+def test_the_drivers_screen_and_another_terminal_say_the_same(study_of):
+    """One is told of events, the other reads the study."""
+    study, here, there = study_of([0.5], "budget.trials=3"), Told(), Told()
+    mine = LiveView(study, here.console)
+    theirs = LiveView(study, there.console, lambda: there.owner)
+    for accuracy in (0.7, 0.6):
+        asked = study.ask()
+        mine.started(asked)
+        row = {"epoch": 2, "valid/accuracy": accuracy, "valid/loss": 1.0, "seconds": 1.0}
+        row |= {"privacy/epsilon_spent": 3.9}
+        study.report(asked.number, row)
+        mine.reported(study.record(asked.number), row)
+        assert theirs.look()
+        assert mine.summary().startswith(theirs.summary().split(", about")[0])
+        mine.ended(study.tell(asked.number, "complete"))
+        theirs.look()
+        theirs.print_lines()
+    assert here.lines() == there.lines()
+    assert [line.split(":")[0] for line in here.lines()] == [
+        "[2/3] trial 1 complete",
+        "[3/3] trial 2 complete",
+    ]
+
+
+def test_a_private_selections_own_driver_shows_no_more_than_that_it_runs(study_of):
+    secret = ("accounting=private_selection", "sampler={name: random}", "pruner={name: none}")
+    told = Told()
+    view = LiveView(study_of([], *secret), told.console)
+    told.console.print(view)
+    assert told.lines() == ["tiny: runs; a private selection tells nothing before its end"]
