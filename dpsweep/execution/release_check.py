@@ -7,11 +7,9 @@ from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.disk import write_whole
 from dpsweep.core.errors import ConfigError, DpSweepError, first_line
+from dpsweep.execution.tracking import CHECKS
 from dpsweep.store.state_dir import SweepFolder
 from dpsweep.training.release_check import Check, check_releases, table_of_checks
-
-CHECKS = "release-checks.md"
-"""In the sweep's folder, and an artifact beside the privacy statement."""
 
 _SECONDS = 0.3
 _PATIENCE_SECONDS = 300.0

@@ -21,7 +21,6 @@ from dpsweep.config.trial import dump_trial
 from dpsweep.core import __version__
 from dpsweep.core.disk import write_whole
 from dpsweep.core.types import Row
-from dpsweep.execution.release_check import CHECKS
 from dpsweep.privacy.statement import NO_EPSILON, shown_plans
 from dpsweep.search.charge import describe_trial_privacy
 from dpsweep.search.trial_record import Record
@@ -38,6 +37,9 @@ _LONGEST_CONFIG = 3000
 
 _DELIVERY_SECONDS = 10.0
 """How long a trial waits for a raised privacy statement to reach a tracking server that is slow."""
+
+CHECKS = "release-checks.md"
+"""What was found of a step's releases: in the sweep's folder, and beside the statement."""
 
 STATEMENT, GROWN = "dpsweep.privacy", "dpsweep.grown"
 """Tags of the parent run: the search's privacy statement, and how its number of runs was raised."""

@@ -5,12 +5,13 @@ import pytest
 import dpsweep.training.step
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import ConfigError
-from dpsweep.execution.release_check import CHECKS, store_release_checks
-from dpsweep.store.state_dir import State
+from dpsweep.execution.release_check import store_release_checks
+from dpsweep.execution.tracking import CHECKS
+from dpsweep.store.state_dir import StateFolder
 
 
 def test_result_is_kept_beside_the_privacy_statement(sweep_file, tmp_path):
-    sweep, folder = load_sweep(sweep_file), State(tmp_path / "state").sweep("tiny")
+    sweep, folder = load_sweep(sweep_file), StateFolder(tmp_path / "state").sweep("tiny")
     folder.path.mkdir(parents=True)
     store_release_checks(sweep, folder)
     text = (folder.path / CHECKS).read_text()
@@ -26,7 +27,7 @@ def test_sweep_whose_noise_is_too_weak_is_refused(sweep_file, tmp_path, monkeypa
         return sound(total, noise_multiplier=0.9 * noise_multiplier, **rest)
 
     monkeypatch.setattr(dpsweep.training.step, "release", weakened)
-    sweep, folder = load_sweep(sweep_file), State(tmp_path / "state").sweep("tiny")
+    sweep, folder = load_sweep(sweep_file), StateFolder(tmp_path / "state").sweep("tiny")
     folder.path.mkdir(parents=True)
     with pytest.raises(ConfigError, match=r"does not release what.*noise .* standard errors"):
         store_release_checks(sweep, folder)
