@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 import dpsweep.training.step
 from dpsweep.cli import app
 from dpsweep.cli.verbs import audit
-from dpsweep.config.trial import config_yaml
+from dpsweep.config.trial import dump_trial
 from dpsweep.privacy.audit import judge
 from dpsweep.training.audit import Plan, scores
 
@@ -59,7 +59,7 @@ def test_what_the_audits_own_model_has_not_is_refused(setting, message):
 
 @pytest.fixture
 def trial_file(tmp_path):
-    tree = config_yaml(audit._configs("dp_sgd", [])[0])
+    tree = dump_trial(audit._configs("dp_sgd", [])[0])
     place = tmp_path / "own.yaml"
     place.write_text(tree)
     return place
