@@ -141,7 +141,7 @@ def _secure(secret: Secret, step: int, name: Stream) -> Draws:
     return SecureDraws(secret.stream_key(step, name))
 
 
-_ALIGNED = 16
+ALIGNED = 16
 """Values: each leaf begins where a tensor of its own might, 64 bytes apart in float32."""
 
 
@@ -154,7 +154,7 @@ def leaf_slices(sizes: Sequence[int]) -> list[slice]:
     found, start = [], 0
     for size in sizes:
         found.append(slice(start, start + size))
-        start += -(-size // _ALIGNED) * _ALIGNED
+        start += -(-size // ALIGNED) * ALIGNED
     return found
 
 
@@ -191,7 +191,7 @@ class NoiseDraw:
 
 def _empty(sizes: Sequence[int], pinned: bool) -> torch.Tensor:
     parts = leaf_slices(sizes)
-    length = -(-parts[-1].stop // _ALIGNED) * _ALIGNED if parts else 0
+    length = -(-parts[-1].stop // ALIGNED) * ALIGNED if parts else 0
     return torch.zeros(length, dtype=torch.float64, pin_memory=pinned)
 
 

@@ -13,7 +13,7 @@ import torch
 from dpsweep.core.flat import convert
 from dpsweep.core.seeds import Draws
 from dpsweep.core.types import Clipped, Released
-from dpsweep.privacy.noise import NoiseDraw, draw_noise, leaf_slices
+from dpsweep.privacy.noise import ALIGNED, NoiseDraw, draw_noise, leaf_slices
 
 GRID_BITS = 22
 """The grid of releases is 2^-23 to 2^-22 noise deviations wide.
@@ -71,7 +71,7 @@ def release(
 
 def _joined(total: Clipped, length: int, parts: dict[str, slice]) -> torch.Tensor:
     """All leaves in one line, where their noise is, float64: one kernel then adds it to all."""
-    zeros = next(iter(total.values())).new_zeros(max(length, 1), dtype=torch.float64)
+    zeros = next(iter(total.values())).new_zeros(ALIGNED, dtype=torch.float64)
     line, end = [], 0
     for k, x in zip(total, convert(total.values(), torch.float64), strict=True):
         line += [zeros[: parts[k].start - end], x.reshape(-1)]

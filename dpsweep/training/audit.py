@@ -203,7 +203,7 @@ def _assembled(plan: Plan, noise_multiplier: float) -> Step:
     tree = plan.config.model_dump(exclude_none=True)
     if not plan.own:
         tree["data"] = {"name": "digits"}
-        tree["model"] = {"name": "cnn_small"}  # a name only: what is trained is `_network`
+        tree["model"] = {"name": "cnn_small"}  # a name only: what is trained is `_build_network`
     clipping = tree["privacy"]["clipping"]
     if clipping["name"] == "adaptive":  # a sixteenth of the cost, as the audit's batches are small
         clipping["count_noise"] = 2 * noise_multiplier

@@ -34,7 +34,7 @@ def audit(
     canaries: Sequence[Canary] = ("bright",),
     one_run: int = 0,
 ) -> None:
-    """Audits a method of the table, all of them, or the method of a trial config.
+    """Audit a method of the table, all of them, or the method of a trial config.
 
     Of a file, the checks of its own releases come first. They are all, unless `plan` has runs.
 
