@@ -14,9 +14,9 @@ from ray.exceptions import RayError
 from ray.tune import TuneError
 
 from dpsweep.config.sweep import ResolvedSweep
-from dpsweep.core.errors import DpSweepError, StateError, first_line
-from dpsweep.core.signals import heard_by
-from dpsweep.data.read import fingerprint, load
+from dpsweep.core.errors import DpSweepError, StateError, summarize_error
+from dpsweep.core.signals import handle_signals
+from dpsweep.data.read import fingerprint_images, load_dataset
 from dpsweep.execution.changes import check_changes
 from dpsweep.execution.driver import MAX_WORKER_DEATHS, Driver, Search, Watcher
 from dpsweep.execution.gpu_probe import decide_packing
@@ -165,7 +165,7 @@ def create_session(
     """
     count_concurrent_trials(sweep.config.resources, _list_nodes())
     images = sweep.written.data.model_copy(update={"features": None})
-    load(images, sweep.written.seed)  # raises before anything is made
+    load_dataset(images, sweep.written.seed)  # raises before anything is made
     folder, owner = state.sweep(sweep.name), whoami()
     called = choose_study_name(storage_uri, sweep.name, owner)
     tracking_uri = add_driver(tracking_uri) if tracking_uri else None
@@ -245,7 +245,7 @@ def _make_session(
 
 def _check_data(folder: SweepFolder, sweep: ResolvedSweep) -> None:
     trial = sweep.written
-    folder.check_data(fingerprint(trial.data, trial.seed, folder.data_key()))
+    folder.check_data(fingerprint_images(trial.data, trial.seed, folder.data_key()))
 
 
 def _list_nodes() -> list[NodeResources]:
@@ -289,7 +289,7 @@ def _unwrap_tune_errors(name: str) -> Iterator[None]:
         yield
     except RayError as e:
         raise StateError(
-            f"sweep {name!r} stopped: its Ray cluster was lost ({first_line(e)}). Nothing "
+            f"sweep {name!r} stopped: its Ray cluster was lost ({summarize_error(e)}). Nothing "
             f"that was reported is lost. When a cluster is up again: dpsweep resume {name}"
         ) from e
     except TuneError as e:
@@ -314,5 +314,5 @@ def _stop_on_signals(driver: Driver) -> Iterator[None]:
             raise KeyboardInterrupt
         driver.stop()
 
-    with heard_by(ask):
+    with handle_signals(ask):
         yield

@@ -5,8 +5,8 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import TrialConfig
-from dpsweep.core.disk import write_whole
-from dpsweep.core.errors import ConfigError, DpSweepError, first_line
+from dpsweep.core.disk import write_atomically
+from dpsweep.core.errors import ConfigError, DpSweepError, summarize_error
 from dpsweep.execution.tracking import CHECKS
 from dpsweep.store.state_dir import SweepFolder
 from dpsweep.training.release_check import Check, check_releases, table_of_checks
@@ -26,7 +26,7 @@ def store_release_checks(sweep: ResolvedSweep, folder: SweepFolder) -> None:
         found = _checked(config, sweep)
     except (DpSweepError, RayError, RuntimeError, MemoryError) as e:
         # the trials meet the same, and say what it is; a missing check is said, not hidden
-        text = f"NOT CHECKED: the step of one trial did not run ({first_line(e)})"
+        text = f"NOT CHECKED: the step of one trial did not run ({summarize_error(e)})"
         found = []
     else:
         text = table_of_checks(found)
@@ -34,7 +34,7 @@ def store_release_checks(sweep: ResolvedSweep, folder: SweepFolder) -> None:
     head += f"method {config.method.name}, model {config.model.name}, "
     head += f"clip norm {config.privacy.clip_norm:g}, engine {config.train.engine}, "
     head += f"dtype {config.train.dtype}.\n\n"
-    write_whole(folder.path / CHECKS, f"{head}{text}\n".encode())
+    write_atomically(folder.path / CHECKS, f"{head}{text}\n".encode())
     if bad := [check for check in found if not check.holds]:
         folder.path.joinpath(CHECKS).unlink()  # checked again by the next launch
         raise ConfigError(

@@ -20,12 +20,12 @@ import torch
 
 from dpsweep.config.plan import plan_privacy
 from dpsweep.config.trial import TrialConfig
-from dpsweep.core.seeds import Secret, public_seed
+from dpsweep.core.seeds import Secret, derive_public_seed
 from dpsweep.core.types import Clipped, Released, Tensors
 from dpsweep.data.read import Dataset
 from dpsweep.privacy.clip import Clip
 from dpsweep.privacy.noise import NoiseDraw
-from dpsweep.training.assemble import assemble_on, initial
+from dpsweep.training.assemble import assemble_step_on, initial_params
 from dpsweep.training.device import open_device
 from dpsweep.training.step import Progress, Step
 
@@ -92,7 +92,9 @@ def check_releases(config: TrialConfig, seconds: float = SECONDS) -> list[Check]
         ConfigError: If its pieces do not fit one another, as `check_fit` tells.
     """
     device = open_device(config.train.device, 1.0)
-    step = assemble_on(stand_in(config).to(device), plan_privacy(config), config, Secret.draw())
+    step = assemble_step_on(
+        stand_in(config).to(device), plan_privacy(config), config, Secret.draw()
+    )
     checks = [_sensitivity, _divisor, _sampling]
     if step.budget.run.noise_multiplier > 0:  # else the statement says that nothing is private
         checks.insert(0, _noise)
@@ -118,7 +120,7 @@ def table_of_checks(checks: list[Check]) -> str:
 
 def stand_in(config: TrialConfig) -> Dataset:
     """Images of noise in the shape of the data; the last one is the example that comes and goes."""
-    rng = torch.Generator().manual_seed(public_seed(0, "release checks"))
+    rng = torch.Generator().manual_seed(derive_public_seed(0, "release checks"))
     spec, num = config.data.spec, _NUM_OTHERS + 1
     features = config.data.features is not None
     if features:
@@ -133,7 +135,7 @@ def stand_in(config: TrialConfig) -> Dataset:
 
 def _iterates(step: Step) -> Iterator[Progress]:
     """Public iterates: the model's own and some away from it, each at two clip norms."""
-    rng = torch.Generator().manual_seed(public_seed(1, "release checks"))
+    rng = torch.Generator().manual_seed(derive_public_seed(1, "release checks"))
 
     def away(params: Tensors, size: float) -> Tensors:
         return {
@@ -143,7 +145,7 @@ def _iterates(step: Step) -> Iterator[Progress]:
 
     for size in (0.3, 10.0):  # near the model's own weights, and where a query's points differ
         for bound in (step.config.privacy.clip_norm, _SMALL):
-            trail = [initial(step)]
+            trail = [initial_params(step)]
             while len(trail) < step.method.query.memory:
                 trail.append(away(trail[0], size))
             progress = step.start(trail[-1] if len(trail) > 1 else away(trail[0], size - 0.3))
@@ -190,7 +192,7 @@ def _noise(step: Step, until: float) -> tuple[float, float, str]:
 
 def _sensitivity(step: Step, until: float) -> tuple[float, float, str]:
     """The largest move of a sum by one more example, in clip norms."""
-    rng = torch.Generator().manual_seed(public_seed(2, "release checks"))
+    rng = torch.Generator().manual_seed(derive_public_seed(2, "release checks"))
     data = step.data
     others = torch.arange(_NUM_OTHERS, device=data.inputs.device)
     everyone = torch.arange(_NUM_OTHERS + 1, device=data.inputs.device)

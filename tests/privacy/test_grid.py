@@ -48,9 +48,9 @@ class Words:
             "next_double": lambda _: (next(left) >> 11) * 2.0**-53,
             "next_raw": lambda _: next(left),
         }
-        self._kept = {name: kind(answers[name]) for name, kind in _ROUTINES.items()}
+        self._removable_share = {name: kind(answers[name]) for name, kind in _ROUTINES.items()}
         self._struct = BitGenerator(
-            None, *(ctypes.cast(call, ctypes.c_void_p) for call in self._kept.values())
+            None, *(ctypes.cast(call, ctypes.c_void_p) for call in self._removable_share.values())
         )
         make = ctypes.pythonapi.PyCapsule_New
         make.restype = ctypes.py_object

@@ -13,7 +13,7 @@ from dpsweep.core.types import Clipped
 from dpsweep.methods import METHODS
 from dpsweep.privacy.clip import Flat
 from dpsweep.privacy.engine import BookkeepingEngine
-from dpsweep.privacy.query import Joint
+from dpsweep.privacy.query import JointQuery
 from dpsweep.training.release_check import Check, check_releases, table_of_checks
 from dpsweep.training.step import Step
 
@@ -103,7 +103,7 @@ def test_points_that_are_clipped_apart_and_added_are_found(monkeypatch):
         pairs = list(zip(asks, sums, strict=True))
         return Clipped({k: sum(ask.weight * part[k] for ask, part in pairs) for k in sums[0]})
 
-    monkeypatch.setattr(Joint, "clipped", clipped)
+    monkeypatch.setattr(JointQuery, "clipped", clipped)
     assert violated(config("disk", {"kappa": 0.3})) == {"sensitivity"}
 
 

@@ -27,18 +27,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dpsweep.core.convolution import kernel_gradient
-from dpsweep.privacy.clip import SUMMED, cleaned, summed_products, zero
+from dpsweep.privacy.clip import SUMMED, summed_products, zero, zero_excluded
 from dpsweep.privacy.engine.answers import (
     NOTHING,
-    Answer,
     Known,
+    ParameterGradients,
     Rows,
+    add_rounding_bound,
     diagonal,
-    not_too_small,
     num_together,
     sum_that_may_cancel,
 )
-from dpsweep.privacy.engine.tape import Use
+from dpsweep.privacy.engine.tape import LayerCall
 
 _WRITTEN, _PRODUCT, _DOUBLE = 8.0, 1.5, 3.0
 """Cost of a number written, of a small product, and of double precision; in units of a
@@ -46,7 +46,7 @@ multiply-add of the library's own convolution. Measured on CPUs, docs/benchmarks
 
 
 @dataclass(frozen=True)
-class Runs:
+class PhaseLayout:
     """The layout above, for one layer and one size of its output.
 
     Attributes:
@@ -64,10 +64,10 @@ class Runs:
     groups: int
 
     @classmethod
-    def of(cls, layer: nn.Conv2d, output: torch.Size) -> Runs:
+    def of(cls, layer: nn.Conv2d, output: torch.Size) -> PhaseLayout:
         """Those of `layer` where its output is of shape (B, O, height, width)."""
         stride, dilation, kernel = layer.stride, layer.dilation, layer.kernel_size
-        kind = Aligned if _keeps_size(layer) else Runs
+        kind = SameSizeLayout if _keeps_size(layer) else PhaseLayout
         return kind(
             (stride[0], stride[1]),
             (dilation[0], dilation[1]),
@@ -176,7 +176,7 @@ class Runs:
         return num_points * size * prod(self.output) + pairs * _DOUBLE * products < written
 
 
-class Aligned(Runs):
+class SameSizeLayout(PhaseLayout):
     """The layout where output and input have one size and zeros surround them: nothing is padded.
 
     The window of lag (u, v) of position t = w y + x is pixel t + w (d u - p) + (d v - p). Rows that
@@ -270,19 +270,19 @@ def _without_columns(leaf: Tensor, right: int) -> Tensor:
     return left
 
 
-def kernel(layer: nn.Conv2d, uses: Sequence[Use]) -> Answer:
+def make_kernel_gradients(layer: nn.Conv2d, uses: Sequence[LayerCall]) -> ParameterGradients:
     """The answer of a convolution's weight."""
     shape = tuple(layer.weight.shape)
-    runs = [Runs.of(layer, use.grad.shape) for use in uses]
+    runs = [PhaseLayout.of(layer, use.grad.shape) for use in uses]
     inputs = [run.prepared(use.inputs[0], layer) for run, use in zip(runs, uses, strict=True)]
     grads = [use.weighted(use.grad) for use in uses]
     if all(run == runs[0] for run in runs) and runs[0].cheaper_by_gram(shape, len(uses)):
-        return ByGram(shape, runs[0], inputs, grads)
-    return ByLags.of(shape, runs, inputs, grads)
+        return GhostNormKernels(shape, runs[0], inputs, grads)
+    return WrittenOutKernels.of(shape, runs, inputs, grads)
 
 
 @dataclass(frozen=True, eq=False)
-class ByLags:
+class WrittenOutKernels:
     """Per-example gradients written out, lag by lag.
 
     Attributes:
@@ -299,10 +299,10 @@ class ByLags:
     def of(
         cls,
         shape: tuple[int, ...],
-        runs: Sequence[Runs],
+        runs: Sequence[PhaseLayout],
         inputs: Sequence[Tensor],
         grads: Sequence[Tensor],
-    ) -> ByLags:
+    ) -> WrittenOutKernels:
         """From each point's layout, prepared input and output gradient, the weights included."""
         groups, num_lags = runs[0].groups, len(runs[0].lags)
         out, inside = shape[0] // groups, shape[1]
@@ -325,7 +325,7 @@ class ByLags:
         return self.lags.square().sum((0, 2, 3)).view(-1, self._groups).sum(1)
 
     def summed(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
-        lags = self._by_group if known.finite else cleaned(self._by_group, factor_B, dim=1)
+        lags = self._by_group if known.finite else zero_excluded(self._by_group, factor_B, dim=1)
         factors, flat = factor_B.to(lags), lags.flatten(2)
         one = len(factors) <= SUMMED
         total = factors @ flat if one else summed_products(factors[:, None], flat)
@@ -346,7 +346,7 @@ class ByLags:
 
 
 @dataclass(frozen=True, eq=False)
-class ByGram:
+class GhostNormKernels:
     """Norms from Gram matrices, the sum by the library's own weight gradient.
 
     Attributes:
@@ -357,7 +357,7 @@ class ByGram:
     """
 
     shape: tuple[int, ...]
-    runs: Runs
+    runs: PhaseLayout
     inputs: list[Tensor]
     grads: list[Tensor]
 
@@ -387,14 +387,14 @@ class ByGram:
                 if i == j:
                     both = (diagonal(windows) * diagonal(outputs)).clamp(min=0)
                     longest_B = longest_B + both.sqrt().sum(1)
-        square_B = not_too_small(square_B, longest_B, self.grads[0].dtype, self.runs.length)
+        square_B = add_rounding_bound(square_B, longest_B, self.grads[0].dtype, self.runs.length)
         groups = self.runs.groups
         return square_B.view(-1, groups).sum(1), longest_B.view(-1, groups).sum(1)
 
     def summed(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
         inputs, grads = self.inputs, self.grads
         if not known.finite:
-            inputs, grads = ([cleaned(x, factor_B) for x in z] for z in (inputs, grads))
+            inputs, grads = ([zero_excluded(x, factor_B) for x in z] for z in (inputs, grads))
         each = num_together(len(grads) * prod(self.runs.output)) if self.may_cancel else SUMMED
 
         def gradients(rows: Rows, factor_B: Tensor, dtype: torch.dtype) -> Tensor:
@@ -419,4 +419,6 @@ class ByGram:
         return sum_that_may_cancel(gradients, factor_B, self.norms, known, grads[0].dtype)
 
     def each(self) -> Tensor:
-        return ByLags.of(self.shape, [self.runs] * len(self.grads), self.inputs, self.grads).each()
+        return WrittenOutKernels.of(
+            self.shape, [self.runs] * len(self.grads), self.inputs, self.grads
+        ).each()

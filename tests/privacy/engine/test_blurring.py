@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dpsweep.core.circulant import CirculantLinear
-from dpsweep.privacy.clip import Flat, scaling
+from dpsweep.privacy.clip import Flat, compute_factors
 from dpsweep.privacy.engine import BookkeepingEngine
-from dpsweep.privacy.engine.answers import Outer
-from dpsweep.privacy.engine.bookkeeping import Mapped
-from dpsweep.privacy.engine.conv import Runs
+from dpsweep.privacy.engine.answers import OuterProducts
+from dpsweep.privacy.engine.bookkeeping import MappedGradients
+from dpsweep.privacy.engine.conv import PhaseLayout
 from dpsweep.privacy.engine.layers import circulant, conv2d, embedding, linear
-from dpsweep.privacy.engine.tape import Use
+from dpsweep.privacy.engine.tape import LayerCall
 from dpsweep.privacy.spectral import ConvMap, Records
 
 NUM, LENGTH = 319, 16
@@ -29,28 +29,28 @@ ALLOWED = 2e-4
 def rounding(form: str, inputs_BTI: Tensor, grads_BTO: Tensor) -> Tensor:
     """What the clipped sum is away from the exact sum with the same factors."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Runs, "cheaper_by_gram", lambda *_: True)
-        patch.setattr(Outer, "stays", True)
+        patch.setattr(PhaseLayout, "cheaper_by_gram", lambda *_: True)
+        patch.setattr(OuterProducts, "stays", True)
         sums = []
         factor_B = None
         for dtype in (torch.float32, torch.float64):
             a, g = inputs_BTI.to(dtype), grads_BTO.to(dtype)
             width, out = a.shape[2], g.shape[2]
             if form == "linear":
-                found = linear(nn.Linear(width, out), [Use(1.0, (a,), g, {})], WEIGHT)
+                found = linear(nn.Linear(width, out), [LayerCall(1.0, (a,), g, {})], WEIGHT)
             elif form == "embedding":
                 rows = torch.zeros(g.shape[:2], dtype=torch.long)
-                found = embedding(nn.Embedding(3, out), [Use(1.0, (rows,), g, {})], WEIGHT)
+                found = embedding(nn.Embedding(3, out), [LayerCall(1.0, (rows,), g, {})], WEIGHT)
             elif form == "circulant":
                 layer = CirculantLinear(width, out, block=width)
-                found = circulant(layer, [Use(1.0, (a,), g, {})], WEIGHT)
+                found = circulant(layer, [LayerCall(1.0, (a,), g, {})], WEIGHT)
             else:
                 images = [x.transpose(1, 2).unflatten(2, (4, 4)).contiguous() for x in (a, g)]
                 convolution = nn.Conv2d(width, out, 3, padding=1)
-                found = conv2d(convolution, [Use(1.0, (images[0],), images[1], {})], WEIGHT)
+                found = conv2d(convolution, [LayerCall(1.0, (images[0],), images[1], {})], WEIGHT)
             answer = found["weight"]
             if factor_B is None:
-                factors, _ = scaling({"w": answer.squares().double()}, Flat(1.0))
+                factors, _ = compute_factors({"w": answer.squares().double()}, Flat(1.0))
                 factor_B = factors["w"]
             sums.append(answer.summed(factor_B).double())
     return sums[0] - sums[1]
@@ -114,9 +114,9 @@ def test_image_whose_lags_cancel_does_not_blur_the_others_in_a_spectral_layer(si
     sums, factor_B = [], None
     for dtype in (torch.float32, torch.float64):
         records = Records((1.0,), (inputs.to(dtype),), (grads.to(dtype),))
-        answer = Mapped(layer_map, records)
+        answer = MappedGradients(layer_map, records)
         if factor_B is None:
-            factor_B = scaling({"w": answer.squares()}, Flat(1.0))[0]["w"]
+            factor_B = compute_factors({"w": answer.squares()}, Flat(1.0))[0]["w"]
         without = torch.cat([torch.zeros(1), factor_B[1:]])
         sums.append(answer.summed(factor_B).double() - answer.summed(without).double())
     assert (sums[0] - sums[1]).norm() <= ALLOWED
