@@ -33,6 +33,7 @@ from dpsweep.results.export import origin_of
 from dpsweep.results.formats import export_best
 from dpsweep.results.pareto import nothing_completed, nothing_to_show
 from dpsweep.results.register import Registered, register_best
+from dpsweep.results.tables import num_trials_and_repeats, run_words
 from dpsweep.search.charge import describe_trial_privacy, get_charged_run
 from dpsweep.search.trial_record import Record
 from dpsweep.store.state_dir import StateFolder, SweepFolder
@@ -274,7 +275,8 @@ class OpenSweep:
         return best[0]
 
     def __repr__(self) -> str:
-        return f"<dpsweep sweep {self.name!r}: {self.state}, {len(self._study.records())} trials>"
+        ran = run_words(*num_trials_and_repeats(self._study.records()))
+        return f"<dpsweep sweep {self.name!r}: {self.state}, {ran}>"
 
 
 def _sweep(spec: Spec, settings: list[str]) -> ResolvedSweep:

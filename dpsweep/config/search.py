@@ -89,7 +89,7 @@ class PrunerConfig(Strict):
 
     name: Literal["none", "median", "successive_halving"] = "none"
     """median: worse than half of the others at that epoch; successive_halving: not in the best
-    1 / reduction of its rung."""
+    1 / reduction of its rung, and the default where budget.hours is given."""
 
     warmup_epochs: int = Field(default=1, ge=1)
     """Reports a trial may make before it can be ended."""

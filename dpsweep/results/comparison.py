@@ -15,13 +15,14 @@ from dpsweep.results.significance import CONFIDENCE, LEVEL
 from dpsweep.results.tables import heading, knob_words, shown_value
 
 _HEADINGS = ("ε", "method", "trials", "as chosen", "confirmed", "± 95 %", "runs", "difference", "p")
+_SPARE = ("as chosen", "runs", "trials", "± 95 %")
 _POINTS = "valid/accuracy"
 _TOP_KEYS = 2
 
 
 def comparison_table(comparison: Comparison) -> Table:
     """One line a group."""
-    table = plain_table(_title(comparison), caption=_legend(comparison), caption_justify="left")
+    table = plain_table(_title(comparison), spare=_SPARE, caption=_legend(comparison))
     for name in _HEADINGS:
         table.add_column(name, justify="left" if name == "method" else "right")
     for row in _rows(comparison):
@@ -61,7 +62,7 @@ def rows(comparison: Comparison) -> dict[str, Any]:
 
 
 def sentences(comparison: Comparison) -> list[str]:
-    """Describe the differences, the keys that mattered in each search, and the caveats."""
+    """Describe the differences, luck, the keys that mattered in each search, and the caveats."""
     found = []
     several = len(comparison.by_target()) > 1
     for peers in comparison.by_target():
@@ -71,6 +72,11 @@ def sentences(comparison: Comparison) -> list[str]:
             at + _verdict(by_label[group.label], group)
             for group in peers
             if group.label in by_label
+        ]
+        found += [
+            at + _lead(by_label[group.label], group)
+            for group in peers
+            if group.label in by_label and by_label[group.label].luck is not None
         ]
         found += [f"{at}{group.label}: {_carried(group)}" for group in peers]
     return [*found, *warnings(comparison)]
@@ -141,12 +147,19 @@ def _title(comparison: Comparison) -> str:
 def _legend(comparison: Comparison) -> str:
     tests = sum(each.p is not None for each in comparison.compared)
     return (
-        f"confirmed: mean of fresh runs of the best config, ± its 95 % interval over noise and "
-        f"weights at the start, not over test images; difference: to the reference; p: corrected "
-        f"for {tests} tests (Holm). The tests compare the best configs; they do not cover "
-        "how lucky "
-        f"each search was"
+        f"as chosen: {_as_chosen(comparison)}; confirmed: mean of fresh runs of the best config, ± "
+        f"its 95 % interval over noise and weights at the start, not over test images; difference: "
+        f"to the reference; p: corrected for {tests} tests (Holm). The tests compare the best "
+        f"configs; they do not cover how lucky each search was"
     )
+
+
+def _as_chosen(comparison: Comparison) -> str:
+    """What the column means: every best config was chosen in one of two ways."""
+    bests = [group.best for group in comparison.groups if group.best]
+    ways = {r.expected is not None for r in bests}
+    names = {True: "posterior mean", False: "result of one run"}
+    return " or, with few trials, ".join(names[way] for way in sorted(ways, reverse=True)) or "none"
 
 
 def _rows(comparison: Comparison) -> list[list[str]]:
@@ -159,7 +172,7 @@ def _rows(comparison: Comparison) -> list[list[str]]:
                 shown_promise(group),
                 group.label,
                 "secret" if group.trials is None else str(group.trials),
-                _figure(group.best.value if group.best else None),
+                _figure(group.best.merit if group.best else None),
                 _figure(group.mean),
                 _figure(group.half),
                 str(len(group.repeats)) if group.repeats else "–",
@@ -194,12 +207,29 @@ def _verdict(each: Compared, group: TrialGroup) -> str:
     )
 
 
+def _lead(each: Compared, group: TrialGroup) -> str:
+    """Whether the luck of the two searches alone could make the difference."""
+    assert each.luck is not None, "asked where it is known"
+    lead, luck = abs(each.gap.difference), each.luck
+    within = "more than that" if lead > luck else "no more than that"
+    return (
+        f"{group.label} and {each.reference}: which configs two searches find is luck too. Between "
+        f"equally good methods it makes leads of up to {_amount(luck, group, sign=False)} "
+        f"{_unit(group)}; this one is {within}"
+    )
+
+
 def _carried(group: TrialGroup) -> str:
-    """Describe a group's best config, and the keys that its result depended on."""
+    """Describe a group's best config, how lucky its result may be, and which keys mattered."""
     if group.best is None:
         return "no trial was completed"
     hyperparams = knob_words(group.best, without=(EPSILON, METHOD_NAME)) or "nothing was searched"
     words = f"best is trial {group.best.number}: {hyperparams}"
+    if group.luck and group.trials:
+        words += (
+            f". The best result of {group.trials} trials is better than its config by "
+            f"{_amount(group.luck.overstatement, group, sign=False)} {_unit(group)} on average"
+        )
     if group.shares:
         top = list(group.shares.items())[:_TOP_KEYS]
         shares = ", ".join(f"{heading(key)} {share:.0%}" for key, share in top)
@@ -262,6 +292,7 @@ def _arm_row(group: TrialGroup) -> dict[str, Any]:
         "trials": group.trials,
         "trial": best.number if best else None,
         "value": best.value if best else None,
+        "expected": best.expected if best else None,
         "hyperparams": {
             k: shown_value(v) if isinstance(v, dict) else v for k, v in best.hyperparams.items()
         }
@@ -273,6 +304,8 @@ def _arm_row(group: TrialGroup) -> dict[str, Any]:
         "failed_repeats": group.num_failed,
         "confirmed_configs": group.num_confirmed,
         "importance": group.shares,
+        "overstatement": group.luck.overstatement if group.luck else None,
+        "search_luck": group.luck.spread if group.luck else None,
         "remarks": list(group.remarks),
     }
 
@@ -289,5 +322,6 @@ def _compared_row(each: Compared) -> dict[str, Any]:
         "p": each.gap.p,
         "p_holm": each.p,
         "better": each.better,
+        "lead_by_luck": each.luck,
         "significant": each.p is not None and each.p < LEVEL,
     }

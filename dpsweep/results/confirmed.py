@@ -79,7 +79,7 @@ def confirmed_table(study: Study) -> Table | None:
     confirmed = study.confirmed()
     if not confirmed:
         return None
-    table = plain_table("Confirmed with fresh noise")
+    table = plain_table("Confirmed with fresh noise", spare=("failed", "as chosen"))
     for name in ("trial", study.sweep.config.objective.metric, "±", "runs", "failed", "as chosen"):
         table.add_column(name, justify="right")
     for record in study.best():

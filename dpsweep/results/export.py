@@ -2,7 +2,7 @@
 
 import os
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from dpsweep.config.trial import dump_trial
@@ -11,6 +11,7 @@ from dpsweep.execution.tracking import collect_provenance
 from dpsweep.results.confirmed import choice_words, luck
 from dpsweep.results.disclosure import Disclosure, disclosure_of
 from dpsweep.search.charge import describe_trial_privacy
+from dpsweep.search.choose import describe_edges
 from dpsweep.search.confirmation import Confirmation
 from dpsweep.search.trial_record import Record
 from dpsweep.store.statement import describe_search_privacy
@@ -33,6 +34,7 @@ class Origin:
         disclosure: What may be told of it.
         confirming: True if the best config was to be repeated.
         choice: How the best config of each epsilon was chosen.
+        edges: Of trials at an edge of a searched range, what to search next.
     """
 
     sweep: str
@@ -43,6 +45,7 @@ class Origin:
     disclosure: Disclosure
     confirming: bool
     choice: dict[float | None, str]
+    edges: dict[int, str] = field(default_factory=dict)
 
     def luck(self, record: Record) -> str:
         """How much the figure of one of its trials is worth, and how it was chosen."""
@@ -55,7 +58,8 @@ class Origin:
             self.disclosure,
             confirming=self.confirming,
         )
-        return " ".join(filter(None, [worth, self.choice.get(record.epsilon)]))
+        more = self.choice.get(record.epsilon), self.edges.get(record.number)
+        return " ".join(filter(None, [worth, *more]))
 
 
 def origin_of(study: Study) -> Origin:
@@ -70,6 +74,7 @@ def origin_of(study: Study) -> Origin:
         disclosure=disclosure_of(study.sweep),
         confirming=study.sweep.config.confirm is not None,
         choice=choice_words(study),
+        edges={r.number: words for r in records if (words := describe_edges(study.sweep.space, r))},
     )
 
 

@@ -21,7 +21,9 @@ from dpsweep.results.plots.axes import KeyAxis, key_axes
 from dpsweep.results.plots.filters import filters
 from dpsweep.results.plots.outcome import groups, learning, tradeoff
 from dpsweep.results.plots.pairs import PAIRS, pair
+from dpsweep.results.plots.posterior import posterior
 from dpsweep.results.plots.search import history, importance, parallel, slices
+from dpsweep.search.choose import LEAST_TRIALS, surrogates
 from dpsweep.search.confirmation import Confirmation
 from dpsweep.search.trial_record import Record
 from dpsweep.store.study import Curve, Study
@@ -33,6 +35,10 @@ _WIDTH, _SCALE = 900, 2
 _OFF = "DPSWEEP_PICTURES"
 
 CAPTIONS = {
+    "posterior": "What a config is worth as the total step (learning rate x clip norm x steps; "
+    "else the most decisive key) varies and all other keys stay as in the chosen trial: mean and "
+    "95 % band of the Gaussian process that chooses. A trial away from the line has other values "
+    "of other keys, or luck.",
     "history": "Every trial in the order it was asked for, and the best so far.",
     "tradeoff": "What is gained in one objective for what is spent in the other. No trial is "
     "better in both than one on the front.",
@@ -56,6 +62,7 @@ CAPTIONS = {
 """Description of each figure, also for those who cannot see it."""
 
 TITLES = {
+    "posterior": "What the trials say together",
     "history": "The search",
     "tradeoff": "Trade-off and Pareto front",
     "budgets": "By budget",
@@ -200,7 +207,18 @@ def _filters(study: Study, seen: _Seen) -> go.Figure | None:
     return filters(shown)
 
 
+def _posterior(study: Study, seen: _Seen) -> go.Figure | None:
+    """At the first epsilon that has enough trials, among them the best."""
+    found = surrogates(study.sweep, seen.done, LEAST_TRIALS)
+    chosen = next((r for r in seen.best if r.epsilon in found), None)
+    if chosen is None:
+        return None
+    confirmed = seen.confirmed.get(chosen.number)
+    return posterior(found[chosen.epsilon], chosen, study.sweep.config.objective, confirmed)
+
+
 _MAKERS: dict[str, Maker] = {
+    "posterior": _posterior,
     "history": _history,
     "tradeoff": _tradeoff,
     "budgets": _budgets,

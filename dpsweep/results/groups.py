@@ -5,11 +5,14 @@ from statistics import mean
 
 from dpsweep.config.keys import METHOD_NAME
 from dpsweep.config.source import Tree
+from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.core.errors import StateError
 from dpsweep.results.disclosure import disclosure_of
-from dpsweep.results.importance import importances
+from dpsweep.results.importance import LEAST_TRIALS, importances
 from dpsweep.results.significance import half_width
+from dpsweep.search.choose import surrogates
 from dpsweep.search.confirmation import find_best, summarize_repeats
+from dpsweep.search.surrogate import SearchLuck
 from dpsweep.search.trial_record import Record
 from dpsweep.store.study import Study
 
@@ -43,7 +46,8 @@ class TrialGroup:
         repeats: Public seed and objective of each complete repeat of that.
         num_failed: Repeats of it that failed.
         num_confirmed: Configs that were repeated, of which that is the best.
-        shares: What carried the search: dotted key -> share.
+        shares: Which keys decided the result: dotted key -> share.
+        luck: What chance does in such a search; None with few complete trials.
         remarks: What a reader has to know of it.
     """
 
@@ -67,6 +71,7 @@ class TrialGroup:
     num_confirmed: int
     shares: dict[str, float]
     remarks: tuple[str, ...]
+    luck: SearchLuck | None = None
 
     @property
     def values(self) -> list[float]:
@@ -154,7 +159,15 @@ def _arm(
         num_confirmed=len(confirmed),
         shares={i.key: i.share for i in importances(study.restrict_to({r.number for r in trials}))},
         remarks=remarks,
+        luck=_luck(study.sweep, trials, best),
     )
+
+
+def _luck(sweep: ResolvedSweep, trials: list[Record], best: Record | None) -> SearchLuck | None:
+    """What chance does in a search as that of these trials, of one method at one epsilon."""
+    processes = surrogates(sweep, trials, LEAST_TRIALS)
+    by_posterior = best is not None and best.expected is not None
+    return next((one.luck(by_posterior=by_posterior) for one in processes.values()), None)
 
 
 def _common(trees: list[Tree]) -> Tree:

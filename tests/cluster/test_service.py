@@ -83,7 +83,7 @@ def test_a_sweep_is_submitted_followed_stopped_resumed_and_fetched_from_a_laptop
     assert "is not running" in laptop("stop", "long", code=2, **env)
     resumed = laptop("resume", "long", "-o", "long.yaml", **env)
     assert "of sweep long," in (tmp_path / "long.yaml").read_text()
-    assert "0 trials finished, 2 to continue, 0 to run" in resumed
+    assert "0 trials finished, 2 to continue, 0 trials to run" in resumed
     assert "2 trials in" in resumed
     said = laptop("logs", "long", **env)
     assert "2 to continue" in said

@@ -163,12 +163,25 @@ class Space:
                 continue
             value = _draw_domain(dotted(path), path, domain, draw, hyperparams, late)
             tree = with_value(tree, path, value) if path else merge_trees(tree, value)
-        return compute_derived(tree, hyperparams, late, self.num_examples)
+        tree, hyperparams = compute_derived(tree, hyperparams, late, self.num_examples)
+        return _keep_drawn_step(tree, hyperparams), hyperparams
 
     @property
     def is_conditional(self) -> bool:
         """True if some keys are searched only for some values of others."""
         return any(isinstance(domain, OneOf) for domain in self.domains.values())
+
+
+def _keep_drawn_step(tree: Tree, hyperparams: Mapping[str, Any]) -> Tree:
+    """A drawn tree in which a searched lr takes the place of the base's total_step, or vice versa.
+
+    Both are one quantity: what is searched has the value that the base config had.
+    """
+    drawn = [key for key in ("lr", "total_step") if f"optimizer.{key}" in hyperparams]
+    match tree:
+        case {"optimizer": {"lr": _, "total_step": _, **others} as own} if len(drawn) == 1:
+            return {**tree, "optimizer": {**others, drawn[0]: own[drawn[0]]}}
+    return tree
 
 
 def _draw_order(item: tuple[KeyPath, Domain]) -> tuple[bool, bool]:
@@ -364,7 +377,8 @@ def list_touched_keys(key: str, domain: Domain) -> list[str]:
     """Dotted keys of the trial that a search key changes."""
     if key or not isinstance(domain, OneOf):
         return [key]
-    fixed = [key for branch in domain.branches for key in flatten(branch.fixed)]
+    # an empty mapping has only what varies, and changes nothing itself
+    fixed = [k for b in domain.branches for k, value in flatten(b.fixed).items() if value != {}]
     inner = [dotted(path) for branch in domain.branches for path in branch.inner]
     return [*fixed, *inner]
 
