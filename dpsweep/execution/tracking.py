@@ -129,7 +129,9 @@ class TrackingWatcher:
         found = f"**Result.** {metric} {record.value:.4f}" if record.value is not None else ""
         if found and record.row:
             found += f" at epoch {record.row['epoch']:g}"
-        if record.confirms is not None:
+        if record.final:
+            found += f"\n\nThe final run, at the config that exploring trial {record.confirms} had."
+        elif record.confirms is not None:
             found += f"\n\nRepeats trial {record.confirms} with fresh noise."
         return (
             f"**Privacy.** This run by itself: {describe_trial_privacy(record)} {_AS_A_PART}\n\n"
@@ -145,6 +147,7 @@ def make_run_name(record: Record) -> str:
     """
     config = record.config
     repeat = "" if record.confirms is None else f" repeats {record.confirms}"
+    repeat = " final" if record.final else repeat
     budget = f" ε {config.privacy.epsilon:g}" if EPSILON in record.hyperparams else ""
     return (
         f"{record.number:04d}{repeat} {config.method.name} {config.step_size} "
@@ -177,6 +180,7 @@ def _make_trial_tags(record: Record) -> dict[str, str]:
         "dpsweep.epsilon": NO_EPSILON if record.void else _format_epsilon(config.privacy.epsilon),
         "dpsweep.state": "running",
         **({} if record.confirms is None else {"dpsweep.confirms": str(record.confirms)}),
+        **({"dpsweep.final": "true"} if record.final else {}),
     }
 
 

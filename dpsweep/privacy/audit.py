@@ -1,4 +1,4 @@
-"""How much privacy runs are seen to lose: lower bounds on epsilon from two samples of runs.
+"""Audit: lower bounds on epsilon, measured on runs with and without one example.
 
 The auditor sees every release of a run, knows all but one example (the canary), and boils a
 run down to one number, its log-likelihood ratio, larger where the canary was in. From `absent`
@@ -37,7 +37,7 @@ from scipy.stats import rankdata
 Floats = npt.NDArray[np.float64]
 
 FEWEST_RUNS = 20
-"""Of either kind; the bounds hold for fewer too, but say nothing."""
+"""Least number of runs of each kind; the bounds hold for fewer too, but say nothing."""
 
 FITTED_SHARE = 0.8
 """Share of the error of `bound_epsilon` that the fitted bound takes; the rest is the counted one's.
@@ -52,7 +52,7 @@ _COUPLED = 6.0  # standard deviations of the rank correlation: by chance once in
 
 @dataclass(frozen=True)
 class Audit:
-    """What an audit of one method found.
+    """Result of an audit of one method.
 
     `counted` and `fitted` hold together: at most a share 1 - confidence of all audits has
     either of them above the truth, so the larger may be quoted.
@@ -99,7 +99,7 @@ def bound_epsilon(
     delta: float,
     confidence: float = 0.95,
 ) -> Audit:
-    """Both bounds on the epsilon of one method, with the error split between them.
+    """Compute both bounds on the epsilon of one method, with the error split between them.
 
     Args:
         method: Name of the method.
@@ -259,7 +259,7 @@ def mu_of_epsilon(epsilon: float, delta: float) -> float:
 
 
 def compute_log_ratio(shift: npt.ArrayLike, centred: npt.ArrayLike, sampling_rate: float) -> Floats:
-    """What one step adds to the log-likelihood ratio of "the canary was in".
+    """Compute one step's part of the log-likelihood ratio of "the canary was in".
 
     With the release y in units of the clipped sum, its mean `base` without the canary, the
     canary's own clipped answer v and noise of standard deviation sigma C,
@@ -319,7 +319,7 @@ def _find_root(rising: Callable[[float], float], low: float, high: float) -> flo
 
 
 def _check_sample(name: str, sample: Floats) -> Floats:
-    """The sample, if it can be one of independent runs in the order they were run."""
+    """Return the sample, if it can be one of independent runs in the order they were run."""
     sample = np.asarray(sample, dtype=np.float64)
     if sample.ndim != 1 or len(sample) < FEWEST_RUNS:
         raise ValueError(
@@ -343,7 +343,7 @@ def _check_sample(name: str, sample: Floats) -> Floats:
 
 
 def _check_independent(absent: Floats, present: Floats) -> None:
-    """Refuses two samples whose runs share their noise: a canary of any size would win them all."""
+    """Refuse two samples whose runs share their noise: a canary of any size would win them all."""
     rank0, rank1 = rankdata(absent), rankdata(present)
     spread = float(rank0.std() * rank1.std())
     if spread == 0:

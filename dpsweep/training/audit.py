@@ -51,7 +51,7 @@ _CHUNK = 100
 
 @dataclass(frozen=True)
 class Plan:
-    """What is audited, and how hard.
+    """Settings of an audit.
 
     Attributes:
         config: Its method, optimizer and clipping are audited, on the audit's own data and model.
@@ -74,7 +74,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class AuditedStep(Step):
-    """The real step, with the auditor looking at what it releases.
+    """The real step, whose releases the auditor records.
 
     A sum that was computed for the auditor is not computed again for the step.
     """
@@ -97,7 +97,7 @@ class AuditedStep(Step):
 
 
 def run_audit(plan: Plan) -> Audit:
-    """Runs both worlds, on every core, and judges the claim.
+    """Run both worlds on every core, and compare the claim with what was seen.
 
     Raises:
         ConfigError: If the clipping names layers, which the audit's own model does not have.
@@ -118,7 +118,7 @@ def run_audit(plan: Plan) -> Audit:
 
 
 def sample_scores(plan: Plan, runs: int) -> tuple[np.ndarray, np.ndarray]:
-    """The statistic of `runs` runs without the canary, and of as many with it."""
+    """Sample the statistic of `runs` runs without the canary, and of as many with it."""
     torch.set_num_threads(1)
     run, _ = calibrate_noise(plan.epsilon, plan.delta, plan.sampling_rate, plan.steps)
     return (
@@ -128,7 +128,7 @@ def sample_scores(plan: Plan, runs: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _compute_score(plan: Plan, run: Run, *, canary: bool) -> float:
-    """The log-likelihood ratio of one run's releases."""
+    """Compute the log-likelihood ratio of one run's releases."""
     step = _make_step(plan, run, canary=canary)
     progress = _make_progress(step)
     total = 0.0
@@ -149,7 +149,7 @@ def _compute_score(plan: Plan, run: Run, *, canary: bool) -> float:
 
 
 def _compute_known(step: Step, progress: Progress) -> tuple[Clipped, Clipped]:
-    """What the auditor computes: the sum without the canary, and the canary's own answer."""
+    """Compute the sum without the canary, and the canary's own clipped gradient."""
     batch = step.batch(progress.step)
     canary = torch.tensor([NUM_OTHERS])
     return (
@@ -160,14 +160,14 @@ def _compute_known(step: Step, progress: Progress) -> tuple[Clipped, Clipped]:
 
 @cache
 def _compute_first_known(plan: Plan) -> tuple[Clipped, Clipped]:
-    """The same at the first step of every run, where nothing is sampled."""
+    """Compute `_compute_known` at the first step, which is the same in every run."""
     run, _ = calibrate_noise(plan.epsilon, plan.delta, plan.sampling_rate, plan.steps)
     step = _make_step(plan, run, canary=False)
     return _compute_known(step, _make_progress(step))
 
 
 def _make_step(plan: Plan, run: Run, *, canary: bool) -> AuditedStep:
-    """A fresh run's step: a secret of its own, and with or without the canary."""
+    """Make a fresh run's step: a secret of its own, with or without the canary."""
     with_all = _assemble_audited(plan.config.model_dump_json(), run.noise_multiplier)
     num_examples = NUM_OTHERS + canary
     budget = PrivacyPlan(num_examples, run, plan.epsilon, plan.delta)
@@ -183,7 +183,7 @@ def _make_step(plan: Plan, run: Run, *, canary: bool) -> AuditedStep:
 
 @cache
 def _assemble_audited(config: str, noise_multiplier: float) -> Step:
-    """The audited config on the audit's data and model; the last example is the canary."""
+    """Assemble the audited config on the audit's data and model; the last example is the canary."""
     tree = TrialConfig.model_validate_json(config).model_dump(exclude_none=True)
     tree["data"] = {"name": "digits"}
     tree["model"] = {"name": "cnn_small"}  # a name only: what is trained is `_build_network`
@@ -213,7 +213,7 @@ def _assemble_audited(config: str, noise_multiplier: float) -> Step:
 
 
 def _build_network() -> nn.Module:
-    """One convolution over the whole image and a circulant layer, at public weights.
+    """Build one convolution over the whole image and a circulant layer, at public weights.
 
     The canary's image is constant, and the convolution's weights are a cosine over its ten
     channels. So what the canary answers in either layer is one low frequency, which passes
@@ -231,7 +231,7 @@ def _build_network() -> nn.Module:
 
 
 def _scale_learning_rate(step: Step, run: Run) -> TrialConfig:
-    """The config with a learning rate at which one step's noise moves the weights by _spread."""
+    """Scale the learning rate so that one step's noise moves the weights by the spread."""
     noise, spread = run.noise_multiplier * _CLIP_NORM / NUM_OTHERS, _iterate_spread(step)
     base = step.config.optimizer
     lr = spread / noise if base.name == "sgd" else spread
@@ -239,12 +239,12 @@ def _scale_learning_rate(step: Step, run: Run) -> TrialConfig:
 
 
 def _iterate_spread(step: Step) -> float:
-    """How far apart iterates lie, per coordinate: wide, unless the canary's cosine counts."""
+    """Choose the distance of iterates, per coordinate: wide, unless the canary's cosine counts."""
     return 0.01 if step.geometry.maps else 0.3
 
 
 def _make_progress(step: Step) -> Progress:
-    """Before a step, at public iterates far enough apart for a query's points to differ."""
+    """Make the progress before a step, at public iterates so far apart that points differ."""
     rng = torch.Generator().manual_seed(0)
 
     def away(params: Tensors) -> Tensors:

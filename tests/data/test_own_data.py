@@ -122,7 +122,7 @@ def test_corrupted_images_are_counted_and_three_are_named(root):
 
 def test_folder_with_one_class_is_refused(tmp_path):
     save(image(0), tmp_path, "train", "cat", "0.png")
-    with pytest.raises(ConfigError, match=r"train holds one class, 'cat'\. Classes are told by"):
+    with pytest.raises(ConfigError, match=r"train holds one class, 'cat'\. Each class is a folder"):
         folders.list_folder(tmp_path)
     with pytest.raises(ConfigError, match=r"holds no folders"):
         folders.list_folder(tmp_path / "train" / "cat")

@@ -1,6 +1,6 @@
-"""Answers of a batch to a query, one parameter at a time, in whatever form is cheapest.
+"""Per-example gradients of one parameter, each in the form that is cheapest for its layer.
 
-An answer gives each example's squared norm, takes the clipping factors back and gives the
+A form computes each example's squared norm, then takes the clipping factors and computes the
 clipped sum. Only `WrittenOut` holds per-example gradients; the others compute both from records.
 """
 
@@ -14,22 +14,24 @@ from torch import Tensor
 from dpsweep.privacy.clip import SUMMED, squared_norms, summed_products, weighted_sum, zero_excluded
 
 _SLACK, _TERMS = 16, 64
-"""Of rounding errors: a sum's, and those of all the products a Gram matrix is made of."""
+"""Rounding errors to allow for, in units of the precision: of a sum, and of all the products in a
+Gram matrix."""
 
 _CHUNK = 64
 """Numbers whose squares are summed in their own precision."""
 
 _CANCELLATION = 1024.0
-"""Times the usual answer; in float32, less than 1e-4 of it is then lost in a sum."""
+"""Ratio to the usual norm above which an example is summed in double. In float32 a sum then loses
+less than 1e-4 of the usual norm."""
 
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of all examples before they are summed.
+    """Facts about all examples that are known before they are summed.
 
     Attributes:
-        finite: True if every number that their answers are made of is finite.
-        quiet: True if none is `loud`.
+        finite: True if every number that their gradients are computed from is finite.
+        quiet: True if none is to be summed in double precision.
     """
 
     finite: bool = False
@@ -37,28 +39,28 @@ class Known:
 
 
 NOTHING = Known()
-"""So that whoever sums has to look: on a CPU that costs little, elsewhere it would wait."""
+"""Nothing known: the sum must look. On a CPU that costs little; a GPU would be waited for."""
 
 
 class ParameterGradients(Protocol):
-    """What B examples answer for one parameter. Private.
+    """Gradients of B examples for one parameter. Private.
 
     An example of factor 0 leaves no trace in the sum, not even of a NaN.
     """
 
     def squares(self) -> Tensor:
-        """Squared norm of each example's answer, shape (B,); NaN or infinite if it is."""
+        """Squared norm of each example's gradient, shape (B,); NaN or infinite if it is."""
 
     def summed(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
-        """sum_b factor_b answer_b, of the parameter's shape or its white coordinates'."""
+        """Sum factor_b gradient_b over examples, in the parameter's shape or white coordinates."""
 
     def each(self) -> Tensor:
-        """The answers themselves, shape (B, *param.shape)."""
+        """Write the gradients out, shape (B, *param.shape)."""
 
 
 @dataclass(frozen=True, eq=False)
 class WrittenOut:
-    """Answers written out, shape (B, *param.shape)."""
+    """Gradients written out, shape (B, *param.shape)."""
 
     leaf_B: Tensor
 
@@ -91,7 +93,7 @@ class OuterProducts:
 
     @property
     def stays(self) -> bool:
-        """True if two Gram matrices cost less than the answers written out."""
+        """True if two Gram matrices cost less than the gradients written out."""
         _, length, width = self.inputs_BTI.shape
         size = width * self.grads_BTO.shape[2]
         grams = 2 * length**2 * (width + self.grads_BTO.shape[2]) + length * size
@@ -99,7 +101,7 @@ class OuterProducts:
 
     def squares(self) -> Tensor:
         a, g = self.inputs_BTI, self.grads_BTO
-        if a.shape[1] == 1:
+        if a.shape[1] == 1:  # one position cannot cancel: |g a^T| = |g| |a|, without a Gram matrix
             return square_norms(a[:, 0]) * square_norms(g[:, 0])
         return square_norms_from_grams(compute_gram(a), compute_gram(g), g.dtype)
 
@@ -166,14 +168,14 @@ def _add_rows(num_rows: int, rows_N: Tensor, values_NE: Tensor) -> Tensor:
 
 
 def add_shared(answers: Sequence[ParameterGradients]) -> ParameterGradients:
-    """The answer of a parameter that several layers share."""
+    """Add the gradients of a parameter that several layers share."""
     if len(answers) == 1:
         return answers[0]
     return WrittenOut(torch.stack([answer.each() for answer in answers]).sum(0))
 
 
 def square_norms(leaf_BX: Tensor) -> Tensor:
-    """|x_b|^2, shape (B,), float64; in float32 never too small, and too large by 1e-5 of it.
+    """Compute |x_b|^2, shape (B,), float64; of float32 never too small, too large by 1e-5 of it.
 
     Norms of a few numbers each, in their own precision, whose squares add up in double: no copy
     of all of them in double is made. What may be lost in them is added: a rounding error for each
@@ -190,13 +192,13 @@ def square_norms(leaf_BX: Tensor) -> Tensor:
 
 
 def compute_gram(leaf_BTX: Tensor) -> Tensor:
-    """<x_t, x_t'> for each example, shape (B, T, T), float64."""
+    """Compute <x_t, x_t'> for each example, shape (B, T, T), float64."""
     leaf = leaf_BTX.double()
     return leaf @ leaf.transpose(1, 2)
 
 
 def square_norms_from_grams(left_BTT: Tensor, right_BTT: Tensor, dtype: torch.dtype) -> Tensor:
-    """|sum_t l_t r_t^T|^2 from both Gram matrices, shape (B,), float64.
+    """Compute |sum_t l_t r_t^T|^2 from both Gram matrices, shape (B,), float64.
 
     The products may cancel; see `add_rounding_bound`.
     """
@@ -208,7 +210,7 @@ def square_norms_from_grams(left_BTT: Tensor, right_BTT: Tensor, dtype: torch.dt
 def add_rounding_bound(
     square_B: Tensor, longest_B: Tensor, dtype: torch.dtype, num_positions: int
 ) -> Tensor:
-    """A squared norm, computed in double from terms of both signs, plus what rounding hides.
+    """Add to a squared norm, summed in double from terms of both signs, what rounding may hide.
 
     An example whose positions cancel one another must not be let through with a norm too small
     for it. Hidden may be eps64 L^2 of the square itself, L = sum_t |l_t| |r_t|, and of the sum
@@ -223,14 +225,15 @@ def add_rounding_bound(
 def split_by_cancellation(
     factor_B: Tensor, square_B: Tensor, longest_B: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The factors of those who are far larger at the points than in their sum, and the others'.
+    """Split the factors: examples whose points nearly cancel one another, and all others.
 
-    In a sum in float32 they would blur the others': all that is added before their points cancel
-    is rounded to what these leave of it. Each of the two has zeros for the other's examples.
+    In a float32 sum, the large terms of such an example would round the others' terms away before
+    its points cancel; it is summed in double instead. Each of the two results has zeros for the
+    other's examples.
 
     Args:
         factor_B: Clipping factors.
-        square_B: Squared norms of the answers.
+        square_B: Squared norms of the gradients.
         longest_B: Norms they would have if nothing cancelled.
     """
     loud_B = is_loud(factor_B, square_B, longest_B)
@@ -244,7 +247,7 @@ def is_loud(factor_B: Tensor, square_B: Tensor, longest_B: Tensor) -> Tensor:
 
 
 def any_nonzero(factor_B: Tensor) -> bool:
-    """False if all are zero; not asked where the answer would be waited for."""
+    """True if any factor is nonzero. On a GPU always True: asking would wait for the device."""
     return factor_B.device.type != "cpu" or bool(factor_B.any())
 
 

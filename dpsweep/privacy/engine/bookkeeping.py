@@ -39,7 +39,7 @@ from dpsweep.privacy.geometry import IDENTITY, Geometry
 from dpsweep.privacy.spectral import LayerMap, Records
 
 _LARGEST = 1e15
-"""Of the numbers in a record; products of two of them, and sums of many, are finite in float32."""
+"""Largest number allowed in a record: products of two, and sums of many, are finite in float32."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ class MappedGradients:
 def _known(
     answers: Mapping[str, ParameterGradients], squares: Tensors, factors: Tensors
 ) -> Mapping[str, Known]:
-    """What to spare each answer on a GPU, by one look at all of them.
+    """Find the checks that no sum needs on a GPU, by one look at all examples.
 
     An example with a number that is not finite in any record has a norm that is not. Rows that only
     fill up are looked at too: they may repeat such an example.

@@ -37,7 +37,7 @@ class CirculantGradients:
         block: d.
         inputs_FBTq: x^, at the F = d // 2 + 1 real frequencies, complex.
         grads_FBTp: g^, weights of the query included, complex.
-        signed: As in answers.Outer.
+        signed: True if terms may cancel, as in answers.OuterProducts.
     """
 
     block: int
@@ -47,7 +47,7 @@ class CirculantGradients:
 
     @classmethod
     def of(cls, layer: CirculantLinear, uses: Sequence[LayerCall]) -> Self:
-        """Those of a layer's calls, side by side."""
+        """Collect the spectra of a layer's calls, side by side."""
         d = layer.block
         inputs = [_compute_spectra(use.inputs[0], d) for use in uses]
         grads = [_compute_spectra(use.weighted(use.grad), d) for use in uses]
@@ -55,7 +55,7 @@ class CirculantGradients:
 
     @property
     def stays(self) -> bool:
-        """True if Gram matrices cost less than the answers written out, as in answers.Outer."""
+        """True if Gram matrices cost less than the gradients written out, as for OuterProducts."""
         _, _, length, q = self.inputs_FBTq.shape
         p = self.grads_FBTp.shape[3]
         grams = 2 * length**2 * (q + p) + length * q * p
@@ -113,7 +113,7 @@ def _compute_spectra(leaf: Tensor, block: int) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _count_bins(n: int, device: torch.device) -> Tensor:
-    """How many of the n bins each real frequency stands for: 2, but 1 for zero and Nyquist."""
+    """Count the bins, of n, that each real frequency stands for: 2, but 1 for zero and Nyquist."""
     bins_F = torch.full((n // 2 + 1,), 2.0, dtype=torch.float64)
     bins_F[0] = 1
     if n % 2 == 0:

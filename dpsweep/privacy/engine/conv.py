@@ -46,7 +46,7 @@ multiply-add of the library's own convolution. Measured on CPUs, docs/benchmarks
 
 @dataclass(frozen=True)
 class PhaseLayout:
-    """The layout above, for one layer and one size of its output.
+    """The layout of the module's docstring, for one layer and one size of its output.
 
     Attributes:
         stride: s, by axis.
@@ -64,7 +64,7 @@ class PhaseLayout:
 
     @classmethod
     def of(cls, layer: nn.Conv2d, output: torch.Size) -> PhaseLayout:
-        """Those of `layer` where its output is of shape (B, O, height, width)."""
+        """Make the layout of `layer` for outputs of shape (B, O, height, width)."""
         stride, dilation, kernel = layer.stride, layer.dilation, layer.kernel_size
         kind = SameSizeLayout if _keeps_size(layer) else PhaseLayout
         return kind(
@@ -84,12 +84,12 @@ class PhaseLayout:
 
     @property
     def padding(self) -> tuple[int, int]:
-        """What `prepared` leaves to the library's own kernel."""
+        """Padding that `prepared` leaves to the library's own kernel."""
         return 0, 0
 
     @property
     def pixels(self) -> int:
-        """L."""
+        """L, pixels of a phase."""
         return prod(self.phase)
 
     @property
@@ -109,8 +109,9 @@ class PhaseLayout:
         ]
 
     def prepared(self, inputs: Tensor, layer: nn.Conv2d) -> Tensor:
-        """The layer's own padding, and zeros or a cut up to whole phases."""
-        before = layer._reversed_padding_repeated_twice  # left, right, top, bottom
+        """Pad as the layer does, then pad or crop to whole phases."""
+        # private in torch, but the only place where 'same' is numbers: left, right, top, bottom
+        before = layer._reversed_padding_repeated_twice
         if layer.padding_mode != "zeros":
             inputs = F.pad(inputs, before, mode=layer.padding_mode)
             before = [0, 0, 0, 0]
@@ -120,7 +121,7 @@ class PhaseLayout:
         return F.pad(inputs, (before[0], right, before[2], below))
 
     def phases(self, padded: Tensor) -> dict[tuple[int, int], Tensor]:
-        """Each phase that a lag needs, shape (B, L, I); views where stride and groups are 1."""
+        """Extract each phase that a lag needs, (B, L, I); views if stride and groups are 1."""
         (height, width), (s_h, s_w) = self.phase, self.stride
         pixels = padded.permute(0, 2, 3, 1)
         grid = pixels.view(len(pixels), height, s_h, width, s_w, -1)
@@ -128,26 +129,26 @@ class PhaseLayout:
         return {(r, c): self._grouped(grid[:, :, r, :, c]) for r, c in wanted}
 
     def pairs(self, inputs: Tensor, grads: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """For each lag its windows (B, T, I), and the output's gradient beside them (B, T, O)."""
+        """Yield for each lag its windows (B, T, I) and the output's gradient there (B, T, O)."""
         phases, run = self.phases(inputs), self.run(grads)
         for phase, at in self.lags:
             yield phases[phase][:, at : at + self.length], run
 
     def window_gram(self, left: Tensor, right: Tensor) -> Tensor:
-        """<window_t, window_t'> over channels and lags, shape (B, T, T), of two inputs."""
+        """Compute <window_t, window_t'> over channels and lags, shape (B, T, T), of two inputs."""
         one, other = self.phases(left), self.phases(right)
         pixels = {phase: x @ other[phase].transpose(1, 2) for phase, x in one.items()}
         parts = (
             pixels[phase][:, at : at + self.length, at : at + self.length]
             for phase, at in self.lags
         )
-        total = next(parts).clone()
+        total = next(parts).clone()  # the first part is a view of `pixels`, which others still read
         for part in parts:
             total += part
         return total
 
     def run(self, grads: Tensor) -> Tensor:
-        """The output's gradient as one run, shape (B, T, O)."""
+        """Lay the output's gradient out as one run, shape (B, T, O)."""
         spread = F.pad(grads, (0, self.phase[1] - self.output[1]))
         return self._grouped(spread.permute(0, 2, 3, 1))[:, : self.length]
 
@@ -270,7 +271,7 @@ def _without_columns(leaf: Tensor, right: int) -> Tensor:
 
 
 def make_kernel_gradients(layer: nn.Conv2d, uses: Sequence[LayerCall]) -> ParameterGradients:
-    """The answer of a convolution's weight."""
+    """Compute the per-example gradients of a convolution's weight, in the cheaper of two forms."""
     shape = tuple(layer.weight.shape)
     runs = [PhaseLayout.of(layer, use.grad.shape) for use in uses]
     inputs = [run.prepared(use.inputs[0], layer) for run, use in zip(runs, uses, strict=True)]
@@ -302,7 +303,7 @@ class WrittenOutKernels:
         inputs: Sequence[Tensor],
         grads: Sequence[Tensor],
     ) -> WrittenOutKernels:
-        """From each point's layout, prepared input and output gradient, the weights included."""
+        """Compute from each point's layout, prepared input and weighted output gradient."""
         groups, num_lags = runs[0].groups, len(runs[0].lags)
         out, inside = shape[0] // groups, shape[1]
         sides = (inside, out) if out >= inside else (out, inside)
@@ -310,7 +311,7 @@ class WrittenOutKernels:
         for i, (run, x, g) in enumerate(zip(runs, inputs, grads, strict=True)):
             for lag, pair in zip(lags, run.pairs(x, g), strict=True):
                 left, right = pair if out >= inside else pair[::-1]
-                if i == 0:
+                if i == 0:  # writes into uninitialised memory, so the first may not add
                     torch.bmm(left.transpose(1, 2), right, out=lag)
                 else:
                     lag.baddbmm_(left.transpose(1, 2), right)
@@ -365,15 +366,16 @@ class GhostNormKernels:
 
     @property
     def signed(self) -> bool:
-        """As in answers.Outer."""
+        """True if terms may cancel, as in answers.OuterProducts."""
         return len(self.inputs) > 1
 
     @cached_property
     def norms(self) -> tuple[Tensor, Tensor]:
         """Squares, and the norm sum_t |w_t| |g_t| |x_t| if nothing cancelled, shape (B,) each.
 
-        Positions and points may cancel; see answers.not_too_small for what is added.
+        Positions and points may cancel; see answers.add_rounding_bound for what is added.
         """
+        # in double: terms of both signs, whose sum may be far smaller than they are
         inputs = [x.double() for x in self.inputs]
         runs = [self.runs.run(g.double()) for g in self.grads]
         square_B = longest_B = runs[0].new_zeros(())
