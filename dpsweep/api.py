@@ -33,6 +33,7 @@ from dpsweep.results.export import origin_of
 from dpsweep.results.formats import export_best
 from dpsweep.results.pareto import nothing_completed, nothing_to_show
 from dpsweep.results.register import Registered, register_best
+from dpsweep.results.tables import num_trials_and_repeats, run_words
 from dpsweep.search.charge import describe_trial_privacy, get_charged_run
 from dpsweep.search.trial_record import Record
 from dpsweep.store.state_dir import StateFolder, SweepFolder
@@ -63,7 +64,7 @@ def launch(
     download: bool = False,
     quiet: bool = False,
 ) -> "OpenSweep":
-    """Runs a sweep to its end, on a Ray that is started and ended here, and opens it.
+    """Run a sweep to its end, on a Ray that is started and ended here, and open it.
 
     The first Ctrl-C (in Jupyter: interrupt the kernel) stops it in good order: trials keep their
     state, and `resume` goes on. In another thread than the main one it cannot be interrupted so.
@@ -106,7 +107,7 @@ def resume(
     out: str | Path | None = None,
     quiet: bool = False,
 ) -> "OpenSweep":
-    """Goes on with a sweep that was stopped or whose driver died, and opens it.
+    """Go on with a sweep that was stopped or whose driver died, and open it.
 
     Args:
         name: Of a launched sweep.
@@ -161,12 +162,12 @@ class OpenSweep:
 
     @property
     def config(self) -> SweepConfig:
-        """What was launched."""
+        """Sweep config that was launched."""
         return self._study.sweep.config
 
     @property
     def state(self) -> Literal["running", "finished", "stopped"]:
-        """Whether it runs, is through, or waits for `resume`."""
+        """State of the sweep: running, finished, or stopped (waiting for `resume`)."""
         if self._folder.owner():
             return "running"
         return "finished" if self._study.is_finished() else "stopped"
@@ -207,13 +208,13 @@ class OpenSweep:
 
     @property
     def privacy(self) -> str:
-        """What is promised: of the best trial by itself, and of the search as a whole."""
+        """Privacy statement of the best trial by itself, and of the search as a whole."""
         best, words = self._study.best(), origin_of(self._study).search_words
         return f"{describe_trial_privacy(best[0])} {words}" if best else words
 
     @property
     def luck(self) -> str:
-        """What the best trial's figure is worth, in a sentence.
+        """Selection bias of the best trial's result, in a sentence.
 
         Raises:
             StateError: If no trial is complete yet.
@@ -233,7 +234,7 @@ class OpenSweep:
         format: Literal["yaml", "opacus", "torch"] = "yaml",
         top: int = 1,
     ) -> list[Path]:
-        """Writes the best configs to the folder `out`, and returns the files.
+        """Write the best configs to the folder `out`, and return the files.
 
         Args:
             out: The folder.
@@ -251,7 +252,7 @@ class OpenSweep:
     def register(
         self, name: str, *, alias: str = "champion", allow_void: bool = False
     ) -> list[Registered]:
-        """Puts the best model into the registry of the sweep's tracking server.
+        """Put the best model into the registry of the sweep's tracking server.
 
         Args:
             name: Of the registered model. One budget's is called NAME-epsilon-E, if there are
@@ -274,7 +275,8 @@ class OpenSweep:
         return best[0]
 
     def __repr__(self) -> str:
-        return f"<dpsweep sweep {self.name!r}: {self.state}, {len(self._study.records())} trials>"
+        ran = run_words(*num_trials_and_repeats(self._study.records()))
+        return f"<dpsweep sweep {self.name!r}: {self.state}, {ran}>"
 
 
 def _sweep(spec: Spec, settings: list[str]) -> ResolvedSweep:
@@ -290,7 +292,7 @@ def _sweep(spec: Spec, settings: list[str]) -> ResolvedSweep:
 
 
 def _plain(value: object) -> object:
-    """What a file would hold of it."""
+    """Convert a value to what a YAML file would hold."""
     match value:
         case BaseModel():
             return value.model_dump(mode="json", exclude_none=True)
@@ -362,7 +364,7 @@ def _row(record: Record) -> dict[str, Any]:
 
 
 def _charged(record: Record) -> float | None:
-    """What the trial's whole length costs by itself; None if it never began."""
+    """Epsilon of the trial's whole length by itself; None if it never began."""
     if not record.dispatched:
         return None
     return record.epsilon or get_charged_run(record).epsilon(record.config.delta)

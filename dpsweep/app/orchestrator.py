@@ -209,7 +209,7 @@ def check(
     *,
     fetch: bool = False,
 ) -> None:
-    """Checks a new sweep: its trials, its data, where it is to go, and who could watch it.
+    """Check a new sweep: its trials, its data, where it is to go, and who could watch it.
 
     Args:
         sweep: The sweep.
@@ -232,7 +232,7 @@ def check(
 
 
 def check_secrecy(sweep: ResolvedSweep, address: str | None, option: str = "--address") -> None:
-    """Raises ConfigError where others could watch a private selection; `option` named the place."""
+    """Raise ConfigError where others could watch a private selection; `option` named the place."""
     if sweep.is_private_selection and address:
         raise ConfigError(
             f"{option} {address}: accounting: private_selection keeps the number of trials and "
@@ -242,7 +242,7 @@ def check_secrecy(sweep: ResolvedSweep, address: str | None, option: str = "--ad
 
 
 def finish(session: Session, out: Path | None, *, complete: bool) -> tuple[list[Record], Origin]:
-    """Writes the best config, and to the parent run: statement, configs, weights of the best.
+    """Write the best config, and to the parent run: statement, configs, weights of the best.
 
     Args:
         session: The sweep; its trials have ended.

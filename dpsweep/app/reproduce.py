@@ -45,7 +45,7 @@ HEADINGS = (
 
 
 class Budget(Strict):
-    """How much is spent on each cell."""
+    """Number of trials, repeats and epochs of each cell."""
 
     trials: int = Field(default=8, gt=0)
     """Trials of the search."""
@@ -119,15 +119,15 @@ class Job:
 
 
 def job_of(cell: Cell, epsilons: Mapping[str, float]) -> Job:
-    """What is to be run for a cell.
+    """Make the job of a cell: its sweep, its epsilon and its seeds.
 
     Raises:
-        ConfigError: If a budget is given and print has one.
+        ConfigError: If a budget is given and the paper has one.
     """
     given = epsilons.get(cell.row)
     if given is not None and cell.epsilon is not None:
         raise ConfigError(
-            f"--epsilon {given:g}: {cell.table} has its own in print ({cell.epsilon:g} in row "
+            f"--epsilon {given:g}: {cell.table} has its own in the paper ({cell.epsilon:g} in row "
             f"{cell.row}). Leave the option out, or launch a sweep of your own"
         )
     epsilon, obstacle = cell.epsilon or given, cell.missing
@@ -167,7 +167,7 @@ def spec_of(job: Job, budget: Budget, seeds: int) -> Tree:
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a cell.
+    """Result of a cell.
 
     Attributes:
         cell: The cell.
@@ -203,7 +203,7 @@ class Result:
 
 
 def result_of(job: Job, study: Study) -> Result:
-    """What a cell's sweep has come to so far."""
+    """Read the result of a cell's sweep so far."""
     if not study.records():
         return Result(job.cell, job.epsilon, remark="no trial yet")
     (group,) = groups_of(study, "")
@@ -250,11 +250,11 @@ def line(result: Result) -> list[str]:
         cell.method,
         "–" if result.epsilon is None else f"{result.epsilon:g}",
         "–" if result.delta is None else shown_delta(result.delta),
-        f"{cell.printed:.2f}{beside}",
+        f"{cell.published:.2f}{beside}",
         _figure(mean),
         _figure(result.spread),
         str(len(result.values)) if result.values else "–",
-        "–" if mean is None else f"{mean - cell.printed:+.2f}",
+        "–" if mean is None else f"{mean - cell.published:+.2f}",
         str(result.trials) if result.trials else "–",
         f"{result.seconds:.0f}" if result.seconds else "–",
         "; ".join(notes) or "–",
@@ -271,7 +271,7 @@ def row(result: Result) -> dict[str, Any]:
         "method": cell.method,
         "epsilon": result.epsilon,
         "delta": result.delta,
-        "published": cell.printed,
+        "published": cell.published,
         "beside": cell.beside,
         "mean": result.mean,
         "spread": result.spread,
@@ -285,15 +285,15 @@ def row(result: Result) -> dict[str, Any]:
 
 
 def _differs(config: Tree, settings: Mapping[str, Any]) -> list[str]:
-    """Where a config has something else than print."""
+    """List the settings in which a config differs from the published ones."""
     found = []
-    for key, printed in settings.items():
+    for key, published in settings.items():
         ours: Any = config
         for part in key.split("."):
             ours = ours.get(part) if isinstance(ours, dict) else None
-        if ours != printed:
+        if ours != published:
             shown = f"{ours:g}" if isinstance(ours, float) else str(ours)
-            found.append(f"{key.rpartition('.')[2]} {shown} (print {printed})")
+            found.append(f"{key.rpartition('.')[2]} {shown} (published: {published})")
     return found
 
 

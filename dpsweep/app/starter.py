@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dpsweep.config.explain import describe_field, iter_models
-from dpsweep.config.keys import BATCH_SIZE, LEARNING_RATE
+from dpsweep.config.keys import BATCH_SIZE, TOTAL_STEP
 from dpsweep.config.source import dump_yaml, format_yaml_value, read_yaml
 from dpsweep.config.space.defaults import get_default_space
 from dpsweep.config.trial import TrialConfig
@@ -270,8 +270,6 @@ def _base_text(
     section: Mapping[str, Any], data: DataConfig, found: list[str], method: str, command: str
 ) -> str:
     few = data.num_examples < _MANY_EXAMPLES
-    low, high = get_default_space(method)[LEARNING_RATE]["log_uniform"]
-    lr = float(f"{math.sqrt(low * high):.1g}")
     own = data.name in _OWN
     declared = (
         "Paths are relative to where you run dpsweep. Sizes, counts and class names are thereby "
@@ -336,8 +334,9 @@ def _base_text(
         "",
         "optimizer:",
         *_commented(
-            "Learning rate, above 0. The sweep varies it.",
-            {"lr": lr},
+            "How far the weights travel in the whole run if all clipped gradients point the same "
+            "way, above 0; the learning rate follows from it. The sweep varies it.",
+            {"total_step": _total_step(method)},
             indent=2,
         ),
         *_commented(
@@ -406,16 +405,22 @@ def _space(method: str, data: DataConfig) -> dict[str, Any]:
     return space
 
 
+def _total_step(method: str) -> float:
+    """The middle of the method's range."""
+    low, high = get_default_space(method)[TOTAL_STEP]["log_uniform"]
+    return float(f"{math.sqrt(low * high):.3g}")
+
+
 def _comment_of(key: str, method: str) -> str:
-    """What the config class says of a searched key, with its range."""
-    if key == LEARNING_RATE:
-        return "Learning rate, above 0."
+    """Get the config class's description of a searched key, with its range."""
+    if key == TOTAL_STEP:
+        return "Total step, above 0: how far the weights travel at most."
     section, _, name = key.partition(".")
     if section == "method":
         return describe_field(METHODS[method].config.model_fields[name])
     wanted = METHODS[method].bases[0]
     for model in iter_models(TrialConfig.model_fields[section].annotation):
-        if model.model_fields["name"].default == wanted:
+        if section != "optimizer" or model.model_fields["name"].default == wanted:
             return describe_field(model.model_fields[name])
     raise AssertionError(f"{key} of {method} is no key of a trial")
 

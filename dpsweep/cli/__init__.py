@@ -542,7 +542,7 @@ def compare(
 
 @app.command()
 def reproduce(
-    table: Annotated[str, typer.Argument(help="A table in print, such as fftkf_table1.")],
+    table: Annotated[str, typer.Argument(help="A published table, such as fftkf_table1.")],
     rows: Annotated[str, typer.Option(metavar="NAMES", help="By commas; all if missing.")] = "",
     columns: Annotated[str, typer.Option(metavar="NAMES", help="By commas; all if missing.")] = "",
     methods: Annotated[str, typer.Option(metavar="NAMES", help="By commas; all if missing.")] = "",
@@ -651,7 +651,7 @@ def bench(which: Annotated[str, typer.Argument()] = "step") -> None:
 
 
 def main() -> None:
-    """Runs the command line; a user's mistake is one message on stderr, and exit code 2."""
+    """Run the command line; a user's mistake is one message on stderr, and exit code 2."""
     try:
         app(prog_name="dpsweep")  # also as python -m dpsweep: completion goes by the name
     except DpSweepError as e:

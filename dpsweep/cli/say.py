@@ -1,4 +1,4 @@
-"""How verbs speak to people."""
+"""Output of the verbs: consoles, warnings and errors."""
 
 import os
 import sys
@@ -22,13 +22,13 @@ def console(*, quiet: bool = False) -> Console:
 
 
 def warn(warnings: list[str]) -> None:
-    """Prints warnings to stderr, a line each."""
+    """Print warnings to stderr, a line each."""
     for warning in warnings:
         _stderr().print(f"warning: {warning}")
 
 
 def error(text: str) -> None:
-    """Prints to stderr what ends the program."""
+    """Print to stderr what ends the program."""
     _stderr().print(f"error: {text}")
 
 

@@ -34,7 +34,7 @@ _PREFIX = "dpsweep-ray-"
 
 @contextlib.contextmanager
 def cluster(address: str | None) -> Iterator[None]:
-    """Connects to Ray, and lets go of it at the end. An embedded cluster ends with it.
+    """Connect to Ray, and let go of it at the end. An embedded cluster ends with it.
 
     Args:
         address: None for an embedded cluster; auto or HOST:PORT for another.
@@ -62,7 +62,7 @@ def cluster(address: str | None) -> Iterator[None]:
 
 
 def _start(folder: str) -> None:
-    """Starts an embedded cluster. Its files, and the token Ray may write, are this user's alone."""
+    """Start an embedded cluster. Its files, and the token Ray may write, are this user's alone."""
     before = os.umask(0o077)
     try:
         ray.init(
@@ -88,7 +88,7 @@ def _remove_orphans() -> None:
 
 
 def orphans() -> Iterator[Path]:
-    """What embedded clusters of killed drivers left behind."""
+    """Find the folders that embedded clusters of killed drivers left behind."""
     for place in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         pid = place.name.removeprefix(_PREFIX).partition("-")[0]
         if _is_ours(place) and pid.isdigit() and not _is_alive(int(pid)):
@@ -126,7 +126,7 @@ def _join(address: str) -> None:
 
 
 def check_answers(address: str) -> None:
-    """Raises ConnectionRefused if nothing listens at HOST:PORT; Ray itself waits for minutes."""
+    """Raise ConnectionRefused if nothing listens at HOST:PORT; Ray itself waits for minutes."""
     if address in ("auto", "local"):
         return
     if "://" in address:

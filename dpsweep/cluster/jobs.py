@@ -39,7 +39,7 @@ _FREE_ON_HEAD = {"num_cpus": 0, "resources": {HEAD_RESOURCE: 0.001}}
 
 @dataclass(frozen=True)
 class Job:
-    """What is known of a job.
+    """Id, status and message of a job.
 
     Attributes:
         id: Its submission id.
@@ -67,7 +67,7 @@ class Jobs(Protocol):
     """The jobs of one cluster."""
 
     def submit(self, job_id: str, entrypoint: str, files: dict[str, bytes]) -> None:
-        """Starts a job in a folder that holds `files`, by relative path.
+        """Start a job in a folder that holds `files`, by relative path.
 
         Raises:
             StateError: If there is a job of that id.
@@ -100,7 +100,7 @@ def jobs_at(address: str) -> Jobs:
 
 
 def check_scheme(address: str) -> None:
-    """Raises ConnectionRefused if `address` cannot be one of a cluster."""
+    """Raise ConnectionRefused if `address` cannot be one of a cluster."""
     try:
         parts = urlsplit(address)
         port = parts.port
@@ -120,7 +120,7 @@ def check_scheme(address: str) -> None:
 
 
 def follow(jobs: Jobs, job_id: str, show: Callable[[str], None]) -> tuple[Job, str]:
-    """Shows what a job says until it ends; returns it, and all that it said.
+    """Show what a job says until it ends; return it, and all that it said.
 
     A connection that is lost for a while is no end: the job goes on without us.
 
@@ -215,7 +215,7 @@ class _ThroughClient:
 
 
 def _on_head(verb: str, *arguments: Any) -> tuple[str, Any]:
-    """Runs on the head: what happened, and the result or the message."""
+    """Run on the head: what happened, and the result or the message."""
     try:
         jobs = _Direct(ray.get_runtime_context().gcs_address)
         return "done", getattr(jobs, verb)(*arguments)
@@ -246,7 +246,7 @@ def _no_overrides() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _all_files() -> Iterator[None]:
-    """What is sent was chosen already: Ray does not look for a .gitignore in it."""
+    """Send all files: they were chosen already, and Ray must not apply a .gitignore in them."""
     name = "RAY_RUNTIME_ENV_IGNORE_GITIGNORE"
     before = os.environ.get(name)
     os.environ[name] = "1"
@@ -261,7 +261,7 @@ def _all_files() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _told(address: str) -> Iterator[None]:
-    """What goes wrong on the way to a cluster, and what to do about it."""
+    """Turn errors on the way to a cluster into ones that name a remedy."""
     try:
         yield
     except AuthenticationError as e:

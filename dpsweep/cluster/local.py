@@ -81,7 +81,7 @@ class Local:
 
     @classmethod
     def at(cls, folder: Path) -> "Local":
-        """What is written down in `folder`; nothing runs if nothing is.
+        """Read the cluster recorded in `folder`; one without processes if there is no file.
 
         Raises:
             StateError: If it cannot be read.
@@ -123,7 +123,7 @@ class Local:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a program needs to talk to the cluster."""
+        """Environment variables that a program needs to talk to the cluster."""
         return {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self.folder / "ray_token"),
@@ -137,7 +137,7 @@ class Local:
         return any(process.is_alive for process in [*self.nodes, *self.services])
 
     def prepare(self, cpus: int) -> None:
-        """Makes folders, token and id for a new cluster, and ends what is left of the last one.
+        """Make folders, token and id for a new cluster, and end what is left of the last one.
 
         Raises:
             StateError: If it is up.
@@ -162,7 +162,7 @@ class Local:
         self.store()
 
     def start_nodes(self, count: int) -> None:
-        """Starts the head, and `count` - 1 workers beside it."""
+        """Start the head, and `count` - 1 workers beside it."""
         self._start_head()
         joining = [self._start_worker() for _ in range(count - 1)]
         for process in joining:
@@ -180,7 +180,7 @@ class Local:
         return process
 
     def kill_node(self, number: int) -> None:
-        """Kills every process of node `number` of `nodes` at once; 0 is the head."""
+        """Kill every process of node `number` of `nodes` at once; 0 is the head."""
         process = self.nodes[number]
         pids = process.members()
         for pid in pids:  # first all are stopped, so that none can say goodbye
@@ -189,7 +189,7 @@ class Local:
         sweep_up([process], mark=None)
 
     def restart_head(self) -> None:
-        """Kills the head, and starts one on the same ports, with as many workers as there were.
+        """Kill the head, and start one on the same ports, with as many workers as there were.
 
         Ray keeps its tables in the head's memory: nodes of the old head cannot stay.
         """
@@ -200,7 +200,7 @@ class Local:
         self.start_nodes(1 + workers)
 
     def down(self) -> int:
-        """Ends exactly what was started, and returns how many processes that were.
+        """End exactly what was started, and return how many processes that were.
 
         State, databases and logs stay, for the next `up`.
         """
@@ -215,14 +215,14 @@ class Local:
         return ended
 
     def remove(self) -> None:
-        """Ends it, and deletes all of its files: state, databases, artifacts, logs."""
+        """End it, and delete all of its files: state, databases, artifacts, logs."""
         self.down()
         for place in filter(None, (self.runtime, self.database)):
             shutil.rmtree(place, ignore_errors=True)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def store(self) -> None:
-        """Writes down what is known."""
+        """Write down what is known."""
         known = asdict(self)
         del known["folder"]
         write_whole(self.folder / "up.json", json.dumps(known, indent=1).encode())

@@ -1,4 +1,4 @@
-"""What each node of a cluster is like: versions, clock, GPUs, and whether it sees what trials need.
+"""Survey of a cluster's nodes: versions, clock, GPUs, and access to what trials need.
 
 A node answers from a Ray task of its own, which takes no CPU, so that a busy node answers too. The
 task looks for a token in the state folder, reads the data into the node's one copy of them, and
@@ -40,7 +40,7 @@ CLOCKS_AGREE_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class NodeReport:
-    """What one node told, or that it told nothing.
+    """Answer of one node, or the fact that it gave none.
 
     Attributes:
         host: Its name.
@@ -82,7 +82,7 @@ class NodeReport:
 
 @contextlib.contextmanager
 def cluster_for(sweep: ResolvedSweep, state_root: Path, address: str | None) -> Iterator[None]:
-    """Connects to Ray for the length of a sweep; on a cluster that was there, its nodes are asked.
+    """Connect to Ray for the length of a sweep; on a cluster that was there, its nodes are asked.
 
     Args:
         sweep: What is to run.
@@ -104,7 +104,7 @@ def survey(
     state_root: Path | None,
     patience_seconds: float = _PATIENCE_SECONDS,
 ) -> list[NodeReport]:
-    """Asks every node of the connected cluster, all at once.
+    """Ask every node of the connected cluster, all at once.
 
     Args:
         sweep: Whose data are looked for, where its trials fit; none if None.
@@ -134,7 +134,7 @@ def survey(
 
 
 def check_nodes(sweep: ResolvedSweep, state_root: Path) -> list[NodeReport]:
-    """Asks every node, and refuses to begin if one is not fit for the sweep's trials.
+    """Ask every node, and refuse to begin if one is not fit for the sweep's trials.
 
     Raises:
         StateError: Naming every node at fault and what is missing there.
@@ -256,7 +256,7 @@ def _silent(node: dict[str, Any], error: Exception) -> NodeReport:
 def facts(
     needs: dict[str, Any] | None, mark: str, token: tuple[str, str, str] | None
 ) -> dict[str, Any]:
-    """What this machine is like. What the data hash to is compared here, and does not leave it.
+    """Describe this machine. The hash of the data is compared here, and does not leave it.
 
     Args:
         needs: A trial config whose data and files are to be here, as JSON.

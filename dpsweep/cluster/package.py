@@ -1,4 +1,4 @@
-"""What is sent to a cluster with a sweep: its file, made whole, and the user's own code if needed.
+"""Files that are sent to a cluster with a sweep: its file with its base, and the user's own code.
 
 Only code of the user's brings a folder along; weights alone bring their one file. Of a folder
 stay here: the trial's data, state folders and trials' directories, files that are named as secrets
@@ -129,7 +129,7 @@ def packed(
 
 
 def summary(files: dict[str, bytes], most: int = 12) -> str:
-    """How much is sent, and what of it lies at the top.
+    """Describe the size of what is sent, and its top-level entries.
 
     >>> summary({"a.yaml": b"123", "nets/a.py": b"1", "nets/b.py": b"2"})
     'Sent: 3 files, 5 B: a.yaml, nets/ (2)'

@@ -72,7 +72,7 @@ def start(
     end_signal: int = signal.SIGTERM,
     **how: Any,
 ) -> Process:
-    """Starts a program in a session of its own, its output to `log` (0600).
+    """Start a program in a session of its own, its output to `log` (0600).
 
     Args:
         name: What it is for people.
@@ -101,7 +101,7 @@ def start(
 
 
 def wait_for(ready: Callable[[], bool], process: Process, seconds: float) -> None:
-    """Waits until `process` does what it is for.
+    """Wait until `process` does what it is for.
 
     Raises:
         ConnectionRefused: If it ended, or took too long, with the end of what it said.
@@ -119,7 +119,7 @@ def wait_for(ready: Callable[[], bool], process: Process, seconds: float) -> Non
 
 
 def run(command: Sequence[str | Path], environment: Mapping[str, str], **how: Any) -> None:
-    """Runs a program to its end.
+    """Run a program to its end.
 
     Raises:
         ConnectionRefused: If it fails, with what it said.
@@ -138,7 +138,7 @@ def run(command: Sequence[str | Path], environment: Mapping[str, str], **how: An
 
 
 def end(processes: Sequence[Process], mark: str, grace: float = 15.0) -> int:
-    """Ends processes and all that they started; returns how many.
+    """End processes and all that they started; return how many.
 
     Args:
         processes: What was written down.
@@ -155,7 +155,7 @@ def end(processes: Sequence[Process], mark: str, grace: float = 15.0) -> int:
 
 
 def sweep_up(processes: Sequence[Process], mark: str | None) -> None:
-    """Kills whatever is left of `processes`, and of all that bears `mark`."""
+    """Kill whatever is left of `processes`, and of all that bears `mark`."""
 
     def kill_all() -> bool:
         left = {pid for process in processes for pid in process.members()}
@@ -187,7 +187,7 @@ def _all() -> Iterator[tuple[int, list[str]]]:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """What the system knows of a process; None if it is gone, or only waited for."""
+    """Read a process's /proc/PID/stat; None if it is gone or a zombie."""
     _CHILDREN[:] = [child for child in _CHILDREN if child.poll() is None]
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")

@@ -1,4 +1,4 @@
-"""What a sweep service has besides Ray, on this machine: PostgreSQL, an S3 store, and MLflow.
+"""Services of a local cluster besides Ray: PostgreSQL, an S3 store, and MLflow.
 
 PostgreSQL keeps the studies and MLflow's tables, and asks for a password; its files stay from one
 `up` to the next. The S3 store is moto's server, which keeps objects in memory and believes every
@@ -33,7 +33,7 @@ _NEEDED = {"moto": "moto", "boto3": "boto3", "flask_wtf": "flask-wtf", "psycopg"
 
 
 def check_installed() -> None:
-    """Raises StateError, naming all that `up --tracking` lacks here."""
+    """Raise StateError, naming all that `up --tracking` lacks here."""
     missing = [package for module, package in _NEEDED.items() if find_spec(module) is None]
     if missing:
         raise StateError(
@@ -44,7 +44,7 @@ def check_installed() -> None:
 
 
 def start_services(local: Local) -> None:
-    """Starts all three, and tells `local` what nodes and users need to reach them."""
+    """Start all three, and tell `local` what nodes and users need to reach them."""
     local.ports |= {name: free_port(local.ports.get(name)) for name in _PORTS}
     words = _secrets(local.folder / "secrets.json")
     postgres(local, words["postgres"])
@@ -172,7 +172,7 @@ def _secrets(place: Path) -> dict[str, str]:
 
 
 def _home(local: Local, who: dict[str, Any]) -> Path:
-    """Where the server's files are; under root in a folder of the server's own user."""
+    """Folder of the server's files; under root, one of the server's own user."""
     if not who:
         return local.folder / "postgres"
     if not belongs_to(who["user"], local.database):

@@ -29,7 +29,7 @@ Show = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Ended:
-    """How a verb ended on the cluster.
+    """Result of a verb that ran on the cluster.
 
     Attributes:
         code: Its exit code.
@@ -45,7 +45,7 @@ class Ended:
 def drive(
     jobs: Jobs, sweep: Submitted, words: Sequence[str], files: dict[str, bytes] | None = None
 ) -> str:
-    """Starts the job that drives a sweep; returns its id.
+    """Start the job that drives a sweep; return its id.
 
     Args:
         jobs: Of the cluster.
@@ -84,7 +84,7 @@ def last_job(jobs: Jobs, sweep: Submitted) -> str:
 
 
 def watch(jobs: Jobs, job_id: str, show: Show) -> Ended:
-    """Follows a job to its end, and shows what its verb says.
+    """Follow a job to its end, and show what its verb says.
 
     Raises:
         ConnectionRefused: If the job never came so far, with Ray's reason.
@@ -94,7 +94,7 @@ def watch(jobs: Jobs, job_id: str, show: Show) -> Ended:
 
 
 def run(jobs: Jobs, sweep: Submitted, words: Sequence[str], show: Show) -> Ended:
-    """Runs a short verb on the cluster and waits for it.
+    """Run a short verb on the cluster and wait for it.
 
     Raises:
         ConnectionRefused: If its job cannot be started.
@@ -105,7 +105,7 @@ def run(jobs: Jobs, sweep: Submitted, words: Sequence[str], show: Show) -> Ended
 
 
 def spoken(job: Job, said: str) -> tuple[str, str]:
-    """What a job's verb said, without Ray's own lines, and its files as JSON; empty if none.
+    """Split a job's output into what its verb printed and its files as JSON; empty if none.
 
     Raises:
         ConnectionRefused: If the job ended before its verb began, with Ray's reason.
@@ -118,7 +118,7 @@ def spoken(job: Job, said: str) -> tuple[str, str]:
 
 
 def check_state(folder: str | None) -> None:
-    """Raises ConfigError for a state folder that would end with its job."""
+    """Raise ConfigError for a state folder that would end with its job."""
     if folder is not None and not PurePosixPath(folder).is_absolute():
         raise ConfigError(
             f"--state {folder}: is relative, and a job's folder on the cluster is deleted with the "
@@ -127,7 +127,7 @@ def check_state(folder: str | None) -> None:
 
 
 def check_not_secret(option: str, uri: str | None) -> None:
-    """Raises ConfigError for a password in what the cluster's dashboard would show."""
+    """Raise ConfigError for a password in what the cluster's dashboard would show."""
     if uri and redact_password(uri) != uri:
         raise ConfigError(
             f"{option} {redact_password(uri)}: holds a password, and a job's command line is "
@@ -155,7 +155,7 @@ def _driven(sweep: Submitted, job_id: str) -> StateError:
 
 
 def _behind_mark(show: Show) -> Show:
-    """Shows what comes behind the mark: what stands before it is Ray's own."""
+    """Show what comes behind the mark: what stands before it is Ray's own."""
     pending, begun = "", False
 
     def shown(text: str) -> None:
@@ -180,7 +180,7 @@ def _ended(job: Job, said: str) -> Ended:
 
 
 def _files(job: Job, listing: str) -> dict[str, str]:
-    """What a job says that it wrote; whatever printed that may be anybody's.
+    """Files that a job says it wrote; not trusted, since anybody's code may have printed that.
 
     Raises:
         ConnectionRefused: For a name that leads out of the folder where it is to be written.

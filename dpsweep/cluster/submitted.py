@@ -1,4 +1,4 @@
-"""What this machine remembers of the sweeps it sent to clusters: STATE/submitted/NAME.json (0600).
+"""Records of the sweeps that this machine sent to clusters: STATE/submitted/NAME.json (0600).
 
 Kept are the cluster's address, the state folder there and whose the sweep is. No secret is.
 """
@@ -37,14 +37,14 @@ class Submitted:
         return f"dpsweep-{self.owner}~{self.name}~"
 
     def remember(self, here: StateFolder) -> None:
-        """Writes it down."""
+        """Write it down."""
         place = _folder(here) / f"{self.name}.json"
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_whole(place, json.dumps(asdict(self), indent=1).encode())
 
 
 def remembered(name: str, here: StateFolder) -> Submitted | None:
-    """What is known of a sweep that was sent from here; None if none of that name was."""
+    """Read the record of a submitted sweep; None if none of that name was sent from here."""
     place = _folder(here) / f"{name}.json"
     try:
         if "/" in name or not place.is_file():
@@ -64,7 +64,7 @@ def all_remembered(here: StateFolder) -> list[Submitted]:
 
 
 def check_free(name: str, address: str, state: str | None, here: StateFolder) -> None:
-    """Raises StateError if a verb could not tell which sweep of that name is meant."""
+    """Raise StateError if a verb could not tell which sweep of that name is meant."""
     if here.sweep(name).exists:
         raise StateError(
             f"name: a sweep called {name!r} is already on this machine, in {here.root}. Submit "

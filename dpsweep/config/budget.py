@@ -7,7 +7,7 @@ from dpsweep.core.strict import Strict
 
 
 class BudgetConfig(Strict):
-    """How much is spent on the search."""
+    """Number of trials, and the time that one may take."""
 
     trials: int = Field(gt=0)
     """Trials in all, failed and pruned ones included."""

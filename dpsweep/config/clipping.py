@@ -76,7 +76,7 @@ class AdaptiveClipping(Strict):
         """Share of the step's privacy cost that the count takes: (sigma / (2 sigma_b))^2.
 
         Raises:
-            Misfit: If the count would take all of it.
+            InvalidKey: If the count would take all of it.
         """
         noise = self.count_noise or batch_size / 20
         share = (noise_multiplier / (2 * noise)) ** 2

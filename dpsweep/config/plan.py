@@ -30,7 +30,7 @@ class PrivacyPlan:
 
 
 def plan_privacy(config: TrialConfig) -> PrivacyPlan:
-    """Calibrates the noise to the promise, or counts what given noise spends.
+    """Calibrate the noise to the promise, or count what given noise spends.
 
     The config's scope is its own trial: under `scope: sweep` the sweep calibrates, and its trials
     come with their noise (config/sweep.py).

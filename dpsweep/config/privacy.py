@@ -1,4 +1,4 @@
-"""The privacy promise of one trial."""
+"""Privacy config of one trial: target, clipping, noise."""
 
 from typing import Any, ClassVar, Literal, Self
 
@@ -13,12 +13,12 @@ _LEAST_DELTA = 1e-12
 
 
 def _allow_name_alone(schema: dict[str, Any]) -> None:
-    """Lets editors take `clipping: flat` for `clipping: {name: flat}`."""
+    """Let editors take `clipping: flat` for `clipping: {name: flat}`."""
     schema["anyOf"] = [*schema.pop("oneOf", []), {"type": "string"}]
 
 
 class NoiseConfig(Strict):
-    """What the noise and the batches are drawn from."""
+    """Randomness of the noise and of the batches."""
 
     source: Literal["fast", "secure"] = "fast"
     """fast: Philox, whose statistics are sound. secure: ChaCha20, and four draws for each value, so
@@ -26,12 +26,12 @@ class NoiseConfig(Strict):
 
 
 def _is_default(noise: NoiseConfig) -> bool:
-    """Leaves the key out of a trial's identity: one that began before it was there goes on."""
+    """Leave the key out of a trial's identity: one that began before it was there goes on."""
     return noise == NoiseConfig()
 
 
 class PrivacyConfig(Strict):
-    """How much one example may influence the trained model.
+    """Bound on how much one example may influence the trained model.
 
     Give the budget (`epsilon`) and the noise is calibrated, or give the noise and the
     budget is reported; giving both would let a file contradict itself.

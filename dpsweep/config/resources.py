@@ -1,4 +1,4 @@
-"""What one trial takes of a cluster."""
+"""Resources of one trial on a cluster."""
 
 from typing import Literal, Self
 
@@ -17,7 +17,7 @@ _SMALLEST_MEMORY = 500_000_000
 
 
 class ResourcesConfig(Strict):
-    """What one trial takes; how many run at once follows from what the cluster has."""
+    """Resources of one trial; the cluster's resources decide how many run at once."""
 
     cpu: int = Field(default=1, gt=0)
     """Cores, and torch threads."""
@@ -65,7 +65,7 @@ class ResourcesConfig(Strict):
 
     @property
     def device(self) -> Literal["cpu", "cuda", "auto"]:
-        """Where trials compute whose config leaves it open."""
+        """Device of the trials whose config names none."""
         if self.gpu == "auto":
             return "auto"
         return "cuda" if self.gpu else "cpu"

@@ -1,4 +1,4 @@
-"""What `privacy.scope` and `accounting` ask of a sweep, and the noise that a budget leaves."""
+"""Checks of `privacy.scope` and `accounting`, and the noise that a shared budget leaves."""
 
 from functools import reduce
 from typing import Any
@@ -44,7 +44,7 @@ _NEEDED: dict[tuple[str, ...], tuple[Any, str, str]] = {
 
 
 def check_shared(epsilon: float, accounting: str, space: Space, file: Source, base: Source) -> None:
-    """Raises ConfigError where a sweep with `scope: sweep` asks for another budget besides."""
+    """Raise ConfigError where a sweep with `scope: sweep` asks for another budget besides."""
     if accounting == "none":
         raise ConfigError(
             f"{file.at(('accounting',))}: none charges the chosen trial alone, but "
@@ -74,7 +74,7 @@ def with_own_noise(config: TrialConfig, whole: Whole, origin: Source) -> TrialCo
 
 
 def check_charged(validation: str, accounting: str, file: Source) -> None:
-    """Raises ConfigError if a choice by private examples is not charged at all."""
+    """Raise ConfigError if a choice by private examples is not charged at all."""
     if accounting == "none" and validation == "holdout":
         raise ConfigError(
             f"{file.at(('accounting',))}: none says that the validation data are public, but "
@@ -84,7 +84,7 @@ def check_charged(validation: str, accounting: str, file: Source) -> None:
 
 
 def check_selection(config: Strict, space: Space, file: Source, base: Source) -> None:
-    """Raises ConfigError where a sweep file with `accounting: private_selection` is not one.
+    """Raise ConfigError where a sweep file with `accounting: private_selection` is not one.
 
     Args:
         config: The sweep file.

@@ -1,4 +1,4 @@
-"""What a search is after, who proposes its trials, and when one is ended early."""
+"""Objective, sampler and pruner of a search."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -15,7 +15,7 @@ Direction = Literal["maximize", "minimize"]
 
 
 class ObjectiveConfig(Strict):
-    """What a trial is judged by, at its last epoch: one metric, or two that are traded off."""
+    """Metric of a trial at its last epoch, or two metrics that are traded off."""
 
     metric: Measured = "valid/accuracy"
     """Measured on the declared validation data. With `metrics`, the first of them."""
@@ -52,17 +52,17 @@ class ObjectiveConfig(Strict):
 
     @property
     def directions(self) -> tuple[Direction, ...]:
-        """Which way is better, for each of `goals`."""
+        """Direction of each of `goals`."""
         return tuple("maximize" if g == "valid/accuracy" else "minimize" for g in self.goals)
 
     @property
     def direction(self) -> Direction:
-        """Which way is better, for the first."""
+        """Direction of the first metric."""
         return self.directions[0]
 
 
 class SamplerConfig(Strict):
-    """Who proposes the next trial."""
+    """Sampler that proposes the next trial."""
 
     name: Literal["tpe", "random", "qmc", "gp", "cmaes"] = "tpe"
     """tpe learns from finished trials, as do gp (a Gaussian process, for tens of trials) and cmaes
@@ -85,11 +85,11 @@ class SamplerConfig(Strict):
 
 
 class PrunerConfig(Strict):
-    """When a trial that does badly is ended early. It has still spent its privacy."""
+    """Pruner that ends weak trials early. A pruned trial has still spent its privacy."""
 
     name: Literal["none", "median", "successive_halving"] = "none"
     """median: worse than half of the others at that epoch; successive_halving: not in the best
-    1 / reduction of its rung."""
+    1 / reduction of its rung, and the default where budget.hours is given."""
 
     warmup_epochs: int = Field(default=1, ge=1)
     """Reports a trial may make before it can be ended."""
@@ -99,7 +99,7 @@ class PrunerConfig(Strict):
 
     @property
     def words(self) -> str:
-        """What ending trials early does for privacy, in a sentence; empty without."""
+        """Sentence on what early stopping means for privacy; empty without a pruner."""
         if self.name == "none":
             return ""
         return (
@@ -109,7 +109,7 @@ class PrunerConfig(Strict):
 
 
 def check_sampler(sampler: SamplerConfig, space: Space, where: str) -> None:
-    """Raises ConfigError if the sampler cannot cover the space; `where` is file, line and key."""
+    """Raise ConfigError if the sampler cannot cover the space; `where` is file, line and key."""
     name = sampler.name
     if name in ("qmc", "gp", "cmaes") and space.is_conditional:
         raise ConfigError(
@@ -131,7 +131,7 @@ def check_sampler(sampler: SamplerConfig, space: Space, where: str) -> None:
 def check_goals(
     objective: ObjectiveConfig, sampler: SamplerConfig, pruner: PrunerConfig, file: Source
 ) -> None:
-    """Raises ConfigError if two objectives are given to what knows one alone."""
+    """Raise ConfigError if two objectives are given to what knows one alone."""
     if len(objective.goals) < 2:
         return
     goals = " and ".join(objective.goals)
@@ -150,7 +150,7 @@ def check_goals(
 def check_epsilon_varies(
     objective: ObjectiveConfig, epsilons: tuple[float | None, ...], file: Source
 ) -> None:
-    """Raises ConfigError if epsilon is an objective and all trials have the same."""
+    """Raise ConfigError if epsilon is an objective and all trials have the same."""
     if "epsilon" in objective.goals and epsilons[0] is not None and len(epsilons) == 1:
         raise ConfigError(
             f"{file.at(('objective', 'metrics'))}: epsilon is {epsilons[0]:g} for all trials, so "
@@ -160,7 +160,7 @@ def check_epsilon_varies(
 
 
 def check_posterior(possible: bool, is_private_selection: bool, file: Source) -> None:
-    """Raises ConfigError if the file asks for a choice by posterior where there can be none."""
+    """Raise ConfigError if the file asks for a choice by posterior where there can be none."""
     if not possible:
         why = (
             "accounting: private_selection is proven for the best result of single runs"

@@ -61,7 +61,7 @@ class Source:
 
 
 def read_yaml(path: str | Path) -> Source:
-    """Reads one YAML file that holds a mapping.
+    """Read one YAML file that holds a mapping.
 
     Raises:
         ConfigError: If it cannot be read, is not YAML, repeats a key or is not a mapping.
@@ -231,7 +231,7 @@ for _kind in (_Loader, _Dumper):
 
 
 def _check_size(node: yaml.Node | None, name: str) -> None:
-    """Raises ConfigError for a file whose aliases repeat one another without end."""
+    """Raise ConfigError for a file whose aliases repeat one another without end."""
     waiting, seen = [node], 0
     while waiting:
         seen += 1

@@ -3,7 +3,7 @@
 import os
 import random
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from dpsweep.config.budget import BudgetConfig, ConfirmConfig
 from dpsweep.config.explain import describe_field, format_value
@@ -30,11 +30,11 @@ from dpsweep.config.search import (
 )
 from dpsweep.config.source import KeyPath, Source, Tree, read_yaml, validate_source, with_overrides
 from dpsweep.config.space.conditions import Condition, check_condition_keys, read_conditions
-from dpsweep.config.space.defaults import DEFAULT, with_default_spaces
+from dpsweep.config.space.defaults import DEFAULT, names_a_default, with_default_spaces
 from dpsweep.config.space.domains import BRANCHING, DOMAIN_SCHEMAS, Choice, Space
 from dpsweep.config.space.run_lengths import find_schedule_extremes, schedules_may_vary
 from dpsweep.config.space.searched import EPSILON_PATH, FIXED, read_varied_keys
-from dpsweep.config.space.start_points import read_start
+from dpsweep.config.space.start_points import DEFAULTS, read_start
 from dpsweep.config.space.suggest import Point, RandomDraw, walk_corners
 from dpsweep.config.trial import TrialConfig, load_trial, resolve_trial_source
 from dpsweep.core.errors import ConfigError
@@ -71,13 +71,18 @@ class SweepConfig(Strict):
     """Dotted key of the trial config -> how it varies. See dpsweep/config/space/domains.py. With
     `method: default`, the method's own space; see dpsweep/config/space/defaults.py."""
 
+    space: Literal["narrow", "full"] = "full"
+    """How many keys a default space has. narrow: the total step alone, of each method. full: the
+    clip norm and the method's own as well."""
+
     where: str | list[str] = ""
     """Conditions that every trial meets, over its keys and data.size, such as
     "train.epochs * data.size / train.batch_size <= 20000" (config/space/conditions.py)."""
 
-    start: Literal["published"] | list[dict[str, Any]] = Field(default_factory=list)
+    start: Literal["published", "defaults"] | list[dict[str, Any]] = Field(default_factory=list)
     """Points that are tried first, each a mapping of searched keys to values; keys left out are
-    drawn. published: what the papers report for each method (config/space/start_points.py)."""
+    drawn. published: what the papers report for each method (config/space/start_points.py).
+    defaults: the same, with the default total step and clip norm; so begins a default space."""
 
     learn_from: str | None = None
     """An earlier sweep of the same space in the same state folder, whose finished trials the
@@ -95,7 +100,9 @@ class SweepConfig(Strict):
     observed, each trial's own result. After two objectives and by private selection: observed."""
 
     pruner: PrunerConfig = PrunerConfig()
-    """When a trial that does badly is ended early."""
+    """When a trial that does badly is ended early. Where time binds (budget.hours is given) and
+    trials have one objective, the default is {name: successive_halving, warmup_epochs: 1,
+    reduction: 4}; elsewhere none: where the number of trials binds, each may as well end."""
 
     budget: BudgetConfig
     """How much is spent on the search."""
@@ -118,6 +125,17 @@ class SweepConfig(Strict):
 
     seed: int = Field(default=0, ge=0)
     """Public seed of the proposals. Weights start from the base config's seed."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bad_trials_end_early_where_time_binds(cls, data: Any) -> Any:
+        match data:
+            case {"pruner": _} | {"objective": {"metrics": _}}:
+                return data
+            case {"budget": {"hours": hours}} if hours is not None:
+                if data.get("accounting") != "private_selection":  # which takes no pruner
+                    return {**data, "pruner": {"name": "successive_halving"}}
+        return data
 
 
 @dataclass(frozen=True)
@@ -267,11 +285,14 @@ class ResolvedSweep:
             ConfigError: Naming the search key at fault.
         """
         config = self._written(tree)
-        return with_own_noise(config, self.whole, self.origin) if self.whole else config
+        if self.whole is None:
+            return config
+        config = with_own_noise(config, self.whole, self.origin)
+        given = tree.get("optimizer", {})
+        return config if STEP_KEYS & given.keys() else config.with_default_step()
 
     def _written(self, tree: Tree) -> TrialConfig:
         resources, train = self.config.resources, tree.get("train")
-        tree = _one_step_size(tree, self.origins)
         if isinstance(train, dict):
             own = {"device": resources.device, "threads": resources.cpu}
             tree = {**tree, "train": {**own, **train}}
@@ -279,7 +300,7 @@ class ResolvedSweep:
 
     @cached_property
     def origin(self) -> Source:
-        """Where the values of a drawn trial come from: the base config or the search."""
+        """Source of a drawn trial's values: the base config or the search."""
         return replace(self.base, elsewhere={**self.base.elsewhere, **self.origins})
 
     @cached_property
@@ -298,7 +319,10 @@ class ResolvedSweep:
     @cached_property
     def start(self) -> tuple[Point, ...]:
         """Points that are tried first."""
-        return read_start(self.config.start, self)
+        start = self.config.start
+        if not start and names_a_default(self.config.search):
+            start = DEFAULTS
+        return read_start(start, self)
 
     @cached_property
     def _drawn_corners(self) -> tuple[_Drawn, ...]:
@@ -374,7 +398,7 @@ def load_sweep(
     settings: list[str] | None = None,
     rename: Callable[[str], str] | None = None,
 ) -> ResolvedSweep:
-    """Reads a sweep file and its base, and checks every corner of the space.
+    """Read a sweep file and its base, and check every corner of the space.
 
     Args:
         path: The sweep file.
@@ -430,7 +454,7 @@ def is_sweep(tree: Tree) -> bool:
 
 
 def check_name(name: str, where: str) -> None:
-    """Raises ConfigError if a sweep cannot have that name; `where` is the option that gave it."""
+    """Raise ConfigError if a sweep cannot have that name; `where` is the option that gave it."""
     if not re.fullmatch(_NAME, name):
         rule = describe_field(SweepConfig.model_fields["name"])
         raise ConfigError(f"{where} {name!r}: is no name for a sweep. {rule}")
@@ -475,21 +499,12 @@ def _resolve(config: SweepConfig, file: Source, base: Source) -> ResolvedSweep:
     return sweep
 
 
-def _one_step_size(tree: Tree, searched: Collection[str]) -> Tree:
-    """A drawn tree in which a searched lr takes the place of the base's total_step, or vice versa.
-
-    Both are one quantity: what is searched has the value that the base config had.
-    """
-    match tree:
-        case {"optimizer": {"lr": _, "total_step": _, **others} as own}:
-            kept = [k for k in ("lr", "total_step") if f"optimizer.{k}" in searched]
-            if len(kept) == 1:
-                return {**tree, "optimizer": {**others, kept[0]: own[kept[0]]}}
-    return tree
+STEP_KEYS = {"lr", "total_step"}
+"""Keys of `optimizer` that give the size of a step."""
 
 
 def _get_privacy_target(trial: TrialConfig, sweep: ResolvedSweep) -> tuple[object, ...]:
-    """What all trials of a sweep must have in common."""
+    """Settings that all trials of a sweep must share."""
     privacy = trial.privacy
     noise = privacy.noise_multiplier if sweep.whole is None else None
     return privacy.delta, noise, trial.data, trial.seed
@@ -519,7 +534,7 @@ def check_device(sweep: ResolvedSweep) -> None:
 
 
 def _check_choices(sweep: ResolvedSweep) -> None:
-    """What the pieces of the sweep file say about one another."""
+    """Check the sections of a sweep file against one another."""
     config, file = sweep.config, sweep.file
     check_sampler(config.sampler, sweep.space, file.at(("sampler", "name")))
     check_goals(config.objective, config.sampler, config.pruner, file)

@@ -1,6 +1,8 @@
-"""One trial: data, model, promise, training, optimizer, method. The file that is exported."""
+"""One trial: data, model, privacy, training, optimizer, method. The file that is exported."""
 
+import math
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -25,14 +27,19 @@ from dpsweep.data.datasets import DataConfig
 from dpsweep.methods import METHODS, MethodConfig, compose
 from dpsweep.methods import build as build_method
 from dpsweep.models import ModelConfig
-from dpsweep.optim import TOTAL_STEPS, OptimizerConfig
+from dpsweep.optim import OptimizerConfig
 from dpsweep.optim.schedule import sum_factors
 from dpsweep.optim.sgd import Sgd
 from dpsweep.privacy.query import Apart
 
+_BORNE = {"linear": (0.4, 50.0), "other": (0.2, 5.0)}
+"""What a model bears of noise in each weight, and in one step, both in units of the weights."""
+
+_MOST_TOTAL_STEP, _ADAM_TOTAL_STEP = 1600.0, 4.0
+
 
 class TrainConfig(Strict):
-    """How long, in what portions, and on what."""
+    """Length, batches, precision and device of the training."""
 
     letters: ClassVar[dict[str, str]] = {"B": "batch_size", "E": "epochs"}
 
@@ -76,21 +83,21 @@ class TrainConfig(Strict):
 
 
 class TrialConfig(Strict):
-    """Everything one trial needs, and nothing a search adds."""
+    """Config of one trial, complete and without any search."""
 
     data: DataConfig
-    """Which examples are private, and which ones measure the result."""
+    """Data set: its private training examples, and those that measure the result."""
 
     model: ModelConfig
-    """What is trained."""
+    """Model to train."""
 
     privacy: PrivacyConfig
-    """What is promised."""
+    """Privacy target: epsilon and delta, or a noise multiplier."""
 
     train: TrainConfig
-    """How long, in what portions, and on what."""
+    """Length, batches, precision and device of the training."""
 
-    optimizer: OptimizerConfig = Sgd(total_step=TOTAL_STEPS["sgd"])
+    optimizer: OptimizerConfig = Sgd()
     """The base optimizer and the size of its steps; the method's own if missing."""
 
     method: MethodConfig
@@ -117,6 +124,31 @@ class TrialConfig(Strict):
         """Total step r = lr G S (optim/base.py); with lr, as if an adaptive clip norm stayed."""
         given = self.optimizer.total_step
         return self.learning_rate * self._reach if given is None else given
+
+    @property
+    def default_total_step(self) -> float:
+        """Total step that does well without a search, as docs/benchmarks/search.md measures it.
+
+        With SGD min(k N mu, m S, 1600), in three digits. In a whole run the noise moves each weight
+        by r / (N mu), for a run of mu-Gaussian privacy on N examples, whatever clip norm, batch
+        size and length: k is what a model bears of it. m is what it bears in one step of S. With
+        Adam's family 4.
+        """
+        if self.optimizer.name != "sgd":
+            return _ADAM_TOTAL_STEP
+        (steps, rate), noise = self.schedule, self.privacy.noise_multiplier
+        if self.privacy.epsilon is not None:
+            mu = _mu(self.privacy.epsilon, self.delta)
+        else:
+            mu = rate * math.sqrt(steps) / noise if noise else math.inf
+        by_noise, by_step = _BORNE["linear" if self.model.name == "linear" else "other"]
+        most = by_step * sum_factors(self.optimizer.schedule, steps)
+        return float(f"{min(by_noise * self.data.num_examples * mu, most, _MOST_TOTAL_STEP):.3g}")
+
+    def with_default_step(self) -> Self:
+        """The same with the default total step."""
+        size = {"lr": None, "total_step": self.default_total_step}
+        return self.model_copy(update={"optimizer": self.optimizer.model_copy(update=size)})
 
     @property
     def step_size(self) -> str:
@@ -163,10 +195,6 @@ class TrialConfig(Strict):
         for section, default in own.items():
             if isinstance(data, dict) and isinstance(data.get(section), dict):
                 data = {**data, section: {**default, **data[section]}}
-        match data:
-            case {"optimizer": {"name": str(base), **given}} if base in TOTAL_STEPS:
-                size = {"total_step": TOTAL_STEPS[base]} if not _SIZES & given.keys() else {}
-                data = {**data, "optimizer": {"name": base, **given, **size}}
         return data
 
     @model_validator(mode="after")
@@ -180,6 +208,13 @@ class TrialConfig(Strict):
                 f"{self.method.name} steps with {' or '.join(bases)}, got {self.optimizer.name}. "
                 f"Delete optimizer.name, or choose another method.name",
             )
+        return self
+
+    @model_validator(mode="after")
+    def _has_a_step_size(self) -> Self:
+        if self.optimizer.lr is None and self.optimizer.total_step is None:
+            # a frozen model changes while it is made; a copy would be lost to TrialConfig(...)
+            object.__setattr__(self, "optimizer", self.with_default_step().optimizer)
         return self
 
     @model_validator(mode="after")
@@ -206,8 +241,11 @@ class TrialConfig(Strict):
         return self
 
 
-_SIZES = {"lr", "total_step", *Sgd.letters}
-"""Keys that give the size of a step, letters included."""
+@lru_cache(maxsize=256)
+def _mu(epsilon: float, delta: float) -> float:
+    from dpsweep.privacy.audit import mu_of_epsilon  # with SciPy, which takes a while to import
+
+    return mu_of_epsilon(epsilon, delta)
 
 
 def compute_schedule(batch_size: float, epochs: float, num_examples: int) -> tuple[int, float]:

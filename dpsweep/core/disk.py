@@ -23,7 +23,7 @@ def free_bytes(folder: Path) -> int:
 def shown_bytes(size: float) -> str:
     """A size for people.
 
-    >>> shown_bytes(1_234_567)
+    >>> format_bytes(1_234_567)
     '1.2 MB'
     """
     for unit in ("B", "kB", "MB", "GB"):
@@ -47,9 +47,9 @@ def raising_disk_full(folder: Path) -> Iterator[None]:
 def disk_full(folder: Path) -> DiskFull:
     """The error for a write that found no space in `folder`."""
     return DiskFull(
-        f"{folder}: the disk is full: {shown_bytes(free_bytes(folder))} are free. Nothing that was "
-        f"written before is lost. Free some space (dpsweep gc shows what can go), then go on with: "
-        f"dpsweep resume NAME"
+        f"{folder}: the disk is full: {shown_bytes(free_bytes(folder))} are free. Nothing that "
+        f"was written before is lost. Free some space (dpsweep gc shows what can go), then go on "
+        f"with: dpsweep resume NAME"
     )
 
 
@@ -68,7 +68,7 @@ def private_folder(place: Path) -> None:
 
 
 def forget_whole(place: Path) -> None:
-    """Deletes a file that `write_whole` wrote, and what killed writers left of it."""
+    """Deletes a file that `write_atomically` wrote, and what killed writers left of it."""
     for left in (place, *place.parent.glob(f".{place.name}.*")):
         left.unlink(missing_ok=True)
 

@@ -40,7 +40,7 @@ class Misfit(ValueError):
         super().__init__(message)
         self.key = key
 
-    def __reduce__(self) -> tuple[type["Misfit"], tuple[str, str]]:
+    def __reduce__(self) -> tuple[type[ValueError], tuple[str, str]]:
         return Misfit, (self.key, str(self))  # it may come from another process
 
 
@@ -52,9 +52,9 @@ def unknown(kind: str, name: str, known: Iterable[str], *, where: str) -> Config
 def guess(name: str, known: Iterable[str], meant: str | None = None) -> str:
     """The tail of such a message: `meant`, or the closest known name, then all of them.
 
-    >>> guess("dsik", ["disk", "dp_sgd"])
+    >>> suggest_names("dsik", ["disk", "dp_sgd"])
     " Did you mean 'disk'? Known: disk, dp_sgd."
-    >>> guess("DP-SGD", ["disk", "dp_sgd"])
+    >>> suggest_names("DP-SGD", ["disk", "dp_sgd"])
     " Did you mean 'dp_sgd'? Known: disk, dp_sgd."
     """
     known = sorted(known)
@@ -71,7 +71,7 @@ def guess(name: str, known: Iterable[str], meant: str | None = None) -> str:
 def normal_form(name: str) -> str:
     """A name without what people write differently: case, dashes, blanks, outer underscores.
 
-    >>> normal_form("DP-SGD"), normal_form("learningRate"), normal_form("Batch Size")
+    >>> normalize_name("DP-SGD"), normalize_name("learningRate"), normalize_name("Batch Size")
     ('dp_sgd', 'learning_rate', 'batch_size')
     """
     apart = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name)
@@ -81,7 +81,7 @@ def normal_form(name: str) -> str:
 def first_line(error: BaseException) -> str:
     r"""What an error of somebody else's says first; its type's name if it says nothing.
 
-    >>> first_line(OSError("no route\n  to host")), first_line(ValueError())
+    >>> summarize_error(OSError("no route\n  to host")), summarize_error(ValueError())
     ('no route', 'ValueError')
     """
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

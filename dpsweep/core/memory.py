@@ -1,4 +1,4 @@
-"""What memory this process holds, in bytes, and what errors say that there is too little."""
+"""Memory that this process holds, in bytes, and errors that mean it ran out."""
 
 import resource
 import sys
@@ -29,12 +29,12 @@ where memory of the worker is meant, of the GPU, or of either."""
 
 
 def tells_own() -> bool:
-    """Whether `own` has anything to read: on Linux."""
+    """True if `private_bytes` has anything to read: on Linux."""
     return _STATUS.exists()
 
 
 def own() -> int:
-    """What would be free without this process: not files which it has mapped; 0 if unknown.
+    """Bytes that would be free without this process: not files it has mapped; 0 if unknown.
 
     The data set is such a file, of which a node has one copy.
     """
@@ -42,9 +42,9 @@ def own() -> int:
 
 
 def resident() -> int:
-    """What it holds now, mapped files included; `peak` starts from here where the system lets us.
+    """Start `peak_bytes` afresh, and return what the process holds now, mapped files included.
 
-    Elsewhere the peak so far.
+    Where the system cannot start it afresh, the peak so far.
     """
     if not _CLEAR.exists():
         return peak()
@@ -53,15 +53,15 @@ def resident() -> int:
 
 
 def peak() -> int:
-    """The most it has held since `resident` was asked, or since it began."""
+    """Most bytes that the process has held since `reset_peak_bytes`, or since it began."""
     unit = 1 if sys.platform == "darwin" else 1024
     return _status("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def out_of_memory(error: BaseException) -> str | None:
-    """Where memory ran out, if that is what the error says, or what it was raised from.
+    """Name the memory that ran out, if the error or one of its causes says so.
 
-    Whoever calls a model may word anew what goes wrong in it, so the causes are read as well.
+    The causes are read because a caller may reword an error of a model.
 
     Returns:
         "on the GPU", "in its worker", or None.

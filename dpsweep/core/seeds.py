@@ -104,8 +104,10 @@ class Secret:
 def public_seed(seed: int, *path: str | int) -> int:
     """A 32-bit seed for one public purpose, split from the sweep's own.
 
-    >>> public_seed(0, "search", 1) == public_seed(0, "search", 1) != public_seed(0, "search", 2)
+    >>> derive_public_seed(0, "search", 1) == derive_public_seed(0, "search", 1)
     True
+    >>> derive_public_seed(0, "search", 1) == derive_public_seed(0, "search", 2)
+    False
     """
     message = "/".join(map(str, (seed, *path))).encode()
     return int.from_bytes(hashlib.blake2b(message, digest_size=4).digest(), "little")

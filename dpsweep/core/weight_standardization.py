@@ -28,7 +28,7 @@ def standardised(weight: Tensor) -> Tensor:
 
 
 class StandardConv2d(nn.Conv2d):
-    """A convolution with `standardised(weight)` for its kernel.
+    """A convolution with `standardize_weight(weight)` for its kernel.
 
     It learns the weight before that. Its answers are the kernel's, led back through a map of
     public weights (privacy/engine/layers.py).

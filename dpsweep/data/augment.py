@@ -58,7 +58,7 @@ class Augment(Strict):
         return self
 
     def refuse_larger(self, shape: tuple[int, int, int]) -> None:
-        """Raises Misfit if images of `shape` (C, H, W) are too small to be shifted so far."""
+        """Raises InvalidKey if images of `shape` (C, H, W) are too small to be shifted so far."""
         if self.crops >= min(shape[1:]):
             raise Misfit(
                 "crops", f"{self.crops} pixels, of images of {shape[1]} x {shape[2]}. Give fewer"
@@ -69,7 +69,7 @@ class Augment(Strict):
 
         Args:
             inputs_B: Images, shape (B, C, H, W).
-            marks_B: Of the same images; see `marks`.
+            marks_B: Of the same images; see `hash_images`.
             step: Counted from 0.
             seed: Public seed.
         """

@@ -56,7 +56,7 @@ class Scattering(Strict):
         """(channels, height, width) of what becomes of an image of such a shape.
 
         Raises:
-            Misfit: If the image is too small.
+            InvalidKey: If the image is too small.
         """
         channels, height, width = image
         if self.groups and channels * self.paths % self.groups:

@@ -160,9 +160,9 @@ def _read(images: Sequence[Labelled], config: DataConfig) -> Split:
         )
     if other:
         raise ConfigError(
-            f"data.shape: {_by(config.stored.shape)} (channels x height x width), and {len(other)} "
-            f"of {len(images)} images have another: {_few(other)}. Correct it, or set "
-            f"data.resize: true"
+            f"data.shape: {_by(config.stored.shape)} (channels x height x width), and "
+            f"{len(other)} of {len(images)} images have another: {_few(other)}. Correct it, "
+            f"or set data.resize: true"
         )
     return inputs, torch.tensor([label for _, label in images], dtype=torch.int64)
 

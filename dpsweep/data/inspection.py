@@ -90,8 +90,8 @@ def _npz(place: Path, path: Path) -> OwnData:
     if len(shapes) > 1:
         raise ConfigError(
             f"{place}: training and test images differ in size: "
-            f"{' and '.join(npz.by(shape) for shape in sorted(shapes))} (channels x height x "
-            f"width). Bring them to one"
+            f"{' and '.join(npz.by(shape) for shape in sorted(shapes))} (channels x "
+            f"height x width). Bring them to one"
         )
     labels = [npz.labels(path, name, found[images].shape[0]) for images, name in pairs]
     num_classes = 1 + max(int(array.max()) for array in labels)
@@ -126,8 +126,9 @@ def _channels_first(place: Path, name: str, array: npz.Header) -> tuple[int, ...
         case (1 | 3, _, _) as shape:
             return shape
     raise ConfigError(
-        f"{place}: {name} has the shape {npz.by(array.shape)}. Images are (num, height, width), "
-        f"(num, height, width, channels) or (num, channels, height, width), with 1 or 3 channels"
+        f"{place}: {name} has the shape {npz.by(array.shape)}. Images are "
+        f"(num, height, width), (num, height, width, channels) or (num, channels, height, "
+        f"width), with 1 or 3 channels"
     )
 
 

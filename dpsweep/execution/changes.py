@@ -1,4 +1,4 @@
-"""What a sweep file says that it did not say when its sweep was launched, and what may change."""
+"""Changes of a sweep file since its launch, and which of them are allowed."""
 
 from dpsweep.config.explain import format_value
 from dpsweep.config.keys import flatten

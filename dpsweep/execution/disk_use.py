@@ -1,4 +1,4 @@
-"""How much disk a sweep will take, and whether it is there."""
+"""Estimate of the disk space that a sweep takes, and the check that it is free."""
 
 import os
 from pathlib import Path
@@ -49,7 +49,7 @@ def estimate_disk_bytes(sweep: ResolvedSweep, at_once: int) -> int:
 
 
 def check_disk_space(sweep: ResolvedSweep, folder: Path, at_once: int | None = None) -> None:
-    """Raises DiskFull if `folder` has not the trial_dir that the sweep will take.
+    """Raise DiskFull if `folder` has not the trial_dir that the sweep will take.
 
     Args:
         sweep: The sweep.

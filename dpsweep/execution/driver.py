@@ -153,7 +153,7 @@ class Driver:
         return waiting + self._search.num_to_ask() + self._search.num_to_confirm()
 
     def stop(self) -> None:
-        """Starts nothing more, and asks the running trials to save their state and end."""
+        """Start nothing more, and ask the running trials to save their state and end."""
         if not self.stopping:
             self._stopped_at = time.monotonic()
             if not self._lease.is_lost():  # another driver would obey
@@ -183,10 +183,13 @@ class Driver:
         if record is None:
             return None
         trial_dir = TrialDir(self._folder.trial_dir(record.number))
+        # The secret is on disk and the charge in the study before a worker can begin: whatever dies
+        # after this, nothing is released without a charge.
         if not record.dispatched:
             trial_dir.make_secret()
             record = self._search.dispatch(record, void=trial_dir.is_void)
         self._live[trial_id] = record.number
+        # Earlier assignments have begun the trial too: `ended` looks at the difference alone.
         self._begun[trial_id] = count_begins(trial_dir.path)
         for watcher in self._watchers:
             watcher.started(record)
@@ -200,7 +203,7 @@ class Driver:
         }
 
     def result(self, trial_id: str, payload: dict[str, Any]) -> bool:
-        """Takes one message of a worker. True if the trial is to end now."""
+        """Take one message of a worker. True if the trial is to end now."""
         self._lease.check()
         number = self._live.get(trial_id)
         row = payload.get("row")
@@ -210,6 +213,7 @@ class Driver:
         for watcher in self._watchers:
             watcher.reported(record, row)
         steps, _ = record.config.schedule
+        # A trial at its last step is complete and fully charged: pruning would only lose it.
         if row["step"] < steps and self._search.should_prune(number):
             self._pruned.add(trial_id)
             return True
@@ -234,6 +238,7 @@ class Driver:
             return
         trial_dir = TrialDir(self._folder.trial_dir(number))
         begun = count_begins(trial_dir.path) - begun_before
+        # Where no worker could begin it (a full disk, say), the node is at fault, not the trial.
         its_fault = payload is not None or begun > MAX_WORKER_DEATHS
         if not (its_fault or self.stopping or trial_id in self._pruned):
             self._requeue_unstarted(number)
@@ -251,7 +256,7 @@ class Driver:
     def _decide_end(
         self, trial_id: str, trial_dir: Path, payload: dict[str, Any] | None
     ) -> tuple[TrialEnd | None, str | None]:
-        """How a trial ended, and why if it failed; None if it did not end."""
+        """Decide how a trial ended, and why if it failed; None if it did not end."""
         if trial_id in self._pruned:
             return "pruned", None
         if payload is None:
@@ -280,7 +285,7 @@ class Driver:
             self.stop()
 
     def _requeue(self, number: int, reason: str) -> None:
-        """Notes that a trial is to be run once more, when no other runs."""
+        """Note that a trial is to be run once more, when no other runs."""
         self._alone.append(number)
         self._search.log(
             f"trial {number}: {reason}; it is run once more, alone and with half the examples at "
@@ -303,6 +308,7 @@ class Driver:
             number = self._to_adopt.pop(0)
             if not read_memory_notes(self._folder.trial_dir(number)):
                 return self._search.record(number)
+            # Memory ran out under an earlier process: it waits until no other trial runs.
             self._alone.append(number)
         while not self._is_late() and self._search.num_to_ask():
             try:
@@ -312,6 +318,7 @@ class Driver:
         if self._alone and not self._live:
             self._runs_alone = trial_id
             return self._search.record(self._alone.pop(0))
+        # Whose config is repeated depends on the ranking, so repeats wait for the search to end.
         unfinished = [*self._live.values(), *self._alone]
         searching = [n for n in unfinished if self._search.record(n).confirms is None]
         return None if searching else self._search.ask_to_confirm()

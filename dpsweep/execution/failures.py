@@ -1,4 +1,4 @@
-"""How a worker process ends that cannot go on, and what the next one makes of it.
+"""End of worker processes that cannot go on, and the decision of the next one about the trial.
 
 A process that hangs in C code, that breaks down, whose memory is full or that has lost its GPU
 cannot be trusted to say so. It dies, and leaves a note in the trial's directory; Ray starts another
@@ -40,7 +40,7 @@ _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>
 
 @dataclass(frozen=True)
 class Limits:
-    """What a worker holds a trial to.
+    """Limits that a worker enforces on a trial.
 
     Attributes:
         silence_seconds: Longest time without a report; None for any.
@@ -61,7 +61,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class RetryDecision:
-    """What is to become of a trial that a worker was given.
+    """Decision on a trial that a worker was given: run it, or end it.
 
     Attributes:
         end: failed; memory: to be run again, alone; None: it is run.
@@ -75,7 +75,7 @@ class RetryDecision:
 
 
 def decide_retry(trial_dir: Path, limits: Limits) -> RetryDecision:
-    """What the notes of the processes before say; `trial_dir` must be locked."""
+    """Decide by the notes of earlier processes; `trial_dir` must be locked."""
     words = read_last_words(trial_dir)
     if words.startswith("Timeout"):
         return RetryDecision(
@@ -97,26 +97,26 @@ def decide_retry(trial_dir: Path, limits: Limits) -> RetryDecision:
 
 
 def count_begins(trial_dir: Path) -> int:
-    """How many processes have begun the trial."""
+    """Count the processes that have begun the trial."""
     with contextlib.suppress(FileNotFoundError):
         return (trial_dir / _BEGUN).stat().st_size
     return 0
 
 
 def note_begin(trial_dir: Path) -> None:
-    """Adds this process to those that `count_begins` counts; `trial_dir` must be locked."""
+    """Add this process to those that `count_begins` counts; `trial_dir` must be locked."""
     with raising_disk_full(trial_dir), (trial_dir / _BEGUN).open("ab") as file:
         file.write(b".")
 
 
 def read_memory_notes(trial_dir: Path) -> list[str]:
-    """Where memory ran out, once for each time."""
+    """Read where memory ran out, one line for each time."""
     place = trial_dir / _NOTES
     return list(json.loads(place.read_text())) if place.exists() else []
 
 
 def note_memory(trial_dir: Path, where: str) -> None:
-    """Adds to what `read_memory_notes` tells; durable when it returns."""
+    """Add to what `read_memory_notes` tells; durable when it returns."""
     write_whole(trial_dir / _NOTES, json.dumps([*read_memory_notes(trial_dir), where]).encode())
 
 
@@ -129,7 +129,7 @@ def exit_out_of_memory(trial_dir: Path, where: str) -> NoReturn:
 
 
 def exit_without_device(trial_dir: Path, what: str, error: BaseException) -> NoReturn:
-    """Ends this process, which can use its GPU no more: every trial after this one would fail.
+    """End this process, which can use its GPU no more: every trial after this one would fail.
 
     Its last words are written as faulthandler writes them: the innermost call first.
 
@@ -147,14 +147,14 @@ def exit_without_device(trial_dir: Path, what: str, error: BaseException) -> NoR
 
 
 def read_last_words(trial_dir: Path) -> str:
-    """What the last process wrote as it died; empty if it did not, or was killed from outside."""
+    """Read what the last process wrote as it died; empty if it lives or was killed from outside."""
     with contextlib.suppress(FileNotFoundError):
         return (trial_dir / _WORDS).read_text(errors="replace")
     return ""
 
 
 def find_cause_of_death(trial_dir: Path) -> str:
-    """Why the last process died, in a few words."""
+    """Describe why the last process died, in a few words."""
     words = read_last_words(trial_dir)
     if not words:
         return (
@@ -194,7 +194,7 @@ class Watchdog:
         self._wait()
 
     def end(self) -> None:
-        """Leaves the process as it was; it is another trial's next."""
+        """Leave the process as it was; it is another trial's next."""
         self._over.set()
         faulthandler.cancel_dump_traceback_later()
         faulthandler.enable(all_threads=False)

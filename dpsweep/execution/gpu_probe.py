@@ -1,4 +1,4 @@
-"""What the costliest trial of a space takes of a GPU, from some seconds of its steps.
+"""Measurement of what the costliest trial of a space takes of a GPU, by a few seconds of its steps.
 
 A Ray task with a whole GPU starts the processes, first one, then several at once, which all take
 steps during the same seconds. Nothing that they compute leaves them but times and bytes.
@@ -43,7 +43,7 @@ _LATE = 1000
 
 
 def decide_packing(sweep: ResolvedSweep, nodes: Sequence[NodeResources]) -> Packing:
-    """How many trials share a GPU, by a measurement on one of the cluster's."""
+    """Decide how many trials share a GPU, by a measurement on one of the cluster's."""
     with_gpu = [has for has in nodes if has.get("GPU", 0.0) >= 1]
     if not with_gpu:
         return NO_GPU

@@ -68,7 +68,7 @@ class Session:
     seconds: float = 0.0
 
     def prepare(self) -> list[str]:
-        """Decides on the connected cluster what `auto` means; what the user should know of that.
+        """Decide on the connected cluster what `auto` means; what the user should know of that.
 
         Called a second time, or for a finished sweep, it has nothing to do.
 
@@ -91,7 +91,7 @@ class Session:
         return [packing.words]
 
     def run(self, watchers: list[Watcher]) -> bool:
-        """Runs what is left on the connected cluster. False if it was stopped before the end.
+        """Run what is left on the connected cluster. False if it was stopped before the end.
 
         A finished sweep needs no cluster: what the tracker does not know is told again.
 
@@ -244,7 +244,7 @@ def _compute_fingerprint(sweep: ResolvedSweep) -> str:
 
 
 def _list_nodes() -> list[NodeResources]:
-    """What each node of the connected cluster hands out."""
+    """List the resources of each node of the connected cluster."""
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 

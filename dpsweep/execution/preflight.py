@@ -46,7 +46,7 @@ def check_services(
     tracking_uri: str | None,
     storage_uri: str | None = None,
 ) -> None:
-    """Raises if the state cannot be written or has no space, the name is taken or a server away."""
+    """Raise if the state cannot be written or has no space, the name is taken or a server away."""
     from dpsweep.store.storage import check_storage
     from dpsweep.tracking.access import PASSWORDS
     from dpsweep.tracking.mlflow import check_reachable
@@ -65,7 +65,7 @@ def check_services(
 
 
 def check_files(state: StateFolder, tracking_uri: str | None, storage_uri: str | None) -> None:
-    """Raises StateError if a SQLite file that is to be used lies where machines share it."""
+    """Raise StateError if a SQLite file that is to be used lies where machines share it."""
     local = "Name a folder on a disk of this machine with --state FOLDER, or a server with"
     server = "--storage postgresql://USER@HOST/DATABASE"
     _check_file(storage_uri or state.storage_uri, "the study", f"{local} {server}")
@@ -79,7 +79,7 @@ def _check_file(uri: str, what: str, remedy: str) -> None:
 
 
 def _check_apart(tracking_uri: str | None, storage_uri: str | None) -> None:
-    """Raises ConfigError if both are one database.
+    """Raise ConfigError if both are one database.
 
     Optuna and MLflow each note the version of their tables in one called alembic_version, and
     would take the other's for a version of their own.
@@ -100,7 +100,7 @@ def _check_apart(tracking_uri: str | None, storage_uri: str | None) -> None:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a sweep will do.
+    """Plan of a sweep: noise, privacy, time, memory and disk.
 
     Attributes:
         trials: How many.
@@ -134,7 +134,7 @@ class Plan:
 
 
 def make_plan(sweep: ResolvedSweep, at_once: int) -> Plan:
-    """Calibrates the noise over the space, and times a few steps of some of its trials."""
+    """Calibrate the noise over the space, and time a few steps of some of its trials."""
     trials = sweep.config.budget.trials
     inside = [(config, plan_privacy(config)) for config in sweep.samples(_SAMPLES)]
     corners = [*zip(sweep.corners, sweep.plans, strict=True)]
@@ -167,7 +167,7 @@ def make_plan(sweep: ResolvedSweep, at_once: int) -> Plan:
 
 @dataclass(frozen=True)
 class Probe:
-    """What a trial will take, from a few of its steps.
+    """Time and memory of a trial, from a few of its steps.
 
     Attributes:
         entered: When its process had started and imported everything, in seconds since 1970.
@@ -192,7 +192,7 @@ def _run_probes(
 
 
 def _probe_trial(config: TrialConfig, plan: PrivacyPlan, threads: int) -> Probe:
-    """Begins the trial, and times its parts; nothing trained is kept or shown.
+    """Begin the trial, and time its parts; nothing trained is kept or shown.
 
     As a worker it is told its budget, and loads no accountant.
     """

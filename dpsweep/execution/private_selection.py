@@ -135,7 +135,7 @@ class SecretSearch:
         )
 
     def dispatch(self, record: Record, *, void: bool) -> Record:
-        """Notes that the trial's secret exists."""
+        """Note that the trial's secret exists."""
         self._ledger.dispatched[str(record.number)] = void
         self._save()
         return replace(record, void=void, dispatched=True)
@@ -149,7 +149,7 @@ class SecretSearch:
         return False
 
     def tell(self, number: int, end: TrialEnd, *, reason: str | None = None) -> Record:
-        """Compares a trial that ended with the best so far, and deletes the lesser of the two."""
+        """Compare a trial that ended with the best so far, and delete the lesser of the two."""
         record, ledger = self.record(number), self._ledger
         if number in ledger.running:
             ledger.running.remove(number)
@@ -163,7 +163,7 @@ class SecretSearch:
         return replace(record, state=end)
 
     def publish(self, study: Study, reconcile: Callable[[], None]) -> None:
-        """Tells the study who won, as its one trial, and forgets how it came about."""
+        """Tell the study who won, as its one trial, and forget how it came about."""
         winner, first = self._ledger.winner, self._folder.trial_dir(0)
         if any(self._ledger.dispatched.values()):
             study.note_test_secret()
@@ -232,5 +232,5 @@ class SecretSearch:
 
 
 def forget(folder: SweepFolder) -> None:
-    """Deletes what only an unfinished selection needs: how long it is, and what it draws by."""
+    """Delete what only an unfinished selection needs: how long it is, and what it draws by."""
     forget_whole(folder.path / _FILE)

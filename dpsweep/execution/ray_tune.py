@@ -1,4 +1,4 @@
-"""What Ray Tune calls, and what it means to the driver. No decision is made here.
+"""Adapters from Ray Tune's callbacks to the driver. No decision is made here.
 
 Tune's own search and early stopping keep their state in the driver's memory; ours is in the
 study, so that a new Tuner after a crash goes on where the old one was.
@@ -90,7 +90,7 @@ class StopOnRequest(Stopper):
 
 
 def make_trial_name(trial: Trial) -> str:
-    """What Tune calls a trial: its number in the study and the attempt's id."""
+    """Make Tune's name of a trial: its number in the study and the attempt's id."""
     return f"trial-{trial.config.get('number', 0):04d}-{trial.trial_id[-5:]}"
 
 

@@ -1,4 +1,4 @@
-"""How many trials run at once, and how `resources.gpu: auto` is decided.
+"""Number of trials that run at once, and the decision for `resources.gpu: auto`.
 
 Small models leave most of a GPU idle, so several trials share one. How many is worth it is
 measured, on the costliest trial of the space: as many as fit its memory with headroom, and no
@@ -32,7 +32,7 @@ _FILE = "resources.json"
 
 @dataclass(frozen=True)
 class GpuProbe:
-    """What the costliest trial of a space takes of one GPU.
+    """Share of one GPU that the costliest trial of a space takes.
 
     Attributes:
         memory_bytes: What its process takes, libraries included.
@@ -52,7 +52,7 @@ class GpuProbe:
 
 @dataclass(frozen=True)
 class Packing:
-    """What was decided.
+    """Share of a GPU for each trial, and the reason for it.
 
     Attributes:
         gpu: GPUs of a trial: a share, or 0.
@@ -88,7 +88,7 @@ def choose_packing(measured: GpuProbe) -> Packing:
 
 
 def choose_next_count(measured: GpuProbe, most: int) -> int | None:
-    """How many processes to measure next; None if more cannot help.
+    """Choose the number of processes to measure next; None if more cannot help.
 
     Args:
         measured: What is known, from one process on.
@@ -121,7 +121,7 @@ def get_total_memory() -> int:
 
 
 def get_local_resources(resources: ResourcesConfig) -> dict[str, float]:
-    """What this machine has, as Ray says it; a GPU and memory as far as a trial asks for them."""
+    """Get this machine's resources in Ray's terms; GPU and memory only if a trial asks for them."""
     return {
         "CPU": float(os.cpu_count() or 1),
         "GPU": float(math.ceil(resources.num_gpus)),
@@ -145,7 +145,7 @@ def count_trials_per_node(resources: ResourcesConfig, has: NodeResources) -> int
 
 
 def count_concurrent_trials(resources: ResourcesConfig, nodes: Sequence[NodeResources]) -> int:
-    """How many trials of a sweep run at once on a cluster of such nodes, if they are idle.
+    """Count the trials of a sweep that run at once on a cluster of such nodes, if they are idle.
 
     Raises:
         ConfigError: If not even one does.
@@ -176,7 +176,7 @@ def with_packing(sweep: ResolvedSweep, packing: Packing) -> ResolvedSweep:
 
 
 def store_packing(folder: Path, packing: Packing) -> None:
-    """Keeps the choice with the sweep."""
+    """Keep the choice with the sweep."""
     write_whole(folder / _FILE, json.dumps(asdict(packing), indent=1).encode())
 
 
@@ -187,7 +187,7 @@ def read_packing(folder: Path) -> Packing | None:
 
 
 def make_idle_gpu_warning(resources: ResourcesConfig, nodes: Sequence[NodeResources]) -> str:
-    """What to tell of GPUs that are there and not used; empty if nothing."""
+    """Make the warning about GPUs that stay idle; empty if none does."""
     idle = sum(has.get("GPU", 0.0) for has in nodes)
     if resources.gpu == 0 and idle:
         return (

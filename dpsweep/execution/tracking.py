@@ -53,7 +53,7 @@ class TrackingWatcher:
         self._num_stated, self._void_stated = 0, False
 
     def reconcile(self) -> None:
-        """Tells again all that the study knows: what was lost on the way is made good."""
+        """Tell again all that the study knows: what was lost on the way is made good."""
         self.sweep_started()
         for record in self._study.records():
             self.started(record)
@@ -64,7 +64,7 @@ class TrackingWatcher:
                 self.ended(record)
 
     def sweep_started(self) -> None:
-        """Describes the parent run, with the privacy statement of all runs that are planned.
+        """Describe the parent run, with the privacy statement of all runs that are planned.
 
         The statement of an earlier plan says too little as soon as a trial more is dispatched. So
         the new one is in the sweep's folder and in the spool, ahead of any later event, when this
@@ -114,7 +114,7 @@ class TrackingWatcher:
         self._tracker.row(record.number, row)
 
     def ended(self, record: Record) -> None:
-        """How it ended, and what it promises."""
+        """Record how the trial ended, and its privacy statement."""
         tags = {
             "dpsweep.state": record.state,
             "mlflow.note.content": self._description(record),
@@ -139,7 +139,7 @@ class TrackingWatcher:
 
 
 def make_run_name(record: Record) -> str:
-    """What a trial's run is called: its number, and what tells it from others at a glance.
+    """Make the name of a trial's run: its number, and the hyperparameters that differ most.
 
     `0007 fftkf lr 0.52 B 1000`; a repeat says of which trial, and where budgets differ, which.
     """
@@ -153,12 +153,12 @@ def make_run_name(record: Record) -> str:
 
 
 def make_test_secret_tags(study: Study) -> dict[str, str]:
-    """What tells a sweep in which a test secret was used; nothing for any other."""
+    """Make the tag of a sweep that used a test seed; none for any other."""
     return {"privacy": "void", "dpsweep.epsilon": NO_EPSILON} if study.is_void else {}
 
 
 def _make_sweep_tags(sweep: ResolvedSweep) -> dict[str, str]:
-    """What a sweep's run is filtered by, as its trials' are; several values are listed."""
+    """Make the tags by which the parent run is filtered; several values are listed."""
     trial = sweep.written
     return {
         "dpsweep.method": ", ".join(sorted(sweep.methods)),

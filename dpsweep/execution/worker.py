@@ -46,7 +46,7 @@ On a node that the network has cut off it lives on until that node gives up, min
 
 
 def run_trial(assignment: Assignment) -> None:
-    """Trains one trial and reports each row, then how it ended.
+    """Train one trial and report each row, then how it ended.
 
     A failure is a result like any other: raising would make Ray run it again, and a second
     run of a config that diverges, or of a mistake of ours, ends no better. A process whose memory
@@ -72,7 +72,7 @@ def run_trial(assignment: Assignment) -> None:
 
 
 def _send_failure(place: Path, error: Exception) -> None:
-    """How a trial failed, to the driver; of errors that are not ours, no message.
+    """Send a trial's failure to the driver; the message of errors that are not ours is left out.
 
     It may quote private data; the type and place do not.
     """

@@ -63,7 +63,7 @@ def butterworth(order: int, cutoff: float) -> Coefficients:
         cutoff: Share of the Nyquist frequency (half a cycle per step), in (0, 1).
 
     Raises:
-        Misfit: A ValueError that names order or cutoff, if one is outside its range or if
+        InvalidKey: A ValueError that names order or cutoff, if one is outside its range or if
             both together ask for more digits than double precision has.
 
     >>> a, b = butterworth(1, 0.5)     # an average of two neighbours
@@ -87,7 +87,7 @@ def chebyshev(order: int, cutoff: float, ripple_db: float) -> Coefficients:
         ripple_db: Height of the ripples, decibels, in (0, 12].
 
     Raises:
-        Misfit: As for `butterworth`; or if it names ripple_db, that is outside its range.
+        InvalidKey: As for `butterworth`; or if it names ripple_db, that is outside its range.
     """
     from scipy import signal
 
@@ -115,7 +115,7 @@ def pole_zero(
             silenced; angle 0 would silence a constant gradient and is refused.
 
     Raises:
-        Misfit: A ValueError that names poles or zeros.
+        InvalidKey: A ValueError that names poles or zeros.
 
     >>> a, b = pole_zero([(0.9, 0.0)])
     >>> a, [round(x, 9) for x in b]

@@ -1,8 +1,8 @@
 """Low-pass filters of any order, in the direct form they are printed in.
 
 A filter is two rows of numbers: `a` feeds back what came out, `b` weighs what goes in. Not every
-pair is a filter one may train with. What is refused, and why, is said in `Iir`; a refusal is a
-`Misfit`, a ValueError that names the row at fault, so that a config can point at its own key.
+pair is a filter one may train with. What is refused, and why, is said in `Iir`; a refusal is an
+`InvalidKey`, a ValueError that names the row at fault, so that a config can point at its own key.
 
 Read filters/lti.py first: it says what the two describing numbers of a filter are.
 """
@@ -61,7 +61,7 @@ class Iir:
         b: Input weights, b_0..b_nb, with sum b = 1 + sum a up to a share of 1e-6.
 
     Raises:
-        Misfit: A ValueError that names a or b. If a number is not finite; if a pole, a root of
+        InvalidKey: A ValueError that names a or b. If a number is not finite; if a pole, a root of
             z^na + a_1 z^(na-1) + ..., has radius 1 or more, or lies closer to z = 1 than double
             precision can tell; if b is empty, begins with 0 or has the wrong sum; or if some
             c_t of the first 65 536 steps is not positive, which would turn the gradient around.
@@ -102,10 +102,10 @@ class Iir:
             radius = max(abs(pole), 1.0)  # the exact test knows better than a computed root
             raise Misfit(
                 "a",
-                f"Iir.a = {shown(self.a)} is unstable: it has a pole at z = {_complex(pole)}, of "
-                f"radius {radius:.9g}, and past noise would never fade. Every root of "
-                "z^na + a_1 z^(na-1) + ... must have a radius below 1; mind the sign, "
-                "m_t = 0.9 m_{t-1} + ... is a = [-0.9]",
+                f"Iir.a = {shown(self.a)} is unstable: it has a pole at "
+                f"z = {_complex(pole)}, of radius {radius:.9g}, and past noise would "
+                "never fade. Every root of z^na + a_1 z^(na-1) + ... must have a radius below 1; "
+                "mind the sign, m_t = 0.9 m_{t-1} + ... is a = [-0.9]",
             )
         if not (share := rounding(self.a)) <= ROUNDING_LIMIT:
             raise Misfit(
@@ -120,8 +120,8 @@ class Iir:
         if sum_b == 0:
             raise Misfit(
                 "b",
-                f"Iir.b = {shown(self.b)} has sum 0: the filter blocks a constant gradient, and "
-                f"nothing would be learned. The sum must be 1 + sum a = {wanted:.9g}",
+                f"Iir.b = {shown(self.b)} has sum 0: the filter blocks a constant gradient, "
+                f"and nothing would be learned. The sum must be 1 + sum a = {wanted:.9g}",
             )
         if not abs(sum_b - wanted) <= DC_TOLERANCE * wanted:
             mended = tuple(x * (wanted / sum_b) for x in self.b)
@@ -129,8 +129,8 @@ class Iir:
             fits = abs(sum_b - fsum((1.0, *turned))) <= DC_TOLERANCE * abs(sum_b)
             raise Misfit(
                 "b",
-                f"Iir.b = {shown(self.b)} has sum {sum_b:.9g}, but 1 + sum a = {wanted:.9g}: a "
-                f"constant gradient would come out times {sum_b / wanted:.9g}. "
+                f"Iir.b = {shown(self.b)} has sum {sum_b:.9g}, but 1 + sum a = {wanted:.9g}: "
+                f"a constant gradient would come out times {sum_b / wanted:.9g}. "
                 f"Use b = {shown(mended, digits=12)}"
                 + (f", or a = {shown(turned)} if its signs are turned" if fits else ""),
             )
@@ -146,10 +146,10 @@ class Iir:
             t = wrong[0]
             raise Misfit(
                 "b",
-                f"Iir with a = {shown(self.a)}, b = {shown(self.b)} has c_{t} = {c_T[t]:.6g} at "
-                f"step {t}: the bias correction divides by c_t, which must stay above 0, or it "
-                "turns the gradient around. Let b begin with a positive number, and keep what "
-                "is negative in b smaller",
+                f"Iir with a = {shown(self.a)}, b = {shown(self.b)} has "
+                f"c_{t} = {c_T[t]:.6g} at step {t}: the bias correction divides "
+                "by c_t, which must stay above 0, or it turns the gradient around. Let b begin "
+                "with a positive number, and keep what is negative in b smaller",
             )
 
     @property

@@ -40,7 +40,8 @@ class Entry:
         build: Config -> Method.
         bases: Names of the base optimizers it may have; the first is its own.
         paper: Where it is described.
-        space: What is searched by default, as `search:` in a sweep file has it.
+        space: What is searched by default, as `search:` in a sweep file has it, with the total
+            step around a usual default; a sweep has that of its own data, model and epsilon.
         clipping: The style of clipping it has where a file says nothing.
     """
 
@@ -55,5 +56,16 @@ class Entry:
     def of(
         cls, module: ModuleType, bases: tuple[str, ...], paper: str, clipping: str = "flat"
     ) -> "Entry":
-        """The line of a method's module, which has Config, build and SPACE."""
-        return cls(module.Config, module.build, bases, paper, module.SPACE, clipping)
+        """The line of a method's module, which has Config, build and SPACE, of its own keys."""
+        shared = {"optimizer.total_step": _around(4 if bases[0].startswith("adam") else 800)}
+        shared |= {"privacy.clip_norm": {"log_uniform": [0.1, 1.0]}}
+        space = {**shared, **module.SPACE}
+        return cls(module.Config, module.build, bases, paper, space, clipping)
+
+
+STEP_FACTOR = 4
+"""The default range of the total step goes from the default by it to the default times it."""
+
+
+def _around(total_step: float) -> dict[str, list[float]]:
+    return {"log_uniform": [total_step / STEP_FACTOR, total_step * STEP_FACTOR]}

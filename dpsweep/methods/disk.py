@@ -126,7 +126,6 @@ class Config(Gains):
 
 
 SPACE = {
-    "optimizer.lr": {"log_uniform": [0.1, 10]},
     "method.kappa": {"uniform": [0.3, 1.0]},
     "method.gamma": {"choice": ["one_point", -1, 0.2, 0.5, 1, 2, 3]},
 }

@@ -17,7 +17,6 @@ class Config(Strict):
 
 
 SPACE = {
-    "optimizer.lr": {"log_uniform": [0.1, 10]},
     "method.filter": {
         "choice": [
             {"published": "a6_b4"},

@@ -1,6 +1,6 @@
 """DP-Adam: DP-SGD's release, Adam's step."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from dpsweep.core.strict import Strict
 from dpsweep.methods.base import Method
@@ -12,7 +12,7 @@ class Config(Strict):
     name: Literal["dp_adam"] = "dp_adam"
 
 
-SPACE = {"optimizer.lr": {"log_uniform": [0.0003, 0.03]}}
+SPACE: dict[str, Any] = {}
 
 
 def build(config: Config) -> Method:

@@ -13,7 +13,6 @@ class Config(Strict):
 
 
 SPACE = {
-    "optimizer.lr": {"log_uniform": [0.0003, 0.03]},
     "optimizer.floor": {"log_uniform": [1.0e-8, 1.0e-4]},
 }
 

@@ -17,7 +17,6 @@ class Config(InnerMomentum):
 
 
 SPACE = {
-    "optimizer.lr": {"log_uniform": [0.1, 10]},
     "method.points": {"integer": [1, 4]},
     "method.decay": {"uniform": [0.1, 1.0]},
     "method.filter": {

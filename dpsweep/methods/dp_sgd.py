@@ -1,6 +1,6 @@
 """DP-SGD: clip each example's gradient, add noise, step."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from dpsweep.core.strict import Strict
 from dpsweep.methods.base import Method
@@ -12,7 +12,7 @@ class Config(Strict):
     name: Literal["dp_sgd"] = "dp_sgd"
 
 
-SPACE = {"optimizer.lr": {"log_uniform": [0.1, 10]}}
+SPACE: dict[str, Any] = {}
 
 
 def build(config: Config) -> Method:

@@ -65,7 +65,6 @@ class Config(Gains):
 
 
 SPACE = {
-    "optimizer.lr": {"log_uniform": [0.1, 10]},
     "method.kappa": {"uniform": [0.3, 1.0]},
     "method.gamma": {"choice": ["one_point", -1, 0.2, 0.5, 1, 2, 3]},
     "method.depth": {"uniform": [0.0, 0.9]},
@@ -85,8 +84,9 @@ def build(config: Config) -> Method:
     release only, since masking the noise before it is added would void the calibration.
 
     With `predictor: split` the gradient and its change on the way ahead are clipped and noised
-    apart, as in the paper's second version. Both are one release of sensitivity C (see `Apart`);
-    the difference's share of the cost is taken from the gradient's, never added to the budget.
+    apart, as in the paper's second version. Both are one release of sensitivity C (see
+    `SplitQuery`); the difference's share of the cost is taken from the gradient's, never added
+    to the budget.
     """
     shelf = Shelf(config.cut, config.depth, config.shape, config.scope, config.sharpness)
     return Method(query=config.predicting_query, filters=(shelf, config.average))

@@ -21,7 +21,6 @@ class Config(InnerMomentum):
 
 
 SPACE = {
-    "optimizer.lr": {"log_uniform": [0.01, 2]},
     "method.points": {"integer": [1, 4]},
     "method.decay": {"uniform": [0.1, 1.0]},
     "method.outer_decay": {"uniform": [0.0, 0.95]},

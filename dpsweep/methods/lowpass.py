@@ -119,7 +119,7 @@ class LowPass(Strict):
         """The filter.
 
         Raises:
-            Misfit: If it is none that one may train with, naming the key to change.
+            InvalidKey: If it is none that one may train with, naming the key to change.
         """
         try:
             return Iir(*self._coefficients())

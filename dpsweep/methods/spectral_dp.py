@@ -20,7 +20,6 @@ class Config(Strict):
 
 
 SPACE = {
-    "optimizer.lr": {"log_uniform": [0.1, 10]},
     "method.keep": {"uniform": [0.3, 1.0]},
 }
 

@@ -42,7 +42,7 @@ def made_private(model: nn.Module, *, keep_statistics: bool = False) -> nn.Modul
             variances that come with those. Otherwise they become group norms.
 
     Raises:
-        Misfit: If a batch norm has no size, or no statistics to keep.
+        InvalidKey: If a batch norm has no size, or no statistics to keep.
     """
     for name, layer in list(model.named_modules()):
         for own, child in list(layer.named_children()):

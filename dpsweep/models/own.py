@@ -1,7 +1,7 @@
 """Models that are not ours: a function of the user's, or one of torchvision's or timm's by name.
 
 Batch norm mixes examples, dropout draws what no seed governs, and in-place layers hide what
-engines must see; `made_private` replaces them. Whatever else is wrong with a model is found by
+engines must see; `make_private` replaces them. Whatever else is wrong with a model is found by
 the engine's own checks (privacy/engine/) before the first step.
 """
 

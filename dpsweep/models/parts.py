@@ -61,7 +61,7 @@ def linear(inputs: int, outputs: int, block: int | None, key: str = "block") -> 
     """A linear layer: of circulant blocks, or dense if `block` is None.
 
     Raises:
-        Misfit: Naming `key`, if the block does not divide both sizes.
+        InvalidKey: Naming `key`, if the block does not divide both sizes.
     """
     from torch import nn
 
@@ -78,14 +78,14 @@ def linear(inputs: int, outputs: int, block: int | None, key: str = "block") -> 
 def divisor(most: int, size: int) -> int:
     """The largest number up to `most` that divides `size`.
 
-    >>> divisor(32, 48)
+    >>> largest_divisor(32, 48)
     24
     """
     return max(d for d in range(1, most + 1) if size % d == 0)
 
 
 def refuse_remainder(groups: int, channels: int) -> None:
-    """Raises Misfit if that many groups do not share `channels` evenly."""
+    """Raises InvalidKey if that many groups do not share `channels` evenly."""
     if channels % groups:
         raise Misfit(
             "groups",

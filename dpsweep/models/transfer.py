@@ -23,7 +23,7 @@ def transferred(model: nn.Module, config: Model) -> nn.Module:
     """`model` with the config's weights in it and all but its `train` layers frozen.
 
     Raises:
-        Misfit: If the weights cannot be read or do not fit, or a layer is not there.
+        InvalidKey: If the weights cannot be read or do not fit, or a layer is not there.
     """
     if config.fresh is not None and config.weights is None:
         raise Misfit("fresh", "says what is not looked up in model.weights, and that is missing")
@@ -110,7 +110,7 @@ def _refuse_unknown(key: str, layers: Iterable[str], model: nn.Module) -> None:
 def _below(name: str, layers: Sequence[str]) -> bool:
     """True if a parameter is one of these, or in one of these layers.
 
-    >>> _below("body.0.weight", ("body",)), _below("bodyguard.weight", ("body",))
+    >>> _is_below("body.0.weight", ("body",)), _is_below("bodyguard.weight", ("body",))
     (True, False)
     """
     return any(name == layer or name.startswith(f"{layer}.") for layer in layers)

@@ -10,9 +10,6 @@ from pydantic import Field
 
 from dpsweep.optim import adam, adam_bc, sgd
 
-TOTAL_STEPS = {"sgd": 800.0, "adam": 1.0, "adamw": 1.0, "adambc": 1.0}
-"""Default total step by name, from measurement: docs/benchmarks/search.md."""
-
 OptimizerConfig = Annotated[
     sgd.Sgd | adam.Adam | adam.AdamW | adam_bc.AdamBC,
     Field(discriminator="name"),

@@ -113,7 +113,7 @@ def calibrate(epsilon: float, delta: float, sampling_rate: float, steps: int) ->
         sampling_rate: q, in (0, 1].
         steps: T, >= 1.
 
-    >>> run, spent = calibrate(epsilon=4.0, delta=1e-5, sampling_rate=0.02, steps=2500)
+    >>> run, spent = calibrate_noise(epsilon=4.0, delta=1e-5, sampling_rate=0.02, steps=2500)
     >>> round(run.noise_multiplier, 2), 3.99 < spent <= 4.0
     (1.3, True)
     """

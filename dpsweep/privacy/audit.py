@@ -10,8 +10,8 @@ run down to one number, its log-likelihood ratio, larger where the canary was in
               the canary outscores one without
 
 Measured on normal samples of a mechanism of exactly epsilon, delta 1e-5 (1000 audits each; the
-median bound over the truth, as `judge` gives it at 95 %; fitted exceeded it in 2 to 5 % of them,
-counted in none):
+median bound over the truth, as `bound_epsilon` gives it at 95 %; fitted exceeded it in 2 to 5 %
+of them, counted in none):
 
               1000 + 1000 runs     2000 + 2000 runs     4000 + 4000 runs
     epsilon   counted   fitted     counted   fitted     counted   fitted
@@ -40,7 +40,7 @@ FEWEST_RUNS = 20
 """Of either kind; the bounds hold for fewer too, but say nothing."""
 
 FITTED_SHARE = 0.8
-"""Of the error that `judge` may make, what the fitted bound takes; the rest is the counted one's.
+"""Share of the error of `bound_epsilon` that the fitted bound takes; the rest is the counted one's.
 
 The fit is the tighter one by far where its assumption holds, so it is given the larger part.
 """
@@ -190,7 +190,7 @@ def mu_by_fit(absent: Floats, present: Floats, confidence: float) -> float:
     sampling privacy loss has the heavier tail, so the epsilon at a small delta belongs to a larger
     mu than the bulk of runs shows, and the bound errs to the safe side: exact log-ratios of ten
     (q, sigma, T) showed 0.5 to 0.99 of `mu_of_epsilon` of the accountant's epsilon at 1e-5. Where
-    privacy loss is bounded (randomized response), it is no bound; `epsilon_by_counting` is.
+    privacy loss is bounded (randomized response), it is no bound; `bound_epsilon_by_counting` is.
 
     Cannot exceed sqrt(2) Phi^-1((1 - confidence)^(1/n)), 4.5 for n = 4000 at 95 %, which is
     epsilon 28 at delta 1e-5.
@@ -270,7 +270,7 @@ def log_ratio(shift: npt.ArrayLike, centred: npt.ArrayLike, sampling_rate: float
         centred: A shape that broadcasts with it.
         sampling_rate: q, in (0, 1].
 
-    >>> [round(float(log_ratio(1.0, g, sampling_rate=0.01)), 4) for g in (-50, 0.5, 50)]
+    >>> [round(float(compute_log_ratio(1.0, g, sampling_rate=0.01)), 4) for g in (-50, 0.5, 50)]
     [-0.0101, 0.0, 44.8948]
     """
     if not 0 < sampling_rate <= 1:
@@ -290,7 +290,7 @@ def most(count: npt.ArrayLike, runs: int, error: float) -> Floats:
     It lies under the true one with probability `error` at most. Counts may be fractions, of
     runs that are only expected.
 
-    >>> round(float(most(0, runs=1000, error=0.05)), 4)     # the rule of three
+    >>> round(float(bound_probability(0, runs=1000, error=0.05)), 4)     # the rule of three
     0.003
     """
     count = np.minimum(np.asarray(count, dtype=np.float64), runs)

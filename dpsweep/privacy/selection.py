@@ -167,7 +167,7 @@ class Whole:
         """What each run may lose at most, at orders or epsilons fixed beforehand.
 
         Raises:
-            Misfit: If the budget is too small for any.
+            InvalidKey: If the budget is too small for any.
         """
         return _cap(self)
 
@@ -175,7 +175,7 @@ class Whole:
         """The noise multiplier of a run, the least that keeps the budget.
 
         Raises:
-            Misfit: If the budget is too small for any.
+            InvalidKey: If the budget is too small for any.
         """
         return _noise(self, schedule)
 

@@ -164,7 +164,7 @@ def low_pass(n: int, keep: float) -> Tensor:
     Raises:
         ValueError: If `keep` is out of range or NaN; below 1/n a constant would shrink.
 
-    >>> low_pass(8, keep=0.5)  # 4 bins: the zero, the pair +-1, and one bin's worth of +-2
+    >>> low_pass_response(8, keep=0.5)  # 4 bins: the zero, the pair +-1, and one bin's worth of +-2
     tensor([1.0000, 1.0000, 0.7071, 0.0000, 0.0000], dtype=torch.float64)
     """
     if not 0 < keep <= 1:  # asked this way round, NaN is refused too

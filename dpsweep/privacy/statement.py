@@ -52,7 +52,7 @@ class Growth:
 def shown_plans(plans: tuple[tuple[int, int], ...]) -> str:
     """How a number of runs was raised: planned runs, and how many had begun by then.
 
-    >>> shown_plans(((2, 0), (5, 2), (9, 4)))
+    >>> format_plans(((2, 0), (5, 2), (9, 4)))
     'from 2 to 5 when 2 had begun, to 9 when 4 had begun'
     """
     (first, _), *later = plans
@@ -122,8 +122,8 @@ def search_statement(search: Search, *, accounting: str, num_held_out: int) -> s
     if search.broken is not None:
         words.insert(
             0,
-            f"OVER BUDGET: the sweep promised {_figure(search.broken, search.delta)} for all runs "
-            f"together, and what was run does not keep that.",
+            f"OVER BUDGET: the sweep promised {_figure(search.broken, search.delta)} "
+            f"for all runs together, and what was run does not keep that.",
         )
     if accounting == "none":
         words.append(
@@ -217,18 +217,24 @@ def validation_statement(validation: str, num_held_out: int) -> str:
 
 
 def shown_epsilon(epsilon: float) -> str:
-    """Two decimals, rounded up.
+    """Two decimals, or two digits where that is more, rounded up.
 
-    >>> shown_epsilon(3.9912), shown_epsilon(4.0), shown_epsilon(math.inf)
+    >>> format_epsilon(3.9912), format_epsilon(4.0), format_epsilon(math.inf)
     ('4.00', '4.00', 'inf')
+    >>> shown_epsilon(0.001), shown_epsilon(0.01234), shown_epsilon(0.0999), shown_epsilon(0.0)
+    ('0.0010', '0.013', '0.10', '0.00')
     """
-    return "inf" if math.isinf(epsilon) else f"{math.ceil(epsilon * 100 - 1e-9) / 100:.2f}"
+    if math.isinf(epsilon):
+        return "inf"
+    places = 2 if epsilon <= 0 else max(2, 1 - math.floor(math.log10(epsilon)))
+    rounded = math.ceil(epsilon * 10**places - 1e-9) / 10**places
+    return f"{rounded:.{places if rounded < 0.1 else 2}f}"
 
 
 def shown_delta(delta: float) -> str:
     """Two digits, rounded up.
 
-    >>> shown_delta(5.546e-6), shown_delta(1e-5)
+    >>> format_delta(5.546e-6), format_delta(1e-5)
     ('5.6e-06', '1.0e-05')
     """
     unit = 10.0 ** (math.floor(math.log10(delta)) - 1)

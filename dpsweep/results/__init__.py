@@ -1,1 +1,1 @@
-"""What is shown and exported when a search is through."""
+"""Tables, figures, reports and exports of a search."""

@@ -5,6 +5,7 @@ for its best config, and that one for its repeats (`confirm`): the best of many 
 lucky, and nothing is tested on it. Words and tables are side_by_side.py's.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -31,6 +32,8 @@ class Compared:
         gap: TrialGroup less reference.
         better: True if the difference is in the group's favour.
         p: Corrected for the number of comparisons (Holm); None if there is none.
+        luck: Leads between two such searches of equally good methods are smaller than that 19 times
+            in 20 (9 in 10, as measured); None with few trials.
     """
 
     label: str
@@ -39,6 +42,7 @@ class Compared:
     gap: Gap
     better: bool
     p: float | None
+    luck: float | None = None
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ class Comparison:
 def compare(
     groups: Sequence[TrialGroup], reference: str | None = None, *, any_model: bool = False
 ) -> Comparison:
-    """Puts groups side by side.
+    """Put groups side by side.
 
     Args:
         groups: Of all sweeps.
@@ -89,10 +93,17 @@ def compare(
             gap=gap,
             better=group.sign * gap.difference < 0,
             p=p,
+            luck=_lead_by_luck(group, other),
         )
         for (group, other), gap, p in zip(pairs, gaps, holm([gap.p for gap in gaps]), strict=True)
     )
     return Comparison(tuple(labelled), compared, chosen=reference is None)
+
+
+def _lead_by_luck(one: TrialGroup, other: TrialGroup) -> float | None:
+    if one.luck is None or other.luck is None:
+        return None
+    return 1.96 * math.hypot(one.luck.spread, other.luck.spread)
 
 
 def compare_methods(study: Study) -> Comparison | None:
@@ -104,7 +115,7 @@ def compare_methods(study: Study) -> Comparison | None:
 
 
 def check_comparable(groups: Sequence[TrialGroup], *, any_model: bool = False) -> None:
-    """Raises ConfigError if two groups differ in metric, data or (unless `any_model`) in model."""
+    """Raise ConfigError if two groups differ in metric, data or (unless `any_model`) in model."""
     first = groups[0]
     asked: list[tuple[str, Callable[[TrialGroup], Any]]] = [
         ("metric", lambda group: group.metric),

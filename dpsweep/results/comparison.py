@@ -15,13 +15,14 @@ from dpsweep.results.significance import CONFIDENCE, LEVEL
 from dpsweep.results.tables import heading, knob_words, shown_value
 
 _HEADINGS = ("ε", "method", "trials", "as chosen", "confirmed", "± 95 %", "runs", "difference", "p")
+_SPARE = ("as chosen", "runs", "trials", "± 95 %")
 _POINTS = "valid/accuracy"
 _TOP_KEYS = 2
 
 
 def comparison_table(comparison: Comparison) -> Table:
     """One line a group."""
-    table = plain_table(_title(comparison), caption=_legend(comparison), caption_justify="left")
+    table = plain_table(_title(comparison), spare=_SPARE, caption=_legend(comparison))
     for name in _HEADINGS:
         table.add_column(name, justify="left" if name == "method" else "right")
     for row in _rows(comparison):
@@ -61,7 +62,7 @@ def rows(comparison: Comparison) -> dict[str, Any]:
 
 
 def sentences(comparison: Comparison) -> list[str]:
-    """What the figures say, what carried each search, and what to be careful about."""
+    """Describe the differences, luck, the keys that mattered in each search, and the caveats."""
     found = []
     several = len(comparison.by_target()) > 1
     for peers in comparison.by_target():
@@ -72,12 +73,17 @@ def sentences(comparison: Comparison) -> list[str]:
             for group in peers
             if group.label in by_label
         ]
+        found += [
+            at + _lead(by_label[group.label], group)
+            for group in peers
+            if group.label in by_label and by_label[group.label].luck is not None
+        ]
         found += [f"{at}{group.label}: {_carried(group)}" for group in peers]
     return [*found, *warnings(comparison)]
 
 
 def warnings(comparison: Comparison) -> list[str]:
-    """What to be careful about."""
+    """List the caveats of a comparison."""
     found = []
     by_target = comparison.by_target()
     for peers in by_target:
@@ -99,18 +105,18 @@ def warnings(comparison: Comparison) -> list[str]:
         )
     if any(each.gap.kind == "Welch" for each in comparison.compared):
         found.append(
-            "repeats do not share public seeds one by one, so those marked W are compared by "
-            "Welch's test and not in pairs"
+            "groups marked W have repeats with different public seeds; they are compared by "
+            "Welch's test instead of in pairs"
         )
     if any(group.num_confirmed > 1 for group in comparison.groups):
         found.append(
-            "where several configs were repeated, the best mean of them is shown, and that is "
-            "still a little lucky"
+            "where several configs were repeated, the best of their means is shown; selection "
+            "makes it slightly too good"
         )
     if comparison.chosen and len(comparison.compared) > 1:
         found.append(
-            "the reference is the best by these same repeats, which makes the others look worse "
-            "than they are; --reference names one beforehand"
+            "the reference was chosen by these same repeats, which makes the other groups look "
+            "worse than they are; --reference names one beforehand"
         )
     return list(dict.fromkeys(found))
 
@@ -141,11 +147,19 @@ def _title(comparison: Comparison) -> str:
 def _legend(comparison: Comparison) -> str:
     tests = sum(each.p is not None for each in comparison.compared)
     return (
-        f"confirmed: mean of fresh runs of the best config, ± its 95 % interval over noise and "
-        f"weights at the start, not over test images; difference: to the reference; p: corrected "
-        f"for {tests} tests (Holm). The tests compare the configs that were found, and do not see "
-        f"the luck of finding them"
+        f"as chosen: {_as_chosen(comparison)}; confirmed: mean of fresh runs of the best config, ± "
+        f"its 95 % interval over noise and weights at the start, not over test images; difference: "
+        f"to the reference; p: corrected for {tests} tests (Holm). The tests compare the best "
+        f"configs; they do not cover how lucky each search was"
     )
+
+
+def _as_chosen(comparison: Comparison) -> str:
+    """What the column means: every best config was chosen in one of two ways."""
+    bests = [group.best for group in comparison.groups if group.best]
+    ways = {r.expected is not None for r in bests}
+    names = {True: "posterior mean", False: "result of one run"}
+    return " or, with few trials, ".join(names[way] for way in sorted(ways, reverse=True)) or "none"
 
 
 def _rows(comparison: Comparison) -> list[list[str]]:
@@ -158,7 +172,7 @@ def _rows(comparison: Comparison) -> list[list[str]]:
                 shown_promise(group),
                 group.label,
                 "secret" if group.trials is None else str(group.trials),
-                _figure(group.best.value if group.best else None),
+                _figure(group.best.merit if group.best else None),
                 _figure(group.mean),
                 _figure(group.half),
                 str(len(group.repeats)) if group.repeats else "–",
@@ -170,7 +184,7 @@ def _rows(comparison: Comparison) -> list[list[str]]:
 
 
 def _verdict(each: Compared, group: TrialGroup) -> str:
-    """Whether a group and the reference differ, in a sentence."""
+    """State in a sentence whether a group and the reference differ."""
     gap, (ours, theirs) = each.gap, each.gap.num_runs
     amount = _amount(abs(gap.difference), group, sign=False)
     margin = "" if gap.half is None else f" ± {_amount(gap.half, group, sign=False)}"
@@ -193,18 +207,35 @@ def _verdict(each: Compared, group: TrialGroup) -> str:
     )
 
 
+def _lead(each: Compared, group: TrialGroup) -> str:
+    """Whether the luck of the two searches alone could make the difference."""
+    assert each.luck is not None, "asked where it is known"
+    lead, luck = abs(each.gap.difference), each.luck
+    within = "more than that" if lead > luck else "no more than that"
+    return (
+        f"{group.label} and {each.reference}: which configs two searches find is luck too. Between "
+        f"equally good methods it makes leads of up to {_amount(luck, group, sign=False)} "
+        f"{_unit(group)}; this one is {within}"
+    )
+
+
 def _carried(group: TrialGroup) -> str:
-    """What its best config is, and which keys made trials good."""
+    """Describe a group's best config, how lucky its result may be, and which keys mattered."""
     if group.best is None:
         return "no trial was completed"
     hyperparams = knob_words(group.best, without=(EPSILON, METHOD_NAME)) or "nothing was searched"
     words = f"best is trial {group.best.number}: {hyperparams}"
+    if group.luck and group.trials:
+        words += (
+            f". The best result of {group.trials} trials is better than its config by "
+            f"{_amount(group.luck.overstatement, group, sign=False)} {_unit(group)} on average"
+        )
     if group.shares:
         top = list(group.shares.items())[:_TOP_KEYS]
         shares = ", ".join(f"{heading(key)} {share:.0%}" for key, share in top)
-        return f"{words}. What carried the search (PED-ANOVA): {shares}"
+        return f"{words}. Most important keys (PED-ANOVA): {shares}"
     if group.trials is not None:
-        return f"{words}. Too few trials ({LEAST_TRIALS} complete ones) to say what carried it"
+        return f"{words}. Importance needs {LEAST_TRIALS} complete trials"
     return words
 
 
@@ -214,14 +245,16 @@ def _without_a_test(comparison: Comparison, peers: list[TrialGroup], at: str) ->
     found = []
     if bare:
         found.append(
-            f"{at}not repeated: {', '.join(bare)}: the best of many noisy trials is lucky, and "
-            f"nothing is tested on it. confirm: {{top: 1, seeds: 5, each_method: true}} repeats it"
+            f"{at}not repeated: {', '.join(bare)}: the best of many noisy trials is too good by "
+            "selection, "
+            "so it is not tested. To repeat it, write confirm: "
+            f"{{top: 1, seeds: 5, each_method: true}}"
         )
     tested = any(each.target == peers[0].target for each in comparison.compared)
     if sum(bool(group.repeats) for group in peers) > 1 and not tested:
-        found.append(f"{at}nothing is tested: the reference has no repeats there")
+        found.append(f"{at}no test was made: the reference has no repeats there")
     if len(peers) == 1:
-        found.append(f"{at}there is {peers[0].label} alone")
+        found.append(f"{at}there is no other group to compare {peers[0].label} with")
     return found
 
 
@@ -259,6 +292,7 @@ def _arm_row(group: TrialGroup) -> dict[str, Any]:
         "trials": group.trials,
         "trial": best.number if best else None,
         "value": best.value if best else None,
+        "expected": best.expected if best else None,
         "hyperparams": {
             k: shown_value(v) if isinstance(v, dict) else v for k, v in best.hyperparams.items()
         }
@@ -270,6 +304,8 @@ def _arm_row(group: TrialGroup) -> dict[str, Any]:
         "failed_repeats": group.num_failed,
         "confirmed_configs": group.num_confirmed,
         "importance": group.shares,
+        "overstatement": group.luck.overstatement if group.luck else None,
+        "search_luck": group.luck.spread if group.luck else None,
         "remarks": list(group.remarks),
     }
 
@@ -286,5 +322,6 @@ def _compared_row(each: Compared) -> dict[str, Any]:
         "p": each.gap.p,
         "p_holm": each.p,
         "better": each.better,
+        "lead_by_luck": each.luck,
         "significant": each.p is not None and each.p < LEVEL,
     }

@@ -1,4 +1,4 @@
-"""What is told of the best trial's luck: its repeats or, where there are none, that there are none.
+"""Selection bias of the best trial's result, and the repeats that correct it.
 
 The best of many noisy trials looks better than its config is. A report that gave its figure
 alone would be reporting the luckiest trial.
@@ -24,7 +24,7 @@ def luck(
     *,
     confirming: bool = False,
 ) -> str:
-    """How much the figure of a chosen trial is worth, in a sentence.
+    """Describe the selection bias in a chosen trial's result, in a sentence.
 
     Args:
         record: The trial.
@@ -79,7 +79,7 @@ def confirmed_table(study: Study) -> Table | None:
     confirmed = study.confirmed()
     if not confirmed:
         return None
-    table = plain_table("Confirmed with fresh noise")
+    table = plain_table("Confirmed with fresh noise", spare=("failed", "as chosen"))
     for name in ("trial", study.sweep.config.objective.metric, "±", "runs", "failed", "as chosen"):
         table.add_column(name, justify="right")
     for record in study.best():

@@ -4,6 +4,7 @@ from typing import Protocol
 
 from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.execution.changes import may_add_trials
+from dpsweep.results.tables import num_trials_and_repeats, run_words
 from dpsweep.search.trial_record import Record
 from dpsweep.store.study import Study
 
@@ -72,18 +73,18 @@ class TellsAll:
         return f": {len(failed)} failed, the last one with: {failed[-1].reason}"
 
     def describe_rest(self, study: Study) -> str:
-        name, done = study.sweep.name, sum(r.state != "running" for r in study.records())
+        name, ended = study.sweep.name, (r for r in study.records() if r.state != "running")
+        ran = run_words(*num_trials_and_repeats(ended))
         if not study.is_finished():
             return (
-                f"{name}: {done} trials finished, {len(study.running())} adopted, "
-                f"{study.num_to_ask()} to run"
+                f"{name}: {ran} finished, {len(study.running())} to continue, "
+                f"{run_words(study.num_to_ask(), study.num_to_confirm())} to run"
             )
         more = f"launch its file anew: dpsweep launch FILE --name {name}-2 --from {name}"
         if may_add_trials(study.sweep):
             more = "raise budget.trials in its file, then: dpsweep resume FILE --accept-changes"
         return (
-            f"{name}: is finished, with {done} trials; results are delivered again. For more "
-            f"trials {more}"
+            f"{name}: is finished, with {ran}; results are delivered again. For more trials {more}"
         )
 
     def remarks(self, study: Study, *, driven: bool) -> list[str]:

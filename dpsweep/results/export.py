@@ -2,7 +2,7 @@
 
 import os
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from dpsweep.config.trial import dump_trial
@@ -11,6 +11,7 @@ from dpsweep.execution.tracking import collect_provenance
 from dpsweep.results.confirmed import choice_words, luck
 from dpsweep.results.disclosure import Disclosure, disclosure_of
 from dpsweep.search.charge import describe_trial_privacy
+from dpsweep.search.choose import describe_edges
 from dpsweep.search.confirmation import Confirmation
 from dpsweep.search.trial_record import Record
 from dpsweep.store.statement import describe_search_privacy
@@ -22,7 +23,7 @@ _AGAIN = "train it again with: dpsweep train THIS_FILE"
 
 @dataclass(frozen=True)
 class Origin:
-    """Where an exported config comes from.
+    """Origin of an exported config: sweep, study and privacy.
 
     Attributes:
         sweep: Name of the sweep.
@@ -33,6 +34,7 @@ class Origin:
         disclosure: What may be told of it.
         confirming: True if the best config was to be repeated.
         choice: How the best config of each epsilon was chosen.
+        edges: Of trials at an edge of a searched range, what to search next.
     """
 
     sweep: str
@@ -43,6 +45,7 @@ class Origin:
     disclosure: Disclosure
     confirming: bool
     choice: dict[float | None, str]
+    edges: dict[int, str] = field(default_factory=dict)
 
     def luck(self, record: Record) -> str:
         """How much the figure of one of its trials is worth, and how it was chosen."""
@@ -55,11 +58,12 @@ class Origin:
             self.disclosure,
             confirming=self.confirming,
         )
-        return " ".join(filter(None, [worth, self.choice.get(record.epsilon)]))
+        more = self.choice.get(record.epsilon), self.edges.get(record.number)
+        return " ".join(filter(None, [worth, *more]))
 
 
 def origin_of(study: Study) -> Origin:
-    """Where exports of this study come from, and what the search has spent so far."""
+    """Get the origin of a study's exports, and what the search has spent so far."""
     records = study.records()
     return Origin(
         sweep=study.sweep.name,
@@ -70,6 +74,7 @@ def origin_of(study: Study) -> Origin:
         disclosure=disclosure_of(study.sweep),
         confirming=study.sweep.config.confirm is not None,
         choice=choice_words(study),
+        edges={r.number: words for r in records if (words := describe_edges(study.sweep.space, r))},
     )
 
 
@@ -79,7 +84,7 @@ def to_yaml(record: Record, rank: int, origin: Origin) -> str:
 
 
 def header(record: Record, rank: int, origin: Origin, how: str) -> str:
-    """What stands on top of every export, as comments: where it is from, and what it promises.
+    """Make the comments on top of every export: its origin and its privacy statement.
 
     Args:
         record: The trial.
@@ -125,7 +130,7 @@ def _first_fact(place: Path) -> str:
 
 
 def check_target(path: Path) -> None:
-    """Raises StateError if an export to `path` would fail, or overwrite something else."""
+    """Raise StateError if an export to `path` would fail, or overwrite something else."""
     folder = path.absolute().parent
     while not folder.exists():
         folder = folder.parent
@@ -141,6 +146,6 @@ def check_target(path: Path) -> None:
 
 
 def write(path: Path, text: str) -> None:
-    """Writes an export; `check_target` has passed."""
+    """Write an export; `check_target` has passed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")

@@ -21,7 +21,9 @@ from dpsweep.results.plots.axes import KeyAxis, key_axes
 from dpsweep.results.plots.filters import filters
 from dpsweep.results.plots.outcome import groups, learning, tradeoff
 from dpsweep.results.plots.pairs import PAIRS, pair
+from dpsweep.results.plots.posterior import posterior
 from dpsweep.results.plots.search import history, importance, parallel, slices
+from dpsweep.search.choose import LEAST_TRIALS, surrogates
 from dpsweep.search.confirmation import Confirmation
 from dpsweep.search.trial_record import Record
 from dpsweep.store.study import Curve, Study
@@ -33,35 +35,40 @@ _WIDTH, _SCALE = 900, 2
 _OFF = "DPSWEEP_PICTURES"
 
 CAPTIONS = {
+    "posterior": "What a config is worth as the total step (learning rate x clip norm x steps; "
+    "else the most decisive key) varies and all other keys stay as in the chosen trial: mean and "
+    "95 % band of the Gaussian process that chooses. A trial away from the line has other values "
+    "of other keys, or luck.",
     "history": "Every trial in the order it was asked for, and the best so far.",
     "tradeoff": "What is gained in one objective for what is spent in the other. No trial is "
     "better in both than one on the front.",
     "budgets": "All complete trials of each budget, with their quartiles.",
     "methods": "All complete trials of each method, with their quartiles; the best method first.",
-    "learning": "How trials went, epoch by epoch. Pruned ones are grey and dotted.",
+    "learning": "The result by epoch. Pruned trials are grey and dotted.",
     "importance": "How far the values of a key among the best trials lie from those among all "
     "(PED-ANOVA). With few trials this is a hint.",
     "parallel": "One line a complete trial across all searched keys, coloured by its result from "
     "dark (worst) to bright; the best is thick and red.",
-    "slices": "The result against each searched key alone, the others being whatever they were.",
-    "kappa-gamma": "The result over Kalman gain and look-ahead. Marks are trials; the ground is "
-    "the mean over trials nearby.",
+    "slices": "The result against each searched key alone; the other keys vary as well.",
+    "kappa-gamma": "The result over Kalman gain and look-ahead. Marks are trials; the background "
+    "is the mean result of the trials nearby.",
     "cut-depth": "The result over cut and depth of the spectral shelf. Marks are trials; the "
-    "ground is the mean over trials nearby.",
-    "batch_size-lr": "The result over batch size and learning rate. Marks are trials; the ground "
-    "is the mean over trials nearby.",
+    "background is the mean result of the trials nearby.",
+    "batch_size-lr": "The result over batch size and learning rate. Marks are trials; the "
+    "background is the mean result of the trials nearby.",
     "filters": "What the filters of the best trials let pass, by frequency, and the noise variance "
     "that is left behind them.",
 }
-"""What each figure shows, in words; also for those who cannot see it."""
+"""Description of each figure, also for those who cannot see it."""
 
 TITLES = {
+    "posterior": "What the trials say together",
     "history": "The search",
     "tradeoff": "Trade-off and Pareto front",
     "budgets": "By budget",
     "methods": "By method",
     "learning": "Learning curves",
-    "importance": "What mattered",
+    "importance": "Importance of the keys",
     "parallel": "All keys together",
     "slices": "Each key alone",
     "kappa-gamma": "κ and γ",
@@ -89,7 +96,7 @@ def figures(study: Study) -> dict[str, go.Figure]:
 
 @dataclass(frozen=True)
 class _Seen:
-    """What all figures are made from, read once.
+    """Data of all figures, read once.
 
     Attributes:
         records: Trials of the search, without repeats.
@@ -200,7 +207,18 @@ def _filters(study: Study, seen: _Seen) -> go.Figure | None:
     return filters(shown)
 
 
+def _posterior(study: Study, seen: _Seen) -> go.Figure | None:
+    """At the first epsilon that has enough trials, among them the best."""
+    found = surrogates(study.sweep, seen.done, LEAST_TRIALS)
+    chosen = next((r for r in seen.best if r.epsilon in found), None)
+    if chosen is None:
+        return None
+    confirmed = seen.confirmed.get(chosen.number)
+    return posterior(found[chosen.epsilon], chosen, study.sweep.config.objective, confirmed)
+
+
 _MAKERS: dict[str, Maker] = {
+    "posterior": _posterior,
     "history": _history,
     "tradeoff": _tradeoff,
     "budgets": _budgets,

@@ -1,15 +1,18 @@
-"""What `compare` compares: the trials of one sweep with one method at one epsilon."""
+"""Groups that `compare` compares: the trials of one sweep with one method at one epsilon."""
 
 from dataclasses import dataclass
 from statistics import mean
 
 from dpsweep.config.keys import METHOD_NAME
 from dpsweep.config.source import Tree
+from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.core.errors import StateError
 from dpsweep.results.disclosure import disclosure_of
-from dpsweep.results.importance import importances
+from dpsweep.results.importance import LEAST_TRIALS, importances
 from dpsweep.results.significance import half_width
+from dpsweep.search.choose import surrogates
 from dpsweep.search.confirmation import find_best, summarize_repeats
+from dpsweep.search.surrogate import SearchLuck
 from dpsweep.search.trial_record import Record
 from dpsweep.store.study import Study
 
@@ -43,7 +46,8 @@ class TrialGroup:
         repeats: Public seed and objective of each complete repeat of that.
         num_failed: Repeats of it that failed.
         num_confirmed: Configs that were repeated, of which that is the best.
-        shares: What carried the search: dotted key -> share.
+        shares: Which keys decided the result: dotted key -> share.
+        luck: What chance does in such a search; None with few complete trials.
         remarks: What a reader has to know of it.
     """
 
@@ -67,6 +71,7 @@ class TrialGroup:
     num_confirmed: int
     shares: dict[str, float]
     remarks: tuple[str, ...]
+    luck: SearchLuck | None = None
 
     @property
     def values(self) -> list[float]:
@@ -154,20 +159,28 @@ def _arm(
         num_confirmed=len(confirmed),
         shares={i.key: i.share for i in importances(study.restrict_to({r.number for r in trials}))},
         remarks=remarks,
+        luck=_luck(study.sweep, trials, best),
     )
 
 
+def _luck(sweep: ResolvedSweep, trials: list[Record], best: Record | None) -> SearchLuck | None:
+    """What chance does in a search as that of these trials, of one method at one epsilon."""
+    processes = surrogates(sweep, trials, LEAST_TRIALS)
+    by_posterior = best is not None and best.expected is not None
+    return next((one.luck(by_posterior=by_posterior) for one in processes.values()), None)
+
+
 def _common(trees: list[Tree]) -> Tree:
-    """What stands in all of them."""
+    """Get the settings that all of them share."""
     first, *others = trees
     return {k: v for k, v in first.items() if all(tree.get(k) == v for tree in others)}
 
 
 def _remarks(study: Study, *, driven: bool) -> tuple[str, ...]:
-    """What is to be known of a sweep before its figures are believed."""
+    """List the caveats of a sweep's results."""
     sweep, found = study.sweep, list[str]()
     if study.is_void:
-        found.append("void: a trial used a fixed test secret, and nothing is promised of it")
+        found.append("void: a trial used a test seed, so no privacy statement holds")
     found += disclosure_of(sweep).remarks(study, driven=driven)
     if dropped := study.num_dropped():
         found.append(f"its time was up with {dropped} trials left, which are not run")

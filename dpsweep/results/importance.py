@@ -1,4 +1,4 @@
-"""Which of the searched keys the result depended on.
+"""Importance of the searched keys for the result.
 
 PED-ANOVA (Watanabe et al., arXiv:2304.10255; for keys that only some trials have,
 arXiv:2601.20800), as Optuna computes it: how far the distribution of a key among the best trials

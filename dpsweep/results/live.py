@@ -19,11 +19,14 @@ from dpsweep.results.disclosure import disclosure_of
 from dpsweep.results.tables import (
     best_words,
     knob_words,
+    num_trials_and_repeats,
     panel_table,
     repeated_words,
+    run_words,
     running_table,
     shown_budgets,
 )
+from dpsweep.search.confirmation import summarize_repeats
 from dpsweep.search.trial_record import Record
 from dpsweep.store.lease import LeaseHolder
 from dpsweep.store.study import Study
@@ -102,9 +105,10 @@ class LiveView:
                 return f"{sweep.name}: runs; a private selection tells nothing before its end"
             return f"{sweep.name}: {best_words(best) if best else 'ended without a winner'}"
         running = len(self._running()) if self.is_driven else 0
+        repeats = summarize_repeats(list(self._records.values())).get(best.number) if best else None
         return (
-            f"{sweep.name}: {len(self._ended())}/{sweep.num_runs} trials, {running} running, "
-            f"{best_words(best)}, ε {shown_budgets(sweep.epsilons)} a "
+            f"{sweep.name}: {self._done()}, {running} running, "
+            f"{best_words(best, repeats)}, ε {shown_budgets(sweep.epsilons)} a "
             f"{sweep.written.privacy.scope}{self._time()}"
         )
 
@@ -129,6 +133,12 @@ class LiveView:
 
     def _ended(self) -> list[Record]:
         return [r for r in self._records.values() if r.state != "running"]
+
+    def _done(self) -> str:
+        sweep = self._study.sweep
+        trials = sweep.config.budget.trials
+        ended = num_trials_and_repeats(self._ended())
+        return run_words(*ended, trials, sweep.num_runs - trials)
 
     def _time(self) -> str:
         """Seconds so far, where the sweep was begun here, and those that are left."""

@@ -23,6 +23,7 @@ from dpsweep.privacy.statement import NO_EPSILON, shown_delta
 from dpsweep.results.compare import Comparison, compare_methods
 from dpsweep.results.comparison import comparison_table, sentences
 from dpsweep.results.disclosure import disclosure_of
+from dpsweep.results.edges import edge_warnings
 from dpsweep.results.export import Origin, origin_of, to_yaml
 from dpsweep.results.figures import CAPTIONS, TITLES, figures
 from dpsweep.results.pareto import chosen, nothing_to_show, summaries, winners
@@ -67,6 +68,7 @@ def page(study: Study, drawn: dict[str, go.Figure] | None = None) -> str:
             "facts": _facts(study, best[0], origin),
             "luck": origin.luck(best[0]),
             "comparison": sentences(compared) if compared else [],
+            "edges": edge_warnings(study.sweep, best[0]),
             "configs": [_config(record, origin) for record in winners(study)],
             "tables": _tables(study, compared),
             "folded": _folded(records) if disclosure.tells_trials else [],
@@ -82,7 +84,7 @@ def page(study: Study, drawn: dict[str, go.Figure] | None = None) -> str:
 
 
 def write_page(path: Path, text: str) -> None:
-    """Writes a page to a file.
+    """Write a page to a file.
 
     Raises:
         StateError: If it cannot be written there.
@@ -137,7 +139,7 @@ def _state(study: Study) -> str:
 
 
 def _subject(study: Study) -> str:
-    """What was searched for, in a sentence."""
+    """Describe the objective and the method, in a sentence."""
     trial, config = study.sweep.written, study.sweep.config
     methods = list(dict.fromkeys(r.config.method.name for r in study.records()))
     method = methods[0] if len(methods) == 1 else f"{len(methods)} methods"

@@ -1,4 +1,4 @@
-"""What a search over several budgets or after two objectives ends with: some trials, not one."""
+"""Best trials of a search over several budgets or with two objectives."""
 
 from pathlib import Path
 
@@ -59,7 +59,7 @@ def nothing_completed(study: Study, see: str) -> StateError:
 
 
 def target_of(record: Record, out: Path) -> Path:
-    """Where a winner's config goes: `out`, with the budget in its name if there are several."""
+    """Make the file name of a winner's config: `out`, with the budget if there are several."""
     epsilon = record.hyperparams.get(EPSILON)
     return out if epsilon is None else out.with_stem(f"{out.stem}-epsilon-{epsilon:g}")
 

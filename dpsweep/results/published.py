@@ -17,7 +17,7 @@ _FILE = Path(__file__).with_name("published.yaml")
 
 
 class Part(Strict):
-    """What a row, a column or a method of a table says of its trials."""
+    """Settings that a row, a column or a method of a table gives its trials."""
 
     set: dict[str, Any] = Field(default_factory=dict)
     """Sections of the trial config."""
@@ -25,12 +25,12 @@ class Part(Strict):
     search: dict[str, Any] = Field(default_factory=dict)
     """Dotted key -> how it varies, as in a sweep file."""
 
-    printed: dict[str, Any] = Field(default_factory=dict)
+    published: dict[str, Any] = Field(default_factory=dict)
     """Dotted key -> the setting that print names."""
 
 
 class Row(Part):
-    """What a row says of its trials."""
+    """Settings that a row gives its trials."""
 
     methods: dict[str, Part] = Field(default_factory=dict)
     """What it says of those of one method, by the name that print gives it."""
@@ -61,7 +61,7 @@ class Table(Strict):
     """By the name that print gives them."""
 
     cells: dict[str, dict[str, dict[str, float]]]
-    """Row -> column -> method -> accuracy in print, in %."""
+    """Row -> column -> method -> accuracy in the paper, in %."""
 
     beside: dict[str, dict[str, dict[str, float]]] = Field(default_factory=dict)
     """The same for figures that are not ours to run."""
@@ -72,15 +72,15 @@ class Table(Strict):
 
 @dataclass(frozen=True)
 class Cell:
-    """One figure in print, and the trials that are to meet it.
+    """One published accuracy, and the settings of its trials.
 
     Attributes:
         table: Name of its table.
         row: Name of its row.
         column: Name of its column.
         method: Name of its method.
-        printed: Accuracy in print, in %.
-        beside: Other figures that print has there, by what they are.
+        published: Accuracy in the paper, in %.
+        beside: Other figures that the paper has there, by what they are.
         tree: The trial config around which is searched.
         search: What varies.
         settings: Dotted key -> the setting that print names.
@@ -91,7 +91,7 @@ class Cell:
     row: str
     column: str
     method: str
-    printed: float
+    published: float
     beside: dict[str, float]
     tree: Tree
     search: Tree
@@ -100,12 +100,12 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """What its sweep is called."""
+        """Name of the cell's sweep."""
         return f"{self.table}.{self.row}.{self.column}.{self.method}"
 
     @property
     def epsilon(self) -> float | None:
-        """The budget in print; None if the text we have lost it."""
+        """Published epsilon; None if our text of the paper lost it."""
         found: float | None = self.tree.get("privacy", {}).get("epsilon")
         return found
 
@@ -164,13 +164,13 @@ def _cell(name: str, whole: Table, row: str, column: str, method: str) -> Cell:
     tree, search, settings = whole.base, whole.search, dict[str, Any]()
     for part in parts:
         tree, search = merge_trees(tree, part.set), search | part.search
-        settings = settings | part.printed
+        settings = settings | part.published
     return Cell(
         table=name,
         row=row,
         column=column,
         method=method,
-        printed=whole.cells[row][column][method],
+        published=whole.cells[row][column][method],
         beside=whole.beside.get(row, {}).get(column, {}),
         tree=tree,
         search=search,

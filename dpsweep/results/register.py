@@ -48,7 +48,7 @@ def register_best(
     alias: str = "champion",
     allow_void: bool = False,
 ) -> list[Registered]:
-    """Registers the best model of each budget where the sweep is tracked.
+    """Register the best model of each budget where the sweep is tracked.
 
     Raises:
         ConfigError: If name or alias are not such as the registry takes.

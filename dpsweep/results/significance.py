@@ -1,4 +1,4 @@
-"""Whether a few runs of two configs tell them apart: intervals, tests, and many tests at once."""
+"""Confidence intervals, tests and corrections for a few runs of two configs."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ def half_width(values: Sequence[float]) -> float | None:
 
 @dataclass(frozen=True)
 class Gap:
-    """How far two configs' repeats lie apart, and whether that is more than noise.
+    """Difference between two configs' repeats, with its interval and p-value.
 
     Attributes:
         kind: paired (t-test of the differences, repeats with one seed in pairs) or Welch's
@@ -45,7 +45,7 @@ class Gap:
 
 
 def gap_between(one: Sequence[tuple[int, float]], other: Sequence[tuple[int, float]]) -> Gap:
-    """Compares repeats, each with its public seed; there is at least one on either side.
+    """Compare repeats, each with its public seed; there is at least one on either side.
 
     Repeats are in pairs if no seed stands twice on a side and two or more stand on both; what
     has no partner is then left out.

@@ -9,6 +9,7 @@ from rich.text import Text
 from dpsweep.config.keys import BATCH_SIZE, CLIP_NORM, EPSILON, METHOD_NAME
 from dpsweep.privacy.statement import shown_epsilon
 from dpsweep.results.rich_table import plain_table
+from dpsweep.search.confirmation import Confirmation
 from dpsweep.search.trial_record import Record
 
 LETTERS = {
@@ -36,9 +37,10 @@ def trial_table(records: list[Record], title: str, *, show_state: bool = True) -
     )
     void = " (void: fixed test secret, no privacy)" if any(r.void for r in records) else ""
     legend = ", ".join(f"{letter} {name}" for letter, name in named.items())
-    table = plain_table(title + void, caption=legend, caption_justify="left")
     together = len(hyperparams) > _MOST_COLUMNS
     headings = [] if together else [heading(name) for name in hyperparams]
+    spare = ("loss", "σ", "sec", *reversed(headings), "state")
+    table = plain_table(title + void, spare=spare, caption=legend)
     expected = ["expected"] if any(r.expected is not None for r in records) else []
     for name in ("trial", "accuracy", *expected, "loss", "ε", "σ", *headings, "sec"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -62,9 +64,40 @@ def trial_table(records: list[Record], title: str, *, show_state: bool = True) -
             ),
             f"{record.seconds:.0f}",
             *([Text(knob_words(record))] if together else []),
-            *([record.state] if show_state else []),
+            *([_state(record)] if show_state else []),
         )
     return table
+
+
+def _state(record: Record) -> str:
+    again = "" if record.confirms is None else f", repeats {record.confirms}"
+    return f"{record.state}{again}"
+
+
+def run_words(trials: int, repeats: int, *planned: int) -> str:
+    """How many runs there are, trials of the search told from repeats of the chosen config.
+
+    >>> run_words(16, 6), run_words(1, 1), run_words(4, 0), run_words(3, 0, 16, 6)
+    ('16 trials + 6 repeats', '1 trial + 1 repeat', '4 trials', '3/16 trials + 0/6 repeats')
+
+    Args:
+        trials: Of the search.
+        repeats: Of chosen configs.
+        planned: How many there are to be of each, if that is to be shown as well.
+    """
+    words = []
+    for i, (count, noun) in enumerate(((trials, "trial"), (repeats, "repeat"))):
+        whole = planned[i] if planned else count
+        if i == 0 or whole or count:
+            of = f"/{whole}" if planned else ""
+            words.append(f"{count}{of} {noun}{'' if whole == 1 else 's'}")
+    return " + ".join(words)
+
+
+def num_trials_and_repeats(records: Iterable[Record]) -> tuple[int, int]:
+    """How many of some runs belong to the search, and how many repeat a config."""
+    kinds = [record.confirms is None for record in records]
+    return sum(kinds), len(kinds) - sum(kinds)
 
 
 def running_table(records: Iterable[Record]) -> Table:
@@ -91,14 +124,16 @@ def panel_table(*columns: str) -> Table:
 
 
 def repeated_words(record: Record) -> str:
-    """Which trial it repeats; empty if none."""
+    """Name the trial that it repeats; empty if none."""
     return "" if record.confirms is None else f" (trial {record.confirms} with fresh noise)"
 
 
-def best_words(best: Record | None) -> str:
-    """The best so far, in a few words."""
+def best_words(best: Record | None, repeats: Confirmation | None = None) -> str:
+    """The best so far, in a few words: by its repeats, if it has any."""
     if best is None or best.value is None:
         return "no trial complete yet"
+    if repeats is not None:
+        return f"best {repeats.mean:.4f} (trial {best.number}, confirmed)"
     return f"best {best.value:.4f} (trial {best.number})"
 
 
@@ -110,6 +145,7 @@ def trial_row(record: Record) -> dict[str, Any]:
         "value": record.value,
         "expected": record.expected,
         "reason": record.reason,
+        "confirms": record.confirms,
         "void": record.void,
         **(record.row or {}),
         "hyperparams": record.hyperparams,
@@ -122,7 +158,7 @@ def knob_names(records: list[Record]) -> list[str]:
 
 
 def knob_words(record: Record, *, without: Sequence[str] = ()) -> str:
-    """What was searched in one trial, as `name=value` pairs, `without` some keys."""
+    """Write one trial's searched values as `name=value` pairs, `without` some keys."""
     hyperparams = {k: v for k, v in record.hyperparams.items() if k not in without}
     return " ".join(f"{heading(k)}={shown_value(v)}" for k, v in hyperparams.items())
 

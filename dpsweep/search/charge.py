@@ -1,4 +1,4 @@
-"""What a sweep's trials have spent together, and the sentences that say so."""
+"""Privacy that a sweep's trials have spent together, and the statements of it."""
 
 import math
 from collections import Counter
@@ -26,7 +26,7 @@ Plans = tuple[tuple[int, int], ...]
 
 
 def make_ledger_entry(config: TrialConfig) -> dict[str, float]:
-    """What a trial is charged once it is handed out: its whole length, whatever becomes of it."""
+    """Make a trial's ledger entry: its whole length once dispatched, however it ends."""
     run = plan_privacy(config).run
     return {
         "sampling_rate": run.sampling_rate,
@@ -54,7 +54,7 @@ def describe_trial_privacy(record: Record) -> str:
 
 
 def get_privacy_cap(sweep: ResolvedSweep) -> RunCap | None:
-    """What one trial may lose at most for the search's figure to be proven; None where all may.
+    """Get the most that one trial may lose for the search's epsilon to hold; None for no limit.
 
     It is needed where a search over batch sizes or lengths may choose them, or its own end, by
     results, and for private selection, whose bound is about what loses most. It follows from the
@@ -76,7 +76,7 @@ def is_within_cap(cap: RunCap | None, run: Run) -> bool:
 
 
 def check_privacy_cap(sweep: ResolvedSweep, config: TrialConfig) -> None:
-    """Raises ConfigError for a proposed trial that would void what is proven of the search.
+    """Raise ConfigError for a proposed trial that would void what is proven of the search.
 
     To be called when a trial is drawn, before its secret is.
     """
@@ -121,7 +121,7 @@ def describe_runs_privacy(
 def _compute_spent(
     sweep: ResolvedSweep, runs: Sequence[Run], confirming: int, void: bool
 ) -> Search:
-    """What was spent, by the sweep's own way of charging."""
+    """Compute the privacy spent, by the sweep's own accounting."""
     delta, whole = sweep.written.delta, sweep.whole
     told = Search(
         num_runs=len(runs),
@@ -152,7 +152,7 @@ def _compute_spent(
 def _compute_planned(
     spent: Search, sweep: ResolvedSweep, runs: Sequence[Run], num_runs: int
 ) -> Search:
-    """What all planned runs will have spent: never less than `runs` have, whatever they find.
+    """Compute what all planned runs will have spent: never less than `runs` have spent.
 
     A figure for the whole search, and one whose promise was broken, stay what they are.
     """
@@ -172,7 +172,7 @@ def _compute_planned(
 def compute_growth(
     sweep: ResolvedSweep, runs: Sequence[Run], plans: Plans, num_runs: int
 ) -> Growth:
-    """What is proven of `num_runs` runs if results had a say in their number.
+    """Compute what is proven of `num_runs` runs whose number depended on results.
 
     Let c be the most runs of any kind (budget) that there are in the end, and c_1 what was planned
     at first. Outcomes with c <= c_1 are those of a composition of c_1 runs of each kind: they get

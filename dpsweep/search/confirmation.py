@@ -19,7 +19,7 @@ from dpsweep.search.trial_record import Record
 
 @dataclass(frozen=True)
 class Confirmation:
-    """What repeating one trial's config came to.
+    """Results of the repeats of one trial's config.
 
     Attributes:
         number: The trial that was repeated.
@@ -70,7 +70,7 @@ def list_candidates(ranking: Sequence[Record], config: ConfirmConfig) -> list[Re
 
 
 def get_group(record: Record, config: ConfirmConfig | None) -> tuple[float | None, str | None]:
-    """What a trial competes in: its epsilon and, if wished, its method."""
+    """Get the group in which a trial competes: its epsilon and, if asked for, its method."""
     apart = config is not None and config.each_method
     return record.epsilon, record.config.method.name if apart else None
 
@@ -90,7 +90,7 @@ def find_next_repeat(
 def count_missing_repeats(
     ranking: Sequence[Record], repeats: Sequence[Record], config: ConfirmConfig
 ) -> dict[int, int]:
-    """How many repeats each candidate has still to be given, by its number."""
+    """Count the repeats that each candidate still lacks, by its number."""
     left = {c.number: config.seeds for c in list_candidates(ranking, config)}
     for repeat in repeats:
         if repeat.confirms in left:
@@ -112,7 +112,7 @@ def make_repeat_config(chosen: Record, repeats: Sequence[Record]) -> TrialConfig
 
 
 def summarize_repeats(records: Sequence[Record]) -> dict[int, Confirmation]:
-    """What the repeats in `records` say, by the number of the trial that was repeated."""
+    """Summarize the repeats in `records`, by the number of the trial that was repeated."""
     ended: dict[int, list[Record]] = {}
     for record in records:
         if record.confirms is not None and record.state != "running":

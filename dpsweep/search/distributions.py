@@ -99,7 +99,7 @@ class PeerPruner(optuna.pruners.BasePruner):
 
 
 def make_pruner(config: PrunerConfig) -> optuna.pruners.BasePruner:
-    """Who ends a trial early; its memory is the study's."""
+    """Make the pruner that ends trials early; its state is the study's."""
     if config.name == "median":
         return PeerPruner(
             optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=config.warmup_epochs - 1)

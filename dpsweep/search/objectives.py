@@ -1,4 +1,4 @@
-"""How well a trial did by each of the sweep's objectives, and which trials no other beats."""
+"""Values of a trial's objectives, and the Pareto front."""
 
 import math
 from collections.abc import Sequence

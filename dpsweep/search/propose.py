@@ -1,4 +1,4 @@
-"""What the next trial tries: drawn until every condition of the sweep holds, and only then kept.
+"""Proposal of the next trial: drawn until every condition of the sweep holds, and only then stored.
 
 A proposal follows from the sweep's seed, the trial's place among the trials of the search, and
 the trials before it; nothing is stored until it is made. So a driver that dies on the way leaves
@@ -48,7 +48,7 @@ _KEPT_ATTRIBUTES = (_INDEX, "cma:")
 
 @dataclass(frozen=True)
 class Proposal:
-    """What a trial is to try.
+    """Hyperparameters of a trial that is to run.
 
     Attributes:
         config: The trial.
@@ -92,9 +92,11 @@ def propose(
     place = len(list_search_trials(trials))
     turning = InTurn(place)
     _, own = sweep.space.draw(sweep.base.tree, turning)
+    # Another epsilon means other noise, so the sampler sees only trials with this one's.
     earlier = list_comparable_trials(history, own)
     known = [*earlier, *list_comparable_trials(trials, own)]
     trial = optuna.trial.create_trial(state=TrialState.RUNNING)
+    # create_trial leaves -1, and samplers read the number.
     trial.number = len(trials)
     point = get_start_point(sweep, place)
 
@@ -165,7 +167,7 @@ def _iter_quasi_random_draws(
 
 
 def get_start_point(sweep: ResolvedSweep, place: int) -> Point:
-    """What the trial at a place is to start from; empty once the points are used up."""
+    """Get the start point of the trial at a place; empty once the points are used up."""
     turning = InTurn(place)
     sweep.space.draw(sweep.base.tree, turning)
     about = []
@@ -184,6 +186,7 @@ def _iter_samplers(
     """Samplers for one proposal each: the sweep's own, then random ones."""
     config, seed = sweep.config.sampler, sweep.config.seed
     ways = make_distributions(sweep.space) if config.name == "qmc" else {}
+    # Go on after the last stored point: trials that are proposed while others run must differ.
     first = 1 + max((t.system_attrs.get(_INDEX, -1) for t in known), default=-1)
     for attempt in range(_ATTEMPTS.get(config.name, _MOST_ATTEMPTS)):
         notes = AttributeBuffer()
@@ -191,6 +194,7 @@ def _iter_samplers(
             notes.attrs[_INDEX] = first + attempt
             yield sobol_point(ways, public_seed(seed, "search"), first + attempt), notes
         else:
+            # Attempt 0 draws as a search without conditions does.
             path = (place, attempt) if attempt else (place,)
             yield make_sampler(config, seed, path, history), notes
     for attempt in range(_RANDOM_ATTEMPTS):
@@ -248,6 +252,8 @@ class _SamplerDraw:
         return self._turns.take(len(labels))
 
     def _value(self, name: str, ways: BaseDistribution) -> Any:
+        # As in Optuna: a joint value outside this trial's range is drawn again by itself, and a
+        # range with a single value never reaches the sampler.
         if name in self._together and contains(ways, self._together[name]):
             return self._together[name]
         proposer = RandomSampler(seed=0) if ways.single() else self._proposer

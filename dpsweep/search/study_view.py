@@ -25,7 +25,7 @@ class AttributeBuffer:
         self.attrs: dict[str, Any] = {}
 
     def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:
-        """Notes an attribute."""
+        """Note an attribute."""
         self.attrs[key] = value
 
 

@@ -198,13 +198,16 @@ class Surrogate:
         return SearchLuck(float(found[:, :, 1].mean()), float(np.sqrt(np.mean(apart**2) / 2)))
 
     def _columns(self, records: Sequence[Record]) -> Floats:
-        values = [[self._value(f.key, r) for r in records] for f in self._features]
+        values = [[self._relative(f.key, r) for r in records] for f in self._features]
         return np.hstack([f.scaled(v) for f, v in zip(self._features, values, strict=True)])
 
-    def _value(self, key: str, record: Record) -> Any:
-        if key != TOTAL_STEP:
-            return record.hyperparams.get(key)
-        return record.config.total_step / self._center[record.config.optimizer.name]
+    def value_of(self, key: str, record: Record) -> Any:
+        """A trial's value of a feature; None where its method has no such key."""
+        return record.config.total_step if key == TOTAL_STEP else record.hyperparams.get(key)
+
+    def _relative(self, key: str, record: Record) -> Any:
+        value = self.value_of(key, record)
+        return value / self._center[record.config.optimizer.name] if key == TOTAL_STEP else value
 
 
 def searched_features(space: Space, records: Sequence[Record]) -> list[Feature]:

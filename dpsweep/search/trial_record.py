@@ -70,14 +70,14 @@ class Record:
 
     @property
     def epsilon(self) -> float | None:
-        """What it was calibrated to; None where the noise was given."""
+        """Epsilon that its noise was calibrated to; None where the noise was given."""
         return self.config.privacy.epsilon
 
 
 def make_attributes(
     config: TrialConfig, hyperparams: Mapping[str, Any], **more: Any
 ) -> dict[str, Any]:
-    """What a new trial of Optuna's carries, for `record_of` to read."""
+    """Make the attributes of a new Optuna trial, which `make_record` reads."""
     return {HYPERPARAMS: dict(hyperparams), "config": config.model_dump(mode="json"), **more}
 
 

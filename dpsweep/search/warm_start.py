@@ -1,4 +1,4 @@
-"""What an earlier sweep found, given to the sampler of a new one over the same space.
+"""Warm start: results of an earlier sweep for the sampler of a new one over the same space.
 
 The earlier trials are no trials of the new sweep: they fill none of its budget, and are not
 ranked, tracked, charged or exported here. The sampler sees them as a history before trial 0. They
@@ -29,7 +29,7 @@ EarlierTrial = dict[str, Any]
 def collect_earlier_trials(
     sweep: ResolvedSweep, earlier: ResolvedSweep, records: Iterable[Record]
 ) -> list[EarlierTrial]:
-    """What the complete trials of an earlier sweep can tell a new one.
+    """Collect the complete trials of an earlier sweep that a new one can learn from.
 
     Raises:
         ConfigError: If the sweeps differ in what the results depend on, naming it.
@@ -80,7 +80,7 @@ def make_history(sweep: ResolvedSweep, told: Sequence[EarlierTrial]) -> list[Fro
 
 
 def _get_shared_settings(sweep: ResolvedSweep) -> dict[str, Any]:
-    """What must be the same in both, by what it is called."""
+    """Get the settings that must be the same in both sweeps, by name."""
     trial = sweep.written
     return {
         "objective": " and ".join(sweep.config.objective.goals),
@@ -94,7 +94,7 @@ def _get_shared_settings(sweep: ResolvedSweep) -> dict[str, Any]:
 
 
 def _list_drawn_keys(space: Space) -> list[str]:
-    """What is drawn, by dotted key; what goes in turn over budgets or is derived is not."""
+    """List the drawn keys; those that go in turn over budgets or are derived are left out."""
     paths = (p for p, d in space.domains.items() if not isinstance(d, Derived))
     return sorted({".".join(map(str, p)) or "one_of" for p in paths} - {EPSILON})
 

@@ -1,4 +1,4 @@
-"""Which file system a folder is on, and whether SQLite can be trusted there.
+"""File system of a folder, and whether SQLite's locks are reliable on it.
 
 SQLite needs locks and shared memory that hold for everybody who opens the file. On a file system
 that several machines share they do not: databases there are lost sooner or later.
@@ -92,7 +92,7 @@ def find_filesystem(folder: Path) -> Mount | None:
 
 
 def check_local(file: Path, what: str, remedy: str) -> None:
-    """Raises StateError if a SQLite file would lie on a file system that machines share.
+    """Raise StateError if a SQLite file would lie on a file system that machines share.
 
     Args:
         file: The database.

@@ -1,4 +1,4 @@
-"""What killed processes left in a state folder, and how it is removed.
+"""Files that killed processes left in a state folder, and their removal.
 
 Nothing of a sweep that is being driven is listed, and before anything of a sweep is removed its
 lease is taken, so that no driver can start meanwhile. Results are never leftovers: a folder whose
@@ -50,7 +50,7 @@ class Leftover:
 
 
 def find_leftovers(state: StateFolder) -> list[Leftover]:
-    """What can go, sweep by sweep; changes nothing."""
+    """Find what can be removed, sweep by sweep; changes nothing."""
     found, known = list[Leftover](), _StudyNames(state)
     for place in sorted((state.root / "sweeps").glob("*")):
         folder = SweepFolder(place)
@@ -60,7 +60,7 @@ def find_leftovers(state: StateFolder) -> list[Leftover]:
 
 
 def remove_leftovers(found: list[Leftover]) -> list[Leftover]:
-    """Removes leftovers; returns those that went. What is in use by now stays."""
+    """Remove leftovers; return those that went. What is in use by now stays."""
     gone = []
     for one in found:
         with contextlib.suppress(StateError), _hold_sweep(one.sweep):
@@ -89,7 +89,7 @@ def make_leftover(kind: str, place: Path, sweep: SweepFolder | None = None) -> L
 
 @contextlib.contextmanager
 def _hold_sweep(folder: SweepFolder | None) -> Iterator[None]:
-    """Holds the sweep, if there is one, so that nobody drives it meanwhile.
+    """Hold the sweep, if there is one, so that nobody drives it meanwhile.
 
     Raises:
         StateError: If somebody does.

@@ -1,4 +1,4 @@
-"""Who may drive a sweep: one process at a time, wherever it runs.
+"""Lease on a sweep: one process drives it at a time, wherever that runs.
 
 Two files in the sweep's folder. `lock` is locked by the driver, and the kernel frees it when the
 driver dies; that decides among processes of one machine. Some shared file systems keep such locks
@@ -43,7 +43,7 @@ class SweepInUse(StateError):
 
 @dataclass(frozen=True)
 class LeaseTiming:
-    """How often a lease is renewed, and when it counts as abandoned.
+    """Interval at which a lease is renewed, and time after which it counts as abandoned.
 
     Attributes:
         beat_seconds: Time between two beats.
@@ -61,7 +61,7 @@ LEASE_TIMING = LeaseTiming()
 
 @dataclass(frozen=True)
 class LeaseHolder:
-    """Who drives a sweep.
+    """Process that drives a sweep.
 
     Attributes:
         host: Its machine's name.
@@ -117,7 +117,7 @@ class Lease:
         return self._lost
 
     def check(self) -> None:
-        """Raises StateError if the lease is lost: this process must write nothing more."""
+        """Raise StateError if the lease is lost: this process must write nothing more."""
         if self.is_lost():
             raise StateError(
                 f"{self.place.parent.name}: another process drives the sweep now: "
@@ -127,7 +127,7 @@ class Lease:
             )
 
     def _confirm(self) -> None:
-        """Looks whether the lease is still this process's, and notes when."""
+        """Look whether the lease is still this process's, and note when."""
         now = _read_clock()
         try:
             found = _read_lease(self.place)
@@ -153,7 +153,7 @@ class Lease:
 def hold_lease(
     folder: Path, pace: LeaseTiming = LEASE_TIMING, wait_seconds: float = 0.0
 ) -> Iterator[Lease]:
-    """Holds the sweep in `folder` for this process.
+    """Hold the sweep in `folder` for this process.
 
     Args:
         folder: The sweep's.
@@ -208,7 +208,7 @@ def _acquire_lease(folder: Path, pace: LeaseTiming) -> Iterator[Lease]:
 
 
 def find_lease_holder(folder: Path, pace: LeaseTiming = LEASE_TIMING) -> LeaseHolder | None:
-    """Who drives the sweep in `folder` now; None if nobody does."""
+    """Find the process that drives the sweep in `folder` now; None if none does."""
     if not (folder / "lock").exists():
         return None
     with (folder / "lock").open("r") as lock:
@@ -223,7 +223,7 @@ def find_lease_holder(folder: Path, pace: LeaseTiming = LEASE_TIMING) -> LeaseHo
 
 
 def read_last_holder(folder: Path) -> LeaseHolder | None:
-    """Who wrote the lease that lies in `folder`, alive or not."""
+    """Read who wrote the lease in `folder`, alive or not."""
     return _read_lease(folder / "lease")
 
 
@@ -246,7 +246,7 @@ def get_silence_seconds(folder: Path) -> float:
 
 
 def get_machine_id() -> str:
-    """Where a process id means the same, since it was started; a name if the system is silent."""
+    """Get an id of this machine since its boot; its name where the system gives none."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"  # containers count their own processes
@@ -304,7 +304,7 @@ def _is_dead(owner: LeaseHolder, *, locked: bool) -> bool:
 
 
 def _write_lease(lease: Lease, previous: LeaseHolder | None) -> None:
-    """Writes the lease, opens it for renewal, and makes sure that nobody else did the same.
+    """Write the lease, open it for renewal, and make sure that nobody else did the same.
 
     Raises:
         Driven: If another process was faster.
@@ -333,7 +333,7 @@ def _write_lease(lease: Lease, previous: LeaseHolder | None) -> None:
 
 
 def _release(lease: Lease) -> None:
-    """Removes the lease, unless another has taken it over."""
+    """Remove the lease, unless another has taken it over."""
     with contextlib.suppress(OSError):
         found = _read_lease(lease.place)
         if found and found.token == lease.owner.token:

@@ -1,4 +1,4 @@
-"""Whose a sweep is: a login name, or DPSWEEP_OWNER where several people share one account.
+"""Owner of a sweep: a login name, or DPSWEEP_OWNER where several people share one account.
 
 It keeps people out of each other's way and is no protection: whoever may use the account may set
 the variable. What protects is who may read and write the files (docs/concepts/privacy.md).
@@ -17,7 +17,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,79}")
 
 
 def whoami() -> str:
-    """Who is at work here.
+    """Get the name of the current user.
 
     Raises:
         ConfigError: If DPSWEEP_OWNER is no name for a folder.

@@ -33,7 +33,7 @@ class BestWeights:
         self._keep([n for kept in self._kept.values() for _, n in kept])
 
     def finish(self) -> None:
-        """Keeps those of the best trials alone, as they were chosen; the search has ended."""
+        """Keep those of the best trials alone, as they were chosen; the search has ended."""
         kept: dict[object, list[int]] = defaultdict(list)
         for record in self._study.best():
             kept[get_group(record, self._confirm)].append(record.number)
@@ -49,12 +49,12 @@ class BestWeights:
         """Nothing yet."""
 
     def ended(self, record: Record) -> None:
-        """Keeps its weights, if it is among the best, instead of the least of those."""
+        """Keep its weights, if it is among the best, instead of the least of those."""
         for number in self._add(record):
             TrialDir(self._folder.trial_dir(number)).weights.unlink(missing_ok=True)
 
     def _add(self, record: Record) -> list[int]:
-        """Takes a trial in, and says whose weights are to go."""
+        """Take a trial in, and say whose weights are to go."""
         if record.confirms is not None or record.state != "complete" or record.value is None:
             return [record.number]
         kept = self._kept[get_group(record, self._confirm)]

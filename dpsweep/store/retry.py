@@ -32,7 +32,7 @@ class InterruptedChange(StateError):
 
 
 def retry_if_interrupted(method: Callable[P, T]) -> Callable[P, T]:
-    """Calls `method`, which leaves the same state if called twice, again if it was broken off."""
+    """Call `method`, which leaves the same state if called twice, again if it was broken off."""
 
     @functools.wraps(method)
     def tried(*args: P.args, **words: P.kwargs) -> T:
@@ -74,8 +74,8 @@ def retry_connections(engine: Engine, shown: str, seconds: float = RETRY_SECONDS
         if context.is_disconnect and not context.is_pre_ping:
             raise InterruptedChange(
                 f"--storage {shown}: the database went away in the middle of a change: "
-                f"{first_line(context.original_exception)}. Nothing is lost: when it is back, go "
-                f"on with dpsweep resume"
+                f"{first_line(context.original_exception)}. Nothing is lost: when it is back, "
+                f"go on with dpsweep resume"
             ) from context.original_exception
 
     event.listen(engine, "do_connect", connect)
@@ -84,6 +84,6 @@ def retry_connections(engine: Engine, shown: str, seconds: float = RETRY_SECONDS
 
 def _describe_wait(shown: str, seconds: float, e: BaseException) -> str:
     return (
-        f"--storage {shown}: the database does not answer: {first_line(e)}. The sweep waits for "
-        f"it, for up to {seconds / 60:.0f} min"
+        f"--storage {shown}: the database does not answer: {first_line(e)}. The sweep waits "
+        f"for it, for up to {seconds / 60:.0f} min"
     )

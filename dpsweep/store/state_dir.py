@@ -1,4 +1,4 @@
-"""Where a sweep lives on disk, who may drive it, and how it is asked to stop.
+"""Folders of sweeps on disk: their files, their lease, and the request to stop.
 
 STATE/study.db             Optuna's storage, if no other is named: the truth about every trial
 STATE/mlflow.db            tracking, if no server is named;  STATE/artifacts with it
@@ -73,7 +73,7 @@ class StateFolder:
 
     @property
     def owner(self) -> str | None:
-        """Whose it is; None if nobody has launched here yet, or only in `owners`."""
+        """Owner of the folder; None if nobody has launched here yet, or only in `owners`."""
         if self.root != self.common:
             return self.root.name
         try:
@@ -123,7 +123,7 @@ class StateFolder:
         return self.root / "artifacts"
 
     def claim(self) -> str:
-        """Makes the folder this user's, if it is nobody's yet.
+        """Make the folder this user's, if it is nobody's yet.
 
         Raises:
             StateError: If it is somebody else's.
@@ -143,7 +143,7 @@ class StateFolder:
         return me
 
     def part(self, named: str) -> tuple["StateFolder", str]:
-        """Where a sweep that is called NAME or OWNER/NAME lives, and its NAME.
+        """Get the state folder of a sweep that is called NAME or OWNER/NAME, and its NAME.
 
         Raises:
             StateError: If nothing can be called so.
@@ -163,7 +163,7 @@ class StateFolder:
         return [place.parent.name for place in sorted(made, key=lambda p: p.stat().st_mtime)]
 
     def check_writable(self) -> None:
-        """Raises StateError if the folder could not be written, and creates nothing."""
+        """Raise StateError if the folder could not be written, and create nothing."""
         place = self.root
         while not os.path.lexists(place):
             place = place.parent
@@ -207,7 +207,7 @@ class SweepFolder:
         storage_uri: str | None = None,
         study: str | None = None,
     ) -> None:
-        """Makes the folder and writes down the sweep, its storage and where it is tracked.
+        """Make the folder and write down the sweep, its storage and where it is tracked.
 
         Args:
             sweep: The sweep file.
@@ -247,21 +247,21 @@ class SweepFolder:
             raise
 
     def _store(self, stored: Tree) -> None:
-        """Replaces sweep.json, at once or not at all; only its owner can read it."""
+        """Replace sweep.json, at once or not at all; only its owner can read it."""
         text = json.dumps(stored, indent=1)  # the URIs may hold passwords
         write_whole(self.path / "sweep.json", text.encode())
 
     def move_storage(self, storage_uri: str) -> None:
-        """Writes down that the study is now in another storage."""
+        """Write down that the study is now in another storage."""
         self._store({**self._read(), "storage_uri": storage_uri})
 
     def accept(self, sweep: Source, base: Source) -> None:
-        """Writes down that the sweep goes on by another file."""
+        """Write down that the sweep goes on by another file."""
         self._write_sweep(sweep, base)
         self._store({**self._read(), "sources": dump_sources(sweep, base)})
 
     def check_data(self, fingerprint: str) -> None:
-        """Notes which data the sweep is about, the first time; compares them from then on.
+        """Note which data the sweep is about, the first time; compare them from then on.
 
         Raises:
             StateError: If they are others than before.
@@ -304,17 +304,17 @@ class SweepFolder:
 
     @property
     def owner_name(self) -> str:
-        """Who launched it; whose folder it is in, if it was launched before owners were noted."""
+        """Who launched it; the owner of its folder, if it was launched before owners were noted."""
         return str(self._read().get("owner") or self.state.owner)
 
     @property
     def study(self) -> str:
-        """What its study is called in the storage."""
+        """Name of its study in the storage."""
         return str(self._read().get("study") or self.name)
 
     @property
     def called(self) -> str:
-        """What its user types to mean it: NAME, or OWNER/NAME for everybody else's."""
+        """Name that the user types: NAME, or OWNER/NAME for everybody else's sweeps."""
         house = self.state
         return self.name if house == house.of(whoami()) else f"{self.owner_name}/{self.name}"
 
@@ -331,7 +331,7 @@ class SweepFolder:
         return named or self.state.storage_uri
 
     def check_mine(self, *, force: bool) -> None:
-        """Refuses to touch another owner's sweep, unless it is called by its full name and forced.
+        """Refuse to touch another owner's sweep, unless it is called by its full name and forced.
 
         Raises:
             StateError: Naming the owner.
@@ -376,12 +376,12 @@ class SweepFolder:
         )
 
     def trial_dir(self, number: int) -> Path:
-        """Where a trial lives."""
+        """Get the directory of a trial."""
         return self.path / "trials" / f"{number:04d}"
 
     @contextlib.contextmanager
     def lease(self, pace: LeaseTiming = LEASE_TIMING, wait_seconds: float = 0.0) -> Iterator[Lease]:
-        """Holds the sweep for this process. The system frees it when the process dies.
+        """Hold the sweep for this process. The system frees it when the process dies.
 
         Args:
             pace: How the lease is renewed.
@@ -395,7 +395,7 @@ class SweepFolder:
             yield lease
 
     def owner(self) -> LeaseHolder | None:
-        """Who drives the sweep now; None if nobody does."""
+        """Find the process that drives the sweep now; None if none does."""
         return find_lease_holder(self.path)
 
     @property
@@ -404,9 +404,9 @@ class SweepFolder:
         return self.path / "stop"
 
     def remove(self) -> None:
-        """Undoes `create`."""
+        """Undo `create`."""
         shutil.rmtree(self.path, ignore_errors=True)
 
     def remove_leftovers(self) -> None:
-        """Deletes what only Ray needed."""
+        """Delete what only Ray needed."""
         shutil.rmtree(self.path / "ray", ignore_errors=True)

@@ -26,7 +26,7 @@ def describe_search_privacy(study: Study, *, planned: bool = False) -> str:
 
 
 def _describe_warm_start(study: Study) -> str:
-    """What an earlier sweep that was learned from adds to the statement."""
+    """Describe what the earlier sweep of a warm start adds to the statement."""
     warm = study.warm_start
     if warm is None or not study.sweep.config.sampler.learns:
         return ""

@@ -66,7 +66,7 @@ def resolve_storage_uri(option: str | None) -> str | None:
 
 
 def resolve_moved_uri(option: str | None) -> str | None:
-    """Where a launched sweep's study is now, if the option says so; None for where it was.
+    """Resolve the storage that a launched sweep's study has moved to; None if it has not.
 
     Raises:
         ConfigError: As `named` does.
@@ -130,7 +130,7 @@ def open_storage(uri: str) -> optuna.storages.RDBStorage:
 
 
 def check_storage(uri: str, study: str | None = None, owner: str | None = None) -> None:
-    """Raises if no study can be kept at `uri`, or its name is taken; makes no tables.
+    """Raise if no study can be kept at `uri`, or its name is taken; make no tables.
 
     Args:
         uri: The storage.
@@ -158,7 +158,7 @@ def check_storage(uri: str, study: str | None = None, owner: str | None = None) 
 
 
 def check_rights(uri: str) -> None:
-    """Raises StateError if studies cannot be written at `uri`; asks, and writes nothing."""
+    """Raise StateError if studies cannot be written at `uri`; ask, and write nothing."""
     url = make_url(uri)
     if not url.drivername.startswith("postgresql"):
         return
@@ -188,7 +188,7 @@ def list_study_names(uri: str) -> list[str]:
 
 
 def choose_study_name(uri: str | None, sweep: str, owner: str) -> str:
-    """What a new sweep's study is called: as the sweep, or OWNER/SWEEP if that is another's.
+    """Choose the name of a new sweep's study: the sweep's, or OWNER/SWEEP if that is another's.
 
     Args:
         uri: The storage; None for a state folder's own, which has one owner.
@@ -218,7 +218,7 @@ def make_study_taken_error(study: str, uri: str) -> StateError:
 
 
 def check_study_owner(study: optuna.Study, folder_id: str, uri: str) -> None:
-    """Raises StateError if `study` belongs to another sweep's folder than `folder_id`.
+    """Raise StateError if `study` belongs to another sweep's folder than `folder_id`.
 
     One without an owner and without trials was made by a driver that died at once; it is ours.
     So is any in a state folder's own file, from before owners were written down.
@@ -272,7 +272,7 @@ def _check_driver(url: URL) -> None:
 
 @contextlib.contextmanager
 def _explain_errors(url: URL) -> Iterator[None]:
-    """Turns what Optuna and SQLAlchemy raise on opening into errors a user can act on."""
+    """Turn what Optuna and SQLAlchemy raise on opening into errors a user can act on."""
     try:
         yield
     except OperationalError as e:

@@ -206,7 +206,7 @@ class Study:
 
     @retry_if_interrupted
     def note_plan(self) -> None:
-        """Notes how many runs the sweep plans, and how many had begun, if that changed.
+        """Note how many runs the sweep plans, and how many had begun, if that changed.
 
         To be called by whoever drives the sweep, before the first run under another plan.
         """
@@ -273,12 +273,13 @@ class Study:
             proposal = propose(self.sweep, self._study, self._history)
             check_privacy_cap(self.sweep, proposal.config)
         except ConfigError as e:
+            # It counts against the budget: a space that proposes nothing valid must come to an end.
             number = self.add_failed()
             raise ConfigError(f"trial {number} of the search is no valid config: {e}") from e
         return self._record(self._add(proposal.trial()))
 
     def learn_from(self, earlier: "Study") -> None:
-        """Tells the sampler, once and for all, what an earlier sweep found.
+        """Tell the sampler, once and for all, what an earlier sweep found.
 
         Raises:
             ConfigError: If that was another search.
@@ -321,7 +322,7 @@ class Study:
         return self._record(self._add(repeat))
 
     def _choose_next_repeat(self) -> Record | None:
-        """Whose config is to be repeated next."""
+        """Choose the trial whose config is to be repeated next."""
         config = self.sweep.config.confirm
         if config is None or not self._num_affordable():
             return None
@@ -331,7 +332,7 @@ class Study:
         return [record for record in self.records() if record.confirms is not None]
 
     def _num_affordable(self) -> int:
-        """Runs that may still begin; a budget that all share is for as many as were planned.
+        """Run that may still begin; a budget that all share is for as many as were planned.
 
         Of others more may be needed: a search that goes on can find others to be the best.
         """
@@ -340,7 +341,7 @@ class Study:
         return max(0, self.sweep.num_runs - len(self.stored_trials()))
 
     def add_winner(self, record: Record, charged: dict[str, float]) -> None:
-        """Stores the one trial that a private selection tells of; it must have a row."""
+        """Store the one trial that a private selection tells of; it must have a row."""
         objective, row = self.sweep.config.objective, record.row
         assert row is not None, "a winner has reported"
         self._add(
@@ -358,12 +359,12 @@ class Study:
         )
 
     def add_failed(self) -> int:
-        """Stores a trial of which nothing is known but that it did not come to a result."""
+        """Store a trial of which nothing is known but that it did not come to a result."""
         return self._add(optuna.trial.create_trial(state=TrialState.FAIL)).number
 
     @retry_if_interrupted
     def dispatch(self, record: Record, *, void: bool) -> Record:
-        """Notes that a trial's secret exists, and what the trial is charged.
+        """Note that a trial's secret exists, and what the trial is charged.
 
         From now on its secret must never be drawn again, and it has spent its whole length.
         """
@@ -378,7 +379,7 @@ class Study:
         return replace(record, void=void, dispatched=True, charged=charged)
 
     def note_test_secret(self) -> None:
-        """Notes that a trial used a test secret: no statement on the search holds any more."""
+        """Note that a trial used a test secret: no statement on the search holds any more."""
         self._study.set_user_attr(_VOID, True)
 
     @property
@@ -389,7 +390,7 @@ class Study:
 
     @retry_if_interrupted
     def report(self, number: int, row: Row) -> bool:
-        """Stores a trial's report. False if the study knows a later one, or that it ended."""
+        """Store a trial's report. False if the study knows a later one, or that it ended."""
         frozen = self._get_frozen_trial(number)
         known = frozen.user_attrs.get("row")
         if frozen.state.is_finished() or (known and row["epoch"] < known["epoch"]):
@@ -411,7 +412,7 @@ class Study:
 
     @retry_if_interrupted
     def tell(self, number: int, end: TrialEnd, *, reason: str | None = None) -> Record:
-        """Ends a trial. A complete one without a finite objective counts as failed."""
+        """End a trial. A complete one without a finite objective counts as failed."""
         frozen = self._get_frozen_trial(number)
         if frozen.state.is_finished():
             return self._record(frozen)
@@ -429,7 +430,7 @@ class Study:
 
     @retry_if_interrupted
     def choose(self) -> None:
-        """Computes and notes by what the best config is chosen; to be called when the search ends.
+        """Compute and note by what the best config is chosen; to be called when the search ends.
 
         Noted, since the repeats and all that is reported must follow one choice, whoever reads it
         and on whichever machine. It counts until another trial is complete.
@@ -466,14 +467,15 @@ class Study:
         return find_pareto_front(self._ranking(self.records()), self.sweep.config.objective)
 
     def confirmed(self) -> dict[int, Confirmation]:
-        """What repeating the best configs came to, by trial."""
+        """Summarize the repeats of the best configs, by trial."""
         return summarize_repeats(self.records())
 
     def _ranking(self, records: list[Record]) -> list[Record]:
         return rank_trials(records, self.sweep.config.objective.sign)
 
     def _add(self, trial: FrozenTrial) -> FrozenTrial:
-        """Stores a new trial, in one transaction."""
+        """Store a new trial, in one transaction."""
+        # Study.ask would store the parameters one at a time, and a kill in between half a trial.
         trial_id = self._storage.create_new_trial(study_id(self._study), trial)
         return self._storage.get_trial(trial_id)
 

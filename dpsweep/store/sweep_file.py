@@ -1,4 +1,4 @@
-"""What a sweep.json holds, and what is wrong with one that is not as we write it."""
+"""Content of a sweep.json, and the check that it is as we write it."""
 
 import json
 from pathlib import Path
@@ -34,7 +34,7 @@ def read_stored(place: Path, name: str) -> Tree:
 
 
 def _find_fault(stored: Any, name: str) -> str:
-    """What is wrong with the content of a sweep.json; empty if nothing is."""
+    """Describe what is wrong with the content of a sweep.json; empty if nothing is."""
     if not isinstance(stored, dict):
         return "holds no mapping"
     texts = ("id", "owner", "study", "tracking_uri", "storage_uri")

@@ -1,4 +1,4 @@
-"""Who may use a tracking server: asked of the server itself, without MLflow's own retries.
+"""Access rights on a tracking server, asked of the server itself without MLflow's own retries.
 
 MLflow answers /health to everybody, so that it tells nothing about rights.
 """
@@ -30,7 +30,7 @@ class NoAuth(requests.auth.AuthBase):
 
 
 def check_rights(uri: str) -> None:
-    """Raises ConnectionRefused if the server does not take this user's credentials."""
+    """Raise ConnectionRefused if the server does not take this user's credentials."""
     answer = _request(uri, _read_credentials())
     if answer.status_code in (401, 403):
         given = "those given" if _read_credentials() else "none were given"
@@ -46,7 +46,7 @@ def allows_anonymous(uri: str) -> bool:
 
 
 def get_artifact_root(uri: str) -> str | None:
-    """Where the server at http(s) `uri` puts artifacts: a URL or a path; None if it is not told."""
+    """Get the server's artifact root: a URL or a path; None if the server does not say."""
     answer = _request(uri, _read_credentials(), _FIRST)
     if not answer.ok:
         return None

@@ -67,7 +67,7 @@ class MlflowSink:
         self._runs: dict[int | None, _Run] = {}
 
     def __call__(self, events: list[Event]) -> None:
-        """Delivers a batch of events, those of a run in as few calls as they fit.
+        """Deliver a batch of events, those of a run in as few calls as they fit.
 
         Raises:
             Undeliverable: If the server refuses them for good.
@@ -247,7 +247,7 @@ def _set_pragmas(connection: sqlite3.Connection, record: object) -> None:
 
 
 def _silence_mlflow() -> None:
-    """Lets MLflow say nothing of tables that it makes, nor twice what it raises.
+    """Let MLflow say nothing of tables that it makes, nor twice what it raises.
 
     It inserts params that may be there already and catches the database's refusal, of which
     psycopg warns.
@@ -259,7 +259,7 @@ def _silence_mlflow() -> None:
 
 
 def check_reachable(uri: str) -> None:
-    """Raises ConnectionRefused, with what to do, if results could not be tracked there."""
+    """Raise ConnectionRefused, with what to do, if results could not be tracked there."""
     _silence_mlflow()
     scheme = urlsplit(uri).scheme.partition("+")[0]
     if is_server(uri):

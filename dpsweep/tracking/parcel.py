@@ -1,4 +1,4 @@
-"""What a batch of events says of each run, put together so that few calls deliver it."""
+"""Events of a batch, grouped by run so that few calls deliver them."""
 
 import math
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ class RunUpdate:
     view: str | None = None
 
     def add(self, event: Event) -> None:
-        """Takes one event in; see track/tracker.py for the kinds."""
+        """Take one event in; see track/tracker.py for the kinds."""
         match event["kind"]:
             case "row":
                 self.metrics += _list_metrics(event["row"])
@@ -81,7 +81,7 @@ def _chunk(items: list[T], most: int) -> Iterator[list[T]]:
 
 
 def group_by_run(events: list[Event]) -> dict[int | None, RunUpdate]:
-    """What a batch says, by trial number; None, the parent run's, comes first.
+    """Group a batch of events by trial number; None, the parent run's, comes first.
 
     It carries the privacy statement, which is to be there before any trial that it covers.
     """

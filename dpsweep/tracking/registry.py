@@ -34,7 +34,7 @@ _SOURCE = {"stack_trace", "nn_module_stack", "source_fn_stack", "from_node", "to
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """What is to be registered.
+    """Model to be registered.
 
     Attributes:
         name: Of the registered model.
@@ -71,7 +71,7 @@ class Version:
 
 
 def check_registry_names(name: str, alias: str) -> None:
-    """Raises ConfigError if the registry would not take them."""
+    """Raise ConfigError if the registry would not take them."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
             f"--register {name!r}: a model's name is up to 200 letters, digits and _ . -, such as "
@@ -85,7 +85,7 @@ def check_registry_names(name: str, alias: str) -> None:
 
 
 def register_model(uri: str, entry: ModelEntry, model: nn.Module, example: torch.Tensor) -> Version:
-    """Registers `model`, unless it is there, and gives it the alias.
+    """Register `model`, unless it is there, and give it the alias.
 
     Args:
         uri: Of the tracking server, which has the trial's run.
@@ -163,7 +163,7 @@ def _save_model(model: nn.Module, example: torch.Tensor, place: Path) -> None:
 
 
 def _strip_source(place: Path) -> None:
-    """Takes out of a stored graph whose code it was traced from: paths, lines, names of classes."""
+    """Take out of a stored graph whose code it was traced from: paths, lines, names of classes."""
     program = torch.export.load(place)
     for module in program.graph_module.modules():
         if isinstance(module, torch.fx.GraphModule):

@@ -1,4 +1,4 @@
-"""How MLflow's server is started and its address shown, without importing MLflow."""
+"""Command that starts MLflow's server, and addresses without passwords, without MLflow itself."""
 
 import os
 import re
@@ -36,7 +36,7 @@ def _redact_setting(setting: str) -> str:
 
 
 def refuse_password(option: str, uri: str | None, remedy: str) -> None:
-    """Raises ConfigError for a URL with a password in it: everybody here can read command lines."""
+    """Raise ConfigError for a URL with a password in it: everybody here can read command lines."""
     if uri and redact_password(uri) != uri:
         raise ConfigError(
             f"{option} {redact_password(uri)}: has a password in it, which every user of this "

@@ -40,7 +40,7 @@ class Undeliverable(Exception):
 
 @dataclass(frozen=True)
 class Backlog:
-    """What lies in a spool, looked at from outside.
+    """Content of a spool, read from outside.
 
     Attributes:
         waiting: Events that are not delivered yet.
@@ -56,7 +56,7 @@ class Backlog:
 
 
 def read_backlog(folder: Path) -> Backlog:
-    """What lies in the spool of `folder`, which another process may be using; changes nothing."""
+    """Read the spool of `folder`, which another process may be using; changes nothing."""
     mark = _parse_position(folder / _MARK)
     whole = (folder / _FILE).read_bytes() if (folder / _FILE).exists() else b""
     mark = mark if mark <= len(whole) else 0
@@ -80,7 +80,7 @@ class Spool:
             self.mark_delivered(0)  # another's mark: saying things twice does no harm
 
     def append(self, event: Event) -> None:
-        """Adds one event; on disk, as far as this process is concerned, when it returns.
+        """Add one event; on disk, as far as this process is concerned, when it returns.
 
         Raises:
             DiskFull: If there is no space; nothing of the event is left in the file.
@@ -107,13 +107,13 @@ class Spool:
         return self._read_position() >= self._file.stat().st_size
 
     def mark_delivered(self, position: int) -> None:
-        """Notes that everything before `position` is delivered."""
+        """Note that everything before `position` is delivered."""
         temporary = self._mark.with_suffix(".new")
         temporary.write_text(str(position))
         os.replace(temporary, self._mark)
 
     def refuse(self, event: Event, reason: str) -> None:
-        """Puts an event aside that the server will never take; once, if it comes again."""
+        """Put an event aside that the server will never take; once, if it comes again."""
         line = json.dumps({"reason": reason, "event": event})
         if line not in self._known_refused:
             with self._refused.open("a", encoding="utf-8") as file:
@@ -121,16 +121,16 @@ class Spool:
             self._known_refused.add(line)
 
     def refused(self) -> int:
-        """How many events were put aside."""
+        """Count the events that were put aside."""
         return len(self._known_refused)
 
     @property
     def refused_file(self) -> Path:
-        """Where they are, each with the server's reason."""
+        """File of the refused events, each with the server's reason."""
         return self._refused
 
     def truncate_delivered(self) -> None:
-        """Empties the file if everything in it was delivered.
+        """Empty the file if everything in it was delivered.
 
         The mark goes first: after a crash between the two, all is delivered once more.
         """
@@ -143,7 +143,7 @@ class Spool:
         return _parse_position(self._mark)
 
     def _cut_torn_line(self) -> None:
-        """Drops what a killed driver left of its last line; the study still knows the fact."""
+        """Drop what a killed driver left of its last line; the study still knows the fact."""
         whole = self._file.read_bytes()
         end = whole.rfind(b"\n") + 1
         if end < len(whole):
@@ -152,7 +152,7 @@ class Spool:
 
 
 def _parse_position(mark: Path) -> int:
-    """What a mark says; 0, so that all is delivered again, if a crash of the machine took it."""
+    """Parse a position; 0 if a crash of the machine destroyed it: all is delivered again."""
     try:
         return int(mark.read_text())
     except (FileNotFoundError, ValueError):
@@ -172,7 +172,7 @@ def _read_lines(file: Path) -> list[str]:
 
 
 def _write_line(file: int, line: bytes) -> None:
-    """Appends all of `line`, or leaves the file as it was."""
+    """Append all of `line`, or leave the file as it was."""
     before = os.fstat(file).st_size
     try:
         if os.write(file, line) < len(line):
@@ -193,11 +193,11 @@ class DeliveryThread:
         self._thread = threading.Thread(target=self._work, name="dpsweep-courier", daemon=True)
 
     def start(self) -> None:
-        """Begins to deliver."""
+        """Begin to deliver."""
         self._thread.start()
 
     def flush(self, timeout: float) -> bool:
-        """Waits until nothing is left, the server gives trouble, or time is up."""
+        """Wait until nothing is left, the server gives trouble, or time is up."""
         deadline = time.monotonic() + timeout
         while not self._spool.is_empty():
             if self.trouble is not None or time.monotonic() > deadline:
@@ -206,7 +206,7 @@ class DeliveryThread:
         return True
 
     def close(self, timeout: float) -> bool:
-        """Delivers what is left, for at most `timeout` seconds. True if nothing is left.
+        """Deliver what is left, for at most `timeout` seconds. True if nothing is left.
 
         What was delivered is cut from the file. May be called again, to no further effect.
         """
@@ -250,7 +250,7 @@ class DeliveryThread:
         self._spool.mark_delivered(position)
 
     def _wait(self, seconds: float) -> None:
-        """Gathers events for a while; once closing, there is nothing to gather."""
+        """Gather events for a while; once closing, there is nothing to gather."""
         if self._closing.is_set() and self.trouble is None:
             return
         if self.trouble is None:

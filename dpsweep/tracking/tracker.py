@@ -1,4 +1,4 @@
-"""What of a sweep is tracked. Every call appends to the spool and returns at once."""
+"""Tracking of one sweep. Every call appends to the spool and returns at once."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 @dataclass(frozen=True)
 class Facts:
-    """What is written once on a run.
+    """Facts that are written once on a run.
 
     Attributes:
         params: Config key -> value.
@@ -65,21 +65,21 @@ class Tracker:
         self._add("artifact", number=number, path=str(path.absolute()))
 
     def flush(self, timeout: float) -> bool:
-        """Waits until all is delivered, or delivery fails, or time is up. True if all is."""
+        """Wait until all is delivered, or delivery fails, or time is up. True if all is."""
         return self._courier.flush(timeout)
 
     def close(self, timeout: float = 60.0) -> bool:
-        """Waits for delivery. False if something is left for the next time."""
+        """Wait for delivery. False if something is left for the next time."""
         return self._courier.close(timeout)
 
     @property
     def trouble(self) -> str | None:
-        """Why the last delivery failed, if it did."""
+        """Reason of the last failed delivery, if it failed."""
         return self._courier.trouble
 
     @property
     def refused(self) -> str | None:
-        """What the server will never take, in words for people; None if it took everything."""
+        """Description of what the server refused for good; None if it took everything."""
         number = self.spool.refused()
         return (
             f"the tracking server refused {number} entries for good; they are in "

@@ -92,7 +92,7 @@ def check_fit(config: TrialConfig) -> None:
     """Checks that model, method and clipping fit one another; nothing is computed.
 
     Raises:
-        Misfit: Naming the key at fault.
+        InvalidKey: Naming the key at fault.
     """
     try:
         with torch.device("meta"):

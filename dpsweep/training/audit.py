@@ -186,7 +186,7 @@ def _assembled(config: str, noise_multiplier: float) -> Step:
     """The audited config on the audit's data and model; the last example is the canary."""
     tree = TrialConfig.model_validate_json(config).model_dump(exclude_none=True)
     tree["data"] = {"name": "digits"}
-    tree["model"] = {"name": "cnn_small"}  # a name only: what is trained is `_network`
+    tree["model"] = {"name": "cnn_small"}  # a name only: what is trained is `_build_network`
     clipping = tree["privacy"]["clipping"]
     if clipping["name"] == "adaptive":  # a sixteenth of the cost, as the audit's batches are small
         clipping["count_noise"] = 2 * noise_multiplier

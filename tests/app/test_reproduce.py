@@ -36,7 +36,7 @@ tiny:
     optimizer: {lr: 1.0}
   search: {optimizer.lr: {log_uniform: [0.3, 3]}, train.batch_size: {choice: [128, 256]}}
   rows:
-    here: {printed: {train.epochs: 9, train.batch_size: 256}}
+    here: {published: {train.epochs: 9, train.batch_size: 256}}
     away: {set: {data: {name: mnist, root: nowhere}}}
   columns: {accuracy: {}}
   methods: {dp_sgd: {set: {method: {name: dp_sgd}}}}
@@ -101,7 +101,7 @@ def test_figures_are_those_in_print():
     }
     for (name, row, column, method), figure in figures.items():
         (cell,) = cells(name, [row], [column], [method])
-        assert cell.printed == figure
+        assert cell.published == figure
     assert {name for name, *_ in figures} == set(tables())
 
 
@@ -146,7 +146,7 @@ def test_a_budget_in_print_stays_and_a_lost_one_is_asked_for():
     given = epsilons_of(["4", "smaller=1"], table("dp_pmlf_table1_vit"), "dp_pmlf_table1_vit")
     assert given == {"smaller": 1.0, "larger": 4.0}
     assert job_of(lost, given).name.endswith("smaller.mnist.dp_sgd.eps1")
-    with pytest.raises(ConfigError, match=r"--epsilon 1: fftkf_table1 has its own in print \(4"):
+    with pytest.raises(ConfigError, match=r"--epsilon 1: fftkf_table1 .* in the paper \(4"):
         job_of(known, {"cnn5": 1.0})
     for wrong in ("smaller=0", "nan", "much"):
         with pytest.raises(ConfigError, match=f"--epsilon {wrong}: expected a number above 0"):
@@ -170,7 +170,7 @@ def test_a_result_says_what_differs_from_print(tiny, tmp_path):
     assert (result.mean, result.best, result.trials) == (pytest.approx(82.0), 90.0, 2)
     assert result.spread == pytest.approx(2.828, abs=1e-3)
     assert (result.seconds, result.epsilon) == (8.0, 4)
-    assert "epochs 3 (print 9)" in result.differs
+    assert "epochs 3 (published: 9)" in result.differs
     told = markdown("tiny", table("tiny"), [result, replace(result, values=())])
     assert "| 90.00 (not private 99) | 82.00 | 2.83 | 2 | -8.00 | 2 | 8 | epochs 3" in told
     assert "- A note." in told
@@ -213,7 +213,7 @@ def test_a_table_is_run_and_run_again_from_where_it_was(tiny, tmp_path, capsys):
     here, away = json.loads((tmp_path / "reproduction/tiny/tiny.json").read_text())
     assert len(here["values"]) == 2
     assert (here["trials"], away["trials"]) == (2, 0)
-    assert here["differs"] == ["epochs 1 (print 9)", "batch_size 200 (print 256)"]
+    assert here["differs"] == ["epochs 1 (published: 9)", "batch_size 200 (published: 256)"]
     assert (tmp_path / "reproduction/tiny/tiny.here.accuracy.dp_sgd.best.yaml").exists()
     reproduce.run(wish(rows=["here"]))
     (again,) = json.loads((tmp_path / "reproduction/tiny/tiny.json").read_text())

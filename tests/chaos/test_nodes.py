@@ -76,7 +76,7 @@ def test_trials_of_a_killed_driver_are_adopted_by_the_next(whole, running):
     it.resume("--address", whole.address)
     seconds = it.wait_for_more(number, began)
     it.finish()
-    assert "adopted" in it.said
+    assert "to continue" in it.said
     it.check()
     tell("driver killed, resumed", seconds)
 
@@ -95,7 +95,7 @@ def test_a_submitted_sweep_goes_on_after_the_head_was_restarted(whole, sweep, cl
     it.start("resume", it.name)
     seconds = it.wait_for_more(number, began)
     it.finish()
-    assert "adopted" in it.said
+    assert "to continue" in it.said
     it.check()
     tell("head restarted, resumed", seconds, f"(cluster up again after {up:.1f} s)")
 

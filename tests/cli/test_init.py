@@ -111,7 +111,7 @@ def test_each_key_is_commented_and_the_method_searches_its_own_space():
         assert all(len(line) <= 100 for line in lines)
     searched = read_yaml("s.yaml").tree["search"]
     own = {"method.kappa", "method.gamma", "method.depth", "method.cut"}
-    assert set(searched) == {"train.batch_size", "optimizer.lr"} | own
+    assert set(searched) == {"train.batch_size", "optimizer.total_step", "privacy.clip_norm"} | own
 
 
 @pytest.mark.parametrize("method", ["spectral_dp", "block_spectral_dp"])

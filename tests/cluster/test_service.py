@@ -83,10 +83,10 @@ def test_a_sweep_is_submitted_followed_stopped_resumed_and_fetched_from_a_laptop
     assert "is not running" in laptop("stop", "long", code=2, **env)
     resumed = laptop("resume", "long", "-o", "long.yaml", **env)
     assert "of sweep long," in (tmp_path / "long.yaml").read_text()
-    assert "0 trials finished, 2 adopted, 0 to run" in resumed
+    assert "0 trials finished, 2 to continue, 0 trials to run" in resumed
     assert "2 trials in" in resumed
     said = laptop("logs", "long", **env)
-    assert "2 adopted" in said
+    assert "2 to continue" in said
     assert "dpsweep speaks" not in said
     assert "Type it on a node of that cluster" in laptop("report", "long", code=2, **env)
     assert "long was submitted to" in laptop("status", **env)

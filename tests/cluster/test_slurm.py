@@ -104,9 +104,9 @@ def test_a_sweep_goes_through_scancel_and_its_time_limit_to_the_exported_config(
 
     assert job(cluster, second)["JobState"] == "COMPLETED", log(cluster, second)
     assert "driven by" not in log(cluster, first)
-    assert re.findall(r"(\d+) trials finished, [1-4] adopted", log(cluster, second))
+    assert re.findall(r"(\d+) trials\b.* finished, [1-4] to continue", log(cluster, second))
     status, export = later
-    assert len(re.findall(r" (?:complete|pruned) ", user(cluster, *exports, status))) == 22
+    assert len(re.findall(r" (?:complete|pruned)\b", user(cluster, *exports, status))) == 22
     trials = json.loads(user(cluster, *exports, f"{status} --json"))
     assert {trial["state"] for trial in trials} <= {"complete", "pruned"}
     assert [trial["trial"] for trial in trials] == [*range(22)]

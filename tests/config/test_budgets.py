@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 
+from dpsweep.config.source import dump_sweep
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import ConfigError
 
@@ -91,3 +92,26 @@ def test_epsilon_may_be_traded_where_it_differs(sweep_file):
     goal = "objective={metrics: [valid/accuracy, epsilon]}"
     load_sweep(sweep_file, [goal, EACH])
     load_sweep(sweep_file, [goal, "privacy={noise_multiplier: 1.0}"])
+
+
+def test_bad_trials_end_early_by_default_where_time_binds_and_nowhere_else(sweep_file):
+    def pruner(*settings):
+        return load_sweep(sweep_file, list(settings)).config.pruner
+
+    hours = "budget={trials: 50, hours: 2}"
+    assert pruner().name == "none"
+    found = pruner(hours)
+    assert (found.name, found.warmup_epochs, found.reduction) == ("successive_halving", 1, 4)
+    assert pruner(hours, "pruner={name: none}").name == "none"
+    assert pruner(hours, "pruner={name: median}").name == "median"
+    assert pruner(hours, TWO).name == "none"
+    assert pruner("budget={trials: 50, hours: null}").name == "none"
+    with pytest.raises(ConfigError, match=r"budget\.hours: .*a clock would change"):
+        load_sweep(sweep_file, [hours, "accounting=private_selection"])
+
+
+def test_the_pruner_of_a_stored_sweep_is_the_one_that_it_was_launched_with(sweep_file, tmp_path):
+    sweep = load_sweep(sweep_file, ["budget={trials: 50, hours: 2}"])
+    again = tmp_path / "again.yaml"
+    again.write_text(dump_sweep(sweep.file, sweep.base.tree))
+    assert load_sweep(again).config.pruner == sweep.config.pruner

@@ -162,9 +162,9 @@ USER = """
 import sys
 from pathlib import Path
 import torch
-from dpsweep.data.shared import shared
+from dpsweep.data.shared import load_shared
 
-found = shared(Path(sys.argv[1]), lambda: (torch.ones(3),), "old", "made")
+found = load_shared(Path(sys.argv[1]), lambda: (torch.ones(3),), "old", "made")
 print("mine", flush=True)
 sys.stdin.readline()
 print(int(found[0].sum()), flush=True)
@@ -216,7 +216,7 @@ READER = """
 import sys, time
 from pathlib import Path
 import torch
-from dpsweep.data.shared import shared
+from dpsweep.data.shared import load_shared
 
 def read():
     with open(sys.argv[2], "a") as log:
@@ -226,7 +226,7 @@ def read():
 
 print("ready", flush=True)
 sys.stdin.readline()
-found = shared(Path(sys.argv[1]), read)
+found = load_shared(Path(sys.argv[1]), read)
 print(int(found[0][0].sum()), flush=True)
 """
 

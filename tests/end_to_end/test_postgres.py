@@ -39,7 +39,7 @@ def test_a_study_on_a_server_survives_its_driver_and_is_not_mixed_with_another(
         "resume", "tiny"
     )  # the storage was written down
     assert "taken over from process" in shown
-    assert "0 trials finished, 2 adopted, 0 to run" in shown
+    assert "0 trials finished, 2 to continue, 0 trials to run" in shown
     trials = json.loads(verb("status", "tiny", "--json"))
     assert [trial["state"] for trial in trials] == ["complete"] * 2
     assert json.loads(verb("best", "tiny", "--json"))

@@ -47,7 +47,7 @@ def test_resume_after_kill_loses_nothing_and_each_trial_can_be_trained_again(
     assert {trial["state"] for trial in before} == {"interrupted"}
 
     shown = dpsweep("resume", "tiny", **SECRET)
-    assert "tiny: 0 trials finished, 2 adopted, 0 to run" in shown
+    assert "tiny: 0 trials finished, 2 to continue, 0 trials to run" in shown
 
     after = json.loads(verb("status", "tiny", "--json"))
     assert [trial["state"] for trial in after] == ["complete"] * 2

@@ -13,7 +13,6 @@ from dpsweep.core.errors import ConfigError
 from dpsweep.core.seeds import Secret
 from dpsweep.core.types import Clipped, PerExample
 from dpsweep.methods import METHODS
-from dpsweep.optim import TOTAL_STEPS
 from dpsweep.privacy.clip import clipped_sum
 from dpsweep.training.assemble import assemble, initial
 from dpsweep.training.step import Progress, Step
@@ -143,7 +142,33 @@ def test_the_methods_own_is_written_where_a_file_gives_neither(name):
     tree = config(method={"name": "dp_sgd"}).model_dump(mode="json", exclude_none=True)
     del tree["optimizer"]
     trial = TrialConfig.model_validate({**tree, "method": {"name": name}})
-    assert trial.optimizer.total_step == TOTAL_STEPS[METHODS[name].bases[0]]
+    adam = METHODS[name].bases[0].startswith("adam")
+    assert trial.optimizer.total_step == (4.0 if adam else 1600.0)  # there is no noise
+
+
+def default(**privacy):
+    tree = config(**privacy).model_dump(mode="json", exclude_none=True)
+    del tree["optimizer"]
+    return TrialConfig.model_validate(tree).total_step
+
+
+def test_the_default_grows_with_mu_where_noise_binds():
+    # mu is 1.01 at epsilon 4 and delta 1437^-1.1, and 1 for q sqrt(T) / sigma
+    assert default(noise_multiplier=None, epsilon=4.0) == pytest.approx(0.4 * 1437 * 1.1, rel=0.1)
+    noise = BATCH / 1437 * 399**0.5
+    assert default(noise_multiplier=noise) == pytest.approx(0.4 * 1437, rel=2e-3)
+    assert default(noise_multiplier=10 * noise) == pytest.approx(0.04 * 1437, rel=5e-3)
+
+
+def test_a_trial_of_a_shared_budget_has_the_default_of_its_own_noise():
+    base = config(noise_multiplier=None, epsilon=4.0, scope="sweep").model_dump(
+        mode="json", exclude_none=True
+    )
+    del base["optimizer"]
+    search = {"privacy.clip_norm": {"log_uniform": [0.1, 1.0]}}
+    tree = {"name": "x", "base": base, "search": search, "budget": {"trials": 16}}
+    found = parse_sweep(Source("x.yaml", tree, {}), Path())
+    assert found.reference_trial.total_step < 0.35 * found.written.total_step
 
 
 def test_an_export_reads_back_equal(tmp_path):

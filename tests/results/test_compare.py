@@ -119,7 +119,7 @@ def test_a_small_p_after_few_trials_is_said_to_be_blind_to_the_luck_of_the_searc
         [replace(each, trials=None) for each in few],
     ):
         assert not any("fewer than" in w for w in sentences(compare(enough)))
-    assert "do not see the luck of finding them" in markdown(compare(few))
+    assert "they do not cover how lucky each search was" in markdown(compare(few))
 
 
 def test_noise_is_called_noise():
@@ -132,7 +132,7 @@ def test_repeats_without_common_seeds_are_compared_by_welchs_test_and_it_is_said
     (each,) = found.compared
     assert each.gap.kind == "Welch"
     assert each.gap.p == pytest.approx(stats.ttest_ind(BAD, GOOD, equal_var=False).pvalue)
-    assert any("do not share public seeds" in words for words in sentences(found))
+    assert any("have repeats with different public seeds" in words for words in sentences(found))
 
 
 def test_equal_seeds_are_no_pairs():
@@ -229,10 +229,10 @@ def test_unfinished_and_void_sweeps_are_said(searched):
     assert any(
         "half: was stopped before its end: 4 trials and 0 repeats are left" in w for w in told
     )
-    assert any("half: void: a trial used a fixed test secret" in w for w in told)
+    assert any("half: void: a trial used a test seed" in w for w in told)
 
 
-def test_what_carried_a_search_is_its_own_arms(searched):
+def test_which_keys_decided_a_search_is_of_its_own_trials(searched):
     """The learning rate decides everything, but only for the first method."""
     base = "optimizer: {lr: {log_uniform: [0.3, 3]}, momentum: {uniform: [0, 0.9]}}"
     spaces = f"{{method: {{name: %s}}, {base}}}"
@@ -248,6 +248,53 @@ def test_what_carried_a_search_is_its_own_arms(searched):
     )
     by_label = {each.label: next(iter(each.shares)) for each in groups(study)}
     assert by_label == {"dp_sgd": "optimizer.lr", "disk": "optimizer.momentum"}
+
+
+def test_how_much_of_a_lead_the_luck_of_two_searches_makes_is_said(searched):
+    rng = np.random.default_rng(0)
+
+    def judge(level):
+        return lambda r: level - 0.01 * np.log(r.hyperparams["optimizer.lr"]) ** 2 + noise()
+
+    def noise():
+        return 0.01 * rng.standard_normal()
+
+    known = {"trials": 16, "repeats": [0.80, 0.81, 0.79, 0.80]}
+    one = searched("one", SGD, LR_ALONE, FOUR, judge=judge(0.8), **known)
+    near = searched("near", LR_ALONE, FOUR, judge=judge(0.8), **known | {"repeats": [0.803] * 4})
+    far = searched("far", "method.name=disk", LR_ALONE, FOUR, judge=judge(0.9), trials=16)
+    for study, values in ((far, [0.90, 0.91, 0.89, 0.90]),):
+        for value in values:
+            end(study, study.ask_to_confirm(), value)
+    found = compare([each for study in (one, near, far) for each in groups(study)], "dp_sgd")
+    by_label = {each.label: each for each in found.compared}
+    for each in found.groups:
+        assert each.luck.overstatement == pytest.approx(0.015, rel=0.6)  # 1.77 sd, if all are equal
+    luck = by_label["disk"].luck
+    assert 0.001 < luck < 0.03
+    told = sentences(found)
+    start = "which configs two searches find is luck too. Between equally good methods it makes"
+    assert any(w.startswith(f"disk and dp_sgd: {start}") and "is more than that" in w for w in told)
+    assert any(
+        w.startswith(f"fftkf and dp_sgd: {start}") and "is no more than that" in w for w in told
+    )
+    assert any("The best result of 16 trials is better than its config by" in w for w in told)
+    (row,) = (r for r in rows(found)["compared"] if r["label"] == "disk")
+    assert row["lead_by_luck"] == luck
+    (mine,) = (g for g in rows(found)["groups"] if g["label"] == "disk")
+    assert mine["expected"] == far.best()[0].expected
+    assert "as chosen: posterior mean;" in markdown(found)
+
+
+def test_with_few_trials_nothing_is_known_of_the_luck(searched):
+    both = [
+        searched(n, m, LR_ALONE, FOUR, trials=7, repeats=GOOD)
+        for n, m in (("a", SGD), ("b", LR_ALONE))
+    ]
+    found = compare([each for study in both for each in groups(study)])
+    assert {each.luck for each in found.groups} == {None}
+    assert not any("luck too" in words for words in sentences(found))
+    assert "as chosen: result of one run;" in markdown(found)
 
 
 def test_several_folders_are_looked_in_and_programs_can_read_it(searched, tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -27,7 +28,7 @@ def test_every_figure_has_a_title_and_a_caption_and_axes_are_named(study_of):
         method.cut: {uniform: [0.1, 0.9]}, method.depth: {uniform: [0, 0.9]},\
         train.batch_size: {choice: [64, 128]}, optimizer.lr: {log_uniform: [0.3, 3]}}"
     drawn = figures(study_of(TEN, wide, "privacy.epsilon={each: [1, 4]}"))
-    assert list(drawn) == [name for name in TITLES if name != "methods"]
+    assert list(drawn) == [name for name in TITLES if name not in ("methods", "posterior")]
     assert set(TITLES) == set(CAPTIONS)
     for name, figure in drawn.items():
         assert figure.data, name
@@ -45,6 +46,24 @@ def test_the_history_shows_each_trial_as_it_ended_and_the_best_so_far(study_of):
     assert (*trace(figure, "best so far").y,) == (0.5, 0.9, 0.9)
     assert (*trace(figure, "pruned").x,) == (2,)
     assert (*trace(figure, "failed").x,) == (1,)
+
+
+def test_the_posterior_shows_the_total_step_with_all_trials_and_the_chosen_one(study_of):
+    study = study_of([*TEN, 0.7, 0.8], LR, "confirm={seeds: 2}", repeats=[0.6, 0.7])
+    drawn = figures(study)
+    assert next(iter(drawn)) == "posterior"
+    made, best = drawn["posterior"], study.best()[0]
+    assert made.layout.xaxis.title.text == "r, total step"
+    line, trials = trace(made, "posterior mean"), trace(made, "trials")
+    steps = [math.log10(r.config.total_step) for r in study.best()]
+    assert (line.x[0], line.x[-1]) == pytest.approx((min(steps), max(steps)))
+    assert sorted(trials.x) == pytest.approx(sorted(steps))
+    chosen = trace(made, f"chosen, trial {best.number}")
+    assert chosen.x[0] == pytest.approx(math.log10(best.config.total_step))
+    at_best = np.interp(chosen.x[0], line.x, line.y)
+    assert at_best == pytest.approx(best.expected, abs=1e-3)
+    assert trace(made, "repeated").y[0] == pytest.approx(0.65)
+    assert "posterior" not in figures(study_of([*TEN, 0.7], LR, name="few"))
 
 
 def test_repeats_are_shown_by_their_mean_and_are_no_trials(study_of):

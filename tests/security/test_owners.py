@@ -156,7 +156,7 @@ def test_another_accounts_sweeps_are_listed_and_stay_closed(launch, be, tmp_path
             os.setuid(65534)
             rows = json.loads(typed("status", "--json"))
             assert [(row["owner"], row["state"]) for row in rows] == [
-                ("alice", "told to their owner alone")
+                ("alice", "private to their owner")
             ]
             for verb in ("status", "stop", "best"):
                 assert "alone" in typed(verb, "alice/tiny", *FORCED[verb], code=2)

@@ -1,1 +1,1 @@
-"""What each verb does, in a module that is named after it or after what several share."""
+"""Implementation of each verb, in a module named after it or after what several share."""

@@ -24,7 +24,7 @@ _VIOLATED = 1
 
 
 def audit(what: str, settings: list[str], plan: dict[str, Any], as_json: bool) -> None:
-    """Audits a method of the table, all of them, or the method of a trial config.
+    """Audit a method of the table, all of them, or the method of a trial config.
 
     Args:
         what: `all`, a method's name, or a file.

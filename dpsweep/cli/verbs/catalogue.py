@@ -14,7 +14,7 @@ from dpsweep.results.rich_table import plain_table
 
 
 def models(data: str, as_json: bool) -> None:
-    """Prints every model with the number of its weights for images of a data set."""
+    """Print every model with the number of its weights for images of a data set."""
     if data not in SPECS:
         raise unknown("data set", data, SPECS, where="--data")
     rows = [_row(name, kind, data) for name, kind in MODELS.items()]
@@ -32,7 +32,7 @@ def models(data: str, as_json: bool) -> None:
 
 
 def data(place: Path) -> None:
-    """Prints the data section of a trial for images of the user's own."""
+    """Print the data section of a trial for images of the user's own."""
     from dpsweep.data.inspection import inspect_data  # reads images, with torch
 
     found = inspect_data(place).section

@@ -23,7 +23,7 @@ def compare(
     form: str,
     storage: str | None = None,
 ) -> None:
-    """Prints what the methods of some sweeps came to, and which differences are more than noise.
+    """Print what the methods of some sweeps came to, and which differences are more than noise.
 
     Args:
         names: The sweeps.

@@ -23,7 +23,7 @@ def export(
     alias: str,
     allow_void: bool,
 ) -> None:
-    """Writes the best configs to a folder, or registers the best model, or both."""
+    """Write the best configs to a folder, or register the best model, or both."""
     if out is None and register is None:
         raise ConfigError(
             "export: says neither where the files go nor what to register. Give -o FOLDER, or "

@@ -18,7 +18,7 @@ def gc(
     name: str | None = None,
     force: bool = False,
 ) -> None:
-    """Lists leftovers of one's own sweeps, or of one named sweep, and deletes them if asked to."""
+    """List leftovers of one's own sweeps, or of one named sweep, and delete them if asked to."""
     state = StateFolder.at(state_folder)
     if name is None:
         found = everything(state)

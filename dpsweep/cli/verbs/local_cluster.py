@@ -12,7 +12,7 @@ from dpsweep.store.state_dir import StateFolder
 
 
 def up(state_folder: str | None, *, nodes: int, cpus: int | None, tracking: bool) -> None:
-    """Starts it, and prints what to type next; what fails leaves nothing running."""
+    """Start it, and print what to type next; what fails leaves nothing running."""
     if tracking:
         check_installed()
     folder = _folder(state_folder)
@@ -48,7 +48,7 @@ def up(state_folder: str | None, *, nodes: int, cpus: int | None, tracking: bool
 
 
 def down(state_folder: str | None, *, remove: bool) -> None:
-    """Ends exactly what `up` started; nothing to end is no mistake."""
+    """End exactly what `up` started; nothing to end is no mistake."""
     folder = _folder(state_folder)
     if not folder.exists():
         console().print(f"Nothing is up: {folder} does not exist.", markup=False)
@@ -66,7 +66,7 @@ def down(state_folder: str | None, *, remove: bool) -> None:
 
 
 def check_local(local: bool) -> None:
-    """Raises StateError unless --local was said: nothing else is started for now."""
+    """Raise StateError unless --local was said: nothing else is started for now."""
     if not local:
         raise StateError(
             "up: say --local: a cluster on this machine. For others see docs/guides/cluster.md"

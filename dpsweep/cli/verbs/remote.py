@@ -47,7 +47,7 @@ def submit(
     quiet: bool = False,
     words: Sequence[str] = (),
 ) -> None:
-    """Sends a sweep to a cluster, where a job launches it, and follows that.
+    """Send a sweep to a cluster, where a job launches it, and follow that.
 
     Args:
         file: The sweep file.
@@ -100,7 +100,7 @@ def resume(
     quiet: bool,
     words: Sequence[str],
 ) -> None:
-    """Goes on with a submitted sweep, by a new job.
+    """Go on with a submitted sweep, by a new job.
 
     Args:
         sweep: Which.
@@ -132,7 +132,7 @@ def resume(
 
 
 def logs(name: str, state: str | None, *, following: bool) -> None:
-    """Prints what the job that drives a submitted sweep has said."""
+    """Print what the job that drives a submitted sweep has said."""
     sweep = remembered(name, StateFolder.at(state))
     if sweep is None:
         known = ", ".join(one.name for one in all_remembered(StateFolder.at(state))) or "none"
@@ -153,14 +153,14 @@ def logs(name: str, state: str | None, *, following: bool) -> None:
 
 
 def answer(sweep: Submitted, words: Sequence[str]) -> None:
-    """Runs a verb on the cluster, shows what it says, and ends as it ended."""
+    """Run a verb on the cluster, show what it says, and end as it ended."""
     ended = run(jobs_at(sweep.address), sweep, words, _say)
     if ended.code:
         sys.exit(ended.code)
 
 
 def export(sweep: Submitted, words: Sequence[str], out: Path) -> None:
-    """Writes the best configs of a submitted sweep to a folder here."""
+    """Write the best configs of a submitted sweep to a folder here."""
     ended = run(jobs_at(sweep.address), sweep, ["export", sweep.name, *words], lambda text: None)
     if ended.code:
         _say(ended.said)
@@ -181,7 +181,7 @@ def _address(to: str | None) -> str:
 def _follow(
     jobs: Jobs, sweep: Submitted, job_id: str, out: Path | None, *, quiet: bool = False
 ) -> None:
-    """Shows what the job says until it ends, and fetches the best config to `out`.
+    """Show what the job says until it ends, and fetch the best config to `out`.
 
     Ctrl-C ends the following, and not the sweep; so does a cluster that does not answer any more.
     """
@@ -206,7 +206,7 @@ def _follow(
 
 
 def _fetch(jobs: Jobs, sweep: Submitted, out: Path, *, quiet: bool) -> None:
-    """Writes the best config to `out`, or that of each budget, named as `launch` names them."""
+    """Write the best config to `out`, or that of each budget, named as `launch` names them."""
     found = run(jobs, sweep, ["export", sweep.name], lambda text: None)
     if found.code or not found.files:
         _say(found.said)

@@ -23,7 +23,7 @@ _MODULE = str(Path(__file__).parents[2] / "__main__.py")
 
 
 def there(arguments: list[str]) -> None:
-    """Runs one verb, with what only this side knows added to it."""
+    """Run one verb, with what only this side knows added to it."""
     parser = ArgumentParser(prog="dpsweep.cli.verbs.remote_job")
     parser.add_argument("--owner")
     parser.add_argument("--state")

@@ -22,7 +22,7 @@ def report(
     state_folder: str | None,
     storage: str | None,
 ) -> None:
-    """Writes a sweep's page to `out` (report-NAME.html), and its figures to `pictures`."""
+    """Write a sweep's page to `out` (report-NAME.html), and its figures to `pictures`."""
     place = out or Path(f"report-{name.replace('/', '-')}.html")
     _check_target(place)
     study = open_study(name, StateFolder.at(state_folder), resolve_moved_uri(storage))
@@ -37,7 +37,7 @@ def report(
 
 
 def _check_target(place: Path) -> None:
-    """Raises StateError if the page would overwrite something else."""
+    """Raise StateError if the page would overwrite something else."""
     if place.is_dir():
         raise StateError(f"-o {place}: is a folder. Name a file, such as -o {place}/report.html")
     if place.exists():

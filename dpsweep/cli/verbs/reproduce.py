@@ -43,7 +43,7 @@ _INCOMPLETE = 1
 
 @dataclass(frozen=True)
 class ReproduceOptions:
-    """What of a table is to be run, and how.
+    """Cells of a table to run, and how to run them.
 
     Attributes:
         table: Its name.
@@ -81,7 +81,7 @@ class ReproduceOptions:
 
     @property
     def folder(self) -> Path:
-        """Where its files go."""
+        """Folder of the table's files."""
         return self.out or Path("reproduction") / self.table
 
     def jobs(self) -> list[Job]:
@@ -109,12 +109,12 @@ class ReproduceOptions:
 
 
 def listed(names: str) -> list[str]:
-    """What is typed with commas."""
+    """Split a list that is typed with commas."""
     return [name.strip() for name in names.split(",") if name.strip()]
 
 
 def run(options: ReproduceOptions) -> None:
-    """Runs the cells in turn, and writes the table, with the cells that earlier calls have run.
+    """Run the cells in turn, and write the table, with the cells that earlier calls have run.
 
     Exit code 1 if a cell of this call has no figure.
     """
@@ -144,7 +144,7 @@ def run(options: ReproduceOptions) -> None:
 
 
 def plan(options: ReproduceOptions) -> None:
-    """Prints what each cell would take, from a probe of a few steps of some of its trials."""
+    """Print what each cell would take, from a probe of a few steps of some of its trials."""
     jobs, budget, out = options.jobs(), _budget(options), console()
     shown_ = plain_table(f"{options.table}: {table(options.table).source}")
     for name in ("cell", "trials", "repeats", "minutes", "left to do"):
@@ -175,7 +175,7 @@ def plan(options: ReproduceOptions) -> None:
 
 
 class _Obstacle(Exception):
-    """Why a cell is skipped."""
+    """Reason for which a cell is skipped."""
 
 
 def _budget(options: ReproduceOptions) -> Budget:

@@ -1,4 +1,4 @@
-"""Where a verb is answered: on this machine, or on the cluster its sweep was submitted to.
+"""Choice of the place that answers a verb: this machine, or the cluster of a submitted sweep.
 
 A sweep of this machine comes first. Ray is loaded only for one that is elsewhere.
 """
@@ -26,7 +26,7 @@ def launched(
     fetch: bool,
     unique: bool,
 ) -> None:
-    """Launches through a Ray client, as `submit` does, and fetches the best config at the end.
+    """Launch through a Ray client, as `submit` does, and fetch the best config at the end.
 
     A driver on this side of the client would have Tune, and with it the trials' order and ends,
     on the other: study, lease and state folder are where the driver is, so that goes there too.
@@ -53,7 +53,7 @@ def launched(
 
 
 def answered(verb: str, name: str | None, state: str | None, **options: Any) -> bool:
-    """Lets the cluster answer; False if the sweep is not elsewhere."""
+    """Let the cluster answer; False if the sweep is not elsewhere."""
     sweep = _elsewhere(name, state)
     if sweep:
         from dpsweep.cli.verbs import remote
@@ -63,7 +63,7 @@ def answered(verb: str, name: str | None, state: str | None, **options: Any) -> 
 
 
 def exported(name: str, state: str | None, top: int, out: Path) -> bool:
-    """Fetches the best configs from the cluster; False if the sweep is not elsewhere."""
+    """Fetch the best configs from the cluster; False if the sweep is not elsewhere."""
     sweep = _elsewhere(name, state)
     if sweep:
         from dpsweep.cli.verbs import remote
@@ -83,7 +83,7 @@ def resumed(
     quiet: bool,
     words: list[str],
 ) -> bool:
-    """Goes on with the sweep on its cluster; False if it is not elsewhere."""
+    """Go on with the sweep on its cluster; False if it is not elsewhere."""
     sweep = _elsewhere(name, state)
     if sweep is None and address is not None and "://" in address:
         sweep = Submitted(name, address, state, whoami())  # submitted from another machine
@@ -111,7 +111,7 @@ def resumed(
 
 
 def refuse_elsewhere(verb: str, name: str | None, state: str | None) -> None:
-    """Raises StateError for a verb that the cluster of a submitted sweep does not answer."""
+    """Raise StateError for a verb that the cluster of a submitted sweep does not answer."""
     sweep = _elsewhere(name, state)
     if sweep:
         raise StateError(

@@ -14,9 +14,10 @@ from dpsweep.config.sweep import ResolvedSweep, load_sweep
 from dpsweep.results.compare import compare_methods
 from dpsweep.results.comparison import print_comparison
 from dpsweep.results.disclosure import disclosure_of
+from dpsweep.results.edges import edge_warnings
 from dpsweep.results.export import default_target
 from dpsweep.results.pareto import nothing_completed, summaries, target_of, winners
-from dpsweep.results.tables import trial_table
+from dpsweep.results.tables import num_trials_and_repeats, run_words, trial_table
 from dpsweep.store.state_dir import StateFolder, SweepFolder
 from dpsweep.store.storage import resolve_moved_uri, resolve_storage_uri
 from dpsweep.tracking.server import redact_password
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Options:
-    """What launch and resume are told besides the sweep."""
+    """Options of launch and resume besides the sweep."""
 
     state: str | None
     address: str | None
@@ -39,7 +40,7 @@ class Options:
     wait_seconds: float = 0.0
 
     def target(self, sweep: str) -> Path:
-        """Where the best config goes."""
+        """File that the best config is written to."""
         return self.out or default_target(sweep)
 
 
@@ -132,12 +133,15 @@ def _print_outcome(outcome: "Outcome", options: Options, target: Path) -> None:
             out.print(table)
         print_comparison(out, compare_methods(study))
         out.print(outcome.origin.luck(best[0]))
+        for words in edge_warnings(study.sweep, best[0]):
+            out.print(words, markup=False)
         out.print(outcome.origin.search_words)
         for record in winners(study):
             place = target_of(record, target)
             out.print(f"best config: {place}   train it again with: {us} train {place}")
     if disclosure_of(study.sweep).tells_trials:
-        out.print(f"{len(study.records())} trials in {outcome.seconds:.1f} s")
+        ran = run_words(*num_trials_and_repeats(study.records()))
+        out.print(f"{ran} in {outcome.seconds:.1f} s")
     if not outcome.complete:
         out.print(f"Stopped. Go on with: {_resume_command(folder, options)}")
     if folder.tracking_uri:
@@ -152,7 +156,7 @@ def _print_outcome(outcome: "Outcome", options: Options, target: Path) -> None:
 
 
 def _program() -> str:
-    """How the user calls us: by name, or by path where the name is not found."""
+    """Get the command that the user types: a name, or a path where the name is not found."""
     called = Path(sys.argv[0])
     if called.name == "__main__.py":
         return "python -m dpsweep"

@@ -17,11 +17,18 @@ from dpsweep.cli.say import console
 from dpsweep.core.errors import ConnectionRefused, DpSweepError, StateError
 from dpsweep.results.compare import compare_methods
 from dpsweep.results.comparison import print_comparison
+from dpsweep.results.edges import edge_warnings
 from dpsweep.results.export import origin_of
 from dpsweep.results.pareto import chosen, nothing_to_show, summaries
 from dpsweep.results.rich_table import plain_table
-from dpsweep.results.tables import shown_budgets, trial_row, trial_table
+from dpsweep.results.tables import (
+    num_trials_and_repeats,
+    shown_budgets,
+    trial_row,
+    trial_table,
+)
 from dpsweep.search.charge import describe_trial_privacy
+from dpsweep.search.confirmation import summarize_repeats
 from dpsweep.store.lease import LeaseHolder
 from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.statement import describe_search_privacy
@@ -33,7 +40,7 @@ from dpsweep.tracking.server import build_server_command, build_server_environme
 def status(
     name: str | None, state_folder: str | None, as_json: bool, storage: str | None = None
 ) -> None:
-    """Prints all sweeps, or one sweep's trials."""
+    """Print all sweeps, or one sweep's trials."""
     state = StateFolder.at(state_folder)
     if name is None:
         _all(state, as_json)
@@ -56,7 +63,7 @@ def status(
 
 
 def stop(name: str, state_folder: str | None, wait: float, *, force: bool = False) -> None:
-    """Asks the driver to stop, and waits until it has."""
+    """Ask the driver to stop, and wait until it has."""
     folder = StateFolder.at(state_folder).sweep(name)
     folder.check_mine(force=force)
     if folder.owner() is None:
@@ -82,7 +89,7 @@ def stop(name: str, state_folder: str | None, wait: float, *, force: bool = Fals
 def best(
     name: str, state_folder: str | None, top: int, as_json: bool, storage: str | None = None
 ) -> None:
-    """Prints the best trials and their promises."""
+    """Print the best trials and their promises."""
     study = open_study(name, StateFolder.at(state_folder), resolve_moved_uri(storage))
     records = chosen(study, top)
     if as_json:
@@ -96,12 +103,14 @@ def best(
     print_comparison(console(), compare_methods(study))
     origin = origin_of(study)
     console().print(f"Trial {records[0].number}: {origin.luck(records[0])}")
+    for words in edge_warnings(study.sweep, records[0]):
+        console().print(words, markup=False)
     console().print(describe_trial_privacy(records[0]))
     console().print(origin.search_words)
 
 
 def ui(state_folder: str | None, host: str, port: int) -> None:
-    """Serves MLflow's UI until it is interrupted."""
+    """Serve MLflow's UI until it is interrupted."""
     state = StateFolder.at(state_folder)
     if not (state.root / "mlflow.db").exists():
         raise StateError(
@@ -137,16 +146,16 @@ def _all(state: StateFolder, as_json: bool) -> None:
     if not rows:
         console().print(f"No sweep in {state.root}. Launch one with: dpsweep launch FILE")
         return
-    table = plain_table("Sweeps")
-    for name in ("sweep", "owner", "state", "trials", "best", "ε a trial"):
-        table.add_column(name, justify="right" if name in ("trials", "best") else "left")
+    table = plain_table("Sweeps", spare=("owner", "ε a trial"))
+    for name in ("sweep", "owner", "state", "trials + repeats", "best", "ε a trial"):
+        table.add_column(name, justify="right" if name in ("trials + repeats", "best") else "left")
     for row in rows:
         known = row["trials"] is not None
         table.add_row(
             str(row["sweep"]),
             str(row["owner"]),
             escape(str(row["state"])),
-            f"{row['ended']}/{row['trials']}" if known else "–",
+            _progress(row) if known else "–",
             "–" if row["best"] is None else f"{row['best']:.4f}",
             shown_budgets(row["epsilon"]) if known else "–",
         )
@@ -158,7 +167,7 @@ def _rows(house: StateFolder, mine: bool) -> Iterator[dict[str, Any]]:
     try:
         names = house.names()
     except PermissionError:
-        yield {**_UNKNOWN, "sweep": "–", "owner": house.owner, "state": "told to their owner alone"}
+        yield {**_UNKNOWN, "sweep": "–", "owner": house.owner, "state": "private to their owner"}
         return
     for name in names:
         folder = house.sweep(name)
@@ -170,22 +179,37 @@ def _rows(house: StateFolder, mine: bool) -> Iterator[dict[str, Any]]:
             yield {**row, "owner": house.owner, "state": f"cannot be read: {e}"}
             continue
         leader = next(iter(study.best()), None)
+        repeats = summarize_repeats(records).get(leader.number) if leader else None
+        ended, again = num_trials_and_repeats(r for r in records if r.state != "running")
+        trials = study.sweep.config.budget.trials
         yield {
             **row,
             "owner": folder.owner_name,
             "state": _whereabouts(study, folder.owner(), str(row["sweep"])),
-            "ended": sum(r.state != "running" for r in records),
-            "trials": study.sweep.config.budget.trials,
-            "best": leader.value if leader else None,
+            "ended": ended,
+            "trials": trials,
+            "ended_repeats": again,
+            "repeats": study.sweep.num_runs - trials,
+            "best": repeats.mean if repeats else leader.value if leader else None,
+            "confirmed": repeats is not None,
             "epsilon": list(study.sweep.epsilons),
         }
 
 
-_UNKNOWN: dict[str, Any] = {"ended": None, "trials": None, "best": None, "epsilon": []}
+_UNKNOWN: dict[str, Any] = {
+    **dict.fromkeys(("ended", "trials", "ended_repeats", "repeats", "best", "confirmed")),
+    "epsilon": [],
+}
+
+
+def _progress(row: dict[str, Any]) -> str:
+    """Runs that have ended of those planned, as 16/16 + 4/6 where configs are repeated."""
+    repeats = f" + {row['ended_repeats']}/{row['repeats']}" if row["repeats"] else ""
+    return f"{row['ended']}/{row['trials']}{repeats}"
 
 
 def _whereabouts(study: Study, owner: LeaseHolder | None, called: str) -> str:
-    """Whether the sweep runs, is finished, or waits to be resumed."""
+    """Describe the sweep's state: running, finished, or waiting to be resumed."""
     if owner:
         return f"running ({owner})"
     if study.is_finished():

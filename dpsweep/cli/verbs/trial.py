@@ -17,14 +17,17 @@ from dpsweep.privacy.statement import shown_epsilon
 
 
 def check(file: Path, settings: list[str], fetch: bool) -> None:
-    """Validates a file; a sweep is told from a trial by its `search`."""
+    """Validate a file; a sweep is told from a trial by its `search`."""
     source = read_yaml(file)
     if is_sweep(source.tree):
         sweep = parse_sweep(source, file.parent, settings)
         from dpsweep.training.check import check_sweep  # torch, once the file has no mistake
 
         warn(check_sweep(sweep, fetch=fetch))
-        config, shown = sweep.reference_trial, f"{len(sweep.corners)} corners of the space"
+        config, shown = (
+            sweep.reference_trial,
+            f"{len(sweep.corners)} configs at the ends of the search space",
+        )
         shown += " are valid trials"
     else:
         base = resolve_trial_source(source, settings)
@@ -38,7 +41,7 @@ def check(file: Path, settings: list[str], fetch: bool) -> None:
 
 
 def train(file: Path, settings: list[str], out: Path | None, fetch: bool, quiet: bool) -> None:
-    """Trains one config in a folder of its own, or goes on with an interrupted run there."""
+    """Train one config in a folder of its own, or go on with an interrupted run there."""
     source = resolve_trial_source(read_yaml(file), settings)
     if is_sweep(source.tree):
         raise ConfigError(f"{file}: is a sweep, not a trial. Run it with: dpsweep launch {file}")
@@ -84,7 +87,7 @@ _ALONE = "This covers this run alone: not a search that chose its config, nor ot
 
 
 def space(method: str) -> None:
-    """Prints a method's default search space."""
+    """Print a method's default search space."""
     if method not in METHODS:
         raise unknown("method", method, METHODS, where="space")
     print(f"# {method}: paste this, or name it in a sweep file: search: {{method: default}}")
@@ -92,7 +95,7 @@ def space(method: str) -> None:
 
 
 def schema(kind: str) -> None:
-    """Prints the schema of one kind of file."""
+    """Print the schema of one kind of file."""
     kinds: dict[str, type[Strict]] = {"sweep": SweepConfig, "trial": TrialConfig}
     if kind not in kinds:
         raise unknown("kind of file", kind, kinds, where="schema")
@@ -117,7 +120,7 @@ def _is_open(folder: Path, config: TrialConfig) -> bool:
 
 
 def _identity(config: TrialConfig) -> str:
-    """What config.json holds."""
+    """Content of config.json, which identifies a run."""
     return config.model_dump_json(indent=1) + "\n"
 
 

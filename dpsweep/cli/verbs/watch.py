@@ -15,7 +15,7 @@ _PAUSE_SECONDS = 1.0
 
 
 def watch(name: str | None, state_folder: str | None, storage: str | None) -> None:
-    """Shows a running sweep until it ends or Ctrl-C; nothing is written anywhere.
+    """Show a running sweep until it ends or Ctrl-C; nothing is written anywhere.
 
     Raises:
         StateError: If no sweep runs, or several do and none is named.

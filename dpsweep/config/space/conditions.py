@@ -69,7 +69,7 @@ def read_conditions(file: Source, written: str | list[str]) -> tuple[Condition, 
 
 
 def check_condition_keys(conditions: Iterable[Condition], trials: Sequence[TrialConfig]) -> None:
-    """Raises ConfigError for a key that none of the trials, one a corner, has a value for."""
+    """Raise ConfigError for a key that none of the trials, one a corner, has a value for."""
     for condition in conditions:
         for typed, name in condition.formula.names.items():
             if all(get_scalar(trial, name) is None for trial in trials):

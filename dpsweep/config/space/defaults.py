@@ -4,9 +4,11 @@
     search: {each_of: default}                    all methods of the papers, each with its own
     search: {each_of: [disk, fftkf, {...}]}       these two and a mapping of your own
 
-A key beside them overrides that key of a default space.
+A key beside them overrides that key of a default space. `space: narrow` leaves the total step
+alone of each, whose range goes from a quarter of the trial's default to four times it.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -15,10 +17,15 @@ import yaml
 
 from dpsweep.config.source import Source, Tree, with_value
 from dpsweep.config.space.domains import BRANCHING
+from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, unknown
 from dpsweep.methods import METHODS, PUBLISHED
+from dpsweep.methods.base import STEP_FACTOR
 
 DEFAULT = "default"
+NARROW = "narrow"
+_STEP = "optimizer.total_step"
+_SIZES = ("lr", "eta", "total_step", "r")
 
 
 def with_default_spaces(file: Source, base: Source) -> Source:
@@ -29,14 +36,24 @@ def with_default_spaces(file: Source, base: Source) -> Source:
     """
     search = file.tree["search"]
     if search.get("method") == DEFAULT and not set(BRANCHING) & set(search):
+        method = _method_of_base(file, base)
         search = {
-            **_get_base_space(file, base),
+            **_space_around(method, file, base),
             **{k: v for k, v in search.items() if k != "method"},
         }
     for kind in BRANCHING:
         if kind in search:
-            search = {**search, kind: _expand_branches(search[kind], file, ("search", kind))}
+            search = {**search, kind: _expand_branches(search[kind], file, base, ("search", kind))}
     return replace(file, tree={**file.tree, "search": search})
+
+
+def names_a_default(search: Mapping[str, Any]) -> bool:
+    """True if a written `search` leaves a space to a method's default."""
+    listed = [search.get("method"), *(search.get(kind) for kind in BRANCHING)]
+    return any(
+        x == DEFAULT or (isinstance(x, list) and any(isinstance(item, str) for item in x))
+        for x in listed
+    )
 
 
 def get_default_space(method: str) -> Mapping[str, Any]:
@@ -53,19 +70,60 @@ def dump_default_space(method: str) -> str:
     return "\n".join(["search:", *lines])
 
 
-def _get_base_space(file: Source, base: Source) -> Mapping[str, Any]:
+def _space_around(method: str, file: Source, base: Source) -> dict[str, Any]:
+    """A method's default space with the total step around the default of this base config.
+
+    Where the base has several epsilons, from the least to the largest. Under `scope: sweep` it is
+    that of a trial's share, as composition gives it: by the root of the number of trials.
+    """
+    space = dict(get_default_space(method))
+    if file.tree.get("space") == NARROW:
+        space = {_STEP: space[_STEP]}
+    if {"optimizer.lr", "optimizer.eta"} & set(file.tree["search"]):
+        del space[_STEP]  # searched beside it, in its place
+        return space
+    steps = _default_steps(method, base.tree)
+    if not steps:
+        return space
+    factor, trials = STEP_FACTOR, file.tree.get("budget", {}).get("trials")
+    low, high = min(steps) / factor, max(steps) * factor
+    if base.tree["privacy"].get("scope") == "sweep" and isinstance(trials, int) and trials > 0:
+        low /= math.sqrt(trials)
+    return {**space, _STEP: {"log_uniform": [float(f"{x:.3g}") for x in (low, high)]}}
+
+
+def _default_steps(method: str, tree: Tree) -> list[float]:
+    """The default total step at each epsilon; none if the base is no trial yet, as others say."""
+    own = {k: v for k, v in tree.get("optimizer", {}).items() if k not in ("name", *_SIZES)}
+    section = tree.get("method", {})
+    if section.get("name") != method and "compose" not in section:
+        section = {"name": method}
+    tree = {**tree, "method": section, "optimizer": own}
+    epsilon = tree.get("privacy", {}).get("epsilon")
+    each = epsilon.get("each", []) if isinstance(epsilon, dict) else [epsilon]
+    found = []
+    for one in each:
+        try:
+            trial = TrialConfig.model_validate(with_value(tree, ("privacy", "epsilon"), one))
+        except (ValueError, ConfigError):
+            continue
+        found.append(trial.default_total_step)
+    return found
+
+
+def _method_of_base(file: Source, base: Source) -> str:
     match base.tree:
         case {"method": {"name": str(name)}} if name in METHODS:
-            return get_default_space(name)
+            return name
         case {"method": {"compose": _}}:
-            return get_default_space("compose")
+            return "compose"
     raise ConfigError(
         f"{file.at(('search', 'method'))}: default is the space of the base config's method, and "
         f"{base.at(('method',))} names none of the table. Give method: {{name: fftkf}} there"
     )
 
 
-def _expand_branches(listed: Any, file: Source, path: tuple[str, ...]) -> Any:
+def _expand_branches(listed: Any, file: Source, base: Source, path: tuple[str, ...]) -> Any:
     """The mappings of a one_of at the top, names replaced by the methods' default spaces."""
     if listed == DEFAULT:
         listed = list(PUBLISHED)
@@ -75,12 +133,13 @@ def _expand_branches(listed: Any, file: Source, path: tuple[str, ...]) -> Any:
     for i, item in enumerate(listed):
         if isinstance(item, str) and item not in METHODS:
             raise unknown("method", item, PUBLISHED, where=file.at((*path, i)))
-        branches.append(_make_branch(item) if isinstance(item, str) else item)
+        whole = isinstance(item, str)
+        branches.append(_make_branch(item, _space_around(item, file, base)) if whole else item)
     return branches
 
 
-def _make_branch(method: str) -> Tree:
+def _make_branch(method: str, space: Mapping[str, Any]) -> Tree:
     tree: Tree = {"method": {"name": method}}
-    for key, spec in get_default_space(method).items():
+    for key, spec in space.items():
         tree = with_value(tree, tuple(key.split(".")), spec)
     return tree

@@ -31,7 +31,7 @@ class Derived:
 
 
 def parse_derived(where: str, text: Any) -> Derived:
-    """Reads what stands after `derive:`.
+    """Read what stands after `derive:`.
 
     Raises:
         ConfigError: If it is no formula.

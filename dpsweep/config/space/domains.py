@@ -111,7 +111,7 @@ Labels = tuple[str | int | float | bool, ...]
 
 @dataclass(frozen=True)
 class Slot:
-    """What a value is drawn for.
+    """Key and name that a value is drawn for.
 
     Attributes:
         name: In the study; that of a key inside a branch has the branch in it.
@@ -137,7 +137,7 @@ class Draw(Protocol):
 
 @dataclass(frozen=True)
 class Space:
-    """What varies, by path in the trial config.
+    """Searched keys, by path in the trial config.
 
     Attributes:
         domains: Path -> how it varies.
@@ -163,12 +163,25 @@ class Space:
                 continue
             value = _draw_domain(dotted(path), path, domain, draw, hyperparams, late)
             tree = with_value(tree, path, value) if path else merge_trees(tree, value)
-        return compute_derived(tree, hyperparams, late, self.num_examples)
+        tree, hyperparams = compute_derived(tree, hyperparams, late, self.num_examples)
+        return _keep_drawn_step(tree, hyperparams), hyperparams
 
     @property
     def is_conditional(self) -> bool:
         """True if some keys are searched only for some values of others."""
         return any(isinstance(domain, OneOf) for domain in self.domains.values())
+
+
+def _keep_drawn_step(tree: Tree, hyperparams: Mapping[str, Any]) -> Tree:
+    """A drawn tree in which a searched lr takes the place of the base's total_step, or vice versa.
+
+    Both are one quantity: what is searched has the value that the base config had.
+    """
+    drawn = [key for key in ("lr", "total_step") if f"optimizer.{key}" in hyperparams]
+    match tree:
+        case {"optimizer": {"lr": _, "total_step": _, **others} as own} if len(drawn) == 1:
+            return {**tree, "optimizer": {**others, drawn[0]: own[drawn[0]]}}
+    return tree
 
 
 def _draw_order(item: tuple[KeyPath, Domain]) -> tuple[bool, bool]:
@@ -209,7 +222,7 @@ def _draw_domain(
 
 
 def parse_space(source: Source, path: KeyPath = ("search",)) -> Space:
-    """Reads the `search:` mapping that stands at `path` of a file.
+    """Read the `search:` mapping that stands at `path` of a file.
 
     Raises:
         ConfigError: For a kind, range or list that makes no sense.
@@ -335,7 +348,7 @@ def _parse_one_of(source: Source, path: KeyPath, values: Any) -> OneOf:
 
 
 def _label_branch(tree: Tree, index: int) -> str:
-    """What a mapping is called: its name, that of the method in it, or its place in the list."""
+    """Name a mapping: by its name, that of its method, or its place in the list."""
     match tree:
         case {"name": str(name)} | {"method": {"name": str(name)}}:
             return name
@@ -347,7 +360,7 @@ def _label_branch(tree: Tree, index: int) -> str:
 def _split_branch(
     source: Source, where: KeyPath, path: KeyPath, tree: Tree, inner: dict[KeyPath, Domain]
 ) -> Tree:
-    """What is fixed in a branch; what varies goes to `inner`, by its path in the branch."""
+    """Return a branch's fixed part; put the searched part into `inner`, by path in the branch."""
     fixed: Tree = {}
     for key, value in tree.items():
         here = (*path, key)
@@ -364,7 +377,8 @@ def list_touched_keys(key: str, domain: Domain) -> list[str]:
     """Dotted keys of the trial that a search key changes."""
     if key or not isinstance(domain, OneOf):
         return [key]
-    fixed = [key for branch in domain.branches for key in flatten(branch.fixed)]
+    # an empty mapping has only what varies, and changes nothing itself
+    fixed = [k for b in domain.branches for k, value in flatten(b.fixed).items() if value != {}]
     inner = [dotted(path) for branch in domain.branches for path in branch.inner]
     return [*fixed, *inner]
 

@@ -51,7 +51,7 @@ class Formula:
         return Formula(self.text, self.node, {name: spell(name) for name in self.names})
 
     def value(self, lookup: Lookup) -> Scalar:
-        """What it comes to.
+        """Compute the value.
 
         Raises:
             FormulaError: If it has no finite value.
@@ -76,7 +76,7 @@ class Formula:
 
 
 def parse_formula(text: str) -> Formula:
-    """Reads one expression.
+    """Read one expression.
 
     Raises:
         FormulaError: If it is none, or uses what is not allowed.
@@ -105,7 +105,7 @@ def _escape_lambda(text: str) -> str:
 
 
 def _check_node(node: ast.AST, names: dict[str, str]) -> None:
-    """Raises FormulaError for a node that is not on the list; notes the names on the way."""
+    """Raise FormulaError for a node that is not on the list; note the names on the way."""
     match node:
         case ast.Constant(value=bool() | int() | float() | str()):
             return

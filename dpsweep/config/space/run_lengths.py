@@ -1,4 +1,4 @@
-"""How long and how dense the trials of a space can be: what their privacy cost depends on."""
+"""Steps and sampling rates that a space's trials can have: their privacy cost depends on them."""
 
 import random
 from collections.abc import Iterable, Iterator

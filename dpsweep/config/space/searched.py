@@ -1,4 +1,4 @@
-"""What a sweep varies: the keys under `search`, spelled out and checked against the base config."""
+"""Keys under `search:`, with aliases resolved and checked against the base config."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -24,10 +24,10 @@ from dpsweep.core.errors import ConfigError
 from dpsweep.data.datasets import DataConfig
 
 FIXED = {
-    EPSILON: "the promise all trials share",
-    DELTA: "the promise all trials share",
-    SCOPE: "the promise all trials share",
-    NOISE_MULTIPLIER: "calibrated to the promise for each trial",
+    EPSILON: "the privacy target that all trials share",
+    DELTA: "the privacy target that all trials share",
+    SCOPE: "the privacy target that all trials share",
+    NOISE_MULTIPLIER: "calibrated to the privacy target of each trial",
     "data": "what all trials are compared on",
     "seed": "what makes trials comparable",
 }
@@ -39,7 +39,7 @@ EPSILON_PATH = path_of(EPSILON)
 
 @dataclass(frozen=True)
 class VariedKeys:
-    """What varies in a sweep.
+    """Searched keys of a sweep.
 
     Attributes:
         space: Path in the trial config -> how it varies.
@@ -84,7 +84,7 @@ def read_varied_keys(file: Source, base: Source, written: Tree) -> VariedKeys:
 
 
 def _check_searchable(base: Source, path: KeyPath, keys: list[str], typed: str, place: str) -> None:
-    """Raises ConfigError if what is searched has a value already, or must not vary."""
+    """Raise ConfigError if what is searched has a value already, or must not vary."""
     if dotted(path) in base.elsewhere:
         raise ConfigError(
             f"{base.at(path)}: is varied by this sweep, so a fixed value would have no effect. "
@@ -115,7 +115,7 @@ def _read_budgets(base: Source) -> Choice | None:
 
 
 def _count_examples(base: Source) -> int:
-    """How many examples a trial trains on; 1 if the data are not valid, as each trial then says."""
+    """Count a trial's training examples; 1 if the data are not valid, as each trial then says."""
     try:
         return DataConfig.model_validate(base.tree.get("data")).num_examples
     except ValueError:
@@ -123,7 +123,7 @@ def _count_examples(base: Source) -> int:
 
 
 def _override_domains(domains: dict[KeyPath, Domain], file: Source) -> dict[KeyPath, Domain]:
-    """What stands beside a one_of at the top is searched in all its mappings, instead of theirs."""
+    """Apply the keys beside a top-level one_of to all of its mappings, in place of their own."""
     whole = domains.get(())
     if not isinstance(whole, OneOf):
         return domains

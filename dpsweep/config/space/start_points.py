@@ -2,19 +2,21 @@
 
     start: [{optimizer.lr: 1.0, method.kappa: 0.7}, {method.name: dp_sgd, optimizer.lr: 2.0}]
     start: published
+    start: defaults
 
 A point names some of the searched keys; the others are drawn by the sampler. Where methods or
 budgets go in turn, each of them tries the points that are about it, in the order of the file.
 """
 
+import itertools
 import random
-from typing import Any, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from dpsweep.config.explain import format_value
-from dpsweep.config.keys import METHOD_NAME
+from dpsweep.config.keys import CLIP_NORM, EPSILON, METHOD_NAME, TOTAL_STEP
 from dpsweep.config.source import Source, Tree
 from dpsweep.config.space.conditions import Condition
-from dpsweep.config.space.domains import OneOf, Space
+from dpsweep.config.space.domains import Choice, OneOf, Space
 from dpsweep.config.space.searched import resolve_key_aliases
 from dpsweep.config.space.suggest import (
     Corner,
@@ -27,12 +29,15 @@ from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, guess
 from dpsweep.methods import METHODS
 
-PUBLISHED = "published"
+DEFAULTS: Final = "defaults"
+_CLIP_NORM = 0.3
+"""A clip norm that does well without a search; the total step makes others nearly as good."""
+
 _DRAWS = 1000
 
 
 class SearchedSweep(Protocol):
-    """What is asked of a sweep here."""
+    """Part of a sweep that this module reads."""
 
     @property
     def file(self) -> Source:
@@ -44,11 +49,11 @@ class SearchedSweep(Protocol):
 
     @property
     def space(self) -> Space:
-        """What varies."""
+        """Searched keys."""
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
-        """What a trial has to meet."""
+        """Conditions that a trial has to meet."""
 
     def trial(self, tree: Tree) -> TrialConfig:
         """The config of a drawn tree."""
@@ -58,15 +63,16 @@ class SearchedSweep(Protocol):
 
 
 def read_start(
-    written: Literal["published"] | list[dict[str, Any]], sweep: SearchedSweep
+    written: Literal["published", "defaults"] | list[dict[str, Any]], sweep: SearchedSweep
 ) -> tuple[Point, ...]:
     """The points of a sweep file, checked.
 
     Raises:
         ConfigError: Naming the point, and its key at fault.
     """
-    if written == PUBLISHED:
-        return tuple(point for point in _get_published_points(sweep) if _is_feasible(point, sweep))
+    if isinstance(written, str):
+        points_ = _get_published_points(sweep, with_sizes=written == DEFAULTS)
+        return tuple(point for point in points_ if _is_feasible(point, sweep))
     points = list[Point]()
     for i, listed in enumerate(written if isinstance(written, list) else []):
         point, place = {resolve_key_aliases(key): v for key, v in listed.items()}, ("start", i)
@@ -84,7 +90,7 @@ def read_start(
 
 
 def check_point(point: Point, sweep: SearchedSweep) -> None:
-    """Raises OutsideError if no branch of the space has the point's keys and values."""
+    """Raise OutsideError if no branch of the space has the point's keys and values."""
     first = Corner()
     sweep.space.draw(sweep.base.tree, first)
     asked = set[str]()
@@ -113,23 +119,36 @@ def _is_feasible(point: Point, sweep: SearchedSweep) -> bool:
     return any(sweep.admits(sweep.trial(tree)) for tree in trees)
 
 
-def _get_published_points(sweep: SearchedSweep) -> list[Point]:
-    """For each method of the space, the defaults of its tunables, which are the papers' own."""
+def _get_published_points(sweep: SearchedSweep, with_sizes: bool) -> list[Point]:
+    """For each method of the space, the defaults of its tunables, which are the papers' own.
+
+    Args:
+        sweep: What is searched.
+        with_sizes: Whether to add the default total step of each epsilon, and clip norm.
+    """
     points: list[Point] = []
     whole = sweep.space.domains.get(()) or sweep.space.domains.get(("method",))
     labels = [branch.label for branch in whole.branches] if isinstance(whole, OneOf) else []
     first = sweep.trial(sweep.space.draw(sweep.base.tree, Corner())[0])
-    for label in labels or [first.method.name]:
+    budgets = sweep.space.domains.get(("privacy", "epsilon")) if with_sizes else None
+    budget_points: list[Point] = [{}]
+    if isinstance(budgets, Choice):
+        budget_points = [{EPSILON: epsilon} for epsilon in budgets.options]
+    for label, about in itertools.product(labels or [first.method.name], budget_points):
         if label not in METHODS:
             continue
-        point: dict[str, Any] = {METHOD_NAME: label} if labels else {}
-        defaults = METHODS[label].config().model_dump(mode="json", exclude_none=True)
-        for name, value in defaults.items():
+        point: dict[str, Any] = {**({METHOD_NAME: label} if labels else {}), **about}
+        own = METHODS[label].config().model_dump(mode="json", exclude_none=True)
+        values = {f"method.{name}": value for name, value in own.items()}
+        if with_sizes:
+            drawn, _ = sweep.space.draw(sweep.base.tree, PartialFixedDraw(point, Corner()))
+            values |= {TOTAL_STEP: sweep.trial(drawn).default_total_step, CLIP_NORM: _CLIP_NORM}
+        for key, value in values.items():
             try:
-                check_point({**point, f"method.{name}": value}, sweep)
+                check_point({**point, key: value}, sweep)
             except OutsideSpaceError:
-                continue  # not searched, or the published value is not in the range
-            point[f"method.{name}"] = value
-        if set(point) - {METHOD_NAME}:
+                continue  # not searched, or the value is not in the range
+            point[key] = value
+        if set(point) - {METHOD_NAME, EPSILON}:
             points.append(point)
     return points

@@ -109,7 +109,7 @@ def unchecked_engine(
     choice: EngineName = "auto",
     copies: int = 1,
 ) -> Engine:
-    """The engine that `engine_for` tries first, not tried yet: to measure its memory, no more."""
+    """The engine that `make_engine` tries first, not tried yet: to measure its memory, no more."""
     if choice == "vmap":
         return VmapEngine(model, loss, max_physical_batch, copies=copies)
     if choice == "opacus":

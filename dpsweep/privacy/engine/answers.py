@@ -1,7 +1,7 @@
 """Answers of a batch to a query, one parameter at a time, in whatever form is cheapest.
 
 An answer gives each example's squared norm, takes the clipping factors back and gives the
-clipped sum. Only `Each` holds per-example gradients; the others compute both from records.
+clipped sum. Only `WrittenOut` holds per-example gradients; the others compute both from records.
 """
 
 from collections.abc import Sequence
@@ -124,7 +124,7 @@ class Tokens:
         rows_BT: i, int64, shape (B, T).
         grads_BTE: g, weights of the query included; zero at padding. Shape (B, T, E).
         num_rows: Rows of the table.
-        signed: As in `Outer`.
+        signed: As in `OuterProducts`.
     """
 
     rows_BT: Tensor
@@ -196,7 +196,7 @@ def gram(leaf_BTX: Tensor) -> Tensor:
 def from_grams(left_BTT: Tensor, right_BTT: Tensor, dtype: torch.dtype) -> Tensor:
     """|sum_t l_t r_t^T|^2 from both Gram matrices, shape (B,), float64.
 
-    The products may cancel; see `not_too_small`.
+    The products may cancel; see `add_rounding_bound`.
     """
     square_B = (left_BTT * right_BTT).sum((1, 2))
     longest_B = (diagonal(left_BTT) * diagonal(right_BTT)).sqrt().sum(1)
@@ -234,7 +234,7 @@ def loud(factor_B: Tensor, square_B: Tensor, longest_B: Tensor) -> tuple[Tensor,
 
 
 def is_loud(factor_B: Tensor, square_B: Tensor, longest_B: Tensor) -> Tensor:
-    """Which examples `loud` tells from the others; of several layers at once, shape (L, B)."""
+    """Find the examples to sum in double precision; of several layers at once, shape (L, B)."""
     usual = (factor_B * square_B.sqrt()).nan_to_num(0, 0, 0).amax(-1, keepdim=True)
     return (factor_B != 0) & ~(factor_B * longest_B <= _LOUD * usual)
 

@@ -1,5 +1,7 @@
 """What an engine promises: the clipped sum of a query's answers, by whatever way."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -65,7 +67,7 @@ class Portion(NamedTuple):
     targets_B: Tensor
     present_B: Tensor
 
-    def one_by_one(self, copies: int) -> "Portion":
+    def one_by_one(self, copies: int) -> Portion:
         """Copies as examples, shape (copies * B, ...): all first ones, then all second ones."""
         if copies == 1:
             return self
@@ -180,7 +182,7 @@ def portions(inputs_B: Tensor, targets_B: Tensor, max_physical_batch: int) -> It
 def row_counts(max_physical_batch: int) -> list[int]:
     """Numbers of rows that microbatches have.
 
-    >>> row_counts(10), row_counts(2)
+    >>> microbatch_sizes(10), microbatch_sizes(2)
     ([3, 6, 9, 10], [1, 2])
     """
     quarter = -(-max_physical_batch // _SIZES)

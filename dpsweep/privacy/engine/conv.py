@@ -15,6 +15,8 @@ Shapes: B examples (times groups), O and I channels of a group, T = positions of
 L = pixels of a phase, K = k_h k_w lags.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -61,7 +63,7 @@ class Runs:
     groups: int
 
     @classmethod
-    def of(cls, layer: nn.Conv2d, output: torch.Size) -> "Runs":
+    def of(cls, layer: nn.Conv2d, output: torch.Size) -> Runs:
         """Those of `layer` where its output is of shape (B, O, height, width)."""
         stride, dilation, kernel = layer.stride, layer.dilation, layer.kernel_size
         kind = Aligned if _keeps_size(layer) else Runs
@@ -299,7 +301,7 @@ class ByLags:
         runs: Sequence[Runs],
         inputs: Sequence[Tensor],
         grads: Sequence[Tensor],
-    ) -> "ByLags":
+    ) -> ByLags:
         """From each point's layout, prepared input and output gradient, the weights included."""
         groups, num_lags = runs[0].groups, len(runs[0].lags)
         out, inside = shape[0] // groups, shape[1]

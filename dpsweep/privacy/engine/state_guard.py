@@ -422,7 +422,7 @@ def _same(now: object, was: object, *, copies: bool) -> bool:
 
     Args:
         now: The object.
-        was: What `_copied` gave of it.
+        was: What `_copy_leaf` gave of it.
         copies: True if `was` is of a copy of the model, where an object of a class without `==`
             is another one.
     """

@@ -4,6 +4,8 @@ One forward and one backward pass a point, over a whole microbatch, and no gradi
 weight. No layer mixes examples, so row b of every record is example b's own.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -50,7 +52,7 @@ class Use:
         if self.versions and self.versions != _versions(self.inputs):
             raise Unrecordable(f"what layer {name!r} is given changes in place after it was called")
 
-    def parted(self, copies: int) -> "list[Use]":
+    def parted(self, copies: int) -> list[Use]:
         """The calls of each copy, of B examples, in one call of copies * B rows.
 
         Raises:
@@ -62,7 +64,7 @@ class Use:
         own = [self.only(slice(first, first + num)) for first in range(0, len(self.grad), num)]
         return [replace(use, weight=self.weight / copies) for use in own]
 
-    def only(self, rows: slice) -> "Use":
+    def only(self, rows: slice) -> Use:
         """The same of some of the examples.
 
         Raises:

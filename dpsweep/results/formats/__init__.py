@@ -72,7 +72,7 @@ class Format:
 def export_best(
     study: Study, folder: SweepFolder, out: Path, kind: str = "yaml", top: int = 1
 ) -> list[Exported]:
-    """Writes the best configs of a search to a folder.
+    """Write the best configs of a search to a folder.
 
     Args:
         study: The search.
@@ -106,7 +106,7 @@ def export_best(
 
 
 def kept_weights(winner: Winner) -> Path:
-    """Where a winner's weights are.
+    """Get the folder of a winner's weights.
 
     Raises:
         StateError: If they were not kept.
@@ -161,7 +161,7 @@ def _classes(config: TrialConfig) -> list[str]:
 
 
 def _checked(place: Path, config: TrialConfig, accuracy: float) -> str:
-    """Runs the script's own check, where the data are at hand.
+    """Run the script's own check, where the data are at hand.
 
     Raises:
         StateError: If the script classifies otherwise than the trial did.

@@ -142,7 +142,7 @@ class _Writer:
 
 
 def _compare(code: Code, model: nn.Module, shape: tuple[int, int, int]) -> None:
-    """Builds what was written, and compares it with the model.
+    """Build what was written, and compare it with the model.
 
     Raises:
         ConfigError: If the two differ.

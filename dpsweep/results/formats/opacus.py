@@ -217,7 +217,7 @@ def tidy(text: str) -> str:
 
 
 def refuse_what_opacus_lacks(config: TrialConfig) -> None:
-    """Raises ConfigError for a trial that plain DP-SGD or DP-Adam of Opacus is not."""
+    """Raise ConfigError for a trial that plain DP-SGD or DP-Adam of Opacus is not."""
     name = config.method.name
     if name not in _METHODS:
         raise _refused(f"method.name: {name} is not in Opacus, which has {' and '.join(_METHODS)}")

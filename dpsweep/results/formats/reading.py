@@ -153,7 +153,7 @@ def scaled(images):
 
 @dataclass(frozen=True)
 class Reading:
-    """How a script reads its data.
+    """Code by which a script reads its data.
 
     Attributes:
         imports: Lines its code needs besides `import torch`.
@@ -169,7 +169,7 @@ class Reading:
 
 
 def reading_code(config: TrialConfig) -> Reading:
-    """How the data of a trial are read.
+    """Write the code that reads a trial's data.
 
     Raises:
         ConfigError: If they cannot be read in a few lines.

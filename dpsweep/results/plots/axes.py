@@ -19,7 +19,7 @@ _LONG_WORD = 18
 
 @dataclass(frozen=True)
 class KeyAxis:
-    """How values of one searched key are laid out.
+    """Axis of one searched key.
 
     Attributes:
         key: Dotted key of the trial config.
@@ -43,7 +43,7 @@ class KeyAxis:
         return key_title(self.key)
 
     def place(self, value: Any) -> float | None:
-        """Where a value lies; None for none."""
+        """Position of a value on the axis; None if there is no value."""
         if value is None:
             return None
         if self.words is not None:

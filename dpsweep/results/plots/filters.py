@@ -1,4 +1,4 @@
-"""What the filters of the best trials do to signal and noise."""
+"""Frequency responses of the best trials' filters, and the noise that they let pass."""
 
 from collections.abc import Sequence
 from math import pi

@@ -91,7 +91,7 @@ def figure(traces: Sequence[Any] = (), *, height: int = 420, **layout: Any) -> g
 
 
 def key_title(key: str) -> str:
-    """What a searched key's axis is called.
+    """Get the title of a searched key's axis.
 
     >>> key_title("method.kappa"), key_title("optimizer.schedule.warm_up")
     ('κ, Kalman gain', 'schedule.warm_up')
@@ -105,17 +105,17 @@ def stacked(title: str) -> str:
 
 
 def goal_title(goal: str) -> str:
-    """What an objective's axis is called."""
+    """Get the title of an objective's axis."""
     return GOAL_TITLES.get(goal, goal)
 
 
 def markers(colour: Any = BLUE, size: int = 8, **more: Any) -> dict[str, Any]:
-    """Marks with a rim, so that they stand out on white and on black."""
+    """Mark with a rim, so that they stand out on white and on black."""
     return {"color": colour, "size": size, "line": {"width": 0.6, "color": GREY}, **more}
 
 
 def scaled(values: Sequence[float], direction: str, title: str) -> dict[str, Any]:
-    """Marks coloured by objective, the best at the bright end, with their legend."""
+    """Mark coloured by objective, the best at the bright end, with their legend."""
     colours = list(SCALE) if direction == "maximize" else list(reversed(SCALE))
     steps = [[i / (len(colours) - 1), colour] for i, colour in enumerate(colours)]
     bar = {"title": {"text": title, "side": "right"}, "thickness": 12, "outlinewidth": 0}
@@ -125,7 +125,7 @@ def scaled(values: Sequence[float], direction: str, title: str) -> dict[str, Any
 def repeats(
     places: Sequence[Any], found: Sequence[Confirmation], symbol: str = "diamond"
 ) -> go.Scatter:
-    """What repeating configs came to: mean and standard deviation of each, at its place on x."""
+    """Draw the mean and standard deviation of each repeated config, at its place on x."""
     return go.Scatter(
         x=list(places),
         y=[c.mean for c in found],
@@ -140,6 +140,6 @@ def repeats(
 
 
 def hover(record: Record) -> str:
-    """What is said of a trial under the pointer; plotly reads tags in it, so none are left."""
+    """Make the hover text of a trial, without tags, which plotly would read."""
     value = "no result" if record.value is None else f"{record.value:.4f}"
     return f"trial {record.number}, {record.state}: {value}<br>{escape(knob_words(record))}"

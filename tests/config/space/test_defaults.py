@@ -10,6 +10,7 @@ from dpsweep.config.space.domains import OneOf
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import ConfigError
 from dpsweep.methods import METHODS, PUBLISHED
+from dpsweep.search.propose import get_start_point
 
 BASE = {
     "data": {"name": "digits"},
@@ -24,12 +25,13 @@ BASE = {
 def sweep_of(tmp_path):
     """Writes and loads a sweep with this search, around this method."""
 
-    def load(search, method="dp_sgd", sampler="random", trials=20):
+    def load(search, method="dp_sgd", sampler="random", trials=20, space="full", epsilon=2):
         path = tmp_path / "sweep.yaml"
         tree = {
             "name": "t",
-            "base": {**BASE, "method": {"name": method}},
+            "base": {**BASE, "method": {"name": method}, "privacy": {"epsilon": epsilon}},
             "search": search,
+            "space": space,
             "sampler": {"name": sampler},
             "budget": {"trials": trials},
         }
@@ -49,7 +51,41 @@ def test_default_space_of_every_method_is_valid_in_all_its_corners(sweep_of, met
 @pytest.mark.parametrize("method", METHODS)
 def test_what_is_printed_can_be_pasted(sweep_of, method):
     pasted = yaml.safe_load(dump_default_space(method))["search"]
-    assert sweep_of(pasted, method).space == sweep_of({"method": "default"}, method).space
+    step = {"optimizer.total_step": pasted["optimizer.total_step"]}  # a sweep has its own
+    ours = sweep_of({"method": "default", **step}, method).space
+    assert sweep_of(pasted, method).space == ours
+
+
+def test_the_total_step_goes_from_a_quarter_of_the_trials_default_to_four_times_it(sweep_of):
+    sweep = sweep_of({"method": "default"}, "dp_sgd")
+    steps = [t.total_step for t in sweep.corners if t.privacy.clip_norm == 0.1]
+    default = sweep.reference_trial.default_total_step
+    assert (min(steps), max(steps)) == pytest.approx((default / 4, default * 4), rel=0.01)
+
+
+def test_narrow_leaves_the_total_step_alone(sweep_of):
+    sweep = sweep_of({"method": "default"}, "fftkf", space="narrow")
+    assert list(sweep.space.domains) == [("optimizer", "total_step")]
+    branches = sweep_of({"each_of": ["disk", "dp_adam"]}, space="narrow").space.domains[()].branches
+    assert all(list(branch.inner) == [("optimizer", "total_step")] for branch in branches)
+
+
+def test_the_first_trial_of_each_method_is_its_default(sweep_of):
+    sweep = sweep_of({"each_of": ["disk", "dp_adam"]})
+    first, second = (get_start_point(sweep, place) for place in (0, 1))
+    assert first["method.kappa"] == 0.7
+    assert first["privacy.clip_norm"] == 0.3
+    assert second["optimizer.total_step"] == 4
+    assert get_start_point(sweep, 2) == {}
+    assert sweep_of({"optimizer.lr": {"log_uniform": [1, 2]}}).start == ()
+
+
+def test_each_epsilon_begins_with_its_own_default(sweep_of):
+    sweep = sweep_of({"method": "default"}, epsilon={"each": [0.25, 2]})
+    points = [get_start_point(sweep, place) for place in (0, 1)]
+    assert [point["privacy.epsilon"] for point in points] == [0.25, 2]
+    low, high = (point["optimizer.total_step"] for point in points)
+    assert high > 1.5 * low
 
 
 def test_a_key_beside_a_default_space_overrides_it(sweep_of):
@@ -67,7 +103,7 @@ def test_all_methods_take_turns_each_in_its_own_space(sweep_of):
     trials = {trial.method.name: trial for trial in sweep.corners}
     assert set(trials) == set(PUBLISHED)
     assert trials["dp_adambc"].optimizer.name == "adambc"
-    assert trials["dp_adam"].optimizer.lr <= 0.03 < trials["disk"].optimizer.lr
+    assert trials["dp_adam"].total_step in (1, 16)
     assert trials["spectral_dp"].privacy.clipping.name == "per_layer"
     assert all(t.optimizer.schedule.name == "cosine" for t in trials.values())  # base is kept
 
@@ -89,7 +125,7 @@ def test_names_and_mappings_of_ones_own_may_stand_side_by_side(sweep_of):
         (
             {"each_of": [{"method": {"name": "disk"}, "privacy": {"epsilon": 8}}]},
             "disk",
-            r"cannot be searched: privacy\.epsilon is the promise all trials share",
+            r"cannot be searched: privacy\.epsilon is the privacy target that all trials share",
         ),
         (
             {"each_of": [{"method": {"name": "disk"}, "seed": {"integer": [0, 9]}}]},

@@ -48,7 +48,7 @@ def doctor(
     tracking_uri: str | None = None,
     gpu: bool = False,
 ) -> None:
-    """Runs all checks and prints what they found; exits with 1 if something fails."""
+    """Run all checks and print what they found; exit with 1 if something fails."""
     context = DoctorContext(
         StateFolder.at(state_folder), resolve_storage_uri(storage), address, tracking_uri, gpu
     )
@@ -69,7 +69,7 @@ def doctor(
 
 
 def versions(context: DoctorContext) -> Iterator[Finding]:
-    """What is installed."""
+    """Check which packages are installed, and their versions."""
     told = [f"dpsweep {__version__}", f"python {platform.python_version()}"]
     for name in _PACKAGES:
         try:
@@ -80,7 +80,7 @@ def versions(context: DoctorContext) -> Iterator[Finding]:
 
 
 def state_folder(context: DoctorContext) -> Iterator[Finding]:
-    """Whether the folder can be written, what it is on, and how much space it has."""
+    """Check that the state folder can be written, its file system and its free space."""
     root = context.state.root
     try:
         context.state.check_writable()
@@ -104,7 +104,7 @@ def state_folder(context: DoctorContext) -> Iterator[Finding]:
 
 
 def storages(context: DoctorContext) -> Iterator[Finding]:
-    """Whether each database that holds a study answers, and its tables are this version's."""
+    """Check that each study's database answers, and that its tables are this version's."""
     own = context.state.storage_uri
     uris = {folder.storage_uri: None for folder in context.sweeps}
     for uri in {**uris, **({context.storage: None} if context.storage else {})}:
@@ -123,7 +123,7 @@ _RESTORE = "Restore it: it alone knows what the trials have spent"
 
 
 def studies(context: DoctorContext) -> Iterator[Finding]:
-    """Whether each sweep has its study."""
+    """Check that each sweep has its study."""
     for folder, wrong in context.read():
         if wrong:
             yield Finding(f"sweep {folder.name}", "fail", wrong)
@@ -138,7 +138,7 @@ def studies(context: DoctorContext) -> Iterator[Finding]:
 
 
 def leases(context: DoctorContext) -> Iterator[Finding]:
-    """Who drives each sweep, and whose driver died."""
+    """Report which sweeps are driven, and which drivers died."""
     for folder in context.sweeps:
         owner, last = folder.owner(), read_last_holder(folder.path)
         check = f"sweep {folder.name}"
@@ -161,7 +161,7 @@ def leases(context: DoctorContext) -> Iterator[Finding]:
 
 
 def spools(context: DoctorContext) -> Iterator[Finding]:
-    """What waits for each sweep's tracking server, and what it refused."""
+    """Report the events that wait for each sweep's tracking server, and those it refused."""
     for folder in context.sweeps:
         lies, check = read_backlog(folder.path), f"sweep {folder.name}"
         if lies.waiting and folder.owner() is None:
@@ -181,7 +181,7 @@ def spools(context: DoctorContext) -> Iterator[Finding]:
 
 
 def left_over(context: DoctorContext) -> Iterator[Finding]:
-    """What killed processes left behind."""
+    """Report the files that killed processes left behind."""
     found = everything(context.state)
     if found:
         size = shown_bytes(sum(one.size_bytes for one in found))

@@ -1,4 +1,4 @@
-"""What doctor looks at, and how a check says what it found."""
+"""Input of the doctor's checks, and the findings that they return."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,7 +11,7 @@ Level = Literal["ok", "warn", "fail"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found.
+    """Result of a check.
 
     Attributes:
         check: The check.
@@ -28,7 +28,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class DoctorContext:
-    """What is looked at.
+    """State folder, sweeps and servers that the checks look at.
 
     Attributes:
         state: The state folder.

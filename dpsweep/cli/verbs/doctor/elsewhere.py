@@ -20,7 +20,7 @@ _LOCAL = ("127.0.0.1", "::1", "localhost")
 
 
 def tracking(context: DoctorContext) -> Iterator[Finding]:
-    """Whether each tracking server answers, takes these credentials, and nobody without."""
+    """Check that each tracking server answers, takes these credentials, and no anonymous ones."""
     for uri in context.tracking_uris:
         try:
             check_reachable(uri)
@@ -69,7 +69,7 @@ def _server(uri: str) -> Iterator[Finding]:
 
 
 def ray_access(context: DoctorContext) -> Iterator[Finding]:
-    """Whether a Ray cluster lets anybody in without a token."""
+    """Check that a Ray cluster refuses access without a token."""
     mode = os.environ.get("RAY_AUTH_MODE", "")
     if mode == "disabled":
         words = "RAY_AUTH_MODE=disabled: clusters of one's own take anybody of this machine"

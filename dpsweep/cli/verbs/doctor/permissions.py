@@ -30,7 +30,7 @@ _TOKENS = (
 
 
 def permissions(context: DoctorContext) -> Iterator[Finding]:
-    """Whether anybody else can read or write what is private here."""
+    """Check that nobody else can read or write what is private here."""
     state = context.state
     yield Finding("owner", "ok", f"you are {whoami()} here; {_others(state)}")
     if not state.root.exists():
@@ -56,7 +56,7 @@ def permissions(context: DoctorContext) -> Iterator[Finding]:
 
 
 def credentials(context: DoctorContext) -> Iterator[Finding]:
-    """Whether files with tokens and passwords are their owner's alone."""
+    """Check that files with tokens and passwords are private to their owner."""
     for variable, usual in _TOKENS:
         place = Path(os.environ.get(variable) or usual).expanduser()
         try:
@@ -88,7 +88,7 @@ def _others(state: StateFolder) -> str:
 
 
 def _folder(state: StateFolder) -> Iterator[Finding]:
-    """What the mode of an owner's own part lets others do."""
+    """Check the mode of an owner's own part of the state folder."""
     found = state.root.stat()
     mode = stat.S_IMODE(found.st_mode)
     if found.st_uid != os.geteuid():
@@ -116,7 +116,7 @@ def _folder(state: StateFolder) -> Iterator[Finding]:
 
 
 def _shared(state: StateFolder) -> Iterator[Finding]:
-    """Whether a folder of several owners keeps them from one another's parts."""
+    """Check that a folder of several owners keeps their parts apart."""
     place = state.common / OWNERS
     if not place.is_dir():
         return

@@ -1,0 +1,257 @@
+"""How good a config a search finds: the real proposer and chooser on tables of training runs.
+
+    python benchmarks/search/regret.py [TABLE ...] [--sweeps N] [--trials T] [--way NAME ...]
+
+Regret is the best accuracy that the table holds less the true one of the config that is chosen, in
+points. The true accuracy of a config is interpolated between the table's, smoothed by a Gaussian
+process; a trial's is that plus the deviation of a run of the nearest config from its mean. Each
+sweep has a seed of its own. Ways to search:
+
+    narrow    search: {method: default}, space: narrow: the total step alone
+    full      search: {method: default}: total step, clip norm, and the method's own keys
+    plain     our sampler on learning rate, clip norm and batch size, as users write them
+    random    Optuna's RandomSampler on the same
+    tpe, gp   Optuna's TPESampler and GPSampler on the same, as users call them
+
+The first three choose by `choose: posterior` as sweeps do, the others the best trial.
+"""
+
+import argparse
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+from numpy.typing import NDArray
+from optuna.trial import TrialState
+from tables import STEP, Table, Tree, read_table
+
+from dpsweep.config.source import Source, with_value
+from dpsweep.config.space.conditions import get_scalar
+from dpsweep.config.sweep import ResolvedSweep, parse_sweep
+from dpsweep.config.trial import TrialConfig
+from dpsweep.search.choose import expected_values
+from dpsweep.search.propose import propose
+from dpsweep.search.trial_record import make_attributes, make_record
+
+COUNTS = (4, 8, 16, 32)
+_LINEAR_AXES = ("method.kappa", "method.depth", "method.outer_decay", "method.points")
+_LR, _CLIP = (0.1, 10.0), (0.1, 10.0)
+"""The ranges of the plain space: those of dpsweep's default spaces until now, and of tutorials."""
+
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class World:
+    """A table as a search sees it.
+
+    Attributes:
+        table: Its runs.
+    """
+
+    table: Table
+
+    @cached_property
+    def _places(self) -> list[Values]:
+        axes = self.table.spec.axes
+        return [self._scaled(key, np.array(values, float)) for key, values in axes.items()]
+
+    @staticmethod
+    def _scaled(key: str, values: Values) -> Values:
+        return values if key in _LINEAR_AXES else np.log2(values)
+
+    @cached_property
+    def _smooth(self) -> Callable[[Values], Values]:
+        """Log of the error rate at places, interpolated between the smoothed means of the table."""
+        from scipy.interpolate import RegularGridInterpolator
+        from sklearn.gaussian_process import GaussianProcessRegressor
+        from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
+
+        wrong = np.log(101 - np.nanmean(self.table.accuracy, -1))
+        nodes = np.stack(np.meshgrid(*self._places, indexing="ij"), -1).reshape(-1, wrong.ndim)
+        low, span = nodes.min(0), np.ptp(nodes, 0)
+        kernel = ConstantKernel(1.0) * Matern(np.ones(wrong.ndim), (0.05, 20), 2.5) + WhiteKernel(
+            0.01
+        )
+        process = GaussianProcessRegressor(kernel, normalize_y=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a length at its bound: a key that does nothing
+            process.fit((nodes - low) / span, wrong.ravel())
+        smooth = process.predict((nodes - low) / span).reshape(wrong.shape)
+        found: Callable[[Values], Values] = RegularGridInterpolator(self._places, smooth)
+        return found
+
+    def _place(self, config: TrialConfig) -> Values:
+        """The config's place in the table; what lies outside is at its edge."""
+        found = []
+        for key, nodes in zip(self.table.spec.axes, self._places, strict=True):
+            place = float(self._scaled(key, np.array(float(get_scalar(config, key)))))  # type: ignore[arg-type]
+            found.append(min(max(place, nodes[0]), nodes[-1]))
+        return np.array(found)
+
+    def truth(self, config: TrialConfig) -> float:
+        """What a config is worth, in percent."""
+        return 101 - math.exp(float(self._smooth(self._place(config))[0]))
+
+    @cached_property
+    def best(self) -> float:
+        """The largest of it."""
+        nodes = np.stack(np.meshgrid(*self._places, indexing="ij"), -1)
+        return 101 - math.exp(float(self._smooth(nodes).min()))
+
+    def observe(self, config: TrialConfig, rng: np.random.Generator) -> float:
+        """What one run of it comes to, as a share."""
+        cell = tuple(
+            int(np.abs(nodes - x).argmin())
+            for nodes, x in zip(self._places, self._place(config), strict=True)
+        )
+        runs = self.table.accuracy[cell]
+        runs = runs[~np.isnan(runs)]
+        luck = 0.0
+        if len(runs) > 1:
+            luck = (rng.choice(runs) - runs.mean()) * math.sqrt(len(runs) / (len(runs) - 1))
+        return min(100.0, self.truth(config) + luck) / 100
+
+
+def make_sweep(world: World, search: Tree, seed: int, trials: int, **more: Any) -> ResolvedSweep:
+    """A sweep over the table's base config."""
+    base = world.table.spec.base
+    for key, values in world.table.spec.axes.items():
+        if key != STEP and len(values) > 1 and key not in search:  # a table's own middle
+            base = with_value(base, tuple(key.split(".")), base_value(base, key, values))
+    if base["data"]["name"] == "npz":
+        base = with_value(base, ("data", "root"), "mnist14.npz")
+    tree = {"name": "regret", "base": base, "search": search, "seed": seed}
+    return parse_sweep(
+        Source("regret.yaml", {**tree, "budget": {"trials": trials}, **more}, {}), Path()
+    )
+
+
+def base_value(base: Tree, key: str, values: Sequence[float]) -> float:
+    """The value of a table that is next to the base's own; the smallest, where it has none."""
+    section, name = key.split(".")
+    own = base[section].get(name, values[0])
+    return min(values, key=lambda value: abs(value - own))
+
+
+def plain_space(world: World) -> Tree:
+    """Learning rate, clip norm and batch size, and the method's own keys, as users write them."""
+    space: Tree = {
+        "optimizer.lr": {"log_uniform": list(_LR)},
+        "privacy.clip_norm": {"log_uniform": list(_CLIP)},
+    }
+    for key, values in world.table.spec.axes.items():
+        if key == "train.batch_size" or key == "method.points":
+            space[key] = {"choice": values}
+        elif key.startswith("method."):
+            space[key] = {"uniform": [values[0], values[-1]]}
+    return space
+
+
+def search_ours(world: World, sweep: ResolvedSweep, trials: int, seed: int) -> list[float]:
+    """True accuracy of the chosen config after each of COUNTS trials, by dpsweep's own parts."""
+    study = optuna.create_study(direction="maximize")
+    rng, records, found = np.random.default_rng(seed), [], []
+    for number in range(trials):
+        proposal = propose(sweep, study)
+        value = world.observe(proposal.config, rng)
+        steps = proposal.config.schedule[0]
+        trial = optuna.trial.create_trial(
+            state=TrialState.COMPLETE,
+            params=dict(proposal.params),
+            distributions=dict(proposal.ways),
+            user_attrs=make_attributes(proposal.config, proposal.hyperparams),
+            system_attrs=dict(proposal.notes),
+            value=value,
+            intermediate_values={steps: value},
+        )
+        study.add_trial(trial)
+        records.append(make_record(study.trials[-1], proposal.config))
+        if number + 1 in COUNTS:
+            means = expected_values(sweep, records) or {r.number: r.value for r in records}
+            best = max(records, key=lambda r: means[r.number])
+            found.append(world.truth(best.config))
+    return found
+
+
+def search_optuna(
+    world: World, sweep: ResolvedSweep, trials: int, seed: int, sampler: optuna.samplers.BaseSampler
+) -> list[float]:
+    """The same of Optuna's sampler in a loop of one's own, the best trial chosen."""
+    rng, found, best = np.random.default_rng(seed), [], (-1.0, 0.0)
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    for number in range(trials):
+        trial = study.ask()
+        tree = sweep.base.tree
+        for path, domain in sweep.space.domains.items():
+            name = ".".join(map(str, path))
+            if hasattr(domain, "options"):
+                value = trial.suggest_categorical(name, list(domain.options))
+            else:
+                value = trial.suggest_float(name, domain.low, domain.high, log=domain.is_log)
+            tree = with_value(tree, path, value)
+        config = sweep.trial(tree)
+        value = world.observe(config, rng)
+        study.tell(trial, value)
+        best = max(best, (value, world.truth(config)))
+        if number + 1 in COUNTS:
+            found.append(best[1])
+    return found
+
+
+WAYS = ("narrow", "full", "plain", "random", "tpe", "gp")
+
+
+def regrets(world: World, way: str, sweeps: int, trials: int) -> NDArray[np.float64]:
+    """Regret in points, shape (sweeps, counts up to `trials`)."""
+    found = []
+    for seed in range(sweeps):
+        if way in ("narrow", "full"):
+            sweep = make_sweep(world, {"method": "default"}, seed, trials, space=way)
+            found.append(search_ours(world, sweep, trials, seed))
+            continue
+        sweep = make_sweep(world, plain_space(world), seed, trials)
+        if way == "plain":
+            found.append(search_ours(world, sweep, trials, seed))
+            continue
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            sampler = {
+                "random": optuna.samplers.RandomSampler,
+                "tpe": optuna.samplers.TPESampler,
+                "gp": optuna.samplers.GPSampler,
+            }[way](seed=seed)
+        found.append(search_optuna(world, sweep, trials, seed, sampler))
+    return world.best - np.array(found)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("tables", nargs="*", default=["digits_linear", "digits_cnn", "mnist14"])
+    parser.add_argument("--sweeps", type=int, default=100, help="searches of each kind")
+    parser.add_argument("--trials", type=int, default=32, help="the longest")
+    parser.add_argument("--way", action="append", choices=WAYS, help="ways to search; all")
+    given = parser.parse_args()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    counts = [n for n in COUNTS if n <= given.trials]
+    print(
+        "| table | way |"
+        + "".join(f" {n} trials |" for n in counts)
+        + "\n|---|---|"
+        + "---|" * len(counts)
+    )
+    for name in given.tables:
+        world = World(read_table(name))
+        for way in given.way or WAYS:
+            found = regrets(world, way, given.sweeps, given.trials)
+            cells = [
+                f" {mean:.2f} ({worst:.2f}) |"
+                for mean, worst in zip(found.mean(0), np.percentile(found, 90, 0), strict=True)
+            ]
+            print(f"| {name}, best {world.best:.1f} | {way} |" + "".join(cells), flush=True)

@@ -1,0 +1,49 @@
+"""status tells trials from repeats, and the confirmed figure from a lucky one."""
+
+import json
+
+import pytest
+
+from dpsweep.cli.verbs.sweeps import status
+from dpsweep.config.sweep import load_sweep
+from dpsweep.store.state_dir import StateFolder
+from dpsweep.store.study import Study
+
+
+@pytest.fixture
+def state(tmp_path, sweep_file):
+    """A sweep with two complete trials, and one of the two repeats of the better one."""
+    state = StateFolder(tmp_path / "state")
+    sweep, folder = load_sweep(sweep_file, ["confirm={seeds: 2}"]), state.sweep("tiny")
+    folder.create(sweep.file, sweep.base, None)
+    study = Study.create(folder.storage_uri, sweep, folder.id)
+    for ask, accuracy in ((study.ask, 0.5), (study.ask, 0.9), (study.ask_to_confirm, 0.7)):
+        number = ask().number
+        row = {"epoch": 2, "valid/accuracy": accuracy, "valid/loss": 1.0, "seconds": 1.0}
+        study.report(
+            number, row | {"noise_multiplier": 1.2, "privacy/epsilon_spent": 4.0, "step": 22}
+        )
+        study.tell(number, "complete")
+    return state
+
+
+def test_all_sweeps_in_a_table_and_for_programs(state, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    status(None, str(state.root), as_json=False)
+    shown = capsys.readouterr().out
+    assert "2/2 + 1/2" in shown
+    assert "0.7000" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    status(None, str(state.root), as_json=True)
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["ended"], row["trials"]) == (2, 2)
+    assert (row["ended_repeats"], row["repeats"]) == (1, 2)
+    assert (row["best"], row["confirmed"]) == (0.7, True)
+
+
+def test_the_trials_of_one_say_which_they_repeat(state, capsys):
+    status("tiny", str(state.root), as_json=True)
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["confirms"] for row in rows] == [None, None, 1]
+    status("tiny", str(state.root), as_json=False)
+    assert "complete, repeats 1" in capsys.readouterr().out
