@@ -5,7 +5,7 @@ import platform
 import statistics
 import time
 
-from dpsweep.privacy.accounting import Run, calibrate
+from dpsweep.privacy.accounting import Run, calibrate_noise
 
 NUM_EXAMPLES = (1437, 50_000, 60_000)
 BATCHES = (64, 256, 1024, 4096)
@@ -20,7 +20,7 @@ def main() -> None:
         rate, delta = min(1.0, b / n), n**-1.1
         steps = max(1, round(e / rate))
         start = time.perf_counter()
-        run, spent = calibrate(epsilon, delta, rate, steps)
+        run, spent = calibrate_noise(epsilon, delta, rate, steps)
         seconds = time.perf_counter() - start
         finer = Run(rate, run.noise_multiplier, steps).epsilon_on_grid(delta, 1e-4)
         rows.append(

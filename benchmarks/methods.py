@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from statistics import mean, stdev
 
-from dpsweep.privacy.statement import shown_epsilon
+from dpsweep.privacy.statement import format_epsilon
 from dpsweep.search.trial_record import Record
 from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.study import open_study
@@ -60,7 +60,7 @@ def main(state: str, sweep: str) -> None:
         f"{len(study.records())} trials, `dpsweep launch` of the sweep {sweep}, one CPU core a "
         f"trial; then the best\nconfig of each method {RUNS} times with fresh noise "
         f"(`benchmarks/methods.py`). {promise.data.spec.num_test} test images.\nEach run is "
-        f"({shown_epsilon(promise.privacy.epsilon or 0)}, delta)-DP alone; the search is not "
+        f"({format_epsilon(promise.privacy.epsilon or 0)}, delta)-DP alone; the search is not "
         f"counted in that.\n\n"
         f"| method | trials | seconds | best of the search | best of {RUNS} | mean ± std |\n"
         f"|---|---|---|---|---|---|"

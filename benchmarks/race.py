@@ -26,15 +26,15 @@ from dpsweep.config.plan import PrivacyPlan
 from dpsweep.config.source import Source
 from dpsweep.config.trial import TrialConfig, load_trial, resolve_trial_source
 from dpsweep.core import memory
-from dpsweep.core.errors import ConfigError, unknown
+from dpsweep.core.errors import ConfigError, unknown_name_error
 from dpsweep.core.seeds import Secret
 from dpsweep.data.read import Dataset
 from dpsweep.methods import METHODS
-from dpsweep.models import build as build_model
+from dpsweep.models import build_model as build_model
 from dpsweep.privacy.accounting import Run
-from dpsweep.training.assemble import assemble_on, initial
-from dpsweep.training.check import check_pieces
-from dpsweep.training.device import open_device, torch_own_settings
+from dpsweep.training.assemble import assemble_step_on, initial_params
+from dpsweep.training.check import check_parts
+from dpsweep.training.device import open_device, use_torch_defaults
 from dpsweep.training.step import Step
 
 Take = Callable[[], None]
@@ -112,7 +112,7 @@ class Race:
         told = dict.fromkeys(resolve_trial_source(bare, owned).elsewhere, place)
         source = replace(source, elsewhere={**source.elsewhere, **told})
         config = load_trial(source)
-        check_pieces(config, source)
+        check_parts(config, source)
         return config
 
 
@@ -136,7 +136,7 @@ def runner(race: Race, name: str) -> Take:
             f"step.py: {name}: {method} is not ours and has no settings. Use {method} alone"
         )
     if method not in METHODS:
-        raise unknown("runner", method, [*PEERS, *METHODS], where="step.py")
+        raise unknown_name_error("runner", method, [*PEERS, *METHODS], where="step.py")
     _refuse_keys(race, name, method, own)
     if how == "fixed":
         return _ours(race.config(method, own=own), race, Fixed)
@@ -195,10 +195,10 @@ def _measured_peak(race: Race, name: str) -> int:
         for _ in range(_STEPS):
             take()
         return torch.cuda.max_memory_allocated() - before
-    before = memory.resident()
+    before = memory.reset_peak_bytes()
     for _ in range(_STEPS):
         take()
-    return max(0, memory.peak() - before)
+    return max(0, memory.peak_bytes() - before)
 
 
 class Fixed(Step):
@@ -222,7 +222,7 @@ def _refuse_keys(race: Race, name: str, method: str, own: Sequence[str]) -> None
         if not known:
             raise ConfigError(f"step.py: {name}: {method} has no keys. Use {method} alone")
         if key.split(".")[0] not in known:
-            raise unknown(f"key of {method}", key, known, where=f"step.py: {name}")
+            raise unknown_name_error(f"key of {method}", key, known, where=f"step.py: {name}")
     for setting in race.settings:
         key = setting.partition("=")[0].removeprefix("method.").split(".")[0]
         others = [other for other in METHODS if key in _keys(other)]
@@ -243,7 +243,7 @@ def _keys(method: str) -> set[str]:
 def _ours(config: TrialConfig, race: Race, kind: type[Step]) -> Take:
     step = _assembled(config, race)
     step = kind(step.config, step.budget, step.data, step.engine, step.secret, step.geometry)
-    progress = step.start(initial(step))
+    progress = step.start(initial_params(step))
     return partial(step, progress)
 
 
@@ -252,7 +252,7 @@ def _assembled(config: TrialConfig, race: Race) -> Step:
     num = len(data.targets)
     run = Run(race.batch_size / num, _NOISE_MULTIPLIER, 1000)
     plan = PrivacyPlan(num_examples=num, run=run, epsilon=float("inf"), delta=1e-5)
-    return assemble_on(data, plan, config, Secret.draw())
+    return assemble_step_on(data, plan, config, Secret.draw())
 
 
 def _data(race: Race) -> Dataset:
@@ -332,7 +332,7 @@ def _opacus_ghost(race: Race) -> Take:
 def _stepped(
     peer: _Peer, model: Any, optimizer: Any, loss: Any, *, channels_last: bool = False
 ) -> None:
-    with torch_own_settings():
+    with use_torch_defaults():
         inputs, targets = peer.batch()
         if channels_last:
             inputs = inputs.contiguous(memory_format=torch.channels_last)

@@ -13,9 +13,9 @@ from opacus.accountants.utils import get_noise_multiplier
 
 from dpsweep.cli.options import Json
 from dpsweep.cli.say import console
-from dpsweep.core.errors import ConfigError, unknown
+from dpsweep.core.errors import ConfigError, unknown_name_error
 from dpsweep.data.datasets import SPECS
-from dpsweep.privacy.accounting import calibrate
+from dpsweep.privacy.accounting import calibrate_noise
 from dpsweep.results.rich_table import plain_table
 
 
@@ -28,14 +28,14 @@ def sigma(
 ) -> None:
     """Time the calibration of the noise, ours and Opacus'."""
     if data not in SPECS:
-        raise unknown("data set", data, SPECS, where="--data")
+        raise unknown_name_error("data set", data, SPECS, where="--data")
     num = SPECS[data].num_train
     sizes = _sizes(batches, num)
     delta = num**-1.1
     rows: list[dict[str, Any]] = []
     for batch in sizes:
         rate, steps = batch / num, max(1, round(epochs * num / batch))
-        (run, _), seconds = _timed(partial(calibrate, epsilon, delta, rate, steps))
+        (run, _), seconds = _timed(partial(calibrate_noise, epsilon, delta, rate, steps))
         row: dict[str, Any] = {"batch": batch, "steps": steps}
         row |= {"sigma": run.noise_multiplier, "seconds": seconds}
         for name in ("rdp", "prv"):

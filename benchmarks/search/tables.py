@@ -221,16 +221,16 @@ def train_once(tree: Tree, text: str) -> tuple[int, int]:
 
     from dpsweep.config.trial import TrialConfig
     from dpsweep.core.seeds import Secret
-    from dpsweep.training.assemble import assemble, initial
+    from dpsweep.training.assemble import assemble_step, initial_params
     from dpsweep.training.evaluate import evaluate
 
     config = TrialConfig.model_validate(tree)
-    step = assemble(config, Secret.fixed(text), torch.device("cpu"))
+    step = assemble_step(config, Secret.fixed(text), torch.device("cpu"))
     if suits(step):
-        run = LinearRun(step, initial(step))
+        run = LinearRun(step, initial_params(step))
         run.train()
         return run.count_right(), len(step.data.valid_targets)
-    progress = step.start(initial(step))
+    progress = step.start(initial_params(step))
     for _ in range(step.budget.run.steps):
         step(progress)
     num_test = len(step.data.valid_targets)
@@ -245,11 +245,11 @@ def pooled_mnist(root: Path) -> Path:
     import tempfile
 
     from dpsweep.data.datasets import DataConfig
-    from dpsweep.data.read import load
+    from dpsweep.data.read import load_dataset
 
     path = Path(tempfile.gettempdir()) / "dpsweep-search-mnist14.npz"
     if not path.exists():
-        data = load(DataConfig(name="mnist", root=str(root)), 0)
+        data = load_dataset(DataConfig(name="mnist", root=str(root)), 0)
 
         def pooled(images: Any) -> Any:
             parts = images[:, 0].reshape(-1, 14, 2, 14, 2).float().mean((2, 4))

@@ -14,9 +14,9 @@ from pydantic import Field
 
 from dpsweep.config.keys import BATCH_SIZE, EPOCHS, EPSILON, EVALUATE_EVERY, path_of
 from dpsweep.config.source import KeyPath, Source, Tree, parse_yaml, validate_source, with_value
-from dpsweep.core.errors import ConfigError, unknown
+from dpsweep.core.errors import ConfigError, unknown_name_error
 from dpsweep.core.strict import Strict
-from dpsweep.privacy.statement import shown_delta
+from dpsweep.privacy.statement import format_delta
 from dpsweep.results.groups import groups_of
 from dpsweep.results.published import Cell, Table
 from dpsweep.store.study import Study
@@ -70,7 +70,7 @@ class Budget(Strict):
         for part in filter(None, text.split(",")):
             key, equals, value = part.partition("=")
             if key not in cls.model_fields:
-                raise unknown("key", key, cls.model_fields, where="--budget")
+                raise unknown_name_error("key", key, cls.model_fields, where="--budget")
             if not equals:
                 raise ConfigError(f"--budget {text}: expected KEY=VALUE, such as trials=8,epochs=5")
             tree[key] = parse_yaml(f"value: {value}", "--budget").tree["value"]
@@ -88,7 +88,7 @@ def epsilons_of(given: Sequence[str], whole: Table, name: str) -> dict[str, floa
     for text in given:
         row, _, number = text.rpartition("=")
         if row and row not in whole.rows:
-            raise unknown("row", row, whole.rows, where=f"{name}: --epsilon")
+            raise unknown_name_error("row", row, whole.rows, where=f"{name}: --epsilon")
         try:
             epsilon = float(number)
         except ValueError:
@@ -249,7 +249,7 @@ def line(result: Result) -> list[str]:
         cell.column,
         cell.method,
         "–" if result.epsilon is None else f"{result.epsilon:g}",
-        "–" if result.delta is None else shown_delta(result.delta),
+        "–" if result.delta is None else format_delta(result.delta),
         f"{cell.published:.2f}{beside}",
         _figure(mean),
         _figure(result.spread),

@@ -18,11 +18,11 @@ from dpsweep.config.keys import BATCH_SIZE, TOTAL_STEP
 from dpsweep.config.source import dump_yaml, format_yaml_value, read_yaml
 from dpsweep.config.space.defaults import get_default_space
 from dpsweep.config.trial import TrialConfig
-from dpsweep.core.errors import ConfigError, unknown
+from dpsweep.core.errors import ConfigError, unknown_name_error
 from dpsweep.data.datasets import DataConfig
 from dpsweep.data.inspection import inspect_data
 from dpsweep.methods import METHODS, PUBLISHED
-from dpsweep.models.parts import divisor
+from dpsweep.models.parts import largest_divisor
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 """sweeps/ and configs/ of the repository: links to them in a checkout, copies in a wheel."""
@@ -88,7 +88,7 @@ def copy_example(example: str, out: Path | None, name: str | None) -> Starter:
     """
     known = examples()
     if example not in known:
-        raise unknown("example", example, known, where="--from")
+        raise unknown_name_error("example", example, known, where="--from")
     source = EXAMPLES / "sweeps" / f"{example}.yaml"
     text, base = source.read_text(), read_yaml(source).tree["base"]
     default = name or Path(example).name
@@ -117,7 +117,7 @@ def new_starter(data: str, method: str, out: Path | None, name: str | None) -> S
         ConfigError: If the data or the method cannot be used.
     """
     if method not in PUBLISHED:
-        raise unknown("method", method, PUBLISHED, where="--method")
+        raise unknown_name_error("method", method, PUBLISHED, where="--method")
     section, found, notes = _data_section(data)
     name = name or _default_name(data, method)
     sweep = out or Path(f"{name}.yaml")
@@ -141,7 +141,7 @@ def _data_section(data: str) -> tuple[dict[str, Any], list[str], tuple[str, ...]
         if Path(data).expanduser().exists():
             own = "npz" if data.endswith(".npz") else "folder"
             raise ConfigError(f"--data {data}: expected {DATA_FORMS}. Write --data {own}:{data}")
-        raise unknown("data", data, (DIGITS, "folder:PATH", "npz:PATH"), where="--data")
+        raise unknown_name_error("data", data, (DIGITS, "folder:PATH", "npz:PATH"), where="--data")
     if not place:
         raise ConfigError(f"--data {data}: names no path. Write --data {kind}:PATH")
     if (kind == "npz") != place.endswith(".npz"):
@@ -377,7 +377,7 @@ def _model_section(method: str, data: DataConfig) -> dict[str, Any]:
     if method not in _SPECTRAL:
         return {"name": "cnn_small", "width": 16}
     num_classes = data.spec.num_classes
-    block = divisor(min(_MOST_BLOCK, num_classes), num_classes)
+    block = largest_divisor(min(_MOST_BLOCK, num_classes), num_classes)
     block = num_classes if block == 1 else block  # a prime number of classes
     return {"name": "cnn_small", "width": block * math.ceil(16 / block), "block": block}
 

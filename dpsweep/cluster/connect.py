@@ -12,7 +12,7 @@ from pathlib import Path
 
 import ray
 
-from dpsweep.core.errors import ConnectionRefused, first_line
+from dpsweep.core.errors import ConnectionRefused, summarize_error
 
 _QUIET = {
     "RAY_AIR_NEW_OUTPUT": "0",
@@ -75,7 +75,7 @@ def _start(folder: str) -> None:
         )
     except Exception as e:  # Ray has no type of its own for it
         raise ConnectionRefused(
-            f"Ray did not start on this machine: {first_line(e)} If the machine is busy "
+            f"Ray did not start on this machine: {summarize_error(e)} If the machine is busy "
             f"or short of memory, wait, and try again; a sweep goes on with: dpsweep resume NAME"
         ) from e
     finally:
@@ -120,7 +120,7 @@ def _join(address: str) -> None:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as e:
         raise ConnectionRefused(
-            f"--address {address}: Ray does not take the connection: {first_line(e)} "
+            f"--address {address}: Ray does not take the connection: {summarize_error(e)} "
             f"Start a cluster with: ray start --head; or leave --address out for an embedded one"
         ) from e
 

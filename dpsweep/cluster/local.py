@@ -41,7 +41,7 @@ from typing import Any
 
 from dpsweep.cluster.ports import HOST, free_port
 from dpsweep.cluster.processes import MARK, Process, end, start, sweep_up, wait_for
-from dpsweep.core.disk import write_whole
+from dpsweep.core.disk import write_atomically
 from dpsweep.core.errors import StateError
 
 _READY_SECONDS = 120.0
@@ -158,7 +158,7 @@ class Local:
         self.ports |= {name: free_port(self.ports.get(name)) for name in _PORTS}
         self.extra, self.client_extra = {}, {}
         self.nodes, self.services = [], []
-        write_whole(self.folder / "ray_token", secrets.token_hex(32).encode())
+        write_atomically(self.folder / "ray_token", secrets.token_hex(32).encode())
         self.store()
 
     def start_nodes(self, count: int) -> None:
@@ -170,7 +170,7 @@ class Local:
         text = "".join(
             f"export {name}={shlex.quote(value)}\n" for name, value in self.environment.items()
         )
-        write_whole(self.folder / "env", text.encode())
+        write_atomically(self.folder / "env", text.encode())
 
     def add_node(self) -> Process:
         """One more worker node, after it has joined."""
@@ -225,7 +225,7 @@ class Local:
         """Write down what is known."""
         known = asdict(self)
         del known["folder"]
-        write_whole(self.folder / "up.json", json.dumps(known, indent=1).encode())
+        write_atomically(self.folder / "up.json", json.dumps(known, indent=1).encode())
 
     def node_environment(self) -> dict[str, str]:
         """The environment of a node, and so of every job and trial there."""

@@ -27,9 +27,9 @@ from dpsweep.config.resources import ResourcesConfig
 from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core import __version__
-from dpsweep.core.disk import private_folder, raising_disk_full
+from dpsweep.core.disk import make_private_folder, translate_disk_full
 from dpsweep.core.errors import DpSweepError, StateError
-from dpsweep.data.read import fingerprint
+from dpsweep.data.read import fingerprint_images
 
 _PATIENCE_SECONDS = 300.0
 """Until a node counts as silent; the first look at large data takes minutes."""
@@ -116,7 +116,7 @@ def survey(
     """
     nodes = [node for node in ray.nodes() if node["Alive"]]
     needs = sweep.written if sweep else None
-    mark = fingerprint(needs.data, needs.seed) if needs else ""
+    mark = fingerprint_images(needs.data, needs.seed) if needs else ""
     asked = needs.model_dump(mode="json") if needs else None
     with _Token(state_root) as token:
         waiting = {}
@@ -180,9 +180,9 @@ class _Token:
         if self._root is not None:
             self._made = not self._root.exists()
             name, content = f".token-{secrets.token_hex(8)}", secrets.token_hex(16)
-            with raising_disk_full(self._root):
+            with translate_disk_full(self._root):
                 if self._made:
-                    private_folder(self._root)
+                    make_private_folder(self._root)
                 (self._root / name).write_text(content)
             self.shown = (str(self._root), name, content)
         return self
@@ -308,7 +308,7 @@ def _state_fault(folder: str, name: str, content: str) -> list[str]:
 def _data_fault(needs: TrialConfig, mark: str) -> list[str]:
     wrong = []
     try:
-        if fingerprint(needs.data, needs.seed) != mark:
+        if fingerprint_images(needs.data, needs.seed) != mark:
             wrong.append(
                 f"data.root: {needs.data.root!r} holds other data than the driver's. Copy them "
                 f"afresh from there"

@@ -17,7 +17,7 @@ import pathspec
 from dpsweep.config.source import dump_sweep
 from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import TrialConfig
-from dpsweep.core.disk import shown_bytes
+from dpsweep.core.disk import format_bytes
 from dpsweep.core.errors import ConfigError
 from dpsweep.store.state_dir import StateFolder
 
@@ -137,7 +137,7 @@ def summary(files: dict[str, bytes], most: int = 12) -> str:
     tops = Counter(f"{top}{slash}" for top, slash, _ in (n.partition("/") for n in sorted(files)))
     shown = [f"{top} ({count})" if top.endswith("/") else top for top, count in tops.items()]
     more = f" and {len(shown) - most} more" if len(shown) > most else ""
-    size = shown_bytes(sum(map(len, files.values())))
+    size = format_bytes(sum(map(len, files.values())))
     count = "1 file" if len(files) == 1 else f"{len(files)} files"
     return f"Sent: {count}, {size}: {', '.join(shown[:most])}{more}"
 
@@ -284,10 +284,10 @@ def _check_sizes(sizes: dict[str, int], root: Path) -> None:
     total = sum(sizes.values())
     if total > MOST_BYTES:
         largest = sorted(sizes, key=lambda name: -sizes[name])[:3]
-        shown = ", ".join(f"{name} ({shown_bytes(sizes[name])})" for name in largest)
+        shown = ", ".join(f"{name} ({format_bytes(sizes[name])})" for name in largest)
         raise ConfigError(
-            f"{root.resolve()}: {shown_bytes(total)} in {len(sizes)} files would be sent to the "
-            f"cluster, and at most {shown_bytes(MOST_BYTES)} may be. The largest: {shown}. Name "
+            f"{root.resolve()}: {format_bytes(total)} in {len(sizes)} files would be sent to the "
+            f"cluster, and at most {format_bytes(MOST_BYTES)} may be. The largest: {shown}. Name "
             f"what is not needed in {root / '.dpsweepignore'}, a pattern a line as in .gitignore, "
             f"or a smaller folder with --project FOLDER. Data belong on every node: data.root"
         )

@@ -22,7 +22,7 @@ from typing import Any
 from dpsweep.cluster.local import Local, belongs_to, plain_environment
 from dpsweep.cluster.ports import HOST, free_port, http_status, listens
 from dpsweep.cluster.processes import Process, run, start, wait_for
-from dpsweep.core.disk import write_whole
+from dpsweep.core.disk import write_atomically
 from dpsweep.core.errors import ConnectionRefused, StateError
 
 USER, BUCKET = "dpsweep", "mlflow"
@@ -69,7 +69,7 @@ def postgres(local: Local, password: str) -> None:
     """A PostgreSQL server with our databases; its files are made the first time."""
     programs, who, port = _programs(), _unprivileged(), local.ports["postgres"]
     home = _home(local, who)
-    write_whole(local.folder / "pgpass", f"{HOST}:*:*:{USER}:{password}\n".encode())
+    write_atomically(local.folder / "pgpass", f"{HOST}:*:*:{USER}:{password}\n".encode())
     environment = {**plain_environment(local.id), "PGPASSFILE": str(local.folder / "pgpass")}
     fresh = not (home / "ready").exists()
     if fresh:
@@ -118,7 +118,7 @@ def mlflow(local: Local, words: dict[str, str]) -> None:
     port, database = local.ports["mlflow"], local.ports["postgres"]
     url = f"postgresql+psycopg://{USER}@{HOST}:{database}"
     config = local.folder / "basic_auth.ini"
-    write_whole(
+    write_atomically(
         config,
         (
             "[mlflow]\n"
@@ -166,7 +166,7 @@ def _secrets(place: Path) -> dict[str, str]:
     """Passwords, drawn the first time: databases remember them."""
     if not place.exists():
         drawn = {name: secrets.token_hex(24) for name in ("postgres", "mlflow", "csrf")}
-        write_whole(place, json.dumps(drawn).encode())
+        write_atomically(place, json.dumps(drawn).encode())
     known: dict[str, str] = json.loads(place.read_text())
     return known
 

@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from dpsweep.core.disk import write_whole
+from dpsweep.core.disk import write_atomically
 from dpsweep.core.errors import StateError
 from dpsweep.store.state_dir import StateFolder
 
@@ -40,7 +40,7 @@ class Submitted:
         """Write it down."""
         place = _folder(here) / f"{self.name}.json"
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_whole(place, json.dumps(asdict(self), indent=1).encode())
+        write_atomically(place, json.dumps(asdict(self), indent=1).encode())
 
 
 def remembered(name: str, here: StateFolder) -> Submitted | None:

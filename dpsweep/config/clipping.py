@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dpsweep.core.errors import Misfit
+from dpsweep.core.errors import InvalidKey
 from dpsweep.core.strict import Strict
 from dpsweep.privacy.clip import Automatic, Clip, Flat, PerLayer, Quantile
 
@@ -82,7 +82,7 @@ class AdaptiveClipping(Strict):
         share = (noise_multiplier / (2 * noise)) ** 2
         if not share < 1:
             given = f"{noise:g}" + ("" if self.count_noise else f", batch_size {batch_size} / 20")
-            raise Misfit(
+            raise InvalidKey(
                 "privacy.clipping.count_noise",
                 f"must exceed half the noise multiplier, {noise_multiplier / 2:.3g}, got {given}: "
                 f"the count alone would spend more than the budget. Give count_noise: "

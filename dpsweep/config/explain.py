@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from dpsweep.config.keys import BATCH_SIZE, CLIP_NORM, DELTA, EPOCHS, EPSILON, LEARNING_RATE
-from dpsweep.core.errors import Misfit, guess, normal_form
+from dpsweep.core.errors import InvalidKey, normalize_name, suggest_names
 from dpsweep.methods import METHODS
 
 Place = tuple[str | int, ...]
@@ -86,12 +86,12 @@ def explain_error(error: Any, model: type[BaseModel] | None) -> tuple[Place, str
             if isinstance(what, int):  # one item of a list, say of filters
                 what = str(place[-2]).removesuffix("s")
             tag = error["ctx"]["tag"]
-            return (*place, "name"), f"unknown {what} {tag!r}.{guess(tag, tags)}"
+            return (*place, "name"), f"unknown {what} {tag!r}.{suggest_names(tag, tags)}"
         case "union_tag_not_found":
             return place, f"needs a name, got {got}. {help_}"
         case "value_error":
             mistake = error["ctx"]["error"]
-            inner = mistake.key.split(".") if isinstance(mistake, Misfit) else []
+            inner = mistake.key.split(".") if isinstance(mistake, InvalidKey) else []
             return (*place, *inner), f"{mistake}."
         case "finite_number":
             return place, f"must be a finite number, got {got}. {help_}"
@@ -196,12 +196,12 @@ def _explain_unknown_key(
     if (new := _RENAMED_KEYS.get(key)) and new in known:
         return f"is now called {new}. Write {new}: in its place"
     letters = getattr(owner, "letters", {})
-    return f"unknown key.{guess(key, [*known, *letters], _suggest_key(key, known, root))}"
+    return f"unknown key.{suggest_names(key, [*known, *letters], _suggest_key(key, known, root))}"
 
 
 def _suggest_key(key: str, known: list[str], root: type[BaseModel] | None) -> str | None:
     """The key that goes by this name in Opacus, Optuna or PyTorch, or that stands elsewhere."""
-    meant = _OTHER_NAMES.get(normal_form(key))
+    meant = _OTHER_NAMES.get(normalize_name(key))
     if root is None or meant is None:
         return None
     section, _, name = meant.rpartition(".")

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from dpsweep.config.trial import TrialConfig
-from dpsweep.privacy.accounting import Run, calibrate
+from dpsweep.privacy.accounting import Run, calibrate_noise
 from dpsweep.privacy.statement import trial_statement, validation_statement
 
 
@@ -38,7 +38,7 @@ def plan_privacy(config: TrialConfig) -> PrivacyPlan:
     assert config.privacy.scope == "trial", "check_trial refuses the budget of a whole sweep"
     (steps, rate), delta, privacy = config.schedule, config.delta, config.privacy
     if privacy.epsilon is not None:
-        run, epsilon = calibrate(privacy.epsilon, delta, rate, steps)
+        run, epsilon = calibrate_noise(privacy.epsilon, delta, rate, steps)
     else:
         assert privacy.noise_multiplier is not None
         run = Run(rate, privacy.noise_multiplier, steps)

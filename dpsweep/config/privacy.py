@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from dpsweep.config.clipping import ClippingConfig, FlatClipping
-from dpsweep.core.errors import Misfit
+from dpsweep.core.errors import InvalidKey
 from dpsweep.core.strict import Strict
 from dpsweep.privacy.clip import LEAST_NORM
 
@@ -72,7 +72,7 @@ class PrivacyConfig(Strict):
     @model_validator(mode="after")
     def _check_one_of_budget_and_noise(self) -> Self:
         if (self.epsilon is None) == (self.noise_multiplier is None):
-            raise Misfit(
+            raise InvalidKey(
                 "epsilon",
                 "give exactly one of epsilon and noise_multiplier, "
                 f"got epsilon={self.epsilon} and noise_multiplier={self.noise_multiplier}. "
@@ -83,7 +83,7 @@ class PrivacyConfig(Strict):
     @model_validator(mode="after")
     def _check_shared_epsilon(self) -> Self:
         if self.scope == "sweep" and self.epsilon is None:
-            raise Misfit(
+            raise InvalidKey(
                 "scope",
                 f"sweep shares one epsilon among all runs and calibrates their noise to it, but "
                 f"noise_multiplier: {self.noise_multiplier:g} gives the noise. Write epsilon: 4, "
@@ -94,13 +94,13 @@ class PrivacyConfig(Strict):
     @model_validator(mode="after")
     def _check_delta(self) -> Self:
         if self.delta != "auto" and 0 < self.delta < _LEAST_DELTA:
-            raise Misfit(
+            raise InvalidKey(
                 "delta",
                 f"must be at least {_LEAST_DELTA:g}, got {self.delta}: below that the accountant's "
                 f"rounding is larger. Write delta: auto for num_examples^-1.1",
             )
         if self.delta != "auto" and not 0 < self.delta < 1:
-            raise Misfit(
+            raise InvalidKey(
                 "delta",
                 f"must lie in (0, 1), got {self.delta}. It is the chance that the promise "
                 "fails; write delta: auto for num_examples^-1.1",

@@ -5,8 +5,8 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from dpsweep.config.units import Size, parse_size
-from dpsweep.core.disk import shown_bytes
-from dpsweep.core.errors import Misfit
+from dpsweep.core.disk import format_bytes
+from dpsweep.core.errors import InvalidKey
 from dpsweep.core.strict import Strict
 
 _SMALLEST_SHARE = 0.0001
@@ -36,20 +36,22 @@ class ResourcesConfig(Strict):
     @model_validator(mode="after")
     def _check_obtainable(self) -> Self:
         if self.gpu != "auto" and self.gpu < 0:
-            raise Misfit("gpu", f"{self.gpu:g} is below 0. Give 0, a share, 1 or auto")
+            raise InvalidKey("gpu", f"{self.gpu:g} is below 0. Give 0, a share, 1 or auto")
         if self.gpu != "auto" and not self.gpu <= 1:
-            raise Misfit(
+            raise InvalidKey(
                 "gpu",
                 f"{self.gpu:g} is more than one, and a trial computes on one GPU: the others would "
                 f"stand idle. Give 1, and all GPUs of the cluster run trials side by side",
             )
         if self.gpu != "auto" and 0 < self.gpu < _SMALLEST_SHARE:
-            raise Misfit("gpu", f"{self.gpu:g} is less than Ray can hand out, {_SMALLEST_SHARE}")
+            raise InvalidKey(
+                "gpu", f"{self.gpu:g} is less than Ray can hand out, {_SMALLEST_SHARE}"
+            )
         if self.memory is not None and self.memory_bytes < _SMALLEST_MEMORY:
-            raise Misfit(
+            raise InvalidKey(
                 "memory",
                 f"{self.memory} is less than a worker holds before its first step. Give at least "
-                f"{shown_bytes(_SMALLEST_MEMORY)}",
+                f"{format_bytes(_SMALLEST_MEMORY)}",
             )
         return self
 

@@ -9,9 +9,9 @@ from dpsweep.config.source import Source
 from dpsweep.config.space.domains import Choice, OneOf, Space
 from dpsweep.config.space.searched import EPSILON_PATH
 from dpsweep.config.trial import TrialConfig
-from dpsweep.core.errors import ConfigError, Misfit
+from dpsweep.core.errors import ConfigError, InvalidKey
 from dpsweep.core.strict import Strict
-from dpsweep.privacy.selection import Whole
+from dpsweep.privacy.selection import SearchBudget
 
 _NEEDED: dict[tuple[str, ...], tuple[Any, str, str]] = {
     ("sampler", "name"): (
@@ -59,7 +59,7 @@ def check_shared(epsilon: float, accounting: str, space: Space, file: Source, ba
         )
 
 
-def with_own_noise(config: TrialConfig, whole: Whole, origin: Source) -> TrialConfig:
+def with_own_noise(config: TrialConfig, whole: SearchBudget, origin: Source) -> TrialConfig:
     """A trial that can be trained by itself: the noise of its share, and a promise of its own.
 
     Raises:
@@ -67,7 +67,7 @@ def with_own_noise(config: TrialConfig, whole: Whole, origin: Source) -> TrialCo
     """
     try:
         noise = whole.noise(config.schedule)
-    except Misfit as e:
+    except InvalidKey as e:
         raise ConfigError(f"{origin.at(tuple(e.key.split('.')))}: {e}.") from e
     own = {"scope": "trial", "epsilon": None, "noise_multiplier": noise}
     return config.model_copy(update={"privacy": config.privacy.model_copy(update=own)})

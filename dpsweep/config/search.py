@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from dpsweep.config.source import Source
 from dpsweep.config.space.domains import Choice, OneOf, Space
-from dpsweep.core.errors import ConfigError, Misfit
+from dpsweep.core.errors import ConfigError, InvalidKey
 from dpsweep.core.strict import Strict
 
 Measured = Literal["valid/accuracy", "valid/loss"]
@@ -29,7 +29,7 @@ class ObjectiveConfig(Strict):
     def _parse_metrics(cls, data: Any) -> Any:
         match data:
             case {"metric": _, "metrics": [_, *_]}:
-                raise Misfit("metric", "is given beside metrics. Delete one of the two")
+                raise InvalidKey("metric", "is given beside metrics. Delete one of the two")
             case {"metrics": [str(first), *_]} if first in ("valid/accuracy", "valid/loss"):
                 return {**data, "metric": first}
         return data
@@ -37,7 +37,9 @@ class ObjectiveConfig(Strict):
     @model_validator(mode="after")
     def _check_metrics_differ(self) -> Self:
         if self.metrics and self.metrics[0] == self.metrics[1]:
-            raise Misfit("metrics", f"names {self.metrics[0]} twice. For one, write metric: ...")
+            raise InvalidKey(
+                "metrics", f"names {self.metrics[0]} twice. For one, write metric: ..."
+            )
         return self
 
     @property

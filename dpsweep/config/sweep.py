@@ -39,7 +39,7 @@ from dpsweep.config.space.suggest import Point, RandomDraw, walk_corners
 from dpsweep.config.trial import TrialConfig, load_trial, resolve_trial_source
 from dpsweep.core.errors import ConfigError
 from dpsweep.core.strict import Strict
-from dpsweep.privacy.selection import Charged, Whole
+from dpsweep.privacy.selection import Charged, SearchBudget
 
 Fits = Callable[[TrialConfig], None]
 
@@ -256,7 +256,7 @@ class ResolvedSweep:
         return schedules_may_vary(self.space)
 
     @cached_property
-    def whole(self) -> Whole | None:
+    def whole(self) -> SearchBudget | None:
         """The budget that all runs keep together; None where each trial has its own.
 
         Raises:
@@ -267,7 +267,7 @@ class ResolvedSweep:
             return None
         accounting = self.config.accounting
         check_shared(trial.privacy.epsilon, accounting, self.space, self.file, self.origin)
-        return Whole(
+        return SearchBudget(
             charged=self.charged,
             epsilon=trial.privacy.epsilon,
             delta=trial.delta,

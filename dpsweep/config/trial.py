@@ -19,18 +19,18 @@ from dpsweep.config.source import (
     with_overrides,
     with_value,
 )
-from dpsweep.core.errors import Misfit
-from dpsweep.core.strict import Strict, unused
+from dpsweep.core.errors import InvalidKey
+from dpsweep.core.strict import Strict, is_unused
 from dpsweep.core.types import EngineName
 from dpsweep.data.augment import Augment
 from dpsweep.data.datasets import DataConfig
 from dpsweep.methods import METHODS, MethodConfig, compose
-from dpsweep.methods import build as build_method
+from dpsweep.methods import build_method as build_method
 from dpsweep.models import ModelConfig
 from dpsweep.optim import OptimizerConfig
 from dpsweep.optim.schedule import sum_factors
 from dpsweep.optim.sgd import Sgd
-from dpsweep.privacy.query import Apart
+from dpsweep.privacy.query import SplitQuery
 
 _BORNE = {"linear": (0.4, 50.0), "other": (0.2, 5.0)}
 """What a model bears of noise in each weight, and in one step, both in units of the weights."""
@@ -69,10 +69,10 @@ class TrainConfig(Strict):
     dtype: Literal["float32", "float64"] = "float32"
     """Precision of weights and gradients."""
 
-    augment: Augment | None = Field(default=None, exclude_if=unused)
+    augment: Augment | None = Field(default=None, exclude_if=is_unused)
     """Flips and crops, and how many copies of an example make its one answer; none if missing."""
 
-    ema: float | None = Field(default=None, gt=0, lt=1, exclude_if=unused)
+    ema: float | None = Field(default=None, gt=0, lt=1, exclude_if=is_unused)
     """Decay per step of an average over the iterates, such as 0.999, about 1 / (1 - ema) steps
     long: that average is measured and kept instead of the last iterate. It costs no privacy."""
 
@@ -203,7 +203,7 @@ class TrialConfig(Strict):
         if isinstance(self.method, compose.Config):
             bases = (self.method.compose.base,)
         if self.optimizer.name not in bases:
-            raise Misfit(
+            raise InvalidKey(
                 OPTIMIZER_NAME,
                 f"{self.method.name} steps with {' or '.join(bases)}, got {self.optimizer.name}. "
                 f"Delete optimizer.name, or choose another method.name",
@@ -219,9 +219,9 @@ class TrialConfig(Strict):
 
     @model_validator(mode="after")
     def _check_clipping(self) -> Self:
-        split = isinstance(build_method(self.method).query, Apart)
+        split = isinstance(build_method(self.method).query, SplitQuery)
         if split and self.privacy.clipping.name == "adaptive":
-            raise Misfit(
+            raise InvalidKey(
                 CLIPPING,
                 "adaptive follows the norm of one answer, and predictor: split clips two. Use "
                 "clipping: flat, or predictor: joint",
@@ -232,7 +232,7 @@ class TrialConfig(Strict):
     def _check_batch_size(self) -> Self:
         num_examples = self.data.num_examples
         if self.train.batch_size > num_examples:
-            raise Misfit(
+            raise InvalidKey(
                 BATCH_SIZE,
                 f"{self.train.batch_size} exceeds the {num_examples} private examples of "
                 f"{self.data.name}. The sampling rate batch_size / num_examples is a "

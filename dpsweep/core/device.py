@@ -2,8 +2,8 @@
 
 import torch
 
-from dpsweep.core.errors import causes
-from dpsweep.core.memory import out_of_memory
+from dpsweep.core.errors import iter_causes
+from dpsweep.core.memory import find_exhausted_memory
 
 _STICKY = (
     "an async error has occured in external entity",  # spelled so by CUDA
@@ -27,24 +27,28 @@ process must be terminated and relaunched" (cudaError_t in its reference). Every
 in the process returns the same error, whosever call it is."""
 
 
-def broken_device(error: BaseException) -> str | None:
+def describe_device_failure(error: BaseException) -> str | None:
     """What has made the GPU useless to this process, in CUDA's words; None if nothing has.
 
     The words are CUDA's alone: the rest of the message may quote data. Libraries report such an
     error in words of their own, and a model's code may catch it. So if this process uses a GPU, the
     GPU is asked as well.
     """
-    for one in causes(error):
-        if isinstance(one, RuntimeError) and (said := _said(one)):
+    for one in iter_causes(error):
+        if isinstance(one, RuntimeError) and (said := _device_failure_in(one)):
             return said
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         try:
             torch.cuda.synchronize()
         except RuntimeError as e:
-            return None if out_of_memory(e) else _said(e) or "the GPU does not answer any more"
+            return (
+                None
+                if find_exhausted_memory(e)
+                else _device_failure_in(e) or "the GPU does not answer any more"
+            )
     return None
 
 
-def _said(error: RuntimeError) -> str | None:
+def _device_failure_in(error: RuntimeError) -> str | None:
     text = str(error).lower()
     return next((said for said in _STICKY if said in text), None)

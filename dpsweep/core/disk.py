@@ -20,7 +20,7 @@ def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
-def shown_bytes(size: float) -> str:
+def format_bytes(size: float) -> str:
     """A size for people.
 
     >>> format_bytes(1_234_567)
@@ -34,26 +34,26 @@ def shown_bytes(size: float) -> str:
 
 
 @contextlib.contextmanager
-def raising_disk_full(folder: Path) -> Iterator[None]:
+def translate_disk_full(folder: Path) -> Iterator[None]:
     """Whatever is written in here, a full disk or a spent quota is a `DiskFull`."""
     try:
         yield
     except OSError as e:
         if e.errno in _FULL:
-            raise disk_full(folder) from e
+            raise disk_full_error(folder) from e
         raise
 
 
-def disk_full(folder: Path) -> DiskFull:
+def disk_full_error(folder: Path) -> DiskFull:
     """The error for a write that found no space in `folder`."""
     return DiskFull(
-        f"{folder}: the disk is full: {shown_bytes(free_bytes(folder))} are free. Nothing that "
+        f"{folder}: the disk is full: {format_bytes(free_bytes(folder))} are free. Nothing that "
         f"was written before is lost. Free some space (dpsweep gc shows what can go), then go on "
         f"with: dpsweep resume NAME"
     )
 
 
-def private_folder(place: Path) -> None:
+def make_private_folder(place: Path) -> None:
     """Makes a folder, and those above it that are missing, for its owner alone (0700).
 
     Whatever the umask is: Path.mkdir(parents=True) leaves the folders above to it.
@@ -63,17 +63,19 @@ def private_folder(place: Path) -> None:
     """
     if not place.parent.exists():
         with contextlib.suppress(FileExistsError):
-            private_folder(place.parent)
+            make_private_folder(place.parent)
     place.mkdir(mode=0o700)
 
 
-def forget_whole(place: Path) -> None:
+def delete_written(place: Path) -> None:
     """Deletes a file that `write_atomically` wrote, and what killed writers left of it."""
     for left in (place, *place.parent.glob(f".{place.name}.*")):
         left.unlink(missing_ok=True)
 
 
-def write_whole(place: Path, content: bytes, *, replace: bool = True, mode: int = 0o600) -> None:
+def write_atomically(
+    place: Path, content: bytes, *, replace: bool = True, mode: int = 0o600
+) -> None:
     """A file that is there whole and durable, or not at all, and only its owner can read.
 
     Args:
@@ -86,7 +88,7 @@ def write_whole(place: Path, content: bytes, *, replace: bool = True, mode: int 
         DiskFull: If there is no space; what was at `place` before is still there.
         FileExistsError: If it is there already and must not be replaced.
     """
-    with raising_disk_full(place.parent):
+    with translate_disk_full(place.parent):
         handle, name = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}.")  # 0600
         try:
             with os.fdopen(handle, "wb") as file:

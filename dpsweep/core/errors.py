@@ -29,7 +29,7 @@ class Diverged(DpSweepError):
     """A trial's released weights stopped being finite numbers."""
 
 
-class Misfit(ValueError):
+class InvalidKey(ValueError):
     """Raised inside a config's validator when two of its keys do not go together.
 
     Attributes:
@@ -41,15 +41,15 @@ class Misfit(ValueError):
         self.key = key
 
     def __reduce__(self) -> tuple[type[ValueError], tuple[str, str]]:
-        return Misfit, (self.key, str(self))  # it may come from another process
+        return InvalidKey, (self.key, str(self))  # it may come from another process
 
 
-def unknown(kind: str, name: str, known: Iterable[str], *, where: str) -> ConfigError:
+def unknown_name_error(kind: str, name: str, known: Iterable[str], *, where: str) -> ConfigError:
     """The error for a name missing from a table; `where` is file, line and dotted key."""
-    return ConfigError(f"{where}: unknown {kind} {name!r}.{guess(name, known)}")
+    return ConfigError(f"{where}: unknown {kind} {name!r}.{suggest_names(name, known)}")
 
 
-def guess(name: str, known: Iterable[str], meant: str | None = None) -> str:
+def suggest_names(name: str, known: Iterable[str], meant: str | None = None) -> str:
     """The tail of such a message: `meant`, or the closest known name, then all of them.
 
     >>> suggest_names("dsik", ["disk", "dp_sgd"])
@@ -58,17 +58,17 @@ def guess(name: str, known: Iterable[str], meant: str | None = None) -> str:
     " Did you mean 'dp_sgd'? Known: disk, dp_sgd."
     """
     known = sorted(known)
-    forms = {normal_form(k): k for k in known}
+    forms = {normalize_name(k): k for k in known}
     close = (
         [meant]
         if meant
-        else [forms[form] for form in get_close_matches(normal_form(name), forms, n=1)]
+        else [forms[form] for form in get_close_matches(normalize_name(name), forms, n=1)]
     )
     hint = f" Did you mean {close[0]!r}?" if close else ""
     return f"{hint} Known: {', '.join(known)}."
 
 
-def normal_form(name: str) -> str:
+def normalize_name(name: str) -> str:
     """A name without what people write differently: case, dashes, blanks, outer underscores.
 
     >>> normalize_name("DP-SGD"), normalize_name("learningRate"), normalize_name("Batch Size")
@@ -78,7 +78,7 @@ def normal_form(name: str) -> str:
     return re.sub(r"[\W_]+", "_", apart).strip("_").lower()
 
 
-def first_line(error: BaseException) -> str:
+def summarize_error(error: BaseException) -> str:
     r"""What an error of somebody else's says first; its type's name if it says nothing.
 
     >>> summarize_error(OSError("no route\n  to host")), summarize_error(ValueError())
@@ -87,7 +87,7 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def causes(error: BaseException) -> Iterator[BaseException]:
+def iter_causes(error: BaseException) -> Iterator[BaseException]:
     """An error, what it was raised from or while handling, and so on."""
     one: BaseException | None = error
     while one is not None:

@@ -4,7 +4,7 @@ import resource
 import sys
 from pathlib import Path
 
-from dpsweep.core.errors import causes
+from dpsweep.core.errors import iter_causes
 
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
@@ -28,37 +28,37 @@ _EITHER = (
 where memory of the worker is meant, of the GPU, or of either."""
 
 
-def tells_own() -> bool:
+def can_measure_private_bytes() -> bool:
     """True if `private_bytes` has anything to read: on Linux."""
     return _STATUS.exists()
 
 
-def own() -> int:
+def private_bytes() -> int:
     """Bytes that would be free without this process: not files it has mapped; 0 if unknown.
 
     The data set is such a file, of which a node has one copy.
     """
-    return _status("RssAnon") or 0
+    return _read_status("RssAnon") or 0
 
 
-def resident() -> int:
+def reset_peak_bytes() -> int:
     """Start `peak_bytes` afresh, and return what the process holds now, mapped files included.
 
     Where the system cannot start it afresh, the peak so far.
     """
     if not _CLEAR.exists():
-        return peak()
+        return peak_bytes()
     _CLEAR.write_text(_RESET_PEAK)
-    return _status("VmRSS") or peak()
+    return _read_status("VmRSS") or peak_bytes()
 
 
-def peak() -> int:
+def peak_bytes() -> int:
     """Most bytes that the process has held since `reset_peak_bytes`, or since it began."""
     unit = 1 if sys.platform == "darwin" else 1024
-    return _status("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return _read_status("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def out_of_memory(error: BaseException) -> str | None:
+def find_exhausted_memory(error: BaseException) -> str | None:
     """Name the memory that ran out, if the error or one of its causes says so.
 
     The causes are read because a caller may reword an error of a model.
@@ -66,10 +66,10 @@ def out_of_memory(error: BaseException) -> str | None:
     Returns:
         "on the GPU", "in its worker", or None.
     """
-    return next(filter(None, map(_where, causes(error))), None)
+    return next(filter(None, map(_exhausted_memory_in, iter_causes(error))), None)
 
 
-def _where(error: BaseException) -> str | None:
+def _exhausted_memory_in(error: BaseException) -> str | None:
     import torch
 
     if isinstance(error, torch.OutOfMemoryError):
@@ -87,7 +87,7 @@ def _where(error: BaseException) -> str | None:
     return "on the GPU" if gpu and not says(_HOST) else "in its worker"
 
 
-def _status(key: str) -> int | None:
+def _read_status(key: str) -> int | None:
     """A line of Linux's account of this process; None where there is none."""
     lines = _STATUS.read_text().splitlines() if _STATUS.exists() else []
     found = (line.split()[1] for line in lines if line.startswith(key + ":"))

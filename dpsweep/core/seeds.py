@@ -67,7 +67,7 @@ class Secret:
         text = os.environ.get(TEST_SECRET_VARIABLE)
         return cls.fixed(text) if text else cls.draw()
 
-    def bound_to(self, config: str) -> Secret:
+    def bind_to_config(self, config: str) -> Secret:
         """The secret for one config alone: another one, under the same secret, has other noise.
 
         Were the noise the same, the difference of two releases would have none.
@@ -85,7 +85,7 @@ class Secret:
         """
         import numpy as np
 
-        digest = self._derived(step, name, num_bytes=16)
+        digest = self._derive_key(step, name, num_bytes=16)
         return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
 
     def stream_key(self, step: int, name: Stream) -> bytes:
@@ -94,14 +94,14 @@ class Secret:
         Of another length than the key of `stream`, and therefore unrelated to it: BLAKE2b hashes
         the length along with the message.
         """
-        return self._derived(step, name, num_bytes=SECRET_BYTES)
+        return self._derive_key(step, name, num_bytes=SECRET_BYTES)
 
-    def _derived(self, step: int, name: Stream, num_bytes: int) -> bytes:
+    def _derive_key(self, step: int, name: Stream, num_bytes: int) -> bytes:
         message = step.to_bytes(8, "little") + name.encode()
         return hashlib.blake2b(message, key=self.key, digest_size=num_bytes).digest()
 
 
-def public_seed(seed: int, *path: str | int) -> int:
+def derive_public_seed(seed: int, *path: str | int) -> int:
     """A 32-bit seed for one public purpose, split from the sweep's own.
 
     >>> derive_public_seed(0, "search", 1) == derive_public_seed(0, "search", 1)

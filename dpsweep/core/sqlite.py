@@ -8,7 +8,7 @@ Sync = Literal["FULL", "NORMAL"]
 """FULL: a commit survives a loss of power. NORMAL: only a crash of the process."""
 
 
-def write_ahead(connection: sqlite3.Connection, sync: Sync) -> None:
+def use_write_ahead_log(connection: sqlite3.Connection, sync: Sync) -> None:
     """Sets one connection up: a write-ahead log, in which readers never hold up the writer.
 
     The journal is the file's own and stays as it is where it cannot be changed, because the

@@ -8,7 +8,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 
-def unused(value: object) -> bool:
+def is_unused(value: object) -> bool:
     """For exclude_if: leaves a key that is not used out of what is written.
 
     A trial's identity is what is written of it: one that began before a key was there goes on.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 _EPS = 1e-4
 
 
-def standardised(weight: Tensor) -> Tensor:
+def standardize_weight(weight: Tensor) -> Tensor:
     """Each filter with mean 0 and variance 1 / n, n its number of entries.
 
     w^_o = (w_o - mean(w_o)) / sqrt(n var(w_o) + 1e-4)
@@ -36,5 +36,5 @@ class StandardConv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """Images (B, C, H, W) -> (B, out_channels, H', W')."""
-        y: Tensor = self._conv_forward(x, standardised(self.weight), self.bias)
+        y: Tensor = self._conv_forward(x, standardize_weight(self.weight), self.bias)
         return y

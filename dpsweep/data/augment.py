@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Self
 
 from pydantic import Field, model_validator
 
-from dpsweep.core.errors import Misfit
-from dpsweep.core.seeds import public_seed
+from dpsweep.core.errors import InvalidKey
+from dpsweep.core.seeds import derive_public_seed
 from dpsweep.core.strict import Strict
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Augment(Strict):
     @model_validator(mode="after")
     def _copies_differ(self) -> Self:
         if not self.flips and not self.crops:
-            raise Misfit(
+            raise InvalidKey(
                 "multiplicity",
                 f"{self.multiplicity} copies would all be the same image. Set flips: true or "
                 f"crops, or delete train.augment",
@@ -60,7 +60,7 @@ class Augment(Strict):
     def refuse_larger(self, shape: tuple[int, int, int]) -> None:
         """Raises InvalidKey if images of `shape` (C, H, W) are too small to be shifted so far."""
         if self.crops >= min(shape[1:]):
-            raise Misfit(
+            raise InvalidKey(
                 "crops", f"{self.crops} pixels, of images of {shape[1]} x {shape[2]}. Give fewer"
             )
 
@@ -77,8 +77,12 @@ class Augment(Strict):
 
         flipped_BK, down_BK, right_BK = self.draws(marks_B, step, seed)
         height, width = inputs_B.shape[2:]
-        rows = _mirrored(torch.arange(height, device=down_BK.device) + down_BK[..., None], height)
-        columns = _mirrored(torch.arange(width, device=down_BK.device) + right_BK[..., None], width)
+        rows = _mirror_positions(
+            torch.arange(height, device=down_BK.device) + down_BK[..., None], height
+        )
+        columns = _mirror_positions(
+            torch.arange(width, device=down_BK.device) + right_BK[..., None], width
+        )
         columns = torch.where(flipped_BK[..., None], columns.flip(-1), columns)
         each = torch.arange(len(inputs_B), device=inputs_B.device)[:, None, None, None]
         pixels = inputs_B.permute(0, 2, 3, 1)
@@ -90,27 +94,27 @@ class Augment(Strict):
         """(flipped, pixels down, pixels right) of each copy, shape (B, K) each."""
         import torch
 
-        number = public_seed(seed, "augment", step)
+        number = derive_public_seed(seed, "augment", step)
         copy_K = torch.arange(self.multiplicity, device=marks_B.device)
-        bits = _mixed(_mixed(marks_B + number * 2**_BITS)[:, None] + copy_K)
+        bits = _mix_bits(_mix_bits(marks_B + number * 2**_BITS)[:, None] + copy_K)
         flipped = (bits & 1).bool() if self.flips else torch.zeros_like(bits, dtype=torch.bool)
-        down, right = (_mixed(bits + axis) >> (63 - _BITS) & (2**_BITS - 1) for axis in (1, 2))
+        down, right = (_mix_bits(bits + axis) >> (63 - _BITS) & (2**_BITS - 1) for axis in (1, 2))
         wide = 2 * self.crops + 1
         return flipped, down % wide - self.crops, right % wide - self.crops
 
 
-def marks(inputs: Tensor) -> Tensor:
+def hash_images(inputs: Tensor) -> Tensor:
     """A hash of each image's bytes, int64, shape (N,): sum of bytes times fixed odd numbers."""
     import torch
 
     flat = inputs.flatten(1).contiguous().view(torch.uint8)
     place = torch.arange(flat.shape[1], device=inputs.device)
-    factors = _mixed(place) | 1
+    factors = _mix_bits(place) | 1
     parts = [(rows.to(torch.int64) * factors).sum(1) for rows in torch.split(flat, _ROWS)]
-    return _mixed(torch.cat(parts))
+    return _mix_bits(torch.cat(parts))
 
 
-def _mirrored(place: Tensor, size: int) -> Tensor:
+def _mirror_positions(place: Tensor, size: int) -> Tensor:
     """Places before 0 and from `size` on, mirrored at the first and the last one."""
     import torch
 
@@ -118,19 +122,19 @@ def _mirrored(place: Tensor, size: int) -> Tensor:
     return torch.where(place >= size, 2 * (size - 1) - place, place)
 
 
-def _mixed(x: Tensor) -> Tensor:
+def _mix_bits(x: Tensor) -> Tensor:
     """SplitMix64 (Steele et al. 2014): a bijection of 64-bit numbers whose bits look random."""
-    x = x + _signed(_GOLDEN)
+    x = x + _to_signed(_GOLDEN)
     for factor, shift in ((_FIRST, 30), (_SECOND, 27)):
-        x = (x ^ _shifted(x, shift)) * _signed(factor)
-    return x ^ _shifted(x, 31)
+        x = (x ^ _shift_right(x, shift)) * _to_signed(factor)
+    return x ^ _shift_right(x, 31)
 
 
-def _shifted(x: Tensor, by: int) -> Tensor:
+def _shift_right(x: Tensor, by: int) -> Tensor:
     """A shift to the right that brings in zeros."""
     kept: int = 2 ** (64 - by) - 1
     return x >> by & kept
 
 
-def _signed(x: int) -> int:
+def _to_signed(x: int) -> int:
     return x - 2**64 if x >= 2**63 else x

@@ -11,8 +11,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from dpsweep.core.errors import ConfigError, Misfit
-from dpsweep.core.strict import Strict, unused
+from dpsweep.core.errors import ConfigError, InvalidKey
+from dpsweep.core.strict import Strict, is_unused
 from dpsweep.data.features import Scattering, refuse_missing
 
 _DECLARED = ("shape", "num_classes", "num_train")
@@ -91,28 +91,28 @@ class DataConfig(Strict):
     validation: holdout. Of npz: the file. `dpsweep data ROOT` prints what to write here."""
 
     shape: Annotated[tuple[Annotated[int, Field(gt=0)], ...], Field(strict=False)] | None = Field(
-        default=None, exclude_if=unused
+        default=None, exclude_if=is_unused
     )
     """[channels, height, width] of each image; 1 or 3 channels. Of folder and npz only."""
 
-    num_classes: int | None = Field(default=None, gt=1, exclude_if=unused)
+    num_classes: int | None = Field(default=None, gt=1, exclude_if=is_unused)
     """K: number of classes, at least 2. Of folder and npz only."""
 
-    num_train: int | None = Field(default=None, gt=0, exclude_if=unused)
+    num_train: int | None = Field(default=None, gt=0, exclude_if=is_unused)
     """Training images, held-out ones included. Declared, as N is public. Of folder and npz only."""
 
-    num_test: int | None = Field(default=None, gt=0, exclude_if=unused)
+    num_test: int | None = Field(default=None, gt=0, exclude_if=is_unused)
     """Images of the test split, if there is one. Of folder and npz only."""
 
-    resize: bool = Field(default=False, exclude_if=unused)
+    resize: bool = Field(default=False, exclude_if=is_unused)
     """Whether images of other sizes are scaled to cover `shape` and cut to its middle, and other
     colours converted. Otherwise they are an error. Of folder only."""
 
-    normalise: Normalise | None = Field(default=None, exclude_if=unused)
+    normalise: Normalise | None = Field(default=None, exclude_if=is_unused)
     """Public constants to shift and scale pixels by; if missing they are brought to [-1, 1] by the
     file format's own."""
 
-    features: Scattering | None = Field(default=None, exclude_if=unused)
+    features: Scattering | None = Field(default=None, exclude_if=is_unused)
     """What is trained on in the place of pixels: a fixed public function of each image, computed
     once on each node and kept. Pixels if missing."""
 
@@ -129,26 +129,28 @@ class DataConfig(Strict):
         if self.name in SPECS:
             for key, value in declared.items():
                 if value is not None:
-                    raise Misfit(key, f"is for data of your own, and {self.name} has its own")
+                    raise InvalidKey(key, f"is for data of your own, and {self.name} has its own")
         else:
             missing = [key for key in _DECLARED if declared[key] is None]
             if self.validation == "test_split" and self.num_test is None:
                 missing.append("num_test")
             if missing:
-                raise Misfit(
+                raise InvalidKey(
                     missing[0],
                     f"is missing, and {self.name} needs it. What to write is printed by: dpsweep "
                     f"data {self.root or 'ROOT'}",
                 )
             assert self.shape is not None
             if len(self.shape) != 3 or self.shape[0] not in (1, 3):
-                raise Misfit(
+                raise InvalidKey(
                     "shape",
                     f"must be [channels, height, width] with 1 or 3 channels, got "
                     f"{list(self.shape)}",
                 )
         if self.resize and self.name != "folder":
-            raise Misfit("resize", f"is for folder, and the images of {self.name} have one size")
+            raise InvalidKey(
+                "resize", f"is for folder, and the images of {self.name} have one size"
+            )
         return self
 
     @model_validator(mode="after")
@@ -157,7 +159,7 @@ class DataConfig(Strict):
         for key in ("mean", "std") if self.normalise else ():
             given = len(getattr(self.normalise, key))
             if given != channels:
-                raise Misfit(
+                raise InvalidKey(
                     f"normalise.{key}",
                     f"has {given} numbers, and the images of {self.name} {channels} channels",
                 )
@@ -169,8 +171,8 @@ class DataConfig(Strict):
             return self
         try:
             self.features.shape(self.stored.shape)
-        except Misfit as e:
-            raise Misfit(f"features.{e.key}", str(e)) from e
+        except InvalidKey as e:
+            raise InvalidKey(f"features.{e.key}", str(e)) from e
         return self
 
     @property

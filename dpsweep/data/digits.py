@@ -5,7 +5,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 
 
-def splits() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def load_splits() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Every fifth image is the test split, a choice made here once and for all."""
     bunch = load_digits()
     inputs = torch.from_numpy(bunch.images).to(torch.uint8).unsqueeze(1)

@@ -11,8 +11,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from dpsweep.core.errors import ConfigError, Misfit
-from dpsweep.core.strict import Strict, unused
+from dpsweep.core.errors import ConfigError, InvalidKey
+from dpsweep.core.strict import Strict, is_unused
 
 _REMEDY = "Add it with: pip install 'dpsweep[scattering]' (or: pip install kymatio)"
 
@@ -36,7 +36,7 @@ class Scattering(Strict):
     rotations: int = Field(default=8, gt=0)
     """L: number of angles. The wavelets are designed for 8."""
 
-    groups: int | None = Field(default=None, gt=0, exclude_if=unused)
+    groups: int | None = Field(default=None, gt=0, exclude_if=is_unused)
     """Groups of channels, each brought to mean 0 and deviation 1 within each image, which asks
     nothing of the others; a divisor of the number of channels. On those of grey images (81), 9 to
     81 do well (Tramer and Boneh 2021, section 3). A model's own group norm does the same in every
@@ -60,12 +60,12 @@ class Scattering(Strict):
         """
         channels, height, width = image
         if self.groups and channels * self.paths % self.groups:
-            raise Misfit(
+            raise InvalidKey(
                 "groups",
                 f"{self.groups} does not divide the {channels * self.paths} channels. Give 27",
             )
         if min(height, width) < 2**self.depth:
-            raise Misfit(
+            raise InvalidKey(
                 "depth",
                 f"{self.depth} averages over {2**self.depth} x {2**self.depth} pixels, and images "
                 f"are {height} x {width}. Give less",

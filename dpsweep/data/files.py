@@ -18,7 +18,7 @@ _READERS = {
 }
 
 
-def fetch(config: DataConfig, root: Path) -> None:
+def download_files(config: DataConfig, root: Path) -> None:
     """Downloads the files, as torchvision does.
 
     Raises:
@@ -38,7 +38,7 @@ def fetch(config: DataConfig, root: Path) -> None:
         ) from e
 
 
-def splits(config: DataConfig, root: Path) -> tuple[Split, Split]:
+def read_splits(config: DataConfig, root: Path) -> tuple[Split, Split]:
     """The training split and the test split.
 
     Raises:
@@ -51,10 +51,10 @@ def splits(config: DataConfig, root: Path) -> tuple[Split, Split]:
             f"data.root: {config.root!r} holds {config.name} but torchvision cannot read it: {e} "
             f"Copy it afresh, or add --download"
         ) from e
-    return _tensors(train), _tensors(test)
+    return _to_tensors(train), _to_tensors(test)
 
 
-def _tensors(part: tv.VisionDataset) -> Split:
+def _to_tensors(part: tv.VisionDataset) -> Split:
     inputs = torch.as_tensor(part.data)
     channels_first = inputs.unsqueeze(1) if inputs.dim() == 3 else inputs.permute(0, 3, 1, 2)
     return channels_first.contiguous(), torch.as_tensor(part.targets).to(torch.int64)

@@ -48,7 +48,7 @@ class Listing:
     test: tuple[Labelled, ...]
 
 
-def listed(root: Path) -> Listing:
+def list_folder(root: Path) -> Listing:
     """What lies in `root`; no image is opened.
 
     Raises:
@@ -56,7 +56,7 @@ def listed(root: Path) -> Listing:
     """
     apart = root / "train"
     folder = apart if apart.is_dir() else root
-    classes = tuple(sorted(p.name for p in folder.iterdir() if p.is_dir() and _visible(p)))
+    classes = tuple(sorted(p.name for p in folder.iterdir() if p.is_dir() and _is_visible(p)))
     if len(classes) < 2:
         found = f"one class, {classes[0]!r}" if classes else "no folders"
         raise ConfigError(
@@ -64,18 +64,18 @@ def listed(root: Path) -> Listing:
             f"each class into one of its own, and have at least two"
         )
     test = next((root / n for n in _TESTS if (root / n).is_dir()), None) if apart.is_dir() else None
-    train = tuple(pair for i, name in enumerate(classes) for pair in _images(folder / name, i))
-    return Listing(classes, train, () if test is None else tuple(_test(test, classes)))
+    train = tuple(pair for i, name in enumerate(classes) for pair in _list_images(folder / name, i))
+    return Listing(classes, train, () if test is None else tuple(_list_test_images(test, classes)))
 
 
-def splits(config: DataConfig, root: Path) -> tuple[Split, Split]:
+def read_splits(config: DataConfig, root: Path) -> tuple[Split, Split]:
     """The training split and the test split; that of no examples if it is not asked for.
 
     Raises:
         ConfigError: If the folder is not what was declared, or images cannot be read or have other
             sizes.
     """
-    listing, spec = listed(root), config.stored
+    listing, spec = list_folder(root), config.stored
     if len(listing.classes) != spec.num_classes:
         raise ConfigError(
             f"data.num_classes: {spec.num_classes}, and {root} holds {len(listing.classes)} classes"
@@ -88,10 +88,10 @@ def splits(config: DataConfig, root: Path) -> tuple[Split, Split]:
                 f"data.{key}: {declared}, and {root} holds {len(found)} such images. Write what is "
                 f"there; dpsweep data {root} prints it"
             )
-    return _read(listing.train, config), _read(test, config)
+    return _read_images(listing.train, config), _read_images(test, config)
 
 
-def size_of(image: Path) -> tuple[int, int, int]:
+def image_shape(image: Path) -> tuple[int, int, int]:
     """(channels, height, width) of an image; its colours count as 1 or 3 channels.
 
     Raises:
@@ -99,20 +99,20 @@ def size_of(image: Path) -> tuple[int, int, int]:
     """
     try:
         with Image.open(image) as opened:
-            return _shape(opened)
+            return _read_image_shape(opened)
     except _UNREADABLE as e:
         raise ConfigError(f"{image}: cannot be read as an image") from e
 
 
-def _test(folder: Path, classes: Sequence[str]) -> list[Labelled]:
+def _list_test_images(folder: Path, classes: Sequence[str]) -> list[Labelled]:
     number = {name: i for i, name in enumerate(classes)}
     table = folder / _ANNOTATIONS
     if table.exists():
         lines = [line.split("\t")[:2] for line in table.read_text().splitlines() if line]
         named = [(folder / "images" / image, name) for image, name in lines]
     else:
-        inside = sorted(p for p in folder.iterdir() if p.is_dir() and _visible(p))
-        named = [(image, place.name) for place in inside for image, _ in _images(place, 0)]
+        inside = sorted(p for p in folder.iterdir() if p.is_dir() and _is_visible(p))
+        named = [(image, place.name) for place in inside for image, _ in _list_images(place, 0)]
     others = sorted({name for _, name in named} - number.keys())
     if others:
         shown = ", ".join(map(repr, others[:_SHOWN]))
@@ -123,16 +123,16 @@ def _test(folder: Path, classes: Sequence[str]) -> list[Labelled]:
     return [(image, number[name]) for image, name in named]
 
 
-def _images(folder: Path, label: int) -> list[Labelled]:
-    found = sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and _visible(p))
+def _list_images(folder: Path, label: int) -> list[Labelled]:
+    found = sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and _is_visible(p))
     return [(p, label) for p in found]
 
 
-def _visible(path: Path) -> bool:
+def _is_visible(path: Path) -> bool:
     return not path.name.startswith(".")
 
 
-def _read(images: Sequence[Labelled], config: DataConfig) -> Split:
+def _read_images(images: Sequence[Labelled], config: DataConfig) -> Split:
     inputs = torch.empty(len(images), *config.stored.shape, dtype=torch.uint8)
     broken: list[Path] = []
     other: list[str] = []
@@ -142,11 +142,11 @@ def _read(images: Sequence[Labelled], config: DataConfig) -> Split:
         try:
             with Image.open(path) as opened:
                 opened.load()
-                shape = _shape(opened)
-                if config.resize or _close_enough(shape, config.stored.shape):
-                    inputs[i] = _pixels(opened, config.stored.shape)
+                shape = _read_image_shape(opened)
+                if config.resize or _is_convertible(shape, config.stored.shape):
+                    inputs[i] = _read_pixels(opened, config.stored.shape)
                 else:
-                    other.append(f"{path} ({_by(shape)})")
+                    other.append(f"{path} ({_format_shape(shape)})")
         except _UNREADABLE:
             broken.append(path)
 
@@ -155,29 +155,29 @@ def _read(images: Sequence[Labelled], config: DataConfig) -> Split:
     if broken:
         raise ConfigError(
             f"data.root: {len(broken)} of {len(images)} images cannot be read: "
-            f"{_few(map(str, broken))}. Mend or delete them, and correct data.num_train and "
+            f"{_abbreviate(map(str, broken))}. Mend or delete them, and correct data.num_train and "
             f"data.num_test"
         )
     if other:
         raise ConfigError(
-            f"data.shape: {_by(config.stored.shape)} (channels x height x width), and "
-            f"{len(other)} of {len(images)} images have another: {_few(other)}. Correct it, "
+            f"data.shape: {_format_shape(config.stored.shape)} (channels x height x width), and "
+            f"{len(other)} of {len(images)} images have another: {_abbreviate(other)}. Correct it, "
             f"or set data.resize: true"
         )
     return inputs, torch.tensor([label for _, label in images], dtype=torch.int64)
 
 
-def _shape(image: Image.Image) -> tuple[int, int, int]:
+def _read_image_shape(image: Image.Image) -> tuple[int, int, int]:
     grey = image.mode in ("1", "L", "LA", "I", "I;16", "F")
     return 1 if grey else 3, image.height, image.width
 
 
-def _close_enough(shape: tuple[int, int, int], wanted: tuple[int, int, int]) -> bool:
+def _is_convertible(shape: tuple[int, int, int], wanted: tuple[int, int, int]) -> bool:
     """True if nothing is lost: a grey image among coloured ones has three equal channels."""
     return shape[1:] == wanted[1:] and shape[0] <= wanted[0]
 
 
-def _pixels(image: Image.Image, shape: tuple[int, int, int]) -> Tensor:
+def _read_pixels(image: Image.Image, shape: tuple[int, int, int]) -> Tensor:
     channels, height, width = shape
     plain = image.convert(_MODES[channels])
     if (plain.height, plain.width) != (height, width):
@@ -186,10 +186,10 @@ def _pixels(image: Image.Image, shape: tuple[int, int, int]) -> Tensor:
     return array.view(height, width, channels).permute(2, 0, 1)
 
 
-def _by(shape: Sequence[int]) -> str:
+def _format_shape(shape: Sequence[int]) -> str:
     return " x ".join(map(str, shape))
 
 
-def _few(names: "Sequence[str] | map[str]") -> str:
+def _abbreviate(names: "Sequence[str] | map[str]") -> str:
     names = sorted(names)
     return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")

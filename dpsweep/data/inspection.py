@@ -30,7 +30,7 @@ class OwnData:
     @property
     def sizes_found(self) -> str:
         """The most common image sizes, such as "3 x 32 x 32 (60 images)"."""
-        return _listed_sizes(self.sizes)
+        return _format_sizes(self.sizes)
 
 
 def inspect_data(place: Path) -> OwnData:
@@ -44,56 +44,56 @@ def inspect_data(place: Path) -> OwnData:
     """
     found = place.expanduser()
     if place.suffix == ".npz":
-        return _npz(place, found)
+        return _inspect_npz(place, found)
     if not found.is_dir():
         what = "is neither a folder nor an .npz file" if found.exists() else "no such folder"
         raise ConfigError(
             f"{place}: {what}. Give a folder that holds train/CLASS/IMAGE or CLASS/IMAGE, or an "
             f".npz file"
         )
-    return _folder(place, found)
+    return _inspect_folder(place, found)
 
 
-def _folder(place: Path, root: Path) -> OwnData:
-    listing = folders.listed(root)
+def _inspect_folder(place: Path, root: Path) -> OwnData:
+    listing = folders.list_folder(root)
     if not listing.train:
         raise ConfigError(
             f"{place}: no training image in any of its {len(listing.classes)} classes. Put images "
             f"there ({', '.join(folders.SUFFIXES)})"
         )
-    sizes = Counter(folders.size_of(image) for image, _ in (*listing.train, *listing.test))
+    sizes = Counter(folders.image_shape(image) for image, _ in (*listing.train, *listing.test))
     section: dict[str, Any] = {
         "name": "folder",
         "root": str(place),
         "shape": list(max(sizes.items(), key=lambda item: (item[1], item[0]))[0]),
         "num_classes": len(listing.classes),
         "num_train": len(listing.train),
-        **_validation(len(listing.test)),
+        **_choose_validation(len(listing.test)),
     }
     if len(sizes) > 1:
         section["resize"] = True
     return OwnData(section, listing.classes, Counter[tuple[int, ...]](sizes))
 
 
-def _npz(place: Path, path: Path) -> OwnData:
+def _inspect_npz(place: Path, path: Path) -> OwnData:
     if not path.is_file():
         raise ConfigError(f"{place}: no such file. Give an .npz file as numpy.savez writes it")
-    found = npz.headers(path)
-    train, test = npz.names_of(found, test=False), npz.names_of(found, test=True)
+    found = npz.read_headers(path)
+    train, test = npz.find_names(found, test=False), npz.find_names(found, test=True)
     if train is None:
         raise ConfigError(
             f"{place}: holds {', '.join(sorted(found)) or 'nothing'}, and no training images. "
             f"Name the arrays {npz.WANTED}"
         )
     pairs = [train, *([test] if test else [])]
-    shapes = {_channels_first(place, images, found[images]) for images, _ in pairs}
+    shapes = {_infer_image_shape(place, images, found[images]) for images, _ in pairs}
     if len(shapes) > 1:
         raise ConfigError(
             f"{place}: training and test images differ in size: "
-            f"{' and '.join(npz.by(shape) for shape in sorted(shapes))} (channels x "
+            f"{' and '.join(npz.format_shape(shape) for shape in sorted(shapes))} (channels x "
             f"height x width). Bring them to one"
         )
-    labels = [npz.labels(path, name, found[images].shape[0]) for images, name in pairs]
+    labels = [npz.read_labels(path, name, found[images].shape[0]) for images, name in pairs]
     num_classes = 1 + max(int(array.max()) for array in labels)
     if num_classes < 2:
         raise ConfigError(f"{place}: {train[1]} has one class, 0. Classification takes at least 2")
@@ -104,12 +104,12 @@ def _npz(place: Path, path: Path) -> OwnData:
         "shape": list(next(iter(shapes))),
         "num_classes": num_classes,
         "num_train": counts[0],
-        **_validation(counts[1] if test else 0),
+        **_choose_validation(counts[1] if test else 0),
     }
     return OwnData(section, (), Counter({next(iter(shapes)): sum(counts)}))
 
 
-def _channels_first(place: Path, name: str, array: npz.Header) -> tuple[int, ...]:
+def _infer_image_shape(place: Path, name: str, array: npz.Header) -> tuple[int, ...]:
     """(channels, height, width) of the images in an array."""
     if array.dtype != "uint8":
         raise ConfigError(
@@ -126,20 +126,20 @@ def _channels_first(place: Path, name: str, array: npz.Header) -> tuple[int, ...
         case (1 | 3, _, _) as shape:
             return shape
     raise ConfigError(
-        f"{place}: {name} has the shape {npz.by(array.shape)}. Images are "
+        f"{place}: {name} has the shape {npz.format_shape(array.shape)}. Images are "
         f"(num, height, width), (num, height, width, channels) or (num, channels, height, "
         f"width), with 1 or 3 channels"
     )
 
 
-def _validation(num_test: int) -> dict[str, Any]:
+def _choose_validation(num_test: int) -> dict[str, Any]:
     """Without a test split, a part of the training split is held out."""
     return {"num_test": num_test} if num_test else {"validation": "holdout"}
 
 
-def _listed_sizes(sizes: Counter[tuple[int, ...]]) -> str:
+def _format_sizes(sizes: Counter[tuple[int, ...]]) -> str:
     parts: Iterable[str] = (
-        f"{npz.by(size)} ({count} image{'s' * (count > 1)})"
+        f"{npz.format_shape(size)} ({count} image{'s' * (count > 1)})"
         for size, count in sizes.most_common(_MOST_SIZES)
     )
     return ", ".join(parts) + (", ..." if len(sizes) > _MOST_SIZES else "")

@@ -23,16 +23,16 @@ _TEST = (("val_images", "val_labels"), ("x_test", "y_test"), ("test_images", "te
 WANTED = "x_train, y_train, x_test, y_test, or train_images, train_labels, test_images, ..."
 
 
-def splits(config: DataConfig, path: Path) -> tuple[Split, Split]:
+def read_splits(config: DataConfig, path: Path) -> tuple[Split, Split]:
     """The training split and the test split; that of no examples if it is not asked for.
 
     Raises:
         ConfigError: If the arrays are not what was declared.
     """
-    train = _split(config, path, _TRAIN, "num_train")
+    train = _read_split(config, path, _TRAIN, "num_train")
     if not config.stored.num_test:
         return train, (train[0][:0], train[1][:0])
-    return train, _split(config, path, _TEST, "num_test")
+    return train, _read_split(config, path, _TEST, "num_test")
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Header:
     dtype: str
 
 
-def headers(path: Path) -> dict[str, Header]:
+def read_headers(path: Path) -> dict[str, Header]:
     """Header of each array by name; the arrays themselves are not read.
 
     Raises:
@@ -56,18 +56,20 @@ def headers(path: Path) -> dict[str, Header]:
     """
     try:
         with zipfile.ZipFile(path) as whole:
-            return {name.removesuffix(".npy"): _header(whole, name) for name in whole.namelist()}
+            return {
+                name.removesuffix(".npy"): _read_header(whole, name) for name in whole.namelist()
+            }
     except (OSError, ValueError, zipfile.BadZipFile, SyntaxError) as e:
         raise ConfigError(f"data.root: {path} is not an .npz file of NumPy's") from e
 
 
-def names_of(found: Mapping[str, Header], *, test: bool) -> tuple[str, str] | None:
+def find_names(found: Mapping[str, Header], *, test: bool) -> tuple[str, str] | None:
     """Names of a split's images and labels among those found."""
     pairs = _TEST if test else _TRAIN
     return next((pair for pair in pairs if all(name in found for name in pair)), None)
 
 
-def labels(path: Path, name: str, num_images: int) -> NDArray[np.int64]:
+def read_labels(path: Path, name: str, num_images: int) -> NDArray[np.int64]:
     """Labels of a split, shape (num_images,), each at least 0.
 
     A user looks up the largest once, and then declares the number of classes public.
@@ -75,7 +77,7 @@ def labels(path: Path, name: str, num_images: int) -> NDArray[np.int64]:
     Raises:
         ConfigError: If they are not one such number for each image.
     """
-    array = _whole_numbers(_arrays(path, (name,))[0], name)
+    array = _to_integers(_read_arrays(path, (name,))[0], name)
     if len(array) != num_images:
         raise ConfigError(f"data.root: {path}: {len(array)} labels in {name}, {num_images} images")
     if int(array.min()) < 0:
@@ -85,12 +87,12 @@ def labels(path: Path, name: str, num_images: int) -> NDArray[np.int64]:
     return array
 
 
-def by(shape: Sequence[int]) -> str:
+def format_shape(shape: Sequence[int]) -> str:
     """A shape as people write it, such as 3 x 32 x 32."""
     return " x ".join(map(str, shape))
 
 
-def _header(whole: zipfile.ZipFile, name: str) -> Header:
+def _read_header(whole: zipfile.ZipFile, name: str) -> Header:
     with whole.open(name) as array:
         version = np.lib.format.read_magic(array)
         width = 2 if version[0] == 1 else 4
@@ -99,7 +101,7 @@ def _header(whole: zipfile.ZipFile, name: str) -> Header:
     return Header(fields["shape"], str(np.lib.format.descr_to_dtype(fields["descr"])))
 
 
-def _arrays(path: Path, names: Sequence[str]) -> list[NDArray[np.generic]]:
+def _read_arrays(path: Path, names: Sequence[str]) -> list[NDArray[np.generic]]:
     try:
         with np.load(path, allow_pickle=False) as file:
             return [file[name] for name in names]
@@ -107,21 +109,23 @@ def _arrays(path: Path, names: Sequence[str]) -> list[NDArray[np.generic]]:
         raise ConfigError(f"data.root: {path} holds no plain arrays: {e}") from e
 
 
-def _split(config: DataConfig, path: Path, pairs: tuple[tuple[str, str], ...], key: str) -> Split:
-    found = headers(path)
-    names = names_of(found, test=pairs is _TEST)
+def _read_split(
+    config: DataConfig, path: Path, pairs: tuple[tuple[str, str], ...], key: str
+) -> Split:
+    found = read_headers(path)
+    names = find_names(found, test=pairs is _TEST)
     if names is None:
         raise ConfigError(
             f"data.root: {path} holds {', '.join(sorted(found))}, and what is read is {WANTED}"
         )
-    images, classes = _arrays(path, names)
+    images, classes = _read_arrays(path, names)
     return (
-        _images(images, names[0], config, key),
-        torch.from_numpy(_whole_numbers(classes, names[1])),
+        _to_images(images, names[0], config, key),
+        torch.from_numpy(_to_integers(classes, names[1])),
     )
 
 
-def _images(array: NDArray[np.generic], name: str, config: DataConfig, key: str) -> torch.Tensor:
+def _to_images(array: NDArray[np.generic], name: str, config: DataConfig, key: str) -> torch.Tensor:
     num = getattr(config.stored, key)
     channels, height, width = config.stored.shape
     if array.dtype != np.uint8:
@@ -142,11 +146,11 @@ def _images(array: NDArray[np.generic], name: str, config: DataConfig, key: str)
             return inputs
     raise ConfigError(
         f"data.shape: {channels} x {height} x {width} (channels x height x width), and the images "
-        f"of {name} are {by(array.shape[1:])}"
+        f"of {name} are {format_shape(array.shape[1:])}"
     )
 
 
-def _whole_numbers(array: NDArray[np.generic], name: str) -> NDArray[np.int64]:
+def _to_integers(array: NDArray[np.generic], name: str) -> NDArray[np.int64]:
     if array.dtype.kind not in "iu" or array.size != len(array):
         raise ConfigError(
             f"data.root: {name} holds {array.dtype} of shape {array.shape}, and labels are one "

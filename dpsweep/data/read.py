@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from dpsweep.core.errors import ConfigError
-from dpsweep.core.seeds import public_seed
+from dpsweep.core.seeds import derive_public_seed
 from dpsweep.data import folders, npz
 from dpsweep.data.datasets import DataConfig, Normalise, check_present
-from dpsweep.data.shared import Split, shared
+from dpsweep.data.shared import Split, load_shared
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Dataset:
             return inputs.to(dtype)
         if self.normalise is None:
             return inputs.to(dtype) * (2 / self.brightest) - 1
-        return _normalised(inputs.to(dtype) / self.brightest, self.normalise)
+        return _normalize(inputs.to(dtype) / self.brightest, self.normalise)
 
     def to(self, device: torch.device) -> "Dataset":
         """The same on another device."""
@@ -68,7 +68,7 @@ class Dataset:
         )
 
 
-def download(config: DataConfig) -> None:
+def download_dataset(config: DataConfig) -> None:
     """Fetches the files into data.root, as torchvision does.
 
     Raises:
@@ -78,13 +78,13 @@ def download(config: DataConfig) -> None:
         return
     if config.root is None:
         raise ConfigError("data.root: missing; --download needs a folder to write to")
-    from dpsweep.data.files import fetch  # torchvision takes over a second to import
+    from dpsweep.data.files import download_files  # torchvision takes over a second to import
 
-    fetch(config, Path(config.root).expanduser())
+    download_files(config, Path(config.root).expanduser())
 
 
 @lru_cache(maxsize=2)
-def load(config: DataConfig, seed: int) -> Dataset:
+def load_dataset(config: DataConfig, seed: int) -> Dataset:
     """Reads a data set; the last two stay at hand for the next trial of the same process.
 
     Args:
@@ -94,9 +94,9 @@ def load(config: DataConfig, seed: int) -> Dataset:
     Raises:
         ConfigError: If the files are missing or are not what torchvision expects.
     """
-    train, test = _images(config) if config.features is None else _features(config)
+    train, test = _load_images(config) if config.features is None else _load_features(config)
     if config.num_held_out:
-        rng = torch.Generator().manual_seed(public_seed(seed, "holdout"))
+        rng = torch.Generator().manual_seed(derive_public_seed(seed, "holdout"))
         order = torch.randperm(len(train[1]), generator=rng)
         kept, held = order[config.num_held_out :], order[: config.num_held_out]
         test = (train[0][held], train[1][held])
@@ -110,19 +110,19 @@ def load(config: DataConfig, seed: int) -> Dataset:
     )
 
 
-def fingerprint(config: DataConfig, seed: int) -> str:
+def fingerprint_images(config: DataConfig, seed: int) -> str:
     """A hash of all images in their order, whatever features are made of them.
 
     Whoever knows all private examples but one can test for that one: it is as private as they.
     """
-    data = load(config.model_copy(update={"features": None}), seed)
+    data = load_dataset(config.model_copy(update={"features": None}), seed)
     told = hashlib.sha256(f"{tuple(data.inputs.shape)}".encode())
     for part in (data.inputs, data.targets, data.valid_inputs, data.valid_targets):
         told.update(part.contiguous().numpy().data)
     return told.hexdigest()
 
 
-def _normalised(pixels: Tensor, by: Normalise) -> Tensor:
+def _normalize(pixels: Tensor, by: Normalise) -> Tensor:
     mean, std = (
         torch.tensor(each, dtype=pixels.dtype, device=pixels.device)[:, None, None]
         for each in (by.mean, by.std)
@@ -130,7 +130,7 @@ def _normalised(pixels: Tensor, by: Normalise) -> Tensor:
     return (pixels - mean) / std
 
 
-def kept(config: DataConfig, seed: int, what: str, make: Callable[[], Any]) -> Any:
+def load_shared_features(config: DataConfig, seed: int, what: str, make: Callable[[], Any]) -> Any:
     """What `make` makes of the examples that are loaded so, from this node's copy of it.
 
     Of each data set the latest few copies stay, and those in use.
@@ -142,10 +142,10 @@ def kept(config: DataConfig, seed: int, what: str, make: Callable[[], Any]) -> A
         make: Returns tensors, in tuples. Called if there is no copy yet.
     """
     told = config.model_dump_json(), seed if config.num_held_out else None, what
-    return shared(config.source, make, repr(told), series="made")
+    return load_shared(config.source, make, repr(told), series="made")
 
 
-def _check(part: Split, expected: int, config: DataConfig) -> None:
+def _check_split(part: Split, expected: int, config: DataConfig) -> None:
     """Found now, since found later it would depend on which examples a step samples."""
     inputs, targets = part
     if tuple(inputs.shape) != (expected, *config.stored.shape) or len(targets) != expected:
@@ -163,49 +163,49 @@ def _check(part: Split, expected: int, config: DataConfig) -> None:
         )
 
 
-def _images(config: DataConfig) -> tuple[Split, Split]:
+def _load_images(config: DataConfig) -> tuple[Split, Split]:
     """Both splits, as bytes."""
-    train, test = _digits(config) if config.name == "digits" else _from_files(config)
+    train, test = _load_digits(config) if config.name == "digits" else _load_files(config)
     for part, expected in ((train, config.spec.num_train), (test, config.spec.num_test)):
-        _check(part, expected, config)
+        _check_split(part, expected, config)
     return train, test
 
 
-def _features(config: DataConfig) -> tuple[Split, Split]:
+def _load_features(config: DataConfig) -> tuple[Split, Split]:
     """Both splits with features in the place of images; computed by the first process of a node."""
     check_present(config, where=config.name)
     assert config.features is not None
     features, version = config.features, metadata.version("kymatio")
 
     def make() -> tuple[Split, Split]:
-        from dpsweep.data.scattering import scattered  # kymatio takes a second to import
+        from dpsweep.data.scattering import compute_scattering  # kymatio takes a second to import
 
         def numbers(images: Tensor) -> Tensor:
             pixels = images.to(torch.float32) / config.stored.brightest
-            return _normalised(pixels, config.normalise) if config.normalise else pixels
+            return _normalize(pixels, config.normalise) if config.normalise else pixels
 
-        train, test = _images(config)
-        return (scattered(train[0], numbers, features), train[1]), (
-            scattered(test[0], numbers, features),
+        train, test = _load_images(config)
+        return (compute_scattering(train[0], numbers, features), train[1]), (
+            compute_scattering(test[0], numbers, features),
             test[1],
         )
 
     kind = repr((config.stored, config.resize, config.normalise, features, version))
-    found: tuple[Split, Split] = shared(config.source, make, kind)
+    found: tuple[Split, Split] = load_shared(config.source, make, kind)
     return found
 
 
-def _digits(config: DataConfig) -> tuple[Split, Split]:
+def _load_digits(config: DataConfig) -> tuple[Split, Split]:
     def read() -> tuple[Split, Split]:
-        from dpsweep.data.digits import splits  # scikit-learn takes half a second to import
+        from dpsweep.data.digits import load_splits  # scikit-learn takes half a second to import
 
-        return splits()
+        return load_splits()
 
-    found: tuple[Split, Split] = shared(config.source, read)
+    found: tuple[Split, Split] = load_shared(config.source, read)
     return found
 
 
-def _from_files(config: DataConfig) -> tuple[Split, Split]:
+def _load_files(config: DataConfig) -> tuple[Split, Split]:
     check_present(config, where=config.name)
     assert config.root is not None
     assert config.place is not None
@@ -213,13 +213,13 @@ def _from_files(config: DataConfig) -> tuple[Split, Split]:
 
     def read() -> tuple[Split, Split]:
         if config.name == "npz":
-            return npz.splits(config, place)
+            return npz.read_splits(config, place)
         if config.name in ("folder", "tiny_imagenet"):
-            return folders.splits(config, place)
-        from dpsweep.data.files import splits  # torchvision takes over a second to import
+            return folders.read_splits(config, place)
+        from dpsweep.data.files import read_splits  # torchvision takes over a second to import
 
-        return splits(config, root)
+        return read_splits(config, root)
 
     kind = repr((config.stored, config.resize)) if config.stored.folder == "" else ""
-    found: tuple[Split, Split] = shared(place, read, kind)
+    found: tuple[Split, Split] = load_shared(place, read, kind)
     return found

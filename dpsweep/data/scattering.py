@@ -17,7 +17,9 @@ from dpsweep.data.features import Scattering
 _CHUNK = 250
 
 
-def scattered(images: Tensor, numbers: Callable[[Tensor], Tensor], config: Scattering) -> Tensor:
+def compute_scattering(
+    images: Tensor, numbers: Callable[[Tensor], Tensor], config: Scattering
+) -> Tensor:
     """Features of each image, float16, shape (N, C paths, H / 2^depth, W / 2^depth).
 
     Half precision is a relative error of 0.0005 at most, and half the memory.

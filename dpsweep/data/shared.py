@@ -31,7 +31,7 @@ _in_use: dict[str, int] = {}
 """Series -> the lock that this process holds of the copy that it uses."""
 
 
-def shared(source: Path, read: Callable[[], Any], kind: str = "", series: str = "") -> Any:
+def load_shared(source: Path, read: Callable[[], Any], kind: str = "", series: str = "") -> Any:
     """What `read` returns, from this node's copy of it.
 
     Args:
@@ -51,23 +51,23 @@ def shared(source: Path, read: Callable[[], Any], kind: str = "", series: str = 
         name = f"{series}-{name}"
     place = cache_folder() / f"{name}.pt"
     if series:  # from now on nobody deletes it
-        _use(series, place)
+        _mark_in_use(series, place)
     if not place.exists():
-        handle = _opened(place, ".lock")
+        handle = _open_lock(place, ".lock")
         with os.fdopen(handle, "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not place.exists():  # while we waited, somebody else may have made it
-                _write(place, read())
+                _write_tensors(place, read())
     if series:
         _delete_oldest(series, place)
     return torch.load(place, mmap=True, weights_only=True)
 
 
-def _use(series: str, place: Path) -> None:
+def _mark_in_use(series: str, place: Path) -> None:
     """Says that this process uses a copy, until it uses another of the series."""
     if (before := _in_use.pop(series, None)) is not None:
         os.close(before)
-    _in_use[series] = lock = _opened(place, ".used")
+    _in_use[series] = lock = _open_lock(place, ".used")
     fcntl.flock(lock, fcntl.LOCK_SH)
 
 
@@ -84,7 +84,7 @@ def _delete_oldest(series: str, place: Path) -> None:
 
 def _delete_unused(copy: Path) -> None:
     """Deletes a copy that nobody uses; its empty locks stay, as somebody may wait for them."""
-    lock = _opened(copy, ".used")
+    lock = _open_lock(copy, ".used")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         copy.unlink(missing_ok=True)
@@ -94,12 +94,12 @@ def _delete_unused(copy: Path) -> None:
         os.close(lock)
 
 
-def _opened(place: Path, suffix: str) -> int:
+def _open_lock(place: Path, suffix: str) -> int:
     """A lock of a copy, not held yet."""
     return os.open(place.with_suffix(suffix), os.O_WRONLY | os.O_CREAT, 0o600)
 
 
-def _write(place: Path, tensors: Any) -> None:
+def _write_tensors(place: Path, tensors: Any) -> None:
     handle, name = tempfile.mkstemp(dir=place.parent)  # 0600
     try:
         with os.fdopen(handle, "wb") as file:

@@ -7,10 +7,10 @@ import torch
 
 from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import TrialConfig
-from dpsweep.core.disk import free_bytes, shown_bytes
+from dpsweep.core.disk import format_bytes, free_bytes
 from dpsweep.core.errors import DiskFull
-from dpsweep.methods import build as build_method
-from dpsweep.models import build as build_model
+from dpsweep.methods import build_method as build_method
+from dpsweep.models import build_model as build_model
 
 _ENTRY_BYTES = 64 * 1024
 """A trial in study, spool and tracking, with some tens of reports."""
@@ -61,8 +61,8 @@ def check_disk_space(sweep: ResolvedSweep, folder: Path, at_once: int | None = N
     free = free_bytes(folder)
     if free < needed:
         raise DiskFull(
-            f"--state {folder}: the sweep takes up to {shown_bytes(needed)} there "
-            f"({sweep.config.budget.trials} trials), and {shown_bytes(free)} are free. Name a "
+            f"--state {folder}: the sweep takes up to {format_bytes(needed)} there "
+            f"({sweep.config.budget.trials} trials), and {format_bytes(free)} are free. Name a "
             f"folder on another disk with --state FOLDER, free some space (dpsweep gc), or cut "
             f"budget.trials"
         )

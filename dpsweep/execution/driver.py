@@ -26,7 +26,7 @@ from dpsweep.search.trial_record import Record
 from dpsweep.store.lease import Lease
 from dpsweep.store.state_dir import SweepFolder
 from dpsweep.store.study import Study, TrialEnd
-from dpsweep.training.schedule import trial_schedule
+from dpsweep.training.schedule import resolve_trial_schedule
 from dpsweep.training.trial_dir import TrialDir
 
 _GRACE_SECONDS = 20.0
@@ -196,7 +196,7 @@ class Driver:
         return {
             "number": record.number,
             "config": record.config.model_dump(mode="json"),
-            "schedule": trial_schedule(record.config).to_json(),
+            "schedule": resolve_trial_schedule(record.config).to_json(),
             "trial_dir": str(trial_dir.path),
             "pause": str(self._folder.stop_request),
             "limits": self._make_limits(alone=trial_id == self._runs_alone).to_json(),

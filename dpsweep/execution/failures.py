@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, TextIO
 
 from dpsweep.core import memory
-from dpsweep.core.disk import raising_disk_full, shown_bytes, write_whole
+from dpsweep.core.disk import format_bytes, translate_disk_full, write_atomically
 
 _NOTES, _WORDS, _BEGUN = "mishaps.json", "last_words.txt", "begun"
 _LOOK_SECONDS = 0.25
@@ -105,7 +105,7 @@ def count_begins(trial_dir: Path) -> int:
 
 def note_begin(trial_dir: Path) -> None:
     """Add this process to those that `count_begins` counts; `trial_dir` must be locked."""
-    with raising_disk_full(trial_dir), (trial_dir / _BEGUN).open("ab") as file:
+    with translate_disk_full(trial_dir), (trial_dir / _BEGUN).open("ab") as file:
         file.write(b".")
 
 
@@ -117,7 +117,9 @@ def read_memory_notes(trial_dir: Path) -> list[str]:
 
 def note_memory(trial_dir: Path, where: str) -> None:
     """Add to what `read_memory_notes` tells; durable when it returns."""
-    write_whole(trial_dir / _NOTES, json.dumps([*read_memory_notes(trial_dir), where]).encode())
+    write_atomically(
+        trial_dir / _NOTES, json.dumps([*read_memory_notes(trial_dir), where]).encode()
+    )
 
 
 def exit_out_of_memory(trial_dir: Path, where: str) -> NoReturn:
@@ -141,7 +143,7 @@ def exit_without_device(trial_dir: Path, what: str, error: BaseException) -> NoR
     frames = reversed(traceback.extract_tb(error.__traceback__))
     lines = [f'  File "{frame.filename}", line {frame.lineno} in {frame.name}' for frame in frames]
     try:
-        write_whole(trial_dir / _WORDS, "\n".join([f"CUDA error: {what}", *lines]).encode())
+        write_atomically(trial_dir / _WORDS, "\n".join([f"CUDA error: {what}", *lines]).encode())
     finally:
         os._exit(1)
 
@@ -176,14 +178,14 @@ class Watchdog:
     def __init__(self, trial_dir: Path, limits: Limits) -> None:
         self._trial_dir, self._make_limits = trial_dir, limits
         self._over = threading.Event()
-        with raising_disk_full(trial_dir):
+        with translate_disk_full(trial_dir):
             self._file: TextIO = (trial_dir / _WORDS).open("w")
 
     def begin(self) -> None:
         """From now on a breakdown, silence or too much memory end the process with a note."""
         faulthandler.enable(self._file, all_threads=False)
         self._wait()
-        if self._make_limits.memory_bytes and memory.tells_own():
+        if self._make_limits.memory_bytes and memory.can_measure_private_bytes():
             threading.Thread(target=self._hold_memory, daemon=True).start()
 
     @contextlib.contextmanager
@@ -210,10 +212,10 @@ class Watchdog:
     def _hold_memory(self) -> None:
         most = self._make_limits.memory_bytes
         while not self._over.wait(_LOOK_SECONDS):
-            if memory.own() > most and not self._over.is_set():
+            if memory.private_bytes() > most and not self._over.is_set():
                 exit_out_of_memory(  # how much it held follows from the secret batch
                     self._trial_dir,
-                    f"in its worker, which held more than resources.memory, {shown_bytes(most)}",
+                    f"in its worker, which held more than resources.memory, {format_bytes(most)}",
                 )
 
 

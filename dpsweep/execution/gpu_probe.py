@@ -29,11 +29,11 @@ from dpsweep.execution.resources import (
     compute_memory_share,
     get_total_memory,
 )
-from dpsweep.methods import build as build_method
-from dpsweep.models import build as build_model
-from dpsweep.privacy.engine.size import bytes_per_example
+from dpsweep.methods import build_method as build_method
+from dpsweep.models import build_model as build_model
+from dpsweep.privacy.engine.size import estimate_bytes_per_example
 from dpsweep.training.allowance import Allowance
-from dpsweep.training.assemble import assemble, initial
+from dpsweep.training.assemble import assemble_step, initial_params
 from dpsweep.training.device import open_device
 from dpsweep.training.step import Progress, Step
 
@@ -63,7 +63,7 @@ def find_costliest_trial(sweep: ResolvedSweep) -> TrialConfig:
         key = config.model.model_dump_json()
         if key not in each:
             model = build_model(config.model, config.data.spec, config.seed)
-            each[key] = bytes_per_example(model, config.data.spec.shape, "bookkeeping")
+            each[key] = estimate_bytes_per_example(model, config.data.spec.shape, "bookkeeping")
 
     def step_bytes(config: TrialConfig) -> int:
         train = config.train
@@ -128,8 +128,8 @@ def _probe(
     trial = TrialConfig.model_validate(config)
     try:
         place = open_device(device, gpu_share)
-        step = assemble(trial, Secret.draw(), place, allowance=Allowance(gpu_share=gpu_share))
-        progress = step.start(initial(step))
+        step = assemble_step(trial, Secret.draw(), place, allowance=Allowance(gpu_share=gpu_share))
+        progress = step.start(initial_params(step))
         step(progress)  # kernels are chosen and memory is set aside
     except BaseException:
         _ready.abort()  # nobody waits for this one
@@ -159,4 +159,4 @@ def _read_memory(place: torch.device) -> tuple[int, int]:
         free, total = torch.cuda.mem_get_info(place)
         besides = max(0, total - free - torch.cuda.memory_reserved(place))
         return torch.cuda.max_memory_reserved(place) + besides, total
-    return memory.own(), get_total_memory()
+    return memory.private_bytes(), get_total_memory()

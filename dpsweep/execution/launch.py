@@ -14,9 +14,9 @@ from ray.exceptions import RayError
 from ray.tune import TuneError
 
 from dpsweep.config.sweep import ResolvedSweep
-from dpsweep.core.errors import DpSweepError, StateError, first_line
-from dpsweep.core.signals import heard_by
-from dpsweep.data.read import fingerprint
+from dpsweep.core.errors import DpSweepError, StateError, summarize_error
+from dpsweep.core.signals import handle_signals
+from dpsweep.data.read import fingerprint_images
 from dpsweep.execution.changes import check_changes
 from dpsweep.execution.driver import MAX_WORKER_DEATHS, Driver, Search, Watcher
 from dpsweep.execution.gpu_probe import decide_packing
@@ -240,7 +240,7 @@ def _make_session(
 
 def _compute_fingerprint(sweep: ResolvedSweep) -> str:
     trial = sweep.written
-    return fingerprint(trial.data, trial.seed)
+    return fingerprint_images(trial.data, trial.seed)
 
 
 def _list_nodes() -> list[NodeResources]:
@@ -284,7 +284,7 @@ def _unwrap_tune_errors(name: str) -> Iterator[None]:
         yield
     except RayError as e:
         raise StateError(
-            f"sweep {name!r} stopped: its Ray cluster was lost ({first_line(e)}). Nothing "
+            f"sweep {name!r} stopped: its Ray cluster was lost ({summarize_error(e)}). Nothing "
             f"that was reported is lost. When a cluster is up again: dpsweep resume {name}"
         ) from e
     except TuneError as e:
@@ -309,5 +309,5 @@ def _stop_on_signals(driver: Driver) -> Iterator[None]:
             raise KeyboardInterrupt
         driver.stop()
 
-    with heard_by(ask):
+    with handle_signals(ask):
         yield

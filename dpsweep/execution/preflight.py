@@ -25,7 +25,7 @@ from dpsweep.store.filesystem import check_local
 from dpsweep.store.owner import whoami
 from dpsweep.store.state_dir import StateFolder
 from dpsweep.tracking.server import add_driver, is_server, redact_password, refuse_password
-from dpsweep.training.assemble import assemble, initial
+from dpsweep.training.assemble import assemble_step, initial_params
 from dpsweep.training.evaluate import evaluate
 from dpsweep.training.malloc import keep_freed_memory
 from dpsweep.training.step import Progress, Step
@@ -216,8 +216,8 @@ def _probe_trial(config: TrialConfig, plan: PrivacyPlan, threads: int) -> Probe:
 
 def _begin_trial(config: TrialConfig, plan: PrivacyPlan) -> tuple[Step, Progress]:
     """The trial after its first step, in which kernels are chosen."""
-    step = assemble(config, Secret.draw(), torch.device("cpu"), plan)
-    progress = step.start(initial(step))
+    step = assemble_step(config, Secret.draw(), torch.device("cpu"), plan)
+    progress = step.start(initial_params(step))
     step(progress)
     return step, progress
 

@@ -19,12 +19,12 @@ from typing import Any
 from dpsweep.config.space.suggest import RandomDraw
 from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import TrialConfig
-from dpsweep.core.disk import forget_whole, write_whole
+from dpsweep.core.disk import delete_written, write_atomically
 from dpsweep.core.errors import ConfigError
 from dpsweep.core.seeds import Secret
 from dpsweep.core.types import Row
 from dpsweep.execution.driver import Watcher
-from dpsweep.privacy.selection import num_trials
+from dpsweep.privacy.selection import draw_num_trials
 from dpsweep.search.charge import check_privacy_cap, make_ledger_entry
 from dpsweep.search.objectives import get_goal_values
 from dpsweep.search.trial_record import Record
@@ -64,12 +64,12 @@ class SecretSearch:
 
     def __init__(self, folder: SweepFolder, sweep: ResolvedSweep) -> None:
         self.sweep, self._folder = sweep, folder
-        self._place = folder.path / _FILE
+        self._key_of = folder.path / _FILE
         self._draw_trial: dict[int, tuple[TrialConfig, dict[str, Any]]] = {}
-        if self._place.exists():
-            self._ledger = _Ledger(**json.loads(self._place.read_text()))
+        if self._key_of.exists():
+            self._ledger = _Ledger(**json.loads(self._key_of.read_text()))
         else:
-            length = num_trials(sweep.num_runs, Secret.draw().stream(0, "sample"))
+            length = draw_num_trials(sweep.num_runs, Secret.draw().stream(0, "sample"))
             self._ledger = _Ledger(length, Secret.draw().key.hex())
             self._save()
         self._delete_losers()
@@ -228,9 +228,9 @@ class SecretSearch:
         return trial_dir if trial_dir.exists() else self._folder.trial_dir(0)
 
     def _save(self) -> None:
-        write_whole(self._place, json.dumps(asdict(self._ledger)).encode())
+        write_atomically(self._key_of, json.dumps(asdict(self._ledger)).encode())
 
 
 def forget(folder: SweepFolder) -> None:
     """Delete what only an unfinished selection needs: how long it is, and what it draws by."""
-    forget_whole(folder.path / _FILE)
+    delete_written(folder.path / _FILE)

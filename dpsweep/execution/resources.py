@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dpsweep.config.resources import ResourcesConfig
 from dpsweep.config.sweep import ResolvedSweep, check_device
-from dpsweep.core.disk import shown_bytes, write_whole
+from dpsweep.core.disk import format_bytes, write_atomically
 from dpsweep.core.errors import ConfigError
 
 NodeResources = Mapping[str, float]
@@ -82,8 +82,8 @@ def choose_packing(measured: GpuProbe) -> Packing:
     return Packing(
         math.floor(1e4 / chosen) / 1e4,
         f"resources.gpu: auto: {chosen} trials on a GPU, {gain:.1f} times the work of one. The "
-        f"costliest takes {shown_bytes(measured.memory_bytes)} of "
-        f"{shown_bytes(measured.total_bytes)}, and a step {timed}",
+        f"costliest takes {format_bytes(measured.memory_bytes)} of "
+        f"{format_bytes(measured.total_bytes)}, and a step {timed}",
     )
 
 
@@ -177,7 +177,7 @@ def with_packing(sweep: ResolvedSweep, packing: Packing) -> ResolvedSweep:
 
 def store_packing(folder: Path, packing: Packing) -> None:
     """Keep the choice with the sweep."""
-    write_whole(folder / _FILE, json.dumps(asdict(packing), indent=1).encode())
+    write_atomically(folder / _FILE, json.dumps(asdict(packing), indent=1).encode())
 
 
 def read_packing(folder: Path) -> Packing | None:
@@ -198,5 +198,5 @@ def make_idle_gpu_warning(resources: ResourcesConfig, nodes: Sequence[NodeResour
 
 
 def _shown(has: NodeResources, resources: ResourcesConfig) -> str:
-    memory = f", {shown_bytes(has.get('memory', 0.0))}" if resources.memory else ""
+    memory = f", {format_bytes(has.get('memory', 0.0))}" if resources.memory else ""
     return f"{has.get('CPU', 0):g} CPU, {has.get('GPU', 0):g} GPU{memory}"

@@ -19,9 +19,9 @@ from dpsweep.config.space.leaves import list_leaves
 from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import dump_trial
 from dpsweep.core import __version__
-from dpsweep.core.disk import write_whole
+from dpsweep.core.disk import write_atomically
 from dpsweep.core.types import Row
-from dpsweep.privacy.statement import NO_EPSILON, shown_plans
+from dpsweep.privacy.statement import NO_EPSILON, format_plans
 from dpsweep.search.charge import describe_trial_privacy
 from dpsweep.search.trial_record import Record
 from dpsweep.store.state_dir import SweepFolder
@@ -87,11 +87,11 @@ class TrackingWatcher:
         }
         self._num_stated, self._void_stated = study.num_planned, study.is_void
         words = describe_search_privacy(study, planned=True)
-        write_whole(self._folder.path / "privacy.md", f"{words}\n".encode())
+        write_atomically(self._folder.path / "privacy.md", f"{words}\n".encode())
         tags = collect_provenance() | _make_sweep_tags(sweep) | make_test_secret_tags(study)
         tags |= {"dpsweep.complete": "false", STATEMENT: words}
         if len(study.plans) > 1:
-            tags[GROWN] = shown_plans(study.plans)
+            tags[GROWN] = format_plans(study.plans)
         self._tracker.sweep(Facts(params, tags, f"**Privacy.** {words}", view=_make_view(sweep)))
         for name in ("sweep.yaml", "privacy.md"):
             self._tracker.artifact(self._folder.path / name)

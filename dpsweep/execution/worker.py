@@ -13,9 +13,9 @@ from typing import Any
 from ray import tune
 
 from dpsweep.config.trial import TrialConfig
-from dpsweep.core.device import broken_device
+from dpsweep.core.device import describe_device_failure
 from dpsweep.core.errors import DiskFull, DpSweepError, StateError
-from dpsweep.core.memory import out_of_memory
+from dpsweep.core.memory import find_exhausted_memory
 from dpsweep.core.types import Row
 from dpsweep.execution.failures import (
     Limits,
@@ -62,11 +62,11 @@ def run_trial(assignment: Assignment) -> None:
     except Paused:
         _send(end="paused")
     except Exception as e:
-        if what := broken_device(e):
+        if what := describe_device_failure(e):
             with contextlib.suppress(DiskFull):
                 TrialDir(place).note_failure(traceback.format_exc())
             exit_without_device(place, what, e)
-        if where := out_of_memory(e):
+        if where := find_exhausted_memory(e):
             exit_out_of_memory(place, where)
         _send_failure(place, e)
 

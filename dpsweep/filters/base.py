@@ -96,7 +96,7 @@ class Chain:
         circle = torch.arange(_FREQUENCIES, dtype=torch.float64) * (2 * pi / _FREQUENCIES)
         over_time = [link for link in self.links if link.over_time]
         across = [link for link in self.links if not link.over_time]
-        return _gain(over_time, circle) * _gain(across, 2 * _FREQUENCIES)
+        return _multiply_gains(over_time, circle) * _multiply_gains(across, 2 * _FREQUENCIES)
 
     @property
     def dc_gain(self) -> float:
@@ -114,7 +114,7 @@ class Chain:
         return grad, tuple(after)
 
 
-def _gain(links: list[Filter], at: Any) -> float:
+def _multiply_gains(links: list[Filter], at: Any) -> float:
     """That of filters of one kind in a row; `at` is where their responses are asked."""
     if len(links) < 2:
         return prod(link.noise_gain for link in links)

@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterable
 from math import cos, fsum, pi
 from typing import TYPE_CHECKING
 
-from dpsweep.core.errors import Misfit
-from dpsweep.filters.iir import ROUNDING_LIMIT, Row, rounding
+from dpsweep.core.errors import InvalidKey
+from dpsweep.filters.iir import ROUNDING_LIMIT, Row, bound_rounding
 
 if TYPE_CHECKING:
     import numpy as np
@@ -72,8 +72,8 @@ def butterworth(order: int, cutoff: float) -> Coefficients:
     """
     from scipy import signal
 
-    _check(order, cutoff)
-    return _held(lambda n: signal.butter(n, cutoff), order, cutoff)
+    _check_order_and_cutoff(order, cutoff)
+    return _check_precision(lambda n: signal.butter(n, cutoff), order, cutoff)
 
 
 def chebyshev(order: int, cutoff: float, ripple_db: float) -> Coefficients:
@@ -91,14 +91,14 @@ def chebyshev(order: int, cutoff: float, ripple_db: float) -> Coefficients:
     """
     from scipy import signal
 
-    _check(order, cutoff)
+    _check_order_and_cutoff(order, cutoff)
     if not 0 < ripple_db <= 12:
-        raise Misfit(
+        raise InvalidKey(
             "ripple_db",
             f"ripple_db must lie in (0, 12], got {ripple_db}. It is how far the gain may swing "
             "below the cutoff; near 0 the roll-off is as gentle as butterworth's",
         )
-    return _held(lambda n: signal.cheby1(n, ripple_db, cutoff), order, cutoff)
+    return _check_precision(lambda n: signal.cheby1(n, ripple_db, cutoff), order, cutoff)
 
 
 def pole_zero(
@@ -125,7 +125,7 @@ def pole_zero(
     for i, (radius, angle) in enumerate(poles):
         _check_angle("poles", i, angle)
         if not 0 <= radius < 1:
-            raise Misfit(
+            raise InvalidKey(
                 "poles",
                 f"poles[{i}] must have a radius in [0, 1), got {radius}. From 1 on the filter "
                 "is unstable: past noise would never fade",
@@ -133,41 +133,48 @@ def pole_zero(
     for i, (radius, angle) in enumerate(zeros):
         _check_angle("zeros", i, angle)
         if not 0 <= radius < float("inf"):
-            raise Misfit("zeros", f"zeros[{i}] must have a radius of 0 or more, got {radius}")
-    down, up = _roots_out(poles), _roots_out(zeros)
+            raise InvalidKey("zeros", f"zeros[{i}] must have a radius of 0 or more, got {radius}")
+    down, up = _expand_roots(poles), _expand_roots(zeros)
     for key, polynomial, least in (("poles", down, 1), ("zeros", up, 0)):
         if not least <= (num := len(polynomial) - 1) <= MAX_ORDER:
-            raise Misfit(
+            raise InvalidKey(
                 key,
                 f"{key} must be {least} to {MAX_ORDER}, got {num}; an entry whose angle is "
                 "neither 0 nor pi is a pair and counts twice",
             )
     if not abs(fsum(up)) > _BLOCKED * fsum(map(abs, up)):
-        raise Misfit(
+        raise InvalidKey(
             "zeros",
             "zeros must keep away from z = 1 (radius 1, angle 0): there they block a constant "
             f"gradient, and nothing would be learned. Got {list(zeros)}",
         )
-    return _scaled(up, down)
+    return _scale_to_unit_gain(up, down)
 
 
-def _check(order: int, cutoff: float) -> None:
+def _check_order_and_cutoff(order: int, cutoff: float) -> None:
     if not (1 <= order <= MAX_ORDER and order == int(order)):
-        raise Misfit("order", f"order must be a whole number from 1 to {MAX_ORDER}, got {order}")
+        raise InvalidKey(
+            "order", f"order must be a whole number from 1 to {MAX_ORDER}, got {order}"
+        )
     if not 0 < cutoff < 1:
-        raise Misfit(
+        raise InvalidKey(
             "cutoff",
             f"cutoff must lie in (0, 1), got {cutoff}. It is a share of the Nyquist frequency: "
             "0.1 keeps what takes more than 20 steps to swing once",
         )
 
 
-def _held(design: Callable[[int], _Polynomials], order: int, cutoff: float) -> Coefficients:
+def _check_precision(
+    design: Callable[[int], _Polynomials], order: int, cutoff: float
+) -> Coefficients:
     """What `design` gives at this order, if double precision can hold it."""
-    if (share := _share(design(order))) <= ROUNDING_LIMIT:
-        return _scaled(*design(order))
-    fits = next((n for n in range(order - 1, 0, -1) if _share(design(n)) <= ROUNDING_LIMIT), None)
-    raise Misfit(
+    if (share := _estimate_rounding(design(order))) <= ROUNDING_LIMIT:
+        return _scale_to_unit_gain(*design(order))
+    fits = next(
+        (n for n in range(order - 1, 0, -1) if _estimate_rounding(design(n)) <= ROUNDING_LIMIT),
+        None,
+    )
+    raise InvalidKey(
         "cutoff",
         f"cutoff {cutoff:g} is too low for order {order}: the poles lie so close to z = 1 that "
         f"rounding would be {share:.2g} of the output; at most {ROUNDING_LIMIT:g} is taken. "
@@ -175,21 +182,21 @@ def _held(design: Callable[[int], _Polynomials], order: int, cutoff: float) -> C
     )
 
 
-def _share(polynomials: _Polynomials) -> float:
+def _estimate_rounding(polynomials: _Polynomials) -> float:
     _, down = polynomials
-    return rounding(tuple(map(float, down[1:])))
+    return bound_rounding(tuple(map(float, down[1:])))
 
 
 def _check_angle(key: str, i: int, angle: float) -> None:
     if not 0 <= angle <= pi + REAL_ANGLE:
-        raise Misfit(
+        raise InvalidKey(
             key,
             f"{key}[{i}] must have an angle in [0, pi] radians, got {angle}. Angles between "
             "stand for a pair, the one at -angle included",
         )
 
 
-def _roots_out(roots: tuple[tuple[float, float], ...]) -> Row:
+def _expand_roots(roots: tuple[tuple[float, float], ...]) -> Row:
     """The polynomial in 1/z with these roots, coefficient of 1 first: real by construction."""
     import numpy as np
 
@@ -205,7 +212,7 @@ def _roots_out(roots: tuple[tuple[float, float], ...]) -> Row:
     return tuple(product.tolist())
 
 
-def _scaled(up: Iterable[float], down: Iterable[float]) -> Coefficients:
+def _scale_to_unit_gain(up: Iterable[float], down: Iterable[float]) -> Coefficients:
     """(a, b) with unit gain at zero frequency. The sums are exact, however small they are."""
     a, b = tuple(map(float, down)), tuple(map(float, up))
     scale = fsum(a) / fsum(b)

@@ -16,7 +16,7 @@ from math import fsum, isfinite
 from sys import float_info
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
-from dpsweep.core.errors import Misfit
+from dpsweep.core.errors import InvalidKey
 from dpsweep.core.types import Released, Tensors
 from dpsweep.filters.base import Public, State
 
@@ -81,13 +81,15 @@ class Iir:
     def __post_init__(self) -> None:
         for key, row in (("a", self.a), ("b", self.b)):
             if not all(isfinite(x) for x in row):
-                raise Misfit(key, f"Iir.{key} must hold finite numbers only, got {shown(row)}")
+                raise InvalidKey(
+                    key, f"Iir.{key} must hold finite numbers only, got {format_row(row)}"
+                )
         if not self.b:
-            raise Misfit("b", "Iir.b is empty: nothing would go in. Without a filter, b is [1]")
+            raise InvalidKey("b", "Iir.b is empty: nothing would go in. Without a filter, b is [1]")
         if self.b[0] == 0:
-            raise Misfit(
+            raise InvalidKey(
                 "b",
-                f"Iir.b begins with 0, got {shown(self.b)}: c_0 = b_0 = 0, and the bias "
+                f"Iir.b begins with 0, got {format_row(self.b)}: c_0 = b_0 = 0, and the bias "
                 "correction divides by it. Drop the leading zeros; they only delay",
             )
         self._check_poles()
@@ -95,22 +97,22 @@ class Iir:
         self._check_bias_correction()
 
     def _check_poles(self) -> None:
-        if _energy(self.a, self.b) is None:
+        if _sum_energy(self.a, self.b) is None:
             import numpy as np
 
             pole = max(np.roots((1.0, *self.a)), key=abs)
             radius = max(abs(pole), 1.0)  # the exact test knows better than a computed root
-            raise Misfit(
+            raise InvalidKey(
                 "a",
-                f"Iir.a = {shown(self.a)} is unstable: it has a pole at "
-                f"z = {_complex(pole)}, of radius {radius:.9g}, and past noise would "
+                f"Iir.a = {format_row(self.a)} is unstable: it has a pole at "
+                f"z = {_format_complex(pole)}, of radius {radius:.9g}, and past noise would "
                 "never fade. Every root of z^na + a_1 z^(na-1) + ... must have a radius below 1; "
                 "mind the sign, m_t = 0.9 m_{t-1} + ... is a = [-0.9]",
             )
-        if not (share := rounding(self.a)) <= ROUNDING_LIMIT:
-            raise Misfit(
+        if not (share := bound_rounding(self.a)) <= ROUNDING_LIMIT:
+            raise InvalidKey(
                 "a",
-                f"Iir.a = {shown(self.a)} has poles so close to z = 1 that rounding would be "
+                f"Iir.a = {format_row(self.a)} has poles so close to z = 1 that rounding would be "
                 f"{share:.2g} of the output; at most {ROUNDING_LIMIT:g} is taken. Lower the "
                 "order, or move the poles away from z = 1 (a higher cutoff does)",
             )
@@ -118,21 +120,21 @@ class Iir:
     def _check_constant_gradient(self) -> None:
         sum_b, wanted = fsum(self.b), fsum((1.0, *self.a))
         if sum_b == 0:
-            raise Misfit(
+            raise InvalidKey(
                 "b",
-                f"Iir.b = {shown(self.b)} has sum 0: the filter blocks a constant gradient, "
+                f"Iir.b = {format_row(self.b)} has sum 0: the filter blocks a constant gradient, "
                 f"and nothing would be learned. The sum must be 1 + sum a = {wanted:.9g}",
             )
         if not abs(sum_b - wanted) <= DC_TOLERANCE * wanted:
             mended = tuple(x * (wanted / sum_b) for x in self.b)
             turned = tuple(-x for x in self.a)
             fits = abs(sum_b - fsum((1.0, *turned))) <= DC_TOLERANCE * abs(sum_b)
-            raise Misfit(
+            raise InvalidKey(
                 "b",
-                f"Iir.b = {shown(self.b)} has sum {sum_b:.9g}, but 1 + sum a = {wanted:.9g}: "
+                f"Iir.b = {format_row(self.b)} has sum {sum_b:.9g}, but 1 + sum a = {wanted:.9g}: "
                 f"a constant gradient would come out times {sum_b / wanted:.9g}. "
-                f"Use b = {shown(mended, digits=12)}"
-                + (f", or a = {shown(turned)} if its signs are turned" if fits else ""),
+                f"Use b = {format_row(mended, digits=12)}"
+                + (f", or a = {format_row(turned)} if its signs are turned" if fits else ""),
             )
 
     def _check_bias_correction(self) -> None:
@@ -144,9 +146,9 @@ class Iir:
         c_T = signal.lfilter(self.b, (1.0, *self.a), np.ones(_HORIZON))
         if wrong := np.flatnonzero(~(c_T > 0)).tolist():
             t = wrong[0]
-            raise Misfit(
+            raise InvalidKey(
                 "b",
-                f"Iir with a = {shown(self.a)}, b = {shown(self.b)} has "
+                f"Iir with a = {format_row(self.a)}, b = {format_row(self.b)} has "
                 f"c_{t} = {c_T[t]:.6g} at step {t}: the bias correction divides "
                 "by c_t, which must stay above 0, or it turns the gradient around. Let b begin "
                 "with a positive number, and keep what is negative in b smaller",
@@ -160,14 +162,18 @@ class Iir:
     @cached_property
     def noise_gain(self) -> float:
         """Sum of squared impulse response, without rounding until the end; reached as t grows."""
-        energy = _energy(self.a, self.b)
+        energy = _sum_energy(self.a, self.b)
         assert energy is not None, "an unstable filter cannot be made"
         return float(energy) / self.settled**2
 
     def frequency_response(self, w: torch.Tensor) -> torch.Tensor:
         """Complex gain at each angular frequency in `w`, shape (W,), radians per step."""
         back = (-1j * w).exp()
-        return _polynomial(self.b, back) / _polynomial((1.0, *self.a), back) / self.settled
+        return (
+            _evaluate_polynomial(self.b, back)
+            / _evaluate_polynomial((1.0, *self.a), back)
+            / self.settled
+        )
 
     def init(self, params: Tensors) -> State:
         """No past: (m, r, c), each newest first and as long as there is something to remember."""
@@ -177,28 +183,30 @@ class Iir:
         past_m, past_r, past_c = state
         seen = (grad, *past_r)
         m = {
-            k: _recursion(self.b, [r[k].double() for r in seen], self.a, [m[k] for m in past_m])
+            k: _advance_recursion(
+                self.b, [r[k].double() for r in seen], self.a, [m[k] for m in past_m]
+            )
             for k in grad
         }
-        c = _recursion(self.b, [1.0] * len(seen), self.a, past_c)
+        c = _advance_recursion(self.b, [1.0] * len(seen), self.a, past_c)
         out = Released({k: (m[k] / c).to(g.dtype) for k, g in grad.items()})
         num_a, num_r = len(self.a), len(self.b) - 1
         return out, ((m, *past_m)[:num_a], seen[:num_r], (c, *past_c)[:num_a])
 
 
-def rounding(a: Row) -> float:
+def bound_rounding(a: Row) -> float:
     """The share of a settled output that may be rounding: a bound, often ten times too high."""
     magnified = float_info.epsilon * fsum(map(abs, a))
     distance = abs(fsum((1.0, *a)))
     return magnified / distance if distance else float("inf")
 
 
-def shown(row: Row, digits: int = 6) -> str:
+def format_row(row: Row, digits: int = 6) -> str:
     """A row as it would stand in a sweep file."""
     return f"[{', '.join(f'{x:.{digits}g}' for x in row)}]"
 
 
-def _recursion(
+def _advance_recursion(
     b: Row,
     inputs: list[Number],
     a: Row,
@@ -213,7 +221,7 @@ def _recursion(
     return total
 
 
-def _energy(a: Row, b: Row) -> Fraction | None:
+def _sum_energy(a: Row, b: Row) -> Fraction | None:
     """Sum of squared impulse response of b / (1, a), exact; None if it does not fade.
 
     The Schur-Cohn recursion takes one order off the feedback polynomial at a time. All roots
@@ -222,8 +230,8 @@ def _energy(a: Row, b: Row) -> Fraction | None:
     Stochastic Control Theory, 1970, section 5.2). Floats are fractions, so nothing is rounded.
     """
     order = max(len(a), len(b) - 1)
-    down = _fractions((1.0, *a), order)
-    up = _fractions(b, order)
+    down = _to_fractions((1.0, *a), order)
+    up = _to_fractions(b, order)
     total = Fraction(0)
     for k in range(order, 0, -1):
         if abs(down[k]) >= down[0]:
@@ -235,11 +243,11 @@ def _energy(a: Row, b: Row) -> Fraction | None:
     return total + up[0] ** 2 / down[0]
 
 
-def _fractions(row: Row, order: int) -> list[Fraction]:
+def _to_fractions(row: Row, order: int) -> list[Fraction]:
     return [*map(Fraction, row), *[Fraction(0)] * (order + 1 - len(row))]
 
 
-def _polynomial(row: Row, x: torch.Tensor) -> torch.Tensor:
+def _evaluate_polynomial(row: Row, x: torch.Tensor) -> torch.Tensor:
     """Sum of row_r x^r."""
     total = x.new_zeros(x.shape)
     for weight in reversed(row):
@@ -247,5 +255,5 @@ def _polynomial(row: Row, x: torch.Tensor) -> torch.Tensor:
     return total
 
 
-def _complex(z: complex) -> str:
+def _format_complex(z: complex) -> str:
     return f"{z.real:.9g}" if z.imag == 0 else f"{z.real:.6g} +- {abs(z.imag):.6g}j"

@@ -77,7 +77,7 @@ class Ema:
         return None
 
     def apply(self, grad: Released, state: State, public: Public) -> tuple[Released, State]:
-        return _average(self.gain, grad, state)
+        return _average_with(self.gain, grad, state)
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class Riccati:
     def gain_at(self, step: int) -> float:
         """k_t, in (0, 1]."""
         error, drift = self._settled_error, self._drift
-        decay = exp(-2 * step * log1p((error + drift) / self._kept))  # (1 - k_inf)^(2 t)
+        decay = exp(-2 * step * log1p((error + drift) / self._removable_share))  # (1 - k_inf)^(2 t)
         left = decay * (1 - error) / (1 + error + drift)
         return self._gain((error + left * (error + drift)) / (1 - left))
 
@@ -163,7 +163,7 @@ class Riccati:
         return None
 
     def apply(self, grad: Released, state: State, public: Public) -> tuple[Released, State]:
-        return _average(self.gain_at(public.step), grad, state)
+        return _average_with(self.gain_at(public.step), grad, state)
 
     @property
     def _drift(self) -> float:
@@ -171,18 +171,18 @@ class Riccati:
         return self.process * self.process + self.hessian * self.hessian
 
     @property
-    def _kept(self) -> float:
+    def _removable_share(self) -> float:
         """1 - h, the part of the noise's variance that a correction can remove."""
         return 1 - self.hessian * self.hessian
 
     @property
     def _settled_error(self) -> float:
         """p_inf, the positive root of p^2 + s p - (1 - h) s, written without cancellation."""
-        return 2 * self._kept / (1 + sqrt(1 + 4 * self._kept / self._drift))
+        return 2 * self._removable_share / (1 + sqrt(1 + 4 * self._removable_share / self._drift))
 
     def _gain(self, error: float) -> float:
         """(p + s) / (p + v + 1), the denominator being p + s + (1 - h)."""
-        return 1 / (1 + self._kept / (error + self._drift))
+        return 1 / (1 + self._removable_share / (error + self._drift))
 
 
 @dataclass(frozen=True)
@@ -241,7 +241,7 @@ class Momentum:
         return m, m
 
 
-def _average(gain: float, grad: Released, last: Released | None) -> tuple[Released, State]:
+def _average_with(gain: float, grad: Released, last: Released | None) -> tuple[Released, State]:
     """(1 - gain) last + gain grad, or grad where it is the first, as output and state."""
     if last is None:  # starting from zero would shrink the first steps
         return grad, grad

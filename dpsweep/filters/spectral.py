@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import expm1, floor
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
-from dpsweep.core.errors import guess
+from dpsweep.core.errors import suggest_names
 from dpsweep.core.types import Released, Tensors
 from dpsweep.filters.base import Public, State
 
@@ -93,7 +93,9 @@ class Shelf:
             ("scope", self.scope, get_args(Scope)),
         ):
             if value not in known:
-                raise ValueError(f"Shelf.{key}: unknown {key} {value!r}.{guess(value, known)}")
+                raise ValueError(
+                    f"Shelf.{key}: unknown {key} {value!r}.{suggest_names(value, known)}"
+                )
 
     @property
     def noise_gain(self) -> float:

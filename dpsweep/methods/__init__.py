@@ -61,6 +61,6 @@ MethodConfig = Annotated[
 """Any method's tunables, told apart by `name`."""
 
 
-def build(config: MethodConfig) -> Method:
+def build_method(config: MethodConfig) -> Method:
     """The method a config describes."""
     return METHODS[config.name].build(config)

@@ -8,7 +8,7 @@ from typing import Any
 from dpsweep.core.strict import Strict
 from dpsweep.filters.base import Chain, Filter
 from dpsweep.privacy.geometry import Spectral
-from dpsweep.privacy.query import HERE, Query
+from dpsweep.privacy.query import NEWEST_ITERATE, Query
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Method:
         geometry: The space in which answers are clipped; the parameters' own if None.
     """
 
-    query: Query = HERE
+    query: Query = NEWEST_ITERATE
     filters: tuple[Filter, ...] = ()
     geometry: Spectral | None = None
 

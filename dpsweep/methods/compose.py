@@ -22,10 +22,10 @@ from dpsweep.methods.disk import Gains
 from dpsweep.methods.lowpass import Listed, LowPass
 from dpsweep.methods.momentum import InnerMomentum
 from dpsweep.privacy.geometry import Spectral
-from dpsweep.privacy.query import HERE, Query
+from dpsweep.privacy.query import NEWEST_ITERATE, Query
 
 
-class Here(Strict):
+class NewestIterateQuery(Strict):
     """One point, the newest iterate: DP-SGD's query."""
 
     name: Literal["here"] = "here"
@@ -33,7 +33,7 @@ class Here(Strict):
     @property
     def query(self) -> Query:
         """The newest iterate alone."""
-        return HERE
+        return NEWEST_ITERATE
 
 
 class LookAheadQuery(Gains):
@@ -135,7 +135,9 @@ class SpectralGeometry(Strict):
     """Share of the frequencies kept in the blocks of a CirculantLinear."""
 
 
-AnyQuery = Annotated[Here | LookAheadQuery | MomentumQuery, Field(discriminator="name")]
+AnyQuery = Annotated[
+    NewestIterateQuery | LookAheadQuery | MomentumQuery, Field(discriminator="name")
+]
 AnyFilter = Annotated[
     EmaFilter | RiccatiFilter | ShelfFilter | LowPassFilter | MomentumFilter,
     Field(discriminator="name"),
@@ -145,7 +147,7 @@ AnyFilter = Annotated[
 class Parts(Strict):
     """Query, filters, base and geometry."""
 
-    query: AnyQuery = Here()
+    query: AnyQuery = NewestIterateQuery()
     """Where each example is asked: here, look_ahead or momentum."""
 
     filters: Annotated[tuple[AnyFilter, ...], Listed] = ()

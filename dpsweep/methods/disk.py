@@ -6,19 +6,19 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from dpsweep.core.errors import Misfit
+from dpsweep.core.errors import InvalidKey
 from dpsweep.core.strict import Strict
 from dpsweep.filters.base import Gain
 from dpsweep.filters.lti import Ema, Riccati
 from dpsweep.methods.base import Method
-from dpsweep.privacy.query import HERE, Ask, Joint, Query
+from dpsweep.privacy.query import NEWEST_ITERATE, EvaluationPoint, JointQuery, Query
 
-_MOST = 1e4
+_MAX_WEIGHT = 1e4
 """Largest weight of a point, and longest look-ahead in steps: float32 has seven digits."""
 
 
 @dataclass(frozen=True)
-class LookAhead(Joint):
+class LookAhead(JointQuery):
     """Two points whose weighted sum carries the Kalman filter's prediction.
 
         {(1-c, x_t), (c, x_t + gamma d_{t-1})},     c = (1 - k_t) / (k_t gamma)
@@ -37,15 +37,15 @@ class LookAhead(Joint):
     def memory(self) -> int:
         return 2
 
-    def asks(self, step: int) -> tuple[Ask, ...]:
+    def asks(self, step: int) -> tuple[EvaluationPoint, ...]:
         gain = self.gain.gain_at(step)
         ahead = (1 - gain) / gain if self.gamma is None else self.gamma
         if gain == 1:
-            return (Ask(1.0),)
+            return (EvaluationPoint(1.0),)
         c = (1 - gain) / (gain * ahead)
         if isclose(c, 1):
-            return (Ask(1.0, ahead=ahead),)
-        return (Ask(1 - c), Ask(c, ahead=ahead))
+            return (EvaluationPoint(1.0, ahead=ahead),)
+        return (EvaluationPoint(1 - c), EvaluationPoint(c, ahead=ahead))
 
 
 class Gains(Strict):
@@ -73,7 +73,7 @@ class Gains(Strict):
     @model_validator(mode="after")
     def _gamma_divides(self) -> Self:
         if self.gamma == 0:
-            raise Misfit(
+            raise InvalidKey(
                 "gamma",
                 "must not be 0, got 0: the two points of the query would coincide and the "
                 "weight (1 - kappa) / (kappa gamma) be infinite. The papers search 0.2 to 3; "
@@ -82,24 +82,26 @@ class Gains(Strict):
         return self
 
     @model_validator(mode="after")
-    def _riccati_learns(self) -> Self:
+    def _riccati_has_drift(self) -> Self:
         try:
             _ = self.average
         except ValueError as e:
-            raise Misfit("process", str(e).removesuffix(".")) from e
+            raise InvalidKey("process", str(e).removesuffix(".")) from e
         return self
 
     @model_validator(mode="after")
-    def _weights_can_be_told_apart(self) -> Self:
+    def _weights_are_distinct(self) -> Self:
         gain = min(self.average.gain_at(0), self.average.gain_at(10**6))
         odds = (1 - gain) / gain
         ahead = odds if self.gamma == "one_point" else self.gamma
-        if odds > _MOST or odds > _MOST * abs(ahead):
-            least = f"gamma: {odds / _MOST:.2g} or more" if odds <= _MOST else "kappa: 0.01"
-            raise Misfit(
-                "gamma" if odds <= _MOST else "kappa",
+        if odds > _MAX_WEIGHT or odds > _MAX_WEIGHT * abs(ahead):
+            least = (
+                f"gamma: {odds / _MAX_WEIGHT:.2g} or more" if odds <= _MAX_WEIGHT else "kappa: 0.01"
+            )
+            raise InvalidKey(
+                "gamma" if odds <= _MAX_WEIGHT else "kappa",
                 f"gives the second point the weight c = (1 - kappa) / (kappa gamma) = "
-                f"{odds / ahead:.3g} at gamma {ahead:.3g}; beyond {_MOST:g} rounding is all "
+                f"{odds / ahead:.3g} at gamma {ahead:.3g}; beyond {_MAX_WEIGHT:g} rounding is all "
                 f"that is left of a difference. Give {least}",
             )
         return self
@@ -115,7 +117,7 @@ class Gains(Strict):
     def query(self) -> Query:
         """Where the filter's prediction asks."""
         if self.gain == "constant" and self.kappa == 1:
-            return HERE
+            return NEWEST_ITERATE
         return LookAhead(self.average, None if self.gamma == "one_point" else self.gamma)
 
 

@@ -4,11 +4,11 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from dpsweep.core.errors import Misfit
+from dpsweep.core.errors import InvalidKey
 from dpsweep.filters.spectral import Shelf
 from dpsweep.methods.base import Method
 from dpsweep.methods.disk import Gains
-from dpsweep.privacy.query import HERE, Apart, Query
+from dpsweep.privacy.query import NEWEST_ITERATE, Query, SplitQuery
 
 
 class Config(Gains):
@@ -46,7 +46,7 @@ class Config(Gains):
     def _split_has_one_weight(self) -> Self:
         if self.predictor == "split" and (self.gain == "riccati" or self.kappa == 1):
             given = "gain: riccati" if self.gain == "riccati" else "kappa: 1"
-            raise Misfit(
+            raise InvalidKey(
                 "predictor",
                 f"split needs a constant gain below 1, got {given}: the difference's weight is "
                 f"(1 - kappa) / (kappa gamma). Use predictor: joint, or kappa: 0.7",
@@ -57,11 +57,11 @@ class Config(Gains):
     def predicting_query(self) -> Query:
         """Where the prediction comes from."""
         if self.predictor == "none":
-            return HERE
+            return NEWEST_ITERATE
         if self.predictor == "joint":
             return self.query
         ahead = (1 - self.kappa) / self.kappa if self.gamma == "one_point" else self.gamma
-        return Apart(ahead, (1 - self.kappa) / (self.kappa * ahead), self.split_share)
+        return SplitQuery(ahead, (1 - self.kappa) / (self.kappa * ahead), self.split_share)
 
 
 SPACE = {

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from dpsweep.core.errors import Misfit
+from dpsweep.core.errors import InvalidKey
 from dpsweep.core.strict import Strict
 from dpsweep.filters.design import COEFFICIENT_SETS, Coefficients, butterworth, chebyshev, pole_zero
 from dpsweep.filters.iir import Iir, Row
@@ -43,7 +43,7 @@ class DesignConfig(Strict):
     @model_validator(mode="after")
     def _only_chebyshev_ripples(self) -> Self:
         if self.family == "butterworth" and self.ripple_db is not None:
-            raise Misfit(
+            raise InvalidKey(
                 "ripple_db",
                 f"is {self.ripple_db}, but a butterworth filter has no ripples. Delete it, or "
                 "set family: chebyshev",
@@ -99,10 +99,10 @@ class LowPass(Strict):
     """Radius and angle of each zero, beside poles. Radius 1 silences that frequency."""
 
     @model_validator(mode="after")
-    def _one_form_that_can_be_built(self) -> Self:
+    def _has_one_valid_form(self) -> Self:
         given = [key for key in _FORMS if getattr(self, key) is not None]
         if len(given) > 1:
-            raise Misfit(
+            raise InvalidKey(
                 given[1],
                 f"is a second form of the filter, beside {given[0]}. Keep one of the two",
             )
@@ -111,7 +111,7 @@ class LowPass(Strict):
             forms = "; or ".join(_FORMS.values())
             raise ValueError(f"needs a filter in one of four forms, but {lone}. Write {forms}")
         if self.zeros is not None and self.poles is None:
-            raise Misfit("zeros", f"belong to poles, not to {given[0]}. Delete one of the two")
+            raise InvalidKey("zeros", f"belong to poles, not to {given[0]}. Delete one of the two")
         self.build()
         return self
 
@@ -123,8 +123,8 @@ class LowPass(Strict):
         """
         try:
             return Iir(*self._coefficients())
-        except Misfit as e:
-            raise Misfit(self._place(e.key), str(e)) from e
+        except InvalidKey as e:
+            raise InvalidKey(self._key_of(e.key), str(e)) from e
 
     def _coefficients(self) -> Coefficients:
         if self.published is not None:
@@ -133,9 +133,9 @@ class LowPass(Strict):
             return self.coefficients.a, self.coefficients.b
         if self.design is not None:
             return self.design.coefficients
-        return pole_zero(_pairs(self.poles), _pairs(self.zeros))
+        return pole_zero(_to_pairs(self.poles), _to_pairs(self.zeros))
 
-    def _place(self, key: str) -> str:
+    def _key_of(self, key: str) -> str:
         """The key of the sweep file that `key`, of the filter or its design, came from."""
         if self.coefficients is not None:
             return f"coefficients.{key}"
@@ -153,5 +153,5 @@ _FORMS = {
 """What each form looks like, by its key."""
 
 
-def _pairs(roots: tuple[Root, ...] | None) -> list[tuple[float, float]]:
+def _to_pairs(roots: tuple[Root, ...] | None) -> list[tuple[float, float]]:
     return [(root.radius, root.angle) for root in roots or ()]

@@ -5,7 +5,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from dpsweep.core.strict import Strict
-from dpsweep.privacy.query import HERE, Ask, Points, Query
+from dpsweep.privacy.query import NEWEST_ITERATE, EvaluationPoint, FixedQuery, Query
 
 
 class InnerMomentum(Strict):
@@ -30,6 +30,8 @@ class InnerMomentum(Strict):
     def query(self) -> Query:
         """The weighted iterates."""
         if self.points == 1:
-            return HERE
+            return NEWEST_ITERATE
         weights = [self.decay**age for age in range(self.points)]
-        return Points(tuple(Ask(w / sum(weights), age=age) for age, w in enumerate(weights)))
+        return FixedQuery(
+            tuple(EvaluationPoint(w / sum(weights), age=age) for age, w in enumerate(weights))
+        )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, get_args
 
 from pydantic import Field
 
-from dpsweep.core.seeds import public_seed
+from dpsweep.core.seeds import derive_public_seed
 from dpsweep.data.datasets import Spec
 from dpsweep.models import cnn, lenet, mlp, own, resnet, spectral, vit, wrn
 from dpsweep.models.parts import Model
@@ -42,7 +42,7 @@ MODELS: dict[str, type[Model]] = {
 """The same by name."""
 
 
-def build(config: Model, spec: Spec, seed: int) -> nn.Module:
+def build_model(config: Model, spec: Spec, seed: int) -> nn.Module:
     """The model with torch's own initial weights, drawn from the public seed, or its file's.
 
     Raises:
@@ -50,8 +50,8 @@ def build(config: Model, spec: Spec, seed: int) -> nn.Module:
     """
     import torch
 
-    from dpsweep.models.transfer import transferred
+    from dpsweep.models.transfer import transfer_weights
 
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(public_seed(seed, "weights"))
-        return transferred(config.build(spec.shape, spec.num_classes), config)
+        torch.manual_seed(derive_public_seed(seed, "weights"))
+        return transfer_weights(config.build(spec.shape, spec.num_classes), config)

@@ -4,8 +4,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
 from torch.nn.modules.dropout import _DropoutNd
 
-from dpsweep.core.errors import Misfit
-from dpsweep.models.parts import divisor
+from dpsweep.core.errors import InvalidKey
+from dpsweep.models.parts import largest_divisor
 
 _MOST_GROUPS, _CHANNELS_OF_A_GROUP = 32, 4
 _LEAVES_OUT = ("StochasticDepth", "DropPath", "DropBlock2d", "DropBlock3d", "PatchDropout")
@@ -33,7 +33,7 @@ class FixedNorm(nn.Module):
         )
 
 
-def made_private(model: nn.Module, *, keep_statistics: bool = False) -> nn.Module:
+def make_private(model: nn.Module, *, keep_statistics: bool = False) -> nn.Module:
     """`model` with its batch norms, dropouts and in-place layers replaced, where that can be.
 
     Args:
@@ -48,9 +48,9 @@ def made_private(model: nn.Module, *, keep_statistics: bool = False) -> nn.Modul
         for own, child in list(layer.named_children()):
             if isinstance(child, _BatchNorm):
                 place = f"{name}.{own}" if name else own
-                setattr(layer, own, _instead(place, child, keep_statistics))
+                setattr(layer, own, _replace_norm(place, child, keep_statistics))
         if isinstance(layer, _DropoutNd) or type(layer).__name__ in _LEAVES_OUT:
-            _without_chance(layer)
+            _disable_dropout(layer)
         if isinstance(getattr(layer, "dropout", None), float):
             layer.dropout = 0.0
         if getattr(layer, "inplace", False) is True:
@@ -58,25 +58,25 @@ def made_private(model: nn.Module, *, keep_statistics: bool = False) -> nn.Modul
     return model
 
 
-def _instead(place: str, norm: _BatchNorm, keep_statistics: bool) -> nn.Module:
+def _replace_norm(place: str, norm: _BatchNorm, keep_statistics: bool) -> nn.Module:
     if isinstance(norm, _LazyNormBase) or not norm.num_features:
-        raise Misfit(
+        raise InvalidKey(
             "model",
             f"layer {place!r} is a {type(norm).__name__} whose size is not known yet: it cannot be "
             f"replaced by a group norm. Give it its number of channels",
         )
     if keep_statistics:
         if norm.running_mean is None:
-            raise Misfit(
+            raise InvalidKey(
                 "model", f"batch norm {place!r} keeps no statistics that weights could bring"
             )
         return FixedNorm(norm)
     most = min(_MOST_GROUPS, max(1, norm.num_features // _CHANNELS_OF_A_GROUP))
-    groups = divisor(most, norm.num_features)
+    groups = largest_divisor(most, norm.num_features)
     return nn.GroupNorm(groups, norm.num_features, norm.eps, affine=norm.affine)
 
 
-def _without_chance(layer: nn.Module) -> None:
+def _disable_dropout(layer: nn.Module) -> None:
     for key in ("p", "drop_prob", "prob"):
         if isinstance(getattr(layer, key, None), float):
             setattr(layer, key, 0.0)

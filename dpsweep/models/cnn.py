@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from dpsweep.models.parts import Model, Shape, linear, refuse_smaller
+from dpsweep.models.parts import Model, Shape, make_linear, refuse_smaller
 
 if TYPE_CHECKING:
     from torch import nn
@@ -44,7 +44,7 @@ class CnnSmall(Model):
             nn.Tanh(),
             nn.MaxPool2d(2),
             nn.Flatten(),
-            linear(features, num_classes, self.block),
+            make_linear(features, num_classes, self.block),
         )
 
 
@@ -84,9 +84,9 @@ class CnnPapernot(Model):
             nn.Tanh(),
             nn.MaxPool2d(2, stride=1),
             nn.Flatten(),
-            linear(features, 32, self.block),
+            make_linear(features, 32, self.block),
             nn.Tanh(),
-            linear(32, num_classes, self.block and self.head_block, key="head_block"),
+            make_linear(32, num_classes, self.block and self.head_block, key="head_block"),
         )
 
 

@@ -9,7 +9,7 @@ from functools import cache
 from importlib.resources import files
 
 from dpsweep.data.datasets import SPECS
-from dpsweep.models import MODELS, build
+from dpsweep.models import MODELS, build_model
 
 _STORED = files("dpsweep.models") / "counts.json"
 _OF_OTHER_PACKAGES = ("torchvision", "timm", "own")
@@ -18,32 +18,32 @@ Counts = dict[str, dict[str, int | str]]
 """Model -> data set -> number of weights, or why the model does not take its images."""
 
 
-def num_weights(model: str, data: str) -> int | str | None:
+def stored_num_weights(model: str, data: str) -> int | str | None:
     """Number of weights, or why there is none; None for models of other packages."""
-    return None if model in _OF_OTHER_PACKAGES else _stored()[model][data]
+    return None if model in _OF_OTHER_PACKAGES else _load_counts()[model][data]
 
 
-def count_all() -> Counts:
+def count_weights() -> Counts:
     """Build every model for every data set, without memory for its weights, and count."""
     return {
-        name: {data: _count(name, data) for data in SPECS}
+        name: {data: _count_weights(name, data) for data in SPECS}
         for name in MODELS
         if name not in _OF_OTHER_PACKAGES
     }
 
 
 @cache
-def _stored() -> Counts:
+def _load_counts() -> Counts:
     counts: Counts = json.loads(_STORED.read_text())
     return counts
 
 
-def _count(name: str, data: str) -> int | str:
+def _count_weights(name: str, data: str) -> int | str:
     import torch
 
     try:
         with torch.device("meta"):
-            model = build(MODELS[name].model_validate({"name": name}), SPECS[data], 0)
+            model = build_model(MODELS[name].model_validate({"name": name}), SPECS[data], 0)
     except ValueError as e:
         return str(e)
     return sum(p.numel() for p in model.parameters())
@@ -51,4 +51,4 @@ def _count(name: str, data: str) -> int | str:
 
 if __name__ == "__main__":
     with open(str(_STORED), "w") as file:
-        file.write(json.dumps(count_all(), indent=1) + "\n")
+        file.write(json.dumps(count_weights(), indent=1) + "\n")

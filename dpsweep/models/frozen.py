@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpsweep.core.seeds import public_seed
+from dpsweep.core.seeds import derive_public_seed
 
 _TRIED = 4
 
@@ -39,13 +39,13 @@ class Cut:
     @torch.no_grad()
     def features(self, inputs: Tensor) -> Tensor:
         """What crosses the cut, shape (B, *shape), for scaled images (B, C, H, W)."""
-        with _watched(self.entrance) as crossed:
+        with _record_inputs(self.entrance) as crossed:
             self.model(inputs)
         between: Tensor = crossed[0][0]
         return between
 
 
-def cut(model: nn.Module, input_shape: tuple[int, ...]) -> Cut | None:
+def find_cut(model: nn.Module, input_shape: tuple[int, ...]) -> Cut | None:
     """The cut before the first layer that is trained; None if there is none that is certain.
 
     Args:
@@ -54,13 +54,13 @@ def cut(model: nn.Module, input_shape: tuple[int, ...]) -> Cut | None:
     """
     if not any(True for _ in model.buffers()):
         return None
-    path, entrance, tail = _split(model)
+    path, entrance, tail = _split_model(model)
     if entrance is model:
         return None
     like = next(model.parameters())
-    rng = torch.Generator().manual_seed(public_seed(0, "cut"))
+    rng = torch.Generator().manual_seed(derive_public_seed(0, "cut"))
     inputs = torch.randn(_TRIED, *input_shape, generator=rng).to(like)
-    with _watched(entrance) as crossed, torch.enable_grad():
+    with _record_inputs(entrance) as crossed, torch.enable_grad():
         output = model(inputs)
     if len(crossed) != 1 or len(crossed[0]) != 1 or not isinstance(crossed[0][0], Tensor):
         return None
@@ -75,12 +75,12 @@ def cut(model: nn.Module, input_shape: tuple[int, ...]) -> Cut | None:
     return Cut(model, entrance, named, tuple(between.shape[1:]))
 
 
-def _split(model: nn.Module) -> tuple[list[str], nn.Module, nn.Module]:
+def _split_model(model: nn.Module) -> tuple[list[str], nn.Module, nn.Module]:
     """Names down to the smallest module with all parameters, its first trained layer, its tail."""
     path: list[str] = []
     while True:
         children = list(model.named_children())
-        trained = [i for i, (_, child) in enumerate(children) if _learns(child)]
+        trained = [i for i, (_, child) in enumerate(children) if _is_trained(child)]
         if not trained or list(model.parameters(recurse=False)):
             return path, model, model
         in_order = type(model) is nn.Sequential
@@ -93,12 +93,12 @@ def _split(model: nn.Module) -> tuple[list[str], nn.Module, nn.Module]:
         path.append(name)
 
 
-def _learns(module: nn.Module) -> bool:
+def _is_trained(module: nn.Module) -> bool:
     return any(True for _ in module.parameters())
 
 
 @contextmanager
-def _watched(layer: nn.Module) -> Iterator[list[tuple[Any, ...]]]:
+def _record_inputs(layer: nn.Module) -> Iterator[list[tuple[Any, ...]]]:
     """What the layer is called with."""
     calls: list[tuple[Any, ...]] = []
     hook = layer.register_forward_pre_hook(lambda _, given: calls.append(given))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from dpsweep.models.parts import Model, Shape, linear
+from dpsweep.models.parts import Model, Shape, make_linear
 
 if TYPE_CHECKING:
     from torch import nn
@@ -51,9 +51,9 @@ class LeNet5(Model):
             nn.Tanh(),
             nn.AvgPool2d(2),
             nn.Flatten(),
-            linear(features, 120, self.block),
+            make_linear(features, 120, self.block),
             nn.Tanh(),
-            linear(120, 84, self.block),
+            make_linear(120, 84, self.block),
             nn.Tanh(),
-            linear(84, num_classes, head_block, key="head_block"),
+            make_linear(84, num_classes, head_block, key="head_block"),
         )

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from dpsweep.core.strict import unused
-from dpsweep.models.parts import Model, Shape, linear, refuse_remainder
+from dpsweep.core.strict import is_unused
+from dpsweep.models.parts import Model, Shape, make_linear, refuse_remainder
 
 if TYPE_CHECKING:
     from torch import nn
@@ -29,7 +29,7 @@ class Linear(Model):
     """Block size of a circulant layer, which the spectral methods need; dense if missing. Must
     divide the number of classes and that of the pixels times channels."""
 
-    groups: int | None = Field(default=None, gt=0, exclude_if=unused)
+    groups: int | None = Field(default=None, gt=0, exclude_if=is_unused)
     """Groups of channels, each brought to mean 0 and deviation 1 within each example, which asks
     nothing of the others; a divisor of the number of channels. On scattering features of grey
     images (81) 9 to 81 do well (Tramer and Boneh 2021, arXiv:2011.11660). None if missing."""
@@ -38,7 +38,7 @@ class Linear(Model):
         """Images of `shape` (C, H, W) -> logits, shape (B, num_classes)."""
         from torch import nn
 
-        layers = [nn.Flatten(), linear(prod(shape), num_classes, self.block)]
+        layers = [nn.Flatten(), make_linear(prod(shape), num_classes, self.block)]
         if self.groups is not None:
             refuse_remainder(self.groups, shape[0])
             layers.insert(0, nn.GroupNorm(self.groups, shape[0], affine=False))
@@ -52,7 +52,7 @@ class Mlp4(Model):
 
     def build(self, shape: Shape, num_classes: int) -> nn.Module:
         """Images of `shape` (C, H, W) -> logits, shape (B, num_classes)."""
-        return _mlp(prod(shape), num_classes, None, None)
+        return _build_mlp(prod(shape), num_classes, None, None)
 
 
 class Mlp4Circulant(Model):
@@ -69,16 +69,16 @@ class Mlp4Circulant(Model):
 
     def build(self, shape: Shape, num_classes: int) -> nn.Module:
         """Images of `shape` (C, H, W) -> logits, shape (B, num_classes)."""
-        return _mlp(prod(shape), num_classes, self.block, self.head_block)
+        return _build_mlp(prod(shape), num_classes, self.block, self.head_block)
 
 
-def _mlp(
+def _build_mlp(
     features: int, num_classes: int, block: int | None, head_block: int | None
 ) -> nn.Sequential:
     from torch import nn
 
     layers: list[nn.Module] = [nn.Flatten()]
     for given, width in pairwise((features, *_HIDDEN)):
-        layers += [linear(given, width, block), nn.Tanh()]
-    head = linear(_HIDDEN[-1], num_classes, head_block, key="head_block")
+        layers += [make_linear(given, width, block), nn.Tanh()]
+    head = make_linear(_HIDDEN[-1], num_classes, head_block, key="head_block")
     return nn.Sequential(*layers, head)

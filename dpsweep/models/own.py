@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from dpsweep.core.errors import Misfit
+from dpsweep.core.errors import InvalidKey
 from dpsweep.models.parts import Model, Shape
 
 if TYPE_CHECKING:
@@ -46,14 +46,18 @@ class Own(Model):
         from torch import nn
 
         module, _, function = self.function.partition(":")
-        with found_in(self.folder), _told(f"function: {self.function}"), torch.device("cpu"):
+        with (
+            import_folder(self.folder),
+            _raise_as_config_error(f"function: {self.function}"),
+            torch.device("cpu"),
+        ):
             make = getattr(importlib.import_module(module), function)
             model = make(shape=shape, num_classes=num_classes, **self.arguments)
         if not isinstance(model, nn.Module):
-            raise Misfit(
+            raise InvalidKey(
                 "function", f"{self.function} returned a {type(model).__name__}, not an nn.Module"
             )
-        return _fitting(model, shape, num_classes)
+        return _check_outputs(model, shape, num_classes)
 
 
 class _Named(Model):
@@ -66,11 +70,13 @@ class _Named(Model):
         """Images of `shape` (C, H, W) -> logits, shape (B, num_classes)."""
         import torch
 
-        from dpsweep.models.adapt import made_private
+        from dpsweep.models.adapt import make_private
 
-        with _told(f"model: {self.model}"), torch.device("cpu"):
+        with _raise_as_config_error(f"model: {self.model}"), torch.device("cpu"):
             model = self._made(shape, num_classes)
-        return _fitting(made_private(model, keep_statistics=bool(self.weights)), shape, num_classes)
+        return _check_outputs(
+            make_private(model, keep_statistics=bool(self.weights)), shape, num_classes
+        )
 
     def _made(self, shape: Shape, num_classes: int) -> nn.Module:
         raise NotImplementedError
@@ -97,7 +103,7 @@ class Timm(_Named):
 
     def _made(self, shape: Shape, num_classes: int) -> nn.Module:
         if find_spec("timm") is None:
-            raise Misfit("name", "timm is not installed here. Add it with: pip install timm")
+            raise InvalidKey("name", "timm is not installed here. Add it with: pip install timm")
         make = importlib.import_module("timm").create_model
         made: nn.Module = make(
             self.model, pretrained=False, num_classes=num_classes, in_chans=shape[0]
@@ -105,7 +111,7 @@ class Timm(_Named):
         return made
 
 
-def _fitting(model: nn.Module, shape: Shape, num_classes: int) -> nn.Module:
+def _check_outputs(model: nn.Module, shape: Shape, num_classes: int) -> nn.Module:
     """`model`, if it takes an image of `shape` and gives a number for each class.
 
     Raises:
@@ -136,7 +142,7 @@ def _fitting(model: nn.Module, shape: Shape, num_classes: int) -> nn.Module:
         raise ValueError(
             f"it does not take {images}, the data's: {type(e).__name__}: {_first_line(e)}"
         ) from e
-    if guard.changed():  # a cache, or an initialisation from data, which is done only once
+    if guard.find_change():  # a cache, or an initialisation from data, which is done only once
         with torch.device("cpu"):
             check_stateless(untouched, shape)
     if not isinstance(logits, Tensor):
@@ -150,7 +156,7 @@ def _fitting(model: nn.Module, shape: Shape, num_classes: int) -> nn.Module:
 
 
 @contextmanager
-def found_in(folder: str | None) -> Iterator[None]:
+def import_folder(folder: str | None) -> Iterator[None]:
     """Lets Python find modules in `folder`, first of all."""
     if folder is None:
         yield
@@ -165,7 +171,7 @@ def found_in(folder: str | None) -> Iterator[None]:
 
 
 @contextmanager
-def _told(what: str) -> Iterator[None]:
+def _raise_as_config_error(what: str) -> Iterator[None]:
     """What goes wrong in somebody else's code, as a mistake in that key.
 
     No private example is read while a model is built, so its message can be shown.
@@ -173,17 +179,17 @@ def _told(what: str) -> Iterator[None]:
     key = what.partition(":")[0]
     try:
         yield
-    except Misfit:
+    except InvalidKey:
         raise
     except Exception as e:
-        raise Misfit(key, f"{what}: {type(e).__name__}: {_first_line(e)}") from e
+        raise InvalidKey(key, f"{what}: {type(e).__name__}: {_first_line(e)}") from e
 
 
 def _first_line(e: Exception) -> str:
     return next(iter(str(e).strip().splitlines()), "no message")[:300].rstrip(".")
 
 
-def code_that_runs(config: Any) -> str | None:
+def user_code_notice(config: Any) -> str | None:
     """Says aloud that a model is code of the user's; None for all others."""
     if not isinstance(config, Own):
         return None

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from dpsweep.core.errors import Misfit
-from dpsweep.core.strict import Strict, unused
+from dpsweep.core.errors import InvalidKey
+from dpsweep.core.strict import Strict, is_unused
 from dpsweep.core.types import Tensors
 
 if TYPE_CHECKING:
@@ -23,15 +23,15 @@ Prefixes = Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
 class Model(Strict):
     """Base of every model's config. See transfer.py for what the three keys do."""
 
-    weights: str | None = Field(default=None, exclude_if=unused)
+    weights: str | None = Field(default=None, exclude_if=is_unused)
     """A local file of weights to start from, as torch.save writes a state_dict. It must be public:
     nothing here protects what those weights were trained on."""
 
-    fresh: Prefixes | None = Field(default=None, exclude_if=unused)
+    fresh: Prefixes | None = Field(default=None, exclude_if=is_unused)
     """Layers that start anew and are not looked up in `weights`, such as a head for other
     classes."""
 
-    train: Prefixes | None = Field(default=None, exclude_if=unused)
+    train: Prefixes | None = Field(default=None, exclude_if=is_unused)
     """Layers that are trained; all others keep their first weights, and neither noise nor the clip
     norm is spent on them. All if missing."""
 
@@ -57,7 +57,7 @@ def saved_tensors(model: nn.Module) -> Tensors:
     return found
 
 
-def linear(inputs: int, outputs: int, block: int | None, key: str = "block") -> nn.Module:
+def make_linear(inputs: int, outputs: int, block: int | None, key: str = "block") -> nn.Module:
     """A linear layer: of circulant blocks, or dense if `block` is None.
 
     Raises:
@@ -72,10 +72,10 @@ def linear(inputs: int, outputs: int, block: int | None, key: str = "block") -> 
     try:
         return CirculantLinear(inputs, outputs, block)
     except ValueError as e:
-        raise Misfit(key, str(e).replace("CirculantLinear.block", key)) from e
+        raise InvalidKey(key, str(e).replace("CirculantLinear.block", key)) from e
 
 
-def divisor(most: int, size: int) -> int:
+def largest_divisor(most: int, size: int) -> int:
     """The largest number up to `most` that divides `size`.
 
     >>> largest_divisor(32, 48)
@@ -87,7 +87,7 @@ def divisor(most: int, size: int) -> int:
 def refuse_remainder(groups: int, channels: int) -> None:
     """Raises InvalidKey if that many groups do not share `channels` evenly."""
     if channels % groups:
-        raise Misfit(
+        raise InvalidKey(
             "groups",
             f"{groups} groups do not divide the {channels} channels evenly. Give a divisor of "
             f"{channels}",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from dpsweep.models.parts import Model, Shape, linear, refuse_smaller
+from dpsweep.models.parts import Model, Shape, make_linear, refuse_smaller
 
 if TYPE_CHECKING:
     from torch import nn
@@ -70,7 +70,7 @@ class Model3(Model):
         return nn.Sequential(
             *layers,
             nn.Flatten(),
-            linear(features, 120, self.block),
+            make_linear(features, 120, self.block),
             nn.Tanh(),
-            linear(120, num_classes, head_block, key="head_block"),
+            make_linear(120, num_classes, head_block, key="head_block"),
         )

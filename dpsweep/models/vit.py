@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from dpsweep.core.errors import Misfit
+from dpsweep.core.errors import InvalidKey
 from dpsweep.models.parts import Model, Shape
 
 if TYPE_CHECKING:
@@ -46,13 +46,13 @@ class VitSmall(Model):
         from dpsweep.models.transformer import Block, Mean, Patches
 
         channels, height, width = shape
-        patch = self.patch_of(shape)
+        patch = self.patch_side(shape)
         if height % patch or width % patch:
-            raise Misfit(
+            raise InvalidKey(
                 "patch", f"{patch} does not divide the sides of images of {height} x {width} pixels"
             )
         if self.width % self.heads:
-            raise Misfit("heads", f"{self.heads} does not divide model.width: {self.width}")
+            raise InvalidKey("heads", f"{self.heads} does not divide model.width: {self.width}")
         return nn.Sequential(
             Patches(channels, patch, self.width, (height // patch) * (width // patch)),
             *(Block(self.width, self.heads) for _ in range(self.depth)),
@@ -61,7 +61,7 @@ class VitSmall(Model):
             nn.Linear(self.width, num_classes),
         )
 
-    def patch_of(self, shape: Shape) -> int:
+    def patch_side(self, shape: Shape) -> int:
         """Side of a patch of such images."""
         if self.patch != "auto":
             return self.patch

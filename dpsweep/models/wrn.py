@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from dpsweep.core.strict import unused
+from dpsweep.core.strict import is_unused
 from dpsweep.models.parts import Model, Shape, refuse_smaller
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class _Wrn(Model):
     activation: Literal["relu", "tanh"] = "relu"
     """What follows each norm. tanh is bounded, which keeps gradients small under clipping."""
 
-    standardise: bool = Field(default=False, exclude_if=unused)
+    standardise: bool = Field(default=False, exclude_if=is_unused)
     """Whether each kernel is brought to mean 0 and a fixed size before it is used, as De et al. do.
     Not with the spectral methods."""
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from dpsweep.core.errors import Misfit
-from dpsweep.core.strict import Strict, unused
+from dpsweep.core.errors import InvalidKey
+from dpsweep.core.strict import Strict, is_unused
 from dpsweep.optim.schedule import Constant, Cosine
 
 if TYPE_CHECKING:
@@ -31,10 +31,10 @@ class Base(Strict):
 
     letters: ClassVar[dict[str, str]] = {"eta": "lr", "r": "total_step"}
 
-    lr: float | None = Field(default=None, gt=0, exclude_if=unused)
+    lr: float | None = Field(default=None, gt=0, exclude_if=is_unused)
     """Learning rate at the schedule's peak. Give it or total_step, never both."""
 
-    total_step: float | None = Field(default=None, gt=0, exclude_if=unused)
+    total_step: float | None = Field(default=None, gt=0, exclude_if=is_unused)
     """r: how far the weights travel in the whole run if all clipped gradients point the same way.
     With SGD lr = r / (C T), with Adam r / T, for clip norm C and T steps; more in
     docs/guides/search.md. The method's default if neither it nor lr is given."""
@@ -48,7 +48,7 @@ class Base(Strict):
     @model_validator(mode="after")
     def _one_size_of_step(self) -> Self:
         if self.lr is not None and self.total_step is not None:
-            raise Misfit(
+            raise InvalidKey(
                 "total_step",
                 f"and lr both give the size of a step, got {self.total_step:g} and {self.lr:g}. "
                 f"Delete one of the two",

@@ -15,7 +15,7 @@ class _WarmUp(Strict):
     warmup: float = Field(default=0.0, ge=0, lt=1)
     """Share of the run spent rising linearly to the peak."""
 
-    def rise(self, step: int, steps: int) -> float:
+    def warm_up_factor(self, step: int, steps: int) -> float:
         """1 after the warm-up; before it, the (step + 1)-th of its equal stairs."""
         length = self.warmup * steps
         return min(1.0, (step + 1) / length) if length else 1.0
@@ -28,7 +28,7 @@ class Constant(_WarmUp):
 
     def factor(self, step: int, steps: int) -> float:
         """lr_t / lr at `step` of a run of `steps`."""
-        return self.rise(step, steps)
+        return self.warm_up_factor(step, steps)
 
 
 class Cosine(_WarmUp):
@@ -48,7 +48,7 @@ class Cosine(_WarmUp):
         """lr_t / lr at `step` of a run of `steps`."""
         start = self.warmup * steps
         if step < start:
-            return self.rise(step, steps)
+            return self.warm_up_factor(step, steps)
         through = (step - start) / (steps - start)
         return self.final + (1 - self.final) * (1 + math.cos(math.pi * through)) / 2
 

@@ -49,7 +49,7 @@ class Run:
         >>> round(Run(sampling_rate=0.02, noise_multiplier=1.376, steps=2500).epsilon(1e-5), 2)
         3.67
         """
-        return _epsilon(self, delta)[0]
+        return _compute_epsilon(self, delta)[0]
 
     def epsilons_spent(self, delta: float, after: Sequence[int]) -> list[float]:
         """Upper bounds on what the first t steps spend, for each t of `after`."""
@@ -87,7 +87,7 @@ def _epsilons_spent(run: Run, delta: float, after: tuple[int, ...]) -> list[floa
 
 @lru_cache(maxsize=4096)
 @cached_numbers(*_PACKAGES)
-def _epsilon(run: Run, delta: float) -> list[float]:
+def _compute_epsilon(run: Run, delta: float) -> list[float]:
     if run.noise_multiplier == 0:
         return [math.inf]
     interval = min(_COARSEST, 1 / math.sqrt(run.steps)) / 2
@@ -95,13 +95,15 @@ def _epsilon(run: Run, delta: float) -> list[float]:
     while interval > _FINEST:
         interval /= 2
         fine = run.epsilon_on_grid(delta, interval)
-        if coarse - fine <= _allowed(GRID_CHANGE, fine):
+        if coarse - fine <= _scale_tolerance(GRID_CHANGE, fine):
             return [fine]
         coarse = fine
     raise ArithmeticError(f"the accountant's grid did not settle for {run} at delta {delta}")
 
 
-def calibrate(epsilon: float, delta: float, sampling_rate: float, steps: int) -> tuple[Run, float]:
+def calibrate_noise(
+    epsilon: float, delta: float, sampling_rate: float, steps: int
+) -> tuple[Run, float]:
     """The run with the least noise that spends at most `epsilon`, and what it spends.
 
     What it spends, by a grid as fine as GRID_CHANGE asks for, lies within SHORTFALL under
@@ -125,7 +127,7 @@ def calibrate(epsilon: float, delta: float, sampling_rate: float, steps: int) ->
 @cached_numbers(*_PACKAGES)
 def _calibrate(epsilon: float, delta: float, sampling_rate: float, steps: int) -> list[float]:
     """Return the noise multiplier and what it spends."""
-    slack = _allowed(SHORTFALL, epsilon)
+    slack = _scale_tolerance(SHORTFALL, epsilon)
     goal = epsilon - slack / 2
 
     def run(log_sigma: float) -> Run:
@@ -135,16 +137,16 @@ def _calibrate(epsilon: float, delta: float, sampling_rate: float, steps: int) -
         return math.log(max(run(log_sigma).epsilon_on_grid(delta, interval), 1e-12) / goal)
 
     interval = min(_COARSEST, 0.2 * epsilon / math.sqrt(steps))  # wrong by 5 % or so
-    log_sigma = _root(lambda u: miss(u, interval))
+    log_sigma = _find_root(lambda u: miss(u, interval))
     slope = (miss(log_sigma + 0.01, interval) - miss(log_sigma - 0.01, interval)) / 0.02
     while interval > _FINEST:
         spent = run(log_sigma).epsilon_on_grid(delta, interval)
         meets = epsilon - slack <= spent <= epsilon
         if meets:
             change = run(log_sigma).epsilon_on_grid(delta, 2 * interval) - spent
-            if change <= _allowed(GRID_CHANGE, epsilon):
+            if change <= _scale_tolerance(GRID_CHANGE, epsilon):
                 return [run(log_sigma).noise_multiplier, spent]
-        if meets or abs(spent - goal) > _allowed(GRID_CHANGE, epsilon):
+        if meets or abs(spent - goal) > _scale_tolerance(GRID_CHANGE, epsilon):
             interval /= 2
         log_sigma -= math.log(spent / goal) / slope
     raise ArithmeticError(
@@ -153,7 +155,7 @@ def _calibrate(epsilon: float, delta: float, sampling_rate: float, steps: int) -
     )
 
 
-def compose(runs: Iterable[Run], delta: float) -> float:
+def compose_runs(runs: Iterable[Run], delta: float) -> float:
     """Epsilon of releasing everything of all `runs`, which were fixed beforehand.
 
     Runs that are all alike may be chosen one by one, knowing the ones before: then nothing is
@@ -166,24 +168,28 @@ def compose(runs: Iterable[Run], delta: float) -> float:
     if len(counts) == 1:
         ((run, times),) = counts.items()
         return Run(run.sampling_rate, run.noise_multiplier, run.steps * times).epsilon(delta)
-    return _composed(tuple(sorted(counts.items(), key=repr)), delta)[0] if counts else 0.0
+    return (
+        _compute_composed_epsilon(tuple(sorted(counts.items(), key=repr)), delta)[0]
+        if counts
+        else 0.0
+    )
 
 
 @lru_cache(maxsize=256)
 @cached_numbers(*_PACKAGES)
-def _composed(counts: tuple[tuple[Run, int], ...], delta: float) -> list[float]:
+def _compute_composed_epsilon(counts: tuple[tuple[Run, int], ...], delta: float) -> list[float]:
     """Epsilon of many kinds of runs, each so many times."""
     interval = min(1e-3, 0.1 / math.sqrt(sum(run.steps * times for run, times in counts)))
     parts = [run.one_step(interval).self_compose(run.steps * times) for run, times in counts]
     return [float(reduce(lambda a, b: a.compose(b), parts).get_epsilon_for_delta(delta))]
 
 
-def _allowed(error: float, epsilon: float) -> float:
+def _scale_tolerance(error: float, epsilon: float) -> float:
     """`error` for epsilons of 1 and more, in proportion below."""
     return error * min(1.0, epsilon)
 
 
-def _root(miss: Callable[[float], float]) -> float:
+def _find_root(miss: Callable[[float], float]) -> float:
     """Where the decreasing `miss` is zero, to 0.01, looking outwards from 0."""
     from scipy.optimize import brentq
 

@@ -91,7 +91,7 @@ class Audit:
         return self.lower > self.claimed
 
 
-def judge(
+def bound_epsilon(
     method: str,
     absent: Floats,
     present: Floats,
@@ -123,12 +123,14 @@ def judge(
         delta=delta,
         runs=min(len(absent), len(present)),
         confidence=confidence,
-        counted=epsilon_by_counting(absent, present, delta, 1 - (1 - FITTED_SHARE) * error),
-        fitted=epsilon_of_mu(mu_by_fit(absent, present, 1 - FITTED_SHARE * error), delta),
+        counted=bound_epsilon_by_counting(absent, present, delta, 1 - (1 - FITTED_SHARE) * error),
+        fitted=epsilon_of_mu(bound_mu_by_fit(absent, present, 1 - FITTED_SHARE * error), delta),
     )
 
 
-def epsilon_by_counting(absent: Floats, present: Floats, delta: float, confidence: float) -> float:
+def bound_epsilon_by_counting(
+    absent: Floats, present: Floats, delta: float, confidence: float
+) -> float:
     """Lower bound on epsilon from the error rates of one threshold; assumes only like runs.
 
     With FPR the share of absent runs above the threshold and FNR that of present ones below,
@@ -147,7 +149,7 @@ def epsilon_by_counting(absent: Floats, present: Floats, delta: float, confidenc
     What keeps it far below the truth is delta: the events that decide about 1e-5 are too rare to
     be counted (Nasr et al. 2021, arXiv:2101.04535).
     """
-    absent, present = _checked("absent", absent), _checked("present", present)
+    absent, present = _check_sample("absent", absent), _check_sample("present", present)
     _check_share("delta", delta)
     _check_share("confidence", confidence)
     pilot0, rest0 = np.split(absent, [math.ceil(_PILOT_SHARE * len(absent))])
@@ -158,18 +160,18 @@ def epsilon_by_counting(absent: Floats, present: Floats, delta: float, confidenc
     std0, std1 = max(float(pilot0.std()), least), max(float(pilot1.std()), least)
     pilots = np.concatenate([pilot0, pilot1])
     at_K = np.linspace(pilots.min(), pilots.max(), 400, endpoint=False)
-    fpr_K = most(len(rest0) * ndtr((mean0 - at_K) / std0), len(rest0), error)
-    fnr_K = most(len(rest1) * ndtr((at_K - mean1) / std1), len(rest1), error)
+    fpr_K = bound_probability(len(rest0) * ndtr((mean0 - at_K) / std0), len(rest0), error)
+    fnr_K = bound_probability(len(rest1) * ndtr((at_K - mean1) / std1), len(rest1), error)
     by_fpr_K = _epsilon_of_rates(fpr_K, fnr_K, delta)
     by_fnr_K = _epsilon_of_rates(fnr_K, fpr_K, delta)
     by_fpr = by_fpr_K.max() >= by_fnr_K.max()
     threshold = at_K[np.argmax(by_fpr_K if by_fpr else by_fnr_K)]
-    fpr = most(np.count_nonzero(rest0 > threshold), len(rest0), error)
-    fnr = most(np.count_nonzero(rest1 <= threshold), len(rest1), error)
+    fpr = bound_probability(np.count_nonzero(rest0 > threshold), len(rest0), error)
+    fnr = bound_probability(np.count_nonzero(rest1 <= threshold), len(rest1), error)
     return float(_epsilon_of_rates(*((fpr, fnr) if by_fpr else (fnr, fpr)), delta))
 
 
-def mu_by_fit(absent: Floats, present: Floats, confidence: float) -> float:
+def bound_mu_by_fit(absent: Floats, present: Floats, confidence: float) -> float:
     """Lower bound on mu, if what the auditor saw of a run is mu-GDP (arXiv:1905.02383).
 
     A mu-GDP mechanism keeps the ROC curve of *every* statistic, normal or not, under that of
@@ -195,12 +197,12 @@ def mu_by_fit(absent: Floats, present: Floats, confidence: float) -> float:
     Cannot exceed sqrt(2) Phi^-1((1 - confidence)^(1/n)), 4.5 for n = 4000 at 95 %, which is
     epsilon 28 at delta 1e-5.
     """
-    absent, present = _checked("absent", absent), _checked("present", present)
+    absent, present = _check_sample("absent", absent), _check_sample("present", present)
     _check_share("confidence", confidence)
     runs = min(len(absent), len(present))
     absent, present = absent[:runs], present[:runs]
     losses = np.count_nonzero(present <= absent)
-    mu = -math.sqrt(2) * float(ndtri(most(losses, runs, 1 - confidence)))
+    mu = -math.sqrt(2) * float(ndtri(bound_probability(losses, runs, 1 - confidence)))
     if not mu > 0:
         return 0.0
     _check_independent(absent, present)
@@ -228,7 +230,9 @@ def epsilon_of_mu(mu: float, delta: float) -> float:
     if mu == 0 or _log_delta(0.0, mu) <= math.log(delta):
         return 0.0
     most_it_can_be = mu * (mu / 2 - float(ndtri(delta)))  # where Phi alone is delta
-    return _root(lambda epsilon: math.log(delta) - _log_delta(epsilon, mu), 0.0, most_it_can_be)
+    return _find_root(
+        lambda epsilon: math.log(delta) - _log_delta(epsilon, mu), 0.0, most_it_can_be
+    )
 
 
 def mu_of_epsilon(epsilon: float, delta: float) -> float:
@@ -251,10 +255,10 @@ def mu_of_epsilon(epsilon: float, delta: float) -> float:
     high = 2 * low
     while _log_delta(epsilon, high) < math.log(delta):
         high *= 2
-    return _root(lambda mu: _log_delta(epsilon, mu) - math.log(delta), low, high)
+    return _find_root(lambda mu: _log_delta(epsilon, mu) - math.log(delta), low, high)
 
 
-def log_ratio(shift: npt.ArrayLike, centred: npt.ArrayLike, sampling_rate: float) -> Floats:
+def compute_log_ratio(shift: npt.ArrayLike, centred: npt.ArrayLike, sampling_rate: float) -> Floats:
     """What one step adds to the log-likelihood ratio of "the canary was in".
 
     With the release y in units of the clipped sum, its mean `base` without the canary, the
@@ -284,7 +288,7 @@ def log_ratio(shift: npt.ArrayLike, centred: npt.ArrayLike, sampling_rate: float
     return np.where(np.abs(ratio) < 0.5, near, far)
 
 
-def most(count: npt.ArrayLike, runs: int, error: float) -> Floats:
+def bound_probability(count: npt.ArrayLike, runs: int, error: float) -> Floats:
     """Clopper-Pearson: the largest probability that `count` of `runs` leaves, one-sided.
 
     It lies under the true one with probability `error` at most. Counts may be fractions, of
@@ -310,11 +314,11 @@ def _log_delta(epsilon: float, mu: float) -> float:
     return first + math.log(-math.expm1(min(second - first, -1e-300)))  # rounding may reach 0
 
 
-def _root(rising: Callable[[float], float], low: float, high: float) -> float:
+def _find_root(rising: Callable[[float], float], low: float, high: float) -> float:
     return float(brentq(rising, low, high, xtol=1e-13 * high, rtol=1e-14, maxiter=500))
 
 
-def _checked(name: str, sample: Floats) -> Floats:
+def _check_sample(name: str, sample: Floats) -> Floats:
     """The sample, if it can be one of independent runs in the order they were run."""
     sample = np.asarray(sample, dtype=np.float64)
     if sample.ndim != 1 or len(sample) < FEWEST_RUNS:

@@ -95,14 +95,14 @@ class PerLayer:
     bounds: Mapping[str, float] | None = None
 
     def factors(self, squares: Tensors) -> Tensors:
-        bounds = self.resolved(tuple(squares))
+        bounds = self.resolve_bounds(tuple(squares))
         factors: Tensors = {}
         for layer, bound in bounds.items():
             part = {k: s for k, s in squares.items() if layer_of(k) == layer}
             factors.update(Flat(bound * self.clip_norm).factors(part))
         return factors
 
-    def resolved(self, names: Sequence[str]) -> Mapping[str, float]:
+    def resolve_bounds(self, names: Sequence[str]) -> Mapping[str, float]:
         """C_l / C by layer of a model whose parameters are called `names`."""
         layers = list(dict.fromkeys(map(layer_of, names)))
         if self.bounds is None:
@@ -160,7 +160,7 @@ class Quantile:
         side_B = (_norm(squares) <= self.bound).to(next(iter(squares.values())).dtype) - 0.5
         return 2 * sqrt(self.share) * self.clip_norm * torch.where(present_B, side_B, 0).sum()
 
-    def moved(self, released: Tensor, batch_size: int) -> float:
+    def update_bound(self, released: Tensor, batch_size: int) -> float:
         """The next step's c, from the released extra coordinate (a mean over `batch_size`)."""
         inside = 0.5 + float(released) / (2 * sqrt(self.share) * self.clip_norm)
         inside = min(max(inside, 0.0), 1.0)  # noise may push it outside; public either way
@@ -174,7 +174,7 @@ def clipped_sum(answer: PerExample, clip: Clip, present_B: Tensor | None = None)
     Rows where `present_B` is False are nobody's, and are not heard.
     """
     squares = {k: squared_norms(g) for k, g in answer.items()}
-    factors, count = scaling(squares, clip, present_B)
+    factors, count = compute_factors(squares, clip, present_B)
     total = {k: weighted_sum(factors[k], g) for k, g in answer.items()}
     return Clipped(total | count)
 
@@ -193,7 +193,7 @@ def weighted_sum(factor_B: Tensor, leaf_B: Tensor, finite: bool = False) -> Tens
         finite: True if all of `leaf_B` is known to be finite.
     """
     factors_1B = factor_B.to(leaf_B)[None]
-    leaves = leaf_B if finite else cleaned(leaf_B, factor_B)
+    leaves = leaf_B if finite else zero_excluded(leaf_B, factor_B)
     flat = leaves.unsqueeze(-1).flatten(1)
     return summed_products(factors_1B.T, flat).view(leaf_B.shape[1:])
 
@@ -225,7 +225,7 @@ def summed_products(left_BM: Tensor, right_BN: Tensor, num_positions: int = 1) -
     return sums
 
 
-def cleaned(leaf_B: Tensor, factor_B: Tensor, dim: int = 0) -> Tensor:
+def zero_excluded(leaf_B: Tensor, factor_B: Tensor, dim: int = 0) -> Tensor:
     """`leaf_B` with zeros for the examples of factor 0, since 0 * NaN is NaN.
 
     Args:
@@ -257,7 +257,7 @@ def zero(dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.zeros((), dtype=dtype, device=device)
 
 
-def scaling(
+def compute_factors(
     squares: Tensors, clip: Clip, present_B: Tensor | None = None
 ) -> tuple[Tensors, Tensors]:
     """Each parameter's factors, shape (B,), and the coordinates that count, if the style does.
@@ -284,7 +284,7 @@ def scaling(
     return factors, {INSIDE: clip.count(squares, present_B)} if isinstance(clip, Quantile) else {}
 
 
-def add(total: Clipped, part: Clipped) -> Clipped:
+def add_clipped(total: Clipped, part: Clipped) -> Clipped:
     """The sum over two batches that share no example, in `total` itself; in double it stays so.
 
     Microbatches are summed in double precision: one example more moves the bounds of all those
@@ -301,7 +301,7 @@ def add(total: Clipped, part: Clipped) -> Clipped:
     return total
 
 
-def in_two_parts(here: Clipped, there: Clipped, own: float, other: float) -> Clipped:
+def stack_parts(here: Clipped, there: Clipped, own: float, other: float) -> Clipped:
     """Own * here beside other * (there - here), under the names 0/NAME and 1/NAME.
 
     With both sums clipped to C, one example moves it by at most C sqrt(own^2 + 4 other^2).
@@ -311,7 +311,7 @@ def in_two_parts(here: Clipped, there: Clipped, own: float, other: float) -> Cli
     return Clipped(first | second)
 
 
-def without_count(released: Released) -> tuple[Released, Tensor | None]:
+def split_count(released: Released) -> tuple[Released, Tensor | None]:
     """The released answers, and what `Quantile` counted beside them."""
     rest = Released({k: leaf for k, leaf in released.items() if k != INSIDE})
     return rest, released.get(INSIDE)

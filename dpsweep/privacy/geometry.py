@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dpsweep.core.errors import Misfit
+from dpsweep.core.errors import InvalidKey
 from dpsweep.core.types import Released
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Geometry:
 IDENTITY = Geometry()
 
 
-def geometry_of(
+def make_geometry(
     declared: Spectral | None, model: nn.Module, input_shape: tuple[int, ...]
 ) -> Geometry:
     """The geometry of `model` for inputs of `input_shape`, without the batch axis.
@@ -81,7 +81,7 @@ def geometry_of(
     from dpsweep.core.weight_standardization import StandardConv2d
 
     _refuse_shared(model)
-    shapes = _input_shapes(model, input_shape)
+    shapes = _trace_input_shapes(model, input_shape)
     maps: dict[str, LayerMap] = {}
     for name, layer in model.named_modules():
         if not list(layer.parameters(recurse=False)):
@@ -100,18 +100,18 @@ def geometry_of(
                 )
             case nn.Conv2d() | CirculantLinear():
                 try:
-                    maps[_join(name, "weight")] = _map(declared, layer, seen[0])
+                    maps[_join(name, "weight")] = _make_map(declared, layer, seen[0])
                 except ValueError as e:
                     kept = "keep_circulant" if isinstance(layer, CirculantLinear) else "keep"
                     text = f"layer {name!r}: {e}"
                     if not str(e).startswith("keep"):
                         raise ValueError(text) from e
-                    raise Misfit(kept, text.removesuffix(".")) from e
+                    raise InvalidKey(kept, text.removesuffix(".")) from e
             case nn.Linear():
                 raise ValueError(
                     f"layer {name!r} is a plain Linear({layer.in_features}, {layer.out_features}), "
                     f"which has no spectral geometry. Use a CirculantLinear, by model.block, "
-                    f"with a block that divides both sizes, such as {_block(layer)}"
+                    f"with a block that divides both sizes, such as {_choose_block(layer)}"
                 )
             case _ if any(p.dim() > 1 for p in layer.parameters(recurse=False)):
                 raise ValueError(
@@ -121,7 +121,7 @@ def geometry_of(
     return Geometry(maps)
 
 
-def _map(
+def _make_map(
     declared: Spectral, layer: nn.Conv2d | CirculantLinear, shape: tuple[int, ...]
 ) -> LayerMap:
     from dpsweep.core.circulant import CirculantLinear
@@ -150,7 +150,9 @@ def _refuse_shared(model: nn.Module) -> None:
         )
 
 
-def _input_shapes(model: nn.Module, shape: tuple[int, ...]) -> dict[str, list[tuple[int, ...]]]:
+def _trace_input_shapes(
+    model: nn.Module, shape: tuple[int, ...]
+) -> dict[str, list[tuple[int, ...]]]:
     """Module name -> shape of each input it is given, by a pass without numbers.
 
     Raises:
@@ -194,7 +196,7 @@ def _input_shapes(model: nn.Module, shape: tuple[int, ...]) -> dict[str, list[tu
     return seen
 
 
-def _block(layer: nn.Linear) -> int:
+def _choose_block(layer: nn.Linear) -> int:
     """The largest block up to 10 that divides both of the layer's sizes."""
     sizes = (layer.in_features, layer.out_features)
     return max(d for d in range(1, 11) if not any(size % d for size in sizes))

@@ -133,11 +133,11 @@ class SecureDraws:
         return words
 
 
-def _fast(secret: Secret, step: int, name: Stream) -> Draws:
+def _make_fast_draws(secret: Secret, step: int, name: Stream) -> Draws:
     return secret.stream(step, name)
 
 
-def _secure(secret: Secret, step: int, name: Stream) -> Draws:
+def _make_secure_draws(secret: Secret, step: int, name: Stream) -> Draws:
     return SecureDraws(secret.stream_key(step, name))
 
 
@@ -208,6 +208,6 @@ def _noise_thread() -> ThreadPoolExecutor:
 
 
 SOURCES: Mapping[str, Callable[[Secret, int, Stream], Draws]] = MappingProxyType(
-    {"fast": _fast, "secure": _secure}
+    {"fast": _make_fast_draws, "secure": _make_secure_draws}
 )
 """By their name in a config."""

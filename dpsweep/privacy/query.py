@@ -11,14 +11,14 @@ from math import sqrt
 from typing import Protocol
 
 from dpsweep.core.types import Clipped, Released, Tensors
-from dpsweep.privacy.clip import in_two_parts
+from dpsweep.privacy.clip import stack_parts
 
 Oracle = Callable[[Sequence[Tensors], Sequence[float]], Clipped]
 """(points, weights) -> the sum over the batch of each example's clipped answer."""
 
 
 @dataclass(frozen=True)
-class Ask:
+class EvaluationPoint:
     """`weight` times the gradient at x_{t-age} + ahead * (x_t - x_{t-1}).
 
     Attributes:
@@ -52,7 +52,7 @@ class Query(Protocol):
     def memory(self) -> int:
         """How many iterates it needs to be kept, the newest included."""
 
-    def asks(self, step: int) -> tuple[Ask, ...]:
+    def asks(self, step: int) -> tuple[EvaluationPoint, ...]:
         """The points of step `step` and their weights, a function of public numbers."""
 
     def clipped(self, oracle: Oracle, trail: Sequence[Tensors], step: int) -> Clipped:
@@ -65,14 +65,14 @@ class Query(Protocol):
         """Variance of what `restore` gives per unit variance of the noise that was released."""
 
 
-class Joint:
+class JointQuery:
     """Queries whose points are answered together: one weighted sum, clipped once.
 
     In the first steps the points whose iterates do not exist yet are left out, and the other
     weights scaled up to the same sum.
     """
 
-    def asks(self, step: int) -> tuple[Ask, ...]:
+    def asks(self, step: int) -> tuple[EvaluationPoint, ...]:
         raise NotImplementedError
 
     def clipped(self, oracle: Oracle, trail: Sequence[Tensors], step: int) -> Clipped:
@@ -92,24 +92,24 @@ class Joint:
 
 
 @dataclass(frozen=True)
-class Points(Joint):
+class FixedQuery(JointQuery):
     """The same points and weights at every step."""
 
-    points: tuple[Ask, ...]
+    points: tuple[EvaluationPoint, ...]
 
     @property
     def memory(self) -> int:
         return max(ask.memory for ask in self.points)
 
-    def asks(self, step: int) -> tuple[Ask, ...]:
+    def asks(self, step: int) -> tuple[EvaluationPoint, ...]:
         return self.points
 
 
-HERE = Points((Ask(weight=1.0),))
+NEWEST_ITERATE = FixedQuery((EvaluationPoint(weight=1.0),))
 
 
 @dataclass(frozen=True)
-class Apart:
+class SplitQuery:
     """Two points clipped apart: a gradient here, and its change on the way ahead.
 
         u_i = ( sqrt(1-s) clip_C(g_i(x_t)),  sqrt(s)/2 (clip_C(g_i(ahead)) - clip_C(g_i(x_t))) )
@@ -133,13 +133,13 @@ class Apart:
     def memory(self) -> int:
         return 2
 
-    def asks(self, step: int) -> tuple[Ask, ...]:
-        return (Ask(1 - self.weight), Ask(self.weight, ahead=self.ahead))
+    def asks(self, step: int) -> tuple[EvaluationPoint, ...]:
+        return (EvaluationPoint(1 - self.weight), EvaluationPoint(self.weight, ahead=self.ahead))
 
     def clipped(self, oracle: Oracle, trail: Sequence[Tensors], step: int) -> Clipped:
         here = oracle([trail[-1]], [1.0])
-        there = oracle([Ask(1.0, ahead=self.ahead).point(trail)], [1.0])
-        return in_two_parts(here, there, sqrt(1 - self.share), sqrt(self.share) / 2)
+        there = oracle([EvaluationPoint(1.0, ahead=self.ahead).point(trail)], [1.0])
+        return stack_parts(here, there, sqrt(1 - self.share), sqrt(self.share) / 2)
 
     def restore(self, released: Released, step: int) -> Released:
         names = [k.removeprefix("0/") for k in released if k.startswith("0/")]

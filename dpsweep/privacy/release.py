@@ -49,14 +49,14 @@ def release(
     if on_cpu:  # leaf by leaf, which stays in the caches
         return Released(
             {
-                k: (_noisy(x.double(), drawn[parts[k]].view(x.shape), scale) / batch_size).to(
+                k: (_add_noise(x.double(), drawn[parts[k]].view(x.shape), scale) / batch_size).to(
                     dtype or x.dtype
                 )
                 for k, x in total.items()
             }
         )
     noise = drawn.to(next(iter(total.values())).device, non_blocking=True)
-    flat = _noisy(_joined(total, len(drawn), parts), noise, scale) / batch_size
+    flat = _add_noise(_joined(total, len(drawn), parts), noise, scale) / batch_size
     flat = flat.to(dtype or flat.dtype)
     return Released(
         {k: flat[parts[k]].view(x.shape).to(dtype or x.dtype) for k, x in total.items()}
@@ -73,7 +73,7 @@ def _joined(total: Clipped, length: int, parts: dict[str, slice]) -> torch.Tenso
     return torch.cat([*line, zeros[: length - end]])
 
 
-def _noisy(exact: torch.Tensor, noise: torch.Tensor, scale: float) -> torch.Tensor:
+def _add_noise(exact: torch.Tensor, noise: torch.Tensor, scale: float) -> torch.Tensor:
     """`exact` plus `scale` times standard normal `noise`, in double precision, in its place.
 
     The noisy sum is rounded to a grid of about scale / 10^9, the same for all leaves and all

@@ -52,7 +52,7 @@ _KEPT_BACK = 1e-6  # of a limit, so that another machine's rounding does not bre
 
 
 @lru_cache(maxsize=4096)
-def divergences(run: Run, orders: tuple[float, ...] = ORDERS) -> Floats:
+def compute_divergences(run: Run, orders: tuple[float, ...] = ORDERS) -> Floats:
     """D_a of a whole run at each of `orders`, shape (A,); infinite without noise.
 
     Args:
@@ -70,8 +70,8 @@ def divergences(run: Run, orders: tuple[float, ...] = ORDERS) -> Floats:
         return np.asarray(order_A * run.steps / (2 * sigma**2))
     small_A = order_A < _CLOSED_FORM_FROM
     log_moment_A = np.empty(len(orders))
-    log_moment_A[small_A] = _by_integral(q, sigma, order_A[small_A])
-    log_moment_A[~small_A] = [_by_sum(q, sigma, int(a)) for a in order_A[~small_A]]
+    log_moment_A[small_A] = _integrate_log_moment(q, sigma, order_A[small_A])
+    log_moment_A[~small_A] = [_sum_log_moment(q, sigma, int(a)) for a in order_A[~small_A]]
     largest_A = np.maximum(np.abs(log_moment_A), gammaln(order_A + 1))
     log_moment_A = np.maximum(log_moment_A, 0) + _ROUNDING + _EPS * largest_A
     found: Floats = run.steps * log_moment_A / (order_A - 1)
@@ -127,15 +127,15 @@ class RunCap(ABC):
         Raises:
             ArithmeticError: If no noise is enough.
         """
-        return _noise(self, steps, rate)
+        return _cap_noise(self, steps, rate)
 
 
 @lru_cache(maxsize=4096)
-def _noise(cap: RunCap, steps: int, rate: float) -> float:
+def _cap_noise(cap: RunCap, steps: int, rate: float) -> float:
     def excess(sigma: float) -> float:
         return cap.excess(Run(rate, sigma, steps), _KEPT_BACK)
 
-    sigma = least_noise(excess)
+    sigma = find_least_noise(excess)
     while excess(sigma) > 0:
         sigma *= 1 + _KEPT_BACK
     return sigma
@@ -158,7 +158,7 @@ class Cap(RunCap):
         """The smallest that lets all `runs` through, widened by a share `margin`."""
         import numpy as np
 
-        limits_A = (1 + margin) * np.max([divergences(run) for run in runs], axis=0)
+        limits_A = (1 + margin) * np.max([compute_divergences(run) for run in runs], axis=0)
         return cls(ORDERS, tuple(limits_A.tolist()))
 
     def at(self, orders: tuple[float, ...]) -> Self:
@@ -175,10 +175,10 @@ class Cap(RunCap):
             raise ArithmeticError("nothing may be lost")
         with np.errstate(divide="ignore", invalid="ignore"):
             # log(x / x) is 0 exactly: what a cap was taken from is let through.
-            return float(np.max(np.log(divergences(run, self.orders) / limits_A)))
+            return float(np.max(np.log(compute_divergences(run, self.orders) / limits_A)))
 
 
-def least_noise(excess: Callable[[float], float]) -> float:
+def find_least_noise(excess: Callable[[float], float]) -> float:
     """The noise multiplier where the decreasing `excess` is zero, to one in a million.
 
     Raises:
@@ -200,7 +200,7 @@ def least_noise(excess: Callable[[float], float]) -> float:
     return math.exp(float(root))
 
 
-def _by_integral(q: float, sigma: float, order_A: Floats) -> Floats:
+def _integrate_log_moment(q: float, sigma: float, order_A: Floats) -> Floats:
     """Logarithm of A by the trapezoidal rule.
 
     The integrand is analytic within pi sigma of the real axis and falls off as a Gaussian, so the
@@ -219,7 +219,7 @@ def _by_integral(q: float, sigma: float, order_A: Floats) -> Floats:
     return np.array([logsumexp(log_weight_Z + a * log_ratio_Z) for a in order_A])
 
 
-def _by_sum(q: float, sigma: float, order: int) -> float:
+def _sum_log_moment(q: float, sigma: float, order: int) -> float:
     """Logarithm of A for a whole order, in closed form (arXiv:1908.10530, section 3.3)."""
     import numpy as np
     from scipy.special import gammaln, logsumexp

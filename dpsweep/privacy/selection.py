@@ -22,15 +22,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
-from dpsweep.core.errors import Misfit
-from dpsweep.privacy.accounting import Run, calibrate
+from dpsweep.core.errors import InvalidKey
+from dpsweep.privacy.accounting import Run, calibrate_noise
 from dpsweep.privacy.profiles import ProfileCap
 from dpsweep.privacy.renyi import (
     Cap,
     RunCap,
     divergence_at,
     epsilon_at,
-    least_noise,
+    find_least_noise,
 )
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ MARGIN = 0.01
 """How far inside a space a run may lose more than at its corners; what does is not run."""
 
 
-def num_trials(mean: float, rng: np.random.Generator) -> int:
+def draw_num_trials(mean: float, rng: np.random.Generator) -> int:
     """How many trials a private selection runs: geometric on 1, 2, 3, ...
 
         P(K = k) = (1 - 1/mean)^(k-1) / mean
@@ -63,7 +63,7 @@ def num_trials(mean: float, rng: np.random.Generator) -> int:
     return int(rng.geometric(1 / mean))
 
 
-def total(charged: Charged, cap: Cap, num_runs: int, delta: float) -> tuple[float, Cap]:
+def total_epsilon(charged: Charged, cap: Cap, num_runs: int, delta: float) -> tuple[float, Cap]:
     """Epsilon of a whole search whose every run stays within `cap`, by Renyi, and what it needs.
 
     Args:
@@ -106,7 +106,7 @@ def selected(
     """
     runs = list(runs)
     by_profile = ProfileCap.over(runs, mean, delta, margin)
-    by_renyi = total("private_selection", Cap.over(runs, margin), mean, delta)
+    by_renyi = total_epsilon("private_selection", Cap.over(runs, margin), mean, delta)
     return min((by_profile.epsilon, by_profile), by_renyi, key=lambda found: found[0])
 
 
@@ -115,10 +115,10 @@ def selection_epsilon(cap: RunCap, mean: int, delta: float) -> tuple[float, str]
     if isinstance(cap, ProfileCap):
         return cap.epsilon, "privacy profiles"
     assert isinstance(cap, Cap), cap
-    return total("private_selection", cap, mean, delta)[0], "RDP"
+    return total_epsilon("private_selection", cap, mean, delta)[0], "RDP"
 
 
-def cap_over(runs: Iterable[Run], charged: Charged, num_runs: int, delta: float) -> RunCap:
+def choose_cap(runs: Iterable[Run], charged: Charged, num_runs: int, delta: float) -> RunCap:
     """A cap for runs like `runs`, where it costs the whole search least.
 
     Args:
@@ -129,11 +129,11 @@ def cap_over(runs: Iterable[Run], charged: Charged, num_runs: int, delta: float)
     """
     if charged == "private_selection":
         return selected(runs, num_runs, delta, MARGIN)[1]
-    return total(charged, Cap.over(runs, MARGIN), num_runs, delta)[1]
+    return total_epsilon(charged, Cap.over(runs, MARGIN), num_runs, delta)[1]
 
 
 @dataclass(frozen=True)
-class Whole:
+class SearchBudget:
     """A budget that all runs of a search keep together.
 
     Where all runs have the same schedule and are composed, it is the budget of one run of num_runs
@@ -169,7 +169,7 @@ class Whole:
         Raises:
             InvalidKey: If the budget is too small for any.
         """
-        return _cap(self)
+        return _compute_cap(self)
 
     def noise(self, schedule: Schedule) -> float:
         """The noise multiplier of a run, the least that keeps the budget.
@@ -177,7 +177,7 @@ class Whole:
         Raises:
             InvalidKey: If the budget is too small for any.
         """
-        return _noise(self, schedule)
+        return _compute_noise(self, schedule)
 
     def covers(self, runs: Iterable[Run]) -> bool:
         """True if these runs, and as many more as are left, keep the budget."""
@@ -194,23 +194,23 @@ class Whole:
 
 
 @lru_cache(maxsize=1024)
-def _noise(whole: Whole, schedule: Schedule) -> float:
+def _compute_noise(whole: SearchBudget, schedule: Schedule) -> float:
     steps, rate = schedule
     if not whole.is_one_run:
         return whole.cap.noise(steps, rate)
     assert (schedule,) == whole.schedules, f"{schedule} in a space of {whole.schedules} alone"
-    run, _ = calibrate(whole.epsilon, whole.delta, rate, steps * whole.num_runs)
+    run, _ = calibrate_noise(whole.epsilon, whole.delta, rate, steps * whole.num_runs)
     return run.noise_multiplier
 
 
 @lru_cache(maxsize=64)
-def _cap(whole: Whole) -> RunCap:
+def _compute_cap(whole: SearchBudget) -> RunCap:
     import numpy as np
 
     try:
         caps = _candidates(whole)
     except ArithmeticError as e:
-        raise Misfit(
+        raise InvalidKey(
             "privacy.epsilon",
             f"{whole.epsilon:g} is too little for {whole.num_runs} runs by {whole.charged}: no "
             f"amount of noise keeps it. Give more, or fewer trials",
@@ -220,9 +220,9 @@ def _cap(whole: Whole) -> RunCap:
     return caps[int(np.argmin(regret))]
 
 
-def _candidates(whole: Whole) -> list[RunCap]:
+def _candidates(whole: SearchBudget) -> list[RunCap]:
     """Caps that are best for one schedule each; by profiles alone if those are better at all."""
-    renyi = {schedule: _best_for(whole, schedule) for schedule in whole.schedules}
+    renyi = {schedule: _choose_cap_for(whole, schedule) for schedule in whole.schedules}
     if whole.charged == "composition":
         return list(dict.fromkeys(renyi.values()))
     profiles = {schedule: _best_profile_for(whole, schedule) for schedule in whole.schedules}
@@ -230,15 +230,15 @@ def _candidates(whole: Whole) -> list[RunCap]:
     return list(dict.fromkeys([*profiles.values(), *(() if better else renyi.values())]))
 
 
-def _best_for(whole: Whole, schedule: Schedule) -> RunCap:
+def _choose_cap_for(whole: SearchBudget, schedule: Schedule) -> RunCap:
     """The Renyi cap that would be best if all runs had this schedule."""
     steps, rate = schedule
 
     def spent(sigma: float) -> tuple[float, Cap]:
         cap = Cap.over([Run(rate, sigma, steps)])
-        return total(whole.charged, cap, whole.num_runs, whole.delta)
+        return total_epsilon(whole.charged, cap, whole.num_runs, whole.delta)
 
-    sigma = least_noise(lambda sigma: math.log(max(spent(sigma)[0], 1e-9) / whole.epsilon))
+    sigma = find_least_noise(lambda sigma: math.log(max(spent(sigma)[0], 1e-9) / whole.epsilon))
     while (found := spent(sigma))[0] > whole.epsilon:
         sigma *= 1 + 1e-6
     if whole.charged == "private_selection":
@@ -248,14 +248,16 @@ def _best_for(whole: Whole, schedule: Schedule) -> RunCap:
     return Cap((order,), (share,))
 
 
-def _best_profile_for(whole: Whole, schedule: Schedule) -> RunCap:
+def _best_profile_for(whole: SearchBudget, schedule: Schedule) -> RunCap:
     """The profile cap that would be best if all runs had this schedule."""
     steps, rate = schedule
 
     def spent(sigma: float) -> ProfileCap:
         return ProfileCap.over([Run(rate, sigma, steps)], whole.num_runs, whole.delta)
 
-    sigma = least_noise(lambda sigma: math.log(max(spent(sigma).epsilon, 1e-9) / whole.epsilon))
+    sigma = find_least_noise(
+        lambda sigma: math.log(max(spent(sigma).epsilon, 1e-9) / whole.epsilon)
+    )
     while (found := spent(sigma)).epsilon > whole.epsilon:
         sigma *= 1 + 1e-6
     return found

@@ -41,7 +41,7 @@ from torch import Tensor, nn
 
 from dpsweep.core.circulant import CirculantLinear
 from dpsweep.core.convolution import kernel_gradient
-from dpsweep.privacy.clip import cleaned
+from dpsweep.privacy.clip import zero_excluded
 from dpsweep.privacy.whitening import Whitening
 
 _SLACK = 16  # in units of the precision; measured errors stay below 0.4
@@ -71,14 +71,14 @@ class Records:
         step = max(1, budget // per_example)
         for start in range(0, len(self.grads[0]), step):
             part = slice(start, start + step)
-            yield part, self.rows(part).precise()
+            yield part, self.rows(part).to_double()
 
     def rows(self, part: slice) -> "Records":
         """Those of some examples."""
         inputs, grads = (tuple(z[part] for z in leaf) for leaf in (self.inputs, self.grads))
         return Records(self.weights, inputs, grads)
 
-    def precise(self) -> "Records":
+    def to_double(self) -> "Records":
         """Detached; in float64 if there are several points."""
 
         def made(leaf: Tensor) -> Tensor:
@@ -93,19 +93,19 @@ class Records:
         """
         if len(self.weights) > 1:
             return self, torch.ones((), dtype=torch.float64, device=self.grads[0].device)
-        (x, x_B), (g, g_B) = _of_size_one(self.inputs[0]), _of_size_one(self.grads[0])
+        (x, x_B), (g, g_B) = _scale_to_one(self.inputs[0]), _scale_to_one(self.grads[0])
         return Records(self.weights, (x,), (g,)), (x_B.double() * g_B.double()).square()
 
     @property
     def peak_B(self) -> Tensor:
         """The largest number that each example's records hold, shape (B,); NaN if one is."""
-        return torch.stack([_peaks(z.detach()) for z in (*self.inputs, *self.grads)]).amax(0)
+        return torch.stack([_find_peaks(z.detach()) for z in (*self.inputs, *self.grads)]).amax(0)
 
     def only(self, kept_B: Tensor) -> "Records":
         """The same with zeros for all other examples."""
 
         def made(leaf: Tensor) -> Tensor:
-            return torch.where(_like(kept_B, leaf), leaf, 0)
+            return torch.where(_expand_like(kept_B, leaf), leaf, 0)
 
         return Records(self.weights, tuple(map(made, self.inputs)), tuple(map(made, self.grads)))
 
@@ -149,7 +149,7 @@ class LayerMap(Protocol):
         """The same map with its constants on `device`."""
 
 
-def low_pass(n: int, keep: float) -> Tensor:
+def low_pass_response(n: int, keep: float) -> Tensor:
     """Amplitude of a real, even low-pass at the n // 2 + 1 real frequencies of length n.
 
         sum over all n bins of amplitude^2 = keep n
@@ -177,7 +177,7 @@ def low_pass(n: int, keep: float) -> Tensor:
             f"keep = {keep} passes {keep * n:.3g} of this layer's {n} frequencies, so even a "
             f"constant would shrink. Raise keep to {ceil(1e4 / n) / 1e4} or more."
         )
-    bins_F = _bins(n)
+    bins_F = _count_bins(n)
     below_F = bins_F.cumsum(0) - bins_F
     return ((keep * n - below_F) / bins_F).clamp(0, 1).sqrt()
 
@@ -245,9 +245,9 @@ class ConvMap(_Map):
         """
         _refuse_other_convolutions(layer)
         _, height, width = input_shape
-        pad_h, pad_w = _padding(layer)
-        n_h, blur_h, covariance_h = _axis(height, pad_h, layer.kernel_size[0], keep)
-        n_w, blur_w, covariance_w = _axis(width, pad_w, layer.kernel_size[1], keep)
+        pad_h, pad_w = _read_padding(layer)
+        n_h, blur_h, covariance_h = _design_axis(height, pad_h, layer.kernel_size[0], keep)
+        n_w, blur_w, covariance_w = _design_axis(width, pad_w, layer.kernel_size[1], keep)
         lags = Whitening.of(torch.kron(covariance_h, covariance_w))
         return cls(tuple(layer.weight.shape), lags, (n_h, n_w), blur_h, blur_w)
 
@@ -258,7 +258,7 @@ class ConvMap(_Map):
         for part, some in records.slices(per_example):
             scaled, scale_B = some.scaled()
             left, right = self._spectra(scaled.grads), self._spectra(scaled.inputs)
-            squares_B[part] = scale_B * _energy(some.weights, left, right, bins_F)
+            squares_B[part] = scale_B * _sum_energy(some.weights, left, right, bins_F)
         return squares_B
 
     def _spectra(self, leaves: tuple[Tensor, ...]) -> list[Tensor]:
@@ -270,11 +270,13 @@ class ConvMap(_Map):
 
     def coordinates(self, records: Records, factor_B: Tensor) -> Tensor:
         total = records.zeros(*self.shape)
-        exact = records.precise()
+        exact = records.to_double()
         blur_h, blur_w = self.blur_h.to(exact.grads[0]), self.blur_w.to(exact.grads[0])
         for weight, inputs, grads in zip(exact.weights, exact.inputs, exact.grads, strict=True):
-            blurred = blur_h @ cleaned(inputs, factor_B) @ blur_w.T
-            scaled = cleaned(grads, factor_B) * _like(weight * factor_B.to(grads), grads)
+            blurred = blur_h @ zero_excluded(inputs, factor_B) @ blur_w.T
+            scaled = zero_excluded(grads, factor_B) * _expand_like(
+                weight * factor_B.to(grads), grads
+            )
             total += kernel_gradient(blurred, scaled, self.shape)
         return self.lags.whiten(total.flatten(2)).to(records.dtype)
 
@@ -298,7 +300,7 @@ class CirculantMap(_Map):
     @classmethod
     def of(cls, layer: CirculantLinear, keep: float) -> Self:
         """The map of `layer`; `keep` in [1/d, 1], or a ValueError, is the share of noise passed."""
-        amplitude_F = low_pass(layer.block, keep)
+        amplitude_F = low_pass_response(layer.block, keep)
         response_d = torch.fft.irfft(amplitude_F.square(), n=layer.block)
         lags = Whitening.of(_toeplitz(response_d, layer.block))
         return cls(tuple(layer.weight.shape), lags, amplitude_F)
@@ -312,7 +314,7 @@ class CirculantMap(_Map):
             scaled, scale_B = some.scaled()
             left, right = self._spectra(scaled.grads), self._spectra(scaled.inputs)
             bins_F = _torus_bins(1, d, scale_B.device)
-            squares_B[part] = scale_B * _energy(weights, left, right, bins_F)
+            squares_B[part] = scale_B * _sum_energy(weights, left, right, bins_F)
         return squares_B
 
     def _spectra(self, leaves: tuple[Tensor, ...]) -> list[Tensor]:
@@ -324,24 +326,28 @@ class CirculantMap(_Map):
     def coordinates(self, records: Records, factor_B: Tensor) -> Tensor:
         p, q, d = self.shape
         spectrum = records.zeros(p, q, d // 2 + 1).to(torch.complex128)
-        exact = records.precise()
+        exact = records.to_double()
         for weight, inputs, grads in zip(exact.weights, exact.inputs, exact.grads, strict=True):
-            scaled = cleaned(grads, factor_B) * _like(weight * factor_B.to(grads), grads)
+            scaled = zero_excluded(grads, factor_B) * _expand_like(
+                weight * factor_B.to(grads), grads
+            )
             delta = torch.fft.rfft(scaled.reshape(-1, p, d))
-            x = torch.fft.rfft(cleaned(inputs, factor_B).reshape(-1, q, d))
+            x = torch.fft.rfft(zero_excluded(inputs, factor_B).reshape(-1, q, d))
             spectrum += torch.einsum("bpf,bqf->pqf", delta, x.conj())
         total = torch.fft.irfft(self.amplitude_F * spectrum, n=d)
         return self.lags.whiten(total).to(records.dtype)
 
 
-def _axis(size: int, pad: tuple[int, int], kernel: int, keep: float) -> tuple[int, Tensor, Tensor]:
+def _design_axis(
+    size: int, pad: tuple[int, int], kernel: int, keep: float
+) -> tuple[int, Tensor, Tensor]:
     """One axis of a convolution: length of the torus, blur matrix, covariance of its lags."""
     padded = size + sum(pad)
     outputs = padded - kernel + 1
     from scipy.fft import next_fast_len
 
     n = next_fast_len(padded + outputs - 1, real=True)
-    amplitude_F = low_pass(n, keep)
+    amplitude_F = low_pass_response(n, keep)
     # A lag u pairs outputs 0..outputs-1 with inputs u..u+outputs-1: never outside the padded
     # input, so what the low-pass spreads further over the torus is not needed.
     blur = _toeplitz(torch.fft.irfft(amplitude_F, n=n), padded)
@@ -355,7 +361,7 @@ def _toeplitz(response_n: Tensor, size: int) -> Tensor:
     return response_n[(at[:, None] - at) % len(response_n)]
 
 
-def _bins(n: int) -> Tensor:
+def _count_bins(n: int) -> Tensor:
     """How many of the n bins each real frequency stands for: 2, but 1 for zero and Nyquist."""
     pairs, nyquist = (n - 1) // 2, (n + 1) % 2
     return torch.tensor([1.0] + [2.0] * pairs + [1.0] * nyquist, dtype=torch.float64)
@@ -364,10 +370,10 @@ def _bins(n: int) -> Tensor:
 @lru_cache(maxsize=256)
 def _torus_bins(n_h: int, n_w: int, device: torch.device) -> Tensor:
     """Shares of the n_h n_w bins for which the transposed real spectrum of a torus stands."""
-    return (_bins(n_w).repeat_interleave(n_h) / (n_h * n_w)).to(device)
+    return (_count_bins(n_w).repeat_interleave(n_h) / (n_h * n_w)).to(device)
 
 
-def _energy(
+def _sum_energy(
     weights: Sequence[float], left: list[Tensor], right: list[Tensor], bins_F: Tensor
 ) -> Tensor:
     """sum_f bins_f sum_{o,i} |sum_p weights_p conj(left_po(f)) right_pi(f)|^2, shape (B,), float64.
@@ -388,7 +394,7 @@ def _energy(
         left, right = ([x.to(torch.complex128) for x in leaf] for leaf in (left, right))
     energy_B = alone_B = product_B = bins_F.new_zeros(len(left[0]))
     for p, weight in enumerate(weights):
-        g_BF, h_BF = _power(left[p]), _power(right[p])
+        g_BF, h_BF = _sum_power(left[p]), _sum_power(right[p])
         own_B = weight**2 * ((g_BF * h_BF) @ bins_F)
         energy_B = energy_B + own_B
         alone_B = alone_B + own_B.sqrt()
@@ -401,29 +407,29 @@ def _energy(
     return energy_B.clamp(min=0) + hidden_B + _SLACK * tiny * alone_B.square()
 
 
-def _of_size_one(leaf: Tensor) -> tuple[Tensor, Tensor]:
+def _scale_to_one(leaf: Tensor) -> tuple[Tensor, Tensor]:
     """Each example divided by its largest entry, and those; zeros stay zeros."""
-    peak_B = _peaks(leaf)
+    peak_B = _find_peaks(leaf)
     divisor_B = torch.where(peak_B > 0, peak_B, 1)
-    return leaf / _like(torch.where(peak_B.isnan(), peak_B, divisor_B), leaf), peak_B
+    return leaf / _expand_like(torch.where(peak_B.isnan(), peak_B, divisor_B), leaf), peak_B
 
 
-def _peaks(leaf: Tensor) -> Tensor:
+def _find_peaks(leaf: Tensor) -> Tensor:
     """Each example's largest entry, shape (B,)."""
     return leaf.abs().flatten(1).amax(1) if leaf.numel() else leaf.new_zeros(len(leaf))
 
 
-def _power(spectra: Tensor) -> Tensor:
+def _sum_power(spectra: Tensor) -> Tensor:
     """Sum of |.|^2 over channels, shape (B, F), float64."""
     return torch.view_as_real(spectra).square().sum(1).sum(-1).double()
 
 
-def _like(value_B: Tensor, leaf: Tensor) -> Tensor:
+def _expand_like(value_B: Tensor, leaf: Tensor) -> Tensor:
     """`value_B`, shape (B,), shaped to broadcast over `leaf`, shape (B, ...)."""
     return value_B.view(-1, *(1,) * (leaf.dim() - 1))
 
 
-def _padding(layer: nn.Conv2d) -> list[tuple[int, int]]:
+def _read_padding(layer: nn.Conv2d) -> list[tuple[int, int]]:
     """Zeros before and after each axis. 'same' puts the odd one after, as torch does."""
     if layer.padding == "same":
         return [((k - 1) // 2, k // 2) for k in layer.kernel_size]

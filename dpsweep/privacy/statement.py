@@ -25,7 +25,7 @@ examples: noise multiplier 1.07, counted with a PLD accountant over Poisson batc
     if math.isinf(epsilon):
         return "NOT PRIVATE: trained without noise. The weights may reveal any training example."
     return (
-        f"({shown_epsilon(epsilon)}, {shown_delta(delta)})-differentially private for adding or "
+        f"({format_epsilon(epsilon)}, {format_delta(delta)})-differentially private for adding or "
         f"removing any one of {num_examples} training examples: noise multiplier "
         f"{noise_multiplier:.4g}, counted with a PLD accountant over Poisson batches."
     )
@@ -49,7 +49,7 @@ class Growth:
     delta: float
 
 
-def shown_plans(plans: tuple[tuple[int, int], ...]) -> str:
+def format_plans(plans: tuple[tuple[int, int], ...]) -> str:
     """How a number of runs was raised: planned runs, and how many had begun by then.
 
     >>> format_plans(((2, 0), (5, 2), (9, 4)))
@@ -116,13 +116,13 @@ def search_statement(search: Search, *, accounting: str, num_held_out: int) -> s
         return "No trial has run, so nothing has been spent."
     if math.isinf(search.epsilon):
         return "NOT PRIVATE: the search trained without noise."
-    words = [_selected(search) if selected else _composed(search, num_held_out)]
+    words = [_state_selection(search) if selected else _state_composition(search, num_held_out)]
     if search.growth is not None:
-        words.append(_grown(search.growth))
+        words.append(_state_growth(search.growth))
     if search.broken is not None:
         words.insert(
             0,
-            f"OVER BUDGET: the sweep promised {_figure(search.broken, search.delta)} "
+            f"OVER BUDGET: the sweep promised {_format_guarantee(search.broken, search.delta)} "
             f"for all runs together, and what was run does not keep that.",
         )
     if accounting == "none":
@@ -139,7 +139,7 @@ def search_statement(search: Search, *, accounting: str, num_held_out: int) -> s
     return " ".join(words)
 
 
-def _composed(search: Search, num_held_out: int) -> str:
+def _state_composition(search: Search, num_held_out: int) -> str:
     kind = "adaptive" if search.adaptive else "independent"
     trials = f"{search.num_runs - search.confirming} {kind} trials"
     if search.confirming:
@@ -147,14 +147,14 @@ def _composed(search: Search, num_held_out: int) -> str:
     if search.ahead:
         trials = f"all {search.planned} planned runs"
     over = "a holdout from the training data" if num_held_out else "a public test split"
-    figure = _figure(search.epsilon, search.delta)
+    figure = _format_guarantee(search.epsilon, search.delta)
     if search.shared:
         return (
             f"The budget covers the whole search of {search.planned} runs, all of them looked at, "
             f"and any choice among them: {figure} by composition {search.how}. "
             f"Counted: {trials} over {over}."
         )
-    each = f"Each trial: {_figure(search.each, search.delta)}. " if search.each else ""
+    each = f"Each trial: {_format_guarantee(search.each, search.delta)}. " if search.each else ""
     way = (search.how if search.ahead else "") or "composition of the runs (PLD)"
     words = (
         f"{each}The search of {trials} over {over}, all of them looked at, and any choice among "
@@ -168,31 +168,31 @@ def _composed(search: Search, num_held_out: int) -> str:
         words += (
             "nothing is proven, since a trial lost more than the search was planned for."
             if math.isinf(search.proven[0])
-            else f"proven for all {search.planned} is {_figure(*search.proven)} by {search.how}."
+            else f"proven for all {search.planned} is {_format_guarantee(*search.proven)} by {search.how}."
         )
     if search.to_the_end is not None:
         words += (
             f" If results had a say in ending it early, all {search.planned} planned runs count: "
-            f"{_figure(search.to_the_end, search.delta)}."
+            f"{_format_guarantee(search.to_the_end, search.delta)}."
         )
     return words
 
 
-def _grown(growth: Growth) -> str:
+def _state_growth(growth: Growth) -> str:
     """What a figure for a number of runs is worth if results had a say in that number."""
-    figure = _figure(growth.epsilon, growth.delta)
+    figure = _format_guarantee(growth.epsilon, growth.delta)
     return (
-        f"The number of runs was raised when results could be seen: {shown_plans(growth.plans)}. "
+        f"The number of runs was raised when results could be seen: {format_plans(growth.plans)}. "
         f"A figure for that number is proven only if it was fixed beforehand. For a number that "
         f"results chose, an ex-post guarantee is proven: {figure} for {growth.num_runs} runs, and "
         f"more if more are added."
     )
 
 
-def _selected(search: Search) -> str:
+def _state_selection(search: Search) -> str:
     """It never tells how many trials were run."""
-    figure = _figure(search.epsilon, search.delta)
-    each = f"Each trial: {_figure(search.each, search.delta)}. " if search.each else ""
+    figure = _format_guarantee(search.epsilon, search.delta)
+    each = f"Each trial: {_format_guarantee(search.each, search.delta)}. " if search.each else ""
     what = "The budget covers the whole search, and releasing" if search.shared else "Releasing"
     return (
         f"{each}{what} the best of its random trials and nothing of the others: {figure} by "
@@ -202,8 +202,8 @@ def _selected(search: Search) -> str:
     )
 
 
-def _figure(epsilon: float, delta: float) -> str:
-    return f"({shown_epsilon(epsilon)}, {shown_delta(delta)})-DP"
+def _format_guarantee(epsilon: float, delta: float) -> str:
+    return f"({format_epsilon(epsilon)}, {format_delta(delta)})-DP"
 
 
 def validation_statement(validation: str, num_held_out: int) -> str:
@@ -216,7 +216,7 @@ def validation_statement(validation: str, num_held_out: int) -> str:
     )
 
 
-def shown_epsilon(epsilon: float) -> str:
+def format_epsilon(epsilon: float) -> str:
     """Two decimals, or two digits where that is more, rounded up.
 
     >>> format_epsilon(3.9912), format_epsilon(4.0), format_epsilon(math.inf)
@@ -231,7 +231,7 @@ def shown_epsilon(epsilon: float) -> str:
     return f"{rounded:.{places if rounded < 0.1 else 2}f}"
 
 
-def shown_delta(delta: float) -> str:
+def format_delta(delta: float) -> str:
     """Two digits, rounded up.
 
     >>> format_delta(5.546e-6), format_delta(1e-5)

@@ -41,7 +41,7 @@ class Whitening:
         variances, vectors = variances[kept], vectors[:, kept]
         steps = (variances.diff() > _SAME * variances.max()).cumsum(0)
         group_r = torch.cat([steps.new_zeros(1), steps])
-        bases = [_own_basis(vectors[:, group_r == g]) for g in range(int(group_r[-1]) + 1)]
+        bases = [_canonical_basis(vectors[:, group_r == g]) for g in range(int(group_r[-1]) + 1)]
         whitening = cls(torch.cat(bases, 1), variances)
         white = whitening.whiten(whitening.whiten(covariance).T)
         if not torch.allclose(white, torch.eye(len(variances)).to(white), rtol=0, atol=1e-6):
@@ -69,7 +69,7 @@ class Whitening:
         return (self.vectors * self.variances.sqrt()).T
 
 
-def _own_basis(vectors: Tensor) -> Tensor:
+def _canonical_basis(vectors: Tensor) -> Tensor:
     """The orthonormal basis of the space of `vectors` that a fixed generic frame leads to."""
     frame = torch.from_numpy(
         np.random.Generator(np.random.Philox(0)).standard_normal(vectors.shape)

@@ -12,7 +12,7 @@ from typing import Any
 
 from dpsweep.config.keys import BATCH_SIZE, CLIP_NORM, EPOCHS, LEARNING_RATE, METHOD_NAME
 from dpsweep.config.space.conditions import STEP_SIZES
-from dpsweep.core.errors import ConfigError, unknown
+from dpsweep.core.errors import ConfigError, unknown_name_error
 from dpsweep.results.groups import PrivacyTarget, TrialGroup, groups_of
 from dpsweep.results.significance import Gap, gap_between, holm
 from dpsweep.store.study import Study
@@ -229,7 +229,9 @@ def _pairs(
 
 def _check_known(groups: list[TrialGroup], reference: str) -> None:
     if not any(_is_named(group, reference) for group in groups):
-        raise unknown("group", reference, {group.label for group in groups}, where="--reference")
+        raise unknown_name_error(
+            "group", reference, {group.label for group in groups}, where="--reference"
+        )
 
 
 def _is_named(group: TrialGroup, name: str) -> bool:

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dpsweep.config.keys import EPSILON, METHOD_NAME
-from dpsweep.privacy.statement import shown_delta
+from dpsweep.privacy.statement import format_delta
 from dpsweep.results.compare import Compared, Comparison, uneven
 from dpsweep.results.groups import TrialGroup
 from dpsweep.results.importance import LEAST_TRIALS
@@ -140,7 +140,7 @@ def _title(comparison: Comparison) -> str:
     models = sorted({str(group.model.get("name", "several models")) for group in comparison.groups})
     return (
         f"{first.metric} on {first.data['name']}, {' or '.join(models)}, "
-        f"delta {shown_delta(first.delta)} a trial"
+        f"delta {format_delta(first.delta)} a trial"
     )
 
 

@@ -19,7 +19,7 @@ from dpsweep.config.keys import EPSILON
 from dpsweep.config.source import dump_sweep
 from dpsweep.core.errors import StateError
 from dpsweep.execution.tracking import collect_provenance
-from dpsweep.privacy.statement import NO_EPSILON, shown_delta
+from dpsweep.privacy.statement import NO_EPSILON, format_delta
 from dpsweep.results.compare import Comparison, compare_methods
 from dpsweep.results.comparison import comparison_table, sentences
 from dpsweep.results.disclosure import disclosure_of
@@ -147,7 +147,7 @@ def _subject(study: Study) -> str:
     goals = " and ".join(goal_title(goal).partition(" (")[0] for goal in config.objective.goals)
     return (
         f"{trial.model.name} on {trial.data.name}, trained with {method} at ε {budget} "
-        f"(δ {shown_delta(trial.delta)}) a {trial.privacy.scope}; searched for {goals} by "
+        f"(δ {format_delta(trial.delta)}) a {trial.privacy.scope}; searched for {goals} by "
         f"{config.sampler.name}."
     )
 
@@ -166,7 +166,7 @@ def _facts(study: Study, best: Record, origin: Origin) -> list[dict[str, str]]:
     if study.is_void:
         epsilon = NO_EPSILON
     facts = [(figure, words), (config.method.name, f"method of the best, trial {best.number}")]
-    facts.append((f"ε = {epsilon}", f"of that trial, δ = {shown_delta(config.delta)}"))
+    facts.append((f"ε = {epsilon}", f"of that trial, δ = {format_delta(config.delta)}"))
     if disclosure_of(study.sweep).tells_trials:
         repeated = sum(r.confirms is not None for r in study.records())
         more = f", and {repeated} repeats" if repeated else ""

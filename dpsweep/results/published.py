@@ -10,7 +10,7 @@ from pydantic import Field
 
 from dpsweep.config.source import Tree, read_yaml, validate_source
 from dpsweep.config.space.domains import merge_trees
-from dpsweep.core.errors import unknown
+from dpsweep.core.errors import unknown_name_error
 from dpsweep.core.strict import Strict
 
 _FILE = Path(__file__).with_name("published.yaml")
@@ -125,7 +125,7 @@ def table(name: str) -> Table:
         ConfigError: If there is none of this name.
     """
     if name not in tables():
-        raise unknown("table", name, tables(), where="TABLE")
+        raise unknown_name_error("table", name, tables(), where="TABLE")
     return tables()[name]
 
 
@@ -145,7 +145,9 @@ def cells(
     for option, given, known in (*asked, ("methods", methods, whole.methods)):
         for one in given:
             if one not in known:
-                raise unknown(option.removesuffix("s"), one, known, where=f"{name}: --{option}")
+                raise unknown_name_error(
+                    option.removesuffix("s"), one, known, where=f"{name}: --{option}"
+                )
     return [
         _cell(name, whole, row, column, method)
         for row, by_column in whole.cells.items()

@@ -9,7 +9,7 @@ from dpsweep.config.keys import EPSILON
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import StateError
 from dpsweep.data.read import Dataset
-from dpsweep.privacy.statement import NO_EPSILON, shown_delta, shown_epsilon
+from dpsweep.privacy.statement import NO_EPSILON, format_delta, format_epsilon
 from dpsweep.results.export import Origin, origin_of
 from dpsweep.results.formats import Winner, kept_weights
 from dpsweep.results.pareto import nothing_to_show, winners
@@ -160,9 +160,9 @@ def _tags(record: Record, *, void: bool) -> dict[str, str]:
     config, run = record.config, get_charged_run(record)
     epsilon = record.epsilon or run.epsilon(config.delta)
     return {
-        "epsilon": NO_EPSILON if void else shown_epsilon(epsilon),
+        "epsilon": NO_EPSILON if void else format_epsilon(epsilon),
         "epsilon.covers": "this run by itself; for the search see the description",
-        "delta": shown_delta(config.delta),
+        "delta": format_delta(config.delta),
         "method": config.method.name,
         "model": config.model.name,
         "data": config.data.name,

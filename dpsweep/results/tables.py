@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dpsweep.config.keys import BATCH_SIZE, CLIP_NORM, EPSILON, METHOD_NAME
-from dpsweep.privacy.statement import shown_epsilon
+from dpsweep.privacy.statement import format_epsilon
 from dpsweep.results.rich_table import plain_table
 from dpsweep.search.confirmation import Confirmation
 from dpsweep.search.trial_record import Record
@@ -55,7 +55,7 @@ def trial_table(records: list[Record], title: str, *, show_state: bool = True) -
             shown_value(row.get("valid/accuracy")),
             *(shown_value(record.expected) for _ in expected),
             shown_value(row.get("valid/loss")),
-            shown_epsilon(row["privacy/epsilon_spent"]) if row else "–",
+            format_epsilon(row["privacy/epsilon_spent"]) if row else "–",
             shown_value(row.get("noise_multiplier")),
             *(
                 []
@@ -109,7 +109,7 @@ def running_table(records: Iterable[Record]) -> Table:
             str(record.number),
             f"{row.get('epoch', 0):g}/{record.config.train.epochs:g}",
             *(f"{row[k]:.4f}" if k in row else "–" for k in ("valid/accuracy", "valid/loss")),
-            shown_epsilon(row["privacy/epsilon_spent"]) if row else "–",
+            format_epsilon(row["privacy/epsilon_spent"]) if row else "–",
             Text(knob_words(record)),
         )
     return table

@@ -9,14 +9,14 @@ from dpsweep.config.plan import plan_privacy, statement_of_trial
 from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError
-from dpsweep.privacy.accounting import Run, calibrate, compose
+from dpsweep.privacy.accounting import Run, calibrate_noise, compose_runs
 from dpsweep.privacy.renyi import Cap, RunCap
 from dpsweep.privacy.selection import (
-    Whole,
-    cap_over,
+    SearchBudget,
+    choose_cap,
     selected,
     selection_epsilon,
-    total,
+    total_epsilon,
 )
 from dpsweep.privacy.statement import Growth, Search, search_statement
 from dpsweep.search.trial_record import Record
@@ -67,7 +67,7 @@ def get_privacy_cap(sweep: ResolvedSweep) -> RunCap | None:
     runs = _list_extreme_runs(sweep)
     if any(run.noise_multiplier == 0 for run in runs):
         return None
-    return cap_over(runs, sweep.charged, sweep.num_runs, sweep.written.delta)
+    return choose_cap(runs, sweep.charged, sweep.num_runs, sweep.written.delta)
 
 
 def is_within_cap(cap: RunCap | None, run: Run) -> bool:
@@ -139,13 +139,13 @@ def _compute_spent(
     if sweep.is_private_selection:
         epsilon, how = _compute_selection_epsilon(sweep, runs)
         return replace(told, epsilon=epsilon, how=how)
-    told = replace(told, epsilon=compose(runs, delta))
+    told = replace(told, epsilon=compose_runs(runs, delta))
     if sweep.schedules_vary and (_is_adaptive(sweep) or len(runs) < sweep.num_runs):
         proven, how = _prove_planned(sweep, runs, sweep.num_runs)
         return replace(told, proven=proven, how=how, planned=max(sweep.num_runs, len(runs)))
     if len(runs) < sweep.num_runs and not sweep.schedules_vary:
         kinds, each = _count_run_kinds(sweep, runs, sweep.num_runs)
-        return replace(told, to_the_end=compose(kinds * each, delta))
+        return replace(told, to_the_end=compose_runs(kinds * each, delta))
     return told
 
 
@@ -164,7 +164,7 @@ def _compute_planned(
     whole = replace(spent, planned=num_runs, proven=None, to_the_end=None, ahead=True)
     if not sweep.schedules_vary:
         kinds, each = _count_run_kinds(sweep, runs, num_runs)
-        return replace(whole, epsilon=max(spent.epsilon, compose(kinds * each, delta)))
+        return replace(whole, epsilon=max(spent.epsilon, compose_runs(kinds * each, delta)))
     (epsilon, delta), how = _prove_planned(sweep, runs, num_runs)
     return replace(whole, epsilon=epsilon, delta=delta, how=how) if delta < 1 else spent
 
@@ -190,7 +190,9 @@ def compute_growth(
     kinds, now = _count_run_kinds(sweep, runs, num_runs)
     more = now - _count_run_kinds(sweep, (), plans[0][0])[1]
     share = 1 / (more * (more + 1)) if more else 1.0
-    return Growth(plans, num_runs, compose(kinds * now, delta * share), delta * (2 if more else 1))
+    return Growth(
+        plans, num_runs, compose_runs(kinds * now, delta * share), delta * (2 if more else 1)
+    )
 
 
 def _count_run_kinds(
@@ -220,13 +222,13 @@ def _list_extreme_runs(sweep: ResolvedSweep) -> list[Run]:
     """Trials of each budget at the ends of what the search may choose."""
     given, delta = sweep.written.privacy.noise_multiplier or 0.0, sweep.written.delta
     return [
-        calibrate(epsilon, delta, rate, steps)[0] if epsilon else Run(rate, given, steps)
+        calibrate_noise(epsilon, delta, rate, steps)[0] if epsilon else Run(rate, given, steps)
         for epsilon in sweep.epsilons
         for steps, rate in sweep.schedules
     ]
 
 
-def _how(whole: Whole) -> str:
+def _how(whole: SearchBudget) -> str:
     """How a budget that all runs share is proven."""
     if whole.charged == "private_selection":
         return selection_epsilon(whole.cap, whole.num_runs, whole.delta)[1]
@@ -253,7 +255,7 @@ def _prove_planned(
     """
     num, delta, cap = max(planned, len(runs)), sweep.written.delta, get_privacy_cap(sweep)
     if isinstance(cap, Cap) and all(cap.admits(run) for run in runs):
-        epsilon, at = total("composition", cap, num, delta)
+        epsilon, at = total_epsilon("composition", cap, num, delta)
         return (epsilon, delta), f"RDP at order {at.orders[0]:g}, fixed beforehand"
     if None in sweep.epsilons:
         return (math.inf, 1.0), ""

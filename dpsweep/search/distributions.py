@@ -22,7 +22,7 @@ from optuna.trial import FrozenTrial
 from dpsweep.compat import restrict_study
 from dpsweep.config.search import PrunerConfig, SamplerConfig
 from dpsweep.config.space.domains import Choice, Range, Space
-from dpsweep.core.seeds import public_seed
+from dpsweep.core.seeds import derive_public_seed
 from dpsweep.search.study_view import list_comparable_trials
 from dpsweep.search.trial_record import HYPERPARAMS
 
@@ -60,7 +60,7 @@ def make_sampler(
         path: Whose proposal it is.
         history: Trials of an earlier sweep, for cmaes to start from; the others see them anyway.
     """
-    own = public_seed(seed, "search", *path)
+    own = derive_public_seed(seed, "search", *path)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         if config.name == "gp":

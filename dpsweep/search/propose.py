@@ -23,7 +23,7 @@ from dpsweep.config.space.suggest import InTurn, PartialFixedDraw, Point, RoundR
 from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError
-from dpsweep.core.seeds import public_seed
+from dpsweep.core.seeds import derive_public_seed
 from dpsweep.search.distributions import make_distribution, make_distributions, make_sampler
 from dpsweep.search.quasi_random import QuasiRandomDraw
 from dpsweep.search.study_view import AttributeBuffer, list_comparable_trials, list_search_trials
@@ -192,14 +192,14 @@ def _iter_samplers(
         notes = AttributeBuffer()
         if config.name == "qmc":
             notes.attrs[_INDEX] = first + attempt
-            yield sobol_point(ways, public_seed(seed, "search"), first + attempt), notes
+            yield sobol_point(ways, derive_public_seed(seed, "search"), first + attempt), notes
         else:
             # Attempt 0 draws as a search without conditions does.
             path = (place, attempt) if attempt else (place,)
             yield make_sampler(config, seed, path, history), notes
     for attempt in range(_RANDOM_ATTEMPTS):
         yield (
-            RandomSampler(seed=public_seed(seed, "search", place, "random", attempt)),
+            RandomSampler(seed=derive_public_seed(seed, "search", place, "random", attempt)),
             AttributeBuffer(),
         )
 

@@ -11,7 +11,7 @@ import math
 
 from dpsweep.config.space.domains import Labels, Range, Slot
 from dpsweep.config.space.suggest import RoundRobin
-from dpsweep.core.seeds import public_seed
+from dpsweep.core.seeds import derive_public_seed
 
 _BITS = 32
 
@@ -50,7 +50,7 @@ class QuasiRandomDraw:
     def _share(self, name: str) -> float:
         """In [0, 1)."""
         return compute_scrambled_point(
-            self._index, public_seed(self._seed, "even", self._whose, name)
+            self._index, derive_public_seed(self._seed, "even", self._whose, name)
         )
 
 
@@ -67,11 +67,11 @@ def compute_scrambled_point(index: int, seed: int) -> float:
     share = 0.0
     for bit in range(_BITS):
         earlier = order % 2**bit  # the digits before, which decide how this one is scrambled
-        digit = (order >> bit & 1) ^ (public_seed(seed, "digit", bit, earlier) & 1)
+        digit = (order >> bit & 1) ^ (derive_public_seed(seed, "digit", bit, earlier) & 1)
         share += digit / 2 ** (bit + 1)
     return share
 
 
 def _scramble_bit(bits: int, seed: int, what: str, place: int) -> int:
     """The last of these bits, or its opposite, as those before it decide."""
-    return (bits & 1) ^ (public_seed(seed, what, place, bits >> 1) & 1)
+    return (bits & 1) ^ (derive_public_seed(seed, what, place, bits >> 1) & 1)

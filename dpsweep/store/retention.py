@@ -7,7 +7,7 @@ from dpsweep.search.confirmation import get_group
 from dpsweep.search.trial_record import Record
 from dpsweep.store.state_dir import SweepFolder
 from dpsweep.store.study import Study
-from dpsweep.training.trial_dir import TrialDir, keep_weights
+from dpsweep.training.trial_dir import TrialDir, delete_weights_except
 
 
 class BestWeights:
@@ -27,10 +27,10 @@ class BestWeights:
         self._count = max(count, study.sweep.config.budget.trials // 2) if wide else count
         self._sign = study.sweep.config.objective.sign
         self._confirm = study.sweep.config.confirm
-        self._kept: dict[object, list[tuple[float, int]]] = defaultdict(list)
+        self._removable_share: dict[object, list[tuple[float, int]]] = defaultdict(list)
         for record in study.best():
             self._add(record)
-        self._keep([n for kept in self._kept.values() for _, n in kept])
+        self._keep([n for kept in self._removable_share.values() for _, n in kept])
 
     def finish(self) -> None:
         """Keep those of the best trials alone, as they were chosen; the search has ended."""
@@ -40,7 +40,7 @@ class BestWeights:
         self._keep([n for numbers in kept.values() for n in numbers[: self._last]])
 
     def _keep(self, numbers: list[int]) -> None:
-        keep_weights(self._folder.path / "trials", numbers)
+        delete_weights_except(self._folder.path / "trials", numbers)
 
     def started(self, record: Record) -> None:
         """Nothing yet."""
@@ -57,7 +57,7 @@ class BestWeights:
         """Take a trial in, and say whose weights are to go."""
         if record.confirms is not None or record.state != "complete" or record.value is None:
             return [record.number]
-        kept = self._kept[get_group(record, self._confirm)]
+        kept = self._removable_share[get_group(record, self._confirm)]
         entry = (self._sign * record.merit, record.number)
         if entry not in kept:  # after a crash it may end twice
             kept.append(entry)

@@ -15,7 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 from sqlalchemy import Engine, event
 from sqlalchemy.engine.interfaces import Dialect, ExceptionContext
 
-from dpsweep.core.errors import StateError, first_line
+from dpsweep.core.errors import StateError, summarize_error
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ def retry_connections(engine: Engine, shown: str, seconds: float = RETRY_SECONDS
         if context.is_disconnect and not context.is_pre_ping:
             raise InterruptedChange(
                 f"--storage {shown}: the database went away in the middle of a change: "
-                f"{first_line(context.original_exception)}. Nothing is lost: when it is back, "
+                f"{summarize_error(context.original_exception)}. Nothing is lost: when it is back, "
                 f"go on with dpsweep resume"
             ) from context.original_exception
 
@@ -84,6 +84,6 @@ def retry_connections(engine: Engine, shown: str, seconds: float = RETRY_SECONDS
 
 def _describe_wait(shown: str, seconds: float, e: BaseException) -> str:
     return (
-        f"--storage {shown}: the database does not answer: {first_line(e)}. The sweep waits "
+        f"--storage {shown}: the database does not answer: {summarize_error(e)}. The sweep waits "
         f"for it, for up to {seconds / 60:.0f} min"
     )

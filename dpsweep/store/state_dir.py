@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpsweep.config.source import Source, Tree, dump_sweep
-from dpsweep.core.disk import private_folder, raising_disk_full, write_whole
+from dpsweep.core.disk import make_private_folder, translate_disk_full, write_atomically
 from dpsweep.core.errors import DiskFull, StateError
 from dpsweep.store.lease import (
     LEASE_TIMING,
@@ -131,10 +131,10 @@ class StateFolder:
         me = whoami()
         if self.root == self.common and not (self.root / "owner").exists():
             if not self.root.exists():
-                private_folder(self.root)
+                make_private_folder(self.root)
             with contextlib.suppress(FileExistsError):
                 first = f"{self.owner or me}\n".encode()
-                write_whole(self.root / "owner", first, replace=False, mode=0o644)
+                write_atomically(self.root / "owner", first, replace=False, mode=0o644)
         if self.owner != me:
             raise StateError(
                 f"--state {self.root}: is {self.owner}'s, and you are {me} here ({VARIABLE} says "
@@ -222,11 +222,11 @@ class SweepFolder:
         """
         owner = self.state.claim()
         try:
-            private_folder(self.path)
+            make_private_folder(self.path)
         except FileExistsError as e:
             raise self.make_name_taken_error() from e
         try:
-            with raising_disk_full(self.path):
+            with translate_disk_full(self.path):
                 self._write_sweep(sweep, base)
                 (self.path / "trials").mkdir(mode=0o700)
                 for own, server in (("study.db", storage_uri), ("mlflow.db", tracking_uri)):
@@ -249,7 +249,7 @@ class SweepFolder:
     def _store(self, stored: Tree) -> None:
         """Replace sweep.json, at once or not at all; only its owner can read it."""
         text = json.dumps(stored, indent=1)  # the URIs may hold passwords
-        write_whole(self.path / "sweep.json", text.encode())
+        write_atomically(self.path / "sweep.json", text.encode())
 
     def move_storage(self, storage_uri: str) -> None:
         """Write down that the study is now in another storage."""

@@ -21,9 +21,9 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.engine.interfaces import ExceptionContext
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 
-from dpsweep.core.disk import disk_full
+from dpsweep.core.disk import disk_full_error
 from dpsweep.core.errors import ConfigError, ConnectionRefused, DiskFull, StateError
-from dpsweep.core.sqlite import write_ahead
+from dpsweep.core.sqlite import use_write_ahead_log
 from dpsweep.store.retry import retry_connections
 from dpsweep.tracking.server import add_driver, redact_password, refuse_password
 
@@ -245,7 +245,7 @@ def _get_engine_options(url: URL) -> dict[str, Any]:
 
 
 def _enable_wal(connection: sqlite3.Connection, record: object) -> None:
-    write_ahead(connection, "FULL")
+    use_write_ahead_log(connection, "FULL")
 
 
 def _make_disk_full_handler(url: URL) -> Callable[[ExceptionContext], None]:
@@ -254,7 +254,7 @@ def _make_disk_full_handler(url: URL) -> Callable[[ExceptionContext], None]:
         if "disk is full" in words or "No space left on device" in words:
             if not url.drivername.startswith("sqlite"):
                 raise DiskFull(f"--storage {_redact_url(url)}: the database server's disk is full")
-            raise disk_full(Path(url.database or ".").parent) from context.original_exception
+            raise disk_full_error(Path(url.database or ".").parent) from context.original_exception
 
     return raise_if_full
 

@@ -22,8 +22,8 @@ from mlflow.exceptions import MlflowException
 from sqlalchemy import event
 
 from dpsweep.compat import EXPERIMENT_KIND, VIEW_TAG, database_engine
-from dpsweep.core.errors import ConnectionRefused, first_line
-from dpsweep.core.sqlite import write_ahead
+from dpsweep.core.errors import ConnectionRefused, summarize_error
+from dpsweep.core.sqlite import use_write_ahead_log
 from dpsweep.tracking.access import check_rights
 from dpsweep.tracking.parcel import RUNNING, RunUpdate, group_by_run
 from dpsweep.tracking.server import add_driver, is_server, redact_password
@@ -243,7 +243,7 @@ def _enable_wal(client: MlflowClient) -> None:
 
 
 def _set_pragmas(connection: sqlite3.Connection, record: object) -> None:
-    write_ahead(connection, "NORMAL")
+    use_write_ahead_log(connection, "NORMAL")
 
 
 def _silence_mlflow() -> None:
@@ -270,7 +270,7 @@ def check_reachable(uri: str) -> None:
         except Exception as e:
             raise ConnectionRefused(
                 f"--tracking-uri {redact_password(uri)}: the database does not answer: "
-                f"{first_line(e)}. Check host, port, name and password"
+                f"{summarize_error(e)}. Check host, port, name and password"
             ) from e
     elif scheme != "sqlite":
         raise ConnectionRefused(

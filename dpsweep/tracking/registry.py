@@ -21,7 +21,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.models import infer_signature
 from torch import nn
 
-from dpsweep.core.errors import ConfigError, ConnectionRefused, StateError, first_line
+from dpsweep.core.errors import ConfigError, ConnectionRefused, StateError, summarize_error
 from dpsweep.tracking.mlflow import ID_TAG, TRIAL_TAG, check_reachable
 from dpsweep.tracking.server import redact_password
 
@@ -105,7 +105,7 @@ def register_model(uri: str, entry: ModelEntry, model: nn.Module, example: torch
     except MlflowException as e:
         raise ConnectionRefused(
             f"--register {entry.name}: the tracking server {redact_password(uri)} refuses: "
-            f"{first_line(e)}"
+            f"{summarize_error(e)}"
         ) from e
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpsweep.core.disk import raising_disk_full
+from dpsweep.core.disk import translate_disk_full
 
 Event = dict[str, Any]
 """One thing to track; see track/tracker.py for the kinds."""
@@ -86,7 +86,7 @@ class Spool:
             DiskFull: If there is no space; nothing of the event is left in the file.
         """
         line = (json.dumps(event) + "\n").encode()
-        with self._lock, raising_disk_full(self._file.parent):
+        with self._lock, translate_disk_full(self._file.parent):
             file = os.open(self._file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             try:
                 _write_line(file, line)

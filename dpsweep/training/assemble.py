@@ -9,35 +9,35 @@ from torch import nn
 from dpsweep.config.keys import AUGMENT, ENGINE
 from dpsweep.config.plan import PrivacyPlan, plan_privacy
 from dpsweep.config.trial import TrialConfig
-from dpsweep.core.errors import ConfigError, Misfit
+from dpsweep.core.errors import ConfigError, InvalidKey
 from dpsweep.core.seeds import Secret
 from dpsweep.core.types import EngineName, Tensors
-from dpsweep.data.read import Dataset, load
-from dpsweep.methods import build as build_method
+from dpsweep.data.read import Dataset, load_dataset
+from dpsweep.methods import build_method as build_method
 from dpsweep.methods import compose
-from dpsweep.models import build as build_model
+from dpsweep.models import build_model as build_model
 from dpsweep.privacy.clip import PerLayer
 from dpsweep.privacy.engine import (
     Engine,
     VmapEngine,
-    engine_for,
+    make_engine,
+    make_unchecked_engine,
     refuse_geometry,
     refuse_mixing,
-    unchecked_engine,
 )
-from dpsweep.privacy.engine.size import fitting_batch, fitting_gpu_batch
+from dpsweep.privacy.engine.size import choose_batch, choose_gpu_batch
 from dpsweep.privacy.engine.state_guard import deep_copy
 from dpsweep.privacy.engine.tape import Unrecordable
-from dpsweep.privacy.geometry import Geometry, geometry_of
+from dpsweep.privacy.geometry import Geometry, make_geometry
 from dpsweep.training.allowance import WHOLE, Allowance
-from dpsweep.training.frozen import behind, cut_of
+from dpsweep.training.frozen import compute_frozen_outputs, find_step_cut
 from dpsweep.training.step import Step
 
 _DEVIATIONS = 8
 """Of a batch's size, above its mean, that no batch of any trial has."""
 
 
-def assemble(
+def assemble_step(
     config: TrialConfig,
     secret: Secret,
     device: torch.device,
@@ -50,21 +50,21 @@ def assemble(
         ConfigError: If data are missing, or model, method, clipping and engine do not fit one
             another; `check_fit` tells most of it before.
     """
-    data = load(config.data, config.seed).to(device)
+    data = load_dataset(config.data, config.seed).to(device)
     try:
-        step = assemble_on(data, plan or plan_privacy(config), config, secret, allowance)
-    except Misfit as e:  # what `check_fit` cannot see, as it computes nothing
+        step = assemble_step_on(data, plan or plan_privacy(config), config, secret, allowance)
+    except InvalidKey as e:  # what `check_fit` cannot see, as it computes nothing
         raise ConfigError(f"{e.key}: {str(e).removesuffix('.')}.") from e
-    found = cut_of(step)
+    found = find_step_cut(step)
     if found is None:
         return step
     with allowance.excused():
-        data = behind(found, step)
-    engine = _engine(config, found.tail, step.geometry, data, allowance, found.shape)
+        data = compute_frozen_outputs(found, step)
+    engine = _make_engine(config, found.tail, step.geometry, data, allowance, found.shape)
     return replace(step, data=data, engine=engine, whole=step.engine.model)
 
 
-def assemble_on(
+def assemble_step_on(
     data: Dataset,
     plan: PrivacyPlan,
     config: TrialConfig,
@@ -74,16 +74,16 @@ def assemble_on(
     """The same with data and budget at hand; computes where the data are, all at every step."""
     model = build_model(config.model, config.data.spec, config.seed)
     device = data.inputs.device
-    geometry = _geometry(config, model).on(device)
+    geometry = _make_geometry(config, model).on(device)
     model = model.to(device, getattr(torch, config.train.dtype))
-    engine = _engine(config, model, geometry, data, allowance)
+    engine = _make_engine(config, model, geometry, data, allowance)
     config.privacy.clipping.build(
         config.privacy.clip_norm, plan.run.noise_multiplier, config.train.batch_size
     )  # raises where counting would cost more than there is
     return Step(config, plan, data, engine, secret, geometry)
 
 
-def initial(step: Step) -> Tensors:
+def initial_params(step: Step) -> Tensors:
     """The iterate before the first step: the model's public initial weights."""
     return {k: p.detach().clone() for k, p in step.engine.model.named_parameters()}
 
@@ -98,29 +98,29 @@ def check_fit(config: TrialConfig) -> None:
         with torch.device("meta"):
             model = build_model(config.model, config.data.spec, config.seed)
     except ValueError as e:
-        key = f"model.{e.key}" if isinstance(e, Misfit) else "model"
-        raise Misfit(key, f"{config.model.name} cannot be built: {e}") from e
+        key = f"model.{e.key}" if isinstance(e, InvalidKey) else "model"
+        raise InvalidKey(key, f"{config.model.name} cannot be built: {e}") from e
     except ConfigError as e:  # it keeps a state; whoever checks a file adds its name and line
-        raise Misfit("model", str(e).removeprefix("model: ")) from e
+        raise InvalidKey("model", str(e).removeprefix("model: ")) from e
     if config.train.augment is not None:
         if config.data.features is not None:
-            raise Misfit(
+            raise InvalidKey(
                 AUGMENT,
                 "flips and shifts images, and data.features are made of images once, before "
                 "training. Delete one of the two",
             )
         try:
             config.train.augment.refuse_larger(config.data.spec.shape)
-        except Misfit as e:
-            raise Misfit(f"train.augment.{e.key}", str(e)) from e
-    geometry = _geometry(config, model)
+        except InvalidKey as e:
+            raise InvalidKey(f"train.augment.{e.key}", str(e)) from e
+    geometry = _make_geometry(config, model)
     try:
         refuse_geometry(config.train.engine, geometry)
     except ValueError as e:
-        raise Misfit(ENGINE, str(e)) from e
+        raise InvalidKey(ENGINE, str(e)) from e
 
 
-def _engine(
+def _make_engine(
     config: TrialConfig,
     model: nn.Module,
     geometry: Geometry,
@@ -137,31 +137,33 @@ def _engine(
         if planned != "auto":
             physical = planned
         elif on_gpu:
-            physical = _gpu_batch(config, model, geometry, data, allowance.gpu_share, shape)
+            physical = _choose_gpu_batch(config, model, geometry, data, allowance.gpu_share, shape)
         else:
             name = "bookkeeping" if train.engine == "auto" else train.engine
-            physical = fitting_batch(model, shape, train.batch_size, name, train.copies)
-        at_once = min(allowance.portion(physical, train.batch_size), _largest_batch(config))
+            physical = choose_batch(model, shape, train.batch_size, name, train.copies)
+        at_once = min(allowance.portion(physical, train.batch_size), _bound_batch_size(config))
         kind = config.model.model_dump_json() + ("" if crossing is None else " behind the cut")
-        engine = engine_for(model, loss, geometry, at_once, shape, train.engine, kind, train.copies)
+        engine = make_engine(
+            model, loss, geometry, at_once, shape, train.engine, kind, train.copies
+        )
         if isinstance(engine, VmapEngine) and on_gpu and planned == train.engine == "auto":
             # auto chose the engine that writes gradients out, after the other one was measured
             share = allowance.gpu_share
-            physical = _gpu_batch(config, model, geometry, data, share, shape, "vmap")
-            at_once = min(allowance.portion(physical, train.batch_size), _largest_batch(config))
+            physical = _choose_gpu_batch(config, model, geometry, data, share, shape, "vmap")
+            at_once = min(allowance.portion(physical, train.batch_size), _bound_batch_size(config))
             engine = replace(engine, max_physical_batch=at_once)
         return engine
     except ValueError as e:
-        raise Misfit(ENGINE, f"{train.engine} does not fit {config.model.name}: {e}") from e
+        raise InvalidKey(ENGINE, f"{train.engine} does not fit {config.model.name}: {e}") from e
 
 
-def _largest_batch(config: TrialConfig) -> int:
+def _bound_batch_size(config: TrialConfig) -> int:
     """Examples of the largest Poisson batch that a trial may meet."""
     batch_size = config.train.batch_size
     return math.ceil(batch_size + _DEVIATIONS * math.sqrt(batch_size))
 
 
-def _gpu_batch(
+def _choose_gpu_batch(
     config: TrialConfig,
     model: nn.Module,
     geometry: Geometry,
@@ -176,7 +178,7 @@ def _gpu_batch(
     params = {k: p.detach() for k, p in model.named_parameters()}
     weights_bytes = sum(p.nbytes for p in params.values())
     state = torch.utils._pytree.tree_leaves(method.chain.init(params))
-    batch = _largest_batch(config) * train.copies * math.prod(shape)
+    batch = _bound_batch_size(config) * train.copies * math.prod(shape)
     held_bytes = (
         sum(x.nbytes for x in (data.inputs, data.targets, data.valid_inputs, data.valid_targets))
         + sum(x.nbytes for x in state if isinstance(x, torch.Tensor))
@@ -189,8 +191,8 @@ def _gpu_batch(
     # a first call of the model itself would hide an initialisation from data from check_stateless
     tried = deep_copy(model)
     try:
-        return fitting_gpu_batch(
-            lambda rows: unchecked_engine(tried, loss, geometry, rows, choice, train.copies),
+        return choose_gpu_batch(
+            lambda rows: make_unchecked_engine(tried, loss, geometry, rows, choice, train.copies),
             method.query,
             config.privacy.clipping.build(config.privacy.clip_norm, 1.0, train.batch_size),
             params,
@@ -202,27 +204,27 @@ def _gpu_batch(
     except Unrecordable:
         if choice != "auto":
             raise
-        return _gpu_batch(config, model, geometry, data, gpu_share, shape, "vmap")
+        return _choose_gpu_batch(config, model, geometry, data, gpu_share, shape, "vmap")
 
 
-def _geometry(config: TrialConfig, model: nn.Module) -> Geometry:
+def _make_geometry(config: TrialConfig, model: nn.Module) -> Geometry:
     """The method's geometry on `model`, whose layers suit it and the clipping."""
     clip = config.privacy.clipping.build(config.privacy.clip_norm, 0.0, config.train.batch_size)
     if isinstance(clip, PerLayer):
         try:
-            clip.resolved([k for k, _ in model.named_parameters()])
+            clip.resolve_bounds([k for k, _ in model.named_parameters()])
         except ValueError as e:
-            raise Misfit("privacy.clipping.bounds", str(e)) from e
+            raise InvalidKey("privacy.clipping.bounds", str(e)) from e
     method = build_method(config.method)
     try:
         refuse_mixing(model)
-        return geometry_of(method.geometry, model, config.data.spec.shape)
-    except Misfit as e:
+        return make_geometry(method.geometry, model, config.data.spec.shape)
+    except InvalidKey as e:
         composed = isinstance(config.method, compose.Config)
         name = e.key if composed or hasattr(config.method, e.key) else "keep"
         place = "method.compose.geometry" if composed else "method"
-        raise Misfit(f"{place}.{name}", str(e).replace("keep", name)) from e
+        raise InvalidKey(f"{place}.{name}", str(e).replace("keep", name)) from e
     except ValueError as e:
-        raise Misfit(
+        raise InvalidKey(
             "model", f"{config.model.name} does not fit method {config.method.name}: {e}"
         ) from e

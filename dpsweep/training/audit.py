@@ -31,15 +31,15 @@ from dpsweep.core.circulant import CirculantLinear
 from dpsweep.core.errors import ConfigError
 from dpsweep.core.seeds import Secret
 from dpsweep.core.types import Clipped, Released, Tensors
-from dpsweep.data.read import load
-from dpsweep.methods import build as build_method
-from dpsweep.privacy.accounting import Run, calibrate
-from dpsweep.privacy.audit import Audit, judge, log_ratio
+from dpsweep.data.read import load_dataset
+from dpsweep.methods import build_method as build_method
+from dpsweep.privacy.accounting import Run, calibrate_noise
+from dpsweep.privacy.audit import Audit, bound_epsilon, compute_log_ratio
 from dpsweep.privacy.clip import Clip
-from dpsweep.privacy.engine import engine_for
-from dpsweep.privacy.geometry import geometry_of
+from dpsweep.privacy.engine import make_engine
+from dpsweep.privacy.geometry import make_geometry
 from dpsweep.privacy.noise import NoiseDraw
-from dpsweep.training.assemble import initial
+from dpsweep.training.assemble import initial_params
 from dpsweep.training.step import Progress, Step
 
 NUM_OTHERS = 8
@@ -73,7 +73,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Watched(Step):
+class AuditedStep(Step):
     """The real step, with the auditor looking at what it releases.
 
     A sum that was computed for the auditor is not computed again for the step.
@@ -96,7 +96,7 @@ class Watched(Step):
         return released
 
 
-def audit(plan: Plan) -> Audit:
+def run_audit(plan: Plan) -> Audit:
     """Runs both worlds, on every core, and judges the claim.
 
     Raises:
@@ -110,45 +110,45 @@ def audit(plan: Plan) -> Audit:
         )
     sizes = [min(_CHUNK, plan.runs - done) for done in range(0, plan.runs, _CHUNK)]
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
-        chunks = list(pool.map(partial(scores, plan), sizes))
+        chunks = list(pool.map(partial(sample_scores, plan), sizes))
     absent, present = (np.concatenate(part) for part in zip(*chunks, strict=True))
-    return judge(
+    return bound_epsilon(
         plan.config.method.name, absent, present, plan.epsilon, plan.delta, plan.confidence
     )
 
 
-def scores(plan: Plan, runs: int) -> tuple[np.ndarray, np.ndarray]:
+def sample_scores(plan: Plan, runs: int) -> tuple[np.ndarray, np.ndarray]:
     """The statistic of `runs` runs without the canary, and of as many with it."""
     torch.set_num_threads(1)
-    run, _ = calibrate(plan.epsilon, plan.delta, plan.sampling_rate, plan.steps)
+    run, _ = calibrate_noise(plan.epsilon, plan.delta, plan.sampling_rate, plan.steps)
     return (
-        np.array([_score(plan, run, canary=False) for _ in range(runs)]),
-        np.array([_score(plan, run, canary=True) for _ in range(runs)]),
+        np.array([_compute_score(plan, run, canary=False) for _ in range(runs)]),
+        np.array([_compute_score(plan, run, canary=True) for _ in range(runs)]),
     )
 
 
-def _score(plan: Plan, run: Run, *, canary: bool) -> float:
+def _compute_score(plan: Plan, run: Run, *, canary: bool) -> float:
     """The log-likelihood ratio of one run's releases."""
-    step = _step(plan, run, canary=canary)
-    progress = _start(step)
+    step = _make_step(plan, run, canary=canary)
+    progress = _make_progress(step)
     total = 0.0
     for _ in range(plan.steps):
         noise = run.noise_multiplier * step.clip(progress).clip_norm
         batch_size = step.config.train.batch_size
         if plan.sampling_rate == 1 and progress.step == 0:
-            base, alone = _first(plan)
+            base, alone = _compute_first_known(plan)
         else:
-            base, alone = _known(step, progress)
+            base, alone = _compute_known(step, progress)
         step(progress)
         release = step.seen.pop()
-        moved = _flat({k: batch_size * y - base[k] for k, y in release.items()}) / noise
-        answer = _flat(alone) / noise
-        ratio = log_ratio(float(answer @ answer), float(moved @ answer), plan.sampling_rate)
+        moved = _flatten({k: batch_size * y - base[k] for k, y in release.items()}) / noise
+        answer = _flatten(alone) / noise
+        ratio = compute_log_ratio(float(answer @ answer), float(moved @ answer), plan.sampling_rate)
         total += float(ratio)
     return total
 
 
-def _known(step: Step, progress: Progress) -> tuple[Clipped, Clipped]:
+def _compute_known(step: Step, progress: Progress) -> tuple[Clipped, Clipped]:
     """What the auditor computes: the sum without the canary, and the canary's own answer."""
     batch = step.batch(progress.step)
     canary = torch.tensor([NUM_OTHERS])
@@ -159,20 +159,20 @@ def _known(step: Step, progress: Progress) -> tuple[Clipped, Clipped]:
 
 
 @cache
-def _first(plan: Plan) -> tuple[Clipped, Clipped]:
+def _compute_first_known(plan: Plan) -> tuple[Clipped, Clipped]:
     """The same at the first step of every run, where nothing is sampled."""
-    run, _ = calibrate(plan.epsilon, plan.delta, plan.sampling_rate, plan.steps)
-    step = _step(plan, run, canary=False)
-    return _known(step, _start(step))
+    run, _ = calibrate_noise(plan.epsilon, plan.delta, plan.sampling_rate, plan.steps)
+    step = _make_step(plan, run, canary=False)
+    return _compute_known(step, _make_progress(step))
 
 
-def _step(plan: Plan, run: Run, *, canary: bool) -> Watched:
+def _make_step(plan: Plan, run: Run, *, canary: bool) -> AuditedStep:
     """A fresh run's step: a secret of its own, and with or without the canary."""
-    with_all = _assembled(plan.config.model_dump_json(), run.noise_multiplier)
+    with_all = _assemble_audited(plan.config.model_dump_json(), run.noise_multiplier)
     num_examples = NUM_OTHERS + canary
     budget = PrivacyPlan(num_examples, run, plan.epsilon, plan.delta)
-    return Watched(
-        config=_paced(with_all, run),
+    return AuditedStep(
+        config=_scale_learning_rate(with_all, run),
         budget=budget,
         data=with_all.data,
         engine=with_all.engine,
@@ -182,7 +182,7 @@ def _step(plan: Plan, run: Run, *, canary: bool) -> Watched:
 
 
 @cache
-def _assembled(config: str, noise_multiplier: float) -> Step:
+def _assemble_audited(config: str, noise_multiplier: float) -> Step:
     """The audited config on the audit's data and model; the last example is the canary."""
     tree = TrialConfig.model_validate_json(config).model_dump(exclude_none=True)
     tree["data"] = {"name": "digits"}
@@ -194,9 +194,9 @@ def _assembled(config: str, noise_multiplier: float) -> Step:
     own = {"engine": tree["train"]["engine"], "dtype": "float64", "device": "cpu"}
     tree["train"] = {"batch_size": NUM_OTHERS, "epochs": 1, **own}
     trial = TrialConfig.model_validate(tree)
-    model = _network()
-    geometry = geometry_of(build_method(trial.method).geometry, model, trial.data.spec.shape)
-    engine = engine_for(
+    model = _build_network()
+    geometry = make_geometry(build_method(trial.method).geometry, model, trial.data.spec.shape)
+    engine = make_engine(
         model,
         nn.functional.cross_entropy,
         geometry,
@@ -204,7 +204,7 @@ def _assembled(config: str, noise_multiplier: float) -> Step:
         trial.data.spec.shape,
         trial.train.engine,
     )
-    data = load(trial.data, trial.seed)
+    data = load_dataset(trial.data, trial.seed)
     inputs = data.inputs[: NUM_OTHERS + 1].clone()
     inputs[NUM_OTHERS] = data.brightest
     data = replace(data, inputs=inputs, targets=data.targets[: NUM_OTHERS + 1])
@@ -212,7 +212,7 @@ def _assembled(config: str, noise_multiplier: float) -> Step:
     return Step(trial, budget, data, engine, Secret.draw(), geometry)
 
 
-def _network() -> nn.Module:
+def _build_network() -> nn.Module:
     """One convolution over the whole image and a circulant layer, at public weights.
 
     The canary's image is constant, and the convolution's weights are a cosine over its ten
@@ -230,28 +230,28 @@ def _network() -> nn.Module:
     return model.double()
 
 
-def _paced(step: Step, run: Run) -> TrialConfig:
+def _scale_learning_rate(step: Step, run: Run) -> TrialConfig:
     """The config with a learning rate at which one step's noise moves the weights by _spread."""
-    noise, spread = run.noise_multiplier * _CLIP_NORM / NUM_OTHERS, _spread(step)
+    noise, spread = run.noise_multiplier * _CLIP_NORM / NUM_OTHERS, _iterate_spread(step)
     base = step.config.optimizer
     lr = spread / noise if base.name == "sgd" else spread
     return step.config.model_copy(update={"optimizer": base.model_copy(update={"lr": lr})})
 
 
-def _spread(step: Step) -> float:
+def _iterate_spread(step: Step) -> float:
     """How far apart iterates lie, per coordinate: wide, unless the canary's cosine counts."""
     return 0.01 if step.geometry.maps else 0.3
 
 
-def _start(step: Step) -> Progress:
+def _make_progress(step: Step) -> Progress:
     """Before a step, at public iterates far enough apart for a query's points to differ."""
     rng = torch.Generator().manual_seed(0)
 
     def away(params: Tensors) -> Tensors:
-        size = _spread(step)
+        size = _iterate_spread(step)
         return {k: x + size * torch.randn(x.shape, generator=rng).to(x) for k, x in params.items()}
 
-    past = [initial(step)]
+    past = [initial_params(step)]
     for _ in range(1, step.method.query.memory):
         past.append(away(past[0]))
     progress = step.start(past[-1])
@@ -260,5 +260,5 @@ def _start(step: Step) -> Progress:
     return progress
 
 
-def _flat(tree: Tensors) -> torch.Tensor:
+def _flatten(tree: Tensors) -> torch.Tensor:
     return torch.cat([x.flatten() for x in tree.values()])

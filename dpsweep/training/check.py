@@ -8,9 +8,9 @@ from dpsweep.config.source import Source
 from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.cache import check_once
-from dpsweep.core.errors import ConfigError, Misfit
+from dpsweep.core.errors import ConfigError, InvalidKey
 from dpsweep.data.datasets import check_present
-from dpsweep.models.own import code_that_runs
+from dpsweep.models.own import user_code_notice
 
 _INSIDE = 32
 
@@ -32,14 +32,14 @@ def check_trial(config: TrialConfig, source: Source, *, fetch: bool = False) -> 
             f"{source.at(('privacy', 'scope'))}: sweep shares epsilon among the trials of a sweep, "
             f"and this is one trial. Write scope: trial, or make it the base of a sweep"
         )
-    check_pieces(config, source)
+    check_parts(config, source)
     if fetch:
-        from dpsweep.data.read import download
+        from dpsweep.data.read import download_dataset
 
-        download(config.data)
+        download_dataset(config.data)
     _check_data(config, source.line(("data",)))
     delta, most = config.delta, 1 / config.data.num_examples
-    warnings = [said] if (said := code_that_runs(config.model)) else []
+    warnings = [said] if (said := user_code_notice(config.model)) else []
     if delta < most:
         return warnings
     return [
@@ -56,10 +56,10 @@ def _check_data(config: TrialConfig, where: str) -> None:
     images = config.data.model_copy(update={"features": None})
 
     def check() -> None:
-        from dpsweep.data.read import load  # torch takes seconds to import
+        from dpsweep.data.read import load_dataset  # torch takes seconds to import
 
         try:
-            load(images, config.seed)
+            load_dataset(images, config.seed)
         except ConfigError as e:
             raise ConfigError(f"{where}: {e}") from e
 
@@ -70,13 +70,13 @@ def check_sweep(sweep: ResolvedSweep, *, fetch: bool = False) -> list[str]:
     """As `check_trial`, for every corner of a sweep's space and some points inside it."""
 
     def fits(config: TrialConfig) -> None:
-        check_pieces(config, sweep.origin)
+        check_parts(config, sweep.origin)
 
     sweep.check_trials(fits, _INSIDE)
     return check_trial(sweep.reference_trial, sweep.origin, fetch=fetch)
 
 
-def check_pieces(config: TrialConfig, source: Source) -> None:
+def check_parts(config: TrialConfig, source: Source) -> None:
     """Checks that model, method, clipping and noise fit one another.
 
     Raises:
@@ -87,7 +87,7 @@ def check_pieces(config: TrialConfig, source: Source) -> None:
         clipping = config.privacy.clipping
         if isinstance(clipping, AdaptiveClipping):  # its count must not cost more than there is
             clipping.share(plan_privacy(config).run.noise_multiplier, config.train.batch_size)
-    except Misfit as e:
+    except InvalidKey as e:
         raise ConfigError(
             f"{source.at(tuple(e.key.split('.')))}: {str(e).removesuffix('.')}."
         ) from e

@@ -78,7 +78,7 @@ def use_ieee_float32() -> None:
 
 
 @contextmanager
-def torch_own_settings() -> Iterator[None]:
+def use_torch_defaults() -> Iterator[None]:
     """Compute within this context as a script that imports torch alone would.
 
     What we are compared with (benchmarks/step.py) is timed under torch's settings, not ours.

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from dpsweep.config.trial import TrialConfig
-from dpsweep.data.read import Dataset, kept
-from dpsweep.models.frozen import Cut, cut
+from dpsweep.data.read import Dataset, load_shared_features
+from dpsweep.models.frozen import Cut, find_cut
 from dpsweep.models.own import Own
 from dpsweep.privacy.engine import BookkeepingEngine
 from dpsweep.privacy.engine.state_guard import StateGuard
@@ -25,20 +25,20 @@ _MOST_BYTES = 2**31
 """What is kept at most; above, the frozen part is computed at every step."""
 
 
-def cut_of(step: Step) -> Cut | None:
+def find_step_cut(step: Step) -> Cut | None:
     """Where the model of `step` can be cut behind its frozen part; None if it is trained whole."""
     config = step.config
     suits = config.model.train is not None and config.train.augment is None
     if not suits or step.geometry.maps or not isinstance(step.engine, BookkeepingEngine):
         return None
-    found = cut(step.engine.model, config.data.spec.shape)
+    found = find_cut(step.engine.model, config.data.spec.shape)
     num = len(step.data.targets) + len(step.data.valid_targets)
     if found is None or num * math.prod(found.shape) * step.dtype.itemsize > _MOST_BYTES:
         return None
     return found
 
 
-def behind(found: Cut, step: Step) -> Dataset:
+def compute_frozen_outputs(found: Cut, step: Step) -> Dataset:
     """The data of `step` as they cross the cut; kept on this node for the next trial.
 
     A model of the user's own code is computed for each trial, as that code may change.
@@ -46,19 +46,21 @@ def behind(found: Cut, step: Step) -> Dataset:
     config, data = step.config, step.data
 
     def make() -> tuple[Tensor, Tensor]:
-        return _crossed(found, data, data.inputs, step), _crossed(
+        return _compute_outputs(found, data, data.inputs, step), _compute_outputs(
             found, data, data.valid_inputs, step
         )
 
     if isinstance(config.model, Own):
         inputs, valid = make()
     else:
-        inputs, valid = kept(config.data, config.seed, _mark(found, config), make)
+        inputs, valid = load_shared_features(
+            config.data, config.seed, _fingerprint_frozen(found, config), make
+        )
     device = data.inputs.device
     return replace(data, inputs=inputs.to(device), valid_inputs=valid.to(device), are_features=True)
 
 
-def _crossed(found: Cut, data: Dataset, images: Tensor, step: Step) -> Tensor:
+def _compute_outputs(found: Cut, data: Dataset, images: Tensor, step: Step) -> Tensor:
     guard = StateGuard(found.model, with_parameters=True)
     made = torch.empty(len(images), *found.shape, dtype=step.dtype)
     for first in range(0, len(images), _CHUNK):
@@ -68,7 +70,7 @@ def _crossed(found: Cut, data: Dataset, images: Tensor, step: Step) -> Tensor:
     return made
 
 
-def _mark(found: Cut, config: TrialConfig) -> str:
+def _fingerprint_frozen(found: Cut, config: TrialConfig) -> str:
     """Of the architecture, and of every frozen number."""
     told = hashlib.sha256(f"{config.model.model_dump_json()} {config.train.dtype}".encode())
     for name, x in found.model.named_buffers():

@@ -19,11 +19,11 @@ from dpsweep.core.types import Row, Tensors
 from dpsweep.models.parts import saved_tensors
 from dpsweep.privacy.engine.repeatability import Probe
 from dpsweep.training.allowance import WHOLE, Allowance
-from dpsweep.training.assemble import assemble, initial
+from dpsweep.training.assemble import assemble_step, initial_params
 from dpsweep.training.device import open_device
 from dpsweep.training.evaluate import AT_ONCE, evaluate
 from dpsweep.training.malloc import keep_freed_memory
-from dpsweep.training.schedule import Report, TrialSchedule, trial_schedule
+from dpsweep.training.schedule import Report, TrialSchedule, resolve_trial_schedule
 from dpsweep.training.step import Progress, Step
 from dpsweep.training.trial_dir import TrialDir
 
@@ -90,20 +90,20 @@ def train(
     keep_freed_memory()
     identity, secret = config.model_dump_json() + data_mark, trial_dir.secret()
     # a fixed test secret is there to give the same again, and protects nothing
-    secret = secret.bound_to(config.model_dump_json() if secret.void else identity)
+    secret = secret.bind_to_config(config.model_dump_json() if secret.void else identity)
     device = open_device(config.train.device, allowance.gpu_share)
-    ahead = told or trial_schedule(config)
+    ahead = told or resolve_trial_schedule(config)
     plan = ahead.budget
-    step = assemble(config, secret, device, plan, allowance)
+    step = assemble_step(config, secret, device, plan, allowance)
     probe = Probe.of(step.engine.model, tuple(step.data.inputs.shape[1:]))
 
     rows: list[Row] = []
-    saved = _saved(trial_dir, identity)
+    saved = _load_checkpoint(trial_dir, identity)
     if saved is None:
-        progress = step.start(initial(step))
+        progress = step.start(initial_params(step))
     else:
         rows = saved["rows"]
-        progress = step.resume(_moved(saved["progress"], device))
+        progress = step.resume(_move_progress(saved["progress"], device))
         trial_dir.save_rows(rows)
         for row in rows:
             report(row)
@@ -114,26 +114,28 @@ def train(
             continue
         while progress.step < due.step:
             step(progress)
-            looks = clock.time_to_look()
+            looks = clock.look_is_due()
             if looks:
                 _check_finite(due, progress, step)
             paused = looks and should_pause()
             if paused or clock.checkpoint_is_due():
-                trial_dir.save(_state(identity, progress, rows))
+                trial_dir.save(_make_checkpoint(identity, progress, rows))
             if paused:
                 raise Paused
         probe.check()  # before anything is reported
-        rows.append(_row(due, progress, step, clock, allowance.portion(AT_ONCE, AT_ONCE)))
+        rows.append(_make_row(due, progress, step, clock, allowance.portion(AT_ONCE, AT_ONCE)))
         if progress.step == plan.run.steps:  # before the checkpoint, which ends the work here
-            trial_dir.save_weights(whole_weights(step, progress), _said(step, progress))
-        trial_dir.save(_state(identity, progress, rows))
+            trial_dir.save_weights(
+                collect_weights(step, progress), _describe_weights(step, progress)
+            )
+        trial_dir.save(_make_checkpoint(identity, progress, rows))
         trial_dir.save_rows(rows)
-        clock.checkpointed()
+        clock.note_checkpoint()
         report(rows[-1])
     return Result(rows, plan, secret.void)
 
 
-def whole_weights(step: Step, progress: Progress) -> Tensors:
+def collect_weights(step: Step, progress: Progress) -> Tensors:
     """All of the model's tensors: the trial's result, and what was frozen or never learned.
 
     Parameters and persistent buffers by the names that a state_dict has, and nothing else:
@@ -146,7 +148,7 @@ def whole_weights(step: Step, progress: Progress) -> Tensors:
     return {k: progress.result[names[id(x)]] if id(x) in names else x for k, x in whole.items()}
 
 
-def _said(step: Step, progress: Progress) -> str:
+def _describe_weights(step: Step, progress: Progress) -> str:
     ema = step.config.train.ema
     if ema is None:
         return ""
@@ -156,11 +158,11 @@ def _said(step: Step, progress: Progress) -> str:
     )
 
 
-def _state(identity: str, progress: Progress, rows: list[Row]) -> dict[str, Any]:
+def _make_checkpoint(identity: str, progress: Progress, rows: list[Row]) -> dict[str, Any]:
     return {"config": identity, "progress": progress.state_dict(), "rows": rows}
 
 
-def _saved(trial_dir: TrialDir, identity: str) -> dict[str, Any] | None:
+def _load_checkpoint(trial_dir: TrialDir, identity: str) -> dict[str, Any] | None:
     """The checkpoint to go on from, if it is this config's and no older than what was reported."""
     saved, reported = trial_dir.load(), trial_dir.rows()
     if saved is not None and saved["config"] != identity:
@@ -178,7 +180,7 @@ def _saved(trial_dir: TrialDir, identity: str) -> dict[str, Any] | None:
     return saved
 
 
-def _row(due: Report, progress: Progress, step: Step, clock: "_Clock", at_once: int) -> Row:
+def _make_row(due: Report, progress: Progress, step: Step, clock: "_Clock", at_once: int) -> Row:
     score = evaluate(step.engine.model, progress.result, step.data, step.dtype, at_once)
     _check_finite(due, progress, step, loss=score.loss)
     return {
@@ -216,20 +218,20 @@ class _Clock:
     def checkpoint_is_due(self) -> bool:
         due = time.monotonic() - self._saved > CHECKPOINT_SECONDS
         if due:
-            self.checkpointed()
+            self.note_checkpoint()
         return due
 
-    def time_to_look(self) -> bool:
+    def look_is_due(self) -> bool:
         due = time.monotonic() - self._looked > _LOOK_SECONDS
         if due:
             self._looked = time.monotonic()
         return due
 
-    def checkpointed(self) -> None:
+    def note_checkpoint(self) -> None:
         self._saved = time.monotonic()
 
 
-def _moved(saved: dict[str, Any], device: torch.device) -> dict[str, Any]:
+def _move_progress(saved: dict[str, Any], device: torch.device) -> dict[str, Any]:
     """A checkpoint's progress with its tensors on `device`, but for the optimizer's.
 
     Torch's `load_state_dict` moves those that belong there. Adam's step counts stay on the CPU:

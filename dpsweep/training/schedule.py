@@ -55,18 +55,18 @@ class TrialSchedule:
         )
 
 
-def trial_schedule(config: TrialConfig) -> TrialSchedule:
+def resolve_trial_schedule(config: TrialConfig) -> TrialSchedule:
     """The schedule of one trial, by the accountant."""
     plan = plan_privacy(config)
-    marks = _marks(plan, config)
-    before = _spent(plan.run, plan.delta, tuple(step for _, step in marks[:-1]))
+    marks = _report_steps(plan, config)
+    before = _compute_epsilons_spent(plan.run, plan.delta, tuple(step for _, step in marks[:-1]))
     spent = [*(min(epsilon, plan.epsilon) for epsilon in before), plan.epsilon]
     return TrialSchedule(
         plan, tuple(Report(*mark, e) for mark, e in zip(marks, spent, strict=True))
     )
 
 
-def _marks(plan: PrivacyPlan, config: TrialConfig) -> list[tuple[int, int]]:
+def _report_steps(plan: PrivacyPlan, config: TrialConfig) -> list[tuple[int, int]]:
     """(epoch, step) of each report."""
     last = max(1, math.ceil(config.train.epochs))
     epochs = [*range(config.train.evaluate_every, last, config.train.evaluate_every), last]
@@ -75,6 +75,6 @@ def _marks(plan: PrivacyPlan, config: TrialConfig) -> list[tuple[int, int]]:
 
 
 @lru_cache(maxsize=256)
-def _spent(run: Run, delta: float, after: tuple[int, ...]) -> tuple[float, ...]:
+def _compute_epsilons_spent(run: Run, delta: float, after: tuple[int, ...]) -> tuple[float, ...]:
     """Kept for the next trial of the same length: a fifth of a second."""
     return tuple(run.epsilons_spent(delta, after)) if after else ()

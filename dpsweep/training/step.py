@@ -22,13 +22,13 @@ from dpsweep.config.plan import PrivacyPlan
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.seeds import Draws, Secret, Stream
 from dpsweep.core.types import Clipped, Released, Tensors
-from dpsweep.data.augment import marks
+from dpsweep.data.augment import hash_images
 from dpsweep.data.read import Dataset
 from dpsweep.filters.base import Public, State
-from dpsweep.methods import build as build_method
+from dpsweep.methods import build_method as build_method
 from dpsweep.methods.base import Method
 from dpsweep.optim.noise_corrected import NOISE_VARIANCES
-from dpsweep.privacy.clip import Clip, Quantile, without_count
+from dpsweep.privacy.clip import Clip, Quantile, split_count
 from dpsweep.privacy.engine import Engine
 from dpsweep.privacy.geometry import IDENTITY, Geometry
 from dpsweep.privacy.noise import SOURCES, NoiseDraw
@@ -42,7 +42,7 @@ _FEWEST_DRAWN_BY_A_THREAD = 2**16
 """Numbers that take about a millisecond to draw; to hand work to a thread takes a tenth of it."""
 
 
-def region(name: str) -> record_function:
+def mark_region(name: str) -> record_function:
     """Marks a part of the step for a profiler; next to free without one."""
     assert name in REGIONS
     return record_function(f"step/{name}")
@@ -139,27 +139,27 @@ class Step:
     def __call__(self, progress: Progress) -> None:
         """Takes one step. What leaves it is `progress.params`, a function of releases."""
         method, t, clip = self.method, progress.step, self.clip(progress)
-        with region("sample"):
+        with mark_region("sample"):
             batch = self.batch(t)
             noise = self.noise_draw(progress)
-        with region("answers"):
+        with mark_region("answers"):
             clipped = self.clipped(batch, progress)
-        with region("release"):
+        with mark_region("release"):
             released = self.released(clipped, clip, t, noise)
             progress.leaf_sizes = tuple(x.numel() for x in clipped.values())
-            answer, count = without_count(released)
+            answer, count = split_count(released)
             gradient = self.geometry.restore(method.query.restore(answer, t))
         noise_std = self.noise_std(clip, t)
         public = Public(step=t, params=progress.params, noise_std=noise_std)
-        with region("filters"):
+        with mark_region("filters"):
             filtered, progress.filter_state = method.chain.apply(
                 gradient, progress.filter_state, public
             )
-        with region("optimizer"):
-            self._move(progress, filtered, noise_std)
-            self._average(progress)
+        with mark_region("optimizer"):
+            self._apply_update(progress, filtered, noise_std)
+            self._update_average(progress)
         if isinstance(clip, Quantile) and count is not None:
-            progress.bound = clip.moved(count, self.config.train.batch_size)
+            progress.bound = clip.update_bound(count, self.config.train.batch_size)
 
     def batch(self, step: int) -> torch.Tensor:
         """Indices of the examples of one step: a secret Poisson sample."""
@@ -180,7 +180,7 @@ class Step:
     @cached_property
     def marks(self) -> torch.Tensor:
         """What the augmentation of each example is drawn from, shape (N,)."""
-        return marks(self.data.inputs)
+        return hash_images(self.data.inputs)
 
     def clipped(self, batch: torch.Tensor, progress: Progress) -> Clipped:
         """The sum of the batch's clipped answers, in white coordinates. Private."""
@@ -244,7 +244,7 @@ class Step:
             points, weights, inputs_B=inputs_B, targets_B=targets_B, clip=clip
         )
 
-    def _average(self, progress: Progress) -> None:
+    def _update_average(self, progress: Progress) -> None:
         """A_t = sum_s ema^(t-s) x_s / sum_s ema^(t-s) over the iterates after each step so far.
 
         Where the learning rate falls little, an average has less of the noise than its last term
@@ -261,7 +261,7 @@ class Step:
         for k, x in progress.params.items():
             progress.average[k].lerp_(x, newest)
 
-    def _move(self, progress: Progress, direction: Tensors, noise_std: float) -> None:
+    def _apply_update(self, progress: Progress, direction: Tensors, noise_std: float) -> None:
         """The base optimizer's update, in place on the newest iterate; older ones are kept."""
         newest, trail = progress.params, progress.trail
         if trail.maxlen != 1:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpsweep.core.disk import forget_whole, raising_disk_full, write_whole
+from dpsweep.core.disk import delete_written, translate_disk_full, write_atomically
 from dpsweep.core.errors import StateError
 from dpsweep.core.seeds import Secret
 from dpsweep.core.types import Row, Tensors
@@ -41,7 +41,7 @@ class TrialDir:
 
     def __post_init__(self) -> None:
         try:
-            with raising_disk_full(self.path):
+            with translate_disk_full(self.path):
                 self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as e:
             raise StateError(
@@ -62,7 +62,7 @@ class TrialDir:
             )
         new = Secret.for_new_trial()
         with contextlib.suppress(FileExistsError):
-            write_whole(self.path / "secret", bytes([new.void]) + new.key, replace=False)
+            write_atomically(self.path / "secret", bytes([new.void]) + new.key, replace=False)
 
     def secret(self) -> Secret:
         """The trial's secret.
@@ -89,7 +89,7 @@ class TrialDir:
         """
         folder = os.open(self.path, os.O_RDONLY)
         try:
-            _lock(folder, self.path, time.monotonic() + wait_seconds)
+            _acquire_lock(folder, self.path, time.monotonic() + wait_seconds)
             yield
         finally:
             os.close(folder)
@@ -116,11 +116,11 @@ class TrialDir:
         Raises:
             DiskFull: If there is no space; the old checkpoint is still there.
         """
-        write_whole(self.path / "checkpoint.pt", _serialised(state))
+        write_atomically(self.path / "checkpoint.pt", _serialize(state))
 
     def save_rows(self, rows: list[Row]) -> None:
         """Replaces the table of reports."""
-        write_whole(self.path / "metrics.json", json.dumps(rows).encode())
+        write_atomically(self.path / "metrics.json", json.dumps(rows).encode())
 
     def rows(self) -> list[Row]:
         """The table of reports; empty before the first."""
@@ -131,8 +131,8 @@ class TrialDir:
         """Stores trained weights, a released result, and which they are."""
         plain = {k: x.detach().cpu().clone() for k, x in params.items()}
         if said:
-            write_whole(self.path / "weights.txt", f"{said}\n".encode())
-        write_whole(self.weights, _serialised(plain))
+            write_atomically(self.path / "weights.txt", f"{said}\n".encode())
+        write_atomically(self.weights, _serialize(plain))
 
     @property
     def weights(self) -> Path:
@@ -142,16 +142,16 @@ class TrialDir:
     def note_failure(self, traceback: str) -> Path:
         """Stores a traceback, which may quote private data, and says where."""
         place = self.path / "error.txt"
-        write_whole(place, traceback.encode())
+        write_atomically(place, traceback.encode())
         return place
 
     def forget(self) -> None:
         """Deletes what only an unfinished trial needs: checkpoint and secret."""
         for name in ("checkpoint.pt", "secret"):
-            forget_whole(self.path / name)
+            delete_written(self.path / name)
 
 
-def keep_weights(folder: Path, numbers: Iterable[int]) -> int:
+def delete_weights_except(folder: Path, numbers: Iterable[int]) -> int:
     """Deletes the weights of all trials that ended, but for some.
 
     A trial has ended if its directory holds neither secret nor checkpoint.
@@ -174,7 +174,7 @@ def keep_weights(folder: Path, numbers: Iterable[int]) -> int:
     return freed
 
 
-def _lock(folder: int, path: Path, until: float) -> None:
+def _acquire_lock(folder: int, path: Path, until: float) -> None:
     while True:
         try:
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -187,7 +187,7 @@ def _lock(folder: int, path: Path, until: float) -> None:
             time.sleep(0.1)
 
 
-def _serialised(state: dict[str, Any]) -> bytes:
+def _serialize(state: dict[str, Any]) -> bytes:
     """What torch.save writes; written straight to a full disk it raises no error of the disk's."""
     import torch
 

@@ -22,7 +22,7 @@ from dpsweep.results import published
 from dpsweep.results.published import Table, cells, table, tables
 from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.study import Study
-from dpsweep.training.check import check_pieces
+from dpsweep.training.check import check_parts
 
 TINY = """\
 tiny:
@@ -82,7 +82,7 @@ def test_every_row_column_and_method_of_every_table_is_a_sweep_that_fits(name, t
         assert sweep.written.privacy.epsilon == job.epsilon
         assert sweep.written.method.name in (cell.method, f"block_{cell.method}")
         assert sweep.num_runs == 8 + 3
-        sweep.check_trials(partial(check_pieces, source=sweep.origin))
+        sweep.check_trials(partial(check_parts, source=sweep.origin))
     whole = table(name)
     parts = {part for pair in seen for part in pair}
     assert parts | set(whole.missing) == {*whole.rows, *whole.columns, *whole.methods}

@@ -9,7 +9,7 @@ import torch
 
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.seeds import Secret
-from dpsweep.training.assemble import assemble, initial
+from dpsweep.training.assemble import assemble_step, initial_params
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks/search"
 
@@ -41,9 +41,9 @@ def test_steps_in_numpy_are_the_trials_own(method):
             "method": method,
         }
     )
-    step = assemble(config, Secret.fixed("tables"), torch.device("cpu"))
+    step = assemble_step(config, Secret.fixed("tables"), torch.device("cpu"))
     assert suits(step)
-    run, progress = LinearRun(step, initial(step)), step.start(initial(step))
+    run, progress = LinearRun(step, initial_params(step)), step.start(initial_params(step))
     run.train()
     for _ in range(step.budget.run.steps):
         step(progress)

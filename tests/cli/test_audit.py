@@ -8,14 +8,14 @@ from typer.testing import CliRunner
 import dpsweep.training.step
 from dpsweep.cli import app
 from dpsweep.cli.verbs import audit
-from dpsweep.privacy.audit import judge
-from dpsweep.training.audit import Plan, scores
+from dpsweep.privacy.audit import bound_epsilon
+from dpsweep.training.audit import Plan, sample_scores
 
 
 def in_this_process(plan: Plan):
     """The audit without its worker processes, which a patch would not reach."""
-    absent, present = scores(plan, plan.runs)
-    return judge(
+    absent, present = sample_scores(plan, plan.runs)
+    return bound_epsilon(
         plan.config.method.name, absent, present, plan.epsilon, plan.delta, plan.confidence
     )
 
@@ -58,5 +58,5 @@ def test_what_the_audits_own_model_has_not_is_refused(setting, message):
 
 def test_adaptive_clipping_can_be_audited():
     plan = Plan(audit._configs("dp_sgd", ["privacy.clipping=adaptive"])[0], steps=2)
-    absent, present = scores(plan, 20)
+    absent, present = sample_scores(plan, 20)
     assert len(absent) == len(present) == 20

@@ -10,7 +10,7 @@ from PIL import Image
 from dpsweep.cli.verbs.catalogue import data, models
 from dpsweep.core.errors import ConfigError
 from dpsweep.data.datasets import DataConfig
-from dpsweep.data.read import load
+from dpsweep.data.read import load_dataset
 from dpsweep.models import MODELS
 
 
@@ -55,7 +55,7 @@ def test_section_of_a_folder_loads_as_it_is_printed(tmp_path, capsys, monkeypatc
     config = pasted(capsys, tmp_path / "photos")
     assert (config.shape, config.num_train, config.num_test) == ((3, 5, 4), 3, 1)
     assert config.resize
-    assert load(config, 0).inputs.shape == (3, 3, 5, 4)
+    assert load_dataset(config, 0).inputs.shape == (3, 3, 5, 4)
 
 
 def test_section_of_a_file_loads_as_it_is_printed(tmp_path, capsys, monkeypatch):
@@ -64,7 +64,7 @@ def test_section_of_a_file_loads_as_it_is_printed(tmp_path, capsys, monkeypatch)
     np.savez(tmp_path / "d.npz", x_train=images, y_train=np.arange(6) % 3)
     config = pasted(capsys, tmp_path / "d.npz")
     assert (config.shape, config.num_classes, config.validation) == ((1, 5, 4), 3, "holdout")
-    assert load(config, 0).inputs.shape == (5, 1, 5, 4)
+    assert load_dataset(config, 0).inputs.shape == (5, 1, 5, 4)
 
 
 def test_place_that_is_neither_is_told(tmp_path):

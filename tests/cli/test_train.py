@@ -5,7 +5,7 @@ import pytest
 
 from dpsweep.cli.verbs import trial
 from dpsweep.core.errors import StateError
-from dpsweep.data.read import load
+from dpsweep.data.read import load_dataset
 
 FILE = """\
 data: {{name: npz, root: {root}, shape: [1, 4, 4], num_classes: 2, num_train: 40, num_test: 10}}
@@ -30,7 +30,7 @@ def test_an_interrupted_run_goes_on_with_its_own_data_alone(tmp_path, monkeypatc
     labels = np.arange(50) % 2
 
     def lay_out() -> None:
-        load.cache_clear()  # as another process begins
+        load_dataset.cache_clear()  # as another process begins
         np.savez(
             root, x_train=images[:40], y_train=labels[:40], x_test=images[40:], y_test=labels[40:]
         )

@@ -14,7 +14,7 @@ from dpsweep.cluster import nodes
 from dpsweep.cluster.nodes import NodeReport, check_nodes, facts, faults, survey
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import StateError
-from dpsweep.data.read import fingerprint
+from dpsweep.data.read import fingerprint_images
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def asked(sweep, **model):
 
 def test_a_machine_that_has_everything_has_no_fault(sweep, token):
     trial = sweep.written
-    said = facts(asked(sweep), fingerprint(trial.data, trial.seed), token)
+    said = facts(asked(sweep), fingerprint_images(trial.data, trial.seed), token)
     assert (said["data_ok"], said["state_ok"], said["faults"]) == (True, True, [])
     assert (said["dpsweep"], said["torch"]) == (dpsweep.__version__, torch.__version__)
     assert abs(said["clock"] - time.time()) < 5

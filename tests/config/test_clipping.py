@@ -9,9 +9,9 @@ from dpsweep.config.clipping import AdaptiveClipping, AutomaticClipping, PerLaye
 from dpsweep.config.privacy import PrivacyConfig
 from dpsweep.config.source import Source, parse_yaml
 from dpsweep.config.trial import TrialConfig, load_trial, resolve_trial_source
-from dpsweep.core.errors import ConfigError, Misfit
+from dpsweep.core.errors import ConfigError, InvalidKey
 from dpsweep.privacy.clip import Automatic, Flat, PerLayer, Quantile
-from dpsweep.training.check import check_pieces
+from dpsweep.training.check import check_parts
 
 TRIAL = """\
 data: {name: digits}
@@ -38,7 +38,7 @@ def load(clipping: str, method: str = "dp_sgd", *settings: str) -> TrialConfig:
 def check(clipping: str, method: str = "dp_sgd", *settings: str) -> None:
     """As `dpsweep check` does, but for the data."""
     given = source(clipping, method, *settings)
-    check_pieces(load_trial(given), given)
+    check_parts(load_trial(given), given)
 
 
 BOUNDS = "{name: per_layer, bounds: {'0': 0.6, '3': 0.64, '7': 0.48}}"
@@ -174,7 +174,7 @@ def test_share_of_the_count_is_that_of_its_noise(noise):
 
 @pytest.mark.parametrize("noise", [2.0, 2.1, 100.0, math.inf, math.nan])
 def test_count_that_would_take_the_whole_budget_is_refused(noise):
-    with pytest.raises(Misfit, match="must exceed half the noise multiplier"):
+    with pytest.raises(InvalidKey, match="must exceed half the noise multiplier"):
         AdaptiveClipping(count_noise=1.0).build(0.5, noise, 100)
 
 

@@ -13,12 +13,12 @@ from dpsweep.filters.base import Chain
 from dpsweep.filters.iir import Iir
 from dpsweep.filters.lti import Ema, Momentum, Riccati
 from dpsweep.filters.spectral import Shelf
-from dpsweep.methods import build, compose
+from dpsweep.methods import build_method, compose
 from dpsweep.methods.base import Method
 from dpsweep.methods.disk import LookAhead
 from dpsweep.privacy.geometry import Spectral
-from dpsweep.privacy.query import HERE, Ask, Points
-from dpsweep.training.check import check_pieces
+from dpsweep.privacy.query import NEWEST_ITERATE, EvaluationPoint, FixedQuery
+from dpsweep.training.check import check_parts
 
 TRIAL = """\
 data: {name: digits}
@@ -50,11 +50,11 @@ def load(*settings: str, text: str = TRIAL) -> TrialConfig:
 def check(*settings: str) -> None:
     """As `dpsweep check` does, but for the data."""
     given = source(*settings)
-    check_pieces(load_trial(given), given)
+    check_parts(load_trial(given), given)
 
 
 def built(*settings: str) -> Method:
-    return build(load(*settings).method)
+    return build_method(load(*settings).method)
 
 
 def test_the_example_of_the_modules_first_lines_loads():
@@ -63,26 +63,28 @@ def test_the_example_of_the_modules_first_lines_loads():
     example = textwrap.dedent("\n".join(lines))
     config = load(text=rest + example).method
     assert config.compose.base == "adambc"
-    assert build(config).filters == (Shelf(0.5, 0.6),)
+    assert build_method(config).filters == (Shelf(0.5, 0.6),)
 
 
 def test_parts_are_put_together_as_written():
     method = built()
     weights = [1 / 1.75, 0.5 / 1.75, 0.25 / 1.75]
-    assert method.query == Points(tuple(Ask(w, age=j) for j, w in enumerate(weights)))
+    assert method.query == FixedQuery(
+        tuple(EvaluationPoint(w, age=j) for j, w in enumerate(weights))
+    )
     assert method.filters == (Shelf(0.4, 0.6), Iir((-0.6,), (0.4,)), Ema(0.5))
     assert method.geometry is None
     assert method.chain == Chain(method.filters)
 
 
 PARTS = [
-    ("query: {name: here}", Method(query=HERE)),
+    ("query: {name: here}", Method(query=NEWEST_ITERATE)),
     ("query: {name: look_ahead, kappa: 0.3}", Method(query=LookAhead(Ema(0.3), 0.5))),
     (
         "query: {name: look_ahead, gain: riccati, gamma: one_point}",
         Method(query=LookAhead(Riccati(0.5, 0.1), None)),
     ),
-    ("query: {name: momentum, points: 1}", Method(query=HERE)),
+    ("query: {name: momentum, points: 1}", Method(query=NEWEST_ITERATE)),
     ("filters: [{name: riccati, process: 0.2}]", Method(filters=(Riccati(0.2, 0.1),))),
     ("filters: [{name: momentum, decay: 0.5}]", Method(filters=(Momentum(0.5),))),
     (
@@ -225,7 +227,7 @@ def test_whole_parts_are_searched(tmp_path):
   method.compose.query: {choice: [{name: here}, {name: momentum, k: 4}]}
   method.compose.filters: {choice: [[], [{name: shelf, rho: 0.2}], [{name: ema, gain: 0.1}]]}"""
     sweep = load_sweep(sweep_file(tmp_path, search))
-    methods = {build(trial.method) for trial in sweep.corners}
+    methods = {build_method(trial.method) for trial in sweep.corners}
     assert {len(method.filters) for method in methods} == {0, 1}
     assert {method.query.memory for method in methods} == {1, 4}
     assert Shelf(0.5, 0.2) in {link for method in methods for link in method.filters}

@@ -6,7 +6,7 @@ import pytest
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import ConfigError
 from dpsweep.filters.iir import Iir
-from dpsweep.methods import PUBLISHED, build
+from dpsweep.methods import PUBLISHED, build_method
 
 POLES = (
     "method={name: doppler, filter: {poles: [{radius: 0.5}, {radius: 0.5}], "
@@ -37,7 +37,7 @@ SPACES = {
 
 def largest_pole(trial):
     """Of all the low-pass filters of a trial's method; 0 if it has none."""
-    filters = [f for f in build(trial.method).filters if isinstance(f, Iir)]
+    filters = [f for f in build_method(trial.method).filters if isinstance(f, Iir)]
     return max((abs(z) for f in filters for z in np.roots([1.0, *f.a])), default=0.0)
 
 

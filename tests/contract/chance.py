@@ -15,7 +15,7 @@ from world import BATCH_SIZE, SIGMA, World, examples, flat, only, same, watched
 
 from dpsweep.core.seeds import Secret
 from dpsweep.core.types import Released, Tensors
-from dpsweep.privacy.clip import without_count
+from dpsweep.privacy.clip import split_count
 from dpsweep.privacy.engine import Engine
 
 LEVEL = 1e-6
@@ -40,7 +40,7 @@ def check_noise(world: World) -> None:
         zip(tape.releases, tape.gradients, strict=True), start=4
     ):
         mean = Released({k: x / BATCH_SIZE for k, x in recording.total.items()})
-        clean = step.geometry.restore(query.restore(without_count(mean)[0], t))
+        clean = step.geometry.restore(query.restore(split_count(mean)[0], t))
         unit = recording.clip_norm / BATCH_SIZE * math.sqrt(query.noise_gain(t))
         after.append(
             {
@@ -93,7 +93,7 @@ def check_fresh_noise(world: World) -> None:
         assert one.key != other.key, "secret: two trials have one"
     runs = [world.total(examples(), secret=s).noise for s in (one, one, other)]
     assert same(runs[0], runs[1]), "replay: the same step draws other noise"
-    bound = world.total(examples(), secret=one.bound_to("another config")).noise
+    bound = world.total(examples(), secret=one.bind_to_config("another config")).noise
     for stranger in (runs[2], bound):
         x, y = flat(runs[0]), flat(stranger)
         # A correlation of P independent pairs; 6 deviations are 2e-9.

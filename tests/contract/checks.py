@@ -37,10 +37,10 @@ from world import (
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.seeds import Secret
 from dpsweep.core.types import Clipped, Released, Tensors
-from dpsweep.privacy.clip import INSIDE, without_count
-from dpsweep.privacy.query import Apart
+from dpsweep.privacy.clip import INSIDE, split_count
+from dpsweep.privacy.query import SplitQuery
 from dpsweep.training import step as step_module
-from dpsweep.training.assemble import assemble
+from dpsweep.training.assemble import assemble_step
 
 REACH = 0.9
 """Of the clip norm: some example moves the sum by as much in every world (0.955 at the least)."""
@@ -77,8 +77,8 @@ def check_bad_examples(world: World) -> None:
         moved = _distance(more.total, base.total)
         assert moved <= base.clip_norm + slack, f"bad example: {what} move the sum by {moved:.3g}"
         if what.removeprefix("pixels ") in ("nan", "inf", "-inf", "no gradient"):
-            rest, _ = without_count(Released(more.total))
-            apart = _distance(rest, without_count(Released(base.total))[0])
+            rest, _ = split_count(Released(more.total))
+            apart = _distance(rest, split_count(Released(base.total))[0])
             assert apart <= slack, f"bad example: {what} do not count as zero but {apart:.3g}"
 
 
@@ -149,7 +149,7 @@ def check_microbatches(world: World) -> None:
             slack = ROUNDING[world.dtype] * _largest(whole)
             assert worst <= slack, f"microbatches of {physical} of {num} examples: off {worst:.2g}"
         if not num:
-            parameters = without_count(Released(whole))[0]
+            parameters = split_count(Released(whole))[0]
             assert not flat(parameters).any(), "empty batch: its sum is not zero"
 
 
@@ -189,7 +189,7 @@ def check_asks(world: World) -> None:
         asks = method.query.asks(t)
         whole = sum(ask.weight for ask in asks)
         assert math.isclose(whole, 1), f"weights: they sum to {whole}"
-        if isinstance(method.query, Apart) or any(ask.ahead for ask in asks):
+        if isinstance(method.query, SplitQuery) or any(ask.ahead for ask in asks):
             continue
         by_age = [ask.weight for ask in sorted(asks, key=lambda ask: ask.age)]
         steady = momentum(world.method).get("decay") == 1
@@ -297,7 +297,7 @@ def check_every_parameter_moves(world: World) -> None:
     start = world.underway(step)
     before = copied(start.params)
     tape = world.run(examples(), sigma=0, progress=start)
-    answer, _ = without_count(tape.releases[0].released)
+    answer, _ = split_count(tape.releases[0].released)
     for k, x in answer.items():
         share = float(x.abs().max()) / _largest(answer)
         assert share > 1e-4, f"frozen: nothing is released of {k}, or {share:.0e} of the largest"
@@ -323,7 +323,7 @@ def check_secret_is_said_nowhere(world: World) -> None:
 
 def check_classes(config: TrialConfig) -> None:
     """A model has one output for each class of its data, and no more."""
-    step = assemble(config, SECRET, torch.device("cpu"))
+    step = assemble_step(config, SECRET, torch.device("cpu"))
     inputs = step.data.scaled(step.data.inputs[:2], step.dtype)
     outputs = step.engine.model(inputs).shape[1]
     classes = config.data.spec.num_classes

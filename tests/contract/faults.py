@@ -18,15 +18,15 @@ from world import World
 from dpsweep.core.seeds import Secret
 from dpsweep.core.types import Clipped, Released, Tensors
 from dpsweep.methods.momentum import InnerMomentum
-from dpsweep.models import build as build_model
+from dpsweep.models import build_model as build_model
 from dpsweep.privacy.clip import Clip, PerLayer, Quantile
 from dpsweep.privacy.engine import BookkeepingEngine, answers, bookkeeping, conv
 from dpsweep.privacy.engine import base as room_of_portions
-from dpsweep.privacy.engine.answers import Answer, Each
-from dpsweep.privacy.engine.base import Portion, portions
+from dpsweep.privacy.engine.answers import ParameterGradients, WrittenOut
+from dpsweep.privacy.engine.base import Microbatch, split_microbatches
 from dpsweep.privacy.engine.state_guard import StateGuard
-from dpsweep.privacy.engine.tape import Use, record
-from dpsweep.privacy.query import Apart, Ask, Joint, Points
+from dpsweep.privacy.engine.tape import LayerCall, record_calls
+from dpsweep.privacy.query import EvaluationPoint, FixedQuery, JointQuery, SplitQuery
 from dpsweep.privacy.spectral import ConvMap
 from dpsweep.training import assemble as assemble_module
 from dpsweep.training import step as step_module
@@ -45,7 +45,7 @@ def clip_each_then_combine(patch: pytest.MonkeyPatch) -> None:
         pairs = list(zip(asks, sums, strict=True))
         return Clipped({k: sum(ask.weight * part[k] for ask, part in pairs) for k in sums[0]})
 
-    patch.setattr(Joint, "clipped", clipped)
+    patch.setattr(JointQuery, "clipped", clipped)
 
 
 def sum_clipped_points(patch: pytest.MonkeyPatch) -> None:
@@ -53,13 +53,13 @@ def sum_clipped_points(patch: pytest.MonkeyPatch) -> None:
         sums = [oracle([ask.point(trail)], [1.0]) for ask in self.asks(step)]
         return Clipped({k: sum(part[k] for part in sums) for k in sums[0]})
 
-    patch.setattr(Joint, "clipped", clipped)
+    patch.setattr(JointQuery, "clipped", clipped)
 
 
 def whole_bound_for_each_layer(patch: pytest.MonkeyPatch) -> None:
-    resolved = PerLayer.resolved
+    resolved = PerLayer.resolve_bounds
     patch.setattr(
-        PerLayer, "resolved", lambda self, names: dict.fromkeys(resolved(self, names), 1.0)
+        PerLayer, "resolve_bounds", lambda self, names: dict.fromkeys(resolved(self, names), 1.0)
     )
 
 
@@ -68,17 +68,19 @@ def count_for_nothing(patch: pytest.MonkeyPatch) -> None:
 
 
 def nan_passes(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(bookkeeping, "scaling", lambda squares, clip, _=None: (clip.factors(squares), {}))
-    patch.setattr(answers, "cleaned", lambda leaf_B, factor_B: leaf_B)
-    patch.setattr(conv, "cleaned", lambda leaf, factor_B, dim=0: leaf)
+    patch.setattr(
+        bookkeeping, "compute_factors", lambda squares, clip, _=None: (clip.factors(squares), {})
+    )
+    patch.setattr(answers, "zero_excluded", lambda leaf_B, factor_B: leaf_B)
+    patch.setattr(conv, "zero_excluded", lambda leaf, factor_B, dim=0: leaf)
 
 
 def mean_loss(patch: pytest.MonkeyPatch) -> None:
-    def mean(*args: object) -> dict[str, list[Use]]:
-        uses = record(*args)
+    def mean(*args: object) -> dict[str, list[LayerCall]]:
+        uses = record_calls(*args)
         return {k: [replace(use, grad=use.grad / 128) for use in u] for k, u in uses.items()}
 
-    patch.setattr(bookkeeping, "record", mean)
+    patch.setattr(bookkeeping, "record_calls", mean)
 
 
 # Noise.
@@ -275,16 +277,16 @@ def empty_batch_skipped(patch: pytest.MonkeyPatch) -> None:
 def reversed_weights(patch: pytest.MonkeyPatch) -> None:
     query = InnerMomentum.query
 
-    def turned(self: InnerMomentum) -> Points:
+    def turned(self: InnerMomentum) -> FixedQuery:
         asks = query.fget(self).points
         pairs = zip(reversed(asks), asks, strict=True)
-        return Points(tuple(Ask(old.weight, age=new.age) for old, new in pairs))
+        return FixedQuery(tuple(EvaluationPoint(old.weight, age=new.age) for old, new in pairs))
 
     patch.setattr(InnerMomentum, "query", property(turned))
 
 
 def overwritten_weights(patch: pytest.MonkeyPatch) -> None:
-    clipped = Joint.clipped
+    clipped = JointQuery.clipped
 
     def equal(self, oracle, trail, step):
         def deaf_oracle(points, weights):
@@ -292,26 +294,26 @@ def overwritten_weights(patch: pytest.MonkeyPatch) -> None:
 
         return clipped(self, deaf_oracle, trail, step)
 
-    patch.setattr(Joint, "clipped", equal)
+    patch.setattr(JointQuery, "clipped", equal)
 
 
 def point_moved_by_the_batch(patch: pytest.MonkeyPatch) -> None:
     """The look-ahead goes along this batch's own, un-noised gradient."""
-    clipped = Joint.clipped
+    clipped = JointQuery.clipped
 
     def ahead(self, oracle, trail, step):
         slope = oracle([trail[-1]], [1.0])
         moved = {k: x - 0.1 * slope[k] for k, x in trail[-1].items()}
         return clipped(self, oracle, [*list(trail)[:-1], moved], step)
 
-    patch.setattr(Joint, "clipped", ahead)
+    patch.setattr(JointQuery, "clipped", ahead)
 
 
 # What leaves beside the release.
 
 
 def raw_prediction(patch: pytest.MonkeyPatch) -> None:
-    clipped, restore, raw = Apart.clipped, Apart.restore, {}
+    clipped, restore, raw = SplitQuery.clipped, SplitQuery.restore, {}
 
     def noting(self, oracle, trail, step):
         total = clipped(self, oracle, trail, step)
@@ -321,19 +323,19 @@ def raw_prediction(patch: pytest.MonkeyPatch) -> None:
     def unprotected(self, released, step):
         return Released({k: g + raw[k] for k, g in restore(self, released, step).items()})
 
-    patch.setattr(Apart, "clipped", noting)
-    patch.setattr(Apart, "restore", unprotected)
+    patch.setattr(SplitQuery, "clipped", noting)
+    patch.setattr(SplitQuery, "restore", unprotected)
 
 
 def raw_count(patch: pytest.MonkeyPatch) -> None:
-    count, moved, raw = Quantile.count, Quantile.moved, []
+    count, moved, raw = Quantile.count, Quantile.update_bound, []
 
     def noting(self, squares, present_B):
         raw.append(count(self, squares, present_B))
         return raw[-1]
 
     patch.setattr(Quantile, "count", noting)
-    patch.setattr(Quantile, "moved", lambda self, _, size: moved(self, raw[-1] / size, size))
+    patch.setattr(Quantile, "update_bound", lambda self, _, size: moved(self, raw[-1] / size, size))
 
 
 def rate_of_the_true_batch(patch: pytest.MonkeyPatch) -> None:
@@ -362,9 +364,9 @@ def frozen_norm_layer(patch: pytest.MonkeyPatch) -> None:
 def _silence(patch: pytest.MonkeyPatch, *names: str) -> None:
     answering = BookkeepingEngine._answers
 
-    def without(self: BookkeepingEngine, *args: object) -> dict[str, Answer]:
+    def without(self: BookkeepingEngine, *args: object) -> dict[str, ParameterGradients]:
         found = answering(self, *args)
-        return {k: Each(0 * a.each()) if k in names else a for k, a in found.items()}
+        return {k: WrittenOut(0 * a.each()) if k in names else a for k, a in found.items()}
 
     patch.setattr(BookkeepingEngine, "_answers", without)
 
@@ -423,11 +425,11 @@ def copies_as_examples(patch: pytest.MonkeyPatch) -> None:
         self: BookkeepingEngine,
         points: Sequence[Tensors],
         weights: Sequence[float],
-        portion: Portion,
+        portion: Microbatch,
         clip: Clip,
     ) -> Clipped:
         apart = replace(self, copies=1)
-        return asking(apart, points, weights, portion.one_by_one(self.copies), clip)
+        return asking(apart, points, weights, portion.flatten_copies(self.copies), clip)
 
     asking = BookkeepingEngine._portion
     patch.setattr(BookkeepingEngine, "_portion", portion)
@@ -444,13 +446,13 @@ def mean_of_clipped_copies(patch: pytest.MonkeyPatch) -> None:
 
 
 def augmentation_by_place(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(step_module, "marks", lambda inputs: torch.arange(len(inputs)))
+    patch.setattr(step_module, "hash_images", lambda inputs: torch.arange(len(inputs)))
 
 
 def last_microbatch_dropped(patch: pytest.MonkeyPatch) -> None:
-    def whole(inputs_B: Tensor, targets_B: Tensor, size: int) -> Iterator[Portion]:
-        for portion in portions(inputs_B, targets_B, size):
+    def whole(inputs_B: Tensor, targets_B: Tensor, size: int) -> Iterator[Microbatch]:
+        for portion in split_microbatches(inputs_B, targets_B, size):
             full = size in (int(portion.present_B.sum()), 256)
             yield portion._replace(present_B=portion.present_B & full)
 
-    patch.setattr(room_of_portions, "portions", whole)
+    patch.setattr(room_of_portions, "split_microbatches", whole)

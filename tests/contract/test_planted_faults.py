@@ -269,7 +269,9 @@ def _fresh_secrets(monkeypatch):
 @every_fault
 def test_planted_fault_is_caught_by_the_check_that_is_named(fault, monkeypatch):
     world = replace(fault.world)  # a copy, so that nothing computed under the fault is kept
-    monkeypatch.setattr("dpsweep.privacy.engine.wrong_gradients", lambda *_: None)  # it sees some
+    monkeypatch.setattr(
+        "dpsweep.privacy.engine.find_wrong_gradients", lambda *_: None
+    )  # it sees some
     fault.plant(monkeypatch)
     with pytest.raises(AssertionError, match=fault.says):
         fault.check(world)

@@ -18,11 +18,11 @@ from dpsweep.config.clipping import AdaptiveClipping, AutomaticClipping, Clippin
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.types import PerExample, Released
 from dpsweep.data.datasets import DataConfig
-from dpsweep.data.read import load
+from dpsweep.data.read import load_dataset
 from dpsweep.methods import METHODS
-from dpsweep.models import build as build_model
+from dpsweep.models import build_model as build_model
 from dpsweep.privacy.accounting import Run
-from dpsweep.privacy.clip import clipped_sum, without_count
+from dpsweep.privacy.clip import clipped_sum, split_count
 from dpsweep.training.evaluate import evaluate
 from dpsweep.training.loop import train
 from dpsweep.training.trial_dir import TrialDir
@@ -174,7 +174,7 @@ def test_reports_can_be_recomputed_from_released_weights_and_public_numbers(
             "method": {"name": name, **FITTING.get(name, {})},
         }
     )
-    trial_dir, data = TrialDir(tmp_path / "trial"), load(DataConfig(name="digits"), 0)
+    trial_dir, data = TrialDir(tmp_path / "trial"), load_dataset(DataConfig(name="digits"), 0)
     model = build_model(config.model, config.data.spec, config.seed).double()
     run = Run(sampling_rate=479 / 1437, noise_multiplier=1.0, steps=6)
     rows = []
@@ -262,10 +262,10 @@ def test_answer_whose_square_underflows_stays_within_the_clip_norm():
 def test_adaptive_norm_that_sinks_for_a_long_time_keeps_the_sum_finite_and_bounded():
     clip, calm = AdaptiveClipping().build(1e-6, 1.0, 100), torch.zeros(())
     for _ in range(2000):  # half of the answers inside and more: by a factor 0.9 a step
-        bound = clip.moved(calm + clip.clip_norm, 100)
+        bound = clip.update_bound(calm + clip.clip_norm, 100)
         clip = AdaptiveClipping().build(bound, 1.0, 100)
     nothing, something = torch.zeros(2, 3), torch.full((2, 3), 1e-22)
     for answer in (nothing, something):
-        total, _ = without_count(Released(clipped_sum(PerExample({"w": answer[:1]}), clip)))
+        total, _ = split_count(Released(clipped_sum(PerExample({"w": answer[:1]}), clip)))
         assert total["w"].isfinite().all()
         assert total["w"].norm() <= clip.clip_norm * (1 + 1e-5)

@@ -8,7 +8,7 @@ from torch.func import functional_call
 from world import BATCH_SIZE, NUM_EXAMPLES, UNDERWAY, World, examples, loss, only
 
 from dpsweep.core.types import Tensors
-from dpsweep.data.augment import marks
+from dpsweep.data.augment import hash_images
 from dpsweep.data.read import Dataset
 from dpsweep.privacy.clip import INSIDE, layer_of
 
@@ -105,7 +105,7 @@ def asked(world: World, data: Dataset) -> tuple[Tensor, Tensor]:
     augment, copies = world.config.train.augment, []
     if augment is None:
         return data.scaled(data.inputs, torch.float64), data.targets
-    drawn = augment.draws(marks(data.inputs), UNDERWAY, world.config.seed)
+    drawn = augment.draws(hash_images(data.inputs), UNDERWAY, world.config.seed)
     height, width = data.inputs.shape[2:]
     for i, image in enumerate(data.inputs):
         wide = nn.functional.pad(image[None], [augment.crops] * 4, mode="reflect")[0]

@@ -23,11 +23,11 @@ from dpsweep.core.seeds import Secret
 from dpsweep.core.types import Clipped, Released, Tensors
 from dpsweep.data.read import Dataset
 from dpsweep.filters.base import Chain, Public, State
-from dpsweep.methods import build
+from dpsweep.methods import build_method
 from dpsweep.privacy.accounting import Run
 from dpsweep.privacy.clip import Clip, layer_of
-from dpsweep.privacy.engine import Engine, engine_for
-from dpsweep.privacy.geometry import Geometry, geometry_of
+from dpsweep.privacy.engine import Engine, make_engine
+from dpsweep.privacy.geometry import Geometry, make_geometry
 from dpsweep.training import step as step_module
 from dpsweep.training.step import Progress, Step
 
@@ -222,7 +222,7 @@ class World:
         run = Run(sampling_rate=rate, noise_multiplier=sigma, steps=100)
         budget = PrivacyPlan(num_examples=num_examples, run=run, epsilon=math.inf, delta=1e-5)
         train = self.config.train
-        engine = engine_for(
+        engine = make_engine(
             self.model,
             loss,
             self.geometry,
@@ -237,7 +237,7 @@ class World:
     @cached_property
     def geometry(self) -> Geometry:
         """Of the method on this net."""
-        return geometry_of(build(self.config.method).geometry, self.model, SHAPE)
+        return make_geometry(build_method(self.config.method).geometry, self.model, SHAPE)
 
     def begin(self, step: Step) -> Progress:
         """Before the first step."""

@@ -6,7 +6,7 @@ import pytest
 
 from dpsweep.core import cache
 from dpsweep.core.errors import StateError
-from dpsweep.privacy.accounting import Run, _calibrate, calibrate
+from dpsweep.privacy.accounting import Run, _calibrate, calibrate_noise
 
 
 @pytest.fixture(autouse=True)
@@ -80,10 +80,10 @@ def test_another_version_of_a_package_is_another_question(squares, monkeypatch):
 
 def test_a_calibration_is_the_same_from_the_cache(folder):
     _calibrate.cache_clear()
-    fresh = calibrate(2.0, 1e-5, 0.1, 50)
+    fresh = calibrate_noise(2.0, 1e-5, 0.1, 50)
     assert list((folder / "numbers").iterdir())
     _calibrate.cache_clear()
-    assert calibrate(2.0, 1e-5, 0.1, 50) == fresh
+    assert calibrate_noise(2.0, 1e-5, 0.1, 50) == fresh
     assert isinstance(fresh[0], Run)
 
 

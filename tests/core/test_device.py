@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dpsweep.core.device import broken_device
+from dpsweep.core.device import describe_device_failure
 
 DEBUG = "\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
 """torch adds it to every error of CUDA's."""
@@ -23,10 +23,10 @@ STICKY = [
 @pytest.mark.parametrize("kind", [RuntimeError, torch.AcceleratorError])
 def test_an_error_that_corrupts_the_context_is_known_by_cudas_words(kind, words):
     error = kind(f"CUDA error: {words}{DEBUG} while reading 0.25")
-    assert broken_device(error) == words.lower()
+    assert describe_device_failure(error) == words.lower()
     reworded = ValueError("reworded")
     reworded.__cause__ = error
-    assert broken_device(reworded) == words.lower()
+    assert describe_device_failure(reworded) == words.lower()
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_an_error_that_corrupts_the_context_is_known_by_cudas_words(kind, words)
     ],
 )
 def test_other_errors_leave_the_process_as_it_is(error):
-    assert broken_device(error) is None
+    assert describe_device_failure(error) is None
 
 
 def test_a_gpu_that_does_not_answer_is_found_whatever_the_error_says(monkeypatch):
@@ -51,6 +51,6 @@ def test_a_gpu_that_does_not_answer_is_found_whatever_the_error_says(monkeypatch
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     failed = RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`")
-    assert broken_device(failed) is None
+    assert describe_device_failure(failed) is None
     monkeypatch.setattr(torch.cuda, "synchronize", lost)
-    assert broken_device(failed) == "unspecified launch failure"
+    assert describe_device_failure(failed) == "unspecified launch failure"

@@ -3,11 +3,11 @@
 import pytest
 
 from dpsweep.core import errors
-from dpsweep.core.errors import ConfigError, DpSweepError, Misfit, unknown
+from dpsweep.core.errors import ConfigError, DpSweepError, InvalidKey, unknown_name_error
 
 
 def test_unknown_method_names_the_place_the_guess_and_the_choices():
-    error = unknown(
+    error = unknown_name_error(
         "method", "dsik", ["dp_sgd", "doppler", "disk"], where="sweeps/x.yaml:3: method.name"
     )
     assert isinstance(error, ConfigError)
@@ -18,7 +18,9 @@ def test_unknown_method_names_the_place_the_guess_and_the_choices():
 
 
 def test_name_like_no_other_gets_no_guess():
-    error = unknown("model", "transformer", ["cnn5", "cnn_small"], where="x.yaml:1: model.name")
+    error = unknown_name_error(
+        "model", "transformer", ["cnn5", "cnn_small"], where="x.yaml:1: model.name"
+    )
     assert str(error) == (
         "x.yaml:1: model.name: unknown model 'transformer'. Known: cnn5, cnn_small."
     )
@@ -30,7 +32,7 @@ def test_what_a_user_can_mend_is_caught_as_one(name):
 
 
 def test_misfit_carries_the_key_to_name():
-    error = Misfit("gamma", "must not be 0")
+    error = InvalidKey("gamma", "must not be 0")
     assert error.key == "gamma"
     assert str(error) == "must not be 0"
     assert isinstance(error, ValueError)

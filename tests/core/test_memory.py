@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dpsweep.core import memory
-from dpsweep.core.memory import out_of_memory
+from dpsweep.core.memory import find_exhausted_memory
 
 SIZE = 2**26
 FRESH = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
@@ -16,23 +16,23 @@ FRESH = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 def test_own_memory_is_what_was_written_and_not_what_is_mapped(tmp_path):
     file = tmp_path / "data"
     file.write_bytes(b"x" * SIZE)
-    before, resident = memory.own(), memory.resident()
+    before, resident = memory.private_bytes(), memory.reset_peak_bytes()
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ) as mapped:
         assert sum(mapped[i] for i in range(0, SIZE, 4096)) > 0
-        assert memory.own() - before < 0.1 * SIZE
-        assert memory.resident() - resident > 0.9 * SIZE
+        assert memory.private_bytes() - before < 0.1 * SIZE
+        assert memory.reset_peak_bytes() - resident > 0.9 * SIZE
     with mmap.mmap(-1, SIZE, flags=FRESH) as block:
         for i in range(0, SIZE, 4096):
             block[i] = 1
-        assert 0.9 * SIZE < memory.own() - before < 1.5 * SIZE
+        assert 0.9 * SIZE < memory.private_bytes() - before < 1.5 * SIZE
 
 
 def test_the_peak_remembers_what_was_given_back():
-    before = memory.resident()
+    before = memory.reset_peak_bytes()
     with mmap.mmap(-1, SIZE, flags=FRESH) as block:
         for i in range(0, SIZE, 4096):
             block[i] = 1
-    assert memory.peak() - before > 0.9 * SIZE
+    assert memory.peak_bytes() - before > 0.9 * SIZE
 
 
 def raised(make):
@@ -74,15 +74,15 @@ MEMORY = {
     ("where", "error"), [(where, error) for where, errors in MEMORY.items() for error in errors]
 )
 def test_memory_that_runs_out_is_told_from_every_other_error(where, error):
-    assert out_of_memory(error) == where
+    assert find_exhausted_memory(error) == where
     reworded = ValueError("reworded")
     reworded.__cause__ = error  # as `raise ... from error` does
-    assert out_of_memory(reworded) == where
+    assert find_exhausted_memory(reworded) == where
 
 
 def test_an_error_that_was_dealt_with_is_none():
     another = ValueError("another")
     another.__context__ = MemoryError()
-    assert out_of_memory(another) == "in its worker", "raised while that was handled"
+    assert find_exhausted_memory(another) == "in its worker", "raised while that was handled"
     another.__suppress_context__ = True  # as `raise ... from None` does
-    assert out_of_memory(another) is None
+    assert find_exhausted_memory(another) is None

@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 
-from dpsweep.core.seeds import SECRET_BYTES, TEST_SECRET_VARIABLE, Secret, public_seed
+from dpsweep.core.seeds import SECRET_BYTES, TEST_SECRET_VARIABLE, Secret, derive_public_seed
 
 
 @pytest.fixture(autouse=True)
@@ -79,10 +79,10 @@ def test_streams_of_one_step_are_uncorrelated():
 
 
 def test_public_seed_is_the_same_for_everyone():
-    assert public_seed(0, "weights") == public_seed(0, "weights")
-    assert 0 <= public_seed(123, "weights") < 2**32
+    assert derive_public_seed(0, "weights") == derive_public_seed(0, "weights")
+    assert 0 <= derive_public_seed(123, "weights") < 2**32
 
 
 def test_public_seeds_of_different_purposes_differ():
     paths = [(seed, *path) for seed in range(20) for path in [("weights",), ("search", 1), ("a",)]]
-    assert len({public_seed(*path) for path in paths}) == len(paths)
+    assert len({derive_public_seed(*path) for path in paths}) == len(paths)

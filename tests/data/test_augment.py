@@ -4,8 +4,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from dpsweep.core.errors import Misfit
-from dpsweep.data.augment import Augment, marks
+from dpsweep.core.errors import InvalidKey
+from dpsweep.data.augment import Augment, hash_images
 
 BOTH = Augment(flips=True, crops=2, multiplicity=5)
 NUM = 4000
@@ -18,7 +18,10 @@ def images(num: int = 12) -> torch.Tensor:
 
 def test_copies_are_the_image_mirrored_at_its_edge_shifted_and_turned():
     x = images()
-    copies, (flipped, down, right) = BOTH.copies(x, marks(x), 3, 7), BOTH.draws(marks(x), 3, 7)
+    copies, (flipped, down, right) = (
+        BOTH.copies(x, hash_images(x), 3, 7),
+        BOTH.draws(hash_images(x), 3, 7),
+    )
     assert copies.shape == (12, 5, 2, 6, 5)
     assert copies.dtype == torch.uint8
     wide = torch.nn.functional.pad(x.double(), (2, 2, 2, 2), mode="reflect").to(torch.uint8)
@@ -31,37 +34,37 @@ def test_copies_are_the_image_mirrored_at_its_edge_shifted_and_turned():
 
 def test_an_example_s_copies_do_not_depend_on_its_place_or_its_companions():
     x = images()
-    whole = BOTH.copies(x, marks(x), 3, 7)
+    whole = BOTH.copies(x, hash_images(x), 3, 7)
     some = torch.tensor([9, 2, 2, 5])
-    assert torch.equal(BOTH.copies(x[some], marks(x[some]), 3, 7), whole[some])
-    assert torch.equal(marks(x)[some], marks(x[some]))
+    assert torch.equal(BOTH.copies(x[some], hash_images(x[some]), 3, 7), whole[some])
+    assert torch.equal(hash_images(x)[some], hash_images(x[some]))
 
 
 def test_steps_seeds_copies_and_examples_have_draws_of_their_own_and_replays_the_same():
     x = images()
-    drawn = torch.stack(BOTH.draws(marks(x), 3, 7))
-    assert torch.equal(drawn, torch.stack(BOTH.draws(marks(x), 3, 7)))
-    assert not torch.equal(drawn, torch.stack(BOTH.draws(marks(x), 4, 7)))
-    assert not torch.equal(drawn, torch.stack(BOTH.draws(marks(x), 3, 8)))
+    drawn = torch.stack(BOTH.draws(hash_images(x), 3, 7))
+    assert torch.equal(drawn, torch.stack(BOTH.draws(hash_images(x), 3, 7)))
+    assert not torch.equal(drawn, torch.stack(BOTH.draws(hash_images(x), 4, 7)))
+    assert not torch.equal(drawn, torch.stack(BOTH.draws(hash_images(x), 3, 8)))
     assert (drawn != drawn[:, :1]).any()
     assert (drawn != drawn[:, :, :1]).any()
 
 
 def test_one_changed_pixel_gives_another_mark():
     x = images(1)
-    seen = {int(marks(x))}
+    seen = {int(hash_images(x))}
     for at in range(x.numel()):
         other = x.clone()
         other.view(-1)[at] += 1
-        seen.add(int(marks(other)))
+        seen.add(int(hash_images(other)))
     assert len(seen) == 1 + x.numel()
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float64])
 def test_marks_are_of_bytes_of_any_kind(dtype):
     x = images().to(dtype)
-    assert marks(x).dtype == torch.int64
-    assert len(marks(x).unique()) == len(x)
+    assert hash_images(x).dtype == torch.int64
+    assert len(hash_images(x).unique()) == len(x)
 
 
 def test_draws_are_even_and_independent():
@@ -81,13 +84,13 @@ def test_draws_are_even_and_independent():
 
 def test_one_copy_has_no_axis_of_its_own_and_what_is_not_asked_for_does_not_happen():
     x = images()
-    turned = Augment(flips=True).copies(x, marks(x), 0, 0)
+    turned = Augment(flips=True).copies(x, hash_images(x), 0, 0)
     assert turned.shape == x.shape
     same, mirrored = (turned == x).flatten(1).all(1), (turned == x.flip(3)).flatten(1).all(1)
     assert (same ^ mirrored).all()
     assert same.any()
     assert mirrored.any()
-    assert not Augment(crops=1).draws(marks(x), 0, 0)[0].any()
+    assert not Augment(crops=1).draws(hash_images(x), 0, 0)[0].any()
 
 
 @pytest.mark.parametrize(
@@ -106,6 +109,6 @@ def test_augmentation_that_does_nothing_is_refused(keys, message):
 
 def test_shift_beyond_the_image_is_refused_with_both_numbers():
     Augment(crops=7).refuse_larger((1, 8, 8))
-    with pytest.raises(Misfit, match=r"^8 pixels, of images of 9 x 8\. Give fewer$") as caught:
+    with pytest.raises(InvalidKey, match=r"^8 pixels, of images of 9 x 8\. Give fewer$") as caught:
         Augment(crops=8).refuse_larger((1, 9, 8))
     assert caught.value.key == "crops"

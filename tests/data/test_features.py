@@ -11,14 +11,14 @@ from pydantic import ValidationError
 from torch.nn.functional import group_norm
 
 from dpsweep.config.trial import TrialConfig
-from dpsweep.core.errors import ConfigError, Misfit
+from dpsweep.core.errors import ConfigError, InvalidKey
 from dpsweep.core.seeds import Secret
 from dpsweep.data import features
 from dpsweep.data.datasets import DataConfig, check_present
 from dpsweep.data.features import Scattering
-from dpsweep.data.read import fingerprint, load
-from dpsweep.data.scattering import scattered
-from dpsweep.training.assemble import assemble, check_fit, initial
+from dpsweep.data.read import fingerprint_images, load_dataset
+from dpsweep.data.scattering import compute_scattering
+from dpsweep.training.assemble import assemble_step, check_fit, initial_params
 from dpsweep.training.evaluate import evaluate
 
 SCATTERED = {"name": "digits", "features": {"name": "scattering"}}
@@ -37,18 +37,18 @@ def common():
     """Where features are kept; what another file's test read in this process is forgotten."""
     with TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patch:
         patch.setenv("DPSWEEP_CACHE", place)
-        load.cache_clear()
+        load_dataset.cache_clear()
         yield
-    load.cache_clear()
+    load_dataset.cache_clear()
 
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     """A place of a test's own."""
     monkeypatch.setenv("DPSWEEP_CACHE", str(tmp_path / "cache"))
-    load.cache_clear()
+    load_dataset.cache_clear()
     yield tmp_path / "cache"
-    load.cache_clear()
+    load_dataset.cache_clear()
 
 
 def images(num: int, side: int = 16, channels: int = 1) -> torch.Tensor:
@@ -65,13 +65,13 @@ def unit(some: torch.Tensor) -> torch.Tensor:
 )
 def test_shape_that_is_declared_is_the_one_that_is_computed(depth, rotations, paths):
     config = Scattering(depth=depth, rotations=rotations)
-    made = scattered(images(2, 20, 3), unit, config)
+    made = compute_scattering(images(2, 20, 3), unit, config)
     assert made.shape == (2, *config.shape((3, 20, 20))) == (2, 3 * paths, 20 >> depth, 20 >> depth)
     assert made.dtype == torch.float16
 
 
 def test_an_even_image_has_its_own_value_and_no_waves():
-    made = scattered(torch.full((1, 1, 16, 16), 51, dtype=torch.uint8), unit, Scattering())
+    made = compute_scattering(torch.full((1, 1, 16, 16), 51, dtype=torch.uint8), unit, Scattering())
     torch.testing.assert_close(made[0, 0], torch.full((4, 4), 0.2, dtype=torch.float16))
     assert made[0, 1:].abs().max() < 1e-4  # the wavelets have no mean
 
@@ -79,28 +79,28 @@ def test_an_even_image_has_its_own_value_and_no_waves():
 def test_waves_along_one_axis_answer_at_that_angle_and_turned_ones_at_the_other():
     wave = (127 + 127 * torch.cos(2.2 * torch.arange(16.0))).to(torch.uint8)
     across, down = wave.expand(1, 1, 16, 16), wave[:, None].expand(1, 1, 16, 16)
-    first = [scattered(x, unit, Scattering())[0, 1:9].sum((1, 2)) for x in (across, down)]
+    first = [compute_scattering(x, unit, Scattering())[0, 1:9].sum((1, 2)) for x in (across, down)]
     best = [int(order.argmax()) for order in first]
     assert (best[0] - best[1]) % 8 == 4  # a right angle is half of the rotations
 
 
 def test_features_of_an_image_do_not_depend_on_its_place_or_its_companions():
     some = images(301)
-    whole = scattered(some, unit, Scattering())
-    fewer = torch.cat([scattered(some[:7], unit, Scattering()), whole[8:9]])
+    whole = compute_scattering(some, unit, Scattering())
+    fewer = torch.cat([compute_scattering(some[:7], unit, Scattering()), whole[8:9]])
     assert torch.equal(fewer[:7], whole[:7])
-    without_one = scattered(torch.cat([some[:3], some[4:]]), unit, Scattering())
+    without_one = compute_scattering(torch.cat([some[:3], some[4:]]), unit, Scattering())
     assert torch.equal(without_one, torch.cat([whole[:3], whole[4:]]))
 
 
 def test_groups_of_channels_are_brought_to_one_scale_within_each_image():
     some = images(20)
-    plain = scattered(some, unit, Scattering()).float()
-    made = scattered(some, unit, Scattering(groups=27)).float()
+    plain = compute_scattering(some, unit, Scattering()).float()
+    made = compute_scattering(some, unit, Scattering(groups=27)).float()
     torch.testing.assert_close(made, group_norm(plain, 27), rtol=2e-3, atol=2e-2)
     grouped = made.unflatten(1, (27, 3)).flatten(2)
     torch.testing.assert_close(grouped.mean(2), torch.zeros(20, 27), rtol=0, atol=1e-3)
-    assert torch.equal(scattered(some[:3], unit, Scattering(groups=27)).float(), made[:3])
+    assert torch.equal(compute_scattering(some[:3], unit, Scattering(groups=27)).float(), made[:3])
 
 
 @pytest.mark.parametrize("flags", [[], ["-O"]], ids=["asserts", "no asserts"])
@@ -123,9 +123,9 @@ def test_groups_that_do_not_divide_the_channels_are_refused():
 
 def test_each_channel_has_its_own_features_one_after_the_other():
     some = images(3, channels=3)
-    whole = scattered(some, unit, Scattering()).unflatten(1, (3, 81))
+    whole = compute_scattering(some, unit, Scattering()).unflatten(1, (3, 81))
     for i in range(3):
-        assert torch.equal(whole[:, i], scattered(some[:, i : i + 1], unit, Scattering()))
+        assert torch.equal(whole[:, i], compute_scattering(some[:, i : i + 1], unit, Scattering()))
 
 
 def test_model_is_told_the_features_shape_and_the_files_keep_theirs():
@@ -138,45 +138,47 @@ def test_model_is_told_the_features_shape_and_the_files_keep_theirs():
 
 
 def test_loaded_features_are_those_of_the_images_in_unit_scale_or_by_the_constants():
-    pixels = load(DataConfig(name="digits"), 0)
-    made = load(DataConfig.model_validate(SCATTERED), 0)
-    expected = scattered(pixels.inputs, lambda x: x.float() / 16, Scattering())
+    pixels = load_dataset(DataConfig(name="digits"), 0)
+    made = load_dataset(DataConfig.model_validate(SCATTERED), 0)
+    expected = compute_scattering(pixels.inputs, lambda x: x.float() / 16, Scattering())
     assert torch.equal(made.inputs, expected)
     assert torch.equal(made.targets, pixels.targets)
     assert torch.equal(made.scaled(made.inputs[:5], torch.float32), expected[:5].float())
     twice = {**SCATTERED, "normalise": {"mean": [0.0], "std": [0.5]}}
-    doubled = load(DataConfig.model_validate(twice), 0).inputs.float()
+    doubled = load_dataset(DataConfig.model_validate(twice), 0).inputs.float()
     torch.testing.assert_close(doubled, 2 * expected.float(), rtol=2e-3, atol=1e-4)
 
 
 def test_features_are_computed_once_and_then_mapped(cache):
     config = DataConfig.model_validate(SCATTERED)
-    first = load(config, 0)
+    first = load_dataset(config, 0)
     kept = {p.name: p.stat().st_mtime_ns for p in cache.glob("*.pt")}
     assert len(kept) == 2  # the images, and their features
-    load.cache_clear()
-    again = load(config, 0)
+    load_dataset.cache_clear()
+    again = load_dataset(config, 0)
     assert {p.name: p.stat().st_mtime_ns for p in cache.glob("*.pt")} == kept
     assert torch.equal(first.inputs, again.inputs)
-    load(DataConfig.model_validate({"name": "digits", "features": {"rotations": 4}}), 0)
+    load_dataset(DataConfig.model_validate({"name": "digits", "features": {"rotations": 4}}), 0)
     assert len(list(cache.glob("*.pt"))) == 3  # other features are kept apart
 
 
 def test_fingerprint_is_that_of_the_images():
     plain = DataConfig(name="digits")
-    assert fingerprint(DataConfig.model_validate(SCATTERED), 0) == fingerprint(plain, 0)
+    assert fingerprint_images(DataConfig.model_validate(SCATTERED), 0) == fingerprint_images(
+        plain, 0
+    )
 
 
 def test_held_out_examples_are_the_same_ones_as_without_features():
     held = {"validation": "holdout", "holdout_fraction": 0.25}
-    made = load(DataConfig.model_validate({**SCATTERED, **held}), 3)
-    assert torch.equal(made.targets, load(DataConfig(name="digits", **held), 3).targets)
+    made = load_dataset(DataConfig.model_validate({**SCATTERED, **held}), 3)
+    assert torch.equal(made.targets, load_dataset(DataConfig(name="digits", **held), 3).targets)
     assert made.valid_inputs.shape == (359, 81, 2, 2)
 
 
 def test_linear_model_learns_on_features_with_privacy():
-    step = assemble(TrialConfig.model_validate(TRIAL), Secret.draw(), torch.device("cpu"))
-    progress = step.start(initial(step))
+    step = assemble_step(TrialConfig.model_validate(TRIAL), Secret.draw(), torch.device("cpu"))
+    progress = step.start(initial_params(step))
     for _ in range(step.budget.run.steps):
         step(progress)
     score = evaluate(step.engine.model, progress.result, step.data, step.dtype)
@@ -185,7 +187,9 @@ def test_linear_model_learns_on_features_with_privacy():
 
 def test_augmentation_is_refused_with_features():
     train = {**TRIAL["train"], "augment": {"flips": True}}
-    with pytest.raises(Misfit, match=r"data\.features are made of images once, before") as caught:
+    with pytest.raises(
+        InvalidKey, match=r"data\.features are made of images once, before"
+    ) as caught:
         check_fit(TrialConfig.model_validate({**TRIAL, "train": train}))
     assert caught.value.key == "train.augment"
 
@@ -196,7 +200,7 @@ def test_missing_package_is_told_with_the_command(monkeypatch):
     with pytest.raises(ConfigError, match=message):
         check_present(DataConfig.model_validate(SCATTERED), "x.yaml:1")
     with pytest.raises(ConfigError, match=r"digits: data\.features: .* pip install"):
-        load.__wrapped__(DataConfig.model_validate(SCATTERED), 0)
+        load_dataset.__wrapped__(DataConfig.model_validate(SCATTERED), 0)
 
 
 def test_images_too_small_for_the_depth_say_both_sizes():

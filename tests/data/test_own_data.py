@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from dpsweep.core.errors import ConfigError
 from dpsweep.data import folders, npz
 from dpsweep.data.datasets import DataConfig, check_present
-from dpsweep.data.read import fingerprint, load
+from dpsweep.data.read import fingerprint_images, load_dataset
 
 SHAPE = [3, 6, 4]
 
@@ -17,7 +17,7 @@ SHAPE = [3, 6, 4]
 @pytest.fixture(autouse=True)
 def _own_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("DPSWEEP_CACHE", str(tmp_path / "cache"))
-    load.cache_clear()
+    load_dataset.cache_clear()
 
 
 def image(seed: int, *, channels: int = 3, height: int = 6, width: int = 4) -> np.ndarray:
@@ -49,7 +49,7 @@ def folder(root: object, **more: object) -> DataConfig:
 
 def test_folders_are_read_pixel_by_pixel_with_classes_in_the_order_of_their_names(root):
     check_present(folder(root), "x.yaml:1")
-    data = load(folder(root), 0)
+    data = load_dataset(folder(root), 0)
     assert data.targets.tolist() == [0] * 4 + [1] * 4 + [2] * 4
     assert data.valid_targets.tolist() == [0, 0, 1, 1, 2, 2]
     for at, seed in ((0, 0), (5, 11), (11, 23)):
@@ -60,16 +60,16 @@ def test_folders_are_read_pixel_by_pixel_with_classes_in_the_order_of_their_name
 
 def test_folder_without_train_is_one_split_of_which_a_part_is_held_out(root):
     config = folder(root / "train", num_test=None, validation="holdout", holdout_fraction=0.25)
-    data = load(config, 0)
+    data = load_dataset(config, 0)
     assert (len(data.targets), len(data.valid_targets)) == (9, 3) == (config.num_examples, 3)
 
 
 def test_copy_of_the_node_is_read_anew_when_a_file_or_the_shape_changes(root):
-    before = fingerprint(folder(root), 0)
+    before = fingerprint_images(folder(root), 0)
     save(image(77), root, "train", "cat", "deep", "0.png")
-    load.cache_clear()
-    assert fingerprint(folder(root), 0) != before
-    small = load(folder(root, shape=[3, 3, 2], resize=True), 0)
+    load_dataset.cache_clear()
+    assert fingerprint_images(folder(root), 0) != before
+    small = load_dataset(folder(root, shape=[3, 3, 2], resize=True), 0)
     assert small.inputs.shape == (12, 3, 3, 2)
 
 
@@ -82,19 +82,19 @@ def test_tiny_imagenet_s_list_of_labels_is_read(root):
         (val / c).rmdir()
     lines = [f"{c}{i}.png\t{c}\t0\t0\t9\t9" for i in range(2) for c in ("eel", "cat", "dog")]
     (val / "val_annotations.txt").write_text("\n".join(lines) + "\n")
-    data = load(folder(root), 0)
+    data = load_dataset(folder(root), 0)
     assert data.valid_targets.tolist() == [2, 0, 1, 2, 0, 1]
     assert np.array_equal(data.valid_inputs[0].permute(1, 2, 0).numpy(), image(120))
 
 
 def test_grey_images_fit_among_coloured_ones_and_not_the_other_way_round(root):
     save(image(5, channels=1), root, "train", "dog", "deep", "1.png")
-    data = load(folder(root), 0)
+    data = load_dataset(folder(root), 0)
     assert (data.inputs[5] == data.inputs[5, :1]).all()
-    load.cache_clear()
+    load_dataset.cache_clear()
     message = r"data\.shape: 1 x 6 x 4 .* 11 of 12 images have another: .*0\.png \(3 x 6 x 4\)"
     with pytest.raises(ConfigError, match=message):
-        load(folder(root, shape=[1, 6, 4]), 0)
+        load_dataset(folder(root, shape=[1, 6, 4]), 0)
 
 
 def test_images_of_other_sizes_say_both_and_three_names(root):
@@ -106,8 +106,8 @@ def test_images_of_other_sizes_say_both_and_three_names(root):
         r"data\.resize: true"
     )
     with pytest.raises(ConfigError, match=message):
-        load(folder(root), 0)
-    assert load(folder(root, resize=True), 0).inputs.shape == (12, 3, 6, 4)
+        load_dataset(folder(root), 0)
+    assert load_dataset(folder(root, resize=True), 0).inputs.shape == (12, 3, 6, 4)
 
 
 def test_corrupted_images_are_counted_and_three_are_named(root):
@@ -117,21 +117,21 @@ def test_corrupted_images_are_counted_and_three_are_named(root):
     (root / "train" / "cat" / "deep" / "0.png").write_bytes(whole[: len(whole) // 2])
     message = r"4 of 12 images cannot be read: .*cat.*0\.png, .*eel.*0\.png, .*eel.*1\.png, \.\.\."
     with pytest.raises(ConfigError, match=message):
-        load(folder(root), 0)
+        load_dataset(folder(root), 0)
 
 
 def test_folder_with_one_class_is_refused(tmp_path):
     save(image(0), tmp_path, "train", "cat", "0.png")
     with pytest.raises(ConfigError, match=r"train holds one class, 'cat'\. Classes are told by"):
-        folders.listed(tmp_path)
+        folders.list_folder(tmp_path)
     with pytest.raises(ConfigError, match=r"holds no folders"):
-        folders.listed(tmp_path / "train" / "cat")
+        folders.list_folder(tmp_path / "train" / "cat")
 
 
 def test_labels_outside_the_classes_of_training_are_told(root):
     save(image(0), root, "val", "yak", "0.png")
     with pytest.raises(ConfigError, match=r"val has labels outside the classes .*: 1 .* 'yak'"):
-        load(folder(root), 0)
+        load_dataset(folder(root), 0)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_labels_outside_the_classes_of_training_are_told(root):
 )
 def test_folder_that_holds_something_else_than_declared_says_both(root, declared, message):
     with pytest.raises(ConfigError, match=message):
-        load(folder(root, **declared), 0)
+        load_dataset(folder(root, **declared), 0)
 
 
 @pytest.mark.parametrize(
@@ -203,13 +203,13 @@ def of_file(path: str, **more: object) -> DataConfig:
 def test_arrays_are_read_under_both_packages_names(tmp_path, names):
     path = arrays(tmp_path, names)
     check_present(of_file(path), "x.yaml:1")
-    data = load(of_file(path), 0)
+    data = load_dataset(of_file(path), 0)
     with np.load(path) as file:
         images = torch.from_numpy(file[names.split()[0]])
     assert torch.equal(data.inputs.permute(0, 2, 3, 1), images)
     assert data.targets.tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
     assert data.valid_targets.tolist() == [0, 1, 2, 0]
-    assert npz.headers(tmp_path / "data.npz")[names.split()[0]].shape == (8, 6, 4, 3)
+    assert npz.read_headers(tmp_path / "data.npz")[names.split()[0]].shape == (8, 6, 4, 3)
 
 
 @pytest.mark.parametrize("size", [(8, 6, 4), (8, 1, 6, 4), (8, 6, 4, 1)])
@@ -217,7 +217,7 @@ def test_grey_arrays_are_read_in_every_layout(tmp_path, size):
     images = np.arange(8 * 24, dtype=np.uint8).reshape(size)
     path = arrays(tmp_path, x_train=images)
     config = of_file(path, shape=[1, 6, 4], num_test=None, validation="holdout")
-    data = load(config, 0)
+    data = load_dataset(config, 0)
     assert data.inputs.shape == (7, 1, 6, 4)
     assert sorted(data.inputs[:, 0, 0, 0].tolist() + data.valid_inputs[:, 0, 0, 0].tolist()) == [
         24 * i for i in range(8)
@@ -247,16 +247,16 @@ def test_grey_arrays_are_read_in_every_layout(tmp_path, size):
 )
 def test_arrays_that_are_not_as_declared_are_refused(tmp_path, changed, declared, message):
     with pytest.raises(ConfigError, match=message):
-        load(of_file(arrays(tmp_path, **changed), **declared), 0)
+        load_dataset(of_file(arrays(tmp_path, **changed), **declared), 0)
 
 
 def test_other_files_are_told(tmp_path):
     path = arrays(tmp_path, "a b c d")
     with pytest.raises(ConfigError, match=r"holds a, b, c, d, and what is read is x_train"):
-        load(of_file(path), 0)
+        load_dataset(of_file(path), 0)
     (tmp_path / "data.npz").write_text("hello")
     with pytest.raises(ConfigError, match=r"data\.npz is not an \.npz file of NumPy's"):
-        load(of_file(path), 0)
+        load_dataset(of_file(path), 0)
     with pytest.raises(ConfigError, match=r"x\.yaml:1: data\.root: .*nowhere is not a file"):
         check_present(of_file(str(tmp_path / "nowhere")), "x.yaml:1")
 
@@ -264,4 +264,4 @@ def test_other_files_are_told(tmp_path):
 def test_pickled_arrays_are_never_loaded(tmp_path):
     path = arrays(tmp_path, y_train=np.array([object()] * 8, dtype=object))
     with pytest.raises(ConfigError, match="holds no plain arrays"):
-        load(of_file(path), 0)
+        load_dataset(of_file(path), 0)

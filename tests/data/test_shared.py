@@ -15,8 +15,8 @@ import torch
 from dpsweep.core.cache import cache_folder
 from dpsweep.core.errors import StateError
 from dpsweep.data.datasets import SPECS, DataConfig
-from dpsweep.data.read import fingerprint, load
-from dpsweep.data.shared import shared
+from dpsweep.data.read import fingerprint_images, load_dataset
+from dpsweep.data.shared import load_shared
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def mode(place):
 
 def test_what_is_mapped_is_what_was_read_and_is_read_once(cache, source):
     read = Reader(source)
-    first, again = shared(source, read), shared(source, read)
+    first, again = load_shared(source, read), load_shared(source, read)
     assert read.times == 1
     for found in (first, again):
         (inputs, targets), (others,) = found
@@ -67,14 +67,14 @@ def test_what_is_mapped_is_what_was_read_and_is_read_once(cache, source):
 
 
 def test_who_writes_to_what_he_mapped_changes_nobody_elses(cache, source):
-    mine, theirs = shared(source, Reader(source)), shared(source, Reader(source))
+    mine, theirs = load_shared(source, Reader(source)), load_shared(source, Reader(source))
     mine[0][0].zero_()
-    for found in (theirs, shared(source, Reader(source))):
+    for found in (theirs, load_shared(source, Reader(source))):
         assert bytes(found[0][0].tolist()) == b"12345678"
 
 
 def test_the_copy_is_its_users_alone(cache, source):
-    shared(source, Reader(source))
+    load_shared(source, Reader(source))
     assert mode(cache) == 0o700
     assert {oct(mode(p)) for p in cache.iterdir()} == {"0o600"}
     assert len(list(cache.glob("*.pt"))) == 1
@@ -87,16 +87,16 @@ def test_a_folder_that_others_can_reach_is_refused_and_nothing_is_written(cache,
     read = Reader(source)
     words = rf"{cache}: is meant for copies of private data, .* mode {open_to:o}\).*DPSWEEP_CACHE"
     with pytest.raises(StateError, match=words):
-        shared(source, read)
+        load_shared(source, read)
     assert read.times == 0
     assert list(cache.iterdir()) == []
 
 
 def test_a_folder_that_was_opened_later_is_refused_too(cache, source):
-    shared(source, Reader(source))
+    load_shared(source, Reader(source))
     cache.chmod(0o755)
     with pytest.raises(StateError, match="others can reach it"):
-        shared(source, Reader(source))
+        load_shared(source, Reader(source))
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to somebody else")
@@ -126,9 +126,9 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_changed_files_are_read_anew(cache, source, change):
     read = Reader(source)
-    shared(source, read)
+    load_shared(source, read)
     change(source)
-    found = shared(source, read)
+    found = load_shared(source, read)
     assert read.times == 2
     assert bytes(found[0][0].tolist()) == (source / "images").read_bytes()
 
@@ -139,8 +139,8 @@ def test_the_same_files_in_another_folder_have_their_own_copy(cache, source, tmp
     (other / "images").write_bytes(b"87654321")
     times = (source / "images").stat()
     os.utime(other / "images", ns=(times.st_atime_ns, times.st_mtime_ns))
-    shared(source, Reader(source))
-    assert bytes(shared(other, Reader(other))[0][0].tolist()) == b"87654321"
+    load_shared(source, Reader(source))
+    assert bytes(load_shared(other, Reader(other))[0][0].tolist()) == b"87654321"
 
 
 def test_a_reading_that_fails_leaves_nothing_and_the_next_one_reads(cache, source):
@@ -148,13 +148,13 @@ def test_a_reading_that_fails_leaves_nothing_and_the_next_one_reads(cache, sourc
         raise OSError("the disk is away")
 
     with pytest.raises(OSError, match="the disk is away"):
-        shared(source, fails)
+        load_shared(source, fails)
     with pytest.raises(Exception, match=r"(?i)pickle|lambda"):
-        shared(source, lambda: ((torch.ones(2), lambda: None),))
+        load_shared(source, lambda: ((torch.ones(2), lambda: None),))
     assert list(cache.glob("*.pt")) == []
     assert [p.suffix for p in cache.iterdir()] == [".lock"]
     read = Reader(source)
-    shared(source, read)
+    load_shared(source, read)
     assert read.times == 1
 
 
@@ -183,13 +183,13 @@ def test_copies_of_a_series_go_when_two_newer_ones_are_there_unless_a_process_us
     assert user.stdout.readline() == "mine\n"
     (old,) = names(cache)
     read = Reader(source)
-    shared(source, read, "not of the series")
+    load_shared(source, read, "not of the series")
     for kind in "abcd":
-        shared(source, read, kind, "made")
+        load_shared(source, read, kind, "made")
     assert len(names(cache)) == 4  # the two last, the one in use, and the other
     assert old in names(cache)
     assert user.communicate("\n")[0] == "3\n"
-    shared(source, read, "d", "made")
+    load_shared(source, read, "d", "made")
     assert len(names(cache)) == 3
     assert old not in names(cache)
     assert read.times == 5
@@ -202,12 +202,12 @@ def test_each_source_has_a_series_of_its_own_and_what_is_mapped_outlives_its_fil
     other = tmp_path / "other"
     other.mkdir()
     (other / "images").write_bytes(b"87654321")
-    first = shared(other, Reader(other), "a", "made")
+    first = load_shared(other, Reader(other), "a", "made")
     for kind in "abc":
-        shared(source, Reader(source), kind, "made")
+        load_shared(source, Reader(source), kind, "made")
     assert len(names(cache)) == 3
     for kind in "bcd":
-        shared(other, Reader(other), kind, "made")
+        load_shared(other, Reader(other), kind, "made")
     assert len(names(cache)) == 4
     assert bytes(first[0][0].tolist()) == b"87654321"
 
@@ -263,9 +263,9 @@ def mnist(tmp_path, cache, monkeypatch):
             (raw / f"{name}-{what}-ubyte").write_bytes(header + body)
             with gzip.open(raw / f"{name}-{what}-ubyte.gz", "wb", 0) as packed:
                 packed.write(header + body)
-    load.cache_clear()
+    load_dataset.cache_clear()
     yield DataConfig(name="mnist", root=str(tmp_path)), raw
-    load.cache_clear()
+    load_dataset.cache_clear()
 
 
 PLACES = [
@@ -279,27 +279,27 @@ PLACES = [
 @pytest.mark.parametrize(("name", "at"), PLACES)
 def test_one_pixel_or_label_is_another_fingerprint(mnist, name, at):
     config, raw = mnist
-    before = fingerprint(config, 0)
-    assert fingerprint(config, 0) == before
-    load.cache_clear()
-    assert fingerprint(config, 0) == before, "from the copy"
+    before = fingerprint_images(config, 0)
+    assert fingerprint_images(config, 0) == before
+    load_dataset.cache_clear()
+    assert fingerprint_images(config, 0) == before, "from the copy"
     content = bytearray((raw / name).read_bytes())
     content[at] ^= 1
     time.sleep(0.01)  # an age of its own
     (raw / name).write_bytes(content)
-    load.cache_clear()
-    assert fingerprint(config, 0) != before
+    load_dataset.cache_clear()
+    assert fingerprint_images(config, 0) != before
     content[at] ^= 1
     time.sleep(0.01)
     (raw / name).write_bytes(content)
-    load.cache_clear()
-    assert fingerprint(config, 0) == before, "it is of the examples, not of their files"
+    load_dataset.cache_clear()
+    assert fingerprint_images(config, 0) == before, "it is of the examples, not of their files"
 
 
 def test_examples_from_the_copy_are_those_of_the_files(mnist):
     config, raw = mnist
     for _ in range(2):  # read, then mapped
-        data = load.__wrapped__(config, 0)
+        data = load_dataset.__wrapped__(config, 0)
         pixels = (raw / "train-images-idx3-ubyte").read_bytes()[16:]
         assert bytes(data.inputs.flatten().tolist()) == pixels
         assert data.targets.tolist() == [i % 10 for i in range(30)]
@@ -308,6 +308,10 @@ def test_examples_from_the_copy_are_those_of_the_files(mnist):
 
 def test_who_is_held_out_is_part_of_the_fingerprint():
     held = DataConfig(name="digits", validation="holdout")
-    prints = {fingerprint(held, 0), fingerprint(held, 1), fingerprint(DataConfig(name="digits"), 0)}
+    prints = {
+        fingerprint_images(held, 0),
+        fingerprint_images(held, 1),
+        fingerprint_images(DataConfig(name="digits"), 0),
+    }
     assert len(prints) == 3
-    assert fingerprint(held, 1) in prints
+    assert fingerprint_images(held, 1) in prints

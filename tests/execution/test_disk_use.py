@@ -16,13 +16,13 @@ from dpsweep.execution.disk_use import (
 )
 from dpsweep.store import filesystem as mounts
 from dpsweep.store.state_dir import StateFolder
-from dpsweep.training.assemble import assemble, initial
+from dpsweep.training.assemble import assemble_step, initial_params
 
 
 def test_weights_and_checkpoint_are_estimated_from_the_config_alone(sweep_file):
     config = load_sweep(sweep_file).reference_trial
-    step = assemble(config, Secret.draw(), torch.device("cpu"))
-    progress = step.start(initial(step))
+    step = assemble_step(config, Secret.draw(), torch.device("cpu"))
+    progress = step.start(initial_params(step))
     for _ in range(3):
         step(progress)
     assert weight_bytes(config) == sum(x.nbytes for x in progress.params.values())

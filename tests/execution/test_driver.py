@@ -18,7 +18,7 @@ from dpsweep.store.lease import LeaseTiming
 from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.study import Study
 from dpsweep.training.loop import Paused, train
-from dpsweep.training.schedule import TrialSchedule, trial_schedule
+from dpsweep.training.schedule import TrialSchedule, resolve_trial_schedule
 from dpsweep.training.trial_dir import TrialDir
 
 with warnings.catch_warnings():
@@ -120,7 +120,7 @@ def test_a_sweep_is_run_from_its_first_trial_to_its_last(world):
         assert driver.is_waiting, "one of them may have to be run again"
         for one, record in zip(told, here.study.records(), strict=True):
             assert TrialConfig.model_validate(one["config"]) == record.config
-            assert TrialSchedule.from_json(one["schedule"]) == trial_schedule(record.config)
+            assert TrialSchedule.from_json(one["schedule"]) == resolve_trial_schedule(record.config)
             assert Path(one["trial_dir"]) == here.trial_dir(record.number).path
             assert (here.trial_dir(record.number).path / "secret").exists()
             assert record.charged

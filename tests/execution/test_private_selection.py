@@ -27,7 +27,7 @@ from dpsweep.results.export import origin_of
 from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.study import Study
 from dpsweep.training.loop import train
-from dpsweep.training.schedule import trial_schedule
+from dpsweep.training.schedule import resolve_trial_schedule
 from dpsweep.training.trial_dir import TrialDir
 
 SELECTED = ["accounting=private_selection", "budget.trials=4", "train.epochs=1"]
@@ -448,7 +448,7 @@ def test_a_driver_runs_it_as_it_runs_a_study(folder, study, sweep, monkeypatch):
             assignment = driver.next(trial_id)
             trial_dir, config = TrialDir(folder.trial_dir(assignment["number"])), None
             config = search.record(assignment["number"]).config
-            assert assignment["schedule"] == trial_schedule(config).to_json()
+            assert assignment["schedule"] == resolve_trial_schedule(config).to_json()
             rows = train(
                 config, trial_dir, lambda row, t=trial_id: driver.result(t, {"row": row})
             ).rows

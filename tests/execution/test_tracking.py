@@ -11,8 +11,8 @@ from dpsweep.config.sweep import load_sweep
 from dpsweep.execution import tracking as place
 from dpsweep.execution.driver import Driver
 from dpsweep.execution.launch import reopen_session
-from dpsweep.privacy.accounting import compose
-from dpsweep.privacy.statement import shown_epsilon
+from dpsweep.privacy.accounting import compose_runs
+from dpsweep.privacy.statement import format_epsilon
 from dpsweep.search.charge import get_charged_run
 from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.statement import describe_search_privacy
@@ -112,7 +112,7 @@ def test_the_plans_statement_is_delivered_before_the_next_trial_is_dispatched(wo
     tracker, watcher = world.session("budget.trials=5")
     tags, params = world.parent()  # and no trial has been dispatched
     run = get_charged_run(world.study.record(0))
-    figure = f"({shown_epsilon(compose([run] * 5, world.study.sweep.written.delta))}, "
+    figure = f"({format_epsilon(compose_runs([run] * 5, world.study.sweep.written.delta))}, "
     for words in (
         tags["dpsweep.privacy"],
         tags["mlflow.note.content"],
@@ -177,7 +177,7 @@ def test_runs_beyond_the_plan_are_stated_before_they_are_dispatched(world):
             assert driver.next(trial_id) is not None
             stated = world.parent()[0]["dpsweep.privacy"]
             spent = [get_charged_run(record) for record in world.study.records()]
-            figure = compose(spent, world.study.sweep.written.delta)
+            figure = compose_runs(spent, world.study.sweep.written.delta)
             composed = re.search(r"among them: \(([\d.]+), ", stated)
             assert float(composed[1]) >= figure
             end_one(driver, trial_id)

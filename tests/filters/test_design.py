@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import signal
 
-from dpsweep.core.errors import Misfit
+from dpsweep.core.errors import InvalidKey
 from dpsweep.filters import design
 from dpsweep.filters.design import COEFFICIENT_SETS, butterworth, chebyshev, pole_zero
 from dpsweep.filters.iir import Iir
@@ -135,51 +135,53 @@ def test_one_real_pole_is_the_printed_filter():
 
 @pytest.mark.parametrize("order", [0, 9, -1, 2.5, math.nan])
 def test_order_outside_its_range_is_refused(order):
-    with pytest.raises(Misfit, match="order must be a whole number from 1 to 8, got") as e:
+    with pytest.raises(InvalidKey, match="order must be a whole number from 1 to 8, got") as e:
         butterworth(order, 0.1)
     assert e.value.key == "order"
 
 
 @pytest.mark.parametrize("cutoff", [0.0, 1.0, -0.5, math.nan, math.inf])
 def test_cutoff_outside_the_open_unit_interval_is_refused(cutoff):
-    with pytest.raises(Misfit, match=r"cutoff must lie in \(0, 1\), got .* Nyquist") as e:
+    with pytest.raises(InvalidKey, match=r"cutoff must lie in \(0, 1\), got .* Nyquist") as e:
         chebyshev(2, cutoff, 1.0)
     assert e.value.key == "cutoff"
 
 
 @pytest.mark.parametrize("ripple_db", [0.0, -1.0, 13.0, math.nan])
 def test_ripple_outside_its_range_is_refused(ripple_db):
-    with pytest.raises(Misfit, match=r"ripple_db must lie in \(0, 12\], got") as e:
+    with pytest.raises(InvalidKey, match=r"ripple_db must lie in \(0, 12\], got") as e:
         chebyshev(2, 0.1, ripple_db)
     assert e.value.key == "ripple_db"
 
 
 @pytest.mark.parametrize("cutoff", [0.01, 0.0005])
 def test_design_beyond_double_precision_is_refused_and_an_order_that_works_is_named(cutoff):
-    with pytest.raises(Misfit, match=r"too low for order 8: .* Lower order to \d, or raise") as e:
+    with pytest.raises(
+        InvalidKey, match=r"too low for order 8: .* Lower order to \d, or raise"
+    ) as e:
         butterworth(8, cutoff)
     assert e.value.key == "cutoff"
     order = int(str(e.value).split("Lower order to ")[1][0])
     assert Iir(*butterworth(order, cutoff)).noise_gain < 1.1 * cutoff
-    with pytest.raises(Misfit, match="too low"):
+    with pytest.raises(InvalidKey, match="too low"):
         butterworth(order + 1, cutoff)
 
 
 def test_cutoff_too_low_for_every_order_says_so():
-    with pytest.raises(Misfit, match=r"too low for order 2: .* is taken\. Raise cutoff$"):
+    with pytest.raises(InvalidKey, match=r"too low for order 2: .* is taken\. Raise cutoff$"):
         butterworth(2, 1e-14)
 
 
 @pytest.mark.parametrize("radius", [1.0, 1.2, -0.1, math.nan])
 def test_pole_radius_outside_its_range_is_refused(radius):
-    with pytest.raises(Misfit, match=r"poles\[1\] must have a radius in \[0, 1\), got") as e:
+    with pytest.raises(InvalidKey, match=r"poles\[1\] must have a radius in \[0, 1\), got") as e:
         pole_zero([(0.5, 0.0), (radius, 0.3)])
     assert e.value.key == "poles"
 
 
 @pytest.mark.parametrize("radius", [-0.1, math.nan, math.inf])
 def test_zero_radius_outside_its_range_is_refused(radius):
-    with pytest.raises(Misfit, match=r"zeros\[0\] must have a radius of 0 or more, got") as e:
+    with pytest.raises(InvalidKey, match=r"zeros\[0\] must have a radius of 0 or more, got") as e:
         pole_zero([(0.5, 0.0)], [(radius, 0.3)])
     assert e.value.key == "zeros"
 
@@ -188,7 +190,9 @@ def test_zero_radius_outside_its_range_is_refused(radius):
 @pytest.mark.parametrize("key", ["poles", "zeros"])
 def test_angle_outside_its_range_is_refused(key, angle):
     roots = {"poles": [(0.5, 0.0)], "zeros": []} | {key: [(0.5, angle)]}
-    with pytest.raises(Misfit, match=rf"{key}\[0\] must have an angle in \[0, pi\] radians, got"):
+    with pytest.raises(
+        InvalidKey, match=rf"{key}\[0\] must have an angle in \[0, pi\] radians, got"
+    ):
         pole_zero(**roots)
 
 
@@ -201,12 +205,12 @@ def test_angle_outside_its_range_is_refused(key, angle):
     ],
 )
 def test_number_of_roots_counts_pairs_twice_and_has_a_limit(poles, zeros, key, num):
-    with pytest.raises(Misfit, match=rf"{key} must be \d to 8, got {num}; .* counts twice"):
+    with pytest.raises(InvalidKey, match=rf"{key} must be \d to 8, got {num}; .* counts twice"):
         pole_zero(poles, zeros)
 
 
 @pytest.mark.parametrize("zero", [(1.0, 0.0), (1.0, 5e-6), (1.0, 2e-5)])
 def test_zero_that_blocks_a_constant_gradient_is_refused(zero):
-    with pytest.raises(Misfit, match=r"zeros must keep away from z = 1 .* Got \[\(1\.0, ") as e:
+    with pytest.raises(InvalidKey, match=r"zeros must keep away from z = 1 .* Got \[\(1\.0, ") as e:
         pole_zero([(0.9, 0.0)], [zero])
     assert e.value.key == "zeros"

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import signal
 
-from dpsweep.core.errors import Misfit
+from dpsweep.core.errors import InvalidKey
 from dpsweep.core.types import Released
 from dpsweep.filters.base import Public
 from dpsweep.filters.design import COEFFICIENT_SETS, butterworth, chebyshev, pole_zero
@@ -181,7 +181,9 @@ def test_pole_just_inside_the_circle_is_accepted(radius):
 )
 def test_pole_on_or_outside_the_circle_is_refused(a, pole, radius):
     sum_b = 1 + math.fsum(a)
-    with pytest.raises(Misfit, match=rf"unstable: .* pole at z = {pole}, of radius {radius},") as e:
+    with pytest.raises(
+        InvalidKey, match=rf"unstable: .* pole at z = {pole}, of radius {radius},"
+    ) as e:
         Iir(a, (sum_b or 1.0,))
     assert e.value.key == "a"
 
@@ -196,7 +198,7 @@ def test_stability_is_that_of_the_roots(seed):
         try:
             Iir(a, (1 + math.fsum(a),))
             accepted = True
-        except Misfit as e:
+        except InvalidKey as e:
             accepted = "unstable" not in str(e)
         assert accepted == stable, a
         verdicts.add(accepted)
@@ -205,7 +207,9 @@ def test_stability_is_that_of_the_roots(seed):
 
 def test_pole_too_close_for_double_precision_is_refused():
     a = tuple(np.poly([0.9999] * 4)[1:].tolist())
-    with pytest.raises(Misfit, match=r"poles so close to z = 1 that rounding would be .* Lower"):
+    with pytest.raises(
+        InvalidKey, match=r"poles so close to z = 1 that rounding would be .* Lower"
+    ):
         Iir(a, (1 + math.fsum(a),))
 
 
@@ -220,7 +224,7 @@ def test_pole_too_close_for_double_precision_is_refused():
     ],
 )
 def test_other_gain_at_zero_frequency_is_refused_and_the_right_b_is_printed(a, b, sums, remedy):
-    with pytest.raises(Misfit, match=rf"has sum {sums}.*{remedy}") as e:
+    with pytest.raises(InvalidKey, match=rf"has sum {sums}.*{remedy}") as e:
         Iir(a, b)
     assert e.value.key == "b"
 
@@ -234,22 +238,24 @@ def test_tolerance_of_the_gain_is_relative_also_where_the_sums_are_tiny(off, tak
         assert filter_.settled == pytest.approx(1 + off, abs=1e-8)
         assert filter_.noise_gain == pytest.approx(Iir(*butterworth(4, 0.01)).noise_gain, rel=1e-9)
         return
-    with pytest.raises(Misfit, match=r"times 1\.000002"):
+    with pytest.raises(InvalidKey, match=r"times 1\.000002"):
         Iir(a, b)
 
 
 def test_filter_that_blocks_a_constant_gradient_is_refused():
-    with pytest.raises(Misfit, match=r"has sum 0: the filter blocks a constant .* 1 \+ sum a = 0"):
+    with pytest.raises(
+        InvalidKey, match=r"has sum 0: the filter blocks a constant .* 1 \+ sum a = 0"
+    ):
         Iir(a=(-0.5,), b=(0.5, -0.5))
 
 
 def test_empty_b_is_refused():
-    with pytest.raises(Misfit, match=r"Iir\.b is empty: .* b is \[1\]"):
+    with pytest.raises(InvalidKey, match=r"Iir\.b is empty: .* b is \[1\]"):
         Iir(a=(-0.9,), b=())
 
 
 def test_b_that_begins_with_zero_is_refused():
-    with pytest.raises(Misfit, match=r"Iir\.b begins with 0, got \[0, 0\.1\]: c_0 = b_0 = 0"):
+    with pytest.raises(InvalidKey, match=r"Iir\.b begins with 0, got \[0, 0\.1\]: c_0 = b_0 = 0"):
         Iir(a=(-0.9,), b=(0.0, 0.1))
 
 
@@ -257,7 +263,7 @@ def test_b_that_begins_with_zero_is_refused():
 @pytest.mark.parametrize("key", ["a", "b"])
 def test_numbers_that_are_not_finite_are_refused(key, number):
     rows = {"a": (-0.9,), "b": (0.1,)} | {key: (number,)}
-    with pytest.raises(Misfit, match=rf"Iir\.{key} must hold finite numbers only, got") as e:
+    with pytest.raises(InvalidKey, match=rf"Iir\.{key} must hold finite numbers only, got") as e:
         Iir(**rows)
     assert e.value.key == key
 
@@ -272,7 +278,7 @@ def test_numbers_that_are_not_finite_are_refused(key, number):
     ],
 )
 def test_bias_correction_that_turns_the_gradient_around_is_refused(a, b, t, c_t):
-    with pytest.raises(Misfit, match=rf"has c_{t} = {c_t} at step {t}: the bias correction"):
+    with pytest.raises(InvalidKey, match=rf"has c_{t} = {c_t} at step {t}: the bias correction"):
         Iir(a, b)
 
 

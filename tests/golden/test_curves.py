@@ -19,7 +19,7 @@ import torch
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.seeds import Secret
 from dpsweep.methods import METHODS
-from dpsweep.training.assemble import assemble, initial
+from dpsweep.training.assemble import assemble_step, initial_params
 from dpsweep.training.evaluate import evaluate
 
 FOLDER = Path(__file__).parent
@@ -165,8 +165,8 @@ def config(name: str) -> TrialConfig:
 
 def curve(name: str) -> Iterator[float]:
     """The validation loss after each step."""
-    step = assemble(config(name), Secret.fixed("golden"), torch.device("cpu"))
-    progress = step.start(initial(step))
+    step = assemble_step(config(name), Secret.fixed("golden"), torch.device("cpu"))
+    progress = step.start(initial_params(step))
     for _ in range(step.budget.run.steps):
         step(progress)
         yield evaluate(step.engine.model, progress.params, step.data, torch.float64).loss

@@ -12,9 +12,9 @@ from dpsweep.config.trial import load_trial
 from dpsweep.core.seeds import Secret
 from dpsweep.data.read import Dataset
 from dpsweep.privacy.accounting import Run
-from dpsweep.privacy.engine import unchecked_engine
+from dpsweep.privacy.engine import make_unchecked_engine
 from dpsweep.training.allowance import Allowance
-from dpsweep.training.assemble import assemble_on, initial
+from dpsweep.training.assemble import assemble_step_on, initial_params
 from dpsweep.training.device import open_device
 
 World = namedtuple("World", "method model batch_size augment", defaults=(1,))
@@ -77,10 +77,10 @@ def one_step(world, total=80 * GIB, gpu_share=1.0):
     with virtual_gpu(numbers=False, total=total) as gpu, unchecked():
         device = open_device("cuda", gpu_share)
         plan = PrivacyPlan(num, run, float("inf"), 1e-5)
-        step = assemble_on(
+        step = assemble_step_on(
             data.to(device), plan, config, Secret.fixed("test"), Allowance(gpu_share=gpu_share)
         )
-        progress = step.start(initial(step))
+        progress = step.start(initial_params(step))
         while len(progress.trail) < progress.trail.maxlen:
             progress.trail.append({k: x.clone() for k, x in progress.params.items()})
         progress.step = len(progress.trail)
@@ -101,6 +101,6 @@ def unchecked():
     """Leaves out the engine's checks, which compare numbers: there are none here."""
 
     def engine(model, loss, geometry, at_once, shape, choice, kind, copies):
-        return unchecked_engine(model, loss, geometry, at_once, choice, copies)
+        return make_unchecked_engine(model, loss, geometry, at_once, choice, copies)
 
-    return mock.patch("dpsweep.training.assemble.engine_for", engine)
+    return mock.patch("dpsweep.training.assemble.make_engine", engine)

@@ -14,7 +14,7 @@ from virtual import GIB, virtual_gpu
 from dpsweep.cli import app
 from dpsweep.core.errors import ConfigError
 from dpsweep.execution import gpu_probe as probe
-from dpsweep.training.device import open_device, torch_own_settings
+from dpsweep.training.device import open_device, use_torch_defaults
 
 ROUNDING = {
     "nothing": "",
@@ -77,7 +77,7 @@ def test_bench_runs_on_cuda_and_times_peers_under_torchs_own_settings(name):
         assert gpu.mixed == []
     open_device("cpu")
     assert torch.backends.cudnn.conv.fp32_precision == "ieee"
-    with torch_own_settings():
+    with use_torch_defaults():
         assert torch.backends.cudnn.conv.fp32_precision == "tf32"
     assert torch.backends.cudnn.conv.fp32_precision == "ieee"
 

@@ -75,7 +75,7 @@ def test_sums_on_cuda_are_those_on_a_cpu(monkeypatch, clip, wild, engine, num_po
 
 
 def test_examples_whose_points_cancel_are_found_by_the_same_look(monkeypatch):
-    monkeypatch.setattr(answers, "_LOUD", 0.0)  # all of them, from here on
+    monkeypatch.setattr(answers, "_CANCELLATION", 0.0)  # all of them, from here on
     expected = sums("cpu", CLIPS["flat"], 0.5, BookkeepingEngine, 2)
     with virtual_gpu() as gpu:
         found = sums(open_device("cuda"), CLIPS["flat"], 0.5, BookkeepingEngine, 2)

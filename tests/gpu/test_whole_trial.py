@@ -16,7 +16,7 @@ from dpsweep.execution.resources import get_memory_share
 from dpsweep.training import loop
 from dpsweep.training import step as step_module
 from dpsweep.training.allowance import Allowance
-from dpsweep.training.assemble import assemble, initial
+from dpsweep.training.assemble import assemble_step, initial_params
 from dpsweep.training.device import open_device
 from dpsweep.training.loop import Paused, train
 from dpsweep.training.trial_dir import TrialDir
@@ -93,8 +93,8 @@ def test_steps_on_cuda_are_those_on_a_cpu(method):
     config = trial(method, dtype="float64")
 
     def after_three_steps(device):
-        step = assemble(config, Secret.fixed("test"), open_device(device))
-        progress = step.start(initial(step))
+        step = assemble_step(config, Secret.fixed("test"), open_device(device))
+        progress = step.start(initial_params(step))
         for _ in range(3):
             step(progress)
         return progress.params

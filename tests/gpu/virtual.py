@@ -32,7 +32,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from dpsweep.privacy.clip import zero
-from dpsweep.privacy.engine.circulant import _bins
+from dpsweep.privacy.engine.circulant import _count_bins
 from dpsweep.privacy.engine.conv import _valid_pairs
 from dpsweep.privacy.spectral import _torus_bins
 
@@ -139,7 +139,7 @@ def virtual_gpu(*, numbers=True, total=80 * GIB):
         (torch.optim.Optimizer, "_accelerator_graph_capture_health_check", lambda self: None),
     ]
     with contextlib.ExitStack() as stack:
-        for constant in (zero, _bins, _torus_bins, _valid_pairs):  # they lie on another card
+        for constant in (zero, _count_bins, _torus_bins, _valid_pairs):  # they lie on another card
             constant.cache_clear()
             stack.callback(constant.cache_clear)
         for owner, name, value in stand_ins:
@@ -291,7 +291,7 @@ class _Calls(TorchFunctionMode):
             _pinned.add(_storage(made))
             return made
         if func in (Tensor.to, Tensor.cuda, Tensor.cpu):
-            return self._move(func, args, kwargs)
+            return self._apply_update(func, args, kwargs)
         if func in (Tensor.numpy, Tensor.__array__) and card.holds(args[0]):
             raise TypeError("can't convert cuda:0 device type tensor to numpy")
         if func in _READS or func in _COMPARES:

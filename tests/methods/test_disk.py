@@ -17,7 +17,7 @@ from dpsweep.filters.lti import Ema
 from dpsweep.methods import disk
 from dpsweep.privacy.accounting import Run
 from dpsweep.privacy.engine.vmap import VmapEngine
-from dpsweep.privacy.query import HERE, Ask
+from dpsweep.privacy.query import NEWEST_ITERATE, EvaluationPoint
 from dpsweep.training.step import Progress, Step
 
 GAINS = [(0.7, 0.5), (0.3, 0.5), (0.5, -1.0), (0.9, 3.0), (0.4, 1.5), (0.6, 0.2), (1.0, 0.5)]
@@ -53,12 +53,12 @@ def test_one_point_ahead_is_enough_where_gamma_is_one_over_kappa_less_one(kappa)
     gamma = (1 - kappa) / kappa
     for given in (gamma, "one_point"):
         query = disk.Config(kappa=kappa, gamma=given).query
-        assert query.asks(1) == (Ask(weight=1.0, ahead=gamma),)
+        assert query.asks(1) == (EvaluationPoint(weight=1.0, ahead=gamma),)
 
 
 @pytest.mark.parametrize("gamma", [0.5, -1.0, 3.0])
 def test_full_gain_asks_at_the_newest_iterate_alone(gamma):
-    assert disk.Config(kappa=1.0, gamma=gamma).query == HERE
+    assert disk.Config(kappa=1.0, gamma=gamma).query == NEWEST_ITERATE
 
 
 def test_releases_are_averaged_with_gain_kappa():

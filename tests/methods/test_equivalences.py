@@ -22,10 +22,10 @@ from dpsweep.core.seeds import Secret
 from dpsweep.core.types import Tensors
 from dpsweep.data.read import Dataset
 from dpsweep.filters.design import COEFFICIENT_SETS, butterworth
-from dpsweep.methods import PUBLISHED, build
+from dpsweep.methods import PUBLISHED, build_method
 from dpsweep.privacy.accounting import Run
-from dpsweep.privacy.engine import engine_for
-from dpsweep.privacy.geometry import geometry_of
+from dpsweep.privacy.engine import make_engine
+from dpsweep.privacy.geometry import make_geometry
 from dpsweep.training.step import Step
 
 STEPS = 16
@@ -95,8 +95,8 @@ class World:
         )
         run = Run(sampling_rate=0.5, noise_multiplier=sigma, steps=STEPS)
         model = network(net)
-        geometry = geometry_of(build(config.method).geometry, model, SHAPE)
-        engine = engine_for(model, nn.functional.cross_entropy, geometry, 4, SHAPE)
+        geometry = make_geometry(build_method(config.method).geometry, model, SHAPE)
+        engine = make_engine(model, nn.functional.cross_entropy, geometry, 4, SHAPE)
         budget = PrivacyPlan(num_examples=NUM_EXAMPLES, run=run, epsilon=math.inf, delta=1e-5)
         secret = Secret.fixed("equivalences")
         return cls(Step(config, budget, examples(), engine, secret, geometry))

@@ -7,7 +7,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from dpsweep.core.errors import Misfit
+from dpsweep.core.errors import InvalidKey
 from dpsweep.filters.design import COEFFICIENT_SETS, butterworth, chebyshev, pole_zero
 from dpsweep.filters.iir import Iir
 from dpsweep.methods.lowpass import LowPass
@@ -48,7 +48,7 @@ def mistake(given: dict[str, Any]) -> tuple[str, str]:
         LowPass.model_validate(given)
     (error,) = caught.value.errors()
     inner = error["ctx"]["error"]
-    place = [*map(str, error["loc"]), *([inner.key] if isinstance(inner, Misfit) else [])]
+    place = [*map(str, error["loc"]), *([inner.key] if isinstance(inner, InvalidKey) else [])]
     return ".".join(place), str(inner)
 
 

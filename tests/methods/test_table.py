@@ -10,9 +10,9 @@ from pydantic import TypeAdapter, ValidationError
 import dpsweep.methods
 from dpsweep.core.types import Released
 from dpsweep.filters.base import Public
-from dpsweep.methods import METHODS, PUBLISHED, MethodConfig, build
+from dpsweep.methods import METHODS, PUBLISHED, MethodConfig, build_method
 from dpsweep.optim import OptimizerConfig
-from dpsweep.privacy.query import HERE
+from dpsweep.privacy.query import NEWEST_ITERATE
 
 every_entry = pytest.mark.parametrize("name", METHODS)
 
@@ -80,7 +80,7 @@ def test_ten_methods_are_published_and_one_is_put_together_by_hand():
 def test_config_read_by_name_alone_builds_its_entrys_method(name):
     config = TypeAdapter(MethodConfig).validate_python({"name": name})
     assert type(config) is METHODS[name].config
-    assert build(config) == METHODS[name].build(config)
+    assert build_method(config) == METHODS[name].build(config)
 
 
 @every_entry
@@ -102,7 +102,7 @@ def test_bases_are_known_optimizers(name):
 @pytest.mark.parametrize("step", [0, 1, 2, 50])
 @every_entry
 def test_weights_of_the_query_sum_to_one(name, step):
-    method = build(METHODS[name].config())
+    method = build_method(METHODS[name].config())
     assert sum(ask.weight for ask in method.query.asks(step)) == pytest.approx(1, abs=1e-12)
 
 
@@ -119,8 +119,8 @@ def test_unknown_tunable_is_refused(name):
 
 @pytest.mark.parametrize("name", ["dp_sgd", "dp_adam", "dp_adambc", "compose"])
 def test_plain_methods_ask_here_and_filter_nothing(name):
-    method = build(METHODS[name].config())
-    assert method.query == HERE
+    method = build_method(METHODS[name].config())
+    assert method.query == NEWEST_ITERATE
     assert method.filters == ()
     assert method.geometry is None
 
@@ -139,7 +139,7 @@ def test_constant_release_leaves_innerouter_as_a_growing_sum():
 
 def filtered_twos(name: str) -> list[torch.Tensor]:
     """What leaves the method's filters in its first steps, fed with nothing but twos."""
-    chain = build(METHODS[name].config()).chain
+    chain = build_method(METHODS[name].config()).chain
     constant = Released({"w": torch.full((300,), 2.0)})
     state, outs = chain.init(constant), []
     for t in range(5):

@@ -9,10 +9,10 @@ from pairs import pairs
 from pydantic import TypeAdapter
 from torch import nn
 
-from dpsweep.core.errors import Misfit
-from dpsweep.core.weight_standardization import StandardConv2d, standardised
+from dpsweep.core.errors import InvalidKey
+from dpsweep.core.weight_standardization import StandardConv2d, standardize_weight
 from dpsweep.data.datasets import SPECS
-from dpsweep.models import ModelConfig, build
+from dpsweep.models import ModelConfig, build_model
 from dpsweep.models.cnn import Cnn5, CnnPapernot, CnnSmall
 from dpsweep.models.lenet import LeNet5
 from dpsweep.models.mlp import Linear, Mlp4, Mlp4Circulant
@@ -22,8 +22,8 @@ from dpsweep.models.resnet import ResNet18
 from dpsweep.models.spectral import Model2, Model3
 from dpsweep.models.vit import VitSmall
 from dpsweep.models.wrn import Wrn16, Wrn28, Wrn40
-from dpsweep.privacy.engine.gradient_check import wrong_gradients
-from dpsweep.privacy.engine.layers import black_boxes
+from dpsweep.privacy.engine.gradient_check import find_wrong_gradients
+from dpsweep.privacy.engine.layers import find_black_boxes
 from dpsweep.privacy.engine.state_guard import check_stateless
 
 MODELS: list[ModelConfig] = [
@@ -84,28 +84,28 @@ def test_model_is_found_again_by_its_name(config):
     allowed=lambda config, data: data != "digits" or config not in LARGE,
 )
 def test_images_give_a_logit_for_each_class(config, data):
-    model = build(config, SPECS[data], 0)
+    model = build_model(config, SPECS[data], 0)
     assert model(images(data, 2)).shape == (2, SPECS[data].num_classes)
 
 
 @every_model
 def test_logits_of_an_example_do_not_depend_on_its_companions(config):
     data = smallest(config)
-    model, batch = build(config, SPECS[data], 0), images(data, 6)
+    model, batch = build_model(config, SPECS[data], 0), images(data, 6)
     alone = torch.cat([model(image.unsqueeze(0)) for image in batch])
     torch.testing.assert_close(model(batch), alone, rtol=1e-5, atol=1e-6)
 
 
 @every_model
 def test_model_has_no_buffers_that_examples_could_fill(config):
-    model = build(config, SPECS[smallest(config)], 0)
+    model = build_model(config, SPECS[smallest(config)], 0)
     assert not list(model.buffers())
     assert not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
 
 
 @every_model
 def test_weights_come_from_the_public_seed(config):
-    one, again, other = (build(config, SPECS[smallest(config)], seed) for seed in (0, 0, 1))
+    one, again, other = (build_model(config, SPECS[smallest(config)], seed) for seed in (0, 0, 1))
     for a, b in zip(one.parameters(), again.parameters(), strict=True):
         assert torch.equal(a, b)
     assert any((a != b).any() for a, b in zip(one.parameters(), other.parameters(), strict=True))
@@ -113,7 +113,7 @@ def test_weights_come_from_the_public_seed(config):
 
 def test_kind_of_the_head_changes_no_other_weights():
     dense, blocks = (
-        build(CnnSmall(width=5, block=block), SPECS["digits"], 3).state_dict()
+        build_model(CnnSmall(width=5, block=block), SPECS["digits"], 3).state_dict()
         for block in (None, 5)
     )
     assert blocks["7.weight"].shape == (2, 8, 5)
@@ -125,13 +125,13 @@ def test_kind_of_the_head_changes_no_other_weights():
 @every_model
 def test_building_leaves_torchs_own_generator_alone(config):
     before = torch.get_rng_state()
-    build(config, SPECS[smallest(config)], 0)
+    build_model(config, SPECS[smallest(config)], 0)
     assert torch.equal(torch.get_rng_state(), before)
 
 
 @every_model
 def test_every_parameter_answers_to_the_loss(config):
-    model = build(config, SPECS["mnist"], 0)
+    model = build_model(config, SPECS["mnist"], 0)
     torch.nn.functional.cross_entropy(model(images("mnist", 4)), torch.arange(4)).backward()
     for p in model.parameters():
         assert p.grad is not None
@@ -142,7 +142,7 @@ def test_every_parameter_answers_to_the_loss(config):
 def num_weights(config: ModelConfig) -> int:
     """The number of weights for CIFAR-10, counted without making them."""
     with torch.device("meta"):
-        return sum(p.numel() for p in build(config, SPECS["cifar10"], 0).parameters())
+        return sum(p.numel() for p in build_model(config, SPECS["cifar10"], 0).parameters())
 
 
 @pytest.mark.parametrize(
@@ -160,15 +160,15 @@ def num_weights(config: ModelConfig) -> int:
 )
 @pytest.mark.parametrize("data", ["mnist", "cifar10"])
 def test_book_keeping_is_right_about_the_model_and_needs_no_vmap(config, data):
-    model = build(config, SPECS[data], 0)
+    model = build_model(config, SPECS[data], 0)
     check_stateless(model, SPECS[data].shape)
-    assert wrong_gradients(model, nn.functional.cross_entropy, SPECS[data].shape) is None
-    assert black_boxes(model) == []
+    assert find_wrong_gradients(model, nn.functional.cross_entropy, SPECS[data].shape) is None
+    assert find_black_boxes(model) == []
 
 
 def test_lenet5_has_the_textbook_s_weights():
     with torch.device("meta"):
-        model = build(LeNet5(), SPECS["mnist"], 0)
+        model = build_model(LeNet5(), SPECS["mnist"], 0)
     assert [p.numel() for p in model.parameters()] == [
         *(150, 6, 2400, 16),
         *(400 * 120, 120, 120 * 84, 84, 84 * 10, 10),
@@ -177,7 +177,7 @@ def test_lenet5_has_the_textbook_s_weights():
 
 def test_cnn_papernot_has_the_printed_number_of_weights_and_works_at_its_smallest():
     with torch.device("meta"):
-        model = build(CnnPapernot(), SPECS["mnist"], 0)
+        model = build_model(CnnPapernot(), SPECS["mnist"], 0)
     assert sum(p.numel() for p in model.parameters()) == 26_010
     assert CnnPapernot().build((1, 14, 14), 10)(torch.zeros(2, 1, 14, 14)).shape == (2, 10)
 
@@ -194,7 +194,7 @@ def test_mlp4_and_its_circulant_twin_have_the_weights_of_the_papers_table():
     sizes = [784 * 2048, 2048, 2048 * 1024, 1024, 1024 * 160, 160, 160 * 10, 10]
     blocks = [8, 1, 8, 1, 8, 1, 10, 1]
     with torch.device("meta"):
-        dense, circulant = (build(c, SPECS["mnist"], 0) for c in (Mlp4(), Mlp4Circulant()))
+        dense, circulant = (build_model(c, SPECS["mnist"], 0) for c in (Mlp4(), Mlp4Circulant()))
     assert [p.numel() for p in dense.parameters()] == sizes
     assert [p.numel() for p in circulant.parameters()] == [
         n // d for n, d in zip(sizes, blocks, strict=True)
@@ -216,14 +216,14 @@ def test_vit_small_has_the_papers_weights_but_for_token_and_patches():
 )
 def test_patch_follows_the_side_of_the_images(shape, patch):
     config = VitSmall(width=4, depth=1, heads=1)
-    assert config.patch_of(shape) == patch
+    assert config.patch_side(shape) == patch
     with torch.device("meta"):
         model = config.build(shape, 10)
     assert model[0].places.num_embeddings == (shape[1] // patch) ** 2
 
 
 def test_places_of_patches_are_told_apart():
-    model = build(VitSmall(width=12, depth=1, heads=3), SPECS["digits"], 0)
+    model = build_model(VitSmall(width=12, depth=1, heads=3), SPECS["digits"], 0)
     image = images("digits", 1)
     assert (model(image) - model(image.flip(3))).abs().max() > 1e-3
 
@@ -231,7 +231,7 @@ def test_places_of_patches_are_told_apart():
 def test_standardised_kernels_have_mean_zero_and_their_size_changes_nothing():
     conv = StandardConv2d(3, 5, 3, padding=1, bias=False)
     images = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(0))
-    kernel = standardised(conv.weight.detach())
+    kernel = standardize_weight(conv.weight.detach())
     torch.testing.assert_close(kernel.mean((1, 2, 3)), torch.zeros(5), atol=1e-6, rtol=0)
     sizes = kernel.square().sum((1, 2, 3))
     assert ((sizes > 0.9) & (sizes < 1)).all()  # 1 but for what keeps the root away from 0
@@ -288,7 +288,8 @@ def test_wide_residual_network_has_as_many_weights_as_with_batch_norm(config, nu
 
 def test_activation_of_a_wide_residual_network_changes_no_weights_and_nothing_in_place():
     relu, tanh = (
-        build(Wrn16(activation=activation), SPECS["digits"], 0) for activation in ("relu", "tanh")
+        build_model(Wrn16(activation=activation), SPECS["digits"], 0)
+        for activation in ("relu", "tanh")
     )
     for a, b in zip(relu.parameters(), tanh.parameters(), strict=True):
         assert torch.equal(a, b)
@@ -356,7 +357,7 @@ def test_images_too_small_to_halve_are_refused(config, shape, message):
     ],
 )
 def test_block_that_does_not_divide_is_refused_by_its_key(config, num_classes, key, message):
-    with pytest.raises(Misfit, match=message) as caught:
+    with pytest.raises(InvalidKey, match=message) as caught:
         config.build((1, 8, 8), num_classes)
     assert caught.value.key == key
 
@@ -364,7 +365,7 @@ def test_block_that_does_not_divide_is_refused_by_its_key(config, num_classes, k
 @every_model
 def test_saved_tensors_are_those_of_a_state_dict_in_its_order(config):
     with torch.device("meta"):
-        model = build(config, SPECS["cifar10"], 0)
+        model = build_model(config, SPECS["cifar10"], 0)
     found, expected = saved_tensors(model), model.state_dict(keep_vars=True)
     assert list(found) == list(expected)
     assert all(x is expected[k] for k, x in found.items())

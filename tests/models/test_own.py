@@ -9,14 +9,14 @@ from torch import nn
 
 from dpsweep.config.source import parse_yaml
 from dpsweep.config.trial import load_trial
-from dpsweep.core.errors import ConfigError, Misfit
+from dpsweep.core.errors import ConfigError, InvalidKey
 from dpsweep.data.datasets import SPECS
-from dpsweep.models import build
-from dpsweep.models.adapt import FixedNorm, made_private
+from dpsweep.models import build_model
+from dpsweep.models.adapt import FixedNorm, make_private
 from dpsweep.models.own import Own, Timm, Torchvision
 from dpsweep.privacy.engine import refuse_mixing
-from dpsweep.privacy.engine.gradient_check import wrong_gradients
-from dpsweep.training.check import check_pieces, check_trial
+from dpsweep.privacy.engine.gradient_check import find_wrong_gradients
+from dpsweep.training.check import check_parts, check_trial
 
 HERE = str(Path(__file__).parent)
 TRIAL = """\
@@ -30,7 +30,7 @@ method: {name: dp_sgd}
 
 
 def own(function: str, **more: object) -> nn.Module:
-    return build(Own(function=f"own_net:{function}", folder=HERE, **more), SPECS["digits"], 0)
+    return build_model(Own(function=f"own_net:{function}", folder=HERE, **more), SPECS["digits"], 0)
 
 
 def test_function_is_called_with_shape_classes_and_arguments():
@@ -65,10 +65,12 @@ def test_function_that_gives_no_fitting_model_is_refused(function, message):
 
 
 def test_missing_module_and_wrong_argument_name_the_key():
-    with pytest.raises(Misfit, match=r"function: nowhere_at_all:f: ModuleNotFoundError") as caught:
-        build(Own(function="nowhere_at_all:f"), SPECS["digits"], 0)
+    with pytest.raises(
+        InvalidKey, match=r"function: nowhere_at_all:f: ModuleNotFoundError"
+    ) as caught:
+        build_model(Own(function="nowhere_at_all:f"), SPECS["digits"], 0)
     assert caught.value.key == "function"
-    with pytest.raises(Misfit, match=r"TypeError: make\(\) got an unexpected .* 'depth'"):
+    with pytest.raises(InvalidKey, match=r"TypeError: make\(\) got an unexpected .* 'depth'"):
         own("make", arguments={"depth": 3})
 
 
@@ -82,7 +84,7 @@ def test_batch_norm_of_ones_own_is_told_by_its_layer():
     text = TRIAL.replace("FOLDER", HERE).replace(", arguments: {width: 3}", "")
     source = parse_yaml(text.replace(":make", ":noisy"), "x.yaml")
     with pytest.raises(ConfigError, match=r"x\.yaml:2: model: .*'1' is a BatchNorm1d, which"):
-        check_pieces(load_trial(source), source)
+        check_parts(load_trial(source), source)
 
 
 def test_that_it_runs_the_user_s_code_is_said_aloud():
@@ -93,7 +95,7 @@ def test_that_it_runs_the_user_s_code_is_said_aloud():
 
 @pytest.fixture(scope="module")
 def resnet():
-    return build(Torchvision(model="resnet18"), SPECS["cifar10"], 0)
+    return build_model(Torchvision(model="resnet18"), SPECS["cifar10"], 0)
 
 
 def test_torchvision_model_has_group_norm_and_is_right_for_book_keeping(resnet):
@@ -102,24 +104,28 @@ def test_torchvision_model_has_group_norm_and_is_right_for_book_keeping(resnet):
     assert (resnet.bn1.num_groups, resnet.layer4[0].bn1.num_groups) == (16, 32)
     assert not any(getattr(m, "inplace", False) for m in resnet.modules())
     refuse_mixing(resnet)
-    assert wrong_gradients(resnet, nn.functional.cross_entropy, (3, 32, 32)) is None
+    assert find_wrong_gradients(resnet, nn.functional.cross_entropy, (3, 32, 32)) is None
 
 
 def test_torchvision_model_of_other_channels_says_both():
     with pytest.raises(ValueError, match=r"takes 3 channels, and the data have images of 1 x 28"):
-        build(Torchvision(model="resnet18"), SPECS["mnist"], 0)
+        build_model(Torchvision(model="resnet18"), SPECS["mnist"], 0)
 
 
 def test_unknown_torchvision_model_names_the_key():
-    with pytest.raises(Misfit, match=r"model: resnet19: ValueError: Unknown model resnet19") as e:
-        build(Torchvision(model="resnet19"), SPECS["cifar10"], 0)
+    with pytest.raises(
+        InvalidKey, match=r"model: resnet19: ValueError: Unknown model resnet19"
+    ) as e:
+        build_model(Torchvision(model="resnet19"), SPECS["cifar10"], 0)
     assert e.value.key == "model"
 
 
 def test_timm_that_is_not_installed_is_told_with_the_command(monkeypatch):
     monkeypatch.setattr("dpsweep.models.own.find_spec", lambda _: None)
-    with pytest.raises(Misfit, match=r"timm is not installed here\. Add it with: pip install timm"):
-        build(Timm(model="vit"), SPECS["cifar10"], 0)
+    with pytest.raises(
+        InvalidKey, match=r"timm is not installed here\. Add it with: pip install timm"
+    ):
+        build_model(Timm(model="vit"), SPECS["cifar10"], 0)
 
 
 def test_dropout_and_layers_left_out_at_random_are_switched_off():
@@ -127,21 +133,21 @@ def test_dropout_and_layers_left_out_at_random_are_switched_off():
         drop_prob = 0.3
 
     model = nn.Sequential(nn.Dropout(0.5), DropPath(), nn.MultiheadAttention(4, 2, dropout=0.1))
-    made_private(model)
+    make_private(model)
     assert (model[0].p, model[1].drop_prob, model[2].dropout) == (0.0, 0.0, 0.0)
 
 
 def test_batch_norm_becomes_a_group_norm_of_at_least_four_channels_a_group():
     sizes = {4: 1, 16: 4, 48: 12, 64: 16, 512: 32, 7: 1, 100: 25}
     model = nn.Sequential(*(nn.BatchNorm2d(size, eps=0.1) for size in sizes))
-    made_private(model)
+    make_private(model)
     assert [m.num_groups for m in model] == list(sizes.values())
     assert [(m.num_channels, m.eps) for m in model] == [(size, 0.1) for size in sizes]
 
 
 def test_batch_norm_whose_size_is_not_known_cannot_be_replaced():
-    with pytest.raises(Misfit, match=r"'1' is a LazyBatchNorm2d whose size is not known yet"):
-        made_private(nn.Sequential(nn.ReLU(), nn.LazyBatchNorm2d()))
+    with pytest.raises(InvalidKey, match=r"'1' is a LazyBatchNorm2d whose size is not known yet"):
+        make_private(nn.Sequential(nn.ReLU(), nn.LazyBatchNorm2d()))
 
 
 def test_batch_norm_with_statistics_to_keep_computes_what_it_did_in_evaluation():
@@ -152,11 +158,11 @@ def test_batch_norm_with_statistics_to_keep_computes_what_it_did_in_evaluation()
     norm.running_var.copy_(torch.rand(3, generator=rng) + 0.5)
     images = torch.randn(4, 3, 2, 2, generator=rng, dtype=torch.float64)
     expected = norm.eval()(images)
-    kept = made_private(nn.Sequential(norm), keep_statistics=True)
+    kept = make_private(nn.Sequential(norm), keep_statistics=True)
     assert isinstance(kept[0], FixedNorm)
     assert torch.equal(kept.train()(images), expected)
     assert kept[0].running_mean is norm.running_mean
-    with pytest.raises(Misfit, match="keeps no statistics"):
-        made_private(
+    with pytest.raises(InvalidKey, match="keeps no statistics"):
+        make_private(
             nn.Sequential(nn.BatchNorm2d(3, track_running_stats=False)), keep_statistics=True
         )

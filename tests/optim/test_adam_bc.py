@@ -13,7 +13,7 @@ from dpsweep.config.trial import TrialConfig
 from dpsweep.core.seeds import Secret
 from dpsweep.optim.adam_bc import AdamBC
 from dpsweep.optim.noise_corrected import NOISE_VARIANCES
-from dpsweep.training.assemble import assemble, initial
+from dpsweep.training.assemble import assemble_step, initial_params
 from dpsweep.training.step import Step
 
 STEPS = 30
@@ -177,12 +177,12 @@ def step_of(method: dict[str, object], clipping: object = "flat", **model: objec
             "method": method,
         }
     )
-    return assemble(config, Secret.fixed("adambc"), torch.device("cpu"))
+    return assemble_step(config, Secret.fixed("adambc"), torch.device("cpu"))
 
 
 def variances_told(step: Step) -> dict[str, float]:
     """By parameter, at the first step, in units of (sigma C / B)^2."""
-    progress = step.start(initial(step))
+    progress = step.start(initial_params(step))
     step(progress)
     (group,) = progress.optimizer.param_groups
     names = [k for k, _ in step.engine.model.named_parameters()]

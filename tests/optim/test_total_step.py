@@ -14,7 +14,7 @@ from dpsweep.core.seeds import Secret
 from dpsweep.core.types import Clipped, PerExample
 from dpsweep.methods import METHODS
 from dpsweep.privacy.clip import clipped_sum
-from dpsweep.training.assemble import assemble, initial
+from dpsweep.training.assemble import assemble_step, initial_params
 from dpsweep.training.step import Progress, Step
 
 BATCH, LONG = 36, 1e3
@@ -53,10 +53,10 @@ def config(optimizer=None, method=None, clipping="flat", **privacy) -> TrialConf
 
 def run(trial: TrialConfig) -> tuple[Progress, torch.Tensor]:
     """The end of a run, and how far each weight has travelled."""
-    step = assemble(trial, Secret.fixed("a constant gradient"), torch.device("cpu"))
+    step = assemble_step(trial, Secret.fixed("a constant gradient"), torch.device("cpu"))
     engine = ConstantEngine(step.engine.model)
     step = Step(trial, step.budget, step.data, engine, step.secret, step.geometry)
-    start = initial(step)
+    start = initial_params(step)
     progress = step.start({k: x.clone() for k, x in start.items()})
     for _ in range(step.budget.run.steps):
         step(progress)

@@ -9,7 +9,7 @@ from opacus.accountants import PRVAccountant
 from scipy import stats
 from scipy.optimize import brentq
 
-from dpsweep.privacy.accounting import Run, calibrate, compose
+from dpsweep.privacy.accounting import Run, calibrate_noise, compose_runs
 
 DELTA = 1e-5
 RUNS = [  # from one large step to many small ones; epsilon from 0.9 to 6
@@ -78,38 +78,38 @@ def test_epsilon_lies_below_the_renyi_bound_of_the_reference_table(sigma, renyi)
 )
 def test_composition_of_trials_gives_the_reference_values(sigma, trials, epsilon):
     run = Run(sampling_rate=0.02, noise_multiplier=sigma, steps=2500)
-    assert compose([run] * trials, DELTA) == pytest.approx(epsilon, rel=0.01)
+    assert compose_runs([run] * trials, DELTA) == pytest.approx(epsilon, rel=0.01)
 
 
 def test_composition_does_not_depend_on_the_order_of_trials():
     mixed = [RUNS[1], RUNS[3], RUNS[1], RUNS[5]]
-    assert compose(mixed, DELTA) == pytest.approx(compose(mixed[::-1], DELTA), abs=1e-6)
+    assert compose_runs(mixed, DELTA) == pytest.approx(compose_runs(mixed[::-1], DELTA), abs=1e-6)
 
 
 @pytest.mark.parametrize("run", RUNS, ids=repr)
 def test_composition_of_one_trial_is_that_trial(run):
-    assert compose([run], DELTA) == pytest.approx(run.epsilon(DELTA), abs=0.02)
+    assert compose_runs([run], DELTA) == pytest.approx(run.epsilon(DELTA), abs=0.02)
 
 
 def test_composition_costs_more_than_its_dearest_trial_and_less_than_all_added_up():
     costs = [run.epsilon(DELTA / 2) for run in RUNS[1:4]]
-    assert max(costs) < compose(RUNS[1:4], DELTA) < sum(costs)
+    assert max(costs) < compose_runs(RUNS[1:4], DELTA) < sum(costs)
 
 
 def test_nothing_run_costs_nothing():
-    assert compose([], DELTA) == 0
+    assert compose_runs([], DELTA) == 0
 
 
 def test_trial_without_noise_makes_any_composition_infinite():
     silent = Run(sampling_rate=0.02, noise_multiplier=0.0, steps=10)
     assert silent.epsilon(DELTA) == math.inf
-    assert compose([RUNS[0], silent], DELTA) == math.inf
+    assert compose_runs([RUNS[0], silent], DELTA) == math.inf
 
 
 @pytest.mark.parametrize(("rate", "steps"), SCHEDULES)
 @pytest.mark.parametrize("target", TARGETS)
 def test_calibrated_noise_spends_the_target_to_one_hundredth_and_never_more(target, rate, steps):
-    run, spent = calibrate(target, DELTA, rate, steps)
+    run, spent = calibrate_noise(target, DELTA, rate, steps)
     assert (run.sampling_rate, run.steps) == (rate, steps)
     assert target - 0.01 * min(1, target) <= spent <= target
     # A grid four times as fine as any the calibration ends on; what it says is nearer the truth.
@@ -120,7 +120,7 @@ def test_calibrated_noise_spends_the_target_to_one_hundredth_and_never_more(targ
 @pytest.mark.parametrize("target", TARGETS)
 def test_calibrated_noise_never_breaks_the_target_by_the_exact_formula(target):
     for steps in (1, 40):
-        run, _ = calibrate(target, DELTA, 1.0, steps)
+        run, _ = calibrate_noise(target, DELTA, 1.0, steps)
         exact = gaussian_epsilon(run.noise_multiplier / math.sqrt(steps), DELTA)
         assert target - 0.01 * min(1, target) <= exact <= target
 
@@ -132,7 +132,7 @@ def test_calibrated_noise_never_breaks_the_target_by_the_exact_formula(target):
 @pytest.mark.parametrize("target", [0.05, 0.3, 2.0, 5.0, 12.0])
 def test_calibration_holds_over_the_grid_of_real_trials(target, epochs, batch_size, delta):
     rate = batch_size / 50_000
-    run, spent = calibrate(target, delta, rate, round(epochs / rate))
+    run, spent = calibrate_noise(target, delta, rate, round(epochs / rate))
     assert target - 0.01 * min(1, target) <= spent <= target
     assert run.epsilon(delta) <= target + 0.003 * min(1, target)  # its own grid's rounding, up
 

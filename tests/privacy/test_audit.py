@@ -9,12 +9,12 @@ from scipy import stats
 
 from dpsweep.privacy.audit import (
     Audit,
-    epsilon_by_counting,
+    bound_epsilon,
+    bound_epsilon_by_counting,
+    bound_mu_by_fit,
+    bound_probability,
+    compute_log_ratio,
     epsilon_of_mu,
-    judge,
-    log_ratio,
-    most,
-    mu_by_fit,
     mu_of_epsilon,
 )
 
@@ -37,7 +37,7 @@ def audits(epsilon, num_runs, num_audits, *, seed, scale=1.0):
     rng = np.random.default_rng(seed)
     mu = mu_of_epsilon(epsilon, DELTA)
     samples = (gaussian_runs(mu, num_runs, rng, scale=scale) for _ in range(num_audits))
-    return [judge("dp_sgd", *sample, epsilon, DELTA) for sample in samples]
+    return [bound_epsilon("dp_sgd", *sample, epsilon, DELTA) for sample in samples]
 
 
 @pytest.mark.parametrize("count", [0, 1, 37, 1999, 2000])
@@ -46,7 +46,7 @@ def test_upper_bound_of_a_share_is_the_exact_one(count, error):
     exact = stats.binomtest(count, 2000, alternative="less").proportion_ci(
         confidence_level=1 - error, method="exact"
     )
-    assert float(most(count, 2000, error)) == pytest.approx(exact.high, rel=1e-9)
+    assert float(bound_probability(count, 2000, error)) == pytest.approx(exact.high, rel=1e-9)
 
 
 @pytest.mark.parametrize("wins", [1001, 1180, 1999, 2000])
@@ -59,7 +59,7 @@ def test_fit_is_the_exact_lower_bound_of_the_share_of_pairs_won(wins):
     )
     expected = max(0, math.sqrt(2) * stats.norm.ppf(exact.low))
     present = np.where(won, 2, -2) + rng.permutation(absent)
-    assert mu_by_fit(absent, present, 0.95) == pytest.approx(expected, abs=1e-9)
+    assert bound_mu_by_fit(absent, present, 0.95) == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize("delta", [1e-9, 1e-5, 1e-2])
@@ -115,7 +115,9 @@ def test_counting_is_wrong_no_more_often_than_it_says_where_it_is_tightest():
     rng = np.random.default_rng(3)
     absent = (rng.random((600, 4000)) > math.e / (1 + math.e)).astype(float)
     present = (rng.random((600, 4000)) < math.e / (1 + math.e)).astype(float)
-    bounds = [epsilon_by_counting(*pair, 1e-12, 0.8) for pair in zip(absent, present, strict=True)]
+    bounds = [
+        bound_epsilon_by_counting(*pair, 1e-12, 0.8) for pair in zip(absent, present, strict=True)
+    ]
     assert np.median(bounds) > 0.9
     # 20 % of 600 may exceed it, 120 with standard deviation 9.8; 5 of them: one in 3 million.
     assert sum(bound > 1 for bound in bounds) <= 169
@@ -125,7 +127,7 @@ def test_counting_is_wrong_no_more_often_than_it_says_where_it_is_tightest():
 def test_fit_is_wrong_as_often_as_its_confidence_allows(epsilon):
     rng = np.random.default_rng(4)
     mu = mu_of_epsilon(epsilon, DELTA)
-    bounds = [mu_by_fit(*gaussian_runs(mu, 1000, rng), 0.8) for _ in range(1000)]
+    bounds = [bound_mu_by_fit(*gaussian_runs(mu, 1000, rng), 0.8) for _ in range(1000)]
     # 200 of 1000 with standard deviation 12.6; counts are whole, so the bound errs a little less.
     assert 200 - 6 * 12.6 < sum(bound > mu for bound in bounds) < 200 + 5 * 12.6
 
@@ -136,7 +138,7 @@ def test_fit_of_a_poisson_sampled_run_does_not_exceed_what_the_accountant_says()
     claimed = pld.from_gaussian_mechanism(1.0, sampling_prob=0.5).get_epsilon_for_delta(DELTA)
     noise = rng.normal(size=(2, 100_000))
     noise[1] += rng.random(100_000) < 0.5
-    audit = judge("dp_sgd", *log_ratio(1.0, noise, 0.5), claimed, DELTA)
+    audit = bound_epsilon("dp_sgd", *compute_log_ratio(1.0, noise, 0.5), claimed, DELTA)
     assert 0.4 < audit.ratio < 0.6
 
 
@@ -155,7 +157,7 @@ def test_rare_leak_that_the_fit_overlooks_is_counted():
     rng = np.random.default_rng(8)
     absent, present = rng.normal(size=(2, 4000))
     present[rng.random(4000) < 0.05] += 20  # one canary in twenty is plain to see
-    audit = judge("dp_sgd", absent, present, 2.0, DELTA)
+    audit = bound_epsilon("dp_sgd", absent, present, 2.0, DELTA)
     assert audit.fitted < 1
     assert audit.counted > 2
     assert audit.lower == audit.counted
@@ -165,38 +167,38 @@ def test_rare_leak_that_the_fit_overlooks_is_counted():
 def test_canary_that_is_plain_to_see_is_bounded_by_the_number_of_runs_alone():
     rng = np.random.default_rng(9)
     absent, present = rng.normal([[0], [1000]], 1, size=(2, 1000))
-    by_count = most(0, 900, 0.025)
+    by_count = bound_probability(0, 900, 0.025)
     expected = math.log((1 - DELTA - by_count) / by_count)
-    assert epsilon_by_counting(absent, present, DELTA, 0.95) == pytest.approx(expected)
+    assert bound_epsilon_by_counting(absent, present, DELTA, 0.95) == pytest.approx(expected)
     by_pairs = math.sqrt(2) * stats.norm.ppf(0.05 ** (1 / 1000))
-    assert mu_by_fit(absent, present, 0.95) == pytest.approx(by_pairs)
+    assert bound_mu_by_fit(absent, present, 0.95) == pytest.approx(by_pairs)
 
 
 @pytest.mark.parametrize("value", ["normal", "constant"])
 def test_identical_samples_show_nothing(value):
     rng = np.random.default_rng(10)
     sample = rng.normal(size=500) if value == "normal" else np.full(500, -0.3)
-    audit = judge("dp_sgd", sample, sample, 1.0, DELTA)
+    audit = bound_epsilon("dp_sgd", sample, sample, 1.0, DELTA)
     assert (audit.counted, audit.fitted, audit.lower, audit.violated) == (0, 0, 0, False)
 
 
 def test_scores_that_point_the_wrong_way_show_nothing():
     absent, present = gaussian_runs(1.0, 500, np.random.default_rng(11))
-    assert mu_by_fit(present, absent, 0.95) == 0
-    assert epsilon_by_counting(present, absent, DELTA, 0.95) == 0
+    assert bound_mu_by_fit(present, absent, 0.95) == 0
+    assert bound_epsilon_by_counting(present, absent, DELTA, 0.95) == 0
 
 
 def test_rising_score_of_the_ratio_is_fitted_as_the_ratio_itself():
     absent, present = gaussian_runs(1.0, 500, np.random.default_rng(12))
-    same = mu_by_fit(np.exp(absent), np.exp(present), 0.95)
-    assert same == mu_by_fit(absent, present, 0.95) > 0
+    same = bound_mu_by_fit(np.exp(absent), np.exp(present), 0.95)
+    assert same == bound_mu_by_fit(absent, present, 0.95) > 0
 
 
 def test_judge_splits_the_error_between_the_two_bounds():
     absent, present = gaussian_runs(2.0, 2000, np.random.default_rng(13))
-    audit = judge("disk", absent, present[:1500], 8.0, DELTA, confidence=0.9)
-    counted = epsilon_by_counting(absent, present[:1500], DELTA, 0.98)
-    fitted = epsilon_of_mu(mu_by_fit(absent, present[:1500], 0.92), DELTA)
+    audit = bound_epsilon("disk", absent, present[:1500], 8.0, DELTA, confidence=0.9)
+    counted = bound_epsilon_by_counting(absent, present[:1500], DELTA, 0.98)
+    fitted = epsilon_of_mu(bound_mu_by_fit(absent, present[:1500], 0.92), DELTA)
     assert audit == Audit(
         method="disk",
         claimed=8.0,
@@ -215,41 +217,41 @@ def test_run_without_a_finite_ratio_is_refused(bad):
     absent, present = gaussian_runs(1.0, 100, np.random.default_rng(14))
     present[[3, 70]] = bad
     with pytest.raises(ValueError, match=r"present: 2 of 100 runs .* Mend those runs"):
-        judge("dp_sgd", absent, present, 1.0, DELTA)
+        bound_epsilon("dp_sgd", absent, present, 1.0, DELTA)
 
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_sorted_sample_is_refused(order):
     absent, present = gaussian_runs(1.0, 100, np.random.default_rng(15))
     with pytest.raises(ValueError, match=r"absent is sorted.*in the order they were run"):
-        judge("dp_sgd", np.sort(absent)[::order], present, 1.0, DELTA)
+        bound_epsilon("dp_sgd", np.sort(absent)[::order], present, 1.0, DELTA)
 
 
 def test_runs_that_share_their_noise_are_refused():
     absent, _ = gaussian_runs(1.0, 100, np.random.default_rng(16))
     with pytest.raises(ValueError, match=r"coupled: .*rank correlation 1\.00.*of its own"):
-        mu_by_fit(absent, absent + 0.01, 0.95)
+        bound_mu_by_fit(absent, absent + 0.01, 0.95)
 
 
 @pytest.mark.parametrize("shape", [(5,), (100, 2), ()])
 def test_too_few_runs_or_several_numbers_a_run_are_refused(shape):
     with pytest.raises(ValueError, match=r"absent must hold one number a run .* got shape"):
-        mu_by_fit(np.zeros(shape), np.zeros(100), 0.95)
+        bound_mu_by_fit(np.zeros(shape), np.zeros(100), 0.95)
 
 
 @pytest.mark.parametrize("bad", [0.0, 1.0, -0.1, math.nan])
 def test_delta_and_confidence_outside_the_open_unit_interval_are_refused(bad):
     sample = np.zeros(100)
     with pytest.raises(ValueError, match=r"confidence must lie in \(0, 1\), got"):
-        judge("dp_sgd", sample, sample, 1.0, DELTA, confidence=bad)
+        bound_epsilon("dp_sgd", sample, sample, 1.0, DELTA, confidence=bad)
     with pytest.raises(ValueError, match=r"delta must lie in \(0, 1\), got"):
-        judge("dp_sgd", sample, sample, 1.0, bad)
+        bound_epsilon("dp_sgd", sample, sample, 1.0, bad)
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan])
 def test_claim_of_no_epsilon_is_refused(bad):
     with pytest.raises(ValueError, match=r"claimed epsilon must be above 0, got"):
-        judge("dp_sgd", np.zeros(100), np.zeros(100), bad, DELTA)
+        bound_epsilon("dp_sgd", np.zeros(100), np.zeros(100), bad, DELTA)
 
 
 @pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf])
@@ -264,23 +266,29 @@ def test_mu_and_epsilon_out_of_range_are_refused(bad):
 def test_log_ratio_is_the_formula_where_that_is_stable(q):
     shift_S, centred_G = np.array([[0.1], [1.0], [4.0]]), np.linspace(-5, 8, 41)
     naive = np.log(1 - q + q * np.exp(centred_G - shift_S / 2))
-    np.testing.assert_allclose(log_ratio(shift_S, centred_G, q), naive, rtol=1e-11, atol=1e-14)
+    np.testing.assert_allclose(
+        compute_log_ratio(shift_S, centred_G, q), naive, rtol=1e-11, atol=1e-14
+    )
 
 
 def test_log_ratio_without_sampling_is_the_gaussian_one():
     centred_G = np.array([-1e6, -1.0, 0.0, 2.5, 1e6])
-    assert np.array_equal(log_ratio(3.0, centred_G, 1.0), centred_G - 1.5)
+    assert np.array_equal(compute_log_ratio(3.0, centred_G, 1.0), centred_G - 1.5)
 
 
 def test_log_ratio_is_right_at_the_extremes():
-    assert float(log_ratio(0.0, 1e5, 0.01)) == pytest.approx(1e5 + math.log(0.01), rel=1e-14)
-    assert float(log_ratio(0.0, -1e5, 0.01)) == pytest.approx(math.log(0.99), rel=1e-14)
-    assert float(log_ratio(0.0, -1e5, 1 - 1e-10)) == pytest.approx(math.log(1e-10), rel=1e-7)
-    assert float(log_ratio(0.0, 1e-12, 1e-4)) == pytest.approx(1e-16, rel=1e-9)
-    assert float(log_ratio(0.0, 0.0, 0.3)) == 0
+    assert float(compute_log_ratio(0.0, 1e5, 0.01)) == pytest.approx(
+        1e5 + math.log(0.01), rel=1e-14
+    )
+    assert float(compute_log_ratio(0.0, -1e5, 0.01)) == pytest.approx(math.log(0.99), rel=1e-14)
+    assert float(compute_log_ratio(0.0, -1e5, 1 - 1e-10)) == pytest.approx(
+        math.log(1e-10), rel=1e-7
+    )
+    assert float(compute_log_ratio(0.0, 1e-12, 1e-4)) == pytest.approx(1e-16, rel=1e-9)
+    assert float(compute_log_ratio(0.0, 0.0, 0.3)) == 0
 
 
 @pytest.mark.parametrize("q", [0.0, -0.1, 1.5, math.nan])
 def test_log_ratio_refuses_a_sampling_rate_outside_the_unit_interval(q):
     with pytest.raises(ValueError, match=r"sampling_rate must lie in \(0, 1\], got"):
-        log_ratio(1.0, 0.0, q)
+        compute_log_ratio(1.0, 0.0, q)

@@ -14,12 +14,12 @@ from dpsweep.privacy.clip import (
     Flat,
     PerLayer,
     Quantile,
-    add,
+    add_clipped,
     clipped_sum,
+    compute_factors,
     layer_of,
-    scaling,
+    split_count,
     weighted_sum,
-    without_count,
 )
 
 C = 0.7
@@ -203,7 +203,7 @@ def test_answers_are_left_as_they_were(style):
 def test_sum_over_two_batches_is_the_sum_of_their_sums(style):
     tree, clip = answers(torch.float64), style(C)
     parts = [PerExample({k: g[part] for k, g in tree.items()}) for part in (slice(4), slice(4, 9))]
-    total = add(*(clipped_sum(part, clip) for part in parts))
+    total = add_clipped(*(clipped_sum(part, clip) for part in parts))
     whole = clipped_sum(tree, clip)
     assert list(total) == list(whole)
     torch.testing.assert_close(flat(total), flat(whole), rtol=1e-12, atol=1e-14)
@@ -214,8 +214,8 @@ def test_sum_over_two_batches_is_the_sum_of_their_sums(style):
 def test_factors_are_zero_in_every_layer_where_one_square_is_not_finite(bad, style):
     wrong = squares(answers(torch.float64))
     wrong["norm.scale"][2] = bad
-    factors, _ = scaling(wrong, style(C))
-    right, _ = scaling(squares(answers(torch.float64)), style(C))
+    factors, _ = compute_factors(wrong, style(C))
+    right, _ = compute_factors(squares(answers(torch.float64)), style(C))
     for k, factor_B in factors.items():
         assert factor_B[2] == 0
         kept = torch.arange(9) != 2
@@ -227,7 +227,7 @@ def test_factors_are_zero_in_every_layer_where_one_square_is_not_finite(bad, sty
 def test_factors_are_zero_where_finite_squares_add_up_to_infinity(style):
     wrong = squares(answers(torch.float64))
     wrong["conv.w"][2] = wrong["norm.scale"][2] = 1.5e308
-    factors, count = scaling(wrong, style(C))
+    factors, count = compute_factors(wrong, style(C))
     assert all(factor_B[2] == 0 for factor_B in factors.values())
     assert all(x.isfinite() for x in count.values())
 
@@ -271,13 +271,13 @@ def test_part_inside_its_bound_stays_whole_however_large_the_others():
 
 def test_equal_bounds_are_shares_of_the_number_of_layers():
     names = ["0.weight", "0.bias", "2.weight", "5.a.weight", "5.b.weight"]
-    shares = PerLayer(C).resolved(names)
+    shares = PerLayer(C).resolve_bounds(names)
     assert shares == dict.fromkeys(["0", "2", "5.a", "5.b"], 0.5)
 
 
 def test_bounds_are_given_to_four_digits_and_mended_to_the_last():
     names = ["0.w", "1.w", "2.w"]
-    shares = PerLayer(C, {"0": 0.5774, "1": 0.5774, "2": 0.5774}).resolved(names)
+    shares = PerLayer(C, {"0": 0.5774, "1": 0.5774, "2": 0.5774}).resolve_bounds(names)
     assert sum(share**2 for share in shares.values()) == pytest.approx(1, rel=1e-15)
 
 
@@ -299,7 +299,7 @@ def test_bounds_are_given_to_four_digits_and_mended_to_the_last():
 def test_bounds_that_do_not_fit_the_model_are_refused(bounds, message):
     names = ["0.weight", "0.bias", "2.weight"]
     with pytest.raises(ValueError, match=message):
-        PerLayer(C, bounds).resolved(names)
+        PerLayer(C, bounds).resolve_bounds(names)
     with pytest.raises(ValueError, match=message):
         PerLayer(C, bounds).factors({k: torch.ones(2) for k in names})
 
@@ -307,7 +307,7 @@ def test_bounds_that_do_not_fit_the_model_are_refused(bounds, message):
 def test_mended_proportions_of_the_message_are_accepted():
     total = 0.6**2 + 0.9**2
     mended = {k: round(v / math.sqrt(total), 4) for k, v in {"0": 0.6, "2": 0.9}.items()}
-    assert PerLayer(C, mended).resolved(["0.w", "2.w"])
+    assert PerLayer(C, mended).resolve_bounds(["0.w", "2.w"])
 
 
 # A norm that follows a quantile (Andrew et al. 2021).
@@ -327,7 +327,7 @@ def test_long_answer_and_its_count_together_are_exactly_as_long_as_the_clip_norm
 @every_style
 def test_only_the_adaptive_style_counts(style):
     total = clipped_sum(answers(torch.float64), style(C))
-    rest, count = without_count(Released(total))
+    rest, count = split_count(Released(total))
     assert list(rest) == ["conv.w", "conv.b", "norm.scale"]
     assert (count is None) == (INSIDE not in total) == (not isinstance(style(C), Quantile))
 
@@ -362,15 +362,15 @@ def test_bound_moves_as_andrew_et_al_print_it(inside, noise, quantile):
     expected = clip.bound * math.exp(-rate * (share_inside - quantile))
 
     lengths = {"w": torch.tensor([0.1 if x else 9.0 for x in b], dtype=torch.float64)}
-    _, count = scaling(lengths, clip)
+    _, count = compute_factors(lengths, clip)
     released = (count[INSIDE] + sigma * clip.clip_norm * noise) / batch_size
-    assert clip.moved(released, batch_size) == pytest.approx(expected, rel=1e-12)
+    assert clip.update_bound(released, batch_size) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("released", [1e9, -1e9])
 def test_bound_moves_by_at_most_the_rate_whatever_the_noise(released):
     clip = adaptive(quantile=0.5, rate=0.2)
-    factor = clip.moved(torch.tensor(released), 10) / clip.bound
+    factor = clip.update_bound(torch.tensor(released), 10) / clip.bound
     assert abs(math.log(factor)) == pytest.approx(0.1, rel=1e-12)
 
 
@@ -396,8 +396,8 @@ def test_bound_finds_the_quantile_of_the_norms_under_noise(quantile):
         num = int(torch.poisson(torch.tensor(float(batch_size)), generator=rng))
         norms = 2 * torch.randn(num, generator=rng, dtype=torch.float64).exp()
         noise = sigma * clip.clip_norm * torch.randn((), generator=rng, dtype=torch.float64)
-        _, count = scaling({"w": norms.square()}, clip)
-        bound = clip.moved((count[INSIDE] + noise) / batch_size, batch_size)
+        _, count = compute_factors({"w": norms.square()}, clip)
+        bound = clip.update_bound((count[INSIDE] + noise) / batch_size, batch_size)
         clip = Quantile(bound, clip.share, clip.quantile, clip.rate)
         if t >= start:
             shares.append(law.cdf(clip.bound))

@@ -10,8 +10,8 @@ from dpsweep.core.circulant import CirculantLinear
 from dpsweep.core.types import Released
 from dpsweep.models.cnn import Cnn5, CnnSmall
 from dpsweep.models.spectral import Model3
-from dpsweep.privacy.engine import engine_for
-from dpsweep.privacy.geometry import IDENTITY, Spectral, geometry_of
+from dpsweep.privacy.engine import make_engine
+from dpsweep.privacy.geometry import IDENTITY, Spectral, make_geometry
 from dpsweep.privacy.spectral import CirculantMap, ConvMap
 
 SHAPE = (2, 8, 8)
@@ -31,12 +31,12 @@ def network() -> nn.Module:
 
 def test_without_a_declaration_there_is_no_map_whatever_the_model():
     unmappable = nn.Sequential(nn.Conv2d(2, 4, 3, stride=2), nn.Linear(3, 3))
-    assert geometry_of(None, unmappable, SHAPE) == IDENTITY
+    assert make_geometry(None, unmappable, SHAPE) == IDENTITY
     assert not IDENTITY.maps
 
 
 def test_weights_of_convolutions_and_circulant_layers_have_maps_and_nothing_else_has():
-    maps = geometry_of(SPECTRAL, network(), SHAPE).maps
+    maps = make_geometry(SPECTRAL, network(), SHAPE).maps
     assert {k: type(layer) for k, layer in maps.items()} == {
         "0.weight": ConvMap,
         "2.1.weight": ConvMap,
@@ -45,8 +45,8 @@ def test_weights_of_convolutions_and_circulant_layers_have_maps_and_nothing_else
 
 
 def test_a_model_that_is_one_layer_has_its_map_under_the_parameters_own_name():
-    assert set(geometry_of(SPECTRAL, nn.Conv2d(2, 4, 3), SHAPE).maps) == {"weight"}
-    assert set(geometry_of(SPECTRAL, CirculantLinear(8, 8, 4), (8,)).maps) == {"weight"}
+    assert set(make_geometry(SPECTRAL, nn.Conv2d(2, 4, 3), SHAPE).maps) == {"weight"}
+    assert set(make_geometry(SPECTRAL, CirculantLinear(8, 8, 4), (8,)).maps) == {"weight"}
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_model_that_is_one_layer_has_its_map_under_the_parameters_own_name():
 )
 def test_our_models_have_a_geometry(config):
     model = config.build((1, 8, 8), 10)
-    maps = geometry_of(Spectral(0.5, 0.5), model, (1, 8, 8)).maps
+    maps = make_geometry(Spectral(0.5, 0.5), model, (1, 8, 8)).maps
     wide = {k for k, p in model.named_parameters() if p.dim() > 1}
     assert set(maps) == wide
 
@@ -63,7 +63,7 @@ def test_asking_for_shapes_computes_nothing_and_leaves_no_hook_behind():
     model = network()
     before = {k: p.clone() for k, p in model.named_parameters()}
     state = torch.get_rng_state()
-    geometry_of(SPECTRAL, model, SHAPE)
+    make_geometry(SPECTRAL, model, SHAPE)
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(before[k], p) for k, p in model.named_parameters())
     assert not any(module._forward_hooks for module in model.modules())
@@ -73,11 +73,11 @@ def test_shapes_are_told_for_models_without_numbers_and_in_double():
     with torch.device("meta"):
         empty = network()
     for model in (empty, network().double()):
-        assert len(geometry_of(SPECTRAL, model, SHAPE).maps) == 3
+        assert len(make_geometry(SPECTRAL, model, SHAPE).maps) == 3
 
 
 def test_noise_gain_is_a_maps_own_and_one_elsewhere():
-    geometry = geometry_of(SPECTRAL, network(), SHAPE)
+    geometry = make_geometry(SPECTRAL, network(), SHAPE)
     for name in ("0.bias", "1.weight", "4.weight", "5.bias"):
         assert geometry.noise_gain(name) == 1.0
     # keep^2 on both axes of a convolution (the paper's Corollary 1), keep in a block.
@@ -89,7 +89,7 @@ def test_noise_gain_is_a_maps_own_and_one_elsewhere():
 
 @pytest.mark.parametrize("name", ["0.weight", "2.1.weight", "5.weight"])
 def test_noise_gain_is_measured_on_restored_white_noise(name):
-    geometry, rng, num = geometry_of(SPECTRAL, network(), SHAPE), torch.Generator(), 200
+    geometry, rng, num = make_geometry(SPECTRAL, network(), SHAPE), torch.Generator(), 200
     rng.manual_seed(0)
     white = torch.randn(num, *geometry.maps[name].white_shape, generator=rng, dtype=torch.float64)
     restored = torch.stack([geometry.restore(Released({name: x}))[name] for x in white])
@@ -102,7 +102,7 @@ def test_noise_gain_is_measured_on_restored_white_noise(name):
 
 
 def test_restoring_touches_mapped_parameters_alone():
-    geometry = geometry_of(SPECTRAL, network(), SHAPE)
+    geometry = make_geometry(SPECTRAL, network(), SHAPE)
     white = {k: x for k, x in network().state_dict().items() if k not in geometry.maps}
     white |= {k: torch.ones(layer.white_shape) for k, layer in geometry.maps.items()}
     restored = geometry.restore(Released(white))
@@ -175,24 +175,24 @@ WITHOUT = [
 @pytest.mark.parametrize(("model", "message"), WITHOUT, ids=[message for _, message in WITHOUT])
 def test_model_without_a_spectral_geometry_is_refused(model, message):
     with pytest.raises(ValueError, match=message):
-        geometry_of(SPECTRAL, model, SHAPE)
+        make_geometry(SPECTRAL, model, SHAPE)
 
 
 def test_block_that_the_message_names_can_be_built():
     for sizes in ((128, 12), (128, 7), (30, 20)):
         model = nn.Sequential(nn.Flatten(), nn.Linear(*sizes))
         with pytest.raises(ValueError, match="such as") as caught:
-            geometry_of(SPECTRAL, model, (sizes[0],))
+            make_geometry(SPECTRAL, model, (sizes[0],))
         block = int(str(caught.value).split()[-1])
-        assert geometry_of(Spectral(1.0, 1.0), CirculantLinear(*sizes, block), (sizes[0],)).maps
+        assert make_geometry(Spectral(1.0, 1.0), CirculantLinear(*sizes, block), (sizes[0],)).maps
 
 
 @pytest.mark.parametrize("keep", [0.0, -0.5, 1.5, math.nan])
 def test_share_outside_the_unit_interval_is_refused(keep):
     with pytest.raises(ValueError, match=r"keep must lie in \(0, 1\], got"):
-        geometry_of(Spectral(keep, 0.5), nn.Conv2d(2, 4, 3), SHAPE)
+        make_geometry(Spectral(keep, 0.5), nn.Conv2d(2, 4, 3), SHAPE)
     with pytest.raises(ValueError, match=r"keep must lie in \(0, 1\], got"):
-        geometry_of(Spectral(0.5, keep), CirculantLinear(8, 4, 4), (8,))
+        make_geometry(Spectral(0.5, keep), CirculantLinear(8, 4, 4), (8,))
 
 
 def test_share_below_one_frequency_names_the_least_that_works():
@@ -200,35 +200,35 @@ def test_share_below_one_frequency_names_the_least_that_works():
     with pytest.raises(
         ValueError, match=r"layer '1': keep = 0\.25 passes 0\.5 of .*Raise keep to 0\.5 or"
     ):
-        geometry_of(SPECTRAL, model, SHAPE)
+        make_geometry(SPECTRAL, model, SHAPE)
 
 
 def test_a_head_that_would_see_the_constant_alone_is_refused():
     with pytest.raises(ValueError, match=r"one frequency of its block of 4.*above 0\.25"):
-        geometry_of(SPECTRAL, CirculantLinear(8, 4, 4), (8,))
-    assert geometry_of(Spectral(0.5, 0.26), CirculantLinear(8, 4, 4), (8,)).maps
+        make_geometry(SPECTRAL, CirculantLinear(8, 4, 4), (8,))
+    assert make_geometry(Spectral(0.5, 0.26), CirculantLinear(8, 4, 4), (8,)).maps
 
 
 def test_an_output_that_is_no_tensor_is_refused():
     with pytest.raises(ValueError, match=r"layer '' answers with a tuple and not one tensor"):
-        geometry_of(SPECTRAL, nn.LSTM(4, 2), (3, 4))
+        make_geometry(SPECTRAL, nn.LSTM(4, 2), (3, 4))
 
 
 def test_an_output_that_is_changed_in_place_is_refused():
     model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(inplace=True))
     with pytest.raises(ValueError, match=r"output of layer '0' is changed in place"):
-        geometry_of(SPECTRAL, model, SHAPE)
+        make_geometry(SPECTRAL, model, SHAPE)
 
 
 def test_weights_shared_between_layers_are_refused():
     model = nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), nn.Conv2d(2, 2, 3, padding=1))
     model[1].weight = model[0].weight
     with pytest.raises(ValueError, match=r"parameter '1\.weight' is another layer's too"):
-        geometry_of(SPECTRAL, model, SHAPE)
+        make_geometry(SPECTRAL, model, SHAPE)
 
 
 def test_a_layer_that_mixes_examples_is_refused_by_every_engine():
-    for geometry in (IDENTITY, geometry_of(SPECTRAL, nn.Conv2d(2, 4, 3), SHAPE)):
+    for geometry in (IDENTITY, make_geometry(SPECTRAL, nn.Conv2d(2, 4, 3), SHAPE)):
         model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4, track_running_stats=False))
         with pytest.raises(ValueError, match=r"layer '1' is a BatchNorm2d, .* Use GroupNorm"):
-            engine_for(model, nn.functional.cross_entropy, geometry, 8, SHAPE)
+            make_engine(model, nn.functional.cross_entropy, geometry, 8, SHAPE)

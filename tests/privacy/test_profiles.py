@@ -9,7 +9,7 @@ from scipy import integrate, stats
 from dpsweep.privacy.accounting import Run
 from dpsweep.privacy.profiles import ProfileCap, profile_delta
 from dpsweep.privacy.renyi import Cap
-from dpsweep.privacy.selection import selected, selection_epsilon, total
+from dpsweep.privacy.selection import selected, selection_epsilon, total_epsilon
 
 DELTA = 1e-5
 CHEAP, DEAR = Run(0.02, 4.145, 2500), Run(0.02, 1.376, 2500)
@@ -77,7 +77,7 @@ def test_best_of_gaussians_by_their_own_output_costs_less_than_both_proofs_say()
         low, high = (middle, high) if delta(middle) > DELTA else (low, middle)
     run = Run(1.0, 1 / mu, 1)
     profiles = ProfileCap.over([run], mean, DELTA).epsilon
-    renyi = total("private_selection", Cap.over([run]), mean, DELTA)[0]
+    renyi = total_epsilon("private_selection", Cap.over([run]), mean, DELTA)[0]
     assert (high, profiles, renyi) == pytest.approx((2.25, 3.15, 4.32), abs=0.006)
 
 

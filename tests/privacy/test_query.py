@@ -10,7 +10,7 @@ from dpsweep.core.types import Clipped, PerExample, Released, Tensors
 from dpsweep.filters.lti import Ema, Riccati
 from dpsweep.methods.disk import LookAhead
 from dpsweep.privacy.clip import Automatic, Clip, Flat, PerLayer, clipped_sum
-from dpsweep.privacy.query import HERE, Apart, Ask, Points
+from dpsweep.privacy.query import NEWEST_ITERATE, EvaluationPoint, FixedQuery, SplitQuery
 
 BEFORE = {"w": torch.tensor([1.0, 2.0]), "b": torch.tensor(4.0)}
 NOW = {"w": torch.tensor([2.0, 0.0]), "b": torch.tensor(4.5)}
@@ -40,7 +40,7 @@ def iterates(num: int) -> list[Tensors]:
 
 @pytest.mark.parametrize("trail", [[NOW], [BEFORE, NOW]])
 def test_here_is_the_newest_iterate_itself(trail):
-    (ask,) = HERE.asks(7)
+    (ask,) = NEWEST_ITERATE.asks(7)
     assert ask.weight == 1.0
     assert ask.point(trail) is NOW
 
@@ -50,43 +50,45 @@ def test_here_is_the_newest_iterate_itself(trail):
     [(0.5, [2.5, -1.0], 4.75), (2.0, [4.0, -4.0], 5.5), (-1.0, [1.0, 2.0], 4.0)],
 )
 def test_point_ahead_lies_on_the_line_of_the_last_step(ahead, w, b):
-    point = Ask(weight=1.0, ahead=ahead).point([BEFORE, NOW])
+    point = EvaluationPoint(weight=1.0, ahead=ahead).point([BEFORE, NOW])
     assert list(point) == ["w", "b"]
     assert torch.equal(point["w"], torch.tensor(w))
     assert torch.equal(point["b"], torch.tensor(b))
 
 
 def test_before_the_second_iterate_there_is_no_step_to_look_along():
-    assert Ask(weight=1.0, ahead=0.5).point([NOW]) is NOW
+    assert EvaluationPoint(weight=1.0, ahead=0.5).point([NOW]) is NOW
 
 
 def test_only_the_newest_two_of_a_longer_trail_matter():
     older = {"w": torch.full((2,), 99.0), "b": torch.tensor(99.0)}
-    ask = Ask(weight=1.0, ahead=0.5)
+    ask = EvaluationPoint(weight=1.0, ahead=0.5)
     assert torch.equal(ask.point([older, BEFORE, NOW])["w"], ask.point([BEFORE, NOW])["w"])
 
 
 @pytest.mark.parametrize("age", [0, 1, 4])
 def test_age_counts_steps_back_from_the_newest(age):
     trail = iterates(5)
-    assert Ask(weight=1.0, age=age).point(trail) is trail[-1 - age]
+    assert EvaluationPoint(weight=1.0, age=age).point(trail) is trail[-1 - age]
 
 
 def test_point_ahead_of_an_older_iterate_goes_along_the_newest_step():
     trail = [{"w": torch.tensor([x])} for x in (10.0, 3.0, 5.0)]
-    assert Ask(weight=1.0, age=2, ahead=0.5).point(trail)["w"].item() == 10.0 + 0.5 * (5.0 - 3.0)
+    assert EvaluationPoint(weight=1.0, age=2, ahead=0.5).point(trail)["w"].item() == 10.0 + 0.5 * (
+        5.0 - 3.0
+    )
 
 
 @pytest.mark.parametrize(
     ("query", "kept"),
     [
-        (HERE, 1),
-        (Points((Ask(1.0, ahead=0.5),)), 2),
-        (Points((Ask(0.5), Ask(0.5, ahead=-1.0))), 2),
-        (Points((Ask(0.5), Ask(0.5))), 1),
-        (Points((Ask(0.5), Ask(0.5, age=3))), 4),
-        (Points((Ask(0.5, ahead=1.0), Ask(0.5, age=1))), 2),
-        (Apart(0.5, 0.9, 0.2), 2),
+        (NEWEST_ITERATE, 1),
+        (FixedQuery((EvaluationPoint(1.0, ahead=0.5),)), 2),
+        (FixedQuery((EvaluationPoint(0.5), EvaluationPoint(0.5, ahead=-1.0))), 2),
+        (FixedQuery((EvaluationPoint(0.5), EvaluationPoint(0.5))), 1),
+        (FixedQuery((EvaluationPoint(0.5), EvaluationPoint(0.5, age=3))), 4),
+        (FixedQuery((EvaluationPoint(0.5, ahead=1.0), EvaluationPoint(0.5, age=1))), 2),
+        (SplitQuery(0.5, 0.9, 0.2), 2),
         (LookAhead(Ema(0.7), 0.5), 2),
     ],
 )
@@ -96,7 +98,9 @@ def test_memory_is_how_many_iterates_the_farthest_look_needs(query, kept):
 
 # Points answered together.
 
-MOMENTUM = Points((Ask(0.5), Ask(0.3, age=1), Ask(0.2, age=2)))
+MOMENTUM = FixedQuery(
+    (EvaluationPoint(0.5), EvaluationPoint(0.3, age=1), EvaluationPoint(0.2, age=2))
+)
 
 
 def test_points_are_asked_at_their_iterates_with_their_weights():
@@ -116,12 +120,16 @@ def test_iterates_that_do_not_exist_yet_are_left_out_and_the_rest_share_the_whol
 
 def test_weights_are_scaled_to_the_same_sum_also_where_that_is_not_one():
     oracle = Asked()
-    Points((Ask(1.0), Ask(0.6, age=1), Ask(0.4, age=2))).clipped(oracle, iterates(2), 1)
+    FixedQuery(
+        (EvaluationPoint(1.0), EvaluationPoint(0.6, age=1), EvaluationPoint(0.4, age=2))
+    ).clipped(oracle, iterates(2), 1)
     assert oracle.weights == [pytest.approx([2 * 1 / 1.6, 2 * 0.6 / 1.6])]
 
 
 @pytest.mark.parametrize(
-    "query", [HERE, MOMENTUM, LookAhead(Ema(0.3), 0.5), LookAhead(Ema(0.3), None)], ids=repr
+    "query",
+    [NEWEST_ITERATE, MOMENTUM, LookAhead(Ema(0.3), 0.5), LookAhead(Ema(0.3), None)],
+    ids=repr,
 )
 def test_first_step_asks_once_with_the_whole_weight(query):
     oracle, trail = Asked(), [NOW]
@@ -130,7 +138,9 @@ def test_first_step_asks_once_with_the_whole_weight(query):
     assert oracle.weights == [[pytest.approx(1.0, abs=1e-12)]]
 
 
-@pytest.mark.parametrize("query", [HERE, MOMENTUM, LookAhead(Riccati(0.5, 0.1), 0.5)], ids=repr)
+@pytest.mark.parametrize(
+    "query", [NEWEST_ITERATE, MOMENTUM, LookAhead(Riccati(0.5, 0.1), 0.5)], ids=repr
+)
 def test_joint_answer_is_the_gradient_and_its_noise_stays_as_it_is(query):
     released = Released({"w": torch.ones(3)})
     assert query.restore(released, 3) is released
@@ -168,7 +178,7 @@ def test_one_point_lies_where_its_weight_is_one(gain):
     query = LookAhead(gain, None)
     for step in (0, 1, 2, 10):
         k = gain.gain_at(step)
-        assert query.asks(step) == (Ask(1.0, ahead=(1 - k) / k),)
+        assert query.asks(step) == (EvaluationPoint(1.0, ahead=(1 - k) / k),)
 
 
 def test_one_point_is_what_the_pair_comes_to_at_its_distance():
@@ -178,7 +188,7 @@ def test_one_point_is_what_the_pair_comes_to_at_its_distance():
 
 @pytest.mark.parametrize("gamma", [0.5, None])
 def test_full_gain_asks_here_alone(gamma):
-    assert LookAhead(Ema(1.0), gamma).asks(4) == (Ask(1.0),)
+    assert LookAhead(Ema(1.0), gamma).asks(4) == (EvaluationPoint(1.0),)
 
 
 @every_filter
@@ -193,7 +203,7 @@ def test_pair_is_asked_at_the_newest_iterate_and_on_its_way(gain):
 # Two points clipped apart.
 
 C = 0.8
-APARTS = [Apart(0.5, 0.857, 0.2), Apart(-1.0, -1.5, 0.5), Apart(2.0, 0.1, 0.05)]
+APARTS = [SplitQuery(0.5, 0.857, 0.2), SplitQuery(-1.0, -1.5, 0.5), SplitQuery(2.0, 0.1, 0.05)]
 every_apart = pytest.mark.parametrize("query", APARTS, ids=repr)
 every_clip = pytest.mark.parametrize("clip", [Flat(C), Automatic(C), PerLayer(C)], ids=repr)
 SHAPES = {"0.weight": (4, 3), "0.bias": (3,), "2.weight": (5,)}
@@ -220,7 +230,7 @@ def norm(tree: Tensors) -> float:
 
 
 def test_apart_asks_twice_with_weight_one():
-    oracle, query = Asked(), Apart(0.5, 0.9, 0.2)
+    oracle, query = Asked(), SplitQuery(0.5, 0.9, 0.2)
     query.clipped(oracle, [BEFORE, NOW], 1)
     assert oracle.weights == [[1.0], [1.0]]
     (here,), (there,) = oracle.points
@@ -281,9 +291,12 @@ def test_paper_noises_of_both_parts_add_up_to_the_steps_own(query):
 
 def test_at_the_first_step_the_change_is_zero():
     here = answers(3, 1.0, seed=0)
-    parts = Apart(0.5, 0.9, 0.2).clipped(one_after_the_other(here, here, Flat(C)), [NOW], 0)
+    parts = SplitQuery(0.5, 0.9, 0.2).clipped(one_after_the_other(here, here, Flat(C)), [NOW], 0)
     assert all((parts[f"1/{k}"] == 0).all() for k in SHAPES)
 
 
 def test_points_of_both_parts_are_declared_like_those_of_the_pair():
-    assert Apart(0.5, 0.9, 0.2).asks(3) == (Ask(1 - 0.9), Ask(0.9, ahead=0.5))
+    assert SplitQuery(0.5, 0.9, 0.2).asks(3) == (
+        EvaluationPoint(1 - 0.9),
+        EvaluationPoint(0.9, ahead=0.5),
+    )

@@ -8,7 +8,14 @@ from dp_accounting import dp_event, rdp
 from scipy import integrate, stats
 
 from dpsweep.privacy.accounting import Run
-from dpsweep.privacy.renyi import LEAST_NOISE, ORDERS, Cap, divergence_at, divergences, epsilon_at
+from dpsweep.privacy.renyi import (
+    LEAST_NOISE,
+    ORDERS,
+    Cap,
+    compute_divergences,
+    divergence_at,
+    epsilon_at,
+)
 
 DELTA = 1e-5
 RUNS = [
@@ -30,7 +37,9 @@ def by_dp_accounting(run: Run, orders: tuple[float, ...]) -> np.ndarray:
 
 @pytest.mark.parametrize("run", RUNS, ids=repr)
 def test_at_whole_orders_it_is_the_closed_form_of_dp_accounting(run):
-    np.testing.assert_allclose(divergences(run, WHOLE), by_dp_accounting(run, WHOLE), rtol=1e-8)
+    np.testing.assert_allclose(
+        compute_divergences(run, WHOLE), by_dp_accounting(run, WHOLE), rtol=1e-8
+    )
 
 
 @pytest.mark.parametrize("order", [1.1, 1.5, 2.7, 9.3])
@@ -45,25 +54,27 @@ def test_between_whole_orders_it_is_the_integral(run, order):
     peak = order + 12 * sigma
     moment, _ = integrate.quad(integrand, -12 * sigma, peak, epsabs=0, epsrel=1e-12, limit=500)
     expected = run.steps * math.log(moment) / (order - 1)
-    assert divergences(run, (order,))[0] == pytest.approx(expected, rel=1e-6)
+    assert compute_divergences(run, (order,))[0] == pytest.approx(expected, rel=1e-6)
 
 
 def test_without_sampling_it_is_that_of_the_gaussian():
-    found = divergences(Run(1.0, 3.0, 20), (1.5, 40))
+    found = compute_divergences(Run(1.0, 3.0, 20), (1.5, 40))
     np.testing.assert_allclose(found, [1.5 * 20 / 18, 40 * 20 / 18])
 
 
 @pytest.mark.parametrize("run", RUNS, ids=repr)
 def test_it_grows_with_the_order_and_the_integral_meets_the_sum(run):
-    assert np.all(np.diff(divergences(run)) > 0)
+    assert np.all(np.diff(compute_divergences(run)) > 0)
     q, sigma = run.sampling_rate, run.noise_multiplier
-    below, at, above = (divergences(Run(q, sigma, 1), (a,))[0] * (a - 1) for a in (31, 31.5, 32))
+    below, at, above = (
+        compute_divergences(Run(q, sigma, 1), (a,))[0] * (a - 1) for a in (31, 31.5, 32)
+    )
     assert at <= (below + above) / 2 * (1 + 1e-9)  # log A is convex in the order
     assert below < at < above
 
 
 def test_without_noise_it_is_infinite():
-    assert np.all(np.isinf(divergences(Run(0.1, 0.0, 5))))
+    assert np.all(np.isinf(compute_divergences(Run(0.1, 0.0, 5))))
     assert epsilon_at(2.0, math.inf, DELTA) == math.inf
 
 

@@ -8,22 +8,22 @@ import pytest
 from dp_accounting import dp_event, rdp
 from scipy import stats
 
-from dpsweep.core.errors import Misfit
-from dpsweep.privacy.accounting import Run, calibrate, compose
+from dpsweep.core.errors import InvalidKey
+from dpsweep.privacy.accounting import Run, calibrate_noise, compose_runs
 from dpsweep.privacy.profiles import ProfileCap
 from dpsweep.privacy.renyi import Cap
-from dpsweep.privacy.selection import Whole, cap_over, num_trials, total
+from dpsweep.privacy.selection import SearchBudget, choose_cap, draw_num_trials, total_epsilon
 
 DELTA = 1e-5
 BASE = {1: Run(0.02, 4.145, 2500), 4: Run(0.02, 1.376, 2500)}
-ALIKE = Whole("composition", 4.0, DELTA, 30, ((500, 0.02),), vary=False)
-VARIED = Whole(
+ALIKE = SearchBudget("composition", 4.0, DELTA, 30, ((500, 0.02),), vary=False)
+VARIED = SearchBudget(
     "composition", 4.0, DELTA, 12, ((100, 0.2), (400, 0.05), (500, 0.2), (2000, 0.05)), vary=True
 )
 
 
 def spent(charged, run, num_runs):
-    return total(charged, Cap.over([run]), num_runs, DELTA)[0]
+    return total_epsilon(charged, Cap.over([run]), num_runs, DELTA)[0]
 
 
 def by_dp_accounting(run: Run, mean: float) -> float:
@@ -60,7 +60,7 @@ def test_hundred_dear_trials_cost_less_than_the_reference_which_sums_a_series_wi
 
 
 def test_inverse_private_selection_gives_the_reference_noise():
-    whole = Whole("private_selection", 4.0, DELTA, 30, ((2500, 0.02),), vary=False)
+    whole = SearchBudget("private_selection", 4.0, DELTA, 30, ((2500, 0.02),), vary=False)
     sigma = whole.noise((2500, 0.02))
     # By Renyi alone it was 2.58, with which dp-accounting's figure is 4.
     assert sigma < 0.8 * 2.58
@@ -80,15 +80,15 @@ def test_one_trial_and_one_more_each_change_the_cost():
 
 @pytest.mark.parametrize("charged", ["composition", "private_selection"])
 def test_what_is_needed_of_a_cap_proves_as_much_as_all_of_it(charged):
-    epsilon, needed = total(charged, Cap.over([BASE[4]]), 30, DELTA)
+    epsilon, needed = total_epsilon(charged, Cap.over([BASE[4]]), 30, DELTA)
     assert len(needed.orders) == {"composition": 1, "private_selection": 2}[charged]
-    assert total(charged, needed, 30, DELTA)[0] == pytest.approx(epsilon, rel=1e-12)
+    assert total_epsilon(charged, needed, 30, DELTA)[0] == pytest.approx(epsilon, rel=1e-12)
 
 
 def test_drawn_numbers_follow_the_law_that_the_accountant_assumes():
     mean, count = 6.0, 20_000
     rng = np.random.default_rng(3)
-    drawn = np.array([num_trials(mean, rng) for _ in range(count)])
+    drawn = np.array([draw_num_trials(mean, rng) for _ in range(count)])
     assert drawn.min() == 1
     expected = [stats.geom.pmf(k, 1 / mean) * count for k in range(1, 20)]
     observed = [np.count_nonzero(drawn == k) for k in range(1, 20)]
@@ -100,8 +100,8 @@ def test_drawn_numbers_follow_the_law_that_the_accountant_assumes():
 
 def test_budget_of_runs_alike_is_met_within_two_percent_and_never_broken():
     run = Run(0.02, ALIKE.noise((500, 0.02)), 500)
-    assert 0.98 * 4 < compose([run] * 30, DELTA) <= 4
-    assert compose([run] * 31, DELTA) > 4
+    assert 0.98 * 4 < compose_runs([run] * 30, DELTA) <= 4
+    assert compose_runs([run] * 31, DELTA) > 4
     assert ALIKE.covers([run] * 30)
     assert not ALIKE.covers([run] * 31)
     assert not ALIKE.covers(
@@ -128,7 +128,7 @@ def test_budget_holds_for_runs_chosen_in_any_way(seed):
     for event, steps in step:
         accountant.compose(event, steps)
     assert 0.999 * 4 < accountant.get_epsilon(DELTA) <= 4
-    assert compose(runs, DELTA) < 4
+    assert compose_runs(runs, DELTA) < 4
     assert VARIED.covers(runs)
     assert not VARIED.covers([*runs, runs[0]])
     quieter = replace(runs[0], noise_multiplier=runs[0].noise_multiplier * 0.999)
@@ -137,7 +137,7 @@ def test_budget_holds_for_runs_chosen_in_any_way(seed):
 
 def test_order_is_chosen_so_that_no_corner_needs_much_more_noise_than_by_itself():
     for steps, rate in VARIED.schedules:
-        alone, _ = calibrate(4.0, DELTA, rate, steps * VARIED.num_runs)
+        alone, _ = calibrate_noise(4.0, DELTA, rate, steps * VARIED.num_runs)
         assert 1 < VARIED.noise((steps, rate)) / alone.noise_multiplier < 1.15
 
 
@@ -158,20 +158,20 @@ def test_selection_over_varied_lengths_keeps_one_cap_at_both_epsilons():
 
 
 def test_cap_over_the_corners_lets_the_inside_through():
-    ends = [calibrate(4.0, DELTA, rate, steps)[0] for steps, rate in VARIED.schedules]
+    ends = [calibrate_noise(4.0, DELTA, rate, steps)[0] for steps, rate in VARIED.schedules]
     rng = np.random.default_rng(0)
     for charged in ("composition", "private_selection"):
-        cap = cap_over(ends, charged, 12, DELTA)
+        cap = choose_cap(ends, charged, 12, DELTA)
         assert all(cap.admits(run) for run in ends)
         for _ in range(2):
             rate = rng.uniform(0.05, 0.2)
             steps = round(rng.uniform(20, 100) / rate)
-            assert cap.admits(calibrate(4.0, DELTA, rate, steps)[0])
-        assert not cap.admits(calibrate(4.2, DELTA, 0.2, 500)[0])
+            assert cap.admits(calibrate_noise(4.0, DELTA, rate, steps)[0])
+        assert not cap.admits(calibrate_noise(4.2, DELTA, 0.2, 500)[0])
 
 
 @pytest.mark.parametrize("charged", ["composition", "private_selection"])
 def test_budget_that_no_noise_keeps_is_refused_with_a_remedy(charged):
     whole = replace(VARIED, charged=charged, epsilon=1e-5)
-    with pytest.raises(Misfit, match=r"1e-05 is too little for 12 runs by .* fewer trials"):
+    with pytest.raises(InvalidKey, match=r"1e-05 is too little for 12 runs by .* fewer trials"):
         whole.noise((100, 0.2))

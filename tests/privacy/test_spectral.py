@@ -15,7 +15,7 @@ from pairs import pairs
 from torch import Tensor, nn
 
 from dpsweep.core.circulant import CirculantLinear
-from dpsweep.privacy.spectral import CirculantMap, ConvMap, Records, low_pass
+from dpsweep.privacy.spectral import CirculantMap, ConvMap, Records, low_pass_response
 
 KEEPS = [1.0, 0.75, 0.5, 0.25, 0.1]
 QUERIES = [(1.0,), (-3.67, 4.67), (0.5, -1.2, 2.0)]
@@ -421,7 +421,7 @@ def answers_of(mapped: ConvMap | CirculantMap, records: Records) -> Tensor:
 @pytest.mark.parametrize("keep", [1.0, 0.9, 0.75, 0.5, 0.25, 0.1])
 def test_low_pass_lets_exactly_its_share_of_white_noise_through(n, keep):
     keep = max(keep, 1 / n)
-    gains = low_pass(n, keep)
+    gains = low_pass_response(n, keep)
     assert gains.dtype == torch.float64
     assert gains[0] == 1
     assert (gains.diff() <= 0).all()
@@ -432,8 +432,8 @@ def test_low_pass_lets_exactly_its_share_of_white_noise_through(n, keep):
 
 
 def test_keep_one_is_no_filter():
-    assert torch.equal(low_pass(9, 1.0), torch.ones(5, dtype=torch.float64))
-    assert torch.equal(low_pass(10, 1.0), torch.ones(6, dtype=torch.float64))
+    assert torch.equal(low_pass_response(9, 1.0), torch.ones(5, dtype=torch.float64))
+    assert torch.equal(low_pass_response(10, 1.0), torch.ones(6, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("keep", [0.0, -0.5, 1.01, math.nan, math.inf])

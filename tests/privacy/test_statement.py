@@ -8,8 +8,8 @@ import pytest
 
 from dpsweep.privacy.statement import (
     Search,
+    format_delta,
     search_statement,
-    shown_delta,
     trial_statement,
     validation_statement,
 )
@@ -135,4 +135,4 @@ def test_held_out_examples_are_said_to_be_unprotected_by_trial_and_search():
 
 @pytest.mark.parametrize("delta", [6.68e-6, 5.5466e-6, 1e-5, 3.3635e-4, 9.99e-7])
 def test_printed_delta_is_rounded_up_to_two_digits(delta):
-    assert delta <= float(shown_delta(delta)) * (1 + 1e-12) <= 1.1 * delta
+    assert delta <= float(format_delta(delta)) * (1 + 1e-12) <= 1.1 * delta

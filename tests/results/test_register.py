@@ -8,7 +8,7 @@ import torch
 
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import ConfigError, StateError
-from dpsweep.data.read import load
+from dpsweep.data.read import load_dataset
 from dpsweep.execution.tracking import TrackingWatcher
 from dpsweep.results.register import _tags, register_best
 from dpsweep.store.state_dir import StateFolder
@@ -126,7 +126,7 @@ def test_it_is_loaded_by_its_alias_and_predicts_what_the_trial_did(make):
     finally:
         mlflow.set_tracking_uri(before)
     record = study.best()[0]
-    data = load(record.config.data, record.config.seed)
+    data = load_dataset(record.config.data, record.config.seed)
     right = (model(data.valid_inputs).argmax(1) == data.valid_targets).double().mean()
     assert float(right) == pytest.approx(record.row["valid/accuracy"], abs=0.003)
     assert model(torch.zeros(3, 1, 8, 8, dtype=torch.uint8)).shape == (3, 10)

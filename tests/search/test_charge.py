@@ -9,9 +9,9 @@ import pytest
 from dpsweep.config.plan import plan_privacy
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import ConfigError
-from dpsweep.privacy.accounting import Run, calibrate, compose
+from dpsweep.privacy.accounting import Run, calibrate_noise, compose_runs
 from dpsweep.privacy.selection import selection_epsilon
-from dpsweep.privacy.statement import shown_delta, shown_epsilon
+from dpsweep.privacy.statement import format_delta, format_epsilon
 from dpsweep.search.charge import (
     check_privacy_cap,
     compute_growth,
@@ -58,11 +58,11 @@ def test_what_is_proven_depends_on_who_chose_the_runs(sweep_file, settings, clai
 def test_the_figure_is_that_of_the_reference(sweep_file):
     sweep = load_sweep(sweep_file, ["privacy.delta=1e-5", TEN])
     # docs/concepts/accounting.md: ten trials of base epsilon 1 cost 3.27 by PLD.
-    assert compose(RUNS, 1e-5) == pytest.approx(3.27, rel=0.01)
-    assert f"({shown_epsilon(compose(RUNS, 1e-5))}, 1.0e-05)-DP by" in describe_runs_privacy(
+    assert compose_runs(RUNS, 1e-5) == pytest.approx(3.27, rel=0.01)
+    assert f"({format_epsilon(compose_runs(RUNS, 1e-5))}, 1.0e-05)-DP by" in describe_runs_privacy(
         sweep, RUNS
     )
-    assert shown_epsilon(compose(RUNS[1:], 1e-5)) not in describe_runs_privacy(sweep, RUNS)
+    assert format_epsilon(compose_runs(RUNS[1:], 1e-5)) not in describe_runs_privacy(sweep, RUNS)
 
 
 def test_proof_over_varied_lengths_counts_every_planned_run_and_beats_basic_composition(sweep_file):
@@ -70,10 +70,12 @@ def test_proof_over_varied_lengths_counts_every_planned_run_and_beats_basic_comp
     runs = planned(sweep)
     each, estimate, proven = figures(describe_runs_privacy(sweep, runs))
     assert each == 4
-    assert estimate == pytest.approx(compose(runs, sweep.written.delta), abs=0.01)
+    assert estimate == pytest.approx(compose_runs(runs, sweep.written.delta), abs=0.01)
     assert estimate < proven < 40
-    ends = [calibrate(4.0, sweep.written.delta, rate, steps)[0] for steps, rate in sweep.schedules]
-    dearest = max(compose([run] * 10, sweep.written.delta) for run in ends)
+    ends = [
+        calibrate_noise(4.0, sweep.written.delta, rate, steps)[0] for steps, rate in sweep.schedules
+    ]
+    dearest = max(compose_runs([run] * 10, sweep.written.delta) for run in ends)
     assert dearest < proven < 1.15 * dearest
     assert figures(describe_runs_privacy(sweep, runs[:4]))[-1] == proven
     more = load_sweep(sweep_file, [TPE, "budget.trials=11", BATCHES])
@@ -127,7 +129,7 @@ def test_shared_budget_is_quoted_while_it_is_kept_and_taken_back_when_not(sweep_
     words = describe_runs_privacy(sweep, runs)
     assert words.startswith("The budget covers the whole search of 10 runs")
     assert figures(words) == [4.0]
-    assert compose(runs, sweep.written.delta) <= 4
+    assert compose_runs(runs, sweep.written.delta) <= 4
     assert "OVER BUDGET" in describe_runs_privacy(sweep, [*runs, runs[0]])
     quieter = replace(runs[0], noise_multiplier=runs[0].noise_multiplier * 0.99)
     assert "OVER BUDGET" in describe_runs_privacy(sweep, [quieter, *runs[1:]])
@@ -135,7 +137,7 @@ def test_shared_budget_is_quoted_while_it_is_kept_and_taken_back_when_not(sweep_
 
 def test_shared_budget_of_trials_alike_is_used_up(sweep_file):
     sweep = load_sweep(sweep_file, [TPE, TEN, "privacy.scope=sweep"])
-    assert compose(planned(sweep), sweep.written.delta) == pytest.approx(4, rel=0.02)
+    assert compose_runs(planned(sweep), sweep.written.delta) == pytest.approx(4, rel=0.02)
 
 
 def test_shared_budget_pays_for_the_confirming_runs(sweep_file):
@@ -143,7 +145,7 @@ def test_shared_budget_pays_for_the_confirming_runs(sweep_file):
     sweep = load_sweep(sweep_file, settings)
     assert sweep.num_runs == 16
     runs = planned(sweep)
-    assert compose(runs, sweep.written.delta) == pytest.approx(4, rel=0.02)
+    assert compose_runs(runs, sweep.written.delta) == pytest.approx(4, rel=0.02)
     words = describe_runs_privacy(sweep, runs, confirming=6)
     assert "10 adaptive trials and 6 confirming runs" in words
 
@@ -154,7 +156,7 @@ def test_private_selection_says_one_figure_whatever_was_run(sweep_file, space):
     words = describe_runs_privacy(sweep, planned(sweep, 3))
     assert words == describe_runs_privacy(sweep, planned(sweep, 25))
     each, figure = figures(words)
-    assert each == 4 < figure < compose(planned(sweep), sweep.written.delta)
+    assert each == 4 < figure < compose_runs(planned(sweep), sweep.written.delta)
     if space:
         assert figure >= selection_epsilon(get_privacy_cap(sweep), 10, sweep.written.delta)[0]
 
@@ -184,13 +186,13 @@ def test_the_plan_is_never_said_to_cost_less_than_any_part_of_it(sweep_file):
         for begun in (0, 4, 10):
             words = describe_runs_privacy(sweep, runs[:begun], ahead=10)
             assert "The search of all 10 planned runs over" in words
-            assert figures(words)[-1] == plan >= compose(runs[:begun], sweep.written.delta)
+            assert figures(words)[-1] == plan >= compose_runs(runs[:begun], sweep.written.delta)
         assert figures(describe_runs_privacy(sweep, [*runs, runs[0]], ahead=10))[-1] > plan
     sweep = load_sweep(sweep_file, [TPE, several, "budget.trials=4"])
     ((steps, rate),) = sweep.schedules
-    one, four = (calibrate(e, sweep.written.delta, rate, steps)[0] for e in (1.0, 4.0))
+    one, four = (calibrate_noise(e, sweep.written.delta, rate, steps)[0] for e in (1.0, 4.0))
     plan = figures(describe_runs_privacy(sweep, [], ahead=4))[-1]
-    assert plan == pytest.approx(compose([one, four] * 2, sweep.written.delta), abs=0.01)
+    assert plan == pytest.approx(compose_runs([one, four] * 2, sweep.written.delta), abs=0.01)
     assert figures(describe_runs_privacy(sweep, [four] * 3, ahead=4))[-1] > plan, (
         "repeats of one budget"
     )
@@ -212,13 +214,13 @@ def test_a_search_that_grew_says_so_and_what_is_proven_of_a_number_that_results_
     assert (
         "raised when results could be seen: from 2 to 5 when 2 had begun, to 10 when 4 had" in words
     )
-    assert f"({shown_epsilon(compose(runs, delta))}, " in words
-    one_of_72 = compose(runs, delta / 72)  # 8 more than planned at first: 8 * 9
-    assert f"is proven: ({shown_epsilon(one_of_72)}, {shown_delta(2 * delta)})-DP for 10" in words
+    assert f"({format_epsilon(compose_runs(runs, delta))}, " in words
+    one_of_72 = compose_runs(runs, delta / 72)  # 8 more than planned at first: 8 * 9
+    assert f"is proven: ({format_epsilon(one_of_72)}, {format_delta(2 * delta)})-DP for 10" in words
     part = describe_runs_privacy(sweep, runs[:4], plans=((2, 0), (10, 4)))
-    assert f"is proven: ({shown_epsilon(one_of_72)}, " in part, "all that are planned count"
+    assert f"is proven: ({format_epsilon(one_of_72)}, " in part, "all that are planned count"
     extra = describe_runs_privacy(sweep, [*runs, runs[0]], plans=((2, 0), (10, 4)))
-    of_eleven = f"({shown_epsilon(compose([*runs, runs[0]], delta / 90))}, "
+    of_eleven = f"({format_epsilon(compose_runs([*runs, runs[0]], delta / 90))}, "
     assert of_eleven in extra
     assert of_eleven in describe_runs_privacy(sweep, runs[:4], plans=((2, 0), (10, 4)), ahead=11)
 
@@ -240,7 +242,7 @@ def test_a_number_of_runs_that_results_choose_keeps_the_ex_post_guarantee_and_no
     assert (run.sampling_rate, run.steps) == (1.0, 1)
     grown = [compute_growth(s, [run] * n, ((1, 0), (n, 1)), n) for n, s in enumerate(sweeps, 1)]
     assert [g.delta for g in grown] == [delta] + [2 * delta] * (most - 1)
-    naive = [compose([run] * n, delta) for n in range(1, most + 1)]
+    naive = [compose_runs([run] * n, delta) for n in range(1, most + 1)]
     rng = np.random.default_rng(0)
     steps = rng.normal(0.5, 1.0, size=(num, most))  # of the loss, at sigma 1 and sensitivity 1
     loss = steps.cumsum(axis=1)

@@ -8,8 +8,8 @@ from dpsweep.config.budget import ConfirmConfig
 from dpsweep.config.sweep import load_sweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError
-from dpsweep.privacy.accounting import compose
-from dpsweep.privacy.statement import shown_epsilon
+from dpsweep.privacy.accounting import compose_runs
+from dpsweep.privacy.statement import format_epsilon
 from dpsweep.results.export import origin_of
 from dpsweep.results.pareto import winners
 from dpsweep.search.charge import get_charged_run
@@ -280,14 +280,14 @@ def test_each_repeat_is_charged_as_a_trial_from_its_hand_out(uri, load):
     words = origin_of(study).search_words
     assert "4 adaptive trials and 1 confirming run" in words
     delta = study.sweep.written.delta
-    assert f"({shown_epsilon(compose(runs, delta))}, " in words
-    assert shown_epsilon(compose(runs[:4], delta)) not in words
+    assert f"({format_epsilon(compose_runs(runs, delta))}, " in words
+    assert format_epsilon(compose_runs(runs[:4], delta)) not in words
     study.tell(asked.number, "failed")
     confirm(study, lambda number: 0.5)
     runs = [get_charged_run(r) for r in study.records()]
     words = origin_of(study).search_words
     assert "4 adaptive trials and 4 confirming runs" in words
-    assert f"({shown_epsilon(compose(runs, delta))}, " in words
+    assert f"({format_epsilon(compose_runs(runs, delta))}, " in words
     assert origin_of(study).num_trials == 4
 
 

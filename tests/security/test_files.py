@@ -11,7 +11,7 @@ import torch
 
 from dpsweep.cluster import connect
 from dpsweep.config.sweep import load_sweep
-from dpsweep.core.errors import ConfigError, Misfit
+from dpsweep.core.errors import ConfigError, InvalidKey
 from dpsweep.data import shared
 from dpsweep.models import transfer
 from dpsweep.store.state_dir import StateFolder
@@ -61,17 +61,17 @@ def test_a_copy_of_data_runs_no_code(tmp_path, bomb, monkeypatch):
     monkeypatch.setenv("DPSWEEP_CACHE", str(tmp_path / "cache"))
     source = tmp_path / "data"
     source.mkdir()
-    shared.shared(source, lambda: torch.zeros(2))
+    shared.load_shared(source, lambda: torch.zeros(2))
     (copy,) = (tmp_path / "cache").glob("*.pt")
     bomb(copy)
     with pytest.raises(pickle.UnpicklingError):
-        shared.shared(source, lambda: torch.zeros(2))
+        shared.load_shared(source, lambda: torch.zeros(2))
 
 
 def test_weights_of_a_model_run_no_code(tmp_path, bomb):
     bomb(tmp_path / "w.pt")
-    with pytest.raises(Misfit, match=r"w\.pt: holds more than plain tensors"):
-        transfer._read(str(tmp_path / "w.pt"))
+    with pytest.raises(InvalidKey, match=r"w\.pt: holds more than plain tensors"):
+        transfer._read_weights(str(tmp_path / "w.pt"))
 
 
 def test_no_other_place_loads_a_pickle():

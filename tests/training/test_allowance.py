@@ -7,7 +7,7 @@ from dpsweep.config.source import Source
 from dpsweep.config.trial import load_trial
 from dpsweep.core.seeds import Secret
 from dpsweep.training.allowance import Allowance
-from dpsweep.training.assemble import assemble
+from dpsweep.training.assemble import assemble_step
 from dpsweep.training.loop import train
 from dpsweep.training.trial_dir import TrialDir
 
@@ -57,7 +57,7 @@ def test_half_the_examples_at_once_release_the_same_but_for_rounding(
 def test_what_is_halved_is_what_was_computed_at_once(physical, halvings, at_once, monkeypatch):
     monkeypatch.setenv("DPSWEEP_TEST_SECRET", "x")
     config = trial(max_physical_batch=physical)
-    trial_dir = assemble(
+    trial_dir = assemble_step(
         config, Secret.for_new_trial(), torch.device("cpu"), allowance=Allowance(halvings=halvings)
     )
     assert trial_dir.engine.max_physical_batch == at_once

@@ -5,9 +5,9 @@ import pytest
 
 import dpsweep.training.step
 from dpsweep.config.trial import TrialConfig
-from dpsweep.privacy.accounting import calibrate
-from dpsweep.privacy.audit import epsilon_of_mu, judge, mu_of_epsilon
-from dpsweep.training.audit import Plan, scores
+from dpsweep.privacy.accounting import calibrate_noise
+from dpsweep.privacy.audit import bound_epsilon, epsilon_of_mu, mu_of_epsilon
+from dpsweep.training.audit import Plan, sample_scores
 
 DELTA = 1e-5
 
@@ -37,7 +37,7 @@ METHODS = [
 @pytest.mark.parametrize(("method", "runs"), METHODS, ids=[m["name"] for m, _ in METHODS])
 def test_statistic_of_a_sound_step_is_that_of_two_normals_mu_apart(method, runs):
     plan = Plan(config(**method), epsilon=8.0, delta=DELTA)
-    absent, present = scores(plan, runs)
+    absent, present = sample_scores(plan, runs)
     mu = mu_of_epsilon(8.0, DELTA)  # two steps at q = 1 are one Gaussian mechanism
     # Means of draws of standard deviation mu, 5 standard errors: one false alarm in a million.
     slack = 5 * mu / np.sqrt(runs)
@@ -47,7 +47,7 @@ def test_statistic_of_a_sound_step_is_that_of_two_normals_mu_apart(method, runs)
 
 
 def test_two_steps_cost_what_the_accountant_says():
-    run, _ = calibrate(8.0, DELTA, 1.0, 2)
+    run, _ = calibrate_noise(8.0, DELTA, 1.0, 2)
     assert epsilon_of_mu(np.sqrt(2) / run.noise_multiplier, DELTA) == pytest.approx(8.0, abs=0.02)
 
 
@@ -60,13 +60,13 @@ def test_noise_that_is_scaled_down_after_it_was_added_is_caught(monkeypatch, sha
 
     monkeypatch.setattr(dpsweep.training.step, "release", weakened)
     plan = Plan(config(name="dp_sgd"), epsilon=4.0, delta=DELTA)
-    found = judge("dp_sgd", *scores(plan, 200), 4.0, DELTA, 0.99)
+    found = bound_epsilon("dp_sgd", *sample_scores(plan, 200), 4.0, DELTA, 0.99)
     assert found.violated
     assert found.lower > 4.5
 
 
 def test_a_subsampled_step_loses_less_and_is_seen_to():
     plan = Plan(config(name="dp_sgd"), epsilon=4.0, delta=DELTA, sampling_rate=0.5, steps=1)
-    absent, present = scores(plan, 200)
+    absent, present = sample_scores(plan, 200)
     assert present.mean() > absent.mean()
-    assert not judge("dp_sgd", absent, present, 4.0, DELTA, 0.999).violated
+    assert not bound_epsilon("dp_sgd", absent, present, 4.0, DELTA, 0.999).violated

@@ -8,7 +8,7 @@ import pytest
 from dpsweep.cli.verbs.trial import check
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import ConfigError
-from dpsweep.training.check import check_pieces
+from dpsweep.training.check import check_parts
 
 HEAD = """\
 data: {name: digits}
@@ -248,5 +248,5 @@ SWEEPS = Path(__file__).parents[2] / "sweeps"
 @pytest.mark.parametrize("file", sorted(SWEEPS.rglob("*.yaml")), ids=lambda file: file.stem)
 def test_every_sweep_that_we_ship_fits(file):
     sweep = load_sweep(file)
-    sweep.check_trials(partial(check_pieces, source=sweep.origin))
+    sweep.check_trials(partial(check_parts, source=sweep.origin))
     assert len(sweep.corners) >= len(sweep.config.search)

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from dpsweep.config.trial import TrialConfig
-from dpsweep.core.errors import Misfit
+from dpsweep.core.errors import InvalidKey
 from dpsweep.core.seeds import Secret
 from dpsweep.core.types import Tensors
-from dpsweep.training.assemble import assemble, check_fit, initial
+from dpsweep.training.assemble import assemble_step, check_fit, initial_params
 from dpsweep.training.evaluate import evaluate
 from dpsweep.training.loop import train
 from dpsweep.training.trial_dir import TrialDir
@@ -35,8 +35,8 @@ def _fixed(monkeypatch):
 
 def iterates(trial: TrialConfig, steps: int) -> tuple[list[Tensors], Tensors]:
     """The iterate after each step, and what is kept after the last."""
-    step = assemble(trial, Secret.fixed("ema"), torch.device("cpu"))
-    progress, seen = step.start(initial(step)), []
+    step = assemble_step(trial, Secret.fixed("ema"), torch.device("cpu"))
+    progress, seen = step.start(initial_params(step)), []
     for _ in range(steps):
         step(progress)
         seen.append({k: x.detach().clone() for k, x in progress.params.items()})
@@ -68,7 +68,7 @@ def test_average_is_measured_and_kept_and_said_to_be_one(tmp_path):
     trial, trial_dir = config(ema=EMA), TrialDir(tmp_path / "one")
     rows = trained(trial, trial_dir)
     weights = torch.load(trial_dir.weights, weights_only=True)
-    step = assemble(trial, Secret.fixed("x"), torch.device("cpu"))
+    step = assemble_step(trial, Secret.fixed("x"), torch.device("cpu"))
     score = evaluate(step.engine.model, weights, step.data, torch.float64)
     assert rows[-1]["valid/loss"] == score.loss
     last = trial_dir.load()["progress"]["trail"][-1]
@@ -87,12 +87,12 @@ def test_frozen_weights_are_kept_beside_the_trained_ones_and_start_another_trial
     trial_dir = TrialDir(tmp_path / "frozen")
     trained(config(model), trial_dir)
     weights = torch.load(trial_dir.weights, weights_only=True)
-    start = assemble(config(model), Secret.fixed("x"), torch.device("cpu")).whole
+    start = assemble_step(config(model), Secret.fixed("x"), torch.device("cpu")).whole
     assert list(weights) == ["0.weight", "0.bias", "3.weight", "3.bias", "7.weight", "7.bias"]
     assert torch.equal(weights["0.weight"], start[0].weight.double())
     assert (weights["7.weight"] != start[7].weight).any()
     again = {"name": "cnn_small", "width": 2, "weights": str(trial_dir.weights)}
-    model = assemble(config(again), Secret.fixed("x"), torch.device("cpu")).engine.model
+    model = assemble_step(config(again), Secret.fixed("x"), torch.device("cpu")).engine.model
     torch.testing.assert_close(model[7].weight.detach(), weights["7.weight"], rtol=1e-6, atol=1e-7)
 
 
@@ -103,7 +103,7 @@ def test_decay_outside_the_open_interval_is_refused(ema):
 
 
 def test_shift_beyond_the_data_s_images_is_found_before_the_first_step():
-    with pytest.raises(Misfit, match="8 pixels, of images of 8 x 8") as caught:
+    with pytest.raises(InvalidKey, match="8 pixels, of images of 8 x 8") as caught:
         check_fit(config(augment={"crops": 8}))
     assert caught.value.key == "train.augment.crops"
 

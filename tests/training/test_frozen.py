@@ -13,13 +13,13 @@ from dpsweep.config.plan import plan_privacy
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError
 from dpsweep.core.seeds import Secret
-from dpsweep.data.read import load
-from dpsweep.models.frozen import cut
+from dpsweep.data.read import load_dataset
+from dpsweep.models.frozen import find_cut
 from dpsweep.models.transfer import freeze
 from dpsweep.training.allowance import Allowance
-from dpsweep.training.assemble import assemble, assemble_on, initial
+from dpsweep.training.assemble import assemble_step, assemble_step_on, initial_params
 from dpsweep.training.evaluate import evaluate
-from dpsweep.training.loop import whole_weights
+from dpsweep.training.loop import collect_weights
 
 CPU = torch.device("cpu")
 NETS = str(Path(__file__).parent.parent / "models")
@@ -28,9 +28,9 @@ NETS = str(Path(__file__).parent.parent / "models")
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("DPSWEEP_CACHE", str(tmp_path / "cache"))
-    load.cache_clear()
+    load_dataset.cache_clear()
     yield tmp_path / "cache"
-    load.cache_clear()
+    load_dataset.cache_clear()
 
 
 def trial(model, method="dp_sgd", **train) -> TrialConfig:
@@ -62,18 +62,18 @@ OWN = {"name": "own", "function": "own_net:make", "folder": NETS, "train": ["hea
 )
 def test_cached_and_uncached_runs_give_equal_weights(model, shape, method):
     config, secret = trial(model, method), Secret.fixed("frozen")
-    cached = assemble(config, secret, CPU)
-    plain = assemble_on(load(config.data, 0), plan_privacy(config), config, secret)
+    cached = assemble_step(config, secret, CPU)
+    plain = assemble_step_on(load_dataset(config.data, 0), plan_privacy(config), config, secret)
     assert cached.data.inputs.shape[1:] == shape
     assert cached.whole is not None
     assert plain.whole is None
     told = []
     for step in (cached, plain):
-        progress = step.start(initial(step))
+        progress = step.start(initial_params(step))
         for _ in range(step.budget.run.steps):
             step(progress)
         score = evaluate(step.engine.model, progress.result, step.data, step.dtype)
-        told.append((whole_weights(step, progress), score))
+        told.append((collect_weights(step, progress), score))
     (ours, score), (theirs, expected) = told
     assert list(ours) == list(theirs)  # the file of weights is that of the whole model
     for name in ours:
@@ -84,15 +84,17 @@ def test_cached_and_uncached_runs_give_equal_weights(model, shape, method):
 
 def test_what_crosses_is_computed_once_a_node_and_anew_for_other_frozen_weights(cache):
     config = trial(SMALL)
-    assemble(config, Secret.draw(), CPU)
+    assemble_step(config, Secret.draw(), CPU)
     kept = {p.name: p.stat().st_mtime_ns for p in cache.glob("*.pt")}
     assert len(kept) == 2  # the images, and what crosses
-    assemble(config, Secret.draw(), CPU)
+    assemble_step(config, Secret.draw(), CPU)
     assert {p.name: p.stat().st_mtime_ns for p in cache.glob("*.pt")} == kept
-    other = assemble(config.model_copy(update={"seed": 1}), Secret.draw(), CPU)
+    other = assemble_step(config.model_copy(update={"seed": 1}), Secret.draw(), CPU)
     assert len(list(cache.glob("*.pt"))) == 3
-    again = assemble_on(load(config.data, 0), plan_privacy(config), other.config, Secret.draw())
-    found = cut(again.engine.model, (1, 8, 8))
+    again = assemble_step_on(
+        load_dataset(config.data, 0), plan_privacy(config), other.config, Secret.draw()
+    )
+    found = find_cut(again.engine.model, (1, 8, 8))
     some = again.data.scaled(again.data.inputs[:9], torch.float64)
     torch.testing.assert_close(other.data.inputs[:9], found.features(some))
 
@@ -101,7 +103,7 @@ def test_of_ever_more_frozen_weights_the_last_two_copies_stay(cache):
     """As repeats have them, each from another public seed."""
     config, made = trial(SMALL), []
     for seed in (0, 1, 2, 3, 2):
-        step = assemble(config.model_copy(update={"seed": seed}), Secret.draw(), CPU)
+        step = assemble_step(config.model_copy(update={"seed": seed}), Secret.draw(), CPU)
         assert step.data.inputs.isfinite().all()
         made.append({p.name for p in cache.glob("made-*.pt")})
     assert [len(names) for names in made] == [1, 2, 2, 2, 2]
@@ -111,7 +113,7 @@ def test_of_ever_more_frozen_weights_the_last_two_copies_stay(cache):
 
 
 def test_making_what_crosses_is_no_silence_of_the_trials(cache, monkeypatch):
-    told, crossed = [], frozen._crossed
+    told, crossed = [], frozen._compute_outputs
 
     @contextmanager
     def excused():
@@ -123,8 +125,8 @@ def test_making_what_crosses_is_no_silence_of_the_trials(cache, monkeypatch):
         told.append("makes")
         return crossed(*args)
 
-    monkeypatch.setattr(frozen, "_crossed", cross)
-    assemble(trial(SMALL), Secret.draw(), CPU, allowance=Allowance(excused=excused))
+    monkeypatch.setattr(frozen, "_compute_outputs", cross)
+    assemble_step(trial(SMALL), Secret.draw(), CPU, allowance=Allowance(excused=excused))
     assert told == ["begins", "makes", "makes", "ends"]
 
 
@@ -134,11 +136,11 @@ def test_a_frozen_part_that_remembers_an_image_stops_the_trial():
     with pytest.raises(
         ConfigError, match=r"model: buffer 'seen' of module 'peak' \(Peak\) changes when"
     ):
-        assemble(trial(model), Secret.draw(), CPU)
+        assemble_step(trial(model), Secret.draw(), CPU)
 
 
 def test_own_code_is_never_kept_since_it_may_change(cache):
-    assert assemble(trial(OWN), Secret.draw(), CPU).whole is not None
+    assert assemble_step(trial(OWN), Secret.draw(), CPU).whole is not None
     assert len(list(cache.glob("*.pt"))) == 1  # the images
 
 
@@ -153,14 +155,14 @@ def test_own_code_is_never_kept_since_it_may_change(cache):
     ids=["all is trained", "the first layer is trained", "augmented", "engine not tried"],
 )
 def test_models_are_computed_whole_where_a_cut_is_not_certain(model, train):
-    assert assemble(trial(model, **train), Secret.draw(), CPU).whole is None
+    assert assemble_step(trial(model, **train), Secret.draw(), CPU).whole is None
 
 
 def test_more_than_fits_is_computed_at_every_step(monkeypatch):
     monkeypatch.setattr(frozen, "_MOST_BYTES", 1797 * 32 * 8 - 1)
-    assert assemble(trial(SMALL), Secret.draw(), CPU).whole is None
+    assert assemble_step(trial(SMALL), Secret.draw(), CPU).whole is None
     monkeypatch.setattr(frozen, "_MOST_BYTES", 1797 * 32 * 8)
-    assert assemble(trial(SMALL), Secret.draw(), CPU).whole is not None
+    assert assemble_step(trial(SMALL), Secret.draw(), CPU).whole is not None
 
 
 class Skips(nn.Module):
@@ -190,15 +192,15 @@ def test_a_way_around_the_cut_is_found(kind):
     models = [Skips(kind), Skips("plain")]
     for model in models:
         freeze(model, ["head"])
-    assert cut(models[0], (1, 2, 2)) is None
-    found = cut(models[1], (1, 2, 2))
+    assert find_cut(models[0], (1, 2, 2)) is None
+    found = find_cut(models[1], (1, 2, 2))
     assert [name for name, _ in found.tail.named_parameters()] == ["head.weight", "head.bias"]
 
 
 def test_step_behind_a_cut_keeps_nothing_else_of_the_step():
     config, secret = trial(SMALL), Secret.fixed("x")
-    cached = assemble(config, secret, CPU)
-    plain = assemble_on(load(config.data, 0), plan_privacy(config), config, secret)
+    cached = assemble_step(config, secret, CPU)
+    plain = assemble_step_on(load_dataset(config.data, 0), plan_privacy(config), config, secret)
     same = replace(cached, data=plain.data, engine=plain.engine, whole=None)
     assert same == plain
 
@@ -213,4 +215,4 @@ def test_layer_that_no_engine_supports_is_told_by_its_name(tmp_path):
     model = {"name": "own", "function": "keeps_a_mean:make", "folder": str(tmp_path)}
     message = r"^model: buffer 'running_mean' of module '0' \(InstanceNorm2d\) depends on"
     with pytest.raises(ConfigError, match=message):
-        assemble(trial(model), Secret.draw(), CPU)
+        assemble_step(trial(model), Secret.draw(), CPU)

@@ -13,7 +13,7 @@ from dpsweep.config.source import parse_yaml
 from dpsweep.config.trial import TrialConfig, load_trial
 from dpsweep.core.errors import ConfigError
 from dpsweep.training import loop
-from dpsweep.training.check import check_pieces
+from dpsweep.training.check import check_parts
 from dpsweep.training.trial_dir import TrialDir
 
 NETS = str(Path(__file__).parent.parent / "models")
@@ -77,7 +77,7 @@ method: {{name: dp_sgd}}
 """
     source = parse_yaml(text, "x.yaml")
     with pytest.raises(ConfigError, match=r"x\.yaml:2: model: attribute 'mean' of module '0' \(A"):
-        check_pieces(load_trial(source), source)
+        check_parts(load_trial(source), source)
 
 
 @every_engine

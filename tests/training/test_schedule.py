@@ -11,7 +11,7 @@ from dpsweep.config.plan import plan_privacy
 from dpsweep.config.trial import TrialConfig
 from dpsweep.privacy.accounting import Run
 from dpsweep.training import loop
-from dpsweep.training.schedule import TrialSchedule, trial_schedule
+from dpsweep.training.schedule import TrialSchedule, resolve_trial_schedule
 from dpsweep.training.trial_dir import TrialDir
 
 
@@ -47,14 +47,14 @@ every_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 
 @every_config
 def test_a_course_comes_back_from_json_as_it_was(config):
-    known = trial_schedule(config)
+    known = resolve_trial_schedule(config)
     assert TrialSchedule.from_json(json.loads(json.dumps(known.to_json()))) == known
     assert TrialSchedule.from_json(known.to_json()) == known
 
 
 @every_config
 def test_no_report_has_spent_more_than_the_promise_and_the_last_one_all_of_it(config):
-    known = trial_schedule(config)
+    known = resolve_trial_schedule(config)
     plan, spent = known.budget, [report.epsilon for report in known.reports]
     assert plan == plan_privacy(config)
     assert spent == sorted(spent)
@@ -70,16 +70,16 @@ def test_no_report_has_spent_more_than_the_promise_and_the_last_one_all_of_it(co
 
 @every_config
 def test_reports_rise_and_the_last_one_stands_at_the_last_step(config):
-    reports = trial_schedule(config).reports
+    reports = resolve_trial_schedule(config).reports
     steps, epochs = ([getattr(r, k) for r in reports] for k in ("step", "epoch"))
     assert steps == sorted(set(steps))
     assert epochs == sorted(set(epochs))
-    assert steps[-1] == trial_schedule(config).budget.run.steps
+    assert steps[-1] == resolve_trial_schedule(config).budget.run.steps
     assert epochs[-1] == math.ceil(config.train.epochs)
 
 
 def test_the_last_report_is_of_no_epoch_twice():
-    known = trial_schedule(trial(train={"epochs": 3, "evaluate_every": 3}))
+    known = resolve_trial_schedule(trial(train={"epochs": 3, "evaluate_every": 3}))
     assert [(r.epoch, r.step) for r in known.reports] == [(3, 9)]
 
 
@@ -88,7 +88,7 @@ def test_a_trial_that_is_told_its_course_does_what_it_does_by_itself(name, tmp_p
     config, results = CONFIGS[name], []
     for told in (
         None,
-        TrialSchedule.from_json(json.loads(json.dumps(trial_schedule(config).to_json()))),
+        TrialSchedule.from_json(json.loads(json.dumps(resolve_trial_schedule(config).to_json()))),
     ):
         trial_dir = TrialDir(tmp_path / str(told is None))
         trial_dir.make_secret()
@@ -104,12 +104,12 @@ def test_a_trial_that_is_told_its_course_does_what_it_does_by_itself(name, tmp_p
 
 def test_a_trial_that_is_told_its_course_asks_no_accountant(tmp_path, monkeypatch):
     config = trial()
-    known = trial_schedule(config)
+    known = resolve_trial_schedule(config)
 
     def asked(*_):
         raise AssertionError("a worker would have to import the accountant")
 
-    monkeypatch.setattr(loop, "trial_schedule", asked)
+    monkeypatch.setattr(loop, "resolve_trial_schedule", asked)
     trial_dir = TrialDir(tmp_path)
     trial_dir.make_secret()
     result = loop.train(config, trial_dir, lambda row: None, told=known)
@@ -119,7 +119,7 @@ def test_a_trial_that_is_told_its_course_asks_no_accountant(tmp_path, monkeypatc
 def test_the_noise_of_a_told_course_is_the_noise_that_is_used(tmp_path):
     """Else a worker could train with less noise than the driver charges."""
     config, outcomes = trial(), []
-    known = trial_schedule(config)
+    known = resolve_trial_schedule(config)
     louder = replace(known.budget, run=replace(known.budget.run, noise_multiplier=50.0))
     for number, told in enumerate([known, replace(known, budget=louder)]):
         trial_dir = TrialDir(tmp_path / str(number))

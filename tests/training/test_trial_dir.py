@@ -11,7 +11,7 @@ import torch
 
 from dpsweep.core.errors import DiskFull, StateError
 from dpsweep.core.seeds import SECRET_BYTES
-from dpsweep.training.trial_dir import TrialDir, keep_weights
+from dpsweep.training.trial_dir import TrialDir, delete_weights_except
 
 ROWS = [{"epoch": 1, "step": 3, "valid/accuracy": 0.5}]
 STATE = {"progress": {"step": 3, "trail": [{"w": torch.arange(3.0)}]}, "rows": ROWS}
@@ -233,8 +233,8 @@ def test_only_the_best_weights_are_kept_and_no_unfinished_trials_are_taken(tmp_p
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "weights.pt").write_text("somebody's own")
     size = trial_dirs[0].weights.stat().st_size
-    assert keep_weights(tmp_path, [1]) == 2 * size
+    assert delete_weights_except(tmp_path, [1]) == 2 * size
     assert [one.weights.exists() for one in trial_dirs] == [False, True, True, False]
     assert all(one.rows() == ROWS for one in trial_dirs)
     assert (tmp_path / "notes" / "weights.pt").exists()
-    assert keep_weights(tmp_path, [1]) == 0
+    assert delete_weights_except(tmp_path, [1]) == 0

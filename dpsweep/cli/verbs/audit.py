@@ -13,12 +13,12 @@ from dpsweep.cli.say import console
 from dpsweep.config.source import Source, read_yaml, with_value
 from dpsweep.config.sweep import is_sweep
 from dpsweep.config.trial import TrialConfig, load_trial, resolve_trial_source
-from dpsweep.core.errors import ConfigError, unknown
+from dpsweep.core.errors import ConfigError, unknown_name_error
 from dpsweep.methods import METHODS, PUBLISHED
 from dpsweep.privacy.audit import Audit
 from dpsweep.results.rich_table import plain_table
 from dpsweep.training.audit import Plan
-from dpsweep.training.audit import audit as audit_plan
+from dpsweep.training.audit import run_audit as audit_plan
 
 _VIOLATED = 1
 
@@ -58,7 +58,7 @@ def _configs(what: str, settings: list[str]) -> list[TrialConfig]:
             raise ConfigError(f"{what}: is a sweep. Audit a trial config, or a method by its name")
         return [load_trial(source)]
     if what != "all" and what not in METHODS:
-        raise unknown("method", what, ["all", *METHODS], where="audit")
+        raise unknown_name_error("method", what, ["all", *METHODS], where="audit")
     names = PUBLISHED if what == "all" else (what,)
     return [load_trial(resolve_trial_source(_bare(name), settings)) for name in names]
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from dpsweep.cli.say import console
 from dpsweep.config.source import dump_yaml
-from dpsweep.core.errors import unknown
+from dpsweep.core.errors import unknown_name_error
 from dpsweep.data.datasets import SPECS
 from dpsweep.models import MODELS
-from dpsweep.models.counts import num_weights
+from dpsweep.models.counts import stored_num_weights
 from dpsweep.models.parts import Model
 from dpsweep.results.rich_table import plain_table
 
@@ -16,7 +16,7 @@ from dpsweep.results.rich_table import plain_table
 def models(data: str, as_json: bool) -> None:
     """Print every model with the number of its weights for images of a data set."""
     if data not in SPECS:
-        raise unknown("data set", data, SPECS, where="--data")
+        raise unknown_name_error("data set", data, SPECS, where="--data")
     rows = [_row(name, kind, data) for name, kind in MODELS.items()]
     if as_json:
         print(json.dumps(rows, indent=2))
@@ -41,7 +41,7 @@ def data(place: Path) -> None:
 
 
 def _row(name: str, kind: type[Model], data: str) -> dict[str, object]:
-    count = num_weights(name, data)
+    count = stored_num_weights(name, data)
     return {
         "name": name,
         "parameters": count if isinstance(count, int) else None,

@@ -4,7 +4,7 @@ import json
 
 from dpsweep.cli.say import console
 from dpsweep.cluster.connect import orphans
-from dpsweep.core.disk import shown_bytes
+from dpsweep.core.disk import format_bytes
 from dpsweep.results.rich_table import plain_table
 from dpsweep.store.garbage import Leftover, find_leftovers, make_leftover, remove_leftovers
 from dpsweep.store.state_dir import StateFolder
@@ -39,9 +39,9 @@ def gc(
     for column in ("what", "where"):
         table.add_column(column, overflow="fold")
     for one in gone if remove_them else found:
-        table.add_row(shown_bytes(one.size_bytes), one.kind, one.place)
+        table.add_row(format_bytes(one.size_bytes), one.kind, one.place)
     console().print(table)
-    total = shown_bytes(sum(one.size_bytes for one in found))
+    total = format_bytes(sum(one.size_bytes for one in found))
     if not remove_them:
         console().print(f"{total} in all. Delete it with: dpsweep gc --remove")
     elif len(gone) < len(found):

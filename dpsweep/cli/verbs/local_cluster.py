@@ -6,7 +6,7 @@ from pathlib import Path
 from dpsweep.cli.say import console
 from dpsweep.cluster.local import Local, alone
 from dpsweep.cluster.services import check_installed, start_services
-from dpsweep.core.disk import shown_bytes
+from dpsweep.core.disk import format_bytes
 from dpsweep.core.errors import StateError
 from dpsweep.store.state_dir import StateFolder
 
@@ -61,7 +61,7 @@ def down(state_folder: str | None, *, remove: bool) -> None:
     kept = "" if remove or not folder.exists() else f" Its files stay in {folder}"
     if kept:
         size = sum(p.lstat().st_size for p in folder.rglob("*") if p.is_file())
-        kept += f" ({shown_bytes(size)}), for the next `up`; `down --remove` deletes them."
+        kept += f" ({format_bytes(size)}), for the next `up`; `down --remove` deletes them."
     console().print(f"{ended} processes ended.{kept}", markup=False)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dpsweep.cli.say import console, warn
 from dpsweep.config.sweep import load_sweep
-from dpsweep.core.disk import free_bytes, shown_bytes
+from dpsweep.core.disk import format_bytes, free_bytes
 from dpsweep.execution.resources import count_concurrent_trials, get_local_resources
 from dpsweep.results.tables import shown_budgets
 from dpsweep.store.state_dir import StateFolder
@@ -35,7 +35,7 @@ def plan(file: Path, settings: list[str], as_json: bool) -> None:
         f"a trial    {made.trial_words}\n"
         f"expected   {made.search_words}\n"
         f"time       about {made.seconds / 60:.1f} min here, from a probe of a few steps\n"
-        f"disk       up to {shown_bytes(made.disk_bytes)}; {shown_bytes(free)} are free"
+        f"disk       up to {format_bytes(made.disk_bytes)}; {format_bytes(free)} are free"
     )
     if len(made.epsilons) > 1:
         console().print(f"budgets    ε {shown_budgets(made.epsilons)} in turn")

@@ -9,11 +9,11 @@ from dpsweep.config.source import read_yaml
 from dpsweep.config.space.defaults import dump_default_space
 from dpsweep.config.sweep import SweepConfig, is_sweep, parse_sweep
 from dpsweep.config.trial import TrialConfig, load_trial, resolve_trial_source
-from dpsweep.core.errors import ConfigError, Diverged, StateError, unknown
+from dpsweep.core.errors import ConfigError, Diverged, StateError, unknown_name_error
 from dpsweep.core.strict import Strict
 from dpsweep.core.types import Row
 from dpsweep.methods import METHODS
-from dpsweep.privacy.statement import shown_epsilon
+from dpsweep.privacy.statement import format_epsilon
 
 
 def check(file: Path, settings: list[str], fetch: bool) -> None:
@@ -46,7 +46,7 @@ def train(file: Path, settings: list[str], out: Path | None, fetch: bool, quiet:
     if is_sweep(source.tree):
         raise ConfigError(f"{file}: is a sweep, not a trial. Run it with: dpsweep launch {file}")
     config = load_trial(source)
-    from dpsweep.data.read import fingerprint
+    from dpsweep.data.read import fingerprint_images
     from dpsweep.training.check import check_trial
     from dpsweep.training.loop import train as train_config
     from dpsweep.training.trial_dir import TrialDir
@@ -66,7 +66,7 @@ def train(file: Path, settings: list[str], out: Path | None, fetch: bool, quiet:
                 config,
                 trial_dir,
                 lambda row: None if quiet else console().print(_line(row)),
-                data_mark=fingerprint(config.data, config.seed),
+                data_mark=fingerprint_images(config.data, config.seed),
             )
         except Diverged:
             trial_dir.forget()
@@ -89,7 +89,7 @@ _ALONE = "This covers this run alone: not a search that chose its config, nor ot
 def space(method: str) -> None:
     """Print a method's default search space."""
     if method not in METHODS:
-        raise unknown("method", method, METHODS, where="space")
+        raise unknown_name_error("method", method, METHODS, where="space")
     print(f"# {method}: paste this, or name it in a sweep file: search: {{method: default}}")
     print(dump_default_space(method))
 
@@ -98,14 +98,14 @@ def schema(kind: str) -> None:
     """Print the schema of one kind of file."""
     kinds: dict[str, type[Strict]] = {"sweep": SweepConfig, "trial": TrialConfig}
     if kind not in kinds:
-        raise unknown("kind of file", kind, kinds, where="schema")
+        raise unknown_name_error("kind of file", kind, kinds, where="schema")
     print(json.dumps(kinds[kind].model_json_schema(), indent=2))
 
 
 def _line(row: Row) -> str:
     return (
         f"epoch {row['epoch']:>4g}  step {row['step']:>6g}  accuracy {row['valid/accuracy']:.4f}  "
-        f"loss {row['valid/loss']:.4f}  ε spent {shown_epsilon(row['privacy/epsilon_spent'])}  "
+        f"loss {row['valid/loss']:.4f}  ε spent {format_epsilon(row['privacy/epsilon_spent'])}  "
         f"lr {row['learning_rate']:.3g}  {row['seconds']:.1f} s"
     )
 

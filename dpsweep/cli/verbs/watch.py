@@ -5,7 +5,7 @@ from types import FrameType
 
 from dpsweep.cli.say import console
 from dpsweep.core.errors import StateError
-from dpsweep.core.signals import heard_by
+from dpsweep.core.signals import handle_signals
 from dpsweep.results.live import LiveView, followed
 from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.storage import resolve_moved_uri
@@ -29,7 +29,7 @@ def watch(name: str | None, state_folder: str | None, storage: str | None) -> No
     def leave(number: int, frame: FrameType | None) -> None:
         left.set()
 
-    with heard_by(leave):
+    with handle_signals(leave):
         view = LiveView(study, console(), folder.owner)
         followed(view, lambda: left.wait(_PAUSE_SECONDS))
 

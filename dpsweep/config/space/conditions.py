@@ -14,7 +14,7 @@ from dpsweep.config.source import KeyPath, Source
 from dpsweep.config.space.expression import Formula, FormulaError, Scalar, parse_formula
 from dpsweep.config.space.searched import resolve_key_aliases
 from dpsweep.config.trial import TrialConfig
-from dpsweep.core.errors import ConfigError, guess
+from dpsweep.core.errors import ConfigError, suggest_names
 
 STEP_SIZES = {LEARNING_RATE: "learning_rate", TOTAL_STEP: "total_step"}
 """Keys of which a file gives one, and the trial's property that has either."""
@@ -79,7 +79,7 @@ def check_condition_keys(conditions: Iterable[Condition], trials: Sequence[Trial
                 }
                 raise ConfigError(
                     f"{condition.place}: unknown key {typed!r}, or one that has no value in any "
-                    f"trial.{guess(name, known)}"
+                    f"trial.{suggest_names(name, known)}"
                 )
 
 

@@ -18,7 +18,7 @@ import yaml
 from dpsweep.config.source import Source, Tree, with_value
 from dpsweep.config.space.domains import BRANCHING
 from dpsweep.config.trial import TrialConfig
-from dpsweep.core.errors import ConfigError, unknown
+from dpsweep.core.errors import ConfigError, unknown_name_error
 from dpsweep.methods import METHODS, PUBLISHED
 from dpsweep.methods.base import STEP_FACTOR
 
@@ -132,7 +132,7 @@ def _expand_branches(listed: Any, file: Source, base: Source, path: tuple[str, .
     branches = []
     for i, item in enumerate(listed):
         if isinstance(item, str) and item not in METHODS:
-            raise unknown("method", item, PUBLISHED, where=file.at((*path, i)))
+            raise unknown_name_error("method", item, PUBLISHED, where=file.at((*path, i)))
         whole = isinstance(item, str)
         branches.append(_make_branch(item, _space_around(item, file, base)) if whole else item)
     return branches

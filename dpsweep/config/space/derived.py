@@ -14,7 +14,7 @@ from dpsweep.config.explain import format_value
 from dpsweep.config.keys import DATA_SIZE, dotted, flatten
 from dpsweep.config.source import KeyPath, Tree, with_value
 from dpsweep.config.space.expression import Formula, FormulaError, parse_formula
-from dpsweep.core.errors import ConfigError, guess
+from dpsweep.core.errors import ConfigError, suggest_names
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def compute_derived(
         if name not in known:
             raise FormulaError(
                 f"unknown key {name!r}: neither searched nor written in the base config."
-                f"{guess(name, known)}"
+                f"{suggest_names(name, known)}"
             )
         return known[name]
 

@@ -26,7 +26,7 @@ from dpsweep.config.explain import format_value
 from dpsweep.config.keys import dotted, flatten
 from dpsweep.config.source import KeyPath, Source, Tree, with_value
 from dpsweep.config.space.derived import Derived, compute_derived, parse_derived
-from dpsweep.core.errors import ConfigError, guess
+from dpsweep.core.errors import ConfigError, suggest_names
 
 RangeKind = Literal["uniform", "log_uniform", "integer", "log_integer"]
 RANGES: tuple[RangeKind, ...] = ("uniform", "log_uniform", "integer", "log_integer")
@@ -278,7 +278,9 @@ def _parse_domain(source: Source, path: KeyPath, spec: Any) -> Domain:
     ((kind, values),) = spec.items()
     if kind not in KINDS:
         hint = f" For a key inside {key}, write {key}.{kind}." if isinstance(values, dict) else ""
-        raise ConfigError(f"{where}: unknown way to vary {kind!r}.{hint}{guess(kind, KINDS)}")
+        raise ConfigError(
+            f"{where}: unknown way to vary {kind!r}.{hint}{suggest_names(kind, KINDS)}"
+        )
     if kind in BRANCHING:
         return _parse_one_of(source, (*path, kind), values)
     if kind == "choice":

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dpsweep.core.errors import guess
+from dpsweep.core.errors import suggest_names
 
 Scalar = int | float | str | bool
 Lookup = Callable[[str], Any]
@@ -116,7 +116,9 @@ def _check_node(node: ast.AST, names: dict[str, str]) -> None:
             return
         case ast.Call(func=ast.Name(id=called), args=args, keywords=[]):
             if called not in _FUNCTIONS:
-                raise FormulaError(f"unknown function {called!r}.{guess(called, _FUNCTIONS)}")
+                raise FormulaError(
+                    f"unknown function {called!r}.{suggest_names(called, _FUNCTIONS)}"
+                )
             parts: list[ast.expr] = args
         case ast.UnaryOp(op=op, operand=operand) if type(op) in _UNARY:
             parts = [operand]

@@ -26,7 +26,7 @@ from dpsweep.config.space.suggest import (
     RandomDraw,
 )
 from dpsweep.config.trial import TrialConfig
-from dpsweep.core.errors import ConfigError, guess
+from dpsweep.core.errors import ConfigError, suggest_names
 from dpsweep.methods import METHODS
 
 DEFAULTS: Final = "defaults"
@@ -102,7 +102,7 @@ def check_point(point: Point, sweep: SearchedSweep) -> None:
         asked |= draw.asked
     lost = [key for key in point if key not in asked]
     if lost:
-        raise OutsideSpaceError(f"{lost[0]} is not searched here.{guess(lost[0], asked)}")
+        raise OutsideSpaceError(f"{lost[0]} is not searched here.{suggest_names(lost[0], asked)}")
     raise OutsideSpaceError(
         f"{', '.join(point)} are searched in different branches, never together"
     )

@@ -7,19 +7,19 @@ import torch
 from torch import nn
 
 from dpsweep.core.types import EngineName
-from dpsweep.privacy.engine.base import Engine, Loss, row_counts
+from dpsweep.privacy.engine.base import Engine, Loss, microbatch_sizes
 from dpsweep.privacy.engine.bookkeeping import BookkeepingEngine
-from dpsweep.privacy.engine.gradient_check import Make, wrong_gradients
-from dpsweep.privacy.engine.layers import black_boxes
-from dpsweep.privacy.engine.mixing_check import mixing_in_large_batches
+from dpsweep.privacy.engine.gradient_check import EngineFactory, find_wrong_gradients
+from dpsweep.privacy.engine.layers import find_black_boxes
+from dpsweep.privacy.engine.mixing_check import find_mixing_sizes
 from dpsweep.privacy.engine.state_guard import check_stateless, warm_up
 from dpsweep.privacy.engine.vmap import VmapEngine
 from dpsweep.privacy.geometry import Geometry
 
-__all__ = ["BookkeepingEngine", "Engine", "VmapEngine", "engine_for", "refuse_mixing"]
+__all__ = ["BookkeepingEngine", "Engine", "VmapEngine", "make_engine", "refuse_mixing"]
 
 _log = logging.getLogger(__name__)
-_said: set[str] = set()
+_logged: set[str] = set()
 _stateless: set[tuple[object, ...]] = set()
 _wrong: dict[tuple[object, ...], str | None] = {}
 _mixing: dict[tuple[object, ...], tuple[int, str | None]] = {}
@@ -27,7 +27,7 @@ _mixing: dict[tuple[object, ...], tuple[int, str | None]] = {}
 an engine's gradients; the largest batch that was tried for mixing, and what was found."""
 
 
-def engine_for(
+def make_engine(
     model: nn.Module,
     loss: Loss,
     geometry: Geometry,
@@ -66,16 +66,16 @@ def engine_for(
         _stateless.add(like)
     warm_up(model, input_shape)  # each model has caches of its own
 
-    def wrong(make: Make) -> str | None:
+    def wrong(make: EngineFactory) -> str | None:
         if kind is None or (make, *like) not in _wrong:
-            _wrong[make, *like] = wrong_gradients(model, loss, input_shape, make)
+            _wrong[make, *like] = find_wrong_gradients(model, loss, input_shape, make)
         return _wrong[make, *like]
 
     def mixing() -> str | None:
-        sizes = [copies * num for num in row_counts(max_physical_batch)]
+        sizes = [copies * num for num in microbatch_sizes(max_physical_batch)]
         largest, found = _mixing.get(like, (0, None))
         if kind is None or (found is None and max(sizes) > largest):
-            found = mixing_in_large_batches(model, input_shape, sizes)
+            found = find_mixing_sizes(model, input_shape, sizes)
             _mixing[like] = max(sizes), found
         return found
 
@@ -88,8 +88,8 @@ def engine_for(
     if choice != "vmap":
         reason = wrong(BookkeepingEngine) or mixing()
         if reason is None:
-            if boxes := black_boxes(model):
-                _say(f"computed by vmap, being unknown to book-keeping: {', '.join(boxes)}")
+            if boxes := find_black_boxes(model):
+                _log_once(f"computed by vmap, being unknown to book-keeping: {', '.join(boxes)}")
             return BookkeepingEngine(model, loss, max_physical_batch, geometry, copies=copies)
         if choice == "bookkeeping" or geometry.maps:
             raise ValueError(f"its layers cannot be recorded one by one ({reason})")
@@ -97,11 +97,13 @@ def engine_for(
     if fault := wrong(VmapEngine):
         raise ValueError(f"vmap cannot compute it one example at a time ({fault})")
     if choice != "vmap":
-        _say(f"{type(model).__name__} is computed by vmap as a whole, which is slower ({reason})")
+        _log_once(
+            f"{type(model).__name__} is computed by vmap as a whole, which is slower ({reason})"
+        )
     return VmapEngine(model, loss, max_physical_batch, copies=copies)
 
 
-def unchecked_engine(
+def make_unchecked_engine(
     model: nn.Module,
     loss: Loss,
     geometry: Geometry,
@@ -162,8 +164,8 @@ def refuse_mixing(model: nn.Module) -> None:
 _DROPOUTS = nn.modules.dropout._DropoutNd
 
 
-def _say(what: str) -> None:
+def _log_once(what: str) -> None:
     """Once in a process."""
-    if what not in _said:
-        _said.add(what)
+    if what not in _logged:
+        _logged.add(what)
         _log.warning("%s", what)

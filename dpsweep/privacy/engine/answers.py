@@ -11,15 +11,15 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from dpsweep.privacy.clip import SUMMED, cleaned, squared_norms, summed_products, weighted_sum
+from dpsweep.privacy.clip import SUMMED, squared_norms, summed_products, weighted_sum, zero_excluded
 
 _SLACK, _TERMS = 16, 64
 """Of rounding errors: a sum's, and those of all the products a Gram matrix is made of."""
 
-_RUN = 64
+_CHUNK = 64
 """Numbers whose squares are summed in their own precision."""
 
-_LOUD = 1024.0
+_CANCELLATION = 1024.0
 """Times the usual answer; in float32, less than 1e-4 of it is then lost in a sum."""
 
 
@@ -40,7 +40,7 @@ NOTHING = Known()
 """So that whoever sums has to look: on a CPU that costs little, elsewhere it would wait."""
 
 
-class Answer(Protocol):
+class ParameterGradients(Protocol):
     """What B examples answer for one parameter. Private.
 
     An example of factor 0 leaves no trace in the sum, not even of a NaN.
@@ -57,7 +57,7 @@ class Answer(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Each:
+class WrittenOut:
     """Answers written out, shape (B, *param.shape)."""
 
     leaf_B: Tensor
@@ -73,7 +73,7 @@ class Each:
 
 
 @dataclass(frozen=True, eq=False)
-class Outer:
+class OuterProducts:
     """sum_t g_t a_t^T over the T positions of a linear layer, never written out.
 
     With A = (a_1 ... a_T) and G likewise, |G A^T|^2 = sum of (A^T A) o (G^T G).
@@ -100,13 +100,13 @@ class Outer:
     def squares(self) -> Tensor:
         a, g = self.inputs_BTI, self.grads_BTO
         if a.shape[1] == 1:
-            return square_of_each(a[:, 0]) * square_of_each(g[:, 0])
-        return from_grams(gram(a), gram(g), g.dtype)
+            return square_norms(a[:, 0]) * square_norms(g[:, 0])
+        return square_norms_from_grams(compute_gram(a), compute_gram(g), g.dtype)
 
     def summed(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
         a, g = self.inputs_BTI, self.grads_BTO
         if not known.finite:
-            a, g = cleaned(a, factor_B), cleaned(g, factor_B)
+            a, g = zero_excluded(a, factor_B), zero_excluded(g, factor_B)
         if self.signed:
             a, g = a.double(), g.double()
         scaled = (g * factor_B.to(g)[:, None, None]).flatten(0, 1)
@@ -117,7 +117,7 @@ class Outer:
 
 
 @dataclass(frozen=True, eq=False)
-class Tokens:
+class EmbeddingRows:
     """Gradients of an embedding's rows: sum over positions of g_t in row i_t.
 
     Attributes:
@@ -134,10 +134,12 @@ class Tokens:
 
     def squares(self) -> Tensor:
         same = self.rows_BT[:, :, None] == self.rows_BT[:, None, :]
-        return from_grams(same.double(), gram(self.grads_BTE), self.grads_BTE.dtype)
+        return square_norms_from_grams(
+            same.double(), compute_gram(self.grads_BTE), self.grads_BTE.dtype
+        )
 
     def summed(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
-        g = self.grads_BTE if known.finite else cleaned(self.grads_BTE, factor_B)
+        g = self.grads_BTE if known.finite else zero_excluded(self.grads_BTE, factor_B)
         if self.signed:
             g = g.double()
         scaled = (g * factor_B.to(g)[:, None, None]).flatten(0, 1)
@@ -163,14 +165,14 @@ def _add_rows(num_rows: int, rows_N: Tensor, values_NE: Tensor) -> Tensor:
     return table.index_add_(0, rows_N, values_NE)
 
 
-def added(answers: Sequence[Answer]) -> Answer:
+def add_shared(answers: Sequence[ParameterGradients]) -> ParameterGradients:
     """The answer of a parameter that several layers share."""
     if len(answers) == 1:
         return answers[0]
-    return Each(torch.stack([answer.each() for answer in answers]).sum(0))
+    return WrittenOut(torch.stack([answer.each() for answer in answers]).sum(0))
 
 
-def square_of_each(leaf_BX: Tensor) -> Tensor:
+def square_norms(leaf_BX: Tensor) -> Tensor:
     """|x_b|^2, shape (B,), float64; in float32 never too small, and too large by 1e-5 of it.
 
     Norms of a few numbers each, in their own precision, whose squares add up in double: no copy
@@ -180,30 +182,30 @@ def square_of_each(leaf_BX: Tensor) -> Tensor:
     if leaf_BX.dtype == torch.float64:
         return leaf_BX.square().sum(1)
     limits, num = torch.finfo(leaf_BX.dtype), leaf_BX.shape[1]
-    whole = num // _RUN * _RUN
-    runs = leaf_BX[:, :whole].view(len(leaf_BX), whole // _RUN, _RUN), leaf_BX[:, None, whole:]
+    whole = num // _CHUNK * _CHUNK
+    runs = leaf_BX[:, :whole].view(len(leaf_BX), whole // _CHUNK, _CHUNK), leaf_BX[:, None, whole:]
     norms_BR = torch.cat([torch.linalg.vector_norm(run, dim=2) for run in runs], 1)
     square_B = norms_BR.double().square().sum(1)
-    return square_B * (1 + (_RUN + 4) * limits.eps) + num * limits.tiny
+    return square_B * (1 + (_CHUNK + 4) * limits.eps) + num * limits.tiny
 
 
-def gram(leaf_BTX: Tensor) -> Tensor:
+def compute_gram(leaf_BTX: Tensor) -> Tensor:
     """<x_t, x_t'> for each example, shape (B, T, T), float64."""
     leaf = leaf_BTX.double()
     return leaf @ leaf.transpose(1, 2)
 
 
-def from_grams(left_BTT: Tensor, right_BTT: Tensor, dtype: torch.dtype) -> Tensor:
+def square_norms_from_grams(left_BTT: Tensor, right_BTT: Tensor, dtype: torch.dtype) -> Tensor:
     """|sum_t l_t r_t^T|^2 from both Gram matrices, shape (B,), float64.
 
     The products may cancel; see `add_rounding_bound`.
     """
     square_B = (left_BTT * right_BTT).sum((1, 2))
     longest_B = (diagonal(left_BTT) * diagonal(right_BTT)).sqrt().sum(1)
-    return not_too_small(square_B, longest_B, dtype, left_BTT.shape[1])
+    return add_rounding_bound(square_B, longest_B, dtype, left_BTT.shape[1])
 
 
-def not_too_small(
+def add_rounding_bound(
     square_B: Tensor, longest_B: Tensor, dtype: torch.dtype, num_positions: int
 ) -> Tensor:
     """A squared norm, computed in double from terms of both signs, plus what rounding hides.
@@ -218,7 +220,9 @@ def not_too_small(
     return square_B.clamp(min=0) + hidden_B + rounded_B
 
 
-def loud(factor_B: Tensor, square_B: Tensor, longest_B: Tensor) -> tuple[Tensor, Tensor]:
+def split_by_cancellation(
+    factor_B: Tensor, square_B: Tensor, longest_B: Tensor
+) -> tuple[Tensor, Tensor]:
     """The factors of those who are far larger at the points than in their sum, and the others'.
 
     In a sum in float32 they would blur the others': all that is added before their points cancel
@@ -236,10 +240,10 @@ def loud(factor_B: Tensor, square_B: Tensor, longest_B: Tensor) -> tuple[Tensor,
 def is_loud(factor_B: Tensor, square_B: Tensor, longest_B: Tensor) -> Tensor:
     """Find the examples to sum in double precision; of several layers at once, shape (L, B)."""
     usual = (factor_B * square_B.sqrt()).nan_to_num(0, 0, 0).amax(-1, keepdim=True)
-    return (factor_B != 0) & ~(factor_B * longest_B <= _LOUD * usual)
+    return (factor_B != 0) & ~(factor_B * longest_B <= _CANCELLATION * usual)
 
 
-def heard(factor_B: Tensor) -> bool:
+def any_nonzero(factor_B: Tensor) -> bool:
     """False if all are zero; not asked where the answer would be waited for."""
     return factor_B.device.type != "cpu" or bool(factor_B.any())
 

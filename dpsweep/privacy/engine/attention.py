@@ -18,7 +18,7 @@ IN, OUT = "/in", "/out"
 Note = Callable[[str, tuple[Any, ...], Tensor], None]
 
 
-def in_pieces(layer: nn.Module) -> bool:
+def can_attend(layer: nn.Module) -> bool:
     """True if `attend` computes what `layer` does."""
     return (
         type(layer) is nn.MultiheadAttention
@@ -58,14 +58,14 @@ def attend(
     given: tuple[Tensor, ...] = (query,) if same else (query, key, value)
     if not layer.batch_first:
         given = tuple(x.transpose(0, 1) for x in given)
-    q, k, v = _projected(layer, note, given)
+    q, k, v = _project(layer, note, given)
     scores = q @ k.transpose(-1, -2) / sqrt(q.shape[-1])
     if attn_mask is not None:
-        scores = _masked(scores, attn_mask)
+        scores = _apply_mask(scores, attn_mask)
     if key_padding_mask is not None:
-        scores = _masked(scores, key_padding_mask[:, None, None, :])
+        scores = _apply_mask(scores, key_padding_mask[:, None, None, :])
     masked = attn_mask is not None or key_padding_mask is not None
-    attention = _attention(scores) if masked and not need_weights else scores.softmax(-1)
+    attention = _masked_softmax(scores) if masked and not need_weights else scores.softmax(-1)
     mixed = (attention @ v).transpose(1, 2).flatten(2)
     output = F.linear(mixed, layer.out_proj.weight, layer.out_proj.bias)
     note(OUT, (mixed,), output)
@@ -76,7 +76,7 @@ def attend(
     return output, attention.mean(1) if average_attn_weights else attention
 
 
-def _projected(layer: nn.MultiheadAttention, note: Note, given: tuple[Tensor, ...]) -> list[Tensor]:
+def _project(layer: nn.MultiheadAttention, note: Note, given: tuple[Tensor, ...]) -> list[Tensor]:
     """Queries, keys and values, each of shape (B, heads, T, width)."""
     weight, bias = layer.in_proj_weight, layer.in_proj_bias
     if len(given) == 1:
@@ -92,13 +92,13 @@ def _projected(layer: nn.MultiheadAttention, note: Note, given: tuple[Tensor, ..
     return [x.view(*x.shape[:2], layer.num_heads, -1).transpose(1, 2) for x in parts]
 
 
-def _attention(scores: Tensor) -> Tensor:
+def _masked_softmax(scores: Tensor) -> Tensor:
     """Softmax over the keys, with zeros, and no gradient, where all of them are masked."""
     nothing = scores.isneginf().all(-1, keepdim=True)
     return scores.masked_fill(nothing, 0).softmax(-1).masked_fill(nothing, 0)
 
 
-def _masked(scores: Tensor, mask: Tensor) -> Tensor:
+def _apply_mask(scores: Tensor, mask: Tensor) -> Tensor:
     """Adds a mask of numbers, or drops where a mask of booleans is True."""
     if mask.dim() == 3:
         mask = mask.view(scores.shape)

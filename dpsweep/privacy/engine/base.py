@@ -13,7 +13,7 @@ from torch.func import vmap
 
 from dpsweep.core.flat import copy_flat, make_zeros
 from dpsweep.core.types import Clipped, Tensors
-from dpsweep.privacy.clip import INSIDE, Clip, Quantile, add
+from dpsweep.privacy.clip import INSIDE, Clip, Quantile, add_clipped
 from dpsweep.privacy.engine.state_guard import StateGuard
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -54,7 +54,7 @@ class Engine(Protocol):
         """
 
 
-class Portion(NamedTuple):
+class Microbatch(NamedTuple):
     """A microbatch, filled up to one of a few sizes.
 
     Attributes:
@@ -67,16 +67,16 @@ class Portion(NamedTuple):
     targets_B: Tensor
     present_B: Tensor
 
-    def one_by_one(self, copies: int) -> Portion:
+    def flatten_copies(self, copies: int) -> Microbatch:
         """Copies as examples, shape (copies * B, ...): all first ones, then all second ones."""
         if copies == 1:
             return self
         inputs = self.inputs_B.transpose(0, 1).flatten(0, 1)
-        return Portion(inputs, self.targets_B.repeat(copies), self.present_B.repeat(copies))
+        return Microbatch(inputs, self.targets_B.repeat(copies), self.present_B.repeat(copies))
 
 
 @dataclass(frozen=True)
-class ByPortions:
+class MicrobatchEngine:
     """The part of an engine that all share: a batch in microbatches, summed in double.
 
     Attributes:
@@ -101,16 +101,16 @@ class ByPortions:
         clip: Clip,
     ) -> Clipped:
         """See `Engine`."""
-        total = self._nobody(points[0], clip)
+        total = self._empty_sum(points[0], clip)
         # other objects than the iterates': what a model attaches to them does not outlive the batch
         points = [{k: self._laid_out(p).detach() for k, p in point.items()} for point in points]
         inputs_B = self._laid_out(inputs_B)
         guard = self._guard
-        before = copies_of(x.detach() for _, x in named(points))
-        for portion in portions(inputs_B, targets_B, self.max_physical_batch):
-            total = add(total, self._portion(points, weights, portion, clip))
+        before = copies_of(x.detach() for _, x in name_tensors(points))
+        for portion in split_microbatches(inputs_B, targets_B, self.max_physical_batch):
+            total = add_clipped(total, self._portion(points, weights, portion, clip))
             guard.check_objects()
-        guard.check(named(points), before)
+        guard.check(name_tensors(points), before)
         return total
 
     @cached_property
@@ -119,7 +119,7 @@ class ByPortions:
         return StateGuard(self.model)
 
     def _portion(
-        self, points: Sequence[Tensors], weights: Sequence[float], portion: Portion, clip: Clip
+        self, points: Sequence[Tensors], weights: Sequence[float], portion: Microbatch, clip: Clip
     ) -> Clipped:
         """The clipped sum over one microbatch."""
         raise NotImplementedError
@@ -132,7 +132,7 @@ class ByPortions:
         """Of the sum of a parameter's answers."""
         return tuple(param.shape)
 
-    def _nobody(self, params: Tensors, clip: Clip) -> Clipped:
+    def _empty_sum(self, params: Tensors, clip: Clip) -> Clipped:
         """The sum over no examples."""
         shapes = {k: self._shape(k, p) for k, p in params.items()}
         if isinstance(clip, Quantile):
@@ -149,37 +149,39 @@ def copies_of(leaves: Iterable[Tensor]) -> list[Tensor]:
     return copy_flat(leaves) if any(x.is_cuda for x in leaves) else [x.clone() for x in leaves]
 
 
-def named(points: Sequence[Tensors]) -> Iterator[tuple[str, Tensor]]:
+def name_tensors(points: Sequence[Tensors]) -> Iterator[tuple[str, Tensor]]:
     """All parameters at all points, as errors call them."""
     for point in points:
         for name, x in point.items():
             yield f"parameter {name!r}", x
 
 
-def each_loss(loss: Loss, outputs_B: Tensor, targets_B: Tensor) -> Tensor:
+def per_example_loss(loss: Loss, outputs_B: Tensor, targets_B: Tensor) -> Tensor:
     """The loss of each example by itself, shape (B,)."""
     losses_B: Tensor = vmap(lambda o, y: loss(o[None], y[None]))(outputs_B, targets_B)
     return losses_B
 
 
-def portions(inputs_B: Tensor, targets_B: Tensor, max_physical_batch: int) -> Iterator[Portion]:
+def split_microbatches(
+    inputs_B: Tensor, targets_B: Tensor, max_physical_batch: int
+) -> Iterator[Microbatch]:
     """Cuts a Poisson batch into microbatches of `max_physical_batch`, none for an empty one.
 
     The last is filled up, with its own first example, to the next quarter: batches of any size
     then come in few shapes, so that memory is used again and kernels are chosen once.
     """
-    quarter = row_counts(max_physical_batch)[0]
+    quarter = microbatch_sizes(max_physical_batch)[0]
     for start in range(0, len(inputs_B), max_physical_batch):
         inputs = inputs_B[start : start + max_physical_batch]
         targets = targets_B[start : start + max_physical_batch]
         num = len(inputs)
         if num < max_physical_batch and num % quarter:
             missing = min(-num % quarter, max_physical_batch - num)
-            inputs, targets = _filled(inputs, missing), _filled(targets, missing)
-        yield Portion(inputs, targets, torch.arange(len(inputs), device=inputs.device) < num)
+            inputs, targets = _pad_rows(inputs, missing), _pad_rows(targets, missing)
+        yield Microbatch(inputs, targets, torch.arange(len(inputs), device=inputs.device) < num)
 
 
-def row_counts(max_physical_batch: int) -> list[int]:
+def microbatch_sizes(max_physical_batch: int) -> list[int]:
     """Numbers of rows that microbatches have.
 
     >>> microbatch_sizes(10), microbatch_sizes(2)
@@ -189,5 +191,5 @@ def row_counts(max_physical_batch: int) -> list[int]:
     return [*range(quarter, max_physical_batch, quarter), max_physical_batch]
 
 
-def _filled(leaf: Tensor, missing: int) -> Tensor:
+def _pad_rows(leaf: Tensor, missing: int) -> Tensor:
     return torch.cat([leaf, leaf[:1].expand(missing, *leaf.shape[1:])])

@@ -20,21 +20,21 @@ from torch import Tensor, nn
 
 from dpsweep.core.flat import convert
 from dpsweep.core.types import Clipped, Tensors
-from dpsweep.privacy.clip import LARGEST_SQUARE, SUMMED, Clip, add, scaling
+from dpsweep.privacy.clip import LARGEST_SQUARE, SUMMED, Clip, add_clipped, compute_factors
 from dpsweep.privacy.engine.answers import (
     NOTHING,
-    Answer,
-    Each,
     Known,
-    added,
-    heard,
+    ParameterGradients,
+    WrittenOut,
+    add_shared,
+    any_nonzero,
     is_loud,
 )
-from dpsweep.privacy.engine.base import ByPortions, Portion
-from dpsweep.privacy.engine.circulant import Spectra
-from dpsweep.privacy.engine.conv import ByGram
-from dpsweep.privacy.engine.layers import Site, at_one_input, sites
-from dpsweep.privacy.engine.tape import Use, record
+from dpsweep.privacy.engine.base import Microbatch, MicrobatchEngine
+from dpsweep.privacy.engine.circulant import CirculantGradients
+from dpsweep.privacy.engine.conv import GhostNormKernels
+from dpsweep.privacy.engine.layers import Site, find_sites, merge_calls
+from dpsweep.privacy.engine.tape import LayerCall, record_calls
 from dpsweep.privacy.geometry import IDENTITY, Geometry
 from dpsweep.privacy.spectral import LayerMap, Records
 
@@ -43,7 +43,7 @@ _LARGEST = 1e15
 
 
 @dataclass(frozen=True)
-class BookkeepingEngine(ByPortions):
+class BookkeepingEngine(MicrobatchEngine):
     """Answers of models whose layers hand on one tensor with the examples first.
 
     Attributes:
@@ -52,9 +52,9 @@ class BookkeepingEngine(ByPortions):
 
     geometry: Geometry = field(default=IDENTITY)
 
-    def seen(self, params: Tensors, portion: Portion) -> dict[str, list[Tensor]]:
+    def seen(self, params: Tensors, portion: Microbatch) -> dict[str, list[Tensor]]:
         """Layer name -> the tensors in the records of its calls at `params`, shape (B, ...)."""
-        found = record(self.model, self._layers, self.loss, params, 1.0, portion)
+        found = record_calls(self.model, self._layers, self.loss, params, 1.0, portion)
         return {
             name: [x for use in uses for x in (use.grad, *use.inputs) if isinstance(x, Tensor)]
             for name, uses in found.items()
@@ -74,49 +74,53 @@ class BookkeepingEngine(ByPortions):
         return maps[key].white_shape if key in maps else tuple(param.shape)
 
     def _portion(
-        self, points: Sequence[Tensors], weights: Sequence[float], portion: Portion, clip: Clip
+        self, points: Sequence[Tensors], weights: Sequence[float], portion: Microbatch, clip: Clip
     ) -> Clipped:
-        uses: dict[str, list[Use]] = {}
-        asked = portion.one_by_one(self.copies)
+        uses: dict[str, list[LayerCall]] = {}
+        asked = portion.flatten_copies(self.copies)
         asked = asked._replace(inputs_B=self._laid_out(asked.inputs_B))
         seen = [
-            record(self.model, self._layers, self.loss, point, weight, asked)
+            record_calls(self.model, self._layers, self.loss, point, weight, asked)
             for point, weight in zip(points, weights, strict=True)
         ]
         for found in seen:
             for name, calls in found.items():
                 for call in calls:
                     call.check_unchanged(name)
-                    uses.setdefault(name, []).extend(call.parted(self.copies))
+                    uses.setdefault(name, []).extend(call.split_copies(self.copies))
         present_B = portion.present_B
         # on a GPU a kernel more costs more than memory: there each answer sums in slices itself
         if len(present_B) <= SUMMED or present_B.is_cuda:
             return self._summed(uses, points[0], present_B, clip)
-        total = self._nobody(points[0], clip)
+        total = self._empty_sum(points[0], clip)
         for start in range(0, len(present_B), SUMMED):
             rows = slice(start, start + SUMMED)
             some = {name: [call.only(rows) for call in calls] for name, calls in uses.items()}
-            total = add(total, self._summed(some, points[0], present_B[rows], clip))
+            total = add_clipped(total, self._summed(some, points[0], present_B[rows], clip))
         return total
 
     def _summed(
-        self, uses: Mapping[str, Sequence[Use]], params: Tensors, present_B: Tensor, clip: Clip
+        self,
+        uses: Mapping[str, Sequence[LayerCall]],
+        params: Tensors,
+        present_B: Tensor,
+        clip: Clip,
     ) -> Clipped:
         """The clipped sum; on a CPU over so few that their own precision will do."""
         answers = self._answers(uses, params, len(present_B))
         found = convert((answer.squares() for answer in answers.values()), torch.float64)
         squares = dict(zip(answers, found, strict=True))
-        factors, count = scaling(squares, clip, present_B)
+        factors, count = compute_factors(squares, clip, present_B)
         known = _known(answers, squares, factors)
         total = {k: answer.summed(factors[k], known[k]) for k, answer in answers.items()}
         return Clipped(total | count)
 
     def _answers(
-        self, uses: Mapping[str, Sequence[Use]], params: Tensors, num: int
-    ) -> dict[str, Answer]:
+        self, uses: Mapping[str, Sequence[LayerCall]], params: Tensors, num: int
+    ) -> dict[str, ParameterGradients]:
         """Parameter name -> its answer, in the model's order; nothing, if it was not called."""
         maps = self.geometry.maps
-        parts: dict[str, list[Answer]] = {key: [] for key in params}
+        parts: dict[str, list[ParameterGradients]] = {key: [] for key in params}
         for name, site in self._sites.items():
             calls = uses.get(name)
             if not calls:
@@ -124,22 +128,22 @@ class BookkeepingEngine(ByPortions):
             plain = {key: own for key, own in site.params.items() if key not in maps}
             found = {}
             if plain:
-                once = at_one_input(site, calls)
+                once = merge_calls(site, calls)
                 found = site.rule(site.layer, once, frozenset(plain.values()))
             for key, own in site.params.items():
                 if key in maps:
-                    parts[key].append(Mapped(maps[key], _records(calls)))
+                    parts[key].append(MappedGradients(maps[key], _collect_records(calls)))
                 elif own in found:
                     parts[key].append(found[own])
         for key, some in parts.items():
             if not some:
                 shape = (num, *params[key].shape)
-                some.append(Each(params[key].new_zeros(()).expand(shape)))
-        return {key: added(some) for key, some in parts.items()}
+                some.append(WrittenOut(params[key].new_zeros(()).expand(shape)))
+        return {key: add_shared(some) for key, some in parts.items()}
 
     @cached_property
     def _sites(self) -> dict[str, Site]:
-        return sites(self.model)
+        return find_sites(self.model)
 
     @cached_property
     def _layers(self) -> dict[str, nn.Module]:
@@ -147,7 +151,7 @@ class BookkeepingEngine(ByPortions):
 
 
 @dataclass(frozen=True, eq=False)
-class Mapped:
+class MappedGradients:
     """The answer of a parameter with a geometry of its own."""
 
     map: LayerMap
@@ -163,7 +167,7 @@ class Mapped:
 
     def summed(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
         # their factor is 0, but 0 times infinite is not
-        unusable = not known.finite and heard(~self.usable_B)
+        unusable = not known.finite and any_nonzero(~self.usable_B)
         records = self.records.only(self.usable_B) if unusable else self.records
         if len(factor_B) <= SUMMED:
             return self.map.coordinates(records, factor_B)
@@ -177,7 +181,7 @@ class Mapped:
 
 
 def _known(
-    answers: Mapping[str, Answer], squares: Tensors, factors: Tensors
+    answers: Mapping[str, ParameterGradients], squares: Tensors, factors: Tensors
 ) -> Mapping[str, Known]:
     """What to spare each answer on a GPU, by one look at all of them.
 
@@ -188,7 +192,11 @@ def _known(
         return dict.fromkeys(answers, NOTHING)
     usable_B = torch.stack(list(squares.values())).sum(0) <= LARGEST_SQUARE  # false for NaN
     flags = [(~usable_B).any()[None]]
-    signed = {k: x for k, x in answers.items() if isinstance(x, ByGram | Spectra) and x.signed}
+    signed = {
+        k: x
+        for k, x in answers.items()
+        if isinstance(x, GhostNormKernels | CirculantGradients) and x.signed
+    }
     if signed:
         squares_LB = torch.stack([x.norms[0] for x in signed.values()])
         longest_LB = torch.stack([x.norms[1] for x in signed.values()])
@@ -199,7 +207,7 @@ def _known(
     return {k: Known(finite=not unusable, quiet=quiet.get(k, False)) for k in answers}
 
 
-def _records(uses: Sequence[Use]) -> Records:
+def _collect_records(uses: Sequence[LayerCall]) -> Records:
     return Records(
         weights=tuple(use.weight for use in uses),
         inputs=tuple(use.inputs[0] for use in uses),

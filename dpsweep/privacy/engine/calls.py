@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from dpsweep.core.device import broken_device
-from dpsweep.core.memory import out_of_memory
-from dpsweep.core.seeds import public_seed
+from dpsweep.core.device import describe_device_failure
+from dpsweep.core.memory import find_exhausted_memory
+from dpsweep.core.seeds import derive_public_seed
 from dpsweep.core.types import Tensors
 
 FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, IndexError)
@@ -21,11 +21,11 @@ def raise_if_memory_ran_out(error: Exception) -> None:
 
     The caller of the trial knows what to do about it.
     """
-    if out_of_memory(error) or broken_device(error):
+    if find_exhausted_memory(error) or describe_device_failure(error):
         raise error
 
 
-def away_from_zeros(model: nn.Module, rng: torch.Generator) -> Tensors:
+def perturb_parameters(model: nn.Module, rng: torch.Generator) -> Tensors:
     """Parameters near the model's own, but not at zeros, which hide paths."""
     return {
         k: p.detach() + 0.02 * torch.randn(p.shape, generator=rng).to(p)
@@ -33,14 +33,14 @@ def away_from_zeros(model: nn.Module, rng: torch.Generator) -> Tensors:
     }
 
 
-def random_images(model: nn.Module, num: int, shape: tuple[int, ...], seed: int) -> Tensor:
+def draw_images(model: nn.Module, num: int, shape: tuple[int, ...], seed: int) -> Tensor:
     """Noise of the model's dtype and device, shape (num, *shape)."""
-    rng = torch.Generator().manual_seed(public_seed(seed, "images for checks"))
+    rng = torch.Generator().manual_seed(derive_public_seed(seed, "images for checks"))
     return torch.randn(num, *shape, generator=rng).to(next(model.parameters()))
 
 
 @contextmanager
-def draws_apart(device: torch.device, seed: int | None = None) -> Iterator[None]:
+def isolate_generators(device: torch.device, seed: int | None = None) -> Iterator[None]:
     """Leave torch's global generators as they are, whatever is drawn within this context.
 
     Args:
@@ -53,7 +53,7 @@ def draws_apart(device: torch.device, seed: int | None = None) -> Iterator[None]
         yield
 
 
-def call(model: nn.Module, point: Tensors, inputs_B: Tensor, *, grad: bool = True) -> Tensor:
+def call_model(model: nn.Module, point: Tensors, inputs_B: Tensor, *, grad: bool = True) -> Tensor:
     """Compute outputs as a step does (`grad`), or as an evaluation does.
 
     Args:

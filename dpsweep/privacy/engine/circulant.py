@@ -16,13 +16,19 @@ import torch
 from torch import Tensor
 
 from dpsweep.core.circulant import CirculantLinear
-from dpsweep.privacy.clip import cleaned, summed_products
-from dpsweep.privacy.engine.answers import NOTHING, Known, heard, loud, not_too_small
-from dpsweep.privacy.engine.tape import Use
+from dpsweep.privacy.clip import summed_products, zero_excluded
+from dpsweep.privacy.engine.answers import (
+    NOTHING,
+    Known,
+    add_rounding_bound,
+    any_nonzero,
+    split_by_cancellation,
+)
+from dpsweep.privacy.engine.tape import LayerCall
 
 
 @dataclass(frozen=True, eq=False)
-class Spectra:
+class CirculantGradients:
     """The answer of a layer's generators.
 
     Norm and sum are made of the very same spectra: what a transform rounds is in both.
@@ -40,11 +46,11 @@ class Spectra:
     signed: bool = False
 
     @classmethod
-    def of(cls, layer: CirculantLinear, uses: Sequence[Use]) -> Self:
+    def of(cls, layer: CirculantLinear, uses: Sequence[LayerCall]) -> Self:
         """Those of a layer's calls, side by side."""
         d = layer.block
-        inputs = [_spectra(use.inputs[0], d) for use in uses]
-        grads = [_spectra(use.weighted(use.grad), d) for use in uses]
+        inputs = [_compute_spectra(use.inputs[0], d) for use in uses]
+        grads = [_compute_spectra(use.weighted(use.grad), d) for use in uses]
         return cls(d, torch.cat(inputs, 2), torch.cat(grads, 2), signed=len(uses) > 1)
 
     @property
@@ -62,27 +68,27 @@ class Spectra:
     def norms(self) -> tuple[Tensor, Tensor]:
         """Squares, and the norm that there would be if nothing cancelled, shape (B,) each."""
         x, g = self.inputs_FBTq, self.grads_FBTp
-        bins_F = _bins(self.block, x.device) / self.block
-        each_FBT = _power(x) * _power(g)
+        bins_F = _count_bins(self.block, x.device) / self.block
+        each_FBT = _compute_power(x) * _compute_power(g)
         square_BT = torch.tensordot(each_FBT, bins_F, ([0], [0]))
         longest_B = square_BT.sqrt().sum(1)
         if x.shape[2] == 1:
             return square_BT[:, 0], longest_B
-        square_B = bins_F @ (_gram(g) * _gram(x).conj()).real.sum((2, 3))
-        return not_too_small(square_B, longest_B, g.real.dtype, x.shape[2]), longest_B
+        square_B = bins_F @ (_compute_gram(g) * _compute_gram(x).conj()).real.sum((2, 3))
+        return add_rounding_bound(square_B, longest_B, g.real.dtype, x.shape[2]), longest_B
 
     def summed(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
         if not self.signed or known.quiet:
             total = self._summed(factor_B, self.grads_FBTp.dtype, known.finite)
             return total.double() if self.signed else total
-        loud_B, quiet_B = loud(factor_B, *self.norms)
+        loud_B, quiet_B = split_by_cancellation(factor_B, *self.norms)
         total = self._summed(quiet_B, self.grads_FBTp.dtype).double()
-        return total + self._summed(loud_B, torch.complex128) if heard(loud_B) else total
+        return total + self._summed(loud_B, torch.complex128) if any_nonzero(loud_B) else total
 
     def _summed(self, factor_B: Tensor, dtype: torch.dtype, finite: bool = False) -> Tensor:
         x, g = self.inputs_FBTq, self.grads_FBTp
         if not finite:
-            x, g = _cleaned(x, factor_B), _cleaned(g, factor_B)
+            x, g = _zero_excluded(x, factor_B), _zero_excluded(g, factor_B)
         x, g = x.to(dtype), g.to(dtype)
         scaled = g * factor_B.to(g.real.dtype)[:, None, None]
         spectrum = summed_products(scaled.flatten(1, 2), x.flatten(1, 2).conj(), x.shape[2])
@@ -98,7 +104,7 @@ class Spectra:
         return generators
 
 
-def _spectra(leaf: Tensor, block: int) -> Tensor:
+def _compute_spectra(leaf: Tensor, block: int) -> Tensor:
     """(B, ..., features) -> (F, B, T, blocks), as products over blocks want them."""
     blocks = leaf.reshape(len(leaf), -1, leaf.shape[-1] // block, block)
     spectra: Tensor = torch.fft.rfft(blocks)
@@ -106,7 +112,7 @@ def _spectra(leaf: Tensor, block: int) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def _bins(n: int, device: torch.device) -> Tensor:
+def _count_bins(n: int, device: torch.device) -> Tensor:
     """How many of the n bins each real frequency stands for: 2, but 1 for zero and Nyquist."""
     bins_F = torch.full((n // 2 + 1,), 2.0, dtype=torch.float64)
     bins_F[0] = 1
@@ -115,16 +121,16 @@ def _bins(n: int, device: torch.device) -> Tensor:
     return bins_F.to(device)
 
 
-def _power(spectra: Tensor) -> Tensor:
+def _compute_power(spectra: Tensor) -> Tensor:
     """|.|^2 over blocks, shape (F, B, T), float64."""
     return torch.view_as_real(spectra).flatten(-2).double().square().sum(-1)
 
 
-def _gram(spectra: Tensor) -> Tensor:
+def _compute_gram(spectra: Tensor) -> Tensor:
     """<z_t, z_t'> over blocks, shape (F, B, T, T), complex128."""
     exact = spectra.to(torch.complex128)
     return exact @ exact.mH.resolve_conj()
 
 
-def _cleaned(spectra: Tensor, factor_B: Tensor) -> Tensor:
-    return torch.view_as_complex(cleaned(torch.view_as_real(spectra), factor_B, dim=1))
+def _zero_excluded(spectra: Tensor, factor_B: Tensor) -> Tensor:
+    return torch.view_as_complex(zero_excluded(torch.view_as_real(spectra), factor_B, dim=1))

@@ -27,17 +27,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dpsweep.core.convolution import kernel_gradient
-from dpsweep.privacy.clip import SUMMED, cleaned, summed_products, zero
+from dpsweep.privacy.clip import SUMMED, summed_products, zero, zero_excluded
 from dpsweep.privacy.engine.answers import (
     NOTHING,
-    Answer,
     Known,
+    ParameterGradients,
+    add_rounding_bound,
+    any_nonzero,
     diagonal,
-    heard,
-    loud,
-    not_too_small,
+    split_by_cancellation,
 )
-from dpsweep.privacy.engine.tape import Use
+from dpsweep.privacy.engine.tape import LayerCall
 
 _WRITTEN, _PRODUCT, _DOUBLE = 8.0, 1.5, 3.0
 """Cost of a number written, of a small product, and of double precision; in units of a
@@ -45,7 +45,7 @@ multiply-add of the library's own convolution. Measured on CPUs, docs/benchmarks
 
 
 @dataclass(frozen=True)
-class Runs:
+class PhaseLayout:
     """The layout above, for one layer and one size of its output.
 
     Attributes:
@@ -63,10 +63,10 @@ class Runs:
     groups: int
 
     @classmethod
-    def of(cls, layer: nn.Conv2d, output: torch.Size) -> Runs:
+    def of(cls, layer: nn.Conv2d, output: torch.Size) -> PhaseLayout:
         """Those of `layer` where its output is of shape (B, O, height, width)."""
         stride, dilation, kernel = layer.stride, layer.dilation, layer.kernel_size
-        kind = Aligned if _keeps_size(layer) else Runs
+        kind = SameSizeLayout if _keeps_size(layer) else PhaseLayout
         return kind(
             (stride[0], stride[1]),
             (dilation[0], dilation[1]),
@@ -175,7 +175,7 @@ class Runs:
         return num_points * size * prod(self.output) + pairs * _DOUBLE * products < written
 
 
-class Aligned(Runs):
+class SameSizeLayout(PhaseLayout):
     """The layout where output and input have one size and zeros surround them: nothing is padded.
 
     The window of lag (u, v) of position t = w y + x is pixel t + w (d u - p) + (d v - p). Rows that
@@ -269,19 +269,19 @@ def _without_columns(leaf: Tensor, right: int) -> Tensor:
     return left
 
 
-def kernel(layer: nn.Conv2d, uses: Sequence[Use]) -> Answer:
+def make_kernel_gradients(layer: nn.Conv2d, uses: Sequence[LayerCall]) -> ParameterGradients:
     """The answer of a convolution's weight."""
     shape = tuple(layer.weight.shape)
-    runs = [Runs.of(layer, use.grad.shape) for use in uses]
+    runs = [PhaseLayout.of(layer, use.grad.shape) for use in uses]
     inputs = [run.prepared(use.inputs[0], layer) for run, use in zip(runs, uses, strict=True)]
     grads = [use.weighted(use.grad) for use in uses]
     if all(run == runs[0] for run in runs) and runs[0].cheaper_by_gram(shape, len(uses)):
-        return ByGram(shape, runs[0], inputs, grads)
-    return ByLags.of(shape, runs, inputs, grads)
+        return GhostNormKernels(shape, runs[0], inputs, grads)
+    return WrittenOutKernels.of(shape, runs, inputs, grads)
 
 
 @dataclass(frozen=True, eq=False)
-class ByLags:
+class WrittenOutKernels:
     """Per-example gradients written out, lag by lag.
 
     Attributes:
@@ -298,10 +298,10 @@ class ByLags:
     def of(
         cls,
         shape: tuple[int, ...],
-        runs: Sequence[Runs],
+        runs: Sequence[PhaseLayout],
         inputs: Sequence[Tensor],
         grads: Sequence[Tensor],
-    ) -> ByLags:
+    ) -> WrittenOutKernels:
         """From each point's layout, prepared input and output gradient, the weights included."""
         groups, num_lags = runs[0].groups, len(runs[0].lags)
         out, inside = shape[0] // groups, shape[1]
@@ -324,7 +324,7 @@ class ByLags:
         return self.lags.square().sum((0, 2, 3)).view(-1, self._groups).sum(1)
 
     def summed(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
-        lags = self._by_group if known.finite else cleaned(self._by_group, factor_B, dim=1)
+        lags = self._by_group if known.finite else zero_excluded(self._by_group, factor_B, dim=1)
         factors, flat = factor_B.to(lags), lags.flatten(2)
         one = len(factors) <= SUMMED
         total = factors @ flat if one else summed_products(factors[:, None], flat)
@@ -345,7 +345,7 @@ class ByLags:
 
 
 @dataclass(frozen=True, eq=False)
-class ByGram:
+class GhostNormKernels:
     """Norms from Gram matrices, the sum by the library's own weight gradient.
 
     Attributes:
@@ -356,7 +356,7 @@ class ByGram:
     """
 
     shape: tuple[int, ...]
-    runs: Runs
+    runs: PhaseLayout
     inputs: list[Tensor]
     grads: list[Tensor]
 
@@ -386,7 +386,7 @@ class ByGram:
                 if i == j:
                     both = (diagonal(windows) * diagonal(outputs)).clamp(min=0)
                     longest_B = longest_B + both.sqrt().sum(1)
-        square_B = not_too_small(square_B, longest_B, self.grads[0].dtype, self.runs.length)
+        square_B = add_rounding_bound(square_B, longest_B, self.grads[0].dtype, self.runs.length)
         groups = self.runs.groups
         return square_B.view(-1, groups).sum(1), longest_B.view(-1, groups).sum(1)
 
@@ -394,12 +394,12 @@ class ByGram:
         total = self.grads[0].new_zeros(self.shape, dtype=torch.float64)
         quiet_B = factor_B
         if self.signed and not known.quiet:
-            loud_B, quiet_B = loud(factor_B, *self.norms)
-            if heard(loud_B):
+            loud_B, quiet_B = split_by_cancellation(factor_B, *self.norms)
+            if any_nonzero(loud_B):
                 total += self._summed_in_double(loud_B)
         for x, g in zip(self.inputs, self.grads, strict=True):
             if not known.finite:
-                x, g = cleaned(x, quiet_B), cleaned(g, quiet_B)
+                x, g = zero_excluded(x, quiet_B), zero_excluded(g, quiet_B)
             scaled = g * quiet_B.to(g)[:, None, None, None]
             for some, these in zip(
                 torch.split(x, SUMMED), torch.split(scaled, SUMMED), strict=True
@@ -420,12 +420,14 @@ class ByGram:
         out, inside = self.shape[0] // groups, self.shape[1]
         total = factor_B.new_zeros(len(self.runs.lags), groups, out, inside, dtype=torch.float64)
         for x, g in zip(self.inputs, self.grads, strict=True):
-            scaled = cleaned(g, factor_B).double() * factor_B.double()[:, None, None, None]
-            pairs = self.runs.pairs(cleaned(x, factor_B).double(), scaled)
+            scaled = zero_excluded(g, factor_B).double() * factor_B.double()[:, None, None, None]
+            pairs = self.runs.pairs(zero_excluded(x, factor_B).double(), scaled)
             for lag, (windows, run) in zip(total, pairs, strict=True):
                 left, right = (z.view(-1, groups, *z.shape[1:]) for z in (run, windows))
                 lag += torch.einsum("bgto,bgti->goi", left, right)
         return total.permute(1, 2, 3, 0).reshape(self.shape)
 
     def each(self) -> Tensor:
-        return ByLags.of(self.shape, [self.runs] * len(self.grads), self.inputs, self.grads).each()
+        return WrittenOutKernels.of(
+            self.shape, [self.runs] * len(self.grads), self.inputs, self.grads
+        ).each()

@@ -22,19 +22,19 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from dpsweep.core.seeds import public_seed
+from dpsweep.core.seeds import derive_public_seed
 from dpsweep.core.types import PerExample, Tensors
 from dpsweep.privacy.clip import Automatic, Clip, Flat, clipped_sum
-from dpsweep.privacy.engine.base import Engine, Loss, Portion
+from dpsweep.privacy.engine.base import Engine, Loss, Microbatch
 from dpsweep.privacy.engine.bookkeeping import BookkeepingEngine
 from dpsweep.privacy.engine.calls import (
     FAILURES,
-    away_from_zeros,
-    call,
-    draws_apart,
+    call_model,
+    isolate_generators,
+    perturb_parameters,
     raise_if_memory_ran_out,
 )
-from dpsweep.privacy.engine.repeatability import check_repeats, same
+from dpsweep.privacy.engine.repeatability import are_equal, check_repeats
 from dpsweep.privacy.engine.vmap import VmapEngine
 
 _TOLERANCE, _FLOOR = 1e-2, 1e-3
@@ -43,18 +43,18 @@ _TRIED: tuple[tuple[Clip, list[float]], ...] = ((Flat(1e18), [1.0]), (Automatic(
 """Clips, and weights of points that are the same. The first clip lets every answer through and
 shows its scale, the second shows its norm; two points show what is left from one to the next."""
 
-_WILD = (math.nan, 1e30, 0.0)
+_EXTREMES = (math.nan, 1e30, 0.0)
 
 
 @runtime_checkable
-class Examined(Engine, Protocol):
+class ExaminedEngine(Engine, Protocol):
     """An engine that computes several examples in one pass."""
 
-    def seen(self, params: Tensors, portion: Portion) -> dict[str, list[Tensor]]:
+    def seen(self, params: Tensors, portion: Microbatch) -> dict[str, list[Tensor]]:
         """Layer name -> what its answers at `params` are made of, shape (B, ...). Private."""
 
 
-Make = Callable[[nn.Module, Loss, int], Engine]
+EngineFactory = Callable[[nn.Module, Loss, int], Engine]
 """(model, loss, max_physical_batch) -> engine."""
 
 
@@ -81,11 +81,11 @@ class _Case:
     def of(cls, model: nn.Module, loss: Loss, input_shape: tuple[int, ...]) -> "_Case":
         """Draw it, and refuse a model that does not take it."""
         model = copy.deepcopy(model)
-        rng = torch.Generator().manual_seed(public_seed(0, "gradient check"))
+        rng = torch.Generator().manual_seed(derive_public_seed(0, "gradient check"))
         like = next(model.parameters())
         inputs_B = torch.randn(_EXAMPLES, *input_shape, generator=rng).to(like)
-        params = away_from_zeros(model, rng)
-        classes = _classes(model, {k: p.clone() for k, p in params.items()}, inputs_B)
+        params = perturb_parameters(model, rng)
+        classes = _count_outputs(model, {k: p.clone() for k, p in params.items()}, inputs_B)
         targets_B = torch.arange(_EXAMPLES, device=like.device) % min(classes, 2)
         return cls(model, loss, params, inputs_B, targets_B)
 
@@ -99,9 +99,9 @@ class _Case:
         """Inputs and targets of the examples that are compared with plain autograd."""
         return self.inputs_B[:_COMPARED], self.targets_B[:_COMPARED]
 
-    def wild(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def extreme_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Inputs and targets with another first example."""
-        for value in _WILD:
+        for value in _EXTREMES:
             inputs_B = self.inputs_B.clone()
             inputs_B[0] = value
             yield inputs_B, self.targets_B
@@ -110,8 +110,11 @@ class _Case:
         yield self.inputs_B, targets_B
 
 
-def wrong_gradients(
-    model: nn.Module, loss: Loss, input_shape: tuple[int, ...], make: Make = BookkeepingEngine
+def find_wrong_gradients(
+    model: nn.Module,
+    loss: Loss,
+    input_shape: tuple[int, ...],
+    make: EngineFactory = BookkeepingEngine,
 ) -> str | None:
     """Say why an engine cannot be used with `model`; None if it can. Nothing private is touched.
 
@@ -120,21 +123,23 @@ def wrong_gradients(
             to what the engine's state guard watches: no engine is right about it.
         ValueError: If plain autograd cannot run it.
     """
-    with draws_apart(next(model.parameters()).device):
+    with isolate_generators(next(model.parameters()).device):
         case = _Case.of(model, loss, input_shape)
-        expected, again = _one_at_a_time(case), _one_at_a_time(case)
+        expected, again = _reference_gradients(case), _reference_gradients(case)
         check_repeats(expected.values(), again.values(), case.dtype)
         try:
             engine = make(case.model, case.loss, _COMPARED)
             with warnings.catch_warnings():  # Opacus' hooks warn, as they will at the first step
                 warnings.filterwarnings("ignore", "Full backward hook is firing")
-                return _difference(case, engine, expected) or _mixing(case, engine)
+                return _find_wrong_parameter(case, engine, expected) or _find_mixing_layer(
+                    case, engine
+                )
         except FAILURES as e:
             raise_if_memory_ran_out(e)
             return f"{type(e).__name__}: {e}"
 
 
-def _one_at_a_time(case: _Case) -> PerExample:
+def _reference_gradients(case: _Case) -> PerExample:
     answers: dict[str, list[Tensor]] = {key: [] for key in case.params}
     inputs_B, targets_B = case.compared
     for x, y in zip(torch.split(inputs_B, 1), torch.split(targets_B, 1), strict=True):
@@ -150,7 +155,7 @@ def _one_at_a_time(case: _Case) -> PerExample:
     return PerExample({k: torch.stack(g) for k, g in answers.items()})
 
 
-def _difference(case: _Case, engine: Engine, answer: PerExample) -> str | None:
+def _find_wrong_parameter(case: _Case, engine: Engine, answer: PerExample) -> str | None:
     """The parameter whose clipped sum is another than that of `answer`, if there is one."""
     for number, (clip, weights) in enumerate(_TRIED):
         expected = clipped_sum(answer, clip)
@@ -171,40 +176,40 @@ def _difference(case: _Case, engine: Engine, answer: PerExample) -> str | None:
     return None
 
 
-def _mixing(case: _Case, engine: Engine) -> str | None:
+def _find_mixing_layer(case: _Case, engine: Engine) -> str | None:
     """The layer at which one example depends on another, if there is one."""
     if isinstance(engine, VmapEngine):  # which never has two examples in a call
         return None
-    assert isinstance(engine, Examined)
+    assert isinstance(engine, ExaminedEngine)
     present_B = torch.ones(_EXAMPLES, dtype=torch.bool, device=case.inputs_B.device)
-    whole = Portion(case.inputs_B, case.targets_B, present_B)
+    whole = Microbatch(case.inputs_B, case.targets_B, present_B)
     before, rounding = engine.seen(case.params, whole), 0.0
-    for inputs_B, targets_B in case.wild():
-        after = engine.seen(case.params, Portion(inputs_B, targets_B, present_B))
+    for inputs_B, targets_B in case.extreme_batches():
+        after = engine.seen(case.params, Microbatch(inputs_B, targets_B, present_B))
         for name in before | after:
             ours, theirs = ([x[1:] for x in found.get(name, [])] for found in (before, after))
-            if same(ours, theirs, rounding):
+            if are_equal(ours, theirs, rounding):
                 continue
             # a kernel that adds in an order of its own, or a memory, is no mixing
             again = engine.seen(case.params, whole)
-            rounding = check_repeats(_flat(before), _flat(again), case.dtype)
-            if not same(ours, theirs, rounding):
+            rounding = check_repeats(_flatten(before), _flatten(again), case.dtype)
+            if not are_equal(ours, theirs, rounding):
                 return f"examples mix, as layer {name!r} shows"
     return None
 
 
-def _flat(seen: dict[str, list[Tensor]]) -> list[Tensor]:
+def _flatten(seen: dict[str, list[Tensor]]) -> list[Tensor]:
     return [x for tensors in seen.values() for x in tensors]
 
 
-def _classes(model: nn.Module, params: Tensors, inputs_B: Tensor) -> int:
+def _count_outputs(model: nn.Module, params: Tensors, inputs_B: Tensor) -> int:
     """How many numbers the model gives for an example.
 
     Raises:
         ValueError: If it does not take the images.
     """
-    call(model, params, inputs_B, grad=False)
-    outputs_B = call(model, params, inputs_B)
+    call_model(model, params, inputs_B, grad=False)
+    outputs_B = call_model(model, params, inputs_B)
     try:
         return outputs_B[0].numel()
     except FAILURES as e:

@@ -16,14 +16,19 @@ from torch.nn import functional as F
 
 from dpsweep.core.circulant import CirculantLinear
 from dpsweep.core.types import Tensors
-from dpsweep.core.weight_standardization import StandardConv2d, standardised
-from dpsweep.privacy.engine.answers import Answer, Each, Outer, Tokens
-from dpsweep.privacy.engine.attention import IN, OUT, in_pieces
-from dpsweep.privacy.engine.circulant import Spectra
-from dpsweep.privacy.engine.conv import kernel
-from dpsweep.privacy.engine.tape import Use
+from dpsweep.core.weight_standardization import StandardConv2d, standardize_weight
+from dpsweep.privacy.engine.answers import (
+    EmbeddingRows,
+    OuterProducts,
+    ParameterGradients,
+    WrittenOut,
+)
+from dpsweep.privacy.engine.attention import IN, OUT, can_attend
+from dpsweep.privacy.engine.circulant import CirculantGradients
+from dpsweep.privacy.engine.conv import make_kernel_gradients
+from dpsweep.privacy.engine.tape import LayerCall
 
-Rule = Callable[[nn.Module, Sequence[Use], frozenset[str]], dict[str, Answer]]
+Rule = Callable[[nn.Module, Sequence[LayerCall], frozenset[str]], dict[str, ParameterGradients]]
 """(layer, its calls, wanted parameters of it) -> parameter's name within the layer -> answer."""
 
 
@@ -44,7 +49,7 @@ class Site:
     params: Mapping[str, str]
 
 
-def sites(model: nn.Module) -> dict[str, Site]:
+def find_sites(model: nn.Module) -> dict[str, Site]:
     """The places to record, by name, from the root down to what has a rule.
 
     A module that owns parameters and has no rule is a black box with all that is in it. One that
@@ -66,7 +71,7 @@ def sites(model: nn.Module) -> dict[str, Site]:
         if id(module) in visited:
             continue
         visited.add(id(module))
-        if in_pieces(module):
+        if can_attend(module):
             put(name, module, attention_in, IN)
             put(name, module, attention_out, OUT)
         elif rule := RULES.get(type(module)):
@@ -79,7 +84,7 @@ def sites(model: nn.Module) -> dict[str, Site]:
     return found
 
 
-def at_one_input(site: Site, uses: Sequence[Use]) -> Sequence[Use]:
+def merge_calls(site: Site, uses: Sequence[LayerCall]) -> Sequence[LayerCall]:
     """The calls of a layer, those with the very same input as one, of their weighted gradient.
 
     A first layer is given the same examples at every point of a query, and its answer
@@ -88,128 +93,144 @@ def at_one_input(site: Site, uses: Sequence[Use]) -> Sequence[Use]:
     """
     if site.rule not in _BILINEAR or any(use.inputs[0].dim() != 2 for use in uses):
         return uses
-    by_input: dict[tuple[object, ...], list[Use]] = {}
+    by_input: dict[tuple[object, ...], list[LayerCall]] = {}
     for use in uses:
-        by_input.setdefault(_place(use.inputs[0]), []).append(use)
-    return [same[0] if len(same) == 1 else _one(same) for same in by_input.values()]
+        by_input.setdefault(_storage_key(use.inputs[0]), []).append(use)
+    return [same[0] if len(same) == 1 else _merge_same_input(same) for same in by_input.values()]
 
 
-def _place(leaf: Tensor) -> tuple[object, ...]:
+def _storage_key(leaf: Tensor) -> tuple[object, ...]:
     """What two tensors share if they are the same one; records keep it from being used again."""
     where = leaf.untyped_storage()._cdata, leaf.storage_offset(), leaf.shape, leaf.stride()
     return *where, leaf.dtype, leaf.is_neg(), leaf.is_conj()
 
 
-def _one(same: Sequence[Use]) -> Use:
-    total = _total(use.weighted(use.grad) for use in same)
+def _merge_same_input(same: Sequence[LayerCall]) -> LayerCall:
+    total = _sum_parts(use.weighted(use.grad) for use in same)
     return replace(same[0], weight=1.0, grad=total)
 
 
-def black_boxes(model: nn.Module) -> list[str]:
+def find_black_boxes(model: nn.Module) -> list[str]:
     """The layers that have no rule, as name (type)."""
     return [
         f"{site.called!r} ({type(site.layer).__name__})"
-        for site in sites(model).values()
+        for site in find_sites(model).values()
         if site.rule is black_box
     ]
 
 
-def written(model: nn.Module) -> list[Tensor]:
+def find_written_out(model: nn.Module) -> list[Tensor]:
     """The parameters whose per-example gradients may be written out."""
     rules = (conv2d, standard_conv2d, black_box)
-    layers = (site.layer for site in sites(model).values() if site.rule in rules)
+    layers = (site.layer for site in find_sites(model).values() if site.rule in rules)
     return [p for layer in layers for p in layer.parameters()]
 
 
-def linear(layer: nn.Module, uses: Sequence[Use], wanted: frozenset[str]) -> dict[str, Answer]:
+def linear(
+    layer: nn.Module, uses: Sequence[LayerCall], wanted: frozenset[str]
+) -> dict[str, ParameterGradients]:
     """A -> W a + b at each position."""
     return _affine(uses, "weight", "bias", wanted)
 
 
 def attention_in(
-    layer: nn.Module, uses: Sequence[Use], wanted: frozenset[str]
-) -> dict[str, Answer]:
+    layer: nn.Module, uses: Sequence[LayerCall], wanted: frozenset[str]
+) -> dict[str, ParameterGradients]:
     """Queries, keys and values; where they are apart, each has its third of the rows."""
 
-    def whole(use: Use) -> Use:
+    def whole(use: LayerCall) -> LayerCall:
         inputs, slot = use.inputs
         if slot is None:
             return use
         width = use.grad.shape[-1]
         rows = F.pad(use.grad, (slot * width, (2 - slot) * width))
-        return Use(use.weight, (inputs,), rows, use.params)
+        return LayerCall(use.weight, (inputs,), rows, use.params)
 
     return _affine([whole(use) for use in uses], "in_proj_weight", "in_proj_bias", wanted)
 
 
 def attention_out(
-    layer: nn.Module, uses: Sequence[Use], wanted: frozenset[str]
-) -> dict[str, Answer]:
+    layer: nn.Module, uses: Sequence[LayerCall], wanted: frozenset[str]
+) -> dict[str, ParameterGradients]:
     """The projection behind the heads."""
     return _affine(uses, "out_proj.weight", "out_proj.bias", wanted)
 
 
-def conv2d(layer: nn.Module, uses: Sequence[Use], wanted: frozenset[str]) -> dict[str, Answer]:
+def conv2d(
+    layer: nn.Module, uses: Sequence[LayerCall], wanted: frozenset[str]
+) -> dict[str, ParameterGradients]:
     """See conv.py."""
     assert isinstance(layer, nn.Conv2d)
-    answers: dict[str, Answer] = {}
+    answers: dict[str, ParameterGradients] = {}
     if "weight" in wanted:
-        answers["weight"] = kernel(layer, uses)
+        answers["weight"] = make_kernel_gradients(layer, uses)
     if "bias" in wanted:
-        answers["bias"] = Each(_total(use.weighted(_channels(use.grad)) for use in uses))
+        answers["bias"] = WrittenOut(
+            _sum_parts(use.weighted(_sum_per_channel(use.grad)) for use in uses)
+        )
     return answers
 
 
 def standard_conv2d(
-    layer: nn.Module, uses: Sequence[Use], wanted: frozenset[str]
-) -> dict[str, Answer]:
+    layer: nn.Module, uses: Sequence[LayerCall], wanted: frozenset[str]
+) -> dict[str, ParameterGradients]:
     """Kernel gradients written out, and led back through the standardisation at each point."""
     assert isinstance(layer, StandardConv2d)
     answers = conv2d(layer, uses, wanted - {"weight"})
     if "weight" in wanted:
-        by_point: dict[int, list[Use]] = {}
+        by_point: dict[int, list[LayerCall]] = {}
         for use in uses:
             by_point.setdefault(id(use.params["weight"]), []).append(use)
         parts = []
         for same in by_point.values():
-            back = vjp(standardised, same[0].params["weight"].detach())[1]
-            parts.append(vmap(back)(kernel(layer, same).each())[0])
-        answers["weight"] = Each(_total(parts))
+            back = vjp(standardize_weight, same[0].params["weight"].detach())[1]
+            parts.append(vmap(back)(make_kernel_gradients(layer, same).each())[0])
+        answers["weight"] = WrittenOut(_sum_parts(parts))
     return answers
 
 
-def norm(layer: nn.Module, uses: Sequence[Use], wanted: frozenset[str]) -> dict[str, Answer]:
+def norm(
+    layer: nn.Module, uses: Sequence[LayerCall], wanted: frozenset[str]
+) -> dict[str, ParameterGradients]:
     """A -> W o normal(a) + b, with channels first and W of shape (C,)."""
     assert isinstance(layer, nn.GroupNorm)
-    answers: dict[str, Answer] = {}
+    answers: dict[str, ParameterGradients] = {}
     if "weight" in wanted:
         parts = (
             use.weighted(F.group_norm(use.inputs[0], layer.num_groups, eps=layer.eps) * use.grad)
             for use in uses
         )
-        answers["weight"] = Each(_total(_channels(part) for part in parts))
+        answers["weight"] = WrittenOut(_sum_parts(_sum_per_channel(part) for part in parts))
     if "bias" in wanted:
-        answers["bias"] = Each(_total(use.weighted(_channels(use.grad)) for use in uses))
+        answers["bias"] = WrittenOut(
+            _sum_parts(use.weighted(_sum_per_channel(use.grad)) for use in uses)
+        )
     return answers
 
 
-def layer_norm(layer: nn.Module, uses: Sequence[Use], wanted: frozenset[str]) -> dict[str, Answer]:
+def layer_norm(
+    layer: nn.Module, uses: Sequence[LayerCall], wanted: frozenset[str]
+) -> dict[str, ParameterGradients]:
     """The same with W over the last axes, and positions before them."""
     assert isinstance(layer, nn.LayerNorm)
     shape = layer.normalized_shape
-    answers: dict[str, Answer] = {}
+    answers: dict[str, ParameterGradients] = {}
     if "weight" in wanted:
         parts = (
             use.weighted(F.layer_norm(use.inputs[0], shape, eps=layer.eps) * use.grad)
             for use in uses
         )
-        answers["weight"] = Each(_total(_positions(part, shape) for part in parts))
+        answers["weight"] = WrittenOut(_sum_parts(_sum_positions(part, shape) for part in parts))
     if "bias" in wanted:
-        answers["bias"] = Each(_total(use.weighted(_positions(use.grad, shape)) for use in uses))
+        answers["bias"] = WrittenOut(
+            _sum_parts(use.weighted(_sum_positions(use.grad, shape)) for use in uses)
+        )
     return answers
 
 
-def embedding(layer: nn.Module, uses: Sequence[Use], wanted: frozenset[str]) -> dict[str, Answer]:
+def embedding(
+    layer: nn.Module, uses: Sequence[LayerCall], wanted: frozenset[str]
+) -> dict[str, ParameterGradients]:
     """Rows of a table by number; the padding's row does not learn."""
     assert isinstance(layer, nn.Embedding)
     rows, grads = [], []
@@ -221,22 +242,28 @@ def embedding(layer: nn.Module, uses: Sequence[Use], wanted: frozenset[str]) -> 
         rows.append(row_BT)
         grads.append(grad_BTE)
     i, g = torch.cat(rows, 1), torch.cat(grads, 1)
-    return {"weight": Tokens(i, g, layer.num_embeddings, signed=len(uses) > 1)}
+    return {"weight": EmbeddingRows(i, g, layer.num_embeddings, signed=len(uses) > 1)}
 
 
-def circulant(layer: nn.Module, uses: Sequence[Use], wanted: frozenset[str]) -> dict[str, Answer]:
+def circulant(
+    layer: nn.Module, uses: Sequence[LayerCall], wanted: frozenset[str]
+) -> dict[str, ParameterGradients]:
     """See circulant.py."""
     assert isinstance(layer, CirculantLinear)
-    answers: dict[str, Answer] = {}
+    answers: dict[str, ParameterGradients] = {}
     if "weight" in wanted:
-        spectra = Spectra.of(layer, uses)
-        answers["weight"] = spectra if spectra.stays else Each(spectra.each())
+        spectra = CirculantGradients.of(layer, uses)
+        answers["weight"] = spectra if spectra.stays else WrittenOut(spectra.each())
     if "bias" in wanted:
-        answers["bias"] = Each(_total(use.weighted(_positions(use.grad, [0])) for use in uses))
+        answers["bias"] = WrittenOut(
+            _sum_parts(use.weighted(_sum_positions(use.grad, [0])) for use in uses)
+        )
     return answers
 
 
-def black_box(layer: nn.Module, uses: Sequence[Use], wanted: frozenset[str]) -> dict[str, Answer]:
+def black_box(
+    layer: nn.Module, uses: Sequence[LayerCall], wanted: frozenset[str]
+) -> dict[str, ParameterGradients]:
     """b_b^T d(layer)/d(parameter) for each example b, by one reverse pass over the layer alone."""
     totals: Tensors = {}
     for use in uses:
@@ -256,7 +283,7 @@ def black_box(layer: nn.Module, uses: Sequence[Use], wanted: frozenset[str]) -> 
         for key, leaf_B in found.items():
             part = use.weighted(leaf_B)
             totals[key] = totals[key] + part if key in totals else part
-    return {key: Each(leaf_B) for key, leaf_B in totals.items()}
+    return {key: WrittenOut(leaf_B) for key, leaf_B in totals.items()}
 
 
 RULES: Mapping[type[nn.Module], Rule] = {
@@ -277,33 +304,33 @@ position for an input of shape (B, features)."""
 
 
 def _affine(
-    uses: Sequence[Use], weight: str, bias: str, wanted: frozenset[str]
-) -> dict[str, Answer]:
+    uses: Sequence[LayerCall], weight: str, bias: str, wanted: frozenset[str]
+) -> dict[str, ParameterGradients]:
     inputs = [use.inputs[0].reshape(len(use.grad), -1, use.inputs[0].shape[-1]) for use in uses]
     grads = [use.weighted(use.grad).reshape(len(use.grad), -1, use.grad.shape[-1]) for use in uses]
-    answers: dict[str, Answer] = {}
+    answers: dict[str, ParameterGradients] = {}
     if weight in wanted:
-        outer = Outer(_joined(inputs), _joined(grads), signed=len(uses) > 1)
-        answers[weight] = outer if outer.stays else Each(outer.each())
+        outer = OuterProducts(_concatenate(inputs), _concatenate(grads), signed=len(uses) > 1)
+        answers[weight] = outer if outer.stays else WrittenOut(outer.each())
     if bias in wanted:
-        answers[bias] = Each(_total(g.sum(1) for g in grads))
+        answers[bias] = WrittenOut(_sum_parts(g.sum(1) for g in grads))
     return answers
 
 
-def _joined(leaves: Sequence[Tensor]) -> Tensor:
+def _concatenate(leaves: Sequence[Tensor]) -> Tensor:
     return leaves[0] if len(leaves) == 1 else torch.cat(list(leaves), 1)
 
 
-def _total(parts: Iterable[Tensor]) -> Tensor:
+def _sum_parts(parts: Iterable[Tensor]) -> Tensor:
     return reduce(torch.add, parts)
 
 
-def _channels(leaf: Tensor) -> Tensor:
+def _sum_per_channel(leaf: Tensor) -> Tensor:
     """Sums over positions, shape (B, C)."""
     return leaf.sum(tuple(range(2, leaf.dim()))) if leaf.dim() > 2 else leaf
 
 
-def _positions(leaf: Tensor, shape: Sequence[int]) -> Tensor:
+def _sum_positions(leaf: Tensor, shape: Sequence[int]) -> Tensor:
     """Sums over all axes between the first and the last len(shape)."""
     axes = tuple(range(1, leaf.dim() - len(shape)))
     return leaf.sum(axes) if axes else leaf

@@ -12,15 +12,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from dpsweep.core.seeds import public_seed
-from dpsweep.privacy.engine.calls import away_from_zeros, call, draws_apart
-from dpsweep.privacy.engine.repeatability import check_repeats, same
+from dpsweep.core.seeds import derive_public_seed
+from dpsweep.privacy.engine.calls import call_model, isolate_generators, perturb_parameters
+from dpsweep.privacy.engine.repeatability import are_equal, check_repeats
 
 _LOUDER = 100.0
 """Times as large are the images of the other half."""
 
 
-def mixing_in_large_batches(
+def find_mixing_sizes(
     model: nn.Module, input_shape: tuple[int, ...], sizes: Sequence[int]
 ) -> str | None:
     """Say in batches of which of these sizes examples mix; None if in none.
@@ -30,16 +30,16 @@ def mixing_in_large_batches(
         RuntimeError, MemoryError: If memory runs out, which says nothing of the model.
     """
     model = copy.deepcopy(model)
-    rng = torch.Generator().manual_seed(public_seed(0, "batch mixing"))
-    point = away_from_zeros(model, rng)
+    rng = torch.Generator().manual_seed(derive_public_seed(0, "batch mixing"))
+    point = perturb_parameters(model, rng)
     like = next(iter(point.values()))
 
     def images(num: int) -> Tensor:
         return torch.randn(num, *input_shape, generator=rng).to(like)
 
     def outputs(inputs_B: Tensor) -> Tensor:
-        with draws_apart(like.device):
-            return call(model, point, inputs_B).detach()  # with gradients, as at a step
+        with isolate_generators(like.device):
+            return call_model(model, point, inputs_B).detach()  # with gradients, as at a step
 
     try:
         for num in sizes:
@@ -53,7 +53,7 @@ def mixing_in_large_batches(
                     continue
                 # a kernel that adds in an order of its own, or a memory, is no mixing
                 rounding = check_repeats([before], [outputs(inputs_B)], like.dtype)
-                if not same([before[half_B]], [after[half_B]], rounding):
+                if not are_equal([before[half_B]], [after[half_B]], rounding):
                     return f"examples mix in batches of {num}"
     except ValueError as e:
         return str(e)

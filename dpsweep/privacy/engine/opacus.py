@@ -15,40 +15,40 @@ from torch import Tensor, nn
 
 from dpsweep.core.types import Clipped, PerExample, Tensors
 from dpsweep.privacy.clip import Clip, clipped_sum, layer_of
-from dpsweep.privacy.engine.base import ByPortions, Portion, each_loss
+from dpsweep.privacy.engine.base import Microbatch, MicrobatchEngine, per_example_loss
 from dpsweep.privacy.engine.state_guard import StateGuard
 
 
-class OpacusEngine(ByPortions):
+class OpacusEngine(MicrobatchEngine):
     """Answers of models whose layers Opacus knows; it works on a copy of the model."""
 
     def _portion(
-        self, points: Sequence[Tensors], weights: Sequence[float], portion: Portion, clip: Clip
+        self, points: Sequence[Tensors], weights: Sequence[float], portion: Microbatch, clip: Clip
     ) -> Clipped:
         answer: Tensors = {}
         num, copies = len(portion.present_B), self.copies
         for point, weight in zip(points, weights, strict=True):
-            for key, leaf in self._gradients(point, portion.one_by_one(copies)).items():
+            for key, leaf in self._gradients(point, portion.flatten_copies(copies)).items():
                 leaf_B = leaf.view(copies, num, *leaf.shape[1:]).mean(0) if copies > 1 else leaf
                 part = weight * leaf_B
                 answer[key] = answer[key] + part if key in answer else part
         return clipped_sum(PerExample(answer), clip, portion.present_B)
 
-    def seen(self, params: Tensors, portion: Portion) -> dict[str, list[Tensor]]:
+    def seen(self, params: Tensors, portion: Microbatch) -> dict[str, list[Tensor]]:
         """Layer name -> gradients of its parameters at `params`, shape (B, *param.shape) each."""
         found: dict[str, list[Tensor]] = {}
         for key, leaf_B in self._gradients(params, portion).items():
             found.setdefault(layer_of(key), []).append(leaf_B)
         return found
 
-    def _gradients(self, point: Tensors, portion: Portion) -> Tensors:
+    def _gradients(self, point: Tensors, portion: Microbatch) -> Tensors:
         own = dict(self._hooked._module.named_parameters())
         with torch.no_grad():
             for key, p in own.items():
                 p.copy_(point[key])
                 p.grad = p.grad_sample = None
         outputs = self._hooked(portion.inputs_B)
-        losses_B = each_loss(self.loss, outputs, portion.targets_B)
+        losses_B = per_example_loss(self.loss, outputs, portion.targets_B)
         torch.autograd.backward(losses_B.sum())
         num = len(portion.present_B)
         return {
@@ -70,7 +70,7 @@ _OWN_ATTRIBUTES = ("activations", "max_batch_len")
 """What Opacus' hooks note in each layer during a pass."""
 
 
-def overlooked(model: nn.Module) -> str | None:
+def find_unsupported_setting(model: nn.Module) -> str | None:
     """The first setting of a layer that Opacus 1.6 knows nothing of, and answers wrongly for."""
     for name, layer in model.named_modules():
         for key, plain in _PLAIN.items():

@@ -14,7 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from dpsweep.core.errors import ConfigError
-from dpsweep.privacy.engine.calls import away_from_zeros, call, draws_apart, random_images
+from dpsweep.privacy.engine.calls import (
+    call_model,
+    draw_images,
+    isolate_generators,
+    perturb_parameters,
+)
 
 _ROUNDING = {torch.float32: 1e-5, torch.float64: 1e-12}
 """Of the largest number of a tensor: what the order of a sum can change on a GPU."""
@@ -38,7 +43,7 @@ def check_repeats(before: Iterable[Tensor], after: Iterable[Tensor], dtype: torc
     """
     one, two = list(before), list(after)
     apart = relative_difference(one, two)
-    if not apart <= _allowed(one, dtype):
+    if not apart <= _allowed_rounding(one, dtype):
         raise ConfigError(
             "model: it gives another answer when it is asked the same again, so it draws at random "
             "or remembers earlier calls, where no attribute shows it (a global, a closure). Such "
@@ -48,7 +53,7 @@ def check_repeats(before: Iterable[Tensor], after: Iterable[Tensor], dtype: torc
     return apart
 
 
-def _allowed(tensors: Sequence[Tensor], dtype: torch.dtype) -> float:
+def _allowed_rounding(tensors: Sequence[Tensor], dtype: torch.dtype) -> float:
     return 0.0 if all(x.is_cpu for x in tensors) else _ROUNDING[dtype]
 
 
@@ -76,7 +81,7 @@ def _largest(x: Tensor) -> float:
     return float(x.abs().max()) if x.numel() else 0.0
 
 
-def same(one: Sequence[Tensor], two: Sequence[Tensor], rounding: float = 0.0) -> bool:
+def are_equal(one: Sequence[Tensor], two: Sequence[Tensor], rounding: float = 0.0) -> bool:
     """True if tensors are equal, but for twice the `rounding` between two passes of one batch."""
     if rounding:
         return relative_difference(one, two) <= 2 * rounding
@@ -103,7 +108,7 @@ class Probe:
     @classmethod
     def of(cls, model: nn.Module, input_shape: tuple[int, ...]) -> "Probe":
         """Ask for the first time."""
-        return cls(model, input_shape, _outputs(model, input_shape))
+        return cls(model, input_shape, _compute_outputs(model, input_shape))
 
     def check(self) -> None:
         """Ask again.
@@ -111,12 +116,12 @@ class Probe:
         Raises:
             ConfigError: If the outputs are others than before.
         """
-        now_B = _outputs(self.model, self.input_shape)
+        now_B = _compute_outputs(self.model, self.input_shape)
         check_repeats([self.outputs_B], [now_B], now_B.dtype)
 
 
-def _outputs(model: nn.Module, shape: tuple[int, ...]) -> Tensor:
-    point = away_from_zeros(model, torch.Generator().manual_seed(_SEED))
-    inputs_B = random_images(model, _EXAMPLES, shape, _SEED)
-    with draws_apart(inputs_B.device):
-        return call(model, point, inputs_B).detach()
+def _compute_outputs(model: nn.Module, shape: tuple[int, ...]) -> Tensor:
+    point = perturb_parameters(model, torch.Generator().manual_seed(_SEED))
+    inputs_B = draw_images(model, _EXAMPLES, shape, _SEED)
+    with isolate_generators(inputs_B.device):
+        return call_model(model, point, inputs_B).detach()

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from dpsweep.core.types import Clipped, Tensors
 from dpsweep.privacy.clip import Clip
 from dpsweep.privacy.engine.base import Engine
-from dpsweep.privacy.engine.layers import written
+from dpsweep.privacy.engine.layers import find_written_out
 from dpsweep.privacy.engine.state_guard import deep_copy
 from dpsweep.privacy.query import Query
 
@@ -40,7 +40,7 @@ _COPIES = {"bookkeeping": 1, "vmap": 3, "opacus": 3}
 """Copies of a per-example gradient that an engine holds at once."""
 
 
-def fitting_batch(
+def choose_batch(
     model: nn.Module,
     input_shape: tuple[int, ...],
     batch_size: int,
@@ -56,12 +56,12 @@ def fitting_batch(
         engine: Name of the engine.
         copies: Of each example.
     """
-    each = bytes_per_example(model, input_shape, engine, copies)
+    each = estimate_bytes_per_example(model, input_shape, engine, copies)
     parts = round(batch_size / max(1.0, min(_CPU_BYTES / each, _CPU_EXAMPLES / copies)))
-    return _part(batch_size, max(1, parts))
+    return _even_part(batch_size, max(1, parts))
 
 
-def fitting_gpu_batch(
+def choose_gpu_batch(
     engine: Callable[[int], Engine],
     query: Query,
     clip: Clip,
@@ -89,7 +89,7 @@ def fitting_gpu_batch(
     """
 
     def peak(rows: int) -> int:
-        return peak_bytes(engine(rows), query, clip, params, input_shape, rows)
+        return measure_peak_bytes(engine(rows), query, clip, params, input_shape, rows)
 
     few, more = peak(_FEW), peak(_MORE)
     each = max(1.0, (more - few) / (_MORE - _FEW))
@@ -98,12 +98,12 @@ def fitting_gpu_batch(
     parts = math.ceil(_usual_largest(batch_size) / fits)
     # The peak is the highest of several stages, each linear in the number of examples: the one that
     # is highest for many need not be for few. So what was estimated is measured as well.
-    while (at_once := _part(batch_size, parts)) > _MORE and (taken := peak(at_once)) > left:
+    while (at_once := _even_part(batch_size, parts)) > _MORE and (taken := peak(at_once)) > left:
         parts = max(parts + 1, math.ceil(parts * taken / max(left, each)))
     return at_once
 
 
-def _part(batch_size: int, parts: int) -> int:
+def _even_part(batch_size: int, parts: int) -> int:
     """Examples in each of `parts` even parts of a Poisson batch that is larger than most."""
     return math.ceil(_usual_largest(batch_size) / parts)
 
@@ -113,7 +113,7 @@ def _usual_largest(batch_size: int) -> float:
     return batch_size + 2 * math.sqrt(batch_size)
 
 
-def peak_bytes(
+def measure_peak_bytes(
     engine: Engine,
     query: Query,
     clip: Clip,
@@ -175,7 +175,7 @@ class PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.held -= size
 
 
-def bytes_per_example(
+def estimate_bytes_per_example(
     model: nn.Module, input_shape: tuple[int, ...], engine: str, copies: int = 1
 ) -> int:
     """What one example takes: activations, their gradients, its own gradient if written out.
@@ -186,15 +186,15 @@ def bytes_per_example(
     # on a copy: a first call of the model itself would hide an initialisation from data, which
     # the state guard's check looks for later
     tried = deep_copy(model)
-    kept = _kept(tried, input_shape, 3) - _kept(tried, input_shape, 2)
-    own = written(model) if engine == "bookkeeping" else list(model.parameters())
+    kept = _measure_saved_bytes(tried, input_shape, 3) - _measure_saved_bytes(tried, input_shape, 2)
+    own = find_written_out(model) if engine == "bookkeeping" else list(model.parameters())
     gradients = _COPIES[engine] * sum(p.nbytes for p in own)
     if engine == "opacus":  # it writes out one for each copy
         gradients *= copies
     return 2 * copies * kept + gradients
 
 
-def _kept(model: nn.Module, input_shape: tuple[int, ...], num_examples: int) -> int:
+def _measure_saved_bytes(model: nn.Module, input_shape: tuple[int, ...], num_examples: int) -> int:
     """Bytes that a pass keeps for its way back, and those of the outputs."""
     weights = {k: p.detach().requires_grad_() for k, p in model.named_parameters()}
     state = weights | {k: x.clone() for k, x in model.named_buffers()}

@@ -42,7 +42,12 @@ from torch import Tensor, nn
 
 from dpsweep.core.errors import ConfigError
 from dpsweep.core.flat import in_memory_order
-from dpsweep.privacy.engine.calls import away_from_zeros, call, draws_apart, random_images
+from dpsweep.privacy.engine.calls import (
+    call_model,
+    draw_images,
+    isolate_generators,
+    perturb_parameters,
+)
 
 Named = Iterable[tuple[str, Tensor]]
 """Tensors, and what each is called in an error."""
@@ -110,11 +115,11 @@ class StateGuard:
         self._written = list(written)
         self._exact = with_parameters or bool(self._written)
         self._walk = self._walked()
-        self._before = {place: _copied(x) for place, x in self._walk.leaves.items()}
+        self._before = {place: _copy_leaf(x) for place, x in self._walk.leaves.items()}
 
     def check(self, named: Named = (), before: Iterable[Tensor] = ()) -> None:
         """Raise ConfigError if the model, or a tensor of `named`, holds other bits than before."""
-        if what := self.changed(named, before):
+        if what := self.find_change(named, before):
             raise ConfigError(f"model: {what} changes when the model is called. {_REMEDY}")
 
     def check_objects(self) -> None:
@@ -126,7 +131,7 @@ class StateGuard:
         if not self._walk.is_current():
             self.check()
 
-    def changed(self, named: Named = (), before: Iterable[Tensor] = ()) -> str | None:
+    def find_change(self, named: Named = (), before: Iterable[Tensor] = ()) -> str | None:
         """Name what holds other bits than before; None if nothing does.
 
         Args:
@@ -139,11 +144,11 @@ class StateGuard:
             if vars(now) or (now.is_leaf and now.grad is not None):
                 return f"an attribute of {name}"
         if self._walk.is_current():
-            return _difference(self._walk.moving, self._before, pairs)
+            return _find_difference(self._walk.moving, self._before, pairs)
         walk = self._walked()  # an object was replaced, perhaps by an equal one
         if places := walk.leaves.keys() ^ self._before.keys():
-            return _shown(min(places))
-        found = _difference(walk.leaves, self._before, pairs)
+            return _format_place(min(places))
+        found = _find_difference(walk.leaves, self._before, pairs)
         if found is None:
             self._walk = walk
         return found
@@ -151,8 +156,8 @@ class StateGuard:
     def difference(self, other: "StateGuard") -> str | None:
         """Name what `other`, the guard of a copy of the model, found otherwise; None if nothing."""
         if places := self._before.keys() ^ other._before.keys():
-            return _shown(min(places))
-        return _difference(self._walk.leaves, other._before, [], copies=True)
+            return _format_place(min(places))
+        return _find_difference(self._walk.leaves, other._before, [], copies=True)
 
     def _walked(self) -> "_Walk":
         return _Walk(self._model, self._skipped, self._written, exact=self._exact)
@@ -171,7 +176,7 @@ def check_stateless(model: nn.Module, input_shape: tuple[int, ...]) -> None:
     """
     one, two = (deep_copy(model) for _ in range(2))
     for seed, module in enumerate((one, two)):
-        inputs = random_images(module, 2, input_shape, seed)
+        inputs = draw_images(module, 2, input_shape, seed)
         _call_twice(module, inputs)
     guard = StateGuard(one)
     if what := guard.difference(StateGuard(two)):
@@ -180,17 +185,17 @@ def check_stateless(model: nn.Module, input_shape: tuple[int, ...]) -> None:
             f"to be initialised from data must be so before, from public data"
         )
     for seed, (num, grad) in enumerate(((3, True), (5, False)), 2):
-        point = away_from_zeros(one, torch.Generator().manual_seed(seed))
+        point = perturb_parameters(one, torch.Generator().manual_seed(seed))
         before = [p.clone() for p in point.values()]
-        inputs = random_images(one, num, input_shape, seed)
-        with draws_apart(inputs.device):
-            call(one, point, inputs, grad=grad)
+        inputs = draw_images(one, num, input_shape, seed)
+        with isolate_generators(inputs.device):
+            call_model(one, point, inputs, grad=grad)
         guard.check(((f"parameter {k!r}", p) for k, p in point.items()), before)
 
 
 def warm_up(model: nn.Module, input_shape: tuple[int, ...]) -> None:
     """Call `model` on black images, so that what it caches at a first call is there."""
-    _call_twice(model, torch.zeros_like(random_images(model, 2, input_shape, 0)))
+    _call_twice(model, torch.zeros_like(draw_images(model, 2, input_shape, 0)))
 
 
 def _call_twice(model: nn.Module, inputs_B: Tensor) -> None:
@@ -198,10 +203,10 @@ def _call_twice(model: nn.Module, inputs_B: Tensor) -> None:
 
     Some models make layers at their first call, with weights that are drawn then.
     """
-    with draws_apart(inputs_B.device, seed=0):
+    with isolate_generators(inputs_B.device, seed=0):
         for grad in (True, False):
             point = {k: p.detach().clone() for k, p in model.named_parameters()}
-            call(model, point, inputs_B, grad=grad)
+            call_model(model, point, inputs_B, grad=grad)
 
 
 def deep_copy(model: nn.Module) -> nn.Module:
@@ -250,7 +255,7 @@ class _Walk:
         self._seen: set[int] = set()  # all of them kept alive by the three lists
         stack: list[tuple[_Place, object]] = [(("the model", ""), model)]
         while stack:
-            stack.extend(reversed(self._visited(*stack.pop())))
+            stack.extend(reversed(self._visit(*stack.pop())))
             if len(self.leaves) > _MOST:
                 raise ConfigError(
                     f"model: it holds more than {_MOST:,} entries in attributes and containers, "
@@ -272,9 +277,9 @@ class _Walk:
                 return False
         return all(all(map(is_, _slot_values(x, names), items)) for x, names, items in self._slots)
 
-    def _visited(self, place: _Place, x: object) -> list[tuple[_Place, object]]:
+    def _visit(self, place: _Place, x: object) -> list[tuple[_Place, object]]:
         """Note what is at `place`, and give what it holds."""
-        if _plain(x):
+        if _is_plain(x):
             self.leaves[place] = x
             return []
         if id(x) in self._names:
@@ -283,7 +288,7 @@ class _Walk:
         if id(x) in self._written:
             self.leaves[place] = type(x)
             return []
-        if isinstance(x, Tensor | np.ndarray) or _reader(x):
+        if isinstance(x, Tensor | np.ndarray) or _find_reader(x):
             self.leaves[place] = self.moving[place] = x
             return list(self._inside(place, x))
         if id(x) in self._seen:
@@ -309,7 +314,7 @@ class _Walk:
             items = sorted(x, key=repr) if isinstance(x, set | frozenset) else x
             for i, value in enumerate(items):
                 yield (owner, f"{path}[{i}]"), value
-        if _opened(x):
+        if _has_watched_attributes(x):
             attributes = getattr(x, "__dict__", {})
             self._note_mapping(x, attributes)
             skipped = self._skipped_of(x)
@@ -320,12 +325,12 @@ class _Walk:
                     yield (owner, "._parameters"), tuple(value)
                 elif name not in skipped:
                     yield (owner, f"{path}.{name}"), value
-            yield from self._of_classes(place, x)
+            yield from self._slots_of(place, x)
 
-    def _of_classes(self, place: _Place, x: object) -> Iterator[tuple[_Place, object]]:
+    def _slots_of(self, place: _Place, x: object) -> Iterator[tuple[_Place, object]]:
         """What the slots of an object and its classes hold."""
         owner, path = place
-        for cls in filter(_foreign, type(x).__mro__):
+        for cls in filter(_is_foreign, type(x).__mro__):
             own = vars(cls)
             slots = tuple(k for k, v in own.items() if type(v) is MemberDescriptorType)
             values = _slot_values(x, slots)
@@ -353,12 +358,12 @@ class _Walk:
         return self._skipped | _FLAT_WEIGHTS if isinstance(x, nn.RNNBase) else self._skipped
 
 
-def _plain(x: object) -> bool:
+def _is_plain(x: object) -> bool:
     """True for what cannot change and holds nothing that can."""
     return type(x) in _PLAIN or (isinstance(x, tuple) and all(type(v) in _PLAIN for v in x))
 
 
-def _shown(place: _Place) -> str:
+def _format_place(place: _Place) -> str:
     """A place in words, up to the first container: keys in there might be private."""
     owner, path = place
     if found := re.match(r"\._(buffers|parameters|modules)\[(.+?)\]", path):
@@ -367,17 +372,17 @@ def _shown(place: _Place) -> str:
     return f"attribute {name!r} of {owner}" if name else owner
 
 
-def _opened(x: object) -> bool:
+def _has_watched_attributes(x: object) -> bool:
     """True if the attributes of an object are watched."""
     cls = type(x)
     if isinstance(x, nn.Module | Tensor):
         return True
     if isinstance(x, type | Enum):
         return False
-    return _foreign(cls) or cls.__module__.startswith(_OPEN)
+    return _is_foreign(cls) or cls.__module__.startswith(_OPEN)
 
 
-def _foreign(cls: type) -> bool:
+def _is_foreign(cls: type) -> bool:
     """True for a class that comes neither with Python nor with torch."""
     return cls.__module__.partition(".")[0] not in _CLOSED
 
@@ -386,21 +391,21 @@ def _slot_values(x: object, names: tuple[str, ...]) -> tuple[object, ...]:
     return tuple(getattr(x, name, None) for name in names)
 
 
-def _reader(x: object) -> Callable[[Any], object] | None:
+def _find_reader(x: object) -> Callable[[Any], object] | None:
     return next((read for kind, read in _STATES if isinstance(x, kind)), None)
 
 
-def _copied(x: object) -> object:
+def _copy_leaf(x: object) -> object:
     """What is kept of a leaf to compare it with later."""
     if isinstance(x, Tensor):
         return x.detach().clone()
     if isinstance(x, np.ndarray):
         return x.copy()
-    read = _reader(x)
+    read = _find_reader(x)
     return x if read is None else read(x)
 
 
-def _difference(
+def _find_difference(
     leaves: Mapping[_Place, object],
     before: Mapping[_Place, object],
     pairs: list[tuple[str, Tensor, Tensor]],
@@ -411,13 +416,13 @@ def _difference(
     for place, now in leaves.items():
         was = before[place]
         if isinstance(now, Tensor) and isinstance(was, Tensor):
-            pairs.append((_shown(place), now, was))
-        elif not _same(now, was, copies=copies):
-            return _shown(place)
-    return _first_differing(pairs)
+            pairs.append((_format_place(place), now, was))
+        elif not _is_unchanged(now, was, copies=copies):
+            return _format_place(place)
+    return _find_first_differing(pairs)
 
 
-def _same(now: object, was: object, *, copies: bool) -> bool:
+def _is_unchanged(now: object, was: object, *, copies: bool) -> bool:
     """True if an object that is no tensor is as it was.
 
     Args:
@@ -430,7 +435,7 @@ def _same(now: object, was: object, *, copies: bool) -> bool:
         if not isinstance(was, np.ndarray) or (now.dtype, now.shape) != (was.dtype, was.shape):
             return False
         return now.tobytes() == was.tobytes()
-    if read := _reader(now):
+    if read := _find_reader(now):
         return bool(read(now) == was)
     if now is was:
         return True
@@ -448,7 +453,7 @@ def _same(now: object, was: object, *, copies: bool) -> bool:
         return False
 
 
-def _first_differing(pairs: Iterable[tuple[str, Tensor, Tensor]]) -> str | None:
+def _find_first_differing(pairs: Iterable[tuple[str, Tensor, Tensor]]) -> str | None:
     """Name the first tensor that has not the bits it had; waits once for each device."""
     later: dict[tuple[torch.device, torch.dtype], list[tuple[str, Tensor, Tensor]]] = {}
     for name, now, was in pairs:

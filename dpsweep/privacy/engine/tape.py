@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from dpsweep.core.types import Tensors
-from dpsweep.privacy.engine.attention import Note, attend, in_pieces
-from dpsweep.privacy.engine.base import Loss, Portion, each_loss
+from dpsweep.privacy.engine.attention import Note, attend, can_attend
+from dpsweep.privacy.engine.base import Loss, Microbatch, per_example_loss
 
 
 class Unrecordable(ValueError):
@@ -26,7 +26,7 @@ class Unrecordable(ValueError):
 
 
 @dataclass(frozen=True, eq=False)
-class Use:
+class LayerCall:
     """One call of a layer at one point of the query. Private.
 
     Attributes:
@@ -52,7 +52,7 @@ class Use:
         if self.versions and self.versions != _versions(self.inputs):
             raise Unrecordable(f"what layer {name!r} is given changes in place after it was called")
 
-    def parted(self, copies: int) -> list[Use]:
+    def split_copies(self, copies: int) -> list[LayerCall]:
         """The calls of each copy, of B examples, in one call of copies * B rows.
 
         Raises:
@@ -64,7 +64,7 @@ class Use:
         own = [self.only(slice(first, first + num)) for first in range(0, len(self.grad), num)]
         return [replace(use, weight=self.weight / copies) for use in own]
 
-    def only(self, rows: slice) -> Use:
+    def only(self, rows: slice) -> LayerCall:
         """The same of some of the examples.
 
         Raises:
@@ -74,17 +74,17 @@ class Use:
         if any(len(x) != len(self.grad) for x in tensors):
             raise Unrecordable("a layer's input does not have the rows of its output")
         inputs = tuple(x[rows] if isinstance(x, Tensor) else x for x in self.inputs)
-        return Use(self.weight, inputs, self.grad[rows], self.params)
+        return LayerCall(self.weight, inputs, self.grad[rows], self.params)
 
 
-def record(
+def record_calls(
     model: nn.Module,
     layers: Mapping[str, nn.Module],
     loss: Loss,
     params: Tensors,
     weight: float,
-    portion: Portion,
-) -> dict[str, list[Use]]:
+    portion: Microbatch,
+) -> dict[str, list[LayerCall]]:
     """Layer name -> its calls, in their order, during one pass at `params`.
 
     Args:
@@ -106,16 +106,16 @@ def record(
         seen = tuple(x.detach() if isinstance(x, Tensor) else x for x in inputs)
         calls.append((name, seen, _versions(seen), output))
 
-    with _watched(layers, note), torch.enable_grad():
+    with _watch_layers(layers, note), torch.enable_grad():
         logits = functional_call(model, params, (portion.inputs_B,))
-        losses_B = each_loss(loss, logits, portion.targets_B)
+        losses_B = per_example_loss(loss, logits, portion.targets_B)
         outputs = [output for *_, output in calls]
         grads = torch.autograd.grad(losses_B.sum(), outputs, allow_unused=True)
-    owned = _owned(model, layers, params)
-    uses: dict[str, list[Use]] = {}
+    owned = _params_by_layer(model, layers, params)
+    uses: dict[str, list[LayerCall]] = {}
     for (name, inputs, versions, output), grad in zip(calls, grads, strict=True):
         heard = torch.zeros_like(output) if grad is None else grad
-        use = Use(weight, inputs, heard, owned.get(name, {}), versions)
+        use = LayerCall(weight, inputs, heard, owned.get(name, {}), versions)
         uses.setdefault(name, []).append(use)
     return uses
 
@@ -124,7 +124,7 @@ def _versions(inputs: tuple[Any, ...]) -> tuple[int, ...]:
     return tuple(x._version for x in inputs if isinstance(x, Tensor))
 
 
-def _owned(
+def _params_by_layer(
     model: nn.Module, layers: Mapping[str, nn.Module], params: Tensors
 ) -> dict[str, Tensors]:
     """Layer name -> its parameters in `params`; one that layers share is in each of them."""
@@ -135,17 +135,17 @@ def _owned(
     }
 
 
-def _piecewise(note: Note, name: str) -> Note:
+def _note_pieces(note: Note, name: str) -> Note:
     return lambda piece, inputs, output: note(name + piece, inputs, output)
 
 
 @contextmanager
-def _watched(layers: Mapping[str, nn.Module], note: Note) -> Iterator[None]:
+def _watch_layers(layers: Mapping[str, nn.Module], note: Note) -> Iterator[None]:
     """Calls `note` with (name, inputs, output) at each call of a layer, within this context."""
     with ExitStack() as stack:
         for name, layer in layers.items():
-            if isinstance(layer, nn.MultiheadAttention) and in_pieces(layer):
-                vars(layer)["forward"] = partial(attend, layer, _piecewise(note, name))
+            if isinstance(layer, nn.MultiheadAttention) and can_attend(layer):
+                vars(layer)["forward"] = partial(attend, layer, _note_pieces(note, name))
                 stack.callback(vars(layer).pop, "forward")
             else:
                 hook = layer.register_forward_hook(

@@ -16,14 +16,14 @@ from torch.func import functional_call, grad, vmap
 
 from dpsweep.core.types import Clipped, PerExample, Tensors
 from dpsweep.privacy.clip import Clip, clipped_sum
-from dpsweep.privacy.engine.base import ByPortions, Portion
+from dpsweep.privacy.engine.base import Microbatch, MicrobatchEngine
 
 
-class VmapEngine(ByPortions):
+class VmapEngine(MicrobatchEngine):
     """Answers written out for a microbatch at a time."""
 
     def _portion(
-        self, points: Sequence[Tensors], weights: Sequence[float], portion: Portion, clip: Clip
+        self, points: Sequence[Tensors], weights: Sequence[float], portion: Microbatch, clip: Clip
     ) -> Clipped:
         answer = self._answer(points, weights, portion.inputs_B, portion.targets_B)
         return clipped_sum(answer, clip, portion.present_B)

@@ -11,9 +11,9 @@ from pathlib import Path
 from types import MappingProxyType
 
 from dpsweep.config.trial import TrialConfig
-from dpsweep.core.errors import StateError, unknown
+from dpsweep.core.errors import StateError, unknown_name_error
 from dpsweep.data import folders
-from dpsweep.models.own import Own, found_in
+from dpsweep.models.own import Own, import_folder
 from dpsweep.results.export import Origin, check_target, header, origin_of, to_yaml, write
 from dpsweep.results.formats.opacus import to_opacus
 from dpsweep.results.formats.torch import to_torch
@@ -86,7 +86,7 @@ def export_best(
         StateError: If there is no complete trial yet, or a file of another kind is in the way.
     """
     if kind not in FORMATS:
-        raise unknown("format", kind, FORMATS, where="--format")
+        raise unknown_name_error("format", kind, FORMATS, where="--format")
     records, origin = chosen(study, top), origin_of(study)
     if not records:
         raise nothing_to_show(study)
@@ -156,7 +156,7 @@ def _figure(winner: Winner) -> str:
 def _classes(config: TrialConfig) -> list[str]:
     """Names of the classes: their folders', where there are any."""
     if config.data.name == "folder" and config.data.place and config.data.place.is_dir():
-        return list(folders.listed(config.data.place).classes)
+        return list(folders.list_folder(config.data.place).classes)
     return [str(number) for number in range(config.data.spec.num_classes)]
 
 
@@ -167,7 +167,7 @@ def _checked(place: Path, config: TrialConfig, accuracy: float) -> str:
         StateError: If the script classifies otherwise than the trial did.
     """
     try:
-        with found_in(config.model.folder if isinstance(config.model, Own) else None):
+        with import_folder(config.model.folder if isinstance(config.model, Own) else None):
             found = runpy.run_path(str(place))["check"](config.data.root)
     except (OSError, RuntimeError):
         return "not checked: the data are not at hand"

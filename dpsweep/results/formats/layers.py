@@ -16,12 +16,12 @@ from torch import nn
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.circulant import CirculantLinear
 from dpsweep.core.errors import ConfigError
-from dpsweep.core.weight_standardization import StandardConv2d, standardised
-from dpsweep.models import build
-from dpsweep.models.own import Own, Timm, Torchvision, found_in
+from dpsweep.core.weight_standardization import StandardConv2d, standardize_weight
+from dpsweep.models import build_model
+from dpsweep.models.own import Own, Timm, Torchvision, import_folder
 from dpsweep.models.parts import saved_tensors
 
-_WHOLE = {CirculantLinear: (CirculantLinear,), StandardConv2d: (standardised, StandardConv2d)}
+_WHOLE = {CirculantLinear: (CirculantLinear,), StandardConv2d: (standardize_weight, StandardConv2d)}
 """Layers of ours that print themselves, and what of our source they are written with."""
 
 _WHOLE_IMPORTS = {
@@ -55,8 +55,8 @@ def model_code(config: TrialConfig) -> Code:
     spec = config.data.spec
     if isinstance(config.model, Own):
         code = _call(config.model, spec.shape, spec.num_classes)
-        with found_in(config.model.folder):
-            _compare(code, build(config.model, spec, config.seed), spec.shape)
+        with import_folder(config.model.folder):
+            _compare(code, build_model(config.model, spec, config.seed), spec.shape)
         return code
     if isinstance(config.model, Torchvision | Timm):
         raise ConfigError(
@@ -68,7 +68,7 @@ def model_code(config: TrialConfig) -> Code:
     writer = _Writer()
     expression = writer.expression(model)
     code = Code(tuple(sorted(writer.imports)), "\n\n\n".join(writer.definitions), expression)
-    _compare(code, build(config.model, spec, config.seed), spec.shape)
+    _compare(code, build_model(config.model, spec, config.seed), spec.shape)
     return code
 
 

@@ -15,12 +15,12 @@ from torch import nn
 from dpsweep.config.plan import plan_privacy
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError
-from dpsweep.core.seeds import public_seed
-from dpsweep.models import build
+from dpsweep.core.seeds import derive_public_seed
+from dpsweep.models import build_model
 from dpsweep.optim.adam import Adam, AdamW
 from dpsweep.optim.schedule import Cosine
 from dpsweep.optim.sgd import Sgd
-from dpsweep.privacy.engine import engine_for
+from dpsweep.privacy.engine import make_engine
 from dpsweep.privacy.geometry import IDENTITY
 from dpsweep.results.formats.layers import model_code
 from dpsweep.results.formats.reading import reading_code
@@ -199,7 +199,7 @@ def to_opacus(config: TrialConfig) -> str:
         lr=config.learning_rate,
         evaluate_every=plan.step_after(config.train.evaluate_every),
         definitions=f"\n{model.definitions}\n" if model.definitions else "",
-        weights_seed=public_seed(config.seed, "weights"),
+        weights_seed=derive_public_seed(config.seed, "weights"),
         model=model.expression.replace("\n", "\n    "),
         optimizer=_optimizer(config),
         schedule=_schedule(config),
@@ -245,7 +245,7 @@ def _refuse_layers(config: TrialConfig) -> None:
     """
     from opacus.validators import ModuleValidator  # half a second, for this export alone
 
-    built: nn.Module = build(config.model, config.data.spec, config.seed)
+    built: nn.Module = build_model(config.model, config.data.spec, config.seed)
     errors = ModuleValidator.validate(built, strict=False)
     if errors:
         told = " ".join(str(errors[0]).split())
@@ -253,7 +253,7 @@ def _refuse_layers(config: TrialConfig) -> None:
     built = built.to(getattr(torch, config.train.dtype))
     shape, loss = config.data.spec.shape, nn.functional.cross_entropy
     try:
-        engine_for(built, loss, IDENTITY, _TRIED_AT_ONCE, shape, "opacus")
+        make_engine(built, loss, IDENTITY, _TRIED_AT_ONCE, shape, "opacus")
     except ValueError as e:
         told = str(e).removesuffix(". Use auto")
         raise _refused(f"model.name: {config.model.name} does not suit it: {told}") from e

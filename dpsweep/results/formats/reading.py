@@ -10,7 +10,7 @@ from string import Template
 
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError
-from dpsweep.core.seeds import public_seed
+from dpsweep.core.seeds import derive_public_seed
 from dpsweep.data.datasets import DataConfig
 
 _TORCHVISION = {
@@ -182,7 +182,9 @@ def reading_code(config: TrialConfig) -> Reading:
         )
     imports, splits = _splits(data)
     if data.num_held_out:
-        read = _filled(_HOLDOUT, seed=public_seed(config.seed, "holdout"), num=data.num_held_out)
+        read = _filled(
+            _HOLDOUT, seed=derive_public_seed(config.seed, "holdout"), num=data.num_held_out
+        )
     else:
         read = _TEST_SPLIT
     pixels = _filled(_PIXELS, other=_RESIZED if data.resize else _REFUSED)

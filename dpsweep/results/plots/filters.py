@@ -8,7 +8,7 @@ import torch
 from plotly.subplots import make_subplots
 
 from dpsweep.filters.base import Filter
-from dpsweep.methods import build
+from dpsweep.methods import build_method
 from dpsweep.results.plots.style import DASHES, PALETTE, figure, stacked
 from dpsweep.search.trial_record import Record
 
@@ -41,7 +41,7 @@ def noise_gain(record: Record) -> float:
 
     1 without filters. What the release adds is not changed: only what is made of it.
     """
-    method = build(record.config.method)
+    method = build_method(record.config.method)
     still = torch.zeros(1, dtype=torch.float64)
     whole = 1.0
     for link in method.filters:
@@ -59,7 +59,9 @@ def filters(records: Sequence[Record]) -> go.Figure | None:
     Returns:
         None if none of them has a filter.
     """
-    drawn = [(r, found) for r in records if (found := responses(build(r.config.method).filters))]
+    drawn = [
+        (r, found) for r in records if (found := responses(build_method(r.config.method).filters))
+    ]
     kinds = [k for k in (OVER_TIME, ACROSS) if any(k in found for _, found in drawn)]
     if not kinds:
         return None

@@ -17,4 +17,4 @@ def forgotten(monkeypatch):
     monkeypatch.setattr(engine, "_stateless", set())
     monkeypatch.setattr(engine, "_wrong", {})
     monkeypatch.setattr(engine, "_mixing", {})
-    monkeypatch.setattr(engine, "_said", set())
+    monkeypatch.setattr(engine, "_logged", set())

@@ -11,9 +11,9 @@ from torch.func import functional_call
 
 from dpsweep.core.types import PerExample, Tensors
 from dpsweep.privacy.clip import Automatic, Flat, PerLayer, Quantile
-from dpsweep.privacy.engine.answers import Answer
+from dpsweep.privacy.engine.answers import ParameterGradients
 from dpsweep.privacy.engine.base import Loss
-from dpsweep.privacy.engine.tape import Use
+from dpsweep.privacy.engine.tape import LayerCall
 
 BOTH_SIGNS = [-3.7, 4.7, 1.3]
 CLIPS = {
@@ -73,14 +73,14 @@ def alone(
     return PerExample({k: torch.stack([row[k] for row in rows]) for k in points[0]})
 
 
-def single(uses: Sequence[Use]) -> list[Use]:
+def single(uses: Sequence[LayerCall]) -> list[LayerCall]:
     """The same calls in single precision."""
 
     def rounded(x: Tensor) -> Tensor:
         return x.float() if x.is_floating_point() else x
 
     return [
-        Use(
+        LayerCall(
             use.weight,
             tuple(map(rounded, use.inputs)),
             use.grad.float(),
@@ -90,10 +90,11 @@ def single(uses: Sequence[Use]) -> list[Use]:
     ]
 
 
-def spoiled(uses: Sequence[Use], bad: float, where: str) -> list[Use]:
+def spoiled(uses: Sequence[LayerCall], bad: float, where: str) -> list[LayerCall]:
     """The same calls, where the second example has `bad` once, in its "input" or "gradient"."""
     copies = [
-        Use(u.weight, tuple(x.clone() for x in u.inputs), u.grad.clone(), u.params) for u in uses
+        LayerCall(u.weight, tuple(x.clone() for x in u.inputs), u.grad.clone(), u.params)
+        for u in uses
     ]
     place = copies[0].inputs[0] if where == "input" else copies[0].grad
     place[1].view(-1)[-1] = bad
@@ -105,7 +106,7 @@ def uses_of(
     weights: Sequence[float],
     inputs: Sequence[tuple[Tensor, ...]],
     apart: float = 0.0,
-) -> list[Use]:
+) -> list[LayerCall]:
     """One call of `layer` for each weight, with a random gradient of its output.
 
     Args:
@@ -121,11 +122,11 @@ def uses_of(
         grad = draw(*output.shape, seed=100 + m).to(output)
         if output.dim() == 4 and output.is_contiguous(memory_format=torch.channels_last):
             grad = grad.contiguous(memory_format=torch.channels_last)
-        uses.append(Use(weight, given, grad, params))
+        uses.append(LayerCall(weight, given, grad, params))
     return uses
 
 
-def gradients(layer: nn.Module, uses: Sequence[Use]) -> Tensors:
+def gradients(layer: nn.Module, uses: Sequence[LayerCall]) -> Tensors:
     """Each example's sum over the calls, by parameter of the layer, leaf shape (B, *shape)."""
     rows = []
     for b in range(len(uses[0].grad)):
@@ -145,7 +146,7 @@ def squared_norms(leaf_B: Tensor) -> Tensor:
     return leaf_B.double().unsqueeze(-1).flatten(1).square().sum(1)
 
 
-def check(answer: Answer, expected_B: Tensor, case: object = "") -> None:
+def check(answer: ParameterGradients, expected_B: Tensor, case: object = "") -> None:
     """Asserts that squares, the weighted sum and the answers written out are those expected."""
     near = {"rtol": TOLERANCE[expected_B.dtype], "msg": lambda text: f"{case}\n{text}"}
     size = expected_B.double().norm().item()

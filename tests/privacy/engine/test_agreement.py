@@ -13,9 +13,9 @@ from zoo import SHAPE, ZOO, batch, loss, network
 from dpsweep.core.types import PerExample
 from dpsweep.privacy.clip import INSIDE, Clip, Flat, Quantile, clipped_sum
 from dpsweep.privacy.engine import BookkeepingEngine, VmapEngine
-from dpsweep.privacy.engine.answers import Outer
-from dpsweep.privacy.engine.conv import Runs
-from dpsweep.privacy.engine.gradient_check import wrong_gradients
+from dpsweep.privacy.engine.answers import OuterProducts
+from dpsweep.privacy.engine.conv import PhaseLayout
+from dpsweep.privacy.engine.gradient_check import find_wrong_gradients
 
 NUM = 9
 ENGINES = {"bookkeeping": BookkeepingEngine, "vmap": VmapEngine}
@@ -72,8 +72,8 @@ def test_sum_in_single_precision_is_that_of_plain_autograd(engine, net, query):
 @every_query
 @every_net
 def test_form_changes_nothing(monkeypatch, net, query, gram):
-    monkeypatch.setattr(Runs, "cheaper_by_gram", lambda *_: gram)
-    monkeypatch.setattr(Outer, "stays", gram)
+    monkeypatch.setattr(PhaseLayout, "cheaper_by_gram", lambda *_: gram)
+    monkeypatch.setattr(OuterProducts, "stays", gram)
     clip = CLIPS["per layer"]
     expected = clipped_sum(expected_answers(net, query, torch.float64), clip)
     near(total_of("bookkeeping", net, query, clip), expected)
@@ -107,8 +107,8 @@ def test_batch_of_none_is_zeros(engine, net, clip):
 
 @pairs(net=[net for net in ZOO if "words" not in net], bad=[math.nan, math.inf], gram=FORMS)
 def test_example_that_is_not_finite_counts_as_zero(monkeypatch, net, bad, gram):
-    monkeypatch.setattr(Runs, "cheaper_by_gram", lambda *_: gram)
-    monkeypatch.setattr(Outer, "stays", gram)
+    monkeypatch.setattr(PhaseLayout, "cheaper_by_gram", lambda *_: gram)
+    monkeypatch.setattr(OuterProducts, "stays", gram)
     model, (inputs, targets) = network(net), batch(NUM)
     inputs[2] = bad
     where, weights = points_of(model, 2), QUERIES["both signs"]
@@ -121,7 +121,7 @@ def test_example_that_is_not_finite_counts_as_zero(monkeypatch, net, bad, gram):
 
 @every_net
 def test_every_net_is_recorded(forgotten, net):
-    assert wrong_gradients(network(net), loss, SHAPE) is None
+    assert find_wrong_gradients(network(net), loss, SHAPE) is None
 
 
 @pytest.mark.parametrize("net", ["never called", "without effect"])

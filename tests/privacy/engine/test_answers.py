@@ -15,37 +15,37 @@ from torch import Tensor, nn
 from dpsweep.core.circulant import CirculantLinear
 from dpsweep.privacy.clip import Automatic, Flat
 from dpsweep.privacy.engine.answers import (
-    Answer,
-    Each,
-    Outer,
-    Tokens,
-    added,
-    from_grams,
-    gram,
-    square_of_each,
+    EmbeddingRows,
+    OuterProducts,
+    ParameterGradients,
+    WrittenOut,
+    add_shared,
+    compute_gram,
+    square_norms,
+    square_norms_from_grams,
 )
-from dpsweep.privacy.engine.circulant import Spectra
-from dpsweep.privacy.engine.conv import ByGram, ByLags, Runs
+from dpsweep.privacy.engine.circulant import CirculantGradients
+from dpsweep.privacy.engine.conv import GhostNormKernels, PhaseLayout, WrittenOutKernels
 from dpsweep.privacy.engine.layers import circulant, conv2d, embedding, linear
-from dpsweep.privacy.engine.tape import Use
+from dpsweep.privacy.engine.tape import LayerCall
 
 NUM, C = 40, 0.5
 WEIGHT = frozenset({"weight"})
 FORMS = {
-    "outer": Outer,
-    "outer written out": Each,
-    "tokens": Tokens,
-    "conv by gram": ByGram,
-    "conv by lags": ByLags,
-    "circulant": Spectra,
-    "circulant written out": Each,
+    "outer": OuterProducts,
+    "outer written out": WrittenOut,
+    "tokens": EmbeddingRows,
+    "conv by gram": GhostNormKernels,
+    "conv by lags": WrittenOutKernels,
+    "circulant": CirculantGradients,
+    "circulant written out": WrittenOut,
 }
 FACTORS = torch.tensor([0.0, 1.3, -0.4], dtype=torch.float64)
 every_form = pytest.mark.parametrize("form", FORMS)
 both_precisions = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 
 
-def answer_of(form: str, inputs_BTI: Tensor, grads_BTO: Tensor, points: int) -> Answer:
+def answer_of(form: str, inputs_BTI: Tensor, grads_BTO: Tensor, points: int) -> ParameterGradients:
     """sum_t g_t a_t^T in a form; the positions are those of `points` points side by side.
 
     Of tokens all are the same, so that every position meets every other.
@@ -53,21 +53,23 @@ def answer_of(form: str, inputs_BTI: Tensor, grads_BTO: Tensor, points: int) -> 
     width, out = inputs_BTI.shape[2], grads_BTO.shape[2]
     halves = zip(inputs_BTI.chunk(points, 1), grads_BTO.chunk(points, 1), strict=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Runs, "cheaper_by_gram", lambda *_: form == "conv by gram")
-        patch.setattr(Outer, "stays", form == "outer")
-        patch.setattr(Spectra, "stays", form == "circulant")
+        patch.setattr(PhaseLayout, "cheaper_by_gram", lambda *_: form == "conv by gram")
+        patch.setattr(OuterProducts, "stays", form == "outer")
+        patch.setattr(CirculantGradients, "stays", form == "circulant")
         if "conv" in form:
-            uses = [Use(1.0, (as_image(a),), as_image(g), {}) for a, g in halves]
+            uses = [LayerCall(1.0, (as_image(a),), as_image(g), {}) for a, g in halves]
             found = conv2d(nn.Conv2d(width, out, 1), uses, WEIGHT)
         elif "circulant" in form:
-            uses = [Use(1.0, (a,), g, {}) for a, g in halves]
+            uses = [LayerCall(1.0, (a,), g, {}) for a, g in halves]
             found = circulant(CirculantLinear(width, out, block=math.gcd(width, out)), uses, WEIGHT)
         elif form == "tokens":
-            uses = [Use(1.0, (torch.zeros_like(g[:, :, 0]).long(),), g, {}) for _, g in halves]
+            uses = [
+                LayerCall(1.0, (torch.zeros_like(g[:, :, 0]).long(),), g, {}) for _, g in halves
+            ]
             found = embedding(nn.Embedding(3, out), uses, WEIGHT)
         else:
             found = linear(
-                nn.Linear(width, out), [Use(1.0, (a,), g, {}) for a, g in halves], WEIGHT
+                nn.Linear(width, out), [LayerCall(1.0, (a,), g, {}) for a, g in halves], WEIGHT
             )
     assert isinstance(found["weight"], FORMS[form])
     return found["weight"]
@@ -78,7 +80,7 @@ def as_image(leaf_BTX: Tensor) -> Tensor:
     return leaf_BTX.transpose(1, 2)[:, :, :, None]
 
 
-def largest(answer: Answer, clip: Flat | Automatic) -> float:
+def largest(answer: ParameterGradients, clip: Flat | Automatic) -> float:
     """The largest clipped contribution of one example, in units of the clip norm."""
     squares_B = answer.squares().double()
     factor_B = clip.factors({"w": squares_B})["w"]
@@ -145,7 +147,7 @@ def test_many_positions_that_round_alike_do_not_pass_the_clip_norm():
         grads = torch.full((1, length + 1, width), step)
         left = 30 * torch.finfo(torch.float32).eps * 2 * length * step
         grads[:, -1] = left - grads[:, :-1].double().sum(1).float()
-        answer = Outer(torch.ones(1, length + 1, width), grads)
+        answer = OuterProducts(torch.ones(1, length + 1, width), grads)
         assert answer.stays
         assert largest(answer, Flat(1e-6)) <= 1 + 1e-3, step
 
@@ -155,30 +157,30 @@ def test_many_positions_that_round_alike_do_not_pass_the_clip_norm():
 def test_slack_is_not_seen_where_nothing_cancels(form, dtype):
     inputs, grads = draw(NUM, 6, 6, seed=1).to(dtype), draw(NUM, 6, 3, seed=2).to(dtype)
     answer = answer_of(form, inputs, grads, points=1)
-    squares_B = Each(answer.each().double()).squares()
+    squares_B = WrittenOut(answer.each().double()).squares()
     near = 1e-6 if dtype == torch.float32 else 1e-12
     torch.testing.assert_close(answer.squares().double(), squares_B, rtol=near, atol=0)
 
 
 def test_squares_from_grams_are_positive_and_as_large_as_what_rounding_leaves():
-    left = gram(torch.ones(1, 2, 1))
-    right = gram(torch.tensor([[[1e4], [-1e4]]]))
-    (square,) = from_grams(left, right, torch.float32).tolist()
+    left = compute_gram(torch.ones(1, 2, 1))
+    right = compute_gram(torch.tensor([[[1e4], [-1e4]]]))
+    (square,) = square_norms_from_grams(left, right, torch.float32).tolist()
     assert math.sqrt(square) >= 16 * 2**-23 * 2e4
     assert math.sqrt(square) <= 17 * 2**-23 * 2e4
-    exact = from_grams(left, right, torch.float64).item()
+    exact = square_norms_from_grams(left, right, torch.float64).item()
     assert 2**-53 * 2e4**2 <= exact <= 1e-5  # what the sum of squares itself may lose
 
 
 def test_gram_matrices_are_summed_in_double_precision():
     leaf = torch.tensor([[[1e4, 1.0], [1e4, -1.0]]])
-    assert gram(leaf).tolist() == [[[1e8 + 1, 1e8 - 1], [1e8 - 1, 1e8 + 1]]]
+    assert compute_gram(leaf).tolist() == [[[1e8 + 1, 1e8 - 1], [1e8 - 1, 1e8 + 1]]]
 
 
 @pytest.mark.parametrize("shape", [(), (4,), (2, 3)], ids=str)
 def test_written_out_answer_may_have_any_shape(shape):
     leaf_B = draw(3, *shape)
-    check(Each(leaf_B), leaf_B)
+    check(WrittenOut(leaf_B), leaf_B)
 
 
 @pytest.mark.parametrize("num", [1, 63, 64, 65, 4000])
@@ -186,22 +188,22 @@ def test_square_of_one_position_is_never_too_small_and_hardly_too_large(num):
     loudness = 10.0 ** torch.linspace(-30, 17, 60)[:, None]
     leaf = (draw(60, num) * loudness).float()
     exact = leaf.double().square().sum(1)
-    found = square_of_each(leaf)
+    found = square_norms(leaf)
     lost = 2 * num * torch.finfo(torch.float32).tiny
     assert (found >= exact).all()
     assert (found <= 1.00001 * exact + lost).all()
-    assert torch.equal(square_of_each(leaf.double()), exact)
+    assert torch.equal(square_norms(leaf.double()), exact)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_square_of_what_is_not_finite_is_not(bad):
     leaf = torch.ones(2, 70)
     leaf[1, 66] = bad
-    assert square_of_each(leaf).isfinite().tolist() == [True, False]
+    assert square_norms(leaf).isfinite().tolist() == [True, False]
 
 
 def test_answer_of_one_position_needs_no_gram():
-    outer = Outer(draw(3, 1, 4, seed=1), draw(3, 1, 5, seed=2))
+    outer = OuterProducts(draw(3, 1, 4, seed=1), draw(3, 1, 5, seed=2))
     check(outer, outer.grads_BTO.transpose(1, 2) @ outer.inputs_BTI)
 
 
@@ -212,14 +214,17 @@ def test_rows_of_a_table_gather_all_their_positions():
     for b in range(3):
         for t in range(3):
             table[b, rows[b, t]] += grads[b, t]
-    check(Tokens(rows, grads, 4), table)
+    check(EmbeddingRows(rows, grads, 4), table)
 
 
 def test_answers_of_layers_that_share_a_parameter_add_up():
     rows = torch.randint(0, 5, (3, 6), generator=generator())
-    tokens, outer = Tokens(rows, draw(3, 6, 4), 5), Outer(draw(3, 2, 4), draw(3, 2, 5))
-    check(added([tokens, outer]), tokens.each() + outer.each())
-    assert added([outer]) is outer
+    tokens, outer = (
+        EmbeddingRows(rows, draw(3, 6, 4), 5),
+        OuterProducts(draw(3, 2, 4), draw(3, 2, 5)),
+    )
+    check(add_shared([tokens, outer]), tokens.each() + outer.each())
+    assert add_shared([outer]) is outer
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from dpsweep.privacy.clip import clipped_sum
 from dpsweep.privacy.engine import BookkeepingEngine
-from dpsweep.privacy.engine.attention import IN, OUT, attend, in_pieces
-from dpsweep.privacy.engine.layers import black_boxes, sites
+from dpsweep.privacy.engine.attention import IN, OUT, attend, can_attend
+from dpsweep.privacy.engine.layers import find_black_boxes, find_sites
 
 NUM, HEADS, WIDTH, LENGTH = 3, 2, 4, 5
 NEVER = float("-inf")
@@ -189,16 +189,16 @@ def test_masked_attention_answers_as_autograd(mask, given):
 )
 def test_attention_of_another_make_is_not_computed_in_pieces(options):
     layer = attention(batch_first=True, **options)
-    assert not in_pieces(layer)
-    assert black_boxes(nn.ModuleDict({"a": layer})) == ["'a' (MultiheadAttention)"]
+    assert not can_attend(layer)
+    assert find_black_boxes(nn.ModuleDict({"a": layer})) == ["'a' (MultiheadAttention)"]
 
 
 def test_subclass_may_compute_something_else_and_is_not_computed_in_pieces():
     class Other(nn.MultiheadAttention):
         pass
 
-    assert not in_pieces(Other(WIDTH, HEADS))
-    assert in_pieces(attention())
+    assert not can_attend(Other(WIDTH, HEADS))
+    assert can_attend(attention())
 
 
 def test_layer_is_as_before_once_its_calls_are_recorded():
@@ -217,7 +217,7 @@ def test_transformer_layer_answers_as_autograd(norm_first, training):
             WIDTH, HEADS, 6, dropout=0.0, batch_first=True, norm_first=norm_first
         ).double()
     layer.train(training)
-    assert set(sites(layer)) == {
+    assert set(find_sites(layer)) == {
         *("self_attn/in", "self_attn/out", "linear1", "linear2", "norm1", "norm2"),
     }
     agrees(layer)

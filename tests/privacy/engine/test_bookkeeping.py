@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from dpsweep.core.circulant import CirculantLinear
 from dpsweep.core.types import PerExample, Released, Tensors
 from dpsweep.privacy.clip import Automatic, Flat, PerLayer, Quantile, clipped_sum
-from dpsweep.privacy.engine import BookkeepingEngine, VmapEngine, engine_for
-from dpsweep.privacy.geometry import IDENTITY, Geometry, Spectral, geometry_of
+from dpsweep.privacy.engine import BookkeepingEngine, VmapEngine, make_engine
+from dpsweep.privacy.geometry import IDENTITY, Geometry, Spectral, make_geometry
 
 NUM = 11
 SHAPE = (2, 6, 6)
@@ -157,7 +157,7 @@ def test_sum_equals_plain_autograd_in_single_precision(net, query):
 
 
 def spectral(net: str, keep: float) -> Geometry:
-    return geometry_of(Spectral(keep, keep), network(net), SHAPE)
+    return make_geometry(Spectral(keep, keep), network(net), SHAPE)
 
 
 @pairs(at_once=[1, 4, 1000], geometry={"identity": None, "whole": 1.0, "half": 0.5}, clip=CLIPS)
@@ -263,7 +263,7 @@ def test_points_and_what_they_hold_are_left_as_they_were():
 
 
 def test_engine_is_chosen_by_the_geometry():
-    chosen = engine_for(network("mapped"), loss, spectral("mapped", 0.5), 5, SHAPE)
+    chosen = make_engine(network("mapped"), loss, spectral("mapped", 0.5), 5, SHAPE)
     assert isinstance(chosen, BookkeepingEngine)
     assert chosen.max_physical_batch == 5
     assert set(chosen.geometry.maps) == {"0.weight", "3.weight", "5.weight"}

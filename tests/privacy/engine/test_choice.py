@@ -13,11 +13,11 @@ from dpsweep.privacy.engine import (
     BookkeepingEngine,
     Engine,
     VmapEngine,
-    engine_for,
+    make_engine,
     refuse_mixing,
 )
 from dpsweep.privacy.engine.opacus import OpacusEngine
-from dpsweep.privacy.geometry import IDENTITY, Geometry, Spectral, geometry_of
+from dpsweep.privacy.geometry import IDENTITY, Geometry, Spectral, make_geometry
 
 pytestmark = [
     pytest.mark.usefixtures("forgotten"),
@@ -58,11 +58,11 @@ def boxed() -> nn.Module:
 
 
 def spectral() -> Geometry:
-    return geometry_of(Spectral(0.5, 0.5), nn.Sequential(nn.Conv2d(2, 3, 3)), SHAPE)
+    return make_geometry(Spectral(0.5, 0.5), nn.Sequential(nn.Conv2d(2, 3, 3)), SHAPE)
 
 
 def chosen(model: nn.Module, choice: EngineName = "auto", geometry: Geometry = IDENTITY) -> Engine:
-    return engine_for(model, loss, geometry, 5, SHAPE, choice)
+    return make_engine(model, loss, geometry, 5, SHAPE, choice)
 
 
 @pytest.mark.parametrize("choice", KINDS)
@@ -215,7 +215,7 @@ def asked_of(monkeypatch) -> list[nn.Module]:
     """The models that are tried, as they are."""
     asked: list[nn.Module] = []
     monkeypatch.setattr(
-        "dpsweep.privacy.engine.wrong_gradients", lambda model, *_: asked.append(model)
+        "dpsweep.privacy.engine.find_wrong_gradients", lambda model, *_: asked.append(model)
     )
     return asked
 
@@ -226,8 +226,8 @@ def test_kind_that_is_known_is_tried_once(monkeypatch):
     kinds = ["a", "a", "a", "b"]
     for _ in range(2):
         for model, kind in zip(models, kinds, strict=True):
-            engine_for(model, loss, IDENTITY, 5, SHAPE, kind=kind)
-    engine_for(models[0], loss, IDENTITY, 5, (2, 8, 8), kind="a")
+            make_engine(model, loss, IDENTITY, 5, SHAPE, kind=kind)
+    make_engine(models[0], loss, IDENTITY, 5, (2, 8, 8), kind="a")
     assert asked == [models[0], models[2], models[3], models[0]]
 
 
@@ -241,7 +241,7 @@ def test_model_of_no_known_kind_is_tried_each_time(monkeypatch):
 
 def test_vmap_is_tried_too_and_not_for_mixing_which_it_cannot_do(monkeypatch):
     asked = asked_of(monkeypatch)
-    monkeypatch.setattr("dpsweep.privacy.engine.mixing_in_large_batches", None)
+    monkeypatch.setattr("dpsweep.privacy.engine.find_mixing_sizes", None)
     model = sound()
     chosen(model, "vmap")
     assert asked == [model]

@@ -18,10 +18,10 @@ from oracle import (
 from pairs import pairs
 
 from dpsweep.core.circulant import CirculantLinear
-from dpsweep.privacy.engine.answers import Answer, Each
-from dpsweep.privacy.engine.circulant import Spectra
+from dpsweep.privacy.engine.answers import ParameterGradients, WrittenOut
+from dpsweep.privacy.engine.circulant import CirculantGradients
 from dpsweep.privacy.engine.layers import circulant
-from dpsweep.privacy.engine.tape import Use
+from dpsweep.privacy.engine.tape import LayerCall
 
 BLOCKS = [1, 2, 3, 4, 5, 12]  # 1 and 2 have no pair of frequencies; odd ones no Nyquist
 every_block = pytest.mark.parametrize("block", BLOCKS)
@@ -35,12 +35,12 @@ def layer(block: int, bias: bool = True) -> CirculantLinear:
         return CirculantLinear(2 * block, 3 * block, block, bias).double()
 
 
-def used(layer: CirculantLinear, weights=BOTH_SIGNS, positions=(5,)) -> list[Use]:
+def used(layer: CirculantLinear, weights=BOTH_SIGNS, positions=(5,)) -> list[LayerCall]:
     shape = (3, *positions, layer.in_features)
     return uses_of(layer, weights, [(draw(*shape, seed=m),) for m in range(len(weights))])
 
 
-def answers(layer: CirculantLinear, uses: list[Use]) -> dict[str, Answer]:
+def answers(layer: CirculantLinear, uses: list[LayerCall]) -> dict[str, ParameterGradients]:
     return circulant(layer, uses, frozenset(k for k, _ in layer.named_parameters()))
 
 
@@ -52,11 +52,11 @@ def answers(layer: CirculantLinear, uses: list[Use]) -> dict[str, Answer]:
 )
 @every_form
 def test_layer_answers_as_autograd(monkeypatch, form, block, bias, positions, weights):
-    monkeypatch.setattr(Spectra, "stays", form == "spectra")
+    monkeypatch.setattr(CirculantGradients, "stays", form == "spectra")
     blocks = layer(block, bias)
     uses = used(blocks, weights, positions)
     found, expected = answers(blocks, uses), gradients(blocks, uses)
-    assert isinstance(found["weight"], Spectra if form == "spectra" else Each)
+    assert isinstance(found["weight"], CirculantGradients if form == "spectra" else WrittenOut)
     assert set(found) == set(expected)
     for key, leaf_B in expected.items():
         check(found[key], leaf_B, case=key)
@@ -65,7 +65,7 @@ def test_layer_answers_as_autograd(monkeypatch, form, block, bias, positions, we
 @every_form
 @every_block
 def test_calls_with_different_numbers_of_positions_add_up(monkeypatch, form, block):
-    monkeypatch.setattr(Spectra, "stays", form == "spectra")
+    monkeypatch.setattr(CirculantGradients, "stays", form == "spectra")
     blocks = layer(block)
     uses = used(blocks, [0.5]) + used(blocks, BOTH_SIGNS, positions=(2, 4))
     found = answers(blocks, uses)
@@ -75,7 +75,7 @@ def test_calls_with_different_numbers_of_positions_add_up(monkeypatch, form, blo
 
 @pairs(form=FORMS, block=BLOCKS, weights=QUERIES)
 def test_single_precision_is_as_good_as_autograds(monkeypatch, form, block, weights):
-    monkeypatch.setattr(Spectra, "stays", form == "spectra")
+    monkeypatch.setattr(CirculantGradients, "stays", form == "spectra")
     uses = single(used(layer(block), weights))
     found = answers(layer(block), uses)
     for key, leaf_B in gradients(layer(block).float(), uses).items():
@@ -86,7 +86,7 @@ def test_single_precision_is_as_good_as_autograds(monkeypatch, form, block, weig
 def test_example_that_is_not_finite_leaves_the_others_as_they_are(
     monkeypatch, form, block, bad, where
 ):
-    monkeypatch.setattr(Spectra, "stays", form == "spectra")
+    monkeypatch.setattr(CirculantGradients, "stays", form == "spectra")
     blocks = layer(block)
     sound = used(blocks)
     expected_B = gradients(blocks, sound)["weight"]
@@ -111,13 +111,13 @@ def test_only_what_is_wanted_is_answered(wanted):
 def test_form_is_the_cheaper_one(num, positions, stays):
     wide = CirculantLinear(64, 64, block=8).double()
     weight = answers(wide, used(wide, [1.0] * num, positions))["weight"]
-    assert isinstance(weight, Spectra if stays else Each)
+    assert isinstance(weight, CirculantGradients if stays else WrittenOut)
 
 
 def test_norm_covers_an_answer_that_is_all_rounding():
     """Input and gradient share no frequency, so that only what transforms round is left."""
     wave = torch.arange(12) * (2 * math.pi / 12)
-    use = Use(1.0, (1e3 * wave.cos()[None],), 1e3 * (2 * wave).sin()[None], {})
+    use = LayerCall(1.0, (1e3 * wave.cos()[None],), 1e3 * (2 * wave).sin()[None], {})
     (rounded,) = single([use])
     found = answers(CirculantLinear(12, 12, block=12), [rounded])["weight"]
     norm = found.summed(torch.ones(1)).norm().item()

@@ -9,9 +9,9 @@ from oracle import BOTH_SIGNS, check, draw, gradients, single, spoiled, squared_
 from pairs import pairs
 from torch import Tensor, nn
 
-from dpsweep.privacy.engine.conv import ByGram, ByLags, Runs
+from dpsweep.privacy.engine.conv import GhostNormKernels, PhaseLayout, WrittenOutKernels
 from dpsweep.privacy.engine.layers import conv2d
-from dpsweep.privacy.engine.tape import Use
+from dpsweep.privacy.engine.tape import LayerCall
 
 IMAGE = (11, 9)  # odd, and just wide enough for the widest kernel without padding
 WIDE = {"kernel_size": 5, "dilation": 2}
@@ -40,13 +40,13 @@ LAYOUTS = [
     )
     if padding != "same" or stride == 1  # torch has no others
 ]
-FORMS = {"lags": ByLags, "gram": ByGram}
+FORMS = {"lags": WrittenOutKernels, "gram": GhostNormKernels}
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
 both_forms = pytest.mark.parametrize("form", FORMS)
 
 
 def forced(monkeypatch, form: str) -> None:
-    monkeypatch.setattr(Runs, "cheaper_by_gram", lambda *_: form == "gram")
+    monkeypatch.setattr(PhaseLayout, "cheaper_by_gram", lambda *_: form == "gram")
 
 
 def layer(channels: tuple[int, int, int] = (2, 3, 1), **options) -> nn.Conv2d:
@@ -57,14 +57,16 @@ def layer(channels: tuple[int, int, int] = (2, 3, 1), **options) -> nn.Conv2d:
         return nn.Conv2d(inside, out, groups=groups, **options, dtype=torch.float64)
 
 
-def used(conv: nn.Conv2d, weights=BOTH_SIGNS, num: int = 3, image=IMAGE, last=True) -> list[Use]:
+def used(
+    conv: nn.Conv2d, weights=BOTH_SIGNS, num: int = 3, image=IMAGE, last=True
+) -> list[LayerCall]:
     inputs = [draw(num, conv.in_channels, *image, seed=m) for m in range(len(weights))]
     if last:
         inputs = [x.contiguous(memory_format=torch.channels_last) for x in inputs]
     return uses_of(conv, weights, [(x,) for x in inputs])
 
 
-def answers(conv: nn.Conv2d, uses: list[Use]) -> dict:
+def answers(conv: nn.Conv2d, uses: list[LayerCall]) -> dict:
     return conv2d(conv, uses, frozenset(k for k, _ in conv.named_parameters()))
 
 
@@ -88,7 +90,7 @@ def test_every_layout_answers_as_autograd_in_both_forms(monkeypatch, layout, gro
         assert isinstance(found, kind)
         check(found, expected_B, case=form)
     with monkeypatch.context() as patch:
-        patch.setattr("dpsweep.privacy.engine.conv.loud", some_loud)
+        patch.setattr("dpsweep.privacy.engine.conv.split_by_cancellation", some_loud)
         check(found, expected_B, case="by gram, one summed in double")
 
 
@@ -175,7 +177,7 @@ def test_layer_called_on_images_of_two_sizes_is_written_out(monkeypatch, channel
     conv = layer(channels, **layout)
     uses = used(conv, [0.3]) + used(conv, [-2.0], image=(6, 8))
     found = answers(conv, uses)["weight"]
-    assert isinstance(found, ByLags)
+    assert isinstance(found, WrittenOutKernels)
     check(found, gradients(conv, uses)["weight"])
 
 
@@ -212,15 +214,17 @@ def test_form_is_chosen_by_what_it_costs():
         conv = layer((channels, channels, 1), padding=1)
         return type(answers(conv, used(conv, [1.0] * points, image=(side, side)))["weight"])
 
-    assert form(channels=64, side=2) is ByGram  # few positions, many weights
-    assert form(channels=2, side=24) is ByLags  # many positions, few weights
-    assert form(channels=32, side=4, points=1) is ByGram
-    assert form(channels=32, side=4, points=8) is ByLags  # pairs of points grow as their square
+    assert form(channels=64, side=2) is GhostNormKernels  # few positions, many weights
+    assert form(channels=2, side=24) is WrittenOutKernels  # many positions, few weights
+    assert form(channels=32, side=4, points=1) is GhostNormKernels
+    assert (
+        form(channels=32, side=4, points=8) is WrittenOutKernels
+    )  # pairs of points grow as their square
 
 
 def test_one_run_covers_the_lags_of_the_widest_kernel():
     conv = layer(**WIDE)
-    runs = Runs.of(conv, torch.Size((3, 3, 3, 1)))
+    runs = PhaseLayout.of(conv, torch.Size((3, 3, 3, 1)))
     assert runs.phase == IMAGE
     assert runs.length == 2 * 9 + 1
     assert runs.lags[-1] == ((0, 0), 8 * 9 + 8)

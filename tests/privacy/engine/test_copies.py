@@ -9,9 +9,9 @@ from zoo import SHAPE, batch, loss, network
 
 from dpsweep.core.types import PerExample
 from dpsweep.privacy.clip import clipped_sum
-from dpsweep.privacy.engine import engine_for
-from dpsweep.privacy.engine.size import bytes_per_example, fitting_batch
-from dpsweep.privacy.engine.tape import Unrecordable, Use
+from dpsweep.privacy.engine import make_engine
+from dpsweep.privacy.engine.size import choose_batch, estimate_bytes_per_example
+from dpsweep.privacy.engine.tape import LayerCall, Unrecordable
 from dpsweep.privacy.geometry import IDENTITY
 
 NUM, COPIES = 7, 3
@@ -50,7 +50,7 @@ def expected(net: str, weights: list[float]) -> PerExample:
 @pairs(choice=["bookkeeping", "vmap"], net=NETS, query=QUERIES.keys(), clip=CLIPS)
 def test_answer_is_the_mean_over_copies_clipped_once(choice, net, query, clip):
     model, weights = network(net), QUERIES[query]
-    engine = engine_for(model, loss, IDENTITY, 4, SHAPE, choice, copies=COPIES)
+    engine = make_engine(model, loss, IDENTITY, 4, SHAPE, choice, copies=COPIES)
     where = points_of(model, len(weights))
     total = engine.clipped_sum(where, weights, copies(), batch(NUM)[1], clip)
     right = clipped_sum(expected(net, weights), clip)
@@ -64,7 +64,7 @@ def test_opacus_hooks_answer_for_copies_too():
     model[0].padding_mode = "zeros"  # the other is one that Opacus overlooks
     where, clip = points_of(model, 2), CLIPS["flat"]
     asked = [
-        engine_for(model, loss, IDENTITY, 4, SHAPE, choice, copies=COPIES).clipped_sum(
+        make_engine(model, loss, IDENTITY, 4, SHAPE, choice, copies=COPIES).clipped_sum(
             where, weights, copies(), batch(NUM)[1], clip
         )
         for choice in ("opacus", "vmap")
@@ -76,8 +76,8 @@ def test_opacus_hooks_answer_for_copies_too():
 def test_copies_that_are_all_alike_answer_like_one():
     model, (inputs, targets) = network("convolutions"), batch(NUM)
     where, clip = points_of(model, 1), CLIPS["flat"]
-    one = engine_for(model, loss, IDENTITY, 4, SHAPE)
-    three = engine_for(model, loss, IDENTITY, 4, SHAPE, copies=COPIES)
+    one = make_engine(model, loss, IDENTITY, 4, SHAPE)
+    three = make_engine(model, loss, IDENTITY, 4, SHAPE, copies=COPIES)
     same = inputs[:, None].expand(NUM, COPIES, *SHAPE)
     expected = one.clipped_sum(where, [1.0], inputs, targets, clip)
     for key, leaf in three.clipped_sum(where, [1.0], same, targets, clip).items():
@@ -85,10 +85,10 @@ def test_copies_that_are_all_alike_answer_like_one():
 
 
 def test_input_without_the_rows_of_the_output_cannot_be_parted():
-    use = Use(1.0, (torch.zeros(4, 2), torch.zeros(5, 2)), torch.zeros(4, 2), {})
+    use = LayerCall(1.0, (torch.zeros(4, 2), torch.zeros(5, 2)), torch.zeros(4, 2), {})
     with pytest.raises(Unrecordable, match="does not have the rows of its output"):
-        use.parted(2)
-    first, second = Use(3.0, (torch.arange(4), None), torch.arange(4.0), {}).parted(2)
+        use.split_copies(2)
+    first, second = LayerCall(3.0, (torch.arange(4), None), torch.arange(4.0), {}).split_copies(2)
     assert (first.weight, second.weight) == (1.5, 1.5)
     assert second.inputs[0].tolist() == [2, 3]
     assert second.inputs[1] is None
@@ -97,10 +97,8 @@ def test_input_without_the_rows_of_the_output_cannot_be_parted():
 
 def test_memory_of_activations_grows_with_the_copies_and_that_of_gradients_does_not():
     model = nn.Sequential(nn.Flatten(), nn.Tanh(), nn.Linear(72, 4))
-    one, two, five = (bytes_per_example(model, SHAPE, "vmap", k) for k in (1, 2, 5))
+    one, two, five = (estimate_bytes_per_example(model, SHAPE, "vmap", k) for k in (1, 2, 5))
     assert five - one == 4 * (two - one) > 0
     assert (
-        fitting_batch(model, SHAPE, 1000, "vmap", 8)
-        < 100
-        < fitting_batch(model, SHAPE, 1000, "vmap")
+        choose_batch(model, SHAPE, 1000, "vmap", 8) < 100 < choose_batch(model, SHAPE, 1000, "vmap")
     )

@@ -12,8 +12,8 @@ from zoo import SHAPE, Gate, Net, loss
 
 from dpsweep.core.errors import ConfigError
 from dpsweep.privacy.clip import Flat
-from dpsweep.privacy.engine import BookkeepingEngine, VmapEngine, engine_for
-from dpsweep.privacy.engine.gradient_check import wrong_gradients
+from dpsweep.privacy.engine import BookkeepingEngine, VmapEngine, make_engine
+from dpsweep.privacy.engine.gradient_check import find_wrong_gradients
 from dpsweep.privacy.geometry import IDENTITY
 
 pytestmark = [
@@ -194,14 +194,14 @@ def made(make: Callable[[], nn.Module]) -> nn.Module:
 @pytest.mark.parametrize("kind", FALSE)
 def test_model_that_would_be_recorded_wrongly_is_found(kind):
     make, reason = FALSE[kind]
-    found = wrong_gradients(made(make), loss, SHAPE)
+    found = find_wrong_gradients(made(make), loss, SHAPE)
     assert found is not None
     assert re.search(reason, found)
 
 
 @pytest.mark.parametrize("kind", TRUE)
 def test_model_that_is_recorded_well_is_accepted(kind):
-    assert wrong_gradients(made(TRUE[kind]), loss, SHAPE) is None
+    assert find_wrong_gradients(made(TRUE[kind]), loss, SHAPE) is None
 
 
 def test_model_that_vmap_cannot_run_either_is_an_error():
@@ -211,7 +211,7 @@ def test_model_that_vmap_cannot_run_either_is_an_error():
 
     text = r"vmap cannot compute it one example at a time \(.*saved tensor hooks"
     with pytest.raises(ValueError, match=text):
-        engine_for(Net(forward, layer=linear()), loss, IDENTITY, 5, SHAPE)
+        make_engine(Net(forward, layer=linear()), loss, IDENTITY, 5, SHAPE)
 
 
 def test_layer_that_reuses_one_work_area_is_an_error():
@@ -228,7 +228,7 @@ def test_layer_that_reuses_one_work_area_is_an_error():
 
     net = nn.Sequential(nn.Flatten(), linear(8), nn.Tanh(), Reused(), linear(4, 8))
     with pytest.raises(ConfigError, match=r"attribute 'area' of module '3' \(Reused\) changes"):
-        wrong_gradients(net, loss, SHAPE)
+        find_wrong_gradients(net, loss, SHAPE)
 
 
 def test_model_whose_layers_depend_on_the_images_is_an_error():
@@ -236,17 +236,17 @@ def test_model_whose_layers_depend_on_the_images_is_an_error():
         return (net.far if (x.abs() > 1e9).any() else net.near)(x.flatten(1))
 
     with pytest.raises(ValueError, match=r"vmap cannot compute it .* data-dependent control flow"):
-        engine_for(Net(forward, near=linear(), far=linear()), loss, IDENTITY, 5, SHAPE)
+        make_engine(Net(forward, near=linear(), far=linear()), loss, IDENTITY, 5, SHAPE)
 
 
 def test_model_without_a_gradient_is_an_error():
     with pytest.raises(ValueError, match="modified by an inplace operation"):
-        wrong_gradients(Net(changed_input, layer=linear()), loss, SHAPE)
+        find_wrong_gradients(Net(changed_input, layer=linear()), loss, SHAPE)
 
 
 def test_model_that_does_not_take_the_images_is_an_error():
     with pytest.raises(ValueError, match=r"does not take a batch of \(\d+, 2, 6, 6\)"):
-        wrong_gradients(nn.Sequential(nn.Flatten(), linear(4, 71)), loss, SHAPE)
+        find_wrong_gradients(nn.Sequential(nn.Flatten(), linear(4, 71)), loss, SHAPE)
 
 
 @pytest.mark.parametrize("kind", ["constant", "recurrent"])
@@ -258,13 +258,13 @@ def test_model_that_vmap_runs_in_its_own_precision_alone_is_no_error(kind):
     }
     question = (points_of(nets[kind], 1), [1.0], draw(3, *SHAPE).float(), torch.tensor([0, 1, 2]))
     assert VmapEngine(nets[kind], loss, 3).clipped_sum(*question, Flat(1.0))
-    wrong_gradients(nets[kind], loss, SHAPE)
+    find_wrong_gradients(nets[kind], loss, SHAPE)
 
 
 def test_model_is_left_as_it_is():
     model = made(FALSE["in place, after a layer in the midst"][0])
     before = {k: p.clone() for k, p in model.state_dict().items()}
-    wrong_gradients(model, loss, SHAPE)
+    find_wrong_gradients(model, loss, SHAPE)
     assert all(torch.equal(p, before[k]) for k, p in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
     assert not any(module._forward_hooks for module in model.modules())
@@ -272,7 +272,7 @@ def test_model_is_left_as_it_is():
 
 def test_random_numbers_of_the_trial_are_not_used_up():
     model, before = made(TRUE["plain"]), torch.get_rng_state()
-    wrong_gradients(model, loss, SHAPE)
+    find_wrong_gradients(model, loss, SHAPE)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -296,14 +296,14 @@ def disagreement(model: nn.Module, inputs: Tensor) -> float:
 
 def test_layer_that_begins_at_zero_hides_nothing():
     assert disagreement(begun_at_zero(), draw(3, *SHAPE)) > 0.1
-    assert wrong_gradients(begun_at_zero(), loss, SHAPE) is not None
+    assert find_wrong_gradients(begun_at_zero(), loss, SHAPE) is not None
 
 
 def test_wrong_scale_is_found():
     model = nn.Sequential(nn.Flatten(), made(linear))
     model[1].register_forward_hook(lambda layer, args, output: output * 3)
     assert disagreement(model, draw(3, *SHAPE)) > 0.1
-    assert wrong_gradients(model, loss, SHAPE) is not None
+    assert find_wrong_gradients(model, loss, SHAPE) is not None
 
 
 def test_models_that_print_alike_are_tried_apart():
@@ -315,8 +315,8 @@ def test_models_that_print_alike_are_tried_apart():
 
     sound, unsound = (Net(f, layer=linear(), out=linear(4, 4)) for f in (within, elsewhere))
     assert repr(sound) == repr(unsound)
-    assert wrong_gradients(sound, loss, SHAPE) is None
-    assert wrong_gradients(unsound, loss, SHAPE) is not None
+    assert find_wrong_gradients(sound, loss, SHAPE) is None
+    assert find_wrong_gradients(unsound, loss, SHAPE) is not None
 
 
 NO_FAULT_OF_THE_MODELS = [
@@ -360,10 +360,10 @@ def test_memory_that_runs_out_and_a_lost_gpu_say_nothing_of_the_model(make, engi
     """At whichever call of all that an engine is tried with."""
     model = FailsAt(make(), words)
     CALLS.update(done=0, fails=0)
-    assert type(engine_for(model, loss, IDENTITY, 24, SHAPE)) is engine
+    assert type(make_engine(model, loss, IDENTITY, 24, SHAPE)) is engine
     num_calls = CALLS["done"]
     assert num_calls > 5
     for call in range(1, num_calls + 1):
         CALLS.update(done=0, fails=call)
         with pytest.raises(RuntimeError, match=re.escape(words)):
-            engine_for(model, loss, IDENTITY, 24, SHAPE)
+            make_engine(model, loss, IDENTITY, 24, SHAPE)

@@ -27,9 +27,15 @@ from torch import Tensor, nn
 from dpsweep.core.circulant import CirculantLinear
 from dpsweep.core.weight_standardization import StandardConv2d
 from dpsweep.privacy.engine import layers
-from dpsweep.privacy.engine.answers import Answer, Each, Outer
-from dpsweep.privacy.engine.layers import RULES, at_one_input, black_boxes, sites, written
-from dpsweep.privacy.engine.tape import Use
+from dpsweep.privacy.engine.answers import OuterProducts, ParameterGradients, WrittenOut
+from dpsweep.privacy.engine.layers import (
+    RULES,
+    find_black_boxes,
+    find_sites,
+    find_written_out,
+    merge_calls,
+)
+from dpsweep.privacy.engine.tape import LayerCall
 
 NUM = 3
 
@@ -92,7 +98,7 @@ def built(kind: str) -> nn.Module:
     return layer
 
 
-def used(kind: str, layer: nn.Module, weights=BOTH_SIGNS) -> list[Use]:
+def used(kind: str, layer: nn.Module, weights=BOTH_SIGNS) -> list[LayerCall]:
     given = [
         tuple(draw(NUM, *shape, seed=10 * m + i) for i, shape in enumerate(LAYERS[kind][1]))
         or (rows(7, seed=m),)
@@ -101,14 +107,14 @@ def used(kind: str, layer: nn.Module, weights=BOTH_SIGNS) -> list[Use]:
     return uses_of(layer, weights, given, apart=0.2 if "black box" in kind else 0.0)
 
 
-def answers(layer: nn.Module, uses: list[Use]) -> dict[str, Answer]:
+def answers(layer: nn.Module, uses: list[LayerCall]) -> dict[str, ParameterGradients]:
     wanted = frozenset(k for k, _ in layer.named_parameters())
     return RULES.get(type(layer), layers.black_box)(layer, uses, wanted)
 
 
 @pairs(kind=LAYERS.keys(), weights=QUERIES, cheap=FORMS)
 def test_layer_answers_as_autograd(monkeypatch, kind, weights, cheap):
-    monkeypatch.setattr(Outer, "stays", cheap)
+    monkeypatch.setattr(OuterProducts, "stays", cheap)
     layer = built(kind)
     uses = used(kind, layer, weights)
     found, expected = answers(layer, uses), gradients(layer, uses)
@@ -120,7 +126,7 @@ def test_layer_answers_as_autograd(monkeypatch, kind, weights, cheap):
 @every_form
 @every_layer
 def test_layer_called_twice_at_each_point_answers_with_the_sum(monkeypatch, kind, cheap):
-    monkeypatch.setattr(Outer, "stays", cheap)
+    monkeypatch.setattr(OuterProducts, "stays", cheap)
     layer = built(kind)
     uses = used(kind, layer, [0.5, 0.5]) + used(kind, layer, BOTH_SIGNS)
     found, expected = answers(layer, uses), gradients(layer, uses)
@@ -131,7 +137,7 @@ def test_layer_called_twice_at_each_point_answers_with_the_sum(monkeypatch, kind
 @every_form
 @every_layer
 def test_single_precision_is_as_good_as_autograds(monkeypatch, kind, cheap):
-    monkeypatch.setattr(Outer, "stays", cheap)
+    monkeypatch.setattr(OuterProducts, "stays", cheap)
     layer = built(kind)
     uses = single(used(kind, layer))
     layer.float()
@@ -144,7 +150,7 @@ def test_single_precision_is_as_good_as_autograds(monkeypatch, kind, cheap):
        bad=[math.nan, math.inf], cheap=FORMS)  # fmt: skip
 def test_example_that_is_not_finite_leaves_the_others_as_they_are(monkeypatch, spoilt, bad, cheap):
     kind, where = spoilt
-    monkeypatch.setattr(Outer, "stays", cheap)
+    monkeypatch.setattr(OuterProducts, "stays", cheap)
     layer = built(kind)
     sound = used(kind, layer)
     found, theirs = (f(layer, spoiled(sound, bad, where)) for f in (answers, gradients))
@@ -180,9 +186,9 @@ def test_long_sequences_of_narrow_layers_are_written_out():
         uses = uses_of(layer, [1.0], [(draw(2, length, width),)])
         return type(answers(layer, uses)["weight"])
 
-    assert form(length=1, width=4) is Outer
-    assert form(length=4, width=64) is Outer
-    assert form(length=64, width=4) is Each
+    assert form(length=1, width=4) is OuterProducts
+    assert form(length=4, width=64) is OuterProducts
+    assert form(length=64, width=4) is WrittenOut
 
 
 def test_sites_go_down_to_what_has_a_rule_or_owns_parameters():
@@ -195,7 +201,7 @@ def test_sites_go_down_to_what_has_a_rule_or_owns_parameters():
             "plain": nn.LayerNorm(4, elementwise_affine=False),
         }
     )
-    found = sites(model)
+    found = find_sites(model)
     assert {name: site.called for name, site in found.items()} == {
         "block.0": "block.0",
         "block.2": "block.2",
@@ -208,13 +214,13 @@ def test_sites_go_down_to_what_has_a_rule_or_owns_parameters():
         "odd.inner.weight": "inner.weight",
         "odd.inner.bias": "inner.bias",
     }
-    assert black_boxes(model) == ["'odd' (Odd)"]
+    assert find_black_boxes(model) == ["'odd' (Odd)"]
 
 
 def test_site_of_a_shared_parameter_has_the_models_name_for_it():
     model = nn.ModuleDict({"table": nn.Embedding(5, 4), "out": nn.Linear(4, 5)})
     model["out"].weight = model["table"].weight
-    found = sites(model)
+    found = find_sites(model)
     assert found["out"].params == {"table.weight": "weight", "out.bias": "bias"}
 
 
@@ -223,12 +229,14 @@ def test_subclass_may_compute_something_else_and_is_a_black_box():
         def forward(self, x: Tensor) -> Tensor:
             return 2 * super().forward(x)
 
-    assert black_boxes(nn.Sequential(Doubled(4, 3))) == ["'0' (Doubled)"]
+    assert find_black_boxes(nn.Sequential(Doubled(4, 3))) == ["'0' (Doubled)"]
 
 
 def test_kernels_and_black_boxes_may_be_written_out():
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Linear(4, 3), nn.PReLU(3))
-    assert {id(p) for p in written(model)} == {id(p) for i in (0, 2) for p in model[i].parameters()}
+    assert {id(p) for p in find_written_out(model)} == {
+        id(p) for i in (0, 2) for p in model[i].parameters()
+    }
 
 
 FIRST = {
@@ -249,10 +257,10 @@ SEVERAL = {
 def test_points_with_the_very_same_input_are_one_position(kind):
     layer, given = FIRST[kind]
     layer = layer.double()
-    site = sites(layer)[""]
+    site = find_sites(layer)[""]
     uses = uses_of(layer, BOTH_SIGNS, [given] * 3, apart=0.1)
-    (one,) = at_one_input(
-        site, [Use(u.weight, (given[0].detach(),), u.grad, u.params) for u in uses]
+    (one,) = merge_calls(
+        site, [LayerCall(u.weight, (given[0].detach(),), u.grad, u.params) for u in uses]
     )
     factors = torch.tensor([0.3, 0.0, 1.0])
     for name, answer in site.rule(layer, uses, frozenset(site.params.values())).items():
@@ -265,7 +273,7 @@ def test_points_with_inputs_of_their_own_stay_apart():
     layer, (given,) = FIRST["linear"]
     layer = layer.double()
     uses = uses_of(layer, BOTH_SIGNS, [(given,), (given.clone(),), (given,)])
-    merged = at_one_input(sites(layer)[""], uses)
+    merged = merge_calls(find_sites(layer)[""], uses)
     assert [use.weight for use in merged] == [1.0, BOTH_SIGNS[1]]
     expected = BOTH_SIGNS[0] * uses[0].grad + BOTH_SIGNS[2] * uses[2].grad
     torch.testing.assert_close(merged[0].grad, expected)
@@ -277,12 +285,12 @@ def test_positions_that_may_cancel_and_answers_that_depend_on_the_point_stay_apa
     layer, given = SEVERAL[kind]
     layer = layer.double()
     uses = uses_of(layer, BOTH_SIGNS, [given] * 3, apart=0.1)
-    assert at_one_input(sites(layer)[""], uses) == uses
+    assert merge_calls(find_sites(layer)[""], uses) == uses
 
 
 def test_two_views_of_one_storage_with_other_signs_are_two_inputs():
     layer = nn.Linear(5, 3)
     complex_ = torch.randn(NUM, 5, dtype=torch.complex64, generator=generator())
     views = complex_.imag, complex_.conj().imag
-    uses = [Use(1.0, (view,), torch.ones(NUM, 3), {}) for view in views]
-    assert len(at_one_input(sites(layer)[""], uses)) == 2
+    uses = [LayerCall(1.0, (view,), torch.ones(NUM, 3), {}) for view in views]
+    assert len(merge_calls(find_sites(layer)[""], uses)) == 2

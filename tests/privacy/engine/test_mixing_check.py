@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from zoo import SHAPE, Net, Words, loss
 
 from dpsweep.core.errors import ConfigError
-from dpsweep.privacy.engine import VmapEngine, engine_for
-from dpsweep.privacy.engine.gradient_check import wrong_gradients
-from dpsweep.privacy.engine.mixing_check import mixing_in_large_batches
+from dpsweep.privacy.engine import VmapEngine, make_engine
+from dpsweep.privacy.engine.gradient_check import find_wrong_gradients
+from dpsweep.privacy.engine.mixing_check import find_mixing_sizes
 from dpsweep.privacy.engine.state_guard import check_stateless
 from dpsweep.privacy.geometry import IDENTITY
 
@@ -31,7 +31,7 @@ every_mixing = pytest.mark.parametrize("kind", MIXING)
 @every_mixing
 def test_examples_that_hear_of_each_other_are_found_before_a_layer(kind):
     net = Net(lambda net, x: net.layer(MIXING[kind](x.flatten(1))), layer=nn.Linear(72, 4))
-    found = wrong_gradients(net, loss, SHAPE)
+    found = find_wrong_gradients(net, loss, SHAPE)
     assert found is not None
     assert re.search("examples mix, as layer 'layer' shows|is not that of autograd", found)
 
@@ -42,7 +42,7 @@ def test_examples_that_hear_of_each_other_are_found_before_a_layer(kind):
 )
 def test_examples_that_hear_of_each_other_are_found_behind_all_layers(kind):
     net = Net(lambda net, x: MIXING[kind](net.layer(x.flatten(1))), layer=nn.Linear(72, 4))
-    assert wrong_gradients(net, loss, SHAPE) is not None
+    assert find_wrong_gradients(net, loss, SHAPE) is not None
 
 
 LARGE_BATCHES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -62,10 +62,10 @@ def _turned(x: Tensor, other: Tensor) -> Tensor:
 @pytest.mark.parametrize("kind", LARGE_BATCHES)
 def test_examples_that_hear_of_each_other_in_large_batches_are_found(kind):
     net = Net(lambda net, x: LARGE_BATCHES[kind](net.layer(x.flatten(1))), layer=nn.Linear(72, 4))
-    assert wrong_gradients(net, loss, SHAPE) is None, "not in small ones"
-    found = mixing_in_large_batches(net, SHAPE, [6, 24])
+    assert find_wrong_gradients(net, loss, SHAPE) is None, "not in small ones"
+    found = find_mixing_sizes(net, SHAPE, [6, 24])
     assert found == "examples mix in batches of 24"
-    assert mixing_in_large_batches(net, SHAPE, [6, 8]) is None
+    assert find_mixing_sizes(net, SHAPE, [6, 8]) is None
 
 
 @pytest.mark.usefixtures("forgotten")
@@ -74,22 +74,22 @@ def test_engines_are_not_asked_with_batches_in_which_examples_are_heard(choice):
     net = Net(
         lambda net, x: LARGE_BATCHES["signs"](net.layer(x.flatten(1))), layer=nn.Linear(72, 4)
     )
-    engine_for(net, loss, IDENTITY, 8, SHAPE, choice)
+    make_engine(net, loss, IDENTITY, 8, SHAPE, choice)
     with pytest.raises(ValueError, match=r"examples mix in batches of 12"):
-        engine_for(net, loss, IDENTITY, 24, SHAPE, choice)
-    assert type(engine_for(net, loss, IDENTITY, 24, SHAPE)) is VmapEngine
+        make_engine(net, loss, IDENTITY, 24, SHAPE, choice)
+    assert type(make_engine(net, loss, IDENTITY, 24, SHAPE)) is VmapEngine
 
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
 def test_a_model_with_a_coarse_activation_is_tried_like_others(kind):
     net = Net(lambda net, x: net.layer(x.flatten(1).to(kind).float()), layer=nn.Linear(72, 4))
-    assert wrong_gradients(net, loss, SHAPE) is None
-    assert mixing_in_large_batches(net, SHAPE, [6, 24]) is None
+    assert find_wrong_gradients(net, loss, SHAPE) is None
+    assert find_mixing_sizes(net, SHAPE, [6, 24]) is None
 
 
 def test_a_large_batch_of_a_sound_model_does_not_mix():
     net = nn.Sequential(nn.Conv2d(2, 3, 3), nn.GroupNorm(1, 3), nn.Flatten(), nn.Linear(48, 4))
-    assert mixing_in_large_batches(net, SHAPE, [6, 24]) is None
+    assert find_mixing_sizes(net, SHAPE, [6, 24]) is None
 
 
 def test_memory_that_runs_out_says_nothing_of_the_model():
@@ -99,7 +99,7 @@ def test_memory_that_runs_out_says_nothing_of_the_model():
         return net.layer(x.flatten(1))
 
     with pytest.raises(RuntimeError, match="can't allocate memory"):
-        mixing_in_large_batches(Net(full, layer=nn.Linear(72, 4)), SHAPE, [6, 24])
+        find_mixing_sizes(Net(full, layer=nn.Linear(72, 4)), SHAPE, [6, 24])
 
 
 class Counting(nn.Module):
@@ -134,4 +134,4 @@ def test_layer_that_changes_its_weights_when_called_is_refused():
 
 def test_examples_that_are_alone_are_not_found():
     net = Net(lambda net, x: net.layer(x.flatten(1)).cumsum(1), layer=nn.Linear(72, 4))
-    assert wrong_gradients(net, loss, SHAPE) is None
+    assert find_wrong_gradients(net, loss, SHAPE) is None

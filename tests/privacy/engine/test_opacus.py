@@ -13,8 +13,8 @@ from zoo import SHAPE, ZOO, Net, Words, batch, loss
 
 from dpsweep.core.types import Tensors
 from dpsweep.privacy.clip import INSIDE, Clip, Flat, Quantile
-from dpsweep.privacy.engine import BookkeepingEngine, VmapEngine, engine_for
-from dpsweep.privacy.engine.opacus import OpacusEngine, overlooked
+from dpsweep.privacy.engine import BookkeepingEngine, VmapEngine, make_engine
+from dpsweep.privacy.engine.opacus import OpacusEngine, find_unsupported_setting
 from dpsweep.privacy.geometry import IDENTITY
 
 NUM = 9
@@ -180,13 +180,13 @@ def test_layer_that_opacus_answers_wrongly_is_refused(net):
     with pytest.raises(
         ValueError, match=f"Opacus does not answer rightly for it: {why}.* Use auto"
     ):
-        engine_for(network(net), loss, IDENTITY, NUM, SHAPE, "opacus")
+        make_engine(network(net), loss, IDENTITY, NUM, SHAPE, "opacus")
 
 
 @every_net
 def test_layer_that_opacus_answers_rightly_is_not_refused(net):
     for dtype in (torch.float32, torch.float64):
-        engine = engine_for(network(net, dtype), loss, IDENTITY, NUM, SHAPE, "opacus")
+        engine = make_engine(network(net, dtype), loss, IDENTITY, NUM, SHAPE, "opacus")
         assert isinstance(engine, OpacusEngine)
 
 
@@ -200,17 +200,17 @@ def test_examples_that_hear_of_each_other_are_found_by_its_gradients(where, kind
     }
     net = Net(mixed[where], layer=nn.Linear(72, 4))
     with pytest.raises(ValueError, match=r"examples mix|is not that of autograd"):
-        engine_for(net, loss, IDENTITY, NUM, SHAPE, "opacus")
+        make_engine(net, loss, IDENTITY, NUM, SHAPE, "opacus")
 
 
 @pytest.mark.usefixtures("forgotten")
 def test_kind_that_is_known_is_tried_once_and_apart_from_bookkeeping(monkeypatch):
     asked = []
     monkeypatch.setattr(
-        "dpsweep.privacy.engine.wrong_gradients", lambda *given: asked.append(given[-1])
+        "dpsweep.privacy.engine.find_wrong_gradients", lambda *given: asked.append(given[-1])
     )
     for choice in ("opacus", "auto", "opacus", "auto"):
-        engine_for(network("norms"), loss, IDENTITY, NUM, SHAPE, choice, kind="norms")
+        make_engine(network("norms"), loss, IDENTITY, NUM, SHAPE, choice, kind="norms")
     assert asked == [OpacusEngine, BookkeepingEngine]
 
 
@@ -218,10 +218,10 @@ def test_kind_that_is_known_is_tried_once_and_apart_from_bookkeeping(monkeypatch
 def test_kind_that_is_known_is_tried_again_for_larger_batches(monkeypatch):
     asked = []
     monkeypatch.setattr(
-        "dpsweep.privacy.engine.mixing_in_large_batches", lambda *given: asked.append(given[-1])
+        "dpsweep.privacy.engine.find_mixing_sizes", lambda *given: asked.append(given[-1])
     )
     for num in (9, 8, 9, 10, 4):
-        engine_for(network("norms"), loss, IDENTITY, num, SHAPE, "auto", kind="norms", copies=2)
+        make_engine(network("norms"), loss, IDENTITY, num, SHAPE, "auto", kind="norms", copies=2)
     assert asked == [[6, 12, 18], [6, 12, 18, 20]]
 
 
@@ -236,7 +236,7 @@ def test_kind_that_is_known_is_tried_again_for_larger_batches(monkeypatch):
     ids=repr,
 )
 def test_setting_that_opacus_overlooks_is_found_where_no_image_would_show_it(layer):
-    found = overlooked(nn.Sequential(nn.Linear(2, 2), layer))
+    found = find_unsupported_setting(nn.Sequential(nn.Linear(2, 2), layer))
     assert found is not None
     assert "of layer '1'" in found
-    assert overlooked(nn.Sequential(nn.Conv2d(2, 2, 1), nn.Embedding(3, 2))) is None
+    assert find_unsupported_setting(nn.Sequential(nn.Conv2d(2, 2, 1), nn.Embedding(3, 2))) is None

@@ -10,7 +10,7 @@ from torch import nn
 
 from dpsweep.privacy.clip import INSIDE, Flat, Quantile, clipped_sum
 from dpsweep.privacy.engine import BookkeepingEngine, VmapEngine
-from dpsweep.privacy.engine.base import portions
+from dpsweep.privacy.engine.base import split_microbatches
 from dpsweep.privacy.engine.opacus import OpacusEngine
 
 ENGINES = {"bookkeeping": BookkeepingEngine, "vmap": VmapEngine, "opacus": OpacusEngine}
@@ -33,7 +33,7 @@ def batch(num: int = NUM) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def cut(num: int, at_once: int) -> list:
-    return list(portions(torch.arange(num) + 100, torch.arange(num) + 500, at_once))
+    return list(split_microbatches(torch.arange(num) + 100, torch.arange(num) + 500, at_once))
 
 
 @every_engine
@@ -99,7 +99,7 @@ def test_less_than_a_quarter_is_filled_up_with_the_portions_own_first_example(at
 
 def test_examples_of_any_shape_are_filled_up():
     inputs, targets = batch()
-    (part,) = portions(inputs, targets, AT_ONCE)
+    (part,) = split_microbatches(inputs, targets, AT_ONCE)
     assert part.inputs_B.shape == (6, 1, 5, 5)
     assert torch.equal(part.inputs_B[5], inputs[0])
     assert part.present_B.tolist() == [True] * 5 + [False]

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from zoo import CLASSES, SHAPE, ZOO, Net, loss, network
 
 from dpsweep.core.errors import ConfigError
-from dpsweep.privacy.engine import BookkeepingEngine, VmapEngine, engine_for, repeatability
-from dpsweep.privacy.engine.gradient_check import wrong_gradients
-from dpsweep.privacy.engine.mixing_check import mixing_in_large_batches
+from dpsweep.privacy.engine import BookkeepingEngine, VmapEngine, make_engine, repeatability
+from dpsweep.privacy.engine.gradient_check import find_wrong_gradients
+from dpsweep.privacy.engine.mixing_check import find_mixing_sizes
 from dpsweep.privacy.engine.repeatability import Probe, check_repeats, relative_difference
 from dpsweep.privacy.geometry import IDENTITY
 
@@ -48,33 +48,33 @@ def jittering(size: float) -> nn.Module:
 @every_engine
 def test_model_whose_answers_depend_on_the_number_of_calls_is_refused(choice):
     with pytest.raises(ConfigError, match=AGAIN):
-        engine_for(closed(lambda calls: 1 / (1 + 0.01 * calls)), loss, IDENTITY, 2, SHAPE, choice)
+        make_engine(closed(lambda calls: 1 / (1 + 0.01 * calls)), loss, IDENTITY, 2, SHAPE, choice)
 
 
 @every_engine
 def test_model_that_draws_at_random_is_refused(choice):
     with pytest.raises(ConfigError, match=AGAIN):
-        engine_for(jittering(1e-3), loss, IDENTITY, 2, SHAPE, choice)
+        make_engine(jittering(1e-3), loss, IDENTITY, 2, SHAPE, choice)
 
 
 def test_a_memory_is_not_called_mixing():
     model = closed(lambda calls: 1 + 1e-6 * (calls > 1))  # from the second pass on
     with pytest.raises(ConfigError, match=AGAIN):
-        mixing_in_large_batches(model, SHAPE, [6, 24])
+        find_mixing_sizes(model, SHAPE, [6, 24])
 
 
 @pytest.fixture
 def gpu_rounding(monkeypatch):
     """Passes may differ as on a GPU."""
-    monkeypatch.setattr(repeatability, "_allowed", lambda *_: 1e-5)
+    monkeypatch.setattr(repeatability, "_allowed_rounding", lambda *_: 1e-5)
 
 
 @pytest.mark.usefixtures("gpu_rounding")
 def test_a_kernel_that_rounds_otherwise_each_time_is_not_called_mixing_nor_a_memory():
     model = jittering(1e-7)
-    assert wrong_gradients(model, loss, SHAPE) is None
-    assert mixing_in_large_batches(model, SHAPE, [6, 24]) is None
-    assert type(engine_for(model, loss, IDENTITY, 8, SHAPE)) is BookkeepingEngine
+    assert find_wrong_gradients(model, loss, SHAPE) is None
+    assert find_mixing_sizes(model, SHAPE, [6, 24]) is None
+    assert type(make_engine(model, loss, IDENTITY, 8, SHAPE)) is BookkeepingEngine
 
 
 @pytest.mark.usefixtures("gpu_rounding")
@@ -84,14 +84,14 @@ def test_mixing_is_found_in_spite_of_such_a_kernel():
         return out + 1e-7 * torch.rand(out.shape)
 
     model = Net(forward, layer=nn.Linear(72, 4))
-    assert wrong_gradients(model, loss, SHAPE) == "examples mix, as layer 'layer' shows"
-    assert mixing_in_large_batches(model, SHAPE, [6, 24]) == "examples mix in batches of 6"
+    assert find_wrong_gradients(model, loss, SHAPE) == "examples mix, as layer 'layer' shows"
+    assert find_mixing_sizes(model, SHAPE, [6, 24]) == "examples mix in batches of 6"
 
 
 @pytest.mark.usefixtures("gpu_rounding")
 def test_memory_is_found_in_spite_of_such_a_kernel():
     with pytest.raises(ConfigError, match=AGAIN):
-        wrong_gradients(closed(lambda calls: 1 + 1e-3 * calls), loss, SHAPE)
+        find_wrong_gradients(closed(lambda calls: 1 + 1e-3 * calls), loss, SHAPE)
 
 
 def test_wrong_gradients_of_vmap_are_an_error_and_no_way_out():
@@ -102,11 +102,11 @@ def test_wrong_gradients_of_vmap_are_an_error_and_no_way_out():
         return net.layer(x.flatten(1)) * (2.0 if within else 1.0)
 
     model = Net(forward, layer=nn.Linear(72, 4))
-    assert wrong_gradients(model, loss, SHAPE, VmapEngine) == (
+    assert find_wrong_gradients(model, loss, SHAPE, VmapEngine) == (
         "the gradient of 'layer.weight' is not that of autograd, one example at a time"
     )
     with pytest.raises(ValueError, match=r"vmap cannot compute it one example at a time \(the gr"):
-        engine_for(model, loss, IDENTITY, 2, SHAPE, "vmap")
+        make_engine(model, loss, IDENTITY, 2, SHAPE, "vmap")
 
 
 @pytest.mark.parametrize("net", ZOO)

@@ -11,12 +11,12 @@ from dpsweep.privacy.clip import Flat
 from dpsweep.privacy.engine import BookkeepingEngine
 from dpsweep.privacy.engine.size import (
     PeakMemory,
-    bytes_per_example,
-    fitting_batch,
-    fitting_gpu_batch,
-    peak_bytes,
+    choose_batch,
+    choose_gpu_batch,
+    estimate_bytes_per_example,
+    measure_peak_bytes,
 )
-from dpsweep.privacy.query import Ask, Points
+from dpsweep.privacy.query import EvaluationPoint, FixedQuery
 
 CPU = torch.device("cpu")
 BUDGET, MOST = 192 * 2**20, 256
@@ -38,7 +38,7 @@ def net(width: int = 8, side: int = 16, dtype: torch.dtype = torch.float32) -> n
 
 
 def size(engine: str, width: int = 8, side: int = 16, dtype: torch.dtype = torch.float32) -> int:
-    return bytes_per_example(net(width, side, dtype), (3, side, side), engine)
+    return estimate_bytes_per_example(net(width, side, dtype), (3, side, side), engine)
 
 
 @every_engine
@@ -67,36 +67,36 @@ def test_same_model_takes_the_same_every_time(engine):
 def test_what_is_kept_is_counted_once_and_twice_for_its_gradient():
     model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
     kept = 6 + 5 + 3  # the input, what Tanh and the second layer share, the output
-    assert bytes_per_example(model, (6,), "bookkeeping") == 2 * 4 * kept
+    assert estimate_bytes_per_example(model, (6,), "bookkeeping") == 2 * 4 * kept
     own = 4 * (6 * 5 + 5 + 5 * 3 + 3)
-    assert bytes_per_example(model, (6,), "vmap") == 2 * 4 * kept + 3 * own
+    assert estimate_bytes_per_example(model, (6,), "vmap") == 2 * 4 * kept + 3 * own
 
 
 def test_gradients_that_are_not_written_out_are_not_counted():
     linear, conv = nn.Linear(4, 4), nn.Conv2d(1, 4, 2)
     weights = 4 * sum(p.numel() for p in conv.parameters())
     kept = 2 * 4 * (1 * 9 * 1 + 4 * 4)
-    assert bytes_per_example(conv, (1, 3, 3), "bookkeeping") == kept + weights
-    assert bytes_per_example(linear, (4,), "bookkeeping") == 2 * 4 * (4 + 4)
+    assert estimate_bytes_per_example(conv, (1, 3, 3), "bookkeeping") == kept + weights
+    assert estimate_bytes_per_example(linear, (4,), "bookkeeping") == 2 * 4 * (4 + 4)
 
 
 def test_no_number_is_computed_and_the_model_is_left_alone():
     model = net()
     for p in model.parameters():
         p.data.fill_(math.nan)
-    bytes_per_example(model, (3, 16, 16), "bookkeeping")
+    estimate_bytes_per_example(model, (3, 16, 16), "bookkeeping")
     assert all(p.device == CPU and p.grad is None and p.isnan().all() for p in model.parameters())
 
 
 def fits_of(model: nn.Module, shape: tuple[int, ...], engine: str) -> float:
     """How many examples a processor takes at once."""
-    return max(1.0, min(BUDGET / bytes_per_example(model, shape, engine), MOST))
+    return max(1.0, min(BUDGET / estimate_bytes_per_example(model, shape, engine), MOST))
 
 
 @every_engine
 @every_size
 def test_few_even_parts_hold_a_batch_two_deviations_above_its_mean(batch_size, engine):
-    at_once = fitting_batch(net(), (3, 16, 16), batch_size, engine)
+    at_once = choose_batch(net(), (3, 16, 16), batch_size, engine)
     parts = max(1, round(batch_size / fits_of(net(), (3, 16, 16), engine)))
     largest = batch_size + 2 * math.sqrt(batch_size)
     assert at_once >= 1
@@ -106,7 +106,7 @@ def test_few_even_parts_hold_a_batch_two_deviations_above_its_mean(batch_size, e
 @pairs(side=[8, 32, 128], batch_size=SIZES, engine=ENGINES)
 def test_memory_of_a_processor_is_kept_but_for_the_rounding(side, batch_size, engine):
     model = nn.Sequential(nn.Conv2d(3, 32, 3), nn.Tanh(), nn.Conv2d(32, 32, 3))
-    at_once = fitting_batch(model, (3, side, side), batch_size, engine)
+    at_once = choose_batch(model, (3, side, side), batch_size, engine)
     fits = fits_of(model, (3, side, side), engine)
     spread = 1 + 2 / math.sqrt(batch_size)
     # The number of parts is rounded to the nearest, so that 1.5 of what fits is one part.
@@ -115,18 +115,18 @@ def test_memory_of_a_processor_is_kept_but_for_the_rounding(side, batch_size, en
 
 
 def test_batch_that_fits_is_computed_at_once():
-    assert fitting_batch(nn.Linear(4, 2), (4,), 100, "bookkeeping") == 120
+    assert choose_batch(nn.Linear(4, 2), (4,), 100, "bookkeeping") == 120
 
 
 def test_batch_of_many_small_examples_is_computed_in_parts_on_a_processor():
-    at_once = fitting_batch(nn.Linear(4, 2), (4,), 1000, "bookkeeping")
+    at_once = choose_batch(nn.Linear(4, 2), (4,), 1000, "bookkeeping")
     assert at_once == math.ceil((1000 + 2 * math.sqrt(1000)) / round(1000 / MOST))
 
 
 def test_example_that_alone_is_too_large_is_computed_all_the_same():
     huge = nn.Linear(2**26, 1, device="meta")
-    assert bytes_per_example(huge, (2**26,), "vmap") > BUDGET
-    assert fitting_batch(huge, (2**26,), 4, "vmap") == 2  # four parts, of eight at the most
+    assert estimate_bytes_per_example(huge, (2**26,), "vmap") > BUDGET
+    assert choose_batch(huge, (2**26,), 4, "vmap") == 2  # four parts, of eight at the most
 
 
 def test_peak_counts_what_is_alive_at_once_and_no_more():
@@ -146,11 +146,11 @@ def test_peak_counts_what_is_alive_at_once_and_no_more():
 def test_memory_of_a_query_grows_with_its_points_and_examples(points):
     model = net()
     params = {k: p.detach() for k, p in model.named_parameters()}
-    query = Points(tuple(Ask(1 / points, age=age) for age in range(points)))
+    query = FixedQuery(tuple(EvaluationPoint(1 / points, age=age) for age in range(points)))
 
     def peak(rows):
         engine = BookkeepingEngine(model, nn.functional.cross_entropy, rows)
-        return peak_bytes(engine, query, Flat(1.0), params, (3, 16, 16), rows)
+        return measure_peak_bytes(engine, query, Flat(1.0), params, (3, 16, 16), rows)
 
     activations = 2 * 4 * 16 * 14 * 14  # at least: one layer's output and its gradient
     assert peak(8) - peak(4) >= points * 4 * activations
@@ -162,9 +162,9 @@ def test_a_larger_gpu_takes_more_at_once_up_to_the_whole_batch():
     params = {k: p.detach() for k, p in model.named_parameters()}
 
     def at_once(gpu_bytes, held_bytes=0):
-        return fitting_gpu_batch(
+        return choose_gpu_batch(
             lambda rows: BookkeepingEngine(model, nn.functional.cross_entropy, rows),
-            Points((Ask(1.0),)),
+            FixedQuery((EvaluationPoint(1.0),)),
             Flat(1.0),
             params,
             (3, 16, 16),

@@ -18,7 +18,7 @@ from zoo import CLASSES, SHAPE, ZOO, Net, loss, network
 
 from dpsweep.core.errors import ConfigError
 from dpsweep.privacy.clip import Flat
-from dpsweep.privacy.engine import engine_for, state_guard
+from dpsweep.privacy.engine import make_engine, state_guard
 from dpsweep.privacy.engine.state_guard import StateGuard, check_stateless, warm_up
 from dpsweep.privacy.geometry import IDENTITY
 
@@ -37,7 +37,7 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def asked(model: nn.Module, choice: str, params, images: Tensor) -> None:
-    engine = engine_for(model, loss, IDENTITY, 2, SHAPE, choice)
+    engine = make_engine(model, loss, IDENTITY, 2, SHAPE, choice)
     engine.clipped_sum([params], [1.0], images, torch.zeros(len(images), dtype=int), Flat(1.0))
 
 
@@ -116,7 +116,7 @@ def ready(way: str, choice: str, flag: list[bool]):
     """An engine that has summed a batch without harm, of a model that tracks once `flag` is set."""
     model = remembering.tracking(SHAPE, CLASSES, way=way)
     model[0].due = lambda: flag[0]
-    engine = engine_for(model, loss, IDENTITY, 2, SHAPE, choice)
+    engine = make_engine(model, loss, IDENTITY, 2, SHAPE, choice)
     images, targets = torch.randn(5, *SHAPE), torch.zeros(5, dtype=int)
 
     def batch() -> None:
@@ -152,7 +152,7 @@ def test_what_is_as_before_at_the_end_of_a_batch_is_found_within_it(choice):
 
     model = Net(forward, layer=nn.Linear(72, 4))
     model.kept = 0
-    engine = engine_for(model, loss, IDENTITY, 2, SHAPE, choice)
+    engine = make_engine(model, loss, IDENTITY, 2, SHAPE, choice)
     batch = ([weights(model)], [1.0], torch.randn(5, *SHAPE), torch.zeros(5, dtype=int), Flat(1.0))
     engine.clipped_sum(*batch)
     due[0] = True
@@ -181,7 +181,7 @@ def test_memory_that_ends_with_the_batch_is_found_before(choice):
 
     model = nn.Sequential(Turning(), nn.Flatten(), nn.Linear(72, 4))
     with pytest.raises(ConfigError, match=r"attribute 'turn' of module '0' \(Turning\) changes"):
-        engine_for(model, loss, IDENTITY, 2, SHAPE, choice)
+        make_engine(model, loss, IDENTITY, 2, SHAPE, choice)
 
 
 @pytest.mark.parametrize("what", ["attribute", "grad"])
@@ -197,7 +197,7 @@ def test_what_is_attached_to_a_weight_is_found(what):
 
     model = Net(forward, layer=nn.Linear(72, 4))
     params, images = weights(model), torch.randn(5, *SHAPE)
-    engine = engine_for(model, loss, IDENTITY, 2, SHAPE)
+    engine = make_engine(model, loss, IDENTITY, 2, SHAPE)
     batch = ([params], [1.0], images, torch.zeros(5, dtype=int), Flat(1.0))
     engine.clipped_sum(*batch)
     flag[0] = True
@@ -212,19 +212,19 @@ def test_what_is_attached_to_a_weight_is_found(what):
 def test_memory_that_shows_at_once_is_refused_by_every_engine(choice, make):
     model = getattr(remembering, make)(SHAPE, CLASSES)
     with pytest.raises(ConfigError, match=r"of module '0' \(.*\) (changes when|depends on the im)"):
-        engine_for(model, loss, IDENTITY, 2, SHAPE, choice)
+        make_engine(model, loss, IDENTITY, 2, SHAPE, choice)
 
 
 def test_what_cannot_be_recorded_and_remembers_is_not_left_to_vmap():
     model = remembering.cooling(SHAPE, CLASSES, recorded=False)
     with pytest.raises(ConfigError, match="attribute 'calls' of module 'cooling'"):
-        engine_for(model, loss, IDENTITY, 2, SHAPE)
+        make_engine(model, loss, IDENTITY, 2, SHAPE)
 
 
 @every_engine
 def test_a_layer_with_an_extra_state_is_refused_by_every_engine(choice):
     with pytest.raises(ValueError, match=r"layer '0' \(Maxima\) has get_extra_state"):
-        engine_for(remembering.extra_state(SHAPE, CLASSES), loss, IDENTITY, 2, SHAPE, choice)
+        make_engine(remembering.extra_state(SHAPE, CLASSES), loss, IDENTITY, 2, SHAPE, choice)
 
 
 # What may stay.
@@ -233,7 +233,7 @@ def test_a_layer_with_an_extra_state_is_refused_by_every_engine(choice):
 @every_engine
 def test_cache_that_depends_on_the_shape_alone_stays(choice):
     model = remembering.cached(SHAPE, CLASSES)
-    engine = engine_for(model, loss, IDENTITY, 2, SHAPE, choice)
+    engine = make_engine(model, loss, IDENTITY, 2, SHAPE, choice)
     assert model[0].waves, "it was filled on black images"
     for num in (5, 0, 3):
         images, targets = torch.randn(num, *SHAPE), torch.zeros(num, dtype=int)
@@ -243,7 +243,7 @@ def test_cache_that_depends_on_the_shape_alone_stays(choice):
 def test_recurrent_layers_list_the_weights_of_each_point_anew():
     recurrent = nn.LSTM(6, 4, batch_first=True)
     model = Net(lambda net, x: net.layer(x.flatten(1, 2))[0][:, -1], layer=recurrent)
-    engine = engine_for(model, loss, IDENTITY, 2, SHAPE)
+    engine = make_engine(model, loss, IDENTITY, 2, SHAPE)
     for scale in (1.0, 1.1):
         point = {k: scale * p for k, p in weights(model).items()}
         images, targets = torch.randn(5, *SHAPE), torch.zeros(5, dtype=int)
@@ -330,13 +330,13 @@ def test_an_equal_object_in_its_place_is_no_change(kind):
     guard = StateGuard(model)
     for _ in range(2):
         vars(model[1])["kept"] = EQUAL[kind]()
-        assert guard.changed() is None
+        assert guard.find_change() is None
 
 
 def test_what_is_the_same_object_is_not_walked_again(monkeypatch):
     guard = StateGuard(holding(kept=[1, {"a": torch.ones(2)}]))
     monkeypatch.setattr(StateGuard, "_walked", None)
-    assert guard.changed() is None
+    assert guard.find_change() is None
 
 
 def _next(x: np.random.Generator) -> object:
@@ -372,10 +372,10 @@ def test_a_change_within_the_same_object_is_found(kind):
     make, change = CHANGES[kind]
     model = holding(kept=make())
     guard = StateGuard(model)
-    assert guard.changed() is None
+    assert guard.find_change() is None
     change(model[1].kept)
-    assert guard.changed().startswith("attribute 'kept")
-    assert guard.changed().endswith("of module '1' (Linear)")
+    assert guard.find_change().startswith("attribute 'kept")
+    assert guard.find_change().endswith("of module '1' (Linear)")
 
 
 MODULES = {
@@ -394,16 +394,16 @@ def test_what_is_added_to_a_module_is_found(kind):
     model = nn.Sequential(nn.Flatten(), nn.Linear(2, 2))
     guard = StateGuard(model)
     change(model)
-    assert guard.changed().startswith(what)
+    assert guard.find_change().startswith(what)
 
 
 def test_zero_that_turns_into_minus_zero_is_a_change_of_a_number_too():
     model = holding(kept=0.0)
     guard = StateGuard(model)
     model[1].kept = -0.0
-    assert guard.changed() is not None
+    assert guard.find_change() is not None
     model[1].kept = 0
-    assert guard.changed() is not None
+    assert guard.find_change() is not None
 
 
 def test_objects_that_change_whenever_they_are_used_are_not_opened():
@@ -418,14 +418,14 @@ def test_objects_that_change_whenever_they_are_used_are_not_opened():
     guard = StateGuard(model)
     model.log.debug("filling its cache")
     with model.lock:
-        assert guard.changed() is None
+        assert guard.find_change() is None
 
 
 def test_keys_which_may_be_private_are_not_told():
     model = holding(kept={"of": {0.1234: 1}})
     guard = StateGuard(model)
     model[1].kept["of"][0.4321] = 2
-    assert guard.changed() == "attribute 'kept' of module '1' (Linear)"
+    assert guard.find_change() == "attribute 'kept' of module '1' (Linear)"
 
 
 def test_two_classes_of_one_name_are_two():
@@ -439,15 +439,15 @@ def test_two_classes_of_one_name_are_two():
     type(model[0]).__module__ = "first"
     guard = StateGuard(model)
     type(model[0]).shared = 1
-    assert guard.changed().startswith("attribute 'shared' of class first.")
+    assert guard.find_change().startswith("attribute 'shared' of class first.")
 
 
 def test_the_model_s_own_weights_are_watched_where_they_are_asked():
     model = nn.Sequential(nn.Linear(2, 2))
     elsewhere, here = StateGuard(model), StateGuard(model, with_parameters=True)
     model[0].weight.data.add_(1)
-    assert elsewhere.changed() is None
-    assert here.changed() == "parameter 'weight' of module '0' (Linear)"
+    assert elsewhere.find_change() is None
+    assert here.find_change() == "parameter 'weight' of module '0' (Linear)"
 
 
 def test_weights_that_another_attribute_holds_are_watched():
@@ -455,7 +455,7 @@ def test_weights_that_another_attribute_holds_are_watched():
     model[1].held = [model[1].weight]
     guard = StateGuard(model)
     model[1].weight.data.add_(1)
-    assert guard.changed() == "attribute 'held' of module '1' (Linear)"
+    assert guard.find_change() == "attribute 'held' of module '1' (Linear)"
 
 
 def test_more_than_can_be_compared_is_refused(monkeypatch):
@@ -473,10 +473,10 @@ def test_tensors_of_a_gpu_are_waited_for_once(monkeypatch):
     model.register_buffer("c", torch.ones(2))
     guard = StateGuard(model)
     point = torch.ones(4)
-    assert guard.changed([("point", point)], [point.clone()]) is None
+    assert guard.find_change([("point", point)], [point.clone()]) is None
     assert waits == [1]
     model[1].b[1][0] = 0
-    assert guard.changed([("point", point)], [point.clone()]).startswith("attribute 'b'")
+    assert guard.find_change([("point", point)], [point.clone()]).startswith("attribute 'b'")
     assert waits == [1, 1]
 
 
@@ -487,7 +487,7 @@ def test_mean_that_a_layer_tracks_would_be_seen_by_no_check_before(monkeypatch):
     assert isinstance(model[0], Tracking)
     model[0].due = lambda: flag[0]
     monkeypatch.setattr(StateGuard, "check", lambda *_: None)
-    engine = engine_for(model, loss, IDENTITY, 2, SHAPE)
+    engine = make_engine(model, loss, IDENTITY, 2, SHAPE)
     flag[0] = True
     images, targets = torch.randn(5, *SHAPE), torch.zeros(5, dtype=int)
     engine.clipped_sum([weights(model)], [1.0], images, targets, Flat(1.0))

@@ -9,23 +9,23 @@ from zoo import Gate, Net, batch, loss
 from dpsweep.core.types import Tensors
 from dpsweep.privacy.clip import Flat
 from dpsweep.privacy.engine import BookkeepingEngine, VmapEngine
-from dpsweep.privacy.engine.base import Portion
-from dpsweep.privacy.engine.layers import sites
-from dpsweep.privacy.engine.tape import Unrecordable, Use, record
+from dpsweep.privacy.engine.base import Microbatch
+from dpsweep.privacy.engine.layers import find_sites
+from dpsweep.privacy.engine.tape import LayerCall, Unrecordable, record_calls
 
 NUM = 3
 
 
-def portion(num: int = NUM) -> Portion:
-    return Portion(*batch(num), torch.ones(num, dtype=torch.bool))
+def portion(num: int = NUM) -> Microbatch:
+    return Microbatch(*batch(num), torch.ones(num, dtype=torch.bool))
 
 
 def recorded(
     model: nn.Module, names: list[str], params: Tensors | None = None, weight: float = 1.0
-) -> dict[str, list[Use]]:
+) -> dict[str, list[LayerCall]]:
     layers = {name: model.get_submodule(name) for name in names}
     where = params_of(model) if params is None else params
-    return record(model, layers, loss, where, weight, portion())
+    return record_calls(model, layers, loss, where, weight, portion())
 
 
 def net(forward, **layers: nn.Module) -> Net:
@@ -230,6 +230,6 @@ def test_black_box_may_share_a_weight_with_a_layer_before_it():
 def test_sites_that_share_a_layer_by_one_parent_are_one():
     inner = nn.Linear(6, 6)
     model = nn.Sequential(inner, nn.Tanh(), inner)
-    assert list(sites(model)) == ["0"]
+    assert list(find_sites(model)) == ["0"]
     ours, theirs = both(nn.Sequential(nn.Flatten(2), nn.Linear(36, 6), model).double())
     torch.testing.assert_close(flat(ours), flat(theirs), rtol=1e-10, atol=1e-10)

@@ -5,7 +5,7 @@ import pytest
 from dpsweep.config.source import read_yaml
 from dpsweep.config.trial import load_trial, resolve_trial_source
 from dpsweep.core.errors import ConfigError
-from dpsweep.models import MODELS, build
+from dpsweep.models import MODELS, build_model
 from dpsweep.results.formats.layers import model_code
 
 SMALL = {
@@ -66,7 +66,7 @@ def test_a_function_that_makes_another_model_each_time_is_refused(tmp_path):
         "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), middle, nn.Linear(8, 10))\n"
     )
     own = trial(f"model={{name: own, function: 'fickle:make', folder: {tmp_path}}}")
-    build(own.model, own.data.spec, 0)  # odd
+    build_model(own.model, own.data.spec, 0)  # odd
     with pytest.raises(ConfigError, match="do not write it out as it is"):
         model_code(own)
 

@@ -169,10 +169,10 @@ def test_its_optimizer_is_the_trials(optimizer):
 def test_it_starts_from_the_trials_own_weights():
     import torch
 
-    from dpsweep.models import build
+    from dpsweep.models import build_model
 
     config = trial("seed=3")
-    ours = build(config.model, config.data.spec, config.seed).state_dict()
+    ours = build_model(config.model, config.data.spec, config.seed).state_dict()
     theirs = loaded(to_opacus(config))["make_model"]().state_dict()
     assert all(torch.equal(ours[k], theirs[k]) for k in ours)
 
@@ -181,12 +181,12 @@ def test_one_step_without_noise_is_our_step():
     import torch
 
     from dpsweep.core.seeds import Secret
-    from dpsweep.training.assemble import assemble, initial
+    from dpsweep.training.assemble import assemble_step, initial_params
 
     config = trial("privacy={noise_multiplier: 0, clip_norm: 0.1}", "train.batch_size=1437")
     space = loaded(to_opacus(config))  # every example is in the batch
-    step = assemble(config, Secret.draw(), torch.device("cpu"))
-    ours = step.start(initial(step))
+    step = assemble_step(config, Secret.draw(), torch.device("cpu"))
+    ours = step.start(initial_params(step))
     step(ours)
 
     model = space["GradSampleModule"](space["make_model"](), loss_reduction="sum")

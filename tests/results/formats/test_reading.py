@@ -10,7 +10,7 @@ from PIL import Image
 from dpsweep.config.source import read_yaml
 from dpsweep.config.trial import load_trial, resolve_trial_source
 from dpsweep.core.errors import ConfigError
-from dpsweep.data.read import load
+from dpsweep.data.read import load_dataset
 from dpsweep.results.formats.reading import reading_code
 
 OWN = "num_classes: 2, num_train: 6, num_test: 4"
@@ -25,7 +25,7 @@ def check_same(config):
     space = {"torch": torch, "SHAPE": config.data.spec.shape}
     exec("from pathlib import Path\n" + "\n".join(reading.imports) + reading.code, space)
     images, labels, valid_images, valid_labels = space["read"](config.data.root)
-    data = load(config.data, config.seed)
+    data = load_dataset(config.data, config.seed)
     assert torch.equal(images, data.inputs)
     assert torch.equal(labels, data.targets)
     assert torch.equal(valid_images, data.valid_inputs)

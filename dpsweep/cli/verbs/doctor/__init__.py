@@ -20,7 +20,7 @@ from dpsweep.cli.verbs.doctor.gpu import gpu_trial, gpus
 from dpsweep.cli.verbs.doctor.permissions import credentials, permissions
 from dpsweep.cli.verbs.gc import everything
 from dpsweep.core import __version__
-from dpsweep.core.disk import free_bytes, shown_bytes
+from dpsweep.core.disk import format_bytes, free_bytes
 from dpsweep.core.errors import DpSweepError
 from dpsweep.results.rich_table import plain_table
 from dpsweep.store.filesystem import find_filesystem
@@ -100,7 +100,7 @@ def state_folder(context: DoctorContext) -> Iterator[Finding]:
         )
     little = free < _LITTLE_BYTES
     remedy = "See what can go with: dpsweep gc" if little else ""
-    yield Finding("disk", "warn" if little else "ok", f"{shown_bytes(free)} are free", remedy)
+    yield Finding("disk", "warn" if little else "ok", f"{format_bytes(free)} are free", remedy)
 
 
 def storages(context: DoctorContext) -> Iterator[Finding]:
@@ -184,7 +184,7 @@ def left_over(context: DoctorContext) -> Iterator[Finding]:
     """Report the files that killed processes left behind."""
     found = everything(context.state)
     if found:
-        size = shown_bytes(sum(one.size_bytes for one in found))
+        size = format_bytes(sum(one.size_bytes for one in found))
         yield Finding("leftovers", "warn", f"{len(found)}, {size}", "See them with: dpsweep gc")
     else:
         yield Finding("leftovers", "ok", "none")

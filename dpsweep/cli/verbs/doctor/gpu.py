@@ -11,7 +11,7 @@ import torch
 from dpsweep.cli.verbs.doctor.context import DoctorContext, Finding
 from dpsweep.config.source import Source
 from dpsweep.config.trial import load_trial
-from dpsweep.core.disk import shown_bytes
+from dpsweep.core.disk import format_bytes
 from dpsweep.core.errors import ConfigError
 from dpsweep.core.types import Tensors
 from dpsweep.training.allowance import Allowance
@@ -83,7 +83,7 @@ def gpu_trial(context: DoctorContext) -> Iterator[Finding]:
         yield Finding("gpu determinism", "ok", "two trials with one secret agree in every bit")
     total = torch.cuda.mem_get_info()[1]
     peak = torch.cuda.max_memory_reserved()
-    words = f"{shown_bytes(peak)} of {shown_bytes(total)} taken, {_SHARE:.0%} allowed"
+    words = f"{format_bytes(peak)} of {format_bytes(total)} taken, {_SHARE:.0%} allowed"
     over = peak > _SHARE * total
     yield Finding("gpu memory", "fail" if over else "ok", words)
 
