@@ -2,9 +2,9 @@
 
     python benchmarks/compare_glue.py TRIALS [ROUNDS]
 
-Takes turns: the quickstart's search without early stopping and repeats through dpsweep, then
-through benchmarks/glue.py, each in processes of its own. Seconds count from when Ray is up
-to when everything is in MLflow; imports and Ray's start come on top for both.
+Takes turns: the search of sweeps/digits_fftkf.yaml without early stopping and repeats through
+dpsweep, then through benchmarks/glue.py, each in processes of its own. Seconds count from when
+Ray is up to when everything is in MLflow; imports and Ray's start come on top for both.
 """
 
 import json
@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
-SWEEP = HERE.parent / "sweeps/quickstart.yaml"
+SWEEP = HERE.parent / "sweeps/digits_fftkf.yaml"
 
 
 def ours(trials: int, folder: Path) -> tuple[float, float]:
@@ -33,7 +33,7 @@ def ours(trials: int, folder: Path) -> tuple[float, float]:
 
 
 def theirs(trials: int, folder: Path) -> tuple[float, float]:
-    """The same of the glue script."""
+    """Time the glue script: seconds of its trials, and of the whole command."""
     began = time.perf_counter()
     told = _run([sys.executable, str(HERE / "glue.py"), str(trials), str(folder)], folder)
     whole = time.perf_counter() - began

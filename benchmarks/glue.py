@@ -1,10 +1,10 @@
-"""What users glue together today: Ray Tune, OptunaSearch, Opacus, MLflowLoggerCallback.
+"""The script that users write today: Ray Tune, OptunaSearch, Opacus, MLflowLoggerCallback.
 
     python benchmarks/glue.py TRIALS FOLDER
 
-The quickstart's search without early stopping: FFTKF on scikit-learn's digits at epsilon 4, with
-the same model, steps, space and reports as sweeps/quickstart.yaml. Written as the libraries'
-own examples are: a function trainable that imports what it needs, per-sample gradients from
+The search of sweeps/digits_fftkf.yaml without early stopping: FFTKF on scikit-learn's digits at
+epsilon 4, with the same model, steps, space and reports as that file. Written as the libraries' own
+examples are: a function trainable that imports what it needs, per-sample gradients from
 GradSampleModule, noise from get_noise_multiplier, two trials at a time. It has none of what
 dpsweep adds: secrets, resume, a statement on the search.
 """

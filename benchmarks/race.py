@@ -44,7 +44,7 @@ RUNNERS = (
     "NAME of a method; NAME:KEY=VALUE:... sets keys of it, as in innerouter:points=3; ...@ENGINE "
     "is another engine, ...@fixed is batches of one size, ...@secure is noise drawn by a cipher"
 )
-"""How runners of ours are spelled."""
+"""Spelling of our own runners."""
 
 _LR, _CLIP_NORM, _NOISE_MULTIPLIER = 0.01, 1.0, 1.0
 _STEPS = 3  # whose peak of memory is measured
@@ -53,7 +53,7 @@ _BATCHES = 8  # in the data set; enough that a Poisson batch differs from the ne
 
 @dataclass(frozen=True)
 class Race:
-    """What is compared.
+    """Settings of a comparison.
 
     Attributes:
         data: Whose shape the images have, such as cifar10; nothing is read.
@@ -73,7 +73,7 @@ class Race:
 
     @property
     def without_method(self) -> "Race":
-        """The same for runners that have no method of ours."""
+        """Settings for runners without a method of ours."""
         kept = tuple(key for key in self.settings if not key.startswith("method."))
         return replace(self, settings=kept)
 
@@ -116,7 +116,7 @@ class Race:
         return config
 
 
-def runner(race: Race, name: str) -> Take:
+def make_runner(race: Race, name: str) -> Take:
     """The step of that name, ready to be taken.
 
     Args:
@@ -139,7 +139,7 @@ def runner(race: Race, name: str) -> Take:
         raise unknown_name_error("runner", method, [*PEERS, *METHODS], where="step.py")
     _refuse_keys(race, name, method, own)
     if how == "fixed":
-        return _ours(race.config(method, own=own), race, Fixed)
+        return _ours(race.config(method, own=own), race, FixedBatchStep)
     if how == "secure":
         race = replace(race, settings=(*race.settings, "privacy.noise.source=secure"))
     engine = how if how and how != "secure" else "auto"
@@ -148,7 +148,7 @@ def runner(race: Race, name: str) -> Take:
     return _ours(race.config(method, engine, own), race, Step)
 
 
-def medians(
+def measure_medians(
     runners: Mapping[str, Take], repeats: int, sync: Callable[[], None]
 ) -> dict[str, list[float]]:
     """Seconds of each runner's steps, who take turns; one round before that is not counted."""
@@ -163,7 +163,7 @@ def medians(
     return {name: times[1:] for name, times in seconds.items()}
 
 
-def step_operations(race: Race) -> int:
+def count_step_operations(race: Race) -> int:
     """Floating-point operations of one plain SGD step, which is what training needs at least."""
     take = _sgd(race)
     with FlopCounterMode(display=False) as counter:
@@ -171,13 +171,13 @@ def step_operations(race: Race) -> int:
     return int(counter.get_total_flops())
 
 
-def ratios(seconds: Mapping[str, Sequence[float]], name: str) -> dict[str, float]:
-    """How many times the median step of runner `name` each one's takes."""
+def compute_ratios(seconds: Mapping[str, Sequence[float]], name: str) -> dict[str, float]:
+    """Divide each runner's median step time by that of runner `name`."""
     unit = median(seconds[name])
     return {other: median(times) / unit for other, times in seconds.items()}
 
 
-def peak_bytes(race: Race, name: str) -> int:
+def measure_peak_bytes(race: Race, name: str) -> int:
     """Peak memory of a few steps, over what data, model and optimizer took before them, in bytes.
 
     On a GPU what torch's allocator held, on a CPU what the process did. Measured in a new process,
@@ -188,7 +188,7 @@ def peak_bytes(race: Race, name: str) -> int:
 
 
 def _measured_peak(race: Race, name: str) -> int:
-    take = runner(race, name)
+    take = make_runner(race, name)
     if race.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
@@ -201,7 +201,7 @@ def _measured_peak(race: Race, name: str) -> int:
     return max(0, memory.peak_bytes() - before)
 
 
-class Fixed(Step):
+class FixedBatchStep(Step):
     """The step with batches of one size, to see what changing sizes cost. No privacy."""
 
     def batch(self, step: int) -> Tensor:
@@ -235,7 +235,7 @@ def _refuse_keys(race: Race, name: str, method: str, own: Sequence[str]) -> None
 
 
 def _keys(method: str) -> set[str]:
-    """What can be set in a method: fields, by name or by letter."""
+    """List the keys of a method: fields, by name or by letter."""
     config = METHODS[method].config
     return {*config.model_fields, *getattr(config, "letters", {})} - {"name"}
 
@@ -268,7 +268,7 @@ def _data(race: Race) -> Dataset:
 
 @dataclass
 class _Peer:
-    """What the peers share: the same model and data, and batches of one size."""
+    """Parts that the other libraries' runners share: model, data, and batches of one size."""
 
     model: nn.Module
     data: Dataset
@@ -347,4 +347,4 @@ PEERS: dict[str, Callable[[Race], Take]] = {
     "opacus": _opacus,
     "opacus-ghost": _opacus_ghost,
 }
-"""Who we are compared with."""
+"""The runners that ours are compared with."""

@@ -130,7 +130,7 @@ def _trained_by(pids: set[int], trial_dirs: Path) -> set[str]:
 
 
 def _lost(state: StateFolder, records: list[Record], epochs: int) -> list[str]:
-    """What is wrong with any trial, in words; nothing if all is as in a sweep in peace."""
+    """Describe each trial that differs from one of an undisturbed sweep."""
     full, faults = list(range(2, epochs + 1, 2)), list[str]()
     stored = optuna.load_study(study_name="soak", storage=state.storage_uri).get_trials()
     client = MlflowClient(state.tracking_uri)

@@ -13,7 +13,15 @@ from typing import Annotated
 import torch
 import typer
 from command import run
-from race import Race, Take, medians, peak_bytes, ratios, runner, step_operations
+from race import (
+    Race,
+    Take,
+    compute_ratios,
+    count_step_operations,
+    make_runner,
+    measure_medians,
+    measure_peak_bytes,
+)
 from rich.table import Table
 
 from dpsweep.cli.options import Json, Settings
@@ -87,11 +95,11 @@ def step(
     if threads:
         torch.set_num_threads(threads)
     keep_freed_memory()  # for all of them, as in a trial
-    takes = {name: runner(race, name) for name in names}
+    takes = {name: make_runner(race, name) for name in names}
     wait = torch.cuda.synchronize if device == "cuda" else (lambda: None)
-    operations = step_operations(race)
-    seconds = medians(takes, repeats, wait)
-    units = ratios(seconds, names[0])
+    operations = count_step_operations(race)
+    seconds = measure_medians(takes, repeats, wait)
+    units = compute_ratios(seconds, names[0])
     rows = []
     for name, times in seconds.items():
         one = median(times)
@@ -104,7 +112,7 @@ def step(
                 ratio=units[name],
                 per_second=batch / one,
                 gflops=operations / one / 1e9,
-                peak_mb=peak_bytes(race, name) / 1e6 if memory else None,
+                peak_mb=measure_peak_bytes(race, name) / 1e6 if memory else None,
                 parts=_parts(takes[name], device),
             )
         )
@@ -121,7 +129,7 @@ def step(
 
 
 def machine(device: str) -> dict[str, str]:
-    """What a measurement was made on."""
+    """Describe the machine of a measurement."""
     name = torch.cuda.get_device_name() if device == "cuda" else platform.machine()
     return {
         "device": name,

@@ -1,4 +1,4 @@
-"""How much of a trial's time is steps: python benchmarks/trial.py CONFIG [KEY=VALUE ...].
+"""Share of a trial's time that is steps: python benchmarks/trial.py CONFIG [KEY=VALUE ...].
 
 Everything else is reading data, assembling, evaluating, checkpoints. The second of two trials in
 one process is told, as workers train many.

@@ -97,7 +97,7 @@ class World:
 
     def truth(self, config: TrialConfig) -> float:
         """What a config is worth, in percent."""
-        return 101 - math.exp(float(self._smooth(self._key_of(config))[0]))
+        return 101 - math.exp(float(self._smooth(self._place(config))[0]))
 
     @cached_property
     def best(self) -> float:
@@ -109,7 +109,7 @@ class World:
         """What one run of it comes to, as a share."""
         cell = tuple(
             int(np.abs(nodes - x).argmin())
-            for nodes, x in zip(self._places, self._key_of(config), strict=True)
+            for nodes, x in zip(self._places, self._place(config), strict=True)
         )
         runs = self.table.accuracy[cell]
         runs = runs[~np.isnan(runs)]

@@ -53,7 +53,7 @@ def _digits(method: Tree, model: Tree, epochs: float, epsilon: float = 4.0) -> T
 
 @dataclass(frozen=True)
 class Spec:
-    """What a table holds.
+    """Content of a table.
 
     Attributes:
         base: The trial config that is varied.

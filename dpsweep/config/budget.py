@@ -1,16 +1,34 @@
 """How much a sweep spends: on its search, and on repeats of the best config."""
 
-from pydantic import Field
+from typing import Any, Self
+
+from pydantic import Field, model_validator
 
 from dpsweep.config.units import Duration, parse_duration
-from dpsweep.core.strict import Strict
+from dpsweep.core.errors import InvalidKey
+from dpsweep.core.strict import Strict, is_unused
+
+
+class ExploreConfig(Strict):
+    """Noisy trials that choose a config, before one final run is trained at it."""
+
+    trials: int = Field(gt=0)
+    """Exploring trials, failed and pruned ones included."""
+
+    share: float = Field(default=0.05, gt=0, lt=1)
+    """What they cost together, as a share of the squared noise-to-signal budget (mu squared of the
+    Gaussian limit); the final run has the rest. 0.05 leaves it 97 % of epsilon 4."""
 
 
 class BudgetConfig(Strict):
     """Number of trials, and the time that one may take."""
 
-    trials: int = Field(gt=0)
-    """Trials in all, failed and pruned ones included."""
+    trials: int = Field(default=0, gt=0)
+    """Trials in all, failed and pruned ones included; with `explore`, that has the number."""
+
+    explore: ExploreConfig | None = Field(default=None, exclude_if=is_unused)
+    """Under privacy.scope: sweep: so many trials with much noise, which together cost a small share
+    of epsilon, and then one final run with the rest, whose model is exported."""
 
     hours: float | None = Field(default=None, gt=0)
     """After so many hours no new trial starts; those that run go on to their end. With `confirm`
@@ -20,6 +38,28 @@ class BudgetConfig(Strict):
     trial_timeout: Duration | None = None
     """A trial that reports nothing for so long (30m, 90s, 2h) is ended and counts as failed. Give
     several times what an epoch takes (plan tells); without it a trial that hangs stays for ever."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _explore_has_the_number(cls, data: Any) -> Any:
+        match data:
+            case {"explore": {}, "trials": _}:
+                raise InvalidKey(
+                    "trials",
+                    "is given beside explore, which says how many trials explore. Delete "
+                    "one of the two",
+                )
+            case {"explore": {"trials": trials}}:
+                return {**data, "trials": trials}
+        return data
+
+    @model_validator(mode="after")
+    def _trials_are_given(self) -> Self:
+        if self.trials == 0:
+            raise InvalidKey(
+                "trials", "is missing. Write how many trials to run, such as trials: 16"
+            )
+        return self
 
     @property
     def silence_seconds(self) -> float | None:

@@ -34,6 +34,26 @@ _NEEDED: dict[tuple[str, ...], tuple[Any, str, str]] = {
         "the number of trials follows a law that a clock would change",
         "Delete budget.hours",
     ),
+    ("budget", "trial_timeout"): (
+        None,
+        "a trial that took too long could not win, and how long one takes depends on the machine",
+        "Delete budget.trial_timeout",
+    ),
+    ("resources", "memory"): (
+        None,
+        "a trial that needs more is ended, so who may win would depend on the machine",
+        "Delete resources.memory",
+    ),
+    ("start",): (
+        [],
+        "a config that is tried first is not drawn from the law of the others",
+        "Delete start",
+    ),
+    ("learn_from",): (
+        None,
+        "trials are drawn from one law, and learn nothing",
+        "Delete learn_from, and leave out --from",
+    ),
     ("objective", "metrics"): (
         None,
         "one winner is released, and a front has many",
@@ -41,6 +61,25 @@ _NEEDED: dict[tuple[str, ...], tuple[Any, str, str]] = {
     ),
 }
 """Key of a sweep file -> what private selection needs there, why, and what to type."""
+
+_NEEDED_TO_EXPLORE: dict[tuple[str, ...], tuple[Any, str, str]] = {
+    ("accounting",): (
+        "composition",
+        "the exploring trials and the final run are all looked at, and add up",
+        "Write accounting: composition",
+    ),
+    ("confirm",): (
+        None,
+        "the final run is trained afresh with all that is left of epsilon, so repeats have none",
+        "Delete confirm",
+    ),
+    ("objective", "metrics"): (
+        None,
+        "one config is chosen for the final run, and a front has many",
+        "Write objective: {metric: valid/accuracy}",
+    ),
+}
+"""The same for `budget.explore`."""
 
 
 def check_shared(epsilon: float, accounting: str, space: Space, file: Source, base: Source) -> None:
@@ -59,18 +98,50 @@ def check_shared(epsilon: float, accounting: str, space: Space, file: Source, ba
         )
 
 
-def with_own_noise(config: TrialConfig, whole: SearchBudget, origin: Source) -> TrialConfig:
+def with_own_noise(
+    config: TrialConfig, whole: SearchBudget, origin: Source, *, final: bool = False
+) -> TrialConfig:
     """A trial that can be trained by itself: the noise of its share, and a promise of its own.
+
+    Args:
+        config: The trial.
+        whole: What all runs keep together.
+        origin: Where its values come from.
+        final: True for the run that follows the exploring ones.
 
     Raises:
         ConfigError: If the budget is too small for any noise.
     """
     try:
-        noise = whole.noise(config.schedule)
+        noise = whole.noise(config.schedule, final=final)
     except InvalidKey as e:
         raise ConfigError(f"{origin.at(tuple(e.key.split('.')))}: {e}.") from e
     own = {"scope": "trial", "epsilon": None, "noise_multiplier": noise}
     return config.model_copy(update={"privacy": config.privacy.model_copy(update=own)})
+
+
+def check_explore(config: Strict, trial: TrialConfig, file: Source, base: Source) -> None:
+    """Raises ConfigError for what does not go with `budget.explore` in a sweep file.
+
+    Args:
+        config: The sweep file.
+        trial: A trial with its privacy as the file has it.
+        file: Where the sweep file's values come from.
+        base: The same of the base config.
+    """
+    if trial.privacy.scope == "trial":
+        raise ConfigError(
+            f"{base.at(('privacy', 'scope'))}: trial gives each run an epsilon of its own, but "
+            f"budget.explore shares one among all runs. Write privacy: {{epsilon: 4, scope: "
+            f"sweep}} in the base, say, or give budget.trials in place of explore"
+        )
+    for key, (needed, why, remedy) in _NEEDED_TO_EXPLORE.items():
+        got = reduce(getattr, key, config)
+        if got != needed:
+            raise ConfigError(
+                f"{file.at(key)}: {format_value(got)} goes against budget.explore: {why}. "
+                f"{remedy}, or give budget.trials in place of explore"
+            )
 
 
 def check_charged(validation: str, accounting: str, file: Source) -> None:

@@ -18,7 +18,13 @@ from dpsweep.config.explain import describe_field, format_value
 from dpsweep.config.keys import EPSILON, dotted
 from dpsweep.config.plan import PrivacyPlan, plan_privacy
 from dpsweep.config.resources import ResourcesConfig
-from dpsweep.config.scope import check_charged, check_selection, check_shared, with_own_noise
+from dpsweep.config.scope import (
+    check_charged,
+    check_explore,
+    check_selection,
+    check_shared,
+    with_own_noise,
+)
 from dpsweep.config.search import (
     ObjectiveConfig,
     PrunerConfig,
@@ -197,10 +203,13 @@ class ResolvedSweep:
 
     @property
     def num_runs(self) -> int:
-        """Runs that are charged: trials and their repeats. Under private selection, on average."""
-        confirm = self.config.confirm
+        """Runs that are charged: trials and their repeats, or the final run that they choose.
+
+        Under private selection, on average.
+        """
+        confirm, budget = self.config.confirm, self.config.budget
         if confirm is None:
-            return self.config.budget.trials
+            return budget.trials + self.explores
         groups = len(self.epsilons) * (len(self.methods) if confirm.each_method else 1)
         return self.config.budget.trials + confirm.top * confirm.seeds * groups
 
@@ -210,6 +219,11 @@ class ResolvedSweep:
         sections = (drawn.tree.get("method") for drawn in self._drawn_corners)
         named = (section for section in sections if isinstance(section, dict))
         return frozenset(str(section.get("name", "compose")) for section in named)
+
+    @property
+    def explores(self) -> bool:
+        """True if noisy trials choose a config for one final run."""
+        return self.config.budget.explore is not None
 
     @property
     def is_private_selection(self) -> bool:
@@ -265,7 +279,7 @@ class ResolvedSweep:
         trial = self.written
         if trial.privacy.scope == "trial" or trial.privacy.epsilon is None:
             return None
-        accounting = self.config.accounting
+        accounting, explore = self.config.accounting, self.config.budget.explore
         check_shared(trial.privacy.epsilon, accounting, self.space, self.file, self.origin)
         return SearchBudget(
             charged=self.charged,
@@ -274,6 +288,7 @@ class ResolvedSweep:
             num_runs=self.num_runs,
             schedules=self.schedules,
             vary=self.schedules_vary,
+            share=explore.share if explore else None,
         )
 
     def trial(self, tree: Tree) -> TrialConfig:
@@ -290,6 +305,31 @@ class ResolvedSweep:
         config = with_own_noise(config, self.whole, self.origin)
         given = tree.get("optimizer", {})
         return config if STEP_KEYS & given.keys() else config.with_default_step()
+
+    def exploring(self, trial: TrialConfig) -> TrialConfig:
+        """A trial as it is run: where it explores, its step is fitted to its noise.
+
+        What is searched is the final run's config. An exploring trial has the same but for more
+        noise, and for a step that is smaller in that ratio (optim/base.py).
+        """
+        if not self.explores:
+            return trial
+        return self._fitted(trial, 1 / self._noise_ratio(trial))
+
+    def final(self, explored: TrialConfig) -> TrialConfig:
+        """The final run at the config of an exploring trial: less noise, and a larger step."""
+        assert self.whole is not None, "check_explore asks for it"
+        config = with_own_noise(explored, self.whole, self.origin, final=True)
+        return self._fitted(config, self._noise_ratio(explored))
+
+    def _noise_ratio(self, trial: TrialConfig) -> float:
+        """Noise of the final run over that of the exploring ones, below 1."""
+        assert self.whole is not None, "check_explore asks for it"
+        noise = self.whole.noise
+        return noise(trial.schedule, final=True) / noise(trial.schedule)
+
+    def _fitted(self, trial: TrialConfig, ratio: float) -> TrialConfig:
+        return trial.model_copy(update={"optimizer": trial.optimizer.fit_to_noise(ratio)})
 
     def _written(self, tree: Tree) -> TrialConfig:
         resources, train = self.config.resources, tree.get("train")
@@ -481,6 +521,8 @@ def _resolve(config: SweepConfig, file: Source, base: Source) -> ResolvedSweep:
     varied = read_varied_keys(file, base, config.search)
     conditions = read_conditions(file, config.where)
     sweep = ResolvedSweep(config, base, varied.space, file, varied.origins, conditions)
+    if sweep.explores:
+        check_explore(config, sweep.written, file, sweep.origin)
     promised = [_get_privacy_target(trial, sweep) for trial in sweep.corners]
     if any(each != promised[0] for each in promised):
         raise ConfigError(

@@ -1,3 +1,3 @@
-"""What every package may use: types of the privacy boundary, errors, seeds, strict configs."""
+"""Types of the privacy boundary, errors, seeds, strict configs."""
 
 __version__ = "0.1.0"

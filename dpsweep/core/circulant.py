@@ -59,13 +59,13 @@ class CirculantLinear(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws as nn.Linear does: the output of either layer then has the same variance."""
+        """Draw as nn.Linear does: the output of either layer then has the same variance."""
         bound = 1 / sqrt(self.in_features)
         for param in self.parameters():
             nn.init.uniform_(param, -bound, bound)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Inputs (..., in_features) -> outputs (..., out_features), for any leading axes."""
+        """Map inputs (..., in_features) to outputs (..., out_features), for any leading axes."""
         blocks = x.reshape(*x.shape[:-1], self.in_features // self.block, self.block)
         spectrum = torch.einsum(
             "pqf,...qf->...pf", torch.fft.rfft(self.weight), torch.fft.rfft(blocks)

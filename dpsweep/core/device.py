@@ -22,13 +22,15 @@ _STICKY = (
     "uncorrectable nvlink error detected",
     "unspecified launch failure",
 )
-"""What CUDA 13's runtime says, in lower case, of errors that corrupt the process's context: "the
+"""Messages of CUDA 13's runtime, in lower case, for errors that corrupt the process's context: "the
 process must be terminated and relaunched" (cudaError_t in its reference). Every later call
 in the process returns the same error, whosever call it is."""
 
 
 def describe_device_failure(error: BaseException) -> str | None:
-    """What has made the GPU useless to this process, in CUDA's words; None if nothing has.
+    """Describe the error that made the GPU unusable to this process, in CUDA's words.
+
+    None if there was none.
 
     The words are CUDA's alone: the rest of the message may quote data. Libraries report such an
     error in words of their own, and a model's code may catch it. So if this process uses a GPU, the

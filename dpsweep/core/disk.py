@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and what to say when the disk is full."""
+"""Atomic writes of files, and the error for a full disk."""
 
 import contextlib
 import errno
@@ -21,7 +21,7 @@ def free_bytes(folder: Path) -> int:
 
 
 def format_bytes(size: float) -> str:
-    """A size for people.
+    """Format a number of bytes with its unit.
 
     >>> format_bytes(1_234_567)
     '1.2 MB'
@@ -35,7 +35,7 @@ def format_bytes(size: float) -> str:
 
 @contextlib.contextmanager
 def translate_disk_full(folder: Path) -> Iterator[None]:
-    """Whatever is written in here, a full disk or a spent quota is a `DiskFull`."""
+    """Raise `DiskFull` where a write within this context meets a full disk or a spent quota."""
     try:
         yield
     except OSError as e:
@@ -45,7 +45,7 @@ def translate_disk_full(folder: Path) -> Iterator[None]:
 
 
 def disk_full_error(folder: Path) -> DiskFull:
-    """The error for a write that found no space in `folder`."""
+    """Make the error for a write that found no space in `folder`."""
     return DiskFull(
         f"{folder}: the disk is full: {format_bytes(free_bytes(folder))} are free. Nothing that "
         f"was written before is lost. Free some space (dpsweep gc shows what can go), then go on "
@@ -54,7 +54,7 @@ def disk_full_error(folder: Path) -> DiskFull:
 
 
 def make_private_folder(place: Path) -> None:
-    """Makes a folder, and those above it that are missing, for its owner alone (0700).
+    """Make a folder, and missing ones above it, for its owner alone (0700).
 
     Whatever the umask is: Path.mkdir(parents=True) leaves the folders above to it.
 
@@ -68,7 +68,7 @@ def make_private_folder(place: Path) -> None:
 
 
 def delete_written(place: Path) -> None:
-    """Deletes a file that `write_atomically` wrote, and what killed writers left of it."""
+    """Delete a file that `write_atomically` wrote, and the leftovers of killed writers."""
     for left in (place, *place.parent.glob(f".{place.name}.*")):
         left.unlink(missing_ok=True)
 
@@ -76,7 +76,7 @@ def delete_written(place: Path) -> None:
 def write_atomically(
     place: Path, content: bytes, *, replace: bool = True, mode: int = 0o600
 ) -> None:
-    """A file that is there whole and durable, or not at all, and only its owner can read.
+    """Write a file whole and durable, or not at all; only its owner can read it.
 
     Args:
         place: Where.

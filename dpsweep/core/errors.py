@@ -6,7 +6,10 @@ from difflib import get_close_matches
 
 
 class DpSweepError(Exception):
-    """What the user can mend. The command line prints it, without a trace, and exits with 2."""
+    """A mistake that the user can correct.
+
+    The command line prints it without a traceback and exits with 2.
+    """
 
 
 class ConfigError(DpSweepError):
@@ -45,12 +48,12 @@ class InvalidKey(ValueError):
 
 
 def unknown_name_error(kind: str, name: str, known: Iterable[str], *, where: str) -> ConfigError:
-    """The error for a name missing from a table; `where` is file, line and dotted key."""
+    """Make the error for a name missing from a table; `where` is file, line and dotted key."""
     return ConfigError(f"{where}: unknown {kind} {name!r}.{suggest_names(name, known)}")
 
 
 def suggest_names(name: str, known: Iterable[str], meant: str | None = None) -> str:
-    """The tail of such a message: `meant`, or the closest known name, then all of them.
+    """Return the end of such a message: `meant`, or the closest known name, then all of them.
 
     >>> suggest_names("dsik", ["disk", "dp_sgd"])
     " Did you mean 'disk'? Known: disk, dp_sgd."
@@ -69,7 +72,7 @@ def suggest_names(name: str, known: Iterable[str], meant: str | None = None) -> 
 
 
 def normalize_name(name: str) -> str:
-    """A name without what people write differently: case, dashes, blanks, outer underscores.
+    """Return a name without differences of spelling: case, dashes, blanks, outer underscores.
 
     >>> normalize_name("DP-SGD"), normalize_name("learningRate"), normalize_name("Batch Size")
     ('dp_sgd', 'learning_rate', 'batch_size')
@@ -79,7 +82,7 @@ def normalize_name(name: str) -> str:
 
 
 def summarize_error(error: BaseException) -> str:
-    r"""What an error of somebody else's says first; its type's name if it says nothing.
+    r"""Return the first line of another library's error, or its type's name if it has no text.
 
     >>> summarize_error(OSError("no route\n  to host")), summarize_error(ValueError())
     ('no route', 'ValueError')
@@ -88,7 +91,7 @@ def summarize_error(error: BaseException) -> str:
 
 
 def iter_causes(error: BaseException) -> Iterator[BaseException]:
-    """An error, what it was raised from or while handling, and so on."""
+    """Yield an error, the one it was raised from or while handling, and so on."""
     one: BaseException | None = error
     while one is not None:
         yield one

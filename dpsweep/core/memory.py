@@ -24,8 +24,8 @@ _EITHER = (
     "out of memory",
     "bad_alloc",
 )
-"""What torch, NVIDIA's libraries and the C++ library say, in lower case, in errors of no own type:
-where memory of the worker is meant, of the GPU, or of either."""
+"""Messages of torch, NVIDIA's libraries and the C++ library, in lower case, in errors that have no
+type of their own: where memory of the worker is meant, of the GPU, or of either."""
 
 
 def can_measure_private_bytes() -> bool:
@@ -88,7 +88,7 @@ def _exhausted_memory_in(error: BaseException) -> str | None:
 
 
 def _read_status(key: str) -> int | None:
-    """A line of Linux's account of this process; None where there is none."""
+    """Read a line of Linux's account of this process, in bytes; None where there is none."""
     lines = _STATUS.read_text().splitlines() if _STATUS.exists() else []
     found = (line.split()[1] for line in lines if line.startswith(key + ":"))
     size = next(found, None)

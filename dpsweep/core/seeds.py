@@ -26,7 +26,7 @@ Stream = Literal["sample", "noise"]
 
 
 class Draws(Protocol):
-    """What a step draws from a secret stream. NumPy's generators are such."""
+    """Random numbers of one secret stream. NumPy's generators have this interface."""
 
     def random(self, size: int, /) -> NDArray[np.float64]:
         """Independent uniforms of [0, 1), multiples of 2^-53, shape (size,)."""
@@ -37,12 +37,12 @@ class Draws(Protocol):
 
 @dataclass(frozen=True)
 class Secret:
-    """What the noise is made of. Its bytes are in no repr, log, config or artifact.
+    """Source of a trial's sampling and noise. Its bytes are in no repr, log, config or artifact.
 
     Attributes:
         key: 256 bits.
-        void: True if the key was fixed by a test and not drawn. Whatever is trained with
-            it has no privacy, and says so.
+        void: True if the key was fixed by a test and not drawn. A result trained with it has
+            no privacy, and says so.
 
     >>> Secret.fixed("for a doctest")
     Secret(void=True)
@@ -53,22 +53,22 @@ class Secret:
 
     @classmethod
     def draw(cls) -> Secret:
-        """A fresh secret, from the operating system."""
+        """Draw a fresh secret from the operating system."""
         return cls(os.urandom(SECRET_BYTES))
 
     @classmethod
     def fixed(cls, text: str) -> Secret:
-        """The same secret for the same text, for tests only: it voids the privacy claim."""
+        """Make the same secret for the same text; for tests only, as it voids privacy."""
         return cls(hashlib.blake2b(text.encode(), digest_size=SECRET_BYTES).digest(), void=True)
 
     @classmethod
     def for_new_trial(cls) -> Secret:
-        """A drawn secret, or the fixed one of a test that sets DPSWEEP_TEST_SECRET."""
+        """Draw a secret, or make the fixed one of a test that sets DPSWEEP_TEST_SECRET."""
         text = os.environ.get(TEST_SECRET_VARIABLE)
         return cls.fixed(text) if text else cls.draw()
 
     def bind_to_config(self, config: str) -> Secret:
-        """The secret for one config alone: another one, under the same secret, has other noise.
+        """Derive the secret for one config, so that another config has other noise.
 
         Were the noise the same, the difference of two releases would have none.
         """
@@ -78,7 +78,7 @@ class Secret:
         )
 
     def stream(self, step: int, name: Stream) -> np.random.Generator:
-        """The generator of one step's sampling or noise; the same for the same arguments.
+        """Make the generator of one step's sampling or noise; the same for the same arguments.
 
         A counter-based Philox with a 128-bit key. NumPy's normal draws use the ziggurat
         method; torch's CPU generator keeps 32 bits of a seed, too few for a secret.
@@ -89,7 +89,7 @@ class Secret:
         return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
 
     def stream_key(self, step: int, name: Stream) -> bytes:
-        """The key of one step's sampling or noise for a cipher, 256 bits; as secret as the secret.
+        """Derive a cipher's 256-bit key for one step's sampling or noise; as secret as the secret.
 
         Of another length than the key of `stream`, and therefore unrelated to it: BLAKE2b hashes
         the length along with the message.
@@ -102,7 +102,7 @@ class Secret:
 
 
 def derive_public_seed(seed: int, *path: str | int) -> int:
-    """A 32-bit seed for one public purpose, split from the sweep's own.
+    """Derive a 32-bit seed for one public purpose from the sweep's own.
 
     >>> derive_public_seed(0, "search", 1) == derive_public_seed(0, "search", 1)
     True

@@ -8,7 +8,7 @@ from types import FrameType
 
 @contextlib.contextmanager
 def handle_signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """SIGINT and SIGTERM go to `handler` within this block; in a process's main thread alone."""
+    """Send SIGINT and SIGTERM to `handler` within this block; in a process's main thread alone."""
     before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield

@@ -1,4 +1,4 @@
-"""How our SQLite files are written: ahead, and synced as far as each deserves."""
+"""Settings of SQLite connections: write-ahead log, and how far commits are synced."""
 
 import contextlib
 import sqlite3
@@ -9,7 +9,7 @@ Sync = Literal["FULL", "NORMAL"]
 
 
 def use_write_ahead_log(connection: sqlite3.Connection, sync: Sync) -> None:
-    """Sets one connection up: a write-ahead log, in which readers never hold up the writer.
+    """Give a connection a write-ahead log, in which readers never block the writer.
 
     The journal is the file's own and stays as it is where it cannot be changed, because the
     file may only be read or is in use; the next connection tries again.

@@ -9,7 +9,7 @@ from pydantic_core import CoreSchema
 
 
 def is_unused(value: object) -> bool:
-    """For exclude_if: leaves a key that is not used out of what is written.
+    """True for an unused value; with `exclude_if`, its key is not written.
 
     A trial's identity is what is written of it: one that began before a key was there goes on.
     """

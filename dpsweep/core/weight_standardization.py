@@ -14,7 +14,7 @@ _EPS = 1e-4
 
 
 def standardize_weight(weight: Tensor) -> Tensor:
-    """Each filter with mean 0 and variance 1 / n, n its number of entries.
+    """Shift and scale each filter to mean 0 and variance 1 / n, n its number of entries.
 
     w^_o = (w_o - mean(w_o)) / sqrt(n var(w_o) + 1e-4)
 

@@ -1,7 +1,7 @@
 """Augmentation: flips and shifted crops of each example, drawn from the example itself.
 
-With multiplicity K an example is asked as K copies, and the mean of their gradients is its one
-answer, clipped once (De et al. 2022, arXiv:2204.13650, section 3.3). So it moves the clipped sum
+With multiplicity K an example has K copies, and the mean of their gradients is its one per-example
+gradient, clipped once (De et al. 2022, arXiv:2204.13650, section 3.3). So it moves the clipped sum
 by at most C, as without augmentation, and noise and accounting stay as they are.
 
 The draws are public: copy k of example x at step t is a fixed function f(x, t, k, seed). They hang
@@ -34,13 +34,13 @@ _ROWS = 512
 
 
 class Augment(Strict):
-    """What a copy may differ by, and how many copies make one answer."""
+    """Random changes of a copy, and the number of copies of an example."""
 
     flips: bool = False
-    """Whether each copy is mirrored left to right with probability 1/2."""
+    """True to mirror each copy left to right with probability 1/2."""
 
     crops: int = Field(default=0, ge=0)
-    """How far a copy is shifted at most, in pixels, up or down and left or right; what comes in is
+    """Largest shift of a copy, in pixels, up or down and left or right; the border is filled with
     the image mirrored at its edge. Below the image's sides."""
 
     multiplicity: int = Field(default=1, gt=0)
@@ -58,18 +58,18 @@ class Augment(Strict):
         return self
 
     def refuse_larger(self, shape: tuple[int, int, int]) -> None:
-        """Raises InvalidKey if images of `shape` (C, H, W) are too small to be shifted so far."""
+        """Raise InvalidKey if images of `shape` (C, H, W) are too small to be shifted so far."""
         if self.crops >= min(shape[1:]):
             raise InvalidKey(
                 "crops", f"{self.crops} pixels, of images of {shape[1]} x {shape[2]}. Give fewer"
             )
 
     def copies(self, inputs_B: Tensor, marks_B: Tensor, step: int, seed: int) -> Tensor:
-        """The copies of one step, shape (B, K, C, H, W); without the K, if that is 1.
+        """Make the copies of one step, shape (B, K, C, H, W); without the K, if that is 1.
 
         Args:
             inputs_B: Images, shape (B, C, H, W).
-            marks_B: Of the same images; see `hash_images`.
+            marks_B: Hashes of the same images, int64, shape (B,); see `hash_images`.
             step: Counted from 0.
             seed: Public seed.
         """
@@ -104,7 +104,7 @@ class Augment(Strict):
 
 
 def hash_images(inputs: Tensor) -> Tensor:
-    """A hash of each image's bytes, int64, shape (N,): sum of bytes times fixed odd numbers."""
+    """Hash each image's bytes, int64, shape (N,): sum of bytes times fixed odd numbers."""
     import torch
 
     flat = inputs.flatten(1).contiguous().view(torch.uint8)
@@ -115,7 +115,7 @@ def hash_images(inputs: Tensor) -> Tensor:
 
 
 def _mirror_positions(place: Tensor, size: int) -> Tensor:
-    """Places before 0 and from `size` on, mirrored at the first and the last one."""
+    """Mirror positions before 0 and from `size` on at the first and the last one."""
     import torch
 
     place = place.abs()
@@ -131,7 +131,7 @@ def _mix_bits(x: Tensor) -> Tensor:
 
 
 def _shift_right(x: Tensor, by: int) -> Tensor:
-    """A shift to the right that brings in zeros."""
+    """Shift bits to the right, filling with zeros."""
     kept: int = 2 ** (64 - by) - 1
     return x >> by & kept
 

@@ -16,14 +16,14 @@ from dpsweep.core.strict import Strict, is_unused
 from dpsweep.data.features import Scattering, refuse_missing
 
 _DECLARED = ("shape", "num_classes", "num_train")
-"""What data of the user's own must say."""
+"""Keys that the user's own data must declare."""
 
 Triple = Annotated[tuple[float, ...], Field(strict=False)]
 
 
 @dataclass(frozen=True)
 class Spec:
-    """What is known of a data set before it is read.
+    """Sizes of a data set, known before it is read.
 
     Attributes:
         num_train: Examples of the training split.
@@ -69,7 +69,7 @@ class Normalise(Strict):
 
 
 class DataConfig(Strict):
-    """Which examples are private, and which ones measure the result."""
+    """The private examples, and those that measure the result."""
 
     name: Literal[
         "digits",
@@ -105,19 +105,19 @@ class DataConfig(Strict):
     """Images of the test split, if there is one. Of folder and npz only."""
 
     resize: bool = Field(default=False, exclude_if=is_unused)
-    """Whether images of other sizes are scaled to cover `shape` and cut to its middle, and other
-    colours converted. Otherwise they are an error. Of folder only."""
+    """True to scale images of other sizes to cover `shape`, cut them to its middle, and convert
+    other colours. Otherwise they are an error. Of folder only."""
 
     normalise: Normalise | None = Field(default=None, exclude_if=is_unused)
     """Public constants to shift and scale pixels by; if missing they are brought to [-1, 1] by the
     file format's own."""
 
     features: Scattering | None = Field(default=None, exclude_if=is_unused)
-    """What is trained on in the place of pixels: a fixed public function of each image, computed
+    """Features to train on instead of pixels: a fixed public function of each image, computed
     once on each node and kept. Pixels if missing."""
 
     validation: Literal["test_split", "holdout"] = "test_split"
-    """Where accuracies come from: the test split, which you thereby declare public, or a part of
+    """Source of accuracies: the test split, which you thereby declare public, or a part of
     the training split, whose examples are then measured without noise and not protected."""
 
     holdout_fraction: float = Field(default=0.1, gt=0, lt=1)
@@ -177,14 +177,14 @@ class DataConfig(Strict):
 
     @property
     def spec(self) -> Spec:
-        """What a model is told of the data set: of its features, if those are asked for."""
+        """Sizes that a model is built for: those of the features, if there are any."""
         if self.features is None:
             return self.stored
         return replace(self.stored, shape=self.features.shape(self.stored.shape))
 
     @property
     def stored(self) -> Spec:
-        """What is known of the data set's files before they are read."""
+        """Sizes of the data set's files, before they are read."""
         if self.name in SPECS:
             return SPECS[self.name]
         assert self.shape is not None
@@ -209,7 +209,7 @@ class DataConfig(Strict):
 
     @property
     def place(self) -> Path | None:
-        """Where its files lie; None if it needs none, or none is given."""
+        """Folder or file of the data; None if it needs none, or none is given."""
         if self.root is None or self.spec.folder is None:
             return None
         return Path(self.root).expanduser() / self.spec.folder
@@ -226,7 +226,7 @@ class DataConfig(Strict):
 
 
 def check_present(config: DataConfig, where: str) -> None:
-    """Raises ConfigError if the files are not there, without reading them.
+    """Raise ConfigError if the files are not there, without reading them.
 
     Args:
         config: The data set.

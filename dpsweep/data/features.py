@@ -74,7 +74,7 @@ class Scattering(Strict):
 
 
 def refuse_missing(where: str) -> None:
-    """Raises ConfigError if the package that computes scattering is not installed."""
+    """Raise ConfigError if the package that computes scattering is not installed."""
     if find_spec("kymatio") is None:
         raise ConfigError(
             f"{where}: data.features: scattering is computed by kymatio, which is not installed "

@@ -19,7 +19,7 @@ _READERS = {
 
 
 def download_files(config: DataConfig, root: Path) -> None:
-    """Downloads the files, as torchvision does.
+    """Download the files, as torchvision does.
 
     Raises:
         ConfigError: If torchvision knows nothing of them, or the download fails.
@@ -39,7 +39,7 @@ def download_files(config: DataConfig, root: Path) -> None:
 
 
 def read_splits(config: DataConfig, root: Path) -> tuple[Split, Split]:
-    """The training split and the test split.
+    """Read the training split and the test split.
 
     Raises:
         ConfigError: If torchvision cannot read the files.

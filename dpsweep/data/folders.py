@@ -35,7 +35,7 @@ Labelled = tuple[Path, int]
 
 @dataclass(frozen=True)
 class Listing:
-    """What a folder holds, by its names alone.
+    """Content of a folder of images, by file names alone.
 
     Attributes:
         classes: Their names, in order.
@@ -49,7 +49,7 @@ class Listing:
 
 
 def list_folder(root: Path) -> Listing:
-    """What lies in `root`; no image is opened.
+    """List the images in `root` by class; no image is opened.
 
     Raises:
         ConfigError: If there are fewer than two classes, or the test split has others.
@@ -60,8 +60,8 @@ def list_folder(root: Path) -> Listing:
     if len(classes) < 2:
         found = f"one class, {classes[0]!r}" if classes else "no folders"
         raise ConfigError(
-            f"data.root: {folder} holds {found}. Classes are told by folders: put the images of "
-            f"each class into one of its own, and have at least two"
+            f"data.root: {folder} holds {found}. Each class is a folder: put the images of each "
+            f"class into a folder of its own, and have at least two"
         )
     test = next((root / n for n in _TESTS if (root / n).is_dir()), None) if apart.is_dir() else None
     train = tuple(pair for i, name in enumerate(classes) for pair in _list_images(folder / name, i))
@@ -69,7 +69,7 @@ def list_folder(root: Path) -> Listing:
 
 
 def read_splits(config: DataConfig, root: Path) -> tuple[Split, Split]:
-    """The training split and the test split; that of no examples if it is not asked for.
+    """Read the training split and the test split, empty if it is not asked for.
 
     Raises:
         ConfigError: If the folder is not what was declared, or images cannot be read or have other
@@ -92,10 +92,10 @@ def read_splits(config: DataConfig, root: Path) -> tuple[Split, Split]:
 
 
 def image_shape(image: Path) -> tuple[int, int, int]:
-    """(channels, height, width) of an image; its colours count as 1 or 3 channels.
+    """Read (channels, height, width) of an image; its colours count as 1 or 3 channels.
 
     Raises:
-        ConfigError: If it is none.
+        ConfigError: If the file cannot be read as an image.
     """
     try:
         with Image.open(image) as opened:

@@ -1,4 +1,4 @@
-"""What a data set of the user's own holds, as the `data` section that declares it."""
+"""Inspection of the user's own data, for the `data` section that declares it."""
 
 from collections import Counter
 from collections.abc import Iterable

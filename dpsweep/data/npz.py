@@ -24,7 +24,7 @@ WANTED = "x_train, y_train, x_test, y_test, or train_images, train_labels, test_
 
 
 def read_splits(config: DataConfig, path: Path) -> tuple[Split, Split]:
-    """The training split and the test split; that of no examples if it is not asked for.
+    """Read the training split and the test split, empty if it is not asked for.
 
     Raises:
         ConfigError: If the arrays are not what was declared.
@@ -37,7 +37,7 @@ def read_splits(config: DataConfig, path: Path) -> tuple[Split, Split]:
 
 @dataclass(frozen=True)
 class Header:
-    """What an array's header says of it.
+    """Shape and type of an array, from its header.
 
     Attributes:
         shape: Its shape.
@@ -49,7 +49,7 @@ class Header:
 
 
 def read_headers(path: Path) -> dict[str, Header]:
-    """Header of each array by name; the arrays themselves are not read.
+    """Read the header of each array, by name; the arrays themselves are not read.
 
     Raises:
         ConfigError: If it is no such file.
@@ -64,13 +64,13 @@ def read_headers(path: Path) -> dict[str, Header]:
 
 
 def find_names(found: Mapping[str, Header], *, test: bool) -> tuple[str, str] | None:
-    """Names of a split's images and labels among those found."""
+    """Find the names of a split's images and labels."""
     pairs = _TEST if test else _TRAIN
     return next((pair for pair in pairs if all(name in found for name in pair)), None)
 
 
 def read_labels(path: Path, name: str, num_images: int) -> NDArray[np.int64]:
-    """Labels of a split, shape (num_images,), each at least 0.
+    """Read the labels of a split, shape (num_images,), each at least 0.
 
     A user looks up the largest once, and then declares the number of classes public.
 
@@ -88,7 +88,7 @@ def read_labels(path: Path, name: str, num_images: int) -> NDArray[np.int64]:
 
 
 def format_shape(shape: Sequence[int]) -> str:
-    """A shape as people write it, such as 3 x 32 x 32."""
+    """Format a shape, such as 3 x 32 x 32."""
     return " x ".join(map(str, shape))
 
 

@@ -58,7 +58,7 @@ class Dataset:
         return _normalize(inputs.to(dtype) / self.brightest, self.normalise)
 
     def to(self, device: torch.device) -> "Dataset":
-        """The same on another device."""
+        """Copy the data set to another device."""
         return replace(
             self,
             inputs=self.inputs.to(device),
@@ -69,7 +69,7 @@ class Dataset:
 
 
 def download_dataset(config: DataConfig) -> None:
-    """Fetches the files into data.root, as torchvision does.
+    """Download the files into data.root, as torchvision does.
 
     Raises:
         ConfigError: If there is no root, or the download fails.
@@ -85,7 +85,7 @@ def download_dataset(config: DataConfig) -> None:
 
 @lru_cache(maxsize=2)
 def load_dataset(config: DataConfig, seed: int) -> Dataset:
-    """Reads a data set; the last two stay at hand for the next trial of the same process.
+    """Read a data set; the last two stay in memory for the next trial of the same process.
 
     Args:
         config: The data set.
@@ -110,13 +110,18 @@ def load_dataset(config: DataConfig, seed: int) -> Dataset:
     )
 
 
-def fingerprint_images(config: DataConfig, seed: int) -> str:
-    """A hash of all images in their order, whatever features are made of them.
+def fingerprint_images(config: DataConfig, seed: int, key: bytes) -> str:
+    """A keyed hash of all images in their order, whatever features are made of them.
 
-    Whoever knows all private examples but one can test for that one: it is as private as they.
+    Without the key, whoever knows all private examples but one could test for that one.
+
+    Args:
+        config: The data.
+        seed: Decides who is held out.
+        key: 32 secret bytes.
     """
     data = load_dataset(config.model_copy(update={"features": None}), seed)
-    told = hashlib.sha256(f"{tuple(data.inputs.shape)}".encode())
+    told = hashlib.blake2b(f"{tuple(data.inputs.shape)}".encode(), key=key, digest_size=32)
     for part in (data.inputs, data.targets, data.valid_inputs, data.valid_targets):
         told.update(part.contiguous().numpy().data)
     return told.hexdigest()
@@ -131,7 +136,7 @@ def _normalize(pixels: Tensor, by: Normalise) -> Tensor:
 
 
 def load_shared_features(config: DataConfig, seed: int, what: str, make: Callable[[], Any]) -> Any:
-    """What `make` makes of the examples that are loaded so, from this node's copy of it.
+    """Load what `make` computes from these examples, from this node's copy if there is one.
 
     Of each data set the latest few copies stay, and those in use.
 
@@ -146,7 +151,10 @@ def load_shared_features(config: DataConfig, seed: int, what: str, make: Callabl
 
 
 def _check_split(part: Split, expected: int, config: DataConfig) -> None:
-    """Found now, since found later it would depend on which examples a step samples."""
+    """Refuse data of another size than declared.
+
+    Found later, the error would depend on which examples a step samples.
+    """
     inputs, targets = part
     if tuple(inputs.shape) != (expected, *config.stored.shape) or len(targets) != expected:
         raise ConfigError(

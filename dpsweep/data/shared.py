@@ -32,7 +32,7 @@ _in_use: dict[str, int] = {}
 
 
 def load_shared(source: Path, read: Callable[[], Any], kind: str = "", series: str = "") -> Any:
-    """What `read` returns, from this node's copy of it.
+    """Load what `read` returns, from this node's copy if there is one.
 
     Args:
         source: Folder or file that `read` reads. Another one, or a file in it of another size or
@@ -64,7 +64,7 @@ def load_shared(source: Path, read: Callable[[], Any], kind: str = "", series: s
 
 
 def _mark_in_use(series: str, place: Path) -> None:
-    """Says that this process uses a copy, until it uses another of the series."""
+    """Mark a copy as used by this process, until it uses another of the series."""
     if (before := _in_use.pop(series, None)) is not None:
         os.close(before)
     _in_use[series] = lock = _open_lock(place, ".used")
@@ -72,7 +72,7 @@ def _mark_in_use(series: str, place: Path) -> None:
 
 
 def _delete_oldest(series: str, place: Path) -> None:
-    """Deletes copies of a series but for the last few; `place` is used now."""
+    """Delete copies of a series but for the last few; `place` is used now."""
     os.utime(place, ns=(time.time_ns(), place.stat().st_mtime_ns))
     ages = []
     for copy in place.parent.glob(f"{series}-*.pt"):
@@ -83,7 +83,7 @@ def _delete_oldest(series: str, place: Path) -> None:
 
 
 def _delete_unused(copy: Path) -> None:
-    """Deletes a copy that nobody uses; its empty locks stay, as somebody may wait for them."""
+    """Delete a copy that nobody uses; its empty locks stay, as others may wait for them."""
     lock = _open_lock(copy, ".used")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -95,7 +95,7 @@ def _delete_unused(copy: Path) -> None:
 
 
 def _open_lock(place: Path, suffix: str) -> int:
-    """A lock of a copy, not held yet."""
+    """Open a lock of a copy, not held yet."""
     return os.open(place.with_suffix(suffix), os.O_WRONLY | os.O_CREAT, 0o600)
 
 

@@ -12,7 +12,7 @@ _HARMLESS = ("budget", "confirm", "resources", "keep_weights")
 """Parts of a sweep file that say how much is run, and not what: no trial of before means
 anything else, and what more is run is charged."""
 
-_NUM_RUNS = ("budget.trials", "confirm")
+_NUM_RUNS = ("budget.trials", "budget.explore", "confirm")
 """Those of them that say how many runs there are. Noise is calibrated to that number where all
 share one budget, and the Renyi order of a proof is chosen by it where lengths are searched."""
 

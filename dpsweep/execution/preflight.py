@@ -17,9 +17,10 @@ from sqlalchemy.engine import make_url
 from dpsweep.config.plan import PrivacyPlan, plan_privacy, statement_of_trial
 from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import TrialConfig
-from dpsweep.core.errors import ConfigError
+from dpsweep.core.errors import ConfigError, InvalidKey
 from dpsweep.core.seeds import Secret
 from dpsweep.execution.disk_use import check_disk_space, estimate_disk_bytes
+from dpsweep.privacy.ways import USUAL_SHARE, Ways, ways_to_spend
 from dpsweep.search.charge import describe_runs_privacy
 from dpsweep.store.filesystem import check_local
 from dpsweep.store.owner import whoami
@@ -116,6 +117,8 @@ class Plan:
         share: Share of random points of the space that meet the conditions of `where`.
         epsilons: Budgets that trials have in turn; one, or None where the noise is given.
         stop_words: What early stopping costs; empty without.
+        ways: What each way to spend one epsilon on the search would leave for the model that is
+            handed out; None where there is no one epsilon, or one run.
     """
 
     trials: int
@@ -131,6 +134,7 @@ class Plan:
     share: float
     epsilons: tuple[float | None, ...]
     stop_words: str
+    ways: Ways | None
 
 
 def make_plan(sweep: ResolvedSweep, at_once: int) -> Plan:
@@ -162,7 +166,24 @@ def make_plan(sweep: ResolvedSweep, at_once: int) -> Plan:
         share=sweep.share(),
         epsilons=sweep.epsilons,
         stop_words=sweep.config.pruner.words,
+        ways=ways_of(sweep),
     )
+
+
+def ways_of(sweep: ResolvedSweep) -> Ways | None:
+    """The ways to spend the sweep's epsilon, for a trial of the first corner's length.
+
+    None where that is too little for one of them.
+    """
+    epsilon, budget = sweep.written.privacy.epsilon, sweep.config.budget
+    if epsilon is None or len(sweep.epsilons) > 1 or budget.trials == 1:
+        return None
+    share = budget.explore.share if budget.explore else USUAL_SHARE
+    written = sweep.written
+    try:
+        return ways_to_spend(epsilon, written.delta, written.schedule, budget.trials, share)
+    except (InvalidKey, ArithmeticError):
+        return None
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,9 @@ _LONGEST_CONFIG = 3000
 _DELIVERY_SECONDS = 10.0
 """How long a trial waits for a raised privacy statement to reach a tracking server that is slow."""
 
+CHECKS = "release-checks.md"
+"""What was found of a step's releases: in the sweep's folder, and beside the statement."""
+
 STATEMENT, GROWN = "dpsweep.privacy", "dpsweep.grown"
 """Tags of the parent run: the search's privacy statement, and how its number of runs was raised."""
 
@@ -98,6 +101,10 @@ class TrackingWatcher:
         if any(record.dispatched for record in study.records()) and not study.is_finished():
             self._tracker.flush(_DELIVERY_SECONDS)
 
+    def checked(self) -> None:
+        """The checks of what the sweep's step releases stand beside its privacy statement."""
+        self._tracker.artifact(self._folder.path / CHECKS)
+
     def started(self, record: Record) -> None:
         """The trial's run is there, with its whole config and its privacy statement."""
         if record.number >= self._num_stated or (record.void and not self._void_stated):
@@ -129,7 +136,9 @@ class TrackingWatcher:
         found = f"**Result.** {metric} {record.value:.4f}" if record.value is not None else ""
         if found and record.row:
             found += f" at epoch {record.row['epoch']:g}"
-        if record.confirms is not None:
+        if record.final:
+            found += f"\n\nThe final run, at the config that exploring trial {record.confirms} had."
+        elif record.confirms is not None:
             found += f"\n\nRepeats trial {record.confirms} with fresh noise."
         return (
             f"**Privacy.** This run by itself: {describe_trial_privacy(record)} {_AS_A_PART}\n\n"
@@ -145,6 +154,7 @@ def make_run_name(record: Record) -> str:
     """
     config = record.config
     repeat = "" if record.confirms is None else f" repeats {record.confirms}"
+    repeat = " final" if record.final else repeat
     budget = f" ε {config.privacy.epsilon:g}" if EPSILON in record.hyperparams else ""
     return (
         f"{record.number:04d}{repeat} {config.method.name} {config.step_size} "
@@ -177,6 +187,7 @@ def _make_trial_tags(record: Record) -> dict[str, str]:
         "dpsweep.epsilon": NO_EPSILON if record.void else _format_epsilon(config.privacy.epsilon),
         "dpsweep.state": "running",
         **({} if record.confirms is None else {"dpsweep.confirms": str(record.confirms)}),
+        **({"dpsweep.final": "true"} if record.final else {}),
     }
 
 

@@ -1,4 +1,4 @@
-"""What a filter is, what it may know, and how several make one."""
+"""Filters: their interface, their public inputs, and chains of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FREQUENCIES = 2**19
 
 @dataclass(frozen=True)
 class Public:
-    """What every step may know without asking the data again.
+    """Public values of a step, known without another query of the data.
 
     The training loss, the true batch size and gradient norms are private: never add them.
 
@@ -57,10 +57,10 @@ class Filter(Protocol):
         """Gain at each frequency; see the module of the filter for what `at` is."""
 
     def init(self, params: Tensors) -> State:
-        """Returns the state before the first step, on the devices of `params`."""
+        """Return the state before the first step, on the devices of `params`."""
 
     def apply(self, grad: Released, state: State, public: Public) -> tuple[Released, State]:
-        """Returns the filtered gradient and the next state; leaves `grad` unchanged."""
+        """Return the filtered gradient and the next state; leave `grad` unchanged."""
 
 
 class Gain(Filter, Protocol):
@@ -75,7 +75,7 @@ class Gain(Filter, Protocol):
 
 @dataclass(frozen=True)
 class Chain:
-    """Filters in a row: each filters what the one before it gave. Empty, it is no filter.
+    """Filters in series: each filters the output of the one before. Empty, it is the identity.
 
     Attributes:
         links: The filters, the one that sees the released gradient first.
@@ -85,10 +85,10 @@ class Chain:
 
     @property
     def noise_gain(self) -> float:
-        """That of all links together, in the steady state.
+        """Output variance of the whole chain per unit of white input variance, in the steady state.
 
         Filters over coordinates and filters over time multiply their gains. Two of one kind do
-        not, since what the first leaves is no longer white: theirs is the mean of
+        not, since the first one's output is no longer white: theirs is the mean of
         |H_1|^2 |H_2|^2 ... over the spectrum, here at half a million frequencies.
         """
         import torch
@@ -115,7 +115,7 @@ class Chain:
 
 
 def _multiply_gains(links: list[Filter], at: Any) -> float:
-    """That of filters of one kind in a row; `at` is where their responses are asked."""
+    """Compute the noise gain of filters of one kind in series; `at` are the frequencies."""
     if len(links) < 2:
         return prod(link.noise_gain for link in links)
     import torch

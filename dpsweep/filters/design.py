@@ -167,7 +167,7 @@ def _check_order_and_cutoff(order: int, cutoff: float) -> None:
 def _check_precision(
     design: Callable[[int], _Polynomials], order: int, cutoff: float
 ) -> Coefficients:
-    """What `design` gives at this order, if double precision can hold it."""
+    """Return `design(order, cutoff)`, if double precision can hold it."""
     if (share := _estimate_rounding(design(order))) <= ROUNDING_LIMIT:
         return _scale_to_unit_gain(*design(order))
     fits = next(

@@ -27,7 +27,7 @@ Row = tuple[float, ...]
 Number = TypeVar("Number", float, "torch.Tensor")
 
 DC_TOLERANCE = 1e-6
-"""How far sum b / (1 + sum a) may lie from 1."""
+"""Largest distance of sum b / (1 + sum a) from 1."""
 
 ROUNDING_LIMIT = 1e-4
 """Largest share of the output that may be rounding of double precision."""
@@ -79,6 +79,7 @@ class Iir:
     b: Row
 
     def __post_init__(self) -> None:
+        # in this order: later checks rely on finite numbers and on a stable filter
         for key, row in (("a", self.a), ("b", self.b)):
             if not all(isfinite(x) for x in row):
                 raise InvalidKey(
@@ -125,7 +126,7 @@ class Iir:
                 f"Iir.b = {format_row(self.b)} has sum 0: the filter blocks a constant gradient, "
                 f"and nothing would be learned. The sum must be 1 + sum a = {wanted:.9g}",
             )
-        if not abs(sum_b - wanted) <= DC_TOLERANCE * wanted:
+        if not abs(sum_b - wanted) <= DC_TOLERANCE * wanted:  # so written, NaN fails too
             mended = tuple(x * (wanted / sum_b) for x in self.b)
             turned = tuple(-x for x in self.a)
             fits = abs(sum_b - fsum((1.0, *turned))) <= DC_TOLERANCE * abs(sum_b)
@@ -143,6 +144,7 @@ class Iir:
         import numpy as np
         from scipy import signal
 
+        # signs of both kinds: no closed form, so the first _HORIZON steps are computed
         c_T = signal.lfilter(self.b, (1.0, *self.a), np.ones(_HORIZON))
         if wrong := np.flatnonzero(~(c_T > 0)).tolist():
             t = wrong[0]
@@ -176,11 +178,13 @@ class Iir:
         )
 
     def init(self, params: Tensors) -> State:
-        """No past: (m, r, c), each newest first and as long as there is something to remember."""
+        """Return an empty past (m, r, c): each newest first, and as long as there are values."""
         return (), (), ()
 
     def apply(self, grad: Released, state: State, public: Public) -> tuple[Released, State]:
         past_m, past_r, past_c = state
+        # m in double, or rounding would grow by sum|a| / (1 + sum a); r stays as released, since
+        # sums of it do not feed back
         seen = (grad, *past_r)
         m = {
             k: _advance_recursion(
@@ -195,14 +199,14 @@ class Iir:
 
 
 def bound_rounding(a: Row) -> float:
-    """The share of a settled output that may be rounding: a bound, often ten times too high."""
+    """Bound the share of a settled output that may be rounding; often ten times too high."""
     magnified = float_info.epsilon * fsum(map(abs, a))
-    distance = abs(fsum((1.0, *a)))
+    distance = abs(fsum((1.0, *a)))  # of z = 1 from the poles; fsum, as the terms nearly cancel
     return magnified / distance if distance else float("inf")
 
 
 def format_row(row: Row, digits: int = 6) -> str:
-    """A row as it would stand in a sweep file."""
+    """Format a row as a sweep file has it."""
     return f"[{', '.join(f'{x:.{digits}g}' for x in row)}]"
 
 
@@ -212,7 +216,7 @@ def _advance_recursion(
     a: Row,
     outputs: list[Number] | tuple[Number, ...],
 ) -> Number:
-    """One step of the direct form, histories newest first; what is missing from them is 0."""
+    """Compute one step of the direct form, histories newest first; missing entries are 0."""
     total = b[0] * inputs[0]
     for weight, x in zip(b[1:], inputs[1:], strict=False):
         total = total + weight * x

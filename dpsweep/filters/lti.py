@@ -70,7 +70,7 @@ class Ema:
         return self.gain / (1 - (1 - self.gain) * (-1j * w).exp())
 
     def gain_at(self, step: int) -> float:
-        """The same at every step."""
+        """k_t, the same at every step."""
         return self.gain
 
     def init(self, params: Tensors) -> State:
@@ -145,11 +145,11 @@ class Riccati:
 
     @property
     def noise_gain(self) -> float:
-        """That of the average with the settled gain, k_inf / (2 - k_inf)."""
+        """Noise gain of the average with the settled gain, k_inf / (2 - k_inf)."""
         return Ema(self.settled_gain).noise_gain
 
     def frequency_response(self, w: Tensor) -> Tensor:
-        """Of the settled filter, at each angular frequency in `w`, shape (W,), rad per step."""
+        """Gain of the settled filter at each angular frequency in `w`, shape (W,), rad per step."""
         return Ema(self.settled_gain).frequency_response(w)
 
     def gain_at(self, step: int) -> float:

@@ -1,4 +1,4 @@
-"""What a method is: where it asks, and what it does to the released answers."""
+"""Methods: a query, filters of its releases, and a base optimizer."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -88,16 +88,16 @@ class ShelfFilter(Strict):
     """Share of the frequencies kept whole."""
 
     depth: float = Field(default=0.5, ge=0, lt=1)
-    """How much of the higher ones is taken away."""
+    """Share of the higher ones that is removed."""
 
     shape: Literal["step", "exponential", "butterworth"] = "step"
-    """How the mask goes down."""
+    """Shape of the mask's fall beyond the cut."""
 
     scope: Literal["model", "tensor"] = "model"
-    """What is one signal: the whole model or each tensor."""
+    """One signal: the whole model, or each tensor."""
 
     sharpness: float = Field(default=4.0, gt=0)
-    """Of the shapes exponential and butterworth."""
+    """Steepness of the shapes exponential and butterworth."""
 
     def build(self) -> Filter:
         """The filter."""
@@ -148,16 +148,16 @@ class Parts(Strict):
     """Query, filters, base and geometry."""
 
     query: AnyQuery = NewestIterateQuery()
-    """Where each example is asked: here, look_ahead or momentum."""
+    """Evaluation points of a step: here, look_ahead or momentum."""
 
     filters: Annotated[tuple[AnyFilter, ...], Listed] = ()
-    """What the released gradient passes, in order: ema, riccati, shelf, low_pass, momentum."""
+    """Filters of the released gradient, in order: ema, riccati, shelf, low_pass, momentum."""
 
     base: Literal["sgd", "adam", "adamw", "adambc"] = "sgd"
     """The base optimizer; its own tunables stand under `optimizer`."""
 
     geometry: SpectralGeometry | None = None
-    """The space in which answers are clipped; the parameters' own if missing."""
+    """The space in which per-example gradients are clipped; the parameters' own if missing."""
 
 
 class Config(Strict):

@@ -115,7 +115,7 @@ class Gains(Strict):
 
     @property
     def query(self) -> Query:
-        """Where the filter's prediction asks."""
+        """Evaluation points of the filter's prediction."""
         if self.gain == "constant" and self.kappa == 1:
             return NEWEST_ITERATE
         return LookAhead(self.average, None if self.gamma == "one_point" else self.gamma)

@@ -22,17 +22,17 @@ class Config(Gains):
     """Share of the frequencies kept whole (lambda in the paper). Print: 0.5."""
 
     depth: float = Field(default=0.5, ge=0, lt=1)
-    """How much of the higher ones is taken away (rho in the paper). Print: 0.5; best 0.6-0.7."""
+    """Share of the higher ones that is removed (rho in the paper). Print: 0.5; best 0.6-0.7."""
 
     shape: Literal["step", "exponential", "butterworth"] = "step"
-    """Of the shelf: step at the cut; exponential, as printed, a notch above it; butterworth, a
+    """The shelf: step at the cut; exponential, as printed, a notch above it; butterworth, a
     smooth roll-off."""
 
     sharpness: float = Field(default=4.0, gt=0)
-    """Of the shapes exponential (decay over the spectrum) and butterworth (order)."""
+    """Steepness of the shapes exponential (decay over the spectrum) and butterworth (order)."""
 
     scope: Literal["model", "tensor"] = "model"
-    """What is one signal: the parameters of the whole model in a row, or each tensor."""
+    """One signal: the parameters of the whole model in a row, or each tensor."""
 
     predictor: Literal["joint", "split", "none"] = "joint"
     """joint: DiSK's combined query, at no privacy cost. split: the printed finite difference,
@@ -55,7 +55,7 @@ class Config(Gains):
 
     @property
     def predicting_query(self) -> Query:
-        """Where the prediction comes from."""
+        """Query of the prediction."""
         if self.predictor == "none":
             return NEWEST_ITERATE
         if self.predictor == "joint":

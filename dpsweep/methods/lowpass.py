@@ -150,7 +150,7 @@ _FORMS = {
     "design": "design: {family: butterworth, order: 2, cutoff: 0.1}",
     "poles": "poles: [{radius: 0.9, angle: 0.0}], zeros: [{radius: 1.0, angle: 3.14159}]",
 }
-"""What each form looks like, by its key."""
+"""An example of each form, by its key."""
 
 
 def _to_pairs(roots: tuple[Root, ...] | None) -> list[tuple[float, float]]:

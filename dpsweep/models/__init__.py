@@ -46,7 +46,7 @@ def build_model(config: Model, spec: Spec, seed: int) -> nn.Module:
     """The model with torch's own initial weights, drawn from the public seed, or its file's.
 
     Raises:
-        ValueError: If it does not fit the data; a InvalidKey names the key to change.
+        ValueError: If it does not fit the data; an InvalidKey names the key to change.
     """
     import torch
 

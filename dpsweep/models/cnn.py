@@ -30,7 +30,7 @@ class CnnSmall(Model):
     divide the number of classes and that of the features, 2 * width * pixels / 16."""
 
     def build(self, shape: Shape, num_classes: int) -> nn.Module:
-        """Images of `shape` (C, H, W), sides at least 4 -> logits, shape (B, num_classes)."""
+        """Build: images of `shape` (C, H, W), sides at least 4 -> logits (B, num_classes)."""
         from torch import nn
 
         refuse_smaller(shape, halvings=2)
@@ -66,7 +66,7 @@ class CnnPapernot(Model):
     classes."""
 
     def build(self, shape: Shape, num_classes: int) -> nn.Module:
-        """Images of `shape` (C, H, W), sides at least 14 -> logits, shape (B, num_classes)."""
+        """Build: images of `shape` (C, H, W), sides at least 14 -> logits (B, num_classes)."""
         from torch import nn
 
         channels, height, width = shape
@@ -96,7 +96,7 @@ class Cnn5(Model):
     name: Literal["cnn5"] = "cnn5"
 
     def build(self, shape: Shape, num_classes: int) -> nn.Module:
-        """Images of `shape` (C, H, W) -> logits, shape (B, num_classes)."""
+        """Build a network: images of `shape` (C, H, W) -> logits, shape (B, num_classes)."""
         from torch import nn
 
         layers: list[nn.Module] = []

@@ -1,4 +1,4 @@
-"""How many weights each model has for each data set, without building it.
+"""Number of weights of each model for each data set, without building it.
 
 They are stored in counts.json, so that listing models loads no torch; tests/models/test_counts.py
 counts them anew. Write the file again after a change with: python -m dpsweep.models.counts

@@ -1,4 +1,4 @@
-"""Where a model can be cut in two: a frozen part, the same for ever, and the part that is trained.
+"""The cut of a model into a frozen part, which never changes, and the part that is trained.
 
 What the frozen part makes of an image is a fixed public function of that image alone, so it can be
 computed once for all steps (transfer.py says what is frozen). A cut is only made where it is
@@ -38,7 +38,7 @@ class Cut:
 
     @torch.no_grad()
     def features(self, inputs: Tensor) -> Tensor:
-        """What crosses the cut, shape (B, *shape), for scaled images (B, C, H, W)."""
+        """Tensors that cross the cut, shape (B, *shape), for scaled images (B, C, H, W)."""
         with _record_inputs(self.entrance) as crossed:
             self.model(inputs)
         between: Tensor = crossed[0][0]
@@ -99,7 +99,7 @@ def _is_trained(module: nn.Module) -> bool:
 
 @contextmanager
 def _record_inputs(layer: nn.Module) -> Iterator[list[tuple[Any, ...]]]:
-    """What the layer is called with."""
+    """Record the arguments of each call of the layer within this context."""
     calls: list[tuple[Any, ...]] = []
     hook = layer.register_forward_pre_hook(lambda _, given: calls.append(given))
     try:

@@ -32,7 +32,7 @@ class LeNet5(Model):
     classes."""
 
     def build(self, shape: Shape, num_classes: int) -> nn.Module:
-        """Images of `shape` (C, H, W), sides at least 12 -> logits, shape (B, num_classes)."""
+        """Build: images of `shape` (C, H, W), sides at least 12 -> logits (B, num_classes)."""
         from torch import nn
 
         channels, height, width = shape

@@ -35,7 +35,7 @@ class Linear(Model):
     images (81) 9 to 81 do well (Tramer and Boneh 2021, arXiv:2011.11660). None if missing."""
 
     def build(self, shape: Shape, num_classes: int) -> nn.Module:
-        """Images of `shape` (C, H, W) -> logits, shape (B, num_classes)."""
+        """Build a network: images of `shape` (C, H, W) -> logits, shape (B, num_classes)."""
         from torch import nn
 
         layers = [nn.Flatten(), make_linear(prod(shape), num_classes, self.block)]
@@ -51,7 +51,7 @@ class Mlp4(Model):
     name: Literal["mlp4"] = "mlp4"
 
     def build(self, shape: Shape, num_classes: int) -> nn.Module:
-        """Images of `shape` (C, H, W) -> logits, shape (B, num_classes)."""
+        """Build a network: images of `shape` (C, H, W) -> logits, shape (B, num_classes)."""
         return _build_mlp(prod(shape), num_classes, None, None)
 
 
@@ -68,7 +68,7 @@ class Mlp4Circulant(Model):
     """Block size of the last layer; print: 10. Must divide 160 and the number of classes."""
 
     def build(self, shape: Shape, num_classes: int) -> nn.Module:
-        """Images of `shape` (C, H, W) -> logits, shape (B, num_classes)."""
+        """Build a network: images of `shape` (C, H, W) -> logits, shape (B, num_classes)."""
         return _build_mlp(prod(shape), num_classes, self.block, self.head_block)
 
 

@@ -35,13 +35,13 @@ class Own(Model):
     `arguments`, and returns an nn.Module: images (B, C, H, W) -> logits (B, num_classes)."""
 
     folder: str | None = None
-    """Where the module lies, if it is not installed. Relative to where you run."""
+    """Folder of the module, if it is not installed. Relative to where you run."""
 
     arguments: dict[str, int | float | bool | str] = Field(default_factory=dict)
     """More arguments, by name."""
 
     def build(self, shape: Shape, num_classes: int) -> nn.Module:
-        """Images of `shape` (C, H, W) -> logits, shape (B, num_classes)."""
+        """Build a network: images of `shape` (C, H, W) -> logits, shape (B, num_classes)."""
         import torch
         from torch import nn
 
@@ -67,7 +67,7 @@ class _Named(Model):
     """Its name in the package, such as resnet18."""
 
     def build(self, shape: Shape, num_classes: int) -> nn.Module:
-        """Images of `shape` (C, H, W) -> logits, shape (B, num_classes)."""
+        """Build a network: images of `shape` (C, H, W) -> logits, shape (B, num_classes)."""
         import torch
 
         from dpsweep.models.adapt import make_private
@@ -157,7 +157,7 @@ def _check_outputs(model: nn.Module, shape: Shape, num_classes: int) -> nn.Modul
 
 @contextmanager
 def import_folder(folder: str | None) -> Iterator[None]:
-    """Lets Python find modules in `folder`, first of all."""
+    """Let Python find modules in `folder` first, within this context."""
     if folder is None:
         yield
         return
@@ -172,7 +172,7 @@ def import_folder(folder: str | None) -> Iterator[None]:
 
 @contextmanager
 def _raise_as_config_error(what: str) -> Iterator[None]:
-    """What goes wrong in somebody else's code, as a mistake in that key.
+    """Raise an error of somebody else's code as a mistake in that key.
 
     No private example is read while a model is built, so its message can be shown.
     """
@@ -190,12 +190,13 @@ def _first_line(e: Exception) -> str:
 
 
 def user_code_notice(config: Any) -> str | None:
-    """Says aloud that a model is code of the user's; None for all others."""
+    """Make the notice that a model is the user's code; None for all others."""
     if not isinstance(config, Own):
         return None
     where = config.folder or "Python's own path"
     return (
-        f"model.function: {config.function} (from {where}) is your code, and runs with all your "
-        f"rights here and on every worker; its weights answer to clipping and noise like any "
-        f"others, its modules may keep nothing of the examples, what else it does is not looked at"
+        f"model.function: {config.function} (from {where}) is your code. It runs with all your "
+        f"rights here and on every worker. Its gradients are clipped and noised like any "
+        f"other's, and its modules may keep nothing of the examples. What else it does is not "
+        f"checked"
     )

@@ -1,4 +1,4 @@
-"""What several models are built of, what they refuse, and what all their configs hold."""
+"""Parts that models share: layers, size checks, and the base of their configs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Model(Strict):
     norm is spent on them. All if missing."""
 
     def build(self, shape: Shape, num_classes: int) -> nn.Module:
-        """Images of `shape` (C, H, W) -> logits, shape (B, num_classes)."""
+        """Build a network: images of `shape` (C, H, W) -> logits, shape (B, num_classes)."""
         raise NotImplementedError
 
 
@@ -85,7 +85,7 @@ def largest_divisor(most: int, size: int) -> int:
 
 
 def refuse_remainder(groups: int, channels: int) -> None:
-    """Raises InvalidKey if that many groups do not share `channels` evenly."""
+    """Raise InvalidKey if that many groups do not share `channels` evenly."""
     if channels % groups:
         raise InvalidKey(
             "groups",
@@ -95,7 +95,7 @@ def refuse_remainder(groups: int, channels: int) -> None:
 
 
 def refuse_smaller(shape: Shape, halvings: int) -> None:
-    """Raises ValueError if halving the sides of `shape` that often leaves no pixel."""
+    """Raise ValueError if halving the sides of `shape` that often leaves no pixel."""
     _, height, width = shape
     least = 2**halvings
     if min(height, width) < least:

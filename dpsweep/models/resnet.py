@@ -26,7 +26,7 @@ class ResNet18(Model):
     number of groups of a norm."""
 
     def build(self, shape: Shape, num_classes: int) -> nn.Module:
-        """Images of `shape` (C, H, W), sides at least 8 -> logits, shape (B, num_classes)."""
+        """Build: images of `shape` (C, H, W), sides at least 8 -> logits (B, num_classes)."""
         from torch import nn
 
         from dpsweep.models.residual import BasicBlock

@@ -22,7 +22,7 @@ class Model2(Model):
     name: Literal["model2"] = "model2"
 
     def build(self, shape: Shape, num_classes: int) -> nn.Module:
-        """Images of `shape` (C, H, W), sides at least 16 -> logits, shape (B, num_classes)."""
+        """Build: images of `shape` (C, H, W), sides at least 16 -> logits (B, num_classes)."""
         from torch import nn
 
         refuse_smaller(shape, halvings=4)
@@ -54,7 +54,7 @@ class Model3(Model):
     of classes."""
 
     def build(self, shape: Shape, num_classes: int) -> nn.Module:
-        """Images of `shape` (C, H, W), sides at least 8 -> logits, shape (B, num_classes)."""
+        """Build: images of `shape` (C, H, W), sides at least 8 -> logits (B, num_classes)."""
         from torch import nn
 
         refuse_smaller(shape, halvings=3)

@@ -1,4 +1,4 @@
-"""Where a model starts from, and what of it is trained: public weights, frozen layers.
+"""Transfer learning: public weights to start from, and frozen layers.
 
 A frozen parameter becomes a buffer: engines ask for gradients of parameters alone, and the noise
 of a release has as many coordinates as there are parameters. The weights are public input, like
@@ -39,7 +39,7 @@ def transfer_weights(model: nn.Module, config: Model) -> nn.Module:
 
 
 def freeze(model: nn.Module, train: Sequence[str]) -> None:
-    """Makes buffers of all parameters that are in none of the layers `train`."""
+    """Make buffers of all parameters that are in none of the layers `train`."""
     for place, module in model.named_modules():
         for own, p in list(module.named_parameters(recurse=False)):
             if not _is_below(f"{place}.{own}" if place else own, train):

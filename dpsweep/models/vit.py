@@ -40,7 +40,7 @@ class VitSmall(Model):
     """Heads of each attention."""
 
     def build(self, shape: Shape, num_classes: int) -> nn.Module:
-        """Images of `shape` (C, H, W) -> logits, shape (B, num_classes)."""
+        """Build a network: images of `shape` (C, H, W) -> logits, shape (B, num_classes)."""
         from torch import nn
 
         from dpsweep.models.transformer import Block, Mean, Patches

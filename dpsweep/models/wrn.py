@@ -30,14 +30,14 @@ class _Wrn(Model):
     name: str
 
     activation: Literal["relu", "tanh"] = "relu"
-    """What follows each norm. tanh is bounded, which keeps gradients small under clipping."""
+    """Activation after each norm. tanh is bounded, which keeps gradients small under clipping."""
 
     standardise: bool = Field(default=False, exclude_if=is_unused)
-    """Whether each kernel is brought to mean 0 and a fixed size before it is used, as De et al. do.
+    """True if each kernel is brought to mean 0 and a fixed size before it is used, as De et al. do.
     Not with the spectral methods."""
 
     def build(self, shape: Shape, num_classes: int) -> nn.Module:
-        """Images of `shape` (C, H, W), sides at least 4 -> logits, shape (B, num_classes)."""
+        """Build: images of `shape` (C, H, W), sides at least 4 -> logits (B, num_classes)."""
         from torch import nn
 
         from dpsweep.core.weight_standardization import StandardConv2d

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field
 
@@ -24,6 +24,10 @@ class _Moments(Base):
 
     eps: float = Field(default=1e-8, gt=0)
     """Added to the root of the second moment, in gradient units. Not the privacy budget."""
+
+    def fit_to_noise(self, ratio: float) -> Self:
+        """Itself: Adam divides by the noise's own size, so its best step does not depend on it."""
+        return self
 
     def reach(self, length: float) -> float:
         """1: each weight's step is its mean gradient by its size, whatever the length."""

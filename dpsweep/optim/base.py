@@ -1,4 +1,4 @@
-"""What every base optimizer's config holds.
+"""Keys that every base optimizer's config has.
 
 The size of the steps is given in one of two ways: as a learning rate, or as the total step
 
@@ -40,7 +40,7 @@ class Base(Strict):
     docs/guides/search.md. The method's default if neither it nor lr is given."""
 
     schedule: Constant | Cosine = Field(default=Constant(), discriminator="name")
-    """How the learning rate changes over the run."""
+    """Schedule of the learning rate over the run."""
 
     weight_decay: float = Field(default=0.0, ge=0)
     """Weight decay, in the way of the named torch optimizer."""
@@ -62,6 +62,17 @@ class Base(Strict):
             length: Norm of the filtered gradient, the same vector at every step.
         """
         raise NotImplementedError
+
+    def fit_to_noise(self, ratio: float) -> Self:
+        """The same optimizer for noise that is `ratio` times as strong.
+
+        While noise binds, the best step times the noise multiplier is constant
+        (docs/benchmarks/explore.md), so learning rate or total step is divided by `ratio`.
+        """
+        sizes = {"lr": self.lr, "total_step": self.total_step}
+        # Twelve digits, so that dividing and multiplying again gives the number that was written.
+        fitted = {k: float(f"{v / ratio:.12g}") for k, v in sizes.items() if v is not None}
+        return self.model_copy(update=fitted)
 
     def build(self, params: Iterable[torch.Tensor], lr: float) -> torch.optim.Optimizer:
         """Torch's optimizer over `params`, at the peak learning rate `lr`."""

@@ -22,7 +22,7 @@ class NoiseCorrectedAdam(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Moves every parameter by its gradient."""
+        """Move every parameter by its gradient."""
         for group in self.param_groups:
             for param, variance in zip(group["params"], group[NOISE_VARIANCES], strict=True):
                 self._update(param, variance, group)

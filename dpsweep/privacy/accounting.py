@@ -1,4 +1,4 @@
-"""What a run of DP steps costs, and how much noise a budget asks for.
+"""Accounting: epsilon of a run of DP steps, and the noise that keeps a budget.
 
 A run is the T-fold composition of the Poisson-subsampled Gaussian mechanism (q, sigma), for
 neighbours that differ by adding or removing one example. Its privacy loss distribution is
@@ -73,7 +73,7 @@ class Run:
 
 
 _PACKAGES = ("dp-accounting", "numpy", "scipy")
-"""What the figures kept on disk were computed with."""
+"""Packages whose versions the figures kept on disk depend on."""
 
 
 @lru_cache(maxsize=256)
@@ -185,12 +185,12 @@ def _compute_composed_epsilon(counts: tuple[tuple[Run, int], ...], delta: float)
 
 
 def _scale_tolerance(error: float, epsilon: float) -> float:
-    """`error` for epsilons of 1 and more, in proportion below."""
+    """Scale a tolerance: `error` for epsilons of 1 and more, in proportion below."""
     return error * min(1.0, epsilon)
 
 
 def _find_root(miss: Callable[[float], float]) -> float:
-    """Where the decreasing `miss` is zero, to 0.01, looking outwards from 0."""
+    """Find the zero of the decreasing `miss`, to 0.01, searching outwards from 0."""
     from scipy.optimize import brentq
 
     low = high = 0.0

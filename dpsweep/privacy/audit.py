@@ -1,4 +1,4 @@
-"""How much privacy runs are seen to lose: lower bounds on epsilon from two samples of runs.
+"""Audit: lower bounds on epsilon, measured on runs with and without one example.
 
 The auditor sees every release of a run, knows all but one example (the canary), and boils a
 run down to one number, its log-likelihood ratio, larger where the canary was in. From `absent`
@@ -31,13 +31,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import brentq
-from scipy.special import betaincinv, log_ndtr, ndtr, ndtri
-from scipy.stats import rankdata
+from scipy.special import betaincinv, expit, log_ndtr, ndtr, ndtri
+from scipy.stats import binom, rankdata
 
 Floats = npt.NDArray[np.float64]
 
 FEWEST_RUNS = 20
-"""Of either kind; the bounds hold for fewer too, but say nothing."""
+"""Least number of runs of each kind; the bounds hold for fewer too, but say nothing."""
 
 FITTED_SHARE = 0.8
 """Share of the error of `bound_epsilon` that the fitted bound takes; the rest is the counted one's.
@@ -52,7 +52,7 @@ _COUPLED = 6.0  # standard deviations of the rank correlation: by chance once in
 
 @dataclass(frozen=True)
 class Audit:
-    """What an audit of one method found.
+    """Result of an audit of one method.
 
     `counted` and `fitted` hold together: at most a share 1 - confidence of all audits has
     either of them above the truth, so the larger may be quoted.
@@ -99,7 +99,7 @@ def bound_epsilon(
     delta: float,
     confidence: float = 0.95,
 ) -> Audit:
-    """Both bounds on the epsilon of one method, with the error split between them.
+    """Compute both bounds on the epsilon of one method, with the error split between them.
 
     Args:
         method: Name of the method.
@@ -258,8 +258,71 @@ def mu_of_epsilon(epsilon: float, delta: float) -> float:
     return _find_root(lambda mu: _log_delta(epsilon, mu) - math.log(delta), low, high)
 
 
+def epsilon_of_one_run(
+    canaries: int, guesses: int, correct: int, delta: float, error: float
+) -> float:
+    """Lower bound on epsilon from one run with many canaries, each in it with probability 1/2.
+
+    With (epsilon, delta)-DP, p = 1 / (1 + e^-epsilon) and X ~ Binomial(guesses, p),
+
+        P(at least v right) <= P(X >= v) + 2 m delta max_i P(v > X >= v - i) / i
+
+    The bound is the largest epsilon that makes `correct` right guesses less likely than `error`.
+    Steinke, Nasr and Jagielski 2023, arXiv:2305.08846, theorem 5.2 and appendix D.
+
+    Args:
+        canaries: m.
+        guesses: How many of them were guessed in or out; the others were abstained from.
+        correct: v.
+        delta: In [0, 1).
+        error: In (0, 1).
+
+    >>> round(epsilon_of_one_run(1000, 1000, 1000, 0.0, 0.05), 2)
+    5.81
+    """
+    if not 0 <= correct <= guesses <= canaries:
+        raise ValueError(
+            f"correct <= guesses <= canaries is needed, got {correct}, {guesses}, {canaries}."
+        )
+    _check_share("error", error)
+
+    def likely(epsilon: float) -> float:
+        share = float(expit(epsilon))
+        tail = float(binom.sf(correct - 1, guesses, share))
+        below_I = np.cumsum(binom.pmf(np.arange(correct - 1, -1, -1), guesses, share))
+        worst = float((below_I / np.arange(1, correct + 1)).max()) if correct else 0.0
+        return min(1.0, tail + 2 * canaries * delta * worst)
+
+    if likely(0.0) >= error:
+        return 0.0
+    high = 1.0
+    while likely(high) < error and high < 100:
+        high *= 2
+    return _find_root(lambda epsilon: likely(epsilon) - error, 0.0, high) if high < 100 else high
+
+
+def power_against(
+    share: float, epsilon: float, delta: float, runs: int, confidence: float
+) -> float:
+    """Probability that `judge` finds noise at `share` of what it should be, by the fit alone.
+
+    The runs lose mu / share in place of mu. Pairs won are binomial, so the smallest number that
+    refutes the claim says how often it is reached.
+
+    >>> round(power_against(0.5, 4.0, 1e-5, 1000, 0.99), 3)
+    1.0
+    """
+    mu, error = mu_of_epsilon(epsilon, delta), FITTED_SHARE * (1 - confidence)
+    lost_L = np.arange(runs + 1)
+    refutes = -math.sqrt(2) * ndtri(bound_probability(lost_L, runs, error)) > mu
+    if not refutes.any():
+        return 0.0
+    truth = float(ndtr(-mu / share / math.sqrt(2)))
+    return float(binom.cdf(int(lost_L[refutes].max()), runs, truth))
+
+
 def compute_log_ratio(shift: npt.ArrayLike, centred: npt.ArrayLike, sampling_rate: float) -> Floats:
-    """What one step adds to the log-likelihood ratio of "the canary was in".
+    """Compute one step's part of the log-likelihood ratio of "the canary was in".
 
     With the release y in units of the clipped sum, its mean `base` without the canary, the
     canary's own clipped answer v and noise of standard deviation sigma C,
@@ -319,7 +382,7 @@ def _find_root(rising: Callable[[float], float], low: float, high: float) -> flo
 
 
 def _check_sample(name: str, sample: Floats) -> Floats:
-    """The sample, if it can be one of independent runs in the order they were run."""
+    """Return the sample, if it can be one of independent runs in the order they were run."""
     sample = np.asarray(sample, dtype=np.float64)
     if sample.ndim != 1 or len(sample) < FEWEST_RUNS:
         raise ValueError(
@@ -343,7 +406,7 @@ def _check_sample(name: str, sample: Floats) -> Floats:
 
 
 def _check_independent(absent: Floats, present: Floats) -> None:
-    """Refuses two samples whose runs share their noise: a canary of any size would win them all."""
+    """Refuse two samples whose runs share their noise: a canary of any size would win them all."""
     rank0, rank1 = rankdata(absent), rankdata(present)
     spread = float(rank0.std() * rank1.std())
     if spread == 0:

@@ -1,7 +1,7 @@
-"""Clipping: the one place where the answers of examples are bounded and summed.
+"""Clipping: the one place where per-example gradients are bounded and summed.
 
 Each style here has sensitivity `clip_norm`: adding or removing one example moves the sum
-by at most that, in L2 over all parameters together. An answer that is not finite, or so
+by at most that, in L2 over all parameters together. A gradient that is not finite, or so
 large that its norm overflows, counts as zero: a NaN would otherwise pass every comparison
 and carry one example past the bound.
 """
@@ -29,12 +29,12 @@ LEAST_NORM, MOST_NORM = 1e-6, 1e6
 """Clip norms far enough from where float32 can neither square nor tell numbers."""
 
 SUMMED = 320
-"""Examples whose answers are added in their own precision; sums of more are added in double. In
+"""Examples whose gradients are added in their own precision; sums of more are added in double. In
 float32 an example made for it can move the rounding of n others' sum by n^2 2^-26 clip norms, and
 one after it in each sum of n by as much again."""
 
 LARGEST_SQUARE = 1e36
-"""Of an answer that float32 has a factor for."""
+"""Largest squared norm for which float32 has a clipping factor."""
 
 
 class Clip(Protocol):
@@ -42,19 +42,22 @@ class Clip(Protocol):
 
     @property
     def clip_norm(self) -> float:
-        """L2 bound on one example's whole answer, in gradient units."""
+        """L2 bound on one example's gradient over all parameters, in gradient units."""
 
     def factors(self, squares: Tensors) -> Tensors:
-        """What each parameter's part of each answer is multiplied by.
+        """Compute the clipping factor of each parameter's part of each gradient.
 
         Args:
-            squares: Parameter name -> squared L2 norm of its part of the answer, shape (B,).
+            squares: Parameter name -> squared L2 norm of its part of the gradient, shape (B,).
+
+        Returns:
+            Parameter name -> factors, shape (B,); the whole then has norm at most `clip_norm`.
         """
 
 
 @dataclass(frozen=True)
 class Flat:
-    """min(1, C / |u|): answers inside the ball stay as they are (Abadi et al. 2016)."""
+    """min(1, C / |u|): gradients inside the ball stay as they are (Abadi et al. 2016)."""
 
     clip_norm: float
 
@@ -65,7 +68,7 @@ class Flat:
 
 @dataclass(frozen=True)
 class Automatic:
-    """C / (|u| + s): every answer is scaled to nearly C (Bu et al. 2023, arXiv:2206.07136).
+    """C / (|u| + s): every gradient is scaled to nearly C (Bu et al. 2023, arXiv:2206.07136).
 
     Attributes:
         stability: s, in gradient units; keeps the smallest answers from blowing up.
@@ -103,7 +106,7 @@ class PerLayer:
         return factors
 
     def resolve_bounds(self, names: Sequence[str]) -> Mapping[str, float]:
-        """C_l / C by layer of a model whose parameters are called `names`."""
+        """Compute C_l / C by layer of a model with parameters `names`."""
         layers = list(dict.fromkeys(map(layer_of, names)))
         if self.bounds is None:
             return dict.fromkeys(layers, 1 / sqrt(len(layers)))
@@ -124,13 +127,13 @@ class PerLayer:
 
 @dataclass(frozen=True)
 class Quantile:
-    """Flat clipping whose norm follows a quantile of the answers' norms (Andrew et al. 2021).
+    """Flat clipping whose norm follows a quantile of the gradients' norms (Andrew et al. 2021).
 
         u_i = ( clip_c(a_i),  2 sqrt(s) C (1[|a_i| <= c] - 1/2) ),      c = sqrt(1-s) C
         c <- c exp(-rate (noisy share inside - quantile)),   kept in [1e-6, 1e6]
 
-    Whether an answer lies inside is one more coordinate of it, of size sqrt(s) C, so the whole
-    has norm at most C and one release pays for both. The paper's two noises are
+    An indicator of lying inside is one more coordinate of the gradient, of size sqrt(s) C, so the
+    whole has norm at most C and one release pays for both. The paper's two noises are
     sigma_r = sigma / sqrt(1-s) in units of c and a standard deviation sigma / (2 sqrt(s)) on
     the count: 1/sigma^2 = 1/sigma_r^2 + 1/(2 sigma_b)^2 (arXiv:1905.03871, Theorem 1).
 
@@ -154,14 +157,14 @@ class Quantile:
         return Flat(self.bound).factors(squares)
 
     def count(self, squares: Tensors, present_B: Tensor) -> Tensor:
-        """The extra coordinate, summed over the examples present; a scalar."""
+        """Sum the extra coordinate over the examples present; a scalar."""
         import torch
 
         side_B = (_norm(squares) <= self.bound).to(next(iter(squares.values())).dtype) - 0.5
         return 2 * sqrt(self.share) * self.clip_norm * torch.where(present_B, side_B, 0).sum()
 
     def update_bound(self, released: Tensor, batch_size: int) -> float:
-        """The next step's c, from the released extra coordinate (a mean over `batch_size`)."""
+        """Compute the next step's c from the released extra coordinate, divided by `batch_size`."""
         inside = 0.5 + float(released) / (2 * sqrt(self.share) * self.clip_norm)
         inside = min(max(inside, 0.0), 1.0)  # noise may push it outside; public either way
         moved = self.bound * exp(-self.rate * (inside - self.quantile))
@@ -169,9 +172,9 @@ class Quantile:
 
 
 def clipped_sum(answer: PerExample, clip: Clip, present_B: Tensor | None = None) -> Clipped:
-    """sum_i factor_i u_i over the B examples of `answer`; zeros of the right shape if B = 0.
+    """Sum factor_i u_i over the B examples of `answer`; zeros of the right shape if B = 0.
 
-    Rows where `present_B` is False are nobody's, and are not heard.
+    Rows where `present_B` is False only fill up a microbatch, and add nothing.
     """
     squares = {k: squared_norms(g) for k, g in answer.items()}
     factors, count = compute_factors(squares, clip, present_B)
@@ -198,20 +201,23 @@ def weighted_sum(factor_B: Tensor, leaf_B: Tensor, finite: bool = False) -> Tens
     return summed_products(factors_1B.T, flat).view(leaf_B.shape[1:])
 
 
-def summed_products(left_BM: Tensor, right_BN: Tensor, num_positions: int = 1) -> Tensor:
-    """sum_b l_b r_b^T over B examples, shape (..., M, N); in double over sums of `SUMMED` of them.
+def summed_products(
+    left_BM: Tensor, right_BN: Tensor, num_positions: int = 1, num_together: int = SUMMED
+) -> Tensor:
+    """sum_b l_b r_b^T over B examples, shape (..., M, N); in double over sums of `num_together`.
 
-    All sums of `SUMMED` examples are one product: the number of kernels does not grow with B.
+    All sums of so many examples are one product: the number of kernels does not grow with B.
 
     Args:
         left_BM: Shape (..., B * num_positions, M).
         right_BN: Shape (..., B * num_positions, N).
         num_positions: Rows of each example.
+        num_together: Examples of one sum.
     """
     import torch
 
     rows = left_BM.shape[-2]
-    each = SUMMED * num_positions
+    each = num_together * num_positions
     whole = rows // each * each
     if rows <= each:
         return left_BM.mT @ right_BN
@@ -226,12 +232,12 @@ def summed_products(left_BM: Tensor, right_BN: Tensor, num_positions: int = 1) -
 
 
 def zero_excluded(leaf_B: Tensor, factor_B: Tensor, dim: int = 0) -> Tensor:
-    """`leaf_B` with zeros for the examples of factor 0, since 0 * NaN is NaN.
+    """Replace the rows of examples with factor 0 by zeros, since 0 * NaN is NaN.
 
     Args:
         leaf_B: Shape (B, ...), or B at `dim`.
         factor_B: Shape (B,).
-        dim: Where the examples are.
+        dim: Axis of the examples.
     """
     used_B = factor_B != 0
     if used_B.device.type == "cpu":  # elsewhere, asking would wait for the device
@@ -260,13 +266,13 @@ def zero(dtype: torch.dtype, device: torch.device) -> Tensor:
 def compute_factors(
     squares: Tensors, clip: Clip, present_B: Tensor | None = None
 ) -> tuple[Tensors, Tensors]:
-    """Each parameter's factors, shape (B,), and the coordinates that count, if the style does.
+    """Compute each parameter's factors, shape (B,), and the sum of the extra coordinate, if any.
 
-    The factors of an answer whose norm is not finite, or above 1e18, are zero in every parameter:
+    The factors of a gradient whose norm is not finite, or above 1e18, are zero in every parameter:
     float32 has no factor that would bring a larger one down to the clip norm.
 
     Args:
-        squares: Parameter name -> squared L2 norm of its part of each answer, shape (B,).
+        squares: Parameter name -> squared L2 norm of its part of each gradient, shape (B,).
         clip: The style.
         present_B: False for rows that only fill up a microbatch; all are there if None.
     """
@@ -285,7 +291,9 @@ def compute_factors(
 
 
 def add_clipped(total: Clipped, part: Clipped) -> Clipped:
-    """The sum over two batches that share no example, in `total` itself; in double it stays so.
+    """Add the sum over another batch with no example in common to `total`, in place.
+
+    A total in double stays in double.
 
     Microbatches are summed in double precision: one example more moves the bounds of all those
     after it, and the others' rounding errors with them.
@@ -302,7 +310,7 @@ def add_clipped(total: Clipped, part: Clipped) -> Clipped:
 
 
 def stack_parts(here: Clipped, there: Clipped, own: float, other: float) -> Clipped:
-    """Own * here beside other * (there - here), under the names 0/NAME and 1/NAME.
+    """Stack own * here and other * (there - here), under the names 0/NAME and 1/NAME.
 
     With both sums clipped to C, one example moves it by at most C sqrt(own^2 + 4 other^2).
     """
@@ -312,13 +320,13 @@ def stack_parts(here: Clipped, there: Clipped, own: float, other: float) -> Clip
 
 
 def split_count(released: Released) -> tuple[Released, Tensor | None]:
-    """The released answers, and what `Quantile` counted beside them."""
+    """Split a release into gradients and the count of `Quantile`; None without a count."""
     rest = Released({k: leaf for k, leaf in released.items() if k != INSIDE})
     return rest, released.get(INSIDE)
 
 
 def layer_of(name: str) -> str:
-    """The module that owns a parameter.
+    """Return the name of the module that owns a parameter.
 
     >>> layer_of("blocks.0.conv.weight")
     'blocks.0.conv'
@@ -327,7 +335,7 @@ def layer_of(name: str) -> str:
 
 
 def _norm(squares: Tensors) -> Tensor:
-    """Norm of each whole answer, shape (B,)."""
+    """Norm of each whole gradient, shape (B,)."""
     import torch
 
     return torch.stack(list(squares.values())).sum(0).sqrt()

@@ -54,7 +54,7 @@ class Geometry:
         )
 
     def on(self, device: torch.device) -> Geometry:
-        """The same with its constants on `device`."""
+        """Copy the geometry with its constants to `device`."""
         return Geometry({k: one.on(device) for k, one in self.maps.items()})
 
     def noise_gain(self, name: str) -> float:

@@ -48,14 +48,14 @@ _BLOCK = 1 << 15
 _WORD_BYTES = 8
 _NO_TEXT = memoryview(bytes(_BLOCK * _WORD_BYTES))
 _KEY_STREAM_BYTES = 1 << 38
-"""Of one key and nonce: the block counter has 32 bits, blocks 64 bytes."""
+"""Key stream of one key and nonce: the block counter has 32 bits, blocks 64 bytes."""
 
 
 class SecureDraws:
     """Uniform and normal draws from the key stream of ChaCha20; the same for the same key.
 
     Attributes:
-        left_bytes: Of the key stream, before its counter would start over.
+        left_bytes: Bytes of the key stream that are left before its counter would start over.
 
     Args:
         key: 256 bits, used for this and nothing else. Kept by the cipher alone.
@@ -65,11 +65,13 @@ class SecureDraws:
     """
 
     def __init__(self, key: bytes) -> None:
+        # a fixed nonce is safe here: a key serves one step and one stream alone
         self._cipher = Cipher(ChaCha20(key, nonce=bytes(16)), mode=None).encryptor()
         self._words = np.empty(_BLOCK, dtype="<u8")
         self.left_bytes = _KEY_STREAM_BYTES
 
     def __reduce__(self) -> NoReturn:
+        # a pickled cipher would carry its key out of this process
         raise TypeError("secret draws are made where they are used, and not sent")
 
     def random(self, size: int, /) -> NDArray[np.float64]:
@@ -82,6 +84,7 @@ class SecureDraws:
     def standard_normal(self, size: tuple[int, ...], /) -> NDArray[np.float64]:
         """Normals, each half the sum of four; takes 32 bytes of the key stream a value."""
         num = math.prod(size)
+        # one small buffer for all blocks: it stays in a core's cache
         out, buffer = np.empty(num), np.empty((5, min(num + 1, _BLOCK) // 2))
         for start in range(0, num, _BLOCK):
             part = out[start : start + _BLOCK]
@@ -90,7 +93,7 @@ class SecureDraws:
         return out.reshape(size)
 
     def _pairs(self, buffer: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Values with cos and their neighbours with sin, shape (2, num), in `buffer`, (5, num)."""
+        """Compute values with cos and neighbours with sin, (2, num), in `buffer`, (5, num)."""
         sums, (radius, angle, turned) = buffer[:2], buffer[2:]
         sums[:] = 0
         for _ in range(DRAWS_PER_VALUE):
@@ -104,31 +107,34 @@ class SecureDraws:
         return np.multiply(sums, 1 / math.sqrt(DRAWS_PER_VALUE), out=sums)
 
     def _radius(self, out: NDArray[np.float64]) -> None:
-        """sqrt(-2 ln u), u = (word + 1) / 2^64: up to 9.42, beyond which lie 5e-20 of the law."""
+        """Compute sqrt(-2 ln u), u = (word + 1) / 2^64: up to 9.42, beyond which lie 5e-20."""
         out[:] = self._next(len(out))
-        np.add(out, 1.0, out=out)  # not to the word: the largest has no room for it
+        np.add(
+            out, 1.0, out=out
+        )  # as a double, since the largest word would overflow; u = 0 has no log
         np.multiply(out, 2.0**-64, out=out)
         np.log(out, out=out)
         np.multiply(out, -2.0, out=out)
         np.sqrt(out, out=out)
 
     def _uniform(self, out: NDArray[np.float64]) -> None:
-        """The upper 53 of 64 bits, over 2^53."""
+        """Fill `out` with the upper 53 of 64 bits, divided by 2^53."""
         words = self._next(len(out))
         np.right_shift(words, 11, out=words)
         np.multiply(words, 2.0**-53, out=out)
 
     def _next(self, num: int) -> NDArray[np.uint64]:
-        """The next `num` words of 64 random bits, at most a block; overwritten by the next call.
+        """Draw `num` words of 64 random bits, at most a block; overwritten by the next call.
 
         Raises:
             OverflowError: If the key stream would repeat itself.
         """
         size = num * _WORD_BYTES
-        self.left_bytes -= size
+        self.left_bytes -= size  # before drawing: a key stream that repeats would cancel noise
         if self.left_bytes < 0:
             raise OverflowError(f"one step drew more than {_KEY_STREAM_BYTES} bytes of one key")
         words = self._words[:num]
+        # the key stream is the encryption of zeros
         self._cipher.update_into(_NO_TEXT[:size], words.view(np.uint8).data)
         return words
 
@@ -146,7 +152,7 @@ ALIGNED = 16
 
 
 def leaf_slices(sizes: Sequence[int]) -> list[slice]:
-    """Where leaves of so many values lie in the flat tensor of `draw_noise`.
+    """Slices of leaves of these sizes in the flat tensor of `draw_noise`.
 
     >>> leaf_slices([3, 17, 1])
     [slice(0, 3, None), slice(16, 33, None), slice(48, 49, None)]
@@ -159,10 +165,10 @@ def leaf_slices(sizes: Sequence[int]) -> list[slice]:
 
 
 def draw_noise(rng: Draws, sizes: Sequence[int], pinned: bool) -> torch.Tensor:
-    """Independent draws of N(0, 1) for leaves of so many values, in one flat float64 tensor.
+    """Draw N(0, 1) independently for leaves of these sizes, in one flat float64 tensor.
 
     Args:
-        rng: Of one step; used up leaf by leaf.
+        rng: Stream of one step; used up leaf by leaf.
         sizes: Values of each leaf. Between leaves are zeros, see `leaf_slices`.
         pinned: True for page-locked memory, from which a GPU copies while the host goes on.
     """
@@ -184,7 +190,7 @@ class NoiseDraw:
         self._draw_trial = _noise_thread().submit(_fill, flat, rng, self._sizes)
 
     def wait(self, sizes: Sequence[int]) -> torch.Tensor:
-        """What was drawn, for the leaves of these sizes."""
+        """Wait for the noise, and return it for the leaves of these sizes."""
         assert list(sizes) == self._sizes, "noise was drawn for another release"
         return self._draw_trial.result()
 
@@ -210,4 +216,4 @@ def _noise_thread() -> ThreadPoolExecutor:
 SOURCES: Mapping[str, Callable[[Secret, int, Stream], Draws]] = MappingProxyType(
     {"fast": _make_fast_draws, "secure": _make_secure_draws}
 )
-"""By their name in a config."""
+"""Sources by their name in a config."""

@@ -1,6 +1,6 @@
-"""Where in parameter space each example's gradient is asked for.
+"""Queries: the points in parameter space where each example's gradient is evaluated.
 
-A query is a weighted list of public points. Example i answers with the weighted sum
+A query is a weighted list of public points. Example i contributes the weighted sum
 of its gradients there; that sum, not each gradient, is clipped. The points depend
 only on past iterates, which are public, so a longer query costs compute, not privacy.
 """
@@ -14,7 +14,7 @@ from dpsweep.core.types import Clipped, Released, Tensors
 from dpsweep.privacy.clip import stack_parts
 
 Oracle = Callable[[Sequence[Tensors], Sequence[float]], Clipped]
-"""(points, weights) -> the sum over the batch of each example's clipped answer."""
+"""(points, weights) -> the sum over the batch of each example's clipped gradient."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class EvaluationPoint:
     """`weight` times the gradient at x_{t-age} + ahead * (x_t - x_{t-1}).
 
     Attributes:
-        weight: Share of this point's gradient in the answer; may be negative.
+        weight: Weight of this point's gradient in the sum; may be negative.
         age: How many steps back; 0 is the newest iterate.
         ahead: How far past it, in units of the last step; may be negative.
     """
@@ -33,11 +33,11 @@ class EvaluationPoint:
 
     @property
     def memory(self) -> int:
-        """How many iterates, the newest included, `point` looks at."""
+        """Number of iterates that `point` reads, the newest included."""
         return max(self.age + 1, 2 if self.ahead else 1)
 
     def point(self, trail: Sequence[Tensors]) -> Tensors:
-        """The point itself. `trail` holds iterates, newest last; before the second, d_t is 0."""
+        """Compute the point. `trail` holds iterates, newest last; before the second, d_t is 0."""
         here = trail[-1 - self.age]
         if not self.ahead or len(trail) < 2:
             return here
@@ -46,27 +46,27 @@ class EvaluationPoint:
 
 
 class Query(Protocol):
-    """How a batch is asked once, and how the release of its answers becomes a gradient."""
+    """Evaluation points of a step, and the map from its release to a gradient."""
 
     @property
     def memory(self) -> int:
-        """How many iterates it needs to be kept, the newest included."""
+        """Number of iterates to keep, the newest included."""
 
     def asks(self, step: int) -> tuple[EvaluationPoint, ...]:
-        """The points of step `step` and their weights, a function of public numbers."""
+        """Evaluation points of step `step` and their weights, a function of public numbers."""
 
     def clipped(self, oracle: Oracle, trail: Sequence[Tensors], step: int) -> Clipped:
-        """The batch's clipped answers, moved by one example by at most the clip norm."""
+        """Clipped sum of the batch; one example moves it by at most the clip norm."""
 
     def restore(self, released: Released, step: int) -> Released:
-        """The gradient in a released answer: a fixed linear map, so post-processing."""
+        """Compute the gradient from a release: a fixed linear map, so post-processing."""
 
     def noise_gain(self, step: int) -> float:
         """Variance of what `restore` gives per unit variance of the noise that was released."""
 
 
 class JointQuery:
-    """Queries whose points are answered together: one weighted sum, clipped once.
+    """Queries whose points are clipped together: one weighted sum, clipped once.
 
     In the first steps the points whose iterates do not exist yet are left out, and the other
     weights scaled up to the same sum.
@@ -93,7 +93,7 @@ class JointQuery:
 
 @dataclass(frozen=True)
 class FixedQuery(JointQuery):
-    """The same points and weights at every step."""
+    """Query with the same points and weights at every step."""
 
     points: tuple[EvaluationPoint, ...]
 
@@ -110,7 +110,7 @@ NEWEST_ITERATE = FixedQuery((EvaluationPoint(weight=1.0),))
 
 @dataclass(frozen=True)
 class SplitQuery:
-    """Two points clipped apart: a gradient here, and its change on the way ahead.
+    """Query of two points clipped separately: the gradient at x_t, and its change ahead.
 
         u_i = ( sqrt(1-s) clip_C(g_i(x_t)),  sqrt(s)/2 (clip_C(g_i(ahead)) - clip_C(g_i(x_t))) )
 
@@ -121,7 +121,7 @@ class SplitQuery:
 
     Attributes:
         ahead: gamma, the second point x_t + gamma (x_t - x_{t-1}).
-        weight: c, what the difference is multiplied by.
+        weight: c, factor of the difference.
         share: s, of the step's privacy cost that the difference takes, in (0, 1).
     """
 

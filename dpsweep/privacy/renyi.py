@@ -39,7 +39,7 @@ ORDERS: tuple[float, ...] = (
     *(32, 36, 40, 45, 50, 57, 64, 72, 80, 90, 101, 114, 128, 144, 161, 181, 203, 228, 256),
     *(304, 362, 431, 512, 724, 1024, 1448, 2048, 4096),
 )
-"""Where divergences are looked at: close together where they matter, whole numbers from 32 on."""
+"""Orders at which divergences are computed: dense where they matter, whole numbers from 32 on."""
 
 LEAST_NOISE = 0.05
 """No smaller noise multiplier is looked for."""
@@ -47,7 +47,7 @@ LEAST_NOISE = 0.05
 _MOST_NOISE = 1e6
 _CLOSED_FORM_FROM = 32  # a sum of a + 1 terms; below, the integral needs fewer
 _ROUNDING, _EPS = 1e-14, 4e-16
-"""Of log A, and in parts of the largest number it was summed from; on the safe side."""
+"""Bounds on the rounding error of log A: absolute, and relative to its largest summand."""
 _KEPT_BACK = 1e-6  # of a limit, so that another machine's rounding does not break it
 
 
@@ -99,7 +99,7 @@ def _discount(order: float, delta: float) -> float:
 
 
 class RunCap(ABC):
-    """What each run of a search keeps so that the proof holds, fixed before the first of them."""
+    """Limit on each run of a search, on which the proof rests; fixed before the first run."""
 
     @abstractmethod
     def excess(self, run: Run, kept_back: float = 0.0) -> float:
@@ -162,7 +162,7 @@ class Cap(RunCap):
         return cls(ORDERS, tuple(limits_A.tolist()))
 
     def at(self, orders: tuple[float, ...]) -> Self:
-        """The same at fewer orders."""
+        """Restrict the cap to fewer orders."""
         limit_of = dict(zip(self.orders, self.limits, strict=True))
         return type(self)(orders, tuple(limit_of[a] for a in orders))
 

@@ -49,7 +49,7 @@ _SLACK = 16  # in units of the precision; measured errors stay below 0.4
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """What one layer saw while the answers of B examples were computed. Private.
+    """Inputs and output gradients of one layer for B examples, at each point. Private.
 
     Attributes:
         weights: The query's weight w_m of each point m; may be negative.
@@ -73,13 +73,13 @@ class Records:
             part = slice(start, start + step)
             yield part, self.rows(part).to_double()
 
-    def rows(self, part: slice) -> "Records":
-        """Those of some examples."""
+    def rows(self, part: slice | Tensor) -> "Records":
+        """Select the records of some examples."""
         inputs, grads = (tuple(z[part] for z in leaf) for leaf in (self.inputs, self.grads))
         return Records(self.weights, inputs, grads)
 
     def to_double(self) -> "Records":
-        """Detached; in float64 if there are several points."""
+        """Detach, in float64 if there are several points."""
 
         def made(leaf: Tensor) -> Tensor:
             return leaf.detach().double() if len(self.weights) > 1 else leaf.detach()
@@ -87,7 +87,7 @@ class Records:
         return Records(self.weights, tuple(map(made, self.inputs)), tuple(map(made, self.grads)))
 
     def scaled(self) -> tuple["Records", Tensor]:
-        """The same of size 1, and the factor of their squares, float64, shape (B,).
+        """Scale the records to size 1; return them and the factor of their squares, float64, (B,).
 
         So that float32 can square them. Of several points, in float64, they stay as they are.
         """
@@ -102,7 +102,7 @@ class Records:
         return torch.stack([_find_peaks(z.detach()) for z in (*self.inputs, *self.grads)]).amax(0)
 
     def only(self, kept_B: Tensor) -> "Records":
-        """The same with zeros for all other examples."""
+        """Set the records of all other examples to zero."""
 
         def made(leaf: Tensor) -> Tensor:
             return torch.where(_expand_like(kept_B, leaf), leaf, 0)
@@ -110,8 +110,22 @@ class Records:
         return Records(self.weights, tuple(map(made, self.inputs)), tuple(map(made, self.grads)))
 
     @property
+    def longest_B(self) -> Tensor:
+        """Norm that each answer would have if none of its terms cancelled, at most; shape (B,)."""
+        parts = [
+            abs(w) * _long(x) * _long(g)
+            for w, x, g in zip(self.weights, self.inputs, self.grads, strict=True)
+        ]
+        return torch.stack(parts).sum(0)
+
+    def double(self) -> "Records":
+        """The same in float64."""
+        inputs, grads = (tuple(z.double() for z in leaf) for leaf in (self.inputs, self.grads))
+        return Records(self.weights, inputs, grads)
+
+    @property
     def dtype(self) -> torch.dtype:
-        """Of the records."""
+        """Precision of the records."""
         return self.grads[0].dtype
 
     def zeros(self, *shape: int) -> Tensor:
@@ -146,7 +160,7 @@ class LayerMap(Protocol):
         """The gradient that belongs to white coordinates, of the parameter's shape."""
 
     def on(self, device: torch.device) -> Self:
-        """The same map with its constants on `device`."""
+        """Copy the map with its constants to `device`."""
 
 
 def low_pass_response(n: int, keep: float) -> Tensor:
@@ -184,7 +198,7 @@ def low_pass_response(n: int, keep: float) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Map:
-    """What both layers' maps share.
+    """Shared part of both layers' maps.
 
     Attributes:
         shape: The parameter's shape: (O, I, k_h, k_w) or (p, q, d).
@@ -233,7 +247,7 @@ class ConvMap(_Map):
 
     @classmethod
     def of(cls, layer: nn.Conv2d, input_shape: tuple[int, int, int], keep: float) -> Self:
-        """The map of `layer` for inputs of `input_shape` (I, H, W).
+        """Make the map of `layer` for inputs of `input_shape` (I, H, W).
 
         Args:
             layer: Of stride, dilation and groups 1, with any zero padding.
@@ -262,8 +276,10 @@ class ConvMap(_Map):
         return squares_B
 
     def _spectra(self, leaves: tuple[Tensor, ...]) -> list[Tensor]:
-        """Of each point, (B, channels, F). A shift, as by padding, does not change energy."""
+        """Transform each point, (B, channels, F). A shift, as by padding, keeps the energy."""
         n_h, n_w = self.torus
+        # rows, then columns laid out as rows: each transform reads memory in order. A generator
+        # holds one point's rows at a time
         rows = (torch.fft.rfft(leaf.contiguous(), n=n_w) for leaf in leaves)
         columns = (row.transpose(-1, -2).contiguous() for row in rows)
         return [torch.fft.fft(column, n=n_h).flatten(-2) for column in columns]
@@ -299,7 +315,11 @@ class CirculantMap(_Map):
 
     @classmethod
     def of(cls, layer: CirculantLinear, keep: float) -> Self:
-        """The map of `layer`; `keep` in [1/d, 1], or a ValueError, is the share of noise passed."""
+        """Make the map of `layer`; `keep`, the share of noise that passes, lies in [1/d, 1].
+
+        Raises:
+            ValueError: If `keep` is out of range.
+        """
         amplitude_F = low_pass_response(layer.block, keep)
         response_d = torch.fft.irfft(amplitude_F.square(), n=layer.block)
         lags = Whitening.of(_toeplitz(response_d, layer.block))
@@ -318,7 +338,7 @@ class CirculantMap(_Map):
         return squares_B
 
     def _spectra(self, leaves: tuple[Tensor, ...]) -> list[Tensor]:
-        """Of each point and, within it, position: (B, blocks, F)."""
+        """Transform each point and each position in it, (B, blocks, F)."""
         blocks = (leaf.reshape(len(leaf), -1, leaf.shape[-1]) for leaf in leaves)
         positions = [x for leaf in blocks for x in leaf.unbind(1)]
         return [torch.fft.rfft(x.reshape(len(x), -1, self.shape[2])) for x in positions]
@@ -341,11 +361,12 @@ class CirculantMap(_Map):
 def _design_axis(
     size: int, pad: tuple[int, int], kernel: int, keep: float
 ) -> tuple[int, Tensor, Tensor]:
-    """One axis of a convolution: length of the torus, blur matrix, covariance of its lags."""
+    """Design one axis: length of the torus, blur matrix, covariance of its lags."""
     padded = size + sum(pad)
     outputs = padded - kernel + 1
     from scipy.fft import next_fast_len
 
+    # long enough that no lag wraps around; a fast length costs less than the shortest one
     n = next_fast_len(padded + outputs - 1, real=True)
     amplitude_F = low_pass_response(n, keep)
     # A lag u pairs outputs 0..outputs-1 with inputs u..u+outputs-1: never outside the padded
@@ -362,7 +383,7 @@ def _toeplitz(response_n: Tensor, size: int) -> Tensor:
 
 
 def _count_bins(n: int) -> Tensor:
-    """How many of the n bins each real frequency stands for: 2, but 1 for zero and Nyquist."""
+    """Count the bins, of n, that each real frequency stands for: 2, but 1 for zero and Nyquist."""
     pairs, nyquist = (n - 1) // 2, (n + 1) % 2
     return torch.tensor([1.0] + [2.0] * pairs + [1.0] * nyquist, dtype=torch.float64)
 
@@ -390,7 +411,7 @@ def _sum_energy(
     little in common with its input; of the products, tiny (sum_p |w_p R_p|)^2.
     """
     eps, tiny = torch.finfo(left[0].real.dtype).eps, torch.finfo(torch.float64).eps
-    if len(weights) > 1:
+    if len(weights) > 1:  # one point has nothing to cancel against
         left, right = ([x.to(torch.complex128) for x in leaf] for leaf in (left, right))
     energy_B = alone_B = product_B = bins_F.new_zeros(len(left[0]))
     for p, weight in enumerate(weights):
@@ -399,7 +420,7 @@ def _sum_energy(
         energy_B = energy_B + own_B
         alone_B = alone_B + own_B.sqrt()
         product_B = product_B + abs(weight) * ((g_BF @ bins_F) * (h_BF @ bins_F)).sqrt()
-        for o in range(p):
+        for o in range(p):  # each pair of points once, counted twice
             g = (left[o].conj() * left[p]).sum(1)
             h = (right[o].conj() * right[p]).sum(1)
             energy_B = energy_B + 2 * weights[o] * weight * ((g * h.conj()).real @ bins_F)
@@ -408,7 +429,7 @@ def _sum_energy(
 
 
 def _scale_to_one(leaf: Tensor) -> tuple[Tensor, Tensor]:
-    """Each example divided by its largest entry, and those; zeros stay zeros."""
+    """Divide each example by its largest entry, and return both; zeros stay zeros."""
     peak_B = _find_peaks(leaf)
     divisor_B = torch.where(peak_B > 0, peak_B, 1)
     return leaf / _expand_like(torch.where(peak_B.isnan(), peak_B, divisor_B), leaf), peak_B
@@ -419,18 +440,24 @@ def _find_peaks(leaf: Tensor) -> Tensor:
     return leaf.abs().flatten(1).amax(1) if leaf.numel() else leaf.new_zeros(len(leaf))
 
 
+def _long(leaf: Tensor) -> Tensor:
+    """Norm of each example, shape (B,), float64."""
+    norm_B: Tensor = torch.linalg.vector_norm(leaf.detach().flatten(1), dim=1, dtype=torch.float64)
+    return norm_B
+
+
 def _sum_power(spectra: Tensor) -> Tensor:
     """Sum of |.|^2 over channels, shape (B, F), float64."""
     return torch.view_as_real(spectra).square().sum(1).sum(-1).double()
 
 
 def _expand_like(value_B: Tensor, leaf: Tensor) -> Tensor:
-    """`value_B`, shape (B,), shaped to broadcast over `leaf`, shape (B, ...)."""
+    """View `value_B`, shape (B,), so that it broadcasts over `leaf`, shape (B, ...)."""
     return value_B.view(-1, *(1,) * (leaf.dim() - 1))
 
 
 def _read_padding(layer: nn.Conv2d) -> list[tuple[int, int]]:
-    """Zeros before and after each axis. 'same' puts the odd one after, as torch does."""
+    """Read the zeros before and after each axis. 'same' puts the odd one after, as torch does."""
     if layer.padding == "same":
         return [((k - 1) // 2, k // 2) for k in layer.kernel_size]
     if layer.padding == "valid":

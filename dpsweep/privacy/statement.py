@@ -1,4 +1,4 @@
-"""What is promised, in words. The same sentences in plan, report, MLflow and exported configs."""
+"""Privacy statements: the same sentences in plan, report, MLflow and exported configs."""
 
 import math
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ NO_EPSILON = "none (void)"
 def trial_statement(
     *, epsilon: float, delta: float, num_examples: int, noise_multiplier: float, void: bool = False
 ) -> str:
-    """What one trial's weights and figures reveal.
+    """State what one trial's weights and figures reveal.
 
     >>> print(trial_statement(
     ...     epsilon=3.998, delta=6.8e-6, num_examples=50000, noise_multiplier=1.07))
@@ -50,7 +50,7 @@ class Growth:
 
 
 def format_plans(plans: tuple[tuple[int, int], ...]) -> str:
-    """How a number of runs was raised: planned runs, and how many had begun by then.
+    """Format the growth of a number of runs: planned runs, and how many had begun by then.
 
     >>> format_plans(((2, 0), (5, 2), (9, 4)))
     'from 2 to 5 when 2 had begun, to 9 when 4 had begun'
@@ -62,7 +62,7 @@ def format_plans(plans: tuple[tuple[int, int], ...]) -> str:
 
 @dataclass(frozen=True)
 class Search:
-    """What a search has spent, as far as it is known.
+    """Privacy spent by a search, as far as it is known.
 
     Attributes:
         num_runs: Runs that may have taken a step: pruned, failed and confirming ones included.
@@ -77,6 +77,7 @@ class Search:
         proven: (epsilon, delta) of all planned runs, if sampling rate or length of a trial were
             themselves chosen from earlier results; None where `epsilon` is proven.
         how: How `proven`, or under `shared` the whole, is proven.
+        explore: What the exploring trials cost together, as a share of all; None for equal shares.
         broken: The budget of all runs together, if they did not keep it.
         to_the_end: Epsilon of all planned runs, where fewer were run and `epsilon` is of those.
         growth: How `planned` was raised when results could be seen; None if it was not.
@@ -94,6 +95,7 @@ class Search:
     shared: bool = False
     proven: tuple[float, float] | None = None
     how: str = ""
+    explore: float | None = None
     broken: float | None = None
     to_the_end: float | None = None
     growth: Growth | None = None
@@ -102,7 +104,7 @@ class Search:
 
 
 def search_statement(search: Search, *, accounting: str, num_held_out: int) -> str:
-    """What choosing among trials adds.
+    """State what choosing among trials adds.
 
     Args:
         search: What was spent.
@@ -142,17 +144,25 @@ def search_statement(search: Search, *, accounting: str, num_held_out: int) -> s
 def _state_composition(search: Search, num_held_out: int) -> str:
     kind = "adaptive" if search.adaptive else "independent"
     trials = f"{search.num_runs - search.confirming} {kind} trials"
-    if search.confirming:
+    if search.explore is not None:
+        trials = f"{search.num_runs - search.confirming} exploring trials"
+        trials += " and the final run" if search.confirming else ""
+    elif search.confirming:
         trials += f" and {search.confirming} confirming runs"
     if search.ahead:
         trials = f"all {search.planned} planned runs"
     over = "a holdout from the training data" if num_held_out else "a public test split"
     figure = _format_guarantee(search.epsilon, search.delta)
     if search.shared:
+        runs = f"{search.planned} runs"
+        if search.explore is not None:
+            runs = (
+                f"{search.planned - 1} exploring trials, which cost {search.explore:.3g} of it "
+                f"together, and one final run"
+            )
         return (
-            f"The budget covers the whole search of {search.planned} runs, all of them looked at, "
-            f"and any choice among them: {figure} by composition {search.how}. "
-            f"Counted: {trials} over {over}."
+            f"The budget covers the whole search of {runs}, all of them looked at, and any choice "
+            f"among them: {figure} by composition {search.how}. Counted: {trials} over {over}."
         )
     each = f"Each trial: {_format_guarantee(search.each, search.delta)}. " if search.each else ""
     way = (search.how if search.ahead else "") or "composition of the runs (PLD)"
@@ -168,7 +178,8 @@ def _state_composition(search: Search, num_held_out: int) -> str:
         words += (
             "nothing is proven, since a trial lost more than the search was planned for."
             if math.isinf(search.proven[0])
-            else f"proven for all {search.planned} is {_format_guarantee(*search.proven)} by {search.how}."
+            else f"proven for all {search.planned} is {_format_guarantee(*search.proven)} by "
+            f"{search.how}."
         )
     if search.to_the_end is not None:
         words += (
@@ -179,7 +190,7 @@ def _state_composition(search: Search, num_held_out: int) -> str:
 
 
 def _state_growth(growth: Growth) -> str:
-    """What a figure for a number of runs is worth if results had a say in that number."""
+    """State the meaning of a figure for a number of runs that results may have influenced."""
     figure = _format_guarantee(growth.epsilon, growth.delta)
     return (
         f"The number of runs was raised when results could be seen: {format_plans(growth.plans)}. "
@@ -207,7 +218,7 @@ def _format_guarantee(epsilon: float, delta: float) -> str:
 
 
 def validation_statement(validation: str, num_held_out: int) -> str:
-    """Where the accuracies come from, and who that exposes."""
+    """State the source of the accuracies, and whom that exposes."""
     if validation == "test_split":
         return "Accuracies are measured on the test split, which the sweep declares public."
     return (
@@ -221,7 +232,7 @@ def format_epsilon(epsilon: float) -> str:
 
     >>> format_epsilon(3.9912), format_epsilon(4.0), format_epsilon(math.inf)
     ('4.00', '4.00', 'inf')
-    >>> shown_epsilon(0.001), shown_epsilon(0.01234), shown_epsilon(0.0999), shown_epsilon(0.0)
+    >>> format_epsilon(0.001), format_epsilon(0.01234), format_epsilon(0.0999), format_epsilon(0.0)
     ('0.0010', '0.013', '0.10', '0.00')
     """
     if math.isinf(epsilon):

@@ -57,7 +57,7 @@ class Whitening:
         return (white.double() @ self._back).to(white.dtype)
 
     def on(self, device: torch.device) -> Self:
-        """The same on `device`; a step would wait for each copy."""
+        """Copy to `device` once; a step would wait for each copy."""
         return replace(self, vectors=self.vectors.to(device), variances=self.variances.to(device))
 
     @cached_property

@@ -23,6 +23,7 @@ def luck(
     disclosure: Disclosure,
     *,
     confirming: bool = False,
+    exploring: bool = False,
 ) -> str:
     """Describe the selection bias in a chosen trial's result, in a sentence.
 
@@ -33,7 +34,18 @@ def luck(
         num_trials: How many trials of the search it was chosen from.
         disclosure: What may be told of the search.
         confirming: True if the best config was to be repeated.
+        exploring: True if a final run was to be trained at the config that was chosen.
     """
+    if record.final:
+        return (
+            f"{metric} is that of the final run, trained once at the config that {num_trials} "
+            f"exploring trials chose: the choice did not see it."
+        )
+    if exploring:
+        return (
+            f"{metric} is that of an exploring trial, which has much noise: the final run did not "
+            f"come to a result (yet)."
+        )
     if repeats:
         what = "mean ± standard deviation; " if len(repeats.values) > 1 else ""
         return (

@@ -33,6 +33,7 @@ class Origin:
         confirmed: What repeating the best configs came to, by trial.
         disclosure: What may be told of it.
         confirming: True if the best config was to be repeated.
+        exploring: True if a final run was to be trained.
         choice: How the best config of each epsilon was chosen.
         edges: Of trials at an edge of a searched range, what to search next.
     """
@@ -44,6 +45,7 @@ class Origin:
     confirmed: dict[int, Confirmation]
     disclosure: Disclosure
     confirming: bool
+    exploring: bool
     choice: dict[float | None, str]
     edges: dict[int, str] = field(default_factory=dict)
 
@@ -57,6 +59,7 @@ class Origin:
             self.num_trials,
             self.disclosure,
             confirming=self.confirming,
+            exploring=self.exploring,
         )
         more = self.choice.get(record.epsilon), self.edges.get(record.number)
         return " ".join(filter(None, [worth, *more]))
@@ -73,6 +76,7 @@ def origin_of(study: Study) -> Origin:
         confirmed=study.confirmed(),
         disclosure=disclosure_of(study.sweep),
         confirming=study.sweep.config.confirm is not None,
+        exploring=study.sweep.explores,
         choice=choice_words(study),
         edges={r.number: words for r in records if (words := describe_edges(study.sweep.space, r))},
     )
@@ -96,9 +100,11 @@ def header(record: Record, rank: int, origin: Origin, how: str) -> str:
     versions = ", ".join(
         f"{k.removeprefix('version.')} {v}" for k, v in collect_provenance().items()
     )
+    place = f"number {rank} of {origin.num_trials} by {origin.metric}"
+    if record.final:
+        place = f"the final run, at the config of trial {record.confirms}"
     facts = [
-        f"{_MARK}: trial {record.number} of sweep {origin.sweep}, number {rank} of "
-        f"{origin.num_trials} by {origin.metric}",
+        f"{_MARK}: trial {record.number} of sweep {origin.sweep}, {place}",
         f"{origin.metric}: {record.value} at epoch {row.get('epoch')}",
         origin.luck(record),
         f"privacy of this run by itself: {describe_trial_privacy(record)}",

@@ -121,7 +121,7 @@ class _Seen:
         return cls(
             records=records,
             done=done,
-            best=[r for r in study.best() if r.value is not None],
+            best=[r for r in study.best() if r.value is not None and not r.final],
             confirmed=study.confirmed(),
             axes=key_axes(study.sweep, done),
             curves=study.curves(),

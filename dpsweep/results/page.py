@@ -160,7 +160,8 @@ def _facts(study: Study, best: Record, origin: Origin) -> list[dict[str, str]]:
         figure = f"{repeats.mean:.4f} ± {repeats.spread:.4f}"
         words = f"{goal}, mean ± s.d. of {len(repeats.values)} fresh runs"
     else:
-        figure, words = f"{best.value:.4f}", f"{goal} of the best trial, run once"
+        run = "final run" if best.final else "best trial, run once"
+        figure, words = f"{best.value:.4f}", f"{goal} of the {run}"
     config = best.config
     epsilon = f"{config.privacy.epsilon:g}" if config.privacy.epsilon else "given by the noise"
     if study.is_void:
@@ -170,6 +171,7 @@ def _facts(study: Study, best: Record, origin: Origin) -> list[dict[str, str]]:
     if disclosure_of(study.sweep).tells_trials:
         repeated = sum(r.confirms is not None for r in study.records())
         more = f", and {repeated} repeats" if repeated else ""
+        more = ", and the final run" if repeated and study.sweep.explores else more
         facts.append((str(origin.num_trials), f"trials in the search{more}"))
     return [{"figure": figure, "words": words} for figure, words in facts]
 

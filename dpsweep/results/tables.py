@@ -124,7 +124,9 @@ def panel_table(*columns: str) -> Table:
 
 
 def repeated_words(record: Record) -> str:
-    """Name the trial that it repeats; empty if none."""
+    """Name the trial that it repeats, or is the final run of; empty if none."""
+    if record.final:
+        return f" (final run, chosen: trial {record.confirms})"
     return "" if record.confirms is None else f" (trial {record.confirms} with fresh noise)"
 
 

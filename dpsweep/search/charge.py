@@ -134,7 +134,9 @@ def _compute_spent(
         void=void,
     )
     if whole and whole.covers(runs):
-        return replace(told, epsilon=whole.epsilon, shared=True, how=_how(whole))
+        return replace(
+            told, epsilon=whole.epsilon, shared=True, how=_how(whole), explore=whole.share
+        )
     told = replace(told, broken=whole.epsilon if whole else None)
     if sweep.is_private_selection:
         epsilon, how = _compute_selection_epsilon(sweep, runs)
@@ -232,6 +234,8 @@ def _how(whole: SearchBudget) -> str:
     """How a budget that all runs share is proven."""
     if whole.charged == "private_selection":
         return selection_epsilon(whole.cap, whole.num_runs, whole.delta)[1]
+    if whole.is_one_run and whole.share is not None:
+        return "(PLD, at two noise levels fixed beforehand)"
     return "(PLD)" if whole.is_one_run else "(RDP, at an order fixed beforehand)"
 
 

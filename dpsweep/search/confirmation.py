@@ -115,7 +115,7 @@ def summarize_repeats(records: Sequence[Record]) -> dict[int, Confirmation]:
     """Summarize the repeats in `records`, by the number of the trial that was repeated."""
     ended: dict[int, list[Record]] = {}
     for record in records:
-        if record.confirms is not None and record.state != "running":
+        if record.confirms is not None and not record.final and record.state != "running":
             ended.setdefault(record.confirms, []).append(record)
     found = {}
     for number, repeats in ended.items():
@@ -125,18 +125,28 @@ def summarize_repeats(records: Sequence[Record]) -> dict[int, Confirmation]:
     return found
 
 
+def final_of(records: Sequence[Record]) -> Record | None:
+    """The final run, if it came to a result."""
+    done = (r for r in records if r.final and r.state == "complete" and r.value is not None)
+    return next(done, None)
+
+
 def find_best(
     trials: Sequence[Record], records: Sequence[Record], sign: int
 ) -> tuple[Record | None, tuple[tuple[int, float], ...]]:
     """The best complete trial, by its repeats where there are any; None if none is complete.
 
-    With it public seed and objective of each of its complete repeats.
+    The final run, where there is one, is the best: it is what the others were run for. With it come
+    public seed and objective of each of its complete repeats.
 
     Args:
         trials: To choose from.
         records: Those that repeat them, and any others.
         sign: 1 if small objectives are good, -1 if large ones are.
     """
+    final = final_of(records)
+    if final and final.value is not None and final.confirms in {t.number for t in trials}:
+        return final, ((final.config.seed, final.value),)
     done = [r for r in rank_trials(trials, sign) if r.value is not None]
     best = next(iter(rank_by_confirmed(done, summarize_repeats(records), sign)), None)
     repeats = [r for r in records if best and r.confirms == best.number and r.state == "complete"]

@@ -119,7 +119,7 @@ def propose(
         config = sweep.trial(tree)
         if sweep.admits(config):
             kept = {k: v for k, v in notes.attrs.items() if k.startswith(_KEPT_ATTRIBUTES)}
-            return Proposal(config, hyperparams, draw.params, draw.ways, kept)
+            return Proposal(sweep.exploring(config), hyperparams, draw.params, draw.ways, kept)
     raise ConfigError(
         f"{sweep.conditions[0].place}: none of {_RANDOM_ATTEMPTS} and more proposals meets "
         f"{' and '.join(c.formula.text for c in sweep.conditions)}; of random points "

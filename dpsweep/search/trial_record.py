@@ -40,6 +40,7 @@ class Record:
         charged: sampling_rate, noise_multiplier and steps that it was charged for when it was
             handed out; None before.
         confirms: The trial whose config it repeats; None for a trial of the search.
+        final: True for the final run, which has what the exploring trials left of epsilon.
         expected: Posterior mean of the objective at its config, once the search has ended and
             chosen by that; None before, and where the choice is as observed.
     """
@@ -55,6 +56,7 @@ class Record:
     dispatched: bool
     charged: dict[str, float] | None = None
     confirms: int | None = None
+    final: bool = False
     expected: float | None = None
 
     @property
@@ -106,4 +108,5 @@ def make_record(trial: FrozenTrial, config: TrialConfig) -> Record:
         dispatched=bool(dispatched),
         charged=dispatched.get("charged"),
         confirms=attrs.get("confirms"),
+        final=attrs.get("final", False),
     )

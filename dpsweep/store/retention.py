@@ -17,7 +17,8 @@ class BestWeights:
     posterior mean once the search has ended, the better half of the trials keep theirs until then:
     the chosen one may not be among the first few as observed.
 
-    Repeats of a chosen config leave none: their figures are what they are run for.
+    Repeats of a chosen config leave none: their figures are what they are run for. The weights of a
+    final run are what the whole sweep is for, and stay.
     """
 
     def __init__(self, study: Study, folder: SweepFolder, count: int) -> None:
@@ -55,6 +56,9 @@ class BestWeights:
 
     def _add(self, record: Record) -> list[int]:
         """Take a trial in, and say whose weights are to go."""
+        if record.final and record.state == "complete":
+            self._removable_share["final"] = [(0.0, record.number)]
+            return []
         if record.confirms is not None or record.state != "complete" or record.value is None:
             return [record.number]
         kept = self._removable_share[get_group(record, self._confirm)]

@@ -25,6 +25,7 @@ from dpsweep.search.choose import expected_values
 from dpsweep.search.confirmation import (
     Confirmation,
     count_missing_repeats,
+    final_of,
     find_next_repeat,
     make_repeat_config,
     rank_by_confirmed,
@@ -238,13 +239,15 @@ class Study:
         return bool(self._study.user_attrs.get(_ENDED) == self.sweep.config.budget.trials)
 
     def num_to_confirm(self) -> int:
-        """Repeats of the best configs still to be run, at most."""
+        """Repeats of the best configs still to be run, at most; or 1 for the final run."""
         config = self.sweep.config.confirm
-        if config is None:
+        if not self._has_second_part:
             return 0
         records = self.records()
         if self.num_to_ask() or any(r.state == "running" and r.confirms is None for r in records):
             left = self.sweep.num_runs - self.sweep.config.budget.trials  # the best may be others
+        elif config is None:
+            left = 1 if self._chosen_for_final(records) else 0
         else:
             left = sum(
                 count_missing_repeats(self._ranking(records), self._list_repeats(), config).values()
@@ -303,30 +306,49 @@ class Study:
         return make_history(self.sweep, self._study.user_attrs.get(_TOLD, []))
 
     def ask_to_confirm(self) -> Record | None:
-        """The next repeat of one of the best configs, stored before this returns.
+        """The next repeat of one of the best configs, or the final run; stored before this returns.
 
         None if all have theirs. To be called when no trial of the search runs any more. A search
         that has not asked for all of its trials has thereby ended, whoever was to be repeated.
         """
-        if self.sweep.config.confirm is not None and self.num_to_ask():
+        if self._has_second_part and self.num_to_ask():
             self._study.set_user_attr(_ENDED, self.sweep.config.budget.trials)
         self.choose()
         chosen = self._choose_next_repeat()
         if chosen is None:
             return None
-        config = make_repeat_config(chosen, self._list_repeats())
+        if self.sweep.config.confirm is None:
+            config, kind = self.sweep.final(chosen.config), {"final": True}
+        else:
+            config, kind = make_repeat_config(chosen, self._list_repeats()), {}
         repeat = optuna.trial.create_trial(
             state=TrialState.RUNNING,
-            user_attrs=make_attributes(config, chosen.hyperparams, confirms=chosen.number),
+            user_attrs=make_attributes(config, chosen.hyperparams, confirms=chosen.number, **kind),
         )
         return self._record(self._add(repeat))
 
+    @property
+    def _has_second_part(self) -> bool:
+        """True if runs follow the search: repeats of the best, or a final run."""
+        return self.sweep.config.confirm is not None or self.sweep.explores
+
     def _choose_next_repeat(self) -> Record | None:
-        """Choose the trial whose config is to be repeated next."""
-        config = self.sweep.config.confirm
-        if config is None or not self._num_affordable():
+        """Choose the trial whose config is to be repeated next, or trained finally."""
+        config, records = self.sweep.config.confirm, self.records()
+        if not self._has_second_part or not self._num_affordable():
             return None
-        return find_next_repeat(self._ranking(self.records()), self._list_repeats(), config)
+        if config is None:
+            return self._chosen_for_final(records)
+        return find_next_repeat(self._ranking(records), self._list_repeats(), config)
+
+    def _chosen_for_final(self, records: list[Record]) -> Record | None:
+        """Choose the exploring trial whose config the final run gets; None once it was asked for.
+
+        There is budget for one final run, so one that fails is not run again.
+        """
+        if any(record.final for record in records):
+            return None
+        return next(iter(self._ranking(records)), None)
 
     def _list_repeats(self) -> list[Record]:
         return [record for record in self.records() if record.confirms is not None]
@@ -449,10 +471,14 @@ class Study:
         return dict(noted["values"])
 
     def best(self) -> list[Record]:
-        """Complete trials of the search, the best first: by their repeats, where there are any."""
+        """Complete trials of the search, the best first: by their repeats, where there are any.
+
+        A complete final run comes before all of them: it is what they were run for.
+        """
         records = self.records()
-        sign = self.sweep.config.objective.sign
-        return rank_by_confirmed(self._ranking(records), summarize_repeats(records), sign)
+        sign, final = self.sweep.config.objective.sign, final_of(records)
+        ranking = rank_by_confirmed(self._ranking(records), summarize_repeats(records), sign)
+        return [final, *ranking] if final else ranking
 
     def curves(self) -> dict[int, Curve]:
         """The learning curve of every trial that has reported, by its number."""

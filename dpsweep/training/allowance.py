@@ -1,4 +1,4 @@
-"""What a trial may use of the machine it runs on, and how it is told that this was too little.
+"""Share of the machine that a trial may use.
 
 Nothing here is part of a config: a trial that runs out of memory goes on with smaller portions of
 its batches, and draws and releases the same (up to rounding) as it would have with larger ones.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Allowance:
-    """What a trial may use.
+    """Share of memory and GPU that a trial may use.
 
     Attributes:
         halvings: How often the number of examples computed at once is halved.

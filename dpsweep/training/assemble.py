@@ -34,7 +34,7 @@ from dpsweep.training.frozen import compute_frozen_outputs, find_step_cut
 from dpsweep.training.step import Step
 
 _DEVIATIONS = 8
-"""Of a batch's size, above its mean, that no batch of any trial has."""
+"""Standard deviations above its mean that no batch of any trial exceeds."""
 
 
 def assemble_step(
@@ -44,7 +44,7 @@ def assemble_step(
     plan: PrivacyPlan | None = None,
     allowance: Allowance = WHOLE,
 ) -> Step:
-    """The step of one trial, with data and model on `device`, by its `plan` if that is known.
+    """Assemble the step of one trial, data and model on `device`, by its `plan` if that is known.
 
     Raises:
         ConfigError: If data are missing, or model, method, clipping and engine do not fit one
@@ -71,7 +71,10 @@ def assemble_step_on(
     secret: Secret,
     allowance: Allowance = WHOLE,
 ) -> Step:
-    """The same with data and budget at hand; computes where the data are, all at every step."""
+    """Assemble the step of one trial from loaded data and a known budget, on the data's device.
+
+    No frozen part is computed ahead.
+    """
     model = build_model(config.model, config.data.spec, config.seed)
     device = data.inputs.device
     geometry = _make_geometry(config, model).on(device)
@@ -84,12 +87,12 @@ def assemble_step_on(
 
 
 def initial_params(step: Step) -> Tensors:
-    """The iterate before the first step: the model's public initial weights."""
+    """Return the iterate before the first step: the model's public initial weights."""
     return {k: p.detach().clone() for k, p in step.engine.model.named_parameters()}
 
 
 def check_fit(config: TrialConfig) -> None:
-    """Checks that model, method and clipping fit one another; nothing is computed.
+    """Check that model, method and clipping fit one another; nothing is computed.
 
     Raises:
         InvalidKey: Naming the key at fault.
@@ -128,7 +131,7 @@ def _make_engine(
     allowance: Allowance,
     crossing: tuple[int, ...] | None = None,
 ) -> Engine:
-    """The engine for `model`, or for the tail of a model at which tensors of a shape cross."""
+    """Make the engine for `model`, or for the tail of a cut model with inputs like `crossing`."""
     train, shape = config.train, crossing or config.data.spec.shape
     loss = nn.functional.cross_entropy
     try:
@@ -158,7 +161,7 @@ def _make_engine(
 
 
 def _bound_batch_size(config: TrialConfig) -> int:
-    """Examples of the largest Poisson batch that a trial may meet."""
+    """Bound the size of the largest Poisson batch of a trial."""
     batch_size = config.train.batch_size
     return math.ceil(batch_size + _DEVIATIONS * math.sqrt(batch_size))
 
@@ -172,7 +175,7 @@ def _choose_gpu_batch(
     shape: tuple[int, ...],
     engine: EngineName | None = None,
 ) -> int:
-    """How many examples to compute at once on the GPU that `data` lie on."""
+    """Choose the physical batch on the GPU that `data` lie on."""
     train, method, loss = config.train, build_method(config.method), nn.functional.cross_entropy
     choice = engine or train.engine
     params = {k: p.detach() for k, p in model.named_parameters()}
@@ -208,7 +211,7 @@ def _choose_gpu_batch(
 
 
 def _make_geometry(config: TrialConfig, model: nn.Module) -> Geometry:
-    """The method's geometry on `model`, whose layers suit it and the clipping."""
+    """Make the method's geometry on `model`, whose layers must suit it and the clipping."""
     clip = config.privacy.clipping.build(config.privacy.clip_norm, 0.0, config.train.batch_size)
     if isinstance(clip, PerLayer):
         try:

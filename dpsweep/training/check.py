@@ -1,4 +1,4 @@
-"""What can be found wrong with one trial before its first step."""
+"""Checks of one trial before its first step."""
 
 from pathlib import Path
 
@@ -14,9 +14,12 @@ from dpsweep.models.own import user_code_notice
 
 _INSIDE = 32
 
+_FEW_SHARES = 8
+"""Equal shares that are not warned of: on digits the best number was 3, and 16 cost 6 points."""
+
 
 def check_trial(config: TrialConfig, source: Source, *, fetch: bool = False) -> list[str]:
-    """Checks model against method and clipping, data, and delta. Returns warnings.
+    """Check model against method and clipping, data, and delta. Return warnings.
 
     Args:
         config: A valid trial.
@@ -51,7 +54,7 @@ def check_trial(config: TrialConfig, source: Source, *, fetch: bool = False) -> 
 
 
 def _check_data(config: TrialConfig, where: str) -> None:
-    """Reads all images, once a node while the files stay as they are; features come later."""
+    """Read all images, once a node while the files stay as they are; features come later."""
     check_present(config.data, where)
     images = config.data.model_copy(update={"features": None})
 
@@ -71,13 +74,30 @@ def check_sweep(sweep: ResolvedSweep, *, fetch: bool = False) -> list[str]:
 
     def fits(config: TrialConfig) -> None:
         check_parts(config, sweep.origin)
+        if sweep.explores:  # what an exploring trial's noise allows, the final run's may not
+            check_parts(sweep.final(config), sweep.origin)
 
     sweep.check_trials(fits, _INSIDE)
-    return check_trial(sweep.reference_trial, sweep.origin, fetch=fetch)
+    warnings = check_trial(sweep.reference_trial, sweep.origin, fetch=fetch)
+    whole = sweep.whole
+    if whole and whole.charged == "composition" and whole.share is None:
+        warnings += _many_equal_shares(sweep, whole.num_runs)
+    return warnings
+
+
+def _many_equal_shares(sweep: ResolvedSweep, num_runs: int) -> list[str]:
+    if num_runs <= _FEW_SHARES:
+        return []
+    return [
+        f"{sweep.origin.at(('privacy', 'scope'))}: sweep gives each of {num_runs} runs an equal "
+        f"share of epsilon, so that the model that is exported has little. To explore with a small "
+        f"share and train one final run with the rest, write budget: {{explore: {{trials: "
+        f"{sweep.config.budget.trials}}}}}; dpsweep plan prints what each way leaves"
+    ]
 
 
 def check_parts(config: TrialConfig, source: Source) -> None:
-    """Checks that model, method, clipping and noise fit one another.
+    """Check that model, method, clipping and noise fit one another.
 
     Raises:
         ConfigError: Naming file, line and key of the misfit.
@@ -94,7 +114,7 @@ def check_parts(config: TrialConfig, source: Source) -> None:
 
 
 def _check_fit(config: TrialConfig) -> None:
-    """Checks that the model can be built and suits method and clipping."""
+    """Check that the model can be built and suits method and clipping."""
 
     def check() -> None:
         from dpsweep.training.assemble import check_fit  # torch takes seconds to import

@@ -21,7 +21,7 @@ _PRECISIONS: tuple[tuple[str, Any], ...] = (
     ("mkldnn.conv", _backends.mkldnn.conv),
     ("mkldnn.rnn", _backends.mkldnn.rnn),
 )
-"""Where torch keeps how float32 is multiplied. Set one by one: a value set on one of these wins
+"""Torch's settings for float32 products. Set one by one: a value set on one of these wins
 over the one for all, `torch.backends.fp32_precision`, and the legacy `allow_tf32` flags mean
 "inherit" since torch 2.9."""
 

@@ -22,11 +22,11 @@ from dpsweep.training.step import Step
 
 _CHUNK = 250
 _MOST_BYTES = 2**31
-"""What is kept at most; above, the frozen part is computed at every step."""
+"""Most bytes that are kept; above, the frozen part is computed at every step."""
 
 
 def find_step_cut(step: Step) -> Cut | None:
-    """Where the model of `step` can be cut behind its frozen part; None if it is trained whole."""
+    """Find the cut of the model of `step` behind its frozen part; None if all is trained."""
     config = step.config
     suits = config.model.train is not None and config.train.augment is None
     if not suits or step.geometry.maps or not isinstance(step.engine, BookkeepingEngine):
@@ -39,7 +39,7 @@ def find_step_cut(step: Step) -> Cut | None:
 
 
 def compute_frozen_outputs(found: Cut, step: Step) -> Dataset:
-    """The data of `step` as they cross the cut; kept on this node for the next trial.
+    """Compute the frozen part's outputs for all data; kept on this node for the next trial.
 
     A model of the user's own code is computed for each trial, as that code may change.
     """
@@ -71,7 +71,7 @@ def _compute_outputs(found: Cut, data: Dataset, images: Tensor, step: Step) -> T
 
 
 def _fingerprint_frozen(found: Cut, config: TrialConfig) -> str:
-    """Of the architecture, and of every frozen number."""
+    """Hash the architecture and every frozen number."""
     told = hashlib.sha256(f"{config.model.model_dump_json()} {config.train.dtype}".encode())
     for name, x in found.model.named_buffers():
         told.update(f"{name} {tuple(x.shape)} {x.dtype}".encode())

@@ -1,4 +1,4 @@
-"""A trial from its first step to its last, or from where it was left off.
+"""Training of one trial, from its first step or its last checkpoint to its end.
 
 Only figures computed from released iterates and public data are reported. No training loss,
 no true batch size, no gradient norm.
@@ -31,13 +31,13 @@ CHECKPOINT_SECONDS = 60.0
 """Longest time between two checkpoints, if reports are rarer."""
 
 _LOOK_SECONDS = 0.5
-"""Between two looks whether somebody wants the trial to pause."""
+"""Seconds between two checks for a request to pause and for weights that are not finite."""
 
 _DEFAULT_THREADS = torch.get_num_threads()
 
 
 class Paused(Exception):
-    """The trial was asked to pause, and has: its checkpoint is that of its last step."""
+    """The trial has paused as requested; its checkpoint is that of its last step."""
 
 
 @dataclass(frozen=True)
@@ -64,32 +64,32 @@ def train(
     allowance: Allowance = WHOLE,
     data_mark: str = "",
 ) -> Result:
-    """Trains, evaluates, checkpoints and reports, and leaves the weights in `trial_dir`.
+    """Train, evaluate, checkpoint and report, and leave the weights in `trial_dir`.
 
     Every row is in the trial directory's checkpoint before it is reported. After a crash the rows
-    that the checkpoint holds are reported again, so whoever listens must know a row by its epoch.
+    that the checkpoint holds are reported again, so the listener must identify rows by epoch.
 
     Args:
         config: The trial.
-        trial_dir: Where it lives; holds its secret and, after a crash, its checkpoint. Locked by
-            the caller.
+        trial_dir: Its directory, with its secret and, after a crash, its checkpoint. Locked by the
+            caller.
         report: Called with each row, in order.
-        should_pause: Asked between steps, about twice a second.
+        should_pause: Called between steps, about twice a second.
         told: The trial's schedule, if it is known already.
-        allowance: What it may use of the machine; the result but for rounding is the same.
-        data_mark: Tells the data apart where nobody else does. The secret is for these alone: the
-            same noise on others would cancel between the two.
+        allowance: Share of the machine that it may use; changes the result by rounding alone.
+        data_mark: Identifies the data where the config does not. The secret is bound to it: the
+            same noise on other data would cancel in the difference of two releases.
 
     Raises:
-        Paused: If `should_pause` said so; training again goes on from there.
+        Paused: If `should_pause` returned True; the next call resumes there.
         Diverged: If an iterate or the validation loss is not finite.
-        ConfigError: If data or device are missing, or the model remembers what it is called on.
+        ConfigError: If data or device are missing, or the model keeps state between calls.
         StateError: If the trial directory's secret or checkpoint is gone or another config's.
     """
     torch.set_num_threads(config.train.threads or _DEFAULT_THREADS)
     keep_freed_memory()
     identity, secret = config.model_dump_json() + data_mark, trial_dir.secret()
-    # a fixed test secret is there to give the same again, and protects nothing
+    # a fixed test secret protects nothing; bound to the config alone, it gives the same run again
     secret = secret.bind_to_config(config.model_dump_json() if secret.void else identity)
     device = open_device(config.train.device, allowance.gpu_share)
     ahead = told or resolve_trial_schedule(config)
@@ -103,6 +103,8 @@ def train(
         progress = step.start(initial_params(step))
     else:
         rows = saved["rows"]
+        # the steps since the checkpoint are replayed with the same batches and the same noise, so
+        # they release nothing new
         progress = step.resume(_move_progress(saved["progress"], device))
         trial_dir.save_rows(rows)
         for row in rows:
@@ -115,7 +117,7 @@ def train(
         while progress.step < due.step:
             step(progress)
             looks = clock.look_is_due()
-            if looks:
+            if looks:  # not at each step: on a GPU it waits for the device
                 _check_finite(due, progress, step)
             paused = looks and should_pause()
             if paused or clock.checkpoint_is_due():
@@ -124,10 +126,11 @@ def train(
                 raise Paused
         probe.check()  # before anything is reported
         rows.append(_make_row(due, progress, step, clock, allowance.portion(AT_ONCE, AT_ONCE)))
-        if progress.step == plan.run.steps:  # before the checkpoint, which ends the work here
+        if progress.step == plan.run.steps:  # before the last checkpoint, after which nothing runs
             trial_dir.save_weights(
                 collect_weights(step, progress), _describe_weights(step, progress)
             )
+        # the checkpoint first: a row that is reported must never be newer than what can be resumed
         trial_dir.save(_make_checkpoint(identity, progress, rows))
         trial_dir.save_rows(rows)
         clock.note_checkpoint()
@@ -136,7 +139,7 @@ def train(
 
 
 def collect_weights(step: Step, progress: Progress) -> Tensors:
-    """All of the model's tensors: the trial's result, and what was frozen or never learned.
+    """Collect all of the model's tensors: the trial's result, and what was frozen or never learned.
 
     Parameters and persistent buffers by the names that a state_dict has, and nothing else:
     `state_dict` itself runs the model's own code (get_extra_state, hooks, an override), which may
@@ -163,7 +166,7 @@ def _make_checkpoint(identity: str, progress: Progress, rows: list[Row]) -> dict
 
 
 def _load_checkpoint(trial_dir: TrialDir, identity: str) -> dict[str, Any] | None:
-    """The checkpoint to go on from, if it is this config's and no older than what was reported."""
+    """Load the checkpoint to resume from, if it is this config's and no older than the reports."""
     saved, reported = trial_dir.load(), trial_dir.rows()
     if saved is not None and saved["config"] != identity:
         raise StateError(
@@ -196,7 +199,7 @@ def _make_row(due: Report, progress: Progress, step: Step, clock: "_Clock", at_o
 
 
 def _check_finite(due: Report, progress: Progress, step: Step, loss: float = 0.0) -> None:
-    """Raises Diverged; weights are released, and the loss is that of the validation data."""
+    """Raise Diverged; weights are released, and the loss is that of the validation data."""
     finite = all(bool(torch.isfinite(x).all()) for x in progress.params.values())
     if not finite or not math.isfinite(loss):
         raise Diverged(
@@ -206,7 +209,7 @@ def _check_finite(due: Report, progress: Progress, step: Step, loss: float = 0.0
 
 
 class _Clock:
-    """Seconds of work on this trial, over restarts, and when to checkpoint."""
+    """Seconds of work on this trial over restarts, and the times of checkpoints."""
 
     def __init__(self, rows: list[Row]) -> None:
         self._before = rows[-1]["seconds"] if rows else 0.0
@@ -232,7 +235,7 @@ class _Clock:
 
 
 def _move_progress(saved: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """A checkpoint's progress with its tensors on `device`, but for the optimizer's.
+    """Move a checkpoint's progress to `device`, except the optimizer's state.
 
     Torch's `load_state_dict` moves those that belong there. Adam's step counts stay on the CPU:
     on a GPU each step of each parameter would wait to read one.

@@ -14,7 +14,7 @@ _NEVER = 2**31 - 1
 
 
 def keep_freed_memory() -> bool:
-    """Tells the allocator of this process; False where it is not glibc's, and nothing is done."""
+    """Set the allocator of this process; False where it is not glibc's, and nothing is done."""
     if not sys.platform.startswith("linux"):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

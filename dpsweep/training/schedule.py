@@ -16,7 +16,7 @@ from dpsweep.privacy.accounting import Run
 
 @dataclass(frozen=True)
 class Report:
-    """When figures are reported.
+    """One report of a trial.
 
     Attributes:
         epoch: Counted from 1.
@@ -31,7 +31,7 @@ class Report:
 
 @dataclass(frozen=True)
 class TrialSchedule:
-    """What a trial runs by.
+    """Steps, noise and reports of a trial.
 
     Attributes:
         budget: Sampling rate, noise and steps, and what they spend.
@@ -42,12 +42,12 @@ class TrialSchedule:
     reports: tuple[Report, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """The same as plain values."""
+        """Convert to plain values."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, told: dict[str, Any]) -> "TrialSchedule":
-        """The schedule that `to_json` gave."""
+        """Read what `to_json` wrote."""
         whole = told["budget"]
         return cls(
             PrivacyPlan(**{**whole, "run": Run(**whole["run"])}),
@@ -56,7 +56,7 @@ class TrialSchedule:
 
 
 def resolve_trial_schedule(config: TrialConfig) -> TrialSchedule:
-    """The schedule of one trial, by the accountant."""
+    """Compute the schedule of one trial, by the accountant."""
     plan = plan_privacy(config)
     marks = _report_steps(plan, config)
     before = _compute_epsilons_spent(plan.run, plan.delta, tuple(step for _, step in marks[:-1]))
@@ -67,7 +67,7 @@ def resolve_trial_schedule(config: TrialConfig) -> TrialSchedule:
 
 
 def _report_steps(plan: PrivacyPlan, config: TrialConfig) -> list[tuple[int, int]]:
-    """(epoch, step) of each report."""
+    """List (epoch, step) of each report."""
     last = max(1, math.ceil(config.train.epochs))
     epochs = [*range(config.train.evaluate_every, last, config.train.evaluate_every), last]
     marks = [(epoch, plan.step_after(epoch)) for epoch in epochs[:-1]]
@@ -76,5 +76,5 @@ def _report_steps(plan: PrivacyPlan, config: TrialConfig) -> list[tuple[int, int
 
 @lru_cache(maxsize=256)
 def _compute_epsilons_spent(run: Run, delta: float, after: tuple[int, ...]) -> tuple[float, ...]:
-    """Kept for the next trial of the same length: a fifth of a second."""
+    """Compute the epsilon spent after each report; cached, as it takes a fifth of a second."""
     return tuple(run.epsilons_spent(delta, after)) if after else ()

@@ -43,7 +43,7 @@ _FEWEST_DRAWN_BY_A_THREAD = 2**16
 
 
 def mark_region(name: str) -> record_function:
-    """Marks a part of the step for a profiler; next to free without one."""
+    """Mark a part of the step for a profiler; costs next to nothing without one."""
     assert name in REGIONS
     return record_function(f"step/{name}")
 
@@ -78,11 +78,11 @@ class Progress:
 
     @property
     def result(self) -> Tensors:
-        """What is measured and kept: the average, if there is one, or the newest iterate."""
+        """Parameters to measure and keep: the average, if there is one, or the newest iterate."""
         return self.params if self.average is None else self.average
 
     def state_dict(self) -> dict[str, Any]:
-        """As plain tensors and containers, for torch.save."""
+        """Convert to plain tensors and containers, for torch.save."""
         return {
             "step": self.step,
             "trail": list(self.trail),
@@ -101,11 +101,11 @@ class Step:
         config: The trial.
         budget: Its sampling rate, noise and length.
         data: The examples, on the device of the parameters.
-        engine: How examples answer.
-        secret: Where sampling and noise come from.
-        geometry: The space in which answers are clipped.
-        whole: The model whose frozen part was computed before and whose rest the engine asks; None
-            if the engine asks all of it.
+        engine: Computes clipped sums of per-example gradients.
+        secret: Source of sampling and noise.
+        geometry: The space in which per-example gradients are clipped.
+        whole: The model, if its frozen part was computed before and the engine has the rest of it;
+            None if the engine has all of it.
     """
 
     config: TrialConfig
@@ -117,7 +117,7 @@ class Step:
     whole: nn.Module | None = None
 
     def start(self, params: Tensors) -> Progress:
-        """Before the first step, at `params`."""
+        """Make the progress before the first step, at `params`."""
         return Progress(
             step=0,
             trail=deque([params], maxlen=self.method.query.memory),
@@ -127,7 +127,7 @@ class Step:
         )
 
     def resume(self, saved: dict[str, Any]) -> Progress:
-        """Where `Progress.state_dict` left off."""
+        """Restore the progress that `Progress.state_dict` saved."""
         progress = self.start(saved["trail"][-1])
         progress.trail.clear()
         progress.trail.extend(saved["trail"])
@@ -137,7 +137,7 @@ class Step:
         return progress
 
     def __call__(self, progress: Progress) -> None:
-        """Takes one step. What leaves it is `progress.params`, a function of releases."""
+        """Take one step. What leaves it is `progress.params`, a function of releases."""
         method, t, clip = self.method, progress.step, self.clip(progress)
         with mark_region("sample"):
             batch = self.batch(t)
@@ -170,7 +170,7 @@ class Step:
         return sampled.to(self.data.inputs.device, non_blocking=True)
 
     def inputs(self, batch: torch.Tensor, step: int) -> torch.Tensor:
-        """What these examples are asked as, shape (B, C, H, W), or (B, K, C, H, W) as copies."""
+        """Inputs of these examples, shape (B, C, H, W), or (B, K, C, H, W) as K copies each."""
         inputs_B = self.data.inputs.index_select(0, batch)
         if augment := self.config.train.augment:
             marks_B = self.marks.index_select(0, batch)
@@ -179,11 +179,11 @@ class Step:
 
     @cached_property
     def marks(self) -> torch.Tensor:
-        """What the augmentation of each example is drawn from, shape (N,)."""
+        """Hash of each example, from which its augmentation is drawn, int64, shape (N,)."""
         return hash_images(self.data.inputs)
 
     def clipped(self, batch: torch.Tensor, progress: Progress) -> Clipped:
-        """The sum of the batch's clipped answers, in white coordinates. Private."""
+        """Sum of the batch's clipped per-example gradients, in white coordinates. Private."""
         inputs_B = self.inputs(batch, progress.step)
         targets_B = self.data.targets.index_select(0, batch)
         oracle = partial(self._answers, inputs_B, targets_B, self.clip(progress))
@@ -205,7 +205,7 @@ class Step:
     def released(
         self, clipped: Clipped, clip: Clip, step: int, noise: NoiseDraw | None = None
     ) -> Released:
-        """The one thing that crosses the boundary in a step."""
+        """Release the clipped sum: the one value that crosses the boundary in a step."""
         return release(
             clipped,
             clip_norm=clip.clip_norm,
@@ -216,7 +216,7 @@ class Step:
         )
 
     def draws(self, step: int, name: Stream) -> Draws:
-        """One step's secret stream; the same again whenever it is asked for."""
+        """One step's secret stream; the same at every call."""
         return SOURCES[self.config.privacy.noise.source](self.secret, step, name)
 
     def clip(self, progress: Progress) -> Clip:
@@ -239,7 +239,7 @@ class Step:
         points: Sequence[Tensors],
         weights: Sequence[float],
     ) -> Clipped:
-        """The sum over a batch of each example's clipped answer."""
+        """Sum of the clipped per-example gradients of a batch."""
         return self.engine.clipped_sum(
             points, weights, inputs_B=inputs_B, targets_B=targets_B, clip=clip
         )

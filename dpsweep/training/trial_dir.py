@@ -50,7 +50,7 @@ class TrialDir:
             ) from e
 
     def make_secret(self) -> None:
-        """Draws the trial's secret, unless it has one; on disk when this returns.
+        """Draw the trial's secret, unless it has one; on disk when this returns.
 
         Raises:
             StateError: If rows were reported under a secret that is gone.
@@ -82,7 +82,7 @@ class TrialDir:
 
     @contextlib.contextmanager
     def lock(self, wait_seconds: float = 0.0) -> Iterator[None]:
-        """Holds the trial directory for one process.
+        """Hold the trial directory for one process.
 
         Raises:
             StateError: If another process still trains here after `wait_seconds`.
@@ -111,7 +111,7 @@ class TrialDir:
         return state
 
     def save(self, state: dict[str, Any]) -> None:
-        """Replaces the checkpoint, at once or not at all.
+        """Replace the checkpoint, at once or not at all.
 
         Raises:
             DiskFull: If there is no space; the old checkpoint is still there.
@@ -119,7 +119,7 @@ class TrialDir:
         write_atomically(self.path / "checkpoint.pt", _serialize(state))
 
     def save_rows(self, rows: list[Row]) -> None:
-        """Replaces the table of reports."""
+        """Replace the table of reports."""
         write_atomically(self.path / "metrics.json", json.dumps(rows).encode())
 
     def rows(self) -> list[Row]:
@@ -128,7 +128,7 @@ class TrialDir:
         return json.loads(place.read_text()) if place.exists() else []
 
     def save_weights(self, params: Tensors, said: str = "") -> None:
-        """Stores trained weights, a released result, and which they are."""
+        """Store trained weights, a released result, with a description."""
         plain = {k: x.detach().cpu().clone() for k, x in params.items()}
         if said:
             write_atomically(self.path / "weights.txt", f"{said}\n".encode())
@@ -136,23 +136,23 @@ class TrialDir:
 
     @property
     def weights(self) -> Path:
-        """Where the trained weights lie once the trial is through."""
+        """File of the trained weights, once the trial has ended."""
         return self.path / "weights.pt"
 
     def note_failure(self, traceback: str) -> Path:
-        """Stores a traceback, which may quote private data, and says where."""
+        """Store a traceback, which may quote private data, and return its path."""
         place = self.path / "error.txt"
         write_atomically(place, traceback.encode())
         return place
 
     def forget(self) -> None:
-        """Deletes what only an unfinished trial needs: checkpoint and secret."""
+        """Delete what only an unfinished trial needs: checkpoint and secret."""
         for name in ("checkpoint.pt", "secret"):
             delete_written(self.path / name)
 
 
 def delete_weights_except(folder: Path, numbers: Iterable[int]) -> int:
-    """Deletes the weights of all trials that ended, but for some.
+    """Delete the weights of all trials that ended, except those of `numbers`.
 
     A trial has ended if its directory holds neither secret nor checkpoint.
 
@@ -188,7 +188,7 @@ def _acquire_lock(folder: int, path: Path, until: float) -> None:
 
 
 def _serialize(state: dict[str, Any]) -> bytes:
-    """What torch.save writes; written straight to a full disk it raises no error of the disk's."""
+    """Serialize as torch.save does, in memory: on a full disk torch.save raises no disk error."""
     import torch
 
     memory = io.BytesIO()

@@ -6,7 +6,15 @@ from dataclasses import replace
 import pytest
 import race
 import torch
-from race import PEERS, Fixed, Race, medians, peak_bytes, ratios, runner
+from race import (
+    PEERS,
+    FixedBatchStep,
+    Race,
+    compute_ratios,
+    make_runner,
+    measure_medians,
+    measure_peak_bytes,
+)
 
 from dpsweep.core.errors import ConfigError
 from dpsweep.methods import PUBLISHED
@@ -27,7 +35,7 @@ def opacus_may_warn():
 
 @pytest.mark.parametrize("method", PUBLISHED)
 def test_a_method_takes_a_step_that_moves_its_weights(method):
-    take = runner(DIGITS, method)
+    take = make_runner(DIGITS, method)
     (progress,) = take.args
     before = {k: x.clone() for k, x in progress.params.items()}
     take()
@@ -37,7 +45,7 @@ def test_a_method_takes_a_step_that_moves_its_weights(method):
 
 @pytest.mark.parametrize("name", PEERS)
 def test_a_peer_takes_a_step_that_moves_its_weights(name):
-    take = runner(DENSE, name)
+    take = make_runner(DENSE, name)
     model = take.args[1]
     before = [p.detach().clone() for p in model.parameters()]
     take()
@@ -45,43 +53,43 @@ def test_a_peer_takes_a_step_that_moves_its_weights(name):
 
 
 def test_the_engine_is_the_one_named():
-    assert isinstance(runner(DENSE, "disk@vmap").func.engine, VmapEngine)
-    engine = runner(DENSE, "disk@opacus").func.engine
+    assert isinstance(make_runner(DENSE, "disk@vmap").func.engine, VmapEngine)
+    engine = make_runner(DENSE, "disk@opacus").func.engine
     assert isinstance(engine, OpacusEngine)
     assert engine.max_physical_batch == 32  # a whole batch, as Opacus' users do
 
 
 def test_fixed_batches_have_one_size_and_poisson_ones_have_not():
-    fixed, poisson = runner(DENSE, "dp_sgd@fixed").func, runner(DENSE, "dp_sgd").func
-    assert isinstance(fixed, Fixed)
+    fixed, poisson = make_runner(DENSE, "dp_sgd@fixed").func, make_runner(DENSE, "dp_sgd").func
+    assert isinstance(fixed, FixedBatchStep)
     assert {len(fixed.batch(t)) for t in range(20)} == {16}
     assert len({len(poisson.batch(t)) for t in range(20)}) > 3
     assert all(fixed.batch(t).max() < len(fixed.data.targets) for t in range(20))
 
 
 def test_noise_of_a_cipher_is_a_runner_of_its_own():
-    assert runner(DENSE, "dp_sgd@secure").func.config.privacy.noise.source == "secure"
-    assert runner(DENSE, "dp_sgd").func.config.privacy.noise.source == "fast"
+    assert make_runner(DENSE, "dp_sgd@secure").func.config.privacy.noise.source == "secure"
+    assert make_runner(DENSE, "dp_sgd").func.config.privacy.noise.source == "fast"
 
 
 def test_an_unknown_runner_is_refused_with_the_nearest_name():
     with pytest.raises(ConfigError, match=r"step.py.*dp_sgdd.*dp_sgd"):
-        runner(DENSE, "dp_sgdd")
+        make_runner(DENSE, "dp_sgdd")
 
 
 def test_a_runner_carries_settings_of_its_own():
-    step = runner(DENSE, "innerouter:points=3:beta=0.5@fixed").func
-    assert isinstance(step, Fixed)
+    step = make_runner(DENSE, "innerouter:points=3:beta=0.5@fixed").func
+    assert isinstance(step, FixedBatchStep)
     assert step.config.method.points == 3
     assert step.config.method.decay == 0.5
-    assert isinstance(runner(DENSE, "innerouter:k=3@vmap").func.engine, VmapEngine)
-    nested = runner(DENSE, "compose:compose.query.name=momentum:compose.query.points=3").func
+    assert isinstance(make_runner(DENSE, "innerouter:k=3@vmap").func.engine, VmapEngine)
+    nested = make_runner(DENSE, "compose:compose.query.name=momentum:compose.query.points=3").func
     assert nested.config.method.compose.query.points == 3
 
 
 def test_a_runners_own_setting_wins_over_that_of_all():
     race = replace(DENSE, settings=("method.points=4", "method.decay=0.5"))
-    method = runner(race, "innerouter:points=3").func.config.method
+    method = make_runner(race, "innerouter:points=3").func.config.method
     assert (method.points, method.decay) == (3, 0.5)
 
 
@@ -106,7 +114,7 @@ def test_a_runners_own_setting_wins_over_that_of_all():
 )
 def test_a_setting_that_a_runner_does_not_take_is_refused(name, message):
     with pytest.raises(ConfigError, match=message):
-        runner(DENSE, name)
+        make_runner(DENSE, name)
 
 
 def test_a_setting_of_all_that_one_runner_has_not_names_the_way_to_set_it_for_others():
@@ -114,28 +122,28 @@ def test_a_setting_of_all_that_one_runner_has_not_names_the_way_to_set_it_for_ot
     with pytest.raises(
         ConfigError, match=r"--set method.points=3: .*dp_sgd has no points.*innerouter:points=3"
     ):
-        runner(race, "dp_sgd")
+        make_runner(race, "dp_sgd")
     race = replace(DENSE, settings=("method.pionts=3",))
     with pytest.raises(ConfigError, match=r"--set method.pionts: unknown key. Did you mean"):
-        runner(race, "innerouter")
+        make_runner(race, "innerouter")
 
 
 def test_runners_take_turns_and_the_first_round_does_not_count():
     calls: list[str] = []
     takes = {name: (lambda name=name: calls.append(name)) for name in "ab"}
-    seconds = medians(takes, 3, lambda: None)
+    seconds = measure_medians(takes, 3, lambda: None)
     assert calls == list("ab" * 4)
     assert {name: len(times) for name, times in seconds.items()} == {"a": 3, "b": 3}
 
 
 def test_ratios_are_of_medians():
-    assert ratios({"a": [1, 2, 90], "b": [3, 3, 0]}, "a") == {"a": 1, "b": 1.5}
+    assert compute_ratios({"a": [1, 2, 90], "b": [3, 3, 0]}, "a") == {"a": 1, "b": 1.5}
 
 
 @pytest.mark.slow
 def test_opacus_holds_more_memory_than_we_do():
     large = Race("mnist", {"name": "cnn_small"}, 1024)
-    assert peak_bytes(large, "opacus") > 1.5 * peak_bytes(large, "dp_sgd") > 0
+    assert measure_peak_bytes(large, "opacus") > 1.5 * measure_peak_bytes(large, "dp_sgd") > 0
 
 
 def test_the_allocator_is_told_where_it_is_glibcs(monkeypatch):

@@ -188,7 +188,7 @@ def test_name_that_looks_like_a_number_stays_text():
 MISTAKES = [
     (["--data", "folder:none"], "--data folder:none: none: no such folder. Give a folder that"),
     (["--data", "npz:none.npz"], "--data npz:none.npz: none.npz: no such file"),
-    (["--data", "folder:empty"], "empty holds no folders. Classes are told by folders"),
+    (["--data", "folder:empty"], "empty holds no folders. Each class is a folder"),
     (["--data", "folder:bare"], "bare: no training image in any of its 2 classes. Put images"),
     (["--data", "folder:broken"], "0.png: cannot be read as an image"),
     (["--data", "folder:small"], r"images of 1 x 3 x 3 \(2 images\) .* at least 4 pixels"),
@@ -253,9 +253,9 @@ def test_npz_file_that_cannot_be_trained_on_says_why(changes, message):
 def test_force_replaces_and_the_same_file_is_no_conflict():
     init("--from", "quickstart")
     assert "wrote" not in init("--from", "quickstart"), "both files are there as they should be"
-    Path("digits_cnn.yaml").write_text("mine\n")
-    assert "digits_cnn.yaml: is there already" in mistake("--from", "quickstart")
-    assert "wrote digits_cnn.yaml" in init("--from", "quickstart", "--force")
+    Path("digits_shared.yaml").write_text("mine\n")
+    assert "digits_shared.yaml: is there already" in mistake("--from", "quickstart")
+    assert "wrote digits_shared.yaml" in init("--from", "quickstart", "--force")
     checked("quickstart.yaml")
 
 
@@ -276,7 +276,7 @@ def test_quickstart_is_one_file_with_the_repositorys():
     init("--from", "quickstart", "--name", "mine")
     ours, copy = (ROOT / "sweeps/quickstart.yaml").read_text(), Path("mine.yaml").read_text()
     renamed = ours.replace("name: quickstart", "name: mine", 1)
-    assert copy == renamed.replace("../configs/digits_cnn.yaml", "digits_cnn.yaml")
+    assert copy == renamed.replace("../configs/digits_shared.yaml", "digits_shared.yaml")
 
 
 def python_m(*args, **env):

@@ -148,7 +148,7 @@ def type_in(folder: Path, *words: str) -> str:
 def test_python_that_launches_sweeps_runs(tmp_path):
     (tmp_path / "sweeps").symlink_to(ROOT / "sweeps")
     (tmp_path / "configs").symlink_to(ROOT / "configs")
-    less = ("budget.trials=2", "train.epochs=3", "confirm.seeds=2")
+    less = ("budget.explore.trials=2", "train.epochs=3")
     sets = [word for setting in less for word in ("--set", setting)]
     launch = (sys.executable, "-m", "dpsweep", "launch", "sweeps/quickstart.yaml", *sets)
     type_in(tmp_path, *launch)

@@ -72,19 +72,22 @@ def test_resume_after_kill_loses_nothing_and_each_trial_can_be_trained_again(
 
 
 def test_quickstart_finds_a_good_config_and_exports_it(tmp_path, dpsweep, verb):
-    # The file asks for 16 trials and 6 repeats, which differ from these in their number alone.
-    few = ("--set", "budget.trials=3", "--set", "confirm={top: 1, seeds: 2}")
+    # The file asks for 6 exploring trials, which differ from these in number and noise alone.
+    few = ("--set", "budget.explore.trials=3")
     shown = dpsweep("launch", ROOT / "sweeps/quickstart.yaml", *few)
-    assert "[5/5]" in shown
+    assert "[4/4]" in shown
+    assert "3 exploring trials, which cost 0.1 of it together, and one final run" in shown
     assert "Browse the trials in MLflow:" in shown
     best = json.loads(verb("best", "quickstart", "--top", "1", "--json"))[0]
     # 360 test images: a binomial standard deviation of 0.015 around the 0.93 to 0.95 that is usual
     assert best["valid/accuracy"] > 0.87
-    assert 3.99 < best["privacy/epsilon_spent"] <= 4
+    assert 3.7 < best["privacy/epsilon_spent"] < 4
+    assert best["trial"] == 3, "the final run"
     exported = load_trial(read_yaml(tmp_path / "best.yaml"))
     assert exported.method.kappa == best["hyperparams"]["method.kappa"]
     runs, _ = tracked_runs(f"sqlite:///{tmp_path}/.dpsweep/mlflow.db", "quickstart")
-    assert len(runs) == 6, "3 trials, 2 repeats and the sweep"
+    assert len(runs) == 5, "3 exploring trials, the final run and the sweep"
+    assert (tmp_path / ".dpsweep/sweeps/quickstart/trials/0003/weights.pt").exists()
     notes = [run.data.tags["mlflow.note.content"] for run in runs.values()]
     assert all("differentially private" in note for note in notes)
     parent = runs["quickstart"].info.run_id
@@ -169,7 +172,13 @@ def test_sweep_on_running_services_stops_on_request_and_resumes_with_its_failure
     assert statuses == ["FAILED"] * failed + ["FINISHED"] * (9 - failed)
     for parent in parents:
         stored = {a.path for a in client.list_artifacts(parent.info.run_id)}
-        assert stored == {"best.yaml", "privacy.md", "report.html", "sweep.yaml"}
+        assert stored == {
+            "best.yaml",
+            "privacy.md",
+            "release-checks.md",
+            "report.html",
+            "sweep.yaml",
+        }
     assert not (tmp_path / ".dpsweep/mlflow.db").exists()
 
 

@@ -14,6 +14,7 @@ from dpsweep.core.errors import StateError
 from dpsweep.execution import driver as place
 from dpsweep.execution.driver import MAX_WORKER_DEATHS, Driver
 from dpsweep.execution.failures import note_begin, note_memory, read_memory_notes
+from dpsweep.search.charge import get_charged_run
 from dpsweep.store.lease import LeaseTiming
 from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.study import Study
@@ -641,3 +642,79 @@ def test_a_stop_reaches_a_trial_in_training_and_the_next_driver_ends_it(world, m
         ("reported", 0, 2),
     ]
     assert {p.name for p in here.trial_dir(0).path.iterdir()} == {"metrics.json", "weights.pt"}
+
+
+def test_the_final_run_waits_for_every_exploring_trial_and_is_handed_out_once(world):
+    here = world("privacy.scope=sweep", "budget={explore: {trials: 3, share: 0.1}}")
+    lease, make = here.drive()
+    with lease as held:
+        driver = make(held)
+        assert driver.num_left() == 4
+        for trial_id in "abc":
+            driver.next(trial_id)
+        work(driver, "a", 0.5)
+        driver.ended("b", {"end": "memory"})
+        work(driver, "c", 0.6)
+        assert driver.next("d")["number"] == 1, "it is run again, and may be the best"
+        assert driver.next("e") is None
+        work(driver, "d", 0.9)
+        final = driver.next("e")
+        assert (final["number"], here.study.record(3).confirms) == (3, 1)
+        assert driver.next("f") is None
+        work(driver, "e", 0.4)
+        assert driver.num_left() == 0
+    assert here.study.is_finished()
+
+
+_WRITES = ("_add", "dispatch", "report", "tell")
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("fatal", range(10, 16))
+def test_a_driver_killed_at_any_write_about_the_final_run_loses_and_charges_nothing_twice(
+    world, monkeypatch, fatal, after
+):
+    """Two exploring trials and the final run make 15 writes; from the tenth on, each kills once."""
+    here = world("privacy.scope=sweep", "budget={explore: {trials: 2, share: 0.1}}")
+    writes = count(1)
+
+    def deadly(write):
+        def killed(*args, **kwargs):
+            number = next(writes)
+            if number == fatal and not after:
+                raise Died
+            found = write(*args, **kwargs)
+            if number == fatal:
+                raise Died
+            return found
+
+        return killed
+
+    for name in _WRITES:
+        monkeypatch.setattr(Study, name, deadly(getattr(Study, name)))
+    secrets = dict[int, bytes]()
+
+    def drive_to_the_end():
+        lease, make = here.drive()
+        with lease as held:
+            driver = make(held)
+            for trial_id in "abcd":
+                if (told := driver.next(trial_id)) is None:
+                    continue
+                key = here.trial_dir(told["number"]).secret().key
+                assert secrets.setdefault(told["number"], key) == key, "one secret a run"
+                work(driver, trial_id, 0.9 if told["number"] == 1 else 0.5)
+
+    with pytest.raises(Died):
+        drive_to_the_end()
+    drive_to_the_end()
+    records = here.study.records()
+    assert here.study.is_finished()
+    assert [(r.number, r.confirms, r.state) for r in records] == [
+        (0, None, "complete"),
+        (1, None, "complete"),
+        (2, 1, "complete"),
+    ]
+    assert all(r.charged for r in records)
+    assert here.sweep.whole.covers([get_charged_run(r) for r in records])
+    assert here.study.best()[0].number == 2

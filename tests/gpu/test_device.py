@@ -7,7 +7,7 @@ import threading
 
 import pytest
 import torch
-from race import Race, runner
+from race import Race, make_runner
 from typer.testing import CliRunner
 from virtual import GIB, virtual_gpu
 
@@ -70,7 +70,7 @@ def test_cuda_without_a_device_is_refused_by_the_key_that_asked_for_it():
 def test_bench_runs_on_cuda_and_times_peers_under_torchs_own_settings(name):
     race = Race("digits", {"name": "cnn_small", "width": 2}, 16, device="cuda")
     with virtual_gpu() as gpu:
-        take = runner(race, name)
+        take = make_runner(race, name)
         gpu.restart()
         take()
         assert gpu.launches

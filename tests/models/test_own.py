@@ -90,7 +90,7 @@ def test_batch_norm_of_ones_own_is_told_by_its_layer():
 def test_that_it_runs_the_user_s_code_is_said_aloud():
     source = parse_yaml(TRIAL.replace("FOLDER", HERE), "x.yaml")
     (warning,) = check_trial(load_trial(source), source)
-    assert warning.startswith(f"model.function: own_net:make (from {HERE}) is your code, and runs")
+    assert warning.startswith(f"model.function: own_net:make (from {HERE}) is your code. It runs")
 
 
 @pytest.fixture(scope="module")

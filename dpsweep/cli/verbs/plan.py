@@ -8,6 +8,8 @@ from dpsweep.cli.say import console, warn
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.disk import format_bytes, free_bytes
 from dpsweep.execution.resources import count_concurrent_trials, get_local_resources
+from dpsweep.privacy.statement import format_epsilon
+from dpsweep.privacy.ways import Ways
 from dpsweep.results.tables import shown_budgets
 from dpsweep.store.state_dir import StateFolder
 
@@ -27,6 +29,7 @@ def plan(file: Path, settings: list[str], as_json: bool) -> None:
     free = free_bytes(StateFolder.at(None).root)
     (low, high), (fewest, most) = made.noise, made.steps
     repeats = f" and {made.repeats} repeats of the best" if made.repeats else ""
+    repeats = " with much noise, and the final run" if sweep.explores else repeats
     console().print(
         f"[bold]{sweep.name}[/bold]: {made.trials} trials{repeats}, {made.at_once} at once on this "
         f"machine\n"
@@ -37,9 +40,30 @@ def plan(file: Path, settings: list[str], as_json: bool) -> None:
         f"time       about {made.seconds / 60:.1f} min here, from a probe of a few steps\n"
         f"disk       up to {format_bytes(made.disk_bytes)}; {format_bytes(free)} are free"
     )
+    if sweep.whole and sweep.explores:
+        console().print(
+            f"final run  noise {sweep.whole.noise(sweep.written.schedule, final=True):.3f}, with "
+            f"nearly all of ε; the trials' is larger, and their step smaller in the same ratio"
+        )
     if len(made.epsilons) > 1:
         console().print(f"budgets    ε {shown_budgets(made.epsilons)} in turn")
     if made.share < 1:
         console().print(f"where      {made.share:.1%} of random points meet it; others are not run")
     if made.stop_words:
         console().print(f"stop       {made.stop_words}")
+    if made.ways:
+        console().print(show_ways(made.ways))
+
+
+def show_ways(ways: Ways) -> str:
+    """Own epsilon of the model handed out, by how the search is charged."""
+    return (
+        f"one ε      {ways.epsilon:g} for all {ways.num_trials} trials together would leave the "
+        f"model that is handed out\n"
+        f"           {format_epsilon(ways.equal)} by equal shares (privacy.scope: sweep)\n"
+        f"           {format_epsilon(ways.selection)} by private selection (and accounting: "
+        f"private_selection)\n"
+        f"           {format_epsilon(ways.explore)} by explore-then-train (and budget.explore, "
+        f"share {ways.share:g}); an exploring trial has {format_epsilon(ways.each)}\n"
+        f"           {ways.advice}"
+    )

@@ -23,8 +23,8 @@ _logged: set[str] = set()
 _stateless: set[tuple[object, ...]] = set()
 _wrong: dict[tuple[object, ...], str | None] = {}
 _mixing: dict[tuple[object, ...], tuple[int, str | None]] = {}
-"""What was checked in this process, by kind of model: those that keep no state; what is wrong with
-an engine's gradients; the largest batch that was tried for mixing, and what was found."""
+"""Results of checks in this process, by kind of model: those without state; the error of an
+engine's gradients; the largest batch that was tried for mixing, and the finding."""
 
 
 def make_engine(
@@ -53,7 +53,7 @@ def make_engine(
     Raises:
         ConfigError: If the model remembers what it is called on, or draws at random: no engine is
             right about it, so none is fallen back to.
-        ValueError: If the engine cannot answer for this model in this geometry.
+        ValueError: If the engine cannot answer for this model in this geometry, or examples mix.
     """
     refuse_mixing(model)
     refuse_geometry(choice, geometry)
@@ -81,12 +81,25 @@ def make_engine(
 
     if choice == "opacus":  # its package takes half a second to import, and few need it
         module = import_module("dpsweep.privacy.engine.opacus")
-        if reason := module.overlooked(model) or wrong(module.OpacusEngine) or mixing():
+        if (
+            reason := module.find_unsupported_setting(model)
+            or wrong(module.OpacusEngine)
+            or mixing()
+        ):
             raise ValueError(f"Opacus does not answer rightly for it: {reason}. Use auto")
         engine: Engine = module.OpacusEngine(model, loss, max_physical_batch, copies=copies)
         return engine
     if choice != "vmap":
-        reason = wrong(BookkeepingEngine) or mixing()
+        reason, mixed = wrong(BookkeepingEngine), mixing()
+        for found in (mixed, reason):
+            # vmap could train it, one example at a time, but evaluation would still mix
+            if found and found.startswith("examples mix"):
+                raise ValueError(
+                    f"{found}: one example's output depends on others in its batch. Make each "
+                    f"output a function of one example, as with GroupNorm for BatchNorm, or write "
+                    f"train.engine: vmap, which trains with one example at a time"
+                )
+        reason = reason or mixed
         if reason is None:
             if boxes := find_black_boxes(model):
                 _log_once(f"computed by vmap, being unknown to book-keeping: {', '.join(boxes)}")
@@ -122,7 +135,7 @@ def make_unchecked_engine(
 
 
 def refuse_geometry(choice: EngineName, geometry: Geometry) -> None:
-    """Raises ValueError if an engine that is asked for cannot answer in `geometry`."""
+    """Raise ValueError if the chosen engine does not support `geometry`."""
     if geometry.maps and choice not in ("auto", "bookkeeping"):
         raise ValueError(
             f"engine {choice} answers with plain gradients, and this method's are spectral. "

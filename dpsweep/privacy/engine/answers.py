@@ -1,11 +1,12 @@
-"""Answers of a batch to a query, one parameter at a time, in whatever form is cheapest.
+"""Per-example gradients of one parameter, each in the form that is cheapest for its layer.
 
-An answer gives each example's squared norm, takes the clipping factors back and gives the
+A form computes each example's squared norm, then takes the clipping factors and computes the
 clipped sum. Only `WrittenOut` holds per-example gradients; the others compute both from records.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -14,22 +15,28 @@ from torch import Tensor
 from dpsweep.privacy.clip import SUMMED, squared_norms, summed_products, weighted_sum, zero_excluded
 
 _SLACK, _TERMS = 16, 64
-"""Of rounding errors: a sum's, and those of all the products a Gram matrix is made of."""
+"""Rounding errors to allow for, in units of the precision: of a sum, and of all the products in a
+Gram matrix."""
 
 _CHUNK = 64
 """Numbers whose squares are summed in their own precision."""
 
-_CANCELLATION = 1024.0
-"""Times the usual answer; in float32, less than 1e-4 of it is then lost in a sum."""
+_CANCELLATION = 64.0
+"""Times the largest clipped answer: an example whose terms are larger is summed in double. With
+ordinary data and models the factor is 1 to 20, and no example is."""
+
+_ADDED, _TOGETHER = 1280, 8
+"""Terms that one sum in float32 adds where they may cancel, and the fewest examples of it; such
+sums are added in double."""
 
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of all examples before they are summed.
+    """Facts about all examples that are known before they are summed.
 
     Attributes:
-        finite: True if every number that their answers are made of is finite.
-        quiet: True if none is `loud`.
+        finite: True if every number that their gradients are computed from is finite.
+        quiet: True if none is to be summed in double precision.
     """
 
     finite: bool = False
@@ -37,28 +44,28 @@ class Known:
 
 
 NOTHING = Known()
-"""So that whoever sums has to look: on a CPU that costs little, elsewhere it would wait."""
+"""Nothing known: the sum must look. On a CPU that costs little; a GPU would be waited for."""
 
 
 class ParameterGradients(Protocol):
-    """What B examples answer for one parameter. Private.
+    """Gradients of B examples for one parameter. Private.
 
     An example of factor 0 leaves no trace in the sum, not even of a NaN.
     """
 
     def squares(self) -> Tensor:
-        """Squared norm of each example's answer, shape (B,); NaN or infinite if it is."""
+        """Squared norm of each example's gradient, shape (B,); NaN or infinite if it is."""
 
     def summed(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
-        """sum_b factor_b answer_b, of the parameter's shape or its white coordinates'."""
+        """Sum factor_b gradient_b over examples, in the parameter's shape or white coordinates."""
 
     def each(self) -> Tensor:
-        """The answers themselves, shape (B, *param.shape)."""
+        """Write the gradients out, shape (B, *param.shape)."""
 
 
 @dataclass(frozen=True, eq=False)
 class WrittenOut:
-    """Answers written out, shape (B, *param.shape)."""
+    """Gradients written out, shape (B, *param.shape)."""
 
     leaf_B: Tensor
 
@@ -81,36 +88,51 @@ class OuterProducts:
     Attributes:
         inputs_BTI: a, shape (B, T, I).
         grads_BTO: g, weights of the query included, shape (B, T, O).
-        signed: True if points of a query are among the positions, which may cancel though each
-            is large: then the sum is in double, or one example would blur the others'.
     """
 
     inputs_BTI: Tensor
     grads_BTO: Tensor
-    signed: bool = False
+
+    @property
+    def may_cancel(self) -> bool:
+        """True if an example's terms, at positions or points of a query, may cancel one another."""
+        return self.inputs_BTI.shape[1] > 1 and self.grads_BTO.dtype != torch.float64
 
     @property
     def stays(self) -> bool:
-        """True if two Gram matrices cost less than the answers written out."""
+        """True if two Gram matrices cost less than the gradients written out."""
         _, length, width = self.inputs_BTI.shape
         size = width * self.grads_BTO.shape[2]
         grams = 2 * length**2 * (width + self.grads_BTO.shape[2]) + length * size
         return length == 1 or grams < 1.5 * length * size + 8 * size
 
     def squares(self) -> Tensor:
+        return self.norms[0]
+
+    @cached_property
+    def norms(self) -> tuple[Tensor, Tensor]:
+        """Squares, and the norm that there would be if nothing cancelled, shape (B,) each."""
         a, g = self.inputs_BTI, self.grads_BTO
-        if a.shape[1] == 1:
-            return square_norms(a[:, 0]) * square_norms(g[:, 0])
+        if a.shape[1] == 1:  # one position cannot cancel: |g a^T| = |g| |a|, without a Gram matrix
+            square_B = square_norms(a[:, 0]) * square_norms(g[:, 0])
+            return square_B, square_B.sqrt()
         return square_norms_from_grams(compute_gram(a), compute_gram(g), g.dtype)
 
     def summed(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
         a, g = self.inputs_BTI, self.grads_BTO
         if not known.finite:
             a, g = zero_excluded(a, factor_B), zero_excluded(g, factor_B)
-        if self.signed:
-            a, g = a.double(), g.double()
-        scaled = (g * factor_B.to(g)[:, None, None]).flatten(0, 1)
-        return summed_products(scaled, a.flatten(0, 1), a.shape[1])
+        length = a.shape[1]
+
+        def products(rows: Rows, factor_B: Tensor, dtype: torch.dtype) -> Tensor:
+            left, right = g[rows].to(dtype), a[rows].to(dtype)
+            scaled = (left * factor_B.to(dtype)[:, None, None]).flatten(0, 1)
+            each = num_together(length) if self.may_cancel else SUMMED
+            return summed_products(scaled, right.flatten(0, 1), length, each)
+
+        if not self.may_cancel:
+            return products(slice(None), factor_B, g.dtype)
+        return sum_that_may_cancel(products, factor_B, self.norms, known, g.dtype)
 
     def each(self) -> Tensor:
         return self.grads_BTO.transpose(1, 2) @ self.inputs_BTI
@@ -124,24 +146,21 @@ class EmbeddingRows:
         rows_BT: i, int64, shape (B, T).
         grads_BTE: g, weights of the query included; zero at padding. Shape (B, T, E).
         num_rows: Rows of the table.
-        signed: As in `OuterProducts`.
     """
 
     rows_BT: Tensor
     grads_BTE: Tensor
     num_rows: int
-    signed: bool = False
 
     def squares(self) -> Tensor:
         same = self.rows_BT[:, :, None] == self.rows_BT[:, None, :]
         return square_norms_from_grams(
             same.double(), compute_gram(self.grads_BTE), self.grads_BTE.dtype
-        )
+        )[0]
 
     def summed(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
         g = self.grads_BTE if known.finite else zero_excluded(self.grads_BTE, factor_B)
-        if self.signed:
-            g = g.double()
+        g = g.double()  # positions in one row may cancel
         scaled = (g * factor_B.to(g)[:, None, None]).flatten(0, 1)
         num, slices = self.num_rows, -(-len(g) // SUMMED)
         rows_BT = self.rows_BT
@@ -166,14 +185,14 @@ def _add_rows(num_rows: int, rows_N: Tensor, values_NE: Tensor) -> Tensor:
 
 
 def add_shared(answers: Sequence[ParameterGradients]) -> ParameterGradients:
-    """The answer of a parameter that several layers share."""
+    """Add the gradients of a parameter that several layers share."""
     if len(answers) == 1:
         return answers[0]
     return WrittenOut(torch.stack([answer.each() for answer in answers]).sum(0))
 
 
 def square_norms(leaf_BX: Tensor) -> Tensor:
-    """|x_b|^2, shape (B,), float64; in float32 never too small, and too large by 1e-5 of it.
+    """Compute |x_b|^2, shape (B,), float64; of float32 never too small, too large by 1e-5 of it.
 
     Norms of a few numbers each, in their own precision, whose squares add up in double: no copy
     of all of them in double is made. What may be lost in them is added: a rounding error for each
@@ -190,25 +209,27 @@ def square_norms(leaf_BX: Tensor) -> Tensor:
 
 
 def compute_gram(leaf_BTX: Tensor) -> Tensor:
-    """<x_t, x_t'> for each example, shape (B, T, T), float64."""
+    """Compute <x_t, x_t'> for each example, shape (B, T, T), float64."""
     leaf = leaf_BTX.double()
     return leaf @ leaf.transpose(1, 2)
 
 
-def square_norms_from_grams(left_BTT: Tensor, right_BTT: Tensor, dtype: torch.dtype) -> Tensor:
-    """|sum_t l_t r_t^T|^2 from both Gram matrices, shape (B,), float64.
+def square_norms_from_grams(
+    left_BTT: Tensor, right_BTT: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """|sum_t l_t r_t^T|^2 from both Gram matrices, and sum_t |l_t| |r_t|; shape (B,), float64.
 
     The products may cancel; see `add_rounding_bound`.
     """
     square_B = (left_BTT * right_BTT).sum((1, 2))
     longest_B = (diagonal(left_BTT) * diagonal(right_BTT)).sqrt().sum(1)
-    return add_rounding_bound(square_B, longest_B, dtype, left_BTT.shape[1])
+    return add_rounding_bound(square_B, longest_B, dtype, left_BTT.shape[1]), longest_B
 
 
 def add_rounding_bound(
     square_B: Tensor, longest_B: Tensor, dtype: torch.dtype, num_positions: int
 ) -> Tensor:
-    """A squared norm, computed in double from terms of both signs, plus what rounding hides.
+    """Add to a squared norm, summed in double from terms of both signs, what rounding may hide.
 
     An example whose positions cancel one another must not be let through with a norm too small
     for it. Hidden may be eps64 L^2 of the square itself, L = sum_t |l_t| |r_t|, and of the sum
@@ -220,17 +241,56 @@ def add_rounding_bound(
     return square_B.clamp(min=0) + hidden_B + rounded_B
 
 
+Rows = slice | Tensor
+"""Some of the examples: a range of them, or their indices."""
+
+
+def num_together(num_terms: int) -> int:
+    """How many examples of so many terms, which may cancel, are added in float32."""
+    return max(_TOGETHER, _ADDED // num_terms)
+
+
+def sum_that_may_cancel(
+    summed: Callable[[Rows, Tensor, torch.dtype], Tensor],
+    factor_B: Tensor,
+    norms: tuple[Tensor, Tensor],
+    known: Known,
+    dtype: torch.dtype,
+) -> Tensor:
+    """sum_b factor_b sum_t (term of b at t), so that no example blurs the others' low bits.
+
+    In float32 a sum is rounded to what its largest partial sum leaves. An example's terms can be
+    5e5 clip norms each and cancel; all that is added between the first and the last of them would
+    lose its low bits. Such examples are summed in double, and of the others few at a time in
+    float32.
+
+    Args:
+        summed: (examples, their factors, dtype) -> their sum, of `num_together` at a time.
+        factor_B: Clipping factors; an example of factor 0 must hold zeros.
+        norms: Squared norms of the answers, and the norms they would have if nothing cancelled.
+        known: Of the examples.
+        dtype: Of the model.
+    """
+    if known.quiet:
+        return summed(slice(None), factor_B, dtype).double()
+    loud_B, quiet_B = split_by_cancellation(factor_B, *norms)
+    total = summed(slice(None), quiet_B, dtype).double()
+    rows = loud_B.nonzero().flatten()
+    return total + summed(rows, loud_B[rows], torch.float64) if len(rows) else total
+
+
 def split_by_cancellation(
     factor_B: Tensor, square_B: Tensor, longest_B: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The factors of those who are far larger at the points than in their sum, and the others'.
+    """Split the factors: examples whose points nearly cancel one another, and all others.
 
-    In a sum in float32 they would blur the others': all that is added before their points cancel
-    is rounded to what these leave of it. Each of the two has zeros for the other's examples.
+    In a float32 sum, the large terms of such an example would round the others' terms away before
+    its points cancel; it is summed in double instead. Each of the two results has zeros for the
+    other's examples.
 
     Args:
         factor_B: Clipping factors.
-        square_B: Squared norms of the answers.
+        square_B: Squared norms of the gradients.
         longest_B: Norms they would have if nothing cancelled.
     """
     loud_B = is_loud(factor_B, square_B, longest_B)
@@ -244,7 +304,7 @@ def is_loud(factor_B: Tensor, square_B: Tensor, longest_B: Tensor) -> Tensor:
 
 
 def any_nonzero(factor_B: Tensor) -> bool:
-    """False if all are zero; not asked where the answer would be waited for."""
+    """True if any factor is nonzero. On a GPU always True: asking would wait for the device."""
     return factor_B.device.type != "cpu" or bool(factor_B.any())
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 IN, OUT = "/in", "/out"
-"""What the two projections are called, after the name of the layer they belong to."""
+"""Names of the two projections, after the name of their layer."""
 
 Note = Callable[[str, tuple[Any, ...], Tensor], None]
 
@@ -99,7 +99,7 @@ def _masked_softmax(scores: Tensor) -> Tensor:
 
 
 def _apply_mask(scores: Tensor, mask: Tensor) -> Tensor:
-    """Adds a mask of numbers, or drops where a mask of booleans is True."""
+    """Add a mask of numbers, or drop scores where a mask of booleans is True."""
     if mask.dim() == 3:
         mask = mask.view(scores.shape)
     if mask.dtype == torch.bool:

@@ -1,4 +1,4 @@
-"""What an engine promises: the clipped sum of a query's answers, by whatever way."""
+"""Engines: the interface for clipped sums of per-example gradients, and its shared part."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs of shape (B, K), targets of shape (B,)) -> mean over the B examples."""
 
 _SIZES = 4
-"""Of microbatches: quarters of the largest."""
+"""Number of sizes of microbatches: quarters of the largest."""
 
 
 class Engine(Protocol):
-    """A way to let examples answer."""
+    """An algorithm that computes clipped sums of per-example gradients."""
 
     @property
     def model(self) -> nn.Module:
-        """Called through its parameters alone; its own tensors are not read."""
+        """The model, called with the parameters of each point; its own tensors are not read."""
 
     @property
     def max_physical_batch(self) -> int:
-        """Examples whose answers are in memory at once; changes no release but by rounding."""
+        """Examples that are computed at once; changes a release by rounding alone."""
 
     def clipped_sum(
         self,
@@ -42,15 +42,15 @@ class Engine(Protocol):
         targets_B: Tensor,
         clip: Clip,
     ) -> Clipped:
-        """Sum over the batch of each example's clipped answer, in double; zeros if it is empty.
+        """Sum each example's clipped gradient over the batch, in double; zeros if it is empty.
 
         Args:
-            points: Parameters to ask at.
-            weights: Of the gradients there, in the answer.
-            inputs_B: Shape (B, ...), or (B, copies, ...) if an example is asked as several copies,
-                whose mean gradient is its one answer.
+            points: Evaluation points: parameters by name.
+            weights: Weight of the gradient at each point.
+            inputs_B: Shape (B, ...), or (B, copies, ...) if an example has several copies, whose
+                mean gradient is its one gradient.
             targets_B: Shape (B,).
-            clip: Bounds each answer.
+            clip: Bounds each example's gradient.
         """
 
 
@@ -60,7 +60,7 @@ class Microbatch(NamedTuple):
     Attributes:
         inputs_B: Shape (B, ...), or (B, copies, ...).
         targets_B: Shape (B,).
-        present_B: False where a row only fills up, and must not be heard.
+        present_B: False where a row only fills up the microbatch, and must add nothing.
     """
 
     inputs_B: Tensor
@@ -68,7 +68,7 @@ class Microbatch(NamedTuple):
     present_B: Tensor
 
     def flatten_copies(self, copies: int) -> Microbatch:
-        """Copies as examples, shape (copies * B, ...): all first ones, then all second ones."""
+        """Flatten copies to examples, shape (copies * B, ...): all first ones, then all second."""
         if copies == 1:
             return self
         inputs = self.inputs_B.transpose(0, 1).flatten(0, 1)
@@ -82,9 +82,9 @@ class MicrobatchEngine:
     Attributes:
         model: Called through its parameters alone; its own tensors are not read.
         loss: Loss of one example.
-        max_physical_batch: Examples whose answers are in memory at once.
-        copies: Of each example. Its answer is the mean over them, clipped once: another weighted
-            sum of gradients, in which the query's points differ by their inputs as well.
+        max_physical_batch: Examples that are computed at once.
+        copies: Number of copies of each example. Their mean gradient is clipped once: another
+            weighted sum of gradients, in which the query's points differ by their inputs as well.
     """
 
     model: nn.Module
@@ -115,13 +115,16 @@ class MicrobatchEngine:
 
     @cached_property
     def _guard(self) -> StateGuard:
-        """What the model held before its first batch; made anew, a slow memory could creep in."""
+        """The model's state before its first batch.
+
+        Compared afresh at each batch, a memory that changes slowly would go unseen.
+        """
         return StateGuard(self.model)
 
     def _portion(
         self, points: Sequence[Tensors], weights: Sequence[float], portion: Microbatch, clip: Clip
     ) -> Clipped:
-        """The clipped sum over one microbatch."""
+        """Compute the clipped sum over one microbatch."""
         raise NotImplementedError
 
     def _laid_out(self, leaf: Tensor) -> Tensor:
@@ -129,11 +132,11 @@ class MicrobatchEngine:
         return leaf
 
     def _shape(self, key: str, param: Tensor) -> tuple[int, ...]:
-        """Of the sum of a parameter's answers."""
+        """Shape of the sum of a parameter's per-example gradients."""
         return tuple(param.shape)
 
     def _empty_sum(self, params: Tensors, clip: Clip) -> Clipped:
-        """The sum over no examples."""
+        """Return the sum over no examples: zeros."""
         shapes = {k: self._shape(k, p) for k, p in params.items()}
         if isinstance(clip, Quantile):
             shapes[INSIDE] = ()
@@ -150,14 +153,14 @@ def copies_of(leaves: Iterable[Tensor]) -> list[Tensor]:
 
 
 def name_tensors(points: Sequence[Tensors]) -> Iterator[tuple[str, Tensor]]:
-    """All parameters at all points, as errors call them."""
+    """Yield all parameters at all points, with the names that errors give them."""
     for point in points:
         for name, x in point.items():
             yield f"parameter {name!r}", x
 
 
 def per_example_loss(loss: Loss, outputs_B: Tensor, targets_B: Tensor) -> Tensor:
-    """The loss of each example by itself, shape (B,)."""
+    """Compute the loss of each example by itself, shape (B,)."""
     losses_B: Tensor = vmap(lambda o, y: loss(o[None], y[None]))(outputs_B, targets_B)
     return losses_B
 
@@ -165,7 +168,7 @@ def per_example_loss(loss: Loss, outputs_B: Tensor, targets_B: Tensor) -> Tensor
 def split_microbatches(
     inputs_B: Tensor, targets_B: Tensor, max_physical_batch: int
 ) -> Iterator[Microbatch]:
-    """Cuts a Poisson batch into microbatches of `max_physical_batch`, none for an empty one.
+    """Cut a Poisson batch into microbatches of `max_physical_batch`, none for an empty one.
 
     The last is filled up, with its own first example, to the next quarter: batches of any size
     then come in few shapes, so that memory is used again and kernels are chosen once.
@@ -182,7 +185,7 @@ def split_microbatches(
 
 
 def microbatch_sizes(max_physical_batch: int) -> list[int]:
-    """Numbers of rows that microbatches have.
+    """List the numbers of rows that microbatches may have.
 
     >>> microbatch_sizes(10), microbatch_sizes(2)
     ([3, 6, 9, 10], [1, 2])

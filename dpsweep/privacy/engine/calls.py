@@ -1,4 +1,4 @@
-"""How the checks before the first step call a model: on images that are public, at any point."""
+"""Calls of a model by the checks before the first step: on public images, at any point."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from dpsweep.core.seeds import derive_public_seed
 from dpsweep.core.types import Tensors
 
 FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, IndexError)
-"""What a model raises that cannot be computed in some way."""
+"""Errors of a model that cannot be computed in some way."""
 
 
 def raise_if_memory_ran_out(error: Exception) -> None:
@@ -26,7 +26,7 @@ def raise_if_memory_ran_out(error: Exception) -> None:
 
 
 def perturb_parameters(model: nn.Module, rng: torch.Generator) -> Tensors:
-    """Parameters near the model's own, but not at zeros, which hide paths."""
+    """Draw parameters near the model's own, but not at zeros, which hide paths."""
     return {
         k: p.detach() + 0.02 * torch.randn(p.shape, generator=rng).to(p)
         for k, p in model.named_parameters()

@@ -32,10 +32,11 @@ from dpsweep.privacy.engine.answers import (
     NOTHING,
     Known,
     ParameterGradients,
+    Rows,
     add_rounding_bound,
-    any_nonzero,
     diagonal,
-    split_by_cancellation,
+    num_together,
+    sum_that_may_cancel,
 )
 from dpsweep.privacy.engine.tape import LayerCall
 
@@ -46,7 +47,7 @@ multiply-add of the library's own convolution. Measured on CPUs, docs/benchmarks
 
 @dataclass(frozen=True)
 class PhaseLayout:
-    """The layout above, for one layer and one size of its output.
+    """The layout of the module's docstring, for one layer and one size of its output.
 
     Attributes:
         stride: s, by axis.
@@ -64,7 +65,7 @@ class PhaseLayout:
 
     @classmethod
     def of(cls, layer: nn.Conv2d, output: torch.Size) -> PhaseLayout:
-        """Those of `layer` where its output is of shape (B, O, height, width)."""
+        """Make the layout of `layer` for outputs of shape (B, O, height, width)."""
         stride, dilation, kernel = layer.stride, layer.dilation, layer.kernel_size
         kind = SameSizeLayout if _keeps_size(layer) else PhaseLayout
         return kind(
@@ -84,12 +85,12 @@ class PhaseLayout:
 
     @property
     def padding(self) -> tuple[int, int]:
-        """What `prepared` leaves to the library's own kernel."""
+        """Padding that `prepared` leaves to the library's own kernel."""
         return 0, 0
 
     @property
     def pixels(self) -> int:
-        """L."""
+        """L, pixels of a phase."""
         return prod(self.phase)
 
     @property
@@ -109,8 +110,9 @@ class PhaseLayout:
         ]
 
     def prepared(self, inputs: Tensor, layer: nn.Conv2d) -> Tensor:
-        """The layer's own padding, and zeros or a cut up to whole phases."""
-        before = layer._reversed_padding_repeated_twice  # left, right, top, bottom
+        """Pad as the layer does, then pad or crop to whole phases."""
+        # private in torch, but the only place where 'same' is numbers: left, right, top, bottom
+        before = layer._reversed_padding_repeated_twice
         if layer.padding_mode != "zeros":
             inputs = F.pad(inputs, before, mode=layer.padding_mode)
             before = [0, 0, 0, 0]
@@ -120,7 +122,7 @@ class PhaseLayout:
         return F.pad(inputs, (before[0], right, before[2], below))
 
     def phases(self, padded: Tensor) -> dict[tuple[int, int], Tensor]:
-        """Each phase that a lag needs, shape (B, L, I); views where stride and groups are 1."""
+        """Extract each phase that a lag needs, (B, L, I); views if stride and groups are 1."""
         (height, width), (s_h, s_w) = self.phase, self.stride
         pixels = padded.permute(0, 2, 3, 1)
         grid = pixels.view(len(pixels), height, s_h, width, s_w, -1)
@@ -128,26 +130,26 @@ class PhaseLayout:
         return {(r, c): self._grouped(grid[:, :, r, :, c]) for r, c in wanted}
 
     def pairs(self, inputs: Tensor, grads: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """For each lag its windows (B, T, I), and the output's gradient beside them (B, T, O)."""
+        """Yield for each lag its windows (B, T, I) and the output's gradient there (B, T, O)."""
         phases, run = self.phases(inputs), self.run(grads)
         for phase, at in self.lags:
             yield phases[phase][:, at : at + self.length], run
 
     def window_gram(self, left: Tensor, right: Tensor) -> Tensor:
-        """<window_t, window_t'> over channels and lags, shape (B, T, T), of two inputs."""
+        """Compute <window_t, window_t'> over channels and lags, shape (B, T, T), of two inputs."""
         one, other = self.phases(left), self.phases(right)
         pixels = {phase: x @ other[phase].transpose(1, 2) for phase, x in one.items()}
         parts = (
             pixels[phase][:, at : at + self.length, at : at + self.length]
             for phase, at in self.lags
         )
-        total = next(parts).clone()
+        total = next(parts).clone()  # the first part is a view of `pixels`, which others still read
         for part in parts:
             total += part
         return total
 
     def run(self, grads: Tensor) -> Tensor:
-        """The output's gradient as one run, shape (B, T, O)."""
+        """Lay the output's gradient out as one run, shape (B, T, O)."""
         spread = F.pad(grads, (0, self.phase[1] - self.output[1]))
         return self._grouped(spread.permute(0, 2, 3, 1))[:, : self.length]
 
@@ -270,7 +272,7 @@ def _without_columns(leaf: Tensor, right: int) -> Tensor:
 
 
 def make_kernel_gradients(layer: nn.Conv2d, uses: Sequence[LayerCall]) -> ParameterGradients:
-    """The answer of a convolution's weight."""
+    """Compute the per-example gradients of a convolution's weight, in the cheaper of two forms."""
     shape = tuple(layer.weight.shape)
     runs = [PhaseLayout.of(layer, use.grad.shape) for use in uses]
     inputs = [run.prepared(use.inputs[0], layer) for run, use in zip(runs, uses, strict=True)]
@@ -302,7 +304,7 @@ class WrittenOutKernels:
         inputs: Sequence[Tensor],
         grads: Sequence[Tensor],
     ) -> WrittenOutKernels:
-        """From each point's layout, prepared input and output gradient, the weights included."""
+        """Compute from each point's layout, prepared input and weighted output gradient."""
         groups, num_lags = runs[0].groups, len(runs[0].lags)
         out, inside = shape[0] // groups, shape[1]
         sides = (inside, out) if out >= inside else (out, inside)
@@ -310,7 +312,7 @@ class WrittenOutKernels:
         for i, (run, x, g) in enumerate(zip(runs, inputs, grads, strict=True)):
             for lag, pair in zip(lags, run.pairs(x, g), strict=True):
                 left, right = pair if out >= inside else pair[::-1]
-                if i == 0:
+                if i == 0:  # writes into uninitialised memory, so the first may not add
                     torch.bmm(left.transpose(1, 2), right, out=lag)
                 else:
                     lag.baddbmm_(left.transpose(1, 2), right)
@@ -364,16 +366,17 @@ class GhostNormKernels:
         return self.norms[0]
 
     @property
-    def signed(self) -> bool:
-        """As in answers.Outer."""
-        return len(self.inputs) > 1
+    def may_cancel(self) -> bool:
+        """True if terms may cancel, as in answers.OuterProducts."""
+        return self.grads[0].dtype != torch.float64
 
     @cached_property
     def norms(self) -> tuple[Tensor, Tensor]:
         """Squares, and the norm sum_t |w_t| |g_t| |x_t| if nothing cancelled, shape (B,) each.
 
-        Positions and points may cancel; see answers.not_too_small for what is added.
+        Positions and points may cancel; see answers.add_rounding_bound for what is added.
         """
+        # in double: terms of both signs, whose sum may be far smaller than they are
         inputs = [x.double() for x in self.inputs]
         runs = [self.runs.run(g.double()) for g in self.grads]
         square_B = longest_B = runs[0].new_zeros(())
@@ -391,41 +394,31 @@ class GhostNormKernels:
         return square_B.view(-1, groups).sum(1), longest_B.view(-1, groups).sum(1)
 
     def summed(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
-        total = self.grads[0].new_zeros(self.shape, dtype=torch.float64)
-        quiet_B = factor_B
-        if self.signed and not known.quiet:
-            loud_B, quiet_B = split_by_cancellation(factor_B, *self.norms)
-            if any_nonzero(loud_B):
-                total += self._summed_in_double(loud_B)
-        for x, g in zip(self.inputs, self.grads, strict=True):
-            if not known.finite:
-                x, g = zero_excluded(x, quiet_B), zero_excluded(g, quiet_B)
-            scaled = g * quiet_B.to(g)[:, None, None, None]
-            for some, these in zip(
-                torch.split(x, SUMMED), torch.split(scaled, SUMMED), strict=True
-            ):
-                total += kernel_gradient(
-                    some,
-                    these,
-                    self.shape,
-                    self.runs.stride,
-                    self.runs.padding,
-                    self.runs.dilation,
-                    self.runs.groups,
-                )
-        return total
+        inputs, grads = self.inputs, self.grads
+        if not known.finite:
+            inputs, grads = ([zero_excluded(x, factor_B) for x in z] for z in (inputs, grads))
+        each = num_together(len(grads) * prod(self.runs.output)) if self.may_cancel else SUMMED
 
-    def _summed_in_double(self, factor_B: Tensor) -> Tensor:
-        groups = self.runs.groups
-        out, inside = self.shape[0] // groups, self.shape[1]
-        total = factor_B.new_zeros(len(self.runs.lags), groups, out, inside, dtype=torch.float64)
-        for x, g in zip(self.inputs, self.grads, strict=True):
-            scaled = zero_excluded(g, factor_B).double() * factor_B.double()[:, None, None, None]
-            pairs = self.runs.pairs(zero_excluded(x, factor_B).double(), scaled)
-            for lag, (windows, run) in zip(total, pairs, strict=True):
-                left, right = (z.view(-1, groups, *z.shape[1:]) for z in (run, windows))
-                lag += torch.einsum("bgto,bgti->goi", left, right)
-        return total.permute(1, 2, 3, 0).reshape(self.shape)
+        def gradients(rows: Rows, factor_B: Tensor, dtype: torch.dtype) -> Tensor:
+            total = factor_B.new_zeros(self.shape, dtype=torch.float64)
+            for x, g in zip(inputs, grads, strict=True):
+                scaled = g[rows].to(dtype) * factor_B.to(dtype)[:, None, None, None]
+                pairs = zip(torch.split(x[rows], each), torch.split(scaled, each), strict=True)
+                for some, these in pairs:
+                    total += kernel_gradient(
+                        some.to(dtype),
+                        these,
+                        self.shape,
+                        self.runs.stride,
+                        self.runs.padding,
+                        self.runs.dilation,
+                        self.runs.groups,
+                    )
+            return total
+
+        if not self.may_cancel:
+            return gradients(slice(None), factor_B, grads[0].dtype)
+        return sum_that_may_cancel(gradients, factor_B, self.norms, known, grads[0].dtype)
 
     def each(self) -> Tensor:
         return WrittenOutKernels.of(

@@ -60,12 +60,12 @@ EngineFactory = Callable[[nn.Module, Loss, int], Engine]
 
 @dataclass(frozen=True, eq=False)
 class _Case:
-    """What a model is tried on.
+    """Public inputs and parameters that a model is checked on.
 
     Attributes:
         model: A copy, called through `params`.
         loss: Loss of one example.
-        params: Where it is tried; away from its zeros, which hide paths.
+        params: Point of the check; away from zeros, which hide paths.
         inputs_B: Noise, shape (B, ...).
         targets_B: 0 and 1 in turns, for an answer to another's target to differ; 0 if the model
             has one class.
@@ -91,7 +91,7 @@ class _Case:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the model's numbers."""
+        """Precision of the model."""
         return self.inputs_B.dtype
 
     @property
@@ -203,7 +203,7 @@ def _flatten(seen: dict[str, list[Tensor]]) -> list[Tensor]:
 
 
 def _count_outputs(model: nn.Module, params: Tensors, inputs_B: Tensor) -> int:
-    """How many numbers the model gives for an example.
+    """Count the numbers that the model returns for an example.
 
     Raises:
         ValueError: If it does not take the images.

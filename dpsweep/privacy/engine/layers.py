@@ -1,8 +1,8 @@
-"""How each kind of layer answers, from what it was given and what came back.
+"""Rules: per-example gradients of each kind of layer, from its inputs and output gradients.
 
-A rule takes a layer and its calls at all points of the query, and gives the answer of each of
-its parameters. The points lie side by side: a layer asked at m points is a layer asked at one,
-over m times the positions. A layer without a rule is a black box, answered by vmap over itself.
+A rule takes a layer and its calls at all points of the query, and returns the per-example
+gradients of each of its parameters. The points lie side by side: a layer at m points is a layer at
+one, over m times the positions. A layer without a rule is a black box: vmap over the layer itself.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -100,7 +100,7 @@ def merge_calls(site: Site, uses: Sequence[LayerCall]) -> Sequence[LayerCall]:
 
 
 def _storage_key(leaf: Tensor) -> tuple[object, ...]:
-    """What two tensors share if they are the same one; records keep it from being used again."""
+    """Make a key that two tensors share if they are the same; records keep the storage alive."""
     where = leaf.untyped_storage()._cdata, leaf.storage_offset(), leaf.shape, leaf.stride()
     return *where, leaf.dtype, leaf.is_neg(), leaf.is_conj()
 
@@ -211,7 +211,7 @@ def norm(
 def layer_norm(
     layer: nn.Module, uses: Sequence[LayerCall], wanted: frozenset[str]
 ) -> dict[str, ParameterGradients]:
-    """The same with W over the last axes, and positions before them."""
+    """A -> W o normal(a) + b, with W over the last axes, and positions before them."""
     assert isinstance(layer, nn.LayerNorm)
     shape = layer.normalized_shape
     answers: dict[str, ParameterGradients] = {}
@@ -242,7 +242,7 @@ def embedding(
         rows.append(row_BT)
         grads.append(grad_BTE)
     i, g = torch.cat(rows, 1), torch.cat(grads, 1)
-    return {"weight": EmbeddingRows(i, g, layer.num_embeddings, signed=len(uses) > 1)}
+    return {"weight": EmbeddingRows(i, g, layer.num_embeddings)}
 
 
 def circulant(
@@ -310,7 +310,7 @@ def _affine(
     grads = [use.weighted(use.grad).reshape(len(use.grad), -1, use.grad.shape[-1]) for use in uses]
     answers: dict[str, ParameterGradients] = {}
     if weight in wanted:
-        outer = OuterProducts(_concatenate(inputs), _concatenate(grads), signed=len(uses) > 1)
+        outer = OuterProducts(_concatenate(inputs), _concatenate(grads))
         answers[weight] = outer if outer.stays else WrittenOut(outer.each())
     if bias in wanted:
         answers[bias] = WrittenOut(_sum_parts(g.sum(1) for g in grads))

@@ -67,11 +67,11 @@ class OpacusEngine(MicrobatchEngine):
 
 
 _OWN_ATTRIBUTES = ("activations", "max_batch_len")
-"""What Opacus' hooks note in each layer during a pass."""
+"""Attributes that Opacus' hooks write to each layer during a pass."""
 
 
 def find_unsupported_setting(model: nn.Module) -> str | None:
-    """The first setting of a layer that Opacus 1.6 knows nothing of, and answers wrongly for."""
+    """Find the first setting of a layer that Opacus 1.6 ignores, with wrong gradients."""
     for name, layer in model.named_modules():
         for key, plain in _PLAIN.items():
             value = getattr(layer, key, plain)

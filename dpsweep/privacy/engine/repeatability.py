@@ -1,4 +1,4 @@
-"""Whether a model says the same again of the same images, at the same weights.
+"""Check that a model returns the same again for the same images, at the same weights.
 
 A model that does not draws at random or remembers earlier calls, perhaps where state_guard.py
 cannot look (a closure, a global, code outside Python). On a CPU a pass is the same bit for bit.
@@ -22,7 +22,7 @@ from dpsweep.privacy.engine.calls import (
 )
 
 _ROUNDING = {torch.float32: 1e-5, torch.float64: 1e-12}
-"""Of the largest number of a tensor: what the order of a sum can change on a GPU."""
+"""Rounding by the order of a sum on a GPU, relative to the largest number of a tensor."""
 
 _EXAMPLES, _SEED = 4, 100
 
@@ -90,15 +90,15 @@ def are_equal(one: Sequence[Tensor], two: Sequence[Tensor], rounding: float = 0.
 
 @dataclass(frozen=True)
 class Probe:
-    """What a model said of some random images before training, to be asked again during it.
+    """Outputs of a model for some random images before training, to be compared during it.
 
     Weights and images are fixed and public, so whatever changes the outputs is a memory of the
     calls in between. It is found at the next `check`, not in the batch that it was made in.
 
     Attributes:
         model: The model.
-        input_shape: Of one example.
-        outputs_B: What it said.
+        input_shape: Shape of one example.
+        outputs_B: Its outputs for them before training.
     """
 
     model: nn.Module
@@ -107,11 +107,11 @@ class Probe:
 
     @classmethod
     def of(cls, model: nn.Module, input_shape: tuple[int, ...]) -> "Probe":
-        """Ask for the first time."""
+        """Compute the outputs before training."""
         return cls(model, input_shape, _compute_outputs(model, input_shape))
 
     def check(self) -> None:
-        """Ask again.
+        """Compute the outputs again, and compare.
 
         Raises:
             ConfigError: If the outputs are others than before.

@@ -1,4 +1,4 @@
-"""How many examples to compute at once, from what one of them takes in memory.
+"""Choice of the physical batch, from the memory that one example takes.
 
 On a CPU the limit is its caches, and what autograd keeps for an example is a good measure. On a GPU
 the limit is its memory, where a wrong guess ends the trial: there the engine itself is run on a few
@@ -30,8 +30,8 @@ _CPU_EXAMPLES = 256
 """More make no step faster, and float32 sums over many examples less precise."""
 
 _PLANNED_SHARE = 0.6
-"""Of a trial's share of a GPU; the rest is for noise and filters, for library workspaces, which no
-tensor shows, and for gaps in the allocator's blocks."""
+"""Part of a trial's share of a GPU; the rest is for noise and filters, for library workspaces,
+which no tensor shows, and for gaps in the allocator's blocks."""
 
 _FEW, _MORE = 4, 12
 """Examples of the first two measurements, from which the memory of one more follows."""
@@ -178,7 +178,7 @@ class PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def estimate_bytes_per_example(
     model: nn.Module, input_shape: tuple[int, ...], engine: str, copies: int = 1
 ) -> int:
-    """What one example takes: activations, their gradients, its own gradient if written out.
+    """Estimate the bytes of one example: activations, their gradients, its gradient if written out.
 
     Measured by passes over black images, in which autograd notes what it keeps. What one image
     more adds is an example's own; the rest, such as spectra of the weights, is kept once.

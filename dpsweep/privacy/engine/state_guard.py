@@ -67,7 +67,7 @@ _OPEN = ("argparse", "collections", "torch.distributions", "types")
 """Modules of theirs whose objects are plain data."""
 
 _FLAT_WEIGHTS = frozenset({"_flat_weights", "_flat_weight_refs"})
-"""Where torch's recurrent layers list their parameters; made anew for those of each point."""
+"""Attributes in which torch's recurrent layers list their parameters; new lists at each point."""
 
 _STATES: tuple[tuple[type | tuple[type, ...], Callable[[Any], object]], ...] = (
     (torch.Generator, lambda x: bytes(x.get_state().numpy())),  # on the CPU for any device
@@ -86,7 +86,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class StateGuard:
-    """What a model holds at one time, to be compared with what it holds later.
+    """State of a model at one time, to be compared with its state later.
 
     Comparing costs a few microseconds a module and one pass over the tensors; a GPU is waited for
     once, whatever there is to compare.
@@ -300,7 +300,7 @@ class _Walk:
         return inside
 
     def _inside(self, place: _Place, x: object) -> Iterator[tuple[_Place, object]]:
-        """What an object holds, each with its place; from here on `is_current` compares it."""
+        """Yield an object's content, each with its place; `is_current` compares it from now on."""
         owner, path = place
         if isinstance(x, dict):
             self._note_mapping(x, x)
@@ -328,7 +328,7 @@ class _Walk:
             yield from self._slots_of(place, x)
 
     def _slots_of(self, place: _Place, x: object) -> Iterator[tuple[_Place, object]]:
-        """What the slots of an object and its classes hold."""
+        """Yield the content of the slots of an object and its classes."""
         owner, path = place
         for cls in filter(_is_foreign, type(x).__mro__):
             own = vars(cls)
@@ -396,7 +396,7 @@ def _find_reader(x: object) -> Callable[[Any], object] | None:
 
 
 def _copy_leaf(x: object) -> object:
-    """What is kept of a leaf to compare it with later."""
+    """Copy of a leaf to compare with later."""
     if isinstance(x, Tensor):
         return x.detach().clone()
     if isinstance(x, np.ndarray):
@@ -480,7 +480,7 @@ def _line(pair: Sequence[Tensor], i: int) -> Tensor:
 
 
 def _differs(now: Tensor, was: Tensor) -> bool | None:
-    """Whether a bit differs; None if another device has to be asked."""
+    """True if a bit differs; None if another device has to be waited for."""
     now = _bare(now)
     if torch._C._functorch.is_batchedtensor(now):
         return True  # it has a number for each example

@@ -1,4 +1,4 @@
-"""What the layers of a model saw: inputs, and gradients of their outputs, at every point.
+"""Records of layer calls: inputs, and gradients of the outputs, at every point.
 
 One forward and one backward pass a point, over a whole microbatch, and no gradient of any
 weight. No layer mixes examples, so row b of every record is example b's own.
@@ -31,7 +31,7 @@ class LayerCall:
 
     Attributes:
         weight: The query's weight of the point.
-        inputs: What the layer was given, tensors of shape (B, ...) among them.
+        inputs: Arguments of the layer, tensors of shape (B, ...) among them.
         grad: Gradient of each example's own loss by the layer's output, shape (B, ...).
         params: The layer's parameters at the point, by their first names within the layer.
         versions: How often each of its input tensors had been written to when it was called.
@@ -48,12 +48,12 @@ class LayerCall:
         return leaf if self.weight == 1 else self.weight * leaf
 
     def check_unchanged(self, name: str) -> None:
-        """Raises Unrecordable if an input was written to after layer `name` was given it."""
+        """Raise Unrecordable if an input was written to after layer `name` was given it."""
         if self.versions and self.versions != _versions(self.inputs):
             raise Unrecordable(f"what layer {name!r} is given changes in place after it was called")
 
     def split_copies(self, copies: int) -> list[LayerCall]:
-        """The calls of each copy, of B examples, in one call of copies * B rows.
+        """Split one call of copies * B rows into a call for each copy, of B examples.
 
         Raises:
             Unrecordable: If an input has other rows than the output.
@@ -65,7 +65,7 @@ class LayerCall:
         return [replace(use, weight=self.weight / copies) for use in own]
 
     def only(self, rows: slice) -> LayerCall:
-        """The same of some of the examples.
+        """Restrict the call to some of the examples.
 
         Raises:
             Unrecordable: If an input has other rows than the output.
@@ -85,13 +85,13 @@ def record_calls(
     weight: float,
     portion: Microbatch,
 ) -> dict[str, list[LayerCall]]:
-    """Layer name -> its calls, in their order, during one pass at `params`.
+    """Record the calls of each layer, in their order, during one pass at `params`.
 
     Args:
         model: Called through `params` alone.
-        layers: Those to record, by name.
+        layers: Layers to record, by name.
         loss: Loss of one example.
-        params: The point.
+        params: The evaluation point.
         weight: Its weight, noted with each call.
         portion: The examples.
     """
@@ -141,7 +141,7 @@ def _note_pieces(note: Note, name: str) -> Note:
 
 @contextmanager
 def _watch_layers(layers: Mapping[str, nn.Module], note: Note) -> Iterator[None]:
-    """Calls `note` with (name, inputs, output) at each call of a layer, within this context."""
+    """Call `note` with (name, inputs, output) at each call of a layer, within this context."""
     with ExitStack() as stack:
         for name, layer in layers.items():
             if isinstance(layer, nn.MultiheadAttention) and can_attend(layer):
