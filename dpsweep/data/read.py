@@ -121,10 +121,10 @@ def fingerprint_images(config: DataConfig, seed: int, key: bytes) -> str:
         key: 32 secret bytes.
     """
     data = load_dataset(config.model_copy(update={"features": None}), seed)
-    told = hashlib.blake2b(f"{tuple(data.inputs.shape)}".encode(), key=key, digest_size=32)
+    digest = hashlib.blake2b(f"{tuple(data.inputs.shape)}".encode(), key=key, digest_size=32)
     for part in (data.inputs, data.targets, data.valid_inputs, data.valid_targets):
-        told.update(part.contiguous().numpy().data)
-    return told.hexdigest()
+        digest.update(part.contiguous().numpy().data)
+    return digest.hexdigest()
 
 
 def _normalize(pixels: Tensor, by: Normalise) -> Tensor:
@@ -146,8 +146,8 @@ def load_shared_features(config: DataConfig, seed: int, what: str, make: Callabl
         what: Tells apart all that can be made of them.
         make: Returns tensors, in tuples. Called if there is no copy yet.
     """
-    told = config.model_dump_json(), seed if config.num_held_out else None, what
-    return load_shared(config.source, make, repr(told), series="made")
+    key = config.model_dump_json(), seed if config.num_held_out else None, what
+    return load_shared(config.source, make, repr(key), series="made")
 
 
 def _check_split(part: Split, expected: int, config: DataConfig) -> None:

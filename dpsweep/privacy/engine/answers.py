@@ -99,7 +99,7 @@ class OuterProducts:
         return self.inputs_BTI.shape[1] > 1 and self.grads_BTO.dtype != torch.float64
 
     @property
-    def stays(self) -> bool:
+    def ghost_norm_is_cheaper(self) -> bool:
         """True if two Gram matrices cost less than the gradients written out."""
         _, length, width = self.inputs_BTI.shape
         size = width * self.grads_BTO.shape[2]
@@ -273,10 +273,10 @@ def sum_that_may_cancel(
     """
     if known.quiet:
         return summed(slice(None), factor_B, dtype).double()
-    loud_B, quiet_B = split_by_cancellation(factor_B, *norms)
-    total = summed(slice(None), quiet_B, dtype).double()
-    rows = loud_B.nonzero().flatten()
-    return total + summed(rows, loud_B[rows], torch.float64) if len(rows) else total
+    cancelling_B, other_B = split_by_cancellation(factor_B, *norms)
+    total = summed(slice(None), other_B, dtype).double()
+    rows = cancelling_B.nonzero().flatten()
+    return total + summed(rows, cancelling_B[rows], torch.float64) if len(rows) else total
 
 
 def split_by_cancellation(
@@ -293,11 +293,11 @@ def split_by_cancellation(
         square_B: Squared norms of the gradients.
         longest_B: Norms they would have if nothing cancelled.
     """
-    loud_B = is_loud(factor_B, square_B, longest_B)
-    return torch.where(loud_B, factor_B, 0), torch.where(loud_B, 0, factor_B)
+    cancelling_B = find_cancelling(factor_B, square_B, longest_B)
+    return torch.where(cancelling_B, factor_B, 0), torch.where(cancelling_B, 0, factor_B)
 
 
-def is_loud(factor_B: Tensor, square_B: Tensor, longest_B: Tensor) -> Tensor:
+def find_cancelling(factor_B: Tensor, square_B: Tensor, longest_B: Tensor) -> Tensor:
     """Find the examples to sum in double precision; of several layers at once, shape (L, B)."""
     usual = (factor_B * square_B.sqrt()).nan_to_num(0, 0, 0).amax(-1, keepdim=True)
     return (factor_B != 0) & ~(factor_B * longest_B <= _CANCELLATION * usual)

@@ -30,7 +30,7 @@ from dpsweep.privacy.engine.answers import (
     WrittenOut,
     add_shared,
     any_nonzero,
-    is_loud,
+    find_cancelling,
     sum_that_may_cancel,
 )
 from dpsweep.privacy.engine.base import Microbatch, MicrobatchEngine
@@ -220,7 +220,7 @@ def _known(
         squares_LB = torch.stack([x.norms[0] for x in split.values()])
         longest_LB = torch.stack([x.norms[1] for x in split.values()])
         factors_LB = torch.stack([factors[k] for k in split])
-        flags.append(is_loud(factors_LB, squares_LB, longest_LB).any(1))
+        flags.append(find_cancelling(factors_LB, squares_LB, longest_LB).any(1))
     unusable, *loud = torch.cat(flags).tolist()
     quiet = {k: not is_one for k, is_one in zip(split, loud, strict=True)}
     return {k: Known(finite=not unusable, quiet=quiet.get(k, False)) for k in answers}

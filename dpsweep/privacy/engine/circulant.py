@@ -58,7 +58,7 @@ class CirculantGradients:
         return cls(d, torch.cat(inputs, 2), torch.cat(grads, 2))
 
     @property
-    def stays(self) -> bool:
+    def ghost_norm_is_cheaper(self) -> bool:
         """True if Gram matrices cost less than the gradients written out, as for OuterProducts."""
         _, _, length, q = self.inputs_FBTq.shape
         p = self.grads_FBTp.shape[3]

@@ -253,7 +253,7 @@ def circulant(
     answers: dict[str, ParameterGradients] = {}
     if "weight" in wanted:
         spectra = CirculantGradients.of(layer, uses)
-        answers["weight"] = spectra if spectra.stays else WrittenOut(spectra.each())
+        answers["weight"] = spectra if spectra.ghost_norm_is_cheaper else WrittenOut(spectra.each())
     if "bias" in wanted:
         answers["bias"] = WrittenOut(
             _sum_parts(use.weighted(_sum_positions(use.grad, [0])) for use in uses)
@@ -311,7 +311,7 @@ def _affine(
     answers: dict[str, ParameterGradients] = {}
     if weight in wanted:
         outer = OuterProducts(_concatenate(inputs), _concatenate(grads))
-        answers[weight] = outer if outer.stays else WrittenOut(outer.each())
+        answers[weight] = outer if outer.ghost_norm_is_cheaper else WrittenOut(outer.each())
     if bias in wanted:
         answers[bias] = WrittenOut(_sum_parts(g.sum(1) for g in grads))
     return answers
