@@ -119,7 +119,7 @@ class Records:
         return torch.stack(parts).sum(0)
 
     def double(self) -> "Records":
-        """The same in float64."""
+        """Convert the records to float64."""
         inputs, grads = (tuple(z.double() for z in leaf) for leaf in (self.inputs, self.grads))
         return Records(self.weights, inputs, grads)
 

@@ -306,7 +306,7 @@ def _flatten(tree: Tensors) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class OneRun:
-    """What one run with many canaries, each in it by a coin of its own, shows.
+    """Result of one run with many canaries, each included with probability 1/2.
 
     Attributes:
         canaries: How many.

@@ -30,7 +30,7 @@ from dpsweep.training.device import open_device
 from dpsweep.training.step import Progress, Step
 
 SECONDS = 1.0
-"""What each check may take, after its first pass."""
+"""Time limit of each check, after its first pass."""
 
 _NUM_OTHERS = 8
 _SMALL = 1e-4  # a clip norm that gradients reach
@@ -251,7 +251,7 @@ def _divisor(step: Step, until: float) -> tuple[float, float, str]:
 
 
 def _sampling(step: Step, until: float) -> tuple[float, float, str]:
-    """How far sizes of batches are from binomial ones, in standard errors."""
+    """Distance of batch sizes from binomial ones, in standard errors."""
     num, rate = step.budget.num_examples, step.budget.run.sampling_rate
     sizes = []
     for t in range(_NUM_BATCHES):

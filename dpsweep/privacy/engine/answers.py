@@ -246,7 +246,7 @@ Rows = slice | Tensor
 
 
 def num_together(num_terms: int) -> int:
-    """How many examples of so many terms, which may cancel, are added in float32."""
+    """Number of examples to add in float32, each of so many terms, which may cancel."""
     return max(_TOGETHER, _ADDED // num_terms)
 
 

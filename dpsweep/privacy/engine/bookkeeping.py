@@ -167,7 +167,7 @@ class MappedGradients:
 
     @property
     def may_cancel(self) -> bool:
-        """As in answers.Outer; of several points the sum is in double anyway."""
+        """True if terms may cancel; the terms of several points are summed in double."""
         return len(self.records.weights) == 1 and self.records.dtype != torch.float64
 
     def squares(self) -> Tensor:

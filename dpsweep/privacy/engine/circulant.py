@@ -46,7 +46,7 @@ class CirculantGradients:
 
     @property
     def may_cancel(self) -> bool:
-        """As in answers.Outer."""
+        """True if terms may cancel, as in answers.OuterProducts."""
         return self.inputs_FBTq.shape[2] > 1 and self.grads_FBTp.dtype != torch.complex128
 
     @classmethod
