@@ -35,11 +35,11 @@ GOALS = {
 FILL_STATE = """
 import sys
 from dpsweep.config.sweep import load_sweep
-from dpsweep.store.state_dir import State
+from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.study import Study
 
 sweep = load_sweep(sys.argv[1])
-folder = State.at(None).sweep(sweep.name)
+folder = StateFolder.at(None).sweep(sweep.name)
 folder.create(sweep.file, sweep.base, None)
 study = Study.create(folder.storage_uri, sweep, folder.id)
 for i in range(sweep.config.budget.trials):

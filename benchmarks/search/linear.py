@@ -61,8 +61,8 @@ class LinearRun:
         step, batch = self._step, self._step.batch(t).numpy()
         clip = step.config.privacy.clip_norm
         inputs, targets = self._inputs[batch], self._targets[batch]
-        asks = [ask for ask in step.method.query.asks(t) if ask.age < len(self._trail)]
-        total = sum(ask.weight for ask in step.method.query.asks(t))
+        asks = [ask for ask in step.method.query.evaluation_points(t) if ask.age < len(self._trail)]
+        total = sum(ask.weight for ask in step.method.query.evaluation_points(t))
         scale = total / sum(ask.weight for ask in asks)
         if len(self._trail) == 1:
             delta = total * (_softmax(inputs @ self._trail[-1].T) - targets)

@@ -1,4 +1,4 @@
-"""How good a config a search finds: the real proposer and chooser on tables of training runs.
+"""Regret of a search: the real proposer and chooser on tables of training runs.
 
     python benchmarks/search/regret.py [TABLE ...] [--sweeps N] [--trials T] [--way NAME ...]
 
@@ -96,7 +96,7 @@ class World:
         return np.array(found)
 
     def truth(self, config: TrialConfig) -> float:
-        """What a config is worth, in percent."""
+        """Look up the value of a config, in percent."""
         return 101 - math.exp(float(self._smooth(self._place(config))[0]))
 
     @cached_property
@@ -106,7 +106,7 @@ class World:
         return 101 - math.exp(float(self._smooth(nodes).min()))
 
     def observe(self, config: TrialConfig, rng: np.random.Generator) -> float:
-        """What one run of it comes to, as a share."""
+        """Draw the result of one run of it, as a share."""
         cell = tuple(
             int(np.abs(nodes - x).argmin())
             for nodes, x in zip(self._places, self._place(config), strict=True)
@@ -183,7 +183,7 @@ def search_ours(world: World, sweep: ResolvedSweep, trials: int, seed: int) -> l
 def search_optuna(
     world: World, sweep: ResolvedSweep, trials: int, seed: int, sampler: optuna.samplers.BaseSampler
 ) -> list[float]:
-    """The same of Optuna's sampler in a loop of one's own, the best trial chosen."""
+    """Run Optuna's sampler in a plain loop, and choose the best trial."""
     rng, found, best = np.random.default_rng(seed), [], (-1.0, 0.0)
     study = optuna.create_study(direction="maximize", sampler=sampler)
     for number in range(trials):

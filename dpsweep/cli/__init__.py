@@ -105,11 +105,18 @@ def init(
 
 
 @app.command()
-def check(file: SweepFile, settings: Settings = None, fetch: Fetch = False) -> None:
+def check(
+    file: SweepFile,
+    settings: Settings = None,
+    fetch: Fetch = False,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Run the step, and check what it releases.")
+    ] = False,
+) -> None:
     """Validate a sweep file or a trial config, its data and every corner of its space."""
     from dpsweep.cli.verbs import trial
 
-    trial.check(file, settings or [], fetch)
+    trial.check(file, settings or [], fetch, deep)
 
 
 @app.command()
@@ -483,7 +490,7 @@ def audit(
         str,
         typer.Argument(
             metavar="METHOD",
-            help="A method, all, or a trial config: its method, clipping and base.",
+            help="A method, all, or a trial config: what its own step releases is checked.",
         ),
     ] = "all",
     epsilon: Annotated[float, typer.Option(min=0.01, max=50, help="Claimed epsilon.")] = 4.0,
@@ -492,7 +499,20 @@ def audit(
         float, typer.Option("--sampling-rate", min=0.001, max=1, help="q; tightest at 1.")
     ] = 1.0,
     steps: Annotated[int, typer.Option(min=1, help="Steps of a run.")] = 2,
-    runs: Annotated[int, typer.Option(min=20, help="Runs with the canary, and without.")] = 5000,
+    runs: Annotated[
+        int | None,
+        typer.Option(
+            min=20, help="Runs with the canary, and without [default: 5000; 0 for a config]."
+        ),
+    ] = None,
+    canaries: Annotated[
+        list[str] | None,
+        typer.Option("--canary", help="Image that comes and goes: bright, black, noise."),
+    ] = None,
+    one_run: Annotated[
+        int,
+        typer.Option(min=0, help="Audit by one run with so many canaries (say, 200)."),
+    ] = 0,
     confidence: Annotated[
         float, typer.Option(min=0.5, max=0.999999, help="Of the bounds, all together.")
     ] = 0.99,
@@ -507,10 +527,11 @@ def audit(
         "delta": delta,
         "sampling_rate": sampling_rate,
         "steps": steps,
-        "runs": runs,
         "confidence": confidence,
+        **({"runs": runs} if runs else {}),
     }
-    audit.audit(what, settings or [], plan, as_json)
+    known = audit.known_canaries(canaries or ["bright"])
+    audit.audit(what, settings or [], plan, as_json, known, one_run)
 
 
 @app.command()

@@ -38,6 +38,10 @@ CLOCKS_AGREE_SECONDS = 5.0
 """Clocks that differ by more make times in reports and leases hard to read."""
 
 
+Mark = tuple[bytes, str]
+"""A key that is used once, and the fingerprint of data under it."""
+
+
 @dataclass(frozen=True)
 class NodeReport:
     """Answer of one node, or the fact that it gave none.
@@ -116,7 +120,8 @@ def survey(
     """
     nodes = [node for node in ray.nodes() if node["Alive"]]
     needs = sweep.written if sweep else None
-    mark = fingerprint_images(needs.data, needs.seed) if needs else ""
+    key = os.urandom(32)  # for this survey alone
+    mark = (key, fingerprint_images(needs.data, needs.seed, key)) if needs else None
     asked = needs.model_dump(mode="json") if needs else None
     with _Token(state_root) as token:
         waiting = {}
@@ -254,13 +259,13 @@ def _silent(node: dict[str, Any], error: Exception) -> NodeReport:
 
 
 def facts(
-    needs: dict[str, Any] | None, mark: str, token: tuple[str, str, str] | None
+    needs: dict[str, Any] | None, mark: Mark | None, token: tuple[str, str, str] | None
 ) -> dict[str, Any]:
     """Describe this machine. The hash of the data is compared here, and does not leave it.
 
     Args:
         needs: A trial config whose data and files are to be here, as JSON.
-        mark: What the data have to hash to.
+        mark: A key, and what the data have to hash to under it.
         token: Folder, name and content of the file that is to be seen.
     """
     wrong: list[str] = []
@@ -269,6 +274,7 @@ def facts(
         words = _state_fault(*token)
         state_ok, wrong = not words, [*wrong, *words]
     if needs:
+        assert mark is not None, "there is one where there are needs"
         words = _data_fault(TrialConfig.model_validate(needs), mark)
         data_ok, wrong = not words, [*wrong, *words]
     return {
@@ -305,10 +311,10 @@ def _state_fault(folder: str, name: str, content: str) -> list[str]:
     return []
 
 
-def _data_fault(needs: TrialConfig, mark: str) -> list[str]:
+def _data_fault(needs: TrialConfig, mark: Mark) -> list[str]:
     wrong = []
     try:
-        if fingerprint_images(needs.data, needs.seed) != mark:
+        if fingerprint_images(needs.data, needs.seed, mark[0]) != mark[1]:
             wrong.append(
                 f"data.root: {needs.data.root!r} holds other data than the driver's. Copy them "
                 f"afresh from there"

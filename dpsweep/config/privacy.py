@@ -10,6 +10,7 @@ from dpsweep.core.strict import Strict
 from dpsweep.privacy.clip import LEAST_NORM
 
 _LEAST_DELTA = 1e-12
+_LEAST_EPSILON = 0.01
 
 
 def _allow_name_alone(schema: dict[str, Any]) -> None:
@@ -40,7 +41,7 @@ class PrivacyConfig(Strict):
     letters: ClassVar[dict[str, str]] = {"C": "clip_norm", "sigma": "noise_multiplier"}
 
     epsilon: float | None = Field(default=None, gt=0, le=1000)
-    """Budget at `delta`, add-or-remove-one-example neighbours."""
+    """Budget at `delta`, add-or-remove-one-example neighbours; from 0.01 to 1000."""
 
     scope: Literal["trial", "sweep"] = "trial"
     """What epsilon covers: each trial by itself, or all runs of a sweep together. With sweep, each
@@ -77,6 +78,17 @@ class PrivacyConfig(Strict):
                 "give exactly one of epsilon and noise_multiplier, "
                 f"got epsilon={self.epsilon} and noise_multiplier={self.noise_multiplier}. "
                 "With epsilon (say, epsilon: 4) the noise is calibrated to it",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_epsilon_can_be_calibrated(self) -> Self:
+        if self.epsilon is not None and self.epsilon < _LEAST_EPSILON:
+            raise InvalidKey(
+                "epsilon",
+                f"must be at least {_LEAST_EPSILON:g}, got {self.epsilon:g}: the accountant's grid "
+                f"gets finer with epsilon, and a smaller one takes minutes and gigabytes. Write "
+                f"epsilon: {_LEAST_EPSILON:g}, or give noise_multiplier",
             )
         return self
 

@@ -34,6 +34,26 @@ _NEEDED: dict[tuple[str, ...], tuple[Any, str, str]] = {
         "the number of trials follows a law that a clock would change",
         "Delete budget.hours",
     ),
+    ("budget", "trial_timeout"): (
+        None,
+        "a trial that took too long could not win, and how long one takes depends on the machine",
+        "Delete budget.trial_timeout",
+    ),
+    ("resources", "memory"): (
+        None,
+        "a trial that needs more is ended, so who may win would depend on the machine",
+        "Delete resources.memory",
+    ),
+    ("start",): (
+        [],
+        "a config that is tried first is not drawn from the law of the others",
+        "Delete start",
+    ),
+    ("learn_from",): (
+        None,
+        "trials are drawn from one law, and learn nothing",
+        "Delete learn_from, and leave out --from",
+    ),
     ("objective", "metrics"): (
         None,
         "one winner is released, and a front has many",

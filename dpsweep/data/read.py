@@ -110,16 +110,21 @@ def load_dataset(config: DataConfig, seed: int) -> Dataset:
     )
 
 
-def fingerprint_images(config: DataConfig, seed: int) -> str:
-    """Hash all images in their order, whatever features are computed from them.
+def fingerprint_images(config: DataConfig, seed: int, key: bytes) -> str:
+    """A keyed hash of all images in their order, whatever features are made of them.
 
-    Whoever knows all private examples but one can test for that one: it is as private as they.
+    Without the key, whoever knows all private examples but one could test for that one.
+
+    Args:
+        config: The data.
+        seed: Decides who is held out.
+        key: 32 secret bytes.
     """
     data = load_dataset(config.model_copy(update={"features": None}), seed)
-    told = hashlib.sha256(f"{tuple(data.inputs.shape)}".encode())
+    digest = hashlib.blake2b(f"{tuple(data.inputs.shape)}".encode(), key=key, digest_size=32)
     for part in (data.inputs, data.targets, data.valid_inputs, data.valid_targets):
-        told.update(part.contiguous().numpy().data)
-    return told.hexdigest()
+        digest.update(part.contiguous().numpy().data)
+    return digest.hexdigest()
 
 
 def _normalize(pixels: Tensor, by: Normalise) -> Tensor:
@@ -141,8 +146,8 @@ def load_shared_features(config: DataConfig, seed: int, what: str, make: Callabl
         what: Tells apart all that can be made of them.
         make: Returns tensors, in tuples. Called if there is no copy yet.
     """
-    told = config.model_dump_json(), seed if config.num_held_out else None, what
-    return load_shared(config.source, make, repr(told), series="made")
+    key = config.model_dump_json(), seed if config.num_held_out else None, what
+    return load_shared(config.source, make, repr(key), series="made")
 
 
 def _check_split(part: Split, expected: int, config: DataConfig) -> None:

@@ -70,7 +70,7 @@ def find_costliest_trial(sweep: ResolvedSweep) -> TrialConfig:
         at_once = train.batch_size
         if train.max_physical_batch != "auto":
             at_once = min(at_once, train.max_physical_batch)
-        points = len(build_method(config.method).query.asks(_LATE))
+        points = len(build_method(config.method).query.evaluation_points(_LATE))
         return at_once * train.copies * points * each[config.model.model_dump_json()]
 
     return max(configs, key=step_bytes)

@@ -16,12 +16,13 @@ from ray.tune import TuneError
 from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.core.errors import DpSweepError, StateError, summarize_error
 from dpsweep.core.signals import handle_signals
-from dpsweep.data.read import fingerprint_images
+from dpsweep.data.read import fingerprint_images, load_dataset
 from dpsweep.execution.changes import check_changes
 from dpsweep.execution.driver import MAX_WORKER_DEATHS, Driver, Search, Watcher
 from dpsweep.execution.gpu_probe import decide_packing
 from dpsweep.execution.private_selection import SecretSearch, forget
 from dpsweep.execution.ray_tune import StopOnRequest, StudyScheduler, StudySearcher, make_trial_name
+from dpsweep.execution.release_check import store_release_checks
 from dpsweep.execution.resources import (
     NodeResources,
     count_concurrent_trials,
@@ -30,7 +31,7 @@ from dpsweep.execution.resources import (
     store_packing,
     with_packing,
 )
-from dpsweep.execution.tracking import TrackingWatcher
+from dpsweep.execution.tracking import CHECKS, TrackingWatcher
 from dpsweep.execution.worker import run_trial
 from dpsweep.store.lease import Lease
 from dpsweep.store.owner import whoami
@@ -106,6 +107,9 @@ class Session:
             forget(self.folder)  # a driver may have died between the winner and that
             return True
         self.prepare()
+        if not (self.folder.path / CHECKS).exists():  # once a sweep, before its first trial
+            store_release_checks(self.sweep, self.folder)
+            tracking.checked()
         if self.sweep.is_private_selection:
             return self._search(SecretSearch(self.folder, self.sweep), tracking, [])
         # It deletes the weights of every trial that the study does not rank among the best, and
@@ -160,7 +164,8 @@ def create_session(
             those that the config declares.
     """
     count_concurrent_trials(sweep.config.resources, _list_nodes())
-    data = _compute_fingerprint(sweep)
+    images = sweep.written.data.model_copy(update={"features": None})
+    load_dataset(images, sweep.written.seed)  # raises before anything is made
     folder, owner = state.sweep(sweep.name), whoami()
     called = choose_study_name(storage_uri, sweep.name, owner)
     tracking_uri = add_driver(tracking_uri) if tracking_uri else None
@@ -173,7 +178,7 @@ def create_session(
         except DpSweepError:
             folder.remove()
             raise
-        folder.check_data(data)
+        _check_data(folder, sweep)
         with _make_session(sweep, state, study, lease) as session:
             yield session
 
@@ -211,7 +216,7 @@ def reopen_session(
             study.sweep = check_changes(folder, study.sweep, file, accepted=accept)
             study.note_plan()
         sweep = study.sweep
-        folder.check_data(_compute_fingerprint(sweep))
+        _check_data(folder, sweep)
         if storage_uri:
             folder.move_storage(storage_uri)
         with _make_session(sweep, state, study, lease) as session:
@@ -238,9 +243,9 @@ def _make_session(
     session.tracker.close()
 
 
-def _compute_fingerprint(sweep: ResolvedSweep) -> str:
+def _check_data(folder: SweepFolder, sweep: ResolvedSweep) -> None:
     trial = sweep.written
-    return fingerprint_images(trial.data, trial.seed)
+    folder.check_data(fingerprint_images(trial.data, trial.seed, folder.data_key()))
 
 
 def _list_nodes() -> list[NodeResources]:

@@ -38,6 +38,9 @@ _LONGEST_CONFIG = 3000
 _DELIVERY_SECONDS = 10.0
 """How long a trial waits for a raised privacy statement to reach a tracking server that is slow."""
 
+CHECKS = "release-checks.md"
+"""What was found of a step's releases: in the sweep's folder, and beside the statement."""
+
 STATEMENT, GROWN = "dpsweep.privacy", "dpsweep.grown"
 """Tags of the parent run: the search's privacy statement, and how its number of runs was raised."""
 
@@ -97,6 +100,10 @@ class TrackingWatcher:
             self._tracker.artifact(self._folder.path / name)
         if any(record.dispatched for record in study.records()) and not study.is_finished():
             self._tracker.flush(_DELIVERY_SECONDS)
+
+    def checked(self) -> None:
+        """The checks of what the sweep's step releases stand beside its privacy statement."""
+        self._tracker.artifact(self._folder.path / CHECKS)
 
     def started(self, record: Record) -> None:
         """The trial's run is there, with its whole config and its privacy statement."""

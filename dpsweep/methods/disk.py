@@ -37,7 +37,7 @@ class LookAhead(JointQuery):
     def memory(self) -> int:
         return 2
 
-    def asks(self, step: int) -> tuple[EvaluationPoint, ...]:
+    def evaluation_points(self, step: int) -> tuple[EvaluationPoint, ...]:
         gain = self.gain.gain_at(step)
         ahead = (1 - gain) / gain if self.gamma is None else self.gamma
         if gain == 1:

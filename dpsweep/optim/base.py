@@ -64,7 +64,7 @@ class Base(Strict):
         raise NotImplementedError
 
     def fit_to_noise(self, ratio: float) -> Self:
-        """The same optimizer for noise that is `ratio` times as strong.
+        """Adapt the optimizer to noise that is `ratio` times as strong.
 
         While noise binds, the best step times the noise multiplier is constant
         (docs/benchmarks/explore.md), so learning rate or total step is divided by `ratio`.

@@ -31,8 +31,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import brentq
-from scipy.special import betaincinv, log_ndtr, ndtr, ndtri
-from scipy.stats import rankdata
+from scipy.special import betaincinv, expit, log_ndtr, ndtr, ndtri
+from scipy.stats import binom, rankdata
 
 Floats = npt.NDArray[np.float64]
 
@@ -256,6 +256,69 @@ def mu_of_epsilon(epsilon: float, delta: float) -> float:
     while _log_delta(epsilon, high) < math.log(delta):
         high *= 2
     return _find_root(lambda mu: _log_delta(epsilon, mu) - math.log(delta), low, high)
+
+
+def epsilon_of_one_run(
+    canaries: int, guesses: int, correct: int, delta: float, error: float
+) -> float:
+    """Lower bound on epsilon from one run with many canaries, each in it with probability 1/2.
+
+    With (epsilon, delta)-DP, p = 1 / (1 + e^-epsilon) and X ~ Binomial(guesses, p),
+
+        P(at least v right) <= P(X >= v) + 2 m delta max_i P(v > X >= v - i) / i
+
+    The bound is the largest epsilon that makes `correct` right guesses less likely than `error`.
+    Steinke, Nasr and Jagielski 2023, arXiv:2305.08846, theorem 5.2 and appendix D.
+
+    Args:
+        canaries: m.
+        guesses: How many of them were guessed in or out; the others were abstained from.
+        correct: v.
+        delta: In [0, 1).
+        error: In (0, 1).
+
+    >>> round(epsilon_of_one_run(1000, 1000, 1000, 0.0, 0.05), 2)
+    5.81
+    """
+    if not 0 <= correct <= guesses <= canaries:
+        raise ValueError(
+            f"correct <= guesses <= canaries is needed, got {correct}, {guesses}, {canaries}."
+        )
+    _check_share("error", error)
+
+    def likely(epsilon: float) -> float:
+        share = float(expit(epsilon))
+        tail = float(binom.sf(correct - 1, guesses, share))
+        below_I = np.cumsum(binom.pmf(np.arange(correct - 1, -1, -1), guesses, share))
+        worst = float((below_I / np.arange(1, correct + 1)).max()) if correct else 0.0
+        return min(1.0, tail + 2 * canaries * delta * worst)
+
+    if likely(0.0) >= error:
+        return 0.0
+    high = 1.0
+    while likely(high) < error and high < 100:
+        high *= 2
+    return _find_root(lambda epsilon: likely(epsilon) - error, 0.0, high) if high < 100 else high
+
+
+def power_against(
+    share: float, epsilon: float, delta: float, runs: int, confidence: float
+) -> float:
+    """Probability that `judge` finds noise at `share` of what it should be, by the fit alone.
+
+    The runs lose mu / share in place of mu. Pairs won are binomial, so the smallest number that
+    refutes the claim says how often it is reached.
+
+    >>> round(power_against(0.5, 4.0, 1e-5, 1000, 0.99), 3)
+    1.0
+    """
+    mu, error = mu_of_epsilon(epsilon, delta), FITTED_SHARE * (1 - confidence)
+    lost_L = np.arange(runs + 1)
+    refutes = -math.sqrt(2) * ndtri(bound_probability(lost_L, runs, error)) > mu
+    if not refutes.any():
+        return 0.0
+    truth = float(ndtr(-mu / share / math.sqrt(2)))
+    return float(binom.cdf(int(lost_L[refutes].max()), runs, truth))
 
 
 def compute_log_ratio(shift: npt.ArrayLike, centred: npt.ArrayLike, sampling_rate: float) -> Floats:

@@ -201,20 +201,23 @@ def weighted_sum(factor_B: Tensor, leaf_B: Tensor, finite: bool = False) -> Tens
     return summed_products(factors_1B.T, flat).view(leaf_B.shape[1:])
 
 
-def summed_products(left_BM: Tensor, right_BN: Tensor, num_positions: int = 1) -> Tensor:
-    """sum_b l_b r_b^T over B examples, shape (..., M, N); in double over sums of `SUMMED` of them.
+def summed_products(
+    left_BM: Tensor, right_BN: Tensor, num_positions: int = 1, num_together: int = SUMMED
+) -> Tensor:
+    """sum_b l_b r_b^T over B examples, shape (..., M, N); in double over sums of `num_together`.
 
-    All sums of `SUMMED` examples are one product: the number of kernels does not grow with B.
+    All sums of so many examples are one product: the number of kernels does not grow with B.
 
     Args:
         left_BM: Shape (..., B * num_positions, M).
         right_BN: Shape (..., B * num_positions, N).
         num_positions: Rows of each example.
+        num_together: Examples of one sum.
     """
     import torch
 
     rows = left_BM.shape[-2]
-    each = SUMMED * num_positions
+    each = num_together * num_positions
     whole = rows // each * each
     if rows <= each:
         return left_BM.mT @ right_BN

@@ -52,7 +52,7 @@ class Query(Protocol):
     def memory(self) -> int:
         """Number of iterates to keep, the newest included."""
 
-    def asks(self, step: int) -> tuple[EvaluationPoint, ...]:
+    def evaluation_points(self, step: int) -> tuple[EvaluationPoint, ...]:
         """Evaluation points of step `step` and their weights, a function of public numbers."""
 
     def clipped(self, oracle: Oracle, trail: Sequence[Tensors], step: int) -> Clipped:
@@ -72,17 +72,17 @@ class JointQuery:
     weights scaled up to the same sum.
     """
 
-    def asks(self, step: int) -> tuple[EvaluationPoint, ...]:
+    def evaluation_points(self, step: int) -> tuple[EvaluationPoint, ...]:
         raise NotImplementedError
 
     def clipped(self, oracle: Oracle, trail: Sequence[Tensors], step: int) -> Clipped:
-        asks = self.asks(step)
-        whole = sum(ask.weight for ask in asks)
+        points = self.evaluation_points(step)
+        whole = sum(point.weight for point in points)
         if len(trail) == 1:  # all points are one
             return oracle([trail[-1]], [whole])
-        known = [ask for ask in asks if ask.age < len(trail)]
-        scale = whole / sum(ask.weight for ask in known)
-        return oracle([ask.point(trail) for ask in known], [scale * ask.weight for ask in known])
+        known = [point for point in points if point.age < len(trail)]
+        scale = whole / sum(point.weight for point in known)
+        return oracle([p.point(trail) for p in known], [scale * p.weight for p in known])
 
     def restore(self, released: Released, step: int) -> Released:
         return released
@@ -99,9 +99,9 @@ class FixedQuery(JointQuery):
 
     @property
     def memory(self) -> int:
-        return max(ask.memory for ask in self.points)
+        return max(point.memory for point in self.points)
 
-    def asks(self, step: int) -> tuple[EvaluationPoint, ...]:
+    def evaluation_points(self, step: int) -> tuple[EvaluationPoint, ...]:
         return self.points
 
 
@@ -133,7 +133,7 @@ class SplitQuery:
     def memory(self) -> int:
         return 2
 
-    def asks(self, step: int) -> tuple[EvaluationPoint, ...]:
+    def evaluation_points(self, step: int) -> tuple[EvaluationPoint, ...]:
         return (EvaluationPoint(1 - self.weight), EvaluationPoint(self.weight, ahead=self.ahead))
 
     def clipped(self, oracle: Oracle, trail: Sequence[Tensors], step: int) -> Clipped:

@@ -186,7 +186,7 @@ class SearchBudget:
 
     @property
     def final_cap(self) -> RunCap:
-        """What the last run may lose at most; as any other where shares are equal."""
+        """Most that the last run may lose; the same as any other where shares are equal."""
         return _compute_cap(self)
 
     def noise(self, schedule: Schedule, *, final: bool = False) -> float:

@@ -73,7 +73,7 @@ class Records:
             part = slice(start, start + step)
             yield part, self.rows(part).to_double()
 
-    def rows(self, part: slice) -> "Records":
+    def rows(self, part: slice | Tensor) -> "Records":
         """Select the records of some examples."""
         inputs, grads = (tuple(z[part] for z in leaf) for leaf in (self.inputs, self.grads))
         return Records(self.weights, inputs, grads)
@@ -108,6 +108,20 @@ class Records:
             return torch.where(_expand_like(kept_B, leaf), leaf, 0)
 
         return Records(self.weights, tuple(map(made, self.inputs)), tuple(map(made, self.grads)))
+
+    @property
+    def longest_B(self) -> Tensor:
+        """Norm that each answer would have if none of its terms cancelled, at most; shape (B,)."""
+        parts = [
+            abs(w) * _long(x) * _long(g)
+            for w, x, g in zip(self.weights, self.inputs, self.grads, strict=True)
+        ]
+        return torch.stack(parts).sum(0)
+
+    def double(self) -> "Records":
+        """Convert the records to float64."""
+        inputs, grads = (tuple(z.double() for z in leaf) for leaf in (self.inputs, self.grads))
+        return Records(self.weights, inputs, grads)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -424,6 +438,12 @@ def _scale_to_one(leaf: Tensor) -> tuple[Tensor, Tensor]:
 def _find_peaks(leaf: Tensor) -> Tensor:
     """Each example's largest entry, shape (B,)."""
     return leaf.abs().flatten(1).amax(1) if leaf.numel() else leaf.new_zeros(len(leaf))
+
+
+def _long(leaf: Tensor) -> Tensor:
+    """Norm of each example, shape (B,), float64."""
+    norm_B: Tensor = torch.linalg.vector_norm(leaf.detach().flatten(1), dim=1, dtype=torch.float64)
+    return norm_B
 
 
 def _sum_power(spectra: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What each way to spend one epsilon on a search leaves of it for the model that is handed out."""
+"""Ways to spend one epsilon on a search, and what each leaves for the exported model."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ from dpsweep.privacy.accounting import Run, calibrate_noise
 from dpsweep.privacy.selection import Schedule, SearchBudget
 
 USUAL_SHARE = 0.05
-"""What exploring costs where no share is given."""
+"""Cost of exploring, if no share is given."""
 
 FEW_RUNS = 3
 """So many equal shares still beat a final run after noisy trials (docs/benchmarks/explore.md)."""
@@ -36,7 +36,7 @@ class Ways:
 
     @property
     def advice(self) -> str:
-        """Which way suits the number of trials, in a sentence."""
+        """Recommend a way for the number of trials, in a sentence."""
         if self.num_trials <= FEW_RUNS:
             return (
                 f"For {self.num_trials} trials equal shares do well; explore-then-train pays from "

@@ -260,15 +260,27 @@ class SweepFolder:
         self._write_sweep(sweep, base)
         self._store({**self._read(), "sources": dump_sources(sweep, base)})
 
+    def data_key(self) -> bytes:
+        """The sweep's secret key of its data's fingerprint; drawn if there is none yet."""
+        place = self.path / "data.key"
+        if not place.exists():
+            write_atomically(place, os.urandom(32))
+        return place.read_bytes()
+
     def check_data(self, fingerprint: str) -> None:
         """Note which data the sweep is about, the first time; compare them from then on.
+
+        Args:
+            fingerprint: Under the key `data_key`.
 
         Raises:
             StateError: If they are others than before.
         """
-        known = self._read().get("fingerprint")
+        stored = self._read()
+        stored.pop("fingerprint", None)  # of a version that had no key
+        known = stored.get("keyed_fingerprint")
         if known is None:
-            self._store({**self._read(), "fingerprint": fingerprint})
+            self._store({**stored, "keyed_fingerprint": fingerprint})
         elif known != fingerprint:
             raise StateError(
                 f"sweep {self.name!r}: the data are not those it was launched with: trials on both "

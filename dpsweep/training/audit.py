@@ -19,6 +19,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from multiprocessing import get_context
+from typing import Literal
 
 import numpy as np
 import torch
@@ -31,19 +32,23 @@ from dpsweep.core.circulant import CirculantLinear
 from dpsweep.core.errors import ConfigError
 from dpsweep.core.seeds import Secret
 from dpsweep.core.types import Clipped, Released, Tensors
-from dpsweep.data.read import load_dataset
+from dpsweep.data.read import Dataset, load_dataset
 from dpsweep.methods import build_method as build_method
 from dpsweep.privacy.accounting import Run, calibrate_noise
-from dpsweep.privacy.audit import Audit, bound_epsilon, compute_log_ratio
+from dpsweep.privacy.audit import Audit, bound_epsilon, compute_log_ratio, epsilon_of_one_run
 from dpsweep.privacy.clip import Clip
 from dpsweep.privacy.engine import make_engine
 from dpsweep.privacy.geometry import make_geometry
 from dpsweep.privacy.noise import NoiseDraw
-from dpsweep.training.assemble import initial_params
+from dpsweep.training.assemble import assemble_step_on, initial_params
+from dpsweep.training.device import open_device
+from dpsweep.training.release_check import stand_in
 from dpsweep.training.step import Progress, Step
 
 NUM_OTHERS = 8
 """Examples beside the canary, all of them known to the auditor."""
+
+Canary = Literal["bright", "black", "noise"]
 
 _CLIP_NORM = 1e-6
 _CHUNK = 100
@@ -55,6 +60,9 @@ class Plan:
 
     Attributes:
         config: Its method, optimizer and clipping are audited, on the audit's own data and model.
+        canary: The image that comes and goes.
+        own: True to audit its model, data shape, clip norm, engine, device and precision as well,
+            on images of noise.
         epsilon: Claimed for a whole run.
         delta: Failure probability of the claim.
         sampling_rate: q; the bounds are tightest at 1.
@@ -64,6 +72,8 @@ class Plan:
     """
 
     config: TrialConfig
+    canary: Canary = "bright"
+    own: bool = False
     epsilon: float = 4.0
     delta: float = 1e-5
     sampling_rate: float = 1.0
@@ -76,11 +86,16 @@ class Plan:
 class AuditedStep(Step):
     """The real step, whose releases the auditor records.
 
-    A sum that was computed for the auditor is not computed again for the step.
+    A sum that was computed for the auditor is not computed again for the step. `fixed` holds the
+    batch, where it is not sampled: an audit by one run decides itself who is in.
     """
 
     seen: list[Released] = field(default_factory=list)
     sums: dict[tuple[int, ...], Clipped] = field(default_factory=dict)
+    fixed: list[torch.Tensor] = field(default_factory=list)
+
+    def batch(self, step: int) -> torch.Tensor:
+        return self.fixed[-1] if self.fixed else super().batch(step)
 
     def clipped(self, batch: torch.Tensor, progress: Progress) -> Clipped:
         key = (progress.step, *batch.tolist())
@@ -103,7 +118,8 @@ def run_audit(plan: Plan) -> Audit:
         ConfigError: If the clipping names layers, which the audit's own model does not have.
     """
     clipping = plan.config.privacy.clipping
-    if isinstance(clipping, PerLayerClipping) and clipping.bounds is not None:
+    bounded = isinstance(clipping, PerLayerClipping) and clipping.bounds is not None
+    if bounded and not plan.own:
         raise ConfigError(
             "privacy.clipping.bounds: name layers of your model, and the audit trains one of its "
             "own. Audit with --set privacy.clipping=per_layer; the contract suite tests bounds"
@@ -168,7 +184,7 @@ def _compute_first_known(plan: Plan) -> tuple[Clipped, Clipped]:
 
 def _make_step(plan: Plan, run: Run, *, canary: bool) -> AuditedStep:
     """Make a fresh run's step: a secret of its own, with or without the canary."""
-    with_all = _assemble_audited(plan.config.model_dump_json(), run.noise_multiplier)
+    with_all = _assemble_audited(plan, run.noise_multiplier)
     num_examples = NUM_OTHERS + canary
     budget = PrivacyPlan(num_examples, run, plan.epsilon, plan.delta)
     return AuditedStep(
@@ -182,18 +198,28 @@ def _make_step(plan: Plan, run: Run, *, canary: bool) -> AuditedStep:
 
 
 @cache
-def _assemble_audited(config: str, noise_multiplier: float) -> Step:
-    """Assemble the audited config on the audit's data and model; the last example is the canary."""
-    tree = TrialConfig.model_validate_json(config).model_dump(exclude_none=True)
-    tree["data"] = {"name": "digits"}
-    tree["model"] = {"name": "cnn_small"}  # a name only: what is trained is `_build_network`
+def _assemble_audited(plan: Plan, noise_multiplier: float) -> Step:
+    """Assemble the audited config on the audit's data and model, or its own; last is the canary."""
+    tree = plan.config.model_dump(exclude_none=True)
+    if not plan.own:
+        tree["data"] = {"name": "digits"}
+        tree["model"] = {"name": "cnn_small"}  # a name only: what is trained is `_build_network`
     clipping = tree["privacy"]["clipping"]
     if clipping["name"] == "adaptive":  # a sixteenth of the cost, as the audit's batches are small
         clipping["count_noise"] = 2 * noise_multiplier
-    tree["privacy"] = {"noise_multiplier": 1.0, "clip_norm": _CLIP_NORM, "clipping": clipping}
-    own = {"engine": tree["train"]["engine"], "dtype": "float64", "device": "cpu"}
-    tree["train"] = {"batch_size": NUM_OTHERS, "epochs": 1, **own}
+    clip_norm = plan.config.privacy.clip_norm if plan.own else _CLIP_NORM
+    tree["privacy"] = {"noise_multiplier": 1.0, "clip_norm": clip_norm, "clipping": clipping}
+    train = plan.config.train
+    how = {"engine": train.engine, "dtype": "float64", "device": "cpu"}
+    if plan.own:
+        how |= {"dtype": train.dtype, "device": train.device}
+    tree["train"] = {"batch_size": NUM_OTHERS, "epochs": 1, **how}
     trial = TrialConfig.model_validate(tree)
+    budget = PrivacyPlan(NUM_OTHERS, Run(1.0, 1.0, 1), math.inf, 0.5)
+    if plan.own:
+        device = open_device(train.device, 1.0)
+        data = _with_canary(stand_in(trial), plan.canary).to(device)
+        return assemble_step_on(data, budget, trial, Secret.draw())
     model = _build_network()
     geometry = make_geometry(build_method(trial.method).geometry, model, trial.data.spec.shape)
     engine = make_engine(
@@ -205,11 +231,21 @@ def _assemble_audited(config: str, noise_multiplier: float) -> Step:
         trial.train.engine,
     )
     data = load_dataset(trial.data, trial.seed)
-    inputs = data.inputs[: NUM_OTHERS + 1].clone()
-    inputs[NUM_OTHERS] = data.brightest
-    data = replace(data, inputs=inputs, targets=data.targets[: NUM_OTHERS + 1])
-    budget = PrivacyPlan(NUM_OTHERS, Run(1.0, 1.0, 1), math.inf, 0.5)
+    few, classes = data.inputs[: NUM_OTHERS + 1], data.targets[: NUM_OTHERS + 1]
+    data = _with_canary(replace(data, inputs=few, targets=classes), plan.canary)
     return Step(trial, budget, data, engine, Secret.draw(), geometry)
+
+
+def _with_canary(data: Dataset, canary: Canary) -> Dataset:
+    """`data` with the canary's image as the last one."""
+    inputs, rng = data.inputs.clone(), torch.Generator().manual_seed(1)
+    image = {
+        "bright": torch.full(inputs.shape[1:], float(data.brightest)),
+        "black": torch.zeros(inputs.shape[1:]),
+        "noise": data.brightest * torch.rand(inputs.shape[1:], generator=rng),
+    }[canary]
+    inputs[NUM_OTHERS] = image.to(inputs)
+    return replace(data, inputs=inputs)
 
 
 def _build_network() -> nn.Module:
@@ -232,7 +268,10 @@ def _build_network() -> nn.Module:
 
 def _scale_learning_rate(step: Step, run: Run) -> TrialConfig:
     """Scale the learning rate so that one step's noise moves the weights by the spread."""
-    noise, spread = run.noise_multiplier * _CLIP_NORM / NUM_OTHERS, _iterate_spread(step)
+    noise, spread = (
+        run.noise_multiplier * step.config.privacy.clip_norm / NUM_OTHERS,
+        _iterate_spread(step),
+    )
     base = step.config.optimizer
     lr = spread / noise if base.name == "sgd" else spread
     return step.config.model_copy(update={"optimizer": base.model_copy(update={"lr": lr})})
@@ -240,7 +279,8 @@ def _scale_learning_rate(step: Step, run: Run) -> TrialConfig:
 
 def _iterate_spread(step: Step) -> float:
     """Choose the distance of iterates, per coordinate: wide, unless the canary's cosine counts."""
-    return 0.01 if step.geometry.maps else 0.3
+    own = step.config.privacy.clip_norm != _CLIP_NORM
+    return 0.01 if step.geometry.maps or own else 0.3
 
 
 def _make_progress(step: Step) -> Progress:
@@ -261,4 +301,67 @@ def _make_progress(step: Step) -> Progress:
 
 
 def _flatten(tree: Tensors) -> torch.Tensor:
-    return torch.cat([x.flatten() for x in tree.values()])
+    return torch.cat([x.flatten().double().cpu() for x in tree.values()])
+
+
+@dataclass(frozen=True)
+class OneRun:
+    """Result of one run with many canaries, each included with probability 1/2.
+
+    Attributes:
+        canaries: How many.
+        guesses: How many of them were guessed.
+        correct: How many guesses were right.
+        lower: Lower bound on epsilon.
+    """
+
+    canaries: int
+    guesses: int
+    correct: int
+    lower: float
+
+
+def audit_one_run(plan: Plan, canaries: int = 200) -> OneRun:
+    """Bound epsilon from below by one run (Steinke et al. 2023), at the plan's own step.
+
+    Each canary is an image of noise with a random target. The auditor fits, by least squares, how
+    much of each canary's clipped gradient is in a release, adds that up over the steps, and guesses
+    a canary in where it is much and out where it is little: as many as bound epsilon best, which is
+    paid for by splitting the error among the numbers that are tried.
+    """
+    run, _ = calibrate_noise(plan.epsilon, plan.delta, 1.0, plan.steps)
+    whole = _assemble_audited(plan, run.noise_multiplier)
+    rng, coins = torch.Generator().manual_seed(2), Secret.draw().stream(0, "sample")
+    data, shape = whole.data, whole.data.inputs.shape[1:]
+    images = data.brightest * torch.rand(canaries, *shape, generator=rng)
+    classes = plan.config.data.spec.num_classes if plan.own else 10
+    targets = torch.randint(0, classes, (canaries,), generator=rng)
+    data = replace(data, inputs=images.to(data.inputs), targets=targets.to(data.targets))
+    inside = coins.random(canaries) < 0.5
+    budget = PrivacyPlan(canaries, run, plan.epsilon, plan.delta)
+    paced = _scale_learning_rate(whole, run)
+    step = AuditedStep(paced, budget, data, whole.engine, Secret.draw(), whole.geometry)
+    progress, present = (
+        _make_progress(step),
+        torch.from_numpy(inside.nonzero()[0]).to(data.inputs.device),
+    )
+    scores = np.zeros(canaries)
+    for _ in range(plan.steps):
+        each = [torch.tensor([i], device=present.device) for i in range(canaries)]
+        alone = torch.stack([_flatten(step.clipped(i, progress)) for i in each])
+        step.fixed.append(present)
+        step(progress)
+        release = _flatten(step.seen.pop()) * step.config.train.batch_size
+        gram = alone @ alone.T
+        ridge = 1e-6 * gram.diagonal().mean() * torch.eye(canaries, dtype=gram.dtype)
+        scores += torch.linalg.solve(gram + ridge, alone @ release).numpy()
+        step.sums.clear()
+    order, tried = np.argsort(scores), [canaries // 20, canaries // 8, canaries // 4]
+    error = (1 - plan.confidence) / len(tried)
+    best = OneRun(canaries, 0, 0, 0.0)
+    for side in tried:
+        correct = int((~inside[order[:side]]).sum() + inside[order[-side:]].sum())
+        lower = epsilon_of_one_run(canaries, 2 * side, correct, plan.delta, error)
+        if lower >= best.lower:
+            best = OneRun(canaries, 2 * side, correct, lower)
+    return best

@@ -72,8 +72,8 @@ def _compute_outputs(found: Cut, data: Dataset, images: Tensor, step: Step) -> T
 
 def _fingerprint_frozen(found: Cut, config: TrialConfig) -> str:
     """Hash the architecture and every frozen number."""
-    told = hashlib.sha256(f"{config.model.model_dump_json()} {config.train.dtype}".encode())
+    digest = hashlib.sha256(f"{config.model.model_dump_json()} {config.train.dtype}".encode())
     for name, x in found.model.named_buffers():
-        told.update(f"{name} {tuple(x.shape)} {x.dtype}".encode())
-        told.update(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return told.hexdigest()
+        digest.update(f"{name} {tuple(x.shape)} {x.dtype}".encode())
+        digest.update(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -60,7 +60,7 @@ def train(
     trial_dir: TrialDir,
     report: Callable[[Row], None],
     should_pause: Callable[[], bool] = lambda: False,
-    told: TrialSchedule | None = None,
+    schedule: TrialSchedule | None = None,
     allowance: Allowance = WHOLE,
     data_mark: str = "",
 ) -> Result:
@@ -75,7 +75,7 @@ def train(
             caller.
         report: Called with each row, in order.
         should_pause: Called between steps, about twice a second.
-        told: The trial's schedule, if it is known already.
+        schedule: The trial's schedule, if it is known already.
         allowance: Share of the machine that it may use; changes the result by rounding alone.
         data_mark: Identifies the data where the config does not. The secret is bound to it: the
             same noise on other data would cancel in the difference of two releases.
@@ -92,8 +92,8 @@ def train(
     # a fixed test secret protects nothing; bound to the config alone, it gives the same run again
     secret = secret.bind_to_config(config.model_dump_json() if secret.void else identity)
     device = open_device(config.train.device, allowance.gpu_share)
-    ahead = told or resolve_trial_schedule(config)
-    plan = ahead.budget
+    schedule = schedule or resolve_trial_schedule(config)
+    plan = schedule.budget
     step = assemble_step(config, secret, device, plan, allowance)
     probe = Probe.of(step.engine.model, tuple(step.data.inputs.shape[1:]))
 
@@ -111,7 +111,7 @@ def train(
             report(row)
 
     clock = _Clock(rows)
-    for due in ahead.reports:
+    for due in schedule.reports:
         if due.step <= (rows[-1]["step"] if rows else 0):
             continue
         while progress.step < due.step:

@@ -1,7 +1,7 @@
 """A trial's schedule, known before its first step: what it spends, and when it reports.
 
 The accountant's part is the same for all trials of one length and budget, and the driver knows
-it: workers are told, so that none of them needs an accountant.
+it: workers receive it, so that none of them needs an accountant.
 """
 
 import math
@@ -46,12 +46,12 @@ class TrialSchedule:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, told: dict[str, Any]) -> "TrialSchedule":
+    def from_json(cls, values: dict[str, Any]) -> "TrialSchedule":
         """Read what `to_json` wrote."""
-        whole = told["budget"]
+        whole = values["budget"]
         return cls(
             PrivacyPlan(**{**whole, "run": Run(**whole["run"])}),
-            tuple(Report(**report) for report in told["reports"]),
+            tuple(Report(**report) for report in values["reports"]),
         )
 
 

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 import dpsweep.training.step
 from dpsweep.cli import app
 from dpsweep.cli.verbs import audit
+from dpsweep.config.trial import dump_trial
 from dpsweep.privacy.audit import bound_epsilon
 from dpsweep.training.audit import Plan, sample_scores
 
@@ -54,6 +55,53 @@ def test_a_violated_claim_exits_with_1(monkeypatch):
 def test_what_the_audits_own_model_has_not_is_refused(setting, message):
     done = CliRunner().invoke(app, ["audit", "dp_sgd", "--set", setting])
     assert message in str(done.exception)
+
+
+@pytest.fixture
+def trial_file(tmp_path):
+    tree = dump_trial(audit._configs("dp_sgd", [])[0])
+    place = tmp_path / "own.yaml"
+    place.write_text(tree)
+    return place
+
+
+def test_a_config_is_checked_by_its_own_step(trial_file):
+    for args in (["audit", str(trial_file)], ["check", str(trial_file), "--deep"]):
+        done = CliRunner().invoke(app, args)
+        assert done.exit_code == 0, done.output
+        for name in ("noise", "sensitivity", "divisor", "sampling"):
+            assert f"{name} " in done.output
+        assert "VIOLATED" not in done.output
+
+
+def test_a_config_whose_noise_is_weak_exits_with_1(trial_file, monkeypatch):
+    sound = dpsweep.training.step.release
+
+    def weakened(clipped, *, noise_multiplier, **rest):
+        return sound(clipped, noise_multiplier=0.9 * noise_multiplier, **rest)
+
+    monkeypatch.setattr(dpsweep.training.step, "release", weakened)
+    for args in (["audit", str(trial_file)], ["check", str(trial_file), "--deep"]):
+        done = CliRunner().invoke(app, args)
+        assert done.exit_code == 1
+        assert "VIOLATED" in done.output
+
+
+def test_power_and_each_canary_are_told(monkeypatch):
+    monkeypatch.setattr(audit, "audit_plan", in_this_process)
+    args = ["audit", "dp_sgd", "--runs", "20", "--steps", "1"]
+    done = CliRunner().invoke(app, [*args, "--canary", "bright", "--canary", "noise"])
+    assert "dp_sgd, bright canary" in done.output
+    assert "dp_sgd, noise canary" in done.output
+    assert "Noise at 0.9 of what is claimed would be found in 0% of such audits" in done.output
+    wrong = CliRunner().invoke(app, ["audit", "dp_sgd", "--canary", "yellow"])
+    assert "yellow" in str(wrong.exception)
+
+
+def test_audit_by_one_run_says_how_many_guesses_were_right():
+    done = CliRunner().invoke(app, ["audit", "dp_sgd", "--one-run", "60", "--steps", "1"])
+    assert done.exit_code == 0, done.output
+    assert "one run of 1 steps with 60 canaries" in done.output
 
 
 def test_adaptive_clipping_can_be_audited():

@@ -124,8 +124,8 @@ def test_what_waits_and_what_was_refused_is_told(state, launch):
 
 
 def test_a_dead_driver_is_told_from_a_living_one(state, launch):
-    hold = "import sys; from pathlib import Path; from dpsweep.store.lease import held\n"
-    hold += "with held(Path(sys.argv[1])): print(flush=True); sys.stdin.read()"
+    hold = "import sys; from pathlib import Path; from dpsweep.store.lease import hold_lease\n"
+    hold += "with hold_lease(Path(sys.argv[1])): print(flush=True); sys.stdin.read()"
     driver = subprocess.Popen(
         [sys.executable, "-c", hold, str(launch().path)],
         stdin=subprocess.PIPE,

@@ -16,6 +16,8 @@ from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import StateError
 from dpsweep.data.read import fingerprint_images
 
+KEY = b"k" * 32
+
 
 @pytest.fixture
 def sweep(sweep_file):
@@ -35,7 +37,7 @@ def asked(sweep, **model):
 
 def test_a_machine_that_has_everything_has_no_fault(sweep, token):
     trial = sweep.written
-    said = facts(asked(sweep), fingerprint_images(trial.data, trial.seed), token)
+    said = facts(asked(sweep), (KEY, fingerprint_images(trial.data, trial.seed, KEY)), token)
     assert (said["data_ok"], said["state_ok"], said["faults"]) == (True, True, [])
     assert (said["dpsweep"], said["torch"]) == (dpsweep.__version__, torch.__version__)
     assert abs(said["clock"] - time.time()) < 5
@@ -43,12 +45,12 @@ def test_a_machine_that_has_everything_has_no_fault(sweep, token):
 
 
 def test_what_is_not_asked_is_neither_right_nor_wrong():
-    said = facts(None, "", None)
+    said = facts(None, None, None)
     assert (said["data_ok"], said["state_ok"], said["faults"]) == (None, None, [])
 
 
 def test_other_data_and_a_missing_weights_file_are_faults(sweep, token):
-    said = facts(asked(sweep, weights="/nowhere/x.pth"), "another", token)
+    said = facts(asked(sweep, weights="/nowhere/x.pth"), (KEY, "another"), token)
     assert said["data_ok"] is False
     assert said["faults"] == [
         "data.root: None holds other data than the driver's. Copy them afresh from there",
@@ -58,7 +60,7 @@ def test_other_data_and_a_missing_weights_file_are_faults(sweep, token):
 
 def test_missing_data_are_a_fault_with_the_folder_it_should_be_in(sweep_file):
     there = load_sweep(sweep_file, ["data={name: mnist, root: /nowhere}"])
-    (words,) = facts(asked(there), "x", None)["faults"]
+    (words,) = facts(asked(there), (KEY, "x"), None)["faults"]
     assert words.startswith(
         "data.root: '/nowhere' does not hold mnist: /nowhere/MNIST/raw is not a"
     )
@@ -75,7 +77,7 @@ def test_missing_data_are_a_fault_with_the_folder_it_should_be_in(sweep_file):
 def test_a_state_folder_that_is_not_the_drivers_is_a_fault(
     token, tmp_path, folder, name, content, words
 ):
-    said = facts(None, "", (folder.format(tmp_path), name, content))
+    said = facts(None, None, (folder.format(tmp_path), name, content))
     assert said["state_ok"] is False
     (told,) = said["faults"]
     with pytest.raises(AssertionError, match=words):
@@ -84,7 +86,7 @@ def test_a_state_folder_that_is_not_the_drivers_is_a_fault(
 
 def test_versions_and_gpus_that_do_not_go_with_the_drivers_are_faults():
     node = {"NodeID": "ab" * 28, "Resources": {"GPU": 4.0}}
-    said = {**facts(None, "", None), "dpsweep": "0.0.1", "torch": "1.0", "cuda": None}
+    said = {**facts(None, None, None), "dpsweep": "0.0.1", "torch": "1.0", "cuda": None}
     report = nodes._report(node, said, time.time())
     first, second, third = report.faults
     assert first.startswith(f"has dpsweep 0.0.1, and the driver {dpsweep.__version__}. Install the")

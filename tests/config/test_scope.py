@@ -90,14 +90,6 @@ MISTAKES = [
         r"privacy\.epsilon: each gives every trial one of several budgets.*such as epsilon: 1",
     ),
     (
-        [
-            SHARED,
-            "privacy={epsilon: 1.0e-4, delta: 1.0e-9, scope: sweep}",
-            "search.train.E={choice: [1, 2]}",
-        ],
-        r"privacy\.epsilon: 0.0001 is too little for 2",
-    ),
-    (
         ["search={privacy.scope: {choice: [trial, sweep]}}"],
         r"cannot be searched: privacy\.scope is",
     ),
@@ -127,3 +119,21 @@ MISTAKES = [
 def test_contradictions_are_named_with_a_remedy(sweep_file, settings, message):
     with pytest.raises(ConfigError, match=message):
         load_sweep(sweep_file, settings)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("budget.trial_timeout=1h", r"budget\.trial_timeout: .*goes against accounting"),
+        ("resources.memory=2GB", r"resources\.memory: .*goes against accounting"),
+        ("start=[{optimizer.lr: 1.5}]", r"start: .* goes against accounting"),
+        ("learn_from=other", r"learn_from: .*goes against accounting"),
+    ],
+)
+def test_private_selection_refuses_what_lets_a_clock_or_a_choice_decide(
+    sweep_file, setting, message
+):
+    selected = [SELECTED, "sampler={name: random}", "pruner={name: none}"]
+    load_sweep(sweep_file, selected)
+    with pytest.raises(ConfigError, match=message):
+        load_sweep(sweep_file, [*selected, setting])

@@ -2,6 +2,7 @@
 
 import pytest
 
+from dpsweep.config.privacy import PrivacyConfig
 from dpsweep.config.source import parse_yaml
 from dpsweep.config.trial import load_trial, resolve_trial_source
 from dpsweep.core.errors import ConfigError
@@ -113,3 +114,10 @@ def test_several_mistakes_are_all_told_with_their_lines():
 def test_a_relative_data_root_is_made_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert load("data.root=here").data.root == str(tmp_path / "here")
+
+
+@pytest.mark.parametrize("epsilon", [1e-6, 9e-3])
+def test_epsilon_that_no_accountant_reaches_in_time_is_refused(epsilon):
+    with pytest.raises(ValueError, match=r"must be at least 0\.01, got"):
+        PrivacyConfig(epsilon=epsilon)
+    assert PrivacyConfig(epsilon=0.01).epsilon == 0.01

@@ -186,7 +186,7 @@ def check_asks(world: World) -> None:
     """A constant gradient is kept whole, and of several iterates the newest weighs most."""
     method = world.step(examples()).method
     for t in (0, 1, 10):
-        asks = method.query.asks(t)
+        asks = method.query.evaluation_points(t)
         whole = sum(ask.weight for ask in asks)
         assert math.isclose(whole, 1), f"weights: they sum to {whole}"
         if isinstance(method.query, SplitQuery) or any(ask.ahead for ask in asks):

@@ -40,7 +40,7 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 def clip_each_then_combine(patch: pytest.MonkeyPatch) -> None:
     def clipped(self, oracle, trail, step):
-        asks = self.asks(step)
+        asks = self.evaluation_points(step)
         sums = [oracle([ask.point(trail)], [1.0]) for ask in asks]
         pairs = list(zip(asks, sums, strict=True))
         return Clipped({k: sum(ask.weight * part[k] for ask, part in pairs) for k in sums[0]})
@@ -50,7 +50,7 @@ def clip_each_then_combine(patch: pytest.MonkeyPatch) -> None:
 
 def sum_clipped_points(patch: pytest.MonkeyPatch) -> None:
     def clipped(self, oracle, trail, step):
-        sums = [oracle([ask.point(trail)], [1.0]) for ask in self.asks(step)]
+        sums = [oracle([ask.point(trail)], [1.0]) for ask in self.evaluation_points(step)]
         return Clipped({k: sum(part[k] for part in sums) for k in sums[0]})
 
     patch.setattr(JointQuery, "clipped", clipped)
@@ -347,7 +347,7 @@ def rate_of_the_true_batch(patch: pytest.MonkeyPatch) -> None:
         return batch
 
     patch.setattr(step_module, "poisson_batch", noting)
-    patch.setattr(Step, "learning_rate", lambda self, step: rate(self, step) * sizes[-1])
+    patch.setattr(Step, "learning_rate", lambda self, *at: rate(self, *at) * sizes[-1])
 
 
 # The model, and what is saved of it.

@@ -21,6 +21,8 @@ from dpsweep.data.scattering import compute_scattering
 from dpsweep.training.assemble import assemble_step, check_fit, initial_params
 from dpsweep.training.evaluate import evaluate
 
+KEY = b"k" * 32
+
 SCATTERED = {"name": "digits", "features": {"name": "scattering"}}
 TRIAL = {
     "data": SCATTERED,
@@ -164,8 +166,8 @@ def test_features_are_computed_once_and_then_mapped(cache):
 
 def test_fingerprint_is_that_of_the_images():
     plain = DataConfig(name="digits")
-    assert fingerprint_images(DataConfig.model_validate(SCATTERED), 0) == fingerprint_images(
-        plain, 0
+    assert fingerprint_images(DataConfig.model_validate(SCATTERED), 0, KEY) == fingerprint_images(
+        plain, 0, KEY
     )
 
 

@@ -11,6 +11,8 @@ from dpsweep.data import folders, npz
 from dpsweep.data.datasets import DataConfig, check_present
 from dpsweep.data.read import fingerprint_images, load_dataset
 
+KEY = b"k" * 32
+
 SHAPE = [3, 6, 4]
 
 
@@ -65,10 +67,10 @@ def test_folder_without_train_is_one_split_of_which_a_part_is_held_out(root):
 
 
 def test_copy_of_the_node_is_read_anew_when_a_file_or_the_shape_changes(root):
-    before = fingerprint_images(folder(root), 0)
+    before = fingerprint_images(folder(root), 0, KEY)
     save(image(77), root, "train", "cat", "deep", "0.png")
     load_dataset.cache_clear()
-    assert fingerprint_images(folder(root), 0) != before
+    assert fingerprint_images(folder(root), 0, KEY) != before
     small = load_dataset(folder(root, shape=[3, 3, 2], resize=True), 0)
     assert small.inputs.shape == (12, 3, 3, 2)
 

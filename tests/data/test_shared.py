@@ -18,6 +18,8 @@ from dpsweep.data.datasets import SPECS, DataConfig
 from dpsweep.data.read import fingerprint_images, load_dataset
 from dpsweep.data.shared import load_shared
 
+KEY = b"k" * 32
+
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
@@ -279,21 +281,21 @@ PLACES = [
 @pytest.mark.parametrize(("name", "at"), PLACES)
 def test_one_pixel_or_label_is_another_fingerprint(mnist, name, at):
     config, raw = mnist
-    before = fingerprint_images(config, 0)
-    assert fingerprint_images(config, 0) == before
+    before = fingerprint_images(config, 0, KEY)
+    assert fingerprint_images(config, 0, KEY) == before
     load_dataset.cache_clear()
-    assert fingerprint_images(config, 0) == before, "from the copy"
+    assert fingerprint_images(config, 0, KEY) == before, "from the copy"
     content = bytearray((raw / name).read_bytes())
     content[at] ^= 1
     time.sleep(0.01)  # an age of its own
     (raw / name).write_bytes(content)
     load_dataset.cache_clear()
-    assert fingerprint_images(config, 0) != before
+    assert fingerprint_images(config, 0, KEY) != before
     content[at] ^= 1
     time.sleep(0.01)
     (raw / name).write_bytes(content)
     load_dataset.cache_clear()
-    assert fingerprint_images(config, 0) == before, "it is of the examples, not of their files"
+    assert fingerprint_images(config, 0, KEY) == before, "it is of the examples, not of their files"
 
 
 def test_examples_from_the_copy_are_those_of_the_files(mnist):
@@ -309,9 +311,14 @@ def test_examples_from_the_copy_are_those_of_the_files(mnist):
 def test_who_is_held_out_is_part_of_the_fingerprint():
     held = DataConfig(name="digits", validation="holdout")
     prints = {
-        fingerprint_images(held, 0),
-        fingerprint_images(held, 1),
-        fingerprint_images(DataConfig(name="digits"), 0),
+        fingerprint_images(held, 0, KEY),
+        fingerprint_images(held, 1, KEY),
+        fingerprint_images(DataConfig(name="digits"), 0, KEY),
     }
     assert len(prints) == 3
-    assert fingerprint_images(held, 1) in prints
+    assert fingerprint_images(held, 1, KEY) in prints
+
+
+def test_fingerprint_needs_its_key():
+    config = DataConfig(name="digits")
+    assert fingerprint_images(config, 0, KEY) != fingerprint_images(config, 0, b"another key" * 2)

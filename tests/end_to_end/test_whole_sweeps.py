@@ -172,7 +172,13 @@ def test_sweep_on_running_services_stops_on_request_and_resumes_with_its_failure
     assert statuses == ["FAILED"] * failed + ["FINISHED"] * (9 - failed)
     for parent in parents:
         stored = {a.path for a in client.list_artifacts(parent.info.run_id)}
-        assert stored == {"best.yaml", "privacy.md", "report.html", "sweep.yaml"}
+        assert stored == {
+            "best.yaml",
+            "privacy.md",
+            "release-checks.md",
+            "report.html",
+            "sweep.yaml",
+        }
     assert not (tmp_path / ".dpsweep/mlflow.db").exists()
 
 

@@ -20,10 +20,10 @@ from dpsweep.execution.failures import (
 BROKEN = """
 import ctypes, os, sys, time
 from pathlib import Path
-from dpsweep.execution.failures import Limits, watched
+from dpsweep.execution.failures import Limits, watch_trial
 
 def run_trial():
-    with watched(Path({trial_dir!r}), {limits}) as watch:
+    with watch_trial(Path({trial_dir!r}), {limits}) as watch:
         {body}
     print("through")
 

@@ -37,7 +37,7 @@ LR = 0.3
     ],
 )
 def test_weights_are_one_minus_c_here_and_c_ahead(kappa, gamma, weights):
-    here, ahead = disk.Config(kappa=kappa, gamma=gamma).query.asks(1)
+    here, ahead = disk.Config(kappa=kappa, gamma=gamma).query.evaluation_points(1)
     assert (here.ahead, ahead.ahead) == (0.0, gamma)
     assert [here.weight, ahead.weight] == pytest.approx(weights, rel=1e-12)
 
@@ -45,7 +45,7 @@ def test_weights_are_one_minus_c_here_and_c_ahead(kappa, gamma, weights):
 @every_gain
 def test_weights_sum_to_one(kappa, gamma):
     query = disk.Config(kappa=kappa, gamma=gamma).query
-    assert sum(ask.weight for ask in query.asks(1)) == pytest.approx(1, abs=1e-12)
+    assert sum(ask.weight for ask in query.evaluation_points(1)) == pytest.approx(1, abs=1e-12)
 
 
 @pytest.mark.parametrize("kappa", [0.1, 0.3, 0.5, 0.7, 0.9, 0.99])
@@ -53,7 +53,7 @@ def test_one_point_ahead_is_enough_where_gamma_is_one_over_kappa_less_one(kappa)
     gamma = (1 - kappa) / kappa
     for given in (gamma, "one_point"):
         query = disk.Config(kappa=kappa, gamma=given).query
-        assert query.asks(1) == (EvaluationPoint(weight=1.0, ahead=gamma),)
+        assert query.evaluation_points(1) == (EvaluationPoint(weight=1.0, ahead=gamma),)
 
 
 @pytest.mark.parametrize("gamma", [0.5, -1.0, 3.0])

@@ -103,7 +103,9 @@ def test_bases_are_known_optimizers(name):
 @every_entry
 def test_weights_of_the_query_sum_to_one(name, step):
     method = build_method(METHODS[name].config())
-    assert sum(ask.weight for ask in method.query.asks(step)) == pytest.approx(1, abs=1e-12)
+    assert sum(ask.weight for ask in method.query.evaluation_points(step)) == pytest.approx(
+        1, abs=1e-12
+    )
 
 
 @every_entry

@@ -15,7 +15,9 @@ from dpsweep.privacy.audit import (
     bound_probability,
     compute_log_ratio,
     epsilon_of_mu,
+    epsilon_of_one_run,
     mu_of_epsilon,
+    power_against,
 )
 
 DELTA = 1e-5
@@ -292,3 +294,48 @@ def test_log_ratio_is_right_at_the_extremes():
 def test_log_ratio_refuses_a_sampling_rate_outside_the_unit_interval(q):
     with pytest.raises(ValueError, match=r"sampling_rate must lie in \(0, 1\], got"):
         compute_log_ratio(1.0, 0.0, q)
+
+
+@pytest.mark.parametrize("error", [0.05, 1e-3])
+def test_one_run_whose_guesses_are_all_right_is_bounded_by_their_number(error):
+    # P(all n right) = (1 / (1 + e^-epsilon))^n is the error
+    expected = -math.log(error ** (-1 / 400) - 1)
+    assert epsilon_of_one_run(1000, 400, 400, 0.0, error) == pytest.approx(expected, rel=1e-9)
+    assert epsilon_of_one_run(1000, 400, 400, 1e-5, error) < expected
+
+
+def test_one_run_is_wrong_no_more_often_than_it_says_where_it_is_tightest():
+    # Randomized response of each canary: every guess is right with probability e / (1 + e).
+    rng = np.random.default_rng(20)
+    correct = rng.binomial(1000, math.e / (1 + math.e), 2000)
+    bounds = [epsilon_of_one_run(1000, 1000, int(v), 0.0, 0.1) for v in correct]
+    assert np.median(bounds) > 0.8
+    # 10 % of 2000 may exceed it, 200 with standard deviation 13.4; 5 of them: one in 3 million.
+    assert sum(bound > 1 for bound in bounds) <= 267
+
+
+def test_one_run_of_coins_shows_nothing_and_delta_costs():
+    assert epsilon_of_one_run(1000, 1000, 500, 1e-5, 0.05) == 0
+    assert epsilon_of_one_run(10, 0, 0, 1e-5, 0.05) == 0
+    free, charged = (epsilon_of_one_run(10_000, 1000, 800, d, 0.05) for d in (0.0, 1e-4))
+    assert 0 < charged < free
+
+
+@pytest.mark.parametrize("counts", [(10, 20, 5), (10, 5, 6), (10, 5, -1)])
+def test_one_run_with_impossible_counts_is_refused(counts):
+    with pytest.raises(ValueError, match=r"correct <= guesses <= canaries is needed, got"):
+        epsilon_of_one_run(*counts, 1e-5, 0.05)
+
+
+def test_power_is_how_often_weaker_noise_is_found():
+    rng, mu = np.random.default_rng(21), mu_of_epsilon(4.0, DELTA)
+    found = [
+        epsilon_of_mu(bound_mu_by_fit(*gaussian_runs(mu / 0.9, 2000, rng), 0.992), DELTA) > 4.0
+        for _ in range(300)
+    ]
+    expected = power_against(0.9, 4.0, DELTA, 2000, 0.99)
+    # A share of 300 has a standard deviation of at most 0.029.
+    assert abs(np.mean(found) - expected) < 5 * 0.029
+    assert 0.2 < expected < 0.8
+    assert power_against(1.0, 4.0, DELTA, 2000, 0.99) <= 0.01
+    assert power_against(0.9, 4.0, DELTA, 20, 0.99) < 0.01

@@ -18,7 +18,7 @@ from dpsweep.core.seeds import Secret
 from dpsweep.core.types import Clipped
 from dpsweep.privacy import noise
 from dpsweep.privacy.noise import SOURCES, NoiseDraw, SecureDraws, leaf_slices
-from dpsweep.privacy.release import release
+from dpsweep.privacy.release import GRID_BITS, release
 from dpsweep.privacy.sampling import poisson_batch
 from dpsweep.training.loop import train
 from dpsweep.training.trial_dir import TrialDir
@@ -132,8 +132,8 @@ def test_tails_are_as_long_as_they_should_be():
 
 
 def test_low_bits_are_coins():
-    """The 30 bits over the release's grid: were they not, rounding to it would hide nothing."""
-    bits = np.floor(np.ldexp(normals(7), 30)).astype(np.int64)
+    """Those over the release's grid: were they not, rounding to it would hide nothing."""
+    bits = np.floor(np.ldexp(normals(7), GRID_BITS)).astype(np.int64)
     for bit in range(20):
         ones = int((bits >> bit & 1).sum())
         assert abs(ones - MANY / 2) < FIVE * math.sqrt(MANY) / 2

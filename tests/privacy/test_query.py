@@ -40,7 +40,7 @@ def iterates(num: int) -> list[Tensors]:
 
 @pytest.mark.parametrize("trail", [[NOW], [BEFORE, NOW]])
 def test_here_is_the_newest_iterate_itself(trail):
-    (ask,) = NEWEST_ITERATE.asks(7)
+    (ask,) = NEWEST_ITERATE.evaluation_points(7)
     assert ask.weight == 1.0
     assert ask.point(trail) is NOW
 
@@ -160,7 +160,7 @@ def test_pair_has_the_printed_weights_of_the_steps_own_gain(gain, gamma):
     for step in (0, 1, 2, 10, 1000):
         k = gain.gain_at(step)
         c = (1 - k) / (k * gamma)
-        here, there = query.asks(step)
+        here, there = query.evaluation_points(step)
         assert (here.ahead, there.ahead) == (0.0, gamma)
         assert (here.age, there.age) == (0, 0)
         assert [here.weight, there.weight] == pytest.approx([1 - c, c], rel=1e-12)
@@ -168,7 +168,7 @@ def test_pair_has_the_printed_weights_of_the_steps_own_gain(gain, gamma):
 
 def test_riccati_weights_change_and_settle():
     query = LookAhead(Riccati(0.3, 0.0), 0.5)
-    weights = [query.asks(step)[1].weight for step in range(60)]
+    weights = [query.evaluation_points(step)[1].weight for step in range(60)]
     assert weights[0] < weights[1] < weights[2]
     assert weights[58] == pytest.approx(weights[59], rel=1e-9)
 
@@ -178,17 +178,19 @@ def test_one_point_lies_where_its_weight_is_one(gain):
     query = LookAhead(gain, None)
     for step in (0, 1, 2, 10):
         k = gain.gain_at(step)
-        assert query.asks(step) == (EvaluationPoint(1.0, ahead=(1 - k) / k),)
+        assert query.evaluation_points(step) == (EvaluationPoint(1.0, ahead=(1 - k) / k),)
 
 
 def test_one_point_is_what_the_pair_comes_to_at_its_distance():
     far = 0.7 / 0.3
-    assert LookAhead(Ema(0.3), far).asks(0) == LookAhead(Ema(0.3), None).asks(0)
+    assert LookAhead(Ema(0.3), far).evaluation_points(0) == LookAhead(
+        Ema(0.3), None
+    ).evaluation_points(0)
 
 
 @pytest.mark.parametrize("gamma", [0.5, None])
 def test_full_gain_asks_here_alone(gamma):
-    assert LookAhead(Ema(1.0), gamma).asks(4) == (EvaluationPoint(1.0),)
+    assert LookAhead(Ema(1.0), gamma).evaluation_points(4) == (EvaluationPoint(1.0),)
 
 
 @every_filter
@@ -296,7 +298,7 @@ def test_at_the_first_step_the_change_is_zero():
 
 
 def test_points_of_both_parts_are_declared_like_those_of_the_pair():
-    assert SplitQuery(0.5, 0.9, 0.2).asks(3) == (
+    assert SplitQuery(0.5, 0.9, 0.2).evaluation_points(3) == (
         EvaluationPoint(1 - 0.9),
         EvaluationPoint(0.9, ahead=0.5),
     )

@@ -18,8 +18,8 @@ from dpsweep.training.trial_dir import TrialDir
 HOLD = """
 import sys
 from pathlib import Path
-from dpsweep.store.lease import held
-with held(Path(sys.argv[1])):
+from dpsweep.store.lease import hold_lease
+with hold_lease(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
 """

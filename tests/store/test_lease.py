@@ -24,9 +24,9 @@ import os, sys
 from pathlib import Path
 from dpsweep.store import lease
 if sys.argv[2] == "elsewhere":  # a machine whose locks ours does not see
-    lease.machine = lambda: f"machine {os.getpid()}"
+    lease.get_machine_id = lambda: f"machine {os.getpid()}"
     lease.fcntl.flock = lambda *_: None
-with lease.held(Path(sys.argv[1]), lease.Pace(0.1, 60.0, 0.1)) as mine:
+with lease.hold_lease(Path(sys.argv[1]), lease.LeaseTiming(0.1, 60.0, 0.1)) as mine:
     print("held", flush=True)
     for line in sys.stdin:
         print("lost" if mine.is_lost() else "mine", flush=True)

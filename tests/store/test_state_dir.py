@@ -14,8 +14,8 @@ from dpsweep.store.state_dir import StateFolder
 HOLD = """
 import sys
 from pathlib import Path
-from dpsweep.store.state_dir import State
-with State(Path(sys.argv[1])).sweep("tiny").lease():
+from dpsweep.store.state_dir import StateFolder
+with StateFolder(Path(sys.argv[1])).sweep("tiny").lease():
     print("held", flush=True)
     sys.stdin.read()
 """

@@ -7,7 +7,7 @@ import dpsweep.training.step
 from dpsweep.config.trial import TrialConfig
 from dpsweep.privacy.accounting import calibrate_noise
 from dpsweep.privacy.audit import bound_epsilon, epsilon_of_mu, mu_of_epsilon
-from dpsweep.training.audit import Plan, sample_scores
+from dpsweep.training.audit import Plan, audit_one_run, sample_scores
 
 DELTA = 1e-5
 
@@ -70,3 +70,27 @@ def test_a_subsampled_step_loses_less_and_is_seen_to():
     absent, present = sample_scores(plan, 200)
     assert present.mean() > absent.mean()
     assert not bound_epsilon("dp_sgd", absent, present, 4.0, DELTA, 0.999).violated
+
+
+@pytest.mark.parametrize("canary", ["bright", "black", "noise"])
+def test_own_model_at_its_own_clip_norm_and_precision_holds(canary):
+    plan = Plan(config(name="disk"), canary, own=True, epsilon=8.0, delta=DELTA)
+    absent, present = sample_scores(plan, 40)
+    mu = mu_of_epsilon(8.0, DELTA)
+    # A gradient may be shorter than the clip norm, never longer; 5 standard errors.
+    assert present.mean() <= mu**2 / 2 + 5 * mu / np.sqrt(40)
+    assert not bound_epsilon("disk", absent, present, 8.0, DELTA, 0.999).violated
+
+
+def test_one_run_holds_for_the_real_step_and_finds_a_twentieth_of_the_noise(monkeypatch):
+    plan = Plan(config(name="dp_sgd"), epsilon=1.0, delta=DELTA, confidence=0.999)
+    sound = audit_one_run(plan, 200)
+    assert sound.canaries == 200
+    assert sound.lower <= 1.0
+    release = dpsweep.training.step.release
+
+    def weakened(clipped, *, noise_multiplier, **rest):
+        return release(clipped, noise_multiplier=noise_multiplier / 20, **rest)
+
+    monkeypatch.setattr(dpsweep.training.step, "release", weakened)
+    assert audit_one_run(plan, 200).lower > 1.0

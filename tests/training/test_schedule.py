@@ -92,7 +92,7 @@ def test_a_trial_that_is_told_its_course_does_what_it_does_by_itself(name, tmp_p
     ):
         trial_dir = TrialDir(tmp_path / str(told is None))
         trial_dir.make_secret()
-        found = loop.train(config, trial_dir, lambda row: None, told=told)
+        found = loop.train(config, trial_dir, lambda row: None, schedule=told)
         rows = [{k: x for k, x in row.items() if k != "seconds"} for row in found.rows]
         weights = torch.load(trial_dir.weights, weights_only=True)
         results.append((rows, found.budget, weights))
@@ -112,7 +112,7 @@ def test_a_trial_that_is_told_its_course_asks_no_accountant(tmp_path, monkeypatc
     monkeypatch.setattr(loop, "resolve_trial_schedule", asked)
     trial_dir = TrialDir(tmp_path)
     trial_dir.make_secret()
-    result = loop.train(config, trial_dir, lambda row: None, told=known)
+    result = loop.train(config, trial_dir, lambda row: None, schedule=known)
     assert [r["privacy/epsilon_spent"] for r in result.rows] == [r.epsilon for r in known.reports]
 
 
@@ -124,6 +124,6 @@ def test_the_noise_of_a_told_course_is_the_noise_that_is_used(tmp_path):
     for number, told in enumerate([known, replace(known, budget=louder)]):
         trial_dir = TrialDir(tmp_path / str(number))
         trial_dir.make_secret()
-        outcomes.append(loop.train(config, trial_dir, lambda row: None, told=told))
+        outcomes.append(loop.train(config, trial_dir, lambda row: None, schedule=told))
         assert outcomes[-1].rows[-1]["noise_multiplier"] == told.budget.run.noise_multiplier
     assert outcomes[0].rows[-1]["valid/loss"] != outcomes[1].rows[-1]["valid/loss"]

@@ -18,6 +18,7 @@ from dpsweep.optim.schedule import Constant, Cosine
 from dpsweep.privacy.accounting import Run
 from dpsweep.privacy.clip import Clip
 from dpsweep.privacy.engine.vmap import VmapEngine
+from dpsweep.privacy.release import GRID_BITS
 from dpsweep.training import step as step_module
 from dpsweep.training.step import Progress, Step
 
@@ -115,7 +116,7 @@ def test_each_step_draws_its_own_noise():
     expected = [
         float(Secret.fixed("step").stream(t, "noise").standard_normal(1)[0]) for t in range(STEPS)
     ]
-    assert noise == pytest.approx(expected, abs=4 * 2**-30)  # the release's grid, times B
+    assert noise == pytest.approx(expected, abs=4 * 2**-GRID_BITS)  # the release's grid, times B
 
 
 @dataclass(frozen=True)

@@ -3,41 +3,68 @@
 import json
 import sys
 import time
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from rich.table import Table
 
 from dpsweep.cli.say import console
+from dpsweep.cli.verbs.trial import print_release_checks
 from dpsweep.config.source import Source, read_yaml, with_value
 from dpsweep.config.sweep import is_sweep
 from dpsweep.config.trial import TrialConfig, load_trial, resolve_trial_source
 from dpsweep.core.errors import ConfigError, unknown_name_error
 from dpsweep.methods import METHODS, PUBLISHED
-from dpsweep.privacy.audit import Audit
+from dpsweep.privacy.audit import Audit, power_against
 from dpsweep.results.rich_table import plain_table
-from dpsweep.training.audit import Plan
+from dpsweep.training.audit import Canary, Plan, audit_one_run
 from dpsweep.training.audit import run_audit as audit_plan
 
 _VIOLATED = 1
 
 
-def audit(what: str, settings: list[str], plan: dict[str, Any], as_json: bool) -> None:
+def audit(
+    what: str,
+    settings: list[str],
+    plan: dict[str, Any],
+    as_json: bool,
+    canaries: Sequence[Canary] = ("bright",),
+    one_run: int = 0,
+) -> None:
     """Audit a method of the table, all of them, or the method of a trial config.
+
+    Of a file, the checks of its own releases come first. They are all, unless `plan` has runs.
 
     Args:
         what: `all`, a method's name, or a file.
         settings: KEY=VALUE, set in each trial.
-        plan: Fields of `Plan` other than the config.
+        plan: Fields of `Plan` other than the config; without `runs`, 5000 for methods.
         as_json: True to print rows.
+        canaries: Images that come and go; each is audited with all runs.
+        one_run: Canaries of an audit by one run, at least 40; 0 for none.
     """
-    configs = _configs(what, settings)
-    error = (1 - plan["confidence"]) / len(configs)  # all bounds hold together
-    rows = []
-    for config in configs:
+    configs, of_file = _configs(what, settings), _is_file(what)
+    if of_file and not print_release_checks(configs[0], quiet=as_json):
+        sys.exit(_VIOLATED)
+    rows: list[tuple[Audit, float]] = []
+    if one_run:
+        refuted = [_one_run(Plan(c, own=of_file, **plan), one_run, as_json) for c in configs]
+        if any(refuted):
+            sys.exit(_VIOLATED)
+    if one_run or (of_file and "runs" not in plan):
+        return
+    plan = {"runs": Plan.runs, **plan}
+    error = (1 - plan["confidence"]) / len(configs) / len(canaries)  # all bounds hold together
+    power = power_against(0.9, plan["epsilon"], plan["delta"], plan["runs"], 1 - error)
+    words = f"Noise at 0.9 of what is claimed would be found in {power:.0%} of such audits (q = 1)."
+    for config, canary in product(configs, canaries):
         start = time.monotonic()
-        found = audit_plan(Plan(config, **{**plan, "confidence": 1 - error}))
+        found = audit_plan(Plan(config, canary, of_file, **{**plan, "confidence": 1 - error}))
+        if len(canaries) > 1:
+            found = replace(found, method=f"{found.method}, {canary} canary")
         rows.append((found, time.monotonic() - start))
         if not as_json:
             console().print(_line(*rows[-1]), highlight=False)
@@ -46,13 +73,47 @@ def audit(what: str, settings: list[str], plan: dict[str, Any], as_json: bool) -
         print(json.dumps(kept, indent=2))
     else:
         console().print(_table(rows, plan))
+        console().print(words, highlight=False)
     if any(found.violated for found, _ in rows):
         sys.exit(_VIOLATED)
 
 
+def _one_run(plan: Plan, canaries: int, as_json: bool) -> bool:
+    """Audit by one run; True if it refutes the claim."""
+    found = audit_one_run(plan, canaries)
+    row = {"method": plan.config.method.name, "claimed": plan.epsilon, **asdict(found)}
+    if as_json:
+        print(json.dumps(row))
+    else:
+        console().print(
+            f"{row['method']}: claimed {plan.epsilon:g}, one run of {plan.steps} steps with "
+            f"{found.canaries} canaries: {found.correct} of {found.guesses} guesses right, epsilon "
+            f"is at least {found.lower:.2f}",
+            highlight=False,
+        )
+    return found.lower > plan.epsilon
+
+
+def known_canaries(names: list[str]) -> list[Canary]:
+    """The names, if they are canaries'.
+
+    Raises:
+        ConfigError: If one is not.
+    """
+    known = get_args(Canary)
+    for name in names:
+        if name not in known:
+            raise unknown_name_error("canary", name, known, where="--canary")
+    return [canary for canary in known if canary in names]
+
+
+def _is_file(what: str) -> bool:
+    return Path(what).suffix in (".yaml", ".yml") or Path(what).exists()
+
+
 def _configs(what: str, settings: list[str]) -> list[TrialConfig]:
-    """A trial for each method to be audited; its data and model are the audit's own."""
-    if Path(what).suffix in (".yaml", ".yml") or Path(what).exists():
+    """A trial for each method to be audited; of methods, the data and model are the audit's own."""
+    if _is_file(what):
         source = resolve_trial_source(read_yaml(what), settings)
         if is_sweep(source.tree):
             raise ConfigError(f"{what}: is a sweep. Audit a trial config, or a method by its name")

@@ -1,6 +1,7 @@
 """The verbs for one config: check, train, space, schema; none needs more than torch."""
 
 import json
+import sys
 from pathlib import Path
 
 from dpsweep.cli.say import console, warn
@@ -14,10 +15,18 @@ from dpsweep.core.strict import Strict
 from dpsweep.core.types import Row
 from dpsweep.methods import METHODS
 from dpsweep.privacy.statement import format_epsilon
+from dpsweep.results.rich_table import plain_table
 
 
-def check(file: Path, settings: list[str], fetch: bool) -> None:
-    """Validate a file; a sweep is told from a trial by its `search`."""
+def check(file: Path, settings: list[str], fetch: bool, deep: bool = False) -> None:
+    """Validate a file; a sweep is told from a trial by its `search`.
+
+    Args:
+        file: The file.
+        settings: KEY=VALUE.
+        fetch: True to download missing data.
+        deep: True to run the step and check what it releases; exits with 1 if a check fails.
+    """
     source = read_yaml(file)
     if is_sweep(source.tree):
         sweep = parse_sweep(source, file.parent, settings)
@@ -38,6 +47,25 @@ def check(file: Path, settings: list[str], fetch: bool) -> None:
     plan = plan_privacy(config)
     words = statement_of_trial(config, plan.epsilon, plan.run.noise_multiplier)
     console().print(f"{file}: {shown}.\nFirst one: {plan.run.steps} steps. {words}")
+    if deep and not print_release_checks(config):
+        sys.exit(1)
+
+
+def print_release_checks(config: TrialConfig, *, quiet: bool = False) -> bool:
+    """Print what a step of `config` was checked for, unless `quiet`; False if a check failed."""
+    from dpsweep.training.release_check import check_releases
+
+    checks = check_releases(config)
+    table = plain_table("What one step releases, on images of noise")
+    for name in ("check", "measured", "at most", "unit", "sec", ""):
+        table.add_column(name)
+    for c in checks:
+        verdict = "holds" if c.holds else "[red]VIOLATED[/red]"
+        row = (c.name, f"{c.measured:.4g}", f"{c.allowed:.4g}", c.unit, f"{c.seconds:.1f}", verdict)
+        table.add_row(*row)
+    if not quiet:
+        console().print(table)
+    return all(c.holds for c in checks)
 
 
 def train(file: Path, settings: list[str], out: Path | None, fetch: bool, quiet: bool) -> None:
@@ -66,7 +94,7 @@ def train(file: Path, settings: list[str], out: Path | None, fetch: bool, quiet:
                 config,
                 trial_dir,
                 lambda row: None if quiet else console().print(_line(row)),
-                data_mark=fingerprint_images(config.data, config.seed),
+                data_mark=fingerprint_images(config.data, config.seed, trial_dir.secret().key),
             )
         except Diverged:
             trial_dir.forget()

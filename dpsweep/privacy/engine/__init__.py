@@ -53,7 +53,7 @@ def make_engine(
     Raises:
         ConfigError: If the model remembers what it is called on, or draws at random: no engine is
             right about it, so none is fallen back to.
-        ValueError: If the engine cannot answer for this model in this geometry.
+        ValueError: If the engine cannot answer for this model in this geometry, or examples mix.
     """
     refuse_mixing(model)
     refuse_geometry(choice, geometry)
@@ -90,7 +90,16 @@ def make_engine(
         engine: Engine = module.OpacusEngine(model, loss, max_physical_batch, copies=copies)
         return engine
     if choice != "vmap":
-        reason = wrong(BookkeepingEngine) or mixing()
+        reason, mixed = wrong(BookkeepingEngine), mixing()
+        for found in (mixed, reason):
+            # vmap could train it, one example at a time, but evaluation would still mix
+            if found and found.startswith("examples mix"):
+                raise ValueError(
+                    f"{found}: one example's output depends on others in its batch. Make each "
+                    f"output a function of one example, as with GroupNorm for BatchNorm, or write "
+                    f"train.engine: vmap, which trains with one example at a time"
+                )
+        reason = reason or mixed
         if reason is None:
             if boxes := find_black_boxes(model):
                 _log_once(f"computed by vmap, being unknown to book-keeping: {', '.join(boxes)}")

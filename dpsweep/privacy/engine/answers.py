@@ -4,8 +4,9 @@ A form computes each example's squared norm, then takes the clipping factors and
 clipped sum. Only `WrittenOut` holds per-example gradients; the others compute both from records.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -20,9 +21,13 @@ Gram matrix."""
 _CHUNK = 64
 """Numbers whose squares are summed in their own precision."""
 
-_CANCELLATION = 1024.0
-"""Ratio to the usual norm above which an example is summed in double. In float32 a sum then loses
-less than 1e-4 of the usual norm."""
+_CANCELLATION = 64.0
+"""Times the largest clipped answer: an example whose terms are larger is summed in double. With
+ordinary data and models the factor is 1 to 20, and no example is."""
+
+_ADDED, _TOGETHER = 1280, 8
+"""Terms that one sum in float32 adds where they may cancel, and the fewest examples of it; such
+sums are added in double."""
 
 
 @dataclass(frozen=True)
@@ -83,16 +88,18 @@ class OuterProducts:
     Attributes:
         inputs_BTI: a, shape (B, T, I).
         grads_BTO: g, weights of the query included, shape (B, T, O).
-        signed: True if points of a query are among the positions, which may cancel though each
-            is large: then the sum is in double, or one example would blur the others'.
     """
 
     inputs_BTI: Tensor
     grads_BTO: Tensor
-    signed: bool = False
 
     @property
-    def stays(self) -> bool:
+    def may_cancel(self) -> bool:
+        """True if an example's terms, at positions or points of a query, may cancel one another."""
+        return self.inputs_BTI.shape[1] > 1 and self.grads_BTO.dtype != torch.float64
+
+    @property
+    def ghost_norm_is_cheaper(self) -> bool:
         """True if two Gram matrices cost less than the gradients written out."""
         _, length, width = self.inputs_BTI.shape
         size = width * self.grads_BTO.shape[2]
@@ -100,19 +107,32 @@ class OuterProducts:
         return length == 1 or grams < 1.5 * length * size + 8 * size
 
     def squares(self) -> Tensor:
+        return self.norms[0]
+
+    @cached_property
+    def norms(self) -> tuple[Tensor, Tensor]:
+        """Squares, and the norm that there would be if nothing cancelled, shape (B,) each."""
         a, g = self.inputs_BTI, self.grads_BTO
         if a.shape[1] == 1:  # one position cannot cancel: |g a^T| = |g| |a|, without a Gram matrix
-            return square_norms(a[:, 0]) * square_norms(g[:, 0])
+            square_B = square_norms(a[:, 0]) * square_norms(g[:, 0])
+            return square_B, square_B.sqrt()
         return square_norms_from_grams(compute_gram(a), compute_gram(g), g.dtype)
 
     def summed(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
         a, g = self.inputs_BTI, self.grads_BTO
         if not known.finite:
             a, g = zero_excluded(a, factor_B), zero_excluded(g, factor_B)
-        if self.signed:
-            a, g = a.double(), g.double()
-        scaled = (g * factor_B.to(g)[:, None, None]).flatten(0, 1)
-        return summed_products(scaled, a.flatten(0, 1), a.shape[1])
+        length = a.shape[1]
+
+        def products(rows: Rows, factor_B: Tensor, dtype: torch.dtype) -> Tensor:
+            left, right = g[rows].to(dtype), a[rows].to(dtype)
+            scaled = (left * factor_B.to(dtype)[:, None, None]).flatten(0, 1)
+            each = num_together(length) if self.may_cancel else SUMMED
+            return summed_products(scaled, right.flatten(0, 1), length, each)
+
+        if not self.may_cancel:
+            return products(slice(None), factor_B, g.dtype)
+        return sum_that_may_cancel(products, factor_B, self.norms, known, g.dtype)
 
     def each(self) -> Tensor:
         return self.grads_BTO.transpose(1, 2) @ self.inputs_BTI
@@ -126,24 +146,21 @@ class EmbeddingRows:
         rows_BT: i, int64, shape (B, T).
         grads_BTE: g, weights of the query included; zero at padding. Shape (B, T, E).
         num_rows: Rows of the table.
-        signed: As in `OuterProducts`.
     """
 
     rows_BT: Tensor
     grads_BTE: Tensor
     num_rows: int
-    signed: bool = False
 
     def squares(self) -> Tensor:
         same = self.rows_BT[:, :, None] == self.rows_BT[:, None, :]
         return square_norms_from_grams(
             same.double(), compute_gram(self.grads_BTE), self.grads_BTE.dtype
-        )
+        )[0]
 
     def summed(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
         g = self.grads_BTE if known.finite else zero_excluded(self.grads_BTE, factor_B)
-        if self.signed:
-            g = g.double()
+        g = g.double()  # positions in one row may cancel
         scaled = (g * factor_B.to(g)[:, None, None]).flatten(0, 1)
         num, slices = self.num_rows, -(-len(g) // SUMMED)
         rows_BT = self.rows_BT
@@ -197,14 +214,16 @@ def compute_gram(leaf_BTX: Tensor) -> Tensor:
     return leaf @ leaf.transpose(1, 2)
 
 
-def square_norms_from_grams(left_BTT: Tensor, right_BTT: Tensor, dtype: torch.dtype) -> Tensor:
-    """Compute |sum_t l_t r_t^T|^2 from both Gram matrices, shape (B,), float64.
+def square_norms_from_grams(
+    left_BTT: Tensor, right_BTT: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """|sum_t l_t r_t^T|^2 from both Gram matrices, and sum_t |l_t| |r_t|; shape (B,), float64.
 
     The products may cancel; see `add_rounding_bound`.
     """
     square_B = (left_BTT * right_BTT).sum((1, 2))
     longest_B = (diagonal(left_BTT) * diagonal(right_BTT)).sqrt().sum(1)
-    return add_rounding_bound(square_B, longest_B, dtype, left_BTT.shape[1])
+    return add_rounding_bound(square_B, longest_B, dtype, left_BTT.shape[1]), longest_B
 
 
 def add_rounding_bound(
@@ -222,6 +241,44 @@ def add_rounding_bound(
     return square_B.clamp(min=0) + hidden_B + rounded_B
 
 
+Rows = slice | Tensor
+"""Some of the examples: a range of them, or their indices."""
+
+
+def num_together(num_terms: int) -> int:
+    """Number of examples to add in float32, each of so many terms, which may cancel."""
+    return max(_TOGETHER, _ADDED // num_terms)
+
+
+def sum_that_may_cancel(
+    summed: Callable[[Rows, Tensor, torch.dtype], Tensor],
+    factor_B: Tensor,
+    norms: tuple[Tensor, Tensor],
+    known: Known,
+    dtype: torch.dtype,
+) -> Tensor:
+    """sum_b factor_b sum_t (term of b at t), so that no example blurs the others' low bits.
+
+    In float32 a sum is rounded to what its largest partial sum leaves. An example's terms can be
+    5e5 clip norms each and cancel; all that is added between the first and the last of them would
+    lose its low bits. Such examples are summed in double, and of the others few at a time in
+    float32.
+
+    Args:
+        summed: (examples, their factors, dtype) -> their sum, of `num_together` at a time.
+        factor_B: Clipping factors; an example of factor 0 must hold zeros.
+        norms: Squared norms of the answers, and the norms they would have if nothing cancelled.
+        known: Of the examples.
+        dtype: Of the model.
+    """
+    if known.quiet:
+        return summed(slice(None), factor_B, dtype).double()
+    cancelling_B, other_B = split_by_cancellation(factor_B, *norms)
+    total = summed(slice(None), other_B, dtype).double()
+    rows = cancelling_B.nonzero().flatten()
+    return total + summed(rows, cancelling_B[rows], torch.float64) if len(rows) else total
+
+
 def split_by_cancellation(
     factor_B: Tensor, square_B: Tensor, longest_B: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -236,11 +293,11 @@ def split_by_cancellation(
         square_B: Squared norms of the gradients.
         longest_B: Norms they would have if nothing cancelled.
     """
-    loud_B = is_loud(factor_B, square_B, longest_B)
-    return torch.where(loud_B, factor_B, 0), torch.where(loud_B, 0, factor_B)
+    cancelling_B = find_cancelling(factor_B, square_B, longest_B)
+    return torch.where(cancelling_B, factor_B, 0), torch.where(cancelling_B, 0, factor_B)
 
 
-def is_loud(factor_B: Tensor, square_B: Tensor, longest_B: Tensor) -> Tensor:
+def find_cancelling(factor_B: Tensor, square_B: Tensor, longest_B: Tensor) -> Tensor:
     """Find the examples to sum in double precision; of several layers at once, shape (L, B)."""
     usual = (factor_B * square_B.sqrt()).nan_to_num(0, 0, 0).amax(-1, keepdim=True)
     return (factor_B != 0) & ~(factor_B * longest_B <= _CANCELLATION * usual)

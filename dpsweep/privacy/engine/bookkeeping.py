@@ -24,11 +24,14 @@ from dpsweep.privacy.clip import LARGEST_SQUARE, SUMMED, Clip, add_clipped, comp
 from dpsweep.privacy.engine.answers import (
     NOTHING,
     Known,
+    OuterProducts,
     ParameterGradients,
+    Rows,
     WrittenOut,
     add_shared,
     any_nonzero,
-    is_loud,
+    find_cancelling,
+    sum_that_may_cancel,
 )
 from dpsweep.privacy.engine.base import Microbatch, MicrobatchEngine
 from dpsweep.privacy.engine.circulant import CirculantGradients
@@ -162,19 +165,38 @@ class MappedGradients:
         """False for an example with records so large that transforms of them may be infinite."""
         return self.records.peak_B <= _LARGEST  # false for NaN
 
+    @property
+    def may_cancel(self) -> bool:
+        """True if terms may cancel; the terms of several points are summed in double."""
+        return len(self.records.weights) == 1 and self.records.dtype != torch.float64
+
     def squares(self) -> Tensor:
-        return torch.where(self.usable_B, self.map.squares(self.records), math.inf)
+        return self.norms[0]
+
+    @cached_property
+    def norms(self) -> tuple[Tensor, Tensor]:
+        """Squares, and the norm that there would be if nothing cancelled, shape (B,) each."""
+        square_B = torch.where(self.usable_B, self.map.squares(self.records), math.inf)
+        return square_B, self.records.longest_B
 
     def summed(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
         # their factor is 0, but 0 times infinite is not
         unusable = not known.finite and any_nonzero(~self.usable_B)
         records = self.records.only(self.usable_B) if unusable else self.records
-        if len(factor_B) <= SUMMED:
-            return self.map.coordinates(records, factor_B)
-        starts = range(0, len(factor_B), SUMMED)
-        slices = [slice(start, start + SUMMED) for start in starts]
-        parts = [self.map.coordinates(records.rows(s), factor_B[s]) for s in slices]
-        return torch.stack(parts).sum(0, dtype=torch.float64)
+
+        def coordinates(rows: Rows, factor_B: Tensor, dtype: torch.dtype) -> Tensor:
+            some = records.rows(rows)
+            some = some.double() if dtype != records.dtype else some
+            if len(factor_B) <= SUMMED:
+                return self.map.coordinates(some, factor_B)
+            starts = range(0, len(factor_B), SUMMED)
+            slices = [slice(start, start + SUMMED) for start in starts]
+            parts = [self.map.coordinates(some.rows(s), factor_B[s]) for s in slices]
+            return torch.stack(parts).sum(0, dtype=torch.float64)
+
+        if not self.may_cancel:
+            return coordinates(slice(None), factor_B, records.dtype)
+        return sum_that_may_cancel(coordinates, factor_B, self.norms, known, records.dtype)
 
     def each(self) -> Tensor:
         raise ValueError("a parameter that two layers share has no geometry of its own")
@@ -192,18 +214,15 @@ def _known(
         return dict.fromkeys(answers, NOTHING)
     usable_B = torch.stack(list(squares.values())).sum(0) <= LARGEST_SQUARE  # false for NaN
     flags = [(~usable_B).any()[None]]
-    signed = {
-        k: x
-        for k, x in answers.items()
-        if isinstance(x, GhostNormKernels | CirculantGradients) and x.signed
-    }
-    if signed:
-        squares_LB = torch.stack([x.norms[0] for x in signed.values()])
-        longest_LB = torch.stack([x.norms[1] for x in signed.values()])
-        factors_LB = torch.stack([factors[k] for k in signed])
-        flags.append(is_loud(factors_LB, squares_LB, longest_LB).any(1))
+    kinds = OuterProducts | GhostNormKernels | CirculantGradients | MappedGradients
+    split = {k: x for k, x in answers.items() if isinstance(x, kinds) and x.may_cancel}
+    if split:
+        squares_LB = torch.stack([x.norms[0] for x in split.values()])
+        longest_LB = torch.stack([x.norms[1] for x in split.values()])
+        factors_LB = torch.stack([factors[k] for k in split])
+        flags.append(find_cancelling(factors_LB, squares_LB, longest_LB).any(1))
     unusable, *loud = torch.cat(flags).tolist()
-    quiet = {k: not is_one for k, is_one in zip(signed, loud, strict=True)}
+    quiet = {k: not is_one for k, is_one in zip(split, loud, strict=True)}
     return {k: Known(finite=not unusable, quiet=quiet.get(k, False)) for k in answers}
 
 

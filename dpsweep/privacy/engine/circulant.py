@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 
 from dpsweep.core.circulant import CirculantLinear
-from dpsweep.privacy.clip import summed_products, zero_excluded
+from dpsweep.privacy.clip import SUMMED, summed_products, zero_excluded
 from dpsweep.privacy.engine.answers import (
     NOTHING,
     Known,
+    Rows,
     add_rounding_bound,
-    any_nonzero,
-    split_by_cancellation,
+    num_together,
+    sum_that_may_cancel,
 )
 from dpsweep.privacy.engine.tape import LayerCall
 
@@ -37,13 +38,16 @@ class CirculantGradients:
         block: d.
         inputs_FBTq: x^, at the F = d // 2 + 1 real frequencies, complex.
         grads_FBTp: g^, weights of the query included, complex.
-        signed: True if terms may cancel, as in answers.OuterProducts.
     """
 
     block: int
     inputs_FBTq: Tensor
     grads_FBTp: Tensor
-    signed: bool = False
+
+    @property
+    def may_cancel(self) -> bool:
+        """True if terms may cancel, as in answers.OuterProducts."""
+        return self.inputs_FBTq.shape[2] > 1 and self.grads_FBTp.dtype != torch.complex128
 
     @classmethod
     def of(cls, layer: CirculantLinear, uses: Sequence[LayerCall]) -> Self:
@@ -51,10 +55,10 @@ class CirculantGradients:
         d = layer.block
         inputs = [_compute_spectra(use.inputs[0], d) for use in uses]
         grads = [_compute_spectra(use.weighted(use.grad), d) for use in uses]
-        return cls(d, torch.cat(inputs, 2), torch.cat(grads, 2), signed=len(uses) > 1)
+        return cls(d, torch.cat(inputs, 2), torch.cat(grads, 2))
 
     @property
-    def stays(self) -> bool:
+    def ghost_norm_is_cheaper(self) -> bool:
         """True if Gram matrices cost less than the gradients written out, as for OuterProducts."""
         _, _, length, q = self.inputs_FBTq.shape
         p = self.grads_FBTp.shape[3]
@@ -78,21 +82,20 @@ class CirculantGradients:
         return add_rounding_bound(square_B, longest_B, g.real.dtype, x.shape[2]), longest_B
 
     def summed(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
-        if not self.signed or known.quiet:
-            total = self._summed(factor_B, self.grads_FBTp.dtype, known.finite)
-            return total.double() if self.signed else total
-        loud_B, quiet_B = split_by_cancellation(factor_B, *self.norms)
-        total = self._summed(quiet_B, self.grads_FBTp.dtype).double()
-        return total + self._summed(loud_B, torch.complex128) if any_nonzero(loud_B) else total
-
-    def _summed(self, factor_B: Tensor, dtype: torch.dtype, finite: bool = False) -> Tensor:
         x, g = self.inputs_FBTq, self.grads_FBTp
-        if not finite:
+        if not known.finite:
             x, g = _zero_excluded(x, factor_B), _zero_excluded(g, factor_B)
-        x, g = x.to(dtype), g.to(dtype)
-        scaled = g * factor_B.to(g.real.dtype)[:, None, None]
-        spectrum = summed_products(scaled.flatten(1, 2), x.flatten(1, 2).conj(), x.shape[2])
-        return self._back(spectrum)
+
+        def products(rows: Rows, factor_B: Tensor, dtype: torch.dtype) -> Tensor:
+            some, these = x[:, rows].to(dtype.to_complex()), g[:, rows].to(dtype.to_complex())
+            scaled = (these * factor_B.to(dtype)[:, None, None]).flatten(1, 2)
+            length = x.shape[2]
+            each = num_together(length) if self.may_cancel else SUMMED
+            return self._back(summed_products(scaled, some.flatten(1, 2).conj(), length, each))
+
+        if not self.may_cancel:
+            return products(slice(None), factor_B, g.real.dtype)
+        return sum_that_may_cancel(products, factor_B, self.norms, known, g.real.dtype)
 
     def each(self) -> Tensor:
         return self._back(self.grads_FBTp.transpose(2, 3) @ self.inputs_FBTq.conj())

@@ -32,10 +32,11 @@ from dpsweep.privacy.engine.answers import (
     NOTHING,
     Known,
     ParameterGradients,
+    Rows,
     add_rounding_bound,
-    any_nonzero,
     diagonal,
-    split_by_cancellation,
+    num_together,
+    sum_that_may_cancel,
 )
 from dpsweep.privacy.engine.tape import LayerCall
 
@@ -365,9 +366,9 @@ class GhostNormKernels:
         return self.norms[0]
 
     @property
-    def signed(self) -> bool:
+    def may_cancel(self) -> bool:
         """True if terms may cancel, as in answers.OuterProducts."""
-        return len(self.inputs) > 1
+        return self.grads[0].dtype != torch.float64
 
     @cached_property
     def norms(self) -> tuple[Tensor, Tensor]:
@@ -393,41 +394,31 @@ class GhostNormKernels:
         return square_B.view(-1, groups).sum(1), longest_B.view(-1, groups).sum(1)
 
     def summed(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
-        total = self.grads[0].new_zeros(self.shape, dtype=torch.float64)
-        quiet_B = factor_B
-        if self.signed and not known.quiet:
-            loud_B, quiet_B = split_by_cancellation(factor_B, *self.norms)
-            if any_nonzero(loud_B):
-                total += self._summed_in_double(loud_B)
-        for x, g in zip(self.inputs, self.grads, strict=True):
-            if not known.finite:
-                x, g = zero_excluded(x, quiet_B), zero_excluded(g, quiet_B)
-            scaled = g * quiet_B.to(g)[:, None, None, None]
-            for some, these in zip(
-                torch.split(x, SUMMED), torch.split(scaled, SUMMED), strict=True
-            ):
-                total += kernel_gradient(
-                    some,
-                    these,
-                    self.shape,
-                    self.runs.stride,
-                    self.runs.padding,
-                    self.runs.dilation,
-                    self.runs.groups,
-                )
-        return total
+        inputs, grads = self.inputs, self.grads
+        if not known.finite:
+            inputs, grads = ([zero_excluded(x, factor_B) for x in z] for z in (inputs, grads))
+        each = num_together(len(grads) * prod(self.runs.output)) if self.may_cancel else SUMMED
 
-    def _summed_in_double(self, factor_B: Tensor) -> Tensor:
-        groups = self.runs.groups
-        out, inside = self.shape[0] // groups, self.shape[1]
-        total = factor_B.new_zeros(len(self.runs.lags), groups, out, inside, dtype=torch.float64)
-        for x, g in zip(self.inputs, self.grads, strict=True):
-            scaled = zero_excluded(g, factor_B).double() * factor_B.double()[:, None, None, None]
-            pairs = self.runs.pairs(zero_excluded(x, factor_B).double(), scaled)
-            for lag, (windows, run) in zip(total, pairs, strict=True):
-                left, right = (z.view(-1, groups, *z.shape[1:]) for z in (run, windows))
-                lag += torch.einsum("bgto,bgti->goi", left, right)
-        return total.permute(1, 2, 3, 0).reshape(self.shape)
+        def gradients(rows: Rows, factor_B: Tensor, dtype: torch.dtype) -> Tensor:
+            total = factor_B.new_zeros(self.shape, dtype=torch.float64)
+            for x, g in zip(inputs, grads, strict=True):
+                scaled = g[rows].to(dtype) * factor_B.to(dtype)[:, None, None, None]
+                pairs = zip(torch.split(x[rows], each), torch.split(scaled, each), strict=True)
+                for some, these in pairs:
+                    total += kernel_gradient(
+                        some.to(dtype),
+                        these,
+                        self.shape,
+                        self.runs.stride,
+                        self.runs.padding,
+                        self.runs.dilation,
+                        self.runs.groups,
+                    )
+            return total
+
+        if not self.may_cancel:
+            return gradients(slice(None), factor_B, grads[0].dtype)
+        return sum_that_may_cancel(gradients, factor_B, self.norms, known, grads[0].dtype)
 
     def each(self) -> Tensor:
         return WrittenOutKernels.of(

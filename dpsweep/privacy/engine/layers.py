@@ -242,7 +242,7 @@ def embedding(
         rows.append(row_BT)
         grads.append(grad_BTE)
     i, g = torch.cat(rows, 1), torch.cat(grads, 1)
-    return {"weight": EmbeddingRows(i, g, layer.num_embeddings, signed=len(uses) > 1)}
+    return {"weight": EmbeddingRows(i, g, layer.num_embeddings)}
 
 
 def circulant(
@@ -253,7 +253,7 @@ def circulant(
     answers: dict[str, ParameterGradients] = {}
     if "weight" in wanted:
         spectra = CirculantGradients.of(layer, uses)
-        answers["weight"] = spectra if spectra.stays else WrittenOut(spectra.each())
+        answers["weight"] = spectra if spectra.ghost_norm_is_cheaper else WrittenOut(spectra.each())
     if "bias" in wanted:
         answers["bias"] = WrittenOut(
             _sum_parts(use.weighted(_sum_positions(use.grad, [0])) for use in uses)
@@ -310,8 +310,8 @@ def _affine(
     grads = [use.weighted(use.grad).reshape(len(use.grad), -1, use.grad.shape[-1]) for use in uses]
     answers: dict[str, ParameterGradients] = {}
     if weight in wanted:
-        outer = OuterProducts(_concatenate(inputs), _concatenate(grads), signed=len(uses) > 1)
-        answers[weight] = outer if outer.stays else WrittenOut(outer.each())
+        outer = OuterProducts(_concatenate(inputs), _concatenate(grads))
+        answers[weight] = outer if outer.ghost_norm_is_cheaper else WrittenOut(outer.each())
     if bias in wanted:
         answers[bias] = WrittenOut(_sum_parts(g.sum(1) for g in grads))
     return answers

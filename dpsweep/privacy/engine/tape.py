@@ -114,8 +114,8 @@ def record_calls(
     owned = _params_by_layer(model, layers, params)
     uses: dict[str, list[LayerCall]] = {}
     for (name, inputs, versions, output), grad in zip(calls, grads, strict=True):
-        heard = torch.zeros_like(output) if grad is None else grad
-        use = LayerCall(weight, inputs, heard, owned.get(name, {}), versions)
+        output_grad = torch.zeros_like(output) if grad is None else grad
+        use = LayerCall(weight, inputs, output_grad, owned.get(name, {}), versions)
         uses.setdefault(name, []).append(use)
     return uses
 

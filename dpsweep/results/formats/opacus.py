@@ -22,6 +22,7 @@ from dpsweep.optim.schedule import Cosine
 from dpsweep.optim.sgd import Sgd
 from dpsweep.privacy.engine import make_engine
 from dpsweep.privacy.geometry import IDENTITY
+from dpsweep.privacy.statement import format_delta, format_epsilon
 from dpsweep.results.formats.layers import model_code
 from dpsweep.results.formats.reading import reading_code
 
@@ -154,7 +155,7 @@ def main():
     weights |= dict(result.named_buffers(remove_duplicate=False))  # a model's state_dict may save
     torch.save({name: x.detach() for name, x in weights.items()}, place)
     print(f"accuracy {shown:.4f}; sigma {NOISE_MULTIPLIER!r}; weights in {place.name}")
-    print(f"({EPSILON:.4g}, {DELTA:.3g})-DP, for this run by itself")
+    print("$figure, for this run by itself")
 
 
 if __name__ == "__main__":
@@ -191,6 +192,7 @@ def to_opacus(config: TrialConfig) -> str:
         shape=config.data.spec.shape,
         num_examples=plan.num_examples,
         epsilon=_number(plan.epsilon),
+        figure=f"({format_epsilon(plan.epsilon)}, {format_delta(plan.delta)})-DP",
         delta=plan.delta,
         batch_size=config.train.batch_size,
         steps=plan.run.steps,

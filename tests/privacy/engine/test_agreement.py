@@ -73,7 +73,7 @@ def test_sum_in_single_precision_is_that_of_plain_autograd(engine, net, query):
 @every_net
 def test_form_changes_nothing(monkeypatch, net, query, gram):
     monkeypatch.setattr(PhaseLayout, "cheaper_by_gram", lambda *_: gram)
-    monkeypatch.setattr(OuterProducts, "stays", gram)
+    monkeypatch.setattr(OuterProducts, "ghost_norm_is_cheaper", gram)
     clip = CLIPS["per layer"]
     expected = clipped_sum(expected_answers(net, query, torch.float64), clip)
     near(total_of("bookkeeping", net, query, clip), expected)
@@ -108,7 +108,7 @@ def test_batch_of_none_is_zeros(engine, net, clip):
 @pairs(net=[net for net in ZOO if "words" not in net], bad=[math.nan, math.inf], gram=FORMS)
 def test_example_that_is_not_finite_counts_as_zero(monkeypatch, net, bad, gram):
     monkeypatch.setattr(PhaseLayout, "cheaper_by_gram", lambda *_: gram)
-    monkeypatch.setattr(OuterProducts, "stays", gram)
+    monkeypatch.setattr(OuterProducts, "ghost_norm_is_cheaper", gram)
     model, (inputs, targets) = network(net), batch(NUM)
     inputs[2] = bad
     where, weights = points_of(model, 2), QUERIES["both signs"]

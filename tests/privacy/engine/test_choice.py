@@ -93,6 +93,25 @@ def test_auto_falls_back_to_vmap_and_says_so_once(caplog):
     )
 
 
+def mixing(shares_from: int) -> nn.Module:
+    """Subtracts the mean over the batch, if it is that large."""
+
+    def forward(net: Net, x: Tensor) -> Tensor:
+        out = net.conv(x).flatten(1)
+        return out - out.mean(0) if len(out) >= shares_from else out
+
+    return Net(forward, conv=nn.Conv2d(2, 3, 3))
+
+
+@pytest.mark.parametrize("shares_from", [2, 4])
+@pytest.mark.parametrize("choice", ["auto", "bookkeeping"])
+def test_model_that_mixes_a_batch_is_refused_and_not_fallen_back_from(caplog, choice, shares_from):
+    with pytest.raises(ValueError, match=r"examples mix.*train\.engine: vmap"):
+        chosen(mixing(shares_from), choice)
+    assert caplog.text == ""
+    assert type(chosen(mixing(shares_from), "vmap")) is VmapEngine
+
+
 def test_bookkeeping_is_refused_where_records_would_be_wrong():
     with pytest.raises(
         ValueError,

@@ -112,6 +112,14 @@ def test_it_names_no_dpsweep_and_the_very_numbers_of_the_trial():
     assert constant(script, "BATCH_SIZE") / constant(script, "NUM_EXAMPLES") == run.sampling_rate
 
 
+def test_it_prints_epsilon_and_delta_rounded_up():
+    config = trial("privacy.epsilon=null", "privacy.noise_multiplier=1.2345")
+    spent = plan_privacy(config).epsilon
+    (printed,) = re.findall(r'print\("\(([\d.]+), ([\d.e-]+)\)-DP, for this run', to_opacus(config))
+    assert spent <= float(printed[0]) <= spent + 0.01
+    assert config.delta <= float(printed[1]) <= 1.1 * config.delta
+
+
 def test_opacus_own_accountant_agrees_on_epsilon():
     from opacus.accountants import create_accountant
 

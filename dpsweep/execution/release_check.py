@@ -1,0 +1,61 @@
+"""The checks of what a sweep's step releases, once before its first trial, where trials run."""
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+
+from dpsweep.config.sweep import ResolvedSweep
+from dpsweep.config.trial import TrialConfig
+from dpsweep.core.disk import write_atomically
+from dpsweep.core.errors import ConfigError, DpSweepError, summarize_error
+from dpsweep.execution.tracking import CHECKS
+from dpsweep.store.state_dir import SweepFolder
+from dpsweep.training.release_check import Check, check_releases, table_of_checks
+
+_SECONDS = 0.3
+_PATIENCE_SECONDS = 300.0
+
+
+def store_release_checks(sweep: ResolvedSweep, folder: SweepFolder) -> None:
+    """Check the releases of the sweep's reference trial, and write down what was found.
+
+    Raises:
+        ConfigError: If a check fails: the trials would not keep what the statement says.
+    """
+    config = sweep.reference_trial
+    try:
+        found = _checked(config, sweep)
+    except (DpSweepError, RayError, RuntimeError, MemoryError) as e:
+        # the trials meet the same, and say what it is; a missing check is said, not hidden
+        text = f"NOT CHECKED: the step of one trial did not run ({summarize_error(e)})"
+        found = []
+    else:
+        text = table_of_checks(found)
+    head = "# Checks of what one step releases\n\nOn images of noise, before the first trial: "
+    head += f"method {config.method.name}, model {config.model.name}, "
+    head += f"clip norm {config.privacy.clip_norm:g}, engine {config.train.engine}, "
+    head += f"dtype {config.train.dtype}.\n\n"
+    write_atomically(folder.path / CHECKS, f"{head}{text}\n".encode())
+    if bad := [check for check in found if not check.holds]:
+        folder.path.joinpath(CHECKS).unlink()  # checked again by the next launch
+        raise ConfigError(
+            f"sweep {sweep.name!r}: its step does not release what the privacy statement says: "
+            + "; ".join(f"{c.name} {c.measured:.4g} > {c.allowed:.4g} {c.unit}" for c in bad)
+            + ". See it with: dpsweep audit FILE. This is a fault of the model, of an installed "
+            "package or of dpsweep; please report it"
+        )
+
+
+def _checked(config: TrialConfig, sweep: ResolvedSweep) -> list[Check]:
+    """In this process, or in a trial's place where the model is the user's code or needs a GPU."""
+    resources = sweep.config.resources
+    gpus = resources.gpu if isinstance(resources.gpu, int | float) else 0
+    if config.model.name != "own" and not gpus:
+        return check_releases(config, _SECONDS)
+    task = ray.remote(num_cpus=resources.cpu, num_gpus=gpus, max_retries=0)(check_releases)
+    waiting = task.remote(config, _SECONDS)
+    try:
+        found: list[Check] = ray.get(waiting, timeout=_PATIENCE_SECONDS)
+    except GetTimeoutError:
+        ray.cancel(waiting, force=True)
+        raise
+    return found

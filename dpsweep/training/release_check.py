@@ -1,0 +1,270 @@
+"""Deterministic checks of one config's own step, on images of noise: what it releases, and of whom.
+
+    noise         a release of zeros has standard deviation sigma C / B in every parameter, and
+                  its coordinates and steps are independent
+    sensitivity   |S(D + x) - S(D)| <= C for black, bright, wild and searched x, at several
+                  iterates, and at a clip norm so small that every gradient reaches it
+    divisor       without noise a release is the clipped sum over B, whatever the batch's size
+    sampling      batches are Poisson samples at rate q
+
+Model, data shape, clip norm, engine, device and precision are the config's. Nothing private is
+read, so the results may be published. The statistical part errs once in 10^7 checks.
+"""
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from dpsweep.config.plan import plan_privacy
+from dpsweep.config.trial import TrialConfig
+from dpsweep.core.seeds import Secret, derive_public_seed
+from dpsweep.core.types import Clipped, Released, Tensors
+from dpsweep.data.read import Dataset
+from dpsweep.privacy.clip import Clip
+from dpsweep.privacy.noise import NoiseDraw
+from dpsweep.training.assemble import assemble_step_on, initial_params
+from dpsweep.training.device import open_device
+from dpsweep.training.step import Progress, Step
+
+SECONDS = 1.0
+"""Time limit of each check, after its first pass."""
+
+_NUM_OTHERS = 8
+_SMALL = 1e-4  # a clip norm that gradients reach
+_ERRORS = 6.0  # standard errors; 2e-9 for a normal
+_ROUNDED = 2e-3  # of a clip norm, in float32
+_NUM_DRAWS = 400_000
+_NUM_BATCHES = 64
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check.
+
+    Attributes:
+        name: Which.
+        measured: The worst that was found.
+        allowed: What it may be at most.
+        unit: Of both.
+        seconds: How long it took.
+    """
+
+    name: str
+    measured: float
+    allowed: float
+    unit: str
+    seconds: float
+
+    @property
+    def holds(self) -> bool:
+        """False for NaN too."""
+        return self.measured <= self.allowed
+
+
+@dataclass(frozen=True)
+class _Recording(Step):
+    """The real step, which keeps its last sum and release."""
+
+    def clipped(self, batch: torch.Tensor, progress: Progress) -> Clipped:
+        found = super().clipped(batch, progress)
+        vars(self)["last_sum"] = {k: x.clone() for k, x in found.items()}
+        return found
+
+    def released(
+        self, clipped: Clipped, clip: Clip, step: int, noise: NoiseDraw | None = None
+    ) -> Released:
+        found = super().released(clipped, clip, step, noise)
+        vars(self)["last_release"] = found
+        return found
+
+
+def check_releases(config: TrialConfig, seconds: float = SECONDS) -> list[Check]:
+    """Check what one trial of `config` would release; a few seconds.
+
+    Args:
+        config: A valid trial with a budget of its own.
+        seconds: For each check, after its first pass.
+
+    Raises:
+        ConfigError: If its pieces do not fit one another, as `check_fit` tells.
+    """
+    device = open_device(config.train.device, 1.0)
+    step = assemble_step_on(
+        stand_in(config).to(device), plan_privacy(config), config, Secret.draw()
+    )
+    checks = [_sensitivity, _divisor, _sampling]
+    if step.budget.run.noise_multiplier > 0:  # else the statement says that nothing is private
+        checks.insert(0, _noise)
+    found = []
+    for check in checks:
+        start = time.monotonic()
+        measured, allowed, unit = check(step, start + seconds)
+        name = check.__name__.removeprefix("_")
+        found.append(Check(name, measured, allowed, unit, time.monotonic() - start))
+    return found
+
+
+def table_of_checks(checks: list[Check]) -> str:
+    """In Markdown."""
+    rows = [
+        f"| {c.name} | {c.measured:.4g} | {c.allowed:.4g} | {c.unit} | {c.seconds:.1f} | "
+        f"{'holds' if c.holds else '**VIOLATED**'} |"
+        for c in checks
+    ]
+    head = ["| check | measured | at most | unit | seconds | |", "|---|---|---|---|---|---|"]
+    return "\n".join([*head, *rows])
+
+
+def stand_in(config: TrialConfig) -> Dataset:
+    """Images of noise in the shape of the data; the last one is the example that comes and goes."""
+    rng = torch.Generator().manual_seed(derive_public_seed(0, "release checks"))
+    spec, num = config.data.spec, _NUM_OTHERS + 1
+    features = config.data.features is not None
+    if features:
+        inputs = torch.randn(num, *spec.shape, generator=rng).half()
+    else:
+        shape = (num, *spec.shape)
+        inputs = torch.randint(0, spec.brightest + 1, shape, generator=rng).to(torch.uint8)
+    targets = torch.arange(num) % spec.num_classes
+    normalise = config.data.normalise
+    return Dataset(inputs, targets, inputs, targets, spec.brightest, normalise, features)
+
+
+def _iterates(step: Step) -> Iterator[Progress]:
+    """Public iterates: the model's own and some away from it, each at two clip norms."""
+    rng = torch.Generator().manual_seed(derive_public_seed(1, "release checks"))
+
+    def away(params: Tensors, size: float) -> Tensors:
+        return {
+            k: x + size * (0.02 + x.abs().mean()) * torch.randn(x.shape, generator=rng).to(x)
+            for k, x in params.items()
+        }
+
+    for size in (0.3, 10.0):  # near the model's own weights, and where a query's points differ
+        for bound in (step.config.privacy.clip_norm, _SMALL):
+            trail = [initial_params(step)]
+            while len(trail) < step.method.query.memory:
+                trail.append(away(trail[0], size))
+            progress = step.start(trail[-1] if len(trail) > 1 else away(trail[0], size - 0.3))
+            trail[-1] = progress.params
+            progress.trail.clear()
+            progress.trail.extend(trail)
+            progress.step = len(trail)
+            progress.bound = bound
+            yield progress
+
+
+def _flat(tree: Tensors) -> torch.Tensor:
+    return torch.cat([x.detach().flatten().double().cpu() for x in tree.values()])
+
+
+def _noise(step: Step, until: float) -> tuple[float, float, str]:
+    """The largest deviation from independent standard normals, in standard errors."""
+    progress = next(_iterates(step))
+    clip = step.clip(progress)
+    scale = step.budget.run.noise_multiplier * clip.clip_norm / step.config.train.batch_size
+    nobody = torch.arange(0, device=step.data.inputs.device)
+    zeros = step.clipped(nobody, progress)
+    assert all(not bool(x.any()) for x in zeros.values()), "the sum over nobody is zero"
+    draws: dict[str, list[torch.Tensor]] = {k: [] for k in zeros}
+    num = 0
+    for t in range(2000):
+        total = Clipped({k: x.clone() for k, x in zeros.items()})
+        for k, x in step.released(total, clip, t).items():
+            draws[k].append(x.double().flatten().cpu() / scale)
+            num += x.numel()
+        if t and (num > _NUM_DRAWS or time.monotonic() > until):
+            break
+    leaves = [torch.stack(parts) for parts in draws.values()]
+    whole = torch.cat(leaves, 1)
+    products = [whole[1:] * whole[:-1], whole[:, 1:] * whole[:, :-1]]
+    worst = max(abs(float(x.mean())) * math.sqrt(x.numel()) for x in products if x.numel())
+    for leaf in [whole, *leaves]:
+        count = leaf.numel()
+        worst = max(worst, abs(float(leaf.mean())) * math.sqrt(count))
+        if count >= 1000:  # fewer have a longer tail than the normal's
+            worst = max(worst, abs(float(leaf.square().mean()) - 1) * math.sqrt(count / 2))
+    return worst, _ERRORS, "standard errors"
+
+
+def _sensitivity(step: Step, until: float) -> tuple[float, float, str]:
+    """The largest move of a sum by one more example, in clip norms."""
+    rng = torch.Generator().manual_seed(derive_public_seed(2, "release checks"))
+    data = step.data
+    others = torch.arange(_NUM_OTHERS, device=data.inputs.device)
+    everyone = torch.arange(_NUM_OTHERS + 1, device=data.inputs.device)
+    iterates = [(p, _flat(step.clipped(others, p))) for p in _iterates(step)]
+
+    def moved(image: torch.Tensor, target: int, which: int) -> float:
+        progress, base = iterates[which]
+        inputs, targets = data.inputs.clone(), data.targets.clone()
+        inputs[-1], targets[-1] = image.to(inputs), target
+        one_more = replace(step, data=replace(data, inputs=inputs, targets=targets))
+        found = _flat(one_more.clipped(everyone, progress)) - base
+        return float(found.norm()) / step.clip(progress).clip_norm
+
+    top = 6e4 if data.are_features else float(data.brightest)
+    shape = data.inputs.shape[1:]
+    wild = top * torch.randint(0, 2, shape, generator=rng)
+    images = [torch.zeros(shape), torch.full(shape, top), wild, data.inputs[-1].float().cpu()]
+    if data.are_features:
+        images.append(torch.full(shape, math.inf))
+    tries = [
+        (moved(image, target, which), image, target, which)
+        for which in range(len(iterates))
+        for image in images
+        for target in (0, step.config.data.spec.num_classes - 1)
+    ]
+    largest = max(tries, key=lambda found: found[0])
+    start = max((f for f in tries if bool(f[1].isfinite().all())), key=lambda f: f[0])
+    image, target, which, worst = start[1], start[2], start[3], start[0]
+    while time.monotonic() < until:  # ascent along estimated gradients (Spall 1992)
+        direction = torch.randn(shape, generator=rng).sign() * top / 8
+        low = -top if data.are_features else 0.0
+        for side in (direction, -direction):
+            found = (image + side).clamp(low, top)
+            size = moved(found, target, which)
+            if size > worst:
+                image, worst = found, size
+                break
+    return max(largest[0], worst), 1 + _ROUNDED, "clip norms"
+
+
+def _divisor(step: Step, until: float) -> tuple[float, float, str]:
+    """The largest distance of B times a noiseless release from its sum, over a few steps."""
+    run = replace(step.budget.run, noise_multiplier=0.0, sampling_rate=0.5)
+    plan = replace(step.budget, run=run, num_examples=_NUM_OTHERS + 1)
+    quiet = _Recording(**{k: vars(step)[k] for k in step.__dataclass_fields__} | {"budget": plan})
+    progress, worst = next(_iterates(step)), 0.0
+    for _ in range(4):  # batches of several sizes
+        quiet(progress)
+        total, release = _flat(vars(quiet)["last_sum"]), _flat(vars(quiet)["last_release"])
+        size = max(float(total.norm()), 1e-30)
+        gap = float((step.config.train.batch_size * release - total).norm())
+        worst = max(worst, gap / size)
+        if time.monotonic() > until:
+            break
+    return worst, 1e-5, "of the sum"
+
+
+def _sampling(step: Step, until: float) -> tuple[float, float, str]:
+    """Distance of batch sizes from binomial ones, in standard errors."""
+    num, rate = step.budget.num_examples, step.budget.run.sampling_rate
+    sizes = []
+    for t in range(_NUM_BATCHES):
+        sizes.append(len(step.batch(t)))
+        if t > 16 and time.monotonic() > until:
+            break
+    count, variance = len(sizes), num * rate * (1 - rate)
+    mean = sum(sizes) / count
+    if variance == 0:
+        return abs(mean - num * rate), 0.0, "examples"
+    spread = sum((size - mean) ** 2 for size in sizes) / (count - 1)
+    if spread == 0 and variance > 4:
+        return math.inf, _ERRORS, "standard errors"
+    off = abs(mean - num * rate) / math.sqrt(variance / count)
+    uneven = (spread / variance - 1) * math.sqrt((count - 1) / 2)
+    return max(off, abs(uneven) - 1), _ERRORS, "standard errors"

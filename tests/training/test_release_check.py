@@ -1,0 +1,159 @@
+"""Each check of a config's own releases holds for the real step, and finds the fault it is for."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+import dpsweep.privacy.release
+import dpsweep.training.step
+from dpsweep.config.trial import TrialConfig
+from dpsweep.core.types import Clipped
+from dpsweep.methods import METHODS
+from dpsweep.privacy.clip import Flat
+from dpsweep.privacy.engine import BookkeepingEngine
+from dpsweep.privacy.query import JointQuery
+from dpsweep.training.release_check import Check, check_releases, table_of_checks
+from dpsweep.training.step import Step
+
+QUICK = 0.2
+
+
+def config(name: str = "dp_sgd", method: object = None, **privacy: object) -> TrialConfig:
+    return TrialConfig.model_validate(
+        {
+            "data": {"name": "digits"},
+            "model": {"name": "cnn_small", "width": 5, "block": 5},
+            "privacy": {"noise_multiplier": 1.1, **privacy},
+            "train": {"batch_size": 64, "epochs": 1, "device": "cpu"},
+            "optimizer": {"lr": 1.0},
+            "method": {"name": name, **(method or {})},
+        }
+    )
+
+
+def violated(trial: TrialConfig) -> set[str]:
+    return {check.name for check in check_releases(trial, QUICK) if not check.holds}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_real_step_holds(name):
+    found = check_releases(config(name) if name != "compose" else config(), QUICK)
+    assert [check.name for check in found] == ["noise", "sensitivity", "divisor", "sampling"]
+    assert all(check.holds for check in found), table_of_checks(found)
+
+
+@pytest.mark.parametrize("clipping", ["flat", "automatic", "per_layer", "adaptive"])
+def test_every_clipping_holds(clipping):
+    assert not violated(config(clipping=clipping))
+
+
+def test_clipping_is_reached_so_that_a_bound_means_something():
+    (found,) = [c for c in check_releases(config(clip_norm=1e6), QUICK) if c.name == "sensitivity"]
+    assert 0.99 < found.measured <= 1.002
+
+
+def test_without_noise_only_the_rest_is_checked():
+    names = [check.name for check in check_releases(config(noise_multiplier=0.0), QUICK)]
+    assert names == ["sensitivity", "divisor", "sampling"]
+
+
+def noise_at(patch: pytest.MonkeyPatch, share: float, only: str = "") -> None:
+    sound = dpsweep.training.step.release
+
+    def weakened(total, *, noise_multiplier, **rest):
+        strong = sound(total, noise_multiplier=noise_multiplier, **rest)
+        return {k: share * x if not only or k.endswith(only) else x for k, x in strong.items()}
+
+    patch.setattr(dpsweep.training.step, "release", weakened)
+
+
+def test_noise_at_nine_tenths_is_found(monkeypatch):
+    noise_at(monkeypatch, 0.9)
+    assert "noise" in violated(config())
+
+
+def test_noise_that_one_bias_has_not_is_found(monkeypatch):
+    noise_at(monkeypatch, 0.0, only="bias")
+    assert "noise" in violated(config())
+
+
+def test_noise_that_is_the_same_at_every_step_is_found(monkeypatch):
+    sound = Step.draws
+    monkeypatch.setattr(Step, "draws", lambda self, step, name: sound(self, 0, name))
+    assert {"noise", "sampling"} <= violated(config())
+
+
+def test_norm_that_ignores_the_last_bias_is_found(monkeypatch):
+    sound = Flat.factors
+
+    def careless(self, squares):
+        last = list(squares)[-1]
+        return sound(self, squares | {last: torch.zeros_like(squares[last])})
+
+    monkeypatch.setattr(Flat, "factors", careless)
+    assert violated(config()) == {"sensitivity"}
+
+
+def test_points_that_are_clipped_apart_and_added_are_found(monkeypatch):
+    def clipped(self, oracle, trail, step):
+        asks = self.evaluation_points(step)
+        sums = [oracle([ask.point(trail)], [1.0]) for ask in asks]
+        pairs = list(zip(asks, sums, strict=True))
+        return Clipped({k: sum(ask.weight * part[k] for ask, part in pairs) for k in sums[0]})
+
+    monkeypatch.setattr(JointQuery, "clipped", clipped)
+    assert violated(config("disk", {"kappa": 0.3})) == {"sensitivity"}
+
+
+def test_engine_that_clips_only_usual_images_is_found(monkeypatch):
+    """Black images pass unclipped: what only some data trigger."""
+    sound = BookkeepingEngine.clipped_sum
+
+    def careless(self, points, weights, inputs_B, targets_B, clip):
+        total = sound(self, points, weights, inputs_B, targets_B, clip)
+        black_B = (inputs_B.flatten(1) == -1).all(1)
+        if black_B.any():
+            wide = replace(clip, clip_norm=2 * clip.clip_norm)
+            more = sound(self, points, weights, inputs_B[black_B], targets_B[black_B], wide)
+            total = Clipped({k: x + more[k] for k, x in total.items()})
+        return total
+
+    monkeypatch.setattr(BookkeepingEngine, "clipped_sum", careless)
+    assert violated(config()) == {"sensitivity"}
+
+
+def test_divisor_of_the_true_batch_is_found(monkeypatch):
+    sound, sizes = Step.batch, []
+
+    def sampled(self, step):
+        sizes.append(len(sound(self, step)))
+        return sound(self, step)
+
+    def divided(total, *, batch_size, **rest):
+        true = max(1, sizes[-1]) if sizes else batch_size
+        return dpsweep.privacy.release.release(total, batch_size=true, **rest)
+
+    monkeypatch.setattr(Step, "batch", sampled)
+    monkeypatch.setattr(dpsweep.training.step, "release", divided)
+    assert "divisor" in violated(config())
+
+
+@pytest.mark.parametrize("fault", ["fixed", "twice as many"])
+def test_batches_that_are_no_poisson_samples_are_found(monkeypatch, fault):
+    sound = dpsweep.training.step.poisson_batch
+
+    def batches(num_examples, rate, rng):
+        if fault == "fixed":
+            return torch.randperm(num_examples)[: round(rate * num_examples)]
+        return sound(num_examples, min(1.0, 2 * rate), rng)
+
+    monkeypatch.setattr(dpsweep.training.step, "poisson_batch", batches)
+    assert violated(config()) == {"sampling"}
+
+
+def test_measurement_that_is_not_a_number_does_not_hold():
+    check = Check("noise", math.nan, 6.0, "standard errors", 0.1)
+    assert not check.holds
+    assert "**VIOLATED**" in table_of_checks([check])
