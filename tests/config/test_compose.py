@@ -152,7 +152,7 @@ MISTAKES = [
     (["method.compose.filters.first.depth=0.3"], r"'first' is none of them"),
     (
         ["method.compose.filters.0.depth=1"],
-        r"--set method\.compose\.filters\.0\.depth: must be less than 1.*got 1\. How much",
+        r"--set method\.compose\.filters\.0\.depth: must be less than 1.*got 1\. Share of",
     ),
     (
         ["method.compose.filters=[{name: shelv}]"],

@@ -291,7 +291,7 @@ class _Calls(TorchFunctionMode):
             _pinned.add(_storage(made))
             return made
         if func in (Tensor.to, Tensor.cuda, Tensor.cpu):
-            return self._apply_update(func, args, kwargs)
+            return self._move(func, args, kwargs)
         if func in (Tensor.numpy, Tensor.__array__) and card.holds(args[0]):
             raise TypeError("can't convert cuda:0 device type tensor to numpy")
         if func in _READS or func in _COMPARES:

@@ -221,7 +221,7 @@ def test_each_method_and_budget_starts_from_the_points_about_it(sweep_file, sear
         "random",
         "privacy.epsilon={each: [1, 8]}",
         "search={each_of: [dp_sgd, disk]}",
-        "start=[{method.kappa: 0.7}, {privacy.epsilon: 8, optimizer.lr: 2.0}, "
+        "start=[{method.kappa: 0.7}, {privacy.epsilon: 8, optimizer.total_step: 300}, "
         "{method.name: disk, method.gamma: 2}]",
     )
     found = {}
@@ -229,9 +229,9 @@ def test_each_method_and_budget_starts_from_the_points_about_it(sweep_file, sear
         found.setdefault((k["method.name"], k["privacy.epsilon"]), []).append(k)
     assert [k["method.kappa"] == 0.7 for k in found["disk", 1]] == [True, False, False]
     assert [k["method.gamma"] == 2 for k in found["disk", 1]][1]
-    assert [k["optimizer.lr"] == 2.0 for k in found["disk", 8]] == [False, True, False]
-    assert [k["optimizer.lr"] == 2.0 for k in found["dp_sgd", 8]] == [True, False, False]
-    assert all(k["optimizer.lr"] != 2.0 for k in found["dp_sgd", 1])
+    assert [k["optimizer.total_step"] == 300 for k in found["disk", 8]] == [False, True, False]
+    assert [k["optimizer.total_step"] == 300 for k in found["dp_sgd", 8]] == [True, False, False]
+    assert all(k["optimizer.total_step"] != 300 for k in found["dp_sgd", 1])
 
 
 def test_a_start_in_one_branch_of_a_one_of_chooses_the_branch(sweep_file, search):

@@ -11,6 +11,7 @@ import torch
 
 from dpsweep.cluster import connect
 from dpsweep.config.sweep import load_sweep
+from dpsweep.core import cache
 from dpsweep.core.errors import ConfigError, InvalidKey
 from dpsweep.data import shared
 from dpsweep.models import transfer
@@ -136,7 +137,7 @@ def test_links_in_the_folder_for_temporary_files_lead_nowhere(tmp_path, monkeypa
     monkeypatch.delenv("DPSWEEP_CACHE", raising=False)
     (temporary / f"dpsweep-data-{os.getuid()}").symlink_to(target)
     with pytest.raises(Exception, match="others can reach it"):
-        shared.folder()
+        cache.cache_folder()
 
 
 URLS = [

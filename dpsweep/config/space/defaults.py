@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from dpsweep.config.keys import LEARNING_RATE, TOTAL_STEP
 from dpsweep.config.source import Source, Tree, with_value
 from dpsweep.config.space.domains import BRANCHING
 from dpsweep.config.trial import TrialConfig
@@ -24,7 +25,6 @@ from dpsweep.methods.base import STEP_FACTOR
 
 DEFAULT = "default"
 NARROW = "narrow"
-_STEP = "optimizer.total_step"
 _SIZES = ("lr", "eta", "total_step", "r")
 
 
@@ -78,9 +78,9 @@ def _space_around(method: str, file: Source, base: Source) -> dict[str, Any]:
     """
     space = dict(get_default_space(method))
     if file.tree.get("space") == NARROW:
-        space = {_STEP: space[_STEP]}
-    if {"optimizer.lr", "optimizer.eta"} & set(file.tree["search"]):
-        del space[_STEP]  # searched beside it, in its place
+        space = {TOTAL_STEP: space[TOTAL_STEP]}
+    if {LEARNING_RATE, "optimizer.eta"} & set(file.tree["search"]):
+        del space[TOTAL_STEP]  # searched beside it, in its place
         return space
     steps = _default_steps(method, base.tree)
     if not steps:
@@ -89,7 +89,7 @@ def _space_around(method: str, file: Source, base: Source) -> dict[str, Any]:
     low, high = min(steps) / factor, max(steps) * factor
     if base.tree["privacy"].get("scope") == "sweep" and isinstance(trials, int) and trials > 0:
         low /= math.sqrt(trials)
-    return {**space, _STEP: {"log_uniform": [float(f"{x:.3g}") for x in (low, high)]}}
+    return {**space, TOTAL_STEP: {"log_uniform": [float(f"{x:.3g}") for x in (low, high)]}}
 
 
 def _default_steps(method: str, tree: Tree) -> list[float]:

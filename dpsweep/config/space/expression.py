@@ -82,7 +82,7 @@ def parse_formula(text: str) -> Formula:
         FormulaError: If it is none, or uses what is not allowed.
 
     >>> formula = parse_formula("train.epochs * data.size <= 5000")
-    >>> sorted(formula.names), formula.holds({EPOCHS: 3, DATA_SIZE: 1437}.get)
+    >>> sorted(formula.names), formula.holds({"train.epochs": 3, "data.size": 1437}.get)
     (['data.size', 'train.epochs'], True)
     """
     if len(text) > _MOST_CHARACTERS:

@@ -74,7 +74,7 @@ class RandomDraw:
 class RoundRobin:
     """Goes through all combinations of what is taken in turn, the first taken the fastest.
 
-    >>> [[turns.take(2), turns.take(3)] for turns in map(Turns, range(6))]
+    >>> [[turns.take(2), turns.take(3)] for turns in map(RoundRobin, range(6))]
     [[0, 0], [1, 0], [0, 1], [1, 1], [0, 2], [1, 2]]
     """
 
