@@ -12,6 +12,7 @@ out, its mean over the searches with its standard error.
 import argparse
 import math
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from sklearn.datasets import load_digits
@@ -144,15 +145,14 @@ def main() -> None:
         return
     num_sweeps = options.sweeps
     ways: dict[str, Callable[[np.random.Generator], float]] = {
-        f"equal shares, {n} trials": lambda rng, n=n: equal_shares(rng, n) for n in (1, 3, 8, 16)
+        f"equal shares, {n} trials": partial(equal_shares, num=n) for n in (1, 3, 8, 16)
     }
     ways |= {
-        f"private selection, {n} on average": lambda rng, n=n: select_privately(rng, n)
-        for n in (3, 8, 16)
+        f"private selection, {n} on average": partial(select_privately, mean=n) for n in (3, 8, 16)
     }
     ways |= {
-        f"explore {n} trials, share {share}, {rule}": (
-            lambda rng, n=n, share=share, rule=rule: explore(rng, n, share, rule)
+        f"explore {n} trials, share {share}, {rule}": partial(
+            explore, num=n, share=share, rule=rule
         )
         for n, share, rule in (
             *((n, s, "scaled") for n in (4, 8, 16) for s in (0.05, 0.1)),

@@ -33,6 +33,7 @@ from tables import STEP, Table, Tree, read_table
 
 from dpsweep.config.source import Source, with_value
 from dpsweep.config.space.conditions import get_scalar
+from dpsweep.config.space.domains import Choice, Range
 from dpsweep.config.sweep import ResolvedSweep, parse_sweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.search.choose import expected_values
@@ -174,7 +175,7 @@ def search_ours(world: World, sweep: ResolvedSweep, trials: int, seed: int) -> l
         study.add_trial(trial)
         records.append(make_record(study.trials[-1], proposal.config))
         if number + 1 in COUNTS:
-            means = expected_values(sweep, records) or {r.number: r.value for r in records}
+            means = expected_values(sweep, records) or {r.number: r.value or 0.0 for r in records}
             best = max(records, key=lambda r: means[r.number])
             found.append(world.truth(best.config))
     return found
@@ -191,9 +192,10 @@ def search_optuna(
         tree = sweep.base.tree
         for path, domain in sweep.space.domains.items():
             name = ".".join(map(str, path))
-            if hasattr(domain, "options"):
+            if isinstance(domain, Choice):
                 value = trial.suggest_categorical(name, list(domain.options))
             else:
+                assert isinstance(domain, Range), "a plain space derives nothing"
                 value = trial.suggest_float(name, domain.low, domain.high, log=domain.is_log)
             tree = with_value(tree, path, value)
         config = sweep.trial(tree)

@@ -76,7 +76,7 @@ class Spec:
 
 
 LINEAR, CNN = {"name": "linear"}, {"name": "cnn_small", "width": 8}
-BATCH = {"train.batch_size": [128, 256, 512]}
+BATCH: dict[str, list[float]] = {"train.batch_size": [128, 256, 512]}
 
 SPECS = {
     "digits_linear": Spec(
