@@ -47,7 +47,6 @@ def test_plan_prints_what_each_way_leaves_of_the_sweeps_epsilon(sweep_file):
         ["budget.trials=1"],
         ["privacy.epsilon={each: [1, 2]}"],
         ["privacy={noise_multiplier: 1}"],
-        ["privacy.epsilon=1e-5"],
     ],
 )
 def test_there_is_nothing_to_compare_without_one_epsilon_that_can_be_shared(sweep_file, settings):

@@ -77,7 +77,9 @@ def test_engines_are_not_asked_with_batches_in_which_examples_are_heard(choice):
     make_engine(net, loss, IDENTITY, 8, SHAPE, choice)
     with pytest.raises(ValueError, match=r"examples mix in batches of 12"):
         make_engine(net, loss, IDENTITY, 24, SHAPE, choice)
-    assert type(make_engine(net, loss, IDENTITY, 24, SHAPE)) is VmapEngine
+    with pytest.raises(ValueError, match=r"examples mix in batches of 12.* train\.engine: vmap"):
+        make_engine(net, loss, IDENTITY, 24, SHAPE)
+    assert type(make_engine(net, loss, IDENTITY, 24, SHAPE, "vmap")) is VmapEngine
 
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
