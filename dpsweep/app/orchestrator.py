@@ -46,7 +46,7 @@ Connect = Callable[[ResolvedSweep], AbstractContextManager[None]]
 
 @dataclass(frozen=True)
 class Place:
-    """Where a sweep is to run, and where it is to be kept.
+    """Locations of a sweep: state folder, cluster, tracking server, study storage.
 
     Attributes:
         state: Its state folder.
@@ -63,7 +63,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Screen:
-    """Where a run is shown, and how its user is spoken to.
+    """Output of a run: console, warnings, and the command that resumes it.
 
     Attributes:
         console: Gets the live view or, if it is no terminal, a line a trial.
@@ -78,7 +78,7 @@ class Screen:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run came to.
+    """Result of a run.
 
     Attributes:
         study: The search.
@@ -278,7 +278,7 @@ def finish(session: Session, out: Path | None, *, complete: bool) -> tuple[list[
     files = [target_of(record, folder.path / "best.yaml") for record in winners(study)]
     for file in (folder.path / "sweep.yaml", *files, folder.path / "privacy.md"):
         tracker.artifact(file)
-    for place in _shown(session, best):
+    for place in _write_report(session, best):
         tracker.artifact(place)
     for record in best[:_WEIGHTS_KEPT]:
         tracker.artifact(folder.trial_dir(record.number) / "weights.pt", record.number)
@@ -302,10 +302,10 @@ def _description(words: list[str], name: str, best: list[Record]) -> str:
     return "\n\n".join(parts)
 
 
-def _shown(session: Session, best: list[Record]) -> list[Path]:
-    """The page and, where they can be drawn, the figures as pictures; what was written of them.
+def _write_report(session: Session, best: list[Record]) -> list[Path]:
+    """Write the report page and, where they can be drawn, pictures; return the paths written.
 
-    A sweep's results are never lost for want of a picture.
+    A figure that cannot be drawn is logged: it must not cost the sweep its results.
     """
     if not best:
         return []

@@ -1,4 +1,4 @@
-"""How much a sweep spends: on its search, and on repeats of the best config."""
+"""Configuration of a sweep's budget: trials, exploring trials, repeats of the best config."""
 
 from typing import Any, Self
 
@@ -16,8 +16,8 @@ class ExploreConfig(Strict):
     """Exploring trials, failed and pruned ones included."""
 
     share: float = Field(default=0.05, gt=0, lt=1)
-    """What they cost together, as a share of the squared noise-to-signal budget (mu squared of the
-    Gaussian limit); the final run has the rest. 0.05 leaves it 97 % of epsilon 4."""
+    """Cost of all exploring trials together, as a share of the squared noise-to-signal budget (mu
+    squared of the Gaussian limit); the final run has the rest. 0.05 leaves it 97 % of epsilon 4."""
 
 
 class BudgetConfig(Strict):

@@ -1,5 +1,6 @@
 """This user's cache on this node: copies of data sets, and results that are slow to compute."""
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -11,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import ParamSpec
 
+from dpsweep.core.disk import write_atomically
 from dpsweep.core.errors import DpSweepError, StateError
 
 P = ParamSpec("P")
@@ -40,7 +42,7 @@ def source_key(source: Path, kind: str) -> str:
     """Hash the path of a folder or file, the names, sizes and ages of its files, and `kind`."""
     if source.is_file():
         files = [source]
-    else:  # compiled Python is written by who reads it
+    else:  # reading a package may write compiled Python beside it
         found = (p for p in source.rglob("*") if "__pycache__" not in p.parts)
         files = sorted(p for p in found if p.is_file())
     facts = [(str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in files]
@@ -124,13 +126,8 @@ def _read(place: Path, key: list[str]) -> list[float] | None:
 
 def _write(place: Path, key: list[str], numbers: list[float]) -> None:
     entry = {"key": key, "numbers": numbers, "check": _checksum(key, numbers)}
-    try:
-        handle, name = tempfile.mkstemp(dir=place.parent)  # 0600
-        with os.fdopen(handle, "w") as file:
-            json.dump(entry, file)
-        os.replace(name, place)  # whole, or not there
-    except OSError:
-        return  # a full disk: the result holds without its copy
+    with contextlib.suppress(OSError, DpSweepError):  # a full disk: the result needs no copy
+        write_atomically(place, json.dumps(entry).encode())
 
 
 def _checksum(key: list[str], numbers: list[float]) -> str:

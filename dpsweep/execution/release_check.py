@@ -12,7 +12,7 @@ from dpsweep.store.state_dir import SweepFolder
 from dpsweep.training.release_check import Check, check_releases, table_of_checks
 
 _SECONDS = 0.3
-_PATIENCE_SECONDS = 300.0
+_TIMEOUT_SECONDS = 300.0
 
 
 def store_release_checks(sweep: ResolvedSweep, folder: SweepFolder) -> None:
@@ -34,15 +34,14 @@ def store_release_checks(sweep: ResolvedSweep, folder: SweepFolder) -> None:
     head += f"method {config.method.name}, model {config.model.name}, "
     head += f"clip norm {config.privacy.clip_norm:g}, engine {config.train.engine}, "
     head += f"dtype {config.train.dtype}.\n\n"
-    write_atomically(folder.path / CHECKS, f"{head}{text}\n".encode())
-    if bad := [check for check in found if not check.holds]:
-        folder.path.joinpath(CHECKS).unlink()  # checked again by the next launch
+    if bad := [check for check in found if not check.holds]:  # checked again by the next launch
         raise ConfigError(
             f"sweep {sweep.name!r}: its step does not release what the privacy statement says: "
             + "; ".join(f"{c.name} {c.measured:.4g} > {c.allowed:.4g} {c.unit}" for c in bad)
             + ". See it with: dpsweep audit FILE. This is a fault of the model, of an installed "
             "package or of dpsweep; please report it"
         )
+    write_atomically(folder.path / CHECKS, f"{head}{text}\n".encode())
 
 
 def _checked(config: TrialConfig, sweep: ResolvedSweep) -> list[Check]:
@@ -54,7 +53,7 @@ def _checked(config: TrialConfig, sweep: ResolvedSweep) -> list[Check]:
     task = ray.remote(num_cpus=resources.cpu, num_gpus=gpus, max_retries=0)(check_releases)
     waiting = task.remote(config, _SECONDS)
     try:
-        found: list[Check] = ray.get(waiting, timeout=_PATIENCE_SECONDS)
+        found: list[Check] = ray.get(waiting, timeout=_TIMEOUT_SECONDS)
     except GetTimeoutError:
         ray.cancel(waiting, force=True)
         raise

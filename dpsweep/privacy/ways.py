@@ -61,7 +61,7 @@ def ways_to_spend(
         share: What exploring costs, in (0, 1).
 
     Raises:
-        Misfit: If epsilon is too small for any noise.
+        InvalidKey: If epsilon is too small for any noise.
     """
     steps, rate = schedule
 

@@ -10,8 +10,8 @@ from dpsweep.core.errors import StateError
 from dpsweep.execution.tracking import collect_provenance
 from dpsweep.results.confirmed import choice_words, luck
 from dpsweep.results.disclosure import Disclosure, disclosure_of
+from dpsweep.results.edges import edge_warnings
 from dpsweep.search.charge import describe_trial_privacy
-from dpsweep.search.choose import describe_edges
 from dpsweep.search.confirmation import Confirmation
 from dpsweep.search.trial_record import Record
 from dpsweep.store.statement import describe_search_privacy
@@ -35,7 +35,7 @@ class Origin:
         confirming: True if the best config was to be repeated.
         exploring: True if a final run was to be trained.
         choice: How the best config of each epsilon was chosen.
-        edges: Of trials at an edge of a searched range, what to search next.
+        edges: Ranges to search next, by trial; empty where it lies at no end of one.
     """
 
     sweep: str
@@ -78,7 +78,7 @@ def origin_of(study: Study) -> Origin:
         confirming=study.sweep.config.confirm is not None,
         exploring=study.sweep.explores,
         choice=choice_words(study),
-        edges={r.number: words for r in records if (words := describe_edges(study.sweep.space, r))},
+        edges={r.number: " ".join(edge_warnings(study.sweep, r)) for r in records},
     )
 
 

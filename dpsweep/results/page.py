@@ -23,7 +23,6 @@ from dpsweep.privacy.statement import NO_EPSILON, format_delta
 from dpsweep.results.compare import Comparison, compare_methods
 from dpsweep.results.comparison import comparison_table, sentences
 from dpsweep.results.disclosure import disclosure_of
-from dpsweep.results.edges import edge_warnings
 from dpsweep.results.export import Origin, origin_of, to_yaml
 from dpsweep.results.figures import CAPTIONS, TITLES, figures
 from dpsweep.results.pareto import chosen, nothing_to_show, summaries, winners
@@ -68,7 +67,6 @@ def page(study: Study, drawn: dict[str, go.Figure] | None = None) -> str:
             "facts": _facts(study, best[0], origin),
             "luck": origin.luck(best[0]),
             "comparison": sentences(compared) if compared else [],
-            "edges": edge_warnings(study.sweep, best[0]),
             "configs": [_config(record, origin) for record in winners(study)],
             "tables": _tables(study, compared),
             "folded": _folded(records) if disclosure.tells_trials else [],

@@ -105,7 +105,7 @@ def _redraw(
     """Earlier hyperparams in terms of this space.
 
     Raises:
-        OutsideError: If they are not in it.
+        OutsideSpaceError: If they are not in it.
     """
     draw = RecordingDraw(hyperparams, Corner())
     _, ours = sweep.space.draw(sweep.base.tree, draw)

@@ -6,6 +6,7 @@ import pytest
 
 from dpsweep.config.sweep import load_sweep
 from dpsweep.results.edges import edge_warnings
+from dpsweep.results.export import origin_of
 
 SPACE = """search={optimizer.lr: {log_uniform: [0.25, 4]}, method.kappa: {uniform: [0.3, 1.0]},
     method.gamma: {uniform: [1, 3]}, train.batch_size: {log_integer: [64, 256]}}"""
@@ -64,3 +65,13 @@ def test_a_key_of_another_method_is_not_looked_at(study_of):
     record = replace(study.record(0), hyperparams={"method.name": "disk", "method.kappa": 0.5})
     (said,) = edge_warnings(study.sweep, record)
     assert "upper end of [0.3, 0.5]" in said
+
+
+def test_the_words_on_a_result_hold_the_warning_once(study_of):
+    study = study_of([0.5], SPACE)
+    record, origin = study.record(0), origin_of(study)
+    drawn = {**INSIDE, "optimizer.lr": 4.0}
+    (warning,) = edge_warnings(study.sweep, replace(record, hyperparams=drawn))
+    words = replace(origin, edges={0: warning}).luck(record)
+    assert words.count(warning) == words.count("optimizer.lr") == 1
+    assert origin.edges == {0: " ".join(edge_warnings(study.sweep, record))}

@@ -34,7 +34,7 @@ def compare(
         storage: Where their studies are now, if not where they were launched.
     """
     states = [StateFolder.at(folder) for folder in state_folders] or [StateFolder.at(None)]
-    folders = [folder for name in dict.fromkeys(names) for folder in _found(name, states)]
+    folders = [folder for name in dict.fromkeys(names) for folder in _find_folders(name, states)]
     moved = resolve_moved_uri(storage)
     groups = []
     for folder in folders:
@@ -57,7 +57,7 @@ def form_of(*, as_json: bool, as_markdown: bool) -> str:
     return "json" if as_json else "markdown" if as_markdown else "table"
 
 
-def _found(name: str, states: list[StateFolder]) -> list[SweepFolder]:
+def _find_folders(name: str, states: list[StateFolder]) -> list[SweepFolder]:
     """The sweeps of a name, in every folder that has one."""
     found = [state.sweep(name) for state in states if state.sweep(name).exists]
     if not found:

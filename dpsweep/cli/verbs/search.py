@@ -14,7 +14,6 @@ from dpsweep.config.sweep import ResolvedSweep, load_sweep
 from dpsweep.results.compare import compare_methods
 from dpsweep.results.comparison import print_comparison
 from dpsweep.results.disclosure import disclosure_of
-from dpsweep.results.edges import edge_warnings
 from dpsweep.results.export import default_target
 from dpsweep.results.pareto import nothing_completed, summaries, target_of, winners
 from dpsweep.results.tables import num_trials_and_repeats, run_words, trial_table
@@ -132,9 +131,7 @@ def _print_outcome(outcome: "Outcome", options: Options, target: Path) -> None:
         for table in summaries(study):
             out.print(table)
         print_comparison(out, compare_methods(study))
-        out.print(outcome.origin.luck(best[0]))
-        for words in edge_warnings(study.sweep, best[0]):
-            out.print(words, markup=False)
+        out.print(outcome.origin.luck(best[0]), markup=False)
         out.print(outcome.origin.search_words)
         for record in winners(study):
             place = target_of(record, target)

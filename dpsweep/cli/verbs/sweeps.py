@@ -17,7 +17,6 @@ from dpsweep.cli.say import console
 from dpsweep.core.errors import ConnectionRefused, DpSweepError, StateError
 from dpsweep.results.compare import compare_methods
 from dpsweep.results.comparison import print_comparison
-from dpsweep.results.edges import edge_warnings
 from dpsweep.results.export import origin_of
 from dpsweep.results.pareto import chosen, nothing_to_show, summaries
 from dpsweep.results.rich_table import plain_table
@@ -102,9 +101,7 @@ def best(
         console().print(table)
     print_comparison(console(), compare_methods(study))
     origin = origin_of(study)
-    console().print(f"Trial {records[0].number}: {origin.luck(records[0])}")
-    for words in edge_warnings(study.sweep, records[0]):
-        console().print(words, markup=False)
+    console().print(f"Trial {records[0].number}: {origin.luck(records[0])}", markup=False)
     console().print(describe_trial_privacy(records[0]))
     console().print(origin.search_words)
 

@@ -90,7 +90,7 @@ def read_start(
 
 
 def check_point(point: Point, sweep: SearchedSweep) -> None:
-    """Raise OutsideError if no branch of the space has the point's keys and values."""
+    """Raise OutsideSpaceError if no branch of the space has the point's keys and values."""
     first = Corner()
     sweep.space.draw(sweep.base.tree, first)
     asked = set[str]()

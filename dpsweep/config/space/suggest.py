@@ -1,4 +1,4 @@
-"""Who suggests the values of a space: its corners, chance, turns, a given point.
+"""Suggesters of a space's values: its corners, at random, in turn, from a given point.
 
 A suggester is a `Draw` (domains.py): `number`, `option`, and `turn` for what trials take in turn.
 Those that need Optuna, and the quasi-random start, stand in search/propose.py and quasi_random.py.
@@ -40,7 +40,7 @@ class Corner:
 
 
 def walk_corners(draw: Callable[[Corner], Drawn]) -> Iterator[Drawn]:
-    """What is drawn at every end and option, one at a time, the rest at their first."""
+    """Yield what `draw` returns at each end and option, one at a time, the rest at their first."""
     seen = Corner()
     yield draw(seen)
     todo = seen.others()
@@ -123,7 +123,7 @@ class PartialFixedDraw:
 
     def number(self, slot: Slot, domain: Range) -> float | int:
         """The point's number, if it has one."""
-        value = self._taken(slot)
+        value = self._point_value(slot)
         return (
             self._other.number(slot, domain)
             if value is None
@@ -132,19 +132,19 @@ class PartialFixedDraw:
 
     def option(self, slot: Slot, labels: Labels) -> int:
         """The point's option, if it names one."""
-        value = self._taken(slot)
+        value = self._point_value(slot)
         return (
             self._other.option(slot, labels) if value is None else find_option(value, slot, labels)
         )
 
     def turn(self, slot: Slot, labels: Labels) -> int:
         """The point's own, if it names one; `elsewhere` if it is the turn of another."""
-        turn, value = self._other.turn(slot, labels), self._taken(slot)
+        turn, value = self._other.turn(slot, labels), self._point_value(slot)
         index = turn if value is None else find_option(value, slot, labels)
         self.elsewhere |= index != turn
         return index
 
-    def _taken(self, slot: Slot) -> Any:
+    def _point_value(self, slot: Slot) -> Any:
         self.asked.add(slot.key)
         if slot.key in self._point:
             self.used.add(slot.key)
@@ -155,7 +155,7 @@ def require_in_range(value: Any, slot: Slot, domain: Range) -> float | int:
     """A given number, if the range has it.
 
     Raises:
-        OutsideError: If it has not.
+        OutsideSpaceError: If it has not.
     """
     kinds = int if domain.is_whole else int | float
     if not isinstance(value, kinds) or isinstance(value, bool):
@@ -172,7 +172,7 @@ def find_option(value: Any, slot: Slot, labels: Labels) -> int:
     """Where a given value stands in a list.
 
     Raises:
-        OutsideError: If it is not there.
+        OutsideSpaceError: If it is not there.
     """
     label = value if isinstance(value, str | int | float | bool) else json.dumps(value)
     if label not in labels:

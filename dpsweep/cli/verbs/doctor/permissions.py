@@ -68,10 +68,10 @@ def credentials(context: DoctorContext) -> Iterator[Finding]:
             yield Finding("credentials", "warn", words, f"chmod 600 {place}")
         else:
             yield Finding("credentials", "ok", f"{place} is its owner's alone")
-    yield from _kept(context.state)
+    yield from _cluster_files(context.state)
 
 
-def _kept(state: StateFolder) -> Iterator[Finding]:
+def _cluster_files(state: StateFolder) -> Iterator[Finding]:
     """Files of `up` and `submit` that others can reach."""
     roots = dict.fromkeys((state.root, state.common))  # `up` is everybody's, `submit` one owner's
     for place in sorted(p for root in roots for pattern in _KEPT for p in root.glob(pattern)):
