@@ -49,6 +49,8 @@ def test_sweep_whose_noise_is_too_weak_is_refused(sweep_file, tmp_path, monkeypa
     assert not (folder.path / CHECKS).exists(), "checked again by the next launch"
 
 
+@pytest.mark.slow
+@pytest.mark.ray
 def test_model_that_no_engine_can_train_stops_the_sweep_before_its_first_trial(
     sweep_file, tmp_path, ray_here
 ):
