@@ -191,7 +191,7 @@ def _first_line(e: Exception) -> str:
 
 def name_model(model: Any) -> tuple[str, str]:
     """Return the dotted key that names a model's code, and what it says."""
-    key = {Own: "function", Torchvision: "model", Timm: "model"}.get(type(model), "name")
+    key = "function" if isinstance(model, Own) else "model" if isinstance(model, _Named) else "name"
     return f"model.{key}", str(getattr(model, key))
 
 

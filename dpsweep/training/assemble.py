@@ -159,8 +159,8 @@ def _make_engine(
         return engine
     except ValueError as e:
         if train.engine == "auto":
-            key, name = name_model(config.model)
-            raise InvalidKey(key, f"{name} cannot be trained privately: {e}") from e
+            key, code = name_model(config.model)
+            raise InvalidKey(key, f"{code} cannot be trained privately: {e}") from e
         raise InvalidKey(ENGINE, f"{train.engine} does not fit {config.model.name}: {e}") from e
 
 
