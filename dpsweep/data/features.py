@@ -52,7 +52,7 @@ class Scattering(Strict):
         first = self.depth * self.rotations
         return 1 + first + self.rotations * first * (self.depth - 1) // 2
 
-    def shape(self, image: tuple[int, int, int]) -> tuple[int, int, int]:
+    def shape(self, image: tuple[int, ...]) -> tuple[int, ...]:
         """(channels, height, width) of what becomes of an image of such a shape.
 
         Raises:
