@@ -41,6 +41,12 @@ def take_rows(inputs: AnyInputs, rows: slice | Tensor) -> AnyInputs:
     return map_inputs(lambda x: x[rows], inputs)
 
 
+def one_tensor(inputs: Inputs) -> Tensor:
+    """Return inputs that are known to be one tensor, such as images."""
+    assert isinstance(inputs, Tensor), "inputs are named tensors"
+    return inputs
+
+
 def count_rows(inputs: Inputs) -> int:
     """Count the examples."""
     return len(list_tensors(inputs)[0])

@@ -20,7 +20,7 @@ from torch.profiler import record_function
 
 from dpsweep.config.plan import PrivacyPlan
 from dpsweep.config.trial import TrialConfig
-from dpsweep.core.inputs import Inputs, take_rows
+from dpsweep.core.inputs import Inputs, one_tensor, take_rows
 from dpsweep.core.seeds import Draws, Secret, Stream
 from dpsweep.core.types import Clipped, Released, Tensors
 from dpsweep.data.augment import hash_images
@@ -174,16 +174,14 @@ class Step:
         """Inputs of these examples, shape (B, ...), or (B, K, ...) as K copies each."""
         inputs_B = take_rows(self.data.inputs, batch)
         if augment := self.config.train.augment:
-            assert isinstance(inputs_B, torch.Tensor), "check_fit augments images alone"
             marks_B = self.marks.index_select(0, batch)
-            inputs_B = augment.copies(inputs_B, marks_B, step, self.config.seed)
+            inputs_B = augment.copies(one_tensor(inputs_B), marks_B, step, self.config.seed)
         return self.data.scaled(inputs_B, self.dtype)
 
     @cached_property
     def marks(self) -> torch.Tensor:
         """Hash of each example, from which its augmentation is drawn, int64, shape (N,)."""
-        assert isinstance(self.data.inputs, torch.Tensor), "check_fit augments images alone"
-        return hash_images(self.data.inputs)
+        return hash_images(one_tensor(self.data.inputs))
 
     def clipped(self, batch: torch.Tensor, progress: Progress) -> Clipped:
         """Sum of the batch's clipped per-example gradients, in white coordinates. Private."""
