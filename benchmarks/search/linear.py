@@ -97,7 +97,7 @@ class LinearRun:
 
     def count_right(self) -> int:
         """Test examples that the newest iterate classifies rightly."""
-        inputs = _rows(self._step, self._step.data.valid_inputs)
+        inputs = _rows(self._step, one_tensor(self._step.data.valid_inputs))
         guesses = (inputs @ self.weights.T).argmax(1)
         return int((guesses == self._step.data.valid_targets.numpy()).sum())
 
