@@ -74,11 +74,12 @@ class TellsAll:
 
     def describe_rest(self, study: Study) -> str:
         name, ended = study.sweep.name, (r for r in study.records() if r.state != "running")
-        ran = run_words(*num_trials_and_repeats(ended))
+        explores = study.sweep.explores
+        ran = run_words(*num_trials_and_repeats(ended), explores=explores)
         if not study.is_finished():
             return (
                 f"{name}: {ran} finished, {len(study.running())} to continue, "
-                f"{run_words(study.num_to_ask(), study.num_to_confirm())} to run"
+                f"{run_words(study.num_to_ask(), study.num_to_confirm(), explores=explores)} to run"
             )
         more = f"launch its file anew: dpsweep launch FILE --name {name}-2 --from {name}"
         if may_add_trials(study.sweep):
@@ -91,8 +92,8 @@ class TellsAll:
         if study.is_finished():
             return []
         state = "still runs" if driven else "was stopped before its end"
-        left = study.num_to_ask()
-        return [f"{state}: {left} trials and {study.num_to_confirm()} repeats are left"]
+        left = run_words(study.num_to_ask(), study.num_to_confirm(), explores=study.sweep.explores)
+        return [f"{state}: {left} are left"]
 
 
 class TellsWinner(TellsAll):

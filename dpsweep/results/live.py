@@ -138,7 +138,7 @@ class LiveView:
         sweep = self._study.sweep
         trials = sweep.config.budget.trials
         ended = num_trials_and_repeats(self._ended())
-        return run_words(*ended, trials, sweep.num_runs - trials)
+        return run_words(*ended, trials, sweep.num_runs - trials, explores=sweep.explores)
 
     def _time(self) -> str:
         """Seconds so far, where the sweep was begun here, and those that are left."""

@@ -137,7 +137,7 @@ def _print_outcome(outcome: "Outcome", options: Options, target: Path) -> None:
             place = target_of(record, target)
             out.print(f"best config: {place}   train it again with: {us} train {place}")
     if disclosure_of(study.sweep).tells_trials:
-        ran = run_words(*num_trials_and_repeats(study.records()))
+        ran = run_words(*num_trials_and_repeats(study.records()), explores=study.sweep.explores)
         out.print(f"{ran} in {outcome.seconds:.1f} s")
     if not outcome.complete:
         out.print(f"Stopped. Go on with: {_resume_command(folder, options)}")
