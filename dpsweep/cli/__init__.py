@@ -685,9 +685,9 @@ def bench(which: Annotated[str, typer.Argument()] = "step") -> None:
 
 
 def main() -> None:
-    """Run the command line; a user's mistake is one message on stderr, and exit code 2."""
+    """Run the command line; a mistake is one message on stderr, and exit code 2 (later: 75)."""
     try:
         app(prog_name="dpsweep")  # also as python -m dpsweep: completion goes by the name
     except DpSweepError as e:
         error(str(e))
-        sys.exit(2)
+        sys.exit(e.exit_code)
