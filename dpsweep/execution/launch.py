@@ -26,6 +26,7 @@ from dpsweep.execution.release_check import store_release_checks
 from dpsweep.execution.resources import (
     NodeResources,
     count_concurrent_trials,
+    count_trials_per_node,
     make_idle_gpu_warning,
     read_packing,
     store_packing,
@@ -129,7 +130,7 @@ class Session:
         return complete
 
     def _drive(self, search: Search, watchers: list[Watcher]) -> bool:
-        driver = Driver(search, self.folder, self.lease, watchers)
+        driver = Driver(search, self.folder, self.lease, watchers, self._list_hosts)
         begin = time.monotonic()
         if driver.num_left():
             with _stop_on_signals(driver), _unwrap_tune_errors(self.sweep.name):
@@ -141,6 +142,15 @@ class Session:
             trouble = search.describe_trouble(driver.trouble)
             raise Interrupted(f"sweep {self.sweep.name!r} stopped: {trouble}")
         return not driver.stopping
+
+    def _list_hosts(self) -> dict[str, str]:
+        """The nodes of the connected cluster where a trial fits: Ray's id -> host."""
+        resources = self.sweep.config.resources
+        return {
+            node["NodeID"]: node["NodeManagerHostname"]
+            for node in ray.nodes()
+            if node["Alive"] and count_trials_per_node(resources, node["Resources"])
+        }
 
     def _tidy(self) -> None:
         """Resume state of trials that are through: a driver may die before it deletes it."""

@@ -6,9 +6,11 @@ study, so that a new Tuner after a crash goes on where the old one was.
 
 import json
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from ray import tune
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
@@ -56,6 +58,12 @@ class StudyScheduler(FIFOScheduler):
         super().__init__()
         self._driver = driver
 
+    def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
+        """Keep a trial from the nodes that it avoids, before it is placed."""
+        super().on_trial_add(tune_controller, trial)
+        if nodes := self._driver.avoided_nodes(trial.trial_id):
+            trial.update_resources(place_elsewhere(trial.placement_group_factory, nodes))
+
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
         """CONTINUE or STOP."""
         ends = self._driver.result(trial.trial_id, _get_payload(result))
@@ -87,6 +95,15 @@ class StopOnRequest(Stopper):
             if self._request.exists():
                 self._driver.stop()
         return self._driver.must_end
+
+
+def place_elsewhere(
+    placed: tune.PlacementGroupFactory, nodes: Collection[str]
+) -> tune.PlacementGroupFactory:
+    """The same resources, on none of `nodes`."""
+    away = {"ray.io/node-id": f"!in({','.join(sorted(nodes))})"}  # Ray's label of each node
+    bundles = placed.bundles
+    return tune.PlacementGroupFactory(bundles, bundle_label_selector=[away] * len(bundles))
 
 
 def make_trial_name(trial: Trial) -> str:

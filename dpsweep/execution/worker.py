@@ -10,6 +10,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import ray
 from ray import tune
 
 from dpsweep.config.trial import TrialConfig
@@ -109,7 +110,7 @@ def _lock_trial(trial_dir: TrialDir, ours: contextlib.ExitStack) -> bool:
 def _train(assignment: Assignment, trial_dir: TrialDir) -> None:
     """Train in a trial directory that is locked, unless an earlier process left a verdict there."""
     limits = Limits(**assignment["limits"])
-    note_begin(trial_dir.path)
+    note_begin(trial_dir.path, ray.get_runtime_context().get_node_id())
     before = decide_retry(trial_dir.path, limits)
     if before.end:
         _send(end=before.end, reason=before.reason)
