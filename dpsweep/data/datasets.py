@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from dpsweep.core.errors import ConfigError, InvalidKey
 from dpsweep.core.strict import Strict, is_unused
-from dpsweep.data.features import Scattering, refuse_missing
+from dpsweep.data.features import FeaturesConfig
 
 _DECLARED = ("shape", "num_classes", "num_train")
 """Keys that the user's own data must declare."""
@@ -112,7 +112,7 @@ class DataConfig(Strict):
     """Public constants to shift and scale pixels by; if missing they are brought to [-1, 1] by the
     file format's own."""
 
-    features: Scattering | None = Field(default=None, exclude_if=is_unused)
+    features: FeaturesConfig | None = Field(default=None, exclude_if=is_unused)
     """Features to train on instead of pixels: a fixed public function of each image, computed
     once on each node and kept. Pixels if missing."""
 
@@ -169,6 +169,12 @@ class DataConfig(Strict):
     def _features_fit_the_images(self) -> Self:
         if self.features is None:
             return self
+        if self.normalise is not None and self.features.weights:
+            raise InvalidKey(
+                "normalise",
+                f"{self.features.name} scales pixels by the constants it was trained with. Delete "
+                f"normalise",
+            )
         try:
             self.features.shape(self.stored.shape)
         except InvalidKey as e:
@@ -233,7 +239,7 @@ def check_present(config: DataConfig, where: str) -> None:
         where: File and line to name, such as "configs/x.yaml:3".
     """
     if config.features is not None:
-        refuse_missing(where)
+        config.features.refuse_missing(where)
     folder = config.spec.folder
     if folder is None:
         return

@@ -9,7 +9,7 @@ release of its own.
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,11 @@ import torch
 from torch import Tensor
 
 from dpsweep.core.errors import ConfigError
+from dpsweep.core.progress import ProgressLines
 from dpsweep.core.seeds import derive_public_seed
 from dpsweep.data import folders, npz
 from dpsweep.data.datasets import DataConfig, Normalise, check_present
+from dpsweep.data.features import Scattering
 from dpsweep.data.shared import Split, load_shared
 
 
@@ -183,24 +185,39 @@ def _load_features(config: DataConfig) -> tuple[Split, Split]:
     """Both splits with features in the place of images; computed by the first process of a node."""
     check_present(config, where=config.name)
     assert config.features is not None
-    features, version = config.features, metadata.version("kymatio")
+    features = config.features
+    versions = [metadata.version(each) for each in features.packages.values()]
 
     def make() -> tuple[Split, Split]:
-        from dpsweep.data.scattering import compute_scattering  # kymatio takes a second to import
-
-        def numbers(images: Tensor) -> Tensor:
-            pixels = images.to(torch.float32) / config.stored.brightest
-            return _normalize(pixels, config.normalise) if config.normalise else pixels
-
+        compute = _feature_function(config)
         train, test = _load_images(config)
-        return (compute_scattering(train[0], numbers, features), train[1]), (
-            compute_scattering(test[0], numbers, features),
-            test[1],
+        lines = ProgressLines(
+            f"data.features: {features.name}", len(train[1]) + len(test[1]), "images"
         )
+        made = [compute(images, lines.advance) for images, _ in (train, test)]
+        return (made[0], train[1]), (made[1], test[1])
 
-    kind = repr((config.stored, config.resize, config.normalise, features, version))
+    kind = repr((config.stored, config.resize, config.normalise, features, versions))
     found: tuple[Split, Split] = load_shared(config.source, make, kind)
     return found
+
+
+def _feature_function(config: DataConfig) -> Callable[[Tensor, Callable[[int], None]], Tensor]:
+    """Choose the function that makes features of images as bytes and reports how many are done."""
+
+    def numbers(images: Tensor) -> Tensor:
+        pixels = images.to(torch.float32) / config.stored.brightest
+        return _normalize(pixels, config.normalise) if config.normalise else pixels
+
+    features = config.features
+    if isinstance(features, Scattering):
+        from dpsweep.data.scattering import compute_scattering  # kymatio takes a second to import
+
+        return partial(compute_scattering, numbers=numbers, config=features)
+    assert features is not None
+    from dpsweep.data.backbone import compute_embedding  # its network is read and folded
+
+    return partial(compute_embedding, numbers=numbers, config=features)
 
 
 def _load_digits(config: DataConfig) -> tuple[Split, Split]:

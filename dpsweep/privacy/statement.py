@@ -227,6 +227,22 @@ def validation_statement(validation: str, num_held_out: int) -> str:
     )
 
 
+def public_weights_statement(weights: list[str]) -> str:
+    """State that weights trained elsewhere are declared public; empty without any.
+
+    >>> print(public_weights_statement(["ImageNet's (data.features)"]))
+    Declared public, and covered by no epsilon here: the weights that it starts from: ImageNet's \
+(data.features).
+    """
+    if not weights:
+        return ""
+    named = ", ".join(weights)
+    return (
+        f"Declared public, and covered by no epsilon here: the weights that it starts from: "
+        f"{named}."
+    )
+
+
 def format_epsilon(epsilon: float) -> str:
     """Two decimals, or two digits where that is more, rounded up.
 
