@@ -443,7 +443,9 @@ def _choose_bands(
     return [float(2**power)]
 
 
-def buffered_column(scales: Sequence[float], decays: Sequence[float], num_steps: int) -> Floats:
+def buffered_column(
+    scales: Sequence[float] | Floats, decays: Sequence[float] | Floats, num_steps: int
+) -> Floats:
     """1, then c_i = sum_j s_j d_j^(i-1)."""
     import numpy as np
 
