@@ -230,7 +230,7 @@ def _probe_trial(config: TrialConfig, plan: PrivacyPlan, threads: int) -> Probe:
         entered=entered,
         first=max(0.0, first - again),
         trial=again
-        + step.budget.run.steps * steps / _PROBE_STEPS
+        + step.budget.steps * steps / _PROBE_STEPS
         + reports * (evaluation + _REPORT_SECONDS),
     )
 

@@ -9,12 +9,14 @@ from typing import Annotated
 from pydantic import Field
 
 from dpsweep.methods import (
+    bandmf,
     block_spectral_dp,
     compose,
     disk,
     doppler,
     dp_adam,
     dp_adambc,
+    dp_ftrl,
     dp_pmlf,
     dp_sgd,
     fftkf,
@@ -38,6 +40,8 @@ METHODS: dict[str, Entry] = {
     "dp_pmlf": Entry.of(dp_pmlf, _ANY, "DP-PMLF"),
     "spectral_dp": Entry.of(spectral_dp, _ANY, "Feng et al. 2023", _LAYERS),
     "block_spectral_dp": Entry.of(block_spectral_dp, _ANY, "Feng et al. 2023", _LAYERS),
+    "bandmf": Entry.of(bandmf, _ANY, "arXiv:2306.08153"),
+    "dp_ftrl": Entry.of(dp_ftrl, _ANY, "arXiv:2408.08868"),
     "compose": Entry.of(compose, _ANY, ""),
 }
 
@@ -55,6 +59,8 @@ MethodConfig = Annotated[
     | dp_pmlf.Config
     | spectral_dp.Config
     | block_spectral_dp.Config
+    | bandmf.Config
+    | dp_ftrl.Config
     | compose.Config,
     Field(discriminator="name"),
 ]

@@ -30,6 +30,7 @@ from dpsweep.privacy.accounting import Run, calibrate_noise
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
     from numpy.typing import NDArray
 
     Floats = NDArray[np.float64]
@@ -42,7 +43,7 @@ _PACKAGES = ("numpy", "scipy")
 
 @dataclass(frozen=True)
 class PublicSettings:
-    """What the choice of a noise and its accounting depend on, nothing of it private.
+    """Public numbers that the choice of a noise and its accounting depend on.
 
     Attributes:
         num_examples: N.
@@ -124,6 +125,15 @@ class Correlation:
         gains: Floats = np.cumsum(np.square(lfilter([1.0], self._trimmed(num_steps), impulse)))
         return gains
 
+    def whiten(self, noise: torch.Tensor) -> torch.Tensor:
+        """White noise z = C x of the noise x of the first steps of a run, shape (T, ...)."""
+        column = self.column(len(noise))
+        white = float(column[0]) * noise
+        for back in range(1, len(noise)):
+            if column[back]:
+                white[back:] += float(column[back]) * noise[:-back]
+        return white
+
     def error(self, momentum: float = 0.0) -> float:
         """Root of the mean squared error of the sums that the optimizer makes, at sigma 1.
 
@@ -142,11 +152,17 @@ class Correlation:
 class Noise(Protocol):
     """The noise of a method: how it depends on the step, and what that means for accounting."""
 
+    def check(self, settings: PublicSettings) -> None:
+        """Raise InvalidKey if the noise does not fit the settings; nothing is calibrated.
+
+        Its key is relative to the noise.
+        """
+
     def schedule(self, settings: PublicSettings) -> tuple[int, float]:
         """Rounds and sampling rate of the subsampled Gaussians whose composition is the run.
 
         Raises:
-            InvalidKey: If the noise does not fit the settings; its key is relative to the noise.
+            InvalidKey: As `check` does.
         """
 
     def correlate(self, settings: PublicSettings) -> Correlation | None:
@@ -156,6 +172,9 @@ class Noise(Protocol):
 @dataclass(frozen=True)
 class Independent:
     """Independent noise at each step: z itself."""
+
+    def check(self, settings: PublicSettings) -> None:
+        return None
 
     def schedule(self, settings: PublicSettings) -> tuple[int, float]:
         return settings.steps, settings.rate
@@ -183,13 +202,10 @@ class Banded:
     coefficients: Literal["optimal", "sqrt"] | tuple[float, ...] = "optimal"
     workload: Literal["prefix", "momentum"] = "prefix"
 
-    def count_bands(self, settings: PublicSettings) -> int:
-        """b, chosen or given, if it fits the settings.
-
-        Raises:
-            InvalidKey: If it does not.
-        """
+    def check(self, settings: PublicSettings) -> None:
+        """Raise InvalidKey if the noise does not fit the settings; nothing is calibrated."""
         most, bands = settings.most_bands, self.bands
+        self._momentum(settings)
         if bands == "auto":
             if settings.epsilon is None:
                 raise InvalidKey(
@@ -198,7 +214,7 @@ class Banded:
                     "is given, or scope: sweep shares one epsilon. Give a number, such as bands: "
                     f"{min(8, most)}, or search over some",
                 )
-            return choose_bands(settings, self.coefficients, self._momentum(settings))
+            return
         if bands * settings.batch_size > settings.num_examples:
             raise InvalidKey(
                 "bands",
@@ -213,7 +229,18 @@ class Banded:
                 f"{bands} bands are more than the {settings.steps} steps of the run. Give at most "
                 f"{most}, or train for longer",
             )
-        return bands
+
+    def count_bands(self, settings: PublicSettings) -> int:
+        """b, chosen or given.
+
+        Raises:
+            InvalidKey: If it does not fit the settings.
+        """
+        self.check(settings)
+        if self.bands != "auto":
+            return self.bands
+        assert isinstance(self.coefficients, str), "given coefficients give the bands"
+        return choose_bands(settings, self.coefficients, self._momentum(settings))
 
     def schedule(self, settings: PublicSettings) -> tuple[int, float]:
         """ceil(T / b) rounds at rate b B / N."""
@@ -255,6 +282,9 @@ class Buffered:
     """
 
     buffers: int
+
+    def check(self, settings: PublicSettings) -> None:
+        return None
 
     def schedule(self, settings: PublicSettings) -> tuple[int, float]:
         """As many rounds as an example takes part in, each without sampling."""
@@ -387,7 +417,7 @@ def _first_column(c: Floats, workload: Floats) -> Floats:
 
 def choose_bands(
     settings: PublicSettings,
-    coefficients: Literal["optimal", "sqrt"] | tuple[float, ...] = "optimal",
+    coefficients: Literal["optimal", "sqrt"] = "optimal",
     momentum: float = 0.0,
 ) -> int:
     """The number of bands with the least predicted error, sqrt(loss) sigma(b).
@@ -395,8 +425,6 @@ def choose_bands(
     Of the powers of two up to MOST_AUTO_BANDS and what the settings allow. The search walks from
     McKenna's rule of thumb, epsilon sqrt(T) / epochs (arXiv:2405.15913), while the error falls.
     """
-    if not isinstance(coefficients, str):
-        return len(coefficients)
     assert settings.epsilon is not None, "count_bands asks for it"
     most = max(1, min(MOST_AUTO_BANDS, settings.most_bands))
     found = _choose_bands(
