@@ -120,6 +120,7 @@ class TrialConfig(Strict):
             epochs=self.train.epochs,
             epsilon=privacy.epsilon if privacy.scope == "trial" else None,
             delta=self.delta,
+            noise_multiplier=privacy.noise_multiplier,
             momentum=self.optimizer.momentum if isinstance(self.optimizer, Sgd) else 0.0,
         )
 

@@ -4,7 +4,7 @@ To add a method, write its module beside this file, and add it to METHODS and Me
 Nothing is registered on import elsewhere, so this table is the whole truth on every Ray worker.
 """
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -24,6 +24,7 @@ from dpsweep.methods import (
     spectral_dp,
 )
 from dpsweep.methods.base import Entry, Method
+from dpsweep.privacy.correlated import INDEPENDENT
 
 _SGD = ("sgd",)
 _ANY = ("sgd", "adam", "adamw", "adambc")
@@ -65,6 +66,17 @@ MethodConfig = Annotated[
     Field(discriminator="name"),
 ]
 """Any method's tunables, told apart by `name`."""
+
+
+def may_correlate(section: Any) -> bool:
+    """True if a trial whose file has this `method` may have correlated noise."""
+    match section:
+        case {"compose": {"noise": _}}:
+            return True
+        case {"name": str(name)} if name in METHODS:
+            entry = METHODS[name]
+            return entry.build(entry.config()).noise != INDEPENDENT
+    return False
 
 
 def build_method(config: MethodConfig) -> Method:

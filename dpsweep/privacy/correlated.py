@@ -49,8 +49,9 @@ class PublicSettings:
         num_examples: N.
         batch_size: B.
         epochs: E.
-        epsilon: The trial's own budget; None where it has a noise multiplier.
+        epsilon: The trial's own budget; None where the noise is given or several share a budget.
         delta: Its failure probability.
+        noise_multiplier: sigma, where the noise is given.
         momentum: Of the base optimizer.
     """
 
@@ -59,6 +60,7 @@ class PublicSettings:
     epochs: float
     epsilon: float | None = None
     delta: float = 0.0
+    noise_multiplier: float | None = None
     momentum: float = 0.0
 
     @property
@@ -75,6 +77,18 @@ class PublicSettings:
     def most_bands(self) -> int:
         """Most bands that the batch size and the length allow: b B <= N and b <= T."""
         return min(int(self.num_examples // self.batch_size), self.steps)
+
+    @property
+    def auto_epsilon(self) -> float:
+        """Epsilon that `bands: auto` chooses for: the budget, or that of independent noise.
+
+        Within 0.1 and 16: beyond, the choice hardly changes, and calibrating takes long.
+        """
+        spent = self.epsilon
+        if spent is None:
+            assert self.noise_multiplier is not None, "Banded.check asks for it"
+            spent = Run(self.rate, self.noise_multiplier, self.steps).epsilon(self.delta)
+        return min(max(spent, 0.1), 16.0)
 
 
 @dataclass(frozen=True)
@@ -207,12 +221,12 @@ class Banded:
         most, bands = settings.most_bands, self.bands
         self._momentum(settings)
         if bands == "auto":
-            if settings.epsilon is None:
+            if settings.epsilon is None and settings.noise_multiplier is None:
                 raise InvalidKey(
                     "bands",
-                    "auto chooses by the trial's own privacy.epsilon, and there is none: the noise "
-                    "is given, or scope: sweep shares one epsilon. Give a number, such as bands: "
-                    f"{min(8, most)}, or search over some",
+                    "auto chooses for the trial's own epsilon, and privacy.scope: sweep shares one "
+                    f"among all trials. Give a number, such as bands: {min(8, max(1, most))}, or "
+                    f"search over some",
                 )
             return
         if bands * settings.batch_size > settings.num_examples:
@@ -425,12 +439,13 @@ def choose_bands(
     Of the powers of two up to MOST_AUTO_BANDS and what the settings allow. The search walks from
     McKenna's rule of thumb, epsilon sqrt(T) / epochs (arXiv:2405.15913), while the error falls.
     """
-    assert settings.epsilon is not None, "count_bands asks for it"
+    if settings.noise_multiplier == 0:
+        return 1  # there is no noise to correlate
     most = max(1, min(MOST_AUTO_BANDS, settings.most_bands))
     found = _choose_bands(
         settings.steps,
         settings.rate,
-        settings.epsilon,
+        settings.auto_epsilon,
         settings.delta,
         most,
         coefficients,

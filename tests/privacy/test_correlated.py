@@ -148,6 +148,12 @@ def test_auto_chooses_the_bands_of_the_least_predicted_error_in_under_a_second(e
     assert choose_bands(settings(epsilon)) == bands
 
 
+def test_auto_chooses_for_the_epsilon_of_independent_noise_where_the_noise_is_given():
+    assert choose_bands(settings(None, noise_multiplier=1.2079)) == 8
+    assert choose_bands(settings(None, noise_multiplier=3.4538)) == 2
+    assert choose_bands(settings(None, noise_multiplier=0.0)) == 1
+
+
 def test_auto_never_exceeds_what_batches_and_length_allow():
     assert choose_bands(settings(8.0, batch_size=20_000, epochs=4.0)) <= 2
     assert choose_bands(settings(8.0, batch_size=50, epochs=0.003)) <= 3
@@ -158,7 +164,7 @@ def test_auto_never_exceeds_what_batches_and_length_allow():
     [
         (Banded(51), {}, "51 bands of batch_size 1000 exceed the 50000 private examples"),
         (Banded(9), {"epochs": 0.1}, "9 bands are more than the 5 steps"),
-        (Banded("auto"), {"epsilon": None}, "auto chooses by the trial's own privacy.epsilon"),
+        (Banded("auto"), {"epsilon": None}, "auto chooses for the trial's own epsilon"),
     ],
 )
 def test_bands_that_do_not_fit_are_refused_with_the_remedy(noise, changed, match):

@@ -12,7 +12,8 @@ from dpsweep.config.space.domains import Space, keys_overlap, list_touched_keys
 from dpsweep.config.space.suggest import RandomDraw
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, InvalidKey
-from dpsweep.privacy.correlated import Banded, Noise, PublicSettings
+from dpsweep.methods import may_correlate
+from dpsweep.privacy.correlated import INDEPENDENT, Banded, Noise, PublicSettings
 
 _KEYS = (BATCH_SIZE, EPOCHS)
 _SAMPLES = 64
@@ -53,13 +54,16 @@ def find_schedule_extremes(
     values: dict[str, set[float]] = {key: set() for key in _KEYS}
     kinds: dict[tuple[Noise, PublicSettings], None] = {}
     for tree in (*corners, *_inside(space, base)):
-        with suppress(ConfigError):  # what is wrong is told elsewhere
-            trial = load(tree)
-            kinds[trial.noise, replace(trial.settings, batch_size=1, epochs=1)] = None
         for key in _KEYS:
             value = tree["train"].get(path_of(key)[1])
             if isinstance(value, int | float) and value > 0:  # what is wrong is told elsewhere
                 values[key].add(min(value, num_examples) if key == BATCH_SIZE else value)
+        if not may_correlate(tree.get("method")):
+            kinds[INDEPENDENT, PublicSettings(num_examples, 1, 1)] = None
+            continue
+        with suppress(ConfigError):  # what is wrong is told elsewhere
+            trial = load(tree)
+            kinds[trial.noise, replace(trial.settings, batch_size=1, epochs=1)] = None
     sizes, lengths = ({min(found), max(found)} for found in values.values())
     found = set[tuple[int, float]]()
     for noise, settings in _spread_bands(kinds):
