@@ -87,6 +87,7 @@ def statement_of_trial(
         num_examples=config.data.num_examples,
         noise_multiplier=noise_multiplier,
         void=void,
+        counted=_describe_counting(config),
     )
     words = f"{words} {validation_statement(config.data.validation, config.data.num_held_out)}"
     return " ".join((words, *filter(None, (public_weights_statement(_public_weights(config)),))))
@@ -97,3 +98,16 @@ def _public_weights(config: TrialConfig) -> list[str]:
     features, weights = config.data.features, config.model.weights
     found = [f"{features.weights} (data.features)"] if features and features.weights else []
     return [*found, f"{weights} (model.weights)"] if weights else found
+
+
+def _describe_counting(config: TrialConfig) -> str:
+    """Say over which batches a run is counted."""
+    rounds, rate = config.schedule
+    if rounds == config.num_steps:
+        return "over Poisson batches"
+    how = "without sampling" if rate == 1 else f"of Poisson sampling at rate {rate:.3g}"
+    return (
+        f"over {rounds} rounds {how}, since its noise is correlated over {config.num_steps} steps "
+        f"and each example belongs to a secret group that takes part in every "
+        f"{-(-config.num_steps // rounds)}th"
+    )

@@ -182,6 +182,9 @@ class Noise(Protocol):
     def correlate(self, settings: PublicSettings) -> Correlation | None:
         """The correlation over the steps; None for independent noise."""
 
+    def count_kept(self, settings: PublicSettings) -> int:
+        """Vectors of the weights' size, in double precision, that a run remembers."""
+
 
 @dataclass(frozen=True)
 class Independent:
@@ -195,6 +198,9 @@ class Independent:
 
     def correlate(self, settings: PublicSettings) -> Correlation | None:
         return None
+
+    def count_kept(self, settings: PublicSettings) -> int:
+        return 0
 
 
 INDEPENDENT = Independent()
@@ -275,6 +281,9 @@ class Banded:
             ),
         )
 
+    def count_kept(self, settings: PublicSettings) -> int:
+        return self.count_bands(settings) - 1
+
     def _momentum(self, settings: PublicSettings) -> float:
         if self.workload == "prefix":
             return 0.0
@@ -314,6 +323,9 @@ class Buffered:
             coefficients=tuple(numbers[: self.buffers + 1]),
             decays=tuple(numbers[self.buffers + 1 :]),
         )
+
+    def count_kept(self, settings: PublicSettings) -> int:
+        return self.buffers
 
     def _cycle(self, settings: PublicSettings) -> int:
         return int(settings.num_examples // settings.batch_size)
@@ -570,19 +582,17 @@ class Prediction:
 
 
 def predict_error(
-    correlation: Correlation, run: Run, epsilon: float, delta: float, settings: PublicSettings
+    correlation: Correlation, sigma: float, epsilon: float, delta: float, settings: PublicSettings
 ) -> Prediction:
     """Predict the error of correlated noise and of independent noise that spend the same.
 
     Args:
         correlation: The noise.
-        run: What it is counted as.
+        sigma: Its noise multiplier.
         epsilon: What it spends.
         delta: Its failure probability.
         settings: Of the trial.
     """
     plain, _ = calibrate_noise(epsilon, delta, settings.rate, settings.steps)
     white = Correlation(settings.steps, 1, settings.rate, (1.0,))
-    return Prediction(
-        correlation.error() * run.noise_multiplier, white.error() * plain.noise_multiplier
-    )
+    return Prediction(correlation.error() * sigma, white.error() * plain.noise_multiplier)

@@ -181,12 +181,15 @@ def _choose_gpu_batch(
     params = {k: p.detach() for k, p in model.named_parameters()}
     weights_bytes = sum(p.nbytes for p in params.values())
     state = torch.utils._pytree.tree_leaves(method.chain.init(params))
+    num_kept = config.noise.count_kept(config.settings)
+    history_bytes = num_kept * torch.float64.itemsize * sum(p.numel() for p in params.values())
     batch = _bound_batch_size(config) * train.copies * math.prod(shape)
     held_bytes = (
         sum(x.nbytes for x in (data.inputs, data.targets, data.valid_inputs, data.valid_targets))
         + sum(x.nbytes for x in state if isinstance(x, torch.Tensor))
         # iterates, the gradient, and two moments of Adam
         + (method.query.memory + 3) * weights_bytes
+        + history_bytes
         # a whole batch as it is read, scaled, and laid out with its channels last
         + batch * (data.inputs.itemsize + 2 * next(iter(params.values())).itemsize)
     )

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from dpsweep.core.errors import InvalidKey
-from dpsweep.privacy.accounting import Run, calibrate_noise
+from dpsweep.privacy.accounting import calibrate_noise
 from dpsweep.privacy.correlated import (
     Banded,
     Buffered,
@@ -181,8 +181,7 @@ def test_given_coefficients_are_divided_by_their_norm_and_counted():
 
 def test_prediction_is_the_product_of_the_table():
     c = Banded(8).correlate(settings(4.0))
-    run = Run(0.16, 2.8980, 250)
-    found = predict_error(c, run, 4.0, DELTA, settings(4.0))
+    found = predict_error(c, 2.8980, 4.0, DELTA, settings(4.0))
     assert found.error == pytest.approx(33.56, rel=5e-3)
     assert found.independent == pytest.approx(38.21, rel=5e-3)
     assert found.ratio == pytest.approx(0.8784, rel=5e-3)
