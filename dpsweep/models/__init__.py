@@ -54,4 +54,4 @@ def build_model(config: Model, spec: Spec, seed: int) -> nn.Module:
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_public_seed(seed, "weights"))
-        return transfer_weights(config.build(spec.shape, spec.num_classes), config)
+        return transfer_weights(config.build_for(spec), config)

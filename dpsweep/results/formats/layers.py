@@ -64,7 +64,7 @@ def model_code(config: TrialConfig) -> Code:
             f"us, and that cannot be written out as a script. Export it with --format yaml or "
             f"--register NAME, or make it by a function of your own: model: {{name: own, ...}}"
         )
-    model = config.model.build(spec.shape, spec.num_classes)
+    model = config.model.build_for(spec)
     writer = _Writer()
     expression = writer.expression(model)
     code = Code(tuple(sorted(writer.imports)), "\n\n\n".join(writer.definitions), expression)
@@ -72,7 +72,7 @@ def model_code(config: TrialConfig) -> Code:
     return code
 
 
-def _call(model: Own, shape: tuple[int, int, int], num_classes: int) -> Code:
+def _call(model: Own, shape: tuple[int, ...], num_classes: int) -> Code:
     """A call of the user's function; not where it lies, as a script may be given away."""
     module, _, function = model.function.partition(":")
     arguments = {"shape": shape, "num_classes": num_classes, **model.arguments}
@@ -141,7 +141,7 @@ class _Writer:
         return f"{name}(\n{inner},\n)" if arguments else f"{name}()"
 
 
-def _compare(code: Code, model: nn.Module, shape: tuple[int, int, int]) -> None:
+def _compare(code: Code, model: nn.Module, shape: tuple[int, ...]) -> None:
     """Build what was written, and compare it with the model.
 
     Raises:
