@@ -116,6 +116,11 @@ class HuggingFace(Model):
         return "" if self.random else f"{self.folder or self.package} (model.{key})"
 
     @property
+    def freezes(self) -> bool:
+        """True if only the head learns."""
+        return self.adapter.name == "head"
+
+    @property
     def place(self) -> Path:
         """Folder of the model's files.
 
@@ -151,7 +156,8 @@ class HuggingFace(Model):
 
         if find_spec("transformers") is None:
             raise InvalidKey(
-                "name", "transformers is not installed here. Add it with: pip install 'dpsweep[text]'"
+                "name",
+                "transformers is not installed here. Add it with: pip install 'dpsweep[text]'",
             )
         settings = _read_json(self.place / "config.json")
         length = self._check_tokens(spec, settings)
@@ -173,7 +179,9 @@ class HuggingFace(Model):
         fields = {field.name: field for field in spec.fields}
         if not fields.keys() <= {"input_ids", "attention_mask"} or "input_ids" not in fields:
             names = ", ".join(fields) or "images or numbers"
-            raise InvalidKey("name", f"takes tokens, and the data give {names}. Use data.name: text")
+            raise InvalidKey(
+                "name", f"takes tokens, and the data give {names}. Use data.name: text"
+            )
         tokens = fields["input_ids"]
         (length,), size = tokens.shape, settings.get("vocab_size")
         if size is None or (tokens.num_ids or 0) > size:

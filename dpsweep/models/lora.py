@@ -40,7 +40,9 @@ class LoraLinear(nn.Module):
 
 def is_transposed(layer: nn.Module) -> bool:
     """True for GPT-2's own linear layer, whose weight has shape (inputs, outputs)."""
-    return type(layer).__qualname__ == "Conv1D" and type(layer).__module__.startswith("transformers")
+    return type(layer).__qualname__ == "Conv1D" and type(layer).__module__.startswith(
+        "transformers"
+    )
 
 
 def layer_sizes(layer: nn.Module) -> tuple[int, int]:

@@ -8,14 +8,14 @@ result is still the library's is tried on random tokens each time a model is rea
 from collections.abc import Sequence
 from inspect import signature
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dpsweep.core.errors import InvalidKey
 from dpsweep.core.seeds import derive_public_seed
-from dpsweep.models.lora import LoraLinear, add_lora, find_linear
+from dpsweep.models.lora import add_lora, find_linear
 from dpsweep.models.transfer import freeze
 
 _AGREED = 1e-3
@@ -108,7 +108,9 @@ def make_text_model(place: Path, outputs: int | None, pool: str, *, random: bool
     import transformers
 
     kind = transformers.AutoModel if outputs is not None else transformers.AutoModelForCausalLM
-    how: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "sdpa"}
+    transformers.logging.set_verbosity_error()  # what it finds missing is said below
+    transformers.logging.disable_progress_bar()
+    how: dict[str, Any] = {"dtype": torch.float32}
     try:
         config = transformers.AutoConfig.from_pretrained(place, local_files_only=True)
         for key, value in config.to_dict().items():
@@ -142,11 +144,6 @@ def make_text_model(place: Path, outputs: int | None, pool: str, *, random: bool
     return TextModel(body.eval(), head, pool).eval()
 
 
-class _Adapter(Protocol):
-    @property
-    def name(self) -> str: ...
-
-
 def train_only(model: TextModel, adapter: Any, families: Sequence[tuple[str, ...]]) -> None:
     """Freeze all of a model but what its adapter trains; frozen weights are not saved again.
 
@@ -158,8 +155,9 @@ def train_only(model: TextModel, adapter: Any, families: Sequence[tuple[str, ...
     names = dict(model.named_parameters())
     own_head = [k for k in names if k.startswith("head.")]
     if adapter.name == "bitfit":
-        trained = [k for k in names if k.endswith("bias")] + own_head
-        if len(trained) == len(own_head):
+        biases = [k for k in names if k.endswith("bias") and k not in own_head]
+        trained = biases + own_head
+        if not biases:
             raise InvalidKey("adapter.name", "bitfit trains biases, and this model has none")
     elif adapter.name == "head":
         trained = own_head or _find_output_weights(model)
@@ -167,8 +165,12 @@ def train_only(model: TextModel, adapter: Any, families: Sequence[tuple[str, ...
         trained = own_head
     freeze(model, trained, persistent=False)
     if adapter.name == "lora":
-        add_lora(model.body, adapter.targets or _find_targets(model, families), adapter.rank,
-                 adapter.alpha)
+        add_lora(
+            model.body,
+            adapter.targets or _find_targets(model, families),
+            adapter.rank,
+            adapter.alpha,
+        )
 
 
 def _find_targets(model: TextModel, families: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
@@ -237,6 +239,3 @@ def check_agreement(model: TextModel, num_ids: int, length: int) -> None:
             "cannot make this model a function of each example alone: with masks of four "
             "dimensions it does not compute what transformers does",
         )
-
-
-__all__ = ["LoraLinear", "TextModel", "check_agreement", "make_text_model", "train_only"]

@@ -121,7 +121,12 @@ def _check_fit(config: TrialConfig) -> None:
 
         check_fit(config)
 
-    if config.model.name in ("own", "torchvision", "timm"):  # code that is not in this package
+    if config.model.name in (
+        "own",
+        "torchvision",
+        "timm",
+        "huggingface",
+    ):  # code that is not in this package
         check()
         return
     parts = (config.model, config.data.spec, config.method, config.privacy.clipping, config.train)
