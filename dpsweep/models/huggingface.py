@@ -88,11 +88,11 @@ class HuggingFace(Model):
     """True to read config.json alone and start from random weights; only full training fits."""
 
     pool: Literal["mean", "first", "last"] = "mean"
-    """What the head is given: the mean of the hidden states at an example's own tokens, the first
+    """Input of the head: the mean of the hidden states at an example's own tokens, the first
     (BERT's [CLS]), or the last."""
 
     adapter: Annotated[Lora | BitFit | Head | Full, Field(discriminator="name")] = Lora()
-    """What is trained."""
+    """The part that is trained."""
 
     @model_validator(mode="after")
     def _keys_fit(self) -> Self:

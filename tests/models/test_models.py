@@ -14,9 +14,9 @@ from dpsweep.core.weight_standardization import StandardConv2d, standardize_weig
 from dpsweep.data.datasets import SPECS
 from dpsweep.models import ModelConfig, build_model
 from dpsweep.models.cnn import Cnn5, CnnPapernot, CnnSmall
+from dpsweep.models.huggingface import HuggingFace
 from dpsweep.models.lenet import LeNet5
 from dpsweep.models.mlp import Linear, Mlp4, Mlp4Circulant
-from dpsweep.models.huggingface import HuggingFace
 from dpsweep.models.own import Own, Timm, Torchvision
 from dpsweep.models.parts import saved_tensors
 from dpsweep.models.resnet import ResNet18
