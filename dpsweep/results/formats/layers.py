@@ -62,7 +62,7 @@ def model_code(config: TrialConfig) -> Code:
     if isinstance(config.model, HuggingFace):
         raise ConfigError(
             "model.name: huggingface is a model of the package transformers. Export it with "
-            "--format yaml, and train that file again for its weights"
+            "--format huggingface"
         )
     if isinstance(config.model, Torchvision | Timm):
         raise ConfigError(
