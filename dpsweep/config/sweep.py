@@ -459,9 +459,7 @@ def parse_sweep(
     rename: Callable[[str], str] | None = None,
 ) -> ResolvedSweep:
     """The same from what a file holds, or a program made; `base` is relative to `folder`."""
-    settings = settings or []
-    keys = set(SweepConfig.model_fields) - {"seed"}  # seed is the trials' own, unless in the file
-    own = [s for s in settings if s.partition("=")[0].split(".")[0] in keys]
+    own, others = _split_settings(settings or [])
     file = with_overrides(source, own, _search_key)
     if not is_sweep(file.tree):
         raise ConfigError(
@@ -479,7 +477,30 @@ def parse_sweep(
         file = replace(file, tree={**file.tree, "name": rename(config.name)})
         config = validate_source(SweepConfig, file)
     base = _load_base(config, file, folder)
-    return _resolve(config, file, resolve_trial_source(base, [s for s in settings if s not in own]))
+    return _resolve(config, file, resolve_trial_source(base, others))
+
+
+def change_sweep(sweep: ResolvedSweep, settings: list[str]) -> ResolvedSweep:
+    """Return a sweep with KEY=VALUE of the command line set, as in `load_sweep`.
+
+    Raises:
+        ConfigError: If it is then no valid sweep, or has another name.
+    """
+    own, others = _split_settings(settings)
+    file = with_overrides(sweep.file, own, _search_key)
+    if file.tree["name"] != sweep.name:
+        raise ConfigError(
+            f"--set name: a launched sweep keeps its name, {sweep.name}. Launch its file under "
+            f"another one: dpsweep launch FILE --name {file.tree['name']} --from {sweep.name}"
+        )
+    return resolve_sweep(file, resolve_trial_source(sweep.base, others))
+
+
+def _split_settings(settings: list[str]) -> tuple[list[str], list[str]]:
+    """Split settings into those of the sweep file itself and those of its base."""
+    keys = set(SweepConfig.model_fields) - {"seed"}  # seed is the trials' own, unless in the file
+    own = [s for s in settings if s.partition("=")[0].split(".")[0] in keys]
+    return own, [s for s in settings if s not in own]
 
 
 def is_sweep(tree: Tree) -> bool:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from dpsweep.config.aliases import resolve_path_aliases, resolve_source_aliases
-from dpsweep.config.keys import BATCH_SIZE, CLIPPING, OPTIMIZER_NAME, path_of
+from dpsweep.config.keys import BATCH_SIZE, CLIPPING, EPOCHS, OPTIMIZER_NAME, path_of
 from dpsweep.config.privacy import PrivacyConfig
 from dpsweep.config.source import (
     Source,
@@ -34,6 +34,9 @@ from dpsweep.privacy.query import SplitQuery
 
 _BORNE = {"linear": (0.4, 50.0), "other": (0.2, 5.0)}
 """Noise that a model bears in each weight, and the step it bears, both in units of the weights."""
+
+_MOST_STEPS = 2_000_000
+"""Steps that the PLD accountant adds up in two minutes and 1 GB."""
 
 _MOST_TOTAL_STEP, _ADAM_TOTAL_STEP = 1600.0, 4.0
 
@@ -225,6 +228,18 @@ class TrialConfig(Strict):
                 CLIPPING,
                 "adaptive follows the norm of one answer, and predictor: split clips two. Use "
                 "clipping: flat, or predictor: joint",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_num_steps(self) -> Self:
+        steps, _ = self.schedule
+        if steps > _MOST_STEPS:
+            raise InvalidKey(
+                EPOCHS,
+                f"{self.train.epochs} epochs of batches of {self.train.batch_size} are {steps:,} "
+                f"steps, and the accountant adds up {_MOST_STEPS:,} at most: beyond, it takes "
+                f"hours and all memory. Give fewer epochs or a larger {BATCH_SIZE}",
             )
         return self
 

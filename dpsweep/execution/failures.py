@@ -122,6 +122,12 @@ def note_memory(trial_dir: Path, where: str) -> None:
     )
 
 
+def forget_failures(trial_dir: Path) -> None:
+    """Delete the notes of earlier processes: the trial is to be run again once all is mended."""
+    for name in (_NOTES, _WORDS):
+        (trial_dir / name).unlink(missing_ok=True)
+
+
 def exit_out_of_memory(trial_dir: Path, where: str) -> NoReturn:
     """End this process because memory ran out; that frees its memory and the trial's lock."""
     try:

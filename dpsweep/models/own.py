@@ -205,6 +205,12 @@ def _first_line(e: Exception) -> str:
     return next(iter(str(e).strip().splitlines()), "no message")[:300].rstrip(".")
 
 
+def name_model(model: Any) -> tuple[str, str]:
+    """Return the dotted key that names a model's code, and what it says."""
+    key = "function" if isinstance(model, Own) else "model" if isinstance(model, _Named) else "name"
+    return f"model.{key}", str(getattr(model, key))
+
+
 def user_code_notice(config: Any) -> str | None:
     """Make the notice that a model is the user's code; None for all others."""
     if not isinstance(config, Own):

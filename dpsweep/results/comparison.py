@@ -100,8 +100,8 @@ def warnings(comparison: Comparison) -> list[str]:
         found.append(
             f"fewer than {LEAST_TRIALS} trials were spent on {', '.join(few)}: a difference may be "
             f"that one search met a good learning rate and the other did not, however small p is. "
-            f"Give each more trials: resume FILE --accept-changes, or, where batch size or epochs "
-            f"were searched, launch FILE --from SWEEP"
+            f"Give each more trials: dpsweep resume NAME --trials N, or, where batch size or "
+            f"epochs were searched, launch FILE --from SWEEP"
         )
     if any(each.gap.kind == "Welch" for each in comparison.compared):
         found.append(

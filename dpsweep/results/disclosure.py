@@ -83,7 +83,8 @@ class TellsAll:
             )
         more = f"launch its file anew: dpsweep launch FILE --name {name}-2 --from {name}"
         if may_add_trials(study.sweep):
-            more = "raise budget.trials in its file, then: dpsweep resume FILE --accept-changes"
+            trials = study.sweep.config.budget.trials
+            more = f"type: dpsweep resume {name} --trials {2 * trials}"
         return (
             f"{name}: is finished, with {ran}; results are delivered again. For more trials {more}"
         )

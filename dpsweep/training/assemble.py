@@ -17,6 +17,7 @@ from dpsweep.data.read import Dataset, load_dataset
 from dpsweep.methods import build_method as build_method
 from dpsweep.methods import compose
 from dpsweep.models import build_model as build_model
+from dpsweep.models.own import name_model
 from dpsweep.privacy.clip import PerLayer
 from dpsweep.privacy.engine import (
     Engine,
@@ -165,6 +166,9 @@ def _make_engine(
             engine = replace(engine, max_physical_batch=at_once)
         return engine
     except ValueError as e:
+        if train.engine == "auto":
+            key, code = name_model(config.model)
+            raise InvalidKey(key, f"{code} cannot be trained privately: {e}") from e
         raise InvalidKey(ENGINE, f"{train.engine} does not fit {config.model.name}: {e}") from e
 
 

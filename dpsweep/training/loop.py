@@ -101,6 +101,7 @@ def train(
     saved = _load_checkpoint(trial_dir, identity)
     if saved is None:
         progress = step.start(initial_params(step))
+        trial_dir.note_first_step()  # before it: a trial without the note has released nothing
     else:
         rows = saved["rows"]
         # the steps since the checkpoint are replayed with the same batches and the same noise, so

@@ -116,6 +116,15 @@ def check_releases(config: TrialConfig, seconds: float = SECONDS) -> list[Check]
     return found
 
 
+def try_engine(config: TrialConfig) -> None:
+    """Build model and engine of a trial, and try both on images of noise, on the CPU.
+
+    Raises:
+        ConfigError, InvalidKey: What the trial would fail with before its first step.
+    """
+    assemble_step_on(stand_in(config), plan_privacy(config), config, Secret.draw())
+
+
 def table_of_checks(checks: list[Check]) -> str:
     """In Markdown."""
     rows = [
