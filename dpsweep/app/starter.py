@@ -270,10 +270,10 @@ def _sweep_text(tree: Tree, sweep: Path, method: str, data: DataConfig) -> str:
         "looser proof.",
         "objective": "What a trial is judged by: valid/accuracy (0 to 1, higher is better) or "
         "valid/loss (lower is better).",
-        "budget.explore": "How epsilon is spent: noisy trials choose a config with a small share of "
-        "it, and one final run at that config has the rest. Its model is exported. Exploring trials "
-        "come to low accuracies; that is meant. To give every trial the whole epsilon, and pay for "
-        "all of them: budget: {trials: 16} here, and scope: trial in the base.",
+        "budget.explore": "How epsilon is spent: noisy trials choose a config with a small share "
+        "of it, and one final run at that config has the rest. Its model is exported. Exploring "
+        "trials come to low accuracies; that is meant. To give every trial the whole epsilon, and "
+        "pay for all of them: budget: {trials: 16} here, and scope: trial in the base.",
         "resources": "CPU cores of one trial, at least 1. `gpu: 0.25` gives it a quarter of a GPU.",
     }
     head = [
