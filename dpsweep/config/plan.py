@@ -80,7 +80,7 @@ def plan_privacy(config: TrialConfig) -> PrivacyPlan:
 def statement_of_trial(
     config: TrialConfig, epsilon: float, noise_multiplier: float, void: bool = False
 ) -> str:
-    """What the weights and figures of one run reveal, and of whom."""
+    """State what the weights and figures of one run reveal, and of whom."""
     words = trial_statement(
         epsilon=epsilon,
         delta=config.delta,
@@ -95,9 +95,9 @@ def statement_of_trial(
 
 def _public_weights(config: TrialConfig) -> list[str]:
     """Name the weights that others trained and this trial starts from, each with its key."""
-    features, weights = config.data.features, config.model.weights
+    features = config.data.features
     found = [f"{features.weights} (data.features)"] if features and features.weights else []
-    return [*found, f"{weights} (model.weights)"] if weights else found
+    return [*found, *filter(None, (config.model.public_weights,))]
 
 
 def _describe_counting(config: TrialConfig) -> str:
@@ -107,7 +107,6 @@ def _describe_counting(config: TrialConfig) -> str:
         return "over Poisson batches"
     how = "without sampling" if rate == 1 else f"of Poisson sampling at rate {rate:.3g}"
     return (
-        f"over {rounds} rounds {how}, since its noise is correlated over {config.num_steps} steps "
-        f"and each example belongs to a secret group that takes part in every "
-        f"{-(-config.num_steps // rounds)}th"
+        f"over {rounds} rounds {how}: its noise is correlated over {config.num_steps} steps, and "
+        f"each example belongs to a secret group that takes part in {rounds} of them at most"
     )

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from dpsweep.config.aliases import resolve_path_aliases, resolve_source_aliases
-from dpsweep.config.keys import BATCH_SIZE, CLIPPING, OPTIMIZER_NAME, path_of
+from dpsweep.config.keys import BATCH_SIZE, CLIPPING, EPOCHS, OPTIMIZER_NAME, path_of
 from dpsweep.config.privacy import PrivacyConfig
 from dpsweep.config.source import (
     Source,
@@ -34,7 +34,10 @@ from dpsweep.privacy.correlated import INDEPENDENT, Banded, Noise, PublicSetting
 from dpsweep.privacy.query import SplitQuery
 
 _BORNE = {"linear": (0.4, 50.0), "other": (0.2, 5.0)}
-"""What a model bears of noise in each weight, and in one step, both in units of the weights."""
+"""Noise that a model bears in each weight, and the step it bears, both in units of the weights."""
+
+_MOST_STEPS = 2_000_000
+"""Steps that the PLD accountant adds up in two minutes and 1 GB."""
 
 _NOISE_SECTIONS = {"compose": "method.compose.noise"}
 """Where the noise of a method stands in a file, if not under `method`."""
@@ -54,7 +57,7 @@ class TrainConfig(Strict):
     """E: passes over the data in expectation; the run takes round(E N / B) steps, at least 1."""
 
     engine: EngineName = "auto"
-    """How per-example gradients are had: bookkeeping (the fast one), vmap (any model), opacus (its
+    """Way to per-example gradients: bookkeeping (the fast one), vmap (any model), opacus (its
     hooks); auto is bookkeeping, or vmap where a model does not let it. All release the same."""
 
     max_physical_batch: Annotated[int, Field(gt=0)] | Literal["auto"] = "auto"
@@ -65,7 +68,7 @@ class TrainConfig(Strict):
     """Epochs between two evaluations and reports."""
 
     device: Literal["cpu", "cuda", "auto"] = "auto"
-    """Where to compute. auto is cuda where torch sees one, cpu elsewhere."""
+    """Device to compute on. auto is cuda where torch sees one, cpu elsewhere."""
 
     threads: int | None = Field(default=None, gt=0)
     """CPU threads; torch's own choice if missing. Sums depend on it in the last bits."""
@@ -199,7 +202,7 @@ class TrialConfig(Strict):
 
     @property
     def step_size(self) -> str:
-        """What the file gives of learning rate and total step, such as `lr 0.52`."""
+        """Describe the step size that the file gives, such as `lr 0.52`."""
         given = self.optimizer.total_step
         return f"lr {self.optimizer.lr:.3g}" if given is None else f"total_step {given:.3g}"
 
@@ -301,6 +304,18 @@ class TrialConfig(Strict):
                 CLIPPING,
                 "adaptive follows the norm of one answer, and predictor: split clips two. Use "
                 "clipping: flat, or predictor: joint",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_num_steps(self) -> Self:
+        steps = self.num_steps
+        if steps > _MOST_STEPS:
+            raise InvalidKey(
+                EPOCHS,
+                f"{self.train.epochs} epochs of batches of {self.train.batch_size} are {steps:,} "
+                f"steps, and the accountant adds up {_MOST_STEPS:,} at most: beyond, it takes "
+                f"hours and all memory. Give fewer epochs or a larger {BATCH_SIZE}",
             )
         return self
 

@@ -30,7 +30,7 @@ class Features(Strict):
     weights: ClassVar[str] = ""
     name: str
 
-    def shape(self, image: tuple[int, int, int]) -> tuple[int, int, int]:
+    def shape(self, image: tuple[int, ...]) -> tuple[int, ...]:
         """(channels, height, width) of what becomes of an image of such a shape.
 
         Raises:
@@ -86,7 +86,7 @@ class Scattering(Features):
         first = self.depth * self.rotations
         return 1 + first + self.rotations * first * (self.depth - 1) // 2
 
-    def shape(self, image: tuple[int, int, int]) -> tuple[int, int, int]:
+    def shape(self, image: tuple[int, ...]) -> tuple[int, ...]:
         """As said above.
 
         Raises:
@@ -132,7 +132,7 @@ class EfficientNetLite0(Features):
     mirror: bool = Field(default=False, exclude_if=is_unused)
     """True to average the features of each image and of its mirror image; twice the time."""
 
-    def shape(self, image: tuple[int, int, int]) -> tuple[int, int, int]:
+    def shape(self, image: tuple[int, ...]) -> tuple[int, ...]:
         """(1280, 1, 1), whatever the image's size."""
         del image
         return 1280, 1, 1

@@ -188,7 +188,7 @@ def test_linear_model_learns_on_features_with_privacy():
     for _ in range(step.budget.run.steps):
         step(progress)
     score = evaluate(step.engine.model, progress.result, step.data, step.dtype)
-    assert score.accuracy > 0.7  # 0.90 in ten runs, with a deviation of 0.02; chance is 0.1
+    assert score["accuracy"] > 0.7  # 0.90 in ten runs, with a deviation of 0.02; chance is 0.1
 
 
 def test_augmentation_is_refused_with_features():
