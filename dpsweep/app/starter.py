@@ -19,7 +19,7 @@ from dpsweep.config.source import dump_yaml, format_yaml_value, read_yaml
 from dpsweep.config.space.defaults import get_default_space
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, unknown_name_error
-from dpsweep.data.datasets import DataConfig
+from dpsweep.data import DataConfig, validate_data
 from dpsweep.data.inspection import inspect_data
 from dpsweep.methods import METHODS, PUBLISHED
 from dpsweep.models.parts import largest_divisor
@@ -123,7 +123,7 @@ def new_starter(data: str, method: str, out: Path | None, name: str | None) -> S
     sweep = out or Path(f"{name}.yaml")
     base = sweep.with_name(f"{sweep.stem}-base.yaml")
     command = f"dpsweep init --data {shlex.quote(data)} --method {method}"
-    config = DataConfig.model_validate(section)
+    config = validate_data(section)
     files = {
         sweep: _sweep_text(name, base.name, sweep, method, config),
         base: _base_text(section, config, found, method, command),

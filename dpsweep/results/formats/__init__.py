@@ -3,6 +3,7 @@
 yaml to train them again, opacus to train them without us, torch to use their weights.
 """
 
+import math
 import runpy
 import shutil
 from collections.abc import Callable, Mapping
@@ -12,8 +13,9 @@ from types import MappingProxyType
 
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import StateError, unknown_name_error
+from dpsweep.core.own_code import import_folder
 from dpsweep.data import folders
-from dpsweep.models.own import Own, import_folder
+from dpsweep.models.own import Own
 from dpsweep.results.export import Origin, check_target, header, origin_of, to_yaml, write
 from dpsweep.results.formats.opacus import to_opacus
 from dpsweep.results.formats.torch import to_torch
@@ -137,7 +139,7 @@ def _opacus(winner: Winner, place: Path) -> str:
 
 def _torch(winner: Winner, place: Path) -> str:
     weights, config = kept_weights(winner), winner.record.config
-    accuracy = (winner.record.row or {})["valid/accuracy"]
+    accuracy = (winner.record.row or {}).get("valid/accuracy", math.nan)
     script = to_torch(config, accuracy, _classes(config))
     how = f"use it with torch alone: python THIS_FILE IMAGE; its weights are {place.stem}.pt"
     write(place, f"{_header(winner, how)}\n{script}")
