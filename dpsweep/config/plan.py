@@ -58,7 +58,7 @@ def plan_privacy(config: TrialConfig) -> PrivacyPlan:
 def statement_of_trial(
     config: TrialConfig, epsilon: float, noise_multiplier: float, void: bool = False
 ) -> str:
-    """What the weights and figures of one run reveal, and of whom."""
+    """State what the weights and figures of one run reveal, and of whom."""
     words = trial_statement(
         epsilon=epsilon,
         delta=config.delta,

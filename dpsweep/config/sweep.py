@@ -79,7 +79,7 @@ class SweepConfig(Strict):
     `method: default`, the method's own space; see dpsweep/config/space/defaults.py."""
 
     space: Literal["narrow", "full"] = "full"
-    """How many keys a default space has. narrow: the total step alone, of each method. full: the
+    """Size of a default space. narrow: the total step alone, of each method. full: the
     clip norm and the method's own as well."""
 
     where: str | list[str] = ""
@@ -96,13 +96,13 @@ class SweepConfig(Strict):
     sampler knows from the beginning; `launch --from`. What they spent adds to this sweep's."""
 
     objective: ObjectiveConfig = ObjectiveConfig()
-    """What a trial is judged by."""
+    """Metric that trials are judged by."""
 
     sampler: SamplerConfig = SamplerConfig()
-    """Who proposes the next trial."""
+    """Proposer of the next trial."""
 
     choose: Literal["posterior", "observed"] = "posterior"
-    """What the best config is chosen by: posterior, the mean of a Gaussian process over all trials,
+    """Rule that chooses the best config: posterior, the mean of a Gaussian process over all trials,
     which tells merit from luck, where an epsilon has 12 complete trials (else as observed);
     observed, each trial's own result. After two objectives and by private selection: observed."""
 
@@ -112,7 +112,7 @@ class SweepConfig(Strict):
     reduction: 4}; elsewhere none: where the number of trials binds, each may as well end."""
 
     budget: BudgetConfig
-    """How much is spent on the search."""
+    """Size of the search."""
 
     confirm: ConfirmConfig | None = None
     """Repeats of the best config with fresh noise: an honest figure. Without it the result is that
@@ -123,10 +123,10 @@ class SweepConfig(Strict):
     config is chosen by posterior, for the better half of all."""
 
     resources: ResourcesConfig = ResourcesConfig()
-    """What one trial takes."""
+    """Resources of one trial."""
 
     accounting: Literal["composition", "private_selection", "none"] = "composition"
-    """How the search is charged: composition, all trials together, any search; private_selection,
+    """Charge of the search: composition, all trials together, any search; private_selection,
     a random search of secret length of which only the winner is told; none, the chosen trial
     alone, as if the choice had cost nothing (the statement says so)."""
 
@@ -233,7 +233,7 @@ class ResolvedSweep:
 
     @property
     def charged(self) -> Charged:
-        """How the search is charged; that it is not is said in words, beside the figure."""
+        """Way the search is charged; that it is not is said in words, beside the figure."""
         return "private_selection" if self.is_private_selection else "composition"
 
     @property

@@ -34,7 +34,7 @@ from dpsweep.optim.sgd import Sgd
 from dpsweep.privacy.query import SplitQuery
 
 _BORNE = {"linear": (0.4, 50.0), "other": (0.2, 5.0)}
-"""What a model bears of noise in each weight, and in one step, both in units of the weights."""
+"""Noise that a model bears in each weight, and the step it bears, both in units of the weights."""
 
 _MOST_STEPS = 2_000_000
 """Steps that the PLD accountant adds up in two minutes and 1 GB."""
@@ -54,7 +54,7 @@ class TrainConfig(Strict):
     """E: passes over the data in expectation; the run takes round(E N / B) steps, at least 1."""
 
     engine: EngineName = "auto"
-    """How per-example gradients are had: bookkeeping (the fast one), vmap (any model), opacus (its
+    """Way to per-example gradients: bookkeeping (the fast one), vmap (any model), opacus (its
     hooks); auto is bookkeeping, or vmap where a model does not let it. All release the same."""
 
     max_physical_batch: Annotated[int, Field(gt=0)] | Literal["auto"] = "auto"
@@ -65,7 +65,7 @@ class TrainConfig(Strict):
     """Epochs between two evaluations and reports."""
 
     device: Literal["cpu", "cuda", "auto"] = "auto"
-    """Where to compute. auto is cuda where torch sees one, cpu elsewhere."""
+    """Device to compute on. auto is cuda where torch sees one, cpu elsewhere."""
 
     threads: int | None = Field(default=None, gt=0)
     """CPU threads; torch's own choice if missing. Sums depend on it in the last bits."""
@@ -161,7 +161,7 @@ class TrialConfig(Strict):
 
     @property
     def step_size(self) -> str:
-        """What the file gives of learning rate and total step, such as `lr 0.52`."""
+        """Describe the step size that the file gives, such as `lr 0.52`."""
         given = self.optimizer.total_step
         return f"lr {self.optimizer.lr:.3g}" if given is None else f"total_step {given:.3g}"
 

@@ -33,7 +33,7 @@ from dpsweep.core.disk import format_bytes, translate_disk_full, write_atomicall
 _NOTES, _WORDS, _BEGUN = "mishaps.json", "last_words.txt", "begun"
 _LOOK_SECONDS = 0.25
 _MAX_TRIES = 2
-"""How often memory may run out before the trial has failed."""
+"""Times that memory may run out before the trial has failed."""
 
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>.+)$')
 

@@ -50,7 +50,7 @@ class Origin:
     edges: dict[int, str] = field(default_factory=dict)
 
     def luck(self, record: Record) -> str:
-        """How much the figure of one of its trials is worth, and how it was chosen."""
+        """Say how much luck is in the figure of one of its trials, and how it was chosen."""
         repeats = self.confirmed.get(record.number)
         worth = luck(
             record,

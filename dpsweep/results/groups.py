@@ -169,7 +169,7 @@ def _arm(
 
 
 def _luck(sweep: ResolvedSweep, trials: list[Record], best: Record | None) -> SearchLuck | None:
-    """What chance does in a search as that of these trials, of one method at one epsilon."""
+    """Estimate the luck in a search like that of these trials, of one method at one epsilon."""
     processes = surrogates(sweep, trials, LEAST_TRIALS)
     by_posterior = best is not None and best.expected is not None
     return next((one.luck(by_posterior=by_posterior) for one in processes.values()), None)

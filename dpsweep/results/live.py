@@ -37,7 +37,7 @@ _LAST = 5
 
 
 class LiveView:
-    """What is known of a sweep, and how it is drawn. A watcher of the driver.
+    """State of a sweep as it is drawn. A watcher of the driver.
 
     Args:
         study: The sweep's.
@@ -114,7 +114,7 @@ class LiveView:
         )
 
     def farewell(self) -> str:
-        """What is said once nobody drives the sweep any more."""
+        """Compose the last line, once nobody drives the sweep any more."""
         name = self._study.sweep.name
         if self._study.is_finished():
             return f"{name} is finished. See: dpsweep best {name}, dpsweep report {name}"

@@ -77,7 +77,7 @@ def _state(record: Record) -> str:
 
 
 def run_words(trials: int, repeats: int, *planned: int, explores: bool = False) -> str:
-    """How many runs there are, trials of the search told from repeats of the chosen config.
+    """Say how many runs there are, trials of the search apart from repeats of the chosen config.
 
     >>> run_words(16, 6), run_words(1, 1), run_words(4, 0), run_words(3, 0, 16, 6)
     ('16 trials + 6 repeats', '1 trial + 1 repeat', '4 trials', '3/16 trials + 0/6 repeats')
@@ -101,7 +101,7 @@ def run_words(trials: int, repeats: int, *planned: int, explores: bool = False) 
 
 
 def num_trials_and_repeats(records: Iterable[Record]) -> tuple[int, int]:
-    """How many of some runs belong to the search, and how many repeat a config."""
+    """Count the runs that belong to the search, and those that repeat a config."""
     kinds = [record.confirms is None for record in records]
     return sum(kinds), len(kinds) - sum(kinds)
 
