@@ -208,7 +208,7 @@ def _base_tree(section: Mapping[str, Any], method: str, data: DataConfig) -> Tre
 
 
 def _base_text(tree: Tree, found: list[str], command: str) -> str:
-    method, data = tree["method"]["name"], DataConfig.model_validate(tree["data"])
+    method, data = tree["method"]["name"], validate_data(tree["data"])
     comments = {
         "data": _DECLARED_WORDS * (tree["data"]["name"] in _OWN),
         "model": "What is trained. `dpsweep models` lists the others. width: channels of the first "

@@ -72,6 +72,6 @@ def statement_of_trial(
 
 def _public_weights(config: TrialConfig) -> list[str]:
     """Name the weights that others trained and this trial starts from, each with its key."""
-    features, weights = config.data.features, config.model.weights
+    features = config.data.features
     found = [f"{features.weights} (data.features)"] if features and features.weights else []
-    return [*found, f"{weights} (model.weights)"] if weights else found
+    return [*found, *filter(None, (config.model.public_weights,))]

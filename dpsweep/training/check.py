@@ -13,7 +13,7 @@ from dpsweep.models.own import name_model, user_code_notice
 
 _INSIDE = 32
 
-_FOREIGN = ("own", "torchvision", "timm")
+_FOREIGN = ("own", "torchvision", "timm", "huggingface")
 """Models whose code is not in this package."""
 
 _FEW_SHARES = 8

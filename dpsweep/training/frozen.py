@@ -29,7 +29,7 @@ _MOST_BYTES = 2**31
 def find_step_cut(step: Step) -> Cut | None:
     """Find the cut of the model of `step` behind its frozen part; None if all is trained."""
     config = step.config
-    suits = config.model.train is not None and config.train.augment is None
+    suits = config.model.freezes and config.train.augment is None
     if not suits or step.geometry.maps or not isinstance(step.engine, BookkeepingEngine):
         return None
     found = find_cut(step.engine.model, step.data.spec)
