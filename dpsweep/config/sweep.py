@@ -305,7 +305,15 @@ class ResolvedSweep:
             return config
         config = with_own_noise(config, self.whole, self.origin)
         given = tree.get("optimizer", {})
-        return config if STEP_KEYS & given.keys() else config.with_default_step()
+        if STEP_KEYS & given.keys():
+            return config
+        return config.with_total_step(self.default_total_step(config))
+
+    def default_total_step(self, trial: TrialConfig) -> float:
+        """The default for a trial; where it explores, the final run's, as ranges are."""
+        if self.whole is not None and self.explores:
+            trial = with_own_noise(trial, self.whole, self.origin, final=True)
+        return trial.default_total_step
 
     def exploring(self, trial: TrialConfig) -> TrialConfig:
         """A trial as it is run: where it explores, its step is fitted to its noise.

@@ -154,9 +154,9 @@ class TrialConfig(Strict):
             most = min(most, lr * self.optimizer.reach(self.privacy.clip_norm) * factors)
         return float(f"{min(by_noise * self.data.num_examples * mu, most, _MOST_TOTAL_STEP):.3g}")
 
-    def with_default_step(self) -> Self:
-        """The same with the default total step."""
-        size = {"lr": None, "total_step": self.default_total_step}
+    def with_total_step(self, total_step: float) -> Self:
+        """The same with another total step."""
+        size = {"lr": None, "total_step": total_step}
         return self.model_copy(update={"optimizer": self.optimizer.model_copy(update=size)})
 
     @property
@@ -223,7 +223,9 @@ class TrialConfig(Strict):
     def _has_a_step_size(self) -> Self:
         if self.optimizer.lr is None and self.optimizer.total_step is None:
             # a frozen model changes while it is made; a copy would be lost to TrialConfig(...)
-            object.__setattr__(self, "optimizer", self.with_default_step().optimizer)
+            object.__setattr__(
+                self, "optimizer", self.with_total_step(self.default_total_step).optimizer
+            )
         return self
 
     @model_validator(mode="after")
