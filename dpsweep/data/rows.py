@@ -1,7 +1,7 @@
 """Rows of the user's own files: named columns of csv, tsv, jsonl, parquet and npz.
 
 Each value keeps its place, so that an error names the line. Nothing is guessed from the values:
-types, ranges and classes are declared (data/tables.py, data/text.py).
+types, ranges and classes are declared (data/tables.py).
 """
 
 import csv
