@@ -31,6 +31,7 @@ from dpsweep.config.search import (
     SamplerConfig,
     check_epsilon_varies,
     check_goals,
+    check_metrics,
     check_posterior,
     check_sampler,
 )
@@ -608,6 +609,7 @@ def _check_choices(sweep: ResolvedSweep) -> None:
     """Check the sections of a sweep file against one another."""
     config, file = sweep.config, sweep.file
     check_sampler(config.sampler, sweep.space, file.at(("sampler", "name")))
+    check_metrics(config.objective, sweep.written.data.task.metric_names, file)
     check_goals(config.objective, config.sampler, config.pruner, file)
     check_epsilon_varies(config.objective, sweep.epsilons, file)
     if "choose" in config.model_fields_set and config.choose == "posterior":
