@@ -27,6 +27,7 @@ from dpsweep.config.source import Source
 from dpsweep.config.trial import TrialConfig, load_trial, resolve_trial_source
 from dpsweep.core import memory
 from dpsweep.core.errors import ConfigError, unknown_name_error
+from dpsweep.core.inputs import one_tensor
 from dpsweep.core.seeds import Secret
 from dpsweep.data.read import Dataset
 from dpsweep.methods import METHODS
@@ -207,7 +208,7 @@ class FixedBatchStep(Step):
     def batch(self, step: int) -> Tensor:
         size = self.config.train.batch_size
         start = step * size % (self.budget.num_examples - size)
-        return torch.arange(start, start + size, device=self.data.inputs.device)
+        return torch.arange(start, start + size, device=self.data.device)
 
 
 def _refuse_keys(race: Race, name: str, method: str, own: Sequence[str]) -> None:
@@ -280,13 +281,14 @@ class _Peer:
         config = race.without_method.config("dp_sgd")
         model = build_model(config.model, config.data.spec, config.seed)
         data = _data(race)
-        return cls(model.to(data.inputs.device), data, race.batch_size)
+        return cls(model.to(data.device), data, race.batch_size)
 
     def batch(self) -> tuple[Tensor, Tensor]:
         start = self.step * self.batch_size % (len(self.data.targets) - self.batch_size)
-        index = torch.arange(start, start + self.batch_size, device=self.data.inputs.device)
+        index = torch.arange(start, start + self.batch_size, device=self.data.device)
         self.step += 1
-        return self.data.scaled(self.data.inputs[index], torch.float32), self.data.targets[index]
+        images = one_tensor(self.data.inputs)[index]
+        return one_tensor(self.data.scaled(images, torch.float32)), self.data.targets[index]
 
 
 def _sgd(race: Race) -> Take:

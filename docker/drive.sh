@@ -8,6 +8,7 @@
 #   MLFLOW_TRACKING_URI   tracking server, if there is one
 # The best config goes to STATE/best/NAME.yaml, for the folder it runs in may not be writable.
 # OPTION: of `dpsweep launch`, for the first time alone.
+# Exit code: of dpsweep. 75 says that the same command may succeed later; 1 and 2 that it will not.
 set -eu
 
 if [ $# -lt 2 ]; then
@@ -31,4 +32,20 @@ if [ -e "$mine/sweeps/$name/sweep.json" ]; then
 else
     set -- launch "$file" --name "$name" --out "$best" ${MLFLOW_TRACKING_URI:+--tracking-uri "$MLFLOW_TRACKING_URI"} "$@"
 fi
-exec dpsweep "$@" --state "$state" ${address:+--address "$address"}
+set -- "$@" --state "$state" ${address:+--address "$address"}
+if [ -z "${RAY_JOB_CONFIG_JSON_ENV_VAR-}" ]; then
+    exec dpsweep "$@" # so that signals reach it
+fi
+# The entrypoint of a Ray job. KubeRay makes another cluster for one that failed, and none for one that
+# was stopped: so a job stops itself where another cluster would end the same way.
+code=0
+dpsweep "$@" || code=$?
+case $code in
+1 | 2)
+    echo "error: exit code $code: another try would end the same way, so this Ray job stops itself" >&2
+    job=$(python -c 'import json, os
+print(json.loads(os.environ["RAY_JOB_CONFIG_JSON_ENV_VAR"])["metadata"]["job_submission_id"])')
+    ray job stop --no-wait "$job" > /dev/null && sleep 60 # it is ended meanwhile
+    ;;
+esac
+exit "$code"

@@ -53,7 +53,8 @@ def cli() -> str:
         "# Command line",
         "",
         "Each verb's arguments and options, as `dpsweep VERB --help` prints them. "
-        "A user's mistake ends with one message and exit code 2.",
+        "A user's mistake ends with one message and exit code 2; a fault after which the same "
+        "command goes on, with 75.",
     ]
     for name, command in verbs():
         lines += ["", f"## dpsweep {name}", "", text(command.help)]

@@ -275,7 +275,9 @@ class OpenSweep:
         return best[0]
 
     def __repr__(self) -> str:
-        ran = run_words(*num_trials_and_repeats(self._study.records()))
+        ran = run_words(
+            *num_trials_and_repeats(self._study.records()), explores=self._study.sweep.explores
+        )
         return f"<dpsweep sweep {self.name!r}: {self.state}, {ran}>"
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dpsweep.core.inputs import one_tensor
 from dpsweep.core.types import Released
 from dpsweep.filters.base import Public
 from dpsweep.privacy.clip import Flat
@@ -45,7 +46,7 @@ class LinearRun:
     def __init__(self, step: Step, start: dict[str, torch.Tensor]) -> None:
         self._step = step
         self.weights = np.hstack([p.reshape(len(p), -1).double().numpy() for p in start.values()])
-        self._inputs = _rows(step, step.data.inputs)
+        self._inputs = _rows(step, one_tensor(step.data.inputs))
         self._squares = np.square(self._inputs).sum(1)
         self._targets = np.eye(len(self.weights))[step.data.targets.numpy()]
         self._trail: deque[Weights] = deque([self.weights], maxlen=step.method.query.memory)
@@ -96,7 +97,7 @@ class LinearRun:
 
     def count_right(self) -> int:
         """Test examples that the newest iterate classifies rightly."""
-        inputs = _rows(self._step, self._step.data.valid_inputs)
+        inputs = _rows(self._step, one_tensor(self._step.data.valid_inputs))
         guesses = (inputs @ self.weights.T).argmax(1)
         return int((guesses == self._step.data.valid_targets.numpy()).sum())
 
@@ -104,7 +105,8 @@ class LinearRun:
 def _rows(step: Step, images: torch.Tensor) -> Weights:
     """Scaled pixels with a 1 behind them, shape (N, D + 1); the last data's are kept."""
     if id(images) not in _KEPT:
-        flat = step.data.scaled(images, torch.float32).flatten(1).numpy().astype(np.float64)
+        pixels = one_tensor(step.data.scaled(images, torch.float32))
+        flat = pixels.flatten(1).numpy().astype(np.float64)
         _KEPT[id(images)] = images, np.column_stack([flat, np.ones(len(flat))])
     return _KEPT[id(images)][1]
 

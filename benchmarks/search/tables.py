@@ -235,9 +235,9 @@ def train_once(tree: Tree, text: str) -> tuple[int, int]:
         step(progress)
     num_test = len(step.data.valid_targets)
     score = evaluate(step.engine.model, progress.result, step.data, step.dtype)
-    if not math.isfinite(score.loss):
+    if not math.isfinite(score["loss"]):
         return num_test // config.data.spec.num_classes, num_test
-    return round(score.accuracy * num_test), num_test
+    return round(score["accuracy"] * num_test), num_test
 
 
 def pooled_mnist(root: Path) -> Path:

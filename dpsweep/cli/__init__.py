@@ -262,6 +262,17 @@ def resume(
         bool,
         typer.Option("--accept-changes", help="Take over what changed in the file, if harmless."),
     ] = False,
+    trials: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Trials in all, to go on with more.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change what does no harm: budget, confirm, resources, keep_weights; repeatable.",
+        ),
+    ] = None,
     state: StateDir = None,
     address: Annotated[
         str | None,
@@ -281,12 +292,14 @@ def resume(
     """Go on with a sweep that was stopped or whose driver died."""
     from dpsweep.cli.verbs import route, search
 
-    name, file = search.load_named(name)
+    settings = [*(settings or []), *([f"budget.trials={trials}"] if trials else [])]
+    name, file = search.load_named(name, settings)
     words = typed({"accept": accept, "force": force, "wait": wait or None})
+    words += [] if file else [word for setting in settings for word in ("--set", setting)]
     if route.resumed(name, file, state, address, storage, out=out, quiet=quiet, words=words):
         return
     options = search.Options(state, address, None, out, quiet, storage, force, wait)
-    search.resume(name, file, options, accept=accept)
+    search.resume(name, file, options, settings=settings, accept=accept)
 
 
 @app.command()
@@ -349,7 +362,8 @@ def export(
         typer.Option(
             "--format",
             help="yaml: configs that `train` reads, and a sweep takes as its base; opacus: a "
-            "training script without dpsweep; torch: the weights, and a script that uses them.",
+            "training script without dpsweep; torch: the weights, and a script that uses them; "
+            "huggingface: a language model for transformers and peft, with a card.",
         ),
     ] = "yaml",
     register: Annotated[
@@ -672,9 +686,9 @@ def bench(which: Annotated[str, typer.Argument()] = "step") -> None:
 
 
 def main() -> None:
-    """Run the command line; a user's mistake is one message on stderr, and exit code 2."""
+    """Run the command line; a mistake is one message on stderr, and exit code 2 (later: 75)."""
     try:
         app(prog_name="dpsweep")  # also as python -m dpsweep: completion goes by the name
     except DpSweepError as e:
         error(str(e))
-        sys.exit(2)
+        sys.exit(e.exit_code)

@@ -5,7 +5,11 @@ from dataclasses import dataclass
 
 from dpsweep.config.trial import TrialConfig
 from dpsweep.privacy.accounting import Run, calibrate_noise
-from dpsweep.privacy.statement import trial_statement, validation_statement
+from dpsweep.privacy.statement import (
+    public_weights_statement,
+    trial_statement,
+    validation_statement,
+)
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ def plan_privacy(config: TrialConfig) -> PrivacyPlan:
 def statement_of_trial(
     config: TrialConfig, epsilon: float, noise_multiplier: float, void: bool = False
 ) -> str:
-    """What the weights and figures of one run reveal, and of whom."""
+    """State what the weights and figures of one run reveal, and of whom."""
     words = trial_statement(
         epsilon=epsilon,
         delta=config.delta,
@@ -62,4 +66,12 @@ def statement_of_trial(
         noise_multiplier=noise_multiplier,
         void=void,
     )
-    return f"{words} {validation_statement(config.data.validation, config.data.num_held_out)}"
+    words = f"{words} {validation_statement(config.data.validation, config.data.num_held_out)}"
+    return " ".join((words, *filter(None, (public_weights_statement(_public_weights(config)),))))
+
+
+def _public_weights(config: TrialConfig) -> list[str]:
+    """Name the weights that others trained and this trial starts from, each with its key."""
+    features = config.data.features
+    found = [f"{features.weights} (data.features)"] if features and features.weights else []
+    return [*found, *filter(None, (config.model.public_weights,))]

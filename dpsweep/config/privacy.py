@@ -44,7 +44,7 @@ class PrivacyConfig(Strict):
     """Budget at `delta`, add-or-remove-one-example neighbours; from 0.01 to 1000."""
 
     scope: Literal["trial", "sweep"] = "trial"
-    """What epsilon covers: each trial by itself, or all runs of a sweep together. With sweep, each
+    """Runs that epsilon covers: each trial by itself, or all of a sweep together. With sweep, each
     trial gets the noise that keeps its share."""
 
     delta: Literal["auto"] | float = "auto"
@@ -61,7 +61,7 @@ class PrivacyConfig(Strict):
     """flat, automatic, per_layer or adaptive; the spectral methods' own is per_layer."""
 
     noise: NoiseConfig = Field(default=NoiseConfig(), exclude_if=_is_default)
-    """Where its randomness comes from."""
+    """Source of its randomness."""
 
     @model_validator(mode="before")
     @classmethod

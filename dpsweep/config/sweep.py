@@ -78,7 +78,7 @@ class SweepConfig(Strict):
     `method: default`, the method's own space; see dpsweep/config/space/defaults.py."""
 
     space: Literal["narrow", "full"] = "full"
-    """How many keys a default space has. narrow: the total step alone, of each method. full: the
+    """Size of a default space. narrow: the total step alone, of each method. full: the
     clip norm and the method's own as well."""
 
     where: str | list[str] = ""
@@ -95,13 +95,13 @@ class SweepConfig(Strict):
     sampler knows from the beginning; `launch --from`. What they spent adds to this sweep's."""
 
     objective: ObjectiveConfig = ObjectiveConfig()
-    """What a trial is judged by."""
+    """Metric that trials are judged by."""
 
     sampler: SamplerConfig = SamplerConfig()
-    """Who proposes the next trial."""
+    """Proposer of the next trial."""
 
     choose: Literal["posterior", "observed"] = "posterior"
-    """What the best config is chosen by: posterior, the mean of a Gaussian process over all trials,
+    """Rule that chooses the best config: posterior, the mean of a Gaussian process over all trials,
     which tells merit from luck, where an epsilon has 12 complete trials (else as observed);
     observed, each trial's own result. After two objectives and by private selection: observed."""
 
@@ -111,7 +111,7 @@ class SweepConfig(Strict):
     reduction: 4}; elsewhere none: where the number of trials binds, each may as well end."""
 
     budget: BudgetConfig
-    """How much is spent on the search."""
+    """Size of the search."""
 
     confirm: ConfirmConfig | None = None
     """Repeats of the best config with fresh noise: an honest figure. Without it the result is that
@@ -122,10 +122,10 @@ class SweepConfig(Strict):
     config is chosen by posterior, for the better half of all."""
 
     resources: ResourcesConfig = ResourcesConfig()
-    """What one trial takes."""
+    """Resources of one trial."""
 
     accounting: Literal["composition", "private_selection", "none"] = "composition"
-    """How the search is charged: composition, all trials together, any search; private_selection,
+    """Charge of the search: composition, all trials together, any search; private_selection,
     a random search of secret length of which only the winner is told; none, the chosen trial
     alone, as if the choice had cost nothing (the statement says so)."""
 
@@ -232,7 +232,7 @@ class ResolvedSweep:
 
     @property
     def charged(self) -> Charged:
-        """How the search is charged; that it is not is said in words, beside the figure."""
+        """Way the search is charged; that it is not is said in words, beside the figure."""
         return "private_selection" if self.is_private_selection else "composition"
 
     @property
@@ -459,9 +459,7 @@ def parse_sweep(
     rename: Callable[[str], str] | None = None,
 ) -> ResolvedSweep:
     """The same from what a file holds, or a program made; `base` is relative to `folder`."""
-    settings = settings or []
-    keys = set(SweepConfig.model_fields) - {"seed"}  # seed is the trials' own, unless in the file
-    own = [s for s in settings if s.partition("=")[0].split(".")[0] in keys]
+    own, others = _split_settings(settings or [])
     file = with_overrides(source, own, _search_key)
     if not is_sweep(file.tree):
         raise ConfigError(
@@ -479,7 +477,30 @@ def parse_sweep(
         file = replace(file, tree={**file.tree, "name": rename(config.name)})
         config = validate_source(SweepConfig, file)
     base = _load_base(config, file, folder)
-    return _resolve(config, file, resolve_trial_source(base, [s for s in settings if s not in own]))
+    return _resolve(config, file, resolve_trial_source(base, others))
+
+
+def change_sweep(sweep: ResolvedSweep, settings: list[str]) -> ResolvedSweep:
+    """Return a sweep with KEY=VALUE of the command line set, as in `load_sweep`.
+
+    Raises:
+        ConfigError: If it is then no valid sweep, or has another name.
+    """
+    own, others = _split_settings(settings)
+    file = with_overrides(sweep.file, own, _search_key)
+    if file.tree["name"] != sweep.name:
+        raise ConfigError(
+            f"--set name: a launched sweep keeps its name, {sweep.name}. Launch its file under "
+            f"another one: dpsweep launch FILE --name {file.tree['name']} --from {sweep.name}"
+        )
+    return resolve_sweep(file, resolve_trial_source(sweep.base, others))
+
+
+def _split_settings(settings: list[str]) -> tuple[list[str], list[str]]:
+    """Split settings into those of the sweep file itself and those of its base."""
+    keys = set(SweepConfig.model_fields) - {"seed"}  # seed is the trials' own, unless in the file
+    own = [s for s in settings if s.partition("=")[0].split(".")[0] in keys]
+    return own, [s for s in settings if s not in own]
 
 
 def is_sweep(tree: Tree) -> bool:

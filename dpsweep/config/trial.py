@@ -34,7 +34,10 @@ from dpsweep.privacy.accounting import LEAST_DELTA_A_STEP, MOST_STEPS
 from dpsweep.privacy.query import SplitQuery
 
 _BORNE = {"linear": (0.4, 50.0), "other": (0.2, 5.0)}
-"""What a model bears of noise in each weight, and in one step, both in units of the weights."""
+"""Noise that a model bears in each weight, and the step it bears, both in units of the weights."""
+
+_MOST_STEPS = 2_000_000
+"""Steps that the PLD accountant adds up in two minutes and 1 GB."""
 
 _MOST_TOTAL_STEP, _ADAM_TOTAL_STEP = 1600.0, 4.0
 
@@ -51,7 +54,7 @@ class TrainConfig(Strict):
     """E: passes over the data in expectation; the run takes round(E N / B) steps, at least 1."""
 
     engine: EngineName = "auto"
-    """How per-example gradients are had: bookkeeping (the fast one), vmap (any model), opacus (its
+    """Way to per-example gradients: bookkeeping (the fast one), vmap (any model), opacus (its
     hooks); auto is bookkeeping, or vmap where a model does not let it. All release the same."""
 
     max_physical_batch: Annotated[int, Field(gt=0)] | Literal["auto"] = "auto"
@@ -62,7 +65,7 @@ class TrainConfig(Strict):
     """Epochs between two evaluations and reports."""
 
     device: Literal["cpu", "cuda", "auto"] = "auto"
-    """Where to compute. auto is cuda where torch sees one, cpu elsewhere."""
+    """Device to compute on. auto is cuda where torch sees one, cpu elsewhere."""
 
     threads: int | None = Field(default=None, gt=0)
     """CPU threads; torch's own choice if missing. Sums depend on it in the last bits."""
@@ -153,7 +156,7 @@ class TrialConfig(Strict):
 
     @property
     def step_size(self) -> str:
-        """What the file gives of learning rate and total step, such as `lr 0.52`."""
+        """Describe the step size that the file gives, such as `lr 0.52`."""
         given = self.optimizer.total_step
         return f"lr {self.optimizer.lr:.3g}" if given is None else f"total_step {given:.3g}"
 
@@ -226,6 +229,18 @@ class TrialConfig(Strict):
                 CLIPPING,
                 "adaptive follows the norm of one answer, and predictor: split clips two. Use "
                 "clipping: flat, or predictor: joint",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_num_steps(self) -> Self:
+        steps, _ = self.schedule
+        if steps > _MOST_STEPS:
+            raise InvalidKey(
+                EPOCHS,
+                f"{self.train.epochs} epochs of batches of {self.train.batch_size} are {steps:,} "
+                f"steps, and the accountant adds up {_MOST_STEPS:,} at most: beyond, it takes "
+                f"hours and all memory. Give fewer epochs or a larger {BATCH_SIZE}",
             )
         return self
 

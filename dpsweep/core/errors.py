@@ -8,8 +8,10 @@ from difflib import get_close_matches
 class DpSweepError(Exception):
     """A mistake that the user can correct.
 
-    The command line prints it without a traceback and exits with 2.
+    The command line prints it without a traceback and exits with `exit_code`.
     """
+
+    exit_code = 2
 
 
 class ConfigError(DpSweepError):
@@ -18,6 +20,12 @@ class ConfigError(DpSweepError):
 
 class StateError(DpSweepError):
     """The sweep's stored state does not allow what was asked."""
+
+
+class Interrupted(StateError):
+    """The sweep cannot go on now, and can later, by the same command and without a change."""
+
+    exit_code = 75  # EX_TEMPFAIL of sysexits.h: by it a job's queue tells a fault from a mistake
 
 
 class ConnectionRefused(DpSweepError):

@@ -7,6 +7,7 @@ post-processing and costs no privacy. Only `privacy/clip.py` makes the first ste
 `privacy/release.py` the second; a filter takes `Released` alone, and mypy holds it to that.
 """
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NewType
 
 if TYPE_CHECKING:
@@ -25,6 +26,27 @@ Leaf shape (*param.shape), or the white coordinates of privacy/geometry.py."""
 
 Released = NewType("Released", Tensors)
 """The same leaves, noisy and divided by the expected batch size. Safe to post-process."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """One named tensor of the inputs, and the numbers it may hold.
+
+    Attributes:
+        name: The model's keyword argument, such as input_ids.
+        shape: Of one example.
+        num_ids: Its numbers are ids from 0 to num_ids - 1, int64; None if they are floats.
+        is_mask: True if it is 1 at an example's own positions, which come first, and 0 at padding.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    num_ids: int | None = None
+    is_mask: bool = False
+
+
+InputSpec = tuple[int, ...] | tuple[Field, ...]
+"""Inputs of one example: the shape of one tensor of floats, or named tensors."""
 
 EngineName = Literal["auto", "bookkeeping", "vmap", "opacus"]
 """Ways to compute per-example gradients; see privacy/engine."""

@@ -57,7 +57,7 @@ class Augment(Strict):
             )
         return self
 
-    def refuse_larger(self, shape: tuple[int, int, int]) -> None:
+    def refuse_larger(self, shape: tuple[int, ...]) -> None:
         """Raise InvalidKey if images of `shape` (C, H, W) are too small to be shifted so far."""
         if self.crops >= min(shape[1:]):
             raise InvalidKey(

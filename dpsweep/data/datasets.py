@@ -13,7 +13,10 @@ from pydantic import Field, model_validator
 
 from dpsweep.core.errors import ConfigError, InvalidKey
 from dpsweep.core.strict import Strict, is_unused
-from dpsweep.data.features import Scattering, refuse_missing
+from dpsweep.core.types import Field as InputField
+from dpsweep.core.types import InputSpec
+from dpsweep.data.features import FeaturesConfig
+from dpsweep.data.tasks import CLASSIFICATION, Classification
 
 _DECLARED = ("shape", "num_classes", "num_train")
 """Keys that the user's own data must declare."""
@@ -28,19 +31,33 @@ class Spec:
     Attributes:
         num_train: Examples of the training split.
         num_test: Examples of the test split.
-        shape: (channels, height, width).
-        num_classes: K.
+        shape: (channels, height, width); of one tensor of inputs.
+        num_classes: K: numbers that a model gives for an example.
         brightest: Largest pixel value.
         folder: Where it lies under the root; "" if the root is all of it, None if it comes with a
             package.
+        fields: Named inputs; none if they are one tensor.
+        positions: T, if a model gives K numbers at each position, as a language model does.
     """
 
     num_train: int
     num_test: int
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     num_classes: int
     brightest: int
     folder: str | None
+    fields: tuple[InputField, ...] = ()
+    positions: int | None = None
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """Shape of what a model returns for one example: (K,), or (T, K)."""
+        return (self.num_classes,) if self.positions is None else (self.positions, self.num_classes)
+
+    @property
+    def inputs(self) -> InputSpec:
+        """Inputs of one example, as a model is given them."""
+        return self.fields or self.shape
 
 
 SPECS = {
@@ -112,9 +129,12 @@ class DataConfig(Strict):
     """Public constants to shift and scale pixels by; if missing they are brought to [-1, 1] by the
     file format's own."""
 
-    features: Scattering | None = Field(default=None, exclude_if=is_unused)
+    features: FeaturesConfig | None = Field(default=None, exclude_if=is_unused)
     """Features to train on instead of pixels: a fixed public function of each image, computed
     once on each node and kept. Pixels if missing."""
+
+    task: Classification = Field(default=CLASSIFICATION, exclude_if=lambda x: x == CLASSIFICATION)
+    """Task: the loss of one example, and the metrics."""
 
     validation: Literal["test_split", "holdout"] = "test_split"
     """Source of accuracies: the test split, which you thereby declare public, or a part of
@@ -169,6 +189,12 @@ class DataConfig(Strict):
     def _features_fit_the_images(self) -> Self:
         if self.features is None:
             return self
+        if self.normalise is not None and self.features.weights:
+            raise InvalidKey(
+                "normalise",
+                f"{self.features.name} scales pixels by the constants it was trained with. Delete "
+                f"normalise",
+            )
         try:
             self.features.shape(self.stored.shape)
         except InvalidKey as e:
@@ -194,6 +220,11 @@ class DataConfig(Strict):
         return Spec(
             self.num_train, self.num_test or 0, (channels, height, width), self.num_classes, 255, ""
         )
+
+    @property
+    def are_pixels(self) -> bool:
+        """True if inputs are images in bytes, which are scaled at each step."""
+        return self.features is None
 
     @property
     def num_held_out(self) -> int:
@@ -233,7 +264,7 @@ def check_present(config: DataConfig, where: str) -> None:
         where: File and line to name, such as "configs/x.yaml:3".
     """
     if config.features is not None:
-        refuse_missing(where)
+        config.features.refuse_missing(where)
     folder = config.spec.folder
     if folder is None:
         return

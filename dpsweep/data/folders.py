@@ -91,7 +91,7 @@ def read_splits(config: DataConfig, root: Path) -> tuple[Split, Split]:
     return _read_images(listing.train, config), _read_images(test, config)
 
 
-def image_shape(image: Path) -> tuple[int, int, int]:
+def image_shape(image: Path) -> tuple[int, ...]:
     """Read (channels, height, width) of an image; its colours count as 1 or 3 channels.
 
     Raises:
@@ -167,17 +167,17 @@ def _read_images(images: Sequence[Labelled], config: DataConfig) -> Split:
     return inputs, torch.tensor([label for _, label in images], dtype=torch.int64)
 
 
-def _read_image_shape(image: Image.Image) -> tuple[int, int, int]:
+def _read_image_shape(image: Image.Image) -> tuple[int, ...]:
     grey = image.mode in ("1", "L", "LA", "I", "I;16", "F")
     return 1 if grey else 3, image.height, image.width
 
 
-def _is_convertible(shape: tuple[int, int, int], wanted: tuple[int, int, int]) -> bool:
+def _is_convertible(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
     """True if nothing is lost: a grey image among coloured ones has three equal channels."""
     return shape[1:] == wanted[1:] and shape[0] <= wanted[0]
 
 
-def _read_pixels(image: Image.Image, shape: tuple[int, int, int]) -> Tensor:
+def _read_pixels(image: Image.Image, shape: tuple[int, ...]) -> Tensor:
     channels, height, width = shape
     plain = image.convert(_MODES[channels])
     if (plain.height, plain.width) != (height, width):

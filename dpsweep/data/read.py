@@ -9,7 +9,7 @@ release of its own.
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,39 +18,64 @@ import torch
 from torch import Tensor
 
 from dpsweep.core.errors import ConfigError
+from dpsweep.core.inputs import Inputs, list_tensors, map_inputs, take_rows
+from dpsweep.core.progress import ProgressLines
 from dpsweep.core.seeds import derive_public_seed
+from dpsweep.core.types import Field, InputSpec
 from dpsweep.data import folders, npz
 from dpsweep.data.datasets import DataConfig, Normalise, check_present
+from dpsweep.data.features import Scattering
 from dpsweep.data.shared import Split, load_shared
+from dpsweep.data.tasks import CLASSIFICATION, Task
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Both parts in memory: images as bytes, or features in half precision.
+    """Both parts in memory: images as bytes, features in half precision, or named tensors.
 
     Attributes:
-        inputs: Private, uint8 or float16, shape (N, C, H, W).
-        targets: Private, int64, shape (N,).
-        valid_inputs: Declared public, likewise, shape (M, C, H, W).
-        valid_targets: Declared public, int64, shape (M,).
+        inputs: Private; uint8 or float16, shape (N, C, H, W), or tensors named after the model's
+            keyword arguments, shape (N, ...).
+        targets: Private; classes, int64, shape (N,), or what the task takes, shape (N, ...).
+        valid_inputs: Declared public, likewise, shape (M, ...).
+        valid_targets: Declared public, likewise, shape (M, ...).
         brightest: Largest pixel value.
         normalise: Public constants to scale pixels by; to [-1, 1] if None.
-        are_features: True if inputs are no pixels any more, and are not scaled.
+        are_features: True if inputs are no pixels (any more), and are not scaled.
+        task: Loss and metrics.
+        fields: What the named tensors hold; None if inputs are one tensor.
     """
 
-    inputs: Tensor
+    inputs: Inputs
     targets: Tensor
-    valid_inputs: Tensor
+    valid_inputs: Inputs
     valid_targets: Tensor
     brightest: int
     normalise: Normalise | None = None
     are_features: bool = False
+    task: Task = CLASSIFICATION
+    fields: tuple[Field, ...] | None = None
 
-    def scaled(self, inputs: Tensor, dtype: torch.dtype) -> Tensor:
+    @property
+    def spec(self) -> InputSpec:
+        """Inputs of one example, as a model is given them."""
+        if self.fields is not None:
+            return self.fields
+        assert isinstance(self.inputs, Tensor), "named tensors have fields"
+        return tuple(self.inputs.shape[1:])
+
+    @property
+    def device(self) -> torch.device:
+        """Device that it lies on."""
+        return self.targets.device
+
+    def scaled(self, inputs: Inputs, dtype: torch.dtype) -> Inputs:
         """Pixels in [-1, 1], or (pixel / brightest - mean) / std; shape (..., C, H, W).
 
-        Features as they are.
+        Ids in int64, and features as they are.
         """
+        if isinstance(inputs, dict):
+            return map_inputs(lambda x: x.to(dtype) if x.is_floating_point() else x.long(), inputs)
         if self.are_features:
             return inputs.to(dtype)
         if self.normalise is None:
@@ -61,9 +86,9 @@ class Dataset:
         """Copy the data set to another device."""
         return replace(
             self,
-            inputs=self.inputs.to(device),
+            inputs=map_inputs(lambda x: x.to(device), self.inputs),
             targets=self.targets.to(device),
-            valid_inputs=self.valid_inputs.to(device),
+            valid_inputs=map_inputs(lambda x: x.to(device), self.valid_inputs),
             valid_targets=self.valid_targets.to(device),
         )
 
@@ -99,14 +124,15 @@ def load_dataset(config: DataConfig, seed: int) -> Dataset:
         rng = torch.Generator().manual_seed(derive_public_seed(seed, "holdout"))
         order = torch.randperm(len(train[1]), generator=rng)
         kept, held = order[config.num_held_out :], order[: config.num_held_out]
-        test = (train[0][held], train[1][held])
-        train = (train[0][kept], train[1][kept])
+        test = take_rows(train[0], held), train[1][held]
+        train = take_rows(train[0], kept), train[1][kept]
     return Dataset(
         *train,
         *test,
         brightest=config.spec.brightest,
         normalise=config.normalise,
         are_features=config.features is not None,
+        task=config.task,
     )
 
 
@@ -121,8 +147,11 @@ def fingerprint_images(config: DataConfig, seed: int, key: bytes) -> str:
         key: 32 secret bytes.
     """
     data = load_dataset(config.model_copy(update={"features": None}), seed)
-    digest = hashlib.blake2b(f"{tuple(data.inputs.shape)}".encode(), key=key, digest_size=32)
-    for part in (data.inputs, data.targets, data.valid_inputs, data.valid_targets):
+    digest = hashlib.blake2b(
+        f"{tuple(list_tensors(data.inputs)[0].shape)}".encode(), key=key, digest_size=32
+    )
+    valid = (*list_tensors(data.valid_inputs), data.valid_targets)
+    for part in (*list_tensors(data.inputs), data.targets, *valid):
         digest.update(part.contiguous().numpy().data)
     return digest.hexdigest()
 
@@ -183,24 +212,39 @@ def _load_features(config: DataConfig) -> tuple[Split, Split]:
     """Both splits with features in the place of images; computed by the first process of a node."""
     check_present(config, where=config.name)
     assert config.features is not None
-    features, version = config.features, metadata.version("kymatio")
+    features = config.features
+    versions = [metadata.version(each) for each in features.packages.values()]
 
     def make() -> tuple[Split, Split]:
-        from dpsweep.data.scattering import compute_scattering  # kymatio takes a second to import
-
-        def numbers(images: Tensor) -> Tensor:
-            pixels = images.to(torch.float32) / config.stored.brightest
-            return _normalize(pixels, config.normalise) if config.normalise else pixels
-
+        compute = _feature_function(config)
         train, test = _load_images(config)
-        return (compute_scattering(train[0], numbers, features), train[1]), (
-            compute_scattering(test[0], numbers, features),
-            test[1],
+        lines = ProgressLines(
+            f"data.features: {features.name}", len(train[1]) + len(test[1]), "images"
         )
+        made = [compute(images, lines.advance) for images, _ in (train, test)]
+        return (made[0], train[1]), (made[1], test[1])
 
-    kind = repr((config.stored, config.resize, config.normalise, features, version))
+    kind = repr((config.stored, config.resize, config.normalise, features, versions))
     found: tuple[Split, Split] = load_shared(config.source, make, kind)
     return found
+
+
+def _feature_function(config: DataConfig) -> Callable[[Tensor, Callable[[int], None]], Tensor]:
+    """Choose the function that makes features of images as bytes and reports how many are done."""
+
+    def numbers(images: Tensor) -> Tensor:
+        pixels = images.to(torch.float32) / config.stored.brightest
+        return _normalize(pixels, config.normalise) if config.normalise else pixels
+
+    features = config.features
+    if isinstance(features, Scattering):
+        from dpsweep.data.scattering import compute_scattering  # kymatio takes a second to import
+
+        return partial(compute_scattering, numbers=numbers, config=features)
+    assert features is not None
+    from dpsweep.data.backbone import compute_embedding  # its network is read and folded
+
+    return partial(compute_embedding, numbers=numbers, config=features)
 
 
 def _load_digits(config: DataConfig) -> tuple[Split, Split]:

@@ -5,20 +5,24 @@ versions of scipy have shut; two dimensions are imported from where they are.
 """
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from kymatio.scattering2d.frontend.torch_frontend import ScatteringTorch2D
 from torch import Tensor
 from torch.nn.functional import group_norm
 
+from dpsweep.core.progress import run_chunks
 from dpsweep.data.features import Scattering
 
 _CHUNK = 250
 
 
 def compute_scattering(
-    images: Tensor, numbers: Callable[[Tensor], Tensor], config: Scattering
+    images: Tensor,
+    advance: Callable[[int], None],
+    *,
+    numbers: Callable[[Tensor], Tensor],
+    config: Scattering,
 ) -> Tensor:
     """Features of each image, float16, shape (N, C paths, H / 2^depth, W / 2^depth).
 
@@ -26,6 +30,7 @@ def compute_scattering(
 
     Args:
         images: As bytes, shape (N, C, H, W).
+        advance: Is given how many more are done, by several threads.
         numbers: Some of them as float32, of the size of 1.
         config: Which features.
     """
@@ -34,16 +39,9 @@ def compute_scattering(
     shape = config.shape((channels, height, width))
     made = torch.empty(len(images), *shape, dtype=torch.float16)
 
-    def write(first: int) -> None:
-        rows = slice(first, first + _CHUNK)
+    def write(rows: slice) -> None:
         found_BCHW = transform(numbers(images[rows]).contiguous()).flatten(1, 2)
         made[rows] = group_norm(found_BCHW, config.groups) if config.groups else found_BCHW
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # transforms this small are faster side by side than each in pieces
-    try:
-        with ThreadPoolExecutor(max(1, threads)) as pool:
-            list(pool.map(write, range(0, len(images), _CHUNK)))
-    finally:
-        torch.set_num_threads(threads)
+    run_chunks(write, len(images), _CHUNK, advance)
     return made

@@ -31,6 +31,25 @@ def may_add_trials(sweep: ResolvedSweep) -> bool:
     return sweep.whole is None and not sweep.is_private_selection and get_privacy_cap(sweep) is None
 
 
+def _explain_fixed_number(launched: ResolvedSweep, sweep: ResolvedSweep) -> str:
+    """Say why the number of runs cannot change, and what can be done."""
+    if may_add_trials(sweep):
+        return (
+            " Trials and repeats can be added, not taken away: results might have decided that. To "
+            f"end early, stop the sweep: dpsweep best {launched.name} shows what there is."
+        )
+    if launched.is_private_selection:
+        why = "accounting: private_selection proves its epsilon for this mean number of trials"
+    elif launched.whole is not None:
+        why = f"under privacy.scope: sweep the noise was made for {launched.num_runs} runs"
+    else:
+        why = (
+            "batch size or epochs are searched, and the proof of the search's epsilon chose its "
+            f"Renyi order for {launched.num_runs} runs"
+        )
+    return f" The number of runs is fixed: {why}."
+
+
 def check_changes(
     folder: SweepFolder, launched: ResolvedSweep, sweep: ResolvedSweep, *, accepted: bool
 ) -> ResolvedSweep:
@@ -45,11 +64,13 @@ def check_changes(
     listed = "; ".join(f"{key}: {then} -> {now}" for key, (then, now) in found.items())
     harmful = [key for key in found if not _is_harmless(key, launched, sweep)]
     if harmful:
+        about_number = any(key.startswith(_NUM_RUNS) for key in harmful)
+        why = _explain_fixed_number(launched, sweep) if about_number else ""
         raise StateError(
             f"{sweep.file.name}: is not what sweep {sweep.name!r} was launched with ({listed}). "
-            f"{', '.join(harmful)} cannot change under trials that have run: launch the file as a "
-            f"sweep of its own, which may begin from what this one found, with --set "
-            f"name={sweep.name}-2 --from {sweep.name}, or go on with what was launched: dpsweep "
+            f"{', '.join(harmful)} cannot change under trials that have run.{why} Launch the file "
+            f"as a sweep of its own, which may begin from what this one found: dpsweep launch FILE "
+            f"--name {sweep.name}-2 --from {sweep.name}. Or go on with what was launched: dpsweep "
             f"resume {sweep.name}"
         )
     if not accepted:
@@ -70,7 +91,7 @@ def check_changes(
 
 def _is_harmless(key: str, launched: ResolvedSweep, sweep: ResolvedSweep) -> bool:
     section = key.split(".")[0]
-    if any(key.startswith(part) for part in _NUM_RUNS):
+    if key.startswith(_NUM_RUNS):
         return may_add_trials(sweep) and not _drops_runs(launched, sweep)
     return section in _HARMLESS
 

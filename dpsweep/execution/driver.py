@@ -1,6 +1,6 @@
 """The driver's part in a sweep: what to run next, and what to make of what comes back.
 
-It knows neither Ray nor MLflow. tune/adapters.py calls it with Tune's events; it tells the
+It knows neither Ray nor MLflow. execution/ray_tune.py calls it with Tune's events; it tells the
 study first, and then whoever watches. Watchers are told again after a crash.
 """
 
@@ -17,6 +17,7 @@ from dpsweep.execution.failures import (
     Limits,
     count_begins,
     find_cause_of_death,
+    forget_failures,
     note_memory,
     read_memory_notes,
 )
@@ -30,18 +31,22 @@ from dpsweep.training.schedule import resolve_trial_schedule
 from dpsweep.training.trial_dir import TrialDir
 
 _GRACE_SECONDS = 20.0
-"""How long trials may take to save their state when they are asked to pause."""
+"""Longest that trials may take to save their state when they are asked to pause."""
 
 MAX_WORKER_DEATHS = 3
-"""How many worker processes may die with a trial; of one more it has failed."""
+"""Worker processes that may die with a trial; with one more it has failed."""
 
 _ROUNDS = 4
-"""How often a trial is handed out whose workers die before they begin it."""
+"""Times that a trial is handed out whose workers die before they begin it."""
 
 _NEVER_BEGUN = (
     "worker processes die before they begin a trial: a node cannot start any, perhaps for want of "
     "disk or memory (its logs of Ray's tell). Take that node out, and resume: nothing is lost"
 )
+
+_EQUAL_FAILURES = 2
+"""Trials that fail the same way before their first step, before any trial reports, until the sweep
+stops: the others would fail like them."""
 
 _DIED = "its worker process died again and again; the last time"
 
@@ -66,7 +71,7 @@ class Watcher(Protocol):
 
 
 class Search(Protocol):
-    """What a driver runs: a Study, or a SecretSearch, of which the winner alone is told."""
+    """Search that a driver runs: a Study, or a SecretSearch, of which the winner alone is told."""
 
     sweep: ResolvedSweep
 
@@ -134,6 +139,8 @@ class Driver:
         self._runs_alone: str | None = None
         self._begun: dict[str, int] = {}
         self._rounds: Counter[int] = Counter()
+        self._held: dict[int, str] = {}
+        self._has_reports = False
         self._to_adopt = search.running()
         self._start = time.monotonic()
         self._stopped_at: float | None = None
@@ -209,6 +216,8 @@ class Driver:
         row = payload.get("row")
         if number is None or row is None or not self._search.report(number, row):
             return False
+        self._fail_held()
+        self._has_reports = True
         record = self._search.record(number)
         for watcher in self._watchers:
             watcher.reported(record, row)
@@ -248,10 +257,43 @@ class Driver:
             self.trouble = reason or self.trouble
             self.stop()
             return
+        if end == "failed" and not (self._has_reports or trial_dir.has_stepped):
+            self._hold(number, f"{reason}")
+            return
+        self._tell_end(number, end, reason)
+
+    def _tell_end(self, number: int, end: TrialEnd, reason: str | None) -> None:
         record = self._search.tell(number, end, reason=reason)
-        trial_dir.forget()
+        TrialDir(self._folder.trial_dir(number)).forget()
         for watcher in self._watchers:
             watcher.ended(record)
+
+    def _hold(self, number: int, reason: str) -> None:
+        """Keep a trial that failed before its first step as running; stop if others fail like it.
+
+        It has released nothing, so `resume` may run it again with the secret that it has.
+        """
+        if self._search.sweep.is_private_selection:  # which must not tell how many trials began
+            self._tell_end(number, "failed", reason)
+            return
+        self._held[number] = reason
+        forget_failures(self._folder.trial_dir(number))  # or the next worker would obey them
+        told = Counter(  # a reason may name the trial's own folder
+            why.replace(str(self._folder.trial_dir(n)), "") for n, why in self._held.items()
+        )
+        if max(told.values()) >= _EQUAL_FAILURES:
+            self.trouble = (
+                f"{_EQUAL_FAILURES} trials failed the same way before their first step: "
+                f"{reason.rstrip('.')}. The others would fail too. Nothing was released. Mend "
+                f"that, and go on with: dpsweep resume {self._folder.called}"
+            )
+            self.stop()
+
+    def _fail_held(self) -> None:
+        """End the trials that are held as failed: others do not fail like them."""
+        held, self._held = self._held, {}
+        for number, reason in held.items():
+            self._tell_end(number, "failed", reason)
 
     def _decide_end(
         self, trial_id: str, trial_dir: Path, payload: dict[str, Any] | None
@@ -318,6 +360,8 @@ class Driver:
         if self._alone and not self._live:
             self._runs_alone = trial_id
             return self._search.record(self._alone.pop(0))
+        if not self._live:
+            self._fail_held()
         # Whose config is repeated depends on the ranking, so repeats wait for the search to end.
         unfinished = [*self._live.values(), *self._alone]
         searching = [n for n in unfinished if self._search.record(n).confirms is None]

@@ -33,7 +33,7 @@ from dpsweep.core.disk import format_bytes, translate_disk_full, write_atomicall
 _NOTES, _WORDS, _BEGUN = "mishaps.json", "last_words.txt", "begun"
 _LOOK_SECONDS = 0.25
 _MAX_TRIES = 2
-"""How often memory may run out before the trial has failed."""
+"""Times that memory may run out before the trial has failed."""
 
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>.+)$')
 
@@ -120,6 +120,12 @@ def note_memory(trial_dir: Path, where: str) -> None:
     write_atomically(
         trial_dir / _NOTES, json.dumps([*read_memory_notes(trial_dir), where]).encode()
     )
+
+
+def forget_failures(trial_dir: Path) -> None:
+    """Delete the notes of earlier processes: the trial is to be run again once all is mended."""
+    for name in (_NOTES, _WORDS):
+        (trial_dir / name).unlink(missing_ok=True)
 
 
 def exit_out_of_memory(trial_dir: Path, where: str) -> NoReturn:

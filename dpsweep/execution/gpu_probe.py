@@ -63,7 +63,7 @@ def find_costliest_trial(sweep: ResolvedSweep) -> TrialConfig:
         key = config.model.model_dump_json()
         if key not in each:
             model = build_model(config.model, config.data.spec, config.seed)
-            each[key] = estimate_bytes_per_example(model, config.data.spec.shape, "bookkeeping")
+            each[key] = estimate_bytes_per_example(model, config.data.spec.inputs, "bookkeeping")
 
     def step_bytes(config: TrialConfig) -> int:
         train = config.train

@@ -14,7 +14,7 @@ from ray.exceptions import RayError
 from ray.tune import TuneError
 
 from dpsweep.config.sweep import ResolvedSweep
-from dpsweep.core.errors import DpSweepError, StateError, summarize_error
+from dpsweep.core.errors import DpSweepError, Interrupted, summarize_error
 from dpsweep.core.signals import handle_signals
 from dpsweep.data.read import fingerprint_images, load_dataset
 from dpsweep.execution.changes import check_changes
@@ -97,7 +97,7 @@ class Session:
         A finished sweep needs no cluster: what the tracker does not know is told again.
 
         Raises:
-            StateError: If it had to stop, as on a full disk; nothing is lost, and it can go on.
+            Interrupted: If it had to stop, as on a full disk; nothing is lost, and it can go on.
         """
         tracking = TrackingWatcher(self.tracker, self.study, self.folder)
         finished = self.study.is_finished()
@@ -139,7 +139,7 @@ class Session:
         self.folder.remove_leftovers()
         if driver.trouble:
             trouble = search.describe_trouble(driver.trouble)
-            raise StateError(f"sweep {self.sweep.name!r} stopped: {trouble}")
+            raise Interrupted(f"sweep {self.sweep.name!r} stopped: {trouble}")
         return not driver.stopping
 
     def _tidy(self) -> None:
@@ -288,7 +288,7 @@ def _unwrap_tune_errors(name: str) -> Iterator[None]:
     try:
         yield
     except RayError as e:
-        raise StateError(
+        raise Interrupted(
             f"sweep {name!r} stopped: its Ray cluster was lost ({summarize_error(e)}). Nothing "
             f"that was reported is lost. When a cluster is up again: dpsweep resume {name}"
         ) from e

@@ -1,12 +1,18 @@
 """The checks of what a sweep's step releases, once before its first trial, where trials run."""
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.disk import write_atomically
-from dpsweep.core.errors import ConfigError, DpSweepError, summarize_error
+from dpsweep.core.errors import (
+    ConfigError,
+    DpSweepError,
+    InvalidKey,
+    StateError,
+    summarize_error,
+)
 from dpsweep.execution.tracking import CHECKS
 from dpsweep.store.state_dir import SweepFolder
 from dpsweep.training.release_check import Check, check_releases, table_of_checks
@@ -20,13 +26,21 @@ def store_release_checks(sweep: ResolvedSweep, folder: SweepFolder) -> None:
 
     Raises:
         ConfigError: If a check fails: the trials would not keep what the statement says.
+        StateError: If the step cannot be made, as for a model that mixes examples.
     """
     config = sweep.reference_trial
     try:
         found = _checked(config, sweep)
-    except (DpSweepError, RayError, RuntimeError, MemoryError) as e:
-        # the trials meet the same, and say what it is; a missing check is said, not hidden
-        text = f"NOT CHECKED: the step of one trial did not run ({summarize_error(e)})"
+    except (DpSweepError, ValueError, RayError, RuntimeError, MemoryError) as e:
+        cause = e.cause if isinstance(e, RayTaskError) else e
+        if isinstance(cause, DpSweepError | InvalidKey):
+            key = f"{cause.key}: " if isinstance(cause, InvalidKey) else ""
+            raise StateError(
+                f"{key}{str(cause).rstrip('.')}. Every trial would fail so, and none has begun. "
+                f"Mend that, and go on with: dpsweep resume {folder.called}"
+            ) from e
+        # the trials may meet the same, and say what it is; a missing check is said, not hidden
+        text = f"NOT CHECKED: the step of one trial did not run ({summarize_error(cause)})"
         found = []
     else:
         text = table_of_checks(found)

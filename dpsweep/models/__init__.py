@@ -8,7 +8,7 @@ from pydantic import Field
 
 from dpsweep.core.seeds import derive_public_seed
 from dpsweep.data.datasets import Spec
-from dpsweep.models import cnn, lenet, mlp, own, resnet, spectral, vit, wrn
+from dpsweep.models import cnn, huggingface, lenet, mlp, own, resnet, spectral, vit, wrn
 from dpsweep.models.parts import Model
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ ModelConfig = Annotated[
     | vit.VitSmall
     | own.Torchvision
     | own.Timm
+    | huggingface.HuggingFace
     | own.Own,
     Field(discriminator="name"),
 ]
@@ -54,4 +55,4 @@ def build_model(config: Model, spec: Spec, seed: int) -> nn.Module:
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_public_seed(seed, "weights"))
-        return transfer_weights(config.build(spec.shape, spec.num_classes), config)
+        return transfer_weights(config.build_for(spec), config)

@@ -15,7 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dpsweep.core.inputs import Inputs, apply_model, draw_inputs
 from dpsweep.core.seeds import derive_public_seed
+from dpsweep.core.types import InputSpec
 
 _TRIED = 4
 
@@ -37,20 +39,20 @@ class Cut:
     shape: tuple[int, ...]
 
     @torch.no_grad()
-    def features(self, inputs: Tensor) -> Tensor:
-        """Tensors that cross the cut, shape (B, *shape), for scaled images (B, C, H, W)."""
+    def features(self, inputs: Inputs) -> Tensor:
+        """Tensors that cross the cut, shape (B, *shape), for scaled inputs (B, ...)."""
         with _record_inputs(self.entrance) as crossed:
-            self.model(inputs)
+            apply_model(self.model, inputs)
         between: Tensor = crossed[0][0]
         return between
 
 
-def find_cut(model: nn.Module, input_shape: tuple[int, ...]) -> Cut | None:
+def find_cut(model: nn.Module, spec: InputSpec) -> Cut | None:
     """The cut before the first layer that is trained; None if there is none that is certain.
 
     Args:
-        model: With its frozen parameters as buffers. Called on random images.
-        input_shape: Of one image.
+        model: With its frozen parameters as buffers. Called on random inputs.
+        spec: Inputs of one example.
     """
     if not any(True for _ in model.buffers()):
         return None
@@ -59,9 +61,9 @@ def find_cut(model: nn.Module, input_shape: tuple[int, ...]) -> Cut | None:
         return None
     like = next(model.parameters())
     rng = torch.Generator().manual_seed(derive_public_seed(0, "cut"))
-    inputs = torch.randn(_TRIED, *input_shape, generator=rng).to(like)
+    inputs = draw_inputs(spec, _TRIED, rng, like)
     with _record_inputs(entrance) as crossed, torch.enable_grad():
-        output = model(inputs)
+        output = apply_model(model, inputs)
     if len(crossed) != 1 or len(crossed[0]) != 1 or not isinstance(crossed[0][0], Tensor):
         return None
     between = crossed[0][0]

@@ -25,6 +25,8 @@ class Linear(Model):
 
     name: Literal["linear"] = "linear"
 
+    takes_rows = True
+
     block: int | None = Field(default=None, gt=0)
     """Block size of a circulant layer, which the spectral methods need; dense if missing. Must
     divide the number of classes and that of the pixels times channels."""
@@ -50,6 +52,8 @@ class Mlp4(Model):
 
     name: Literal["mlp4"] = "mlp4"
 
+    takes_rows = True
+
     def build(self, shape: Shape, num_classes: int) -> nn.Module:
         """Build a network: images of `shape` (C, H, W) -> logits, shape (B, num_classes)."""
         return _build_mlp(prod(shape), num_classes, None, None)
@@ -59,6 +63,8 @@ class Mlp4Circulant(Model):
     """Four layers of circulant blocks with tanh between them: 0.5 million weights on MNIST."""
 
     name: Literal["mlp4_circulant"] = "mlp4_circulant"
+
+    takes_rows = True
 
     block: int = Field(default=8, gt=0)
     """Block size of the first three layers; print: 8 or 16. Must divide 2048, 1024, 160 and the

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from dpsweep.core.errors import InvalidKey
+from dpsweep.data.datasets import Spec
 from dpsweep.models.parts import Model, Shape
 
 if TYPE_CHECKING:
@@ -32,7 +33,9 @@ class Own(Model):
 
     function: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
     """MODULE:FUNCTION. It is called with shape (channels, height, width) and num_classes, and the
-    `arguments`, and returns an nn.Module: images (B, C, H, W) -> logits (B, num_classes)."""
+    `arguments`, and returns an nn.Module: images (B, C, H, W) -> logits (B, num_classes). For
+    tables, shape is (columns,); for text, it is called with fields instead of shape, which say
+    name, shape and num_ids of each keyword argument of the nn.Module."""
 
     folder: str | None = None
     """Folder of the module, if it is not installed. Relative to where you run."""
@@ -40,24 +43,25 @@ class Own(Model):
     arguments: dict[str, int | float | bool | str] = Field(default_factory=dict)
     """More arguments, by name."""
 
-    def build(self, shape: Shape, num_classes: int) -> nn.Module:
-        """Build a network: images of `shape` (C, H, W) -> logits, shape (B, num_classes)."""
+    def build_for(self, spec: Spec) -> nn.Module:
+        """Build a network: inputs as in `spec` -> outputs, shape (B, *spec.outputs)."""
         import torch
         from torch import nn
 
         module, _, function = self.function.partition(":")
+        given: dict[str, Any] = {"fields": spec.fields} if spec.fields else {"shape": spec.shape}
         with (
             import_folder(self.folder),
             _raise_as_config_error(f"function: {self.function}"),
             torch.device("cpu"),
         ):
             make = getattr(importlib.import_module(module), function)
-            model = make(shape=shape, num_classes=num_classes, **self.arguments)
+            model = make(**given, num_classes=spec.num_classes, **self.arguments)
         if not isinstance(model, nn.Module):
             raise InvalidKey(
                 "function", f"{self.function} returned a {type(model).__name__}, not an nn.Module"
             )
-        return _check_outputs(model, shape, num_classes)
+        return _check_outputs(model, spec)
 
 
 class _Named(Model):
@@ -66,17 +70,17 @@ class _Named(Model):
     model: str
     """Its name in the package, such as resnet18."""
 
-    def build(self, shape: Shape, num_classes: int) -> nn.Module:
-        """Build a network: images of `shape` (C, H, W) -> logits, shape (B, num_classes)."""
+    def build_for(self, spec: Spec) -> nn.Module:
+        """Build a network: images of `spec` -> logits, shape (B, num_classes)."""
         import torch
 
         from dpsweep.models.adapt import make_private
 
+        if spec.fields or len(spec.shape) != 3:
+            return super().build_for(spec)  # which refuses it
         with _raise_as_config_error(f"model: {self.model}"), torch.device("cpu"):
-            model = self._made(shape, num_classes)
-        return _check_outputs(
-            make_private(model, keep_statistics=bool(self.weights)), shape, num_classes
-        )
+            model = self._made(spec.shape, spec.num_classes)
+        return _check_outputs(make_private(model, keep_statistics=bool(self.weights)), spec)
 
     def _made(self, shape: Shape, num_classes: int) -> nn.Module:
         raise NotImplementedError
@@ -111,8 +115,8 @@ class Timm(_Named):
         return made
 
 
-def _check_outputs(model: nn.Module, shape: Shape, num_classes: int) -> nn.Module:
-    """`model`, if it takes an image of `shape` and gives a number for each class.
+def _check_outputs(model: nn.Module, spec: Spec) -> nn.Module:
+    """`model`, if it takes an example of `spec` and gives a number for each class.
 
     Raises:
         ValueError: Saying both sizes.
@@ -120,15 +124,15 @@ def _check_outputs(model: nn.Module, shape: Shape, num_classes: int) -> nn.Modul
     import torch
     from torch import Tensor, nn
 
+    from dpsweep.core.inputs import apply_model, zero_inputs
     from dpsweep.privacy.engine import refuse_mixing
     from dpsweep.privacy.engine.state_guard import StateGuard, check_stateless
 
-    channels, height, width = shape
-    images = f"images of {channels} x {height} x {width} (channels, height, width)"
+    given = _describe_inputs(spec)
     first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
-    if first is not None and first.in_channels != channels:
+    if first is not None and len(spec.shape) == 3 and first.in_channels != spec.shape[0]:
         raise ValueError(
-            f"its first convolution takes {first.in_channels} channels, and the data have {images}"
+            f"its first convolution takes {first.in_channels} channels, and the data have {given}"
         )
     refuse_mixing(model)
     like = next(model.parameters(), None)
@@ -137,22 +141,34 @@ def _check_outputs(model: nn.Module, shape: Shape, num_classes: int) -> nn.Modul
     untouched, guard = copy.deepcopy(model), StateGuard(model)
     try:
         with torch.no_grad(), torch.device("cpu"):
-            logits = model(torch.zeros(1, *shape, dtype=like.dtype))
+            outputs = apply_model(model, zero_inputs(spec.inputs, 1, like))
     except Exception as e:
         raise ValueError(
-            f"it does not take {images}, the data's: {type(e).__name__}: {_first_line(e)}"
+            f"it does not take {given}, the data's: {type(e).__name__}: {_first_line(e)}"
         ) from e
     if guard.find_change():  # a cache, or an initialisation from data, which is done only once
         with torch.device("cpu"):
-            check_stateless(untouched, shape)
-    if not isinstance(logits, Tensor):
-        raise ValueError(f"it returns a {type(logits).__name__}, not one tensor of logits")
-    if logits.shape != (1, num_classes):
+            check_stateless(untouched, spec.inputs)
+    if not isinstance(outputs, Tensor):
+        raise ValueError(f"it returns a {type(outputs).__name__}, not one tensor of logits")
+    if outputs.shape != (1, *spec.outputs):
+        numbers = " x ".join(map(str, outputs.shape[1:]))
+        positions = "" if spec.positions is None else f" at each of {spec.positions} positions"
         raise ValueError(
-            f"it gives {tuple(logits.shape[1:])} numbers for an image, and the data have "
-            f"{num_classes} classes"
+            f"it gives {numbers} numbers for an example, and the data have {spec.num_classes} "
+            f"classes{positions}"
         )
     return model
+
+
+def _describe_inputs(spec: Spec) -> str:
+    if spec.fields:
+        fields = (f"{x.name} ({' x '.join(map(str, x.shape))})" for x in spec.fields)
+        return f"tensors by name: {', '.join(fields)}"
+    if len(spec.shape) != 3:
+        return f"rows of {' x '.join(map(str, spec.shape))} numbers"
+    channels, height, width = spec.shape
+    return f"images of {channels} x {height} x {width} (channels, height, width)"
 
 
 @contextmanager
@@ -187,6 +203,12 @@ def _raise_as_config_error(what: str) -> Iterator[None]:
 
 def _first_line(e: Exception) -> str:
     return next(iter(str(e).strip().splitlines()), "no message")[:300].rstrip(".")
+
+
+def name_model(model: Any) -> tuple[str, str]:
+    """Return the dotted key that names a model's code, and what it says."""
+    key = "function" if isinstance(model, Own) else "model" if isinstance(model, _Named) else "name"
+    return f"model.{key}", str(getattr(model, key))
 
 
 def user_code_notice(config: Any) -> str | None:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
 from dpsweep.core.errors import InvalidKey
 from dpsweep.core.strict import Strict, is_unused
 from dpsweep.core.types import Tensors
+from dpsweep.data.datasets import Spec
 
 if TYPE_CHECKING:
     from torch import nn
 
-Shape = tuple[int, int, int]
-"""(channels, height, width) of an image."""
+Shape = tuple[int, ...]
+"""(channels, height, width) of an image; (columns,) of a row of a table."""
 
 Prefixes = Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
 """Names of layers; each stands for all parameters below it. A YAML list."""
@@ -35,9 +36,39 @@ class Model(Strict):
     """Layers that are trained; all others keep their first weights, and neither noise nor the clip
     norm is spent on them. All if missing."""
 
+    takes_rows: ClassVar[bool] = False
+    """True if it takes inputs of any shape, such as rows of a table, and not images alone."""
+
+    @property
+    def public_weights(self) -> str:
+        """Weights that it starts from, in words; empty if they are random."""
+        return f"{self.weights} (model.weights)" if self.weights else ""
+
+    @property
+    def freezes(self) -> bool:
+        """True if layers are frozen, and those before all that learns can be computed once."""
+        return self.train is not None
+
     def build(self, shape: Shape, num_classes: int) -> nn.Module:
         """Build a network: images of `shape` (C, H, W) -> logits, shape (B, num_classes)."""
         raise NotImplementedError
+
+    def build_for(self, spec: Spec) -> nn.Module:
+        """Build a network for data of `spec`, with outputs of shape (B, *spec.outputs).
+
+        Raises:
+            InvalidKey: If it does not take inputs of that kind.
+        """
+        own = "Choose model.name: own, for a function of yours that builds one"
+        if spec.fields:
+            names = ", ".join(field.name for field in spec.fields)
+            raise InvalidKey("name", f"takes one tensor, and the data give {names}. {own}")
+        if len(spec.shape) != 3 and not self.takes_rows:
+            shape = " x ".join(map(str, spec.shape))
+            raise InvalidKey(
+                "name", f"takes images, and the data have {shape} numbers. Choose linear or mlp4"
+            )
+        return self.build(spec.shape, spec.num_classes)
 
 
 def saved_tensors(model: nn.Module) -> Tensors:

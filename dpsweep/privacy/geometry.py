@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dpsweep.core.errors import InvalidKey
-from dpsweep.core.types import Released
+from dpsweep.core.types import InputSpec, Released
 
 if TYPE_CHECKING:
     import torch
@@ -65,10 +65,8 @@ class Geometry:
 IDENTITY = Geometry()
 
 
-def make_geometry(
-    declared: Spectral | None, model: nn.Module, input_shape: tuple[int, ...]
-) -> Geometry:
-    """The geometry of `model` for inputs of `input_shape`, without the batch axis.
+def make_geometry(declared: Spectral | None, model: nn.Module, spec: InputSpec) -> Geometry:
+    """The geometry of `model` for inputs of `spec`.
 
     Raises:
         ValueError: Naming a layer that has no spectral geometry, and what has.
@@ -78,10 +76,11 @@ def make_geometry(
     from torch import nn
 
     from dpsweep.core.circulant import CirculantLinear
+    from dpsweep.core.inputs import tensor_shape
     from dpsweep.core.weight_standardization import StandardConv2d
 
     _refuse_shared(model)
-    shapes = _trace_input_shapes(model, input_shape)
+    shapes = _trace_input_shapes(model, tensor_shape(spec))
     maps: dict[str, LayerMap] = {}
     for name, layer in model.named_modules():
         if not list(layer.parameters(recurse=False)):

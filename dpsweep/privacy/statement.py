@@ -39,8 +39,8 @@ class Growth:
         plans: Runs that were planned, and how many had begun by then: as launched, and after each
             change.
         num_runs: Runs that the guarantee is for: all that are planned now.
-        epsilon: Of the ex-post guarantee (tune/charge.py).
-        delta: Of the same.
+        epsilon: Of the ex-post guarantee (search/charge.py).
+        delta: Failure probability of the guarantee.
     """
 
     plans: tuple[tuple[int, int], ...]
@@ -69,7 +69,7 @@ class Search:
         planned: Runs that the sweep file asks for; under private selection, their mean number.
         epsilon: Of all runs together: as they were, or under `shared` and private selection as
             was promised beforehand.
-        delta: Of the same.
+        delta: Failure probability of the guarantee.
         each: What one trial's epsilon is, if all have the same.
         confirming: How many of the runs repeat a config.
         adaptive: True if later trials depend on earlier results.
@@ -224,6 +224,22 @@ def validation_statement(validation: str, num_held_out: int) -> str:
     return (
         f"Accuracies are measured, without noise, on {num_held_out} examples held out of the "
         f"training split. No epsilon covers those {num_held_out} examples."
+    )
+
+
+def public_weights_statement(weights: list[str]) -> str:
+    """State that weights trained elsewhere are declared public; empty without any.
+
+    >>> print(public_weights_statement(["ImageNet's (data.features)"]))
+    Declared public, and covered by no epsilon here: the weights that it starts from: ImageNet's \
+(data.features).
+    """
+    if not weights:
+        return ""
+    named = ", ".join(weights)
+    return (
+        f"Declared public, and covered by no epsilon here: the weights that it starts from: "
+        f"{named}."
     )
 
 

@@ -100,8 +100,8 @@ def warnings(comparison: Comparison) -> list[str]:
         found.append(
             f"fewer than {LEAST_TRIALS} trials were spent on {', '.join(few)}: a difference may be "
             f"that one search met a good learning rate and the other did not, however small p is. "
-            f"Give each more trials: resume FILE --accept-changes, or, where batch size or epochs "
-            f"were searched, launch FILE --from SWEEP"
+            f"Give each more trials: dpsweep resume NAME --trials N, or, where batch size or "
+            f"epochs were searched, launch FILE --from SWEEP"
         )
     if any(each.gap.kind == "Welch" for each in comparison.compared):
         found.append(
@@ -155,7 +155,7 @@ def _legend(comparison: Comparison) -> str:
 
 
 def _as_chosen(comparison: Comparison) -> str:
-    """What the column means: every best config was chosen in one of two ways."""
+    """Explain the column: every best config was chosen in one of two ways."""
     bests = [group.best for group in comparison.groups if group.best]
     ways = {r.expected is not None for r in bests}
     names = {True: "posterior mean", False: "result of one run"}
@@ -208,7 +208,7 @@ def _verdict(each: Compared, group: TrialGroup) -> str:
 
 
 def _lead(each: Compared, group: TrialGroup) -> str:
-    """Whether the luck of the two searches alone could make the difference."""
+    """Tell if the luck of the two searches alone could make the difference."""
     assert each.luck is not None, "asked where it is known"
     lead, luck = abs(each.gap.difference), each.luck
     within = "more than that" if lead > luck else "no more than that"

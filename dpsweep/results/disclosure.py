@@ -1,4 +1,4 @@
-"""What may be told of a search: every trial, or, of a private selection, the winner alone."""
+"""Limits on what is told of a search: every trial, or, of a private selection, the winner alone."""
 
 from typing import Protocol
 
@@ -10,7 +10,7 @@ from dpsweep.store.study import Study
 
 
 class Disclosure(Protocol):
-    """What screen, page and commands may tell of a search.
+    """Texts on a search for screen, page and commands.
 
     Attributes:
         tells_trials: True if each trial may be shown while the search runs.
@@ -74,15 +74,17 @@ class TellsAll:
 
     def describe_rest(self, study: Study) -> str:
         name, ended = study.sweep.name, (r for r in study.records() if r.state != "running")
-        ran = run_words(*num_trials_and_repeats(ended))
+        explores = study.sweep.explores
+        ran = run_words(*num_trials_and_repeats(ended), explores=explores)
         if not study.is_finished():
             return (
                 f"{name}: {ran} finished, {len(study.running())} to continue, "
-                f"{run_words(study.num_to_ask(), study.num_to_confirm())} to run"
+                f"{run_words(study.num_to_ask(), study.num_to_confirm(), explores=explores)} to run"
             )
         more = f"launch its file anew: dpsweep launch FILE --name {name}-2 --from {name}"
         if may_add_trials(study.sweep):
-            more = "raise budget.trials in its file, then: dpsweep resume FILE --accept-changes"
+            trials = study.sweep.config.budget.trials
+            more = f"type: dpsweep resume {name} --trials {2 * trials}"
         return (
             f"{name}: is finished, with {ran}; results are delivered again. For more trials {more}"
         )
@@ -91,8 +93,8 @@ class TellsAll:
         if study.is_finished():
             return []
         state = "still runs" if driven else "was stopped before its end"
-        left = study.num_to_ask()
-        return [f"{state}: {left} trials and {study.num_to_confirm()} repeats are left"]
+        left = run_words(study.num_to_ask(), study.num_to_confirm(), explores=study.sweep.explores)
+        return [f"{state}: {left} are left"]
 
 
 class TellsWinner(TellsAll):

@@ -105,10 +105,15 @@ def groups_of(study: Study, folder: str, *, driven: bool = False) -> list[TrialG
         raise StateError(
             f"sweep {study.sweep.name!r} in {folder} has no trial yet. See: dpsweep status"
         )
+    remarks = _remarks(study, driven=driven)
+    explored = [record for record in records if not record.final]
+    if study.sweep.explores and len({_method(record) for record in explored}) > 1:
+        # The final run has one method and far less noise: beside the others' it says nothing.
+        remarks += ("compares exploring trials, as only one method has a final run",)
+        records = explored
     split: dict[tuple[PrivacyTarget, str], list[Record]] = {}
     for record in records:
         split.setdefault((_promise(study, record), _method(record)), []).append(record)
-    remarks = _remarks(study, driven=driven)
     return [_arm(study, folder, *key, found, remarks) for key, found in split.items()]
 
 
@@ -164,7 +169,7 @@ def _arm(
 
 
 def _luck(sweep: ResolvedSweep, trials: list[Record], best: Record | None) -> SearchLuck | None:
-    """What chance does in a search as that of these trials, of one method at one epsilon."""
+    """Estimate the luck in a search like that of these trials, of one method at one epsilon."""
     processes = surrogates(sweep, trials, LEAST_TRIALS)
     by_posterior = best is not None and best.expected is not None
     return next((one.luck(by_posterior=by_posterior) for one in processes.values()), None)

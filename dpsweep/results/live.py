@@ -36,7 +36,7 @@ _LAST = 5
 
 
 class LiveView:
-    """What is known of a sweep, and how it is drawn. A watcher of the driver.
+    """State of a sweep as it is drawn. A watcher of the driver.
 
     Args:
         study: The sweep's.
@@ -113,7 +113,7 @@ class LiveView:
         )
 
     def farewell(self) -> str:
-        """What is said once nobody drives the sweep any more."""
+        """Compose the last line, once nobody drives the sweep any more."""
         name = self._study.sweep.name
         if self._study.is_finished():
             return f"{name} is finished. See: dpsweep best {name}, dpsweep report {name}"
@@ -138,7 +138,7 @@ class LiveView:
         sweep = self._study.sweep
         trials = sweep.config.budget.trials
         ended = num_trials_and_repeats(self._ended())
-        return run_words(*ended, trials, sweep.num_runs - trials)
+        return run_words(*ended, trials, sweep.num_runs - trials, explores=sweep.explores)
 
     def _time(self) -> str:
         """Seconds so far, where the sweep was begun here, and those that are left."""

@@ -107,7 +107,7 @@ def trained(winner: Winner) -> FromBytes:
         StateError: If its weights were not kept.
     """
     weights, config = kept_weights(winner), winner.record.config
-    model = config.model.build(config.data.spec.shape, config.data.spec.num_classes)
+    model = config.model.build_for(config.data.spec)
     model.to(getattr(torch, config.train.dtype))
     model.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
     return FromBytes(model, config).eval()

@@ -70,23 +70,28 @@ def trial_table(records: list[Record], title: str, *, show_state: bool = True) -
 
 
 def _state(record: Record) -> str:
-    again = "" if record.confirms is None else f", repeats {record.confirms}"
+    kind = "final run of" if record.final else "repeats"
+    again = "" if record.confirms is None else f", {kind} {record.confirms}"
     return f"{record.state}{again}"
 
 
-def run_words(trials: int, repeats: int, *planned: int) -> str:
-    """How many runs there are, trials of the search told from repeats of the chosen config.
+def run_words(trials: int, repeats: int, *planned: int, explores: bool = False) -> str:
+    """Say how many runs there are, trials of the search apart from repeats of the chosen config.
 
     >>> run_words(16, 6), run_words(1, 1), run_words(4, 0), run_words(3, 0, 16, 6)
     ('16 trials + 6 repeats', '1 trial + 1 repeat', '4 trials', '3/16 trials + 0/6 repeats')
+    >>> run_words(6, 1, explores=True)
+    '6 trials + 1 final run'
 
     Args:
         trials: Of the search.
         repeats: Of chosen configs.
         planned: How many there are to be of each, if that is to be shown as well.
+        explores: True where the second kind is the final run that exploring trials choose.
     """
     words = []
-    for i, (count, noun) in enumerate(((trials, "trial"), (repeats, "repeat"))):
+    nouns = ("trial", "final run" if explores else "repeat")
+    for i, (count, noun) in enumerate(zip((trials, repeats), nouns, strict=True)):
         whole = planned[i] if planned else count
         if i == 0 or whole or count:
             of = f"/{whole}" if planned else ""
@@ -95,7 +100,7 @@ def run_words(trials: int, repeats: int, *planned: int) -> str:
 
 
 def num_trials_and_repeats(records: Iterable[Record]) -> tuple[int, int]:
-    """How many of some runs belong to the search, and how many repeat a config."""
+    """Count the runs that belong to the search, and those that repeat a config."""
     kinds = [record.confirms is None for record in records]
     return sum(kinds), len(kinds) - sum(kinds)
 

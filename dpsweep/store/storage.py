@@ -85,7 +85,7 @@ def complete_uri(uri: str) -> str:
     """
     try:
         url = make_url(add_driver(uri))
-    except ArgumentError as e:
+    except (ArgumentError, ValueError) as e:
         raise ConfigError(
             f"--storage {redact_password(uri)}: is no database URL. Expected "
             f"postgresql://USER@HOST/DATABASE, or leave the option out for a file in the state "
@@ -260,7 +260,8 @@ def _make_disk_full_handler(url: URL) -> Callable[[ExceptionContext], None]:
 
 
 def _check_driver(url: URL) -> None:
-    driver = url.drivername.partition("+")[2]
+    kind, _, named = url.drivername.partition("+")
+    driver = named or {"mysql": "mysqldb"}.get(kind)  # SQLAlchemy's own choice
     if driver and find_spec(_MODULES.get(driver, driver)) is None:
         package = _PACKAGES.get(driver, driver)
         raise ConfigError(

@@ -10,12 +10,14 @@ from dpsweep.config.keys import AUGMENT, ENGINE
 from dpsweep.config.plan import PrivacyPlan, plan_privacy
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, InvalidKey
+from dpsweep.core.inputs import list_tensors
 from dpsweep.core.seeds import Secret
-from dpsweep.core.types import EngineName, Tensors
+from dpsweep.core.types import EngineName, InputSpec, Tensors
 from dpsweep.data.read import Dataset, load_dataset
 from dpsweep.methods import build_method as build_method
 from dpsweep.methods import compose
 from dpsweep.models import build_model as build_model
+from dpsweep.models.own import name_model
 from dpsweep.privacy.clip import PerLayer
 from dpsweep.privacy.engine import (
     Engine,
@@ -76,7 +78,7 @@ def assemble_step_on(
     No frozen part is computed ahead.
     """
     model = build_model(config.model, config.data.spec, config.seed)
-    device = data.inputs.device
+    device = data.device
     geometry = _make_geometry(config, model).on(device)
     model = model.to(device, getattr(torch, config.train.dtype))
     engine = _make_engine(config, model, geometry, data, allowance)
@@ -132,31 +134,41 @@ def _make_engine(
     crossing: tuple[int, ...] | None = None,
 ) -> Engine:
     """Make the engine for `model`, or for the tail of a cut model with inputs like `crossing`."""
-    train, shape = config.train, crossing or config.data.spec.shape
-    loss = nn.functional.cross_entropy
+    train, spec, task = config.train, crossing or data.spec, data.task
     try:
         planned = train.max_physical_batch
-        on_gpu = data.inputs.device.type == "cuda"
+        on_gpu = data.device.type == "cuda"
         if planned != "auto":
             physical = planned
         elif on_gpu:
-            physical = _choose_gpu_batch(config, model, geometry, data, allowance.gpu_share, shape)
+            physical = _choose_gpu_batch(config, model, geometry, data, allowance.gpu_share, spec)
         else:
             name = "bookkeeping" if train.engine == "auto" else train.engine
-            physical = choose_batch(model, shape, train.batch_size, name, train.copies)
+            physical = choose_batch(model, spec, train.batch_size, name, train.copies)
         at_once = min(allowance.portion(physical, train.batch_size), _bound_batch_size(config))
-        kind = config.model.model_dump_json() + ("" if crossing is None else " behind the cut")
+        kind = f"{config.model.model_dump_json()} {task!r}" + " behind the cut" * bool(crossing)
         engine = make_engine(
-            model, loss, geometry, at_once, shape, train.engine, kind, train.copies
+            model,
+            task.loss,
+            geometry,
+            at_once,
+            spec,
+            train.engine,
+            kind,
+            train.copies,
+            task.draw_targets,
         )
         if isinstance(engine, VmapEngine) and on_gpu and planned == train.engine == "auto":
             # auto chose the engine that writes gradients out, after the other one was measured
             share = allowance.gpu_share
-            physical = _choose_gpu_batch(config, model, geometry, data, share, shape, "vmap")
+            physical = _choose_gpu_batch(config, model, geometry, data, share, spec, "vmap")
             at_once = min(allowance.portion(physical, train.batch_size), _bound_batch_size(config))
             engine = replace(engine, max_physical_batch=at_once)
         return engine
     except ValueError as e:
+        if train.engine == "auto":
+            key, code = name_model(config.model)
+            raise InvalidKey(key, f"{code} cannot be trained privately: {e}") from e
         raise InvalidKey(ENGINE, f"{train.engine} does not fit {config.model.name}: {e}") from e
 
 
@@ -172,42 +184,47 @@ def _choose_gpu_batch(
     geometry: Geometry,
     data: Dataset,
     gpu_share: float,
-    shape: tuple[int, ...],
+    spec: InputSpec,
     engine: EngineName | None = None,
 ) -> int:
     """Choose the physical batch on the GPU that `data` lie on."""
-    train, method, loss = config.train, build_method(config.method), nn.functional.cross_entropy
+    train, method, task = config.train, build_method(config.method), data.task
     choice = engine or train.engine
     params = {k: p.detach() for k, p in model.named_parameters()}
     weights_bytes = sum(p.nbytes for p in params.values())
     state = torch.utils._pytree.tree_leaves(method.chain.init(params))
-    batch = _bound_batch_size(config) * train.copies * math.prod(shape)
+    inputs, valid = list_tensors(data.inputs), list_tensors(data.valid_inputs)
+    scaled = 2 * next(iter(params.values())).itemsize
+    each = sum(math.prod(x.shape[1:]) * (x.itemsize + scaled) for x in inputs)
     held_bytes = (
-        sum(x.nbytes for x in (data.inputs, data.targets, data.valid_inputs, data.valid_targets))
+        sum(x.nbytes for x in (*inputs, data.targets, *valid, data.valid_targets))
         + sum(x.nbytes for x in state if isinstance(x, torch.Tensor))
         # iterates, the gradient, and two moments of Adam
         + (method.query.memory + 3) * weights_bytes
         # a whole batch as it is read, scaled, and laid out with its channels last
-        + batch * (data.inputs.itemsize + 2 * next(iter(params.values())).itemsize)
+        + _bound_batch_size(config) * train.copies * each
     )
-    total = torch.cuda.get_device_properties(data.inputs.device).total_memory
+    total = torch.cuda.get_device_properties(data.device).total_memory
     # a first call of the model itself would hide an initialisation from data from check_stateless
     tried = deep_copy(model)
     try:
         return choose_gpu_batch(
-            lambda rows: make_unchecked_engine(tried, loss, geometry, rows, choice, train.copies),
+            lambda rows: make_unchecked_engine(
+                tried, task.loss, geometry, rows, choice, train.copies
+            ),
             method.query,
             config.privacy.clipping.build(config.privacy.clip_norm, 1.0, train.batch_size),
             params,
-            shape if train.copies == 1 else (train.copies, *shape),
+            spec,
             train.batch_size,
+            task.draw_targets,
             gpu_bytes=gpu_share * total,
             held_bytes=held_bytes,
         )
     except Unrecordable:
         if choice != "auto":
             raise
-        return _choose_gpu_batch(config, model, geometry, data, gpu_share, shape, "vmap")
+        return _choose_gpu_batch(config, model, geometry, data, gpu_share, spec, "vmap")
 
 
 def _make_geometry(config: TrialConfig, model: nn.Module) -> Geometry:
@@ -221,7 +238,7 @@ def _make_geometry(config: TrialConfig, model: nn.Module) -> Geometry:
     method = build_method(config.method)
     try:
         refuse_mixing(model)
-        return make_geometry(method.geometry, model, config.data.spec.shape)
+        return make_geometry(method.geometry, model, config.data.spec.inputs)
     except InvalidKey as e:
         composed = isinstance(config.method, compose.Config)
         name = e.key if composed or hasattr(config.method, e.key) else "keep"

@@ -30,6 +30,7 @@ from dpsweep.config.plan import PrivacyPlan
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.circulant import CirculantLinear
 from dpsweep.core.errors import ConfigError
+from dpsweep.core.inputs import draw_inputs, extreme_inputs, replace_row, take_rows
 from dpsweep.core.seeds import Secret
 from dpsweep.core.types import Clipped, Released, Tensors
 from dpsweep.data.read import Dataset, load_dataset
@@ -221,31 +222,36 @@ def _assemble_audited(plan: Plan, noise_multiplier: float) -> Step:
         data = _with_canary(stand_in(trial), plan.canary).to(device)
         return assemble_step_on(data, budget, trial, Secret.draw())
     model = _build_network()
-    geometry = make_geometry(build_method(trial.method).geometry, model, trial.data.spec.shape)
+    geometry = make_geometry(build_method(trial.method).geometry, model, trial.data.spec.inputs)
     engine = make_engine(
         model,
-        nn.functional.cross_entropy,
+        trial.data.task.loss,
         geometry,
         NUM_OTHERS + 1,
-        trial.data.spec.shape,
+        trial.data.spec.inputs,
         trial.train.engine,
     )
     data = load_dataset(trial.data, trial.seed)
-    few, classes = data.inputs[: NUM_OTHERS + 1], data.targets[: NUM_OTHERS + 1]
+    few, classes = take_rows(data.inputs, slice(NUM_OTHERS + 1)), data.targets[: NUM_OTHERS + 1]
     data = _with_canary(replace(data, inputs=few, targets=classes), plan.canary)
     return Step(trial, budget, data, engine, Secret.draw(), geometry)
 
 
 def _with_canary(data: Dataset, canary: Canary) -> Dataset:
-    """`data` with the canary's image as the last one."""
-    inputs, rng = data.inputs.clone(), torch.Generator().manual_seed(1)
-    image = {
-        "bright": torch.full(inputs.shape[1:], float(data.brightest)),
-        "black": torch.zeros(inputs.shape[1:]),
-        "noise": data.brightest * torch.rand(inputs.shape[1:], generator=rng),
-    }[canary]
-    inputs[NUM_OTHERS] = image.to(inputs)
-    return replace(data, inputs=inputs)
+    """`data` with the canary's inputs as the last ones; of tokens: all the last, the first, any."""
+    rng = torch.Generator().manual_seed(1)
+    if isinstance(data.inputs, dict):
+        bright, black, _ = extreme_inputs(data.spec, torch.zeros(()))
+        noise = draw_inputs(data.spec, 1, rng, torch.zeros(()))
+        example = {"bright": bright, "black": black, "noise": noise}[canary]
+    else:
+        shape = (1, *data.inputs.shape[1:])
+        example = {
+            "bright": torch.full(shape, float(data.brightest)),
+            "black": torch.zeros(shape),
+            "noise": data.brightest * torch.rand(shape[1:], generator=rng)[None],
+        }[canary]
+    return replace(data, inputs=replace_row(data.inputs, NUM_OTHERS, example))
 
 
 def _build_network() -> nn.Module:
@@ -332,18 +338,23 @@ def audit_one_run(plan: Plan, canaries: int = 200) -> OneRun:
     run, _ = calibrate_noise(plan.epsilon, plan.delta, 1.0, plan.steps)
     whole = _assemble_audited(plan, run.noise_multiplier)
     rng, coins = torch.Generator().manual_seed(2), Secret.draw().stream(0, "sample")
-    data, shape = whole.data, whole.data.inputs.shape[1:]
-    images = data.brightest * torch.rand(canaries, *shape, generator=rng)
-    classes = plan.config.data.spec.num_classes if plan.own else 10
-    targets = torch.randint(0, classes, (canaries,), generator=rng)
-    data = replace(data, inputs=images.to(data.inputs), targets=targets.to(data.targets))
+    data = whole.data
+    if isinstance(data.inputs, dict):
+        inputs = draw_inputs(data.spec, canaries, rng, torch.zeros(()))
+    else:
+        shape = data.inputs.shape[1:]
+        inputs = (data.brightest * torch.rand(canaries, *shape, generator=rng)).to(data.inputs)
+    outputs = whole.config.data.spec.outputs
+    choices = data.task.draw_targets(canaries, outputs)
+    targets = choices[torch.randperm(canaries, generator=rng)]
+    data = replace(data, inputs=inputs, targets=targets).to(whole.data.device)
     inside = coins.random(canaries) < 0.5
     budget = PrivacyPlan(canaries, run, plan.epsilon, plan.delta)
     paced = _scale_learning_rate(whole, run)
     step = AuditedStep(paced, budget, data, whole.engine, Secret.draw(), whole.geometry)
     progress, present = (
         _make_progress(step),
-        torch.from_numpy(inside.nonzero()[0]).to(data.inputs.device),
+        torch.from_numpy(inside.nonzero()[0]).to(data.device),
     )
     scores = np.zeros(canaries)
     for _ in range(plan.steps):

@@ -10,9 +10,12 @@ from dpsweep.config.trial import TrialConfig
 from dpsweep.core.cache import check_once
 from dpsweep.core.errors import ConfigError, InvalidKey
 from dpsweep.data.datasets import check_present
-from dpsweep.models.own import user_code_notice
+from dpsweep.models.own import name_model, user_code_notice
 
 _INSIDE = 32
+
+_FOREIGN = ("own", "torchvision", "timm", "huggingface")
+"""Models whose code is not in this package."""
 
 _FEW_SHARES = 8
 """Equal shares that are not warned of: on digits the best number was 3, and 16 cost 6 points."""
@@ -36,6 +39,7 @@ def check_trial(config: TrialConfig, source: Source, *, fetch: bool = False) -> 
             f"and this is one trial. Write scope: trial, or make it the base of a sweep"
         )
     check_parts(config, source)
+    check_engine(config, source)
     if fetch:
         from dpsweep.data.read import download_dataset
 
@@ -71,9 +75,14 @@ def _check_data(config: TrialConfig, where: str) -> None:
 
 def check_sweep(sweep: ResolvedSweep, *, fetch: bool = False) -> list[str]:
     """As `check_trial`, for every corner of a sweep's space and some points inside it."""
+    check_engine(sweep.reference_trial, sweep.origin)  # first: what is wrong with all of them
+    tried = {sweep.reference_trial.model.model_dump_json()}
 
     def fits(config: TrialConfig) -> None:
         check_parts(config, sweep.origin)
+        if (model := config.model.model_dump_json()) not in tried:  # a second or more for each
+            tried.add(model)
+            check_engine(config, sweep.origin)
         if sweep.explores:  # what an exploring trial's noise allows, the final run's may not
             check_parts(sweep.final(config), sweep.origin)
 
@@ -113,6 +122,35 @@ def check_parts(config: TrialConfig, source: Source) -> None:
         ) from e
 
 
+def check_engine(config: TrialConfig, source: Source) -> None:
+    """Try a model that is not of this package with its engine, as a trial does before its steps.
+
+    Raises:
+        ConfigError: Naming file, line and key of what is wrong with it.
+    """
+    if config.model.name not in _FOREIGN:
+        return
+
+    def check() -> None:
+        from dpsweep.training.release_check import try_engine
+
+        try:
+            try_engine(config)
+        except InvalidKey as e:
+            place = source.at(tuple(e.key.split(".")))
+            raise ConfigError(f"{place}: {str(e).removesuffix('.')}.") from e
+        except ConfigError as e:
+            key, _ = name_model(config.model)
+            place = source.at(tuple(key.split(".")))
+            raise ConfigError(f"{place}: {str(e).removeprefix('model: ')}") from e
+
+    if config.model.name == "own":  # whose code lies anywhere
+        check()
+        return
+    parts = (config.model, config.data.spec, config.method, config.privacy.clipping, config.train)
+    check_once(f"engine {parts!r} {config.data.features is None}", Path(__file__), check)
+
+
 def _check_fit(config: TrialConfig) -> None:
     """Check that the model can be built and suits method and clipping."""
 
@@ -121,7 +159,7 @@ def _check_fit(config: TrialConfig) -> None:
 
         check_fit(config)
 
-    if config.model.name in ("own", "torchvision", "timm"):  # code that is not in this package
+    if config.model.name in _FOREIGN:
         check()
         return
     parts = (config.model, config.data.spec, config.method, config.privacy.clipping, config.train)

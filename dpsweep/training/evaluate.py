@@ -1,11 +1,9 @@
 """Measuring an iterate on the declared validation data, and never on the training data."""
 
-from dataclasses import dataclass
-
 import torch
 from torch import nn
-from torch.func import functional_call
 
+from dpsweep.core.inputs import apply_model, take_rows
 from dpsweep.core.types import Tensors
 from dpsweep.data.read import Dataset
 from dpsweep.privacy.engine.state_guard import StateGuard
@@ -14,24 +12,11 @@ AT_ONCE = 1000
 """Examples that are measured together, if there is memory for them."""
 
 
-@dataclass(frozen=True)
-class Score:
-    """Means over the validation data.
-
-    Attributes:
-        accuracy: Share of examples classified rightly, in [0, 1].
-        loss: Cross-entropy, in nats per example.
-    """
-
-    accuracy: float
-    loss: float
-
-
 @torch.no_grad()
 def evaluate(
     model: nn.Module, params: Tensors, data: Dataset, dtype: torch.dtype, at_once: int = AT_ONCE
-) -> Score:
-    """Accuracy and loss of `model` at `params`, computed on `at_once` examples at a time.
+) -> dict[str, float]:
+    """The task's metrics of `model` at `params`, computed on `at_once` examples at a time.
 
     Raises:
         ConfigError: If the model remembers what it is measured on. Examples that are held out of
@@ -39,16 +24,13 @@ def evaluate(
     """
     params = {k: p.detach() for k, p in params.items()}
     guard, before = StateGuard(model), [p.clone() for p in params.values()]
-    right = torch.zeros((), dtype=torch.int64, device=data.valid_targets.device)
-    loss = torch.zeros((), dtype=torch.float64, device=data.valid_targets.device)
-    chunks = zip(
-        torch.split(data.valid_inputs, at_once),
-        torch.split(data.valid_targets, at_once),
-        strict=True,
-    )
-    for inputs, targets in chunks:
-        logits = functional_call(model, params, (data.scaled(inputs, dtype),))
-        right += (logits.argmax(1) == targets).sum()
-        loss += nn.functional.cross_entropy(logits, targets, reduction="sum")
+    sums: dict[str, torch.Tensor] = {}
+    num = len(data.valid_targets)
+    for start in range(0, num, at_once):
+        rows = slice(start, start + at_once)
+        inputs = data.scaled(take_rows(data.valid_inputs, rows), dtype)
+        outputs = apply_model(model, inputs, params)
+        for name, x in data.task.sums(outputs, data.valid_targets[rows]).items():
+            sums[name] = sums.get(name, 0) + x.double()
     guard.check(((f"parameter {k!r}", p) for k, p in params.items()), before)
-    return Score(int(right) / len(data.valid_targets), float(loss) / len(data.valid_targets))
+    return data.task.metrics(sums, num)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from dpsweep.config.trial import TrialConfig
+from dpsweep.core.inputs import Inputs, count_rows, take_rows
 from dpsweep.data.read import Dataset, load_shared_features
 from dpsweep.models.frozen import Cut, find_cut
 from dpsweep.models.own import Own
@@ -28,10 +29,10 @@ _MOST_BYTES = 2**31
 def find_step_cut(step: Step) -> Cut | None:
     """Find the cut of the model of `step` behind its frozen part; None if all is trained."""
     config = step.config
-    suits = config.model.train is not None and config.train.augment is None
+    suits = config.model.freezes and config.train.augment is None
     if not suits or step.geometry.maps or not isinstance(step.engine, BookkeepingEngine):
         return None
-    found = find_cut(step.engine.model, config.data.spec.shape)
+    found = find_cut(step.engine.model, step.data.spec)
     num = len(step.data.targets) + len(step.data.valid_targets)
     if found is None or num * math.prod(found.shape) * step.dtype.itemsize > _MOST_BYTES:
         return None
@@ -56,16 +57,16 @@ def compute_frozen_outputs(found: Cut, step: Step) -> Dataset:
         inputs, valid = load_shared_features(
             config.data, config.seed, _fingerprint_frozen(found, config), make
         )
-    device = data.inputs.device
-    return replace(data, inputs=inputs.to(device), valid_inputs=valid.to(device), are_features=True)
+    made_of = replace(data, inputs=inputs, valid_inputs=valid, are_features=True, fields=None)
+    return made_of.to(data.device)
 
 
-def _compute_outputs(found: Cut, data: Dataset, images: Tensor, step: Step) -> Tensor:
+def _compute_outputs(found: Cut, data: Dataset, inputs: Inputs, step: Step) -> Tensor:
     guard = StateGuard(found.model, with_parameters=True)
-    made = torch.empty(len(images), *found.shape, dtype=step.dtype)
-    for first in range(0, len(images), _CHUNK):
+    made = torch.empty(count_rows(inputs), *found.shape, dtype=step.dtype)
+    for first in range(0, len(made), _CHUNK):
         rows = slice(first, first + _CHUNK)
-        made[rows] = found.features(data.scaled(images[rows], step.dtype))
+        made[rows] = found.features(data.scaled(take_rows(inputs, rows), step.dtype))
     guard.check()
     return made
 

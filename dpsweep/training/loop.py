@@ -95,12 +95,13 @@ def train(
     schedule = schedule or resolve_trial_schedule(config)
     plan = schedule.budget
     step = assemble_step(config, secret, device, plan, allowance)
-    probe = Probe.of(step.engine.model, tuple(step.data.inputs.shape[1:]))
+    probe = Probe.of(step.engine.model, step.data.spec)
 
     rows: list[Row] = []
     saved = _load_checkpoint(trial_dir, identity)
     if saved is None:
         progress = step.start(initial_params(step))
+        trial_dir.note_first_step()  # before it: a trial without the note has released nothing
     else:
         rows = saved["rows"]
         # the steps since the checkpoint are replayed with the same batches and the same noise, so
@@ -185,12 +186,11 @@ def _load_checkpoint(trial_dir: TrialDir, identity: str) -> dict[str, Any] | Non
 
 def _make_row(due: Report, progress: Progress, step: Step, clock: "_Clock", at_once: int) -> Row:
     score = evaluate(step.engine.model, progress.result, step.data, step.dtype, at_once)
-    _check_finite(due, progress, step, loss=score.loss)
+    _check_finite(due, progress, step, loss=score["loss"])
     return {
         "epoch": due.epoch,
         "step": progress.step,
-        "valid/accuracy": score.accuracy,
-        "valid/loss": score.loss,
+        **{f"valid/{name}": value for name, value in score.items()},
         "privacy/epsilon_spent": due.epsilon,
         "noise_multiplier": step.budget.run.noise_multiplier,
         "learning_rate": progress.optimizer.param_groups[0]["lr"],  # of the last step

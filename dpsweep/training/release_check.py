@@ -1,4 +1,4 @@
-"""Deterministic checks of one config's own step, on images of noise: what it releases, and of whom.
+"""Deterministic checks of one config's own step, on random inputs: what it releases, and of whom.
 
     noise         a release of zeros has standard deviation sigma C / B in every parameter, and
                   its coordinates and steps are independent
@@ -20,8 +20,17 @@ import torch
 
 from dpsweep.config.plan import plan_privacy
 from dpsweep.config.trial import TrialConfig
+from dpsweep.core.inputs import (
+    Inputs,
+    draw_inputs,
+    extreme_inputs,
+    list_tensors,
+    replace_row,
+    take_rows,
+)
 from dpsweep.core.seeds import Secret, derive_public_seed
 from dpsweep.core.types import Clipped, Released, Tensors
+from dpsweep.data.datasets import DataConfig
 from dpsweep.data.read import Dataset
 from dpsweep.privacy.clip import Clip
 from dpsweep.privacy.noise import NoiseDraw
@@ -107,6 +116,15 @@ def check_releases(config: TrialConfig, seconds: float = SECONDS) -> list[Check]
     return found
 
 
+def try_engine(config: TrialConfig) -> None:
+    """Build model and engine of a trial, and try both on images of noise, on the CPU.
+
+    Raises:
+        ConfigError, InvalidKey: What the trial would fail with before its first step.
+    """
+    assemble_step_on(stand_in(config), plan_privacy(config), config, Secret.draw())
+
+
 def table_of_checks(checks: list[Check]) -> str:
     """In Markdown."""
     rows = [
@@ -119,18 +137,31 @@ def table_of_checks(checks: list[Check]) -> str:
 
 
 def stand_in(config: TrialConfig) -> Dataset:
-    """Images of noise in the shape of the data; the last one is the example that comes and goes."""
+    """Random inputs in the data's form; the last one is the example that comes and goes."""
     rng = torch.Generator().manual_seed(derive_public_seed(0, "release checks"))
-    spec, num = config.data.spec, _NUM_OTHERS + 1
-    features = config.data.features is not None
-    if features:
-        inputs = torch.randn(num, *spec.shape, generator=rng).half()
-    else:
-        shape = (num, *spec.shape)
-        inputs = torch.randint(0, spec.brightest + 1, shape, generator=rng).to(torch.uint8)
-    targets = torch.arange(num) % spec.num_classes
-    normalise = config.data.normalise
-    return Dataset(inputs, targets, inputs, targets, spec.brightest, normalise, features)
+    data, num = config.data, _NUM_OTHERS + 1
+    inputs = random_inputs(data, num, rng)
+    targets = data.task.draw_targets(num, data.spec.outputs)
+    return Dataset(
+        inputs,
+        targets,
+        inputs,
+        targets,
+        brightest=data.spec.brightest,
+        normalise=data.normalise,
+        are_features=not data.are_pixels,
+        task=data.task,
+        fields=data.spec.fields or None,
+    )
+
+
+def random_inputs(data: DataConfig, num: int, rng: torch.Generator) -> Inputs:
+    """Draw inputs as they are stored: bytes of pixels, features, or named tensors."""
+    if not data.are_pixels:
+        like = torch.zeros((), dtype=torch.float16 if data.features else torch.float32)
+        return draw_inputs(data.spec.inputs, num, rng, like)
+    shape = (num, *data.spec.shape)
+    return torch.randint(0, data.spec.brightest + 1, shape, generator=rng).to(torch.uint8)
 
 
 def _iterates(step: Step) -> Iterator[Progress]:
@@ -166,7 +197,7 @@ def _noise(step: Step, until: float) -> tuple[float, float, str]:
     progress = next(_iterates(step))
     clip = step.clip(progress)
     scale = step.budget.run.noise_multiplier * clip.clip_norm / step.config.train.batch_size
-    nobody = torch.arange(0, device=step.data.inputs.device)
+    nobody = torch.arange(0, device=step.data.device)
     zeros = step.clipped(nobody, progress)
     assert all(not bool(x.any()) for x in zeros.values()), "the sum over nobody is zero"
     draws: dict[str, list[torch.Tensor]] = {k: [] for k in zeros}
@@ -194,43 +225,62 @@ def _sensitivity(step: Step, until: float) -> tuple[float, float, str]:
     """The largest move of a sum by one more example, in clip norms."""
     rng = torch.Generator().manual_seed(derive_public_seed(2, "release checks"))
     data = step.data
-    others = torch.arange(_NUM_OTHERS, device=data.inputs.device)
-    everyone = torch.arange(_NUM_OTHERS + 1, device=data.inputs.device)
+    others = torch.arange(_NUM_OTHERS, device=data.device)
+    everyone = torch.arange(_NUM_OTHERS + 1, device=data.device)
     iterates = [(p, _flat(step.clipped(others, p))) for p in _iterates(step)]
+    choices = data.task.draw_targets(_NUM_OTHERS + 1, step.config.data.spec.outputs)
 
-    def moved(image: torch.Tensor, target: int, which: int) -> float:
+    def moved(example: Inputs, target: int, which: int) -> float:
         progress, base = iterates[which]
-        inputs, targets = data.inputs.clone(), data.targets.clone()
-        inputs[-1], targets[-1] = image.to(inputs), target
+        inputs = replace_row(data.inputs, -1, example)
+        targets = replace_row(data.targets, -1, choices[target][None])
         one_more = replace(step, data=replace(data, inputs=inputs, targets=targets))
         found = _flat(one_more.clipped(everyone, progress)) - base
         return float(found.norm()) / step.clip(progress).clip_norm
 
-    top = 6e4 if data.are_features else float(data.brightest)
-    shape = data.inputs.shape[1:]
-    wild = top * torch.randint(0, 2, shape, generator=rng)
-    images = [torch.zeros(shape), torch.full(shape, top), wild, data.inputs[-1].float().cpu()]
-    if data.are_features:
-        images.append(torch.full(shape, math.inf))
+    low, top = find_range(data)
     tries = [
-        (moved(image, target, which), image, target, which)
+        (moved(example, target, which), example, target, which)
         for which in range(len(iterates))
-        for image in images
-        for target in (0, step.config.data.spec.num_classes - 1)
+        for example in _example_inputs(data, rng)
+        for target in (0, -1)
     ]
     largest = max(tries, key=lambda found: found[0])
-    start = max((f for f in tries if bool(f[1].isfinite().all())), key=lambda f: f[0])
-    image, target, which, worst = start[1], start[2], start[3], start[0]
-    while time.monotonic() < until:  # ascent along estimated gradients (Spall 1992)
-        direction = torch.randn(shape, generator=rng).sign() * top / 8
-        low = -top if data.are_features else 0.0
+    worst, example, target, which = max(filter(_is_finite, tries), key=lambda f: f[0])
+    while time.monotonic() < until:
+        if isinstance(example, dict):  # tokens: none is near another
+            found = draw_inputs(data.spec, 1, rng, torch.zeros(()))
+            worst = max(worst, moved(found, target, which))
+            continue
+        # ascent along estimated gradients (Spall 1992)
+        direction = torch.randn(example.shape, generator=rng).sign() * top / 8
         for side in (direction, -direction):
-            found = (image + side).clamp(low, top)
+            found = (example + side).clamp(low, top)
             size = moved(found, target, which)
             if size > worst:
-                image, worst = found, size
+                example, worst = found, size
                 break
     return max(largest[0], worst), 1 + _ROUNDED, "clip norms"
+
+
+def find_range(data: Dataset) -> tuple[float, float]:
+    """The smallest and largest number of an input; of features, those of half precision."""
+    return (-6e4, 6e4) if data.are_features else (0.0, float(data.brightest))
+
+
+def _example_inputs(data: Dataset, rng: torch.Generator) -> list[Inputs]:
+    """Inputs of one example: zeros, the largest, both in turns, the data's last, and extremes."""
+    last = take_rows(data.inputs, slice(-1, None))
+    if isinstance(last, dict):
+        return [last, *extreme_inputs(data.spec, torch.zeros(()))]
+    (_, top), shape = find_range(data), (1, *last.shape[1:])
+    wild = top * torch.randint(0, 2, shape, generator=rng)
+    found: list[Inputs] = [torch.zeros(shape), torch.full(shape, top), wild, last.float().cpu()]
+    return [*found, torch.full(shape, math.inf)] if data.are_features else found
+
+
+def _is_finite(tried: tuple[float, Inputs, int, int]) -> bool:
+    return all(bool(x.isfinite().all()) for x in list_tensors(tried[1]))
 
 
 def _divisor(step: Step, until: float) -> tuple[float, float, str]:

@@ -20,6 +20,7 @@ from torch.profiler import record_function
 
 from dpsweep.config.plan import PrivacyPlan
 from dpsweep.config.trial import TrialConfig
+from dpsweep.core.inputs import Inputs, one_tensor, take_rows
 from dpsweep.core.seeds import Draws, Secret, Stream
 from dpsweep.core.types import Clipped, Released, Tensors
 from dpsweep.data.augment import hash_images
@@ -165,27 +166,27 @@ class Step:
         """Indices of the examples of one step: a secret Poisson sample."""
         rng = self.draws(step, "sample")
         sampled = poisson_batch(self.budget.num_examples, self.budget.run.sampling_rate, rng)
-        if self.data.inputs.is_cuda:  # from page-locked memory the copy does not wait
+        if self.data.device.type == "cuda":  # from page-locked memory the copy does not wait
             sampled = sampled.pin_memory()
-        return sampled.to(self.data.inputs.device, non_blocking=True)
+        return sampled.to(self.data.device, non_blocking=True)
 
-    def inputs(self, batch: torch.Tensor, step: int) -> torch.Tensor:
-        """Inputs of these examples, shape (B, C, H, W), or (B, K, C, H, W) as K copies each."""
-        inputs_B = self.data.inputs.index_select(0, batch)
+    def inputs(self, batch: torch.Tensor, step: int) -> Inputs:
+        """Inputs of these examples, shape (B, ...), or (B, K, ...) as K copies each."""
+        inputs_B = take_rows(self.data.inputs, batch)
         if augment := self.config.train.augment:
             marks_B = self.marks.index_select(0, batch)
-            inputs_B = augment.copies(inputs_B, marks_B, step, self.config.seed)
+            inputs_B = augment.copies(one_tensor(inputs_B), marks_B, step, self.config.seed)
         return self.data.scaled(inputs_B, self.dtype)
 
     @cached_property
     def marks(self) -> torch.Tensor:
         """Hash of each example, from which its augmentation is drawn, int64, shape (N,)."""
-        return hash_images(self.data.inputs)
+        return hash_images(one_tensor(self.data.inputs))
 
     def clipped(self, batch: torch.Tensor, progress: Progress) -> Clipped:
         """Sum of the batch's clipped per-example gradients, in white coordinates. Private."""
         inputs_B = self.inputs(batch, progress.step)
-        targets_B = self.data.targets.index_select(0, batch)
+        targets_B = take_rows(self.data.targets, batch)
         oracle = partial(self._answers, inputs_B, targets_B, self.clip(progress))
         return self.method.query.clipped(oracle, progress.trail, progress.step)
 
@@ -194,7 +195,7 @@ class Step:
 
         None where that saves no time: of few numbers, or without a second core.
         """
-        on_gpu = self.data.inputs.is_cuda
+        on_gpu = self.data.device.type == "cuda"
         overlaps = on_gpu or torch.get_num_threads() > 1
         if not overlaps or sum(progress.leaf_sizes) < _FEWEST_DRAWN_BY_A_THREAD:
             return None
@@ -233,7 +234,7 @@ class Step:
 
     def _answers(
         self,
-        inputs_B: torch.Tensor,
+        inputs_B: Inputs,
         targets_B: torch.Tensor,
         clip: Clip,
         points: Sequence[Tensors],

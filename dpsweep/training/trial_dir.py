@@ -1,6 +1,7 @@
 """The folder of one trial: its secret and resume state (private), its results (released).
 
     secret            256 bits; on disk before the first step, gone after the last
+    stepped           empty; on disk before the first step, gone after the last
     checkpoint.pt     where to go on from; gone after the last step
     metrics.json      one row per report
     weights.pt        the trained weights
@@ -100,6 +101,15 @@ class TrialDir:
         place = self.path / "secret"
         return place.exists() and place.read_bytes()[0] == 1
 
+    def note_first_step(self) -> None:
+        """Note that the first step begins; on disk when this returns."""
+        write_atomically(self.path / "stepped", b"")
+
+    @property
+    def has_stepped(self) -> bool:
+        """False if no step has begun here, so that nothing can have been released."""
+        return any((self.path / x).exists() for x in ("stepped", "checkpoint.pt", "metrics.json"))
+
     def load(self) -> dict[str, Any] | None:
         """The last checkpoint, on the CPU; None if there is none."""
         place = self.path / "checkpoint.pt"
@@ -146,8 +156,8 @@ class TrialDir:
         return place
 
     def forget(self) -> None:
-        """Delete what only an unfinished trial needs: checkpoint and secret."""
-        for name in ("checkpoint.pt", "secret"):
+        """Delete what only an unfinished trial needs: checkpoint, secret, note of a step."""
+        for name in ("checkpoint.pt", "secret", "stepped"):  # its note goes last
             delete_written(self.path / name)
 
 

@@ -185,6 +185,13 @@ class Cluster:
     def __init__(self, base: Path) -> None:
         self.base, self.machines = base, dict[str, Machine]()
         self.password = secrets.token_hex(16)
+        self._switch: subprocess.Popen[bytes] | None = None
+
+    def __getitem__(self, name: str) -> Machine:
+        return self.machines[name]
+
+    def start(self) -> None:
+        """Starts the network, the machines, the database and Slurm."""
         self._files()
         self._switch = subprocess.Popen(
             ["unshare", "--net", "sleep", "infinity"], start_new_session=True
@@ -192,12 +199,6 @@ class Cluster:
         wait_for(lambda: _apart(self._switch.pid), "a network of its own")
         for words in ("link add br0 type bridge", "link set br0 up"):
             _run("nsenter", "-t", self._switch.pid, "-n", "ip", *words.split())
-
-    def __getitem__(self, name: str) -> Machine:
-        return self.machines[name]
-
-    def start(self) -> None:
-        """Starts the machines, the database and Slurm."""
         for name in NODES:
             self.add(name)
         self._database()
@@ -207,6 +208,7 @@ class Cluster:
     def add(self, name: str) -> None:
         """Starts a machine, or one that was killed, with its daemons."""
         (self.base / "ready" / name).unlink(missing_ok=True)
+        assert self._switch is not None, "started"
         machine = self.machines[name] = Machine(name, self.base)
         machine.connect(self._switch.pid)
         munge = pwd.getpwnam("munge").pw_uid
@@ -223,11 +225,13 @@ class Cluster:
         return self["ctl"].run("sinfo", "-hN", "-o", "%T", check=False).stdout.split()
 
     def end(self) -> None:
-        """Ends the machines, and with them all that runs on them."""
+        """Ends the machines, and with them all that runs on them, and deletes their files."""
         for machine in self.machines.values():
             machine.kill()
-        self._switch.kill()
-        self._switch.wait()
+        if self._switch is not None:
+            self._switch.kill()
+            self._switch.wait()
+        shutil.rmtree(self.base)
 
     def _files(self) -> None:
         for name in ("etc/slurm", "export/home", "log", "ready", "shared", "database", "python"):
@@ -249,7 +253,8 @@ class Cluster:
         for file in files:
             if (ROOT / file).exists():
                 (home / "dpsweep" / file).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / file, home / "dpsweep" / file)
+                # dpsweep/examples has links to folders of the checkout
+                shutil.copy2(ROOT / file, home / "dpsweep" / file, follow_symlinks=False)
         (home / "dpsweep/.venv").symlink_to(sys.prefix)
         _run("chown", "-R", f"{UID}:{UID}", home)
 
@@ -277,11 +282,9 @@ def _apart(pid: int) -> bool:
 @contextlib.contextmanager
 def slurm() -> Iterator[Cluster]:
     """A cluster for the length of a test."""
-    base = Path(tempfile.mkdtemp(prefix="dpsweep-slurm-"))
-    cluster = Cluster(base)
+    cluster = Cluster(Path(tempfile.mkdtemp(prefix="dpsweep-slurm-")))
     try:
         cluster.start()
         yield cluster
     finally:
         cluster.end()
-        shutil.rmtree(base)

@@ -89,10 +89,10 @@ def test_a_sweep_goes_through_scancel_and_its_time_limit_to_the_exported_config(
     sbatch, *later = [line for line in block if not line.startswith("export")]
 
     first = submitted(user(cluster, *exports, sbatch))
-    wait_for(lambda: reports(cluster, "quickstart"), "a first report", 10 * MINUTES)
+    wait_for(lambda: reports(cluster, "quickstart"), "a first report", 30 * MINUTES)
     user(cluster, f"scancel {first}")
     second = submitted(user(cluster, *exports, sbatch))  # at once
-    wait_for(lambda: "[1/22]" in log(cluster, second), "the first trial's end", 15 * MINUTES)
+    wait_for(lambda: "[1/7]" in log(cluster, second), "the first trial's end", 30 * MINUTES)
     hours, minutes, _ = map(int, job(cluster, second)["RunTime"].split(":"))
     limit = 60 * hours + minutes + 4  # the signal comes 2 to 3 minutes before
     cluster["ctl"].run("scontrol", "update", f"JobId={second}", f"TimeLimit={limit}")
@@ -106,7 +106,7 @@ def test_a_sweep_goes_through_scancel_and_its_time_limit_to_the_exported_config(
     assert "driven by" not in log(cluster, first)
     assert re.findall(r"(\d+) trials\b.* finished, [1-4] to continue", log(cluster, second))
     status, export = later
-    assert len(re.findall(r" (?:complete|pruned)\b", user(cluster, *exports, status))) == 22
+    assert len(re.findall(r" (?:complete|pruned)\b", user(cluster, *exports, status))) == 7
     trials = json.loads(user(cluster, *exports, f"{status} --json"))
     assert {trial["state"] for trial in trials} <= {"complete", "pruned"}
     assert [trial["trial"] for trial in trials] == [*range(7)]
@@ -137,10 +137,10 @@ def test_a_job_fails_if_no_trial_was_completed_and_outlives_its_nodes(cluster):
 
     long = "--set train.epochs=120 --set train.evaluate_every=2 --set budget.trials=6"
     mine = submitted(user(cluster, *exports, f"{run} lost {small} {long}"))
-    wait_for(lambda: reports(cluster, "lost") >= 3, "reports from both nodes", 10 * MINUTES)
+    wait_for(lambda: reports(cluster, "lost") >= 3, "reports from both nodes", 30 * MINUTES)
     cluster["n2"].kill()
     wait_for(lambda: "down*" in cluster.nodes(), "the loss of the second node", 3 * MINUTES)
-    wait_for(lambda: " complete: " in log(cluster, mine), "another trial's end", 15 * MINUTES)
+    wait_for(lambda: " complete: " in log(cluster, mine), "another trial's end", 30 * MINUTES)
     facts = job(cluster, mine)
     assert (facts["JobState"], facts["Restarts"]) == ("RUNNING", "0"), log(cluster, mine)
 

@@ -188,8 +188,8 @@ def test_reports_can_be_recomputed_from_released_weights_and_public_numbers(
         assert row == {
             "epoch": len(rows) + 1,
             "step": 3 * (len(rows) + 1),
-            "valid/accuracy": score.accuracy,
-            "valid/loss": score.loss,
+            "valid/accuracy": score["accuracy"],
+            "valid/loss": score["loss"],
             "privacy/epsilon_spent": pytest.approx(spent, abs=0.02),
             "noise_multiplier": 1.0,
             "learning_rate": 0.3,

@@ -3,7 +3,9 @@
 import json
 import os
 import re
+import shutil
 import subprocess
+import textwrap
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -18,7 +20,7 @@ import dpsweep
 DOCKERFILES = ["Dockerfile", "Dockerfile.cuda"]
 SHELL = ["entrypoint.sh", "drive.sh", "tracking.sh", "slurm/sweep.sbatch"]
 COMPOSES = ["compose.yaml", "compose.gpu.yaml"]
-RAYS = ["kuberay/raycluster.yaml", "kuberay/rayjob.yaml"]
+RAYS = ["kuberay/raycluster.yaml", "kuberay/job/rayjob.yaml"]
 DOCUMENTED = (ROOT / "docs/guides/cluster.md").read_text()
 FILES = [path for path in DOCKER.rglob("*") if path.is_file() and path.name != ".env"]
 
@@ -51,17 +53,46 @@ def test_compose_file_follows_the_specification(name):
 
 @pytest.mark.parametrize("name", RAYS)
 def test_ray_resource_has_the_fields_of_its_kind(name):
-    """By a schema of our own; DPSWEEP_KUBERAY_CRDS=FOLDER checks KubeRay's own definitions too."""
     validator = module("jsonschema")
     validator.validate(
         tree(name), json.loads((Path(__file__).parent / "ray_io_v1.json").read_text())
     )
-    folder = os.environ.get("DPSWEEP_KUBERAY_CRDS")
-    for place in Path(folder).glob("*.yaml") if folder else ():
-        definition = yaml.safe_load(place.read_text())["spec"]
-        if definition["names"]["kind"] == tree(name)["kind"]:
-            (schema,) = [v["schema"] for v in definition["versions"] if v["name"] == "v1"]
-            validator.validate(tree(name), schema["openAPIV3Schema"])
+
+
+def forbid_unknown(schema: Any) -> Any:
+    """A Kubernetes schema that refuses the fields it does not name; the API server drops them."""
+    if isinstance(schema, list):
+        return [forbid_unknown(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    strict = {key: forbid_unknown(value) for key, value in schema.items()}
+    is_open = schema.get("x-kubernetes-preserve-unknown-fields", False)
+    if isinstance(schema.get("properties"), dict) and not is_open:
+        strict.setdefault("additionalProperties", False)
+    return strict
+
+
+@pytest.mark.parametrize("name", RAYS)
+def test_kuberay_s_own_definition_takes_the_ray_resource(name):
+    """Of KubeRay 1.5.1 and 1.7.0; 1.5.0, which would drop authOptions, has to refuse it."""
+    folder, validator = os.environ.get("DPSWEEP_KUBERAY_CRDS"), module("jsonschema")
+    if not folder:
+        pytest.skip("DPSWEEP_KUBERAY_CRDS names no folder with KubeRay's config/crd/bases")
+    texts = [place.read_text() for place in Path(folder).glob("*ray*.yaml")]
+    definitions = [yaml.load(text, yaml.CSafeLoader)["spec"] for text in texts]  # 1 MB each
+    (mine,) = [d for d in definitions if d["names"]["kind"] == tree(name)["kind"]]
+    (schema,) = [v["schema"] for v in mine["versions"] if v["name"] == "v1"]
+    validator.validate(tree(name), forbid_unknown(schema["openAPIV3Schema"]))
+
+
+def test_a_definition_without_a_field_refuses_it():
+    validator = module("jsonschema")
+    spec = {"type": "object", "properties": {"rayVersion": {"type": "string"}}}
+    older = {"type": "object", "properties": {"spec": spec}}
+    resource = {"spec": {"rayVersion": "2.60.0", "authOptions": {"mode": "token"}}}
+    validator.validate(resource, older)
+    with pytest.raises(validator.ValidationError, match="authOptions"):
+        validator.validate(resource, forbid_unknown(older))
 
 
 @pytest.mark.parametrize("name", RAYS)
@@ -100,6 +131,8 @@ def pods(name: str) -> Iterator[dict[str, Any]]:
     cluster = spec.get("rayClusterSpec", spec)
     for group in [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]:
         yield group["template"]["spec"]
+    if "submitterPodTemplate" in spec:
+        yield spec["submitterPodTemplate"]["spec"]
 
 
 @pytest.mark.parametrize("name", DOCKERFILES)
@@ -183,14 +216,76 @@ def test_secrets_file_is_never_committed():
 
 
 @pytest.mark.parametrize("name", RAYS)
-def test_kubernetes_pods_get_secrets_by_reference_and_no_privileges(name):
+def test_kubernetes_pods_get_secrets_by_reference(name):
     for spec in pods(name):
-        assert spec["securityContext"]["runAsNonRoot"]
         for container in spec["containers"]:
-            assert container["securityContext"]["allowPrivilegeEscalation"] is False
-            for entry in container["env"]:
+            for entry in container.get("env", []):
                 secret = SECRET.search(entry["name"]) or entry["name"] == "DPSWEEP_STORAGE"
                 assert not secret or "secretKeyRef" in entry["valueFrom"], entry["name"]
+
+
+@pytest.mark.parametrize("name", RAYS)
+def test_every_pod_fits_a_restricted_namespace(name):
+    """By Kubernetes' Pod Security Standards, "restricted", with what KubeRay adds to the pods."""
+    contexts = [c["securityContext"] for spec in pods(name) for c in spec["containers"]]
+    options = tree(name)["spec"].get("autoscalerOptions")  # of a container that the operator adds
+    contexts += [options["securityContext"]] if options else []
+    for context in contexts:
+        assert context["allowPrivilegeEscalation"] is False
+        assert context["capabilities"] == {"drop": ["ALL"]}
+        assert not context.get("privileged")
+    for spec in pods(name):
+        assert spec["securityContext"]["runAsNonRoot"]
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec)
+        kinds = {kind for volume in spec.get("volumes", []) for kind in volume if kind != "name"}
+        assert kinds <= {"configMap", "persistentVolumeClaim"}
+
+
+@pytest.mark.parametrize("name", RAYS)
+def test_no_trial_runs_on_the_head(name):
+    spec = tree(name)["spec"]
+    head = spec.get("rayClusterSpec", spec)["headGroupSpec"]
+    assert head["rayStartParams"]["num-cpus"] == "0"
+
+
+def rendered(folder: Path) -> list[dict[str, Any]]:
+    """What kubectl makes of the kustomization of a folder."""
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl is not installed")
+    done = subprocess.run(
+        ["kubectl", "kustomize", folder], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return list(yaml.safe_load_all(done.stdout))
+
+
+def test_the_documented_kustomization_changes_what_it_says(tmp_path):
+    """With image, namespace, storage class and size of the user's own, for cluster and job."""
+    (block,) = re.findall(r"(?m)(?:^    .+\n)*^    kind: Kustomization\n(?:^    .+\n)+", DOCUMENTED)
+    shutil.copytree(DOCKER / "kuberay", tmp_path / "dpsweep/docker/kuberay")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/kustomization.yaml").write_text(textwrap.dedent(block))
+    (tmp_path / "mine/sweep.yaml").write_text("name: mine\n")
+    made = {one["kind"]: one for one in rendered(tmp_path / "mine")}
+    assert set(made) == {"PersistentVolumeClaim", "RayCluster", "RayJob", "ConfigMap"}
+    assert {one["metadata"]["namespace"] for one in made.values()} == {"me"}
+    claim = made["PersistentVolumeClaim"]["spec"]
+    assert claim["storageClassName"] == "nfs"
+    assert claim["resources"]["requests"]["storage"] == "200Gi"
+    assert made["RayCluster"]["spec"]["workerGroupSpecs"][0]["maxReplicas"] == 16
+    images = set(re.findall(r"'image': '(.+?)'", str(made)))
+    assert images == {"registry.example/me/dpsweep:1"}
+    job = made["RayJob"]["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]
+    assert {"configMap": {"name": made["ConfigMap"]["metadata"]["name"]}, "name": "sweep"} in job[
+        "volumes"
+    ]
+    for name in RAYS:  # what was not changed stays what the tests above have checked
+        (spec,) = [one["spec"] for one in made.values() if one["kind"] == tree(name)["kind"]]
+        cluster, mine = (one.get("rayClusterSpec", one) for one in (spec, tree(name)["spec"]))
+        for head in (cluster, mine):
+            head["headGroupSpec"]["template"]["spec"]["containers"][0]["image"] = ""
+        assert cluster["headGroupSpec"] == mine["headGroupSpec"]
 
 
 def test_every_deployment_of_ray_asks_for_a_token():
@@ -211,10 +306,10 @@ def test_no_secret_has_the_name_under_which_kuberay_keeps_a_cluster_s_token():
         for name in RAYS
         for spec in pods(name)
         for container in spec["containers"]
-        for entry in container["env"]
+        for entry in container.get("env", [])
         if "secretKeyRef" in entry.get("valueFrom", {})
     }
-    made = set(re.findall(r"kubectl create secret generic (\S+)", DOCUMENTED))
+    made = set(re.findall(r"kubectl .*create secret generic (\S+)", DOCUMENTED))
     assert ours == made, "what the pods ask for is what the reader makes"
     for name in RAYS:
         ray = tree(name)
@@ -231,12 +326,12 @@ def test_ray_s_version_is_the_one_that_is_tested():
 
 
 def test_job_waits_for_kueue_and_is_cleared_away():
-    job = tree("kuberay/rayjob.yaml")
+    job = tree("kuberay/job/rayjob.yaml")
     assert "kueue.x-k8s.io/queue-name" in job["metadata"]["labels"]
     spec = job["spec"]
     assert spec["suspend"]
     assert spec["shutdownAfterJobFinishes"]
-    assert spec["ttlSecondsAfterFinished"] > 0
+    assert 0 < spec["ttlSecondsAfterFinished"] <= 60, "the cluster's GPUs are idle for so long"
     assert "enableInTreeAutoscaling" not in spec["rayClusterSpec"]
 
 

@@ -58,6 +58,23 @@ def test_drive_without_a_name_says_how_it_is_used(stand_ins):
     assert done.stderr == "usage: drive.sh FILE NAME [OPTION...]\n"
 
 
+@pytest.mark.parametrize(("code", "stops"), [(0, False), (1, True), (2, True), (75, False)])
+def test_a_ray_job_stops_itself_where_a_retry_would_end_the_same_way(
+    stand_ins, tmp_path, code, stops
+):
+    """KubeRay retries a job that failed, and not one that was stopped (rayjob_controller.go)."""
+    write(stand_ins / "dpsweep", f"{TOLD}exit {code}\n")
+    write(stand_ins / "ray", TOLD)
+    write(stand_ins / "sleep", TOLD)
+    job = '{"runtime_env": {}, "metadata": {"job_submission_id": "mine-1"}}'
+    how = {"path": stand_ins, "DPSWEEP_STATE": str(tmp_path), "RAY_JOB_CONFIG_JSON_ENV_VAR": job}
+    done = call("drive.sh", "a.yaml", "mine", **how)
+    assert done.returncode == code
+    assert ("sleep 60" in done.stdout) == stops
+    stop = f"error: exit code {code}: another try would end the same way"
+    assert done.stderr.startswith(stop if stops else "")
+
+
 def test_entrypoint_reads_secrets_into_the_environment_and_no_argument(stand_ins, tmp_path):
     file = tmp_path / "token"
     file.write_text("a secret\n")

@@ -3,8 +3,8 @@
 import pytest
 import yaml
 
-from dpsweep.config.sweep import load_sweep
-from dpsweep.core.errors import StateError
+from dpsweep.config.sweep import change_sweep, load_sweep
+from dpsweep.core.errors import ConfigError, StateError
 from dpsweep.execution.changes import check_changes, list_changes
 from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.study import read_stored_sweep
@@ -79,7 +79,7 @@ def test_what_is_run_cannot_change_under_trials_that_have_run(launched, sweep_fi
         with pytest.raises(StateError, match=r"cannot change under trials that have run") as told:
             check_changes(folder, stored(folder), changed, accepted=accepted)
     assert f"{key} cannot change" in str(told.value)
-    assert "--set name=tiny-2" in str(told.value)
+    assert "dpsweep launch FILE --name tiny-2 --from tiny" in str(told.value)
     assert folder.stored() == before
 
 
@@ -227,3 +227,45 @@ def test_the_number_of_runs_cannot_change_where_a_proof_chose_its_order_by_it(la
     more = load_sweep(sweep_file, [varied, "budget.trials=9"])
     with pytest.raises(StateError, match=r"budget\.trials cannot change .* --from tiny"):
         check_changes(folder, stored(folder), more, accepted=True)
+
+
+FIXED = {
+    "scope": (["privacy.scope=sweep"], "under privacy.scope: sweep the noise was made for 2 runs"),
+    "selection": (["accounting=private_selection"], "proves its epsilon for this mean number"),
+    "lengths": (
+        ["search.train.batch_size={choice: [64, 128]}"],
+        "batch size or epochs are searched, and the proof of the search's epsilon chose its Renyi "
+        "order for 2 runs",
+    ),
+    "fewer": (["budget.trials=4"], "Trials and repeats can be added, not taken away"),
+}
+
+
+@pytest.mark.parametrize("case", FIXED)
+def test_a_refused_number_of_trials_says_why_and_what_to_type(launched, case):
+    settings, why = FIXED[case]
+    folder = launched(*settings)
+    changed = change_sweep(stored(folder), ["budget.trials=3"])
+    with pytest.raises(StateError, match=r"budget\.trials cannot change") as told:
+        check_changes(folder, stored(folder), changed, accepted=True)
+    assert why in str(told.value)
+    assert "dpsweep launch FILE --name tiny-2 --from tiny. Or go on with what was" in str(
+        told.value
+    )
+
+
+def test_settings_extend_a_launched_sweep_as_its_file_would(launched, sweep_file):
+    folder = launched()
+    changed = change_sweep(stored(folder), ["budget.trials=9", "resources.cpu=2"])
+    assert (
+        list_changes(load_sweep(sweep_file, ["budget.trials=9", "resources.cpu=2"]), changed) == {}
+    )
+    check_changes(folder, stored(folder), changed, accepted=True)
+    assert stored(folder).config.budget.trials == 9
+    with pytest.raises(
+        ConfigError, match=r"--set name: a launched sweep keeps its name, tiny\. Lau"
+    ):
+        change_sweep(stored(folder), ["name=other"])
+    harmful = change_sweep(stored(folder), ["model.width=5"])
+    with pytest.raises(StateError, match=r"base\.model\.width cannot change"):
+        check_changes(folder, stored(folder), harmful, accepted=True)

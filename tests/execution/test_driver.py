@@ -149,6 +149,7 @@ def test_a_failed_trial_says_why_and_its_secret_is_gone(world):
             note_begin(here.trial_dir(1).path)
         driver.ended("b", None)
         assert not driver.stopping
+        assert driver.next("c") is None
     assert [(r.state, r.reason) for r in here.study.records()] == [
         ("failed", "it diverged"),
         (
@@ -158,6 +159,66 @@ def test_a_failed_trial_says_why_and_its_secret_is_gone(world):
             "resources.memory ends it before that",
         ),
     ]
+    assert not list(here.folder.path.rglob("secret"))
+
+
+def fail(here, driver, trial_id, reason, *, stepped=False):
+    """A trial that fails, in its own folder, before or after its first step."""
+    number = driver.next(trial_id)["number"]
+    if stepped:
+        here.trial_dir(number).note_first_step()
+    folder = here.trial_dir(number).path
+    driver.ended(trial_id, {"end": "failed", "reason": reason.format(folder=folder)})
+
+
+def test_a_sweep_stops_after_two_equal_failures_before_a_first_step_and_loses_no_trial(world):
+    here = world("budget.trials=4")
+    lease, make = here.drive()
+    with lease as held:
+        driver = make(held)
+        fail(here, driver, "a", "no data; see {folder}/error.txt")
+        assert not driver.stopping
+        secret = (here.trial_dir(0).path / "secret").read_bytes()
+        note_memory(here.trial_dir(1).path, "on the GPU")
+        fail(here, driver, "b", "no data; see {folder}/error.txt")
+        assert driver.stopping
+        assert "2 trials failed the same way before their first step: no data" in driver.trouble
+        assert "go on with: dpsweep resume tiny" in driver.trouble
+        assert driver.next("c") is None
+    assert [r.state for r in here.study.records()] == ["running", "running"]
+    here.folder.remove_leftovers()
+    lease, make = here.drive()
+    with lease as held:  # mended: the same trials run with the secrets that they have
+        driver = make(held)
+        for trial_id in "abcd":
+            assert not read_memory_notes(Path(driver.next(trial_id)["trial_dir"]))
+        assert (here.trial_dir(0).path / "secret").read_bytes() == secret
+        for trial_id in "abcd":
+            work(driver, trial_id)
+        assert driver.next("e") is None
+    assert [r.state for r in here.study.records()] == ["complete"] * 4
+
+
+@pytest.mark.parametrize("later", ["another reason", "a step", "a report of another trial"])
+def test_other_failures_stop_no_sweep(world, later):
+    here = world("budget.trials=3")
+    lease, make = here.drive()
+    with lease as held:
+        driver = make(held)
+        if later == "a report of another trial":
+            driver.next("z")
+            driver.result("z", {"row": row(1)})
+            driver.ended("z", {"end": "failed", "reason": "it diverged"})
+        fail(here, driver, "a", "no data", stepped=later == "a step")
+        fail(here, driver, "b", "no data" if later != "another reason" else "no model")
+        assert not driver.stopping
+        if later != "a report of another trial":
+            driver.next("c")
+            work(driver, "c")
+        assert driver.next("d") is None
+    ends = [r.state for r in here.study.records()]
+    assert sorted(ends) in (["complete", "failed", "failed"], ["failed"] * 3)
+    assert here.study.is_finished()
     assert not list(here.folder.path.rglob("secret"))
 
 
@@ -207,6 +268,7 @@ def test_a_trial_that_ends_without_a_word_has_failed(world):
     with lease as held:
         driver = make(held)
         driver.next("a")
+        here.trial_dir(0).note_first_step()
         driver.ended("a", {"row": row(1)})
         driver.ended("a", {"end": "complete"})  # nobody knows that id any more
         driver.ended("never begun", {"end": "complete"})
@@ -382,7 +444,7 @@ def test_a_search_without_a_complete_trial_ends_without_repeats(world):
         driver.ended("a", {"end": "failed", "reason": "x"})
         assert driver.next("c") is None
         assert driver.is_waiting
-        driver.ended("b", {"end": "failed", "reason": "x"})
+        driver.ended("b", {"end": "failed", "reason": "y"})
         assert driver.next("c") is None
         assert not driver.is_waiting
     assert here.study.is_finished()

@@ -1,13 +1,28 @@
 """A sweep checks what its step releases before its first trial, and keeps the result."""
 
+import tempfile
+from pathlib import Path
+
 import pytest
+import ray
 
 import dpsweep.training.step
 from dpsweep.config.sweep import load_sweep
-from dpsweep.core.errors import ConfigError
+from dpsweep.core.errors import ConfigError, StateError
 from dpsweep.execution.release_check import store_release_checks
 from dpsweep.execution.tracking import CHECKS
 from dpsweep.store.state_dir import StateFolder
+
+
+@pytest.fixture
+def ray_here():
+    """A Ray instance in a folder of its own, whose name is short enough for its sockets."""
+    with tempfile.TemporaryDirectory(prefix="ray-") as folder:
+        ray.init(
+            "local", num_cpus=1, include_dashboard=False, log_to_driver=False, _temp_dir=folder
+        )
+        yield
+        ray.shutdown()
 
 
 def test_result_is_kept_beside_the_privacy_statement(sweep_file, tmp_path):
@@ -32,3 +47,21 @@ def test_sweep_whose_noise_is_too_weak_is_refused(sweep_file, tmp_path, monkeypa
     with pytest.raises(ConfigError, match=r"does not release what.*noise .* standard errors"):
         store_release_checks(sweep, folder)
     assert not (folder.path / CHECKS).exists(), "checked again by the next launch"
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_model_that_no_engine_can_train_stops_the_sweep_before_its_first_trial(
+    sweep_file, tmp_path, ray_here
+):
+    """In the worker, that is: on a cluster its package may be another than here."""
+    folder = StateFolder(tmp_path / "state").sweep("tiny")
+    models = Path(__file__).parent.parent / "models"
+    own = f"{{name: own, function: 'own_net:mixing', folder: {models}}}"
+    text = sweep_file.read_text()
+    sweep_file.write_text(text.replace("{name: cnn_small, width: 4}", own))
+    sweep = load_sweep(sweep_file)
+    folder.path.mkdir(parents=True)
+    with pytest.raises(StateError, match=r"own_net:mixing cannot be trained privately: exam"):
+        store_release_checks(sweep, folder)
+    assert not (folder.path / CHECKS).exists()

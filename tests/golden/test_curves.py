@@ -169,7 +169,7 @@ def curve(name: str) -> Iterator[float]:
     progress = step.start(initial_params(step))
     for _ in range(step.budget.run.steps):
         step(progress)
-        yield evaluate(step.engine.model, progress.params, step.data, torch.float64).loss
+        yield evaluate(step.engine.model, progress.params, step.data, torch.float64)["loss"]
 
 
 def stored(name: str) -> list[float]:

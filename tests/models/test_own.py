@@ -48,7 +48,7 @@ def test_function_s_weights_come_from_the_public_seed():
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        ("hundred", r"^it gives \(100,\) numbers for an image, and the data have 10 classes$"),
+        ("hundred", r"^it gives 100 numbers for an example, and the data have 10 classes$"),
         (
             "other_size",
             r"^it does not take images of 1 x 8 x 8 \(channels, height, width\), the da",

@@ -11,6 +11,7 @@ from dpsweep.config.trial import dump_trial, load_trial
 from dpsweep.core.errors import ConfigError
 from dpsweep.privacy.accounting import compose_runs
 from dpsweep.results.export import origin_of, to_yaml
+from dpsweep.results.groups import groups_of
 from dpsweep.results.pareto import winners
 from dpsweep.search.charge import get_charged_run, make_ledger_entry
 from dpsweep.store.study import Study
@@ -72,6 +73,23 @@ def test_the_final_run_has_the_chosen_config_its_own_noise_and_a_step_that_fits_
     assert final.config.model_dump(exclude=same) == chosen.config.model_dump(exclude=same)
     assert load_trial(parse_yaml(dump_trial(final.config), "x")) == final.config
     assert plan_privacy(final.config).epsilon > 3.5
+
+
+def test_methods_are_compared_by_exploring_trials_where_one_of_them_has_the_final_run(uri, load):
+    both = "search={optimizer.lr: {log_uniform: [0.1, 10]}, each_of: [{method: {name: dp_sgd}}, "
+    study = Study.create(uri, load(both + "{method: {name: disk}}]}"))
+    run_all(study, 0.2, 0.6, 0.4, 0.3, 0.95)
+    assert study.best()[0].final
+    found = {group.method: group for group in groups_of(study, "here")}
+    assert {name: (group.best.value, group.values) for name, group in found.items()} == {
+        "dp_sgd": (0.4, []),
+        "disk": (0.6, []),
+    }
+    assert all("exploring trials" in group.remarks[0] for group in found.values())
+    alone = Study.create(uri, load(LR, "name=alone"))
+    run_all(alone, 0.2, 0.6, 0.4, 0.3, 0.95)
+    (group,) = groups_of(alone, "here")
+    assert (group.best.value, group.remarks) == (0.95, ())
 
 
 def test_adam_divides_by_the_noise_itself_so_its_step_stays(uri, load):

@@ -250,3 +250,27 @@ def test_every_sweep_that_we_ship_fits(file):
     sweep = load_sweep(file)
     sweep.check_trials(partial(check_parts, source=sweep.origin))
     assert len(sweep.corners) >= len(sweep.config.search)
+
+
+MODELS = Path(__file__).parent.parent / "models"
+
+
+def test_a_model_of_ones_own_that_no_engine_can_train_is_found_before_the_trial_starts(tmp_path):
+    own = f"{{name: own, function: 'own_net:mixing', folder: {MODELS}}}"
+    message = (
+        r"trial\.yaml:2: model\.function: own_net:mixing cannot be trained privately: examples mix "
+        r"in batches of \d+: one example's output depends on others in its batch\. Make each"
+    )
+    with pytest.raises(ConfigError, match=message):
+        checked(tmp_path, trial("name: dp_sgd", own))
+
+
+def test_each_model_that_is_searched_is_tried_and_the_searched_value_named(tmp_path):
+    own = f"{{name: own, function: 'own_net:sometimes', folder: {MODELS}, arguments: {{mix: 0}}}}"
+    (tmp_path / "base.yaml").write_text(trial("name: dp_sgd", own))
+    (tmp_path / "sweep.yaml").write_text(
+        "name: x\nbase: base.yaml\nbudget: {trials: 2}\nsearch:\n"
+        "  model.arguments.mix: {choice: [0, 1]}\n"
+    )
+    with pytest.raises(ConfigError, match=r"examples mix .* model\.arguments\.mix = 1"):
+        check(tmp_path / "sweep.yaml", [], False)

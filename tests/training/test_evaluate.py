@@ -28,8 +28,8 @@ def test_scores_are_means_over_all_examples(num):
     logits = net(data.valid_inputs.double() / 8 - 1)
     loss = nn.functional.cross_entropy(logits, data.valid_targets)
     right = (logits.argmax(1) == data.valid_targets).double().mean()
-    assert score.loss == pytest.approx(loss.item(), rel=1e-12)
-    assert score.accuracy == pytest.approx(right.item(), rel=1e-12)
+    assert score["loss"] == pytest.approx(loss.item(), rel=1e-12)
+    assert score["accuracy"] == pytest.approx(right.item(), rel=1e-12)
 
 
 def test_the_given_parameters_are_measured_and_not_the_models_own():
@@ -37,4 +37,4 @@ def test_the_given_parameters_are_measured_and_not_the_models_own():
     sure = {k: torch.zeros_like(p) for k, p in net.named_parameters()}
     sure["1.bias"] = torch.tensor([0.0, 100.0, 0.0], dtype=torch.float64)
     score = evaluate(net, sure, data, torch.float64)
-    assert score.accuracy == (data.valid_targets == 1).double().mean().item()
+    assert score["accuracy"] == (data.valid_targets == 1).double().mean().item()

@@ -78,8 +78,8 @@ def test_cached_and_uncached_runs_give_equal_weights(model, shape, method):
     assert list(ours) == list(theirs)  # the file of weights is that of the whole model
     for name in ours:
         torch.testing.assert_close(ours[name], theirs[name], rtol=1e-9, atol=1e-11)
-    assert score.accuracy == expected.accuracy
-    assert score.loss == pytest.approx(expected.loss, rel=1e-9)
+    assert score["accuracy"] == expected["accuracy"]
+    assert score["loss"] == pytest.approx(expected["loss"], rel=1e-9)
 
 
 def test_what_crosses_is_computed_once_a_node_and_anew_for_other_frozen_weights(cache):

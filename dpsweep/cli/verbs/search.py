@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpsweep.cli.say import NOTHING_COMPLETED, STOPPED, console, error, warn
-from dpsweep.config.sweep import ResolvedSweep, load_sweep
+from dpsweep.config.sweep import ResolvedSweep, change_sweep, load_sweep
 from dpsweep.results.compare import compare_methods
 from dpsweep.results.comparison import print_comparison
 from dpsweep.results.disclosure import disclosure_of
@@ -63,17 +63,36 @@ def launch(file: Path, settings: list[str], options: Options, *, fetch: bool, un
     _print_outcome(outcome, options, target)
 
 
-def load_named(named_or_file: str) -> tuple[str, ResolvedSweep | None]:
+def load_named(named_or_file: str, settings: list[str]) -> tuple[str, ResolvedSweep | None]:
     """Return the name of a sweep that is named or whose file is, and what the file says now."""
     if not named_or_file.endswith((".yaml", ".yml")):
         return named_or_file, None
-    file = load_sweep(named_or_file)
+    file = load_sweep(named_or_file, settings)
     return file.name, file
 
 
-def resume(named: str, file: ResolvedSweep | None, options: Options, *, accept: bool) -> None:
-    """Go on with an old sweep; `file` is what its file says now, if it is to be compared."""
+def resume(
+    named: str,
+    file: ResolvedSweep | None,
+    options: Options,
+    *,
+    settings: list[str],
+    accept: bool,
+) -> None:
+    """Go on with an old sweep.
+
+    Args:
+        named: Its name.
+        file: What its file says now, settings included, if it is to be compared.
+        options: Where it is, and how it is shown.
+        settings: KEY=VALUE, to be taken over if they do no harm.
+        accept: True to take over what changed in the file, if that does no harm.
+    """
     state, name = StateFolder.at(options.state).part(named)
+    if settings and file is None:
+        from dpsweep.store.study import read_stored_sweep  # optuna takes a second
+
+        file, accept = change_sweep(read_stored_sweep(name, state), settings), True
     from dpsweep.app import orchestrator
 
     place, target = (
@@ -137,7 +156,7 @@ def _print_outcome(outcome: "Outcome", options: Options, target: Path) -> None:
             place = target_of(record, target)
             out.print(f"best config: {place}   train it again with: {us} train {place}")
     if disclosure_of(study.sweep).tells_trials:
-        ran = run_words(*num_trials_and_repeats(study.records()))
+        ran = run_words(*num_trials_and_repeats(study.records()), explores=study.sweep.explores)
         out.print(f"{ran} in {outcome.seconds:.1f} s")
     if not outcome.complete:
         out.print(f"Stopped. Go on with: {_resume_command(folder, options)}")

@@ -6,8 +6,8 @@ from importlib import import_module
 import torch
 from torch import nn
 
-from dpsweep.core.types import EngineName
-from dpsweep.privacy.engine.base import Engine, Loss, microbatch_sizes
+from dpsweep.core.types import EngineName, InputSpec
+from dpsweep.privacy.engine.base import DrawTargets, Engine, Loss, draw_classes, microbatch_sizes
 from dpsweep.privacy.engine.bookkeeping import BookkeepingEngine
 from dpsweep.privacy.engine.gradient_check import EngineFactory, find_wrong_gradients
 from dpsweep.privacy.engine.layers import find_black_boxes
@@ -32,10 +32,11 @@ def make_engine(
     loss: Loss,
     geometry: Geometry,
     max_physical_batch: int,
-    input_shape: tuple[int, ...],
+    spec: InputSpec,
     choice: EngineName = "auto",
     kind: str | None = None,
     copies: int = 1,
+    draw_targets: DrawTargets = draw_classes,
 ) -> Engine:
     """The engine of that name; auto is book-keeping, unless the model cannot be recorded.
 
@@ -44,11 +45,12 @@ def make_engine(
         loss: Loss of one example.
         geometry: In which answers are clipped.
         max_physical_batch: Examples to compute at once.
-        input_shape: Of one example.
+        spec: Inputs of one example.
         choice: Which engine.
-        kind: What tells this model apart from all others, such as its config: then the question
-            whether an engine is right about it is asked once in a process, and not each time.
+        kind: What tells this model and loss apart from all others, such as their config: then the
+            question whether an engine is right about it is asked once in a process.
         copies: In which each example comes; its answer is the mean over them, clipped once.
+        draw_targets: Draws targets for the checks.
 
     Raises:
         ConfigError: If the model remembers what it is called on, or draws at random: no engine is
@@ -60,22 +62,22 @@ def make_engine(
     first = next(model.parameters())
     if first.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"its weights are {first.dtype}, too coarse for a bound on a sum")
-    like = (kind, input_shape, first.dtype, first.device)
+    like = (kind, spec, first.dtype, first.device)
     if kind is None or like not in _stateless:
-        check_stateless(model, input_shape)
+        check_stateless(model, spec)
         _stateless.add(like)
-    warm_up(model, input_shape)  # each model has caches of its own
+    warm_up(model, spec)  # each model has caches of its own
 
     def wrong(make: EngineFactory) -> str | None:
         if kind is None or (make, *like) not in _wrong:
-            _wrong[make, *like] = find_wrong_gradients(model, loss, input_shape, make)
+            _wrong[make, *like] = find_wrong_gradients(model, loss, spec, make, draw_targets)
         return _wrong[make, *like]
 
     def mixing() -> str | None:
         sizes = [copies * num for num in microbatch_sizes(max_physical_batch)]
         largest, found = _mixing.get(like, (0, None))
         if kind is None or (found is None and max(sizes) > largest):
-            found = find_mixing_sizes(model, input_shape, sizes)
+            found = find_mixing_sizes(model, spec, sizes)
             _mixing[like] = max(sizes), found
         return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,12 +13,23 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from dpsweep.core.flat import copy_flat, make_zeros
+from dpsweep.core.inputs import AnyInputs, Inputs, count_rows, map_inputs, take_rows
 from dpsweep.core.types import Clipped, Tensors
 from dpsweep.privacy.clip import INSIDE, Clip, Quantile, add_clipped
 from dpsweep.privacy.engine.state_guard import StateGuard
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""(outputs of shape (B, K), targets of shape (B,)) -> mean over the B examples."""
+"""(outputs of shape (B, ...), targets of shape (B, ...)) -> mean over the B examples of each one's
+own loss. Engines call it with one example at a time, so that it cannot mix any."""
+
+DrawTargets = Callable[[int, tuple[int, ...]], Tensor]
+"""(number of examples, shape of one's outputs) -> public targets for checks, shape (num, ...)."""
+
+
+def draw_classes(num: int, outputs: tuple[int, ...]) -> Tensor:
+    """Draw classes 0 and 1 in turn; 0 alone if a model has one output."""
+    return torch.arange(num) % min(math.prod(outputs), 2)
+
 
 _SIZES = 4
 """Number of sizes of microbatches: quarters of the largest."""
@@ -34,11 +46,15 @@ class Engine(Protocol):
     def max_physical_batch(self) -> int:
         """Examples that are computed at once; changes a release by rounding alone."""
 
+    @property
+    def copies(self) -> int:
+        """Copies in which each example comes."""
+
     def clipped_sum(
         self,
         points: Sequence[Tensors],
         weights: Sequence[float],
-        inputs_B: Tensor,
+        inputs_B: Inputs,
         targets_B: Tensor,
         clip: Clip,
     ) -> Clipped:
@@ -47,9 +63,9 @@ class Engine(Protocol):
         Args:
             points: Evaluation points: parameters by name.
             weights: Weight of the gradient at each point.
-            inputs_B: Shape (B, ...), or (B, copies, ...) if an example has several copies, whose
-                mean gradient is its one gradient.
-            targets_B: Shape (B,).
+            inputs_B: One tensor or several by name, shape (B, ...), or (B, copies, ...) if an
+                example has several copies, whose mean gradient is its one gradient.
+            targets_B: Shape (B, ...).
             clip: Bounds each example's gradient.
         """
 
@@ -59,11 +75,11 @@ class Microbatch(NamedTuple):
 
     Attributes:
         inputs_B: Shape (B, ...), or (B, copies, ...).
-        targets_B: Shape (B,).
+        targets_B: Shape (B, ...).
         present_B: False where a row only fills up the microbatch, and must add nothing.
     """
 
-    inputs_B: Tensor
+    inputs_B: Inputs
     targets_B: Tensor
     present_B: Tensor
 
@@ -71,8 +87,9 @@ class Microbatch(NamedTuple):
         """Flatten copies to examples, shape (copies * B, ...): all first ones, then all second."""
         if copies == 1:
             return self
-        inputs = self.inputs_B.transpose(0, 1).flatten(0, 1)
-        return Microbatch(inputs, self.targets_B.repeat(copies), self.present_B.repeat(copies))
+        inputs = map_inputs(lambda x: x.transpose(0, 1).flatten(0, 1), self.inputs_B)
+        targets = torch.cat([self.targets_B] * copies)
+        return Microbatch(inputs, targets, self.present_B.repeat(copies))
 
 
 @dataclass(frozen=True)
@@ -96,7 +113,7 @@ class MicrobatchEngine:
         self,
         points: Sequence[Tensors],
         weights: Sequence[float],
-        inputs_B: Tensor,
+        inputs_B: Inputs,
         targets_B: Tensor,
         clip: Clip,
     ) -> Clipped:
@@ -104,7 +121,7 @@ class MicrobatchEngine:
         total = self._empty_sum(points[0], clip)
         # other objects than the iterates': what a model attaches to them does not outlive the batch
         points = [{k: self._laid_out(p).detach() for k, p in point.items()} for point in points]
-        inputs_B = self._laid_out(inputs_B)
+        inputs_B = map_inputs(self._laid_out, inputs_B)
         guard = self._guard
         before = copies_of(x.detach() for _, x in name_tensors(points))
         for portion in split_microbatches(inputs_B, targets_B, self.max_physical_batch):
@@ -166,7 +183,7 @@ def per_example_loss(loss: Loss, outputs_B: Tensor, targets_B: Tensor) -> Tensor
 
 
 def split_microbatches(
-    inputs_B: Tensor, targets_B: Tensor, max_physical_batch: int
+    inputs_B: Inputs, targets_B: Tensor, max_physical_batch: int
 ) -> Iterator[Microbatch]:
     """Cut a Poisson batch into microbatches of `max_physical_batch`, none for an empty one.
 
@@ -174,14 +191,14 @@ def split_microbatches(
     then come in few shapes, so that memory is used again and kernels are chosen once.
     """
     quarter = microbatch_sizes(max_physical_batch)[0]
-    for start in range(0, len(inputs_B), max_physical_batch):
-        inputs = inputs_B[start : start + max_physical_batch]
-        targets = targets_B[start : start + max_physical_batch]
-        num = len(inputs)
+    for start in range(0, count_rows(inputs_B), max_physical_batch):
+        rows = slice(start, start + max_physical_batch)
+        inputs, targets = take_rows(inputs_B, rows), targets_B[rows]
+        num = len(targets)
         if num < max_physical_batch and num % quarter:
             missing = min(-num % quarter, max_physical_batch - num)
             inputs, targets = _pad_rows(inputs, missing), _pad_rows(targets, missing)
-        yield Microbatch(inputs, targets, torch.arange(len(inputs), device=inputs.device) < num)
+        yield Microbatch(inputs, targets, torch.arange(len(targets), device=targets.device) < num)
 
 
 def microbatch_sizes(max_physical_batch: int) -> list[int]:
@@ -194,5 +211,5 @@ def microbatch_sizes(max_physical_batch: int) -> list[int]:
     return [*range(quarter, max_physical_batch, quarter), max_physical_batch]
 
 
-def _pad_rows(leaf: Tensor, missing: int) -> Tensor:
-    return torch.cat([leaf, leaf[:1].expand(missing, *leaf.shape[1:])])
+def _pad_rows(inputs: AnyInputs, missing: int) -> AnyInputs:
+    return map_inputs(lambda x: torch.cat([x, x[:1].expand(missing, *x.shape[1:])]), inputs)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from dpsweep.core.flat import convert
+from dpsweep.core.inputs import map_inputs
 from dpsweep.core.types import Clipped, Tensors
 from dpsweep.privacy.clip import LARGEST_SQUARE, SUMMED, Clip, add_clipped, compute_factors
 from dpsweep.privacy.engine.answers import (
@@ -81,7 +82,7 @@ class BookkeepingEngine(MicrobatchEngine):
     ) -> Clipped:
         uses: dict[str, list[LayerCall]] = {}
         asked = portion.flatten_copies(self.copies)
-        asked = asked._replace(inputs_B=self._laid_out(asked.inputs_B))
+        asked = asked._replace(inputs_B=map_inputs(self._laid_out, asked.inputs_B))
         seen = [
             record_calls(self.model, self._layers, self.loss, point, weight, asked)
             for point, weight in zip(points, weights, strict=True)

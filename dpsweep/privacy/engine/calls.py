@@ -1,16 +1,16 @@
-"""Calls of a model by the checks before the first step: on public images, at any point."""
+"""Calls of a model by the checks before the first step: on public inputs, at any point."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from dpsweep.core.device import describe_device_failure
+from dpsweep.core.inputs import Inputs, apply_model, draw_inputs, list_tensors
 from dpsweep.core.memory import find_exhausted_memory
 from dpsweep.core.seeds import derive_public_seed
-from dpsweep.core.types import Tensors
+from dpsweep.core.types import InputSpec, Tensors
 
 FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, IndexError)
 """Errors of a model that cannot be computed in some way."""
@@ -33,10 +33,10 @@ def perturb_parameters(model: nn.Module, rng: torch.Generator) -> Tensors:
     }
 
 
-def draw_images(model: nn.Module, num: int, shape: tuple[int, ...], seed: int) -> Tensor:
-    """Noise of the model's dtype and device, shape (num, *shape)."""
+def draw_examples(model: nn.Module, num: int, spec: InputSpec, seed: int) -> Inputs:
+    """Random inputs of the model's dtype and device, shape (num, ...)."""
     rng = torch.Generator().manual_seed(derive_public_seed(seed, "images for checks"))
-    return torch.randn(num, *shape, generator=rng).to(next(model.parameters()))
+    return draw_inputs(spec, num, rng, next(model.parameters()))
 
 
 @contextmanager
@@ -53,7 +53,7 @@ def isolate_generators(device: torch.device, seed: int | None = None) -> Iterato
         yield
 
 
-def call_model(model: nn.Module, point: Tensors, inputs_B: Tensor, *, grad: bool = True) -> Tensor:
+def call_model(model: nn.Module, point: Tensors, inputs_B: Inputs, *, grad: bool = True) -> Tensor:
     """Compute outputs as a step does (`grad`), or as an evaluation does.
 
     Args:
@@ -70,10 +70,11 @@ def call_model(model: nn.Module, point: Tensors, inputs_B: Tensor, *, grad: bool
     own = [(m._parameters, dict(m._parameters)) for m in model.modules()]
     with torch.set_grad_enabled(grad):
         try:
-            outputs: Tensor = functional_call(model, point, (inputs_B,))
+            outputs = apply_model(model, inputs_B, point)
         except FAILURES as e:
             raise_if_memory_ran_out(e)
-            raise ValueError(f"it does not take a batch of {tuple(inputs_B.shape)} ({e})") from e
+            shapes = " and ".join(str(tuple(x.shape)) for x in list_tensors(inputs_B))
+            raise ValueError(f"it does not take a batch of {shapes} ({e})") from e
         finally:
             for slots, before in own:
                 slots.update(before)  # functional_call forgets to, in a module that has two names

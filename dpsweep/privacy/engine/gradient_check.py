@@ -12,7 +12,6 @@ its calls, or whose gradients vmap gets wrong too, is refused: no engine is righ
 """
 
 import copy
-import math
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,12 +19,19 @@ from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
+from dpsweep.core.inputs import (
+    Inputs,
+    apply_model,
+    draw_inputs,
+    extreme_inputs,
+    replace_row,
+    take_rows,
+)
 from dpsweep.core.seeds import derive_public_seed
-from dpsweep.core.types import PerExample, Tensors
+from dpsweep.core.types import InputSpec, PerExample, Tensors
 from dpsweep.privacy.clip import Automatic, Clip, Flat, clipped_sum
-from dpsweep.privacy.engine.base import Engine, Loss, Microbatch
+from dpsweep.privacy.engine.base import DrawTargets, Engine, Loss, Microbatch, draw_classes
 from dpsweep.privacy.engine.bookkeeping import BookkeepingEngine
 from dpsweep.privacy.engine.calls import (
     FAILURES,
@@ -42,8 +48,6 @@ _EXAMPLES, _COMPARED = 8, 2
 _TRIED: tuple[tuple[Clip, list[float]], ...] = ((Flat(1e18), [1.0]), (Automatic(1.0), [0.5, 0.5]))
 """Clips, and weights of points that are the same. The first clip lets every answer through and
 shows its scale, the second shows its norm; two points show what is left from one to the next."""
-
-_EXTREMES = (math.nan, 1e30, 0.0)
 
 
 @runtime_checkable
@@ -66,55 +70,55 @@ class _Case:
         model: A copy, called through `params`.
         loss: Loss of one example.
         params: Point of the check; away from zeros, which hide paths.
-        inputs_B: Noise, shape (B, ...).
-        targets_B: 0 and 1 in turns, for an answer to another's target to differ; 0 if the model
-            has one class.
+        spec: Inputs of one example.
+        inputs_B: Random, shape (B, ...).
+        targets_B: Others for neighbours, so that an answer to another's target differs.
     """
 
     model: nn.Module
     loss: Loss
     params: Tensors
-    inputs_B: Tensor
+    spec: InputSpec
+    inputs_B: Inputs
     targets_B: Tensor
 
     @classmethod
-    def of(cls, model: nn.Module, loss: Loss, input_shape: tuple[int, ...]) -> "_Case":
+    def of(
+        cls, model: nn.Module, loss: Loss, spec: InputSpec, draw_targets: DrawTargets
+    ) -> "_Case":
         """Draw it, and refuse a model that does not take it."""
         model = copy.deepcopy(model)
         rng = torch.Generator().manual_seed(derive_public_seed(0, "gradient check"))
         like = next(model.parameters())
-        inputs_B = torch.randn(_EXAMPLES, *input_shape, generator=rng).to(like)
+        inputs_B = draw_inputs(spec, _EXAMPLES, rng, like, longest=0.5)
         params = perturb_parameters(model, rng)
-        classes = _count_outputs(model, {k: p.clone() for k, p in params.items()}, inputs_B)
-        targets_B = torch.arange(_EXAMPLES, device=like.device) % min(classes, 2)
-        return cls(model, loss, params, inputs_B, targets_B)
+        shape = output_shape(model, {k: p.clone() for k, p in params.items()}, inputs_B)
+        targets_B = draw_targets(_EXAMPLES, shape).to(like.device)
+        return cls(model, loss, params, spec, inputs_B, targets_B)
 
     @property
     def dtype(self) -> torch.dtype:
         """Precision of the model."""
-        return self.inputs_B.dtype
+        return next(iter(self.params.values())).dtype
 
     @property
-    def compared(self) -> tuple[Tensor, Tensor]:
+    def compared(self) -> tuple[Inputs, Tensor]:
         """Inputs and targets of the examples that are compared with plain autograd."""
-        return self.inputs_B[:_COMPARED], self.targets_B[:_COMPARED]
+        return take_rows(self.inputs_B, slice(_COMPARED)), self.targets_B[:_COMPARED]
 
-    def extreme_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def extreme_batches(self) -> Iterator[tuple[Inputs, Tensor]]:
         """Inputs and targets with another first example."""
-        for value in _EXTREMES:
-            inputs_B = self.inputs_B.clone()
-            inputs_B[0] = value
-            yield inputs_B, self.targets_B
-        targets_B = self.targets_B.clone()
-        targets_B[0] = targets_B.max()
-        yield self.inputs_B, targets_B
+        for example in extreme_inputs(self.spec, next(iter(self.params.values()))):
+            yield replace_row(self.inputs_B, 0, example), self.targets_B
+        yield self.inputs_B, replace_row(self.targets_B, 0, self.targets_B[1:2])
 
 
 def find_wrong_gradients(
     model: nn.Module,
     loss: Loss,
-    input_shape: tuple[int, ...],
+    spec: InputSpec,
     make: EngineFactory = BookkeepingEngine,
+    draw_targets: DrawTargets = draw_classes,
 ) -> str | None:
     """Say why an engine cannot be used with `model`; None if it can. Nothing private is touched.
 
@@ -124,7 +128,7 @@ def find_wrong_gradients(
         ValueError: If plain autograd cannot run it.
     """
     with isolate_generators(next(model.parameters()).device):
-        case = _Case.of(model, loss, input_shape)
+        case = _Case.of(model, loss, spec, draw_targets)
         expected, again = _reference_gradients(case), _reference_gradients(case)
         check_repeats(expected.values(), again.values(), case.dtype)
         try:
@@ -142,10 +146,11 @@ def find_wrong_gradients(
 def _reference_gradients(case: _Case) -> PerExample:
     answers: dict[str, list[Tensor]] = {key: [] for key in case.params}
     inputs_B, targets_B = case.compared
-    for x, y in zip(torch.split(inputs_B, 1), torch.split(targets_B, 1), strict=True):
+    for i in range(_COMPARED):
+        x, y = take_rows(inputs_B, slice(i, i + 1)), targets_B[i : i + 1]
         leaves = {key: p.clone().requires_grad_() for key, p in case.params.items()}
         try:
-            value = case.loss(functional_call(case.model, leaves, (x,)), y)
+            value = case.loss(apply_model(case.model, x, leaves), y)
             grads = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
         except FAILURES as e:
             raise_if_memory_ran_out(e)
@@ -181,7 +186,7 @@ def _find_mixing_layer(case: _Case, engine: Engine) -> str | None:
     if isinstance(engine, VmapEngine):  # which never has two examples in a call
         return None
     assert isinstance(engine, ExaminedEngine)
-    present_B = torch.ones(_EXAMPLES, dtype=torch.bool, device=case.inputs_B.device)
+    present_B = torch.ones(_EXAMPLES, dtype=torch.bool, device=case.targets_B.device)
     whole = Microbatch(case.inputs_B, case.targets_B, present_B)
     before, rounding = engine.seen(case.params, whole), 0.0
     for inputs_B, targets_B in case.extreme_batches():
@@ -202,8 +207,8 @@ def _flatten(seen: dict[str, list[Tensor]]) -> list[Tensor]:
     return [x for tensors in seen.values() for x in tensors]
 
 
-def _count_outputs(model: nn.Module, params: Tensors, inputs_B: Tensor) -> int:
-    """Count the numbers that the model returns for an example.
+def output_shape(model: nn.Module, params: Tensors, inputs_B: Inputs) -> tuple[int, ...]:
+    """Shape of what the model returns for one example.
 
     Raises:
         ValueError: If it does not take the images.
@@ -211,6 +216,6 @@ def _count_outputs(model: nn.Module, params: Tensors, inputs_B: Tensor) -> int:
     call_model(model, params, inputs_B, grad=False)
     outputs_B = call_model(model, params, inputs_B)
     try:
-        return outputs_B[0].numel()
+        return tuple(outputs_B[0].shape)
     except FAILURES as e:
         raise ValueError(f"it returns a {type(outputs_B).__name__}, no tensor of logits") from e

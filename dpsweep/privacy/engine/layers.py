@@ -7,7 +7,7 @@ one, over m times the positions. A layer without a rule is a black box: vmap ove
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 
 import torch
 from torch import Tensor, nn
@@ -74,7 +74,7 @@ def find_sites(model: nn.Module) -> dict[str, Site]:
         if can_attend(module):
             put(name, module, attention_in, IN)
             put(name, module, attention_out, OUT)
-        elif rule := RULES.get(type(module)):
+        elif rule := find_rule(module):
             put(name, module, rule)
         elif list(module.parameters(recurse=False)):
             put(name, module, black_box)
@@ -126,11 +126,24 @@ def find_written_out(model: nn.Module) -> list[Tensor]:
     return [p for layer in layers for p in layer.parameters()]
 
 
+def find_rule(layer: nn.Module) -> Rule | None:
+    """Return the rule of a layer's own class; None for a black box."""
+    kind = type(layer)
+    return RULES.get(kind) or _RULES_BY_NAME.get(f"{kind.__module__}.{kind.__qualname__}")
+
+
 def linear(
     layer: nn.Module, uses: Sequence[LayerCall], wanted: frozenset[str]
 ) -> dict[str, ParameterGradients]:
     """A -> W a + b at each position."""
     return _affine(uses, "weight", "bias", wanted)
+
+
+def transposed_linear(
+    layer: nn.Module, uses: Sequence[LayerCall], wanted: frozenset[str]
+) -> dict[str, ParameterGradients]:
+    """A -> a W + b at each position, with W of shape (inputs, outputs), as in GPT-2."""
+    return _affine(uses, "weight", "bias", wanted, transposed=True)
 
 
 def attention_in(
@@ -212,14 +225,15 @@ def layer_norm(
     layer: nn.Module, uses: Sequence[LayerCall], wanted: frozenset[str]
 ) -> dict[str, ParameterGradients]:
     """A -> W o normal(a) + b, with W over the last axes, and positions before them."""
-    assert isinstance(layer, nn.LayerNorm)
-    shape = layer.normalized_shape
+    assert isinstance(layer, nn.LayerNorm | nn.RMSNorm)
+    shape = tuple(layer.normalized_shape)
+    if isinstance(layer, nn.LayerNorm):
+        normal = partial(F.layer_norm, normalized_shape=shape, eps=layer.eps)
+    else:
+        normal = partial(F.rms_norm, normalized_shape=shape, eps=layer.eps)
     answers: dict[str, ParameterGradients] = {}
     if "weight" in wanted:
-        parts = (
-            use.weighted(F.layer_norm(use.inputs[0], shape, eps=layer.eps) * use.grad)
-            for use in uses
-        )
+        parts = (use.weighted(normal(use.inputs[0]) * use.grad) for use in uses)
         answers["weight"] = WrittenOut(_sum_parts(_sum_positions(part, shape) for part in parts))
     if "bias" in wanted:
         answers["bias"] = WrittenOut(
@@ -292,10 +306,14 @@ RULES: Mapping[type[nn.Module], Rule] = {
     StandardConv2d: standard_conv2d,
     nn.GroupNorm: norm,
     nn.LayerNorm: layer_norm,
+    nn.RMSNorm: layer_norm,
     nn.Embedding: embedding,
     CirculantLinear: circulant,
 }
 """Exact types: a subclass may compute something else, and is a black box."""
+
+_RULES_BY_NAME: Mapping[str, Rule] = {"transformers.pytorch_utils.Conv1D": transposed_linear}
+"""Classes of packages that need not be installed."""
 
 
 _BILINEAR = frozenset({linear, circulant})
@@ -304,13 +322,19 @@ position for an input of shape (B, features)."""
 
 
 def _affine(
-    uses: Sequence[LayerCall], weight: str, bias: str, wanted: frozenset[str]
+    uses: Sequence[LayerCall],
+    weight: str,
+    bias: str,
+    wanted: frozenset[str],
+    *,
+    transposed: bool = False,
 ) -> dict[str, ParameterGradients]:
     inputs = [use.inputs[0].reshape(len(use.grad), -1, use.inputs[0].shape[-1]) for use in uses]
     grads = [use.weighted(use.grad).reshape(len(use.grad), -1, use.grad.shape[-1]) for use in uses]
     answers: dict[str, ParameterGradients] = {}
     if weight in wanted:
-        outer = OuterProducts(_concatenate(inputs), _concatenate(grads))
+        left, right = (grads, inputs) if transposed else (inputs, grads)
+        outer = OuterProducts(_concatenate(left), _concatenate(right))
         answers[weight] = outer if outer.ghost_norm_is_cheaper else WrittenOut(outer.each())
     if bias in wanted:
         answers[bias] = WrittenOut(_sum_parts(g.sum(1) for g in grads))

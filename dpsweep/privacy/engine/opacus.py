@@ -13,6 +13,7 @@ import torch
 from opacus.grad_sample import GradSampleModule
 from torch import Tensor, nn
 
+from dpsweep.core.inputs import apply_model
 from dpsweep.core.types import Clipped, PerExample, Tensors
 from dpsweep.privacy.clip import Clip, clipped_sum, layer_of
 from dpsweep.privacy.engine.base import Microbatch, MicrobatchEngine, per_example_loss
@@ -47,7 +48,7 @@ class OpacusEngine(MicrobatchEngine):
             for key, p in own.items():
                 p.copy_(point[key])
                 p.grad = p.grad_sample = None
-        outputs = self._hooked(portion.inputs_B)
+        outputs = apply_model(self._hooked, portion.inputs_B)
         losses_B = per_example_loss(self.loss, outputs, portion.targets_B)
         torch.autograd.backward(losses_B.sum())
         num = len(portion.present_B)

@@ -1,4 +1,4 @@
-"""Check that a model returns the same again for the same images, at the same weights.
+"""Check that a model returns the same again for the same inputs, at the same weights.
 
 A model that does not draws at random or remembers earlier calls, perhaps where state_guard.py
 cannot look (a closure, a global, code outside Python). On a CPU a pass is the same bit for bit.
@@ -14,9 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from dpsweep.core.errors import ConfigError
+from dpsweep.core.inputs import device_of
+from dpsweep.core.types import InputSpec
 from dpsweep.privacy.engine.calls import (
     call_model,
-    draw_images,
+    draw_examples,
     isolate_generators,
     perturb_parameters,
 )
@@ -97,18 +99,18 @@ class Probe:
 
     Attributes:
         model: The model.
-        input_shape: Shape of one example.
+        spec: Inputs of one example.
         outputs_B: Its outputs for them before training.
     """
 
     model: nn.Module
-    input_shape: tuple[int, ...]
+    spec: InputSpec
     outputs_B: Tensor
 
     @classmethod
-    def of(cls, model: nn.Module, input_shape: tuple[int, ...]) -> "Probe":
+    def of(cls, model: nn.Module, spec: InputSpec) -> "Probe":
         """Compute the outputs before training."""
-        return cls(model, input_shape, _compute_outputs(model, input_shape))
+        return cls(model, spec, _compute_outputs(model, spec))
 
     def check(self) -> None:
         """Compute the outputs again, and compare.
@@ -116,12 +118,12 @@ class Probe:
         Raises:
             ConfigError: If the outputs are others than before.
         """
-        now_B = _compute_outputs(self.model, self.input_shape)
+        now_B = _compute_outputs(self.model, self.spec)
         check_repeats([self.outputs_B], [now_B], now_B.dtype)
 
 
-def _compute_outputs(model: nn.Module, shape: tuple[int, ...]) -> Tensor:
+def _compute_outputs(model: nn.Module, spec: InputSpec) -> Tensor:
     point = perturb_parameters(model, torch.Generator().manual_seed(_SEED))
-    inputs_B = draw_images(model, _EXAMPLES, shape, _SEED)
-    with isolate_generators(inputs_B.device):
+    inputs_B = draw_examples(model, _EXAMPLES, spec, _SEED)
+    with isolate_generators(device_of(inputs_B)):
         return call_model(model, point, inputs_B).detach()

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from dpsweep.core.types import Clipped, Tensors
+from dpsweep.core.inputs import apply_model, map_inputs, zero_inputs
+from dpsweep.core.types import Clipped, InputSpec, Tensors
 from dpsweep.privacy.clip import Clip
-from dpsweep.privacy.engine.base import Engine
+from dpsweep.privacy.engine.base import DrawTargets, Engine, draw_classes
 from dpsweep.privacy.engine.layers import find_written_out
 from dpsweep.privacy.engine.state_guard import deep_copy
 from dpsweep.privacy.query import Query
@@ -42,7 +42,7 @@ _COPIES = {"bookkeeping": 1, "vmap": 3, "opacus": 3}
 
 def choose_batch(
     model: nn.Module,
-    input_shape: tuple[int, ...],
+    spec: InputSpec,
     batch_size: int,
     engine: str,
     copies: int = 1,
@@ -51,12 +51,12 @@ def choose_batch(
 
     Args:
         model: The model.
-        input_shape: Of one example.
+        spec: Inputs of one example.
         batch_size: Expected size of a batch.
         engine: Name of the engine.
         copies: Of each example.
     """
-    each = estimate_bytes_per_example(model, input_shape, engine, copies)
+    each = estimate_bytes_per_example(model, spec, engine, copies)
     parts = round(batch_size / max(1.0, min(_CPU_BYTES / each, _CPU_EXAMPLES / copies)))
     return _even_part(batch_size, max(1, parts))
 
@@ -66,8 +66,9 @@ def choose_gpu_batch(
     query: Query,
     clip: Clip,
     params: Tensors,
-    input_shape: tuple[int, ...],
+    spec: InputSpec,
     batch_size: int,
+    draw_targets: DrawTargets = draw_classes,
     *,
     gpu_bytes: float,
     held_bytes: int,
@@ -82,14 +83,15 @@ def choose_gpu_batch(
         query: Of the method; its points are in memory together.
         clip: The style of clipping.
         params: The model's parameters, on the GPU.
-        input_shape: Of one example, its copies included.
+        spec: Inputs of one example.
         batch_size: Expected size of a batch.
+        draw_targets: Draws targets.
         gpu_bytes: Memory of the GPU that is the trial's.
         held_bytes: What lies there throughout: data, iterates, optimizer and filter state.
     """
 
     def peak(rows: int) -> int:
-        return measure_peak_bytes(engine(rows), query, clip, params, input_shape, rows)
+        return measure_peak_bytes(engine(rows), query, clip, params, spec, rows, draw_targets)
 
     few, more = peak(_FEW), peak(_MORE)
     each = max(1.0, (more - few) / (_MORE - _FEW))
@@ -118,16 +120,21 @@ def measure_peak_bytes(
     query: Query,
     clip: Clip,
     params: Tensors,
-    input_shape: tuple[int, ...],
+    spec: InputSpec,
     rows: int,
+    draw_targets: DrawTargets = draw_classes,
 ) -> int:
-    """Most bytes alive at once while a batch of black images passes through `engine`.
+    """Most bytes alive at once while a batch of zeros passes through `engine`.
 
     Weights and iterates, which lie there before, do not count.
     """
     first = next(iter(params.values()))
-    inputs_B = torch.zeros(rows, *input_shape, device=first.device, dtype=first.dtype)
-    targets_B = torch.zeros(rows, dtype=torch.int64, device=first.device)
+    inputs_B = zero_inputs(spec, rows, first)
+    with torch.no_grad():
+        outputs = apply_model(engine.model, zero_inputs(spec, 1, first), params)
+    targets_B = draw_targets(rows, tuple(outputs.shape[1:])).to(first.device)
+    if engine.copies > 1:
+        inputs_B = map_inputs(lambda x: torch.stack([x] * engine.copies, 1), inputs_B)
     trail = [{k: p.detach().clone() for k, p in params.items()} for _ in range(query.memory)]
 
     def oracle(points: Sequence[Tensors], weights: Sequence[float]) -> Clipped:
@@ -176,17 +183,17 @@ class PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def estimate_bytes_per_example(
-    model: nn.Module, input_shape: tuple[int, ...], engine: str, copies: int = 1
+    model: nn.Module, spec: InputSpec, engine: str, copies: int = 1
 ) -> int:
     """Estimate the bytes of one example: activations, their gradients, its gradient if written out.
 
-    Measured by passes over black images, in which autograd notes what it keeps. What one image
+    Measured by passes over inputs of zeros, in which autograd notes what it keeps. What one example
     more adds is an example's own; the rest, such as spectra of the weights, is kept once.
     """
     # on a copy: a first call of the model itself would hide an initialisation from data, which
     # the state guard's check looks for later
     tried = deep_copy(model)
-    kept = _measure_saved_bytes(tried, input_shape, 3) - _measure_saved_bytes(tried, input_shape, 2)
+    kept = _measure_saved_bytes(tried, spec, 3) - _measure_saved_bytes(tried, spec, 2)
     own = find_written_out(model) if engine == "bookkeeping" else list(model.parameters())
     gradients = _COPIES[engine] * sum(p.nbytes for p in own)
     if engine == "opacus":  # it writes out one for each copy
@@ -194,7 +201,7 @@ def estimate_bytes_per_example(
     return 2 * copies * kept + gradients
 
 
-def _measure_saved_bytes(model: nn.Module, input_shape: tuple[int, ...], num_examples: int) -> int:
+def _measure_saved_bytes(model: nn.Module, spec: InputSpec, num_examples: int) -> int:
     """Bytes that a pass keeps for its way back, and those of the outputs."""
     weights = {k: p.detach().requires_grad_() for k, p in model.named_parameters()}
     state = weights | {k: x.clone() for k, x in model.named_buffers()}
@@ -204,10 +211,9 @@ def _measure_saved_bytes(model: nn.Module, input_shape: tuple[int, ...], num_exa
         kept[x.untyped_storage()._cdata] = x
         return x
 
-    first = next(iter(weights.values()))
-    inputs = torch.zeros((num_examples, *input_shape), device=first.device, dtype=first.dtype)
+    inputs = zero_inputs(spec, num_examples, next(iter(weights.values())))
     with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
-        outputs = functional_call(model, state, (inputs,))
+        outputs = apply_model(model, inputs, state)
     for p in state.values():
         kept.pop(p.untyped_storage()._cdata, None)
     return int(sum(x.untyped_storage().nbytes() for x in kept.values()) + outputs.nbytes)

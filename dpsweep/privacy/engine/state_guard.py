@@ -42,9 +42,11 @@ from torch import Tensor, nn
 
 from dpsweep.core.errors import ConfigError
 from dpsweep.core.flat import in_memory_order
+from dpsweep.core.inputs import Inputs, device_of, zero_inputs
+from dpsweep.core.types import InputSpec
 from dpsweep.privacy.engine.calls import (
     call_model,
-    draw_images,
+    draw_examples,
     isolate_generators,
     perturb_parameters,
 )
@@ -163,12 +165,12 @@ class StateGuard:
         return _Walk(self._model, self._skipped, self._written, exact=self._exact)
 
 
-def check_stateless(model: nn.Module, input_shape: tuple[int, ...]) -> None:
+def check_stateless(model: nn.Module, spec: InputSpec) -> None:
     """Refuse a model that remembers what it is called on. It is called on copies of it alone.
 
     Args:
         model: As it was built: after a first call, an initialisation from data cannot be seen.
-        input_shape: Of one example.
+        spec: Inputs of one example.
 
     Raises:
         ConfigError: If its state depends on its first inputs, or changes in later calls.
@@ -176,7 +178,7 @@ def check_stateless(model: nn.Module, input_shape: tuple[int, ...]) -> None:
     """
     one, two = (deep_copy(model) for _ in range(2))
     for seed, module in enumerate((one, two)):
-        inputs = draw_images(module, 2, input_shape, seed)
+        inputs = draw_examples(module, 2, spec, seed)
         _call_twice(module, inputs)
     guard = StateGuard(one)
     if what := guard.difference(StateGuard(two)):
@@ -187,23 +189,23 @@ def check_stateless(model: nn.Module, input_shape: tuple[int, ...]) -> None:
     for seed, (num, grad) in enumerate(((3, True), (5, False)), 2):
         point = perturb_parameters(one, torch.Generator().manual_seed(seed))
         before = [p.clone() for p in point.values()]
-        inputs = draw_images(one, num, input_shape, seed)
-        with isolate_generators(inputs.device):
+        inputs = draw_examples(one, num, spec, seed)
+        with isolate_generators(device_of(inputs)):
             call_model(one, point, inputs, grad=grad)
         guard.check(((f"parameter {k!r}", p) for k, p in point.items()), before)
 
 
-def warm_up(model: nn.Module, input_shape: tuple[int, ...]) -> None:
-    """Call `model` on black images, so that what it caches at a first call is there."""
-    _call_twice(model, torch.zeros_like(draw_images(model, 2, input_shape, 0)))
+def warm_up(model: nn.Module, spec: InputSpec) -> None:
+    """Call `model` on inputs of zeros, so that what it caches at a first call is there."""
+    _call_twice(model, zero_inputs(spec, 2, next(model.parameters())))
 
 
-def _call_twice(model: nn.Module, inputs_B: Tensor) -> None:
+def _call_twice(model: nn.Module, inputs_B: Inputs) -> None:
     """With autograd and without, at the model's own weights, and with draws of a fixed seed.
 
     Some models make layers at their first call, with weights that are drawn then.
     """
-    with isolate_generators(inputs_B.device, seed=0):
+    with isolate_generators(device_of(inputs_B), seed=0):
         for grad in (True, False):
             point = {k: p.detach().clone() for k, p in model.named_parameters()}
             call_model(model, point, inputs_B, grad=grad)

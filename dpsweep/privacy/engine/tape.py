@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
+from dpsweep.core.inputs import apply_model, count_rows
 from dpsweep.core.types import Tensors
 from dpsweep.privacy.engine.attention import Note, attend, can_attend
 from dpsweep.privacy.engine.base import Loss, Microbatch, per_example_loss
@@ -96,7 +96,7 @@ def record_calls(
         portion: The examples.
     """
     calls: list[tuple[str, tuple[Any, ...], tuple[int, ...], Tensor]] = []
-    num = len(portion.inputs_B)
+    num = count_rows(portion.inputs_B)
 
     def note(name: str, inputs: tuple[Any, ...], output: object) -> None:
         if not isinstance(output, Tensor) or not output.dim() or len(output) != num:
@@ -107,7 +107,7 @@ def record_calls(
         calls.append((name, seen, _versions(seen), output))
 
     with _watch_layers(layers, note), torch.enable_grad():
-        logits = functional_call(model, params, (portion.inputs_B,))
+        logits = apply_model(model, portion.inputs_B, params)
         losses_B = per_example_loss(loss, logits, portion.targets_B)
         outputs = [output for *_, output in calls]
         grads = torch.autograd.grad(losses_B.sum(), outputs, allow_unused=True)

@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 
+from dpsweep.core.inputs import Inputs, apply_model, map_inputs
 from dpsweep.core.types import Clipped, PerExample, Tensors
 from dpsweep.privacy.clip import Clip, clipped_sum
 from dpsweep.privacy.engine.base import Microbatch, MicrobatchEngine
@@ -32,10 +33,10 @@ class VmapEngine(MicrobatchEngine):
         self,
         points: Sequence[Tensors],
         weights: Sequence[float],
-        inputs_B: Tensor,
+        inputs_B: Inputs,
         targets_B: Tensor,
     ) -> PerExample:
-        def combined(offset: Tensors, x: Tensor, y: Tensor) -> Tensor:
+        def combined(offset: Tensors, x: Inputs, y: Tensor) -> Tensor:
             terms = [
                 weight * self._loss_at({k: p + offset[k] for k, p in point.items()}, x, y)
                 for point, weight in zip(points, weights, strict=True)
@@ -46,7 +47,7 @@ class VmapEngine(MicrobatchEngine):
         answers: Callable[..., Tensors] = vmap(grad(combined), in_dims=(None, 0, 0))
         return PerExample(answers(zero, inputs_B, targets_B))
 
-    def _loss_at(self, params: Tensors, x: Tensor, y: Tensor) -> Tensor:
-        copies = x if self.copies > 1 else x.unsqueeze(0)
-        outputs = functional_call(self.model, params, (copies,))
-        return self.loss(outputs, y.expand(self.copies))
+    def _loss_at(self, params: Tensors, x: Inputs, y: Tensor) -> Tensor:
+        copies = x if self.copies > 1 else map_inputs(lambda leaf: leaf.unsqueeze(0), x)
+        outputs = apply_model(self.model, copies, params)
+        return self.loss(outputs, y.expand(self.copies, *y.shape))

@@ -18,6 +18,7 @@ from dpsweep.core.circulant import CirculantLinear
 from dpsweep.core.errors import ConfigError
 from dpsweep.core.weight_standardization import StandardConv2d, standardize_weight
 from dpsweep.models import build_model
+from dpsweep.models.huggingface import HuggingFace
 from dpsweep.models.own import Own, Timm, Torchvision, import_folder
 from dpsweep.models.parts import saved_tensors
 
@@ -58,13 +59,18 @@ def model_code(config: TrialConfig) -> Code:
         with import_folder(config.model.folder):
             _compare(code, build_model(config.model, spec, config.seed), spec.shape)
         return code
+    if isinstance(config.model, HuggingFace):
+        raise ConfigError(
+            "model.name: huggingface is a model of the package transformers. Export it with "
+            "--format huggingface"
+        )
     if isinstance(config.model, Torchvision | Timm):
         raise ConfigError(
             f"model.name: {config.model.name} is another package's model with layers replaced by "
             f"us, and that cannot be written out as a script. Export it with --format yaml or "
             f"--register NAME, or make it by a function of your own: model: {{name: own, ...}}"
         )
-    model = config.model.build(spec.shape, spec.num_classes)
+    model = config.model.build_for(spec)
     writer = _Writer()
     expression = writer.expression(model)
     code = Code(tuple(sorted(writer.imports)), "\n\n\n".join(writer.definitions), expression)
@@ -72,7 +78,7 @@ def model_code(config: TrialConfig) -> Code:
     return code
 
 
-def _call(model: Own, shape: tuple[int, int, int], num_classes: int) -> Code:
+def _call(model: Own, shape: tuple[int, ...], num_classes: int) -> Code:
     """A call of the user's function; not where it lies, as a script may be given away."""
     module, _, function = model.function.partition(":")
     arguments = {"shape": shape, "num_classes": num_classes, **model.arguments}
@@ -141,7 +147,7 @@ class _Writer:
         return f"{name}(\n{inner},\n)" if arguments else f"{name}()"
 
 
-def _compare(code: Code, model: nn.Module, shape: tuple[int, int, int]) -> None:
+def _compare(code: Code, model: nn.Module, shape: tuple[int, ...]) -> None:
     """Build what was written, and compare it with the model.
 
     Raises:

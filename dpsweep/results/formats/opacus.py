@@ -22,6 +22,7 @@ from dpsweep.optim.schedule import Cosine
 from dpsweep.optim.sgd import Sgd
 from dpsweep.privacy.engine import make_engine
 from dpsweep.privacy.geometry import IDENTITY
+from dpsweep.privacy.release import GRID_BITS
 from dpsweep.privacy.statement import format_delta, format_epsilon
 from dpsweep.results.formats.layers import model_code
 from dpsweep.results.formats.reading import reading_code
@@ -96,7 +97,7 @@ class Private(DPOptimizer):
 
     def add_noise(self):
         std = self.noise_multiplier * self.max_grad_norm
-        grid = 2.0 ** (math.floor(math.log2(std)) - 30) if std else 0.0
+        grid = 2.0 ** (math.floor(math.log2(std)) - $grid_bits) if std else 0.0
         for p in self.params:
             noise = torch.from_numpy(SECRET.standard_normal(tuple(p.shape)))
             total = p.summed_grad.cpu().double() + std * noise
@@ -207,6 +208,7 @@ def to_opacus(config: TrialConfig) -> str:
         schedule=_schedule(config),
         reading=reading.code,
         dtype=f"torch.{config.train.dtype}",
+        grid_bits=GRID_BITS,
         average_start=_AVERAGE_START if config.train.ema else "",
         average_step=_average_step(config.train.ema),
     )

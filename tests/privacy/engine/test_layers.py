@@ -6,6 +6,8 @@ test_attention.py.
 
 import math
 from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -29,8 +31,8 @@ from dpsweep.core.weight_standardization import StandardConv2d
 from dpsweep.privacy.engine import layers
 from dpsweep.privacy.engine.answers import OuterProducts, ParameterGradients, WrittenOut
 from dpsweep.privacy.engine.layers import (
-    RULES,
     find_black_boxes,
+    find_rule,
     find_sites,
     find_written_out,
     merge_calls,
@@ -69,6 +71,8 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], list[tuple[int, ...]]]] = {
     "layer norm, two axes": (lambda: nn.LayerNorm((3, 4)), [(3, 4)]),
     "layer norm, two axes, positions": (lambda: nn.LayerNorm((3, 4), eps=0.1), [(2, 3, 4)]),
     "layer norm, no bias": (lambda: nn.LayerNorm(4, bias=False), [(5, 4)]),
+    "RMS norm": (lambda: nn.RMSNorm(4), [(5, 4)]),
+    "RMS norm, two axes, positions": (lambda: nn.RMSNorm((3, 4), eps=0.1), [(2, 3, 4)]),
     "group norm": (lambda: nn.GroupNorm(2, 4), [(4, 3, 5)]),
     "group norm, vectors": (lambda: nn.GroupNorm(2, 4, eps=0.1), [(4,)]),
     "group norm, volumes": (lambda: nn.GroupNorm(1, 4), [(4, 2, 3, 2)]),
@@ -79,6 +83,9 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], list[tuple[int, ...]]]] = {
     "black box of torch's": (lambda: nn.PReLU(4), [(4, 5)]),
     "black box, bilinear": (lambda: nn.Bilinear(4, 2, 3), [(4,), (2,)]),
 }
+if find_spec("transformers") is not None:  # of the extra `text`
+    Conv1D = import_module("transformers.pytorch_utils").Conv1D
+    LAYERS["transposed linear"] = (lambda: Conv1D(3, 4), [(5, 4)])
 SPOILT = [(kind, "gradient") for kind in LAYERS] + [
     (kind, "input") for kind, (_, shapes) in LAYERS.items() if shapes
 ]
@@ -109,7 +116,7 @@ def used(kind: str, layer: nn.Module, weights=BOTH_SIGNS) -> list[LayerCall]:
 
 def answers(layer: nn.Module, uses: list[LayerCall]) -> dict[str, ParameterGradients]:
     wanted = frozenset(k for k, _ in layer.named_parameters())
-    return RULES.get(type(layer), layers.black_box)(layer, uses, wanted)
+    return (find_rule(layer) or layers.black_box)(layer, uses, wanted)
 
 
 @pairs(kind=LAYERS.keys(), weights=QUERIES, cheap=FORMS)
@@ -168,7 +175,7 @@ def test_example_that_is_not_finite_leaves_the_others_as_they_are(monkeypatch, s
 def test_only_what_is_wanted_is_answered(kind):
     layer = built(kind)
     uses = used(kind, layer)
-    rule = RULES.get(type(layer), layers.black_box)
+    rule = find_rule(layer) or layers.black_box
     for key, _ in layer.named_parameters():
         assert set(rule(layer, uses, frozenset({key}))) == {key}
 
@@ -230,6 +237,16 @@ def test_subclass_may_compute_something_else_and_is_a_black_box():
             return 2 * super().forward(x)
 
     assert find_black_boxes(nn.Sequential(Doubled(4, 3))) == ["'0' (Doubled)"]
+
+
+@pytest.mark.skipif("transposed linear" not in LAYERS, reason="needs the extra text")
+def test_gpt2s_layer_has_a_rule_and_its_subclass_none():
+    class Doubled(Conv1D):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * super().forward(x)
+
+    assert find_black_boxes(nn.Sequential(Conv1D(3, 4))) == []
+    assert find_black_boxes(nn.Sequential(Doubled(3, 4))) == ["'0' (Doubled)"]
 
 
 def test_kernels_and_black_boxes_may_be_written_out():

@@ -78,6 +78,31 @@ def _shared() -> nn.Module:
     return net
 
 
+class Rotary(nn.Module):
+    """Attention whose queries and keys are turned by angles of their positions (Su et al. 2021)."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query, self.key, self.value = (nn.Linear(width, width, bias=False) for _ in range(3))
+        half = width // heads // 2
+        self.register_buffer("rates", 100.0 ** -(torch.arange(half) / half))
+
+    def turned(self, x: Tensor) -> Tensor:
+        x = x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        angle = torch.arange(x.shape[2])[:, None] * self.rates
+        one, two = x.chunk(2, -1)
+        cos, sin = angle.cos(), angle.sin()
+        return torch.cat([one * cos - two * sin, one * sin + two * cos], -1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        value = self.value(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        mixed = F.scaled_dot_product_attention(
+            self.turned(self.query(x)), self.turned(self.key(x)), value, is_causal=True
+        )
+        return mixed.transpose(1, 2).flatten(2)
+
+
 ZOO: dict[str, Callable[[], nn.Module]] = {
     "convolutions": lambda: nn.Sequential(
         nn.Conv2d(2, 4, 3, padding=1, padding_mode="reflect"),
@@ -125,6 +150,13 @@ ZOO: dict[str, Callable[[], nn.Module]] = {
     "transformer": lambda: Net(
         lambda net, x: net.block(x.flatten(1, 2))[:, :4, 0],
         block=nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True),
+    ),
+    "rotary attention": lambda: Net(
+        lambda net, x: net.out(net.norm(net.attend(net.enter(x.flatten(1, 2)))))[:, :4, 0],
+        enter=nn.Linear(6, 8),
+        attend=Rotary(8, 2),
+        norm=nn.RMSNorm(8),
+        out=nn.Linear(8, 2),
     ),
     "black boxes": lambda: Net(
         lambda net, x: net.out(net.curve(net.gate(x[:, 0], x[:, 1])).flatten(1)),

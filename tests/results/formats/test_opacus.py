@@ -1,5 +1,6 @@
 """The script for Opacus is the trial: sigma, rate, steps, clip norm, schedule, optimizer, model."""
 
+import math
 import os
 import re
 import statistics
@@ -12,6 +13,7 @@ from dpsweep.config.plan import plan_privacy
 from dpsweep.config.source import read_yaml
 from dpsweep.config.trial import load_trial, resolve_trial_source
 from dpsweep.core.errors import ConfigError
+from dpsweep.privacy.release import GRID_BITS
 from dpsweep.results.formats.opacus import to_opacus
 
 REFUSED = {
@@ -100,6 +102,27 @@ def test_a_gradient_that_is_not_finite_counts_as_zero_in_every_layer(value):
         assert not sums[2][p].any()
         assert not sums[3][p].any()
     assert all(part.isfinite().all() and part.any() for part in sums[0])
+
+
+def test_a_release_lies_on_the_grid_of_ours_and_no_finer():
+    import torch
+    from torch import nn
+
+    space = loaded(to_opacus(trial()))
+    model = space["GradSampleModule"](nn.Linear(300, 20, bias=False), loss_reduction="sum")
+    optimizer = space["Private"](
+        torch.optim.SGD(model.parameters()),
+        noise_multiplier=3.0,
+        max_grad_norm=0.7,
+        expected_batch_size=4,
+    )
+    (weight,) = optimizer.params
+    weight.data = weight.data.double()
+    weight.summed_grad = torch.rand(20, 300, dtype=torch.float64)
+    optimizer.add_noise()
+    steps = weight.grad / 2.0 ** (math.floor(math.log2(3.0 * 0.7)) - GRID_BITS)
+    assert torch.equal(steps, steps.round())
+    assert (steps.long() % 2).any(), "the grid is coarser"
 
 
 def test_it_names_no_dpsweep_and_the_very_numbers_of_the_trial():

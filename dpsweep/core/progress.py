@@ -1,0 +1,72 @@
+"""Long work outside training, in chunks: a line on standard error now and then."""
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+_FIRST_SECONDS, _SECONDS = 5.0, 30.0
+
+
+class ProgressLines:
+    """Print how far work has come and how long the rest takes; nothing if it is soon done.
+
+    Args:
+        what: Begins each line.
+        total: Size of the work.
+        unit: What is counted, such as "images".
+    """
+
+    def __init__(self, what: str, total: int, unit: str) -> None:
+        self._what, self._total, self._unit = what, total, unit
+        self._done, self._begun, self._lock = 0, time.monotonic(), threading.Lock()
+        self._due = self._begun + _FIRST_SECONDS
+
+    def advance(self, count: int) -> None:
+        """Count more as done; any thread may."""
+        with self._lock:
+            self._done += count
+            now = time.monotonic()
+            if now < self._due or self._done >= self._total:
+                return
+            self._due = now + _SECONDS
+            left = (now - self._begun) * (self._total - self._done) / self._done
+        print(
+            f"{self._what}: {self._done} of {self._total} {self._unit}, {format_rest(left)} left",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def format_rest(seconds: float) -> str:
+    """Round a time that is left, as it is an estimate.
+
+    >>> format_rest(42.3), format_rest(754), format_rest(9000)
+    ('42 s', '13 min', '2.5 h')
+    """
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def run_chunks(
+    work: Callable[[slice], None], total: int, size: int, advance: Callable[[int], None]
+) -> None:
+    """Call `work` for consecutive slices of `range(total)`, on as many threads as torch may use.
+
+    Operations this small are faster side by side, each on one thread, than each in pieces.
+    """
+    import torch
+
+    def run(first: int) -> None:
+        work(slice(first, first + size))
+        advance(min(size, total - first))
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(max(1, threads)) as pool:
+            list(pool.map(run, range(0, total, size)))
+    finally:
+        torch.set_num_threads(threads)
