@@ -29,7 +29,7 @@ GRID_CHANGE = 0.009
 SHORTFALL = 0.004
 """A calibrated run spends between target - SHORTFALL and target, by the accountant's figure."""
 
-MOST_STEPS = 10**6
+MOST_STEPS = 2 * 10**6
 """The longest run; calibrating it to epsilon 0.01 takes 10 seconds and less than a gigabyte."""
 
 LEAST_NOISE = 0.1
