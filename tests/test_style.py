@@ -44,16 +44,19 @@ def test_question_is_found_in_modules_classes_functions_and_fields(opening):
     assert questions('"""Whatever it is."""') == []
 
 
-def test_files_that_docstrings_and_comments_name_exist():
-    files = {
-        path.as_posix()
-        for top in ("dpsweep", "tests", "benchmarks")
-        for path in (ROOT / top).rglob("*.py")
-    }
+def test_files_that_docstrings_comments_and_pages_name_exist():
+    texts = [
+        path
+        for top in ("dpsweep", "tests", "benchmarks", "docs", "examples")
+        for path in (ROOT / top).rglob("*")
+        if path.suffix in (".py", ".md")
+    ]
+    files = [path.as_posix() for path in texts]
     missing = [
         f"{path.relative_to(ROOT)}: {name}"
-        for path in sorted(PACKAGE.rglob("*.py"))
+        for path in sorted(texts)
         for name in NAMED_FILE.findall(path.read_text())
-        if not any(known.endswith(f"/{name}") for known in files) and not name.startswith("nets/")
+        if not any(known.endswith(f"/{name}") for known in files)
+        and name.split("/")[0] not in ("nets", "sub", "here")  # files of examples
     ]
     assert missing == []

@@ -19,7 +19,7 @@ from dpsweep.config.source import Source, Tree, dump_yaml, format_yaml_value, re
 from dpsweep.config.space.defaults import default_space_around
 from dpsweep.config.trial import TrialConfig, load_trial
 from dpsweep.core.errors import ConfigError, unknown_name_error
-from dpsweep.data.datasets import DataConfig
+from dpsweep.data import DataConfig, validate_data
 from dpsweep.data.inspection import inspect_data
 from dpsweep.methods import METHODS, PUBLISHED
 from dpsweep.models.parts import largest_divisor
@@ -128,7 +128,7 @@ def new_starter(data: str, method: str, out: Path | None, name: str | None) -> S
     sweep = out or Path(f"{name}.yaml")
     base = sweep.with_name(f"{sweep.stem}-base.yaml")
     command = f"dpsweep init --data {shlex.quote(data)} --method {method}"
-    config = DataConfig.model_validate(section)
+    config = validate_data(section)
     tree = _base_tree(section, method, config)
     files = {
         sweep: _sweep_text(_sweep_tree(name, base.name, tree, config), sweep, method, config),
@@ -208,7 +208,7 @@ def _base_tree(section: Mapping[str, Any], method: str, data: DataConfig) -> Tre
 
 
 def _base_text(tree: Tree, found: list[str], command: str) -> str:
-    method, data = tree["method"]["name"], DataConfig.model_validate(tree["data"])
+    method, data = tree["method"]["name"], validate_data(tree["data"])
     comments = {
         "data": _DECLARED_WORDS * (tree["data"]["name"] in _OWN),
         "model": "What is trained. `dpsweep models` lists the others. width: channels of the first "

@@ -31,6 +31,7 @@ from dpsweep.config.search import (
     SamplerConfig,
     check_epsilon_varies,
     check_goals,
+    check_metrics,
     check_posterior,
     check_sampler,
 )
@@ -304,7 +305,15 @@ class ResolvedSweep:
             return config
         config = with_own_noise(config, self.whole, self.origin)
         given = tree.get("optimizer", {})
-        return config if STEP_KEYS & given.keys() else config.with_default_step()
+        if STEP_KEYS & given.keys():
+            return config
+        return config.with_total_step(self.default_total_step(config))
+
+    def default_total_step(self, trial: TrialConfig) -> float:
+        """The default for a trial; where it explores, the final run's, as ranges are."""
+        if self.whole is not None and self.explores:
+            trial = with_own_noise(trial, self.whole, self.origin, final=True)
+        return trial.default_total_step
 
     def exploring(self, trial: TrialConfig) -> TrialConfig:
         """A trial as it is run: where it explores, its step is fitted to its noise.
@@ -600,6 +609,7 @@ def _check_choices(sweep: ResolvedSweep) -> None:
     """Check the sections of a sweep file against one another."""
     config, file = sweep.config, sweep.file
     check_sampler(config.sampler, sweep.space, file.at(("sampler", "name")))
+    check_metrics(config.objective, sweep.written.data.task.metric_names, file)
     check_goals(config.objective, config.sampler, config.pruner, file)
     check_epsilon_varies(config.objective, sweep.epsilons, file)
     if "choose" in config.model_fields_set and config.choose == "posterior":

@@ -22,8 +22,9 @@ from dpsweep.config.source import (
 from dpsweep.core.errors import InvalidKey
 from dpsweep.core.strict import Strict, is_unused
 from dpsweep.core.types import EngineName
+from dpsweep.data import DataConfig
 from dpsweep.data.augment import Augment
-from dpsweep.data.datasets import DataConfig
+from dpsweep.data.tasks import Regression
 from dpsweep.methods import METHODS, MethodConfig, compose
 from dpsweep.methods import build_method as build_method
 from dpsweep.models import ModelConfig
@@ -133,7 +134,7 @@ class TrialConfig(Strict):
         With SGD min(k N mu, m S, 1600), in three digits. In a whole run the noise moves each weight
         by r / (N mu), for a run of mu-Gaussian privacy on N examples, whatever clip norm, batch
         size and length: k is what a model bears of it. m is what it bears in one step of S. With
-        Adam's family 4.
+        Adam's family 4. In regression, lr is at most 1 / (1 + F) for F inputs.
         """
         if self.optimizer.name != "sgd":
             return _ADAM_TOTAL_STEP
@@ -143,12 +144,17 @@ class TrialConfig(Strict):
         else:
             mu = rate * math.sqrt(steps) / noise if noise else math.inf
         by_noise, by_step = _BORNE["linear" if self.model.name == "linear" else "other"]
-        most = by_step * sum_factors(self.optimizer.schedule, steps)
+        factors = sum_factors(self.optimizer.schedule, steps)
+        most = by_step * factors
+        if isinstance(self.data.task, Regression):
+            # above 2 / (1 + F) a step on squared errors of F inputs in [-1, 1] may overshoot
+            lr = 1 / (1 + math.prod(self.data.spec.shape))
+            most = min(most, lr * self.optimizer.reach(self.privacy.clip_norm) * factors)
         return float(f"{min(by_noise * self.data.num_examples * mu, most, _MOST_TOTAL_STEP):.3g}")
 
-    def with_default_step(self) -> Self:
-        """The same with the default total step."""
-        size = {"lr": None, "total_step": self.default_total_step}
+    def with_total_step(self, total_step: float) -> Self:
+        """The same with another total step."""
+        size = {"lr": None, "total_step": total_step}
         return self.model_copy(update={"optimizer": self.optimizer.model_copy(update=size)})
 
     @property
@@ -215,7 +221,9 @@ class TrialConfig(Strict):
     def _has_a_step_size(self) -> Self:
         if self.optimizer.lr is None and self.optimizer.total_step is None:
             # a frozen model changes while it is made; a copy would be lost to TrialConfig(...)
-            object.__setattr__(self, "optimizer", self.with_default_step().optimizer)
+            object.__setattr__(
+                self, "optimizer", self.with_total_step(self.default_total_step).optimizer
+            )
         return self
 
     @model_validator(mode="after")
@@ -316,9 +324,18 @@ def _sort_names_first(tree: Tree) -> Tree:
     return {k: _sort_names_first(v) if isinstance(v, dict) else v for k, v in named.items()}
 
 
+_PATHS = (
+    ("data", "root"),
+    ("data", "file"),
+    ("data", "test_file"),
+    ("model", "weights"),
+    ("model", "folder"),
+)
+
+
 def _make_paths_absolute(tree: Tree) -> Tree:
     """`tree` with its paths made absolute, so that they mean the same in every process."""
-    for section, key in (("data", "root"), ("model", "weights"), ("model", "folder")):
+    for section, key in _PATHS:
         inner = tree.get(section)
         if isinstance(inner, dict) and isinstance(inner.get(key), str):
             tree = with_value(tree, (section, key), str(Path(inner[key]).expanduser().absolute()))

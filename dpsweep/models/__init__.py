@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, get_args
 from pydantic import Field
 
 from dpsweep.core.seeds import derive_public_seed
-from dpsweep.data.datasets import Spec
+from dpsweep.data.base import Spec
 from dpsweep.models import cnn, huggingface, lenet, mlp, own, resnet, spectral, vit, wrn
 from dpsweep.models.parts import Model
 

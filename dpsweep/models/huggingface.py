@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 
 from dpsweep.core.errors import InvalidKey
 from dpsweep.core.strict import Strict, is_unused
-from dpsweep.data.datasets import Spec
+from dpsweep.data.base import Spec
 from dpsweep.models.parts import Model, Prefixes
 
 if TYPE_CHECKING:

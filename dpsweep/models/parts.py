@@ -9,7 +9,7 @@ from pydantic import Field
 from dpsweep.core.errors import InvalidKey
 from dpsweep.core.strict import Strict, is_unused
 from dpsweep.core.types import Tensors
-from dpsweep.data.datasets import Spec
+from dpsweep.data.base import Spec
 
 if TYPE_CHECKING:
     from torch import nn

@@ -19,6 +19,7 @@ from dpsweep.results.disclosure import disclosure_of
 from dpsweep.results.tables import (
     best_words,
     knob_words,
+    main_metric,
     num_trials_and_repeats,
     panel_table,
     repeated_words,
@@ -159,9 +160,10 @@ class LiveView:
     def _line(self, record: Record) -> str:
         figures = record.reason or "for no known reason"
         if record.row and record.state != "failed":
-            figures = f"accuracy {record.row['valid/accuracy']:.4f}"
+            main = main_metric([record])
+            figures = f"{main} {record.row[f'valid/{main}']:.4f}"
             metric = self._study.sweep.config.objective.metric
-            if metric != "valid/accuracy" and record.value is not None:
+            if metric != f"valid/{main}" and record.value is not None:
                 figures += f", {metric} {record.value:.4f}"
         return (
             f"trial {record.number}{repeated_words(record)} {record.state}: {figures}, "

@@ -114,6 +114,8 @@ def check_fit(config: TrialConfig) -> None:
                 "flips and shifts images, and data.features are made of images once, before "
                 "training. Delete one of the two",
             )
+        if not config.data.are_pixels:
+            raise InvalidKey(AUGMENT, f"flips and shifts images, and {config.data.name} has none")
         try:
             config.train.augment.refuse_larger(config.data.spec.shape)
         except InvalidKey as e:

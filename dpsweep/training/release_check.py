@@ -30,7 +30,7 @@ from dpsweep.core.inputs import (
 )
 from dpsweep.core.seeds import Secret, derive_public_seed
 from dpsweep.core.types import Clipped, Released, Tensors
-from dpsweep.data.datasets import DataConfig
+from dpsweep.data import DataConfig
 from dpsweep.data.read import Dataset
 from dpsweep.privacy.clip import Clip
 from dpsweep.privacy.noise import NoiseDraw

@@ -80,7 +80,7 @@ MISTAKES = [
         r"method\.depth: is a parameter of fftkf \(rho in the paper\), not of disk.*name: fftkf",
     ),
     ("optimizer={lr: 1.0, name: lion}", r"optimizer\.name: unknown optimizer 'lion'"),
-    ("data.name=imagenet", r"data\.name: must be one of 'digits'.*got the text 'imagenet'"),
+    ("data.name=imagenet", r"data\.name: unknown data 'imagenet'. Did you mean 'tiny_imagenet'"),
     ("model=cnn", r"model: .*got the text 'cnn'"),
     ("privacy.clipping=soft", r"privacy\.clipping\.name: unknown clipping 'soft'\. Known: .*flat"),
 ]

@@ -17,7 +17,7 @@ from worlds import METHOD_WORLDS, OFTEN, OWN, STYLES, UNFILTERED, WORLDS
 from dpsweep.config.clipping import AdaptiveClipping, AutomaticClipping, ClippingConfig
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.types import PerExample, Released
-from dpsweep.data.datasets import DataConfig
+from dpsweep.data.datasets import ImageData
 from dpsweep.data.read import load_dataset
 from dpsweep.methods import METHODS
 from dpsweep.models import build_model as build_model
@@ -174,7 +174,7 @@ def test_reports_can_be_recomputed_from_released_weights_and_public_numbers(
             "method": {"name": name, **FITTING.get(name, {})},
         }
     )
-    trial_dir, data = TrialDir(tmp_path / "trial"), load_dataset(DataConfig(name="digits"), 0)
+    trial_dir, data = TrialDir(tmp_path / "trial"), load_dataset(ImageData(name="digits"), 0)
     model = build_model(config.model, config.data.spec, config.seed).double()
     run = Run(sampling_rate=479 / 1437, noise_multiplier=1.0, steps=6)
     rows = []

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from dpsweep.core.errors import InvalidKey
 from dpsweep.core.types import Field
-from dpsweep.data.datasets import Spec
+from dpsweep.data.base import Spec
 from dpsweep.models import MODELS, ModelConfig, build_model
 from dpsweep.models.frozen import find_cut
 from dpsweep.models.lora import LoraLinear, merge_lora

@@ -4,6 +4,7 @@ yaml to train them again, opacus to train them without us, torch and huggingface
 weights.
 """
 
+import math
 import runpy
 import shutil
 from collections.abc import Callable, Mapping
@@ -13,9 +14,10 @@ from types import MappingProxyType
 
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import StateError, unknown_name_error
+from dpsweep.core.own_code import import_folder
 from dpsweep.data import folders
 from dpsweep.models.huggingface import HuggingFace
-from dpsweep.models.own import Own, import_folder
+from dpsweep.models.own import Own
 from dpsweep.results.export import (
     Origin,
     check_target,
@@ -148,7 +150,7 @@ def _opacus(winner: Winner, place: Path) -> str:
 
 def _torch(winner: Winner, place: Path) -> str:
     weights, config = kept_weights(winner), winner.record.config
-    accuracy = (winner.record.row or {})["valid/accuracy"]
+    accuracy = (winner.record.row or {}).get("valid/accuracy", math.nan)
     script = to_torch(config, accuracy, _classes(config))
     how = f"use it with torch alone: python THIS_FILE IMAGE; its weights are {place.stem}.pt"
     write(place, f"{_header(winner, how)}\n{script}")

@@ -16,10 +16,11 @@ from torch import nn
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.circulant import CirculantLinear
 from dpsweep.core.errors import ConfigError
+from dpsweep.core.own_code import import_folder
 from dpsweep.core.weight_standardization import StandardConv2d, standardize_weight
 from dpsweep.models import build_model
 from dpsweep.models.huggingface import HuggingFace
-from dpsweep.models.own import Own, Timm, Torchvision, import_folder
+from dpsweep.models.own import Own, Timm, Torchvision
 from dpsweep.models.parts import saved_tensors
 
 _WHOLE = {CirculantLinear: (CirculantLinear,), StandardConv2d: (standardize_weight, StandardConv2d)}

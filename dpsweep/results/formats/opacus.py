@@ -185,7 +185,7 @@ def to_opacus(config: TrialConfig) -> str:
         ConfigError: If Opacus alone cannot train this trial; with the reason and the remedy.
     """
     refuse_what_opacus_lacks(config)
-    plan, model, reading = plan_privacy(config), model_code(config), reading_code(config)
+    plan, reading, model = plan_privacy(config), reading_code(config), model_code(config)
     imports = (*_IMPORTS, *model.imports, *reading.imports)
     text = Template(_SCRIPT).substitute(
         imports=import_lines(imports),

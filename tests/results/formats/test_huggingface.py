@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from dpsweep.core.types import Field
-from dpsweep.data.datasets import Spec
+from dpsweep.data.base import Spec
 from dpsweep.models import build_model
 from dpsweep.models.huggingface import HuggingFace
 from dpsweep.results.formats.huggingface import write_huggingface
