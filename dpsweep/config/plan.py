@@ -49,7 +49,7 @@ class PrivacyPlan:
         return min(self.steps, math.ceil(epoch * cycle / self.sampling_rate))
 
     def rounds_after(self, step: int) -> int:
-        """How many of the accountant's steps the first `step` steps are."""
+        """Count the accountant's steps among the first `step` steps."""
         return step if self.correlation is None else self.correlation.rounds_after(step)
 
 

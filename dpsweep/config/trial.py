@@ -114,7 +114,7 @@ class TrialConfig(Strict):
 
     @property
     def settings(self) -> PublicSettings:
-        """What its noise and its schedule depend on."""
+        """Public numbers that its noise and its schedule depend on."""
         privacy = self.privacy
         return PublicSettings(
             num_examples=self.data.num_examples,
@@ -128,7 +128,7 @@ class TrialConfig(Strict):
 
     @property
     def noise(self) -> Noise:
-        """How its noise depends on the step."""
+        """Its noise: independent from step to step, or correlated."""
         return build_method(self.method).noise
 
     @property
@@ -142,7 +142,7 @@ class TrialConfig(Strict):
 
     @property
     def num_steps(self) -> int:
-        """T: how many steps it takes."""
+        """T: its number of steps."""
         return self.settings.steps
 
     @property
