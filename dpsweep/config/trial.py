@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from dpsweep.config.aliases import resolve_path_aliases, resolve_source_aliases
-from dpsweep.config.keys import BATCH_SIZE, CLIPPING, EPOCHS, OPTIMIZER_NAME, path_of
+from dpsweep.config.keys import BATCH_SIZE, CLIPPING, DELTA, EPOCHS, OPTIMIZER_NAME, path_of
 from dpsweep.config.privacy import PrivacyConfig
 from dpsweep.config.source import (
     Source,
@@ -31,13 +31,11 @@ from dpsweep.models import ModelConfig
 from dpsweep.optim import OptimizerConfig
 from dpsweep.optim.schedule import sum_factors
 from dpsweep.optim.sgd import Sgd
+from dpsweep.privacy.accounting import LEAST_DELTA_A_STEP, MOST_STEPS
 from dpsweep.privacy.query import SplitQuery
 
 _BORNE = {"linear": (0.4, 50.0), "other": (0.2, 5.0)}
 """Noise that a model bears in each weight, and the step it bears, both in units of the weights."""
-
-_MOST_STEPS = 2_000_000
-"""Steps that the PLD accountant adds up in two minutes and 1 GB."""
 
 _MOST_TOTAL_STEP, _ADAM_TOTAL_STEP = 1600.0, 4.0
 
@@ -242,11 +240,11 @@ class TrialConfig(Strict):
     @model_validator(mode="after")
     def _check_num_steps(self) -> Self:
         steps, _ = self.schedule
-        if steps > _MOST_STEPS:
+        if steps > MOST_STEPS:
             raise InvalidKey(
                 EPOCHS,
                 f"{self.train.epochs} epochs of batches of {self.train.batch_size} are {steps:,} "
-                f"steps, and the accountant adds up {_MOST_STEPS:,} at most: beyond, it takes "
+                f"steps, and the accountant adds up {MOST_STEPS:,} at most: beyond, it takes "
                 f"hours and all memory. Give fewer epochs or a larger {BATCH_SIZE}",
             )
         return self
@@ -260,6 +258,19 @@ class TrialConfig(Strict):
                 f"{self.train.batch_size} exceeds the {num_examples} private examples of "
                 f"{self.data.name}. The sampling rate batch_size / num_examples is a "
                 f"probability; give at most {num_examples}",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_delta_can_be_counted(self) -> Self:
+        steps, _ = self.schedule
+        least = steps * LEAST_DELTA_A_STEP
+        if self.delta < least and self.privacy.noise_multiplier != 0:
+            raise InvalidKey(
+                DELTA,
+                f"{self.delta:g} is too small for {steps:,} steps: the accountant puts "
+                f"{LEAST_DELTA_A_STEP / 10:.1e} of probability at infinite loss in each. Write "
+                f"delta: {1.01 * least:.2g} or more, or fewer train.epochs",
             )
         return self
 

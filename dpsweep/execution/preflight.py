@@ -182,7 +182,7 @@ def ways_of(sweep: ResolvedSweep) -> Ways | None:
     written = sweep.written
     try:
         return ways_to_spend(epsilon, written.delta, written.schedule, budget.trials, share)
-    except (InvalidKey, ArithmeticError):
+    except (InvalidKey, ArithmeticError, ConfigError):
         return None
 
 
