@@ -39,7 +39,7 @@ _BORNE = {"linear": (0.4, 50.0), "other": (0.2, 5.0)}
 """Noise that a model bears in each weight, and the step it bears, both in units of the weights."""
 
 _NOISE_SECTIONS = {"compose": "method.compose.noise"}
-"""Where the noise of a method stands in a file, if not under `method`."""
+"""Section of a file that has the noise of a method, if not `method`."""
 
 _MOST_TOTAL_STEP, _ADAM_TOTAL_STEP = 1600.0, 4.0
 
