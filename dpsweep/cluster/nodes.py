@@ -7,6 +7,7 @@ computes on it; one that another job holds is not tried.
 """
 
 import contextlib
+import logging
 import os
 import platform
 import secrets
@@ -21,16 +22,19 @@ from typing import Any
 
 import ray
 import torch
+from ray.autoscaler.sdk import request_resources
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from dpsweep.cluster.connect import cluster
+from dpsweep.compat import has_autoscaler
 from dpsweep.config.resources import ResourcesConfig
 from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core import __version__
 from dpsweep.core.disk import format_bytes, make_private_folder, translate_disk_full
-from dpsweep.core.errors import DpSweepError, StateError
+from dpsweep.core.errors import ConfigError, DpSweepError, StateError
 from dpsweep.data.read import fingerprint_images
+from dpsweep.execution.resources import make_bundle
 
 _PATIENCE_SECONDS = 300.0
 """Until a node counts as silent; the first look at large data takes minutes."""
@@ -38,9 +42,14 @@ _PATIENCE_SECONDS = 300.0
 _GPU_SECONDS = 60.0
 """How long a GPU may take to be handed out and to compute; one that is not is held by others."""
 
+_NODE_SECONDS = 900.0
+"""How long an autoscaler may take to add a node: clouds take minutes for one with a GPU."""
+
 CLOCKS_AGREE_SECONDS = 5.0
 """Clocks that differ by more make times in reports and leases hard to read."""
 
+
+log = logging.getLogger(__name__)
 
 Mark = tuple[bytes, str]
 """A key that is used once, and the fingerprint of data under it."""
@@ -105,6 +114,7 @@ def cluster_for(sweep: ResolvedSweep, state_root: Path, address: str | None) -> 
     """
     with cluster(address):
         if address is not None:
+            wait_for_node(sweep)
             check_nodes(sweep, state_root)
         yield
 
@@ -113,6 +123,7 @@ def survey(
     sweep: ResolvedSweep | None,
     state_root: Path | None,
     patience_seconds: float = _PATIENCE_SECONDS,
+    only: str | None = None,
 ) -> list[NodeReport]:
     """Ask every node of the connected cluster, all at once.
 
@@ -120,11 +131,12 @@ def survey(
         sweep: Whose data are looked for, where its trials fit; none if None.
         state_root: The state folder to look for; made for that if it is not there. None: not asked.
         patience_seconds: After so long a node counts as silent.
+        only: The id of the one node to ask; None for all.
 
     Returns:
         One report a node, this machine's first, the others by host.
     """
-    nodes = [node for node in ray.nodes() if node["Alive"]]
+    nodes = [n for n in ray.nodes() if n["Alive"] and only in (None, n["NodeID"])]
     needs = sweep.written if sweep else None
     key = os.urandom(32)  # for this survey alone
     mark = (key, fingerprint_images(needs.data, needs.seed, key)) if needs else None
@@ -212,6 +224,47 @@ def check_nodes(sweep: ResolvedSweep, state_root: Path) -> list[NodeReport]:
             f"{' '.join(words)}"
         )
     return found
+
+
+def find_node_faults(sweep: ResolvedSweep, state_root: Path, node_id: str) -> list[str]:
+    """Ask one node, and return what is wrong there; a node that is gone has no fault."""
+    return faults(survey(sweep, state_root, only=node_id))
+
+
+def wait_for_node(sweep: ResolvedSweep, seconds: float = _NODE_SECONDS) -> None:
+    """Ask the cluster's autoscaler for a node on which a trial fits, if no node is one, and wait.
+
+    A cluster without an autoscaler is left as it is.
+
+    Raises:
+        ConfigError: If none came.
+    """
+    resources = sweep.config.resources
+    wanted = make_bundle(resources)
+
+    def is_there() -> bool:
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        return any(all(has.get(k, 0.0) >= v for k, v in wanted.items()) for has in nodes)
+
+    if is_there() or not has_autoscaler():
+        return
+    size = ", ".join(f"{amount:g} {name}" for name, amount in wanted.items())
+    log.warning(
+        "no node of the cluster has %s: waiting for its autoscaler to add one, %.0f min at most",
+        size,
+        seconds / 60,
+    )
+    until = time.monotonic() + seconds
+    while not is_there():
+        request_resources(bundles=[wanted])
+        if time.monotonic() > until:
+            request_resources(bundles=[])
+            raise ConfigError(
+                f"resources: a trial takes {size}, and the cluster's autoscaler has added no such "
+                f"node within {seconds / 60:.0f} min. Look at what it can add with: ray status; or "
+                f"ask for less, such as --set resources.gpu=0 for CPUs"
+            )
+        time.sleep(1)
 
 
 def faults(reports: Sequence[NodeReport]) -> list[str]:

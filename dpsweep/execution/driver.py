@@ -6,7 +6,7 @@ study first, and then whoever watches. Watchers are told again after a crash.
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -43,13 +43,16 @@ _ROUNDS = 4
 
 _NEVER_BEGUN = (
     "worker processes die before they begin a trial: a node cannot start any, perhaps for want of "
-    "disk or memory (its logs of Ray's tell). Take that node out, and resume: nothing is lost"
+    "disk or memory (its logs of Ray's tell): {}. Take that node out, and resume: nothing is lost"
 )
 
 _EQUAL_FAILURES, _EQUAL_LATER = 2, 4
 """Trials in a row that fail the same way before their first step, on the only node or on two, until
 the sweep stops: the others would fail like them. The second number is for a sweep in which trials
 have reported, so that some configs may be at fault and not all."""
+
+_MOVE = "move"
+"""A file in a trial's directory whose presence asks the trial to save its state and end."""
 
 _DIED = "its worker process died again and again; the last time"
 
@@ -146,6 +149,8 @@ class Driver:
         self._held: dict[int, str] = {}
         self._has_reports = False
         self._nodes = NodeFailures(list_nodes)
+        self._moving: set[str] = set()
+        self._last_death = "Ray does not say why"
         self._to_adopt = search.running()
         self._start = time.monotonic()
         self._stopped_at: float | None = None
@@ -202,6 +207,8 @@ class Driver:
             record = self._search.dispatch(record, void=trial_dir.is_void)
         self._live[trial_id] = record.number
         # Earlier assignments have begun the trial too: `ended` looks at the difference alone.
+        move = trial_dir.path / _MOVE
+        move.unlink(missing_ok=True)
         self._begun[trial_id] = len(read_begins(trial_dir.path))
         for watcher in self._watchers:
             watcher.started(record)
@@ -210,7 +217,7 @@ class Driver:
             "config": record.config.model_dump(mode="json"),
             "schedule": resolve_trial_schedule(record.config).to_json(),
             "trial_dir": str(trial_dir.path),
-            "pause": str(self._folder.stop_request),
+            "pause": [str(self._folder.stop_request), str(move)],
             "limits": self._make_limits(alone=trial_id == self._runs_alone).to_json(),
         }
 
@@ -238,6 +245,8 @@ class Driver:
         number = self._live.get(trial_id)
         if number is not None and _KILLED_FOR_MEMORY in words:
             note_memory(self._folder.trial_dir(number), _BY_RAY)
+        lines = [line.strip() for line in words.splitlines() if line.strip()]
+        self._last_death = lines[-1] if lines else self._last_death
 
     def ended(self, trial_id: str, payload: dict[str, Any] | None) -> None:
         """The worker is through with a trial, or (payload None) died too often."""
@@ -247,6 +256,12 @@ class Driver:
             return
         if trial_id == self._runs_alone:
             self._runs_alone = None
+        is_moving = trial_id in self._moving
+        self._moving.discard(trial_id)
+        if is_moving and payload and payload.get("end") == "paused" and not self.stopping:
+            self._to_adopt.append(number)
+            self._search.log(f"trial {number} saved its state on a node that is to end, and moves")
+            return
         if payload and payload.get("end") == "memory" and not self.stopping:
             self._requeue(number, payload.get("reason", ""))
             return
@@ -275,9 +290,21 @@ class Driver:
         for watcher in self._watchers:
             watcher.ended(record)
 
-    def avoided_nodes(self, trial_id: str) -> frozenset[str]:
-        """Nodes on which the trial that runs as `trial_id` is not to be placed."""
+    def avoided_nodes(self, trial_id: str = "") -> frozenset[str]:
+        """Nodes that no trial is placed on, or not the one that runs as `trial_id`."""
         return self._nodes.avoided(self._live.get(trial_id))
+
+    @property
+    def num_running(self) -> int:
+        """Trials that were dispatched and have not ended."""
+        return len(self._live)
+
+    def move_from(self, nodes: Collection[str]) -> None:
+        """Ask the trials on nodes that are to end to save their state; they go on elsewhere."""
+        for trial_id, number in self._live.items() if nodes else ():
+            if self._find_node(number) in nodes and trial_id not in self._moving:
+                self._moving.add(trial_id)
+                (self._folder.trial_dir(number) / _MOVE).touch()
 
     def _find_node(self, number: int) -> str:
         """Find the node on which the trial began last; empty if it never did."""
@@ -357,7 +384,8 @@ class Driver:
         if self._rounds[number] < _ROUNDS:
             self._to_adopt.append(number)
         else:
-            self.trouble = _NEVER_BEGUN
+            # They had not read any data, so what Ray says of them tells nothing of those.
+            self.trouble = _NEVER_BEGUN.format(self._last_death)
             self.stop()
 
     def _requeue(self, number: int, reason: str) -> None:

@@ -36,8 +36,8 @@ PAYLOAD = "dpsweep"
 
 Assignment = dict[str, Any]
 """number; config: the trial config as JSON; schedule: what it spends and when it reports, as JSON;
-trial_dir: its folder, with the secret in it; pause: the file whose presence asks the trial to save
-its state and end; limits: what it is held to (execution/failures.py), as JSON."""
+trial_dir: its folder, with the secret in it; pause: files of which each, where present, asks the
+trial to save its state and end; limits: what it is held to (execution/failures.py), as JSON."""
 
 _PREDECESSOR_SECONDS = 600.0
 """Longest wait for a process that was given the trial before and is not dead yet.
@@ -128,7 +128,7 @@ def _train(assignment: Assignment, trial_dir: TrialDir) -> None:
             config,
             trial_dir,
             report,
-            Path(assignment["pause"]).exists,
+            lambda: any(Path(request).exists() for request in assignment["pause"]),
             trial_schedule,
             Allowance(before.halvings, limits.gpu_share, watch.excused),
         )

@@ -127,7 +127,8 @@ def test_a_sweep_is_run_from_its_first_trial_to_its_last(world):
             assert Path(one["trial_dir"]) == here.trial_dir(record.number).path
             assert (here.trial_dir(record.number).path / "secret").exists()
             assert record.charged
-            assert Path(one["pause"]) == here.folder.stop_request
+            assert Path(one["pause"][0]) == here.folder.stop_request
+            assert Path(one["pause"][1]).parent == here.trial_dir(record.number).path
         for trial_id in "ab":
             work(driver, trial_id)
         assert (driver.num_left(), driver.stopping, driver.trouble) == (0, False, None)
@@ -662,7 +663,7 @@ def trained(driver, trial_id, assignment):
         TrialConfig.model_validate(assignment["config"]),
         TrialDir(Path(assignment["trial_dir"])),
         lambda row: driver.result(trial_id, {"row": row}),
-        Path(assignment["pause"]).exists,
+        Path(assignment["pause"][0]).exists,
         TrialSchedule.from_json(assignment["schedule"]),
     ).rows
     driver.ended(trial_id, {"row": rows[-1], "end": "complete"})
@@ -878,3 +879,26 @@ def test_a_trial_that_fails_again_after_a_resume_has_failed(world):
                 fail_on(here, driver, trial_id, "n1")
         assert [r.state for r in here.study.records()] == [state] * 2
         here.folder.remove_leftovers()
+
+
+def test_a_trial_on_a_node_that_is_to_end_saves_its_state_and_goes_on_elsewhere(world):
+    here = world("budget.trials=2")
+    lease, make = here.drive(nodes={"n1": "one", "n2": "two"})
+    with lease as held:
+        driver = make(held)
+        first, second = driver.next("a"), driver.next("b")
+        note_begin(here.trial_dir(0).path, "n1")
+        note_begin(here.trial_dir(1).path, "n2")
+        driver.move_from(frozenset())
+        assert not any(Path(p).exists() for one in (first, second) for p in one["pause"])
+        driver.move_from({"n1"})
+        assert [Path(one["pause"][1]).exists() for one in (first, second)] == [True, False]
+        secret = (here.trial_dir(0).path / "secret").read_bytes()
+        driver.ended("a", {"end": "paused"})
+        assert not driver.stopping
+        again = driver.next("c")
+        assert (again["number"], driver.num_running) == (0, 2)
+        assert not any(Path(p).exists() for p in again["pause"])
+        assert (here.trial_dir(0).path / "secret").read_bytes() == secret
+        driver.ended("b", {"end": "paused"})  # which nobody asked for
+        assert driver.stopping

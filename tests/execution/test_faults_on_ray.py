@@ -130,13 +130,14 @@ def test_a_node_on_which_trials_fail_at_once_is_avoided_and_costs_no_trial(
 ):
     """It failed 11 of 12 trials within 6 s: each was charged, and none could be run again."""
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.setenv("RAY_CHDIR_TO_TRIAL_DIR", "0")
     file = tmp_path / "bad.yaml"
     file.write_text(BAD_NODE.format(here=Path(__file__).parent))
     head = {"num_cpus": 1, "gcs_server_port": 0, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
         node = cluster.add_node(num_cpus=1, env_vars={"DPSWEEP_TEST_BAD_NODE": "1"})
-        said = dpsweep("launch", file, "--address", cluster.address)
+        said = dpsweep("launch", file, "--address", cluster.address, RAY_AUTH_MODE="disabled")
         state = StateFolder.at(str(tmp_path / ".dpsweep"))
         assert f"(node {node.node_id[:8]}) is avoided: 2 trials failed there so" in said
         assert said.count("failed before its first step on") == 2
