@@ -184,7 +184,7 @@ def _connection(
 
 
 def _choose_survey(sweep: ResolvedSweep, place: Place) -> FindFaults | None:
-    """What nodes that join are asked; nothing on an embedded cluster, which has one."""
+    """Choose the survey of nodes that join; none on an embedded cluster, which has one node."""
     return partial(find_node_faults, sweep, place.state.root) if place.address else None
 
 

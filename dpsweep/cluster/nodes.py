@@ -40,10 +40,10 @@ _PATIENCE_SECONDS = 300.0
 """Until a node counts as silent; the first look at large data takes minutes."""
 
 _GPU_SECONDS = 60.0
-"""How long a GPU may take to be handed out and to compute; one that is not is held by others."""
+"""Seconds for a GPU to be handed out and to compute; one that is not is held by others."""
 
 _NODE_SECONDS = 900.0
-"""How long an autoscaler may take to add a node: clouds take minutes for one with a GPU."""
+"""Seconds for an autoscaler to add a node: clouds take minutes for one with a GPU."""
 
 CLOCKS_AGREE_SECONDS = 5.0
 """Clocks that differ by more make times in reports and leases hard to read."""
