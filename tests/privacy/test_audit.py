@@ -16,9 +16,9 @@ from dpsweep.privacy.audit import (
     compute_log_ratio,
     epsilon_of_mu,
     epsilon_of_one_run,
-    power_of_one_run,
     mu_of_epsilon,
     power_against,
+    power_of_one_run,
 )
 
 DELTA = 1e-5
