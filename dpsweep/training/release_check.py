@@ -38,6 +38,7 @@ from dpsweep.core.types import Clipped, Released, Tensors
 from dpsweep.data import DataConfig
 from dpsweep.data.read import Dataset
 from dpsweep.privacy.clip import Clip
+from dpsweep.privacy.history import NoiseHistory
 from dpsweep.privacy.noise import NoiseDraw
 from dpsweep.training.assemble import assemble_step_on, initial_params
 from dpsweep.training.device import open_device
@@ -186,6 +187,7 @@ def _iterates(step: Step) -> Iterator[Progress]:
             for k, x in params.items()
         }
 
+    correlation = step.budget.correlation
     for size in (0.3, 10.0):  # near the model's own weights, and where a query's points differ
         for bound in (step.config.privacy.clip_norm, _SMALL):
             trail = [initial_params(step)]
@@ -200,6 +202,7 @@ def _iterates(step: Step) -> Iterator[Progress]:
                 # torch imports its compiler, in seconds, with the first one that is initialised
                 optimizer=torch.optim.Optimizer.__new__(torch.optim.Optimizer),
                 bound=bound,
+                history=None if correlation is None else NoiseHistory(correlation),
             )
 
 
