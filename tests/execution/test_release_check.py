@@ -64,6 +64,7 @@ def test_step_that_fails_stops_the_sweep_before_its_first_trial(sweep_file, tmp_
     assert not is_checked(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_without_a_worker_the_sweep_goes_on_and_is_checked_by_the_next_launch(
     sweep_file, tmp_path, ray_here, monkeypatch
