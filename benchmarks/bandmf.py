@@ -68,10 +68,8 @@ SETTINGS = [
     *(Setting("fashion_mnist", 1, eps, LARGE, 6) for eps in (1.0, 4.0)),
     *(Setting("mnist", 1, eps, LARGE, 6) for eps in (1.0, 4.0)),
 ]
-FILTERS = [
-    {"noise": {"name": "banded"}, "filters": [{"name": "ema", "gain": gain}]} for gain in (0.5, 0.2)
-]
-"""Low-passes behind banded noise."""
+GAINS = (0.5, 0.2)
+"""Of the moving averages behind banded noise."""
 
 
 def make_config(
@@ -98,8 +96,8 @@ def pool_images(name: str, root: str) -> dict[str, Any]:
     """Average each 2 x 2 pixels of a data set, once, beside its files; return the config."""
     place = Path(root) / f"{name}-14.npz"
     if not place.exists():
-        data = load_dataset(ImageData(name=name, root=root), 0)
-        arrays = {}
+        data = load_dataset(ImageData.model_validate({"name": name, "root": root}), 0)
+        arrays: dict[str, Any] = {}
         for part, images, targets in (
             ("train", data.inputs, data.targets),
             ("test", data.valid_inputs, data.valid_targets),
@@ -176,12 +174,9 @@ def run_all(root: str, place: Path, names: list[str]) -> None:
             "bandmf": search_arm(setting, {"name": "bandmf"}, data, root),
         }
         if setting.data == "digits" and setting.epochs == 5:
-            arms |= {
-                f"ema {parts['filters'][0]['gain']}": search_arm(
-                    setting, {"compose": parts}, data, root
-                )
-                for parts in FILTERS
-            }
+            for gain in GAINS:
+                parts = {"noise": {"name": "banded"}, "filters": [{"name": "ema", "gain": gain}]}
+                arms[f"ema {gain}"] = search_arm(setting, {"compose": parts}, data, root)
         results.append({"setting": asdict(setting), "arms": arms, "seconds": time.time() - start})
         place.write_text(json.dumps(results, indent=1))
         print(f"{setting}: {time.time() - start:.0f} s", flush=True)
@@ -202,8 +197,8 @@ class Line:
     @property
     def gains(self) -> list[float]:
         """Gain of each pair of fresh runs, in points of accuracy."""
-        fresh = [self.arms[name]["fresh"] for name in ("dp_sgd", "bandmf")]
-        return [b - a for a, b in zip(*fresh, strict=True)]
+        sgd, band = (self.arms[name]["fresh"] for name in ("dp_sgd", "bandmf"))
+        return [b - a for a, b in zip(sgd, band, strict=True)]
 
     @property
     def gain(self) -> float:
@@ -213,7 +208,7 @@ class Line:
     @property
     def error(self) -> float:
         """Standard error of the mean gain."""
-        return stdev(self.gains) / len(self.gains) ** 0.5
+        return float(stdev(self.gains) / len(self.gains) ** 0.5)
 
     @property
     def p(self) -> float:
