@@ -146,7 +146,7 @@ HEAD_RESOURCE = "node:__internal_head__"
 node id, needs a connection before the job is submitted."""
 
 REFUSED, TAKEN, AWAY = "refused", "taken", "away"
-"""What a cluster says to somebody who has no token."""
+"""Answers of a cluster to a client without a token; away: none."""
 
 _PROBE_SECONDS = 30
 _PROBE = f"""

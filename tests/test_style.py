@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parent.parent / "dpsweep"
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "dpsweep"
+NAMED_FILE = re.compile(r"(?<![\w./])((?:[a-z_]+/)+[a-z_]+\.py)\b")
 QUESTION = re.compile(r"(What|Whether|How|Who|Which|Where)\b")
 
 
@@ -23,16 +25,13 @@ def questions(source):
     return [line for line, text in docstrings(source) if QUESTION.match(text)]
 
 
-@pytest.mark.parametrize(
-    "folder",
-    ["core", "privacy", "filters", "methods", "optim", "models", "data", "training"],
-)
-def test_docstrings_open_with_an_imperative_or_a_noun_phrase(folder):
+def test_docstrings_open_with_an_imperative_or_a_noun_phrase():
     found = [
         f"{path.relative_to(PACKAGE)}:{line}"
-        for path in sorted((PACKAGE / folder).rglob("*.py"))
+        for path in sorted(PACKAGE.rglob("*.py"))
         for line in questions(path.read_text())
     ]
+    assert len(list(PACKAGE.rglob("*.py"))) > 200
     assert found == [], "docstrings that open with What, Whether, How, Who, Which or Where"
 
 
@@ -43,3 +42,21 @@ def test_question_is_found_in_modules_classes_functions_and_fields(opening):
     assert questions(f"def f():\n    {text}") == [2]
     assert questions(f"class A:\n    {text}\n    x: int = 1\n    {text}") == [2, 4]
     assert questions('"""Whatever it is."""') == []
+
+
+def test_files_that_docstrings_comments_and_pages_name_exist():
+    texts = [
+        path
+        for top in ("dpsweep", "tests", "benchmarks", "docs", "examples")
+        for path in (ROOT / top).rglob("*")
+        if path.suffix in (".py", ".md")
+    ]
+    files = [path.as_posix() for path in texts]
+    missing = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in sorted(texts)
+        for name in NAMED_FILE.findall(path.read_text())
+        if not any(known.endswith(f"/{name}") for known in files)
+        and name.split("/")[0] not in ("nets", "sub", "here")  # files of examples
+    ]
+    assert missing == []

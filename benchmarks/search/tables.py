@@ -244,12 +244,12 @@ def pooled_mnist(root: Path) -> Path:
     """MNIST with each 2 x 2 pixels averaged, as an npz file beside the cache of data."""
     import tempfile
 
-    from dpsweep.data.datasets import DataConfig
+    from dpsweep.data.datasets import ImageData
     from dpsweep.data.read import load_dataset
 
     path = Path(tempfile.gettempdir()) / "dpsweep-search-mnist14.npz"
     if not path.exists():
-        data = load_dataset(DataConfig(name="mnist", root=str(root)), 0)
+        data = load_dataset(ImageData(name="mnist", root=str(root)), 0)
 
         def pooled(images: Any) -> Any:
             parts = images[:, 0].reshape(-1, 14, 2, 14, 2).float().mean((2, 4))

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from dpsweep.config.explain import describe_field, iter_models
-from dpsweep.config.keys import BATCH_SIZE, TOTAL_STEP
-from dpsweep.config.source import dump_yaml, format_yaml_value, read_yaml
-from dpsweep.config.space.defaults import get_default_space
-from dpsweep.config.trial import TrialConfig
+from dpsweep.config.keys import TOTAL_STEP
+from dpsweep.config.source import Source, Tree, dump_yaml, format_yaml_value, read_yaml
+from dpsweep.config.space.defaults import default_space_around
+from dpsweep.config.trial import TrialConfig, load_trial
 from dpsweep.core.errors import ConfigError, unknown_name_error
-from dpsweep.data.datasets import DataConfig
+from dpsweep.data import DataConfig, validate_data
 from dpsweep.data.inspection import inspect_data
 from dpsweep.methods import METHODS, PUBLISHED
 from dpsweep.models.parts import largest_divisor
@@ -31,6 +31,11 @@ DIGITS = "digits"
 DATA_FORMS = "digits, folder:PATH or npz:PATH"
 _OWN = ("folder", "npz")
 
+_DECLARED_WORDS = (
+    "Paths are relative to where you run dpsweep. Sizes, counts and class names are thereby "
+    "declared public; accuracy is measured on the test split, or, with validation: holdout, on a "
+    "part of the training split. Neither is protected."
+)
 _WIDTH = 98
 _LARGEST_SIDE = 64
 """Pixels. Larger images of a folder are scaled to it: a search on a laptop is the first aim."""
@@ -123,10 +128,11 @@ def new_starter(data: str, method: str, out: Path | None, name: str | None) -> S
     sweep = out or Path(f"{name}.yaml")
     base = sweep.with_name(f"{sweep.stem}-base.yaml")
     command = f"dpsweep init --data {shlex.quote(data)} --method {method}"
-    config = DataConfig.model_validate(section)
+    config = validate_data(section)
+    tree = _base_tree(section, method, config)
     files = {
-        sweep: _sweep_text(name, base.name, sweep, method, config),
-        base: _base_text(section, config, found, method, command),
+        sweep: _sweep_text(_sweep_tree(name, base.name, tree, config), sweep, method, config),
+        base: _base_text(tree, found, command),
     }
     return Starter(sweep, files, notes)
 
@@ -181,195 +187,133 @@ def _data_section(data: str) -> tuple[dict[str, Any], list[str], tuple[str, ...]
     return section, comments, tuple(notes)
 
 
-def _sweep_text(name: str, base: str, sweep: Path, method: str, data: DataConfig) -> str:
-    batches, typed = batch_sizes(data.num_examples), _printable(shlex.quote(str(sweep)))
-    searched = [
-        *_commented(
-            "Expected number of examples in a batch. Whole numbers from 1 to "
-            f"{data.num_examples}, the number of training examples.",
-            {BATCH_SIZE: {"choice": list(batches)}},
-            indent=2,
-        )
-    ]
-    for key, domain in _space(method, data).items():
-        searched += _commented(_comment_of(key, method), {key: domain}, indent=2)
-    return "\n".join(
-        [
-            f"# A sweep: {method} on {data.name}. It tries several configs around one base config,",
-            "# each of them trained with the same privacy budget.",
-            f"#   dpsweep check  {typed}    is the file valid, are the data there",
-            f"#   dpsweep plan   {typed}    noise, epsilon of a trial and of the search, time",
-            f"#   dpsweep launch {typed}    run it",
-            "",
-            *_commented(
-                "Name of the sweep in `dpsweep status`, `resume`, `best` and `export`.",
-                {"name": name},
-            ),
-            "",
-            *_commented(
-                "The config that is varied: data, model, privacy, epochs. The path is relative to "
-                "this file.",
-                {"base": base},
-            ),
-            "",
-            *_comment(
-                "What varies. Ways to vary a key of the base: uniform: [LOW, HIGH], log_uniform: "
-                "[LOW, HIGH] (even on a log scale), integer: [LOW, HIGH], choice: [A, B, C]. "
-                "A value that all trials share belongs in the base instead."
-            ),
-            "search:",
-            *searched,
-            "",
-            *_commented(
-                "What a trial is judged by: valid/accuracy (0 to 1, higher is better) or "
-                "valid/loss (lower is better).",
-                {"objective": {"metric": "valid/accuracy"}},
-            ),
-            "",
-            *_commented(
-                "Who proposes trials: tpe, random, qmc, gp or cmaes. The first startup_trials "
-                "(at least 1) cover the space evenly; then the sampler learns from results.",
-                {"sampler": {"name": "tpe", "startup_trials": 6}},
-            ),
-            "",
-            *_commented(
-                "Early stopping of poor trials: median, successive_halving or none. It saves time, "
-                "not privacy. The first warmup_epochs reports (at least 1) are never stopped.",
-                {"pruner": {"name": "median", "warmup_epochs": 6}},
-            ),
-            "",
-            *_commented(
-                "Number of trials, at least 1. Also `hours: 2`, after which no new trial starts.",
-                {"budget": {"trials": 16}},
-            ),
-            "",
-            *_commented(
-                "The best `top` configs run again with fresh noise, `seeds` times each (at least "
-                "2), and the best by its mean is exported: the best of many noisy trials is partly "
-                "luck.",
-                {"confirm": {"top": 2, "seeds": 3}},
-            ),
-            "",
-            *_commented(
-                "CPU cores of one trial, at least 1. `gpu: 0.25` gives it a quarter of a GPU.",
-                {"resources": {"cpu": 1}},
-            ),
-            "",
-            *_commented(
-                "How the search itself is charged. composition: for all trials together. "
-                "private_selection: a random search that publishes its winner alone. none: the "
-                "chosen trial alone is counted, and the privacy statement says so.",
-                {"accounting": "composition"},
-            ),
-            "",
-        ]
-    )
-
-
-def _base_text(
-    section: Mapping[str, Any], data: DataConfig, found: list[str], method: str, command: str
-) -> str:
+def _base_tree(section: Mapping[str, Any], method: str, data: DataConfig) -> Tree:
+    """Build the base config, with the step that is the default for it."""
     few = data.num_examples < _MANY_EXAMPLES
-    own = data.name in _OWN
-    declared = (
-        "Paths are relative to where you run dpsweep. Sizes, counts and class names are thereby "
-        "declared public; accuracy is measured on the test split, or, with validation: holdout, on "
-        "a part of the training split. Neither is protected."
-    )
-    parts: list[tuple[str, dict[str, Any]]] = [
-        (declared * own, {"data": dict(section)}),
-        (
-            "What is trained. `dpsweep models` lists the others. width: channels of the first "
-            "convolution, at least 1. Every weight gets noise, so a larger model may do worse.",
-            {"model": _model_section(method, data)},
-        ),
-    ]
-    lines = [
+    tree: Tree = {
+        "data": dict(section),
+        "model": _model_section(method, data),
+        "privacy": {"epsilon": 4, "scope": "sweep", "delta": "auto", "clip_norm": 0.3},
+        "train": {
+            "batch_size": batch_size(data.num_examples),
+            "epochs": 30 if few else 10,
+            "evaluate_every": 3 if few else 1,
+        },
+        "optimizer": {"schedule": {"name": "cosine"}},
+        "method": {"name": method},
+        "seed": 0,
+    }
+    step = load_trial(Source("init", tree, {})).default_total_step
+    return {**tree, "optimizer": {"total_step": step, **tree["optimizer"]}}
+
+
+def _base_text(tree: Tree, found: list[str], command: str) -> str:
+    method, data = tree["method"]["name"], validate_data(tree["data"])
+    comments = {
+        "data": _DECLARED_WORDS * (tree["data"]["name"] in _OWN),
+        "model": "What is trained. `dpsweep models` lists the others. width: channels of the first "
+        "convolution, at least 1. Every weight gets noise, so a larger model may do worse.",
+        "privacy.epsilon": "Privacy budget, from 0.01 to 1000; smaller is more private and less "
+        "accurate. Neighbouring data sets differ by one example.",
+        "privacy.scope": "What epsilon covers. sweep: all trials and the final run together. "
+        "trial: each trial by itself; `dpsweep train` takes this file with --set "
+        "privacy.scope=trial.",
+        "privacy.delta": "Chance that the epsilon bound fails, between 0 and 1, well below 1 / "
+        "(number of examples). auto is (number of examples)^-1.1.",
+        "privacy.clip_norm": "Largest L2 norm of one example's gradient, above 0; longer gradients "
+        "are scaled down to it. The noise is proportional to it. The sweep varies it.",
+        "train.batch_size": "Expected number of examples in a batch, from 1 to "
+        f"{data.num_examples}.",
+        "train.epochs": "Passes over the training data, above 0. More passes need more noise for "
+        "the same epsilon.",
+        "train.evaluate_every": "Epochs between two measurements of accuracy, a whole number from "
+        "1.",
+        "optimizer.total_step": "How far the weights travel in the whole run if all clipped "
+        "gradients point the same way, above 0; the learning rate follows from it. This is the "
+        "default for these data, this model and this epsilon. The sweep varies it.",
+        "optimizer.schedule": "Learning rate over the run: cosine (down to 0) or constant.",
+        "method": f"The training method ({METHODS[method].paper}), one of {', '.join(PUBLISHED)}. "
+        f"The ranges of a method: dpsweep space METHOD.",
+        "seed": "Public seed of the first weights and the held-out split, a whole number from 0. "
+        "Noise and batches are drawn from a secret instead.",
+    }
+    head = [
         "# The base of a sweep: one training run with differential privacy.",
         f"# Written by: {_printable(command)}",
         "",
         *(line for comment in found for line in _comment(comment)),
     ]
-    for comment, tree in parts:
-        lines += [*_commented(comment, tree), ""]
-    lines += [
-        "privacy:",
-        *_commented(
-            "Privacy budget of one trial, from above 0 to 1000; smaller is more private and less "
-            "accurate. Neighbouring data sets differ by one example.",
-            {"epsilon": 4},
-            indent=2,
-        ),
-        *_commented(
-            "Chance that the epsilon bound fails, between 0 and 1, well below 1 / (number of "
-            "examples). auto is (number of examples)^-1.1.",
-            {"delta": "auto"},
-            indent=2,
-        ),
-        *_commented(
-            "Largest L2 norm of one example's gradient, above 0; longer gradients are scaled down "
-            "to it. The noise is proportional to it.",
-            {"clip_norm": 1.0},
-            indent=2,
-        ),
-        "",
-        "train:",
-        *_commented(
-            "Expected number of examples in a batch, from 1 to "
-            f"{data.num_examples}. The sweep varies it.",
-            {"batch_size": batch_sizes(data.num_examples)[-2:][0]},
-            indent=2,
-        ),
-        *_commented(
-            "Passes over the training data, above 0. More passes need more noise for the same "
-            "epsilon.",
-            {"epochs": 30 if few else 10},
-            indent=2,
-        ),
-        *_commented(
-            "Epochs between two measurements of accuracy, a whole number from 1.",
-            {"evaluate_every": 3 if few else 1},
-            indent=2,
-        ),
-        "",
-        "optimizer:",
-        *_commented(
-            "How far the weights travel in the whole run if all clipped gradients point the same "
-            "way, above 0; the learning rate follows from it. The sweep varies it.",
-            {"total_step": _total_step(method)},
-            indent=2,
-        ),
-        *_commented(
-            "Learning rate over the run: cosine (down to 0) or constant.",
-            {"schedule": {"name": "cosine"}},
-            indent=2,
-        ),
-        "",
-        *_commented(
-            f"The training method ({METHODS[method].paper}), one of {', '.join(PUBLISHED)}. The "
-            f"ranges of a method: dpsweep space METHOD.",
-            {"method": {"name": method}},
-        ),
-        "",
-        *_commented(
-            "Public seed of the first weights and the held-out split, a whole number from 0. Noise "
-            "and batches are drawn from a secret instead.",
-            {"seed": 0},
-        ),
+    return "\n".join([*head, *_commented_sections(tree, comments)])
+
+
+def _sweep_tree(name: str, base: str, tree: Tree, data: DataConfig) -> Tree:
+    share = 0.1 if data.num_examples < _MANY_EXAMPLES else 0.05
+    return {
+        "name": name,
+        "base": base,
+        "search": _space(data, tree),
+        "objective": {"metric": "valid/accuracy"},
+        "budget": {"explore": {"trials": 8, "share": share}},
+        "resources": {"cpu": 1},
+    }
+
+
+def _sweep_text(tree: Tree, sweep: Path, method: str, data: DataConfig) -> str:
+    typed = _printable(shlex.quote(str(sweep)))
+    comments = {f"search.{key}": _comment_of(key, method) for key in tree["search"]} | {
+        "name": "Name of the sweep in `dpsweep status`, `resume`, `best` and `export`.",
+        "base": "The config that is varied: data, model, privacy, epochs. The path is relative to "
+        "this file.",
+        "search": "What varies. Ways to vary a key of the base: uniform: [LOW, HIGH], log_uniform: "
+        "[LOW, HIGH] (even on a log scale), integer: [LOW, HIGH], choice: [A, B, C]. A value that "
+        "all trials share belongs in the base instead. Batch size and epochs can vary too, with a "
+        "looser proof.",
+        "objective": "What a trial is judged by: valid/accuracy (0 to 1, higher is better) or "
+        "valid/loss (lower is better).",
+        "budget.explore": "How epsilon is spent: noisy trials choose a config with a small share "
+        "of it, and one final run at that config has the rest. Its model is exported. Exploring "
+        "trials come to low accuracies; that is meant. To give every trial the whole epsilon, and "
+        "pay for all of them: budget: {trials: 16} here, and scope: trial in the base.",
+        "resources": "CPU cores of one trial, at least 1. `gpu: 0.25` gives it a quarter of a GPU.",
+    }
+    head = [
+        f"# A sweep: {method} on {data.name}.",
+        "# It looks for the best model for one epsilon, the search included.",
+        f"#   dpsweep check  {typed}    is the file valid, are the data there",
+        f"#   dpsweep plan   {typed}    noise, epsilon of a trial and of the search, time",
+        f"#   dpsweep launch {typed}    run it",
         "",
     ]
-    return "\n".join(lines)
+    return "\n".join([*head, *_commented_sections(tree, comments)])
 
 
-def batch_sizes(num_examples: int) -> tuple[int, ...]:
-    """Three batch sizes to search, powers of two around a quarter of the data at most.
+def _commented_sections(tree: Tree, comments: Mapping[str, str]) -> list[str]:
+    """Each section under its comment, or with a comment over each of its keys; an empty line last.
 
-    >>> batch_sizes(1437), batch_sizes(60_000), batch_sizes(1)
-    ((128, 256, 512), (1024, 2048, 4096), (1,))
+    Args:
+        tree: The file's content.
+        comments: By dotted key: of a section, of the keys in one, or of both.
     """
-    middle = 2 ** int(math.log2(min(2048, max(1, num_examples // 4))))
-    sizes = {max(1, middle // 2), middle, middle * 2}
-    return tuple(sorted(size for size in sizes if size <= num_examples))
+    lines = []
+    for section, value in tree.items():
+        own = {k: v for k, v in comments.items() if k.startswith(f"{section}.")}
+        if not own:
+            lines += [*_commented(comments[section], {section: value}), ""]
+            continue
+        lines += [*_comment(comments.get(section, "")), f"{section}:"]
+        for key, each in value.items():
+            lines += _commented(own[f"{section}.{key}"], {key: each}, indent=2)
+        lines.append("")
+    return lines
+
+
+def batch_size(num_examples: int) -> int:
+    """A batch size to begin with: a power of two, a quarter of the data at most.
+
+    >>> batch_size(1437), batch_size(60_000), batch_size(1)
+    (256, 2048, 1)
+    """
+    return int(2 ** int(math.log2(min(2048, max(1, num_examples // 4)))))
 
 
 def _model_section(method: str, data: DataConfig) -> dict[str, Any]:
@@ -382,16 +326,18 @@ def _model_section(method: str, data: DataConfig) -> dict[str, Any]:
     return {"name": "cnn_small", "width": block * math.ceil(16 / block), "block": block}
 
 
-def _space(method: str, data: DataConfig) -> dict[str, Any]:
-    """The method's default space, without what too few frequencies make impossible.
+def _space(data: DataConfig, tree: Tree) -> dict[str, Any]:
+    """The default space around a base config, without what too few frequencies make impossible.
 
     A spectral method needs more than the constant, the first frequency of each axis. There are as
     many as the circulant block is large, and as half an image side in the second convolution.
     """
-    space = dict(get_default_space(method))
+    method = tree["method"]["name"]
+    sweep = Source("init", {"search": {}}, {})
+    space = default_space_around(method, sweep, Source("init", tree, {}))
     if method not in _SPECTRAL:
         return space
-    block = _model_section(method, data)["block"]
+    block = tree["model"]["block"]
     side = min(data.spec.shape[1:]) // 2
     fewest = {"method.keep": side, "method.keep_circulant": block}
     if "method.keep_circulant" not in space:
@@ -403,12 +349,6 @@ def _space(method: str, data: DataConfig) -> dict[str, Any]:
                 "uniform": [max(low, math.ceil(1e4 * _LEAST_FREQUENCIES / count) / 1e4), high]
             }
     return space
-
-
-def _total_step(method: str) -> float:
-    """The middle of the method's range."""
-    low, high = get_default_space(method)[TOTAL_STEP]["log_uniform"]
-    return float(f"{math.sqrt(low * high):.3g}")
 
 
 def _comment_of(key: str, method: str) -> str:

@@ -363,7 +363,8 @@ def export(
         typer.Option(
             "--format",
             help="yaml: configs that `train` reads, and a sweep takes as its base; opacus: a "
-            "training script without dpsweep; torch: the weights, and a script that uses them.",
+            "training script without dpsweep; torch: the weights, and a script that uses them; "
+            "huggingface: a language model for transformers and peft, with a card.",
         ),
     ] = "yaml",
     register: Annotated[

@@ -29,7 +29,7 @@ _OLDEST = (2, 60)
 """Ray's version that our trials need."""
 
 _PATIENCE_SECONDS, _POLL_SECONDS = 120.0, 1.0
-"""How long a lost connection may last while a job is followed, and how often it is looked at."""
+"""Longest loss of connection while a job is followed, and the time between two looks."""
 
 _ENDS = ("STOPPED", "SUCCEEDED", "FAILED")
 _CHATTY = ("ray.dashboard.modules.dashboard_sdk", PACKAGING_LOGGER)

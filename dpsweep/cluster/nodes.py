@@ -50,9 +50,9 @@ class NodeReport:
         host: Its name.
         node_id: Ray's.
         dpsweep: Version there; empty if the node did not answer.
-        python: The same.
-        torch: The same.
-        ray: The same.
+        python: Version of Python there.
+        torch: Version of torch there.
+        ray: Version of Ray there.
         clock_offset_s: Its clock minus this machine's, in seconds; right to some milliseconds.
         gpus: Names of the GPUs that the driver there knows.
         num_gpus: GPUs that Ray hands out there.

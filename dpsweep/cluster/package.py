@@ -192,10 +192,9 @@ def _kept_apart(trial: TrialConfig, state: str | None, code: Sequence[Path]) -> 
     owned = {"the state folder": StateFolder.at(None).common.resolve()}
     if state:
         owned["--state"] = Path(state).expanduser().resolve()
-    if trial.data.place:
-        owned["data.root"] = trial.data.place.resolve()
+    owned |= {f"data.{key}": place.resolve() for key, place in trial.data.places.items()}
     for what, place in owned.items():
-        if what != "data.root" and StateFolder(place).owner is None:
+        if not what.startswith("data.") and StateFolder(place).owner is None:
             continue  # nobody has launched there: it may be any folder, such as the home
         for folder in code:
             if folder.is_relative_to(place):

@@ -25,7 +25,7 @@ _CHILDREN: list["subprocess.Popen[bytes]"] = []
 """Those that this process started itself: it has to wait for them, or they stay as zombies."""
 
 _PAUSE_SECONDS, _KILL_SECONDS = 0.05, 10.0
-"""How often something is looked at, and how long what is killed may take to be gone."""
+"""Time between two looks, and the longest that a killed process may take to be gone."""
 
 _STATE, _SESSION, _BORN = 0, 3, 19
 """Fields of /proc/PID/stat behind the name: state, session, start time in ticks since boot."""

@@ -19,7 +19,7 @@ from dpsweep.core.errors import ConfigError, ConnectionRefused, StateError
 from dpsweep.tracking.server import redact_password
 
 BEGIN, FILES = "--- dpsweep speaks ---", "--- dpsweep's files: "
-"""What PROGRAM prints before a verb's output, and before its files as JSON."""
+"""Marks that PROGRAM prints before a verb's output, and before its files as JSON."""
 
 PROGRAM = "dpsweep.cli.verbs.remote_job"
 """Runs a verb on the cluster's side."""

@@ -75,7 +75,7 @@ class ConfirmConfig(Strict):
     what a config is worth; to find a better one, more trials do more than repeats of several."""
 
     each_method: bool = False
-    """Whether each method of a search over several has its `top` repeated, to compare them, or
+    """True if each method of a search over several has its `top` repeated, to compare them, or
     only the best of all."""
 
     seeds: int = Field(default=5, ge=2)

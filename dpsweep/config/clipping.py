@@ -61,7 +61,7 @@ class AdaptiveClipping(Strict):
     """Share of the examples whose answers shall not be scaled down. Print: 0.5."""
 
     rate: float = Field(default=0.2, gt=0, le=10)
-    """How fast the norm follows: it changes by at most a factor exp(rate) a step. Print: 0.2."""
+    """Speed of the norm: it changes by at most a factor exp(rate) a step. Print: 0.2."""
 
     count_noise: float | None = Field(default=None, gt=0)
     """Standard deviation of the noise on the count, in examples; batch_size / 20 if missing, as in

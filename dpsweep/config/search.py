@@ -1,6 +1,7 @@
 """Objective, sampler and pruner of a search."""
 
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -9,8 +10,19 @@ from dpsweep.config.space.domains import Choice, OneOf, Space
 from dpsweep.core.errors import ConfigError, InvalidKey
 from dpsweep.core.strict import Strict
 
-Measured = Literal["valid/accuracy", "valid/loss"]
-Goal = Literal["valid/accuracy", "valid/loss", "seconds", "epsilon"]
+Measured = Literal[
+    "valid/accuracy",
+    "valid/loss",
+    "valid/f1",
+    "valid/matthews",
+    "valid/mae",
+    "valid/r2",
+    "valid/perplexity",
+    "valid/bleu",
+    "valid/rouge_l",
+]
+Goal = Measured | Literal["seconds", "epsilon"]
+_SMALL_IS_GOOD = {"valid/loss", "valid/mae", "valid/perplexity", "seconds", "epsilon"}
 Direction = Literal["maximize", "minimize"]
 
 
@@ -18,7 +30,8 @@ class ObjectiveConfig(Strict):
     """Metric of a trial at its last epoch, or two metrics that are traded off."""
 
     metric: Measured = "valid/accuracy"
-    """Measured on the declared validation data. With `metrics`, the first of them."""
+    """Measured on the declared validation data; one that data.task has. With `metrics`, the first
+    of them."""
 
     metrics: Annotated[tuple[Measured, Goal], Field(strict=False)] | None = None
     """Two, in place of `metric`: such as [valid/accuracy, seconds] or [valid/accuracy, epsilon].
@@ -30,7 +43,7 @@ class ObjectiveConfig(Strict):
         match data:
             case {"metric": _, "metrics": [_, *_]}:
                 raise InvalidKey("metric", "is given beside metrics. Delete one of the two")
-            case {"metrics": [str(first), *_]} if first in ("valid/accuracy", "valid/loss"):
+            case {"metrics": [str(first), *_]} if first in get_args(Measured):
                 return {**data, "metric": first}
         return data
 
@@ -55,7 +68,7 @@ class ObjectiveConfig(Strict):
     @property
     def directions(self) -> tuple[Direction, ...]:
         """Direction of each of `goals`."""
-        return tuple("maximize" if g == "valid/accuracy" else "minimize" for g in self.goals)
+        return tuple("minimize" if g in _SMALL_IS_GOOD else "maximize" for g in self.goals)
 
     @property
     def direction(self) -> Direction:
@@ -128,6 +141,24 @@ def check_sampler(sampler: SamplerConfig, space: Space, where: str) -> None:
             f"{where}: cmaes covers ranges of numbers, and {key} is a choice. Give it a range, "
             f"such as log_integer, or use sampler: {{name: tpe}} or {{name: gp}}"
         )
+
+
+def check_metrics(objective: ObjectiveConfig, measured: Sequence[str], file: Source) -> None:
+    """Raise ConfigError if a trial does not measure what is searched for.
+
+    Args:
+        objective: The metrics.
+        measured: Names of the task's metrics, without `valid/`.
+        file: The sweep file.
+    """
+    for goal in objective.goals:
+        if goal.startswith("valid/") and goal.removeprefix("valid/") not in measured:
+            known = ", ".join(f"valid/{name}" for name in measured)
+            raise ConfigError(
+                f"{file.at(('objective',))}: {goal} is not measured by this task, which has "
+                f"{known}. Write objective: {{metric: valid/{measured[0]}}}, or name it in "
+                f"data.task.metrics if the task is classification"
+            )
 
 
 def check_goals(

@@ -31,6 +31,7 @@ from dpsweep.config.search import (
     SamplerConfig,
     check_epsilon_varies,
     check_goals,
+    check_metrics,
     check_posterior,
     check_sampler,
 )
@@ -78,7 +79,7 @@ class SweepConfig(Strict):
     `method: default`, the method's own space; see dpsweep/config/space/defaults.py."""
 
     space: Literal["narrow", "full"] = "full"
-    """How many keys a default space has. narrow: the total step alone, of each method. full: the
+    """Size of a default space. narrow: the total step alone, of each method. full: the
     clip norm and the method's own as well."""
 
     where: str | list[str] = ""
@@ -95,13 +96,13 @@ class SweepConfig(Strict):
     sampler knows from the beginning; `launch --from`. What they spent adds to this sweep's."""
 
     objective: ObjectiveConfig = ObjectiveConfig()
-    """What a trial is judged by."""
+    """Metric that trials are judged by."""
 
     sampler: SamplerConfig = SamplerConfig()
-    """Who proposes the next trial."""
+    """Proposer of the next trial."""
 
     choose: Literal["posterior", "observed"] = "posterior"
-    """What the best config is chosen by: posterior, the mean of a Gaussian process over all trials,
+    """Rule that chooses the best config: posterior, the mean of a Gaussian process over all trials,
     which tells merit from luck, where an epsilon has 12 complete trials (else as observed);
     observed, each trial's own result. After two objectives and by private selection: observed."""
 
@@ -111,7 +112,7 @@ class SweepConfig(Strict):
     reduction: 4}; elsewhere none: where the number of trials binds, each may as well end."""
 
     budget: BudgetConfig
-    """How much is spent on the search."""
+    """Size of the search."""
 
     confirm: ConfirmConfig | None = None
     """Repeats of the best config with fresh noise: an honest figure. Without it the result is that
@@ -122,10 +123,10 @@ class SweepConfig(Strict):
     config is chosen by posterior, for the better half of all."""
 
     resources: ResourcesConfig = ResourcesConfig()
-    """What one trial takes."""
+    """Resources of one trial."""
 
     accounting: Literal["composition", "private_selection", "none"] = "composition"
-    """How the search is charged: composition, all trials together, any search; private_selection,
+    """Charge of the search: composition, all trials together, any search; private_selection,
     a random search of secret length of which only the winner is told; none, the chosen trial
     alone, as if the choice had cost nothing (the statement says so)."""
 
@@ -232,7 +233,7 @@ class ResolvedSweep:
 
     @property
     def charged(self) -> Charged:
-        """How the search is charged; that it is not is said in words, beside the figure."""
+        """Way the search is charged; that it is not is said in words, beside the figure."""
         return "private_selection" if self.is_private_selection else "composition"
 
     @property
@@ -258,16 +259,16 @@ class ResolvedSweep:
 
     @cached_property
     def schedules(self) -> tuple[tuple[int, float], ...]:
-        """Steps and sampling rate of the trials, at the ends of what the search may choose."""
+        """Counted steps and sampling rate of trials, at the ends of what the search may choose."""
         trees = (drawn.tree for drawn in self._drawn_corners)
         return find_schedule_extremes(
-            self.space, self.base.tree, trees, self.written.data.num_examples
+            self.space, self.base.tree, trees, self.written.data.num_examples, self._written
         )
 
     @property
     def schedules_vary(self) -> bool:
-        """True if the search may choose batch size or epochs."""
-        return schedules_may_vary(self.space)
+        """True if the search may choose batch size, epochs or a noise that is counted otherwise."""
+        return schedules_may_vary(self.space) or len(self.schedules) > 1
 
     @cached_property
     def whole(self) -> SearchBudget | None:
@@ -304,7 +305,15 @@ class ResolvedSweep:
             return config
         config = with_own_noise(config, self.whole, self.origin)
         given = tree.get("optimizer", {})
-        return config if STEP_KEYS & given.keys() else config.with_default_step()
+        if STEP_KEYS & given.keys():
+            return config
+        return config.with_total_step(self.default_total_step(config))
+
+    def default_total_step(self, trial: TrialConfig) -> float:
+        """The default for a trial; where it explores, the final run's, as ranges are."""
+        if self.whole is not None and self.explores:
+            trial = with_own_noise(trial, self.whole, self.origin, final=True)
+        return trial.default_total_step
 
     def exploring(self, trial: TrialConfig) -> TrialConfig:
         """A trial as it is run: where it explores, its step is fitted to its noise.
@@ -608,6 +617,7 @@ def _check_choices(sweep: ResolvedSweep) -> None:
     """Check the sections of a sweep file against one another."""
     config, file = sweep.config, sweep.file
     check_sampler(config.sampler, sweep.space, file.at(("sampler", "name")))
+    check_metrics(config.objective, sweep.written.data.task.metric_names, file)
     check_goals(config.objective, config.sampler, config.pruner, file)
     check_epsilon_varies(config.objective, sweep.epsilons, file)
     if "choose" in config.model_fields_set and config.choose == "posterior":

@@ -1,1 +1,24 @@
-"""Data sets and the models trained on them."""
+"""Data sets as they are declared, and how they are read."""
+
+from typing import Annotated
+
+from pydantic import Field, TypeAdapter
+
+from dpsweep.data.datasets import ImageData
+from dpsweep.data.tables import TableData
+
+DataConfig = Annotated[ImageData | TableData, Field(discriminator="name")]
+"""Any data set, told apart by `name`."""
+
+
+def validate_data(section: object) -> DataConfig:
+    """Validate the `data` section of a trial config.
+
+    Raises:
+        ValueError: If it is not valid.
+    """
+    found: DataConfig = _ADAPTER.validate_python(section)
+    return found
+
+
+_ADAPTER: TypeAdapter[DataConfig] = TypeAdapter(DataConfig)

@@ -1,10 +1,9 @@
 """Image data sets as they are declared: which examples are private, which ones measure.
 
-What is written here is known before a file is read, so that a budget can be planned and a
-missing folder found without torch or data. Reading is data/read.py's.
+Reading is data/read.py's.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -13,8 +12,7 @@ from pydantic import Field, model_validator
 
 from dpsweep.core.errors import ConfigError, InvalidKey
 from dpsweep.core.strict import Strict, is_unused
-from dpsweep.core.types import Field as InputField
-from dpsweep.core.types import InputSpec
+from dpsweep.data.base import Data, Spec
 from dpsweep.data.features import FeaturesConfig
 from dpsweep.data.tasks import CLASSIFICATION, Classification
 
@@ -22,42 +20,6 @@ _DECLARED = ("shape", "num_classes", "num_train")
 """Keys that the user's own data must declare."""
 
 Triple = Annotated[tuple[float, ...], Field(strict=False)]
-
-
-@dataclass(frozen=True)
-class Spec:
-    """Sizes of a data set, known before it is read.
-
-    Attributes:
-        num_train: Examples of the training split.
-        num_test: Examples of the test split.
-        shape: (channels, height, width); of one tensor of inputs.
-        num_classes: K: numbers that a model gives for an example.
-        brightest: Largest pixel value.
-        folder: Where it lies under the root; "" if the root is all of it, None if it comes with a
-            package.
-        fields: Named inputs; none if they are one tensor.
-        positions: T, if a model gives K numbers at each position, as a language model does.
-    """
-
-    num_train: int
-    num_test: int
-    shape: tuple[int, ...]
-    num_classes: int
-    brightest: int
-    folder: str | None
-    fields: tuple[InputField, ...] = ()
-    positions: int | None = None
-
-    @property
-    def outputs(self) -> tuple[int, ...]:
-        """Shape of what a model returns for one example: (K,), or (T, K)."""
-        return (self.num_classes,) if self.positions is None else (self.positions, self.num_classes)
-
-    @property
-    def inputs(self) -> InputSpec:
-        """Inputs of one example, as a model is given them."""
-        return self.fields or self.shape
 
 
 SPECS = {
@@ -85,7 +47,7 @@ class Normalise(Strict):
     """One number for each channel, in the same units."""
 
 
-class DataConfig(Strict):
+class ImageData(Data):
     """The private examples, and those that measure the result."""
 
     name: Literal[
@@ -222,28 +184,15 @@ class DataConfig(Strict):
         )
 
     @property
-    def are_pixels(self) -> bool:
-        """True if inputs are images in bytes, which are scaled at each step."""
-        return self.features is None
-
-    @property
-    def num_held_out(self) -> int:
-        """Examples of the training split that are measured with and not trained on."""
-        if self.validation == "test_split":
-            return 0
-        return max(1, round(self.holdout_fraction * self.spec.num_train))
-
-    @property
-    def num_examples(self) -> int:
-        """N: how many private examples are trained on."""
-        return self.spec.num_train - self.num_held_out
-
-    @property
     def place(self) -> Path | None:
         """Folder or file of the data; None if it needs none, or none is given."""
         if self.root is None or self.spec.folder is None:
             return None
         return Path(self.root).expanduser() / self.spec.folder
+
+    @property
+    def places(self) -> dict[str, Path]:
+        return {} if self.place is None else {"root": self.place}
 
     @property
     def source(self) -> Path:
@@ -255,33 +204,34 @@ class DataConfig(Strict):
         assert package.origin is not None, "a package with a file"
         return Path(package.origin).parent / "datasets/data"
 
+    @property
+    def without_features(self) -> Data:
+        return self.model_copy(update={"features": None})
 
-def check_present(config: DataConfig, where: str) -> None:
-    """Raise ConfigError if the files are not there, without reading them.
+    @property
+    def are_pixels(self) -> bool:
+        return self.features is None
 
-    Args:
-        config: The data set.
-        where: File and line to name, such as "configs/x.yaml:3".
-    """
-    if config.features is not None:
-        config.features.refuse_missing(where)
-    folder = config.spec.folder
-    if folder is None:
-        return
-    place = config.place
-    if place is None:
-        laid = f"{folder}, as torchvision lays it out" if folder else "the images"
-        raise ConfigError(
-            f"{where}: data.root: missing, and {config.name} needs it. Give the folder that holds "
-            f"{laid}, for example with --set data.root=./data"
-        )
-    if config.name == "npz":
-        if not place.is_file():
-            raise ConfigError(f"{where}: data.root: {place} is not a file. Give the .npz file")
-        return
-    if not place.is_dir():
-        fetched = ", or add --download to fetch it there" if folder else ""
-        raise ConfigError(
-            f"{where}: data.root: {config.root!r} does not hold {config.name}: {place} is not a "
-            f"folder. Give another with --set data.root=FOLDER{fetched}"
-        )
+    def refuse_missing(self, where: str) -> None:
+        if self.features is not None:
+            self.features.refuse_missing(where)
+        folder = self.spec.folder
+        if folder is None:
+            return
+        place = self.place
+        if place is None:
+            laid = f"{folder}, as torchvision lays it out" if folder else "the images"
+            raise ConfigError(
+                f"{where}: data.root: missing, and {self.name} needs it. Give the folder that "
+                f"holds {laid}, for example with --set data.root=./data"
+            )
+        if self.name == "npz":
+            if not place.is_file():
+                raise ConfigError(f"{where}: data.root: {place} is not a file. Give the .npz file")
+            return
+        if not place.is_dir():
+            fetched = ", or add --download to fetch it there" if folder else ""
+            raise ConfigError(
+                f"{where}: data.root: {self.root!r} does not hold {self.name}: {place} is not a "
+                f"folder. Give another with --set data.root=FOLDER{fetched}"
+            )

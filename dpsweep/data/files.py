@@ -6,7 +6,7 @@ import torch
 from torchvision import datasets as tv
 
 from dpsweep.core.errors import ConfigError
-from dpsweep.data.datasets import DataConfig
+from dpsweep.data.datasets import ImageData
 from dpsweep.data.shared import Split
 
 _READERS = {
@@ -18,7 +18,7 @@ _READERS = {
 }
 
 
-def download_files(config: DataConfig, root: Path) -> None:
+def download_files(config: ImageData, root: Path) -> None:
     """Download the files, as torchvision does.
 
     Raises:
@@ -38,7 +38,7 @@ def download_files(config: DataConfig, root: Path) -> None:
         ) from e
 
 
-def read_splits(config: DataConfig, root: Path) -> tuple[Split, Split]:
+def read_splits(config: ImageData, root: Path) -> tuple[Split, Split]:
     """Read the training split and the test split.
 
     Raises:

@@ -19,7 +19,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from dpsweep.core.errors import ConfigError
-from dpsweep.data.datasets import DataConfig
+from dpsweep.data.datasets import ImageData
 from dpsweep.data.shared import Split
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
@@ -68,7 +68,7 @@ def list_folder(root: Path) -> Listing:
     return Listing(classes, train, () if test is None else tuple(_list_test_images(test, classes)))
 
 
-def read_splits(config: DataConfig, root: Path) -> tuple[Split, Split]:
+def read_splits(config: ImageData, root: Path) -> tuple[Split, Split]:
     """Read the training split and the test split, empty if it is not asked for.
 
     Raises:
@@ -132,7 +132,7 @@ def _is_visible(path: Path) -> bool:
     return not path.name.startswith(".")
 
 
-def _read_images(images: Sequence[Labelled], config: DataConfig) -> Split:
+def _read_images(images: Sequence[Labelled], config: ImageData) -> Split:
     inputs = torch.empty(len(images), *config.stored.shape, dtype=torch.uint8)
     broken: list[Path] = []
     other: list[str] = []

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from dpsweep.core.errors import ConfigError
-from dpsweep.data.datasets import DataConfig
+from dpsweep.data.datasets import ImageData
 from dpsweep.data.shared import Split
 
 _TRAIN = (("x_train", "y_train"), ("train_images", "train_labels"))
@@ -23,7 +23,7 @@ _TEST = (("val_images", "val_labels"), ("x_test", "y_test"), ("test_images", "te
 WANTED = "x_train, y_train, x_test, y_test, or train_images, train_labels, test_images, ..."
 
 
-def read_splits(config: DataConfig, path: Path) -> tuple[Split, Split]:
+def read_splits(config: ImageData, path: Path) -> tuple[Split, Split]:
     """Read the training split and the test split, empty if it is not asked for.
 
     Raises:
@@ -110,7 +110,7 @@ def _read_arrays(path: Path, names: Sequence[str]) -> list[NDArray[np.generic]]:
 
 
 def _read_split(
-    config: DataConfig, path: Path, pairs: tuple[tuple[str, str], ...], key: str
+    config: ImageData, path: Path, pairs: tuple[tuple[str, str], ...], key: str
 ) -> Split:
     found = read_headers(path)
     names = find_names(found, test=pairs is _TEST)
@@ -125,7 +125,7 @@ def _read_split(
     )
 
 
-def _to_images(array: NDArray[np.generic], name: str, config: DataConfig, key: str) -> torch.Tensor:
+def _to_images(array: NDArray[np.generic], name: str, config: ImageData, key: str) -> torch.Tensor:
     num = getattr(config.stored, key)
     channels, height, width = config.stored.shape
     if array.dtype != np.uint8:

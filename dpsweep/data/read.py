@@ -22,8 +22,8 @@ from dpsweep.core.inputs import Inputs, list_tensors, map_inputs, take_rows
 from dpsweep.core.progress import ProgressLines
 from dpsweep.core.seeds import derive_public_seed
 from dpsweep.core.types import Field, InputSpec
-from dpsweep.data import folders, npz
-from dpsweep.data.datasets import DataConfig, Normalise, check_present
+from dpsweep.data import DataConfig, folders, npz
+from dpsweep.data.datasets import ImageData, Normalise
 from dpsweep.data.features import Scattering
 from dpsweep.data.shared import Split, load_shared
 from dpsweep.data.tasks import CLASSIFICATION, Task
@@ -99,7 +99,7 @@ def download_dataset(config: DataConfig) -> None:
     Raises:
         ConfigError: If there is no root, or the download fails.
     """
-    if config.spec.folder is None:
+    if not isinstance(config, ImageData) or config.spec.folder is None:
         return
     if config.root is None:
         raise ConfigError("data.root: missing; --download needs a folder to write to")
@@ -119,7 +119,7 @@ def load_dataset(config: DataConfig, seed: int) -> Dataset:
     Raises:
         ConfigError: If the files are missing or are not what torchvision expects.
     """
-    train, test = _load_images(config) if config.features is None else _load_features(config)
+    train, test = _load_splits(config)
     if config.num_held_out:
         rng = torch.Generator().manual_seed(derive_public_seed(seed, "holdout"))
         order = torch.randperm(len(train[1]), generator=rng)
@@ -131,7 +131,8 @@ def load_dataset(config: DataConfig, seed: int) -> Dataset:
         *test,
         brightest=config.spec.brightest,
         normalise=config.normalise,
-        are_features=config.features is not None,
+        are_features=not config.are_pixels,
+        fields=config.spec.fields or None,
         task=config.task,
     )
 
@@ -146,7 +147,7 @@ def fingerprint_images(config: DataConfig, seed: int, key: bytes) -> str:
         seed: Decides who is held out.
         key: 32 secret bytes.
     """
-    data = load_dataset(config.model_copy(update={"features": None}), seed)
+    data = load_dataset(config.without_features, seed)
     digest = hashlib.blake2b(
         f"{tuple(list_tensors(data.inputs)[0].shape)}".encode(), key=key, digest_size=32
     )
@@ -179,7 +180,20 @@ def load_shared_features(config: DataConfig, seed: int, what: str, make: Callabl
     return load_shared(config.source, make, repr(key), series="made")
 
 
-def _check_split(part: Split, expected: int, config: DataConfig) -> None:
+def _load_splits(config: DataConfig) -> tuple[Split, Split]:
+    if isinstance(config, ImageData):
+        return _load_images(config) if config.features is None else _load_features(config)
+    config.refuse_missing(config.name)
+    # one copy for each file and all that decides what is read of it, but for the split
+    kind = repr((config.model_dump(exclude={"validation", "holdout_fraction"}), type(config)))
+    found: list[Split] = [
+        load_shared(path, partial(config.read, key), f"{key} {kind}")
+        for key, (path, _) in config.files.items()
+    ]
+    return found[0], found[-1]
+
+
+def _check_split(part: Split, expected: int, config: ImageData) -> None:
     """Refuse data of another size than declared.
 
     Found later, the error would depend on which examples a step samples.
@@ -200,7 +214,7 @@ def _check_split(part: Split, expected: int, config: DataConfig) -> None:
         )
 
 
-def _load_images(config: DataConfig) -> tuple[Split, Split]:
+def _load_images(config: ImageData) -> tuple[Split, Split]:
     """Both splits, as bytes."""
     train, test = _load_digits(config) if config.name == "digits" else _load_files(config)
     for part, expected in ((train, config.spec.num_train), (test, config.spec.num_test)):
@@ -208,9 +222,9 @@ def _load_images(config: DataConfig) -> tuple[Split, Split]:
     return train, test
 
 
-def _load_features(config: DataConfig) -> tuple[Split, Split]:
+def _load_features(config: ImageData) -> tuple[Split, Split]:
     """Both splits with features in the place of images; computed by the first process of a node."""
-    check_present(config, where=config.name)
+    config.refuse_missing(config.name)
     assert config.features is not None
     features = config.features
     versions = [metadata.version(each) for each in features.packages.values()]
@@ -229,7 +243,7 @@ def _load_features(config: DataConfig) -> tuple[Split, Split]:
     return found
 
 
-def _feature_function(config: DataConfig) -> Callable[[Tensor, Callable[[int], None]], Tensor]:
+def _feature_function(config: ImageData) -> Callable[[Tensor, Callable[[int], None]], Tensor]:
     """Choose the function that makes features of images as bytes and reports how many are done."""
 
     def numbers(images: Tensor) -> Tensor:
@@ -247,7 +261,7 @@ def _feature_function(config: DataConfig) -> Callable[[Tensor, Callable[[int], N
     return partial(compute_embedding, numbers=numbers, config=features)
 
 
-def _load_digits(config: DataConfig) -> tuple[Split, Split]:
+def _load_digits(config: ImageData) -> tuple[Split, Split]:
     def read() -> tuple[Split, Split]:
         from dpsweep.data.digits import load_splits  # scikit-learn takes half a second to import
 
@@ -257,8 +271,8 @@ def _load_digits(config: DataConfig) -> tuple[Split, Split]:
     return found
 
 
-def _load_files(config: DataConfig) -> tuple[Split, Split]:
-    check_present(config, where=config.name)
+def _load_files(config: ImageData) -> tuple[Split, Split]:
+    config.refuse_missing(config.name)
     assert config.root is not None
     assert config.place is not None
     root, place = Path(config.root).expanduser(), config.place

@@ -8,25 +8,45 @@ no more than a few outputs are in memory at once.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
-from dpsweep.core.strict import Strict
+from pydantic import Field, model_validator
+
+from dpsweep.core.errors import InvalidKey
+from dpsweep.core.own_code import import_function
+from dpsweep.core.strict import Strict, is_unused
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+ClassMetric = Literal["accuracy", "f1", "matthews"]
+Names = Annotated[tuple[str, ...], Field(strict=False)]
+Numbers = Annotated[tuple[float, ...], Field(strict=False)]
 
 
 class Task(Strict):
     """Base of every task."""
 
-    def loss(self, outputs_B: Tensor, targets_B: Tensor) -> Tensor:
-        """Mean over the examples of each one's own loss, a scalar.
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """Names of the metrics, without `valid/`."""
+        raise NotImplementedError
+
+    def check_outputs(self, num_outputs: int) -> None:
+        """Raise InvalidKey if the task does not fit a model of so many outputs."""
+
+    def losses(self, outputs_B: Tensor, targets_B: Tensor) -> Tensor:
+        """Loss of each example by itself, shape (B,).
 
         Args:
             outputs_B: What the model returns, shape (B, ...).
             targets_B: Shape (B, ...).
         """
         raise NotImplementedError
+
+    def loss(self, outputs_B: Tensor, targets_B: Tensor) -> Tensor:
+        """Mean of `losses`, a scalar: what engines call, with one example at a time."""
+        return self.losses(outputs_B, targets_B).mean()
 
     def draw_targets(self, num: int, outputs: tuple[int, ...]) -> Tensor:
         """Draw public targets for checks, shape (num, ...); neighbours differ where they can.
@@ -38,11 +58,11 @@ class Task(Strict):
         raise NotImplementedError
 
     def sums(self, outputs_B: Tensor, targets_B: Tensor) -> dict[str, Tensor]:
-        """Sums over some examples from which `metrics` are computed, by name."""
+        """Sums over some examples from which the metrics are computed, by name."""
         raise NotImplementedError
 
-    def metrics(self, sums: dict[str, Tensor], num: int) -> dict[str, float]:
-        """Compute the metrics of `num` examples from their sums, in double: loss, and others."""
+    def compute_metrics(self, sums: dict[str, Tensor], num: int) -> dict[str, float]:
+        """Compute the metrics of `num` examples from their sums, in double, by name."""
         raise NotImplementedError
 
 
@@ -51,10 +71,52 @@ class Classification(Task):
 
     name: Literal["classification"] = "classification"
 
+    classes: Names | None = Field(default=None, min_length=2, exclude_if=is_unused)
+    """Labels in the order of their numbers, such as [negative, positive]. If missing, labels are
+    numbers from 0 to data.num_classes - 1."""
+
+    class_weights: Numbers | None = Field(default=None, exclude_if=is_unused)
+    """Factor of the loss of each class's examples. Declared, as counts of classes are private. The
+    loss is not divided by the weights of a batch, which would mix its examples."""
+
+    metrics: Annotated[tuple[ClassMetric, ...], Field(strict=False)] = Field(
+        default=("accuracy",), min_length=1, exclude_if=lambda x: x == ("accuracy",)
+    )
+    """Beside the loss: accuracy, f1 (of class 1 if there are two, else the mean over classes),
+    matthews (Matthews correlation, -1 to 1)."""
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        return (*self.metrics, "loss")
+
+    @property
+    def num_named(self) -> int | None:
+        """K, if the classes are named."""
+        return None if self.classes is None else len(self.classes)
+
+    def check_outputs(self, num_outputs: int) -> None:
+        given = self.class_weights
+        if given is not None and (len(given) != num_outputs or not all(x >= 0 for x in given)):
+            raise InvalidKey(
+                "class_weights",
+                f"takes a number from 0 up for each of {num_outputs} classes, got {list(given)}",
+            )
+
+    def losses(self, outputs_B: Tensor, targets_B: Tensor) -> Tensor:
+        from torch.nn.functional import cross_entropy
+
+        losses_B = cross_entropy(outputs_B, targets_B, reduction="none")
+        return losses_B if self.class_weights is None else self._weigh(losses_B, targets_B)
+
+    def _weigh(self, losses_B: Tensor, targets_B: Tensor) -> Tensor:
+        return losses_B * losses_B.new_tensor(self.class_weights)[targets_B]
+
     def loss(self, outputs_B: Tensor, targets_B: Tensor) -> Tensor:
         from torch.nn.functional import cross_entropy
 
-        return cross_entropy(outputs_B, targets_B)
+        if self.class_weights is None:
+            return cross_entropy(outputs_B, targets_B)
+        return super().loss(outputs_B, targets_B)
 
     def draw_targets(self, num: int, outputs: tuple[int, ...]) -> Tensor:
         import torch
@@ -62,15 +124,190 @@ class Classification(Task):
         return torch.arange(num) % outputs[-1]
 
     def sums(self, outputs_B: Tensor, targets_B: Tensor) -> dict[str, Tensor]:
+        import torch
         from torch.nn.functional import cross_entropy
 
+        guesses_B = outputs_B.argmax(1)
+        found = {"right": (guesses_B == targets_B).sum()}
+        if self.class_weights is None:
+            found["loss"] = cross_entropy(outputs_B, targets_B, reduction="sum")
+        else:
+            found["loss"] = self.losses(outputs_B, targets_B).sum()
+        if set(self.metrics) - {"accuracy"}:
+            num = outputs_B.shape[1]
+            pairs_B = targets_B * num + guesses_B
+            found["confusion"] = torch.bincount(pairs_B, minlength=num**2).view(num, num)
+        return found
+
+    def compute_metrics(self, sums: dict[str, Tensor], num: int) -> dict[str, float]:
+        found = {"accuracy": float(sums["right"]) / num}
+        if (pairs_KK := sums.get("confusion")) is not None:
+            found |= {"f1": _f1(pairs_KK), "matthews": _matthews(pairs_KK)}
+        return {**{k: found[k] for k in self.metrics}, "loss": float(sums["loss"]) / num}
+
+
+class Regression(Task):
+    """One number for each example, or several; errors are in units of half the declared range.
+
+    A model's outputs are (target - middle of the range) / half the range, so that the clip norm
+    and the learning rate suit targets of any unit. MAE and R2 are those of the targets themselves.
+    """
+
+    name: Literal["regression"] = "regression"
+
+    range: Annotated[tuple[float, float], Field(strict=False)]
+    """[LOW, HIGH] of the targets, declared from public knowledge and not computed from the rows."""
+
+    kind: Literal["squared", "huber"] = "squared"
+    """Error of one number: squared, (o - y)^2 / 2; huber, the same up to `huber_delta` and linear
+    beyond."""
+
+    huber_delta: float = Field(default=1.0, gt=0)
+    """Error at which huber becomes linear, in units of half the range."""
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        return ("mae", "r2", "loss")
+
+    @model_validator(mode="after")
+    def _range_is_one(self) -> Self:
+        if not self.range[0] < self.range[1]:
+            raise InvalidKey("range", f"takes [LOW, HIGH] with LOW below HIGH, got {self.range}")
+        return self
+
+    def losses(self, outputs_B: Tensor, targets_B: Tensor) -> Tensor:
+        from torch.nn.functional import huber_loss
+
+        errors = outputs_B - self._scale(targets_B).to(outputs_B)
+        if self.kind == "squared":
+            return errors.square().flatten(1).mean(1) / 2
+        zeros = errors.new_zeros(())
+        each = huber_loss(errors, zeros.expand_as(errors), "none", self.huber_delta)
+        return each.flatten(1).mean(1)
+
+    def draw_targets(self, num: int, outputs: tuple[int, ...]) -> Tensor:
+        import torch
+
+        low, high = self.range
+        shares = torch.arange(num).remainder(3)[:, None].expand(num, *outputs) / 2
+        return low + (high - low) * shares.double()
+
+    def sums(self, outputs_B: Tensor, targets_B: Tensor) -> dict[str, Tensor]:
+        # deviations from the middle, so that squares of large numbers do not cancel
+        scaled_B = self._scale(targets_B.double())
+        errors_B = outputs_B.double() - scaled_B
         return {
-            "right": (outputs_B.argmax(1) == targets_B).sum(),
-            "loss": cross_entropy(outputs_B, targets_B, reduction="sum"),
+            "loss": self.losses(outputs_B, targets_B).double().sum(),
+            "absolute": errors_B.abs().sum(),
+            "squared": errors_B.square().sum(0),
+            "targets": scaled_B.sum(0),
+            "squares": scaled_B.square().sum(0),
+            "numbers": errors_B.new_tensor(errors_B.numel()),
         }
 
-    def metrics(self, sums: dict[str, Tensor], num: int) -> dict[str, float]:
-        return {"accuracy": float(sums["right"]) / num, "loss": float(sums["loss"]) / num}
+    def compute_metrics(self, sums: dict[str, Tensor], num: int) -> dict[str, float]:
+        half = (self.range[1] - self.range[0]) / 2
+        spread = sums["squares"] - sums["targets"].square() / num
+        r2 = (1 - sums["squared"] / spread).mean()  # nan if all targets are equal
+        mae = half * float(sums["absolute"]) / float(sums["numbers"])
+        return {"mae": mae, "r2": float(r2), "loss": float(sums["loss"]) / num}
 
+    def _scale(self, targets: Tensor) -> Tensor:
+        low, high = self.range
+        return (targets - (low + high) / 2) / ((high - low) / 2)
+
+
+class MultiLabel(Task):
+    """Any number of labels for each example; the mean of their binary cross-entropies, in nats."""
+
+    name: Literal["multi_label"] = "multi_label"
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        return ("accuracy", "f1", "loss")
+
+    def losses(self, outputs_B: Tensor, targets_B: Tensor) -> Tensor:
+        from torch.nn.functional import binary_cross_entropy_with_logits
+
+        targets = targets_B.to(outputs_B)
+        return binary_cross_entropy_with_logits(outputs_B, targets, reduction="none").mean(1)
+
+    def draw_targets(self, num: int, outputs: tuple[int, ...]) -> Tensor:
+        import torch
+
+        return (torch.arange(num)[:, None] + torch.arange(outputs[-1])) % 2
+
+    def sums(self, outputs_B: Tensor, targets_B: Tensor) -> dict[str, Tensor]:
+        guesses_B, truths_B = outputs_B > 0, targets_B > 0
+        return {
+            "loss": self.losses(outputs_B, targets_B).sum(),
+            "right": (guesses_B == truths_B).double().mean(1).sum(),
+            "both": (guesses_B & truths_B).sum(),
+            "either": guesses_B.sum() + truths_B.sum(),
+        }
+
+    def compute_metrics(self, sums: dict[str, Tensor], num: int) -> dict[str, float]:
+        """Accuracy over all labels, and F1 over all labels together (micro)."""
+        f1 = 2 * float(sums["both"]) / max(1.0, float(sums["either"]))
+        return {"accuracy": float(sums["right"]) / num, "f1": f1, "loss": float(sums["loss"]) / num}
+
+
+class OwnTask(Task):
+    """A loss of yours. Naming it runs that code."""
+
+    name: Literal["own"] = "own"
+
+    function: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    """MODULE:FUNCTION. It is called with the outputs and the target of one example, without a batch
+    axis, and returns its loss, a scalar tensor: so it cannot mix examples."""
+
+    folder: str | None = None
+    """Folder of the module, if it is not installed. Relative to where you run."""
+
+    num_outputs: int = Field(gt=0)
+    """K: how many numbers a model gives for an example."""
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        return ("loss",)
+
+    def losses(self, outputs_B: Tensor, targets_B: Tensor) -> Tensor:
+        from torch.func import vmap
+
+        found: Tensor = vmap(import_function(self.function, self.folder))(outputs_B, targets_B)
+        return found
+
+    def draw_targets(self, num: int, outputs: tuple[int, ...]) -> Tensor:
+        import torch
+
+        return torch.arange(num).remainder(2).double()
+
+    def sums(self, outputs_B: Tensor, targets_B: Tensor) -> dict[str, Tensor]:
+        return {"loss": self.losses(outputs_B, targets_B).sum()}
+
+    def compute_metrics(self, sums: dict[str, Tensor], num: int) -> dict[str, float]:
+        return {"loss": float(sums["loss"]) / num}
+
+
+TaskConfig = Annotated[
+    Classification | Regression | MultiLabel | OwnTask, Field(discriminator="name")
+]
+"""Any task, told apart by `name`."""
 
 CLASSIFICATION = Classification()
+
+
+def _f1(pairs_KK: Tensor) -> float:
+    """F1 of class 1 if there are two classes, or the mean over classes; 0 for one never seen."""
+    right_K = pairs_KK.diagonal()
+    each_K = 2 * right_K / (pairs_KK.sum(0) + pairs_KK.sum(1)).clamp(min=1)
+    return float(each_K[1] if len(each_K) == 2 else each_K.mean())
+
+
+def _matthews(pairs_KK: Tensor) -> float:
+    """Matthews correlation of K classes (Gorodkin 2004); 0 where it is not defined."""
+    num, right = pairs_KK.sum(), pairs_KK.diagonal().sum()
+    true_K, guessed_K = pairs_KK.sum(1), pairs_KK.sum(0)
+    above = right * num - (true_K * guessed_K).sum()
+    spreads = (num**2 - true_K.square().sum()) * (num**2 - guessed_K.square().sum())
+    return float(above / spreads.sqrt()) if spreads > 0 else 0.0

@@ -1,6 +1,6 @@
 """The driver's part in a sweep: what to run next, and what to make of what comes back.
 
-It knows neither Ray nor MLflow. tune/adapters.py calls it with Tune's events; it tells the
+It knows neither Ray nor MLflow. execution/ray_tune.py calls it with Tune's events; it tells the
 study first, and then whoever watches. Watchers are told again after a crash.
 """
 
@@ -31,13 +31,13 @@ from dpsweep.training.schedule import resolve_trial_schedule
 from dpsweep.training.trial_dir import TrialDir
 
 _GRACE_SECONDS = 20.0
-"""How long trials may take to save their state when they are asked to pause."""
+"""Longest that trials may take to save their state when they are asked to pause."""
 
 MAX_WORKER_DEATHS = 3
-"""How many worker processes may die with a trial; of one more it has failed."""
+"""Worker processes that may die with a trial; with one more it has failed."""
 
 _ROUNDS = 4
-"""How often a trial is handed out whose workers die before they begin it."""
+"""Times that a trial is handed out whose workers die before they begin it."""
 
 _NEVER_BEGUN = (
     "worker processes die before they begin a trial: a node cannot start any, perhaps for want of "
@@ -71,7 +71,7 @@ class Watcher(Protocol):
 
 
 class Search(Protocol):
-    """What a driver runs: a Study, or a SecretSearch, of which the winner alone is told."""
+    """Search that a driver runs: a Study, or a SecretSearch, of which the winner alone is told."""
 
     sweep: ResolvedSweep
 
@@ -221,9 +221,8 @@ class Driver:
         record = self._search.record(number)
         for watcher in self._watchers:
             watcher.reported(record, row)
-        steps, _ = record.config.schedule
         # A trial at its last step is complete and fully charged: pruning would only lose it.
-        if row["step"] < steps and self._search.should_prune(number):
+        if row["step"] < record.config.num_steps and self._search.should_prune(number):
             self._pruned.add(trial_id)
             return True
         return False

@@ -33,7 +33,7 @@ from dpsweep.core.disk import format_bytes, translate_disk_full, write_atomicall
 _NOTES, _WORDS, _BEGUN = "mishaps.json", "last_words.txt", "begun"
 _LOOK_SECONDS = 0.25
 _MAX_TRIES = 2
-"""How often memory may run out before the trial has failed."""
+"""Times that memory may run out before the trial has failed."""
 
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>.+)$')
 
@@ -182,7 +182,7 @@ class Watchdog:
     """
 
     def __init__(self, trial_dir: Path, limits: Limits) -> None:
-        self._trial_dir, self._make_limits = trial_dir, limits
+        self._trial_dir, self._limits = trial_dir, limits
         self._over = threading.Event()
         with translate_disk_full(trial_dir):
             self._file: TextIO = (trial_dir / _WORDS).open("w")
@@ -191,7 +191,7 @@ class Watchdog:
         """From now on a breakdown, silence or too much memory end the process with a note."""
         faulthandler.enable(self._file, all_threads=False)
         self._wait()
-        if self._make_limits.memory_bytes and memory.can_measure_private_bytes():
+        if self._limits.memory_bytes and memory.can_measure_private_bytes():
             threading.Thread(target=self._hold_memory, daemon=True).start()
 
     @contextlib.contextmanager
@@ -210,13 +210,13 @@ class Watchdog:
         (self._trial_dir / _WORDS).unlink(missing_ok=True)
 
     def _wait(self) -> None:
-        if self._make_limits.silence_seconds:
+        if self._limits.silence_seconds:
             faulthandler.dump_traceback_later(
-                self._make_limits.silence_seconds, exit=True, file=self._file
+                self._limits.silence_seconds, exit=True, file=self._file
             )
 
     def _hold_memory(self) -> None:
-        most = self._make_limits.memory_bytes
+        most = self._limits.memory_bytes
         while not self._over.wait(_LOOK_SECONDS):
             if memory.private_bytes() > most and not self._over.is_set():
                 exit_out_of_memory(  # how much it held follows from the secret batch

@@ -38,7 +38,7 @@ _MOST_DRAWS = 10_000
 
 @dataclass
 class _Ledger:
-    """What a driver that takes over has to know; on disk, for its owner alone.
+    """Progress that a driver needs to take over; on disk, for its owner alone.
 
     Attributes:
         length: Trials in all.

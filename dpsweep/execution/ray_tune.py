@@ -20,7 +20,7 @@ from dpsweep.execution.worker import PAYLOAD, Assignment
 _LOOK_SECONDS = 0.5
 
 _FAILURE = "Failure # "
-"""What each entry of Tune's file of a trial's errors begins with."""
+"""Beginning of each entry in Tune's file of a trial's errors."""
 
 
 class StudySearcher(Searcher):

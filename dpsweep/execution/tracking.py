@@ -36,10 +36,10 @@ _LONGEST_CONFIG = 3000
 """Characters; MLflow keeps 8000 in a tag."""
 
 _DELIVERY_SECONDS = 10.0
-"""How long a trial waits for a raised privacy statement to reach a tracking server that is slow."""
+"""Longest wait of a trial for a raised privacy statement to reach a slow tracking server."""
 
 CHECKS = "release-checks.md"
-"""What was found of a step's releases: in the sweep's folder, and beside the statement."""
+"""File of the release checks: in the sweep's folder, and beside the statement."""
 
 STATEMENT, GROWN = "dpsweep.privacy", "dpsweep.grown"
 """Tags of the parent run: the search's privacy statement, and how its number of runs was raised."""

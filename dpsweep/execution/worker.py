@@ -36,10 +36,10 @@ PAYLOAD = "dpsweep"
 Assignment = dict[str, Any]
 """number; config: the trial config as JSON; schedule: what it spends and when it reports, as JSON;
 trial_dir: its folder, with the secret in it; pause: the file whose presence asks the trial to save
-its state and end; limits: what it is held to (tune/mishaps.py), as JSON."""
+its state and end; limits: what it is held to (execution/failures.py), as JSON."""
 
 _PREDECESSOR_SECONDS = 600.0
-"""How long to wait for a process that was given the trial before and is not dead yet.
+"""Longest wait for a process that was given the trial before and is not dead yet.
 
 On a node that the network has cut off it lives on until that node gives up, minutes later.
 """

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, get_args
 from pydantic import Field
 
 from dpsweep.core.seeds import derive_public_seed
-from dpsweep.data.datasets import Spec
-from dpsweep.models import cnn, lenet, mlp, own, resnet, spectral, vit, wrn
+from dpsweep.data.base import Spec
+from dpsweep.models import cnn, huggingface, lenet, mlp, own, resnet, spectral, vit, wrn
 from dpsweep.models.parts import Model
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ ModelConfig = Annotated[
     | vit.VitSmall
     | own.Torchvision
     | own.Timm
+    | huggingface.HuggingFace
     | own.Own,
     Field(discriminator="name"),
 ]

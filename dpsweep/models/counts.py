@@ -12,7 +12,7 @@ from dpsweep.data.datasets import SPECS
 from dpsweep.models import MODELS, build_model
 
 _STORED = files("dpsweep.models") / "counts.json"
-_OF_OTHER_PACKAGES = ("torchvision", "timm", "own")
+_OF_OTHER_PACKAGES = ("torchvision", "timm", "huggingface", "own")
 
 Counts = dict[str, dict[str, int | str]]
 """Model -> data set -> number of weights, or why the model does not take its images."""

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import copy
 import importlib
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
 from dpsweep.core.errors import InvalidKey
-from dpsweep.data.datasets import Spec
+from dpsweep.core.own_code import import_folder
+from dpsweep.data.base import Spec
 from dpsweep.models.parts import Model, Shape
 
 if TYPE_CHECKING:
@@ -169,21 +168,6 @@ def _describe_inputs(spec: Spec) -> str:
         return f"rows of {' x '.join(map(str, spec.shape))} numbers"
     channels, height, width = spec.shape
     return f"images of {channels} x {height} x {width} (channels, height, width)"
-
-
-@contextmanager
-def import_folder(folder: str | None) -> Iterator[None]:
-    """Let Python find modules in `folder` first, within this context."""
-    if folder is None:
-        yield
-        return
-    place = str(Path(folder).expanduser().absolute())
-    sys.path.insert(0, place)
-    importlib.invalidate_caches()
-    try:
-        yield
-    finally:
-        sys.path.remove(place)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from pydantic import Field
 from dpsweep.core.errors import InvalidKey
 from dpsweep.core.strict import Strict, is_unused
 from dpsweep.core.types import Tensors
-from dpsweep.data.datasets import Spec
+from dpsweep.data.base import Spec
 
 if TYPE_CHECKING:
     from torch import nn
@@ -38,6 +38,16 @@ class Model(Strict):
 
     takes_rows: ClassVar[bool] = False
     """True if it takes inputs of any shape, such as rows of a table, and not images alone."""
+
+    @property
+    def public_weights(self) -> str:
+        """Weights that it starts from, in words; empty if they are random."""
+        return f"{self.weights} (model.weights)" if self.weights else ""
+
+    @property
+    def freezes(self) -> bool:
+        """True if layers are frozen, and those before all that learns can be computed once."""
+        return self.train is not None
 
     def build(self, shape: Shape, num_classes: int) -> nn.Module:
         """Build a network: images of `shape` (C, H, W) -> logits, shape (B, num_classes)."""

@@ -38,13 +38,19 @@ def transfer_weights(model: nn.Module, config: Model) -> nn.Module:
     return model
 
 
-def freeze(model: nn.Module, train: Sequence[str]) -> None:
-    """Make buffers of all parameters that are in none of the layers `train`."""
+def freeze(model: nn.Module, train: Sequence[str], *, persistent: bool = True) -> None:
+    """Make buffers of all parameters that are in none of the layers `train`.
+
+    Args:
+        model: The model.
+        train: Names of layers and parameters.
+        persistent: False if they need not be saved with the trained weights.
+    """
     for place, module in model.named_modules():
         for own, p in list(module.named_parameters(recurse=False)):
             if not _is_below(f"{place}.{own}" if place else own, train):
                 delattr(module, own)
-                module.register_buffer(own, p.detach())
+                module.register_buffer(own, p.detach(), persistent=persistent)
 
 
 def _read_weights(weights: str) -> Tensors:

@@ -8,7 +8,13 @@ NO_EPSILON = "none (void)"
 
 
 def trial_statement(
-    *, epsilon: float, delta: float, num_examples: int, noise_multiplier: float, void: bool = False
+    *,
+    epsilon: float,
+    delta: float,
+    num_examples: int,
+    noise_multiplier: float,
+    void: bool = False,
+    counted: str = "over Poisson batches",
 ) -> str:
     """State what one trial's weights and figures reveal.
 
@@ -27,7 +33,7 @@ examples: noise multiplier 1.07, counted with a PLD accountant over Poisson batc
     return (
         f"({format_epsilon(epsilon)}, {format_delta(delta)})-differentially private for adding or "
         f"removing any one of {num_examples} training examples: noise multiplier "
-        f"{noise_multiplier:.4g}, counted with a PLD accountant over Poisson batches."
+        f"{noise_multiplier:.4g}, counted with a PLD accountant {counted}."
     )
 
 
@@ -39,8 +45,8 @@ class Growth:
         plans: Runs that were planned, and how many had begun by then: as launched, and after each
             change.
         num_runs: Runs that the guarantee is for: all that are planned now.
-        epsilon: Of the ex-post guarantee (tune/charge.py).
-        delta: Of the same.
+        epsilon: Of the ex-post guarantee (search/charge.py).
+        delta: Failure probability of the guarantee.
     """
 
     plans: tuple[tuple[int, int], ...]
@@ -69,7 +75,7 @@ class Search:
         planned: Runs that the sweep file asks for; under private selection, their mean number.
         epsilon: Of all runs together: as they were, or under `shared` and private selection as
             was promised beforehand.
-        delta: Of the same.
+        delta: Failure probability of the guarantee.
         each: What one trial's epsilon is, if all have the same.
         confirming: How many of the runs repeat a config.
         adaptive: True if later trials depend on earlier results.

@@ -18,7 +18,7 @@ from dpsweep.results.significance import Gap, gap_between, holm
 from dpsweep.store.study import Study
 
 _COMMON_KEYS = (LEARNING_RATE, BATCH_SIZE, EPOCHS, CLIP_NORM)
-"""What any method can be searched over: an even comparison searches the same of them for all."""
+"""Keys that any method can be searched over: an even comparison searches the same for all."""
 
 
 @dataclass(frozen=True)

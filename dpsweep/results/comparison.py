@@ -155,7 +155,7 @@ def _legend(comparison: Comparison) -> str:
 
 
 def _as_chosen(comparison: Comparison) -> str:
-    """What the column means: every best config was chosen in one of two ways."""
+    """Explain the column: every best config was chosen in one of two ways."""
     bests = [group.best for group in comparison.groups if group.best]
     ways = {r.expected is not None for r in bests}
     names = {True: "posterior mean", False: "result of one run"}
@@ -208,7 +208,7 @@ def _verdict(each: Compared, group: TrialGroup) -> str:
 
 
 def _lead(each: Compared, group: TrialGroup) -> str:
-    """Whether the luck of the two searches alone could make the difference."""
+    """Tell if the luck of the two searches alone could make the difference."""
     assert each.luck is not None, "asked where it is known"
     lead, luck = abs(each.gap.difference), each.luck
     within = "more than that" if lead > luck else "no more than that"

@@ -58,7 +58,7 @@ def luck(
 
 
 def choice_words(study: Study) -> dict[float | None, str]:
-    """How the best config of each epsilon was chosen, a sentence each; empty if only one way is."""
+    """Say how the best config of each epsilon was chosen; empty if there is only one way."""
     sweep, groups = study.sweep, dict[float | None, list[Record]]()
     if len(sweep.config.objective.goals) > 1 or not disclosure_of(sweep).tells_trials:
         return {}

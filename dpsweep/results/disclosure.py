@@ -1,4 +1,4 @@
-"""What may be told of a search: every trial, or, of a private selection, the winner alone."""
+"""Limits on what is told of a search: every trial, or, of a private selection, the winner alone."""
 
 from typing import Protocol
 
@@ -10,7 +10,7 @@ from dpsweep.store.study import Study
 
 
 class Disclosure(Protocol):
-    """What screen, page and commands may tell of a search.
+    """Texts on a search for screen, page and commands.
 
     Attributes:
         tells_trials: True if each trial may be shown while the search runs.

@@ -1,4 +1,4 @@
-"""Whether the best config lies at an end of what was searched, and what to search next."""
+"""Warnings where the best config lies at an end of a searched range, with the next range."""
 
 import math
 
@@ -30,7 +30,7 @@ def edge_warnings(sweep: ResolvedSweep, best: Record) -> list[str]:
 
 
 def _share(domain: Range, value: float) -> float:
-    """Where a value lies in the range, from 0 to 1, on its own scale."""
+    """Compute a value's place in the range, from 0 to 1, on its own scale."""
     if domain.is_log:
         return math.log(value / domain.low) / math.log(domain.high / domain.low)
     return (value - domain.low) / (domain.high - domain.low)

@@ -50,7 +50,7 @@ class Origin:
     edges: dict[int, str] = field(default_factory=dict)
 
     def luck(self, record: Record) -> str:
-        """How much the figure of one of its trials is worth, and how it was chosen."""
+        """Say how much luck is in the figure of one of its trials, and how it was chosen."""
         repeats = self.confirmed.get(record.number)
         worth = luck(
             record,
@@ -88,7 +88,15 @@ def to_yaml(record: Record, rank: int, origin: Origin) -> str:
 
 
 def header(record: Record, rank: int, origin: Origin, how: str) -> str:
-    """Make the comments on top of every export: its origin and its privacy statement.
+    """Make the comments on top of an export: its origin and its privacy statement."""
+    return "\n".join(
+        textwrap.fill(fact, 98, initial_indent="# ", subsequent_indent="#   ")
+        for fact in export_facts(record, rank, origin, how)
+    )
+
+
+def export_facts(record: Record, rank: int, origin: Origin, how: str) -> list[str]:
+    """List the facts that every export begins with, a sentence or more each.
 
     Args:
         record: The trial.
@@ -103,8 +111,8 @@ def header(record: Record, rank: int, origin: Origin, how: str) -> str:
     place = f"number {rank} of {origin.num_trials} by {origin.metric}"
     if record.final:
         place = f"the final run, at the config of trial {record.confirms}"
-    facts = [
-        f"{_MARK}: trial {record.number} of sweep {origin.sweep}, {place}",
+    return [
+        f"{_MARK.removeprefix('# ')}: trial {record.number} of sweep {origin.sweep}, {place}",
         f"{origin.metric}: {record.value} at epoch {row.get('epoch')}",
         origin.luck(record),
         f"privacy of this run by itself: {describe_trial_privacy(record)}",
@@ -114,10 +122,6 @@ def header(record: Record, rank: int, origin: Origin, how: str) -> str:
         f"versions: {versions}",
         how,
     ]
-    return "\n".join(
-        textwrap.fill(fact.removeprefix("# "), 98, initial_indent="# ", subsequent_indent="#   ")
-        for fact in facts
-    )
 
 
 def default_target(sweep: str) -> Path:

@@ -19,6 +19,7 @@ from dpsweep.results.disclosure import disclosure_of
 from dpsweep.results.tables import (
     best_words,
     knob_words,
+    main_metric,
     num_trials_and_repeats,
     panel_table,
     repeated_words,
@@ -36,7 +37,7 @@ _LAST = 5
 
 
 class LiveView:
-    """What is known of a sweep, and how it is drawn. A watcher of the driver.
+    """State of a sweep as it is drawn. A watcher of the driver.
 
     Args:
         study: The sweep's.
@@ -113,7 +114,7 @@ class LiveView:
         )
 
     def farewell(self) -> str:
-        """What is said once nobody drives the sweep any more."""
+        """Compose the last line, once nobody drives the sweep any more."""
         name = self._study.sweep.name
         if self._study.is_finished():
             return f"{name} is finished. See: dpsweep best {name}, dpsweep report {name}"
@@ -159,9 +160,10 @@ class LiveView:
     def _line(self, record: Record) -> str:
         figures = record.reason or "for no known reason"
         if record.row and record.state != "failed":
-            figures = f"accuracy {record.row['valid/accuracy']:.4f}"
+            main = main_metric([record])
+            figures = f"{main} {record.row[f'valid/{main}']:.4f}"
             metric = self._study.sweep.config.objective.metric
-            if metric != "valid/accuracy" and record.value is not None:
+            if metric != f"valid/{main}" and record.value is not None:
                 figures += f", {metric} {record.value:.4f}"
         return (
             f"trial {record.number}{repeated_words(record)} {record.state}: {figures}, "

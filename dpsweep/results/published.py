@@ -33,7 +33,7 @@ class Row(Part):
     """Settings that a row gives its trials."""
 
     methods: dict[str, Part] = Field(default_factory=dict)
-    """What it says of those of one method, by the name that print gives it."""
+    """List its results of one method, by the name that print gives it."""
 
 
 class Table(Strict):
@@ -43,7 +43,7 @@ class Table(Strict):
     """Paper and table."""
 
     notes: list[str] = Field(default_factory=list)
-    """How its experiments differ from ours, whatever the cell."""
+    """Differences of its experiments from ours, whatever the cell."""
 
     base: dict[str, Any]
     """The trial config, as far as all cells share it."""

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from dpsweep.config.keys import EPSILON
 from dpsweep.config.trial import TrialConfig
-from dpsweep.core.errors import StateError
+from dpsweep.core.errors import ConfigError, StateError
 from dpsweep.data.read import Dataset
 from dpsweep.privacy.statement import NO_EPSILON, format_delta, format_epsilon
 from dpsweep.results.export import Origin, origin_of
@@ -91,7 +91,7 @@ class FromBytes(nn.Module):
         none = torch.empty(0)
         data = config.data
         self._scale = Dataset(
-            *(none,) * 4, data.spec.brightest, data.normalise, data.features is not None
+            *(none,) * 4, data.spec.brightest, data.normalise, not data.are_pixels
         )
 
     def forward(self, images: Tensor) -> Tensor:
@@ -126,7 +126,12 @@ def _one(
     winner = Winner(record, 1, origin, folder.trial_dir(record.number) / "weights.pt")
     model = trained(winner)
     data = record.config.data
-    kind = torch.uint8 if data.features is None else torch.float32
+    if data.spec.fields:
+        raise ConfigError(
+            f"--register: models of {data.name} take several tensors by name, which the registry's "
+            f"example cannot show yet. Export with --format yaml"
+        )
+    kind = torch.uint8 if data.are_pixels else torch.float32
     example = torch.zeros(2, *data.spec.shape, dtype=kind)
     trial = f"{origin.sweep}/{record.number}"
     entry = ModelEntry(name, alias, folder.id, trial, _note(winner), _tags(record, void=void))
@@ -150,9 +155,15 @@ def _note(winner: Winner) -> str:
 
 def _taken(config: TrialConfig) -> str:
     shape = " x ".join(map(str, config.data.spec.shape))
-    if config.data.features is None:
+    if config.data.are_pixels:
         return f"images as bytes, each {shape} (channels, height, width), which it scales itself"
+    if config.data.features is None:
+        return f"rows of a table as data.columns encodes them, each {shape}"
     return f"the features of images that data.features names, each {shape}"
+
+
+def _metric(config: TrialConfig) -> str:
+    return f"valid/{config.data.task.metric_names[0]}"
 
 
 def _tags(record: Record, *, void: bool) -> dict[str, str]:
@@ -167,7 +178,7 @@ def _tags(record: Record, *, void: bool) -> dict[str, str]:
         "model": config.model.name,
         "data": config.data.name,
         "void": str(void).lower(),
-        "valid/accuracy": f"{(record.row or {})['valid/accuracy']:.4f}",
+        **{k: f"{v:.4f}" for k, v in (record.row or {}).items() if k == _metric(config)},
     }
 
 

@@ -42,7 +42,8 @@ def trial_table(records: list[Record], title: str, *, show_state: bool = True) -
     spare = ("loss", "σ", "sec", *reversed(headings), "state")
     table = plain_table(title + void, spare=spare, caption=legend)
     expected = ["expected"] if any(r.expected is not None for r in records) else []
-    for name in ("trial", "accuracy", *expected, "loss", "ε", "σ", *headings, "sec"):
+    metric = main_metric(records)
+    for name in ("trial", metric, *expected, "loss", "ε", "σ", *headings, "sec"):
         table.add_column(name, justify="right", no_wrap=True)
     if together:
         table.add_column("searched")
@@ -52,7 +53,7 @@ def trial_table(records: list[Record], title: str, *, show_state: bool = True) -
         row = record.row or {}
         table.add_row(
             str(record.number),
-            shown_value(row.get("valid/accuracy")),
+            shown_value(row.get(f"valid/{metric}")),
             *(shown_value(record.expected) for _ in expected),
             shown_value(row.get("valid/loss")),
             format_epsilon(row["privacy/epsilon_spent"]) if row else "–",
@@ -76,7 +77,7 @@ def _state(record: Record) -> str:
 
 
 def run_words(trials: int, repeats: int, *planned: int, explores: bool = False) -> str:
-    """How many runs there are, trials of the search told from repeats of the chosen config.
+    """Say how many runs there are, trials of the search apart from repeats of the chosen config.
 
     >>> run_words(16, 6), run_words(1, 1), run_words(4, 0), run_words(3, 0, 16, 6)
     ('16 trials + 6 repeats', '1 trial + 1 repeat', '4 trials', '3/16 trials + 0/6 repeats')
@@ -100,20 +101,27 @@ def run_words(trials: int, repeats: int, *planned: int, explores: bool = False) 
 
 
 def num_trials_and_repeats(records: Iterable[Record]) -> tuple[int, int]:
-    """How many of some runs belong to the search, and how many repeat a config."""
+    """Count the runs that belong to the search, and those that repeat a config."""
     kinds = [record.confirms is None for record in records]
     return sum(kinds), len(kinds) - sum(kinds)
 
 
+def main_metric(records: Sequence[Record]) -> str:
+    """Name the first metric of the trials' task, without `valid/`; accuracy of no trials."""
+    return records[0].config.data.task.metric_names[0] if records else "accuracy"
+
+
 def running_table(records: Iterable[Record]) -> Table:
     """One line a trial that runs, of its last report; for a panel under a heading of its own."""
-    table = panel_table("trial", "epoch", "accuracy", "loss", "ε spent", "searched")
+    records = list(records)
+    metric = main_metric(records)
+    table = panel_table("trial", "epoch", metric, "loss", "ε spent", "searched")
     for record in records:
         row = record.row or {}
         table.add_row(
             str(record.number),
             f"{row.get('epoch', 0):g}/{record.config.train.epochs:g}",
-            *(f"{row[k]:.4f}" if k in row else "–" for k in ("valid/accuracy", "valid/loss")),
+            *(f"{row[k]:.4f}" if k in row else "–" for k in (f"valid/{metric}", "valid/loss")),
             format_epsilon(row["privacy/epsilon_spent"]) if row else "–",
             Text(knob_words(record)),
         )

@@ -231,7 +231,7 @@ def _list_extreme_runs(sweep: ResolvedSweep) -> list[Run]:
 
 
 def _how(whole: SearchBudget) -> str:
-    """How a budget that all runs share is proven."""
+    """Proof of a budget that all runs share."""
     if whole.charged == "private_selection":
         return selection_epsilon(whole.cap, whole.num_runs, whole.delta)[1]
     if whole.is_one_run and whole.share is not None:

@@ -84,7 +84,7 @@ class Feature:
 
 @dataclass(frozen=True)
 class SearchLuck:
-    """What chance does in a search such as this one, in units of the objective.
+    """Luck in a search such as this one, in units of the objective.
 
     Attributes:
         overstatement: How far the best result lies above what its config is worth, on average.
@@ -163,7 +163,7 @@ class Surrogate:
         return values, -self._sign * (self._mean + self._unit * mean), spread
 
     def luck(self, *, by_posterior: bool) -> SearchLuck:
-        """What chance does in such a search, from pairs of searches drawn from the posterior.
+        """Estimate the luck in such a search, from pairs of searches drawn from the posterior.
 
         Both of a pair search the same f, drawn from the posterior. Each has as many trials as this
         search, at configs drawn from its own with replacement (where a search looks is luck too),
@@ -211,7 +211,7 @@ class Surrogate:
 
 
 def searched_features(space: Space, records: Sequence[Record]) -> list[Feature]:
-    """What varied among the trials."""
+    """List the keys that varied among the trials."""
     known = list_leaves(space)
     derived = {leaf.slot.key for leaf in known if isinstance(leaf.domain, Derived)}
     log = {

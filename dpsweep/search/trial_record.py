@@ -61,7 +61,7 @@ class Record:
 
     @property
     def merit(self) -> float:
-        """What a complete trial is ranked by."""
+        """Value that a complete trial is ranked by."""
         found = self.value if self.expected is None else self.expected
         return 0.0 if found is None else found
 

@@ -7,10 +7,10 @@ STATE/owners/OWNER/        a folder like this one for each of the others
 STATE/sweeps/NAME/         one sweep (0700)
   sweep.json               the sweep as it was launched, its storage, and where it is tracked
   sweep.yaml               the same as one file to launch again
-  lock, lease              held by its driver (tune/lease.py)
+  lock, lease              held by its driver (store/lease.py)
   stop                     there if somebody asked it to stop
   spool.jsonl              events on their way to the tracking server
-  trials/0003/             one trial's directory (train/trial_dir.py)
+  trials/0003/             one trial's directory (training/trial_dir.py)
 """
 
 import contextlib
@@ -316,7 +316,7 @@ class SweepFolder:
 
     @property
     def owner_name(self) -> str:
-        """Who launched it; the owner of its folder, if it was launched before owners were noted."""
+        """User who launched it; the folder's owner, if it was launched before owners were noted."""
         return str(self._read().get("owner") or self.state.owner)
 
     @property

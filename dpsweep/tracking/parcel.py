@@ -42,7 +42,7 @@ class RunUpdate:
     view: str | None = None
 
     def add(self, event: Event) -> None:
-        """Take one event in; see track/tracker.py for the kinds."""
+        """Take one event in; see tracking/tracker.py for the kinds."""
         match event["kind"]:
             case "row":
                 self.metrics += _list_metrics(event["row"])

@@ -29,7 +29,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,199}")
 _ALIAS = re.compile(r"(?!v\d+$)(?!latest$)[A-Za-z][A-Za-z0-9_-]{0,99}")
 _FOLDER = "model"
 _SOURCE = {"stack_trace", "nn_module_stack", "source_fn_stack", "from_node", "torch_fn", "custom"}
-"""What nodes of a graph know of the code that they were traced from."""
+"""Keys by which nodes of a graph name the code that they were traced from."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ After three slashes there is a path, and nobody.
 """
 
 _SECRET = re.compile(r"(password|passwd|pwd|token|secret|(?<!ssl)(?<!ssl_)key)\s*$", re.IGNORECASE)
-"""How the name of a secret ends; sslkey names a file."""
+"""Endings of the names of secrets; sslkey names a file."""
 
 
 def redact_password(uri: str) -> str:

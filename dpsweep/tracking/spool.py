@@ -20,7 +20,7 @@ from typing import Any
 from dpsweep.core.disk import translate_disk_full
 
 Event = dict[str, Any]
-"""One thing to track; see track/tracker.py for the kinds."""
+"""One thing to track; see tracking/tracker.py for the kinds."""
 
 Deliver = Callable[[list[Event]], None]
 """Delivers a batch, or raises. The same event may come twice: it must not matter."""

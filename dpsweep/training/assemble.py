@@ -114,6 +114,8 @@ def check_fit(config: TrialConfig) -> None:
                 "flips and shifts images, and data.features are made of images once, before "
                 "training. Delete one of the two",
             )
+        if not config.data.are_pixels:
+            raise InvalidKey(AUGMENT, f"flips and shifts images, and {config.data.name} has none")
         try:
             config.train.augment.refuse_larger(config.data.spec.shape)
         except InvalidKey as e:
@@ -193,6 +195,8 @@ def _choose_gpu_batch(
     params = {k: p.detach() for k, p in model.named_parameters()}
     weights_bytes = sum(p.nbytes for p in params.values())
     state = torch.utils._pytree.tree_leaves(method.chain.init(params))
+    num_kept = config.noise.count_kept(config.settings)
+    history_bytes = num_kept * torch.float64.itemsize * sum(p.numel() for p in params.values())
     inputs, valid = list_tensors(data.inputs), list_tensors(data.valid_inputs)
     scaled = 2 * next(iter(params.values())).itemsize
     each = sum(math.prod(x.shape[1:]) * (x.itemsize + scaled) for x in inputs)
@@ -201,6 +205,7 @@ def _choose_gpu_batch(
         + sum(x.nbytes for x in state if isinstance(x, torch.Tensor))
         # iterates, the gradient, and two moments of Adam
         + (method.query.memory + 3) * weights_bytes
+        + history_bytes
         # a whole batch as it is read, scaled, and laid out with its channels last
         + _bound_batch_size(config) * train.copies * each
     )

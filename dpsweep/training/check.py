@@ -9,12 +9,11 @@ from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.cache import check_once
 from dpsweep.core.errors import ConfigError, InvalidKey
-from dpsweep.data.datasets import check_present
 from dpsweep.models.own import name_model, user_code_notice
 
 _INSIDE = 32
 
-_FOREIGN = ("own", "torchvision", "timm")
+_FOREIGN = ("own", "torchvision", "timm", "huggingface")
 """Models whose code is not in this package."""
 
 _FEW_SHARES = 8
@@ -67,8 +66,8 @@ def check_device(config: TrialConfig, source: Source) -> None:
 
 def _check_data(config: TrialConfig, where: str) -> None:
     """Read all images, once a node while the files stay as they are; features come later."""
-    check_present(config.data, where)
-    images = config.data.model_copy(update={"features": None})
+    config.data.refuse_missing(where)
+    images = config.data.without_features
 
     def check() -> None:
         from dpsweep.data.read import load_dataset  # torch takes seconds to import

@@ -33,4 +33,4 @@ def evaluate(
         for name, x in data.task.sums(outputs, data.valid_targets[rows]).items():
             sums[name] = sums.get(name, 0) + x.double()
     guard.check(((f"parameter {k!r}", p) for k, p in params.items()), before)
-    return data.task.metrics(sums, num)
+    return data.task.compute_metrics(sums, num)

@@ -25,7 +25,7 @@ def test_the_tutorial_can_be_followed_literally(tmp_path):
             (tmp_path / name).write_text(text)
     pasted = yaml.safe_load((tmp_path / "photos.yaml").read_text())["data"]
     assert yaml.safe_load(said["dpsweep data photos"])["data"] == pasted
-    assert "14 trials in" in said["dpsweep launch sweep.yaml"]
+    assert "6 trials + 1 final run in" in said["dpsweep launch sweep.yaml"]
     assert (tmp_path / "report.html").stat().st_size > 10_000
     classes = re.findall(
         r"photos/val/7/\d+\.png  (\d)", said["python model/*.py photos/val/7/*.png"]

@@ -9,7 +9,7 @@ from PIL import Image
 
 from dpsweep.cli.verbs.catalogue import data, models
 from dpsweep.core.errors import ConfigError
-from dpsweep.data.datasets import DataConfig
+from dpsweep.data.datasets import ImageData
 from dpsweep.data.read import load_dataset
 from dpsweep.models import MODELS
 
@@ -35,9 +35,9 @@ def test_model_that_does_not_fit_the_images_says_why(capsys):
         models("mnits", as_json=True)
 
 
-def pasted(capsys, place) -> DataConfig:
+def pasted(capsys, place) -> ImageData:
     data(place)
-    return DataConfig.model_validate(yaml.safe_load(capsys.readouterr().out)["data"])
+    return ImageData.model_validate(yaml.safe_load(capsys.readouterr().out)["data"])
 
 
 def test_section_of_a_folder_loads_as_it_is_printed(tmp_path, capsys, monkeypatch):

@@ -87,8 +87,21 @@ def test_without_options_a_sweep_of_dp_sgd_on_digits(empty_folder):
     ]
     sweep = checked("digits-dp-sgd.yaml")
     assert (sweep.name, sweep.reference_trial.method.name) == ("digits-dp-sgd", "dp_sgd")
-    base = resolve_trial_source(read_yaml("digits-dp-sgd-base.yaml"), [])
-    assert check_trial(load_trial(base), base) == [], "`dpsweep train` takes the base alone"
+    alone = resolve_trial_source(read_yaml("digits-dp-sgd-base.yaml"), ["privacy.scope=trial"])
+    assert check_trial(load_trial(alone), alone) == [], "`dpsweep train` takes the base alone"
+
+
+def test_one_epsilon_covers_the_whole_sweep_and_the_range_lies_around_the_default_step():
+    init()
+    sweep = checked("digits-dp-sgd.yaml")
+    assert sweep.explores
+    assert sweep.whole.epsilon == 4
+    low, high = read_yaml("digits-dp-sgd.yaml").tree["search"]["optimizer.total_step"][
+        "log_uniform"
+    ]
+    base = load_trial(resolve_trial_source(read_yaml("digits-dp-sgd-base.yaml"), []))
+    assert base.total_step == base.default_total_step
+    assert (low * 4, high / 4) == pytest.approx((base.total_step,) * 2, rel=0.01)
 
 
 @pytest.mark.parametrize("method", PUBLISHED)
@@ -111,7 +124,7 @@ def test_each_key_is_commented_and_the_method_searches_its_own_space():
         assert all(len(line) <= 100 for line in lines)
     searched = read_yaml("s.yaml").tree["search"]
     own = {"method.kappa", "method.gamma", "method.depth", "method.cut"}
-    assert set(searched) == {"train.batch_size", "optimizer.total_step", "privacy.clip_norm"} | own
+    assert set(searched) == {"optimizer.total_step", "privacy.clip_norm"} | own
 
 
 @pytest.mark.parametrize("method", ["spectral_dp", "block_spectral_dp"])

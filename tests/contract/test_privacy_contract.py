@@ -17,7 +17,7 @@ from worlds import METHOD_WORLDS, OFTEN, OWN, STYLES, UNFILTERED, WORLDS
 from dpsweep.config.clipping import AdaptiveClipping, AutomaticClipping, ClippingConfig
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.types import PerExample, Released
-from dpsweep.data.datasets import DataConfig
+from dpsweep.data.datasets import ImageData
 from dpsweep.data.read import load_dataset
 from dpsweep.methods import METHODS
 from dpsweep.models import build_model as build_model
@@ -129,6 +129,21 @@ def test_every_batch_is_a_poisson_sample_of_its_own(name):
     chance.check_sampling(METHOD_WORLDS[name])
 
 
+correlated = pytest.mark.parametrize(
+    "world", [w for w in METHOD_WORLDS.values() if w.correlation], ids=lambda w: str(w.method)
+)
+
+
+@correlated
+def test_example_is_sampled_at_steps_of_its_secret_group_alone(world):
+    chance.check_groups(world)
+
+
+@correlated
+def test_correlated_noise_is_charged_as_the_samples_that_one_example_meets(world):
+    chance.check_accounting(world)
+
+
 # 4. The divisor is constant, and an empty batch takes its step.
 
 
@@ -174,7 +189,7 @@ def test_reports_can_be_recomputed_from_released_weights_and_public_numbers(
             "method": {"name": name, **FITTING.get(name, {})},
         }
     )
-    trial_dir, data = TrialDir(tmp_path / "trial"), load_dataset(DataConfig(name="digits"), 0)
+    trial_dir, data = TrialDir(tmp_path / "trial"), load_dataset(ImageData(name="digits"), 0)
     model = build_model(config.model, config.data.spec, config.seed).double()
     run = Run(sampling_rate=479 / 1437, noise_multiplier=1.0, steps=6)
     rows = []

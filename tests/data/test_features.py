@@ -14,7 +14,7 @@ from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, InvalidKey
 from dpsweep.core.seeds import Secret
 from dpsweep.data import features
-from dpsweep.data.datasets import DataConfig, check_present
+from dpsweep.data.datasets import ImageData
 from dpsweep.data.features import Scattering
 from dpsweep.data.read import fingerprint_images, load_dataset
 from dpsweep.data.scattering import compute_scattering as compute_and_report
@@ -112,8 +112,8 @@ def test_groups_of_channels_are_brought_to_one_scale_within_each_image():
 @pytest.mark.parametrize("flags", [[], ["-O"]], ids=["asserts", "no asserts"])
 def test_features_that_do_not_fit_are_refused_also_without_asserts(flags):
     code = (
-        "from dpsweep.data.datasets import DataConfig\n"
-        "DataConfig.model_validate({'name': 'digits', 'features': {'depth': 4}})"
+        "from dpsweep.data.datasets import ImageData\n"
+        "ImageData.model_validate({'name': 'digits', 'features': {'depth': 4}})"
     )
     done = subprocess.run(
         [sys.executable, *flags, "-c", code], capture_output=True, text=True, check=False
@@ -124,7 +124,7 @@ def test_features_that_do_not_fit_are_refused_also_without_asserts(flags):
 
 def test_groups_that_do_not_divide_the_channels_are_refused():
     with pytest.raises(ValidationError, match="10 does not divide the 81 channels"):
-        DataConfig.model_validate({"name": "mnist", "features": {"groups": 10}})
+        ImageData.model_validate({"name": "mnist", "features": {"groups": 10}})
 
 
 def test_each_channel_has_its_own_features_one_after_the_other():
@@ -135,28 +135,28 @@ def test_each_channel_has_its_own_features_one_after_the_other():
 
 
 def test_model_is_told_the_features_shape_and_the_files_keep_theirs():
-    config = DataConfig.model_validate({**SCATTERED, "name": "mnist"})
+    config = ImageData.model_validate({**SCATTERED, "name": "mnist"})
     assert config.spec.shape == (81, 7, 7)
     assert config.stored.shape == (1, 28, 28)
     assert config.num_examples == 60_000
-    coloured = DataConfig(name="cifar10", features={"name": "scattering", "J": 3})
+    coloured = ImageData(name="cifar10", features={"name": "scattering", "J": 3})
     assert coloured.spec.shape == (651, 4, 4)
 
 
 def test_loaded_features_are_those_of_the_images_in_unit_scale_or_by_the_constants():
-    pixels = load_dataset(DataConfig(name="digits"), 0)
-    made = load_dataset(DataConfig.model_validate(SCATTERED), 0)
+    pixels = load_dataset(ImageData(name="digits"), 0)
+    made = load_dataset(ImageData.model_validate(SCATTERED), 0)
     expected = compute_scattering(pixels.inputs, lambda x: x.float() / 16, Scattering())
     assert torch.equal(made.inputs, expected)
     assert torch.equal(made.targets, pixels.targets)
     assert torch.equal(made.scaled(made.inputs[:5], torch.float32), expected[:5].float())
     twice = {**SCATTERED, "normalise": {"mean": [0.0], "std": [0.5]}}
-    doubled = load_dataset(DataConfig.model_validate(twice), 0).inputs.float()
+    doubled = load_dataset(ImageData.model_validate(twice), 0).inputs.float()
     torch.testing.assert_close(doubled, 2 * expected.float(), rtol=2e-3, atol=1e-4)
 
 
 def test_features_are_computed_once_and_then_mapped(cache):
-    config = DataConfig.model_validate(SCATTERED)
+    config = ImageData.model_validate(SCATTERED)
     first = load_dataset(config, 0)
     kept = {p.name: p.stat().st_mtime_ns for p in cache.glob("*.pt")}
     assert len(kept) == 2  # the images, and their features
@@ -164,21 +164,21 @@ def test_features_are_computed_once_and_then_mapped(cache):
     again = load_dataset(config, 0)
     assert {p.name: p.stat().st_mtime_ns for p in cache.glob("*.pt")} == kept
     assert torch.equal(first.inputs, again.inputs)
-    load_dataset(DataConfig.model_validate({"name": "digits", "features": {"rotations": 4}}), 0)
+    load_dataset(ImageData.model_validate({"name": "digits", "features": {"rotations": 4}}), 0)
     assert len(list(cache.glob("*.pt"))) == 3  # other features are kept apart
 
 
 def test_fingerprint_is_that_of_the_images():
-    plain = DataConfig(name="digits")
-    assert fingerprint_images(DataConfig.model_validate(SCATTERED), 0, KEY) == fingerprint_images(
+    plain = ImageData(name="digits")
+    assert fingerprint_images(ImageData.model_validate(SCATTERED), 0, KEY) == fingerprint_images(
         plain, 0, KEY
     )
 
 
 def test_held_out_examples_are_the_same_ones_as_without_features():
     held = {"validation": "holdout", "holdout_fraction": 0.25}
-    made = load_dataset(DataConfig.model_validate({**SCATTERED, **held}), 3)
-    assert torch.equal(made.targets, load_dataset(DataConfig(name="digits", **held), 3).targets)
+    made = load_dataset(ImageData.model_validate({**SCATTERED, **held}), 3)
+    assert torch.equal(made.targets, load_dataset(ImageData(name="digits", **held), 3).targets)
     assert made.valid_inputs.shape == (359, 81, 2, 2)
 
 
@@ -210,14 +210,14 @@ def test_missing_package_is_told_with_the_command(monkeypatch):
     monkeypatch.setattr(features, "find_spec", lambda name: None)
     message = r"x\.yaml:1: data\.features: .* kymatio, .* pip install 'dpsweep\[scattering\]'"
     with pytest.raises(ConfigError, match=message):
-        check_present(DataConfig.model_validate(SCATTERED), "x.yaml:1")
+        ImageData.model_validate(SCATTERED).refuse_missing("x.yaml:1")
     with pytest.raises(ConfigError, match=r"digits: data\.features: .* pip install"):
-        load_dataset.__wrapped__(DataConfig.model_validate(SCATTERED), 0)
+        load_dataset.__wrapped__(ImageData.model_validate(SCATTERED), 0)
 
 
 def test_images_too_small_for_the_depth_say_both_sizes():
     with pytest.raises(ValidationError, match=r"4 averages over 16 x 16 pixels, .* are 8 x 8"):
-        DataConfig(name="digits", features={"name": "scattering", "depth": 4})
+        ImageData(name="digits", features={"name": "scattering", "depth": 4})
 
 
 def test_the_package_is_the_one_that_was_tried():

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from dpsweep.core.errors import ConfigError
 from dpsweep.data import folders, npz
-from dpsweep.data.datasets import DataConfig, check_present
+from dpsweep.data.datasets import ImageData
 from dpsweep.data.read import fingerprint_images, load_dataset
 
 KEY = b"k" * 32
@@ -44,13 +44,13 @@ def root(tmp_path):
     return tmp_path / "photos"
 
 
-def folder(root: object, **more: object) -> DataConfig:
+def folder(root: object, **more: object) -> ImageData:
     keys = {"shape": SHAPE, "num_classes": 3, "num_train": 12, "num_test": 6, **more}
-    return DataConfig(name="folder", root=str(root), **keys)
+    return ImageData(name="folder", root=str(root), **keys)
 
 
 def test_folders_are_read_pixel_by_pixel_with_classes_in_the_order_of_their_names(root):
-    check_present(folder(root), "x.yaml:1")
+    folder(root).refuse_missing("x.yaml:1")
     data = load_dataset(folder(root), 0)
     assert data.targets.tolist() == [0] * 4 + [1] * 4 + [2] * 4
     assert data.valid_targets.tolist() == [0, 0, 1, 1, 2, 2]
@@ -170,9 +170,9 @@ def test_declaration_that_lacks_something_is_refused(keys, message):
 @pytest.mark.parametrize("key", ["num_train", "num_test", "num_classes"])
 def test_known_data_sets_take_no_declaration(key):
     with pytest.raises(ValidationError, match=r"is for data of your own, and mnist has its own"):
-        DataConfig(name="mnist", **{key: 10})
+        ImageData(name="mnist", **{key: 10})
     with pytest.raises(ValidationError, match=r"is for folder, and the images of mnist have one"):
-        DataConfig(name="mnist", resize=True)
+        ImageData(name="mnist", resize=True)
 
 
 def arrays(tmp_path, names: str = "x_train y_train x_test y_test", **changed: np.ndarray) -> str:
@@ -189,9 +189,9 @@ def arrays(tmp_path, names: str = "x_train y_train x_test y_test", **changed: np
     return str(path)
 
 
-def of_file(path: str, **more: object) -> DataConfig:
+def of_file(path: str, **more: object) -> ImageData:
     keys = {"shape": SHAPE, "num_classes": 3, "num_train": 8, "num_test": 4, **more}
-    return DataConfig(name="npz", root=path, **keys)
+    return ImageData(name="npz", root=path, **keys)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def of_file(path: str, **more: object) -> DataConfig:
 )
 def test_arrays_are_read_under_both_packages_names(tmp_path, names):
     path = arrays(tmp_path, names)
-    check_present(of_file(path), "x.yaml:1")
+    of_file(path).refuse_missing("x.yaml:1")
     data = load_dataset(of_file(path), 0)
     with np.load(path) as file:
         images = torch.from_numpy(file[names.split()[0]])
@@ -260,7 +260,7 @@ def test_other_files_are_told(tmp_path):
     with pytest.raises(ConfigError, match=r"data\.npz is not an \.npz file of NumPy's"):
         load_dataset(of_file(path), 0)
     with pytest.raises(ConfigError, match=r"x\.yaml:1: data\.root: .*nowhere is not a file"):
-        check_present(of_file(str(tmp_path / "nowhere")), "x.yaml:1")
+        of_file(str(tmp_path / "nowhere")).refuse_missing("x.yaml:1")
 
 
 def test_pickled_arrays_are_never_loaded(tmp_path):

@@ -14,7 +14,7 @@ import torch
 
 from dpsweep.core.cache import cache_folder
 from dpsweep.core.errors import StateError
-from dpsweep.data.datasets import SPECS, DataConfig
+from dpsweep.data.datasets import SPECS, ImageData
 from dpsweep.data.read import fingerprint_images, load_dataset
 from dpsweep.data.shared import load_shared
 
@@ -266,7 +266,7 @@ def mnist(tmp_path, cache, monkeypatch):
             with gzip.open(raw / f"{name}-{what}-ubyte.gz", "wb", 0) as packed:
                 packed.write(header + body)
     load_dataset.cache_clear()
-    yield DataConfig(name="mnist", root=str(tmp_path)), raw
+    yield ImageData(name="mnist", root=str(tmp_path)), raw
     load_dataset.cache_clear()
 
 
@@ -309,16 +309,16 @@ def test_examples_from_the_copy_are_those_of_the_files(mnist):
 
 
 def test_who_is_held_out_is_part_of_the_fingerprint():
-    held = DataConfig(name="digits", validation="holdout")
+    held = ImageData(name="digits", validation="holdout")
     prints = {
         fingerprint_images(held, 0, KEY),
         fingerprint_images(held, 1, KEY),
-        fingerprint_images(DataConfig(name="digits"), 0, KEY),
+        fingerprint_images(ImageData(name="digits"), 0, KEY),
     }
     assert len(prints) == 3
     assert fingerprint_images(held, 1, KEY) in prints
 
 
 def test_fingerprint_needs_its_key():
-    config = DataConfig(name="digits")
+    config = ImageData(name="digits")
     assert fingerprint_images(config, 0, KEY) != fingerprint_images(config, 0, b"another key" * 2)

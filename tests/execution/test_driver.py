@@ -655,7 +655,7 @@ def test_what_the_tracker_did_not_hear_is_made_good_and_each_trial_is_tracked_on
 
 
 def trained(driver, trial_id, assignment):
-    """What tune/trial.py does with an assignment, but for Ray."""
+    """What execution/worker.py does with an assignment, but for Ray."""
     rows = train(
         TrialConfig.model_validate(assignment["config"]),
         TrialDir(Path(assignment["trial_dir"])),

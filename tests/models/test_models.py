@@ -14,6 +14,7 @@ from dpsweep.core.weight_standardization import StandardConv2d, standardize_weig
 from dpsweep.data.datasets import SPECS
 from dpsweep.models import ModelConfig, build_model
 from dpsweep.models.cnn import Cnn5, CnnPapernot, CnnSmall
+from dpsweep.models.huggingface import HuggingFace
 from dpsweep.models.lenet import LeNet5
 from dpsweep.models.mlp import Linear, Mlp4, Mlp4Circulant
 from dpsweep.models.own import Own, Timm, Torchvision
@@ -68,7 +69,7 @@ def images(data: str, num: int) -> torch.Tensor:
 
 
 def test_every_model_is_tested_here():
-    elsewhere = {Torchvision, Timm, Own}  # test_own.py
+    elsewhere = {HuggingFace, Torchvision, Timm, Own}  # test_huggingface.py, test_own.py
     ours = set(get_args(get_args(ModelConfig)[0])) - elsewhere
     assert {type(config) for config in MODELS} == ours
 

@@ -111,6 +111,28 @@ def test_a_total_step_that_is_searched_is_fitted_as_a_learning_rate_is(uri, load
     assert chosen.config.total_step * noise[0] == pytest.approx(searched * noise[1], rel=1e-11)
 
 
+def test_the_first_trial_of_a_default_space_is_the_final_runs_default(uri, load):
+    study = Study.create(uri, load("optimizer={}", "search={method: default}"))
+    step = study.sweep.written.default_total_step
+    first = study.ask()
+    assert first.hyperparams["optimizer.total_step"] == pytest.approx(step, rel=0.15)
+    assert first.hyperparams["privacy.clip_norm"] == 0.3
+    final = study.sweep.final(first.config)
+    assert final.total_step == pytest.approx(first.hyperparams["optimizer.total_step"])
+
+
+def test_a_step_that_no_file_gives_is_the_final_runs_default_and_scaled_once(uri, load):
+    study = Study.create(
+        uri, load("optimizer={}", "search={privacy.clip_norm: {uniform: [0.1, 1]}}")
+    )
+    step = study.sweep.written.default_total_step
+    run_all(study, 0.2, 0.6, 0.4, 0.3)
+    final, chosen = study.ask_to_confirm(), study.record(1)
+    assert final.config.total_step == pytest.approx(step, rel=0.15)
+    noise = [record.config.privacy.noise_multiplier for record in (chosen, final)]
+    assert chosen.config.total_step * noise[0] == pytest.approx(final.config.total_step * noise[1])
+
+
 @pytest.mark.parametrize("space", [LR, BATCHES])
 def test_one_epsilon_is_the_statement_of_all_runs_and_is_kept(uri, load, space):
     study = Study.create(uri, load(space))

@@ -27,14 +27,14 @@ def plan(file: Path, settings: list[str], as_json: bool) -> None:
         print(json.dumps(asdict(made), indent=2))
         return
     free = free_bytes(StateFolder.at(None).root)
-    (low, high), (fewest, most) = made.noise, made.steps
+    noise, steps = format_range(made.noise, ".3f"), format_range(made.steps, "d")
     repeats = f" and {made.repeats} repeats of the best" if made.repeats else ""
     repeats = " with much noise, and the final run" if sweep.explores else repeats
     console().print(
         f"[bold]{sweep.name}[/bold]: {made.trials} trials{repeats}, {made.at_once} at once on this "
         f"machine\n"
-        f"steps      {fewest} to {most} a trial\n"
-        f"noise      {low:.3f} to {high:.3f} times the clip norm, calibrated trial by trial\n"
+        f"steps      {steps} a trial\n"
+        f"noise      {noise} times the clip norm, calibrated for each trial\n"
         f"a trial    {made.trial_words}\n"
         f"expected   {made.search_words}\n"
         f"time       about {made.seconds / 60:.1f} min here, from a probe of a few steps\n"
@@ -49,6 +49,8 @@ def plan(file: Path, settings: list[str], as_json: bool) -> None:
         console().print(f"budgets    ε {shown_budgets(made.epsilons)} in turn")
     if made.share < 1:
         console().print(f"where      {made.share:.1%} of random points meet it; others are not run")
+    for words in made.correlations:
+        console().print(f"correlated {words}")
     if made.stop_words:
         console().print(f"stop       {made.stop_words}")
     if made.ways:
@@ -67,3 +69,13 @@ def show_ways(ways: Ways) -> str:
         f"share {ways.share:g}); an exploring trial has {format_epsilon(ways.each)}\n"
         f"           {ways.advice}"
     )
+
+
+def format_range(ends: tuple[float, float], form: str) -> str:
+    """Format a range in words; one number where both ends look the same.
+
+    >>> format_range((183, 183), "d"), format_range((1.2345, 2), ".2f")
+    ('183', '1.23 to 2.00')
+    """
+    low, high = (format(end, form) for end in ends)
+    return low if low == high else f"{low} to {high}"

@@ -12,7 +12,7 @@ from dpsweep.store.storage import resolve_moved_uri
 from dpsweep.store.study import open_study
 
 _HEAD_CHARS = 1000
-"""How much of a file is read to tell whether it is one of our pages: its head says so."""
+"""Bytes of a file read to tell if it is one of our pages: its head says so."""
 
 
 def report(

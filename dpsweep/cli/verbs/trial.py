@@ -47,7 +47,7 @@ def check(file: Path, settings: list[str], fetch: bool, deep: bool = False) -> N
         warn(check_trial(config, base, fetch=fetch))
     plan = plan_privacy(config)
     words = statement_of_trial(config, plan.epsilon, plan.run.noise_multiplier)
-    console().print(f"{file}: {shown}.\nFirst one: {plan.run.steps} steps. {words}")
+    console().print(f"{file}: {shown}.\nFirst one: {plan.steps} steps. {words}")
     if deep and not print_release_checks(config):
         sys.exit(1)
 
@@ -108,7 +108,7 @@ def train(file: Path, settings: list[str], out: Path | None, fetch: bool, quiet:
     if not quiet:
         last = result.rows[-1]
         console().print(
-            f"valid/accuracy {last['valid/accuracy']:.4f}, valid/loss {last['valid/loss']:.4f} in "
+            f"{', '.join(f'{k} {v:.4f}' for k, v in _measured(last).items())} in "
             f"{last['seconds']:.1f} s; weights in {trial_dir.weights}\n{words} {_ALONE}"
         )
 
@@ -132,10 +132,15 @@ def schema(kind: str) -> None:
     print(json.dumps(kinds[kind].model_json_schema(), indent=2))
 
 
+def _measured(row: Row) -> Row:
+    return {k: v for k, v in row.items() if k.startswith("valid/")}
+
+
 def _line(row: Row) -> str:
+    figures = "  ".join(f"{k[len('valid/') :]} {v:.4f}" for k, v in _measured(row).items())
     return (
-        f"epoch {row['epoch']:>4g}  step {row['step']:>6g}  accuracy {row['valid/accuracy']:.4f}  "
-        f"loss {row['valid/loss']:.4f}  ε spent {format_epsilon(row['privacy/epsilon_spent'])}  "
+        f"epoch {row['epoch']:>4g}  step {row['step']:>6g}  {figures}  "
+        f"ε spent {format_epsilon(row['privacy/epsilon_spent'])}  "
         f"lr {row['learning_rate']:.3g}  {row['seconds']:.1f} s"
     )
 

@@ -38,7 +38,7 @@ def with_default_spaces(file: Source, base: Source) -> Source:
     if search.get("method") == DEFAULT and not set(BRANCHING) & set(search):
         method = _method_of_base(file, base)
         search = {
-            **_space_around(method, file, base),
+            **default_space_around(method, file, base),
             **{k: v for k, v in search.items() if k != "method"},
         }
     for kind in BRANCHING:
@@ -70,7 +70,7 @@ def dump_default_space(method: str) -> str:
     return "\n".join(["search:", *lines])
 
 
-def _space_around(method: str, file: Source, base: Source) -> dict[str, Any]:
+def default_space_around(method: str, file: Source, base: Source) -> dict[str, Any]:
     """A method's default space with the total step around the default of this base config.
 
     Where the base has several epsilons, from the least to the largest. Under `scope: sweep` it is
@@ -134,7 +134,9 @@ def _expand_branches(listed: Any, file: Source, base: Source, path: tuple[str, .
         if isinstance(item, str) and item not in METHODS:
             raise unknown_name_error("method", item, PUBLISHED, where=file.at((*path, i)))
         whole = isinstance(item, str)
-        branches.append(_make_branch(item, _space_around(item, file, base)) if whole else item)
+        branches.append(
+            _make_branch(item, default_space_around(item, file, base)) if whole else item
+        )
     return branches
 
 

@@ -42,7 +42,7 @@ DOMAIN_SCHEMAS: list[JsonValue] = [
     }
     for kind in KINDS
 ]
-"""What a search key may hold, for editors."""
+"""Build the JSON schema of a search key's value, for editors."""
 
 
 @dataclass(frozen=True)
@@ -329,7 +329,7 @@ def parse_choice(where: str, values: Any, kind: str = "choice") -> Choice:
 
 def _parse_one_of(source: Source, path: KeyPath, values: Any) -> OneOf:
     where = source.at(path)
-    at_top = len(path) == 2  # names are spelled out by then; see config/defaults.py
+    at_top = len(path) == 2  # names are spelled out by then; see config/space/defaults.py
     if not isinstance(values, list) or not all(isinstance(v, dict) and v for v in values):
         such = "methods, such as [disk, dp_sgd]" if at_top else "mappings, such as [{name: disk}]"
         raise ConfigError(f"{where}: takes a list of {such}, got {format_value(values)}")

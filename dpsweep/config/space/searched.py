@@ -30,7 +30,7 @@ from dpsweep.config.space.domains import (
 )
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError
-from dpsweep.data.datasets import DataConfig
+from dpsweep.data import validate_data
 
 FIXED = {
     EPSILON: "the privacy target that all trials share",
@@ -130,7 +130,7 @@ def _read_budgets(base: Source) -> Choice | None:
 def _count_examples(base: Source) -> int:
     """Count a trial's training examples; 1 if the data are not valid, as each trial then says."""
     try:
-        return DataConfig.model_validate(base.tree.get("data")).num_examples
+        return validate_data(base.tree.get("data")).num_examples
     except ValueError:
         return 1
 

@@ -58,6 +58,9 @@ class SearchedSweep(Protocol):
     def trial(self, tree: Tree) -> TrialConfig:
         """The config of a drawn tree."""
 
+    def default_total_step(self, trial: TrialConfig) -> float:
+        """The default total step at a trial's config."""
+
     def admits(self, trial: TrialConfig) -> bool:
         """True if it meets the conditions."""
 
@@ -142,7 +145,10 @@ def _get_published_points(sweep: SearchedSweep, with_sizes: bool) -> list[Point]
         values = {f"method.{name}": value for name, value in own.items()}
         if with_sizes:
             drawn, _ = sweep.space.draw(sweep.base.tree, PartialFixedDraw(point, Corner()))
-            values |= {TOTAL_STEP: sweep.trial(drawn).default_total_step, CLIP_NORM: _CLIP_NORM}
+            values |= {
+                TOTAL_STEP: sweep.default_total_step(sweep.trial(drawn)),
+                CLIP_NORM: _CLIP_NORM,
+            }
         for key, value in values.items():
             try:
                 check_point({**point, key: value}, sweep)

@@ -169,7 +169,7 @@ def require_in_range(value: Any, slot: Slot, domain: Range) -> float | int:
 
 
 def find_option(value: Any, slot: Slot, labels: Labels) -> int:
-    """Where a given value stands in a list.
+    """Find the position of a given value in a list.
 
     Raises:
         OutsideSpaceError: If it is not there.

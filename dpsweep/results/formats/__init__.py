@@ -1,8 +1,10 @@
 """The best configs of a search as files.
 
-yaml to train them again, opacus to train them without us, torch to use their weights.
+yaml to train them again, opacus to train them without us, torch and huggingface to use their
+weights.
 """
 
+import math
 import runpy
 import shutil
 from collections.abc import Callable, Mapping
@@ -12,9 +14,20 @@ from types import MappingProxyType
 
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import StateError, unknown_name_error
+from dpsweep.core.own_code import import_folder
 from dpsweep.data import folders
-from dpsweep.models.own import Own, import_folder
-from dpsweep.results.export import Origin, check_target, header, origin_of, to_yaml, write
+from dpsweep.models.huggingface import HuggingFace
+from dpsweep.models.own import Own
+from dpsweep.results.export import (
+    Origin,
+    check_target,
+    export_facts,
+    header,
+    origin_of,
+    to_yaml,
+    write,
+)
+from dpsweep.results.formats.huggingface import load_trained, write_huggingface
 from dpsweep.results.formats.opacus import to_opacus
 from dpsweep.results.formats.torch import to_torch
 from dpsweep.results.pareto import chosen, nothing_to_show, target_of
@@ -137,12 +150,23 @@ def _opacus(winner: Winner, place: Path) -> str:
 
 def _torch(winner: Winner, place: Path) -> str:
     weights, config = kept_weights(winner), winner.record.config
-    accuracy = (winner.record.row or {})["valid/accuracy"]
+    accuracy = (winner.record.row or {}).get("valid/accuracy", math.nan)
     script = to_torch(config, accuracy, _classes(config))
     how = f"use it with torch alone: python THIS_FILE IMAGE; its weights are {place.stem}.pt"
     write(place, f"{_header(winner, how)}\n{script}")
     shutil.copyfile(weights, place.with_suffix(".pt"))
     return f"{_figure(winner)}, {_checked(place, config, accuracy)}"
+
+
+def _huggingface(winner: Winner, place: Path) -> str:
+    origin = winner.origin
+    use = "it needs transformers, and nothing of dpsweep"
+    facts = export_facts(winner.record, winner.rank, origin, use)
+    config, weights = winner.record.config, kept_weights(winner)
+    model = load_trained(config, weights)
+    assert isinstance(config.model, HuggingFace)
+    write_huggingface(config.model, model, place, facts)
+    return f"{_figure(winner)}, with model, head and adapter beside it"
 
 
 def _header(winner: Winner, how: str) -> str:
@@ -184,6 +208,7 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
         "yaml": Format(".yaml", _yaml),
         "opacus": Format(".py", _opacus),
         "torch": Format(".py", _torch),
+        "huggingface": Format("/README.md", _huggingface),
     }
 )
 """By their name on the command line."""

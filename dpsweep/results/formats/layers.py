@@ -16,9 +16,11 @@ from torch import nn
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.circulant import CirculantLinear
 from dpsweep.core.errors import ConfigError
+from dpsweep.core.own_code import import_folder
 from dpsweep.core.weight_standardization import StandardConv2d, standardize_weight
 from dpsweep.models import build_model
-from dpsweep.models.own import Own, Timm, Torchvision, import_folder
+from dpsweep.models.huggingface import HuggingFace
+from dpsweep.models.own import Own, Timm, Torchvision
 from dpsweep.models.parts import saved_tensors
 
 _WHOLE = {CirculantLinear: (CirculantLinear,), StandardConv2d: (standardize_weight, StandardConv2d)}
@@ -58,6 +60,11 @@ def model_code(config: TrialConfig) -> Code:
         with import_folder(config.model.folder):
             _compare(code, build_model(config.model, spec, config.seed), spec.shape)
         return code
+    if isinstance(config.model, HuggingFace):
+        raise ConfigError(
+            "model.name: huggingface is a model of the package transformers. Export it with "
+            "--format huggingface"
+        )
     if isinstance(config.model, Torchvision | Timm):
         raise ConfigError(
             f"model.name: {config.model.name} is another package's model with layers replaced by "

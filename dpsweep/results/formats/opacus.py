@@ -185,7 +185,7 @@ def to_opacus(config: TrialConfig) -> str:
         ConfigError: If Opacus alone cannot train this trial; with the reason and the remedy.
     """
     refuse_what_opacus_lacks(config)
-    plan, model, reading = plan_privacy(config), model_code(config), reading_code(config)
+    plan, reading, model = plan_privacy(config), reading_code(config), model_code(config)
     imports = (*_IMPORTS, *model.imports, *reading.imports)
     text = Template(_SCRIPT).substitute(
         imports=import_lines(imports),
@@ -196,7 +196,7 @@ def to_opacus(config: TrialConfig) -> str:
         figure=f"({format_epsilon(plan.epsilon)}, {format_delta(plan.delta)})-DP",
         delta=plan.delta,
         batch_size=config.train.batch_size,
-        steps=plan.run.steps,
+        steps=plan.steps,
         sigma=repr(plan.run.noise_multiplier),
         clip_norm=config.privacy.clip_norm,
         lr=config.learning_rate,

@@ -11,7 +11,7 @@ from string import Template
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError
 from dpsweep.core.seeds import derive_public_seed
-from dpsweep.data.datasets import DataConfig
+from dpsweep.data.datasets import ImageData
 
 _TORCHVISION = {
     "mnist": "MNIST",
@@ -175,6 +175,11 @@ def reading_code(config: TrialConfig) -> Reading:
         ConfigError: If they cannot be read in a few lines.
     """
     data = config.data
+    if not isinstance(data, ImageData):
+        raise ConfigError(
+            f"data.name: scripts are written for images, and {data.name} has none. Export with "
+            f"--format yaml or --register NAME"
+        )
     if data.features is not None:
         raise ConfigError(
             f"data.features: {data.features.name} is computed by a package of its own, and no "
@@ -205,7 +210,7 @@ def scaling_code(config: TrialConfig) -> str:
     return _filled(_SCALED, **values)
 
 
-def _splits(data: DataConfig) -> tuple[tuple[str, ...], str]:
+def _splits(data: ImageData) -> tuple[tuple[str, ...], str]:
     if data.name == "digits":
         return (), _DIGITS
     if data.name in _TORCHVISION:

@@ -84,7 +84,7 @@ def to_torch(config: TrialConfig, accuracy: float, classes: list[str]) -> str:
     Raises:
         ConfigError: If model or data cannot be written out.
     """
-    model, reading = model_code(config), reading_code(config)
+    reading, model = reading_code(config), model_code(config)
     imports = ("import torch", "from torch import nn", *model.imports, *reading.imports)
     pixels = "" if reading.pixels in reading.code else reading.pixels
     text = Template(_SCRIPT).substitute(

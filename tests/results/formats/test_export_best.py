@@ -104,7 +104,8 @@ def test_weights_that_were_not_kept_are_named_with_a_remedy(found, weights, tmp_
 
 
 def test_an_unknown_format_is_told_with_the_known_ones(found, tmp_path):
-    with pytest.raises(ConfigError, match=r"unknown format 'onnx'.*Known: opacus, torch, yaml"):
+    known = "huggingface, opacus, torch, yaml"
+    with pytest.raises(ConfigError, match=rf"unknown format 'onnx'.*Known: {known}"):
         export_best(*found, tmp_path / "best", "onnx")
 
 

@@ -37,7 +37,9 @@ def test_the_code_alone_builds_a_model_that_takes_the_same_weights(model):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(MODELS.keys() - {"own", "timm", "torchvision"}))
+@pytest.mark.parametrize(
+    "name", sorted(MODELS.keys() - {"huggingface", "own", "timm", "torchvision"})
+)
 def test_every_model_of_ours_can_be_written_out(name):
     data = "data={name: mnist, root: data}" if name != "model3" else "seed=0"
     assert model_code(trial(data, f"model={{name: {name}}}")).expression

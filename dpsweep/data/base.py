@@ -1,0 +1,105 @@
+"""The base of every declared data set: its sizes, and which of its examples are private.
+
+It is known before a file is read, so that a budget can be planned and a missing file found without
+torch or data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dpsweep.core.strict import Strict
+from dpsweep.core.types import Field, InputSpec
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Sizes of a data set, known before it is read.
+
+    Attributes:
+        num_train: Examples of the training split.
+        num_test: Examples of the test split.
+        shape: (channels, height, width); of one tensor of inputs.
+        num_classes: K: numbers that a model gives for an example.
+        brightest: Largest pixel value.
+        folder: Where it lies under the root; "" if the root is all of it, None if it comes with a
+            package.
+        fields: Named inputs; none if they are one tensor.
+        positions: T, if a model gives K numbers at each position, as a language model does.
+    """
+
+    num_train: int
+    num_test: int
+    shape: tuple[int, ...]
+    num_classes: int
+    brightest: int
+    folder: str | None
+    fields: tuple[Field, ...] = ()
+    positions: int | None = None
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """Shape of what a model returns for one example: (K,), or (T, K)."""
+        return (self.num_classes,) if self.positions is None else (self.positions, self.num_classes)
+
+    @property
+    def inputs(self) -> InputSpec:
+        """Inputs of one example, as a model is given them."""
+        return self.fields or self.shape
+
+
+class Data(Strict):
+    """Base of every data set's config. Fields stand in the classes, in an order of their own."""
+
+    if TYPE_CHECKING:  # fields here would come first in what identifies a trial
+        name: Any
+        task: Any
+        validation: Any
+        holdout_fraction: Any
+
+    @property
+    def spec(self) -> Spec:
+        """Sizes that a model is built for."""
+        raise NotImplementedError
+
+    @property
+    def places(self) -> dict[str, Path]:
+        """Key -> file or folder of private examples, which are never sent anywhere."""
+        raise NotImplementedError
+
+    @property
+    def source(self) -> Path:
+        """The folder or file that it is read from."""
+        raise NotImplementedError
+
+    def refuse_missing(self, where: str) -> None:
+        """Raise ConfigError if the files are not there, without reading them.
+
+        Args:
+            where: File and line to name, such as "configs/x.yaml:3".
+        """
+        raise NotImplementedError
+
+    @property
+    def without_features(self) -> Data:
+        """The same examples as they are read."""
+        return self
+
+    @property
+    def are_pixels(self) -> bool:
+        """True if inputs are images in bytes, which are scaled at each step."""
+        return False
+
+    @property
+    def num_held_out(self) -> int:
+        """Examples of the training split that are measured with and not trained on."""
+        if self.validation == "test_split":
+            return 0
+        return max(1, round(float(self.holdout_fraction) * self.spec.num_train))
+
+    @property
+    def num_examples(self) -> int:
+        """N: how many private examples are trained on."""
+        return self.spec.num_train - self.num_held_out

@@ -1,0 +1,236 @@
+"""Rows of the user's own files: named columns of csv, tsv, jsonl, parquet and npz.
+
+Each value keeps its place, so that an error names the line. Nothing is guessed from the values:
+types, ranges and classes are declared (data/tables.py).
+"""
+
+import csv
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from dpsweep.core.errors import ConfigError, suggest_names
+
+Format = Literal["csv", "tsv", "jsonl", "parquet", "npz"]
+
+_LISTED = 3
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a file.
+
+    Attributes:
+        path: The file.
+        name: Of the column.
+        values: Text in csv and tsv; numbers, text or None in the others.
+        lines: Line or row of each, from 1.
+        unit: Word for `lines`: "line" or "row".
+    """
+
+    path: Path
+    name: str
+    values: Sequence[Any]
+    lines: Sequence[int]
+    unit: str
+
+    def error(self, index: int, what: str) -> ConfigError:
+        """Make the error of one value, with its place."""
+        return ConfigError(
+            f"{self.path}, {self.unit} {self.lines[index]}: column {self.name!r}: {what}"
+        )
+
+    def convert(self, one: Callable[[Any], Any]) -> list[Any]:
+        """Convert each value; `one` raises ValueError saying what is wrong with it."""
+        found = []
+        for index, value in enumerate(self.values):
+            try:
+                found.append(one(value))
+            except ValueError as e:
+                raise self.error(index, str(e)) from None
+        return found
+
+
+def file_format(path: Path, declared: Format | None = None) -> Format:
+    """Tell the format by the file's suffix, unless it is declared.
+
+    Raises:
+        ConfigError: If the suffix is of none.
+    """
+    suffix = path.suffix.removeprefix(".").lower()
+    if declared is not None:
+        return declared
+    if suffix in get_args(Format):
+        return suffix  # type: ignore[return-value]
+    raise ConfigError(
+        f"{path}: its name ends in none of .{', .'.join(get_args(Format))}. Convert it, or give "
+        f"data.format"
+    )
+
+
+def read_columns(
+    path: Path, names: Iterable[str], num_rows: int, key: str, declared: Format | None = None
+) -> dict[str, Column]:
+    """Read some columns of a file.
+
+    Args:
+        path: The file.
+        names: Of the columns.
+        num_rows: Number of rows that is declared.
+        key: Key that declares it, such as data.num_train.
+        declared: Format, if the suffix does not say.
+
+    Raises:
+        ConfigError: If the file is empty, broken, or has not these columns and so many rows.
+    """
+    try:
+        header, columns, lines, unit = _READERS[file_format(path, declared)](path, [*names])
+    except (OSError, UnicodeDecodeError) as e:
+        raise ConfigError(f"{path}: cannot be read as {file_format(path, declared)}: {e}") from e
+    if not header:
+        raise ConfigError(f"{path}: is empty. Give a file with named columns and rows")
+    for name in names:
+        if name not in header:
+            raise ConfigError(f"{path}: has no column {name!r}.{suggest_names(name, header)}")
+    if not lines:
+        raise ConfigError(f"{path}: has a header and no row. Give a file with rows")
+    if len(lines) != num_rows:
+        raise ConfigError(
+            f"{path}: holds {len(lines):,} rows, and {key} declares {num_rows:,}. Correct one of "
+            f"the two"
+        )
+    return {name: Column(path, name, columns[name], lines, unit) for name in names}
+
+
+_Read = tuple[list[str], dict[str, Sequence[Any]], Sequence[int], str]
+"""Names of all columns, values of those that were asked for, their lines, and the word for them."""
+
+
+def _read_text(path: Path, names: list[str], dialect: dict[str, Any]) -> _Read:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file, strict=True, **dialect)
+        header = next(reader, [])
+        places = {name: header.index(name) for name in names if name in header}
+        columns: dict[str, list[Any]] = {name: [] for name in places}
+        lines = []
+        while (row := _next_row(reader, path)) is not None:
+            if not row:
+                continue  # a line without anything, as at a file's end
+            if len(row) != len(header):
+                raise ConfigError(
+                    f"{path}, line {reader.line_num}: has {len(row)} cells, and the header has "
+                    f"{len(header)}. Correct the line"
+                )
+            lines.append(reader.line_num)
+            for name, place in places.items():
+                columns[name].append(row[place])
+    return header, dict(columns), lines, "line"
+
+
+def _next_row(reader: Any, path: Path) -> list[str] | None:
+    try:
+        row: list[str] | None = next(reader, None)
+    except csv.Error as e:
+        raise ConfigError(f"{path}, line {reader.line_num}: is broken: {e}. Correct it") from e
+    return row
+
+
+def _read_jsonl(path: Path, names: list[str]) -> _Read:
+    header: dict[str, None] = {}
+    columns: dict[str, list[Any]] = {name: [] for name in names}
+    lines = []
+    with path.open(encoding="utf-8-sig") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as e:
+                raise ConfigError(f"{path}, line {number}: is no JSON: {e.msg}") from e
+            if not isinstance(row, dict):
+                raise ConfigError(f"{path}, line {number}: is no JSON object, such as {{...}}")
+            header |= dict.fromkeys(row)
+            lines.append(number)
+            for name in names:
+                columns[name].append(row.get(name))
+    return [*header], dict(columns), lines, "line"
+
+
+def _read_parquet(path: Path, names: list[str]) -> _Read:
+    parquet = import_module("pyarrow.parquet")
+    try:
+        header = list(parquet.read_schema(path).names)
+        table = parquet.read_table(path, columns=[name for name in names if name in header])
+    except import_module("pyarrow").ArrowException as e:
+        raise ConfigError(f"{path}: cannot be read as parquet: {e}") from e
+    columns = {name: table[name].to_pylist() for name in table.column_names}
+    return header, columns, range(1, table.num_rows + 1), "row"
+
+
+def _read_npz(path: Path, names: list[str]) -> _Read:
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            header = list(arrays.files)
+            columns = {name: arrays[name] for name in names if name in header}
+    except ValueError as e:  # of another kind, cut short, or pickled
+        raise ConfigError(f"{path}: cannot be read as npz: {e}") from e
+    for name, column in columns.items():
+        if column.ndim != 1:
+            raise ConfigError(
+                f"{path}: array {name!r} has the shape {column.shape}. Give one number a row"
+            )
+    sizes = {len(column) for column in columns.values()}
+    if len(sizes) > 1:
+        raise ConfigError(f"{path}: arrays of {sorted(sizes)} rows. Give as many in each")
+    rows = range(1, 1 + next(iter(sizes), 0))
+    return header, {name: column.tolist() for name, column in columns.items()}, rows, "row"
+
+
+_READERS: dict[str, Callable[[Path, list[str]], _Read]] = {
+    "csv": lambda path, names: _read_text(path, names, {}),
+    "tsv": lambda path, names: _read_text(
+        path, names, {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
+    ),
+    "jsonl": _read_jsonl,
+    "parquet": _read_parquet,
+    "npz": _read_npz,
+}
+
+
+def parse_number(value: Any) -> float:
+    """Parse a finite number.
+
+    Raises:
+        ValueError: Saying what it is instead.
+    """
+    if is_missing(value):
+        raise ValueError("is empty")
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{value!r} is no number. Correct it") from None
+    if math.isinf(number):
+        raise ValueError(f"{value!r} is no finite number. Correct it")
+    return number
+
+
+def is_missing(value: Any) -> bool:
+    """True for an empty cell, None and NaN, in csv also written as nan."""
+    if isinstance(value, str):
+        return value.strip() in ("", "nan", "NaN", "NA")
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def list_some(values: Sequence[Any]) -> str:
+    """List a few values for an error.
+
+    >>> list_some(["a", "b", "c", "d"])
+    "'a', 'b', 'c', ..."
+    """
+    return ", ".join(map(repr, values[:_LISTED])) + ", ..." * (len(values) > _LISTED)

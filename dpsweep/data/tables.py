@@ -1,0 +1,342 @@
+"""Tables: rows of numbers and categories, with everything about their values declared.
+
+A column is scaled by its declared range, or is one of its declared categories. A mean, a largest
+value or a list of categories that is computed from the private rows would be a release of its own,
+which no accountant here knows of: so there is none, and an undeclared column is an error that says
+what to declare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from dpsweep.core.errors import ConfigError, InvalidKey
+from dpsweep.core.strict import Strict, is_unused
+from dpsweep.data.base import Data, Spec
+from dpsweep.data.rows import Column, Format, is_missing, list_some, parse_number, read_columns
+from dpsweep.data.tasks import Classification, MultiLabel, OwnTask, Regression, TaskConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Range = Annotated[tuple[float, float], Field(strict=False)]
+Values = Annotated[tuple[str | int, ...], Field(strict=False, min_length=2)]
+
+
+class ColumnConfig(Strict):
+    """One input column: a number in a range, or one of some categories. Declared public."""
+
+    range: Range | None = Field(default=None, exclude_if=is_unused)
+    """[LOW, HIGH] of a number, which becomes -1 to 1. From public knowledge, such as [0, 120] for
+    an age; the smallest and largest of your rows are private."""
+
+    clip: bool = Field(default=False, exclude_if=is_unused)
+    """True to bring a number outside the range to its nearest end; otherwise it is an error."""
+
+    categories: Values | None = Field(default=None, exclude_if=is_unused)
+    """Values that the column may have; each becomes an input that is 0 or 1."""
+
+    missing: float | str | None = Field(default=None, exclude_if=is_unused)
+    """Value to read in the place of an empty cell; otherwise it is an error."""
+
+    @model_validator(mode="after")
+    def _is_one_of_both(self) -> Self:
+        if (self.range is None) == (self.categories is None):
+            raise InvalidKey("range", "takes one of range: [LOW, HIGH] and categories: [A, B, ...]")
+        if self.range is not None and not self.range[0] < self.range[1]:
+            raise InvalidKey("range", f"takes [LOW, HIGH] with LOW below HIGH, got {self.range}")
+        if self.categories is not None and len(set(map(str, self.categories))) < len(
+            self.categories
+        ):
+            raise InvalidKey("categories", f"names one twice: {list(self.categories)}")
+        return self
+
+    @property
+    def num_inputs(self) -> int:
+        """Number of inputs that the column becomes."""
+        return 1 if self.categories is None else len(self.categories)
+
+    def encode(self, column: Column) -> Tensor:
+        """Encode a column, float32, shape (N, num_inputs).
+
+        Raises:
+            ConfigError: Naming file, line and value of the first that is not as declared.
+        """
+        import torch
+
+        if self.categories is None:
+            numbers = torch.tensor(column.convert(self._scale), dtype=torch.float32)
+            return numbers[:, None]
+        places = {str(value): place for place, value in enumerate(self.categories)}
+
+        def place(value: Any) -> int:
+            text = self._present(value)
+            text = str(text).strip()
+            if text not in places:
+                raise ValueError(
+                    f"{text!r} is none of the declared categories {list_some([*places])}. Correct "
+                    f"it, or add it to data.columns.{column.name}.categories"
+                )
+            return places[text]
+
+        ids = torch.tensor(column.convert(place))
+        return torch.nn.functional.one_hot(ids, len(places)).float()
+
+    def _present(self, value: Any) -> Any:
+        if not is_missing(value):
+            return value
+        if self.missing is None:
+            raise ValueError(
+                "is empty or NaN. Correct it, or declare what to read there with missing: VALUE"
+            )
+        return self.missing
+
+    def _scale(self, value: Any) -> float:
+        assert self.range is not None, "categories are encoded elsewhere"
+        number, (low, high) = parse_number(self._present(value)), self.range
+        if self.clip:
+            number = min(max(number, low), high)
+        elif not low <= number <= high:
+            raise ValueError(
+                f"{number:g} is outside the declared range [{low:g}, {high:g}]. Correct it, widen "
+                f"the range by public knowledge, or write clip: true"
+            )
+        return (number - (low + high) / 2) / ((high - low) / 2)
+
+
+class FileData(Data):
+    """Base of the data sets that are read from the rows of files."""
+
+    if TYPE_CHECKING:
+        file: str
+        test_file: Any
+        format: Any
+        num_train: int
+        num_test: Any
+        num_classes: Any
+
+    def __hash__(self) -> int:  # some keys hold dicts
+        return hash(self.model_dump_json())
+
+    @property
+    def input_spec(self) -> dict[str, Any]:
+        """Part of `Spec` that describes the inputs."""
+        raise NotImplementedError
+
+    @property
+    def num_outputs(self) -> int:
+        """K: how many numbers a model gives for an example."""
+        match self.task:
+            case Classification(classes=None):
+                assert self.num_classes is not None, "validated"
+                return int(self.num_classes)
+            case Classification(classes=tuple(names)):
+                return len(names)
+            case OwnTask(num_outputs=num):
+                return num
+        return len(self.targets)
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Columns that are learned."""
+        raise NotImplementedError
+
+    @property
+    def spec(self) -> Spec:
+        """Sizes that a model is built for."""
+        return Spec(
+            num_train=self.num_train,
+            num_test=self.num_test or 0,
+            num_classes=self.num_outputs,
+            brightest=1,
+            folder="",
+            **self.input_spec,
+        )
+
+    features: ClassVar[None] = None
+    normalise: ClassVar[None] = None
+
+    @property
+    def root(self) -> str:
+        """The file, as images have a root."""
+        return self.file
+
+    @property
+    def files(self) -> dict[str, tuple[Path, int]]:
+        """Key of the number of its rows -> each file, and that number."""
+        keys = {"num_train": self.num_train, "num_test": self.num_test}
+        return {
+            key: (path, num)
+            for (key, num), path in zip(keys.items(), self.places.values(), strict=False)
+        }
+
+    @property
+    def places(self) -> dict[str, Path]:
+        found = {"file": self.file, "test_file": self.test_file}
+        return {key: Path(file).expanduser() for key, file in found.items() if file is not None}
+
+    @property
+    def place(self) -> Path:
+        """The file of the training split."""
+        return self.places["file"]
+
+    @property
+    def source(self) -> Path:
+        return self.place
+
+    def refuse_missing(self, where: str) -> None:
+        for key, path in self.places.items():
+            if not path.is_file():
+                raise ConfigError(f"{where}: data.{key}: {path} is not a file. Correct the path")
+
+    def check_declared(self) -> None:
+        """Raise InvalidKey if what must be declared is missing."""
+        tested = self.validation == "test_split"
+        for key in ("test_file", "num_test"):
+            if tested and getattr(self, key) is None:
+                raise InvalidKey(
+                    key,
+                    "is missing. Declare the test split, or measure on a part of the training "
+                    "split with validation: holdout",
+                )
+            if not tested and getattr(self, key) is not None:
+                raise InvalidKey(key, "is of validation: test_split. Delete one of the two")
+        if isinstance(self.task, Classification):
+            if (self.num_classes is None) == (self.task.classes is None):
+                raise InvalidKey(
+                    "num_classes",
+                    "or task.classes must be declared, and not both: the number of classes, if "
+                    "labels are numbers from 0, or their names",
+                )
+        elif self.num_classes is not None:
+            raise InvalidKey("num_classes", "is of classification. Delete it")
+        try:
+            self.task.check_outputs(self.num_outputs)
+        except InvalidKey as e:
+            raise InvalidKey(f"task.{e.key}", str(e)) from e
+
+    def encode_targets(self, columns: dict[str, Column]) -> Tensor:
+        """Encode the target columns as the task takes them, shape (N,) or (N, K).
+
+        Raises:
+            ConfigError: Naming file, line and value of the first that does not fit.
+        """
+        import torch
+
+        if isinstance(self.task, Classification):
+            (name,) = self.targets
+            return torch.tensor(columns[name].convert(self._to_class))
+        kinds: dict[type, Callable[[Any], float]]
+        kinds = {Regression: self._to_number, MultiLabel: _to_bit, OwnTask: parse_number}
+        one = kinds[type(self.task)]
+        found = [torch.tensor(columns[name].convert(one)) for name in self.targets]
+        if isinstance(self.task, OwnTask) and len(found) == 1:
+            return found[0]
+        return torch.stack(found, 1)
+
+    def _to_class(self, value: Any) -> int:
+        names = self.task.classes
+        if names is not None:
+            text = str(value).strip()
+            if text not in names:
+                raise ValueError(
+                    f"{text!r} is none of the {len(names)} classes {list_some(names)}. Correct it, "
+                    f"or data.task.classes"
+                )
+            return int(names.index(text))
+        number = parse_number(value)
+        if not 0 <= number < self.num_outputs or number != int(number):
+            raise ValueError(
+                f"{value!r} is outside the {self.num_outputs} classes, which are numbered from 0. "
+                f"Correct it, or data.num_classes"
+            )
+        return int(number)
+
+    def _to_number(self, value: Any) -> float:
+        number, (low, high) = parse_number(value), self.task.range
+        if not low <= number <= high:
+            raise ValueError(
+                f"{number:g} is outside data.task.range [{low:g}, {high:g}]. Correct it, or widen "
+                f"the range by public knowledge"
+            )
+        return number
+
+
+def _to_bit(value: Any) -> float:
+    number = parse_number(value)
+    if number not in (0, 1):
+        raise ValueError(f"{value!r} is neither 0 nor 1, as a label must be. Correct it")
+    return number
+
+
+class TableData(FileData):
+    """Rows of a table of yours: numbers and categories, each column declared."""
+
+    name: Literal["table"] = "table"
+
+    file: str
+    """The training rows: .csv or .tsv with a header, .jsonl, .parquet, or .npz with an array for
+    each column. Relative to where you run."""
+
+    test_file: str | None = Field(default=None, exclude_if=is_unused)
+    """Rows of the test split, with validation: test_split."""
+
+    format: Format | None = Field(default=None, exclude_if=is_unused)
+    """Format of the files, if their names do not end in it."""
+
+    target: str | Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
+    """Column to learn; several with regression and multi_label."""
+
+    columns: dict[str, ColumnConfig] = Field(min_length=1)
+    """Input columns, each with its range or its categories; other columns are not read."""
+
+    task: TaskConfig
+    """Task: the loss of one example, and the metrics."""
+
+    num_train: int = Field(gt=0)
+    """Training rows, held-out ones included. Declared, as N is public."""
+
+    num_test: int | None = Field(default=None, gt=0, exclude_if=is_unused)
+    """Rows of the test split, if there is one."""
+
+    num_classes: int | None = Field(default=None, gt=1, exclude_if=is_unused)
+    """K: number of classes, if labels are numbers from 0."""
+
+    validation: Literal["test_split", "holdout"] = "test_split"
+    """Source of the metrics: the test split, which you thereby declare public, or a part of the
+    training split, whose rows are then measured without noise and not protected."""
+
+    holdout_fraction: float = Field(default=0.1, gt=0, lt=1)
+    """Share of the training rows held out; used with validation: holdout only."""
+
+    @model_validator(mode="after")
+    def _is_complete(self) -> Self:
+        self.check_declared()
+        if len(self.targets) > 1 and isinstance(self.task, Classification):
+            raise InvalidKey("target", "classification takes one column. Use multi_label for more")
+        for name in self.targets:
+            if name in self.columns:
+                raise InvalidKey(f"columns.{name}", "is the target, and no input. Delete it")
+        return self
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return (self.target,) if isinstance(self.target, str) else self.target
+
+    @property
+    def input_spec(self) -> dict[str, Any]:
+        return {"shape": (sum(column.num_inputs for column in self.columns.values()),)}
+
+    def read(self, key: str) -> tuple[Tensor, Tensor]:
+        """Read inputs, float32, shape (N, F), and targets of the file of num_train or num_test."""
+        import torch
+
+        path, num = self.files[key]
+        names = [*self.columns, *self.targets]
+        found = read_columns(path, names, num, f"data.{key}", self.format)
+        inputs = [config.encode(found[name]) for name, config in self.columns.items()]
+        return torch.cat(inputs, 1), self.encode_targets(found)
