@@ -164,7 +164,7 @@ def _locate(
             continue
         if field and not members and (part in _SCALARS or part.startswith(_QUOTED)):
             continue
-        tagged = [m for m in members if len(members) > 1 and _get_tag(m) == part]
+        tagged = [m for m in members if len(members) > 1 and part in _get_tags(m)]
         if tagged:
             members = tagged
             continue
@@ -183,9 +183,10 @@ def iter_models(annotation: Any) -> Iterator[type[BaseModel]]:
         yield from iter_models(inner)
 
 
-def _get_tag(model: type[BaseModel]) -> Any:
+def _get_tags(model: type[BaseModel]) -> tuple[Any, ...]:
+    """The values of `name` that choose a member of a union: all of its Literal."""
     name = model.model_fields.get("name")
-    return name.default if name else None
+    return get_args(name.annotation) if name else ()
 
 
 def _may_be_name(error: Any, field: FieldInfo | None) -> bool:

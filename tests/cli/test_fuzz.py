@@ -25,39 +25,12 @@ QUIET = settings(
 )
 _SERVES = {"ui", "up", "down", "bench"}  # they start or end processes, or are gone
 _VERBS = {k: v for k, v in typer.main.get_command(app).commands.items() if k not in _SERVES}
+_WORDS = (
+    "none.yaml broken.yaml trial.yaml . /dev/null /proc/none/x nobody a/b ../x -1 0 nan 1e400 ε a=1 = "
+    "a.b= http://127.0.0.1:9 sqlite:////proc/x.db mysql://x 127.0.0.1:9 { [1 ~x"
+)
 _JUNK = st.one_of(
-    st.sampled_from(
-        [
-            "none.yaml",
-            "broken.yaml",
-            "trial.yaml",
-            ".",
-            "/dev/null",
-            "/proc/none/x",
-            "nobody",
-            "a/b",
-            "../x",
-            "",
-            " ",
-            "-1",
-            "0",
-            "nan",
-            "1e400",
-            "ε",
-            "é" * 90,
-            "a" * 5000,
-            "a=1",
-            "=",
-            "a.b=",
-            "http://127.0.0.1:9",
-            "sqlite:////proc/x.db",
-            "mysql://x",
-            "127.0.0.1:9",
-            "{",
-            "[1",
-            "~x",
-        ]
-    ),
+    st.sampled_from([*_WORDS.split(), "", " ", "é" * 90, "a" * 5000]),
     st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=6),
 )
 
@@ -129,7 +102,7 @@ def typed(tmp_path, monkeypatch, capfd):
 
 
 def _check(code, said):
-    assert code in (0, 1, 2), said
+    assert code in (0, 1, 2, 75), said
     assert "Traceback" not in said
     assert code == 0 or said.strip(), "it says why"
 
