@@ -26,8 +26,8 @@ QUIET = settings(
 _SERVES = {"ui", "up", "down", "bench"}  # they start or end processes, or are gone
 _VERBS = {k: v for k, v in typer.main.get_command(app).commands.items() if k not in _SERVES}
 _WORDS = (
-    "none.yaml broken.yaml trial.yaml . /dev/null /proc/none/x nobody a/b ../x -1 0 nan 1e400 ε a=1 = "
-    "a.b= http://127.0.0.1:9 sqlite:////proc/x.db mysql://x 127.0.0.1:9 { [1 ~x"
+    "none.yaml broken.yaml trial.yaml . /dev/null /proc/none/x nobody a/b ../x -1 0 nan 1e400 ε "
+    "a=1 = a.b= http://127.0.0.1:9 sqlite:////proc/x.db mysql://x 127.0.0.1:9 { [1 ~x"
 )
 _JUNK = st.one_of(
     st.sampled_from([*_WORDS.split(), "", " ", "é" * 90, "a" * 5000]),
