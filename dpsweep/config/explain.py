@@ -95,8 +95,8 @@ def explain_error(error: Any, model: type[BaseModel] | None) -> tuple[Place, str
             tag = error["ctx"]["tag"]
             hint = suggest_names(tag, tags)
             if what == "model" and _TORCHVISION.match(normalize_name(tag)) and tag not in tags:
-                known = hint[hint.index(" Known:") :]
-                hint = f" torchvision has it: write {{name: torchvision, model: {tag}}}.{known}"
+                rest = hint[hint.index(" Known:") :]
+                hint = f" torchvision has it: write {{name: torchvision, model: {tag}}}.{rest}"
             return (*place, "name"), f"unknown {what} {tag!r}.{hint}"
         case "union_tag_not_found":
             return place, f"needs a name, got {got}. {help_}"
@@ -112,8 +112,8 @@ def explain_error(error: Any, model: type[BaseModel] | None) -> tuple[Place, str
             return place, f"{error['input']} is now called {new}. Write {new} in its place"
         case "literal_error":
             known = re.findall(r"'([^']+)'", error["ctx"]["expected"])
-            close = suggest_names(str(error["input"]), known).partition(" Known:")[0]
-            return place, f"must be one of {error['ctx']['expected']}, got {got}.{close} {help_}"
+            meant = suggest_names(str(error["input"]), known).partition(" Known:")[0]
+            return place, f"must be one of {error['ctx']['expected']}, got {got}.{meant} {help_}"
         case "string_pattern_mismatch":
             return place, f"does not have the form it needs, got {got}. {help_}"
         case kind if kind in ("int_type", "float_type") and _is_searchable(error["input"]):
