@@ -65,7 +65,7 @@ _TORCHVISION = re.compile(
     r"(wide_)?res(net|next)\d|vgg\d|densenet\d|efficientnet_|mobilenet_|vit_[bhl]_|convnext_|swin_"
     r"|regnet_|squeezenet|shufflenet|googlenet|inception_v3|alexnet|mnasnet|maxvit"
 )
-"""How the names of torchvision's classifiers begin."""
+"""Beginnings of the names of torchvision's classifiers."""
 
 _SCALARS = ("float", "int", "str")
 _QUOTED = ("literal[", "dict[", "list[", "constrained-")
