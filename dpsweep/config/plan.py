@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from dpsweep.config.trial import TrialConfig
 from dpsweep.privacy.accounting import Run, calibrate_noise
+from dpsweep.privacy.correlated import Correlation
 from dpsweep.privacy.statement import (
     public_weights_statement,
     trial_statement,
@@ -18,19 +19,38 @@ class PrivacyPlan:
 
     Attributes:
         num_examples: N.
-        run: Sampling rate, noise multiplier and steps.
+        run: Sampling rate, noise multiplier and steps, as the accountant counts them.
         epsilon: What the whole run spends, at most; inf without noise.
         delta: Failure probability.
+        correlation: Of the noise over the steps; None for independent noise.
     """
 
     num_examples: int
     run: Run
     epsilon: float
     delta: float
+    correlation: Correlation | None = None
+
+    @property
+    def steps(self) -> int:
+        """T: steps of the trial; `run.steps` are fewer where noise is correlated."""
+        return self.run.steps if self.correlation is None else self.correlation.steps
+
+    @property
+    def sampling_rate(self) -> float:
+        """Probability with which a step samples an example of its group, or any example."""
+        return (
+            self.run.sampling_rate if self.correlation is None else self.correlation.sampling_rate
+        )
 
     def step_after(self, epoch: int) -> int:
         """Steps taken once `epoch` epochs are through."""
-        return min(self.run.steps, math.ceil(epoch / self.run.sampling_rate))
+        cycle = 1 if self.correlation is None else self.correlation.cycle
+        return min(self.steps, math.ceil(epoch * cycle / self.sampling_rate))
+
+    def rounds_after(self, step: int) -> int:
+        """Count the accountant's steps among the first `step` steps."""
+        return step if self.correlation is None else self.correlation.rounds_after(step)
 
 
 def plan_privacy(config: TrialConfig) -> PrivacyPlan:
@@ -47,11 +67,13 @@ def plan_privacy(config: TrialConfig) -> PrivacyPlan:
         assert privacy.noise_multiplier is not None
         run = Run(rate, privacy.noise_multiplier, steps)
         epsilon = run.epsilon(delta)
+    correlation = config.noise.correlate(config.settings)
     return PrivacyPlan(
         num_examples=config.data.num_examples,
         run=run,
         epsilon=epsilon,
         delta=delta,
+        correlation=correlation,
     )
 
 
@@ -65,9 +87,22 @@ def statement_of_trial(
         num_examples=config.data.num_examples,
         noise_multiplier=noise_multiplier,
         void=void,
+        counted=_describe_counting(config),
     )
     words = f"{words} {validation_statement(config.data.validation, config.data.num_held_out)}"
     weights = public_weights_statement(
         [*filter(None, (config.data.public_weights, config.model.public_weights))]
     )
     return " ".join(filter(None, (words, weights, config.data.public_words)))
+
+
+def _describe_counting(config: TrialConfig) -> str:
+    """Say over which batches a run is counted."""
+    rounds, rate = config.schedule
+    if rounds == config.num_steps:
+        return "over Poisson batches"
+    how = "without sampling" if rate == 1 else f"of Poisson sampling at rate {rate:.3g}"
+    return (
+        f"over {rounds} rounds {how}: its noise is correlated over {config.num_steps} steps, and "
+        f"each example belongs to a secret group that takes part in {rounds} of them at most"
+    )

@@ -7,10 +7,10 @@ from pydantic import Field, model_validator
 from dpsweep.config.clipping import ClippingConfig, FlatClipping
 from dpsweep.core.errors import InvalidKey
 from dpsweep.core.strict import Strict
+from dpsweep.privacy.accounting import LEAST_EPSILON, LEAST_NOISE
 from dpsweep.privacy.clip import LEAST_NORM
 
 _LEAST_DELTA = 1e-12
-_LEAST_EPSILON = 0.01
 
 
 def _allow_name_alone(schema: dict[str, Any]) -> None:
@@ -51,7 +51,8 @@ class PrivacyConfig(Strict):
     """Failure probability in (0, 1), well under 1 / num_examples. auto is num_examples^-1.1."""
 
     noise_multiplier: float | None = Field(default=None, ge=0)
-    """Noise standard deviation on the summed gradient, in units of `clip_norm`. 0: not private."""
+    """Noise standard deviation on the summed gradient, in units of `clip_norm`. 0: not private;
+    between 0 and 0.1: refused."""
 
     clip_norm: float = Field(default=1.0, ge=LEAST_NORM, le=1e12)
     """L2 bound on one example's answer, in gradient units; the first, if clipping adapts."""
@@ -83,12 +84,24 @@ class PrivacyConfig(Strict):
 
     @model_validator(mode="after")
     def _check_epsilon_can_be_calibrated(self) -> Self:
-        if self.epsilon is not None and self.epsilon < _LEAST_EPSILON:
+        if self.epsilon is not None and self.epsilon < LEAST_EPSILON:
             raise InvalidKey(
                 "epsilon",
-                f"must be at least {_LEAST_EPSILON:g}, got {self.epsilon:g}: the accountant's grid "
+                f"must be at least {LEAST_EPSILON:g}, got {self.epsilon:g}: the accountant's grid "
                 f"gets finer with epsilon, and a smaller one takes minutes and gigabytes. Write "
-                f"epsilon: {_LEAST_EPSILON:g}, or give noise_multiplier",
+                f"epsilon: {LEAST_EPSILON:g}, or give noise_multiplier",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_noise_can_be_counted(self) -> Self:
+        if self.noise_multiplier and self.noise_multiplier < LEAST_NOISE:
+            raise InvalidKey(
+                "noise_multiplier",
+                f"must be 0 or at least {LEAST_NOISE:g}, got {self.noise_multiplier:g}: so little "
+                f"noise protects nobody (epsilon is in the hundreds or thousands), and counting it "
+                f"takes gigabytes. Write noise_multiplier: {LEAST_NOISE:g}, or 0 to train without "
+                f"privacy",
             )
         return self
 

@@ -259,16 +259,16 @@ class ResolvedSweep:
 
     @cached_property
     def schedules(self) -> tuple[tuple[int, float], ...]:
-        """Steps and sampling rate of the trials, at the ends of what the search may choose."""
+        """Counted steps and sampling rate of trials, at the ends of what the search may choose."""
         trees = (drawn.tree for drawn in self._drawn_corners)
         return find_schedule_extremes(
-            self.space, self.base.tree, trees, self.written.data.num_examples
+            self.space, self.base.tree, trees, self.written.data.num_examples, self._written
         )
 
     @property
     def schedules_vary(self) -> bool:
-        """True if the search may choose batch size or epochs."""
-        return schedules_may_vary(self.space)
+        """True if the search may choose batch size, epochs or a noise that is counted otherwise."""
+        return schedules_may_vary(self.space) or len(self.schedules) > 1
 
     @cached_property
     def whole(self) -> SearchBudget | None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from dpsweep.config.aliases import resolve_path_aliases, resolve_source_aliases
-from dpsweep.config.keys import BATCH_SIZE, CLIPPING, EPOCHS, OPTIMIZER_NAME, path_of
+from dpsweep.config.keys import BATCH_SIZE, CLIPPING, DELTA, EPOCHS, OPTIMIZER_NAME, path_of
 from dpsweep.config.privacy import PrivacyConfig
 from dpsweep.config.source import (
     Source,
@@ -31,13 +31,15 @@ from dpsweep.models import ModelConfig
 from dpsweep.optim import OptimizerConfig
 from dpsweep.optim.schedule import sum_factors
 from dpsweep.optim.sgd import Sgd
+from dpsweep.privacy.accounting import LEAST_DELTA_A_STEP, MOST_STEPS
+from dpsweep.privacy.correlated import INDEPENDENT, Banded, Noise, PublicSettings
 from dpsweep.privacy.query import SplitQuery
 
 _BORNE = {"linear": (0.4, 50.0), "other": (0.2, 5.0)}
 """Noise that a model bears in each weight, and the step it bears, both in units of the weights."""
 
-_MOST_STEPS = 2_000_000
-"""Steps that the PLD accountant adds up in two minutes and 1 GB."""
+_NOISE_SECTIONS = {"compose": "method.compose.noise"}
+"""Section of a file that has the noise of a method, if not `method`."""
 
 _MOST_TOTAL_STEP, _ADAM_TOTAL_STEP = 1600.0, 4.0
 
@@ -111,9 +113,37 @@ class TrialConfig(Strict):
     """Public seed: weights at the start, held-out split. Never the noise or the sampling."""
 
     @property
+    def settings(self) -> PublicSettings:
+        """Public numbers that its noise and its schedule depend on."""
+        privacy = self.privacy
+        return PublicSettings(
+            num_examples=self.data.num_examples,
+            batch_size=self.train.batch_size,
+            epochs=self.train.epochs,
+            epsilon=privacy.epsilon if privacy.scope == "trial" else None,
+            delta=self.delta,
+            noise_multiplier=privacy.noise_multiplier,
+            momentum=self.optimizer.momentum if isinstance(self.optimizer, Sgd) else 0.0,
+        )
+
+    @property
+    def noise(self) -> Noise:
+        """Its noise: independent from step to step, or correlated."""
+        return build_method(self.method).noise
+
+    @property
     def schedule(self) -> tuple[int, float]:
-        """T and q: how many steps it takes, and with what chance a step sees an example."""
-        return compute_schedule(self.train.batch_size, self.train.epochs, self.data.num_examples)
+        """Steps and sampling rate as the accountant counts them: T and q with independent noise.
+
+        With correlated noise an example takes part in fewer steps, at a higher rate. How many
+        steps a run takes is `num_steps`.
+        """
+        return self.noise.schedule(self.settings)
+
+    @property
+    def num_steps(self) -> int:
+        """T: its number of steps."""
+        return self.settings.steps
 
     @property
     def learning_rate(self) -> float:
@@ -140,13 +170,14 @@ class TrialConfig(Strict):
         """
         if self.optimizer.name != "sgd":
             return _ADAM_TOTAL_STEP
-        (steps, rate), noise = self.schedule, self.privacy.noise_multiplier
+        noise = self.privacy.noise_multiplier
         if self.privacy.epsilon is not None:
             mu = _mu(self.privacy.epsilon, self.delta)
         else:
+            steps, rate = self.schedule
             mu = rate * math.sqrt(steps) / noise if noise else math.inf
         by_noise, by_step = _BORNE["linear" if self.model.name == "linear" else "other"]
-        factors = sum_factors(self.optimizer.schedule, steps)
+        factors = sum_factors(self.optimizer.schedule, self.num_steps)
         most = by_step * factors
         if isinstance(self.data.task, Regression):
             # above 2 / (1 + F) a step on squared errors of F inputs in [-1, 1] may overshoot
@@ -158,6 +189,20 @@ class TrialConfig(Strict):
         """The same with another total step."""
         size = {"lr": None, "total_step": total_step}
         return self.model_copy(update={"optimizer": self.optimizer.model_copy(update=size)})
+
+    def with_own_bands(self) -> Self:
+        """The same with the number of bands that `bands: auto` stands for."""
+        noise, method = self.noise, self.method
+        if not isinstance(noise, Banded) or noise.bands != "auto":
+            return self
+        bands = {"bands": noise.count_bands(self.settings)}
+        if isinstance(method, compose.Config):
+            own = method.compose.noise.model_copy(update=bands)
+            parts = method.compose.model_copy(update={"noise": own})
+            method = method.model_copy(update={"compose": parts})
+        else:
+            method = method.model_copy(update=bands)
+        return self.model_copy(update={"method": method})
 
     @property
     def step_size(self) -> str:
@@ -174,7 +219,7 @@ class TrialConfig(Strict):
         starts there, and the learning rate follows its norm (training/step.py).
         """
         length = self.privacy.clip_norm * build_method(self.method).chain.dc_gain
-        return self.optimizer.reach(length) * sum_factors(self.optimizer.schedule, self.schedule[0])
+        return self.optimizer.reach(length) * sum_factors(self.optimizer.schedule, self.num_steps)
 
     @property
     def delta(self) -> float:
@@ -220,6 +265,35 @@ class TrialConfig(Strict):
         return self
 
     @model_validator(mode="after")
+    def _check_batch_size(self) -> Self:
+        num_examples = self.data.num_examples
+        if self.train.batch_size > num_examples:
+            raise InvalidKey(
+                BATCH_SIZE,
+                f"{self.train.batch_size} exceeds the {num_examples} private examples of "
+                f"{self.data.name}. The sampling rate batch_size / num_examples is a "
+                f"probability; give at most {num_examples}",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_noise(self) -> Self:
+        noise = self.noise
+        try:
+            noise.check(self.settings)
+        except InvalidKey as e:
+            raise InvalidKey(
+                f"{_NOISE_SECTIONS.get(self.method.name, 'method')}.{e.key}", str(e)
+            ) from e
+        if noise != INDEPENDENT and self.privacy.clipping.name == "adaptive":
+            raise InvalidKey(
+                CLIPPING,
+                f"adaptive changes the clip norm from step to step, and {self.method.name} takes "
+                f"back noise of the steps before, which had another. Use clipping: flat",
+            )
+        return self
+
+    @model_validator(mode="after")
     def _has_a_step_size(self) -> Self:
         if self.optimizer.lr is None and self.optimizer.total_step is None:
             # a frozen model changes while it is made; a copy would be lost to TrialConfig(...)
@@ -241,25 +315,26 @@ class TrialConfig(Strict):
 
     @model_validator(mode="after")
     def _check_num_steps(self) -> Self:
-        steps, _ = self.schedule
-        if steps > _MOST_STEPS:
+        steps = self.num_steps
+        if steps > MOST_STEPS:
             raise InvalidKey(
                 EPOCHS,
                 f"{self.train.epochs} epochs of batches of {self.train.batch_size} are {steps:,} "
-                f"steps, and the accountant adds up {_MOST_STEPS:,} at most: beyond, it takes "
+                f"steps, and the accountant adds up {MOST_STEPS:,} at most: beyond, it takes "
                 f"hours and all memory. Give fewer epochs or a larger {BATCH_SIZE}",
             )
         return self
 
     @model_validator(mode="after")
-    def _check_batch_size(self) -> Self:
-        num_examples = self.data.num_examples
-        if self.train.batch_size > num_examples:
+    def _check_delta_can_be_counted(self) -> Self:
+        steps = self.num_steps
+        least = steps * LEAST_DELTA_A_STEP
+        if self.delta < least and self.privacy.noise_multiplier != 0:
             raise InvalidKey(
-                BATCH_SIZE,
-                f"{self.train.batch_size} exceeds the {num_examples} private examples of "
-                f"{self.data.name}. The sampling rate batch_size / num_examples is a "
-                f"probability; give at most {num_examples}",
+                DELTA,
+                f"{self.delta:g} is too small for {steps:,} steps: the accountant puts "
+                f"{LEAST_DELTA_A_STEP / 10:.1e} of probability at infinite loss in each. Write "
+                f"delta: {1.01 * least:.2g} or more, or fewer train.epochs",
             )
         return self
 
@@ -269,12 +344,6 @@ def _mu(epsilon: float, delta: float) -> float:
     from dpsweep.privacy.audit import mu_of_epsilon  # with SciPy, which takes a while to import
 
     return mu_of_epsilon(epsilon, delta)
-
-
-def compute_schedule(batch_size: float, epochs: float, num_examples: int) -> tuple[int, float]:
-    """T = round(E N / B), at least 1, and q = B / N."""
-    sampling_rate = batch_size / num_examples
-    return max(1, round(epochs / sampling_rate)), sampling_rate
 
 
 def resolve_trial_source(source: Source, settings: list[str]) -> Source:

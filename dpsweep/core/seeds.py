@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SECRET_BYTES = 32
 TEST_SECRET_VARIABLE = "DPSWEEP_TEST_SECRET"
 
-Stream = Literal["sample", "noise"]
+Stream = Literal["sample", "noise", "groups"]
 
 
 class Draws(Protocol):

@@ -29,7 +29,18 @@ def weight_bytes(config: TrialConfig) -> int:
 
 def checkpoint_bytes(config: TrialConfig) -> int:
     """Size of a trial's resume state: iterates, filter, optimizer."""
-    return _count_copies(config) * weight_bytes(config)
+    return _count_copies(config) * weight_bytes(config) + history_bytes(config)
+
+
+def history_bytes(config: TrialConfig) -> int:
+    """Size of a trial's noise history, in memory and in its resume state; 0 without correlation.
+
+    A split query's release is twice as large.
+    """
+    with torch.device("meta"):
+        model = build_model(config.model, config.data.spec, config.seed)
+    trained = sum(p.numel() for p in model.parameters())
+    return config.noise.count_kept(config.settings) * trained * torch.float64.itemsize
 
 
 def estimate_disk_bytes(sweep: ResolvedSweep, at_once: int) -> int:
@@ -70,7 +81,15 @@ def check_disk_space(sweep: ResolvedSweep, folder: Path, at_once: int | None = N
 
 def _list_distinct_configs(sweep: ResolvedSweep) -> list[TrialConfig]:
     """Corners of the space that differ in what is stored."""
-    kinds = {(c.model.model_dump_json(), c.train.dtype, _count_copies(c)): c for c in sweep.corners}
+    kinds = {
+        (
+            c.model.model_dump_json(),
+            c.train.dtype,
+            _count_copies(c),
+            c.noise.count_kept(c.settings),
+        ): c
+        for c in sweep.corners
+    }
     return list(kinds.values())
 
 

@@ -221,9 +221,8 @@ class Driver:
         record = self._search.record(number)
         for watcher in self._watchers:
             watcher.reported(record, row)
-        steps, _ = record.config.schedule
         # A trial at its last step is complete and fully charged: pruning would only lose it.
-        if row["step"] < steps and self._search.should_prune(number):
+        if row["step"] < record.config.num_steps and self._search.should_prune(number):
             self._pruned.add(trial_id)
             return True
         return False

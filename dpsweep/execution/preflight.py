@@ -17,9 +17,11 @@ from sqlalchemy.engine import make_url
 from dpsweep.config.plan import PrivacyPlan, plan_privacy, statement_of_trial
 from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import TrialConfig
+from dpsweep.core.disk import format_bytes
 from dpsweep.core.errors import ConfigError, InvalidKey
 from dpsweep.core.seeds import Secret
-from dpsweep.execution.disk_use import check_disk_space, estimate_disk_bytes
+from dpsweep.execution.disk_use import check_disk_space, estimate_disk_bytes, history_bytes
+from dpsweep.privacy.correlated import predict_error
 from dpsweep.privacy.ways import USUAL_SHARE, Ways, ways_to_spend
 from dpsweep.search.charge import describe_runs_privacy
 from dpsweep.store.filesystem import check_local
@@ -36,6 +38,9 @@ T = TypeVar("T")
 _PROBES, _MOST_PROBES, _PROBE_STEPS = 4, 8, 5
 _SAMPLES = 8
 """Points inside the space that are planned beside its corners."""
+
+_CORRELATIONS = 4
+"""Kinds of correlated noise that a plan describes, at most."""
 
 _REPORT_SECONDS = 0.03
 """A checkpoint written, and a row on its way through Ray to study and spool."""
@@ -119,6 +124,8 @@ class Plan:
         stop_words: What early stopping costs; empty without.
         ways: What each way to spend one epsilon on the search would leave for the model that is
             handed out; None where there is no one epsilon, or one run.
+        correlations: Correlated noise of the first trials that have it: bands, counted rounds,
+            predicted error beside independent noise's, and memory.
     """
 
     trials: int
@@ -135,6 +142,7 @@ class Plan:
     epsilons: tuple[float | None, ...]
     stop_words: str
     ways: Ways | None
+    correlations: tuple[str, ...]
 
 
 def make_plan(sweep: ResolvedSweep, at_once: int) -> Plan:
@@ -167,7 +175,34 @@ def make_plan(sweep: ResolvedSweep, at_once: int) -> Plan:
         epsilons=sweep.epsilons,
         stop_words=sweep.config.pruner.words,
         ways=ways_of(sweep),
+        correlations=tuple(
+            dict.fromkeys(
+                describe_correlation(config, budget)
+                for config, budget in planned_trials
+                if budget.correlation is not None
+            )
+        )[:_CORRELATIONS],
     )
+
+
+def describe_correlation(config: TrialConfig, plan: PrivacyPlan) -> str:
+    """Say what a trial's correlated noise may gain, and what it takes; before the first step."""
+    found, run = plan.correlation, plan.run
+    assert found is not None, "only correlated noise is described"
+    kind = f"{found.num_kept} buffers" if found.decays else f"{found.cycle} bands"
+    words = (
+        f"{config.method.name}, batch size {config.train.batch_size}: {kind}, {run.steps} rounds "
+        f"at rate {run.sampling_rate:.3g}"
+    )
+    if math.isfinite(plan.epsilon):
+        error = predict_error(
+            found, run.noise_multiplier, plan.epsilon, plan.delta, config.settings
+        )
+        words += (
+            f"; predicted error {error.error:.3g} C/B, {error.ratio:.2f} times independent "
+            f"noise's {error.independent:.3g}"
+        )
+    return f"{words}; noise history {format_bytes(history_bytes(config))}"
 
 
 def ways_of(sweep: ResolvedSweep) -> Ways | None:
@@ -182,7 +217,7 @@ def ways_of(sweep: ResolvedSweep) -> Ways | None:
     written = sweep.written
     try:
         return ways_to_spend(epsilon, written.delta, written.schedule, budget.trials, share)
-    except (InvalidKey, ArithmeticError):
+    except (InvalidKey, ArithmeticError, ConfigError):
         return None
 
 
@@ -230,7 +265,7 @@ def _probe_trial(config: TrialConfig, plan: PrivacyPlan, threads: int) -> Probe:
         entered=entered,
         first=max(0.0, first - again),
         trial=again
-        + step.budget.run.steps * steps / _PROBE_STEPS
+        + step.budget.steps * steps / _PROBE_STEPS
         + reports * (evaluation + _REPORT_SECONDS),
     )
 

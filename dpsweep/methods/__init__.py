@@ -4,17 +4,19 @@ To add a method, write its module beside this file, and add it to METHODS and Me
 Nothing is registered on import elsewhere, so this table is the whole truth on every Ray worker.
 """
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from dpsweep.methods import (
+    bandmf,
     block_spectral_dp,
     compose,
     disk,
     doppler,
     dp_adam,
     dp_adambc,
+    dp_ftrl,
     dp_pmlf,
     dp_sgd,
     fftkf,
@@ -22,6 +24,7 @@ from dpsweep.methods import (
     spectral_dp,
 )
 from dpsweep.methods.base import Entry, Method
+from dpsweep.privacy.correlated import INDEPENDENT
 
 _SGD = ("sgd",)
 _ANY = ("sgd", "adam", "adamw", "adambc")
@@ -38,6 +41,8 @@ METHODS: dict[str, Entry] = {
     "dp_pmlf": Entry.of(dp_pmlf, _ANY, "DP-PMLF"),
     "spectral_dp": Entry.of(spectral_dp, _ANY, "Feng et al. 2023", _LAYERS),
     "block_spectral_dp": Entry.of(block_spectral_dp, _ANY, "Feng et al. 2023", _LAYERS),
+    "bandmf": Entry.of(bandmf, _ANY, "arXiv:2306.08153"),
+    "dp_ftrl": Entry.of(dp_ftrl, _ANY, "arXiv:2408.08868"),
     "compose": Entry.of(compose, _ANY, ""),
 }
 
@@ -55,10 +60,23 @@ MethodConfig = Annotated[
     | dp_pmlf.Config
     | spectral_dp.Config
     | block_spectral_dp.Config
+    | bandmf.Config
+    | dp_ftrl.Config
     | compose.Config,
     Field(discriminator="name"),
 ]
 """Any method's tunables, told apart by `name`."""
+
+
+def may_correlate(section: Any) -> bool:
+    """True if a trial whose file has this `method` may have correlated noise."""
+    match section:
+        case {"compose": {"noise": _}}:
+            return True
+        case {"name": str(name)} if name in METHODS:
+            entry = METHODS[name]
+            return entry.build(entry.config()).noise != INDEPENDENT
+    return False
 
 
 def build_method(config: MethodConfig) -> Method:

@@ -1,4 +1,4 @@
-"""Methods: a query, filters of its releases, and a base optimizer."""
+"""Methods: a query, noise, filters of its releases, and a base optimizer."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ from typing import Any
 
 from dpsweep.core.strict import Strict
 from dpsweep.filters.base import Chain, Filter
+from dpsweep.privacy.correlated import INDEPENDENT, Noise
 from dpsweep.privacy.geometry import Spectral
 from dpsweep.privacy.query import NEWEST_ITERATE, Query
 
@@ -19,11 +20,13 @@ class Method:
         query: Public points each example is asked at. Their weighted sum is clipped.
         filters: What the released gradient passes, in order, before the base optimizer.
         geometry: The space in which answers are clipped; the parameters' own if None.
+        noise: Independent from step to step, or correlated.
     """
 
     query: Query = NEWEST_ITERATE
     filters: tuple[Filter, ...] = ()
     geometry: Spectral | None = None
+    noise: Noise = INDEPENDENT
 
     @property
     def chain(self) -> Chain:

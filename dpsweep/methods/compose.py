@@ -6,6 +6,7 @@ In a trial, for example:
       compose:
         query: {name: momentum, points: 3, decay: 0.9}        # DP-PMLF's
         filters: [{name: shelf, cut: 0.5, depth: 0.6}]        # FFTKF's
+        noise: {name: banded, bands: 8}                       # DP-BandMF's
         base: adambc
 """
 
@@ -18,9 +19,11 @@ from dpsweep.filters.base import Filter
 from dpsweep.filters.lti import Ema, Momentum, Riccati
 from dpsweep.filters.spectral import Shelf
 from dpsweep.methods.base import Method
+from dpsweep.methods.correlated import Bands, Buffers
 from dpsweep.methods.disk import Gains
 from dpsweep.methods.lowpass import Listed, LowPass
 from dpsweep.methods.momentum import InnerMomentum
+from dpsweep.privacy.correlated import INDEPENDENT, Banded, Buffered, Independent
 from dpsweep.privacy.geometry import Spectral
 from dpsweep.privacy.query import NEWEST_ITERATE, Query
 
@@ -135,6 +138,39 @@ class SpectralGeometry(Strict):
     """Share of the frequencies kept in the blocks of a CirculantLinear."""
 
 
+class IndependentNoise(Strict):
+    """Independent noise at each step: DP-SGD's."""
+
+    name: Literal["independent"] = "independent"
+
+    @property
+    def noise(self) -> Independent:
+        """The noise."""
+        return INDEPENDENT
+
+
+class BandedNoise(Bands):
+    """DP-BandMF's noise, which takes back part of itself."""
+
+    name: Literal["banded"] = "banded"
+
+    @property
+    def noise(self) -> Banded:
+        """The noise."""
+        return self.banded
+
+
+class BufferedNoise(Buffers):
+    """DP-FTRL's noise, without sampling."""
+
+    name: Literal["buffered"] = "buffered"
+
+    @property
+    def noise(self) -> Buffered:
+        """The noise."""
+        return self.buffered
+
+
 AnyQuery = Annotated[
     NewestIterateQuery | LookAheadQuery | MomentumQuery, Field(discriminator="name")
 ]
@@ -144,14 +180,25 @@ AnyFilter = Annotated[
 ]
 
 
+AnyNoise = Annotated[IndependentNoise | BandedNoise | BufferedNoise, Field(discriminator="name")]
+
+
+def _is_independent(noise: AnyNoise) -> bool:
+    """Leave the key out of a trial's identity: one that began before it was there goes on."""
+    return isinstance(noise, IndependentNoise)
+
+
 class Parts(Strict):
-    """Query, filters, base and geometry."""
+    """Query, noise, filters, base and geometry."""
 
     query: AnyQuery = NewestIterateQuery()
     """Evaluation points of a step: here, look_ahead or momentum."""
 
     filters: Annotated[tuple[AnyFilter, ...], Listed] = ()
     """Filters of the released gradient, in order: ema, riccati, shelf, low_pass, momentum."""
+
+    noise: AnyNoise = Field(default=IndependentNoise(), exclude_if=_is_independent)
+    """Noise over the steps: independent, banded (DP-BandMF's) or buffered (DP-FTRL's)."""
 
     base: Literal["sgd", "adam", "adamw", "adambc"] = "sgd"
     """The base optimizer; its own tunables stand under `optimizer`."""
@@ -176,7 +223,8 @@ def build(config: Config) -> Method:
     """The parts, put together; any combination is private.
 
     Whatever the query, one example answers once, with one weighted sum at past iterates, and is
-    clipped as a whole; whatever the filters, they see releases alone.
+    clipped as a whole; whatever the filters, they see releases alone. The noise decides how often
+    an example is sampled and what the run is counted as (privacy/correlated.py).
     """
     parts = config.compose
     spectral = parts.geometry
@@ -184,4 +232,5 @@ def build(config: Config) -> Method:
         query=parts.query.query,
         filters=tuple(part.build() for part in parts.filters),
         geometry=Spectral(spectral.keep, spectral.keep_circulant) if spectral else None,
+        noise=parts.noise.noise,
     )

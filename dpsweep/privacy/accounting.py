@@ -15,9 +15,13 @@ from functools import lru_cache, reduce
 from typing import TYPE_CHECKING
 
 from dpsweep.core.cache import cached_numbers
+from dpsweep.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+
+LEAST_EPSILON = 0.01
+"""The least epsilon that noise is calibrated to, and that is settled in proportion."""
 
 GRID_CHANGE = 0.009
 """Halving the grid goes on until it changes epsilon by less; a third of this error is left."""
@@ -25,8 +29,20 @@ GRID_CHANGE = 0.009
 SHORTFALL = 0.004
 """A calibrated run spends between target - SHORTFALL and target, by the accountant's figure."""
 
-_COARSEST, _FINEST = 8e-3, 1e-6
+MOST_STEPS = 2 * 10**6
+"""The longest run; calibrating it to epsilon 0.01 takes 10 seconds and less than a gigabyte."""
+
+LEAST_NOISE = 0.1
+"""The least noise multiplier but 0; the loss of one step at less has millions of grid points."""
+
+_COARSEST, _FINEST = 8e-3, 1e-8
 _MASS_CUT_OFF = -40.0  # log of the probability put at infinite loss: 4e-18 a step, on the safe side
+
+_DEVIATIONS = 8.8  # of the noise, at that probability
+_MOST_POINTS = 2**20  # of the loss of one step; of many steps it has a few times as many
+
+LEAST_DELTA_A_STEP = 10 * math.exp(_MASS_CUT_OFF)
+"""Least delta over T: what is put at infinite loss is then a tenth of delta at most."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +73,27 @@ class Run:
 
     def epsilon_on_grid(self, delta: float, interval: float) -> float:
         """Epsilon on one grid, with whatever rounding error its width brings."""
-        whole = self.one_step(interval).self_compose(self.steps)
+        whole = compose_alike(self.one_step(interval), self.steps)
         return float(whole.get_epsilon_for_delta(delta))
 
     def one_step(self, interval: float) -> "PrivacyLossDistribution":
-        """The privacy loss distribution of a single step."""
+        """The privacy loss distribution of a single step.
+
+        Raises:
+            ConfigError: If its grid would have more than a million points.
+        """
         from dp_accounting.pld import privacy_loss_distribution as pld  # a second, for whoever asks
 
+        rate, noise = self.sampling_rate, self.noise_multiplier
+        exponent = (1 + 2 * _DEVIATIONS * noise) / (2 * noise**2)
+        largest = math.log1p(rate * math.expm1(exponent)) if exponent < 700 else exponent
+        if largest > _MOST_POINTS * interval:
+            raise ConfigError(
+                f"privacy: {self.steps:,} steps at sampling rate {rate:.3g} with noise {noise:.3g} "
+                f"lose up to {largest:.3g} a step, and counting that to {interval:.1g} takes "
+                f"gigabytes. Write a larger privacy.epsilon or privacy.delta, more "
+                f"privacy.noise_multiplier if the file gives it, or a larger train.batch_size"
+            )
         return pld.from_gaussian_mechanism(
             self.noise_multiplier,
             log_mass_truncation_bound=_MASS_CUT_OFF,
@@ -72,6 +102,19 @@ class Run:
         )
 
 
+def compose_alike(one: "PrivacyLossDistribution", times: int) -> "PrivacyLossDistribution":
+    """Compose a distribution with itself.
+
+    `self_compose` of a sparse one computes size ** times before it turns dense: an integer of
+    millions of digits for a million steps. Private attributes, as nothing public turns it dense.
+    """
+    if times > _FEW:
+        for name in ("_pmf_remove", "_pmf_add"):
+            setattr(one, name, getattr(one, name).to_dense_pmf())
+    return one.self_compose(times)
+
+
+_FEW = 10  # 2 ** 10 is more than a sparse distribution may hold
 _PACKAGES = ("dp-accounting", "numpy", "scipy")
 """Packages whose versions the figures kept on disk depend on."""
 
@@ -82,7 +125,7 @@ def _epsilons_spent(run: Run, delta: float, after: tuple[int, ...]) -> list[floa
     if run.noise_multiplier == 0:
         return [math.inf if t else 0.0 for t in after]
     one = run.one_step(1e-3)
-    return [one.self_compose(t).get_epsilon_for_delta(delta) if t else 0.0 for t in after]
+    return [compose_alike(one, t).get_epsilon_for_delta(delta) if t else 0.0 for t in after]
 
 
 @lru_cache(maxsize=4096)
@@ -95,10 +138,13 @@ def _compute_epsilon(run: Run, delta: float) -> list[float]:
     while interval > _FINEST:
         interval /= 2
         fine = run.epsilon_on_grid(delta, interval)
-        if coarse - fine <= _scale_tolerance(GRID_CHANGE, fine):
+        if coarse - fine <= _scale_tolerance(GRID_CHANGE, max(fine, LEAST_EPSILON)):
             return [fine]
         coarse = fine
-    raise ArithmeticError(f"the accountant's grid did not settle for {run} at delta {delta}")
+    raise ConfigError(
+        f"privacy: what {run} loses at delta {delta:g} is not found. Write a larger privacy.delta, "
+        f"or fewer train.epochs"
+    )
 
 
 def calibrate_noise(
@@ -114,6 +160,9 @@ def calibrate_noise(
         delta: Failure probability, in (0, 1).
         sampling_rate: q, in (0, 1].
         steps: T, >= 1.
+
+    Raises:
+        ConfigError: If its privacy loss has too many grid points: the message says what to change.
 
     >>> run, spent = calibrate_noise(epsilon=4.0, delta=1e-5, sampling_rate=0.02, steps=2500)
     >>> round(run.noise_multiplier, 2), 3.99 < spent <= 4.0
@@ -137,7 +186,10 @@ def _calibrate(epsilon: float, delta: float, sampling_rate: float, steps: int) -
         return math.log(max(run(log_sigma).epsilon_on_grid(delta, interval), 1e-12) / goal)
 
     interval = min(_COARSEST, 0.2 * epsilon / math.sqrt(steps))  # wrong by 5 % or so
-    log_sigma = _find_root(lambda u: miss(u, interval))
+    start = 0.0  # on this grid, a run with far too little noise would take gigabytes
+    while _approximate_epsilon(run(start + math.log(2)), delta) > 8 * goal:
+        start += math.log(2)
+    log_sigma = _find_root(lambda u: miss(u, interval), start)
     slope = (miss(log_sigma + 0.01, interval) - miss(log_sigma - 0.01, interval)) / 0.02
     while interval > _FINEST:
         spent = run(log_sigma).epsilon_on_grid(delta, interval)
@@ -149,9 +201,10 @@ def _calibrate(epsilon: float, delta: float, sampling_rate: float, steps: int) -
         if meets or abs(spent - goal) > _scale_tolerance(GRID_CHANGE, epsilon):
             interval /= 2
         log_sigma -= math.log(spent / goal) / slope
-    raise ArithmeticError(
-        f"no noise multiplier found for epsilon {epsilon} at delta {delta}, "
-        f"sampling rate {sampling_rate}, {steps} steps"
+    raise ConfigError(
+        f"privacy.epsilon: no noise is found for {epsilon:g} at privacy.delta {delta:g}, sampling "
+        f"rate {sampling_rate:.3g} and {steps:,} steps. Write a larger epsilon or delta, or fewer "
+        f"train.epochs"
     )
 
 
@@ -180,7 +233,7 @@ def compose_runs(runs: Iterable[Run], delta: float) -> float:
 def _compute_composed_epsilon(counts: tuple[tuple[Run, int], ...], delta: float) -> list[float]:
     """Epsilon of many kinds of runs, each so many times."""
     interval = min(1e-3, 0.1 / math.sqrt(sum(run.steps * times for run, times in counts)))
-    parts = [run.one_step(interval).self_compose(run.steps * times) for run, times in counts]
+    parts = [compose_alike(run.one_step(interval), run.steps * times) for run, times in counts]
     return [float(reduce(lambda a, b: a.compose(b), parts).get_epsilon_for_delta(delta))]
 
 
@@ -189,12 +242,22 @@ def _scale_tolerance(error: float, epsilon: float) -> float:
     return error * min(1.0, epsilon)
 
 
-def _find_root(miss: Callable[[float], float]) -> float:
-    """Find the zero of the decreasing `miss`, to 0.01, searching outwards from 0."""
+def _approximate_epsilon(run: Run, delta: float) -> float:
+    """Approximate epsilon by the central limit (Bu et al. 2020, arXiv:1911.11607); no bound.
+
+    The whole run is about mu-GDP with mu = q sqrt(T (exp(1 / sigma^2) - 1)), and such a mechanism
+    spends about mu^2 / 2 + mu sqrt(2 log(1 / delta)).
+    """
+    mu = run.sampling_rate * math.sqrt(run.steps * math.expm1(run.noise_multiplier**-2))
+    return mu * (mu / 2 + math.sqrt(2 * math.log(1 / delta)))
+
+
+def _find_root(miss: Callable[[float], float], start: float) -> float:
+    """Find the zero of the decreasing `miss`, to 0.01, searching outwards from `start`."""
     from scipy.optimize import brentq
 
-    low = high = 0.0
-    if miss(0.0) > 0:
+    low = high = start
+    if miss(start) > 0:
         while miss(high := low + math.log(2)) > 0:
             low = high
     else:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Self
 
-from dpsweep.privacy.accounting import Run
+from dpsweep.privacy.accounting import Run, compose_alike
 from dpsweep.privacy.renyi import RunCap
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def profile_delta(run: Run, epsilon: float) -> float:
 def _profile(run: Run) -> PrivacyLossDistribution:
     # The rounding error of a step falls with the square of the width, and steps add up.
     interval = min(1e-3, 0.04 / math.sqrt(run.steps))
-    return run.one_step(interval).self_compose(run.steps)
+    return compose_alike(run.one_step(interval), run.steps)
 
 
 @dataclass(frozen=True)

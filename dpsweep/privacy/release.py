@@ -2,11 +2,14 @@
 
     r_t = (1/B) ( sum_i clip_C(u_i)  +  sigma C z_t ),       z_t ~ N(0, I)
 
+With correlated noise x_t = (C^-1 z)_t stands in the place of z_t (privacy/correlated.py).
+
 B is the expected batch size, a constant: dividing by the true one would tell it. An empty
 batch is released like any other, as noise alone.
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 
@@ -32,6 +35,7 @@ def release(
     batch_size: int,
     rng: Draws | NoiseDraw,
     dtype: torch.dtype | None = None,
+    correlate: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> Released:
     """One use of the Gaussian mechanism with sensitivity `clip_norm`.
 
@@ -43,6 +47,8 @@ def release(
         rng: The step's secret noise stream, or what a thread has drawn from it; used up here and
             nowhere else.
         dtype: Of the result; that of `total` if None.
+        correlate: Makes correlated noise x_t of white noise z_t in double precision, before the
+            rounding (privacy/history.py); noise is independent if None.
     """
     scale = noise_multiplier * clip_norm
     if scale == 0:
@@ -53,6 +59,7 @@ def release(
     drawn = rng.wait(sizes) if isinstance(rng, NoiseDraw) else draw_noise(rng, sizes, not on_cpu)
     parts = dict(zip(total, leaf_slices(sizes), strict=True))
     if on_cpu:  # leaf by leaf, which stays in the caches
+        drawn = correlate(drawn) if correlate else drawn
         return Released(
             {
                 k: (_add_noise(x.double(), drawn[parts[k]].view(x.shape), scale) / batch_size).to(
@@ -62,6 +69,7 @@ def release(
             }
         )
     noise = drawn.to(next(iter(total.values())).device, non_blocking=True)
+    noise = correlate(noise) if correlate else noise  # the history stays on the device
     flat = _add_noise(_joined(total, len(drawn), parts), noise, scale) / batch_size
     flat = flat.to(dtype or flat.dtype)
     return Released(

@@ -8,7 +8,13 @@ NO_EPSILON = "none (void)"
 
 
 def trial_statement(
-    *, epsilon: float, delta: float, num_examples: int, noise_multiplier: float, void: bool = False
+    *,
+    epsilon: float,
+    delta: float,
+    num_examples: int,
+    noise_multiplier: float,
+    void: bool = False,
+    counted: str = "over Poisson batches",
 ) -> str:
     """State what one trial's weights and figures reveal.
 
@@ -27,7 +33,7 @@ examples: noise multiplier 1.07, counted with a PLD accountant over Poisson batc
     return (
         f"({format_epsilon(epsilon)}, {format_delta(delta)})-differentially private for adding or "
         f"removing any one of {num_examples} training examples: noise multiplier "
-        f"{noise_multiplier:.4g}, counted with a PLD accountant over Poisson batches."
+        f"{noise_multiplier:.4g}, counted with a PLD accountant {counted}."
     )
 
 

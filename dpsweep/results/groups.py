@@ -11,7 +11,7 @@ from dpsweep.results.disclosure import disclosure_of
 from dpsweep.results.importance import LEAST_TRIALS, importances
 from dpsweep.results.significance import half_width
 from dpsweep.search.choose import surrogates
-from dpsweep.search.confirmation import find_best, summarize_repeats
+from dpsweep.search.confirmation import list_repeats, rank_best, summarize_repeats
 from dpsweep.search.surrogate import SearchLuck
 from dpsweep.search.trial_record import Record
 from dpsweep.store.study import Study
@@ -139,7 +139,7 @@ def _arm(
     objective = study.sweep.config.objective
     trials = [r for r in records if r.confirms is None]
     confirmed = summarize_repeats(records)
-    best, repeats = find_best(trials, records, objective.sign)
+    best = next(iter(rank_best(records, objective.sign)), None)
     epochs = [r.config.train.epochs for r in records]
     data = records[0].config.data.model_dump(mode="json", exclude_none=True)
     named = records[0].config.data.name not in ("folder", "npz")
@@ -159,7 +159,7 @@ def _arm(
         accounting=study.sweep.config.accounting,
         trials=disclosure_of(study.sweep).num_trials(len(trials)),
         best=best,
-        repeats=repeats,
+        repeats=list_repeats(best, records) if best else (),
         num_failed=confirmed[best.number].num_failed if best and best.number in confirmed else 0,
         num_confirmed=len(confirmed),
         shares={i.key: i.share for i in importances(study.restrict_to({r.number for r in trials}))},

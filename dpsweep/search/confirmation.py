@@ -131,26 +131,26 @@ def final_of(records: Sequence[Record]) -> Record | None:
     return next(done, None)
 
 
-def find_best(
-    trials: Sequence[Record], records: Sequence[Record], sign: int
-) -> tuple[Record | None, tuple[tuple[int, float], ...]]:
-    """The best complete trial, by its repeats where there are any; None if none is complete.
+def rank_best(records: Sequence[Record], sign: int) -> list[Record]:
+    """Complete trials of the search, the best first: by their repeats, where there are any.
 
-    The final run, where there is one, is the best: it is what the others were run for. With it come
-    public seed and objective of each of its complete repeats.
+    A complete final run comes before all of them: it is what they were run for.
 
     Args:
-        trials: To choose from.
-        records: Those that repeat them, and any others.
+        records: Of the whole study, or of a part of it with its repeats.
         sign: 1 if small objectives are good, -1 if large ones are.
     """
     final = final_of(records)
-    if final and final.value is not None and final.confirms in {t.number for t in trials}:
-        return final, ((final.config.seed, final.value),)
-    done = [r for r in rank_trials(trials, sign) if r.value is not None]
-    best = next(iter(rank_by_confirmed(done, summarize_repeats(records), sign)), None)
-    repeats = [r for r in records if best and r.confirms == best.number and r.state == "complete"]
-    return best, tuple((r.config.seed, r.value) for r in repeats if r.value is not None)
+    ranking = rank_by_confirmed(rank_trials(records, sign), summarize_repeats(records), sign)
+    return [final, *ranking] if final else ranking
+
+
+def list_repeats(best: Record, records: Sequence[Record]) -> tuple[tuple[int, float], ...]:
+    """Public seed and objective of each complete repeat of a trial; of itself, if it is final."""
+    runs = [best] if best.final else [r for r in records if r.confirms == best.number]
+    return tuple(
+        (r.config.seed, r.value) for r in runs if r.state == "complete" and r.value is not None
+    )
 
 
 def rank_by_confirmed(

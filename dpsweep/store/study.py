@@ -25,10 +25,9 @@ from dpsweep.search.choose import expected_values
 from dpsweep.search.confirmation import (
     Confirmation,
     count_missing_repeats,
-    final_of,
     find_next_repeat,
     make_repeat_config,
-    rank_by_confirmed,
+    rank_best,
     rank_trials,
     summarize_repeats,
 )
@@ -475,10 +474,7 @@ class Study:
 
         A complete final run comes before all of them: it is what they were run for.
         """
-        records = self.records()
-        sign, final = self.sweep.config.objective.sign, final_of(records)
-        ranking = rank_by_confirmed(self._ranking(records), summarize_repeats(records), sign)
-        return [final, *ranking] if final else ranking
+        return rank_best(self.records(), self.sweep.config.objective.sign)
 
     def curves(self) -> dict[int, Curve]:
         """The learning curve of every trial that has reported, by its number."""

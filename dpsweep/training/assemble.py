@@ -195,6 +195,8 @@ def _choose_gpu_batch(
     params = {k: p.detach() for k, p in model.named_parameters()}
     weights_bytes = sum(p.nbytes for p in params.values())
     state = torch.utils._pytree.tree_leaves(method.chain.init(params))
+    num_kept = config.noise.count_kept(config.settings)
+    history_bytes = num_kept * torch.float64.itemsize * sum(p.numel() for p in params.values())
     inputs, valid = list_tensors(data.inputs), list_tensors(data.valid_inputs)
     scaled = 2 * next(iter(params.values())).itemsize
     each = sum(math.prod(x.shape[1:]) * (x.itemsize + scaled) for x in inputs)
@@ -203,6 +205,7 @@ def _choose_gpu_batch(
         + sum(x.nbytes for x in state if isinstance(x, torch.Tensor))
         # iterates, the gradient, and two moments of Adam
         + (method.query.memory + 3) * weights_bytes
+        + history_bytes
         # a whole batch as it is read, scaled, and laid out with its channels last
         + _bound_batch_size(config) * train.copies * each
     )

@@ -38,9 +38,11 @@ from dpsweep.methods import build_method as build_method
 from dpsweep.privacy.accounting import Run, calibrate_noise
 from dpsweep.privacy.audit import Audit, bound_epsilon, compute_log_ratio, epsilon_of_one_run
 from dpsweep.privacy.clip import Clip
+from dpsweep.privacy.correlated import INDEPENDENT, Banded, Correlation, PublicSettings
 from dpsweep.privacy.engine import make_engine
 from dpsweep.privacy.geometry import make_geometry
 from dpsweep.privacy.noise import NoiseDraw
+from dpsweep.privacy.sampling import draw_groups
 from dpsweep.training.assemble import assemble_step_on, initial_params
 from dpsweep.training.device import open_device
 from dpsweep.training.release_check import stand_in
@@ -53,6 +55,8 @@ Canary = Literal["bright", "black", "noise"]
 
 _CLIP_NORM = 1e-6
 _CHUNK = 100
+_BUFFERED_CYCLE = 4
+"""Groups that take turns where an audit has DP-FTRL's noise; a batch there has a fourth."""
 
 
 @dataclass(frozen=True)
@@ -105,9 +109,9 @@ class AuditedStep(Step):
         return self.sums[key]
 
     def released(
-        self, clipped: Clipped, clip: Clip, step: int, noise: NoiseDraw | None = None
+        self, clipped: Clipped, clip: Clip, progress: Progress, noise: NoiseDraw | None = None
     ) -> Released:
-        released = super().released(clipped, clip, step, noise)
+        released = super().released(clipped, clip, progress, noise)
         self.seen.append(released)
         return released
 
@@ -137,6 +141,7 @@ def run_audit(plan: Plan) -> Audit:
 def sample_scores(plan: Plan, runs: int) -> tuple[np.ndarray, np.ndarray]:
     """Sample the statistic of `runs` runs without the canary, and of as many with it."""
     torch.set_num_threads(1)
+    plan = replace(plan, config=plan.config.with_own_bands())
     run, _ = calibrate_noise(plan.epsilon, plan.delta, plan.sampling_rate, plan.steps)
     return (
         np.array([_compute_score(plan, run, canary=False) for _ in range(runs)]),
@@ -148,21 +153,64 @@ def _compute_score(plan: Plan, run: Run, *, canary: bool) -> float:
     """Compute the log-likelihood ratio of one run's releases."""
     step = _make_step(plan, run, canary=canary)
     progress = _make_progress(step)
-    total = 0.0
-    for _ in range(plan.steps):
+    correlation, rate = step.budget.correlation, plan.sampling_rate
+    moves, answers = list[torch.Tensor](), list[torch.Tensor]()
+    for _ in range(step.budget.steps):
         noise = run.noise_multiplier * step.clip(progress).clip_norm
         batch_size = step.config.train.batch_size
-        if plan.sampling_rate == 1 and progress.step == 0:
+        if rate == 1 and progress.step == 0 and correlation is None:
             base, alone = _compute_first_known(plan)
         else:
             base, alone = _compute_known(step, progress)
         step(progress)
         release = step.seen.pop()
-        moved = _flatten({k: batch_size * y - base[k] for k, y in release.items()}) / noise
-        answer = _flatten(alone) / noise
-        ratio = compute_log_ratio(float(answer @ answer), float(moved @ answer), plan.sampling_rate)
-        total += float(ratio)
-    return total
+        moves.append(_flatten({k: batch_size * y - base[k] for k, y in release.items()}) / noise)
+        answers.append(_flatten(alone) / noise)
+    if correlation is None:
+        return sum(_log_ratio([m], [a], rate) for m, a in zip(moves, answers, strict=True))
+    group = int(step.groups[NUM_OTHERS]) if canary else _draw_group(step)
+    return _compute_correlated_score(correlation, moves, answers, group)
+
+
+def _compute_correlated_score(
+    correlation: Correlation, moves: list[torch.Tensor], answers: list[torch.Tensor], group: int
+) -> float:
+    """Compute the log-likelihood ratio of whitened releases, the canary's group being known.
+
+    At step t of its group the canary moves the rows from t on by c times its clipped gradient.
+    With bands these rows are blocks that do not meet; with buffers there is one block.
+    """
+    steps, cycle = correlation.steps, correlation.cycle
+    white = list(correlation.whiten(torch.stack(moves)))
+    column = correlation.column(steps)
+    entered = range(group, steps, cycle)
+    if not correlation.decays:
+        blocks = (range(t, min(t + cycle, steps)) for t in entered)
+        return sum(
+            _log_ratio(
+                [white[i] for i in block],
+                [float(column[i - block[0]]) * answers[block[0]] for i in block],
+                correlation.sampling_rate,
+            )
+            for block in blocks
+        )
+    shifts = [
+        sum((float(column[i - t]) * answers[t] for t in entered if t <= i), 0 * answers[0])
+        for i in range(steps)
+    ]
+    return _log_ratio(white, shifts, 1.0)
+
+
+def _log_ratio(rows: list[torch.Tensor], shifts: list[torch.Tensor], rate: float) -> float:
+    """Log-likelihood ratio of rows of standard normals that are shifted at once, at `rate`."""
+    row, shift = torch.cat(rows), torch.cat(shifts)
+    return float(compute_log_ratio(float(shift @ shift), float(row @ shift), rate))
+
+
+def _draw_group(step: Step) -> int:
+    """Draw the group that the absent canary would have had."""
+    assert step.budget.correlation is not None
+    return int(draw_groups(1, step.budget.correlation.cycle, step.draws(1, "groups"))[0])
 
 
 def _compute_known(step: Step, progress: Progress) -> tuple[Clipped, Clipped]:
@@ -187,7 +235,8 @@ def _make_step(plan: Plan, run: Run, *, canary: bool) -> AuditedStep:
     """Make a fresh run's step: a secret of its own, with or without the canary."""
     with_all = _assemble_audited(plan, run.noise_multiplier)
     num_examples = NUM_OTHERS + canary
-    budget = PrivacyPlan(num_examples, run, plan.epsilon, plan.delta)
+    correlation = _make_correlation(plan)
+    budget = PrivacyPlan(num_examples, run, plan.epsilon, plan.delta, correlation)
     return AuditedStep(
         config=_scale_learning_rate(with_all, run),
         budget=budget,
@@ -196,6 +245,18 @@ def _make_step(plan: Plan, run: Run, *, canary: bool) -> AuditedStep:
         secret=Secret.draw(),
         geometry=with_all.geometry,
     )
+
+
+@cache
+def _make_correlation(plan: Plan) -> Correlation | None:
+    """Make the correlation of a run in which the canary takes part in `plan.steps` steps."""
+    noise = plan.config.noise
+    cycle = noise.bands if isinstance(noise, Banded) else _BUFFERED_CYCLE
+    assert cycle != "auto", "with_own_bands has counted them"
+    # batches of one among as many examples as there are groups: each is in one batch a cycle
+    own = PublicSettings(cycle, 1, plan.steps, momentum=plan.config.settings.momentum)
+    correlation = noise.correlate(own)
+    return correlation and replace(correlation, sampling_rate=plan.sampling_rate)
 
 
 @cache
@@ -334,7 +395,15 @@ def audit_one_run(plan: Plan, canaries: int = 200) -> OneRun:
     much of each canary's clipped gradient is in a release, adds that up over the steps, and guesses
     a canary in where it is much and out where it is little: as many as bound epsilon best, which is
     paid for by splitting the error among the numbers that are tried.
+
+    Raises:
+        ConfigError: If its noise is correlated: then no example takes part in every step.
     """
+    if plan.config.noise != INDEPENDENT:
+        raise ConfigError(
+            f"method.name: {plan.config.method.name} has correlated noise, and an audit by one run "
+            f"has its canaries in every step. Audit it by many runs, without --one-run"
+        )
     run, _ = calibrate_noise(plan.epsilon, plan.delta, 1.0, plan.steps)
     whole = _assemble_audited(plan, run.noise_multiplier)
     rng, coins = torch.Generator().manual_seed(2), Secret.draw().stream(0, "sample")

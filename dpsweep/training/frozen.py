@@ -7,6 +7,7 @@ are plain gradients. What is released is the same, up to rounding.
 
 import hashlib
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -14,14 +15,19 @@ from torch import Tensor
 
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.inputs import Inputs, count_rows, take_rows
+from dpsweep.core.progress import ProgressLines
 from dpsweep.data.read import Dataset, load_shared_features
 from dpsweep.models.frozen import Cut, find_cut
+from dpsweep.models.huggingface import HuggingFace
 from dpsweep.models.own import Own
 from dpsweep.privacy.engine import BookkeepingEngine
 from dpsweep.privacy.engine.state_guard import StateGuard
 from dpsweep.training.step import Step
 
 _CHUNK = 250
+_LENGTHS = 8
+"""Lengths are rounded up to multiples of it, where padding is cut off."""
+
 _MOST_BYTES = 2**31
 """Most bytes that are kept; above, the frozen part is computed at every step."""
 
@@ -62,13 +68,38 @@ def compute_frozen_outputs(found: Cut, step: Step) -> Dataset:
 
 
 def _compute_outputs(found: Cut, data: Dataset, inputs: Inputs, step: Step) -> Tensor:
-    guard = StateGuard(found.model, with_parameters=True)
+    guard, model = StateGuard(found.model, with_parameters=True), step.config.model
     made = torch.empty(count_rows(inputs), *found.shape, dtype=step.dtype)
-    for first in range(0, len(made), _CHUNK):
-        rows = slice(first, first + _CHUNK)
-        made[rows] = found.features(data.scaled(take_rows(inputs, rows), step.dtype))
+    lines = ProgressLines(f"model: frozen part of {model.name}", len(made), "examples")
+    trims = isinstance(inputs, dict) and isinstance(model, HuggingFace)
+    for rows, some in trimmed_chunks(inputs, data) if trims else _chunks(inputs):
+        made[rows] = found.features(data.scaled(some, step.dtype)).cpu()
+        lines.advance(count_rows(some))
     guard.check()
     return made
+
+
+def _chunks(inputs: Inputs) -> Iterator[tuple[slice | Tensor, Inputs]]:
+    for first in range(0, count_rows(inputs), _CHUNK):
+        rows = slice(first, first + _CHUNK)
+        yield rows, take_rows(inputs, rows)
+
+
+def trimmed_chunks(inputs: Inputs, data: Dataset) -> Iterator[tuple[slice | Tensor, Inputs]]:
+    """Yield examples of about one length together, without the padding that all of them have.
+
+    For models that ignore padding, as check_agreement shows of each (models/text.py). Each
+    example's own length decides what is cut off, so no example depends on another.
+    """
+    masks = [field.name for field in data.fields or () if field.is_mask]
+    if not masks or not isinstance(inputs, dict):
+        yield from _chunks(inputs)
+        return
+    length = inputs[masks[0]].shape[1]
+    cut_B = (-(-inputs[masks[0]].long().sum(1) // _LENGTHS) * _LENGTHS).clamp(_LENGTHS, length)
+    for cut in sorted(set(cut_B.tolist())):
+        for rows in (cut_B == cut).nonzero().flatten().split(_CHUNK):
+            yield rows, {k: x[rows, :cut] for k, x in inputs.items()}
 
 
 def _fingerprint_frozen(found: Cut, config: TrialConfig) -> str:

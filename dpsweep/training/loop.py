@@ -127,7 +127,7 @@ def train(
                 raise Paused
         probe.check()  # before anything is reported
         rows.append(_make_row(due, progress, step, clock, allowance.portion(AT_ONCE, AT_ONCE)))
-        if progress.step == plan.run.steps:  # before the last checkpoint, after which nothing runs
+        if progress.step == plan.steps:  # before the last checkpoint, after which nothing runs
             trial_dir.save_weights(
                 collect_weights(step, progress), _describe_weights(step, progress)
             )

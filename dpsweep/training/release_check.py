@@ -1,11 +1,12 @@
 """Deterministic checks of one config's own step, on random inputs: what it releases, and of whom.
 
     noise         a release of zeros has standard deviation sigma C / B in every parameter, and
-                  its coordinates and steps are independent
+                  its coordinates and steps are independent; correlated noise x as C x
     sensitivity   |S(D + x) - S(D)| <= C for black, bright, wild and searched x, at several
                   iterates, and at a clip norm so small that every gradient reaches it
     divisor       without noise a release is the clipped sum over B, whatever the batch's size
-    sampling      batches are Poisson samples at rate q
+    sampling      batches are Poisson samples at rate q; where they are cyclic, each of one group,
+                  at rate b q
 
 Model, data shape, clip norm, engine, device and precision are the config's. Nothing private is
 read, so the results may be published. The statistical part errs once in 10^7 checks.
@@ -83,9 +84,9 @@ class _Recording(Step):
         return found
 
     def released(
-        self, clipped: Clipped, clip: Clip, step: int, noise: NoiseDraw | None = None
+        self, clipped: Clipped, clip: Clip, progress: Progress, noise: NoiseDraw | None = None
     ) -> Released:
-        found = super().released(clipped, clip, step, noise)
+        found = super().released(clipped, clip, progress, noise)
         vars(self)["last_release"] = found
         return found
 
@@ -196,7 +197,7 @@ def _flat(tree: Tensors) -> torch.Tensor:
 def _noise(step: Step, until: float) -> tuple[float, float, str]:
     """The largest deviation from independent standard normals, in standard errors."""
     progress = next(_iterates(step))
-    clip = step.clip(progress)
+    clip, correlation = step.clip(progress), step.budget.correlation
     scale = step.budget.run.noise_multiplier * clip.clip_norm / step.config.train.batch_size
     nobody = torch.arange(0, device=step.data.device)
     zeros = step.clipped(nobody, progress)
@@ -204,13 +205,16 @@ def _noise(step: Step, until: float) -> tuple[float, float, str]:
     draws: dict[str, list[torch.Tensor]] = {k: [] for k in zeros}
     num = 0
     for t in range(2000):
+        progress.step = t
         total = Clipped({k: x.clone() for k, x in zeros.items()})
-        for k, x in step.released(total, clip, t).items():
+        for k, x in step.released(total, clip, progress).items():
             draws[k].append(x.double().flatten().cpu() / scale)
             num += x.numel()
         if t and (num > _NUM_DRAWS or time.monotonic() > until):
             break
     leaves = [torch.stack(parts) for parts in draws.values()]
+    if correlation is not None:
+        leaves = [correlation.whiten(leaf) for leaf in leaves]
     whole = torch.cat(leaves, 1)
     products = [whole[1:] * whole[:-1], whole[:, 1:] * whole[:, :-1]]
     worst = max(abs(float(x.mean())) * math.sqrt(x.numel()) for x in products if x.numel())
@@ -287,7 +291,7 @@ def _is_finite(tried: tuple[float, Inputs, int, int]) -> bool:
 def _divisor(step: Step, until: float) -> tuple[float, float, str]:
     """The largest distance of B times a noiseless release from its sum, over a few steps."""
     run = replace(step.budget.run, noise_multiplier=0.0, sampling_rate=0.5)
-    plan = replace(step.budget, run=run, num_examples=_NUM_OTHERS + 1)
+    plan = replace(step.budget, run=run, num_examples=_NUM_OTHERS + 1, correlation=None)
     quiet = _Recording(**{k: vars(step)[k] for k in step.__dataclass_fields__} | {"budget": plan})
     progress, worst = next(_iterates(step)), 0.0
     for _ in range(4):  # batches of several sizes
@@ -303,18 +307,30 @@ def _divisor(step: Step, until: float) -> tuple[float, float, str]:
 
 def _sampling(step: Step, until: float) -> tuple[float, float, str]:
     """Distance of batch sizes from binomial ones, in standard errors."""
-    num, rate = step.budget.num_examples, step.budget.run.sampling_rate
-    sizes = []
+    num, rate = step.budget.num_examples, step.budget.sampling_rate
+    correlation, sizes = step.budget.correlation, list[float]()
     for t in range(_NUM_BATCHES):
-        sizes.append(len(step.batch(t)))
+        batch = step.batch(t)
+        if correlation is None:
+            sizes.append(len(batch))
+            continue
+        group = step.groups == t % correlation.cycle
+        if not bool(group[batch.cpu()].all()):
+            return math.inf, 0.0, "examples of another group"
+        # standardised to the size of a whole group, since groups differ in size
+        size = int(group.sum())
+        spread = math.sqrt(size * rate * (1 - rate))
+        sizes.append((len(batch) - size * rate) / spread if spread else 0.0)
         if t > 16 and time.monotonic() > until:
             break
     count, variance = len(sizes), num * rate * (1 - rate)
+    if correlation is not None:  # sizes are standard normals, nearly
+        num, variance = 0, float(variance > 0)
     mean = sum(sizes) / count
     if variance == 0:
         return abs(mean - num * rate), 0.0, "examples"
     spread = sum((size - mean) ** 2 for size in sizes) / (count - 1)
-    if spread == 0 and variance > 4:
+    if spread == 0 and (variance > 4 or correlation is not None):
         return math.inf, _ERRORS, "standard errors"
     off = abs(mean - num * rate) / math.sqrt(variance / count)
     uneven = (spread / variance - 1) * math.sqrt((count - 1) / 2)

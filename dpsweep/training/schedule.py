@@ -12,6 +12,7 @@ from typing import Any
 from dpsweep.config.plan import PrivacyPlan, plan_privacy
 from dpsweep.config.trial import TrialConfig
 from dpsweep.privacy.accounting import Run
+from dpsweep.privacy.correlated import Correlation
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,12 @@ class TrialSchedule:
     def from_json(cls, values: dict[str, Any]) -> "TrialSchedule":
         """Read what `to_json` wrote."""
         whole = values["budget"]
+        correlation = whole.get("correlation")
+        if correlation is not None:
+            lists = {k: tuple(correlation[k]) for k in ("coefficients", "decays")}
+            correlation = Correlation(**{**correlation, **lists})
         return cls(
-            PrivacyPlan(**{**whole, "run": Run(**whole["run"])}),
+            PrivacyPlan(**{**whole, "run": Run(**whole["run"]), "correlation": correlation}),
             tuple(Report(**report) for report in values["reports"]),
         )
 
@@ -59,7 +64,9 @@ def resolve_trial_schedule(config: TrialConfig) -> TrialSchedule:
     """Compute the schedule of one trial, by the accountant."""
     plan = plan_privacy(config)
     marks = _report_steps(plan, config)
-    before = _compute_epsilons_spent(plan.run, plan.delta, tuple(step for _, step in marks[:-1]))
+    before = _compute_epsilons_spent(
+        plan.run, plan.delta, tuple(plan.rounds_after(step) for _, step in marks[:-1])
+    )
     spent = [*(min(epsilon, plan.epsilon) for epsilon in before), plan.epsilon]
     return TrialSchedule(
         plan, tuple(Report(*mark, e) for mark, e in zip(marks, spent, strict=True))
@@ -71,7 +78,7 @@ def _report_steps(plan: PrivacyPlan, config: TrialConfig) -> list[tuple[int, int
     last = max(1, math.ceil(config.train.epochs))
     epochs = [*range(config.train.evaluate_every, last, config.train.evaluate_every), last]
     marks = [(epoch, plan.step_after(epoch)) for epoch in epochs[:-1]]
-    return [mark for mark in marks if mark[1] < plan.run.steps] + [(last, plan.run.steps)]
+    return [mark for mark in marks if mark[1] < plan.steps] + [(last, plan.steps)]
 
 
 @lru_cache(maxsize=256)

@@ -2,7 +2,8 @@
 
 query     a_i = sum_m w_m grad f(p_m ; xi_i)                      points from past iterates
 geometry  u_i = L a_i                                             L fixed; mostly the identity
-release   r_t = (1/B) L+(sum_{i in S_t} clip_C(u_i) + sigma C z_t)  S_t ~ Poisson(q)
+release   r_t = (1/B) L+(sum_{i in S_t} clip_C(u_i) + sigma C x_t)  S_t ~ Poisson(q)
+noise     x_t = z_t, or (z_t - c_1 x_{t-1} - ...) / c_0           z_t ~ N(0, I)
 filters   g~_t = F_n(...F_1(r_t))                                 of releases alone
 base      x_{t+1} = Opt(x_t, g~_t)
 """
@@ -25,16 +26,18 @@ from dpsweep.core.seeds import Draws, Secret, Stream
 from dpsweep.core.types import Clipped, Released, Tensors
 from dpsweep.data.augment import hash_images
 from dpsweep.data.read import Dataset
-from dpsweep.filters.base import Public, State
+from dpsweep.filters.base import Chain, Public, State
 from dpsweep.methods import build_method as build_method
 from dpsweep.methods.base import Method
 from dpsweep.optim.noise_corrected import NOISE_VARIANCES
 from dpsweep.privacy.clip import Clip, Quantile, split_count
 from dpsweep.privacy.engine import Engine
 from dpsweep.privacy.geometry import IDENTITY, Geometry
+from dpsweep.privacy.history import NoiseHistory
 from dpsweep.privacy.noise import SOURCES, NoiseDraw
 from dpsweep.privacy.release import release
-from dpsweep.privacy.sampling import poisson_batch
+from dpsweep.privacy.sampling import draw_groups, poisson_batch
+from dpsweep.training.coloured import Coloured
 
 REGIONS = ("sample", "answers", "release", "filters", "optimizer")
 """The parts of a step, as a profiler names them after `step/`."""
@@ -62,6 +65,7 @@ class Progress:
         average: Moving average of the iterates after each step, which train.ema asks for; nothing
             in training reads it. None before the first step, or if it is not asked for.
         leaf_sizes: Numbers in each leaf of a release; empty before this process's first step.
+        history: Of correlated noise, as secret as the noise; None where noise is independent.
     """
 
     step: int
@@ -71,6 +75,7 @@ class Progress:
     bound: float
     average: Tensors | None = None
     leaf_sizes: tuple[int, ...] = ()
+    history: NoiseHistory | None = None
 
     @property
     def params(self) -> Tensors:
@@ -83,8 +88,8 @@ class Progress:
         return self.params if self.average is None else self.average
 
     def state_dict(self) -> dict[str, Any]:
-        """Convert to plain tensors and containers, for torch.save."""
-        return {
+        """Convert to plain tensors and containers, for torch.save. Private, with the history."""
+        state = {
             "step": self.step,
             "trail": list(self.trail),
             "filter_state": self.filter_state,
@@ -92,6 +97,7 @@ class Progress:
             "bound": self.bound,
             "average": self.average,
         }
+        return state if self.history is None else {**state, "history": self.history.state_dict()}
 
 
 @dataclass(frozen=True)
@@ -119,22 +125,32 @@ class Step:
 
     def start(self, params: Tensors) -> Progress:
         """Make the progress before the first step, at `params`."""
+        correlation = self.budget.correlation
         return Progress(
             step=0,
             trail=deque([params], maxlen=self.method.query.memory),
             filter_state=self.method.chain.init(params),
             optimizer=self.config.optimizer.build(params.values(), self.config.learning_rate),
             bound=self.config.privacy.clip_norm,
+            history=None if correlation is None else NoiseHistory(correlation),
         )
 
     def resume(self, saved: dict[str, Any]) -> Progress:
-        """Restore the progress that `Progress.state_dict` saved."""
+        """Restore the progress that `Progress.state_dict` saved.
+
+        Raises:
+            StateError: If its noise history is missing or another run's.
+        """
         progress = self.start(saved["trail"][-1])
         progress.trail.clear()
         progress.trail.extend(saved["trail"])
         progress.optimizer.load_state_dict(saved["optimizer"])
         progress.step, progress.filter_state = saved["step"], saved["filter_state"]
         progress.bound, progress.average = saved["bound"], saved.get("average")
+        if self.budget.correlation is not None:
+            progress.history = NoiseHistory.resume(
+                self.budget.correlation, saved.get("history"), progress.step
+            )
         return progress
 
     def __call__(self, progress: Progress) -> None:
@@ -146,7 +162,7 @@ class Step:
         with mark_region("answers"):
             clipped = self.clipped(batch, progress)
         with mark_region("release"):
-            released = self.released(clipped, clip, t, noise)
+            released = self.released(clipped, clip, progress, noise)
             progress.leaf_sizes = tuple(x.numel() for x in clipped.values())
             answer, count = split_count(released)
             gradient = self.geometry.restore(method.query.restore(answer, t))
@@ -163,12 +179,21 @@ class Step:
             progress.bound = clip.update_bound(count, self.config.train.batch_size)
 
     def batch(self, step: int) -> torch.Tensor:
-        """Indices of the examples of one step: a secret Poisson sample."""
-        rng = self.draws(step, "sample")
-        sampled = poisson_batch(self.budget.num_examples, self.budget.run.sampling_rate, rng)
+        """Indices of the examples of one step: a secret Poisson sample, of one group if cyclic."""
+        rng, correlation = self.draws(step, "sample"), self.budget.correlation
+        sampled = poisson_batch(self.budget.num_examples, self.budget.sampling_rate, rng)
+        if correlation is not None:
+            sampled = sampled[self.groups[sampled] == step % correlation.cycle]
         if self.data.device.type == "cuda":  # from page-locked memory the copy does not wait
             sampled = sampled.pin_memory()
         return sampled.to(self.data.device, non_blocking=True)
+
+    @cached_property
+    def groups(self) -> torch.Tensor:
+        """Group of each example, shape (N,): drawn once from the secret, the same on a resume."""
+        assert self.budget.correlation is not None, "only cyclic sampling has groups"
+        rng = self.draws(0, "groups")
+        return draw_groups(self.budget.num_examples, self.budget.correlation.cycle, rng)
 
     def inputs(self, batch: torch.Tensor, step: int) -> Inputs:
         """Inputs of these examples, shape (B, ...), or (B, K, ...) as K copies each."""
@@ -204,9 +229,11 @@ class Step:
         return NoiseDraw(self.draws(progress.step, "noise"), progress.leaf_sizes, pinned=on_gpu)
 
     def released(
-        self, clipped: Clipped, clip: Clip, step: int, noise: NoiseDraw | None = None
+        self, clipped: Clipped, clip: Clip, progress: Progress, noise: NoiseDraw | None = None
     ) -> Released:
         """Release the clipped sum: the one value that crosses the boundary in a step."""
+        step, history = progress.step, progress.history
+        correlated = {"correlate": partial(history.correlate, step=step)} if history else {}
         return release(
             clipped,
             clip_norm=clip.clip_norm,
@@ -214,6 +241,7 @@ class Step:
             batch_size=self.config.train.batch_size,
             rng=noise or self.draws(step, "noise"),
             dtype=self.dtype,
+            **correlated,
         )
 
     def draws(self, step: int, name: Stream) -> Draws:
@@ -230,6 +258,7 @@ class Step:
         """Standard deviation of the noise in a gradient, per white coordinate."""
         on_sum = self.budget.run.noise_multiplier * clip.clip_norm
         gain = self.method.query.noise_gain(step)
+        gain *= self._noise_gains[min(step, len(self._noise_gains) - 1)]
         return on_sum / self.config.train.batch_size * math.sqrt(gain)
 
     def _answers(
@@ -286,7 +315,7 @@ class Step:
         With a total step, lr_t C_t is what the schedule says: where clipping adapts, the learning
         rate follows the norm inversely. Both are functions of releases.
         """
-        rate = self._peak_rate * self.config.optimizer.schedule.factor(step, self.budget.run.steps)
+        rate = self._peak_rate * self.config.optimizer.schedule.factor(step, self.budget.steps)
         if bound is None or self.config.optimizer.total_step is None:
             return rate
         reach, clip_norm = self.config.optimizer.reach, self.config.privacy.clip_norm
@@ -303,8 +332,16 @@ class Step:
 
     @cached_property
     def filters_gain(self) -> float:
-        """Noise gain of all filters together."""
-        return self.method.chain.noise_gain
+        """Noise gain of all filters together, for the noise that they are given."""
+        if self.budget.correlation is None:
+            return self.method.chain.noise_gain
+        coloured = Coloured(self.budget.correlation)
+        return Chain((coloured, *self.method.chain.links)).noise_gain / coloured.noise_gain
+
+    @cached_property
+    def _noise_gains(self) -> list[float]:
+        correlation = self.budget.correlation
+        return [1.0] if correlation is None else correlation.noise_gains(correlation.steps).tolist()
 
     @property
     def dtype(self) -> torch.dtype:

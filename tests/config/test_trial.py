@@ -121,3 +121,14 @@ def test_epsilon_that_no_accountant_reaches_in_time_is_refused(epsilon):
     with pytest.raises(ValueError, match=r"must be at least 0\.01, got"):
         PrivacyConfig(epsilon=epsilon)
     assert PrivacyConfig(epsilon=0.01).epsilon == 0.01
+
+
+def test_noise_too_small_to_count_is_refused():
+    with pytest.raises(ValueError, match=r"0 or at least 0\.1, got 0\.05"):
+        PrivacyConfig(noise_multiplier=0.05)
+    assert PrivacyConfig(noise_multiplier=0.1).noise_multiplier == 0.1
+
+
+def test_delta_that_a_long_run_gives_up_is_refused():
+    with pytest.raises(ConfigError, match=r"privacy\.delta.*Write delta: 4.* or more"):
+        load("train.epochs=690", "train.batch_size=1", "privacy.delta=1e-12")

@@ -19,13 +19,16 @@ from dpsweep.core.seeds import Secret
 from dpsweep.core.types import Clipped, Released, Tensors
 from dpsweep.methods.momentum import InnerMomentum
 from dpsweep.models import build_model as build_model
+from dpsweep.privacy import correlated
 from dpsweep.privacy.clip import Clip, PerLayer, Quantile
+from dpsweep.privacy.correlated import Banded, Correlation, PublicSettings
 from dpsweep.privacy.engine import BookkeepingEngine, answers, bookkeeping, conv
 from dpsweep.privacy.engine import base as room_of_portions
 from dpsweep.privacy.engine.answers import ParameterGradients, WrittenOut
 from dpsweep.privacy.engine.base import Microbatch, split_microbatches
 from dpsweep.privacy.engine.state_guard import StateGuard
 from dpsweep.privacy.engine.tape import LayerCall, record_calls
+from dpsweep.privacy.history import NoiseHistory
 from dpsweep.privacy.query import EvaluationPoint, FixedQuery, JointQuery, SplitQuery
 from dpsweep.privacy.spectral import ConvMap
 from dpsweep.training import assemble as assemble_module
@@ -456,3 +459,110 @@ def last_microbatch_dropped(patch: pytest.MonkeyPatch) -> None:
             yield portion._replace(present_B=portion.present_B & full)
 
     patch.setattr(room_of_portions, "split_microbatches", whole)
+
+
+# Correlated noise.
+
+
+def corrupted_strategy(patch: pytest.MonkeyPatch) -> None:
+    """C z in the place of C^-1 z."""
+
+    def correlate(self: NoiseHistory, white: Tensor, step: int) -> Tensor:
+        past = vars(self).setdefault("past", [])
+        past.append(white.clone())
+        column = self.correlation.coefficients
+        self.step += 1
+        return sum(c * z for c, z in zip(column, reversed(past[-len(column) :]), strict=False))
+
+    patch.setattr(NoiseHistory, "correlate", correlate)
+
+
+def ungrouped_batches(patch: pytest.MonkeyPatch) -> None:
+    """Batches of everybody, at the rate of a group divided by their number."""
+
+    def batch(self: Step, step: int) -> Tensor:
+        rate = self.budget.sampling_rate / self.budget.correlation.cycle
+        rng = self.draws(step, "sample")
+        return step_module.poisson_batch(self.budget.num_examples, rate, rng)
+
+    patch.setattr(Step, "batch", batch)
+
+
+def schedule_of_independent_noise(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Banded, "schedule", lambda self, settings: (settings.steps, settings.rate))
+
+
+def long_column(patch: pytest.MonkeyPatch) -> None:
+    """|c| > 1: the noise of the formula, and coefficients that were not divided by their norm."""
+    sound = correlated.banded_coefficients
+    patch.setattr(
+        correlated, "banded_coefficients", lambda *args: tuple(1.5 * c for c in sound(*args))
+    )
+
+
+def more_bands_than_groups(patch: pytest.MonkeyPatch) -> None:
+    sound = Banded.correlate
+
+    def correlate(self: Banded, settings: PublicSettings) -> Correlation:
+        found = sound(self, settings)
+        return replace(found, cycle=found.cycle // 2)
+
+    patch.setattr(Banded, "correlate", correlate)
+
+
+def groups_by(draw: Callable[[int, int], object]) -> Plant:
+    """`draw` is given N and b, and gives the group of each example."""
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(
+            step_module, "draw_groups", lambda num, groups, rng: torch.as_tensor(draw(num, groups))
+        )
+
+    return plant
+
+
+def groups_by_place(num: int, groups: int) -> object:
+    return np.arange(num) % groups
+
+
+def groups_of_a_public_seed(num: int, groups: int) -> object:
+    return np.random.default_rng(0).integers(0, groups, num)
+
+
+def groups_drawn_each_cycle(patch: pytest.MonkeyPatch) -> None:
+    def batch(self: Step, step: int) -> Tensor:
+        cycle, num = self.budget.correlation.cycle, self.budget.num_examples
+        groups = step_module.draw_groups(num, cycle, self.draws(step // cycle, "groups"))
+        rng = self.draws(step, "sample")
+        sampled = step_module.poisson_batch(num, self.budget.sampling_rate, rng)
+        return sampled[groups[sampled] == step % cycle]
+
+    patch.setattr(Step, "batch", batch)
+
+
+def history_lost(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        NoiseHistory, "resume", classmethod(lambda cls, found, saved, step: cls(found, step))
+    )
+
+
+def history_drawn_anew(patch: pytest.MonkeyPatch) -> None:
+    sound = NoiseHistory.resume.__func__
+
+    def resume(cls: type, found: Correlation, saved: dict, step: int) -> NoiseHistory:
+        if saved["kept"] is not None:
+            saved = {**saved, "kept": torch.randn_like(saved["kept"])}
+        return sound(cls, found, saved, step)
+
+    patch.setattr(NoiseHistory, "resume", classmethod(resume))
+
+
+def first_columns_cut_off(patch: pytest.MonkeyPatch) -> None:
+    """The norms of the last columns of C, which are cut off, at the first steps' noise."""
+    sound = NoiseHistory.correlate
+
+    def correlate(self: NoiseHistory, white: Tensor, step: int) -> Tensor:
+        norm = float(np.linalg.norm(self.correlation.coefficients[: step + 1]))
+        return norm * sound(self, white, step)
+
+    patch.setattr(NoiseHistory, "correlate", correlate)

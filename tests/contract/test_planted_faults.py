@@ -50,6 +50,17 @@ check that is named must then fail with the words given, and must pass in the sa
 | attributes initialised from the first batch, as in ActNorm | check_sensitivity | sensitivity |
 | a running mean of the inputs, in an attribute | check_sensitivity | sensitivity |
 | a temperature that falls with the number of calls | check_microbatches | microbatches |
+| C z in the place of C^-1 z | check_noise | tells of the next |
+| a strategy matrix whose column is longer than 1 | check_noise | not N(0, sigma C) |
+| the norms of the last columns applied to the first steps | check_noise | quieter |
+| ordinary Poisson batches with banded noise | check_groups | groups |
+| more bands than groups | check_groups | groups |
+| groups by an example's place | check_groups | groups |
+| groups from a public seed | check_groups | groups |
+| groups drawn anew in each cycle | check_groups | groups |
+| banded noise calibrated for T steps at rate q | check_accounting | accounting |
+| the noise history lost when a trial is resumed | check_resume | resume |
+| the noise history drawn anew when a trial is resumed | check_resume | resume |
 """
 
 import inspect
@@ -75,6 +86,7 @@ SGD = METHOD_WORLDS["dp_sgd"]
 SPLIT = METHOD_WORLDS["fftkf-split"]
 SPECTRAL = METHOD_WORLDS["spectral_dp"]
 AUGMENTED = METHOD_WORLDS["dp_sgd-augmented"]
+BANDED = METHOD_WORLDS["bandmf"]
 ADAPTIVE = WORLDS["dp_sgd-adaptive"]
 
 
@@ -256,6 +268,40 @@ FAULTS = {
     ),
     "calls-remembered": Fault(
         faults.remembering(Cooling), checks.check_microbatches, "microbatches of 1 of 9"
+    ),
+    "corrupted-strategy": Fault(
+        faults.corrupted_strategy, chance.check_noise, "tells of the next one's", BANDED
+    ),
+    "long-column": Fault(faults.long_column, chance.check_noise, LAW, BANDED),
+    "first-columns-cut-off": Fault(
+        faults.first_columns_cut_off, chance.check_noise, "a step is quieter", BANDED
+    ),
+    "ungrouped-batches": Fault(
+        faults.ungrouped_batches, chance.check_groups, "less than 8 apart", BANDED
+    ),
+    "more-bands-than-groups": Fault(
+        faults.more_bands_than_groups, chance.check_groups, "less than 8 apart", BANDED
+    ),
+    "groups-by-place": Fault(
+        faults.groups_by(faults.groups_by_place), chance.check_groups, "groups: ", BANDED
+    ),
+    "groups-of-a-public-seed": Fault(
+        faults.groups_by(faults.groups_of_a_public_seed),
+        chance.check_groups,
+        "groups: not the trial's secret",
+        BANDED,
+    ),
+    "groups-drawn-each-cycle": Fault(
+        faults.groups_drawn_each_cycle, chance.check_groups, "less than 8 apart", BANDED
+    ),
+    "schedule-of-independent-noise": Fault(
+        faults.schedule_of_independent_noise, chance.check_accounting, "accounting: ", BANDED
+    ),
+    "history-lost": Fault(
+        faults.history_lost, checks.check_resume, "resume: other weights", BANDED
+    ),
+    "history-drawn-anew": Fault(
+        faults.history_drawn_anew, checks.check_resume, "resume: other weights", BANDED
     ),
 }
 every_fault = pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)

@@ -129,6 +129,21 @@ def test_every_batch_is_a_poisson_sample_of_its_own(name):
     chance.check_sampling(METHOD_WORLDS[name])
 
 
+correlated = pytest.mark.parametrize(
+    "world", [w for w in METHOD_WORLDS.values() if w.correlation], ids=lambda w: str(w.method)
+)
+
+
+@correlated
+def test_example_is_sampled_at_steps_of_its_secret_group_alone(world):
+    chance.check_groups(world)
+
+
+@correlated
+def test_correlated_noise_is_charged_as_the_samples_that_one_example_meets(world):
+    chance.check_accounting(world)
+
+
 # 4. The divisor is constant, and an empty batch takes its step.
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from unittest import mock
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -26,6 +27,7 @@ from dpsweep.filters.base import Chain, Public, State
 from dpsweep.methods import build_method
 from dpsweep.privacy.accounting import Run
 from dpsweep.privacy.clip import Clip, layer_of
+from dpsweep.privacy.correlated import Correlation, PublicSettings
 from dpsweep.privacy.engine import Engine, make_engine
 from dpsweep.privacy.geometry import Geometry, make_geometry
 from dpsweep.training import step as step_module
@@ -37,6 +39,12 @@ BATCH_SIZE = 5  # B, on purpose not the number of examples: dividing by |S_t| wo
 NUM_EXAMPLES = 9
 NUM_CLASSES = 8  # two blocks of the head: over all classes the gradient of a loss sums to zero
 SHAPE = (1, 4, 4)
+STEPS = 120
+"""Steps of a whole run."""
+
+CYCLE = 4
+"""Groups that take turns where noise is buffered."""
+
 UNDERWAY = 4
 """The step before which checks look at a run."""
 
@@ -216,11 +224,20 @@ class World:
         rate: float = 1.0,
         physical: int = 256,
         secret: Secret = SECRET,
+        cyclic: bool = False,
     ) -> Step:
-        """The real step on `data`, in microbatches of `physical`."""
+        """The real step on `data`, in microbatches of `physical`.
+
+        Where noise is correlated all examples are in one group, so that a batch may have them all,
+        unless `cyclic`.
+        """
         num_examples = len(data.targets)
-        run = Run(sampling_rate=rate, noise_multiplier=sigma, steps=100)
-        budget = PrivacyPlan(num_examples=num_examples, run=run, epsilon=math.inf, delta=1e-5)
+        run = Run(sampling_rate=rate, noise_multiplier=sigma, steps=STEPS)
+        cycle = self.correlation and (self.correlation.cycle if cyclic else 1)
+        correlation = self.correlation and replace(
+            self.correlation, cycle=cycle, sampling_rate=rate
+        )
+        budget = PrivacyPlan(num_examples, run, math.inf, 1e-5, correlation)
         train = self.config.train
         engine = make_engine(
             self.model,
@@ -233,6 +250,20 @@ class World:
             copies=train.copies,
         )
         return Step(self.config, budget, data, engine, secret, self.geometry)
+
+    @cached_property
+    def correlation(self) -> Correlation | None:
+        """Of the method's noise over STEPS steps."""
+        noise = self.config.noise
+        cycle = getattr(noise, "bands", CYCLE)
+        settings = PublicSettings(cycle, 1, STEPS / cycle)
+        assert settings.steps == STEPS
+        return noise.correlate(settings)
+
+    @cached_property
+    def strategy(self) -> np.ndarray:
+        """First column of C, scaled so that a run costs what its rounds cost."""
+        return find_strategy(self.correlation)
 
     @cached_property
     def geometry(self) -> Geometry:
@@ -257,14 +288,22 @@ class World:
         progress.trail.clear()
         progress.trail.extend([*past, now])  # as many of them as the query remembers stay
         progress.step = at
+        if self.correlation is not None:
+            progress.history.step = at  # as if no noise had been drawn before
         return progress
 
     def run(
-        self, data: Dataset, *, steps: int = 1, progress: Progress | None = None, **how: object
+        self,
+        data: Dataset,
+        *,
+        steps: int = 1,
+        progress: Progress | None = None,
+        at: int = UNDERWAY,
+        **how: object,
     ) -> Tape:
         """Takes `steps` steps from `progress`, or from underway, and tells what was seen."""
         with watched(self.step(data, **how)) as (step, tape):
-            tape.progress = self.underway(step) if progress is None else progress
+            tape.progress = self.underway(step, at) if progress is None else progress
             for _ in range(steps):
                 tape.trails.append([copied(x) for x in tape.progress.trail])
                 step(tape.progress)
@@ -274,6 +313,22 @@ class World:
         """The release of one step underway, whose batch is all of `data`."""
         (recording,) = self.run(data, **how).releases
         return recording
+
+
+def find_strategy(correlation: Correlation) -> np.ndarray:
+    """First column of C, scaled so that a run costs what its rounds cost, by the matrix itself."""
+    c, steps = np.array(correlation.coefficients), correlation.steps
+    if correlation.decays:
+        powers = np.array(correlation.decays)[:, None] ** np.arange(steps - 1)
+        c = np.concatenate([[1.0], c[1:] @ powers])
+    column = np.concatenate([c, np.zeros(steps)])[:steps]
+    row, at = np.indices((steps, steps))
+    strategy = np.where(row >= at, column[np.clip(row - at, 0, None)], 0)
+    entered = range(0, steps, correlation.cycle)  # the first group: the worst, as c falls
+    parts = [strategy[:, t] for t in entered]
+    spent = sum(parts) if correlation.decays else parts[0]
+    rounds = len(parts) if correlation.decays else 1
+    return column * math.sqrt(rounds / float(spent @ spent))
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from world import World, spectral
 LOOK_AHEAD = {"name": "look_ahead", "kappa": 0.4, "gamma": 0.5}
 MOMENTUM = {"name": "momentum", "points": 3, "decay": 0.8}
 LOW_PASS = {"name": "low_pass", "published": "a6_b2_2"}
+BANDED = {"name": "banded", "bands": 4}
 DESIGN = {"design": {"family": "butterworth", "order": 2, "cutoff": 0.2}}
 
 AUGMENTED = {"augment": {"flips": True, "crops": 1, "multiplicity": 3}, "ema": 0.6}
@@ -52,6 +53,27 @@ METHOD_WORLDS: dict[str, World] = {
         "per_layer",
         spectral,
     ),
+    "bandmf": World({"name": "bandmf", "bands": 8}),
+    "bandmf-sqrt": World({"name": "bandmf", "bands": 3, "coefficients": "sqrt"}),
+    "dp_ftrl": World({"name": "dp_ftrl", "buffers": 2}),
+    "compose-look-ahead-low-pass-adambc-banded": World(
+        {
+            "compose": {
+                "query": LOOK_AHEAD,
+                "noise": BANDED,
+                "filters": [LOW_PASS],
+                "base": "adambc",
+            }
+        }
+    ),
+    "compose-momentum-buffered": World(
+        {"compose": {"query": MOMENTUM, "noise": {"name": "buffered", "buffers": 1}}}
+    ),
+    "compose-spectral-banded": World(
+        {"compose": {"noise": BANDED, "geometry": {"name": "spectral", "keep_circulant": 0.5}}},
+        "per_layer",
+        spectral,
+    ),
     "compose-momentum-spectral": World(
         {
             "compose": {
@@ -65,12 +87,19 @@ METHOD_WORLDS: dict[str, World] = {
 }
 """Each with the style of clipping it is used with."""
 
+CORRELATED = ("bandmf", "dp_ftrl", "banded", "buffered")
+NOT_ADAPTIVE = {
+    "fftkf-split",  # it clips two answers
+    *(name for name in METHOD_WORLDS if any(part in name for part in CORRELATED)),
+}
+"""Worlds in which adaptive clipping is refused."""
+
 STYLES = ("flat", "automatic", "per_layer", "per_layer-given", "adaptive")
 WORLDS = {
     f"{name}-{style}": replace(world, style=style)
     for name, world in METHOD_WORLDS.items()
     for style in STYLES
-    if not (style == "adaptive" and name == "fftkf-split")  # refused: it clips two answers
+    if not (style == "adaptive" and name in NOT_ADAPTIVE)
 }
 
 OWN = {f"{name}-{world.style}" for name, world in METHOD_WORLDS.items()}

@@ -125,6 +125,8 @@ CURVES: dict[str, dict[str, Any]] = {
         "method": {"name": "block_spectral_dp"},
         "optimizer": {"lr": 1.0},
     },
+    "bandmf": {"method": {"name": "bandmf", "bands": 4}, "optimizer": {"lr": 1.0}},
+    "dp_ftrl": {"method": {"name": "dp_ftrl", "buffers": 1}, "optimizer": {"lr": 1.0}},
     "compose": {
         **BLOCKS,
         "method": {
@@ -167,7 +169,7 @@ def curve(name: str) -> Iterator[float]:
     """The validation loss after each step."""
     step = assemble_step(config(name), Secret.fixed("golden"), torch.device("cpu"))
     progress = step.start(initial_params(step))
-    for _ in range(step.budget.run.steps):
+    for _ in range(step.budget.steps):
         step(progress)
         yield evaluate(step.engine.model, progress.params, step.data, torch.float64)["loss"]
 

@@ -24,6 +24,7 @@ from dpsweep.data.read import Dataset
 from dpsweep.filters.design import COEFFICIENT_SETS, butterworth
 from dpsweep.methods import PUBLISHED, build_method
 from dpsweep.privacy.accounting import Run
+from dpsweep.privacy.correlated import PublicSettings
 from dpsweep.privacy.engine import make_engine
 from dpsweep.privacy.geometry import make_geometry
 from dpsweep.training.step import Step
@@ -93,11 +94,14 @@ class World:
                 "method": method,
             }
         )
-        run = Run(sampling_rate=0.5, noise_multiplier=sigma, steps=STEPS)
+        settings = PublicSettings(NUM_EXAMPLES, NUM_EXAMPLES / 2, STEPS / 2, noise_multiplier=sigma)
+        rounds, rate = config.noise.schedule(settings)
+        run = Run(rate, sigma, rounds)
         model = network(net)
         geometry = make_geometry(build_method(config.method).geometry, model, SHAPE)
         engine = make_engine(model, nn.functional.cross_entropy, geometry, 4, SHAPE)
-        budget = PrivacyPlan(num_examples=NUM_EXAMPLES, run=run, epsilon=math.inf, delta=1e-5)
+        correlation = config.noise.correlate(settings)
+        budget = PrivacyPlan(NUM_EXAMPLES, run, math.inf, 1e-5, correlation)
         secret = Secret.fixed("equivalences")
         return cls(Step(config, budget, examples(), engine, secret, geometry))
 
@@ -386,6 +390,7 @@ SAME = {
         {"name": "innerouter", "points": 1, "outer_decay": 0.0},
         {"name": "dp_sgd"},
     ),
+    "bandmf of one band": ({"name": "bandmf", "bands": 1}, {"name": "dp_sgd"}),
     "disk of full gain": ({"name": "disk", "kappa": 1.0}, {"name": "dp_sgd"}),
     "disk at the one point's own distance": (
         {"name": "disk", "kappa": 0.5, "gamma": 1.0},
@@ -450,6 +455,16 @@ COMPOSED = {
             "query": {"name": "momentum", "k": 3, "beta": 0.7},
             "filters": [{"name": "low_pass", "published": "a9_b15_m05"}],
         },
+        NOISY,
+    ),
+    "bandmf": (
+        {"name": "bandmf", "bands": 2, "coefficients": "sqrt"},
+        {"noise": {"name": "banded", "bands": 2, "coefficients": "sqrt"}},
+        NOISY,
+    ),
+    "dp_ftrl": (
+        {"name": "dp_ftrl", "buffers": 2},
+        {"noise": {"name": "buffered", "buffers": 2}},
         NOISY,
     ),
     "spectral_dp": (

@@ -16,7 +16,7 @@ from dpsweep.privacy.query import NEWEST_ITERATE
 
 every_entry = pytest.mark.parametrize("name", METHODS)
 
-HELPERS = {"__init__", "base", "lowpass", "momentum"}
+HELPERS = {"__init__", "base", "correlated", "lowpass", "momentum"}
 """Modules beside the methods' own, which several of them share."""
 
 LOW_PASS = {
@@ -47,6 +47,8 @@ PRINTED = {
     "dp_pmlf": {"points": 2, "decay": 0.9, "filter": LOW_PASS},
     "spectral_dp": {"keep": 0.5},
     "block_spectral_dp": {"keep": 0.5, "keep_circulant": 0.25},
+    "bandmf": {"bands": "auto", "coefficients": "optimal", "workload": "prefix"},
+    "dp_ftrl": {"buffers": 2},
     "compose": {
         "compose": {"query": {"name": "here"}, "filters": (), "base": "sgd", "geometry": None}
     },
@@ -71,8 +73,8 @@ def test_every_file_of_the_room_is_in_the_table():
     assert files >= HELPERS
 
 
-def test_ten_methods_are_published_and_one_is_put_together_by_hand():
-    assert len(PUBLISHED) == 10
+def test_twelve_methods_are_published_and_one_is_put_together_by_hand():
+    assert len(PUBLISHED) == 12
     assert set(METHODS) - set(PUBLISHED) == {"compose"}
 
 
@@ -119,7 +121,7 @@ def test_unknown_tunable_is_refused(name):
         METHODS[name].config(kapa=0.5)
 
 
-@pytest.mark.parametrize("name", ["dp_sgd", "dp_adam", "dp_adambc", "compose"])
+@pytest.mark.parametrize("name", ["dp_sgd", "dp_adam", "dp_adambc", "bandmf", "dp_ftrl", "compose"])
 def test_plain_methods_ask_here_and_filter_nothing(name):
     method = build_method(METHODS[name].config())
     assert method.query == NEWEST_ITERATE

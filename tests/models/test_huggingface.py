@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 from dpsweep.core.errors import InvalidKey
 from dpsweep.core.types import Field
 from dpsweep.data.base import Spec
+from dpsweep.data.read import Dataset
 from dpsweep.models import MODELS, ModelConfig, build_model
 from dpsweep.models.frozen import find_cut
 from dpsweep.models.lora import LoraLinear, merge_lora
@@ -26,6 +27,7 @@ from dpsweep.privacy.engine.answers import WrittenOut
 from dpsweep.privacy.engine.gradient_check import find_wrong_gradients
 from dpsweep.privacy.engine.layers import find_black_boxes
 from dpsweep.privacy.geometry import IDENTITY
+from dpsweep.training.frozen import trimmed_chunks
 
 transformers = pytest.importorskip("transformers", reason="extra text")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the library's own
@@ -212,6 +214,24 @@ def test_frozen_part_before_a_trained_head_is_cut_off(folders):
     assert cut.shape == (16,)
     assert configured(folders["bert"], adapter={"name": "head"}).freezes
     assert not configured(folders["bert"]).freezes
+
+
+def test_padding_is_cut_off_by_each_examples_own_length(folders):
+    model = built(folders["bert"], adapter={"name": "head"})
+    cut = find_cut(model, SPEC.fields)
+    lengths = torch.tensor([1, 8, 9, 12, 3, 10])[:, None]
+    mask = (torch.arange(12) < lengths).long()
+    inputs = {"input_ids": torch.randint(4, VOCABULARY, (6, 12)), "attention_mask": mask}
+    data = Dataset(inputs, torch.zeros(6), inputs, torch.zeros(6), 255, fields=SPEC.fields)
+    seen = []
+    for rows, some in trimmed_chunks(inputs, data):
+        assert some["attention_mask"].sum(1).tolist() == lengths[rows, 0].tolist()
+        seen += rows.tolist()
+        torch.testing.assert_close(
+            cut.features(some), cut.features(inputs)[rows], rtol=1e-4, atol=1e-5
+        )
+    assert sorted(seen) == list(range(6))
+    assert [len(x["input_ids"][0]) for _, x in trimmed_chunks(inputs, data)] == [8, 12]
 
 
 def test_random_weights_follow_the_seed_and_are_not_declared_public(folders):

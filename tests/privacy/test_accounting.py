@@ -1,6 +1,8 @@
 """What runs cost agrees with exact formulas, another accountant and docs/concepts/accounting.md."""
 
 import math
+import subprocess
+import sys
 from itertools import pairwise
 
 import pytest
@@ -9,7 +11,9 @@ from opacus.accountants import PRVAccountant
 from scipy import stats
 from scipy.optimize import brentq
 
+from dpsweep.core.errors import ConfigError
 from dpsweep.privacy.accounting import Run, calibrate_noise, compose_runs
+from dpsweep.privacy.audit import mu_of_epsilon
 
 DELTA = 1e-5
 RUNS = [  # from one large step to many small ones; epsilon from 0.9 to 6
@@ -173,3 +177,50 @@ def test_run_whose_whole_effect_is_below_delta_costs_no_epsilon(run):
     variation = run.sampling_rate * math.erf(1 / (2 * math.sqrt(2) * run.noise_multiplier))
     assert run.steps * variation < DELTA
     assert run.epsilon(DELTA) == pytest.approx(0, abs=1e-3)
+
+
+LONGEST = """
+import resource, time
+from dpsweep.privacy.accounting import _calibrate
+start = time.process_time()
+noise, spent = _calibrate.__wrapped__.__wrapped__(0.01, 1e-9, 0.01, 10**6)
+print(noise, spent, time.process_time() - start)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+"""
+
+
+@pytest.mark.slow
+def test_longest_run_at_the_least_epsilon_is_calibrated_in_seconds_and_a_gigabyte():
+    """Until 2026-11-22 it took over five minutes, and then ended in an ArithmeticError."""
+    out = subprocess.run(
+        [sys.executable, "-c", LONGEST], capture_output=True, text=True, check=True
+    )
+    noise, spent, seconds, megabytes = map(float, out.stdout.split())
+    assert 0.0099 < spent <= 0.01
+    exact = mu_of_epsilon(0.01, 1e-9)  # in the limit of many steps a run is Gaussian
+    assert noise == pytest.approx(0.01 * 1e3 / exact, rel=0.01)
+    assert seconds < 60
+    assert megabytes < 1500
+
+
+def test_many_steps_of_a_few_grid_points_compose_at_once():
+    """dp-accounting computes 24 ** 100,000 on the way, and 183 ** 10,000,000 for minutes."""
+    run = Run(sampling_rate=1e-4, noise_multiplier=64.0, steps=100_000)
+    spent = run.epsilon_on_grid(DELTA, 2e-6)
+    assert spent == pytest.approx(
+        run.one_step(2e-6).self_compose(run.steps).get_epsilon_for_delta(DELTA), rel=0
+    )
+
+
+def test_noise_that_leaves_next_to_nothing_is_counted():
+    spent = Run(sampling_rate=0.01, noise_multiplier=1e4, steps=1000).epsilon(DELTA)
+    assert 0 <= spent <= Run(sampling_rate=0.01, noise_multiplier=1e3, steps=1000).epsilon(DELTA)
+    assert spent < 1e-3
+
+
+def test_grid_of_more_than_a_million_points_is_refused():
+    """One example in fifty takes part at all, so the loss of a step has a far tail."""
+    with pytest.raises(
+        ConfigError, match=r"privacy: 20,000 steps.*Write a larger privacy\.epsilon"
+    ):
+        calibrate_noise(0.01, 1e-12, sampling_rate=1e-6, steps=20_000)

@@ -30,6 +30,7 @@ METHODS = [
     ({"name": "disk", "kappa": 0.3}, 60),
     ({"name": "dp_adambc"}, 60),
     ({"name": "spectral_dp"}, 60),
+    ({"name": "bandmf", "bands": 2}, 60),
 ]
 """And how many runs: of the parts that all share, one method's are seen more sharply."""
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from dpsweep.config.trial import TrialConfig
-from dpsweep.core.errors import ConfigError, Diverged
+from dpsweep.core.errors import ConfigError, Diverged, StateError
 from dpsweep.core.seeds import Secret
 from dpsweep.core.types import Row, Tensors
 from dpsweep.methods import METHODS
@@ -31,6 +31,10 @@ MODELS = {
     "block_spectral_dp": {"name": "cnn_small", "width": 5, "block": 5},
 }
 """What the spectral methods need; cnn_small of width 2 for the others."""
+
+
+TUNED = {"bandmf": {"bands": 3}}
+"""So that the noise has a history."""
 
 
 def train(config: TrialConfig, trial_dir: TrialDir, report: Any) -> loop.Result:
@@ -52,7 +56,7 @@ def trial(method: str, *, train: dict[str, Any] | None = None, **changes: Any) -
             "privacy": {"noise_multiplier": 1.0},
             "train": {"batch_size": 479, "epochs": 2, "device": "cpu", **(train or {})},
             "optimizer": {"lr": 0.1, "schedule": {"name": "cosine"}},
-            "method": {"name": method},
+            "method": {"name": method, **TUNED.get(method, {})},
             **changes,
         }
     )
@@ -154,6 +158,42 @@ def test_trial_that_was_through_is_told_again_and_not_run_again(tmp_path):
     train(trial("disk"), trial_dir, once.append)
     result = train(trial("disk"), trial_dir, again.append)
     assert again == once == result.rows  # their seconds too
+
+
+def killed_at_its_first_report(place: Path) -> TrialDir:
+    """The directory of a trial with correlated noise, half-way."""
+
+    def report(row: Row) -> None:
+        raise Killed
+
+    trial_dir = TrialDir(place)
+    with pytest.raises(Killed):
+        train(trial("bandmf"), trial_dir, report)
+    return trial_dir
+
+
+def test_noise_history_is_private_and_gone_with_the_secret(tmp_path):
+    trial_dir = killed_at_its_first_report(tmp_path / "trial")
+    place = trial_dir.path / "checkpoint.pt"
+    assert place.stat().st_mode & 0o777 == 0o600
+    history = trial_dir.load()["progress"]["history"]
+    assert history["step"] == 3
+    assert history["kept"].dtype == torch.float64
+    assert len(history["kept"]) == 2  # b - 1
+    train(trial("bandmf"), trial_dir, lambda row: None)
+    trial_dir.forget()
+    left = {path.name for path in trial_dir.path.iterdir()}
+    assert left == {"metrics.json", "weights.pt"}
+    assert "history" not in torch.load(trial_dir.weights, weights_only=True)
+
+
+def test_checkpoint_without_its_noise_history_is_not_trained_on(tmp_path):
+    trial_dir = killed_at_its_first_report(tmp_path / "trial")
+    state = trial_dir.load()
+    del state["progress"]["history"]
+    trial_dir.save(state)
+    with pytest.raises(StateError, match="has no noise history"):
+        train(trial("bandmf"), trial_dir, lambda row: None)
 
 
 def test_seconds_add_up_over_restarts(tmp_path):

@@ -49,6 +49,8 @@ def plan(file: Path, settings: list[str], as_json: bool) -> None:
         console().print(f"budgets    ε {shown_budgets(made.epsilons)} in turn")
     if made.share < 1:
         console().print(f"where      {made.share:.1%} of random points meet it; others are not run")
+    for words in made.correlations:
+        console().print(f"correlated {words}")
     if made.stop_words:
         console().print(f"stop       {made.stop_words}")
     if made.ways:

@@ -46,7 +46,7 @@ def check(file: Path, settings: list[str], fetch: bool, deep: bool = False) -> N
         warn(check_trial(config, base, fetch=fetch))
     plan = plan_privacy(config)
     words = statement_of_trial(config, plan.epsilon, plan.run.noise_multiplier)
-    console().print(f"{file}: {shown}.\nFirst one: {plan.run.steps} steps. {words}")
+    console().print(f"{file}: {shown}.\nFirst one: {plan.steps} steps. {words}")
     if deep and not print_release_checks(config):
         sys.exit(1)
 

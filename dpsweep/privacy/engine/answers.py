@@ -119,6 +119,12 @@ class OuterProducts:
         return square_norms_from_grams(compute_gram(a), compute_gram(g), g.dtype)
 
     def summed(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
+        return self.summed_as_part(factor_B, known)
+
+    def summed_as_part(
+        self, factor_B: Tensor, known: Known, norms: tuple[Tensor, Tensor] | None = None
+    ) -> Tensor:
+        """`summed`, of gradients that are a part of others, whose `norms` say what may cancel."""
         a, g = self.inputs_BTI, self.grads_BTO
         if not known.finite:
             a, g = zero_excluded(a, factor_B), zero_excluded(g, factor_B)
@@ -130,9 +136,9 @@ class OuterProducts:
             each = num_together(length) if self.may_cancel else SUMMED
             return summed_products(scaled, right.flatten(0, 1), length, each)
 
-        if not self.may_cancel:
+        if not self.may_cancel and norms is None:
             return products(slice(None), factor_B, g.dtype)
-        return sum_that_may_cancel(products, factor_B, self.norms, known, g.dtype)
+        return sum_that_may_cancel(products, factor_B, norms or self.norms, known, g.dtype)
 
     def each(self) -> Tensor:
         return self.grads_BTO.transpose(1, 2) @ self.inputs_BTI
@@ -176,6 +182,51 @@ class EmbeddingRows:
         return _add_rows(len(g) * num, rows, g.flatten(0, 1)).view(len(g), num, -1)
 
 
+@dataclass(frozen=True, eq=False)
+class TiedRows:
+    """Gradients of a table of words that is also the output layer, as in most language models.
+
+    With rows i_t and gradients g_t of the table, and inputs a_s and output gradients h_s of the
+    layer, |E + O|^2 = |E|^2 + |O|^2 + 2 sum_st h_s[i_t] <a_s, g_t>: both parts count, together.
+
+    Attributes:
+        rows: E, of the table.
+        outer: O, of the output layer.
+    """
+
+    rows: EmbeddingRows
+    outer: OuterProducts
+
+    @property
+    def may_cancel(self) -> bool:
+        """True if terms may cancel: those of the two parts always may."""
+        return self.outer.grads_BTO.dtype != torch.float64
+
+    def squares(self) -> Tensor:
+        return self.norms[0]
+
+    @cached_property
+    def norms(self) -> tuple[Tensor, Tensor]:
+        """Squares, and the norm that there would be if nothing cancelled, shape (B,) each."""
+        i_BT, g = self.rows.rows_BT, self.rows.grads_BTE
+        a, h = self.outer.inputs_BTI, self.outer.grads_BTO
+        same = (i_BT[:, :, None] == i_BT[:, None, :]).double()
+        table_B, long_B = multiply_grams(same, compute_gram(g))
+        layer_B, longer_B = multiply_grams(compute_gram(a), compute_gram(h))
+        h_BST = h.gather(2, i_BT[:, None, :].expand(-1, h.shape[1], -1)).double()
+        both_B = (h_BST * (a.double() @ g.double().transpose(1, 2))).sum((1, 2))
+        square_B, longest_B = table_B + layer_B + 2 * both_B, long_B + longer_B
+        num = i_BT.shape[1] + h.shape[1]
+        return add_rounding_bound(square_B, longest_B, h.dtype, num), longest_B
+
+    def summed(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
+        layer = self.outer.summed_as_part(factor_B, known, self.norms if self.may_cancel else None)
+        return self.rows.summed(factor_B, known) + layer
+
+    def each(self) -> Tensor:
+        return self.rows.each() + self.outer.each()
+
+
 def _add_rows(num_rows: int, rows_N: Tensor, values_NE: Tensor) -> Tensor:
     """Sum of the values that go to each row, shape (num_rows, E), added in one order."""
     table = values_NE.new_zeros(num_rows, values_NE.shape[-1])
@@ -186,8 +237,11 @@ def _add_rows(num_rows: int, rows_N: Tensor, values_NE: Tensor) -> Tensor:
 
 def add_shared(answers: Sequence[ParameterGradients]) -> ParameterGradients:
     """Add the gradients of a parameter that several layers share."""
-    if len(answers) == 1:
-        return answers[0]
+    match answers:
+        case [one]:
+            return one
+        case [EmbeddingRows() as rows, OuterProducts() as outer]:
+            return TiedRows(rows, outer)
     return WrittenOut(torch.stack([answer.each() for answer in answers]).sum(0))
 
 
@@ -221,9 +275,14 @@ def square_norms_from_grams(
 
     The products may cancel; see `add_rounding_bound`.
     """
-    square_B = (left_BTT * right_BTT).sum((1, 2))
-    longest_B = (diagonal(left_BTT) * diagonal(right_BTT)).sqrt().sum(1)
+    square_B, longest_B = multiply_grams(left_BTT, right_BTT)
     return add_rounding_bound(square_B, longest_B, dtype, left_BTT.shape[1]), longest_B
+
+
+def multiply_grams(left_BTT: Tensor, right_BTT: Tensor) -> tuple[Tensor, Tensor]:
+    """|sum_t l_t r_t^T|^2 as it is computed, and sum_t |l_t| |r_t|; shape (B,), float64."""
+    longest_B = (diagonal(left_BTT) * diagonal(right_BTT)).sqrt().sum(1)
+    return (left_BTT * right_BTT).sum((1, 2)), longest_B
 
 
 def add_rounding_bound(

@@ -28,6 +28,7 @@ from dpsweep.privacy.engine.answers import (
     OuterProducts,
     ParameterGradients,
     Rows,
+    TiedRows,
     WrittenOut,
     add_shared,
     any_nonzero,
@@ -215,7 +216,7 @@ def _known(
         return dict.fromkeys(answers, NOTHING)
     usable_B = torch.stack(list(squares.values())).sum(0) <= LARGEST_SQUARE  # false for NaN
     flags = [(~usable_B).any()[None]]
-    kinds = OuterProducts | GhostNormKernels | CirculantGradients | MappedGradients
+    kinds = OuterProducts | TiedRows | GhostNormKernels | CirculantGradients | MappedGradients
     split = {k: x for k, x in answers.items() if isinstance(x, kinds) and x.may_cancel}
     if split:
         squares_LB = torch.stack([x.norms[0] for x in split.values()])

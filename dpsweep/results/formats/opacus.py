@@ -196,7 +196,7 @@ def to_opacus(config: TrialConfig) -> str:
         figure=f"({format_epsilon(plan.epsilon)}, {format_delta(plan.delta)})-DP",
         delta=plan.delta,
         batch_size=config.train.batch_size,
-        steps=plan.run.steps,
+        steps=plan.steps,
         sigma=repr(plan.run.noise_multiplier),
         clip_norm=config.privacy.clip_norm,
         lr=config.learning_rate,

@@ -8,16 +8,17 @@ import math
 
 import pytest
 import torch
-from oracle import check, draw, generator
+from oracle import check, draw, generator, squared_norms
 from pairs import pairs
 from torch import Tensor, nn
 
 from dpsweep.core.circulant import CirculantLinear
-from dpsweep.privacy.clip import Automatic, Flat
+from dpsweep.privacy.clip import Automatic, Flat, compute_factors
 from dpsweep.privacy.engine.answers import (
     EmbeddingRows,
     OuterProducts,
     ParameterGradients,
+    TiedRows,
     WrittenOut,
     add_shared,
     compute_gram,
@@ -224,7 +225,43 @@ def test_answers_of_layers_that_share_a_parameter_add_up():
         OuterProducts(draw(3, 2, 4), draw(3, 2, 5)),
     )
     check(add_shared([tokens, outer]), tokens.each() + outer.each())
+    check(add_shared([outer, outer]), 2 * outer.each())
     assert add_shared([outer]) is outer
+
+
+@pytest.mark.parametrize("num", [1, 3])
+def test_tied_table_and_layer_are_one_gradient_that_is_not_written_out(num):
+    rows = torch.randint(0, 5, (3, 6), generator=generator())
+    parts = EmbeddingRows(rows, draw(3, 6, 4), 5), OuterProducts(draw(3, num, 4), draw(3, num, 5))
+    tied = add_shared(parts)
+    assert isinstance(tied, TiedRows)
+    expected = parts[0].each() + parts[1].each()
+    check(tied, expected)
+    single = TiedRows(
+        EmbeddingRows(rows, parts[0].grads_BTE.float(), 5),
+        OuterProducts(parts[1].inputs_BTI.float(), parts[1].grads_BTO.float()),
+    )
+    check(single, expected.float())
+
+
+def test_tied_parts_that_cancel_blur_no_other_example_and_have_no_norm_too_small():
+    def tied(size, dtype):
+        rows = torch.zeros(200, 2, dtype=torch.long)
+        table, inputs, grads = torch.ones(200, 2, 8), torch.ones(200, 1, 8), torch.zeros(200, 1, 5)
+        grads[:, :, 1] = 1
+        table[100], inputs[100], grads[100, :, 0] = size, size, -2
+        grads[100, :, 1] = 0
+        parts = (table, inputs, grads)
+        table, inputs, grads = (x.to(dtype) for x in parts)
+        return TiedRows(EmbeddingRows(rows, table, 5), OuterProducts(inputs, grads))
+
+    for size in (1e2, 1e4, 1e6):
+        ours, exact = tied(size, torch.float32), tied(size, torch.float64)
+        true_B = squared_norms(exact.each())
+        assert (ours.squares().double() >= true_B).all()
+        factors, _ = compute_factors({"w": ours.squares().double()}, Flat(1.0))
+        moved = ours.summed(factors["w"]).double() - exact.summed(factors["w"])
+        assert moved.norm() <= 2e-4
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
