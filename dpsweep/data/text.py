@@ -191,7 +191,7 @@ class GenerationData(TokenData):
 
 
 class TokenizerFile:
-    """What a tokenizer.json says before the package tokenizers reads it.
+    """Content of a tokenizer.json, known before the package tokenizers reads it.
 
     Attributes:
         num_ids: Ids are below this.
