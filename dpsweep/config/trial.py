@@ -319,7 +319,7 @@ class TrialConfig(Strict):
         if steps > MOST_STEPS:
             raise InvalidKey(
                 EPOCHS,
-                f"{self.train.epochs} epochs of batches of {self.train.batch_size} are {steps:,} "
+                f"{self.train.epochs:g} epochs of batches of {self.train.batch_size} are {steps:,} "
                 f"steps, and the accountant adds up {MOST_STEPS:,} at most: beyond, it takes "
                 f"hours and all memory. Give fewer epochs or a larger {BATCH_SIZE}",
             )
