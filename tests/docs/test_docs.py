@@ -16,6 +16,8 @@ from dpsweep.cli import app
 from dpsweep.config.source import parse_yaml, read_yaml
 from dpsweep.config.sweep import parse_sweep
 from dpsweep.config.trial import load_trial, resolve_trial_source
+from dpsweep.core.errors import ConfigError
+from dpsweep.data import validate_data
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -47,6 +49,11 @@ def test_yaml_files_in_the_text_load(page, tmp_path):
         keys = set(yaml.safe_load(text))
         if {"search", "budget"} <= keys:
             assert parse_sweep(source, tmp_path).space.domains
+        elif keys == {"data"}:
+            try:
+                assert validate_data(source.tree["data"])
+            except ConfigError as e:  # the last thing that is looked at
+                assert "nor an installed package" in str(e)
         else:
             assert {"data", "model", "train", "method"} <= keys, f"{text}: not a whole file"
             load_trial(resolve_trial_source(source, []))
