@@ -160,7 +160,8 @@ def random_inputs(data: DataConfig, num: int, rng: torch.Generator) -> Inputs:
     """Draw inputs as they are stored: bytes of pixels, features, or named tensors."""
     if not data.are_pixels:
         like = torch.zeros((), dtype=torch.float16 if data.features else torch.float32)
-        return draw_inputs(data.spec.inputs, num, rng, like)
+        # short texts, so that a long one shows if the others are padded to it
+        return draw_inputs(data.spec.inputs, num, rng, like, longest=0.5)
     shape = (num, *data.spec.shape)
     return torch.randint(0, data.spec.brightest + 1, shape, generator=rng).to(torch.uint8)
 
