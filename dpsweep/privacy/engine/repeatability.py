@@ -1,9 +1,9 @@
 """Check that a model and its loss return the same again for the same inputs, at the same weights.
 
-A model or loss that does not draws at random or remembers earlier calls, perhaps where state_guard.py
-cannot look (a closure, a global, code outside Python). On a CPU a pass is the same bit for bit.
-Some CUDA kernels add in an order of their own: what differs by no more than that is rounding, and
-the batch-mixing checks then allow for it.
+A model or loss that does not draws at random or remembers earlier calls, perhaps where
+state_guard.py cannot look (a closure, a global, code outside Python). On a CPU a pass is the same
+bit for bit. Some CUDA kernels add in an order of their own: what differs by no more than that is
+rounding, and the batch-mixing checks then allow for it.
 """
 
 import math
