@@ -26,7 +26,7 @@ from dpsweep.cli.options import (
     SweepFile,
     typed,
 )
-from dpsweep.cli.say import error
+from dpsweep.cli.say import error, spell_out_letters
 from dpsweep.core import __version__
 from dpsweep.core.errors import ConfigError, DpSweepError
 
@@ -198,8 +198,9 @@ def submit(
     detach: Annotated[bool, typer.Option("--detach", help="Do not follow it.")] = False,
 ) -> None:
     """Send a sweep to a Ray cluster as a job, and follow it; it goes on without this machine."""
-    from dpsweep.cli.verbs import remote
+    from dpsweep.cli.verbs import route
 
+    remote = route.import_remote("submit")
     settings = [*(settings or []), *([f"name={name}"] if name else [])]
     remote.submit(
         file,
@@ -220,9 +221,9 @@ def logs(
     state: StateDir = None,
 ) -> None:
     """Print what the job of a submitted sweep says."""
-    from dpsweep.cli.verbs import remote
+    from dpsweep.cli.verbs import route
 
-    remote.logs(name, state, following=follow)
+    route.import_remote("logs").logs(name, state, following=follow)
 
 
 @app.command()
@@ -687,8 +688,14 @@ def bench(which: Annotated[str, typer.Argument()] = "step") -> None:
 
 def main() -> None:
     """Run the command line; a mistake is one message on stderr, and exit code 2 (later: 75)."""
+    spell_out_letters()
     try:
         app(prog_name="dpsweep")  # also as python -m dpsweep: completion goes by the name
     except DpSweepError as e:
         error(str(e))
         sys.exit(e.exit_code)
+    except OSError as e:  # what no check foresaw: a place that cannot be written, say
+        if e.filename is None:
+            raise
+        error(f"{e.filename}: cannot be read or written: {e.strerror}. Name another place")
+        sys.exit(2)

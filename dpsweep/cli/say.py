@@ -1,5 +1,7 @@
 """Output of the verbs: consoles, warnings and errors."""
 
+import codecs
+import io
 import os
 import sys
 
@@ -12,6 +14,27 @@ NOTHING_COMPLETED = 1
 """Exit code of a sweep that ran to its end, and of which no trial was completed."""
 
 _FILE_WIDTH = 120
+
+_SPELLED = {
+    **{"ε": "eps", "δ": "delta", "σ": "sigma", "κ": "kappa", "γ": "gamma", "ρ": "rho"},
+    **{"λ": "lambda", "β": "beta", "η": "eta", "±": "+-", "–": "-", "…": "...", "∞": "inf"},
+    **{"≥": ">=", "≤": "<=", "→": "->", "·": "."},
+}
+
+
+def _spell_out(e: UnicodeError) -> tuple[str, int]:
+    """Spell letters that an output cannot show; a codec's error handler."""
+    if not isinstance(e, UnicodeEncodeError):
+        raise e
+    return "".join(_SPELLED.get(c, "?") for c in e.object[e.start : e.end]), e.end
+
+
+def spell_out_letters() -> None:
+    """Let stdout and stderr spell what their encoding lacks: ε is eps on an ASCII terminal."""
+    codecs.register_error("dpsweep", _spell_out)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # else a program has put its own in its place
+            stream.reconfigure(errors="dpsweep")
 
 
 def console(*, quiet: bool = False) -> Console:

@@ -1,6 +1,7 @@
 """Turns what pydantic found wrong into one sentence: what was expected, what came, what to do."""
 
 import math
+import re
 from collections.abc import Iterator
 from typing import Any, get_args
 
@@ -60,8 +61,14 @@ _OTHER_NAMES = {
 }
 """Name of a key in other libraries, or of a key without its section -> dotted key here."""
 
+_TORCHVISION = re.compile(
+    r"(wide_)?res(net|next)\d|vgg\d|densenet\d|efficientnet_|mobilenet_|vit_[bhl]_|convnext_|swin_"
+    r"|regnet_|squeezenet|shufflenet|googlenet|inception_v3|alexnet|mnasnet|maxvit"
+)
+"""Beginnings of the names of torchvision's classifiers."""
+
 _SCALARS = ("float", "int", "str")
-_QUOTED = ("literal[", "dict[")
+_QUOTED = ("literal[", "dict[", "list[", "constrained-")
 """Tags pydantic gives the members of a union that are no config class, or how they begin."""
 
 
@@ -86,7 +93,11 @@ def explain_error(error: Any, model: type[BaseModel] | None) -> tuple[Place, str
             if isinstance(what, int):  # one item of a list, say of filters
                 what = str(place[-2]).removesuffix("s")
             tag = error["ctx"]["tag"]
-            return (*place, "name"), f"unknown {what} {tag!r}.{suggest_names(tag, tags)}"
+            hint = suggest_names(tag, tags)
+            if what == "model" and _TORCHVISION.match(normalize_name(tag)) and tag not in tags:
+                rest = hint[hint.index(" Known:") :]
+                hint = f" torchvision has it: write {{name: torchvision, model: {tag}}}.{rest}"
+            return (*place, "name"), f"unknown {what} {tag!r}.{hint}"
         case "union_tag_not_found":
             return place, f"needs a name, got {got}. {help_}"
         case "value_error":
@@ -100,7 +111,9 @@ def explain_error(error: Any, model: type[BaseModel] | None) -> tuple[Place, str
         ):
             return place, f"{error['input']} is now called {new}. Write {new} in its place"
         case "literal_error":
-            return place, f"must be one of {error['ctx']['expected']}, got {got}. {help_}"
+            known = re.findall(r"'([^']+)'", error["ctx"]["expected"])
+            meant = suggest_names(str(error["input"]), known).partition(" Known:")[0]
+            return place, f"must be one of {error['ctx']['expected']}, got {got}.{meant} {help_}"
         case "string_pattern_mismatch":
             return place, f"does not have the form it needs, got {got}. {help_}"
         case kind if kind in ("int_type", "float_type") and _is_searchable(error["input"]):
@@ -113,6 +126,11 @@ def explain_error(error: Any, model: type[BaseModel] | None) -> tuple[Place, str
         case kind if kind in _COMPARISONS:
             bound, words = _COMPARISONS[kind]
             return place, f"must be {words} {error['ctx'][bound]}, got {got}. {help_}"
+        case "model_type" | "model_attributes_type" | "dict_type" if _may_be_name(error, field):
+            return place, (
+                f"must be a mapping of keys to values, got {got}. Write {place[-1]}: "
+                f"{{name: {error['input']}}}. {help_}"
+            )
         case kind if kind in _WANTED:
             return place, f"must be {_WANTED[kind]}, got {got}. {help_}"
     return place, f"{error['msg']}, got {got}. {help_}"
@@ -146,7 +164,7 @@ def _locate(
             continue
         if field and not members and (part in _SCALARS or part.startswith(_QUOTED)):
             continue
-        tagged = [m for m in members if len(members) > 1 and _get_tag(m) == part]
+        tagged = [m for m in members if len(members) > 1 and part in _get_tags(m)]
         if tagged:
             members = tagged
             continue
@@ -165,9 +183,16 @@ def iter_models(annotation: Any) -> Iterator[type[BaseModel]]:
         yield from iter_models(inner)
 
 
-def _get_tag(model: type[BaseModel]) -> Any:
+def _get_tags(model: type[BaseModel]) -> tuple[Any, ...]:
+    """The values of `name` that choose a member of a union: all of its Literal."""
     name = model.model_fields.get("name")
-    return name.default if name else None
+    return get_args(name.annotation) if name else ()
+
+
+def _may_be_name(error: Any, field: FieldInfo | None) -> bool:
+    """True for a word in place of a section that has a `name`."""
+    word = isinstance(error["input"], str) and error["input"].isidentifier()
+    return word and field is not None and _accepts_any(field, "name")
 
 
 def _is_searchable(value: Any) -> bool:
@@ -207,6 +232,8 @@ def _suggest_key(key: str, known: list[str], root: type[BaseModel] | None) -> st
     section, _, name = meant.rpartition(".")
     if name in known:
         return name
+    if section == "budget":  # of the sweep file, which --set reaches by that name alone
+        return meant
     inside = root.model_fields.get(section)
     return meant if inside and _accepts_any(inside, name) else None
 

@@ -90,14 +90,10 @@ def statement_of_trial(
         counted=_describe_counting(config),
     )
     words = f"{words} {validation_statement(config.data.validation, config.data.num_held_out)}"
-    return " ".join((words, *filter(None, (public_weights_statement(_public_weights(config)),))))
-
-
-def _public_weights(config: TrialConfig) -> list[str]:
-    """Name the weights that others trained and this trial starts from, each with its key."""
-    features = config.data.features
-    found = [f"{features.weights} (data.features)"] if features and features.weights else []
-    return [*found, *filter(None, (config.model.public_weights,))]
+    weights = public_weights_statement(
+        [*filter(None, (config.data.public_weights, config.model.public_weights))]
+    )
+    return " ".join(filter(None, (words, weights, config.data.public_words)))
 
 
 def _describe_counting(config: TrialConfig) -> str:

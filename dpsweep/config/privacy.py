@@ -127,7 +127,7 @@ class PrivacyConfig(Strict):
         if self.delta != "auto" and not 0 < self.delta < 1:
             raise InvalidKey(
                 "delta",
-                f"must lie in (0, 1), got {self.delta}. It is the chance that the promise "
+                f"must lie in (0, 1), got {self.delta}. It is the chance that the guarantee "
                 "fails; write delta: auto for num_examples^-1.1",
             )
         return self

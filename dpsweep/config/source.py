@@ -162,7 +162,8 @@ def with_value(tree: Tree, path: KeyPath, value: Any) -> Tree:
     """A copy of `tree` with `value` at `path`, mappings made on the way where there are none.
 
     Raises:
-        ConfigError: If the path counts into a list and beyond its end.
+        ConfigError: If the path counts into a list and beyond its end, or leads into a number or
+            text.
     """
     head, *rest = path
     inner = value
@@ -171,7 +172,12 @@ def with_value(tree: Tree, path: KeyPath, value: Any) -> Tree:
         if isinstance(below, list):
             inner = _with_value_in_list(below, path, value)
         else:
-            inner = with_value(below if isinstance(below, dict) else {}, tuple(rest), value)
+            if below is not None and not isinstance(below, dict):
+                raise ConfigError(
+                    f"{head} is {format_value(below)}, which holds no keys. Write a mapping, such "
+                    f"as {head}: {{name: ...}}"
+                )
+            inner = with_value(below or {}, tuple(rest), value)
     return {**tree, str(head): inner}
 
 

@@ -425,6 +425,14 @@ class ResolvedSweep:
             if self.admits(trial):
                 fits(trial)
 
+    def _base_fails(self, words: str) -> bool:
+        """True if the base config makes the same mistake by itself, whatever is searched."""
+        try:
+            load_trial(self.base)
+        except ConfigError as e:
+            return str(e) == words
+        return False
+
     @contextmanager
     def _blaming(self, drawn: _Drawn) -> Iterator[None]:
         """Name the searched values behind a mistake that names a line of the base config alone."""
@@ -437,7 +445,7 @@ class ResolvedSweep:
                 for key, value in drawn.hyperparams.items()
                 if key != EPSILON
             ]
-            if "search." in str(e) or not drawn.hyperparams:
+            if "search." in str(e) or not drawn.hyperparams or self._base_fails(str(e)):
                 raise
             raise ConfigError(f"{e} Searched here: {', '.join(values)}.") from e
 

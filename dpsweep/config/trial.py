@@ -319,7 +319,7 @@ class TrialConfig(Strict):
         if steps > MOST_STEPS:
             raise InvalidKey(
                 EPOCHS,
-                f"{self.train.epochs} epochs of batches of {self.train.batch_size} are {steps:,} "
+                f"{self.train.epochs:g} epochs of batches of {self.train.batch_size} are {steps:,} "
                 f"steps, and the accountant adds up {MOST_STEPS:,} at most: beyond, it takes "
                 f"hours and all memory. Give fewer epochs or a larger {BATCH_SIZE}",
             )
@@ -386,6 +386,7 @@ _PATHS = (
     ("data", "root"),
     ("data", "file"),
     ("data", "test_file"),
+    ("data", "tokenizer"),
     ("model", "weights"),
     ("model", "folder"),
 )
@@ -395,6 +396,9 @@ def _make_paths_absolute(tree: Tree) -> Tree:
     """`tree` with its paths made absolute, so that they mean the same in every process."""
     for section, key in _PATHS:
         inner = tree.get(section)
-        if isinstance(inner, dict) and isinstance(inner.get(key), str):
-            tree = with_value(tree, (section, key), str(Path(inner[key]).expanduser().absolute()))
+        if not isinstance(inner, dict) or not isinstance(inner.get(key), str):
+            continue
+        path = Path(inner[key]).expanduser()
+        if key != "tokenizer" or path.exists():  # else it is a package
+            tree = with_value(tree, (section, key), str(path.absolute()))
     return tree

@@ -6,8 +6,11 @@ from pydantic import Field, TypeAdapter
 
 from dpsweep.data.datasets import ImageData
 from dpsweep.data.tables import TableData
+from dpsweep.data.text import GenerationData, TextData
 
-DataConfig = Annotated[ImageData | TableData, Field(discriminator="name")]
+DataConfig = Annotated[
+    ImageData | TableData | TextData | GenerationData, Field(discriminator="name")
+]
 """Any data set, told apart by `name`."""
 
 

@@ -70,7 +70,7 @@ class Data(Strict):
         raise NotImplementedError
 
     @property
-    def source(self) -> Path:
+    def read_from(self) -> Path:
         """The folder or file that it is read from."""
         raise NotImplementedError
 
@@ -97,9 +97,24 @@ class Data(Strict):
         """Examples of the training split that are measured with and not trained on."""
         if self.validation == "test_split":
             return 0
-        return max(1, round(float(self.holdout_fraction) * self.spec.num_train))
+        return max(1, round(float(self.holdout_fraction) * self.num_rows))
 
     @property
     def num_examples(self) -> int:
         """N: how many private examples are trained on."""
-        return self.spec.num_train - self.num_held_out
+        return self.num_rows - self.num_held_out
+
+    @property
+    def num_rows(self) -> int:
+        """Examples of the training split, held-out ones included."""
+        raise NotImplementedError
+
+    @property
+    def public_weights(self) -> str:
+        """Weights that its features were made with, in words; empty without."""
+        return ""
+
+    @property
+    def public_words(self) -> str:
+        """Sentence on what else is declared public; empty without."""
+        return ""

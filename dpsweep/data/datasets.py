@@ -195,7 +195,7 @@ class ImageData(Data):
         return {} if self.place is None else {"root": self.place}
 
     @property
-    def source(self) -> Path:
+    def read_from(self) -> Path:
         """The folder or file that it is read from; scikit-learn's data if it needs none."""
         if self.place is not None:
             return self.place
@@ -207,6 +207,15 @@ class ImageData(Data):
     @property
     def without_features(self) -> Data:
         return self.model_copy(update={"features": None})
+
+    @property
+    def num_rows(self) -> int:
+        return self.stored.num_train
+
+    @property
+    def public_weights(self) -> str:
+        weights = "" if self.features is None else self.features.weights
+        return f"{weights} (data.features)" if weights else ""
 
     @property
     def are_pixels(self) -> bool:

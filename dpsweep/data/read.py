@@ -177,7 +177,7 @@ def load_shared_features(config: DataConfig, seed: int, what: str, make: Callabl
         make: Returns tensors, in tuples. Called if there is no copy yet.
     """
     key = config.model_dump_json(), seed if config.num_held_out else None, what
-    return load_shared(config.source, make, repr(key), series="made")
+    return load_shared(config.read_from, make, repr(key), series="made")
 
 
 def _load_splits(config: DataConfig) -> tuple[Split, Split]:
@@ -185,7 +185,8 @@ def _load_splits(config: DataConfig) -> tuple[Split, Split]:
         return _load_images(config) if config.features is None else _load_features(config)
     config.refuse_missing(config.name)
     # one copy for each file and all that decides what is read of it, but for the split
-    kind = repr((config.model_dump(exclude={"validation", "holdout_fraction"}), type(config)))
+    settings = config.model_dump(exclude={"validation", "holdout_fraction"})
+    kind = repr((settings, type(config), config.read_with))
     found: list[Split] = [
         load_shared(path, partial(config.read, key), f"{key} {kind}")
         for key, (path, _) in config.files.items()
@@ -239,7 +240,7 @@ def _load_features(config: ImageData) -> tuple[Split, Split]:
         return (made[0], train[1]), (made[1], test[1])
 
     kind = repr((config.stored, config.resize, config.normalise, features, versions))
-    found: tuple[Split, Split] = load_shared(config.source, make, kind)
+    found: tuple[Split, Split] = load_shared(config.read_from, make, kind)
     return found
 
 
@@ -267,7 +268,7 @@ def _load_digits(config: ImageData) -> tuple[Split, Split]:
 
         return load_splits()
 
-    found: tuple[Split, Split] = load_shared(config.source, read)
+    found: tuple[Split, Split] = load_shared(config.read_from, read)
     return found
 
 

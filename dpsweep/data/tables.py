@@ -111,13 +111,28 @@ class ColumnConfig(Strict):
 class FileData(Data):
     """Base of the data sets that are read from the rows of files."""
 
-    if TYPE_CHECKING:
-        file: str
-        test_file: Any
-        format: Any
-        num_train: int
-        num_test: Any
-        num_classes: Any
+    file: str
+    """The training rows: .csv or .tsv with a header, .jsonl, .parquet, or .npz with an array for
+    each column. Relative to where you run."""
+
+    test_file: str | None = Field(default=None, exclude_if=is_unused)
+    """Rows of the test split, with validation: test_split."""
+
+    format: Format | None = Field(default=None, exclude_if=is_unused)
+    """Format of the files, if their names do not end in it."""
+
+    num_train: int = Field(gt=0)
+    """Training rows, held-out ones included. Declared, as N is public."""
+
+    num_test: int | None = Field(default=None, gt=0, exclude_if=is_unused)
+    """Rows of the test split, if there is one."""
+
+    validation: Literal["test_split", "holdout"] = "test_split"
+    """Source of the metrics: the test split, which you thereby declare public, or a part of the
+    training split, whose rows are then measured without noise and not protected."""
+
+    holdout_fraction: float = Field(default=0.1, gt=0, lt=1)
+    """Share of the training rows held out; used with validation: holdout only."""
 
     def __hash__(self) -> int:  # some keys hold dicts
         return hash(self.model_dump_json())
@@ -132,13 +147,17 @@ class FileData(Data):
         """K: how many numbers a model gives for an example."""
         match self.task:
             case Classification(classes=None):
-                assert self.num_classes is not None, "validated"
-                return int(self.num_classes)
+                return int(self.num_labels or 0)
             case Classification(classes=tuple(names)):
                 return len(names)
             case OwnTask(num_outputs=num):
                 return num
         return len(self.targets)
+
+    @property
+    def num_labels(self) -> int | None:
+        """Number of classes, if it is declared."""
+        return getattr(self, "num_classes", None)
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -166,9 +185,18 @@ class FileData(Data):
         return self.file
 
     @property
+    def num_rows(self) -> int:
+        return self.num_train
+
+    @property
+    def read_with(self) -> str:
+        """Content of other files that decides what is read."""
+        return ""
+
+    @property
     def files(self) -> dict[str, tuple[Path, int]]:
         """Key of the number of its rows -> each file, and that number."""
-        keys = {"num_train": self.num_train, "num_test": self.num_test}
+        keys = {"num_train": self.num_train, "num_test": self.num_test or 0}
         return {
             key: (path, num)
             for (key, num), path in zip(keys.items(), self.places.values(), strict=False)
@@ -185,7 +213,7 @@ class FileData(Data):
         return self.places["file"]
 
     @property
-    def source(self) -> Path:
+    def read_from(self) -> Path:
         return self.place
 
     def refuse_missing(self, where: str) -> None:
@@ -206,13 +234,13 @@ class FileData(Data):
             if not tested and getattr(self, key) is not None:
                 raise InvalidKey(key, "is of validation: test_split. Delete one of the two")
         if isinstance(self.task, Classification):
-            if (self.num_classes is None) == (self.task.classes is None):
+            if (self.num_labels is None) == (self.task.classes is None):
                 raise InvalidKey(
                     "num_classes",
                     "or task.classes must be declared, and not both: the number of classes, if "
                     "labels are numbers from 0, or their names",
                 )
-        elif self.num_classes is not None:
+        elif self.num_labels is not None:
             raise InvalidKey("num_classes", "is of classification. Delete it")
         try:
             self.task.check_outputs(self.num_outputs)
@@ -278,16 +306,6 @@ class TableData(FileData):
 
     name: Literal["table"] = "table"
 
-    file: str
-    """The training rows: .csv or .tsv with a header, .jsonl, .parquet, or .npz with an array for
-    each column. Relative to where you run."""
-
-    test_file: str | None = Field(default=None, exclude_if=is_unused)
-    """Rows of the test split, with validation: test_split."""
-
-    format: Format | None = Field(default=None, exclude_if=is_unused)
-    """Format of the files, if their names do not end in it."""
-
     target: str | Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
     """Column to learn; several with regression and multi_label."""
 
@@ -297,21 +315,8 @@ class TableData(FileData):
     task: TaskConfig
     """Task: the loss of one example, and the metrics."""
 
-    num_train: int = Field(gt=0)
-    """Training rows, held-out ones included. Declared, as N is public."""
-
-    num_test: int | None = Field(default=None, gt=0, exclude_if=is_unused)
-    """Rows of the test split, if there is one."""
-
     num_classes: int | None = Field(default=None, gt=1, exclude_if=is_unused)
     """K: number of classes, if labels are numbers from 0."""
-
-    validation: Literal["test_split", "holdout"] = "test_split"
-    """Source of the metrics: the test split, which you thereby declare public, or a part of the
-    training split, whose rows are then measured without noise and not protected."""
-
-    holdout_fraction: float = Field(default=0.1, gt=0, lt=1)
-    """Share of the training rows held out; used with validation: holdout only."""
 
     @model_validator(mode="after")
     def _is_complete(self) -> Self:

@@ -252,6 +252,57 @@ class MultiLabel(Task):
         return {"accuracy": float(sums["right"]) / num, "f1": f1, "loss": float(sums["loss"]) / num}
 
 
+class CausalLM(Task):
+    """The next token at each position; an example's loss is the mean over its own target tokens.
+
+    Prompt and padding count nowhere: their targets are IGNORED. The mean is over the tokens of one
+    example and never over those of a batch.
+    """
+
+    name: Literal["causal_lm"] = "causal_lm"
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        return ("perplexity", "loss")
+
+    def losses(self, outputs_B: Tensor, targets_B: Tensor) -> Tensor:
+        return _token_losses(outputs_B, targets_B).sum(1) / _count_targets(targets_B).clamp(min=1)
+
+    def draw_targets(self, num: int, outputs: tuple[int, ...]) -> Tensor:
+        import torch
+
+        length, vocabulary = outputs
+        targets = (torch.arange(num)[:, None] * 7 + torch.arange(length)) % vocabulary
+        targets[:, : length // 3] = IGNORED  # a prompt
+        targets[1::2, length - length // 3 :] = IGNORED  # padding of every second example
+        return targets
+
+    def sums(self, outputs_B: Tensor, targets_B: Tensor) -> dict[str, Tensor]:
+        tokens_BT, counts_B = _token_losses(outputs_B, targets_B), _count_targets(targets_B)
+        losses_B = tokens_BT.sum(1) / counts_B.clamp(min=1)
+        return {"loss": losses_B.sum(), "tokens": tokens_BT.sum(), "count": counts_B.sum()}
+
+    def compute_metrics(self, sums: dict[str, Tensor], num: int) -> dict[str, float]:
+        """Perplexity of all target tokens together, and the mean of the examples' losses."""
+        perplexity = (sums["tokens"] / sums["count"]).exp()
+        return {"perplexity": float(perplexity), "loss": float(sums["loss"]) / num}
+
+
+IGNORED = -100
+"""Target at a position that is not learned, as torch has it."""
+
+
+def _token_losses(outputs_B: Tensor, targets_B: Tensor) -> Tensor:
+    from torch.nn.functional import cross_entropy
+
+    logits = outputs_B.transpose(1, 2)
+    return cross_entropy(logits, targets_B, ignore_index=IGNORED, reduction="none")
+
+
+def _count_targets(targets_B: Tensor) -> Tensor:
+    return (targets_B != IGNORED).sum(1)
+
+
 class OwnTask(Task):
     """A loss of yours. Naming it runs that code."""
 
@@ -290,11 +341,11 @@ class OwnTask(Task):
 
 
 TaskConfig = Annotated[
-    Classification | Regression | MultiLabel | OwnTask, Field(discriminator="name")
+    Classification | Regression | MultiLabel | CausalLM | OwnTask, Field(discriminator="name")
 ]
 """Any task, told apart by `name`."""
 
-CLASSIFICATION = Classification()
+CLASSIFICATION, CAUSAL_LM = Classification(), CausalLM()
 
 
 def _f1(pairs_KK: Tensor) -> float:

@@ -23,16 +23,6 @@ from dpsweep.models.parts import Model, Prefixes
 if TYPE_CHECKING:
     from torch import nn
 
-_TARGETS = (
-    ("query", "value"),
-    ("q_proj", "v_proj"),
-    ("q_lin", "v_lin"),
-    ("c_attn",),
-    ("query_key_value",),
-    ("Wqkv",),
-)
-"""Names of the layers that make queries and values, in the families of models."""
-
 
 class Lora(Strict):
     """A frozen model, and a thin trained product B A beside some of its linear layers."""
@@ -164,7 +154,7 @@ class HuggingFace(Model):
         head = None if spec.positions is not None else spec.num_classes
         model = make_text_model(self.place, head, self.pool, random=self.random)
         is_meta = next(model.parameters()).is_meta
-        train_only(model, self.adapter, _TARGETS)
+        train_only(model, self.adapter)
         if not is_meta:
             with torch.random.fork_rng(devices=[]):
                 check_agreement(model, settings["vocab_size"], length)
@@ -189,12 +179,6 @@ class HuggingFace(Model):
                 "folder" if self.folder else "package",
                 f"has a vocabulary of {size}, and the tokenizer of data.tokenizer numbers tokens "
                 f"up to {tokens.num_ids}. Give data.tokenizer the same folder or package",
-            )
-        if spec.positions is not None and spec.num_classes != size:
-            raise InvalidKey(
-                "folder" if self.folder else "package",
-                f"gives {size} numbers at each position, and the data's tokenizer has "
-                f"{spec.num_classes} tokens. Give data.tokenizer the same folder or package",
             )
         limits = ("max_position_embeddings", "n_positions", "sliding_window", "local_attention")
         for key in limits:

@@ -5,7 +5,6 @@ additive and of four dimensions, nothing is cached, and nothing is dropped at ra
 result is still the library's is tried on random tokens each time a model is read.
 """
 
-from collections.abc import Sequence
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,16 @@ from dpsweep.models.transfer import freeze
 
 _AGREED = 1e-3
 """Largest difference to the library's own hidden states, relative to their size."""
+
+_TARGETS = (
+    ("query", "value"),
+    ("q_proj", "v_proj"),
+    ("q_lin", "v_lin"),
+    ("c_attn",),
+    ("query_key_value",),
+    ("Wqkv",),
+)
+"""Names of the layers that make queries and values, in the families of models."""
 
 _PASSING = {"input_ids", "attention_mask", "position_ids", "token_type_ids", "use_cache"}
 
@@ -144,7 +153,7 @@ def make_text_model(place: Path, outputs: int | None, pool: str, *, random: bool
     return TextModel(body.eval(), head, pool).eval()
 
 
-def train_only(model: TextModel, adapter: Any, families: Sequence[tuple[str, ...]]) -> None:
+def train_only(model: TextModel, adapter: Any) -> None:
     """Freeze all of a model but what its adapter trains; frozen weights are not saved again.
 
     Raises:
@@ -167,15 +176,15 @@ def train_only(model: TextModel, adapter: Any, families: Sequence[tuple[str, ...
     if adapter.name == "lora":
         add_lora(
             model.body,
-            adapter.targets or _find_targets(model, families),
+            adapter.targets or _find_targets(model),
             adapter.rank,
             adapter.alpha,
         )
 
 
-def _find_targets(model: TextModel, families: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+def _find_targets(model: TextModel) -> tuple[str, ...]:
     found = {path.rpartition(".")[2] for path, _ in find_linear(model.body)}
-    for names in families:
+    for names in _TARGETS:
         if found.issuperset(names):
             return names
     raise InvalidKey(

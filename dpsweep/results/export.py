@@ -1,6 +1,6 @@
 """Trial configs as YAML files that load back equal, with where they come from on top."""
 
-import os
+import tempfile
 import textwrap
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -144,8 +144,11 @@ def check_target(path: Path) -> None:
     folder = path.absolute().parent
     while not folder.exists():
         folder = folder.parent
-    if not os.access(folder, os.W_OK | os.X_OK) or not folder.is_dir():
-        raise StateError(f"-o {path}: {folder} is not writable. Name another file with -o FILE")
+    try:  # to write there: what a mode allows, a read-only file system may not
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as e:
+        raise _make_write_error(path, e) from e
     if path.is_dir():
         raise StateError(f"-o {path}: is a folder. Name a file, such as -o {path / 'best.yaml'}")
     if path.exists() and not path.read_text(errors="replace").startswith(_MARK):
@@ -157,5 +160,12 @@ def check_target(path: Path) -> None:
 
 def write(path: Path, text: str) -> None:
     """Write an export; `check_target` has passed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as e:
+        raise _make_write_error(path, e) from e
+
+
+def _make_write_error(path: Path, e: OSError) -> StateError:
+    return StateError(f"-o {path}: cannot be written: {e.strerror}. Name another place with -o")

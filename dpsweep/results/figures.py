@@ -50,12 +50,10 @@ CAPTIONS = {
     "parallel": "One line a complete trial across all searched keys, coloured by its result from "
     "dark (worst) to bright; the best is thick and red.",
     "slices": "The result against each searched key alone; the other keys vary as well.",
-    "kappa-gamma": "The result over Kalman gain and look-ahead. Marks are trials; the background "
-    "is the mean result of the trials nearby.",
-    "cut-depth": "The result over cut and depth of the spectral shelf. Marks are trials; the "
-    "background is the mean result of the trials nearby.",
-    "batch_size-lr": "The result over batch size and learning rate. Marks are trials; the "
-    "background is the mean result of the trials nearby.",
+    "kappa-gamma": "The result over Kalman gain and look-ahead. Marks are trials.",
+    "cut-depth": "The result over cut and depth of the spectral shelf. Marks are trials.",
+    "batch_size-lr": "The result over batch size and learning rate. Marks are trials.",
+    "batch_size-total_step": "The result over batch size and total step. Marks are trials.",
     "filters": "What the filters of the best trials let pass, by frequency, and the noise variance "
     "that is left behind them.",
 }
@@ -74,8 +72,17 @@ TITLES = {
     "kappa-gamma": "κ and γ",
     "cut-depth": "λ (cut) and ρ (depth)",
     "batch_size-lr": "Batch size and learning rate",
+    "batch_size-total_step": "Batch size and total step",
     "filters": "Filters of the best trials",
 }
+
+
+def caption_of(name: str, figure: go.Figure) -> str:
+    """Describe a figure, with its background where it has one: few trials make none."""
+    filled = any(trace.type == "heatmap" for trace in figure.data)
+    return CAPTIONS[name] + (
+        " The background is the mean result of the trials nearby." if filled else ""
+    )
 
 
 def figures(study: Study) -> dict[str, go.Figure]:

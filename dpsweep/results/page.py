@@ -24,7 +24,7 @@ from dpsweep.results.compare import Comparison, compare_methods
 from dpsweep.results.comparison import comparison_table, sentences
 from dpsweep.results.disclosure import disclosure_of
 from dpsweep.results.export import Origin, origin_of, to_yaml
-from dpsweep.results.figures import CAPTIONS, TITLES, figures
+from dpsweep.results.figures import TITLES, caption_of, figures
 from dpsweep.results.pareto import chosen, nothing_to_show, summaries, winners
 from dpsweep.results.plots.style import goal_title
 from dpsweep.results.tables import shown_budgets, trial_table
@@ -209,7 +209,7 @@ def _figure(name: str, figure: go.Figure) -> dict[str, Any]:
     return {
         "name": name,
         "title": TITLES[name],
-        "caption": CAPTIONS[name],
+        "caption": caption_of(name, figure),
         "height": figure.layout.height or _HEIGHT,
         "data": Markup(data.replace("&", "\\u0026")),
     }

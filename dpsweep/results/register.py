@@ -129,7 +129,8 @@ def _one(
     if data.spec.fields:
         raise ConfigError(
             f"--register: models of {data.name} take several tensors by name, which the registry's "
-            f"example cannot show yet. Export with --format yaml"
+            f"example cannot show. Export a language model with --format huggingface, others with "
+            f"--format yaml"
         )
     kind = torch.uint8 if data.are_pixels else torch.float32
     example = torch.zeros(2, *data.spec.shape, dtype=kind)

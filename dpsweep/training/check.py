@@ -56,6 +56,14 @@ def check_trial(config: TrialConfig, source: Source, *, fetch: bool = False) -> 
     ]
 
 
+def check_device(config: TrialConfig, source: Source) -> None:
+    """Raise ConfigError if a trial that is trained by itself names a GPU that is not here."""
+    from dpsweep.training.device import open_device  # torch takes seconds to import
+
+    if config.train.device == "cuda":
+        open_device("cuda", key=source.at(("train", "device")))
+
+
 def _check_data(config: TrialConfig, where: str) -> None:
     """Read all images, once a node while the files stay as they are; features come later."""
     config.data.refuse_missing(where)
@@ -69,12 +77,13 @@ def _check_data(config: TrialConfig, where: str) -> None:
         except ConfigError as e:
             raise ConfigError(f"{where}: {e}") from e
 
-    check_once(f"data {images.model_dump_json()} {config.seed}", images.source, check)
+    check_once(f"data {images.model_dump_json()} {config.seed}", images.read_from, check)
 
 
 def check_sweep(sweep: ResolvedSweep, *, fetch: bool = False) -> list[str]:
     """As `check_trial`, for every corner of a sweep's space and some points inside it."""
-    check_engine(sweep.reference_trial, sweep.origin)  # first: what is wrong with all of them
+    for check in (check_parts, check_engine):  # first: what is wrong with all of them
+        check(sweep.reference_trial, sweep.origin)
     tried = {sweep.reference_trial.model.model_dump_json()}
 
     def fits(config: TrialConfig) -> None:

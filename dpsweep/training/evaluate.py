@@ -11,6 +11,9 @@ from dpsweep.privacy.engine.state_guard import StateGuard
 AT_ONCE = 1000
 """Examples that are measured together, if there is memory for them."""
 
+_MOST_OUTPUTS = 2**26
+"""Numbers that a model gives at once while it is measured."""
+
 
 @torch.no_grad()
 def evaluate(
@@ -26,6 +29,10 @@ def evaluate(
     guard, before = StateGuard(model), [p.clone() for p in params.values()]
     sums: dict[str, torch.Tensor] = {}
     num = len(data.valid_targets)
+    if data.fields is not None:  # a language model has its whole vocabulary at each position
+        inputs = data.scaled(take_rows(data.valid_inputs, slice(1)), dtype)
+        each = apply_model(model, inputs, params).numel()
+        at_once = max(1, min(at_once, _MOST_OUTPUTS // each))
     for start in range(0, num, at_once):
         rows = slice(start, start + at_once)
         inputs = data.scaled(take_rows(data.valid_inputs, rows), dtype)

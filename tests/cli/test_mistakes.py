@@ -33,7 +33,7 @@ COMMANDS = [
     (["launch", FASHION, "--set", "data.root=~/none"], "add --download to fetch it there"),
     (["launch", "tiny.yaml", "--set", "train.batch_size=2000"], "exceeds the 1437 private"),
     (["launch", "tiny.yaml", "--state", "tiny.yaml/x"], "tiny.yaml is not a folder"),
-    (["launch", "tiny.yaml", "-o", "tiny.yaml/best.yaml"], "is not writable"),
+    (["launch", "tiny.yaml", "-o", "tiny.yaml/best.yaml"], "cannot be written: Not a directory"),
     (["launch", "tiny.yaml", "-o", "tiny.yaml"], "is not one of our exports"),
     (["launch", "tiny.yaml", "--tracking-uri", "http://127.0.0.1:9"], "nothing answers there"),
     (["launch", "tiny.yaml", "--tracking-uri", "./mlruns"], "a plain path is no tracking server"),
@@ -147,3 +147,48 @@ def test_data_that_are_not_as_declared_stop_a_sweep_before_it_has_a_name(
 def test_the_version_is_told_and_nothing_else_is_done():
     done = CliRunner().invoke(app, ["--version"])
     assert (done.exit_code, done.output) == (0, f"dpsweep {__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("args", "what"),
+    [
+        (["submit", "tiny.yaml", "--to", "http://127.0.0.1:9"], "submit"),
+        (["logs", "tiny"], "logs"),
+        (["launch", "tiny.yaml", "--address", "ray://h:10001"], "--address ray://h:10001"),
+    ],
+)
+def test_a_plain_install_names_the_extra_that_reaches_clusters(
+    tmp_path, monkeypatch, sweep_file, args, what
+):
+    monkeypatch.setitem(sys.modules, "pathspec", None)  # as where it is not installed
+    told = mistake(tmp_path, monkeypatch, *args)
+    assert told.startswith(f"{what}: reaches a Ray cluster, and packages that this needs")
+    assert "(pathspec). Install them with: pip install 'dpsweep[cluster]'" in told
+
+
+def test_an_ascii_terminal_gets_letters_spelled_out(sweep_file, shell, clean):
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    said = shell(clean)("init", "--list", **ascii_only)
+    plan = shell(clean)("plan", sweep_file, **ascii_only)
+    assert said.isascii()
+    assert plan.isascii()
+    assert "one eps " in plan
+
+
+def test_the_first_line_of_a_launch_needs_neither_torch_nor_ray(sweep_file, tmp_path):
+    """It stands on the screen before the seconds that those take to be imported."""
+    code = (
+        "import sys; sys.argv = ['dpsweep', 'launch', 'tiny.yaml', '--state', 'tiny.yaml/x']\n"
+        "import builtins; real = builtins.__import__\n"
+        "def spy(name, *rest, **more):\n"
+        "    if name.split('.')[0] in ('torch', 'ray', 'mlflow'):\n"
+        "        print('IMPORTS', name, flush=True)\n"
+        "    return real(name, *rest, **more)\n"
+        "builtins.__import__ = spy\n"
+        "from dpsweep.cli import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    first = done.stdout.splitlines()[0]
+    assert first == "tiny: 2 trials, ε 4 a trial. Checking the model, the data and the services ..."

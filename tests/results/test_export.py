@@ -73,5 +73,5 @@ def test_another_file_is_left_alone_and_an_export_is_replaced(tmp_path, study):
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(StateError, match="is not writable"):
+    with pytest.raises(StateError, match="cannot be written"):
         check_target(tmp_path / "file" / "best.yaml")

@@ -9,8 +9,9 @@ import torch
 from dpsweep.config.sweep import load_sweep
 from dpsweep.filters.lti import Ema, Momentum
 from dpsweep.filters.spectral import Shelf
-from dpsweep.results.figures import CAPTIONS, TITLES, figures
+from dpsweep.results.figures import _MAKERS, CAPTIONS, TITLES, caption_of, figures
 from dpsweep.results.importance import importances
+from dpsweep.results.page import page
 from dpsweep.results.plots.axes import KeyAxis
 from dpsweep.results.plots.filters import ACROSS, OVER_TIME, noise_gain, responses
 from dpsweep.store.study import Study
@@ -28,8 +29,10 @@ def test_every_figure_has_a_title_and_a_caption_and_axes_are_named(study_of):
         method.cut: {uniform: [0.1, 0.9]}, method.depth: {uniform: [0, 0.9]},\
         train.batch_size: {choice: [64, 128]}, optimizer.lr: {log_uniform: [0.3, 3]}}"
     drawn = figures(study_of(TEN, wide, "privacy.epsilon={each: [1, 4]}"))
-    assert list(drawn) == [name for name in TITLES if name not in ("methods", "posterior")]
-    assert set(TITLES) == set(CAPTIONS)
+    assert list(drawn) == [
+        name for name in TITLES if name not in ("methods", "posterior", "batch_size-total_step")
+    ]
+    assert set(TITLES) == set(CAPTIONS) == set(_MAKERS)
     for name, figure in drawn.items():
         assert figure.data, name
         titles = [axis.title.text for axis in figure.select_yaxes() if axis.visible is not False]
@@ -171,3 +174,17 @@ def test_tags_in_values_are_not_read_as_tags(study_of):
     hostile = "search={model.width: {choice: [4, 8]}, method.shape: {choice: [step, butterworth]}}"
     figure = figures(study_of([0.5, 0.6], hostile))["history"]
     assert all("<" not in t.replace("<br>", "") for t in trace(figure, "complete").text)
+
+
+STEPS = (
+    "search={train.batch_size: {choice: [64, 128]}, optimizer.total_step: {log_uniform: [9, 99]}}"
+)
+
+
+def test_a_search_over_the_total_step_has_a_page_and_a_caption_promises_what_is_drawn(study_of):
+    """As `dpsweep init` writes it; without a title the launch ended in a traceback."""
+    few, many = study_of(TEN[:5], STEPS), study_of(TEN, STEPS, name="many")
+    for study, told in ((few, False), (many, True)):
+        drawn = figures(study)["batch_size-total_step"]
+        assert ("The background is" in caption_of("batch_size-total_step", drawn)) is told
+        assert "Batch size and total step" in page(study)

@@ -3,7 +3,9 @@
 A sweep of this machine comes first. Ray is loaded only for one that is elsewhere.
 """
 
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from dpsweep.cli.options import typed
@@ -13,9 +15,28 @@ from dpsweep.core.errors import ConfigError, StateError
 from dpsweep.store.owner import whoami
 from dpsweep.store.state_dir import StateFolder
 
+_CLUSTER_PACKAGES = ("pathspec", "aiohttp", "grpc")
+"""Modules that the extra `cluster` brings and a plain install may lack."""
+
 if TYPE_CHECKING:
     from dpsweep.cli.verbs.search import Options
     from dpsweep.config.sweep import ResolvedSweep
+
+
+def import_remote(what: str) -> ModuleType:
+    """Import the verbs that reach clusters, which need more packages than all others.
+
+    Raises:
+        ConfigError: Naming the extra to install; `what` was typed.
+    """
+    if missing := [name for name in _CLUSTER_PACKAGES if find_spec(name) is None]:
+        raise ConfigError(
+            f"{what}: reaches a Ray cluster, and packages that this needs are not installed here "
+            f"({', '.join(missing)}). Install them with: pip install 'dpsweep[cluster]'"
+        )
+    from dpsweep.cli.verbs import remote
+
+    return remote
 
 
 def launched(
@@ -36,8 +57,7 @@ def launched(
             f"--unique: not with --address {options.address}: names are taken in the state folder "
             f"there. Say --name NAME"
         )
-    from dpsweep.cli.verbs import remote
-
+    remote = import_remote(f"--address {options.address}")
     remote.submit(
         file,
         settings,
@@ -56,9 +76,7 @@ def answered(verb: str, name: str | None, state: str | None, **options: Any) -> 
     """Let the cluster answer; False if the sweep is not elsewhere."""
     sweep = _elsewhere(name, state)
     if sweep:
-        from dpsweep.cli.verbs import remote
-
-        remote.answer(sweep, [verb, sweep.name, *typed(options)])
+        import_remote(verb).answer(sweep, [verb, sweep.name, *typed(options)])
     return sweep is not None
 
 
@@ -66,9 +84,7 @@ def exported(name: str, state: str | None, top: int, out: Path) -> bool:
     """Fetch the best configs from the cluster; False if the sweep is not elsewhere."""
     sweep = _elsewhere(name, state)
     if sweep:
-        from dpsweep.cli.verbs import remote
-
-        remote.export(sweep, typed({"top": top}), out)
+        import_remote("export").export(sweep, typed({"top": top}), out)
     return sweep is not None
 
 
@@ -95,9 +111,7 @@ def resumed(
             f"--address {address}: {name} was submitted to {sweep.address}. Leave --address out, "
             f"or say where that cluster is now: http://HOST:8265"
         )
-    from dpsweep.cli.verbs import remote
-
-    remote.resume(
+    import_remote("resume").resume(
         sweep,
         address,
         file=file,

@@ -41,8 +41,9 @@ def check(file: Path, settings: list[str], fetch: bool, deep: bool = False) -> N
     else:
         base = resolve_trial_source(source, settings)
         config, shown = load_trial(base), "a valid trial"
-        from dpsweep.training.check import check_trial
+        from dpsweep.training.check import check_device, check_trial
 
+        check_device(config, base)
         warn(check_trial(config, base, fetch=fetch))
     plan = plan_privacy(config)
     words = statement_of_trial(config, plan.epsilon, plan.run.noise_multiplier)
@@ -75,10 +76,11 @@ def train(file: Path, settings: list[str], out: Path | None, fetch: bool, quiet:
         raise ConfigError(f"{file}: is a sweep, not a trial. Run it with: dpsweep launch {file}")
     config = load_trial(source)
     from dpsweep.data.read import fingerprint_images
-    from dpsweep.training.check import check_trial
+    from dpsweep.training.check import check_device, check_trial
     from dpsweep.training.loop import train as train_config
     from dpsweep.training.trial_dir import TrialDir
 
+    check_device(config, source)
     warn(check_trial(config, source, fetch=fetch))
     folder = out or _free(Path("runs") / file.stem, config)
     if not _is_open(folder, config):

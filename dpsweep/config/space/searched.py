@@ -4,7 +4,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from dpsweep.config.aliases import resolve_path_aliases, resolve_tree_aliases
-from dpsweep.config.keys import DELTA, EPSILON, NOISE_MULTIPLIER, SCOPE, dotted, path_of
+from dpsweep.config.keys import (
+    DELTA,
+    EPSILON,
+    LEARNING_RATE,
+    NOISE_MULTIPLIER,
+    SCOPE,
+    TOTAL_STEP,
+    dotted,
+    path_of,
+)
 from dpsweep.config.source import KeyPath, Source, Tree, with_value
 from dpsweep.config.space.derived import Derived
 from dpsweep.config.space.domains import (
@@ -85,9 +94,13 @@ def read_varied_keys(file: Source, base: Source, written: Tree) -> VariedKeys:
 
 def _check_searchable(base: Source, path: KeyPath, keys: list[str], typed: str, place: str) -> None:
     """Raise ConfigError if what is searched has a value already, or must not vary."""
-    if dotted(path) in base.elsewhere:
+    both = [LEARNING_RATE, TOTAL_STEP]  # each takes the other's place
+    names = both if dotted(path) in both else [dotted(path)]
+    for name in (name for name in names if name in base.elsewhere):
+        takes = "is" if name == dotted(path) else f"has its place taken by {dotted(path)}, which is"
         raise ConfigError(
-            f"{base.at(path)}: is varied by this sweep, so a fixed value would have no effect. "
+            f"{base.at(path_of(name))}: {takes} varied by this sweep, so a fixed value would have "
+            f"no effect. "
             f"Vary it otherwise with --set 'search.{typed}={{uniform: [LOW, HIGH]}}', or "
             f"delete it at {place}{typed}"
         )

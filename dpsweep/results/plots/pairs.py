@@ -19,7 +19,7 @@ PAIRS = (
 )
 """Keys that belong together, (to the right, upwards)."""
 
-_LEAST_FOR_A_GROUND = 8
+_LEAST_FOR_BACKGROUND = 8
 _CELLS = 80
 _LEAST_WEIGHT = 0.3
 """Trials, counted by nearness, below which a cell stays empty."""
@@ -28,9 +28,9 @@ _LEAST_WEIGHT = 0.3
 def pair(
     records: Sequence[Record], x: KeyAxis, y: KeyAxis, objective: ObjectiveConfig
 ) -> go.Figure:
-    """A mark for each trial, on a ground of the mean over the trials nearby.
+    """A mark for each trial, on a background of the mean over the trials nearby.
 
-    The ground is m(p) = sum_i w_i v_i / sum_i w_i with w_i = exp(-|p - p_i|^2 / 2 h^2), h the rule
+    The background is m(p) = sum_i w_i v_i / sum_i w_i, w_i = exp(-|p - p_i|^2 / 2 h^2), h the rule
     of Scott over the unit square (a third of a step between categories); it is left out far from
     every trial, and below eight of them.
 
@@ -45,10 +45,10 @@ def pair(
     ys = np.array([y.place(r.hyperparams[y.key]) for r in records], dtype=float)
     marks = scaled(values.tolist(), objective.direction, goal_title(objective.metric))
     made = figure(height=440, showlegend=False, xaxis=x.layout(), yaxis=y.layout())
-    if len(records) >= _LEAST_FOR_A_GROUND:
+    if len(records) >= _LEAST_FOR_BACKGROUND:
         columns, rows = _cells(x), _cells(y)
         smooth = _means(xs, ys, values, (x, columns), (y, rows))
-        ground = go.Heatmap(
+        background = go.Heatmap(
             x=columns,
             y=rows,
             z=smooth,
@@ -59,7 +59,7 @@ def pair(
             opacity=0.45,
             hoverinfo="skip",
         )
-        made.add_trace(ground)
+        made.add_trace(background)
     dots = go.Scatter(
         x=xs,
         y=ys,

@@ -1,0 +1,209 @@
+"""Faults of public code in data and losses: each is planted, and a check fails that held before."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from dpsweep.config.trial import TrialConfig
+from dpsweep.core.errors import InvalidKey
+from dpsweep.core.types import Clipped
+from dpsweep.data import tables, tasks
+from dpsweep.data.read import Dataset, load_dataset
+from dpsweep.data.rows import parse_number
+from dpsweep.data.tables import ColumnConfig
+from dpsweep.data.tasks import IGNORED, CausalLM
+from dpsweep.privacy import engine as engines
+from dpsweep.privacy.engine import BookkeepingEngine, tape
+from dpsweep.privacy.engine.base import MicrobatchEngine
+from dpsweep.privacy.engine.gradient_check import find_wrong_gradients
+from dpsweep.training.release_check import check_releases
+
+LENGTH = 6
+WORDS = ["[PAD]", "[UNK]", "[END]", *"abcdefgh"]
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+Check = Callable[["World"], None]
+
+
+class Reader(nn.Module):
+    """Each position's own word and the mean of all, padded ones too: a reader of what is given."""
+
+    def __init__(self, num_ids: int, num_outputs: int) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(num_ids, 6), nn.Linear(6, num_outputs)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        words = self.words(input_ids)
+        return self.head(words + words.mean(1, keepdim=True))
+
+
+def make(fields, num_classes):
+    torch.manual_seed(0)
+    return Reader(fields[0].num_ids, num_classes)
+
+
+@dataclass(frozen=True)
+class World:
+    """A trial on texts, whose releases are tried on random tokens, and a folder for tables."""
+
+    config: TrialConfig
+    folder: Path
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    monkeypatch.setenv("DPSWEEP_CACHE", str(tmp_path / "cache"))
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    load_dataset.cache_clear()
+    for name in ("_stateless", "_wrong", "_mixing"):
+        monkeypatch.setattr(engines, name, type(getattr(engines, name))())
+    vocab = {word: i for i, word in enumerate(WORDS)}
+    tree = {"added_tokens": [], "model": {"type": "WordLevel", "vocab": vocab}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tree))
+    own = f"{Path(__file__).stem}:make"
+    config = TrialConfig.model_validate(
+        {
+            "data": {
+                "name": "generation",
+                "file": "unread",
+                "source": "a",
+                "target": "b",
+                "tokenizer": str(tmp_path),
+                "length": LENGTH,
+                "num_train": 100,
+                "validation": "holdout",
+            },
+            "model": {"name": "own", "function": own, "folder": str(Path(__file__).parent)},
+            "privacy": {"noise_multiplier": 1.0, "clip_norm": 0.5},
+            "train": {"batch_size": 8, "epochs": 1, "device": "cpu", "dtype": "float64"},
+            "method": {"name": "dp_sgd"},
+        }
+    )
+    return World(config, tmp_path)
+
+
+# Checks.
+
+
+def one_example_moves_a_sum_by_one_clip_norm(world: World) -> None:
+    found = {c.name: c for c in check_releases(world.config, 0.1)}
+    assert found["sensitivity"].holds
+
+
+def engines_answer_as_autograd_does(world: World) -> None:
+    spec = world.config.data.spec
+    task, net = world.config.data.task, make(spec.fields, spec.num_classes)
+    assert (
+        find_wrong_gradients(net, task.loss, spec.inputs, BookkeepingEngine, task.draw_targets)
+        is None
+    )
+
+
+def only_target_tokens_have_gradients(world: World) -> None:
+    outputs = torch.randn(3, LENGTH, len(WORDS), requires_grad=True)
+    targets = CausalLM().draw_targets(3, (LENGTH, len(WORDS)))
+    CausalLM().losses(outputs, targets).sum().backward()
+    assert not outputs.grad[targets == IGNORED].any()
+
+
+def a_rows_inputs_are_its_own(world: World) -> None:
+    found = []
+    for highest in (40, 100):
+        path = world.folder / f"{highest}.csv"
+        path.write_text(f"age,sick\n20,0\n30,1\n{highest},0\n")
+        data = tables.TableData.model_validate(
+            {
+                "file": str(path),
+                "test_file": str(path),
+                "target": "sick",
+                "columns": {"age": {"range": [0, 120]}},
+                "task": {"name": "classification"},
+                "num_classes": 2,
+                "num_train": 3,
+                "num_test": 3,
+            }
+        )
+        found.append(load_dataset(data, 0).inputs[:2])
+    assert torch.equal(*found)
+
+
+# Faults.
+
+
+def padding_in_the_loss(patch: pytest.MonkeyPatch) -> None:
+    def token_losses(outputs_B: Tensor, targets_B: Tensor) -> Tensor:
+        return cross_entropy(outputs_B.transpose(1, 2), targets_B.clamp(min=0), reduction="none")
+
+    patch.setattr(tasks, "_token_losses", token_losses)
+
+
+def mean_over_the_batchs_tokens(patch: pytest.MonkeyPatch) -> None:
+    def per_example(loss: object, outputs_B: Tensor, targets_B: Tensor) -> Tensor:
+        tokens_BT = tasks._token_losses(outputs_B, targets_B)
+        return len(targets_B) * tokens_BT.sum(1) / (targets_B != IGNORED).sum()
+
+    patch.setattr(tape, "per_example_loss", per_example)
+
+
+def padded_to_the_batchs_longest(patch: pytest.MonkeyPatch) -> None:
+    scaled = Dataset.scaled
+
+    def trimmed(self: Dataset, inputs: dict[str, Tensor], dtype: torch.dtype) -> object:
+        found = scaled(self, inputs, dtype)
+        longest = int(found["attention_mask"].sum(1).max()) if len(found["input_ids"]) else LENGTH
+        rest = {k: x[:, :longest] for k, x in found.items()}
+        # filled up again, so that targets fit: the last column shows the longest text
+        return {
+            k: torch.cat([x, x[:, -1:].expand(-1, LENGTH - longest)], 1) for k, x in rest.items()
+        }
+
+    patch.setattr(Dataset, "scaled", trimmed)
+
+
+def clipped_per_token(patch: pytest.MonkeyPatch) -> None:
+    whole = MicrobatchEngine.clipped_sum
+
+    def each_token(self, points, weights, inputs_B, targets_B, clip):
+        parts = []
+        for t in range(LENGTH):
+            alone = torch.full_like(targets_B, IGNORED)
+            alone[:, t] = targets_B[:, t]
+            parts.append(whole(self, points, weights, inputs_B, alone, clip))
+        return Clipped({k: sum(part[k] for part in parts) for k in parts[0]})
+
+    patch.setattr(MicrobatchEngine, "clipped_sum", each_token)
+
+
+def scaled_by_the_largest_value(patch: pytest.MonkeyPatch) -> None:
+    def encode(self: ColumnConfig, column: tables.Column) -> Tensor:
+        numbers = torch.tensor(column.convert(parse_number))
+        return (numbers / numbers.max())[:, None].float()
+
+    patch.setattr(ColumnConfig, "encode", encode)
+
+
+FAULTS: list[tuple[Plant, Check]] = [
+    (padding_in_the_loss, only_target_tokens_have_gradients),
+    (mean_over_the_batchs_tokens, engines_answer_as_autograd_does),
+    (padded_to_the_batchs_longest, one_example_moves_a_sum_by_one_clip_norm),
+    (clipped_per_token, one_example_moves_a_sum_by_one_clip_norm),
+    (scaled_by_the_largest_value, a_rows_inputs_are_its_own),
+]
+
+
+@pytest.mark.parametrize("check", {check for _, check in FAULTS}, ids=lambda x: x.__name__)
+def test_each_check_holds_of_the_code_as_it_is(world, check):
+    check(world)
+
+
+@pytest.mark.parametrize(("plant", "check"), FAULTS, ids=lambda x: x.__name__)
+def test_each_fault_is_caught(world, monkeypatch, plant, check):
+    plant(monkeypatch)
+    with pytest.raises((AssertionError, InvalidKey)):  # no engine is right about it, or it is seen
+        check(world)
