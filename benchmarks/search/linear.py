@@ -19,6 +19,7 @@ from dpsweep.core.inputs import one_tensor
 from dpsweep.core.types import Released
 from dpsweep.filters.base import Public
 from dpsweep.privacy.clip import Flat
+from dpsweep.privacy.history import NoiseHistory
 from dpsweep.training.step import Step
 
 Weights = NDArray[np.float64]
@@ -51,10 +52,12 @@ class LinearRun:
         self._targets = np.eye(len(self.weights))[step.data.targets.numpy()]
         self._trail: deque[Weights] = deque([self.weights], maxlen=step.method.query.memory)
         self._state = step.method.chain.init(start)
+        correlation = step.budget.correlation
+        self._history = None if correlation is None else NoiseHistory(correlation)
 
     def train(self) -> None:
         """All steps of the run."""
-        for t in range(self._step.budget.run.steps):
+        for t in range(self._step.budget.steps):
             self.take(t)
 
     def take(self, t: int) -> None:
@@ -83,16 +86,20 @@ class LinearRun:
     def _released(self, summed: Weights, t: int) -> Weights:
         step, rng = self._step, self._step.draws(t, "noise")
         classes, width = summed.shape
-        noise = [rng.standard_normal((classes, width - 1)), rng.standard_normal((classes,))]
+        weights = rng.standard_normal((classes * (width - 1),))
+        noise = np.concatenate([weights, rng.standard_normal((classes,))])
+        if self._history is not None:
+            noise = self._history.correlate(torch.from_numpy(noise), t).numpy()
+        parts = [noise[:-classes].reshape(classes, width - 1), noise[-classes:]]
         clip = step.config.privacy.clip_norm
         on_sum = step.budget.run.noise_multiplier * clip
-        mean = (summed + on_sum * np.column_stack(noise)) / step.config.train.batch_size
+        mean = (summed + on_sum * np.column_stack(parts)) / step.config.train.batch_size
         if not step.method.filters:
             return mean
         leaf = torch.from_numpy(mean)
         public = Public(t, {}, step.noise_std(Flat(clip), t))
-        parts = Released({"1.weight": leaf[:, :-1].contiguous(), "1.bias": leaf[:, -1].clone()})
-        filtered, self._state = step.method.chain.apply(parts, self._state, public)
+        leaves = Released({"1.weight": leaf[:, :-1].contiguous(), "1.bias": leaf[:, -1].clone()})
+        filtered, self._state = step.method.chain.apply(leaves, self._state, public)
         return np.column_stack([part.numpy() for part in filtered.values()])
 
     def count_right(self) -> int:

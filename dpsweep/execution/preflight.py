@@ -164,7 +164,7 @@ def make_plan(sweep: ResolvedSweep, at_once: int) -> Plan:
         repeats=repeats,
         at_once=at_once,
         noise=(min(r.noise_multiplier for r in runs), max(r.noise_multiplier for r in runs)),
-        steps=(min(r.steps for r in runs), max(r.steps for r in runs)),
+        steps=(min(b.steps for b in budgets), max(b.steps for b in budgets)),
         delta=budgets[0].delta,
         trial_words=statement_of_trial(configs[0], budgets[0].epsilon, runs[0].noise_multiplier),
         search_words=describe_runs_privacy(sweep, planned, confirming=repeats),

@@ -25,6 +25,8 @@ def importable(monkeypatch):
         {"name": "dp_sgd"},
         {"name": "fftkf", "kappa": 0.5, "depth": 0.6},
         {"name": "innerouter", "points": 3},
+        {"name": "bandmf", "bands": 4},
+        {"name": "dp_ftrl"},
     ],
     ids=lambda method: method["name"],
 )
@@ -45,7 +47,7 @@ def test_steps_in_numpy_are_the_trials_own(method):
     assert suits(step)
     run, progress = LinearRun(step, initial_params(step)), step.start(initial_params(step))
     run.train()
-    for _ in range(step.budget.run.steps):
+    for _ in range(step.budget.steps):
         step(progress)
     parts = [x.reshape(10, -1) for x in progress.params.values()]
     assert np.abs(torch.cat(parts, 1).numpy() - run.weights).max() < 1e-4

@@ -1,8 +1,11 @@
 """What a sweep will take is estimated before it begins, and a disk that is too small refused."""
 
+import re
+
 import pytest
 import torch
 
+from dpsweep.config.plan import plan_privacy
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import DiskFull, StateError
 from dpsweep.core.seeds import Secret
@@ -12,8 +15,10 @@ from dpsweep.execution.disk_use import (
     check_disk_space,
     checkpoint_bytes,
     estimate_disk_bytes,
+    history_bytes,
     weight_bytes,
 )
+from dpsweep.execution.preflight import describe_correlation
 from dpsweep.store import filesystem as mounts
 from dpsweep.store.state_dir import StateFolder
 from dpsweep.training.assemble import assemble_step, initial_params
@@ -78,3 +83,21 @@ def test_a_database_file_is_refused_where_machines_share_it(
     with pytest.raises(StateError, match=what):
         check.check_files(state, tracking, storage)
     check.check_files(state, "http://h:5000", "postgresql+psycopg://h/db")
+
+
+def test_noise_history_is_counted_in_the_resume_state_and_described_in_a_plan(sweep_file):
+    search = "search={optimizer.lr: {choice: [1, 2]}}"
+    sgd = [search, "base.train.batch_size=64", "base.method={name: dp_sgd}"]
+    plain = load_sweep(sweep_file, sgd).reference_trial
+    sweep = load_sweep(
+        sweep_file, [search, "base.train.batch_size=64", "base.method={name: bandmf, bands: 4}"]
+    )
+    config = sweep.reference_trial
+    num_weights = weight_bytes(config) // 4
+    assert history_bytes(plain) == 0
+    assert history_bytes(config) == 3 * 8 * num_weights
+    assert checkpoint_bytes(config) == checkpoint_bytes(plain) + history_bytes(config)
+    words = describe_correlation(config, plan_privacy(config))
+    assert re.match(r"bandmf, batch size 64: 4 bands, \d+ rounds at rate 0\.178; predicted", words)
+    ratio = float(re.search(r", ([\d.]+) times independent noise's", words)[1])
+    assert 0.5 < ratio < 1

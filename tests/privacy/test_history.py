@@ -1,15 +1,20 @@
 """Correlated noise is C^-1 z exactly, whatever the blocks, and goes on after a resume or not."""
 
 import io
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
 from dpsweep.core.errors import StateError
+from dpsweep.core.seeds import Secret
+from dpsweep.core.types import Clipped
 from dpsweep.privacy import history
 from dpsweep.privacy.correlated import Banded, Buffered, PublicSettings
 from dpsweep.privacy.history import NoiseHistory
+from dpsweep.privacy.noise import NoiseDraw
+from dpsweep.privacy.release import GRID_BITS, release
 from dpsweep.training.coloured import Coloured
 
 STEPS = 30
@@ -104,3 +109,40 @@ def test_gain_of_coloured_noise_is_that_of_the_matrix(noise):
     variance = float(coloured.frequency_response(angles).abs().square().mean())
     far = coloured.correlation.noise_gains(5000)[-1]
     assert variance == pytest.approx(far, rel=1e-3)
+
+
+def test_noise_that_a_thread_drew_is_correlated_alike():
+    total = Clipped({"w": torch.ones(5, 4), "b": torch.zeros(3)})
+    how = {"clip_norm": 0.5, "noise_multiplier": 2.0, "batch_size": 7}
+    runs = []
+    for ahead in (False, True):
+        made, secret = NoiseHistory(Banded(3).correlate(SETTINGS)), Secret.fixed("thread")
+        released = []
+        for t in range(6):
+            rng = secret.stream(t, "noise")
+            drawn = NoiseDraw(rng, (20, 3), pinned=False) if ahead else rng
+            released.append(
+                release(total, rng=drawn, correlate=partial(made.correlate, step=t), **how)
+            )
+        runs.append(torch.stack([torch.cat([x.flatten() for x in r.values()]) for r in released]))
+    assert torch.equal(*runs)
+    assert float(runs[0].std()) > 0.05
+
+
+def test_correlated_noise_is_rounded_to_the_grid_and_its_history_is_not():
+    made = NoiseHistory(Banded(3).correlate(SETTINGS))
+    total, secret = Clipped({"w": torch.zeros(1000, dtype=torch.float64)}), Secret.fixed("grid")
+    for t in range(4):
+        released = release(
+            total,
+            clip_norm=1.0,
+            noise_multiplier=1.0,
+            batch_size=1,
+            rng=secret.stream(t, "noise"),
+            correlate=partial(made.correlate, step=t),
+        )
+        cells = released["w"] * 2.0**GRID_BITS
+        assert torch.equal(cells, cells.round())
+        kept = made.state_dict()["kept"][t % 2] * 2.0**GRID_BITS
+        assert not torch.equal(kept, kept.round())
+        assert float((kept[:1000] - cells).abs().max()) <= 0.5 + 1e-6
