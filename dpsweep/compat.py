@@ -225,7 +225,7 @@ def server_ray_version(client: "JobSubmissionClient") -> str:
 # MLflow
 
 VIEW_KEY = "dpsweep"
-"""Names the view in an address: .../#/experiments/ID/runs?viewStateShareKey=dpsweep"""
+"""Names the view in an address: see `view_path`."""
 
 VIEW_TAG = f"mlflow.sharedViewState.{VIEW_KEY}"
 EXPERIMENT_KIND = {"mlflow.experimentKind": "custom_model_development"}
@@ -252,6 +252,15 @@ def best_first(metric: str, params: Sequence[str], *, maximise: bool) -> str:
             "orderByAsc": not maximise,
         }
     )
+
+
+def view_path(experiment: str) -> str:
+    """Path of an experiment's table of runs in MLflow's UI, in the view of `best_first`.
+
+    Without the workflow the UI (3.x) shows the pages of a chat application's traces first.
+    """
+    query = f"viewStateShareKey={VIEW_KEY}&workflowType=machine_learning"
+    return f"#/experiments/{experiment}/runs?{query}"
 
 
 def database_engine(client: "MlflowClient") -> "Engine":

@@ -293,7 +293,8 @@ def finish(session: Session, out: Path | None, *, complete: bool) -> tuple[list[
     for record in best[:_WEIGHTS_KEPT]:
         tracker.artifact(folder.trial_dir(record.number) / "weights.pt", record.number)
     metrics["trials"] = float(origin.num_trials)
-    tracker.sweep_end("FINISHED" if complete else "KILLED", metrics)
+    # of a sweep that was stopped the next session knows better: MLflow keeps what is said once
+    tracker.sweep_end("FINISHED" if complete else "KILLED", metrics if complete else {})
     return best, origin
 
 

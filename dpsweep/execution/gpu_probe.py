@@ -80,7 +80,7 @@ def find_costliest_trial(sweep: ResolvedSweep) -> TrialConfig:
         if train.max_physical_batch != "auto":
             at_once = min(at_once, train.max_physical_batch)
         points = len(build_method(config.method).query.evaluation_points(_LATE))
-        return at_once * train.copies * points * each[config.model.model_dump_json()]
+        return at_once * config.copies * points * each[config.model.model_dump_json()]
 
     return max(configs, key=step_bytes)
 
