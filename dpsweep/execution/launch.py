@@ -135,10 +135,10 @@ class Session:
         return complete
 
     def _drive(self, search: Search, watchers: list[Watcher]) -> bool:
-        nodes = ClusterNodes(self.sweep.config.resources, self.find_faults)
-        driver = Driver(search, self.folder, self.lease, watchers, nodes.usable)
+        driver = Driver(search, self.folder, self.lease, watchers, lambda: nodes.usable())
         begin = time.monotonic()
-        if driver.num_left():
+        if driver.num_left():  # else no cluster is needed, and none may be connected
+            nodes = ClusterNodes(self.sweep.config.resources, self.find_faults)
             with _stop_on_signals(driver), _unwrap_tune_errors(self.sweep.name):
                 try:
                     _make_tuner(self.sweep, self.folder, driver, nodes).fit()
