@@ -285,8 +285,10 @@ class Driver:
         self._tell_end(number, end, reason)
 
     def _tell_end(self, number: int, end: TrialEnd, reason: str | None) -> None:
+        # Before `tell`, by which a private selection deletes the directory: it must not come back.
+        trial_dir = TrialDir(self._folder.trial_dir(number))
         record = self._search.tell(number, end, reason=reason)
-        TrialDir(self._folder.trial_dir(number)).forget()
+        trial_dir.forget()
         for watcher in self._watchers:
             watcher.ended(record)
 
