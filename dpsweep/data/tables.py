@@ -157,7 +157,7 @@ class FileData(Data):
 
     @property
     def public_words(self) -> str:
-        """Where units are protected, their number of rows is public all the same."""
+        """Say that the number of rows is public, where units are protected."""
         if self.unit is None:
             return ""
         return (
