@@ -19,6 +19,7 @@ from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.disk import format_bytes
 from dpsweep.core.errors import ConfigError
+from dpsweep.models.huggingface import HuggingFace
 from dpsweep.store.state_dir import StateFolder
 
 MOST_BYTES = 100 * 1000**2
@@ -169,9 +170,16 @@ def _relative(path: str, here: Path) -> str:
     return Path(path).expanduser().resolve().relative_to(here).as_posix()
 
 
+_LANGUAGE = ("*.json", "*.safetensors", "*.txt")
+"""Files of a language model in its folder: config, weights, tokenizer."""
+
+
 def _weights(corners: Sequence[TrialConfig], here: Path) -> dict[str, Path]:
     """The files of weights in the user's folder: whoever names one wants it sent."""
     named = {str(path) for c in corners if (path := getattr(c.model, "weights", None))}
+    folders = {c.model.folder for c in corners if isinstance(c.model, HuggingFace)}
+    for folder in map(Path, filter(None, folders)):
+        named |= {str(path) for kind in _LANGUAGE for path in folder.glob(kind)}
     names = [_relative(path, here) for path in named if _inside(path, here)]
     found = {name: here / name for name in sorted(names)}
     for place in found.values():

@@ -22,7 +22,7 @@ from dpsweep.execution.driver import MAX_WORKER_DEATHS, Driver, Search, Watcher
 from dpsweep.execution.gpu_probe import decide_packing
 from dpsweep.execution.private_selection import SecretSearch, forget
 from dpsweep.execution.ray_tune import StopOnRequest, StudyScheduler, StudySearcher, make_trial_name
-from dpsweep.execution.release_check import store_release_checks
+from dpsweep.execution.release_check import is_checked, store_release_checks
 from dpsweep.execution.resources import (
     NodeResources,
     count_concurrent_trials,
@@ -31,7 +31,7 @@ from dpsweep.execution.resources import (
     store_packing,
     with_packing,
 )
-from dpsweep.execution.tracking import CHECKS, TrackingWatcher
+from dpsweep.execution.tracking import TrackingWatcher
 from dpsweep.execution.worker import run_trial
 from dpsweep.store.lease import Lease
 from dpsweep.store.owner import whoami
@@ -107,7 +107,7 @@ class Session:
             forget(self.folder)  # a driver may have died between the winner and that
             return True
         self.prepare()
-        if not (self.folder.path / CHECKS).exists():  # once a sweep, before its first trial
+        if not is_checked(self.folder):  # once a sweep, before its first trial
             store_release_checks(self.sweep, self.folder)
             tracking.checked()
         if self.sweep.is_private_selection:

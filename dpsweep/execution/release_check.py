@@ -19,6 +19,13 @@ from dpsweep.training.release_check import Check, check_releases, table_of_check
 
 _SECONDS = 0.3
 _TIMEOUT_SECONDS = 300.0
+_UNCHECKED = "NOT CHECKED"
+
+
+def is_checked(folder: SweepFolder) -> bool:
+    """Return whether the sweep's checks have run; their failures are never stored."""
+    found = folder.path / CHECKS
+    return found.exists() and _UNCHECKED not in found.read_text()
 
 
 def store_release_checks(sweep: ResolvedSweep, folder: SweepFolder) -> None:
@@ -26,21 +33,24 @@ def store_release_checks(sweep: ResolvedSweep, folder: SweepFolder) -> None:
 
     Raises:
         ConfigError: If a check fails: the trials would not keep what the statement says.
-        StateError: If the step cannot be made, as for a model that mixes examples.
+        StateError: If the step fails, as for a model that mixes examples. Where no worker is there
+            in five minutes, that is stored, and the sweep goes on.
     """
     config = sweep.reference_trial
     try:
         found = _checked(config, sweep)
     except (DpSweepError, ValueError, RayError, RuntimeError, MemoryError) as e:
         cause = e.cause if isinstance(e, RayTaskError) else e
-        if isinstance(cause, DpSweepError | InvalidKey):
+        if not isinstance(cause, RayError):
             key = f"{cause.key}: " if isinstance(cause, InvalidKey) else ""
+            known = isinstance(cause, DpSweepError | InvalidKey)
+            reason = str(cause).rstrip(".") if known else summarize_error(cause)
             raise StateError(
-                f"{key}{str(cause).rstrip('.')}. Every trial would fail so, and none has begun. "
+                f"{key}{reason}. Every trial would fail so, and none has begun. "
                 f"Mend that, and go on with: dpsweep resume {folder.called}"
             ) from e
-        # the trials may meet the same, and say what it is; a missing check is said, not hidden
-        text = f"NOT CHECKED: the step of one trial did not run ({summarize_error(cause)})"
+        # No worker came, or it was lost: no fault of the step. The next launch checks again.
+        text = f"{_UNCHECKED}: no worker ran the step of one trial ({summarize_error(cause)})"
         found = []
     else:
         text = table_of_checks(found)

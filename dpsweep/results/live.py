@@ -5,12 +5,12 @@ another terminal, which reads the study and writes nothing. Of a private selecti
 runs, and nothing else before its end.
 """
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
@@ -18,6 +18,7 @@ from dpsweep.core.types import Row
 from dpsweep.results.disclosure import disclosure_of
 from dpsweep.results.tables import (
     best_words,
+    format_duration,
     knob_words,
     main_metric,
     num_trials_and_repeats,
@@ -31,6 +32,8 @@ from dpsweep.search.confirmation import summarize_repeats
 from dpsweep.search.trial_record import Record
 from dpsweep.store.lease import LeaseHolder
 from dpsweep.store.study import Study
+
+_BAR_WIDTH = 60
 
 _LAST = 5
 """Trials that ended last, shown under those that run."""
@@ -54,10 +57,8 @@ class LiveView:
         self._disclosure = disclosure_of(study.sweep)
         self._records: dict[int, Record] = {}
         self._best: Record | None = None
-        self._start = time.monotonic()
         self.look()
         self._told = {r.number for r in self._ended()}
-        self._ended_before = len(self._told)
 
     @property
     def is_driven(self) -> bool:
@@ -110,7 +111,7 @@ class LiveView:
         return (
             f"{sweep.name}: {self._done()}, {running} running, "
             f"{best_words(best, repeats)}, ε {shown_budgets(sweep.epsilons)} a "
-            f"{sweep.written.privacy.scope}{self._time()}"
+            f"{sweep.written.privacy.scope}{self._time_left()}"
         )
 
     def farewell(self) -> str:
@@ -127,7 +128,7 @@ class LiveView:
             return Group(*head)
         if self.driver:
             head.append(Text(f"driven by {self.driver}"))
-        return Group(*head, running_table(self._running()), self._last_table())
+        return Group(*head, self._bar(), running_table(self._running()), self._last_table())
 
     def _running(self) -> list[Record]:
         return [r for r in self._records.values() if r.state == "running"]
@@ -141,14 +142,25 @@ class LiveView:
         ended = num_trials_and_repeats(self._ended())
         return run_words(*ended, trials, sweep.num_runs - trials, explores=sweep.explores)
 
-    def _time(self) -> str:
-        """Seconds so far, where the sweep was begun here, and those that are left."""
-        passed, ended = time.monotonic() - self._start, len(self._ended())
-        words = "" if self._owner else f", {passed:.0f} s"
-        if (done := ended - self._ended_before) and self.is_driven:
-            left = (self._study.sweep.num_runs - ended) * passed / done
-            words += f", about {left:.0f} s left"
-        return words
+    def _time_left(self) -> str:
+        """Estimate of the time left; the driver's screen and any other make the same one."""
+        running = self._running()
+        times = [r.seconds for r in self._ended() if r.seconds]
+        if not times:  # from the epochs that the first trials have behind them
+            paces = [(r.seconds / r.row["epoch"], r.config.train.epochs) for r in running if r.row]
+            times = [pace * epochs for pace, epochs in paces]
+        if not (times and running and self.is_driven):
+            return ""
+        each = sum(times) / len(times)
+        done = len(self._ended()) * each + sum(min(r.seconds, each) for r in running)
+        left = (self._study.sweep.num_runs * each - done) / len(running)
+        return f", about {format_duration(left)} left"
+
+    def _bar(self) -> ProgressBar:
+        """Share of the planned runs that has ended, with the epochs of those that run."""
+        begun = sum(r.row["epoch"] / r.config.train.epochs for r in self._running() if r.row)
+        ended = len(self._ended()) + begun
+        return ProgressBar(total=self._study.sweep.num_runs, completed=ended, width=_BAR_WIDTH)
 
     def _last_table(self) -> Table:
         table = panel_table("ended", "state", "result", "searched")

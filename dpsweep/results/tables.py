@@ -192,6 +192,17 @@ def shown_budgets(epsilons: Sequence[float | None]) -> str:
     return ", ".join("∞" if epsilon is None else f"{epsilon:g}" for epsilon in epsilons)
 
 
+def format_duration(seconds: float) -> str:
+    """A time as people say it: two digits and one unit.
+
+    >>> format_duration(42.4), format_duration(400), format_duration(9000)
+    ('42 s', '7 min', '2.5 h')
+    """
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
 def shown_value(value: Any) -> str:
     """A figure in three digits, a dash for nothing, a form of filter by its content."""
     if value is None:

@@ -36,7 +36,13 @@ from dpsweep.core.types import Clipped, Released, Tensors
 from dpsweep.data.read import Dataset, load_dataset
 from dpsweep.methods import build_method as build_method
 from dpsweep.privacy.accounting import Run, calibrate_noise
-from dpsweep.privacy.audit import Audit, bound_epsilon, compute_log_ratio, epsilon_of_one_run
+from dpsweep.privacy.audit import (
+    Audit,
+    OneRun,
+    bound_epsilon,
+    bound_one_run,
+    compute_log_ratio,
+)
 from dpsweep.privacy.clip import Clip
 from dpsweep.privacy.correlated import INDEPENDENT, Banded, Correlation, PublicSettings
 from dpsweep.privacy.engine import make_engine
@@ -371,23 +377,6 @@ def _flatten(tree: Tensors) -> torch.Tensor:
     return torch.cat([x.flatten().double().cpu() for x in tree.values()])
 
 
-@dataclass(frozen=True)
-class OneRun:
-    """Result of one run with many canaries, each included with probability 1/2.
-
-    Attributes:
-        canaries: How many.
-        guesses: How many of them were guessed.
-        correct: How many guesses were right.
-        lower: Lower bound on epsilon.
-    """
-
-    canaries: int
-    guesses: int
-    correct: int
-    lower: float
-
-
 def audit_one_run(plan: Plan, canaries: int = 200) -> OneRun:
     """Bound epsilon from below by one run (Steinke et al. 2023), at the plan's own step.
 
@@ -436,12 +425,4 @@ def audit_one_run(plan: Plan, canaries: int = 200) -> OneRun:
         ridge = 1e-6 * gram.diagonal().mean() * torch.eye(canaries, dtype=gram.dtype)
         scores += torch.linalg.solve(gram + ridge, alone @ release).numpy()
         step.sums.clear()
-    order, tried = np.argsort(scores), [canaries // 20, canaries // 8, canaries // 4]
-    error = (1 - plan.confidence) / len(tried)
-    best = OneRun(canaries, 0, 0, 0.0)
-    for side in tried:
-        correct = int((~inside[order[:side]]).sum() + inside[order[-side:]].sum())
-        lower = epsilon_of_one_run(canaries, 2 * side, correct, plan.delta, error)
-        if lower >= best.lower:
-            best = OneRun(canaries, 2 * side, correct, lower)
-    return best
+    return bound_one_run(scores, inside, plan.delta, plan.confidence)

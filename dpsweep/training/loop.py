@@ -95,7 +95,8 @@ def train(
     schedule = schedule or resolve_trial_schedule(config)
     plan = schedule.budget
     step = assemble_step(config, secret, device, plan, allowance)
-    probe = Probe.of(step.engine.model, step.data.spec)
+    task = step.data.task
+    probe = Probe.of(step.engine.model, step.data.spec, task.loss, task.draw_targets)
 
     rows: list[Row] = []
     saved = _load_checkpoint(trial_dir, identity)

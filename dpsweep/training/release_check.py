@@ -3,7 +3,8 @@
     noise         a release of zeros has standard deviation sigma C / B in every parameter, and
                   its coordinates and steps are independent; correlated noise x as C x
     sensitivity   |S(D + x) - S(D)| <= C for black, bright, wild and searched x, at several
-                  iterates, and at a clip norm so small that every gradient reaches it
+                  iterates, and at a clip norm so small that every gradient reaches it; searched
+                  so that each parameter in turn has most of the gradient
     divisor       without noise a release is the clipped sum over B, whatever the batch's size
     sampling      batches are Poisson samples at rate q; where they are cyclic, each of one group,
                   at rate b q
@@ -12,12 +13,15 @@ Model, data shape, clip norm, engine, device and precision are the config's. Not
 read, so the results may be published. The statistical part errs once in 10^7 checks.
 """
 
+import itertools
 import math
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
+from torch.func import functional_call
 
 from dpsweep.config.plan import plan_privacy
 from dpsweep.config.trial import TrialConfig
@@ -34,6 +38,7 @@ from dpsweep.core.types import Clipped, Released, Tensors
 from dpsweep.data import DataConfig
 from dpsweep.data.read import Dataset
 from dpsweep.privacy.clip import Clip
+from dpsweep.privacy.history import NoiseHistory
 from dpsweep.privacy.noise import NoiseDraw
 from dpsweep.training.assemble import assemble_step_on, initial_params
 from dpsweep.training.device import open_device
@@ -48,6 +53,7 @@ _ERRORS = 6.0  # standard errors; 2e-9 for a normal
 _ROUNDED = 2e-3  # of a clip norm, in float32
 _NUM_DRAWS = 400_000
 _NUM_BATCHES = 64
+_NUM_ASCENTS = 6
 
 
 @dataclass(frozen=True)
@@ -90,6 +96,10 @@ class _Recording(Step):
         vars(self)["last_release"] = found
         return found
 
+    def _apply_update(self, progress: Progress, direction: Tensors, noise_std: float) -> None:
+        """Count the step: an update is post-processing, and nothing here needs an optimizer."""
+        progress.step += 1
+
 
 def check_releases(config: TrialConfig, seconds: float = SECONDS) -> list[Check]:
     """Check what one trial of `config` would release; a few seconds.
@@ -102,6 +112,8 @@ def check_releases(config: TrialConfig, seconds: float = SECONDS) -> list[Check]
         ConfigError: If its pieces do not fit one another, as `check_fit` tells.
     """
     device = open_device(config.train.device, 1.0)
+    few = config.train.model_copy(update={"max_physical_batch": _NUM_OTHERS + 1})
+    config = config.model_copy(update={"train": few})  # a portion of hundreds is filled up
     step = assemble_step_on(
         stand_in(config).to(device), plan_privacy(config), config, Secret.draw()
     )
@@ -176,18 +188,23 @@ def _iterates(step: Step) -> Iterator[Progress]:
             for k, x in params.items()
         }
 
+    correlation = step.budget.correlation
     for size in (0.3, 10.0):  # near the model's own weights, and where a query's points differ
         for bound in (step.config.privacy.clip_norm, _SMALL):
             trail = [initial_params(step)]
             while len(trail) < step.method.query.memory:
                 trail.append(away(trail[0], size))
-            progress = step.start(trail[-1] if len(trail) > 1 else away(trail[0], size - 0.3))
-            trail[-1] = progress.params
-            progress.trail.clear()
-            progress.trail.extend(trail)
-            progress.step = len(trail)
-            progress.bound = bound
-            yield progress
+            if len(trail) == 1:
+                trail = [away(trail[0], size - 0.3)]
+            yield Progress(
+                step=len(trail),
+                trail=deque(trail, maxlen=step.method.query.memory),
+                filter_state=step.method.chain.init(trail[-1]),
+                # torch imports its compiler, in seconds, with the first one that is initialised
+                optimizer=torch.optim.Optimizer.__new__(torch.optim.Optimizer),
+                bound=bound,
+                history=None if correlation is None else NoiseHistory(correlation),
+            )
 
 
 def _flat(tree: Tensors) -> torch.Tensor:
@@ -221,9 +238,19 @@ def _noise(step: Step, until: float) -> tuple[float, float, str]:
     for leaf in [whole, *leaves]:
         count = leaf.numel()
         worst = max(worst, abs(float(leaf.mean())) * math.sqrt(count))
-        if count >= 1000:  # fewer have a longer tail than the normal's
-            worst = max(worst, abs(float(leaf.square().mean()) - 1) * math.sqrt(count / 2))
+        worst = max(worst, _deviation_of_squares(float(leaf.square().sum()), count))
     return worst, _ERRORS, "standard errors"
+
+
+def _deviation_of_squares(total: float, count: int) -> float:
+    """Standard errors by which a sum of `count` squared normals is too small or too large."""
+    from scipy.stats import chi2, norm  # a second, for whoever asks
+
+    if count >= 1000:
+        return abs(total / count - 1) * math.sqrt(count / 2)
+    # a bias may have few draws in the time, and none at all is to be seen in a single one
+    rare = min(float(chi2.cdf(total, count)), float(chi2.sf(total, count)))
+    return float(norm.isf(rare))
 
 
 def _sensitivity(step: Step, until: float) -> tuple[float, float, str]:
@@ -243,29 +270,76 @@ def _sensitivity(step: Step, until: float) -> tuple[float, float, str]:
         found = _flat(one_more.clipped(everyone, progress)) - base
         return float(found.norm()) / step.clip(progress).clip_norm
 
-    low, top = find_range(data)
     tries = [
         (moved(example, target, which), example, target, which)
         for which in range(len(iterates))
         for example in _example_inputs(data, rng)
-        for target in (0, -1)
+        for target in ((0, -1) if which == 0 else (which % 2 - 1,))
     ]
     largest = max(tries, key=lambda found: found[0])
     worst, example, target, which = max(filter(_is_finite, tries), key=lambda f: f[0])
-    while time.monotonic() < until:
-        if isinstance(example, dict):  # tokens: none is near another
+    if isinstance(example, dict):  # tokens: none is near another
+        while time.monotonic() < until:
             found = draw_inputs(data.spec, 1, rng, torch.zeros(()))
             worst = max(worst, moved(found, target, which))
-            continue
-        # ascent along estimated gradients (Spall 1992)
-        direction = torch.randn(example.shape, generator=rng).sign() * top / 8
-        for side in (direction, -direction):
-            found = (example + side).clamp(low, top)
-            size = moved(found, target, which)
-            if size > worst:
-                example, worst = found, size
+    else:
+        reached = 1  # an iterate at which every gradient is clipped
+        starts = [x for x in _example_inputs(data, rng) if isinstance(x, torch.Tensor)]
+        for found in _ascend_shares(step, iterates[reached][0], starts, choices[target][None]):
+            worst = max(worst, moved(found, target, reached))
+            if time.monotonic() > until:
                 break
     return max(largest[0], worst), 1 + _ROUNDED, "clip norms"
+
+
+def _ascend_shares(
+    step: Step, progress: Progress, starts: list[torch.Tensor], target: torch.Tensor
+) -> Iterator[torch.Tensor]:
+    """Yield inputs in which one parameter, each in turn, has ever more of the squared gradient.
+
+    That is where a norm which leaves this parameter out, or weighs it too little, shows. Signed
+    ascent on log(|g_k|^2 / |g|^2), where g is the model's own gradient: no engine is asked, so
+    what an engine gets wrong is found with any. Where a layer has no second derivative, random
+    steps are taken instead.
+    """
+    low, top = find_range(step.data)
+    rng = torch.Generator().manual_seed(derive_public_seed(3, "release checks"))
+    params = {k: x.detach().requires_grad_() for k, x in progress.params.items()}
+    model, task = step.engine.model, step.data.task
+    target = target.to(step.data.device)
+
+    def log_shares(at: torch.Tensor) -> dict[str, torch.Tensor]:
+        outputs = functional_call(model, params, (step.data.scaled(at, step.dtype),))
+        loss, leaves = task.loss(outputs, target), list(params.values())
+        own = torch.autograd.grad(
+            loss, leaves, create_graph=True, allow_unused=True, materialize_grads=True
+        )
+        squares = {k: x.square().sum() for k, x in zip(params, own, strict=True)}
+        return {k: (x / sum(squares.values())).log() for k, x in squares.items()}
+
+    def climb(name: str, at: torch.Tensor, size: float) -> tuple[float, torch.Tensor]:
+        best, highest = at, -math.inf
+        for _ in range(_NUM_ASCENTS):
+            at = at.detach().requires_grad_()
+            share = log_shares(at)[name]
+            if float(share.detach()) > highest:
+                best, highest = at.detach(), float(share.detach())
+            try:
+                (slope,) = torch.autograd.grad(share, at)
+            except RuntimeError:  # no second derivative, or a constant share
+                slope = torch.randn(at.shape, generator=rng).to(at)
+            at = (at + size * slope.nan_to_num().sign()).clamp(low, top)
+        return highest, best
+
+    finite = [x.to(step.data.device) for x in starts if bool(x.isfinite().all())]
+    best = {}
+    for name in sorted(params, key=lambda k: params[k].numel()):
+        _, best[name] = max((climb(name, x, top / 8) for x in finite), key=lambda found: found[0])
+        yield best[name].cpu()
+    for size in itertools.cycle((top / 8, top / 16, top / 32)):
+        for name, at in best.items():
+            _, best[name] = climb(name, at, size)
+            yield best[name].cpu()
 
 
 def find_range(data: Dataset) -> tuple[float, float]:

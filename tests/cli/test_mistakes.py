@@ -173,3 +173,22 @@ def test_an_ascii_terminal_gets_letters_spelled_out(sweep_file, shell, clean):
     assert said.isascii()
     assert plan.isascii()
     assert "one eps " in plan
+
+
+def test_the_first_line_of_a_launch_needs_neither_torch_nor_ray(sweep_file, tmp_path):
+    """It stands on the screen before the seconds that those take to be imported."""
+    code = (
+        "import sys; sys.argv = ['dpsweep', 'launch', 'tiny.yaml', '--state', 'tiny.yaml/x']\n"
+        "import builtins; real = builtins.__import__\n"
+        "def spy(name, *rest, **more):\n"
+        "    if name.split('.')[0] in ('torch', 'ray', 'mlflow'):\n"
+        "        print('IMPORTS', name, flush=True)\n"
+        "    return real(name, *rest, **more)\n"
+        "builtins.__import__ = spy\n"
+        "from dpsweep.cli import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    first = done.stdout.splitlines()[0]
+    assert first == "tiny: 2 trials, ε 4 a trial. Checking the model, the data and the services ..."

@@ -143,6 +143,17 @@ def test_the_ignore_lists_of_the_repository_around_a_project_count(hospital):
     assert sorted(files) == ["kept.py", "tiny.submitted.yaml"]
 
 
+def test_language_model_in_the_folder_brings_its_files_and_no_other(hospital):
+    (hospital / "bert").mkdir()
+    for name in ("config.json", "model.safetensors", "tokenizer.json", "notes.md"):
+        (hospital / "bert" / name).write_text("{}")
+    model = "model={name: huggingface, folder: bert}"
+    name, files = packed(load_sweep("tiny.yaml", [model]), None)
+    sent = {"bert/config.json", "bert/model.safetensors", "bert/tokenizer.json"}
+    assert set(files) == {name, *sent}
+    assert yaml.safe_load(files[name])["base"]["model"]["folder"] == "bert"
+
+
 def test_weights_alone_bring_their_file_and_no_other(hospital):
     (hospital / ".gitignore").write_text("*.pt\n")
     (hospital / "sub/w.pt").write_bytes(b"w")

@@ -9,7 +9,8 @@ import ray
 import dpsweep.training.step
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import ConfigError, StateError
-from dpsweep.execution.release_check import store_release_checks
+from dpsweep.execution import release_check
+from dpsweep.execution.release_check import is_checked, store_release_checks
 from dpsweep.execution.tracking import CHECKS
 from dpsweep.store.state_dir import StateFolder
 
@@ -47,6 +48,35 @@ def test_sweep_whose_noise_is_too_weak_is_refused(sweep_file, tmp_path, monkeypa
     with pytest.raises(ConfigError, match=r"does not release what.*noise .* standard errors"):
         store_release_checks(sweep, folder)
     assert not (folder.path / CHECKS).exists(), "checked again by the next launch"
+
+
+def test_step_that_fails_stops_the_sweep_before_its_first_trial(sweep_file, tmp_path, monkeypatch):
+    """Until 2026-11-22 the sweep went on, NOT CHECKED, and was never checked later."""
+
+    def failing(self, batch, progress):
+        raise RuntimeError("fewer than 64 rows")
+
+    monkeypatch.setattr(dpsweep.training.step.Step, "clipped", failing)
+    sweep, folder = load_sweep(sweep_file), StateFolder(tmp_path / "state").sweep("tiny")
+    folder.path.mkdir(parents=True)
+    with pytest.raises(StateError, match=r"fewer than 64 rows\. Every trial would fail so"):
+        store_release_checks(sweep, folder)
+    assert not is_checked(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_without_a_worker_the_sweep_goes_on_and_is_checked_by_the_next_launch(
+    sweep_file, tmp_path, ray_here, monkeypatch
+):
+    monkeypatch.setattr(release_check, "_TIMEOUT_SECONDS", 1.0)
+    text = sweep_file.read_text()
+    sweep_file.write_text(text + "resources: {cpu: 1, gpu: 1}\n")
+    sweep, folder = load_sweep(sweep_file), StateFolder(tmp_path / "state").sweep("tiny")
+    folder.path.mkdir(parents=True)
+    store_release_checks(sweep, folder)
+    assert "NOT CHECKED: no worker" in (folder.path / CHECKS).read_text()
+    assert not is_checked(folder)
 
 
 @pytest.mark.slow

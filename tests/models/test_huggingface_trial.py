@@ -14,7 +14,6 @@ from dpsweep.results.formats.huggingface import load_trained, write_huggingface
 from dpsweep.training.loop import train
 from dpsweep.training.trial_dir import TrialDir
 
-pytest.importorskip("dpsweep.data.text")
 transformers = pytest.importorskip("transformers", reason="extra text")
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 

@@ -18,6 +18,7 @@ from dpsweep.privacy.audit import (
     epsilon_of_one_run,
     mu_of_epsilon,
     power_against,
+    power_of_one_run,
 )
 
 DELTA = 1e-5
@@ -339,3 +340,10 @@ def test_power_is_how_often_weaker_noise_is_found():
     assert 0.2 < expected < 0.8
     assert power_against(1.0, 4.0, DELTA, 2000, 0.99) <= 0.01
     assert power_against(0.9, 4.0, DELTA, 20, 0.99) < 0.01
+
+
+def test_power_of_one_run_is_none_for_a_tenth_less_noise_and_grows_as_noise_is_missing():
+    powers = [power_of_one_run(share, 4.0, 1e-5, 200, 0.99) for share in (1.0, 0.9, 0.3, 0.05)]
+    assert powers[0] == powers[1] == 0.0, "200 canaries cannot bound epsilon 4"
+    assert power_of_one_run(0.05, 1.0, 1e-5, 1000, 0.99) == 1.0
+    assert power_of_one_run(0.9, 1.0, 1e-5, 1000, 0.99) < 0.05

@@ -92,7 +92,7 @@ def test_the_drivers_screen_and_another_terminal_say_the_same(study_of):
         study.report(asked.number, row)
         mine.reported(study.record(asked.number), row)
         assert theirs.look()
-        assert mine.summary().startswith(theirs.summary().split(", about")[0])
+        assert mine.summary() == theirs.summary()
         mine.ended(study.tell(asked.number, "complete"))
         theirs.look()
         theirs.print_lines()
@@ -109,3 +109,26 @@ def test_a_private_selections_own_driver_shows_no_more_than_that_it_runs(study_o
     view = LiveView(study_of([], *secret), told.console)
     told.console.print(view)
     assert told.lines() == ["tiny: runs; a private selection tells nothing before its end"]
+
+
+def test_one_estimate_of_the_time_left_and_a_bar_for_both_who_look(study_of):
+    """Of 5 trials of 60 s each, one has ended and one is half through: 210 s of work are left."""
+    study, told = study_of([6.0], "budget.trials=5"), Told()
+    told.console = Console(file=told.out, width=80, highlight=False)
+    asked = study.ask()
+    row = {"epoch": 1, "valid/accuracy": 0.5, "valid/loss": 1.0, "seconds": 30.0}
+    study.report(asked.number, row | {"privacy/epsilon_spent": 3.9})
+    mine = LiveView(study, told.console)
+    theirs = LiveView(study, told.console, lambda: told.owner)
+    assert mine.summary() == theirs.summary()
+    assert mine.summary().endswith("a trial, about 4 min left")
+    bars = [
+        next(one for one in view.__rich__().renderables if hasattr(one, "completed"))
+        for view in (mine, theirs)
+    ]
+    assert [(bar.completed, bar.total) for bar in bars] == [(1.5, 5)] * 2
+    told.console.print(mine)
+    assert all(len(line) <= 80 for line in told.lines())
+    told.owner = None
+    theirs.look()
+    assert "left" not in theirs.summary(), "nobody works on it"

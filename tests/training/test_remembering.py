@@ -156,3 +156,49 @@ def test_evaluation_is_watched_too(tmp_path):
     with pytest.raises(ConfigError, match=r"buffer 'peak' of module '0' \(Peak\) changes"):
         trained(config, tmp_path, told)
     assert not told
+
+
+ANNEALED = """
+from torch.nn.functional import cross_entropy
+
+calls = [0]
+
+
+def loss(outputs, target):
+    calls[0] += 1
+    cooled = max(0, calls[0] - 100)
+    return cross_entropy(outputs[None] * (1 + 0.02 * cooled), target.long()[None])
+"""
+
+
+def test_loss_that_anneals_with_its_calls_stops_the_trial_before_its_next_report(tmp_path):
+    """Calls are counted by microbatch, so the secret size of each batch moves all later gradients.
+
+    Until 2026-11-22 it was trained to the end: only the model was asked twice.
+    """
+    (tmp_path / "annealed_for_test.py").write_text(ANNEALED)
+    rows = "".join(f"{i % 7},{i % 2}\n" for i in range(200))
+    (tmp_path / "rows.csv").write_text("a,y\n" + rows)
+    own = {"name": "own", "function": "annealed_for_test:loss", "num_outputs": 2}
+    config = TrialConfig.model_validate(
+        {
+            "data": {
+                "name": "table",
+                "file": str(tmp_path / "rows.csv"),
+                "target": "y",
+                "columns": {"a": {"range": [0, 6]}},
+                "task": {**own, "folder": str(tmp_path)},
+                "num_train": 200,
+                "validation": "holdout",
+            },
+            "model": {"name": "linear"},
+            "privacy": {"noise_multiplier": 1.0},
+            "train": {"batch_size": 20, "epochs": 30, "device": "cpu", "max_physical_batch": 8},
+            "optimizer": {"lr": 0.1},
+            "method": {"name": "dp_sgd"},
+        }
+    )
+    told: list = []
+    with pytest.raises(ConfigError, match=r"data\.task: it gives another answer when it is asked"):
+        trained(config, tmp_path, told)
+    assert len(told) < 10

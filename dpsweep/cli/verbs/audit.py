@@ -18,7 +18,7 @@ from dpsweep.config.sweep import is_sweep
 from dpsweep.config.trial import TrialConfig, load_trial, resolve_trial_source
 from dpsweep.core.errors import ConfigError, unknown_name_error
 from dpsweep.methods import METHODS, PUBLISHED
-from dpsweep.privacy.audit import Audit, power_against
+from dpsweep.privacy.audit import Audit, power_against, power_of_one_run
 from dpsweep.results.rich_table import plain_table
 from dpsweep.training.audit import Canary, Plan, audit_one_run
 from dpsweep.training.audit import run_audit as audit_plan
@@ -81,14 +81,24 @@ def audit(
 def _one_run(plan: Plan, canaries: int, as_json: bool) -> bool:
     """Audit by one run; True if it refutes the claim."""
     found = audit_one_run(plan, canaries)
-    row = {"method": plan.config.method.name, "claimed": plan.epsilon, **asdict(found)}
+    weak, least = (
+        power_of_one_run(share, plan.epsilon, plan.delta, canaries, plan.confidence)
+        for share in (0.9, 0.3)
+    )
+    row = {
+        "method": plan.config.method.name,
+        "claimed": plan.epsilon,
+        **asdict(found),
+        "power": weak,
+    }
     if as_json:
         print(json.dumps(row))
     else:
         console().print(
             f"{row['method']}: claimed {plan.epsilon:g}, one run of {plan.steps} steps with "
             f"{found.canaries} canaries: {found.correct} of {found.guesses} guesses right, epsilon "
-            f"is at least {found.lower:.2f}",
+            f"is at least {found.lower:.2f}. Noise at 0.9 of what is claimed would be found in at "
+            f"most {weak:.0%} of such audits, at 0.3 in {least:.0%}",
             highlight=False,
         )
     return found.lower > plan.epsilon

@@ -16,7 +16,12 @@ from dpsweep.results.comparison import print_comparison
 from dpsweep.results.disclosure import disclosure_of
 from dpsweep.results.export import default_target
 from dpsweep.results.pareto import nothing_completed, summaries, target_of, winners
-from dpsweep.results.tables import num_trials_and_repeats, run_words, trial_table
+from dpsweep.results.tables import (
+    num_trials_and_repeats,
+    run_words,
+    shown_budgets,
+    trial_table,
+)
 from dpsweep.store.state_dir import StateFolder, SweepFolder
 from dpsweep.store.storage import resolve_moved_uri, resolve_storage_uri
 from dpsweep.tracking.server import redact_password
@@ -51,6 +56,13 @@ def launch(file: Path, settings: list[str], options: Options, *, fetch: bool, un
         return next(n for n in _numbered(name) if not state.sweep(n).path.exists())
 
     sweep = load_sweep(file, settings, free_name if unique else None)
+    trials = sweep.config.budget.trials
+    runs = run_words(trials, sweep.num_runs - trials, explores=sweep.explores)
+    console(quiet=options.quiet).print(
+        f"{sweep.name}: {runs}, ε {shown_budgets(sweep.epsilons)} a {sweep.written.privacy.scope}. "
+        f"Checking the model, the data and the services ...",
+        markup=False,
+    )
     # Ray, MLflow and torch take seconds: only now, when the file has no mistake.
     from dpsweep.app import orchestrator
 

@@ -1,9 +1,9 @@
-"""Check that a model returns the same again for the same inputs, at the same weights.
+"""Check that a model and its loss return the same again for the same inputs, at the same weights.
 
-A model that does not draws at random or remembers earlier calls, perhaps where state_guard.py
-cannot look (a closure, a global, code outside Python). On a CPU a pass is the same bit for bit.
-Some CUDA kernels add in an order of their own: what differs by no more than that is rounding, and
-the batch-mixing checks then allow for it.
+A model or loss that does not draws at random or remembers earlier calls, perhaps where
+state_guard.py cannot look (a closure, a global, code outside Python). On a CPU a pass is the same
+bit for bit. Some CUDA kernels add in an order of their own: what differs by no more than that is
+rounding, and the batch-mixing checks then allow for it.
 """
 
 import math
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from dpsweep.core.errors import ConfigError
 from dpsweep.core.inputs import device_of
 from dpsweep.core.types import InputSpec
+from dpsweep.privacy.engine.base import DrawTargets, Loss, draw_classes, per_example_loss
 from dpsweep.privacy.engine.calls import (
     call_model,
     draw_examples,
@@ -29,13 +30,19 @@ _ROUNDING = {torch.float32: 1e-5, torch.float64: 1e-12}
 _EXAMPLES, _SEED = 4, 100
 
 
-def check_repeats(before: Iterable[Tensor], after: Iterable[Tensor], dtype: torch.dtype) -> float:
+def check_repeats(
+    before: Iterable[Tensor],
+    after: Iterable[Tensor],
+    dtype: torch.dtype,
+    key: str = "model, or the loss of data.task",
+) -> float:
     """Compare what two passes over the same batch gave.
 
     Args:
         before: Tensors of one pass.
         after: Those of the other.
         dtype: In which they were computed.
+        key: Where in a config what answered is named.
 
     Returns:
         Their largest difference, relative to the largest number: 0 on a CPU.
@@ -47,10 +54,11 @@ def check_repeats(before: Iterable[Tensor], after: Iterable[Tensor], dtype: torc
     apart = relative_difference(one, two)
     if not apart <= _allowed_rounding(one, dtype):
         raise ConfigError(
-            "model: it gives another answer when it is asked the same again, so it draws at random "
-            "or remembers earlier calls, where no attribute shows it (a global, a closure). Such "
-            "an answer tells of other examples, past clipping and noise. Make the outputs a "
-            "function of weights and images alone"
+            f"{key}: it gives another answer when it is asked the same again, so it draws at "
+            f"random or remembers earlier calls, where no attribute shows it (a global, a "
+            f"closure). Such an answer tells of other examples, past clipping and noise: even "
+            f"the number of calls does, which follows the secret batches. Make it a function of "
+            f"its arguments alone"
         )
     return apart
 
@@ -92,34 +100,59 @@ def are_equal(one: Sequence[Tensor], two: Sequence[Tensor], rounding: float = 0.
 
 @dataclass(frozen=True)
 class Probe:
-    """Outputs of a model for some random images before training, to be compared during it.
+    """Outputs of a model for some random inputs before training, to be compared during it.
 
-    Weights and images are fixed and public, so whatever changes the outputs is a memory of the
-    calls in between. It is found at the next `check`, not in the batch that it was made in.
+    Weights, inputs and targets are fixed and public, so whatever changes the outputs or their
+    losses is a memory of the calls in between. It is found at the next `check`, not in the batch
+    that it was made in.
 
     Attributes:
         model: The model.
         spec: Inputs of one example.
-        outputs_B: Its outputs for them before training.
+        loss: Mean loss of some outputs; None to look at the outputs alone.
+        draw_targets: Draws targets for the loss.
+        outputs_B: The model's outputs before training.
+        losses_B: Their losses, each by itself; empty without a loss.
     """
 
     model: nn.Module
     spec: InputSpec
+    loss: Loss | None
+    draw_targets: DrawTargets
     outputs_B: Tensor
+    losses_B: Tensor
 
     @classmethod
-    def of(cls, model: nn.Module, spec: InputSpec) -> "Probe":
-        """Compute the outputs before training."""
-        return cls(model, spec, _compute_outputs(model, spec))
+    def of(
+        cls,
+        model: nn.Module,
+        spec: InputSpec,
+        loss: Loss | None = None,
+        draw_targets: DrawTargets = draw_classes,
+    ) -> "Probe":
+        """Compute the outputs and losses before training."""
+        outputs_B = _compute_outputs(model, spec)
+        return cls(
+            model, spec, loss, draw_targets, outputs_B, _losses(loss, outputs_B, draw_targets)
+        )
 
     def check(self) -> None:
-        """Compute the outputs again, and compare.
+        """Compute outputs and losses again, and compare.
 
         Raises:
-            ConfigError: If the outputs are others than before.
+            ConfigError: If they are others than before.
         """
         now_B = _compute_outputs(self.model, self.spec)
-        check_repeats([self.outputs_B], [now_B], now_B.dtype)
+        check_repeats([self.outputs_B], [now_B], now_B.dtype, "model")
+        again_B = _losses(self.loss, self.outputs_B, self.draw_targets)
+        check_repeats([self.losses_B], [again_B], now_B.dtype, "data.task")
+
+
+def _losses(loss: Loss | None, outputs_B: Tensor, draw_targets: DrawTargets) -> Tensor:
+    if loss is None:
+        return outputs_B.new_zeros(0)
+    targets_B = draw_targets(len(outputs_B), tuple(outputs_B.shape[1:])).to(outputs_B.device)
+    return per_example_loss(loss, outputs_B, targets_B).detach()
 
 
 def _compute_outputs(model: nn.Module, spec: InputSpec) -> Tensor:
