@@ -4,6 +4,7 @@ python benchmarks/release_checks.py sweeps/ten_methods.yaml
 """
 
 import sys
+import time
 
 from dpsweep.config.sweep import load_sweep
 from dpsweep.training.release_check import check_releases
@@ -18,9 +19,10 @@ def print_table(file: str) -> None:
         if config.method.name in done:
             continue
         done.add(config.method.name)
+        start = time.process_time()
         found = check_releases(config)
+        seconds = time.process_time() - start  # as nobody else's work slows them
         values = " | ".join(f"{check.measured:.4g}" for check in found)
-        seconds = sum(check.seconds for check in found)
         verdict = "holds" if all(check.holds for check in found) else "**VIOLATED**"
         row = (
             f"| {config.method.name} | {config.model.name} | {values} | {seconds:.1f} | {verdict} |"

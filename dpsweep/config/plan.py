@@ -88,8 +88,12 @@ def statement_of_trial(
         noise_multiplier=noise_multiplier,
         void=void,
         counted=_describe_counting(config),
+        units=config.data.private_units,
     )
-    words = f"{words} {validation_statement(config.data.validation, config.data.num_held_out)}"
+    units = "examples" if config.data.unit is None else "units"
+    words = (
+        f"{words} {validation_statement(config.data.validation, config.data.num_held_out, units)}"
+    )
     weights = public_weights_statement(
         [*filter(None, (config.data.public_weights, config.model.public_weights))]
     )

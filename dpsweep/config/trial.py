@@ -146,6 +146,11 @@ class TrialConfig(Strict):
         return self.settings.steps
 
     @property
+    def copies(self) -> int:
+        """K: copies of an example, or rows of a unit, whose mean gradient is clipped once."""
+        return self.train.copies * self.data.copies
+
+    @property
     def learning_rate(self) -> float:
         """Peak learning rate; under adaptive clipping with total_step, that at the first norm."""
         if self.optimizer.lr is not None:

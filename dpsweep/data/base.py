@@ -110,6 +110,16 @@ class Data(Strict):
         raise NotImplementedError
 
     @property
+    def copies(self) -> int:
+        """Rows of a private unit whose mean gradient is clipped once; 1 if each is by itself."""
+        return 1
+
+    @property
+    def private_units(self) -> str:
+        """Words for what adding or removing one of is protected."""
+        return "training examples"
+
+    @property
     def public_weights(self) -> str:
         """Weights that its features were made with, in words; empty without."""
         return ""

@@ -209,6 +209,10 @@ class ImageData(Data):
         return self.model_copy(update={"features": None})
 
     @property
+    def unit(self) -> None:
+        """None: each image is by itself."""
+
+    @property
     def num_rows(self) -> int:
         return self.stored.num_train
 

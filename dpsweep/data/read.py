@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from dpsweep.core.errors import ConfigError
-from dpsweep.core.inputs import Inputs, list_tensors, map_inputs, take_rows
+from dpsweep.core.inputs import Inputs, device_of, list_tensors, map_inputs, one_tensor, take_rows
 from dpsweep.core.progress import ProgressLines
 from dpsweep.core.seeds import derive_public_seed
 from dpsweep.core.types import Field, InputSpec
@@ -26,7 +26,9 @@ from dpsweep.data import DataConfig, folders, npz
 from dpsweep.data.datasets import ImageData, Normalise
 from dpsweep.data.features import Scattering
 from dpsweep.data.shared import Split, load_shared
+from dpsweep.data.tables import FileData
 from dpsweep.data.tasks import CLASSIFICATION, Task
+from dpsweep.data.units import check_units, group_rows, list_units
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,8 @@ class Dataset:
     Attributes:
         inputs: Private; uint8 or float16, shape (N, C, H, W), or tensors named after the model's
             keyword arguments, shape (N, ...).
-        targets: Private; classes, int64, shape (N,), or what the task takes, shape (N, ...).
+        targets: Private; classes, int64, shape (N,), or what the task takes, shape (N, ...). Of
+            units: targets and weights by name, shape (N, copies, ...); see data/units.py.
         valid_inputs: Declared public, likewise, shape (M, ...).
         valid_targets: Declared public, likewise, shape (M, ...).
         brightest: Largest pixel value.
@@ -44,10 +47,11 @@ class Dataset:
         are_features: True if inputs are no pixels (any more), and are not scaled.
         task: Loss and metrics.
         fields: What the named tensors hold; None if inputs are one tensor.
+        copies: Rows of a unit; inputs are then of shape (N, copies, ...).
     """
 
     inputs: Inputs
-    targets: Tensor
+    targets: Inputs
     valid_inputs: Inputs
     valid_targets: Tensor
     brightest: int
@@ -55,19 +59,25 @@ class Dataset:
     are_features: bool = False
     task: Task = CLASSIFICATION
     fields: tuple[Field, ...] | None = None
+    copies: int = 1
 
     @property
     def spec(self) -> InputSpec:
         """Inputs of one example, as a model is given them."""
         if self.fields is not None:
             return self.fields
-        assert isinstance(self.inputs, Tensor), "named tensors have fields"
-        return tuple(self.inputs.shape[1:])
+        return tuple(one_tensor(self.inputs).shape[1 if self.copies == 1 else 2 :])
+
+    def loss(self, outputs_B: Tensor, targets_B: Inputs) -> Tensor:
+        """Mean over the examples of each one's own loss; of a unit's rows times their weights."""
+        if isinstance(targets_B, dict):
+            return (self.task.losses(outputs_B, targets_B["targets"]) * targets_B["weights"]).mean()
+        return self.task.loss(outputs_B, targets_B)
 
     @property
     def device(self) -> torch.device:
         """Device that it lies on."""
-        return self.targets.device
+        return device_of(self.targets)
 
     def scaled(self, inputs: Inputs, dtype: torch.dtype) -> Inputs:
         """Pixels in [-1, 1], or (pixel / brightest - mean) / std; shape (..., C, H, W).
@@ -87,7 +97,7 @@ class Dataset:
         return replace(
             self,
             inputs=map_inputs(lambda x: x.to(device), self.inputs),
-            targets=self.targets.to(device),
+            targets=map_inputs(lambda x: x.to(device), self.targets),
             valid_inputs=map_inputs(lambda x: x.to(device), self.valid_inputs),
             valid_targets=self.valid_targets.to(device),
         )
@@ -120,21 +130,39 @@ def load_dataset(config: DataConfig, seed: int) -> Dataset:
         ConfigError: If the files are missing or are not what torchvision expects.
     """
     train, test = _load_splits(config)
+    units = _list_units(config) if isinstance(config, FileData) and config.unit else None
+    private: tuple[Inputs, Inputs] = train
     if config.num_held_out:
         rng = torch.Generator().manual_seed(derive_public_seed(seed, "holdout"))
-        order = torch.randperm(len(train[1]), generator=rng)
+        order = torch.randperm(config.num_rows, generator=rng)
         kept, held = order[config.num_held_out :], order[: config.num_held_out]
+        if units is not None:  # whole units, whose rows are then measured one by one
+            held = torch.tensor([row for unit in held.tolist() for row in units[unit]])
+            units = [units[unit] for unit in kept.tolist()]
         test = take_rows(train[0], held), train[1][held]
-        train = take_rows(train[0], kept), train[1][kept]
+        if units is None:
+            private = take_rows(train[0], kept), train[1][kept]
+    if units is not None:
+        private = group_rows(train, units, config.copies)
     return Dataset(
-        *train,
+        *private,
         *test,
         brightest=config.spec.brightest,
         normalise=config.normalise,
         are_features=not config.are_pixels,
         fields=config.spec.fields or None,
         task=config.task,
+        copies=config.copies,
     )
+
+
+def _list_units(config: FileData) -> list[list[int]]:
+    found = [
+        load_shared(path, partial(config.read_units, key), f"units {key} {config.unit!r}")
+        for key, (path, _) in config.files.items()
+    ]
+    check_units(config, found[0], found[1] if len(found) > 1 else None)
+    return list_units(found[0], config.copies)
 
 
 def fingerprint_images(config: DataConfig, seed: int, key: bytes) -> str:
@@ -152,7 +180,7 @@ def fingerprint_images(config: DataConfig, seed: int, key: bytes) -> str:
         f"{tuple(list_tensors(data.inputs)[0].shape)}".encode(), key=key, digest_size=32
     )
     valid = (*list_tensors(data.valid_inputs), data.valid_targets)
-    for part in (*list_tensors(data.inputs), data.targets, *valid):
+    for part in (*list_tensors(data.inputs), *list_tensors(data.targets), *valid):
         digest.update(part.contiguous().numpy().data)
     return digest.hexdigest()
 

@@ -8,6 +8,7 @@ what to declare.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
@@ -108,6 +109,20 @@ class ColumnConfig(Strict):
         return (number - (low + high) / 2) / ((high - low) / 2)
 
 
+class UnitConfig(Strict):
+    """Rows that belong together, such as one person's: all of them are protected together."""
+
+    column: str
+    """Column that says whose row it is; rows of one value are one unit."""
+
+    examples_per_unit: int = Field(gt=0)
+    """k: rows of a unit that are used, the first ones in the file. Their mean gradient is clipped
+    once. Declared, as the largest number of rows of a unit is private."""
+
+    num_units: int = Field(gt=0)
+    """N: units of the training file, held-out ones included. Declared, as N is public."""
+
+
 class FileData(Data):
     """Base of the data sets that are read from the rows of files."""
 
@@ -132,7 +147,10 @@ class FileData(Data):
     training split, whose rows are then measured without noise and not protected."""
 
     holdout_fraction: float = Field(default=0.1, gt=0, lt=1)
-    """Share of the training rows held out; used with validation: holdout only."""
+    """Share of the training rows, or of the units, held out; used with validation: holdout only."""
+
+    unit: UnitConfig | None = Field(default=None, exclude_if=is_unused)
+    """Protect all rows of a unit together (user-level privacy); each row by itself if missing."""
 
     def __hash__(self) -> int:  # some keys hold dicts
         return hash(self.model_dump_json())
@@ -186,7 +204,17 @@ class FileData(Data):
 
     @property
     def num_rows(self) -> int:
-        return self.num_train
+        return self.num_train if self.unit is None else self.unit.num_units
+
+    @property
+    def copies(self) -> int:
+        return 1 if self.unit is None else self.unit.examples_per_unit
+
+    @property
+    def private_units(self) -> str:
+        if self.unit is None:
+            return "training examples"
+        return f"units (all training rows with one value of {self.unit.column!r})"
 
     @property
     def read_with(self) -> str:
@@ -221,8 +249,24 @@ class FileData(Data):
             if not path.is_file():
                 raise ConfigError(f"{where}: data.{key}: {path} is not a file. Correct the path")
 
+    def read_units(self, key: str) -> Tensor:
+        """Read whose row each one is, as hashes, int64, shape (N,)."""
+        import torch
+
+        assert self.unit is not None, "asked for where there are units"
+        path, num = self.files[key]
+        name = self.unit.column
+        column = read_columns(path, [name], num, f"data.{key}", self.format)[name]
+        return torch.tensor(column.convert(_hash_unit))
+
     def check_declared(self) -> None:
         """Raise InvalidKey if what must be declared is missing."""
+        if self.unit is not None and self.unit.num_units > self.num_train:
+            raise InvalidKey(
+                "unit.num_units",
+                f"is {self.unit.num_units}, and data.num_train is {self.num_train}: each unit has "
+                f"a row at least",
+            )
         tested = self.validation == "test_split"
         for key in ("test_file", "num_test"):
             if tested and getattr(self, key) is None:
@@ -292,6 +336,13 @@ class FileData(Data):
                 f"the range by public knowledge"
             )
         return number
+
+
+def _hash_unit(value: Any) -> int:
+    if is_missing(value):
+        raise ValueError("is empty, and says of no unit whose row it is. Correct it")
+    digest = hashlib.blake2b(str(value).strip().encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big", signed=True)
 
 
 def _to_bit(value: Any) -> float:

@@ -15,6 +15,7 @@ def trial_statement(
     noise_multiplier: float,
     void: bool = False,
     counted: str = "over Poisson batches",
+    units: str = "training examples",
 ) -> str:
     """State what one trial's weights and figures reveal.
 
@@ -32,7 +33,7 @@ examples: noise multiplier 1.07, counted with a PLD accountant over Poisson batc
         return "NOT PRIVATE: trained without noise. The weights may reveal any training example."
     return (
         f"({format_epsilon(epsilon)}, {format_delta(delta)})-differentially private for adding or "
-        f"removing any one of {num_examples} training examples: noise multiplier "
+        f"removing any one of {num_examples} {units}: noise multiplier "
         f"{noise_multiplier:.4g}, counted with a PLD accountant {counted}."
     )
 
@@ -223,13 +224,13 @@ def _format_guarantee(epsilon: float, delta: float) -> str:
     return f"({format_epsilon(epsilon)}, {format_delta(delta)})-DP"
 
 
-def validation_statement(validation: str, num_held_out: int) -> str:
+def validation_statement(validation: str, num_held_out: int, units: str = "examples") -> str:
     """State the source of the accuracies, and whom that exposes."""
     if validation == "test_split":
         return "Accuracies are measured on the test split, which the sweep declares public."
     return (
-        f"Accuracies are measured, without noise, on {num_held_out} examples held out of the "
-        f"training split. No epsilon covers those {num_held_out} examples."
+        f"Accuracies are measured, without noise, on {num_held_out} {units} held out of the "
+        f"training split. No epsilon covers those {num_held_out} {units}."
     )
 
 

@@ -146,18 +146,18 @@ def _make_engine(
             physical = _choose_gpu_batch(config, model, geometry, data, allowance.gpu_share, spec)
         else:
             name = "bookkeeping" if train.engine == "auto" else train.engine
-            physical = choose_batch(model, spec, train.batch_size, name, train.copies)
+            physical = choose_batch(model, spec, train.batch_size, name, config.copies)
         at_once = min(allowance.portion(physical, train.batch_size), _bound_batch_size(config))
         kind = f"{config.model.model_dump_json()} {task!r}" + " behind the cut" * bool(crossing)
         engine = make_engine(
             model,
-            task.loss,
+            data.loss,
             geometry,
             at_once,
             spec,
             train.engine,
             kind,
-            train.copies,
+            config.copies,
             task.draw_targets,
         )
         if isinstance(engine, VmapEngine) and on_gpu and planned == train.engine == "auto":
@@ -201,13 +201,13 @@ def _choose_gpu_batch(
     scaled = 2 * next(iter(params.values())).itemsize
     each = sum(math.prod(x.shape[1:]) * (x.itemsize + scaled) for x in inputs)
     held_bytes = (
-        sum(x.nbytes for x in (*inputs, data.targets, *valid, data.valid_targets))
+        sum(x.nbytes for x in (*inputs, *list_tensors(data.targets), *valid, data.valid_targets))
         + sum(x.nbytes for x in state if isinstance(x, torch.Tensor))
         # iterates, the gradient, and two moments of Adam
         + (method.query.memory + 3) * weights_bytes
         + history_bytes
         # a whole batch as it is read, scaled, and laid out with its channels last
-        + _bound_batch_size(config) * train.copies * each
+        + _bound_batch_size(config) * config.copies * each
     )
     total = torch.cuda.get_device_properties(data.device).total_memory
     # a first call of the model itself would hide an initialisation from data from check_stateless
@@ -215,7 +215,7 @@ def _choose_gpu_batch(
     try:
         return choose_gpu_batch(
             lambda rows: make_unchecked_engine(
-                tried, task.loss, geometry, rows, choice, train.copies
+                tried, data.loss, geometry, rows, choice, config.copies
             ),
             method.query,
             config.privacy.clipping.build(config.privacy.clip_norm, 1.0, train.batch_size),

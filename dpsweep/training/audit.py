@@ -30,10 +30,11 @@ from dpsweep.config.plan import PrivacyPlan
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.circulant import CirculantLinear
 from dpsweep.core.errors import ConfigError
-from dpsweep.core.inputs import draw_inputs, extreme_inputs, replace_row, take_rows
+from dpsweep.core.inputs import draw_inputs, extreme_inputs, one_tensor, replace_row, take_rows
 from dpsweep.core.seeds import Secret
 from dpsweep.core.types import Clipped, Released, Tensors
 from dpsweep.data.read import Dataset, load_dataset
+from dpsweep.data.units import fill_unit
 from dpsweep.methods import build_method as build_method
 from dpsweep.privacy.accounting import Run, calibrate_noise
 from dpsweep.privacy.audit import (
@@ -299,7 +300,7 @@ def _assemble_audited(plan: Plan, noise_multiplier: float) -> Step:
         trial.train.engine,
     )
     data = load_dataset(trial.data, trial.seed)
-    few, classes = take_rows(data.inputs, slice(NUM_OTHERS + 1)), data.targets[: NUM_OTHERS + 1]
+    few, classes = (take_rows(x, slice(NUM_OTHERS + 1)) for x in (data.inputs, data.targets))
     data = _with_canary(replace(data, inputs=few, targets=classes), plan.canary)
     return Step(trial, budget, data, engine, Secret.draw(), geometry)
 
@@ -312,13 +313,14 @@ def _with_canary(data: Dataset, canary: Canary) -> Dataset:
         noise = draw_inputs(data.spec, 1, rng, torch.zeros(()))
         example = {"bright": bright, "black": black, "noise": noise}[canary]
     else:
-        shape = (1, *data.inputs.shape[1:])
+        shape = (1, *one_tensor(data.valid_inputs).shape[1:])
         example = {
             "bright": torch.full(shape, float(data.brightest)),
             "black": torch.zeros(shape),
             "noise": data.brightest * torch.rand(shape[1:], generator=rng)[None],
         }[canary]
-    return replace(data, inputs=replace_row(data.inputs, NUM_OTHERS, example))
+    unit, _ = fill_unit((example, torch.zeros(1)), data.copies)
+    return replace(data, inputs=replace_row(data.inputs, NUM_OTHERS, unit))
 
 
 def _build_network() -> nn.Module:
@@ -400,12 +402,13 @@ def audit_one_run(plan: Plan, canaries: int = 200) -> OneRun:
     if isinstance(data.inputs, dict):
         inputs = draw_inputs(data.spec, canaries, rng, torch.zeros(()))
     else:
-        shape = data.inputs.shape[1:]
-        inputs = (data.brightest * torch.rand(canaries, *shape, generator=rng)).to(data.inputs)
+        like = one_tensor(data.valid_inputs)
+        inputs = (data.brightest * torch.rand(canaries, *like.shape[1:], generator=rng)).to(like)
     outputs = whole.config.data.spec.outputs
     choices = data.task.draw_targets(canaries, outputs)
     targets = choices[torch.randperm(canaries, generator=rng)]
-    data = replace(data, inputs=inputs, targets=targets).to(whole.data.device)
+    units = fill_unit((inputs, targets), data.copies)
+    data = replace(data, inputs=units[0], targets=units[1]).to(whole.data.device)
     inside = coins.random(canaries) < 0.5
     budget = PrivacyPlan(canaries, run, plan.epsilon, plan.delta)
     paced = _scale_learning_rate(whole, run)

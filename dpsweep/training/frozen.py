@@ -35,11 +35,11 @@ _MOST_BYTES = 2**31
 def find_step_cut(step: Step) -> Cut | None:
     """Find the cut of the model of `step` behind its frozen part; None if all is trained."""
     config = step.config
-    suits = config.model.freezes and config.train.augment is None
+    suits = config.model.freezes and config.train.augment is None and config.data.copies == 1
     if not suits or step.geometry.maps or not isinstance(step.engine, BookkeepingEngine):
         return None
     found = find_cut(step.engine.model, step.data.spec)
-    num = len(step.data.targets) + len(step.data.valid_targets)
+    num = config.data.num_examples + len(step.data.valid_targets)
     if found is None or num * math.prod(found.shape) * step.dtype.itemsize > _MOST_BYTES:
         return None
     return found

@@ -37,6 +37,7 @@ from dpsweep.core.seeds import Secret, derive_public_seed
 from dpsweep.core.types import Clipped, Released, Tensors
 from dpsweep.data import DataConfig
 from dpsweep.data.read import Dataset
+from dpsweep.data.units import fill_unit, group_rows
 from dpsweep.privacy.clip import Clip
 from dpsweep.privacy.history import NoiseHistory
 from dpsweep.privacy.noise import NoiseDraw
@@ -153,11 +154,13 @@ def stand_in(config: TrialConfig) -> Dataset:
     """Random inputs in the data's form; the last one is the example that comes and goes."""
     rng = torch.Generator().manual_seed(derive_public_seed(0, "release checks"))
     data, num = config.data, _NUM_OTHERS + 1
-    inputs = random_inputs(data, num, rng)
-    targets = data.task.draw_targets(num, data.spec.outputs)
+    inputs = random_inputs(data, num * data.copies, rng)
+    targets = data.task.draw_targets(num * data.copies, data.spec.outputs)
+    k = data.copies
+    units = [[*range(i * k, (i + 1) * k - i % k)] for i in range(num)]  # of k rows, of k - 1, ...
+    private = group_rows((inputs, targets), units, k)
     return Dataset(
-        inputs,
-        targets,
+        *private,
         inputs,
         targets,
         brightest=data.spec.brightest,
@@ -165,6 +168,7 @@ def stand_in(config: TrialConfig) -> Dataset:
         are_features=not data.are_pixels,
         task=data.task,
         fields=data.spec.fields or None,
+        copies=data.copies,
     )
 
 
@@ -266,11 +270,13 @@ def _sensitivity(step: Step, until: float) -> tuple[float, float, str]:
     everyone = torch.arange(_NUM_OTHERS + 1, device=data.device)
     iterates = [(p, _flat(step.clipped(others, p))) for p in _iterates(step)]
     choices = data.task.draw_targets(_NUM_OTHERS + 1, step.config.data.spec.outputs)
+    copies = step.config.data.copies
 
     def moved(example: Inputs, target: int, which: int) -> float:
         progress, base = iterates[which]
-        inputs = replace_row(data.inputs, -1, example)
-        targets = replace_row(data.targets, -1, choices[target][None])
+        unit = fill_unit((example, choices[target][None]), copies)
+        inputs = replace_row(data.inputs, -1, unit[0])
+        targets = replace_row(data.targets, -1, unit[1])
         one_more = replace(step, data=replace(data, inputs=inputs, targets=targets))
         found = _flat(one_more.clipped(everyone, progress)) - base
         return float(found.norm()) / step.clip(progress).clip_norm
@@ -354,7 +360,7 @@ def find_range(data: Dataset) -> tuple[float, float]:
 
 def _example_inputs(data: Dataset, rng: torch.Generator) -> list[Inputs]:
     """Inputs of one example: zeros, the largest, both in turns, the data's last, and extremes."""
-    last = take_rows(data.inputs, slice(-1, None))
+    last = take_rows(data.valid_inputs, slice(-1, None))
     if isinstance(last, dict):
         return [last, *extreme_inputs(data.spec, torch.zeros(()))]
     (_, top), shape = find_range(data), (1, *last.shape[1:])

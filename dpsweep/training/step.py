@@ -264,7 +264,7 @@ class Step:
     def _answers(
         self,
         inputs_B: Inputs,
-        targets_B: torch.Tensor,
+        targets_B: Inputs,
         clip: Clip,
         points: Sequence[Tensors],
         weights: Sequence[float],

@@ -1,11 +1,15 @@
 """The verbs that read a state folder: status, stop, best, ui."""
 
+import contextlib
 import json
 import os
 import signal
 import socket
 import subprocess
+import sys
+import threading
 import time
+import webbrowser
 from collections.abc import Iterator
 from dataclasses import replace
 from types import FrameType
@@ -106,8 +110,15 @@ def best(
     console().print(origin.search_words)
 
 
-def ui(state_folder: str | None, host: str, port: int) -> None:
-    """Serve MLflow's UI until it is interrupted."""
+def ui(state_folder: str | None, host: str, port: int, *, browse: bool = True) -> None:
+    """Serve MLflow's UI until it is interrupted.
+
+    Args:
+        state_folder: Whose results are shown.
+        host: Address to listen on.
+        port: Port to listen on.
+        browse: True to open the newest sweep in a browser, where there is a screen.
+    """
     state = StateFolder.at(state_folder)
     if not (state.root / "mlflow.db").exists():
         raise StateError(
@@ -123,7 +134,8 @@ def ui(state_folder: str | None, host: str, port: int) -> None:
                 f"--port {port}: {host}:{port} cannot be used ({e.strerror}). Name another with "
                 f"--port {port + 1}"
             ) from e
-    console().print(f"MLflow UI: http://{host}:{port}   (Ctrl-C ends it)")
+    address = f"http://{host}:{port}/{_newest_view(state.tracking_uri)}"
+    console().print(f"MLflow UI: {address}   (Ctrl-C ends it)", markup=False, soft_wrap=True)
     command = build_server_command(state.tracking_uri, state.artifacts, host, port)
     server = subprocess.Popen(command, env=build_server_environment(), start_new_session=True)
 
@@ -132,7 +144,37 @@ def ui(state_folder: str | None, host: str, port: int) -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, end)
+    if browse and sys.stdout.isatty() and _has_display():
+        threading.Thread(target=_open_page, args=(server, host, port, address), daemon=True).start()
     server.wait()
+
+
+def _newest_view(uri: str) -> str:
+    """Path of the view of the newest sweep; empty, for the root, if none is tracked."""
+    from mlflow import MlflowClient  # takes seconds, and the other verbs here do without
+
+    from dpsweep.compat import view_path
+
+    found = MlflowClient(uri).search_experiments(
+        filter_string="name != 'Default'", order_by=["creation_time DESC"], max_results=1
+    )
+    return view_path(found[0].experiment_id) if found else ""
+
+
+def _has_display() -> bool:
+    """True where a browser has a screen; else webbrowser would start one in the terminal."""
+    return sys.platform in ("darwin", "win32") or any(
+        os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")
+    )
+
+
+def _open_page(server: "subprocess.Popen[bytes]", host: str, port: int, address: str) -> None:
+    """Open the address in the user's browser once the server answers."""
+    while server.poll() is None:
+        with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1):
+            webbrowser.open(address)
+            return
+        time.sleep(0.2)
 
 
 def _all(state: StateFolder, as_json: bool) -> None:

@@ -6,19 +6,19 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
 from dpsweep.core.flat import copy_flat, make_zeros
-from dpsweep.core.inputs import AnyInputs, Inputs, count_rows, map_inputs, take_rows
+from dpsweep.core.inputs import AnyInputs, Inputs, count_rows, device_of, map_inputs, take_rows
 from dpsweep.core.types import Clipped, Tensors
 from dpsweep.privacy.clip import INSIDE, Clip, Quantile, add_clipped
 from dpsweep.privacy.engine.state_guard import StateGuard
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+Loss = Callable[[Tensor, Any], Tensor]
 """(outputs of shape (B, ...), targets of shape (B, ...)) -> mean over the B examples of each one's
 own loss. Engines call it with one example at a time, so that it cannot mix any."""
 
@@ -55,7 +55,7 @@ class Engine(Protocol):
         points: Sequence[Tensors],
         weights: Sequence[float],
         inputs_B: Inputs,
-        targets_B: Tensor,
+        targets_B: Inputs,
         clip: Clip,
     ) -> Clipped:
         """Sum each example's clipped gradient over the batch, in double; zeros if it is empty.
@@ -65,7 +65,8 @@ class Engine(Protocol):
             weights: Weight of the gradient at each point.
             inputs_B: One tensor or several by name, shape (B, ...), or (B, copies, ...) if an
                 example has several copies, whose mean gradient is its one gradient.
-            targets_B: Shape (B, ...).
+            targets_B: Shape (B, ...), the same for all copies; or, if they are named, shape
+                (B, copies, ...), those of each copy.
             clip: Bounds each example's gradient.
         """
 
@@ -80,7 +81,7 @@ class Microbatch(NamedTuple):
     """
 
     inputs_B: Inputs
-    targets_B: Tensor
+    targets_B: Inputs
     present_B: Tensor
 
     def flatten_copies(self, copies: int) -> Microbatch:
@@ -88,7 +89,11 @@ class Microbatch(NamedTuple):
         if copies == 1:
             return self
         inputs = map_inputs(lambda x: x.transpose(0, 1).flatten(0, 1), self.inputs_B)
-        targets = torch.cat([self.targets_B] * copies)
+        targets = self.targets_B
+        if isinstance(targets, dict):
+            targets = map_inputs(lambda x: x.transpose(0, 1).flatten(0, 1), targets)
+        else:
+            targets = torch.cat([targets] * copies)
         return Microbatch(inputs, targets, self.present_B.repeat(copies))
 
 
@@ -114,7 +119,7 @@ class MicrobatchEngine:
         points: Sequence[Tensors],
         weights: Sequence[float],
         inputs_B: Inputs,
-        targets_B: Tensor,
+        targets_B: Inputs,
         clip: Clip,
     ) -> Clipped:
         """See `Engine`."""
@@ -176,14 +181,16 @@ def name_tensors(points: Sequence[Tensors]) -> Iterator[tuple[str, Tensor]]:
             yield f"parameter {name!r}", x
 
 
-def per_example_loss(loss: Loss, outputs_B: Tensor, targets_B: Tensor) -> Tensor:
+def per_example_loss(loss: Loss, outputs_B: Tensor, targets_B: Inputs) -> Tensor:
     """Compute the loss of each example by itself, shape (B,)."""
-    losses_B: Tensor = vmap(lambda o, y: loss(o[None], y[None]))(outputs_B, targets_B)
+    losses_B: Tensor = vmap(lambda o, y: loss(o[None], map_inputs(lambda x: x[None], y)))(
+        outputs_B, targets_B
+    )
     return losses_B
 
 
 def split_microbatches(
-    inputs_B: Inputs, targets_B: Tensor, max_physical_batch: int
+    inputs_B: Inputs, targets_B: Inputs, max_physical_batch: int
 ) -> Iterator[Microbatch]:
     """Cut a Poisson batch into microbatches of `max_physical_batch`, none for an empty one.
 
@@ -193,12 +200,13 @@ def split_microbatches(
     quarter = microbatch_sizes(max_physical_batch)[0]
     for start in range(0, count_rows(inputs_B), max_physical_batch):
         rows = slice(start, start + max_physical_batch)
-        inputs, targets = take_rows(inputs_B, rows), targets_B[rows]
-        num = len(targets)
+        inputs, targets = take_rows(inputs_B, rows), take_rows(targets_B, rows)
+        num = count_rows(targets)
         if num < max_physical_batch and num % quarter:
             missing = min(-num % quarter, max_physical_batch - num)
             inputs, targets = _pad_rows(inputs, missing), _pad_rows(targets, missing)
-        yield Microbatch(inputs, targets, torch.arange(len(targets), device=targets.device) < num)
+        rows_B = torch.arange(count_rows(targets), device=device_of(targets))
+        yield Microbatch(inputs, targets, rows_B < num)
 
 
 def microbatch_sizes(max_physical_batch: int) -> list[int]:

@@ -34,9 +34,9 @@ class VmapEngine(MicrobatchEngine):
         points: Sequence[Tensors],
         weights: Sequence[float],
         inputs_B: Inputs,
-        targets_B: Tensor,
+        targets_B: Inputs,
     ) -> PerExample:
-        def combined(offset: Tensors, x: Inputs, y: Tensor) -> Tensor:
+        def combined(offset: Tensors, x: Inputs, y: Inputs) -> Tensor:
             terms = [
                 weight * self._loss_at({k: p + offset[k] for k, p in point.items()}, x, y)
                 for point, weight in zip(points, weights, strict=True)
@@ -47,7 +47,11 @@ class VmapEngine(MicrobatchEngine):
         answers: Callable[..., Tensors] = vmap(grad(combined), in_dims=(None, 0, 0))
         return PerExample(answers(zero, inputs_B, targets_B))
 
-    def _loss_at(self, params: Tensors, x: Inputs, y: Tensor) -> Tensor:
+    def _loss_at(self, params: Tensors, x: Inputs, y: Inputs) -> Tensor:
         copies = x if self.copies > 1 else map_inputs(lambda leaf: leaf.unsqueeze(0), x)
         outputs = apply_model(self.model, copies, params)
-        return self.loss(outputs, y.expand(self.copies, *y.shape))
+        if not isinstance(y, dict):
+            y = y.expand(self.copies, *y.shape)
+        elif self.copies == 1:
+            y = map_inputs(lambda leaf: leaf.unsqueeze(0), y)
+        return self.loss(outputs, y)
