@@ -98,7 +98,24 @@ def describe_runs_privacy(
     plans: Plans = (),
     ahead: int | None = None,
 ) -> str:
-    """The sentences for the search as a whole.
+    """The sentences for the search as a whole; see `compute_search_privacy`."""
+    spent = compute_search_privacy(
+        sweep, runs, confirming=confirming, void=void, plans=plans, ahead=ahead
+    )
+    held_out = sweep.written.data.num_held_out
+    return search_statement(spent, accounting=sweep.config.accounting, num_held_out=held_out)
+
+
+def compute_search_privacy(
+    sweep: ResolvedSweep,
+    runs: Sequence[Run],
+    *,
+    confirming: int = 0,
+    void: bool = False,
+    plans: Plans = (),
+    ahead: int | None = None,
+) -> Search:
+    """Compute what the search as a whole has spent.
 
     Args:
         sweep: As it was launched.
@@ -114,8 +131,7 @@ def describe_runs_privacy(
     if len(plans) > 1 and sweep.whole is None and not sweep.is_private_selection:
         planned = max(spent.planned, len(runs))
         spent = replace(spent, growth=compute_growth(sweep, runs, plans, planned))
-    held_out = sweep.written.data.num_held_out
-    return search_statement(spent, accounting=sweep.config.accounting, num_held_out=held_out)
+    return spent
 
 
 def _compute_spent(

@@ -15,10 +15,12 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any
 
+from rich.console import Console
 from rich.markup import escape
 
 from dpsweep.cli.say import console
 from dpsweep.core.errors import ConnectionRefused, DpSweepError, StateError
+from dpsweep.privacy.statement import NO_EPSILON, format_epsilon
 from dpsweep.results.compare import compare_methods
 from dpsweep.results.comparison import print_comparison
 from dpsweep.results.export import origin_of
@@ -30,11 +32,12 @@ from dpsweep.results.tables import (
     trial_row,
     trial_table,
 )
-from dpsweep.search.charge import describe_trial_privacy
+from dpsweep.search.charge import describe_trial_privacy, get_charged_run
 from dpsweep.search.confirmation import summarize_repeats
+from dpsweep.search.trial_record import Record
 from dpsweep.store.lease import LeaseHolder
 from dpsweep.store.state_dir import StateFolder
-from dpsweep.store.statement import describe_search_privacy
+from dpsweep.store.statement import describe_search_privacy, format_headline
 from dpsweep.store.storage import resolve_moved_uri
 from dpsweep.store.study import Study, open_study
 from dpsweep.tracking.server import build_server_command, build_server_environment
@@ -106,8 +109,20 @@ def best(
     print_comparison(console(), compare_methods(study))
     origin = origin_of(study)
     console().print(f"Trial {records[0].number}: {origin.luck(records[0])}", markup=False)
-    console().print(describe_trial_privacy(records[0]))
-    console().print(origin.search_words)
+    print_privacy(study, records[0], origin.search_words, console())
+
+
+def print_privacy(study: Study, record: Record, search_words: str, out: Console) -> None:
+    """Print a trial's epsilon and the search's, and then what each of them means."""
+    whole, delta = format_headline(study)
+    epsilon = record.epsilon or get_charged_run(record).epsilon(record.config.delta)
+    alone = NO_EPSILON if record.void else format_epsilon(epsilon)
+    out.print(
+        f"[bold]ε {alone}[/bold] trial {record.number} alone, [bold]ε {whole}[/bold] the whole "
+        f"search (δ {delta})"
+    )
+    out.print(describe_trial_privacy(record), markup=False)
+    out.print(search_words, markup=False)
 
 
 def ui(state_folder: str | None, host: str, port: int, *, browse: bool = True) -> None:
