@@ -99,7 +99,7 @@ def pool_images(name: str, root: str) -> dict[str, Any]:
         data = load_dataset(ImageData.model_validate({"name": name, "root": root}), 0)
         arrays: dict[str, Any] = {}
         for part, images, targets in (
-            ("train", data.inputs, data.targets),
+            ("train", data.inputs, one_tensor(data.targets)),
             ("test", data.valid_inputs, data.valid_targets),
         ):
             means = one_tensor(images)[:, 0].reshape(-1, 14, 2, 14, 2).float().mean((2, 4))
