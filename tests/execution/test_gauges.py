@@ -26,7 +26,8 @@ def test_the_dashboard_asks_for_every_gauge_and_no_other():
 
 
 @pytest.mark.ray
-def test_gauges_are_served_with_the_study_s_figures(sweep_file, tmp_path):
+def test_gauges_are_served_with_the_study_s_figures(sweep_file, tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     state = StateFolder(tmp_path / "state")
     sweep, folder = load_sweep(sweep_file), state.sweep("tiny")
     folder.create(sweep.file, sweep.base, None)
