@@ -68,7 +68,8 @@ def init(
         str | None,
         typer.Option(
             metavar="DATA",
-            help="digits, folder:PATH (images by class) or npz:PATH (arrays) [default: digits].",
+            help="digits, folder:PATH (images by class), npz:PATH (arrays), table:FILE or "
+            "text:FILE (rows) [default: digits].",
         ),
     ] = None,
     method: Annotated[
