@@ -194,6 +194,29 @@ def answer_without_token(address: str) -> str:
     return asked.stdout.strip().splitlines()[-1] if asked.stdout.strip() else AWAY
 
 
+def has_autoscaler() -> bool:
+    """True if the connected cluster adds nodes when they are wanted.
+
+    Ray has no public way to know. The head tells whether its second autoscaler runs, and the first
+    one notes the type of each node: on a cluster that never grows, each is a type of its own.
+    """
+    from ray.experimental.internal_kv import _internal_kv_get
+
+    if _internal_kv_get("__autoscaler_v2_enabled", namespace="__autoscaler") == b"1":
+        return True
+    status = _internal_kv_get("__autoscaling_status")
+    report = (json.loads(status) if status else {}).get("autoscaler_report") or {}
+    types = (report.get("node_type_mapping") or {}).values()
+    return any(not name.startswith("node_") for name in types)
+
+
+def draining_nodes() -> list[str]:
+    """Ids of the connected cluster's nodes that were told to end soon, as spot nodes are."""
+    from ray._private.state import state
+
+    return list(state.get_draining_nodes())
+
+
 def server_ray_version(client: "JobSubmissionClient") -> str:
     """Ray's version on the cluster; the public `get_version` is that of the jobs' interface."""
     return str(client._server_ray_version)
@@ -202,7 +225,7 @@ def server_ray_version(client: "JobSubmissionClient") -> str:
 # MLflow
 
 VIEW_KEY = "dpsweep"
-"""Names the view in an address: .../#/experiments/ID/runs?viewStateShareKey=dpsweep"""
+"""Names the view in an address: see `view_path`."""
 
 VIEW_TAG = f"mlflow.sharedViewState.{VIEW_KEY}"
 EXPERIMENT_KIND = {"mlflow.experimentKind": "custom_model_development"}
@@ -229,6 +252,15 @@ def best_first(metric: str, params: Sequence[str], *, maximise: bool) -> str:
             "orderByAsc": not maximise,
         }
     )
+
+
+def view_path(experiment: str) -> str:
+    """Path of an experiment's table of runs in MLflow's UI, in the view of `best_first`.
+
+    Without the workflow the UI (3.x) shows the pages of a chat application's traces first.
+    """
+    query = f"viewStateShareKey={VIEW_KEY}&workflowType=machine_learning"
+    return f"#/experiments/{experiment}/runs?{query}"
 
 
 def database_engine(client: "MlflowClient") -> "Engine":

@@ -22,6 +22,8 @@ os.environ.setdefault("DPSWEEP_PICTURES", "0")  # no Chromium at the end of each
 # Nets here are tiny, and two threads would only wait for each other. By the environment, as to
 # import torch here would cost the process that only hands out the tests its seconds too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Ray gives its workers niceness 15: beside other work they need minutes to import torch.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 # One cache a run of the tests: what another version of the code computed is never read.
 _MADE_CACHE = "DPSWEEP_CACHE" not in os.environ

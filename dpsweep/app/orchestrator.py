@@ -9,14 +9,16 @@ import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
-from dpsweep.cluster.nodes import cluster_for
+from dpsweep.cluster.nodes import cluster_for, find_node_faults
 from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import dump_trial
 from dpsweep.core.errors import ConfigError, DpSweepError
+from dpsweep.execution.elastic import FindFaults
 from dpsweep.execution.launch import Session, create_session, reopen_session
 from dpsweep.execution.preflight import check_files, check_services
 from dpsweep.execution.tracking import STATEMENT, describe_retraining, make_test_secret_tags
@@ -125,7 +127,7 @@ def launch(
         _connection(sweep, place, connect),
         create_session(sweep, place.state, place.tracking_uri, place.storage) as session,
     ):
-        return _run(session, screen, out)
+        return _run(session, screen, out, _choose_survey(session.sweep, place))
 
 
 def resume(
@@ -172,7 +174,7 @@ def resume(
         screen.console.print(words, markup=False)
         finished = session.study.is_finished()
         with nullcontext() if finished else _connection(session.sweep, place, connect):
-            return _run(session, screen, out)
+            return _run(session, screen, out, _choose_survey(session.sweep, place))
 
 
 def _connection(
@@ -181,7 +183,15 @@ def _connection(
     return connect(sweep) if connect else cluster_for(sweep, place.state.root, place.address)
 
 
-def _run(session: Session, screen: Screen, out: Path | None) -> Outcome:
+def _choose_survey(sweep: ResolvedSweep, place: Place) -> FindFaults | None:
+    """Choose the survey of nodes that join; none on an embedded cluster, which has one node."""
+    return partial(find_node_faults, sweep, place.state.root) if place.address else None
+
+
+def _run(
+    session: Session, screen: Screen, out: Path | None, find_faults: FindFaults | None
+) -> Outcome:
+    session.find_faults = find_faults
     for words in session.prepare():
         screen.console.print(words)
     view = LiveView(session.study, screen.console)
@@ -283,7 +293,8 @@ def finish(session: Session, out: Path | None, *, complete: bool) -> tuple[list[
     for record in best[:_WEIGHTS_KEPT]:
         tracker.artifact(folder.trial_dir(record.number) / "weights.pt", record.number)
     metrics["trials"] = float(origin.num_trials)
-    tracker.sweep_end("FINISHED" if complete else "KILLED", metrics)
+    # of a sweep that was stopped the next session knows better: MLflow keeps what is said once
+    tracker.sweep_end("FINISHED" if complete else "KILLED", metrics if complete else {})
     return best, origin
 
 

@@ -457,11 +457,14 @@ def ui(
     state: StateDir = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 5000,
+    no_browser: Annotated[
+        bool, typer.Option("--no-browser", help="Print the address, and open nothing.")
+    ] = False,
 ) -> None:
-    """Open the MLflow UI over a state folder's results."""
+    """Open the MLflow UI over a state folder's results, at its newest sweep."""
     from dpsweep.cli.verbs import sweeps
 
-    sweeps.ui(state, host, port)
+    sweeps.ui(state, host, port, browse=not no_browser)
 
 
 @app.command()

@@ -21,12 +21,14 @@ _QUIET = {
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
+    "TUNE_MAX_PENDING_TRIALS_PG": "100000",
     "TUNE_GLOBAL_CHECKPOINT_S": "86400",
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
     "TUNE_WARN_THRESHOLD_S": "30",
 }
-"""Settings of Ray's: no output of its own, no files we do not read, signals left to us."""
+"""Settings of Ray's: no output of its own, no files we do not read, signals left to us. How many
+trials are placed at once is counted by our searcher (execution/elastic.py), not by Tune."""
 
 
 _PREFIX = "dpsweep-ray-"

@@ -2,10 +2,12 @@
 
 A node answers from a Ray task of its own, which takes no CPU, so that a busy node answers too. The
 task looks for a token in the state folder, reads the data into the node's one copy of them, and
-hashes it; what it hashes stays where it is.
+hashes it; what it hashes stays where it is. Where trials use GPUs, a task for each of a node's GPUs
+computes on it; one that another job holds is not tried.
 """
 
 import contextlib
+import logging
 import os
 import platform
 import secrets
@@ -20,23 +22,34 @@ from typing import Any
 
 import ray
 import torch
+from ray.autoscaler.sdk import request_resources
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from dpsweep.cluster.connect import cluster
+from dpsweep.compat import has_autoscaler
 from dpsweep.config.resources import ResourcesConfig
 from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core import __version__
-from dpsweep.core.disk import make_private_folder, translate_disk_full
-from dpsweep.core.errors import DpSweepError, StateError
+from dpsweep.core.disk import format_bytes, make_private_folder, translate_disk_full
+from dpsweep.core.errors import ConfigError, DpSweepError, StateError
 from dpsweep.data.read import fingerprint_images
+from dpsweep.execution.resources import make_bundle
 
 _PATIENCE_SECONDS = 300.0
 """Until a node counts as silent; the first look at large data takes minutes."""
 
+_GPU_SECONDS = 60.0
+"""Seconds for a GPU to be handed out and to compute; one that is not is held by others."""
+
+_NODE_SECONDS = 900.0
+"""Seconds for an autoscaler to add a node: clouds take minutes for one with a GPU."""
+
 CLOCKS_AGREE_SECONDS = 5.0
 """Clocks that differ by more make times in reports and leases hard to read."""
 
+
+log = logging.getLogger(__name__)
 
 Mark = tuple[bytes, str]
 """A key that is used once, and the fingerprint of data under it."""
@@ -57,6 +70,7 @@ class NodeReport:
         gpus: Names of the GPUs that the driver there knows.
         num_gpus: GPUs that Ray hands out there.
         cuda: CUDA version that torch was built for; None for a torch without.
+        cards: GPUs that torch has computed on: name, memory and compute capability of each.
         runs_trials: True if a trial fits the node, so that data and state folder matter there.
         data_ok: The data are there and are those of this machine; None if not asked.
         state_ok: The state folder is there, the same, and can be written; None if not asked.
@@ -73,6 +87,7 @@ class NodeReport:
     gpus: tuple[str, ...] = ()
     num_gpus: float = 0.0
     cuda: str | None = None
+    cards: tuple[str, ...] = ()
     runs_trials: bool = True
     data_ok: bool | None = None
     state_ok: bool | None = None
@@ -99,6 +114,7 @@ def cluster_for(sweep: ResolvedSweep, state_root: Path, address: str | None) -> 
     """
     with cluster(address):
         if address is not None:
+            wait_for_node(sweep)
             check_nodes(sweep, state_root)
         yield
 
@@ -107,6 +123,7 @@ def survey(
     sweep: ResolvedSweep | None,
     state_root: Path | None,
     patience_seconds: float = _PATIENCE_SECONDS,
+    only: str | None = None,
 ) -> list[NodeReport]:
     """Ask every node of the connected cluster, all at once.
 
@@ -114,11 +131,12 @@ def survey(
         sweep: Whose data are looked for, where its trials fit; none if None.
         state_root: The state folder to look for; made for that if it is not there. None: not asked.
         patience_seconds: After so long a node counts as silent.
+        only: The id of the one node to ask; None for all.
 
     Returns:
         One report a node, this machine's first, the others by host.
     """
-    nodes = [node for node in ray.nodes() if node["Alive"]]
+    nodes = [n for n in ray.nodes() if n["Alive"] and only in (None, n["NodeID"])]
     needs = sweep.written if sweep else None
     key = os.urandom(32)  # for this survey alone
     mark = (key, fingerprint_images(needs.data, needs.seed, key)) if needs else None
@@ -131,11 +149,66 @@ def survey(
             task = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=place)(facts)
             told = task.remote(asked if matters else None, mark, token.shown if matters else None)
             waiting[told] = (node, matters)
+        on_gpus = sweep is None or sweep.config.resources.gpu
+        tried = _start_gpu_tasks(nodes) if on_gpus else {}
         found = list(_collected(waiting, time.monotonic() + patience_seconds))
+        found = _add_gpus(found, tried)
     alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
     found = [report for report in found if report.answered or report.node_id in alive]
     here = ray.get_runtime_context().get_node_id()
     return sorted(found, key=lambda r: (r.node_id != here, r.host, r.node_id))
+
+
+def _start_gpu_tasks(nodes: Sequence[dict[str, Any]]) -> dict[Any, str]:
+    """A task for each GPU that Ray hands out, and the id of its node."""
+    return {
+        ray.remote(
+            num_gpus=1,
+            num_cpus=0,
+            max_retries=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
+        )(compute_on_gpu).remote(): node["NodeID"]
+        for node in nodes
+        for _ in range(int(node["Resources"].get("GPU", 0.0)))
+    }
+
+
+def _add_gpus(found: list[NodeReport], tried: dict[Any, str]) -> list[NodeReport]:
+    """Add to each report what its GPUs are, or why torch cannot use one."""
+    done, late = (
+        ray.wait(list(tried), num_returns=len(tried), timeout=_GPU_SECONDS) if tried else ([], [])
+    )
+    for held in late:
+        ray.cancel(held, force=True)
+    cards: dict[str, list[str]] = {}
+    wrong: dict[str, str] = {}
+    for told in done:
+        try:
+            cards.setdefault(tried[told], []).append(ray.get(told))
+        except Exception as e:  # of torch, CUDA or Ray: whatever it is, trials would meet it
+            wrong[tried[told]] = (
+                f"torch cannot compute on a GPU that Ray hands out there ({_last_line(e)}). Look "
+                f"at nvidia-smi there, and compare its driver with torch's CUDA; or start its Ray "
+                f"with --num-gpus 0"
+            )
+    return [
+        replace(
+            report,
+            cards=tuple(sorted(cards.get(report.node_id, []))),
+            faults=(
+                *report.faults,
+                *([wrong[report.node_id]] if report.cuda and report.node_id in wrong else []),
+            ),
+        )
+        for report in found
+    ]
+
+
+def compute_on_gpu() -> str:
+    """Compute on the GPU that this process was given, and describe it."""
+    torch.zeros(1, device="cuda").sum().item()
+    card = torch.cuda.get_device_properties(0)
+    return f"{card.name}, {format_bytes(card.total_memory)}, capability {card.major}.{card.minor}"
 
 
 def check_nodes(sweep: ResolvedSweep, state_root: Path) -> list[NodeReport]:
@@ -151,6 +224,47 @@ def check_nodes(sweep: ResolvedSweep, state_root: Path) -> list[NodeReport]:
             f"{' '.join(words)}"
         )
     return found
+
+
+def find_node_faults(sweep: ResolvedSweep, state_root: Path, node_id: str) -> list[str]:
+    """Ask one node, and return what is wrong there; a node that is gone has no fault."""
+    return faults(survey(sweep, state_root, only=node_id))
+
+
+def wait_for_node(sweep: ResolvedSweep, seconds: float = _NODE_SECONDS) -> None:
+    """Ask the cluster's autoscaler for a node on which a trial fits, if no node is one, and wait.
+
+    A cluster without an autoscaler is left as it is.
+
+    Raises:
+        ConfigError: If none came.
+    """
+    resources = sweep.config.resources
+    wanted = make_bundle(resources)
+
+    def is_there() -> bool:
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        return any(all(has.get(k, 0.0) >= v for k, v in wanted.items()) for has in nodes)
+
+    if is_there() or not has_autoscaler():
+        return
+    size = ", ".join(f"{amount:g} {name}" for name, amount in wanted.items())
+    log.warning(
+        "no node of the cluster has %s: waiting for its autoscaler to add one, %.0f min at most",
+        size,
+        seconds / 60,
+    )
+    until = time.monotonic() + seconds
+    while not is_there():
+        request_resources(bundles=[wanted])
+        if time.monotonic() > until:
+            request_resources(bundles=[])
+            raise ConfigError(
+                f"resources: a trial takes {size}, and the cluster's autoscaler has added no such "
+                f"node within {seconds / 60:.0f} min. Look at what it can add with: ray status; or "
+                f"ask for less, such as --set resources.gpu=0 for CPUs"
+            )
+        time.sleep(1)
 
 
 def faults(reports: Sequence[NodeReport]) -> list[str]:
@@ -247,15 +361,18 @@ def _report(node: dict[str, Any], said: dict[str, Any], now: float) -> NodeRepor
 
 
 def _silent(node: dict[str, Any], error: Exception) -> NodeReport:
-    last = next((x for x in reversed(str(error).strip().splitlines()) if x.strip()), "")
     missing = "No module named 'dpsweep'" in str(error)
     why = (
         "has no dpsweep. Install it in the Python that Ray runs with there"
         if missing
-        else f"does not run our tasks ({type(error).__name__}: {last.strip()}). Compare what is "
-        f"installed there with this machine"
+        else f"does not run our tasks ({type(error).__name__}: {_last_line(error)}). Compare what "
+        f"is installed there with this machine"
     )
     return NodeReport(node["NodeManagerHostname"], node["NodeID"], faults=(why,))
+
+
+def _last_line(error: Exception) -> str:
+    return next((x.strip() for x in reversed(str(error).splitlines()) if x.strip()), "")
 
 
 def facts(

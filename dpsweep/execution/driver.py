@@ -6,19 +6,21 @@ study first, and then whoever watches. Watchers are told again after a crash.
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Protocol
 
 from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.core.errors import ConfigError
 from dpsweep.core.types import Row
+from dpsweep.execution.bad_nodes import MAX_FAILURES, ListNodes, NodeFailures
 from dpsweep.execution.failures import (
     Limits,
-    count_begins,
     find_cause_of_death,
     forget_failures,
+    note_held,
     note_memory,
+    read_begins,
     read_memory_notes,
 )
 from dpsweep.execution.resources import get_memory_share
@@ -41,12 +43,16 @@ _ROUNDS = 4
 
 _NEVER_BEGUN = (
     "worker processes die before they begin a trial: a node cannot start any, perhaps for want of "
-    "disk or memory (its logs of Ray's tell). Take that node out, and resume: nothing is lost"
+    "disk or memory (its logs of Ray's tell): {}. Take that node out, and resume: nothing is lost"
 )
 
-_EQUAL_FAILURES = 2
-"""Trials that fail the same way before their first step, before any trial reports, until the sweep
-stops: the others would fail like them."""
+_EQUAL_FAILURES, _EQUAL_LATER = 2, 4
+"""Trials in a row that fail the same way before their first step, on the only node or on two, until
+the sweep stops: the others would fail like them. The second number is for a sweep in which trials
+have reported, so that some configs may be at fault and not all."""
+
+_MOVE = "move"
+"""A file in a trial's directory whose presence asks the trial to save its state and end."""
 
 _DIED = "its worker process died again and again; the last time"
 
@@ -130,6 +136,7 @@ class Driver:
         folder: SweepFolder,
         lease: Lease,
         watchers: list[Watcher],
+        list_nodes: ListNodes = dict,
     ) -> None:
         self._search, self._folder, self._lease = search, folder, lease
         self._watchers = search.admit(watchers)
@@ -141,6 +148,9 @@ class Driver:
         self._rounds: Counter[int] = Counter()
         self._held: dict[int, str] = {}
         self._has_reports = False
+        self._nodes = NodeFailures(list_nodes)
+        self._moving: set[str] = set()
+        self._last_death = "Ray does not say why"
         self._to_adopt = search.running()
         self._start = time.monotonic()
         self._stopped_at: float | None = None
@@ -197,7 +207,9 @@ class Driver:
             record = self._search.dispatch(record, void=trial_dir.is_void)
         self._live[trial_id] = record.number
         # Earlier assignments have begun the trial too: `ended` looks at the difference alone.
-        self._begun[trial_id] = count_begins(trial_dir.path)
+        move = trial_dir.path / _MOVE
+        move.unlink(missing_ok=True)
+        self._begun[trial_id] = len(read_begins(trial_dir.path))
         for watcher in self._watchers:
             watcher.started(record)
         return {
@@ -205,7 +217,7 @@ class Driver:
             "config": record.config.model_dump(mode="json"),
             "schedule": resolve_trial_schedule(record.config).to_json(),
             "trial_dir": str(trial_dir.path),
-            "pause": str(self._folder.stop_request),
+            "pause": [str(self._folder.stop_request), str(move)],
             "limits": self._make_limits(alone=trial_id == self._runs_alone).to_json(),
         }
 
@@ -218,6 +230,7 @@ class Driver:
             return False
         self._fail_held()
         self._has_reports = True
+        self._nodes.note_report(self._find_node(number))
         record = self._search.record(number)
         for watcher in self._watchers:
             watcher.reported(record, row)
@@ -232,6 +245,8 @@ class Driver:
         number = self._live.get(trial_id)
         if number is not None and _KILLED_FOR_MEMORY in words:
             note_memory(self._folder.trial_dir(number), _BY_RAY)
+        lines = [line.strip() for line in words.splitlines() if line.strip()]
+        self._last_death = lines[-1] if lines else self._last_death
 
     def ended(self, trial_id: str, payload: dict[str, Any] | None) -> None:
         """The worker is through with a trial, or (payload None) died too often."""
@@ -241,11 +256,17 @@ class Driver:
             return
         if trial_id == self._runs_alone:
             self._runs_alone = None
+        is_moving = trial_id in self._moving
+        self._moving.discard(trial_id)
+        if is_moving and payload and payload.get("end") == "paused" and not self.stopping:
+            self._to_adopt.append(number)
+            self._search.log(f"trial {number} saved its state on a node that is to end, and moves")
+            return
         if payload and payload.get("end") == "memory" and not self.stopping:
             self._requeue(number, payload.get("reason", ""))
             return
         trial_dir = TrialDir(self._folder.trial_dir(number))
-        begun = count_begins(trial_dir.path) - begun_before
+        begun = len(read_begins(trial_dir.path)) - begun_before
         # Where no worker could begin it (a full disk, say), the node is at fault, not the trial.
         its_fault = payload is not None or begun > MAX_WORKER_DEATHS
         if not (its_fault or self.stopping or trial_id in self._pruned):
@@ -256,7 +277,9 @@ class Driver:
             self.trouble = reason or self.trouble
             self.stop()
             return
-        if end == "failed" and not (self._has_reports or trial_dir.has_stepped):
+        if end == "failed" and not trial_dir.has_stepped:  # nothing was released
+            if self._send_elsewhere(number, f"{reason}"):
+                return
             self._hold(number, f"{reason}")
             return
         self._tell_end(number, end, reason)
@@ -267,12 +290,50 @@ class Driver:
         for watcher in self._watchers:
             watcher.ended(record)
 
+    def avoided_nodes(self, trial_id: str = "") -> frozenset[str]:
+        """Nodes that no trial is placed on, or not the one that runs as `trial_id`."""
+        return self._nodes.avoided(self._live.get(trial_id))
+
+    @property
+    def num_running(self) -> int:
+        """Trials that were dispatched and have not ended."""
+        return len(self._live)
+
+    def move_from(self, nodes: Collection[str]) -> None:
+        """Ask the trials on nodes that are to end to save their state; they go on elsewhere."""
+        for trial_id, number in self._live.items() if nodes else ():
+            if self._find_node(number) in nodes and trial_id not in self._moving:
+                self._moving.add(trial_id)
+                (self._folder.trial_dir(number) / _MOVE).touch()
+
+    def _find_node(self, number: int) -> str:
+        """Find the node on which the trial began last; empty if it never did."""
+        return next(reversed(read_begins(self._folder.trial_dir(number))), "")
+
+    def _send_elsewhere(self, number: int, reason: str) -> bool:
+        """Run a trial that failed before its first step on another node; False if there is none."""
+        node, avoided = self._find_node(number), self._nodes.avoided()
+        if self.stopping or not self._nodes.note_failure(number, node):
+            return False
+        forget_failures(self._folder.trial_dir(number))  # or the next worker would obey them
+        self._to_adopt.append(number)
+        host = self._nodes.describe(node)
+        self._search.log(
+            f"trial {number} failed before its first step on {host}, and runs on another: {reason}"
+        )
+        if self._nodes.avoided() - avoided:
+            self._search.log(f"{host} is avoided: {MAX_FAILURES} trials failed there so")
+        return True
+
     def _hold(self, number: int, reason: str) -> None:
         """Keep a trial that failed before its first step as running; stop if others fail like it.
 
         It has released nothing, so `resume` may run it again with the secret that it has.
         """
-        if self._search.sweep.is_private_selection:  # which must not tell how many trials began
+        trial_dir = self._folder.trial_dir(number)
+        again = not note_held(trial_dir)  # and whoever resumed the sweep has not mended it
+        # A private selection must not tell how many trials began.
+        if again or self._search.sweep.is_private_selection:
             self._tell_end(number, "failed", reason)
             return
         self._held[number] = reason
@@ -280,9 +341,10 @@ class Driver:
         told = Counter(  # a reason may name the trial's own folder
             why.replace(str(self._folder.trial_dir(n)), "") for n, why in self._held.items()
         )
-        if max(told.values()) >= _EQUAL_FAILURES:
+        num_equal = max(told.values())
+        if num_equal >= (_EQUAL_LATER if self._has_reports else _EQUAL_FAILURES):
             self.trouble = (
-                f"{_EQUAL_FAILURES} trials failed the same way before their first step: "
+                f"{num_equal} trials failed the same way before their first step: "
                 f"{reason.rstrip('.')}. The others would fail too. Nothing was released. Mend "
                 f"that, and go on with: dpsweep resume {self._folder.called}"
             )
@@ -322,7 +384,8 @@ class Driver:
         if self._rounds[number] < _ROUNDS:
             self._to_adopt.append(number)
         else:
-            self.trouble = _NEVER_BEGUN
+            # They had not read any data, so what Ray says of them tells nothing of those.
+            self.trouble = _NEVER_BEGUN.format(self._last_death)
             self.stop()
 
     def _requeue(self, number: int, reason: str) -> None:

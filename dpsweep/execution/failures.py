@@ -5,7 +5,8 @@ cannot be trusted to say so. It dies, and leaves a note in the trial's directory
 one, which reads it:
 
     mishaps.json      times at which memory ran out, and where
-    begun             a byte for each process that began the trial: some die before
+    begun             a line for each process that began the trial, its node: some die before
+    held              the trial failed before its first step, and waits for `resume`; once
     last_words.txt    written by Python's faulthandler, a thread in C, as the process dies: where
                       it hung or broke down; or by Python, where a CUDA error was raised that no
                       process survives. Names of functions and lines; no data
@@ -30,7 +31,7 @@ from typing import Any, Literal, NoReturn, TextIO
 from dpsweep.core import memory
 from dpsweep.core.disk import format_bytes, translate_disk_full, write_atomically
 
-_NOTES, _WORDS, _BEGUN = "mishaps.json", "last_words.txt", "begun"
+_NOTES, _WORDS, _BEGUN, _HELD = "mishaps.json", "last_words.txt", "begun", "held"
 _LOOK_SECONDS = 0.25
 _MAX_TRIES = 2
 """Times that memory may run out before the trial has failed."""
@@ -96,17 +97,17 @@ def decide_retry(trial_dir: Path, limits: Limits) -> RetryDecision:
     return RetryDecision(halvings=len(notes))
 
 
-def count_begins(trial_dir: Path) -> int:
-    """Count the processes that have begun the trial."""
+def read_begins(trial_dir: Path) -> list[str]:
+    """Read the nodes of the processes that have begun the trial, by Ray's ids, the newest last."""
     with contextlib.suppress(FileNotFoundError):
-        return (trial_dir / _BEGUN).stat().st_size
-    return 0
+        return (trial_dir / _BEGUN).read_text().splitlines()
+    return []
 
 
-def note_begin(trial_dir: Path) -> None:
-    """Add this process to those that `count_begins` counts; `trial_dir` must be locked."""
-    with translate_disk_full(trial_dir), (trial_dir / _BEGUN).open("ab") as file:
-        file.write(b".")
+def note_begin(trial_dir: Path, node: str) -> None:
+    """Add this process to those that `read_begins` lists; `trial_dir` must be locked."""
+    with translate_disk_full(trial_dir), (trial_dir / _BEGUN).open("a") as file:
+        file.write(f"{node}\n")
 
 
 def read_memory_notes(trial_dir: Path) -> list[str]:
@@ -126,6 +127,14 @@ def forget_failures(trial_dir: Path) -> None:
     """Delete the notes of earlier processes: the trial is to be run again once all is mended."""
     for name in (_NOTES, _WORDS):
         (trial_dir / name).unlink(missing_ok=True)
+
+
+def note_held(trial_dir: Path) -> bool:
+    """Note that a failed trial is kept for `resume`; False if an earlier driver noted it too."""
+    if (trial_dir / _HELD).exists():
+        return False
+    write_atomically(trial_dir / _HELD, b"")
+    return True
 
 
 def exit_out_of_memory(trial_dir: Path, where: str) -> NoReturn:

@@ -14,10 +14,12 @@ from typing import Any
 
 import ray
 import torch
+from ray.exceptions import RayError
 
 from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core import memory
+from dpsweep.core.errors import ConfigError
 from dpsweep.core.seeds import Secret
 from dpsweep.execution.resources import (
     NO_GPU,
@@ -51,7 +53,14 @@ def decide_packing(sweep: ResolvedSweep, nodes: Sequence[NodeResources]) -> Pack
     most = max(1, min(int(has.get("CPU", 0.0) / has["GPU"] / cpu) for has in with_gpu))
     config = find_costliest_trial(sweep).model_dump(mode="json")
     task = ray.remote(num_gpus=1, num_cpus=0, max_retries=0)(measure_gpu)
-    found = ray.get(task.remote(config, most, cpu, "cuda"))
+    try:
+        found = ray.get(task.remote(config, most, cpu, "cuda"))
+    except RayError as e:  # no driver there, or one too old for torch
+        raise ConfigError(
+            f"resources.gpu: auto: the costliest trial did not run on a GPU of the cluster: "
+            f"{next(reversed(str(e).strip().splitlines()), type(e).__name__)}. Look at its nodes "
+            f"with: dpsweep doctor --address ADDRESS; or give a number, such as resources.gpu: 1"
+        ) from e
     return choose_packing(GpuProbe(**found))
 
 

@@ -19,6 +19,7 @@ from dpsweep.core.signals import handle_signals
 from dpsweep.data.read import fingerprint_images, load_dataset
 from dpsweep.execution.changes import check_changes
 from dpsweep.execution.driver import MAX_WORKER_DEATHS, Driver, Search, Watcher
+from dpsweep.execution.elastic import ClusterNodes, FindFaults
 from dpsweep.execution.gpu_probe import decide_packing
 from dpsweep.execution.private_selection import SecretSearch, forget
 from dpsweep.execution.ray_tune import StopOnRequest, StudyScheduler, StudySearcher, make_trial_name
@@ -26,6 +27,7 @@ from dpsweep.execution.release_check import is_checked, store_release_checks
 from dpsweep.execution.resources import (
     NodeResources,
     count_concurrent_trials,
+    make_bundle,
     make_idle_gpu_warning,
     read_packing,
     store_packing,
@@ -59,6 +61,7 @@ class Session:
         tracker: Where its results go.
         lease: What makes this process its only driver.
         seconds: How long trials were run in this session.
+        find_faults: Asks a node that joins what is wrong there; None to take every node.
     """
 
     sweep: ResolvedSweep
@@ -67,6 +70,7 @@ class Session:
     tracker: Tracker
     lease: Lease
     seconds: float = 0.0
+    find_faults: FindFaults | None = None
 
     def prepare(self) -> list[str]:
         """Decide on the connected cluster what `auto` means; what the user should know of that.
@@ -129,11 +133,15 @@ class Session:
         return complete
 
     def _drive(self, search: Search, watchers: list[Watcher]) -> bool:
-        driver = Driver(search, self.folder, self.lease, watchers)
+        nodes = ClusterNodes(self.sweep.config.resources, self.find_faults)
+        driver = Driver(search, self.folder, self.lease, watchers, nodes.usable)
         begin = time.monotonic()
         if driver.num_left():
             with _stop_on_signals(driver), _unwrap_tune_errors(self.sweep.name):
-                _make_tuner(self.sweep, self.folder, driver).fit()
+                try:
+                    _make_tuner(self.sweep, self.folder, driver, nodes).fit()
+                finally:
+                    nodes.release()
         self.seconds += time.monotonic() - begin
         self.lease.check()
         self.folder.remove_leftovers()
@@ -253,18 +261,16 @@ def _list_nodes() -> list[NodeResources]:
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
-def _make_tuner(sweep: ResolvedSweep, folder: SweepFolder, driver: Driver) -> tune.Tuner:
-    resources = sweep.config.resources
-    takes: dict[str, float] = {"cpu": resources.cpu, "gpu": resources.num_gpus}
-    if resources.memory_bytes:
-        takes["memory"] = resources.memory_bytes
+def _make_tuner(
+    sweep: ResolvedSweep, folder: SweepFolder, driver: Driver, nodes: ClusterNodes
+) -> tune.Tuner:
+    takes = tune.PlacementGroupFactory([make_bundle(sweep.config.resources)])
     return tune.Tuner(
         tune.with_resources(run_trial, takes),
         tune_config=tune.TuneConfig(
-            search_alg=StudySearcher(driver),
-            scheduler=StudyScheduler(driver),
+            search_alg=StudySearcher(driver, nodes),
+            scheduler=StudyScheduler(driver, nodes),
             num_samples=-1,  # as many as the driver has; some run twice
-            max_concurrent_trials=count_concurrent_trials(resources, _list_nodes()),
             reuse_actors=True,
             trial_name_creator=make_trial_name,
             trial_dirname_creator=make_trial_name,
@@ -273,7 +279,7 @@ def _make_tuner(sweep: ResolvedSweep, folder: SweepFolder, driver: Driver) -> tu
             name="ray",
             storage_path=str(folder.path),
             verbose=0,
-            stop=StopOnRequest(driver, folder.stop_request),
+            stop=StopOnRequest(driver, nodes, folder.stop_request),
             failure_config=tune.FailureConfig(max_failures=MAX_WORKER_DEATHS),
         ),
     )

@@ -6,15 +6,18 @@ study, so that a new Tuner after a crash goes on where the old one was.
 
 import json
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from ray import tune
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 from ray.tune.stopper import Stopper
 
 from dpsweep.execution.driver import Driver
+from dpsweep.execution.elastic import ClusterNodes
 from dpsweep.execution.worker import PAYLOAD, Assignment
 
 _LOOK_SECONDS = 0.5
@@ -26,15 +29,24 @@ _FAILURE = "Failure # "
 class StudySearcher(Searcher):
     """Suggestions come from the study, and ends go back to it."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: Driver, nodes: ClusterNodes) -> None:
         super().__init__(metric=None, mode=None)
-        self._driver = driver
+        self._driver, self._nodes = driver, nodes
 
     def suggest(self, trial_id: str) -> Assignment | str | None:
         """The next assignment, None while there is none, FINISHED when there will be none."""
+        if self._is_full() and self._driver.num_left():
+            return None
         if assignment := self._driver.next(trial_id):
             return assignment
         return None if self._driver.is_waiting else str(Searcher.FINISHED)
+
+    def _is_full(self) -> bool:
+        """True if no node has room for one more trial."""
+        if self._driver.stopping:
+            return False
+        avoided = self._driver.avoided_nodes()
+        return self._driver.num_running >= self._nodes.count_trials(avoided)
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
@@ -52,9 +64,15 @@ class StudySearcher(Searcher):
 class StudyScheduler(FIFOScheduler):
     """Every result goes to the driver, which says whether the trial goes on."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: Driver, nodes: ClusterNodes) -> None:
         super().__init__()
-        self._driver = driver
+        self._driver, self._nodes = driver, nodes
+
+    def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
+        """Keep a trial from the nodes that it avoids, before it is placed."""
+        super().on_trial_add(tune_controller, trial)
+        if nodes := self._driver.avoided_nodes(trial.trial_id) | self._nodes.refused():
+            trial.update_resources(place_elsewhere(trial.placement_group_factory, nodes))
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
         """CONTINUE or STOP."""
@@ -71,8 +89,8 @@ class StudyScheduler(FIFOScheduler):
 class StopOnRequest(Stopper):
     """Ends the whole run when a signal came, or the stop file is there."""
 
-    def __init__(self, driver: Driver, request: Path) -> None:
-        self._driver, self._request = driver, request
+    def __init__(self, driver: Driver, nodes: ClusterNodes, request: Path) -> None:
+        self._driver, self._nodes, self._request = driver, nodes, request
         self._looked = 0.0
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
@@ -86,7 +104,19 @@ class StopOnRequest(Stopper):
             self._looked = now
             if self._request.exists():
                 self._driver.stop()
+            self._nodes.update()
+            self._driver.move_from(self._nodes.draining)
+            self._nodes.request(lambda: self._driver.num_running + self._driver.num_left())
         return self._driver.must_end
+
+
+def place_elsewhere(
+    placed: tune.PlacementGroupFactory, nodes: Collection[str]
+) -> tune.PlacementGroupFactory:
+    """The same resources, on none of `nodes`."""
+    away = {"ray.io/node-id": f"!in({','.join(sorted(nodes))})"}  # Ray's label of each node
+    bundles = placed.bundles
+    return tune.PlacementGroupFactory(bundles, bundle_label_selector=[away] * len(bundles))
 
 
 def make_trial_name(trial: Trial) -> str:

@@ -129,6 +129,13 @@ def get_local_resources(resources: ResourcesConfig) -> dict[str, float]:
     }
 
 
+def make_bundle(resources: ResourcesConfig) -> dict[str, float]:
+    """Resources of one trial in Ray's terms; for `auto`, a whole GPU."""
+    gpu = 1.0 if resources.gpu == "auto" else resources.num_gpus
+    bundle = {"CPU": float(resources.cpu), "GPU": gpu, "memory": float(resources.memory_bytes)}
+    return {name: amount for name, amount in bundle.items() if amount}
+
+
 def count_trials_per_node(resources: ResourcesConfig, has: NodeResources) -> int:
     """Trials that fit one node at once.
 

@@ -117,8 +117,14 @@ class TrackingWatcher:
         self._tracker.trial(record.number, Facts(params, tags, note, name=make_run_name(record)))
 
     def reported(self, record: Record, row: Row) -> None:
-        """A row of metrics."""
-        self._tracker.row(record.number, row)
+        """A row of metrics, at the time of the trial's work.
+
+        The study says when the trial was asked for, so that a row that is told again after a crash
+        has the same time, and MLflow knows it.
+        """
+        self._tracker.row(
+            record.number, row, None if record.asked is None else record.asked + row["seconds"]
+        )
 
     def ended(self, record: Record) -> None:
         """Record how the trial ended, and its privacy statement."""

@@ -10,6 +10,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import ray
 from ray import tune
 
 from dpsweep.config.trial import TrialConfig
@@ -35,8 +36,8 @@ PAYLOAD = "dpsweep"
 
 Assignment = dict[str, Any]
 """number; config: the trial config as JSON; schedule: what it spends and when it reports, as JSON;
-trial_dir: its folder, with the secret in it; pause: the file whose presence asks the trial to save
-its state and end; limits: what it is held to (execution/failures.py), as JSON."""
+trial_dir: its folder, with the secret in it; pause: files of which each, where present, asks the
+trial to save its state and end; limits: what it is held to (execution/failures.py), as JSON."""
 
 _PREDECESSOR_SECONDS = 600.0
 """Longest wait for a process that was given the trial before and is not dead yet.
@@ -109,7 +110,7 @@ def _lock_trial(trial_dir: TrialDir, ours: contextlib.ExitStack) -> bool:
 def _train(assignment: Assignment, trial_dir: TrialDir) -> None:
     """Train in a trial directory that is locked, unless an earlier process left a verdict there."""
     limits = Limits(**assignment["limits"])
-    note_begin(trial_dir.path)
+    note_begin(trial_dir.path, ray.get_runtime_context().get_node_id())
     before = decide_retry(trial_dir.path, limits)
     if before.end:
         _send(end=before.end, reason=before.reason)
@@ -127,7 +128,7 @@ def _train(assignment: Assignment, trial_dir: TrialDir) -> None:
             config,
             trial_dir,
             report,
-            Path(assignment["pause"]).exists,
+            lambda: any(Path(request).exists() for request in assignment["pause"]),
             trial_schedule,
             Allowance(before.halvings, limits.gpu_share, watch.excused),
         )

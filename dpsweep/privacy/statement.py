@@ -109,6 +109,18 @@ class Search:
     ahead: bool = False
     void: bool = False
 
+    @property
+    def largest(self) -> tuple[float, float]:
+        """(epsilon, delta) to be read first: the largest of all figures that the statement has.
+
+        Which of them is proven depends on how the search ended; none of them is above this one.
+        """
+        found = [(self.epsilon, self.delta)]
+        found += [self.proven] if self.proven else []
+        found += [(self.to_the_end, self.delta)] if self.to_the_end is not None else []
+        found += [(self.growth.epsilon, self.growth.delta)] if self.growth else []
+        return max(found)
+
 
 def search_statement(search: Search, *, accounting: str, num_held_out: int) -> str:
     """State what choosing among trials adds.
@@ -179,8 +191,8 @@ def _state_composition(search: Search, num_held_out: int) -> str:
     )
     if search.proven:
         words += (
-            " Since batch sizes or lengths were proposed from earlier results, that figure is an "
-            "estimate; "
+            " Since batch sizes, lengths or bands were proposed from earlier results, that figure "
+            "is an estimate; "
         )
         words += (
             "nothing is proven, since a trial lost more than the search was planned for."

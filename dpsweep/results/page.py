@@ -30,6 +30,7 @@ from dpsweep.results.plots.style import goal_title
 from dpsweep.results.tables import shown_budgets, trial_table
 from dpsweep.search.charge import describe_trial_privacy
 from dpsweep.search.trial_record import Record
+from dpsweep.store.statement import format_headline
 from dpsweep.store.study import Study
 
 _BEST, _MOST_ROWS, _MOST_REASONS = 10, 500, 20
@@ -164,8 +165,11 @@ def _facts(study: Study, best: Record, origin: Origin) -> list[dict[str, str]]:
     epsilon = f"{config.privacy.epsilon:g}" if config.privacy.epsilon else "given by the noise"
     if study.is_void:
         epsilon = NO_EPSILON
-    facts = [(figure, words), (config.method.name, f"method of the best, trial {best.number}")]
-    facts.append((f"ε = {epsilon}", f"of that trial, δ = {format_delta(config.delta)}"))
+    facts = [(figure, words)]
+    facts.append((f"ε = {epsilon}", f"trial {best.number} alone, δ = {format_delta(config.delta)}"))
+    whole, delta = format_headline(study)
+    facts.append((f"ε = {whole}", f"the whole search, δ = {delta}"))
+    facts.append((config.method.name, f"method of the best, trial {best.number}"))
     if disclosure_of(study.sweep).tells_trials:
         repeated = sum(r.confirms is not None for r in study.records())
         more = f", and {repeated} repeats" if repeated else ""

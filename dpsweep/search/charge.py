@@ -56,8 +56,8 @@ def describe_trial_privacy(record: Record) -> str:
 def get_privacy_cap(sweep: ResolvedSweep) -> RunCap | None:
     """Get the most that one trial may lose for the search's epsilon to hold; None for no limit.
 
-    It is needed where a search over batch sizes or lengths may choose them, or its own end, by
-    results, and for private selection, whose bound is about what loses most. It follows from the
+    It is needed where a search over batch sizes, lengths or bands may choose them, or its own end,
+    by results, and for private selection, whose bound is about what loses most. It follows from the
     sweep file alone, so that it is the same before the first trial and after the last.
     """
     if sweep.whole:
@@ -98,7 +98,24 @@ def describe_runs_privacy(
     plans: Plans = (),
     ahead: int | None = None,
 ) -> str:
-    """The sentences for the search as a whole.
+    """The sentences for the search as a whole; see `compute_search_privacy`."""
+    spent = compute_search_privacy(
+        sweep, runs, confirming=confirming, void=void, plans=plans, ahead=ahead
+    )
+    held_out = sweep.written.data.num_held_out
+    return search_statement(spent, accounting=sweep.config.accounting, num_held_out=held_out)
+
+
+def compute_search_privacy(
+    sweep: ResolvedSweep,
+    runs: Sequence[Run],
+    *,
+    confirming: int = 0,
+    void: bool = False,
+    plans: Plans = (),
+    ahead: int | None = None,
+) -> Search:
+    """Compute what the search as a whole has spent.
 
     Args:
         sweep: As it was launched.
@@ -114,8 +131,7 @@ def describe_runs_privacy(
     if len(plans) > 1 and sweep.whole is None and not sweep.is_private_selection:
         planned = max(spent.planned, len(runs))
         spent = replace(spent, growth=compute_growth(sweep, runs, plans, planned))
-    held_out = sweep.written.data.num_held_out
-    return search_statement(spent, accounting=sweep.config.accounting, num_held_out=held_out)
+    return spent
 
 
 def _compute_spent(

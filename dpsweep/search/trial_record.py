@@ -43,6 +43,7 @@ class Record:
         final: True for the final run, which has what the exploring trials left of epsilon.
         expected: Posterior mean of the objective at its config, once the search has ended and
             chosen by that; None before, and where the choice is as observed.
+        asked: Unix time at which it was asked for; None for a private selection's own trials.
     """
 
     number: int
@@ -58,6 +59,7 @@ class Record:
     confirms: int | None = None
     final: bool = False
     expected: float | None = None
+    asked: float | None = None
 
     @property
     def merit(self) -> float:
@@ -109,4 +111,5 @@ def make_record(trial: FrozenTrial, config: TrialConfig) -> Record:
         charged=dispatched.get("charged"),
         confirms=attrs.get("confirms"),
         final=attrs.get("final", False),
+        asked=trial.datetime_start.timestamp() if trial.datetime_start else None,
     )

@@ -1,6 +1,11 @@
 """The privacy statement of a search, from what its study knows."""
 
-from dpsweep.search.charge import describe_runs_privacy, get_charged_run
+from dpsweep.privacy.statement import NO_EPSILON, format_delta, format_epsilon
+from dpsweep.search.charge import (
+    compute_search_privacy,
+    describe_runs_privacy,
+    get_charged_run,
+)
 from dpsweep.store.study import Study
 
 
@@ -23,6 +28,24 @@ def describe_search_privacy(study: Study, *, planned: bool = False) -> str:
     return " ".join(
         filter(None, [promise, study.sweep.config.pruner.words, _describe_warm_start(study)])
     )
+
+
+def format_headline(study: Study) -> tuple[str, str]:
+    """Format the search's epsilon and delta, to be read before the statement: its largest figures.
+
+    Returns:
+        Epsilon and delta; none and a dash for a void search.
+    """
+    records = study.records()
+    if study.is_void or any(record.void for record in records):
+        return NO_EPSILON, "–"
+    epsilon, delta = compute_search_privacy(
+        study.sweep,
+        [get_charged_run(record) for record in records],
+        confirming=sum(record.confirms is not None for record in records),
+        plans=study.plans,
+    ).largest
+    return format_epsilon(epsilon), format_delta(delta)
 
 
 def _describe_warm_start(study: Study) -> str:

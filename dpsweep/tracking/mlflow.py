@@ -2,9 +2,9 @@
 
 Every event may come twice, after a crash or a lost answer: a run carries its tag from its first
 moment, and all runs are looked up by it on connecting, and again after any failure; params and
-tags are set to the same value, and a metric's timestamp is its epoch, so that MLflow recognises
-it. The server is called once to make a run with its tags, or once for the tags of an older one,
-once for what else a batch says of it, and once if its status changes.
+tags are set to the same value, and a metric's time follows from the study, so that MLflow
+recognises it. The server is called once to make a run with its tags, or once for the tags of an
+older one, once for what else a batch says of it, and once if its status changes.
 """
 
 import logging

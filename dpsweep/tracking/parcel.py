@@ -45,7 +45,7 @@ class RunUpdate:
         """Take one event in; see tracking/tracker.py for the kinds."""
         match event["kind"]:
             case "row":
-                self.metrics += _list_metrics(event["row"])
+                self.metrics += _list_metrics(event["row"], event.get("time"))
             case "sweep" | "trial":
                 self.params |= {k: str(v)[:_LONGEST_PARAM] for k, v in event["params"].items()}
                 said = {**event["tags"], NOTE: event["note"]}
@@ -56,7 +56,7 @@ class RunUpdate:
             case "artifact":
                 self.artifacts.append(event["path"])
             case "end":
-                self.metrics += _list_metrics({"epoch": 0, **event.get("metrics", {})})
+                self.metrics += _list_metrics(event.get("metrics", {}), event.get("time"))
                 self.tags |= {k: v[:_LONGEST_TAG] for k, v in event["tags"].items()}
                 self.status = event["status"]
 
@@ -91,11 +91,17 @@ def group_by_run(events: list[Event]) -> dict[int | None, RunUpdate]:
     return dict(sorted(found.items(), key=lambda item: item[0] is not None))
 
 
-def _list_metrics(row: dict[str, Any]) -> list[Metric]:
-    """Finite figures of a row; MLflow keeps no infinity, and the note says what one means."""
-    epoch = int(row["epoch"])
+def _list_metrics(row: dict[str, Any], time: float | None) -> list[Metric]:
+    """Finite figures of a row; MLflow keeps no infinity, and the note says what one means.
+
+    Args:
+        row: By name; with the optimizer's `step`, if it is a trial's.
+        time: Unix time of the row. A spool of an earlier version has none.
+    """
+    step, epoch = int(row.get("step", 0)), int(row.get("epoch", 0))
+    timestamp = epoch if time is None else round(1000 * time)
     return [
-        Metric(name, float(value), timestamp=epoch, step=epoch)
+        Metric(name, float(value), timestamp=timestamp, step=step)
         for name, value in row.items()
         if name not in _NOT_METRICS and math.isfinite(value)
     ]

@@ -1,5 +1,6 @@
 """Tracking of one sweep. Every call appends to the spool and returns at once."""
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -48,9 +49,10 @@ class Tracker:
         said = {"params": facts.params, "tags": facts.tags, "note": facts.note, **more}
         self._add("trial", number=number, **said)
 
-    def row(self, number: int, row: dict[str, float]) -> None:
-        """A trial reported."""
-        self._add("row", number=number, row=row)
+    def row(self, number: int, row: dict[str, float], at: float | None = None) -> None:
+        """A trial reported, at a Unix time that is the same however often it is told."""
+        more = {} if at is None else {"time": at}
+        self._add("row", number=number, row=row, **more)
 
     def trial_end(self, number: int, status: Status, tags: dict[str, str]) -> None:
         """A trial is through."""
@@ -58,7 +60,7 @@ class Tracker:
 
     def sweep_end(self, status: Status, metrics: dict[str, float]) -> None:
         """The sweep is through, with these figures of the best trial."""
-        self._add("end", number=None, status=status, tags={}, metrics=metrics)
+        self._add("end", number=None, status=status, tags={}, metrics=metrics, time=time.time())
 
     def artifact(self, path: Path, number: int | None = None) -> None:
         """A released file, or a folder of them, for the parent run or for a trial's."""

@@ -7,6 +7,8 @@ import pytest
 from servers import answers, free_port, python
 from waiting import CEILING_SECONDS, wait_for
 
+from dpsweep.compat import view_path
+
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
 
 TEXT = "return document.body.innerText"
@@ -51,7 +53,7 @@ def test_runs_read_and_the_report_is_shown(server, browser):
     lr = float(children[0].data.params["optimizer.lr"])
     assert names[0] == f"0000 fftkf lr {lr:.3g} B 128"
 
-    browser.open(f"{place}?viewStateShareKey=dpsweep", width=1700)
+    browser.open(f"{server}/{view_path(experiment)}", width=1700)
     shown = browser.wait(
         f"const t = document.body.innerText; return t.includes({names[0]!r}) && t",
         "the table of runs",

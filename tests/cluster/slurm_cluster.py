@@ -131,6 +131,8 @@ _LOGIN = {
     "PYTHONPATH": str(CHECKOUT),  # the environment may have another checkout's code
     "OMP_NUM_THREADS": "1",
     "DPSWEEP_PICTURES": "0",
+    # On a machine with load 15 workers of Ray's niceness, 15, do not start within its 60 s.
+    **{"RAY_worker_niceness": "0", "RAY_worker_register_timeout_seconds": "600"},
 }
 
 _HOLD = """

@@ -10,11 +10,13 @@ import torch
 from ray.cluster_utils import Cluster
 
 import dpsweep
+from dpsweep.cli.verbs.doctor import elsewhere
 from dpsweep.cluster import nodes
 from dpsweep.cluster.nodes import NodeReport, check_nodes, facts, faults, survey
 from dpsweep.config.sweep import load_sweep
-from dpsweep.core.errors import StateError
+from dpsweep.core.errors import ConfigError, StateError
 from dpsweep.data.read import fingerprint_images
+from dpsweep.execution.gpu_probe import decide_packing
 
 KEY = b"k" * 32
 
@@ -155,3 +157,39 @@ def test_one_of_two_real_nodes_is_refused_and_named(sweep, tmp_path, monkeypatch
     finally:
         ray.shutdown()
         cluster.shutdown()
+
+
+@pytest.mark.slow
+def test_a_gpu_that_torch_cannot_use_is_a_fault_of_its_node(sweep_file, tmp_path, monkeypatch):
+    """Ray hands out as many GPUs as it is told of: such a node was "ok, 2 GPUs"."""
+    if torch.cuda.is_available():
+        pytest.skip("torch can use a GPU here")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    head = {"num_cpus": 1, "gcs_server_port": 0, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        node = cluster.add_node(num_cpus=1, num_gpus=2)
+        words = rf"node {node.node_id[:8]}\): .*torch cannot compute on a GPU that Ray hands out"
+        for gpu in ("1", "auto"):
+            with pytest.raises(StateError, match=words):
+                dpsweep.launch(
+                    sweep_file, settings=[f"resources.gpu={gpu}"], state=tmp_path / "state",
+                    address=cluster.address, quiet=True,
+                )  # fmt: skip
+        ray.init(address=cluster.address, log_to_driver=False)
+        at_fault = [bool(report.faults) for report in survey(None, None)]
+        assert sum(at_fault) == 1
+        with pytest.raises(ConfigError, match="auto: the costliest trial did not run on a GPU"):
+            decide_packing(load_sweep(sweep_file, ["resources.gpu=auto"]), [{"GPU": 2, "CPU": 1}])
+        assert not any(report.faults for report in survey(load_sweep(sweep_file), None))
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def test_doctor_names_the_gpus_that_torch_computed_on():
+    report = NodeReport("a", "0" * 56, dpsweep="1", num_gpus=3.0, cards=("H100, 85 GB",) * 2)
+    (found,) = elsewhere._node(report)
+    assert found.words.endswith(
+        "torch computed on 2 x H100, 85 GB; 1 not tried, as other jobs hold them"
+    )

@@ -123,20 +123,19 @@ def test_a_sweep_goes_through_scancel_and_its_time_limit_to_the_exported_config(
 def test_a_job_fails_if_no_trial_was_completed_and_outlives_its_nodes(cluster):
     _, block = documented(cluster)
     exports = ["source .venv/bin/activate", *(line for line in block if line.startswith("export"))]
-    run = f"sbatch {SCRIPT} sweeps/quickstart.yaml"
-    small = "--set confirm=null --set stop.name=none"
     never = (
         "--set 'search={optimizer.lr: {choice: [2.0e+38, 3.0e+38]}}' --set budget.explore.trials=2"
     )
-    none = submitted(
-        user(cluster, *exports, f"{run} none {small} {never} --set sampler.name=random")
-    )
+    run = f"sbatch {SCRIPT} sweeps/quickstart.yaml none {never} --set sampler.name=random"
+    none = submitted(user(cluster, *exports, run))
     wait_for(lambda: job(cluster, none)["JobState"] == "FAILED", "the end", 10 * MINUTES)
     assert job(cluster, none)["ExitCode"] == "1:0"
     assert "no trial was completed: 2 failed" in log(cluster, none)
 
-    long = "--set train.epochs=120 --set train.evaluate_every=2 --set budget.trials=6"
-    mine = submitted(user(cluster, *exports, f"{run} lost {small} {long}"))
+    long = "--set confirm=null --set pruner.name=none --set budget.trials=6"
+    long += " --set train.epochs=120 --set train.evaluate_every=2"
+    run = f"sbatch {SCRIPT} sweeps/digits_fftkf.yaml lost {long}"
+    mine = submitted(user(cluster, *exports, run))
     wait_for(lambda: reports(cluster, "lost") >= 3, "reports from both nodes", 30 * MINUTES)
     cluster["n2"].kill()
     wait_for(lambda: "down*" in cluster.nodes(), "the loss of the second node", 3 * MINUTES)

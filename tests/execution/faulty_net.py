@@ -19,6 +19,8 @@ _lost = []
 
 
 def make(shape, num_classes, fault="none", notes=None):
+    if _in_worker() and "DPSWEEP_TEST_BAD_NODE" in os.environ:
+        raise OSError("this node has lost its device")
     return Faulty(shape, num_classes, fault, notes)
 
 

@@ -63,14 +63,16 @@ class World:
         self.study = Study.create(state.storage_uri, sweep, self.folder.id)
         self.heard, self._ids = Heard(self.study), count()
 
-    def drive(self, *watchers, pace=None):
-        """The lease, to be entered, and what makes a driver of it."""
+    def drive(self, *watchers, pace=None, nodes=None):
+        """The lease, to be entered, and what makes a driver of it, on nodes: id -> host."""
         lease = self.folder.lease(pace) if pace else self.folder.lease()
 
         def driver(held):
             self.study = Study.open(self.folder.storage_uri, self.sweep, self.folder.id)
             self.heard.study = self.study
-            return Driver(self.study, self.folder, held, [self.heard, *watchers])
+            return Driver(
+                self.study, self.folder, held, [self.heard, *watchers], lambda: nodes or {}
+            )
 
         return lease, driver
 
@@ -125,7 +127,8 @@ def test_a_sweep_is_run_from_its_first_trial_to_its_last(world):
             assert Path(one["trial_dir"]) == here.trial_dir(record.number).path
             assert (here.trial_dir(record.number).path / "secret").exists()
             assert record.charged
-            assert Path(one["pause"]) == here.folder.stop_request
+            assert Path(one["pause"][0]) == here.folder.stop_request
+            assert Path(one["pause"][1]).parent == here.trial_dir(record.number).path
         for trial_id in "ab":
             work(driver, trial_id)
         assert (driver.num_left(), driver.stopping, driver.trouble) == (0, False, None)
@@ -146,7 +149,7 @@ def test_a_failed_trial_says_why_and_its_secret_is_gone(world):
         driver.ended("a", {"end": "failed", "reason": "it diverged"})
         driver.next("b")
         for _ in range(MAX_WORKER_DEATHS + 1):
-            note_begin(here.trial_dir(1).path)
+            note_begin(here.trial_dir(1).path, "n1")
         driver.ended("b", None)
         assert not driver.stopping
         assert driver.next("c") is None
@@ -229,7 +232,7 @@ def test_a_trial_that_no_worker_lived_to_begin_is_handed_out_again(world):
         driver = make(held)
         secret = Path(driver.next("a")["trial_dir"], "secret").read_bytes()
         for _ in range(MAX_WORKER_DEATHS):  # one of those that died had not begun
-            note_begin(here.trial_dir(0).path)
+            note_begin(here.trial_dir(0).path, "n1")
         driver.ended("a", None)
         assert not driver.stopping
         told = driver.next("b")
@@ -660,7 +663,7 @@ def trained(driver, trial_id, assignment):
         TrialConfig.model_validate(assignment["config"]),
         TrialDir(Path(assignment["trial_dir"])),
         lambda row: driver.result(trial_id, {"row": row}),
-        Path(assignment["pause"]).exists,
+        Path(assignment["pause"][0]).exists,
         TrialSchedule.from_json(assignment["schedule"]),
     ).rows
     driver.ended(trial_id, {"row": rows[-1], "end": "complete"})
@@ -780,3 +783,122 @@ def test_a_driver_killed_at_any_write_about_the_final_run_loses_and_charges_noth
     assert all(r.charged for r in records)
     assert here.sweep.whole.covers([get_charged_run(r) for r in records])
     assert here.study.best()[0].number == 2
+
+
+def begin_on(here, driver, trial_id, node, *, stepped=False):
+    """A trial that a worker of a node begins; its number."""
+    number = driver.next(trial_id)["number"]
+    note_begin(here.trial_dir(number).path, node)
+    if stepped:
+        here.trial_dir(number).note_first_step()
+    return number
+
+
+def fail_on(here, driver, trial_id, node, reason="no GPU", *, stepped=False):
+    """A trial that fails on a node; its number."""
+    number = begin_on(here, driver, trial_id, node, stepped=stepped)
+    driver.ended(trial_id, {"end": "failed", "reason": reason})
+    return number
+
+
+def test_a_trial_that_fails_before_its_first_step_goes_elsewhere_with_its_secret(world, caplog):
+    here = world("budget.trials=6")
+    lease, make = here.drive(nodes={"n1": "one", "n2": "two"})
+    with lease as held:
+        driver = make(held)
+        assert fail_on(here, driver, "a", "n1") == 0
+        secret = (here.trial_dir(0).path / "secret").read_bytes()
+        charged = here.study.record(0).charged
+        assert begin_on(here, driver, "b", "n2") == 0, "the same trial"
+        assert driver.avoided_nodes("b") == {"n1"}
+        assert (here.trial_dir(0).path / "secret").read_bytes() == secret
+        assert here.study.record(0).charged == charged
+        driver.result("b", {"row": row(1)})
+        assert fail_on(here, driver, "c", "n1") == 1
+        assert "one (node n1) is avoided: 2 trials failed there so" in caplog.text
+        assert begin_on(here, driver, "d", "n2") == 1
+        driver.next("e")
+        assert driver.avoided_nodes("e") == {"n1"}, "one that never failed"
+        assert not driver.stopping
+    assert here.study.record(2).state == "running"
+
+
+def test_a_trial_that_began_a_step_goes_nowhere(world):
+    here = world("budget.trials=2")
+    lease, make = here.drive(nodes={"n1": "one", "n2": "two"})
+    with lease as held:
+        driver = make(held)
+        assert fail_on(here, driver, "a", "n1", stepped=True) == 0
+        driver.next("b")
+        assert not driver.avoided_nodes("b")
+    assert here.study.record(0).state == "failed"
+
+
+def test_configs_that_fail_on_two_nodes_cost_no_node(world):
+    here = world("budget.trials=6")
+    lease, make = here.drive(nodes={"n1": "one", "n2": "two"})
+    with lease as held:
+        driver = make(held)
+        begin_on(here, driver, "z", "n1", stepped=True)
+        driver.result("z", {"row": row(1)})
+        for number, (first, second) in enumerate([("n1", "n2"), ("n2", "n1"), ("n1", "n2")], 1):
+            assert fail_on(here, driver, f"{number}a", first, "no such head") == number
+            assert fail_on(here, driver, f"{number}b", second, "no such head") == number
+        driver.next("y")
+        assert not driver.avoided_nodes("y")
+        assert not driver.stopping
+        driver.result("z", {"row": row(2)})
+    assert [here.study.record(n).state for n in (1, 2, 3)] == ["failed"] * 3
+
+
+@pytest.mark.parametrize("reported", [False, True])
+def test_a_sweep_whose_only_node_fails_stops_and_loses_no_trial(world, reported):
+    here = world("budget.trials=9")
+    lease, make = here.drive(nodes={"n1": "one"})
+    with lease as held:
+        driver = make(held)
+        if reported:
+            begin_on(here, driver, "z", "n1", stepped=True)
+            work(driver, "z")
+        for trial_id in "abcd"[: 4 if reported else 2]:
+            assert not driver.stopping
+            fail_on(here, driver, trial_id, "n1")
+        assert driver.stopping
+        assert "failed the same way before their first step: no GPU" in driver.trouble
+    assert not [r for r in here.study.records() if r.state == "failed"]
+
+
+def test_a_trial_that_fails_again_after_a_resume_has_failed(world):
+    """So that a sweep in which some configs cannot work gets on."""
+    here = world("budget.trials=2")
+    for state in ("running", "failed"):
+        lease, make = here.drive(nodes={"n1": "one"})
+        with lease as held:
+            driver = make(held)
+            for trial_id in "ab":
+                fail_on(here, driver, trial_id, "n1")
+        assert [r.state for r in here.study.records()] == [state] * 2
+        here.folder.remove_leftovers()
+
+
+def test_a_trial_on_a_node_that_is_to_end_saves_its_state_and_goes_on_elsewhere(world):
+    here = world("budget.trials=2")
+    lease, make = here.drive(nodes={"n1": "one", "n2": "two"})
+    with lease as held:
+        driver = make(held)
+        first, second = driver.next("a"), driver.next("b")
+        note_begin(here.trial_dir(0).path, "n1")
+        note_begin(here.trial_dir(1).path, "n2")
+        driver.move_from(frozenset())
+        assert not any(Path(p).exists() for one in (first, second) for p in one["pause"])
+        driver.move_from({"n1"})
+        assert [Path(one["pause"][1]).exists() for one in (first, second)] == [True, False]
+        secret = (here.trial_dir(0).path / "secret").read_bytes()
+        driver.ended("a", {"end": "paused"})
+        assert not driver.stopping
+        again = driver.next("c")
+        assert (again["number"], driver.num_running) == (0, 2)
+        assert not any(Path(p).exists() for p in again["pause"])
+        assert (here.trial_dir(0).path / "secret").read_bytes() == secret
+        driver.ended("b", {"end": "paused"})  # which nobody asked for
+        assert driver.stopping

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from ray.cluster_utils import Cluster
 
 from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.study import open_study
@@ -105,3 +106,43 @@ def test_a_process_that_lost_its_gpu_ends_and_costs_no_trial_after_it(tmp_path, 
     assert all(record.charged for record in (once, always, well))
     private = (tmp_path / ".dpsweep/sweeps/lost/trials/0001/error.txt").read_text()
     assert "AcceleratorError: CUDA error: an illegal memory access" in private
+
+
+BAD_NODE = """\
+name: bad
+base:
+  data: {{name: digits}}
+  model: {{name: own, function: "faulty_net:make", folder: {here}, arguments: {{fault: none}}}}
+  privacy: {{epsilon: 4}}
+  train: {{batch_size: 128, epochs: 4, max_physical_batch: 64}}
+  optimizer: {{lr: 1.0}}
+  method: {{name: dp_sgd}}
+search:
+  optimizer.lr: {{choice: [0.5, 1.0]}}
+sampler: {{name: random}}
+budget: {{trials: 8}}
+"""
+
+
+@pytest.mark.slow
+def test_a_node_on_which_trials_fail_at_once_is_avoided_and_costs_no_trial(
+    tmp_path, dpsweep, monkeypatch
+):
+    """It failed 11 of 12 trials within 6 s: each was charged, and none could be run again."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.setenv("RAY_CHDIR_TO_TRIAL_DIR", "0")
+    file = tmp_path / "bad.yaml"
+    file.write_text(BAD_NODE.format(here=Path(__file__).parent))
+    head = {"num_cpus": 1, "gcs_server_port": 0, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        node = cluster.add_node(num_cpus=1, env_vars={"DPSWEEP_TEST_BAD_NODE": "1"})
+        said = dpsweep("launch", file, "--address", cluster.address, RAY_AUTH_MODE="disabled")
+        state = StateFolder.at(str(tmp_path / ".dpsweep"))
+        assert f"(node {node.node_id[:8]}) is avoided: 2 trials failed there so" in said
+        assert said.count("failed before its first step on") == 2
+        assert [r.state for r in open_study("bad", state).records()] == ["complete"] * 8
+        began = [p.read_text() for p in state.sweep("bad").path.glob("trials/*/begun")]
+        assert sum(text.count(node.node_id) for text in began) == 2
+    finally:
+        cluster.shutdown()

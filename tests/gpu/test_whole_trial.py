@@ -28,6 +28,8 @@ METHODS = [
     {"name": "dp_adam"},
     {"name": "dp_pmlf", "points": 3},
     {"name": "dp_adambc"},
+    {"name": "bandmf", "bands": 3},
+    {"name": "dp_ftrl", "buffers": 2},
 ]
 
 

@@ -11,6 +11,7 @@ import time
 
 import numpy as np
 import pytest
+import scipy.linalg
 
 from dpsweep.core.errors import InvalidKey
 from dpsweep.privacy.accounting import calibrate_noise
@@ -27,6 +28,7 @@ from dpsweep.privacy.correlated import (
     buffered_square,
     choose_bands,
     compute_loss,
+    optimize_buffers,
     predict_error,
     sqrt_coefficients,
     workload_of,
@@ -231,3 +233,16 @@ def test_optimum_is_stored_for_the_next_process(tmp_path, monkeypatch):
     monkeypatch.setenv("DPSWEEP_CACHE", str(folder))
     _optimize_bands.__wrapped__(123, 3, 0.0)
     assert len(list((folder / "numbers").iterdir())) == 1
+
+
+@pytest.mark.parametrize(("steps", "cycle"), [(40, 8), (100, 30), (64, 1), (7, 7)])
+@pytest.mark.parametrize("buffers", [1, 2])
+def test_a_part_of_a_buffered_run_spends_at_most_its_share_of_the_rounds(steps, cycle, buffers):
+    """A pruned trial reports epsilon of the rounds so far, each as one Gaussian mechanism."""
+    numbers = optimize_buffers(steps, cycle, buffers)
+    first, scales, decays = numbers[0], numbers[1 : buffers + 1], numbers[buffers + 1 :]
+    for done in range(1, steps + 1):
+        column = first * buffered_column(scales, decays, done)
+        matrix = scipy.linalg.toeplitz(column, np.zeros(done))
+        worst = max(float(np.square(matrix[:, s::cycle].sum(1)).sum()) for s in range(cycle))
+        assert worst <= -(-done // cycle) * (1 + 1e-9)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dpsweep.privacy.statement import (
+    Growth,
     Search,
     format_delta,
     search_statement,
@@ -136,3 +137,18 @@ def test_held_out_examples_are_said_to_be_unprotected_by_trial_and_search():
 @pytest.mark.parametrize("delta", [6.68e-6, 5.5466e-6, 1e-5, 3.3635e-4, 9.99e-7])
 def test_printed_delta_is_rounded_up_to_two_digits(delta):
     assert delta <= float(format_delta(delta)) * (1 + 1e-12) <= 1.1 * delta
+
+
+@pytest.mark.parametrize(
+    ("known", "largest"),
+    [
+        ({}, (3.0, 1e-5)),
+        ({"proven": (4.0, 2e-5)}, (4.0, 2e-5)),
+        ({"proven": (2.0, 2e-5)}, (3.0, 1e-5)),
+        ({"to_the_end": 5.0}, (5.0, 1e-5)),
+        ({"growth": Growth(((2, 0), (5, 2)), 5, 6.0, 2e-5), "to_the_end": 5.0}, (6.0, 2e-5)),
+        ({"proven": (math.inf, 1.0)}, (math.inf, 1.0)),
+    ],
+)
+def test_the_figure_that_is_read_first_is_the_largest_of_the_statement(known, largest):
+    assert Search(num_runs=2, planned=5, epsilon=3.0, delta=1e-5, **known).largest == largest

@@ -27,11 +27,16 @@ def data_of(text):
     return {name: json.loads(data) for name, data in found}
 
 
-def test_privacy_comes_first_then_result_config_and_figures(study_of, tmp_path):
+def test_result_and_both_epsilons_come_first_and_the_config_last(study_of, tmp_path):
     study = study_of([0.5, 0.9, 0.8], "confirm={top: 1, seeds: 2}", repeats=[0.7, 0.8])
     text = page(study)
     heads = re.findall(r'<h2 id="(\w+)">', text)
-    assert heads == ["privacy", "result", "config", "tables", "figures", "again", "made"]
+    assert heads == ["result", "privacy", "tables", "figures", "config", "again", "made"]
+    facts = re.findall(r"<li><b>(.*?)</b><span>(.*?)</span>", text)
+    named = [words.partition(",")[0] for _, words in facts[1:3]]
+    assert named == ["trial 1 alone", "the whole search"]
+    stated = re.search(r"any choice among them: \(([\d.]+),", text).group(1)
+    assert [figure for figure, _ in facts[1:3]] == ["ε = 4", f"ε = {stated}"]
     assert "differentially private for adding or removing any one" in text
     assert "3 trials" in text or "3 adaptive trials" in text
     assert "0.7500 ± 0.0707" in text

@@ -10,7 +10,8 @@ def trial(number, **params):
 
 
 def row(number, epoch, value=0.5):
-    return {"kind": "row", "number": number, "row": {"epoch": epoch, "step": 9, "loss": value}}
+    said = {"epoch": epoch, "step": 9, "loss": value}
+    return {"kind": "row", "number": number, "row": said, "time": 7000 + epoch}
 
 
 def end(number, status="FINISHED"):
@@ -23,8 +24,8 @@ def test_a_whole_trial_is_one_call_besides_its_tags_and_one_status():
     assert [(p.key, p.value) for p in params] == [("lr", "0.1")]
     assert found[0].tags == {"a": "2", "mlflow.note.content": "n"}
     assert [(m.key, m.value, m.step, m.timestamp) for m in metrics] == [
-        ("loss", 0.5, 1, 1),
-        ("loss", 0.5, 2, 2),
+        ("loss", 0.5, 9, 7_001_000),
+        ("loss", 0.5, 9, 7_002_000),
     ]
     assert found[0].status == "FINISHED"
     assert found[1].status == RUNNING

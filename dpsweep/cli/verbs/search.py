@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpsweep.cli.say import NOTHING_COMPLETED, STOPPED, console, error, warn
+from dpsweep.cli.verbs.sweeps import print_privacy
 from dpsweep.config.sweep import ResolvedSweep, change_sweep, load_sweep
 from dpsweep.results.compare import compare_methods
 from dpsweep.results.comparison import print_comparison
@@ -163,7 +164,7 @@ def _print_outcome(outcome: "Outcome", options: Options, target: Path) -> None:
             out.print(table)
         print_comparison(out, compare_methods(study))
         out.print(outcome.origin.luck(best[0]), markup=False)
-        out.print(outcome.origin.search_words)
+        print_privacy(study, best[0], outcome.origin.search_words, out)
         for record in winners(study):
             place = target_of(record, target)
             out.print(f"best config: {place}   train it again with: {us} train {place}")

@@ -1,20 +1,26 @@
 """The verbs that read a state folder: status, stop, best, ui."""
 
+import contextlib
 import json
 import os
 import signal
 import socket
 import subprocess
+import sys
+import threading
 import time
+import webbrowser
 from collections.abc import Iterator
 from dataclasses import replace
 from types import FrameType
 from typing import Any
 
+from rich.console import Console
 from rich.markup import escape
 
 from dpsweep.cli.say import console
 from dpsweep.core.errors import ConnectionRefused, DpSweepError, StateError
+from dpsweep.privacy.statement import NO_EPSILON, format_epsilon
 from dpsweep.results.compare import compare_methods
 from dpsweep.results.comparison import print_comparison
 from dpsweep.results.export import origin_of
@@ -26,11 +32,12 @@ from dpsweep.results.tables import (
     trial_row,
     trial_table,
 )
-from dpsweep.search.charge import describe_trial_privacy
+from dpsweep.search.charge import describe_trial_privacy, get_charged_run
 from dpsweep.search.confirmation import summarize_repeats
+from dpsweep.search.trial_record import Record
 from dpsweep.store.lease import LeaseHolder
 from dpsweep.store.state_dir import StateFolder
-from dpsweep.store.statement import describe_search_privacy
+from dpsweep.store.statement import describe_search_privacy, format_headline
 from dpsweep.store.storage import resolve_moved_uri
 from dpsweep.store.study import Study, open_study
 from dpsweep.tracking.server import build_server_command, build_server_environment
@@ -102,12 +109,31 @@ def best(
     print_comparison(console(), compare_methods(study))
     origin = origin_of(study)
     console().print(f"Trial {records[0].number}: {origin.luck(records[0])}", markup=False)
-    console().print(describe_trial_privacy(records[0]))
-    console().print(origin.search_words)
+    print_privacy(study, records[0], origin.search_words, console())
 
 
-def ui(state_folder: str | None, host: str, port: int) -> None:
-    """Serve MLflow's UI until it is interrupted."""
+def print_privacy(study: Study, record: Record, search_words: str, out: Console) -> None:
+    """Print a trial's epsilon and the search's, and then what each of them means."""
+    whole, delta = format_headline(study)
+    epsilon = record.epsilon or get_charged_run(record).epsilon(record.config.delta)
+    alone = NO_EPSILON if record.void else format_epsilon(epsilon)
+    out.print(
+        f"[bold]ε {alone}[/bold] trial {record.number} alone, [bold]ε {whole}[/bold] the whole "
+        f"search (δ {delta})"
+    )
+    out.print(describe_trial_privacy(record), markup=False)
+    out.print(search_words, markup=False)
+
+
+def ui(state_folder: str | None, host: str, port: int, *, browse: bool = True) -> None:
+    """Serve MLflow's UI until it is interrupted.
+
+    Args:
+        state_folder: Whose results are shown.
+        host: Address to listen on.
+        port: Port to listen on.
+        browse: True to open the newest sweep in a browser, where there is a screen.
+    """
     state = StateFolder.at(state_folder)
     if not (state.root / "mlflow.db").exists():
         raise StateError(
@@ -123,7 +149,8 @@ def ui(state_folder: str | None, host: str, port: int) -> None:
                 f"--port {port}: {host}:{port} cannot be used ({e.strerror}). Name another with "
                 f"--port {port + 1}"
             ) from e
-    console().print(f"MLflow UI: http://{host}:{port}   (Ctrl-C ends it)")
+    address = f"http://{host}:{port}/{_newest_view(state.tracking_uri)}"
+    console().print(f"MLflow UI: {address}   (Ctrl-C ends it)", markup=False, soft_wrap=True)
     command = build_server_command(state.tracking_uri, state.artifacts, host, port)
     server = subprocess.Popen(command, env=build_server_environment(), start_new_session=True)
 
@@ -132,7 +159,37 @@ def ui(state_folder: str | None, host: str, port: int) -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, end)
+    if browse and sys.stdout.isatty() and _has_display():
+        threading.Thread(target=_open_page, args=(server, host, port, address), daemon=True).start()
     server.wait()
+
+
+def _newest_view(uri: str) -> str:
+    """Path of the view of the newest sweep; empty, for the root, if none is tracked."""
+    from mlflow import MlflowClient  # takes seconds, and the other verbs here do without
+
+    from dpsweep.compat import view_path
+
+    found = MlflowClient(uri).search_experiments(
+        filter_string="name != 'Default'", order_by=["creation_time DESC"], max_results=1
+    )
+    return view_path(found[0].experiment_id) if found else ""
+
+
+def _has_display() -> bool:
+    """True where a browser has a screen; else webbrowser would start one in the terminal."""
+    return sys.platform in ("darwin", "win32") or any(
+        os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")
+    )
+
+
+def _open_page(server: "subprocess.Popen[bytes]", host: str, port: int, address: str) -> None:
+    """Open the address in the user's browser once the server answers."""
+    while server.poll() is None:
+        with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1):
+            webbrowser.open(address)
+            return
+        time.sleep(0.2)
 
 
 def _all(state: StateFolder, as_json: bool) -> None:

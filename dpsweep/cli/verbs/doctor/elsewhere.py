@@ -1,6 +1,7 @@
 """Doctor's checks of what is elsewhere: the tracking servers, and a Ray cluster with its nodes."""
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
@@ -153,5 +154,15 @@ def _node(report: NodeReport) -> Iterator[Finding]:
             "ok",
             f"dpsweep {report.dpsweep}, python {report.python}, torch {report.torch}, ray "
             f"{report.ray}, clock {offset:+.2f} s, {report.num_gpus:g} GPUs, sees "
-            f"{' and '.join(seen) or 'what was not asked for'}",
+            f"{' and '.join(seen) or 'what was not asked for'}{_describe_cards(report)}",
         )
+
+
+def _describe_cards(report: NodeReport) -> str:
+    """Describe the GPUs that torch computed on, and those that others hold."""
+    if not report.num_gpus:
+        return ""
+    cards = [f"{n} x {card}" for card, n in Counter(report.cards).items()]
+    held = int(report.num_gpus) - len(report.cards)
+    cards += [f"{held} not tried, as other jobs hold them"] if held > 0 else []
+    return f"; torch computed on {'; '.join(cards)}" if report.cards else f"; {cards[0]}"
