@@ -288,7 +288,9 @@ class _Peer:
         index = torch.arange(start, start + self.batch_size, device=self.data.device)
         self.step += 1
         images = one_tensor(self.data.inputs)[index]
-        return one_tensor(self.data.scaled(images, torch.float32)), self.data.targets[index]
+        return one_tensor(self.data.scaled(images, torch.float32)), one_tensor(self.data.targets)[
+            index
+        ]
 
 
 def _sgd(race: Race) -> Take:

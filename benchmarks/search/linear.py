@@ -49,7 +49,7 @@ class LinearRun:
         self.weights = np.hstack([p.reshape(len(p), -1).double().numpy() for p in start.values()])
         self._inputs = _rows(step, one_tensor(step.data.inputs))
         self._squares = np.square(self._inputs).sum(1)
-        self._targets = np.eye(len(self.weights))[step.data.targets.numpy()]
+        self._targets = np.eye(len(self.weights))[one_tensor(step.data.targets).numpy()]
         self._trail: deque[Weights] = deque([self.weights], maxlen=step.method.query.memory)
         self._state = step.method.chain.init(start)
         correlation = step.budget.correlation

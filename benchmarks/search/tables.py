@@ -244,6 +244,7 @@ def pooled_mnist(root: Path) -> Path:
     """MNIST with each 2 x 2 pixels averaged, as an npz file beside the cache of data."""
     import tempfile
 
+    from dpsweep.core.inputs import one_tensor
     from dpsweep.data.datasets import ImageData
     from dpsweep.data.read import load_dataset
 
@@ -256,7 +257,7 @@ def pooled_mnist(root: Path) -> Path:
             return parts.round().byte().numpy()
 
         np.savez(
-            path, x_train=pooled(data.inputs), y_train=data.targets.numpy(),
+            path, x_train=pooled(data.inputs), y_train=one_tensor(data.targets).numpy(),
             x_test=pooled(data.valid_inputs), y_test=data.valid_targets.numpy(),
         )  # fmt: skip
     return path

@@ -191,8 +191,8 @@ def _state_composition(search: Search, num_held_out: int) -> str:
     )
     if search.proven:
         words += (
-            " Since batch sizes or lengths were proposed from earlier results, that figure is an "
-            "estimate; "
+            " Since batch sizes, lengths or bands were proposed from earlier results, that figure "
+            "is an estimate; "
         )
         words += (
             "nothing is proven, since a trial lost more than the search was planned for."

@@ -56,8 +56,8 @@ def describe_trial_privacy(record: Record) -> str:
 def get_privacy_cap(sweep: ResolvedSweep) -> RunCap | None:
     """Get the most that one trial may lose for the search's epsilon to hold; None for no limit.
 
-    It is needed where a search over batch sizes or lengths may choose them, or its own end, by
-    results, and for private selection, whose bound is about what loses most. It follows from the
+    It is needed where a search over batch sizes, lengths or bands may choose them, or its own end,
+    by results, and for private selection, whose bound is about what loses most. It follows from the
     sweep file alone, so that it is the same before the first trial and after the last.
     """
     if sweep.whole:

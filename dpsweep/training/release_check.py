@@ -235,6 +235,11 @@ def _noise(step: Step, until: float) -> tuple[float, float, str]:
             break
     leaves = [torch.stack(parts) for parts in draws.values()]
     if correlation is not None:
+        norm = math.sqrt(math.fsum(c**2 for c in correlation.coefficients))
+        if not correlation.decays and not (
+            norm <= 1 and len(correlation.coefficients) <= correlation.cycle
+        ):
+            return math.inf, 1.0, f"bands of norm {norm:.3g} in {correlation.cycle} groups"
         leaves = [correlation.whiten(leaf) for leaf in leaves]
     whole = torch.cat(leaves, 1)
     products = [whole[1:] * whole[:-1], whole[:, 1:] * whole[:, :-1]]

@@ -19,9 +19,12 @@ from dpsweep.config.trial import TrialConfig
 from dpsweep.core.seeds import Secret
 from dpsweep.core.types import Clipped
 from dpsweep.methods import METHODS
+from dpsweep.privacy import correlated
 from dpsweep.privacy.clip import Flat
 from dpsweep.privacy.engine import BookkeepingEngine
+from dpsweep.privacy.history import NoiseHistory
 from dpsweep.privacy.query import JointQuery
+from dpsweep.privacy.sampling import poisson_batch
 from dpsweep.training.assemble import assemble_step_on
 from dpsweep.training.release_check import (
     Check,
@@ -207,3 +210,43 @@ def test_checks_import_no_compiler():
         "assert 'torch._dynamo' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parent)
+
+
+# Correlated noise.
+
+BANDS = {"name": "bandmf", "method": {"bands": 8}}
+
+
+def test_noise_of_a_long_column_is_found(monkeypatch):
+    sound = correlated.banded_coefficients
+    monkeypatch.setattr(
+        correlated, "banded_coefficients", lambda *args: tuple(1.5 * c for c in sound(*args))
+    )
+    assert violated(config(**BANDS)) == {"noise"}
+
+
+def test_more_bands_than_groups_are_found(monkeypatch):
+    sound = correlated.Banded.correlate
+    monkeypatch.setattr(
+        correlated.Banded, "correlate", lambda *args: replace(sound(*args), cycle=4)
+    )
+    assert violated(config(**BANDS)) == {"noise"}
+
+
+def test_noise_that_is_not_taken_back_is_found(monkeypatch):
+    def correlate(self, white, step):
+        self.step += 1
+        return white.div_(self.correlation.coefficients[0])
+
+    monkeypatch.setattr(NoiseHistory, "correlate", correlate)
+    assert violated(config(**BANDS)) == {"noise"}
+
+
+def test_batches_of_all_groups_are_found(monkeypatch):
+    def batch(self, step):
+        found = self.budget.correlation  # None where the divisor is checked
+        rate = self.budget.sampling_rate / (found.cycle if found else 1)
+        return poisson_batch(self.budget.num_examples, rate, self.draws(step, "sample"))
+
+    monkeypatch.setattr(Step, "batch", batch)
+    assert violated(config(**BANDS)) == {"sampling"}
