@@ -156,6 +156,16 @@ class FileData(Data):
         return hash(self.model_dump_json())
 
     @property
+    def public_words(self) -> str:
+        """Say that the number of rows is public, where units are protected."""
+        if self.unit is None:
+            return ""
+        return (
+            f"Declared public too: the number of all units' rows together, {self.num_train:,}. No "
+            f"epsilon covers it: who knows all units but one, knows how many rows that one has."
+        )
+
+    @property
     def input_spec(self) -> dict[str, Any]:
         """Part of `Spec` that describes the inputs."""
         raise NotImplementedError

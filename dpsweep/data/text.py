@@ -59,7 +59,8 @@ class TokenData(FileData):
 
     @property
     def public_words(self) -> str:
-        return f"Declared public too: the tokenizer {self.tokenizer}."
+        own = f"Declared public too: the tokenizer {self.tokenizer}."
+        return " ".join(filter(None, (own, super().public_words)))
 
     def refuse_missing(self, where: str) -> None:
         super().refuse_missing(where)

@@ -130,6 +130,8 @@ def test_sampling_plan_and_statement_count_units(tmp_path):
     plan = plan_privacy(config)
     assert (plan.num_examples, plan.run.sampling_rate) == (4, 0.5)
     words = statement_of_trial(config, 1.0, 1.0)
+    rows = f"Declared public too: the number of all units' rows together, {config.data.num_train}."
+    assert rows in words  # a unit that is added or removed changes it
     assert "any one of 4 units (all training rows with one value of 'who')" in words
     step = step_of(tmp_path)
     assert max(max(step.batch(t).tolist(), default=0) for t in range(50)) == 3
