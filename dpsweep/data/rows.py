@@ -108,6 +108,32 @@ def read_columns(
     return {name: Column(path, name, columns[name], lines, unit) for name in names}
 
 
+def inspect_columns(path: Path) -> tuple[dict[str, bool], int]:
+    """Tell the columns of a file, and whether each holds numbers alone; and count its rows.
+
+    No value is told: neither the smallest nor the largest, and no category.
+
+    Raises:
+        ConfigError: If it cannot be read, or has no row.
+    """
+    kind = file_format(path)
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such file")
+    header = _READERS[kind](path, [])[0]
+    _, columns, lines, _ = _READERS[kind](path, header)
+    if not lines:
+        raise ConfigError(f"{path}: is empty. Give a file with named columns and rows")
+    return {name: all(map(_is_number, columns[name])) for name in header}, len(lines)
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        parse_number(value)
+    except ValueError:
+        return is_missing(value)
+    return True
+
+
 _Read = tuple[list[str], dict[str, Sequence[Any]], Sequence[int], str]
 """Names of all columns, values of those that were asked for, their lines, and the word for them."""
 

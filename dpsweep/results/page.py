@@ -26,6 +26,7 @@ from dpsweep.results.disclosure import disclosure_of
 from dpsweep.results.export import Origin, origin_of, to_yaml
 from dpsweep.results.figures import TITLES, caption_of, figures
 from dpsweep.results.pareto import chosen, nothing_to_show, summaries, winners
+from dpsweep.results.plots.outcome import confirmed_groups
 from dpsweep.results.plots.style import goal_title
 from dpsweep.results.tables import shown_budgets, trial_table
 from dpsweep.search.charge import describe_trial_privacy
@@ -54,12 +55,11 @@ def page(study: Study, drawn: dict[str, go.Figure] | None = None) -> str:
     origin, records = origin_of(study), study.records()
     compared = compare_methods(study)
     disclosure = disclosure_of(study.sweep)
-    environment = Environment(
-        loader=PackageLoader("dpsweep.results", "."), autoescape=True, undefined=StrictUndefined
-    )
-    return environment.get_template("page.html").render(
-        page={
+    return _render(
+        "page.html",
+        {
             "name": study.sweep.name,
+            "kind": "report",
             "state": _state(study),
             "subject": _subject(study),
             "void": study.is_void,
@@ -76,9 +76,38 @@ def page(study: Study, drawn: dict[str, go.Figure] | None = None) -> str:
             "commands": _commands(study),
             "sweep_file": dump_sweep(study.sweep.file, study.sweep.base.tree),
             "provenance": _provenance(study),
-            "version": collect_provenance()["dpsweep.version"],
-            "plotly": Markup(get_plotlyjs()),
-        }
+        },
+    )
+
+
+def comparison_page(comparison: Comparison, command: str) -> str:
+    """A comparison as a page that stands alone; `command` wrote it."""
+    names = dict.fromkeys(group.sweep for group in comparison.groups)
+    caption = (
+        "Mean of the repeats with fresh noise, with its 95 % interval; hollow marks were run once."
+    )
+    figure = {**_figure_data(confirmed_groups(comparison)), "name": "groups", "caption": caption}
+    return _render(
+        "compare.html",
+        {
+            "name": " and ".join(names),
+            "kind": "comparison",
+            "table": _grid(comparison_table(comparison)),
+            "sentences": sentences(comparison),
+            "figures": [{**figure, "title": "Side by side"}],
+            "command": command,
+        },
+    )
+
+
+def _render(template: str, page: dict[str, Any]) -> str:
+    """A page of this package's, with what all of them need."""
+    environment = Environment(
+        loader=PackageLoader("dpsweep.results", "."), autoescape=True, undefined=StrictUndefined
+    )
+    version, plotly = collect_provenance()["dpsweep.version"], Markup(get_plotlyjs())
+    return environment.get_template(template).render(
+        page={**page, "version": version, "plotly": plotly}
     )
 
 
@@ -209,11 +238,13 @@ def _folded(records: list[Record]) -> list[_Grid]:
 
 
 def _figure(name: str, figure: go.Figure) -> dict[str, Any]:
+    said = {"name": name, "title": TITLES[name], "caption": caption_of(name, figure)}
+    return {**said, **_figure_data(figure)}
+
+
+def _figure_data(figure: go.Figure) -> dict[str, Any]:
     data = figure.to_json().replace("<", "\\u003c").replace(">", "\\u003e")
     return {
-        "name": name,
-        "title": TITLES[name],
-        "caption": caption_of(name, figure),
         "height": figure.layout.height or _HEIGHT,
         "data": Markup(data.replace("&", "\\u0026")),
     }

@@ -39,6 +39,27 @@ def test_the_tutorial_can_be_followed_literally(tmp_path):
     assert "-differentially private" in script
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("page", "said"),
+    [
+        ("tables.md", ["any one of 2700 training examples", "f1 0."]),
+        ("users.md", ["any one of 1350 units (all training rows with one value of 'patient')"]),
+    ],
+)
+def test_a_page_on_rows_can_be_followed_literally(page, said, tmp_path):
+    printed = ""
+    for kind, text in BLOCK.findall(TUTORIAL.with_name(page).read_text()):
+        if kind == "sh":
+            printed = "".join(shell(line, tmp_path) for line in text.splitlines())
+        else:
+            (tmp_path / re.match(r"# (\S+)\n", text)[1]).write_text(text)
+    assert (tmp_path / "model/weights.pt").exists()
+    assert all(words in re.sub(r"\s+", " ", printed) for words in said), printed
+    accuracy = float(re.search(r"valid/accuracy (0\.\d+)", printed)[1])
+    assert accuracy > 0.7
+
+
 def shell(line, folder):
     """What the line printed; `dpsweep` and `python` are those that run this test."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"

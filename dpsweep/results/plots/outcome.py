@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import plotly.graph_objects as go
 
 from dpsweep.config.search import ObjectiveConfig
+from dpsweep.results.compare import Comparison
 from dpsweep.results.plots.style import (
     BLUE,
     DASHES,
@@ -193,3 +194,23 @@ def _by_method(records: Sequence[Record]) -> dict[str, list[Record]]:
 
 def _by_budget(records: Sequence[Record]) -> dict[str, list[Record]]:
     return {f"{group[0].epsilon or 0:g}": group for group in group_by_epsilon(records)}
+
+
+def confirmed_groups(comparison: Comparison) -> go.Figure:
+    """A mark for each group: the mean of its repeats with its interval, or its one run, hollow."""
+    groups = [g for g in comparison.groups if g.mean is not None or g.best is not None][::-1]
+    means = [g.mean is not None for g in groups]
+    values = [g.best.value if g.mean is None and g.best else g.mean for g in groups]
+    marks = go.Scatter(
+        x=values,
+        y=[f"{g.label}, ε {g.target[0]:g}" if g.target[0] else g.label for g in groups],
+        mode="markers",
+        marker={"size": 11, "symbol": ["circle" if m else "circle-open" for m in means]},
+        error_x={"type": "data", "array": [g.half or 0.0 for g in groups]},
+        hovertemplate="%{y}: %{x:.4f}<extra></extra>",
+    )
+    title = goal_title(comparison.groups[0].metric)
+    height = 140 + 40 * len(groups)
+    return figure(
+        [marks], height=height, showlegend=False, xaxis={"title": title}, yaxis={"automargin": True}
+    )
