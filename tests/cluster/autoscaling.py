@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import ray
 from waiting import CEILING_SECONDS, wait_for
 
 
@@ -30,7 +31,8 @@ def growing_cluster(**worker: float) -> Iterator[str]:
         port = free.getsockname()[1]
         free.close()
         config = Path(folder) / "autoscaler.json"
-        config.write_text(json.dumps(_config(worker)))
+        address = f"{ray.util.get_node_ip_address()}:{port}"
+        config.write_text(json.dumps(_config(worker, address)))
         log = (Path(folder) / "out").open("w")
         head = subprocess.Popen(
             [Path(sys.executable).with_name("ray"), "start", "--head", "--block", f"--port={port}",
@@ -42,7 +44,7 @@ def growing_cluster(**worker: float) -> Iterator[str]:
         )  # fmt: skip
         try:
             wait_for(lambda: _listens(port), "the head's port")
-            yield f"127.0.0.1:{port}"
+            yield address
         finally:
             ours = _processes(folder)
             head.send_signal(signal.SIGTERM)
@@ -70,14 +72,17 @@ def _listens(port: int) -> bool:
         return tried.connect_ex(("127.0.0.1", port)) == 0
 
 
-def _config(worker: dict[str, float]) -> dict[str, object]:
+def _config(worker: dict[str, float], address: str) -> dict[str, object]:
     kinds = {
         "ray.head.default": {"resources": {"CPU": 1}, "node_config": {}, "max_workers": 0},
         "worker": {"resources": worker, "node_config": {}, "min_workers": 0, "max_workers": 2},
     }
     commands = ("initialization", "setup", "head_setup", "worker_setup", "head_start_ray")
     return {
-        "cluster_name": "grows", "max_workers": 2, "provider": {"type": "fake_multinode"},
+        "cluster_name": "grows", "max_workers": 2,
+        "provider": {
+            "type": "fake_multinode", "gcs_address": address, "disable_node_updaters": True,
+        },
         "available_node_types": kinds, "head_node_type": "ray.head.default",
         "upscaling_speed": 1.0, "idle_timeout_minutes": 1, "auth": {}, "docker": {},
         "file_mounts": {}, "cluster_synced_files": [], "file_mounts_sync_continuously": False,
