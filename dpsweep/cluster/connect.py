@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import re
 import shutil
 import socket
 import stat
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import ray
 
-from dpsweep.core.errors import ConnectionRefused, summarize_error
+from dpsweep.core.errors import ConnectionRefused, iter_causes, summarize_error
 
 _QUIET = {
     "RAY_AIR_NEW_OUTPUT": "0",
@@ -122,9 +123,26 @@ def _join(address: str) -> None:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as e:
         raise ConnectionRefused(
-            f"--address {address}: Ray does not take the connection: {summarize_error(e)} "
-            f"Start a cluster with: ray start --head; or leave --address out for an embedded one"
+            f"--address {address}: Ray does not take the connection: {explain_refusal(e)}"
         ) from e
+
+
+def explain_refusal(error: Exception) -> str:
+    """Explain why Ray takes no connection, and what to do: token, versions, or Ray's own words."""
+    words = "\n".join(str(cause) for cause in iter_causes(error))
+    if "InvalidAuthToken" in words:
+        return (
+            "the token here is missing or not the cluster's. Set RAY_AUTH_MODE=token, and name "
+            "the file with the cluster's token with RAY_AUTH_TOKEN_PATH (else ~/.ray/auth_token)"
+        )
+    versions = re.findall(r"\b(Ray|Python): (\S+)", words)
+    if "Version mismatch" in words and len(versions) >= 4:
+        there, here = (", ".join(" ".join(v) for v in versions[i : i + 2]) for i in (0, 2))
+        return f"it runs {there}, and here is {here}. Install the same versions on both sides"
+    return (
+        f"{summarize_error(error)} Start a cluster with: ray start --head; or leave --address out "
+        f"for an embedded one"
+    )
 
 
 def check_answers(address: str) -> None:

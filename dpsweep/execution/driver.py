@@ -80,6 +80,9 @@ class Search(Protocol):
     """Search that a driver runs: a Study, or a SecretSearch, of which the winner alone is told."""
 
     sweep: ResolvedSweep
+    holds_failures: bool
+    """True if trials that fail before their first step may stop the search, and wait for a resume.
+    A private selection must not tell how many trials began."""
 
     def admit(self, watchers: list[Watcher]) -> list[Watcher]:
         """Those of `watchers` that may know how its trials fare."""
@@ -285,8 +288,10 @@ class Driver:
         self._tell_end(number, end, reason)
 
     def _tell_end(self, number: int, end: TrialEnd, reason: str | None) -> None:
+        # Before `tell`, by which a private selection deletes the directory: it must not come back.
+        trial_dir = TrialDir(self._folder.trial_dir(number))
         record = self._search.tell(number, end, reason=reason)
-        TrialDir(self._folder.trial_dir(number)).forget()
+        trial_dir.forget()
         for watcher in self._watchers:
             watcher.ended(record)
 
@@ -332,8 +337,7 @@ class Driver:
         """
         trial_dir = self._folder.trial_dir(number)
         again = not note_held(trial_dir)  # and whoever resumed the sweep has not mended it
-        # A private selection must not tell how many trials began.
-        if again or self._search.sweep.is_private_selection:
+        if again or not self._search.holds_failures:
             self._tell_end(number, "failed", reason)
             return
         self._held[number] = reason

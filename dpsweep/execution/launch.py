@@ -20,6 +20,7 @@ from dpsweep.data.read import fingerprint_images, load_dataset
 from dpsweep.execution.changes import check_changes
 from dpsweep.execution.driver import MAX_WORKER_DEATHS, Driver, Search, Watcher
 from dpsweep.execution.elastic import ClusterNodes, FindFaults
+from dpsweep.execution.gauges import GaugeWatcher
 from dpsweep.execution.gpu_probe import decide_packing
 from dpsweep.execution.private_selection import SecretSearch, forget
 from dpsweep.execution.ray_tune import StopOnRequest, StudyScheduler, StudySearcher, make_trial_name
@@ -119,7 +120,8 @@ class Session:
         # It deletes the weights of every trial that the study does not rank among the best, and
         # before its end a private selection has none there.
         keeper = BestWeights(self.study, self.folder, self.sweep.num_kept)
-        complete = self._search(self.study, tracking, [tracking, keeper, *watchers])
+        gauges = GaugeWatcher(self.study, self.folder.path)
+        complete = self._search(self.study, tracking, [tracking, keeper, gauges, *watchers])
         if complete:
             keeper.finish()
         return complete
@@ -133,10 +135,10 @@ class Session:
         return complete
 
     def _drive(self, search: Search, watchers: list[Watcher]) -> bool:
-        nodes = ClusterNodes(self.sweep.config.resources, self.find_faults)
-        driver = Driver(search, self.folder, self.lease, watchers, nodes.usable)
+        driver = Driver(search, self.folder, self.lease, watchers, lambda: nodes.usable())
         begin = time.monotonic()
-        if driver.num_left():
+        if driver.num_left():  # else no cluster is needed, and none may be connected
+            nodes = ClusterNodes(self.sweep.config.resources, self.find_faults)
             with _stop_on_signals(driver), _unwrap_tune_errors(self.sweep.name):
                 try:
                     _make_tuner(self.sweep, self.folder, driver, nodes).fit()

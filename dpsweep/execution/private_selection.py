@@ -62,6 +62,8 @@ class _Ledger:
 class SecretSearch:
     """The trials of a private selection: a driver.Search whose trials only its driver knows."""
 
+    holds_failures = False
+
     def __init__(self, folder: SweepFolder, sweep: ResolvedSweep) -> None:
         self.sweep, self._folder = sweep, folder
         self._key_of = folder.path / _FILE

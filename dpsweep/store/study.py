@@ -70,6 +70,8 @@ were planned over time, and what each config is expected to come to."""
 class Study:
     """An Optuna study and the sweep it searches."""
 
+    holds_failures = True
+
     def __init__(self, study: optuna.Study, sweep: ResolvedSweep) -> None:
         self._study, self.sweep, self._storage = study, sweep, storage_of(study)
         self._ids: dict[int, int] = {}

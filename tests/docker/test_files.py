@@ -123,7 +123,7 @@ def test_a_file_that_never_ran_says_so_in_its_first_line():
     assert {*SHELL, *DOCKERFILES, *COMPOSES, *RAYS} <= {n.removeprefix("docker/") for n in ran}
     for name, has_run in ran.items():
         first = (ROOT / name).read_text().partition("\n")[0]
-        assert first.startswith("# Not run yet") != has_run, name
+        assert ("Not run yet" in first) != has_run, name
 
 
 def pods(name: str) -> Iterator[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """The driver runs what is left, once each, and what it is told survives whatever ends it."""
 
+import shutil
 import warnings
 from itertools import count
 from pathlib import Path
@@ -902,3 +903,22 @@ def test_a_trial_on_a_node_that_is_to_end_saves_its_state_and_goes_on_elsewhere(
         assert (here.trial_dir(0).path / "secret").read_bytes() == secret
         driver.ended("b", {"end": "paused"})  # which nobody asked for
         assert driver.stopping
+
+
+@pytest.mark.parametrize("end", ["complete", "failed"])
+def test_a_directory_that_goes_with_a_trial_s_end_does_not_come_back(world, end, monkeypatch):
+    """As in a private selection, where the directories left would tell the number of trials."""
+    here = world("budget.trials=1")
+    lease, make = here.drive()
+    with lease as held:
+        driver = make(held)
+        place = begin_on(here, driver, "a", "n1", stepped=True) or here.trial_dir(0).path
+        tell = here.study.tell
+
+        def tell_and_delete(number, *args, **how):
+            shutil.rmtree(place)
+            return tell(number, *args, **how)
+
+        monkeypatch.setattr(here.study, "tell", tell_and_delete)
+        driver.ended("a", {"end": end, "reason": "x"})
+    assert not place.exists()

@@ -1,10 +1,11 @@
 """A sweep checks what its step releases before its first trial, and keeps the result."""
 
+import gc
 import tempfile
+import warnings
 from pathlib import Path
 
 import pytest
-import ray
 
 import dpsweep.training.step
 from dpsweep.config.sweep import load_sweep
@@ -18,12 +19,17 @@ from dpsweep.store.state_dir import StateFolder
 @pytest.fixture
 def ray_here():
     """A Ray instance in a folder of its own, whose name is short enough for its sockets."""
+    import ray  # after dpsweep, which chooses how Ray's processes trust each other
+
     with tempfile.TemporaryDirectory(prefix="ray-") as folder:
         ray.init(
             "local", num_cpus=1, include_dashboard=False, log_to_driver=False, _temp_dir=folder
         )
         yield
         ray.shutdown()
+        with warnings.catch_warnings():  # of processes that Ray does not wait for
+            warnings.simplefilter("ignore")
+            gc.collect()
 
 
 def test_result_is_kept_beside_the_privacy_statement(sweep_file, tmp_path):

@@ -90,7 +90,7 @@ def state_folder(context: DoctorContext) -> Iterator[Finding]:
     mount, free = find_filesystem(root), free_bytes(root)
     on = f"on {mount.kind} ({mount.point})" if mount else "on an unknown file system"
     yield Finding("state", "ok", f"writable, {on}")
-    if mount and mount.is_shared:
+    if mount and mount.is_shared and not (context.storage and context.tracking_uri):
         yield Finding(
             "state",
             "warn",
