@@ -54,6 +54,7 @@ _SMALLEST_SIDE = 4
 """Pixels, of cnn_small, which halves each side twice."""
 
 _MANY_EXAMPLES = 20_000
+_MOST_BANDS = 8
 _MOST_CLASSES_LISTED = 20
 _SPECTRAL = ("spectral_dp", "block_spectral_dp")
 _MOST_BLOCK = 16
@@ -222,7 +223,7 @@ def _base_tree(section: Mapping[str, Any], method: str, data: DataConfig) -> Tre
             "evaluate_every": 3 if few else 1,
         },
         "optimizer": {"schedule": {"name": "cosine"}},
-        "method": {"name": method},
+        "method": _method_section(method, data.num_examples // batch_size(data.num_examples)),
         "seed": 0,
     }
     step = load_trial(Source("init", tree, {})).default_total_step
@@ -335,6 +336,13 @@ def batch_size(num_examples: int) -> int:
     (256, 2048, 1)
     """
     return int(2 ** int(math.log2(min(2048, max(1, num_examples // 4)))))
+
+
+def _method_section(method: str, most_bands: int) -> dict[str, Any]:
+    """The method; with a number of bands, as `auto` needs a trial's own epsilon."""
+    if "bands" not in METHODS[method].config.model_fields:
+        return {"name": method}
+    return {"name": method, "bands": int(2 ** int(math.log2(min(_MOST_BANDS, most_bands))))}
 
 
 def _model_section(method: str, data: DataConfig) -> dict[str, Any]:
