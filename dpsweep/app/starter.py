@@ -14,7 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from dpsweep.config.explain import describe_field, iter_models
-from dpsweep.config.keys import TOTAL_STEP
+from dpsweep.config.keys import (
+    BATCH_SIZE,
+    CLIP_NORM,
+    DELTA,
+    EPOCHS,
+    EPSILON,
+    EVALUATE_EVERY,
+    SCOPE,
+    TOTAL_STEP,
+)
 from dpsweep.config.source import Source, Tree, dump_yaml, format_yaml_value, read_yaml
 from dpsweep.config.space.defaults import default_space_around
 from dpsweep.config.trial import TrialConfig, load_trial
@@ -45,6 +54,7 @@ _SMALLEST_SIDE = 4
 """Pixels, of cnn_small, which halves each side twice."""
 
 _MANY_EXAMPLES = 20_000
+_MOST_BANDS = 8
 _MOST_CLASSES_LISTED = 20
 _SPECTRAL = ("spectral_dp", "block_spectral_dp")
 _MOST_BLOCK = 16
@@ -213,7 +223,7 @@ def _base_tree(section: Mapping[str, Any], method: str, data: DataConfig) -> Tre
             "evaluate_every": 3 if few else 1,
         },
         "optimizer": {"schedule": {"name": "cosine"}},
-        "method": {"name": method},
+        "method": _method_section(method, data.num_examples // batch_size(data.num_examples)),
         "seed": 0,
     }
     step = load_trial(Source("init", tree, {})).default_total_step
@@ -227,22 +237,20 @@ def _base_text(tree: Tree, found: list[str], command: str) -> str:
         "model": "What is trained. `dpsweep models` lists the others. "
         + "width: channels of the first convolution, at least 1. " * (data.name not in _ROWS)
         + "Every weight gets noise, so a larger model may do worse.",
-        "privacy.epsilon": "Privacy budget, from 0.01 to 1000; smaller is more private and less "
+        EPSILON: "Privacy budget, from 0.01 to 1000; smaller is more private and less "
         "accurate. Neighbouring data sets differ by one example.",
-        "privacy.scope": "What epsilon covers. sweep: all trials and the final run together. "
+        SCOPE: "What epsilon covers. sweep: all trials and the final run together. "
         "trial: each trial by itself; `dpsweep train` takes this file with --set "
         "privacy.scope=trial.",
-        "privacy.delta": "Chance that the epsilon bound fails, between 0 and 1, well below 1 / "
+        DELTA: "Chance that the epsilon bound fails, between 0 and 1, well below 1 / "
         "(number of examples). auto is (number of examples)^-1.1.",
-        "privacy.clip_norm": "Largest L2 norm of one example's gradient, above 0; longer gradients "
+        CLIP_NORM: "Largest L2 norm of one example's gradient, above 0; longer gradients "
         "are scaled down to it. The noise is proportional to it. The sweep varies it.",
-        "train.batch_size": "Expected number of examples in a batch, from 1 to "
-        f"{data.num_examples}.",
-        "train.epochs": "Passes over the training data, above 0. More passes need more noise for "
+        BATCH_SIZE: f"Expected number of examples in a batch, from 1 to {data.num_examples}.",
+        EPOCHS: "Passes over the training data, above 0. More passes need more noise for "
         "the same epsilon.",
-        "train.evaluate_every": "Epochs between two measurements of accuracy, a whole number from "
-        "1.",
-        "optimizer.total_step": "How far the weights travel in the whole run if all clipped "
+        EVALUATE_EVERY: "Epochs between two measurements of accuracy, a whole number from 1.",
+        TOTAL_STEP: "How far the weights travel in the whole run if all clipped "
         "gradients point the same way, above 0; the learning rate follows from it. This is the "
         "default for these data, this model and this epsilon. The sweep varies it.",
         "optimizer.schedule": "Learning rate over the run: cosine (down to 0) or constant.",
@@ -328,6 +336,13 @@ def batch_size(num_examples: int) -> int:
     (256, 2048, 1)
     """
     return int(2 ** int(math.log2(min(2048, max(1, num_examples // 4)))))
+
+
+def _method_section(method: str, most_bands: int) -> dict[str, Any]:
+    """The method; with a number of bands, as `auto` needs a trial's own epsilon."""
+    if "bands" not in METHODS[method].config.model_fields:
+        return {"name": method}
+    return {"name": method, "bands": int(2 ** int(math.log2(min(_MOST_BANDS, most_bands))))}
 
 
 def _model_section(method: str, data: DataConfig) -> dict[str, Any]:
