@@ -13,8 +13,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import numpy as np
-
 from dpsweep.core.errors import ConfigError, suggest_names
 
 Format = Literal["csv", "tsv", "jsonl", "parquet", "npz"]
@@ -201,6 +199,8 @@ def _read_parquet(path: Path, names: list[str]) -> _Read:
 
 def _read_npz(path: Path, names: list[str]) -> _Read:
     try:
+        import numpy as np  # instant verbs load this module
+
         with np.load(path, allow_pickle=False) as arrays:
             header = list(arrays.files)
             columns = {name: arrays[name] for name in names if name in header}

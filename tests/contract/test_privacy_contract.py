@@ -214,7 +214,7 @@ def test_reports_can_be_recomputed_from_released_weights_and_public_numbers(
     trial_dir.make_secret()
     train(config, trial_dir, lambda row: check(dict(row)))
     assert len(rows) == 2
-    files = {"secret", "checkpoint.pt", "metrics.json", "weights.pt"}
+    files = {"secret", "stepped", "checkpoint.pt", "metrics.json", "weights.pt"}
     assert {place.name for place in trial_dir.path.iterdir()} == files
     assert capfd.readouterr() == ("", "")  # nothing is said on the side
 
