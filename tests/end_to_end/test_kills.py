@@ -88,14 +88,16 @@ class Killed:
         told = json.loads(self.verb("status", "killed", "--json"))
         assert [t["trial"] for t in told] == list(range(trials))
         assert {t["state"] for t in told} <= {"complete", "pruned"}, told
-        runs, epochs = tracked_runs(f"sqlite:///{self.state}/mlflow.db", "killed")
+        runs, steps = tracked_runs(f"sqlite:///{self.state}/mlflow.db", "killed")
         assert sorted(runs) == ["killed", *(f"trial-{i:04d}" for i in range(trials))]
         assert runs["killed"].info.status == "FINISHED"
         for trial in told:
             name = f"trial-{trial['trial']:04d}"
             ended = {"complete": "FINISHED", "pruned": "KILLED"}[trial["state"]]
             assert runs[name].info.status == ended, name
-            assert epochs[name] == list(range(2, int(trial["epoch"]) + 1, 2)), name
+            assert len(steps[name]) == trial["epoch"] // 2, name
+            assert steps[name] == sorted({*steps[name]}), f"{name}: a report came twice"
+            assert steps[name][-1] == trial["step"], name
         for name in ("secret", "checkpoint.pt"):
             assert not list(self.trial_dirs.glob(f"*/{name}"))
 

@@ -11,7 +11,7 @@ def run_name(run: Any) -> str:
 
 
 def tracked_runs(uri: str, sweep: str) -> tuple[dict[str, Any], dict[str, list[int]]]:
-    """Every MLflow run of a sweep by its name, and the epochs of its accuracies."""
+    """Every MLflow run of a sweep by its name, and the optimizer steps of its accuracies."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from mlflow import MlflowClient
@@ -25,5 +25,5 @@ def tracked_runs(uri: str, sweep: str) -> tuple[dict[str, Any], dict[str, list[i
             run_name(run): client.get_metric_history(run.info.run_id, "valid/accuracy")
             for run in runs
         }
-    epochs = {name: [m.step for m in history] for name, history in histories.items()}
-    return dict(zip(names, runs, strict=True)), epochs
+    steps = {name: [m.step for m in history] for name, history in histories.items()}
+    return dict(zip(names, runs, strict=True)), steps
