@@ -211,7 +211,7 @@ def has_autoscaler() -> bool:
 
 
 def draining_nodes() -> list[str]:
-    """Ids of the connected cluster's nodes that were told to end soon, as spot nodes are."""
+    """List the ids of the connected cluster's draining nodes: spot nodes before their end."""
     from ray._private.state import state
 
     return list(state.get_draining_nodes())

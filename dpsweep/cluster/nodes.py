@@ -32,7 +32,7 @@ from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core import __version__
 from dpsweep.core.disk import format_bytes, make_private_folder, translate_disk_full
-from dpsweep.core.errors import ConfigError, DpSweepError, StateError
+from dpsweep.core.errors import ConfigError, DpSweepError, PrivateRowError, StateError
 from dpsweep.data.read import fingerprint_images
 from dpsweep.execution.resources import make_bundle
 
@@ -436,6 +436,8 @@ def _data_fault(needs: TrialConfig, mark: Mark) -> list[str]:
                 f"data.root: {needs.data.root!r} holds other data than the driver's. Copy them "
                 f"afresh from there"
             )
+    except PrivateRowError:  # its message quotes the row, and would leave the node
+        wrong.append("a row of the data is not as declared there. See it with dpsweep check there")
     except DpSweepError as e:
         wrong.append(str(e).removeprefix(f"{needs.data.name}: ").rstrip("."))
     for key in ("weights", "folder"):

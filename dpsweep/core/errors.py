@@ -18,6 +18,13 @@ class ConfigError(DpSweepError):
     """Something in a YAML file or an override is wrong."""
 
 
+class PrivateRowError(ConfigError):
+    """A row of private data is not as declared; the message quotes it.
+
+    It is for whoever reads the file, on the machine that has it, and never recorded elsewhere.
+    """
+
+
 class StateError(DpSweepError):
     """The sweep's stored state does not allow what was asked."""
 

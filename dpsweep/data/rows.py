@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from dpsweep.core.errors import ConfigError, suggest_names
+from dpsweep.core.errors import ConfigError, PrivateRowError, suggest_names
 
 Format = Literal["csv", "tsv", "jsonl", "parquet", "npz"]
 
@@ -38,9 +38,9 @@ class Column:
     lines: Sequence[int]
     unit: str
 
-    def error(self, index: int, what: str) -> ConfigError:
+    def error(self, index: int, what: str) -> PrivateRowError:
         """Make the error of one value, with its place."""
-        return ConfigError(
+        return PrivateRowError(
             f"{self.path}, {self.unit} {self.lines[index]}: column {self.name!r}: {what}"
         )
 

@@ -89,11 +89,6 @@ class Classification(Task):
     def metric_names(self) -> tuple[str, ...]:
         return (*self.metrics, "loss")
 
-    @property
-    def num_named(self) -> int | None:
-        """K, if the classes are named."""
-        return None if self.classes is None else len(self.classes)
-
     def check_outputs(self, num_outputs: int) -> None:
         given = self.class_weights
         if given is not None and (len(given) != num_outputs or not all(x >= 0 for x in given)):

@@ -1,4 +1,4 @@
-"""The connected cluster's nodes while a sweep runs: they come, they are told to end, they go.
+"""The connected cluster's nodes while a sweep runs: nodes join, drain and leave.
 
 Trials run at once as far as the nodes that are there allow, counted again every two seconds. An
 autoscaler is asked for as many as the trials that are left can use. A node that joins is asked what
@@ -58,7 +58,7 @@ class ClusterNodes:
 
     @property
     def draining(self) -> frozenset[str]:
-        """Nodes that were told to end soon."""
+        """Ids of draining nodes: Ray places nothing new on them before they end."""
         return self._draining
 
     def count_trials(self, avoided: Collection[str] = ()) -> int:

@@ -15,7 +15,7 @@ from ray import tune
 
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.device import describe_device_failure
-from dpsweep.core.errors import DiskFull, DpSweepError, StateError
+from dpsweep.core.errors import DiskFull, DpSweepError, PrivateRowError, StateError
 from dpsweep.core.memory import find_exhausted_memory
 from dpsweep.core.types import Row
 from dpsweep.execution.failures import (
@@ -75,12 +75,13 @@ def run_trial(assignment: Assignment) -> None:
 def _send_failure(place: Path, error: Exception) -> None:
     """Send a trial's failure to the driver; the message of errors that are not ours is left out.
 
-    It may quote private data; the type and place do not.
+    It may quote private data, as that of a PrivateRowError does; the type and place do not. What is
+    sent is kept in the study and in MLflow.
     """
     if isinstance(error, DiskFull):
         _send(end="halted", reason=str(error))
         return
-    if isinstance(error, DpSweepError):
+    if isinstance(error, DpSweepError) and not isinstance(error, PrivateRowError):
         _send(end="failed", reason=str(error))
         return
     note = TrialDir(place).note_failure(traceback.format_exc())

@@ -197,7 +197,9 @@ FAULTS: list[tuple[Plant, Check]] = [
 ]
 
 
-@pytest.mark.parametrize("check", {check for _, check in FAULTS}, ids=lambda x: x.__name__)
+@pytest.mark.parametrize(
+    "check", dict.fromkeys(check for _, check in FAULTS), ids=lambda x: x.__name__
+)
 def test_each_check_holds_of_the_code_as_it_is(world, check):
     check(world)
 

@@ -8,8 +8,7 @@ from ray.cluster_utils import Cluster
 from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.study import open_study
 
-SWEEP = """\
-name: faults
+BASE = """\
 base:
   data: {{name: digits}}
   model: {{name: own, function: "faulty_net:make", folder: {here}, arguments: {{fault: none}}}}
@@ -17,6 +16,11 @@ base:
   train: {{batch_size: 128, epochs: 4, max_physical_batch: 64}}
   optimizer: {{lr: 1.0}}
   method: {{name: dp_sgd}}
+"""
+
+SWEEP = (
+    f"name: faults\n{BASE}"
+    + """\
 search:
   optimizer.lr: {{choice: [1.0, 3.0e+38]}}
   model.arguments.fault: {{choice: [none, segfault, hang, leak, memory, always_memory]}}
@@ -31,6 +35,7 @@ sampler: {{name: random}}
 budget: {{trials: 6, trial_timeout: 45s}}
 resources: {{memory: 2GB, max_concurrent: 2}}
 """
+)
 
 
 @pytest.mark.slow
@@ -108,20 +113,15 @@ def test_a_process_that_lost_its_gpu_ends_and_costs_no_trial_after_it(tmp_path, 
     assert "AcceleratorError: CUDA error: an illegal memory access" in private
 
 
-BAD_NODE = """\
-name: bad
-base:
-  data: {{name: digits}}
-  model: {{name: own, function: "faulty_net:make", folder: {here}, arguments: {{fault: none}}}}
-  privacy: {{epsilon: 4}}
-  train: {{batch_size: 128, epochs: 4, max_physical_batch: 64}}
-  optimizer: {{lr: 1.0}}
-  method: {{name: dp_sgd}}
+BAD_NODE = (
+    f"name: bad\n{BASE}"
+    + """\
 search:
   optimizer.lr: {{choice: [0.5, 1.0]}}
 sampler: {{name: random}}
 budget: {{trials: 8}}
 """
+)
 
 
 @pytest.mark.slow
