@@ -91,7 +91,7 @@ def live_page(name: str) -> str:
 
 
 def live_panel(view: LiveView) -> str:
-    """What of a sweep runs now, as a part of that page."""
+    """The live view of a sweep as a part of that page."""
     bar = view.bar()
     tables = [_grid(table) for table in view.tables() if table.row_count]
     return (

@@ -28,7 +28,7 @@ _SOCKET_SECONDS = 10
 
 
 class LivePage:
-    """What the server answers. It reads the study and writes nothing.
+    """Answers of the server. It reads the study and writes nothing.
 
     Args:
         study: The sweep's.
@@ -52,7 +52,7 @@ class LivePage:
             return ("text/html", self._report()) if path == "report" else None
 
     def _now(self) -> str:
-        """What runs, and the version of the report: a browser asks for that if it has another."""
+        """The live view, and the version of the report: a browser asks for that if it has another."""
         driven = self._view.look()
         if time.monotonic() > self._rests_until or not driven:
             self._version = f"{self._view.num_ended} {driven}" if self._study.best() else ""
