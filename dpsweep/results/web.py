@@ -52,7 +52,7 @@ class LivePage:
             return ("text/html", self._report()) if path == "report" else None
 
     def _now(self) -> str:
-        """The live view, and the version of the report: a browser asks for that if it has another."""
+        """The live view, and the version of the report: a browser then knows if it has it."""
         driven = self._view.look()
         if time.monotonic() > self._rests_until or not driven:
             self._version = f"{self._view.num_ended} {driven}" if self._study.best() else ""
