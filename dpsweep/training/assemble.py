@@ -25,11 +25,11 @@ from dpsweep.privacy.engine import (
     make_engine,
     make_unchecked_engine,
     refuse_geometry,
-    refuse_mixing,
+    refuse_unsupported_layers,
 )
+from dpsweep.privacy.engine.records import Unrecordable
 from dpsweep.privacy.engine.size import choose_batch, choose_gpu_batch
 from dpsweep.privacy.engine.state_guard import deep_copy
-from dpsweep.privacy.engine.tape import Unrecordable
 from dpsweep.privacy.geometry import Geometry, make_geometry
 from dpsweep.training.allowance import WHOLE, Allowance
 from dpsweep.training.frozen import compute_frozen_outputs, find_step_cut
@@ -242,7 +242,7 @@ def _make_geometry(config: TrialConfig, model: nn.Module) -> Geometry:
             raise InvalidKey("privacy.clipping.bounds", str(e)) from e
     method = build_method(config.method)
     try:
-        refuse_mixing(model)
+        refuse_unsupported_layers(model)
         return make_geometry(method.geometry, model, config.data.spec.inputs)
     except InvalidKey as e:
         composed = isinstance(config.method, compose.Config)
