@@ -128,7 +128,16 @@ class LiveView:
             return Group(*head)
         if self.driver:
             head.append(Text(f"driven by {self.driver}"))
-        return Group(*head, self._bar(), running_table(self._running()), self._last_table())
+        return Group(*head, self.bar(), *self.tables())
+
+    @property
+    def num_ended(self) -> int:
+        """Runs that have ended, repeats among them."""
+        return len(self._ended())
+
+    def tables(self) -> tuple[Table, Table]:
+        """The runs that go on, and those that ended last; empty ones of a private selection."""
+        return running_table(self._running()), self._last_table()
 
     def _running(self) -> list[Record]:
         return [r for r in self._records.values() if r.state == "running"]
@@ -156,7 +165,7 @@ class LiveView:
         left = (self._study.sweep.num_runs * each - done) / len(running)
         return f", about {format_duration(left)} left"
 
-    def _bar(self) -> ProgressBar:
+    def bar(self) -> ProgressBar:
         """Share of the planned runs that has ended, with the epochs of those that run."""
         begun = sum(r.row["epoch"] / r.config.train.epochs for r in self._running() if r.row)
         ended = len(self._ended()) + begun
