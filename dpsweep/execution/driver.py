@@ -243,7 +243,7 @@ class Driver:
             return True
         return False
 
-    def handle_worker_death(self, trial_id: str, words: str) -> None:
+    def note_worker_death(self, trial_id: str, words: str) -> None:
         """A worker process died, and Tune has `words` on it; another one may be given the trial."""
         number = self._live.get(trial_id)
         if number is not None and _KILLED_FOR_MEMORY in words:

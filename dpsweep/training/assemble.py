@@ -26,12 +26,12 @@ from dpsweep.privacy.engine import (
     make_engine,
     make_unchecked_engine,
     refuse_geometry,
-    refuse_mixing,
+    refuse_unsupported_layers,
     replicate_engine,
 )
+from dpsweep.privacy.engine.records import Unrecordable
 from dpsweep.privacy.engine.size import choose_batch, choose_gpu_batch, even_part
 from dpsweep.privacy.engine.state_guard import deep_copy
-from dpsweep.privacy.engine.tape import Unrecordable
 from dpsweep.privacy.geometry import Geometry, make_geometry
 from dpsweep.training.allowance import WHOLE, Allowance
 from dpsweep.training.device import list_devices
@@ -258,7 +258,7 @@ def _make_geometry(config: TrialConfig, model: nn.Module) -> Geometry:
             raise InvalidKey("privacy.clipping.bounds", str(e)) from e
     method = build_method(config.method)
     try:
-        refuse_mixing(model)
+        refuse_unsupported_layers(model)
         return make_geometry(method.geometry, model, config.data.spec.inputs)
     except InvalidKey as e:
         composed = isinstance(config.method, compose.Config)

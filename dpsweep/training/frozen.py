@@ -1,8 +1,8 @@
 """The frozen part of a model, computed once for all examples instead of at every step.
 
 Only where every image is the same at every step (no augmentation), where the engine has been tried
-on the whole model, so that no example hears of another in the frozen part either, and where answers
-are plain gradients. What is released is the same, up to rounding.
+on the whole model, so that no example's output depends on another in the frozen part either, and
+where gradients are plain. What is released is the same, up to rounding.
 """
 
 import hashlib

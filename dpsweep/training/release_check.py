@@ -204,15 +204,15 @@ def _iterates(step: Step) -> Iterator[Progress]:
     correlation = step.budget.correlation
     for size in (0.3, 10.0):  # near the model's own weights, and where a query's points differ
         for bound in (step.config.privacy.clip_norm, _SMALL):
-            trail = [initial_params(step)]
-            while len(trail) < step.method.query.memory:
-                trail.append(away(trail[0], size))
-            if len(trail) == 1:
-                trail = [away(trail[0], size - 0.3)]
+            iterates = [initial_params(step)]
+            while len(iterates) < step.method.query.memory:
+                iterates.append(away(iterates[0], size))
+            if len(iterates) == 1:
+                iterates = [away(iterates[0], size - 0.3)]
             yield Progress(
-                step=len(trail),
-                trail=deque(trail, maxlen=step.method.query.memory),
-                filter_state=step.method.chain.init(trail[-1]),
+                step=len(iterates),
+                iterates=deque(iterates, maxlen=step.method.query.memory),
+                filter_state=step.method.chain.init(iterates[-1]),
                 # torch imports its compiler, in seconds, with the first one that is initialised
                 optimizer=torch.optim.Optimizer.__new__(torch.optim.Optimizer),
                 bound=bound,

@@ -202,7 +202,7 @@ def test_reports_can_be_recomputed_from_released_weights_and_public_numbers(
 
     def check(row: dict[str, float]) -> None:
         """By the time of a report, the trial's checkpoint holds the weights that it is about."""
-        weights = trial_dir.load()["progress"]["trail"][-1]
+        weights = trial_dir.load()["progress"]["iterates"][-1]
         score = evaluate(model, weights, data, torch.float64)
         (spent,) = run.epsilons_spent(1437**-1.1, [row["step"]])
         assert row.pop("seconds") >= 0

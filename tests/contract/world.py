@@ -295,8 +295,8 @@ class World:
             }
             for _ in range(4)
         ]
-        progress.trail.clear()
-        progress.trail.extend([*past, now])  # as many of them as the query remembers stay
+        progress.iterates.clear()
+        progress.iterates.extend([*past, now])  # as many of them as the query remembers stay
         progress.step = at
         if self.correlation is not None:
             progress.history.step = at  # as if no noise had been drawn before
@@ -315,7 +315,7 @@ class World:
         with watched(self.step(data, **how)) as (step, tape):
             tape.progress = self.underway(step, at) if progress is None else progress
             for _ in range(steps):
-                tape.trails.append([copied(x) for x in tape.progress.trail])
+                tape.trails.append([copied(x) for x in tape.progress.iterates])
                 step(tape.progress)
         return tape
 

@@ -148,13 +148,13 @@ def measure_peak_bytes(
     targets_B = draw_targets(rows, tuple(outputs.shape[1:])).to(first.device)
     if engine.copies > 1:
         inputs_B = map_inputs(lambda x: torch.stack([x] * engine.copies, 1), inputs_B)
-    trail = [{k: p.detach().clone() for k, p in params.items()} for _ in range(query.memory)]
+    iterates = [{k: p.detach().clone() for k, p in params.items()} for _ in range(query.memory)]
 
-    def oracle(points: Sequence[Tensors], weights: Sequence[float]) -> Clipped:
+    def sum_clipped(points: Sequence[Tensors], weights: Sequence[float]) -> Clipped:
         return engine.clipped_sum(points, weights, inputs_B, targets_B, clip)
 
     with PeakMemory() as memory:
-        query.clipped(oracle, trail, len(trail))  # from this step on, all points exist
+        query.clipped(sum_clipped, iterates, len(iterates))  # from this step on, all points exist
     peak: int = memory.peak
     return peak
 
