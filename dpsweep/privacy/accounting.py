@@ -40,6 +40,7 @@ _MASS_CUT_OFF = -40.0  # log of the probability put at infinite loss: 4e-18 a st
 
 _DEVIATIONS = 8.8  # of the noise, at that probability
 _MOST_POINTS = 2**20  # of the loss of one step; of many steps it has a few times as many
+_MOST_CALIBRATED = 2**17  # the same where it is computed a dozen times: 0.7 s each
 
 LEAST_DELTA_A_STEP = 10 * math.exp(_MASS_CUT_OFF)
 """Least delta over T: what is put at infinite loss is then a tenth of delta at most."""
@@ -84,22 +85,26 @@ class Run:
         """
         from dp_accounting.pld import privacy_loss_distribution as pld  # a second, for whoever asks
 
-        rate, noise = self.sampling_rate, self.noise_multiplier
-        exponent = (1 + 2 * _DEVIATIONS * noise) / (2 * noise**2)
-        largest = math.log1p(rate * math.expm1(exponent)) if exponent < 700 else exponent
-        if largest > _MOST_POINTS * interval:
-            raise ConfigError(
-                f"privacy: {self.steps:,} steps at sampling rate {rate:.3g} with noise {noise:.3g} "
-                f"lose up to {largest:.3g} a step, and counting that to {interval:.1g} takes "
-                f"gigabytes. Write a larger privacy.epsilon or privacy.delta, more "
-                f"privacy.noise_multiplier if the file gives it, or a larger train.batch_size"
-            )
+        self.check_grid(interval, _MOST_POINTS)
         return pld.from_gaussian_mechanism(
             self.noise_multiplier,
             log_mass_truncation_bound=_MASS_CUT_OFF,
             value_discretization_interval=interval,
             sampling_prob=self.sampling_rate,
         )
+
+    def check_grid(self, interval: float, most_points: int) -> None:
+        """Raise ConfigError if the loss of a single step has more than `most_points` on a grid."""
+        rate, noise = self.sampling_rate, self.noise_multiplier
+        exponent = (1 + 2 * _DEVIATIONS * noise) / (2 * noise**2)
+        largest = math.log1p(rate * math.expm1(exponent)) if exponent < 700 else exponent
+        if largest > most_points * interval:
+            raise ConfigError(
+                f"privacy: {self.steps:,} steps at sampling rate {rate:.3g} with noise {noise:.3g} "
+                f"lose up to {largest:.3g} a step, and counting that to {interval:.1g} takes "
+                f"too long. Write a larger privacy.epsilon or privacy.delta, more "
+                f"privacy.noise_multiplier if the file gives it, or a larger train.batch_size"
+            )
 
 
 def compose_alike(one: "PrivacyLossDistribution", times: int) -> "PrivacyLossDistribution":
@@ -192,6 +197,7 @@ def _calibrate(epsilon: float, delta: float, sampling_rate: float, steps: int) -
     log_sigma = _find_root(lambda u: miss(u, interval), start)
     slope = (miss(log_sigma + 0.01, interval) - miss(log_sigma - 0.01, interval)) / 0.02
     while interval > _FINEST:
+        run(log_sigma).check_grid(interval, _MOST_CALIBRATED)
         spent = run(log_sigma).epsilon_on_grid(delta, interval)
         meets = epsilon - slack <= spent <= epsilon
         if meets:

@@ -68,7 +68,7 @@ def format_plans(plans: tuple[tuple[int, int], ...]) -> str:
 
 
 @dataclass(frozen=True)
-class Search:
+class SearchSpending:
     """Privacy spent by a search, as far as it is known.
 
     Attributes:
@@ -123,7 +123,7 @@ class Search:
 
 
 def search_statement(
-    search: Search, *, accounting: str, num_held_out: int, units: str = "examples"
+    search: SearchSpending, *, accounting: str, num_held_out: int, units: str = "examples"
 ) -> str:
     """State what choosing among trials adds.
 
@@ -163,7 +163,7 @@ def search_statement(
     return " ".join(words)
 
 
-def _state_composition(search: Search, num_held_out: int) -> str:
+def _state_composition(search: SearchSpending, num_held_out: int) -> str:
     kind = "adaptive" if search.adaptive else "independent"
     trials = f"{search.num_runs - search.confirming} {kind} trials"
     if search.explore is not None:
@@ -222,7 +222,7 @@ def _state_growth(growth: Growth) -> str:
     )
 
 
-def _state_selection(search: Search) -> str:
+def _state_selection(search: SearchSpending) -> str:
     """It never tells how many trials were run."""
     figure = _format_guarantee(search.epsilon, search.delta)
     each = f"Each trial: {_format_guarantee(search.each, search.delta)}. " if search.each else ""

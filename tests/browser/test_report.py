@@ -5,10 +5,14 @@ import re
 from itertools import pairwise
 
 import pytest
+from rich.console import Console
 
 from dpsweep.config.sweep import load_sweep
 from dpsweep.results.figures import figures
+from dpsweep.results.live import LiveView
 from dpsweep.results.page import page
+from dpsweep.results.web import LivePage, served
+from dpsweep.store.lease import LeaseHolder
 from dpsweep.store.study import Study
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -27,7 +31,7 @@ def study(tmp_path_factory):
         "name: tiny\nbase: {data: {name: digits}, model: {name: cnn_small, width: 4},"
         " privacy: {epsilon: {each: [1, 4]}}, train: {batch_size: 128, epochs: 2},"
         " optimizer: {lr: 1.0}, method: {name: fftkf}}\n"
-        "search: {optimizer.lr: {log_uniform: [0.3, 3]}}\nbudget: {trials: 30}\n"
+        "search: {optimizer.lr: {log_uniform: [0.3, 3]}}\nbudget: {trials: 31}\n"
     )
     settings = [SEARCH, "confirm={top: 1, seeds: 2}", "sampler={name: random}"]
     made = Study.create(f"sqlite:///{place}/study.db", load_sweep(place / "tiny.yaml", settings))
@@ -116,6 +120,27 @@ def test_it_prints_to_paper_and_looks_as_before_afterwards(browser, url):
         f"const now = (() => {{ {DRAWN} }})(); return now[0][1] > 700 ? now : null", "the screen"
     )
     assert [row[:3] for row in after] == [row[:3] for row in before]
+
+
+def test_watch_web_shows_a_new_trial_in_an_open_page(browser, study):
+    """The panel and the figures follow; a section that the reader opened stays open."""
+    view = LiveView(study, Console(), lambda: LeaseHolder("host", 7, 0.0))
+    live = LivePage(study, view)
+    with served(live, 0) as address:
+        browser.open(address)
+        browser.wait("return document.querySelectorAll('.plot svg.main-svg').length > 10", "plots")
+        assert "driven by process 7" in browser.run("return document.body.innerText")
+        browser.run("document.querySelector('details').open = true; scrollTo(0, 900)")
+        live._rests_until = 0.0
+        study.tell(study.ask().number, "failed", reason="the last straw")
+        browser.wait("return document.body.textContent.includes('the last straw')", "the report")
+        assert browser.run("return document.querySelector('details').open")
+        assert browser.run("return scrollY") == 900
+        drawn = browser.run(DRAWN)
+        assert [name for name, *_ in drawn] == [f"figure-{name}" for name in figures(study)]
+        assert all(marks > 5 for *_, marks in drawn)
+        assert browser.console() == []
+    browser.wait("return document.body.innerText.includes('has ended')", "the end")
 
 
 def test_what_others_wrote_is_text(browser, url):

@@ -8,7 +8,7 @@ import pytest
 
 from dpsweep.privacy.statement import (
     Growth,
-    Search,
+    SearchSpending,
     format_delta,
     search_statement,
     trial_statement,
@@ -49,7 +49,7 @@ def test_no_noise_promises_nothing():
 def search(**changes) -> str:
     told = {"accounting": "composition", "num_held_out": 0, "units": "examples"}
     told.update({k: changes.pop(k) for k in list(changes) if k in told})
-    spent = Search(num_runs=30, planned=30, epsilon=6.181, delta=1.02e-5, each=1.0)
+    spent = SearchSpending(num_runs=30, planned=30, epsilon=6.181, delta=1.02e-5, each=1.0)
     return search_statement(replace(spent, **changes), **told)
 
 
@@ -153,4 +153,6 @@ def test_printed_delta_is_rounded_up_to_two_digits(delta):
     ],
 )
 def test_the_figure_that_is_read_first_is_the_largest_of_the_statement(known, largest):
-    assert Search(num_runs=2, planned=5, epsilon=3.0, delta=1e-5, **known).largest == largest
+    assert (
+        SearchSpending(num_runs=2, planned=5, epsilon=3.0, delta=1e-5, **known).largest == largest
+    )
