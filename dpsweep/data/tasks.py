@@ -34,7 +34,7 @@ class Task(Strict):
 
     @property
     def outputs_words(self) -> str:
-        """What a model gives, in words."""
+        """Meaning of a model's outputs, in words."""
         return "a logit for each class"
 
     def check_outputs(self, num_outputs: int) -> None:
