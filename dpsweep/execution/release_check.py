@@ -54,7 +54,7 @@ def store_release_checks(sweep: ResolvedSweep, folder: SweepFolder) -> None:
         found = []
     else:
         text = table_of_checks(found)
-    head = "# Checks of what one step releases\n\nOn images of noise, before the first trial: "
+    head = "# Checks of what one step releases\n\nOn random inputs, before the first trial: "
     head += f"method {config.method.name}, model {config.model.name}, "
     head += f"clip norm {config.privacy.clip_norm:g}, engine {config.train.engine}, "
     head += f"dtype {config.train.dtype}.\n\n"

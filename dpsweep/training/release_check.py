@@ -140,7 +140,7 @@ def check_releases(
 
 
 def try_engine(config: TrialConfig) -> None:
-    """Build model and engine of a trial, and try both on images of noise, on the CPU.
+    """Build model and engine of a trial, and try both on random inputs, on the CPU.
 
     Raises:
         ConfigError, InvalidKey: What the trial would fail with before its first step.
