@@ -35,6 +35,11 @@ class Task(Strict):
         """Names of the metrics, without `valid/`."""
         raise NotImplementedError
 
+    @property
+    def outputs_words(self) -> str:
+        """Meaning of a model's outputs, in words."""
+        return "a logit for each class"
+
     def check_outputs(self, num_outputs: int) -> None:
         """Raise InvalidKey if the task does not fit a model of so many outputs."""
 
@@ -168,6 +173,11 @@ class Regression(Task):
     def metric_names(self) -> tuple[str, ...]:
         return ("mae", "r2", "loss")
 
+    @property
+    def outputs_words(self) -> str:
+        middle, half = (self.range[0] + self.range[1]) / 2, (self.range[1] - self.range[0]) / 2
+        return f"(y - {middle:g}) / {half:g} for a target y"
+
     @model_validator(mode="after")
     def _range_is_one(self) -> Self:
         if not self.range[0] < self.range[1]:
@@ -225,6 +235,10 @@ class MultiLabel(Task):
     def metric_names(self) -> tuple[str, ...]:
         return ("accuracy", "f1", "loss")
 
+    @property
+    def outputs_words(self) -> str:
+        return "a logit for each label"
+
     def losses(self, outputs_B: Tensor, targets_B: Tensor) -> Tensor:
         from torch.nn.functional import binary_cross_entropy_with_logits
 
@@ -263,6 +277,10 @@ class CausalLM(Task):
     @property
     def metric_names(self) -> tuple[str, ...]:
         return ("perplexity", "loss")
+
+    @property
+    def outputs_words(self) -> str:
+        return "logits of the next token at each position"
 
     def losses(self, outputs_B: Tensor, targets_B: Tensor) -> Tensor:
         return _token_losses(outputs_B, targets_B).sum(1) / _count_targets(targets_B).clamp(min=1)
@@ -320,6 +338,10 @@ class OwnTask(Task):
     @property
     def metric_names(self) -> tuple[str, ...]:
         return ("loss",)
+
+    @property
+    def outputs_words(self) -> str:
+        return f"what {self.function} takes as outputs"
 
     def losses(self, outputs_B: Tensor, targets_B: Tensor) -> Tensor:
         from torch.func import vmap

@@ -54,7 +54,7 @@ def store_release_checks(sweep: ResolvedSweep, folder: SweepFolder) -> None:
         found = []
     else:
         text = table_of_checks(found)
-    head = "# Checks of what one step releases\n\nOn images of noise, before the first trial: "
+    head = "# Checks of what one step releases\n\nOn random inputs, before the first trial: "
     head += f"method {config.method.name}, model {config.model.name}, "
     head += f"clip norm {config.privacy.clip_norm:g}, engine {config.train.engine}, "
     head += f"dtype {config.train.dtype}.\n\n"
@@ -75,7 +75,7 @@ def _checked(config: TrialConfig, sweep: ResolvedSweep) -> list[Check]:
     if config.model.name != "own" and not gpus:
         return check_releases(config, _SECONDS)
     task = ray.remote(num_cpus=resources.cpu, num_gpus=gpus, max_retries=0)(check_releases)
-    waiting = task.remote(config, _SECONDS)
+    waiting = task.remote(config, _SECONDS, resources.num_devices)
     try:
         found: list[Check] = ray.get(waiting, timeout=_TIMEOUT_SECONDS)
     except GetTimeoutError:

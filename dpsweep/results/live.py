@@ -19,7 +19,7 @@ from dpsweep.results.disclosure import disclosure_of
 from dpsweep.results.tables import (
     best_words,
     format_duration,
-    knob_words,
+    format_hyperparams,
     main_metric,
     num_trials_and_repeats,
     panel_table,
@@ -175,7 +175,7 @@ class LiveView:
         table = panel_table("ended", "state", "result", "searched")
         for record in self._ended()[-_LAST:][::-1]:
             value = "–" if record.value is None else f"{record.value:.4f}"
-            table.add_row(str(record.number), record.state, value, Text(knob_words(record)))
+            table.add_row(str(record.number), record.state, value, Text(format_hyperparams(record)))
         return table
 
     def _line(self, record: Record) -> str:
@@ -188,7 +188,7 @@ class LiveView:
                 figures += f", {metric} {record.value:.4f}"
         return (
             f"trial {record.number}{repeated_words(record)} {record.state}: {figures}, "
-            f"{knob_words(record)} ({record.seconds:.1f} s)"
+            f"{format_hyperparams(record)} ({record.seconds:.1f} s)"
         )
 
 

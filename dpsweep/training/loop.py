@@ -92,12 +92,17 @@ def train(
     identity, secret = config.model_dump_json() + data_mark, trial_dir.secret()
     # a fixed test secret protects nothing; bound to the config alone, it gives the same run again
     secret = secret.bind_to_config(config.model_dump_json() if secret.void else identity)
-    device = open_device(config.train.device, allowance.gpu_share)
+    device = open_device(
+        config.train.device, allowance.gpu_share, num_devices=allowance.num_devices
+    )
     schedule = schedule or resolve_trial_schedule(config)
     plan = schedule.budget
     step = assemble_step(config, secret, device, plan, allowance)
     task = step.data.task
-    probe = Probe.of(step.engine.model, step.data.spec, task.loss, task.draw_targets)
+    probes = [
+        Probe.of(one.model, step.data.spec, task.loss, task.draw_targets)
+        for one in step.engine.replicas
+    ]
 
     rows: list[Row] = []
     saved = _load_checkpoint(trial_dir, identity)
@@ -127,10 +132,16 @@ def train(
                 trial_dir.save(_make_checkpoint(identity, progress, rows))
             if paused:
                 raise Paused
+<<<<<<< HEAD
         probe.check()  # before anything is reported
         at_once = allowance.portion(AT_ONCE, AT_ONCE)
         sums = sum_validation(step.engine.model, progress.result, step.data, step.dtype, at_once)
         rows.append(_make_row(due, progress, step, clock, sums))
+=======
+        for probe in probes:
+            probe.check()  # before anything is reported
+        rows.append(_make_row(due, progress, step, clock, allowance.portion(AT_ONCE, AT_ONCE)))
+>>>>>>> main
         if progress.step == plan.steps:  # before the last checkpoint, after which nothing runs
             trial_dir.save_weights(
                 collect_weights(step, progress), _describe_weights(step, progress)

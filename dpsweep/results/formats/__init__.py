@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from dpsweep.config.trial import TrialConfig
-from dpsweep.core.errors import StateError, unknown_name_error
+from dpsweep.core.errors import ConfigError, StateError, unknown_name_error
 from dpsweep.core.own_code import import_folder
 from dpsweep.data.read import list_class_names
 from dpsweep.models.huggingface import HuggingFace
@@ -151,7 +151,17 @@ def _opacus(winner: Winner, place: Path) -> str:
 def _torch(winner: Winner, place: Path) -> str:
     weights, config = kept_weights(winner), winner.record.config
     accuracy = (winner.record.row or {}).get("valid/accuracy", math.nan)
+<<<<<<< HEAD
     script = to_torch(config, accuracy, list(list_class_names(config.data)))
+=======
+    script = to_torch(config, accuracy, _classes(config))
+    if math.isnan(accuracy):
+        raise ConfigError(
+            f"data.task.metrics: the script checks itself by accuracy, and this sweep measured "
+            f"{', '.join(config.data.task.metric_names)}. Export with --format yaml or --register "
+            f"NAME"
+        )
+>>>>>>> main
     how = f"use it with torch alone: python THIS_FILE IMAGE; its weights are {place.stem}.pt"
     write(place, f"{_header(winner, how)}\n{script}")
     shutil.copyfile(weights, place.with_suffix(".pt"))

@@ -17,7 +17,11 @@ from dpsweep.config.keys import (
     LEARNING_RATE,
     TOTAL_STEP,
 )
+<<<<<<< HEAD
 from dpsweep.results.tables import LETTERS, heading, knob_words
+=======
+from dpsweep.results.tables import format_hyperparams
+>>>>>>> main
 from dpsweep.search.confirmation import Confirmation
 from dpsweep.search.trial_record import Record
 
@@ -144,4 +148,4 @@ def repeats(
 def hover(record: Record) -> str:
     """Make the hover text of a trial, without tags, which plotly would read."""
     value = "no result" if record.value is None else f"{record.value:.4f}"
-    return f"trial {record.number}, {record.state}: {value}<br>{escape(knob_words(record))}"
+    return f"trial {record.number}, {record.state}: {value}<br>{escape(format_hyperparams(record))}"
