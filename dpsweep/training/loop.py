@@ -132,16 +132,11 @@ def train(
                 trial_dir.save(_make_checkpoint(identity, progress, rows))
             if paused:
                 raise Paused
-<<<<<<< HEAD
-        probe.check()  # before anything is reported
+        for probe in probes:
+            probe.check()  # before anything is reported
         at_once = allowance.portion(AT_ONCE, AT_ONCE)
         sums = sum_validation(step.engine.model, progress.result, step.data, step.dtype, at_once)
         rows.append(_make_row(due, progress, step, clock, sums))
-=======
-        for probe in probes:
-            probe.check()  # before anything is reported
-        rows.append(_make_row(due, progress, step, clock, allowance.portion(AT_ONCE, AT_ONCE)))
->>>>>>> main
         if progress.step == plan.steps:  # before the last checkpoint, after which nothing runs
             trial_dir.save_weights(
                 collect_weights(step, progress), _describe_weights(step, progress)

@@ -15,7 +15,7 @@ from dpsweep.results.importance import importances
 from dpsweep.results.page import page
 from dpsweep.results.plots.axes import KeyAxis
 from dpsweep.results.plots.filters import ACROSS, OVER_TIME, noise_gain, responses
-from dpsweep.results.tables import heading, knob_names
+from dpsweep.results.tables import heading, hyperparam_names
 from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.study import Study
 from dpsweep.training.trial_dir import ConfusionMatrix, TrialDir
@@ -130,7 +130,7 @@ def test_tables_and_figures_call_a_key_the_same(study_of):
     study = study_of(TEN, "privacy.epsilon={each: [1, 4]}")
     drawn = figures(study)["slices"]
     titles = {axis.title.text.partition(",")[0] for axis in drawn.select_xaxes()}
-    assert titles == {heading(name) for name in knob_names(study.records())}
+    assert titles == {heading(name) for name in hyperparam_names(study.records())}
     assert titles == {"κ", "lr", "target ε"}
 
 

@@ -151,17 +151,13 @@ def _opacus(winner: Winner, place: Path) -> str:
 def _torch(winner: Winner, place: Path) -> str:
     weights, config = kept_weights(winner), winner.record.config
     accuracy = (winner.record.row or {}).get("valid/accuracy", math.nan)
-<<<<<<< HEAD
     script = to_torch(config, accuracy, list(list_class_names(config.data)))
-=======
-    script = to_torch(config, accuracy, _classes(config))
     if math.isnan(accuracy):
         raise ConfigError(
             f"data.task.metrics: the script checks itself by accuracy, and this sweep measured "
             f"{', '.join(config.data.task.metric_names)}. Export with --format yaml or --register "
             f"NAME"
         )
->>>>>>> main
     how = f"use it with torch alone: python THIS_FILE IMAGE; its weights are {place.stem}.pt"
     write(place, f"{_header(winner, how)}\n{script}")
     shutil.copyfile(weights, place.with_suffix(".pt"))

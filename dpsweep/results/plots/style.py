@@ -17,11 +17,7 @@ from dpsweep.config.keys import (
     LEARNING_RATE,
     TOTAL_STEP,
 )
-<<<<<<< HEAD
-from dpsweep.results.tables import LETTERS, heading, knob_words
-=======
-from dpsweep.results.tables import format_hyperparams
->>>>>>> main
+from dpsweep.results.tables import LETTERS, format_hyperparams, heading
 from dpsweep.search.confirmation import Confirmation
 from dpsweep.search.trial_record import Record
 
