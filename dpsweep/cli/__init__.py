@@ -426,6 +426,12 @@ def watch(
     name: Annotated[
         str | None, typer.Argument(help="A running sweep; the one that runs if missing.")
     ] = None,
+    web: Annotated[
+        bool, typer.Option("--web", help="Serve the report, live, to a browser on this machine.")
+    ] = False,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Of --web [default: any that is free].")
+    ] = 0,
     state: StateDir = None,
     storage: Storage = None,
 ) -> None:
@@ -433,7 +439,7 @@ def watch(
     from dpsweep.cli.verbs import route, watch
 
     route.refuse_elsewhere("watch", name, state)
-    watch.watch(name, state, storage)
+    watch.watch(name, state, storage, port if web else None)
 
 
 @app.command()

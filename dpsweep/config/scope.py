@@ -11,7 +11,7 @@ from dpsweep.config.space.searched import EPSILON_PATH
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, InvalidKey
 from dpsweep.core.strict import Strict
-from dpsweep.privacy.selection import SearchBudget
+from dpsweep.privacy.search_budget import SearchBudget
 
 _NEEDED: dict[tuple[str, ...], tuple[Any, str, str]] = {
     ("sampler", "name"): (

@@ -46,7 +46,7 @@ from dpsweep.config.space.suggest import Point, RandomDraw, walk_corners
 from dpsweep.config.trial import TrialConfig, load_trial, resolve_trial_source
 from dpsweep.core.errors import ConfigError
 from dpsweep.core.strict import Strict
-from dpsweep.privacy.selection import Charged, SearchBudget
+from dpsweep.privacy.search_budget import Charged, SearchBudget
 
 Fits = Callable[[TrialConfig], None]
 

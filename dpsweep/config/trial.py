@@ -76,7 +76,7 @@ class TrainConfig(Strict):
     """Precision of weights and gradients."""
 
     augment: Augment | None = Field(default=None, exclude_if=is_unused)
-    """Flips and crops, and how many copies of an example make its one answer; none if missing."""
+    """Flips and crops, and how many copies are averaged into an example's gradient; or none."""
 
     ema: float | None = Field(default=None, gt=0, lt=1, exclude_if=is_unused)
     """Decay per step of an average over the iterates, such as 0.999, about 1 / (1 - ema) steps
@@ -313,7 +313,7 @@ class TrialConfig(Strict):
         if split and self.privacy.clipping.name == "adaptive":
             raise InvalidKey(
                 CLIPPING,
-                "adaptive follows the norm of one answer, and predictor: split clips two. Use "
+                "adaptive follows the norm of one gradient, and predictor: split clips two. Use "
                 "clipping: flat, or predictor: joint",
             )
         return self

@@ -243,7 +243,7 @@ class Driver:
             return True
         return False
 
-    def handle_worker_death(self, trial_id: str, words: str) -> None:
+    def note_worker_death(self, trial_id: str, words: str) -> None:
         """A worker process died, and Tune has `words` on it; another one may be given the trial."""
         number = self._live.get(trial_id)
         if number is not None and _KILLED_FOR_MEMORY in words:
@@ -406,6 +406,7 @@ class Driver:
             silence_seconds=config.budget.silence_seconds,
             memory_bytes=config.resources.memory_bytes,
             gpu_share=1.0 if alone else get_memory_share(config.resources),
+            num_devices=config.resources.num_devices,
             alone=alone,
         )
 

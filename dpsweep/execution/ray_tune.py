@@ -83,7 +83,7 @@ class StudyScheduler(FIFOScheduler):
         """A worker process died; Tune starts another one, or has given up."""
         if trial.error_file and Path(trial.error_file).exists():
             *_, newest = Path(trial.error_file).read_text(errors="replace").split(_FAILURE)
-            self._driver.handle_worker_death(trial.trial_id, newest)
+            self._driver.note_worker_death(trial.trial_id, newest)
 
 
 class StopOnRequest(Stopper):

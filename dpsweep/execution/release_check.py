@@ -57,7 +57,7 @@ def store_release_checks(sweep: ResolvedSweep, folder: SweepFolder) -> None:
         found, where = [], "no node"
     else:
         text = table_of_checks(found)
-    head = "# Checks of what one step releases\n\nOn images of noise, before the first trial: "
+    head = "# Checks of what one step releases\n\nOn random inputs, before the first trial: "
     head += f"method {config.method.name}, model {config.model.name}, "
     head += f"clip norm {config.privacy.clip_norm:g}, engine {config.train.engine}, "
     head += f"dtype {config.train.dtype}, on {where}.\n\n"
@@ -84,7 +84,7 @@ def _checked(config: TrialConfig, sweep: ResolvedSweep) -> tuple[list[Check], st
     task = ray.remote(num_cpus=resources.cpu, num_gpus=resources.num_gpus, max_retries=0)(_check)
     if other is not None:  # soft: it may be full, or gone by then
         task = task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(other, soft=True))
-    waiting = task.remote(config)
+    waiting = task.remote(config, resources.num_devices)
     try:
         found: tuple[list[Check], str] = ray.get(waiting, timeout=_TIMEOUT_SECONDS)
     except GetTimeoutError:
@@ -93,9 +93,10 @@ def _checked(config: TrialConfig, sweep: ResolvedSweep) -> tuple[list[Check], st
     return found
 
 
-def _check(config: TrialConfig) -> tuple[list[Check], str]:
+def _check(config: TrialConfig, num_devices: int) -> tuple[list[Check], str]:
     """Run the checks in a worker, and say on which node."""
-    return check_releases(config, _SECONDS), f"node {ray.get_runtime_context().get_node_id()[:8]}"
+    node = ray.get_runtime_context().get_node_id()
+    return check_releases(config, _SECONDS, num_devices), f"node {node[:8]}"
 
 
 def _find_other_node(resources: ResourcesConfig) -> str | None:

@@ -124,7 +124,7 @@ def _check_outputs(model: nn.Module, spec: Spec) -> nn.Module:
     from torch import Tensor, nn
 
     from dpsweep.core.inputs import apply_model, zero_inputs
-    from dpsweep.privacy.engine import refuse_mixing
+    from dpsweep.privacy.engine import refuse_unsupported_layers
     from dpsweep.privacy.engine.state_guard import StateGuard, check_stateless
 
     given = _describe_inputs(spec)
@@ -133,7 +133,7 @@ def _check_outputs(model: nn.Module, spec: Spec) -> nn.Module:
         raise ValueError(
             f"its first convolution takes {first.in_channels} channels, and the data have {given}"
         )
-    refuse_mixing(model)
+    refuse_unsupported_layers(model)
     like = next(model.parameters(), None)
     if like is None:
         raise ValueError("it has no parameters to train")

@@ -40,7 +40,7 @@ def release(
     """One use of the Gaussian mechanism with sensitivity `clip_norm`.
 
     Args:
-        total: Sum of clipped answers, each of L2 norm at most `clip_norm`.
+        total: Sum of clipped per-example gradients, each of L2 norm at most `clip_norm`.
         clip_norm: C, in gradient units.
         noise_multiplier: sigma, the noise's standard deviation on the sum in units of C.
         batch_size: B, the expected number of examples in a batch.

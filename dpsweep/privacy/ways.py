@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from dpsweep.privacy.accounting import Run, calibrate_noise
-from dpsweep.privacy.selection import Schedule, SearchBudget
+from dpsweep.privacy.search_budget import Schedule, SearchBudget
 
 USUAL_SHARE = 0.05
 """Cost of exploring, if no share is given."""

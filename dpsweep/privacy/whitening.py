@@ -45,7 +45,9 @@ class Whitening:
         whitening = cls(torch.cat(bases, 1), variances)
         white = whitening.whiten(whitening.whiten(covariance).T)
         if not torch.allclose(white, torch.eye(len(variances)).to(white), rtol=0, atol=1e-6):
-            raise ArithmeticError("white coordinates of a low-pass are not white: sensitivity > C")
+            raise ArithmeticError(
+                "whitened coordinates of a low-pass are not white: sensitivity > C"
+            )
         return whitening
 
     def whiten(self, lags: Tensor) -> Tensor:

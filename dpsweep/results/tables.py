@@ -20,9 +20,9 @@ LETTERS = {
     BATCH_SIZE: "B",
     CLIP_NORM: "C",
     METHOD_NAME: "method",
-    EPSILON: "for ε",
+    EPSILON: "target ε",
 }
-"""The papers' letters, shown beside the names."""
+"""The papers' letters, in tables and figures; a key without one is shown by its last word."""
 
 _MOST_COLUMNS = 6
 """Searched keys that fit beside each other; more, as where methods are compared, share one."""
@@ -30,7 +30,7 @@ _MOST_COLUMNS = 6
 
 def trial_table(records: list[Record], title: str, *, show_state: bool = True) -> Table:
     """One line a trial, in the given order; narrow enough for 80 columns."""
-    hyperparams = knob_names(records)
+    hyperparams = hyperparam_names(records)
     named = {"ε": "epsilon spent", "σ": "noise multiplier"}
     named.update(
         {LETTERS[k]: k.rpartition(".")[2] for k in hyperparams if k in LETTERS and k != EPSILON}
@@ -64,7 +64,7 @@ def trial_table(records: list[Record], title: str, *, show_state: bool = True) -
                 else [Text(shown_value(record.hyperparams.get(name))) for name in hyperparams]
             ),
             f"{record.seconds:.0f}",
-            *([Text(knob_words(record))] if together else []),
+            *([Text(format_hyperparams(record))] if together else []),
             *([_state(record)] if show_state else []),
         )
     return table
@@ -123,7 +123,7 @@ def running_table(records: Iterable[Record]) -> Table:
             f"{row.get('epoch', 0):g}/{record.config.train.epochs:g}",
             *(f"{row[k]:.4f}" if k in row else "–" for k in (f"valid/{metric}", "valid/loss")),
             format_epsilon(row["privacy/epsilon_spent"]) if row else "–",
-            Text(knob_words(record)),
+            Text(format_hyperparams(record)),
         )
     return table
 
@@ -167,12 +167,12 @@ def trial_row(record: Record) -> dict[str, Any]:
     }
 
 
-def knob_names(records: list[Record]) -> list[str]:
+def hyperparam_names(records: list[Record]) -> list[str]:
     """Every searched key, in the order of the sweep file."""
     return list(dict.fromkeys(name for record in records for name in record.hyperparams))
 
 
-def knob_words(record: Record, *, without: Sequence[str] = ()) -> str:
+def format_hyperparams(record: Record, *, without: Sequence[str] = ()) -> str:
     """Write one trial's searched values as `name=value` pairs, `without` some keys."""
     hyperparams = {k: v for k, v in record.hyperparams.items() if k not in without}
     return " ".join(f"{heading(k)}={shown_value(v)}" for k, v in hyperparams.items())

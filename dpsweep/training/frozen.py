@@ -1,8 +1,8 @@
 """The frozen part of a model, computed once for all examples instead of at every step.
 
 Only where every image is the same at every step (no augmentation), where the engine has been tried
-on the whole model, so that no example hears of another in the frozen part either, and where answers
-are plain gradients. What is released is the same, up to rounding.
+on the whole model, so that no example's output depends on another in the frozen part either, and
+where gradients are plain. What is released is the same, up to rounding.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from dpsweep.privacy.engine.state_guard import StateGuard
 from dpsweep.training.step import Step
 
 _CHUNK, _TRIMMED = 250, 50
-"""Rows of every call, and where padding is cut off: then a remainder of each length is filled up."""
+"""Rows of every call, and of those where padding is cut off: each length has a remainder to fill."""
 
 _LENGTHS = 8
 """Lengths are rounded up to multiples of it, where padding is cut off."""
@@ -36,9 +36,9 @@ _MOST_BYTES = 2**31
 
 def find_step_cut(step: Step) -> Cut | None:
     """Find the cut of the model of `step` behind its frozen part; None if all is trained."""
-    config = step.config
+    config, first = step.config, step.engine.replicas[0]
     suits = config.model.freezes and config.train.augment is None and config.data.copies == 1
-    if not suits or step.geometry.maps or not isinstance(step.engine, BookkeepingEngine):
+    if not suits or step.geometry.maps or not isinstance(first, BookkeepingEngine):
         return None
     found = find_cut(step.engine.model, step.data.spec)
     num = config.data.num_examples + len(step.data.valid_targets)

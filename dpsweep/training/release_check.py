@@ -41,6 +41,7 @@ from dpsweep.data.units import fill_unit, group_rows
 from dpsweep.privacy.clip import Clip
 from dpsweep.privacy.history import NoiseHistory
 from dpsweep.privacy.noise import NoiseDraw
+from dpsweep.training.allowance import Allowance
 from dpsweep.training.assemble import assemble_step_on, initial_params
 from dpsweep.training.device import open_device
 from dpsweep.training.step import Progress, Step
@@ -103,21 +104,29 @@ class _Recording(Step):
         progress.step += 1
 
 
-def check_releases(config: TrialConfig, seconds: float = SECONDS) -> list[Check]:
+def check_releases(
+    config: TrialConfig, seconds: float = SECONDS, num_devices: int = 1
+) -> list[Check]:
     """Check what one trial of `config` would release; a few seconds.
 
     Args:
         config: A valid trial with a budget of its own.
         seconds: For each check, after its first pass.
+        num_devices: That share its batches.
 
     Raises:
         ConfigError: If its pieces do not fit one another, as `check_fit` tells.
     """
-    device = open_device(config.train.device, 1.0)
-    few = config.train.model_copy(update={"max_physical_batch": _NUM_OTHERS + 1})
+    device = open_device(config.train.device, 1.0, num_devices=num_devices)
+    each = -(-(_NUM_OTHERS + 1) // num_devices)
+    few = config.train.model_copy(update={"max_physical_batch": each})
     config = config.model_copy(update={"train": few})  # a portion of hundreds is filled up
     step = assemble_step_on(
-        stand_in(config).to(device), plan_privacy(config), config, Secret.draw()
+        stand_in(config).to(device),
+        plan_privacy(config),
+        config,
+        Secret.draw(),
+        Allowance(num_devices=num_devices),
     )
     checks = [_sensitivity, _divisor, _sampling]
     if step.budget.run.noise_multiplier > 0:  # else the statement says that nothing is private
@@ -132,7 +141,7 @@ def check_releases(config: TrialConfig, seconds: float = SECONDS) -> list[Check]
 
 
 def try_engine(config: TrialConfig) -> None:
-    """Build model and engine of a trial, and try both on images of noise, on the CPU.
+    """Build model and engine of a trial, and try both on random inputs, on the CPU.
 
     Raises:
         ConfigError, InvalidKey: What the trial would fail with before its first step.
@@ -196,15 +205,15 @@ def _iterates(step: Step) -> Iterator[Progress]:
     correlation = step.budget.correlation
     for size in (0.3, 10.0):  # near the model's own weights, and where a query's points differ
         for bound in (step.config.privacy.clip_norm, _SMALL):
-            trail = [initial_params(step)]
-            while len(trail) < step.method.query.memory:
-                trail.append(away(trail[0], size))
-            if len(trail) == 1:
-                trail = [away(trail[0], size - 0.3)]
+            iterates = [initial_params(step)]
+            while len(iterates) < step.method.query.memory:
+                iterates.append(away(iterates[0], size))
+            if len(iterates) == 1:
+                iterates = [away(iterates[0], size - 0.3)]
             yield Progress(
-                step=len(trail),
-                trail=deque(trail, maxlen=step.method.query.memory),
-                filter_state=step.method.chain.init(trail[-1]),
+                step=len(iterates),
+                iterates=deque(iterates, maxlen=step.method.query.memory),
+                filter_state=step.method.chain.init(iterates[-1]),
                 # torch imports its compiler, in seconds, with the first one that is initialised
                 optimizer=torch.optim.Optimizer.__new__(torch.optim.Optimizer),
                 bound=bound,

@@ -528,14 +528,14 @@ def test_a_worker_that_ray_ends_for_memory_is_noted_and_no_other_death_is(world)
     with lease as held:
         driver = make(held)
         driver.next("a")
-        driver.handle_worker_death(
+        driver.note_worker_death(
             "a", "Some common causes include: (1) the process was killed by the OOM killer"
         )
         assert read_memory_notes(here.trial_dir(0).path) == []
-        driver.handle_worker_death(
+        driver.note_worker_death(
             "a", "2 worker(s) were killed due to the node running low on memory. x"
         )
-        driver.handle_worker_death("unknown", "killed due to the node running low on memory")
+        driver.note_worker_death("unknown", "killed due to the node running low on memory")
         assert read_memory_notes(here.trial_dir(0).path) == [
             "on its node, where Ray ended the worker"
         ]
@@ -550,6 +550,7 @@ def test_a_worker_is_held_to_what_the_file_says(world):
         "silence_seconds": 1800.0,
         "memory_bytes": 2_000_000_000,
         "gpu_share": pytest.approx(0.9 * 0.25),
+        "num_devices": 1,
         "alone": False,
     }
 
@@ -709,7 +710,8 @@ def test_a_stop_reaches_a_trial_in_training_and_the_next_driver_ends_it(world, m
         ("reported", 0, 1),
         ("reported", 0, 2),
     ]
-    assert {p.name for p in here.trial_dir(0).path.iterdir()} == {"metrics.json", "weights.pt"}
+    left = {p.name for p in here.trial_dir(0).path.iterdir()}
+    assert left == {"metrics.json", "weights.pt", "confusion.json"}
 
 
 def test_the_final_run_waits_for_every_exploring_trial_and_is_handed_out_once(world):

@@ -81,9 +81,9 @@ def one_step(world, total=80 * GIB, gpu_share=1.0):
             data.to(device), plan, config, Secret.fixed("test"), Allowance(gpu_share=gpu_share)
         )
         progress = step.start(initial_params(step))
-        while len(progress.trail) < progress.trail.maxlen:
-            progress.trail.append({k: x.clone() for k, x in progress.params.items()})
-        progress.step = len(progress.trail)
+        while len(progress.iterates) < progress.iterates.maxlen:
+            progress.iterates.append({k: x.clone() for k, x in progress.params.items()})
+        progress.step = len(progress.iterates)
         progress.leaf_sizes = leaf_sizes(step, progress)
         gpu.restart()
         step(progress)

@@ -9,7 +9,7 @@ from scipy import integrate, stats
 from dpsweep.privacy.accounting import Run
 from dpsweep.privacy.profiles import ProfileCap, profile_delta
 from dpsweep.privacy.renyi import Cap
-from dpsweep.privacy.selection import selected, selection_epsilon, total_epsilon
+from dpsweep.privacy.search_budget import selected, selection_epsilon, total_epsilon
 
 DELTA = 1e-5
 CHEAP, DEAR = Run(0.02, 4.145, 2500), Run(0.02, 1.376, 2500)

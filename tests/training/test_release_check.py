@@ -122,9 +122,9 @@ def test_norm_that_ignores_the_last_bias_is_found(monkeypatch):
 
 
 def test_points_that_are_clipped_apart_and_added_are_found(monkeypatch):
-    def clipped(self, oracle, trail, step):
+    def clipped(self, sum_clipped, iterates, step):
         asks = self.evaluation_points(step)
-        sums = [oracle([ask.point(trail)], [1.0]) for ask in asks]
+        sums = [sum_clipped([ask.point(iterates)], [1.0]) for ask in asks]
         pairs = list(zip(asks, sums, strict=True))
         return Clipped({k: sum(ask.weight * part[k] for ask, part in pairs) for k in sums[0]})
 

@@ -1,4 +1,4 @@
-"""Engines: ways to get the clipped sum of a query's answers. All give the same sum."""
+"""Engines: ways to get the clipped sum of per-example gradients. All give the same sum."""
 
 import logging
 from importlib import import_module
@@ -12,11 +12,20 @@ from dpsweep.privacy.engine.bookkeeping import BookkeepingEngine
 from dpsweep.privacy.engine.gradient_check import EngineFactory, find_wrong_gradients
 from dpsweep.privacy.engine.layers import find_black_boxes
 from dpsweep.privacy.engine.mixing_check import find_mixing_sizes
+from dpsweep.privacy.engine.parallel import join_engines, replicate_engine
 from dpsweep.privacy.engine.state_guard import check_stateless, warm_up
 from dpsweep.privacy.engine.vmap import VmapEngine
 from dpsweep.privacy.geometry import Geometry
 
-__all__ = ["BookkeepingEngine", "Engine", "VmapEngine", "make_engine", "refuse_mixing"]
+__all__ = [
+    "BookkeepingEngine",
+    "Engine",
+    "VmapEngine",
+    "join_engines",
+    "make_engine",
+    "refuse_unsupported_layers",
+    "replicate_engine",
+]
 
 _log = logging.getLogger(__name__)
 _logged: set[str] = set()
@@ -43,21 +52,21 @@ def make_engine(
     Args:
         model: The model.
         loss: Loss of one example.
-        geometry: In which answers are clipped.
+        geometry: The space in which gradients are clipped.
         max_physical_batch: Examples to compute at once.
         spec: Inputs of one example.
         choice: Which engine.
         kind: What tells this model and loss apart from all others, such as their config: then the
             question whether an engine is right about it is asked once in a process.
-        copies: In which each example comes; its answer is the mean over them, clipped once.
+        copies: In which each example comes; its gradient is the mean over them, clipped once.
         draw_targets: Draws targets for the checks.
 
     Raises:
         ConfigError: If the model remembers what it is called on, or draws at random: no engine is
             right about it, so none is fallen back to.
-        ValueError: If the engine cannot answer for this model in this geometry, or examples mix.
+        ValueError: If the engine does not serve this model in this geometry, or examples mix.
     """
-    refuse_mixing(model)
+    refuse_unsupported_layers(model)
     refuse_geometry(choice, geometry)
     first = next(model.parameters())
     if first.dtype not in (torch.float32, torch.float64):
@@ -140,12 +149,11 @@ def refuse_geometry(choice: EngineName, geometry: Geometry) -> None:
     """Raise ValueError if the chosen engine does not support `geometry`."""
     if geometry.maps and choice not in ("auto", "bookkeeping"):
         raise ValueError(
-            f"engine {choice} answers with plain gradients, and this method's are spectral. "
-            f"Use auto"
+            f"engine {choice} computes plain gradients, and this method's are spectral. Use auto"
         )
 
 
-def refuse_mixing(model: nn.Module) -> None:
+def refuse_unsupported_layers(model: nn.Module) -> None:
     """Refuse layers that are known to mix examples, draw at random, or save more than tensors.
 
     Raises:
@@ -155,7 +163,7 @@ def refuse_mixing(model: nn.Module) -> None:
         if isinstance(layer, nn.modules.batchnorm._BatchNorm):
             raise ValueError(
                 f"layer {name!r} is a {type(layer).__name__}, which mixes examples: clipping one "
-                f"answer would not bound what one example does. Use GroupNorm"
+                f"gradient would not bound what one example does. Use GroupNorm"
             )
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None:
             raise ValueError(

@@ -28,7 +28,7 @@ from torch.nn import functional as F
 
 from dpsweep.core.convolution import kernel_gradient
 from dpsweep.privacy.clip import SUMMED, summed_products, zero, zero_excluded
-from dpsweep.privacy.engine.answers import (
+from dpsweep.privacy.engine.gradients import (
     NOTHING,
     Known,
     ParameterGradients,
@@ -38,7 +38,7 @@ from dpsweep.privacy.engine.answers import (
     num_together,
     sum_that_may_cancel,
 )
-from dpsweep.privacy.engine.tape import LayerCall
+from dpsweep.privacy.engine.records import LayerCall
 
 _WRITTEN, _PRODUCT, _DOUBLE = 8.0, 1.5, 3.0
 """Cost of a number written, of a small product, and of double precision; in units of a
@@ -271,13 +271,13 @@ def _without_columns(leaf: Tensor, right: int) -> Tensor:
     return left
 
 
-def make_kernel_gradients(layer: nn.Conv2d, uses: Sequence[LayerCall]) -> ParameterGradients:
+def make_kernel_gradients(layer: nn.Conv2d, calls: Sequence[LayerCall]) -> ParameterGradients:
     """Compute the per-example gradients of a convolution's weight, in the cheaper of two forms."""
     shape = tuple(layer.weight.shape)
-    runs = [PhaseLayout.of(layer, use.grad.shape) for use in uses]
-    inputs = [run.prepared(use.inputs[0], layer) for run, use in zip(runs, uses, strict=True)]
-    grads = [use.weighted(use.grad) for use in uses]
-    if all(run == runs[0] for run in runs) and runs[0].cheaper_by_gram(shape, len(uses)):
+    runs = [PhaseLayout.of(layer, call.grad.shape) for call in calls]
+    inputs = [run.prepared(call.inputs[0], layer) for run, call in zip(runs, calls, strict=True)]
+    grads = [call.weighted(call.grad) for call in calls]
+    if all(run == runs[0] for run in runs) and runs[0].cheaper_by_gram(shape, len(calls)):
         return GhostNormKernels(shape, runs[0], inputs, grads)
     return WrittenOutKernels.of(shape, runs, inputs, grads)
 
@@ -367,14 +367,14 @@ class GhostNormKernels:
 
     @property
     def may_cancel(self) -> bool:
-        """True if terms may cancel, as in answers.OuterProducts."""
+        """True if terms may cancel, as in gradients.OuterProducts."""
         return self.grads[0].dtype != torch.float64
 
     @cached_property
     def norms(self) -> tuple[Tensor, Tensor]:
         """Squares, and the norm sum_t |w_t| |g_t| |x_t| if nothing cancelled, shape (B,) each.
 
-        Positions and points may cancel; see answers.add_rounding_bound for what is added.
+        Positions and points may cancel; see gradients.add_rounding_bound for what is added.
         """
         # in double: terms of both signs, whose sum may be far smaller than they are
         inputs = [x.double() for x in self.inputs]

@@ -13,11 +13,11 @@ from torch.nn import functional as F
 from dpsweep.core.circulant import CirculantLinear
 from dpsweep.privacy.clip import Flat, compute_factors
 from dpsweep.privacy.engine import BookkeepingEngine
-from dpsweep.privacy.engine.answers import OuterProducts
 from dpsweep.privacy.engine.bookkeeping import MappedGradients
 from dpsweep.privacy.engine.conv import PhaseLayout
+from dpsweep.privacy.engine.gradients import OuterProducts
 from dpsweep.privacy.engine.layers import circulant, conv2d, embedding, linear
-from dpsweep.privacy.engine.tape import LayerCall
+from dpsweep.privacy.engine.records import LayerCall
 from dpsweep.privacy.spectral import ConvMap, Records
 
 NUM, LENGTH = 319, 16

@@ -18,10 +18,10 @@ from oracle import (
 from pairs import pairs
 
 from dpsweep.core.circulant import CirculantLinear
-from dpsweep.privacy.engine.answers import ParameterGradients, WrittenOut
 from dpsweep.privacy.engine.circulant import CirculantGradients
+from dpsweep.privacy.engine.gradients import ParameterGradients, WrittenOut
 from dpsweep.privacy.engine.layers import circulant
-from dpsweep.privacy.engine.tape import LayerCall
+from dpsweep.privacy.engine.records import LayerCall
 
 BLOCKS = [1, 2, 3, 4, 5, 12]  # 1 and 2 have no pair of frequencies; odd ones no Nyquist
 every_block = pytest.mark.parametrize("block", BLOCKS)

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from dpsweep.core.circulant import CirculantLinear
 from dpsweep.core.weight_standardization import StandardConv2d
 from dpsweep.privacy.engine import layers
-from dpsweep.privacy.engine.answers import OuterProducts, ParameterGradients, WrittenOut
+from dpsweep.privacy.engine.gradients import OuterProducts, ParameterGradients, WrittenOut
 from dpsweep.privacy.engine.layers import (
     find_black_boxes,
     find_rule,
@@ -37,7 +37,7 @@ from dpsweep.privacy.engine.layers import (
     find_written_out,
     merge_calls,
 )
-from dpsweep.privacy.engine.tape import LayerCall
+from dpsweep.privacy.engine.records import LayerCall
 
 NUM = 3
 

@@ -62,7 +62,7 @@ class LayerCall:
             return [self]
         num = len(self.grad) // copies
         own = [self.only(slice(first, first + num)) for first in range(0, len(self.grad), num)]
-        return [replace(use, weight=self.weight / copies) for use in own]
+        return [replace(call, weight=self.weight / copies) for call in own]
 
     def only(self, rows: slice) -> LayerCall:
         """Restrict the call to some of the examples.
@@ -95,7 +95,7 @@ def record_calls(
         weight: Its weight, noted with each call.
         portion: The examples.
     """
-    calls: list[tuple[str, tuple[Any, ...], tuple[int, ...], Tensor]] = []
+    recorded: list[tuple[str, tuple[Any, ...], tuple[int, ...], Tensor]] = []
     num = count_rows(portion.inputs_B)
 
     def note(name: str, inputs: tuple[Any, ...], output: object) -> None:
@@ -104,20 +104,20 @@ def record_calls(
         if not output.requires_grad:
             output.requires_grad_()
         seen = tuple(x.detach() if isinstance(x, Tensor) else x for x in inputs)
-        calls.append((name, seen, _versions(seen), output))
+        recorded.append((name, seen, _versions(seen), output))
 
     with _watch_layers(layers, note), torch.enable_grad():
         logits = apply_model(model, portion.inputs_B, params)
         losses_B = per_example_loss(loss, logits, portion.targets_B)
-        outputs = [output for *_, output in calls]
+        outputs = [output for *_, output in recorded]
         grads = torch.autograd.grad(losses_B.sum(), outputs, allow_unused=True)
     owned = _params_by_layer(model, layers, params)
-    uses: dict[str, list[LayerCall]] = {}
-    for (name, inputs, versions, output), grad in zip(calls, grads, strict=True):
+    calls_by_layer: dict[str, list[LayerCall]] = {}
+    for (name, inputs, versions, output), grad in zip(recorded, grads, strict=True):
         output_grad = torch.zeros_like(output) if grad is None else grad
-        use = LayerCall(weight, inputs, output_grad, owned.get(name, {}), versions)
-        uses.setdefault(name, []).append(use)
-    return uses
+        call = LayerCall(weight, inputs, output_grad, owned.get(name, {}), versions)
+        calls_by_layer.setdefault(name, []).append(call)
+    return calls_by_layer
 
 
 def _versions(inputs: tuple[Any, ...]) -> tuple[int, ...]:

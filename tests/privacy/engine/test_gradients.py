@@ -14,7 +14,9 @@ from torch import Tensor, nn
 
 from dpsweep.core.circulant import CirculantLinear
 from dpsweep.privacy.clip import Automatic, Flat, compute_factors
-from dpsweep.privacy.engine.answers import (
+from dpsweep.privacy.engine.circulant import CirculantGradients
+from dpsweep.privacy.engine.conv import GhostNormKernels, PhaseLayout, WrittenOutKernels
+from dpsweep.privacy.engine.gradients import (
     EmbeddingRows,
     OuterProducts,
     ParameterGradients,
@@ -25,10 +27,8 @@ from dpsweep.privacy.engine.answers import (
     square_norms,
     square_norms_from_grams,
 )
-from dpsweep.privacy.engine.circulant import CirculantGradients
-from dpsweep.privacy.engine.conv import GhostNormKernels, PhaseLayout, WrittenOutKernels
 from dpsweep.privacy.engine.layers import circulant, conv2d, embedding, linear
-from dpsweep.privacy.engine.tape import LayerCall
+from dpsweep.privacy.engine.records import LayerCall
 
 NUM, C = 40, 0.5
 WEIGHT = frozenset({"weight"})

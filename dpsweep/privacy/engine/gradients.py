@@ -22,7 +22,7 @@ _CHUNK = 64
 """Numbers whose squares are summed in their own precision."""
 
 _CANCELLATION = 64.0
-"""Times the largest clipped answer: an example whose terms are larger is summed in double. With
+"""Times the largest clipped gradient: an example whose terms are larger is summed in double. With
 ordinary data and models the factor is 1 to 20, and no example is."""
 
 _ADDED, _TOGETHER = 1280, 8
@@ -57,7 +57,7 @@ class ParameterGradients(Protocol):
         """Squared norm of each example's gradient, shape (B,); NaN or infinite if it is."""
 
     def summed(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
-        """Sum factor_b gradient_b over examples, in the parameter's shape or white coordinates."""
+        """Sum factor_b gradient_b over examples; its own shape, or whitened coordinates."""
 
     def each(self) -> Tensor:
         """Write the gradients out, shape (B, *param.shape)."""
@@ -235,14 +235,14 @@ def _add_rows(num_rows: int, rows_N: Tensor, values_NE: Tensor) -> Tensor:
     return table.index_add_(0, rows_N, values_NE)
 
 
-def add_shared(answers: Sequence[ParameterGradients]) -> ParameterGradients:
+def add_shared(gradients: Sequence[ParameterGradients]) -> ParameterGradients:
     """Add the gradients of a parameter that several layers share."""
-    match answers:
+    match gradients:
         case [one]:
             return one
         case [EmbeddingRows() as rows, OuterProducts() as outer]:
             return TiedRows(rows, outer)
-    return WrittenOut(torch.stack([answer.each() for answer in answers]).sum(0))
+    return WrittenOut(torch.stack([gradient.each() for gradient in gradients]).sum(0))
 
 
 def square_norms(leaf_BX: Tensor) -> Tensor:
@@ -326,7 +326,7 @@ def sum_that_may_cancel(
     Args:
         summed: (examples, their factors, dtype) -> their sum, of `num_together` at a time.
         factor_B: Clipping factors; an example of factor 0 must hold zeros.
-        norms: Squared norms of the answers, and the norms they would have if nothing cancelled.
+        norms: Squared norms of the gradients, and the norms they would have if nothing cancelled.
         known: Of the examples.
         dtype: Of the model.
     """
