@@ -25,7 +25,7 @@ from dpsweep.privacy.engine.state_guard import StateGuard
 from dpsweep.training.step import Step
 
 _CHUNK, _TRIMMED = 250, 50
-"""Rows of every call, and of those where padding is cut off: each length has a remainder to fill."""
+"""Rows of every call, and where padding is cut off, as each length has a remainder to fill."""
 
 _LENGTHS = 8
 """Lengths are rounded up to multiples of it, where padding is cut off."""

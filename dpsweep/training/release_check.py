@@ -50,7 +50,7 @@ SECONDS = 1.0
 """Time limit of each check, after its first pass."""
 
 _NUM_OTHERS = 8
-_NUM_BESIDE = 2  # of them, in the sums that one more example moves: a third of the time
+_NUM_BESIDE = 2
 _SMALL = 1e-4  # a clip norm that gradients reach
 _ERRORS = 6.0  # standard errors; 2e-9 for a normal
 _ROUNDED = 2e-3  # of a clip norm, in float32
@@ -276,8 +276,10 @@ def _sensitivity(step: Step, until: float) -> tuple[float, float, str]:
     """The largest move of a sum by one more example, in clip norms."""
     rng = torch.Generator().manual_seed(derive_public_seed(2, "release checks"))
     data = step.data
-    others = torch.arange(_NUM_BESIDE, device=data.device)
-    everyone = torch.tensor([*range(_NUM_BESIDE), _NUM_OTHERS], device=data.device)
+    # Fewer take less time; where devices share a batch, each of them is to have a part of it.
+    beside = _NUM_BESIDE if step.engine.max_physical_batch > _NUM_OTHERS else _NUM_OTHERS
+    others = torch.arange(beside, device=data.device)
+    everyone = torch.tensor([*range(beside), _NUM_OTHERS], device=data.device)
     iterates = [(p, _flat(step.clipped(others, p))) for p in _iterates(step)]
     choices = data.task.draw_targets(_NUM_OTHERS + 1, step.config.data.spec.outputs)
     copies = step.config.data.copies

@@ -14,7 +14,15 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from dpsweep.core.flat import copy_flat, make_zeros
-from dpsweep.core.inputs import Inputs, count_rows, device_of, map_inputs, pad_rows, take_rows
+from dpsweep.core.inputs import (
+    AnyInputs,
+    Inputs,
+    count_rows,
+    device_of,
+    map_inputs,
+    pad_rows,
+    take_rows,
+)
 from dpsweep.core.types import Clipped, Tensors
 from dpsweep.privacy.clip import INSIDE, Clip, Quantile, add_clipped
 from dpsweep.privacy.engine.state_guard import StateGuard
