@@ -322,7 +322,7 @@ def _write_report(session: Session, best: list[Record]) -> list[Path]:
         return []
     folder, written = session.folder.path, list[Path]()
     try:
-        drawn = figures(session.study)
+        drawn = figures(session.study, session.folder)
         write_page(folder / "report.html", page(session.study, drawn))
         written.append(folder / "report.html")
         if drawn and can_draw():

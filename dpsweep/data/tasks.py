@@ -19,6 +19,9 @@ from dpsweep.core.strict import Strict, is_unused
 if TYPE_CHECKING:
     from torch import Tensor
 
+MOST_CONFUSED = 200
+"""Classes up to which a confusion matrix is counted, whatever the metrics."""
+
 ClassMetric = Literal["accuracy", "f1", "matthews"]
 Names = Annotated[tuple[str, ...], Field(strict=False)]
 Numbers = Annotated[tuple[float, ...], Field(strict=False)]
@@ -133,15 +136,16 @@ class Classification(Task):
             found["loss"] = cross_entropy(outputs_B, targets_B, reduction="sum")
         else:
             found["loss"] = self.losses(outputs_B, targets_B).sum()
-        if set(self.metrics) - {"accuracy"}:
-            num = outputs_B.shape[1]
+        num = outputs_B.shape[1]
+        if num <= MOST_CONFUSED or set(self.metrics) - {"accuracy"}:
             pairs_B = targets_B * num + guesses_B
             found["confusion"] = torch.bincount(pairs_B, minlength=num**2).view(num, num)
         return found
 
     def compute_metrics(self, sums: dict[str, Tensor], num: int) -> dict[str, float]:
         found = {"accuracy": float(sums["right"]) / num}
-        if (pairs_KK := sums.get("confusion")) is not None:
+        if set(self.metrics) - {"accuracy"}:
+            pairs_KK = sums["confusion"]
             found |= {"f1": _f1(pairs_KK), "matthews": _matthews(pairs_KK)}
         return {**{k: found[k] for k in self.metrics}, "loss": float(sums["loss"]) / num}
 

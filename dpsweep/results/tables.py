@@ -20,9 +20,9 @@ LETTERS = {
     BATCH_SIZE: "B",
     CLIP_NORM: "C",
     METHOD_NAME: "method",
-    EPSILON: "for ε",
+    EPSILON: "target ε",
 }
-"""The papers' letters, shown beside the names."""
+"""The papers' letters, in tables and figures; a key without one is shown by its last word."""
 
 _MOST_COLUMNS = 6
 """Searched keys that fit beside each other; more, as where methods are compared, share one."""

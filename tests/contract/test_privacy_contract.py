@@ -220,8 +220,10 @@ def test_reports_can_be_recomputed_from_released_weights_and_public_numbers(
     trial_dir.make_secret()
     train(config, trial_dir, lambda row: check(dict(row)))
     assert len(rows) == 2
-    files = {"secret", "stepped", "checkpoint.pt", "metrics.json", "weights.pt"}
+    files = {"secret", "stepped", "checkpoint.pt", "metrics.json", "weights.pt", "confusion.json"}
     assert {place.name for place in trial_dir.path.iterdir()} == files
+    right = sum(row[i] for i, row in enumerate(trial_dir.confusion().counts))
+    assert right / len(data.valid_targets) == rows[-1]["valid/accuracy"]  # of what is released
     assert capfd.readouterr() == ("", "")  # nothing is said on the side
 
 
