@@ -120,10 +120,11 @@ class Ledger:
 
 
 @contextlib.contextmanager
-def virtual_gpu(*, numbers=True, total=80 * GIB, num_cards=1):
+def virtual_gpu(*, numbers=True, total=80 * GIB, num_cards=1, every_thread=False):
     """Gives everything in this context that asks for CUDA the virtual cards; yields their ledger.
 
-    Modes belong to one thread: those that dpsweep starts for each device enter them too.
+    Modes belong to one thread: those that dpsweep starts for each device enter them too, or all
+    that are started here if `every_thread`.
     """
     assert numbers or num_cards == 1, "torch's meta device has no index"
     autocast = torch.autocast
@@ -131,7 +132,7 @@ def virtual_gpu(*, numbers=True, total=80 * GIB, num_cards=1):
     run = threading.Thread.run
 
     def run_with_cards(self):
-        if not self.name.startswith("dpsweep-device"):
+        if not every_thread and not self.name.startswith("dpsweep-device"):
             return run(self)
         with _Operations(card), _Calls(card):
             return run(self)
@@ -143,7 +144,8 @@ def virtual_gpu(*, numbers=True, total=80 * GIB, num_cards=1):
         assert isinstance(device, int), device
         card.ledger.fractions[device] = share
 
-    properties = type("Properties", (), {"total_memory": total, "name": "virtual"})
+    described = {"total_memory": total, "name": "virtual", "major": 9, "minor": 0}
+    properties = type("Properties", (), described)
     stand_ins = [
         (torch.cuda, "_lazy_init", lambda: None),
         (place, "_lazy_init", lambda: None),
