@@ -38,7 +38,7 @@ def store_release_checks(sweep: ResolvedSweep, folder: SweepFolder) -> None:
     """
     config = sweep.reference_trial
     try:
-        found = _checked(config, sweep)
+        found = _check_in_place(config, sweep)
     except (DpSweepError, ValueError, RayError, RuntimeError, MemoryError) as e:
         cause = e.cause if isinstance(e, RayTaskError) else e
         if not isinstance(cause, RayError):
@@ -68,7 +68,7 @@ def store_release_checks(sweep: ResolvedSweep, folder: SweepFolder) -> None:
     write_atomically(folder.path / CHECKS, f"{head}{text}\n".encode())
 
 
-def _checked(config: TrialConfig, sweep: ResolvedSweep) -> list[Check]:
+def _check_in_place(config: TrialConfig, sweep: ResolvedSweep) -> list[Check]:
     """In this process, or in a trial's place where the model is the user's code or needs a GPU."""
     resources = sweep.config.resources
     gpus = resources.gpu if isinstance(resources.gpu, int | float) else 0

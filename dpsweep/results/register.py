@@ -73,7 +73,10 @@ def register_best(
             f"with --allow-void"
         )
     uri, origin = folder.tracking_uri or state.tracking_uri, origin_of(study)
-    return [_one(r, origin, folder, uri, _named(name, r), alias, void=void) for r in best]
+    return [
+        _register_one(r, origin, folder, uri, _make_model_name(name, r), alias, void=void)
+        for r in best
+    ]
 
 
 class FromBytes(nn.Module):
@@ -113,7 +116,7 @@ def trained(winner: Winner) -> FromBytes:
     return FromBytes(model, config).eval()
 
 
-def _one(
+def _register_one(
     record: Record,
     origin: Origin,
     folder: SweepFolder,
@@ -138,7 +141,11 @@ def _one(
     entry = ModelEntry(name, alias, folder.id, trial, _note(winner), _tags(record, void=void))
     found = register_model(uri, entry, model, example)
     return Registered(
-        name, found.version, record.number, f"models:/{name}@{alias}", _words(found, alias)
+        name,
+        found.version,
+        record.number,
+        f"models:/{name}@{alias}",
+        _describe_version(found, alias),
     )
 
 
@@ -149,12 +156,12 @@ def _note(winner: Winner) -> str:
             f"Trial {record.number} of sweep {origin.sweep}. {origin.luck(record)}",
             f"**Privacy of this run by itself:** {describe_trial_privacy(record)}",
             f"**Privacy of the search:** {origin.search_words}",
-            f"Takes {_taken(record.config)}, and gives logits.",
+            f"Takes {_describe_inputs(record.config)}, and gives logits.",
         )
     )
 
 
-def _taken(config: TrialConfig) -> str:
+def _describe_inputs(config: TrialConfig) -> str:
     shape = " x ".join(map(str, config.data.spec.shape))
     if config.data.are_pixels:
         return f"images as bytes, each {shape} (channels, height, width), which it scales itself"
@@ -183,12 +190,12 @@ def _tags(record: Record, *, void: bool) -> dict[str, str]:
     }
 
 
-def _named(name: str, record: Record) -> str:
+def _make_model_name(name: str, record: Record) -> str:
     epsilon = record.hyperparams.get(EPSILON)
     return name if epsilon is None else f"{name}-epsilon-{epsilon:g}"
 
 
-def _words(found: Version, alias: str) -> str:
+def _describe_version(found: Version, alias: str) -> str:
     new = "registered" if found.is_new else "was registered before"
     moved = "" if found.before is None else f", which was version {found.before}"
     return f"models:/{found.name}@{alias}{moved}: version {found.version} {new}"

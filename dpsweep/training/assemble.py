@@ -79,7 +79,7 @@ def assemble_step_on(
     """
     model = build_model(config.model, config.data.spec, config.seed)
     device = data.device
-    geometry = _make_geometry(config, model).on(device)
+    geometry = _make_geometry(config, model).to(device)
     model = model.to(device, getattr(torch, config.train.dtype))
     engine = _make_engine(config, model, geometry, data, allowance)
     config.privacy.clipping.build(

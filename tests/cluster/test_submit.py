@@ -12,7 +12,7 @@ from dpsweep.cli import app
 from dpsweep.cli.verbs import remote
 from dpsweep.cluster.jobs import ClusterLost, Job, _refusal, _told, follow
 from dpsweep.cluster.submit import BEGIN, FILES, drive, watch
-from dpsweep.cluster.submitted import Submitted, remembered
+from dpsweep.cluster.submitted import Submitted, read_submitted
 from dpsweep.core.errors import ConfigError, ConnectionRefused, DpSweepError, StateError
 from dpsweep.store.owner import is_name, is_owner
 from dpsweep.store.state_dir import StateFolder
@@ -248,7 +248,7 @@ def test_what_is_remembered_is_for_its_owner_alone_and_names_do_not_mix(tmp_path
     SWEEP.remember(here)
     place = here.root / "submitted/tiny.json"
     assert place.stat().st_mode & 0o777 == 0o600
-    assert remembered("tiny", here) == SWEEP
+    assert read_submitted("tiny", here) == SWEEP
     other = mistake(*TO, "http://127.0.0.1:9")
     assert "'tiny' was submitted to http://told" in other
     assert "resume tiny --address http://127.0.0.1:9" in other

@@ -23,7 +23,7 @@ from dpsweep.results.plots.style import (
     key_title,
     markers,
     repeats,
-    stacked,
+    stack_title,
 )
 from dpsweep.search.confirmation import Confirmation
 from dpsweep.search.objectives import group_by_epsilon
@@ -186,9 +186,9 @@ def slices(
             row + 1,
             column + 1,
         )
-        title = {"text": stacked(axis.title), "font": {"size": 12}}
+        title = {"text": stack_title(axis.title), "font": {"size": 12}}
         made.update_xaxes(axis.layout(title=title), row=row + 1, col=column + 1)
-    made.update_yaxes(title_text=stacked(goal_title(objective.metric)), col=1)
+    made.update_yaxes(title_text=stack_title(goal_title(objective.metric)), col=1)
     return made
 
 
