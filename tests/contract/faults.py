@@ -289,20 +289,20 @@ def reversed_weights(patch: pytest.MonkeyPatch) -> None:
 
 
 def overwritten_weights(patch: pytest.MonkeyPatch) -> None:
-    clipped = JointQuery.clipped
+    clipped = JointQuery.evaluate
 
     def equal(self, sum_clipped, iterates, step):
-        def deaf_oracle(points, weights):
+        def equally_weighted(points, weights):
             return sum_clipped(points, [1 / len(weights)] * len(weights))
 
-        return clipped(self, deaf_oracle, iterates, step)
+        return clipped(self, equally_weighted, iterates, step)
 
     patch.setattr(JointQuery, "evaluate", equal)
 
 
 def point_moved_by_the_batch(patch: pytest.MonkeyPatch) -> None:
     """The look-ahead goes along this batch's own, un-noised gradient."""
-    clipped = JointQuery.clipped
+    clipped = JointQuery.evaluate
 
     def ahead(self, sum_clipped, iterates, step):
         slope = sum_clipped([iterates[-1]], [1.0])
@@ -316,7 +316,7 @@ def point_moved_by_the_batch(patch: pytest.MonkeyPatch) -> None:
 
 
 def raw_prediction(patch: pytest.MonkeyPatch) -> None:
-    clipped, restore, raw = SplitQuery.clipped, SplitQuery.restore, {}
+    clipped, restore, raw = SplitQuery.evaluate, SplitQuery.restore, {}
 
     def noting(self, sum_clipped, iterates, step):
         total = clipped(self, sum_clipped, iterates, step)
