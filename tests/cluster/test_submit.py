@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from dpsweep.cli import app
 from dpsweep.cli.verbs import remote
-from dpsweep.cluster.jobs import ClusterLost, Job, _refusal, _told, follow
+from dpsweep.cluster.jobs import ClusterLost, Job, _refusal, _translate_errors, follow
 from dpsweep.cluster.submit import BEGIN, FILES, drive, watch
 from dpsweep.cluster.submitted import Submitted, read_submitted
 from dpsweep.core.errors import ConfigError, ConnectionRefused, DpSweepError, StateError
@@ -223,7 +223,10 @@ def test_what_ray_says_in_words_alone_is_told_apart(message, kind, words):
 
 def test_a_head_that_starts_no_client_for_us_is_not_taken_for_another_service():
     said = "Initialization failure from server:\nTraceback ...\nRuntimeError: too late"
-    with pytest.raises(ConnectionRefused, match=r"for us \(RuntimeError: too late\)"), _told("x"):
+    with (
+        pytest.raises(ConnectionRefused, match=r"for us \(RuntimeError: too late\)"),
+        _translate_errors("x"),
+    ):
         raise ConnectionAbortedError(said)
 
 
