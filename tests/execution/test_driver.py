@@ -42,15 +42,15 @@ class Heard:
     def __init__(self, study):
         self.study, self.events = study, []
 
-    def started(self, record):
+    def on_trial_start(self, record):
         assert self.study.record(record.number).dispatched, "charged before anybody hears"
         self.events.append(("started", record.number))
 
-    def reported(self, record, row):
+    def on_trial_report(self, record, row):
         assert self.study.record(record.number).row == row == record.row
         self.events.append(("reported", record.number, row["epoch"]))
 
-    def ended(self, record):
+    def on_trial_end(self, record):
         assert self.study.record(record.number) == record
         self.events.append((record.state, record.number))
 
@@ -603,13 +603,13 @@ class Falls:
     def __init__(self):
         self.ends = 0
 
-    def started(self, record):
+    def on_trial_start(self, record):
         pass
 
-    def reported(self, record, row):
+    def on_trial_report(self, record, row):
         pass
 
-    def ended(self, record):
+    def on_trial_end(self, record):
         self.ends += 1
         if self.ends == 1:
             raise Died
