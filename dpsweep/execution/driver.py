@@ -406,6 +406,7 @@ class Driver:
             silence_seconds=config.budget.silence_seconds,
             memory_bytes=config.resources.memory_bytes,
             gpu_share=1.0 if alone else get_memory_share(config.resources),
+            num_devices=config.resources.num_devices,
             alone=alone,
         )
 

@@ -75,7 +75,7 @@ def _check_in_place(config: TrialConfig, sweep: ResolvedSweep) -> list[Check]:
     if config.model.name != "own" and not gpus:
         return check_releases(config, _SECONDS)
     task = ray.remote(num_cpus=resources.cpu, num_gpus=gpus, max_retries=0)(check_releases)
-    waiting = task.remote(config, _SECONDS)
+    waiting = task.remote(config, _SECONDS, resources.num_devices)
     try:
         found: list[Check] = ray.get(waiting, timeout=_TIMEOUT_SECONDS)
     except GetTimeoutError:

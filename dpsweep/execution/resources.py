@@ -145,7 +145,7 @@ def count_trials_per_node(resources: ResourcesConfig, has: NodeResources) -> int
     capacities = [int(has.get("CPU", 0.0) // resources.cpu)]
     if gpu := resources.num_gpus:
         cards = has.get("GPU", 0.0)
-        capacities.append(int(cards) * int(1 / gpu + 1e-6))
+        capacities.append(int(cards // gpu) if gpu >= 1 else int(cards) * int(1 / gpu + 1e-6))
     if resources.memory_bytes:
         capacities.append(int(has.get("memory", 0.0) // resources.memory_bytes))
     return min(capacities)

@@ -34,9 +34,9 @@ _MOST_BYTES = 2**31
 
 def find_step_cut(step: Step) -> Cut | None:
     """Find the cut of the model of `step` behind its frozen part; None if all is trained."""
-    config = step.config
+    config, first = step.config, step.engine.replicas[0]
     suits = config.model.freezes and config.train.augment is None and config.data.copies == 1
-    if not suits or step.geometry.maps or not isinstance(step.engine, BookkeepingEngine):
+    if not suits or step.geometry.maps or not isinstance(first, BookkeepingEngine):
         return None
     found = find_cut(step.engine.model, step.data.spec)
     num = config.data.num_examples + len(step.data.valid_targets)

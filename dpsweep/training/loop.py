@@ -91,12 +91,17 @@ def train(
     identity, secret = config.model_dump_json() + data_mark, trial_dir.secret()
     # a fixed test secret protects nothing; bound to the config alone, it gives the same run again
     secret = secret.bind_to_config(config.model_dump_json() if secret.void else identity)
-    device = open_device(config.train.device, allowance.gpu_share)
+    device = open_device(
+        config.train.device, allowance.gpu_share, num_devices=allowance.num_devices
+    )
     schedule = schedule or resolve_trial_schedule(config)
     plan = schedule.budget
     step = assemble_step(config, secret, device, plan, allowance)
     task = step.data.task
-    probe = Probe.of(step.engine.model, step.data.spec, task.loss, task.draw_targets)
+    probes = [
+        Probe.of(one.model, step.data.spec, task.loss, task.draw_targets)
+        for one in step.engine.replicas
+    ]
 
     rows: list[Row] = []
     saved = _load_checkpoint(trial_dir, identity)
@@ -126,7 +131,8 @@ def train(
                 trial_dir.save(_make_checkpoint(identity, progress, rows))
             if paused:
                 raise Paused
-        probe.check()  # before anything is reported
+        for probe in probes:
+            probe.check()  # before anything is reported
         rows.append(_make_row(due, progress, step, clock, allowance.portion(AT_ONCE, AT_ONCE)))
         if progress.step == plan.steps:  # before the last checkpoint, after which nothing runs
             trial_dir.save_weights(

@@ -41,6 +41,7 @@ from dpsweep.data.units import fill_unit, group_rows
 from dpsweep.privacy.clip import Clip
 from dpsweep.privacy.history import NoiseHistory
 from dpsweep.privacy.noise import NoiseDraw
+from dpsweep.training.allowance import Allowance
 from dpsweep.training.assemble import assemble_step_on, initial_params
 from dpsweep.training.device import open_device
 from dpsweep.training.step import Progress, Step
@@ -102,21 +103,29 @@ class _Recording(Step):
         progress.step += 1
 
 
-def check_releases(config: TrialConfig, seconds: float = SECONDS) -> list[Check]:
+def check_releases(
+    config: TrialConfig, seconds: float = SECONDS, num_devices: int = 1
+) -> list[Check]:
     """Check what one trial of `config` would release; a few seconds.
 
     Args:
         config: A valid trial with a budget of its own.
         seconds: For each check, after its first pass.
+        num_devices: That share its batches.
 
     Raises:
         ConfigError: If its pieces do not fit one another, as `check_fit` tells.
     """
-    device = open_device(config.train.device, 1.0)
-    few = config.train.model_copy(update={"max_physical_batch": _NUM_OTHERS + 1})
+    device = open_device(config.train.device, 1.0, num_devices=num_devices)
+    each = -(-(_NUM_OTHERS + 1) // num_devices)
+    few = config.train.model_copy(update={"max_physical_batch": each})
     config = config.model_copy(update={"train": few})  # a portion of hundreds is filled up
     step = assemble_step_on(
-        stand_in(config).to(device), plan_privacy(config), config, Secret.draw()
+        stand_in(config).to(device),
+        plan_privacy(config),
+        config,
+        Secret.draw(),
+        Allowance(num_devices=num_devices),
     )
     checks = [_sensitivity, _divisor, _sampling]
     if step.budget.run.noise_multiplier > 0:  # else the statement says that nothing is private

@@ -154,6 +154,16 @@ def check_microbatches(world: World) -> None:
             assert not flat(parameters).any(), "empty batch: its sum is not zero"
 
 
+def check_devices(world: World) -> None:
+    """Devices that share a batch sum it to the bits of one device with the same portions."""
+    for num in (1, NUM_EXAMPLES):
+        data = only(examples(), range(num))
+        alone = world.total(data, physical=2, num_devices=1).total
+        for num_devices in (2, 3, 3):  # twice: the order of arrival need not be the same
+            shared = world.total(data, physical=2, num_devices=num_devices).total
+            assert same(shared, alone), f"devices: another sum of {num} examples on {num_devices}"
+
+
 # 3. The noise is isotropic where clipping happened, and nothing shrinks it.
 
 

@@ -22,7 +22,7 @@ from dpsweep.models import build_model as build_model
 from dpsweep.privacy import correlated
 from dpsweep.privacy.clip import Clip, PerLayer, Quantile
 from dpsweep.privacy.correlated import Banded, Correlation, PublicSettings
-from dpsweep.privacy.engine import BookkeepingEngine, bookkeeping, conv, gradients
+from dpsweep.privacy.engine import BookkeepingEngine, bookkeeping, conv, gradients, parallel
 from dpsweep.privacy.engine import base as room_of_portions
 from dpsweep.privacy.engine.base import Microbatch, split_microbatches
 from dpsweep.privacy.engine.gradients import ParameterGradients, WrittenOut
@@ -459,6 +459,39 @@ def last_microbatch_dropped(patch: pytest.MonkeyPatch) -> None:
             yield portion._replace(present_B=portion.present_B & full)
 
     patch.setattr(room_of_portions, "split_microbatches", whole)
+
+
+# Several devices.
+
+
+def noise_for_each_device(patch: pytest.MonkeyPatch) -> None:
+    """Each of three devices adds noise to its part of the sum."""
+    release = step_module.release
+
+    def faulty(total: Clipped, **how: object) -> Released:
+        third = Clipped({k: x / 3 for k, x in total.items()})
+        parts = [release(third, **how) for _ in range(3)]
+        return Released({k: sum(part[k] for part in parts) for k in total})
+
+    patch.setattr(step_module, "release", faulty)
+
+
+def part_answered_twice(patch: pytest.MonkeyPatch) -> None:
+    """Two devices have the first portion, as after a retry."""
+
+    def split(*args: object) -> Iterator[Microbatch]:
+        for i, portion in enumerate(split_microbatches(*args)):
+            yield from [portion] * (2 if i == 0 else 1)
+
+    patch.setattr(parallel, "split_microbatches", split)
+
+
+def added_in_order_of_arrival(patch: pytest.MonkeyPatch) -> None:
+    class LastFirst(parallel.ThreadPoolExecutor):
+        def map(self, *args: object) -> Iterator[Clipped]:
+            return reversed(list(super().map(*args)))
+
+    patch.setattr(parallel, "ThreadPoolExecutor", LastFirst)
 
 
 # Correlated noise.

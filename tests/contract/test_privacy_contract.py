@@ -110,6 +110,12 @@ def test_microbatches_and_their_size_change_nothing_in_single_precision(world):
     checks.check_microbatches(replace(world, dtype="float32"))
 
 
+@every_method
+@in_both_precisions
+def test_devices_that_share_a_batch_sum_it_to_the_same_bits(world, dtype):
+    checks.check_devices(replace(world, dtype=dtype))
+
+
 # 3. The noise is isotropic where clipping happened, and nothing shrinks it.
 
 

@@ -550,6 +550,7 @@ def test_a_worker_is_held_to_what_the_file_says(world):
         "silence_seconds": 1800.0,
         "memory_bytes": 2_000_000_000,
         "gpu_share": pytest.approx(0.9 * 0.25),
+        "num_devices": 1,
         "alone": False,
     }
 

@@ -12,11 +12,20 @@ from dpsweep.privacy.engine.bookkeeping import BookkeepingEngine
 from dpsweep.privacy.engine.gradient_check import EngineFactory, find_wrong_gradients
 from dpsweep.privacy.engine.layers import find_black_boxes
 from dpsweep.privacy.engine.mixing_check import find_mixing_sizes
+from dpsweep.privacy.engine.parallel import join_engines, replicate_engine
 from dpsweep.privacy.engine.state_guard import check_stateless, warm_up
 from dpsweep.privacy.engine.vmap import VmapEngine
 from dpsweep.privacy.geometry import Geometry
 
-__all__ = ["BookkeepingEngine", "Engine", "VmapEngine", "make_engine", "refuse_unsupported_layers"]
+__all__ = [
+    "BookkeepingEngine",
+    "Engine",
+    "VmapEngine",
+    "join_engines",
+    "make_engine",
+    "refuse_unsupported_layers",
+    "replicate_engine",
+]
 
 _log = logging.getLogger(__name__)
 _logged: set[str] = set()

@@ -99,7 +99,7 @@ class BookkeepingEngine(MicrobatchEngine):
         # on a GPU a kernel more costs more than memory: there each gradient sums in slices itself
         if len(present_B) <= SUMMED or present_B.is_cuda:
             return self._sum_clipped(calls_by_layer, points[0], present_B, clip)
-        total = self._empty_sum(points[0], clip)
+        total = self.empty_sum(points[0], clip)
         for start in range(0, len(present_B), SUMMED):
             rows = slice(start, start + SUMMED)
             some = {
