@@ -161,7 +161,7 @@ def _make_engine(
         return make_engine(
             own,
             data.loss,
-            geometry if place == data.device else geometry.on(place),
+            geometry if place == data.device else geometry.to(place),
             at_once,
             spec,
             train.engine,
