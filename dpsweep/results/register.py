@@ -1,5 +1,6 @@
 """The confirmed best of a sweep as a registered model, with its privacy statement."""
 
+import json
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,8 @@ from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, StateError
 from dpsweep.core.inputs import Inputs, apply_model
 from dpsweep.data import DataConfig
-from dpsweep.data.read import Dataset
+from dpsweep.data.read import Dataset, list_class_names
+from dpsweep.data.tasks import Classification
 from dpsweep.privacy.statement import NO_EPSILON, format_delta, format_epsilon
 from dpsweep.results.export import Origin, origin_of
 from dpsweep.results.formats import Winner, kept_weights
@@ -21,6 +23,9 @@ from dpsweep.store.state_dir import StateFolder, SweepFolder
 from dpsweep.store.study import Study
 from dpsweep.tracking.registry import ModelEntry, Version, check_registry_names, register_model
 from dpsweep.training.device import use_torch_defaults
+
+_LONGEST_TAG = 5000
+"""Characters that every registry takes."""
 
 
 @dataclass(frozen=True)
@@ -202,9 +207,18 @@ def _tags(record: Record, *, void: bool) -> dict[str, str]:
         "method": config.method.name,
         "model": config.model.name,
         "data": config.data.name,
+        **_name_classes(config),
         "void": str(void).lower(),
         **{k: f"{v:.4f}" for k, v in (record.row or {}).items() if k == _metric(config)},
     }
+
+
+def _name_classes(config: TrialConfig) -> dict[str, str]:
+    """The class of each logit, as a JSON list."""
+    if not isinstance(config.data.task, Classification):
+        return {}
+    names = json.dumps(list_class_names(config.data), ensure_ascii=False)
+    return {"classes": names} if len(names) <= _LONGEST_TAG else {}
 
 
 def _named(name: str, record: Record) -> str:

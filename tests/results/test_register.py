@@ -1,5 +1,6 @@
 """The best model in MLflow's registry: found by its alias, with its promise, and only once."""
 
+import json
 from importlib import import_module
 from zipfile import ZipFile, is_zipfile
 
@@ -169,6 +170,7 @@ def test_it_is_loaded_by_its_alias_and_predicts_what_the_trial_did(make):
     tags = version.tags
     assert (tags["epsilon"], tags["delta"], tags["void"]) == ("4.00", "3.4e-04", "false")
     assert tags["method"] == "fftkf"
+    assert json.loads(tags["classes"]) == list("0123456789")
     assert client.get_run(version.run_id).data.tags["dpsweep.trial"] == "tiny/0"
 
     before = mlflow.get_tracking_uri()

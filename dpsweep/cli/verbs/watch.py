@@ -45,7 +45,7 @@ def watch(
             return
         from dpsweep.results.web import LivePage, served  # figures take seconds to import
 
-        with served(LivePage(study, view), port) as address:
+        with served(LivePage(study, view, folder), port) as address:
             words = f"live report: {address}   (Ctrl-C ends it; the sweep goes on)"
             console().print(words, markup=False, soft_wrap=True)
             left.wait()
