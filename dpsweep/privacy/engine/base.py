@@ -14,7 +14,15 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from dpsweep.core.flat import copy_flat, make_zeros
-from dpsweep.core.inputs import AnyInputs, Inputs, count_rows, device_of, map_inputs, take_rows
+from dpsweep.core.inputs import (
+    AnyInputs,
+    Inputs,
+    count_rows,
+    device_of,
+    map_inputs,
+    pad_rows,
+    take_rows,
+)
 from dpsweep.core.types import Clipped, Tensors
 from dpsweep.privacy.clip import INSIDE, Clip, Quantile, add_clipped
 from dpsweep.privacy.engine.state_guard import StateGuard
@@ -247,7 +255,7 @@ def split_microbatches(
         num = count_rows(targets)
         if num < max_physical_batch and num % quarter:
             missing = min(-num % quarter, max_physical_batch - num)
-            inputs, targets = _pad_rows(inputs, missing), _pad_rows(targets, missing)
+            inputs, targets = pad_rows(inputs, missing), pad_rows(targets, missing)
         rows_B = torch.arange(count_rows(targets), device=device_of(targets))
         yield Microbatch(inputs, targets, rows_B < num)
 
@@ -260,7 +268,3 @@ def microbatch_sizes(max_physical_batch: int) -> list[int]:
     """
     quarter = -(-max_physical_batch // _SIZES)
     return [*range(quarter, max_physical_batch, quarter), max_physical_batch]
-
-
-def _pad_rows(inputs: AnyInputs, missing: int) -> AnyInputs:
-    return map_inputs(lambda x: torch.cat([x, x[:1].expand(missing, *x.shape[1:])]), inputs)

@@ -38,7 +38,12 @@ SCALE = ("#46327E", "#365C8D", "#277F8E", "#1FA187", "#4AC16D", "#A0DA39")
 
 GOAL_TITLES = {
     "valid/accuracy": "validation accuracy (share correct)",
-    "valid/loss": "validation loss (nats)",
+    "valid/f1": "validation F1 (0 to 1)",
+    "valid/matthews": "validation Matthews correlation (-1 to 1)",
+    "valid/mae": "validation MAE (unit of the target)",
+    "valid/r2": "validation R2 (at most 1)",
+    "valid/perplexity": "validation perplexity (of a token)",
+    "valid/loss": "validation loss",  # nats, or what a task has
     "seconds": "time of a trial (seconds)",
     "epsilon": "target ε",
 }
