@@ -226,7 +226,7 @@ class OpenSweep:
         """Plotly figures by name; those that have something to show."""
         from dpsweep.results.figures import figures  # half a second, for whoever asks
 
-        return figures(self._study)
+        return figures(self._study, self._folder)
 
     def export(
         self,

@@ -120,6 +120,11 @@ class Data(Strict):
         return "training examples"
 
     @property
+    def protected(self) -> str:
+        """One word for them: examples or units."""
+        return "examples"
+
+    @property
     def public_weights(self) -> str:
         """Weights that its features were made with, in words; empty without."""
         return ""

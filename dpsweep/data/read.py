@@ -31,6 +31,19 @@ from dpsweep.data.tasks import CLASSIFICATION, Task
 from dpsweep.data.units import check_units, group_rows, list_units
 
 
+def list_class_names(config: DataConfig) -> tuple[str, ...]:
+    """Names of the classes in the order of their numbers; the numbers, if nothing names them.
+
+    They are a schema like the number of classes, and public like it.
+    """
+    if declared := getattr(config.task, "classes", None):
+        return tuple(declared)
+    place = getattr(config, "place", None)
+    if config.name == "folder" and place and place.is_dir():
+        return folders.list_folder(place).classes
+    return tuple(str(number) for number in range(config.spec.num_classes))
+
+
 @dataclass(frozen=True)
 class Dataset:
     """Both parts in memory: images as bytes, features in half precision, or named tensors.

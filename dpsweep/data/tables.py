@@ -227,6 +227,10 @@ class FileData(Data):
         return f"units (all training rows with one value of {self.unit.column!r})"
 
     @property
+    def protected(self) -> str:
+        return "examples" if self.unit is None else "units"
+
+    @property
     def read_with(self) -> str:
         """Content of other files that decides what is read."""
         return ""

@@ -122,13 +122,16 @@ class SearchSpending:
         return max(found)
 
 
-def search_statement(search: SearchSpending, *, accounting: str, num_held_out: int) -> str:
+def search_statement(
+    search: SearchSpending, *, accounting: str, num_held_out: int, units: str = "examples"
+) -> str:
     """State what choosing among trials adds.
 
     Args:
         search: What was spent.
         accounting: `composition`, `private_selection` or `none`, as the sweep file asks.
-        num_held_out: Training examples that the trials were measured with.
+        num_held_out: Training examples, or units, that the trials were measured with.
+        units: Word for them.
     """
     selected = accounting == "private_selection"
     if search.void:
@@ -153,7 +156,7 @@ def search_statement(search: SearchSpending, *, accounting: str, num_held_out: i
         )
     if num_held_out:
         words.append(
-            f"The choice used {num_held_out} held-out examples without noise; no epsilon covers "
+            f"The choice used {num_held_out} held-out {units} without noise; no epsilon covers "
             f"them."
         )
     words.append("Other sweeps and runs on the same data are not counted.")
@@ -237,11 +240,11 @@ def _format_guarantee(epsilon: float, delta: float) -> str:
 
 
 def validation_statement(validation: str, num_held_out: int, units: str = "examples") -> str:
-    """State the source of the accuracies, and whom that exposes."""
+    """State the source of the metrics, and whom that exposes."""
     if validation == "test_split":
-        return "Accuracies are measured on the test split, which the sweep declares public."
+        return "Metrics are measured on the test split, which the sweep declares public."
     return (
-        f"Accuracies are measured, without noise, on {num_held_out} {units} held out of the "
+        f"Metrics are measured, without noise, on {num_held_out} {units} held out of the "
         f"training split. No epsilon covers those {num_held_out} {units}."
     )
 

@@ -148,9 +148,9 @@ def _legend(comparison: Comparison) -> str:
     tests = sum(each.p is not None for each in comparison.compared)
     return (
         f"as chosen: {_as_chosen(comparison)}; confirmed: mean of fresh runs of the best config, ± "
-        f"its 95 % interval over noise and weights at the start, not over test images; difference: "
-        f"to the reference; p: corrected for {tests} tests (Holm). The tests compare the best "
-        f"configs; they do not cover how lucky each search was"
+        f"its 95 % interval over noise and weights at the start, not over validation data; "
+        f"difference: to the reference; p: corrected for {tests} tests (Holm). The tests "
+        f"compare the best configs; they do not cover how lucky each search was"
     )
 
 

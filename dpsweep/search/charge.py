@@ -102,8 +102,13 @@ def describe_runs_privacy(
     spent = compute_search_privacy(
         sweep, runs, confirming=confirming, void=void, plans=plans, ahead=ahead
     )
-    held_out = sweep.written.data.num_held_out
-    return search_statement(spent, accounting=sweep.config.accounting, num_held_out=held_out)
+    data = sweep.written.data
+    return search_statement(
+        spent,
+        accounting=sweep.config.accounting,
+        num_held_out=data.num_held_out,
+        units=data.protected,
+    )
 
 
 def compute_search_privacy(

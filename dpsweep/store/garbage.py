@@ -24,7 +24,10 @@ from dpsweep.store.study import open_study
 from dpsweep.tracking.spool import Spool, read_backlog
 from dpsweep.training.trial_dir import TrialDir
 
-_WRITTEN = "checkpoint.pt|metrics.json|weights.pt|error.txt|secret|sweep.json|lease|selection.json"
+_WRITTEN = (
+    "checkpoint.pt|metrics.json|weights.pt|confusion.json|error.txt|secret|sweep.json|lease|"
+    "selection.json"
+)
 _TEMPORARY = re.compile(rf"\.({_WRITTEN})\.[a-z0-9_]{{8}}")
 _YOUNG_SECONDS = 60.0
 """A folder without a study may be that of a launch that is just making it."""

@@ -74,7 +74,7 @@ class Plan:
         config: Its method, optimizer and clipping are audited, on the audit's own data and model.
         canary: The image that comes and goes.
         own: True to audit its model, data shape, clip norm, engine, device and precision as well,
-            on images of noise.
+            on random inputs.
         epsilon: Claimed for a whole run.
         delta: Failure probability of the claim.
         sampling_rate: q; the bounds are tightest at 1.

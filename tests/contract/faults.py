@@ -453,12 +453,22 @@ def augmentation_by_place(patch: pytest.MonkeyPatch) -> None:
 
 
 def last_microbatch_dropped(patch: pytest.MonkeyPatch) -> None:
-    def whole(inputs_B: Tensor, targets_B: Tensor, size: int) -> Iterator[Microbatch]:
-        for portion in split_microbatches(inputs_B, targets_B, size):
+    def whole(inputs_B: Tensor, targets_B: Tensor, size: int, **how: int) -> Iterator[Microbatch]:
+        for portion in split_microbatches(inputs_B, targets_B, size, **how):
             full = size in (int(portion.present_B.sum()), 256)
             yield portion._replace(present_B=portion.present_B & full)
 
     patch.setattr(room_of_portions, "split_microbatches", whole)
+
+
+def norms_of_other_records(patch: pytest.MonkeyPatch) -> None:
+    """Norms from records in bf16, and sums from those in float32."""
+
+    def squares(self: gradients.OuterProducts) -> Tensor:
+        pair = (self.inputs_BTI, self.grads_BTO)
+        return gradients.OuterProducts(*(x.bfloat16().to(x) for x in pair)).norms[0]
+
+    patch.setattr(gradients.OuterProducts, "squares", squares)
 
 
 # Several devices.
@@ -479,11 +489,11 @@ def noise_for_each_device(patch: pytest.MonkeyPatch) -> None:
 def part_answered_twice(patch: pytest.MonkeyPatch) -> None:
     """Two devices have the first portion, as after a retry."""
 
-    def split(*args: object) -> Iterator[Microbatch]:
-        for i, portion in enumerate(split_microbatches(*args)):
+    def split(*args: object, **how: int) -> Iterator[Microbatch]:
+        for i, portion in enumerate(split_microbatches(*args, **how)):
             yield from [portion] * (2 if i == 0 else 1)
 
-    patch.setattr(parallel, "split_microbatches", split)
+    patch.setattr(room_of_portions, "split_microbatches", split)
 
 
 def added_in_order_of_arrival(patch: pytest.MonkeyPatch) -> None:

@@ -710,7 +710,8 @@ def test_a_stop_reaches_a_trial_in_training_and_the_next_driver_ends_it(world, m
         ("reported", 0, 1),
         ("reported", 0, 2),
     ]
-    assert {p.name for p in here.trial_dir(0).path.iterdir()} == {"metrics.json", "weights.pt"}
+    left = {p.name for p in here.trial_dir(0).path.iterdir()}
+    assert left == {"metrics.json", "weights.pt", "confusion.json"}
 
 
 def test_the_final_run_waits_for_every_exploring_trial_and_is_handed_out_once(world):

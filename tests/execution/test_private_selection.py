@@ -464,7 +464,8 @@ def test_a_driver_runs_it_as_it_runs_a_study(folder, study, sweep, monkeypatch):
     assert record.config == configs[accuracies.index(max(accuracies))]
     assert record.void, "a fixed secret"
     assert trial_dirs(folder) == [0]
-    assert {p.name for p in folder.trial_dir(0).iterdir()} == {"metrics.json", "weights.pt"}
+    left = {p.name for p in folder.trial_dir(0).iterdir()}
+    assert left == {"metrics.json", "weights.pt", "confusion.json"}
 
 
 def test_a_paused_trial_is_adopted_with_the_same_config_and_secret(folder, sweep):

@@ -7,7 +7,9 @@ import warnings
 
 import pytest
 
+from dpsweep.config.source import read_yaml
 from dpsweep.config.sweep import load_sweep
+from dpsweep.config.trial import load_trial
 from dpsweep.execution import tracking as place
 from dpsweep.execution.driver import Driver
 from dpsweep.execution.launch import reopen_session
@@ -222,3 +224,27 @@ def test_a_sweep_of_an_earlier_version_that_grows_is_told_as_well(world, monkeyp
         assert "from 1 to 4 when 1 had begun" in describe_search_privacy(session.study)
     with reopen_session("old", world.state) as session:
         assert session.study.plans == ((1, 1), (4, 1)), "once"
+
+
+def test_a_run_has_what_was_searched_as_params_and_its_whole_config_as_a_file(world):
+    tracker, watcher = world.session("budget.trials=1")
+    with world.folder.lease() as lease:
+        run_one(world.driver(watcher, lease), "a")
+    assert tracker.close()
+    client = MlflowClient(world.uri)
+    experiment = client.get_experiment_by_name("tiny").experiment_id
+    (run,) = client.search_runs([experiment], filter_string="tags.`dpsweep.trial` = 'tiny/0'")
+    assert set(run.data.params) == {
+        "method.kappa",
+        "optimizer.lr",
+        "optimizer.total_step",
+        "method.name",
+        "train.batch_size",
+        "train.epochs",
+        "privacy.clip_norm",
+        "privacy.epsilon",
+    }
+    names = [file.path for file in client.list_artifacts(run.info.run_id)]
+    assert names == ["trial.yaml"]
+    place = client.download_artifacts(run.info.run_id, "trial.yaml")
+    assert load_trial(read_yaml(place)) == world.study.record(0).config

@@ -174,11 +174,12 @@ def test_a_finished_sweep_leaves_the_confirmed_best_and_tells_the_tracker_its_me
     assert note.startswith("Best trial (2), by itself: ")
     assert "Confirmed with fresh noise: valid/accuracy 0.7400" in note
     assert "4 adaptive trials and 4 confirming runs" in note
-    end = told[-1]
+    end, tags = told[-1], next(e["tags"] for e in told if e["kind"] == "sweep")
     assert (end["kind"], end["status"]) == ("end", "FINISHED")
-    assert end["metrics"]["confirmed/mean"] == pytest.approx(0.74)
-    assert end["metrics"]["best/valid/accuracy"] == 0.8
-    assert end["metrics"]["trials"] == 4
+    assert "metrics" not in end, "a chart section with one dot"
+    assert tags["dpsweep.best"] == "valid/accuracy 0.8000, trial 2"
+    assert tags["dpsweep.confirmed"].startswith("valid/accuracy 0.7400 ±")
+    assert tags["dpsweep.trials"] == "4"
 
 
 def near(record):

@@ -164,7 +164,7 @@ def _print_outcome(outcome: "Outcome", options: Options, target: Path) -> None:
             out.print(table)
         print_comparison(out, compare_methods(study))
         out.print(outcome.origin.luck(best[0]), markup=False)
-        print_privacy(study, best[0], outcome.origin.search_words, out)
+        print_privacy(study, best[0], outcome.origin.search_words, folder.called, out)
         for record in winners(study):
             place = target_of(record, target)
             out.print(f"best config: {place}   train it again with: {us} train {place}")

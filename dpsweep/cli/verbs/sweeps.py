@@ -109,11 +109,22 @@ def best(
     print_comparison(console(), compare_methods(study))
     origin = origin_of(study)
     console().print(f"Trial {records[0].number}: {origin.luck(records[0])}", markup=False)
-    print_privacy(study, records[0], origin.search_words, console())
+    print_privacy(study, records[0], origin.search_words, name, console())
 
 
-def print_privacy(study: Study, record: Record, search_words: str, out: Console) -> None:
-    """Print a trial's epsilon and the search's, and then what each of them means."""
+def print_privacy(study: Study, record: Record, words: str, called: str, out: Console) -> None:
+    """Print a trial's epsilon and the search's, and then what they mean.
+
+    The search's statement stands in full where its headline alone could be misread, and else where
+    the headline says that it is: five lines on composition after two numbers are not read.
+
+    Args:
+        study: The search.
+        record: Its best trial.
+        words: Statement of the search.
+        called: Name by which the user knows the sweep.
+        out: Where it is printed.
+    """
     whole, delta = format_headline(study)
     epsilon = record.epsilon or get_charged_run(record).epsilon(record.config.delta)
     alone = NO_EPSILON if record.void else format_epsilon(epsilon)
@@ -122,7 +133,15 @@ def print_privacy(study: Study, record: Record, search_words: str, out: Console)
         f"search (δ {delta})"
     )
     out.print(describe_trial_privacy(record), markup=False)
-    out.print(search_words, markup=False)
+    grew, learned = len(study.plans) > 1, study.warm_start is not None
+    if study.is_void or study.sweep.is_private_selection or grew or learned:
+        out.print(words, markup=False)
+        return
+    out.print(
+        f"Other sweeps and runs on the same data are not counted. The search's whole statement: "
+        f"dpsweep report {called}",
+        markup=False,
+    )
 
 
 def ui(state_folder: str | None, host: str, port: int, *, browse: bool = True) -> None:

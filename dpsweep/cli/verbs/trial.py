@@ -57,7 +57,7 @@ def print_release_checks(config: TrialConfig, *, quiet: bool = False) -> bool:
     from dpsweep.training.release_check import check_releases
 
     checks = check_releases(config)
-    table = plain_table("What one step releases, on images of noise")
+    table = plain_table("What one step releases, on random inputs")
     for name in ("check", "measured", "at most", "unit", "sec", ""):
         table.add_column(name)
     for c in checks:

@@ -45,7 +45,7 @@ def watch(
             return
         from dpsweep.results.web import LivePage, serve_page  # figures take seconds to import
 
-        with serve_page(LivePage(study, view), port) as address:
+        with serve_page(LivePage(study, view, folder), port) as address:
             words = f"live report: {address}   (Ctrl-C ends it; the sweep goes on)"
             console().print(words, markup=False, soft_wrap=True)
             left.wait()

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from dpsweep.core.flat import convert
 from dpsweep.core.inputs import map_inputs
-from dpsweep.core.types import Clipped, Tensors
+from dpsweep.core.types import Clipped, Precision, Tensors
 from dpsweep.privacy.clip import LARGEST_SQUARE, SUMMED, Clip, add_clipped, compute_factors
 from dpsweep.privacy.engine.base import Microbatch, MicrobatchEngine
 from dpsweep.privacy.engine.circulant import CirculantGradients
@@ -52,20 +52,34 @@ class BookkeepingEngine(MicrobatchEngine):
     """Engine for models whose layers hand on one tensor with the examples first.
 
     Attributes:
+        precision: Of forward and backward passes, whose records are summed in the parameters';
+            that of the parameters if None.
         geometry: Which parameters' gradients are in whitened coordinates.
     """
 
     geometry: Geometry = field(default=IDENTITY)
+    precision: Precision | None = field(default=None, kw_only=True)
+
+    @property
+    def num_sizes(self) -> int:
+        """One with a precision: at another size a kernel may round every record otherwise."""
+        return super().num_sizes if self.precision is None else 1
 
     def collect_contributions(
         self, params: Tensors, portion: Microbatch
     ) -> dict[str, list[Tensor]]:
         """Layer name -> the tensors in the records of its calls at `params`, shape (B, ...)."""
-        found = record_calls(self.model, self._layers, self.loss, params, 1.0, portion)
+        found = self._recorded(params, 1.0, portion)
         return {
             name: [x for call in calls for x in (call.grad, *call.inputs) if isinstance(x, Tensor)]
             for name, calls in found.items()
         }
+
+    def _recorded(
+        self, params: Tensors, weight: float, portion: Microbatch
+    ) -> dict[str, list[LayerCall]]:
+        model, layers, loss = self.model, self._layers, self.loss
+        return record_calls(model, layers, loss, params, weight, portion, self.precision)
 
     def _laid_out(self, leaf: Tensor) -> Tensor:
         """Images and kernels with their channels last, which most convolutions are faster on."""
@@ -87,7 +101,7 @@ class BookkeepingEngine(MicrobatchEngine):
         asked = portion.flatten_copies(self.copies)
         asked = asked._replace(inputs_B=map_inputs(self._laid_out, asked.inputs_B))
         seen = [
-            record_calls(self.model, self._layers, self.loss, point, weight, asked)
+            self._recorded(point, weight, asked)
             for point, weight in zip(points, weights, strict=True)
         ]
         for found in seen:

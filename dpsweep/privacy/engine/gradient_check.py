@@ -1,6 +1,6 @@
 """The per-example-gradient check: whether an engine's gradients are those of plain autograd.
 
-Tried on random images before the first step. A layer that changes its input in place, or whose
+Tried on random inputs before the first step. A layer that changes its input in place, or whose
 weights are also used elsewhere, cannot be recorded; neither can examples that mix. No list of
 layers is complete, so each engine is asked the same twice, compared with plain autograd, one
 example at a time, and watched while one example of a batch goes wild or changes its target: nothing
@@ -174,7 +174,7 @@ def _find_wrong_parameter(case: _Case, engine: Engine, gradient: PerExample) -> 
         whole = torch.stack([leaf.norm() for leaf in expected.values()]).norm()
         if not whole > 0:
             # vmap needs no comparison to keep examples apart, and is all that is left
-            nothing = "no gradient on random images is finite and other than zero, to compare with"
+            nothing = "no gradient on random inputs is finite and other than zero, to compare with"
             return None if isinstance(engine, VmapEngine) else nothing
         for key, theirs in expected.items():
             error = (ours[key] - theirs).norm()

@@ -17,7 +17,7 @@ outputs is looked for by repeatability.py.
 
 **Caches.** A module may fill a cache at its first call and keep it, as rotary embeddings do, if the
 cache depends on nothing but the shape of one example. `check_stateless` tries that before the first
-step: two copies of the model, called on different random images, must hold the same afterwards, and
+step: two copies of the model, called on different random inputs, must hold the same afterwards, and
 nothing may change in further calls, whatever their images, weights or number of rows. (The number
 of rows is no public shape: the size of a Poisson batch is secret.) `warm_up` then fills the caches
 of the model itself, on black images, and from there on nothing may change at all. Were the first

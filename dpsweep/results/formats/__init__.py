@@ -13,9 +13,9 @@ from pathlib import Path
 from types import MappingProxyType
 
 from dpsweep.config.trial import TrialConfig
-from dpsweep.core.errors import StateError, unknown_name_error
+from dpsweep.core.errors import ConfigError, StateError, unknown_name_error
 from dpsweep.core.own_code import import_folder
-from dpsweep.data import folders
+from dpsweep.data.read import list_class_names
 from dpsweep.models.huggingface import HuggingFace
 from dpsweep.models.own import Own
 from dpsweep.results.export import (
@@ -151,7 +151,13 @@ def _opacus(winner: Winner, place: Path) -> str:
 def _torch(winner: Winner, place: Path) -> str:
     weights, config = kept_weights(winner), winner.record.config
     accuracy = (winner.record.row or {}).get("valid/accuracy", math.nan)
-    script = to_torch(config, accuracy, _classes(config))
+    script = to_torch(config, accuracy, list(list_class_names(config.data)))
+    if math.isnan(accuracy):
+        raise ConfigError(
+            f"data.task.metrics: the script checks itself by accuracy, and this sweep measured "
+            f"{', '.join(config.data.task.metric_names)}. Export with --format yaml or --register "
+            f"NAME"
+        )
     how = f"use it with torch alone: python THIS_FILE IMAGE; its weights are {place.stem}.pt"
     write(place, f"{_header(winner, how)}\n{script}")
     shutil.copyfile(weights, place.with_suffix(".pt"))
@@ -175,13 +181,6 @@ def _header(winner: Winner, how: str) -> str:
 
 def _figure(winner: Winner) -> str:
     return f"{winner.origin.metric} {winner.record.value:.4f}"
-
-
-def _classes(config: TrialConfig) -> list[str]:
-    """Names of the classes: their folders', where there are any."""
-    if config.data.name == "folder" and config.data.place and config.data.place.is_dir():
-        return list(folders.list_folder(config.data.place).classes)
-    return [str(number) for number in range(config.data.spec.num_classes)]
 
 
 def _run_check(place: Path, config: TrialConfig, accuracy: float) -> str:

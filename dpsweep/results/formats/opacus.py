@@ -226,6 +226,9 @@ def refuse_what_opacus_lacks(config: TrialConfig) -> None:
     if name not in _METHODS:
         raise _refuse(f"method.name: {name} is not in Opacus, which has {' and '.join(_METHODS)}")
     clipping, train, model = config.privacy.clipping.name, config.train, config.model
+    reading_code(config)  # first: what is tried below is tried on images
+    if getattr(config.data.task, "class_weights", None) is not None:
+        raise _refuse("data.task.class_weights: the script's loss is plain cross-entropy")
     if clipping != "flat":
         raise _refuse(f"privacy.clipping: {clipping} is not what Opacus does; flat is")
     if config.privacy.noise.source != "fast":
