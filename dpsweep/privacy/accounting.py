@@ -40,6 +40,7 @@ _MASS_CUT_OFF = -40.0  # log of the probability put at infinite loss: 4e-18 a st
 
 _DEVIATIONS = 8.8  # of the noise, at that probability
 _MOST_POINTS = 2**20  # of the loss of one step; of many steps it has a few times as many
+_FLATTEST = -0.75
 _MOST_CALIBRATED = 2**17  # the same where it is computed a dozen times: 0.7 s each
 
 LEAST_DELTA_A_STEP = 10 * math.exp(_MASS_CUT_OFF)
@@ -187,8 +188,12 @@ def _calibrate(epsilon: float, delta: float, sampling_rate: float, steps: int) -
     def run(log_sigma: float) -> Run:
         return Run(sampling_rate, math.exp(log_sigma), steps)
 
+    def spend(log_sigma: float, interval: float) -> float:
+        run(log_sigma).check_grid(interval, _MOST_CALIBRATED)
+        return run(log_sigma).epsilon_on_grid(delta, interval)
+
     def miss(log_sigma: float, interval: float) -> float:
-        return math.log(max(run(log_sigma).epsilon_on_grid(delta, interval), 1e-12) / goal)
+        return math.log(max(spend(log_sigma, interval), 1e-12) / goal)
 
     interval = min(_COARSEST, 0.2 * epsilon / math.sqrt(steps))  # wrong by 5 % or so
     start = 0.0  # on this grid, a run with far too little noise would take gigabytes
@@ -196,12 +201,13 @@ def _calibrate(epsilon: float, delta: float, sampling_rate: float, steps: int) -
         start += math.log(2)
     log_sigma = _find_root(lambda u: miss(u, interval), start)
     slope = (miss(log_sigma + 0.01, interval) - miss(log_sigma - 0.01, interval)) / 0.02
+    if slope > _FLATTEST:  # of a few grid points; epsilon falls at least as fast as 1 / sigma
+        slope = -1.0
     while interval > _FINEST:
-        run(log_sigma).check_grid(interval, _MOST_CALIBRATED)
-        spent = run(log_sigma).epsilon_on_grid(delta, interval)
+        spent = spend(log_sigma, interval)
         meets = epsilon - slack <= spent <= epsilon
         if meets:
-            change = run(log_sigma).epsilon_on_grid(delta, 2 * interval) - spent
+            change = spend(log_sigma, 2 * interval) - spent
             if change <= _scale_tolerance(GRID_CHANGE, epsilon):
                 return [run(log_sigma).noise_multiplier, spent]
         if meets or abs(spent - goal) > _scale_tolerance(GRID_CHANGE, epsilon):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dpsweep.config.trial import TrialConfig
-from dpsweep.core.inputs import Inputs, count_rows, take_rows
+from dpsweep.core.inputs import Inputs, count_rows, pad_rows, take_rows
 from dpsweep.core.progress import ProgressLines
 from dpsweep.data.read import Dataset, load_shared_features
 from dpsweep.models.frozen import Cut, find_cut
@@ -24,7 +24,9 @@ from dpsweep.privacy.engine import BookkeepingEngine
 from dpsweep.privacy.engine.state_guard import StateGuard
 from dpsweep.training.step import Step
 
-_CHUNK = 250
+_CHUNK, _TRIMMED = 250, 50
+"""Rows of every call, and where padding is cut off, as each length has a remainder to fill."""
+
 _LENGTHS = 8
 """Lengths are rounded up to multiples of it, where padding is cut off."""
 
@@ -72,16 +74,21 @@ def _compute_outputs(found: Cut, data: Dataset, inputs: Inputs, step: Step) -> T
     made = torch.empty(count_rows(inputs), *found.shape, dtype=step.dtype)
     lines = ProgressLines(f"model: frozen part of {model.name}", len(made), "examples")
     trims = isinstance(inputs, dict) and isinstance(model, HuggingFace)
-    for rows, some in trimmed_chunks(inputs, data) if trims else _chunks(inputs):
-        made[rows] = found.features(data.scaled(some, step.dtype)).cpu()
-        lines.advance(count_rows(some))
+    size = _TRIMMED if trims else _CHUNK
+    for rows, some in trimmed_chunks(inputs, data) if trims else _chunks(inputs, size):
+        num = count_rows(some)
+        # Kernels are chosen by the number of rows (of fewer than four, those for vectors), and an
+        # example's last bits would otherwise depend on how many others there are.
+        filled = pad_rows(some, size - num)
+        made[rows] = found.features(data.scaled(filled, step.dtype))[:num].cpu()
+        lines.advance(num)
     guard.check()
     return made
 
 
-def _chunks(inputs: Inputs) -> Iterator[tuple[slice | Tensor, Inputs]]:
-    for first in range(0, count_rows(inputs), _CHUNK):
-        rows = slice(first, first + _CHUNK)
+def _chunks(inputs: Inputs, size: int) -> Iterator[tuple[slice | Tensor, Inputs]]:
+    for first in range(0, count_rows(inputs), size):
+        rows = slice(first, first + size)
         yield rows, take_rows(inputs, rows)
 
 
@@ -93,12 +100,12 @@ def trimmed_chunks(inputs: Inputs, data: Dataset) -> Iterator[tuple[slice | Tens
     """
     masks = [field.name for field in data.fields or () if field.is_mask]
     if not masks or not isinstance(inputs, dict):
-        yield from _chunks(inputs)
+        yield from _chunks(inputs, _TRIMMED)
         return
     length = inputs[masks[0]].shape[1]
     cut_B = (-(-inputs[masks[0]].long().sum(1) // _LENGTHS) * _LENGTHS).clamp(_LENGTHS, length)
     for cut in sorted(set(cut_B.tolist())):
-        for rows in (cut_B == cut).nonzero().flatten().split(_CHUNK):
+        for rows in (cut_B == cut).nonzero().flatten().split(_TRIMMED):
             yield rows, {k: x[rows, :cut] for k, x in inputs.items()}
 
 
