@@ -27,7 +27,7 @@ from dpsweep.results.comparison import sentences
 from dpsweep.results.disclosure import disclosure_of
 from dpsweep.results.export import Origin, check_target, origin_of, to_yaml, write
 from dpsweep.results.figures import can_draw, figures, read_confusion, write_pictures
-from dpsweep.results.live import LiveView, shown
+from dpsweep.results.live import LiveView, show_live
 from dpsweep.results.page import page, write_page
 from dpsweep.results.pareto import target_of, winners
 from dpsweep.search.charge import describe_trial_privacy
@@ -195,7 +195,7 @@ def _run(
     for words in session.prepare():
         screen.console.print(words)
     view = LiveView(session.study, screen.console)
-    with shown(view):
+    with show_live(view):
         complete = session.run([view])
     best, origin = finish(session, out, complete=complete)
     if not session.tracker.close():

@@ -72,9 +72,9 @@ class ColumnConfig(Strict):
         if self.categories is None:
             numbers = torch.tensor(column.convert(self._scale), dtype=torch.float32)
             return numbers[:, None]
-        places = {str(value): place for place, value in enumerate(self.categories)}
+        places = {str(value): i for i, value in enumerate(self.categories)}
 
-        def place(value: Any) -> int:
+        def encode(value: Any) -> int:
             text = self._present(value)
             text = str(text).strip()
             if text not in places:
@@ -84,7 +84,7 @@ class ColumnConfig(Strict):
                 )
             return places[text]
 
-        ids = torch.tensor(column.convert(place))
+        ids = torch.tensor(column.convert(encode))
         return torch.nn.functional.one_hot(ids, len(places)).float()
 
     def _present(self, value: Any) -> Any:

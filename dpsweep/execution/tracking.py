@@ -69,12 +69,12 @@ class TrackingWatcher:
         """Tell again all that the study knows: what was lost on the way is made good."""
         self.sweep_started()
         for record in self._study.records():
-            self.started(record)
+            self.on_trial_start(record)
             for row in TrialDir(self._folder.trial_dir(record.number)).rows():
                 if record.row and row["epoch"] <= record.row["epoch"]:
-                    self.reported(record, row)
+                    self.on_trial_report(record, row)
             if record.state != "running":
-                self.ended(record)
+                self.on_trial_end(record)
 
     def sweep_started(self) -> None:
         """Describe the parent run, with the privacy statement of all runs that are planned.
@@ -115,7 +115,7 @@ class TrackingWatcher:
         """The checks of what the sweep's step releases stand beside its privacy statement."""
         self._tracker.artifact(self._folder.path / CHECKS)
 
-    def started(self, record: Record) -> None:
+    def on_trial_start(self, record: Record) -> None:
         """The trial's run is there, with what was searched and its privacy statement."""
         if record.number >= self._num_stated or (record.void and not self._void_stated):
             self.sweep_started()
@@ -125,7 +125,7 @@ class TrackingWatcher:
         note = self._description(record)
         self._tracker.trial(record.number, Facts(params, tags, note, name=make_run_name(record)))
 
-    def reported(self, record: Record, row: Row) -> None:
+    def on_trial_report(self, record: Record, row: Row) -> None:
         """A row of metrics, at the time of the trial's work.
 
         The study says when the trial was asked for, so that a row that is told again after a crash
@@ -135,7 +135,7 @@ class TrackingWatcher:
             record.number, row, None if record.asked is None else record.asked + row["seconds"]
         )
 
-    def ended(self, record: Record) -> None:
+    def on_trial_end(self, record: Record) -> None:
         """Record how the trial ended, and its privacy statement."""
         tags = {
             "dpsweep.state": record.state,

@@ -127,10 +127,10 @@ class _Named(Model):
         if spec.fields or len(spec.shape) != 3:
             return super().build_for(spec)  # which refuses it
         with _raise_as_config_error(f"model: {self.model}"), torch.device("cpu"):
-            model = self._made(spec.shape, spec.num_classes)
+            model = self._call_function(spec.shape, spec.num_classes)
         return _check_outputs(make_private(model, keep_statistics=bool(self.weights)), spec)
 
-    def _made(self, shape: Shape, num_classes: int) -> nn.Module:
+    def _call_function(self, shape: Shape, num_classes: int) -> nn.Module:
         raise NotImplementedError
 
 
@@ -139,7 +139,7 @@ class Torchvision(_Named):
 
     name: Literal["torchvision"] = "torchvision"
 
-    def _made(self, shape: Shape, num_classes: int) -> nn.Module:
+    def _call_function(self, shape: Shape, num_classes: int) -> nn.Module:
         models = importlib.import_module("torchvision.models")  # takes over a second
         sized = {"image_size": shape[1]} if self.model.startswith("vit_") else {}
         made: nn.Module = models.get_model(
@@ -153,7 +153,7 @@ class Timm(_Named):
 
     name: Literal["timm"] = "timm"
 
-    def _made(self, shape: Shape, num_classes: int) -> nn.Module:
+    def _call_function(self, shape: Shape, num_classes: int) -> nn.Module:
         if find_spec("timm") is None:
             raise InvalidKey("name", "timm is not installed here. Add it with: pip install timm")
         make = importlib.import_module("timm").create_model

@@ -71,7 +71,7 @@ class LivePage:
 
 
 @contextmanager
-def served(live: LivePage, port: int) -> Iterator[str]:
+def serve_page(live: LivePage, port: int) -> Iterator[str]:
     """Serve on 127.0.0.1 within this block; gives the address, with its random part.
 
     Args:

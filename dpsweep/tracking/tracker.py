@@ -81,7 +81,7 @@ class Tracker:
     @property
     def refused(self) -> str | None:
         """Description of what the server refused for good; None if it took everything."""
-        number = self.spool.refused()
+        number = self.spool.count_refused()
         return (
             f"the tracking server refused {number} entries for good; they are in "
             f"{self.spool.refused_file}, each with its reason"

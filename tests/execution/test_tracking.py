@@ -94,14 +94,14 @@ def world(tmp_path, sweep_file, store):
 
 
 def run_one(driver, trial_id, accuracy=0.5):
-    assert driver.next(trial_id) is not None
+    assert driver.assign_trial(trial_id) is not None
     end_one(driver, trial_id, accuracy)
 
 
 def end_one(driver, trial_id, accuracy=0.5):
     message = {"row": ROW | {"valid/accuracy": accuracy}, "end": "complete"}
-    driver.result(trial_id, message)
-    driver.ended(trial_id, message)
+    driver.take_report(trial_id, message)
+    driver.end_trial(trial_id, message)
 
 
 def test_the_plans_statement_is_delivered_before_the_next_trial_is_dispatched(world):
@@ -129,7 +129,7 @@ def test_the_plans_statement_is_delivered_before_the_next_trial_is_dispatched(wo
         driver = world.driver(watcher, lease)
         for trial_id in "bcd":
             run_one(driver, trial_id)
-        driver.next("e")  # and this driver dies: nothing more is said of the sweep
+        driver.assign_trial("e")  # and this driver dies: nothing more is said of the sweep
     assert tracker.flush(60)
     assert world.parent()[0] == tags
     assert "The search of 5 independent trials" in describe_search_privacy(world.study)
@@ -150,7 +150,7 @@ def test_a_dead_server_holds_no_trial_up_and_the_statement_waits_ahead_of_it(wor
 
     tracker, watcher = world.session("budget.trials=5", deliver=away)
     with world.folder.lease() as lease:
-        world.driver(watcher, lease).next("b")
+        world.driver(watcher, lease).assign_trial("b")
     kinds, events = world.spooled()
     assert kinds.index(("sweep", None)) < kinds.index(("trial", 1))
     assert "all 5 planned runs" in events[kinds.index(("sweep", None))]["note"]
@@ -176,7 +176,7 @@ def test_runs_beyond_the_plan_are_stated_before_they_are_dispatched(world):
         driver = world.driver(watcher, lease)
         run_one(driver, "d", 0.9)
         for trial_id in "ef":
-            assert driver.next(trial_id) is not None
+            assert driver.assign_trial(trial_id) is not None
             stated = world.parent()[0]["dpsweep.privacy"]
             spent = [get_charged_run(record) for record in world.study.records()]
             figure = compose_runs(spent, world.study.sweep.written.delta)
@@ -191,7 +191,7 @@ def test_a_test_secret_voids_the_statement_before_its_trial_is_dispatched(world,
     monkeypatch.setenv("DPSWEEP_TEST_SECRET", "x")
     tracker, watcher = world.session("budget.trials=1")
     with world.folder.lease() as lease:
-        world.driver(watcher, lease).next("a")
+        world.driver(watcher, lease).assign_trial("a")
     kinds, events = world.spooled()
     before = events[: kinds.index(("trial", 0))]
     assert "VOID" in [e for e in before if e["kind"] == "sweep"][-1]["note"]

@@ -12,7 +12,13 @@ from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, StateError
 from dpsweep.data.read import load_dataset
 from dpsweep.execution.tracking import TrackingWatcher
-from dpsweep.results.register import FromBytes, _make_example, _tags, _taken, register_best
+from dpsweep.results.register import (
+    FromBytes,
+    _describe_inputs,
+    _make_example,
+    _tags,
+    register_best,
+)
 from dpsweep.store.state_dir import StateFolder
 from dpsweep.tracking.mlflow import MlflowSink
 from dpsweep.tracking.registry import _save_model, check_registry_names
@@ -138,7 +144,7 @@ def test_a_model_of_named_inputs_takes_them_stacked(tmp_path):
             "method": {"name": "dp_sgd"},
         }
     )
-    assert "attention_mask, stacked in this order" in _taken(config)
+    assert "attention_mask, stacked in this order" in _describe_inputs(config)
     assert config.data.task.outputs_words == "(y - 5) / 5 for a target y"
     model = FromBytes(config.model.build_for(config.data.spec), config).eval()
     with use_torch_defaults():

@@ -54,7 +54,7 @@ def launch(file: Path, settings: list[str], options: Options, *, fetch: bool, un
     state = StateFolder.at(options.state)
 
     def free_name(name: str) -> str:
-        return next(n for n in _numbered(name) if not state.sweep(n).path.exists())
+        return next(n for n in _number_names(name) if not state.sweep(n).path.exists())
 
     sweep = load_sweep(file, settings, free_name if unique else None)
     trials = sweep.config.budget.trials
@@ -194,7 +194,7 @@ def _program() -> str:
     return called.name if ours or str(called) == called.name else str(called)
 
 
-def _numbered(name: str) -> Iterator[str]:
+def _number_names(name: str) -> Iterator[str]:
     """name, name-2, name-3, ..."""
     yield name
     yield from (f"{name}-{i}" for i in count(2))

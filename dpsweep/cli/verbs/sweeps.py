@@ -24,7 +24,7 @@ from dpsweep.privacy.statement import NO_EPSILON, format_epsilon
 from dpsweep.results.compare import compare_methods
 from dpsweep.results.comparison import print_comparison
 from dpsweep.results.export import origin_of
-from dpsweep.results.pareto import chosen, nothing_to_show, summaries
+from dpsweep.results.pareto import choose_trials, nothing_to_show, summaries
 from dpsweep.results.rich_table import plain_table
 from dpsweep.results.tables import (
     num_trials_and_repeats,
@@ -49,7 +49,7 @@ def status(
     """Print all sweeps, or one sweep's trials."""
     state = StateFolder.at(state_folder)
     if name is None:
-        _all(state, as_json)
+        _show_all(state, as_json)
         return
     called = name
     state, name = state.part(name)
@@ -97,7 +97,7 @@ def best(
 ) -> None:
     """Print the best trials and their promises."""
     study = open_study(name, StateFolder.at(state_folder), resolve_moved_uri(storage))
-    records = chosen(study, top)
+    records = choose_trials(study, top)
     if as_json:
         print(json.dumps([trial_row(record) for record in records], indent=2))
         return
@@ -211,7 +211,7 @@ def _open_page(server: "subprocess.Popen[bytes]", host: str, port: int, address:
         time.sleep(0.2)
 
 
-def _all(state: StateFolder, as_json: bool) -> None:
+def _show_all(state: StateFolder, as_json: bool) -> None:
     rows = [row for house in [state, *state.others()] for row in _rows(house, house == state)]
     if as_json:
         print(json.dumps(rows, indent=2))
