@@ -255,8 +255,8 @@ def test_a_pruned_trial_does_not_look_failed(world):
     for end in ("pruned", "failed"):
         record = world.study.ask()
         world.study.report(record.number, ROW)
-        watcher.started(record)
-        watcher.ended(world.study.tell(record.number, end))
+        watcher.on_trial_start(record)
+        watcher.on_trial_end(world.study.tell(record.number, end))
     assert tracker.close()
     client = MlflowClient(world.uri)
     experiment = client.get_experiment_by_name("tiny").experiment_id
