@@ -18,7 +18,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 from dpsweep.privacy.accounting import calibrate_noise
-from dpsweep.privacy.selection import SearchBudget, explore_noise
+from dpsweep.privacy.search_budget import SearchBudget, explore_noise
 
 BATCH, EPOCHS, EPSILON = 256, 30, 4.0
 STEP, FACTOR, CLIP = 640.0, 16.0, (0.1, 1.0)

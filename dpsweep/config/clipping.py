@@ -36,7 +36,7 @@ class AutomaticClipping(Strict):
 
 
 class PerLayerClipping(Strict):
-    """Scales down each layer's part of an answer by itself; the whole stays within clip_norm."""
+    """Scales down each layer's part of a gradient by itself; the whole stays within clip_norm."""
 
     name: Literal["per_layer"] = "per_layer"
 
@@ -49,16 +49,16 @@ class PerLayerClipping(Strict):
 
 
 class AdaptiveClipping(Strict):
-    """Flat clipping whose norm follows a quantile of the answers' norms (Andrew et al. 2021).
+    """Flat clipping at a quantile of the per-example gradient norms (Andrew et al. 2021).
 
-    It starts at clip_norm. How many answers lie inside is released with noise of its own, paid
+    It starts at clip_norm. How many gradients lie inside is released with noise of its own, paid
     for out of the same epsilon: the gradient's noise grows by 1 / sqrt(1 - share).
     """
 
     name: Literal["adaptive"] = "adaptive"
 
     quantile: float = Field(default=0.5, ge=0, le=1)
-    """Share of the examples whose answers shall not be scaled down. Print: 0.5."""
+    """Share of the examples whose gradients shall not be scaled down. Print: 0.5."""
 
     rate: float = Field(default=0.2, gt=0, le=10)
     """Speed of the norm: it changes by at most a factor exp(rate) a step. Print: 0.2."""
@@ -68,7 +68,7 @@ class AdaptiveClipping(Strict):
     print. Must exceed half the noise multiplier."""
 
     def build(self, bound: float, noise_multiplier: float, batch_size: int) -> Clip:
-        """The style at norm `bound`, for this noise on the whole answer."""
+        """The style at norm `bound`, for this noise on the whole gradient."""
         share = self.share(noise_multiplier, batch_size)
         return Quantile(bound, max(share, _LEAST_SHARE), self.quantile, self.rate)
 

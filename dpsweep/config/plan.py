@@ -90,14 +90,12 @@ def statement_of_trial(
         counted=_describe_counting(config),
         units=config.data.private_units,
     )
-    units = "examples" if config.data.unit is None else "units"
-    words = (
-        f"{words} {validation_statement(config.data.validation, config.data.num_held_out, units)}"
-    )
+    data = config.data
+    source = validation_statement(data.validation, data.num_held_out, data.protected)
     weights = public_weights_statement(
-        [*filter(None, (config.data.public_weights, config.model.public_weights))]
+        [*filter(None, (data.public_weights, config.model.public_weights))]
     )
-    return " ".join(filter(None, (words, weights, config.data.public_words)))
+    return " ".join(filter(None, (words, source, weights, data.public_words)))
 
 
 def _describe_counting(config: TrialConfig) -> str:

@@ -55,7 +55,7 @@ class PrivacyConfig(Strict):
     between 0 and 0.1: refused."""
 
     clip_norm: float = Field(default=1.0, ge=LEAST_NORM, le=1e12)
-    """L2 bound on one example's answer, in gradient units; the first, if clipping adapts."""
+    """L2 bound on one example's gradient, in gradient units; the first, if clipping adapts."""
 
     clipping: ClippingConfig = Field(default=FlatClipping(), json_schema_extra=_allow_name_alone)
     """flat, automatic, per_layer or adaptive; the spectral methods' own is per_layer."""

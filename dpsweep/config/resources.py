@@ -23,8 +23,9 @@ class ResourcesConfig(Strict):
     """Cores, and torch threads."""
 
     gpu: float | Literal["auto"] = 0.0
-    """1, or a share such as 0.25, which puts four trials on a GPU. auto measures how many trials a
-    GPU is good for; on a cluster without one, that is none."""
+    """1; a share such as 0.25, which puts four trials on a GPU; or several GPUs of a node, such as
+    4, which share each batch of a trial. auto measures how many trials a GPU is good for; on a
+    cluster without one, that is none."""
 
     memory: Size | None = None
     """Memory of the worker, such as 2GB: trials start where so much is free, and a worker that
@@ -37,11 +38,11 @@ class ResourcesConfig(Strict):
     def _check_obtainable(self) -> Self:
         if self.gpu != "auto" and self.gpu < 0:
             raise InvalidKey("gpu", f"{self.gpu:g} is below 0. Give 0, a share, 1 or auto")
-        if self.gpu != "auto" and not self.gpu <= 1:
+        if self.gpu != "auto" and not (self.gpu <= 1 or self.gpu.is_integer()):
             raise InvalidKey(
                 "gpu",
-                f"{self.gpu:g} is more than one, and a trial computes on one GPU: the others would "
-                f"stand idle. Give 1, and all GPUs of the cluster run trials side by side",
+                f"{self.gpu:g} is no share of a GPU and no number of GPUs. Give a share up to 1, "
+                f"such as 0.5, or several GPUs of a node, such as 2",
             )
         if self.gpu != "auto" and 0 < self.gpu < _SMALLEST_SHARE:
             raise InvalidKey(
@@ -64,6 +65,11 @@ class ResourcesConfig(Strict):
     def num_gpus(self) -> float:
         """GPUs of a trial; 0 for auto, which is not decided before there is a cluster."""
         return 0.0 if self.gpu == "auto" else self.gpu
+
+    @property
+    def num_devices(self) -> int:
+        """Devices that share the batches of a trial."""
+        return max(1, int(self.num_gpus))
 
     @property
     def device(self) -> Literal["cpu", "cuda", "auto"]:

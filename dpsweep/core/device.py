@@ -40,8 +40,12 @@ def describe_device_failure(error: BaseException) -> str | None:
         if isinstance(one, RuntimeError) and (said := _device_failure_in(one)):
             return said
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        count = torch.cuda.device_count()
+        # a GPU that was not used has no context, and would be given one
+        used: list[int | None] = [i for i in range(count) if torch.cuda.memory_reserved(i)]
         try:
-            torch.cuda.synchronize()
+            for device in used or [None]:
+                torch.cuda.synchronize(device)
         except RuntimeError as e:
             return (
                 None

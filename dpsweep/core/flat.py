@@ -25,12 +25,17 @@ def make_zeros(
     return [x.view(tuple(shape)) for x, shape in zip(parts, shapes, strict=True)]
 
 
-def copy_flat(leaves: Iterable[Tensor], dtype: torch.dtype | None = None) -> list[Tensor]:
+def copy_flat(
+    leaves: Iterable[Tensor],
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+) -> list[Tensor]:
     """Copies of tensors of one device, all of one precision as views of one tensor.
 
     Args:
         leaves: The tensors. Copies are laid out as they are, where these have no gaps.
         dtype: Of the copies; as they are if None.
+        device: Of the copies; that of the tensors if None.
     """
     import torch
 
@@ -41,7 +46,8 @@ def copy_flat(leaves: Iterable[Tensor], dtype: torch.dtype | None = None) -> lis
     copies = list(leaves)
     for own, numbers in groups.items():
         lines = [in_memory_order(leaves[i]) for i in numbers]
-        flat = torch.cat([line.detach() for line, _ in lines]).to(dtype or own)
+        flat = torch.cat([line.detach() for line, _ in lines])
+        flat = flat.to(device or flat.device, dtype or own, non_blocking=True)
         parts = torch.split(flat, [leaves[i].numel() for i in numbers])
         for i, part, (_, stride) in zip(numbers, parts, lines, strict=True):
             copies[i] = part.as_strided(leaves[i].shape, stride)

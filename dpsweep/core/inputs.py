@@ -41,6 +41,11 @@ def take_rows(inputs: AnyInputs, rows: slice | Tensor) -> AnyInputs:
     return map_inputs(lambda x: x[rows], inputs)
 
 
+def pad_rows(inputs: AnyInputs, missing: int) -> AnyInputs:
+    """Append the first row `missing` times."""
+    return map_inputs(lambda x: torch.cat([x, x[:1].expand(missing, *x.shape[1:])]), inputs)
+
+
 def one_tensor(inputs: Inputs) -> Tensor:
     """Return inputs that are known to be one tensor, such as images."""
     assert isinstance(inputs, Tensor), "inputs are named tensors"

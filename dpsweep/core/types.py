@@ -17,12 +17,12 @@ Tensors = dict[str, "Tensor"]
 """Parameter name -> tensor. Every tree in the package has the model's own names, in its order."""
 
 PerExample = NewType("PerExample", Tensors)
-"""Leaf shape (B, *param.shape): the answer of each of B examples. Private."""
+"""Leaf shape (B, *param.shape): the gradient of each of B examples. Private."""
 
 Clipped = NewType("Clipped", Tensors)
-"""Sum of answers, each of L2 norm at most clip_norm over all leaves together. Private.
+"""Sum of examples' gradients, each of L2 norm at most clip_norm over all leaves together. Private.
 
-Leaf shape (*param.shape), or the white coordinates of privacy/geometry.py."""
+Leaf shape (*param.shape), or the whitened coordinates of privacy/geometry.py."""
 
 Released = NewType("Released", Tensors)
 """The same leaves, noisy and divided by the expected batch size. Safe to post-process."""
@@ -49,6 +49,7 @@ InputSpec = tuple[int, ...] | tuple[Field, ...]
 """Inputs of one example: the shape of one tensor of floats, or named tensors."""
 
 EngineName = Literal["auto", "bookkeeping", "vmap", "opacus"]
+Precision = Literal["bf16", "tf32"]
 """Ways to compute per-example gradients; see privacy/engine."""
 
 Row = dict[str, float]

@@ -30,7 +30,7 @@ def standardize_weight(weight: Tensor) -> Tensor:
 class StandardConv2d(nn.Conv2d):
     """A convolution with `standardize_weight(weight)` for its kernel.
 
-    It learns the weight before that. Its answers are the kernel's, led back through a map of
+    It learns the weight before that. Its gradients are the kernel's, led back through a map of
     public weights (privacy/engine/layers.py).
     """
 

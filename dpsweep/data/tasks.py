@@ -19,6 +19,9 @@ from dpsweep.core.strict import Strict, is_unused
 if TYPE_CHECKING:
     from torch import Tensor
 
+MOST_CONFUSED = 200
+"""Classes up to which a confusion matrix is counted, whatever the metrics."""
+
 ClassMetric = Literal["accuracy", "f1", "matthews"]
 Names = Annotated[tuple[str, ...], Field(strict=False)]
 Numbers = Annotated[tuple[float, ...], Field(strict=False)]
@@ -31,6 +34,11 @@ class Task(Strict):
     def metric_names(self) -> tuple[str, ...]:
         """Names of the metrics, without `valid/`."""
         raise NotImplementedError
+
+    @property
+    def outputs_words(self) -> str:
+        """Meaning of a model's outputs, in words."""
+        return "a logit for each class"
 
     def check_outputs(self, num_outputs: int) -> None:
         """Raise InvalidKey if the task does not fit a model of so many outputs."""
@@ -123,15 +131,16 @@ class Classification(Task):
             found["loss"] = cross_entropy(outputs_B, targets_B, reduction="sum")
         else:
             found["loss"] = self.losses(outputs_B, targets_B).sum()
-        if set(self.metrics) - {"accuracy"}:
-            num = outputs_B.shape[1]
+        num = outputs_B.shape[1]
+        if num <= MOST_CONFUSED or set(self.metrics) - {"accuracy"}:
             pairs_B = targets_B * num + guesses_B
             found["confusion"] = torch.bincount(pairs_B, minlength=num**2).view(num, num)
         return found
 
     def compute_metrics(self, sums: dict[str, Tensor], num: int) -> dict[str, float]:
         found = {"accuracy": float(sums["right"]) / num}
-        if (pairs_KK := sums.get("confusion")) is not None:
+        if set(self.metrics) - {"accuracy"}:
+            pairs_KK = sums["confusion"]
             found |= {"f1": _f1(pairs_KK), "matthews": _matthews(pairs_KK)}
         return {**{k: found[k] for k in self.metrics}, "loss": float(sums["loss"]) / num}
 
@@ -158,6 +167,11 @@ class Regression(Task):
     @property
     def metric_names(self) -> tuple[str, ...]:
         return ("mae", "r2", "loss")
+
+    @property
+    def outputs_words(self) -> str:
+        middle, half = (self.range[0] + self.range[1]) / 2, (self.range[1] - self.range[0]) / 2
+        return f"(y - {middle:g}) / {half:g} for a target y"
 
     @model_validator(mode="after")
     def _range_is_one(self) -> Self:
@@ -216,6 +230,10 @@ class MultiLabel(Task):
     def metric_names(self) -> tuple[str, ...]:
         return ("accuracy", "f1", "loss")
 
+    @property
+    def outputs_words(self) -> str:
+        return "a logit for each label"
+
     def losses(self, outputs_B: Tensor, targets_B: Tensor) -> Tensor:
         from torch.nn.functional import binary_cross_entropy_with_logits
 
@@ -254,6 +272,10 @@ class CausalLM(Task):
     @property
     def metric_names(self) -> tuple[str, ...]:
         return ("perplexity", "loss")
+
+    @property
+    def outputs_words(self) -> str:
+        return "logits of the next token at each position"
 
     def losses(self, outputs_B: Tensor, targets_B: Tensor) -> Tensor:
         return _token_losses(outputs_B, targets_B).sum(1) / _count_targets(targets_B).clamp(min=1)
@@ -311,6 +333,10 @@ class OwnTask(Task):
     @property
     def metric_names(self) -> tuple[str, ...]:
         return ("loss",)
+
+    @property
+    def outputs_words(self) -> str:
+        return f"what {self.function} takes as outputs"
 
     def losses(self, outputs_B: Tensor, targets_B: Tensor) -> Tensor:
         from torch.func import vmap

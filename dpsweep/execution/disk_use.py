@@ -95,5 +95,5 @@ def _list_distinct_configs(sweep: ResolvedSweep) -> list[TrialConfig]:
 
 def _count_copies(config: TrialConfig) -> int:
     """Trees of the weights' size in a checkpoint, at most: iterates, filter, optimizer."""
-    trail = build_method(config.method).query.memory
-    return 2 + trail + 2 * (config.optimizer.name != "sgd")
+    num_iterates = build_method(config.method).query.memory
+    return 2 + num_iterates + 2 * (config.optimizer.name != "sgd")

@@ -47,12 +47,14 @@ class Limits:
         silence_seconds: Longest time without a report; None for any.
         memory_bytes: Most memory of the process; 0 for any.
         gpu_share: Share of a GPU's memory that it may take, in (0, 1].
+        num_devices: GPUs that share its batches; 1 on a CPU.
         alone: True if no other trial of the sweep runs: its second try after memory ran out.
     """
 
     silence_seconds: float | None = None
     memory_bytes: int = 0
     gpu_share: float = 1.0
+    num_devices: int = 1
     alone: bool = False
 
     def to_json(self) -> dict[str, Any]:

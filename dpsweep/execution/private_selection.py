@@ -1,7 +1,7 @@
 """A search by private selection: its trials are nobody's to see, but for the one that wins.
 
 What is charged is a geometric number of like, random trials of which the best alone is released
-(privacy/selection.py). So how many there are is drawn in secret, and so is the key that their
+(privacy/search_budget.py). So how many there are is drawn in secret, and so is the key that their
 configs are drawn by; a trial that ends is compared with the best so far, and one of the two is
 deleted. Nothing reaches the study, the tracker or the screen before the end, and then the winner
 does, as trial 0. How long the search took can still be seen by whoever watches the machine.
@@ -24,7 +24,7 @@ from dpsweep.core.errors import ConfigError
 from dpsweep.core.seeds import Secret
 from dpsweep.core.types import Row
 from dpsweep.execution.driver import Watcher
-from dpsweep.privacy.selection import draw_num_trials
+from dpsweep.privacy.search_budget import draw_num_trials
 from dpsweep.search.charge import check_privacy_cap, make_ledger_entry
 from dpsweep.search.objectives import get_goal_values
 from dpsweep.search.trial_record import Record
@@ -197,7 +197,7 @@ class SecretSearch:
         """A random point of the space among those that the sweep admits; the same each time."""
         if number not in self._draw_trial:
             rng = random.Random(f"{self._ledger.key}/{number}")
-            draws = (self._admitted(RandomDraw(rng)) for _ in range(_MOST_DRAWS))
+            draws = (self._is_admitted(RandomDraw(rng)) for _ in range(_MOST_DRAWS))
             found = next(filter(None, draws), None)
             if found is None:
                 raise ConfigError(
@@ -207,7 +207,7 @@ class SecretSearch:
             self._draw_trial[number] = found
         return self._draw_trial[number]
 
-    def _admitted(self, draw: RandomDraw) -> tuple[TrialConfig, dict[str, Any]] | None:
+    def _is_admitted(self, draw: RandomDraw) -> tuple[TrialConfig, dict[str, Any]] | None:
         try:
             tree, hyperparams = self.sweep.space.draw(self.sweep.base.tree, draw)
             config = self.sweep.trial(tree)

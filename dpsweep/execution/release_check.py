@@ -2,7 +2,9 @@
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from dpsweep.config.resources import ResourcesConfig
 from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.disk import write_atomically
@@ -13,6 +15,7 @@ from dpsweep.core.errors import (
     StateError,
     summarize_error,
 )
+from dpsweep.execution.resources import count_trials_per_node
 from dpsweep.execution.tracking import CHECKS
 from dpsweep.store.state_dir import SweepFolder
 from dpsweep.training.release_check import Check, check_releases, table_of_checks
@@ -38,7 +41,7 @@ def store_release_checks(sweep: ResolvedSweep, folder: SweepFolder) -> None:
     """
     config = sweep.reference_trial
     try:
-        found = _checked(config, sweep)
+        found, where = _check_in_place(config, sweep)
     except (DpSweepError, ValueError, RayError, RuntimeError, MemoryError) as e:
         cause = e.cause if isinstance(e, RayTaskError) else e
         if not isinstance(cause, RayError):
@@ -51,13 +54,13 @@ def store_release_checks(sweep: ResolvedSweep, folder: SweepFolder) -> None:
             ) from e
         # No worker came, or it was lost: no fault of the step. The next launch checks again.
         text = f"{_UNCHECKED}: no worker ran the step of one trial ({summarize_error(cause)})"
-        found = []
+        found, where = [], "no node"
     else:
         text = table_of_checks(found)
-    head = "# Checks of what one step releases\n\nOn images of noise, before the first trial: "
+    head = "# Checks of what one step releases\n\nOn random inputs, before the first trial: "
     head += f"method {config.method.name}, model {config.model.name}, "
     head += f"clip norm {config.privacy.clip_norm:g}, engine {config.train.engine}, "
-    head += f"dtype {config.train.dtype}.\n\n"
+    head += f"dtype {config.train.dtype}, on {where}.\n\n"
     if bad := [check for check in found if not check.holds]:  # checked again by the next launch
         raise ConfigError(
             f"sweep {sweep.name!r}: its step does not release what the privacy statement says: "
@@ -68,17 +71,39 @@ def store_release_checks(sweep: ResolvedSweep, folder: SweepFolder) -> None:
     write_atomically(folder.path / CHECKS, f"{head}{text}\n".encode())
 
 
-def _checked(config: TrialConfig, sweep: ResolvedSweep) -> list[Check]:
-    """In this process, or in a trial's place where the model is the user's code or needs a GPU."""
+def _check_in_place(config: TrialConfig, sweep: ResolvedSweep) -> tuple[list[Check], str]:
+    """Run the checks in this process, or where a trial would run if that is another place.
+
+    That is another node, whose processor and packages may differ; and on any node a worker, where
+    the model is the user's code or needs a GPU.
+    """
     resources = sweep.config.resources
-    gpus = resources.gpu if isinstance(resources.gpu, int | float) else 0
-    if config.model.name != "own" and not gpus:
-        return check_releases(config, _SECONDS)
-    task = ray.remote(num_cpus=resources.cpu, num_gpus=gpus, max_retries=0)(check_releases)
-    waiting = task.remote(config, _SECONDS)
+    other = _find_other_node(resources)
+    if other is None and config.model.name != "own" and not resources.num_gpus:
+        return check_releases(config, _SECONDS), "this machine"
+    task = ray.remote(num_cpus=resources.cpu, num_gpus=resources.num_gpus, max_retries=0)(_check)
+    if other is not None:  # soft: it may be full, or gone by then
+        task = task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(other, soft=True))
+    waiting = task.remote(config, resources.num_devices)
     try:
-        found: list[Check] = ray.get(waiting, timeout=_TIMEOUT_SECONDS)
+        found: tuple[list[Check], str] = ray.get(waiting, timeout=_TIMEOUT_SECONDS)
     except GetTimeoutError:
         ray.cancel(waiting, force=True)
         raise
     return found
+
+
+def _check(config: TrialConfig, num_devices: int) -> tuple[list[Check], str]:
+    """Run the checks in a worker, and say on which node."""
+    node = ray.get_runtime_context().get_node_id()
+    return check_releases(config, _SECONDS, num_devices), f"node {node[:8]}"
+
+
+def _find_other_node(resources: ResourcesConfig) -> str | None:
+    """Return the id of a node where a trial fits and this process does not run; None if none is."""
+    if not ray.is_initialized():
+        return None
+    here = ray.get_runtime_context().get_node_id()
+    others = (node for node in ray.nodes() if node["Alive"] and node["NodeID"] != here)
+    fit = (n["NodeID"] for n in others if count_trials_per_node(resources, n["Resources"]))
+    return next(fit, None)

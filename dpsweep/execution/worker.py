@@ -131,7 +131,7 @@ def _train(assignment: Assignment, trial_dir: TrialDir) -> None:
             report,
             lambda: any(Path(request).exists() for request in assignment["pause"]),
             trial_schedule,
-            Allowance(before.halvings, limits.gpu_share, watch.excused),
+            Allowance(before.halvings, limits.gpu_share, limits.num_devices, watch.excused),
         )
 
 

@@ -19,7 +19,7 @@ class Method:
     Attributes:
         query: Public points each example is asked at. Their weighted sum is clipped.
         filters: What the released gradient passes, in order, before the base optimizer.
-        geometry: The space in which answers are clipped; the parameters' own if None.
+        geometry: The space in which gradients are clipped; the parameters' own if None.
         noise: Independent from step to step, or correlated.
     """
 

@@ -222,8 +222,8 @@ SPACE: dict[str, Any] = {}
 def build(config: Config) -> Method:
     """The parts, put together; any combination is private.
 
-    Whatever the query, one example answers once, with one weighted sum at past iterates, and is
-    clipped as a whole; whatever the filters, they see releases alone. The noise decides how often
+    Whatever the query, one example enters once: its weighted sum of gradients at past iterates is
+    clipped as a whole. Whatever the filters, they see releases alone. The noise decides how often
     an example is sampled and what the run is counted as (privacy/correlated.py).
     """
     parts = config.compose

@@ -144,7 +144,7 @@ def build(config: Config) -> Method:
     or follows the scalar Riccati equation of the paper's section 3.3.
 
     Private because both points are functions of past releases, k_t is one of the step alone, and
-    the pair's weighted sum is clipped as one answer: one release a step, as in DP-SGD. Clipping
+    the pair's weighted sum is clipped as one gradient: one release a step, as in DP-SGD. Clipping
     each gradient first would let one example move the sum by (|1-c| + |c|) C.
     """
     return Method(query=config.query, filters=(config.average,))

@@ -36,7 +36,7 @@ def build(config: Config) -> Method:
 
         a_i = sum_j w_j grad f(x_{t-j}; xi_i),   w_j = beta^j / sum beta^j,   j = 0..k-1
 
-    Private because the k points are past iterates and the weighted sum is clipped as one answer.
+    Private because the k points are past iterates and the weighted sum is clipped as one gradient.
     An example's momentum is recomputed from scratch at public points: none is carried from
     batch to batch, which would break amplification by sampling. Where the printed weights run
     the other way or have no effect we follow the text: the newest point weighs most.

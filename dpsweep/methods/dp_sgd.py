@@ -19,6 +19,6 @@ def build(config: Config) -> Method:
     """x_{t+1} = x_t - lr r_t with the gradient asked at x_t (Abadi et al., arXiv:1607.00133).
 
     Private because each step is one Poisson-subsampled Gaussian mechanism: the point x_t is a
-    function of past releases, one example's answer is clipped to C, and the divisor is B.
+    function of past releases, one example's gradient is clipped to C, and the divisor is B.
     """
     return Method()

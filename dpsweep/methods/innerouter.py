@@ -1,4 +1,4 @@
-"""InnerOuter: momentum inside each example's answer, and momentum over the releases."""
+"""InnerOuter: momentum inside each example's gradient, and momentum over the releases."""
 
 from typing import ClassVar, Literal
 
@@ -34,7 +34,7 @@ def build(config: Config) -> Method:
         m_t = beta_o m_{t-1} + r_t               unnormalised
 
     Private because the k points are past iterates, hence functions of past releases, and the
-    weighted sum is clipped as one answer; clipping each point's gradient and adding them up
+    weighted sum is clipped as one gradient; clipping each point's gradient and adding them up
     would have sensitivity k C. The heavy ball sees releases alone.
     """
     return Method(query=config.query, filters=(Momentum(config.outer_decay),))

@@ -1,4 +1,4 @@
-"""The table of models. None mixes examples (no batch norm), so each answers for itself."""
+"""The table of models. None mixes examples (no batch norm), so each has a gradient of its own."""
 
 from __future__ import annotations
 

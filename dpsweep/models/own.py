@@ -78,10 +78,10 @@ class _Named(Model):
         if spec.fields or len(spec.shape) != 3:
             return super().build_for(spec)  # which refuses it
         with _raise_as_config_error(f"model: {self.model}"), torch.device("cpu"):
-            model = self._made(spec.shape, spec.num_classes)
+            model = self._call_function(spec.shape, spec.num_classes)
         return _check_outputs(make_private(model, keep_statistics=bool(self.weights)), spec)
 
-    def _made(self, shape: Shape, num_classes: int) -> nn.Module:
+    def _call_function(self, shape: Shape, num_classes: int) -> nn.Module:
         raise NotImplementedError
 
 
@@ -90,7 +90,7 @@ class Torchvision(_Named):
 
     name: Literal["torchvision"] = "torchvision"
 
-    def _made(self, shape: Shape, num_classes: int) -> nn.Module:
+    def _call_function(self, shape: Shape, num_classes: int) -> nn.Module:
         models = importlib.import_module("torchvision.models")  # takes over a second
         sized = {"image_size": shape[1]} if self.model.startswith("vit_") else {}
         made: nn.Module = models.get_model(
@@ -104,7 +104,7 @@ class Timm(_Named):
 
     name: Literal["timm"] = "timm"
 
-    def _made(self, shape: Shape, num_classes: int) -> nn.Module:
+    def _call_function(self, shape: Shape, num_classes: int) -> nn.Module:
         if find_spec("timm") is None:
             raise InvalidKey("name", "timm is not installed here. Add it with: pip install timm")
         make = importlib.import_module("timm").create_model
@@ -124,7 +124,7 @@ def _check_outputs(model: nn.Module, spec: Spec) -> nn.Module:
     from torch import Tensor, nn
 
     from dpsweep.core.inputs import apply_model, zero_inputs
-    from dpsweep.privacy.engine import refuse_mixing
+    from dpsweep.privacy.engine import refuse_unsupported_layers
     from dpsweep.privacy.engine.state_guard import StateGuard, check_stateless
 
     given = _describe_inputs(spec)
@@ -133,7 +133,7 @@ def _check_outputs(model: nn.Module, spec: Spec) -> nn.Module:
         raise ValueError(
             f"its first convolution takes {first.in_channels} channels, and the data have {given}"
         )
-    refuse_mixing(model)
+    refuse_unsupported_layers(model)
     like = next(model.parameters(), None)
     if like is None:
         raise ValueError("it has no parameters to train")

@@ -40,6 +40,8 @@ _MASS_CUT_OFF = -40.0  # log of the probability put at infinite loss: 4e-18 a st
 
 _DEVIATIONS = 8.8  # of the noise, at that probability
 _MOST_POINTS = 2**20  # of the loss of one step; of many steps it has a few times as many
+_FLATTEST = -0.75
+_MOST_CALIBRATED = 2**17  # the same where it is computed a dozen times: 0.7 s each
 
 LEAST_DELTA_A_STEP = 10 * math.exp(_MASS_CUT_OFF)
 """Least delta over T: what is put at infinite loss is then a tenth of delta at most."""
@@ -84,22 +86,26 @@ class Run:
         """
         from dp_accounting.pld import privacy_loss_distribution as pld  # a second, for whoever asks
 
-        rate, noise = self.sampling_rate, self.noise_multiplier
-        exponent = (1 + 2 * _DEVIATIONS * noise) / (2 * noise**2)
-        largest = math.log1p(rate * math.expm1(exponent)) if exponent < 700 else exponent
-        if largest > _MOST_POINTS * interval:
-            raise ConfigError(
-                f"privacy: {self.steps:,} steps at sampling rate {rate:.3g} with noise {noise:.3g} "
-                f"lose up to {largest:.3g} a step, and counting that to {interval:.1g} takes "
-                f"gigabytes. Write a larger privacy.epsilon or privacy.delta, more "
-                f"privacy.noise_multiplier if the file gives it, or a larger train.batch_size"
-            )
+        self.check_grid(interval, _MOST_POINTS)
         return pld.from_gaussian_mechanism(
             self.noise_multiplier,
             log_mass_truncation_bound=_MASS_CUT_OFF,
             value_discretization_interval=interval,
             sampling_prob=self.sampling_rate,
         )
+
+    def check_grid(self, interval: float, most_points: int) -> None:
+        """Raise ConfigError if the loss of a single step has more than `most_points` on a grid."""
+        rate, noise = self.sampling_rate, self.noise_multiplier
+        exponent = (1 + 2 * _DEVIATIONS * noise) / (2 * noise**2)
+        largest = math.log1p(rate * math.expm1(exponent)) if exponent < 700 else exponent
+        if largest > most_points * interval:
+            raise ConfigError(
+                f"privacy: {self.steps:,} steps at sampling rate {rate:.3g} with noise {noise:.3g} "
+                f"lose up to {largest:.3g} a step, and counting that to {interval:.1g} takes "
+                f"too long. Write a larger privacy.epsilon or privacy.delta, more "
+                f"privacy.noise_multiplier if the file gives it, or a larger train.batch_size"
+            )
 
 
 def compose_alike(one: "PrivacyLossDistribution", times: int) -> "PrivacyLossDistribution":
@@ -182,8 +188,12 @@ def _calibrate(epsilon: float, delta: float, sampling_rate: float, steps: int) -
     def run(log_sigma: float) -> Run:
         return Run(sampling_rate, math.exp(log_sigma), steps)
 
+    def spend(log_sigma: float, interval: float) -> float:
+        run(log_sigma).check_grid(interval, _MOST_CALIBRATED)
+        return run(log_sigma).epsilon_on_grid(delta, interval)
+
     def miss(log_sigma: float, interval: float) -> float:
-        return math.log(max(run(log_sigma).epsilon_on_grid(delta, interval), 1e-12) / goal)
+        return math.log(max(spend(log_sigma, interval), 1e-12) / goal)
 
     interval = min(_COARSEST, 0.2 * epsilon / math.sqrt(steps))  # wrong by 5 % or so
     start = 0.0  # on this grid, a run with far too little noise would take gigabytes
@@ -191,11 +201,13 @@ def _calibrate(epsilon: float, delta: float, sampling_rate: float, steps: int) -
         start += math.log(2)
     log_sigma = _find_root(lambda u: miss(u, interval), start)
     slope = (miss(log_sigma + 0.01, interval) - miss(log_sigma - 0.01, interval)) / 0.02
+    if slope > _FLATTEST:  # of a few grid points; epsilon falls at least as fast as 1 / sigma
+        slope = -1.0
     while interval > _FINEST:
-        spent = run(log_sigma).epsilon_on_grid(delta, interval)
+        spent = spend(log_sigma, interval)
         meets = epsilon - slack <= spent <= epsilon
         if meets:
-            change = run(log_sigma).epsilon_on_grid(delta, 2 * interval) - spent
+            change = spend(log_sigma, 2 * interval) - spent
             if change <= _scale_tolerance(GRID_CHANGE, epsilon):
                 return [run(log_sigma).noise_multiplier, spent]
         if meets or abs(spent - goal) > _scale_tolerance(GRID_CHANGE, epsilon):

@@ -384,7 +384,7 @@ def compute_log_ratio(shift: npt.ArrayLike, centred: npt.ArrayLike, sampling_rat
     """Compute one step's part of the log-likelihood ratio of "the canary was in".
 
     With the release y in units of the clipped sum, its mean `base` without the canary, the
-    canary's own clipped answer v and noise of standard deviation sigma C,
+    canary's own clipped gradient v and noise of standard deviation sigma C,
 
         shift   = |v|^2 / (sigma C)^2,      centred = <y - base, v> / (sigma C)^2
         log(N(base + v) / N(base))          = centred - shift / 2

@@ -71,7 +71,7 @@ class Automatic:
     """C / (|u| + s): every gradient is scaled to nearly C (Bu et al. 2023, arXiv:2206.07136).
 
     Attributes:
-        stability: s, in gradient units; keeps the smallest answers from blowing up.
+        stability: s, in gradient units; keeps the smallest gradients from blowing up.
     """
 
     clip_norm: float
@@ -171,14 +171,14 @@ class Quantile:
         return min(max(moved, LEAST_NORM), MOST_NORM)
 
 
-def clipped_sum(answer: PerExample, clip: Clip, present_B: Tensor | None = None) -> Clipped:
-    """Sum factor_i u_i over the B examples of `answer`; zeros of the right shape if B = 0.
+def clipped_sum(gradients: PerExample, clip: Clip, present_B: Tensor | None = None) -> Clipped:
+    """Sum factor_i u_i over the B examples of `gradients`; zeros of the right shape if B = 0.
 
     Rows where `present_B` is False only fill up a microbatch, and add nothing.
     """
-    squares = {k: squared_norms(g) for k, g in answer.items()}
+    squares = {k: squared_norms(g) for k, g in gradients.items()}
     factors, count = compute_factors(squares, clip, present_B)
-    total = {k: weighted_sum(factors[k], g) for k, g in answer.items()}
+    total = {k: weighted_sum(factors[k], g) for k, g in gradients.items()}
     return Clipped(total | count)
 
 

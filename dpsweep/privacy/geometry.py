@@ -1,9 +1,9 @@
-"""The space in which answers are clipped and noised: the parameters' own, or a spectral one.
+"""The space in which gradients are clipped and noised: the parameters' own, or a spectral one.
 
     r = (1/B) L+( sum_i clip_C(L a_i)  +  sigma C z )
 
-L is a fixed linear map per layer with sensitivity kept: the engine sums clipped answers in
-white coordinates (see privacy/spectral.py), the noise is isotropic there, and `restore` leads
+L is a fixed linear map per layer with sensitivity kept: the engine sums clipped gradients in
+whitened coordinates (see privacy/spectral.py), the noise is isotropic there, and `restore` leads
 back to gradients. Where nothing is said L is the identity.
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Spectral:
-    """Spectral-DP: convolutions answer with all lags of a correlation, low-passed.
+    """Spectral-DP: a convolution's gradient is all lags of a correlation, low-passed.
 
     Attributes:
         keep: Share of the frequencies kept per axis of a convolution, in (0, 1].
@@ -53,9 +53,9 @@ class Geometry:
             {k: self.maps[k].restore(x) if k in self.maps else x for k, x in released.items()}
         )
 
-    def on(self, device: torch.device) -> Geometry:
+    def to(self, device: torch.device) -> Geometry:
         """Copy the geometry with its constants to `device`."""
-        return Geometry({k: one.on(device) for k, one in self.maps.items()})
+        return Geometry({k: one.to(device) for k, one in self.maps.items()})
 
     def noise_gain(self, name: str) -> float:
         """Variance of one entry of a restored gradient per unit variance of white noise."""
@@ -168,7 +168,7 @@ def _trace_input_shapes(
     def note(name: str, args: tuple[Tensor, ...], output: object) -> None:
         if not isinstance(output, Tensor):
             raise ValueError(
-                f"layer {name!r} answers with a {type(output).__name__} and not one tensor, and "
+                f"layer {name!r} returns a {type(output).__name__} and not one tensor, and "
                 f"has no spectral geometry; those with one are Conv2d and CirculantLinear"
             )
         seen.setdefault(name, []).append(tuple(args[0].shape[1:]))

@@ -13,7 +13,7 @@ from typing import Protocol
 from dpsweep.core.types import Clipped, Released, Tensors
 from dpsweep.privacy.clip import stack_parts
 
-Oracle = Callable[[Sequence[Tensors], Sequence[float]], Clipped]
+SumClipped = Callable[[Sequence[Tensors], Sequence[float]], Clipped]
 """(points, weights) -> the sum over the batch of each example's clipped gradient."""
 
 
@@ -36,12 +36,12 @@ class EvaluationPoint:
         """Number of iterates that `point` reads, the newest included."""
         return max(self.age + 1, 2 if self.ahead else 1)
 
-    def point(self, trail: Sequence[Tensors]) -> Tensors:
+    def point(self, iterates: Sequence[Tensors]) -> Tensors:
         """Compute the point. `trail` holds iterates, newest last; before the second, d_t is 0."""
-        here = trail[-1 - self.age]
-        if not self.ahead or len(trail) < 2:
+        here = iterates[-1 - self.age]
+        if not self.ahead or len(iterates) < 2:
             return here
-        now, before = trail[-1], trail[-2]
+        now, before = iterates[-1], iterates[-2]
         return {k: x + self.ahead * (now[k] - before[k]) for k, x in here.items()}
 
 
@@ -55,7 +55,7 @@ class Query(Protocol):
     def evaluation_points(self, step: int) -> tuple[EvaluationPoint, ...]:
         """Evaluation points of step `step` and their weights, a function of public numbers."""
 
-    def clipped(self, oracle: Oracle, trail: Sequence[Tensors], step: int) -> Clipped:
+    def evaluate(self, sum_clipped: SumClipped, iterates: Sequence[Tensors], step: int) -> Clipped:
         """Clipped sum of the batch; one example moves it by at most the clip norm."""
 
     def restore(self, released: Released, step: int) -> Released:
@@ -75,14 +75,14 @@ class JointQuery:
     def evaluation_points(self, step: int) -> tuple[EvaluationPoint, ...]:
         raise NotImplementedError
 
-    def clipped(self, oracle: Oracle, trail: Sequence[Tensors], step: int) -> Clipped:
+    def evaluate(self, sum_clipped: SumClipped, iterates: Sequence[Tensors], step: int) -> Clipped:
         points = self.evaluation_points(step)
-        whole = sum(point.weight for point in points)
-        if len(trail) == 1:  # all points are one
-            return oracle([trail[-1]], [whole])
-        known = [point for point in points if point.age < len(trail)]
-        scale = whole / sum(point.weight for point in known)
-        return oracle([p.point(trail) for p in known], [scale * p.weight for p in known])
+        total = sum(point.weight for point in points)
+        if len(iterates) == 1:  # all points are one
+            return sum_clipped([iterates[-1]], [total])
+        known = [point for point in points if point.age < len(iterates)]
+        scale = total / sum(point.weight for point in known)
+        return sum_clipped([p.point(iterates) for p in known], [scale * p.weight for p in known])
 
     def restore(self, released: Released, step: int) -> Released:
         return released
@@ -136,9 +136,9 @@ class SplitQuery:
     def evaluation_points(self, step: int) -> tuple[EvaluationPoint, ...]:
         return (EvaluationPoint(1 - self.weight), EvaluationPoint(self.weight, ahead=self.ahead))
 
-    def clipped(self, oracle: Oracle, trail: Sequence[Tensors], step: int) -> Clipped:
-        here = oracle([trail[-1]], [1.0])
-        there = oracle([EvaluationPoint(1.0, ahead=self.ahead).point(trail)], [1.0])
+    def evaluate(self, sum_clipped: SumClipped, iterates: Sequence[Tensors], step: int) -> Clipped:
+        here = sum_clipped([iterates[-1]], [1.0])
+        there = sum_clipped([EvaluationPoint(1.0, ahead=self.ahead).point(iterates)], [1.0])
         return stack_parts(here, there, sqrt(1 - self.share), sqrt(self.share) / 2)
 
     def restore(self, released: Released, step: int) -> Released:

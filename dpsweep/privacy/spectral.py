@@ -8,7 +8,7 @@ spread evenly, so a low-pass M in front of the crop removes more noise than sign
 
 What leaves the crop is Gaussian with covariance K = crop M M' crop' per unit of noise
 variance, K = V diag(lam) V'. Nothing of the size of R need ever be made, for the same law
-comes from noise drawn after the crop, in the white coordinates
+comes from noise drawn after the crop, in the whitened coordinates
 
     y = W R,    W = diag(lam^-1/2) V' crop M,    W W' = I,    gradient = V diag(lam^1/2) y
 
@@ -25,7 +25,7 @@ slices of the batch, so that a few examples at a time are in memory; what roundi
 added to |R|.
 
 Shapes: B examples, P points of the query (times positions), O and I channels or blocks,
-F frequencies, k lags, r white coordinates.
+F frequencies, k lags, r whitened coordinates.
 Source: Feng et al. 2023, Spectral-DP, Algorithms 2 and 3. The paper drops the last bins of the
 transform; of a real signal the bins f and n - f are one frequency, so here they go together.
 """
@@ -111,7 +111,7 @@ class Records:
 
     @property
     def longest_B(self) -> Tensor:
-        """Norm that each answer would have if none of its terms cancelled, at most; shape (B,)."""
+        """Norm of each example's gradient if none of its terms cancelled, at most; shape (B,)."""
         parts = [
             abs(w) * _long(x) * _long(g)
             for w, x, g in zip(self.weights, self.inputs, self.grads, strict=True)
@@ -134,11 +134,11 @@ class Records:
 
 
 class LayerMap(Protocol):
-    """The linear map from one example's gradient to its answer u, never written out."""
+    """The linear map from one example's gradient to its coordinates u, never written out."""
 
     @property
     def white_shape(self) -> tuple[int, ...]:
-        """Shape of the white coordinates."""
+        """Shape of the whitened coordinates."""
 
     @property
     def noise_gain(self) -> float:
@@ -157,9 +157,9 @@ class LayerMap(Protocol):
         """
 
     def restore(self, white: Tensor) -> Tensor:
-        """The gradient that belongs to white coordinates, of the parameter's shape."""
+        """The gradient that belongs to whitened coordinates, of the parameter's shape."""
 
-    def on(self, device: torch.device) -> Self:
+    def to(self, device: torch.device) -> Self:
         """Copy the map with its constants to `device`."""
 
 
@@ -216,11 +216,11 @@ class _Map:
     def noise_gain(self) -> float:
         return float(self.lags.variances.sum()) / len(self.lags.vectors)
 
-    def on(self, device: torch.device) -> Self:
+    def to(self, device: torch.device) -> Self:
         own: dict[str, Any] = {
             k: x.to(device) for k, x in vars(self).items() if isinstance(x, Tensor)
         }
-        return replace(self, lags=self.lags.on(device), **own)
+        return replace(self, lags=self.lags.to(device), **own)
 
     def restore(self, white: Tensor) -> Tensor:
         return self.lags.restore(white).view(self.shape)

@@ -68,7 +68,7 @@ def format_plans(plans: tuple[tuple[int, int], ...]) -> str:
 
 
 @dataclass(frozen=True)
-class Search:
+class SearchSpending:
     """Privacy spent by a search, as far as it is known.
 
     Attributes:
@@ -122,13 +122,16 @@ class Search:
         return max(found)
 
 
-def search_statement(search: Search, *, accounting: str, num_held_out: int) -> str:
+def search_statement(
+    search: SearchSpending, *, accounting: str, num_held_out: int, units: str = "examples"
+) -> str:
     """State what choosing among trials adds.
 
     Args:
         search: What was spent.
         accounting: `composition`, `private_selection` or `none`, as the sweep file asks.
-        num_held_out: Training examples that the trials were measured with.
+        num_held_out: Training examples, or units, that the trials were measured with.
+        units: Word for them.
     """
     selected = accounting == "private_selection"
     if search.void:
@@ -153,14 +156,14 @@ def search_statement(search: Search, *, accounting: str, num_held_out: int) -> s
         )
     if num_held_out:
         words.append(
-            f"The choice used {num_held_out} held-out examples without noise; no epsilon covers "
+            f"The choice used {num_held_out} held-out {units} without noise; no epsilon covers "
             f"them."
         )
     words.append("Other sweeps and runs on the same data are not counted.")
     return " ".join(words)
 
 
-def _state_composition(search: Search, num_held_out: int) -> str:
+def _state_composition(search: SearchSpending, num_held_out: int) -> str:
     kind = "adaptive" if search.adaptive else "independent"
     trials = f"{search.num_runs - search.confirming} {kind} trials"
     if search.explore is not None:
@@ -219,7 +222,7 @@ def _state_growth(growth: Growth) -> str:
     )
 
 
-def _state_selection(search: Search) -> str:
+def _state_selection(search: SearchSpending) -> str:
     """It never tells how many trials were run."""
     figure = _format_guarantee(search.epsilon, search.delta)
     each = f"Each trial: {_format_guarantee(search.each, search.delta)}. " if search.each else ""
@@ -237,11 +240,11 @@ def _format_guarantee(epsilon: float, delta: float) -> str:
 
 
 def validation_statement(validation: str, num_held_out: int, units: str = "examples") -> str:
-    """State the source of the accuracies, and whom that exposes."""
+    """State the source of the metrics, and whom that exposes."""
     if validation == "test_split":
-        return "Accuracies are measured on the test split, which the sweep declares public."
+        return "Metrics are measured on the test split, which the sweep declares public."
     return (
-        f"Accuracies are measured, without noise, on {num_held_out} {units} held out of the "
+        f"Metrics are measured, without noise, on {num_held_out} {units} held out of the "
         f"training split. No epsilon covers those {num_held_out} {units}."
     )
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from dpsweep.privacy.accounting import Run, calibrate_noise
-from dpsweep.privacy.selection import Schedule, SearchBudget
+from dpsweep.privacy.search_budget import Schedule, SearchBudget
 
 USUAL_SHARE = 0.05
 """Cost of exploring, if no share is given."""
@@ -65,7 +65,7 @@ def ways_to_spend(
     """
     steps, rate = schedule
 
-    def own(noise: float) -> float:
+    def find_own_epsilon(noise: float) -> float:
         return Run(rate, noise, steps).epsilon(delta)
 
     alike = (schedule,)
@@ -78,9 +78,9 @@ def ways_to_spend(
     return Ways(
         num_trials=num_trials,
         epsilon=epsilon,
-        equal=own(equal.noise_multiplier),
-        selection=own(selection_noise),
-        explore=own(explore.noise(schedule, final=True)),
+        equal=find_own_epsilon(equal.noise_multiplier),
+        selection=find_own_epsilon(selection_noise),
+        explore=find_own_epsilon(explore.noise(schedule, final=True)),
         share=share,
-        each=own(explore.noise(schedule)),
+        each=find_own_epsilon(explore.noise(schedule)),
     )

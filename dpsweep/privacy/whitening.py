@@ -45,7 +45,9 @@ class Whitening:
         whitening = cls(torch.cat(bases, 1), variances)
         white = whitening.whiten(whitening.whiten(covariance).T)
         if not torch.allclose(white, torch.eye(len(variances)).to(white), rtol=0, atol=1e-6):
-            raise ArithmeticError("white coordinates of a low-pass are not white: sensitivity > C")
+            raise ArithmeticError(
+                "whitened coordinates of a low-pass are not white: sensitivity > C"
+            )
         return whitening
 
     def whiten(self, lags: Tensor) -> Tensor:
@@ -56,7 +58,7 @@ class Whitening:
         """V diag(lam^1/2) along the last axis, in float64, given back in the dtype it came."""
         return (white.double() @ self._back).to(white.dtype)
 
-    def on(self, device: torch.device) -> Self:
+    def to(self, device: torch.device) -> Self:
         """Copy to `device` once; a step would wait for each copy."""
         return replace(self, vectors=self.vectors.to(device), variances=self.variances.to(device))
 

@@ -12,7 +12,7 @@ from dpsweep.results.groups import TrialGroup
 from dpsweep.results.importance import LEAST_TRIALS
 from dpsweep.results.rich_table import plain_table
 from dpsweep.results.significance import CONFIDENCE, LEVEL
-from dpsweep.results.tables import heading, knob_words, shown_value
+from dpsweep.results.tables import format_hyperparams, heading, shown_value
 
 _HEADINGS = ("ε", "method", "trials", "as chosen", "confirmed", "± 95 %", "runs", "difference", "p")
 _SPARE = ("as chosen", "runs", "trials", "± 95 %")
@@ -78,7 +78,7 @@ def sentences(comparison: Comparison) -> list[str]:
             for group in peers
             if group.label in by_label and by_label[group.label].luck is not None
         ]
-        found += [f"{at}{group.label}: {_carried(group)}" for group in peers]
+        found += [f"{at}{group.label}: {_describe_best(group)}" for group in peers]
     return [*found, *warnings(comparison)]
 
 
@@ -148,9 +148,9 @@ def _legend(comparison: Comparison) -> str:
     tests = sum(each.p is not None for each in comparison.compared)
     return (
         f"as chosen: {_as_chosen(comparison)}; confirmed: mean of fresh runs of the best config, ± "
-        f"its 95 % interval over noise and weights at the start, not over test images; difference: "
-        f"to the reference; p: corrected for {tests} tests (Holm). The tests compare the best "
-        f"configs; they do not cover how lucky each search was"
+        f"its 95 % interval over noise and weights at the start, not over validation data; "
+        f"difference: to the reference; p: corrected for {tests} tests (Holm). The tests "
+        f"compare the best configs; they do not cover how lucky each search was"
     )
 
 
@@ -219,11 +219,13 @@ def _lead(each: Compared, group: TrialGroup) -> str:
     )
 
 
-def _carried(group: TrialGroup) -> str:
+def _describe_best(group: TrialGroup) -> str:
     """Describe a group's best config, how lucky its result may be, and which keys mattered."""
     if group.best is None:
         return "no trial was completed"
-    hyperparams = knob_words(group.best, without=(EPSILON, METHOD_NAME)) or "nothing was searched"
+    hyperparams = (
+        format_hyperparams(group.best, without=(EPSILON, METHOD_NAME)) or "nothing was searched"
+    )
     words = f"best is trial {group.best.number}: {hyperparams}"
     if group.luck and group.trials:
         words += (

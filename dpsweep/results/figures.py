@@ -19,17 +19,36 @@ from dpsweep.results.disclosure import disclosure_of
 from dpsweep.results.importance import importances
 from dpsweep.results.plots.axes import KeyAxis, key_axes
 from dpsweep.results.plots.filters import filters
-from dpsweep.results.plots.outcome import groups, learning, tradeoff
+from dpsweep.results.plots.outcome import (
+    confusion,
+    distribution,
+    groups,
+    learning,
+    name_groups,
+    tradeoff,
+)
 from dpsweep.results.plots.pairs import PAIRS, pair
 from dpsweep.results.plots.posterior import posterior
-from dpsweep.results.plots.search import history, importance, parallel, slices
+from dpsweep.results.plots.search import (
+    history,
+    importance,
+    parallel,
+    rank,
+    slices,
+    timeline,
+)
 from dpsweep.search.choose import LEAST_TRIALS, surrogates
 from dpsweep.search.confirmation import Confirmation
 from dpsweep.search.trial_record import Record
+from dpsweep.store.state_dir import SweepFolder
 from dpsweep.store.study import Curve, Study
+from dpsweep.training.trial_dir import ConfusionMatrix, TrialDir
 
 _FILTERED = 4
 """Trials whose filters are drawn."""
+
+_LEAST_FOR_SHARES = 5
+"""Different results below which their distribution says no more than a table."""
 
 _WIDTH, _SCALE = 900, 2
 _OFF = "DPSWEEP_PICTURES"
@@ -48,12 +67,19 @@ CAPTIONS = {
     "importance": "How far the values of a key among the best trials lie from those among all "
     "(PED-ANOVA). With few trials this is a hint.",
     "parallel": "One line a complete trial across all searched keys, coloured by its result from "
-    "dark (worst) to bright; the best is thick and red.",
+    "dark (worst) to bright; the best is thick and red. With a mouse, drag along an axis to keep "
+    "the trials that pass there; click it to let all pass.",
     "slices": "The result against each searched key alone; the other keys vary as well.",
+    "rank": "Complete trials over the two most important keys, coloured by rank.",
     "kappa-gamma": "The result over Kalman gain and look-ahead. Marks are trials.",
     "cut-depth": "The result over cut and depth of the spectral shelf. Marks are trials.",
     "batch_size-lr": "The result over batch size and learning rate. Marks are trials.",
     "batch_size-total_step": "The result over batch size and total step. Marks are trials.",
+    "distribution": "Share of the complete trials whose result is at or below each value.",
+    "timeline": "When each run was asked for and when it ended. Times in which the sweep was "
+    "stopped are in it.",
+    "confusion": "Validation examples by their true class and the class that the best trial's "
+    "model gives them; colours are shares of the true class.",
     "filters": "What the filters of the best trials let pass, by frequency, and the noise variance "
     "that is left behind them.",
 }
@@ -61,6 +87,7 @@ CAPTIONS = {
 
 TITLES = {
     "posterior": "What the trials say together",
+    "confusion": "Confusion matrix of the best trial",
     "history": "The search",
     "tradeoff": "Trade-off and Pareto front",
     "budgets": "By budget",
@@ -69,11 +96,14 @@ TITLES = {
     "importance": "Importance of the keys",
     "parallel": "All keys together",
     "slices": "Each key alone",
+    "rank": "The two most important keys, by rank",
     "kappa-gamma": "κ and γ",
     "cut-depth": "λ (cut) and ρ (depth)",
     "batch_size-lr": "Batch size and learning rate",
     "batch_size-total_step": "Batch size and total step",
+    "distribution": "Distribution of the results",
     "filters": "Filters of the best trials",
+    "timeline": "Timeline",
 }
 
 
@@ -85,11 +115,12 @@ def caption_of(name: str, figure: go.Figure) -> str:
     )
 
 
-def figures(study: Study) -> dict[str, go.Figure]:
+def figures(study: Study, folder: SweepFolder | None = None) -> dict[str, go.Figure]:
     """The figures of a sweep, by name, in the order they are to be looked at.
 
     Args:
         study: The search; it may still run.
+        folder: Its folder, which has the confusion matrix of the best trial; None to draw none.
 
     Returns:
         Those of `TITLES` that have something to show; none for a private selection.
@@ -98,7 +129,16 @@ def figures(study: Study) -> dict[str, go.Figure]:
         return {}
     seen = _Seen.of(study)
     made = {name: make(study, seen) for name, make in _MAKERS.items()}
+    if folder and (found := read_confusion(study, folder)):
+        made["confusion"] = confusion(found)
+    made = {name: made.get(name) for name in TITLES}
     return {name: one for name, one in made.items() if one is not None}
+
+
+def read_confusion(study: Study, folder: SweepFolder) -> ConfusionMatrix | None:
+    """Confusion matrix of the best trial's weights; None where it was not counted."""
+    best = next(iter(study.best()), None)
+    return None if best is None else TrialDir(folder.trial_dir(best.number)).confusion()
 
 
 @dataclass(frozen=True)
@@ -205,6 +245,26 @@ def _pair(x: str, y: str) -> Maker:
     return make
 
 
+def _rank(study: Study, seen: _Seen) -> go.Figure | None:
+    """Over the two keys of greatest importance that enough trials have."""
+    keys = list(dict.fromkeys(one.key for one in importances(study) if one.key in seen.axes))[:2]
+    both = [r for r in seen.done if all(r.hyperparams.get(key) is not None for key in keys)]
+    if len(keys) < 2 or len(both) < 2:
+        return None
+    return rank(both, seen.axes[keys[0]], seen.axes[keys[1]], study.sweep.config.objective)
+
+
+def _distribution(study: Study, seen: _Seen) -> go.Figure | None:
+    if len({r.value for r in seen.done}) < _LEAST_FOR_SHARES:
+        return None
+    return distribution(name_groups(seen.done), study.sweep.config.objective)
+
+
+def _timeline(study: Study, seen: _Seen) -> go.Figure | None:
+    shown = [r for r in study.records() if r.asked is not None]
+    return timeline(shown) if len(shown) > 1 else None
+
+
 def _filters(study: Study, seen: _Seen) -> go.Figure | None:
     """Of the best trials or, in a search over methods, of the best of each."""
     firsts: dict[str, Record] = {}
@@ -234,8 +294,11 @@ _MAKERS: dict[str, Maker] = {
     "importance": _importance,
     "parallel": _parallel,
     "slices": _slices,
+    "rank": _rank,
     **{f"{x.rpartition('.')[2]}-{y.rpartition('.')[2]}": _pair(x, y) for x, y in PAIRS},
+    "distribution": _distribution,
     "filters": _filters,
+    "timeline": _timeline,
 }
 
 

@@ -19,7 +19,7 @@ from dpsweep.results.disclosure import disclosure_of
 from dpsweep.results.tables import (
     best_words,
     format_duration,
-    knob_words,
+    format_hyperparams,
     main_metric,
     num_trials_and_repeats,
     panel_table,
@@ -74,15 +74,15 @@ class LiveView:
             self._best = next(iter(self._study.best()), None)
         return self.is_driven
 
-    def started(self, record: Record) -> None:
+    def on_trial_start(self, record: Record) -> None:
         """A trial runs."""
         self._records[record.number] = record
 
-    def reported(self, record: Record, row: Row) -> None:
+    def on_trial_report(self, record: Record, row: Row) -> None:
         """A trial has new figures."""
         self._records[record.number] = record
 
-    def ended(self, record: Record) -> None:
+    def on_trial_end(self, record: Record) -> None:
         """A trial is through."""
         self._records[record.number] = record
         self._best = next(iter(self._study.best()), None)
@@ -128,7 +128,16 @@ class LiveView:
             return Group(*head)
         if self.driver:
             head.append(Text(f"driven by {self.driver}"))
-        return Group(*head, self._bar(), running_table(self._running()), self._last_table())
+        return Group(*head, self.bar(), *self.tables())
+
+    @property
+    def num_ended(self) -> int:
+        """Runs that have ended, repeats among them."""
+        return len(self._ended())
+
+    def tables(self) -> tuple[Table, Table]:
+        """The runs that go on, and those that ended last; empty ones of a private selection."""
+        return running_table(self._running()), self._last_table()
 
     def _running(self) -> list[Record]:
         return [r for r in self._records.values() if r.state == "running"]
@@ -156,7 +165,7 @@ class LiveView:
         left = (self._study.sweep.num_runs * each - done) / len(running)
         return f", about {format_duration(left)} left"
 
-    def _bar(self) -> ProgressBar:
+    def bar(self) -> ProgressBar:
         """Share of the planned runs that has ended, with the epochs of those that run."""
         begun = sum(r.row["epoch"] / r.config.train.epochs for r in self._running() if r.row)
         ended = len(self._ended()) + begun
@@ -166,7 +175,7 @@ class LiveView:
         table = panel_table("ended", "state", "result", "searched")
         for record in self._ended()[-_LAST:][::-1]:
             value = "–" if record.value is None else f"{record.value:.4f}"
-            table.add_row(str(record.number), record.state, value, Text(knob_words(record)))
+            table.add_row(str(record.number), record.state, value, Text(format_hyperparams(record)))
         return table
 
     def _line(self, record: Record) -> str:
@@ -179,12 +188,12 @@ class LiveView:
                 figures += f", {metric} {record.value:.4f}"
         return (
             f"trial {record.number}{repeated_words(record)} {record.state}: {figures}, "
-            f"{knob_words(record)} ({record.seconds:.1f} s)"
+            f"{format_hyperparams(record)} ({record.seconds:.1f} s)"
         )
 
 
 @contextmanager
-def shown(view: LiveView) -> Iterator[None]:
+def show_live(view: LiveView) -> Iterator[None]:
     """Draw the panel four times a second, where there is a terminal."""
     if not view.console.is_terminal:
         yield
@@ -198,7 +207,7 @@ def shown(view: LiveView) -> Iterator[None]:
         yield
 
 
-def followed(view: LiveView, pause: Callable[[], bool]) -> None:
+def follow_sweep(view: LiveView, pause: Callable[[], bool]) -> None:
     """Show a sweep until nobody drives it, or `pause` says that it is enough.
 
     Args:
@@ -208,7 +217,7 @@ def followed(view: LiveView, pause: Callable[[], bool]) -> None:
     if view.is_driven:
         if not view.console.is_terminal:
             view.console.print(view.summary(), markup=False)
-        with shown(view):
+        with show_live(view):
             while not pause() and view.look():
                 if not view.console.is_terminal:
                     view.print_lines()

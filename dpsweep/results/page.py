@@ -25,7 +25,8 @@ from dpsweep.results.comparison import comparison_table, sentences
 from dpsweep.results.disclosure import disclosure_of
 from dpsweep.results.export import Origin, origin_of, to_yaml
 from dpsweep.results.figures import TITLES, caption_of, figures
-from dpsweep.results.pareto import chosen, nothing_to_show, summaries, winners
+from dpsweep.results.live import LiveView
+from dpsweep.results.pareto import choose_trials, nothing_to_show, summaries, winners
 from dpsweep.results.plots.outcome import confirmed_groups
 from dpsweep.results.plots.style import goal_title
 from dpsweep.results.tables import shown_budgets, trial_table
@@ -38,12 +39,15 @@ _BEST, _MOST_ROWS, _MOST_REASONS = 10, 500, 20
 _HEIGHT = 420
 
 
-def page(study: Study, drawn: dict[str, go.Figure] | None = None) -> str:
+def page(
+    study: Study, drawn: dict[str, go.Figure] | None = None, *, with_library: bool = True
+) -> str:
     """The whole page as HTML.
 
     Args:
         study: The search; it may still run.
         drawn: Its figures, if they are made already.
+        with_library: False to leave out the figures' library, 5 MB, where it is there already.
 
     Raises:
         StateError: If no trial is complete yet; of a private selection, before its end.
@@ -70,13 +74,38 @@ def page(study: Study, drawn: dict[str, go.Figure] | None = None) -> str:
             "comparison": sentences(compared) if compared else [],
             "configs": [_config(record, origin) for record in winners(study)],
             "tables": _tables(study, compared),
-            "folded": _folded(records) if disclosure.tells_trials else [],
+            "folded": _fold_trials(records) if disclosure.tells_trials else [],
             "figures": [_figure(name, one) for name, one in drawn.items()],
             "no_figures": "" if drawn else disclosure.no_figures,
             "commands": _commands(study),
             "sweep_file": dump_sweep(study.sweep.file, study.sweep.base.tree),
             "provenance": _provenance(study),
+            "with_library": with_library and bool(drawn),
         },
+    )
+
+
+def live_page(name: str) -> str:
+    """The page that `watch --web` serves: it asks for `now` and `report` beside it."""
+    return _render("live.html", {"name": name, "kind": "live", "figures": [], "with_library": True})
+
+
+def live_panel(view: LiveView) -> str:
+    """The live view of a sweep as a part of that page."""
+    bar = view.bar()
+    tables = [_grid(table) for table in view.tables() if table.row_count]
+    return (
+        _environment()
+        .get_template("panel.html")
+        .render(
+            panel={
+                "summary": view.summary(),
+                "driver": str(view.driver or ""),
+                "completed": bar.completed,
+                "total": bar.total,
+                "tables": tables,
+            }
+        )
     )
 
 
@@ -96,18 +125,25 @@ def comparison_page(comparison: Comparison, command: str) -> str:
             "sentences": sentences(comparison),
             "figures": [{**figure, "title": "Side by side"}],
             "command": command,
+            "with_library": True,
         },
+    )
+
+
+def _environment() -> Environment:
+    return Environment(
+        loader=PackageLoader("dpsweep.results", "."), autoescape=True, undefined=StrictUndefined
     )
 
 
 def _render(template: str, page: dict[str, Any]) -> str:
     """A page of this package's, with what all of them need."""
-    environment = Environment(
-        loader=PackageLoader("dpsweep.results", "."), autoescape=True, undefined=StrictUndefined
-    )
-    version, plotly = collect_provenance()["dpsweep.version"], Markup(get_plotlyjs())
-    return environment.get_template(template).render(
-        page={**page, "version": version, "plotly": plotly}
+    version = collect_provenance()["dpsweep.version"]
+    plotly = Markup(get_plotlyjs()) if page["with_library"] else ""
+    return (
+        _environment()
+        .get_template(template)
+        .render(page={**page, "version": version, "plotly": plotly})
     )
 
 
@@ -155,7 +191,7 @@ def _grid(table: Table) -> _Grid:
     """A table that was made to be printed."""
     columns = [_Column(str(c.header), c.justify == "left") for c in table.columns]
     rows = list(zip(*(map(str, c.cells) for c in table.columns), strict=True))
-    return _Grid(str(table.title), columns, rows, str(table.caption or ""))
+    return _Grid(str(table.title or ""), columns, rows, str(table.caption or ""))
 
 
 def _state(study: Study) -> str:
@@ -215,12 +251,12 @@ def _config(record: Record, origin: Origin) -> dict[str, str]:
 
 def _tables(study: Study, compared: Comparison | None) -> list[_Grid]:
     """Those that `dpsweep best` prints."""
-    best = trial_table(chosen(study, _BEST), "Best trials", show_state=False)
+    best = trial_table(choose_trials(study, _BEST), "Best trials", show_state=False)
     tables = [best, *summaries(study), *([comparison_table(compared)] if compared else [])]
     return [_grid(table) for table in tables]
 
 
-def _folded(records: list[Record]) -> list[_Grid]:
+def _fold_trials(records: list[Record]) -> list[_Grid]:
     """Every trial, and why some failed."""
     shown = records[:_MOST_ROWS]
     title = "All runs" if len(shown) == len(records) else f"The first {_MOST_ROWS} runs"

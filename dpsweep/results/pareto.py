@@ -10,13 +10,13 @@ from dpsweep.core.errors import StateError
 from dpsweep.results.confirmed import confirmed_table
 from dpsweep.results.disclosure import disclosure_of
 from dpsweep.results.rich_table import plain_table
-from dpsweep.results.tables import knob_words, shown_value
+from dpsweep.results.tables import format_hyperparams, shown_value
 from dpsweep.search.objectives import find_pareto_front, get_goal_values, group_by_epsilon
 from dpsweep.search.trial_record import Record
 from dpsweep.store.study import Study
 
 
-def chosen(study: Study, top: int) -> list[Record]:
+def choose_trials(study: Study, top: int) -> list[Record]:
     """The trials that a search recommends, the best first.
 
     Args:
@@ -92,7 +92,7 @@ def budget_table(study: Study) -> Table:
             str(record.number),
             shown_value(record.value),
             str(counts[record.number]),
-            Text(knob_words(record, without=(EPSILON,))),
+            Text(format_hyperparams(record, without=(EPSILON,))),
             "a smaller ε did as well" if beaten else "",
         )
     return table
@@ -107,5 +107,7 @@ def front_table(study: Study) -> Table:
     table.add_column("searched")
     for record in study.front():
         values = get_goal_values(objective, record.row, record.config) or ()
-        table.add_row(str(record.number), *map(shown_value, values), Text(knob_words(record)))
+        table.add_row(
+            str(record.number), *map(shown_value, values), Text(format_hyperparams(record))
+        )
     return table

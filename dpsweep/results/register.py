@@ -1,5 +1,6 @@
 """The confirmed best of a sweep as a registered model, with its privacy statement."""
 
+import json
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +9,10 @@ from torch import Tensor, nn
 from dpsweep.config.keys import EPSILON
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, StateError
-from dpsweep.data.read import Dataset
+from dpsweep.core.inputs import Inputs, apply_model
+from dpsweep.data import DataConfig
+from dpsweep.data.read import Dataset, list_class_names
+from dpsweep.data.tasks import Classification
 from dpsweep.privacy.statement import NO_EPSILON, format_delta, format_epsilon
 from dpsweep.results.export import Origin, origin_of
 from dpsweep.results.formats import Winner, kept_weights
@@ -18,6 +22,10 @@ from dpsweep.search.trial_record import Record
 from dpsweep.store.state_dir import StateFolder, SweepFolder
 from dpsweep.store.study import Study
 from dpsweep.tracking.registry import ModelEntry, Version, check_registry_names, register_model
+from dpsweep.training.device import use_torch_defaults
+
+_LONGEST_TAG = 5000
+"""Characters that every registry takes."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +81,14 @@ def register_best(
             f"with --allow-void"
         )
     uri, origin = folder.tracking_uri or state.tracking_uri, origin_of(study)
-    return [_one(r, origin, folder, uri, _named(name, r), alias, void=void) for r in best]
+    return [
+        _register_one(r, origin, folder, uri, _make_model_name(name, r), alias, void=void)
+        for r in best
+    ]
 
 
 class FromBytes(nn.Module):
-    """A trained model that takes images as they are stored, and scales them itself.
+    """A trained model that takes one tensor: images as they are stored, or named inputs stacked.
 
     Args:
         model: Takes scaled images.
@@ -93,11 +104,14 @@ class FromBytes(nn.Module):
         self._scale = Dataset(
             *(none,) * 4, data.spec.brightest, data.normalise, not data.are_pixels
         )
+        self._names = [field.name for field in data.spec.fields]
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Bytes, or features where the config names some, (B, C, H, W) -> logits (B, classes)."""
-        logits: Tensor = self.model(self._scale.scaled(images, self._dtype))
-        return logits
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return outputs (B, ...) for images as bytes, features, or ids and masks (B, names, T)."""
+        given: Inputs = inputs
+        if self._names:
+            given = dict(zip(self._names, inputs.unbind(1), strict=True))
+        return apply_model(self.model, self._scale.scaled(given, self._dtype))
 
 
 def trained(winner: Winner) -> FromBytes:
@@ -113,7 +127,7 @@ def trained(winner: Winner) -> FromBytes:
     return FromBytes(model, config).eval()
 
 
-def _one(
+def _register_one(
     record: Record,
     origin: Origin,
     folder: SweepFolder,
@@ -125,21 +139,39 @@ def _one(
 ) -> Registered:
     winner = Winner(record, 1, origin, folder.trial_dir(record.number) / "weights.pt")
     model = trained(winner)
-    data = record.config.data
-    if data.spec.fields:
-        raise ConfigError(
-            f"--register: models of {data.name} take several tensors by name, which the registry's "
-            f"example cannot show. Export a language model with --format huggingface, others with "
-            f"--format yaml"
-        )
-    kind = torch.uint8 if data.are_pixels else torch.float32
-    example = torch.zeros(2, *data.spec.shape, dtype=kind)
+    example = _make_example(record.config.data)
     trial = f"{origin.sweep}/{record.number}"
     entry = ModelEntry(name, alias, folder.id, trial, _note(winner), _tags(record, void=void))
-    found = register_model(uri, entry, model, example)
+    with use_torch_defaults():  # torch.export reads a flag that our own settings make invalid
+        found = register_model(uri, entry, model, example)
     return Registered(
-        name, found.version, record.number, f"models:/{name}@{alias}", _words(found, alias)
+        name,
+        found.version,
+        record.number,
+        f"models:/{name}@{alias}",
+        _describe_version(found, alias),
     )
+
+
+def _make_example(data: DataConfig) -> Tensor:
+    """Make inputs of two examples: of zeros; ids and masks are ones.
+
+    Raises:
+        ConfigError: If named inputs cannot be stacked.
+    """
+    fields = data.spec.fields
+    if not fields:
+        kind = torch.uint8 if data.are_pixels else torch.float32
+        return torch.zeros(2, *data.spec.shape, dtype=kind)
+    if len({field.shape for field in fields}) > 1 or any(
+        x.num_ids is None and not x.is_mask for x in fields
+    ):
+        raise ConfigError(
+            f"--register: MLflow gives a model one array, and the inputs of {data.name} are no ids "
+            f"of one length: {', '.join(f'{x.name} {x.shape}' for x in fields)}. Export with "
+            f"--format yaml"
+        )
+    return torch.ones(2, len(fields), *fields[0].shape, dtype=torch.int64)
 
 
 def _note(winner: Winner) -> str:
@@ -149,12 +181,17 @@ def _note(winner: Winner) -> str:
             f"Trial {record.number} of sweep {origin.sweep}. {origin.luck(record)}",
             f"**Privacy of this run by itself:** {describe_trial_privacy(record)}",
             f"**Privacy of the search:** {origin.search_words}",
-            f"Takes {_taken(record.config)}, and gives logits.",
+            f"Takes {_describe_inputs(record.config)}, and gives "
+            f"{record.config.data.task.outputs_words}.",
         )
     )
 
 
-def _taken(config: TrialConfig) -> str:
+def _describe_inputs(config: TrialConfig) -> str:
+    if fields := config.data.spec.fields:
+        names = ", ".join(field.name for field in fields)
+        length = fields[0].shape[0]
+        return f"whole numbers (examples, {len(fields)}, {length}): {names}, stacked in this order"
     shape = " x ".join(map(str, config.data.spec.shape))
     if config.data.are_pixels:
         return f"images as bytes, each {shape} (channels, height, width), which it scales itself"
@@ -178,17 +215,26 @@ def _tags(record: Record, *, void: bool) -> dict[str, str]:
         "method": config.method.name,
         "model": config.model.name,
         "data": config.data.name,
+        **_name_classes(config),
         "void": str(void).lower(),
         **{k: f"{v:.4f}" for k, v in (record.row or {}).items() if k == _metric(config)},
     }
 
 
-def _named(name: str, record: Record) -> str:
+def _name_classes(config: TrialConfig) -> dict[str, str]:
+    """The class of each logit, as a JSON list."""
+    if not isinstance(config.data.task, Classification):
+        return {}
+    names = json.dumps(list_class_names(config.data), ensure_ascii=False)
+    return {"classes": names} if len(names) <= _LONGEST_TAG else {}
+
+
+def _make_model_name(name: str, record: Record) -> str:
     epsilon = record.hyperparams.get(EPSILON)
     return name if epsilon is None else f"{name}-epsilon-{epsilon:g}"
 
 
-def _words(found: Version, alias: str) -> str:
+def _describe_version(found: Version, alias: str) -> str:
     new = "registered" if found.is_new else "was registered before"
     moved = "" if found.before is None else f", which was version {found.before}"
     return f"models:/{found.name}@{alias}{moved}: version {found.version} {new}"

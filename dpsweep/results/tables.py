@@ -20,9 +20,9 @@ LETTERS = {
     BATCH_SIZE: "B",
     CLIP_NORM: "C",
     METHOD_NAME: "method",
-    EPSILON: "for ε",
+    EPSILON: "target ε",
 }
-"""The papers' letters, shown beside the names."""
+"""The papers' letters, in tables and figures; a key without one is shown by its last word."""
 
 _MOST_COLUMNS = 6
 """Searched keys that fit beside each other; more, as where methods are compared, share one."""
@@ -30,7 +30,7 @@ _MOST_COLUMNS = 6
 
 def trial_table(records: list[Record], title: str, *, show_state: bool = True) -> Table:
     """One line a trial, in the given order; narrow enough for 80 columns."""
-    hyperparams = knob_names(records)
+    hyperparams = hyperparam_names(records)
     named = {"ε": "epsilon spent", "σ": "noise multiplier"}
     named.update(
         {LETTERS[k]: k.rpartition(".")[2] for k in hyperparams if k in LETTERS and k != EPSILON}
@@ -39,11 +39,13 @@ def trial_table(records: list[Record], title: str, *, show_state: bool = True) -
     legend = ", ".join(f"{letter} {name}" for letter, name in named.items())
     together = len(hyperparams) > _MOST_COLUMNS
     headings = [] if together else [heading(name) for name in hyperparams]
-    spare = ("loss", "σ", "sec", *reversed(headings), "state")
+    metric, *others = [*list_metrics(records), "loss"]
+    if metric == "loss":  # all that a task of one's own has
+        others = []
+    spare = ("loss", "σ", "sec", *others[-2::-1], *reversed(headings), "state")
     table = plain_table(title + void, spare=spare, caption=legend)
     expected = ["expected"] if any(r.expected is not None for r in records) else []
-    metric = main_metric(records)
-    for name in ("trial", metric, *expected, "loss", "ε", "σ", *headings, "sec"):
+    for name in ("trial", metric, *expected, *others, "ε", "σ", *headings, "sec"):
         table.add_column(name, justify="right", no_wrap=True)
     if together:
         table.add_column("searched")
@@ -55,7 +57,7 @@ def trial_table(records: list[Record], title: str, *, show_state: bool = True) -
             str(record.number),
             shown_value(row.get(f"valid/{metric}")),
             *(shown_value(record.expected) for _ in expected),
-            shown_value(row.get("valid/loss")),
+            *(shown_value(row.get(f"valid/{name}")) for name in others),
             format_epsilon(row["privacy/epsilon_spent"]) if row else "–",
             shown_value(row.get("noise_multiplier")),
             *(
@@ -64,7 +66,7 @@ def trial_table(records: list[Record], title: str, *, show_state: bool = True) -
                 else [Text(shown_value(record.hyperparams.get(name))) for name in hyperparams]
             ),
             f"{record.seconds:.0f}",
-            *([Text(knob_words(record))] if together else []),
+            *([Text(format_hyperparams(record))] if together else []),
             *([_state(record)] if show_state else []),
         )
     return table
@@ -108,7 +110,13 @@ def num_trials_and_repeats(records: Iterable[Record]) -> tuple[int, int]:
 
 def main_metric(records: Sequence[Record]) -> str:
     """Name the first metric of the trials' task, without `valid/`; accuracy of no trials."""
-    return records[0].config.data.task.metric_names[0] if records else "accuracy"
+    return list_metrics(records)[0]
+
+
+def list_metrics(records: Sequence[Record]) -> list[str]:
+    """Name the metrics of the trials' task but the loss, which has a column of its own."""
+    names = records[0].config.data.task.metric_names if records else ("accuracy",)
+    return [name for name in names if name != "loss"] or ["loss"]
 
 
 def running_table(records: Iterable[Record]) -> Table:
@@ -123,7 +131,7 @@ def running_table(records: Iterable[Record]) -> Table:
             f"{row.get('epoch', 0):g}/{record.config.train.epochs:g}",
             *(f"{row[k]:.4f}" if k in row else "–" for k in (f"valid/{metric}", "valid/loss")),
             format_epsilon(row["privacy/epsilon_spent"]) if row else "–",
-            Text(knob_words(record)),
+            Text(format_hyperparams(record)),
         )
     return table
 
@@ -167,20 +175,24 @@ def trial_row(record: Record) -> dict[str, Any]:
     }
 
 
-def knob_names(records: list[Record]) -> list[str]:
+def hyperparam_names(records: list[Record]) -> list[str]:
     """Every searched key, in the order of the sweep file."""
     return list(dict.fromkeys(name for record in records for name in record.hyperparams))
 
 
-def knob_words(record: Record, *, without: Sequence[str] = ()) -> str:
+def format_hyperparams(record: Record, *, without: Sequence[str] = ()) -> str:
     """Write one trial's searched values as `name=value` pairs, `without` some keys."""
     hyperparams = {k: v for k, v in record.hyperparams.items() if k not in without}
     return " ".join(f"{heading(k)}={shown_value(v)}" for k, v in hyperparams.items())
 
 
 def heading(name: str) -> str:
-    """The paper's letter of a searched key, or its last word."""
-    return LETTERS.get(name, name.rpartition(".")[2])
+    """Return the paper's letter of a searched key, or its last word.
+
+    >>> heading("model.adapter.rank"), heading("model.adapter.name")
+    ('rank', 'adapter')
+    """
+    return LETTERS.get(name, name.removesuffix(".name").rpartition(".")[2])
 
 
 def shown_budgets(epsilons: Sequence[float | None]) -> str:

@@ -11,14 +11,14 @@ from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError
 from dpsweep.privacy.accounting import Run, calibrate_noise, compose_runs
 from dpsweep.privacy.renyi import Cap, RunCap
-from dpsweep.privacy.selection import (
+from dpsweep.privacy.search_budget import (
     SearchBudget,
     choose_cap,
-    selected,
+    find_selection_cap,
     selection_epsilon,
     total_epsilon,
 )
-from dpsweep.privacy.statement import Growth, Search, search_statement
+from dpsweep.privacy.statement import Growth, SearchSpending, search_statement
 from dpsweep.search.trial_record import Record
 
 Plans = tuple[tuple[int, int], ...]
@@ -102,8 +102,13 @@ def describe_runs_privacy(
     spent = compute_search_privacy(
         sweep, runs, confirming=confirming, void=void, plans=plans, ahead=ahead
     )
-    held_out = sweep.written.data.num_held_out
-    return search_statement(spent, accounting=sweep.config.accounting, num_held_out=held_out)
+    data = sweep.written.data
+    return search_statement(
+        spent,
+        accounting=sweep.config.accounting,
+        num_held_out=data.num_held_out,
+        units=data.protected,
+    )
 
 
 def compute_search_privacy(
@@ -114,7 +119,7 @@ def compute_search_privacy(
     void: bool = False,
     plans: Plans = (),
     ahead: int | None = None,
-) -> Search:
+) -> SearchSpending:
     """Compute what the search as a whole has spent.
 
     Args:
@@ -136,10 +141,10 @@ def compute_search_privacy(
 
 def _compute_spent(
     sweep: ResolvedSweep, runs: Sequence[Run], confirming: int, void: bool
-) -> Search:
+) -> SearchSpending:
     """Compute the privacy spent, by the sweep's own accounting."""
     delta, whole = sweep.written.delta, sweep.whole
-    told = Search(
+    told = SearchSpending(
         num_runs=len(runs),
         planned=sweep.num_runs,
         epsilon=0.0,
@@ -168,8 +173,8 @@ def _compute_spent(
 
 
 def _compute_planned(
-    spent: Search, sweep: ResolvedSweep, runs: Sequence[Run], num_runs: int
-) -> Search:
+    spent: SearchSpending, sweep: ResolvedSweep, runs: Sequence[Run], num_runs: int
+) -> SearchSpending:
     """Compute what all planned runs will have spent: never less than `runs` have spent.
 
     A figure for the whole search, and one whose promise was broken, stay what they are.
@@ -259,9 +264,9 @@ def _compute_selection_epsilon(sweep: ResolvedSweep, runs: Sequence[Run]) -> tup
     """Epsilon of a private selection, and its proof; by what was run, if that broke the cap."""
     ends, cap, delta = _list_extreme_runs(sweep), get_privacy_cap(sweep), sweep.written.delta
     if cap is None:
-        cap = selected(ends, sweep.num_runs, delta)[1]
+        cap = find_selection_cap(ends, sweep.num_runs, delta)[1]
     if not all(cap.admits(run) for run in runs):
-        cap = selected([*ends, *runs], sweep.num_runs, delta)[1]
+        cap = find_selection_cap([*ends, *runs], sweep.num_runs, delta)[1]
     return selection_epsilon(cap, sweep.num_runs, delta)
 
 

@@ -44,6 +44,7 @@ class Record:
         expected: Posterior mean of the objective at its config, once the search has ended and
             chosen by that; None before, and where the choice is as observed.
         asked: Unix time at which it was asked for; None for a private selection's own trials.
+        ended: Unix time at which it ended; None while it has not.
     """
 
     number: int
@@ -60,6 +61,7 @@ class Record:
     final: bool = False
     expected: float | None = None
     asked: float | None = None
+    ended: float | None = None
 
     @property
     def merit(self) -> float:
@@ -112,4 +114,5 @@ def make_record(trial: FrozenTrial, config: TrialConfig) -> Record:
         confirms=attrs.get("confirms"),
         final=attrs.get("final", False),
         asked=trial.datetime_start.timestamp() if trial.datetime_start else None,
+        ended=trial.datetime_complete.timestamp() if trial.datetime_complete else None,
     )

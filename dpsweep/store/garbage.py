@@ -24,7 +24,10 @@ from dpsweep.store.study import open_study
 from dpsweep.tracking.spool import Spool, read_backlog
 from dpsweep.training.trial_dir import TrialDir
 
-_WRITTEN = "checkpoint.pt|metrics.json|weights.pt|error.txt|secret|sweep.json|lease|selection.json"
+_WRITTEN = (
+    "checkpoint.pt|metrics.json|weights.pt|confusion.json|error.txt|secret|sweep.json|lease|"
+    "selection.json"
+)
 _TEMPORARY = re.compile(rf"\.({_WRITTEN})\.[a-z0-9_]{{8}}")
 _YOUNG_SECONDS = 60.0
 """A folder without a study may be that of a launch that is just making it."""
@@ -113,13 +116,13 @@ class _StudyNames:
         if uri not in self._names:
             try:
                 self._names[uri] = (
-                    self._own() if uri == self.state.storage_uri else list_study_names(uri)
+                    self._list_own() if uri == self.state.storage_uri else list_study_names(uri)
                 )
             except DpSweepError:
                 self._names[uri] = None
         return self._names[uri]
 
-    def _own(self) -> list[str]:
+    def _list_own(self) -> list[str]:
         """Looking does not make the file."""
         uri = self.state.storage_uri
         return list_study_names(uri) if (self.state.root / "study.db").exists() else []

@@ -1,4 +1,4 @@
-"""Delivers spooled events to MLflow. Only this file, parcel.py and registry.py import it.
+"""Delivers spooled events to MLflow. Only this file, run_update.py and registry.py import it.
 
 Every event may come twice, after a crash or a lost answer: a run carries its tag from its first
 moment, and all runs are looked up by it on connecting, and again after any failure; params and
@@ -25,7 +25,7 @@ from dpsweep.compat import EXPERIMENT_KIND, VIEW_TAG, database_engine
 from dpsweep.core.errors import ConnectionRefused, summarize_error
 from dpsweep.core.sqlite import use_write_ahead_log
 from dpsweep.tracking.access import check_rights
-from dpsweep.tracking.parcel import RUNNING, RunUpdate, group_by_run
+from dpsweep.tracking.run_update import RUNNING, RunUpdate, group_by_run
 from dpsweep.tracking.server import add_driver, is_server, redact_password
 from dpsweep.tracking.spool import Event, Undeliverable
 
@@ -74,10 +74,10 @@ class MlflowSink:
         """
         found = group_by_run(events)
         try:
-            for number, parcel in found.items():
-                self._log(number, parcel)
-            for number, parcel in sorted(found.items(), key=lambda item: bool(item[1].artifacts)):
-                self._end(number, parcel)  # an artifact store that is away keeps nobody else back
+            for number, update in found.items():
+                self._log(number, update)
+            for number, update in sorted(found.items(), key=lambda item: bool(item[1].artifacts)):
+                self._end(number, update)  # an artifact store that is away keeps nobody else back
         except MlflowException as e:
             if e.error_code in _PERMANENT_ERRORS:
                 raise Undeliverable(str(e)) from e
@@ -87,7 +87,7 @@ class MlflowSink:
             self._client = None
             raise
 
-    def _log(self, number: int | None, parcel: RunUpdate) -> None:
+    def _log(self, number: int | None, update: RunUpdate) -> None:
         """Tags first, and by themselves: no param that the server refuses may keep them back.
 
         Among them is the privacy statement. A new run has them from its first moment on.
@@ -95,13 +95,13 @@ class MlflowSink:
         client = self._get_client()
         run = self._runs.get(number)
         if run is None:
-            run = self._make(number, parcel.name, parcel.tags)
+            run = self._make(number, update.name, update.tags)
         else:
-            for tags in parcel.tag_batches():
+            for tags in update.tag_batches():
                 client.log_batch(run.id, tags=tags)
-        if parcel.view:
-            client.set_experiment_tag(self._experiment, VIEW_TAG, parcel.view)
-        for params, metrics in parcel.batches():
+        if update.view:
+            client.set_experiment_tag(self._experiment, VIEW_TAG, update.view)
+        for params, metrics in update.batches():
             try:
                 client.log_batch(run.id, params=params, metrics=metrics)
             except MlflowException as e:
@@ -131,20 +131,20 @@ class MlflowSink:
                 )
         return [param for param in params if param not in changed]
 
-    def _end(self, number: int | None, parcel: RunUpdate) -> None:
+    def _end(self, number: int | None, update: RunUpdate) -> None:
         """Artifacts, and the status once they are there."""
         client, run = self._get_client(), self._runs[number]
-        for path in parcel.artifacts:
+        for path in update.artifacts:
             if Path(path).is_dir():
                 client.log_artifacts(run.id, path, Path(path).name)
             elif Path(path).exists():
                 client.log_artifact(run.id, path)
-        if parcel.status and parcel.status != run.status:
-            if parcel.status == RUNNING:
+        if update.status and update.status != run.status:
+            if update.status == RUNNING:
                 client.update_run(run.id, status=RUNNING)
             else:
-                client.set_terminated(run.id, parcel.status)
-            run.status = parcel.status
+                client.set_terminated(run.id, update.status)
+            run.status = update.status
 
     def _make(
         self, number: int | None, called: str | None = None, more: Mapping[str, str] | None = None

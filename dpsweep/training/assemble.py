@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from dpsweep.config.keys import AUGMENT, ENGINE
+from dpsweep.config.keys import AUGMENT, ENGINE, PRECISION
 from dpsweep.config.plan import PrivacyPlan, plan_privacy
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, InvalidKey
@@ -22,16 +22,20 @@ from dpsweep.privacy.clip import PerLayer
 from dpsweep.privacy.engine import (
     Engine,
     VmapEngine,
+    join_engines,
     make_engine,
     make_unchecked_engine,
     refuse_geometry,
-    refuse_mixing,
+    refuse_unsupported_layers,
+    replicate_engine,
 )
-from dpsweep.privacy.engine.size import choose_batch, choose_gpu_batch
+from dpsweep.privacy.engine.precision import refuse_precision
+from dpsweep.privacy.engine.records import Unrecordable
+from dpsweep.privacy.engine.size import choose_batch, choose_gpu_batch, even_part
 from dpsweep.privacy.engine.state_guard import deep_copy
-from dpsweep.privacy.engine.tape import Unrecordable
 from dpsweep.privacy.geometry import Geometry, make_geometry
 from dpsweep.training.allowance import WHOLE, Allowance
+from dpsweep.training.device import list_devices
 from dpsweep.training.frozen import compute_frozen_outputs, find_step_cut
 from dpsweep.training.step import Step
 
@@ -79,7 +83,7 @@ def assemble_step_on(
     """
     model = build_model(config.model, config.data.spec, config.seed)
     device = data.device
-    geometry = _make_geometry(config, model).on(device)
+    geometry = _make_geometry(config, model).to(device)
     model = model.to(device, getattr(torch, config.train.dtype))
     engine = _make_engine(config, model, geometry, data, allowance)
     config.privacy.clipping.build(
@@ -137,35 +141,50 @@ def _make_engine(
 ) -> Engine:
     """Make the engine for `model`, or for the tail of a cut model with inputs like `crossing`."""
     train, spec, task = config.train, crossing or data.spec, data.task
-    try:
-        planned = train.max_physical_batch
-        on_gpu = data.device.type == "cuda"
+    planned, num_devices = train.max_physical_batch, allowance.num_devices
+    on_gpu = data.device.type == "cuda"
+    kind = f"{config.model.model_dump_json()} {task!r}" + " behind the cut" * bool(crossing)
+
+    def choose_at_once(tried: EngineName) -> int:
         if planned != "auto":
             physical = planned
+            if num_devices > 1:  # it is the most: no device is to wait for another's large portion
+                physical = min(planned, even_part(train.batch_size, num_devices=num_devices))
         elif on_gpu:
-            physical = _choose_gpu_batch(config, model, geometry, data, allowance.gpu_share, spec)
+            physical = _choose_gpu_batch(config, model, geometry, data, allowance, spec, tried)
         else:
-            name = "bookkeeping" if train.engine == "auto" else train.engine
-            physical = choose_batch(model, spec, train.batch_size, name, config.copies)
-        at_once = min(allowance.portion(physical, train.batch_size), _bound_batch_size(config))
-        kind = f"{config.model.model_dump_json()} {task!r}" + " behind the cut" * bool(crossing)
-        engine = make_engine(
-            model,
+            name = "bookkeeping" if tried == "auto" else tried
+            physical = choose_batch(model, spec, train.batch_size, name, config.copies, num_devices)
+        return min(allowance.portion(physical, train.batch_size), _bound_batch_size(config))
+
+    def make(own: nn.Module) -> Engine:
+        place = next(own.parameters()).device
+        return make_engine(
+            own,
             data.loss,
-            geometry,
+            geometry if place == data.device else geometry.to(place),
             at_once,
             spec,
             train.engine,
             kind,
             config.copies,
             task.draw_targets,
+            train.forward_precision,
         )
-        if isinstance(engine, VmapEngine) and on_gpu and planned == train.engine == "auto":
+
+    try:
+        refuse_precision(train.forward_precision, data.device, num_devices)
+    except ValueError as e:
+        raise InvalidKey(PRECISION, str(e)) from e
+    try:
+        at_once = choose_at_once(train.engine)
+        engine = replicate_engine(make, model, list_devices(data.device, num_devices))
+        written_out = isinstance(engine.replicas[0], VmapEngine)
+        if written_out and on_gpu and planned == train.engine == "auto":
             # auto chose the engine that writes gradients out, after the other one was measured
-            share = allowance.gpu_share
-            physical = _choose_gpu_batch(config, model, geometry, data, share, spec, "vmap")
-            at_once = min(allowance.portion(physical, train.batch_size), _bound_batch_size(config))
-            engine = replace(engine, max_physical_batch=at_once)
+            at_once = choose_at_once("vmap")
+            own = [replace(one, max_physical_batch=at_once) for one in engine.replicas]
+            engine = join_engines(own)
         return engine
     except ValueError as e:
         if train.engine == "auto":
@@ -185,13 +204,13 @@ def _choose_gpu_batch(
     model: nn.Module,
     geometry: Geometry,
     data: Dataset,
-    gpu_share: float,
+    allowance: Allowance,
     spec: InputSpec,
-    engine: EngineName | None = None,
+    choice: EngineName,
 ) -> int:
     """Choose the physical batch on the GPU that `data` lie on."""
     train, method, task = config.train, build_method(config.method), data.task
-    choice = engine or train.engine
+    num_devices = allowance.num_devices
     params = {k: p.detach() for k, p in model.named_parameters()}
     weights_bytes = sum(p.nbytes for p in params.values())
     state = torch.utils._pytree.tree_leaves(method.chain.init(params))
@@ -208,6 +227,8 @@ def _choose_gpu_batch(
         + history_bytes
         # a whole batch as it is read, scaled, and laid out with its channels last
         + _bound_batch_size(config) * config.copies * each
+        # sums that the other GPUs have computed, some of them in double
+        + 2 * (num_devices - 1) * weights_bytes
     )
     total = torch.cuda.get_device_properties(data.device).total_memory
     # a first call of the model itself would hide an initialisation from data from check_stateless
@@ -215,7 +236,7 @@ def _choose_gpu_batch(
     try:
         return choose_gpu_batch(
             lambda rows: make_unchecked_engine(
-                tried, data.loss, geometry, rows, choice, config.copies
+                tried, data.loss, geometry, rows, choice, config.copies, train.forward_precision
             ),
             method.query,
             config.privacy.clipping.build(config.privacy.clip_norm, 1.0, train.batch_size),
@@ -223,13 +244,14 @@ def _choose_gpu_batch(
             spec,
             train.batch_size,
             task.draw_targets,
-            gpu_bytes=gpu_share * total,
+            gpu_bytes=allowance.gpu_share * total,
             held_bytes=held_bytes,
+            num_devices=num_devices,
         )
     except Unrecordable:
         if choice != "auto":
             raise
-        return _choose_gpu_batch(config, model, geometry, data, gpu_share, spec, "vmap")
+        return _choose_gpu_batch(config, model, geometry, data, allowance, spec, "vmap")
 
 
 def _make_geometry(config: TrialConfig, model: nn.Module) -> Geometry:
@@ -242,7 +264,7 @@ def _make_geometry(config: TrialConfig, model: nn.Module) -> Geometry:
             raise InvalidKey("privacy.clipping.bounds", str(e)) from e
     method = build_method(config.method)
     try:
-        refuse_mixing(model)
+        refuse_unsupported_layers(model)
         return make_geometry(method.geometry, model, config.data.spec.inputs)
     except InvalidKey as e:
         composed = isinstance(config.method, compose.Config)

@@ -9,7 +9,7 @@ above the claim proves a fault; one just under it shows that the noise is no lar
 Only what passes through the release is scored, in float64 and, by default, at q = 1.
 
 The runs start at iterates that lie far apart, so that a query's points differ, and with a
-clip norm so small that every answer reaches it. Data: a few of scikit-learn's digits, and an
+clip norm so small that every gradient reaches it. Data: a few of scikit-learn's digits, and an
 image of one brightness as the canary.
 """
 
@@ -74,7 +74,7 @@ class Plan:
         config: Its method, optimizer and clipping are audited, on the audit's own data and model.
         canary: The image that comes and goes.
         own: True to audit its model, data shape, clip norm, engine, device and precision as well,
-            on images of noise.
+            on random inputs.
         epsilon: Claimed for a whole run.
         delta: Failure probability of the claim.
         sampling_rate: q; the bounds are tightest at 1.
@@ -109,16 +109,16 @@ class AuditedStep(Step):
     def batch(self, step: int) -> torch.Tensor:
         return self.fixed[-1] if self.fixed else super().batch(step)
 
-    def clipped(self, batch: torch.Tensor, progress: Progress) -> Clipped:
+    def sum_clipped(self, batch: torch.Tensor, progress: Progress) -> Clipped:
         key = (progress.step, *batch.tolist())
         if key not in self.sums:
-            self.sums[key] = super().clipped(batch, progress)
+            self.sums[key] = super().sum_clipped(batch, progress)
         return self.sums[key]
 
-    def released(
+    def release_sum(
         self, clipped: Clipped, clip: Clip, progress: Progress, noise: NoiseDraw | None = None
     ) -> Released:
-        released = super().released(clipped, clip, progress, noise)
+        released = super().release_sum(clipped, clip, progress, noise)
         self.seen.append(released)
         return released
 
@@ -161,7 +161,7 @@ def _compute_score(plan: Plan, run: Run, *, canary: bool) -> float:
     step = _make_step(plan, run, canary=canary)
     progress = _make_progress(step)
     correlation, rate = step.budget.correlation, plan.sampling_rate
-    moves, answers = list[torch.Tensor](), list[torch.Tensor]()
+    moves, contributions = list[torch.Tensor](), list[torch.Tensor]()
     for _ in range(step.budget.steps):
         noise = run.noise_multiplier * step.clip(progress).clip_norm
         batch_size = step.config.train.batch_size
@@ -172,15 +172,18 @@ def _compute_score(plan: Plan, run: Run, *, canary: bool) -> float:
         step(progress)
         release = step.seen.pop()
         moves.append(_flatten({k: batch_size * y - base[k] for k, y in release.items()}) / noise)
-        answers.append(_flatten(alone) / noise)
+        contributions.append(_flatten(alone) / noise)
     if correlation is None:
-        return sum(_log_ratio([m], [a], rate) for m, a in zip(moves, answers, strict=True))
+        return sum(_log_ratio([m], [a], rate) for m, a in zip(moves, contributions, strict=True))
     group = int(step.groups[NUM_OTHERS]) if canary else _draw_group(step)
-    return _compute_correlated_score(correlation, moves, answers, group)
+    return _compute_correlated_score(correlation, moves, contributions, group)
 
 
 def _compute_correlated_score(
-    correlation: Correlation, moves: list[torch.Tensor], answers: list[torch.Tensor], group: int
+    correlation: Correlation,
+    moves: list[torch.Tensor],
+    contributions: list[torch.Tensor],
+    group: int,
 ) -> float:
     """Compute the log-likelihood ratio of whitened releases, the canary's group being known.
 
@@ -196,13 +199,16 @@ def _compute_correlated_score(
         return sum(
             _log_ratio(
                 [white[i] for i in block],
-                [float(column[i - block[0]]) * answers[block[0]] for i in block],
+                [float(column[i - block[0]]) * contributions[block[0]] for i in block],
                 correlation.sampling_rate,
             )
             for block in blocks
         )
     shifts = [
-        sum((float(column[i - t]) * answers[t] for t in entered if t <= i), 0 * answers[0])
+        sum(
+            (float(column[i - t]) * contributions[t] for t in entered if t <= i),
+            0 * contributions[0],
+        )
         for i in range(steps)
     ]
     return _log_ratio(white, shifts, 1.0)
@@ -225,8 +231,8 @@ def _compute_known(step: Step, progress: Progress) -> tuple[Clipped, Clipped]:
     batch = step.batch(progress.step)
     canary = torch.tensor([NUM_OTHERS])
     return (
-        step.clipped(batch[batch != NUM_OTHERS], progress),
-        step.clipped(canary, progress),
+        step.sum_clipped(batch[batch != NUM_OTHERS], progress),
+        step.sum_clipped(canary, progress),
     )
 
 
@@ -327,9 +333,9 @@ def _build_network() -> nn.Module:
     """Build one convolution over the whole image and a circulant layer, at public weights.
 
     The canary's image is constant, and the convolution's weights are a cosine over its ten
-    channels. So what the canary answers in either layer is one low frequency, which passes
-    whole through the spectral methods' filters: its answer is as long in their coordinates as
-    clipping lets any answer be.
+    channels. So the canary's gradient in either layer is one low frequency, which passes
+    whole through the spectral methods' filters: it is as long in their coordinates as
+    clipping lets any gradient be.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -362,16 +368,16 @@ def _make_progress(step: Step) -> Progress:
     """Make the progress before a step, at public iterates so far apart that points differ."""
     rng = torch.Generator().manual_seed(0)
 
-    def away(params: Tensors) -> Tensors:
+    def draw_away(params: Tensors) -> Tensors:
         size = _iterate_spread(step)
         return {k: x + size * torch.randn(x.shape, generator=rng).to(x) for k, x in params.items()}
 
     past = [initial_params(step)]
     for _ in range(1, step.method.query.memory):
-        past.append(away(past[0]))
+        past.append(draw_away(past[0]))
     progress = step.start(past[-1])
-    progress.trail.clear()
-    progress.trail.extend(past)
+    progress.iterates.clear()
+    progress.iterates.extend(past)
     return progress
 
 
@@ -420,7 +426,7 @@ def audit_one_run(plan: Plan, canaries: int = 200) -> OneRun:
     scores = np.zeros(canaries)
     for _ in range(plan.steps):
         each = [torch.tensor([i], device=present.device) for i in range(canaries)]
-        alone = torch.stack([_flatten(step.clipped(i, progress)) for i in each])
+        alone = torch.stack([_flatten(step.sum_clipped(i, progress)) for i in each])
         step.fixed.append(present)
         step(progress)
         release = _flatten(step.seen.pop()) * step.config.train.batch_size

@@ -28,20 +28,23 @@ over the one for all, `torch.backends.fp32_precision`, and the legacy `allow_tf3
 _AT_IMPORT = tuple(backend.fp32_precision for _, backend in _PRECISIONS)
 
 
-def open_device(wanted: str, gpu_share: float = 1.0, key: str = "train.device") -> torch.device:
-    """Prepare this process to compute on a device, and return it.
+def open_device(
+    wanted: str, gpu_share: float = 1.0, key: str = "train.device", num_devices: int = 1
+) -> torch.device:
+    """Prepare this process to compute on a device, or on several alike, and return the first.
 
     Args:
         wanted: cpu, cuda, or auto: cuda where torch sees one, cpu elsewhere.
         gpu_share: Share of the GPU's memory that torch's allocator may take, in (0, 1].
         key: Where `wanted` was written, for the error.
+        num_devices: GPUs of the trial, those of `list_devices`.
 
     Returns:
         The device, with its index: torch takes "cuda" without one in some calls only.
 
     Raises:
-        ConfigError: If cuda is wanted and torch sees none, or torch does not multiply float32
-            as IEEE 754 has it.
+        ConfigError: If cuda is wanted and torch sees none, or too few, or GPUs of several kinds;
+            or if torch does not multiply float32 as IEEE 754 has it.
     """
     use_ieee_float32()
     if wanted == "cuda" and not torch.cuda.is_available():
@@ -52,10 +55,32 @@ def open_device(wanted: str, gpu_share: float = 1.0, key: str = "train.device") 
     if wanted == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     device = torch.device("cuda", torch.cuda.current_device())
-    # also when the share is 1: an earlier trial may have left this process a smaller one
-    torch.cuda.set_per_process_memory_fraction(gpu_share, device)
+    found = torch.cuda.device_count() - torch.cuda.current_device()
+    if found < num_devices:
+        raise ConfigError(
+            f"resources.gpu: {num_devices}, and torch sees {found} in this process. Give fewer, or "
+            f"look at CUDA_VISIBLE_DEVICES there"
+        )
+    devices = list_devices(device, num_devices)
+    names = sorted({torch.cuda.get_device_name(one) for one in devices})
+    if len(names) > 1:
+        raise ConfigError(
+            f"resources.gpu: {num_devices}, and these are of several kinds: {', '.join(names)}. "
+            f"Each rounds in its own way, and a resumed trial may find them in another order: a "
+            f"replayed step would not release the same again. Give 1, or nodes with one kind"
+        )
+    for one in devices:
+        # also when the share is 1: an earlier trial may have left this process a smaller one
+        torch.cuda.set_per_process_memory_fraction(gpu_share, one)
     torch.backends.cudnn.deterministic = True  # a replayed step must release the same again
     return device
+
+
+def list_devices(first: torch.device, num: int) -> list[torch.device]:
+    """List the devices of a trial: GPUs from the first on, or a CPU as often, a thread each."""
+    if first.type == "cpu":
+        return [first] * num
+    return [torch.device(first.type, first.index + i) for i in range(num)]
 
 
 def use_ieee_float32() -> None:

@@ -16,10 +16,10 @@ _MOST_OUTPUTS = 2**26
 
 
 @torch.no_grad()
-def evaluate(
+def sum_validation(
     model: nn.Module, params: Tensors, data: Dataset, dtype: torch.dtype, at_once: int = AT_ONCE
-) -> dict[str, float]:
-    """The task's metrics of `model` at `params`, computed on `at_once` examples at a time.
+) -> dict[str, torch.Tensor]:
+    """Sums of the task over the validation data, by `at_once` examples at a time, in double.
 
     Raises:
         ConfigError: If the model remembers what it is measured on. Examples that are held out of
@@ -40,4 +40,12 @@ def evaluate(
         for name, x in data.task.sums(outputs, data.valid_targets[rows]).items():
             sums[name] = sums.get(name, 0) + x.double()
     guard.check(((f"parameter {k!r}", p) for k, p in params.items()), before)
-    return data.task.compute_metrics(sums, num)
+    return sums
+
+
+def evaluate(
+    model: nn.Module, params: Tensors, data: Dataset, dtype: torch.dtype, at_once: int = AT_ONCE
+) -> dict[str, float]:
+    """The task's metrics of `model` at `params`; arguments and errors as of `sum_validation`."""
+    sums = sum_validation(model, params, data, dtype, at_once)
+    return data.task.compute_metrics(sums, len(data.valid_targets))

@@ -1,8 +1,8 @@
 """The frozen part of a model, computed once for all examples instead of at every step.
 
 Only where every image is the same at every step (no augmentation), where the engine has been tried
-on the whole model, so that no example hears of another in the frozen part either, and where answers
-are plain gradients. What is released is the same, up to rounding.
+on the whole model, so that no example's output depends on another in the frozen part either, and
+where gradients are plain. What is released is the same, up to rounding.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dpsweep.config.trial import TrialConfig
-from dpsweep.core.inputs import Inputs, count_rows, take_rows
+from dpsweep.core.inputs import Inputs, count_rows, pad_rows, take_rows
 from dpsweep.core.progress import ProgressLines
 from dpsweep.data.read import Dataset, load_shared_features
 from dpsweep.models.frozen import Cut, find_cut
@@ -24,7 +24,9 @@ from dpsweep.privacy.engine import BookkeepingEngine
 from dpsweep.privacy.engine.state_guard import StateGuard
 from dpsweep.training.step import Step
 
-_CHUNK = 250
+_CHUNK, _TRIMMED = 250, 50
+"""Rows of every call, and where padding is cut off, as each length has a remainder to fill."""
+
 _LENGTHS = 8
 """Lengths are rounded up to multiples of it, where padding is cut off."""
 
@@ -34,9 +36,9 @@ _MOST_BYTES = 2**31
 
 def find_step_cut(step: Step) -> Cut | None:
     """Find the cut of the model of `step` behind its frozen part; None if all is trained."""
-    config = step.config
+    config, first = step.config, step.engine.replicas[0]
     suits = config.model.freezes and config.train.augment is None and config.data.copies == 1
-    if not suits or step.geometry.maps or not isinstance(step.engine, BookkeepingEngine):
+    if not suits or step.geometry.maps or not isinstance(first, BookkeepingEngine):
         return None
     found = find_cut(step.engine.model, step.data.spec)
     num = config.data.num_examples + len(step.data.valid_targets)
@@ -48,7 +50,7 @@ def find_step_cut(step: Step) -> Cut | None:
 def compute_frozen_outputs(found: Cut, step: Step) -> Dataset:
     """Compute the frozen part's outputs for all data; kept on this node for the next trial.
 
-    A model of the user's own code is computed for each trial, as that code may change.
+    With a model or data of the user's own code it is computed for each trial, as that may change.
     """
     config, data = step.config, step.data
 
@@ -57,7 +59,7 @@ def compute_frozen_outputs(found: Cut, step: Step) -> Dataset:
             found, data, data.valid_inputs, step
         )
 
-    if isinstance(config.model, Own):
+    if isinstance(config.model, Own) or not config.data.is_kept:
         inputs, valid = make()
     else:
         inputs, valid = load_shared_features(
@@ -72,16 +74,21 @@ def _compute_outputs(found: Cut, data: Dataset, inputs: Inputs, step: Step) -> T
     made = torch.empty(count_rows(inputs), *found.shape, dtype=step.dtype)
     lines = ProgressLines(f"model: frozen part of {model.name}", len(made), "examples")
     trims = isinstance(inputs, dict) and isinstance(model, HuggingFace)
-    for rows, some in trimmed_chunks(inputs, data) if trims else _chunks(inputs):
-        made[rows] = found.features(data.scaled(some, step.dtype)).cpu()
-        lines.advance(count_rows(some))
+    size = _TRIMMED if trims else _CHUNK
+    for rows, some in trimmed_chunks(inputs, data) if trims else _chunks(inputs, size):
+        num = count_rows(some)
+        # Kernels are chosen by the number of rows (of fewer than four, those for vectors), and an
+        # example's last bits would otherwise depend on how many others there are.
+        filled = pad_rows(some, size - num)
+        made[rows] = found.features(data.scaled(filled, step.dtype))[:num].cpu()
+        lines.advance(num)
     guard.check()
     return made
 
 
-def _chunks(inputs: Inputs) -> Iterator[tuple[slice | Tensor, Inputs]]:
-    for first in range(0, count_rows(inputs), _CHUNK):
-        rows = slice(first, first + _CHUNK)
+def _chunks(inputs: Inputs, size: int) -> Iterator[tuple[slice | Tensor, Inputs]]:
+    for first in range(0, count_rows(inputs), size):
+        rows = slice(first, first + size)
         yield rows, take_rows(inputs, rows)
 
 
@@ -93,12 +100,12 @@ def trimmed_chunks(inputs: Inputs, data: Dataset) -> Iterator[tuple[slice | Tens
     """
     masks = [field.name for field in data.fields or () if field.is_mask]
     if not masks or not isinstance(inputs, dict):
-        yield from _chunks(inputs)
+        yield from _chunks(inputs, _TRIMMED)
         return
     length = inputs[masks[0]].shape[1]
     cut_B = (-(-inputs[masks[0]].long().sum(1) // _LENGTHS) * _LENGTHS).clamp(_LENGTHS, length)
     for cut in sorted(set(cut_B.tolist())):
-        for rows in (cut_B == cut).nonzero().flatten().split(_CHUNK):
+        for rows in (cut_B == cut).nonzero().flatten().split(_TRIMMED):
             yield rows, {k: x[rows, :cut] for k, x in inputs.items()}
 
 

@@ -16,16 +16,17 @@ from dpsweep.config.plan import PrivacyPlan
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import Diverged, StateError
 from dpsweep.core.types import Row, Tensors
+from dpsweep.data.read import list_class_names
 from dpsweep.models.parts import saved_tensors
 from dpsweep.privacy.engine.repeatability import Probe
 from dpsweep.training.allowance import WHOLE, Allowance
 from dpsweep.training.assemble import assemble_step, initial_params
 from dpsweep.training.device import open_device
-from dpsweep.training.evaluate import AT_ONCE, evaluate
+from dpsweep.training.evaluate import AT_ONCE, sum_validation
 from dpsweep.training.malloc import keep_freed_memory
 from dpsweep.training.schedule import Report, TrialSchedule, resolve_trial_schedule
 from dpsweep.training.step import Progress, Step
-from dpsweep.training.trial_dir import TrialDir
+from dpsweep.training.trial_dir import ConfusionMatrix, TrialDir
 
 CHECKPOINT_SECONDS = 60.0
 """Longest time between two checkpoints, if reports are rarer."""
@@ -91,12 +92,17 @@ def train(
     identity, secret = config.model_dump_json() + data_mark, trial_dir.secret()
     # a fixed test secret protects nothing; bound to the config alone, it gives the same run again
     secret = secret.bind_to_config(config.model_dump_json() if secret.void else identity)
-    device = open_device(config.train.device, allowance.gpu_share)
+    device = open_device(
+        config.train.device, allowance.gpu_share, num_devices=allowance.num_devices
+    )
     schedule = schedule or resolve_trial_schedule(config)
     plan = schedule.budget
     step = assemble_step(config, secret, device, plan, allowance)
     task = step.data.task
-    probe = Probe.of(step.engine.model, step.data.spec, task.loss, task.draw_targets)
+    probes = [
+        Probe.of(one.model, step.data.spec, task.loss, task.draw_targets)
+        for one in step.engine.replicas
+    ]
 
     rows: list[Row] = []
     saved = _load_checkpoint(trial_dir, identity)
@@ -126,12 +132,16 @@ def train(
                 trial_dir.save(_make_checkpoint(identity, progress, rows))
             if paused:
                 raise Paused
-        probe.check()  # before anything is reported
-        rows.append(_make_row(due, progress, step, clock, allowance.portion(AT_ONCE, AT_ONCE)))
+        for probe in probes:
+            probe.check()  # before anything is reported
+        at_once = allowance.portion(AT_ONCE, AT_ONCE)
+        sums = sum_validation(step.engine.model, progress.result, step.data, step.dtype, at_once)
+        rows.append(_make_row(due, progress, step, clock, sums))
         if progress.step == plan.steps:  # before the last checkpoint, after which nothing runs
             trial_dir.save_weights(
                 collect_weights(step, progress), _describe_weights(step, progress)
             )
+            _save_confusion(config, trial_dir, sums)
         # the checkpoint first: a row that is reported must never be newer than what can be resumed
         trial_dir.save(_make_checkpoint(identity, progress, rows))
         trial_dir.save_rows(rows)
@@ -185,8 +195,18 @@ def _load_checkpoint(trial_dir: TrialDir, identity: str) -> dict[str, Any] | Non
     return saved
 
 
-def _make_row(due: Report, progress: Progress, step: Step, clock: "_Clock", at_once: int) -> Row:
-    score = evaluate(step.engine.model, progress.result, step.data, step.dtype, at_once)
+def _save_confusion(config: TrialConfig, trial_dir: TrialDir, sums: Tensors) -> None:
+    """Store the confusion matrix, if validation data are declared public: it counts their labels.
+
+    How many held-out examples have each label is private, and no metric tells it exactly.
+    """
+    if config.data.validation == "test_split" and "confusion" in sums:
+        counts = tuple(tuple(map(int, row)) for row in sums["confusion"].tolist())
+        trial_dir.save_confusion(ConfusionMatrix(list_class_names(config.data), counts))
+
+
+def _make_row(due: Report, progress: Progress, step: Step, clock: "_Clock", sums: Tensors) -> Row:
+    score = step.data.task.compute_metrics(sums, len(step.data.valid_targets))
     _check_finite(due, progress, step, loss=score["loss"])
     return {
         "epoch": due.epoch,

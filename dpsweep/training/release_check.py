@@ -41,6 +41,7 @@ from dpsweep.data.units import fill_unit, group_rows
 from dpsweep.privacy.clip import Clip
 from dpsweep.privacy.history import NoiseHistory
 from dpsweep.privacy.noise import NoiseDraw
+from dpsweep.training.allowance import Allowance
 from dpsweep.training.assemble import assemble_step_on, initial_params
 from dpsweep.training.device import open_device
 from dpsweep.training.step import Progress, Step
@@ -49,6 +50,7 @@ SECONDS = 1.0
 """Time limit of each check, after its first pass."""
 
 _NUM_OTHERS = 8
+_NUM_BESIDE = 2
 _SMALL = 1e-4  # a clip norm that gradients reach
 _ERRORS = 6.0  # standard errors; 2e-9 for a normal
 _ROUNDED = 2e-3  # of a clip norm, in float32
@@ -85,15 +87,15 @@ class Check:
 class _Recording(Step):
     """The real step, which keeps its last sum and release."""
 
-    def clipped(self, batch: torch.Tensor, progress: Progress) -> Clipped:
-        found = super().clipped(batch, progress)
+    def sum_clipped(self, batch: torch.Tensor, progress: Progress) -> Clipped:
+        found = super().sum_clipped(batch, progress)
         vars(self)["last_sum"] = {k: x.clone() for k, x in found.items()}
         return found
 
-    def released(
+    def release_sum(
         self, clipped: Clipped, clip: Clip, progress: Progress, noise: NoiseDraw | None = None
     ) -> Released:
-        found = super().released(clipped, clip, progress, noise)
+        found = super().release_sum(clipped, clip, progress, noise)
         vars(self)["last_release"] = found
         return found
 
@@ -102,36 +104,44 @@ class _Recording(Step):
         progress.step += 1
 
 
-def check_releases(config: TrialConfig, seconds: float = SECONDS) -> list[Check]:
+def check_releases(
+    config: TrialConfig, seconds: float = SECONDS, num_devices: int = 1
+) -> list[Check]:
     """Check what one trial of `config` would release; a few seconds.
 
     Args:
         config: A valid trial with a budget of its own.
         seconds: For each check, after its first pass.
+        num_devices: That share its batches.
 
     Raises:
         ConfigError: If its pieces do not fit one another, as `check_fit` tells.
     """
-    device = open_device(config.train.device, 1.0)
-    few = config.train.model_copy(update={"max_physical_batch": _NUM_OTHERS + 1})
+    device = open_device(config.train.device, 1.0, num_devices=num_devices)
+    each = -(-(_NUM_OTHERS + 1) // num_devices)
+    few = config.train.model_copy(update={"max_physical_batch": each})
     config = config.model_copy(update={"train": few})  # a portion of hundreds is filled up
     step = assemble_step_on(
-        stand_in(config).to(device), plan_privacy(config), config, Secret.draw()
+        stand_in(config).to(device),
+        plan_privacy(config),
+        config,
+        Secret.draw(),
+        Allowance(num_devices=num_devices),
     )
     checks = [_sensitivity, _divisor, _sampling]
     if step.budget.run.noise_multiplier > 0:  # else the statement says that nothing is private
         checks.insert(0, _noise)
     found = []
     for check in checks:
-        start = time.monotonic()
+        start = time.thread_time()
         measured, allowed, unit = check(step, start + seconds)
         name = check.__name__.removeprefix("_")
-        found.append(Check(name, measured, allowed, unit, time.monotonic() - start))
+        found.append(Check(name, measured, allowed, unit, time.thread_time() - start))
     return found
 
 
 def try_engine(config: TrialConfig) -> None:
-    """Build model and engine of a trial, and try both on images of noise, on the CPU.
+    """Build model and engine of a trial, and try both on random inputs, on the CPU.
 
     Raises:
         ConfigError, InvalidKey: What the trial would fail with before its first step.
@@ -186,7 +196,7 @@ def _iterates(step: Step) -> Iterator[Progress]:
     """Public iterates: the model's own and some away from it, each at two clip norms."""
     rng = torch.Generator().manual_seed(derive_public_seed(1, "release checks"))
 
-    def away(params: Tensors, size: float) -> Tensors:
+    def draw_away(params: Tensors, size: float) -> Tensors:
         return {
             k: x + size * (0.02 + x.abs().mean()) * torch.randn(x.shape, generator=rng).to(x)
             for k, x in params.items()
@@ -195,15 +205,15 @@ def _iterates(step: Step) -> Iterator[Progress]:
     correlation = step.budget.correlation
     for size in (0.3, 10.0):  # near the model's own weights, and where a query's points differ
         for bound in (step.config.privacy.clip_norm, _SMALL):
-            trail = [initial_params(step)]
-            while len(trail) < step.method.query.memory:
-                trail.append(away(trail[0], size))
-            if len(trail) == 1:
-                trail = [away(trail[0], size - 0.3)]
+            iterates = [initial_params(step)]
+            while len(iterates) < step.method.query.memory:
+                iterates.append(draw_away(iterates[0], size))
+            if len(iterates) == 1:
+                iterates = [draw_away(iterates[0], size - 0.3)]
             yield Progress(
-                step=len(trail),
-                trail=deque(trail, maxlen=step.method.query.memory),
-                filter_state=step.method.chain.init(trail[-1]),
+                step=len(iterates),
+                iterates=deque(iterates, maxlen=step.method.query.memory),
+                filter_state=step.method.chain.init(iterates[-1]),
                 # torch imports its compiler, in seconds, with the first one that is initialised
                 optimizer=torch.optim.Optimizer.__new__(torch.optim.Optimizer),
                 bound=bound,
@@ -221,17 +231,17 @@ def _noise(step: Step, until: float) -> tuple[float, float, str]:
     clip, correlation = step.clip(progress), step.budget.correlation
     scale = step.budget.run.noise_multiplier * clip.clip_norm / step.config.train.batch_size
     nobody = torch.arange(0, device=step.data.device)
-    zeros = step.clipped(nobody, progress)
+    zeros = step.sum_clipped(nobody, progress)
     assert all(not bool(x.any()) for x in zeros.values()), "the sum over nobody is zero"
     draws: dict[str, list[torch.Tensor]] = {k: [] for k in zeros}
     num = 0
     for t in range(2000):
         progress.step = t
         total = Clipped({k: x.clone() for k, x in zeros.items()})
-        for k, x in step.released(total, clip, progress).items():
+        for k, x in step.release_sum(total, clip, progress).items():
             draws[k].append(x.double().flatten().cpu() / scale)
             num += x.numel()
-        if t and (num > _NUM_DRAWS or time.monotonic() > until):
+        if t and (num > _NUM_DRAWS or time.thread_time() > until):
             break
     leaves = [torch.stack(parts) for parts in draws.values()]
     if correlation is not None:
@@ -266,23 +276,25 @@ def _sensitivity(step: Step, until: float) -> tuple[float, float, str]:
     """The largest move of a sum by one more example, in clip norms."""
     rng = torch.Generator().manual_seed(derive_public_seed(2, "release checks"))
     data = step.data
-    others = torch.arange(_NUM_OTHERS, device=data.device)
-    everyone = torch.arange(_NUM_OTHERS + 1, device=data.device)
-    iterates = [(p, _flat(step.clipped(others, p))) for p in _iterates(step)]
+    # Fewer take less time; where devices share a batch, each of them is to have a part of it.
+    beside = _NUM_BESIDE if step.engine.max_physical_batch > _NUM_OTHERS else _NUM_OTHERS
+    others = torch.arange(beside, device=data.device)
+    everyone = torch.tensor([*range(beside), _NUM_OTHERS], device=data.device)
+    iterates = [(p, _flat(step.sum_clipped(others, p))) for p in _iterates(step)]
     choices = data.task.draw_targets(_NUM_OTHERS + 1, step.config.data.spec.outputs)
     copies = step.config.data.copies
 
-    def moved(example: Inputs, target: int, which: int) -> float:
+    def measure_move(example: Inputs, target: int, which: int) -> float:
         progress, base = iterates[which]
         unit = fill_unit((example, choices[target][None]), copies)
         inputs = replace_row(data.inputs, -1, unit[0])
         targets = replace_row(data.targets, -1, unit[1])
         one_more = replace(step, data=replace(data, inputs=inputs, targets=targets))
-        found = _flat(one_more.clipped(everyone, progress)) - base
+        found = _flat(one_more.sum_clipped(everyone, progress)) - base
         return float(found.norm()) / step.clip(progress).clip_norm
 
     tries = [
-        (moved(example, target, which), example, target, which)
+        (measure_move(example, target, which), example, target, which)
         for which in range(len(iterates))
         for example in _example_inputs(data, rng)
         for target in ((0, -1) if which == 0 else (which % 2 - 1,))
@@ -290,15 +302,15 @@ def _sensitivity(step: Step, until: float) -> tuple[float, float, str]:
     largest = max(tries, key=lambda found: found[0])
     worst, example, target, which = max(filter(_is_finite, tries), key=lambda f: f[0])
     if isinstance(example, dict):  # tokens: none is near another
-        while time.monotonic() < until:
+        while time.thread_time() < until:
             found = draw_inputs(data.spec, 1, rng, torch.zeros(()))
-            worst = max(worst, moved(found, target, which))
+            worst = max(worst, measure_move(found, target, which))
     else:
         reached = 1  # an iterate at which every gradient is clipped
         starts = [x for x in _example_inputs(data, rng) if isinstance(x, torch.Tensor)]
         for found in _ascend_shares(step, iterates[reached][0], starts, choices[target][None]):
-            worst = max(worst, moved(found, target, reached))
-            if time.monotonic() > until:
+            worst = max(worst, measure_move(found, target, reached))
+            if time.thread_time() > until:
                 break
     return max(largest[0], worst), 1 + _ROUNDED, "clip norms"
 
@@ -385,7 +397,7 @@ def _divisor(step: Step, until: float) -> tuple[float, float, str]:
         size = max(float(total.norm()), 1e-30)
         gap = float((step.config.train.batch_size * release - total).norm())
         worst = max(worst, gap / size)
-        if time.monotonic() > until:
+        if time.thread_time() > until:
             break
     return worst, 1e-5, "of the sum"
 
@@ -406,7 +418,7 @@ def _sampling(step: Step, until: float) -> tuple[float, float, str]:
         size = int(group.sum())
         spread = math.sqrt(size * rate * (1 - rate))
         sizes.append((len(batch) - size * rate) / spread if spread else 0.0)
-        if t > 16 and time.monotonic() > until:
+        if t > 16 and time.thread_time() > until:
             break
     count, variance = len(sizes), num * rate * (1 - rate)
     if correlation is not None:  # sizes are standard normals, nearly

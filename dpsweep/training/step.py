@@ -39,7 +39,7 @@ from dpsweep.privacy.release import release
 from dpsweep.privacy.sampling import draw_groups, poisson_batch
 from dpsweep.training.coloured import Coloured
 
-REGIONS = ("sample", "answers", "release", "filters", "optimizer")
+REGIONS = ("sample", "gradients", "release", "filters", "optimizer")
 """The parts of a step, as a profiler names them after `step/`."""
 
 _FEWEST_DRAWN_BY_A_THREAD = 2**16
@@ -69,7 +69,7 @@ class Progress:
     """
 
     step: int
-    trail: deque[Tensors]
+    iterates: deque[Tensors]
     filter_state: State
     optimizer: torch.optim.Optimizer
     bound: float
@@ -80,7 +80,7 @@ class Progress:
     @property
     def params(self) -> Tensors:
         """The newest iterate."""
-        return self.trail[-1]
+        return self.iterates[-1]
 
     @property
     def result(self) -> Tensors:
@@ -91,7 +91,7 @@ class Progress:
         """Convert to plain tensors and containers, for torch.save. Private, with the history."""
         state = {
             "step": self.step,
-            "trail": list(self.trail),
+            "iterates": list(self.iterates),
             "filter_state": self.filter_state,
             "optimizer": self.optimizer.state_dict(),
             "bound": self.bound,
@@ -128,7 +128,7 @@ class Step:
         correlation = self.budget.correlation
         return Progress(
             step=0,
-            trail=deque([params], maxlen=self.method.query.memory),
+            iterates=deque([params], maxlen=self.method.query.memory),
             filter_state=self.method.chain.init(params),
             optimizer=self.config.optimizer.build(params.values(), self.config.learning_rate),
             bound=self.config.privacy.clip_norm,
@@ -141,9 +141,9 @@ class Step:
         Raises:
             StateError: If its noise history is missing or another run's.
         """
-        progress = self.start(saved["trail"][-1])
-        progress.trail.clear()
-        progress.trail.extend(saved["trail"])
+        progress = self.start(saved["iterates"][-1])
+        progress.iterates.clear()
+        progress.iterates.extend(saved["iterates"])
         progress.optimizer.load_state_dict(saved["optimizer"])
         progress.step, progress.filter_state = saved["step"], saved["filter_state"]
         progress.bound, progress.average = saved["bound"], saved.get("average")
@@ -159,13 +159,13 @@ class Step:
         with mark_region("sample"):
             batch = self.batch(t)
             noise = self.noise_draw(progress)
-        with mark_region("answers"):
-            clipped = self.clipped(batch, progress)
+        with mark_region("gradients"):
+            clipped = self.sum_clipped(batch, progress)
         with mark_region("release"):
-            released = self.released(clipped, clip, progress, noise)
+            released = self.release_sum(clipped, clip, progress, noise)
             progress.leaf_sizes = tuple(x.numel() for x in clipped.values())
-            answer, count = split_count(released)
-            gradient = self.geometry.restore(method.query.restore(answer, t))
+            grad_part, count = split_count(released)
+            gradient = self.geometry.restore(method.query.restore(grad_part, t))
         noise_std = self.noise_std(clip, t)
         public = Public(step=t, params=progress.params, noise_std=noise_std)
         with mark_region("filters"):
@@ -208,12 +208,12 @@ class Step:
         """Hash of each example, from which its augmentation is drawn, int64, shape (N,)."""
         return hash_images(one_tensor(self.data.inputs))
 
-    def clipped(self, batch: torch.Tensor, progress: Progress) -> Clipped:
-        """Sum of the batch's clipped per-example gradients, in white coordinates. Private."""
+    def sum_clipped(self, batch: torch.Tensor, progress: Progress) -> Clipped:
+        """Sum of the batch's clipped per-example gradients, in whitened coordinates. Private."""
         inputs_B = self.inputs(batch, progress.step)
         targets_B = take_rows(self.data.targets, batch)
-        oracle = partial(self._answers, inputs_B, targets_B, self.clip(progress))
-        return self.method.query.clipped(oracle, progress.trail, progress.step)
+        sum_clipped = partial(self._sum_at_points, inputs_B, targets_B, self.clip(progress))
+        return self.method.query.evaluate(sum_clipped, progress.iterates, progress.step)
 
     def noise_draw(self, progress: Progress) -> NoiseDraw | None:
         """This step's noise, which a thread draws while examples are processed.
@@ -228,7 +228,7 @@ class Step:
             return None
         return NoiseDraw(self.draws(progress.step, "noise"), progress.leaf_sizes, pinned=on_gpu)
 
-    def released(
+    def release_sum(
         self, clipped: Clipped, clip: Clip, progress: Progress, noise: NoiseDraw | None = None
     ) -> Released:
         """Release the clipped sum: the one value that crosses the boundary in a step."""
@@ -255,13 +255,13 @@ class Step:
         )
 
     def noise_std(self, clip: Clip, step: int) -> float:
-        """Standard deviation of the noise in a gradient, per white coordinate."""
+        """Standard deviation of the noise in a gradient, per whitened coordinate."""
         on_sum = self.budget.run.noise_multiplier * clip.clip_norm
         gain = self.method.query.noise_gain(step)
         gain *= self._noise_gains[min(step, len(self._noise_gains) - 1)]
         return on_sum / self.config.train.batch_size * math.sqrt(gain)
 
-    def _answers(
+    def _sum_at_points(
         self,
         inputs_B: Inputs,
         targets_B: Inputs,
@@ -293,10 +293,10 @@ class Step:
 
     def _apply_update(self, progress: Progress, direction: Tensors, noise_std: float) -> None:
         """The base optimizer's update, in place on the newest iterate; older ones are kept."""
-        newest, trail = progress.params, progress.trail
-        if trail.maxlen != 1:
-            trail[-1] = {k: x.clone() for k, x in newest.items()}
-            trail.append(newest)
+        newest, iterates = progress.params, progress.iterates
+        if iterates.maxlen != 1:
+            iterates[-1] = {k: x.clone() for k, x in newest.items()}
+            iterates.append(newest)
         for k, x in newest.items():
             x.grad = direction[k]
         for group in progress.optimizer.param_groups:

@@ -6,6 +6,8 @@
     metrics.json      one row per report
     weights.pt        the trained weights
     weights.txt       which those are, if they are not the last iterate
+    confusion.json    counts of validation examples by true class and the model's; where those are
+                      declared public
     error.txt         traceback of a failure, which may quote private data: stays here
 
 Folders made here are 0700, files 0600. Whoever runs the trial next (after a crash, on another
@@ -14,13 +16,14 @@ anywhere else, so the steps that are repeated are those that nobody has seen the
 """
 
 import contextlib
+import csv
 import fcntl
 import io
 import json
 import os
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,27 @@ from dpsweep.core.disk import delete_written, translate_disk_full, write_atomica
 from dpsweep.core.errors import StateError
 from dpsweep.core.seeds import Secret
 from dpsweep.core.types import Row, Tensors
+
+
+@dataclass(frozen=True)
+class ConfusionMatrix:
+    """Counts of the validation examples of a classification.
+
+    Attributes:
+        classes: Names of the classes, in the order of their numbers.
+        counts: Examples by true class (rows) and the class that the model gives (columns).
+    """
+
+    classes: tuple[str, ...]
+    counts: tuple[tuple[int, ...], ...]
+
+    def to_csv(self) -> str:
+        """A line for each true class, a column for each class that the model gives."""
+        text = io.StringIO()
+        rows = csv.writer(text, lineterminator="\n")
+        rows.writerow(["true class", *self.classes])
+        rows.writerows([name, *row] for name, row in zip(self.classes, self.counts, strict=True))
+        return text.getvalue()
 
 
 @dataclass(frozen=True)
@@ -143,6 +167,18 @@ class TrialDir:
         if said:
             write_atomically(self.path / "weights.txt", f"{said}\n".encode())
         write_atomically(self.weights, _serialize(plain))
+
+    def save_confusion(self, found: ConfusionMatrix) -> None:
+        """Store the confusion matrix of the trained weights."""
+        write_atomically(self.path / "confusion.json", json.dumps(asdict(found)).encode())
+
+    def confusion(self) -> ConfusionMatrix | None:
+        """Read the confusion matrix of the trained weights; None if it was not counted."""
+        place = self.path / "confusion.json"
+        if not place.exists():
+            return None
+        stored = json.loads(place.read_text())
+        return ConfusionMatrix(tuple(stored["classes"]), tuple(map(tuple, stored["counts"])))
 
     @property
     def weights(self) -> Path:

@@ -5,10 +5,14 @@ import re
 from itertools import pairwise
 
 import pytest
+from rich.console import Console
 
 from dpsweep.config.sweep import load_sweep
 from dpsweep.results.figures import figures
+from dpsweep.results.live import LiveView
 from dpsweep.results.page import page
+from dpsweep.results.web import LivePage, serve_page
+from dpsweep.store.lease import LeaseHolder
 from dpsweep.store.study import Study
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -27,7 +31,7 @@ def study(tmp_path_factory):
         "name: tiny\nbase: {data: {name: digits}, model: {name: cnn_small, width: 4},"
         " privacy: {epsilon: {each: [1, 4]}}, train: {batch_size: 128, epochs: 2},"
         " optimizer: {lr: 1.0}, method: {name: fftkf}}\n"
-        "search: {optimizer.lr: {log_uniform: [0.3, 3]}}\nbudget: {trials: 30}\n"
+        "search: {optimizer.lr: {log_uniform: [0.3, 3]}}\nbudget: {trials: 31}\n"
     )
     settings = [SEARCH, "confirm={top: 1, seeds: 2}", "sampler={name: random}"]
     made = Study.create(f"sqlite:///{place}/study.db", load_sweep(place / "tiny.yaml", settings))
@@ -61,10 +65,17 @@ DRAWN = """return [...document.querySelectorAll('.plot')].map(plot => {
   return [plot.id, box?.width ?? 0, box?.height ?? 0, marks]; })"""
 
 
+UNFOLD = "document.querySelectorAll('details.figure').forEach(one => { one.open = true; })"
+
+
 @pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (1200, "dark"), (NARROW, "light")])
 def test_every_figure_is_drawn_without_an_error_or_a_request(browser, url, study, width, scheme):
     browser.open(url, width=width, scheme=scheme)
-    drawn = browser.run(DRAWN)
+    browser.run(UNFOLD)
+    drawn = browser.wait(
+        f"const all = (() => {{ {DRAWN} }})(); return all.every(one => one[3] > 5) ? all : null",
+        "the figures",
+    )
     assert [name for name, *_ in drawn] == [f"figure-{name}" for name in figures(study)]
     assert len(drawn) >= 11
     for name, wide, high, marks in drawn:
@@ -81,6 +92,57 @@ def test_no_page_is_wider_than_its_screen(browser, url, width):
     browser.open(url, width=width)
     sizes = browser.run("return [document.documentElement.scrollWidth, innerWidth]")
     assert sizes == [width, width]
+
+
+def test_on_a_phone_the_page_is_short_and_no_titles_collide(browser, url):
+    browser.open(url, width=NARROW)
+    assert browser.run("return document.documentElement.scrollHeight") < 7000
+    assert browser.run("return document.querySelectorAll('details.figure[open]').length") == 2
+    browser.run(UNFOLD)
+    titles = browser.wait(
+        """const all = [...document.querySelectorAll("#figure-slices text[class*=title]")]
+          .map(t => t.getBoundingClientRect()).map(box => [box.top, box.bottom]);
+        return all.length > 6 ? all : null;""",
+        "the titles",
+    )
+    assert all(bottom <= top for (_, bottom), (top, _) in pairwise(sorted(titles)))
+
+
+def test_dragging_along_an_axis_keeps_the_trials_that_pass_there(browser, url, study):
+    browser.open(url)
+    from selenium.webdriver.common.action_chains import ActionChains  # conftest skips without it
+
+    place = browser.driver.find_element("id", "figure-parallel")
+    browser.run("arguments[0].scrollIntoView({behavior: 'instant', block: 'center'})", place)
+    points = """
+      const plot = arguments[0], box = plot.getBoundingClientRect(), full = plot._fullLayout;
+      return [0.98, 0.52].map(y => [full.margin.l + full.xaxis.d2p(0) - box.width / 2,
+        full.margin.t + full.yaxis.d2p(y) - box.height / 2]);"""
+    high, low = browser.run(points, place)
+
+    def drag(start, end):
+        actions = ActionChains(browser.driver)
+        actions.move_to_element_with_offset(place, *start).click_and_hold()
+        actions.move_to_element_with_offset(place, *end).release().perform()
+
+    drag(high, low)
+    kappas = [r.hyperparams["method.kappa"] for r in study.best()]
+    least, most = min(kappas), max(kappas)
+    kept = [k for k in kappas if 0.52 <= (k - least) / (most - least) <= 0.98]
+    assert 0 < len(kept) < len(kappas)
+    browser.wait(
+        f"return document.getElementById('figure-parallel').dataset.kept === '{len(kept)}'",
+        "the trials that pass",
+    )
+    assert browser.run("return document.getElementById('said').textContent").startswith(
+        f"{len(kept)} of {len(kappas)}"
+    )
+    drag(high, high)
+    browser.wait(
+        f"return document.getElementById('figure-parallel').dataset.kept === '{len(kappas)}'",
+        "all trials",
+    )
+    assert browser.console() == []
 
 
 @pytest.mark.parametrize("clipboard", ["granted", "denied"])
@@ -116,6 +178,27 @@ def test_it_prints_to_paper_and_looks_as_before_afterwards(browser, url):
         f"const now = (() => {{ {DRAWN} }})(); return now[0][1] > 700 ? now : null", "the screen"
     )
     assert [row[:3] for row in after] == [row[:3] for row in before]
+
+
+def test_watch_web_shows_a_new_trial_in_an_open_page(browser, study):
+    """The panel and the figures follow; a section that the reader opened stays open."""
+    view = LiveView(study, Console(), lambda: LeaseHolder("host", 7, 0.0))
+    live = LivePage(study, view)
+    with serve_page(live, 0) as address:
+        browser.open(address)
+        browser.wait("return document.querySelectorAll('.plot svg.main-svg').length > 10", "plots")
+        assert "driven by process 7" in browser.run("return document.body.innerText")
+        browser.run("document.querySelector('details:not(.figure)').open = true; scrollTo(0, 900)")
+        live._rests_until = 0.0
+        study.tell(study.ask().number, "failed", reason="the last straw")
+        browser.wait("return document.body.textContent.includes('the last straw')", "the report")
+        assert browser.run("return document.querySelector('details:not(.figure)').open")
+        assert browser.run("return scrollY") == 900
+        drawn = browser.run(DRAWN)
+        assert [name for name, *_ in drawn] == [f"figure-{name}" for name in figures(study)]
+        assert all(marks > 5 for *_, marks in drawn)
+        assert browser.console() == []
+    browser.wait("return document.body.innerText.includes('has ended')", "the end")
 
 
 def test_what_others_wrote_is_text(browser, url):

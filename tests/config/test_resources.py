@@ -31,8 +31,8 @@ def test_what_is_no_size_is_refused(text):
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
-        ("resources.gpu=1.5", r"resources\.gpu: 1\.5 is more than one, and a trial computes on"),
-        ("resources.gpu=2", r"resources\.gpu: 2 is more than one, .* would stand idle\. Give 1,"),
+        ("resources.gpu=1.5", r"resources\.gpu: 1\.5 is no share of a GPU and no number of GPUs"),
+        ("resources.gpu=inf", r"resources\.gpu"),
         ("resources.gpu=nan", r"resources\.gpu"),
         ("resources.gpu=-1", r"resources\.gpu: -1 is below 0\. Give 0, a share, 1 or auto"),
         ("resources.gpu=0.00001", r"resources\.gpu: 1e-05 is less than Ray can hand out, 0\.0001"),
@@ -55,14 +55,16 @@ def test_what_cannot_be_had_is_told_with_its_key(sweep_file, setting, words):
 
 
 @pytest.mark.parametrize(
-    ("gpu", "device", "num_gpus"), [("0", "cpu", 0), ("0.25", "cuda", 0.25), ("auto", "auto", 0)]
+    ("gpu", "device", "num_gpus", "num_devices"),
+    [("0", "cpu", 0, 1), ("0.25", "cuda", 0.25, 1), ("auto", "auto", 0, 1), ("4", "cuda", 4, 4)],
 )
 def test_gpus_say_where_trials_compute_whose_config_leaves_it_open(
-    sweep_file, gpu, device, num_gpus
+    sweep_file, gpu, device, num_gpus, num_devices
 ):
     sweep = load_sweep(sweep_file, [f"resources.gpu={gpu}"])
     assert sweep.reference_trial.train.device == device
     assert sweep.config.resources.num_gpus == num_gpus
+    assert sweep.config.resources.num_devices == num_devices
 
 
 @pytest.mark.parametrize("device", ["cuda", "auto"])

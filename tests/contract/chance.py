@@ -25,7 +25,7 @@ LEVEL = 1e-6
 
 
 def check_noise(world: World) -> None:
-    """Noise of standard deviation sigma C on every white coordinate, and all of it independent.
+    """Noise of standard deviation sigma C on every whitened coordinate, and all of it independent.
 
     Measured at the boundary and once more on what the filters are given, in 10 tests and one a
     leaf, each at LEVEL: a false alarm in one world has a probability of 4e-5 at most (none was

@@ -90,12 +90,12 @@ def check_reference(world: World) -> None:
     what is released is the gradient itself.
     """
     start = world.underway(world.step(examples()))
-    trail = [copied(x) for x in start.trail]
+    iterates = [copied(x) for x in start.iterates]
     (asks, *_) = textbook(world.method, start.step)
-    answers = [answer_of(world, only(examples(), [i]), trail, asks) for i in range(NUM_EXAMPLES)]
+    answers = [answer_of(world, only(examples(), [i]), iterates, asks) for i in range(NUM_EXAMPLES)]
     median = float(np.median([math.hypot(*norms.values()) for _, norms in answers]))
     world = replace(world, clip_norm=1.0001 * median)
-    expected, inside = reference(world, trail, start.step)
+    expected, inside = reference(world, iterates, start.step)
     tape = world.run(examples(), sigma=0)
     (gradient,), (recording,) = tape.gradients, tape.releases
     off = _distance(gradient, expected) / _largest(expected)
@@ -121,10 +121,10 @@ def check_unclipped_gradient(world: World) -> None:
     net, data = world.model, examples()
     expected = {k: torch.zeros_like(p) for k, p in net.named_parameters()}
     for weight, age, ahead in asks:
-        now, before = start.trail[-1], start.trail[max(-2, -len(start.trail))]
+        now, before = start.iterates[-1], start.iterates[max(-2, -len(start.iterates))]
         point = {
             k: (x + ahead * (now[k] - before[k])).requires_grad_()
-            for k, x in start.trail[-1 - age].items()
+            for k, x in start.iterates[-1 - age].items()
         }
         inputs, targets = asked(world, data)
         outputs = functional_call(net, point, (inputs,))
@@ -154,6 +154,16 @@ def check_microbatches(world: World) -> None:
             assert not flat(parameters).any(), "empty batch: its sum is not zero"
 
 
+def check_devices(world: World) -> None:
+    """Devices that share a batch sum it to the bits of one device with the same portions."""
+    for num in (1, NUM_EXAMPLES):
+        data = only(examples(), range(num))
+        alone = world.total(data, physical=2, num_devices=1).total
+        for num_devices in (2, 3, 3):  # twice: the order of arrival need not be the same
+            shared = world.total(data, physical=2, num_devices=num_devices).total
+            assert same(shared, alone), f"devices: another sum of {num} examples on {num_devices}"
+
+
 # 3. The noise is isotropic where clipping happened, and nothing shrinks it.
 
 
@@ -163,7 +173,7 @@ def check_microbatches(world: World) -> None:
 def check_points(world: World) -> None:
     """The engine is asked where and with what weight the textbook says: at past iterates."""
     tape = world.run(examples(), steps=5, progress=world.begin(world.step(examples())))
-    iterates, asked = [trail[-1] for trail in tape.trails], iter(tape.asked)
+    iterates, asked = [iterates[-1] for iterates in tape.trails], iter(tape.asked)
     for t in range(5):
         for asks in textbook(world.method, t):
             points, weights = next(asked)

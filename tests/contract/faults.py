@@ -22,12 +22,12 @@ from dpsweep.models import build_model as build_model
 from dpsweep.privacy import correlated
 from dpsweep.privacy.clip import Clip, PerLayer, Quantile
 from dpsweep.privacy.correlated import Banded, Correlation, PublicSettings
-from dpsweep.privacy.engine import BookkeepingEngine, answers, bookkeeping, conv
+from dpsweep.privacy.engine import BookkeepingEngine, bookkeeping, conv, gradients, parallel
 from dpsweep.privacy.engine import base as room_of_portions
-from dpsweep.privacy.engine.answers import ParameterGradients, WrittenOut
 from dpsweep.privacy.engine.base import Microbatch, split_microbatches
+from dpsweep.privacy.engine.gradients import ParameterGradients, WrittenOut
+from dpsweep.privacy.engine.records import LayerCall, record_calls
 from dpsweep.privacy.engine.state_guard import StateGuard
-from dpsweep.privacy.engine.tape import LayerCall, record_calls
 from dpsweep.privacy.history import NoiseHistory
 from dpsweep.privacy.query import EvaluationPoint, FixedQuery, JointQuery, SplitQuery
 from dpsweep.privacy.spectral import ConvMap
@@ -42,21 +42,21 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 def clip_each_then_combine(patch: pytest.MonkeyPatch) -> None:
-    def clipped(self, oracle, trail, step):
+    def clipped(self, sum_clipped, iterates, step):
         asks = self.evaluation_points(step)
-        sums = [oracle([ask.point(trail)], [1.0]) for ask in asks]
+        sums = [sum_clipped([ask.point(iterates)], [1.0]) for ask in asks]
         pairs = list(zip(asks, sums, strict=True))
         return Clipped({k: sum(ask.weight * part[k] for ask, part in pairs) for k in sums[0]})
 
-    patch.setattr(JointQuery, "clipped", clipped)
+    patch.setattr(JointQuery, "evaluate", clipped)
 
 
 def sum_clipped_points(patch: pytest.MonkeyPatch) -> None:
-    def clipped(self, oracle, trail, step):
-        sums = [oracle([ask.point(trail)], [1.0]) for ask in self.evaluation_points(step)]
+    def clipped(self, sum_clipped, iterates, step):
+        sums = [sum_clipped([ask.point(iterates)], [1.0]) for ask in self.evaluation_points(step)]
         return Clipped({k: sum(part[k] for part in sums) for k in sums[0]})
 
-    patch.setattr(JointQuery, "clipped", clipped)
+    patch.setattr(JointQuery, "evaluate", clipped)
 
 
 def whole_bound_for_each_layer(patch: pytest.MonkeyPatch) -> None:
@@ -74,7 +74,7 @@ def nan_passes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         bookkeeping, "compute_factors", lambda squares, clip, _=None: (clip.factors(squares), {})
     )
-    patch.setattr(answers, "zero_excluded", lambda leaf_B, factor_B: leaf_B)
+    patch.setattr(gradients, "zero_excluded", lambda leaf_B, factor_B: leaf_B)
     patch.setattr(conv, "zero_excluded", lambda leaf, factor_B, dim=0: leaf)
 
 
@@ -289,44 +289,44 @@ def reversed_weights(patch: pytest.MonkeyPatch) -> None:
 
 
 def overwritten_weights(patch: pytest.MonkeyPatch) -> None:
-    clipped = JointQuery.clipped
+    clipped = JointQuery.evaluate
 
-    def equal(self, oracle, trail, step):
-        def deaf_oracle(points, weights):
-            return oracle(points, [1 / len(weights)] * len(weights))
+    def equal(self, sum_clipped, iterates, step):
+        def equally_weighted(points, weights):
+            return sum_clipped(points, [1 / len(weights)] * len(weights))
 
-        return clipped(self, deaf_oracle, trail, step)
+        return clipped(self, equally_weighted, iterates, step)
 
-    patch.setattr(JointQuery, "clipped", equal)
+    patch.setattr(JointQuery, "evaluate", equal)
 
 
 def point_moved_by_the_batch(patch: pytest.MonkeyPatch) -> None:
     """The look-ahead goes along this batch's own, un-noised gradient."""
-    clipped = JointQuery.clipped
+    clipped = JointQuery.evaluate
 
-    def ahead(self, oracle, trail, step):
-        slope = oracle([trail[-1]], [1.0])
-        moved = {k: x - 0.1 * slope[k] for k, x in trail[-1].items()}
-        return clipped(self, oracle, [*list(trail)[:-1], moved], step)
+    def ahead(self, sum_clipped, iterates, step):
+        slope = sum_clipped([iterates[-1]], [1.0])
+        moved = {k: x - 0.1 * slope[k] for k, x in iterates[-1].items()}
+        return clipped(self, sum_clipped, [*list(iterates)[:-1], moved], step)
 
-    patch.setattr(JointQuery, "clipped", ahead)
+    patch.setattr(JointQuery, "evaluate", ahead)
 
 
 # What leaves beside the release.
 
 
 def raw_prediction(patch: pytest.MonkeyPatch) -> None:
-    clipped, restore, raw = SplitQuery.clipped, SplitQuery.restore, {}
+    clipped, restore, raw = SplitQuery.evaluate, SplitQuery.restore, {}
 
-    def noting(self, oracle, trail, step):
-        total = clipped(self, oracle, trail, step)
+    def noting(self, sum_clipped, iterates, step):
+        total = clipped(self, sum_clipped, iterates, step)
         raw.update({k.removeprefix("1/"): x for k, x in total.items() if k.startswith("1/")})
         return total
 
     def unprotected(self, released, step):
         return Released({k: g + raw[k] for k, g in restore(self, released, step).items()})
 
-    patch.setattr(SplitQuery, "clipped", noting)
+    patch.setattr(SplitQuery, "evaluate", noting)
     patch.setattr(SplitQuery, "restore", unprotected)
 
 
@@ -365,13 +365,13 @@ def frozen_norm_layer(patch: pytest.MonkeyPatch) -> None:
 
 
 def _silence(patch: pytest.MonkeyPatch, *names: str) -> None:
-    answering = BookkeepingEngine._answers
+    make_gradients = BookkeepingEngine._make_gradients
 
     def without(self: BookkeepingEngine, *args: object) -> dict[str, ParameterGradients]:
-        found = answering(self, *args)
+        found = make_gradients(self, *args)
         return {k: WrittenOut(0 * a.each()) if k in names else a for k, a in found.items()}
 
-    patch.setattr(BookkeepingEngine, "_answers", without)
+    patch.setattr(BookkeepingEngine, "_make_gradients", without)
 
 
 def kernel_turned(patch: pytest.MonkeyPatch) -> None:
@@ -453,12 +453,55 @@ def augmentation_by_place(patch: pytest.MonkeyPatch) -> None:
 
 
 def last_microbatch_dropped(patch: pytest.MonkeyPatch) -> None:
-    def whole(inputs_B: Tensor, targets_B: Tensor, size: int) -> Iterator[Microbatch]:
-        for portion in split_microbatches(inputs_B, targets_B, size):
+    def whole(inputs_B: Tensor, targets_B: Tensor, size: int, **how: int) -> Iterator[Microbatch]:
+        for portion in split_microbatches(inputs_B, targets_B, size, **how):
             full = size in (int(portion.present_B.sum()), 256)
             yield portion._replace(present_B=portion.present_B & full)
 
     patch.setattr(room_of_portions, "split_microbatches", whole)
+
+
+def norms_of_other_records(patch: pytest.MonkeyPatch) -> None:
+    """Norms from records in bf16, and sums from those in float32."""
+
+    def squares(self: gradients.OuterProducts) -> Tensor:
+        pair = (self.inputs_BTI, self.grads_BTO)
+        return gradients.OuterProducts(*(x.bfloat16().to(x) for x in pair)).norms[0]
+
+    patch.setattr(gradients.OuterProducts, "squares", squares)
+
+
+# Several devices.
+
+
+def noise_for_each_device(patch: pytest.MonkeyPatch) -> None:
+    """Each of three devices adds noise to its part of the sum."""
+    release = step_module.release
+
+    def faulty(total: Clipped, **how: object) -> Released:
+        third = Clipped({k: x / 3 for k, x in total.items()})
+        parts = [release(third, **how) for _ in range(3)]
+        return Released({k: sum(part[k] for part in parts) for k in total})
+
+    patch.setattr(step_module, "release", faulty)
+
+
+def part_answered_twice(patch: pytest.MonkeyPatch) -> None:
+    """Two devices have the first portion, as after a retry."""
+
+    def split(*args: object, **how: int) -> Iterator[Microbatch]:
+        for i, portion in enumerate(split_microbatches(*args, **how)):
+            yield from [portion] * (2 if i == 0 else 1)
+
+    patch.setattr(room_of_portions, "split_microbatches", split)
+
+
+def added_in_order_of_arrival(patch: pytest.MonkeyPatch) -> None:
+    class LastFirst(parallel.ThreadPoolExecutor):
+        def map(self, *args: object) -> Iterator[Clipped]:
+            return reversed(list(super().map(*args)))
+
+    patch.setattr(parallel, "ThreadPoolExecutor", LastFirst)
 
 
 # Correlated noise.

@@ -19,7 +19,7 @@ from dpsweep.data.rows import parse_number
 from dpsweep.data.tables import ColumnConfig
 from dpsweep.data.tasks import IGNORED, CausalLM
 from dpsweep.privacy import engine as engines
-from dpsweep.privacy.engine import BookkeepingEngine, tape
+from dpsweep.privacy.engine import BookkeepingEngine, records
 from dpsweep.privacy.engine.base import MicrobatchEngine
 from dpsweep.privacy.engine.gradient_check import find_wrong_gradients
 from dpsweep.training.release_check import check_releases
@@ -148,7 +148,7 @@ def mean_over_the_batchs_tokens(patch: pytest.MonkeyPatch) -> None:
         tokens_BT = tasks._token_losses(outputs_B, targets_B)
         return len(targets_B) * tokens_BT.sum(1) / (targets_B != IGNORED).sum()
 
-    patch.setattr(tape, "per_example_loss", per_example)
+    patch.setattr(records, "per_example_loss", per_example)
 
 
 def padded_to_the_batchs_longest(patch: pytest.MonkeyPatch) -> None:

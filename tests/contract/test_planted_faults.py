@@ -61,6 +61,10 @@ check that is named must then fail with the words given, and must pass in the sa
 | banded noise calibrated for T steps at rate q | check_accounting | accounting |
 | the noise history lost when a trial is resumed | check_resume | resume |
 | the noise history drawn anew when a trial is resumed | check_resume | resume |
+| noise added on each device that shares a batch | check_noise | not N(0, sigma C) |
+| a portion computed by two devices | check_sensitivity | sensitivity |
+| the devices' sums added in order of arrival | check_devices | devices |
+| norms from records in bf16, sums from others in float32 | check_sensitivity | sensitivity |
 """
 
 import inspect
@@ -88,6 +92,7 @@ SPECTRAL = METHOD_WORLDS["spectral_dp"]
 AUGMENTED = METHOD_WORLDS["dp_sgd-augmented"]
 BANDED = METHOD_WORLDS["bandmf"]
 ADAPTIVE = WORLDS["dp_sgd-adaptive"]
+SEVERAL_DEVICES = METHOD_WORLDS["dp_sgd-three-devices"]
 
 
 @dataclass(frozen=True)
@@ -302,6 +307,27 @@ FAULTS = {
     ),
     "history-drawn-anew": Fault(
         faults.history_drawn_anew, checks.check_resume, "resume: other weights", BANDED
+    ),
+    "noise-for-each-device": Fault(
+        faults.noise_for_each_device, chance.check_noise, LAW, SEVERAL_DEVICES
+    ),
+    "part-answered-twice": Fault(
+        faults.part_answered_twice,
+        checks.check_sensitivity,
+        "sensitivity: one example",
+        SEVERAL_DEVICES,
+    ),
+    "added-in-order-of-arrival": Fault(
+        faults.added_in_order_of_arrival,
+        checks.check_devices,
+        "devices: another sum",
+        SEVERAL_DEVICES,
+    ),
+    "norms-of-other-records": Fault(
+        faults.norms_of_other_records,
+        checks.check_sensitivity,
+        "sensitivity: one example",
+        replace(SGD, dtype="float32"),
     ),
 }
 every_fault = pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)

@@ -110,6 +110,41 @@ def test_microbatches_and_their_size_change_nothing_in_single_precision(world):
     checks.check_microbatches(replace(world, dtype="float32"))
 
 
+BF16 = {
+    name: replace(
+        METHOD_WORLDS[name],
+        dtype="float32",
+        train=METHOD_WORLDS[name].train | {"precision": {"forward": "bf16"}},
+    )
+    for name in ("dp_sgd", "disk-augmented", "fftkf-split", "bandmf", "spectral_dp")
+}
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        checks.check_sensitivity,
+        checks.check_bad_examples,
+        checks.check_microbatches,
+        checks.check_devices,
+        checks.check_batch_has_no_say,
+        checks.check_empty_batch,
+        checks.check_resume,
+        chance.check_noise,
+    ],
+    ids=lambda check: check.__name__,
+)
+@in_worlds(BF16, ("dp_sgd", "disk-augmented"))
+def test_all_of_it_holds_with_records_rounded_to_bf16(world, check):
+    check(world)
+
+
+@every_method
+@in_both_precisions
+def test_devices_that_share_a_batch_sum_it_to_the_same_bits(world, dtype):
+    checks.check_devices(replace(world, dtype=dtype))
+
+
 # 3. The noise is isotropic where clipping happened, and nothing shrinks it.
 
 
@@ -196,7 +231,7 @@ def test_reports_can_be_recomputed_from_released_weights_and_public_numbers(
 
     def check(row: dict[str, float]) -> None:
         """By the time of a report, the trial's checkpoint holds the weights that it is about."""
-        weights = trial_dir.load()["progress"]["trail"][-1]
+        weights = trial_dir.load()["progress"]["iterates"][-1]
         score = evaluate(model, weights, data, torch.float64)
         (spent,) = run.epsilons_spent(1437**-1.1, [row["step"]])
         assert row.pop("seconds") >= 0
@@ -214,8 +249,10 @@ def test_reports_can_be_recomputed_from_released_weights_and_public_numbers(
     trial_dir.make_secret()
     train(config, trial_dir, lambda row: check(dict(row)))
     assert len(rows) == 2
-    files = {"secret", "stepped", "checkpoint.pt", "metrics.json", "weights.pt"}
+    files = {"secret", "stepped", "checkpoint.pt", "metrics.json", "weights.pt", "confusion.json"}
     assert {place.name for place in trial_dir.path.iterdir()} == files
+    right = sum(row[i] for i, row in enumerate(trial_dir.confusion().counts))
+    assert right / len(data.valid_targets) == rows[-1]["valid/accuracy"]  # of what is released
     assert capfd.readouterr() == ("", "")  # nothing is said on the side
 
 

@@ -61,14 +61,14 @@ def _query(method: dict[str, object]) -> dict[str, object]:
     return method.get("compose", {}).get("query", {}) if "compose" in method else method
 
 
-def reference(world: World, trail: list[Tensors], step: int) -> tuple[Tensors, int]:
+def reference(world: World, iterates: list[Tensors], step: int) -> tuple[Tensors, int]:
     """1/B sum of clipped answers, one example at a time, and how many answers lie inside."""
     calls, inside, sums = textbook(world.method, step), 0, []
     data = examples()
     for asks in calls:
-        total = {k: torch.zeros_like(x) for k, x in trail[-1].items()}
+        total = {k: torch.zeros_like(x) for k, x in iterates[-1].items()}
         for i in range(NUM_EXAMPLES):
-            answer, norms = answer_of(world, only(data, [i]), trail, asks)
+            answer, norms = answer_of(world, only(data, [i]), iterates, asks)
             factors = _factors(world, norms)
             inside += factors.pop(INSIDE, 0)
             for k, u in answer.items():
@@ -78,19 +78,21 @@ def reference(world: World, trail: list[Tensors], step: int) -> tuple[Tensors, i
     if len(sums) == 2:  # clipped apart: r + c h, h the difference
         c = look_ahead_weight(world.method, step)[0]
         weights = [1 - c, c]
-    whole = {k: sum(w * part[k] for w, part in zip(weights, sums, strict=True)) for k in trail[-1]}
+    whole = {
+        k: sum(w * part[k] for w, part in zip(weights, sums, strict=True)) for k in iterates[-1]
+    }
     return {k: x / BATCH_SIZE for k, x in whole.items()}, inside
 
 
 def answer_of(
-    world: World, one: Dataset, trail: list[Tensors], asks: Points
+    world: World, one: Dataset, iterates: list[Tensors], asks: Points
 ) -> tuple[Tensors, dict[str, float]]:
     """One example's weighted gradient, and the norm of each parameter's part of its answer."""
     answer: Tensors = {}
     whole: Tensors = {}  # the same, but all lags of a convolution's correlation
     for weight, age, ahead in asks:
-        now, before = trail[-1], trail[-2] if len(trail) > 1 else trail[-1]
-        point = {k: x + ahead * (now[k] - before[k]) for k, x in trail[-1 - age].items()}
+        now, before = iterates[-1], iterates[-2] if len(iterates) > 1 else iterates[-1]
+        point = {k: x + ahead * (now[k] - before[k]) for k, x in iterates[-1 - age].items()}
         for k, (g, lags) in _autograd(world, point, one).items():
             answer[k] = answer.get(k, 0) + weight * g
             whole[k] = whole.get(k, 0) + weight * lags

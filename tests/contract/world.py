@@ -28,7 +28,7 @@ from dpsweep.methods import build_method
 from dpsweep.privacy.accounting import Run
 from dpsweep.privacy.clip import Clip, layer_of
 from dpsweep.privacy.correlated import Correlation, PublicSettings
-from dpsweep.privacy.engine import Engine, make_engine
+from dpsweep.privacy.engine import Engine, make_engine, replicate_engine
 from dpsweep.privacy.geometry import Geometry, make_geometry
 from dpsweep.training import step as step_module
 from dpsweep.training.step import Progress, Step
@@ -160,6 +160,7 @@ class World:
         clip_norm: C.
         source: Of noise and batches.
         train: More of the file's section of that name.
+        num_devices: That share a batch.
     """
 
     method: dict[str, object]
@@ -169,6 +170,7 @@ class World:
     clip_norm: float = CLIP_NORM
     source: str = "fast"
     train: dict[str, object] = field(default_factory=dict)
+    num_devices: int = 1
 
     @cached_property
     def config(self) -> TrialConfig:
@@ -225,12 +227,16 @@ class World:
         physical: int = 256,
         secret: Secret = SECRET,
         cyclic: bool = False,
+        num_devices: int | None = None,
     ) -> Step:
         """The real step on `data`, in microbatches of `physical`.
 
         Where noise is correlated all examples are in one group, so that a batch may have them all,
-        unless `cyclic`.
+        unless `cyclic`. `num_devices` is the world's, if None.
         """
+        num_devices = num_devices or self.num_devices
+        if num_devices > 1:
+            physical = min(physical, 2)  # or there would be work for one
         num_examples = len(data.targets)
         run = Run(sampling_rate=rate, noise_multiplier=sigma, steps=STEPS)
         cycle = self.correlation and (self.correlation.cycle if cyclic else 1)
@@ -239,16 +245,21 @@ class World:
         )
         budget = PrivacyPlan(num_examples, run, math.inf, 1e-5, correlation)
         train = self.config.train
-        engine = make_engine(
-            self.model,
-            loss,
-            self.geometry,
-            physical,
-            SHAPE,
-            train.engine,
-            kind=self.net.__name__,  # tried once in a process: hundreds of steps have this net
-            copies=train.copies,
-        )
+
+        def make(own: nn.Module) -> Engine:
+            return make_engine(
+                own,
+                loss,
+                self.geometry,
+                physical,
+                SHAPE,
+                train.engine,
+                kind=self.net.__name__,  # tried once in a process: hundreds of steps have this net
+                copies=train.copies,
+                precision=train.forward_precision,
+            )
+
+        engine = replicate_engine(make, self.model, [torch.device("cpu")] * num_devices)
         return Step(self.config, budget, data, engine, secret, self.geometry)
 
     @cached_property
@@ -285,8 +296,8 @@ class World:
             }
             for _ in range(4)
         ]
-        progress.trail.clear()
-        progress.trail.extend([*past, now])  # as many of them as the query remembers stay
+        progress.iterates.clear()
+        progress.iterates.extend([*past, now])  # as many of them as the query remembers stay
         progress.step = at
         if self.correlation is not None:
             progress.history.step = at  # as if no noise had been drawn before
@@ -305,7 +316,7 @@ class World:
         with watched(self.step(data, **how)) as (step, tape):
             tape.progress = self.underway(step, at) if progress is None else progress
             for _ in range(steps):
-                tape.trails.append([copied(x) for x in tape.progress.trail])
+                tape.trails.append([copied(x) for x in tape.progress.iterates])
                 step(tape.progress)
         return tape
 

@@ -45,12 +45,28 @@ def test_other_errors_leave_the_process_as_it_is(error):
 def test_a_gpu_that_does_not_answer_is_found_whatever_the_error_says(monkeypatch):
     """No GPU here: what torch says of one stands in for it."""
 
-    def lost():
+    def lost(device):
         raise torch.AcceleratorError(f"CUDA error: unspecified launch failure{DEBUG}")
 
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     failed = RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`")
     assert describe_device_failure(failed) is None
     monkeypatch.setattr(torch.cuda, "synchronize", lost)
     assert describe_device_failure(failed) == "unspecified launch failure"
+
+
+def test_every_gpu_of_the_trial_is_asked_and_no_other(monkeypatch):
+    asked = []
+
+    def answer(device):
+        asked.append(device)
+        if device == 2:
+            raise torch.AcceleratorError(f"CUDA error: misaligned address{DEBUG}")
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 1024 * (device != 1))
+    monkeypatch.setattr(torch.cuda, "synchronize", answer)
+    assert describe_device_failure(RuntimeError("reworded")) == "misaligned address"
+    assert asked == [0, 2]

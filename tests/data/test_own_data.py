@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from dpsweep.core.errors import ConfigError
 from dpsweep.data import folders, npz
 from dpsweep.data.datasets import ImageData
-from dpsweep.data.read import fingerprint_images, load_dataset
+from dpsweep.data.read import fingerprint_images, list_class_names, load_dataset
 
 KEY = b"k" * 32
 
@@ -47,6 +47,13 @@ def root(tmp_path):
 def folder(root: object, **more: object) -> ImageData:
     keys = {"shape": SHAPE, "num_classes": 3, "num_train": 12, "num_test": 6, **more}
     return ImageData(name="folder", root=str(root), **keys)
+
+
+def test_classes_have_the_names_of_their_folders_or_those_declared_or_numbers(root):
+    assert list_class_names(folder(root)) == ("cat", "dog", "eel")
+    task = {"name": "classification", "classes": ["a", "b", "c"]}
+    assert list_class_names(folder(root, task=task)) == ("a", "b", "c")
+    assert list_class_names(folder(root / "not here")) == ("0", "1", "2")
 
 
 def test_folders_are_read_pixel_by_pixel_with_classes_in_the_order_of_their_names(root):

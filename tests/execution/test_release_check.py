@@ -62,7 +62,7 @@ def test_step_that_fails_stops_the_sweep_before_its_first_trial(sweep_file, tmp_
     def failing(self, batch, progress):
         raise RuntimeError("fewer than 64 rows")
 
-    monkeypatch.setattr(dpsweep.training.step.Step, "clipped", failing)
+    monkeypatch.setattr(dpsweep.training.step.Step, "sum_clipped", failing)
     sweep, folder = load_sweep(sweep_file), StateFolder(tmp_path / "state").sweep("tiny")
     folder.path.mkdir(parents=True)
     with pytest.raises(StateError, match=r"fewer than 64 rows\. Every trial would fail so"):
@@ -101,3 +101,29 @@ def test_model_that_no_engine_can_train_stops_the_sweep_before_its_first_trial(
     with pytest.raises(StateError, match=r"own_net:mixing cannot be trained privately: exam"):
         store_release_checks(sweep, folder)
     assert not (folder.path / CHECKS).exists()
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_on_a_cluster_the_step_is_checked_on_a_node_that_is_not_the_drivers(
+    sweep_file, tmp_path, monkeypatch
+):
+    """Its processor and packages may be others; until 2026-11-22 the driver's alone was checked."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    folder = StateFolder(tmp_path / "state").sweep("tiny")
+    folder.path.mkdir(parents=True)
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": 1, "gcs_server_port": 0, "include_dashboard": False},
+    )
+    try:
+        other = cluster.add_node(num_cpus=1)
+        ray.init(cluster.address, log_to_driver=False)
+        store_release_checks(load_sweep(sweep_file), folder)
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+    assert f"on node {other.node_id[:8]}." in (folder.path / CHECKS).read_text()

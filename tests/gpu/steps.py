@@ -81,9 +81,9 @@ def one_step(world, total=80 * GIB, gpu_share=1.0):
             data.to(device), plan, config, Secret.fixed("test"), Allowance(gpu_share=gpu_share)
         )
         progress = step.start(initial_params(step))
-        while len(progress.trail) < progress.trail.maxlen:
-            progress.trail.append({k: x.clone() for k, x in progress.params.items()})
-        progress.step = len(progress.trail)
+        while len(progress.iterates) < progress.iterates.maxlen:
+            progress.iterates.append({k: x.clone() for k, x in progress.params.items()})
+        progress.step = len(progress.iterates)
         progress.leaf_sizes = leaf_sizes(step, progress)
         gpu.restart()
         step(progress)
@@ -94,7 +94,7 @@ def one_step(world, total=80 * GIB, gpu_share=1.0):
 def leaf_sizes(step, progress):
     """What the step before would have learned: without it, no thread would draw the noise."""
     nobody = step.batch(0)[:0]
-    return tuple(x.numel() for x in step.clipped(nobody, progress).values())
+    return tuple(x.numel() for x in step.sum_clipped(nobody, progress).values())
 
 
 def unchecked():

@@ -106,6 +106,30 @@ def test_doctor_trains_a_trial_on_the_gpu(tmp_path, monkeypatch):
     assert gpu.mixed == []
 
 
+def test_doctor_looks_for_the_service_that_lets_trials_share_a_gpu(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path / "mps"))
+
+    def look():
+        with virtual_gpu():
+            result = CliRunner().invoke(app, ["doctor", "--json"])
+        found = {row["check"]: row for row in json.loads(result.output)}
+        return found["gpu sharing (MPS)"]
+
+    assert "no nvidia-cuda-mps-control" in look()["words"]
+    control = tmp_path / "nvidia-cuda-mps-control"
+    control.touch(0o755)
+    found = look()
+    assert found["level"] == "warn"
+    assert "not started (no pipe in" in found["words"]
+    assert "CUDA_MPS_PIPE_DIRECTORY=$HOME/mps" in found["remedy"]
+    assert "nvidia-cuda-mps-control -d" in found["remedy"]
+    (tmp_path / "mps").mkdir()
+    (tmp_path / "mps" / "control").touch()
+    assert look()["level"] == "ok"
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_doctor_says_that_there_is_no_gpu_to_train_on(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

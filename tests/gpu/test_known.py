@@ -9,7 +9,7 @@ from virtual import virtual_gpu
 
 from dpsweep.privacy import clip as clipping
 from dpsweep.privacy.clip import Automatic, Flat, PerLayer, Quantile
-from dpsweep.privacy.engine import BookkeepingEngine, VmapEngine, answers, bookkeeping, conv
+from dpsweep.privacy.engine import BookkeepingEngine, VmapEngine, bookkeeping, conv, gradients
 from dpsweep.training.device import open_device
 
 CLIPS = {
@@ -63,7 +63,7 @@ CASES = [
 @pytest.mark.parametrize(("clip", "wild", "engine", "num_points"), CASES)
 def test_sums_on_cuda_are_those_on_a_cpu(monkeypatch, clip, wild, engine, num_points):
     # the rows that fill up are copies of the first example, and in another slice than it
-    for module in (bookkeeping, clipping, answers, conv):
+    for module in (bookkeeping, clipping, gradients, conv):
         monkeypatch.setattr(module, "SUMMED", 4)
     expected = sums("cpu", CLIPS[clip], wild, engine, num_points)
     with virtual_gpu() as gpu:
@@ -75,7 +75,7 @@ def test_sums_on_cuda_are_those_on_a_cpu(monkeypatch, clip, wild, engine, num_po
 
 
 def test_examples_whose_points_cancel_are_found_by_the_same_look(monkeypatch):
-    monkeypatch.setattr(answers, "_CANCELLATION", 0.0)  # all of them, from here on
+    monkeypatch.setattr(gradients, "_CANCELLATION", 0.0)  # all of them, from here on
     expected = sums("cpu", CLIPS["flat"], 0.5, BookkeepingEngine, 2)
     with virtual_gpu() as gpu:
         found = sums(open_device("cuda"), CLIPS["flat"], 0.5, BookkeepingEngine, 2)

@@ -1,16 +1,14 @@
 """Whole trials on the virtual GPU, the way that a worker trains them."""
 
 import gc
-import shutil
 
 import pytest
 import torch
+from digits import digits_trial, make_trial_dir, read_weights
 from steps import World, one_step
 from virtual import GIB, virtual_gpu
 
 from dpsweep.config.resources import ResourcesConfig
-from dpsweep.config.source import Source
-from dpsweep.config.trial import load_trial
 from dpsweep.core.seeds import Secret
 from dpsweep.execution.resources import get_memory_share
 from dpsweep.training import loop
@@ -19,7 +17,6 @@ from dpsweep.training.allowance import Allowance
 from dpsweep.training.assemble import assemble_step, initial_params
 from dpsweep.training.device import open_device
 from dpsweep.training.loop import Paused, train
-from dpsweep.training.trial_dir import TrialDir
 
 METHODS = [
     {"name": "dp_sgd"},
@@ -34,29 +31,7 @@ METHODS = [
 
 
 def trial(method, **train_settings):
-    tree = {
-        "data": {"name": "digits"},
-        "model": {"name": "cnn_small", "width": 4},
-        "privacy": {"epsilon": 4},
-        "train": {"batch_size": 300, "epochs": 1, "device": "cuda", **train_settings},
-        "optimizer": {"lr": 0.05},
-        "method": method,
-    }
-    return load_trial(Source("trial", tree, {}))
-
-
-def trial_dir(place, like=None):
-    """A trial directory with a secret of its own, or that of another one."""
-    trial_dir = TrialDir(place)
-    if like is None:
-        trial_dir.make_secret()
-    else:
-        shutil.copy(like.path / "secret", place / "secret")
-    return trial_dir
-
-
-def weights(trial_dir):
-    return torch.load(trial_dir.weights, weights_only=True)
+    return digits_trial(method, device="cuda", **train_settings)
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: m["name"])
@@ -64,8 +39,8 @@ def test_pausing_on_cuda_and_going_on_changes_no_bit(tmp_path, method, monkeypat
     monkeypatch.setattr(loop, "_LOOK_SECONDS", -1.0)  # look between any two steps
     monkeypatch.setattr(step_module, "_FEWEST_DRAWN_BY_A_THREAD", 1)
     config, rows = trial(method), []
-    whole = trial_dir(tmp_path / "whole")
-    paused = trial_dir(tmp_path / "paused", like=whole)
+    whole = make_trial_dir(tmp_path / "whole")
+    paused = make_trial_dir(tmp_path / "paused", like=whole)
     pause_at_step_three = iter([False] * 2 + [True] + [False] * 100)
 
     def should_pause():
@@ -83,8 +58,8 @@ def test_pausing_on_cuda_and_going_on_changes_no_bit(tmp_path, method, monkeypat
     assert [row["epoch"] for row in rows] == [1]
     assert gpu.launches
     assert gpu.mixed == []
-    for name, tensor in weights(whole).items():
-        assert torch.equal(weights(paused)[name], tensor), name
+    for name, tensor in read_weights(whole).items():
+        assert torch.equal(read_weights(paused)[name], tensor), name
     # the optimizer's step counts stay on the CPU, where torch keeps them: to read one waits
     new = set(gpu.waits) - uninterrupted
     assert not [wait for wait in new if not wait.startswith("copy to the device")]
@@ -111,12 +86,14 @@ def test_steps_on_cuda_are_those_on_a_cpu(method):
 @pytest.mark.parametrize("method", METHODS[:2], ids=lambda m: m["name"])
 def test_a_trial_leaves_nothing_on_the_card(tmp_path, method):
     with virtual_gpu() as gpu:
-        train(trial(method), trial_dir(tmp_path / "warm"), lambda row: None)  # torch's own caches
+        train(
+            trial(method), make_trial_dir(tmp_path / "warm"), lambda row: None
+        )  # torch's own caches
         gc.collect()
         held = gpu.held
         gc.disable()  # what waits for the collector takes memory of the next trial
         try:
-            train(trial(method), trial_dir(tmp_path / "second"), lambda row: None)
+            train(trial(method), make_trial_dir(tmp_path / "second"), lambda row: None)
             assert gpu.held == held
         finally:
             gc.enable()

@@ -1,9 +1,10 @@
-"""A CUDA device that is not there: Python sees `cuda:0`, and nothing runs on a GPU.
+"""CUDA devices that are not there: Python sees `cuda:0`, or several, and nothing runs on a GPU.
 
 Two kinds of memory for tensors "on the GPU":
 
-    numbers   The tensor lies on the CPU, and its storage is tagged. Values are right, so data
-              dependent code and the engine's own checks run. For small models.
+    numbers   The tensor lies on the CPU, and its storage is tagged with its card. Values are right,
+              so data dependent code and the engine's own checks run. For small models, and for
+              several cards.
     shapes    The tensor lies on torch's meta device: shapes and strides without values. A model of
               any size costs nothing.
 
@@ -36,7 +37,6 @@ from dpsweep.privacy.engine.circulant import _count_bins
 from dpsweep.privacy.engine.conv import _valid_pairs
 from dpsweep.privacy.spectral import _torus_bins
 
-CUDA = torch.device("cuda", 0)
 GIB = 2**30
 
 _PACKAGE = f"{os.sep}dpsweep{os.sep}"
@@ -80,56 +80,88 @@ class Ledger:
         mixed: Operations on tensors of both devices, which a real card refuses.
         unordered: Kernels that add floating-point numbers in an order of their own.
         double: Launches that compute in float64.
-        held, peak: Bytes on the card now, and the most at any time.
-        fraction: Share of the card's memory that the process was last held to; None if never.
+        helds, peaks: Bytes on each card now, and the most at any time.
+        fractions: Share of each card's memory that the process was last held to.
+        work: Launches on each card.
     """
 
     launches: Counter = field(default_factory=Counter)
     waits: Counter = field(default_factory=Counter)
-    copies: dict = field(default_factory=lambda: {"up": [], "down": []})
+    copies: dict = field(default_factory=lambda: {"up": [], "down": [], "across": []})
     mixed: list = field(default_factory=list)
     unordered: list = field(default_factory=list)
     double: int = 0
-    held: int = 0
-    peak: int = 0
-    fraction: float | None = None
+    helds: Counter = field(default_factory=Counter)
+    peaks: Counter = field(default_factory=Counter)
+    fractions: dict = field(default_factory=dict)
+    work: Counter = field(default_factory=Counter)
+
+    @property
+    def held(self):
+        return self.helds[0]
+
+    @property
+    def peak(self):
+        return self.peaks[0]
+
+    @property
+    def fraction(self):
+        return self.fractions.get(0)
 
     def restart(self):
         """Counts from here on; what lies on the card stays there."""
         self.launches.clear()
         self.waits.clear()
-        self.copies = {"up": [], "down": []}
+        self.copies = {"up": [], "down": [], "across": []}
         self.mixed.clear()
         self.unordered.clear()
-        self.double, self.peak = 0, self.held
+        self.work.clear()
+        self.double, self.peaks = 0, self.helds.copy()
 
 
 @contextlib.contextmanager
-def virtual_gpu(*, numbers=True, total=80 * GIB):
-    """Gives everything in this context that asks for CUDA the virtual card; yields its ledger."""
+def virtual_gpu(*, numbers=True, total=80 * GIB, num_cards=1):
+    """Gives everything in this context that asks for CUDA the virtual cards; yields their ledger.
+
+    Modes belong to one thread: those that dpsweep starts for each device enter them too.
+    """
+    assert numbers or num_cards == 1, "torch's meta device has no index"
+    autocast = torch.autocast
     card = _Card(numbers, total)
+    run = threading.Thread.run
+
+    def run_with_cards(self):
+        if not self.name.startswith("dpsweep-device"):
+            return run(self)
+        with _Operations(card), _Calls(card):
+            return run(self)
+
     place = torch.cuda.memory
 
     def hold_to(share, device):
         # the real one, below the Python that checks the device's index, takes an int alone
         assert isinstance(device, int), device
-        card.ledger.fraction = share
+        card.ledger.fractions[device] = share
 
     properties = type("Properties", (), {"total_memory": total, "name": "virtual"})
     stand_ins = [
         (torch.cuda, "_lazy_init", lambda: None),
         (place, "_lazy_init", lambda: None),
         (torch.cuda, "is_available", lambda: True),
-        (torch.cuda, "device_count", lambda: 1),
-        (torch.cuda, "current_device", lambda: 0),
+        (torch.cuda, "device_count", lambda: num_cards),
+        (torch.cuda, "current_device", lambda: card.current),
+        (torch.cuda, "_exchange_device", card.exchange),
+        (torch.cuda, "_maybe_exchange_device", card.exchange),
+        (threading.Thread, "run", run_with_cards),
+        (torch, "autocast", lambda device_type, dtype: autocast("cpu", dtype)),
         (torch.cuda, "synchronize", lambda device=None: None),
         (torch.cuda, "get_device_name", lambda device=None: "virtual"),
         (torch.cuda, "_get_device_properties", lambda index: properties),
-        (torch.cuda, "mem_get_info", lambda device=None: (total - card.ledger.held, total)),
-        (torch.cuda, "memory_allocated", lambda device=None: card.ledger.held),
-        (torch.cuda, "memory_reserved", lambda device=None: card.ledger.held),
-        (torch.cuda, "max_memory_allocated", lambda device=None: card.ledger.peak),
-        (torch.cuda, "max_memory_reserved", lambda device=None: card.ledger.peak),
+        (torch.cuda, "mem_get_info", lambda device=None: (total - card.held(device), total)),
+        (torch.cuda, "memory_allocated", card.held),
+        (torch.cuda, "memory_reserved", card.held),
+        (torch.cuda, "max_memory_allocated", card.peak),
+        (torch.cuda, "max_memory_reserved", card.peak),
         (torch.cuda, "reset_peak_memory_stats", lambda device=None: None),
         # no generator of a GPU's own: what is drawn on the card is drawn by the CPU's
         (torch.cuda, "get_rng_state", lambda device=None: torch.get_rng_state()),
@@ -159,60 +191,98 @@ def on_card(x):
 _pinned = weakref.WeakSet()
 """Storages of tensors in page-locked memory of the host: a copy of them need not be waited for."""
 
-_tagged = weakref.WeakSet()
-"""Storages of tensors that are said to be on the card, while their values lie on the CPU."""
+_tagged = weakref.WeakKeyDictionary()
+"""Storages of tensors whose values lie on the CPU -> the index of the card that has them."""
 
 
 class _Card:
     def __init__(self, numbers, total):
         self.numbers, self.total, self.ledger = numbers, total, Ledger()
         self.known = weakref.WeakSet()
-        self.quiet = 0
-        self.inside = threading.local()  # calls with operands on the card; their products are too
+        self.lock = threading.RLock()  # of the ledger
+        self.own = threading.local()  # of a thread: quiet, inside and current
+
+    @property
+    def quiet(self):
+        return getattr(self.own, "quiet", 0)
+
+    @property
+    def inside(self):
+        """The card of a call with operands there, whose products lie there too; None outside."""
+        return getattr(self.own, "inside", None)
+
+    @property
+    def current(self):
+        return getattr(self.own, "current", 0)
+
+    def exchange(self, index):
+        before, self.own.current = self.current, index
+        return before
+
+    def index(self, device):
+        """The index of a card as torch takes it: an int, a name or a device; None of a CPU."""
+        device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+        if device.type != "cuda":
+            return None
+        return self.current if device.index is None else device.index
+
+    def held(self, device=None):
+        return self.ledger.helds[self.current if device is None else self.index(device)]
+
+    def peak(self, device=None):
+        return self.ledger.peaks[self.current if device is None else self.index(device)]
 
     @contextlib.contextmanager
     def silently(self):
         """Within it nothing is counted: what runs is the stand-in's own work."""
-        self.quiet += 1
+        self.own.quiet = self.quiet + 1
         try:
             yield
         finally:
-            self.quiet -= 1
+            self.own.quiet -= 1
 
     def holds(self, x):
-        if self.numbers:
-            return _storage(x) in _tagged
-        with torch._C.DisableTorchFunction():
-            return bare(x).is_meta
+        return self.place(x) is not None
 
-    def put(self, x):
-        """Tags a tensor that was made on the card, and counts its memory."""
+    def place(self, x):
+        """The index of the card where a tensor lies; None on the host."""
+        if self.numbers:
+            return _tagged.get(_storage(x))
+        with torch._C.DisableTorchFunction():
+            return 0 if bare(x).is_meta else None
+
+    def put(self, x, index):
+        """Tags a tensor that was made on a card, and counts its memory."""
         storage = _storage(x)
         if self.numbers:
-            _tagged.add(storage)
+            _tagged[storage] = index
         if storage in self.known:
             return
         size = -(-storage.nbytes() // _BLOCK) * _BLOCK
-        self.known.add(storage)
-        self.ledger.held += size
-        self.ledger.peak = max(self.ledger.peak, self.ledger.held)
-        weakref.finalize(storage, self.freed, size).atexit = False
+        with self.lock:
+            ledger = self.ledger
+            self.known.add(storage)
+            ledger.helds[index] += size
+            ledger.peaks[index] = max(ledger.peaks[index], ledger.helds[index])
+        weakref.finalize(storage, self.freed, size, index).atexit = False
 
-    def freed(self, size):
-        self.ledger.held -= size
+    def freed(self, size, index):
+        with self.lock:
+            self.ledger.helds[index] -= size
 
     def take(self, x):
         """Says that a tensor lies on the host."""
         if self.numbers:
-            _tagged.discard(_storage(x))
+            _tagged.pop(_storage(x), None)
         return x
 
     def waited(self, kind):
         if not self.quiet:
-            self.ledger.waits[f"{kind} at {_line()}"] += 1
+            with self.lock:
+                self.ledger.waits[f"{kind} at {_line()}"] += 1
 
-    def upload(self, x, dtype, *, waits, **layout):
-        self._copied("up", x)
+    def upload(self, x, dtype, index, *, waits, **layout):
+        self._copied("across" if self.holds(x) else "up", x)
         if waits:
             self.waited("copy to the device")
         with self.silently():
@@ -220,7 +290,7 @@ class _Card:
                 made = x.to(dtype=dtype or x.dtype, copy=True, **layout)
             else:
                 made = x.to(device="meta", dtype=dtype, **layout)
-            self.put(made)
+            self.put(made, index)
         return made
 
     def download(self, x, dtype, **layout):
@@ -233,7 +303,8 @@ class _Card:
 
     def _copied(self, way, x):
         if not self.quiet:
-            self.ledger.copies[way].append(x.numel() * x.element_size())
+            with self.lock:
+                self.ledger.copies[way].append(x.numel() * x.element_size())
 
 
 def bare(x):
@@ -293,31 +364,34 @@ class _Calls(TorchFunctionMode):
         if func in (Tensor.to, Tensor.cuda, Tensor.cpu):
             return self._move(func, args, kwargs)
         if func in (Tensor.numpy, Tensor.__array__) and card.holds(args[0]):
-            raise TypeError("can't convert cuda:0 device type tensor to numpy")
+            raise TypeError("can't convert cuda device type tensor to numpy")
         if func in _READS or func in _COMPARES:
             return self._read(func, args, kwargs)
         if kwargs.get("device") is not None and _is_cuda(kwargs["device"]):
             return self._make(func, args, kwargs)
         if not card.numbers:
             return func(*args, **kwargs)
-        here = any(isinstance(x, Tensor) and card.holds(x) for x in tree_leaves((args, kwargs)))
+        given = (x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor))
+        here = next((i for i in map(card.place, given) if i is not None), None)
         return self._within(here, func, args, kwargs)
 
     def _within(self, here, func, args, kwargs):
-        """Calls `func`; what it makes of no tensor at all lies on the card if `here`."""
-        inside = self.card.inside
-        before = getattr(inside, "depth", 0)
-        inside.depth = before + bool(here)
+        """Calls `func`; what it makes of no tensor at all lies on the card `here`, if any."""
+        own = self.card.own
+        before = self.card.inside
+        own.inside = before if here is None else here
         try:
             return func(*args, **kwargs)
         finally:
-            inside.depth = before
+            own.inside = before
 
     def _make(self, func, args, kwargs):
+        index = self.card.index(kwargs["device"])
         if func in (torch.tensor, torch.as_tensor):  # made on the host, then copied
-            return self.card.upload(func(*args, **{**kwargs, "device": "cpu"}), None, waits=True)
+            made = func(*args, **{**kwargs, "device": "cpu"})
+            return self.card.upload(made, None, index, waits=True)
         kwargs["device"] = "cpu" if self.card.numbers else "meta"
-        return self._within(True, func, args, kwargs)
+        return self._within(index, func, args, kwargs)
 
     def _read(self, func, args, kwargs):
         card, x = self.card, args[0]
@@ -346,27 +420,30 @@ class _Calls(TorchFunctionMode):
             elif isinstance(value, str | torch.device):
                 device = value
         if func is Tensor.cuda:
-            device = CUDA
+            device = "cuda"
         elif func is Tensor.cpu:
             device = "cpu"
         elif other is not None:
-            device, dtype = (CUDA if card.holds(other) else "cpu"), other.dtype
+            device, dtype = (card.place(other) if card.holds(other) else "cpu"), other.dtype
         kept = ("memory_format", "copy")
         layout = {k: kwargs[k] for k in kept if kwargs.get(k) is not None}
-        if device is not None and torch.device(device).type == "meta":
+        if str(device) == "meta":
             return x.to(device="meta", dtype=dtype)
-        here, dtype = card.holds(x), dtype or x.dtype
-        there = here if device is None else _is_cuda(device)
+        here, dtype = card.place(x), dtype or x.dtype
+        there = here if device is None else card.index(device)
         layout_only = {k: v for k, v in layout.items() if k != "copy"}
-        if here and not there:
+        if here == there:
+            return x.to(dtype=dtype, **layout)
+        if there is None:
             return card.download(x, dtype, **layout_only)
-        if there and not here:
-            return card.upload(x, dtype, waits=waits, **layout_only)
-        return x.to(dtype=dtype, **layout)
+        waits = waits and here is None  # the host does not wait for a copy between cards
+        return card.upload(x, dtype, there, waits=waits, **layout_only)
 
 
 _GETTERS = {
-    Tensor.device.__get__: lambda card, x, get: CUDA if card.holds(x) else get(x),
+    Tensor.device.__get__: lambda card, x, get: (
+        torch.device("cuda", card.place(x)) if card.holds(x) else get(x)
+    ),
     Tensor.is_cuda.__get__: lambda card, x, get: card.holds(x),
     Tensor.is_cpu.__get__: lambda card, x, get: not card.holds(x) and get(x),
     Tensor.is_meta.__get__: lambda card, x, get: not card.holds(x) and get(x),
@@ -384,35 +461,40 @@ class _Operations(TorchDispatchMode):
         card, kwargs = self.card, kwargs or {}
         name = func.overloadpacket._qualified_op_name.split("::")[-1]
         ins = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-        here = [x for x in ins if card.holds(x)]
+        here = sorted((x for x in ins if card.holds(x)), key=lambda x: not x.dim())
+        index = card.place(here[0]) if here else card.inside
         loud = not card.quiet
         if loud and here:
-            self._look(name, ins, here, args)
+            with card.lock:
+                self._look(name, ins, here, args)
         out = self._compute(func, name, args, kwargs, ins)
         outs = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
-        depth = getattr(card.inside, "depth", 0)
-        made_here = bool(here) or (card.numbers and not ins and depth > 0)
+        made_here = bool(here) or (card.numbers and not ins and index is not None)
         if not card.numbers:
             made_here = made_here or any(card.holds(x) for x in outs)
+            index = 0
         old = {_storage(x) for x in ins}
         for x in outs:
             if made_here and (card.numbers or card.holds(x)):
-                card.put(x)
+                card.put(x, index)
             elif _storage(x) not in old:
                 card.take(x)
         if loud and made_here and name not in _NO_KERNEL.split():
-            card.ledger.launches[name] += _kernels(name, args)
             wide = (torch.float64, torch.complex128)
-            card.ledger.double += any(x.dtype in wide for x in (*ins, *outs) if x.dim())
+            with card.lock:
+                card.ledger.launches[name] += _kernels(name, args)
+                card.ledger.work[index] += 1
+                card.ledger.double += any(x.dtype in wide for x in (*ins, *outs) if x.dim())
         return out
 
     def _look(self, name, ins, here, args):
         """Notes operations that a card refuses, and those that the host waits for."""
         card = self.card
-        away = [x for x in ins if x.dim() and not card.holds(x)]
+        main = card.place(here[0])
+        away = [x for x in ins if (x.dim() or card.holds(x)) and card.place(x) != main]
         if away and name not in ("copy_", "_to_copy"):
-            shapes = [[tuple(x.shape) for x in some] for some in (here, away)]
-            card.ledger.mixed.append(f"{name} at {_line()}: cuda {shapes[0]}, cpu {shapes[1]}")
+            shapes = [[(card.place(x), *x.shape) for x in some] for some in (here, away)]
+            card.ledger.mixed.append(f"{name} at {_line()}: {shapes[0]} and {shapes[1]}")
         once = name == "scatter_add" and args[2].shape[args[1]] == 1  # nothing is added twice
         if name in _UNORDERED.split() and here[0].is_floating_point() and not once:
             card.ledger.unordered.append(f"{name} at {_line()}")

@@ -180,7 +180,7 @@ def test_any_start_follows_the_linear_recursion(kappa, gamma):
     rng = torch.Generator().manual_seed(4)
     x = progress.params["x"]
     d = 0.4 * torch.randn(6, generator=rng, dtype=torch.float64)
-    progress.trail = deque([{"x": x - d}, progress.params], maxlen=progress.trail.maxlen)
+    progress.iterates = deque([{"x": x - d}, progress.params], maxlen=progress.iterates.maxlen)
     progress.filter_state = ({"x": -d / LR},)
     e, recursion = x - middle(), []
     for _ in range(STEPS):

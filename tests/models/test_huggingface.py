@@ -23,8 +23,8 @@ from dpsweep.models.lora import LoraLinear, merge_lora
 from dpsweep.models.parts import saved_tensors
 from dpsweep.privacy.clip import Flat
 from dpsweep.privacy.engine import BookkeepingEngine, bookkeeping, make_engine
-from dpsweep.privacy.engine.answers import WrittenOut
 from dpsweep.privacy.engine.gradient_check import find_wrong_gradients
+from dpsweep.privacy.engine.gradients import WrittenOut
 from dpsweep.privacy.engine.layers import find_black_boxes
 from dpsweep.privacy.geometry import IDENTITY
 from dpsweep.training.frozen import trimmed_chunks

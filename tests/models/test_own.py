@@ -14,7 +14,7 @@ from dpsweep.data.datasets import SPECS
 from dpsweep.models import build_model
 from dpsweep.models.adapt import FixedNorm, make_private
 from dpsweep.models.own import Own, Timm, Torchvision
-from dpsweep.privacy.engine import refuse_mixing
+from dpsweep.privacy.engine import refuse_unsupported_layers
 from dpsweep.privacy.engine.gradient_check import find_wrong_gradients
 from dpsweep.training.check import check_parts, check_trial
 
@@ -103,7 +103,7 @@ def test_torchvision_model_has_group_norm_and_is_right_for_book_keeping(resnet):
     assert isinstance(resnet.bn1, nn.GroupNorm)
     assert (resnet.bn1.num_groups, resnet.layer4[0].bn1.num_groups) == (16, 32)
     assert not any(getattr(m, "inplace", False) for m in resnet.modules())
-    refuse_mixing(resnet)
+    refuse_unsupported_layers(resnet)
     assert find_wrong_gradients(resnet, nn.functional.cross_entropy, (3, 32, 32)) is None
 
 

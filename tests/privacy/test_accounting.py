@@ -224,3 +224,32 @@ def test_grid_of_more_than_a_million_points_is_refused():
         ConfigError, match=r"privacy: 20,000 steps.*Write a larger privacy\.epsilon"
     ):
         calibrate_noise(0.01, 1e-12, sampling_rate=1e-6, steps=20_000)
+
+
+REFUSED = """
+import time
+from dpsweep.core.errors import ConfigError
+from dpsweep.privacy.accounting import _calibrate
+for delta, steps in ((1e-12, 1_000), (1e-8, 100_000), (1e-5, 1_000)):
+    start = time.process_time()
+    try:
+        print(_calibrate.__wrapped__.__wrapped__(0.01, delta, 1e-6, steps))
+    except ConfigError as e:
+        assert "Write a larger privacy.epsilon or privacy.delta" in str(e)
+        print(time.process_time() - start)
+"""
+
+
+def test_what_is_not_calibrated_is_refused_in_seconds():
+    """Until 2026-11-22 it took 16 to 33 seconds of CPU time."""
+    out = subprocess.run(
+        [sys.executable, "-c", REFUSED], capture_output=True, text=True, check=True
+    )
+    assert max(map(float, out.stdout.split())) < 8
+
+
+def test_one_step_on_everybody_is_calibrated_at_the_least_epsilon():
+    """A few grid points show a flat slope; the search ran off to noise of 1e-19, and refused."""
+    run, spent = calibrate_noise(0.01, 1e-12, sampling_rate=1.0, steps=1)
+    assert gaussian_epsilon(run.noise_multiplier, 1e-12) <= spent <= 0.01
+    assert spent > 0.0099

@@ -8,7 +8,7 @@ from dp_accounting import dp_event, rdp
 
 from dpsweep.privacy.accounting import Run, calibrate_noise, compose_runs
 from dpsweep.privacy.renyi import compute_divergences, epsilon_at
-from dpsweep.privacy.selection import SearchBudget, explore_noise
+from dpsweep.privacy.search_budget import SearchBudget, explore_noise
 
 DELTA, RATE, STEPS, NUM = 1e-5, 0.02, 2500, 20
 SCHEDULE = (STEPS, RATE)

@@ -94,7 +94,7 @@ def test_noise_gain_is_measured_on_restored_white_noise(name):
     white = torch.randn(num, *geometry.maps[name].white_shape, generator=rng, dtype=torch.float64)
     restored = torch.stack([geometry.restore(Released({name: x}))[name] for x in white])
     # Entries of one restored kernel or block are correlated, at worst all that come from the same
-    # r white coordinates: the mean square then is that of num * p * q draws at the least.
+    # r whitened coordinates: the mean square then is that of num * p * q draws at the least.
     fewest = num * math.prod(geometry.maps[name].white_shape[:2])
     assert restored.square().mean().item() == pytest.approx(
         geometry.noise_gain(name), rel=5 * math.sqrt(2 / fewest)
@@ -210,7 +210,7 @@ def test_a_head_that_would_see_the_constant_alone_is_refused():
 
 
 def test_an_output_that_is_no_tensor_is_refused():
-    with pytest.raises(ValueError, match=r"layer '' answers with a tuple and not one tensor"):
+    with pytest.raises(ValueError, match=r"layer '' returns a tuple and not one tensor"):
         make_geometry(SPECTRAL, nn.LSTM(4, 2), (3, 4))
 
 

@@ -17,7 +17,7 @@ NOW = {"w": torch.tensor([2.0, 0.0]), "b": torch.tensor(4.5)}
 
 
 class Asked:
-    """An oracle that keeps what it is asked, and answers with the weighted sum of the points."""
+    """Keep the points and weights of each call, and return the weighted sum of the points."""
 
     def __init__(self) -> None:
         self.points: list[Sequence[Tensors]] = []
@@ -30,7 +30,7 @@ class Asked:
         return Clipped({k: sum(weight * point[k] for point, weight in pairs) for k in points[0]})
 
 
-def iterates(num: int) -> list[Tensors]:
+def make_iterates(num: int) -> list[Tensors]:
     """A trail whose newest iterate holds 0, the one before it 1, and so on."""
     return [{"w": torch.tensor([float(age)])} for age in reversed(range(num))]
 
@@ -38,11 +38,11 @@ def iterates(num: int) -> list[Tensors]:
 # One point.
 
 
-@pytest.mark.parametrize("trail", [[NOW], [BEFORE, NOW]])
-def test_here_is_the_newest_iterate_itself(trail):
+@pytest.mark.parametrize("iterates", [[NOW], [BEFORE, NOW]])
+def test_here_is_the_newest_iterate_itself(iterates):
     (ask,) = NEWEST_ITERATE.evaluation_points(7)
     assert ask.weight == 1.0
-    assert ask.point(trail) is NOW
+    assert ask.point(iterates) is NOW
 
 
 @pytest.mark.parametrize(
@@ -68,15 +68,15 @@ def test_only_the_newest_two_of_a_longer_trail_matter():
 
 @pytest.mark.parametrize("age", [0, 1, 4])
 def test_age_counts_steps_back_from_the_newest(age):
-    trail = iterates(5)
-    assert EvaluationPoint(weight=1.0, age=age).point(trail) is trail[-1 - age]
+    iterates = make_iterates(5)
+    assert EvaluationPoint(weight=1.0, age=age).point(iterates) is iterates[-1 - age]
 
 
 def test_point_ahead_of_an_older_iterate_goes_along_the_newest_step():
-    trail = [{"w": torch.tensor([x])} for x in (10.0, 3.0, 5.0)]
-    assert EvaluationPoint(weight=1.0, age=2, ahead=0.5).point(trail)["w"].item() == 10.0 + 0.5 * (
-        5.0 - 3.0
-    )
+    iterates = [{"w": torch.tensor([x])} for x in (10.0, 3.0, 5.0)]
+    assert EvaluationPoint(weight=1.0, age=2, ahead=0.5).point(iterates)[
+        "w"
+    ].item() == 10.0 + 0.5 * (5.0 - 3.0)
 
 
 @pytest.mark.parametrize(
@@ -104,26 +104,26 @@ MOMENTUM = FixedQuery(
 
 
 def test_points_are_asked_at_their_iterates_with_their_weights():
-    oracle, trail = Asked(), iterates(3)
-    answer = MOMENTUM.clipped(oracle, trail, 2)
-    assert oracle.points == [[trail[2], trail[1], trail[0]]]
-    assert oracle.weights == [[0.5, 0.3, 0.2]]
+    sum_clipped, iterates = Asked(), make_iterates(3)
+    answer = MOMENTUM.evaluate(sum_clipped, iterates, 2)
+    assert sum_clipped.points == [[iterates[2], iterates[1], iterates[0]]]
+    assert sum_clipped.weights == [[0.5, 0.3, 0.2]]
     assert answer["w"].item() == pytest.approx(0.5 * 0 + 0.3 * 1 + 0.2 * 2)
 
 
 def test_iterates_that_do_not_exist_yet_are_left_out_and_the_rest_share_the_whole_weight():
-    oracle, trail = Asked(), iterates(2)
-    MOMENTUM.clipped(oracle, trail, 1)
-    assert oracle.points == [[trail[1], trail[0]]]
-    assert oracle.weights == [pytest.approx([0.5 / 0.8, 0.3 / 0.8])]
+    sum_clipped, iterates = Asked(), make_iterates(2)
+    MOMENTUM.evaluate(sum_clipped, iterates, 1)
+    assert sum_clipped.points == [[iterates[1], iterates[0]]]
+    assert sum_clipped.weights == [pytest.approx([0.5 / 0.8, 0.3 / 0.8])]
 
 
 def test_weights_are_scaled_to_the_same_sum_also_where_that_is_not_one():
-    oracle = Asked()
+    sum_clipped = Asked()
     FixedQuery(
         (EvaluationPoint(1.0), EvaluationPoint(0.6, age=1), EvaluationPoint(0.4, age=2))
-    ).clipped(oracle, iterates(2), 1)
-    assert oracle.weights == [pytest.approx([2 * 1 / 1.6, 2 * 0.6 / 1.6])]
+    ).evaluate(sum_clipped, make_iterates(2), 1)
+    assert sum_clipped.weights == [pytest.approx([2 * 1 / 1.6, 2 * 0.6 / 1.6])]
 
 
 @pytest.mark.parametrize(
@@ -132,10 +132,10 @@ def test_weights_are_scaled_to_the_same_sum_also_where_that_is_not_one():
     ids=repr,
 )
 def test_first_step_asks_once_with_the_whole_weight(query):
-    oracle, trail = Asked(), [NOW]
-    query.clipped(oracle, trail, 0)
-    assert oracle.points == [[NOW]]
-    assert oracle.weights == [[pytest.approx(1.0, abs=1e-12)]]
+    sum_clipped, iterates = Asked(), [NOW]
+    query.evaluate(sum_clipped, iterates, 0)
+    assert sum_clipped.points == [[NOW]]
+    assert sum_clipped.weights == [[pytest.approx(1.0, abs=1e-12)]]
 
 
 @pytest.mark.parametrize(
@@ -195,9 +195,9 @@ def test_full_gain_asks_here_alone(gamma):
 
 @every_filter
 def test_pair_is_asked_at_the_newest_iterate_and_on_its_way(gain):
-    oracle = Asked()
-    LookAhead(gain, 0.5).clipped(oracle, [BEFORE, NOW], 1)
-    ((here, there),) = oracle.points
+    sum_clipped = Asked()
+    LookAhead(gain, 0.5).evaluate(sum_clipped, [BEFORE, NOW], 1)
+    ((here, there),) = sum_clipped.points
     assert here is NOW
     assert torch.equal(there["w"], torch.tensor([2.5, -1.0]))
 
@@ -222,7 +222,7 @@ def answers(num: int, size: float, seed: int) -> PerExample:
 
 
 def one_after_the_other(here: PerExample, there: PerExample, clip: Clip):
-    """An oracle for two questions, which clips the first answers and then the others."""
+    """Clip the gradients of the first call, and then those of the second."""
     waiting = [here, there]
     return lambda points, weights: clipped_sum(waiting.pop(0), clip)
 
@@ -232,10 +232,10 @@ def norm(tree: Tensors) -> float:
 
 
 def test_apart_asks_twice_with_weight_one():
-    oracle, query = Asked(), SplitQuery(0.5, 0.9, 0.2)
-    query.clipped(oracle, [BEFORE, NOW], 1)
-    assert oracle.weights == [[1.0], [1.0]]
-    (here,), (there,) = oracle.points
+    sum_clipped, query = Asked(), SplitQuery(0.5, 0.9, 0.2)
+    query.evaluate(sum_clipped, [BEFORE, NOW], 1)
+    assert sum_clipped.weights == [[1.0], [1.0]]
+    (here,), (there,) = sum_clipped.points
     assert here is NOW
     assert torch.equal(there["w"], torch.tensor([2.5, -1.0]))
 
@@ -243,17 +243,19 @@ def test_apart_asks_twice_with_weight_one():
 @every_clip
 @every_apart
 def test_one_example_moves_both_parts_together_by_at_most_the_clip_norm(query, clip):
-    trail = [BEFORE, NOW]
+    iterates = [BEFORE, NOW]
     for seed, size in enumerate([0.01, 0.3, 1.0, 50.0]):
         here, there = answers(1, size, seed), answers(1, size, seed + 100)
-        assert norm(query.clipped(one_after_the_other(here, there, clip), trail, 1)) <= C + 1e-12
+        assert (
+            norm(query.evaluate(one_after_the_other(here, there, clip), iterates, 1)) <= C + 1e-12
+        )
 
 
 @every_apart
 def test_bound_on_both_parts_is_reached_by_gradients_that_turn_around(query):
     here = answers(1, 50.0, seed=0)
     there = PerExample({k: -g for k, g in here.items()})
-    both = query.clipped(one_after_the_other(here, there, Flat(C)), [BEFORE, NOW], 1)
+    both = query.evaluate(one_after_the_other(here, there, Flat(C)), [BEFORE, NOW], 1)
     assert norm(both) == pytest.approx(C, rel=1e-12)
 
 
@@ -261,7 +263,7 @@ def test_bound_on_both_parts_is_reached_by_gradients_that_turn_around(query):
 def test_restored_answer_is_the_gradient_and_c_times_its_change(query):
     here, there = answers(7, 0.3, seed=0), answers(7, 0.3, seed=1)
     r, r_there = clipped_sum(here, Flat(C)), clipped_sum(there, Flat(C))
-    parts = query.clipped(one_after_the_other(here, there, Flat(C)), [BEFORE, NOW], 1)
+    parts = query.evaluate(one_after_the_other(here, there, Flat(C)), [BEFORE, NOW], 1)
     restored = query.restore(Released(parts), 1)
     assert list(restored) == list(SHAPES)
     for k in SHAPES:
@@ -293,7 +295,7 @@ def test_paper_noises_of_both_parts_add_up_to_the_steps_own(query):
 
 def test_at_the_first_step_the_change_is_zero():
     here = answers(3, 1.0, seed=0)
-    parts = SplitQuery(0.5, 0.9, 0.2).clipped(one_after_the_other(here, here, Flat(C)), [NOW], 0)
+    parts = SplitQuery(0.5, 0.9, 0.2).evaluate(one_after_the_other(here, here, Flat(C)), [NOW], 0)
     assert all((parts[f"1/{k}"] == 0).all() for k in SHAPES)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from dpsweep.privacy.statement import (
     Growth,
-    Search,
+    SearchSpending,
     format_delta,
     search_statement,
     trial_statement,
@@ -47,9 +47,9 @@ def test_no_noise_promises_nothing():
 
 
 def search(**changes) -> str:
-    told = {"accounting": "composition", "num_held_out": 0}
+    told = {"accounting": "composition", "num_held_out": 0, "units": "examples"}
     told.update({k: changes.pop(k) for k in list(changes) if k in told})
-    spent = Search(num_runs=30, planned=30, epsilon=6.181, delta=1.02e-5, each=1.0)
+    spent = SearchSpending(num_runs=30, planned=30, epsilon=6.181, delta=1.02e-5, each=1.0)
     return search_statement(replace(spent, **changes), **told)
 
 
@@ -131,6 +131,8 @@ def test_held_out_examples_are_said_to_be_unprotected_by_trial_and_search():
     assert "144 examples held out" in words
     assert "No epsilon covers those 144 examples." in words
     assert "144 held-out examples without noise" in search(num_held_out=144)
+    units = search(num_held_out=9, units="units")
+    assert "9 held-out units without noise; no epsilon covers them." in units
     assert "declares public" in validation_statement("test_split", 0)
 
 
@@ -151,4 +153,6 @@ def test_printed_delta_is_rounded_up_to_two_digits(delta):
     ],
 )
 def test_the_figure_that_is_read_first_is_the_largest_of_the_statement(known, largest):
-    assert Search(num_runs=2, planned=5, epsilon=3.0, delta=1e-5, **known).largest == largest
+    assert (
+        SearchSpending(num_runs=2, planned=5, epsilon=3.0, delta=1e-5, **known).largest == largest
+    )

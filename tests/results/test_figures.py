@@ -15,7 +15,10 @@ from dpsweep.results.importance import importances
 from dpsweep.results.page import page
 from dpsweep.results.plots.axes import KeyAxis
 from dpsweep.results.plots.filters import ACROSS, OVER_TIME, noise_gain, responses
+from dpsweep.results.tables import heading, hyperparam_names
+from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.study import Study
+from dpsweep.training.trial_dir import ConfusionMatrix, TrialDir
 
 LR = "search={optimizer.lr: {log_uniform: [0.3, 3]}}"
 TEN = [0.5, 0.9, 0.8, 0.6, 0.7, 0.55, 0.65, 0.75, 0.85, 0.3]
@@ -30,10 +33,9 @@ def test_every_figure_has_a_title_and_a_caption_and_axes_are_named(study_of):
         method.cut: {uniform: [0.1, 0.9]}, method.depth: {uniform: [0, 0.9]},\
         train.batch_size: {choice: [64, 128]}, optimizer.lr: {log_uniform: [0.3, 3]}}"
     drawn = figures(study_of(TEN, wide, "privacy.epsilon={each: [1, 4]}"))
-    assert list(drawn) == [
-        name for name in TITLES if name not in ("methods", "posterior", "batch_size-total_step")
-    ]
-    assert set(TITLES) == set(CAPTIONS) == set(_MAKERS)
+    absent = ("methods", "posterior", "batch_size-total_step", "confusion")
+    assert list(drawn) == [name for name in TITLES if name not in absent]
+    assert set(TITLES) == set(CAPTIONS) == {*_MAKERS, "confusion"}
     for name, figure in drawn.items():
         assert figure.data, name
         titles = [axis.title.text for axis in figure.select_yaxes() if axis.visible is not False]
@@ -57,7 +59,7 @@ def test_the_posterior_shows_the_total_step_with_all_trials_and_the_chosen_one(s
     drawn = figures(study)
     assert next(iter(drawn)) == "posterior"
     made, best = drawn["posterior"], study.best()[0]
-    assert made.layout.xaxis.title.text == "r, total step"
+    assert made.layout.xaxis.title.text == "total_step, lr x clip norm x steps"
     line, trials = trace(made, "posterior mean"), trace(made, "trials")
     steps = [math.log10(r.config.total_step) for r in study.best()]
     assert (line.x[0], line.x[-1]) == pytest.approx((min(steps), max(steps)))
@@ -122,6 +124,72 @@ def test_methods_with_spaces_of_their_own_share_the_figures(study_of):
     assert len(drawn["filters"].data) >= 4
     branches = {one.branch for one in importances(study)}
     assert {None, "disk"} <= branches
+
+
+def test_tables_and_figures_call_a_key_the_same(study_of):
+    study = study_of(TEN, "privacy.epsilon={each: [1, 4]}")
+    drawn = figures(study)["slices"]
+    titles = {axis.title.text.partition(",")[0] for axis in drawn.select_xaxes()}
+    assert titles == {heading(name) for name in hyperparam_names(study.records())}
+    assert titles == {"κ", "lr", "target ε"}
+
+
+def test_the_ranks_of_trials_are_over_the_two_most_important_keys(study_of):
+    study = study_of(TEN)
+    figure = figures(study)["rank"]
+    keys = [one.key for one in importances(study)]
+    assert figure.layout.xaxis.title.text.startswith(heading(keys[0]))
+    assert figure.layout.yaxis.title.text.startswith(heading(keys[1]))
+    ranks = {int(t.split()[3].strip(",")): c for t, c in rank_marks(figure)}
+    assert [n for n, _ in sorted(ranks.items(), key=lambda item: item[1])][:3] == [1, 8, 2]
+    assert "rank" not in figures(study_of(TEN, LR, name="one_key"))
+
+
+def rank_marks(figure):
+    return zip(figure.data[0].text, figure.data[0].marker.color, strict=True)
+
+
+def test_the_distribution_is_the_share_of_trials_at_or_below(study_of):
+    figure = figures(study_of([0.5, 0.9, 0.8, 0.6, 0.7]))["distribution"]
+    (line,) = figure.data
+    assert line.name == "fftkf (5 trials)"
+    assert (*line.x,) == (0.5, 0.5, 0.6, 0.7, 0.8, 0.9)
+    assert (*line.y,) == pytest.approx((0, 0.2, 0.4, 0.6, 0.8, 1))
+    each = figures(study_of(TEN, "privacy.epsilon={each: [1, 4]}", name="budgets"))
+    assert [t.name for t in each["distribution"].data] == [
+        "target ε 1 (5 trials)",
+        "target ε 4 (5 trials)",
+    ]
+    assert "distribution" not in figures(study_of([0.5, 0.6, 0.5], name="few"))
+
+
+def test_the_timeline_has_a_bar_for_each_run_from_asking_to_its_end(study_of):
+    study = study_of([0.5, None, ("pruned", 0.2)], "confirm={top: 1, seeds: 2}", repeats=[0.6])
+    figure = figures(study)["timeline"]
+    bars = {t.name: (*t.y,) for t in figure.data}
+    repeat = "repeat or final run"
+    assert bars == {"complete": (0,), repeat: (3,), "pruned": (2,), "failed": (1,)}
+    records = study.records()
+    begin = trace(figure, repeat).base[0]
+    assert begin == pytest.approx(records[3].asked - records[0].asked, abs=1e-6)
+    length = records[3].ended - records[3].asked
+    assert trace(figure, repeat).x[0] == pytest.approx(length, abs=1e-6)
+    assert figure.layout.xaxis.title.text.startswith("seconds")
+
+
+def test_the_confusion_matrix_is_that_of_the_best_trial(study_of, tmp_path):
+    study = study_of([0.5, 0.9])
+    folder = StateFolder(tmp_path / "state").sweep("tiny")
+    assert "confusion" not in figures(study, folder)
+    for number, counts in ((0, ((1, 1), (1, 1))), (1, ((8, 2), (0, 5)))):
+        found = ConfusionMatrix(("cat", "dog"), counts)
+        TrialDir(folder.trial_dir(number)).save_confusion(found)
+    (cells,) = figures(study, folder)["confusion"].data
+    assert (*cells.x,) == (*cells.y,) == ("cat", "dog")
+    assert [[*row] for row in cells.z] == [[0.8, 0.2], [0, 1]]
+    assert [[*row] for row in cells.customdata] == [[8, 2], [0, 5]]
+    assert "confusion" not in figures(study)
+    assert found.to_csv() == "true class,cat,dog\ncat,8,2\ndog,0,5\n"
 
 
 def test_of_a_private_selection_nothing_is_drawn(study_of):

@@ -1,5 +1,6 @@
 """The best model in MLflow's registry: found by its alias, with its promise, and only once."""
 
+import json
 from importlib import import_module
 from zipfile import ZipFile, is_zipfile
 
@@ -7,14 +8,22 @@ import pytest
 import torch
 
 from dpsweep.config.sweep import load_sweep
+from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, StateError
 from dpsweep.data.read import load_dataset
 from dpsweep.execution.tracking import TrackingWatcher
-from dpsweep.results.register import _tags, register_best
+from dpsweep.results.register import (
+    FromBytes,
+    _describe_inputs,
+    _make_example,
+    _tags,
+    register_best,
+)
 from dpsweep.store.state_dir import StateFolder
 from dpsweep.tracking.mlflow import MlflowSink
 from dpsweep.tracking.registry import _save_model, check_registry_names
 from dpsweep.tracking.tracker import Tracker
+from dpsweep.training.device import use_torch_defaults
 
 
 @pytest.fixture
@@ -84,7 +93,8 @@ def test_what_is_registered_tells_nothing_of_the_code_it_was_traced_from(tmp_pat
     monkeypatch.syspath_prepend(private)
     model = import_module("their_net").TheirNet().eval()
     place = tmp_path / "stored"
-    _save_model(model, torch.zeros(2, 4), place)
+    with use_torch_defaults():
+        _save_model(model, torch.zeros(2, 4), place)
     stored = [path for path in place.rglob("*") if path.is_file()]
     parts = [path.read_bytes() for path in stored]
     for path in filter(is_zipfile, stored):
@@ -96,6 +106,55 @@ def test_what_is_registered_tells_nothing_of_the_code_it_was_traced_from(tmp_pat
     assert [word for word in (*own, str(tmp_path), mlflow.__file__) if word.encode() in told] == []
     images = torch.randn(5, 4)  # of another number than it was traced with
     torch.testing.assert_close(mlflow.pytorch.load_model(str(place))(images), model(images))
+
+
+WORDS = """
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, fields, num_classes):
+        super().__init__()
+        self.words, self.head = nn.Embedding(fields[0].num_ids, 3), nn.Linear(3, num_classes)
+
+    def forward(self, input_ids, attention_mask):
+        return self.head((self.words(input_ids) * attention_mask[:, :, None]).sum(1))
+
+def make(fields, num_classes):
+    return Net(fields, num_classes)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # MLflow's and torch.export's own
+def test_a_model_of_named_inputs_takes_them_stacked(tmp_path):
+    import mlflow
+
+    (tmp_path / "their_words.py").write_text(WORDS)
+    (tmp_path / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0, "b": 1, "c": 2}}}')
+    config = TrialConfig.model_validate(
+        {
+            "data": {
+                **{"name": "text", "file": "x.csv", "text": "t", "label": "l", "num_train": 9},
+                **{"validation": "holdout", "length": 4, "tokenizer": str(tmp_path)},
+                "task": {"name": "regression", "range": [0, 10]},
+            },
+            "model": {"name": "own", "function": "their_words:make", "folder": str(tmp_path)},
+            "privacy": {"epsilon": 1, "delta": 1e-2},
+            "train": {"batch_size": 4, "epochs": 1},
+            "method": {"name": "dp_sgd"},
+        }
+    )
+    assert "attention_mask, stacked in this order" in _describe_inputs(config)
+    assert config.data.task.outputs_words == "(y - 5) / 5 for a target y"
+    model = FromBytes(config.model.build_for(config.data.spec), config).eval()
+    with use_torch_defaults():
+        _save_model(model, _make_example(config.data), tmp_path / "stored")
+    ids = torch.tensor([[0, 1, 2, 2], [2, 1, 0, 0], [1, 1, 1, 0]])
+    mask = torch.tensor([[1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 0, 0]])
+    loaded = mlflow.pyfunc.load_model(str(tmp_path / "stored"))
+    found = torch.from_numpy(loaded.predict(torch.stack([ids, mask], 1).numpy()))
+    torch.testing.assert_close(found, model.model(ids, mask))
+    assert found.shape == (3, 1)
 
 
 @pytest.mark.slow
@@ -117,6 +176,7 @@ def test_it_is_loaded_by_its_alias_and_predicts_what_the_trial_did(make):
     tags = version.tags
     assert (tags["epsilon"], tags["delta"], tags["void"]) == ("4.00", "3.4e-04", "false")
     assert tags["method"] == "fftkf"
+    assert json.loads(tags["classes"]) == list("0123456789")
     assert client.get_run(version.run_id).data.tags["dpsweep.trial"] == "tiny/0"
 
     before = mlflow.get_tracking_uri()

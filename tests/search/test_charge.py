@@ -10,7 +10,7 @@ from dpsweep.config.plan import plan_privacy
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import ConfigError
 from dpsweep.privacy.accounting import Run, calibrate_noise, compose_runs
-from dpsweep.privacy.selection import selection_epsilon
+from dpsweep.privacy.search_budget import selection_epsilon
 from dpsweep.privacy.statement import format_delta, format_epsilon
 from dpsweep.search.charge import (
     check_privacy_cap,

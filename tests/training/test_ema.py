@@ -71,7 +71,7 @@ def test_average_is_measured_and_kept_and_said_to_be_one(tmp_path):
     step = assemble_step(trial, Secret.fixed("x"), torch.device("cpu"))
     score = evaluate(step.engine.model, weights, step.data, torch.float64)
     assert rows[-1]["valid/loss"] == score["loss"]
-    last = trial_dir.load()["progress"]["trail"][-1]
+    last = trial_dir.load()["progress"]["iterates"][-1]
     assert any((weights[k] != x).any() for k, x in last.items())
     said = (trial_dir.path / "weights.txt").read_text()
     assert said == (

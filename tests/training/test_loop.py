@@ -183,7 +183,7 @@ def test_noise_history_is_private_and_gone_with_the_secret(tmp_path):
     train(trial("bandmf"), trial_dir, lambda row: None)
     trial_dir.forget()
     left = {path.name for path in trial_dir.path.iterdir()}
-    assert left == {"metrics.json", "weights.pt"}
+    assert left == {"metrics.json", "weights.pt", "confusion.json"}
     assert "history" not in torch.load(trial_dir.weights, weights_only=True)
 
 
@@ -419,3 +419,21 @@ def test_trial_that_nobody_asks_to_pause_is_not_looked_for_at_every_step(tmp_pat
         loop.train(config, trial_dir, lambda row: None, look)
     assert all(b - a >= loop._LOOK_SECONDS for a, b in pairwise(looks))
     assert trial_dir.load()["progress"]["step"] > len(looks)
+
+
+def test_confusion_matrix_counts_public_validation_data_and_no_held_out_example(tmp_path):
+    """How many held-out examples have each label is private."""
+    rows = list[Row]()
+    public = TrialDir(tmp_path / "public")
+    train(trial("dp_sgd"), public, rows.append)
+    found = public.confusion()
+    assert found is not None
+    assert found.classes == tuple("0123456789")
+    total = sum(map(sum, found.counts))
+    assert total == 360
+    right = sum(row[i] for i, row in enumerate(found.counts))
+    assert right / total == pytest.approx(rows[-1]["valid/accuracy"])
+    held = TrialDir(tmp_path / "held")
+    train(trial("dp_sgd", data={"name": "digits", "validation": "holdout"}), held, rows.append)
+    assert held.weights.exists()
+    assert held.confusion() is None

@@ -3,9 +3,11 @@
 import math
 import subprocess
 import sys
+import time
 from dataclasses import replace
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -25,6 +27,7 @@ from dpsweep.privacy.engine import BookkeepingEngine
 from dpsweep.privacy.history import NoiseHistory
 from dpsweep.privacy.query import JointQuery
 from dpsweep.privacy.sampling import poisson_batch
+from dpsweep.training import release_check
 from dpsweep.training.assemble import assemble_step_on
 from dpsweep.training.release_check import (
     Check,
@@ -119,13 +122,13 @@ def test_norm_that_ignores_the_last_bias_is_found(monkeypatch):
 
 
 def test_points_that_are_clipped_apart_and_added_are_found(monkeypatch):
-    def clipped(self, oracle, trail, step):
+    def clipped(self, sum_clipped, iterates, step):
         asks = self.evaluation_points(step)
-        sums = [oracle([ask.point(trail)], [1.0]) for ask in asks]
+        sums = [sum_clipped([ask.point(iterates)], [1.0]) for ask in asks]
         pairs = list(zip(asks, sums, strict=True))
         return Clipped({k: sum(ask.weight * part[k] for ask, part in pairs) for k in sums[0]})
 
-    monkeypatch.setattr(JointQuery, "clipped", clipped)
+    monkeypatch.setattr(JointQuery, "evaluate", clipped)
     assert violated(config("disk", {"kappa": 0.3})) == {"sensitivity"}
 
 
@@ -250,3 +253,20 @@ def test_batches_of_all_groups_are_found(monkeypatch):
 
     monkeypatch.setattr(Step, "batch", batch)
     assert violated(config(**BANDS)) == {"sampling"}
+
+
+def test_time_limit_is_cpu_time_so_that_a_busy_machine_searches_as_much(monkeypatch):
+    """The wall clock stood for it: at load 10 the search ended with its first parameter."""
+    clocks = SimpleNamespace(thread_time=time.thread_time, monotonic=count(step=1000.0).__next__)
+    monkeypatch.setattr(release_check, "time", clocks)
+    asked = []
+    ascend = _ascend_shares
+
+    def counted(*args):
+        for found in ascend(*args):
+            asked.append(found)
+            yield found
+
+    monkeypatch.setattr(release_check, "_ascend_shares", counted)
+    check_releases(config(), 3.0)
+    assert len(asked) >= 4

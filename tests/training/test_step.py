@@ -85,7 +85,7 @@ def test_trail_holds_the_iterates_the_query_looks_at(method, kept):
     for _ in range(4):
         step(progress)
         visited.append(progress.params["x"].item())
-        assert [x["x"].item() for x in progress.trail] == visited[-kept:]
+        assert [x["x"].item() for x in progress.iterates] == visited[-kept:]
     assert len(set(visited)) == 5
 
 
@@ -94,7 +94,7 @@ def test_nothing_is_left_in_the_gradient_slots_after_a_step(method):
     step = step_of(method, sigma=1.0)
     progress = beginning(step)
     step(progress)
-    assert all(x.grad is None for iterate in progress.trail for x in iterate.values())
+    assert all(x.grad is None for iterate in progress.iterates for x in iterate.values())
     assert progress.step == 1
 
 

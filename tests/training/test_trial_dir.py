@@ -14,7 +14,7 @@ from dpsweep.core.seeds import SECRET_BYTES
 from dpsweep.training.trial_dir import TrialDir, delete_weights_except
 
 ROWS = [{"epoch": 1, "step": 3, "valid/accuracy": 0.5}]
-STATE = {"progress": {"step": 3, "trail": [{"w": torch.arange(3.0)}]}, "rows": ROWS}
+STATE = {"progress": {"step": 3, "iterates": [{"w": torch.arange(3.0)}]}, "rows": ROWS}
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_checkpoint_comes_back_as_it_was_saved(trial_dir):
     trial_dir.save(STATE)
     loaded = TrialDir(trial_dir.path).load()
     assert loaded["rows"] == ROWS
-    assert torch.equal(loaded["progress"]["trail"][0]["w"], torch.arange(3.0))
+    assert torch.equal(loaded["progress"]["iterates"][0]["w"], torch.arange(3.0))
 
 
 def test_rows_come_back_as_they_were_saved(trial_dir):

@@ -25,10 +25,11 @@ def report(
     """Write a sweep's page to `out` (report-NAME.html), and its figures to `pictures`."""
     place = out or Path(f"report-{name.replace('/', '-')}.html")
     _check_target(place)
-    study = open_study(name, StateFolder.at(state_folder), resolve_moved_uri(storage))
+    state = StateFolder.at(state_folder)
+    study = open_study(name, state, resolve_moved_uri(storage))
     if not study.best():
         raise nothing_to_show(study, name)
-    drawn = figures(study)
+    drawn = figures(study, state.sweep(name))
     if pictures:
         written = write_pictures(drawn, pictures)
         console().print(f"{len(written)} figures in {pictures}", markup=False)

@@ -6,7 +6,7 @@ from types import FrameType
 from dpsweep.cli.say import console
 from dpsweep.core.errors import StateError
 from dpsweep.core.signals import handle_signals
-from dpsweep.results.live import LiveView, followed
+from dpsweep.results.live import LiveView, follow_sweep
 from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.storage import resolve_moved_uri
 from dpsweep.store.study import open_study
@@ -14,11 +14,20 @@ from dpsweep.store.study import open_study
 _PAUSE_SECONDS = 1.0
 
 
-def watch(name: str | None, state_folder: str | None, storage: str | None) -> None:
+def watch(
+    name: str | None, state_folder: str | None, storage: str | None, port: int | None = None
+) -> None:
     """Show a running sweep until it ends or Ctrl-C; nothing is written anywhere.
+
+    Args:
+        name: The sweep; the one that runs if None.
+        state_folder: Where it is.
+        storage: Database of the study, if it has moved.
+        port: Serve its report to a browser there, until Ctrl-C alone; 0 for any free port.
 
     Raises:
         StateError: If no sweep runs, or several do and none is named.
+        ConnectionRefused: If the port cannot be listened on.
     """
     state = StateFolder.at(state_folder)
     name = name or _the_running(state)
@@ -31,7 +40,15 @@ def watch(name: str | None, state_folder: str | None, storage: str | None) -> No
 
     with handle_signals(leave):
         view = LiveView(study, console(), folder.owner)
-        followed(view, lambda: left.wait(_PAUSE_SECONDS))
+        if port is None:
+            follow_sweep(view, lambda: left.wait(_PAUSE_SECONDS))
+            return
+        from dpsweep.results.web import LivePage, serve_page  # figures take seconds to import
+
+        with serve_page(LivePage(study, view, folder), port) as address:
+            words = f"live report: {address}   (Ctrl-C ends it; the sweep goes on)"
+            console().print(words, markup=False, soft_wrap=True)
+            left.wait()
 
 
 def _the_running(state: StateFolder) -> str:

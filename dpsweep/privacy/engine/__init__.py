@@ -1,4 +1,4 @@
-"""Engines: ways to get the clipped sum of a query's answers. All give the same sum."""
+"""Engines: ways to get the clipped sum of per-example gradients. All give the same sum."""
 
 import logging
 from importlib import import_module
@@ -6,17 +6,26 @@ from importlib import import_module
 import torch
 from torch import nn
 
-from dpsweep.core.types import EngineName, InputSpec
+from dpsweep.core.types import EngineName, InputSpec, Precision
 from dpsweep.privacy.engine.base import DrawTargets, Engine, Loss, draw_classes, microbatch_sizes
 from dpsweep.privacy.engine.bookkeeping import BookkeepingEngine
 from dpsweep.privacy.engine.gradient_check import EngineFactory, find_wrong_gradients
 from dpsweep.privacy.engine.layers import find_black_boxes
-from dpsweep.privacy.engine.mixing_check import find_mixing_sizes
+from dpsweep.privacy.engine.mixing_check import find_mixing_sizes, find_place_dependence
+from dpsweep.privacy.engine.parallel import join_engines, replicate_engine
 from dpsweep.privacy.engine.state_guard import check_stateless, warm_up
 from dpsweep.privacy.engine.vmap import VmapEngine
 from dpsweep.privacy.geometry import Geometry
 
-__all__ = ["BookkeepingEngine", "Engine", "VmapEngine", "make_engine", "refuse_mixing"]
+__all__ = [
+    "BookkeepingEngine",
+    "Engine",
+    "VmapEngine",
+    "join_engines",
+    "make_engine",
+    "refuse_unsupported_layers",
+    "replicate_engine",
+]
 
 _log = logging.getLogger(__name__)
 _logged: set[str] = set()
@@ -37,28 +46,32 @@ def make_engine(
     kind: str | None = None,
     copies: int = 1,
     draw_targets: DrawTargets = draw_classes,
+    precision: Precision | None = None,
 ) -> Engine:
     """The engine of that name; auto is book-keeping, unless the model cannot be recorded.
 
     Args:
         model: The model.
         loss: Loss of one example.
-        geometry: In which answers are clipped.
+        geometry: The space in which gradients are clipped.
         max_physical_batch: Examples to compute at once.
         spec: Inputs of one example.
         choice: Which engine.
         kind: What tells this model and loss apart from all others, such as their config: then the
             question whether an engine is right about it is asked once in a process.
-        copies: In which each example comes; its answer is the mean over them, clipped once.
+        copies: In which each example comes; its gradient is the mean over them, clipped once.
         draw_targets: Draws targets for the checks.
+        precision: Of forward and backward passes; that of the weights if None.
 
     Raises:
         ConfigError: If the model remembers what it is called on, or draws at random: no engine is
             right about it, so none is fallen back to.
-        ValueError: If the engine cannot answer for this model in this geometry, or examples mix.
+        ValueError: If the engine does not serve this model in this geometry, or examples mix.
     """
-    refuse_mixing(model)
+    refuse_unsupported_layers(model)
     refuse_geometry(choice, geometry)
+    if precision and choice not in ("auto", "bookkeeping"):
+        raise ValueError(f"engine {choice} keeps no records to sum in float32. Use auto")
     first = next(model.parameters())
     if first.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"its weights are {first.dtype}, too coarse for a bound on a sum")
@@ -93,11 +106,11 @@ def make_engine(
         return engine
     if choice != "vmap":
         reason, mixed = wrong(BookkeepingEngine), mixing()
-        for found in (mixed, reason):
+        for text in (mixed, reason):
             # vmap could train it, one example at a time, but evaluation would still mix
-            if found and found.startswith("examples mix"):
+            if text and text.startswith("examples mix"):
                 raise ValueError(
-                    f"{found}: one example's output depends on others in its batch. Make each "
+                    f"{text}: one example's output depends on others in its batch. Make each "
                     f"output a function of one example, as with GroupNorm for BatchNorm, or write "
                     f"train.engine: vmap, which trains with one example at a time"
                 )
@@ -105,9 +118,24 @@ def make_engine(
         if reason is None:
             if boxes := find_black_boxes(model):
                 _log_once(f"computed by vmap, being unknown to book-keeping: {', '.join(boxes)}")
-            return BookkeepingEngine(model, loss, max_physical_batch, geometry, copies=copies)
+            found = BookkeepingEngine(
+                model, loss, max_physical_batch, geometry, copies=copies, precision=precision
+            )
+            num = copies * max_physical_batch
+            if precision and (layer := find_place_dependence(found, spec, num, draw_targets)):
+                raise ValueError(
+                    f"train.precision.forward: {precision} rounds what layer {layer!r} computes "
+                    f"for an example otherwise at another place of its batch, so one example more "
+                    f"would change the others' gradients. Delete train.precision"
+                )
+            return found
         if choice == "bookkeeping" or geometry.maps:
             raise ValueError(f"its layers cannot be recorded one by one ({reason})")
+    if precision:
+        raise ValueError(
+            f"train.precision needs the book-keeping engine, which does not fit ({reason}). Delete "
+            f"train.precision"
+        )
     # vmap calls the model with one example at a time, so examples cannot mix, nor records be wrong
     if fault := wrong(VmapEngine):
         raise ValueError(f"vmap cannot compute it one example at a time ({fault})")
@@ -125,6 +153,7 @@ def make_unchecked_engine(
     max_physical_batch: int,
     choice: EngineName = "auto",
     copies: int = 1,
+    precision: Precision | None = None,
 ) -> Engine:
     """The engine that `make_engine` tries first, not tried yet: to measure its memory, no more."""
     if choice == "vmap":
@@ -133,19 +162,20 @@ def make_unchecked_engine(
         opacus = import_module("dpsweep.privacy.engine.opacus")
         engine: Engine = opacus.OpacusEngine(model, loss, max_physical_batch, copies=copies)
         return engine
-    return BookkeepingEngine(model, loss, max_physical_batch, geometry, copies=copies)
+    return BookkeepingEngine(
+        model, loss, max_physical_batch, geometry, copies=copies, precision=precision
+    )
 
 
 def refuse_geometry(choice: EngineName, geometry: Geometry) -> None:
     """Raise ValueError if the chosen engine does not support `geometry`."""
     if geometry.maps and choice not in ("auto", "bookkeeping"):
         raise ValueError(
-            f"engine {choice} answers with plain gradients, and this method's are spectral. "
-            f"Use auto"
+            f"engine {choice} computes plain gradients, and this method's are spectral. Use auto"
         )
 
 
-def refuse_mixing(model: nn.Module) -> None:
+def refuse_unsupported_layers(model: nn.Module) -> None:
     """Refuse layers that are known to mix examples, draw at random, or save more than tensors.
 
     Raises:
@@ -155,7 +185,7 @@ def refuse_mixing(model: nn.Module) -> None:
         if isinstance(layer, nn.modules.batchnorm._BatchNorm):
             raise ValueError(
                 f"layer {name!r} is a {type(layer).__name__}, which mixes examples: clipping one "
-                f"answer would not bound what one example does. Use GroupNorm"
+                f"gradient would not bound what one example does. Use GroupNorm"
             )
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None:
             raise ValueError(

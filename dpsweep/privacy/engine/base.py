@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
@@ -13,7 +14,15 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from dpsweep.core.flat import copy_flat, make_zeros
-from dpsweep.core.inputs import AnyInputs, Inputs, count_rows, device_of, map_inputs, take_rows
+from dpsweep.core.inputs import (
+    AnyInputs,
+    Inputs,
+    count_rows,
+    device_of,
+    map_inputs,
+    pad_rows,
+    take_rows,
+)
 from dpsweep.core.types import Clipped, Tensors
 from dpsweep.privacy.clip import INSIDE, Clip, Quantile, add_clipped
 from dpsweep.privacy.engine.state_guard import StateGuard
@@ -49,6 +58,10 @@ class Engine(Protocol):
     @property
     def copies(self) -> int:
         """Copies in which each example comes."""
+
+    @property
+    def replicas(self) -> tuple[MicrobatchEngine, ...]:
+        """The engine of each device; itself, if it has one."""
 
     def clipped_sum(
         self,
@@ -96,6 +109,15 @@ class Microbatch(NamedTuple):
             targets = torch.cat([targets] * copies)
         return Microbatch(inputs, targets, self.present_B.repeat(copies))
 
+    def to(self, device: torch.device) -> Microbatch:
+        """Copy to another device, in the layout it has."""
+
+        def move(x: Tensor) -> Tensor:
+            return x.to(device, non_blocking=True)
+
+        inputs, targets = map_inputs(move, self.inputs_B), map_inputs(move, self.targets_B)
+        return Microbatch(inputs, targets, move(self.present_B))
+
 
 @dataclass(frozen=True)
 class MicrobatchEngine:
@@ -123,17 +145,57 @@ class MicrobatchEngine:
         clip: Clip,
     ) -> Clipped:
         """See `Engine`."""
-        total = self._empty_sum(points[0], clip)
-        # other objects than the iterates': what a model attaches to them does not outlive the batch
-        points = [{k: self._laid_out(p).detach() for k, p in point.items()} for point in points]
-        inputs_B = map_inputs(self._laid_out, inputs_B)
-        guard = self._guard
-        before = copies_of(x.detach() for _, x in name_tensors(points))
-        for portion in split_microbatches(inputs_B, targets_B, self.max_physical_batch):
-            total = add_clipped(total, self._portion(points, weights, portion, clip))
-            guard.check_objects()
-        guard.check(name_tensors(points), before)
+        total = self.empty_sum(points[0], clip)
+        inputs_B = self.lay_out(inputs_B)
+        with self.guard_points(points) as own:
+            for portion in self.split(inputs_B, targets_B):
+                total = add_clipped(total, self.sum_portion(own, weights, portion, clip))
         return total
+
+    @property
+    def replicas(self) -> tuple[MicrobatchEngine, ...]:
+        return (self,)
+
+    @property
+    def num_sizes(self) -> int:
+        """Number of sizes that microbatches may have."""
+        return _SIZES
+
+    def split(self, inputs_B: Inputs, targets_B: Inputs) -> Iterator[Microbatch]:
+        """Cut a batch into microbatches."""
+        return split_microbatches(
+            inputs_B, targets_B, self.max_physical_batch, num_sizes=self.num_sizes
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the model."""
+        return next(self.model.parameters()).device
+
+    def lay_out(self, inputs_B: AnyInputs) -> AnyInputs:
+        """Inputs in the memory layout that the engine is fastest on."""
+        return map_inputs(self._laid_out, inputs_B)
+
+    @contextmanager
+    def guard_points(self, points: Sequence[Tensors]) -> Iterator[list[Tensors]]:
+        """Yield the points for one batch; afterwards, raise if they or the model have changed.
+
+        Raises:
+            ConfigError: Naming what holds other bits.
+        """
+        # other objects than the iterates': what a model attaches to them does not outlive the batch
+        own = [{k: self._laid_out(p).detach() for k, p in point.items()} for point in points]
+        guard, before = self._guard, copies_of(x.detach() for _, x in name_tensors(own))
+        yield own
+        guard.check(name_tensors(own), before)
+
+    def sum_portion(
+        self, points: Sequence[Tensors], weights: Sequence[float], portion: Microbatch, clip: Clip
+    ) -> Clipped:
+        """Compute the clipped sum over one microbatch, at points of `guard_points`."""
+        found = self._portion(points, weights, portion, clip)
+        self._guard.check_objects()
+        return found
 
     @cached_property
     def _guard(self) -> StateGuard:
@@ -157,7 +219,7 @@ class MicrobatchEngine:
         """Shape of the sum of a parameter's per-example gradients."""
         return tuple(param.shape)
 
-    def _empty_sum(self, params: Tensors, clip: Clip) -> Clipped:
+    def empty_sum(self, params: Tensors, clip: Clip) -> Clipped:
         """Return the sum over no examples: zeros."""
         shapes = {k: self._shape(k, p) for k, p in params.items()}
         if isinstance(clip, Quantile):
@@ -190,34 +252,31 @@ def per_example_loss(loss: Loss, outputs_B: Tensor, targets_B: Inputs) -> Tensor
 
 
 def split_microbatches(
-    inputs_B: Inputs, targets_B: Inputs, max_physical_batch: int
+    inputs_B: Inputs, targets_B: Inputs, max_physical_batch: int, *, num_sizes: int = _SIZES
 ) -> Iterator[Microbatch]:
     """Cut a Poisson batch into microbatches of `max_physical_batch`, none for an empty one.
 
     The last is filled up, with its own first example, to the next quarter: batches of any size
-    then come in few shapes, so that memory is used again and kernels are chosen once.
+    then come in few shapes, so that memory is used again and kernels are chosen once. With
+    `num_sizes` = 1 all are full.
     """
-    quarter = microbatch_sizes(max_physical_batch)[0]
+    quarter = microbatch_sizes(max_physical_batch, num_sizes)[0]
     for start in range(0, count_rows(inputs_B), max_physical_batch):
         rows = slice(start, start + max_physical_batch)
         inputs, targets = take_rows(inputs_B, rows), take_rows(targets_B, rows)
         num = count_rows(targets)
         if num < max_physical_batch and num % quarter:
             missing = min(-num % quarter, max_physical_batch - num)
-            inputs, targets = _pad_rows(inputs, missing), _pad_rows(targets, missing)
+            inputs, targets = pad_rows(inputs, missing), pad_rows(targets, missing)
         rows_B = torch.arange(count_rows(targets), device=device_of(targets))
         yield Microbatch(inputs, targets, rows_B < num)
 
 
-def microbatch_sizes(max_physical_batch: int) -> list[int]:
+def microbatch_sizes(max_physical_batch: int, num_sizes: int = _SIZES) -> list[int]:
     """List the numbers of rows that microbatches may have.
 
     >>> microbatch_sizes(10), microbatch_sizes(2)
     ([3, 6, 9, 10], [1, 2])
     """
-    quarter = -(-max_physical_batch // _SIZES)
+    quarter = -(-max_physical_batch // num_sizes)
     return [*range(quarter, max_physical_batch, quarter), max_physical_batch]
-
-
-def _pad_rows(inputs: AnyInputs, missing: int) -> AnyInputs:
-    return map_inputs(lambda x: torch.cat([x, x[:1].expand(missing, *x.shape[1:])]), inputs)

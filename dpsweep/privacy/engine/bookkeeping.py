@@ -1,11 +1,11 @@
-"""Answers from records: one forward and one backward pass a point, and no weight gradients.
+"""Per-example gradients from records of one forward and one backward pass a point.
 
-Each layer's input a and the gradient b of its output are noted at every point p_m (tape.py), and
-for every copy of an example, which to the rules below is a point like any other. A linear layer's
-answer sum_m w_m b_m a_m^T is the gradient of one layer fed the points side by side, so its norm and
-its clipped sum come from the same records, in the cheaper of two forms (layers.py, conv.py). Layers
-with a geometry of their own (privacy/geometry.py) take the records too; any other layer is a black
-box, computed by vmap alone.
+Each layer's input a and the gradient b of its output are noted at every point p_m (records.py), and
+for every copy of an example, which to the rules below is a point like any other. The gradient
+sum_m w_m b_m a_m^T of a linear layer is that of one layer fed the points side by side, so its norm
+and its clipped sum come from the same records, in the cheaper of two forms (layers.py, conv.py).
+Layers with a geometry of their own (privacy/geometry.py) take the records too; any other layer is a
+black box, computed by vmap alone.
 
 Norms from Gram matrices are summed in double precision and never come out too small.
 """
@@ -20,9 +20,12 @@ from torch import Tensor, nn
 
 from dpsweep.core.flat import convert
 from dpsweep.core.inputs import map_inputs
-from dpsweep.core.types import Clipped, Tensors
+from dpsweep.core.types import Clipped, Precision, Tensors
 from dpsweep.privacy.clip import LARGEST_SQUARE, SUMMED, Clip, add_clipped, compute_factors
-from dpsweep.privacy.engine.answers import (
+from dpsweep.privacy.engine.base import Microbatch, MicrobatchEngine
+from dpsweep.privacy.engine.circulant import CirculantGradients
+from dpsweep.privacy.engine.conv import GhostNormKernels
+from dpsweep.privacy.engine.gradients import (
     NOTHING,
     Known,
     OuterProducts,
@@ -35,11 +38,8 @@ from dpsweep.privacy.engine.answers import (
     find_cancelling,
     sum_that_may_cancel,
 )
-from dpsweep.privacy.engine.base import Microbatch, MicrobatchEngine
-from dpsweep.privacy.engine.circulant import CirculantGradients
-from dpsweep.privacy.engine.conv import GhostNormKernels
 from dpsweep.privacy.engine.layers import Site, find_sites, merge_calls
-from dpsweep.privacy.engine.tape import LayerCall, record_calls
+from dpsweep.privacy.engine.records import LayerCall, record_calls
 from dpsweep.privacy.geometry import IDENTITY, Geometry
 from dpsweep.privacy.spectral import LayerMap, Records
 
@@ -49,21 +49,37 @@ _LARGEST = 1e15
 
 @dataclass(frozen=True)
 class BookkeepingEngine(MicrobatchEngine):
-    """Answers of models whose layers hand on one tensor with the examples first.
+    """Engine for models whose layers hand on one tensor with the examples first.
 
     Attributes:
-        geometry: Which parameters answer in white coordinates.
+        precision: Of forward and backward passes, whose records are summed in the parameters';
+            that of the parameters if None.
+        geometry: Which parameters' gradients are in whitened coordinates.
     """
 
     geometry: Geometry = field(default=IDENTITY)
+    precision: Precision | None = field(default=None, kw_only=True)
 
-    def seen(self, params: Tensors, portion: Microbatch) -> dict[str, list[Tensor]]:
+    @property
+    def num_sizes(self) -> int:
+        """One with a precision: at another size a kernel may round every record otherwise."""
+        return super().num_sizes if self.precision is None else 1
+
+    def collect_contributions(
+        self, params: Tensors, portion: Microbatch
+    ) -> dict[str, list[Tensor]]:
         """Layer name -> the tensors in the records of its calls at `params`, shape (B, ...)."""
-        found = record_calls(self.model, self._layers, self.loss, params, 1.0, portion)
+        found = self._recorded(params, 1.0, portion)
         return {
-            name: [x for use in uses for x in (use.grad, *use.inputs) if isinstance(x, Tensor)]
-            for name, uses in found.items()
+            name: [x for call in calls for x in (call.grad, *call.inputs) if isinstance(x, Tensor)]
+            for name, calls in found.items()
         }
+
+    def _recorded(
+        self, params: Tensors, weight: float, portion: Microbatch
+    ) -> dict[str, list[LayerCall]]:
+        model, layers, loss = self.model, self._layers, self.loss
+        return record_calls(model, layers, loss, params, weight, portion, self.precision)
 
     def _laid_out(self, leaf: Tensor) -> Tensor:
         """Images and kernels with their channels last, which most convolutions are faster on."""
@@ -81,53 +97,55 @@ class BookkeepingEngine(MicrobatchEngine):
     def _portion(
         self, points: Sequence[Tensors], weights: Sequence[float], portion: Microbatch, clip: Clip
     ) -> Clipped:
-        uses: dict[str, list[LayerCall]] = {}
+        calls_by_layer: dict[str, list[LayerCall]] = {}
         asked = portion.flatten_copies(self.copies)
         asked = asked._replace(inputs_B=map_inputs(self._laid_out, asked.inputs_B))
         seen = [
-            record_calls(self.model, self._layers, self.loss, point, weight, asked)
+            self._recorded(point, weight, asked)
             for point, weight in zip(points, weights, strict=True)
         ]
         for found in seen:
             for name, calls in found.items():
                 for call in calls:
                     call.check_unchanged(name)
-                    uses.setdefault(name, []).extend(call.split_copies(self.copies))
+                    calls_by_layer.setdefault(name, []).extend(call.split_copies(self.copies))
         present_B = portion.present_B
-        # on a GPU a kernel more costs more than memory: there each answer sums in slices itself
+        # on a GPU a kernel more costs more than memory: there each gradient sums in slices itself
         if len(present_B) <= SUMMED or present_B.is_cuda:
-            return self._summed(uses, points[0], present_B, clip)
-        total = self._empty_sum(points[0], clip)
+            return self._sum_clipped(calls_by_layer, points[0], present_B, clip)
+        total = self.empty_sum(points[0], clip)
         for start in range(0, len(present_B), SUMMED):
             rows = slice(start, start + SUMMED)
-            some = {name: [call.only(rows) for call in calls] for name, calls in uses.items()}
-            total = add_clipped(total, self._summed(some, points[0], present_B[rows], clip))
+            some = {
+                name: [call.only(rows) for call in calls] for name, calls in calls_by_layer.items()
+            }
+            total = add_clipped(total, self._sum_clipped(some, points[0], present_B[rows], clip))
         return total
 
-    def _summed(
+    def _sum_clipped(
         self,
-        uses: Mapping[str, Sequence[LayerCall]],
+        calls_by_layer: Mapping[str, Sequence[LayerCall]],
         params: Tensors,
         present_B: Tensor,
         clip: Clip,
     ) -> Clipped:
         """The clipped sum; on a CPU over so few that their own precision will do."""
-        answers = self._answers(uses, params, len(present_B))
-        found = convert((answer.squares() for answer in answers.values()), torch.float64)
-        squares = dict(zip(answers, found, strict=True))
+        gradients = self._make_gradients(calls_by_layer, params, len(present_B))
+        found = convert((gradient.squares() for gradient in gradients.values()), torch.float64)
+        squares = dict(zip(gradients, found, strict=True))
         factors, count = compute_factors(squares, clip, present_B)
-        known = _known(answers, squares, factors)
-        total = {k: answer.summed(factors[k], known[k]) for k, answer in answers.items()}
+        known = _find_needed_checks(gradients, squares, factors)
+        total = {k: gradient.sum_scaled(factors[k], known[k]) for k, gradient in gradients.items()}
         return Clipped(total | count)
 
-    def _answers(
-        self, uses: Mapping[str, Sequence[LayerCall]], params: Tensors, num: int
+    def _make_gradients(
+        self, calls_by_layer: Mapping[str, Sequence[LayerCall]], params: Tensors, num: int
     ) -> dict[str, ParameterGradients]:
-        """Parameter name -> its answer, in the model's order; nothing, if it was not called."""
+        """Parameter name -> its gradients, in the model's order; nothing, if it was not called."""
         maps = self.geometry.maps
         parts: dict[str, list[ParameterGradients]] = {key: [] for key in params}
         for name, site in self._sites.items():
-            calls = uses.get(name)
+            calls = calls_by_layer.get(name)
             if not calls:
                 continue
             plain = {key: own for key, own in site.params.items() if key not in maps}
@@ -157,7 +175,7 @@ class BookkeepingEngine(MicrobatchEngine):
 
 @dataclass(frozen=True, eq=False)
 class MappedGradients:
-    """The answer of a parameter with a geometry of its own."""
+    """Gradients of a parameter with a geometry of its own."""
 
     map: LayerMap
     records: Records
@@ -181,7 +199,7 @@ class MappedGradients:
         square_B = torch.where(self.usable_B, self.map.squares(self.records), math.inf)
         return square_B, self.records.longest_B
 
-    def summed(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
+    def sum_scaled(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
         # their factor is 0, but 0 times infinite is not
         unusable = not known.finite and any_nonzero(~self.usable_B)
         records = self.records.only(self.usable_B) if unusable else self.records
@@ -204,8 +222,8 @@ class MappedGradients:
         raise ValueError("a parameter that two layers share has no geometry of its own")
 
 
-def _known(
-    answers: Mapping[str, ParameterGradients], squares: Tensors, factors: Tensors
+def _find_needed_checks(
+    gradients: Mapping[str, ParameterGradients], squares: Tensors, factors: Tensors
 ) -> Mapping[str, Known]:
     """Find the checks that no sum needs on a GPU, by one look at all examples.
 
@@ -213,11 +231,11 @@ def _known(
     fill up are looked at too: they may repeat such an example.
     """
     if not next(iter(factors.values())).is_cuda:
-        return dict.fromkeys(answers, NOTHING)
+        return dict.fromkeys(gradients, NOTHING)
     usable_B = torch.stack(list(squares.values())).sum(0) <= LARGEST_SQUARE  # false for NaN
     flags = [(~usable_B).any()[None]]
     kinds = OuterProducts | TiedRows | GhostNormKernels | CirculantGradients | MappedGradients
-    split = {k: x for k, x in answers.items() if isinstance(x, kinds) and x.may_cancel}
+    split = {k: x for k, x in gradients.items() if isinstance(x, kinds) and x.may_cancel}
     if split:
         squares_LB = torch.stack([x.norms[0] for x in split.values()])
         longest_LB = torch.stack([x.norms[1] for x in split.values()])
@@ -225,12 +243,12 @@ def _known(
         flags.append(find_cancelling(factors_LB, squares_LB, longest_LB).any(1))
     unusable, *loud = torch.cat(flags).tolist()
     quiet = {k: not is_one for k, is_one in zip(split, loud, strict=True)}
-    return {k: Known(finite=not unusable, quiet=quiet.get(k, False)) for k in answers}
+    return {k: Known(finite=not unusable, quiet=quiet.get(k, False)) for k in gradients}
 
 
-def _collect_records(uses: Sequence[LayerCall]) -> Records:
+def _collect_records(calls: Sequence[LayerCall]) -> Records:
     return Records(
-        weights=tuple(use.weight for use in uses),
-        inputs=tuple(use.inputs[0] for use in uses),
-        grads=tuple(use.grad for use in uses),
+        weights=tuple(call.weight for call in calls),
+        inputs=tuple(call.inputs[0] for call in calls),
+        grads=tuple(call.grad for call in calls),
     )

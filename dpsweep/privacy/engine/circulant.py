@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dpsweep.core.circulant import CirculantLinear
 from dpsweep.privacy.clip import SUMMED, summed_products, zero_excluded
-from dpsweep.privacy.engine.answers import (
+from dpsweep.privacy.engine.gradients import (
     NOTHING,
     Known,
     Rows,
@@ -25,12 +25,12 @@ from dpsweep.privacy.engine.answers import (
     num_together,
     sum_that_may_cancel,
 )
-from dpsweep.privacy.engine.tape import LayerCall
+from dpsweep.privacy.engine.records import LayerCall
 
 
 @dataclass(frozen=True, eq=False)
 class CirculantGradients:
-    """The answer of a layer's generators.
+    """Gradients of a layer's generators.
 
     Norm and sum are made of the very same spectra: what a transform rounds is in both.
 
@@ -46,15 +46,15 @@ class CirculantGradients:
 
     @property
     def may_cancel(self) -> bool:
-        """True if terms may cancel, as in answers.OuterProducts."""
+        """True if terms may cancel, as in gradients.OuterProducts."""
         return self.inputs_FBTq.shape[2] > 1 and self.grads_FBTp.dtype != torch.complex128
 
     @classmethod
-    def of(cls, layer: CirculantLinear, uses: Sequence[LayerCall]) -> Self:
+    def of(cls, layer: CirculantLinear, calls: Sequence[LayerCall]) -> Self:
         """Collect the spectra of a layer's calls, side by side."""
         d = layer.block
-        inputs = [_compute_spectra(use.inputs[0], d) for use in uses]
-        grads = [_compute_spectra(use.weighted(use.grad), d) for use in uses]
+        inputs = [_compute_spectra(call.inputs[0], d) for call in calls]
+        grads = [_compute_spectra(call.weighted(call.grad), d) for call in calls]
         return cls(d, torch.cat(inputs, 2), torch.cat(grads, 2))
 
     @property
@@ -81,7 +81,7 @@ class CirculantGradients:
         square_B = bins_F @ (_compute_gram(g) * _compute_gram(x).conj()).real.sum((2, 3))
         return add_rounding_bound(square_B, longest_B, g.real.dtype, x.shape[2]), longest_B
 
-    def summed(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
+    def sum_scaled(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
         x, g = self.inputs_FBTq, self.grads_FBTp
         if not known.finite:
             x, g = _zero_excluded(x, factor_B), _zero_excluded(g, factor_B)

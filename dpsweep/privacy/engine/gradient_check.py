@@ -1,6 +1,6 @@
 """The per-example-gradient check: whether an engine's gradients are those of plain autograd.
 
-Tried on random images before the first step. A layer that changes its input in place, or whose
+Tried on random inputs before the first step. A layer that changes its input in place, or whose
 weights are also used elsewhere, cannot be recorded; neither can examples that mix. No list of
 layers is complete, so each engine is asked the same twice, compared with plain autograd, one
 example at a time, and watched while one example of a batch goes wild or changes its target: nothing
@@ -46,7 +46,7 @@ from dpsweep.privacy.engine.vmap import VmapEngine
 _TOLERANCE, _FLOOR = 1e-2, 1e-3
 _EXAMPLES, _COMPARED = 8, 2
 _TRIED: tuple[tuple[Clip, list[float]], ...] = ((Flat(1e18), [1.0]), (Automatic(1.0), [0.5, 0.5]))
-"""Clips, and weights of points that are the same. The first clip lets every answer through and
+"""Clips, and weights of points that are the same. The first clip lets every gradient through and
 shows its scale, the second shows its norm; two points show what is left from one to the next."""
 
 
@@ -54,8 +54,10 @@ shows its scale, the second shows its norm; two points show what is left from on
 class ExaminedEngine(Engine, Protocol):
     """An engine that computes several examples in one pass."""
 
-    def seen(self, params: Tensors, portion: Microbatch) -> dict[str, list[Tensor]]:
-        """Layer name -> what its answers at `params` are made of, shape (B, ...). Private."""
+    def collect_contributions(
+        self, params: Tensors, portion: Microbatch
+    ) -> dict[str, list[Tensor]]:
+        """Layer name -> what its gradients at `params` are made of, shape (B, ...). Private."""
 
 
 EngineFactory = Callable[[nn.Module, Loss, int], Engine]
@@ -72,7 +74,7 @@ class _Case:
         params: Point of the check; away from zeros, which hide paths.
         spec: Inputs of one example.
         inputs_B: Random, shape (B, ...).
-        targets_B: Others for neighbours, so that an answer to another's target differs.
+        targets_B: Others for neighbours, so that the gradient of another's target differs.
     """
 
     model: nn.Module
@@ -144,7 +146,7 @@ def find_wrong_gradients(
 
 
 def _reference_gradients(case: _Case) -> PerExample:
-    answers: dict[str, list[Tensor]] = {key: [] for key in case.params}
+    gradients: dict[str, list[Tensor]] = {key: [] for key in case.params}
     inputs_B, targets_B = case.compared
     for i in range(_COMPARED):
         x, y = take_rows(inputs_B, slice(i, i + 1)), targets_B[i : i + 1]
@@ -155,15 +157,15 @@ def _reference_gradients(case: _Case) -> PerExample:
         except FAILURES as e:
             raise_if_memory_ran_out(e)
             raise ValueError(f"autograd cannot compute the gradient of one example ({e})") from e
-        for key, grad in zip(answers, grads, strict=True):
-            answers[key].append(grad)
-    return PerExample({k: torch.stack(g) for k, g in answers.items()})
+        for key, grad in zip(gradients, grads, strict=True):
+            gradients[key].append(grad)
+    return PerExample({k: torch.stack(g) for k, g in gradients.items()})
 
 
-def _find_wrong_parameter(case: _Case, engine: Engine, answer: PerExample) -> str | None:
-    """The parameter whose clipped sum is another than that of `answer`, if there is one."""
+def _find_wrong_parameter(case: _Case, engine: Engine, gradient: PerExample) -> str | None:
+    """The parameter whose clipped sum is another than that of `gradient`, if there is one."""
     for number, (clip, weights) in enumerate(_TRIED):
-        expected = clipped_sum(answer, clip)
+        expected = clipped_sum(gradient, clip)
         question = [case.params] * len(weights), weights, *case.compared, clip
         ours = engine.clipped_sum(*question)
         if number == 0:
@@ -172,7 +174,7 @@ def _find_wrong_parameter(case: _Case, engine: Engine, answer: PerExample) -> st
         whole = torch.stack([leaf.norm() for leaf in expected.values()]).norm()
         if not whole > 0:
             # vmap needs no comparison to keep examples apart, and is all that is left
-            nothing = "no gradient on random images is finite and other than zero, to compare with"
+            nothing = "no gradient on random inputs is finite and other than zero, to compare with"
             return None if isinstance(engine, VmapEngine) else nothing
         for key, theirs in expected.items():
             error = (ours[key] - theirs).norm()
@@ -188,15 +190,17 @@ def _find_mixing_layer(case: _Case, engine: Engine) -> str | None:
     assert isinstance(engine, ExaminedEngine)
     present_B = torch.ones(_EXAMPLES, dtype=torch.bool, device=case.targets_B.device)
     whole = Microbatch(case.inputs_B, case.targets_B, present_B)
-    before, rounding = engine.seen(case.params, whole), 0.0
+    before, rounding = engine.collect_contributions(case.params, whole), 0.0
     for inputs_B, targets_B in case.extreme_batches():
-        after = engine.seen(case.params, Microbatch(inputs_B, targets_B, present_B))
+        after = engine.collect_contributions(
+            case.params, Microbatch(inputs_B, targets_B, present_B)
+        )
         for name in before | after:
             ours, theirs = ([x[1:] for x in found.get(name, [])] for found in (before, after))
             if are_equal(ours, theirs, rounding):
                 continue
             # a kernel that adds in an order of its own, or a memory, is no mixing
-            again = engine.seen(case.params, whole)
+            again = engine.collect_contributions(case.params, whole)
             rounding = check_repeats(_flatten(before), _flatten(again), case.dtype)
             if not are_equal(ours, theirs, rounding):
                 return f"examples mix, as layer {name!r} shows"

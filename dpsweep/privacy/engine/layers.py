@@ -17,19 +17,19 @@ from torch.nn import functional as F
 from dpsweep.core.circulant import CirculantLinear
 from dpsweep.core.types import Tensors
 from dpsweep.core.weight_standardization import StandardConv2d, standardize_weight
-from dpsweep.privacy.engine.answers import (
+from dpsweep.privacy.engine.attention import IN, OUT, can_attend
+from dpsweep.privacy.engine.circulant import CirculantGradients
+from dpsweep.privacy.engine.conv import make_kernel_gradients
+from dpsweep.privacy.engine.gradients import (
     EmbeddingRows,
     OuterProducts,
     ParameterGradients,
     WrittenOut,
 )
-from dpsweep.privacy.engine.attention import IN, OUT, can_attend
-from dpsweep.privacy.engine.circulant import CirculantGradients
-from dpsweep.privacy.engine.conv import make_kernel_gradients
-from dpsweep.privacy.engine.tape import LayerCall
+from dpsweep.privacy.engine.records import LayerCall
 
 Rule = Callable[[nn.Module, Sequence[LayerCall], frozenset[str]], dict[str, ParameterGradients]]
-"""(layer, its calls, wanted parameters of it) -> parameter's name within the layer -> answer."""
+"""(layer, its calls, wanted parameters of it) -> its name within the layer -> gradients."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +39,7 @@ class Site:
     Attributes:
         called: Name of the layer.
         layer: The layer.
-        rule: How it answers.
+        rule: How its per-example gradients are computed.
         params: Name in the model -> name in the layer, of what it owns; shared ones too.
     """
 
@@ -84,18 +84,18 @@ def find_sites(model: nn.Module) -> dict[str, Site]:
     return found
 
 
-def merge_calls(site: Site, uses: Sequence[LayerCall]) -> Sequence[LayerCall]:
+def merge_calls(site: Site, calls: Sequence[LayerCall]) -> Sequence[LayerCall]:
     """The calls of a layer, those with the very same input as one, of their weighted gradient.
 
-    A first layer is given the same examples at every point of a query, and its answer
+    A first layer is given the same examples at every point of a query, and its gradient
     sum_m w_m b_m a^T is (sum_m w_m b_m) a^T. Only where examples have one position: several
     positions of one example may cancel, and are then summed in double for all points together.
     """
-    if site.rule not in _BILINEAR or any(use.inputs[0].dim() != 2 for use in uses):
-        return uses
+    if site.rule not in _BILINEAR or any(call.inputs[0].dim() != 2 for call in calls):
+        return calls
     by_input: dict[tuple[object, ...], list[LayerCall]] = {}
-    for use in uses:
-        by_input.setdefault(_storage_key(use.inputs[0]), []).append(use)
+    for call in calls:
+        by_input.setdefault(_storage_key(call.inputs[0]), []).append(call)
     return [same[0] if len(same) == 1 else _merge_same_input(same) for same in by_input.values()]
 
 
@@ -106,7 +106,7 @@ def _storage_key(leaf: Tensor) -> tuple[object, ...]:
 
 
 def _merge_same_input(same: Sequence[LayerCall]) -> LayerCall:
-    total = _sum_parts(use.weighted(use.grad) for use in same)
+    total = _sum_parts(call.weighted(call.grad) for call in same)
     return replace(same[0], weight=1.0, grad=total)
 
 
@@ -133,96 +133,98 @@ def find_rule(layer: nn.Module) -> Rule | None:
 
 
 def linear(
-    layer: nn.Module, uses: Sequence[LayerCall], wanted: frozenset[str]
+    layer: nn.Module, calls: Sequence[LayerCall], wanted: frozenset[str]
 ) -> dict[str, ParameterGradients]:
     """A -> W a + b at each position."""
-    return _affine(uses, "weight", "bias", wanted)
+    return _affine(calls, "weight", "bias", wanted)
 
 
 def transposed_linear(
-    layer: nn.Module, uses: Sequence[LayerCall], wanted: frozenset[str]
+    layer: nn.Module, calls: Sequence[LayerCall], wanted: frozenset[str]
 ) -> dict[str, ParameterGradients]:
     """A -> a W + b at each position, with W of shape (inputs, outputs), as in GPT-2."""
-    return _affine(uses, "weight", "bias", wanted, transposed=True)
+    return _affine(calls, "weight", "bias", wanted, transposed=True)
 
 
 def attention_in(
-    layer: nn.Module, uses: Sequence[LayerCall], wanted: frozenset[str]
+    layer: nn.Module, calls: Sequence[LayerCall], wanted: frozenset[str]
 ) -> dict[str, ParameterGradients]:
     """Queries, keys and values; where they are apart, each has its third of the rows."""
 
-    def whole(use: LayerCall) -> LayerCall:
-        inputs, slot = use.inputs
+    def widen_to_all_rows(call: LayerCall) -> LayerCall:
+        inputs, slot = call.inputs
         if slot is None:
-            return use
-        width = use.grad.shape[-1]
-        rows = F.pad(use.grad, (slot * width, (2 - slot) * width))
-        return LayerCall(use.weight, (inputs,), rows, use.params)
+            return call
+        width = call.grad.shape[-1]
+        rows = F.pad(call.grad, (slot * width, (2 - slot) * width))
+        return LayerCall(call.weight, (inputs,), rows, call.params)
 
-    return _affine([whole(use) for use in uses], "in_proj_weight", "in_proj_bias", wanted)
+    return _affine(
+        [widen_to_all_rows(call) for call in calls], "in_proj_weight", "in_proj_bias", wanted
+    )
 
 
 def attention_out(
-    layer: nn.Module, uses: Sequence[LayerCall], wanted: frozenset[str]
+    layer: nn.Module, calls: Sequence[LayerCall], wanted: frozenset[str]
 ) -> dict[str, ParameterGradients]:
     """The projection behind the heads."""
-    return _affine(uses, "out_proj.weight", "out_proj.bias", wanted)
+    return _affine(calls, "out_proj.weight", "out_proj.bias", wanted)
 
 
 def conv2d(
-    layer: nn.Module, uses: Sequence[LayerCall], wanted: frozenset[str]
+    layer: nn.Module, calls: Sequence[LayerCall], wanted: frozenset[str]
 ) -> dict[str, ParameterGradients]:
     """See conv.py."""
     assert isinstance(layer, nn.Conv2d)
-    answers: dict[str, ParameterGradients] = {}
+    gradients: dict[str, ParameterGradients] = {}
     if "weight" in wanted:
-        answers["weight"] = make_kernel_gradients(layer, uses)
+        gradients["weight"] = make_kernel_gradients(layer, calls)
     if "bias" in wanted:
-        answers["bias"] = WrittenOut(
-            _sum_parts(use.weighted(_sum_per_channel(use.grad)) for use in uses)
+        gradients["bias"] = WrittenOut(
+            _sum_parts(call.weighted(_sum_per_channel(call.grad)) for call in calls)
         )
-    return answers
+    return gradients
 
 
 def standard_conv2d(
-    layer: nn.Module, uses: Sequence[LayerCall], wanted: frozenset[str]
+    layer: nn.Module, calls: Sequence[LayerCall], wanted: frozenset[str]
 ) -> dict[str, ParameterGradients]:
     """Kernel gradients written out, and led back through the standardisation at each point."""
     assert isinstance(layer, StandardConv2d)
-    answers = conv2d(layer, uses, wanted - {"weight"})
+    gradients = conv2d(layer, calls, wanted - {"weight"})
     if "weight" in wanted:
         by_point: dict[int, list[LayerCall]] = {}
-        for use in uses:
-            by_point.setdefault(id(use.params["weight"]), []).append(use)
+        for call in calls:
+            by_point.setdefault(id(call.params["weight"]), []).append(call)
         parts = []
         for same in by_point.values():
             back = vjp(standardize_weight, same[0].params["weight"].detach())[1]
             parts.append(vmap(back)(make_kernel_gradients(layer, same).each())[0])
-        answers["weight"] = WrittenOut(_sum_parts(parts))
-    return answers
+        gradients["weight"] = WrittenOut(_sum_parts(parts))
+    return gradients
 
 
 def norm(
-    layer: nn.Module, uses: Sequence[LayerCall], wanted: frozenset[str]
+    layer: nn.Module, calls: Sequence[LayerCall], wanted: frozenset[str]
 ) -> dict[str, ParameterGradients]:
     """A -> W o normal(a) + b, with channels first and W of shape (C,)."""
     assert isinstance(layer, nn.GroupNorm)
-    answers: dict[str, ParameterGradients] = {}
+    gradients: dict[str, ParameterGradients] = {}
     if "weight" in wanted:
         parts = (
-            use.weighted(F.group_norm(use.inputs[0], layer.num_groups, eps=layer.eps) * use.grad)
-            for use in uses
+            call.weighted(F.group_norm(call.inputs[0], layer.num_groups, eps=layer.eps) * call.grad)
+            for call in calls
         )
-        answers["weight"] = WrittenOut(_sum_parts(_sum_per_channel(part) for part in parts))
+        gradients["weight"] = WrittenOut(_sum_parts(_sum_per_channel(part) for part in parts))
     if "bias" in wanted:
-        answers["bias"] = WrittenOut(
-            _sum_parts(use.weighted(_sum_per_channel(use.grad)) for use in uses)
+        gradients["bias"] = WrittenOut(
+            _sum_parts(call.weighted(_sum_per_channel(call.grad)) for call in calls)
         )
-    return answers
+    return gradients
 
 
 def layer_norm(
-    layer: nn.Module, uses: Sequence[LayerCall], wanted: frozenset[str]
+    layer: nn.Module, calls: Sequence[LayerCall], wanted: frozenset[str]
 ) -> dict[str, ParameterGradients]:
     """A -> W o normal(a) + b, with W over the last axes, and positions before them."""
     assert isinstance(layer, nn.LayerNorm | nn.RMSNorm)
@@ -231,26 +233,26 @@ def layer_norm(
         normal = partial(F.layer_norm, normalized_shape=shape, eps=layer.eps)
     else:
         normal = partial(F.rms_norm, normalized_shape=shape, eps=layer.eps)
-    answers: dict[str, ParameterGradients] = {}
+    gradients: dict[str, ParameterGradients] = {}
     if "weight" in wanted:
-        parts = (use.weighted(normal(use.inputs[0]) * use.grad) for use in uses)
-        answers["weight"] = WrittenOut(_sum_parts(_sum_positions(part, shape) for part in parts))
+        parts = (call.weighted(normal(call.inputs[0]) * call.grad) for call in calls)
+        gradients["weight"] = WrittenOut(_sum_parts(_sum_positions(part, shape) for part in parts))
     if "bias" in wanted:
-        answers["bias"] = WrittenOut(
-            _sum_parts(use.weighted(_sum_positions(use.grad, shape)) for use in uses)
+        gradients["bias"] = WrittenOut(
+            _sum_parts(call.weighted(_sum_positions(call.grad, shape)) for call in calls)
         )
-    return answers
+    return gradients
 
 
 def embedding(
-    layer: nn.Module, uses: Sequence[LayerCall], wanted: frozenset[str]
+    layer: nn.Module, calls: Sequence[LayerCall], wanted: frozenset[str]
 ) -> dict[str, ParameterGradients]:
     """Rows of a table by number; the padding's row does not learn."""
     assert isinstance(layer, nn.Embedding)
     rows, grads = [], []
-    for use in uses:
-        row_BT = use.inputs[0].flatten(1)
-        grad_BTE = use.weighted(use.grad).reshape(*row_BT.shape, -1)
+    for call in calls:
+        row_BT = call.inputs[0].flatten(1)
+        grad_BTE = call.weighted(call.grad).reshape(*row_BT.shape, -1)
         if layer.padding_idx is not None:
             grad_BTE = torch.where((row_BT == layer.padding_idx)[:, :, None], 0, grad_BTE)
         rows.append(row_BT)
@@ -260,29 +262,31 @@ def embedding(
 
 
 def circulant(
-    layer: nn.Module, uses: Sequence[LayerCall], wanted: frozenset[str]
+    layer: nn.Module, calls: Sequence[LayerCall], wanted: frozenset[str]
 ) -> dict[str, ParameterGradients]:
     """See circulant.py."""
     assert isinstance(layer, CirculantLinear)
-    answers: dict[str, ParameterGradients] = {}
+    gradients: dict[str, ParameterGradients] = {}
     if "weight" in wanted:
-        spectra = CirculantGradients.of(layer, uses)
-        answers["weight"] = spectra if spectra.ghost_norm_is_cheaper else WrittenOut(spectra.each())
-    if "bias" in wanted:
-        answers["bias"] = WrittenOut(
-            _sum_parts(use.weighted(_sum_positions(use.grad, [0])) for use in uses)
+        spectra = CirculantGradients.of(layer, calls)
+        gradients["weight"] = (
+            spectra if spectra.ghost_norm_is_cheaper else WrittenOut(spectra.each())
         )
-    return answers
+    if "bias" in wanted:
+        gradients["bias"] = WrittenOut(
+            _sum_parts(call.weighted(_sum_positions(call.grad, [0])) for call in calls)
+        )
+    return gradients
 
 
 def black_box(
-    layer: nn.Module, uses: Sequence[LayerCall], wanted: frozenset[str]
+    layer: nn.Module, calls: Sequence[LayerCall], wanted: frozenset[str]
 ) -> dict[str, ParameterGradients]:
     """b_b^T d(layer)/d(parameter) for each example b, by one reverse pass over the layer alone."""
     totals: Tensors = {}
-    for use in uses:
-        fixed = {k: x for k, x in use.params.items() if k not in wanted}
-        at = {k: x for k, x in use.params.items() if k in wanted}
+    for call in calls:
+        fixed = {k: x for k, x in call.params.items() if k not in wanted}
+        at = {k: x for k, x in call.params.items() if k in wanted}
 
         def one(inputs: tuple[Tensor, ...], grad: Tensor, fixed: Tensors, at: Tensors) -> Tensors:
             def run(params: Tensors) -> Tensor:
@@ -293,9 +297,9 @@ def black_box(
             (grads,) = vjp(run, at)[1](grad[None])
             return dict(grads)
 
-        found = vmap(one, in_dims=(0, 0, None, None))(use.inputs, use.grad, fixed, at)
+        found = vmap(one, in_dims=(0, 0, None, None))(call.inputs, call.grad, fixed, at)
         for key, leaf_B in found.items():
-            part = use.weighted(leaf_B)
+            part = call.weighted(leaf_B)
             totals[key] = totals[key] + part if key in totals else part
     return {key: WrittenOut(leaf_B) for key, leaf_B in totals.items()}
 
@@ -317,28 +321,32 @@ _RULES_BY_NAME: Mapping[str, Rule] = {"transformers.pytorch_utils.Conv1D": trans
 
 
 _BILINEAR = frozenset({linear, circulant})
-"""Rules whose answer is linear in the gradient for a given input, whatever the point, and of one
-position for an input of shape (B, features)."""
+"""Rules whose weight gradient, for a given input, is linear in the output's at any point, and of
+one position for an input of shape (B, features)."""
 
 
 def _affine(
-    uses: Sequence[LayerCall],
+    calls: Sequence[LayerCall],
     weight: str,
     bias: str,
     wanted: frozenset[str],
     *,
     transposed: bool = False,
 ) -> dict[str, ParameterGradients]:
-    inputs = [use.inputs[0].reshape(len(use.grad), -1, use.inputs[0].shape[-1]) for use in uses]
-    grads = [use.weighted(use.grad).reshape(len(use.grad), -1, use.grad.shape[-1]) for use in uses]
-    answers: dict[str, ParameterGradients] = {}
+    inputs = [
+        call.inputs[0].reshape(len(call.grad), -1, call.inputs[0].shape[-1]) for call in calls
+    ]
+    grads = [
+        call.weighted(call.grad).reshape(len(call.grad), -1, call.grad.shape[-1]) for call in calls
+    ]
+    gradients: dict[str, ParameterGradients] = {}
     if weight in wanted:
         left, right = (grads, inputs) if transposed else (inputs, grads)
         outer = OuterProducts(_concatenate(left), _concatenate(right))
-        answers[weight] = outer if outer.ghost_norm_is_cheaper else WrittenOut(outer.each())
+        gradients[weight] = outer if outer.ghost_norm_is_cheaper else WrittenOut(outer.each())
     if bias in wanted:
-        answers[bias] = WrittenOut(_sum_parts(g.sum(1) for g in grads))
-    return answers
+        gradients[bias] = WrittenOut(_sum_parts(g.sum(1) for g in grads))
+    return gradients
 
 
 def _concatenate(leaves: Sequence[Tensor]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Answers by Opacus' hooks: its own per-example gradients, clipped and summed by ours.
+"""Opacus' hooks as an engine: its own per-example gradients, clipped and summed by ours.
 
 Kept to compare with. What Opacus' layers compute is taken at each point of the query and
 combined; its optimizer, accountant and noise are not used. Settings of layers that it overlooks
@@ -21,21 +21,23 @@ from dpsweep.privacy.engine.state_guard import StateGuard
 
 
 class OpacusEngine(MicrobatchEngine):
-    """Answers of models whose layers Opacus knows; it works on a copy of the model."""
+    """Engine for models whose layers Opacus knows; it works on a copy of the model."""
 
     def _portion(
         self, points: Sequence[Tensors], weights: Sequence[float], portion: Microbatch, clip: Clip
     ) -> Clipped:
-        answer: Tensors = {}
+        gradient: Tensors = {}
         num, copies = len(portion.present_B), self.copies
         for point, weight in zip(points, weights, strict=True):
             for key, leaf in self._gradients(point, portion.flatten_copies(copies)).items():
                 leaf_B = leaf.view(copies, num, *leaf.shape[1:]).mean(0) if copies > 1 else leaf
                 part = weight * leaf_B
-                answer[key] = answer[key] + part if key in answer else part
-        return clipped_sum(PerExample(answer), clip, portion.present_B)
+                gradient[key] = gradient[key] + part if key in gradient else part
+        return clipped_sum(PerExample(gradient), clip, portion.present_B)
 
-    def seen(self, params: Tensors, portion: Microbatch) -> dict[str, list[Tensor]]:
+    def collect_contributions(
+        self, params: Tensors, portion: Microbatch
+    ) -> dict[str, list[Tensor]]:
         """Layer name -> gradients of its parameters at `params`, shape (B, *param.shape) each."""
         found: dict[str, list[Tensor]] = {}
         for key, leaf_B in self._gradients(params, portion).items():

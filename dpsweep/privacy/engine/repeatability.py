@@ -42,7 +42,7 @@ def check_repeats(
         before: Tensors of one pass.
         after: Those of the other.
         dtype: In which they were computed.
-        key: Where in a config what answered is named.
+        key: Where a config names the model.
 
     Returns:
         Their largest difference, relative to the largest number: 0 on a CPU.

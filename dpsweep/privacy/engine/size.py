@@ -46,6 +46,7 @@ def choose_batch(
     batch_size: int,
     engine: str,
     copies: int = 1,
+    num_devices: int = 1,
 ) -> int:
     """Examples to compute at once on a CPU: the expected batch in a few even parts.
 
@@ -55,10 +56,11 @@ def choose_batch(
         batch_size: Expected size of a batch.
         engine: Name of the engine.
         copies: Of each example.
+        num_devices: Replicas that each compute as many of these parts.
     """
     each = estimate_bytes_per_example(model, spec, engine, copies)
     parts = round(batch_size / max(1.0, min(_CPU_BYTES / each, _CPU_EXAMPLES / copies)))
-    return _even_part(batch_size, max(1, parts))
+    return even_part(batch_size, max(1, parts), num_devices)
 
 
 def choose_gpu_batch(
@@ -72,6 +74,7 @@ def choose_gpu_batch(
     *,
     gpu_bytes: float,
     held_bytes: int,
+    num_devices: int = 1,
 ) -> int:
     """Examples to compute at once on a GPU: the expected batch in a few even parts that fit.
 
@@ -88,6 +91,8 @@ def choose_gpu_batch(
         draw_targets: Draws targets.
         gpu_bytes: Memory of the GPU that is the trial's.
         held_bytes: What lies there throughout: data, iterates, optimizer and filter state.
+        num_devices: GPUs that each compute as many of these parts. The first is measured, which
+            holds most.
     """
 
     def peak(rows: int) -> int:
@@ -100,14 +105,22 @@ def choose_gpu_batch(
     parts = math.ceil(_usual_largest(batch_size) / fits)
     # The peak is the highest of several stages, each linear in the number of examples: the one that
     # is highest for many need not be for few. So what was estimated is measured as well.
-    while (at_once := _even_part(batch_size, parts)) > _MORE and (taken := peak(at_once)) > left:
+    while (at_once := even_part(batch_size, parts, num_devices)) > _MORE and (
+        taken := peak(at_once)
+    ) > left:
         parts = max(parts + 1, math.ceil(parts * taken / max(left, each)))
     return at_once
 
 
-def _even_part(batch_size: int, parts: int) -> int:
-    """Examples in each of `parts` even parts of a Poisson batch that is larger than most."""
-    return math.ceil(_usual_largest(batch_size) / parts)
+def even_part(batch_size: int, parts: int = 1, num_devices: int = 1) -> int:
+    """Examples in each of `parts` even parts of a Poisson batch that is larger than most.
+
+    Of several devices, each computes as many parts as the others: none waits for another's.
+
+    >>> even_part(256, 3), even_part(256, 3, num_devices=2)
+    (96, 72)
+    """
+    return math.ceil(_usual_largest(batch_size) / (-(-parts // num_devices) * num_devices))
 
 
 def _usual_largest(batch_size: int) -> float:
@@ -135,13 +148,13 @@ def measure_peak_bytes(
     targets_B = draw_targets(rows, tuple(outputs.shape[1:])).to(first.device)
     if engine.copies > 1:
         inputs_B = map_inputs(lambda x: torch.stack([x] * engine.copies, 1), inputs_B)
-    trail = [{k: p.detach().clone() for k, p in params.items()} for _ in range(query.memory)]
+    iterates = [{k: p.detach().clone() for k, p in params.items()} for _ in range(query.memory)]
 
-    def oracle(points: Sequence[Tensors], weights: Sequence[float]) -> Clipped:
+    def sum_clipped(points: Sequence[Tensors], weights: Sequence[float]) -> Clipped:
         return engine.clipped_sum(points, weights, inputs_B, targets_B, clip)
 
     with PeakMemory() as memory:
-        query.clipped(oracle, trail, len(trail))  # from this step on, all points exist
+        query.evaluate(sum_clipped, iterates, len(iterates))  # from this step on, all points exist
     peak: int = memory.peak
     return peak
 

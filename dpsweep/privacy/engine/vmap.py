@@ -1,6 +1,6 @@
-"""Per-example answers by torch.func: any model, no hooks, one vmap over the combined loss.
+"""Per-example gradients by torch.func: any model, no hooks, one vmap over the combined loss.
 
-Example i's answer sum_m w_m grad f(p_m; xi_i) is the gradient at zero of
+Example i's gradient sum_m w_m grad f(p_m; xi_i) is the gradient at zero of
 
     h_i(offset) = sum_m w_m f(p_m + offset; xi_i)
 
@@ -21,15 +21,15 @@ from dpsweep.privacy.engine.base import Microbatch, MicrobatchEngine
 
 
 class VmapEngine(MicrobatchEngine):
-    """Answers written out for a microbatch at a time."""
+    """Engine that writes out gradients, a microbatch at a time."""
 
     def _portion(
         self, points: Sequence[Tensors], weights: Sequence[float], portion: Microbatch, clip: Clip
     ) -> Clipped:
-        answer = self._answer(points, weights, portion.inputs_B, portion.targets_B)
-        return clipped_sum(answer, clip, portion.present_B)
+        gradient = self._compute_per_example(points, weights, portion.inputs_B, portion.targets_B)
+        return clipped_sum(gradient, clip, portion.present_B)
 
-    def _answer(
+    def _compute_per_example(
         self,
         points: Sequence[Tensors],
         weights: Sequence[float],
@@ -44,8 +44,8 @@ class VmapEngine(MicrobatchEngine):
             return torch.stack(terms).sum()
 
         zero = {k: torch.zeros_like(p) for k, p in points[0].items()}
-        answers: Callable[..., Tensors] = vmap(grad(combined), in_dims=(None, 0, 0))
-        return PerExample(answers(zero, inputs_B, targets_B))
+        gradients: Callable[..., Tensors] = vmap(grad(combined), in_dims=(None, 0, 0))
+        return PerExample(gradients(zero, inputs_B, targets_B))
 
     def _loss_at(self, params: Tensors, x: Inputs, y: Inputs) -> Tensor:
         copies = x if self.copies > 1 else map_inputs(lambda leaf: leaf.unsqueeze(0), x)

@@ -13,9 +13,9 @@ from pathlib import Path
 from types import MappingProxyType
 
 from dpsweep.config.trial import TrialConfig
-from dpsweep.core.errors import StateError, unknown_name_error
+from dpsweep.core.errors import ConfigError, StateError, unknown_name_error
 from dpsweep.core.own_code import import_folder
-from dpsweep.data import folders
+from dpsweep.data.read import list_class_names
 from dpsweep.models.huggingface import HuggingFace
 from dpsweep.models.own import Own
 from dpsweep.results.export import (
@@ -30,7 +30,7 @@ from dpsweep.results.export import (
 from dpsweep.results.formats.huggingface import load_trained, write_huggingface
 from dpsweep.results.formats.opacus import to_opacus
 from dpsweep.results.formats.torch import to_torch
-from dpsweep.results.pareto import chosen, nothing_to_show, target_of
+from dpsweep.results.pareto import choose_trials, nothing_to_show, target_of
 from dpsweep.search.trial_record import Record
 from dpsweep.store.state_dir import SweepFolder
 from dpsweep.store.study import Study
@@ -100,7 +100,7 @@ def export_best(
     """
     if kind not in FORMATS:
         raise unknown_name_error("format", kind, FORMATS, where="--format")
-    records, origin = chosen(study, top), origin_of(study)
+    records, origin = choose_trials(study, top), origin_of(study)
     if not records:
         raise nothing_to_show(study)
     suffix = FORMATS[kind].suffix
@@ -151,11 +151,17 @@ def _opacus(winner: Winner, place: Path) -> str:
 def _torch(winner: Winner, place: Path) -> str:
     weights, config = kept_weights(winner), winner.record.config
     accuracy = (winner.record.row or {}).get("valid/accuracy", math.nan)
-    script = to_torch(config, accuracy, _classes(config))
+    script = to_torch(config, accuracy, list(list_class_names(config.data)))
+    if math.isnan(accuracy):
+        raise ConfigError(
+            f"data.task.metrics: the script checks itself by accuracy, and this sweep measured "
+            f"{', '.join(config.data.task.metric_names)}. Export with --format yaml or --register "
+            f"NAME"
+        )
     how = f"use it with torch alone: python THIS_FILE IMAGE; its weights are {place.stem}.pt"
     write(place, f"{_header(winner, how)}\n{script}")
     shutil.copyfile(weights, place.with_suffix(".pt"))
-    return f"{_figure(winner)}, {_checked(place, config, accuracy)}"
+    return f"{_figure(winner)}, {_run_check(place, config, accuracy)}"
 
 
 def _huggingface(winner: Winner, place: Path) -> str:
@@ -177,14 +183,7 @@ def _figure(winner: Winner) -> str:
     return f"{winner.origin.metric} {winner.record.value:.4f}"
 
 
-def _classes(config: TrialConfig) -> list[str]:
-    """Names of the classes: their folders', where there are any."""
-    if config.data.name == "folder" and config.data.place and config.data.place.is_dir():
-        return list(folders.list_folder(config.data.place).classes)
-    return [str(number) for number in range(config.data.spec.num_classes)]
-
-
-def _checked(place: Path, config: TrialConfig, accuracy: float) -> str:
+def _run_check(place: Path, config: TrialConfig, accuracy: float) -> str:
     """Run the script's own check, where the data are at hand.
 
     Raises:

@@ -13,6 +13,7 @@ from dpsweep.results.plots.style import (
     ORANGE,
     PALETTE,
     RED,
+    SCALE,
     figure,
     goal_title,
     hover,
@@ -23,8 +24,11 @@ from dpsweep.search.confirmation import Confirmation
 from dpsweep.search.objectives import find_pareto_front, get_goal_values, group_by_epsilon
 from dpsweep.search.trial_record import Record
 from dpsweep.store.study import Curve
+from dpsweep.training.trial_dir import ConfusionMatrix
 
 _STRONG = 3
+_MOST_NUMBERED = 20
+"""Classes up to which each cell of a confusion matrix shows its number."""
 
 
 def tradeoff(
@@ -101,7 +105,7 @@ def groups(
         )
     made = figure(
         yaxis_title=goal_title(objective.metric),
-        xaxis_title="method" if by == "method" else "ε of the trial",
+        xaxis_title="method" if by == "method" else "target ε",
     )
     in_legend = False
     for name, group in named.items():
@@ -161,6 +165,60 @@ def learning(
     return made
 
 
+def distribution(groups: Mapping[str, Sequence[Record]], objective: ObjectiveConfig) -> go.Figure:
+    """Empirical distribution function of the objective, a staircase for each group.
+
+    Args:
+        groups: Complete trials, by method, by target epsilon, or all as one.
+        objective: What they are judged by.
+    """
+    made = figure(
+        xaxis_title=goal_title(objective.metric), yaxis_title="share of trials at or below"
+    )
+    for i, (name, group) in enumerate(groups.items()):
+        values = sorted(r.value or 0.0 for r in group)
+        shares = [(k + 1) / len(values) for k in range(len(values))]
+        made.add_trace(
+            go.Scatter(
+                x=[values[0], *values],
+                y=[0.0, *shares],
+                mode="lines",
+                line={"shape": "hv", "width": 2, "dash": DASHES[i % len(DASHES)]},
+                name=f"{name} ({len(values)} trials)",
+                hovertemplate="%{y:.0%} at or below %{x:.4f}<extra></extra>",
+            )
+        )
+    made.update_yaxes(tickformat=".0%", range=[0, 1.02])
+    made.update_layout(showlegend=True)
+    return made
+
+
+def confusion(found: ConfusionMatrix) -> go.Figure:
+    """Share of each true class's examples that the model gives each class."""
+    names, counts = list(found.classes), found.counts
+    totals = [max(1, sum(row)) for row in counts]
+    shares = [[n / total for n in row] for row, total in zip(counts, totals, strict=True)]
+    many = len(names) > _MOST_NUMBERED
+    steps = [[i / (len(SCALE) - 1), colour] for i, colour in enumerate(SCALE)]
+    cells = go.Heatmap(
+        x=names,
+        y=names,
+        z=shares,
+        zmin=0,
+        zmax=1,
+        customdata=counts,
+        colorscale=steps,
+        colorbar={"title": {"text": "share of the true class", "side": "right"}, "thickness": 12},
+        texttemplate=None if many else "%{customdata}",
+        hovertemplate="true %{y}, given %{x}: %{customdata}, %{z:.1%}<extra></extra>",
+    )
+    made = figure([cells], height=140 + min(560, 28 * max(8, len(names))))
+    axis = {"type": "category", "tickmode": "auto" if many else "linear", "showgrid": False}
+    made.update_xaxes(title="class that the model gives", **axis)
+    made.update_yaxes(title="true class", autorange="reversed", **axis)
+    return made
+
+
 def _curve(
     record: Record, curve: Curve, name: str, line: dict[str, object], *, legend: bool
 ) -> go.Scatter:
@@ -183,6 +241,14 @@ def _of(objective: ObjectiveConfig, record: Record) -> tuple[float, ...]:
     values = get_goal_values(objective, record.row, record.config)
     assert values is not None, "a trial of the front has its figures"
     return values
+
+
+def name_groups(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """Trials by method where there are several, else by target epsilon, else all as one."""
+    methods, budgets = _by_method(records), _by_budget(records)
+    if len(methods) > 1:
+        return methods
+    return {f"target ε {k}": v for k, v in budgets.items()} if len(budgets) > 1 else methods
 
 
 def _by_method(records: Sequence[Record]) -> dict[str, list[Record]]:

@@ -73,7 +73,7 @@ def posterior(
         [band, line, trials], xaxis=axis.layout(), yaxis_title=goal_title(objective.metric)
     )
     if chosen.number in marks:
-        ring = markers("rgba(0,0,0,0)", 14, symbol="circle-open", line={"width": 2.5, "color": RED})
+        ring = markers(RED, 14, symbol="circle-open", line={"width": 2.5, "color": RED})
         made.add_trace(
             go.Scatter(
                 x=[marks[chosen.number]],

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Any
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
@@ -12,18 +13,21 @@ from dpsweep.results.plots.axes import KeyAxis
 from dpsweep.results.plots.style import (
     BLUE,
     DASHES,
+    GREEN,
     GREY,
     PALETTE,
     RED,
     SCALE,
+    SKY,
     SYMBOLS,
+    colour_by_objective,
     figure,
     goal_title,
     hover,
     key_title,
     markers,
     repeats,
-    stacked,
+    stack_title,
 )
 from dpsweep.search.confirmation import Confirmation
 from dpsweep.search.objectives import group_by_epsilon
@@ -33,6 +37,8 @@ _SHADES = 6
 _SLICES_IN_A_ROW = 3
 _MOST_BARS = 12
 _MOST_COLUMNS = 9
+_COLUMN_WIDTH = 72
+"""Pixels that an axis of the parallel coordinates needs for its numbers."""
 
 
 def history(
@@ -117,6 +123,8 @@ def parallel(
 ) -> go.Figure:
     """A line a complete trial across all searched keys, coloured by its objective.
 
+    The page lets a reader drag along an axis to pick trials: `meta` holds each trial's heights.
+
     Args:
         records: Complete trials.
         axes: The keys; of more than nine, the first that most trials have.
@@ -129,8 +137,9 @@ def parallel(
     low, high = min(values), max(values)
     spread = (high - low) or 1.0
     made = figure(height=460, showlegend=False)
-    made.update_layout(margin={"t": 60, "l": 40, "r": 40, "b": 16})
-    for shade in _shades(records, low, spread, objective):
+    made.update_layout(margin={"t": 60, "l": 40, "r": 40, "b": 16}, dragmode=False)
+    lines = list[dict[str, Any]]()
+    for trace, shade in enumerate(_shades(records, low, spread, objective)):
         xs, ys, texts = list[float | None](), list[float | None](), list[str | None]()
         for record in shade[1]:
             across = [_height(axis, record) for axis in columns]
@@ -138,6 +147,7 @@ def parallel(
             xs += [float(i) for i, h in enumerate(heights) if h is not None] + [None]
             ys += [h for h in heights if h is not None] + [None]
             texts += [hover(record)] * sum(h is not None for h in heights) + [None]
+            lines.append({"trace": trace, "heights": heights, "text": hover(record)})
         made.add_trace(
             go.Scatter(
                 x=xs,
@@ -151,6 +161,7 @@ def parallel(
         )
     goal = KeyAxis(objective.metric, low, low + spread)
     _label_columns(made, [*columns, goal], [*axes, objective.metric])
+    made.update_layout(meta={"lines": lines, "least_width": _COLUMN_WIDTH * (len(columns) + 1)})
     return made
 
 
@@ -186,9 +197,81 @@ def slices(
             row + 1,
             column + 1,
         )
-        title = {"text": stacked(axis.title), "font": {"size": 12}}
+        title = {"text": stack_title(axis.title), "font": {"size": 12}}
         made.update_xaxes(axis.layout(title=title), row=row + 1, col=column + 1)
-    made.update_yaxes(title_text=stacked(goal_title(objective.metric)), col=1)
+    made.update_yaxes(title_text=stack_title(goal_title(objective.metric)), col=1)
+    return made
+
+
+def rank(
+    records: Sequence[Record], x: KeyAxis, y: KeyAxis, objective: ObjectiveConfig
+) -> go.Figure:
+    """Complete trials over two keys, coloured by rank: outliers of the result cannot hide others.
+
+    Args:
+        records: Complete trials that have both keys.
+        x: Key to the right.
+        y: Key upwards.
+        objective: What they are judged by.
+    """
+    ranked = sorted(records, key=lambda r: objective.sign * (r.value or 0.0))
+    places = [i + 1.0 for i in range(len(ranked))]
+    marks = colour_by_objective(places, "minimize", "rank (1 is the best)")
+    dots = go.Scatter(
+        x=[x.place(r.hyperparams[x.key]) for r in ranked],
+        y=[y.place(r.hyperparams[y.key]) for r in ranked],
+        mode="markers",
+        marker=marks,
+        text=[f"rank {i + 1}: {hover(r)}" for i, r in enumerate(ranked)],
+        hovertemplate="%{text}<extra></extra>",
+    )
+    return figure([dots], showlegend=False, xaxis=x.layout(), yaxis=y.layout())
+
+
+def timeline(records: Sequence[Record]) -> go.Figure:
+    """A bar for each run, from when it was asked for to its end; pauses of the sweep included.
+
+    Args:
+        records: All runs that were asked for, repeats among them.
+    """
+    begin = min(r.asked or 0.0 for r in records)
+    ends = [r.ended or max((r.asked or 0.0) + r.seconds, begin) for r in records]
+    unit, name = next(
+        (unit, name)
+        for unit, name in ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
+        if max(ends) - begin > 2 * unit or unit == 1.0
+    )
+    made = figure(
+        height=160 + min(900, 14 * len(records)),
+        barmode="overlay",
+        xaxis_title=f"{name} since the first trial was asked for",
+        yaxis_title="trial",
+    )
+    looks = {"complete": (BLUE, ""), "repeat": (GREEN, ""), "pruned": (GREY, "/")}
+    looks |= {"failed": (RED, "x"), "running": (SKY, ".")}
+    for state, (colour, pattern) in looks.items():
+        shown = [
+            (r, end)
+            for r, end in zip(records, ends, strict=True)
+            if state == ("repeat" if r.confirms is not None and r.state == "complete" else r.state)
+        ]
+        if not shown:
+            continue
+        made.add_trace(
+            go.Bar(
+                orientation="h",
+                base=[((r.asked or 0.0) - begin) / unit for r, _ in shown],
+                x=[(end - (r.asked or 0.0)) / unit for r, end in shown],
+                y=[r.number for r, _ in shown],
+                marker={"color": colour, "pattern": {"shape": pattern}},
+                name="repeat or final run" if state == "repeat" else state,
+                text=[hover(r) for r, _ in shown],
+                textposition="none",
+                hovertemplate="%{text}<br>%{x:.3g} " + name + "<extra></extra>",
+            )
+        )
+    made.update_yaxes(autorange="reversed")
+    made.update_layout(showlegend=True)
     return made
 
 
@@ -245,5 +328,6 @@ def _label_columns(made: go.Figure, axes: Sequence[KeyAxis], names: Sequence[str
         side="top",
         showgrid=False,
         range=[-0.15, len(axes) - 0.6],
+        fixedrange=True,
     )
-    made.update_yaxes(visible=False, range=[-0.05, 1.05])
+    made.update_yaxes(visible=False, range=[-0.05, 1.05], fixedrange=True)

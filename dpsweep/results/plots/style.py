@@ -14,12 +14,10 @@ from dpsweep.config.keys import (
     BATCH_SIZE,
     CLIP_NORM,
     EPOCHS,
-    EPSILON,
     LEARNING_RATE,
-    METHOD_NAME,
     TOTAL_STEP,
 )
-from dpsweep.results.tables import knob_words
+from dpsweep.results.tables import LETTERS, format_hyperparams, heading
 from dpsweep.search.confirmation import Confirmation
 from dpsweep.search.trial_record import Record
 
@@ -40,32 +38,35 @@ SCALE = ("#46327E", "#365C8D", "#277F8E", "#1FA187", "#4AC16D", "#A0DA39")
 
 GOAL_TITLES = {
     "valid/accuracy": "validation accuracy (share correct)",
-    "valid/loss": "validation loss (nats)",
+    "valid/f1": "validation F1 (0 to 1)",
+    "valid/matthews": "validation Matthews correlation (-1 to 1)",
+    "valid/mae": "validation MAE (unit of the target)",
+    "valid/r2": "validation R2 (at most 1)",
+    "valid/perplexity": "validation perplexity (of a token)",
+    "valid/loss": "validation loss",  # nats, or what a task has
     "seconds": "time of a trial (seconds)",
-    "epsilon": "ε of the trial",
+    "epsilon": "target ε",
 }
 
-KEY_TITLES = {
-    "method.kappa": "κ, Kalman gain",
-    "method.gamma": "γ, look-ahead (last steps)",
-    "method.depth": "ρ, depth of the shelf",
-    "method.cut": "λ, cut (share of the spectrum)",
-    "method.points": "k, points a step",
-    "method.decay": "β, inner decay",
-    "method.outer_decay": "β_o, outer decay",
+_DESCRIPTIONS = {
+    "method.kappa": "Kalman gain",
+    "method.gamma": "look-ahead (last steps)",
+    "method.depth": "depth of the shelf",
+    "method.cut": "cut (share of the spectrum)",
+    "method.points": "points a step",
+    "method.decay": "inner decay",
+    "method.outer_decay": "outer decay",
     "method.keep": "share of frequencies kept",
     "method.keep_circulant": "share kept, circulant layers",
     "method.filter": "low-pass filter",
-    METHOD_NAME: "method",
-    LEARNING_RATE: "η, learning rate",
-    TOTAL_STEP: "r, total step",
-    "optimizer.floor": "γ', floor of the variance",
-    BATCH_SIZE: "B, batch size (examples)",
-    EPOCHS: "E, epochs",
-    CLIP_NORM: "C, clip norm (gradient units)",
-    EPSILON: "ε of the trial",
+    LEARNING_RATE: "learning rate",
+    TOTAL_STEP: "lr x clip norm x steps",
+    "optimizer.floor": "floor of the variance",
+    BATCH_SIZE: "batch size (examples)",
+    EPOCHS: "passes over the data",
+    CLIP_NORM: "clip norm (gradient units)",
 }
-"""Searched keys with the papers' letters and their units."""
+"""Names of searched keys, with their units."""
 
 _TEMPLATE = go.layout.Template(
     layout={
@@ -91,15 +92,21 @@ def figure(traces: Sequence[Any] = (), *, height: int = 420, **layout: Any) -> g
 
 
 def key_title(key: str) -> str:
-    """Get the title of a searched key's axis.
+    """Get the title of a searched key's axis: first what tables call it.
 
-    >>> key_title("method.kappa"), key_title("optimizer.schedule.warm_up")
-    ('κ, Kalman gain', 'schedule.warm_up')
+    >>> key_title("method.kappa"), key_title("optimizer.lr"), key_title("privacy.epsilon")
+    ('κ, Kalman gain', 'lr, learning rate', 'target ε')
+    >>> key_title("optimizer.schedule.warm_up")
+    'schedule.warm_up'
     """
-    return KEY_TITLES.get(key, ".".join(key.split(".")[-2:]) if key.count(".") > 1 else key)
+    if key in _DESCRIPTIONS:
+        return f"{heading(key)}, {_DESCRIPTIONS[key]}"
+    if key in LETTERS:
+        return heading(key)
+    return ".".join(key.split(".")[-2:]) if key.count(".") > 1 else key
 
 
-def stacked(title: str) -> str:
+def stack_title(title: str) -> str:
     """An axis title with its unit on a second line, for narrow columns."""
     return title.replace(" (", "<br>(")
 
@@ -114,7 +121,7 @@ def markers(colour: Any = BLUE, size: int = 8, **more: Any) -> dict[str, Any]:
     return {"color": colour, "size": size, "line": {"width": 0.6, "color": GREY}, **more}
 
 
-def scaled(values: Sequence[float], direction: str, title: str) -> dict[str, Any]:
+def colour_by_objective(values: Sequence[float], direction: str, title: str) -> dict[str, Any]:
     """Mark coloured by objective, the best at the bright end, with their legend."""
     colours = list(SCALE) if direction == "maximize" else list(reversed(SCALE))
     steps = [[i / (len(colours) - 1), colour] for i, colour in enumerate(colours)]
@@ -142,4 +149,4 @@ def repeats(
 def hover(record: Record) -> str:
     """Make the hover text of a trial, without tags, which plotly would read."""
     value = "no result" if record.value is None else f"{record.value:.4f}"
-    return f"trial {record.number}, {record.state}: {value}<br>{escape(knob_words(record))}"
+    return f"trial {record.number}, {record.state}: {value}<br>{escape(format_hyperparams(record))}"

@@ -11,9 +11,9 @@ from torch.func import functional_call
 
 from dpsweep.core.types import PerExample, Tensors
 from dpsweep.privacy.clip import Automatic, Flat, PerLayer, Quantile
-from dpsweep.privacy.engine.answers import ParameterGradients
 from dpsweep.privacy.engine.base import Loss
-from dpsweep.privacy.engine.tape import LayerCall
+from dpsweep.privacy.engine.gradients import ParameterGradients
+from dpsweep.privacy.engine.records import LayerCall
 
 BOTH_SIGNS = [-3.7, 4.7, 1.3]
 CLIPS = {
@@ -156,4 +156,4 @@ def check(answer: ParameterGradients, expected_B: Tensor, case: object = "") -> 
     small = near["rtol"] * size
     torch.testing.assert_close(answer.each().double(), expected_B.double(), atol=small, **near)
     torch.testing.assert_close(answer.squares().double(), squares_B, atol=small * size, **near)
-    torch.testing.assert_close(answer.summed(factor_B).double(), total, atol=small, **near)
+    torch.testing.assert_close(answer.sum_scaled(factor_B).double(), total, atol=small, **near)

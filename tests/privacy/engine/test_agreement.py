@@ -13,9 +13,9 @@ from zoo import SHAPE, ZOO, batch, loss, network
 from dpsweep.core.types import PerExample
 from dpsweep.privacy.clip import INSIDE, Clip, Flat, Quantile, clipped_sum
 from dpsweep.privacy.engine import BookkeepingEngine, VmapEngine
-from dpsweep.privacy.engine.answers import OuterProducts
 from dpsweep.privacy.engine.conv import PhaseLayout
 from dpsweep.privacy.engine.gradient_check import find_wrong_gradients
+from dpsweep.privacy.engine.gradients import OuterProducts
 
 NUM = 9
 ENGINES = {"bookkeeping": BookkeepingEngine, "vmap": VmapEngine}

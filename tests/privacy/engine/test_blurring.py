@@ -13,11 +13,11 @@ from torch.nn import functional as F
 from dpsweep.core.circulant import CirculantLinear
 from dpsweep.privacy.clip import Flat, compute_factors
 from dpsweep.privacy.engine import BookkeepingEngine
-from dpsweep.privacy.engine.answers import OuterProducts
 from dpsweep.privacy.engine.bookkeeping import MappedGradients
 from dpsweep.privacy.engine.conv import PhaseLayout
+from dpsweep.privacy.engine.gradients import OuterProducts
 from dpsweep.privacy.engine.layers import circulant, conv2d, embedding, linear
-from dpsweep.privacy.engine.tape import LayerCall
+from dpsweep.privacy.engine.records import LayerCall
 from dpsweep.privacy.spectral import ConvMap, Records
 
 NUM, LENGTH = 319, 16
@@ -52,7 +52,7 @@ def rounding(form: str, inputs_BTI: Tensor, grads_BTO: Tensor) -> Tensor:
             if factor_B is None:
                 factors, _ = compute_factors({"w": answer.squares().double()}, Flat(1.0))
                 factor_B = factors["w"]
-            sums.append(answer.summed(factor_B).double())
+            sums.append(answer.sum_scaled(factor_B).double())
     return sums[0] - sums[1]
 
 
@@ -118,5 +118,5 @@ def test_image_whose_lags_cancel_does_not_blur_the_others_in_a_spectral_layer(si
         if factor_B is None:
             factor_B = compute_factors({"w": answer.squares()}, Flat(1.0))[0]["w"]
         without = torch.cat([torch.zeros(1), factor_B[1:]])
-        sums.append(answer.summed(factor_B).double() - answer.summed(without).double())
+        sums.append(answer.sum_scaled(factor_B).double() - answer.sum_scaled(without).double())
     assert (sums[0] - sums[1]).norm() <= ALLOWED

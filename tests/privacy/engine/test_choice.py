@@ -14,7 +14,7 @@ from dpsweep.privacy.engine import (
     Engine,
     VmapEngine,
     make_engine,
-    refuse_mixing,
+    refuse_unsupported_layers,
 )
 from dpsweep.privacy.engine.opacus import OpacusEngine
 from dpsweep.privacy.geometry import IDENTITY, Geometry, Spectral, make_geometry
@@ -129,7 +129,7 @@ def test_spectral_geometry_is_refused_where_records_would_be_wrong(caplog):
 
 @pytest.mark.parametrize("choice", ["vmap", "opacus"])
 def test_engines_of_plain_gradients_refuse_a_spectral_geometry(choice):
-    text = f"engine {choice} answers with plain gradients, and this method's are spectral. Use auto"
+    text = f"engine {choice} computes plain gradients, and this method's are spectral. Use auto"
     with pytest.raises(ValueError, match=text):
         chosen(nn.Sequential(nn.Conv2d(2, 3, 3)), choice, spectral())
 
@@ -180,7 +180,7 @@ def test_layer_that_drops_at_random_is_refused(kind, choice):
 
 def test_dropout_within_a_layer_is_found():
     with pytest.raises(ValueError, match=r"layer 'self_attn' \(MultiheadAttention\) drops"):
-        refuse_mixing(nn.TransformerEncoderLayer(6, 2, 8))
+        refuse_unsupported_layers(nn.TransformerEncoderLayer(6, 2, 8))
 
 
 @pytest.mark.parametrize("choice", KINDS)
@@ -204,7 +204,7 @@ def test_embedding_that_rescales_what_examples_use_is_refused_by_every_engine(ch
     ids=repr,
 )
 def test_layer_that_neither_mixes_nor_drops_is_allowed(layer):
-    refuse_mixing(nn.Sequential(layer))
+    refuse_unsupported_layers(nn.Sequential(layer))
 
 
 def test_net_with_dropout_of_zero_is_recorded(caplog):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dpsweep.privacy.engine.conv import GhostNormKernels, PhaseLayout, WrittenOutKernels
 from dpsweep.privacy.engine.layers import conv2d
-from dpsweep.privacy.engine.tape import LayerCall
+from dpsweep.privacy.engine.records import LayerCall
 
 IMAGE = (11, 9)  # odd, and just wide enough for the widest kernel without padding
 WIDE = {"kernel_size": 5, "dilation": 2}
@@ -90,7 +90,7 @@ def test_every_layout_answers_as_autograd_in_both_forms(monkeypatch, layout, gro
         assert isinstance(found, kind)
         check(found, expected_B, case=form)
     with monkeypatch.context() as patch:
-        patch.setattr("dpsweep.privacy.engine.answers.split_by_cancellation", some_in_double)
+        patch.setattr("dpsweep.privacy.engine.gradients.split_by_cancellation", some_in_double)
         found = answers(conv.float(), single(uses))["weight"]
         check(found, expected_B.float(), case="by gram, one summed in double")
 
@@ -201,7 +201,7 @@ def test_example_that_is_not_finite_leaves_the_others_as_they_are(
     torch.testing.assert_close(squares_B[::2], squared_norms(expected_B)[::2])
     factor_B = torch.tensor([0.7, 0.0, 1.3], dtype=torch.float64)
     expected = torch.tensordot(factor_B, expected_B, dims=1)
-    torch.testing.assert_close(found.summed(factor_B), expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(found.sum_scaled(factor_B), expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("wanted", [{"weight"}, {"bias"}, {"weight", "bias"}], ids=sorted)

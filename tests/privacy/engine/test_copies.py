@@ -10,8 +10,8 @@ from zoo import SHAPE, batch, loss, network
 from dpsweep.core.types import PerExample
 from dpsweep.privacy.clip import clipped_sum
 from dpsweep.privacy.engine import make_engine
+from dpsweep.privacy.engine.records import LayerCall, Unrecordable
 from dpsweep.privacy.engine.size import choose_batch, estimate_bytes_per_example
-from dpsweep.privacy.engine.tape import LayerCall, Unrecordable
 from dpsweep.privacy.geometry import IDENTITY
 
 NUM, COPIES = 7, 3

@@ -160,7 +160,7 @@ FALSE = {  # a model, and what is said of it
     "layer within a black box and beside it": (borrowed, "gradient of 'box.inner.weight'"),
     "nothing finite": (
         lambda: Net(lambda net, x: net.layer(x.flatten(1).abs().neg().log()), layer=linear()),
-        "no gradient on random images is finite and other than zero",
+        "no gradient on random inputs is finite and other than zero",
     ),
 }
 TRUE: dict[str, Callable[[], nn.Module]] = {

@@ -46,6 +46,16 @@ def weights(found):
     place.write_bytes(kept)
 
 
+def test_a_script_that_checks_accuracy_needs_one(really_trained, tmp_path):
+    data = {"name": "digits", "task": {"name": "classification", "metrics": ["f1"]}}
+    base = {**SPEC["base"], "data": data}
+    spec = {**SPEC, "base": base, "objective": {"metric": "valid/f1"}}
+    state = StateFolder.at(str(tmp_path / "state"))
+    found = really_trained(parse_sweep(Source("spec", spec, {}), Path()), state)
+    with pytest.raises(ConfigError, match=r"data.task.metrics: .* this sweep measured f1, loss"):
+        export_best(*found, tmp_path / "best", "torch")
+
+
 def test_yaml_loads_back(found, tmp_path):
     study, folder = found
     (file,) = export_best(study, folder, tmp_path / "best")

@@ -21,6 +21,9 @@ REFUSED = {
     "method={compose: {}}": "method.name: compose is not in Opacus",
     "privacy.clipping=automatic": "privacy.clipping: automatic is not what Opacus does",
     "privacy.noise={source: secure}": "privacy.noise.source: secure draws from a cipher",
+    "data.task={name: classification, class_weights: [1, 1, 1, 1, 1, 1, 1, 1, 1, 2]}": (
+        "data.task.class_weights: the script's loss is plain cross-entropy"
+    ),
     "train.augment={flips: true, multiplicity: 2}": "train.augment: Opacus clips each copy",
     "model={name: vit_small, width: 24, depth: 1, heads: 3}": "layers that Opacus refuses",
     "model.train=['0']": "model.train: the script starts from fresh weights",

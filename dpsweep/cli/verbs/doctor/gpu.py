@@ -1,4 +1,7 @@
-"""Checks of doctor about GPUs: which torch sees, and with --gpu, whether a trial trains."""
+"""Checks of doctor about GPUs: which torch sees, and whether trials can share one.
+
+With --gpu, whether a trial trains.
+"""
 
 import os
 import shutil
@@ -23,7 +26,8 @@ _TRIAL = {
     "data": {"name": "digits"},
     "model": {"name": "cnn_small", "width": 4},
     "privacy": {"epsilon": 4},
-    "train": {"batch_size": 128, "epochs": 1, "device": "cuda"},
+    # portions that two GPUs can share, so that they add up the same numbers as one
+    "train": {"batch_size": 128, "epochs": 1, "device": "cuda", "max_physical_batch": 64},
     "optimizer": {"lr": 1.0},
     "method": {"name": "disk"},
 }
@@ -42,6 +46,7 @@ def gpus(context: DoctorContext) -> Iterator[Finding]:
             return
         names = sorted({torch.cuda.get_device_name(i) for i in range(count)})
         yield Finding("gpu", "ok", f"{count} visible: {', '.join(names)}")
+        yield _check_mps()
     elif shutil.which("nvidia-smi"):
         yield Finding(
             "gpu",
@@ -55,6 +60,28 @@ def gpus(context: DoctorContext) -> Iterator[Finding]:
         yield Finding("gpu", "ok", "none: trials run on CPUs")
 
 
+def _check_mps() -> Finding:
+    """Look for NVIDIA's Multi-Process Service, without which trials on one GPU take turns."""
+    check, control = "gpu sharing (MPS)", "nvidia-cuda-mps-control"
+    if shutil.which(control) is None:
+        return Finding(
+            check,
+            "ok",
+            f"no {control}: trials at shares of a GPU take turns. It comes with the driver",
+        )
+    pipes = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"))
+    if (pipes / "control").exists():
+        return Finding(check, "ok", f"runs, with its pipes in {pipes}")
+    return Finding(
+        check,
+        "warn",
+        f"not started (no pipe in {pipes}): trials at shares of a GPU, such as resources.gpu: "
+        f"0.25, take turns",
+        f"To share GPUs, on each node before Ray: export CUDA_MPS_PIPE_DIRECTORY=$HOME/mps "
+        f"CUDA_MPS_LOG_DIRECTORY=$HOME/mps-log; {control} -d",
+    )
+
+
 def gpu_trial(context: DoctorContext) -> Iterator[Finding]:
     """Train one small trial twice on the GPU, from the same secret, as a worker would.
 
@@ -63,39 +90,58 @@ def gpu_trial(context: DoctorContext) -> Iterator[Finding]:
     """
     if not context.gpu:
         return
-    try:
-        open_device("cuda", key="--gpu")
-        weights = _train_twice()
-    except (ConfigError, RuntimeError) as e:
-        words = f"a trial fails: {str(e).splitlines()[0]}"
-        yield Finding("gpu trial", "fail", words, "Every trial on this GPU would fail so")
-        return
-    yield Finding("gpu trial", "ok", "a trial trains; float32 is IEEE, without TF32")
-    other = [name for name, x in weights[0].items() if not torch.equal(x, weights[1][name])]
-    if other:
-        yield Finding(
-            "gpu determinism",
-            "fail",
-            f"two trials with one secret differ in {', '.join(other)}",
-            "A resumed trial would release other numbers than it did: report this GPU and driver",
-        )
-    else:
-        yield Finding("gpu determinism", "ok", "two trials with one secret agree in every bit")
-    total = torch.cuda.mem_get_info()[1]
-    peak = torch.cuda.max_memory_reserved()
-    words = f"{format_bytes(peak)} of {format_bytes(total)} taken, {_SHARE:.0%} allowed"
-    over = peak > _SHARE * total
-    yield Finding("gpu memory", "fail" if over else "ok", words)
+    with tempfile.TemporaryDirectory(prefix="dpsweep-doctor-") as place:
+        folder = Path(place)
+        TrialDir(folder / "first").make_secret()
+        try:
+            open_device("cuda", key="--gpu")
+            torch.cuda.reset_peak_memory_stats()
+            first, second = _train(folder, "first"), _train(folder, "second")
+        except (ConfigError, RuntimeError) as e:
+            words = f"a trial fails: {str(e).splitlines()[0]}"
+            yield Finding("gpu trial", "fail", words, "Every trial on this GPU would fail so")
+            return
+        yield Finding("gpu trial", "ok", "a trial trains; float32 is IEEE, without TF32")
+        yield _compare("gpu determinism", "two trials with one secret", first, second)
+        total = torch.cuda.mem_get_info()[1]
+        peak = torch.cuda.max_memory_reserved()
+        words = f"{format_bytes(peak)} of {format_bytes(total)} taken, {_SHARE:.0%} allowed"
+        over = peak > _SHARE * total
+        yield Finding("gpu memory", "fail" if over else "ok", words)
+        if torch.cuda.device_count() < 2:
+            return
+        check = "gpu batch sharing"
+        try:
+            shared = _train(folder, "shared", num_devices=2)
+        except ConfigError as e:  # GPUs of several kinds
+            yield Finding(check, "warn", str(e), "Trials with resources.gpu: 2 or more fail so")
+        except RuntimeError as e:
+            words = f"a trial on two GPUs fails: {str(e).splitlines()[0]}"
+            yield Finding(check, "fail", words, "Every trial with resources.gpu: 2 would fail so")
+        else:
+            yield _compare(check, "a trial on one GPU and on two", first, shared)
 
 
-def _train_twice() -> list[Tensors]:
-    """The weights of two trials with the same secret."""
+def _compare(check: str, what: str, one: Tensors, two: Tensors) -> Finding:
+    """Compare the weights of two trials with one secret."""
+    other = [name for name, x in one.items() if not torch.equal(x, two[name])]
+    if not other:
+        return Finding(check, "ok", f"{what} agree in every bit")
+    return Finding(
+        check,
+        "fail",
+        f"{what} differ in {', '.join(other)}",
+        "A resumed trial would release other numbers than it did: report this GPU and driver",
+    )
+
+
+def _train(folder: Path, name: str, num_devices: int = 1) -> Tensors:
+    """Train a trial with the secret of the first one, and return its weights."""
     config = load_trial(Source("doctor --gpu", _TRIAL, {}))
-    torch.cuda.reset_peak_memory_stats()
-    with tempfile.TemporaryDirectory(prefix="dpsweep-doctor-") as folder:
-        trial_dirs = [TrialDir(Path(folder) / name) for name in ("first", "second")]
-        trial_dirs[0].make_secret()
-        shutil.copy(trial_dirs[0].path / "secret", trial_dirs[1].path / "secret")
-        for trial_dir in trial_dirs:
-            train(config, trial_dir, lambda row: None, allowance=Allowance(gpu_share=_SHARE))
-        return [torch.load(trial_dir.weights, weights_only=True) for trial_dir in trial_dirs]
+    trial_dir = TrialDir(folder / name)
+    if name != "first":
+        shutil.copy(folder / "first" / "secret", trial_dir.path / "secret")
+    allowance = Allowance(gpu_share=_SHARE, num_devices=num_devices)
+    train(config, trial_dir, lambda row: None, allowance=allowance)
+    weights: Tensors = torch.load(trial_dir.weights, weights_only=True)
+    return weights

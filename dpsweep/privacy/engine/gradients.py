@@ -22,7 +22,7 @@ _CHUNK = 64
 """Numbers whose squares are summed in their own precision."""
 
 _CANCELLATION = 64.0
-"""Times the largest clipped answer: an example whose terms are larger is summed in double. With
+"""Times the largest clipped gradient: an example whose terms are larger is summed in double. With
 ordinary data and models the factor is 1 to 20, and no example is."""
 
 _ADDED, _TOGETHER = 1280, 8
@@ -56,8 +56,8 @@ class ParameterGradients(Protocol):
     def squares(self) -> Tensor:
         """Squared norm of each example's gradient, shape (B,); NaN or infinite if it is."""
 
-    def summed(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
-        """Sum factor_b gradient_b over examples, in the parameter's shape or white coordinates."""
+    def sum_scaled(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
+        """Sum factor_b gradient_b over examples; its own shape, or whitened coordinates."""
 
     def each(self) -> Tensor:
         """Write the gradients out, shape (B, *param.shape)."""
@@ -72,7 +72,7 @@ class WrittenOut:
     def squares(self) -> Tensor:
         return squared_norms(self.leaf_B)
 
-    def summed(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
+    def sum_scaled(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
         return weighted_sum(factor_B, self.leaf_B, known.finite)
 
     def each(self) -> Tensor:
@@ -118,7 +118,7 @@ class OuterProducts:
             return square_B, square_B.sqrt()
         return square_norms_from_grams(compute_gram(a), compute_gram(g), g.dtype)
 
-    def summed(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
+    def sum_scaled(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
         return self.summed_as_part(factor_B, known)
 
     def summed_as_part(
@@ -164,7 +164,7 @@ class EmbeddingRows:
             same.double(), compute_gram(self.grads_BTE), self.grads_BTE.dtype
         )[0]
 
-    def summed(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
+    def sum_scaled(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
         g = self.grads_BTE if known.finite else zero_excluded(self.grads_BTE, factor_B)
         g = g.double()  # positions in one row may cancel
         scaled = (g * factor_B.to(g)[:, None, None]).flatten(0, 1)
@@ -219,9 +219,9 @@ class TiedRows:
         num = i_BT.shape[1] + h.shape[1]
         return add_rounding_bound(square_B, longest_B, h.dtype, num), longest_B
 
-    def summed(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
+    def sum_scaled(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
         layer = self.outer.summed_as_part(factor_B, known, self.norms if self.may_cancel else None)
-        return self.rows.summed(factor_B, known) + layer
+        return self.rows.sum_scaled(factor_B, known) + layer
 
     def each(self) -> Tensor:
         return self.rows.each() + self.outer.each()
@@ -235,14 +235,14 @@ def _add_rows(num_rows: int, rows_N: Tensor, values_NE: Tensor) -> Tensor:
     return table.index_add_(0, rows_N, values_NE)
 
 
-def add_shared(answers: Sequence[ParameterGradients]) -> ParameterGradients:
+def add_shared(gradients: Sequence[ParameterGradients]) -> ParameterGradients:
     """Add the gradients of a parameter that several layers share."""
-    match answers:
+    match gradients:
         case [one]:
             return one
         case [EmbeddingRows() as rows, OuterProducts() as outer]:
             return TiedRows(rows, outer)
-    return WrittenOut(torch.stack([answer.each() for answer in answers]).sum(0))
+    return WrittenOut(torch.stack([gradient.each() for gradient in gradients]).sum(0))
 
 
 def square_norms(leaf_BX: Tensor) -> Tensor:
@@ -326,7 +326,7 @@ def sum_that_may_cancel(
     Args:
         summed: (examples, their factors, dtype) -> their sum, of `num_together` at a time.
         factor_B: Clipping factors; an example of factor 0 must hold zeros.
-        norms: Squared norms of the answers, and the norms they would have if nothing cancelled.
+        norms: Squared norms of the gradients, and the norms they would have if nothing cancelled.
         known: Of the examples.
         dtype: Of the model.
     """

@@ -2,7 +2,7 @@
 
 import math
 
-from dpsweep.tracking.parcel import RUNNING, group_by_run
+from dpsweep.tracking.run_update import RUNNING, group_by_run
 
 
 def trial(number, **params):
@@ -53,5 +53,5 @@ def test_a_figure_that_is_not_finite_is_left_out():
 
 
 def test_nothing_said_is_no_call():
-    parcel = group_by_run([{"kind": "artifact", "number": None, "path": "x"}])[None]
-    assert (list(parcel.batches()), list(parcel.tag_batches())) == ([], [])
+    update = group_by_run([{"kind": "artifact", "number": None, "path": "x"}])[None]
+    assert (list(update.batches()), list(update.tag_batches())) == ([], [])

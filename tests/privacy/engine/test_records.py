@@ -11,7 +11,7 @@ from dpsweep.privacy.clip import Flat
 from dpsweep.privacy.engine import BookkeepingEngine, VmapEngine
 from dpsweep.privacy.engine.base import Microbatch
 from dpsweep.privacy.engine.layers import find_sites
-from dpsweep.privacy.engine.tape import LayerCall, Unrecordable, record_calls
+from dpsweep.privacy.engine.records import LayerCall, Unrecordable, record_calls
 
 NUM = 3
 

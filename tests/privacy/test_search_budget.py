@@ -12,7 +12,7 @@ from dpsweep.core.errors import InvalidKey
 from dpsweep.privacy.accounting import Run, calibrate_noise, compose_runs
 from dpsweep.privacy.profiles import ProfileCap
 from dpsweep.privacy.renyi import Cap
-from dpsweep.privacy.selection import SearchBudget, choose_cap, draw_num_trials, total_epsilon
+from dpsweep.privacy.search_budget import SearchBudget, choose_cap, draw_num_trials, total_epsilon
 
 DELTA = 1e-5
 BASE = {1: Run(0.02, 4.145, 2500), 4: Run(0.02, 1.376, 2500)}
