@@ -6,7 +6,7 @@ wraps is kept in `__wrapped__`, which the classes here call directly, with the s
 """
 
 import inspect
-from functools import cache
+from typing import Any, TypeVar
 
 import torch
 from torch.optim import Optimizer
@@ -14,11 +14,17 @@ from torch.optim import Optimizer
 _WRAPPED = ("add_param_group", "state_dict", "load_state_dict", "zero_grad")
 """Methods of every optimizer that import the compiler when they are called first."""
 
+_made: dict[Any, Any] = {}
 
-@cache
-def make_eager(kind: type[Optimizer]) -> type[Optimizer]:
+Kind = TypeVar("Kind", bound=Optimizer)
+
+
+def make_eager(kind: type[Kind]) -> type[Kind]:
     """Make the subclass of a torch optimizer that never imports the compiler."""
-    methods = {name: inspect.unwrap(getattr(Optimizer, name)) for name in _WRAPPED}
-    # torch's own wrapper of `step` does the same, after it has imported the compiler
-    step = torch.no_grad()(inspect.unwrap(kind.step))
-    return type(kind.__name__, (kind,), {**methods, "step": step})
+    if kind not in _made:
+        methods = {name: inspect.unwrap(getattr(Optimizer, name)) for name in _WRAPPED}
+        # torch's own wrapper of `step` does the same, after it has imported the compiler
+        step = torch.no_grad()(inspect.unwrap(kind.step))
+        _made[kind] = type(kind.__name__, (kind,), {**methods, "step": step})
+    found: type[Kind] = _made[kind]
+    return found
