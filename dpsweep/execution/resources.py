@@ -174,10 +174,11 @@ def count_concurrent_trials(resources: ResourcesConfig, nodes: Sequence[NodeReso
         asked += [f"{resources.memory} of memory"] if resources.memory else []
         asked += [f"a card of type {resources.accelerator}"] if resources.accelerator else []
         found = [_format_resources(has, resources) for has in nodes]
+        types = _list_types(nodes, resources)
         raise ConfigError(
             f"resources: a trial takes {' and '.join(asked)}, and no node of the cluster has that: "
             f"{'; '.join(found) or 'there is none'}. Ask for less, with --set resources.cpu=1 or "
-            f"resources.gpu=0, or join a larger cluster with --address{_list_types(nodes, resources)}"
+            f"resources.gpu=0, or join a larger cluster with --address{types}"
         )
     return min(capacities, resources.max_concurrent or capacities)
 
