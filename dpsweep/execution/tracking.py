@@ -54,7 +54,8 @@ STATEMENT, GROWN = "dpsweep.privacy", "dpsweep.grown"
 """Tags of the parent run: the search's privacy statement, and how its number of runs was raised."""
 
 _AS_A_PART = "What the search as a whole has spent is said in the parent run."
-_STATUS: dict[str, Status] = {"complete": "FINISHED", "pruned": "KILLED", "failed": "FAILED"}
+_STATUS: dict[str, Status] = {"complete": "FINISHED", "pruned": "FINISHED", "failed": "FAILED"}
+"""MLflow draws KILLED like FAILED, and a pruned trial has not failed: see the tag dpsweep.state."""
 
 
 class TrackingWatcher:

@@ -248,3 +248,18 @@ def test_a_run_has_what_was_searched_as_params_and_its_whole_config_as_a_file(wo
     assert names == ["trial.yaml"]
     place = client.download_artifacts(run.info.run_id, "trial.yaml")
     assert load_trial(read_yaml(place)) == world.study.record(0).config
+
+
+def test_a_pruned_trial_does_not_look_failed(world):
+    tracker, watcher = world.session("budget.trials=2")
+    for end in ("pruned", "failed"):
+        record = world.study.ask()
+        world.study.report(record.number, ROW)
+        watcher.on_trial_start(record)
+        watcher.on_trial_end(world.study.tell(record.number, end))
+    assert tracker.close()
+    client = MlflowClient(world.uri)
+    experiment = client.get_experiment_by_name("tiny").experiment_id
+    runs = client.search_runs([experiment], filter_string="tags.`dpsweep.trial` LIKE 'tiny/%'")
+    looks = {run.data.tags["dpsweep.state"]: run.info.status for run in runs}
+    assert looks == {"pruned": "FINISHED", "failed": "FAILED"}
