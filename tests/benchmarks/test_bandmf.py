@@ -29,8 +29,9 @@ def test_arms_have_equal_searches_and_their_results_a_table(bandmf, tmp_path, ca
         for name in ("dp_sgd", "bandmf")
     }
     kept = (tmp_path / "runs").read_text()
-    assert bandmf.search_arm(setting, {"name": "dp_sgd"}, data, "", tmp_path / "runs") == (
-        arms["dp_sgd"]
+    assert (
+        bandmf.search_arm(setting, {"name": "dp_sgd"}, data, "", tmp_path / "runs")
+        == (arms["dp_sgd"])
     )
     assert (tmp_path / "runs").read_text() == kept, "what has ended is not run again"
     runs = {name: sum(map(len, arm["searched"].values())) for name, arm in arms.items()}
