@@ -6,8 +6,8 @@
 
 Both arms have the same search: batch sizes times total steps, one run each, then one more of the
 best three. The best of each is trained again with fresh secrets and initial weights, in pairs. The
-linear model's steps are those of benchmarks/search/linear.py, which are the trial's own. Each run is
-kept as soon as it has ended, beside the results, so that a benchmark that was stopped goes on.
+linear model's steps are those of benchmarks/search/linear.py, which are the trial's own. Runs are
+kept as soon as they have ended, beside the results, so that a benchmark that was stopped goes on.
 """
 
 import hashlib

@@ -151,7 +151,7 @@ def survey(
             waiting[told] = (node, matters)
         on_gpus = sweep is None or sweep.config.resources.gpu
         tried = _start_gpu_tasks(nodes) if on_gpus else {}
-        found = list(_collected(waiting, time.monotonic() + patience_seconds))
+        found = list(_collect_reports(waiting, time.monotonic() + patience_seconds))
         found = _add_gpus(found, tried)
     alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
     found = [report for report in found if report.answered or report.node_id in alive]
@@ -315,7 +315,7 @@ class _Token:
             self._root.rmdir()
 
 
-def _collected(
+def _collect_reports(
     waiting: dict[Any, tuple[dict[str, Any], bool]], until: float
 ) -> Iterator[NodeReport]:
     """The reports as they come; a clock is read when its node's report is in."""

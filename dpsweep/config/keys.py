@@ -17,6 +17,7 @@ BATCH_SIZE = "train.batch_size"
 EPOCHS = "train.epochs"
 EVALUATE_EVERY = "train.evaluate_every"
 ENGINE = "train.engine"
+PRECISION = "train.precision.forward"
 AUGMENT = "train.augment"
 DATA_SIZE = "data.size"
 """N, the number of training examples; a formula may name it, and no config holds it."""
@@ -27,7 +28,7 @@ def path_of(key: str) -> tuple[str, ...]:
     return tuple(key.split("."))
 
 
-def dotted(path: tuple[str | int, ...]) -> str:
+def format_path(path: tuple[str | int, ...]) -> str:
     """Return the dotted key of a path."""
     return ".".join(map(str, path))
 

@@ -21,7 +21,7 @@ from dpsweep.config.source import (
 )
 from dpsweep.core.errors import InvalidKey
 from dpsweep.core.strict import Strict, is_unused
-from dpsweep.core.types import EngineName
+from dpsweep.core.types import EngineName, Precision
 from dpsweep.data import DataConfig
 from dpsweep.data.augment import Augment
 from dpsweep.data.tasks import Regression
@@ -42,6 +42,13 @@ _NOISE_SECTIONS = {"compose": "method.compose.noise"}
 """Section of a file that has the noise of a method, if not `method`."""
 
 _MOST_TOTAL_STEP, _ADAM_TOTAL_STEP = 1600.0, 4.0
+
+
+class PrecisionConfig(Strict):
+    """Precision of the products of a step, where it is not that of the weights."""
+
+    forward: Precision
+    """bf16 or tf32, of forward and backward passes. Norms and sums stay in IEEE float32."""
 
 
 class TrainConfig(Strict):
@@ -75,12 +82,42 @@ class TrainConfig(Strict):
     dtype: Literal["float32", "float64"] = "float32"
     """Precision of weights and gradients."""
 
+    precision: PrecisionConfig | None = Field(default=None, exclude_if=is_unused)
+    """Lower precision of forward and backward passes, for speed on GPUs; or none."""
+
     augment: Augment | None = Field(default=None, exclude_if=is_unused)
     """Flips and crops, and how many copies are averaged into an example's gradient; or none."""
 
     ema: float | None = Field(default=None, gt=0, lt=1, exclude_if=is_unused)
     """Decay per step of an average over the iterates, such as 0.999, about 1 / (1 - ema) steps
     long: that average is measured and kept instead of the last iterate. It costs no privacy."""
+
+    @model_validator(mode="after")
+    def _check_precision(self) -> Self:
+        if self.precision is None:
+            return self
+        forward = self.precision.forward
+        if self.dtype != "float32":
+            raise InvalidKey(
+                "precision",
+                f"computes in {forward} what dtype: {self.dtype} asks to be exact. Delete one",
+            )
+        if self.engine not in ("auto", "bookkeeping"):
+            raise InvalidKey(
+                "precision",
+                f"engine {self.engine} keeps no records to sum in float32. Use engine: auto",
+            )
+        if forward == "tf32" and self.device == "cpu":
+            raise InvalidKey(
+                "precision.forward",
+                "tf32 is a format of NVIDIA's GPUs, and device is cpu. Delete train.precision",
+            )
+        return self
+
+    @property
+    def forward_precision(self) -> Precision | None:
+        """Precision of forward and backward passes; None if it is that of the weights."""
+        return self.precision.forward if self.precision else None
 
     @property
     def copies(self) -> int:

@@ -49,6 +49,7 @@ InputSpec = tuple[int, ...] | tuple[Field, ...]
 """Inputs of one example: the shape of one tensor of floats, or named tensors."""
 
 EngineName = Literal["auto", "bookkeeping", "vmap", "opacus"]
+Precision = Literal["bf16", "tf32"]
 """Ways to compute per-example gradients; see privacy/engine."""
 
 Row = dict[str, float]

@@ -25,6 +25,7 @@ from dpsweep.core.types import Field, InputSpec
 from dpsweep.data import DataConfig, folders, npz
 from dpsweep.data.datasets import ImageData, Normalise
 from dpsweep.data.features import Scattering
+from dpsweep.data.own import OwnData
 from dpsweep.data.shared import Split, load_shared
 from dpsweep.data.tables import FileData
 from dpsweep.data.tasks import CLASSIFICATION, Task
@@ -217,14 +218,17 @@ def load_shared_features(config: DataConfig, seed: int, what: str, make: Callabl
         what: Tells apart all that can be made of them.
         make: Returns tensors, in tuples. Called if there is no copy yet.
     """
-    key = config.model_dump_json(), seed if config.num_held_out else None, what
+    key = config.model_dump_json(), seed if config.num_held_out else None, what, config.version
     return load_shared(config.read_from, make, repr(key), series="made")
 
 
-def _load_splits(config: DataConfig) -> tuple[Split, Split]:
+def _load_splits(config: DataConfig) -> tuple[tuple[Inputs, Tensor], tuple[Inputs, Tensor]]:
     if isinstance(config, ImageData):
         return _load_images(config) if config.features is None else _load_features(config)
     config.refuse_missing(config.name)
+    if isinstance(config, OwnData):
+        train = config.read("train")
+        return train, config.read("test") if config.num_test else train
     # one copy for each file and all that decides what is read of it, but for the split
     settings = config.model_dump(exclude={"validation", "holdout_fraction"})
     kind = repr((settings, type(config), config.read_with))

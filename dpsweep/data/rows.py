@@ -1,4 +1,4 @@
-"""Rows of the user's own files: named columns of csv, tsv, jsonl, parquet and npz.
+"""Rows of the user's own files: named columns of csv, tsv, jsonl, parquet, npz, and datasets.
 
 Each value keeps its place, so that an error names the line. Nothing is guessed from the values:
 types, ranges and classes are declared (data/tables.py).
@@ -15,9 +15,10 @@ from typing import Any, Literal, get_args
 
 from dpsweep.core.errors import ConfigError, PrivateRowError, suggest_names
 
-Format = Literal["csv", "tsv", "jsonl", "parquet", "npz"]
+Format = Literal["csv", "tsv", "jsonl", "parquet", "npz", "huggingface"]
 
 _LISTED = 3
+_SUFFIXES = [kind for kind in get_args(Format) if kind != "huggingface"]
 
 
 @dataclass(frozen=True)
@@ -64,16 +65,21 @@ def file_format(path: Path, declared: Format | None = None) -> Format:
     suffix = path.suffix.removeprefix(".").lower()
     if declared is not None:
         return declared
-    if suffix in get_args(Format):
+    if suffix in _SUFFIXES:
         return suffix  # type: ignore[return-value]
     raise ConfigError(
-        f"{path}: its name ends in none of .{', .'.join(get_args(Format))}. Convert it, or give "
+        f"{path}: its name ends in none of .{', .'.join(_SUFFIXES)}. Convert it, or give "
         f"data.format"
     )
 
 
 def read_columns(
-    path: Path, names: Iterable[str], num_rows: int, key: str, declared: Format | None = None
+    path: Path,
+    names: Iterable[str],
+    num_rows: int,
+    key: str,
+    declared: Format | None = None,
+    split: str | None = None,
 ) -> dict[str, Column]:
     """Read some columns of a file.
 
@@ -83,16 +89,19 @@ def read_columns(
         num_rows: Number of rows that is declared.
         key: Key that declares it, such as data.num_train.
         declared: Format, if the suffix does not say.
+        split: Part of a data set of the package datasets, such as train.
 
     Raises:
         ConfigError: If the file is empty, broken, or has not these columns and so many rows.
     """
+    kind = file_format(path, declared)
     try:
-        header, columns, lines, unit = _READERS[file_format(path, declared)](path, [*names])
+        if kind == "huggingface":
+            header, columns, lines, unit = _read_huggingface(path, [*names], split)
+        else:
+            header, columns, lines, unit = _READERS[kind](path, [*names])
     except (OSError, UnicodeDecodeError) as e:
-        raise PrivateRowError(
-            f"{path}: cannot be read as {file_format(path, declared)}: {e}"
-        ) from e
+        raise PrivateRowError(f"{path}: cannot be read as {kind}: {e}") from e
     if not header:
         raise ConfigError(f"{path}: is empty. Give a file with named columns and rows")
     for name in names:
@@ -218,6 +227,25 @@ def _read_npz(path: Path, names: list[str]) -> _Read:
         raise ConfigError(f"{path}: arrays of {sorted(sizes)} rows. Give as many in each")
     rows = range(1, 1 + next(iter(sizes), 0))
     return header, {name: column.tolist() for name, column in columns.items()}, rows, "row"
+
+
+def _read_huggingface(path: Path, names: list[str], split: str | None) -> _Read:
+    """Read a folder that `save_to_disk` of the package datasets wrote; nothing is downloaded."""
+    datasets = import_module("datasets")
+    try:
+        found = datasets.load_from_disk(str(path))
+    except (OSError, ValueError) as e:  # no such folder, or of another kind
+        raise ConfigError(
+            f"{path}: is no data set of the package datasets: {e}. Write it with save_to_disk; a "
+            f".parquet or .csv file is read by its name"
+        ) from e
+    if isinstance(found, datasets.DatasetDict):
+        if split not in found:
+            raise ConfigError(f"{path}: has no split {split!r}.{suggest_names(str(split), found)}")
+        found = found[split]
+    header = list(found.column_names)
+    columns: dict[str, Sequence[Any]] = {k: list(found[k]) for k in names if k in header}
+    return header, columns, range(1, len(found) + 1), "row"
 
 
 _READERS: dict[str, Callable[[Path, list[str]], _Read]] = {

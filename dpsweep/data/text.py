@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 from dpsweep.core.errors import ConfigError, InvalidKey
 from dpsweep.core.strict import is_unused
 from dpsweep.core.types import Field as InputField
-from dpsweep.data.rows import Column, is_missing, read_columns
+from dpsweep.data.rows import is_missing
 from dpsweep.data.tables import FileData
 from dpsweep.data.tasks import CAUSAL_LM, CLASSIFICATION, IGNORED, CausalLM, TaskConfig
 
@@ -71,10 +71,6 @@ class TokenData(FileData):
             )
         find_tokenizer(self.tokenizer)
 
-    def _read(self, key: str, names: list[str]) -> dict[str, Column]:
-        path, num = self.files[key]
-        return read_columns(path, names, num, f"data.{key}", self.format)
-
 
 class TextData(TokenData):
     """Texts of yours with a label, a number or several labels each."""
@@ -107,7 +103,7 @@ class TextData(TokenData):
     def read(self, key: str) -> tuple[Inputs, Tensor]:
         """Read ids and masks, shape (N, T), and targets of the file of num_train or num_test."""
         texts = (self.text,) if isinstance(self.text, str) else self.text
-        found = self._read(key, [*texts, *self.targets])
+        found = self.read_rows(key, [*texts, *self.targets])
         coder = _load_coder(find_tokenizer(self.tokenizer))
         coder.enable_truncation(self.length)
         parts = [found[name].convert(_to_text) for name in texts]
@@ -161,7 +157,7 @@ class GenerationData(TokenData):
         """Read ids and masks, and at each position the next token if it is to be learned."""
         import torch
 
-        found = self._read(key, [self.source, self.target])
+        found = self.read_rows(key, [self.source, self.target])
         place = find_tokenizer(self.tokenizer)
         coder, settings = _load_coder(place), read_tokenizer(place)
         end = coder.token_to_id(self.end)

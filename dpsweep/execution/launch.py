@@ -217,7 +217,7 @@ def reopen_session(
         StateError: If there is none, or another process drives it.
     """
     folder = state.sweep(name)
-    folder.stored()
+    folder.read_files()
     with folder.lease(wait_seconds=wait_seconds) as lease:
         uri = storage_uri or folder.storage_uri
         study = Study.open(uri, read_stored_sweep(name, state), folder.id, name=folder.study)

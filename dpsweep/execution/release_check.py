@@ -41,7 +41,7 @@ def store_release_checks(sweep: ResolvedSweep, folder: SweepFolder) -> None:
     """
     config = sweep.reference_trial
     try:
-        found, where = _checked(config, sweep)
+        found, where = _check_in_place(config, sweep)
     except (DpSweepError, ValueError, RayError, RuntimeError, MemoryError) as e:
         cause = e.cause if isinstance(e, RayTaskError) else e
         if not isinstance(cause, RayError):
@@ -71,7 +71,7 @@ def store_release_checks(sweep: ResolvedSweep, folder: SweepFolder) -> None:
     write_atomically(folder.path / CHECKS, f"{head}{text}\n".encode())
 
 
-def _checked(config: TrialConfig, sweep: ResolvedSweep) -> tuple[list[Check], str]:
+def _check_in_place(config: TrialConfig, sweep: ResolvedSweep) -> tuple[list[Check], str]:
     """Run the checks in this process, or where a trial would run if that is another place.
 
     That is another node, whose processor and packages may differ; and on any node a worker, where

@@ -161,11 +161,11 @@ def count_concurrent_trials(resources: ResourcesConfig, nodes: Sequence[NodeReso
     if capacities < 1:
         asked = [f"{resources.cpu} CPU", f"{resources.num_gpus:g} GPU"]
         asked += [f"{resources.memory} of memory"] if resources.memory else []
+        found = [_format_resources(has, resources) for has in nodes]
         raise ConfigError(
             f"resources: a trial takes {' and '.join(asked)}, and no node of the cluster has that: "
-            f"{'; '.join(_shown(has, resources) for has in nodes) or 'there is none'}. Ask for "
-            f"less, with --set resources.cpu=1 or resources.gpu=0, or join a larger cluster with "
-            f"--address"
+            f"{'; '.join(found) or 'there is none'}. Ask for less, with --set resources.cpu=1 or "
+            f"resources.gpu=0, or join a larger cluster with --address"
         )
     return min(capacities, resources.max_concurrent or capacities)
 
@@ -204,6 +204,6 @@ def make_idle_gpu_warning(resources: ResourcesConfig, nodes: Sequence[NodeResour
     return ""
 
 
-def _shown(has: NodeResources, resources: ResourcesConfig) -> str:
+def _format_resources(has: NodeResources, resources: ResourcesConfig) -> str:
     memory = f", {format_bytes(has.get('memory', 0.0))}" if resources.memory else ""
     return f"{has.get('CPU', 0):g} CPU, {has.get('GPU', 0):g} GPU{memory}"

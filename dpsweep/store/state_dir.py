@@ -300,7 +300,7 @@ class SweepFolder:
             f"under another name with --name {self.name}-2"
         )
 
-    def stored(self) -> tuple[Source, Source]:
+    def read_files(self) -> tuple[Source, Source]:
         """The sweep and its base as they were launched.
 
         Raises:

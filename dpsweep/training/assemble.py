@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from dpsweep.config.keys import AUGMENT, ENGINE
+from dpsweep.config.keys import AUGMENT, ENGINE, PRECISION
 from dpsweep.config.plan import PrivacyPlan, plan_privacy
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, InvalidKey
@@ -29,6 +29,7 @@ from dpsweep.privacy.engine import (
     refuse_unsupported_layers,
     replicate_engine,
 )
+from dpsweep.privacy.engine.precision import refuse_precision
 from dpsweep.privacy.engine.records import Unrecordable
 from dpsweep.privacy.engine.size import choose_batch, choose_gpu_batch, even_part
 from dpsweep.privacy.engine.state_guard import deep_copy
@@ -82,7 +83,7 @@ def assemble_step_on(
     """
     model = build_model(config.model, config.data.spec, config.seed)
     device = data.device
-    geometry = _make_geometry(config, model).on(device)
+    geometry = _make_geometry(config, model).to(device)
     model = model.to(device, getattr(torch, config.train.dtype))
     engine = _make_engine(config, model, geometry, data, allowance)
     config.privacy.clipping.build(
@@ -161,15 +162,20 @@ def _make_engine(
         return make_engine(
             own,
             data.loss,
-            geometry if place == data.device else geometry.on(place),
+            geometry if place == data.device else geometry.to(place),
             at_once,
             spec,
             train.engine,
             kind,
             config.copies,
             task.draw_targets,
+            train.forward_precision,
         )
 
+    try:
+        refuse_precision(train.forward_precision, data.device, num_devices)
+    except ValueError as e:
+        raise InvalidKey(PRECISION, str(e)) from e
     try:
         at_once = choose_at_once(train.engine)
         engine = replicate_engine(make, model, list_devices(data.device, num_devices))
@@ -230,7 +236,7 @@ def _choose_gpu_batch(
     try:
         return choose_gpu_batch(
             lambda rows: make_unchecked_engine(
-                tried, data.loss, geometry, rows, choice, config.copies
+                tried, data.loss, geometry, rows, choice, config.copies, train.forward_precision
             ),
             method.query,
             config.privacy.clipping.build(config.privacy.clip_norm, 1.0, train.batch_size),

@@ -50,7 +50,7 @@ def find_step_cut(step: Step) -> Cut | None:
 def compute_frozen_outputs(found: Cut, step: Step) -> Dataset:
     """Compute the frozen part's outputs for all data; kept on this node for the next trial.
 
-    A model of the user's own code is computed for each trial, as that code may change.
+    With a model or data of the user's own code it is computed for each trial, as that may change.
     """
     config, data = step.config, step.data
 
@@ -59,7 +59,7 @@ def compute_frozen_outputs(found: Cut, step: Step) -> Dataset:
             found, data, data.valid_inputs, step
         )
 
-    if isinstance(config.model, Own):
+    if isinstance(config.model, Own) or not config.data.is_kept:
         inputs, valid = make()
     else:
         inputs, valid = load_shared_features(

@@ -48,7 +48,7 @@ def clip_each_then_combine(patch: pytest.MonkeyPatch) -> None:
         pairs = list(zip(asks, sums, strict=True))
         return Clipped({k: sum(ask.weight * part[k] for ask, part in pairs) for k in sums[0]})
 
-    patch.setattr(JointQuery, "clipped", clipped)
+    patch.setattr(JointQuery, "evaluate", clipped)
 
 
 def sum_clipped_points(patch: pytest.MonkeyPatch) -> None:
@@ -56,7 +56,7 @@ def sum_clipped_points(patch: pytest.MonkeyPatch) -> None:
         sums = [sum_clipped([ask.point(iterates)], [1.0]) for ask in self.evaluation_points(step)]
         return Clipped({k: sum(part[k] for part in sums) for k in sums[0]})
 
-    patch.setattr(JointQuery, "clipped", clipped)
+    patch.setattr(JointQuery, "evaluate", clipped)
 
 
 def whole_bound_for_each_layer(patch: pytest.MonkeyPatch) -> None:
@@ -289,34 +289,34 @@ def reversed_weights(patch: pytest.MonkeyPatch) -> None:
 
 
 def overwritten_weights(patch: pytest.MonkeyPatch) -> None:
-    clipped = JointQuery.clipped
+    clipped = JointQuery.evaluate
 
     def equal(self, sum_clipped, iterates, step):
-        def deaf_oracle(points, weights):
+        def equally_weighted(points, weights):
             return sum_clipped(points, [1 / len(weights)] * len(weights))
 
-        return clipped(self, deaf_oracle, iterates, step)
+        return clipped(self, equally_weighted, iterates, step)
 
-    patch.setattr(JointQuery, "clipped", equal)
+    patch.setattr(JointQuery, "evaluate", equal)
 
 
 def point_moved_by_the_batch(patch: pytest.MonkeyPatch) -> None:
     """The look-ahead goes along this batch's own, un-noised gradient."""
-    clipped = JointQuery.clipped
+    clipped = JointQuery.evaluate
 
     def ahead(self, sum_clipped, iterates, step):
         slope = sum_clipped([iterates[-1]], [1.0])
         moved = {k: x - 0.1 * slope[k] for k, x in iterates[-1].items()}
         return clipped(self, sum_clipped, [*list(iterates)[:-1], moved], step)
 
-    patch.setattr(JointQuery, "clipped", ahead)
+    patch.setattr(JointQuery, "evaluate", ahead)
 
 
 # What leaves beside the release.
 
 
 def raw_prediction(patch: pytest.MonkeyPatch) -> None:
-    clipped, restore, raw = SplitQuery.clipped, SplitQuery.restore, {}
+    clipped, restore, raw = SplitQuery.evaluate, SplitQuery.restore, {}
 
     def noting(self, sum_clipped, iterates, step):
         total = clipped(self, sum_clipped, iterates, step)
@@ -326,7 +326,7 @@ def raw_prediction(patch: pytest.MonkeyPatch) -> None:
     def unprotected(self, released, step):
         return Released({k: g + raw[k] for k, g in restore(self, released, step).items()})
 
-    patch.setattr(SplitQuery, "clipped", noting)
+    patch.setattr(SplitQuery, "evaluate", noting)
     patch.setattr(SplitQuery, "restore", unprotected)
 
 
@@ -453,12 +453,22 @@ def augmentation_by_place(patch: pytest.MonkeyPatch) -> None:
 
 
 def last_microbatch_dropped(patch: pytest.MonkeyPatch) -> None:
-    def whole(inputs_B: Tensor, targets_B: Tensor, size: int) -> Iterator[Microbatch]:
-        for portion in split_microbatches(inputs_B, targets_B, size):
+    def whole(inputs_B: Tensor, targets_B: Tensor, size: int, **how: int) -> Iterator[Microbatch]:
+        for portion in split_microbatches(inputs_B, targets_B, size, **how):
             full = size in (int(portion.present_B.sum()), 256)
             yield portion._replace(present_B=portion.present_B & full)
 
     patch.setattr(room_of_portions, "split_microbatches", whole)
+
+
+def norms_of_other_records(patch: pytest.MonkeyPatch) -> None:
+    """Norms from records in bf16, and sums from those in float32."""
+
+    def squares(self: gradients.OuterProducts) -> Tensor:
+        pair = (self.inputs_BTI, self.grads_BTO)
+        return gradients.OuterProducts(*(x.bfloat16().to(x) for x in pair)).norms[0]
+
+    patch.setattr(gradients.OuterProducts, "squares", squares)
 
 
 # Several devices.
@@ -479,11 +489,11 @@ def noise_for_each_device(patch: pytest.MonkeyPatch) -> None:
 def part_answered_twice(patch: pytest.MonkeyPatch) -> None:
     """Two devices have the first portion, as after a retry."""
 
-    def split(*args: object) -> Iterator[Microbatch]:
-        for i, portion in enumerate(split_microbatches(*args)):
+    def split(*args: object, **how: int) -> Iterator[Microbatch]:
+        for i, portion in enumerate(split_microbatches(*args, **how)):
             yield from [portion] * (2 if i == 0 else 1)
 
-    patch.setattr(parallel, "split_microbatches", split)
+    patch.setattr(room_of_portions, "split_microbatches", split)
 
 
 def added_in_order_of_arrival(patch: pytest.MonkeyPatch) -> None:

@@ -64,6 +64,7 @@ check that is named must then fail with the words given, and must pass in the sa
 | noise added on each device that shares a batch | check_noise | not N(0, sigma C) |
 | a portion computed by two devices | check_sensitivity | sensitivity |
 | the devices' sums added in order of arrival | check_devices | devices |
+| norms from records in bf16, sums from others in float32 | check_sensitivity | sensitivity |
 """
 
 import inspect
@@ -321,6 +322,12 @@ FAULTS = {
         checks.check_devices,
         "devices: another sum",
         SEVERAL_DEVICES,
+    ),
+    "norms-of-other-records": Fault(
+        faults.norms_of_other_records,
+        checks.check_sensitivity,
+        "sensitivity: one example",
+        replace(SGD, dtype="float32"),
     ),
 }
 every_fault = pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)

@@ -110,6 +110,35 @@ def test_microbatches_and_their_size_change_nothing_in_single_precision(world):
     checks.check_microbatches(replace(world, dtype="float32"))
 
 
+BF16 = {
+    name: replace(
+        METHOD_WORLDS[name],
+        dtype="float32",
+        train=METHOD_WORLDS[name].train | {"precision": {"forward": "bf16"}},
+    )
+    for name in ("dp_sgd", "disk-augmented", "fftkf-split", "bandmf", "spectral_dp")
+}
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        checks.check_sensitivity,
+        checks.check_bad_examples,
+        checks.check_microbatches,
+        checks.check_devices,
+        checks.check_batch_has_no_say,
+        checks.check_empty_batch,
+        checks.check_resume,
+        chance.check_noise,
+    ],
+    ids=lambda check: check.__name__,
+)
+@in_worlds(BF16, ("dp_sgd", "disk-augmented"))
+def test_all_of_it_holds_with_records_rounded_to_bf16(world, check):
+    check(world)
+
+
 @every_method
 @in_both_precisions
 def test_devices_that_share_a_batch_sum_it_to_the_same_bits(world, dtype):

@@ -256,6 +256,7 @@ class World:
                 train.engine,
                 kind=self.net.__name__,  # tried once in a process: hundreds of steps have this net
                 copies=train.copies,
+                precision=train.forward_precision,
             )
 
         engine = replicate_engine(make, self.model, [torch.device("cpu")] * num_devices)

@@ -62,7 +62,7 @@ def test_step_that_fails_stops_the_sweep_before_its_first_trial(sweep_file, tmp_
     def failing(self, batch, progress):
         raise RuntimeError("fewer than 64 rows")
 
-    monkeypatch.setattr(dpsweep.training.step.Step, "clipped", failing)
+    monkeypatch.setattr(dpsweep.training.step.Step, "sum_clipped", failing)
     sweep, folder = load_sweep(sweep_file), StateFolder(tmp_path / "state").sweep("tiny")
     folder.path.mkdir(parents=True)
     with pytest.raises(StateError, match=r"fewer than 64 rows\. Every trial would fail so"):

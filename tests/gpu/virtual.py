@@ -126,6 +126,7 @@ def virtual_gpu(*, numbers=True, total=80 * GIB, num_cards=1):
     Modes belong to one thread: those that dpsweep starts for each device enter them too.
     """
     assert numbers or num_cards == 1, "torch's meta device has no index"
+    autocast = torch.autocast
     card = _Card(numbers, total)
     run = threading.Thread.run
 
@@ -152,6 +153,7 @@ def virtual_gpu(*, numbers=True, total=80 * GIB, num_cards=1):
         (torch.cuda, "_exchange_device", card.exchange),
         (torch.cuda, "_maybe_exchange_device", card.exchange),
         (threading.Thread, "run", run_with_cards),
+        (torch, "autocast", lambda device_type, dtype: autocast("cpu", dtype)),
         (torch.cuda, "synchronize", lambda device=None: None),
         (torch.cuda, "get_device_name", lambda device=None: "virtual"),
         (torch.cuda, "_get_device_properties", lambda index: properties),

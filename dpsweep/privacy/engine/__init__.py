@@ -6,12 +6,12 @@ from importlib import import_module
 import torch
 from torch import nn
 
-from dpsweep.core.types import EngineName, InputSpec
+from dpsweep.core.types import EngineName, InputSpec, Precision
 from dpsweep.privacy.engine.base import DrawTargets, Engine, Loss, draw_classes, microbatch_sizes
 from dpsweep.privacy.engine.bookkeeping import BookkeepingEngine
 from dpsweep.privacy.engine.gradient_check import EngineFactory, find_wrong_gradients
 from dpsweep.privacy.engine.layers import find_black_boxes
-from dpsweep.privacy.engine.mixing_check import find_mixing_sizes
+from dpsweep.privacy.engine.mixing_check import find_mixing_sizes, find_place_dependence
 from dpsweep.privacy.engine.parallel import join_engines, replicate_engine
 from dpsweep.privacy.engine.state_guard import check_stateless, warm_up
 from dpsweep.privacy.engine.vmap import VmapEngine
@@ -46,6 +46,7 @@ def make_engine(
     kind: str | None = None,
     copies: int = 1,
     draw_targets: DrawTargets = draw_classes,
+    precision: Precision | None = None,
 ) -> Engine:
     """The engine of that name; auto is book-keeping, unless the model cannot be recorded.
 
@@ -60,6 +61,7 @@ def make_engine(
             question whether an engine is right about it is asked once in a process.
         copies: In which each example comes; its gradient is the mean over them, clipped once.
         draw_targets: Draws targets for the checks.
+        precision: Of forward and backward passes; that of the weights if None.
 
     Raises:
         ConfigError: If the model remembers what it is called on, or draws at random: no engine is
@@ -68,6 +70,8 @@ def make_engine(
     """
     refuse_unsupported_layers(model)
     refuse_geometry(choice, geometry)
+    if precision and choice not in ("auto", "bookkeeping"):
+        raise ValueError(f"engine {choice} keeps no records to sum in float32. Use auto")
     first = next(model.parameters())
     if first.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"its weights are {first.dtype}, too coarse for a bound on a sum")
@@ -102,11 +106,11 @@ def make_engine(
         return engine
     if choice != "vmap":
         reason, mixed = wrong(BookkeepingEngine), mixing()
-        for found in (mixed, reason):
+        for text in (mixed, reason):
             # vmap could train it, one example at a time, but evaluation would still mix
-            if found and found.startswith("examples mix"):
+            if text and text.startswith("examples mix"):
                 raise ValueError(
-                    f"{found}: one example's output depends on others in its batch. Make each "
+                    f"{text}: one example's output depends on others in its batch. Make each "
                     f"output a function of one example, as with GroupNorm for BatchNorm, or write "
                     f"train.engine: vmap, which trains with one example at a time"
                 )
@@ -114,9 +118,24 @@ def make_engine(
         if reason is None:
             if boxes := find_black_boxes(model):
                 _log_once(f"computed by vmap, being unknown to book-keeping: {', '.join(boxes)}")
-            return BookkeepingEngine(model, loss, max_physical_batch, geometry, copies=copies)
+            found = BookkeepingEngine(
+                model, loss, max_physical_batch, geometry, copies=copies, precision=precision
+            )
+            num = copies * max_physical_batch
+            if precision and (layer := find_place_dependence(found, spec, num, draw_targets)):
+                raise ValueError(
+                    f"train.precision.forward: {precision} rounds what layer {layer!r} computes "
+                    f"for an example otherwise at another place of its batch, so one example more "
+                    f"would change the others' gradients. Delete train.precision"
+                )
+            return found
         if choice == "bookkeeping" or geometry.maps:
             raise ValueError(f"its layers cannot be recorded one by one ({reason})")
+    if precision:
+        raise ValueError(
+            f"train.precision needs the book-keeping engine, which does not fit ({reason}). Delete "
+            f"train.precision"
+        )
     # vmap calls the model with one example at a time, so examples cannot mix, nor records be wrong
     if fault := wrong(VmapEngine):
         raise ValueError(f"vmap cannot compute it one example at a time ({fault})")
@@ -134,6 +153,7 @@ def make_unchecked_engine(
     max_physical_batch: int,
     choice: EngineName = "auto",
     copies: int = 1,
+    precision: Precision | None = None,
 ) -> Engine:
     """The engine that `make_engine` tries first, not tried yet: to measure its memory, no more."""
     if choice == "vmap":
@@ -142,7 +162,9 @@ def make_unchecked_engine(
         opacus = import_module("dpsweep.privacy.engine.opacus")
         engine: Engine = opacus.OpacusEngine(model, loss, max_physical_batch, copies=copies)
         return engine
-    return BookkeepingEngine(model, loss, max_physical_batch, geometry, copies=copies)
+    return BookkeepingEngine(
+        model, loss, max_physical_batch, geometry, copies=copies, precision=precision
+    )
 
 
 def refuse_geometry(choice: EngineName, geometry: Geometry) -> None:

@@ -148,13 +148,24 @@ class MicrobatchEngine:
         total = self.empty_sum(points[0], clip)
         inputs_B = self.lay_out(inputs_B)
         with self.guard_points(points) as own:
-            for portion in split_microbatches(inputs_B, targets_B, self.max_physical_batch):
+            for portion in self.split(inputs_B, targets_B):
                 total = add_clipped(total, self.sum_portion(own, weights, portion, clip))
         return total
 
     @property
     def replicas(self) -> tuple[MicrobatchEngine, ...]:
         return (self,)
+
+    @property
+    def num_sizes(self) -> int:
+        """Number of sizes that microbatches may have."""
+        return _SIZES
+
+    def split(self, inputs_B: Inputs, targets_B: Inputs) -> Iterator[Microbatch]:
+        """Cut a batch into microbatches."""
+        return split_microbatches(
+            inputs_B, targets_B, self.max_physical_batch, num_sizes=self.num_sizes
+        )
 
     @property
     def device(self) -> torch.device:
@@ -241,14 +252,15 @@ def per_example_loss(loss: Loss, outputs_B: Tensor, targets_B: Inputs) -> Tensor
 
 
 def split_microbatches(
-    inputs_B: Inputs, targets_B: Inputs, max_physical_batch: int
+    inputs_B: Inputs, targets_B: Inputs, max_physical_batch: int, *, num_sizes: int = _SIZES
 ) -> Iterator[Microbatch]:
     """Cut a Poisson batch into microbatches of `max_physical_batch`, none for an empty one.
 
     The last is filled up, with its own first example, to the next quarter: batches of any size
-    then come in few shapes, so that memory is used again and kernels are chosen once.
+    then come in few shapes, so that memory is used again and kernels are chosen once. With
+    `num_sizes` = 1 all are full.
     """
-    quarter = microbatch_sizes(max_physical_batch)[0]
+    quarter = microbatch_sizes(max_physical_batch, num_sizes)[0]
     for start in range(0, count_rows(inputs_B), max_physical_batch):
         rows = slice(start, start + max_physical_batch)
         inputs, targets = take_rows(inputs_B, rows), take_rows(targets_B, rows)
@@ -260,11 +272,11 @@ def split_microbatches(
         yield Microbatch(inputs, targets, rows_B < num)
 
 
-def microbatch_sizes(max_physical_batch: int) -> list[int]:
+def microbatch_sizes(max_physical_batch: int, num_sizes: int = _SIZES) -> list[int]:
     """List the numbers of rows that microbatches may have.
 
     >>> microbatch_sizes(10), microbatch_sizes(2)
     ([3, 6, 9, 10], [1, 2])
     """
-    quarter = -(-max_physical_batch // _SIZES)
+    quarter = -(-max_physical_batch // num_sizes)
     return [*range(quarter, max_physical_batch, quarter), max_physical_batch]

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from dpsweep.core.flat import convert
 from dpsweep.core.inputs import map_inputs
-from dpsweep.core.types import Clipped, Tensors
+from dpsweep.core.types import Clipped, Precision, Tensors
 from dpsweep.privacy.clip import LARGEST_SQUARE, SUMMED, Clip, add_clipped, compute_factors
 from dpsweep.privacy.engine.base import Microbatch, MicrobatchEngine
 from dpsweep.privacy.engine.circulant import CirculantGradients
@@ -52,18 +52,34 @@ class BookkeepingEngine(MicrobatchEngine):
     """Engine for models whose layers hand on one tensor with the examples first.
 
     Attributes:
+        precision: Of forward and backward passes, whose records are summed in the parameters';
+            that of the parameters if None.
         geometry: Which parameters' gradients are in whitened coordinates.
     """
 
     geometry: Geometry = field(default=IDENTITY)
+    precision: Precision | None = field(default=None, kw_only=True)
 
-    def seen(self, params: Tensors, portion: Microbatch) -> dict[str, list[Tensor]]:
+    @property
+    def num_sizes(self) -> int:
+        """One with a precision: at another size a kernel may round every record otherwise."""
+        return super().num_sizes if self.precision is None else 1
+
+    def collect_contributions(
+        self, params: Tensors, portion: Microbatch
+    ) -> dict[str, list[Tensor]]:
         """Layer name -> the tensors in the records of its calls at `params`, shape (B, ...)."""
-        found = record_calls(self.model, self._layers, self.loss, params, 1.0, portion)
+        found = self._recorded(params, 1.0, portion)
         return {
             name: [x for call in calls for x in (call.grad, *call.inputs) if isinstance(x, Tensor)]
             for name, calls in found.items()
         }
+
+    def _recorded(
+        self, params: Tensors, weight: float, portion: Microbatch
+    ) -> dict[str, list[LayerCall]]:
+        model, layers, loss = self.model, self._layers, self.loss
+        return record_calls(model, layers, loss, params, weight, portion, self.precision)
 
     def _laid_out(self, leaf: Tensor) -> Tensor:
         """Images and kernels with their channels last, which most convolutions are faster on."""
@@ -85,7 +101,7 @@ class BookkeepingEngine(MicrobatchEngine):
         asked = portion.flatten_copies(self.copies)
         asked = asked._replace(inputs_B=map_inputs(self._laid_out, asked.inputs_B))
         seen = [
-            record_calls(self.model, self._layers, self.loss, point, weight, asked)
+            self._recorded(point, weight, asked)
             for point, weight in zip(points, weights, strict=True)
         ]
         for found in seen:
@@ -96,17 +112,17 @@ class BookkeepingEngine(MicrobatchEngine):
         present_B = portion.present_B
         # on a GPU a kernel more costs more than memory: there each gradient sums in slices itself
         if len(present_B) <= SUMMED or present_B.is_cuda:
-            return self._summed(calls_by_layer, points[0], present_B, clip)
+            return self._sum_clipped(calls_by_layer, points[0], present_B, clip)
         total = self.empty_sum(points[0], clip)
         for start in range(0, len(present_B), SUMMED):
             rows = slice(start, start + SUMMED)
             some = {
                 name: [call.only(rows) for call in calls] for name, calls in calls_by_layer.items()
             }
-            total = add_clipped(total, self._summed(some, points[0], present_B[rows], clip))
+            total = add_clipped(total, self._sum_clipped(some, points[0], present_B[rows], clip))
         return total
 
-    def _summed(
+    def _sum_clipped(
         self,
         calls_by_layer: Mapping[str, Sequence[LayerCall]],
         params: Tensors,
@@ -118,8 +134,8 @@ class BookkeepingEngine(MicrobatchEngine):
         found = convert((gradient.squares() for gradient in gradients.values()), torch.float64)
         squares = dict(zip(gradients, found, strict=True))
         factors, count = compute_factors(squares, clip, present_B)
-        known = _known(gradients, squares, factors)
-        total = {k: gradient.summed(factors[k], known[k]) for k, gradient in gradients.items()}
+        known = _find_needed_checks(gradients, squares, factors)
+        total = {k: gradient.sum_scaled(factors[k], known[k]) for k, gradient in gradients.items()}
         return Clipped(total | count)
 
     def _make_gradients(
@@ -183,7 +199,7 @@ class MappedGradients:
         square_B = torch.where(self.usable_B, self.map.squares(self.records), math.inf)
         return square_B, self.records.longest_B
 
-    def summed(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
+    def sum_scaled(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
         # their factor is 0, but 0 times infinite is not
         unusable = not known.finite and any_nonzero(~self.usable_B)
         records = self.records.only(self.usable_B) if unusable else self.records
@@ -206,7 +222,7 @@ class MappedGradients:
         raise ValueError("a parameter that two layers share has no geometry of its own")
 
 
-def _known(
+def _find_needed_checks(
     gradients: Mapping[str, ParameterGradients], squares: Tensors, factors: Tensors
 ) -> Mapping[str, Known]:
     """Find the checks that no sum needs on a GPU, by one look at all examples.

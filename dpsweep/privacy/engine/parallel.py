@@ -22,7 +22,7 @@ from dpsweep.core.flat import copy_flat
 from dpsweep.core.inputs import Inputs
 from dpsweep.core.types import Clipped, Tensors
 from dpsweep.privacy.clip import Clip, add_clipped
-from dpsweep.privacy.engine.base import Engine, Microbatch, MicrobatchEngine, split_microbatches
+from dpsweep.privacy.engine.base import Engine, Microbatch, MicrobatchEngine
 from dpsweep.privacy.engine.state_guard import deep_copy
 
 
@@ -64,7 +64,7 @@ class DataParallelEngine:
         first, num = self.replicas[0], len(self.replicas)
         total = first.empty_sum(points[0], clip)
         inputs_B = first.lay_out(inputs_B)
-        portions = split_microbatches(inputs_B, targets_B, self.max_physical_batch)
+        portions = first.split(inputs_B, targets_B)
 
         def compute(
             replica: MicrobatchEngine, own: Sequence[Tensors], portion: Microbatch

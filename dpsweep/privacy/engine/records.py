@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from dpsweep.core.inputs import apply_model, count_rows
-from dpsweep.core.types import Tensors
+from dpsweep.core.types import Precision, Tensors
 from dpsweep.privacy.engine.attention import Note, attend, can_attend
 from dpsweep.privacy.engine.base import Loss, Microbatch, per_example_loss
+from dpsweep.privacy.engine.precision import backward_in, forward_in, widen
 
 
 class Unrecordable(ValueError):
@@ -52,6 +53,11 @@ class LayerCall:
         if self.versions and self.versions != _versions(self.inputs):
             raise Unrecordable(f"what layer {name!r} is given changes in place after it was called")
 
+    def widened(self, dtype: torch.dtype) -> LayerCall:
+        """Convert a record of lower precision, so that norm and sum are computed in `dtype`."""
+        inputs = tuple(widen(x, dtype) if isinstance(x, Tensor) else x for x in self.inputs)
+        return LayerCall(self.weight, inputs, widen(self.grad, dtype), self.params)
+
     def split_copies(self, copies: int) -> list[LayerCall]:
         """Split one call of copies * B rows into a call for each copy, of B examples.
 
@@ -84,6 +90,7 @@ def record_calls(
     params: Tensors,
     weight: float,
     portion: Microbatch,
+    precision: Precision | None = None,
 ) -> dict[str, list[LayerCall]]:
     """Record the calls of each layer, in their order, during one pass at `params`.
 
@@ -94,6 +101,8 @@ def record_calls(
         params: The evaluation point.
         weight: Its weight, noted with each call.
         portion: The examples.
+        precision: Of the products in both passes; that of the parameters if None. What is recorded
+            is in the parameters' precision.
     """
     recorded: list[tuple[str, tuple[Any, ...], tuple[int, ...], Tensor]] = []
     num = count_rows(portion.inputs_B)
@@ -106,16 +115,22 @@ def record_calls(
         seen = tuple(x.detach() if isinstance(x, Tensor) else x for x in inputs)
         recorded.append((name, seen, _versions(seen), output))
 
-    with _watch_layers(layers, note), torch.enable_grad():
-        logits = apply_model(model, portion.inputs_B, params)
-        losses_B = per_example_loss(loss, logits, portion.targets_B)
+    like = next(iter(params.values()))
+    with torch.enable_grad():
+        with _watch_layers(layers, note), forward_in(precision, like.device):
+            logits = apply_model(model, portion.inputs_B, params)
+        losses_B = per_example_loss(loss, widen(logits, like.dtype), portion.targets_B)
         outputs = [output for *_, output in recorded]
-        grads = torch.autograd.grad(losses_B.sum(), outputs, allow_unused=True)
+        with backward_in(precision):
+            grads = torch.autograd.grad(losses_B.sum(), outputs, allow_unused=True)
     owned = _params_by_layer(model, layers, params)
     calls_by_layer: dict[str, list[LayerCall]] = {}
     for (name, inputs, versions, output), grad in zip(recorded, grads, strict=True):
         output_grad = torch.zeros_like(output) if grad is None else grad
         call = LayerCall(weight, inputs, output_grad, owned.get(name, {}), versions)
+        if precision:
+            call.check_unchanged(name)
+            call = call.widened(like.dtype)
         calls_by_layer.setdefault(name, []).append(call)
     return calls_by_layer
 

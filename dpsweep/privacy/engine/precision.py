@@ -1,0 +1,78 @@
+"""Forward and backward passes in bf16 or TF32, for records that float32 clips and sums.
+
+An example's gradient is defined by its records: u_i = sum_t b_t a_t^T. Rounded records define
+another vector, which is clipped like any other: its norm and its sum come from the same records, in
+IEEE float32, so an example adds at most the clip norm.
+
+What one example does to the others' records must be nothing. A float32 kernel that rounds
+otherwise at another place of a batch moves a record by 2^-23 of it; here it would be 2^-8 or
+2^-10, for every example of the batch. So all portions have one size, and mixing_check.py looks
+before the first step whether an example's records are the same bits wherever it stands.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dpsweep.core.types import Precision
+
+_backends: Any = torch.backends  # whose stubs lack the submodules
+_ROUNDED = (_backends.cuda.matmul, _backends.cudnn.conv, _backends.cudnn.rnn)
+
+
+@contextmanager
+def forward_in(precision: Precision | None, device: torch.device) -> Iterator[None]:
+    """Compute products in this precision within the context; IEEE float32 if None."""
+    if precision == "bf16":
+        with torch.autocast(device.type, torch.bfloat16):
+            yield
+    else:
+        with backward_in(precision):
+            yield
+
+
+@contextmanager
+def backward_in(precision: Precision | None) -> Iterator[None]:
+    """Compute the products of a backward pass as those of its forward pass were.
+
+    bf16 needs nothing: autograd computes in the precision of what it recorded.
+    """
+    if precision != "tf32":
+        yield
+        return
+    # settings of the process: no other thread may compute sums meanwhile, so a trial on several
+    # devices is refused
+    for backend in _ROUNDED:
+        backend.fp32_precision = "tf32"
+    try:
+        yield
+    finally:
+        for backend in _ROUNDED:
+            backend.fp32_precision = "ieee"
+
+
+def widen(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Numbers of lower precision than `dtype`, in `dtype`; integers and others as they are."""
+    return x.to(dtype) if x.is_floating_point() and x.itemsize < dtype.itemsize else x
+
+
+def refuse_precision(
+    precision: Precision | None, device: torch.device, num_devices: int = 1
+) -> None:
+    """Refuse TF32 where it is not, or where one thread would switch it on under another.
+
+    Raises:
+        ValueError: With the reason.
+    """
+    if precision != "tf32":
+        return
+    if device.type != "cuda":
+        raise ValueError("tf32 is a format of NVIDIA's GPUs, and this trial computes on a CPU")
+    if num_devices > 1:
+        raise ValueError(
+            f"tf32 is switched on for a whole process, and threads for {num_devices} GPUs clip and "
+            f"sum in it. Use bf16, or resources.gpu: 1"
+        )
