@@ -20,7 +20,7 @@ def bandmf(monkeypatch):
 
 
 def test_arms_have_equal_searches_and_their_results_a_table(bandmf, tmp_path, capsys):
-    setting = bandmf.Setting("digits", 1, 4.0, (64,), fresh=2, factors=(0.25, 0.5))
+    setting = bandmf.Setting("digits", 1, 4.0, (64,), fresh=4, factors=(0.25, 0.5))
     data = bandmf.load_dataset(
         bandmf.make_config(setting, {"name": "dp_sgd"}, 64, 1.0, 0, "").data, 0
     )
