@@ -145,6 +145,10 @@ HEAD_RESOURCE = "node:__internal_head__"
 """A resource of a cluster's head alone, by which a job is placed there. The public way, the head's
 node id, needs a connection before the job is submitted."""
 
+ACCELERATOR_PREFIX, ACCELERATOR_GRAIN = "accelerator_type:", 0.001
+"""Custom resource of nodes with a type of GPU, and how little of it Ray itself asks for a task with
+`accelerator_type=H100`. Placement groups have no such option, and take the resource."""
+
 REFUSED, TAKEN, AWAY = "refused", "taken", "away"
 """Answers of a cluster to a client without a token; away: none."""
 

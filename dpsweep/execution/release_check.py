@@ -15,7 +15,7 @@ from dpsweep.core.errors import (
     StateError,
     summarize_error,
 )
-from dpsweep.execution.resources import count_trials_per_node
+from dpsweep.execution.resources import count_trials_per_node, select_cards
 from dpsweep.execution.tracking import CHECKS
 from dpsweep.store.state_dir import SweepFolder
 from dpsweep.training.release_check import Check, check_releases, table_of_checks
@@ -81,7 +81,12 @@ def _check_in_place(config: TrialConfig, sweep: ResolvedSweep) -> tuple[list[Che
     other = _find_other_node(resources)
     if other is None and config.model.name != "own" and not resources.num_gpus:
         return check_releases(config, _SECONDS), "this machine"
-    task = ray.remote(num_cpus=resources.cpu, num_gpus=resources.num_gpus, max_retries=0)(_check)
+    task = ray.remote(
+        num_cpus=resources.cpu,
+        num_gpus=resources.num_gpus,
+        resources=select_cards(resources),
+        max_retries=0,
+    )(_check)
     if other is not None:  # soft: it may be full, or gone by then
         task = task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(other, soft=True))
     waiting = task.remote(config, resources.num_devices)
