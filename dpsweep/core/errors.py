@@ -28,7 +28,7 @@ class PrivateRowError(ConfigError):
         "a row or image of the data is not as declared, and its values are not written here. See "
         "it where the data are, with: dpsweep check FILE"
     )
-    """What may be recorded."""
+    """Message in the place of its own, where it is recorded."""
 
 
 class StateError(DpSweepError):
