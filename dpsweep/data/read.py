@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpsweep.core.errors import ConfigError
+from dpsweep.core.errors import ConfigError, PrivateRowError
 from dpsweep.core.inputs import Inputs, device_of, list_tensors, map_inputs, one_tensor, take_rows
 from dpsweep.core.progress import ProgressLines
 from dpsweep.core.seeds import derive_public_seed
@@ -257,7 +257,7 @@ def _check_split(part: Split, expected: int, config: ImageData) -> None:
     outside = targets[(targets < 0) | (targets >= config.spec.num_classes)]
     if len(outside):
         some = ", ".join(str(label) for label in sorted(set(outside.tolist()))[:3])
-        raise ConfigError(
+        raise PrivateRowError(
             f"data.root: {config.root!r} has {len(outside)} labels outside the "
             f"{config.spec.num_classes} classes, which are numbered from 0: {some}. Correct them, "
             f"or data.num_classes"
