@@ -430,8 +430,8 @@ def _data_fault(needs: TrialConfig, mark: Mark) -> list[str]:
                 f"data.root: {needs.data.root!r} holds other data than the driver's. Copy them "
                 f"afresh from there"
             )
-    except PrivateRowError:  # its message quotes the row, and would leave the node
-        wrong.append("a row of the data is not as declared there. See it with dpsweep check there")
+    except PrivateRowError as e:  # its message quotes the row, and would leave the node
+        wrong.append(e.public)
     except DpSweepError as e:
         wrong.append(str(e).removeprefix(f"{needs.data.name}: ").rstrip("."))
     for key in ("weights", "folder"):
