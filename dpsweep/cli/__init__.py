@@ -5,6 +5,7 @@ Those modules are imported when their verb runs, so that `dpsweep --help` is ins
 imported so.
 """
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -28,7 +29,7 @@ from dpsweep.cli.options import (
 )
 from dpsweep.cli.say import error, spell_out_letters
 from dpsweep.core import __version__
-from dpsweep.core.errors import ConfigError, DpSweepError
+from dpsweep.core.errors import ConfigError, DpSweepError, PrivateRowError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -709,7 +710,9 @@ def main() -> None:
     try:
         app(prog_name="dpsweep")  # also as python -m dpsweep: completion goes by the name
     except DpSweepError as e:
-        error(str(e))
+        # Ray sets this for a submitted job's driver, whose log all who see the cluster can read
+        hides = isinstance(e, PrivateRowError) and "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
+        error(PrivateRowError.public if hides else str(e))
         sys.exit(e.exit_code)
     except OSError as e:  # what no check foresaw: a place that cannot be written, say
         if e.filename is None:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpsweep.core.errors import ConfigError
+from dpsweep.core.errors import ConfigError, PrivateRowError
 from dpsweep.core.inputs import Inputs, device_of, list_tensors, map_inputs, one_tensor, take_rows
 from dpsweep.core.progress import ProgressLines
 from dpsweep.core.seeds import derive_public_seed
@@ -29,6 +29,7 @@ from dpsweep.data.own import OwnData
 from dpsweep.data.shared import Split, load_shared
 from dpsweep.data.tables import FileData
 from dpsweep.data.tasks import CLASSIFICATION, Task
+from dpsweep.data.text import GenerationData
 from dpsweep.data.units import check_units, group_rows, list_units
 
 
@@ -62,6 +63,7 @@ class Dataset:
         task: Loss and metrics.
         fields: What the named tensors hold; None if inputs are one tensor.
         copies: Rows of a unit; inputs are then of shape (N, copies, ...).
+        texts: Tokenizer and lengths, if texts are to be written and measured; else None.
     """
 
     inputs: Inputs
@@ -74,6 +76,7 @@ class Dataset:
     task: Task = CLASSIFICATION
     fields: tuple[Field, ...] | None = None
     copies: int = 1
+    texts: GenerationData | None = None
 
     @property
     def spec(self) -> InputSpec:
@@ -167,6 +170,7 @@ def load_dataset(config: DataConfig, seed: int) -> Dataset:
         fields=config.spec.fields or None,
         task=config.task,
         copies=config.copies,
+        texts=config if isinstance(config, GenerationData) and config.task.generates else None,
     )
 
 
@@ -253,7 +257,7 @@ def _check_split(part: Split, expected: int, config: ImageData) -> None:
     outside = targets[(targets < 0) | (targets >= config.spec.num_classes)]
     if len(outside):
         some = ", ".join(str(label) for label in sorted(set(outside.tolist()))[:3])
-        raise ConfigError(
+        raise PrivateRowError(
             f"data.root: {config.root!r} has {len(outside)} labels outside the "
             f"{config.spec.num_classes} classes, which are numbered from 0: {some}. Correct them, "
             f"or data.num_classes"

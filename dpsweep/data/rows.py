@@ -101,7 +101,7 @@ def read_columns(
         else:
             header, columns, lines, unit = _READERS[kind](path, [*names])
     except (OSError, UnicodeDecodeError) as e:
-        raise ConfigError(f"{path}: cannot be read as {kind}: {e}") from e
+        raise PrivateRowError(f"{path}: cannot be read as {kind}: {e}") from e
     if not header:
         raise ConfigError(f"{path}: is empty. Give a file with named columns and rows")
     for name in names:
@@ -158,7 +158,7 @@ def _read_text(path: Path, names: list[str], dialect: dict[str, Any]) -> _Read:
             if not row:
                 continue  # a line without anything, as at a file's end
             if len(row) != len(header):
-                raise ConfigError(
+                raise PrivateRowError(
                     f"{path}, line {reader.line_num}: has {len(row)} cells, and the header has "
                     f"{len(header)}. Correct the line"
                 )
@@ -172,7 +172,7 @@ def _next_row(reader: Any, path: Path) -> list[str] | None:
     try:
         row: list[str] | None = next(reader, None)
     except csv.Error as e:
-        raise ConfigError(f"{path}, line {reader.line_num}: is broken: {e}. Correct it") from e
+        raise PrivateRowError(f"{path}, line {reader.line_num}: is broken: {e}. Correct it") from e
     return row
 
 
@@ -187,9 +187,9 @@ def _read_jsonl(path: Path, names: list[str]) -> _Read:
             try:
                 row = json.loads(line)
             except json.JSONDecodeError as e:
-                raise ConfigError(f"{path}, line {number}: is no JSON: {e.msg}") from e
+                raise PrivateRowError(f"{path}, line {number}: is no JSON: {e.msg}") from e
             if not isinstance(row, dict):
-                raise ConfigError(f"{path}, line {number}: is no JSON object, such as {{...}}")
+                raise PrivateRowError(f"{path}, line {number}: is no JSON object, such as {{...}}")
             header |= dict.fromkeys(row)
             lines.append(number)
             for name in names:
@@ -203,7 +203,7 @@ def _read_parquet(path: Path, names: list[str]) -> _Read:
         header = list(parquet.read_schema(path).names)
         table = parquet.read_table(path, columns=[name for name in names if name in header])
     except import_module("pyarrow").ArrowException as e:
-        raise ConfigError(f"{path}: cannot be read as parquet: {e}") from e
+        raise PrivateRowError(f"{path}: cannot be read as parquet: {e}") from e
     columns = {name: table[name].to_pylist() for name in table.column_names}
     return header, columns, range(1, table.num_rows + 1), "row"
 

@@ -153,19 +153,41 @@ class GenerationData(TokenData):
     def input_spec(self) -> dict[str, Any]:
         return {**super().input_spec, "positions": self.length}
 
+    def refuse_missing(self, where: str) -> None:
+        super().refuse_missing(where)
+        for metric, module, package in (
+            ("bleu", "sacrebleu", "sacrebleu"),
+            ("rouge_l", "rouge_score", "rouge-score"),
+        ):
+            if metric in self.task.metrics and find_spec(module) is None:
+                raise ConfigError(
+                    f"{where}: data.task.metrics: {metric} is computed by {package}, which is not "
+                    f"installed here. Add it with: pip install 'dpsweep[generation]'"
+                )
+
+    def load_coder(self) -> tuple[Any, int]:
+        """Load the tokenizer, and the id of the token that ends a target.
+
+        Raises:
+            ConfigError: If the tokenizer has no such token.
+        """
+        place = find_tokenizer(self.tokenizer)
+        coder = _load_coder(place)
+        end = coder.token_to_id(self.end)
+        if end is None:
+            special = ", ".join(map(repr, read_tokenizer(place).special[:5]))
+            raise ConfigError(
+                f"data.end: {self.end!r} is no token of {place}. Name one of its special tokens, "
+                f"such as {special or 'none that it has'}"
+            )
+        return coder, end
+
     def read(self, key: str) -> tuple[Inputs, Tensor]:
         """Read ids and masks, and at each position the next token if it is to be learned."""
         import torch
 
         found = self.read_rows(key, [self.source, self.target])
-        place = find_tokenizer(self.tokenizer)
-        coder, settings = _load_coder(place), read_tokenizer(place)
-        end = coder.token_to_id(self.end)
-        if end is None:
-            raise ConfigError(
-                f"data.end: {self.end!r} is no token of {place}. Name one of its special tokens, "
-                f"such as {', '.join(map(repr, settings.special[:5])) or 'none that it has'}"
-            )
+        (coder, end), settings = self.load_coder(), read_tokenizer(find_tokenizer(self.tokenizer))
         texts = [found[name].convert(_to_text) for name in (self.source, self.target)]
         prompts, answers = (
             [each.ids for each in coder.encode_batch(part, add_special_tokens=False)]

@@ -16,7 +16,7 @@ from dpsweep.core.errors import (
     summarize_error,
 )
 from dpsweep.core.threads import torch_threads
-from dpsweep.execution.resources import count_trials_per_node
+from dpsweep.execution.resources import count_trials_per_node, select_cards
 from dpsweep.execution.tracking import CHECKS
 from dpsweep.store.state_dir import SweepFolder
 from dpsweep.training.release_check import Check, check_releases, table_of_checks
@@ -84,7 +84,12 @@ def _check_in_place(config: TrialConfig, sweep: ResolvedSweep) -> tuple[list[Che
         # as many threads as a worker has: sums depend on them, and more would wait for each other
         with torch_threads(config.train.threads or resources.cpu):
             return check_releases(config, _SECONDS), "this machine"
-    task = ray.remote(num_cpus=resources.cpu, num_gpus=resources.num_gpus, max_retries=0)(_check)
+    task = ray.remote(
+        num_cpus=resources.cpu,
+        num_gpus=resources.num_gpus,
+        resources=select_cards(resources),
+        max_retries=0,
+    )(_check)
     if other is not None:  # soft: it may be full, or gone by then
         task = task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(other, soft=True))
     waiting = task.remote(config, resources.num_devices)

@@ -75,7 +75,7 @@ def _check_data(config: TrialConfig, where: str) -> None:
         try:
             load_dataset(images, config.seed)
         except ConfigError as e:
-            raise ConfigError(f"{where}: {e}") from e
+            raise type(e)(f"{where}: {e}") from e  # one about a private row stays one
 
     if not images.is_kept:
         check()

@@ -349,6 +349,19 @@ def test_trial_learns_to_continue_texts(tmp_path):
     assert row["valid/loss"] < 1.1
 
 
+def test_trial_is_measured_by_the_texts_that_it_writes(tmp_path):
+    for package in ("tokenizers", "sacrebleu", "rouge_score"):
+        pytest.importorskip(package, reason="extras text and generation")
+    task = {"name": "causal_lm", "metrics": ["perplexity", "bleu", "rouge_l"], "max_tokens": 3}
+    rows = [("good", "a very good film"), ("bad", "a very bad film")] * 200
+    data = generation(tmp_path, rows, task=task)
+    config, row = run(tmp_path, trial(tmp_path, data, "pairs"))
+    assert config.data.task.generates
+    assert 0 <= row["valid/bleu"] <= 100
+    assert 0.3 < row["valid/rouge_l"] <= 1  # two of its three tokens follow the token before
+    assert row["valid/perplexity"] < 3
+
+
 def test_models_of_images_refuse_texts(tmp_path):
     pytest.importorskip("tokenizers")
     tree = trial(tmp_path, section(tmp_path), "bag") | {"model": {"name": "linear"}}
