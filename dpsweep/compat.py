@@ -214,6 +214,18 @@ def has_autoscaler() -> bool:
     return any(not name.startswith("node_") for name in types)
 
 
+def find_dashboard() -> str | None:
+    """Address of the connected cluster's dashboard; None if it has none.
+
+    `ray.init` returns it to whoever connects, which may be the caller of our Python interface.
+    RAY_OVERRIDE_DASHBOARD_URL names it as it is seen from outside, behind a proxy.
+    """
+    from ray._private.worker import _global_node
+
+    found = os.environ.get("RAY_OVERRIDE_DASHBOARD_URL") or getattr(_global_node, "webui_url", None)
+    return (found if "://" in found else f"http://{found}") if found else None
+
+
 def draining_nodes() -> list[str]:
     """List the ids of the connected cluster's draining nodes: spot nodes before their end."""
     from ray._private.state import state

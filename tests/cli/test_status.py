@@ -6,6 +6,7 @@ import re
 import pytest
 
 from dpsweep.cli.verbs.sweeps import best, status
+from dpsweep.cli.verbs.watch import watch
 from dpsweep.config.sweep import load_sweep
 from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.statement import describe_search_privacy
@@ -69,3 +70,27 @@ def test_of_a_void_search_the_whole_statement_is_printed(state, capsys):
     best("tiny", str(state.root), 5, as_json=False)
     said = " ".join(capsys.readouterr().out.split())
     assert describe_search_privacy(open_study("tiny", state)) in said
+
+
+def test_status_and_watch_say_where_to_look_while_the_sweep_runs(state, capsys):
+    folder = state.sweep("tiny")
+    folder.note_dashboard("http://head:8265")
+    with folder.lease():
+        status("tiny", str(state.root), as_json=False)
+        assert "Ray: http://head:8265" in capsys.readouterr().out
+    status("tiny", str(state.root), as_json=False)
+    assert "8265" not in capsys.readouterr().out, "that cluster may be gone"
+    watch("tiny", str(state.root), None)
+    assert "8265" not in capsys.readouterr().out
+
+
+def test_a_tracking_servers_address_is_shown_without_its_password(tmp_path, sweep_file, capsys):
+    state = StateFolder(tmp_path / "tracked")
+    sweep, folder = load_sweep(sweep_file), state.sweep("tiny")
+    folder.create(sweep.file, sweep.base, "http://me:secret@mlflow:5000")
+    Study.create(folder.storage_uri, sweep, folder.id)
+    status("tiny", str(state.root), as_json=False)
+    said = capsys.readouterr().out
+    assert "MLflow: http://" in said
+    assert "mlflow:5000" in said
+    assert "secret" not in said

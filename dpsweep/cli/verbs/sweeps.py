@@ -36,7 +36,7 @@ from dpsweep.search.charge import describe_trial_privacy, get_charged_run
 from dpsweep.search.confirmation import summarize_repeats
 from dpsweep.search.trial_record import Record
 from dpsweep.store.lease import LeaseHolder
-from dpsweep.store.state_dir import StateFolder
+from dpsweep.store.state_dir import StateFolder, SweepFolder
 from dpsweep.store.statement import describe_search_privacy, format_headline
 from dpsweep.store.storage import resolve_moved_uri
 from dpsweep.store.study import Study, open_study
@@ -66,6 +66,13 @@ def status(
             console().print(f"trial {record.number} failed: {record.reason}", markup=False)
     if len(study.plans) > 1:
         console().print(describe_search_privacy(study), markup=False)
+    print_links(state.sweep(name), console())
+
+
+def print_links(folder: SweepFolder, out: Console) -> None:
+    """Print where the sweep can be looked at in a browser, a line each."""
+    for what, address in folder.links().items():
+        out.print(f"{what}: {address}", markup=False, soft_wrap=True)
 
 
 def stop(name: str, state_folder: str | None, wait: float, *, force: bool = False) -> None:

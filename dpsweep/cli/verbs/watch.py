@@ -4,6 +4,7 @@ import threading
 from types import FrameType
 
 from dpsweep.cli.say import console
+from dpsweep.cli.verbs.sweeps import print_links
 from dpsweep.core.errors import StateError
 from dpsweep.core.signals import handle_signals
 from dpsweep.results.live import LiveView, follow_sweep
@@ -40,6 +41,7 @@ def watch(
 
     with handle_signals(leave):
         view = LiveView(study, console(), folder.owner)
+        print_links(folder, console())
         if port is None:
             follow_sweep(view, lambda: left.wait(_PAUSE_SECONDS))
             return
