@@ -15,6 +15,7 @@ from dpsweep.core.errors import (
     StateError,
     summarize_error,
 )
+from dpsweep.core.threads import torch_threads
 from dpsweep.execution.resources import count_trials_per_node, select_cards
 from dpsweep.execution.tracking import CHECKS
 from dpsweep.store.state_dir import SweepFolder
@@ -80,7 +81,9 @@ def _check_in_place(config: TrialConfig, sweep: ResolvedSweep) -> tuple[list[Che
     resources = sweep.config.resources
     other = _find_other_node(resources)
     if other is None and config.model.name != "own" and not resources.num_gpus:
-        return check_releases(config, _SECONDS), "this machine"
+        # as many threads as a worker has: sums depend on them, and more would wait for each other
+        with torch_threads(config.train.threads or resources.cpu):
+            return check_releases(config, _SECONDS), "this machine"
     task = ray.remote(
         num_cpus=resources.cpu,
         num_gpus=resources.num_gpus,
