@@ -6,9 +6,11 @@
 
 Both arms have the same search: batch sizes times total steps, one run each, then one more of the
 best three. The best of each is trained again with fresh secrets and initial weights, in pairs. The
-linear model's steps are those of benchmarks/search/linear.py, which are the trial's own.
+linear model's steps are those of benchmarks/search/linear.py, which are the trial's own. Runs are
+kept as soon as they have ended, beside the results, so that a benchmark that was stopped goes on.
 """
 
+import hashlib
 import json
 import sys
 import time
@@ -25,7 +27,7 @@ import torch
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "search"))
 
-from linear import LinearRun  # noqa: E402
+from linear import LinearRun, suits  # noqa: E402
 
 from dpsweep.config.plan import plan_privacy  # noqa: E402
 from dpsweep.config.trial import TrialConfig  # noqa: E402
@@ -36,6 +38,7 @@ from dpsweep.data.read import Dataset, load_dataset  # noqa: E402
 from dpsweep.privacy.correlated import Correlation  # noqa: E402
 from dpsweep.results.significance import holm  # noqa: E402
 from dpsweep.training.assemble import assemble_step_on, initial_params  # noqa: E402
+from dpsweep.training.evaluate import evaluate  # noqa: E402
 
 FINALISTS, MORE = 3, 1
 
@@ -51,6 +54,8 @@ class Setting:
         sizes: Batch sizes that both arms choose from.
         fresh: Pairs of fresh runs.
         factors: Total steps that both arms choose from, in units of the default.
+        features: True for scattering features of the 28 x 28 pixels.
+        model: Name of the model.
     """
 
     data: str
@@ -59,14 +64,22 @@ class Setting:
     sizes: tuple[int, ...]
     fresh: int = 8
     factors: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0)
+    features: bool = False
+    model: str = "linear"
 
 
 LARGE, SMALL = (128, 512), (16, 64, 256)
 FINE = (0.06, 0.12, 0.25, 0.5, 1.0)
+WIDE = (0.5, 1.0, 2.0, 4.0, 8.0)
 SETTINGS = [
     *(Setting("digits", e, eps, SMALL, 24, FINE) for e, eps in product((1, 5, 30), (1.0, 4.0))),
     *(Setting("fashion_mnist", 1, eps, LARGE, 6) for eps in (1.0, 4.0)),
     *(Setting("mnist", 1, eps, LARGE, 6) for eps in (1.0, 4.0)),
+    *(Setting("mnist", 1, eps, (512,), 5, FINE[1:], features=True) for eps in (1.0, 4.0)),
+    *(Setting("fashion_mnist", 1, eps, LARGE, 6, WIDE) for eps in (1.0, 4.0)),
+    *(Setting("fashion_mnist", 5, eps, LARGE, 6, WIDE) for eps in (1.0, 4.0)),
+    *(Setting("mnist", 5, eps, LARGE, 6, WIDE) for eps in (1.0, 4.0)),
+    *(Setting("mnist", 1, eps, (512,), 5, FINE[1:], model="cnn5") for eps in (1.0, 4.0)),
 ]
 GAINS = (0.5, 0.2)
 """Of the moving averages behind banded noise."""
@@ -76,11 +89,15 @@ def make_config(
     setting: Setting, method: dict[str, Any], size: int, factor: float, seed: int, root: str
 ) -> TrialConfig:
     """Make one trial, its total step `factor` times the default."""
-    data = {"name": "digits"} if setting.data == "digits" else pool_images(setting.data, root)
+    data: dict[str, Any] = {"name": "digits"}
+    if setting.features:
+        data = {"name": setting.data, "root": root, "features": {"name": "scattering"}}
+    elif setting.data != "digits":
+        data = pool_images(setting.data, root)
     config = TrialConfig.model_validate(
         {
             "data": data,
-            "model": {"name": "linear"},
+            "model": {"name": setting.model},
             "privacy": {"epsilon": setting.epsilon, "clip_norm": 1.0},
             "train": {"batch_size": size, "epochs": setting.epochs, "device": "cpu"},
             "optimizer": {"schedule": {"name": "cosine"}},
@@ -109,12 +126,26 @@ def pool_images(name: str, root: str) -> dict[str, Any]:
     return {"name": "npz", "root": str(place), "shape": [1, 14, 14], **sizes}
 
 
-def train_once(config: TrialConfig, data: Dataset) -> float:
-    """Test accuracy in percent after one run with a fresh secret."""
+def train_once(config: TrialConfig, data: Dataset, kept: Path) -> float:
+    """Test accuracy in percent after one run with a fresh secret; `kept` has those that ended."""
+    key = hashlib.sha256(config.model_dump_json().encode()).hexdigest()
+    done = dict(json.loads(line) for line in kept.read_text().splitlines()) if kept.exists() else {}
+    if key in done:
+        return float(done[key])
     step = assemble_step_on(data, plan_privacy(config), config, Secret.draw())
-    run = LinearRun(step, initial_params(step))
-    run.train()
-    return 100 * run.count_right() / len(data.valid_targets)
+    if suits(step):
+        run = LinearRun(step, initial_params(step))
+        run.train()
+        accuracy = run.count_right() / len(data.valid_targets)
+    else:
+        progress = step.start(initial_params(step))
+        for _ in range(step.budget.steps):
+            step(progress)
+        found = evaluate(step.engine.model, progress.result, step.data, step.dtype)
+        accuracy = found["accuracy"]
+    with kept.open("a") as file:
+        print(json.dumps([key, 100 * accuracy]), file=file)
+    return 100 * accuracy
 
 
 def compute_error(config: TrialConfig) -> tuple[int, float]:
@@ -129,21 +160,22 @@ def compute_error(config: TrialConfig) -> tuple[int, float]:
 
 
 def search_arm(
-    setting: Setting, method: dict[str, Any], data: Dataset, root: str
+    setting: Setting, method: dict[str, Any], data: Dataset, root: str, kept: Path
 ) -> dict[str, Any]:
     """Search one arm, and train its best config again."""
+
+    def train(size: int, factor: float, seed: int) -> float:
+        return train_once(make_config(setting, method, size, factor, seed, root), data, kept)
+
     tried = {
-        (size, factor): [train_once(make_config(setting, method, size, factor, 100, root), data)]
+        (size, factor): [train(size, factor, 100)]
         for size, factor in product(setting.sizes, setting.factors)
     }
     best = sorted(tried, key=lambda key: -mean(tried[key]))[:FINALISTS]
     for key, again in product(best, range(MORE)):
-        tried[key].append(train_once(make_config(setting, method, *key, 101 + again, root), data))
+        tried[key].append(train(*key, 101 + again))
     size, factor = max(best, key=lambda key: mean(tried[key]))
-    fresh = [
-        train_once(make_config(setting, method, size, factor, seed, root), data)
-        for seed in range(setting.fresh)
-    ]
+    fresh = [train(size, factor, seed) for seed in range(setting.fresh)]
     bands, error = compute_error(make_config(setting, method, size, factor, 0, root))
     plain = compute_error(make_config(setting, {"name": "dp_sgd"}, size, factor, 0, root))[1]
     return {
@@ -158,27 +190,25 @@ def search_arm(
 
 
 def run_all(root: str, place: Path, names: list[str]) -> None:
-    """Run every setting of these data sets that has no result yet, one after the other."""
+    """Run every setting with one of these names that has no result yet, one after the other."""
     torch.set_num_threads(1)
     results = json.loads(place.read_text()) if place.exists() else []
-    done = {json.dumps(r["setting"], sort_keys=True) for r in results}
+    done, kept = [r["setting"] for r in results], place.with_suffix(".runs")
     for setting in SETTINGS:
-        if (
-            setting.data not in names
-            or json.dumps(json.loads(json.dumps(asdict(setting))), sort_keys=True) in done
-        ):
+        written = json.loads(json.dumps(asdict(setting)))
+        if _name(written) not in names or written in done:
             continue
         start = time.time()
         first = make_config(setting, {"name": "dp_sgd"}, setting.sizes[0], 1.0, 0, root)
         data = load_dataset(first.data, 0)
         arms = {
-            "dp_sgd": search_arm(setting, {"name": "dp_sgd"}, data, root),
-            "bandmf": search_arm(setting, {"name": "bandmf"}, data, root),
+            "dp_sgd": search_arm(setting, {"name": "dp_sgd"}, data, root, kept),
+            "bandmf": search_arm(setting, {"name": "bandmf"}, data, root, kept),
         }
         if setting.data == "digits" and setting.epochs == 5:
             for gain in GAINS:
                 parts = {"noise": {"name": "banded"}, "filters": [{"name": "ema", "gain": gain}]}
-                arms[f"ema {gain}"] = search_arm(setting, {"compose": parts}, data, root)
+                arms[f"ema {gain}"] = search_arm(setting, {"compose": parts}, data, root, kept)
         results.append({"setting": asdict(setting), "arms": arms, "seconds": time.time() - start})
         place.write_text(json.dumps(results, indent=1))
         print(f"{setting}: {time.time() - start:.0f} s", flush=True)
@@ -298,7 +328,12 @@ def time_steps(bands: int = 8, rounds: int = 11) -> None:
 
 
 def _name(setting: dict[str, Any]) -> str:
-    return str(setting["data"]).replace("_", "-")
+    """Name the data, and features and model where they are not the plain ones."""
+    words = [str(setting["data"]).replace("_", "-")]
+    words += ["features"] if setting["features"] else []
+    words += [setting["model"]] if setting["model"] != "linear" else []
+    words += ["wide"] if setting["factors"] == [*WIDE] and setting["epochs"] == 1 else []
+    return "-".join(words)
 
 
 def _spread(values: list[float]) -> str:

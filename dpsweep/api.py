@@ -96,7 +96,7 @@ def launch(
     outcome = orchestrator.launch(
         sweep, place, _screen(quiet=quiet), out=None if out is None else Path(out), fetch=download
     )
-    return _opened(outcome, place.state, quiet=quiet)
+    return _open_finished_sweep(outcome, place.state, quiet=quiet)
 
 
 def resume(
@@ -128,7 +128,7 @@ def resume(
         _screen(quiet=quiet),
         out=None if out is None else Path(out),
     )
-    return _opened(outcome, where, quiet=quiet)
+    return _open_finished_sweep(outcome, where, quiet=quiet)
 
 
 def open(name: str, *, state: str | Path | None = None, storage: str | None = None) -> "OpenSweep":
@@ -285,7 +285,7 @@ def _sweep(spec: Spec, settings: list[str]) -> ResolvedSweep:
     if isinstance(spec, str | Path):
         return load_sweep(spec, settings)
     try:
-        tree = json.loads(json.dumps(_plain(spec), default=_plain))
+        tree = json.loads(json.dumps(_to_yaml_value(spec), default=_to_yaml_value))
     except TypeError as e:
         raise ConfigError(
             f"{_MADE_HERE}: {e}. A sweep is made of mappings, lists, numbers, texts and configs"
@@ -293,7 +293,7 @@ def _sweep(spec: Spec, settings: list[str]) -> ResolvedSweep:
     return parse_sweep(Source(_MADE_HERE, tree, {}), Path(), settings)
 
 
-def _plain(value: object) -> object:
+def _to_yaml_value(value: object) -> object:
     """Convert a value to what a YAML file would hold."""
     match value:
         case BaseModel():
@@ -323,7 +323,7 @@ def _screen(*, quiet: bool) -> Screen:
     return Screen(console, _warn, lambda folder: f"dpsweep.resume({folder.called!r})")
 
 
-def _opened(outcome: Outcome, state: StateFolder, *, quiet: bool) -> OpenSweep:
+def _open_finished_sweep(outcome: Outcome, state: StateFolder, *, quiet: bool) -> OpenSweep:
     """The sweep that has just run, once its result is printed.
 
     Raises:
@@ -358,14 +358,14 @@ def _row(record: Record) -> dict[str, Any]:
         **record.hyperparams,
         **row,
         "epsilon": row.get("privacy/epsilon_spent"),
-        "charged": _charged(record),
+        "charged": _get_trial_epsilon(record),
         "delta": record.config.delta,
         "void": record.void,
         "seconds": record.seconds,
     }
 
 
-def _charged(record: Record) -> float | None:
+def _get_trial_epsilon(record: Record) -> float | None:
     """Epsilon of the trial's whole length by itself; None if it never began."""
     if not record.dispatched:
         return None

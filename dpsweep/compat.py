@@ -145,6 +145,10 @@ HEAD_RESOURCE = "node:__internal_head__"
 """A resource of a cluster's head alone, by which a job is placed there. The public way, the head's
 node id, needs a connection before the job is submitted."""
 
+ACCELERATOR_PREFIX, ACCELERATOR_GRAIN = "accelerator_type:", 0.001
+"""Custom resource of nodes with a type of GPU, and how little of it Ray itself asks for a task with
+`accelerator_type=H100`. Placement groups have no such option, and take the resource."""
+
 REFUSED, TAKEN, AWAY = "refused", "taken", "away"
 """Answers of a cluster to a client without a token; away: none."""
 
@@ -208,6 +212,18 @@ def has_autoscaler() -> bool:
     report = (json.loads(status) if status else {}).get("autoscaler_report") or {}
     types = (report.get("node_type_mapping") or {}).values()
     return any(not name.startswith("node_") for name in types)
+
+
+def find_dashboard() -> str | None:
+    """Address of the connected cluster's dashboard; None if it has none.
+
+    `ray.init` returns it to whoever connects, which may be the caller of our Python interface.
+    RAY_OVERRIDE_DASHBOARD_URL names it as it is seen from outside, behind a proxy.
+    """
+    from ray._private.worker import _global_node
+
+    found = os.environ.get("RAY_OVERRIDE_DASHBOARD_URL") or getattr(_global_node, "webui_url", None)
+    return (found if "://" in found else f"http://{found}") if found else None
 
 
 def draining_nodes() -> list[str]:

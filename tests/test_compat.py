@@ -112,6 +112,9 @@ def test_a_cluster_without_tokens_takes_anybody_and_an_empty_port_is_away(monkey
         try:
             address = ray.get_runtime_context().gcs_address
             assert compat.answer_without_token(address) == compat.TAKEN
+            assert compat.find_dashboard() is None
+            monkeypatch.setenv("RAY_OVERRIDE_DASHBOARD_URL", "https://proxy/ray")
+            assert compat.find_dashboard() == "https://proxy/ray"
         finally:
             ray.shutdown()
     assert compat.answer_without_token("127.0.0.1:1") == compat.AWAY

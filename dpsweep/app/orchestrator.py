@@ -26,8 +26,8 @@ from dpsweep.results.compare import compare_methods
 from dpsweep.results.comparison import sentences
 from dpsweep.results.disclosure import disclosure_of
 from dpsweep.results.export import Origin, check_target, origin_of, to_yaml, write
-from dpsweep.results.figures import can_draw, figures, write_pictures
-from dpsweep.results.live import LiveView, shown
+from dpsweep.results.figures import can_draw, figures, read_confusion, write_pictures
+from dpsweep.results.live import LiveView, show_live
 from dpsweep.results.page import page, write_page
 from dpsweep.results.pareto import target_of, winners
 from dpsweep.search.charge import describe_trial_privacy
@@ -195,7 +195,7 @@ def _run(
     for words in session.prepare():
         screen.console.print(words)
     view = LiveView(session.study, screen.console)
-    with shown(view):
+    with show_live(view):
         complete = session.run([view])
     best, origin = finish(session, out, complete=complete)
     if not session.tracker.close():
@@ -267,7 +267,7 @@ def finish(session: Session, out: Path | None, *, complete: bool) -> tuple[list[
     best, origin = study.best(), origin_of(study)
     compared = compare_methods(study)
     words = [*(sentences(compared) if compared else []), origin.search_words]
-    metrics: dict[str, float] = {}
+    figures_of_best: dict[str, str] = {}
     if best:
         words = [
             f"Best trial ({best[0].number}), by itself: {describe_trial_privacy(best[0])}",
@@ -277,12 +277,15 @@ def finish(session: Session, out: Path | None, *, complete: bool) -> tuple[list[
         for record in winners(study):
             for place in filter(None, (out, folder.path / "best.yaml")):
                 write(target_of(record, place), to_yaml(record, 1, origin))
-        metrics = {f"best/{k}": v for k, v in (best[0].row or {}).items() if k.startswith("valid/")}
+        # as tags: a metric would be a section of charts with one dot, and none for any trial
+        metric = study.sweep.config.objective.metric
+        figures_of_best["dpsweep.best"] = f"{metric} {best[0].value:.4f}, trial {best[0].number}"
         if repeats := origin.confirmed.get(best[0].number):
-            metrics |= {"confirmed/mean": repeats.mean, "confirmed/spread": repeats.spread}
+            figures_of_best["dpsweep.confirmed"] = f"{metric} {repeats}"
     note = "\n\n".join(words)
     write(folder.path / "privacy.md", note + "\n")
     tags = {"dpsweep.complete": str(complete).lower(), STATEMENT: origin.search_words}
+    tags |= figures_of_best | {"dpsweep.trials": str(origin.num_trials)}
     described = _description(words, study.sweep.name, best)
     tracker.sweep(Facts({}, tags | make_test_secret_tags(study), described))
     files = [target_of(record, folder.path / "best.yaml") for record in winners(study)]
@@ -292,9 +295,7 @@ def finish(session: Session, out: Path | None, *, complete: bool) -> tuple[list[
         tracker.artifact(place)
     for record in best[:_WEIGHTS_KEPT]:
         tracker.artifact(folder.trial_dir(record.number) / "weights.pt", record.number)
-    metrics["trials"] = float(origin.num_trials)
-    # of a sweep that was stopped the next session knows better: MLflow keeps what is said once
-    tracker.sweep_end("FINISHED" if complete else "KILLED", metrics if complete else {})
+    tracker.sweep_end("FINISHED" if complete else "KILLED")
     return best, origin
 
 
@@ -323,6 +324,9 @@ def _write_report(session: Session, best: list[Record]) -> list[Path]:
     folder, written = session.folder.path, list[Path]()
     try:
         drawn = figures(session.study, session.folder)
+        if found := read_confusion(session.study, session.folder):
+            write(folder / "confusion.csv", found.to_csv())
+            written.append(folder / "confusion.csv")
         write_page(folder / "report.html", page(session.study, drawn))
         written.append(folder / "report.html")
         if drawn and can_draw():

@@ -320,11 +320,11 @@ def _commented_sections(tree: Tree, comments: Mapping[str, str]) -> list[str]:
     for section, value in tree.items():
         own = {k: v for k, v in comments.items() if k.startswith(f"{section}.")}
         if not own:
-            lines += [*_commented(comments[section], {section: value}), ""]
+            lines += [*_format_commented(comments[section], {section: value}), ""]
             continue
         lines += [*_comment(comments.get(section, "")), f"{section}:"]
         for key, each in value.items():
-            lines += _commented(own[f"{section}.{key}"], {key: each}, indent=2)
+            lines += _format_commented(own[f"{section}.{key}"], {key: each}, indent=2)
         lines.append("")
     return lines
 
@@ -399,7 +399,7 @@ def _comment_of(key: str, method: str) -> str:
     raise AssertionError(f"{key} of {method} is no key of a trial")
 
 
-def _commented(comment: str, tree: Mapping[str, Any], indent: int = 0) -> list[str]:
+def _format_commented(comment: str, tree: Mapping[str, Any], indent: int = 0) -> list[str]:
     """A tree as YAML lines under its comment."""
     space = " " * indent
     body = [

@@ -5,6 +5,7 @@ Those modules are imported when their verb runs, so that `dpsweep --help` is ins
 imported so.
 """
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -24,11 +25,11 @@ from dpsweep.cli.options import (
     StateDir,
     Storage,
     SweepFile,
-    typed,
+    format_options,
 )
 from dpsweep.cli.say import error, spell_out_letters
 from dpsweep.core import __version__
-from dpsweep.core.errors import ConfigError, DpSweepError
+from dpsweep.core.errors import ConfigError, DpSweepError, PrivateRowError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -159,7 +160,7 @@ def launch(
         settings = [*(settings or []), f"learn_from={learn_from}"]
     options = search.Options(state, address, tracking_uri, out, quiet, storage)
     away = address and address.startswith("ray://")
-    begin = route.launched if away else search.launch
+    begin = route.launch_through_client if away else search.launch
     begin(file, settings or [], options, fetch=fetch, unique=unique)
 
 
@@ -296,9 +297,11 @@ def resume(
 
     settings = [*(settings or []), *([f"budget.trials={trials}"] if trials else [])]
     name, file = search.load_named(name, settings)
-    words = typed({"accept": accept, "force": force, "wait": wait or None})
+    words = format_options({"accept": accept, "force": force, "wait": wait or None})
     words += [] if file else [word for setting in settings for word in ("--set", setting)]
-    if route.resumed(name, file, state, address, storage, out=out, quiet=quiet, words=words):
+    if route.resume_on_cluster(
+        name, file, state, address, storage, out=out, quiet=quiet, words=words
+    ):
         return
     options = search.Options(state, address, None, out, quiet, storage, force, wait)
     search.resume(name, file, options, settings=settings, accept=accept)
@@ -314,7 +317,7 @@ def status(
     """Show everyone's sweeps of a state folder, or the trials of one."""
     from dpsweep.cli.verbs import route, sweeps
 
-    if route.answered("status", name, state, as_json=as_json):
+    if route.ask_cluster("status", name, state, as_json=as_json):
         return
     sweeps.status(name, state, as_json, storage)
     if name is None and not as_json:
@@ -331,7 +334,7 @@ def stop(
     """End a running sweep in good order; `resume` goes on with it."""
     from dpsweep.cli.verbs import route, sweeps
 
-    if route.answered("stop", name, state, wait=wait, force=force):
+    if route.ask_cluster("stop", name, state, wait=wait, force=force):
         return
     sweeps.stop(name, state, wait, force=force)
 
@@ -347,7 +350,7 @@ def best(
     """Show the best trials of a sweep, and what they promise."""
     from dpsweep.cli.verbs import route, sweeps
 
-    if route.answered("best", name, state, top=top, as_json=as_json):
+    if route.ask_cluster("best", name, state, top=top, as_json=as_json):
         return
     sweeps.best(name, state, top, as_json, storage)
 
@@ -383,7 +386,7 @@ def export(
     from dpsweep.cli.verbs import export, route
 
     plain = kind == "yaml" and not register
-    if out and plain and route.exported(name, state, top, out):
+    if out and plain and route.export_from_cluster(name, state, top, out):
         return
     if not plain:
         way = "--register" if register else f"--format {kind}"
@@ -628,9 +631,9 @@ def reproduce(
 
     options = reproduce.ReproduceOptions(
         table=table,
-        rows=reproduce.listed(rows),
-        columns=reproduce.listed(columns),
-        methods=reproduce.listed(methods),
+        rows=reproduce.split_names(rows),
+        columns=reproduce.split_names(columns),
+        methods=reproduce.split_names(methods),
         budget=budget,
         seeds=seeds,
         epsilons=epsilon or [],
@@ -707,7 +710,9 @@ def main() -> None:
     try:
         app(prog_name="dpsweep")  # also as python -m dpsweep: completion goes by the name
     except DpSweepError as e:
-        error(str(e))
+        # Ray sets this for a submitted job's driver, whose log all who see the cluster can read
+        hides = isinstance(e, PrivateRowError) and "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
+        error(PrivateRowError.public if hides else str(e))
         sys.exit(e.exit_code)
     except OSError as e:  # what no check foresaw: a place that cannot be written, say
         if e.filename is None:

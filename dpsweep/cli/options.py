@@ -50,7 +50,7 @@ Force = Annotated[
 _SPELLED = {"as_json": "--json", "accept": "--accept-changes"}
 
 
-def typed(options: dict[str, Any]) -> list[str]:
+def format_options(options: dict[str, Any]) -> list[str]:
     """Options as they are typed.
 
     >>> typed({"top": 3, "as_json": True, "force": False, "storage": None})

@@ -151,7 +151,7 @@ class _Direct:
         self.address = address
         for name in _CHATTY:
             logging.getLogger(name).setLevel(logging.ERROR)
-        with _told(address), _no_overrides():
+        with _translate_errors(address), _no_overrides():
             self._client = JobSubmissionClient(address)
         version = server_ray_version(self._client)
         if tuple(int(n) for n in version.split(".")[:2] if n.isdigit()) < _OLDEST:
@@ -166,7 +166,7 @@ class _Direct:
                 place = Path(folder) / name
                 place.parent.mkdir(parents=True, exist_ok=True)
                 place.write_bytes(content)
-            with _told(self.address), _all_files():
+            with _translate_errors(self.address), _all_files():
                 self._client.submit_job(
                     entrypoint=entrypoint,
                     submission_id=job_id,
@@ -174,12 +174,12 @@ class _Direct:
                 )
 
     def find(self, prefix: str) -> list[Job]:
-        with _told(self.address):
+        with _translate_errors(self.address):
             found = self._client.list_jobs()
         return [_job(d) for d in found if (d.submission_id or "").startswith(prefix)]
 
     def output(self, job_id: str) -> tuple[Job, str]:
-        with _told(self.address):
+        with _translate_errors(self.address):
             job = _job(self._client.get_job_info(job_id))  # before the log: that is then whole
             return job, str(self._client.get_job_logs(job_id))
 
@@ -189,7 +189,7 @@ class _ThroughClient:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        with _told(address), _no_overrides():
+        with _translate_errors(address), _no_overrides():
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         self._do = ray.remote(**_FREE_ON_HEAD)(_on_head)
 
@@ -205,7 +205,7 @@ class _ThroughClient:
         return found
 
     def _call(self, verb: str, *arguments: Any) -> Any:
-        with _told(self.address):
+        with _translate_errors(self.address):
             kind, result = ray.get(self._do.remote(verb, *arguments))
         if kind == "state":
             raise StateError(result)
@@ -260,7 +260,7 @@ def _all_files() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _told(address: str) -> Iterator[None]:
+def _translate_errors(address: str) -> Iterator[None]:
     """Turn errors on the way to a cluster into ones that name a remedy."""
     try:
         yield

@@ -27,14 +27,13 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from dpsweep.cluster.connect import cluster
 from dpsweep.compat import has_autoscaler
-from dpsweep.config.resources import ResourcesConfig
 from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core import __version__
 from dpsweep.core.disk import format_bytes, make_private_folder, translate_disk_full
 from dpsweep.core.errors import ConfigError, DpSweepError, PrivateRowError, StateError
 from dpsweep.data.read import fingerprint_images
-from dpsweep.execution.resources import make_bundle
+from dpsweep.execution.resources import count_trials_per_node, make_bundle
 
 _PATIENCE_SECONDS = 300.0
 """Until a node counts as silent; the first look at large data takes minutes."""
@@ -144,14 +143,17 @@ def survey(
     with _Token(state_root) as token:
         waiting = {}
         for node in nodes:
-            matters = sweep is None or _fits(sweep.config.resources, node["Resources"])
+            matters = (
+                sweep is None
+                or count_trials_per_node(sweep.config.resources, node["Resources"]) > 0
+            )
             place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
             task = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=place)(facts)
             told = task.remote(asked if matters else None, mark, token.shown if matters else None)
             waiting[told] = (node, matters)
         on_gpus = sweep is None or sweep.config.resources.gpu
         tried = _start_gpu_tasks(nodes) if on_gpus else {}
-        found = list(_collected(waiting, time.monotonic() + patience_seconds))
+        found = list(_collect_reports(waiting, time.monotonic() + patience_seconds))
         found = _add_gpus(found, tried)
     alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
     found = [report for report in found if report.answered or report.node_id in alive]
@@ -276,14 +278,6 @@ def faults(reports: Sequence[NodeReport]) -> list[str]:
     ]
 
 
-def _fits(resources: ResourcesConfig, has: dict[str, float]) -> bool:
-    return (
-        has.get("CPU", 0.0) >= resources.cpu
-        and has.get("GPU", 0.0) >= resources.num_gpus
-        and has.get("memory", 0.0) >= resources.memory_bytes
-    )
-
-
 class _Token:
     """A file in the state folder that nobody can have by chance; gone at the end.
 
@@ -315,7 +309,7 @@ class _Token:
             self._root.rmdir()
 
 
-def _collected(
+def _collect_reports(
     waiting: dict[Any, tuple[dict[str, Any], bool]], until: float
 ) -> Iterator[NodeReport]:
     """The reports as they come; a clock is read when its node's report is in."""
@@ -436,8 +430,8 @@ def _data_fault(needs: TrialConfig, mark: Mark) -> list[str]:
                 f"data.root: {needs.data.root!r} holds other data than the driver's. Copy them "
                 f"afresh from there"
             )
-    except PrivateRowError:  # its message quotes the row, and would leave the node
-        wrong.append("a row of the data is not as declared there. See it with dpsweep check there")
+    except PrivateRowError as e:  # its message quotes the row, and would leave the node
+        wrong.append(e.public)
     except DpSweepError as e:
         wrong.append(str(e).removeprefix(f"{needs.data.name}: ").rstrip("."))
     for key in ("weights", "folder"):

@@ -96,7 +96,7 @@ _rubbish = pathspec.GitIgnoreSpec.from_lines(_RUBBISH.splitlines())
 _never = pathspec.GitIgnoreSpec.from_lines(_NEVER.splitlines())
 
 
-def packed(
+def pack_sweep(
     sweep: ResolvedSweep, project: Path | None, state: str | None = None
 ) -> tuple[str, dict[str, bytes]]:
     """The name of the sweep's file among what is sent, and all of that by relative path.

@@ -60,7 +60,7 @@ class Process:
         fields = _stat(self.pid)
         if fields is not None and int(fields[_BORN]) != self.born:
             return []  # the number was given again: its session is another's
-        return [pid for pid, found in _all() if int(found[_SESSION]) == self.pid]
+        return [pid for pid, found in _list_processes() if int(found[_SESSION]) == self.pid]
 
 
 def start(
@@ -159,7 +159,7 @@ def sweep_up(processes: Sequence[Process], mark: str | None) -> None:
 
     def kill_all() -> bool:
         left = {pid for process in processes for pid in process.members()}
-        left |= set(_marked(mark)) if mark else set()
+        left |= set(_list_marked(mark)) if mark else set()
         for pid in left - {os.getpid()}:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -179,7 +179,7 @@ def _last_words(process: Process) -> str:
     return f"{process.log} ends with: {' / '.join(said[-3:]) or 'nothing'}"
 
 
-def _all() -> Iterator[tuple[int, list[str]]]:
+def _list_processes() -> Iterator[tuple[int, list[str]]]:
     for place in Path("/proc").glob("[0-9]*"):
         fields = _stat(int(place.name))
         if fields is not None:
@@ -197,10 +197,10 @@ def _stat(pid: int) -> list[str] | None:
     return None if fields[_STATE] in "ZX" else fields
 
 
-def _marked(mark: str) -> Iterator[int]:
+def _list_marked(mark: str) -> Iterator[int]:
     """Processes whose environment says that they belong to `mark`."""
     wanted = f"{MARK}={mark}".encode()
-    for pid, _ in _all():
+    for pid, _ in _list_processes():
         with contextlib.suppress(OSError):
             if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                 yield pid

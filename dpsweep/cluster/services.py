@@ -67,7 +67,7 @@ def start_services(local: Local) -> None:
 
 def postgres(local: Local, password: str) -> None:
     """A PostgreSQL server with our databases; its files are made the first time."""
-    programs, who, port = _programs(), _unprivileged(), local.ports["postgres"]
+    programs, who, port = _programs(), _drop_root(), local.ports["postgres"]
     home = _home(local, who)
     write_atomically(local.folder / "pgpass", f"{HOST}:*:*:{USER}:{password}\n".encode())
     environment = {**plain_environment(local.id), "PGPASSFILE": str(local.folder / "pgpass")}
@@ -83,7 +83,7 @@ def postgres(local: Local, password: str) -> None:
         cwd=home,
         **who,
     )
-    _started(local, process)
+    _is_started(local, process)
     wait_for(lambda: listens(port), process, _READY_SECONDS)
     if fresh:
         for name in _DATABASES:
@@ -102,7 +102,7 @@ def s3(local: Local) -> None:
         plain_environment(local.id),
         cwd=local.folder,
     )
-    _started(local, process)
+    _is_started(local, process)
     wait_for(lambda: listens(port), process, _READY_SECONDS)
     make = urllib.request.Request(f"http://{HOST}:{port}/{BUCKET}", method="PUT")
     try:
@@ -152,12 +152,12 @@ def mlflow(local: Local, words: dict[str, str]) -> None:
         },
         cwd=local.folder,
     )
-    _started(local, process)
+    _is_started(local, process)
     healthy = f"http://{HOST}:{port}/health"
     wait_for(lambda: http_status(healthy) == 200, process, _READY_SECONDS)
 
 
-def _started(local: Local, process: Process) -> None:
+def _is_started(local: Local, process: Process) -> None:
     local.services.append(process)
     local.store()
 
@@ -214,7 +214,7 @@ def _programs() -> Path:
     )
 
 
-def _unprivileged() -> dict[str, Any]:
+def _drop_root() -> dict[str, Any]:
     """Arguments for subprocess: PostgreSQL refuses to run as root.
 
     Raises:

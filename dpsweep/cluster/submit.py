@@ -58,13 +58,13 @@ def drive(
     """
     before = jobs.find(sweep.job_prefix)
     if alive := [job for job in before if not job.has_ended]:
-        raise _driven(sweep, alive[-1].id)
+        raise _already_driven_error(sweep, alive[-1].id)
     numbers = [int(n) for job in before if (n := job.id.removeprefix(sweep.job_prefix)).isdigit()]
     job_id = f"{sweep.job_prefix}{max(numbers, default=0) + 1}"
     try:
         jobs.submit(job_id, _entrypoint(sweep, words), files or {})
     except StateError as e:  # another submit was faster
-        raise _driven(sweep, job_id) from e
+        raise _already_driven_error(sweep, job_id) from e
     return job_id
 
 
@@ -90,7 +90,7 @@ def watch(jobs: Jobs, job_id: str, show: Show) -> Ended:
         ConnectionRefused: If the job never came so far, with Ray's reason.
     """
     job, said = follow(jobs, job_id, _behind_mark(show))
-    return _ended(job, said)
+    return _describe_end(job, said)
 
 
 def run(jobs: Jobs, sweep: Submitted, words: Sequence[str], show: Show) -> Ended:
@@ -104,7 +104,7 @@ def run(jobs: Jobs, sweep: Submitted, words: Sequence[str], show: Show) -> Ended
     return watch(jobs, job_id, show)
 
 
-def spoken(job: Job, said: str) -> tuple[str, str]:
+def split_output(job: Job, said: str) -> tuple[str, str]:
     """Split a job's output into what its verb printed and its files as JSON; empty if none.
 
     Raises:
@@ -146,7 +146,7 @@ def _entrypoint(sweep: Submitted, words: Sequence[str]) -> str:
     return shlex.join(["python", "-m", PROGRAM, "--owner", sweep.owner, *where, "--", *words])
 
 
-def _driven(sweep: Submitted, job_id: str) -> StateError:
+def _already_driven_error(sweep: Submitted, job_id: str) -> StateError:
     return StateError(
         f"sweep {sweep.name!r} is being run at {sweep.address}, by job {job_id}. Follow it with: "
         f"dpsweep logs {sweep.name} --follow; end it with: dpsweep stop {sweep.name}; or launch "
@@ -170,8 +170,8 @@ def _behind_mark(show: Show) -> Show:
     return shown
 
 
-def _ended(job: Job, said: str) -> Ended:
-    words, listing = spoken(job, said)
+def _describe_end(job: Job, said: str) -> Ended:
+    words, listing = split_output(job, said)
     files = _files(job, listing.partition("\n")[0]) if listing else {}
     code = job.exit_code if job.exit_code is not None else int(job.status != "SUCCEEDED")
     if job.status != "SUCCEEDED" and job.exit_code is None:

@@ -43,7 +43,7 @@ class Submitted:
         write_atomically(place, json.dumps(asdict(self), indent=1).encode())
 
 
-def remembered(name: str, here: StateFolder) -> Submitted | None:
+def read_submitted(name: str, here: StateFolder) -> Submitted | None:
     """Read the record of a submitted sweep; None if none of that name was sent from here."""
     place = _folder(here) / f"{name}.json"
     try:
@@ -59,7 +59,7 @@ def remembered(name: str, here: StateFolder) -> Submitted | None:
 
 def all_remembered(here: StateFolder) -> list[Submitted]:
     """All of them, by name."""
-    found = (remembered(place.stem, here) for place in sorted(_folder(here).glob("*.json")))
+    found = (read_submitted(place.stem, here) for place in sorted(_folder(here).glob("*.json")))
     return [one for one in found if one]
 
 
@@ -70,7 +70,7 @@ def check_free(name: str, address: str, state: str | None, here: StateFolder) ->
             f"name: a sweep called {name!r} is already on this machine, in {here.root}. Submit "
             f"under another name with --name {name}-2"
         )
-    known = remembered(name, here)
+    known = read_submitted(name, here)
     if known and known.address == address and known.state != state:
         raise StateError(
             f"name: {name!r} was submitted to {address} with state folder "

@@ -97,6 +97,12 @@ def explain_error(error: Any, model: type[BaseModel] | None) -> tuple[Place, str
             if what == "model" and _TORCHVISION.match(normalize_name(tag)) and tag not in tags:
                 rest = hint[hint.index(" Known:") :]
                 hint = f" torchvision has it: write {{name: torchvision, model: {tag}}}.{rest}"
+            if what == "model" and re.search(r"\.py\b|[:/]", tag):
+                module = re.sub(r"\.py\b.*", "", tag.rpartition("/")[2]).partition(":")[0]
+                hint = (
+                    f" For a model of your own write {{name: own, function: {module}:FUNCTION, "
+                    f"folder: .}}: docs/guides/models.md.{hint}"
+                )
             return (*place, "name"), f"unknown {what} {tag!r}.{hint}"
         case "union_tag_not_found":
             return place, f"needs a name, got {got}. {help_}"

@@ -28,7 +28,7 @@ def path_of(key: str) -> tuple[str, ...]:
     return tuple(key.split("."))
 
 
-def dotted(path: tuple[str | int, ...]) -> str:
+def format_path(path: tuple[str | int, ...]) -> str:
     """Return the dotted key of a path."""
     return ".".join(map(str, path))
 

@@ -27,6 +27,10 @@ class ResourcesConfig(Strict):
     4, which share each batch of a trial. auto measures how many trials a GPU is good for; on a
     cluster without one, that is none."""
 
+    accelerator: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][\w.-]*$")
+    """Type of GPU, as Ray names it: H100, A100-40G, T4, ... Trials run on nodes with such cards
+    alone. Without it, on any."""
+
     memory: Size | None = None
     """Memory of the worker, such as 2GB: trials start where so much is free, and a worker that
     takes more is ended before it takes its node down. Without it, only Ray's own guard is there."""
@@ -47,6 +51,12 @@ class ResourcesConfig(Strict):
         if self.gpu != "auto" and 0 < self.gpu < _SMALLEST_SHARE:
             raise InvalidKey(
                 "gpu", f"{self.gpu:g} is less than Ray can hand out, {_SMALLEST_SHARE}"
+            )
+        if self.accelerator is not None and self.gpu == 0:
+            raise InvalidKey(
+                "accelerator",
+                f"is {self.accelerator}, and resources.gpu is 0: trials run on CPUs. Give "
+                f"resources.gpu: 1, a share or auto",
             )
         if self.memory is not None and self.memory_bytes < _SMALLEST_MEMORY:
             raise InvalidKey(

@@ -4,7 +4,7 @@ from functools import reduce
 from typing import Any
 
 from dpsweep.config.explain import format_value
-from dpsweep.config.keys import dotted
+from dpsweep.config.keys import format_path
 from dpsweep.config.source import Source
 from dpsweep.config.space.domains import Choice, OneOf, Space
 from dpsweep.config.space.searched import EPSILON_PATH
@@ -180,5 +180,5 @@ def check_selection(config: Strict, space: Space, file: Source, base: Source) ->
             refuse(base.at(path), "each", why, "Write one number")
         elif isinstance(domain, Choice | OneOf) and domain.in_turn:
             why = "trials in turn are not drawn independently from one law"
-            typed = dotted(path) or "each_of"
+            typed = format_path(path) or "each_of"
             refuse(file.at(("search", typed)), "each_of", why, "Write one_of")

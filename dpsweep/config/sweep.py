@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 
 from dpsweep.config.budget import BudgetConfig, ConfirmConfig
 from dpsweep.config.explain import describe_field, format_value
-from dpsweep.config.keys import EPSILON, dotted
+from dpsweep.config.keys import EPSILON, format_path
 from dpsweep.config.plan import PrivacyPlan, plan_privacy
 from dpsweep.config.resources import ResourcesConfig
 from dpsweep.config.scope import (
@@ -255,14 +255,14 @@ class ResolvedSweep:
     @cached_property
     def written(self) -> TrialConfig:
         """One corner of the space with its privacy as the file has it, scope included."""
-        return self._written(self._drawn_corners[0].tree)
+        return self._read_written(self._drawn_corners[0].tree)
 
     @cached_property
     def schedules(self) -> tuple[tuple[int, float], ...]:
         """Counted steps and sampling rate of trials, at the ends of what the search may choose."""
         trees = (drawn.tree for drawn in self._drawn_corners)
         return find_schedule_extremes(
-            self.space, self.base.tree, trees, self.written.data.num_examples, self._written
+            self.space, self.base.tree, trees, self.written.data.num_examples, self._read_written
         )
 
     @property
@@ -300,7 +300,7 @@ class ResolvedSweep:
         Raises:
             ConfigError: Naming the search key at fault.
         """
-        config = self._written(tree)
+        config = self._read_written(tree)
         if self.whole is None:
             return config
         config = with_own_noise(config, self.whole, self.origin)
@@ -323,13 +323,13 @@ class ResolvedSweep:
         """
         if not self.explores:
             return trial
-        return self._fitted(trial, 1 / self._noise_ratio(trial))
+        return self._fit_batch(trial, 1 / self._noise_ratio(trial))
 
     def final(self, explored: TrialConfig) -> TrialConfig:
         """The final run at the config of an exploring trial: less noise, and a larger step."""
         assert self.whole is not None, "check_explore asks for it"
         config = with_own_noise(explored, self.whole, self.origin, final=True)
-        return self._fitted(config, self._noise_ratio(explored))
+        return self._fit_batch(config, self._noise_ratio(explored))
 
     def _noise_ratio(self, trial: TrialConfig) -> float:
         """Noise of the final run over that of the exploring ones, below 1."""
@@ -337,10 +337,10 @@ class ResolvedSweep:
         noise = self.whole.noise
         return noise(trial.schedule, final=True) / noise(trial.schedule)
 
-    def _fitted(self, trial: TrialConfig, ratio: float) -> TrialConfig:
+    def _fit_batch(self, trial: TrialConfig, ratio: float) -> TrialConfig:
         return trial.model_copy(update={"optimizer": trial.optimizer.fit_to_noise(ratio)})
 
-    def _written(self, tree: Tree) -> TrialConfig:
+    def _read_written(self, tree: Tree) -> TrialConfig:
         resources, train = self.config.resources, tree.get("train")
         if isinstance(train, dict):
             own = {"device": resources.device, "threads": resources.cpu}
@@ -542,7 +542,7 @@ def _search_key(path: KeyPath) -> KeyPath:
     """The keys under search are dotted themselves: search.optimizer.lr is one of them."""
     if path[0] != "search" or len(path) == 1:
         return path
-    return "search", dotted(path[1:])
+    return "search", format_path(path[1:])
 
 
 def resolve_sweep(file: Source, base: Source) -> ResolvedSweep:

@@ -19,10 +19,16 @@ class ConfigError(DpSweepError):
 
 
 class PrivateRowError(ConfigError):
-    """A row of private data is not as declared; the message quotes it.
+    """A row or image of private data is not as declared; the message quotes it.
 
     It is for whoever reads the file, on the machine that has it, and never recorded elsewhere.
     """
+
+    public = (
+        "a row or image of the data is not as declared, and its values are not written here. See "
+        "it where the data are, with: dpsweep check FILE"
+    )
+    """Message in the place of its own, where it is recorded."""
 
 
 class StateError(DpSweepError):

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from dpsweep.core.threads import torch_threads
+
 _FIRST_SECONDS, _SECONDS = 5.0, 30.0
 
 
@@ -57,16 +59,10 @@ def run_chunks(
 
     Operations this small are faster side by side, each on one thread, than each in pieces.
     """
-    import torch
 
     def run(first: int) -> None:
         work(slice(first, first + size))
         advance(min(size, total - first))
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with ThreadPoolExecutor(max(1, threads)) as pool:
-            list(pool.map(run, range(0, total, size)))
-    finally:
-        torch.set_num_threads(threads)
+    with torch_threads(1) as before, ThreadPoolExecutor(before) as pool:
+        list(pool.map(run, range(0, total, size)))

@@ -49,8 +49,10 @@ InputSpec = tuple[int, ...] | tuple[Field, ...]
 """Inputs of one example: the shape of one tensor of floats, or named tensors."""
 
 EngineName = Literal["auto", "bookkeeping", "vmap", "opacus"]
-Precision = Literal["bf16", "tf32"]
 """Ways to compute per-example gradients; see privacy/engine."""
+
+Precision = Literal["bf16", "tf32"]
+"""Precisions of forward and backward passes that are lower than float32."""
 
 Row = dict[str, float]
 """One report of a trial: `epoch`, `step`, and released or public figures by metric name."""

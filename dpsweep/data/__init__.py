@@ -5,11 +5,12 @@ from typing import Annotated
 from pydantic import Field, TypeAdapter
 
 from dpsweep.data.datasets import ImageData
+from dpsweep.data.own import OwnData
 from dpsweep.data.tables import TableData
 from dpsweep.data.text import GenerationData, TextData
 
 DataConfig = Annotated[
-    ImageData | TableData | TextData | GenerationData, Field(discriminator="name")
+    ImageData | TableData | TextData | GenerationData | OwnData, Field(discriminator="name")
 ]
 """Any data set, told apart by `name`."""
 

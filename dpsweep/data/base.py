@@ -6,10 +6,12 @@ torch or data.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from dpsweep.core.cache import source_key
 from dpsweep.core.strict import Strict
 from dpsweep.core.types import Field, InputSpec
 
@@ -73,6 +75,20 @@ class Data(Strict):
     def read_from(self) -> Path:
         """The folder or file that it is read from."""
         raise NotImplementedError
+
+    is_kept: ClassVar[bool] = True
+    """False if each process reads it anew, as no file tells that it is still the same."""
+
+    @property
+    def read_with(self) -> str:
+        """Content of other files that decides what is read."""
+        return ""
+
+    @property
+    def version(self) -> str:
+        """Hash of sizes and ages of all its files, and of what else decides what is read."""
+        files = [source_key(path, "") for path in self.places.values()]
+        return hashlib.sha256(repr((files, self.read_with)).encode()).hexdigest()[:32]
 
     def refuse_missing(self, where: str) -> None:
         """Raise ConfigError if the files are not there, without reading them.

@@ -18,7 +18,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from dpsweep.core.errors import ConfigError
+from dpsweep.core.errors import ConfigError, PrivateRowError
 from dpsweep.data.datasets import ImageData
 from dpsweep.data.shared import Split
 
@@ -153,13 +153,13 @@ def _read_images(images: Sequence[Labelled], config: ImageData) -> Split:
     with ThreadPoolExecutor() as pool:
         list(pool.map(read, range(len(images))))
     if broken:
-        raise ConfigError(
+        raise PrivateRowError(
             f"data.root: {len(broken)} of {len(images)} images cannot be read: "
             f"{_abbreviate(map(str, broken))}. Mend or delete them, and correct data.num_train and "
             f"data.num_test"
         )
     if other:
-        raise ConfigError(
+        raise PrivateRowError(
             f"data.shape: {_format_shape(config.stored.shape)} (channels x height x width), and "
             f"{len(other)} of {len(images)} images have another: {_abbreviate(other)}. Correct it, "
             f"or set data.resize: true"

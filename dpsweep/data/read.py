@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpsweep.core.errors import ConfigError
+from dpsweep.core.errors import ConfigError, PrivateRowError
 from dpsweep.core.inputs import Inputs, device_of, list_tensors, map_inputs, one_tensor, take_rows
 from dpsweep.core.progress import ProgressLines
 from dpsweep.core.seeds import derive_public_seed
@@ -25,9 +25,11 @@ from dpsweep.core.types import Field, InputSpec
 from dpsweep.data import DataConfig, folders, npz
 from dpsweep.data.datasets import ImageData, Normalise
 from dpsweep.data.features import Scattering
+from dpsweep.data.own import OwnData
 from dpsweep.data.shared import Split, load_shared
 from dpsweep.data.tables import FileData
 from dpsweep.data.tasks import CLASSIFICATION, Classification, Task
+from dpsweep.data.text import GenerationData
 from dpsweep.data.units import check_units, group_rows, list_units
 from dpsweep.privacy.engine.base import CrossEntropy, Loss
 
@@ -62,6 +64,7 @@ class Dataset:
         task: Loss and metrics.
         fields: What the named tensors hold; None if inputs are one tensor.
         copies: Rows of a unit; inputs are then of shape (N, copies, ...).
+        texts: Tokenizer and lengths, if texts are to be written and measured; else None.
     """
 
     inputs: Inputs
@@ -74,6 +77,7 @@ class Dataset:
     task: Task = CLASSIFICATION
     fields: tuple[Field, ...] | None = None
     copies: int = 1
+    texts: GenerationData | None = None
 
     @property
     def spec(self) -> InputSpec:
@@ -173,6 +177,7 @@ def load_dataset(config: DataConfig, seed: int) -> Dataset:
         fields=config.spec.fields or None,
         task=config.task,
         copies=config.copies,
+        texts=config if isinstance(config, GenerationData) and config.task.generates else None,
     )
 
 
@@ -224,14 +229,17 @@ def load_shared_features(config: DataConfig, seed: int, what: str, make: Callabl
         what: Tells apart all that can be made of them.
         make: Returns tensors, in tuples. Called if there is no copy yet.
     """
-    key = config.model_dump_json(), seed if config.num_held_out else None, what
+    key = config.model_dump_json(), seed if config.num_held_out else None, what, config.version
     return load_shared(config.read_from, make, repr(key), series="made")
 
 
-def _load_splits(config: DataConfig) -> tuple[Split, Split]:
+def _load_splits(config: DataConfig) -> tuple[tuple[Inputs, Tensor], tuple[Inputs, Tensor]]:
     if isinstance(config, ImageData):
         return _load_images(config) if config.features is None else _load_features(config)
     config.refuse_missing(config.name)
+    if isinstance(config, OwnData):
+        train = config.read("train")
+        return train, config.read("test") if config.num_test else train
     # one copy for each file and all that decides what is read of it, but for the split
     settings = config.model_dump(exclude={"validation", "holdout_fraction"})
     kind = repr((settings, type(config), config.read_with))
@@ -256,7 +264,7 @@ def _check_split(part: Split, expected: int, config: ImageData) -> None:
     outside = targets[(targets < 0) | (targets >= config.spec.num_classes)]
     if len(outside):
         some = ", ".join(str(label) for label in sorted(set(outside.tolist()))[:3])
-        raise ConfigError(
+        raise PrivateRowError(
             f"data.root: {config.root!r} has {len(outside)} labels outside the "
             f"{config.spec.num_classes} classes, which are numbered from 0: {some}. Correct them, "
             f"or data.num_classes"

@@ -1,4 +1,4 @@
-"""Rows of the user's own files: named columns of csv, tsv, jsonl, parquet and npz.
+"""Rows of the user's own files: named columns of csv, tsv, jsonl, parquet, npz, and datasets.
 
 Each value keeps its place, so that an error names the line. Nothing is guessed from the values:
 types, ranges and classes are declared (data/tables.py).
@@ -15,9 +15,10 @@ from typing import Any, Literal, get_args
 
 from dpsweep.core.errors import ConfigError, PrivateRowError, suggest_names
 
-Format = Literal["csv", "tsv", "jsonl", "parquet", "npz"]
+Format = Literal["csv", "tsv", "jsonl", "parquet", "npz", "huggingface"]
 
 _LISTED = 3
+_SUFFIXES = [kind for kind in get_args(Format) if kind != "huggingface"]
 
 
 @dataclass(frozen=True)
@@ -64,16 +65,21 @@ def file_format(path: Path, declared: Format | None = None) -> Format:
     suffix = path.suffix.removeprefix(".").lower()
     if declared is not None:
         return declared
-    if suffix in get_args(Format):
+    if suffix in _SUFFIXES:
         return suffix  # type: ignore[return-value]
     raise ConfigError(
-        f"{path}: its name ends in none of .{', .'.join(get_args(Format))}. Convert it, or give "
+        f"{path}: its name ends in none of .{', .'.join(_SUFFIXES)}. Convert it, or give "
         f"data.format"
     )
 
 
 def read_columns(
-    path: Path, names: Iterable[str], num_rows: int, key: str, declared: Format | None = None
+    path: Path,
+    names: Iterable[str],
+    num_rows: int,
+    key: str,
+    declared: Format | None = None,
+    split: str | None = None,
 ) -> dict[str, Column]:
     """Read some columns of a file.
 
@@ -83,14 +89,19 @@ def read_columns(
         num_rows: Number of rows that is declared.
         key: Key that declares it, such as data.num_train.
         declared: Format, if the suffix does not say.
+        split: Part of a data set of the package datasets, such as train.
 
     Raises:
         ConfigError: If the file is empty, broken, or has not these columns and so many rows.
     """
+    kind = file_format(path, declared)
     try:
-        header, columns, lines, unit = _READERS[file_format(path, declared)](path, [*names])
+        if kind == "huggingface":
+            header, columns, lines, unit = _read_huggingface(path, [*names], split)
+        else:
+            header, columns, lines, unit = _READERS[kind](path, [*names])
     except (OSError, UnicodeDecodeError) as e:
-        raise ConfigError(f"{path}: cannot be read as {file_format(path, declared)}: {e}") from e
+        raise PrivateRowError(f"{path}: cannot be read as {kind}: {e}") from e
     if not header:
         raise ConfigError(f"{path}: is empty. Give a file with named columns and rows")
     for name in names:
@@ -147,7 +158,7 @@ def _read_text(path: Path, names: list[str], dialect: dict[str, Any]) -> _Read:
             if not row:
                 continue  # a line without anything, as at a file's end
             if len(row) != len(header):
-                raise ConfigError(
+                raise PrivateRowError(
                     f"{path}, line {reader.line_num}: has {len(row)} cells, and the header has "
                     f"{len(header)}. Correct the line"
                 )
@@ -161,7 +172,7 @@ def _next_row(reader: Any, path: Path) -> list[str] | None:
     try:
         row: list[str] | None = next(reader, None)
     except csv.Error as e:
-        raise ConfigError(f"{path}, line {reader.line_num}: is broken: {e}. Correct it") from e
+        raise PrivateRowError(f"{path}, line {reader.line_num}: is broken: {e}. Correct it") from e
     return row
 
 
@@ -176,9 +187,9 @@ def _read_jsonl(path: Path, names: list[str]) -> _Read:
             try:
                 row = json.loads(line)
             except json.JSONDecodeError as e:
-                raise ConfigError(f"{path}, line {number}: is no JSON: {e.msg}") from e
+                raise PrivateRowError(f"{path}, line {number}: is no JSON: {e.msg}") from e
             if not isinstance(row, dict):
-                raise ConfigError(f"{path}, line {number}: is no JSON object, such as {{...}}")
+                raise PrivateRowError(f"{path}, line {number}: is no JSON object, such as {{...}}")
             header |= dict.fromkeys(row)
             lines.append(number)
             for name in names:
@@ -192,7 +203,7 @@ def _read_parquet(path: Path, names: list[str]) -> _Read:
         header = list(parquet.read_schema(path).names)
         table = parquet.read_table(path, columns=[name for name in names if name in header])
     except import_module("pyarrow").ArrowException as e:
-        raise ConfigError(f"{path}: cannot be read as parquet: {e}") from e
+        raise PrivateRowError(f"{path}: cannot be read as parquet: {e}") from e
     columns = {name: table[name].to_pylist() for name in table.column_names}
     return header, columns, range(1, table.num_rows + 1), "row"
 
@@ -216,6 +227,25 @@ def _read_npz(path: Path, names: list[str]) -> _Read:
         raise ConfigError(f"{path}: arrays of {sorted(sizes)} rows. Give as many in each")
     rows = range(1, 1 + next(iter(sizes), 0))
     return header, {name: column.tolist() for name, column in columns.items()}, rows, "row"
+
+
+def _read_huggingface(path: Path, names: list[str], split: str | None) -> _Read:
+    """Read a folder that `save_to_disk` of the package datasets wrote; nothing is downloaded."""
+    datasets = import_module("datasets")
+    try:
+        found = datasets.load_from_disk(str(path))
+    except (OSError, ValueError) as e:  # no such folder, or of another kind
+        raise ConfigError(
+            f"{path}: is no data set of the package datasets: {e}. Write it with save_to_disk; a "
+            f".parquet or .csv file is read by its name"
+        ) from e
+    if isinstance(found, datasets.DatasetDict):
+        if split not in found:
+            raise ConfigError(f"{path}: has no split {split!r}.{suggest_names(str(split), found)}")
+        found = found[split]
+    header = list(found.column_names)
+    columns: dict[str, Sequence[Any]] = {k: list(found[k]) for k in names if k in header}
+    return header, columns, range(1, len(found) + 1), "row"
 
 
 _READERS: dict[str, Callable[[Path, list[str]], _Read]] = {

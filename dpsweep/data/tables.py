@@ -9,7 +9,8 @@ what to declare.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -72,9 +73,9 @@ class ColumnConfig(Strict):
         if self.categories is None:
             numbers = torch.tensor(column.convert(self._scale), dtype=torch.float32)
             return numbers[:, None]
-        places = {str(value): place for place, value in enumerate(self.categories)}
+        places = {str(value): i for i, value in enumerate(self.categories)}
 
-        def place(value: Any) -> int:
+        def encode(value: Any) -> int:
             text = self._present(value)
             text = str(text).strip()
             if text not in places:
@@ -84,7 +85,7 @@ class ColumnConfig(Strict):
                 )
             return places[text]
 
-        ids = torch.tensor(column.convert(place))
+        ids = torch.tensor(column.convert(encode))
         return torch.nn.functional.one_hot(ids, len(places)).float()
 
     def _present(self, value: Any) -> Any:
@@ -123,47 +124,15 @@ class UnitConfig(Strict):
     """N: units of the training file, held-out ones included. Declared, as N is public."""
 
 
-class FileData(Data):
-    """Base of the data sets that are read from the rows of files."""
+class RowData(Data):
+    """Base of the data sets whose examples are the user's own, with inputs and targets declared."""
 
-    file: str
-    """The training rows: .csv or .tsv with a header, .jsonl, .parquet, or .npz with an array for
-    each column. Relative to where you run."""
-
-    test_file: str | None = Field(default=None, exclude_if=is_unused)
-    """Rows of the test split, with validation: test_split."""
-
-    format: Format | None = Field(default=None, exclude_if=is_unused)
-    """Format of the files, if their names do not end in it."""
-
-    num_train: int = Field(gt=0)
-    """Training rows, held-out ones included. Declared, as N is public."""
-
-    num_test: int | None = Field(default=None, gt=0, exclude_if=is_unused)
-    """Rows of the test split, if there is one."""
-
-    validation: Literal["test_split", "holdout"] = "test_split"
-    """Source of the metrics: the test split, which you thereby declare public, or a part of the
-    training split, whose rows are then measured without noise and not protected."""
-
-    holdout_fraction: float = Field(default=0.1, gt=0, lt=1)
-    """Share of the training rows, or of the units, held out; used with validation: holdout only."""
-
-    unit: UnitConfig | None = Field(default=None, exclude_if=is_unused)
-    """Protect all rows of a unit together (user-level privacy); each row by itself if missing."""
+    if TYPE_CHECKING:
+        num_train: Any
+        num_test: Any
 
     def __hash__(self) -> int:  # some keys hold dicts
         return hash(self.model_dump_json())
-
-    @property
-    def public_words(self) -> str:
-        """Say that the number of rows is public, where units are protected."""
-        if self.unit is None:
-            return ""
-        return (
-            f"Declared public too: the number of all units' rows together, {self.num_train:,}. No "
-            f"epsilon covers it: who knows all units but one, knows how many rows that one has."
-        )
 
     @property
     def input_spec(self) -> dict[str, Any]:
@@ -208,81 +177,13 @@ class FileData(Data):
     normalise: ClassVar[None] = None
 
     @property
-    def root(self) -> str:
-        """The file, as images have a root."""
-        return self.file
-
-    @property
     def num_rows(self) -> int:
-        return self.num_train if self.unit is None else self.unit.num_units
+        return int(self.num_train)
 
-    @property
-    def copies(self) -> int:
-        return 1 if self.unit is None else self.unit.examples_per_unit
-
-    @property
-    def private_units(self) -> str:
-        if self.unit is None:
-            return "training examples"
-        return f"units (all training rows with one value of {self.unit.column!r})"
-
-    @property
-    def protected(self) -> str:
-        return "examples" if self.unit is None else "units"
-
-    @property
-    def read_with(self) -> str:
-        """Content of other files that decides what is read."""
-        return ""
-
-    @property
-    def files(self) -> dict[str, tuple[Path, int]]:
-        """Key of the number of its rows -> each file, and that number."""
-        keys = {"num_train": self.num_train, "num_test": self.num_test or 0}
-        return {
-            key: (path, num)
-            for (key, num), path in zip(keys.items(), self.places.values(), strict=False)
-        }
-
-    @property
-    def places(self) -> dict[str, Path]:
-        found = {"file": self.file, "test_file": self.test_file}
-        return {key: Path(file).expanduser() for key, file in found.items() if file is not None}
-
-    @property
-    def place(self) -> Path:
-        """The file of the training split."""
-        return self.places["file"]
-
-    @property
-    def read_from(self) -> Path:
-        return self.place
-
-    def refuse_missing(self, where: str) -> None:
-        for key, path in self.places.items():
-            if not path.is_file():
-                raise ConfigError(f"{where}: data.{key}: {path} is not a file. Correct the path")
-
-    def read_units(self, key: str) -> Tensor:
-        """Read whose row each one is, as hashes, int64, shape (N,)."""
-        import torch
-
-        assert self.unit is not None, "asked for where there are units"
-        path, num = self.files[key]
-        name = self.unit.column
-        column = read_columns(path, [name], num, f"data.{key}", self.format)[name]
-        return torch.tensor(column.convert(_hash_unit))
-
-    def check_declared(self) -> None:
-        """Raise InvalidKey if what must be declared is missing."""
-        if self.unit is not None and self.unit.num_units > self.num_train:
-            raise InvalidKey(
-                "unit.num_units",
-                f"is {self.unit.num_units}, and data.num_train is {self.num_train}: each unit has "
-                f"a row at least",
-            )
+    def check_split(self, keys: tuple[str, ...]) -> None:
+        """Raise InvalidKey if `keys`, which declare the test split, do not fit data.validation."""
         tested = self.validation == "test_split"
-        for key in ("test_file", "num_test"):
+        for key in keys:
             if tested and getattr(self, key) is None:
                 raise InvalidKey(
                     key,
@@ -291,6 +192,9 @@ class FileData(Data):
                 )
             if not tested and getattr(self, key) is not None:
                 raise InvalidKey(key, "is of validation: test_split. Delete one of the two")
+
+    def check_task(self) -> None:
+        """Raise InvalidKey if classes and outputs are not declared as the task needs them."""
         if isinstance(self.task, Classification):
             if (self.num_labels is None) == (self.task.classes is None):
                 raise InvalidKey(
@@ -313,16 +217,26 @@ class FileData(Data):
         """
         import torch
 
-        if isinstance(self.task, Classification):
-            (name,) = self.targets
-            return torch.tensor(columns[name].convert(self._to_class))
-        kinds: dict[type, Callable[[Any], float]]
-        kinds = {Regression: self._to_number, MultiLabel: _to_bit, OwnTask: parse_number}
-        one = kinds[type(self.task)]
+        one = self.encode_value()
         found = [torch.tensor(columns[name].convert(one)) for name in self.targets]
-        if isinstance(self.task, OwnTask) and len(found) == 1:
-            return found[0]
-        return torch.stack(found, 1)
+        return found[0] if self.has_scalar_targets else torch.stack(found, 1)
+
+    @property
+    def has_scalar_targets(self) -> bool:
+        """True if targets have shape (N,), and not (N, K)."""
+        return isinstance(self.task, Classification) or (
+            isinstance(self.task, OwnTask) and len(self.targets) == 1
+        )
+
+    def encode_value(self) -> Callable[[Any], float]:
+        """Return the function that encodes one value of a target, or raises ValueError."""
+        kinds: dict[type, Callable[[Any], float]] = {
+            Classification: self._to_class,
+            Regression: self._to_number,
+            MultiLabel: _to_bit,
+            OwnTask: parse_number,
+        }
+        return kinds[type(self.task)]
 
     def _to_class(self, value: Any) -> int:
         names = self.task.classes
@@ -350,6 +264,142 @@ class FileData(Data):
                 f"the range by public knowledge"
             )
         return number
+
+
+class FileData(RowData):
+    """Base of the data sets that are read from the rows of files."""
+
+    file: str
+    """The training rows: .csv or .tsv with a header, .jsonl, .parquet, or .npz with an array for
+    each column. Relative to where you run."""
+
+    test_file: str | None = Field(default=None, exclude_if=is_unused)
+    """Rows of the test split, with validation: test_split."""
+
+    format: Format | None = Field(default=None, exclude_if=is_unused)
+    """Format of the files, if their names do not end in it. huggingface: `file` is a folder that
+    save_to_disk of the package datasets wrote."""
+
+    split: str | None = Field(default=None, exclude_if=is_unused)
+    """Training split of format: huggingface, such as train."""
+
+    test_split: str | None = Field(default=None, exclude_if=is_unused)
+    """Test split of the same folder, such as validation."""
+
+    num_train: int = Field(gt=0)
+    """Training rows, held-out ones included. Declared, as N is public."""
+
+    num_test: int | None = Field(default=None, gt=0, exclude_if=is_unused)
+    """Rows of the test split, if there is one."""
+
+    validation: Literal["test_split", "holdout"] = "test_split"
+    """Source of the metrics: the test split, which you thereby declare public, or a part of the
+    training split, whose rows are then measured without noise and not protected."""
+
+    holdout_fraction: float = Field(default=0.1, gt=0, lt=1)
+    """Share of the training rows, or of the units, held out; used with validation: holdout only."""
+
+    unit: UnitConfig | None = Field(default=None, exclude_if=is_unused)
+    """Protect all rows of a unit together (user-level privacy); each row by itself if missing."""
+
+    @property
+    def public_words(self) -> str:
+        """Say that the number of rows is public, where units are protected."""
+        if self.unit is None:
+            return ""
+        return (
+            f"Declared public too: the number of all units' rows together, {self.num_train:,}. No "
+            f"epsilon covers it: who knows all units but one, knows how many rows that one has."
+        )
+
+    @property
+    def root(self) -> str:
+        """The file, as images have a root."""
+        return self.file
+
+    @property
+    def num_rows(self) -> int:
+        return self.num_train if self.unit is None else self.unit.num_units
+
+    @property
+    def copies(self) -> int:
+        return 1 if self.unit is None else self.unit.examples_per_unit
+
+    @property
+    def private_units(self) -> str:
+        if self.unit is None:
+            return "training examples"
+        return f"units (all training rows with one value of {self.unit.column!r})"
+
+    @property
+    def protected(self) -> str:
+        return "examples" if self.unit is None else "units"
+
+    @property
+    def files(self) -> dict[str, tuple[Path, int]]:
+        """Key of the number of its rows -> each file, and that number."""
+        keys = {"num_train": self.num_train, "num_test": self.num_test or 0}
+        paths = [*self.places.values()]
+        if self.test_split is not None:
+            paths.append(self.place)
+        return {key: (path, num) for (key, num), path in zip(keys.items(), paths, strict=False)}
+
+    def read_rows(self, key: str, names: Iterable[str]) -> dict[str, Column]:
+        """Read some columns of the file of num_train or num_test."""
+        path, num = self.files[key]
+        split = self.split if key == "num_train" else self.test_split
+        return read_columns(path, names, num, f"data.{key}", self.format, split)
+
+    @property
+    def places(self) -> dict[str, Path]:
+        found = {"file": self.file, "test_file": self.test_file}
+        return {key: Path(file).expanduser() for key, file in found.items() if file is not None}
+
+    @property
+    def place(self) -> Path:
+        """The file of the training split."""
+        return self.places["file"]
+
+    @property
+    def read_from(self) -> Path:
+        return self.place
+
+    def refuse_missing(self, where: str) -> None:
+        folder = self.format == "huggingface"
+        for key, path in self.places.items():
+            if not (path.is_dir() if folder else path.is_file()):
+                kind = "folder" if folder else "file"
+                raise ConfigError(f"{where}: data.{key}: {path} is not a {kind}. Correct the path")
+        if folder and find_spec("datasets") is None:
+            raise ConfigError(
+                f"{where}: data.format: huggingface is read by the package datasets, which is not "
+                f"installed here. Add it with: pip install 'dpsweep[datasets]'"
+            )
+
+    def read_units(self, key: str) -> Tensor:
+        """Read whose row each one is, as hashes, int64, shape (N,)."""
+        import torch
+
+        assert self.unit is not None, "asked for where there are units"
+        name = self.unit.column
+        return torch.tensor(self.read_rows(key, [name])[name].convert(_hash_unit))
+
+    def check_declared(self) -> None:
+        """Raise InvalidKey if what must be declared is missing."""
+        if self.unit is not None and self.unit.num_units > self.num_train:
+            raise InvalidKey(
+                "unit.num_units",
+                f"is {self.unit.num_units}, and data.num_train is {self.num_train}: each unit has "
+                f"a row at least",
+            )
+        of_folder = self.format == "huggingface"
+        for key in ("split", "test_split"):
+            if not of_folder and getattr(self, key) is not None:
+                raise InvalidKey(key, "is of format: huggingface. Delete it, or write that format")
+        if of_folder and (self.split is None or self.test_file is not None):
+            raise InvalidKey("split", "is missing, such as train; test_split names the test split")
+        self.check_split(("test_split" if of_folder else "test_file", "num_test"))
+        self.check_task()
 
 
 def _hash_unit(value: Any) -> int:
@@ -405,8 +455,6 @@ class TableData(FileData):
         """Read inputs, float32, shape (N, F), and targets of the file of num_train or num_test."""
         import torch
 
-        path, num = self.files[key]
-        names = [*self.columns, *self.targets]
-        found = read_columns(path, names, num, f"data.{key}", self.format)
+        found = self.read_rows(key, [*self.columns, *self.targets])
         inputs = [config.encode(found[name]) for name, config in self.columns.items()]
         return torch.cat(inputs, 1), self.encode_targets(found)

@@ -23,6 +23,7 @@ MOST_CONFUSED = 200
 """Classes up to which a confusion matrix is counted, whatever the metrics."""
 
 ClassMetric = Literal["accuracy", "f1", "matthews"]
+TextMetric = Literal["perplexity", "bleu", "rouge_l"]
 Names = Annotated[tuple[str, ...], Field(strict=False)]
 Numbers = Annotated[tuple[float, ...], Field(strict=False)]
 
@@ -106,20 +107,15 @@ class Classification(Task):
             )
 
     def losses(self, outputs_B: Tensor, targets_B: Tensor) -> Tensor:
-        from torch.nn.functional import cross_entropy
+        from torch.nn.functional import log_softmax
 
-        losses_B = cross_entropy(outputs_B, targets_B, reduction="none")
+        # The bits of torch's cross_entropy. That one has no rule for vmap, by which each step
+        # computes losses: a decomposition in Python runs instead, and imports sympy.
+        losses_B = -log_softmax(outputs_B, 1).gather(1, targets_B[:, None]).squeeze(1)
         return losses_B if self.class_weights is None else self._weigh(losses_B, targets_B)
 
     def _weigh(self, losses_B: Tensor, targets_B: Tensor) -> Tensor:
         return losses_B * losses_B.new_tensor(self.class_weights)[targets_B]
-
-    def loss(self, outputs_B: Tensor, targets_B: Tensor) -> Tensor:
-        from torch.nn.functional import cross_entropy
-
-        if self.class_weights is None:
-            return cross_entropy(outputs_B, targets_B)
-        return super().loss(outputs_B, targets_B)
 
     def draw_targets(self, num: int, outputs: tuple[int, ...]) -> Tensor:
         import torch
@@ -274,9 +270,27 @@ class CausalLM(Task):
 
     name: Literal["causal_lm"] = "causal_lm"
 
+    metrics: Annotated[tuple[TextMetric, ...], Field(strict=False)] = Field(
+        default=("perplexity",), min_length=1, exclude_if=lambda x: x == ("perplexity",)
+    )
+    """Beside the loss: perplexity; bleu (0 to 100, of sacrebleu) and rouge_l (F measure, 0 to 1, of
+    rouge-score) of texts that the model writes after the validation prompts."""
+
+    num_prompts: int = Field(default=200, gt=0, exclude_if=lambda x: x == 200)
+    """Most prompts that texts are written for at each evaluation: the first different ones of the
+    validation data. All targets of a prompt are its references."""
+
+    max_tokens: int = Field(default=64, gt=0, exclude_if=lambda x: x == 64)
+    """Most tokens of a text that the model writes; data.length bounds prompt and text together."""
+
     @property
     def metric_names(self) -> tuple[str, ...]:
-        return ("perplexity", "loss")
+        return (*self.metrics, "loss")
+
+    @property
+    def generates(self) -> bool:
+        """True if texts are written to be measured."""
+        return bool({"bleu", "rouge_l"} & {*self.metrics})
 
     @property
     def outputs_words(self) -> str:
@@ -300,9 +314,12 @@ class CausalLM(Task):
         return {"loss": losses_B.sum(), "tokens": tokens_BT.sum(), "count": counts_B.sum()}
 
     def compute_metrics(self, sums: dict[str, Tensor], num: int) -> dict[str, float]:
-        """Perplexity of all target tokens together, and the mean of the examples' losses."""
-        perplexity = (sums["tokens"] / sums["count"]).exp()
-        return {"perplexity": float(perplexity), "loss": float(sums["loss"]) / num}
+        """Perplexity of all target tokens together, and the mean of the examples' losses.
+
+        Metrics of texts are computed by training/generate.py, and stand among the sums.
+        """
+        found = {**sums, "perplexity": (sums["tokens"] / sums["count"]).exp()}
+        return {**{k: float(found[k]) for k in self.metrics}, "loss": float(sums["loss"]) / num}
 
 
 IGNORED = -100

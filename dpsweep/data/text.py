@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 from dpsweep.core.errors import ConfigError, InvalidKey
 from dpsweep.core.strict import is_unused
 from dpsweep.core.types import Field as InputField
-from dpsweep.data.rows import Column, is_missing, read_columns
+from dpsweep.data.rows import is_missing
 from dpsweep.data.tables import FileData
 from dpsweep.data.tasks import CAUSAL_LM, CLASSIFICATION, IGNORED, CausalLM, TaskConfig
 
@@ -71,10 +71,6 @@ class TokenData(FileData):
             )
         find_tokenizer(self.tokenizer)
 
-    def _read(self, key: str, names: list[str]) -> dict[str, Column]:
-        path, num = self.files[key]
-        return read_columns(path, names, num, f"data.{key}", self.format)
-
 
 class TextData(TokenData):
     """Texts of yours with a label, a number or several labels each."""
@@ -82,7 +78,8 @@ class TextData(TokenData):
     name: Literal["text"] = "text"
 
     text: str | Annotated[tuple[str, str], Field(strict=False)]
-    """Column of the text, or two that are read as a pair."""
+    """Column of the text, or two that are read as a pair. A model is then given token_type_ids too:
+    0 at the first text and 1 at the second, as the tokenizer says."""
 
     label: str | Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
     """Column to learn; several with regression and multi_label."""
@@ -104,10 +101,17 @@ class TextData(TokenData):
     def targets(self) -> tuple[str, ...]:
         return (self.label,) if isinstance(self.label, str) else self.label
 
+    @property
+    def input_spec(self) -> dict[str, Any]:
+        found = super().input_spec
+        if isinstance(self.text, tuple):
+            found["fields"] += (InputField("token_type_ids", (self.length,), num_ids=2),)
+        return found
+
     def read(self, key: str) -> tuple[Inputs, Tensor]:
         """Read ids and masks, shape (N, T), and targets of the file of num_train or num_test."""
         texts = (self.text,) if isinstance(self.text, str) else self.text
-        found = self._read(key, [*texts, *self.targets])
+        found = self.read_rows(key, [*texts, *self.targets])
         coder = _load_coder(find_tokenizer(self.tokenizer))
         coder.enable_truncation(self.length)
         parts = [found[name].convert(_to_text) for name in texts]
@@ -117,6 +121,9 @@ class TextData(TokenData):
             if not row:
                 raise found[texts[0]].error(index, "has no token. Write some text, or delete it")
         inputs = pad_ids(ids, self.length, read_tokenizer(find_tokenizer(self.tokenizer)).padding)
+        if isinstance(self.text, tuple):
+            segments = pad_ids([each.type_ids for each in encoded], self.length, 0)["input_ids"]
+            inputs["token_type_ids"] = segments
         return inputs, self.encode_targets(found)
 
 
@@ -157,19 +164,41 @@ class GenerationData(TokenData):
     def input_spec(self) -> dict[str, Any]:
         return {**super().input_spec, "positions": self.length}
 
+    def refuse_missing(self, where: str) -> None:
+        super().refuse_missing(where)
+        for metric, module, package in (
+            ("bleu", "sacrebleu", "sacrebleu"),
+            ("rouge_l", "rouge_score", "rouge-score"),
+        ):
+            if metric in self.task.metrics and find_spec(module) is None:
+                raise ConfigError(
+                    f"{where}: data.task.metrics: {metric} is computed by {package}, which is not "
+                    f"installed here. Add it with: pip install 'dpsweep[generation]'"
+                )
+
+    def load_coder(self) -> tuple[Any, int]:
+        """Load the tokenizer, and the id of the token that ends a target.
+
+        Raises:
+            ConfigError: If the tokenizer has no such token.
+        """
+        place = find_tokenizer(self.tokenizer)
+        coder = _load_coder(place)
+        end = coder.token_to_id(self.end)
+        if end is None:
+            special = ", ".join(map(repr, read_tokenizer(place).special[:5]))
+            raise ConfigError(
+                f"data.end: {self.end!r} is no token of {place}. Name one of its special tokens, "
+                f"such as {special or 'none that it has'}"
+            )
+        return coder, end
+
     def read(self, key: str) -> tuple[Inputs, Tensor]:
         """Read ids and masks, and at each position the next token if it is to be learned."""
         import torch
 
-        found = self._read(key, [self.source, self.target])
-        place = find_tokenizer(self.tokenizer)
-        coder, settings = _load_coder(place), read_tokenizer(place)
-        end = coder.token_to_id(self.end)
-        if end is None:
-            raise ConfigError(
-                f"data.end: {self.end!r} is no token of {place}. Name one of its special tokens, "
-                f"such as {', '.join(map(repr, settings.special[:5])) or 'none that it has'}"
-            )
+        found = self.read_rows(key, [self.source, self.target])
+        (coder, end), settings = self.load_coder(), read_tokenizer(find_tokenizer(self.tokenizer))
         texts = [found[name].convert(_to_text) for name in (self.source, self.target)]
         prompts, answers = (
             [each.ids for each in coder.encode_batch(part, add_special_tokens=False)]

@@ -45,13 +45,13 @@ class NodeFailures:
                 failed.discard(number)
             return False
         self._failed.setdefault(node, set()).add(number)
-        return bool(set(self.list_nodes()) - self.avoided(number))
+        return bool(set(self.list_nodes()) - self.list_avoided(number))
 
     def note_report(self, node: str) -> None:
         """Note that a trial reported from a node: what failed there before is no fault of it."""
         self._failed.pop(node, None)
 
-    def avoided(self, number: int | None = None) -> frozenset[str]:
+    def list_avoided(self, number: int | None = None) -> frozenset[str]:
         """Nodes that trials avoid, and those on which trial `number` failed."""
         bad = {node for node, failed in self._failed.items() if len(failed) >= MAX_FAILURES}
         return frozenset(bad | self._tried.get(number, set()) if number is not None else bad)

@@ -66,13 +66,13 @@ _BY_RAY = "on its node, where Ray ended the worker"
 class Watcher(Protocol):
     """Someone who wants to know how the trials fare: the tracker, the display."""
 
-    def started(self, record: Record) -> None:
+    def on_trial_start(self, record: Record) -> None:
         """A trial was given to a worker, for the first time or again."""
 
-    def reported(self, record: Record, row: Row) -> None:
+    def on_trial_report(self, record: Record, row: Row) -> None:
         """A trial reported `row`."""
 
-    def ended(self, record: Record) -> None:
+    def on_trial_end(self, record: Record) -> None:
         """A trial is complete, pruned or failed."""
 
 
@@ -196,7 +196,7 @@ class Driver:
         """True while trials run: what is run next may follow from them, or be one of them again."""
         return bool(self._live) and not self.stopping
 
-    def next(self, trial_id: str) -> Assignment | None:
+    def assign_trial(self, trial_id: str) -> Assignment | None:
         """The trial to run as `trial_id`; None if there is none now. See `is_waiting`."""
         self._lease.check()
         record = self._next_record(trial_id)
@@ -214,7 +214,7 @@ class Driver:
         move.unlink(missing_ok=True)
         self._begun[trial_id] = len(read_begins(trial_dir.path))
         for watcher in self._watchers:
-            watcher.started(record)
+            watcher.on_trial_start(record)
         return {
             "number": record.number,
             "config": record.config.model_dump(mode="json"),
@@ -224,7 +224,7 @@ class Driver:
             "limits": self._make_limits(alone=trial_id == self._runs_alone).to_json(),
         }
 
-    def result(self, trial_id: str, payload: dict[str, Any]) -> bool:
+    def take_report(self, trial_id: str, payload: dict[str, Any]) -> bool:
         """Take one message of a worker. True if the trial is to end now."""
         self._lease.check()
         number = self._live.get(trial_id)
@@ -236,7 +236,7 @@ class Driver:
         self._nodes.note_report(self._find_node(number))
         record = self._search.record(number)
         for watcher in self._watchers:
-            watcher.reported(record, row)
+            watcher.on_trial_report(record, row)
         # A trial at its last step is complete and fully charged: pruning would only lose it.
         if row["step"] < record.config.num_steps and self._search.should_prune(number):
             self._pruned.add(trial_id)
@@ -251,7 +251,7 @@ class Driver:
         lines = [line.strip() for line in words.splitlines() if line.strip()]
         self._last_death = lines[-1] if lines else self._last_death
 
-    def ended(self, trial_id: str, payload: dict[str, Any] | None) -> None:
+    def end_trial(self, trial_id: str, payload: dict[str, Any] | None) -> None:
         """The worker is through with a trial, or (payload None) died too often."""
         self._lease.check()
         number, begun_before = self._live.pop(trial_id, None), self._begun.pop(trial_id, 0)
@@ -293,11 +293,11 @@ class Driver:
         record = self._search.tell(number, end, reason=reason)
         trial_dir.forget()
         for watcher in self._watchers:
-            watcher.ended(record)
+            watcher.on_trial_end(record)
 
     def avoided_nodes(self, trial_id: str = "") -> frozenset[str]:
         """Nodes that no trial is placed on, or not the one that runs as `trial_id`."""
-        return self._nodes.avoided(self._live.get(trial_id))
+        return self._nodes.list_avoided(self._live.get(trial_id))
 
     @property
     def num_running(self) -> int:
@@ -317,7 +317,7 @@ class Driver:
 
     def _send_elsewhere(self, number: int, reason: str) -> bool:
         """Run a trial that failed before its first step on another node; False if there is none."""
-        node, avoided = self._find_node(number), self._nodes.avoided()
+        node, avoided = self._find_node(number), self._nodes.list_avoided()
         if self.stopping or not self._nodes.note_failure(number, node):
             return False
         forget_failures(self._folder.trial_dir(number))  # or the next worker would obey them
@@ -326,7 +326,7 @@ class Driver:
         self._search.log(
             f"trial {number} failed before its first step on {host}, and runs on another: {reason}"
         )
-        if self._nodes.avoided() - avoided:
+        if self._nodes.list_avoided() - avoided:
             self._search.log(f"{host} is avoided: {MAX_FAILURES} trials failed there so")
         return True
 

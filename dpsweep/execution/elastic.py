@@ -52,7 +52,7 @@ class ClusterNodes:
         """The nodes on which a trial fits and may begin: Ray's id -> host."""
         return {n["NodeID"]: n["NodeManagerHostname"] for n in self._list_fit() if self._takes(n)}
 
-    def refused(self) -> frozenset[str]:
+    def list_refused(self) -> frozenset[str]:
         """Nodes that are there and must not be given a trial."""
         return self._draining | frozenset(self._refused)
 
@@ -119,4 +119,4 @@ class ClusterNodes:
         return [n for n in self._alive if count_trials_per_node(self._resources, n["Resources"])]
 
     def _takes(self, node: dict[str, Any]) -> bool:
-        return node["NodeID"] not in self.refused()
+        return node["NodeID"] not in self.list_refused()

@@ -45,15 +45,15 @@ class GaugeWatcher:
             self._note_epsilon(record.row)
         self._set_all()
 
-    def started(self, record: Record) -> None:
+    def on_trial_start(self, record: Record) -> None:
         """Count a trial that was given to a worker."""
         self._set_all()
 
-    def reported(self, record: Record, row: Row) -> None:
+    def on_trial_report(self, record: Record, row: Row) -> None:
         """Take what a trial has spent."""
         self._note_epsilon(row)
 
-    def ended(self, record: Record) -> None:
+    def on_trial_end(self, record: Record) -> None:
         """Count a trial that is complete, pruned or failed."""
         self._set_all()
 

@@ -29,7 +29,9 @@ from dpsweep.execution.resources import (
     choose_next_count,
     choose_packing,
     compute_memory_share,
+    count_concurrent_trials,
     get_total_memory,
+    select_cards,
 )
 from dpsweep.methods import build_method as build_method
 from dpsweep.models import build_model as build_model
@@ -46,13 +48,16 @@ _LATE = 1000
 
 def decide_packing(sweep: ResolvedSweep, nodes: Sequence[NodeResources]) -> Packing:
     """Decide how many trials share a GPU, by a measurement on one of the cluster's."""
-    with_gpu = [has for has in nodes if has.get("GPU", 0.0) >= 1]
+    cards = select_cards(sweep.config.resources)
+    with_gpu = [has for has in nodes if has.get("GPU", 0.0) >= 1 and all(map(has.get, cards))]
     if not with_gpu:
+        if cards:  # a card of that type was asked for: to go on without one would be another sweep
+            count_concurrent_trials(sweep.config.resources.model_copy(update={"gpu": 1.0}), nodes)
         return NO_GPU
     cpu = sweep.config.resources.cpu
     most = max(1, min(int(has.get("CPU", 0.0) / has["GPU"] / cpu) for has in with_gpu))
     config = find_costliest_trial(sweep).model_dump(mode="json")
-    task = ray.remote(num_gpus=1, num_cpus=0, max_retries=0)(measure_gpu)
+    task = ray.remote(num_gpus=1, num_cpus=0, max_retries=0, resources=cards)(measure_gpu)
     try:
         found = ray.get(task.remote(config, most, cpu, "cuda"))
     except RayError as e:  # no driver there, or one too old for torch

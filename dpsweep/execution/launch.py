@@ -13,6 +13,7 @@ from ray import tune
 from ray.exceptions import RayError
 from ray.tune import TuneError
 
+from dpsweep.compat import find_dashboard
 from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.core.errors import DpSweepError, Interrupted, summarize_error
 from dpsweep.core.signals import handle_signals
@@ -112,6 +113,7 @@ class Session:
             forget(self.folder)  # a driver may have died between the winner and that
             return True
         self.prepare()
+        self.folder.note_dashboard(find_dashboard())
         if not is_checked(self.folder):  # once a sweep, before its first trial
             store_release_checks(self.sweep, self.folder)
             tracking.checked()
@@ -217,7 +219,7 @@ def reopen_session(
         StateError: If there is none, or another process drives it.
     """
     folder = state.sweep(name)
-    folder.stored()
+    folder.read_files()
     with folder.lease(wait_seconds=wait_seconds) as lease:
         uri = storage_uri or folder.storage_uri
         study = Study.open(uri, read_stored_sweep(name, state), folder.id, name=folder.study)

@@ -37,7 +37,7 @@ class StudySearcher(Searcher):
         """The next assignment, None while there is none, FINISHED when there will be none."""
         if self._is_full() and self._driver.num_left():
             return None
-        if assignment := self._driver.next(trial_id):
+        if assignment := self._driver.assign_trial(trial_id):
             return assignment
         return None if self._driver.is_waiting else str(Searcher.FINISHED)
 
@@ -52,7 +52,7 @@ class StudySearcher(Searcher):
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
         """Tune is through with a trial."""
-        self._driver.ended(trial_id, None if error else _get_payload(result or {}))
+        self._driver.end_trial(trial_id, None if error else _get_payload(result or {}))
 
     def save(self, checkpoint_path: str) -> None:
         """Nothing to save: the study is on disk."""
@@ -71,12 +71,12 @@ class StudyScheduler(FIFOScheduler):
     def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
         """Keep a trial from the nodes that it avoids, before it is placed."""
         super().on_trial_add(tune_controller, trial)
-        if nodes := self._driver.avoided_nodes(trial.trial_id) | self._nodes.refused():
+        if nodes := self._driver.avoided_nodes(trial.trial_id) | self._nodes.list_refused():
             trial.update_resources(place_elsewhere(trial.placement_group_factory, nodes))
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
         """CONTINUE or STOP."""
-        ends = self._driver.result(trial.trial_id, _get_payload(result))
+        ends = self._driver.take_report(trial.trial_id, _get_payload(result))
         return str(TrialScheduler.STOP if ends else TrialScheduler.CONTINUE)
 
     def on_trial_error(self, tune_controller: Any, trial: Trial) -> None:

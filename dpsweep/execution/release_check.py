@@ -15,7 +15,8 @@ from dpsweep.core.errors import (
     StateError,
     summarize_error,
 )
-from dpsweep.execution.resources import count_trials_per_node
+from dpsweep.core.threads import torch_threads
+from dpsweep.execution.resources import count_trials_per_node, select_cards
 from dpsweep.execution.tracking import CHECKS
 from dpsweep.store.state_dir import SweepFolder
 from dpsweep.training.release_check import Check, check_releases, table_of_checks
@@ -41,7 +42,7 @@ def store_release_checks(sweep: ResolvedSweep, folder: SweepFolder) -> None:
     """
     config = sweep.reference_trial
     try:
-        found, where = _checked(config, sweep)
+        found, where = _check_in_place(config, sweep)
     except (DpSweepError, ValueError, RayError, RuntimeError, MemoryError) as e:
         cause = e.cause if isinstance(e, RayTaskError) else e
         if not isinstance(cause, RayError):
@@ -71,7 +72,7 @@ def store_release_checks(sweep: ResolvedSweep, folder: SweepFolder) -> None:
     write_atomically(folder.path / CHECKS, f"{head}{text}\n".encode())
 
 
-def _checked(config: TrialConfig, sweep: ResolvedSweep) -> tuple[list[Check], str]:
+def _check_in_place(config: TrialConfig, sweep: ResolvedSweep) -> tuple[list[Check], str]:
     """Run the checks in this process, or where a trial would run if that is another place.
 
     That is another node, whose processor and packages may differ; and on any node a worker, where
@@ -80,8 +81,15 @@ def _checked(config: TrialConfig, sweep: ResolvedSweep) -> tuple[list[Check], st
     resources = sweep.config.resources
     other = _find_other_node(resources)
     if other is None and config.model.name != "own" and not resources.num_gpus:
-        return check_releases(config, _SECONDS), "this machine"
-    task = ray.remote(num_cpus=resources.cpu, num_gpus=resources.num_gpus, max_retries=0)(_check)
+        # as many threads as a worker has: sums depend on them, and more would wait for each other
+        with torch_threads(config.train.threads or resources.cpu):
+            return check_releases(config, _SECONDS), "this machine"
+    task = ray.remote(
+        num_cpus=resources.cpu,
+        num_gpus=resources.num_gpus,
+        resources=select_cards(resources),
+        max_retries=0,
+    )(_check)
     if other is not None:  # soft: it may be full, or gone by then
         task = task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(other, soft=True))
     waiting = task.remote(config, resources.num_devices)

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from dpsweep.compat import ACCELERATOR_GRAIN, ACCELERATOR_PREFIX
 from dpsweep.config.resources import ResourcesConfig
 from dpsweep.config.sweep import ResolvedSweep, check_device
 from dpsweep.core.disk import format_bytes, write_atomically
@@ -126,6 +127,7 @@ def get_local_resources(resources: ResourcesConfig) -> dict[str, float]:
         "CPU": float(os.cpu_count() or 1),
         "GPU": float(math.ceil(resources.num_gpus)),
         "memory": float(max(resources.memory_bytes, get_total_memory())),
+        **select_cards(resources),
     }
 
 
@@ -133,7 +135,14 @@ def make_bundle(resources: ResourcesConfig) -> dict[str, float]:
     """Resources of one trial in Ray's terms; for `auto`, a whole GPU."""
     gpu = 1.0 if resources.gpu == "auto" else resources.num_gpus
     bundle = {"CPU": float(resources.cpu), "GPU": gpu, "memory": float(resources.memory_bytes)}
-    return {name: amount for name, amount in bundle.items() if amount}
+    return {name: amount for name, amount in bundle.items() if amount} | select_cards(resources)
+
+
+def select_cards(resources: ResourcesConfig) -> dict[str, float]:
+    """The custom resource of nodes with the wanted type of GPU, in Ray's terms; empty for any."""
+    if resources.accelerator is None:
+        return {}
+    return {f"{ACCELERATOR_PREFIX}{resources.accelerator}": ACCELERATOR_GRAIN}
 
 
 def count_trials_per_node(resources: ResourcesConfig, has: NodeResources) -> int:
@@ -142,6 +151,8 @@ def count_trials_per_node(resources: ResourcesConfig, has: NodeResources) -> int
     >>> count_trials_per_node(ResourcesConfig(cpu=1, gpu=0.4), {"CPU": 16, "GPU": 2})
     4
     """
+    if any(not has.get(name) for name in select_cards(resources)):
+        return 0
     capacities = [int(has.get("CPU", 0.0) // resources.cpu)]
     if gpu := resources.num_gpus:
         cards = has.get("GPU", 0.0)
@@ -161,11 +172,13 @@ def count_concurrent_trials(resources: ResourcesConfig, nodes: Sequence[NodeReso
     if capacities < 1:
         asked = [f"{resources.cpu} CPU", f"{resources.num_gpus:g} GPU"]
         asked += [f"{resources.memory} of memory"] if resources.memory else []
+        asked += [f"a card of type {resources.accelerator}"] if resources.accelerator else []
+        found = [_format_resources(has, resources) for has in nodes]
+        types = _list_types(nodes, resources)
         raise ConfigError(
             f"resources: a trial takes {' and '.join(asked)}, and no node of the cluster has that: "
-            f"{'; '.join(_shown(has, resources) for has in nodes) or 'there is none'}. Ask for "
-            f"less, with --set resources.cpu=1 or resources.gpu=0, or join a larger cluster with "
-            f"--address"
+            f"{'; '.join(found) or 'there is none'}. Ask for less, with --set resources.cpu=1 or "
+            f"resources.gpu=0, or join a larger cluster with --address{types}"
         )
     return min(capacities, resources.max_concurrent or capacities)
 
@@ -204,6 +217,19 @@ def make_idle_gpu_warning(resources: ResourcesConfig, nodes: Sequence[NodeResour
     return ""
 
 
-def _shown(has: NodeResources, resources: ResourcesConfig) -> str:
+def _list_types(nodes: Sequence[NodeResources], resources: ResourcesConfig) -> str:
+    """List the types of cards that are there, where one was asked for."""
+    if resources.accelerator is None:
+        return ""
+    known = {
+        name.removeprefix(ACCELERATOR_PREFIX)
+        for has in nodes
+        for name in has
+        if name.startswith(ACCELERATOR_PREFIX)
+    }
+    return f". Types of cards that are there: {', '.join(sorted(known)) or 'none'}"
+
+
+def _format_resources(has: NodeResources, resources: ResourcesConfig) -> str:
     memory = f", {format_bytes(has.get('memory', 0.0))}" if resources.memory else ""
     return f"{has.get('CPU', 0):g} CPU, {has.get('GPU', 0):g} GPU{memory}"

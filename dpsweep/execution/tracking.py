@@ -4,10 +4,13 @@ import subprocess
 import sys
 from functools import cache
 from importlib.metadata import version
+from typing import Any
 
 from dpsweep.compat import best_first
 from dpsweep.config.keys import (
     BATCH_SIZE,
+    CLIP_NORM,
+    EPOCHS,
     EPSILON,
     METHOD_NAME,
     SCOPE,
@@ -41,11 +44,18 @@ _DELIVERY_SECONDS = 10.0
 CHECKS = "release-checks.md"
 """File of the release checks: in the sweep's folder, and beside the statement."""
 
+CONFIG = "trial.yaml"
+"""File of a trial's whole config, in its directory and among the artifacts of its run."""
+
+_ALWAYS = (METHOD_NAME, *STEP_SIZES, BATCH_SIZE, EPOCHS, CLIP_NORM, EPSILON)
+"""Keys that every run has as params, searched or not."""
+
 STATEMENT, GROWN = "dpsweep.privacy", "dpsweep.grown"
 """Tags of the parent run: the search's privacy statement, and how its number of runs was raised."""
 
 _AS_A_PART = "What the search as a whole has spent is said in the parent run."
-_STATUS: dict[str, Status] = {"complete": "FINISHED", "pruned": "KILLED", "failed": "FAILED"}
+_STATUS: dict[str, Status] = {"complete": "FINISHED", "pruned": "FINISHED", "failed": "FAILED"}
+"""MLflow draws KILLED like FAILED, and a pruned trial has not failed: see the tag dpsweep.state."""
 
 
 class TrackingWatcher:
@@ -59,12 +69,12 @@ class TrackingWatcher:
         """Tell again all that the study knows: what was lost on the way is made good."""
         self.sweep_started()
         for record in self._study.records():
-            self.started(record)
+            self.on_trial_start(record)
             for row in TrialDir(self._folder.trial_dir(record.number)).rows():
                 if record.row and row["epoch"] <= record.row["epoch"]:
-                    self.reported(record, row)
+                    self.on_trial_report(record, row)
             if record.state != "running":
-                self.ended(record)
+                self.on_trial_end(record)
 
     def sweep_started(self) -> None:
         """Describe the parent run, with the privacy statement of all runs that are planned.
@@ -105,18 +115,17 @@ class TrackingWatcher:
         """The checks of what the sweep's step releases stand beside its privacy statement."""
         self._tracker.artifact(self._folder.path / CHECKS)
 
-    def started(self, record: Record) -> None:
-        """The trial's run is there, with its whole config and its privacy statement."""
+    def on_trial_start(self, record: Record) -> None:
+        """The trial's run is there, with what was searched and its privacy statement."""
         if record.number >= self._num_stated or (record.void and not self._void_stated):
             self.sweep_started()
             self._num_stated = max(self._num_stated, record.number + 1)
-        params = flatten(record.config.model_dump(mode="json"), empty=False)
-        params |= {key: get_scalar(record.config, key) for key in STEP_SIZES}
+        params = select_params(record)
         tags = collect_provenance() | _make_trial_tags(record)
         note = self._description(record)
         self._tracker.trial(record.number, Facts(params, tags, note, name=make_run_name(record)))
 
-    def reported(self, record: Record, row: Row) -> None:
+    def on_trial_report(self, record: Record, row: Row) -> None:
         """A row of metrics, at the time of the trial's work.
 
         The study says when the trial was asked for, so that a row that is told again after a crash
@@ -126,7 +135,7 @@ class TrackingWatcher:
             record.number, row, None if record.asked is None else record.asked + row["seconds"]
         )
 
-    def ended(self, record: Record) -> None:
+    def on_trial_end(self, record: Record) -> None:
         """Record how the trial ended, and its privacy statement."""
         tags = {
             "dpsweep.state": record.state,
@@ -134,6 +143,10 @@ class TrackingWatcher:
             **({"privacy": "void"} if record.void else {}),
             **({"dpsweep.reason": record.reason} if record.reason else {}),
         }
+        config = self._folder.trial_dir(record.number) / CONFIG
+        if config.parent.exists():  # of a private selection's winner it may be gone
+            write_atomically(config, dump_trial(record.config).encode())
+            self._tracker.artifact(config, record.number)
         self._tracker.trial_end(record.number, _STATUS[record.state], tags)
 
     def _description(self, record: Record) -> str:
@@ -151,6 +164,18 @@ class TrackingWatcher:
             f"{found}\n\n"
             f"{describe_retraining(dump_trial(record.config))}"
         )
+
+
+def select_params(record: Record) -> dict[str, Any]:
+    """Select the keys of a trial's config that differ or are read most; all are in its `CONFIG`.
+
+    MLflow's pages order params by name and fold none of them: among forty, those that were searched
+    are not found.
+    """
+    flat = flatten(record.config.model_dump(mode="json"), empty=False)
+    flat |= {key: get_scalar(record.config, key) for key in STEP_SIZES}
+    searched = {k for k in flat if any(f"{k}.".startswith(f"{h}.") for h in record.hyperparams)}
+    return {key: flat[key] for key in (*searched, *_ALWAYS) if flat.get(key) is not None}
 
 
 def make_run_name(record: Record) -> str:

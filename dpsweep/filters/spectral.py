@@ -144,14 +144,14 @@ class Shelf:
 
         if self.scope == "tensor":
             return Released(
-                {k: self._masked(g.flatten()).view_as(g) for k, g in grad.items()}
+                {k: self._apply_mask(g.flatten()).view_as(g) for k, g in grad.items()}
             ), None
-        kept_P = self._masked(torch.cat([g.flatten() for g in grad.values()]))
+        kept_P = self._apply_mask(torch.cat([g.flatten() for g in grad.values()]))
         parts = torch.split(kept_P, [g.numel() for g in grad.values()])
         pairs = zip(grad.items(), parts, strict=True)
         return Released({k: part.view_as(g) for (k, g), part in pairs}), None
 
-    def _masked(self, flat_P: torch.Tensor) -> torch.Tensor:
+    def _apply_mask(self, flat_P: torch.Tensor) -> torch.Tensor:
         import torch
 
         phi = self.frequency_response(len(flat_P), flat_P.device).to(flat_P)

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import copy
 import importlib
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
@@ -54,13 +56,60 @@ class Own(Model):
             _raise_as_config_error(f"function: {self.function}"),
             torch.device("cpu"),
         ):
-            make = getattr(importlib.import_module(module), function)
-            model = make(**given, num_classes=spec.num_classes, **self.arguments)
+            make = getattr(_import_module(module, self.folder), function)
+            model = _call(make, {**given, "num_classes": spec.num_classes, **self.arguments})
         if not isinstance(model, nn.Module):
             raise InvalidKey(
                 "function", f"{self.function} returned a {type(model).__name__}, not an nn.Module"
             )
         return _check_outputs(model, spec)
+
+
+def _import_module(name: str, folder: str | None) -> ModuleType:
+    """Import the module; name what to write where a file or its folder was meant.
+
+    Raises:
+        InvalidKey: If there is none of that name.
+    """
+    if name.endswith(".py"):
+        short = name.removesuffix(".py")
+        raise InvalidKey(
+            "function",
+            f"takes MODULE:FUNCTION, and {name} is a file. Write {short}:FUNCTION, and folder: the "
+            f"folder of {name}, such as folder: .",
+        )
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as e:
+        if e.name != name:  # another module that this one imports
+            raise
+        place = "any place that Python knows" if folder is None else folder
+        raise InvalidKey(
+            "function",
+            f"there is no module {name} in {place}. Write folder: the folder of {name}.py, such as "
+            f"folder: .",
+        ) from e
+
+
+def _call(make: Callable[..., Any], given: dict[str, Any]) -> Any:
+    """Call the user's function; say how it is called where it cannot be called so.
+
+    Raises:
+        InvalidKey: If it does not take these arguments.
+    """
+    try:
+        inspect.signature(make).bind(**given)
+    except TypeError as e:
+        arguments = ", ".join(f"{k}={v!r}" for k, v in given.items())
+        name = make.__name__
+        raise InvalidKey(
+            "function",
+            f"is called as {name}({arguments}), and {name} does not take that: {e}. Write a "
+            f"function that does, such as def make({', '.join(given)}): return {name}(...)",
+        ) from e
+    except ValueError:  # some callables of C have no signature: they say themselves what is wrong
+        pass
+    return make(**given)
 
 
 class _Named(Model):
@@ -78,10 +127,10 @@ class _Named(Model):
         if spec.fields or len(spec.shape) != 3:
             return super().build_for(spec)  # which refuses it
         with _raise_as_config_error(f"model: {self.model}"), torch.device("cpu"):
-            model = self._made(spec.shape, spec.num_classes)
+            model = self._call_function(spec.shape, spec.num_classes)
         return _check_outputs(make_private(model, keep_statistics=bool(self.weights)), spec)
 
-    def _made(self, shape: Shape, num_classes: int) -> nn.Module:
+    def _call_function(self, shape: Shape, num_classes: int) -> nn.Module:
         raise NotImplementedError
 
 
@@ -90,7 +139,7 @@ class Torchvision(_Named):
 
     name: Literal["torchvision"] = "torchvision"
 
-    def _made(self, shape: Shape, num_classes: int) -> nn.Module:
+    def _call_function(self, shape: Shape, num_classes: int) -> nn.Module:
         models = importlib.import_module("torchvision.models")  # takes over a second
         sized = {"image_size": shape[1]} if self.model.startswith("vit_") else {}
         made: nn.Module = models.get_model(
@@ -104,7 +153,7 @@ class Timm(_Named):
 
     name: Literal["timm"] = "timm"
 
-    def _made(self, shape: Shape, num_classes: int) -> nn.Module:
+    def _call_function(self, shape: Shape, num_classes: int) -> nn.Module:
         if find_spec("timm") is None:
             raise InvalidKey("name", "timm is not installed here. Add it with: pip install timm")
         make = importlib.import_module("timm").create_model

@@ -42,7 +42,9 @@ class Adam(_Moments):
     def build(self, params: Iterable[torch.Tensor], lr: float) -> torch.optim.Optimizer:
         import torch
 
-        return torch.optim.Adam(
+        from dpsweep.optim.eager import make_eager
+
+        return make_eager(torch.optim.Adam)(
             params,
             lr=lr,
             betas=(self.beta1, self.beta2),
@@ -59,7 +61,9 @@ class AdamW(_Moments):
     def build(self, params: Iterable[torch.Tensor], lr: float) -> torch.optim.Optimizer:
         import torch
 
-        return torch.optim.AdamW(
+        from dpsweep.optim.eager import make_eager
+
+        return make_eager(torch.optim.AdamW)(
             params,
             lr=lr,
             betas=(self.beta1, self.beta2),

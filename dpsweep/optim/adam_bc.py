@@ -43,9 +43,10 @@ class AdamBC(Base):
         return 1.0
 
     def build(self, params: Iterable[torch.Tensor], lr: float) -> torch.optim.Optimizer:
+        from dpsweep.optim.eager import make_eager
         from dpsweep.optim.noise_corrected import NoiseCorrectedAdam
 
-        return NoiseCorrectedAdam(
+        return make_eager(NoiseCorrectedAdam)(
             params,
             {
                 "lr": lr,

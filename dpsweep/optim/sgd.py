@@ -28,6 +28,8 @@ class Sgd(Base):
     def build(self, params: Iterable[torch.Tensor], lr: float) -> torch.optim.Optimizer:
         import torch
 
-        return torch.optim.SGD(
+        from dpsweep.optim.eager import make_eager
+
+        return make_eager(torch.optim.SGD)(
             params, lr=lr, momentum=self.momentum, weight_decay=self.weight_decay
         )

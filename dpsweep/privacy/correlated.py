@@ -136,7 +136,9 @@ class Correlation:
 
         impulse = np.zeros(num_steps)
         impulse[0] = 1.0
-        gains: Floats = np.cumsum(np.square(lfilter([1.0], self._trimmed(num_steps), impulse)))
+        gains: Floats = np.cumsum(
+            np.square(lfilter([1.0], self._trim_coefficients(num_steps), impulse))
+        )
         return gains
 
     def whiten(self, noise: torch.Tensor) -> torch.Tensor:
@@ -155,10 +157,10 @@ class Correlation:
         """
         import numpy as np
 
-        beta = _first_column(self._trimmed(self.steps), workload_of(self.steps, momentum))
+        beta = _first_column(self._trim_coefficients(self.steps), workload_of(self.steps, momentum))
         return float(np.sqrt(np.mean(np.cumsum(np.square(beta)))))
 
-    def _trimmed(self, num_steps: int) -> Floats:
+    def _trim_coefficients(self, num_steps: int) -> Floats:
         column = self.column(num_steps)
         return column if self.decays else column[: len(self.coefficients)]
 

@@ -53,9 +53,9 @@ class Geometry:
             {k: self.maps[k].restore(x) if k in self.maps else x for k, x in released.items()}
         )
 
-    def on(self, device: torch.device) -> Geometry:
+    def to(self, device: torch.device) -> Geometry:
         """Copy the geometry with its constants to `device`."""
-        return Geometry({k: one.on(device) for k, one in self.maps.items()})
+        return Geometry({k: one.to(device) for k, one in self.maps.items()})
 
     def noise_gain(self, name: str) -> float:
         """Variance of one entry of a restored gradient per unit variance of white noise."""

@@ -55,7 +55,7 @@ class Query(Protocol):
     def evaluation_points(self, step: int) -> tuple[EvaluationPoint, ...]:
         """Evaluation points of step `step` and their weights, a function of public numbers."""
 
-    def clipped(self, sum_clipped: SumClipped, iterates: Sequence[Tensors], step: int) -> Clipped:
+    def evaluate(self, sum_clipped: SumClipped, iterates: Sequence[Tensors], step: int) -> Clipped:
         """Clipped sum of the batch; one example moves it by at most the clip norm."""
 
     def restore(self, released: Released, step: int) -> Released:
@@ -75,7 +75,7 @@ class JointQuery:
     def evaluation_points(self, step: int) -> tuple[EvaluationPoint, ...]:
         raise NotImplementedError
 
-    def clipped(self, sum_clipped: SumClipped, iterates: Sequence[Tensors], step: int) -> Clipped:
+    def evaluate(self, sum_clipped: SumClipped, iterates: Sequence[Tensors], step: int) -> Clipped:
         points = self.evaluation_points(step)
         total = sum(point.weight for point in points)
         if len(iterates) == 1:  # all points are one
@@ -136,7 +136,7 @@ class SplitQuery:
     def evaluation_points(self, step: int) -> tuple[EvaluationPoint, ...]:
         return (EvaluationPoint(1 - self.weight), EvaluationPoint(self.weight, ahead=self.ahead))
 
-    def clipped(self, sum_clipped: SumClipped, iterates: Sequence[Tensors], step: int) -> Clipped:
+    def evaluate(self, sum_clipped: SumClipped, iterates: Sequence[Tensors], step: int) -> Clipped:
         here = sum_clipped([iterates[-1]], [1.0])
         there = sum_clipped([EvaluationPoint(1.0, ahead=self.ahead).point(iterates)], [1.0])
         return stack_parts(here, there, sqrt(1 - self.share), sqrt(self.share) / 2)

@@ -70,14 +70,14 @@ def release(
         )
     noise = drawn.to(next(iter(total.values())).device, non_blocking=True)
     noise = correlate(noise) if correlate else noise  # the history stays on the device
-    flat = _add_noise(_joined(total, len(drawn), parts), noise, scale) / batch_size
+    flat = _add_noise(_join_leaves(total, len(drawn), parts), noise, scale) / batch_size
     flat = flat.to(dtype or flat.dtype)
     return Released(
         {k: flat[parts[k]].view(x.shape).to(dtype or x.dtype) for k, x in total.items()}
     )
 
 
-def _joined(total: Clipped, length: int, parts: dict[str, slice]) -> torch.Tensor:
+def _join_leaves(total: Clipped, length: int, parts: dict[str, slice]) -> torch.Tensor:
     """All leaves in one line, where their noise is, float64: one kernel then adds it to all."""
     zeros = next(iter(total.values())).new_zeros(ALIGNED, dtype=torch.float64)
     line, end = [], 0

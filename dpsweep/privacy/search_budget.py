@@ -93,7 +93,7 @@ def total_epsilon(charged: Charged, cap: Cap, num_runs: float, delta: float) -> 
     return epsilons[first], cap.at(needed)
 
 
-def selected(
+def find_selection_cap(
     runs: Iterable[Run], mean: int, delta: float, margin: float = 0.0
 ) -> tuple[float, RunCap]:
     """Epsilon of a private selection among runs like `runs`, and the cap that proves it.
@@ -131,7 +131,7 @@ def choose_cap(runs: Iterable[Run], charged: Charged, num_runs: int, delta: floa
         delta: In (0, 1).
     """
     if charged == "private_selection":
-        return selected(runs, num_runs, delta, MARGIN)[1]
+        return find_selection_cap(runs, num_runs, delta, MARGIN)[1]
     return total_epsilon(charged, Cap.over(runs, MARGIN), num_runs, delta)[1]
 
 

@@ -159,7 +159,7 @@ class LayerMap(Protocol):
     def restore(self, white: Tensor) -> Tensor:
         """The gradient that belongs to whitened coordinates, of the parameter's shape."""
 
-    def on(self, device: torch.device) -> Self:
+    def to(self, device: torch.device) -> Self:
         """Copy the map with its constants to `device`."""
 
 
@@ -216,11 +216,11 @@ class _Map:
     def noise_gain(self) -> float:
         return float(self.lags.variances.sum()) / len(self.lags.vectors)
 
-    def on(self, device: torch.device) -> Self:
+    def to(self, device: torch.device) -> Self:
         own: dict[str, Any] = {
             k: x.to(device) for k, x in vars(self).items() if isinstance(x, Tensor)
         }
-        return replace(self, lags=self.lags.on(device), **own)
+        return replace(self, lags=self.lags.to(device), **own)
 
     def restore(self, white: Tensor) -> Tensor:
         return self.lags.restore(white).view(self.shape)

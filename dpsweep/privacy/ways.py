@@ -65,7 +65,7 @@ def ways_to_spend(
     """
     steps, rate = schedule
 
-    def own(noise: float) -> float:
+    def find_own_epsilon(noise: float) -> float:
         return Run(rate, noise, steps).epsilon(delta)
 
     alike = (schedule,)
@@ -78,9 +78,9 @@ def ways_to_spend(
     return Ways(
         num_trials=num_trials,
         epsilon=epsilon,
-        equal=own(equal.noise_multiplier),
-        selection=own(selection_noise),
-        explore=own(explore.noise(schedule, final=True)),
+        equal=find_own_epsilon(equal.noise_multiplier),
+        selection=find_own_epsilon(selection_noise),
+        explore=find_own_epsilon(explore.noise(schedule, final=True)),
         share=share,
-        each=own(explore.noise(schedule)),
+        each=find_own_epsilon(explore.noise(schedule)),
     )

@@ -58,7 +58,7 @@ class Whitening:
         """V diag(lam^1/2) along the last axis, in float64, given back in the dtype it came."""
         return (white.double() @ self._back).to(white.dtype)
 
-    def on(self, device: torch.device) -> Self:
+    def to(self, device: torch.device) -> Self:
         """Copy to `device` once; a step would wait for each copy."""
         return replace(self, vectors=self.vectors.to(device), variances=self.variances.to(device))
 

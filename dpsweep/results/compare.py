@@ -82,7 +82,7 @@ def compare(
         ConfigError: If they were not after the same thing, or there is no such reference.
     """
     check_comparable(groups, any_model=any_model)
-    labelled = _ordered(_labelled(groups))
+    labelled = _sort_groups(_label_groups(groups))
     pairs = list(_pairs(labelled, reference))
     gaps = [gap_between(group.repeats, other.repeats) for group, other in pairs]
     compared = tuple(
@@ -135,13 +135,13 @@ def check_comparable(groups: Sequence[TrialGroup], *, any_model: bool = False) -
 
 def _apart(what: str, one: TrialGroup, other: TrialGroup, mine: Any, theirs: Any) -> ConfigError:
     return ConfigError(
-        f"{what}: {one.method} (sweep {one.sweep}) has {_shown(mine)} and {other.method} (sweep "
-        f"{other.sweep}) {_shown(theirs)}: their results are about different things. Compare "
-        f"sweeps with one {what}"
+        f"{what}: {one.method} (sweep {one.sweep}) has {_format_value(mine)} and {other.method} "
+        f"(sweep {other.sweep}) {_format_value(theirs)}: their results are about different things. "
+        f"Compare sweeps with one {what}"
     )
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if not isinstance(value, dict):
         return str(value)
     return ", ".join(f"{k}: {v}" for k, v in value.items())
@@ -155,7 +155,7 @@ def uneven(peers: Sequence[TrialGroup]) -> list[str]:
         ("epochs", lambda group: " to ".join(f"{e:g}" for e in dict.fromkeys(group.epochs))),
         ("repeats", lambda group: len(group.repeats)),
         ("configs that were repeated", lambda group: group.num_confirmed),
-        ("model", lambda group: _shown(group.model)),
+        ("model", lambda group: _format_value(group.model)),
         ("accounting", lambda group: group.accounting),
     ]
     for key in _COMMON_KEYS:
@@ -178,7 +178,7 @@ def _searches(key: str) -> Callable[[TrialGroup], str]:
     return lambda group: "no" if keys.isdisjoint(group.searched) else "yes"
 
 
-def _labelled(groups: Sequence[TrialGroup]) -> list[TrialGroup]:
+def _label_groups(groups: Sequence[TrialGroup]) -> list[TrialGroup]:
     """Groups by their methods or, where two of one epsilon have the same, with sweep and folder."""
     for longer in (
         lambda group: group.method,
@@ -194,7 +194,7 @@ def _labelled(groups: Sequence[TrialGroup]) -> list[TrialGroup]:
     )
 
 
-def _ordered(groups: list[TrialGroup]) -> list[TrialGroup]:
+def _sort_groups(groups: list[TrialGroup]) -> list[TrialGroup]:
     def place(group: TrialGroup) -> tuple[Any, ...]:
         epsilon, scope, noise = group.target
         figure = (

@@ -78,7 +78,7 @@ def sentences(comparison: Comparison) -> list[str]:
             for group in peers
             if group.label in by_label and by_label[group.label].luck is not None
         ]
-        found += [f"{at}{group.label}: {_carried(group)}" for group in peers]
+        found += [f"{at}{group.label}: {_describe_best(group)}" for group in peers]
     return [*found, *warnings(comparison)]
 
 
@@ -219,7 +219,7 @@ def _lead(each: Compared, group: TrialGroup) -> str:
     )
 
 
-def _carried(group: TrialGroup) -> str:
+def _describe_best(group: TrialGroup) -> str:
     """Describe a group's best config, how lucky its result may be, and which keys mattered."""
     if group.best is None:
         return "no trial was completed"

@@ -78,7 +78,7 @@ def origin_of(study: Study) -> Origin:
         confirming=study.sweep.config.confirm is not None,
         exploring=study.sweep.explores,
         choice=choice_words(study),
-        edges={r.number: " ".join(edge_warnings(study.sweep, r)) for r in records},
+        edges={r.number: " ".join(f"{x}." for x in edge_warnings(study.sweep, r)) for r in records},
     )
 
 

@@ -153,7 +153,9 @@ def _arm(
         metric=objective.metric,
         sign=objective.sign,
         data={k: v for k, v in data.items() if not (named and k in _PLACES)},
-        model=_common([r.config.model.model_dump(mode="json", exclude_none=True) for r in records]),
+        model=_get_common_settings(
+            [r.config.model.model_dump(mode="json", exclude_none=True) for r in records]
+        ),
         epochs=(min(epochs), max(epochs)),
         searched=tuple(dict.fromkeys(key for r in trials for key in r.hyperparams)),
         accounting=study.sweep.config.accounting,
@@ -164,18 +166,20 @@ def _arm(
         num_confirmed=len(confirmed),
         shares={i.key: i.share for i in importances(study.restrict_to({r.number for r in trials}))},
         remarks=remarks,
-        luck=_luck(study.sweep, trials, best),
+        luck=_estimate_luck(study.sweep, trials, best),
     )
 
 
-def _luck(sweep: ResolvedSweep, trials: list[Record], best: Record | None) -> SearchLuck | None:
+def _estimate_luck(
+    sweep: ResolvedSweep, trials: list[Record], best: Record | None
+) -> SearchLuck | None:
     """Estimate the luck in a search like that of these trials, of one method at one epsilon."""
     processes = surrogates(sweep, trials, LEAST_TRIALS)
     by_posterior = best is not None and best.expected is not None
     return next((one.luck(by_posterior=by_posterior) for one in processes.values()), None)
 
 
-def _common(trees: list[Tree]) -> Tree:
+def _get_common_settings(trees: list[Tree]) -> Tree:
     """Get the settings that all of them share."""
     first, *others = trees
     return {k: v for k, v in first.items() if all(tree.get(k) == v for tree in others)}

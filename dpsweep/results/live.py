@@ -74,15 +74,15 @@ class LiveView:
             self._best = next(iter(self._study.best()), None)
         return self.is_driven
 
-    def started(self, record: Record) -> None:
+    def on_trial_start(self, record: Record) -> None:
         """A trial runs."""
         self._records[record.number] = record
 
-    def reported(self, record: Record, row: Row) -> None:
+    def on_trial_report(self, record: Record, row: Row) -> None:
         """A trial has new figures."""
         self._records[record.number] = record
 
-    def ended(self, record: Record) -> None:
+    def on_trial_end(self, record: Record) -> None:
         """A trial is through."""
         self._records[record.number] = record
         self._best = next(iter(self._study.best()), None)
@@ -128,7 +128,8 @@ class LiveView:
             return Group(*head)
         if self.driver:
             head.append(Text(f"driven by {self.driver}"))
-        return Group(*head, self.bar(), *self.tables())
+        end = Text()  # rich's bar does not end its line
+        return Group(*head, self.bar(), end, *self.tables())
 
     @property
     def num_ended(self) -> int:
@@ -193,7 +194,7 @@ class LiveView:
 
 
 @contextmanager
-def shown(view: LiveView) -> Iterator[None]:
+def show_live(view: LiveView) -> Iterator[None]:
     """Draw the panel four times a second, where there is a terminal."""
     if not view.console.is_terminal:
         yield
@@ -207,7 +208,7 @@ def shown(view: LiveView) -> Iterator[None]:
         yield
 
 
-def followed(view: LiveView, pause: Callable[[], bool]) -> None:
+def follow_sweep(view: LiveView, pause: Callable[[], bool]) -> None:
     """Show a sweep until nobody drives it, or `pause` says that it is enough.
 
     Args:
@@ -217,7 +218,7 @@ def followed(view: LiveView, pause: Callable[[], bool]) -> None:
     if view.is_driven:
         if not view.console.is_terminal:
             view.console.print(view.summary(), markup=False)
-        with shown(view):
+        with show_live(view):
             while not pause() and view.look():
                 if not view.console.is_terminal:
                     view.print_lines()

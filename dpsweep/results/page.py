@@ -26,7 +26,7 @@ from dpsweep.results.disclosure import disclosure_of
 from dpsweep.results.export import Origin, origin_of, to_yaml
 from dpsweep.results.figures import TITLES, caption_of, figures
 from dpsweep.results.live import LiveView
-from dpsweep.results.pareto import chosen, nothing_to_show, summaries, winners
+from dpsweep.results.pareto import choose_trials, nothing_to_show, summaries, winners
 from dpsweep.results.plots.outcome import confirmed_groups
 from dpsweep.results.plots.style import goal_title
 from dpsweep.results.tables import shown_budgets, trial_table
@@ -74,7 +74,7 @@ def page(
             "comparison": sentences(compared) if compared else [],
             "configs": [_config(record, origin) for record in winners(study)],
             "tables": _tables(study, compared),
-            "folded": _folded(records) if disclosure.tells_trials else [],
+            "folded": _fold_trials(records) if disclosure.tells_trials else [],
             "figures": [_figure(name, one) for name, one in drawn.items()],
             "no_figures": "" if drawn else disclosure.no_figures,
             "commands": _commands(study),
@@ -251,12 +251,12 @@ def _config(record: Record, origin: Origin) -> dict[str, str]:
 
 def _tables(study: Study, compared: Comparison | None) -> list[_Grid]:
     """Those that `dpsweep best` prints."""
-    best = trial_table(chosen(study, _BEST), "Best trials", show_state=False)
+    best = trial_table(choose_trials(study, _BEST), "Best trials", show_state=False)
     tables = [best, *summaries(study), *([comparison_table(compared)] if compared else [])]
     return [_grid(table) for table in tables]
 
 
-def _folded(records: list[Record]) -> list[_Grid]:
+def _fold_trials(records: list[Record]) -> list[_Grid]:
     """Every trial, and why some failed."""
     shown = records[:_MOST_ROWS]
     title = "All runs" if len(shown) == len(records) else f"The first {_MOST_ROWS} runs"

@@ -16,7 +16,7 @@ from dpsweep.search.trial_record import Record
 from dpsweep.store.study import Study
 
 
-def chosen(study: Study, top: int) -> list[Record]:
+def choose_trials(study: Study, top: int) -> list[Record]:
     """The trials that a search recommends, the best first.
 
     Args:

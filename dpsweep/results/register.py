@@ -1,5 +1,6 @@
 """The confirmed best of a sweep as a registered model, with its privacy statement."""
 
+import json
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,8 @@ from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, StateError
 from dpsweep.core.inputs import Inputs, apply_model
 from dpsweep.data import DataConfig
-from dpsweep.data.read import Dataset
+from dpsweep.data.read import Dataset, list_class_names
+from dpsweep.data.tasks import Classification
 from dpsweep.privacy.statement import NO_EPSILON, format_delta, format_epsilon
 from dpsweep.results.export import Origin, origin_of
 from dpsweep.results.formats import Winner, kept_weights
@@ -21,6 +23,9 @@ from dpsweep.store.state_dir import StateFolder, SweepFolder
 from dpsweep.store.study import Study
 from dpsweep.tracking.registry import ModelEntry, Version, check_registry_names, register_model
 from dpsweep.training.device import use_torch_defaults
+
+_LONGEST_TAG = 5000
+"""Characters that every registry takes."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,10 @@ def register_best(
             f"with --allow-void"
         )
     uri, origin = folder.tracking_uri or state.tracking_uri, origin_of(study)
-    return [_one(r, origin, folder, uri, _named(name, r), alias, void=void) for r in best]
+    return [
+        _register_one(r, origin, folder, uri, _make_model_name(name, r), alias, void=void)
+        for r in best
+    ]
 
 
 class FromBytes(nn.Module):
@@ -119,7 +127,7 @@ def trained(winner: Winner) -> FromBytes:
     return FromBytes(model, config).eval()
 
 
-def _one(
+def _register_one(
     record: Record,
     origin: Origin,
     folder: SweepFolder,
@@ -137,7 +145,11 @@ def _one(
     with use_torch_defaults():  # torch.export reads a flag that our own settings make invalid
         found = register_model(uri, entry, model, example)
     return Registered(
-        name, found.version, record.number, f"models:/{name}@{alias}", _words(found, alias)
+        name,
+        found.version,
+        record.number,
+        f"models:/{name}@{alias}",
+        _describe_version(found, alias),
     )
 
 
@@ -169,12 +181,13 @@ def _note(winner: Winner) -> str:
             f"Trial {record.number} of sweep {origin.sweep}. {origin.luck(record)}",
             f"**Privacy of this run by itself:** {describe_trial_privacy(record)}",
             f"**Privacy of the search:** {origin.search_words}",
-            f"Takes {_taken(record.config)}, and gives {record.config.data.task.outputs_words}.",
+            f"Takes {_describe_inputs(record.config)}, and gives "
+            f"{record.config.data.task.outputs_words}.",
         )
     )
 
 
-def _taken(config: TrialConfig) -> str:
+def _describe_inputs(config: TrialConfig) -> str:
     if fields := config.data.spec.fields:
         names = ", ".join(field.name for field in fields)
         length = fields[0].shape[0]
@@ -202,17 +215,26 @@ def _tags(record: Record, *, void: bool) -> dict[str, str]:
         "method": config.method.name,
         "model": config.model.name,
         "data": config.data.name,
+        **_name_classes(config),
         "void": str(void).lower(),
         **{k: f"{v:.4f}" for k, v in (record.row or {}).items() if k == _metric(config)},
     }
 
 
-def _named(name: str, record: Record) -> str:
+def _name_classes(config: TrialConfig) -> dict[str, str]:
+    """The class of each logit, as a JSON list."""
+    if not isinstance(config.data.task, Classification):
+        return {}
+    names = json.dumps(list_class_names(config.data), ensure_ascii=False)
+    return {"classes": names} if len(names) <= _LONGEST_TAG else {}
+
+
+def _make_model_name(name: str, record: Record) -> str:
     epsilon = record.hyperparams.get(EPSILON)
     return name if epsilon is None else f"{name}-epsilon-{epsilon:g}"
 
 
-def _words(found: Version, alias: str) -> str:
+def _describe_version(found: Version, alias: str) -> str:
     new = "registered" if found.is_new else "was registered before"
     moved = "" if found.before is None else f", which was version {found.before}"
     return f"models:/{found.name}@{alias}{moved}: version {found.version} {new}"

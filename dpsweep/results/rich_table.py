@@ -27,7 +27,7 @@ class FittingTable(Table):
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         shown, gone, left = copy.copy(self), list[str](), list(self.columns)
         for heading in self.spare:
-            if _needed(left) <= options.max_width:
+            if _count_needed(left) <= options.max_width:
                 break
             if any(column.header == heading for column in left):
                 gone.append(heading)
@@ -46,7 +46,7 @@ def _is_whole(column: Column) -> bool:
     return column.no_wrap or column.justify == "right"
 
 
-def _needed(columns: Sequence[Column]) -> int:
+def _count_needed(columns: Sequence[Column]) -> int:
     """Characters that columns take with every number whole."""
     widths = []
     for column in columns:

@@ -53,11 +53,11 @@ def gap_between(one: Sequence[tuple[int, float]], other: Sequence[tuple[int, flo
     first, second = dict(one), dict(other)
     shared = sorted(first.keys() & second.keys())
     if len(first) == len(one) and len(second) == len(other) and len(shared) >= 2:
-        return _paired(first, second, shared)
+        return _pair_seeds(first, second, shared)
     return _welch([value for _, value in one], [value for _, value in other])
 
 
-def _paired(one: Mapping[int, float], other: Mapping[int, float], seeds: list[int]) -> Gap:
+def _pair_seeds(one: Mapping[int, float], other: Mapping[int, float], seeds: list[int]) -> Gap:
     gaps, runs = [one[seed] - other[seed] for seed in seeds], (len(seeds), len(seeds))
     half = half_width(gaps)
     if stdev(gaps) <= 1e-9 * max(map(abs, gaps)):  # equal differences: their spread is not known

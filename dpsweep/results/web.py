@@ -15,8 +15,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
 from dpsweep.core.errors import ConnectionRefused, DpSweepError
+from dpsweep.results.figures import figures
 from dpsweep.results.live import LiveView
 from dpsweep.results.page import live_page, live_panel, page
+from dpsweep.store.state_dir import SweepFolder
 from dpsweep.store.study import Study
 
 _HOST = "127.0.0.1"
@@ -33,10 +35,11 @@ class LivePage:
     Args:
         study: The sweep's.
         view: The same sweep's live view.
+        folder: Its folder, for the confusion matrix; None for none.
     """
 
-    def __init__(self, study: Study, view: LiveView) -> None:
-        self._study, self._view = study, view
+    def __init__(self, study: Study, view: LiveView, folder: SweepFolder | None = None) -> None:
+        self._study, self._view, self._folder = study, view, folder
         self._lock = threading.Lock()  # a browser asks from several threads
         self._version = ""
         self._made: tuple[str, str] | None = None
@@ -61,13 +64,14 @@ class LivePage:
     def _report(self) -> str:
         if self._made is None or self._made[0] != self._version:
             begun = time.monotonic()
-            self._made = self._version, page(self._study, with_library=False)
+            drawn = figures(self._study, self._folder)
+            self._made = self._version, page(self._study, drawn, with_library=False)
             self._rests_until = time.monotonic() + _REST * (time.monotonic() - begun)
         return self._made[1]
 
 
 @contextmanager
-def served(live: LivePage, port: int) -> Iterator[str]:
+def serve_page(live: LivePage, port: int) -> Iterator[str]:
     """Serve on 127.0.0.1 within this block; gives the address, with its random part.
 
     Args:

@@ -14,7 +14,7 @@ from dpsweep.privacy.renyi import Cap, RunCap
 from dpsweep.privacy.search_budget import (
     SearchBudget,
     choose_cap,
-    selected,
+    find_selection_cap,
     selection_epsilon,
     total_epsilon,
 )
@@ -264,9 +264,9 @@ def _compute_selection_epsilon(sweep: ResolvedSweep, runs: Sequence[Run]) -> tup
     """Epsilon of a private selection, and its proof; by what was run, if that broke the cap."""
     ends, cap, delta = _list_extreme_runs(sweep), get_privacy_cap(sweep), sweep.written.delta
     if cap is None:
-        cap = selected(ends, sweep.num_runs, delta)[1]
+        cap = find_selection_cap(ends, sweep.num_runs, delta)[1]
     if not all(cap.admits(run) for run in runs):
-        cap = selected([*ends, *runs], sweep.num_runs, delta)[1]
+        cap = find_selection_cap([*ends, *runs], sweep.num_runs, delta)[1]
     return selection_epsilon(cap, sweep.num_runs, delta)
 
 

@@ -150,11 +150,11 @@ def _iter_quasi_random_draws(
     each time, without what a point of `start` gives, and so alike for every round.
     """
 
-    def even(index: int) -> QuasiRandomDraw:
+    def draw_even(index: int) -> QuasiRandomDraw:
         return QuasiRandomDraw(sweep.config.seed, place, (whose, index))
 
-    def admitted(index: int) -> bool:
-        tree, _ = sweep.space.draw(sweep.base.tree, even(index))
+    def is_admitted(index: int) -> bool:
+        tree, _ = sweep.space.draw(sweep.base.tree, draw_even(index))
         try:
             return sweep.admits(sweep.trial(tree))
         except ConfigError:  # it would be no trial at all
@@ -162,8 +162,8 @@ def _iter_quasi_random_draws(
 
     indices: Iterable[int] = range(rounds + _MOST_ATTEMPTS)
     if sweep.conditions:
-        indices = filter(admitted, indices)
-    yield from map(even, islice(indices, rounds, rounds + 1))
+        indices = filter(is_admitted, indices)
+    yield from map(draw_even, islice(indices, rounds, rounds + 1))
 
 
 def get_start_point(sweep: ResolvedSweep, place: int) -> Point:
@@ -248,7 +248,7 @@ class _SamplerDraw:
     def option(self, slot: Slot, labels: Labels) -> int:
         return labels.index(self._value(slot.name, CategoricalDistribution(labels)))
 
-    def turn(self, slot: Slot, labels: Labels) -> int:
+    def choose_label(self, slot: Slot, labels: Labels) -> int:
         return self._turns.take(len(labels))
 
     def _value(self, name: str, ways: BaseDistribution) -> Any:

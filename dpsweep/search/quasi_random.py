@@ -43,7 +43,7 @@ class QuasiRandomDraw:
         """Index of one of the labels."""
         return int(self._share(slot.name) * len(labels))
 
-    def turn(self, slot: Slot, labels: Labels) -> int:
+    def choose_label(self, slot: Slot, labels: Labels) -> int:
         """Index of the label whose turn it is."""
         return self._turns.take(len(labels))
 

@@ -122,7 +122,7 @@ class Surrogate:
         self._mean, self._unit = float(goods.mean()), float(goods.std()) or 1.0
         self._targets = (goods - self._mean) / self._unit
         tied = [i for i, f in enumerate(self._features) for _ in f.words or (0,)]
-        self._process = _fitted(self._columns(self.records), self._targets, tied)
+        self._process = _fit_process(self._columns(self.records), self._targets, tied)
         parameters = self._process.kernel_.theta
         lengths = dict(zip(tied, parameters[1:-1], strict=True))
         self.noise = self._unit * math.exp(parameters[-1] / 2)
@@ -256,7 +256,7 @@ def _centers(records: Sequence[Record]) -> dict[str, float]:
     return {name: math.exp(sum(logs) / len(logs)) for name, logs in found.items()}
 
 
-def _fitted(columns: Floats, targets: Floats, tied: Sequence[int]) -> Any:
+def _fit_process(columns: Floats, targets: Floats, tied: Sequence[int]) -> Any:
     """Fit scikit-learn's process with its most probable kernel.
 
     Columns of one feature share a length scale; `tied` has the feature of each column.
@@ -271,7 +271,7 @@ def _fitted(columns: Floats, targets: Floats, tied: Sequence[int]) -> Any:
     def maximise(cost: Callable[..., Any], start: Floats, bounds: Floats) -> tuple[Floats, float]:
         from scipy.optimize import minimize
 
-        def penalised(free: Floats) -> tuple[float, Floats]:
+        def penalise(free: Floats) -> tuple[float, Floats]:
             value, gradient = cost(free[place], eval_gradient=True)
             off = (free - means) / widths
             return (
@@ -279,9 +279,7 @@ def _fitted(columns: Floats, targets: Floats, tied: Sequence[int]) -> Any:
                 np.bincount(place, weights=gradient) + off / widths,
             )
 
-        done = minimize(
-            penalised, means, jac=True, method="L-BFGS-B", bounds=[_BOUNDS] * len(means)
-        )
+        done = minimize(penalise, means, jac=True, method="L-BFGS-B", bounds=[_BOUNDS] * len(means))
         return done.x[place], float(done.fun)
 
     limits = (1e-9, 1e9)  # ours are narrower, and scikit-learn warns of what is near its own

@@ -116,13 +116,13 @@ class _StudyNames:
         if uri not in self._names:
             try:
                 self._names[uri] = (
-                    self._own() if uri == self.state.storage_uri else list_study_names(uri)
+                    self._list_own() if uri == self.state.storage_uri else list_study_names(uri)
                 )
             except DpSweepError:
                 self._names[uri] = None
         return self._names[uri]
 
-    def _own(self) -> list[str]:
+    def _list_own(self) -> list[str]:
         """Looking does not make the file."""
         uri = self.state.storage_uri
         return list_study_names(uri) if (self.state.root / "study.db").exists() else []

@@ -43,13 +43,13 @@ class BestWeights:
     def _keep(self, numbers: list[int]) -> None:
         delete_weights_except(self._folder.path / "trials", numbers)
 
-    def started(self, record: Record) -> None:
+    def on_trial_start(self, record: Record) -> None:
         """Nothing yet."""
 
-    def reported(self, record: Record, row: Row) -> None:
+    def on_trial_report(self, record: Record, row: Row) -> None:
         """Nothing yet."""
 
-    def ended(self, record: Record) -> None:
+    def on_trial_end(self, record: Record) -> None:
         """Keep its weights, if it is among the best, instead of the least of those."""
         for number in self._add(record):
             TrialDir(self._folder.trial_dir(number)).weights.unlink(missing_ok=True)

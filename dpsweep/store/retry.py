@@ -35,7 +35,7 @@ def retry_if_interrupted(method: Callable[P, T]) -> Callable[P, T]:
     """Call `method`, which leaves the same state if called twice, again if it was broken off."""
 
     @functools.wraps(method)
-    def tried(*args: P.args, **words: P.kwargs) -> T:
+    def attempt(*args: P.args, **words: P.kwargs) -> T:
         for _ in range(_TIMES - 1):
             try:
                 return method(*args, **words)
@@ -44,7 +44,7 @@ def retry_if_interrupted(method: Callable[P, T]) -> Callable[P, T]:
                 time.sleep(_PAUSE_SECONDS)  # a server that is ending still takes connections
         return method(*args, **words)
 
-    return tried
+    return attempt
 
 
 def retry_connections(engine: Engine, shown: str, seconds: float = RETRY_SECONDS) -> None:
@@ -70,7 +70,7 @@ def retry_connections(engine: Engine, shown: str, seconds: float = RETRY_SECONDS
                 said = True
                 time.sleep(_PAUSE_SECONDS)
 
-    def broken(context: ExceptionContext) -> None:
+    def note_broken(context: ExceptionContext) -> None:
         if context.is_disconnect and not context.is_pre_ping:
             raise InterruptedChange(
                 f"--storage {shown}: the database went away in the middle of a change: "
@@ -79,7 +79,7 @@ def retry_connections(engine: Engine, shown: str, seconds: float = RETRY_SECONDS
             ) from context.original_exception
 
     event.listen(engine, "do_connect", connect)
-    event.listen(engine, "handle_error", broken)
+    event.listen(engine, "handle_error", note_broken)
 
 
 def _describe_wait(shown: str, seconds: float, e: BaseException) -> str:

@@ -23,7 +23,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpsweep.config.source import Source, Tree, dump_sweep
-from dpsweep.core.disk import make_private_folder, translate_disk_full, write_atomically
+from dpsweep.core.disk import (
+    delete_written,
+    make_private_folder,
+    translate_disk_full,
+    write_atomically,
+)
 from dpsweep.core.errors import DiskFull, StateError
 from dpsweep.store.lease import (
     LEASE_TIMING,
@@ -42,6 +47,7 @@ from dpsweep.store.owner import (
     whoami,
 )
 from dpsweep.store.sweep_file import dump_sources, read_stored
+from dpsweep.tracking.server import is_server, redact_password
 
 DEFAULT, OWNERS = ".dpsweep", "owners"
 
@@ -300,7 +306,7 @@ class SweepFolder:
             f"under another name with --name {self.name}-2"
         )
 
-    def stored(self) -> tuple[Source, Source]:
+    def read_files(self) -> tuple[Source, Source]:
         """The sweep and its base as they were launched.
 
         Raises:
@@ -414,6 +420,21 @@ class SweepFolder:
     def stop_request(self) -> Path:
         """A file whose presence asks the driver to stop."""
         return self.path / "stop"
+
+    def note_dashboard(self, address: str | None) -> None:
+        """Note the dashboard of the cluster that the sweep runs on; None if that has none."""
+        if address is None:
+            delete_written(self.path / "dashboard")
+        else:
+            write_atomically(self.path / "dashboard", address.encode())
+
+    def links(self) -> dict[str, str]:
+        """Addresses to look at: MLflow, if a server is named, and Ray's while the sweep runs."""
+        place, uri = self.path / "dashboard", self.tracking_uri
+        found = {"MLflow": redact_password(uri)} if uri and is_server(uri) else {}
+        if place.exists() and self.owner():
+            found["Ray"] = place.read_text()
+        return found
 
     def remove(self) -> None:
         """Undo `create`."""

@@ -177,7 +177,7 @@ class Study:
         """All trials that have a config, by number."""
         trials = self.stored_trials()
         found = [self._record(trial) for trial in trials if "config" in trial.user_attrs]
-        expected = self._expected(found)
+        expected = self._count_expected(found)
         return [
             replace(r, expected=expected[r.number]) if r.number in expected else r for r in found
         ]
@@ -465,7 +465,7 @@ class Study:
                 noted = {"trials": _complete(records), "values": list(found.items())}
                 self._study.set_user_attr(_EXPECTED, noted)
 
-    def _expected(self, records: Sequence[Record]) -> dict[int, float]:
+    def _count_expected(self, records: Sequence[Record]) -> dict[int, float]:
         noted = self._study.user_attrs.get(_EXPECTED)
         if noted is None or noted["trials"] != _complete(records):
             return {}
@@ -531,7 +531,7 @@ def read_stored_sweep(name: str, state: StateFolder) -> ResolvedSweep:
     Raises:
         StateError: If there is none of this name.
     """
-    file, base = state.sweep(name).stored()
+    file, base = state.sweep(name).read_files()
     return resolve_sweep(file, base)
 
 

@@ -120,7 +120,7 @@ class Spool:
                 file.write(line + "\n")
             self._known_refused.add(line)
 
-    def refused(self) -> int:
+    def count_refused(self) -> int:
         """Count the events that were put aside."""
         return len(self._known_refused)
 

@@ -1,6 +1,5 @@
 """Tracking of one sweep. Every call appends to the spool and returns at once."""
 
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -58,9 +57,9 @@ class Tracker:
         """A trial is through."""
         self._add("end", number=number, status=status, tags=tags)
 
-    def sweep_end(self, status: Status, metrics: dict[str, float]) -> None:
-        """The sweep is through, with these figures of the best trial."""
-        self._add("end", number=None, status=status, tags={}, metrics=metrics, time=time.time())
+    def sweep_end(self, status: Status) -> None:
+        """The sweep is through."""
+        self._add("end", number=None, status=status, tags={})
 
     def artifact(self, path: Path, number: int | None = None) -> None:
         """A released file, or a folder of them, for the parent run or for a trial's."""
@@ -82,7 +81,7 @@ class Tracker:
     @property
     def refused(self) -> str | None:
         """Description of what the server refused for good; None if it took everything."""
-        number = self.spool.refused()
+        number = self.spool.count_refused()
         return (
             f"the tracking server refused {number} entries for good; they are in "
             f"{self.spool.refused_file}, each with its reason"

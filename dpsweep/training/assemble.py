@@ -83,7 +83,7 @@ def assemble_step_on(
     """
     model = build_model(config.model, config.data.spec, config.seed)
     device = data.device
-    geometry = _make_geometry(config, model).on(device)
+    geometry = _make_geometry(config, model).to(device)
     model = model.to(device, getattr(torch, config.train.dtype))
     engine = _make_engine(config, model, geometry, data, allowance)
     config.privacy.clipping.build(
@@ -162,7 +162,7 @@ def _make_engine(
         return make_engine(
             own,
             data.engine_loss,
-            geometry if place == data.device else geometry.on(place),
+            geometry if place == data.device else geometry.to(place),
             at_once,
             spec,
             train.engine,

@@ -109,16 +109,16 @@ class AuditedStep(Step):
     def batch(self, step: int) -> torch.Tensor:
         return self.fixed[-1] if self.fixed else super().batch(step)
 
-    def clipped(self, batch: torch.Tensor, progress: Progress) -> Clipped:
+    def sum_clipped(self, batch: torch.Tensor, progress: Progress) -> Clipped:
         key = (progress.step, *batch.tolist())
         if key not in self.sums:
-            self.sums[key] = super().clipped(batch, progress)
+            self.sums[key] = super().sum_clipped(batch, progress)
         return self.sums[key]
 
-    def released(
+    def release_sum(
         self, clipped: Clipped, clip: Clip, progress: Progress, noise: NoiseDraw | None = None
     ) -> Released:
-        released = super().released(clipped, clip, progress, noise)
+        released = super().release_sum(clipped, clip, progress, noise)
         self.seen.append(released)
         return released
 
@@ -231,8 +231,8 @@ def _compute_known(step: Step, progress: Progress) -> tuple[Clipped, Clipped]:
     batch = step.batch(progress.step)
     canary = torch.tensor([NUM_OTHERS])
     return (
-        step.clipped(batch[batch != NUM_OTHERS], progress),
-        step.clipped(canary, progress),
+        step.sum_clipped(batch[batch != NUM_OTHERS], progress),
+        step.sum_clipped(canary, progress),
     )
 
 
@@ -368,13 +368,13 @@ def _make_progress(step: Step) -> Progress:
     """Make the progress before a step, at public iterates so far apart that points differ."""
     rng = torch.Generator().manual_seed(0)
 
-    def away(params: Tensors) -> Tensors:
+    def draw_away(params: Tensors) -> Tensors:
         size = _iterate_spread(step)
         return {k: x + size * torch.randn(x.shape, generator=rng).to(x) for k, x in params.items()}
 
     past = [initial_params(step)]
     for _ in range(1, step.method.query.memory):
-        past.append(away(past[0]))
+        past.append(draw_away(past[0]))
     progress = step.start(past[-1])
     progress.iterates.clear()
     progress.iterates.extend(past)
@@ -426,7 +426,7 @@ def audit_one_run(plan: Plan, canaries: int = 200) -> OneRun:
     scores = np.zeros(canaries)
     for _ in range(plan.steps):
         each = [torch.tensor([i], device=present.device) for i in range(canaries)]
-        alone = torch.stack([_flatten(step.clipped(i, progress)) for i in each])
+        alone = torch.stack([_flatten(step.sum_clipped(i, progress)) for i in each])
         step.fixed.append(present)
         step(progress)
         release = _flatten(step.seen.pop()) * step.config.train.batch_size

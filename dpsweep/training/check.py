@@ -75,9 +75,13 @@ def _check_data(config: TrialConfig, where: str) -> None:
         try:
             load_dataset(images, config.seed)
         except ConfigError as e:
-            raise ConfigError(f"{where}: {e}") from e
+            raise type(e)(f"{where}: {e}") from e  # one about a private row stays one
 
-    check_once(f"data {images.model_dump_json()} {config.seed}", images.read_from, check)
+    if not images.is_kept:
+        check()
+        return
+    key = f"data {images.model_dump_json()} {config.seed} {images.version}"
+    check_once(key, images.read_from, check)
 
 
 def check_sweep(sweep: ResolvedSweep, *, fetch: bool = False) -> list[str]:

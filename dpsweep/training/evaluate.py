@@ -7,6 +7,7 @@ from dpsweep.core.inputs import apply_model, take_rows
 from dpsweep.core.types import Tensors
 from dpsweep.data.read import Dataset
 from dpsweep.privacy.engine.state_guard import StateGuard
+from dpsweep.training.generate import measure_texts
 
 AT_ONCE = 1000
 """Examples that are measured together, if there is memory for them."""
@@ -20,6 +21,8 @@ def sum_validation(
     model: nn.Module, params: Tensors, data: Dataset, dtype: torch.dtype, at_once: int = AT_ONCE
 ) -> dict[str, torch.Tensor]:
     """Sums of the task over the validation data, by `at_once` examples at a time, in double.
+
+    Where texts are to be written, their metrics stand among the sums.
 
     Raises:
         ConfigError: If the model remembers what it is measured on. Examples that are held out of
@@ -39,6 +42,9 @@ def sum_validation(
         outputs = apply_model(model, inputs, params)
         for name, x in data.task.sums(outputs, data.valid_targets[rows]).items():
             sums[name] = sums.get(name, 0) + x.double()
+    if data.texts is not None:
+        metrics = measure_texts(model, params, data, data.texts, at_once)
+        sums |= {name: torch.tensor(value) for name, value in metrics.items()}
     guard.check(((f"parameter {k!r}", p) for k, p in params.items()), before)
     return sums
 

@@ -17,6 +17,7 @@ from dpsweep.config.trial import TrialConfig
 from dpsweep.core.inputs import Inputs, count_rows, pad_rows, take_rows
 from dpsweep.core.progress import ProgressLines
 from dpsweep.data.read import Dataset, load_shared_features
+from dpsweep.data.text import GenerationData
 from dpsweep.models.frozen import Cut, find_cut
 from dpsweep.models.huggingface import HuggingFace
 from dpsweep.models.own import Own
@@ -38,6 +39,8 @@ def find_step_cut(step: Step) -> Cut | None:
     """Find the cut of the model of `step` behind its frozen part; None if all is trained."""
     config, first = step.config, step.engine.replicas[0]
     suits = config.model.freezes and config.train.augment is None and config.data.copies == 1
+    if isinstance(config.data, GenerationData) and config.data.task.generates:
+        return None  # texts are written by the whole model
     if not suits or step.geometry.maps or not isinstance(first, BookkeepingEngine):
         return None
     found = find_cut(step.engine.model, step.data.spec)
@@ -50,7 +53,7 @@ def find_step_cut(step: Step) -> Cut | None:
 def compute_frozen_outputs(found: Cut, step: Step) -> Dataset:
     """Compute the frozen part's outputs for all data; kept on this node for the next trial.
 
-    A model of the user's own code is computed for each trial, as that code may change.
+    With a model or data of the user's own code it is computed for each trial, as that may change.
     """
     config, data = step.config, step.data
 
@@ -59,7 +62,7 @@ def compute_frozen_outputs(found: Cut, step: Step) -> Dataset:
             found, data, data.valid_inputs, step
         )
 
-    if isinstance(config.model, Own):
+    if isinstance(config.model, Own) or not config.data.is_kept:
         inputs, valid = make()
     else:
         inputs, valid = load_shared_features(

@@ -87,15 +87,15 @@ class Check:
 class _Recording(Step):
     """The real step, which keeps its last sum and release."""
 
-    def clipped(self, batch: torch.Tensor, progress: Progress) -> Clipped:
-        found = super().clipped(batch, progress)
+    def sum_clipped(self, batch: torch.Tensor, progress: Progress) -> Clipped:
+        found = super().sum_clipped(batch, progress)
         vars(self)["last_sum"] = {k: x.clone() for k, x in found.items()}
         return found
 
-    def released(
+    def release_sum(
         self, clipped: Clipped, clip: Clip, progress: Progress, noise: NoiseDraw | None = None
     ) -> Released:
-        found = super().released(clipped, clip, progress, noise)
+        found = super().release_sum(clipped, clip, progress, noise)
         vars(self)["last_release"] = found
         return found
 
@@ -196,7 +196,7 @@ def _iterates(step: Step) -> Iterator[Progress]:
     """Public iterates: the model's own and some away from it, each at two clip norms."""
     rng = torch.Generator().manual_seed(derive_public_seed(1, "release checks"))
 
-    def away(params: Tensors, size: float) -> Tensors:
+    def draw_away(params: Tensors, size: float) -> Tensors:
         return {
             k: x + size * (0.02 + x.abs().mean()) * torch.randn(x.shape, generator=rng).to(x)
             for k, x in params.items()
@@ -207,9 +207,9 @@ def _iterates(step: Step) -> Iterator[Progress]:
         for bound in (step.config.privacy.clip_norm, _SMALL):
             iterates = [initial_params(step)]
             while len(iterates) < step.method.query.memory:
-                iterates.append(away(iterates[0], size))
+                iterates.append(draw_away(iterates[0], size))
             if len(iterates) == 1:
-                iterates = [away(iterates[0], size - 0.3)]
+                iterates = [draw_away(iterates[0], size - 0.3)]
             yield Progress(
                 step=len(iterates),
                 iterates=deque(iterates, maxlen=step.method.query.memory),
@@ -231,14 +231,14 @@ def _noise(step: Step, until: float) -> tuple[float, float, str]:
     clip, correlation = step.clip(progress), step.budget.correlation
     scale = step.budget.run.noise_multiplier * clip.clip_norm / step.config.train.batch_size
     nobody = torch.arange(0, device=step.data.device)
-    zeros = step.clipped(nobody, progress)
+    zeros = step.sum_clipped(nobody, progress)
     assert all(not bool(x.any()) for x in zeros.values()), "the sum over nobody is zero"
     draws: dict[str, list[torch.Tensor]] = {k: [] for k in zeros}
     num = 0
     for t in range(2000):
         progress.step = t
         total = Clipped({k: x.clone() for k, x in zeros.items()})
-        for k, x in step.released(total, clip, progress).items():
+        for k, x in step.release_sum(total, clip, progress).items():
             draws[k].append(x.double().flatten().cpu() / scale)
             num += x.numel()
         if t and (num > _NUM_DRAWS or time.thread_time() > until):
@@ -280,21 +280,21 @@ def _sensitivity(step: Step, until: float) -> tuple[float, float, str]:
     beside = _NUM_BESIDE if step.engine.max_physical_batch > _NUM_OTHERS else _NUM_OTHERS
     others = torch.arange(beside, device=data.device)
     everyone = torch.tensor([*range(beside), _NUM_OTHERS], device=data.device)
-    iterates = [(p, _flat(step.clipped(others, p))) for p in _iterates(step)]
+    iterates = [(p, _flat(step.sum_clipped(others, p))) for p in _iterates(step)]
     choices = data.task.draw_targets(_NUM_OTHERS + 1, step.config.data.spec.outputs)
     copies = step.config.data.copies
 
-    def moved(example: Inputs, target: int, which: int) -> float:
+    def measure_move(example: Inputs, target: int, which: int) -> float:
         progress, base = iterates[which]
         unit = fill_unit((example, choices[target][None]), copies)
         inputs = replace_row(data.inputs, -1, unit[0])
         targets = replace_row(data.targets, -1, unit[1])
         one_more = replace(step, data=replace(data, inputs=inputs, targets=targets))
-        found = _flat(one_more.clipped(everyone, progress)) - base
+        found = _flat(one_more.sum_clipped(everyone, progress)) - base
         return float(found.norm()) / step.clip(progress).clip_norm
 
     tries = [
-        (moved(example, target, which), example, target, which)
+        (measure_move(example, target, which), example, target, which)
         for which in range(len(iterates))
         for example in _example_inputs(data, rng)
         for target in ((0, -1) if which == 0 else (which % 2 - 1,))
@@ -304,12 +304,12 @@ def _sensitivity(step: Step, until: float) -> tuple[float, float, str]:
     if isinstance(example, dict):  # tokens: none is near another
         while time.thread_time() < until:
             found = draw_inputs(data.spec, 1, rng, torch.zeros(()))
-            worst = max(worst, moved(found, target, which))
+            worst = max(worst, measure_move(found, target, which))
     else:
         reached = 1  # an iterate at which every gradient is clipped
         starts = [x for x in _example_inputs(data, rng) if isinstance(x, torch.Tensor)]
         for found in _ascend_shares(step, iterates[reached][0], starts, choices[target][None]):
-            worst = max(worst, moved(found, target, reached))
+            worst = max(worst, measure_move(found, target, reached))
             if time.thread_time() > until:
                 break
     return max(largest[0], worst), 1 + _ROUNDED, "clip norms"

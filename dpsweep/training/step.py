@@ -160,9 +160,9 @@ class Step:
             batch = self.batch(t)
             noise = self.noise_draw(progress)
         with mark_region("gradients"):
-            clipped = self.clipped(batch, progress)
+            clipped = self.sum_clipped(batch, progress)
         with mark_region("release"):
-            released = self.released(clipped, clip, progress, noise)
+            released = self.release_sum(clipped, clip, progress, noise)
             progress.leaf_sizes = tuple(x.numel() for x in clipped.values())
             grad_part, count = split_count(released)
             gradient = self.geometry.restore(method.query.restore(grad_part, t))
@@ -208,12 +208,12 @@ class Step:
         """Hash of each example, from which its augmentation is drawn, int64, shape (N,)."""
         return hash_images(one_tensor(self.data.inputs))
 
-    def clipped(self, batch: torch.Tensor, progress: Progress) -> Clipped:
+    def sum_clipped(self, batch: torch.Tensor, progress: Progress) -> Clipped:
         """Sum of the batch's clipped per-example gradients, in whitened coordinates. Private."""
         inputs_B = self.inputs(batch, progress.step)
         targets_B = take_rows(self.data.targets, batch)
-        sum_clipped = partial(self._sum_clipped, inputs_B, targets_B, self.clip(progress))
-        return self.method.query.clipped(sum_clipped, progress.iterates, progress.step)
+        sum_clipped = partial(self._sum_at_points, inputs_B, targets_B, self.clip(progress))
+        return self.method.query.evaluate(sum_clipped, progress.iterates, progress.step)
 
     def noise_draw(self, progress: Progress) -> NoiseDraw | None:
         """This step's noise, which a thread draws while examples are processed.
@@ -228,7 +228,7 @@ class Step:
             return None
         return NoiseDraw(self.draws(progress.step, "noise"), progress.leaf_sizes, pinned=on_gpu)
 
-    def released(
+    def release_sum(
         self, clipped: Clipped, clip: Clip, progress: Progress, noise: NoiseDraw | None = None
     ) -> Released:
         """Release the clipped sum: the one value that crosses the boundary in a step."""
@@ -261,7 +261,7 @@ class Step:
         gain *= self._noise_gains[min(step, len(self._noise_gains) - 1)]
         return on_sum / self.config.train.batch_size * math.sqrt(gain)
 
-    def _sum_clipped(
+    def _sum_at_points(
         self,
         inputs_B: Inputs,
         targets_B: Inputs,

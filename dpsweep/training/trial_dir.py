@@ -16,6 +16,7 @@ anywhere else, so the steps that are repeated are those that nobody has seen the
 """
 
 import contextlib
+import csv
 import fcntl
 import io
 import json
@@ -43,6 +44,14 @@ class ConfusionMatrix:
 
     classes: tuple[str, ...]
     counts: tuple[tuple[int, ...], ...]
+
+    def to_csv(self) -> str:
+        """A line for each true class, a column for each class that the model gives."""
+        text = io.StringIO()
+        rows = csv.writer(text, lineterminator="\n")
+        rows.writerow(["true class", *self.classes])
+        rows.writerows([name, *row] for name, row in zip(self.classes, self.counts, strict=True))
+        return text.getvalue()
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,20 @@ def bandmf(monkeypatch):
 
 
 def test_arms_have_equal_searches_and_their_results_a_table(bandmf, tmp_path, capsys):
-    setting = bandmf.Setting("digits", 1, 4.0, (64,), fresh=2, factors=(0.25, 0.5))
+    setting = bandmf.Setting("digits", 1, 4.0, (64,), fresh=4, factors=(0.25, 0.5))
     data = bandmf.load_dataset(
         bandmf.make_config(setting, {"name": "dp_sgd"}, 64, 1.0, 0, "").data, 0
     )
     arms = {
-        name: bandmf.search_arm(setting, {"name": name}, data, "") for name in ("dp_sgd", "bandmf")
+        name: bandmf.search_arm(setting, {"name": name}, data, "", tmp_path / "runs")
+        for name in ("dp_sgd", "bandmf")
     }
+    kept = (tmp_path / "runs").read_text()
+    assert (
+        bandmf.search_arm(setting, {"name": "dp_sgd"}, data, "", tmp_path / "runs")
+        == (arms["dp_sgd"])
+    )
+    assert (tmp_path / "runs").read_text() == kept, "what has ended is not run again"
     runs = {name: sum(map(len, arm["searched"].values())) for name, arm in arms.items()}
     assert runs == {"dp_sgd": 4, "bandmf": 4}
     assert arms["dp_sgd"]["bands"] == arms["dp_sgd"]["ratio"] == 1

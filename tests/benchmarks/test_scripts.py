@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from command import command
+from rounding import measure_excess
 from sigma import sigma
 from step import step
 from typer.testing import CliRunner
@@ -144,3 +145,10 @@ def test_what_a_search_adds_is_timed_on_a_cluster_of_its_own():
     assert told["trials"] == 2
     assert told["tracked"] is True
     assert 0 < told["seconds_in_trials"] < told["seconds"]
+
+
+@pytest.mark.parametrize(("dtype", "most"), [("float32", 1e-4), ("float64", 1e-12)])
+def test_rounding_moves_the_others_part_of_a_sum_by_little(dtype, most):
+    example, portions = measure_excess("linear", "bookkeeping", dtype, num=200)
+    assert 0 < example < most
+    assert 0 < portions < most

@@ -11,7 +11,7 @@ from dpsweep.config.sweep import load_sweep
 from dpsweep.results.figures import figures
 from dpsweep.results.live import LiveView
 from dpsweep.results.page import page
-from dpsweep.results.web import LivePage, served
+from dpsweep.results.web import LivePage, serve_page
 from dpsweep.store.lease import LeaseHolder
 from dpsweep.store.study import Study
 
@@ -184,7 +184,7 @@ def test_watch_web_shows_a_new_trial_in_an_open_page(browser, study):
     """The panel and the figures follow; a section that the reader opened stays open."""
     view = LiveView(study, Console(), lambda: LeaseHolder("host", 7, 0.0))
     live = LivePage(study, view)
-    with served(live, 0) as address:
+    with serve_page(live, 0) as address:
         browser.open(address)
         browser.wait("return document.querySelectorAll('.plot svg.main-svg').length > 10", "plots")
         assert "driven by process 7" in browser.run("return document.body.innerText")

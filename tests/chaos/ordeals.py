@@ -43,7 +43,7 @@ search:
 sampler: {{name: random}}
 budget: {{trials: {trials}}}
 """
-_ENDS = {"complete": "FINISHED", "pruned": "KILLED", "failed": "FAILED"}
+_ENDS = {"complete": "FINISHED", "pruned": "FINISHED", "failed": "FAILED"}
 
 
 class Sweep:

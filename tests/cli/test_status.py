@@ -1,13 +1,16 @@
 """status tells trials from repeats, and the confirmed figure from a lucky one."""
 
 import json
+import re
 
 import pytest
 
-from dpsweep.cli.verbs.sweeps import status
+from dpsweep.cli.verbs.sweeps import best, status
+from dpsweep.cli.verbs.watch import watch
 from dpsweep.config.sweep import load_sweep
 from dpsweep.store.state_dir import StateFolder
-from dpsweep.store.study import Study
+from dpsweep.store.statement import describe_search_privacy
+from dpsweep.store.study import Study, open_study
 
 
 @pytest.fixture
@@ -47,3 +50,47 @@ def test_the_trials_of_one_say_which_they_repeat(state, capsys):
     assert [row["confirms"] for row in rows] == [None, None, 1]
     status("tiny", str(state.root), as_json=False)
     assert "complete, repeats 1" in capsys.readouterr().out
+
+
+def test_best_prints_two_numbers_and_a_short_statement(state, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    best("tiny", str(state.root), 5, as_json=False)
+    said = capsys.readouterr().out
+    lines = said[said.index("ε 4.00 trial") :].splitlines()
+    assert re.match(r"ε 4\.00 trial 1 alone, ε [\d.]+ the whole search \(δ 3\.4e-04\)", lines[0])
+    assert len(lines) <= 6, "fits under the table"
+    words = " ".join(lines)
+    assert "(4.00, 3.4e-04)-differentially private" in words
+    assert "Other sweeps and runs on the same data are not counted" in words
+    assert words.endswith("whole statement: dpsweep report tiny")
+
+
+def test_of_a_void_search_the_whole_statement_is_printed(state, capsys):
+    open_study("tiny", state).note_test_secret()
+    best("tiny", str(state.root), 5, as_json=False)
+    said = " ".join(capsys.readouterr().out.split())
+    assert describe_search_privacy(open_study("tiny", state)) in said
+
+
+def test_status_and_watch_say_where_to_look_while_the_sweep_runs(state, capsys):
+    folder = state.sweep("tiny")
+    folder.note_dashboard("http://head:8265")
+    with folder.lease():
+        status("tiny", str(state.root), as_json=False)
+        assert "Ray: http://head:8265" in capsys.readouterr().out
+    status("tiny", str(state.root), as_json=False)
+    assert "8265" not in capsys.readouterr().out, "that cluster may be gone"
+    watch("tiny", str(state.root), None)
+    assert "8265" not in capsys.readouterr().out
+
+
+def test_a_tracking_servers_address_is_shown_without_its_password(tmp_path, sweep_file, capsys):
+    state = StateFolder(tmp_path / "tracked")
+    sweep, folder = load_sweep(sweep_file), state.sweep("tiny")
+    folder.create(sweep.file, sweep.base, "http://me:secret@mlflow:5000")
+    Study.create(folder.storage_uri, sweep, folder.id)
+    status("tiny", str(state.root), as_json=False)
+    said = capsys.readouterr().out
+    assert "MLflow: http://" in said
+    assert "mlflow:5000" in said
+    assert "secret" not in said

@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from dpsweep.cluster import package
-from dpsweep.cluster.package import packed, summary
+from dpsweep.cluster.package import pack_sweep, summary
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import ConfigError
 
@@ -42,7 +42,7 @@ def test_a_model_of_ours_needs_the_sweep_alone_with_its_base_in_it(project):
     tree = yaml.safe_load((project / "tiny.yaml").read_text())
     (project / "apart.yaml").write_text(yaml.safe_dump({**tree, "base": "base.yaml"}))
     sweep = load_sweep("apart.yaml", ["train.epochs=3"])
-    name, files = packed(sweep, None)
+    name, files = pack_sweep(sweep, None)
     assert list(files) == [name] == ["tiny.submitted.yaml"]
     (project / name).write_bytes(files[name])
     again = load_sweep(name)
@@ -55,7 +55,7 @@ def test_a_model_of_the_users_brings_the_project_but_no_secret_and_no_rubbish(pr
     (project / ".dpsweepignore").write_text("# mine\n*.csv\n!kept.csv\n")
     (project / "big.csv").write_text("x")
     (project / "kept.csv").write_text("x")
-    _, files = packed(load_sweep("tiny.yaml", OWN), None)
+    _, files = pack_sweep(load_sweep("tiny.yaml", OWN), None)
     assert sorted(files) == [
         ".dpsweepignore", "kept.csv", "nets.py", "sub/kept.py", "tiny.submitted.yaml", "tiny.yaml",
     ]  # fmt: skip
@@ -68,9 +68,9 @@ def test_too_much_names_the_largest_files_and_the_ignore_list(project, monkeypat
     with pytest.raises(
         ConfigError, match=r"\d+\.\d kB in .* at most 5\.0 kB .*weights\.bin \(9\.0 kB\)"
     ):
-        packed(load_sweep("tiny.yaml", OWN), None)
+        pack_sweep(load_sweep("tiny.yaml", OWN), None)
     (project / ".dpsweepignore").write_text("*.bin\n")
-    packed(load_sweep("tiny.yaml", OWN), None)
+    pack_sweep(load_sweep("tiny.yaml", OWN), None)
 
 
 def test_a_path_in_the_folder_is_sent_relative_to_it_and_any_other_is_the_clusters(project):
@@ -81,14 +81,14 @@ def test_a_path_in_the_folder_is_sent_relative_to_it_and_any_other_is_the_cluste
         ("/there", "/there"),
     ):
         model = f"model={{name: own, function: 'nets:make', folder: '{folder}'}}"
-        name, files = packed(load_sweep("tiny.yaml", [model]), None)
+        name, files = pack_sweep(load_sweep("tiny.yaml", [model]), None)
         assert yaml.safe_load(files[name])["base"]["model"]["folder"] == there
         assert ("nets.py" in files) == (there != "/there")
 
 
 def test_a_folder_that_is_not_there_is_told(project):
     with pytest.raises(ConfigError, match=r"--project .*none: is no folder"):
-        packed(load_sweep("tiny.yaml"), project / "none")
+        pack_sweep(load_sweep("tiny.yaml"), project / "none")
 
 
 SECRETS = (
@@ -124,14 +124,14 @@ NPZ = ["data={name: npz, root: data/private.npz, num_train: 1000, num_test: 10, 
 
 
 def test_no_ignore_list_brings_back_a_secret_a_state_folder_or_data(hospital):
-    _, files = packed(load_sweep("tiny.yaml", [*OWN, *NPZ]), None, str(hospital / "mine"))
+    _, files = pack_sweep(load_sweep("tiny.yaml", [*OWN, *NPZ]), None, str(hospital / "mine"))
     assert not [name for name, content in files.items() if b"hunter2" in content]
     assert sorted(files) == [
         ".gitignore", "data/more.csv", "deep/.dpsweepignore", "deep/er/.gitignore",
         "deep/er/kept.txt", "nets.py", "nets2.py", "sub/kept.py", "tiny.submitted.yaml",
         "tiny.yaml",
     ]  # fmt: skip
-    _, files = packed(load_sweep("tiny.yaml", [*OWN, "data={name: mnist, root: data}"]), None)
+    _, files = pack_sweep(load_sweep("tiny.yaml", [*OWN, "data={name: mnist, root: data}"]), None)
     assert not [name for name in files if name.startswith("data/")]
 
 
@@ -139,7 +139,7 @@ def test_the_ignore_lists_of_the_repository_around_a_project_count(hospital):
     (hospital / ".gitignore").write_text("/sub/*.py\n!/sub/kept.py\n*.dat\n")
     for name in ("gone.py", "a.dat"):
         (hospital / "sub" / name).write_text("x")
-    _, files = packed(load_sweep("tiny.yaml"), hospital / "sub")
+    _, files = pack_sweep(load_sweep("tiny.yaml"), hospital / "sub")
     assert sorted(files) == ["kept.py", "tiny.submitted.yaml"]
 
 
@@ -148,7 +148,7 @@ def test_language_model_in_the_folder_brings_its_files_and_no_other(hospital):
     for name in ("config.json", "model.safetensors", "tokenizer.json", "notes.md"):
         (hospital / "bert" / name).write_text("{}")
     model = "model={name: huggingface, folder: bert}"
-    name, files = packed(load_sweep("tiny.yaml", [model]), None)
+    name, files = pack_sweep(load_sweep("tiny.yaml", [model]), None)
     sent = {"bert/config.json", "bert/model.safetensors", "bert/tokenizer.json"}
     assert set(files) == {name, *sent}
     assert yaml.safe_load(files[name])["base"]["model"]["folder"] == "bert"
@@ -158,33 +158,33 @@ def test_weights_alone_bring_their_file_and_no_other(hospital):
     (hospital / ".gitignore").write_text("*.pt\n")
     (hospital / "sub/w.pt").write_bytes(b"w")
     for path in ("sub/w.pt", str(hospital / "sub/w.pt")):
-        name, files = packed(load_sweep("tiny.yaml", [f"model.weights={path}"]), None)
+        name, files = pack_sweep(load_sweep("tiny.yaml", [f"model.weights={path}"]), None)
         assert sorted(files) == ["sub/w.pt", "tiny.submitted.yaml"]
         assert yaml.safe_load(files[name])["base"]["model"]["weights"] == "sub/w.pt"
     with pytest.raises(ConfigError, match=r"model\.weights: .*none\.pt is no file"):
-        packed(load_sweep("tiny.yaml", ["model.weights=none.pt"]), None)
+        pack_sweep(load_sweep("tiny.yaml", ["model.weights=none.pt"]), None)
 
 
 def test_code_among_data_or_in_a_state_folder_is_not_sent(hospital, monkeypatch):
     for root in (".", ".."):
         data = NPZ[0].replace("npz", "folder", 1).replace("data/private.npz", root)
         with pytest.raises(ConfigError, match=r"is in .* \(data\.root\), and nothing of that is"):
-            packed(load_sweep("tiny.yaml", [*OWN, data]), None)
+            pack_sweep(load_sweep("tiny.yaml", [*OWN, data]), None)
     with pytest.raises(ConfigError, match=r"holds study\.db, so it is a state folder"):
-        packed(load_sweep("tiny.yaml"), hospital / "state")
+        pack_sweep(load_sweep("tiny.yaml"), hospital / "state")
     with pytest.raises(ConfigError, match=r"is in .*mine \(--state\)"):
-        packed(load_sweep("tiny.yaml"), hospital / "mine/sweeps", str(hospital / "mine"))
+        pack_sweep(load_sweep("tiny.yaml"), hospital / "mine/sweeps", str(hospital / "mine"))
     monkeypatch.setenv("DPSWEEP_STATE", str(hospital))
-    assert "kept.py" in packed(load_sweep("tiny.yaml"), hospital / "sub")[1]  # nobody's yet
+    assert "kept.py" in pack_sweep(load_sweep("tiny.yaml"), hospital / "sub")[1]  # nobody's yet
     (hospital / "sweeps").mkdir()
     with pytest.raises(ConfigError, match=r"\(the state folder\)"):
-        packed(load_sweep("tiny.yaml", OWN), None)
+        pack_sweep(load_sweep("tiny.yaml", OWN), None)
 
 
 def test_a_line_that_is_no_pattern_is_told(project):
     (project / "sub/.gitignore").write_text("*.csv\n!\n")
     with pytest.raises(ConfigError, match=r"sub/\.gitignore: .*Mend that line"):
-        packed(load_sweep("tiny.yaml", OWN), None)
+        pack_sweep(load_sweep("tiny.yaml", OWN), None)
 
 
 def test_what_is_sent_is_told_in_a_line():

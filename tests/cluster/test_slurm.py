@@ -30,13 +30,8 @@ def cluster() -> Iterator[Cluster]:
 
 
 def documented(cluster: Cluster) -> list[list[str]]:
-    """The commands of docs/guides/cluster.md, in blocks, with this cluster's names in them."""
-    section = (
-        (ROOT / "docs/guides/cluster.md")
-        .read_text()
-        .partition("## Slurm\n")[2]
-        .partition("\n## ")[0]
-    )
+    """The commands of cluster-slurm.md, in blocks, with this cluster's names in them."""
+    section = (ROOT / "docs/guides/cluster-slurm.md").read_text()
     names = {"/shared/me/dpsweep": str(STATE), "HOST": "ctl", "PASSWORD": cluster.password}
     for word, here in (
         names | {":me:": f":{USER}:", "//me@": f"//{USER}@", "-U me": f"-U {USER}"}

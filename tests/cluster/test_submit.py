@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 from dpsweep.cli import app
 from dpsweep.cli.verbs import remote
-from dpsweep.cluster.jobs import ClusterLost, Job, _refusal, _told, follow
+from dpsweep.cluster.jobs import ClusterLost, Job, _refusal, _translate_errors, follow
 from dpsweep.cluster.submit import BEGIN, FILES, drive, watch
-from dpsweep.cluster.submitted import Submitted, remembered
+from dpsweep.cluster.submitted import Submitted, read_submitted
 from dpsweep.core.errors import ConfigError, ConnectionRefused, DpSweepError, StateError
 from dpsweep.store.owner import is_name, is_owner
 from dpsweep.store.state_dir import StateFolder
@@ -223,7 +223,10 @@ def test_what_ray_says_in_words_alone_is_told_apart(message, kind, words):
 
 def test_a_head_that_starts_no_client_for_us_is_not_taken_for_another_service():
     said = "Initialization failure from server:\nTraceback ...\nRuntimeError: too late"
-    with pytest.raises(ConnectionRefused, match=r"for us \(RuntimeError: too late\)"), _told("x"):
+    with (
+        pytest.raises(ConnectionRefused, match=r"for us \(RuntimeError: too late\)"),
+        _translate_errors("x"),
+    ):
         raise ConnectionAbortedError(said)
 
 
@@ -248,7 +251,7 @@ def test_what_is_remembered_is_for_its_owner_alone_and_names_do_not_mix(tmp_path
     SWEEP.remember(here)
     place = here.root / "submitted/tiny.json"
     assert place.stat().st_mode & 0o777 == 0o600
-    assert remembered("tiny", here) == SWEEP
+    assert read_submitted("tiny", here) == SWEEP
     other = mistake(*TO, "http://127.0.0.1:9")
     assert "'tiny' was submitted to http://told" in other
     assert "resume tiny --address http://127.0.0.1:9" in other

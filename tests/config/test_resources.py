@@ -43,7 +43,7 @@ def test_what_is_no_size_is_refused(text):
         ("resources.max_concurrent=0", r"resources\.max_concurrent: must be greater than 0"),
         (
             "resources.disk=1",
-            r"resources\.disk: unknown key\. Known: cpu, gpu, max_concurrent, mem",
+            r"resources\.disk: unknown key\. Known: accelerator, cpu, gpu, max_concurrent, mem",
         ),
         ("budget.trial_timeout=30", r"budget\.trial_timeout: must be text, got 30\. .*30m, 90s"),
         ("budget.trial_timeout=5d", r"budget\.trial_timeout: .* such as 90s, 30m or 2h"),

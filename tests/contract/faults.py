@@ -48,7 +48,7 @@ def clip_each_then_combine(patch: pytest.MonkeyPatch) -> None:
         pairs = list(zip(asks, sums, strict=True))
         return Clipped({k: sum(ask.weight * part[k] for ask, part in pairs) for k in sums[0]})
 
-    patch.setattr(JointQuery, "clipped", clipped)
+    patch.setattr(JointQuery, "evaluate", clipped)
 
 
 def sum_clipped_points(patch: pytest.MonkeyPatch) -> None:
@@ -56,7 +56,7 @@ def sum_clipped_points(patch: pytest.MonkeyPatch) -> None:
         sums = [sum_clipped([ask.point(iterates)], [1.0]) for ask in self.evaluation_points(step)]
         return Clipped({k: sum(part[k] for part in sums) for k in sums[0]})
 
-    patch.setattr(JointQuery, "clipped", clipped)
+    patch.setattr(JointQuery, "evaluate", clipped)
 
 
 def whole_bound_for_each_layer(patch: pytest.MonkeyPatch) -> None:
@@ -289,34 +289,34 @@ def reversed_weights(patch: pytest.MonkeyPatch) -> None:
 
 
 def overwritten_weights(patch: pytest.MonkeyPatch) -> None:
-    clipped = JointQuery.clipped
+    clipped = JointQuery.evaluate
 
     def equal(self, sum_clipped, iterates, step):
-        def deaf_oracle(points, weights):
+        def equally_weighted(points, weights):
             return sum_clipped(points, [1 / len(weights)] * len(weights))
 
-        return clipped(self, deaf_oracle, iterates, step)
+        return clipped(self, equally_weighted, iterates, step)
 
-    patch.setattr(JointQuery, "clipped", equal)
+    patch.setattr(JointQuery, "evaluate", equal)
 
 
 def point_moved_by_the_batch(patch: pytest.MonkeyPatch) -> None:
     """The look-ahead goes along this batch's own, un-noised gradient."""
-    clipped = JointQuery.clipped
+    clipped = JointQuery.evaluate
 
     def ahead(self, sum_clipped, iterates, step):
         slope = sum_clipped([iterates[-1]], [1.0])
         moved = {k: x - 0.1 * slope[k] for k, x in iterates[-1].items()}
         return clipped(self, sum_clipped, [*list(iterates)[:-1], moved], step)
 
-    patch.setattr(JointQuery, "clipped", ahead)
+    patch.setattr(JointQuery, "evaluate", ahead)
 
 
 # What leaves beside the release.
 
 
 def raw_prediction(patch: pytest.MonkeyPatch) -> None:
-    clipped, restore, raw = SplitQuery.clipped, SplitQuery.restore, {}
+    clipped, restore, raw = SplitQuery.evaluate, SplitQuery.restore, {}
 
     def noting(self, sum_clipped, iterates, step):
         total = clipped(self, sum_clipped, iterates, step)
@@ -326,7 +326,7 @@ def raw_prediction(patch: pytest.MonkeyPatch) -> None:
     def unprotected(self, released, step):
         return Released({k: g + raw[k] for k, g in restore(self, released, step).items()})
 
-    patch.setattr(SplitQuery, "clipped", noting)
+    patch.setattr(SplitQuery, "evaluate", noting)
     patch.setattr(SplitQuery, "restore", unprotected)
 
 

@@ -19,7 +19,7 @@ from dp_accounting.pld import PLDAccountant
 
 from dpsweep.config.plan import plan_privacy
 from dpsweep.config.sweep import load_sweep
-from dpsweep.privacy import selection
+from dpsweep.privacy import search_budget
 from dpsweep.privacy.accounting import Run, calibrate_noise
 from dpsweep.privacy.profiles import ProfileCap
 from dpsweep.search import charge
@@ -96,16 +96,16 @@ def final_for_free(patch):
         steps, rate = schedule
         return found[0], calibrate_noise(epsilon, delta, rate, steps)[0].noise_multiplier
 
-    explore_noise = selection.explore_noise
-    patch.setattr(selection, "explore_noise", levels)
+    explore_noise = search_budget.explore_noise
+    patch.setattr(search_budget, "explore_noise", levels)
 
 
 def share_for_each(patch):
     def levels(epsilon, delta, schedule, num_exploring, share):
         return explore_noise(epsilon, delta, schedule, 1, share)
 
-    explore_noise = selection.explore_noise
-    patch.setattr(selection, "explore_noise", levels)
+    explore_noise = search_budget.explore_noise
+    patch.setattr(search_budget, "explore_noise", levels)
 
 
 def second_final(patch):
@@ -146,9 +146,9 @@ FAULTS = {
 
 @pytest.fixture
 def study(uri, sweep_file):
-    selection._compute_noise.cache_clear()
+    search_budget._compute_noise.cache_clear()
     yield lambda: Study.create(uri, load_sweep(sweep_file, SETTINGS))
-    selection._compute_noise.cache_clear()
+    search_budget._compute_noise.cache_clear()
 
 
 @pytest.mark.parametrize("early", [False, True], ids=["whole", "out-of-time"])

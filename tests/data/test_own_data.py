@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from dpsweep.core.errors import ConfigError
 from dpsweep.data import folders, npz
 from dpsweep.data.datasets import ImageData
+from dpsweep.data.inspection import inspect_data
 from dpsweep.data.read import fingerprint_images, list_class_names, load_dataset
 
 KEY = b"k" * 32
@@ -274,3 +275,12 @@ def test_pickled_arrays_are_never_loaded(tmp_path):
     path = arrays(tmp_path, y_train=np.array([object()] * 8, dtype=object))
     with pytest.raises(ConfigError, match="holds no plain arrays"):
         load_dataset(of_file(path), 0)
+
+
+def test_images_of_many_sizes_are_declared_as_a_square_of_the_middle_one(tmp_path):
+    """The most frequent of many sizes is one of chance, such as 37 x 28."""
+    for i, (height, width) in enumerate([(37, 28), (37, 28), (40, 35), (44, 33), (39, 50)]):
+        save(image(i, height=height, width=width), tmp_path, "photos", "ab"[i % 2], f"{i}.png")
+    section = inspect_data(tmp_path / "photos").section
+    assert section["shape"] == [3, 32, 32]
+    assert section["resize"]

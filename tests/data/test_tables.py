@@ -13,7 +13,7 @@ from dpsweep.config.source import parse_yaml
 from dpsweep.config.trial import load_trial
 from dpsweep.core.errors import ConfigError
 from dpsweep.data import validate_data
-from dpsweep.data.read import fingerprint_images, load_dataset
+from dpsweep.data.read import fingerprint_images, load_dataset, load_shared_features
 from dpsweep.training.check import check_trial
 from dpsweep.training.loop import train
 from dpsweep.training.trial_dir import TrialDir
@@ -305,3 +305,94 @@ def test_flips_refuse_a_table(tmp_path):
     source = parse_yaml(yaml.safe_dump(tree), "x.yaml")
     with pytest.raises(ConfigError, match="flips and shifts images, and table has none"):
         check_trial(load_trial(source), source)
+
+
+def test_what_is_made_of_the_data_follows_every_file_of_theirs(tmp_path):
+    file, test = write(tmp_path / "a.csv"), write(tmp_path / "b.csv")
+    config = validate_data(
+        section(
+            file, test_file=str(test), num_test=4, validation="test_split", holdout_fraction=0.1
+        )
+    )
+    made = []
+
+    def make():
+        made.append(1)
+        return (torch.zeros(1),)
+
+    for _ in range(2):
+        load_shared_features(config, 0, "features", make)
+    assert len(made) == 1
+    write(test, ROWS[::-1])
+    load_shared_features(config, 0, "features", make)
+    assert len(made) == 2
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A folder with two splits, as the package datasets writes it."""
+    datasets = pytest.importorskip("datasets", reason="extra datasets")
+    columns = dict(zip(HEADER, zip(*ROWS, strict=True), strict=True))
+    train = datasets.Dataset.from_dict(columns)
+    both = datasets.DatasetDict({"train": train, "validation": train.select([0, 1])})
+    both.save_to_disk(tmp_path / "saved")
+    return tmp_path / "saved"
+
+
+def folder_section(saved, **more):
+    keys = {"format": "huggingface", "split": "train", "test_split": "validation", "num_test": 2}
+    return section(saved, validation="test_split", **{**keys, **more})
+
+
+def test_a_data_set_of_the_package_datasets_is_read_as_a_file_of_rows_is(tmp_path, saved):
+    ours = load_dataset(validate_data(folder_section(saved)), 0)
+    files = {"test_file": str(write(tmp_path / "b.csv", ROWS[:2])), "num_test": 2}
+    theirs = section(write(tmp_path / "a.csv"), validation="test_split", **files)
+    same = load_dataset(validate_data(theirs), 0)
+    for name in ("inputs", "targets", "valid_inputs", "valid_targets"):
+        assert torch.equal(getattr(ours, name), getattr(same, name))
+    config = validate_data(folder_section(saved))
+    assert config.places == {"file": saved}
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"split": "trian"}, r"has no split 'trian'. Did you mean 'train'"),
+        ({"num_train": 5}, r"holds 4 rows, and data.num_train declares 5"),
+        ({"target": "sik"}, r"has no column 'sik'. Did you mean 'sick'"),
+        ({"columns": {"age": {"range": [0, 80]}}}, r"row 2: column 'age': 90 is outside"),
+    ],
+)
+def test_a_data_set_of_the_package_datasets_is_refused_as_a_file_is(saved, more, words):
+    with pytest.raises(ConfigError, match=words):
+        load_dataset(validate_data(folder_section(saved, **more)), 0)
+
+
+def test_a_folder_of_another_kind_is_refused(tmp_path):
+    pytest.importorskip("datasets", reason="extra datasets")
+    (tmp_path / "other").mkdir()
+    with pytest.raises(ConfigError, match=r"is no data set of the package datasets.*save_to_disk"):
+        load_dataset(validate_data(folder_section(tmp_path / "other")), 0)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"split": None}, "is missing, such as train"),
+        ({"format": None}, "is of format: huggingface"),
+        ({"test_split": None}, "is missing. Declare the test split"),
+    ],
+)
+def test_splits_are_declared_with_the_format_alone(tmp_path, more, words):
+    with pytest.raises(ValueError, match=words):
+        validate_data(folder_section(tmp_path, **more))
+
+
+def test_a_folder_or_package_that_is_missing_is_said(tmp_path, monkeypatch):
+    config = validate_data(folder_section(tmp_path / "gone"))
+    with pytest.raises(ConfigError, match=r"x.yaml:1: data.file: .*gone is not a folder"):
+        config.refuse_missing("x.yaml:1")
+    monkeypatch.setattr("dpsweep.data.tables.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'dpsweep\[datasets\]'"):
+        validate_data(folder_section(tmp_path)).refuse_missing("x.yaml:1")

@@ -42,6 +42,24 @@ def outputs(*shape):
     return torch.randn(NUM, *shape, generator=torch.Generator().manual_seed(1))
 
 
+@pytest.mark.parametrize("num_classes", [2, 10])
+def test_losses_of_classes_have_the_bits_of_torchs_cross_entropy(num_classes):
+    """By itself, and as engines call it: through vmap, with gradients."""
+    logits_B = 20 * outputs(num_classes)
+    targets_B = torch.arange(NUM) % num_classes
+    task = Classification()
+    expected_B = F.cross_entropy(logits_B, targets_B, reduction="none")
+    assert torch.equal(task.losses(logits_B, targets_B), expected_B)
+    found = []
+    for loss in (task.loss, F.cross_entropy):
+        leaf = logits_B.clone().requires_grad_(True)
+        losses_B = torch.func.vmap(lambda o, y, loss=loss: loss(o[None], y[None]))(leaf, targets_B)
+        losses_B.sum().backward()
+        found.append((losses_B.detach(), leaf.grad))
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])
+
+
 @pytest.mark.parametrize(("num_classes", "average"), [(2, "binary"), (5, "macro")])
 def test_metrics_of_classes_are_scikit_learns(num_classes, average):
     outputs_B = outputs(num_classes)

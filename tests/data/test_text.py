@@ -184,8 +184,15 @@ def test_pairs_of_texts_share_the_length(tmp_path):
     tree = section(
         tmp_path, file=str(path), test_file=str(path), text=["one", "two"], num_train=2, num_test=2
     )
-    found = load(tree).inputs["input_ids"].tolist()
-    assert found == [ids("good", "film", "bad", "[PAD]"), ids("bad", "good", "[PAD]", "[PAD]")]
+    inputs = load(tree).inputs
+    assert inputs["input_ids"].tolist() == [
+        ids("good", "film", "bad", "[PAD]"),
+        ids("bad", "good", "[PAD]", "[PAD]"),
+    ]
+    # a tokenizer without a template of pairs says 0 at the first text and 1 at the second
+    assert inputs["token_type_ids"].tolist() == [[0, 0, 1, 0], [0, 1, 0, 0]]
+    assert list(inputs) == [field.name for field in validate_data(tree).spec.fields]
+    assert "token_type_ids" not in load(section(tmp_path)).inputs
 
 
 def test_ids_are_kept_once_a_node_and_follow_the_tokenizer(tmp_path):
@@ -347,6 +354,19 @@ def test_trial_learns_to_continue_texts(tmp_path):
     _, row = run(tmp_path, trial(tmp_path, data, "pairs"))
     assert row["valid/perplexity"] < 3 < len(WORDS)
     assert row["valid/loss"] < 1.1
+
+
+def test_trial_is_measured_by_the_texts_that_it_writes(tmp_path):
+    for package in ("tokenizers", "sacrebleu", "rouge_score"):
+        pytest.importorskip(package, reason="extras text and generation")
+    task = {"name": "causal_lm", "metrics": ["perplexity", "bleu", "rouge_l"], "max_tokens": 3}
+    rows = [("good", "a very good film"), ("bad", "a very bad film")] * 200
+    data = generation(tmp_path, rows, task=task)
+    config, row = run(tmp_path, trial(tmp_path, data, "pairs"))
+    assert config.data.task.generates
+    assert 0 <= row["valid/bleu"] <= 100
+    assert 0.3 < row["valid/rouge_l"] <= 1  # two of its three tokens follow the token before
+    assert row["valid/perplexity"] < 3
 
 
 def test_models_of_images_refuse_texts(tmp_path):

@@ -118,10 +118,10 @@ def test_a_units_answer_is_the_mean_over_its_rows_clipped_once(tmp_path, engine,
     for number, rows in enumerate(units.values()):
         mean = torch.stack([gradient(step, *row) for row in rows]).mean(0)
         expected = mean * min(1, clip_norm / float(mean.norm()))
-        found = flat(step.clipped(torch.tensor([number]), progress))
+        found = flat(step.sum_clipped(torch.tensor([number]), progress))
         torch.testing.assert_close(found, expected.double(), rtol=1e-6, atol=1e-9)
         total = total + expected
-    whole = flat(step.clipped(torch.arange(4), progress))
+    whole = flat(step.sum_clipped(torch.arange(4), progress))
     torch.testing.assert_close(whole, total.double(), rtol=1e-6, atol=1e-9)
 
 
@@ -247,6 +247,6 @@ def test_rows_of_a_unit_that_are_clipped_one_by_one_are_caught(tmp_path, monkeyp
 def test_a_batch_of_nobody_is_zero(tmp_path):
     step = step_of(tmp_path)
     progress = step.start(initial_params(step))
-    found = step.clipped(torch.arange(0), progress)
+    found = step.sum_clipped(torch.arange(0), progress)
     assert not any(x.any() for x in found.values())
     assert take_rows(step.data.targets, torch.arange(0)).keys() == {"targets", "weights"}

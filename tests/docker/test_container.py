@@ -38,7 +38,8 @@ def test_a_sweep_is_driven_by_the_image_s_user_and_its_best_config_is_in_the_sta
     wait_for(lambda: head.run(*head.health).returncode == 0, "a healthy head")
 
     documented = re.search(
-        r"compose.yaml exec -d head (sh -c '(.+)')\n", (ROOT / "docs/guides/cluster.md").read_text()
+        r"compose.yaml exec -d head (sh -c '(.+)')\n",
+        (ROOT / "docs/guides/cluster-containers.md").read_text(),
     )
     script = documented[2].replace(" >", "".join(f" --set {s}" for s in SHORT) + " >")
     done = head.run("sh", "-c", script)

@@ -21,7 +21,8 @@ DOCKERFILES = ["Dockerfile", "Dockerfile.cuda"]
 SHELL = ["entrypoint.sh", "drive.sh", "tracking.sh", "slurm/sweep.sbatch"]
 COMPOSES = ["compose.yaml", "compose.gpu.yaml"]
 RAYS = ["kuberay/raycluster.yaml", "kuberay/job/rayjob.yaml"]
-DOCUMENTED = (ROOT / "docs/guides/cluster.md").read_text()
+PAGES = sorted((ROOT / "docs/guides").glob("cluster*.md"))
+DOCUMENTED = "\n".join(page.read_text() for page in PAGES)
 FILES = [path for path in DOCKER.rglob("*") if path.is_file() and path.name != ".env"]
 
 
@@ -115,6 +116,16 @@ def test_yaml_repeats_no_key(path):
 
 
 # Rules of our own.
+
+
+def test_each_kind_of_cluster_has_a_page_that_begins_with_what_never_ran():
+    kinds = [page for page in PAGES if page.name != "cluster.md"]
+    assert len(kinds) == 4
+    for page in kinds:
+        title, empty, first, *_ = page.read_text().splitlines()
+        assert title.startswith("# ")
+        assert empty == ""
+        assert first.startswith("**What never ran**"), page.name
 
 
 def test_a_file_that_never_ran_says_so_in_its_first_line():

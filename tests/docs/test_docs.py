@@ -191,3 +191,21 @@ def test_nothing_points_outside_the_repository():
     me = Path(__file__)
     found = [str(p.relative_to(ROOT)) for p in texts if p != me and outside.search(p.read_text())]
     assert found == []
+
+
+@pytest.mark.slow
+def test_commands_that_check_the_guarantee_run(tmp_path):
+    """With fewer runs than the page says, which change what is found and not whether it works."""
+    lines = [x for x in command_lines(ROOT / "docs/concepts/held.md") if "FILE" not in x]
+    assert len(lines) >= 5
+    for line in lines:
+        words = shlex.split(re.sub(r"--(runs|one-run) \d+", r"--\1 40", line))[1:]
+        done = subprocess.run(
+            [sys.executable, "-m", "dpsweep", *words],
+            cwd=ROOT,
+            env={**os.environ, "DPSWEEP_STATE": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"

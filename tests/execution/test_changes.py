@@ -68,19 +68,19 @@ def test_how_much_is_run_may_change_once_that_is_accepted(launched, sweep_file, 
     assert list_changes(stored(folder), changed), "and nothing is taken over that was not accepted"
     check_changes(folder, stored(folder), changed, accepted=True)
     assert list_changes(stored(folder), changed) == {}
-    assert folder.stored()[0].tree == changed.file.tree
+    assert folder.read_files()[0].tree == changed.file.tree
 
 
 @pytest.mark.parametrize(("setting", "key"), HARMFUL.items())
 def test_what_is_run_cannot_change_under_trials_that_have_run(launched, sweep_file, setting, key):
     folder, changed = launched(), load_sweep(sweep_file, [setting])
-    before = folder.stored()
+    before = folder.read_files()
     for accepted in (False, True):
         with pytest.raises(StateError, match=r"cannot change under trials that have run") as told:
             check_changes(folder, stored(folder), changed, accepted=accepted)
     assert f"{key} cannot change" in str(told.value)
     assert "dpsweep launch FILE --name tiny-2 --from tiny" in str(told.value)
-    assert folder.stored() == before
+    assert folder.read_files() == before
 
 
 def test_one_harmful_change_among_harmless_ones_is_named_and_nothing_is_taken(launched, sweep_file):

@@ -42,15 +42,15 @@ class Heard:
     def __init__(self, study):
         self.study, self.events = study, []
 
-    def started(self, record):
+    def on_trial_start(self, record):
         assert self.study.record(record.number).dispatched, "charged before anybody hears"
         self.events.append(("started", record.number))
 
-    def reported(self, record, row):
+    def on_trial_report(self, record, row):
         assert self.study.record(record.number).row == row == record.row
         self.events.append(("reported", record.number, row["epoch"]))
 
-    def ended(self, record):
+    def on_trial_end(self, record):
         assert self.study.record(record.number) == record
         self.events.append((record.state, record.number))
 
@@ -107,9 +107,9 @@ def work(driver, trial_id, accuracy=0.5, end="complete"):
         message = {"row": row(epoch, accuracy)}
         if epoch == 2:
             message["end"] = end
-        if driver.result(trial_id, message):
+        if driver.take_report(trial_id, message):
             break
-    driver.ended(trial_id, message)
+    driver.end_trial(trial_id, message)
 
 
 def test_a_sweep_is_run_from_its_first_trial_to_its_last(world):
@@ -118,9 +118,9 @@ def test_a_sweep_is_run_from_its_first_trial_to_its_last(world):
     with lease as held:
         driver = make(held)
         assert driver.num_left() == 2
-        told = [driver.next("a"), driver.next("b")]
+        told = [driver.assign_trial("a"), driver.assign_trial("b")]
         assert [t["number"] for t in told] == [0, 1]
-        assert driver.next("c") is None
+        assert driver.assign_trial("c") is None
         assert driver.is_waiting, "one of them may have to be run again"
         for one, record in zip(told, here.study.records(), strict=True):
             assert TrialConfig.model_validate(one["config"]) == record.config
@@ -146,14 +146,14 @@ def test_a_failed_trial_says_why_and_its_secret_is_gone(world):
     lease, make = here.drive()
     with lease as held:
         driver = make(held)
-        driver.next("a")
-        driver.ended("a", {"end": "failed", "reason": "it diverged"})
-        driver.next("b")
+        driver.assign_trial("a")
+        driver.end_trial("a", {"end": "failed", "reason": "it diverged"})
+        driver.assign_trial("b")
         for _ in range(MAX_WORKER_DEATHS + 1):
             note_begin(here.trial_dir(1).path, "n1")
-        driver.ended("b", None)
+        driver.end_trial("b", None)
         assert not driver.stopping
-        assert driver.next("c") is None
+        assert driver.assign_trial("c") is None
     assert [(r.state, r.reason) for r in here.study.records()] == [
         ("failed", "it diverged"),
         (
@@ -168,11 +168,11 @@ def test_a_failed_trial_says_why_and_its_secret_is_gone(world):
 
 def fail(here, driver, trial_id, reason, *, stepped=False):
     """A trial that fails, in its own folder, before or after its first step."""
-    number = driver.next(trial_id)["number"]
+    number = driver.assign_trial(trial_id)["number"]
     if stepped:
         here.trial_dir(number).note_first_step()
     folder = here.trial_dir(number).path
-    driver.ended(trial_id, {"end": "failed", "reason": reason.format(folder=folder)})
+    driver.end_trial(trial_id, {"end": "failed", "reason": reason.format(folder=folder)})
 
 
 def test_a_sweep_stops_after_two_equal_failures_before_a_first_step_and_loses_no_trial(world):
@@ -188,18 +188,18 @@ def test_a_sweep_stops_after_two_equal_failures_before_a_first_step_and_loses_no
         assert driver.stopping
         assert "2 trials failed the same way before their first step: no data" in driver.trouble
         assert "go on with: dpsweep resume tiny" in driver.trouble
-        assert driver.next("c") is None
+        assert driver.assign_trial("c") is None
     assert [r.state for r in here.study.records()] == ["running", "running"]
     here.folder.remove_leftovers()
     lease, make = here.drive()
     with lease as held:  # mended: the same trials run with the secrets that they have
         driver = make(held)
         for trial_id in "abcd":
-            assert not read_memory_notes(Path(driver.next(trial_id)["trial_dir"]))
+            assert not read_memory_notes(Path(driver.assign_trial(trial_id)["trial_dir"]))
         assert (here.trial_dir(0).path / "secret").read_bytes() == secret
         for trial_id in "abcd":
             work(driver, trial_id)
-        assert driver.next("e") is None
+        assert driver.assign_trial("e") is None
     assert [r.state for r in here.study.records()] == ["complete"] * 4
 
 
@@ -210,16 +210,16 @@ def test_other_failures_stop_no_sweep(world, later):
     with lease as held:
         driver = make(held)
         if later == "a report of another trial":
-            driver.next("z")
-            driver.result("z", {"row": row(1)})
-            driver.ended("z", {"end": "failed", "reason": "it diverged"})
+            driver.assign_trial("z")
+            driver.take_report("z", {"row": row(1)})
+            driver.end_trial("z", {"end": "failed", "reason": "it diverged"})
         fail(here, driver, "a", "no data", stepped=later == "a step")
         fail(here, driver, "b", "no data" if later != "another reason" else "no model")
         assert not driver.stopping
         if later != "a report of another trial":
-            driver.next("c")
+            driver.assign_trial("c")
             work(driver, "c")
-        assert driver.next("d") is None
+        assert driver.assign_trial("d") is None
     ends = [r.state for r in here.study.records()]
     assert sorted(ends) in (["complete", "failed", "failed"], ["failed"] * 3)
     assert here.study.is_finished()
@@ -231,12 +231,12 @@ def test_a_trial_that_no_worker_lived_to_begin_is_handed_out_again(world):
     lease, make = here.drive()
     with lease as held:
         driver = make(held)
-        secret = Path(driver.next("a")["trial_dir"], "secret").read_bytes()
+        secret = Path(driver.assign_trial("a")["trial_dir"], "secret").read_bytes()
         for _ in range(MAX_WORKER_DEATHS):  # one of those that died had not begun
             note_begin(here.trial_dir(0).path, "n1")
-        driver.ended("a", None)
+        driver.end_trial("a", None)
         assert not driver.stopping
-        told = driver.next("b")
+        told = driver.assign_trial("b")
         assert told["number"] == 0
         assert Path(told["trial_dir"], "secret").read_bytes() == secret
         work(driver, "b")
@@ -252,8 +252,8 @@ def test_a_cluster_on_which_no_worker_lives_stops_the_sweep_and_loses_nothing(wo
         for trial_id in count():
             if driver.stopping:
                 break
-            assert driver.next(str(trial_id))["number"] == 0
-            driver.ended(str(trial_id), None)
+            assert driver.assign_trial(str(trial_id))["number"] == 0
+            driver.end_trial(str(trial_id), None)
         assert 1 < trial_id < 10
         assert "worker processes die before they begin a trial" in driver.trouble
     (record,) = here.study.records()
@@ -261,7 +261,7 @@ def test_a_cluster_on_which_no_worker_lives_stops_the_sweep_and_loses_nothing(wo
     lease, make = here.drive()
     with lease as held:
         driver = make(held)
-        assert driver.next("x")["number"] == 0
+        assert driver.assign_trial("x")["number"] == 0
         work(driver, "x")
     assert here.study.is_finished()
 
@@ -271,12 +271,12 @@ def test_a_trial_that_ends_without_a_word_has_failed(world):
     lease, make = here.drive()
     with lease as held:
         driver = make(held)
-        driver.next("a")
+        driver.assign_trial("a")
         here.trial_dir(0).note_first_step()
-        driver.ended("a", {"row": row(1)})
-        driver.ended("a", {"end": "complete"})  # nobody knows that id any more
-        driver.ended("never begun", {"end": "complete"})
-        assert not driver.result("a", {"row": row(2)})
+        driver.end_trial("a", {"row": row(1)})
+        driver.end_trial("a", {"end": "complete"})  # nobody knows that id any more
+        driver.end_trial("never begun", {"end": "complete"})
+        assert not driver.take_report("a", {"row": row(2)})
     (record,) = here.study.records()
     assert (record.state, record.reason) == ("failed", "it ended without a result")
     assert here.heard.events == [("started", 0), ("failed", 0)]
@@ -288,15 +288,15 @@ def test_a_trial_that_does_badly_is_pruned_but_not_after_its_last_step(world):
     with lease as held:
         driver = make(held)
         for trial_id in "abcd":
-            driver.next(trial_id)
+            driver.assign_trial(trial_id)
             work(driver, trial_id, accuracy=0.9)
-        driver.next("e")
-        assert driver.result("e", {"row": row(1, 0.1)})
-        driver.ended("e", {"row": row(1, 0.1)})
-        driver.next("f")
-        assert not driver.result("f", {"row": row(1, 0.95)})
-        assert not driver.result("f", {"row": row(2, 0.1), "end": "complete"})
-        driver.ended("f", {"row": row(2, 0.1), "end": "complete"})
+        driver.assign_trial("e")
+        assert driver.take_report("e", {"row": row(1, 0.1)})
+        driver.end_trial("e", {"row": row(1, 0.1)})
+        driver.assign_trial("f")
+        assert not driver.take_report("f", {"row": row(1, 0.95)})
+        assert not driver.take_report("f", {"row": row(2, 0.1), "end": "complete"})
+        driver.end_trial("f", {"row": row(2, 0.1), "end": "complete"})
     assert [r.state for r in here.study.records()][4:] == ["pruned", "complete"]
 
 
@@ -305,7 +305,7 @@ def test_trials_that_were_left_behind_come_first_in_order_with_their_own_secrets
     lease, make = here.drive()
     with lease as held:
         driver = make(held)
-        first = [driver.next(trial_id) for trial_id in "abc"]
+        first = [driver.assign_trial(trial_id) for trial_id in "abc"]
         work(driver, "b")
     secrets = {n: here.trial_dir(n).secret() for n in (0, 2)}
     here.heard.events.clear()
@@ -313,8 +313,8 @@ def test_trials_that_were_left_behind_come_first_in_order_with_their_own_secrets
     with lease as held:
         driver = make(held)
         assert driver.num_left() == 3
-        again = [driver.next(trial_id) for trial_id in "xyz"]
-        assert driver.next("w") is None
+        again = [driver.assign_trial(trial_id) for trial_id in "xyz"]
+        assert driver.assign_trial("w") is None
     assert [a["number"] for a in again] == [0, 2, 3]
     assert again[:2] == [first[0], first[2]]
     assert {n: here.trial_dir(n).secret() for n in (0, 2)} == secrets
@@ -335,15 +335,15 @@ def test_a_trial_that_paused_or_halted_is_still_running_and_the_sweep_stops(
     lease, make = here.drive()
     with lease as held:
         driver = make(held)
-        driver.next("a")
-        driver.next("b")
-        driver.result("a", {"row": row(1)})
+        driver.assign_trial("a")
+        driver.assign_trial("b")
+        driver.take_report("a", {"row": row(1)})
         assert not here.folder.stop_request.exists()
-        driver.ended("a", payload)
+        driver.end_trial("a", payload)
         assert here.folder.stop_request.exists(), "the other worker is asked to pause"
         assert (driver.stopping, driver.must_end, driver.trouble) == (True, False, trouble)
-        assert driver.next("c") is None
-        driver.ended("b", {"end": "paused"})  # says nothing of trouble
+        assert driver.assign_trial("c") is None
+        driver.end_trial("b", {"end": "paused"})  # says nothing of trouble
         assert (driver.must_end, driver.trouble) == (True, trouble)
         assert not driver.is_waiting
     assert here.study.running() == [0, 1]
@@ -360,9 +360,9 @@ def test_a_worker_that_is_killed_while_the_sweep_stops_leaves_its_trial_running(
     lease, make = here.drive()
     with lease as held:
         driver = make(held)
-        driver.next("a")
+        driver.assign_trial("a")
         driver.stop()
-        driver.ended("a", payload)
+        driver.end_trial("a", payload)
         assert (driver.must_end, driver.trouble) == (True, None)
     assert here.study.running() == [0]
 
@@ -372,7 +372,7 @@ def test_a_trial_that_completes_while_the_sweep_stops_is_complete(world):
     lease, make = here.drive()
     with lease as held:
         driver = make(held)
-        driver.next("a")
+        driver.assign_trial("a")
         driver.stop()
         work(driver, "a")
     assert here.study.record(0).state == "complete"
@@ -386,7 +386,7 @@ def test_trials_that_do_not_pause_are_waited_for_no_longer_than_their_time(world
     lease, make = here.drive()
     with lease as held:
         driver = make(held)
-        driver.next("a")
+        driver.assign_trial("a")
         assert not driver.must_end
         driver.stop()
         now += place._GRACE_SECONDS
@@ -402,9 +402,9 @@ def test_after_its_hours_nothing_new_starts_but_what_was_left_is_finished(world)
     lease, make = here.drive()
     with lease as held:
         driver = make(held)
-        assert driver.next("a")["number"] == asked.number
+        assert driver.assign_trial("a")["number"] == asked.number
         work(driver, "a")
-        assert driver.next("b") is None
+        assert driver.assign_trial("b") is None
         assert not driver.is_waiting
     assert here.study.num_asked() == 1
 
@@ -416,20 +416,20 @@ def test_repeats_wait_for_the_search_and_run_beside_each_other(world):
         driver = make(held)
         assert driver.num_left() == 6
         for trial_id in "abc":
-            driver.next(trial_id)
+            driver.assign_trial(trial_id)
         work(driver, "a", 0.5)
         work(driver, "b", 0.9)
-        assert driver.next("d") is None, "the last trial may still be the best"
+        assert driver.assign_trial("d") is None, "the last trial may still be the best"
         assert driver.is_waiting
         work(driver, "c", 0.6)
         assert not driver.is_waiting
-        repeats = [driver.next(trial_id) for trial_id in "def"]
+        repeats = [driver.assign_trial(trial_id) for trial_id in "def"]
         assert [r["number"] for r in repeats] == [3, 4, 5]
         best = here.study.record(1).config.model_dump(mode="json")
         assert [{**r["config"], "seed": best["seed"]} for r in repeats] == [best] * 3
         keys = {here.trial_dir(n).secret().key for n in (3, 4, 5)}
         assert len(keys) == 3, "fresh noise each"
-        assert driver.next("g") is None
+        assert driver.assign_trial("g") is None
         assert driver.is_waiting, "one of them may have to be run again"
         for trial_id in "def":
             work(driver, trial_id, 0.4)
@@ -444,12 +444,12 @@ def test_a_search_without_a_complete_trial_ends_without_repeats(world):
     with lease as held:
         driver = make(held)
         for trial_id in "ab":
-            driver.next(trial_id)
-        driver.ended("a", {"end": "failed", "reason": "x"})
-        assert driver.next("c") is None
+            driver.assign_trial(trial_id)
+        driver.end_trial("a", {"end": "failed", "reason": "x"})
+        assert driver.assign_trial("c") is None
         assert driver.is_waiting
-        driver.ended("b", {"end": "failed", "reason": "y"})
-        assert driver.next("c") is None
+        driver.end_trial("b", {"end": "failed", "reason": "y"})
+        assert driver.assign_trial("c") is None
         assert not driver.is_waiting
     assert here.study.is_finished()
 
@@ -459,23 +459,23 @@ def test_a_trial_whose_memory_ran_out_is_run_once_more_when_no_other_runs(world,
     lease, make = here.drive()
     with lease as held:
         driver = make(held)
-        first = [driver.next(trial_id) for trial_id in "ab"]
+        first = [driver.assign_trial(trial_id) for trial_id in "ab"]
         assert not any(one["limits"]["alone"] for one in first)
         secret, spent = here.trial_dir(0).secret(), here.study.record(0).charged
-        driver.ended("a", {"end": "memory", "reason": "memory ran out on the GPU"})
+        driver.end_trial("a", {"end": "memory", "reason": "memory ran out on the GPU"})
         assert "trial 0: memory ran out on the GPU; it is run once more, alone" in caplog.text
         assert here.study.running() == [0, 1]
-        assert driver.next("c")["number"] == 2, "new ones begin before that"
+        assert driver.assign_trial("c")["number"] == 2, "new ones begin before that"
         work(driver, "b")
-        assert driver.next("d") is None, "not beside trial 2"
+        assert driver.assign_trial("d") is None, "not beside trial 2"
         assert driver.is_waiting
         assert driver.num_left() == 1
         work(driver, "c")
-        again = driver.next("d")
+        again = driver.assign_trial("d")
         assert (again["number"], again["limits"]["alone"]) == (0, True)
         assert again["config"] == first[0]["config"], "its secret is bound to that"
         assert (here.trial_dir(0).secret(), here.study.record(0).charged) == (secret, spent)
-        assert driver.next("e") is None
+        assert driver.assign_trial("e") is None
         work(driver, "d")
         assert not driver.is_waiting
     assert here.study.is_finished()
@@ -491,13 +491,13 @@ def test_nothing_runs_beside_a_trial_that_is_to_run_alone(world):
     with lease as held:
         driver = make(held)
         for trial_id in "ab":
-            driver.next(trial_id)
+            driver.assign_trial(trial_id)
         work(driver, "a")
-        driver.ended("b", {"end": "memory"})
-        assert driver.next("c")["number"] == 1
-        assert driver.next("d") is None, "nor do repeats begin: it may be the best"
+        driver.end_trial("b", {"end": "memory"})
+        assert driver.assign_trial("c")["number"] == 1
+        assert driver.assign_trial("d") is None, "nor do repeats begin: it may be the best"
         work(driver, "c", 0.9)
-        assert [driver.next(t)["number"] for t in "ef"] == [2, 3]
+        assert [driver.assign_trial(t)["number"] for t in "ef"] == [2, 3]
     assert {here.study.record(n).confirms for n in (2, 3)} == {1}
 
 
@@ -507,18 +507,18 @@ def test_a_driver_that_takes_over_knows_whose_memory_ran_out(world):
     with lease as held:
         driver = make(held)
         for trial_id in "ab":
-            driver.next(trial_id)
+            driver.assign_trial(trial_id)
         driver.stop()
-        driver.ended("a", {"end": "memory", "reason": "x"})
+        driver.end_trial("a", {"end": "memory", "reason": "x"})
         assert driver.trouble is None
     note_memory(here.trial_dir(0).path, "on the GPU")
     lease, make = here.drive()
     with lease as held:
         driver = make(held)
-        told = driver.next("x")
+        told = driver.assign_trial("x")
         assert (told["number"], told["limits"]["alone"]) == (1, False)
         work(driver, "x")
-        told = driver.next("y")
+        told = driver.assign_trial("y")
         assert (told["number"], told["limits"]["alone"]) == (0, True)
 
 
@@ -527,7 +527,7 @@ def test_a_worker_that_ray_ends_for_memory_is_noted_and_no_other_death_is(world)
     lease, make = here.drive()
     with lease as held:
         driver = make(held)
-        driver.next("a")
+        driver.assign_trial("a")
         driver.note_worker_death(
             "a", "Some common causes include: (1) the process was killed by the OOM killer"
         )
@@ -545,7 +545,7 @@ def test_a_worker_is_held_to_what_the_file_says(world):
     here = world("budget.trial_timeout=30m", "resources={memory: 2GB, gpu: 0.25}")
     lease, make = here.drive()
     with lease as held:
-        told = make(held).next("a")
+        told = make(held).assign_trial("a")
     assert told["limits"] == {
         "silence_seconds": 1800.0,
         "memory_bytes": 2_000_000_000,
@@ -561,7 +561,7 @@ def test_nothing_is_waited_for_once_the_sweep_stops(world):
     with lease as held:
         driver = make(held)
         for trial_id in "ab":
-            driver.next(trial_id)
+            driver.assign_trial(trial_id)
         assert driver.is_waiting
         driver.stop()
         assert not driver.is_waiting
@@ -572,15 +572,15 @@ def test_a_driver_whose_lease_is_lost_writes_nothing_more(world):
     lease, make = here.drive(pace=LeaseTiming(beat_seconds=0.05))
     with lease as held:
         driver = make(held)
-        driver.next("a")
+        driver.assign_trial("a")
         (here.folder.path / "lease").unlink()  # as somebody who takes over does
         wait_for(held.is_lost, "the loss of the lease")
         before = files(here)
         words = r"another process drives the sweep now: .* writes nothing more"
         for call in (
-            lambda: driver.next("b"),
-            lambda: driver.result("a", {"row": row(1)}),
-            lambda: driver.ended("a", {"row": row(2), "end": "complete"}),
+            lambda: driver.assign_trial("b"),
+            lambda: driver.take_report("a", {"row": row(1)}),
+            lambda: driver.end_trial("a", {"row": row(2), "end": "complete"}),
         ):
             with pytest.raises(StateError, match=words):
                 call()
@@ -604,13 +604,13 @@ class Falls:
     def __init__(self):
         self.ends = 0
 
-    def started(self, record):
+    def on_trial_start(self, record):
         pass
 
-    def reported(self, record, row):
+    def on_trial_report(self, record, row):
         pass
 
-    def ended(self, record):
+    def on_trial_end(self, record):
         self.ends += 1
         if self.ends == 1:
             raise Died
@@ -634,7 +634,7 @@ def test_what_the_tracker_did_not_hear_is_made_good_and_each_trial_is_tracked_on
         try:
             with lease as held:
                 driver = make(held)
-                while assignment := driver.next(trial_id := f"t{next(here._ids)}"):
+                while assignment := driver.assign_trial(trial_id := f"t{next(here._ids)}"):
                     trained(driver, trial_id, assignment)
         finally:
             assert tracker.close()
@@ -666,11 +666,11 @@ def trained(driver, trial_id, assignment):
     rows = train(
         TrialConfig.model_validate(assignment["config"]),
         TrialDir(Path(assignment["trial_dir"])),
-        lambda row: driver.result(trial_id, {"row": row}),
+        lambda row: driver.take_report(trial_id, {"row": row}),
         Path(assignment["pause"][0]).exists,
         TrialSchedule.from_json(assignment["schedule"]),
     ).rows
-    driver.ended(trial_id, {"row": rows[-1], "end": "complete"})
+    driver.end_trial(trial_id, {"row": rows[-1], "end": "complete"})
 
 
 def runs(uri):
@@ -694,17 +694,17 @@ def test_a_stop_reaches_a_trial_in_training_and_the_next_driver_ends_it(world, m
     lease, make = here.drive()
     with lease as held:
         driver = make(held)
-        assignment = driver.next("a")
+        assignment = driver.assign_trial("a")
         driver.stop()
         with pytest.raises(Paused):
             trained(driver, "a", assignment)
-        driver.ended("a", {"end": "paused"})
+        driver.end_trial("a", {"end": "paused"})
         assert driver.must_end
     assert here.trial_dir(0).load()["progress"]["step"] == 1
     lease, make = here.drive()
     with lease as held:
         driver = make(held)
-        trained(driver, "b", driver.next("b"))
+        trained(driver, "b", driver.assign_trial("b"))
     assert here.study.is_finished()
     assert [e for e in here.heard.events if e[0] == "reported"] == [
         ("reported", 0, 1),
@@ -721,16 +721,16 @@ def test_the_final_run_waits_for_every_exploring_trial_and_is_handed_out_once(wo
         driver = make(held)
         assert driver.num_left() == 4
         for trial_id in "abc":
-            driver.next(trial_id)
+            driver.assign_trial(trial_id)
         work(driver, "a", 0.5)
-        driver.ended("b", {"end": "memory"})
+        driver.end_trial("b", {"end": "memory"})
         work(driver, "c", 0.6)
-        assert driver.next("d")["number"] == 1, "it is run again, and may be the best"
-        assert driver.next("e") is None
+        assert driver.assign_trial("d")["number"] == 1, "it is run again, and may be the best"
+        assert driver.assign_trial("e") is None
         work(driver, "d", 0.9)
-        final = driver.next("e")
+        final = driver.assign_trial("e")
         assert (final["number"], here.study.record(3).confirms) == (3, 1)
-        assert driver.next("f") is None
+        assert driver.assign_trial("f") is None
         work(driver, "e", 0.4)
         assert driver.num_left() == 0
     assert here.study.is_finished()
@@ -769,7 +769,7 @@ def test_a_driver_killed_at_any_write_about_the_final_run_loses_and_charges_noth
         with lease as held:
             driver = make(held)
             for trial_id in "abcd":
-                if (told := driver.next(trial_id)) is None:
+                if (told := driver.assign_trial(trial_id)) is None:
                     continue
                 key = here.trial_dir(told["number"]).secret().key
                 assert secrets.setdefault(told["number"], key) == key, "one secret a run"
@@ -792,7 +792,7 @@ def test_a_driver_killed_at_any_write_about_the_final_run_loses_and_charges_noth
 
 def begin_on(here, driver, trial_id, node, *, stepped=False):
     """A trial that a worker of a node begins; its number."""
-    number = driver.next(trial_id)["number"]
+    number = driver.assign_trial(trial_id)["number"]
     note_begin(here.trial_dir(number).path, node)
     if stepped:
         here.trial_dir(number).note_first_step()
@@ -802,7 +802,7 @@ def begin_on(here, driver, trial_id, node, *, stepped=False):
 def fail_on(here, driver, trial_id, node, reason="no GPU", *, stepped=False):
     """A trial that fails on a node; its number."""
     number = begin_on(here, driver, trial_id, node, stepped=stepped)
-    driver.ended(trial_id, {"end": "failed", "reason": reason})
+    driver.end_trial(trial_id, {"end": "failed", "reason": reason})
     return number
 
 
@@ -818,11 +818,11 @@ def test_a_trial_that_fails_before_its_first_step_goes_elsewhere_with_its_secret
         assert driver.avoided_nodes("b") == {"n1"}
         assert (here.trial_dir(0).path / "secret").read_bytes() == secret
         assert here.study.record(0).charged == charged
-        driver.result("b", {"row": row(1)})
+        driver.take_report("b", {"row": row(1)})
         assert fail_on(here, driver, "c", "n1") == 1
         assert "one (node n1) is avoided: 2 trials failed there so" in caplog.text
         assert begin_on(here, driver, "d", "n2") == 1
-        driver.next("e")
+        driver.assign_trial("e")
         assert driver.avoided_nodes("e") == {"n1"}, "one that never failed"
         assert not driver.stopping
     assert here.study.record(2).state == "running"
@@ -834,7 +834,7 @@ def test_a_trial_that_began_a_step_goes_nowhere(world):
     with lease as held:
         driver = make(held)
         assert fail_on(here, driver, "a", "n1", stepped=True) == 0
-        driver.next("b")
+        driver.assign_trial("b")
         assert not driver.avoided_nodes("b")
     assert here.study.record(0).state == "failed"
 
@@ -845,14 +845,14 @@ def test_configs_that_fail_on_two_nodes_cost_no_node(world):
     with lease as held:
         driver = make(held)
         begin_on(here, driver, "z", "n1", stepped=True)
-        driver.result("z", {"row": row(1)})
+        driver.take_report("z", {"row": row(1)})
         for number, (first, second) in enumerate([("n1", "n2"), ("n2", "n1"), ("n1", "n2")], 1):
             assert fail_on(here, driver, f"{number}a", first, "no such head") == number
             assert fail_on(here, driver, f"{number}b", second, "no such head") == number
-        driver.next("y")
+        driver.assign_trial("y")
         assert not driver.avoided_nodes("y")
         assert not driver.stopping
-        driver.result("z", {"row": row(2)})
+        driver.take_report("z", {"row": row(2)})
     assert [here.study.record(n).state for n in (1, 2, 3)] == ["failed"] * 3
 
 
@@ -891,7 +891,7 @@ def test_a_trial_on_a_node_that_is_to_end_saves_its_state_and_goes_on_elsewhere(
     lease, make = here.drive(nodes={"n1": "one", "n2": "two"})
     with lease as held:
         driver = make(held)
-        first, second = driver.next("a"), driver.next("b")
+        first, second = driver.assign_trial("a"), driver.assign_trial("b")
         note_begin(here.trial_dir(0).path, "n1")
         note_begin(here.trial_dir(1).path, "n2")
         driver.move_from(frozenset())
@@ -899,13 +899,13 @@ def test_a_trial_on_a_node_that_is_to_end_saves_its_state_and_goes_on_elsewhere(
         driver.move_from({"n1"})
         assert [Path(one["pause"][1]).exists() for one in (first, second)] == [True, False]
         secret = (here.trial_dir(0).path / "secret").read_bytes()
-        driver.ended("a", {"end": "paused"})
+        driver.end_trial("a", {"end": "paused"})
         assert not driver.stopping
-        again = driver.next("c")
+        again = driver.assign_trial("c")
         assert (again["number"], driver.num_running) == (0, 2)
         assert not any(Path(p).exists() for p in again["pause"])
         assert (here.trial_dir(0).path / "secret").read_bytes() == secret
-        driver.ended("b", {"end": "paused"})  # which nobody asked for
+        driver.end_trial("b", {"end": "paused"})  # which nobody asked for
         assert driver.stopping
 
 
@@ -924,5 +924,5 @@ def test_a_directory_that_goes_with_a_trial_s_end_does_not_come_back(world, end,
             return tell(number, *args, **how)
 
         monkeypatch.setattr(here.study, "tell", tell_and_delete)
-        driver.ended("a", {"end": end, "reason": "x"})
+        driver.end_trial("a", {"end": end, "reason": "x"})
     assert not place.exists()

@@ -37,12 +37,12 @@ def test_gauges_are_served_with_the_study_s_figures(sweep_file, tmp_path, monkey
         try:
             watcher = GaugeWatcher(study, folder.path)
             record = study.dispatch(study.ask(), void=False)
-            watcher.started(record)
+            watcher.on_trial_start(record)
             row = {"epoch": 1, "step": 11, "valid/accuracy": 0.25, "valid/loss": 1.0}
             row |= {"noise_multiplier": 1.2, "privacy/epsilon_spent": 1.5, "seconds": 0.5}
             study.report(0, row)
-            watcher.reported(study.record(0), row)
-            watcher.ended(study.tell(0, "complete"))
+            watcher.on_trial_report(study.record(0), row)
+            watcher.on_trial_end(study.tell(0, "complete"))
             wanted = {
                 'dpsweep_trials{complete}': 1.0, 'dpsweep_trials{running}': 0.0,
                 "dpsweep_best_value{}": 0.25, "dpsweep_trial_epsilon_max{}": 1.5,

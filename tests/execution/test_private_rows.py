@@ -1,12 +1,19 @@
 """The message of a private row stays where the file is: not in the study nor a node's report."""
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from dpsweep.cluster.nodes import facts
-from dpsweep.config.trial import TrialConfig
+from dpsweep.config.trial import TrialConfig, dump_trial
 from dpsweep.core.errors import PrivateRowError
+from dpsweep.data import validate_data
 from dpsweep.data.read import load_dataset
 from dpsweep.execution import worker
 from dpsweep.training.trial_dir import TrialDir
@@ -55,6 +62,55 @@ def test_a_failed_trial_sends_no_value_of_a_row(config, tmp_path, monkeypatch):
 def test_a_node_reports_no_value_of_a_row(config):
     found = facts(config.model_dump(mode="json"), (b"0" * 32, ""), None)
     assert found["data_ok"] is False
-    assert found["faults"] == [
-        "a row of the data is not as declared there. See it with dpsweep check there"
-    ]
+    assert found["faults"] == [PrivateRowError.public]
+
+
+def test_the_log_of_a_submitted_job_has_no_value_of_a_row(config, tmp_path):
+    """Everybody who sees the cluster's dashboard can read it."""
+    place = tmp_path / "trial.yaml"
+    place.write_text(dump_trial(config))
+    logs = {}
+    for job in ("", "{}"):  # Ray sets the variable for a job's driver
+        env = {**os.environ, **({"RAY_JOB_CONFIG_JSON_ENV_VAR": job} if job else {})}
+        done = subprocess.run(
+            [sys.executable, "-m", "dpsweep", "train", str(place)],
+            cwd=tmp_path,
+            env={**env, "DPSWEEP_CACHE": str(tmp_path / "cache")},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 2, done.stderr
+        logs[job] = done.stdout + done.stderr
+    assert "977" in logs[""], "who types it sees the row"
+    assert "977" not in logs["{}"]
+    assert PrivateRowError.public in logs["{}"].replace("\n", " ")
+
+
+@pytest.mark.parametrize("kind", ["label", "file name", "line"])
+def test_labels_names_of_images_and_broken_lines_are_private_rows(kind, config, tmp_path):
+    """Until 2026-11-22 they were sent to the study, to MLflow and in a node's report."""
+    if kind == "line":
+        Path(config.data.file).write_text("age,ill\n" + "40,0\n" * 30 + "977,1,5\n")
+        data = config.data
+    else:
+        images = tmp_path / "images"
+        if kind == "label":
+            arrays = {"x_train": np.zeros((4, 8, 8), np.uint8), "y_train": np.array([0, 1, 977, 0])}
+            np.savez(images.with_suffix(".npz"), **arrays)
+        else:
+            for label in "ab":
+                (images / label).mkdir(parents=True)
+                Image.new("L", (8, 8)).save(images / label / "1.png")
+            (images / "a" / "patient-977.png").write_bytes(b"no image")
+        tree = {
+            "name": "npz" if kind == "label" else "folder",
+            "root": str(images.with_suffix(".npz") if kind == "label" else images),
+            "shape": [1, 8, 8],
+            "num_classes": 2,
+            "num_train": 4 if kind == "label" else 3,
+            "validation": "holdout",
+        }
+        data = validate_data(tree)
+    with pytest.raises(PrivateRowError):
+        load_dataset(data, 0)

@@ -445,17 +445,17 @@ def test_a_driver_runs_it_as_it_runs_a_study(folder, study, sweep, monkeypatch):
         driver = Driver(search, folder, lease, [])
         assert driver.num_left() == 2
         for trial_id in "ab":
-            assignment = driver.next(trial_id)
+            assignment = driver.assign_trial(trial_id)
             trial_dir, config = TrialDir(folder.trial_dir(assignment["number"])), None
             config = search.record(assignment["number"]).config
             assert assignment["schedule"] == resolve_trial_schedule(config).to_json()
             rows = train(
-                config, trial_dir, lambda row, t=trial_id: driver.result(t, {"row": row})
+                config, trial_dir, lambda row, t=trial_id: driver.take_report(t, {"row": row})
             ).rows
             accuracies.append(rows[-1]["valid/accuracy"])
             configs.append(config)
-            driver.ended(trial_id, {"row": rows[-1], "end": "complete"})
-        assert driver.next("c") is None
+            driver.end_trial(trial_id, {"row": rows[-1], "end": "complete"})
+        assert driver.assign_trial("c") is None
         assert not driver.is_waiting
         assert driver.num_left() == 0
         search.publish(study, lambda: None)
@@ -473,15 +473,15 @@ def test_a_paused_trial_is_adopted_with_the_same_config_and_secret(folder, sweep
     with folder.lease() as lease:
         search = SecretSearch(folder, sweep)
         driver = Driver(search, folder, lease, [])
-        first = driver.next("a")
+        first = driver.assign_trial("a")
         secret = TrialDir(folder.trial_dir(0)).secret()
-        driver.ended("a", {"end": "paused"})
+        driver.end_trial("a", {"end": "paused"})
         assert driver.stopping
-        assert driver.next("b") is None
+        assert driver.assign_trial("b") is None
     with folder.lease() as lease:
         again = Driver(SecretSearch(folder, sweep), folder, lease, [])
         assert again.num_left() == 2
-        assert again.next("c") == first
+        assert again.assign_trial("c") == first
         assert TrialDir(folder.trial_dir(0)).secret() == secret
         with pytest.raises(StateError, match="being driven"), folder.lease():
             pass
@@ -532,7 +532,7 @@ def test_trials_that_are_refused_are_not_counted_aloud(folder, sweep, monkeypatc
     monkeypatch.setattr(search, "_admitted", lambda draw: None)
     with folder.lease() as lease:
         driver = Driver(search, folder, lease, [])
-        assert driver.next("a") is None
+        assert driver.assign_trial("a") is None
     assert search.num_to_ask() == 0
     assert caplog.records == []
     assert search.running() == []

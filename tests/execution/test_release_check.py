@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+import torch
 
 import dpsweep.training.step
 from dpsweep.config.sweep import load_sweep
@@ -42,6 +43,24 @@ def test_result_is_kept_beside_the_privacy_statement(sweep_file, tmp_path):
     assert "VIOLATED" not in text
 
 
+@pytest.mark.parametrize(("settings", "threads"), [([], 2), (["train.threads=1"], 1)])
+def test_checks_have_the_threads_of_a_trial(sweep_file, tmp_path, monkeypatch, settings, threads):
+    """Sums depend on them in the last bits; and two threads on a busy core wait for each other."""
+    seen, before = [], torch.get_num_threads()
+    real = release_check.check_releases
+
+    def noting(*args):
+        seen.append(torch.get_num_threads())
+        return real(*args)
+
+    monkeypatch.setattr(release_check, "check_releases", noting)
+    sweep = load_sweep(sweep_file, ["resources.cpu=2", *settings])
+    folder = StateFolder(tmp_path / "state").sweep("tiny")
+    folder.path.mkdir(parents=True)
+    store_release_checks(sweep, folder)
+    assert (seen, torch.get_num_threads()) == ([threads], before)
+
+
 def test_sweep_whose_noise_is_too_weak_is_refused(sweep_file, tmp_path, monkeypatch):
     sound = dpsweep.training.step.release
 
@@ -62,7 +81,7 @@ def test_step_that_fails_stops_the_sweep_before_its_first_trial(sweep_file, tmp_
     def failing(self, batch, progress):
         raise RuntimeError("fewer than 64 rows")
 
-    monkeypatch.setattr(dpsweep.training.step.Step, "clipped", failing)
+    monkeypatch.setattr(dpsweep.training.step.Step, "sum_clipped", failing)
     sweep, folder = load_sweep(sweep_file), StateFolder(tmp_path / "state").sweep("tiny")
     folder.path.mkdir(parents=True)
     with pytest.raises(StateError, match=r"fewer than 64 rows\. Every trial would fail so"):

@@ -14,6 +14,7 @@ from dpsweep.execution.resources import (
     count_concurrent_trials,
     count_trials_per_node,
     get_memory_share,
+    make_bundle,
     make_idle_gpu_warning,
     read_packing,
     store_packing,
@@ -165,3 +166,54 @@ def test_the_probe_measures_what_processes_side_by_side_take(sweep_file):
     assert set(found.step_seconds) == {1, 2}
     assert all(0 < seconds < 10 for seconds in found.step_seconds.values())
     assert 50_000_000 < found.memory_bytes < found.total_bytes
+
+
+MIXED = [
+    {"CPU": 8.0, "GPU": 2.0, "accelerator_type:T4": 1.0},
+    {"CPU": 16.0, "GPU": 4.0, "accelerator_type:H100": 1.0},
+    {"CPU": 32.0},
+]
+
+
+def test_trials_run_on_cards_of_the_wanted_type_alone():
+    assert count_concurrent_trials(ResourcesConfig(gpu=1), MIXED) == 6
+    wanted = ResourcesConfig(gpu=1, accelerator="H100")
+    assert [count_trials_per_node(wanted, has) for has in MIXED] == [0, 4, 0]
+    assert make_bundle(wanted) == {"CPU": 1.0, "GPU": 1.0, "accelerator_type:H100": 0.001}
+    with pytest.raises(ConfigError, match=r"card of type A100.*there: H100, T4$"):
+        count_concurrent_trials(ResourcesConfig(gpu=1, accelerator="A100"), MIXED)
+
+
+def test_auto_goes_on_without_no_card_that_was_asked_for(sweep_file):
+    sweep = load_sweep(sweep_file, ["resources.gpu=auto", "resources.accelerator=A100"])
+    with pytest.raises(ConfigError, match=r"card of type A100.*there: H100, T4$"):
+        decide_packing(sweep, MIXED)
+
+
+def test_a_type_of_card_without_a_card_is_refused(sweep_file):
+    with pytest.raises(ConfigError, match=r"resources\.accelerator: is T4, and resources.gpu is 0"):
+        load_sweep(sweep_file, ["resources.accelerator=T4"])
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_ray_places_a_trial_on_the_node_with_that_card():
+    import ray
+    from ray.cluster_utils import Cluster
+    from ray.util.placement_group import placement_group, placement_group_table
+
+    nodes = Cluster()
+    for name in ("T4", "H100", "T4"):
+        nodes.add_node(num_cpus=1, num_gpus=1, resources={f"accelerator_type:{name}": 1})
+    try:
+        ray.init(nodes.address)
+        nodes.wait_for_nodes()
+        bundle = make_bundle(ResourcesConfig(gpu=1, accelerator="H100"))
+        placed = placement_group([bundle])
+        ray.get(placed.ready())
+        (node_id,) = placement_group_table(placed)["bundles_to_node_id"].values()
+        (node,) = (n for n in ray.nodes() if n["NodeID"] == node_id)
+        assert "accelerator_type:H100" in node["Resources"]
+    finally:
+        ray.shutdown()
+        nodes.shutdown()

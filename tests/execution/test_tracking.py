@@ -7,7 +7,9 @@ import warnings
 
 import pytest
 
+from dpsweep.config.source import read_yaml
 from dpsweep.config.sweep import load_sweep
+from dpsweep.config.trial import load_trial
 from dpsweep.execution import tracking as place
 from dpsweep.execution.driver import Driver
 from dpsweep.execution.launch import reopen_session
@@ -92,14 +94,14 @@ def world(tmp_path, sweep_file, store):
 
 
 def run_one(driver, trial_id, accuracy=0.5):
-    assert driver.next(trial_id) is not None
+    assert driver.assign_trial(trial_id) is not None
     end_one(driver, trial_id, accuracy)
 
 
 def end_one(driver, trial_id, accuracy=0.5):
     message = {"row": ROW | {"valid/accuracy": accuracy}, "end": "complete"}
-    driver.result(trial_id, message)
-    driver.ended(trial_id, message)
+    driver.take_report(trial_id, message)
+    driver.end_trial(trial_id, message)
 
 
 def test_the_plans_statement_is_delivered_before_the_next_trial_is_dispatched(world):
@@ -127,7 +129,7 @@ def test_the_plans_statement_is_delivered_before_the_next_trial_is_dispatched(wo
         driver = world.driver(watcher, lease)
         for trial_id in "bcd":
             run_one(driver, trial_id)
-        driver.next("e")  # and this driver dies: nothing more is said of the sweep
+        driver.assign_trial("e")  # and this driver dies: nothing more is said of the sweep
     assert tracker.flush(60)
     assert world.parent()[0] == tags
     assert "The search of 5 independent trials" in describe_search_privacy(world.study)
@@ -148,7 +150,7 @@ def test_a_dead_server_holds_no_trial_up_and_the_statement_waits_ahead_of_it(wor
 
     tracker, watcher = world.session("budget.trials=5", deliver=away)
     with world.folder.lease() as lease:
-        world.driver(watcher, lease).next("b")
+        world.driver(watcher, lease).assign_trial("b")
     kinds, events = world.spooled()
     assert kinds.index(("sweep", None)) < kinds.index(("trial", 1))
     assert "all 5 planned runs" in events[kinds.index(("sweep", None))]["note"]
@@ -174,7 +176,7 @@ def test_runs_beyond_the_plan_are_stated_before_they_are_dispatched(world):
         driver = world.driver(watcher, lease)
         run_one(driver, "d", 0.9)
         for trial_id in "ef":
-            assert driver.next(trial_id) is not None
+            assert driver.assign_trial(trial_id) is not None
             stated = world.parent()[0]["dpsweep.privacy"]
             spent = [get_charged_run(record) for record in world.study.records()]
             figure = compose_runs(spent, world.study.sweep.written.delta)
@@ -189,7 +191,7 @@ def test_a_test_secret_voids_the_statement_before_its_trial_is_dispatched(world,
     monkeypatch.setenv("DPSWEEP_TEST_SECRET", "x")
     tracker, watcher = world.session("budget.trials=1")
     with world.folder.lease() as lease:
-        world.driver(watcher, lease).next("a")
+        world.driver(watcher, lease).assign_trial("a")
     kinds, events = world.spooled()
     before = events[: kinds.index(("trial", 0))]
     assert "VOID" in [e for e in before if e["kind"] == "sweep"][-1]["note"]
@@ -222,3 +224,42 @@ def test_a_sweep_of_an_earlier_version_that_grows_is_told_as_well(world, monkeyp
         assert "from 1 to 4 when 1 had begun" in describe_search_privacy(session.study)
     with reopen_session("old", world.state) as session:
         assert session.study.plans == ((1, 1), (4, 1)), "once"
+
+
+def test_a_run_has_what_was_searched_as_params_and_its_whole_config_as_a_file(world):
+    tracker, watcher = world.session("budget.trials=1")
+    with world.folder.lease() as lease:
+        run_one(world.driver(watcher, lease), "a")
+    assert tracker.close()
+    client = MlflowClient(world.uri)
+    experiment = client.get_experiment_by_name("tiny").experiment_id
+    (run,) = client.search_runs([experiment], filter_string="tags.`dpsweep.trial` = 'tiny/0'")
+    assert set(run.data.params) == {
+        "method.kappa",
+        "optimizer.lr",
+        "optimizer.total_step",
+        "method.name",
+        "train.batch_size",
+        "train.epochs",
+        "privacy.clip_norm",
+        "privacy.epsilon",
+    }
+    names = [file.path for file in client.list_artifacts(run.info.run_id)]
+    assert names == ["trial.yaml"]
+    place = client.download_artifacts(run.info.run_id, "trial.yaml")
+    assert load_trial(read_yaml(place)) == world.study.record(0).config
+
+
+def test_a_pruned_trial_does_not_look_failed(world):
+    tracker, watcher = world.session("budget.trials=2")
+    for end in ("pruned", "failed"):
+        record = world.study.ask()
+        world.study.report(record.number, ROW)
+        watcher.on_trial_start(record)
+        watcher.on_trial_end(world.study.tell(record.number, end))
+    assert tracker.close()
+    client = MlflowClient(world.uri)
+    experiment = client.get_experiment_by_name("tiny").experiment_id
+    runs = client.search_runs([experiment], filter_string="tags.`dpsweep.trial` LIKE 'tiny/%'")
+    looks = {run.data.tags["dpsweep.state"]: run.info.status for run in runs}
+    assert looks == {"pruned": "FINISHED", "failed": "FAILED"}

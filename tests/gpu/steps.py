@@ -94,7 +94,7 @@ def one_step(world, total=80 * GIB, gpu_share=1.0):
 def leaf_sizes(step, progress):
     """What the step before would have learned: without it, no thread would draw the noise."""
     nobody = step.batch(0)[:0]
-    return tuple(x.numel() for x in step.clipped(nobody, progress).values())
+    return tuple(x.numel() for x in step.sum_clipped(nobody, progress).values())
 
 
 def unchecked():

@@ -88,7 +88,7 @@ def known(finite, quiet):
     def answer(gradients, squares, factors):
         return dict.fromkeys(gradients, Known(finite, quiet))
 
-    return mock.patch.object(bookkeeping, "_known", answer)
+    return mock.patch.object(bookkeeping, "_find_needed_checks", answer)
 
 
 def prepared(make, device, num_points):

@@ -64,13 +64,18 @@ def test_function_that_gives_no_fitting_model_is_refused(function, message):
         own(function)
 
 
+def test_file_named_as_a_module_says_what_to_write():
+    with pytest.raises(InvalidKey, match=r"mynet\.py is a file\. Write mynet:FUNCTION, and folder"):
+        build_model(Own(function="mynet.py:make"), SPECS["digits"], 0)
+
+
 def test_missing_module_and_wrong_argument_name_the_key():
     with pytest.raises(
-        InvalidKey, match=r"function: nowhere_at_all:f: ModuleNotFoundError"
+        InvalidKey, match=r"no module nowhere_at_all in any place .* folder: \."
     ) as caught:
         build_model(Own(function="nowhere_at_all:f"), SPECS["digits"], 0)
     assert caught.value.key == "function"
-    with pytest.raises(InvalidKey, match=r"TypeError: make\(\) got an unexpected .* 'depth'"):
+    with pytest.raises(InvalidKey, match=r"called as make\(shape=.*, depth=3\), and make does not"):
         own("make", arguments={"depth": 3})
 
 

@@ -1,5 +1,8 @@
 """Base optimizers are torch's own, with the hyperparameters of their config."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from pydantic import TypeAdapter, ValidationError
@@ -36,7 +39,7 @@ every_case = pytest.mark.parametrize(
 def test_build_gives_torchs_optimizer_with_the_configs_numbers(config, kind, expected):
     params = [torch.ones(3), torch.ones(())]
     optimizer = config.build(params, config.lr)
-    assert type(optimizer) is kind
+    assert isinstance(optimizer, kind)
     (group,) = optimizer.param_groups
     assert {key: group[key] for key in expected} == expected
     assert not group["maximize"]
@@ -49,6 +52,53 @@ def test_step_moves_against_the_gradient(config, kind, expected):
     x.grad = torch.tensor([1.0, -2.0])
     config.build([x], config.lr).step()
     assert x[0] < 0 < x[1]
+
+
+@every_case
+def test_steps_have_the_bits_of_torchs_own_optimizer(config, kind, expected):
+    """Over steps, and over a state that is saved and loaded, with a learning rate that changes."""
+    rng = torch.Generator().manual_seed(0)
+    starts = [torch.randn(7, 3, generator=rng), torch.randn(5, generator=rng)]
+    ours, theirs = [x.clone() for x in starts], [x.clone() for x in starts]
+    betas = {"betas": expected["betas"], "eps": expected["eps"]} if "betas" in expected else {}
+    more = betas or {"momentum": expected["momentum"]}
+    reference = kind(theirs, lr=config.lr, weight_decay=expected["weight_decay"], **more)
+    optimizer = config.build(ours, config.lr)
+    for t in range(6):
+        if t == 3:
+            saved = optimizer.state_dict()
+            optimizer = config.build(ours, config.lr)
+            optimizer.load_state_dict(saved)
+        for x, y in zip(ours, theirs, strict=True):
+            x.grad = torch.randn(x.shape, generator=rng)
+            y.grad = x.grad.clone()
+        for one in (optimizer, reference):
+            one.param_groups[0]["lr"] = 0.3 / (t + 1)
+            one.step()
+        assert all(torch.equal(x, y) for x, y in zip(ours, theirs, strict=True))
+    assert {str(k) for k in optimizer.state_dict()} == {str(k) for k in reference.state_dict()}
+
+
+def test_training_imports_no_compiler(tmp_path):
+    """Importing torch's compiler and sympy takes each worker longer than a small trial."""
+    code = """if True:
+        import sys
+        from pathlib import Path
+        from dpsweep.config.trial import TrialConfig
+        from dpsweep.training.loop import train
+        from dpsweep.training.trial_dir import TrialDir
+        for name in ("dp_sgd", "dp_adam", "dp_adambc"):
+            config = {"data": {"name": "digits"}, "model": {"name": "cnn_small", "width": 4},
+                      "privacy": {"epsilon": 4}, "method": {"name": name},
+                      "train": {"batch_size": 64, "epochs": 0.1}}
+            place = TrialDir(Path(sys.argv[1]) / name)
+            place.make_secret()
+            with place.lock(1):
+                train(TrialConfig.model_validate(config), place, lambda row: None)
+        found = {"torch._dynamo", "torch._inductor", "sympy"} & set(sys.modules)
+        assert not found, found
+    """
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
 
 
 def test_plain_sgd_steps_by_lr_times_gradient():

@@ -9,7 +9,7 @@ from scipy import integrate, stats
 from dpsweep.privacy.accounting import Run
 from dpsweep.privacy.profiles import ProfileCap, profile_delta
 from dpsweep.privacy.renyi import Cap
-from dpsweep.privacy.search_budget import selected, selection_epsilon, total_epsilon
+from dpsweep.privacy.search_budget import find_selection_cap, selection_epsilon, total_epsilon
 
 DELTA = 1e-5
 CHEAP, DEAR = Run(0.02, 4.145, 2500), Run(0.02, 1.376, 2500)
@@ -31,7 +31,7 @@ def test_selection_by_profiles_costs_the_reference_values(run, mean, epsilon):
     assert cap.epsilon == pytest.approx(epsilon, abs=0.01)
     assert cap.admits(run)
     assert not cap.admits(Run(0.02, 0.999 * run.noise_multiplier, 2500))
-    found, proof = selected([run], mean, DELTA)
+    found, proof = find_selection_cap([run], mean, DELTA)
     assert (found, proof) == (cap.epsilon, cap)
     assert selection_epsilon(cap, mean, DELTA) == (found, "privacy profiles")
 
@@ -110,4 +110,4 @@ def test_one_run_alone_costs_what_it_costs_and_no_noise_costs_everything():
         DEAR.epsilon(DELTA), abs=0.003
     )
     assert ProfileCap.over([Run(0.02, 0.0, 10)], 5, DELTA).epsilon == math.inf
-    assert selected([Run(0.02, 0.0, 10)], 5, DELTA)[0] == math.inf
+    assert find_selection_cap([Run(0.02, 0.0, 10)], 5, DELTA)[0] == math.inf

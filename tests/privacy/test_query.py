@@ -105,7 +105,7 @@ MOMENTUM = FixedQuery(
 
 def test_points_are_asked_at_their_iterates_with_their_weights():
     sum_clipped, iterates = Asked(), make_iterates(3)
-    answer = MOMENTUM.clipped(sum_clipped, iterates, 2)
+    answer = MOMENTUM.evaluate(sum_clipped, iterates, 2)
     assert sum_clipped.points == [[iterates[2], iterates[1], iterates[0]]]
     assert sum_clipped.weights == [[0.5, 0.3, 0.2]]
     assert answer["w"].item() == pytest.approx(0.5 * 0 + 0.3 * 1 + 0.2 * 2)
@@ -113,7 +113,7 @@ def test_points_are_asked_at_their_iterates_with_their_weights():
 
 def test_iterates_that_do_not_exist_yet_are_left_out_and_the_rest_share_the_whole_weight():
     sum_clipped, iterates = Asked(), make_iterates(2)
-    MOMENTUM.clipped(sum_clipped, iterates, 1)
+    MOMENTUM.evaluate(sum_clipped, iterates, 1)
     assert sum_clipped.points == [[iterates[1], iterates[0]]]
     assert sum_clipped.weights == [pytest.approx([0.5 / 0.8, 0.3 / 0.8])]
 
@@ -122,7 +122,7 @@ def test_weights_are_scaled_to_the_same_sum_also_where_that_is_not_one():
     sum_clipped = Asked()
     FixedQuery(
         (EvaluationPoint(1.0), EvaluationPoint(0.6, age=1), EvaluationPoint(0.4, age=2))
-    ).clipped(sum_clipped, make_iterates(2), 1)
+    ).evaluate(sum_clipped, make_iterates(2), 1)
     assert sum_clipped.weights == [pytest.approx([2 * 1 / 1.6, 2 * 0.6 / 1.6])]
 
 
@@ -133,7 +133,7 @@ def test_weights_are_scaled_to_the_same_sum_also_where_that_is_not_one():
 )
 def test_first_step_asks_once_with_the_whole_weight(query):
     sum_clipped, iterates = Asked(), [NOW]
-    query.clipped(sum_clipped, iterates, 0)
+    query.evaluate(sum_clipped, iterates, 0)
     assert sum_clipped.points == [[NOW]]
     assert sum_clipped.weights == [[pytest.approx(1.0, abs=1e-12)]]
 
@@ -196,7 +196,7 @@ def test_full_gain_asks_here_alone(gamma):
 @every_filter
 def test_pair_is_asked_at_the_newest_iterate_and_on_its_way(gain):
     sum_clipped = Asked()
-    LookAhead(gain, 0.5).clipped(sum_clipped, [BEFORE, NOW], 1)
+    LookAhead(gain, 0.5).evaluate(sum_clipped, [BEFORE, NOW], 1)
     ((here, there),) = sum_clipped.points
     assert here is NOW
     assert torch.equal(there["w"], torch.tensor([2.5, -1.0]))
@@ -233,7 +233,7 @@ def norm(tree: Tensors) -> float:
 
 def test_apart_asks_twice_with_weight_one():
     sum_clipped, query = Asked(), SplitQuery(0.5, 0.9, 0.2)
-    query.clipped(sum_clipped, [BEFORE, NOW], 1)
+    query.evaluate(sum_clipped, [BEFORE, NOW], 1)
     assert sum_clipped.weights == [[1.0], [1.0]]
     (here,), (there,) = sum_clipped.points
     assert here is NOW
@@ -246,14 +246,16 @@ def test_one_example_moves_both_parts_together_by_at_most_the_clip_norm(query, c
     iterates = [BEFORE, NOW]
     for seed, size in enumerate([0.01, 0.3, 1.0, 50.0]):
         here, there = answers(1, size, seed), answers(1, size, seed + 100)
-        assert norm(query.clipped(one_after_the_other(here, there, clip), iterates, 1)) <= C + 1e-12
+        assert (
+            norm(query.evaluate(one_after_the_other(here, there, clip), iterates, 1)) <= C + 1e-12
+        )
 
 
 @every_apart
 def test_bound_on_both_parts_is_reached_by_gradients_that_turn_around(query):
     here = answers(1, 50.0, seed=0)
     there = PerExample({k: -g for k, g in here.items()})
-    both = query.clipped(one_after_the_other(here, there, Flat(C)), [BEFORE, NOW], 1)
+    both = query.evaluate(one_after_the_other(here, there, Flat(C)), [BEFORE, NOW], 1)
     assert norm(both) == pytest.approx(C, rel=1e-12)
 
 
@@ -261,7 +263,7 @@ def test_bound_on_both_parts_is_reached_by_gradients_that_turn_around(query):
 def test_restored_answer_is_the_gradient_and_c_times_its_change(query):
     here, there = answers(7, 0.3, seed=0), answers(7, 0.3, seed=1)
     r, r_there = clipped_sum(here, Flat(C)), clipped_sum(there, Flat(C))
-    parts = query.clipped(one_after_the_other(here, there, Flat(C)), [BEFORE, NOW], 1)
+    parts = query.evaluate(one_after_the_other(here, there, Flat(C)), [BEFORE, NOW], 1)
     restored = query.restore(Released(parts), 1)
     assert list(restored) == list(SHAPES)
     for k in SHAPES:
@@ -293,7 +295,7 @@ def test_paper_noises_of_both_parts_add_up_to_the_steps_own(query):
 
 def test_at_the_first_step_the_change_is_zero():
     here = answers(3, 1.0, seed=0)
-    parts = SplitQuery(0.5, 0.9, 0.2).clipped(one_after_the_other(here, here, Flat(C)), [NOW], 0)
+    parts = SplitQuery(0.5, 0.9, 0.2).evaluate(one_after_the_other(here, here, Flat(C)), [NOW], 0)
     assert all((parts[f"1/{k}"] == 0).all() for k in SHAPES)
 
 

@@ -14,7 +14,7 @@ from dpsweep.execution.launch import Session
 from dpsweep.results.confirmed import confirmed_table, luck
 from dpsweep.results.disclosure import TellsAll, TellsWinner
 from dpsweep.results.export import origin_of, to_yaml
-from dpsweep.results.pareto import chosen, summaries, target_of, winners
+from dpsweep.results.pareto import choose_trials, summaries, target_of, winners
 from dpsweep.results.tables import trial_row, trial_table
 from dpsweep.search.confirmation import Confirmation
 from dpsweep.store.state_dir import StateFolder
@@ -131,7 +131,7 @@ def test_what_is_exported_is_the_confirmed_best_and_says_its_mean(made, tmp_path
     study = made(*LUCKY)
     (winner,) = winners(study)
     assert winner.number == 2
-    assert [r.number for r in chosen(study, 3)] == [2, 1, 3]
+    assert [r.number for r in choose_trials(study, 3)] == [2, 1, 3]
     text = to_yaml(winner, 1, origin_of(study))
     said = words_of(text)
     assert "trial 2 of sweep tiny, number 1 of 4 by valid/accuracy" in said
@@ -174,11 +174,12 @@ def test_a_finished_sweep_leaves_the_confirmed_best_and_tells_the_tracker_its_me
     assert note.startswith("Best trial (2), by itself: ")
     assert "Confirmed with fresh noise: valid/accuracy 0.7400" in note
     assert "4 adaptive trials and 4 confirming runs" in note
-    end = told[-1]
+    end, tags = told[-1], next(e["tags"] for e in told if e["kind"] == "sweep")
     assert (end["kind"], end["status"]) == ("end", "FINISHED")
-    assert end["metrics"]["confirmed/mean"] == pytest.approx(0.74)
-    assert end["metrics"]["best/valid/accuracy"] == 0.8
-    assert end["metrics"]["trials"] == 4
+    assert "metrics" not in end, "a chart section with one dot"
+    assert tags["dpsweep.best"] == "valid/accuracy 0.8000, trial 2"
+    assert tags["dpsweep.confirmed"].startswith("valid/accuracy 0.7400 ±")
+    assert tags["dpsweep.trials"] == "4"
 
 
 def near(record):

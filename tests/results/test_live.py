@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from dpsweep.results.live import LiveView, followed
+from dpsweep.results.live import LiveView, follow_sweep
 from dpsweep.store.lease import LeaseHolder
 
 DRIVER = LeaseHolder("host", 7, 0.0)
@@ -36,7 +36,7 @@ def test_a_pipe_gets_a_line_for_each_trial_that_ends_and_an_end(study_of):
             told.owner = None
         return False
 
-    followed(LiveView(study, told.console, lambda: told.owner), pause)
+    follow_sweep(LiveView(study, told.console, lambda: told.owner), pause)
     lines = told.lines()
     assert lines[0].startswith("tiny: 1/3 trials, 0 running, best 0.5000 (trial 0), ε 4 a trial")
     assert lines[1].startswith("[2/3] trial 1 complete: accuracy 0.7000, κ=")
@@ -47,13 +47,13 @@ def test_a_pipe_gets_a_line_for_each_trial_that_ends_and_an_end(study_of):
 def test_a_finished_sweep_is_said_to_be_finished_at_once(study_of):
     told = Told()
     told.owner = None
-    followed(LiveView(study_of([0.5, 0.6]), told.console, lambda: told.owner), lambda: 1 / 0)
+    follow_sweep(LiveView(study_of([0.5, 0.6]), told.console, lambda: told.owner), lambda: 1 / 0)
     assert "tiny is finished. See: dpsweep best tiny" in told.lines()[-1]
 
 
 def test_leaving_says_nothing_about_an_end(study_of):
     told = Told()
-    followed(LiveView(study_of([0.5]), told.console, lambda: told.owner), lambda: True)
+    follow_sweep(LiveView(study_of([0.5]), told.console, lambda: told.owner), lambda: True)
     assert len(told.lines()) == 1
 
 
@@ -61,7 +61,7 @@ def test_of_a_private_selection_only_that_it_runs(study_of):
     secret = ("accounting=private_selection", "sampler={name: random}", "pruner={name: none}")
     study, told = study_of([], *secret), Told()
     watch = LiveView(study, told.console, lambda: told.owner)
-    followed(watch, lambda: True)
+    follow_sweep(watch, lambda: True)
     told.console.print(watch)
     runs = "tiny: runs; a private selection tells nothing before its end"
     assert told.lines() == [runs, runs]
@@ -77,6 +77,8 @@ def test_the_panel_shows_what_runs_and_what_ended(study_of):
     assert "driven by process 7 on host" in shown
     assert "failed" in shown
     assert "0/2" in shown
+    (header,) = (line for line in shown.splitlines() if "epoch" in line)
+    assert header.lstrip().startswith("trial"), "the bar has a line of its own"
 
 
 def test_the_drivers_screen_and_another_terminal_say_the_same(study_of):
@@ -86,14 +88,14 @@ def test_the_drivers_screen_and_another_terminal_say_the_same(study_of):
     theirs = LiveView(study, there.console, lambda: there.owner)
     for accuracy in (0.7, 0.6):
         asked = study.ask()
-        mine.started(asked)
+        mine.on_trial_start(asked)
         row = {"epoch": 2, "valid/accuracy": accuracy, "valid/loss": 1.0, "seconds": 1.0}
         row |= {"privacy/epsilon_spent": 3.9}
         study.report(asked.number, row)
-        mine.reported(study.record(asked.number), row)
+        mine.on_trial_report(study.record(asked.number), row)
         assert theirs.look()
         assert mine.summary() == theirs.summary()
-        mine.ended(study.tell(asked.number, "complete"))
+        mine.on_trial_end(study.tell(asked.number, "complete"))
         theirs.look()
         theirs.print_lines()
     assert here.lines() == there.lines()

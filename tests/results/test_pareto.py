@@ -8,7 +8,7 @@ from rich.console import Console
 
 from dpsweep.config.sweep import load_sweep
 from dpsweep.results.export import default_target, origin_of, to_yaml, write
-from dpsweep.results.pareto import chosen, summaries, target_of, winners
+from dpsweep.results.pareto import choose_trials, summaries, target_of, winners
 from dpsweep.store.study import Study
 
 
@@ -43,8 +43,8 @@ EACH = "privacy.epsilon={each: [4, 1]}"
 def test_each_budget_has_a_winner_and_a_file_of_its_own(made, tmp_path):
     study = made([(0.9, 1), (0.5, 1), (0.8, 1), (0.7, 1)], EACH)
     assert [(r.number, r.config.privacy.epsilon) for r in winners(study)] == [(3, 1), (0, 4)]
-    assert [r.number for r in chosen(study, 1)] == [3, 0]
-    assert [r.number for r in chosen(study, 5)] == [3, 1, 0, 2]
+    assert [r.number for r in choose_trials(study, 1)] == [3, 0]
+    assert [r.number for r in choose_trials(study, 5)] == [3, 1, 0, 2]
     places = [target_of(r, tmp_path / "best.yaml").name for r in winners(study)]
     assert places == ["best-epsilon-1.yaml", "best-epsilon-4.yaml"]
 
@@ -54,7 +54,7 @@ def test_one_budget_has_one_file(made, tmp_path):
     (winner,) = winners(study)
     assert winner.number == 1
     assert target_of(winner, tmp_path / "best.yaml") == tmp_path / "best.yaml"
-    assert [r.number for r in chosen(study, 1)] == [1]
+    assert [r.number for r in choose_trials(study, 1)] == [1]
     assert summaries(study) == []
 
 
@@ -70,7 +70,7 @@ def test_the_table_by_budget_says_where_more_epsilon_bought_nothing(made):
 def test_after_two_objectives_the_front_is_shown_and_exported(made):
     figures = [(0.5, 1), (0.9, 9), (0.4, 5)]
     study = made(figures, "objective={metrics: [valid/accuracy, seconds]}")
-    assert [r.number for r in chosen(study, 1)] == [1, 0]
+    assert [r.number for r in choose_trials(study, 1)] == [1, 0]
     shown = text(study)
     assert "no trial has better valid/accuracy and seconds" in " ".join(shown.split())
     rows = [line.split()[:3] for line in shown.splitlines() if line.strip()[:2] in ("0 ", "1 ")]

@@ -1,5 +1,6 @@
 """The best model in MLflow's registry: found by its alias, with its promise, and only once."""
 
+import json
 from importlib import import_module
 from zipfile import ZipFile, is_zipfile
 
@@ -11,7 +12,13 @@ from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, StateError
 from dpsweep.data.read import load_dataset
 from dpsweep.execution.tracking import TrackingWatcher
-from dpsweep.results.register import FromBytes, _make_example, _tags, _taken, register_best
+from dpsweep.results.register import (
+    FromBytes,
+    _describe_inputs,
+    _make_example,
+    _tags,
+    register_best,
+)
 from dpsweep.store.state_dir import StateFolder
 from dpsweep.tracking.mlflow import MlflowSink
 from dpsweep.tracking.registry import _save_model, check_registry_names
@@ -137,7 +144,7 @@ def test_a_model_of_named_inputs_takes_them_stacked(tmp_path):
             "method": {"name": "dp_sgd"},
         }
     )
-    assert "attention_mask, stacked in this order" in _taken(config)
+    assert "attention_mask, stacked in this order" in _describe_inputs(config)
     assert config.data.task.outputs_words == "(y - 5) / 5 for a target y"
     model = FromBytes(config.model.build_for(config.data.spec), config).eval()
     with use_torch_defaults():
@@ -169,6 +176,7 @@ def test_it_is_loaded_by_its_alias_and_predicts_what_the_trial_did(make):
     tags = version.tags
     assert (tags["epsilon"], tags["delta"], tags["void"]) == ("4.00", "3.4e-04", "false")
     assert tags["method"] == "fftkf"
+    assert json.loads(tags["classes"]) == list("0123456789")
     assert client.get_run(version.run_id).data.tags["dpsweep.trial"] == "tiny/0"
 
     before = mlflow.get_tracking_uri()

@@ -15,7 +15,7 @@ from waiting import CEILING_SECONDS
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import ConnectionRefused, StateError
 from dpsweep.results.live import LiveView
-from dpsweep.results.web import LivePage, served
+from dpsweep.results.web import LivePage, serve_page
 from dpsweep.store.lease import LeaseHolder
 from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.study import Study
@@ -48,7 +48,7 @@ def written_in(folder):
 def test_the_report_follows_the_study_and_the_panel_says_what_runs(study_of, live):
     study = study_of([0.5], "budget.trials=3")
     running = study.ask()
-    with served(live(study), 0) as address:
+    with serve_page(live(study), 0) as address:
         first = fetch(address)
         assert first.count("plotly.js v") == 1
         assert "connect-src 'self'" in first
@@ -83,7 +83,7 @@ def test_a_new_report_has_a_new_version_and_is_not_made_all_the_time(study_of, l
 
 
 def test_who_does_not_know_the_address_sees_nothing(study_of, live):
-    with served(live(study_of([0.5])), 0) as address:
+    with serve_page(live(study_of([0.5])), 0) as address:
         root = "/".join(address.split("/")[:3])
         assert len(address) > len(root) + 20
         for path in ("", "/", "/now", "/report", f"/{'x' * 22}/now"):
@@ -110,11 +110,11 @@ def test_of_a_private_selection_it_tells_that_it_runs(study_of, live):
 
 def test_a_port_that_is_taken_is_refused_with_a_way_out(study_of, live):
     page = live(study_of([0.5]))
-    with served(page, 0) as address:
+    with serve_page(page, 0) as address:
         port = int(address.split(":")[2].partition("/")[0])
         with (
             pytest.raises(ConnectionRefused, match=rf"--port {port}: .* Leave --port out"),
-            served(page, port),
+            serve_page(page, port),
         ):
             pass
 

@@ -58,7 +58,7 @@ def test_the_weights_of_the_best_stay_and_the_beaten_ones_go_at_once(made, metri
     study, folder = made(f"objective.metric={metric}")
     watcher, seen = keeper(study, folder), []
     for value in (0.5, 0.6, 0.1, 0.7, 0.2):
-        watcher.ended(run(study, folder, value))
+        watcher.on_trial_end(run(study, folder, value))
         seen.append(kept(folder))
     assert seen == after
 
@@ -67,7 +67,7 @@ def test_pruned_and_failed_trials_leave_no_weights_however_good(made):
     study, folder = made()
     watcher = keeper(study, folder)
     for value, end in [(0.9, "pruned"), (0.9, "failed"), (float("nan"), "complete"), (0.1, None)]:
-        watcher.ended(run(study, folder, value, end or "complete"))
+        watcher.on_trial_end(run(study, folder, value, end or "complete"))
     assert kept(folder) == {3}
 
 
@@ -75,7 +75,7 @@ def test_each_epsilon_keeps_its_own(made):
     study, folder = made("privacy.epsilon={each: [8, 1]}")
     watcher = keeper(study, folder)
     for value in (0.9, 0.1, 0.8, 0.2, 0.7, 0.3):
-        watcher.ended(run(study, folder, value))
+        watcher.on_trial_end(run(study, folder, value))
     assert kept(folder) == {0, 2, 3, 5}
 
 
@@ -87,7 +87,7 @@ def test_each_method_keeps_its_own_where_the_best_of_each_are_confirmed(made, co
     for value in range(1, 13):
         told = run(study, folder, value / 13)
         best[told.config.method.name] = told.number
-        watcher.ended(told)
+        watcher.on_trial_end(told)
     assert set(best) == {"disk", "fftkf"}
     expected = set(best.values()) if confirm else {11}
     assert kept(folder) == expected == kept_after_restart(study, folder)
@@ -98,10 +98,10 @@ def test_repeats_leave_none_and_all_that_are_confirmed_are_kept(made):
     assert study.sweep.num_kept == 3
     watcher = keeper(study, folder)
     for value in (0.5, 0.9, 0.8, 0.1):
-        watcher.ended(run(study, folder, value))
+        watcher.on_trial_end(run(study, folder, value))
     assert kept(folder) == {0, 1, 2}
     for _ in range(6):
-        watcher.ended(run(study, folder, 0.99, record=study.ask_to_confirm()))
+        watcher.on_trial_end(run(study, folder, 0.99, record=study.ask_to_confirm()))
     assert kept(folder) == {0, 1, 2}
     assert kept(folder) == {0, 1, 2} == kept_after_restart(study, folder)
     assert study.best()[0].number in kept(folder)
@@ -120,24 +120,24 @@ def test_a_driver_that_died_before_it_told_the_watcher_leaves_the_same_weights(m
     assert kept(folder) == {0, 1, 2, 3, 4}
     assert kept_after_restart(study, folder) == {1, 3}
     watcher = keeper(study, folder)
-    watcher.ended(study.record(3))  # told once more
-    watcher.ended(study.record(1))
+    watcher.on_trial_end(study.record(3))  # told once more
+    watcher.on_trial_end(study.record(1))
     assert kept(folder) == {1, 3}
-    watcher.ended(run(study, folder, 0.65))
+    watcher.on_trial_end(run(study, folder, 0.65))
     assert kept(folder) == {3, 5}
 
 
 def test_a_trial_that_was_through_and_is_not_told_yet_keeps_its_weights_over_a_restart(made):
     study, folder = made("keep_weights=1")
     watcher = keeper(study, folder)
-    watcher.ended(run(study, folder, 0.5))
+    watcher.on_trial_end(run(study, folder, 0.5))
     record = study.ask()
     trial_dir = TrialDir(folder.trial_dir(record.number))
     trial_dir.make_secret()
     trial_dir.save_weights({"w": torch.ones(2)})  # and the driver dies
     assert kept_after_restart(study, folder) == {0, 1}
     again = keeper(study, folder)
-    again.ended(run(study, folder, 0.8, record=study.record(1)))
+    again.on_trial_end(run(study, folder, 0.8, record=study.record(1)))
     assert kept(folder) == {1}
 
 
@@ -145,7 +145,7 @@ def test_of_two_that_are_equally_good_the_earlier_stays(made):
     study, folder = made("keep_weights=1")
     watcher = keeper(study, folder)
     for _ in range(3):
-        watcher.ended(run(study, folder, 0.5))
+        watcher.on_trial_end(run(study, folder, 0.5))
     assert kept(folder) == {0}
     assert study.best()[0].number == 0
 
@@ -154,7 +154,7 @@ def test_until_the_posterior_has_chosen_the_better_half_stays(made):
     study, folder = made("choose=posterior", "confirm={seeds: 2}")
     watcher = keeper(study, folder)
     for value in range(20):
-        watcher.ended(run(study, folder, 0.5 + value % 7 / 100))
+        watcher.on_trial_end(run(study, folder, 0.5 + value % 7 / 100))
     observed = sorted(study.best(), key=lambda r: (-r.value, r.number))
     assert kept(folder) == {r.number for r in observed[:10]} == kept_after_restart(study, folder)
     repeat = study.ask_to_confirm()  # the search has ended, and the posterior has chosen

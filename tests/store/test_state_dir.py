@@ -38,12 +38,12 @@ def test_looking_creates_nothing(state):
     state.check_writable()
     assert state.names() == []
     with pytest.raises(StateError, match=r"no sweep called 'x' in .*Known: none"):
-        state.sweep("x").stored()
+        state.sweep("x").read_files()
     assert not state.root.exists()
 
 
 def test_what_is_stored_is_what_was_launched_and_only_the_owner_can_read_it(folder, sweep_file):
-    file, base = folder.stored()
+    file, base = folder.read_files()
     sweep = load_sweep(sweep_file)
     assert (file.tree, base.tree) == (sweep.file.tree, sweep.base.tree)
     assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700

@@ -73,7 +73,7 @@ def test_an_event_that_is_refused_for_good_is_put_aside_and_the_rest_arrives(tmp
     done, spool = deliver(tmp_path, server, 6)
     assert done
     assert server.took == [0, 1, 2, 4, 5]
-    assert spool.refused() == 1
+    assert spool.count_refused() == 1
     line = json.loads((tmp_path / "spool.refused.jsonl").read_text())
     assert line == {"reason": "event 3 is wrong", "event": {"n": 3}}
 
@@ -167,7 +167,7 @@ def test_whoever_flushes_waits_for_delivery_but_not_for_a_server_that_is_away_or
 def test_what_is_refused_again_is_put_aside_once(tmp_path):
     for _ in range(2):
         _, spool = deliver(tmp_path, Server(refuses=[0]), 1)
-    assert spool.refused() == 1
+    assert spool.count_refused() == 1
     assert read_backlog(tmp_path).reason == "event 0 is wrong"
 
 

@@ -5,9 +5,11 @@ import pytest
 
 import dpsweep.training.step
 from dpsweep.config.trial import TrialConfig
+from dpsweep.core.errors import ConfigError
 from dpsweep.privacy.accounting import calibrate_noise
 from dpsweep.privacy.audit import bound_epsilon, epsilon_of_mu, mu_of_epsilon
-from dpsweep.training.audit import Plan, audit_one_run, sample_scores
+from dpsweep.privacy.history import NoiseHistory
+from dpsweep.training.audit import Plan, _make_correlation, audit_one_run, sample_scores
 
 DELTA = 1e-5
 
@@ -45,6 +47,40 @@ def test_statistic_of_a_sound_step_is_that_of_two_normals_mu_apart(method, runs)
     assert absent.mean() == pytest.approx(-(mu**2) / 2, abs=slack)
     assert present.mean() == pytest.approx(mu**2 / 2, abs=slack)
     assert absent.std() == pytest.approx(mu, rel=5 / np.sqrt(2 * runs))
+
+
+def test_statistic_of_buffered_noise_is_the_projection_on_what_the_canarys_group_shifts():
+    """<shifts, whitened rows> over the whole run, since the buffers' columns have no end."""
+    plan, runs = Plan(config(name="dp_ftrl"), epsilon=8.0, delta=DELTA), 60
+    absent, present = sample_scores(plan, runs)
+    found, (run, _) = _make_correlation(plan), calibrate_noise(8.0, DELTA, 1.0, plan.steps)
+    column = found.column(found.steps)
+    mus = []
+    for group in range(found.cycle):
+        shift = np.zeros(found.steps)
+        for t in range(group, found.steps, found.cycle):
+            shift[t:] += column[: found.steps - t]
+        mus.append(np.linalg.norm(shift) / run.noise_multiplier)
+    # the first group's part is the largest, and what the accountant counts
+    assert max(mus) == mus[0] == pytest.approx(mu_of_epsilon(8.0, DELTA), rel=0.01)
+    half, slack = np.square(mus).mean() / 2, 5 * mus[0] / np.sqrt(runs)
+    assert absent.mean() == pytest.approx(-half, abs=slack)
+    assert present.mean() == pytest.approx(half, abs=slack)
+    assert not bound_epsilon("dp_ftrl", absent, present, 8.0, DELTA, 0.999).violated
+
+
+@pytest.mark.parametrize("method", ["bandmf", "dp_ftrl"])
+def test_white_noise_at_a_quarter_in_the_place_of_correlated_noise_is_caught(monkeypatch, method):
+    monkeypatch.setattr(NoiseHistory, "correlate", lambda self, white, step: white / 4)
+    extra = {"bands": 4} if method == "bandmf" else {}
+    plan = Plan(config(name=method, **extra), epsilon=4.0, delta=DELTA)
+    assert bound_epsilon(method, *sample_scores(plan, 60), 4.0, DELTA, 0.99).violated
+
+
+@pytest.mark.parametrize("method", ["bandmf", "dp_ftrl"])
+def test_one_run_refuses_correlated_noise_with_its_reason(method):
+    with pytest.raises(ConfigError, match=r"canaries in every step\. Audit it by many runs"):
+        audit_one_run(Plan(config(name=method)))
 
 
 def test_two_steps_cost_what_the_accountant_says():

@@ -128,7 +128,7 @@ def test_points_that_are_clipped_apart_and_added_are_found(monkeypatch):
         pairs = list(zip(asks, sums, strict=True))
         return Clipped({k: sum(ask.weight * part[k] for ask, part in pairs) for k in sums[0]})
 
-    monkeypatch.setattr(JointQuery, "clipped", clipped)
+    monkeypatch.setattr(JointQuery, "evaluate", clipped)
     assert violated(config("disk", {"kappa": 0.3})) == {"sensitivity"}
 
 

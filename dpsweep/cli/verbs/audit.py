@@ -131,10 +131,10 @@ def _configs(what: str, settings: list[str]) -> list[TrialConfig]:
     if what != "all" and what not in METHODS:
         raise unknown_name_error("method", what, ["all", *METHODS], where="audit")
     names = PUBLISHED if what == "all" else (what,)
-    return [load_trial(resolve_trial_source(_bare(name), settings)) for name in names]
+    return [load_trial(resolve_trial_source(_strip_method(name), settings)) for name in names]
 
 
-def _bare(method: str) -> Source:
+def _strip_method(method: str) -> Source:
     tree = {
         "data": {"name": "digits"},
         "model": {"name": "cnn_small", "width": 5, "block": 10},

@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from dpsweep.app.orchestrator import check_secrecy
-from dpsweep.cli.options import typed
+from dpsweep.cli.options import format_options
 from dpsweep.cli.say import STOPPED, console, warn
 from dpsweep.cluster.jobs import ClusterLost, Jobs, check_scheme, jobs_at
-from dpsweep.cluster.package import packed, summary
+from dpsweep.cluster.package import pack_sweep, summary
 from dpsweep.cluster.submit import (
     Ended,
     check_not_secret,
@@ -21,10 +21,10 @@ from dpsweep.cluster.submit import (
     drive,
     last_job,
     run,
-    spoken,
+    split_output,
     watch,
 )
-from dpsweep.cluster.submitted import Submitted, all_remembered, check_free, remembered
+from dpsweep.cluster.submitted import Submitted, all_remembered, check_free, read_submitted
 from dpsweep.config.sweep import ResolvedSweep, load_sweep
 from dpsweep.core.errors import ConfigError, StateError
 from dpsweep.results.export import check_target, default_target, write
@@ -75,10 +75,10 @@ def submit(
         out = out or default_target(sweep.name)
     if out:
         check_target(out)
-    name, files = packed(sweep, project, state)
+    name, files = pack_sweep(sweep, project, state)
     sent = Submitted(sweep.name, address, state, whoami())
     jobs = jobs_at(address)
-    options = typed({"tracking-uri": tracking_uri, "storage": storage, "quiet": quiet})
+    options = format_options({"tracking-uri": tracking_uri, "storage": storage, "quiet": quiet})
     console(quiet=quiet).print(summary(files), markup=False)
     job_id = drive(jobs, sent, ["launch", name, "--name", sweep.name, *options, *words], files)
     sent.remember(here)
@@ -118,9 +118,9 @@ def resume(
     moved = replace(sweep, address=address) if address else sweep
     files, called = dict[str, bytes](), sweep.name
     if file:
-        called, files = packed(file, None, state)
+        called, files = pack_sweep(file, None, state)
     jobs = jobs_at(moved.address)
-    options = typed({"storage": storage, "quiet": quiet})
+    options = format_options({"storage": storage, "quiet": quiet})
     if files:
         console(quiet=quiet).print(summary(files), markup=False)
     job_id = drive(jobs, moved, ["resume", called, *options, *words], files)
@@ -133,7 +133,7 @@ def resume(
 
 def logs(name: str, state: str | None, *, following: bool) -> None:
     """Print what the job that drives a submitted sweep has said."""
-    sweep = remembered(name, StateFolder.at(state))
+    sweep = read_submitted(name, StateFolder.at(state))
     if sweep is None:
         known = ", ".join(one.name for one in all_remembered(StateFolder.at(state))) or "none"
         raise StateError(
@@ -146,7 +146,7 @@ def logs(name: str, state: str | None, *, following: bool) -> None:
         _follow(jobs, sweep, job_id, None)
         return
     job, said = jobs.output(job_id)
-    words, _ = spoken(job, said)
+    words, _ = split_output(job, said)
     _say(words)
     if not words:
         console().print(f"Job {job_id} has said nothing yet ({job.status}).", markup=False)

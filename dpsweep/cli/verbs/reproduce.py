@@ -108,7 +108,7 @@ class ReproduceOptions:
         return found
 
 
-def listed(names: str) -> list[str]:
+def split_names(names: str) -> list[str]:
     """Split a list that is typed with commas."""
     return [name.strip() for name in names.split(",") if name.strip()]
 

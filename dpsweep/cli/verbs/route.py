@@ -8,9 +8,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from dpsweep.cli.options import typed
+from dpsweep.cli.options import format_options
 from dpsweep.cli.say import console
-from dpsweep.cluster.submitted import Submitted, all_remembered, remembered
+from dpsweep.cluster.submitted import Submitted, all_remembered, read_submitted
 from dpsweep.core.errors import ConfigError, StateError
 from dpsweep.store.owner import whoami
 from dpsweep.store.state_dir import StateFolder
@@ -39,7 +39,7 @@ def import_remote(what: str) -> ModuleType:
     return remote
 
 
-def launched(
+def launch_through_client(
     file: Path,
     settings: list[str],
     options: "Options",
@@ -68,27 +68,27 @@ def launched(
         out=options.out,
         fetch_best=True,
         quiet=options.quiet,
-        words=typed({"download": fetch}),
+        words=format_options({"download": fetch}),
     )
 
 
-def answered(verb: str, name: str | None, state: str | None, **options: Any) -> bool:
+def ask_cluster(verb: str, name: str | None, state: str | None, **options: Any) -> bool:
     """Let the cluster answer; False if the sweep is not elsewhere."""
     sweep = _elsewhere(name, state)
     if sweep:
-        import_remote(verb).answer(sweep, [verb, sweep.name, *typed(options)])
+        import_remote(verb).answer(sweep, [verb, sweep.name, *format_options(options)])
     return sweep is not None
 
 
-def exported(name: str, state: str | None, top: int, out: Path) -> bool:
+def export_from_cluster(name: str, state: str | None, top: int, out: Path) -> bool:
     """Fetch the best configs from the cluster; False if the sweep is not elsewhere."""
     sweep = _elsewhere(name, state)
     if sweep:
-        import_remote("export").export(sweep, typed({"top": top}), out)
+        import_remote("export").export(sweep, format_options({"top": top}), out)
     return sweep is not None
 
 
-def resumed(
+def resume_on_cluster(
     name: str,
     file: "ResolvedSweep | None",
     state: str | None,
@@ -149,5 +149,5 @@ def _elsewhere(name: str | None, state: str | None) -> Submitted | None:
     if name is None or "/" in name:
         return None
     here = StateFolder.at(state)
-    known = remembered(name, here)
+    known = read_submitted(name, here)
     return known if known and not here.sweep(name).exists else None

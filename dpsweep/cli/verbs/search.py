@@ -54,7 +54,7 @@ def launch(file: Path, settings: list[str], options: Options, *, fetch: bool, un
     state = StateFolder.at(options.state)
 
     def free_name(name: str) -> str:
-        return next(n for n in _numbered(name) if not state.sweep(n).path.exists())
+        return next(n for n in _number_names(name) if not state.sweep(n).path.exists())
 
     sweep = load_sweep(file, settings, free_name if unique else None)
     trials = sweep.config.budget.trials
@@ -164,7 +164,7 @@ def _print_outcome(outcome: "Outcome", options: Options, target: Path) -> None:
             out.print(table)
         print_comparison(out, compare_methods(study))
         out.print(outcome.origin.luck(best[0]), markup=False)
-        print_privacy(study, best[0], outcome.origin.search_words, out)
+        print_privacy(study, best[0], outcome.origin.search_words, folder.called, out)
         for record in winners(study):
             place = target_of(record, target)
             out.print(f"best config: {place}   train it again with: {us} train {place}")
@@ -194,7 +194,7 @@ def _program() -> str:
     return called.name if ours or str(called) == called.name else str(called)
 
 
-def _numbered(name: str) -> Iterator[str]:
+def _number_names(name: str) -> Iterator[str]:
     """name, name-2, name-3, ..."""
     yield name
     yield from (f"{name}-{i}" for i in count(2))

@@ -24,7 +24,7 @@ from dpsweep.privacy.statement import NO_EPSILON, format_epsilon
 from dpsweep.results.compare import compare_methods
 from dpsweep.results.comparison import print_comparison
 from dpsweep.results.export import origin_of
-from dpsweep.results.pareto import chosen, nothing_to_show, summaries
+from dpsweep.results.pareto import choose_trials, nothing_to_show, summaries
 from dpsweep.results.rich_table import plain_table
 from dpsweep.results.tables import (
     num_trials_and_repeats,
@@ -36,7 +36,7 @@ from dpsweep.search.charge import describe_trial_privacy, get_charged_run
 from dpsweep.search.confirmation import summarize_repeats
 from dpsweep.search.trial_record import Record
 from dpsweep.store.lease import LeaseHolder
-from dpsweep.store.state_dir import StateFolder
+from dpsweep.store.state_dir import StateFolder, SweepFolder
 from dpsweep.store.statement import describe_search_privacy, format_headline
 from dpsweep.store.storage import resolve_moved_uri
 from dpsweep.store.study import Study, open_study
@@ -49,7 +49,7 @@ def status(
     """Print all sweeps, or one sweep's trials."""
     state = StateFolder.at(state_folder)
     if name is None:
-        _all(state, as_json)
+        _show_all(state, as_json)
         return
     called = name
     state, name = state.part(name)
@@ -66,6 +66,13 @@ def status(
             console().print(f"trial {record.number} failed: {record.reason}", markup=False)
     if len(study.plans) > 1:
         console().print(describe_search_privacy(study), markup=False)
+    print_links(state.sweep(name), console())
+
+
+def print_links(folder: SweepFolder, out: Console) -> None:
+    """Print where the sweep can be looked at in a browser, a line each."""
+    for what, address in folder.links().items():
+        out.print(f"{what}: {address}", markup=False, soft_wrap=True)
 
 
 def stop(name: str, state_folder: str | None, wait: float, *, force: bool = False) -> None:
@@ -97,7 +104,7 @@ def best(
 ) -> None:
     """Print the best trials and their promises."""
     study = open_study(name, StateFolder.at(state_folder), resolve_moved_uri(storage))
-    records = chosen(study, top)
+    records = choose_trials(study, top)
     if as_json:
         print(json.dumps([trial_row(record) for record in records], indent=2))
         return
@@ -109,11 +116,22 @@ def best(
     print_comparison(console(), compare_methods(study))
     origin = origin_of(study)
     console().print(f"Trial {records[0].number}: {origin.luck(records[0])}", markup=False)
-    print_privacy(study, records[0], origin.search_words, console())
+    print_privacy(study, records[0], origin.search_words, name, console())
 
 
-def print_privacy(study: Study, record: Record, search_words: str, out: Console) -> None:
-    """Print a trial's epsilon and the search's, and then what each of them means."""
+def print_privacy(study: Study, record: Record, words: str, called: str, out: Console) -> None:
+    """Print a trial's epsilon and the search's, and then what they mean.
+
+    The search's statement stands in full where its headline alone could be misread, and else where
+    the headline says that it is: five lines on composition after two numbers are not read.
+
+    Args:
+        study: The search.
+        record: Its best trial.
+        words: Statement of the search.
+        called: Name by which the user knows the sweep.
+        out: Where it is printed.
+    """
     whole, delta = format_headline(study)
     epsilon = record.epsilon or get_charged_run(record).epsilon(record.config.delta)
     alone = NO_EPSILON if record.void else format_epsilon(epsilon)
@@ -122,7 +140,15 @@ def print_privacy(study: Study, record: Record, search_words: str, out: Console)
         f"search (δ {delta})"
     )
     out.print(describe_trial_privacy(record), markup=False)
-    out.print(search_words, markup=False)
+    grew, learned = len(study.plans) > 1, study.warm_start is not None
+    if study.is_void or study.sweep.is_private_selection or grew or learned:
+        out.print(words, markup=False)
+        return
+    out.print(
+        f"Other sweeps and runs on the same data are not counted. The search's whole statement: "
+        f"dpsweep report {called}",
+        markup=False,
+    )
 
 
 def ui(state_folder: str | None, host: str, port: int, *, browse: bool = True) -> None:
@@ -192,7 +218,7 @@ def _open_page(server: "subprocess.Popen[bytes]", host: str, port: int, address:
         time.sleep(0.2)
 
 
-def _all(state: StateFolder, as_json: bool) -> None:
+def _show_all(state: StateFolder, as_json: bool) -> None:
     rows = [row for house in [state, *state.others()] for row in _rows(house, house == state)]
     if as_json:
         print(json.dumps(rows, indent=2))

@@ -108,7 +108,7 @@ def train(file: Path, settings: list[str], out: Path | None, fetch: bool, quiet:
     if not quiet:
         last = result.rows[-1]
         console().print(
-            f"{', '.join(f'{k} {v:.4f}' for k, v in _measured(last).items())} in "
+            f"{', '.join(f'{k} {v:.4f}' for k, v in _list_metrics(last).items())} in "
             f"{last['seconds']:.1f} s; weights in {trial_dir.weights}\n{words} {_ALONE}"
         )
 
@@ -132,12 +132,12 @@ def schema(kind: str) -> None:
     print(json.dumps(kinds[kind].model_json_schema(), indent=2))
 
 
-def _measured(row: Row) -> Row:
+def _list_metrics(row: Row) -> Row:
     return {k: v for k, v in row.items() if k.startswith("valid/")}
 
 
 def _line(row: Row) -> str:
-    figures = "  ".join(f"{k[len('valid/') :]} {v:.4f}" for k, v in _measured(row).items())
+    figures = "  ".join(f"{k[len('valid/') :]} {v:.4f}" for k, v in _list_metrics(row).items())
     return (
         f"epoch {row['epoch']:>4g}  step {row['step']:>6g}  {figures}  "
         f"ε spent {format_epsilon(row['privacy/epsilon_spent'])}  "

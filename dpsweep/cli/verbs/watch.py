@@ -4,9 +4,10 @@ import threading
 from types import FrameType
 
 from dpsweep.cli.say import console
+from dpsweep.cli.verbs.sweeps import print_links
 from dpsweep.core.errors import StateError
 from dpsweep.core.signals import handle_signals
-from dpsweep.results.live import LiveView, followed
+from dpsweep.results.live import LiveView, follow_sweep
 from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.storage import resolve_moved_uri
 from dpsweep.store.study import open_study
@@ -40,12 +41,13 @@ def watch(
 
     with handle_signals(leave):
         view = LiveView(study, console(), folder.owner)
+        print_links(folder, console())
         if port is None:
-            followed(view, lambda: left.wait(_PAUSE_SECONDS))
+            follow_sweep(view, lambda: left.wait(_PAUSE_SECONDS))
             return
-        from dpsweep.results.web import LivePage, served  # figures take seconds to import
+        from dpsweep.results.web import LivePage, serve_page  # figures take seconds to import
 
-        with served(LivePage(study, view), port) as address:
+        with serve_page(LivePage(study, view, folder), port) as address:
             words = f"live report: {address}   (Ctrl-C ends it; the sweep goes on)"
             console().print(words, markup=False, soft_wrap=True)
             left.wait()

@@ -11,7 +11,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from dpsweep.config.explain import format_value
-from dpsweep.config.keys import DATA_SIZE, dotted, flatten
+from dpsweep.config.keys import DATA_SIZE, flatten, format_path
 from dpsweep.config.source import KeyPath, Tree, with_value
 from dpsweep.config.space.expression import Formula, FormulaError, parse_formula
 from dpsweep.core.errors import ConfigError, suggest_names
@@ -55,7 +55,7 @@ def compute_derived(
     Raises:
         ConfigError: If a formula needs itself, or a key that is not there.
     """
-    keys = {dotted(path): path for path in late}
+    keys = {format_path(path): path for path in late}
 
     def lookup(name: str) -> Any:
         known = {DATA_SIZE: num_examples, **_scalars(tree)}

@@ -23,7 +23,7 @@ from typing import Any, Literal, Protocol
 from pydantic import JsonValue
 
 from dpsweep.config.explain import format_value
-from dpsweep.config.keys import dotted, flatten
+from dpsweep.config.keys import flatten, format_path
 from dpsweep.config.source import KeyPath, Source, Tree, with_value
 from dpsweep.config.space.derived import Derived, compute_derived, parse_derived
 from dpsweep.core.errors import ConfigError, suggest_names
@@ -131,7 +131,7 @@ class Draw(Protocol):
     def option(self, slot: Slot, labels: Labels) -> int:
         """Index of one of the labels."""
 
-    def turn(self, slot: Slot, labels: Labels) -> int:
+    def choose_label(self, slot: Slot, labels: Labels) -> int:
         """Index of one of the labels, each as often as the others."""
 
 
@@ -161,7 +161,7 @@ class Space:
             if isinstance(domain, Derived):
                 late[path] = domain
                 continue
-            value = _draw_domain(dotted(path), path, domain, draw, hyperparams, late)
+            value = _draw_domain(format_path(path), path, domain, draw, hyperparams, late)
             tree = with_value(tree, path, value) if path else merge_trees(tree, value)
         tree, hyperparams = compute_derived(tree, hyperparams, late, self.num_examples)
         return _keep_drawn_step(tree, hyperparams), hyperparams
@@ -197,17 +197,17 @@ def _draw_domain(
     hyperparams: dict[str, Any],
     late: dict[KeyPath, Derived],
 ) -> Any:
-    place = dotted(path)
+    place = format_path(path)
     if isinstance(domain, Range):
         hyperparams[place] = draw.number(Slot(name, place), domain)
         return hyperparams[place]
     if isinstance(domain, Choice):
-        pick = draw.turn if domain.in_turn else draw.option
+        pick = draw.choose_label if domain.in_turn else draw.option
         hyperparams[place] = domain.options[pick(Slot(name, place), domain.labels)]
         return hyperparams[place]
     labels = tuple(branch.label for branch in domain.branches)
     key = f"{place or 'method'}.name"
-    pick = draw.turn if domain.in_turn else draw.option
+    pick = draw.choose_label if domain.in_turn else draw.option
     branch = domain.branches[pick(Slot(name or "one_of", key), labels)]
     hyperparams[key] = branch.label
     tree = branch.fixed
@@ -215,7 +215,7 @@ def _draw_domain(
         if isinstance(inner_domain, Derived):
             late[(*path, *inner)] = inner_domain
             continue
-        inner_name = f"{name or 'one_of'}.{branch.label}.{dotted(inner)}"
+        inner_name = f"{name or 'one_of'}.{branch.label}.{format_path(inner)}"
         value = _draw_domain(inner_name, (*path, *inner), inner_domain, draw, hyperparams, late)
         tree = with_value(tree, inner, value)
     return tree
@@ -381,7 +381,7 @@ def list_touched_keys(key: str, domain: Domain) -> list[str]:
         return [key]
     # an empty mapping has only what varies, and changes nothing itself
     fixed = [k for b in domain.branches for k, value in flatten(b.fixed).items() if value != {}]
-    inner = [dotted(path) for branch in domain.branches for path in branch.inner]
+    inner = [format_path(path) for branch in domain.branches for path in branch.inner]
     return [*fixed, *inner]
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dpsweep.config.keys import dotted
+from dpsweep.config.keys import format_path
 from dpsweep.config.source import KeyPath
 from dpsweep.config.space.derived import Derived
 from dpsweep.config.space.domains import Choice, OneOf, Range, Slot, Space
@@ -29,7 +29,7 @@ def list_leaves(space: Space) -> list[Leaf]:
     return [
         leaf
         for path, domain in space.domains.items()
-        for leaf in _iter_leaves(dotted(path), path, domain, None)
+        for leaf in _iter_leaves(format_path(path), path, domain, None)
     ]
 
 
@@ -37,7 +37,7 @@ def _iter_leaves(
     name: str, path: KeyPath, domain: Range | Choice | Derived | OneOf, branch: str | None
 ) -> Iterator[Leaf]:
     """Those of one domain, named as `Space.draw` names them."""
-    place = dotted(path)
+    place = format_path(path)
     if not isinstance(domain, OneOf):
         yield Leaf(Slot(name, place), branch, domain)
         return
@@ -45,5 +45,5 @@ def _iter_leaves(
     yield Leaf(Slot(name or "one_of", f"{place or 'method'}.name"), branch, labels)
     for inside in domain.branches:
         for inner, way in inside.inner.items():
-            inner_name = f"{name or 'one_of'}.{inside.label}.{dotted(inner)}"
+            inner_name = f"{name or 'one_of'}.{inside.label}.{format_path(inner)}"
             yield from _iter_leaves(inner_name, (*path, *inner), way, inside.label)

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 
-from dpsweep.config.keys import BATCH_SIZE, EPOCHS, dotted, path_of
+from dpsweep.config.keys import BATCH_SIZE, EPOCHS, format_path, path_of
 from dpsweep.config.source import Tree
 from dpsweep.config.space.domains import Space, keys_overlap, list_touched_keys
 from dpsweep.config.space.suggest import RandomDraw
@@ -27,7 +27,7 @@ def schedules_may_vary(space: Space) -> bool:
     return any(
         keys_overlap(key, changed) or (changed.startswith("method.") and changed.endswith(".bands"))
         for path, domain in space.domains.items()
-        for changed in list_touched_keys(dotted(path), domain)
+        for changed in list_touched_keys(format_path(path), domain)
         for key in _KEYS
     )
 

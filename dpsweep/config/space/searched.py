@@ -11,7 +11,7 @@ from dpsweep.config.keys import (
     NOISE_MULTIPLIER,
     SCOPE,
     TOTAL_STEP,
-    dotted,
+    format_path,
     path_of,
 )
 from dpsweep.config.source import KeyPath, Source, Tree, with_value
@@ -72,9 +72,9 @@ def read_varied_keys(file: Source, base: Source, written: Tree) -> VariedKeys:
     """
     domains, origins = dict[KeyPath, Domain](), dict[str, str]()
     for path, domain in parse_space(file).domains.items():
-        typed = dotted(path) or next(k for k in BRANCHING if k in written)
+        typed = format_path(path) or next(k for k in BRANCHING if k in written)
         path = resolve_path_aliases(path, TrialConfig)
-        key = dotted(path)
+        key = format_path(path)
         if path in domains:
             raise ConfigError(
                 f"{file.at(('search', typed))}: varies {key} a second time, once under its "
@@ -95,9 +95,13 @@ def read_varied_keys(file: Source, base: Source, written: Tree) -> VariedKeys:
 def _check_searchable(base: Source, path: KeyPath, keys: list[str], typed: str, place: str) -> None:
     """Raise ConfigError if what is searched has a value already, or must not vary."""
     both = [LEARNING_RATE, TOTAL_STEP]  # each takes the other's place
-    names = both if dotted(path) in both else [dotted(path)]
+    names = both if format_path(path) in both else [format_path(path)]
     for name in (name for name in names if name in base.elsewhere):
-        takes = "is" if name == dotted(path) else f"has its place taken by {dotted(path)}, which is"
+        takes = (
+            "is"
+            if name == format_path(path)
+            else f"has its place taken by {format_path(path)}, which is"
+        )
         raise ConfigError(
             f"{base.at(path_of(name))}: {takes} varied by this sweep, so a fixed value would have "
             f"no effect. "
@@ -159,14 +163,17 @@ def _resolve_domain_aliases(path: KeyPath, domain: Domain) -> Domain:
     if not isinstance(domain, OneOf):
         return domain
 
-    def spelled(inner: KeyPath) -> KeyPath:
+    def spell_key(inner: KeyPath) -> KeyPath:
         return resolve_path_aliases((*path, *inner), TrialConfig)[len(path) :]
 
     branches = (
         Branch(
             branch.label,
             resolve_tree_aliases(branch.fixed, path, TrialConfig),
-            {spelled(p): _resolve_domain_aliases((*path, *p), d) for p, d in branch.inner.items()},
+            {
+                spell_key(p): _resolve_domain_aliases((*path, *p), d)
+                for p, d in branch.inner.items()
+            },
         )
         for branch in domain.branches
     )
@@ -179,4 +186,4 @@ def resolve_key_aliases(key: str) -> str:
     >>> resolve_key_aliases("method.rho")
     'method.depth'
     """
-    return dotted(resolve_path_aliases(path_of(key), TrialConfig))
+    return format_path(resolve_path_aliases(path_of(key), TrialConfig))

@@ -1,6 +1,6 @@
 """Suggesters of a space's values: its corners, at random, in turn, from a given point.
 
-A suggester is a `Draw` (domains.py): `number`, `option`, and `turn` for what trials take in turn.
+A suggester is a `Draw` (domains.py): `number`, `option`, and `choose_label` for what goes in turn.
 Those that need Optuna, and the quasi-random start, stand in search/propose.py and quasi_random.py.
 """
 
@@ -33,7 +33,7 @@ class Corner:
         self.sizes[slot.name] = len(labels)
         return self.picks.get(slot.name, 0)
 
-    turn = option
+    choose_label = option
 
     def others(self) -> list["Corner"]:
         return [Corner({name: i}) for name, size in self.sizes.items() for i in range(1, size)]
@@ -68,7 +68,7 @@ class RandomDraw:
     def option(self, slot: Slot, labels: Labels) -> int:
         return self.rng.randrange(len(labels))
 
-    turn = option
+    choose_label = option
 
 
 class RoundRobin:
@@ -98,7 +98,7 @@ class InTurn(Corner):
         super().__init__()
         self.turns = RoundRobin(place)
 
-    def turn(self, slot: Slot, labels: Labels) -> int:
+    def choose_label(self, slot: Slot, labels: Labels) -> int:
         return self.turns.take(len(labels))
 
 
@@ -137,9 +137,9 @@ class PartialFixedDraw:
             self._other.option(slot, labels) if value is None else find_option(value, slot, labels)
         )
 
-    def turn(self, slot: Slot, labels: Labels) -> int:
+    def choose_label(self, slot: Slot, labels: Labels) -> int:
         """The point's own, if it names one; `elsewhere` if it is the turn of another."""
-        turn, value = self._other.turn(slot, labels), self._point_value(slot)
+        turn, value = self._other.choose_label(slot, labels), self._point_value(slot)
         index = turn if value is None else find_option(value, slot, labels)
         self.elsewhere |= index != turn
         return index

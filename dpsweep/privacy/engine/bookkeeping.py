@@ -65,7 +65,9 @@ class BookkeepingEngine(MicrobatchEngine):
         """One with a precision: at another size a kernel may round every record otherwise."""
         return super().num_sizes if self.precision is None else 1
 
-    def seen(self, params: Tensors, portion: Microbatch) -> dict[str, list[Tensor]]:
+    def collect_contributions(
+        self, params: Tensors, portion: Microbatch
+    ) -> dict[str, list[Tensor]]:
         """Layer name -> the tensors in the records of its calls at `params`, shape (B, ...)."""
         found = self._recorded(params, 1.0, portion)
         return {
@@ -110,17 +112,17 @@ class BookkeepingEngine(MicrobatchEngine):
         present_B = portion.present_B
         # on a GPU a kernel more costs more than memory: there each gradient sums in slices itself
         if len(present_B) <= SUMMED or present_B.is_cuda:
-            return self._summed(calls_by_layer, points[0], present_B, clip)
+            return self._sum_clipped(calls_by_layer, points[0], present_B, clip)
         total = self.empty_sum(points[0], clip)
         for start in range(0, len(present_B), SUMMED):
             rows = slice(start, start + SUMMED)
             some = {
                 name: [call.only(rows) for call in calls] for name, calls in calls_by_layer.items()
             }
-            total = add_clipped(total, self._summed(some, points[0], present_B[rows], clip))
+            total = add_clipped(total, self._sum_clipped(some, points[0], present_B[rows], clip))
         return total
 
-    def _summed(
+    def _sum_clipped(
         self,
         calls_by_layer: Mapping[str, Sequence[LayerCall]],
         params: Tensors,
@@ -133,8 +135,8 @@ class BookkeepingEngine(MicrobatchEngine):
         squares = dict(zip(gradients, found, strict=True))
         stacked = stack_squares(squares)
         factors, count = compute_factors(squares, clip, present_B, stacked)
-        known = _known(gradients, stacked[1], factors)
-        total = {k: gradient.summed(factors[k], known[k]) for k, gradient in gradients.items()}
+        known = _find_needed_checks(gradients, stacked[1], factors)
+        total = {k: gradient.sum_scaled(factors[k], known[k]) for k, gradient in gradients.items()}
         return Clipped(total | count)
 
     def _make_gradients(
@@ -198,7 +200,7 @@ class MappedGradients:
         square_B = torch.where(self.usable_B, self.map.squares(self.records), math.inf)
         return square_B, self.records.longest_B
 
-    def summed(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
+    def sum_scaled(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
         # their factor is 0, but 0 times infinite is not
         unusable = not known.finite and any_nonzero(~self.usable_B)
         records = self.records.only(self.usable_B) if unusable else self.records
@@ -221,7 +223,7 @@ class MappedGradients:
         raise ValueError("a parameter that two layers share has no geometry of its own")
 
 
-def _known(
+def _find_needed_checks(
     gradients: Mapping[str, ParameterGradients], usable_B: Tensor, factors: Tensors
 ) -> Mapping[str, Known]:
     """Find the checks that no sum needs on a GPU, by one look at all examples.

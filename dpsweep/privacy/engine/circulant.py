@@ -81,7 +81,7 @@ class CirculantGradients:
         square_B = bins_F @ (_compute_gram(g) * _compute_gram(x).conj()).real.sum((2, 3))
         return add_rounding_bound(square_B, longest_B, g.real.dtype, x.shape[2]), longest_B
 
-    def summed(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
+    def sum_scaled(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
         x, g = self.inputs_FBTq, self.grads_FBTp
         if not known.finite:
             x, g = _zero_excluded(x, factor_B), _zero_excluded(g, factor_B)

@@ -109,7 +109,7 @@ class PhaseLayout:
             for v in range(self.kernel[1])
         ]
 
-    def prepared(self, inputs: Tensor, layer: nn.Conv2d) -> Tensor:
+    def pad_to_phases(self, inputs: Tensor, layer: nn.Conv2d) -> Tensor:
         """Pad as the layer does, then pad or crop to whole phases."""
         # private in torch, but the only place where 'same' is numbers: left, right, top, bottom
         before = layer._reversed_padding_repeated_twice
@@ -127,7 +127,7 @@ class PhaseLayout:
         pixels = padded.permute(0, 2, 3, 1)
         grid = pixels.view(len(pixels), height, s_h, width, s_w, -1)
         wanted = dict.fromkeys(phase for phase, _ in self.lags)
-        return {(r, c): self._grouped(grid[:, :, r, :, c]) for r, c in wanted}
+        return {(r, c): self._split_groups(grid[:, :, r, :, c]) for r, c in wanted}
 
     def pairs(self, inputs: Tensor, grads: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield for each lag its windows (B, T, I) and the output's gradient there (B, T, O)."""
@@ -151,9 +151,9 @@ class PhaseLayout:
     def run(self, grads: Tensor) -> Tensor:
         """Lay the output's gradient out as one run, shape (B, T, O)."""
         spread = F.pad(grads, (0, self.phase[1] - self.output[1]))
-        return self._grouped(spread.permute(0, 2, 3, 1))[:, : self.length]
+        return self._split_groups(spread.permute(0, 2, 3, 1))[:, : self.length]
 
-    def _grouped(self, leaf: Tensor) -> Tensor:
+    def _split_groups(self, leaf: Tensor) -> Tensor:
         """(B, height, width, channels) -> (B * groups, height * width, channels of a group)."""
         flat = leaf.flatten(1, 2)
         if self.groups == 1:
@@ -208,11 +208,11 @@ class SameSizeLayout(PhaseLayout):
         ]
         return [(self.output[1] * down + right, right) for down, right in moves]
 
-    def prepared(self, inputs: Tensor, layer: nn.Conv2d) -> Tensor:
+    def pad_to_phases(self, inputs: Tensor, layer: nn.Conv2d) -> Tensor:
         return inputs
 
     def pairs(self, inputs: Tensor, grads: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        pixels = self._grouped(inputs.permute(0, 2, 3, 1))
+        pixels = self._split_groups(inputs.permute(0, 2, 3, 1))
         runs: dict[int, Tensor] = {}
         for at, right in self.shifts:
             if right not in runs:
@@ -221,7 +221,7 @@ class SameSizeLayout(PhaseLayout):
             yield pixels[:, inside.start + at : inside.stop + at], runs[right][:, inside]
 
     def window_gram(self, left: Tensor, right: Tensor) -> Tensor:
-        one, other = (self._grouped(x.permute(0, 2, 3, 1)) for x in (left, right))
+        one, other = (self._split_groups(x.permute(0, 2, 3, 1)) for x in (left, right))
         pixels = one @ other.transpose(1, 2)
         total = torch.zeros_like(pixels)
         for at, columns in self.shifts:
@@ -235,7 +235,7 @@ class SameSizeLayout(PhaseLayout):
         return total
 
     def run(self, grads: Tensor) -> Tensor:
-        return self._grouped(grads.permute(0, 2, 3, 1))
+        return self._split_groups(grads.permute(0, 2, 3, 1))
 
     def _inside(self, at: int) -> slice:
         """Positions whose pixel at that offset exists; none, if the kernel reaches so far."""
@@ -275,7 +275,9 @@ def make_kernel_gradients(layer: nn.Conv2d, calls: Sequence[LayerCall]) -> Param
     """Compute the per-example gradients of a convolution's weight, in the cheaper of two forms."""
     shape = tuple(layer.weight.shape)
     runs = [PhaseLayout.of(layer, call.grad.shape) for call in calls]
-    inputs = [run.prepared(call.inputs[0], layer) for run, call in zip(runs, calls, strict=True)]
+    inputs = [
+        run.pad_to_phases(call.inputs[0], layer) for run, call in zip(runs, calls, strict=True)
+    ]
     grads = [call.weighted(call.grad) for call in calls]
     if all(run == runs[0] for run in runs) and runs[0].cheaper_by_gram(shape, len(calls)):
         return GhostNormKernels(shape, runs[0], inputs, grads)
@@ -325,7 +327,7 @@ class WrittenOutKernels:
     def squares(self) -> Tensor:
         return self.lags.square().sum((0, 2, 3)).view(-1, self._groups).sum(1)
 
-    def summed(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
+    def sum_scaled(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
         lags = self._by_group if known.finite else zero_excluded(self._by_group, factor_B, dim=1)
         factors, flat = factor_B.to(lags), lags.flatten(2)
         one = len(factors) <= SUMMED
@@ -393,7 +395,7 @@ class GhostNormKernels:
         groups = self.runs.groups
         return square_B.view(-1, groups).sum(1), longest_B.view(-1, groups).sum(1)
 
-    def summed(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
+    def sum_scaled(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
         inputs, grads = self.inputs, self.grads
         if not known.finite:
             inputs, grads = ([zero_excluded(x, factor_B) for x in z] for z in (inputs, grads))

@@ -54,7 +54,9 @@ shows its scale, the second shows its norm; two points show what is left from on
 class ExaminedEngine(Engine, Protocol):
     """An engine that computes several examples in one pass."""
 
-    def seen(self, params: Tensors, portion: Microbatch) -> dict[str, list[Tensor]]:
+    def collect_contributions(
+        self, params: Tensors, portion: Microbatch
+    ) -> dict[str, list[Tensor]]:
         """Layer name -> what its gradients at `params` are made of, shape (B, ...). Private."""
 
 
@@ -188,15 +190,17 @@ def _find_mixing_layer(case: _Case, engine: Engine) -> str | None:
     assert isinstance(engine, ExaminedEngine)
     present_B = torch.ones(_EXAMPLES, dtype=torch.bool, device=case.targets_B.device)
     whole = Microbatch(case.inputs_B, case.targets_B, present_B)
-    before, rounding = engine.seen(case.params, whole), 0.0
+    before, rounding = engine.collect_contributions(case.params, whole), 0.0
     for inputs_B, targets_B in case.extreme_batches():
-        after = engine.seen(case.params, Microbatch(inputs_B, targets_B, present_B))
+        after = engine.collect_contributions(
+            case.params, Microbatch(inputs_B, targets_B, present_B)
+        )
         for name in before | after:
             ours, theirs = ([x[1:] for x in found.get(name, [])] for found in (before, after))
             if are_equal(ours, theirs, rounding):
                 continue
             # a kernel that adds in an order of its own, or a memory, is no mixing
-            again = engine.seen(case.params, whole)
+            again = engine.collect_contributions(case.params, whole)
             rounding = check_repeats(_flatten(before), _flatten(again), case.dtype)
             if not are_equal(ours, theirs, rounding):
                 return f"examples mix, as layer {name!r} shows"

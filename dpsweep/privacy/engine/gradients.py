@@ -56,7 +56,7 @@ class ParameterGradients(Protocol):
     def squares(self) -> Tensor:
         """Squared norm of each example's gradient, shape (B,); NaN or infinite if it is."""
 
-    def summed(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
+    def sum_scaled(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
         """Sum factor_b gradient_b over examples; its own shape, or whitened coordinates."""
 
     def each(self) -> Tensor:
@@ -72,7 +72,7 @@ class WrittenOut:
     def squares(self) -> Tensor:
         return squared_norms(self.leaf_B)
 
-    def summed(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
+    def sum_scaled(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
         return weighted_sum(factor_B, self.leaf_B, known.finite)
 
     def each(self) -> Tensor:
@@ -118,7 +118,7 @@ class OuterProducts:
             return square_B, square_B.sqrt()
         return square_norms_from_grams(compute_gram(a), compute_gram(g), g.dtype)
 
-    def summed(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
+    def sum_scaled(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
         return self.summed_as_part(factor_B, known)
 
     def summed_as_part(
@@ -164,7 +164,7 @@ class EmbeddingRows:
             same.double(), compute_gram(self.grads_BTE), self.grads_BTE.dtype
         )[0]
 
-    def summed(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
+    def sum_scaled(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
         g = self.grads_BTE if known.finite else zero_excluded(self.grads_BTE, factor_B)
         g = g.double()  # positions in one row may cancel
         scaled = (g * factor_B.to(g)[:, None, None]).flatten(0, 1)
@@ -219,9 +219,9 @@ class TiedRows:
         num = i_BT.shape[1] + h.shape[1]
         return add_rounding_bound(square_B, longest_B, h.dtype, num), longest_B
 
-    def summed(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
+    def sum_scaled(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
         layer = self.outer.summed_as_part(factor_B, known, self.norms if self.may_cancel else None)
-        return self.rows.summed(factor_B, known) + layer
+        return self.rows.sum_scaled(factor_B, known) + layer
 
     def each(self) -> Tensor:
         return self.rows.each() + self.outer.each()

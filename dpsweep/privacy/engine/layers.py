@@ -151,7 +151,7 @@ def attention_in(
 ) -> dict[str, ParameterGradients]:
     """Queries, keys and values; where they are apart, each has its third of the rows."""
 
-    def whole(call: LayerCall) -> LayerCall:
+    def widen_to_all_rows(call: LayerCall) -> LayerCall:
         inputs, slot = call.inputs
         if slot is None:
             return call
@@ -159,7 +159,9 @@ def attention_in(
         rows = F.pad(call.grad, (slot * width, (2 - slot) * width))
         return LayerCall(call.weight, (inputs,), rows, call.params)
 
-    return _affine([whole(call) for call in calls], "in_proj_weight", "in_proj_bias", wanted)
+    return _affine(
+        [widen_to_all_rows(call) for call in calls], "in_proj_weight", "in_proj_bias", wanted
+    )
 
 
 def attention_out(

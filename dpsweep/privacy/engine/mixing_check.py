@@ -102,7 +102,7 @@ def find_place_dependence(
     present_B, half_B = (x.to(device) for x in (torch.ones(num) > 0, torch.arange(num) % 2 == 0))
 
     def records(inputs_B: Inputs, targets_B: Tensor) -> dict[str, list[Tensor]]:
-        seen = engine.seen(params, Microbatch(inputs_B, targets_B, present_B))
+        seen = engine.collect_contributions(params, Microbatch(inputs_B, targets_B, present_B))
         return {name: [_sum_bits(x) for x in tensors] for name, tensors in seen.items()}
 
     def differing(found: dict[str, list[Tensor]], there: Tensor, here: Tensor) -> str | None:

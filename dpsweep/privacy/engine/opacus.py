@@ -35,7 +35,9 @@ class OpacusEngine(MicrobatchEngine):
                 gradient[key] = gradient[key] + part if key in gradient else part
         return clipped_sum(PerExample(gradient), clip, portion.present_B)
 
-    def seen(self, params: Tensors, portion: Microbatch) -> dict[str, list[Tensor]]:
+    def collect_contributions(
+        self, params: Tensors, portion: Microbatch
+    ) -> dict[str, list[Tensor]]:
         """Layer name -> gradients of its parameters at `params`, shape (B, *param.shape) each."""
         found: dict[str, list[Tensor]] = {}
         for key, leaf_B in self._gradients(params, portion).items():

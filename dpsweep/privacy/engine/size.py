@@ -154,7 +154,7 @@ def measure_peak_bytes(
         return engine.clipped_sum(points, weights, inputs_B, targets_B, clip)
 
     with PeakMemory() as memory:
-        query.clipped(sum_clipped, iterates, len(iterates))  # from this step on, all points exist
+        query.evaluate(sum_clipped, iterates, len(iterates))  # from this step on, all points exist
     peak: int = memory.peak
     return peak
 

@@ -116,7 +116,7 @@ class StateGuard:
         self._skipped = frozenset(skipped)
         self._written = list(written)
         self._exact = with_parameters or bool(self._written)
-        self._walk = self._walked()
+        self._walk = self._walk_state()
         self._before = {place: _copy_leaf(x) for place, x in self._walk.leaves.items()}
 
     def check(self, named: Named = (), before: Iterable[Tensor] = ()) -> None:
@@ -147,7 +147,7 @@ class StateGuard:
                 return f"an attribute of {name}"
         if self._walk.is_current():
             return _find_difference(self._walk.moving, self._before, pairs)
-        walk = self._walked()  # an object was replaced, perhaps by an equal one
+        walk = self._walk_state()  # an object was replaced, perhaps by an equal one
         if places := walk.leaves.keys() ^ self._before.keys():
             return _format_place(min(places))
         found = _find_difference(walk.leaves, self._before, pairs)
@@ -161,7 +161,7 @@ class StateGuard:
             return _format_place(min(places))
         return _find_difference(self._walk.leaves, other._before, [], copies=True)
 
-    def _walked(self) -> "_Walk":
+    def _walk_state(self) -> "_Walk":
         return _Walk(self._model, self._skipped, self._written, exact=self._exact)
 
 
@@ -461,7 +461,7 @@ def _find_first_differing(pairs: Iterable[tuple[str, Tensor, Tensor]]) -> str | 
     for name, now, was in pairs:
         differs = _differs(now, was)
         if differs is None:
-            now, was = _bits(_bare(now)), _bits(was)
+            now, was = _bits(_unwrap(now)), _bits(was)
             later.setdefault((now.device, now.dtype), []).append((name, now, was))
         elif differs:
             return name
@@ -485,7 +485,7 @@ def _line(pair: Sequence[Tensor], i: int) -> Tensor:
 
 def _differs(now: Tensor, was: Tensor) -> bool | None:
     """True if a bit differs; None if another device has to be waited for."""
-    now = _bare(now)
+    now = _unwrap(now)
     if torch._C._functorch.is_batchedtensor(now):
         return True  # it has a number for each example
     if (now.shape, now.dtype, now.device) != (was.shape, was.dtype, was.device):
@@ -495,7 +495,7 @@ def _differs(now: Tensor, was: Tensor) -> bool | None:
     return not torch.equal(_bits(now), _bits(was)) if now.is_cpu else None
 
 
-def _bare(x: Tensor) -> Tensor:
+def _unwrap(x: Tensor) -> Tensor:
     """A tensor without the wrappers of grad; what vmap wraps stays wrapped."""
     # what a module keeps from within vmap and grad is wrapped; torch has no public way to look
     functorch = torch._C._functorch

@@ -30,7 +30,7 @@ from dpsweep.results.export import (
 from dpsweep.results.formats.huggingface import load_trained, write_huggingface
 from dpsweep.results.formats.opacus import to_opacus
 from dpsweep.results.formats.torch import to_torch
-from dpsweep.results.pareto import chosen, nothing_to_show, target_of
+from dpsweep.results.pareto import choose_trials, nothing_to_show, target_of
 from dpsweep.search.trial_record import Record
 from dpsweep.store.state_dir import SweepFolder
 from dpsweep.store.study import Study
@@ -100,7 +100,7 @@ def export_best(
     """
     if kind not in FORMATS:
         raise unknown_name_error("format", kind, FORMATS, where="--format")
-    records, origin = chosen(study, top), origin_of(study)
+    records, origin = choose_trials(study, top), origin_of(study)
     if not records:
         raise nothing_to_show(study)
     suffix = FORMATS[kind].suffix
@@ -161,7 +161,7 @@ def _torch(winner: Winner, place: Path) -> str:
     how = f"use it with torch alone: python THIS_FILE IMAGE; its weights are {place.stem}.pt"
     write(place, f"{_header(winner, how)}\n{script}")
     shutil.copyfile(weights, place.with_suffix(".pt"))
-    return f"{_figure(winner)}, {_checked(place, config, accuracy)}"
+    return f"{_figure(winner)}, {_run_check(place, config, accuracy)}"
 
 
 def _huggingface(winner: Winner, place: Path) -> str:
@@ -183,7 +183,7 @@ def _figure(winner: Winner) -> str:
     return f"{winner.origin.metric} {winner.record.value:.4f}"
 
 
-def _checked(place: Path, config: TrialConfig, accuracy: float) -> str:
+def _run_check(place: Path, config: TrialConfig, accuracy: float) -> str:
     """Run the script's own check, where the data are at hand.
 
     Raises:

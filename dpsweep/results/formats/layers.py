@@ -99,7 +99,7 @@ class _Writer:
         """The code that makes `module`."""
         kind = type(module)
         if kind in _WHOLE:
-            return self._whole(module)
+            return self._write_module(module)
         if kind is nn.Sequential:
             return self._call("nn.Sequential", [*map(self.expression, module.children())])
         if kind is nn.MultiheadAttention:
@@ -111,7 +111,7 @@ class _Writer:
             return f"nn.{module}"
         return self._block(module)
 
-    def _whole(self, module: nn.Module) -> str:
+    def _write_module(self, module: nn.Module) -> str:
         kind = type(module)
         self.imports.update(_WHOLE_IMPORTS[kind])
         if kind in _CONSTANTS:

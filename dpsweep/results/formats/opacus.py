@@ -224,23 +224,23 @@ def refuse_what_opacus_lacks(config: TrialConfig) -> None:
     """Raise ConfigError for a trial that plain DP-SGD or DP-Adam of Opacus is not."""
     name = config.method.name
     if name not in _METHODS:
-        raise _refused(f"method.name: {name} is not in Opacus, which has {' and '.join(_METHODS)}")
+        raise _refuse(f"method.name: {name} is not in Opacus, which has {' and '.join(_METHODS)}")
     clipping, train, model = config.privacy.clipping.name, config.train, config.model
     reading_code(config)  # first: what is tried below is tried on images
     if getattr(config.data.task, "class_weights", None) is not None:
-        raise _refused("data.task.class_weights: the script's loss is plain cross-entropy")
+        raise _refuse("data.task.class_weights: the script's loss is plain cross-entropy")
     if clipping != "flat":
-        raise _refused(f"privacy.clipping: {clipping} is not what Opacus does; flat is")
+        raise _refuse(f"privacy.clipping: {clipping} is not what Opacus does; flat is")
     if config.privacy.noise.source != "fast":
-        raise _refused(
+        raise _refuse(
             "privacy.noise.source: secure draws from a cipher; Opacus' own secure mode needs a "
             "package that no longer installs"
         )
     if train.augment is not None:
-        raise _refused("train.augment: Opacus clips each copy of an example by itself")
+        raise _refuse("train.augment: Opacus clips each copy of an example by itself")
     for key in ("weights", "train"):
         if getattr(model, key, None) is not None:
-            raise _refused(f"model.{key}: the script starts from fresh weights and trains all")
+            raise _refuse(f"model.{key}: the script starts from fresh weights and trains all")
     _refuse_layers(config)
 
 
@@ -256,17 +256,17 @@ def _refuse_layers(config: TrialConfig) -> None:
     errors = ModuleValidator.validate(built, strict=False)
     if errors:
         told = " ".join(str(errors[0]).split())
-        raise _refused(f"model.name: {config.model.name} has layers that Opacus refuses: {told}")
+        raise _refuse(f"model.name: {config.model.name} has layers that Opacus refuses: {told}")
     built = built.to(getattr(torch, config.train.dtype))
     shape, loss = config.data.spec.shape, nn.functional.cross_entropy
     try:
         make_engine(built, loss, IDENTITY, _TRIED_AT_ONCE, shape, "opacus")
     except ValueError as e:
         told = str(e).removesuffix(". Use auto")
-        raise _refused(f"model.name: {config.model.name} does not suit it: {told}") from e
+        raise _refuse(f"model.name: {config.model.name} does not suit it: {told}") from e
 
 
-def _refused(reason: str) -> ConfigError:
+def _refuse(reason: str) -> ConfigError:
     return ConfigError(
         f"--format opacus: {reason}. Train it again with: dpsweep train, from --format yaml; or "
         f"take its weights with --format torch"
@@ -292,7 +292,7 @@ def _optimizer(config: TrialConfig) -> str:
             kind = type(own).__name__
             more = f"betas=({own.beta1}, {own.beta2}), eps={own.eps}"
         case _:
-            raise _refused(f"optimizer.name: {own.name} is not one of torch's")
+            raise _refuse(f"optimizer.name: {own.name} is not one of torch's")
     return f"torch.optim.{kind}({start}, {more}, weight_decay={own.weight_decay})"
 
 

@@ -176,9 +176,10 @@ def reading_code(config: TrialConfig) -> Reading:
     """
     data = config.data
     if not isinstance(data, ImageData):
+        language = "--format huggingface, " if config.model.name == "huggingface" else ""
         raise ConfigError(
             f"data.name: scripts are written for images, and {data.name} has none. Export with "
-            f"--format yaml or --register NAME"
+            f"{language}--format yaml or --register NAME"
         )
     if data.features is not None:
         raise ConfigError(
@@ -187,12 +188,12 @@ def reading_code(config: TrialConfig) -> Reading:
         )
     imports, splits = _splits(data)
     if data.num_held_out:
-        read = _filled(
+        read = _fill_template(
             _HOLDOUT, seed=derive_public_seed(config.seed, "holdout"), num=data.num_held_out
         )
     else:
         read = _TEST_SPLIT
-    pixels = _filled(_PIXELS, other=_RESIZED if data.resize else _REFUSED)
+    pixels = _fill_template(_PIXELS, other=_RESIZED if data.resize else _REFUSED)
     if data.name == "folder":
         splits += f"\n{pixels}"
     code = "\n".join((splits, read, scaling_code(config)))
@@ -206,15 +207,15 @@ def scaling_code(config: TrialConfig) -> str:
         "brightest": config.data.spec.brightest,
     }
     if normalise := config.data.normalise:
-        return _filled(_NORMALISED, **values, mean=normalise.mean, std=normalise.std)
-    return _filled(_SCALED, **values)
+        return _fill_template(_NORMALISED, **values, mean=normalise.mean, std=normalise.std)
+    return _fill_template(_SCALED, **values)
 
 
 def _splits(data: ImageData) -> tuple[tuple[str, ...], str]:
     if data.name == "digits":
         return (), _DIGITS
     if data.name in _TORCHVISION:
-        return (), _filled(_VISION, kind=_TORCHVISION[data.name])
+        return (), _fill_template(_VISION, kind=_TORCHVISION[data.name])
     if data.name == "npz":
         return ("import numpy as np",), _NPZ
     if data.name == "folder":
@@ -225,5 +226,5 @@ def _splits(data: ImageData) -> tuple[tuple[str, ...], str]:
     )
 
 
-def _filled(template: str, **values: object) -> str:
+def _fill_template(template: str, **values: object) -> str:
     return Template(template).substitute(values)

@@ -9,7 +9,7 @@ from plotly.subplots import make_subplots
 
 from dpsweep.filters.base import Filter
 from dpsweep.methods import build_method
-from dpsweep.results.plots.style import DASHES, PALETTE, figure, stacked
+from dpsweep.results.plots.style import DASHES, PALETTE, figure, stack_title
 from dpsweep.search.trial_record import Record
 
 _LINE = 20
@@ -91,6 +91,6 @@ def filters(records: Sequence[Record]) -> go.Figure | None:
                 column,
             )
     for column, kind in enumerate(kinds, 1):
-        made.update_xaxes(title_text=stacked(kind), row=1, col=column)
+        made.update_xaxes(title_text=stack_title(kind), row=1, col=column)
     made.update_yaxes(title_text="gain, of a constant gradient's", rangemode="tozero", col=1)
     return made

@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 from dpsweep.config.keys import BATCH_SIZE, LEARNING_RATE, TOTAL_STEP
 from dpsweep.config.search import ObjectiveConfig
 from dpsweep.results.plots.axes import KeyAxis
-from dpsweep.results.plots.style import figure, goal_title, hover, scaled
+from dpsweep.results.plots.style import colour_by_objective, figure, goal_title, hover
 from dpsweep.search.trial_record import Record
 
 PAIRS = (
@@ -43,7 +43,7 @@ def pair(
     values = np.array([r.value or 0.0 for r in records])
     xs = np.array([x.place(r.hyperparams[x.key]) for r in records], dtype=float)
     ys = np.array([y.place(r.hyperparams[y.key]) for r in records], dtype=float)
-    marks = scaled(values.tolist(), objective.direction, goal_title(objective.metric))
+    marks = colour_by_objective(values.tolist(), objective.direction, goal_title(objective.metric))
     made = figure(height=440, showlegend=False, xaxis=x.layout(), yaxis=y.layout())
     if len(records) >= _LEAST_FOR_BACKGROUND:
         columns, rows = _cells(x), _cells(y)

@@ -20,14 +20,14 @@ from dpsweep.results.plots.style import (
     SCALE,
     SKY,
     SYMBOLS,
+    colour_by_objective,
     figure,
     goal_title,
     hover,
     key_title,
     markers,
     repeats,
-    scaled,
-    stacked,
+    stack_title,
 )
 from dpsweep.search.confirmation import Confirmation
 from dpsweep.search.objectives import group_by_epsilon
@@ -197,9 +197,9 @@ def slices(
             row + 1,
             column + 1,
         )
-        title = {"text": stacked(axis.title), "font": {"size": 12}}
+        title = {"text": stack_title(axis.title), "font": {"size": 12}}
         made.update_xaxes(axis.layout(title=title), row=row + 1, col=column + 1)
-    made.update_yaxes(title_text=stacked(goal_title(objective.metric)), col=1)
+    made.update_yaxes(title_text=stack_title(goal_title(objective.metric)), col=1)
     return made
 
 
@@ -216,7 +216,7 @@ def rank(
     """
     ranked = sorted(records, key=lambda r: objective.sign * (r.value or 0.0))
     places = [i + 1.0 for i in range(len(ranked))]
-    marks = scaled(places, "minimize", "rank (1 is the best)")
+    marks = colour_by_objective(places, "minimize", "rank (1 is the best)")
     dots = go.Scatter(
         x=[x.place(r.hyperparams[x.key]) for r in ranked],
         y=[y.place(r.hyperparams[y.key]) for r in ranked],

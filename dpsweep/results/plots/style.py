@@ -106,7 +106,7 @@ def key_title(key: str) -> str:
     return ".".join(key.split(".")[-2:]) if key.count(".") > 1 else key
 
 
-def stacked(title: str) -> str:
+def stack_title(title: str) -> str:
     """An axis title with its unit on a second line, for narrow columns."""
     return title.replace(" (", "<br>(")
 
@@ -121,7 +121,7 @@ def markers(colour: Any = BLUE, size: int = 8, **more: Any) -> dict[str, Any]:
     return {"color": colour, "size": size, "line": {"width": 0.6, "color": GREY}, **more}
 
 
-def scaled(values: Sequence[float], direction: str, title: str) -> dict[str, Any]:
+def colour_by_objective(values: Sequence[float], direction: str, title: str) -> dict[str, Any]:
     """Mark coloured by objective, the best at the bright end, with their legend."""
     colours = list(SCALE) if direction == "maximize" else list(reversed(SCALE))
     steps = [[i / (len(colours) - 1), colour] for i, colour in enumerate(colours)]

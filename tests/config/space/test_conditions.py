@@ -74,7 +74,7 @@ class _Low:
     def option(self, slot, labels):
         return 0
 
-    turn = option
+    choose_label = option
 
 
 def test_derived_values_are_computed_in_the_order_they_need(sweep_file):

@@ -156,4 +156,4 @@ def check(answer: ParameterGradients, expected_B: Tensor, case: object = "") -> 
     small = near["rtol"] * size
     torch.testing.assert_close(answer.each().double(), expected_B.double(), atol=small, **near)
     torch.testing.assert_close(answer.squares().double(), squares_B, atol=small * size, **near)
-    torch.testing.assert_close(answer.summed(factor_B).double(), total, atol=small, **near)
+    torch.testing.assert_close(answer.sum_scaled(factor_B).double(), total, atol=small, **near)

@@ -52,7 +52,7 @@ def rounding(form: str, inputs_BTI: Tensor, grads_BTO: Tensor) -> Tensor:
             if factor_B is None:
                 factors, _ = compute_factors({"w": answer.squares().double()}, Flat(1.0))
                 factor_B = factors["w"]
-            sums.append(answer.summed(factor_B).double())
+            sums.append(answer.sum_scaled(factor_B).double())
     return sums[0] - sums[1]
 
 
@@ -118,5 +118,5 @@ def test_image_whose_lags_cancel_does_not_blur_the_others_in_a_spectral_layer(si
         if factor_B is None:
             factor_B = compute_factors({"w": answer.squares()}, Flat(1.0))[0]["w"]
         without = torch.cat([torch.zeros(1), factor_B[1:]])
-        sums.append(answer.summed(factor_B).double() - answer.summed(without).double())
+        sums.append(answer.sum_scaled(factor_B).double() - answer.sum_scaled(without).double())
     assert (sums[0] - sums[1]).norm() <= ALLOWED

@@ -96,7 +96,7 @@ def test_example_that_is_not_finite_leaves_the_others_as_they_are(
     torch.testing.assert_close(squares_B[::2], squared_norms(expected_B)[::2])
     factor_B = torch.tensor([0.7, 0.0, 1.3], dtype=torch.float64)
     expected = torch.tensordot(factor_B, expected_B, dims=1)
-    torch.testing.assert_close(found.summed(factor_B), expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(found.sum_scaled(factor_B), expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("wanted", [{"weight"}, {"bias"}], ids=sorted)
@@ -120,5 +120,5 @@ def test_norm_covers_an_answer_that_is_all_rounding():
     use = LayerCall(1.0, (1e3 * wave.cos()[None],), 1e3 * (2 * wave).sin()[None], {})
     (rounded,) = single([use])
     found = answers(CirculantLinear(12, 12, block=12), [rounded])["weight"]
-    norm = found.summed(torch.ones(1)).norm().item()
+    norm = found.sum_scaled(torch.ones(1)).norm().item()
     assert 0 < norm <= (1 + 1e-3) * found.squares().sqrt().item()

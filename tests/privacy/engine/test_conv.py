@@ -201,7 +201,7 @@ def test_example_that_is_not_finite_leaves_the_others_as_they_are(
     torch.testing.assert_close(squares_B[::2], squared_norms(expected_B)[::2])
     factor_B = torch.tensor([0.7, 0.0, 1.3], dtype=torch.float64)
     expected = torch.tensordot(factor_B, expected_B, dims=1)
-    torch.testing.assert_close(found.summed(factor_B), expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(found.sum_scaled(factor_B), expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("wanted", [{"weight"}, {"bias"}, {"weight", "bias"}], ids=sorted)

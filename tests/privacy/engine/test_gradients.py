@@ -86,7 +86,7 @@ def largest(answer: ParameterGradients, clip: Flat | Automatic) -> float:
     squares_B = answer.squares().double()
     factor_B = clip.factors({"w": squares_B})["w"]
     alone_BB = torch.diag(factor_B)
-    norms = [answer.summed(factor_B).double().norm().item() for factor_B in alone_BB]
+    norms = [answer.sum_scaled(factor_B).double().norm().item() for factor_B in alone_BB]
     return max(norms) / clip.clip_norm
 
 
@@ -130,8 +130,8 @@ def test_example_whose_points_cancel_does_not_blur_the_others(form):
         pair = torch.cat([100 * grads, -100 * near], 1).float()
         answer = answer_of(form, torch.cat([inputs, inputs], 1).float(), pair, points=2)
         factor_B = Flat(C).factors({"w": answer.squares().double()})["w"]
-        one_by_one = [answer.summed(factor_b).double() for factor_b in torch.diag(factor_B)]
-        blur = answer.summed(factor_B).double() - torch.stack(one_by_one).sum(0)
+        one_by_one = [answer.sum_scaled(factor_b).double() for factor_b in torch.diag(factor_B)]
+        blur = answer.sum_scaled(factor_B).double() - torch.stack(one_by_one).sum(0)
         assert blur.norm() <= 1e-3 * C, apart
 
 
@@ -260,7 +260,7 @@ def test_tied_parts_that_cancel_blur_no_other_example_and_have_no_norm_too_small
         true_B = squared_norms(exact.each())
         assert (ours.squares().double() >= true_B).all()
         factors, _ = compute_factors({"w": ours.squares().double()}, Flat(1.0))
-        moved = ours.summed(factors["w"]).double() - exact.summed(factors["w"])
+        moved = ours.sum_scaled(factors["w"]).double() - exact.sum_scaled(factors["w"])
         assert moved.norm() <= 2e-4
 
 
@@ -268,11 +268,11 @@ def test_tied_parts_that_cancel_blur_no_other_example_and_have_no_norm_too_small
 @every_form
 def test_example_of_factor_zero_leaves_no_trace(form, bad):
     inputs, grads = draw(3, 4, 2, seed=1), draw(3, 4, 6, seed=2)
-    expected = answer_of(form, inputs, grads, 1).summed(FACTORS)
+    expected = answer_of(form, inputs, grads, 1).sum_scaled(FACTORS)
     inputs[0, 1, 1] = grads[0, 2, 3] = bad
     answer = answer_of(form, inputs, grads, 1)
     assert not answer.squares()[0].isfinite()
-    torch.testing.assert_close(answer.summed(FACTORS), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(answer.sum_scaled(FACTORS), expected, rtol=1e-12, atol=1e-12)
 
 
 @every_form
@@ -284,4 +284,4 @@ def test_answer_too_large_for_its_square_is_not_heard(form):
     squares = {"w": answer.squares().double()}
     factor_B = torch.where(squares["w"].isfinite(), Flat(C).factors(squares)["w"], 0)
     factor_B[1:] = 0
-    assert answer.summed(factor_B).norm() <= C * (1 + 1e-3)
+    assert answer.sum_scaled(factor_B).norm() <= C * (1 + 1e-3)

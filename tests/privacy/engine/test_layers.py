@@ -168,7 +168,9 @@ def test_example_that_is_not_finite_leaves_the_others_as_they_are(monkeypatch, s
         squares_B = found[key].squares().double()
         torch.testing.assert_close(squares_B[::2], squared_norms(leaf_B)[::2])
         expected = torch.tensordot(factor_B, leaf_B, dims=1)
-        torch.testing.assert_close(found[key].summed(factor_B), expected, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(
+            found[key].sum_scaled(factor_B), expected, rtol=1e-10, atol=1e-10
+        )
 
 
 @pytest.mark.parametrize("kind", ["linear", "layer norm", "group norm", "black box of torch's"])
@@ -283,7 +285,7 @@ def test_points_with_the_very_same_input_are_one_position(kind):
     for name, answer in site.rule(layer, uses, frozenset(site.params.values())).items():
         same = site.rule(layer, [one], frozenset(site.params.values()))[name]
         torch.testing.assert_close(same.squares(), answer.squares())
-        torch.testing.assert_close(same.summed(factors), answer.summed(factors))
+        torch.testing.assert_close(same.sum_scaled(factors), answer.sum_scaled(factors))
 
 
 def test_points_with_inputs_of_their_own_stay_apart():

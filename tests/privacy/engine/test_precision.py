@@ -74,7 +74,9 @@ def test_records_hold_no_more_than_eight_bits_and_are_float32(make):
     engine = BookkeepingEngine(model, loss, 4, precision="bf16")
     inputs, targets = batch(4)
     params = points_of(model, 1)[0]
-    seen = engine.seen(params, Microbatch(inputs, targets, torch.ones(4, dtype=torch.bool)))
+    seen = engine.collect_contributions(
+        params, Microbatch(inputs, targets, torch.ones(4, dtype=torch.bool))
+    )
     tensors = [x for some in seen.values() for x in some]
     assert {x.dtype for x in tensors} == {torch.float32}
     rounded = [torch.equal(x, x.bfloat16().float()) for x in tensors]

@@ -69,7 +69,7 @@ class DoctorContext:
 
 def _fault(folder: SweepFolder) -> str:
     try:
-        folder.stored()
+        folder.read_files()
     except StateError as e:
         return str(e)
     return ""

@@ -37,8 +37,8 @@ def permissions(context: DoctorContext) -> Iterator[Finding]:
         return
     try:
         yield from _folder(state)
-        yield from _shared(state)
-        exposed = list(_exposed(state))
+        yield from _check_shared(state)
+        exposed = list(_list_exposed(state))
     except PermissionError as e:
         yield Finding("permissions", "fail", f"{e.filename}: {e.strerror}", "Ask its owner")
         return
@@ -115,7 +115,7 @@ def _folder(state: StateFolder) -> Iterator[Finding]:
         )
 
 
-def _shared(state: StateFolder) -> Iterator[Finding]:
+def _check_shared(state: StateFolder) -> Iterator[Finding]:
     """Check that a folder of several owners keeps their parts apart."""
     place = state.common / OWNERS
     if not place.is_dir():
@@ -134,7 +134,7 @@ def _shared(state: StateFolder) -> Iterator[Finding]:
         yield Finding("permissions", "warn", words, f"chmod 3770 {place}")
 
 
-def _exposed(state: StateFolder) -> Iterator[Path]:
+def _list_exposed(state: StateFolder) -> Iterator[Path]:
     """Private files and folders that others can reach by their own modes."""
     for folder in sorted((state.root / "sweeps").glob("*")):
         if not folder.is_dir() or folder.is_symlink():
