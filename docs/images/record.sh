@@ -12,12 +12,12 @@ svg() { # ANSI text on stdin -> $1
 import sys
 from rich.console import Console
 from rich.text import Text
-console = Console(record=True, width=100, file=open("/dev/null", "w"))
+console = Console(record=True, width=80, file=open("/dev/null", "w"))
 console.print(Text.from_ansi(sys.stdin.read().rstrip()))
 console.save_svg(sys.argv[1], title="dpsweep launch sweeps/quickstart.yaml")' "$1"
 }
 
-tmux new-session -d -s dpsweep-record -x 100 -y 40 "env PATH=$bin:$PATH PS1='\$ ' bash --norc"
+tmux new-session -d -s dpsweep-record -x 80 -y 40 "env PATH=$bin:$PATH PS1='\$ ' bash --norc"
 sleep 1
 tmux send-keys -t dpsweep-record "clear; time dpsweep launch sweeps/quickstart.yaml" Enter
 sleep "${LIVE_SECONDS:-38}"
@@ -28,7 +28,7 @@ tmux capture-pane -t dpsweep-record -e -p | svg "$here/end.svg"
 "$bin/dpsweep" ui --port 5077 >/dev/null 2>&1 & server=$!
 until curl -s -o /dev/null http://127.0.0.1:5077/health; do sleep 1; done
 shot() { "$bin/python" "$here/screenshot.py" "$@"; }
-runs="http://127.0.0.1:5077/#/experiments/1/runs?viewStateShareKey=dpsweep"
+runs="http://127.0.0.1:5077/#/experiments/1/runs?viewStateShareKey=dpsweep&workflowType=machine_learning"
 shot "$runs" "$here/mlflow-runs.png" 1600x857
 "$bin/dpsweep" report quickstart -o report.html
 shot "file://$work/report.html" "$here/report.png" 1000x1000

@@ -41,7 +41,7 @@ _MASS_CUT_OFF = -40.0  # log of the probability put at infinite loss: 4e-18 a st
 _DEVIATIONS = 8.8  # of the noise, at that probability
 _MOST_POINTS = 2**20  # of the loss of one step; of many steps it has a few times as many
 _FLATTEST = -0.75
-_MOST_CALIBRATED = 2**17  # the same where it is computed a dozen times: 0.7 s each
+_MOST_CALIBRATED = 2**17  # the same for epsilons below 1, whose grid is halved a dozen times
 
 LEAST_DELTA_A_STEP = 10 * math.exp(_MASS_CUT_OFF)
 """Least delta over T: what is put at infinite loss is then a tenth of delta at most."""
@@ -189,7 +189,7 @@ def _calibrate(epsilon: float, delta: float, sampling_rate: float, steps: int) -
         return Run(sampling_rate, math.exp(log_sigma), steps)
 
     def spend(log_sigma: float, interval: float) -> float:
-        run(log_sigma).check_grid(interval, _MOST_CALIBRATED)
+        run(log_sigma).check_grid(interval, _MOST_CALIBRATED if epsilon < 1 else _MOST_POINTS)
         return run(log_sigma).epsilon_on_grid(delta, interval)
 
     def miss(log_sigma: float, interval: float) -> float:

@@ -109,7 +109,7 @@ TITLES = {
 
 def caption_of(name: str, figure: go.Figure) -> str:
     """Describe a figure, with its background where it has one: few trials make none."""
-    filled = any(trace.type == "heatmap" for trace in figure.data)
+    filled = name != "confusion" and any(trace.type == "heatmap" for trace in figure.data)
     return CAPTIONS[name] + (
         " The background is the mean result of the trials nearby." if filled else ""
     )

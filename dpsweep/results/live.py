@@ -128,7 +128,8 @@ class LiveView:
             return Group(*head)
         if self.driver:
             head.append(Text(f"driven by {self.driver}"))
-        return Group(*head, self.bar(), *self.tables())
+        end = Text()  # rich's bar does not end its line
+        return Group(*head, self.bar(), end, *self.tables())
 
     @property
     def num_ended(self) -> int:

@@ -32,6 +32,7 @@ CHECKPOINT_SECONDS = 60.0
 """Longest time between two checkpoints, if reports are rarer."""
 
 _LOOK_SECONDS = 0.5
+_PLAN_TOLERANCE = 1e-6  # of a noise multiplier that another machine calibrated
 """Seconds between two checks for a request to pause and for weights that are not finite."""
 
 _DEFAULT_THREADS = torch.get_num_threads()
@@ -105,7 +106,7 @@ def train(
     ]
 
     rows: list[Row] = []
-    saved = _load_checkpoint(trial_dir, identity)
+    saved = _load_checkpoint(trial_dir, identity, plan)
     if saved is None:
         progress = step.start(initial_params(step))
         trial_dir.note_first_step()  # before it: a trial without the note has released nothing
@@ -129,7 +130,7 @@ def train(
                 _check_finite(due, progress, step)
             paused = looks and should_pause()
             if paused or clock.checkpoint_is_due():
-                trial_dir.save(_make_checkpoint(identity, progress, rows))
+                trial_dir.save(_make_checkpoint(identity, plan, progress, rows))
             if paused:
                 raise Paused
         for probe in probes:
@@ -143,7 +144,7 @@ def train(
             )
             _save_confusion(config, trial_dir, sums)
         # the checkpoint first: a row that is reported must never be newer than what can be resumed
-        trial_dir.save(_make_checkpoint(identity, progress, rows))
+        trial_dir.save(_make_checkpoint(identity, plan, progress, rows))
         trial_dir.save_rows(rows)
         clock.note_checkpoint()
         report(rows[-1])
@@ -173,13 +174,39 @@ def _describe_weights(step: Step, progress: Progress) -> str:
     )
 
 
-def _make_checkpoint(identity: str, progress: Progress, rows: list[Row]) -> dict[str, Any]:
-    return {"config": identity, "progress": progress.state_dict(), "rows": rows}
+def _make_checkpoint(
+    identity: str, plan: PrivacyPlan, progress: Progress, rows: list[Row]
+) -> dict[str, Any]:
+    state = {"config": identity, "progress": progress.state_dict(), "rows": rows}
+    return {**state, "plan": _list_numbers(plan)}
 
 
-def _load_checkpoint(trial_dir: TrialDir, identity: str) -> dict[str, Any] | None:
-    """Load the checkpoint to resume from, if it is this config's and no older than the reports."""
+def _list_numbers(plan: PrivacyPlan) -> list[float]:
+    """List what a run is counted by: sampling rate, noise, rounds, steps and cycle."""
+    run, cycle = plan.run, plan.correlation.cycle if plan.correlation else 1
+    return [run.sampling_rate, run.noise_multiplier, run.steps, plan.steps, cycle]
+
+
+def _load_checkpoint(
+    trial_dir: TrialDir, identity: str, plan: PrivacyPlan
+) -> dict[str, Any] | None:
+    """Load the checkpoint to resume from, if it is this config's and no older than the reports.
+
+    Another version of this package or of the accountant may calibrate other noise, or choose other
+    bands, for the same config: half of a run of each is counted by neither.
+    """
     saved, reported = trial_dir.load(), trial_dir.rows()
+    then = saved.get("plan") if saved else None
+    if then and not all(
+        math.isclose(*pair, rel_tol=_PLAN_TOLERANCE)
+        for pair in zip(then, _list_numbers(plan), strict=True)
+    ):
+        raise StateError(
+            f"{trial_dir.path}: was begun with sampling rate, noise, rounds, steps and bands "
+            f"{then}, and they are {_list_numbers(plan)} now. What such a run spends is not known. "
+            f"Go on with the versions of dpsweep, dp-accounting and SciPy that began it, or train "
+            f"in another folder"
+        )
     if saved is not None and saved["config"] != identity:
         raise StateError(
             f"{trial_dir.path}: holds a checkpoint of another config or other data. Train this one "

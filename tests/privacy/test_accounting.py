@@ -253,3 +253,9 @@ def test_one_step_on_everybody_is_calibrated_at_the_least_epsilon():
     run, spent = calibrate_noise(0.01, 1e-12, sampling_rate=1.0, steps=1)
     assert gaussian_epsilon(run.noise_multiplier, 1e-12) <= spent <= 0.01
     assert spent > 0.0099
+
+
+def test_largest_epsilon_that_is_served_is_calibrated():
+    run, spent = calibrate_noise(1000.0, 1e-12, sampling_rate=1.0, steps=1)
+    assert 999.9 < spent <= 1000
+    assert run.noise_multiplier == pytest.approx(0.0256, rel=0.1)

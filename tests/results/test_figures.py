@@ -187,7 +187,8 @@ def test_the_confusion_matrix_is_that_of_the_best_trial(study_of, tmp_path):
     (cells,) = figures(study, folder)["confusion"].data
     assert (*cells.x,) == (*cells.y,) == ("cat", "dog")
     assert [[*row] for row in cells.z] == [[0.8, 0.2], [0, 1]]
-    assert [[*row] for row in cells.customdata] == [[8, 2], [0, 5]]
+    assert [[*row] for row in cells.text] == [[8, 2], [0, 5]]
+    assert "background" not in caption_of("confusion", figures(study, folder)["confusion"])
     assert "confusion" not in figures(study)
     assert found.to_csv() == "true class,cat,dog\ncat,8,2\ndog,0,5\n"
 

@@ -77,6 +77,8 @@ def test_the_panel_shows_what_runs_and_what_ended(study_of):
     assert "driven by process 7 on host" in shown
     assert "failed" in shown
     assert "0/2" in shown
+    (header,) = (line for line in shown.splitlines() if "epoch" in line)
+    assert header.lstrip().startswith("trial"), "the bar has a line of its own"
 
 
 def test_the_drivers_screen_and_another_terminal_say_the_same(study_of):

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import count, pairwise
 from pathlib import Path
@@ -22,6 +22,7 @@ from dpsweep.core.types import Row, Tensors
 from dpsweep.methods import METHODS
 from dpsweep.privacy.accounting import Run
 from dpsweep.training import loop
+from dpsweep.training.schedule import TrialSchedule
 from dpsweep.training.trial_dir import TrialDir
 
 every_method = pytest.mark.parametrize("method", METHODS)
@@ -160,15 +161,15 @@ def test_trial_that_was_through_is_told_again_and_not_run_again(tmp_path):
     assert again == once == result.rows  # their seconds too
 
 
-def killed_at_its_first_report(place: Path) -> TrialDir:
-    """The directory of a trial with correlated noise, half-way."""
+def killed_at_its_first_report(place: Path, method: str = "bandmf") -> TrialDir:
+    """The directory of a trial, by default with correlated noise, half-way."""
 
     def report(row: Row) -> None:
         raise Killed
 
     trial_dir = TrialDir(place)
     with pytest.raises(Killed):
-        train(trial("bandmf"), trial_dir, report)
+        train(trial(method), trial_dir, report)
     return trial_dir
 
 
@@ -194,6 +195,24 @@ def test_checkpoint_without_its_noise_history_is_not_trained_on(tmp_path):
     trial_dir.save(state)
     with pytest.raises(StateError, match="has no noise history"):
         train(trial("bandmf"), trial_dir, lambda row: None)
+
+
+@pytest.mark.parametrize("method", ["dp_sgd", "bandmf"])
+def test_run_is_not_finished_by_another_plan_than_it_was_begun_with(method, tmp_path, monkeypatch):
+    """Another accountant's noise, or one band in place of three, whose history was dropped."""
+    trial_dir = killed_at_its_first_report(tmp_path / "trial", method)
+    planned, other = loop.resolve_trial_schedule, {"bandmf": {"correlation": None}}
+
+    def changed(config: TrialConfig) -> TrialSchedule:
+        schedule = planned(config)
+        weaker = {"run": replace(schedule.budget.run, noise_multiplier=0.9)}
+        return replace(schedule, budget=replace(schedule.budget, **other.get(method, weaker)))
+
+    monkeypatch.setattr(loop, "resolve_trial_schedule", changed)
+    with pytest.raises(
+        StateError, match=r"was begun with sampling rate, noise.*Go on with the ver"
+    ):
+        train(trial(method), trial_dir, lambda row: None)
 
 
 def test_seconds_add_up_over_restarts(tmp_path):
@@ -325,6 +344,7 @@ import time
 from pathlib import Path
 from dpsweep.config.trial import TrialConfig
 from dpsweep.training.loop import train
+from dpsweep.training.schedule import TrialSchedule
 from dpsweep.training.trial_dir import TrialDir
 heavy = {"ray", "optuna", "mlflow"} & set(sys.modules)
 assert not heavy, f"training imports {heavy}"

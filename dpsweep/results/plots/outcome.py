@@ -206,11 +206,11 @@ def confusion(found: ConfusionMatrix) -> go.Figure:
         z=shares,
         zmin=0,
         zmax=1,
-        customdata=counts,
+        text=counts,
         colorscale=steps,
         colorbar={"title": {"text": "share of the true class", "side": "right"}, "thickness": 12},
-        texttemplate=None if many else "%{customdata}",
-        hovertemplate="true %{y}, given %{x}: %{customdata}, %{z:.1%}<extra></extra>",
+        texttemplate=None if many else "%{text}",
+        hovertemplate="true %{y}, given %{x}: %{text}, %{z:.1%}<extra></extra>",
     )
     made = figure([cells], height=140 + min(560, 28 * max(8, len(names))))
     axis = {"type": "category", "tickmode": "auto" if many else "linear", "showgrid": False}
