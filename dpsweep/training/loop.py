@@ -32,8 +32,10 @@ CHECKPOINT_SECONDS = 60.0
 """Longest time between two checkpoints, if reports are rarer."""
 
 _LOOK_SECONDS = 0.5
-_PLAN_TOLERANCE = 1e-6  # of a noise multiplier that another machine calibrated
 """Seconds between two checks for a request to pause and for weights that are not finite."""
+
+_PLAN_TOLERANCE = 1e-6
+"""Relative difference of a noise multiplier that another machine calibrated, at most."""
 
 _DEFAULT_THREADS = torch.get_num_threads()
 
