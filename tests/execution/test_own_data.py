@@ -69,13 +69,3 @@ def test_a_process_that_reads_another_order_trains_no_trial(order, write, tmp_pa
         return
     with pytest.raises(StateError, match=r"another order.*Sort what you list"):
         check_own_data(config, TrialDir(folder.trial_dir(0)))
-
-
-@pytest.mark.slow
-@pytest.mark.ray
-def test_a_sweep_on_data_in_another_order_in_each_process_stops_before_its_first_step(
-    write, shell, clean
-):
-    run = shell(clean)
-    said = run("launch", write("process"), "--quiet", code=2)
-    assert "Sort what you list" in said
