@@ -28,9 +28,10 @@ from dpsweep.data.features import Scattering
 from dpsweep.data.own import OwnData
 from dpsweep.data.shared import Split, load_shared
 from dpsweep.data.tables import FileData
-from dpsweep.data.tasks import CLASSIFICATION, Task
+from dpsweep.data.tasks import CLASSIFICATION, Classification, Task
 from dpsweep.data.text import GenerationData
 from dpsweep.data.units import check_units, group_rows, list_units
+from dpsweep.privacy.engine.base import CrossEntropy, Loss
 
 
 def list_class_names(config: DataConfig) -> tuple[str, ...]:
@@ -90,6 +91,12 @@ class Dataset:
         if isinstance(targets_B, dict):
             return (self.task.losses(outputs_B, targets_B["targets"]) * targets_B["weights"]).mean()
         return self.task.loss(outputs_B, targets_B)
+
+    @property
+    def engine_loss(self) -> Loss:
+        """The same for engines, which compute our own cross-entropy without vmap."""
+        plain = type(self.task) is Classification and self.task.class_weights is None
+        return CrossEntropy() if plain and isinstance(self.targets, Tensor) else self.loss
 
     @property
     def device(self) -> torch.device:

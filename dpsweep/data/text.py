@@ -78,7 +78,8 @@ class TextData(TokenData):
     name: Literal["text"] = "text"
 
     text: str | Annotated[tuple[str, str], Field(strict=False)]
-    """Column of the text, or two that are read as a pair."""
+    """Column of the text, or two that are read as a pair. A model is then given token_type_ids too:
+    0 at the first text and 1 at the second, as the tokenizer says."""
 
     label: str | Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
     """Column to learn; several with regression and multi_label."""
@@ -100,6 +101,13 @@ class TextData(TokenData):
     def targets(self) -> tuple[str, ...]:
         return (self.label,) if isinstance(self.label, str) else self.label
 
+    @property
+    def input_spec(self) -> dict[str, Any]:
+        found = super().input_spec
+        if isinstance(self.text, tuple):
+            found["fields"] += (InputField("token_type_ids", (self.length,), num_ids=2),)
+        return found
+
     def read(self, key: str) -> tuple[Inputs, Tensor]:
         """Read ids and masks, shape (N, T), and targets of the file of num_train or num_test."""
         texts = (self.text,) if isinstance(self.text, str) else self.text
@@ -113,6 +121,9 @@ class TextData(TokenData):
             if not row:
                 raise found[texts[0]].error(index, "has no token. Write some text, or delete it")
         inputs = pad_ids(ids, self.length, read_tokenizer(find_tokenizer(self.tokenizer)).padding)
+        if isinstance(self.text, tuple):
+            segments = pad_ids([each.type_ids for each in encoded], self.length, 0)["input_ids"]
+            inputs["token_type_ids"] = segments
         return inputs, self.encode_targets(found)
 
 

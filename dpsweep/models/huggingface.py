@@ -167,7 +167,8 @@ class HuggingFace(Model):
             InvalidKey: If they are none, or the tokenizer or the length does not fit.
         """
         fields = {field.name: field for field in spec.fields}
-        if not fields.keys() <= {"input_ids", "attention_mask"} or "input_ids" not in fields:
+        taken = {"input_ids", "attention_mask", "token_type_ids"}
+        if not fields.keys() <= taken or "input_ids" not in fields:
             names = ", ".join(fields) or "images or numbers"
             raise InvalidKey(
                 "name", f"takes tokens, and the data give {names}. Use data.name: text"

@@ -49,16 +49,25 @@ class TextModel(nn.Module):
             self.head = head
         takes = _PASSING & signature(body.forward).parameters.keys()
         # GPT-2 takes segments too, and looks them up among its words
-        segments = bool(getattr(body.config, "type_vocab_size", 0)) and "token_type_ids" in takes
-        self._segments, self._positions = segments, "position_ids" in takes
+        segments = getattr(body.config, "type_vocab_size", 0) or 0
+        self.num_segments = segments if "token_type_ids" in takes else 0
+        self._positions = "position_ids" in takes
         self._caches = "use_cache" in takes
         places = [m for k, m in body.named_modules() if k.endswith("position_embeddings")]
         padding = getattr(places[0], "padding_idx", None) if places else None
         self._first = 0 if padding is None else padding + 1  # RoBERTa's begin behind the padding's
         self._is_causal = any(getattr(m, "is_causal", False) for m in body.modules())
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """(B, T) and 1 at an example's own positions, which come first -> (B, K), or (B, T, K)."""
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+    ) -> Tensor:
+        """(B, T) and 1 at an example's own positions, which come first -> (B, K), or (B, T, K).
+
+        Models without two segments, such as RoBERTa's, are given none.
+        """
         num, length = input_ids.shape
         if attention_mask is None:
             attention_mask = torch.ones_like(input_ids)
@@ -66,8 +75,9 @@ class TextModel(nn.Module):
         if self._positions:
             numbers = self._first + torch.arange(length, device=input_ids.device)
             given["position_ids"] = numbers.expand(num, length)
-        if self._segments:
-            given["token_type_ids"] = torch.zeros_like(input_ids)
+        if self.num_segments:
+            known = token_type_ids if self.num_segments > 1 else None
+            given["token_type_ids"] = torch.zeros_like(input_ids) if known is None else known
         mask = self._additive_mask(attention_mask)
         output = self.body(input_ids=input_ids, attention_mask=mask, **given)
         if "head" not in self._modules:
@@ -227,11 +237,14 @@ def check_agreement(model: TextModel, num_ids: int, length: int) -> None:
     mask = (torch.arange(length) < lengths).long()
     if padding is not None:
         ids = torch.where(mask.bool(), ids, padding)
+    given = {"input_ids": ids, "attention_mask": mask}
+    if model.num_segments > 1:
+        given["token_type_ids"] = torch.randint(0, 2, ids.shape, generator=rng)
     seen: list[Tensor] = []
     hook = model.body.register_forward_hook(lambda _, given, output: seen.append(output[0]))
     try:
-        model(ids, mask)
-        model.body(input_ids=ids, attention_mask=mask)
+        model(**given)
+        model.body(**given)
     except Exception as e:
         first = (str(e).strip().splitlines() or ["no message"])[0][:200]
         raise InvalidKey(

@@ -263,8 +263,19 @@ def zero(dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.zeros((), dtype=dtype, device=device)
 
 
+def stack_squares(squares: Tensors) -> tuple[Tensor, Tensor]:
+    """Stack squared norms, shape (P, B), and find the examples whose gradients can be clipped."""
+    import torch
+
+    parts_PB = torch.stack(list(squares.values()))
+    return parts_PB, parts_PB.sum(0) <= LARGEST_SQUARE  # false for NaN
+
+
 def compute_factors(
-    squares: Tensors, clip: Clip, present_B: Tensor | None = None
+    squares: Tensors,
+    clip: Clip,
+    present_B: Tensor | None = None,
+    stacked: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensors, Tensors]:
     """Compute each parameter's factors, shape (B,), and the sum of the extra coordinate, if any.
 
@@ -275,11 +286,11 @@ def compute_factors(
         squares: Parameter name -> squared L2 norm of its part of each gradient, shape (B,).
         clip: The style.
         present_B: False for rows that only fill up a microbatch; all are there if None.
+        stacked: Of `stack_squares`, if that is known.
     """
     import torch
 
-    parts_PB = torch.stack(list(squares.values()))
-    usable_B = parts_PB.sum(0) <= LARGEST_SQUARE  # false for NaN
+    parts_PB, usable_B = stacked or stack_squares(squares)
     if present_B is None:
         present_B = torch.ones_like(usable_B)
     usable_B = usable_B & present_B

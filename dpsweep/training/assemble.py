@@ -161,7 +161,7 @@ def _make_engine(
         place = next(own.parameters()).device
         return make_engine(
             own,
-            data.loss,
+            data.engine_loss,
             geometry if place == data.device else geometry.to(place),
             at_once,
             spec,
@@ -236,7 +236,13 @@ def _choose_gpu_batch(
     try:
         return choose_gpu_batch(
             lambda rows: make_unchecked_engine(
-                tried, data.loss, geometry, rows, choice, config.copies, train.forward_precision
+                tried,
+                data.engine_loss,
+                geometry,
+                rows,
+                choice,
+                config.copies,
+                train.forward_precision,
             ),
             method.query,
             config.privacy.clipping.build(config.privacy.clip_norm, 1.0, train.batch_size),

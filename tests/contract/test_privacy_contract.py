@@ -139,7 +139,7 @@ def test_all_of_it_holds_with_records_rounded_to_bf16(world, check):
     check(world)
 
 
-@every_method
+@in_worlds(METHOD_WORLDS, (*FEW, "disk-augmented", "compose-momentum-spectral"))
 @in_both_precisions
 def test_devices_that_share_a_batch_sum_it_to_the_same_bits(world, dtype):
     checks.check_devices(replace(world, dtype=dtype))

@@ -184,8 +184,15 @@ def test_pairs_of_texts_share_the_length(tmp_path):
     tree = section(
         tmp_path, file=str(path), test_file=str(path), text=["one", "two"], num_train=2, num_test=2
     )
-    found = load(tree).inputs["input_ids"].tolist()
-    assert found == [ids("good", "film", "bad", "[PAD]"), ids("bad", "good", "[PAD]", "[PAD]")]
+    inputs = load(tree).inputs
+    assert inputs["input_ids"].tolist() == [
+        ids("good", "film", "bad", "[PAD]"),
+        ids("bad", "good", "[PAD]", "[PAD]"),
+    ]
+    # a tokenizer without a template of pairs says 0 at the first text and 1 at the second
+    assert inputs["token_type_ids"].tolist() == [[0, 0, 1, 0], [0, 1, 0, 0]]
+    assert list(inputs) == [field.name for field in validate_data(tree).spec.fields]
+    assert "token_type_ids" not in load(section(tmp_path)).inputs
 
 
 def test_ids_are_kept_once_a_node_and_follow_the_tokenizer(tmp_path):

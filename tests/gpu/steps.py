@@ -100,7 +100,7 @@ def leaf_sizes(step, progress):
 def unchecked():
     """Leaves out the engine's checks, which compare numbers: there are none here."""
 
-    def engine(model, loss, geometry, at_once, spec, choice, kind, copies, draw_targets):
-        return make_unchecked_engine(model, loss, geometry, at_once, choice, copies)
+    def engine(model, loss, geometry, at_once, spec, choice, kind, copies, draw_targets, precision):
+        return make_unchecked_engine(model, loss, geometry, at_once, choice, copies, precision)
 
     return mock.patch("dpsweep.training.assemble.make_engine", engine)

@@ -123,7 +123,8 @@ class Ledger:
 def virtual_gpu(*, numbers=True, total=80 * GIB, num_cards=1):
     """Gives everything in this context that asks for CUDA the virtual cards; yields their ledger.
 
-    Modes belong to one thread: those that dpsweep starts for each device enter them too.
+    Modes belong to one thread: those that dpsweep starts for each device enter them too, and others
+    by the ledger's `enter_thread`.
     """
     assert numbers or num_cards == 1, "torch's meta device has no index"
     autocast = torch.autocast
@@ -133,7 +134,7 @@ def virtual_gpu(*, numbers=True, total=80 * GIB, num_cards=1):
     def run_with_cards(self):
         if not self.name.startswith("dpsweep-device"):
             return run(self)
-        with _Operations(card), _Calls(card):
+        with card.ledger.enter_thread():
             return run(self)
 
     place = torch.cuda.memory
@@ -143,7 +144,8 @@ def virtual_gpu(*, numbers=True, total=80 * GIB, num_cards=1):
         assert isinstance(device, int), device
         card.ledger.fractions[device] = share
 
-    properties = type("Properties", (), {"total_memory": total, "name": "virtual"})
+    described = {"total_memory": total, "name": "virtual", "major": 9, "minor": 0}
+    properties = type("Properties", (), described)
     stand_ins = [
         (torch.cuda, "_lazy_init", lambda: None),
         (place, "_lazy_init", lambda: None),
@@ -198,9 +200,16 @@ _tagged = weakref.WeakKeyDictionary()
 class _Card:
     def __init__(self, numbers, total):
         self.numbers, self.total, self.ledger = numbers, total, Ledger()
+        self.ledger.enter_thread = self.enter_thread
         self.known = weakref.WeakSet()
         self.lock = threading.RLock()  # of the ledger
         self.own = threading.local()  # of a thread: quiet, inside and current
+
+    @contextlib.contextmanager
+    def enter_thread(self):
+        """Within it, this thread sees the cards too."""
+        with _Operations(self), _Calls(self):
+            yield
 
     @property
     def quiet(self):

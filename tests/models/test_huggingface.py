@@ -6,6 +6,7 @@ where the extra `text` is not installed.
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -38,7 +39,7 @@ _HEADS = {"num_attention_heads": 2, "intermediate_size": 24, "max_position_embed
 _IDS = {"pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3}
 CONFIGS = {
     "bert": lambda: transformers.BertConfig(**_SMALL, **_HEADS),
-    "roberta": lambda: transformers.RobertaConfig(**_SMALL, **_HEADS, **_IDS),
+    "roberta": lambda: transformers.RobertaConfig(**_SMALL, **_HEADS, **_IDS, type_vocab_size=1),
     "distilbert": lambda: transformers.DistilBertConfig(
         vocab_size=VOCABULARY, dim=16, n_layers=2, n_heads=2, hidden_dim=24
     ),
@@ -129,6 +130,27 @@ CASES = [
     *[(family, "lora", SPEC) for family in ("roberta", "distilbert", "gpt2", "llama")],
     *[(family, adapter, LANGUAGE) for family in ("gpt2", "llama") for adapter in ("lora", "full")],
 ]
+
+
+PAIRS = replace(SPEC, fields=(*SPEC.fields, Field("token_type_ids", (LENGTH,), 2)))
+
+
+def test_segments_of_a_pair_reach_models_that_have_two_and_no_others(folders):
+    segments = torch.tensor([0, 0, 1, 1, 1, 1]).expand(4, -1)
+    for family, counts in (("bert", True), ("roberta", False), ("distilbert", False)):
+        model = built(folders[family], PAIRS, adapter=ADAPTERS["full"])
+        plain, paired = model(**tokens()), model(**tokens(), token_type_ids=segments)
+        assert torch.equal(plain, paired) != counts
+    bert = built(folders["bert"], PAIRS, adapter=ADAPTERS["full"])
+    hidden = transformers.AutoModel.from_pretrained(folders["bert"]).eval()(
+        **tokens(), token_type_ids=segments
+    )[0]
+    mask = tokens()["attention_mask"][:, :, None]
+    pooled = (hidden * mask).sum(1) / mask.sum(1)
+    expected = bert.head(pooled)
+    torch.testing.assert_close(
+        bert(**tokens(), token_type_ids=segments), expected, rtol=1e-4, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize(("family", "adapter", "spec"), CASES)

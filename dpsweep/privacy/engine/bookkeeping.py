@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from dpsweep.core.flat import convert
 from dpsweep.core.inputs import map_inputs
 from dpsweep.core.types import Clipped, Precision, Tensors
-from dpsweep.privacy.clip import LARGEST_SQUARE, SUMMED, Clip, add_clipped, compute_factors
+from dpsweep.privacy.clip import SUMMED, Clip, add_clipped, compute_factors, stack_squares
 from dpsweep.privacy.engine.base import Microbatch, MicrobatchEngine
 from dpsweep.privacy.engine.circulant import CirculantGradients
 from dpsweep.privacy.engine.conv import GhostNormKernels
@@ -133,8 +133,9 @@ class BookkeepingEngine(MicrobatchEngine):
         gradients = self._make_gradients(calls_by_layer, params, len(present_B))
         found = convert((gradient.squares() for gradient in gradients.values()), torch.float64)
         squares = dict(zip(gradients, found, strict=True))
-        factors, count = compute_factors(squares, clip, present_B)
-        known = _find_needed_checks(gradients, squares, factors)
+        stacked = stack_squares(squares)
+        factors, count = compute_factors(squares, clip, present_B, stacked)
+        known = _find_needed_checks(gradients, stacked[1], factors)
         total = {k: gradient.sum_scaled(factors[k], known[k]) for k, gradient in gradients.items()}
         return Clipped(total | count)
 
@@ -223,7 +224,7 @@ class MappedGradients:
 
 
 def _find_needed_checks(
-    gradients: Mapping[str, ParameterGradients], squares: Tensors, factors: Tensors
+    gradients: Mapping[str, ParameterGradients], usable_B: Tensor, factors: Tensors
 ) -> Mapping[str, Known]:
     """Find the checks that no sum needs on a GPU, by one look at all examples.
 
@@ -232,7 +233,6 @@ def _find_needed_checks(
     """
     if not next(iter(factors.values())).is_cuda:
         return dict.fromkeys(gradients, NOTHING)
-    usable_B = torch.stack(list(squares.values())).sum(0) <= LARGEST_SQUARE  # false for NaN
     flags = [(~usable_B).any()[None]]
     kinds = OuterProducts | TiedRows | GhostNormKernels | CirculantGradients | MappedGradients
     split = {k: x for k, x in gradients.items() if isinstance(x, kinds) and x.may_cancel}

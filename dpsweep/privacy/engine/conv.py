@@ -231,7 +231,7 @@ class SameSizeLayout(PhaseLayout):
             if columns:
                 valid = _valid_pairs(self.output, columns, inside.start, inside.stop, part.device)
                 part = torch.where(valid, part, zero(part.dtype, part.device))
-            total[:, inside, inside] += part
+            total[:, inside, inside].add_(part)  # `+=` would copy the view onto itself as well
         return total
 
     def run(self, grads: Tensor) -> Tensor:
@@ -402,12 +402,12 @@ class GhostNormKernels:
         each = num_together(len(grads) * prod(self.runs.output)) if self.may_cancel else SUMMED
 
         def gradients(rows: Rows, factor_B: Tensor, dtype: torch.dtype) -> Tensor:
-            total = factor_B.new_zeros(self.shape, dtype=torch.float64)
+            total: Tensor | None = None
             for x, g in zip(inputs, grads, strict=True):
                 scaled = g[rows].to(dtype) * factor_B.to(dtype)[:, None, None, None]
                 pairs = zip(torch.split(x[rows], each), torch.split(scaled, each), strict=True)
                 for some, these in pairs:
-                    total += kernel_gradient(
+                    part = kernel_gradient(
                         some.to(dtype),
                         these,
                         self.shape,
@@ -416,6 +416,8 @@ class GhostNormKernels:
                         self.runs.dilation,
                         self.runs.groups,
                     )
+                    total = part.double() if total is None else total.add_(part)
+            assert total is not None, "a layer is called at one point at least"
             return total
 
         if not self.may_cancel:

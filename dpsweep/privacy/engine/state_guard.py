@@ -469,7 +469,9 @@ def _find_first_differing(pairs: Iterable[tuple[str, Tensor, Tensor]]) -> str | 
     for (device, _), group in later.items():  # in one line, and not with a kernel for each
         now_N, was_N = (torch.cat([_line(pair, i) for _, *pair in group]) for i in (0, 1))
         flags.setdefault(device, []).append((now_N != was_N).any())
-    if any(any(torch.stack(found).tolist()) for found in flags.values()):
+    if any(
+        (torch.stack(found).any() if found[1:] else found[0]).item() for found in flags.values()
+    ):
         groups = (pair for group in later.values() for pair in group)
         return next(name for name, now, was in groups if not torch.equal(now, was))
     return None

@@ -36,9 +36,10 @@ head = load_file("head.safetensors")
 
 
 @torch.no_grad()
-def predict(input_ids, attention_mask):
-    """Logits of each example, whose own tokens come first."""
-    hidden = body(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+def predict(input_ids, attention_mask, **segments):
+    """Logits of each example, whose own tokens come first; segments: token_type_ids of pairs."""
+    given = {"input_ids": input_ids, "attention_mask": attention_mask, **segments}
+    hidden = body(**given).last_hidden_state
     weight = attention_mask[:, :, None].to(hidden)
     return {pooled} @ head["weight"].T + head["bias"]
 ```

@@ -176,9 +176,10 @@ def reading_code(config: TrialConfig) -> Reading:
     """
     data = config.data
     if not isinstance(data, ImageData):
+        language = "--format huggingface, " if config.model.name == "huggingface" else ""
         raise ConfigError(
             f"data.name: scripts are written for images, and {data.name} has none. Export with "
-            f"--format yaml or --register NAME"
+            f"{language}--format yaml or --register NAME"
         )
     if data.features is not None:
         raise ConfigError(

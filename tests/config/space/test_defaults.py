@@ -170,7 +170,7 @@ def drawn_names(sweep):
         def option(self, name, labels):
             return 0
 
-        turn = option
+        choose_label = option
 
     sweep.space.draw(sweep.base.tree, Noting())
     return names

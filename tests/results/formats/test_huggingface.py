@@ -62,6 +62,7 @@ def test_code_of_the_card_computes_what_was_trained(bert, tmp_path, monkeypatch,
     config = HuggingFace(folder=bert, pool=pool, adapter={"name": adapter})
     model = trained(config, CLASSIFY)
     expected = model(**tokens())
+    before = {k: x.clone() for k, x in model.state_dict().items()}
     card = tmp_path / "out" / "README.md"
     write_huggingface(config, model, card, ["dpsweep export: trial 3", "Private: (1, 1e-5)."])
     assert card.read_text().startswith("# dpsweep export: trial 3\n\nPrivate: (1, 1e-5).\n")
@@ -70,6 +71,14 @@ def test_code_of_the_card_computes_what_was_trained(bert, tmp_path, monkeypatch,
     exec(blocks(card)[0], space)
     found = space["predict"](**tokens())
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    segments = torch.tensor([[0, 0, 0, 1, 1, 1]] * 3)
+    paired = space["predict"](**tokens(), token_type_ids=segments)
+    model = trained(config, CLASSIFY)
+    with torch.no_grad():
+        model.load_state_dict(before)
+    torch.testing.assert_close(
+        paired, model(**tokens(), token_type_ids=segments), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_adapter_loads_with_peft(bert, gpt2, tmp_path):
