@@ -46,7 +46,7 @@ class Table(Strict):
     """Paper and table."""
 
     needs: str = ""
-    """What the user's own folders must hold, where weights or data are not ours to fetch."""
+    """Contents of the user's own folders, where weights or data are not ours to fetch."""
 
     notes: list[str] = Field(default_factory=list)
     """Differences of its experiments from ours, whatever the cell."""
