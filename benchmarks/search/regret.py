@@ -37,8 +37,8 @@ from dpsweep.config.space.domains import Choice, Range
 from dpsweep.config.sweep import ResolvedSweep, parse_sweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.search.choose import expected_values
-from dpsweep.search.propose import propose
-from dpsweep.search.trial_record import make_attributes, make_record
+from dpsweep.search.propose import Proposal, propose
+from dpsweep.search.trial_record import Record, make_attributes, make_record
 
 COUNTS = (4, 8, 16, 32)
 _LINEAR_AXES = ("method.kappa", "method.depth", "method.outer_decay", "method.points")
@@ -162,23 +162,27 @@ def search_ours(world: World, sweep: ResolvedSweep, trials: int, seed: int) -> l
     for number in range(trials):
         proposal = propose(sweep, study)
         value = world.observe(proposal.config, rng)
-        steps = proposal.config.schedule[0]
-        trial = optuna.trial.create_trial(
-            state=TrialState.COMPLETE,
-            params=dict(proposal.params),
-            distributions=dict(proposal.ways),
-            user_attrs=make_attributes(proposal.config, proposal.hyperparams),
-            system_attrs=dict(proposal.notes),
-            value=value,
-            intermediate_values={steps: value},
-        )
-        study.add_trial(trial)
-        records.append(make_record(study.trials[-1], proposal.config))
+        records.append(add_trial(study, proposal, value))
         if number + 1 in COUNTS:
             means = expected_values(sweep, records) or {r.number: r.value or 0.0 for r in records}
             best = max(records, key=lambda r: means[r.number])
             found.append(world.truth(best.config))
     return found
+
+
+def add_trial(study: optuna.Study, proposal: Proposal, value: float) -> Record:
+    """Add a proposed trial and its result to a study, as a sweep's own study has them."""
+    trial = optuna.trial.create_trial(
+        state=TrialState.COMPLETE,
+        params=dict(proposal.params),
+        distributions=dict(proposal.ways),
+        user_attrs=make_attributes(proposal.config, proposal.hyperparams),
+        system_attrs=dict(proposal.notes),
+        value=value,
+        intermediate_values={proposal.config.schedule[0]: value},
+    )
+    study.add_trial(trial)
+    return make_record(study.trials[-1], proposal.config)
 
 
 def search_optuna(

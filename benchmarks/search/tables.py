@@ -24,6 +24,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dpsweep.config.trial import TrialConfig
+
 FOLDER = Path(__file__).parent / "tables"
 MISSING = 65535
 STEP = "optimizer.total_step"
@@ -196,7 +198,8 @@ def make_table(name: str, root: Path | None, deadline: float) -> bool:
             tree = base
             for key, value in values.items():
                 tree = with_value(tree, tuple(key.split(".")), value)
-            right[(*index, repeat)], num_test = train_once(tree, f"{name}/{index}/{repeat}")
+            config = TrialConfig.model_validate(tree)
+            right[(*index, repeat)], num_test = train_once(config, f"{name}/{index}/{repeat}")
             trained += 1
             if time.monotonic() - saved > 30 or time.time() > deadline:
                 _save(path, spec, right, num_test)
@@ -211,20 +214,18 @@ def make_table(name: str, root: Path | None, deadline: float) -> bool:
     return True
 
 
-def train_once(tree: Tree, text: str) -> tuple[int, int]:
+def train_once(config: TrialConfig, text: str) -> tuple[int, int]:
     """Test examples classified rightly after one run, and how many there are.
 
-    A run that diverged counts as one that guesses the class.
+    The secret is that of `text`. A run that diverged counts as one that guesses the class.
     """
     import torch
     from linear import LinearRun, suits
 
-    from dpsweep.config.trial import TrialConfig
     from dpsweep.core.seeds import Secret
     from dpsweep.training.assemble import assemble_step, initial_params
     from dpsweep.training.evaluate import evaluate
 
-    config = TrialConfig.model_validate(tree)
     step = assemble_step(config, Secret.fixed(text), torch.device("cpu"))
     if suits(step):
         run = LinearRun(step, initial_params(step))

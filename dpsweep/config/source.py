@@ -117,13 +117,25 @@ def parse_yaml(text: str, name: str) -> Source:
 
 def dump_yaml(tree: Tree) -> str:
     """A tree as YAML in its own order; mappings and lists that hold no others take one line."""
-    return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=98)
+    return yaml.dump(
+        tree,
+        Dumper=_Dumper,
+        sort_keys=False,
+        default_flow_style=None,
+        width=98,
+        allow_unicode=True,  # names of columns are the user's: "Salary €", not "Salary \u20AC"
+    )
 
 
 def format_yaml_value(value: Any) -> str:
     """One value as YAML on one line."""
     text = yaml.dump(
-        value, Dumper=_Dumper, sort_keys=False, default_flow_style=True, width=math.inf
+        value,
+        Dumper=_Dumper,
+        sort_keys=False,
+        default_flow_style=True,
+        width=math.inf,
+        allow_unicode=True,
     )
     return text.removesuffix("...\n").strip()  # PyYAML ends a lone scalar's document so
 

@@ -31,7 +31,7 @@ from dpsweep.models import ModelConfig
 from dpsweep.optim import OptimizerConfig
 from dpsweep.optim.schedule import sum_factors
 from dpsweep.optim.sgd import Sgd
-from dpsweep.privacy.accounting import LEAST_DELTA_A_STEP, MOST_STEPS
+from dpsweep.privacy.accounting import HIDDEN_A_STEP, LEAST_DELTA_A_STEP, MOST_STEPS
 from dpsweep.privacy.correlated import INDEPENDENT, Banded, Noise, PublicSettings
 from dpsweep.privacy.query import SplitQuery
 
@@ -374,8 +374,8 @@ class TrialConfig(Strict):
         if self.delta < least and self.privacy.noise_multiplier != 0:
             raise InvalidKey(
                 DELTA,
-                f"{self.delta:g} is too small for {steps:,} steps: the accountant puts "
-                f"{LEAST_DELTA_A_STEP / 10:.1e} of probability at infinite loss in each. Write "
+                f"{self.delta:g} is too small for {steps:,} steps: rounding may hide "
+                f"{HIDDEN_A_STEP:.1e} of probability in each. Write "
                 f"delta: {1.01 * least:.2g} or more, or fewer train.epochs",
             )
         return self

@@ -270,7 +270,9 @@ def parse_number(value: Any) -> float:
     try:
         number = float(value)
     except (TypeError, ValueError):
-        raise ValueError(f"{value!r} is no number. Correct it") from None
+        plain = str(value).replace(",", "").replace(" ", "")
+        meant = f": {plain} has no separators of thousands" if plain.isdecimal() else ""
+        raise ValueError(f"{value!r} is no number. Correct it{meant}") from None
     if math.isinf(number):
         raise ValueError(f"{value!r} is no finite number. Correct it")
     return number

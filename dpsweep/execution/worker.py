@@ -18,6 +18,7 @@ from dpsweep.core.device import describe_device_failure
 from dpsweep.core.errors import DiskFull, DpSweepError, PrivateRowError, StateError
 from dpsweep.core.memory import find_exhausted_memory
 from dpsweep.core.types import Row
+from dpsweep.data.read import fingerprint_images
 from dpsweep.execution.failures import (
     Limits,
     decide_retry,
@@ -26,6 +27,7 @@ from dpsweep.execution.failures import (
     note_begin,
     watch_trial,
 )
+from dpsweep.store.state_dir import SweepFolder
 from dpsweep.training.allowance import Allowance
 from dpsweep.training.loop import Paused, train
 from dpsweep.training.schedule import TrialSchedule
@@ -120,6 +122,8 @@ def _train(assignment: Assignment, trial_dir: TrialDir) -> None:
     trial_schedule = TrialSchedule.from_json(assignment["schedule"])
     last = trial_schedule.reports[-1].step
     with watch_trial(trial_dir.path, limits) as watch:
+        with watch.excused():
+            check_own_data(config, trial_dir)
 
         def report(row: Row) -> None:
             with watch.excused():
@@ -133,6 +137,28 @@ def _train(assignment: Assignment, trial_dir: TrialDir) -> None:
             trial_schedule,
             Allowance(before.halvings, limits.gpu_share, limits.num_devices, watch.excused),
         )
+
+
+def check_own_data(config: TrialConfig, trial_dir: TrialDir) -> None:
+    """Compare what the user's own code returns in this process with what the sweep is about.
+
+    In another order other examples are held out, and groups of correlated noise are others'. Data
+    in files need no such check: what is kept of them follows their sizes and ages.
+
+    Raises:
+        StateError: If they differ.
+    """
+    if config.data.is_kept:
+        return
+    folder = SweepFolder(trial_dir.path.parent.parent)
+    try:
+        folder.check_data(fingerprint_images(config.data, config.seed, folder.data_key()))
+    except StateError as e:
+        raise StateError(
+            "data.function: returned other examples, or another order, than in the process that "
+            "launched the sweep. Who is held out and who is in which batch would change from one "
+            "process to the next. Sort what you list, and seed what you draw"
+        ) from e
 
 
 def _send(**message: Any) -> None:

@@ -43,8 +43,17 @@ _MOST_POINTS = 2**20  # of the loss of one step; of many steps it has a few time
 _FLATTEST = -0.75
 _MOST_CALIBRATED = 2**17  # the same for epsilons below 1, whose grid is halved a dozen times
 
-LEAST_DELTA_A_STEP = 10 * math.exp(_MASS_CUT_OFF)
-"""Least delta over T: what is put at infinite loss is then a tenth of delta at most."""
+HIDDEN_A_STEP = 2.0**-52
+"""Probability that rounding may hide in each step of a composition.
+
+T steps are composed by raising a spectrum to the power T, which multiplies its relative error by T.
+Of T Gaussian steps, whose delta is known, up to 0.8e-16 T was hidden.
+"""
+
+LEAST_DELTA_A_STEP = 1e-14
+"""Least delta over T: what rounding may hide is then 2 % of delta, and grids settle."""
+
+_NEGLIGIBLE = 1e-4  # of delta: far less than calibration leaves unspent
 
 
 @dataclass(frozen=True)
@@ -76,7 +85,7 @@ class Run:
     def epsilon_on_grid(self, delta: float, interval: float) -> float:
         """Epsilon on one grid, with whatever rounding error its width brings."""
         whole = compose_alike(self.one_step(interval), self.steps)
-        return float(whole.get_epsilon_for_delta(delta))
+        return epsilon_of(whole, delta, self.steps)
 
     def one_step(self, interval: float) -> "PrivacyLossDistribution":
         """The privacy loss distribution of a single step.
@@ -120,6 +129,20 @@ def compose_alike(one: "PrivacyLossDistribution", times: int) -> "PrivacyLossDis
     return one.self_compose(times)
 
 
+def epsilon_of(whole: "PrivacyLossDistribution", delta: float, num_steps: int) -> float:
+    """Epsilon of a composition of `num_steps` steps, at `delta` less what rounding may hide."""
+    hidden = HIDDEN_A_STEP * num_steps
+    if hidden > _NEGLIGIBLE * delta:
+        delta -= hidden
+    return float(whole.get_epsilon_for_delta(delta)) if delta > 0 else math.inf
+
+
+def delta_of(whole: "PrivacyLossDistribution", epsilon: float, num_steps: int) -> float:
+    """Delta of a composition of `num_steps` steps, with what rounding may hide."""
+    found, hidden = float(whole.get_delta_for_epsilon(epsilon)), HIDDEN_A_STEP * num_steps
+    return found + hidden if hidden > _NEGLIGIBLE * found else found
+
+
 _FEW = 10  # 2 ** 10 is more than a sparse distribution may hold
 _PACKAGES = ("dp-accounting", "numpy", "scipy")
 """Packages whose versions the figures kept on disk depend on."""
@@ -131,13 +154,13 @@ def _epsilons_spent(run: Run, delta: float, after: tuple[int, ...]) -> list[floa
     if run.noise_multiplier == 0:
         return [math.inf if t else 0.0 for t in after]
     one = run.one_step(1e-3)
-    return [compose_alike(one, t).get_epsilon_for_delta(delta) if t else 0.0 for t in after]
+    return [epsilon_of(compose_alike(one, t), delta, t) if t else 0.0 for t in after]
 
 
 @lru_cache(maxsize=4096)
 @cached_numbers(*_PACKAGES)
 def _compute_epsilon(run: Run, delta: float) -> list[float]:
-    if run.noise_multiplier == 0:
+    if run.noise_multiplier == 0 or delta <= HIDDEN_A_STEP * run.steps:
         return [math.inf]
     interval = min(_COARSEST, 1 / math.sqrt(run.steps)) / 2
     coarse = run.epsilon_on_grid(delta, interval)
@@ -182,6 +205,12 @@ def calibrate_noise(
 @cached_numbers(*_PACKAGES)
 def _calibrate(epsilon: float, delta: float, sampling_rate: float, steps: int) -> list[float]:
     """Return the noise multiplier and what it spends."""
+    if delta < LEAST_DELTA_A_STEP * steps:
+        raise ConfigError(
+            f"privacy.delta: {delta:g} is too small for {steps:,} steps: rounding may hide "
+            f"{HIDDEN_A_STEP:.1e} of probability in each. Write delta: "
+            f"{1.01 * LEAST_DELTA_A_STEP * steps:.2g} or more, or fewer steps"
+        )
     slack = _scale_tolerance(SHORTFALL, epsilon)
     goal = epsilon - slack / 2
 
@@ -244,9 +273,10 @@ def compose_runs(runs: Iterable[Run], delta: float) -> float:
 @cached_numbers(*_PACKAGES)
 def _compute_composed_epsilon(counts: tuple[tuple[Run, int], ...], delta: float) -> list[float]:
     """Epsilon of many kinds of runs, each so many times."""
-    interval = min(1e-3, 0.1 / math.sqrt(sum(run.steps * times for run, times in counts)))
+    num_steps = sum(run.steps * times for run, times in counts)
+    interval = min(1e-3, 0.1 / math.sqrt(num_steps))
     parts = [compose_alike(run.one_step(interval), run.steps * times) for run, times in counts]
-    return [float(reduce(lambda a, b: a.compose(b), parts).get_epsilon_for_delta(delta))]
+    return [epsilon_of(reduce(lambda a, b: a.compose(b), parts), delta, num_steps)]
 
 
 def _scale_tolerance(error: float, epsilon: float) -> float:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Self
 
-from dpsweep.privacy.accounting import Run, compose_alike
+from dpsweep.privacy.accounting import Run, compose_alike, delta_of, epsilon_of
 from dpsweep.privacy.renyi import RunCap
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def profile_delta(run: Run, epsilon: float) -> float:
     """Delta of a whole run at `epsilon`, from above; 1 without noise."""
     if run.noise_multiplier == 0:
         return 1.0
-    return float(_profile(run).get_delta_for_epsilon(epsilon))
+    return delta_of(_profile(run), epsilon, run.steps)
 
 
 @lru_cache(maxsize=64)
@@ -85,7 +85,7 @@ def _epsilon_of(run: Run, delta: float) -> float:
     """Smallest epsilon at which the profile is at most `delta`; infinite without noise."""
     if run.noise_multiplier == 0:
         return math.inf
-    return float(_profile(run).get_epsilon_for_delta(delta)) * (1 + _ROUNDING)
+    return epsilon_of(_profile(run), delta, run.steps) * (1 + _ROUNDING)
 
 
 def _first_epsilon(run: Run, mean: float) -> float:

@@ -81,3 +81,30 @@ def test_the_default_needs_no_search():
             section, last = key.split(".")
             tree = {**tree, section: {**tree[section], last: value}}
         assert world.best - world.truth(sweep.trial(tree)) < 1.0, name
+
+
+def test_leaderboard_searches_each_method_and_all_inside_one_epsilon(monkeypatch):
+    """Its runs are real: few of them, of two methods."""
+    import leaderboard
+
+    monkeypatch.setattr(leaderboard, "METHODS", ("dp_sgd", "fftkf"))
+    monkeypatch.setattr(leaderboard, "TRIALS", 2)
+    monkeypatch.setattr(leaderboard, "FRESH", 1)
+    each = leaderboard.search_each(4.0, seed=0)
+    together = leaderboard.search_together(4.0, seed=0)
+    assert each.keys() == together.keys() == {"dp_sgd", "fftkf"}
+    # every trial begins at a known-good step, also at a small share of epsilon
+    assert min(each.values()) > 0.85
+    assert min(together.values()) > 0.85
+
+
+def test_leaderboard_takes_differences_within_a_search(monkeypatch):
+    """Three searches, leads of 1, 2 and 3 points: mean 2, 95 % interval 4.303 / sqrt(3)."""
+    import leaderboard
+
+    monkeypatch.setattr(leaderboard, "METHODS", ("dp_sgd", "fftkf"))
+    found = [{"dp_sgd": x, "fftkf": x + 0.01 * (1 + i)} for i, x in enumerate((0.9, 0.5, 0.7))]
+    assert list(leaderboard.lines("each", 4.0, found)) == [
+        "| each | 4 | fftkf | 72.00 | +2.00 ± 2.48 |",
+        "| each | 4 | dp_sgd | 70.00 | – |",
+    ]

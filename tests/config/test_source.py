@@ -80,3 +80,11 @@ def test_a_word_that_looks_like_something_else_is_written_so_that_it_stays_a_wor
     tree = {"folder": word, "number": 1e-5, "words": [word, "plain"]}
     (tmp_path / "x.yaml").write_text(dump_yaml(tree))
     assert read_yaml(tmp_path / "x.yaml").tree == tree
+
+
+def test_a_users_own_names_are_written_as_they_are_and_read_back_equal():
+    tree = {"columns": {"Salary €": {"range": [0, 1]}, "Köln: a, b": ["ä", "no", "1e3"]}}
+    text = dump_yaml(tree)
+    assert "Salary €" in text
+    assert "\\u" not in text
+    assert parse_yaml(text, "x").tree == tree

@@ -138,6 +138,7 @@ def replaced(row, column, value):
     ("rows", "message"),
     [
         (replaced(1, "age", "old"), r"rows\.csv, line 3: column 'age': 'old' is no number"),
+        (replaced(1, "age", "25 365"), r"'25 365' is no number\. Correct it: 25365 has no separ"),
         (replaced(2, "age", "NaN"), r"line 4: column 'age': is empty or NaN.*missing: VALUE"),
         (replaced(2, "age", ""), r"line 4: column 'age': is empty or NaN"),
         (replaced(2, "age", "inf"), r"line 4: column 'age': 'inf' is no finite number"),

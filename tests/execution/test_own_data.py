@@ -1,0 +1,71 @@
+"""Data of the user's own code are the same in every process of a sweep, or no trial begins."""
+
+import pytest
+
+from dpsweep.config.sweep import load_sweep
+from dpsweep.core.errors import StateError
+from dpsweep.data.read import fingerprint_images, load_dataset
+from dpsweep.execution.worker import check_own_data
+from dpsweep.store.state_dir import StateFolder
+from dpsweep.training.trial_dir import TrialDir
+
+CODE = """
+import os
+import torch
+
+
+def make(split, order="sorted"):
+    num = 40 if split == "train" else 10
+    rng = torch.Generator().manual_seed(os.getpid() if order == "process" else 0)
+    x = torch.randn(num, 3, generator=torch.Generator().manual_seed(0))
+    places = torch.randperm(num, generator=rng)
+    return [(x[i], int(x[i].sum() > 0)) for i in places]
+"""
+
+SWEEP = """
+name: own
+base:
+  data:
+    name: own
+    function: "order_{order}:make"
+    folder: {folder}
+    arguments: {{order: {order}}}
+    shape: [3]
+    num_classes: 2
+    num_train: 40
+    num_test: 10
+    task: {{name: classification}}
+  model: {{name: linear}}
+  privacy: {{noise_multiplier: 1.0}}
+  train: {{batch_size: 10, epochs: 1, device: cpu}}
+  optimizer: {{lr: 0.1}}
+  method: {{name: dp_sgd}}
+search: {{optimizer.lr: {{log_uniform: [0.01, 1]}}}}
+budget: {{trials: 2}}
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    def make(order):
+        (tmp_path / f"order_{order}.py").write_text(CODE)
+        place = tmp_path / "own.yaml"
+        place.write_text(SWEEP.format(folder=tmp_path, order=order))
+        return place
+
+    return make
+
+
+@pytest.mark.parametrize("order", ["sorted", "process"])
+def test_a_process_that_reads_another_order_trains_no_trial(order, write, tmp_path, monkeypatch):
+    sweep, folder = load_sweep(write(order)), StateFolder(tmp_path / "state").sweep("own")
+    folder.create(sweep.file, sweep.base, None)
+    config = sweep.reference_trial
+    folder.check_data(fingerprint_images(config.data, config.seed, folder.data_key()))
+    load_dataset.cache_clear()
+    monkeypatch.setattr("os.getpid", lambda: 1)  # as in a worker
+    if order == "sorted":
+        check_own_data(config, TrialDir(folder.trial_dir(0)))
+        return
+    with pytest.raises(StateError, match=r"another order.*Sort what you list"):
+        check_own_data(config, TrialDir(folder.trial_dir(0)))
