@@ -159,6 +159,7 @@ def spec_of(job: Job, budget: Budget, seeds: int) -> Tree:
         "base": with_value(base, path_of(EVALUATE_EVERY), every),
         "search": search,
         "start": [rate] if rate.keys() <= search.keys() else [],
+        "objective": {"metric": job.cell.objective},
         "sampler": {"name": "tpe", "startup_trials": _STARTUP_TRIALS},
         "budget": limits,
         "confirm": {"top": 1, "seeds": seeds},
@@ -173,8 +174,8 @@ class Result:
         cell: The cell.
         epsilon: The budget of each trial.
         delta: Failure probability of each trial.
-        values: Accuracy of each repeat of its best config, in %.
-        best: Accuracy of that config when it was chosen, in %.
+        values: Figure of each repeat of its best config, in %.
+        best: Figure of that config when it was chosen, in %.
         trials: Trials of the search.
         seconds: Time spent training, over all trials and repeats.
         differs: What its best config has otherwise than print.
@@ -213,8 +214,8 @@ def result_of(job: Job, study: Study) -> Result:
         cell=job.cell,
         epsilon=job.epsilon,
         delta=group.delta,
-        values=tuple(100 * value for value in group.values),
-        best=100 * (group.best.value or 0.0) if group.best else None,
+        values=tuple(job.cell.percent * value for value in group.values),
+        best=job.cell.percent * (group.best.value or 0.0) if group.best else None,
         trials=group.trials or 0,
         seconds=sum(record.seconds for record in study.records()),
         differs=tuple(_differs(config, job.cell.settings)) if config else (),
@@ -229,10 +230,10 @@ def markdown(name: str, whole: Table, results: Sequence[Result]) -> str:
     lines += [f"| {' | '.join(line(result))} |" for result in results]
     lines += [
         "",
-        "Accuracies in %. print: as the paper has it; ours: mean of fresh runs of the best config "
-        "of a small search, ± their standard deviation; difference: ours less print, in points. "
-        "Each run keeps (ε, δ) by itself; what a cell's search has spent together stands in its "
-        "sweep (`dpsweep best SWEEP`).",
+        "Accuracies, or the metric of the column, in %. print: as the paper has it; ours: mean of "
+        "fresh runs of the best config of a small search, ± their standard deviation; difference: "
+        "ours less print, in points. Each run keeps (ε, δ) by itself; what a cell's search has "
+        "spent together stands in its sweep (`dpsweep best SWEEP`).",
         "",
         *(f"- {note}" for note in whole.notes),
     ]

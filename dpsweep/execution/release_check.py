@@ -1,5 +1,7 @@
 """The checks of what a sweep's step releases, once before its first trial, where trials run."""
 
+import logging
+
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -24,6 +26,8 @@ from dpsweep.training.release_check import Check, check_releases, table_of_check
 _SECONDS = 0.3
 _TIMEOUT_SECONDS = 300.0
 _UNCHECKED = "NOT CHECKED"
+
+log = logging.getLogger(__name__)
 
 
 def is_checked(folder: SweepFolder) -> bool:
@@ -76,22 +80,44 @@ def _check_in_place(config: TrialConfig, sweep: ResolvedSweep) -> tuple[list[Che
     """Run the checks in this process, or where a trial would run if that is another place.
 
     That is another node, whose processor and packages may differ; and on any node a worker, where
-    the model is the user's code or needs a GPU.
+    the model is the user's code or needs a GPU. If the step fails there it runs on one more node:
+    a bad node is no reason to stop a sweep, whose trials will avoid it.
     """
     resources = sweep.config.resources
-    other = _find_other_node(resources)
-    if other is None and config.model.name != "own" and not resources.num_gpus:
+    nodes = _list_nodes(resources)
+    here = ray.get_runtime_context().get_node_id() if nodes else None
+    if (not nodes or nodes == [here]) and config.model.name != "own" and not resources.num_gpus:
         # as many threads as a worker has: sums depend on them, and more would wait for each other
         with torch_threads(config.train.threads or resources.cpu):
             return check_releases(config, _SECONDS), "this machine"
+    try:
+        return _check_on(next(iter(nodes), None), config, resources)
+    except RayTaskError as e:
+        if len(nodes) < 2:
+            raise
+        try:
+            found = _check_on(nodes[1], config, resources)
+        except RayError:
+            raise e from None  # it is the step, or nobody can tell
+        log.warning(
+            "the checks of the step failed on node %s, and ran on another: %s",
+            *(nodes[0][:8], summarize_error(e.cause)),
+        )
+        return found
+
+
+def _check_on(
+    node: str | None, config: TrialConfig, resources: ResourcesConfig
+) -> tuple[list[Check], str]:
+    """Run the checks in a worker on a node; on any if None, or if that one is full or gone."""
     task = ray.remote(
         num_cpus=resources.cpu,
         num_gpus=resources.num_gpus,
         resources=select_cards(resources),
         max_retries=0,
     )(_check)
-    if other is not None:  # soft: it may be full, or gone by then
-        task = task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(other, soft=True))
+    if node is not None:
+        task = task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True))
     waiting = task.remote(config, resources.num_devices)
     try:
         found: tuple[list[Check], str] = ray.get(waiting, timeout=_TIMEOUT_SECONDS)
@@ -107,11 +133,14 @@ def _check(config: TrialConfig, num_devices: int) -> tuple[list[Check], str]:
     return check_releases(config, _SECONDS, num_devices), f"node {node[:8]}"
 
 
-def _find_other_node(resources: ResourcesConfig) -> str | None:
-    """Return the id of a node where a trial fits and this process does not run; None if none is."""
+def _list_nodes(resources: ResourcesConfig) -> list[str]:
+    """List the ids of the nodes where a trial fits, this process' own last; none without Ray."""
     if not ray.is_initialized():
-        return None
+        return []
     here = ray.get_runtime_context().get_node_id()
-    others = (node for node in ray.nodes() if node["Alive"] and node["NodeID"] != here)
-    fit = (n["NodeID"] for n in others if count_trials_per_node(resources, n["Resources"]))
-    return next(fit, None)
+    fit = [
+        node["NodeID"]
+        for node in ray.nodes()
+        if node["Alive"] and count_trials_per_node(resources, node["Resources"])
+    ]
+    return sorted(fit, key=lambda node: node == here)

@@ -28,6 +28,9 @@ class Part(Strict):
     published: dict[str, Any] = Field(default_factory=dict)
     """Dotted key -> the setting that print names."""
 
+    objective: str = ""
+    """Metric that print reports, such as valid/bleu; valid/accuracy if empty."""
+
 
 class Row(Part):
     """Settings that a row gives its trials."""
@@ -41,6 +44,9 @@ class Table(Strict):
 
     source: str
     """Paper and table."""
+
+    needs: str = ""
+    """Contents of the user's own folders, where weights or data are not ours to fetch."""
 
     notes: list[str] = Field(default_factory=list)
     """Differences of its experiments from ours, whatever the cell."""
@@ -85,6 +91,8 @@ class Cell:
         search: What varies.
         settings: Dotted key -> the setting that print names.
         missing: Why it cannot be run; empty if it can.
+        needs: What the user's own folders must hold; empty if nothing.
+        objective: Metric of the figure, such as valid/bleu.
     """
 
     table: str
@@ -97,6 +105,13 @@ class Cell:
     search: Tree
     settings: dict[str, Any]
     missing: str
+    needs: str = ""
+    objective: str = "valid/accuracy"
+
+    @property
+    def percent(self) -> float:
+        """Factor that makes a trial's metric a figure as print has it, in %."""
+        return 1.0 if self.objective == "valid/bleu" else 100.0
 
     @property
     def name(self) -> str:
@@ -178,4 +193,6 @@ def _cell(name: str, whole: Table, row: str, column: str, method: str) -> Cell:
         search=search,
         settings=settings,
         missing=whole.missing.get(row, ""),
+        needs=whole.needs,
+        objective=next(filter(None, (part.objective for part in parts)), "valid/accuracy"),
     )

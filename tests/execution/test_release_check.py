@@ -146,3 +146,36 @@ def test_on_a_cluster_the_step_is_checked_on_a_node_that_is_not_the_drivers(
         ray.shutdown()
         cluster.shutdown()
     assert f"on node {other.node_id[:8]}." in (folder.path / CHECKS).read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_on_a_bad_node_the_step_is_checked_on_another_and_both_are_named(
+    sweep_file, tmp_path, monkeypatch, caplog
+):
+    """Until 2026-11-23 one bad node stopped the sweep: "Every trial would fail so"."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    folder = StateFolder(tmp_path / "state").sweep("tiny")
+    folder.path.mkdir(parents=True)
+    own = f"{{name: own, function: 'faulty_net:make', folder: {Path(__file__).parent}}}"
+    text = sweep_file.read_text().replace("{name: cnn_small, width: 4}", own)
+    text = text.replace("{name: fftkf}", "{name: dp_sgd}")
+    sweep_file.write_text(text.replace("  method.kappa: {uniform: [0.3, 1.0]}\n", ""))
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": 1, "gcs_server_port": 0, "include_dashboard": False},
+    )
+    try:
+        bad = cluster.add_node(num_cpus=1, env_vars={"DPSWEEP_TEST_BAD_NODE": "1"})
+        ray.init(cluster.address, log_to_driver=False)
+        store_release_checks(load_sweep(sweep_file), folder)
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+    assert is_checked(folder)
+    assert f"on node {bad.node_id[:8]}." not in (folder.path / CHECKS).read_text()
+    assert f"failed on node {bad.node_id[:8]}, and ran on another: " in caplog.text
+    assert "lost its device" in caplog.text

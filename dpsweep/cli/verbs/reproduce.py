@@ -197,11 +197,17 @@ def _ready(job: Job, options: ReproduceOptions, budget: Budget) -> ResolvedSweep
     spec = spec_of(job, budget, options.seeds)
     head = f"# {job.cell.table}, {table(job.cell.table).source}\n"
     file.write_text(f"{head}{dump_yaml(spec)}", encoding="utf-8")
-    sweep = load_sweep(file, options.settings)
+    needs = job.cell.needs
+    try:
+        sweep = load_sweep(file, options.settings)
+    except ConfigError as e:
+        if not needs:  # a mistake in an option is no obstacle of one cell
+            raise
+        raise _Obstacle(f"{e}. {needs}") from e
     try:
         check_sweep(sweep, fetch=options.fetch)
     except ConfigError as e:
-        raise _Obstacle(str(e)) from e
+        raise _Obstacle(f"{e}. {needs}" if needs else str(e)) from e
     return sweep
 
 
