@@ -51,9 +51,9 @@ _SPELLED = {"as_json": "--json", "accept": "--accept-changes"}
 
 
 def format_options(options: dict[str, Any]) -> list[str]:
-    """Options as they are typed.
+    """Format options as they are typed.
 
-    >>> typed({"top": 3, "as_json": True, "force": False, "storage": None})
+    >>> format_options({"top": 3, "as_json": True, "force": False, "storage": None})
     ['--top', '3', '--json']
     """
     words = list[str]()

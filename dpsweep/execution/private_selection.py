@@ -197,7 +197,7 @@ class SecretSearch:
         """A random point of the space among those that the sweep admits; the same each time."""
         if number not in self._draw_trial:
             rng = random.Random(f"{self._ledger.key}/{number}")
-            draws = (self._is_admitted(RandomDraw(rng)) for _ in range(_MOST_DRAWS))
+            draws = (self._try_draw(RandomDraw(rng)) for _ in range(_MOST_DRAWS))
             found = next(filter(None, draws), None)
             if found is None:
                 raise ConfigError(
@@ -207,7 +207,7 @@ class SecretSearch:
             self._draw_trial[number] = found
         return self._draw_trial[number]
 
-    def _is_admitted(self, draw: RandomDraw) -> tuple[TrialConfig, dict[str, Any]] | None:
+    def _try_draw(self, draw: RandomDraw) -> tuple[TrialConfig, dict[str, Any]] | None:
         try:
             tree, hyperparams = self.sweep.space.draw(self.sweep.base.tree, draw)
             config = self.sweep.trial(tree)

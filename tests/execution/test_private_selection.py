@@ -529,7 +529,7 @@ def test_what_a_killed_writer_left_of_the_ledger_goes_with_it(folder, study, swe
 
 def test_trials_that_are_refused_are_not_counted_aloud(folder, sweep, monkeypatch, caplog):
     search = of_length(folder, sweep, 3)
-    monkeypatch.setattr(search, "_admitted", lambda draw: None)
+    monkeypatch.setattr(search, "_try_draw", lambda draw: None)
     with folder.lease() as lease:
         driver = Driver(search, folder, lease, [])
         assert driver.assign_trial("a") is None

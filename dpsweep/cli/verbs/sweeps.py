@@ -23,6 +23,7 @@ from dpsweep.core.errors import ConnectionRefused, DpSweepError, StateError
 from dpsweep.privacy.statement import NO_EPSILON, format_epsilon
 from dpsweep.results.compare import compare_methods
 from dpsweep.results.comparison import print_comparison
+from dpsweep.results.disclosure import disclosure_of
 from dpsweep.results.export import origin_of
 from dpsweep.results.pareto import choose_trials, nothing_to_show, summaries
 from dpsweep.results.rich_table import plain_table
@@ -141,7 +142,8 @@ def print_privacy(study: Study, record: Record, words: str, called: str, out: Co
     )
     out.print(describe_trial_privacy(record), markup=False)
     grew, learned = len(study.plans) > 1, study.warm_start is not None
-    if study.is_void or study.sweep.is_private_selection or grew or learned:
+    winner_alone = not disclosure_of(study.sweep).tells_trials
+    if study.is_void or winner_alone or grew or learned:
         out.print(words, markup=False)
         return
     out.print(

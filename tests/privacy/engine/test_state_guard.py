@@ -335,7 +335,7 @@ def test_an_equal_object_in_its_place_is_no_change(kind):
 
 def test_what_is_the_same_object_is_not_walked_again(monkeypatch):
     guard = StateGuard(holding(kept=[1, {"a": torch.ones(2)}]))
-    monkeypatch.setattr(StateGuard, "_walked", None)
+    monkeypatch.setattr(StateGuard, "_walk_state", None)
     assert guard.find_change() is None
 
 
@@ -465,10 +465,10 @@ def test_more_than_can_be_compared_is_refused(monkeypatch):
 
 
 def test_tensors_of_a_gpu_are_waited_for_once(monkeypatch):
-    """No GPU here: the same comparison as there, on the CPU; `tolist` is where it would wait."""
-    real, waits = Tensor.tolist, []
+    """No GPU here: the same comparison as there, on the CPU; `item` is where it would wait."""
+    real, waits = Tensor.item, []
     monkeypatch.setattr(state_guard, "_differs", lambda now, was: None)
-    monkeypatch.setattr(Tensor, "tolist", lambda x: waits.append(1) or real(x))
+    monkeypatch.setattr(Tensor, "item", lambda x: waits.append(1) or real(x))
     model = holding(a=torch.ones(3), b=[torch.zeros(2), torch.full((2,), math.nan)])
     model.register_buffer("c", torch.ones(2))
     guard = StateGuard(model)
