@@ -19,7 +19,7 @@ from dpsweep.config.source import (
     with_overrides,
     with_value,
 )
-from dpsweep.core.errors import InvalidKey
+from dpsweep.core.errors import ConfigError, InvalidKey
 from dpsweep.core.strict import Strict, is_unused
 from dpsweep.core.types import EngineName, Precision
 from dpsweep.data import DataConfig
@@ -412,6 +412,15 @@ def load_trial(source: Source) -> TrialConfig:
         TrialConfig, replace(source, tree=_make_paths_absolute(source.tree))
     )
     return config
+
+
+def refuse_shared_budget(config: TrialConfig, source: Source) -> None:
+    """Raise ConfigError if the epsilon of a single trial is that of a whole sweep."""
+    if config.privacy.scope == "sweep":
+        raise ConfigError(
+            f"{source.at(('privacy', 'scope'))}: sweep shares epsilon among the trials of a sweep, "
+            f"and this is one trial. Write scope: trial, or make it the base of a sweep"
+        )
 
 
 def dump_trial(config: TrialConfig) -> str:

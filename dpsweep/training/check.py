@@ -6,7 +6,7 @@ from dpsweep.config.clipping import AdaptiveClipping
 from dpsweep.config.plan import plan_privacy
 from dpsweep.config.source import Source
 from dpsweep.config.sweep import ResolvedSweep
-from dpsweep.config.trial import TrialConfig
+from dpsweep.config.trial import TrialConfig, refuse_shared_budget
 from dpsweep.core.cache import check_once
 from dpsweep.core.errors import ConfigError, InvalidKey
 from dpsweep.models.own import name_model, user_code_notice
@@ -32,11 +32,7 @@ def check_trial(config: TrialConfig, source: Source, *, fetch: bool = False) -> 
         ConfigError: If the pieces do not fit one another, or the data are missing or not those
             that the config declares.
     """
-    if config.privacy.scope == "sweep":
-        raise ConfigError(
-            f"{source.at(('privacy', 'scope'))}: sweep shares epsilon among the trials of a sweep, "
-            f"and this is one trial. Write scope: trial, or make it the base of a sweep"
-        )
+    refuse_shared_budget(config, source)
     check_parts(config, source)
     check_engine(config, source)
     if fetch:

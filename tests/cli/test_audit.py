@@ -74,6 +74,16 @@ def test_a_config_is_checked_by_its_own_step(trial_file):
         assert "VIOLATED" not in done.output
 
 
+def test_of_a_sweep_the_step_of_one_of_its_trials_is_checked(sweep_file):
+    """Also where epsilon is the whole sweep's: its trials have the noise of their shares."""
+    for scope in ("trial", "sweep"):
+        args = ["audit", str(sweep_file), "--set", f"privacy.scope={scope}"]
+        done = CliRunner().invoke(app, args)
+        assert done.exit_code == 0, done.output
+        assert "sensitivity " in done.output
+        assert "VIOLATED" not in done.output
+
+
 def test_a_config_whose_noise_is_weak_exits_with_1(trial_file, monkeypatch):
     sound = dpsweep.training.step.release
 

@@ -54,7 +54,10 @@ COMMANDS = [
     (["check", "tiny.yaml", "--set", "nonsense"], "expected KEY=VALUE"),
     (["space", "dsik"], "space: unknown method 'dsik'. Did you mean 'disk'?"),
     (["audit", "dsik"], "audit: unknown method 'dsik'. Did you mean 'disk'?"),
-    (["audit", "tiny.yaml"], "is a sweep. Audit a trial config, or a method by its name"),
+    (
+        ["audit", str(ROOT / "configs/digits_shared.yaml")],
+        "digits_shared.yaml:4: privacy.scope: sweep shares epsilon among the trials of a sweep",
+    ),
     (
         ["audit", "disk", "--set", "method.kappa=0"],
         "method disk:1: method.kappa|--set method.kappa",

@@ -14,9 +14,14 @@ from rich.table import Table
 from dpsweep.cli.say import console
 from dpsweep.cli.verbs.trial import print_release_checks
 from dpsweep.config.source import Source, read_yaml, with_value
-from dpsweep.config.sweep import is_sweep
-from dpsweep.config.trial import TrialConfig, load_trial, resolve_trial_source
-from dpsweep.core.errors import ConfigError, unknown_name_error
+from dpsweep.config.sweep import is_sweep, parse_sweep
+from dpsweep.config.trial import (
+    TrialConfig,
+    load_trial,
+    refuse_shared_budget,
+    resolve_trial_source,
+)
+from dpsweep.core.errors import unknown_name_error
 from dpsweep.methods import METHODS, PUBLISHED
 from dpsweep.privacy.audit import Audit, power_against, power_of_one_run
 from dpsweep.results.rich_table import plain_table
@@ -34,9 +39,10 @@ def audit(
     canaries: Sequence[Canary] = ("bright",),
     one_run: int = 0,
 ) -> None:
-    """Audit a method of the table, all of them, or the method of a trial config.
+    """Audit a method of the table, all of them, or the method of a trial's or a sweep's file.
 
-    Of a file, the checks of its own releases come first. They are all, unless `plan` has runs.
+    Of a file, the checks of its own releases come first; of a sweep, those of a trial at one corner
+    of its space. They are all, unless `plan` has runs.
 
     Args:
         what: `all`, a method's name, or a file.
@@ -124,10 +130,13 @@ def _is_file(what: str) -> bool:
 def _configs(what: str, settings: list[str]) -> list[TrialConfig]:
     """A trial for each method to be audited; of methods, the data and model are the audit's own."""
     if _is_file(what):
-        source = resolve_trial_source(read_yaml(what), settings)
+        source = read_yaml(what)
         if is_sweep(source.tree):
-            raise ConfigError(f"{what}: is a sweep. Audit a trial config, or a method by its name")
-        return [load_trial(source)]
+            return [parse_sweep(source, Path(what).parent, settings).reference_trial]
+        source = resolve_trial_source(source, settings)
+        config = load_trial(source)
+        refuse_shared_budget(config, source)
+        return [config]
     if what != "all" and what not in METHODS:
         raise unknown_name_error("method", what, ["all", *METHODS], where="audit")
     names = PUBLISHED if what == "all" else (what,)
