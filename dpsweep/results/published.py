@@ -110,7 +110,7 @@ class Cell:
 
     @property
     def percent(self) -> float:
-        """Factor that makes a trial's metric a figure as print has it, in %."""
+        """Factor from a trial's metric to the unit that the paper reports, such as %."""
         return 1.0 if self.objective == "valid/bleu" else 100.0
 
     @property
