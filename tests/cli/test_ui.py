@@ -25,7 +25,6 @@ def test_ui_prints_the_address_of_the_newest_sweeps_table(tmp_path):
     ui = subprocess.Popen(
         python("dpsweep", "ui", "--state", state.root, "--port", port, "--no-browser"),
         cwd=tmp_path,
-        env={**os.environ, "MLFLOW_WORKERS": "1"},  # of four, each imports MLflow for seconds
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
