@@ -55,6 +55,16 @@ class Source:
         line = self.lines.get(known, 1)
         return f"{self.name}:{line}" + (f": {dotted}" if dotted else "")
 
+    def locate(self, message: str) -> str:
+        """`message`, which begins with a dotted key, with that key's place before it.
+
+        The longest known key is meant: the name of a column may hold points and blanks.
+        """
+        begun = [path for path in self.lines if message.startswith(".".join(map(str, path)) + ": ")]
+        word = message.split(": ")[0]
+        path = max(begun, key=len, default=tuple(word.split(".")))
+        return self.at(path) + message.removeprefix(".".join(map(str, path)))
+
     def line(self, path: KeyPath) -> str:
         """`at` without the key."""
         return self.at(path).split(": ")[0]

@@ -90,11 +90,10 @@ class Data(Strict):
         files = [source_key(path, "") for path in self.places.values()]
         return hashlib.sha256(repr((files, self.read_with)).encode()).hexdigest()[:32]
 
-    def refuse_missing(self, where: str) -> None:
+    def refuse_missing(self) -> None:
         """Raise ConfigError if the files are not there, without reading them.
 
-        Args:
-            where: File and line to name, such as "configs/x.yaml:3".
+        As those of `load_dataset`, its message begins with the dotted key to correct.
         """
         raise NotImplementedError
 

@@ -225,9 +225,9 @@ class ImageData(Data):
     def are_pixels(self) -> bool:
         return self.features is None
 
-    def refuse_missing(self, where: str) -> None:
+    def refuse_missing(self) -> None:
         if self.features is not None:
-            self.features.refuse_missing(where)
+            self.features.refuse_missing()
         folder = self.spec.folder
         if folder is None:
             return
@@ -235,16 +235,16 @@ class ImageData(Data):
         if place is None:
             laid = f"{folder}, as torchvision lays it out" if folder else "the images"
             raise ConfigError(
-                f"{where}: data.root: missing, and {self.name} needs it. Give the folder that "
+                f"data.root: missing, and {self.name} needs it. Give the folder that "
                 f"holds {laid}, for example with --set data.root=./data"
             )
         if self.name == "npz":
             if not place.is_file():
-                raise ConfigError(f"{where}: data.root: {place} is not a file. Give the .npz file")
+                raise ConfigError(f"data.root: {place} is not a file. Give the .npz file")
             return
         if not place.is_dir():
             fetched = ", or add --download to fetch it there" if folder else ""
             raise ConfigError(
-                f"{where}: data.root: {self.root!r} does not hold {self.name}: {place} is not a "
+                f"data.root: {self.root!r} does not hold {self.name}: {place} is not a "
                 f"folder. Give another with --set data.root=FOLDER{fetched}"
             )

@@ -38,12 +38,12 @@ class Features(Strict):
         """
         raise NotImplementedError
 
-    def refuse_missing(self, where: str) -> None:
+    def refuse_missing(self) -> None:
         """Raise ConfigError if a package that computes them is not installed."""
         for module, distribution in self.packages.items():
             if find_spec(module) is None:
                 raise ConfigError(
-                    f"{where}: data.features: {self.name} is computed by "
+                    f"data.features: {self.name} is computed by "
                     f"{distribution}, which is not installed here. Add it with: pip install "
                     f"'dpsweep[{self.extra}]' (or: pip install {' '.join(self.packages.values())})"
                 )

@@ -128,14 +128,14 @@ class OwnData(RowData):
     def places(self) -> dict[str, Path]:
         return {} if self.root is None else {"root": Path(self.root).expanduser()}
 
-    def refuse_missing(self, where: str) -> None:
+    def refuse_missing(self) -> None:
         for key, path in self.places.items():
             if not path.exists():
-                raise ConfigError(f"{where}: data.{key}: {path} is not there. Correct the path")
+                raise ConfigError(f"data.{key}: {path} is not there. Correct the path")
         try:
             import_function(self.function, self.folder)
         except InvalidKey as e:
-            raise ConfigError(f"{where}: data.{e.key}: {e}") from e
+            raise ConfigError(f"data.{e.key}: {e}") from e
 
     def read(self, split: Literal["train", "test"]) -> tuple[Inputs, Tensor]:
         """Read inputs and targets of a split, shape (N, ...).
@@ -153,8 +153,8 @@ class OwnData(RowData):
         size = self._call("", lambda: len(found))
         if size != num:
             raise ConfigError(
-                f"data.function: {self.function} has {size:,} examples in split {split!r}, and "
-                f"data.{key} declares {num:,}. Correct one of the two"
+                f"data.{key}: declares {num:,}, and data.function: {self.function} has {size:,} "
+                f"examples in split {split!r}. Correct one of the two"
             )
         rows: list[dict[str, Tensor]] = []
         targets: list[Tensor] = []

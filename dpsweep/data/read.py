@@ -236,7 +236,7 @@ def load_shared_features(config: DataConfig, seed: int, what: str, make: Callabl
 def _load_splits(config: DataConfig) -> tuple[tuple[Inputs, Tensor], tuple[Inputs, Tensor]]:
     if isinstance(config, ImageData):
         return _load_images(config) if config.features is None else _load_features(config)
-    config.refuse_missing(config.name)
+    config.refuse_missing()
     if isinstance(config, OwnData):
         train = config.read("train")
         return train, config.read("test") if config.num_test else train
@@ -281,7 +281,7 @@ def _load_images(config: ImageData) -> tuple[Split, Split]:
 
 def _load_features(config: ImageData) -> tuple[Split, Split]:
     """Both splits with features in the place of images; computed by the first process of a node."""
-    config.refuse_missing(config.name)
+    config.refuse_missing()
     assert config.features is not None
     features = config.features
     versions = [metadata.version(each) for each in features.packages.values()]
@@ -329,7 +329,7 @@ def _load_digits(config: ImageData) -> tuple[Split, Split]:
 
 
 def _load_files(config: ImageData) -> tuple[Split, Split]:
-    config.refuse_missing(config.name)
+    config.refuse_missing()
     assert config.root is not None
     assert config.place is not None
     root, place = Path(config.root).expanduser(), config.place

@@ -7,13 +7,13 @@ types, ranges and classes are declared (data/tables.py).
 import csv
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from dpsweep.core.errors import ConfigError, PrivateRowError, suggest_names
+from dpsweep.core.errors import ConfigError, InvalidKey, PrivateRowError, suggest_names
 
 Format = Literal["csv", "tsv", "jsonl", "parquet", "npz", "huggingface"]
 
@@ -26,6 +26,7 @@ class Column:
     """One column of a file.
 
     Attributes:
+        key: Dotted key of the config that names it, such as data.columns.age.
         path: The file.
         name: Of the column.
         values: Text in csv and tsv; numbers, text or None in the others.
@@ -33,6 +34,7 @@ class Column:
         unit: Word for `lines`: "line" or "row".
     """
 
+    key: str
     path: Path
     name: str
     values: Sequence[Any]
@@ -42,7 +44,8 @@ class Column:
     def error(self, index: int, what: str) -> PrivateRowError:
         """Make the error of one value, with its place."""
         return PrivateRowError(
-            f"{self.path}, {self.unit} {self.lines[index]}: column {self.name!r}: {what}"
+            f"{self.key}: {self.path}, {self.unit} {self.lines[index]}: column {self.name!r}: "
+            f"{what}"
         )
 
     def convert(self, one: Callable[[Any], Any]) -> list[Any]:
@@ -75,46 +78,52 @@ def file_format(path: Path, declared: Format | None = None) -> Format:
 
 def read_columns(
     path: Path,
-    names: Iterable[str],
-    num_rows: int,
-    key: str,
+    names: Mapping[str, str],
+    num_rows: tuple[str, int],
+    file: str,
     declared: Format | None = None,
-    split: str | None = None,
+    split: tuple[str, str | None] = ("", None),
 ) -> dict[str, Column]:
     """Read some columns of a file.
 
     Args:
         path: The file.
-        names: Of the columns.
-        num_rows: Number of rows that is declared.
-        key: Key that declares it, such as data.num_train.
+        names: Of the columns -> the keys that name them, such as data.columns.age.
+        num_rows: Key that declares the number of rows, such as data.num_train, and that number.
+        file: Key that names the file, such as data.file.
         declared: Format, if the suffix does not say.
-        split: Part of a data set of the package datasets, such as train.
+        split: Key and name of the part of a data set of the package datasets, such as train.
 
     Raises:
         ConfigError: If the file is empty, broken, or has not these columns and so many rows.
     """
-    kind = file_format(path, declared)
     try:
+        kind = file_format(path, declared)
         if kind == "huggingface":
             header, columns, lines, unit = _read_huggingface(path, [*names], split)
         else:
             header, columns, lines, unit = _READERS[kind](path, [*names])
     except (OSError, UnicodeDecodeError) as e:
-        raise PrivateRowError(f"{path}: cannot be read as {kind}: {e}") from e
+        raise PrivateRowError(f"{file}: {path}: cannot be read as {kind}: {e}") from e
+    except InvalidKey as e:
+        raise ConfigError(f"{e.key}: {path}: {e}") from e
+    except ConfigError as e:
+        raise type(e)(f"{file}: {e}") from e  # one about a private row stays one
     if not header:
-        raise ConfigError(f"{path}: is empty. Give a file with named columns and rows")
-    for name in names:
+        raise ConfigError(f"{file}: {path}: is empty. Give a file with named columns and rows")
+    for name, key in names.items():
         if name not in header:
-            raise ConfigError(f"{path}: has no column {name!r}.{suggest_names(name, header)}")
+            raise ConfigError(
+                f"{key}: {path}: has no column {name!r}.{suggest_names(name, header)}"
+            )
     if not lines:
-        raise ConfigError(f"{path}: has a header and no row. Give a file with rows")
-    if len(lines) != num_rows:
+        raise ConfigError(f"{file}: {path}: has a header and no row. Give a file with rows")
+    key, num = num_rows
+    if len(lines) != num:
         raise ConfigError(
-            f"{path}: holds {len(lines):,} rows, and {key} declares {num_rows:,}. Correct one of "
-            f"the two"
+            f"{key}: declares {num:,}, and {path} holds {len(lines):,} rows. Correct one of the two"
         )
-    return {name: Column(path, name, columns[name], lines, unit) for name in names}
+    return {k: Column(names[k], path, k, columns[k], lines, unit) for k in names}
 
 
 def inspect_columns(path: Path) -> tuple[dict[str, bool], int]:
@@ -229,7 +238,7 @@ def _read_npz(path: Path, names: list[str]) -> _Read:
     return header, {name: column.tolist() for name, column in columns.items()}, rows, "row"
 
 
-def _read_huggingface(path: Path, names: list[str], split: str | None) -> _Read:
+def _read_huggingface(path: Path, names: list[str], split: tuple[str, str | None]) -> _Read:
     """Read a folder that `save_to_disk` of the package datasets wrote; nothing is downloaded."""
     datasets = import_module("datasets")
     try:
@@ -240,9 +249,10 @@ def _read_huggingface(path: Path, names: list[str], split: str | None) -> _Read:
             f".parquet or .csv file is read by its name"
         ) from e
     if isinstance(found, datasets.DatasetDict):
-        if split not in found:
-            raise ConfigError(f"{path}: has no split {split!r}.{suggest_names(str(split), found)}")
-        found = found[split]
+        key, part = split
+        if part not in found:
+            raise InvalidKey(key, f"has no split {part!r}.{suggest_names(str(part), found)}")
+        found = found[part]
     header = list(found.column_names)
     columns: dict[str, Sequence[Any]] = {k: list(found[k]) for k in names if k in header}
     return header, columns, range(1, len(found) + 1), "row"

@@ -9,7 +9,7 @@ what to declare.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
@@ -138,6 +138,13 @@ class RowData(Data):
     def input_spec(self) -> dict[str, Any]:
         """Part of `Spec` that describes the inputs."""
         raise NotImplementedError
+
+    def name_targets(self, key: str) -> dict[str, str]:
+        """Target columns -> the keys that name them; `key` holds one name or several."""
+        given = getattr(self, key)
+        if isinstance(given, str):
+            return {given: key}
+        return {name: f"{key}.{i}" for i, name in enumerate(given)}
 
     @property
     def num_outputs(self) -> int:
@@ -344,11 +351,20 @@ class FileData(RowData):
             paths.append(self.place)
         return {key: (path, num) for (key, num), path in zip(keys.items(), paths, strict=False)}
 
-    def read_rows(self, key: str, names: Iterable[str]) -> dict[str, Column]:
-        """Read some columns of the file of num_train or num_test."""
+    def read_rows(self, key: str, names: Mapping[str, str]) -> dict[str, Column]:
+        """Read columns of the file of num_train or num_test: their names -> keys that name them."""
         path, num = self.files[key]
-        split = self.split if key == "num_train" else self.test_split
-        return read_columns(path, names, num, f"data.{key}", self.format, split)
+        tested = key == "num_test"
+        file = "test_file" if tested and self.test_file is not None else "file"
+        part = "test_split" if tested else "split"
+        return read_columns(
+            path,
+            {name: f"data.{each}" for name, each in names.items()},
+            (f"data.{key}", num),
+            f"data.{file}",
+            self.format,
+            (f"data.{part}", getattr(self, part)),
+        )
 
     @property
     def places(self) -> dict[str, Path]:
@@ -364,16 +380,16 @@ class FileData(RowData):
     def read_from(self) -> Path:
         return self.place
 
-    def refuse_missing(self, where: str) -> None:
+    def refuse_missing(self) -> None:
         folder = self.format == "huggingface"
         for key, path in self.places.items():
             if not (path.is_dir() if folder else path.is_file()):
                 kind = "folder" if folder else "file"
-                raise ConfigError(f"{where}: data.{key}: {path} is not a {kind}. Correct the path")
+                raise ConfigError(f"data.{key}: {path} is not a {kind}. Correct the path")
         if folder and find_spec("datasets") is None:
             raise ConfigError(
-                f"{where}: data.format: huggingface is read by the package datasets, which is not "
-                f"installed here. Add it with: pip install 'dpsweep[datasets]'"
+                "data.format: huggingface is read by the package datasets, which is not "
+                "installed here. Add it with: pip install 'dpsweep[datasets]'"
             )
 
     def read_units(self, key: str) -> Tensor:
@@ -382,7 +398,7 @@ class FileData(RowData):
 
         assert self.unit is not None, "asked for where there are units"
         name = self.unit.column
-        return torch.tensor(self.read_rows(key, [name])[name].convert(_hash_unit))
+        return torch.tensor(self.read_rows(key, {name: "unit.column"})[name].convert(_hash_unit))
 
     def check_declared(self) -> None:
         """Raise InvalidKey if what must be declared is missing."""
@@ -455,6 +471,9 @@ class TableData(FileData):
         """Read inputs, float32, shape (N, F), and targets of the file of num_train or num_test."""
         import torch
 
-        found = self.read_rows(key, [*self.columns, *self.targets])
+        found = self.read_rows(
+            key,
+            {name: f"columns.{name}" for name in self.columns} | self.name_targets("target"),
+        )
         inputs = [config.encode(found[name]) for name, config in self.columns.items()]
         return torch.cat(inputs, 1), self.encode_targets(found)

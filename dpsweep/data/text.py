@@ -62,12 +62,12 @@ class TokenData(FileData):
         own = f"Declared public too: the tokenizer {self.tokenizer}."
         return " ".join(filter(None, (own, super().public_words)))
 
-    def refuse_missing(self, where: str) -> None:
-        super().refuse_missing(where)
+    def refuse_missing(self) -> None:
+        super().refuse_missing()
         if find_spec("tokenizers") is None:
             raise ConfigError(
-                f"{where}: data.tokenizer: the package tokenizers is not installed here. Add it "
-                f"with: pip install 'dpsweep[text]'"
+                "data.tokenizer: the package tokenizers is not installed here. Add it "
+                "with: pip install 'dpsweep[text]'"
             )
         find_tokenizer(self.tokenizer)
 
@@ -111,7 +111,7 @@ class TextData(TokenData):
     def read(self, key: str) -> tuple[Inputs, Tensor]:
         """Read ids and masks, shape (N, T), and targets of the file of num_train or num_test."""
         texts = (self.text,) if isinstance(self.text, str) else self.text
-        found = self.read_rows(key, [*texts, *self.targets])
+        found = self.read_rows(key, self.name_targets("text") | self.name_targets("label"))
         coder = _load_coder(find_tokenizer(self.tokenizer))
         coder.enable_truncation(self.length)
         parts = [found[name].convert(_to_text) for name in texts]
@@ -164,15 +164,15 @@ class GenerationData(TokenData):
     def input_spec(self) -> dict[str, Any]:
         return {**super().input_spec, "positions": self.length}
 
-    def refuse_missing(self, where: str) -> None:
-        super().refuse_missing(where)
+    def refuse_missing(self) -> None:
+        super().refuse_missing()
         for metric, module, package in (
             ("bleu", "sacrebleu", "sacrebleu"),
             ("rouge_l", "rouge_score", "rouge-score"),
         ):
             if metric in self.task.metrics and find_spec(module) is None:
                 raise ConfigError(
-                    f"{where}: data.task.metrics: {metric} is computed by {package}, which is not "
+                    f"data.task.metrics: {metric} is computed by {package}, which is not "
                     f"installed here. Add it with: pip install 'dpsweep[generation]'"
                 )
 
@@ -197,7 +197,7 @@ class GenerationData(TokenData):
         """Read ids and masks, and at each position the next token if it is to be learned."""
         import torch
 
-        found = self.read_rows(key, [self.source, self.target])
+        found = self.read_rows(key, {self.source: "source", self.target: "target"})
         (coder, end), settings = self.load_coder(), read_tokenizer(find_tokenizer(self.tokenizer))
         texts = [found[name].convert(_to_text) for name in (self.source, self.target)]
         prompts, answers = (

@@ -72,13 +72,13 @@ def check_units(config: FileData, train: Tensor, test: Tensor | None) -> None:
     num = len(set(train.tolist()))
     if num != config.unit.num_units:
         raise ConfigError(
-            f"{config.file}: column {config.unit.column!r} names {num:,} units, and "
-            f"data.unit.num_units declares {config.unit.num_units:,}. Correct one of the two"
+            f"data.unit.num_units: declares {config.unit.num_units:,}, and column "
+            f"{config.unit.column!r} of {config.file} names {num:,} units. Correct one of the two"
         )
     both = set() if test is None else set(train.tolist()) & set(test.tolist())
     if both:
         raise ConfigError(
-            f"{config.test_file}: {len(both):,} units of column {config.unit.column!r} have rows "
-            f"here and in {config.file}. A unit is all training or all test: move its rows, or use "
-            f"validation: holdout, which holds out whole units"
+            f"data.test_file: {config.test_file}: {len(both):,} units of column "
+            f"{config.unit.column!r} have rows here and in {config.file}. A unit is all training "
+            f"or all test: move its rows, or use validation: holdout, which holds out whole units"
         )

@@ -41,13 +41,17 @@ class GaugeWatcher:
             name: Gauge(name, words, ("sweep", "state") if name == "dpsweep_trials" else ("sweep",))
             for name, words in GAUGES.items()
         }
+        self._states: dict[int, str] = {}
         for record in study.records():
             self._note_epsilon(record.row)
-        self._set_all()
+            self._states[record.number] = record.state
+        self._count()
+        self._set_best()
 
     def on_trial_start(self, record: Record) -> None:
         """Count a trial that was given to a worker."""
-        self._set_all()
+        self._states[record.number] = record.state
+        self._count()
 
     def on_trial_report(self, record: Record, row: Row) -> None:
         """Take what a trial has spent."""
@@ -55,21 +59,27 @@ class GaugeWatcher:
 
     def on_trial_end(self, record: Record) -> None:
         """Count a trial that is complete, pruned or failed."""
-        self._set_all()
+        self._states[record.number] = record.state
+        self._count()
+        if record.state == "complete":
+            self._set_best()
 
     def _note_epsilon(self, row: Row | None) -> None:
         if row is not None:
             self._epsilon = max(self._epsilon, row["privacy/epsilon_spent"])
             self._set("dpsweep_trial_epsilon_max", self._epsilon)
 
-    def _set_all(self) -> None:
-        count = Counter(record.state for record in self._study.records())
+    def _count(self) -> None:
+        """Set the numbers of trials and of waiting results, without reading the study."""
+        count = Counter(self._states.values())
         for state in _STATES:
             self._set("dpsweep_trials", count[state], state=state)
+        self._set("dpsweep_spool_length", read_backlog(self._folder).waiting)
+
+    def _set_best(self) -> None:
         best = self._study.best()
         if best and best[0].value is not None:
             self._set("dpsweep_best_value", best[0].value)
-        self._set("dpsweep_spool_length", read_backlog(self._folder).waiting)
 
     def _set(self, name: str, value: float, **tags: str) -> None:
         self._gauges[name].set(value, {"sweep": self._study.sweep.name, **tags})

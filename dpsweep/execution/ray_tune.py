@@ -35,7 +35,8 @@ class StudySearcher(Searcher):
 
     def suggest(self, trial_id: str) -> Assignment | str | None:
         """The next assignment, None while there is none, FINISHED when there will be none."""
-        if self._is_full() and self._driver.num_left():
+        # Tune asks at each of its steps: what is left is read from the study only if that decides
+        if self._is_full() and (self._driver.is_waiting or self._driver.num_left()):
             return None
         if assignment := self._driver.assign_trial(trial_id):
             return assignment

@@ -39,7 +39,7 @@ def check_trial(config: TrialConfig, source: Source, *, fetch: bool = False) -> 
         from dpsweep.data.read import download_dataset
 
         download_dataset(config.data)
-    _check_data(config, source.line(("data",)))
+    _check_data(config, source)
     delta, most = config.delta, 1 / config.data.num_examples
     warnings = [said] if (said := user_code_notice(config.model)) else []
     if delta < most:
@@ -60,24 +60,24 @@ def check_device(config: TrialConfig, source: Source) -> None:
         open_device("cuda", key=source.at(("train", "device")))
 
 
-def _check_data(config: TrialConfig, where: str) -> None:
+def _check_data(config: TrialConfig, source: Source) -> None:
     """Read all images, once a node while the files stay as they are; features come later."""
-    config.data.refuse_missing(where)
     images = config.data.without_features
 
     def check() -> None:
         from dpsweep.data.read import load_dataset  # torch takes seconds to import
 
-        try:
-            load_dataset(images, config.seed)
-        except ConfigError as e:
-            raise type(e)(f"{where}: {e}") from e  # one about a private row stays one
+        load_dataset(images, config.seed)
 
-    if not images.is_kept:
-        check()
-        return
-    key = f"data {images.model_dump_json()} {config.seed} {images.version}"
-    check_once(key, images.read_from, check)
+    try:
+        config.data.refuse_missing()
+        if images.is_kept:
+            key = f"data {images.model_dump_json()} {config.seed} {images.version}"
+            check_once(key, images.read_from, check)
+        else:
+            check()
+    except ConfigError as e:
+        raise type(e)(source.locate(str(e))) from e  # one about a private row stays one
 
 
 def check_sweep(sweep: ResolvedSweep, *, fetch: bool = False) -> list[str]:

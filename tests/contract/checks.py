@@ -87,7 +87,8 @@ def check_reference(world: World) -> None:
     """The noise-free gradient is that of examples taken one by one, clipped as in the textbook.
 
     The clip norm is such that half of the answers lie inside. Spectral worlds need keep = 1: then
-    what is released is the gradient itself.
+    what is released is the gradient itself. With records in reduced precision an answer is what
+    they say in double, so the tolerance is that of norms in float32, and a sum in bf16 shows.
     """
     start = world.underway(world.step(examples()))
     iterates = [copied(x) for x in start.iterates]
@@ -99,7 +100,8 @@ def check_reference(world: World) -> None:
     tape = world.run(examples(), sigma=0)
     (gradient,), (recording,) = tape.gradients, tape.releases
     off = _distance(gradient, expected) / _largest(expected)
-    assert off < 1e-9, f"reference: the release is off by {off:.2g} of its largest entry"
+    allowed = {"float64": 1e-9, "float32": 1e-4}[world.dtype]
+    assert off < allowed, f"reference: the release is off by {off:.2g} of its largest entry"
     if world.style == "adaptive":
         share = world.config.privacy.clipping.build(world.clip_norm, 0.0, BATCH_SIZE).share
         count = 2 * math.sqrt(share) * recording.clip_norm * (inside - NUM_EXAMPLES / 2)
@@ -188,7 +190,8 @@ def check_points(world: World) -> None:
                     k: x + ahead * (iterates[t][k] - before[k])
                     for k, x in iterates[t - age].items()
                 }
-                assert _distance(point, place) < 1e-12, f"points: not where they should be, {t}"
+                slack = ROUNDING[world.dtype] * _largest(place)
+                assert _distance(point, place) < slack, f"points: not where they should be, {t}"
                 assert math.isclose(weight, scale * w, rel_tol=1e-9), f"points: a weight, step {t}"
     assert next(asked, None) is None
 
@@ -229,11 +232,12 @@ def check_batch_has_no_say(world: World) -> None:
 
 
 def check_divisor(world: World) -> None:
-    """The sum is divided by B, whatever the true size of the batch."""
+    """The sum is divided by B, whatever the true size of the batch: in double, then rounded."""
+    dtype = getattr(torch, world.dtype)
     for num in (3, NUM_EXAMPLES):
         recording = world.total(only(examples(), range(num)), sigma=0)
-        off = _distance({k: BATCH_SIZE * x for k, x in recording.released.items()}, recording.total)
-        assert off <= 1e-12 * _largest(recording.total), f"divisor: not B for {num} examples"
+        divided = {k: (x.double() / BATCH_SIZE).to(dtype) for k, x in recording.total.items()}
+        assert same(recording.released, divided), f"divisor: not B for {num} examples"
 
 
 def check_empty_batch(world: World) -> None:
@@ -263,9 +267,10 @@ def check_empty_batch(world: World) -> None:
 
 def check_only_the_release_leaves(world: World) -> None:
     """With the release held fixed, all that a step leaves behind is the same for any data."""
+    dtype = getattr(torch, world.dtype)  # a release has that of the weights, its sum is in double
 
     def fixed(total: Clipped, **_: object) -> Released:
-        return Released({k: torch.full_like(x, 0.1) for k, x in total.items()})
+        return Released({k: torch.full_like(x, 0.1, dtype=dtype) for k, x in total.items()})
 
     states = []
     with mock.patch.object(step_module, "release", fixed):

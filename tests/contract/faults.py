@@ -7,7 +7,7 @@ import contextlib
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from dpsweep.core.seeds import Secret
 from dpsweep.core.types import Clipped, Released, Tensors
 from dpsweep.methods.momentum import InnerMomentum
 from dpsweep.models import build_model as build_model
-from dpsweep.privacy import correlated
+from dpsweep.privacy import correlated, noise
 from dpsweep.privacy.clip import Clip, PerLayer, Quantile
 from dpsweep.privacy.correlated import Banded, Correlation, PublicSettings
 from dpsweep.privacy.engine import BookkeepingEngine, bookkeeping, conv, gradients, parallel
@@ -324,7 +324,7 @@ def raw_prediction(patch: pytest.MonkeyPatch) -> None:
         return total
 
     def unprotected(self, released, step):
-        return Released({k: g + raw[k] for k, g in restore(self, released, step).items()})
+        return Released({k: g + raw[k].to(g) for k, g in restore(self, released, step).items()})
 
     patch.setattr(SplitQuery, "evaluate", noting)
     patch.setattr(SplitQuery, "restore", unprotected)
@@ -469,6 +469,59 @@ def norms_of_other_records(patch: pytest.MonkeyPatch) -> None:
         return gradients.OuterProducts(*(x.bfloat16().to(x) for x in pair)).norms[0]
 
     patch.setattr(gradients.OuterProducts, "squares", squares)
+
+
+def norms_of_exact_records(patch: pytest.MonkeyPatch) -> None:
+    """Norms from records in float32, and sums from those in bf16."""
+    record, make, exact = bookkeeping.record_calls, BookkeepingEngine._make_gradients, {}
+    compute = BookkeepingEngine._portion
+
+    def portion(*args: object) -> Clipped:
+        exact.clear()  # of what the checks before the first step recorded
+        return compute(*args)
+
+    def records(*args: object) -> dict[str, list[LayerCall]]:
+        for name, calls in record(*args[:-1], None).items():
+            exact.setdefault(name, []).extend(calls)
+        return record(*args)
+
+    def mixed(self: BookkeepingEngine, calls: object, *args: object) -> dict[str, object]:
+        summed, measured = make(self, calls, *args), make(self, dict(exact), *args)
+        return {k: NormsOfOthers(g, measured[k]) for k, g in summed.items()}
+
+    patch.setattr(bookkeeping, "record_calls", records)
+    patch.setattr(BookkeepingEngine, "_make_gradients", mixed)
+    patch.setattr(BookkeepingEngine, "_portion", portion)
+
+
+@dataclass(frozen=True)
+class NormsOfOthers:
+    """Gradients with the norms of others."""
+
+    summed: ParameterGradients
+    measured: ParameterGradients
+
+    def squares(self) -> Tensor:
+        return self.measured.squares()
+
+    def sum_scaled(self, *args: object) -> Tensor:
+        return self.summed.sum_scaled(*args)
+
+
+def sums_in_bf16(patch: pytest.MonkeyPatch) -> None:
+    """Clipped gradients of rounded records are added as they come out of the backward pass."""
+    products = gradients.summed_products
+
+    def added(left: Tensor, right: Tensor, *args: object) -> Tensor:
+        return products(left.bfloat16(), right.bfloat16(), *args).to(left)
+
+    patch.setattr(gradients, "summed_products", added)
+
+
+def noise_in_bf16(patch: pytest.MonkeyPatch) -> None:
+    """Noise of the precision of the passes is added to the sum, and rounded with it afterwards."""
+    fill = noise._fill
+    patch.setattr(noise, "_fill", lambda *args: fill(*args).bfloat16().double())
 
 
 # Several devices.

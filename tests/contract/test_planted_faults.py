@@ -65,6 +65,9 @@ check that is named must then fail with the words given, and must pass in the sa
 | a portion computed by two devices | check_sensitivity | sensitivity |
 | the devices' sums added in order of arrival | check_devices | devices |
 | norms from records in bf16, sums from others in float32 | check_sensitivity | sensitivity |
+| norms from records in float32, sums from those in bf16 | check_sensitivity | sensitivity |
+| clipped gradients added in bf16 | check_reference | reference |
+| noise in bf16, added before the sum is rounded | check_empty_batch | not noise alone |
 """
 
 import inspect
@@ -79,7 +82,7 @@ import faults
 import pytest
 from remembering import ActNorm, Cooling, Tracking
 from world import World
-from worlds import METHOD_WORLDS, UNFILTERED, WORLDS
+from worlds import METHOD_WORLDS, UNFILTERED, WORLDS, rounded
 
 from dpsweep.config.trial import TrialConfig
 
@@ -92,6 +95,7 @@ SPECTRAL = METHOD_WORLDS["spectral_dp"]
 AUGMENTED = METHOD_WORLDS["dp_sgd-augmented"]
 BANDED = METHOD_WORLDS["bandmf"]
 ADAPTIVE = WORLDS["dp_sgd-adaptive"]
+BF16 = rounded(SGD, "bf16")
 SEVERAL_DEVICES = METHOD_WORLDS["dp_sgd-three-devices"]
 
 
@@ -329,6 +333,19 @@ FAULTS = {
         "sensitivity: one example",
         replace(SGD, dtype="float32"),
     ),
+    "norms-of-exact-records": Fault(
+        faults.norms_of_exact_records, checks.check_sensitivity, "sensitivity: one example", BF16
+    ),
+    "sums-in-bf16": Fault(
+        faults.sums_in_bf16, checks.check_reference, "reference: the release is off", BF16
+    ),
+    "noise-in-bf16": Fault(
+        faults.noise_in_bf16, checks.check_empty_batch, "its release is not noise alone", BF16
+    ),
+}
+FAULTS |= {
+    f"{name}-in-bf16": replace(FAULTS[name], world=rounded(FAULTS[name].world, "bf16"))
+    for name in ("raw-prediction", "true-divisor", "overwritten-weights")
 }
 every_fault = pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 

@@ -12,7 +12,7 @@ import checks
 import pytest
 import torch
 from pydantic import ValidationError
-from worlds import METHOD_WORLDS, OFTEN, OWN, STYLES, UNFILTERED, WORLDS
+from worlds import METHOD_WORLDS, OFTEN, OWN, STYLES, UNFILTERED, WORLDS, keeping_all, rounded
 
 from dpsweep.config.clipping import AdaptiveClipping, AutomaticClipping, ClippingConfig
 from dpsweep.config.trial import TrialConfig
@@ -111,32 +111,46 @@ def test_microbatches_and_their_size_change_nothing_in_single_precision(world):
 
 
 BF16 = {
-    name: replace(
-        METHOD_WORLDS[name],
-        dtype="float32",
-        train=METHOD_WORLDS[name].train | {"precision": {"forward": "bf16"}},
-    )
+    name: rounded(METHOD_WORLDS[name], "bf16")
     for name in ("dp_sgd", "disk-augmented", "fftkf-split", "bandmf", "spectral_dp")
 }
+TF32 = {
+    name: rounded(METHOD_WORLDS[name], "tf32")
+    for name in ("dp_sgd", "disk-augmented", "spectral_dp")
+}
+WITH_ROUNDED_RECORDS = [
+    checks.check_sensitivity,
+    checks.check_bad_examples,
+    checks.check_reference,
+    checks.check_microbatches,
+    checks.check_devices,
+    checks.check_points,
+    checks.check_batch_has_no_say,
+    checks.check_divisor,
+    checks.check_empty_batch,
+    checks.check_only_the_release_leaves,
+    checks.check_resume,
+    chance.check_noise,
+]
 
 
-@pytest.mark.parametrize(
-    "check",
-    [
-        checks.check_sensitivity,
-        checks.check_bad_examples,
-        checks.check_microbatches,
-        checks.check_devices,
-        checks.check_batch_has_no_say,
-        checks.check_empty_batch,
-        checks.check_resume,
-        chance.check_noise,
-    ],
-    ids=lambda check: check.__name__,
-)
+def check_rounded(world, check):
+    check(keeping_all(world) if check is checks.check_reference and world.geometry.maps else world)
+
+
+@pytest.mark.parametrize("check", WITH_ROUNDED_RECORDS, ids=lambda check: check.__name__)
 @in_worlds(BF16, ("dp_sgd", "disk-augmented"))
 def test_all_of_it_holds_with_records_rounded_to_bf16(world, check):
-    check(world)
+    check_rounded(world, check)
+
+
+@pytest.mark.parametrize("check", WITH_ROUNDED_RECORDS, ids=lambda check: check.__name__)
+@in_worlds(TF32, ("dp_sgd",))
+def test_all_of_it_holds_with_records_rounded_to_tf32(world, check):
+    """On a CPU, whose products are rounded as a card's."""
+    if check is checks.check_devices:
+        pytest.skip("tf32 on several devices is refused: tests/gpu/test_precision.py")
+    check_rounded(world, check)
 
 
 @in_worlds(METHOD_WORLDS, (*FEW, "disk-augmented", "compose-momentum-spectral"))

@@ -4,8 +4,8 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
-from world import BATCH_SIZE, NUM_EXAMPLES, UNDERWAY, World, examples, loss, only
+from torch.func import functional_call, vjp
+from world import BATCH_SIZE, NUM_EXAMPLES, PHYSICAL, UNDERWAY, World, examples, loss, only
 
 from dpsweep.core.types import Tensors
 from dpsweep.data.augment import hash_images
@@ -105,8 +105,9 @@ def asked(world: World, data: Dataset) -> tuple[Tensor, Tensor]:
     Each is cut out of the image mirrored beyond its edge, and then turned round.
     """
     augment, copies = world.config.train.augment, []
+    dtype = getattr(torch, world.dtype)
     if augment is None:
-        return data.scaled(data.inputs, torch.float64), data.targets
+        return data.scaled(data.inputs, dtype), data.targets
     drawn = augment.draws(hash_images(data.inputs), UNDERWAY, world.config.seed)
     height, width = data.inputs.shape[2:]
     for i, image in enumerate(data.inputs):
@@ -116,7 +117,7 @@ def asked(world: World, data: Dataset) -> tuple[Tensor, Tensor]:
             copy = wide[:, top : top + height, left : left + width]
             copies.append(copy.flip(2) if flipped else copy)
     targets = data.targets.repeat_interleave(augment.multiplicity)
-    return data.scaled(torch.stack(copies), torch.float64), targets
+    return data.scaled(torch.stack(copies), dtype), targets
 
 
 def _factors(world: World, norms: dict[str, float]) -> dict[str, float]:
@@ -135,24 +136,49 @@ def _factors(world: World, norms: dict[str, float]) -> dict[str, float]:
 
 
 def _autograd(world: World, point: Tensors, one: Dataset) -> dict[str, tuple[Tensor, Tensor]]:
-    """Parameter -> its gradient, and what of it is clipped: for a convolution, every lag."""
+    """Parameter -> its gradient, and what of it is clipped: for a convolution, every lag.
+
+    In reduced precision a gradient is what a layer's records say: what it was given and the
+    gradient of its output are rounded, and the layer alone is led back in double. They are rounded
+    as in a step, so the examples stand in as many rows: a kernel may round otherwise in fewer.
+    """
     net, seen = world.model, {}
     hooks = [
         m.register_forward_hook(lambda m, a, out, n=n: seen.update({n: (m, a[0], out)}))
         for n, m in net.named_children()
+        if list(m.parameters())
     ]
     leaves = {k: x.clone().requires_grad_() for k, x in point.items()}
+    inputs, targets = asked(world, one)
+    num, rounded = len(inputs), world.config.train.forward_precision is not None
+    if rounded:
+        inputs = inputs.repeat(PHYSICAL, 1, 1, 1)
     try:
-        inputs, targets = asked(world, one)
-        value = loss(functional_call(net, leaves, (inputs,)), targets)
+        with world.rounding():
+            outputs = functional_call(net, leaves, (inputs,))[:num]
     finally:
         for hook in hooks:
             hook.remove()
-    grads = torch.autograd.grad(value, list(leaves.values()), retain_graph=True)
-    parts = {k: (g, g) for k, g in zip(leaves, grads, strict=True)}
-    for name, (module, x, out) in seen.items():
+    rows = zip(outputs.to(inputs).split(1), targets.split(1), strict=True)
+    value = sum(loss(*row) for row in rows)  # a mean would be rounded otherwise
+    outs = [out for *_, out in seen.values()]
+    with world.rounding():
+        grads = torch.autograd.grad(value, outs, retain_graph=True)
+    records = dict(zip(seen, (g / num for g in grads), strict=True))
+    if rounded:
+        parts = {}
+        for (name, (module, x, _)), grad in zip(list(seen.items()), grads, strict=True):
+            x, a = x[:num].detach().double(), grad[:num].double() / num
+            seen[name], records[name] = (module, x, None), a
+            own = {k: leaves[f"{name}.{k}"].detach().double() for k, _ in module.named_parameters()}
+            back = vjp(lambda own, m=module, x=x: functional_call(m, own, (x,)), own)[1]
+            parts |= {f"{name}.{k}": (g, g) for k, g in back(a)[0].items()}
+    else:
+        grads = torch.autograd.grad(value / num, list(leaves.values()))
+        parts = {k: (g, g) for k, g in zip(leaves, grads, strict=True)}
+    for name, (module, x, _) in seen.items():
         if isinstance(module, nn.Conv2d) and world.geometry.maps:
-            (a,) = torch.autograd.grad(value, out, retain_graph=True)
+            a = records[name]
             pad = [p + n - 1 for p, n in zip(module.padding, a.shape[2:], strict=True)]
             lags = nn.functional.conv2d(x.transpose(0, 1), a.transpose(0, 1), padding=pad)
             parts[f"{name}.weight"] = (parts[f"{name}.weight"][0], lags)

@@ -8,7 +8,7 @@ clipped, count included) and where filters begin. Nothing it computes is changed
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from unittest import mock
@@ -16,6 +16,8 @@ from unittest import mock
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from dpsweep.config.plan import PrivacyPlan
 from dpsweep.config.trial import TrialConfig
@@ -41,6 +43,9 @@ NUM_CLASSES = 8  # two blocks of the head: over all classes the gradient of a lo
 SHAPE = (1, 4, 4)
 STEPS = 120
 """Steps of a whole run."""
+
+PHYSICAL = 256
+"""Examples that are computed at once, unless a check says otherwise."""
 
 CYCLE = 4
 """Groups that take turns where noise is buffered."""
@@ -114,6 +119,37 @@ class Noting:
         self.tape.asked.append(([copied(point) for point in points], list(weights)))
         self.tape.batches.append(inputs_B)
         return self.engine.clipped_sum(points, weights, inputs_B, targets_B, clip)
+
+
+class TensorCores(TorchDispatchMode):
+    """Rounds the operands of float32 products to TF32's ten bits, where a card would.
+
+    That is where torch's setting for products says so, or `always`. They are summed in double: on a
+    card a product has one kernel for all rows, and here float32 is rounded otherwise in some.
+    """
+
+    PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward")
+
+    def __init__(self, always: bool = False) -> None:
+        super().__init__()
+        self.always = always
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        on = self.always or torch.backends.cuda.matmul.fp32_precision == "tf32"
+        if not on or func.overloadpacket.__name__ not in self.PRODUCTS:
+            return func(*args, **(kwargs or {}))
+        found = func(*tree_map_only(Tensor, _round_to_ten_bits, args), **(kwargs or {}))
+        single = {torch.float64: torch.float32, torch.complex128: torch.complex64}
+        return tree_map_only(Tensor, lambda x: x.to(single[x.dtype]), found)
+
+
+def _round_to_ten_bits(x: Tensor) -> Tensor:
+    """In double; each part of complex numbers."""
+    if x.is_complex():
+        return torch.view_as_complex(_round_to_ten_bits(torch.view_as_real(x.resolve_conj())))
+    assert x.dtype == torch.float32, "a product of other numbers in a forward or backward pass"
+    words = x.clone(memory_format=torch.preserve_format).view(torch.int32)
+    return words.add_(0x1000).bitwise_and_(~0x1FFF).view(torch.float32).double()
 
 
 def loss(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -218,13 +254,22 @@ class World:
                 p.copy_(start + scale * torch.randn(p.shape, generator=rng, dtype=torch.float64))
         return net.to(getattr(torch, self.dtype))
 
+    def rounding(self) -> AbstractContextManager[object]:
+        """In which a forward or backward pass rounds as `train.precision` says."""
+        match self.config.train.forward_precision:
+            case "bf16":
+                return torch.autocast("cpu", torch.bfloat16)
+            case "tf32":
+                return TensorCores(always=True)
+        return nullcontext()
+
     def step(
         self,
         data: Dataset,
         *,
         sigma: float = SIGMA,
         rate: float = 1.0,
-        physical: int = 256,
+        physical: int = PHYSICAL,
         secret: Secret = SECRET,
         cyclic: bool = False,
         num_devices: int | None = None,
@@ -259,7 +304,8 @@ class World:
                 precision=train.forward_precision,
             )
 
-        engine = replicate_engine(make, self.model, [torch.device("cpu")] * num_devices)
+        with TensorCores():
+            engine = replicate_engine(make, self.model, [torch.device("cpu")] * num_devices)
         return Step(self.config, budget, data, engine, secret, self.geometry)
 
     @cached_property
@@ -313,7 +359,7 @@ class World:
         **how: object,
     ) -> Tape:
         """Takes `steps` steps from `progress`, or from underway, and tells what was seen."""
-        with watched(self.step(data, **how)) as (step, tape):
+        with watched(self.step(data, **how)) as (step, tape), TensorCores():
             tape.progress = self.underway(step, at) if progress is None else progress
             for _ in range(steps):
                 tape.trails.append([copied(x) for x in tape.progress.iterates])

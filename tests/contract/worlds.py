@@ -115,6 +115,12 @@ OFTEN = OWN | {
 """The same, and every style: what plain pytest runs of the checks of sensitivity."""
 
 
+def rounded(world: World, precision: str) -> World:
+    """The same in float32, with forward and backward passes in bf16 or tf32."""
+    train = world.train | {"precision": {"forward": precision}}
+    return replace(world, dtype="float32", train=train)
+
+
 def keeping_all(world: World) -> World:
     """The same with every frequency kept, where what is released is the gradient itself."""
     method = world.method

@@ -208,9 +208,9 @@ def test_progress_counts_every_image_once():
 
 def test_missing_package_is_told_with_the_command(monkeypatch):
     monkeypatch.setattr(features, "find_spec", lambda name: None)
-    message = r"x\.yaml:1: data\.features: .* kymatio, .* pip install 'dpsweep\[scattering\]'"
+    message = r"^data\.features: .* kymatio, .* pip install 'dpsweep\[scattering\]'"
     with pytest.raises(ConfigError, match=message):
-        ImageData.model_validate(SCATTERED).refuse_missing("x.yaml:1")
+        ImageData.model_validate(SCATTERED).refuse_missing()
     with pytest.raises(ConfigError, match=r"digits: data\.features: .* pip install"):
         load_dataset.__wrapped__(ImageData.model_validate(SCATTERED), 0)
 

@@ -101,7 +101,7 @@ def tokens_section(folder, **more):
 def test_a_data_set_is_read_as_declared_and_nothing_of_it_is_kept(folder, tmp_path):
     config = validate_data(section(folder, "Rows", root=folder, arguments={"shift": 5.0}))
     assert isinstance(config, OwnData)
-    config.refuse_missing("x.yaml:1")
+    config.refuse_missing()
     data = load_dataset(config, 0)
     assert data.inputs.shape == (40, 3)
     assert data.valid_inputs.shape == (10, 3)
@@ -147,7 +147,7 @@ WRONG = {
     "nan": r"split 'train', example 7: inputs holds numbers that are not finite",
     "label": r"example 7: 2 is outside the 2 classes.*data.num_classes",
     "bytes": r"example 0: inputs is torch.uint8, and floats are declared. Scale it by public",
-    "long": r"has 41 examples in split 'train', and data.num_train declares 40",
+    "long": r"data.num_train: declares 40, and data.function: .* has 41 examples in split 'train'",
     "short": r"example 0: inputs has the shape \[2\], and \[3\] is declared",
     "code": r"data.function: my_rows:tensors: RuntimeError: patient 17 has no file",
     "single": r"example 0: is a Tensor, and no pair \(inputs, target\)",
@@ -194,10 +194,10 @@ def test_a_section_that_declares_too_little_is_refused(folder, more, words):
 
 
 def test_a_function_or_a_root_that_is_not_there_is_refused_before_anything_runs(folder):
-    with pytest.raises(ConfigError, match=r"^x.yaml:1: data.function: my_rows:no: AttributeError"):
-        validate_data(section(folder, "no")).refuse_missing("x.yaml:1")
-    with pytest.raises(ConfigError, match=r"^x.yaml:1: data.root: .*gone is not there"):
-        validate_data(section(folder, root=f"{folder}/gone")).refuse_missing("x.yaml:1")
+    with pytest.raises(ConfigError, match=r"^data.function: my_rows:no: AttributeError"):
+        validate_data(section(folder, "no")).refuse_missing()
+    with pytest.raises(ConfigError, match=r"^data.root: .*gone is not there"):
+        validate_data(section(folder, root=f"{folder}/gone")).refuse_missing()
 
 
 def test_a_trial_trains_on_it(folder, tmp_path):

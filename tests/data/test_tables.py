@@ -3,13 +3,14 @@
 import json
 import math
 import re
+from textwrap import dedent
 
 import numpy as np
 import pytest
 import torch
 import yaml
 
-from dpsweep.config.source import parse_yaml
+from dpsweep.config.source import parse_yaml, with_overrides
 from dpsweep.config.trial import load_trial
 from dpsweep.core.errors import ConfigError
 from dpsweep.data import validate_data
@@ -152,7 +153,7 @@ def replaced(row, column, value):
         (replaced(3, "sick", 0.5), r"line 5: column 'sick': '0.5' is outside the 2 classes"),
         (replaced(3, "sick", ""), r"line 5: column 'sick': is empty"),
         ([*ROWS[:2], [3, 60, "f", 1], ROWS[3]], r"line 4: has 4 cells, and the header has 5"),
-        (ROWS[:3], r"holds 3 rows, and data\.num_train declares 4"),
+        (ROWS[:3], r"^data\.num_train: declares 4, and .*rows\.csv holds 3 rows"),
         ([], r"has a header and no row"),
     ],
 )
@@ -217,8 +218,8 @@ def test_what_must_be_declared_is_said(tmp_path, change, message):
 
 
 def test_file_that_is_not_there_is_said(tmp_path):
-    with pytest.raises(ConfigError, match=re.escape("x.yaml:1: data.file: ")):
-        validate_data(section(tmp_path / "absent.csv")).refuse_missing("x.yaml:1")
+    with pytest.raises(ConfigError, match=re.escape("data.file: ")):
+        validate_data(section(tmp_path / "absent.csv")).refuse_missing()
 
 
 def test_a_rows_inputs_depend_on_that_row_alone(tmp_path):
@@ -300,6 +301,38 @@ def test_models_of_images_refuse_a_table(tmp_path):
         check_trial(load_trial(source), source)
 
 
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ("my. sex: m,score", r"x\.yaml:11: data\.target: .* has no column 'sick'"),
+        ("age,sick", r"x\.yaml:10: data\.columns\.my\. sex: m: .* has no column 'my\. sex: m'"),
+        ("my. sex: m,sick", r"x\.yaml:10: data\.columns\.my\. sex: m: .*, line 2: .* 'x' is none"),
+    ],
+)
+def test_a_wrong_column_is_said_with_the_line_of_its_key(tmp_path, header, message):
+    text = """
+    privacy: {epsilon: 3, delta: 1e-2, clip_norm: 1.0}
+    model: {name: linear}
+    method: {name: dp_sgd}
+    optimizer: {name: sgd, lr: 1}
+    train: {batch_size: 2, epochs: 1}
+    data:
+      name: table
+      columns:
+        "my. sex: m": {categories: [f, m]}
+      target: sick
+      task: {name: classification}
+      num_classes: 2
+      num_train: 4
+      validation: holdout
+    """
+    path = tmp_path / "rows.csv"
+    path.write_text(f"{header}\n" + "x,x\n" * 4)
+    source = with_overrides(parse_yaml(dedent(text), "x.yaml"), [f"data.file={path}"])
+    with pytest.raises(ConfigError, match="^" + message):
+        check_trial(load_trial(source), source)
+
+
 def test_flips_refuse_a_table(tmp_path):
     tree = trial(write(tmp_path / "rows.csv"), num_train=4)
     tree["train"] = {"batch_size": 2, "epochs": 1, "augment": {"flips": True}}
@@ -360,7 +393,7 @@ def test_a_data_set_of_the_package_datasets_is_read_as_a_file_of_rows_is(tmp_pat
     ("more", "words"),
     [
         ({"split": "trian"}, r"has no split 'trian'. Did you mean 'train'"),
-        ({"num_train": 5}, r"holds 4 rows, and data.num_train declares 5"),
+        ({"num_train": 5}, r"^data.num_train: declares 5, and .* holds 4 rows"),
         ({"target": "sik"}, r"has no column 'sik'. Did you mean 'sick'"),
         ({"columns": {"age": {"range": [0, 80]}}}, r"row 2: column 'age': 90 is outside"),
     ],
@@ -392,8 +425,8 @@ def test_splits_are_declared_with_the_format_alone(tmp_path, more, words):
 
 def test_a_folder_or_package_that_is_missing_is_said(tmp_path, monkeypatch):
     config = validate_data(folder_section(tmp_path / "gone"))
-    with pytest.raises(ConfigError, match=r"x.yaml:1: data.file: .*gone is not a folder"):
-        config.refuse_missing("x.yaml:1")
+    with pytest.raises(ConfigError, match=r"data.file: .*gone is not a folder"):
+        config.refuse_missing()
     monkeypatch.setattr("dpsweep.data.tables.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'dpsweep\[datasets\]'"):
-        validate_data(folder_section(tmp_path)).refuse_missing("x.yaml:1")
+        validate_data(folder_section(tmp_path)).refuse_missing()

@@ -173,7 +173,7 @@ def test_units_that_are_split_over_training_and_test_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("unit", "message"),
     [
-        ({"num_units": 5}, "names 4 units, and data.unit.num_units declares 5"),
+        ({"num_units": 5}, "declares 5, and column 'who' of .* names 4 units"),
         ({"column": "whom"}, "has no column 'whom'. Did you mean 'who'"),
     ],
 )

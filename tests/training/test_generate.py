@@ -116,4 +116,4 @@ def test_a_package_that_is_missing_is_said(monkeypatch, tmp_path):
         task={"name": "causal_lm", "metrics": ["bleu"]},
     )
     with pytest.raises(ConfigError, match=r"data.task.metrics: bleu .*\'dpsweep\[generation\]\'"):
-        config.refuse_missing("x.yaml:1")
+        config.refuse_missing()
