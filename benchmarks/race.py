@@ -31,7 +31,7 @@ from dpsweep.core.inputs import one_tensor
 from dpsweep.core.seeds import Secret
 from dpsweep.data.read import Dataset
 from dpsweep.methods import METHODS
-from dpsweep.models import build_model as build_model
+from dpsweep.models import build_model
 from dpsweep.privacy.accounting import Run
 from dpsweep.training.assemble import assemble_step_on, initial_params
 from dpsweep.training.check import check_parts

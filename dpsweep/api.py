@@ -29,9 +29,9 @@ from dpsweep.config.source import Source
 from dpsweep.config.sweep import ResolvedSweep, SweepConfig, load_sweep, parse_sweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError
+from dpsweep.results.best_trials import make_no_result_error, make_no_trial_error
 from dpsweep.results.export import origin_of
 from dpsweep.results.formats import export_best
-from dpsweep.results.pareto import nothing_completed, nothing_to_show
 from dpsweep.results.register import Registered, register_best
 from dpsweep.results.tables import num_trials_and_repeats, run_words
 from dpsweep.search.charge import describe_trial_privacy, get_charged_run
@@ -213,13 +213,13 @@ class OpenSweep:
         return f"{describe_trial_privacy(best[0])} {words}" if best else words
 
     @property
-    def luck(self) -> str:
+    def selection_bias(self) -> str:
         """Selection bias of the best trial's result, in a sentence.
 
         Raises:
             StateError: If no trial is complete yet.
         """
-        return origin_of(self._study).luck(self._best())
+        return origin_of(self._study).describe_selection_bias(self._best())
 
     @property
     def figures(self) -> "dict[str, Figure]":
@@ -271,7 +271,7 @@ class OpenSweep:
     def _best(self) -> Record:
         best = self._study.best()
         if not best:
-            raise nothing_to_show(self._study)
+            raise make_no_result_error(self._study)
         return best[0]
 
     def __repr__(self) -> str:
@@ -331,7 +331,7 @@ def _open_finished_sweep(outcome: Outcome, state: StateFolder, *, quiet: bool) -
     """
     screen, best = _screen(quiet=quiet), outcome.best
     if best:
-        screen.console.print(outcome.origin.luck(best[0]), markup=False)
+        screen.console.print(outcome.origin.describe_selection_bias(best[0]), markup=False)
     screen.console.print(outcome.origin.search_words, markup=False)
     if not outcome.complete:
         screen.console.print(
@@ -339,7 +339,7 @@ def _open_finished_sweep(outcome: Outcome, state: StateFolder, *, quiet: bool) -
         )
     elif not best:
         name = outcome.study.sweep.name
-        raise nothing_completed(outcome.study, f"dpsweep.open({name!r}).trials")
+        raise make_no_trial_error(outcome.study, f"dpsweep.open({name!r}).trials")
     return OpenSweep(outcome.study, outcome.folder, state)
 
 

@@ -1,4 +1,4 @@
-"""Methods after equal searches, averaged over whole searches, so that no search's luck decides.
+"""Methods after equal searches, averaged over whole searches, so that none alone decides.
 
     python benchmarks/search/leaderboard.py [--epsilon E] [--searches N]
 

@@ -114,10 +114,10 @@ class World:
         )
         runs = self.table.accuracy[cell]
         runs = runs[~np.isnan(runs)]
-        luck = 0.0
+        noise = 0.0
         if len(runs) > 1:
-            luck = (rng.choice(runs) - runs.mean()) * math.sqrt(len(runs) / (len(runs) - 1))
-        return min(100.0, self.truth(config) + luck) / 100
+            noise = (rng.choice(runs) - runs.mean()) * math.sqrt(len(runs) / (len(runs) - 1))
+        return min(100.0, self.truth(config) + noise) / 100
 
 
 def make_sweep(world: World, search: Tree, seed: int, trials: int, **more: Any) -> ResolvedSweep:

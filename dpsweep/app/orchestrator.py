@@ -22,6 +22,7 @@ from dpsweep.execution.elastic import FindFaults
 from dpsweep.execution.launch import Session, create_session, reopen_session
 from dpsweep.execution.preflight import check_files, check_services
 from dpsweep.execution.tracking import STATEMENT, describe_retraining, make_test_secret_tags
+from dpsweep.results.best_trials import list_best_by_budget, name_config_file
 from dpsweep.results.compare import compare_methods
 from dpsweep.results.comparison import sentences
 from dpsweep.results.disclosure import disclosure_of
@@ -29,7 +30,6 @@ from dpsweep.results.export import Origin, check_target, origin_of, to_yaml, wri
 from dpsweep.results.figures import can_draw, figures, read_confusion, write_pictures
 from dpsweep.results.live import LiveView, show_live
 from dpsweep.results.page import page, write_page
-from dpsweep.results.pareto import target_of, winners
 from dpsweep.search.charge import describe_trial_privacy
 from dpsweep.search.trial_record import Record
 from dpsweep.search.warm_start import collect_earlier_trials
@@ -263,7 +263,7 @@ def finish(session: Session, out: Path | None, *, complete: bool) -> tuple[list[
         Complete trials, the best first, and where they come from.
     """
     study, tracker, folder = session.study, session.tracker, session.folder
-    study.choose()  # a search that was stopped has not done so
+    study.store_posterior_means()  # a search that was stopped has not done so
     best, origin = study.best(), origin_of(study)
     compared = compare_methods(study)
     words = [*(sentences(compared) if compared else []), origin.search_words]
@@ -271,12 +271,12 @@ def finish(session: Session, out: Path | None, *, complete: bool) -> tuple[list[
     if best:
         words = [
             f"Best trial ({best[0].number}), by itself: {describe_trial_privacy(best[0])}",
-            origin.luck(best[0]),
+            origin.describe_selection_bias(best[0]),
             *words,
         ]
-        for record in winners(study):
+        for record in list_best_by_budget(study):
             for place in filter(None, (out, folder.path / "best.yaml")):
-                write(target_of(record, place), to_yaml(record, 1, origin))
+                write(name_config_file(record, place), to_yaml(record, 1, origin))
         # as tags: a metric would be a section of charts with one dot, and none for any trial
         metric = study.sweep.config.objective.metric
         figures_of_best["dpsweep.best"] = f"{metric} {best[0].value:.4f}, trial {best[0].number}"
@@ -288,7 +288,9 @@ def finish(session: Session, out: Path | None, *, complete: bool) -> tuple[list[
     tags |= figures_of_best | {"dpsweep.trials": str(origin.num_trials)}
     described = _description(words, study.sweep.name, best)
     tracker.sweep(Facts({}, tags | make_test_secret_tags(study), described))
-    files = [target_of(record, folder.path / "best.yaml") for record in winners(study)]
+    files = [
+        name_config_file(record, folder.path / "best.yaml") for record in list_best_by_budget(study)
+    ]
     for file in (folder.path / "sweep.yaml", *files, folder.path / "privacy.md"):
         tracker.artifact(file)
     for place in _write_report(session, best):

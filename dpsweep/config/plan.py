@@ -81,13 +81,14 @@ def statement_of_trial(
     config: TrialConfig, epsilon: float, noise_multiplier: float, void: bool = False
 ) -> str:
     """State what the weights and figures of one run reveal, and of whom."""
+    rounds, rate = config.schedule
     words = trial_statement(
         epsilon=epsilon,
         delta=config.delta,
         num_examples=config.data.num_examples,
         noise_multiplier=noise_multiplier,
         void=void,
-        counted=_describe_counting(config),
+        correlated=None if rounds == config.num_steps else (rounds, config.num_steps, rate),
         units=config.data.private_units,
     )
     data = config.data
@@ -96,15 +97,3 @@ def statement_of_trial(
         [*filter(None, (data.public_weights, config.model.public_weights))]
     )
     return " ".join(filter(None, (words, source, weights, data.public_words)))
-
-
-def _describe_counting(config: TrialConfig) -> str:
-    """Say over which batches a run is counted."""
-    rounds, rate = config.schedule
-    if rounds == config.num_steps:
-        return "over Poisson batches"
-    how = "without sampling" if rate == 1 else f"of Poisson sampling at rate {rate:.3g}"
-    return (
-        f"over {rounds} rounds {how}: its noise is correlated over {config.num_steps} steps, and "
-        f"each example belongs to a secret group that takes part in {rounds} of them at most"
-    )

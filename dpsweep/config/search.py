@@ -112,16 +112,6 @@ class PrunerConfig(Strict):
     reduction: int = Field(default=4, ge=2)
     """Of so many trials, one goes on (successive_halving)."""
 
-    @property
-    def words(self) -> str:
-        """Sentence on what early stopping means for privacy; empty without a pruner."""
-        if self.name == "none":
-            return ""
-        return (
-            "Each trial's noise is calibrated for its full length, and a trial that is ended early "
-            "is charged for all of it: pruning saves time, not privacy."
-        )
-
 
 def check_sampler(sampler: SamplerConfig, space: Space, where: str) -> None:
     """Raise ConfigError if the sampler cannot cover the space; `where` is file, line and key."""

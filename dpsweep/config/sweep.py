@@ -103,7 +103,7 @@ class SweepConfig(Strict):
 
     choose: Literal["posterior", "observed"] = "posterior"
     """Rule that chooses the best config: posterior, the mean of a Gaussian process over all trials,
-    which tells merit from luck, where an epsilon has 12 complete trials (else as observed);
+    which averages their noise, where an epsilon has 12 complete trials (else as observed);
     observed, each trial's own result. After two objectives and by private selection: observed."""
 
     pruner: PrunerConfig = PrunerConfig()

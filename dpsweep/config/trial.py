@@ -25,8 +25,7 @@ from dpsweep.core.types import EngineName, Precision
 from dpsweep.data import DataConfig
 from dpsweep.data.augment import Augment
 from dpsweep.data.tasks import Regression
-from dpsweep.methods import METHODS, MethodConfig, compose
-from dpsweep.methods import build_method as build_method
+from dpsweep.methods import METHODS, MethodConfig, build_method, compose
 from dpsweep.models import ModelConfig
 from dpsweep.optim import OptimizerConfig
 from dpsweep.optim.schedule import sum_factors

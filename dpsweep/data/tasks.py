@@ -107,14 +107,11 @@ class Classification(Task):
             )
 
     def losses(self, outputs_B: Tensor, targets_B: Tensor) -> Tensor:
-        from torch.nn.functional import log_softmax
+        from dpsweep.privacy.engine.base import CrossEntropy
 
-        # The bits of torch's cross_entropy. That one has no rule for vmap, by which each step
-        # computes losses: a decomposition in Python runs instead, and imports sympy.
-        losses_B = -log_softmax(outputs_B, 1).gather(1, targets_B[:, None]).squeeze(1)
-        return losses_B if self.class_weights is None else self._weigh(losses_B, targets_B)
-
-    def _weigh(self, losses_B: Tensor, targets_B: Tensor) -> Tensor:
+        losses_B = CrossEntropy().losses_under_vmap(outputs_B, targets_B)
+        if self.class_weights is None:
+            return losses_B
         return losses_B * losses_B.new_tensor(self.class_weights)[targets_B]
 
     def draw_targets(self, num: int, outputs: tuple[int, ...]) -> Tensor:

@@ -9,8 +9,8 @@ from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.disk import format_bytes, free_bytes
 from dpsweep.core.errors import DiskFull
-from dpsweep.methods import build_method as build_method
-from dpsweep.models import build_model as build_model
+from dpsweep.methods import build_method
+from dpsweep.models import build_model
 
 _ENTRY_BYTES = 64 * 1024
 """A trial in study, spool and tracking, with some tens of reports."""

@@ -33,8 +33,8 @@ from dpsweep.execution.resources import (
     get_total_memory,
     select_cards,
 )
-from dpsweep.methods import build_method as build_method
-from dpsweep.models import build_model as build_model
+from dpsweep.methods import build_method
+from dpsweep.models import build_model
 from dpsweep.privacy.engine.size import estimate_bytes_per_example
 from dpsweep.training.allowance import Allowance
 from dpsweep.training.assemble import assemble_step, initial_params

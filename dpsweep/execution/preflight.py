@@ -22,8 +22,9 @@ from dpsweep.core.errors import ConfigError, InvalidKey
 from dpsweep.core.seeds import Secret
 from dpsweep.execution.disk_use import check_disk_space, estimate_disk_bytes, history_bytes
 from dpsweep.privacy.correlated import predict_error
+from dpsweep.privacy.statement import PRUNING_STATEMENT, search_statement
 from dpsweep.privacy.ways import USUAL_SHARE, Ways, ways_to_spend
-from dpsweep.search.charge import describe_runs_privacy
+from dpsweep.search.charge import compute_search_privacy
 from dpsweep.store.filesystem import check_local
 from dpsweep.store.owner import whoami
 from dpsweep.store.state_dir import StateFolder
@@ -167,13 +168,13 @@ def make_plan(sweep: ResolvedSweep, at_once: int) -> Plan:
         steps=(min(b.steps for b in budgets), max(b.steps for b in budgets)),
         delta=budgets[0].delta,
         trial_words=statement_of_trial(configs[0], budgets[0].epsilon, runs[0].noise_multiplier),
-        search_words=describe_runs_privacy(sweep, planned, confirming=repeats),
+        search_words=search_statement(compute_search_privacy(sweep, planned, confirming=repeats)),
         seconds=startup
         + mean(p.trial for p in probes) * (trials * _estimate_share_run(sweep) + repeats) / at_once,
         disk_bytes=estimate_disk_bytes(sweep, at_once),
         share=sweep.share(),
         epsilons=sweep.epsilons,
-        stop_words=sweep.config.pruner.words,
+        stop_words=PRUNING_STATEMENT if sweep.config.pruner.name != "none" else "",
         ways=ways_of(sweep),
         correlations=tuple(
             dict.fromkeys(

@@ -218,6 +218,7 @@ def _advance_recursion(
 ) -> Number:
     """Compute one step of the direct form, histories newest first; missing entries are 0."""
     total = b[0] * inputs[0]
+    # not strict: before step 0 there is no past, and zip ends where it does
     for weight, x in zip(b[1:], inputs[1:], strict=False):
         total = total + weight * x
     for weight, x in zip(a, outputs, strict=False):

@@ -186,7 +186,7 @@ def low_pass_response(n: int, keep: float) -> Tensor:
             f"keep must lie in (0, 1], got {keep}. It is the share of frequencies that "
             "pass along each axis; 1 filters nothing."
         )
-    if keep * n < 1 - 1e-9:
+    if keep * n < 1 - 1e-9:  # 1/n itself, rounded to a double, is served
         raise ValueError(
             f"keep = {keep} passes {keep * n:.3g} of this layer's {n} frequencies, so even a "
             f"constant would shrink. Raise keep to {ceil(1e4 / n) / 1e4} or more."
@@ -280,6 +280,7 @@ class ConvMap(_Map):
         n_h, n_w = self.torus
         # rows, then columns laid out as rows: each transform reads memory in order. A generator
         # holds one point's rows at a time
+        # contiguous: convolutions like channels last, in which a row lies scattered
         rows = (torch.fft.rfft(leaf.contiguous(), n=n_w) for leaf in leaves)
         columns = (row.transpose(-1, -2).contiguous() for row in rows)
         return [torch.fft.fft(column, n=n_h).flatten(-2) for column in columns]
@@ -388,7 +389,7 @@ def _count_bins(n: int) -> Tensor:
     return torch.tensor([1.0] + [2.0] * pairs + [1.0] * nyquist, dtype=torch.float64)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=256)  # asked at every step, and a copy to a GPU each time would wait for it
 def _torus_bins(n_h: int, n_w: int, device: torch.device) -> Tensor:
     """Shares of the n_h n_w bins for which the transposed real spectrum of a torus stands."""
     return (_count_bins(n_w).repeat_interleave(n_h) / (n_h * n_w)).to(device)
@@ -425,6 +426,7 @@ def _sum_energy(
             h = (right[o].conj() * right[p]).sum(1)
             energy_B = energy_B + 2 * weights[o] * weight * ((g * h.conj()).real @ bins_F)
     hidden_B = (_SLACK * eps * (alone_B + product_B)).square()
+    # points that cancel may round below 0, and the root of that would be NaN
     return energy_B.clamp(min=0) + hidden_B + _SLACK * tiny * alone_B.square()
 
 

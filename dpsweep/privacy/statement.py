@@ -6,6 +6,12 @@ from dataclasses import dataclass
 NO_EPSILON = "none (void)"
 """Shown where an epsilon would be, after a run under a fixed test secret."""
 
+PRUNING_STATEMENT = (
+    "Each trial's noise is calibrated for its full length, and a trial that is ended early is "
+    "charged for all of it: pruning saves time, not privacy."
+)
+"""Sentence on what early stopping means for privacy."""
+
 
 def trial_statement(
     *,
@@ -14,10 +20,20 @@ def trial_statement(
     num_examples: int,
     noise_multiplier: float,
     void: bool = False,
-    counted: str = "over Poisson batches",
+    correlated: tuple[int, int, float] | None = None,
     units: str = "training examples",
 ) -> str:
     """State what one trial's weights and figures reveal.
+
+    Args:
+        epsilon: Of the whole run; inf without noise.
+        delta: Failure probability.
+        num_examples: Examples, or units, of which any one is protected.
+        noise_multiplier: Standard deviation over clip norm.
+        void: True after a run under a test secret.
+        correlated: Rounds, steps and sampling rate of a run whose noise is correlated over its
+            steps; None for independent noise.
+        units: Words for what is protected.
 
     >>> print(trial_statement(
     ...     epsilon=3.998, delta=6.8e-6, num_examples=50000, noise_multiplier=1.07))
@@ -31,6 +47,14 @@ examples: noise multiplier 1.07, counted with a PLD accountant over Poisson batc
         )
     if math.isinf(epsilon):
         return "NOT PRIVATE: trained without noise. The weights may reveal any training example."
+    counted = "over Poisson batches"
+    if correlated is not None:
+        rounds, steps, rate = correlated
+        how = "without sampling" if rate == 1 else f"of Poisson sampling at rate {rate:.3g}"
+        counted = (
+            f"over {rounds} rounds {how}: its noise is correlated over {steps} steps, and each "
+            f"example belongs to a secret group that takes part in {rounds} of them at most"
+        )
     return (
         f"({format_epsilon(epsilon)}, {format_delta(delta)})-differentially private for adding or "
         f"removing any one of {num_examples} {units}: noise multiplier "
@@ -69,7 +93,7 @@ def format_plans(plans: tuple[tuple[int, int], ...]) -> str:
 
 @dataclass(frozen=True)
 class SearchSpending:
-    """Privacy spent by a search, as far as it is known.
+    """Privacy spent by a search, as far as it is known, and what else its statement says.
 
     Attributes:
         num_runs: Runs that may have taken a step: pruned, failed and confirming ones included.
@@ -90,6 +114,12 @@ class SearchSpending:
         growth: How `planned` was raised when results could be seen; None if it was not.
         ahead: True if `epsilon` and `delta` are of all planned runs, however many have begun.
         void: True if any of them used a test secret.
+        accounting: `composition`, `private_selection` or `none`, as the sweep file asks.
+        num_held_out: Training examples, or units, that the trials were measured with.
+        units: Word for them.
+        pruned: True if weak trials may have been ended early.
+        warm_start: Sweeps whose results its proposals began from, the newest last, and how many
+            trials that one had; None without.
     """
 
     num_runs: int
@@ -108,6 +138,11 @@ class SearchSpending:
     growth: Growth | None = None
     ahead: bool = False
     void: bool = False
+    accounting: str = "composition"
+    num_held_out: int = 0
+    units: str = "examples"
+    pruned: bool = False
+    warm_start: tuple[tuple[str, ...], int] | None = None
 
     @property
     def largest(self) -> tuple[float, float]:
@@ -122,25 +157,30 @@ class SearchSpending:
         return max(found)
 
 
-def search_statement(
-    search: SearchSpending, *, accounting: str, num_held_out: int, units: str = "examples"
-) -> str:
-    """State what choosing among trials adds.
+def search_statement(search: SearchSpending) -> str:
+    """State what choosing among trials adds, and what the search began from."""
+    words = [_state_spending(search)]
+    if search.pruned:
+        words.append(PRUNING_STATEMENT)
+    if search.warm_start is not None:
+        sweeps, trials = search.warm_start
+        words.append(
+            f"Its proposals began from the results of sweep {', before it '.join(sweeps[::-1])} "
+            f"on the same data ({trials} trials in the last): what was spent there is not in this "
+            f"figure, and adds to it."
+        )
+    return " ".join(words)
 
-    Args:
-        search: What was spent.
-        accounting: `composition`, `private_selection` or `none`, as the sweep file asks.
-        num_held_out: Training examples, or units, that the trials were measured with.
-        units: Word for them.
-    """
-    selected = accounting == "private_selection"
+
+def _state_spending(search: SearchSpending) -> str:
+    selected, num_held_out = search.accounting == "private_selection", search.num_held_out
     if search.void:
         return "VOID: trials of this search used a fixed test secret; there is no privacy here."
     if search.num_runs == 0 and not selected and not search.ahead:
         return "No trial has run, so nothing has been spent."
     if math.isinf(search.epsilon):
         return "NOT PRIVATE: the search trained without noise."
-    words = [_state_selection(search) if selected else _state_composition(search, num_held_out)]
+    words = [_state_selection(search) if selected else _state_composition(search)]
     if search.growth is not None:
         words.append(_state_growth(search.growth))
     if search.broken is not None:
@@ -149,21 +189,21 @@ def search_statement(
             f"OVER BUDGET: the sweep promised {_format_guarantee(search.broken, search.delta)} "
             f"for all runs together, and what was run does not keep that.",
         )
-    if accounting == "none":
+    if search.accounting == "none":
         words.append(
             "The sweep asks for accounting: none, which quotes the chosen trial's own figure as "
             "if the trial had been known beforehand."
         )
     if num_held_out:
         words.append(
-            f"The choice used {num_held_out} held-out {units} without noise; no epsilon covers "
-            f"them."
+            f"The choice used {num_held_out} held-out {search.units} without noise; no epsilon "
+            f"covers them."
         )
     words.append("Other sweeps and runs on the same data are not counted.")
     return " ".join(words)
 
 
-def _state_composition(search: SearchSpending, num_held_out: int) -> str:
+def _state_composition(search: SearchSpending) -> str:
     kind = "adaptive" if search.adaptive else "independent"
     trials = f"{search.num_runs - search.confirming} {kind} trials"
     if search.explore is not None:
@@ -173,7 +213,7 @@ def _state_composition(search: SearchSpending, num_held_out: int) -> str:
         trials += f" and {search.confirming} confirming runs"
     if search.ahead:
         trials = f"all {search.planned} planned runs"
-    over = "a holdout from the training data" if num_held_out else "a public test split"
+    over = "a holdout from the training data" if search.num_held_out else "a public test split"
     figure = _format_guarantee(search.epsilon, search.delta)
     if search.shared:
         runs = f"{search.planned} runs"

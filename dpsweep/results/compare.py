@@ -2,7 +2,7 @@
 
 What is compared are groups: the trials of one sweep with one method at one epsilon. A group stands
 for its best config, and that one for its repeats (`confirm`): the best of many noisy trials is
-lucky, and nothing is tested on it. Words and tables are side_by_side.py's.
+overstated by chance, and nothing is tested on it. Words and tables are side_by_side.py's.
 """
 
 import math
@@ -32,8 +32,8 @@ class Compared:
         gap: TrialGroup less reference.
         better: True if the difference is in the group's favour.
         p: Corrected for the number of comparisons (Holm); None if there is none.
-        luck: Leads between two such searches of equally good methods are smaller than that 19 times
-            in 20 (9 in 10, as measured); None with few trials.
+        chance_lead: Leads between two such searches of equally good methods are smaller than
+            that 19 times in 20 (9 in 10, as measured); None with few trials.
     """
 
     label: str
@@ -42,7 +42,7 @@ class Compared:
     gap: Gap
     better: bool
     p: float | None
-    luck: float | None = None
+    chance_lead: float | None = None
 
 
 @dataclass(frozen=True)
@@ -93,17 +93,17 @@ def compare(
             gap=gap,
             better=group.sign * gap.difference < 0,
             p=p,
-            luck=_lead_by_luck(group, other),
+            chance_lead=_compute_chance_lead(group, other),
         )
         for (group, other), gap, p in zip(pairs, gaps, holm([gap.p for gap in gaps]), strict=True)
     )
     return Comparison(tuple(labelled), compared, chosen=reference is None)
 
 
-def _lead_by_luck(one: TrialGroup, other: TrialGroup) -> float | None:
-    if one.luck is None or other.luck is None:
+def _compute_chance_lead(one: TrialGroup, other: TrialGroup) -> float | None:
+    if one.selection_bias is None or other.selection_bias is None:
         return None
-    return 1.96 * math.hypot(one.luck.spread, other.luck.spread)
+    return 1.96 * math.hypot(one.selection_bias.spread, other.selection_bias.spread)
 
 
 def compare_methods(study: Study) -> Comparison | None:

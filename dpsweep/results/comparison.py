@@ -62,7 +62,7 @@ def rows(comparison: Comparison) -> dict[str, Any]:
 
 
 def sentences(comparison: Comparison) -> list[str]:
-    """Describe the differences, luck, the keys that mattered in each search, and the caveats."""
+    """Describe the differences, chance, the keys that mattered in each search, and the caveats."""
     found = []
     several = len(comparison.by_target()) > 1
     for peers in comparison.by_target():
@@ -76,7 +76,7 @@ def sentences(comparison: Comparison) -> list[str]:
         found += [
             at + _lead(by_label[group.label], group)
             for group in peers
-            if group.label in by_label and by_label[group.label].luck is not None
+            if group.label in by_label and by_label[group.label].chance_lead is not None
         ]
         found += [f"{at}{group.label}: {_describe_best(group)}" for group in peers]
     return [*found, *warnings(comparison)]
@@ -150,7 +150,7 @@ def _legend(comparison: Comparison) -> str:
         f"as chosen: {_as_chosen(comparison)}; confirmed: mean of fresh runs of the best config, ± "
         f"its 95 % interval over noise and weights at the start, not over validation data; "
         f"difference: to the reference; p: corrected for {tests} tests (Holm). The tests "
-        f"compare the best configs; they do not cover how lucky each search was"
+        f"compare the best configs; they do not cover the chance in each search"
     )
 
 
@@ -172,7 +172,7 @@ def _rows(comparison: Comparison) -> list[list[str]]:
                 shown_promise(group),
                 group.label,
                 "secret" if group.trials is None else str(group.trials),
-                _figure(group.best.merit if group.best else None),
+                _figure(group.best.ranking_value if group.best else None),
                 _figure(group.mean),
                 _figure(group.half),
                 str(len(group.repeats)) if group.repeats else "–",
@@ -208,29 +208,30 @@ def _verdict(each: Compared, group: TrialGroup) -> str:
 
 
 def _lead(each: Compared, group: TrialGroup) -> str:
-    """Tell if the luck of the two searches alone could make the difference."""
-    assert each.luck is not None, "asked where it is known"
-    lead, luck = abs(each.gap.difference), each.luck
-    within = "more than that" if lead > luck else "no more than that"
+    """Tell if the chance in the two searches alone could make the difference."""
+    assert each.chance_lead is not None, "asked where it is known"
+    lead, chance = abs(each.gap.difference), each.chance_lead
+    within = "more than that" if lead > chance else "no more than that"
     return (
-        f"{group.label} and {each.reference}: which configs two searches find is luck too. Between "
-        f"equally good methods it makes leads of up to {_amount(luck, group, sign=False)} "
-        f"{_unit(group)}; this one is {within}"
+        f"{group.label} and {each.reference}: which configs two searches find is chance too. "
+        f"Between equally good methods it makes leads of up to "
+        f"{_amount(chance, group, sign=False)} {_unit(group)}; this one is {within}"
     )
 
 
 def _describe_best(group: TrialGroup) -> str:
-    """Describe a group's best config, how lucky its result may be, and which keys mattered."""
+    """Describe a group's best config, the selection bias of its result, and which keys mattered."""
     if group.best is None:
         return "no trial was completed"
     hyperparams = (
         format_hyperparams(group.best, without=(EPSILON, METHOD_NAME)) or "nothing was searched"
     )
     words = f"best is trial {group.best.number}: {hyperparams}"
-    if group.luck and group.trials:
+    if group.selection_bias and group.trials:
         words += (
             f". The best result of {group.trials} trials is better than its config by "
-            f"{_amount(group.luck.overstatement, group, sign=False)} {_unit(group)} on average"
+            f"{_amount(group.selection_bias.overstatement, group, sign=False)} {_unit(group)} on "
+            f"average"
         )
     if group.shares:
         top = list(group.shares.items())[:_TOP_KEYS]
@@ -306,8 +307,8 @@ def _arm_row(group: TrialGroup) -> dict[str, Any]:
         "failed_repeats": group.num_failed,
         "confirmed_configs": group.num_confirmed,
         "importance": group.shares,
-        "overstatement": group.luck.overstatement if group.luck else None,
-        "search_luck": group.luck.spread if group.luck else None,
+        "overstatement": group.selection_bias.overstatement if group.selection_bias else None,
+        "search_spread": group.selection_bias.spread if group.selection_bias else None,
         "remarks": list(group.remarks),
     }
 
@@ -324,6 +325,6 @@ def _compared_row(each: Compared) -> dict[str, Any]:
         "p": each.gap.p,
         "p_holm": each.p,
         "better": each.better,
-        "lead_by_luck": each.luck,
+        "chance_lead": each.chance_lead,
         "significant": each.p is not None and each.p < LEVEL,
     }

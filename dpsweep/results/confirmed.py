@@ -1,7 +1,7 @@
 """Selection bias of the best trial's result, and the repeats that correct it.
 
 The best of many noisy trials looks better than its config is. A report that gave its figure
-alone would be reporting the luckiest trial.
+alone would report what noise raised most.
 """
 
 from rich.table import Table
@@ -15,7 +15,7 @@ from dpsweep.search.trial_record import Record
 from dpsweep.store.study import Study
 
 
-def luck(
+def describe_selection_bias(
     record: Record,
     repeats: Confirmation | None,
     metric: str,

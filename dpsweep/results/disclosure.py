@@ -53,12 +53,12 @@ class TellsAll:
             return f"{metric} is that of one run; another would come out otherwise."
         if record.expected is not None:
             return (
-                f"{metric} is that of one run, and part of it is luck: by all trials together its "
-                f"config comes to {record.expected:.4f}. To measure that with fresh noise, write "
-                f"confirm: {{seeds: 5}} in the sweep file."
+                f"{metric} is that of one run, and part of it is chance: by all trials together "
+                f"its config comes to {record.expected:.4f}. To measure that with fresh noise, "
+                f"write confirm: {{seeds: 5}} in the sweep file."
             )
         return (
-            f"{metric} is that of the best of {num_trials} trials, run once: part of it is luck. "
+            f"{metric} is that of the best of {num_trials} trials, run once: part of it is chance. "
             f"To repeat the best config with fresh noise, write confirm: {{seeds: 5}} in the "
             f"sweep file."
         )
@@ -110,7 +110,7 @@ class TellsWinner(TellsAll):
         return None
 
     def describe_chance(self, record: Record, metric: str, num_trials: int) -> str:
-        return f"{metric} is that of the winner of a private selection: part of it is luck."
+        return f"{metric} is that of the winner of a private selection: part of it is chance."
 
     def describe_nothing(self, study: Study, name: str) -> str:
         if study.is_finished():

@@ -8,7 +8,7 @@ from pathlib import Path
 from dpsweep.config.trial import dump_trial
 from dpsweep.core.errors import StateError
 from dpsweep.execution.tracking import collect_provenance
-from dpsweep.results.confirmed import choice_words, luck
+from dpsweep.results.confirmed import choice_words, describe_selection_bias
 from dpsweep.results.disclosure import Disclosure, disclosure_of
 from dpsweep.results.edges import edge_warnings
 from dpsweep.search.charge import describe_trial_privacy
@@ -49,10 +49,10 @@ class Origin:
     choice: dict[float | None, str]
     edges: dict[int, str] = field(default_factory=dict)
 
-    def luck(self, record: Record) -> str:
-        """Say how much luck is in the figure of one of its trials, and how it was chosen."""
+    def describe_selection_bias(self, record: Record) -> str:
+        """Say how large the selection bias of one of its trials is, and how it was chosen."""
         repeats = self.confirmed.get(record.number)
-        worth = luck(
+        worth = describe_selection_bias(
             record,
             repeats,
             self.metric,
@@ -114,7 +114,7 @@ def export_facts(record: Record, rank: int, origin: Origin, how: str) -> list[st
     return [
         f"{_MARK.removeprefix('# ')}: trial {record.number} of sweep {origin.sweep}, {place}",
         f"{origin.metric}: {record.value} at epoch {row.get('epoch')}",
-        origin.luck(record),
+        origin.describe_selection_bias(record),
         f"privacy of this run by itself: {describe_trial_privacy(record)}",
         f"privacy of the search: {origin.search_words}",
         f"accountant: PLD (dp-accounting), noise_multiplier {row.get('noise_multiplier')}, "

@@ -57,7 +57,7 @@ CAPTIONS = {
     "posterior": "What a config is worth as the total step (learning rate x clip norm x steps; "
     "else the most decisive key) varies and all other keys stay as in the chosen trial: mean and "
     "95 % band of the Gaussian process that chooses. A trial away from the line has other values "
-    "of other keys, or luck.",
+    "of other keys, or chance.",
     "history": "Every trial in the order it was asked for, and the best so far.",
     "tradeoff": "What is gained in one objective for what is spent in the other. No trial is "
     "better in both than one on the front.",

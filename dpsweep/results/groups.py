@@ -12,7 +12,7 @@ from dpsweep.results.importance import LEAST_TRIALS, importances
 from dpsweep.results.significance import half_width
 from dpsweep.search.choose import surrogates
 from dpsweep.search.confirmation import list_repeats, rank_best, summarize_repeats
-from dpsweep.search.surrogate import SearchLuck
+from dpsweep.search.surrogate import SelectionBias
 from dpsweep.search.trial_record import Record
 from dpsweep.store.study import Study
 
@@ -47,7 +47,7 @@ class TrialGroup:
         num_failed: Repeats of it that failed.
         num_confirmed: Configs that were repeated, of which that is the best.
         shares: Which keys decided the result: dotted key -> share.
-        luck: What chance does in such a search; None with few complete trials.
+        selection_bias: What chance does in such a search; None with few complete trials.
         remarks: What a reader has to know of it.
     """
 
@@ -71,7 +71,7 @@ class TrialGroup:
     num_confirmed: int
     shares: dict[str, float]
     remarks: tuple[str, ...]
-    luck: SearchLuck | None = None
+    selection_bias: SelectionBias | None = None
 
     @property
     def values(self) -> list[float]:
@@ -166,17 +166,19 @@ def _arm(
         num_confirmed=len(confirmed),
         shares={i.key: i.share for i in importances(study.restrict_to({r.number for r in trials}))},
         remarks=remarks,
-        luck=_estimate_luck(study.sweep, trials, best),
+        selection_bias=_estimate_selection_bias(study.sweep, trials, best),
     )
 
 
-def _estimate_luck(
+def _estimate_selection_bias(
     sweep: ResolvedSweep, trials: list[Record], best: Record | None
-) -> SearchLuck | None:
-    """Estimate the luck in a search like that of these trials, of one method at one epsilon."""
+) -> SelectionBias | None:
+    """Estimate the selection bias of a search like that of trials of one method and epsilon."""
     processes = surrogates(sweep, trials, LEAST_TRIALS)
     by_posterior = best is not None and best.expected is not None
-    return next((one.luck(by_posterior=by_posterior) for one in processes.values()), None)
+    return next(
+        (one.estimate_selection_bias(by_posterior=by_posterior) for one in processes.values()), None
+    )
 
 
 def _get_common_settings(trees: list[Tree]) -> Tree:

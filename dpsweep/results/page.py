@@ -21,13 +21,18 @@ from dpsweep.config.source import dump_sweep
 from dpsweep.core.errors import StateError
 from dpsweep.execution.tracking import collect_provenance
 from dpsweep.privacy.statement import NO_EPSILON, format_delta
+from dpsweep.results.best_trials import (
+    choose_trials,
+    list_best_by_budget,
+    make_no_result_error,
+    make_summary_tables,
+)
 from dpsweep.results.compare import Comparison, compare_methods
 from dpsweep.results.comparison import comparison_table, sentences
 from dpsweep.results.disclosure import disclosure_of
 from dpsweep.results.export import Origin, origin_of, to_yaml
 from dpsweep.results.figures import TITLES, caption_of, figures
 from dpsweep.results.live import LiveView
-from dpsweep.results.pareto import choose_trials, nothing_to_show, summaries, winners
 from dpsweep.results.plots.outcome import confirmed_groups
 from dpsweep.results.plots.style import goal_title
 from dpsweep.results.tables import shown_budgets, trial_table
@@ -55,7 +60,7 @@ def page(
     """
     best = study.best()
     if not best:
-        raise nothing_to_show(study)
+        raise make_no_result_error(study)
     drawn = figures(study) if drawn is None else drawn
     origin, records = origin_of(study), study.records()
     compared = compare_methods(study)
@@ -71,9 +76,9 @@ def page(
             "statement_of_trial": f"Trial {best[0].number}: {describe_trial_privacy(best[0])}",
             "runs_statement": origin.search_words,
             "facts": _facts(study, best[0], origin),
-            "luck": origin.luck(best[0]),
+            "selection_bias": origin.describe_selection_bias(best[0]),
             "comparison": sentences(compared) if compared else [],
-            "configs": [_config(record, origin) for record in winners(study)],
+            "configs": [_config(record, origin) for record in list_best_by_budget(study)],
             "tables": _tables(study, compared),
             "folded": _fold_trials(records) if disclosure.tells_trials else [],
             "figures": [_figure(name, one) for name, one in drawn.items()],
@@ -254,7 +259,11 @@ def _config(record: Record, origin: Origin) -> dict[str, str]:
 def _tables(study: Study, compared: Comparison | None) -> list[_Grid]:
     """Those that `dpsweep best` prints."""
     best = trial_table(choose_trials(study, _BEST), "Best trials", show_state=False)
-    tables = [best, *summaries(study), *([comparison_table(compared)] if compared else [])]
+    tables = [
+        best,
+        *make_summary_tables(study),
+        *([comparison_table(compared)] if compared else []),
+    ]
     return [_grid(table) for table in tables]
 
 

@@ -14,9 +14,9 @@ from dpsweep.data import DataConfig
 from dpsweep.data.read import Dataset, list_class_names
 from dpsweep.data.tasks import Classification
 from dpsweep.privacy.statement import NO_EPSILON, format_delta, format_epsilon
+from dpsweep.results.best_trials import list_best_by_budget, make_no_result_error
 from dpsweep.results.export import Origin, origin_of
 from dpsweep.results.formats import Winner, kept_weights
-from dpsweep.results.pareto import nothing_to_show, winners
 from dpsweep.search.charge import describe_trial_privacy, get_charged_run
 from dpsweep.search.trial_record import Record
 from dpsweep.store.state_dir import StateFolder, SweepFolder
@@ -70,9 +70,9 @@ def register_best(
             f"--register {name}: sweep {sweep!r} is not finished, and its best may be another "
             f"yet. Go on with: dpsweep resume {sweep}"
         )
-    best = winners(study)
+    best = list_best_by_budget(study)
     if not best:
-        raise nothing_to_show(study)
+        raise make_no_result_error(study)
     void = study.is_void or any(record.void for record in study.records())
     if void and not allow_void:
         raise StateError(
@@ -195,7 +195,8 @@ def _note(winner: Winner) -> str:
     record, origin = winner.record, winner.origin
     return "\n\n".join(
         (
-            f"Trial {record.number} of sweep {origin.sweep}. {origin.luck(record)}",
+            f"Trial {record.number} of sweep {origin.sweep}. "
+            f"{origin.describe_selection_bias(record)}",
             f"**Privacy of this run by itself:** {describe_trial_privacy(record)}",
             f"**Privacy of the search:** {origin.search_words}",
             f"Takes {_describe_inputs(record.config)}, and gives "

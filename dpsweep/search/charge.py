@@ -1,4 +1,4 @@
-"""Privacy that a sweep's trials have spent together, and the statements of it."""
+"""Privacy that a sweep's trials have spent together."""
 
 import math
 from collections import Counter
@@ -18,7 +18,7 @@ from dpsweep.privacy.search_budget import (
     selection_epsilon,
     total_epsilon,
 )
-from dpsweep.privacy.statement import Growth, SearchSpending, search_statement
+from dpsweep.privacy.statement import Growth, SearchSpending
 from dpsweep.search.trial_record import Record
 
 Plans = tuple[tuple[int, int], ...]
@@ -89,28 +89,6 @@ def check_privacy_cap(sweep: ResolvedSweep, config: TrialConfig) -> None:
         )
 
 
-def describe_runs_privacy(
-    sweep: ResolvedSweep,
-    runs: Sequence[Run],
-    *,
-    confirming: int = 0,
-    void: bool = False,
-    plans: Plans = (),
-    ahead: int | None = None,
-) -> str:
-    """The sentences for the search as a whole; see `compute_search_privacy`."""
-    spent = compute_search_privacy(
-        sweep, runs, confirming=confirming, void=void, plans=plans, ahead=ahead
-    )
-    data = sweep.written.data
-    return search_statement(
-        spent,
-        accounting=sweep.config.accounting,
-        num_held_out=data.num_held_out,
-        units=data.protected,
-    )
-
-
 def compute_search_privacy(
     sweep: ResolvedSweep,
     runs: Sequence[Run],
@@ -144,6 +122,7 @@ def _compute_spent(
 ) -> SearchSpending:
     """Compute the privacy spent, by the sweep's own accounting."""
     delta, whole = sweep.written.delta, sweep.whole
+    data = sweep.written.data
     told = SearchSpending(
         num_runs=len(runs),
         planned=sweep.num_runs,
@@ -153,6 +132,9 @@ def _compute_spent(
         confirming=confirming,
         adaptive=_is_adaptive(sweep),
         void=void,
+        accounting=sweep.config.accounting,
+        num_held_out=data.num_held_out,
+        units=data.protected,
     )
     if whole and whole.covers(runs):
         return replace(

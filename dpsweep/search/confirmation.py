@@ -1,9 +1,9 @@
-"""The best configs, run again with fresh noise: how good they are, and not how lucky they were.
+"""The best configs, run again with fresh noise: how good they are, without selection bias.
 
 The best of many noisy trials is better than its config deserves. When the search is through,
 each of the `top` configs is trained `seeds` more times under secrets of its own, from other
 weights at the start; what counts then is the mean of those runs, without the trial that was
-chosen for its luck. The k-th repeat of any config starts from the same weights, so that configs,
+chosen for its noise. The k-th repeat of any config starts from the same weights, so that configs,
 also of different sweeps with one seed, can be compared in pairs. Every such run spends the privacy
 of a trial.
 """
@@ -56,7 +56,7 @@ def rank_trials(records: Sequence[Record], sign: int) -> list[Record]:
         sign: 1 if small objectives are good, -1 if large ones are.
     """
     done = [r for r in records if r.state == "complete" and r.confirms is None]
-    return sorted(done, key=lambda r: (sign * r.merit, r.number))
+    return sorted(done, key=lambda r: (sign * r.ranking_value, r.number))
 
 
 def list_candidates(ranking: Sequence[Record], config: ConfirmConfig) -> list[Record]:

@@ -1,8 +1,8 @@
-"""A Gaussian process over a search's trials: what a config is worth, without the luck of its run.
+"""A Gaussian process over a search's trials: what a config is worth, without the noise of its run.
 
-The best of n noisy trials is partly the luckiest one. What its neighbours came to tells luck from
-merit: the posterior mean of a Gaussian process at a config averages the trials near it. That is
-post-processing of results that have been charged, and costs no privacy.
+The best of n noisy trials is partly chosen by its noise (selection bias). Its neighbours tell noise
+from worth: the posterior mean of a Gaussian process at a config averages the trials near it. That
+is post-processing of results that have been charged, and costs no privacy.
 
     y_i = f(x_i) + noise,   f ~ GP(0, s^2 Matern_5/2(|x - x'| / l)),   y standardised
 
@@ -52,7 +52,7 @@ _SAME = 1e-3
 """Ends of a range nearer than that are one: a number of steps is rounded."""
 
 _PAIRS = 200
-"""Pairs of searches that are drawn to measure luck."""
+"""Pairs of searches that are drawn to estimate selection bias."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ class Feature:
 
 
 @dataclass(frozen=True)
-class SearchLuck:
-    """Luck in a search such as this one, in units of the objective.
+class SelectionBias:
+    """Selection bias of a search such as this one, in units of the objective.
 
     Attributes:
         overstatement: How far the best result lies above what its config is worth, on average.
@@ -162,11 +162,11 @@ class Surrogate:
             values = values * self._center[record.config.optimizer.name]
         return values, -self._sign * (self._mean + self._unit * mean), spread
 
-    def luck(self, *, by_posterior: bool) -> SearchLuck:
-        """Estimate the luck in such a search, from pairs of searches drawn from the posterior.
+    def estimate_selection_bias(self, *, by_posterior: bool) -> SelectionBias:
+        """Estimate the selection bias of such a search, from pairs drawn from the posterior.
 
         Both of a pair search the same f, drawn from the posterior. Each has as many trials as this
-        search, at configs drawn from its own with replacement (where a search looks is luck too),
+        search, at configs drawn from its own with replacement (where a search looks is chance too),
         and fresh noise; it chooses as this one does, under the same kernel.
 
         Args:
@@ -195,7 +195,7 @@ class Surrogate:
             pairs.append((search(truth), search(truth)))
         found = self._unit * np.array(pairs)
         apart = found[:, 0, 0] - found[:, 1, 0]
-        return SearchLuck(float(found[:, :, 1].mean()), float(np.sqrt(np.mean(apart**2) / 2)))
+        return SelectionBias(float(found[:, :, 1].mean()), float(np.sqrt(np.mean(apart**2) / 2)))
 
     def _columns(self, records: Sequence[Record]) -> Floats:
         values = [[self._relative(f.key, r) for r in records] for f in self._features]

@@ -64,7 +64,7 @@ class Record:
     ended: float | None = None
 
     @property
-    def merit(self) -> float:
+    def ranking_value(self) -> float:
         """Value that a complete trial is ranked by."""
         found = self.value if self.expected is None else self.expected
         return 0.0 if found is None else found

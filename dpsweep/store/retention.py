@@ -62,7 +62,7 @@ class BestWeights:
         if record.confirms is not None or record.state != "complete" or record.value is None:
             return [record.number]
         kept = self._removable_share[get_group(record, self._confirm)]
-        entry = (self._sign * record.merit, record.number)
+        entry = (self._sign * record.ranking_value, record.number)
         if entry not in kept:  # after a crash it may end twice
             kept.append(entry)
         kept.sort()

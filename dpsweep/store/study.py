@@ -314,7 +314,7 @@ class Study:
         """
         if self._has_second_part and self.num_to_ask():
             self._study.set_user_attr(_ENDED, self.sweep.config.budget.trials)
-        self.choose()
+        self.store_posterior_means()
         chosen = self._choose_next_repeat()
         if chosen is None:
             return None
@@ -452,7 +452,7 @@ class Study:
         return self.record(number)
 
     @retry_if_interrupted
-    def choose(self) -> None:
+    def store_posterior_means(self) -> None:
         """Compute and note by what the best config is chosen; to be called when the search ends.
 
         Noted, since the repeats and all that is reported must follow one choice, whoever reads it

@@ -1,4 +1,4 @@
-"""Puts one trial together: data, model, geometry, engine, budget."""
+"""Assemble one trial: data, model, geometry, engine, budget."""
 
 import math
 from dataclasses import replace
@@ -14,9 +14,8 @@ from dpsweep.core.inputs import list_tensors
 from dpsweep.core.seeds import Secret
 from dpsweep.core.types import EngineName, InputSpec, Tensors
 from dpsweep.data.read import Dataset, load_dataset
-from dpsweep.methods import build_method as build_method
-from dpsweep.methods import compose
-from dpsweep.models import build_model as build_model
+from dpsweep.methods import build_method, compose
+from dpsweep.models import build_model
 from dpsweep.models.own import name_model
 from dpsweep.privacy.clip import PerLayer
 from dpsweep.privacy.engine import (
@@ -61,6 +60,7 @@ def assemble_step(
         step = assemble_step_on(data, plan or plan_privacy(config), config, secret, allowance)
     except InvalidKey as e:  # what `check_fit` cannot see, as it computes nothing
         raise ConfigError(f"{e.key}: {str(e).removesuffix('.')}.") from e
+    # After the step, whose checks must see the whole model: a tail may be fit where it is not.
     found = find_step_cut(step)
     if found is None:
         return step
@@ -104,7 +104,7 @@ def check_fit(config: TrialConfig) -> None:
         InvalidKey: Naming the key at fault.
     """
     try:
-        with torch.device("meta"):
+        with torch.device("meta"):  # shapes without memory: a file is checked in a second
             model = build_model(config.model, config.data.spec, config.seed)
     except ValueError as e:
         key = f"model.{e.key}" if isinstance(e, InvalidKey) else "model"
@@ -155,6 +155,7 @@ def _make_engine(
         else:
             name = "bookkeeping" if tried == "auto" else tried
             physical = choose_batch(model, spec, train.batch_size, name, config.copies, num_devices)
+        # memory for more rows than any batch has would be held for nothing
         return min(allowance.portion(physical, train.batch_size), _bound_batch_size(config))
 
     def make(own: nn.Module) -> Engine:
@@ -262,6 +263,7 @@ def _choose_gpu_batch(
 
 def _make_geometry(config: TrialConfig, model: nn.Module) -> Geometry:
     """Make the method's geometry on `model`, whose layers must suit it and the clipping."""
+    # Made for its bounds alone, which do not depend on the noise.
     clip = config.privacy.clipping.build(config.privacy.clip_norm, 0.0, config.train.batch_size)
     if isinstance(clip, PerLayer):
         try:

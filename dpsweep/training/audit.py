@@ -35,7 +35,7 @@ from dpsweep.core.seeds import Secret
 from dpsweep.core.types import Clipped, Released, Tensors
 from dpsweep.data.read import Dataset, load_dataset
 from dpsweep.data.units import fill_unit
-from dpsweep.methods import build_method as build_method
+from dpsweep.methods import build_method
 from dpsweep.privacy.accounting import Run, calibrate_noise
 from dpsweep.privacy.audit import (
     Audit,

@@ -27,7 +27,7 @@ from dpsweep.core.types import Clipped, Released, Tensors
 from dpsweep.data.augment import hash_images
 from dpsweep.data.read import Dataset
 from dpsweep.filters.base import Chain, Public, State
-from dpsweep.methods import build_method as build_method
+from dpsweep.methods import build_method
 from dpsweep.methods.base import Method
 from dpsweep.optim.noise_corrected import NOISE_VARIANCES
 from dpsweep.privacy.clip import Clip, Quantile, split_count

@@ -136,7 +136,11 @@ def test_a_sweep_without_a_result_says_so(tmp_path, sweep_file):
     assert opened.trials.empty
     assert opened.curves.empty
     assert "nothing has been spent" in opened.privacy
-    for ask in (lambda: opened.best, lambda: opened.luck, lambda: opened.export(tmp_path / "x")):
+    for ask in (
+        lambda: opened.best,
+        lambda: opened.selection_bias,
+        lambda: opened.export(tmp_path / "x"),
+    ):
         with pytest.raises(StateError, match="no complete trial yet"):
             ask()
     with pytest.raises(StateError, match="is not finished"):

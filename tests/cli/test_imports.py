@@ -1,5 +1,6 @@
 """Which large packages each verb may load: what reads a file or lists sweeps stays instant."""
 
+import json
 import os
 import re
 import subprocess
@@ -36,7 +37,7 @@ ACCOUNTANT = frozenset({"dp_accounting", "scipy", "numpy"})
 
 
 def loaded(command, cwd):
-    """Large packages that a process has imported, and its exit code."""
+    """Large packages that a process has imported."""
     done = subprocess.run(
         [sys.executable, "-X", "importtime", *command],
         cwd=cwd,
@@ -48,7 +49,42 @@ def loaded(command, cwd):
     )
     imported = re.findall(r"^import time:.*\| +([\w.]+)$", done.stderr, re.MULTILINE)
     assert len(imported) > 20, done.stderr
-    return LARGE & {name.partition(".")[0] for name in imported}, done
+    return LARGE & {name.partition(".")[0] for name in imported}
+
+
+IN_TURN = """
+import contextlib, io, json, sys
+large, *commands = map(str.split, sys.argv[1:])
+from dpsweep.cli import main
+for command in commands:
+    sys.argv, code, said = ["dpsweep", *command], 0, io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code or 0
+    print(json.dumps([[name for name in large if name in sys.modules], code, said.getvalue()]))
+"""
+
+
+def run_in_turn(cwd, *commands):
+    """What one process has loaded after each of its commands, its exit code and what it printed.
+
+    Each finds what those before it have loaded: begin with those that may load least.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", IN_TURN, " ".join(LARGE), *commands],
+        cwd=cwd,
+        env={**os.environ, "COLUMNS": "120"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    rows = map(json.loads, done.stdout.splitlines())
+    return [
+        (command, frozenset(row[0]), *row[1:]) for command, row in zip(commands, rows, strict=True)
+    ]
 
 
 @pytest.fixture
@@ -74,73 +110,59 @@ def launched(tmp_path, sweep_file):
     return state
 
 
-@pytest.mark.parametrize(
-    "args",
-    [
-        "--help",
-        "space fftkf",
-        "schema sweep",
-        "schema trial",
-        "models",
-    ],
-)
-def test_verbs_that_read_no_study_load_nothing_large(args, tmp_path):
-    assert loaded(["-m", "dpsweep", *args.split()], tmp_path)[0] == frozenset()
+def test_verbs_that_read_no_study_load_nothing_large(tmp_path, sweep_file):
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text(sweep_file.read_text().replace("epochs: 2", "epochs: -2"))
+    fine = ("--help", "space fftkf", "schema sweep", "schema trial", "models")
+    for command, found, code, said in run_in_turn(tmp_path, *fine):
+        assert (found, code) == (frozenset(), 0), (command, said)
+    mistakes = {
+        "check none.yaml": "no such file",
+        "train none.yaml": "no such file",
+        "check wrong.yaml": "wrong.yaml:6",
+        "plan none.yaml": "no such file",
+        "launch none.yaml": "no such file",
+        "plan wrong.yaml": "wrong.yaml:6",
+    }
+    for command, found, code, said in run_in_turn(tmp_path, *mistakes):
+        assert code == 2, command
+        assert mistakes[command] in said
+        reads_a_study = command.startswith(("plan", "launch"))
+        assert found <= (STUDY if reads_a_study else frozenset()), command
 
 
-@pytest.mark.parametrize("verb", ["check", "plan", "launch", "train"])
-def test_a_file_that_is_missing_is_told_without_torch(verb, tmp_path):
-    found, done = loaded(["-m", "dpsweep", verb, "none.yaml"], tmp_path)
-    assert done.returncode == 2
-    assert "no such file" in done.stderr
-    assert not found - (STUDY if verb in ("plan", "launch") else frozenset())
-
-
-@pytest.mark.parametrize("verb", ["check", "plan"])
-def test_a_mistake_in_a_file_is_told_without_torch(verb, tmp_path, sweep_file):
-    sweep_file.write_text(sweep_file.read_text().replace("epochs: 2", "epochs: -2"))
-    found, done = loaded(["-m", "dpsweep", verb, "tiny.yaml"], tmp_path)
-    assert done.returncode == 2
-    assert "tiny.yaml:6" in done.stderr
-    assert not found - (STUDY if verb == "plan" else frozenset())
-
-
-def test_a_file_that_was_checked_before_is_checked_without_torch(tmp_path, sweep_file, monkeypatch):
+def test_a_file_that_was_checked_before_is_checked_without_torch(
+    tmp_path, sweep_file, verb, monkeypatch
+):
     monkeypatch.setenv("DPSWEEP_CACHE", str(tmp_path / "cache"))
-    command = ["-m", "dpsweep", "check", "tiny.yaml"]
-    first, once = loaded(command, tmp_path)
-    again, twice = loaded(command, tmp_path)
-    assert once.returncode == twice.returncode == 0, twice.stderr
-    assert "torch" in first, "the model was built, the data read"
-    assert again == frozenset()
-    assert twice.stdout == once.stdout
-    sweep_file.write_text(sweep_file.read_text().replace("width: 4", "width: 5"))
-    assert "torch" in loaded(command, tmp_path)[0], "another model"
+    # An epsilon of its own: noise that this process has calibrated before is not cached on disk.
+    sweep_file.write_text(sweep_file.read_text().replace("epsilon: 4", "epsilon: 3.7315"))
+    first = verb("check", sweep_file.name)
+    other = tmp_path / "other.yaml"
+    other.write_text(sweep_file.read_text().replace("width: 4", "width: 5"))
+    again, another = run_in_turn(tmp_path, "check tiny.yaml", "check other.yaml")
+    assert again[1:] == (frozenset(), 0, first)
+    assert another[2] == 0, another
+    assert "torch" in another[1], "another model was built, the data read"
 
 
-@pytest.mark.parametrize(
-    ("args", "allowed"),
-    [
-        ("status", STUDY),
-        ("status tiny", STUDY),
-        ("status tiny --json", STUDY),
-        ("best tiny --json", STUDY),
-        ("best tiny", STUDY | ACCOUNTANT),  # what the search has spent is computed
-    ],
-)
-def test_what_lists_trials_reads_the_study_alone(args, allowed, launched, tmp_path):
-    command = ["-m", "dpsweep", *args.split(), "--state", str(launched.root)]
-    found, done = loaded(command, tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert found <= allowed
+def test_what_lists_trials_reads_the_study_alone(launched, tmp_path):
+    verbs = ["status", "status tiny", "status tiny --json", "best tiny --json", "best tiny"]
+    for command, found, code, said in run_in_turn(
+        tmp_path, *(f"{verb} --state {launched.root}" for verb in verbs)
+    ):
+        assert code == 0, said
+        # `best` in words computes what the search has spent
+        allowed = STUDY | ACCOUNTANT if command.startswith("best tiny --state") else STUDY
+        assert found <= allowed, command
 
 
 def test_watch_reads_the_study_alone(tmp_path, launched):
-    found, _ = loaded(["-c", "import dpsweep.cli.verbs.watch"], tmp_path)
+    found = loaded(["-c", "import dpsweep.cli.verbs.watch"], tmp_path)
     assert found <= STUDY
 
 
 def test_a_worker_loads_what_a_trial_needs(tmp_path):
     """Ray Tune itself imports pandas and requests."""
-    found, _ = loaded(["-c", "import dpsweep.execution.worker"], tmp_path)
+    found = loaded(["-c", "import dpsweep.execution.worker"], tmp_path)
     assert found == {"ray", "torch", "numpy", "pandas", "requests", "cryptography"}

@@ -1,4 +1,4 @@
-"""status tells trials from repeats, and the confirmed figure from a lucky one."""
+"""status tells trials from repeats, and the confirmed figure from the one first observed."""
 
 import json
 import re

@@ -18,7 +18,7 @@ from world import World
 from dpsweep.core.seeds import Secret
 from dpsweep.core.types import Clipped, Released, Tensors
 from dpsweep.methods.momentum import InnerMomentum
-from dpsweep.models import build_model as build_model
+from dpsweep.models import build_model
 from dpsweep.privacy import correlated, noise
 from dpsweep.privacy.clip import Clip, PerLayer, Quantile
 from dpsweep.privacy.correlated import Banded, Correlation, PublicSettings

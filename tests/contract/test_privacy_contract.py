@@ -20,7 +20,7 @@ from dpsweep.core.types import PerExample, Released
 from dpsweep.data.datasets import ImageData
 from dpsweep.data.read import load_dataset
 from dpsweep.methods import METHODS
-from dpsweep.models import build_model as build_model
+from dpsweep.models import build_model
 from dpsweep.privacy.accounting import Run
 from dpsweep.privacy.clip import clipped_sum, split_count
 from dpsweep.training.evaluate import evaluate

@@ -130,11 +130,11 @@ def tracking_server(tmp_path):
 
 
 def test_sweep_on_running_services_stops_on_request_and_resumes_with_its_failures(
-    tmp_path, sweep_file, dpsweep, verb, ray_head, tracking_server
+    tmp_path, sweep_file, dpsweep, verb, ray_head, tracking_server, monkeypatch
 ):
     services = ["--address", ray_head, "--tracking-uri", tracking_server]
     space = "search={optimizer.lr: {choice: [1.0, 3.0e+38]}}"  # one of which diverges
-    settings = [space, "budget.trials=6", "sampler.name=qmc", "train.epochs=12"]
+    settings = [space, "budget.trials=4", "sampler.name=qmc", "train.epochs=12"]
     driver = subprocess.Popen(
         python(
             *("dpsweep", "launch", sweep_file, *services),
@@ -153,14 +153,24 @@ def test_sweep_on_running_services_stops_on_request_and_resumes_with_its_failure
 
     dpsweep("resume", "tiny", "--address", ray_head)
     trials = json.loads(verb("status", "tiny", "--json"))
-    assert len(trials) == 6
+    assert len(trials) == 4
     ends = {(trial["hyperparams"]["optimizer.lr"], trial["state"]) for trial in trials}
     assert ends == {(1.0, "complete"), (3e38, "failed")}
     reasons = [trial["reason"] for trial in trials if trial["state"] == "failed"]
     assert all("stopped being finite by epoch 1" in reason for reason in reasons)
 
-    namesake = ("--state", "other", "--set", "budget.trials=1")  # as if it were somebody else's
-    dpsweep("launch", sweep_file, *services, *namesake)
+    # As if it were somebody else's sweep, and one of which no trial is completed.
+    namesake, none = ("--state", "other"), "search={optimizer.lr: {choice: [2.0e+38, 3.0e+38]}}"
+    shown = dpsweep("launch", sweep_file, *services, *namesake, "--set", none, "-q", code=1)
+    words = r"sweep 'tiny' is finished, and no trial was completed: 2 failed, the last one with: "
+    again = r".*dpsweep status tiny --state other\n"
+    assert re.fullmatch(rf"error: {words}.* finite by epoch 1.* See: {again}", shown)
+    said = verb("resume", "tiny", *namesake, code=1)
+    assert re.search(words, said), "asked again, it says so again"
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StateError, match=rf"{words}.*See: dpsweep.open\('tiny'.*\).trials$"):
+        resume("tiny", state="other", quiet=True)
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from mlflow import MlflowClient
@@ -169,36 +179,15 @@ def test_sweep_on_running_services_stops_on_request_and_resumes_with_its_failure
         experiment = client.get_experiment_by_name("tiny").experiment_id
         runs = client.search_runs([experiment])
     parents = [run for run in runs if run.info.run_name == "tiny"]
-    assert (len(runs), len(parents)) == (9, 2), "two sweeps of one name have runs of their own"
-    failed = sum(trial["state"] == "failed" for trial in trials)
+    assert (len(runs), len(parents)) == (8, 2), "two sweeps of one name have runs of their own"
+    failed = 2 + sum(trial["state"] == "failed" for trial in trials)
     statuses = sorted(run.info.status for run in runs)
-    assert statuses == ["FAILED"] * failed + ["FINISHED"] * (9 - failed)
-    for parent in parents:
-        stored = {a.path for a in client.list_artifacts(parent.info.run_id)}
-        assert stored == {
-            "best.yaml",
-            "confusion.csv",
-            "privacy.md",
-            "release-checks.md",
-            "report.html",
-            "sweep.yaml",
-        }
+    assert statuses == ["FAILED"] * failed + ["FINISHED"] * (8 - failed)
+    stored = [{a.path for a in client.list_artifacts(run.info.run_id)} for run in parents]
+    always = {"privacy.md", "release-checks.md", "report.html", "sweep.yaml"}
+    found = {"best.yaml", "confusion.csv"}
+    assert sorted(stored, key=len) == [always, always | found]
     assert not (tmp_path / ".dpsweep/mlflow.db").exists()
-
-
-def test_sweep_without_a_complete_trial_ends_with_1_and_says_why(
-    tmp_path, sweep_file, dpsweep, verb, monkeypatch
-):
-    space = "search={optimizer.lr: {choice: [2.0e+38, 3.0e+38]}}"
-    shown = dpsweep("launch", sweep_file, "--set", space, "-q", code=1)
-    words = r"sweep 'tiny' is finished, and no trial was completed: 2 failed, the last one with: "
-    assert re.fullmatch(
-        rf"error: {words}.* finite by epoch 1.* See: .*dpsweep status tiny\n", shown
-    )
-    assert re.search(words, verb("resume", "tiny", code=1)), "asked again, it says so again"
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(StateError, match=rf"{words}.*See: dpsweep.open\('tiny'\).trials$"):
-        resume("tiny", quiet=True)
 
 
 @pytest.mark.slow

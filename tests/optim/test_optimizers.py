@@ -79,24 +79,28 @@ def test_steps_have_the_bits_of_torchs_own_optimizer(config, kind, expected):
     assert {str(k) for k in optimizer.state_dict()} == {str(k) for k in reference.state_dict()}
 
 
-def test_training_imports_no_compiler(tmp_path):
+def test_training_and_its_checks_import_no_compiler(tmp_path):
     """Importing torch's compiler and sympy takes each worker longer than a small trial."""
     code = """if True:
         import sys
         from pathlib import Path
         from dpsweep.config.trial import TrialConfig
         from dpsweep.training.loop import train
+        from dpsweep.training.release_check import check_releases
         from dpsweep.training.trial_dir import TrialDir
         for name in ("dp_sgd", "dp_adam", "dp_adambc"):
-            config = {"data": {"name": "digits"}, "model": {"name": "cnn_small", "width": 4},
-                      "privacy": {"epsilon": 4}, "method": {"name": name},
-                      "train": {"batch_size": 64, "epochs": 0.1}}
+            config = TrialConfig.model_validate(
+                {"data": {"name": "digits"}, "model": {"name": "cnn_small", "width": 4},
+                 "privacy": {"epsilon": 4}, "method": {"name": name},
+                 "train": {"batch_size": 64, "epochs": 0.1}})
+            if name == "dp_sgd":
+                check_releases(config, 0.1)
             place = TrialDir(Path(sys.argv[1]) / name)
             place.make_secret()
             with place.lock(1):
-                train(TrialConfig.model_validate(config), place, lambda row: None)
-        found = {"torch._dynamo", "torch._inductor", "sympy"} & set(sys.modules)
-        assert not found, found
+                train(config, place, lambda row: None)
+            found = {"torch._dynamo", "torch._inductor", "sympy"} & set(sys.modules)
+            assert not found, (name, found)
     """
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
 

@@ -47,10 +47,8 @@ def test_no_noise_promises_nothing():
 
 
 def search(**changes) -> str:
-    told = {"accounting": "composition", "num_held_out": 0, "units": "examples"}
-    told.update({k: changes.pop(k) for k in list(changes) if k in told})
     spent = SearchSpending(num_runs=30, planned=30, epsilon=6.181, delta=1.02e-5, each=1.0)
-    return search_statement(replace(spent, **changes), **told)
+    return search_statement(replace(spent, **changes))
 
 
 @pytest.mark.parametrize(("adaptive", "kind"), [(True, "adaptive"), (False, "independent")])

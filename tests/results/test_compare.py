@@ -110,7 +110,7 @@ def test_a_reference_can_be_named_by_method_or_sweep_and_a_wrong_one_is_told():
         compare(both, "dp_sdg")
 
 
-def test_a_small_p_after_few_trials_is_said_to_be_blind_to_the_luck_of_the_search():
+def test_a_small_p_after_few_trials_is_said_to_be_blind_to_the_chance_of_the_search():
     few = [group("dp_sgd", GOOD), replace(group("fftkf", BAD), trials=8)]
     (words,) = (w for w in sentences(compare(few)) if "fewer than" in w)
     assert words.startswith("fewer than 8 trials were spent on dp_sgd: a difference may be that")
@@ -120,7 +120,7 @@ def test_a_small_p_after_few_trials_is_said_to_be_blind_to_the_luck_of_the_searc
         [replace(each, trials=None) for each in few],
     ):
         assert not any("fewer than" in w for w in sentences(compare(enough)))
-    assert "they do not cover how lucky each search was" in markdown(compare(few))
+    assert "they do not cover the chance in each search" in markdown(compare(few))
 
 
 def test_noise_is_called_noise():
@@ -249,7 +249,7 @@ def test_which_keys_decided_a_search_is_of_its_own_trials(searched):
     assert by_label == {"dp_sgd": "optimizer.lr", "disk": "optimizer.momentum"}
 
 
-def test_how_much_of_a_lead_the_luck_of_two_searches_makes_is_said(searched):
+def test_how_much_of_a_lead_the_chance_of_two_searches_makes_is_said(searched):
     rng = np.random.default_rng(0)
 
     def judge(level):
@@ -268,31 +268,33 @@ def test_how_much_of_a_lead_the_luck_of_two_searches_makes_is_said(searched):
     found = compare([each for study in (one, near, far) for each in groups(study)], "dp_sgd")
     by_label = {each.label: each for each in found.compared}
     for each in found.groups:
-        assert each.luck.overstatement == pytest.approx(0.015, rel=0.6)  # 1.77 sd, if all are equal
-    luck = by_label["disk"].luck
-    assert 0.001 < luck < 0.03
+        assert each.selection_bias.overstatement == pytest.approx(
+            0.015, rel=0.6
+        )  # 1.77 sd, if all are equal
+    lead = by_label["disk"].chance_lead
+    assert 0.001 < lead < 0.03
     told = sentences(found)
-    start = "which configs two searches find is luck too. Between equally good methods it makes"
+    start = "which configs two searches find is chance too. Between equally good methods it makes"
     assert any(w.startswith(f"disk and dp_sgd: {start}") and "is more than that" in w for w in told)
     assert any(
         w.startswith(f"fftkf and dp_sgd: {start}") and "is no more than that" in w for w in told
     )
     assert any("The best result of 16 trials is better than its config by" in w for w in told)
     (row,) = (r for r in rows(found)["compared"] if r["label"] == "disk")
-    assert row["lead_by_luck"] == luck
+    assert row["chance_lead"] == lead
     (mine,) = (g for g in rows(found)["groups"] if g["label"] == "disk")
     assert mine["expected"] == far.best()[0].expected
     assert "as chosen: posterior mean;" in markdown(found)
 
 
-def test_with_few_trials_nothing_is_known_of_the_luck(searched):
+def test_with_few_trials_nothing_is_known_of_the_chance(searched):
     both = [
         searched(n, m, LR_ALONE, FOUR, trials=7, repeats=GOOD)
         for n, m in (("a", SGD), ("b", LR_ALONE))
     ]
     found = compare([each for study in both for each in groups(study)])
-    assert {each.luck for each in found.groups} == {None}
-    assert not any("luck too" in words for words in sentences(found))
+    assert {each.selection_bias for each in found.groups} == {None}
+    assert not any("chance too" in words for words in sentences(found))
     assert "as chosen: result of one run;" in markdown(found)
 
 

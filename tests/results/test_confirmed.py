@@ -1,4 +1,4 @@
-"""A report says how much of the best figure is luck, and exports the config that was confirmed."""
+"""A report says how much of the best figure is chance and exports the config that was confirmed."""
 
 import io
 import math
@@ -11,10 +11,15 @@ from dpsweep.config.source import read_yaml
 from dpsweep.config.sweep import load_sweep
 from dpsweep.config.trial import load_trial
 from dpsweep.execution.launch import Session
-from dpsweep.results.confirmed import confirmed_table, luck
+from dpsweep.results.best_trials import (
+    choose_trials,
+    list_best_by_budget,
+    make_summary_tables,
+    name_config_file,
+)
+from dpsweep.results.confirmed import confirmed_table, describe_selection_bias
 from dpsweep.results.disclosure import TellsAll, TellsWinner
 from dpsweep.results.export import origin_of, to_yaml
-from dpsweep.results.pareto import choose_trials, summaries, target_of, winners
 from dpsweep.results.tables import trial_row, trial_table
 from dpsweep.search.confirmation import Confirmation
 from dpsweep.store.state_dir import StateFolder
@@ -69,7 +74,7 @@ def made(folder, sweep_file):
     return make
 
 
-LUCKY = ([0.5, 0.9, 0.8, 0.6], {1: [0.55, 0.65], 2: [0.75, 0.73]}, TWICE)
+OVERSTATED = ([0.5, 0.9, 0.8, 0.6], {1: [0.55, 0.65], 2: [0.75, 0.73]}, TWICE)
 """Trial 1 looked best, and trial 2 is."""
 
 
@@ -84,35 +89,33 @@ def words_of(text):
     return " ".join(" ".join(lines).split())
 
 
-def test_the_best_of_many_that_was_run_once_is_said_to_be_lucky(made):
+def test_the_best_of_many_that_was_run_once_is_said_to_have_selection_bias(made):
     study = made([0.5, 0.9], {})
-    said = origin_of(study).luck(study.best()[0])
+    said = origin_of(study).describe_selection_bias(study.best()[0])
     assert said.startswith("valid/accuracy is that of the best of 2 trials, run once: part of it")
     assert "confirm: {seeds: 5}" in said
     assert confirmed_table(study) is None
-    assert summaries(study) == []
+    assert make_summary_tables(study) == []
 
 
-def test_what_is_said_of_luck_depends_on_what_it_was_chosen_from(made):
+def test_what_is_said_of_selection_bias_depends_on_what_it_was_chosen_from(made):
     best = made([0.9], {}).best()[0]
     repeats = Confirmation(0, (0.5, 0.7), 1)
-    assert (
-        luck(best, None, "m", 1, TellsAll())
-        == "m is that of one run; another would come out otherwise."
-    )
-    assert luck(best, repeats, "m", 9, TellsAll()) == (
+    alone = describe_selection_bias(best, None, "m", 1, TellsAll())
+    assert alone == "m is that of one run; another would come out otherwise."
+    assert describe_selection_bias(best, repeats, "m", 9, TellsAll()) == (
         "Confirmed with fresh noise: m 0.6000 ± 0.1414 over 2 runs (1 more failed) (mean ± "
         "standard deviation; 0.900 when it was chosen)."
     )
-    single = luck(best, Confirmation(0, (0.5,), 0), "m", 9, TellsAll())
+    single = describe_selection_bias(best, Confirmation(0, (0.5,), 0), "m", 9, TellsAll())
     assert single == "Confirmed with fresh noise: m 0.5000 in 1 run (0.900 when it was chosen)."
-    secret = luck(best, None, "m", 1, TellsWinner())
-    assert secret == "m is that of the winner of a private selection: part of it is luck."
+    secret = describe_selection_bias(best, None, "m", 1, TellsWinner())
+    assert secret == "m is that of the winner of a private selection: part of it is chance."
 
 
 def test_the_table_has_the_confirmed_ones_by_their_means(made):
-    study = made(*LUCKY)
-    (table,) = summaries(study)
+    study = made(*OVERSTATED)
+    (table,) = make_summary_tables(study)
     lines = shown(table)
     assert ["trial", "valid/accuracy", "±", "runs", "failed", "as", "chosen"] in lines
     assert lines[-2:] == [
@@ -128,8 +131,8 @@ def test_a_config_that_fails_when_repeated_comes_after_those_that_do_not(made):
 
 
 def test_what_is_exported_is_the_confirmed_best_and_says_its_mean(made, tmp_path):
-    study = made(*LUCKY)
-    (winner,) = winners(study)
+    study = made(*OVERSTATED)
+    (winner,) = list_best_by_budget(study)
     assert winner.number == 2
     assert [r.number for r in choose_trials(study, 3)] == [2, 1, 3]
     text = to_yaml(winner, 1, origin_of(study))
@@ -143,15 +146,19 @@ def test_what_is_exported_is_the_confirmed_best_and_says_its_mean(made, tmp_path
 
 
 def test_a_trial_that_was_not_confirmed_does_not_borrow_the_repeats_of_another(made):
-    study = made(*LUCKY)
-    assert "no repeat of this config came to a result" in origin_of(study).luck(study.record(0))
+    study = made(*OVERSTATED)
+    assert "no repeat of this config came to a result" in origin_of(study).describe_selection_bias(
+        study.record(0)
+    )
 
 
 def test_each_epsilon_exports_its_own_confirmed_best(made, tmp_path):
     each = "privacy.epsilon={each: [8, 1]}"
     repeats = {0: [0.6, 0.6], 2: [0.8, 0.8], 1: [0.3, 0.3], 3: [0.44, 0.4]}
     study = made([0.90, 0.50, 0.85, 0.45, 0.10, 0.40], repeats, TWICE, each)
-    found = {target_of(r, tmp_path / "b.yaml").name: r.number for r in winners(study)}
+    found = {
+        name_config_file(r, tmp_path / "b.yaml").name: r.number for r in list_best_by_budget(study)
+    }
     assert found == {"b-epsilon-1.yaml": 3, "b-epsilon-8.yaml": 2}
     assert len(shown(confirmed_table(study))) >= 5
 
@@ -160,7 +167,7 @@ def test_each_epsilon_exports_its_own_confirmed_best(made, tmp_path):
 def test_a_finished_sweep_leaves_the_confirmed_best_and_tells_the_tracker_its_mean(
     made, folder, tmp_path
 ):
-    study, told = made(*LUCKY), []
+    study, told = made(*OVERSTATED), []
     tracker = Tracker(folder.path, told.extend)
     with folder.lease() as lease:
         session = Session(study.sweep, folder, study, tracker, lease)
@@ -183,10 +190,10 @@ def test_a_finished_sweep_leaves_the_confirmed_best_and_tells_the_tracker_its_me
 
 
 def near(record):
-    """Best at a learning rate of 1; trial 7, which is far from it, was lucky."""
+    """Best at a learning rate of 1; trial 7, which is far from it, was overstated by chance."""
     lr = record.hyperparams["optimizer.lr"]
-    luck = 0.04 if record.number == 7 else 0.006 * (-1) ** record.number
-    return 0.9 - 0.05 * math.log(lr) ** 2 + luck
+    chance = 0.04 if record.number == 7 else 0.006 * (-1) ** record.number
+    return 0.9 - 0.05 * math.log(lr) ** 2 + chance
 
 
 def searched(made, num, *settings):
@@ -203,10 +210,12 @@ def test_from_twelve_trials_on_the_posterior_chooses_what_is_confirmed_and_repor
     study = searched(made, 16, "confirm={seeds: 2}")
     observed = study.best()
     assert observed[0].number == 7
-    assert "the posterior chooses when the search has ended" in origin_of(study).luck(observed[0])
+    assert "the posterior chooses when the search has ended" in origin_of(
+        study
+    ).describe_selection_bias(observed[0])
     repeat = study.ask_to_confirm()
     best = study.best()
-    assert repeat.confirms == best[0].number == winners(study)[0].number
+    assert repeat.confirms == best[0].number == list_best_by_budget(study)[0].number
     assert best[0].expected == max(r.expected for r in best)
     assert abs(math.log(best[0].hyperparams["optimizer.lr"])) < 0.5
     again = Study.open(folder.storage_uri, study.sweep, folder.id)
@@ -216,7 +225,7 @@ def test_from_twelve_trials_on_the_posterior_chooses_what_is_confirmed_and_repor
         if record.state == "running":
             ended(study, record, 0.85)
     assert study.ask_to_confirm() is None
-    said = origin_of(study).luck(study.best()[0])
+    said = origin_of(study).describe_selection_bias(study.best()[0])
     assert "valid/accuracy 0.8500 ± 0.0000 over 2 runs" in said
     assert said.endswith(
         "Chosen by the posterior mean of a Gaussian process over 16 complete trials (choose: "
@@ -226,10 +235,10 @@ def test_from_twelve_trials_on_the_posterior_chooses_what_is_confirmed_and_repor
 
 def test_a_trial_chosen_by_posterior_and_not_repeated_shows_both_figures(made):
     study = searched(made, 12)
-    study.choose()
+    study.store_posterior_means()
     best = study.best()[0]
-    said = origin_of(study).luck(best)
-    assert "is that of one run, and part of it is luck: by all trials together" in said
+    said = origin_of(study).describe_selection_bias(best)
+    assert "is that of one run, and part of it is chance: by all trials together" in said
     assert f"comes to {best.expected:.4f}" in said
     (table,) = [trial_table(study.best()[:3], "Best")]
     assert "expected" in [c.header for c in table.columns]
@@ -241,24 +250,28 @@ def test_a_trial_chosen_by_posterior_and_not_repeated_shows_both_figures(made):
     [
         (11, (), "Chosen as observed: 11 complete trials are fewer than the 12 that a posterior "),
         (12, ("choose=observed",), "Chosen as observed (choose: observed)."),
-        (12, ("objective={metrics: [valid/accuracy, seconds]}",), "run once: part of it is luck."),
+        (
+            12,
+            ("objective={metrics: [valid/accuracy, seconds]}",),
+            "run once: part of it is chance.",
+        ),
     ],
 )
 def test_where_the_choice_is_as_observed_it_says_so(made, num, settings, words):
     study = searched(made, num, *settings)
-    study.choose()
+    study.store_posterior_means()
     best = study.best()[0]
     assert best.expected is None
     assert best.value == max(r.value for r in study.records())
-    assert words in origin_of(study).luck(best)
+    assert words in origin_of(study).describe_selection_bias(best)
 
 
 def test_another_complete_trial_voids_the_choice_until_the_search_has_ended_again(made):
     study = searched(made, 12)
-    study.choose()
+    study.store_posterior_means()
     assert study.best()[0].expected is not None
     asked = study.ask()
     ended(study, asked, 0.99)
     assert {r.expected for r in study.records()} == {None}
-    study.choose()
+    study.store_posterior_means()
     assert len({r.expected for r in study.records()}) == 13

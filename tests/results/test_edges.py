@@ -72,6 +72,6 @@ def test_the_words_on_a_result_hold_the_warning_once(study_of):
     record, origin = study.record(0), origin_of(study)
     drawn = {**INSIDE, "optimizer.lr": 4.0}
     (warning,) = edge_warnings(study.sweep, replace(record, hyperparams=drawn))
-    words = replace(origin, edges={0: warning}).luck(record)
+    words = replace(origin, edges={0: warning}).describe_selection_bias(record)
     assert words.count(warning) == words.count("optimizer.lr") == 1
     assert origin.edges == {0: " ".join(edge_warnings(study.sweep, record))}

@@ -11,11 +11,11 @@ from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import ConfigError
 from dpsweep.privacy.accounting import Run, calibrate_noise, compose_runs
 from dpsweep.privacy.search_budget import selection_epsilon
-from dpsweep.privacy.statement import format_delta, format_epsilon
+from dpsweep.privacy.statement import format_delta, format_epsilon, search_statement
 from dpsweep.search.charge import (
     check_privacy_cap,
     compute_growth,
-    describe_runs_privacy,
+    compute_search_privacy,
     get_charged_run,
     get_privacy_cap,
     is_within_cap,
@@ -31,6 +31,10 @@ BATCHES = "search={train.batch_size: {choice: [64, 128]}}"
 def planned(sweep, count=None):
     """Budgets of so many random trials of the space."""
     return [plan_privacy(config).run for config in sweep.samples(count or sweep.num_runs)]
+
+
+def state(sweep, runs, **more):
+    return search_statement(compute_search_privacy(sweep, runs, **more))
 
 
 def figures(words):
@@ -50,7 +54,7 @@ def figures(words):
 )
 def test_what_is_proven_depends_on_who_chose_the_runs(sweep_file, settings, claim, estimate):
     sweep = load_sweep(sweep_file, [TEN, *settings])
-    words = describe_runs_privacy(sweep, planned(sweep, 10))
+    words = state(sweep, planned(sweep, 10))
     assert claim in words
     assert ("estimate" in words) == ("proven" in words) == estimate
 
@@ -59,16 +63,14 @@ def test_the_figure_is_that_of_the_reference(sweep_file):
     sweep = load_sweep(sweep_file, ["privacy.delta=1e-5", TEN])
     # docs/concepts/accounting.md: ten trials of base epsilon 1 cost 3.27 by PLD.
     assert compose_runs(RUNS, 1e-5) == pytest.approx(3.27, rel=0.01)
-    assert f"({format_epsilon(compose_runs(RUNS, 1e-5))}, 1.0e-05)-DP by" in describe_runs_privacy(
-        sweep, RUNS
-    )
-    assert format_epsilon(compose_runs(RUNS[1:], 1e-5)) not in describe_runs_privacy(sweep, RUNS)
+    assert f"({format_epsilon(compose_runs(RUNS, 1e-5))}, 1.0e-05)-DP by" in state(sweep, RUNS)
+    assert format_epsilon(compose_runs(RUNS[1:], 1e-5)) not in state(sweep, RUNS)
 
 
 def test_proof_over_varied_lengths_counts_every_planned_run_and_beats_basic_composition(sweep_file):
     sweep = load_sweep(sweep_file, [TPE, TEN, BATCHES])
     runs = planned(sweep)
-    each, estimate, proven = figures(describe_runs_privacy(sweep, runs))
+    each, estimate, proven = figures(state(sweep, runs))
     assert each == 4
     assert estimate == pytest.approx(compose_runs(runs, sweep.written.delta), abs=0.01)
     assert estimate < proven < 40
@@ -77,9 +79,9 @@ def test_proof_over_varied_lengths_counts_every_planned_run_and_beats_basic_comp
     ]
     dearest = max(compose_runs([run] * 10, sweep.written.delta) for run in ends)
     assert dearest < proven < 1.15 * dearest
-    assert figures(describe_runs_privacy(sweep, runs[:4]))[-1] == proven
+    assert figures(state(sweep, runs[:4]))[-1] == proven
     more = load_sweep(sweep_file, [TPE, "budget.trials=11", BATCHES])
-    assert figures(describe_runs_privacy(more, runs))[-1] > proven + 0.5
+    assert figures(state(more, runs))[-1] > proven + 0.5
 
 
 def test_trial_that_breaks_the_cap_is_not_run_and_not_proven_by_it(sweep_file):
@@ -93,7 +95,7 @@ def test_trial_that_breaks_the_cap_is_not_run_and_not_proven_by_it(sweep_file):
     ):
         check_privacy_cap(sweep, loud)
     runs = [*planned(sweep)[:9], plan_privacy(loud).run]
-    assert "by basic composition" in describe_runs_privacy(sweep, runs)
+    assert "by basic composition" in state(sweep, runs)
 
 
 def test_no_cap_is_needed_where_lengths_do_not_vary(sweep_file):
@@ -110,15 +112,15 @@ def test_given_noise_is_proven_too(sweep_file):
         "privacy={noise_multiplier: 2}",
     ]
     sweep = load_sweep(sweep_file, settings)
-    estimate, proven = figures(describe_runs_privacy(sweep, planned(sweep)))
+    estimate, proven = figures(state(sweep, planned(sweep)))
     assert estimate < proven < 2 * estimate
 
 
 def test_search_cut_short_tells_what_all_of_it_costs(sweep_file):
     sweep = load_sweep(sweep_file, [TPE, TEN])
     runs = planned(sweep)
-    _, now, all_of_it = figures(describe_runs_privacy(sweep, runs[:4]))
-    _, whole = figures(describe_runs_privacy(sweep, runs))
+    _, now, all_of_it = figures(state(sweep, runs[:4]))
+    _, whole = figures(state(sweep, runs))
     assert now < all_of_it == whole
 
 
@@ -126,13 +128,13 @@ def test_search_cut_short_tells_what_all_of_it_costs(sweep_file):
 def test_shared_budget_is_quoted_while_it_is_kept_and_taken_back_when_not(sweep_file, settings):
     sweep = load_sweep(sweep_file, [TPE, TEN, "privacy.scope=sweep", *settings])
     runs = planned(sweep)
-    words = describe_runs_privacy(sweep, runs)
+    words = state(sweep, runs)
     assert words.startswith("The budget covers the whole search of 10 runs")
     assert figures(words) == [4.0]
     assert compose_runs(runs, sweep.written.delta) <= 4
-    assert "OVER BUDGET" in describe_runs_privacy(sweep, [*runs, runs[0]])
+    assert "OVER BUDGET" in state(sweep, [*runs, runs[0]])
     quieter = replace(runs[0], noise_multiplier=runs[0].noise_multiplier * 0.99)
-    assert "OVER BUDGET" in describe_runs_privacy(sweep, [quieter, *runs[1:]])
+    assert "OVER BUDGET" in state(sweep, [quieter, *runs[1:]])
 
 
 def test_shared_budget_of_trials_alike_is_used_up(sweep_file):
@@ -146,15 +148,15 @@ def test_shared_budget_pays_for_the_confirming_runs(sweep_file):
     assert sweep.num_runs == 16
     runs = planned(sweep)
     assert compose_runs(runs, sweep.written.delta) == pytest.approx(4, rel=0.02)
-    words = describe_runs_privacy(sweep, runs, confirming=6)
+    words = state(sweep, runs, confirming=6)
     assert "10 adaptive trials and 6 confirming runs" in words
 
 
 @pytest.mark.parametrize("space", [[], [BATCHES]])
 def test_private_selection_says_one_figure_whatever_was_run(sweep_file, space):
     sweep = load_sweep(sweep_file, [TEN, "accounting=private_selection", *space])
-    words = describe_runs_privacy(sweep, planned(sweep, 3))
-    assert words == describe_runs_privacy(sweep, planned(sweep, 25))
+    words = state(sweep, planned(sweep, 3))
+    assert words == state(sweep, planned(sweep, 25))
     each, figure = figures(words)
     assert each == 4 < figure < compose_runs(planned(sweep), sweep.written.delta)
     if space:
@@ -182,47 +184,45 @@ def test_the_plan_is_never_said_to_cost_less_than_any_part_of_it(sweep_file):
     for settings in ([TPE, TEN], [TPE, TEN, BATCHES], ["sampler.name=random", TEN, BATCHES]):
         sweep = load_sweep(sweep_file, settings)
         runs = planned(sweep)
-        plan = figures(describe_runs_privacy(sweep, [], ahead=10))[-1]
+        plan = figures(state(sweep, [], ahead=10))[-1]
         for begun in (0, 4, 10):
-            words = describe_runs_privacy(sweep, runs[:begun], ahead=10)
+            words = state(sweep, runs[:begun], ahead=10)
             assert "The search of all 10 planned runs over" in words
             assert figures(words)[-1] == plan >= compose_runs(runs[:begun], sweep.written.delta)
-        assert figures(describe_runs_privacy(sweep, [*runs, runs[0]], ahead=10))[-1] > plan
+        assert figures(state(sweep, [*runs, runs[0]], ahead=10))[-1] > plan
     sweep = load_sweep(sweep_file, [TPE, several, "budget.trials=4"])
     ((steps, rate),) = sweep.schedules
     one, four = (calibrate_noise(e, sweep.written.delta, rate, steps)[0] for e in (1.0, 4.0))
-    plan = figures(describe_runs_privacy(sweep, [], ahead=4))[-1]
+    plan = figures(state(sweep, [], ahead=4))[-1]
     assert plan == pytest.approx(compose_runs([one, four] * 2, sweep.written.delta), abs=0.01)
-    assert figures(describe_runs_privacy(sweep, [four] * 3, ahead=4))[-1] > plan, (
-        "repeats of one budget"
-    )
+    assert figures(state(sweep, [four] * 3, ahead=4))[-1] > plan, "repeats of one budget"
 
 
 @pytest.mark.parametrize("accounting", ["accounting=private_selection", "privacy.scope=sweep"])
 def test_a_figure_for_the_whole_search_is_that_of_the_plan(sweep_file, accounting):
     sweep = load_sweep(sweep_file, [TEN, accounting])
-    whole = describe_runs_privacy(sweep, planned(sweep), ahead=10)
-    assert figures(describe_runs_privacy(sweep, [], ahead=10)) == figures(whole)
+    whole = state(sweep, planned(sweep), ahead=10)
+    assert figures(state(sweep, [], ahead=10)) == figures(whole)
 
 
 def test_a_search_that_grew_says_so_and_what_is_proven_of_a_number_that_results_chose(sweep_file):
     sweep = load_sweep(sweep_file, [TEN])
     runs, delta = planned(sweep), sweep.written.delta
-    plain = describe_runs_privacy(sweep, runs, plans=((10, 0),))
-    assert plain == describe_runs_privacy(sweep, runs)
-    words = describe_runs_privacy(sweep, runs, plans=((2, 0), (5, 2), (10, 4)))
+    plain = state(sweep, runs, plans=((10, 0),))
+    assert plain == state(sweep, runs)
+    words = state(sweep, runs, plans=((2, 0), (5, 2), (10, 4)))
     assert (
         "raised when results could be seen: from 2 to 5 when 2 had begun, to 10 when 4 had" in words
     )
     assert f"({format_epsilon(compose_runs(runs, delta))}, " in words
     one_of_72 = compose_runs(runs, delta / 72)  # 8 more than planned at first: 8 * 9
     assert f"is proven: ({format_epsilon(one_of_72)}, {format_delta(2 * delta)})-DP for 10" in words
-    part = describe_runs_privacy(sweep, runs[:4], plans=((2, 0), (10, 4)))
+    part = state(sweep, runs[:4], plans=((2, 0), (10, 4)))
     assert f"is proven: ({format_epsilon(one_of_72)}, " in part, "all that are planned count"
-    extra = describe_runs_privacy(sweep, [*runs, runs[0]], plans=((2, 0), (10, 4)))
+    extra = state(sweep, [*runs, runs[0]], plans=((2, 0), (10, 4)))
     of_eleven = f"({format_epsilon(compose_runs([*runs, runs[0]], delta / 90))}, "
     assert of_eleven in extra
-    assert of_eleven in describe_runs_privacy(sweep, runs[:4], plans=((2, 0), (10, 4)), ahead=11)
+    assert of_eleven in state(sweep, runs[:4], plans=((2, 0), (10, 4)), ahead=11)
 
 
 def test_a_number_of_runs_that_results_choose_keeps_the_ex_post_guarantee_and_no_naive_one(

@@ -10,8 +10,8 @@ from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError
 from dpsweep.privacy.accounting import compose_runs
 from dpsweep.privacy.statement import format_epsilon
+from dpsweep.results.best_trials import list_best_by_budget
 from dpsweep.results.export import origin_of
-from dpsweep.results.pareto import winners
 from dpsweep.search.charge import get_charged_run
 from dpsweep.search.confirmation import (
     find_next_repeat,
@@ -209,13 +209,13 @@ def test_held_out_examples_stay_held_out_in_repeats(uri, load):
     assert {r.config.seed for r in study.records()} == {0}
 
 
-def test_repeats_are_no_trials_of_the_search_and_the_luckiest_is_not_the_best(uri, load):
+def test_repeats_are_no_trials_of_the_search_and_the_best_observed_is_not_the_best(uri, load):
     study = searched(uri, load(), 0.5, 0.9, 0.8, 0.6)
     assert confirm(study, {1: 0.55, 2: 0.75}.get) == [1, 2, 1, 2]
     assert (study.num_asked(), study.num_to_ask(), study.num_to_confirm()) == (4, 0, 0)
     assert len(study.records()) == 8
     assert [r.number for r in study.best()] == [2, 1, 3, 0]
-    assert [r.number for r in winners(study)] == [2]
+    assert [r.number for r in list_best_by_budget(study)] == [2]
     assert [r.number for r in study.front()] == [1]
     assert study.confirmed()[2].values == (0.75, 0.75)
 
@@ -250,7 +250,7 @@ def test_a_search_that_goes_on_after_repeats_proposes_as_if_there_were_none(
 
 @pytest.mark.parametrize("stop", ["median", "successive_halving"])
 def test_repeats_are_never_pruned_and_prune_nobody(uri, load, stop):
-    """A mean over those that were not pruned would be one over the lucky."""
+    """A mean over those that were not pruned would be one over the good."""
     sweep = load("budget.trials=9", f"pruner={{name: {stop}, reduction: 2}}")
     study = Study.create(uri, sweep)
 
@@ -340,7 +340,10 @@ def test_each_epsilon_has_its_own_repeats_and_its_own_best(uri, load):
     order = confirm(study, {0: 0.6, 2: 0.8, 1: 0.3, 5: 0.44}.get)
     assert order == [0, 2, 1, 5] * 2
     assert study.is_finished()
-    assert [(r.number, r.config.privacy.epsilon) for r in winners(study)] == [(5, 1), (2, 8)]
+    assert [(r.number, r.config.privacy.epsilon) for r in list_best_by_budget(study)] == [
+        (5, 1),
+        (2, 8),
+    ]
     assert "6 adaptive trials and 8 confirming runs" in origin_of(study).search_words
 
 

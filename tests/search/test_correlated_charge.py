@@ -8,8 +8,9 @@ from dpsweep.config.plan import plan_privacy, statement_of_trial
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import ConfigError
 from dpsweep.privacy.accounting import Run, calibrate_noise
+from dpsweep.privacy.statement import search_statement
 from dpsweep.search.charge import (
-    describe_runs_privacy,
+    compute_search_privacy,
     get_charged_run,
     get_privacy_cap,
     is_within_cap,
@@ -94,7 +95,7 @@ def test_corners_of_a_space_hold_each_number_of_bands(sweep_file, search, scope)
     for trial in sweep.samples(8):
         assert is_within_cap(cap, plan_privacy(trial).run)
     runs = [plan_privacy(trial).run for trial in sweep.samples(4)]
-    assert "NOT PRIVATE" not in describe_runs_privacy(sweep, runs)
+    assert "NOT PRIVATE" not in search_statement(compute_search_privacy(sweep, runs))
     if scope == "sweep":
         assert sweep.whole.covers(runs)
         # a run of so many bands that is charged as one of none would break the budget

@@ -10,9 +10,9 @@ from dpsweep.config.sweep import load_sweep
 from dpsweep.config.trial import dump_trial, load_trial
 from dpsweep.core.errors import ConfigError
 from dpsweep.privacy.accounting import compose_runs
+from dpsweep.results.best_trials import list_best_by_budget
 from dpsweep.results.export import origin_of, to_yaml
 from dpsweep.results.groups import groups_of
-from dpsweep.results.pareto import winners
 from dpsweep.search.charge import get_charged_run, make_ledger_entry
 from dpsweep.store.study import Study
 
@@ -155,7 +155,7 @@ def test_what_is_exported_is_the_final_run_and_says_so(uri, load):
     run_all(study, 0.2, 0.6, 0.4, 0.3, 0.5)
     best = study.best()
     assert [record.number for record in best] == [4, 1, 2, 3, 0], "the final run, though 1 had more"
-    assert [record.number for record in winners(study)] == [4]
+    assert [record.number for record in list_best_by_budget(study)] == [4]
     text, origin = to_yaml(best[0], 1, origin_of(study)), origin_of(study)
     flat = " ".join(text.replace("#", "").split())
     assert "trial 4 of sweep tiny, the final run, at the config of trial 1" in flat
@@ -173,7 +173,9 @@ def test_a_final_run_that_fails_is_not_run_again_and_nothing_is_passed_off_as_it
     assert study.is_finished()
     best = study.best()[0]
     assert best.number == 1
-    assert "that of an exploring trial, which has much noise" in origin_of(study).luck(best)
+    assert "that of an exploring trial, which has much noise" in origin_of(
+        study
+    ).describe_selection_bias(best)
     assert study.sweep.whole.covers([get_charged_run(record) for record in study.records()])
 
 

@@ -17,7 +17,7 @@ from dpsweep.store.state_dir import StateFolder
 def plan(file: Path, settings: list[str], as_json: bool) -> None:
     """Print what a sweep will take on this machine."""
     sweep = load_sweep(file, settings)
-    from dpsweep.execution.preflight import make_plan as make_plan
+    from dpsweep.execution.preflight import make_plan
     from dpsweep.training.check import check_sweep  # torch, once the file has no mistake
 
     warn(check_sweep(sweep))

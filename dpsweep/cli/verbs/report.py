@@ -4,9 +4,9 @@ from pathlib import Path
 
 from dpsweep.cli.say import console
 from dpsweep.core.errors import StateError
+from dpsweep.results.best_trials import make_no_result_error
 from dpsweep.results.figures import figures, write_pictures
 from dpsweep.results.page import page, write_page
-from dpsweep.results.pareto import nothing_to_show
 from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.storage import resolve_moved_uri
 from dpsweep.store.study import open_study
@@ -28,7 +28,7 @@ def report(
     state = StateFolder.at(state_folder)
     study = open_study(name, state, resolve_moved_uri(storage))
     if not study.best():
-        raise nothing_to_show(study, name)
+        raise make_no_result_error(study, name)
     drawn = figures(study, state.sweep(name))
     if pictures:
         written = write_pictures(drawn, pictures)

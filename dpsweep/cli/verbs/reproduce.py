@@ -30,7 +30,7 @@ from dpsweep.config.source import dump_yaml
 from dpsweep.config.sweep import ResolvedSweep, load_sweep
 from dpsweep.core.errors import ConfigError, DpSweepError
 from dpsweep.execution.changes import check_changes
-from dpsweep.execution.preflight import make_plan as make_plan
+from dpsweep.execution.preflight import make_plan
 from dpsweep.execution.resources import count_concurrent_trials, get_local_resources
 from dpsweep.results.published import cells, table
 from dpsweep.results.rich_table import plain_table

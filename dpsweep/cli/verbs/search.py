@@ -12,11 +12,16 @@ from typing import TYPE_CHECKING
 from dpsweep.cli.say import NOTHING_COMPLETED, STOPPED, console, error, warn
 from dpsweep.cli.verbs.sweeps import print_privacy
 from dpsweep.config.sweep import ResolvedSweep, change_sweep, load_sweep
+from dpsweep.results.best_trials import (
+    list_best_by_budget,
+    make_no_trial_error,
+    make_summary_tables,
+    name_config_file,
+)
 from dpsweep.results.compare import compare_methods
 from dpsweep.results.comparison import print_comparison
 from dpsweep.results.disclosure import disclosure_of
 from dpsweep.results.export import default_target
-from dpsweep.results.pareto import nothing_completed, summaries, target_of, winners
 from dpsweep.results.tables import (
     num_trials_and_repeats,
     run_words,
@@ -160,13 +165,13 @@ def _print_outcome(outcome: "Outcome", options: Options, target: Path) -> None:
     study, folder, best = outcome.study, outcome.folder, outcome.best
     if best:
         out.print(trial_table(best[:5], f"Best trials of {study.sweep.name}", show_state=False))
-        for table in summaries(study):
+        for table in make_summary_tables(study):
             out.print(table)
         print_comparison(out, compare_methods(study))
-        out.print(outcome.origin.luck(best[0]), markup=False)
+        out.print(outcome.origin.describe_selection_bias(best[0]), markup=False)
         print_privacy(study, best[0], outcome.origin.search_words, folder.called, out)
-        for record in winners(study):
-            place = target_of(record, target)
+        for record in list_best_by_budget(study):
+            place = name_config_file(record, target)
             out.print(f"best config: {place}   train it again with: {us} train {place}")
     if disclosure_of(study.sweep).tells_trials:
         ran = run_words(*num_trials_and_repeats(study.records()), explores=study.sweep.explores)
@@ -180,7 +185,7 @@ def _print_outcome(outcome: "Outcome", options: Options, target: Path) -> None:
     if not outcome.complete:
         sys.exit(STOPPED)
     if not best:
-        error(str(nothing_completed(study, f"{us} status {folder.called}{state}")))
+        error(str(make_no_trial_error(study, f"{us} status {folder.called}{state}")))
         sys.exit(NOTHING_COMPLETED)
 
 

@@ -21,11 +21,11 @@ from rich.markup import escape
 from dpsweep.cli.say import console
 from dpsweep.core.errors import ConnectionRefused, DpSweepError, StateError
 from dpsweep.privacy.statement import NO_EPSILON, format_epsilon
+from dpsweep.results.best_trials import choose_trials, make_no_result_error, make_summary_tables
 from dpsweep.results.compare import compare_methods
 from dpsweep.results.comparison import print_comparison
 from dpsweep.results.disclosure import disclosure_of
 from dpsweep.results.export import origin_of
-from dpsweep.results.pareto import choose_trials, nothing_to_show, summaries
 from dpsweep.results.rich_table import plain_table
 from dpsweep.results.tables import (
     num_trials_and_repeats,
@@ -110,13 +110,15 @@ def best(
         print(json.dumps([trial_row(record) for record in records], indent=2))
         return
     if not records:
-        raise nothing_to_show(study, name)
+        raise make_no_result_error(study, name)
     console().print(trial_table(records, f"Best trials of {name}", show_state=False))
-    for table in summaries(study):
+    for table in make_summary_tables(study):
         console().print(table)
     print_comparison(console(), compare_methods(study))
     origin = origin_of(study)
-    console().print(f"Trial {records[0].number}: {origin.luck(records[0])}", markup=False)
+    console().print(
+        f"Trial {records[0].number}: {origin.describe_selection_bias(records[0])}", markup=False
+    )
     print_privacy(study, records[0], origin.search_words, name, console())
 
 

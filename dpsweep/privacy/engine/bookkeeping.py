@@ -69,7 +69,7 @@ class BookkeepingEngine(MicrobatchEngine):
         self, params: Tensors, portion: Microbatch
     ) -> dict[str, list[Tensor]]:
         """Layer name -> the tensors in the records of its calls at `params`, shape (B, ...)."""
-        found = self._recorded(params, 1.0, portion)
+        found = self._recorded(params, 1.0, portion)  # who contributes does not depend on a weight
         return {
             name: [x for call in calls for x in (call.grad, *call.inputs) if isinstance(x, Tensor)]
             for name, calls in found.items()
@@ -107,6 +107,7 @@ class BookkeepingEngine(MicrobatchEngine):
         for found in seen:
             for name, calls in found.items():
                 for call in calls:
+                    # only now: a later layer may have written to the tensor that was noted
                     call.check_unchanged(name)
                     calls_by_layer.setdefault(name, []).extend(call.split_copies(self.copies))
         present_B = portion.present_B
@@ -131,6 +132,7 @@ class BookkeepingEngine(MicrobatchEngine):
     ) -> Clipped:
         """The clipped sum; on a CPU over so few that their own precision will do."""
         gradients = self._make_gradients(calls_by_layer, params, len(present_B))
+        # squares of all parameters at once: on a GPU, a kernel for each costs more than its work
         found = convert((gradient.squares() for gradient in gradients.values()), torch.float64)
         squares = dict(zip(gradients, found, strict=True))
         stacked = stack_squares(squares)
@@ -152,6 +154,7 @@ class BookkeepingEngine(MicrobatchEngine):
             plain = {key: own for key, own in site.params.items() if key not in maps}
             found = {}
             if plain:
+                # not for maps, whose bound on what rounding hides needs each point by itself
                 once = merge_calls(site, calls)
                 found = site.rule(site.layer, once, frozenset(plain.values()))
             for key, own in site.params.items():
@@ -160,7 +163,7 @@ class BookkeepingEngine(MicrobatchEngine):
                 elif own in found:
                     parts[key].append(found[own])
         for key, some in parts.items():
-            if not some:
+            if not some:  # never called: its gradient is 0, and it gets its noise like the others
                 shape = (num, *params[key].shape)
                 some.append(WrittenOut(params[key].new_zeros(()).expand(shape)))
         return {key: add_shared(some) for key, some in parts.items()}

@@ -71,6 +71,7 @@ class DataParallelEngine:
         ) -> Clipped:
             with _on_device(replica.device):
                 found = replica.sum_portion(own, weights, portion.to(replica.device), clip)
+                # copied in this thread, so that one device sends while another still computes
                 return Clipped(_copy_to(first.device, found))
 
         with ExitStack() as stack:
@@ -78,8 +79,10 @@ class DataParallelEngine:
             pool = stack.enter_context(ThreadPoolExecutor(num, "dpsweep-device"))
             guarded = []
             for replica in self.replicas:
+                # a model that writes to its parameters would train one device on other points
                 copied = [_copy_to(replica.device, point) for point in points]
                 guarded.append(stack.enter_context(replica.guard_points(copied)))
+            # one portion a device at a time: `map` would take them all, and hold every sum
             while some := list(islice(portions, num)):
                 # `map` gives the parts in the order of the portions, whichever was ready first
                 for part in list(pool.map(compute, self.replicas, guarded, some)):

@@ -18,6 +18,7 @@ from dpsweep.core.own_code import import_folder
 from dpsweep.data.read import list_class_names
 from dpsweep.models.huggingface import HuggingFace
 from dpsweep.models.own import Own
+from dpsweep.results.best_trials import choose_trials, make_no_result_error, name_config_file
 from dpsweep.results.export import (
     Origin,
     check_target,
@@ -30,7 +31,6 @@ from dpsweep.results.export import (
 from dpsweep.results.formats.huggingface import load_trained, write_huggingface
 from dpsweep.results.formats.opacus import to_opacus
 from dpsweep.results.formats.torch import to_torch
-from dpsweep.results.pareto import choose_trials, nothing_to_show, target_of
 from dpsweep.search.trial_record import Record
 from dpsweep.store.state_dir import SweepFolder
 from dpsweep.store.study import Study
@@ -102,10 +102,10 @@ def export_best(
         raise unknown_name_error("format", kind, FORMATS, where="--format")
     records, origin = choose_trials(study, top), origin_of(study)
     if not records:
-        raise nothing_to_show(study)
+        raise make_no_result_error(study)
     suffix = FORMATS[kind].suffix
     places = [
-        target_of(r, out / f"{rank:02d}-trial-{r.number:04d}{suffix}")
+        name_config_file(r, out / f"{rank:02d}-trial-{r.number:04d}{suffix}")
         for rank, r in enumerate(records, 1)
     ]
     for place in places:

@@ -29,12 +29,12 @@ def choose_trials(study: Study, top: int) -> list[Record]:
     return [record for group in groups for record in group[:top]]
 
 
-def winners(study: Study) -> list[Record]:
+def list_best_by_budget(study: Study) -> list[Record]:
     """The best trial of each budget by the first objective, the smallest budget first."""
     return [group[0] for group in group_by_epsilon(study.best())]
 
 
-def nothing_to_show(study: Study, name: str | None = None) -> StateError:
+def make_no_result_error(study: Study, name: str | None = None) -> StateError:
     """The error for a sweep without a result.
 
     Args:
@@ -45,7 +45,7 @@ def nothing_to_show(study: Study, name: str | None = None) -> StateError:
     return StateError(disclosure_of(study.sweep).describe_nothing(study, name))
 
 
-def nothing_completed(study: Study, see: str) -> StateError:
+def make_no_trial_error(study: Study, see: str) -> StateError:
     """The error for a sweep that ended without a complete trial.
 
     Args:
@@ -58,26 +58,26 @@ def nothing_completed(study: Study, see: str) -> StateError:
     )
 
 
-def target_of(record: Record, out: Path) -> Path:
+def name_config_file(record: Record, out: Path) -> Path:
     """Make the file name of a winner's config: `out`, with the budget if there are several."""
     epsilon = record.hyperparams.get(EPSILON)
     return out if epsilon is None else out.with_stem(f"{out.stem}-epsilon-{epsilon:g}")
 
 
-def summaries(study: Study) -> list[Table]:
+def make_summary_tables(study: Study) -> list[Table]:
     """The tables beside that of the best trials: repeats, budgets, the front of objectives."""
     confirmed = confirmed_table(study)
     tables = [confirmed] if confirmed else []
     if len(study.sweep.epsilons) > 1:
-        tables.append(budget_table(study))
+        tables.append(make_budget_table(study))
     if len(study.sweep.config.objective.goals) > 1:
-        tables.append(front_table(study))
+        tables.append(make_front_table(study))
     return tables
 
 
-def budget_table(study: Study) -> Table:
+def make_budget_table(study: Study) -> Table:
     """One line a budget: its best trial, and whether a smaller budget does as well."""
-    objective, best = study.sweep.config.objective, winners(study)
+    objective, best = study.sweep.config.objective, list_best_by_budget(study)
     counts = {group[0].number: len(group) for group in group_by_epsilon(study.best())}
     table = plain_table("By budget")
     for name in ("ε", "trial", objective.metric, "of trials"):
@@ -98,7 +98,7 @@ def budget_table(study: Study) -> Table:
     return table
 
 
-def front_table(study: Study) -> Table:
+def make_front_table(study: Study) -> Table:
     """One line a trial that no other beats in both objectives."""
     objective = study.sweep.config.objective
     table = plain_table(f"Front: no trial has better {' and '.join(objective.goals)}")

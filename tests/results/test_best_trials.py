@@ -7,8 +7,13 @@ import pytest
 from rich.console import Console
 
 from dpsweep.config.sweep import load_sweep
+from dpsweep.results.best_trials import (
+    choose_trials,
+    list_best_by_budget,
+    make_summary_tables,
+    name_config_file,
+)
 from dpsweep.results.export import default_target, origin_of, to_yaml, write
-from dpsweep.results.pareto import choose_trials, summaries, target_of, winners
 from dpsweep.store.study import Study
 
 
@@ -32,7 +37,7 @@ def made(tmp_path, sweep_file):
 
 def text(study):
     shown = io.StringIO()
-    for table in summaries(study):
+    for table in make_summary_tables(study):
         Console(width=120, file=shown).print(table)
     return shown.getvalue()
 
@@ -42,20 +47,23 @@ EACH = "privacy.epsilon={each: [4, 1]}"
 
 def test_each_budget_has_a_winner_and_a_file_of_its_own(made, tmp_path):
     study = made([(0.9, 1), (0.5, 1), (0.8, 1), (0.7, 1)], EACH)
-    assert [(r.number, r.config.privacy.epsilon) for r in winners(study)] == [(3, 1), (0, 4)]
+    assert [(r.number, r.config.privacy.epsilon) for r in list_best_by_budget(study)] == [
+        (3, 1),
+        (0, 4),
+    ]
     assert [r.number for r in choose_trials(study, 1)] == [3, 0]
     assert [r.number for r in choose_trials(study, 5)] == [3, 1, 0, 2]
-    places = [target_of(r, tmp_path / "best.yaml").name for r in winners(study)]
+    places = [name_config_file(r, tmp_path / "best.yaml").name for r in list_best_by_budget(study)]
     assert places == ["best-epsilon-1.yaml", "best-epsilon-4.yaml"]
 
 
 def test_one_budget_has_one_file(made, tmp_path):
     study = made([(0.5, 1), (0.9, 1)])
-    (winner,) = winners(study)
+    (winner,) = list_best_by_budget(study)
     assert winner.number == 1
-    assert target_of(winner, tmp_path / "best.yaml") == tmp_path / "best.yaml"
+    assert name_config_file(winner, tmp_path / "best.yaml") == tmp_path / "best.yaml"
     assert [r.number for r in choose_trials(study, 1)] == [1]
-    assert summaries(study) == []
+    assert make_summary_tables(study) == []
 
 
 def test_the_table_by_budget_says_where_more_epsilon_bought_nothing(made):
@@ -81,8 +89,8 @@ def test_the_best_of_another_sweep_is_not_overwritten(made, tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     study = made([(0.5, 1), (0.6, 1)], EACH)
     assert default_target("tiny") == Path("best.yaml")
-    for record in winners(study):
-        write(target_of(record, Path("best.yaml")), to_yaml(record, 1, origin_of(study)))
+    for record in list_best_by_budget(study):
+        write(name_config_file(record, Path("best.yaml")), to_yaml(record, 1, origin_of(study)))
     assert default_target("tiny") == Path("best.yaml")
     assert default_target("other") == Path("best-other.yaml")
 
