@@ -5,6 +5,7 @@ figures' data by writing < as its JSON escape.
 """
 
 import datetime
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,8 +96,8 @@ def live_page(name: str) -> str:
     return _render("live.html", {"name": name, "kind": "live", "figures": [], "with_library": True})
 
 
-def live_panel(view: LiveView) -> str:
-    """The live view of a sweep as a part of that page."""
+def live_panel(view: LiveView, links: Mapping[str, str]) -> str:
+    """The live view of a sweep as a part of that page, with addresses of other pages by name."""
     bar = view.bar()
     tables = [_grid(table) for table in view.tables() if table.row_count]
     return (
@@ -109,6 +110,7 @@ def live_panel(view: LiveView) -> str:
                 "completed": bar.completed,
                 "total": bar.total,
                 "tables": tables,
+                "links": links,
             }
         )
     )

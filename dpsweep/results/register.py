@@ -87,13 +87,18 @@ def register_best(
     ]
 
 
-class FromBytes(nn.Module):
-    """A trained model that takes one tensor: images as they are stored, or named inputs stacked.
+class ServedModel(nn.Module):
+    """A trained model that takes one tensor: images, or named inputs stacked.
+
+    Images are whole numbers as they are stored, such as bytes, or floats in [0, 1]. Which of both
+    is known when the model is called, as `torch.export` keeps no `if` on the type of an input.
 
     Args:
         model: Takes scaled images.
         config: The trial it was trained by.
     """
+
+    _one: Tensor
 
     def __init__(self, model: nn.Module, config: TrialConfig) -> None:
         super().__init__()
@@ -104,17 +109,29 @@ class FromBytes(nn.Module):
         self._scale = Dataset(
             *(none,) * 4, data.spec.brightest, data.normalise, not data.are_pixels
         )
+        self._are_pixels, self._brightest = data.are_pixels, data.spec.brightest
         self._names = [field.name for field in data.spec.fields]
+        self.register_buffer("_one", torch.ones(()), persistent=False)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return outputs (B, ...) for images as bytes, features, or ids and masks (B, names, T)."""
-        given: Inputs = inputs
+        """Return outputs (B, ...) for images, features, or ids and masks (B, names, T)."""
+        given: Inputs = self._restore_pixels(inputs) if self._are_pixels else inputs
         if self._names:
             given = dict(zip(self._names, inputs.unbind(1), strict=True))
         return apply_model(self.model, self._scale.scaled(given, self._dtype))
 
+    def _restore_pixels(self, images: Tensor) -> Tensor:
+        """Return pixels as they are stored, in float32, of whole numbers or floats in [0, 1]."""
+        # not .to(float32): the graph would then check that images have the example's type for ever
+        is_float = 2 * torch.full_like(images, 0.5).type_as(self._one)  # whole numbers hold no 0.5
+        pixels = images.type_as(self._one) * (1 + (self._brightest - 1) * is_float)
+        fits = (pixels >= 0) & (pixels <= self._brightest)
+        words = f"images hold whole numbers from 0 to {self._brightest}, or floats from 0 to 1"
+        torch._assert_async(fits.all(), words)  # torch._check takes no tensor
+        return pixels
 
-def trained(winner: Winner) -> FromBytes:
+
+def trained(winner: Winner) -> ServedModel:
     """The winner's model, with the weights that were kept; in evaluation mode, on the CPU.
 
     Raises:
@@ -124,7 +141,7 @@ def trained(winner: Winner) -> FromBytes:
     model = config.model.build_for(config.data.spec)
     model.to(getattr(torch, config.train.dtype))
     model.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
-    return FromBytes(model, config).eval()
+    return ServedModel(model, config).eval()
 
 
 def _register_one(
@@ -195,7 +212,11 @@ def _describe_inputs(config: TrialConfig) -> str:
         return f"whole numbers (examples, {len(fields)}, {length}): {names}, stacked in this order"
     shape = " x ".join(map(str, config.data.spec.shape))
     if config.data.are_pixels:
-        return f"images as bytes, each {shape} (channels, height, width), which it scales itself"
+        brightest = config.data.spec.brightest
+        return (
+            f"images, each {shape} (channels, height, width): whole numbers from 0 to {brightest}, "
+            f"such as uint8, or floats from 0 to 1. It scales them itself"
+        )
     if config.data.features is None:
         return f"rows of a table as data.columns encodes them, each {shape}"
     return f"the features of images that data.features names, each {shape}"

@@ -35,7 +35,7 @@ class LivePage:
     Args:
         study: The sweep's.
         view: The same sweep's live view.
-        folder: Its folder, for the confusion matrix; None for none.
+        folder: Its folder, for the confusion matrix and links; None for none.
     """
 
     def __init__(self, study: Study, view: LiveView, folder: SweepFolder | None = None) -> None:
@@ -59,7 +59,8 @@ class LivePage:
         driven = self._view.look()
         if time.monotonic() > self._rests_until or not driven:
             self._version = f"{self._view.num_ended} {driven}" if self._study.best() else ""
-        return json.dumps({"panel": live_panel(self._view), "version": self._version})
+        links = self._folder.links() if self._folder else {}
+        return json.dumps({"panel": live_panel(self._view, links), "version": self._version})
 
     def _report(self) -> str:
         if self._made is None or self._made[0] != self._version:

@@ -18,7 +18,8 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
-from mlflow.models import infer_signature
+from mlflow.models import Model, ModelSignature, infer_signature
+from mlflow.models.model import MLMODEL_FILE_NAME
 from torch import nn
 
 from dpsweep.core.errors import ConfigError, ConnectionRefused, StateError, summarize_error
@@ -150,14 +151,21 @@ def _save_model(model: nn.Module, example: torch.Tensor, place: Path) -> None:
     inputs = example.numpy()
     with torch.no_grad():
         outputs = model(example).numpy()
+    signature = infer_signature(inputs, outputs)
     mlflow.pytorch.save_model(
         model,
         str(place),
         input_example=inputs,
-        signature=infer_signature(inputs, outputs),
+        signature=signature,
         serialization_format="pt2",
         pip_requirements=[f"torch=={torch.__version__.partition('+')[0]}"],
     )
+    if example.dtype == torch.uint8:
+        # MLflow needs an input's type to trace the model, and would then take no other: the model
+        # takes images as floats too, and itself checks shape and range
+        saved = Model.load(str(place))
+        saved.signature = ModelSignature(outputs=signature.outputs)
+        saved.save(str(place / MLMODEL_FILE_NAME))
     for graph in place.rglob("*.pt2"):
         _strip_source(graph)
 

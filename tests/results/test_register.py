@@ -4,6 +4,7 @@ import json
 from importlib import import_module
 from zipfile import ZipFile, is_zipfile
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,7 +14,7 @@ from dpsweep.core.errors import ConfigError, StateError
 from dpsweep.data.read import load_dataset
 from dpsweep.execution.tracking import TrackingWatcher
 from dpsweep.results.register import (
-    FromBytes,
+    ServedModel,
     _describe_inputs,
     _make_example,
     _tags,
@@ -146,7 +147,7 @@ def test_a_model_of_named_inputs_takes_them_stacked(tmp_path):
     )
     assert "attention_mask, stacked in this order" in _describe_inputs(config)
     assert config.data.task.outputs_words == "(y - 5) / 5 for a target y"
-    model = FromBytes(config.model.build_for(config.data.spec), config).eval()
+    model = ServedModel(config.model.build_for(config.data.spec), config).eval()
     with use_torch_defaults():
         _save_model(model, _make_example(config.data), tmp_path / "stored")
     ids = torch.tensor([[0, 1, 2, 2], [2, 1, 0, 0], [1, 1, 1, 0]])
@@ -183,6 +184,7 @@ def test_it_is_loaded_by_its_alias_and_predicts_what_the_trial_did(make):
     mlflow.set_tracking_uri(state.tracking_uri)
     try:
         model = mlflow.pytorch.load_model("models:/digits@champion")
+        served = mlflow.pyfunc.load_model("models:/digits@champion")
     finally:
         mlflow.set_tracking_uri(before)
     record = study.best()[0]
@@ -190,3 +192,17 @@ def test_it_is_loaded_by_its_alias_and_predicts_what_the_trial_did(make):
     right = (model(data.valid_inputs).argmax(1) == data.valid_targets).double().mean()
     assert float(right) == pytest.approx(record.row["valid/accuracy"], abs=0.003)
     assert model(torch.zeros(3, 1, 8, 8, dtype=torch.uint8)).shape == (3, 10)
+
+    images = data.valid_inputs.numpy()
+    assert images.dtype == np.uint8
+    by_bytes, brightest = served.predict(images), record.config.data.spec.brightest
+    for kind in (np.float32, np.float64):
+        by_floats = served.predict((images / brightest).astype(kind))
+        np.testing.assert_allclose(by_floats, by_bytes, atol=1e-5)
+        assert (by_floats.argmax(1) == by_bytes.argmax(1)).all()
+    json_bytes = np.array(images[:2].tolist())  # int64, as the scoring server reads JSON
+    np.testing.assert_array_equal(served.predict(json_bytes), served.predict(images[:2]))
+    assert "floats from 0 to 1" in version.description
+    for wrong in (images.astype(np.float32), np.full((1, 1, 8, 8), 200, np.uint8)):
+        with pytest.raises(RuntimeError, match=f"whole numbers from 0 to {brightest}, or floats"):
+            served.predict(wrong)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 from urllib.error import HTTPError
@@ -63,6 +64,23 @@ def test_the_report_follows_the_study_and_the_panel_says_what_runs(study_of, liv
         study.tell(running.number, "complete")
         panel = json.loads(fetch(f"{address}now"))["panel"]
         assert "2/3 trials, 0 running, best 0.7000 (trial 1)" in panel
+
+
+def test_the_panel_links_to_mlflow_and_to_rays_dashboard(tmp_path, sweep_file, study_of):
+    study, folder = study_of([]), StateFolder(tmp_path / "state").sweep("tiny")
+    sweep = load_sweep(sweep_file)
+    folder.create(sweep.file, sweep.base, 'http://anna:pw@mlflow:5000/?a="b"')
+    folder.note_dashboard("http://head:8265")
+    live = LivePage(study, LiveView(study, Console(), folder.owner), folder)
+
+    def panel():
+        return json.loads(live.answer("now")[1])["panel"]
+
+    assert re.search(r'<a href="http://[^" ]*@mlflow:5000/\?a=&#34;b&#34;" [^>]*>MLflow<', panel())
+    assert "pw" not in panel()
+    assert "head:8265" not in panel(), "nobody drives it, and the dashboard may be gone"
+    with folder.lease():
+        assert '<a href="http://head:8265" target="_blank" rel="noreferrer">Ray</a>' in panel()
 
 
 def test_a_new_report_has_a_new_version_and_is_not_made_all_the_time(study_of, live):
