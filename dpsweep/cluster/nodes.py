@@ -233,7 +233,7 @@ def find_node_faults(sweep: ResolvedSweep, state_root: Path, node_id: str) -> li
     return faults(survey(sweep, state_root, only=node_id))
 
 
-def wait_for_node(sweep: ResolvedSweep, seconds: float = _NODE_SECONDS) -> None:
+def wait_for_node(sweep: ResolvedSweep) -> None:
     """Ask the cluster's autoscaler for a node on which a trial fits, if no node is one, and wait.
 
     A cluster without an autoscaler is left as it is.
@@ -254,17 +254,17 @@ def wait_for_node(sweep: ResolvedSweep, seconds: float = _NODE_SECONDS) -> None:
     log.warning(
         "no node of the cluster has %s: waiting for its autoscaler to add one, %.0f min at most",
         size,
-        seconds / 60,
+        _NODE_SECONDS / 60,
     )
-    until = time.monotonic() + seconds
+    until = time.monotonic() + _NODE_SECONDS
     while not is_there():
         request_resources(bundles=[wanted])
         if time.monotonic() > until:
             request_resources(bundles=[])
             raise ConfigError(
                 f"resources: a trial takes {size}, and the cluster's autoscaler has added no such "
-                f"node within {seconds / 60:.0f} min. Look at what it can add with: ray status; or "
-                f"ask for less, such as --set resources.gpu=0 for CPUs"
+                f"node within {_NODE_SECONDS / 60:.0f} min. Look at what it can add with: ray status; "
+                f"or ask for less, such as --set resources.gpu=0 for CPUs"
             )
         time.sleep(1)
 
