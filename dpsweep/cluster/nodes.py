@@ -263,8 +263,8 @@ def wait_for_node(sweep: ResolvedSweep) -> None:
             request_resources(bundles=[])
             raise ConfigError(
                 f"resources: a trial takes {size}, and the cluster's autoscaler has added no such "
-                f"node within {_NODE_SECONDS / 60:.0f} min. Look at what it can add with: ray status; "
-                f"or ask for less, such as --set resources.gpu=0 for CPUs"
+                f"node within {_NODE_SECONDS / 60:.0f} min. Look at what it can add with: "
+                f"ray status; or ask for less, such as --set resources.gpu=0 for CPUs"
             )
         time.sleep(1)
 
