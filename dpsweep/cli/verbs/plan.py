@@ -58,10 +58,10 @@ def plan(file: Path, settings: list[str], as_json: bool) -> None:
 
 
 def show_ways(ways: Ways) -> str:
-    """Own epsilon of the model handed out, by how the search is charged."""
+    """Own epsilon of the released model, by how the search is charged."""
     return (
         f"one ε      {ways.epsilon:g} for all {ways.num_trials} trials together would leave the "
-        f"model that is handed out\n"
+        f"model that is released\n"
         f"           {format_epsilon(ways.equal)} by equal shares (privacy.scope: sweep)\n"
         f"           {format_epsilon(ways.selection)} by private selection (and accounting: "
         f"private_selection)\n"

@@ -103,7 +103,7 @@ def stop(name: str, state_folder: str | None, wait: float, *, force: bool = Fals
 def best(
     name: str, state_folder: str | None, top: int, as_json: bool, storage: str | None = None
 ) -> None:
-    """Print the best trials and their promises."""
+    """Print the best trials and their privacy."""
     study = open_study(name, StateFolder.at(state_folder), resolve_moved_uri(storage))
     records = choose_trials(study, top)
     if as_json:
