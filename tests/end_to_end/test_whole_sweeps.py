@@ -146,7 +146,7 @@ def test_sweep_on_running_services_stops_on_request_and_resumes_with_its_failure
     )
     second = tmp_path / ".dpsweep/sweeps/tiny/trials/0001"
     wait_for(second.exists, "the second trial", driver)
-    verb("stop", "tiny")
+    verb("stop", "tiny", "--wait", int(CEILING_SECONDS))
     out, _ = driver.communicate(timeout=CEILING_SECONDS)
     assert driver.returncode == 130, out
     assert "Stopped. Go on with:" in out
