@@ -318,19 +318,26 @@ class TrialConfig(Strict):
         return self
 
     @model_validator(mode="after")
-    def _check_noise(self) -> Self:
-        noise = self.noise
+    def _check_noise_and_clipping(self) -> Self:
+        method, adaptive = build_method(self.method), self.privacy.clipping.name == "adaptive"
+        noise = method.noise
         try:
             noise.check(self.settings)
         except InvalidKey as e:
             raise InvalidKey(
                 f"{_NOISE_SECTIONS.get(self.method.name, 'method')}.{e.key}", str(e)
             ) from e
-        if noise != INDEPENDENT and self.privacy.clipping.name == "adaptive":
+        if noise != INDEPENDENT and adaptive:
             raise InvalidKey(
                 CLIPPING,
                 f"adaptive changes the clip norm from step to step, and {self.method.name} takes "
                 f"back noise of the steps before, which had another. Use clipping: flat",
+            )
+        if isinstance(method.query, SplitQuery) and adaptive:
+            raise InvalidKey(
+                CLIPPING,
+                "adaptive follows the norm of one gradient, and predictor: split clips two. Use "
+                "clipping: flat, or predictor: joint",
             )
         return self
 
@@ -340,17 +347,6 @@ class TrialConfig(Strict):
             # a frozen model changes while it is made; a copy would be lost to TrialConfig(...)
             object.__setattr__(
                 self, "optimizer", self.with_total_step(self.default_total_step).optimizer
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_clipping(self) -> Self:
-        split = isinstance(build_method(self.method).query, SplitQuery)
-        if split and self.privacy.clipping.name == "adaptive":
-            raise InvalidKey(
-                CLIPPING,
-                "adaptive follows the norm of one gradient, and predictor: split clips two. Use "
-                "clipping: flat, or predictor: joint",
             )
         return self
 
