@@ -54,7 +54,7 @@ class Setting:
         sizes: Batch sizes that both arms choose from.
         fresh: Pairs of fresh runs.
         factors: Total steps that both arms choose from, in units of the default.
-        features: True for scattering features of the 28 x 28 pixels.
+        features: True for scattering features of the 28 x 28 pixels, normalised in 27 groups.
         model: Name of the model.
     """
 
@@ -75,7 +75,7 @@ SETTINGS = [
     *(Setting("digits", e, eps, SMALL, 24, FINE) for e, eps in product((1, 5, 30), (1.0, 4.0))),
     *(Setting("fashion_mnist", 1, eps, LARGE, 6) for eps in (1.0, 4.0)),
     *(Setting("mnist", 1, eps, LARGE, 6) for eps in (1.0, 4.0)),
-    *(Setting("mnist", 1, eps, (512,), 5, FINE[1:], features=True) for eps in (1.0, 4.0)),
+    *(Setting("mnist", 1, eps, LARGE, 6, WIDE, features=True) for eps in (1.0, 4.0)),
     *(Setting("fashion_mnist", 1, eps, LARGE, 6, WIDE) for eps in (1.0, 4.0)),
     *(Setting("fashion_mnist", 5, eps, LARGE, 6, WIDE) for eps in (1.0, 4.0)),
     *(Setting("mnist", 5, eps, LARGE, 6, WIDE) for eps in (1.0, 4.0)),
@@ -91,7 +91,8 @@ def make_config(
     """Make one trial, its total step `factor` times the default."""
     data: dict[str, Any] = {"name": "digits"}
     if setting.features:
-        data = {"name": setting.data, "root": root, "features": {"name": "scattering"}}
+        features = {"name": "scattering", "groups": 27}
+        data = {"name": setting.data, "root": root, "features": features}
     elif setting.data != "digits":
         data = pool_images(setting.data, root)
     config = TrialConfig.model_validate(
@@ -332,7 +333,8 @@ def _name(setting: dict[str, Any]) -> str:
     words = [str(setting["data"]).replace("_", "-")]
     words += ["features"] if setting["features"] else []
     words += [setting["model"]] if setting["model"] != "linear" else []
-    words += ["wide"] if setting["factors"] == [*WIDE] and setting["epochs"] == 1 else []
+    is_wide = setting["factors"] == [*WIDE] and setting["epochs"] == 1
+    words += ["wide"] if is_wide and not setting["features"] else []
     return "-".join(words)
 
 

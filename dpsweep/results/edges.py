@@ -1,12 +1,15 @@
-"""Warnings where the best config lies at an end of a searched range, with the next range."""
+"""Warnings with the range to search next: the best lies at an end, or a final run did worse."""
 
 import math
+from collections.abc import Sequence
 
+from dpsweep.config.search import ObjectiveConfig
 from dpsweep.config.source import with_value
 from dpsweep.config.space.domains import Range
 from dpsweep.config.space.leaves import list_leaves
 from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import TrialConfig
+from dpsweep.search.confirmation import final_of, rank_trials
 from dpsweep.search.trial_record import Record
 
 _NEAR = 0.025
@@ -27,6 +30,25 @@ def edge_warnings(sweep: ResolvedSweep, best: Record) -> list[str]:
                 upper = share > 0.5
                 found += _warning(best, key, domain, upper=upper)
     return list(dict.fromkeys(found))
+
+
+def warn_of_worse_final(records: Sequence[Record], objective: ObjectiveConfig) -> str:
+    """Warn where an exploring trial did better than the final run, which has less noise.
+
+    A step that is scaled with the noise is right where noise limits it. Where something else does,
+    as large targets do in regression, the final run's step is too large.
+    """
+    final, ranking = final_of(records), rank_trials(records, objective.sign)
+    if final is None or final.value is None or not ranking:
+        return ""
+    best = min(ranking, key=lambda record: objective.sign * (record.value or 0.0))
+    if best.value is None or objective.sign * best.value >= objective.sign * final.value:
+        return ""
+    return (
+        f"Exploring trial {best.number} came to {best.value:.4g}, which is better, though it had "
+        f"more noise: the final run's step may be too large. Search smaller values of "
+        f"optimizer.total_step."
+    )
 
 
 def _share(domain: Range, value: float) -> float:

@@ -10,9 +10,9 @@ from dpsweep.core.errors import StateError
 from dpsweep.execution.tracking import collect_provenance
 from dpsweep.results.confirmed import choice_words, describe_selection_bias
 from dpsweep.results.disclosure import Disclosure, disclosure_of
-from dpsweep.results.edges import edge_warnings
+from dpsweep.results.edges import edge_warnings, warn_of_worse_final
 from dpsweep.search.charge import describe_trial_privacy
-from dpsweep.search.confirmation import Confirmation
+from dpsweep.search.confirmation import Confirmation, final_of
 from dpsweep.search.trial_record import Record
 from dpsweep.store.statement import describe_search_privacy
 from dpsweep.store.study import Study
@@ -35,7 +35,7 @@ class Origin:
         confirming: True if the best config was to be repeated.
         exploring: True if a final run was to be trained.
         choice: How the best config of each epsilon was chosen.
-        edges: Ranges to search next, by trial; empty where it lies at no end of one.
+        edges: What to search next, by trial; empty where nothing speaks for other values.
     """
 
     sweep: str
@@ -67,7 +67,11 @@ class Origin:
 
 def origin_of(study: Study) -> Origin:
     """Get the origin of a study's exports, and what the search has spent so far."""
-    records = study.records()
+    records, final = study.records(), final_of(study.records())
+    edges = {r.number: " ".join(f"{x}." for x in edge_warnings(study.sweep, r)) for r in records}
+    if final is not None:
+        worse = warn_of_worse_final(records, study.sweep.config.objective)
+        edges[final.number] = " ".join(filter(None, (edges[final.number], worse)))
     return Origin(
         sweep=study.sweep.name,
         metric=study.sweep.config.objective.metric,
@@ -78,7 +82,7 @@ def origin_of(study: Study) -> Origin:
         confirming=study.sweep.config.confirm is not None,
         exploring=study.sweep.explores,
         choice=choice_words(study),
-        edges={r.number: " ".join(f"{x}." for x in edge_warnings(study.sweep, r)) for r in records},
+        edges=edges,
     )
 
 

@@ -170,14 +170,27 @@ class StateFolder:
 
     def check_writable(self) -> None:
         """Raise StateError if the folder could not be written, and create nothing."""
+        place = self.check_folder()
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise self._misplaced(f"{place} is not writable")
+
+    def check_folder(self) -> Path:
+        """Return the folder, or the innermost around it that exists.
+
+        Raises:
+            StateError: If that is a file.
+        """
         place = self.root
         while not os.path.lexists(place):
             place = place.parent
-        if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-            what = "is not a folder" if not place.is_dir() else "is not writable"
-            raise StateError(
-                f"--state {self.root}: {place} {what}. Name a folder of yours with --state FOLDER"
-            )
+        if not place.is_dir():
+            raise self._misplaced(f"{place} is not a folder")
+        return place
+
+    def _misplaced(self, what: str) -> StateError:
+        return StateError(
+            f"--state {self.root}: {what}. Name a folder of yours with --state FOLDER"
+        )
 
 
 @dataclass(frozen=True)

@@ -278,10 +278,13 @@ def _explain_errors(url: URL) -> Iterator[None]:
         yield
     except OperationalError as e:
         reason = str(e.orig).strip().splitlines()[0]
+        remedy = (
+            "Check that its folder is there and yours to write"
+            if url.drivername.startswith("sqlite")
+            else "Check host, port, database, user and password (PostgreSQL also reads ~/.pgpass)"
+        )
         raise ConnectionRefused(
-            f"--storage {_redact_url(url)}: the database does not answer: {reason}. Check host, "
-            "port, "
-            f"database, user and password (PostgreSQL also reads ~/.pgpass)"
+            f"--storage {_redact_url(url)}: the database does not answer: {reason}. {remedy}"
         ) from e
     except RuntimeError as e:
         if "table schema" not in str(e):

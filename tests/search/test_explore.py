@@ -163,6 +163,14 @@ def test_what_is_exported_is_the_final_run_and_says_so(uri, load):
     assert load_trial(parse_yaml(text, "x")) == best[0].config
     assert study.confirmed() == {}
     assert origin.num_trials == 4
+    assert "Exploring trial 1 came to 0.6, which is better" in flat
+    assert "Search smaller values of optimizer.total_step" in flat
+
+
+def test_nothing_is_said_of_a_final_run_that_did_best(uri, load):
+    study = Study.create(uri, load(LR))
+    run_all(study, 0.2, 0.6, 0.4, 0.3, 0.7)
+    assert "Exploring trial" not in origin_of(study).describe_selection_bias(study.best()[0])
 
 
 def test_a_final_run_that_fails_is_not_run_again_and_nothing_is_passed_off_as_it(uri, load):

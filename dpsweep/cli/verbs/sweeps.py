@@ -49,6 +49,7 @@ def status(
 ) -> None:
     """Print all sweeps, or one sweep's trials."""
     state = StateFolder.at(state_folder)
+    state.check_folder()
     if name is None:
         _show_all(state, as_json)
         return
