@@ -10,7 +10,7 @@ from dpsweep.core.disk import format_bytes, free_bytes
 from dpsweep.execution.resources import count_concurrent_trials, get_local_resources
 from dpsweep.privacy.statement import format_epsilon
 from dpsweep.privacy.ways import Ways
-from dpsweep.results.tables import shown_budgets
+from dpsweep.results.tables import format_budgets
 from dpsweep.store.state_dir import StateFolder
 
 
@@ -46,7 +46,7 @@ def plan(file: Path, settings: list[str], as_json: bool) -> None:
             f"nearly all of ε; the trials' is larger, and their step smaller in the same ratio"
         )
     if len(made.epsilons) > 1:
-        console().print(f"budgets    ε {shown_budgets(made.epsilons)} in turn")
+        console().print(f"budgets    ε {format_budgets(made.epsilons)} in turn")
     if made.share < 1:
         console().print(f"where      {made.share:.1%} of random points meet it; others are not run")
     for words in made.correlations:
