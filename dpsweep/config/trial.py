@@ -351,7 +351,7 @@ class TrialConfig(Strict):
         return self
 
     @model_validator(mode="after")
-    def _check_num_steps(self) -> Self:
+    def _check_num_steps_and_delta(self) -> Self:
         steps = self.num_steps
         if steps > MOST_STEPS:
             raise InvalidKey(
@@ -360,11 +360,6 @@ class TrialConfig(Strict):
                 f"steps, and the accountant adds up {MOST_STEPS:,} at most: beyond, it takes "
                 f"hours and all memory. Give fewer epochs or a larger {BATCH_SIZE}",
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_delta_can_be_counted(self) -> Self:
-        steps = self.num_steps
         least = steps * LEAST_DELTA_A_STEP
         if self.delta < least and self.privacy.noise_multiplier != 0:
             raise InvalidKey(
