@@ -187,8 +187,6 @@ def test_sweep_on_running_services_stops_on_request_and_resumes_with_its_failure
     always = {"privacy.md", "release-checks.md", "sweep.yaml"}
     found = {"best.yaml", "confusion.csv", "report.html"}
     assert sorted(stored, key=len) == [always, always | found]
-    for run, paths in zip(parents, stored, strict=True):
-        assert ("`best.yaml`" in run.data.tags["mlflow.note.content"]) == ("best.yaml" in paths)
     assert not (tmp_path / ".dpsweep/mlflow.db").exists()
 
 
