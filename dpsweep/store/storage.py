@@ -240,8 +240,8 @@ def _get_engine_options(url: URL) -> dict[str, Any]:
             "connect_args": {"timeout": _SQLITE_WAIT_SECONDS},
             "pool_events": [(_enable_wal, "connect")],
         }
-    patience = {"connect_timeout": _SERVER_WAIT_SECONDS}
-    return {"pool_pre_ping": True, "connect_args": patience}
+    timeouts = {"connect_timeout": _SERVER_WAIT_SECONDS}
+    return {"pool_pre_ping": True, "connect_args": timeouts}
 
 
 def _enable_wal(connection: sqlite3.Connection, record: object) -> None:

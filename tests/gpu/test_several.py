@@ -35,7 +35,7 @@ def trial(method, **settings):
 def test_three_cards_release_the_bits_of_one_also_after_a_pause(tmp_path, method, monkeypatch):
     monkeypatch.setattr(loop, "_LOOK_SECONDS", -1.0)  # look between any two steps
     monkeypatch.setattr(step_module, "_FEWEST_DRAWN_BY_A_THREAD", 1)
-    config = trial(method, epochs=0.6)  # three steps: one is before the pause, two are after it
+    config = trial(method, epochs=0.6)  # three steps, with the pause among them
     one = make_trial_dir(tmp_path / "one")
     three, paused = (make_trial_dir(tmp_path / name, like=one) for name in ("three", "paused"))
     pause_at_step_two = iter([False, True] + [False] * 100)

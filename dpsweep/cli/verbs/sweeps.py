@@ -28,8 +28,8 @@ from dpsweep.results.disclosure import disclosure_of
 from dpsweep.results.export import origin_of
 from dpsweep.results.rich_table import plain_table
 from dpsweep.results.tables import (
+    format_budgets,
     num_trials_and_repeats,
-    shown_budgets,
     trial_row,
     trial_table,
 )
@@ -104,7 +104,7 @@ def stop(name: str, state_folder: str | None, wait: float, *, force: bool = Fals
 def best(
     name: str, state_folder: str | None, top: int, as_json: bool, storage: str | None = None
 ) -> None:
-    """Print the best trials and their promises."""
+    """Print the best trials and their privacy."""
     study = open_study(name, StateFolder.at(state_folder), resolve_moved_uri(storage))
     records = choose_trials(study, top)
     if as_json:
@@ -165,6 +165,8 @@ def ui(state_folder: str | None, host: str, port: int, *, browse: bool = True) -
         port: Port to listen on.
         browse: True to open the newest sweep in a browser, where there is a screen.
     """
+    from dpsweep.compat import view_path
+
     state = StateFolder.at(state_folder)
     if not (state.root / "mlflow.db").exists():
         raise StateError(
@@ -180,8 +182,13 @@ def ui(state_folder: str | None, host: str, port: int, *, browse: bool = True) -
                 f"--port {port}: {host}:{port} cannot be used ({e.strerror}). Name another with "
                 f"--port {port + 1}"
             ) from e
-    address = f"http://{host}:{port}/{_newest_view(state.tracking_uri)}"
+    experiment = _find_newest(state.tracking_uri)
+    root = f"http://{host}:{port}/"
+    address = root + (view_path(experiment) if experiment else "")
     console().print(f"MLflow UI: {address}   (Ctrl-C ends it)", markup=False, soft_wrap=True)
+    if experiment:
+        charts = root + view_path(experiment, charts=True)
+        console().print(f"charts: {charts}", markup=False, soft_wrap=True)
     command = build_server_command(state.tracking_uri, state.artifacts, host, port)
     server = subprocess.Popen(command, env=build_server_environment(), start_new_session=True)
 
@@ -195,16 +202,14 @@ def ui(state_folder: str | None, host: str, port: int, *, browse: bool = True) -
     server.wait()
 
 
-def _newest_view(uri: str) -> str:
-    """Path of the view of the newest sweep; empty, for the root, if none is tracked."""
+def _find_newest(uri: str) -> str | None:
+    """Id of the newest sweep's experiment; None if none is tracked."""
     from mlflow import MlflowClient  # takes seconds, and the other verbs here do without
-
-    from dpsweep.compat import view_path
 
     found = MlflowClient(uri).search_experiments(
         filter_string="name != 'Default'", order_by=["creation_time DESC"], max_results=1
     )
-    return view_path(found[0].experiment_id) if found else ""
+    return str(found[0].experiment_id) if found else None
 
 
 def _has_display() -> bool:
@@ -224,7 +229,7 @@ def _open_page(server: "subprocess.Popen[bytes]", host: str, port: int, address:
 
 
 def _show_all(state: StateFolder, as_json: bool) -> None:
-    rows = [row for house in [state, *state.others()] for row in _rows(house, house == state)]
+    rows = [row for owned in [state, *state.others()] for row in _rows(owned, owned == state)]
     if as_json:
         print(json.dumps(rows, indent=2))
         return
@@ -242,26 +247,26 @@ def _show_all(state: StateFolder, as_json: bool) -> None:
             escape(str(row["state"])),
             _progress(row) if known else "–",
             "–" if row["best"] is None else f"{row['best']:.4f}",
-            shown_budgets(row["epsilon"]) if known else "–",
+            format_budgets(row["epsilon"]) if known else "–",
         )
     console().print(table)
 
 
-def _rows(house: StateFolder, mine: bool) -> Iterator[dict[str, Any]]:
+def _rows(owned: StateFolder, mine: bool) -> Iterator[dict[str, Any]]:
     """One owner's sweeps; of those that cannot be read, whose they are and why."""
     try:
-        names = house.names()
+        names = owned.names()
     except PermissionError:
-        yield {**_UNKNOWN, "sweep": "–", "owner": house.owner, "state": "private to their owner"}
+        yield {**_UNKNOWN, "sweep": "–", "owner": owned.owner, "state": "private to their owner"}
         return
     for name in names:
-        folder = house.sweep(name)
-        row = {**_UNKNOWN, "sweep": folder.name if mine else f"{house.owner}/{name}"}
+        folder = owned.sweep(name)
+        row = {**_UNKNOWN, "sweep": folder.name if mine else f"{owned.owner}/{name}"}
         try:
-            study = open_study(name, house)
+            study = open_study(name, owned)
             records = study.records()
         except DpSweepError as e:
-            yield {**row, "owner": house.owner, "state": f"cannot be read: {e}"}
+            yield {**row, "owner": owned.owner, "state": f"cannot be read: {e}"}
             continue
         leader = next(iter(study.best()), None)
         repeats = summarize_repeats(records).get(leader.number) if leader else None
