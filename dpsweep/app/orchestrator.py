@@ -309,9 +309,10 @@ def _description(words: list[str], name: str, best: list[Record]) -> str:
             f"**Best config**, trial {best[0].number}. "
             f"{describe_retraining(dump_trial(best[0].config))}"
         )
+    found = "`report.html` (all on one page, figures included), `best.yaml`, and " if best else ""
     parts.append(
-        f"The artifacts hold `report.html` (all on one page, figures included), `best.yaml`, "
-        f"and `sweep.yaml`, which searches again: `dpsweep launch sweep.yaml --name {name}-again`."
+        f"The artifacts hold {found}`sweep.yaml`, which searches again: "
+        f"`dpsweep launch sweep.yaml --name {name}-again`."
     )
     return "\n\n".join(parts)
 

@@ -347,7 +347,7 @@ def best(
     top: Annotated[int, typer.Option(min=1, help="How many.")] = 5,
     as_json: Json = False,
 ) -> None:
-    """Show the best trials of a sweep, and what they promise."""
+    """Show the best trials of a sweep, and their privacy."""
     from dpsweep.cli.verbs import route, sweeps
 
     if route.ask_cluster("best", name, state, top=top, as_json=as_json):

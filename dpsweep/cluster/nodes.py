@@ -39,7 +39,7 @@ _PATIENCE_SECONDS = 300.0
 """Until a node counts as silent; the first look at large data takes minutes."""
 
 _GPU_SECONDS = 60.0
-"""Seconds for a GPU to be handed out and to compute; one that is not is held by others."""
+"""Seconds for a GPU to be assigned and to compute; one that is not is held by others."""
 
 _NODE_SECONDS = 900.0
 """Seconds for an autoscaler to add a node: clouds take minutes for one with a GPU."""
@@ -67,7 +67,7 @@ class NodeReport:
         ray: Version of Ray there.
         clock_offset_s: Its clock minus this machine's, in seconds; right to some milliseconds.
         gpus: Names of the GPUs that the driver there knows.
-        num_gpus: GPUs that Ray hands out there.
+        num_gpus: GPUs that Ray assigns there.
         cuda: CUDA version that torch was built for; None for a torch without.
         cards: GPUs that torch has computed on: name, memory and compute capability of each.
         runs_trials: True if a trial fits the node, so that data and state folder matter there.
@@ -162,7 +162,7 @@ def survey(
 
 
 def _start_gpu_tasks(nodes: Sequence[dict[str, Any]]) -> dict[Any, str]:
-    """A task for each GPU that Ray hands out, and the id of its node."""
+    """A task for each GPU that Ray assigns, and the id of its node."""
     return {
         ray.remote(
             num_gpus=1,
@@ -189,7 +189,7 @@ def _add_gpus(found: list[NodeReport], tried: dict[Any, str]) -> list[NodeReport
             cards.setdefault(tried[told], []).append(ray.get(told))
         except Exception as e:  # of torch, CUDA or Ray: whatever it is, trials would meet it
             wrong[tried[told]] = (
-                f"torch cannot compute on a GPU that Ray hands out there ({_last_line(e)}). Look "
+                f"torch cannot compute on a GPU that Ray assigns there ({_last_line(e)}). Look "
                 f"at nvidia-smi there, and compare its driver with torch's CUDA; or start its Ray "
                 f"with --num-gpus 0"
             )
@@ -233,7 +233,7 @@ def find_node_faults(sweep: ResolvedSweep, state_root: Path, node_id: str) -> li
     return faults(survey(sweep, state_root, only=node_id))
 
 
-def wait_for_node(sweep: ResolvedSweep, seconds: float = _NODE_SECONDS) -> None:
+def wait_for_node(sweep: ResolvedSweep) -> None:
     """Ask the cluster's autoscaler for a node on which a trial fits, if no node is one, and wait.
 
     A cluster without an autoscaler is left as it is.
@@ -254,17 +254,17 @@ def wait_for_node(sweep: ResolvedSweep, seconds: float = _NODE_SECONDS) -> None:
     log.warning(
         "no node of the cluster has %s: waiting for its autoscaler to add one, %.0f min at most",
         size,
-        seconds / 60,
+        _NODE_SECONDS / 60,
     )
-    until = time.monotonic() + seconds
+    until = time.monotonic() + _NODE_SECONDS
     while not is_there():
         request_resources(bundles=[wanted])
         if time.monotonic() > until:
             request_resources(bundles=[])
             raise ConfigError(
                 f"resources: a trial takes {size}, and the cluster's autoscaler has added no such "
-                f"node within {seconds / 60:.0f} min. Look at what it can add with: ray status; or "
-                f"ask for less, such as --set resources.gpu=0 for CPUs"
+                f"node within {_NODE_SECONDS / 60:.0f} min. Look at what it can add with: "
+                f"ray status; or ask for less, such as --set resources.gpu=0 for CPUs"
             )
         time.sleep(1)
 
@@ -342,7 +342,7 @@ def _report(node: dict[str, Any], said: dict[str, Any], now: float) -> NodeRepor
     num_gpus = node["Resources"].get("GPU", 0.0)
     if num_gpus and said["cuda"] is None:
         wrong.append(
-            f"Ray hands out {num_gpus:g} GPUs there, and its torch is built without CUDA. Install "
+            f"Ray assigns {num_gpus:g} GPUs there, and its torch is built without CUDA. Install "
             f"a torch with CUDA"
         )
     return NodeReport(

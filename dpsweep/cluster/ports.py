@@ -4,7 +4,6 @@ import contextlib
 import socket
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
 
 from dpsweep.core.errors import ConnectionRefused
 
@@ -29,11 +28,10 @@ def listens(port: int) -> bool:
         return probe.connect_ex((HOST, port)) == 0
 
 
-def http_status(url: str, headers: Mapping[str, str] | None = None) -> int:
+def http_status(url: str) -> int:
     """The HTTP status of an answer; 0 if there is none."""
-    request = urllib.request.Request(url, headers=dict(headers or {}))
     try:
-        with urllib.request.urlopen(request, timeout=5) as answer:
+        with urllib.request.urlopen(url, timeout=5) as answer:
             status: int = answer.status
             return status
     except urllib.error.HTTPError as e:

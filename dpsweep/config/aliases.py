@@ -6,6 +6,7 @@ base config as the same key.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from pydantic import BaseModel
@@ -74,5 +75,10 @@ def _collect_aliases(models: Models) -> Mapping[str, str]:
 def _list_nested_models(models: Models, part: str | int) -> Models:
     if str(part).isdigit():  # one item of a list
         return models
-    fields = [model.model_fields.get(str(part)) for model in models]
-    return [inner for field in fields if field for inner in iter_models(field.annotation)]
+    return [inner for model in models for inner in _list_field_models(model, str(part))]
+
+
+@cache  # a class is walked once, and not once for each of a sweep's trials
+def _list_field_models(model: type[BaseModel], key: str) -> tuple[type[BaseModel], ...]:
+    field = model.model_fields.get(key)
+    return tuple(iter_models(field.annotation)) if field else ()

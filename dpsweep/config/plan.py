@@ -54,7 +54,7 @@ class PrivacyPlan:
 
 
 def plan_privacy(config: TrialConfig) -> PrivacyPlan:
-    """Calibrate the noise to the promise, or count what given noise spends.
+    """Calibrate the noise to the target epsilon, or count what given noise spends.
 
     The config's scope is its own trial: under `scope: sweep` the sweep calibrates, and its trials
     come with their noise (config/sweep.py).

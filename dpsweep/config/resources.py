@@ -49,9 +49,7 @@ class ResourcesConfig(Strict):
                 f"such as 0.5, or several GPUs of a node, such as 2",
             )
         if self.gpu != "auto" and 0 < self.gpu < _SMALLEST_SHARE:
-            raise InvalidKey(
-                "gpu", f"{self.gpu:g} is less than Ray can hand out, {_SMALLEST_SHARE}"
-            )
+            raise InvalidKey("gpu", f"{self.gpu:g} is less than Ray can assign, {_SMALLEST_SHARE}")
         if self.accelerator is not None and self.gpu == 0:
             raise InvalidKey(
                 "accelerator",

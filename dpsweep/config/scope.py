@@ -101,7 +101,7 @@ def check_shared(epsilon: float, accounting: str, space: Space, file: Source, ba
 def with_own_noise(
     config: TrialConfig, whole: SearchBudget, origin: Source, *, final: bool = False
 ) -> TrialConfig:
-    """A trial that can be trained by itself: the noise of its share, and a promise of its own.
+    """A trial that can be trained by itself: the noise of its share, and an epsilon of its own.
 
     Args:
         config: The trial.

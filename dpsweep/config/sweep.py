@@ -561,8 +561,8 @@ def _resolve(config: SweepConfig, file: Source, base: Source) -> ResolvedSweep:
     sweep = ResolvedSweep(config, base, varied.space, file, varied.origins, conditions)
     if sweep.explores:
         check_explore(config, sweep.written, file, sweep.origin)
-    promised = [_get_privacy_target(trial, sweep) for trial in sweep.corners]
-    if any(each != promised[0] for each in promised):
+    targets = [_get_privacy_target(trial, sweep) for trial in sweep.corners]
+    if any(each != targets[0] for each in targets):
         raise ConfigError(
             f"{file.at(('search',))}: varies one of {', '.join(FIXED)}. All trials share them. "
             f"Set it in the base config, and run one sweep for each value"

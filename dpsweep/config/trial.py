@@ -318,19 +318,26 @@ class TrialConfig(Strict):
         return self
 
     @model_validator(mode="after")
-    def _check_noise(self) -> Self:
-        noise = self.noise
+    def _check_noise_and_clipping(self) -> Self:
+        method, adaptive = build_method(self.method), self.privacy.clipping.name == "adaptive"
+        noise = method.noise
         try:
             noise.check(self.settings)
         except InvalidKey as e:
             raise InvalidKey(
                 f"{_NOISE_SECTIONS.get(self.method.name, 'method')}.{e.key}", str(e)
             ) from e
-        if noise != INDEPENDENT and self.privacy.clipping.name == "adaptive":
+        if noise != INDEPENDENT and adaptive:
             raise InvalidKey(
                 CLIPPING,
                 f"adaptive changes the clip norm from step to step, and {self.method.name} takes "
                 f"back noise of the steps before, which had another. Use clipping: flat",
+            )
+        if isinstance(method.query, SplitQuery) and adaptive:
+            raise InvalidKey(
+                CLIPPING,
+                "adaptive follows the norm of one gradient, and predictor: split clips two. Use "
+                "clipping: flat, or predictor: joint",
             )
         return self
 
@@ -344,18 +351,7 @@ class TrialConfig(Strict):
         return self
 
     @model_validator(mode="after")
-    def _check_clipping(self) -> Self:
-        split = isinstance(build_method(self.method).query, SplitQuery)
-        if split and self.privacy.clipping.name == "adaptive":
-            raise InvalidKey(
-                CLIPPING,
-                "adaptive follows the norm of one gradient, and predictor: split clips two. Use "
-                "clipping: flat, or predictor: joint",
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_num_steps(self) -> Self:
+    def _check_num_steps_and_delta(self) -> Self:
         steps = self.num_steps
         if steps > MOST_STEPS:
             raise InvalidKey(
@@ -364,11 +360,6 @@ class TrialConfig(Strict):
                 f"steps, and the accountant adds up {MOST_STEPS:,} at most: beyond, it takes "
                 f"hours and all memory. Give fewer epochs or a larger {BATCH_SIZE}",
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_delta_can_be_counted(self) -> Self:
-        steps = self.num_steps
         least = steps * LEAST_DELTA_A_STEP
         if self.delta < least and self.privacy.noise_multiplier != 0:
             raise InvalidKey(

@@ -35,21 +35,22 @@ class ProgressLines:
             self._due = now + _SECONDS
             left = (now - self._begun) * (self._total - self._done) / self._done
         print(
-            f"{self._what}: {self._done} of {self._total} {self._unit}, {format_rest(left)} left",
+            f"{self._what}: {self._done} of {self._total} {self._unit}, "
+            f"{format_duration(left)} left",
             file=sys.stderr,
             flush=True,
         )
 
 
-def format_rest(seconds: float) -> str:
-    """Round a time that is left, as it is an estimate.
+def format_duration(seconds: float) -> str:
+    """A time as people say it: two digits and one unit.
 
-    >>> format_rest(42.3), format_rest(754), format_rest(9000)
-    ('42 s', '13 min', '2.5 h')
+    >>> format_duration(42.4), format_duration(400), format_duration(9000)
+    ('42 s', '7 min', '2.5 h')
     """
-    if seconds < 100:
+    if seconds < 90:
         return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def run_chunks(

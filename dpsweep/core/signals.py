@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, heard by somebody for a while."""
+"""Ctrl-C and SIGTERM, handled for a while."""
 
 import contextlib
 import signal

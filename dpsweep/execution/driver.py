@@ -39,7 +39,7 @@ MAX_WORKER_DEATHS = 3
 """Worker processes that may die with a trial; with one more it has failed."""
 
 _ROUNDS = 4
-"""Times that a trial is handed out whose workers die before they begin it."""
+"""Times that a trial is dispatched whose workers die before they begin it."""
 
 _NEVER_BEGUN = (
     "worker processes die before they begin a trial: a node cannot start any, perhaps for want of "

@@ -107,7 +107,7 @@ class ClusterNodes:
         node_id, host = node["NodeID"], node["NodeManagerHostname"]
         try:
             faults = self._find_faults(node_id)
-        except Exception as e:  # in a thread nobody would hear of it
+        except Exception as e:  # in a thread it would be lost
             faults = [f"{type(e).__name__}: {e}"]
         if faults:
             log.warning("%s (node %s) joined and gets no trials: %s", host, node_id[:8], faults[0])

@@ -116,15 +116,15 @@ class Plan:
         noise: Smallest and largest noise multiplier over the space.
         steps: Fewest and most steps of a trial.
         delta: Failure probability.
-        trial_words: The promise of one trial.
-        search_words: The promise of the whole search.
+        trial_words: Privacy statement of one trial.
+        search_words: Privacy statement of the whole search.
         seconds: Time the trials will take here, from probes of a few steps.
         disk_bytes: Weights of all trials and resume state of the running ones, at most.
         share: Share of random points of the space that meet the conditions of `where`.
         epsilons: Budgets that trials have in turn; one, or None where the noise is given.
         stop_words: What early stopping costs; empty without.
         ways: What each way to spend one epsilon on the search would leave for the model that is
-            handed out; None where there is no one epsilon, or one run.
+            released; None where there is no one epsilon, or one run.
         correlations: Correlated noise of the first trials that have it: bands, counted rounds,
             predicted error beside independent noise's, and memory.
     """

@@ -45,7 +45,7 @@ COEFFICIENT_SETS: dict[str, Coefficients] = {
     "a6_b5_m1": ((-0.6,), (0.5, -0.1)),
     "a7_2_b05_05": ((-0.7, -0.2), (0.05, 0.05)),
 }
-"""Coefficient sets used in print, by the names of the table above."""
+"""Published coefficient sets, by the names of the table above."""
 
 MAX_ORDER = 8
 REAL_ANGLE = 1e-5

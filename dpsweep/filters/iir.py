@@ -1,4 +1,4 @@
-"""Low-pass filters of any order, in the direct form they are printed in.
+"""Low-pass filters of any order, in the direct form that papers publish.
 
 A filter is two rows of numbers: `a` feeds back what came out, `b` weighs what goes in. Not every
 pair is a filter one may train with. What is refused, and why, is said in `Iir`; a refusal is an

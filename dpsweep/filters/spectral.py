@@ -37,7 +37,7 @@ class Shelf:
     P - k are one frequency, so its mask at cut 1/2 is, once the real part is taken, a mere
     scaling by 1 - depth/2. This one masks real frequencies, each bin with its mirror.
 
-    exponential is the shape of the first version in print: a notch at the cut, through which
+    exponential is the shape of the first published version: a notch at the cut, through which
     the highest frequencies pass again. Print counts its decay in bins; a share of the spectrum
     means the same for every model. butterworth is the smooth roll-off, half down at the cut in
     the sense of power where depth is 1, and near step where sharpness is large.

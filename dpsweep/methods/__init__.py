@@ -4,6 +4,7 @@ To add a method, write its module beside this file, and add it to METHODS and Me
 Nothing is registered on import elsewhere, so this table is the whole truth on every Ray worker.
 """
 
+from functools import cache
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -74,9 +75,14 @@ def may_correlate(section: Any) -> bool:
         case {"compose": {"noise": _}}:
             return True
         case {"name": str(name)} if name in METHODS:
-            entry = METHODS[name]
-            return entry.build(entry.config()).noise != INDEPENDENT
+            return _correlates(name)
     return False
+
+
+@cache  # asked of every point that a space is looked at in
+def _correlates(name: str) -> bool:
+    entry = METHODS[name]
+    return entry.build(entry.config()).noise != INDEPENDENT
 
 
 def build_method(config: MethodConfig) -> Method:

@@ -56,7 +56,7 @@ class Gains(Strict):
     0.99. With gain: riccati it is not used."""
 
     gamma: float | Literal["one_point"] = 0.5
-    """Look-ahead distance, in units of the last step x_t - x_{t-1}; not 0. Print: 0.5, grid 0.2 to
+    """Look-ahead distance, in units of the last step x_t - x_{t-1}; not 0. Paper: 0.5, grid 0.2 to
     3; -1 is variance reduction; one_point is (1-kappa)/kappa, where one gradient is enough."""
 
     gain: Literal["constant", "riccati"] = "constant"

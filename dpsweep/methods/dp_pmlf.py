@@ -38,7 +38,7 @@ def build(config: Config) -> Method:
 
     Private because the k points are past iterates and the weighted sum is clipped as one gradient.
     An example's momentum is recomputed from scratch at public points: none is carried from
-    batch to batch, which would break amplification by sampling. Where the printed weights run
+    batch to batch, which would break amplification by sampling. Where the published weights run
     the other way or have no effect we follow the text: the newest point weighs most.
     """
     return Method(query=config.query, filters=(config.filter.build(),))

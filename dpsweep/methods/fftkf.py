@@ -25,7 +25,7 @@ class Config(Gains):
     """Share of the higher ones that is removed (rho in the paper). Print: 0.5; best 0.6-0.7."""
 
     shape: Literal["step", "exponential", "butterworth"] = "step"
-    """The shelf: step at the cut; exponential, as printed, a notch above it; butterworth, a
+    """The shelf: step at the cut; exponential, as published, a notch above it; butterworth, a
     smooth roll-off."""
 
     sharpness: float = Field(default=4.0, gt=0)
@@ -35,8 +35,8 @@ class Config(Gains):
     """One signal: the parameters of the whole model in a row, or each tensor."""
 
     predictor: Literal["joint", "split", "none"] = "joint"
-    """joint: DiSK's combined query, at no privacy cost. split: the printed finite difference,
-    clipped and noised apart. none: as if the printed algorithm ignored its prediction."""
+    """joint: DiSK's combined query, at no privacy cost. split: the published finite difference,
+    clipped and noised apart. none: as if the published algorithm ignored its prediction."""
 
     split_share: float = Field(default=0.2, gt=0, lt=1)
     """Share of the step's privacy cost that goes to the finite difference. The paper's sigma_fd is
@@ -78,9 +78,9 @@ def build(config: Config) -> Method:
         r^_t = irfft(phi rfft(r_t)),     g~_t = (1 - kappa) g~_{t-1} + kappa r^_t
 
     Private as DiSK is: shelf and average see releases alone. Three differences from print, each
-    for privacy or effect: the mask is laid over real frequencies, since the printed one is, for
+    for privacy or effect: the mask is laid over real frequencies, since the published one is, for
     a real vector at cut 1/2, a mere scaling; the prediction comes from DiSK's combined query,
-    since the printed prediction from raw gradients is not private; and the mask touches the
+    since the published prediction from raw gradients is not private; and the mask touches the
     release only, since masking the noise before it is added would void the calibration.
 
     With `predictor: split` the gradient and its change on the way ahead are clipped and noised

@@ -35,7 +35,8 @@ def build(config: Config) -> Method:
     Private because M and crop are fixed maps of the release. What is computed is the same law in
     whitened coordinates W R, W with orthonormal rows (privacy/spectral.py): |W R_i| <= |R_i| <= C,
     and the noise there is isotropic. R is clipped whole, not its crop. Layers are clipped apart
-    unless `privacy.clipping` says otherwise. Unlike in print the low-pass is two-sided: one-sided
-    masks of a real signal's transform pass frequencies whose mirror, un-noised, is the same.
+    unless `privacy.clipping` says otherwise. The paper's low-pass is one-sided, this one two-sided:
+    one-sided masks of a real signal's transform pass frequencies whose mirror, un-noised, is the
+    same.
     """
     return Method(geometry=Spectral(config.keep, config.keep))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from dpsweep.models.parts import Model, Shape, make_linear, refuse_smaller
+from dpsweep.models.parts import Model, Shape, make_linear, refuse_few_halvings, refuse_smaller
 
 if TYPE_CHECKING:
     from torch import nn
@@ -33,7 +33,7 @@ class CnnSmall(Model):
         """Build: images of `shape` (C, H, W), sides at least 4 -> logits (B, num_classes)."""
         from torch import nn
 
-        refuse_smaller(shape, halvings=2)
+        refuse_few_halvings(shape, halvings=2)
         channels, height, width = shape
         features = 2 * self.width * (height // 4) * (width // 4)
         return nn.Sequential(
@@ -70,11 +70,7 @@ class CnnPapernot(Model):
         from torch import nn
 
         channels, height, width = shape
-        if min(height, width) < _LEAST:
-            raise ValueError(
-                f"its second convolution takes images of at least {_LEAST} x {_LEAST} pixels, got "
-                f"{height} x {width}. Choose another model or data set"
-            )
+        refuse_smaller(shape, _LEAST, "its second convolution")
         features = 32 * ((height // 2 - 5) // 2) * ((width // 2 - 5) // 2)
         return nn.Sequential(
             nn.Conv2d(channels, 16, 8, stride=2, padding=3),

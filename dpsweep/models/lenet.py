@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from dpsweep.models.parts import Model, Shape, make_linear
+from dpsweep.models.parts import Model, Shape, make_linear, refuse_smaller
 
 if TYPE_CHECKING:
     from torch import nn
@@ -36,11 +36,7 @@ class LeNet5(Model):
         from torch import nn
 
         channels, height, width = shape
-        if min(height, width) < _LEAST:
-            raise ValueError(
-                f"its second convolution takes images of at least {_LEAST} x {_LEAST} pixels, got "
-                f"{height} x {width}. Choose another model or data set"
-            )
+        refuse_smaller(shape, _LEAST, "its second convolution")
         features = 16 * ((height // 2 - 4) // 2) * ((width // 2 - 4) // 2)
         head_block = None if self.block is None else self.head_block
         return nn.Sequential(

@@ -125,12 +125,16 @@ def refuse_remainder(groups: int, channels: int) -> None:
         )
 
 
-def refuse_smaller(shape: Shape, halvings: int) -> None:
-    """Raise ValueError if halving the sides of `shape` that often leaves no pixel."""
+def refuse_smaller(shape: Shape, least: int, what: str) -> None:
+    """Raise ValueError if `shape` has a side below `least`, which `what` takes."""
     _, height, width = shape
-    least = 2**halvings
     if min(height, width) < least:
         raise ValueError(
-            f"each side is halved {halvings} times, which takes images of at least {least} x "
-            f"{least} pixels, got {height} x {width}. Choose another model or data set"
+            f"{what} takes images of at least {least} x {least} pixels, got {height} x {width}. "
+            f"Choose another model or data set"
         )
+
+
+def refuse_few_halvings(shape: Shape, halvings: int) -> None:
+    """Raise ValueError if halving the sides of `shape` that often leaves no pixel."""
+    refuse_smaller(shape, 2**halvings, f"each side is halved {halvings} times, which")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from dpsweep.models.parts import Model, Shape, refuse_smaller
+from dpsweep.models.parts import Model, Shape, refuse_few_halvings
 
 if TYPE_CHECKING:
     from torch import nn
@@ -31,7 +31,7 @@ class ResNet18(Model):
 
         from dpsweep.models.residual import BasicBlock
 
-        refuse_smaller(shape, halvings=3)
+        refuse_few_halvings(shape, halvings=3)
         channels = self.width
         layers: list[nn.Module] = [
             nn.Conv2d(shape[0], channels, 3, padding=1, bias=False),

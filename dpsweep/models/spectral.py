@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from dpsweep.models.parts import Model, Shape, make_linear, refuse_smaller
+from dpsweep.models.parts import Model, Shape, make_linear, refuse_few_halvings
 
 if TYPE_CHECKING:
     from torch import nn
@@ -25,7 +25,7 @@ class Model2(Model):
         """Build: images of `shape` (C, H, W), sides at least 16 -> logits (B, num_classes)."""
         from torch import nn
 
-        refuse_smaller(shape, halvings=4)
+        refuse_few_halvings(shape, halvings=4)
         layers: list[nn.Module] = []
         channels = shape[0]
         for width in (32, 64, 64, 64):
@@ -57,7 +57,7 @@ class Model3(Model):
         """Build: images of `shape` (C, H, W), sides at least 8 -> logits (B, num_classes)."""
         from torch import nn
 
-        refuse_smaller(shape, halvings=3)
+        refuse_few_halvings(shape, halvings=3)
         layers: list[nn.Module] = []
         channels, height, width = shape
         for filters in (32, 64, 128):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from dpsweep.core.strict import is_unused
-from dpsweep.models.parts import Model, Shape, refuse_smaller
+from dpsweep.models.parts import Model, Shape, refuse_few_halvings
 
 if TYPE_CHECKING:
     from torch import nn
@@ -43,7 +43,7 @@ class _Wrn(Model):
         from dpsweep.core.weight_standardization import StandardConv2d
         from dpsweep.models.residual import ACTIVATIONS, PreactivationBlock
 
-        refuse_smaller(shape, halvings=2)
+        refuse_few_halvings(shape, halvings=2)
         depth, widening = (int(number) for number in self.name.split("_")[1:])
         channels, conv = 16, StandardConv2d if self.standardise else nn.Conv2d
         layers: list[nn.Module] = [conv(shape[0], channels, 3, padding=1, bias=False)]

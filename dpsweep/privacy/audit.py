@@ -59,7 +59,7 @@ class Audit:
 
     Attributes:
         method: Name of the method.
-        claimed: The epsilon that its runs promise.
+        claimed: The epsilon that its runs claim.
         delta: The delta of all epsilons here.
         runs: Runs with the canary, and as many without; of the smaller sample if they differ.
         confidence: Of the two bounds together.
@@ -105,7 +105,7 @@ def bound_epsilon(
         method: Name of the method.
         absent: Log-likelihood ratios of runs without the canary, shape (n0,), as they were run.
         present: The same of runs with it, shape (n1,); other noise, not that of `absent`.
-        claimed: Epsilon that the runs promise, > 0.
+        claimed: Epsilon that the runs claim, > 0.
         delta: In (0, 1).
         confidence: In (0, 1).
 

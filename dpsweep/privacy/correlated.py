@@ -348,11 +348,6 @@ def sqrt_coefficients(bands: int) -> Floats:
     return np.concatenate([[1.0], np.cumprod((2 * k - 1) / (2 * k))])
 
 
-def compute_loss(c: Floats, steps: int, momentum: float = 0.0) -> float:
-    """|c|^2 mean_t E_t: squared error of the workload's sums at unit noise and sensitivity."""
-    return _loss_and_gradient(c, workload_of(steps, momentum))[0]
-
-
 def banded_coefficients(
     given: Literal["optimal", "sqrt"] | Sequence[float],
     steps: int,

@@ -99,7 +99,7 @@ class SearchSpending:
         num_runs: Runs that may have taken a step: pruned, failed and confirming ones included.
         planned: Runs that the sweep file asks for; under private selection, their mean number.
         epsilon: Of all runs together: as they were, or under `shared` and private selection as
-            was promised beforehand.
+            was fixed beforehand.
         delta: Failure probability of the guarantee.
         each: What one trial's epsilon is, if all have the same.
         confirming: How many of the runs repeat a config.
@@ -186,7 +186,7 @@ def _state_spending(search: SearchSpending) -> str:
     if search.broken is not None:
         words.insert(
             0,
-            f"OVER BUDGET: the sweep promised {_format_guarantee(search.broken, search.delta)} "
+            f"OVER BUDGET: the sweep allows {_format_guarantee(search.broken, search.delta)} "
             f"for all runs together, and what was run does not keep that.",
         )
     if search.accounting == "none":

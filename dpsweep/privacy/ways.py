@@ -14,7 +14,7 @@ FEW_RUNS = 3
 
 @dataclass(frozen=True)
 class Ways:
-    """Own epsilon of the model handed out, by how one epsilon is spent on a whole search.
+    """Own epsilon of the released model, by how one epsilon is spent on a whole search.
 
     Attributes:
         num_trials: Trials of the search; for private selection, their mean number.

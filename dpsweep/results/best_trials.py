@@ -10,7 +10,7 @@ from dpsweep.core.errors import StateError
 from dpsweep.results.confirmed import confirmed_table
 from dpsweep.results.disclosure import disclosure_of
 from dpsweep.results.rich_table import plain_table
-from dpsweep.results.tables import format_hyperparams, shown_value
+from dpsweep.results.tables import format_cell, format_hyperparams
 from dpsweep.search.objectives import find_pareto_front, get_goal_values, group_by_epsilon
 from dpsweep.search.trial_record import Record
 from dpsweep.store.study import Study
@@ -90,7 +90,7 @@ def make_budget_table(study: Study) -> Table:
         table.add_row(
             f"{record.hyperparams[EPSILON]:g}",
             str(record.number),
-            shown_value(record.value),
+            format_cell(record.value),
             str(counts[record.number]),
             Text(format_hyperparams(record, without=(EPSILON,))),
             "a smaller ε did as well" if beaten else "",
@@ -108,6 +108,6 @@ def make_front_table(study: Study) -> Table:
     for record in study.front():
         values = get_goal_values(objective, record.row, record.config) or ()
         table.add_row(
-            str(record.number), *map(shown_value, values), Text(format_hyperparams(record))
+            str(record.number), *map(format_cell, values), Text(format_hyperparams(record))
         )
     return table

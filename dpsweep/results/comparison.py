@@ -12,7 +12,7 @@ from dpsweep.results.groups import TrialGroup
 from dpsweep.results.importance import LEAST_TRIALS
 from dpsweep.results.rich_table import plain_table
 from dpsweep.results.significance import CONFIDENCE, LEVEL
-from dpsweep.results.tables import format_hyperparams, heading, shown_value
+from dpsweep.results.tables import format_cell, format_hyperparams, heading
 
 _HEADINGS = ("ε", "method", "trials", "as chosen", "confirmed", "± 95 %", "runs", "difference", "p")
 _SPARE = ("as chosen", "runs", "trials", "± 95 %")
@@ -55,7 +55,7 @@ def rows(comparison: Comparison) -> dict[str, Any]:
         "metric": first.metric,
         "confidence": CONFIDENCE,
         "level": LEVEL,
-        "groups": [_arm_row(group) for group in comparison.groups],
+        "groups": [_group_row(group) for group in comparison.groups],
         "compared": [_compared_row(each) for each in comparison.compared],
         "warnings": warnings(comparison),
     }
@@ -66,7 +66,7 @@ def sentences(comparison: Comparison) -> list[str]:
     found = []
     several = len(comparison.by_target()) > 1
     for peers in comparison.by_target():
-        at = f"at ε {shown_promise(peers[0])}: " if several else ""
+        at = f"at ε {format_target(peers[0])}: " if several else ""
         by_label = {c.label: c for c in comparison.compared if c.target == peers[0].target}
         found += [
             at + _verdict(by_label[group.label], group)
@@ -87,7 +87,7 @@ def warnings(comparison: Comparison) -> list[str]:
     found = []
     by_target = comparison.by_target()
     for peers in by_target:
-        at = f"at ε {shown_promise(peers[0])} " if len(by_target) > 1 else ""
+        at = f"at ε {format_target(peers[0])} " if len(by_target) > 1 else ""
         found += [f"{at}{sentence}" for sentence in uneven(peers)]
         found += _without_a_test(comparison, peers, at)
     for group in comparison.groups:
@@ -121,7 +121,7 @@ def warnings(comparison: Comparison) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def shown_promise(group: TrialGroup) -> str:
+def format_target(group: TrialGroup) -> str:
     """The epsilon of a group's trials, or of its whole sweep."""
     epsilon, scope, noise = group.target
     if epsilon is None:
@@ -169,7 +169,7 @@ def _rows(comparison: Comparison) -> list[list[str]]:
         each = by_place.get((group.target, group.label))
         found.append(
             [
-                shown_promise(group),
+                format_target(group),
                 group.label,
                 "secret" if group.trials is None else str(group.trials),
                 _figure(group.best.ranking_value if group.best else None),
@@ -280,7 +280,7 @@ def _p(each: Compared) -> str:
     return "–" if each.p is None else f"{each.p:.2g}{mark}"
 
 
-def _arm_row(group: TrialGroup) -> dict[str, Any]:
+def _group_row(group: TrialGroup) -> dict[str, Any]:
     epsilon, scope, noise = group.target
     best = group.best
     return {
@@ -297,7 +297,7 @@ def _arm_row(group: TrialGroup) -> dict[str, Any]:
         "value": best.value if best else None,
         "expected": best.expected if best else None,
         "hyperparams": {
-            k: shown_value(v) if isinstance(v, dict) else v for k, v in best.hyperparams.items()
+            k: format_cell(v) if isinstance(v, dict) else v for k, v in best.hyperparams.items()
         }
         if best
         else {},

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from dpsweep.results.disclosure import Disclosure, disclosure_of
 from dpsweep.results.rich_table import plain_table
-from dpsweep.results.tables import shown_value
+from dpsweep.results.tables import format_cell
 from dpsweep.search.choose import LEAST_TRIALS
 from dpsweep.search.confirmation import Confirmation
 from dpsweep.search.trial_record import Record
@@ -49,7 +49,7 @@ def describe_selection_bias(
     if repeats:
         what = "mean ± standard deviation; " if len(repeats.values) > 1 else ""
         return (
-            f"Confirmed with fresh noise: {metric} {repeats} ({what}{shown_value(record.value)} "
+            f"Confirmed with fresh noise: {metric} {repeats} ({what}{format_cell(record.value)} "
             f"when it was chosen)."
         )
     if confirming:
@@ -102,6 +102,6 @@ def confirmed_table(study: Study) -> Table | None:
                 f"{repeats.spread:.4f}" if len(repeats.values) > 1 else "–",
                 str(len(repeats.values)),
                 str(repeats.num_failed),
-                shown_value(record.value),
+                format_cell(record.value),
             )
     return table

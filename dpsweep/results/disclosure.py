@@ -1,7 +1,5 @@
 """Limits on what is told of a search: every trial, or, of a private selection, the winner alone."""
 
-from typing import Protocol
-
 from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.execution.changes import may_add_trials
 from dpsweep.results.tables import num_trials_and_repeats, run_words
@@ -9,46 +7,23 @@ from dpsweep.search.trial_record import Record
 from dpsweep.store.study import Study
 
 
-class Disclosure(Protocol):
-    """Texts on a search for screen, page and commands.
+class Disclosure:
+    """Texts on a search for screen, page and commands, where every trial is charged and told.
 
     Attributes:
         tells_trials: True if each trial may be shown while the search runs.
         no_figures: Why there are no figures.
     """
 
-    tells_trials: bool
-    no_figures: str
-
-    def num_trials(self, count: int) -> int | None:
-        """Return the number of trials that is told; None if it is a secret."""
-
-    def describe_chance(self, record: Record, metric: str, num_trials: int) -> str:
-        """Say what the winner's figure is worth, of which there are no repeats."""
-
-    def describe_nothing(self, study: Study, name: str) -> str:
-        """Say why there is no result yet; the user calls the sweep `name`."""
-
-    def describe_failures(self, study: Study) -> str:
-        """Say how trials of a sweep without a result failed; begins with a colon, or is empty."""
-
-    def describe_rest(self, study: Study) -> str:
-        """Say what a sweep that is resumed has done and has still to do."""
-
-    def remarks(self, study: Study, *, driven: bool) -> list[str]:
-        """List what a reader must know of an unfinished search before its figures are believed."""
-
-
-class TellsAll:
-    """Of a search whose every trial is charged."""
-
     tells_trials = True
     no_figures = "There are too few results to draw anything."
 
     def num_trials(self, count: int) -> int | None:
+        """Return the number of trials that is told; None if it is a secret."""
         return count
 
     def describe_chance(self, record: Record, metric: str, num_trials: int) -> str:
+        """Say what the winner's figure is worth, of which there are no repeats."""
         if num_trials == 1:
             return f"{metric} is that of one run; another would come out otherwise."
         if record.expected is not None:
@@ -64,15 +39,18 @@ class TellsAll:
         )
 
     def describe_nothing(self, study: Study, name: str) -> str:
+        """Say why there is no result yet; the user calls the sweep `name`."""
         return f"sweep {name!r} has no complete trial yet. See: dpsweep status {name}"
 
     def describe_failures(self, study: Study) -> str:
+        """Say how trials of a sweep without a result failed; begins with a colon, or is empty."""
         failed = [record for record in study.records() if record.state == "failed"]
         if not failed:
             return ""
         return f": {len(failed)} failed, the last one with: {failed[-1].reason}"
 
     def describe_rest(self, study: Study) -> str:
+        """Say what a sweep that is resumed has done and has still to do."""
         name, ended = study.sweep.name, (r for r in study.records() if r.state != "running")
         explores = study.sweep.explores
         ran = run_words(*num_trials_and_repeats(ended), explores=explores)
@@ -90,6 +68,7 @@ class TellsAll:
         )
 
     def remarks(self, study: Study, *, driven: bool) -> list[str]:
+        """List what a reader must know of an unfinished search before its figures are believed."""
         if study.is_finished():
             return []
         state = "still runs" if driven else "was stopped before its end"
@@ -97,7 +76,7 @@ class TellsAll:
         return [f"{state}: {left} are left"]
 
 
-class TellsWinner(TellsAll):
+class TellsWinner(Disclosure):
     """Of a private selection: how many trials there were, and how they did, is a secret."""
 
     tells_trials = False
@@ -134,4 +113,4 @@ class TellsWinner(TellsAll):
 
 def disclosure_of(sweep: ResolvedSweep) -> Disclosure:
     """Return what may be told of a sweep."""
-    return TellsWinner() if sweep.is_private_selection else TellsAll()
+    return TellsWinner() if sweep.is_private_selection else Disclosure()

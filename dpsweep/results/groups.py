@@ -113,11 +113,11 @@ def groups_of(study: Study, folder: str, *, driven: bool = False) -> list[TrialG
         records = explored
     split: dict[tuple[PrivacyTarget, str], list[Record]] = {}
     for record in records:
-        split.setdefault((_promise(study, record), _method(record)), []).append(record)
-    return [_arm(study, folder, *key, found, remarks) for key, found in split.items()]
+        split.setdefault((_get_target(study, record), _method(record)), []).append(record)
+    return [_make_group(study, folder, *key, found, remarks) for key, found in split.items()]
 
 
-def _promise(study: Study, record: Record) -> PrivacyTarget:
+def _get_target(study: Study, record: Record) -> PrivacyTarget:
     whole, privacy = study.sweep.whole, record.config.privacy
     if whole:
         return whole.epsilon, "sweep", None
@@ -128,7 +128,7 @@ def _method(record: Record) -> str:
     return str(record.hyperparams.get(METHOD_NAME, record.config.method.name))
 
 
-def _arm(
+def _make_group(
     study: Study,
     folder: str,
     target: PrivacyTarget,

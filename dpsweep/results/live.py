@@ -14,11 +14,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from dpsweep.core.progress import format_duration
 from dpsweep.core.types import Row
 from dpsweep.results.disclosure import disclosure_of
 from dpsweep.results.tables import (
     best_words,
-    format_duration,
+    format_budgets,
     format_hyperparams,
     main_metric,
     num_trials_and_repeats,
@@ -26,7 +27,6 @@ from dpsweep.results.tables import (
     repeated_words,
     run_words,
     running_table,
-    shown_budgets,
 )
 from dpsweep.search.confirmation import summarize_repeats
 from dpsweep.search.trial_record import Record
@@ -110,7 +110,7 @@ class LiveView:
         repeats = summarize_repeats(list(self._records.values())).get(best.number) if best else None
         return (
             f"{sweep.name}: {self._done()}, {running} running, "
-            f"{best_words(best, repeats)}, ε {shown_budgets(sweep.epsilons)} a "
+            f"{best_words(best, repeats)}, ε {format_budgets(sweep.epsilons)} a "
             f"{sweep.written.privacy.scope}{self._time_left()}"
         )
 

@@ -35,7 +35,7 @@ from dpsweep.results.figures import TITLES, caption_of, figures
 from dpsweep.results.live import LiveView
 from dpsweep.results.plots.outcome import confirmed_groups
 from dpsweep.results.plots.style import goal_title
-from dpsweep.results.tables import shown_budgets, trial_table
+from dpsweep.results.tables import format_budgets, trial_table
 from dpsweep.search.charge import describe_trial_privacy
 from dpsweep.search.trial_record import Record
 from dpsweep.store.statement import format_headline
@@ -214,7 +214,7 @@ def _subject(study: Study) -> str:
     trial, config = study.sweep.written, study.sweep.config
     methods = list(dict.fromkeys(r.config.method.name for r in study.records()))
     method = methods[0] if len(methods) == 1 else f"{len(methods)} methods"
-    budget = NO_EPSILON if study.is_void else shown_budgets(study.sweep.epsilons)
+    budget = NO_EPSILON if study.is_void else format_budgets(study.sweep.epsilons)
     goals = " and ".join(goal_title(goal).partition(" (")[0] for goal in config.objective.goals)
     return (
         f"{trial.model.name} on {trial.data.name}, trained with {method} at ε {budget} "

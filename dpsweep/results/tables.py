@@ -55,15 +55,15 @@ def trial_table(records: list[Record], title: str, *, show_state: bool = True) -
         row = record.row or {}
         table.add_row(
             str(record.number),
-            shown_value(row.get(f"valid/{metric}")),
-            *(shown_value(record.expected) for _ in expected),
-            *(shown_value(row.get(f"valid/{name}")) for name in others),
+            format_cell(row.get(f"valid/{metric}")),
+            *(format_cell(record.expected) for _ in expected),
+            *(format_cell(row.get(f"valid/{name}")) for name in others),
             format_epsilon(row["privacy/epsilon_spent"]) if row else "–",
-            shown_value(row.get("noise_multiplier")),
+            format_cell(row.get("noise_multiplier")),
             *(
                 []
                 if together
-                else [Text(shown_value(record.hyperparams.get(name))) for name in hyperparams]
+                else [Text(format_cell(record.hyperparams.get(name))) for name in hyperparams]
             ),
             f"{record.seconds:.0f}",
             *([Text(format_hyperparams(record))] if together else []),
@@ -183,7 +183,7 @@ def hyperparam_names(records: list[Record]) -> list[str]:
 def format_hyperparams(record: Record, *, without: Sequence[str] = ()) -> str:
     """Write one trial's searched values as `name=value` pairs, `without` some keys."""
     hyperparams = {k: v for k, v in record.hyperparams.items() if k not in without}
-    return " ".join(f"{heading(k)}={shown_value(v)}" for k, v in hyperparams.items())
+    return " ".join(f"{heading(k)}={format_cell(v)}" for k, v in hyperparams.items())
 
 
 def heading(name: str) -> str:
@@ -195,32 +195,21 @@ def heading(name: str) -> str:
     return LETTERS.get(name, name.removesuffix(".name").rpartition(".")[2])
 
 
-def shown_budgets(epsilons: Sequence[float | None]) -> str:
+def format_budgets(epsilons: Sequence[float | None]) -> str:
     """The budgets of a sweep's trials; infinite where the noise was given.
 
-    >>> shown_budgets([1, 2.5]), shown_budgets([None])
+    >>> format_budgets([1, 2.5]), format_budgets([None])
     ('1, 2.5', '∞')
     """
     return ", ".join("∞" if epsilon is None else f"{epsilon:g}" for epsilon in epsilons)
 
 
-def format_duration(seconds: float) -> str:
-    """A time as people say it: two digits and one unit.
-
-    >>> format_duration(42.4), format_duration(400), format_duration(9000)
-    ('42 s', '7 min', '2.5 h')
-    """
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
-def shown_value(value: Any) -> str:
+def format_cell(value: Any) -> str:
     """A figure in three digits, a dash for nothing, a form of filter by its content."""
     if value is None:
         return "–"
     if isinstance(value, dict) and len(value) == 1:  # the form of a filter: its content says it
-        return shown_value(*value.values())
+        return format_cell(*value.values())
     if not isinstance(value, float):
         return str(value)
     return f"{value:.3f}" if 0.01 <= abs(value) < 1 else f"{value:.3g}"

@@ -47,7 +47,7 @@ def get_charged_run(record: Record) -> Run:
 
 
 def describe_trial_privacy(record: Record) -> str:
-    """The promise of one trial that has reported."""
+    """State the privacy of one trial that has reported."""
     spent = get_charged_run(record)
     epsilon = record.config.privacy.epsilon or spent.epsilon(record.config.delta)
     return statement_of_trial(record.config, epsilon, spent.noise_multiplier, record.void)
@@ -159,7 +159,7 @@ def _compute_planned(
 ) -> SearchSpending:
     """Compute what all planned runs will have spent: never less than `runs` have spent.
 
-    A figure for the whole search, and one whose promise was broken, stay what they are.
+    A figure for the whole search, and one whose budget was broken, stay what they are.
     """
     num_runs, delta = max(num_runs, len(runs)), sweep.written.delta
     if spent.shared or sweep.is_private_selection:
@@ -258,7 +258,7 @@ def _prove_planned(
     """(epsilon, delta) of all planned runs whatever the search chose, and how it is proven.
 
     Divergences add up at an order fixed beforehand, if every run kept the cap. If one did not,
-    each trial's own promise counts, by basic composition.
+    each trial's own guarantee counts, by basic composition.
     """
     num, delta, cap = max(planned, len(runs)), sweep.written.delta, get_privacy_cap(sweep)
     if isinstance(cap, Cap) and all(cap.admits(run) for run in runs):

@@ -63,8 +63,8 @@ def list_candidates(ranking: Sequence[Record], config: ConfirmConfig) -> list[Re
     """The first `top` of a ranking, of each group."""
     chosen: list[Record] = []
     for record in ranking:
-        rivals = [c for c in chosen if get_group(c, config) == get_group(record, config)]
-        if len(rivals) < config.top:
+        comparable = [c for c in chosen if get_group(c, config) == get_group(record, config)]
+        if len(comparable) < config.top:
             chosen.append(record)
     return chosen
 

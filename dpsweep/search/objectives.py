@@ -21,7 +21,7 @@ def get_goal_values(
 
 
 def _get_goal_value(goal: Goal, row: Row, config: TrialConfig) -> float:
-    """One of them. epsilon is what the trial promised or, where the noise was given, has spent."""
+    """One of them. epsilon is the target or, where the noise was given, what was spent."""
     if goal == "epsilon":
         return config.privacy.epsilon or row["privacy/epsilon_spent"]
     return row[goal]

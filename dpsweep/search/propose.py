@@ -33,7 +33,7 @@ _ATTEMPTS = {"gp": 4}
 _MOST_ATTEMPTS = 200
 """Proposals a sampler may make; gp, which is slow and insists, fewer. Then random points.
 
-As many even draws may be passed over."""
+As many quasi-random draws may be passed over."""
 
 _RANDOM_ATTEMPTS = 1000
 
@@ -103,8 +103,8 @@ def propose(
     def draws() -> Iterator[tuple[Draw, AttributeBuffer]]:
         turns = place % turning.turns.ways, turning.turns.left
         if _is_startup(sweep.config.sampler, known, None if earlier else turning.turns.left):
-            for even in _iter_quasi_random_draws(sweep, place, *turns):
-                yield even, AttributeBuffer()
+            for quasi_random in _iter_quasi_random_draws(sweep, place, *turns):
+                yield quasi_random, AttributeBuffer()
         for proposer, notes in _iter_samplers(sweep, place, known, earlier):
             yield (
                 _SamplerDraw(
@@ -144,17 +144,17 @@ def _is_startup(config: SamplerConfig, known: Sequence[FrozenTrial], before: int
 def _iter_quasi_random_draws(
     sweep: ResolvedSweep, place: int, whose: int, rounds: int
 ) -> Iterator[QuasiRandomDraw]:
-    """The even draw of this round, if there is one: those that no condition admits are no rounds.
+    """The quasi-random draw of this round, if any: those that no condition admits are no rounds.
 
     So the rounds cover what the conditions leave of the space. Passed-over draws are counted anew
     each time, without what a point of `start` gives, and so alike for every round.
     """
 
-    def draw_even(index: int) -> QuasiRandomDraw:
+    def draw_point(index: int) -> QuasiRandomDraw:
         return QuasiRandomDraw(sweep.config.seed, place, (whose, index))
 
     def is_admitted(index: int) -> bool:
-        tree, _ = sweep.space.draw(sweep.base.tree, draw_even(index))
+        tree, _ = sweep.space.draw(sweep.base.tree, draw_point(index))
         try:
             return sweep.admits(sweep.trial(tree))
         except ConfigError:  # it would be no trial at all
@@ -163,7 +163,7 @@ def _iter_quasi_random_draws(
     indices: Iterable[int] = range(rounds + _MOST_ATTEMPTS)
     if sweep.conditions:
         indices = filter(is_admitted, indices)
-    yield from map(draw_even, islice(indices, rounds, rounds + 1))
+    yield from map(draw_point, islice(indices, rounds, rounds + 1))
 
 
 def get_start_point(sweep: ResolvedSweep, place: int) -> Point:

@@ -51,6 +51,7 @@ _BOUNDS = (-7.0, 4.0)
 _SAME = 1e-3
 """Ends of a range nearer than that are one: a number of steps is rounded."""
 
+_CURVE_POINTS = 81
 _PAIRS = 200
 """Pairs of searches that are drawn to estimate selection bias."""
 
@@ -138,22 +139,21 @@ class Surrogate:
             for r, m in zip(self.records, found, strict=True)
         }
 
-    def along(self, feature: Feature, record: Record, count: int = 81) -> tuple[Floats, ...]:
+    def along(self, feature: Feature, record: Record) -> tuple[Floats, ...]:
         """The posterior as one feature varies over its range, the others being as in one trial.
 
         Args:
             feature: A number.
             record: The trial.
-            count: Points of the curve.
 
         Returns:
             Values of the feature, posterior mean of the objective, and the posterior's standard
             deviation (of what a config is worth: the noise of a run is not in it).
         """
-        places = np.linspace(feature.low, feature.high, count)
-        columns = np.repeat(self._columns([record]), count, axis=0)
+        places = np.linspace(feature.low, feature.high, _CURVE_POINTS)
+        columns = np.repeat(self._columns([record]), _CURVE_POINTS, axis=0)
         before = self._features[: self._features.index(feature)]
-        columns[:, sum(len(f.words or (0,)) for f in before)] = np.linspace(0, 1, count)
+        columns[:, sum(len(f.words or (0,)) for f in before)] = np.linspace(0, 1, _CURVE_POINTS)
         mean, spread = self._process.predict(columns, return_std=True)
         noise = math.exp(self._process.kernel_.theta[-1])
         spread = self._unit * np.sqrt(np.maximum(spread**2 - noise, 0.0))

@@ -38,7 +38,7 @@ class Record:
         void: True if a test secret was used.
         dispatched: True once its secret was drawn.
         charged: sampling_rate, noise_multiplier and steps that it was charged for when it was
-            handed out; None before.
+            dispatched; None before.
         confirms: The trial whose config it repeats; None for a trial of the search.
         final: True for the final run, which has what the exploring trials left of epsilon.
         expected: Posterior mean of the objective at its config, once the search has ended and

@@ -19,7 +19,7 @@ from dpsweep.core.errors import StateError, summarize_error
 
 log = logging.getLogger(__name__)
 
-RETRY_SECONDS = 600.0
+_RETRY_SECONDS = 600.0
 _PAUSE_SECONDS = 1.0
 _TIMES = 5
 
@@ -47,18 +47,17 @@ def retry_if_interrupted(method: Callable[P, T]) -> Callable[P, T]:
     return attempt
 
 
-def retry_connections(engine: Engine, shown: str, seconds: float = RETRY_SECONDS) -> None:
+def retry_connections(engine: Engine, shown: str) -> None:
     """From now on a server that does not answer is waited for.
 
     Args:
         engine: Its pool must look at each connection before use (`pool_pre_ping`).
         shown: Its URL for people, without a password.
-        seconds: How long it is waited for.
     """
 
     def connect(dialect: Dialect, record: object, args: list[Any], words: dict[str, Any]) -> Any:
         refused = dialect.loaded_dbapi.OperationalError
-        end, said = time.monotonic() + seconds, False
+        end, said = time.monotonic() + _RETRY_SECONDS, False
         while True:
             try:
                 return dialect.connect(*args, **words)
@@ -66,7 +65,7 @@ def retry_connections(engine: Engine, shown: str, seconds: float = RETRY_SECONDS
                 if time.monotonic() > end:
                     raise
                 if not said:
-                    log.warning("%s", _describe_wait(shown, seconds, e))
+                    log.warning("%s", _describe_wait(shown, e))
                 said = True
                 time.sleep(_PAUSE_SECONDS)
 
@@ -82,8 +81,8 @@ def retry_connections(engine: Engine, shown: str, seconds: float = RETRY_SECONDS
     event.listen(engine, "handle_error", note_broken)
 
 
-def _describe_wait(shown: str, seconds: float, e: BaseException) -> str:
+def _describe_wait(shown: str, e: BaseException) -> str:
     return (
         f"--storage {shown}: the database does not answer: {summarize_error(e)}. The sweep waits "
-        f"for it, for up to {seconds / 60:.0f} min"
+        f"for it, for up to {_RETRY_SECONDS / 60:.0f} min"
     )

@@ -159,8 +159,8 @@ class StateFolder:
 
     def sweep(self, named: str) -> "SweepFolder":
         """The folder of one sweep, existing or not; named as for `part`."""
-        house, name = self.part(named)
-        return SweepFolder(house.root / "sweeps" / name)
+        state, name = self.part(named)
+        return SweepFolder(state.root / "sweeps" / name)
 
     def names(self) -> list[str]:
         """Every sweep that was launched here, oldest first."""
@@ -170,14 +170,27 @@ class StateFolder:
 
     def check_writable(self) -> None:
         """Raise StateError if the folder could not be written, and create nothing."""
+        place = self.check_folder()
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise self._misplaced(f"{place} is not writable")
+
+    def check_folder(self) -> Path:
+        """Return the folder, or the innermost around it that exists.
+
+        Raises:
+            StateError: If that is a file.
+        """
         place = self.root
         while not os.path.lexists(place):
             place = place.parent
-        if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-            what = "is not a folder" if not place.is_dir() else "is not writable"
-            raise StateError(
-                f"--state {self.root}: {place} {what}. Name a folder of yours with --state FOLDER"
-            )
+        if not place.is_dir():
+            raise self._misplaced(f"{place} is not a folder")
+        return place
+
+    def _misplaced(self, what: str) -> StateError:
+        return StateError(
+            f"--state {self.root}: {what}. Name a folder of yours with --state FOLDER"
+        )
 
 
 @dataclass(frozen=True)
@@ -333,8 +346,8 @@ class SweepFolder:
     @property
     def called(self) -> str:
         """Name that the user types: NAME, or OWNER/NAME for everybody else's sweeps."""
-        house = self.state
-        return self.name if house == house.of(whoami()) else f"{self.owner_name}/{self.name}"
+        state = self.state
+        return self.name if state == state.of(whoami()) else f"{self.owner_name}/{self.name}"
 
     @property
     def tracking_uri(self) -> str | None:
@@ -380,16 +393,16 @@ class SweepFolder:
             ) from e
 
     def _make_not_found_error(self) -> StateError:
-        house = self.state
-        known = ", ".join(house.names()) or "none"
+        state = self.state
+        known = ", ".join(state.names()) or "none"
         theirs = [
             f"{other.owner}/{self.name}"
-            for other in house.others()
+            for other in state.others()
             if other.sweep(self.name).exists
         ]
         whose = f" Of this name there is {', '.join(theirs)}." if theirs else ""
         return StateError(
-            f"no sweep called {self.name!r} in {house.root}. Known: {known}.{whose} Another state "
+            f"no sweep called {self.name!r} in {state.root}. Known: {known}.{whose} Another state "
             f"folder is named with --state FOLDER"
         )
 

@@ -240,8 +240,8 @@ def _get_engine_options(url: URL) -> dict[str, Any]:
             "connect_args": {"timeout": _SQLITE_WAIT_SECONDS},
             "pool_events": [(_enable_wal, "connect")],
         }
-    patience = {"connect_timeout": _SERVER_WAIT_SECONDS}
-    return {"pool_pre_ping": True, "connect_args": patience}
+    timeouts = {"connect_timeout": _SERVER_WAIT_SECONDS}
+    return {"pool_pre_ping": True, "connect_args": timeouts}
 
 
 def _enable_wal(connection: sqlite3.Connection, record: object) -> None:
@@ -278,10 +278,13 @@ def _explain_errors(url: URL) -> Iterator[None]:
         yield
     except OperationalError as e:
         reason = str(e.orig).strip().splitlines()[0]
+        remedy = (
+            "Check that its folder is there and yours to write"
+            if url.drivername.startswith("sqlite")
+            else "Check host, port, database, user and password (PostgreSQL also reads ~/.pgpass)"
+        )
         raise ConnectionRefused(
-            f"--storage {_redact_url(url)}: the database does not answer: {reason}. Check host, "
-            "port, "
-            f"database, user and password (PostgreSQL also reads ~/.pgpass)"
+            f"--storage {_redact_url(url)}: the database does not answer: {reason}. {remedy}"
         ) from e
     except RuntimeError as e:
         if "table schema" not in str(e):

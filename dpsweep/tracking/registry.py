@@ -1,4 +1,4 @@
-"""Puts a trained model into MLflow's registry: weights, and what they promise, under an alias.
+"""Puts a trained model into MLflow's registry: weights and privacy statement, under an alias.
 
 A version is known by the trial it came from, so that to register the same one again changes
 nothing but its description and its alias. What is stored is a graph that MLflow loads without us

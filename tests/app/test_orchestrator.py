@@ -4,6 +4,7 @@ import ast
 from pathlib import Path
 
 import dpsweep
+from dpsweep.app.orchestrator import _description
 
 STEPS = {"new_session", "old_session", "finish", "check_services", "cluster_for"}
 
@@ -32,3 +33,10 @@ def test_command_line_python_and_reproduce_call_it():
     root = Path(dpsweep.__file__).parent
     for module in ("api.py", "cli/verbs/search.py", "cli/verbs/reproduce.py"):
         assert "orchestrator" in names_used(root / module), module
+
+
+def test_page_of_a_sweep_without_a_result_names_what_is_there():
+    said = _description(["No trial was completed."], "tiny", [])
+    assert "report.html" not in said
+    assert "best.yaml" not in said
+    assert "The artifacts hold `sweep.yaml`, which searches again: `dpsweep launch" in said

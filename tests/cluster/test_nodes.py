@@ -93,7 +93,7 @@ def test_versions_and_gpus_that_do_not_go_with_the_drivers_are_faults():
     first, second, third = report.faults
     assert first.startswith(f"has dpsweep 0.0.1, and the driver {dpsweep.__version__}. Install the")
     assert second.startswith("has torch 1.0, and the driver ")
-    assert third.startswith("Ray hands out 4 GPUs there, and its torch is built without CUDA")
+    assert third.startswith("Ray assigns 4 GPUs there, and its torch is built without CUDA")
     assert abs(report.clock_offset_s) < 5
 
 
@@ -161,7 +161,7 @@ def test_one_of_two_real_nodes_is_refused_and_named(sweep, tmp_path, monkeypatch
 
 @pytest.mark.slow
 def test_a_gpu_that_torch_cannot_use_is_a_fault_of_its_node(sweep_file, tmp_path, monkeypatch):
-    """Ray hands out as many GPUs as it is told of: such a node was "ok, 2 GPUs"."""
+    """Ray assigns as many GPUs as it is told of: such a node was "ok, 2 GPUs"."""
     if torch.cuda.is_available():
         pytest.skip("torch can use a GPU here")
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
@@ -169,7 +169,7 @@ def test_a_gpu_that_torch_cannot_use_is_a_fault_of_its_node(sweep_file, tmp_path
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
         node = cluster.add_node(num_cpus=1, num_gpus=2)
-        words = rf"node {node.node_id[:8]}\): .*torch cannot compute on a GPU that Ray hands out"
+        words = rf"node {node.node_id[:8]}\): .*torch cannot compute on a GPU that Ray assigns"
         for gpu in ("1", "auto"):
             with pytest.raises(StateError, match=words):
                 dpsweep.launch(

@@ -35,7 +35,7 @@ def test_what_is_no_size_is_refused(text):
         ("resources.gpu=inf", r"resources\.gpu"),
         ("resources.gpu=nan", r"resources\.gpu"),
         ("resources.gpu=-1", r"resources\.gpu: -1 is below 0\. Give 0, a share, 1 or auto"),
-        ("resources.gpu=0.00001", r"resources\.gpu: 1e-05 is less than Ray can hand out, 0\.0001"),
+        ("resources.gpu=0.00001", r"resources\.gpu: 1e-05 is less than Ray can assign, 0\.0001"),
         ("resources.gpu=many", r"resources\.gpu: must be a number, got the text 'many'.*auto"),
         ("resources.memory=100MB", r"resources\.memory: 100MB is less than .* at least 500\.0 MB"),
         ("resources.memory=2", r"resources\.memory: must be text, got 2\. .*such as 2GB"),

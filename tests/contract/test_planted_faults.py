@@ -87,7 +87,7 @@ from worlds import METHOD_WORLDS, UNFILTERED, WORLDS, rounded
 from dpsweep.config.trial import TrialConfig
 
 SIGNED = METHOD_WORLDS["disk-weights-of-both-signs"]
-PRINTED = METHOD_WORLDS["disk-printed"]
+PAPER = METHOD_WORLDS["disk-published"]
 MOMENTUM = METHOD_WORLDS["innerouter"]
 SGD = METHOD_WORLDS["dp_sgd"]
 SPLIT = METHOD_WORLDS["fftkf-split"]
@@ -159,7 +159,10 @@ FAULTS = {
         faults.mean_loss, checks.check_sensitivity, "reach: no example moves"
     ),
     "noise-scaled-by-1-c": Fault(
-        faults.changed_noise(lambda z, _: abs(1 - 0.3 / 0.35) * z), chance.check_noise, LAW, PRINTED
+        faults.changed_noise(lambda z, _: abs(1 - 0.3 / 0.35) * z),
+        chance.check_noise,
+        LAW,
+        PAPER,
     ),
     "noise-per-example": Fault(faults.mean_of_noisy_examples, chance.check_noise, LAW),
     "noise-times-2-3": Fault(faults.changed_noise(lambda z, _: z * 2 / 3), chance.check_noise, LAW),
@@ -216,7 +219,7 @@ FAULTS = {
         faults.point_moved_by_the_batch,
         checks.check_batch_has_no_say,
         "points: of a batch",
-        PRINTED,
+        PAPER,
     ),
     "true-divisor": Fault(faults.true_divisor, checks.check_divisor, "divisor: not B"),
     "empty-batch-skipped": Fault(

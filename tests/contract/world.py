@@ -263,6 +263,10 @@ class World:
                 return TensorCores(always=True)
         return nullcontext()
 
+    def cores(self) -> AbstractContextManager[object]:
+        """In which products are computed; a mode doubles the time, and double has no TF32."""
+        return TensorCores() if self.dtype == "float32" else nullcontext()
+
     def step(
         self,
         data: Dataset,
@@ -304,7 +308,7 @@ class World:
                 precision=train.forward_precision,
             )
 
-        with TensorCores():
+        with self.cores():
             engine = replicate_engine(make, self.model, [torch.device("cpu")] * num_devices)
         return Step(self.config, budget, data, engine, secret, self.geometry)
 
@@ -359,7 +363,7 @@ class World:
         **how: object,
     ) -> Tape:
         """Takes `steps` steps from `progress`, or from underway, and tells what was seen."""
-        with watched(self.step(data, **how)) as (step, tape), TensorCores():
+        with watched(self.step(data, **how)) as (step, tape), self.cores():
             tape.progress = self.underway(step, at) if progress is None else progress
             for _ in range(steps):
                 tape.trails.append([copied(x) for x in tape.progress.iterates])

@@ -25,7 +25,7 @@ METHOD_WORLDS: dict[str, World] = {
     "dp_adambc": World({"name": "dp_adambc"}),
     "doppler-printed": World({"name": "doppler", "filter": {"published": "a9_b15_m05"}}),
     "doppler-design": World({"name": "doppler", "filter": DESIGN}),
-    "disk-printed": World({"name": "disk", "kappa": 0.7, "gamma": 0.5}),
+    "disk-published": World({"name": "disk", "kappa": 0.7, "gamma": 0.5}),
     "disk-weights-of-both-signs": World({"name": "disk", "kappa": 0.3, "gamma": 0.5}),
     "disk-augmented": World({"name": "disk", "kappa": 0.3, "gamma": 0.5}, train=AUGMENTED),
     "disk-three-devices": World({"name": "disk", "kappa": 0.3, "gamma": 0.5}, num_devices=3),

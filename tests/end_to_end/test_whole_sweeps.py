@@ -146,7 +146,7 @@ def test_sweep_on_running_services_stops_on_request_and_resumes_with_its_failure
     )
     second = tmp_path / ".dpsweep/sweeps/tiny/trials/0001"
     wait_for(second.exists, "the second trial", driver)
-    verb("stop", "tiny")
+    verb("stop", "tiny", "--wait", int(CEILING_SECONDS))
     out, _ = driver.communicate(timeout=CEILING_SECONDS)
     assert driver.returncode == 130, out
     assert "Stopped. Go on with:" in out
@@ -184,8 +184,8 @@ def test_sweep_on_running_services_stops_on_request_and_resumes_with_its_failure
     statuses = sorted(run.info.status for run in runs)
     assert statuses == ["FAILED"] * failed + ["FINISHED"] * (8 - failed)
     stored = [{a.path for a in client.list_artifacts(run.info.run_id)} for run in parents]
-    always = {"privacy.md", "release-checks.md", "report.html", "sweep.yaml"}
-    found = {"best.yaml", "confusion.csv"}
+    always = {"privacy.md", "release-checks.md", "sweep.yaml"}
+    found = {"best.yaml", "confusion.csv", "report.html"}
     assert sorted(stored, key=len) == [always, always | found]
     assert not (tmp_path / ".dpsweep/mlflow.db").exists()
 

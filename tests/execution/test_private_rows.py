@@ -65,26 +65,24 @@ def test_a_node_reports_no_value_of_a_row(config):
     assert found["faults"] == [PrivateRowError.public]
 
 
-def test_the_log_of_a_submitted_job_has_no_value_of_a_row(config, tmp_path):
+def test_the_log_of_a_submitted_job_has_no_value_of_a_row(config, tmp_path, verb):
     """Everybody who sees the cluster's dashboard can read it."""
     place = tmp_path / "trial.yaml"
     place.write_text(dump_trial(config))
-    logs = {}
-    for job in ("", "{}"):  # Ray sets the variable for a job's driver
-        env = {**os.environ, **({"RAY_JOB_CONFIG_JSON_ENV_VAR": job} if job else {})}
-        done = subprocess.run(
-            [sys.executable, "-m", "dpsweep", "train", str(place)],
-            cwd=tmp_path,
-            env={**env, "DPSWEEP_CACHE": str(tmp_path / "cache")},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 2, done.stderr
-        logs[job] = done.stdout + done.stderr
-    assert "977" in logs[""], "who types it sees the row"
-    assert "977" not in logs["{}"]
-    assert PrivateRowError.public in logs["{}"].replace("\n", " ")
+    cache = {"DPSWEEP_CACHE": str(tmp_path / "cache")}
+    assert "977" in verb("train", place, code=2, **cache), "who types it sees the row"
+    done = subprocess.run(
+        [sys.executable, "-m", "dpsweep", "train", str(place)],
+        cwd=tmp_path,
+        env={**os.environ, **cache, "RAY_JOB_CONFIG_JSON_ENV_VAR": "{}"},  # Ray sets it for a job
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    log = done.stdout + done.stderr
+    assert "977" not in log
+    assert PrivateRowError.public in log.replace("\n", " ")
 
 
 @pytest.mark.parametrize("kind", ["label", "file name", "line"])

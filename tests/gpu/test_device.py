@@ -108,6 +108,7 @@ def test_doctor_trains_a_trial_on_the_gpu(tmp_path, monkeypatch):
     assert found["gpu trial"]["level"] == "ok"
     assert found["gpu determinism"]["level"] == "ok"
     assert found["gpu memory"]["level"] == "ok"
+    assert "gpu batch sharing" not in found, "one card shares with none"
     assert gpu.fraction == 0.5
     assert gpu.mixed == []
 

@@ -29,12 +29,21 @@ METHODS = [
     {"name": "dp_ftrl", "buffers": 2},
 ]
 
+LIKE_OTHERS = ("dp_pmlf", "dp_adambc")
+
 
 def trial(method, **train_settings):
     return digits_trial(method, device="cuda", **train_settings)
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda m: m["name"])
+# Of two methods with state of one kind (iterates, Adam's moments) the second is slow.
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(m, id=m["name"], marks=[pytest.mark.slow] if m["name"] in LIKE_OTHERS else [])
+        for m in METHODS
+    ],
+)
 def test_pausing_on_cuda_and_going_on_changes_no_bit(tmp_path, method, monkeypatch):
     monkeypatch.setattr(loop, "_LOOK_SECONDS", -1.0)  # look between any two steps
     monkeypatch.setattr(step_module, "_FEWEST_DRAWN_BY_A_THREAD", 1)

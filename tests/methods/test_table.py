@@ -27,7 +27,7 @@ LOW_PASS = {
     "zeros": None,
 }
 KALMAN = {"kappa": 0.7, "gamma": 0.5, "gain": "constant", "process": 0.5, "hessian": 0.1}
-PRINTED = {
+PAPER_VALUES = {
     "dp_sgd": {},
     "dp_adam": {},
     "dp_adambc": {},
@@ -112,7 +112,7 @@ def test_weights_of_the_query_sum_to_one(name, step):
 
 @every_entry
 def test_config_without_a_single_tunable_is_printed_values(name):
-    assert METHODS[name].config().model_dump(exclude={"name"}) == PRINTED[name]
+    assert METHODS[name].config().model_dump(exclude={"name"}) == PAPER_VALUES[name]
 
 
 @every_entry

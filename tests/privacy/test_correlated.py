@@ -27,7 +27,6 @@ from dpsweep.privacy.correlated import (
     buffered_column,
     buffered_square,
     choose_bands,
-    compute_loss,
     optimize_buffers,
     predict_error,
     sqrt_coefficients,
@@ -35,6 +34,12 @@ from dpsweep.privacy.correlated import (
 )
 
 STEPS, RATE, DELTA = 2000, 0.02, 1e-5
+
+
+def compute_loss(c, steps, momentum=0.0):
+    """|c|^2 mean_t E_t: squared error of the workload's sums at unit noise and sensitivity."""
+    return _loss_and_gradient(c, workload_of(steps, momentum))[0]
+
 
 REFERENCE = {
     1: (31.630681, 31.6307, {1: 3.4538, 2: 1.9507, 4: 1.2079, 8: 0.8467}),

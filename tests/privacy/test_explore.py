@@ -23,7 +23,7 @@ def per_step(sigma):
 
 
 def test_reference_of_twenty_trials_at_a_total_of_4():
-    """Own epsilon of the model handed out: 0.76 by equal shares, 3.79 where exploring costs 1.0."""
+    """Own epsilon of the released model: 0.76 by equal shares, 3.79 where exploring costs 1.0."""
     equal, _ = calibrate_noise(4.0, DELTA, RATE, STEPS * NUM)
     own = Run(RATE, equal.noise_multiplier, STEPS).epsilon(DELTA)
     assert own == pytest.approx(0.76, abs=0.006)

@@ -92,7 +92,7 @@ def test_shared_budget_covers_the_whole_search():
 
 
 def test_broken_shared_budget_comes_first():
-    assert search(broken=4.0).startswith("OVER BUDGET: the sweep promised (4.00, 1.1e-05)-DP for")
+    assert search(broken=4.0).startswith("OVER BUDGET: the sweep allows (4.00, 1.1e-05)-DP for")
 
 
 @pytest.mark.parametrize("num_runs", [0, 17, 41])

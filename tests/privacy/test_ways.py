@@ -36,7 +36,7 @@ def test_plan_prints_what_each_way_leaves_of_the_sweeps_epsilon(sweep_file):
     ways = ways_of(sweep)
     assert ways == ways_to_spend(4.0, sweep.written.delta, sweep.schedules[0], 9, 0.1)
     words = show_ways(ways)
-    assert "4 for all 9 trials together would leave the model that is handed out" in words
+    assert "4 for all 9 trials together would leave the model that is released" in words
     for figure, way in ((ways.equal, "equal shares"), (ways.explore, "explore-then-train")):
         assert f"{format_epsilon(figure)} by {way}" in words
 

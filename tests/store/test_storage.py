@@ -152,6 +152,11 @@ def test_the_postgres_extra_is_named_where_its_driver_is_missing(monkeypatch):
         storage.check_storage(storage.complete_uri("postgresql://h/db"))
 
 
+def test_a_file_in_no_folder_is_refused_with_what_to_check():
+    with pytest.raises(ConnectionRefused, match=r"unable to open .*\. Check that its folder is"):
+        storage.check_storage("sqlite:////no/such/folder/study.db")
+
+
 def test_a_database_that_does_not_answer_is_named_without_its_password():
     pytest.importorskip("psycopg")
     with pytest.raises(ConnectionRefused, match=r"does not answer: .*~/\.pgpass") as refused:

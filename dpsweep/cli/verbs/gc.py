@@ -20,6 +20,7 @@ def gc(
 ) -> None:
     """List leftovers of one's own sweeps, or of one named sweep, and delete them if asked to."""
     state = StateFolder.at(state_folder)
+    state.check_folder()
     if name is None:
         found = everything(state)
     else:

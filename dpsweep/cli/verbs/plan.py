@@ -10,7 +10,7 @@ from dpsweep.core.disk import format_bytes, free_bytes
 from dpsweep.execution.resources import count_concurrent_trials, get_local_resources
 from dpsweep.privacy.statement import format_epsilon
 from dpsweep.privacy.ways import Ways
-from dpsweep.results.tables import shown_budgets
+from dpsweep.results.tables import format_budgets
 from dpsweep.store.state_dir import StateFolder
 
 
@@ -46,7 +46,7 @@ def plan(file: Path, settings: list[str], as_json: bool) -> None:
             f"nearly all of ε; the trials' is larger, and their step smaller in the same ratio"
         )
     if len(made.epsilons) > 1:
-        console().print(f"budgets    ε {shown_budgets(made.epsilons)} in turn")
+        console().print(f"budgets    ε {format_budgets(made.epsilons)} in turn")
     if made.share < 1:
         console().print(f"where      {made.share:.1%} of random points meet it; others are not run")
     for words in made.correlations:
@@ -58,10 +58,10 @@ def plan(file: Path, settings: list[str], as_json: bool) -> None:
 
 
 def show_ways(ways: Ways) -> str:
-    """Own epsilon of the model handed out, by how the search is charged."""
+    """Own epsilon of the released model, by how the search is charged."""
     return (
         f"one ε      {ways.epsilon:g} for all {ways.num_trials} trials together would leave the "
-        f"model that is handed out\n"
+        f"model that is released\n"
         f"           {format_epsilon(ways.equal)} by equal shares (privacy.scope: sweep)\n"
         f"           {format_epsilon(ways.selection)} by private selection (and accounting: "
         f"private_selection)\n"

@@ -23,9 +23,9 @@ from dpsweep.results.comparison import print_comparison
 from dpsweep.results.disclosure import disclosure_of
 from dpsweep.results.export import default_target
 from dpsweep.results.tables import (
+    format_budgets,
     num_trials_and_repeats,
     run_words,
-    shown_budgets,
     trial_table,
 )
 from dpsweep.store.state_dir import StateFolder, SweepFolder
@@ -65,8 +65,8 @@ def launch(file: Path, settings: list[str], options: Options, *, fetch: bool, un
     trials = sweep.config.budget.trials
     runs = run_words(trials, sweep.num_runs - trials, explores=sweep.explores)
     console(quiet=options.quiet).print(
-        f"{sweep.name}: {runs}, ε {shown_budgets(sweep.epsilons)} a {sweep.written.privacy.scope}. "
-        f"Checking the model, the data and the services ...",
+        f"{sweep.name}: {runs}, ε {format_budgets(sweep.epsilons)} a "
+        f"{sweep.written.privacy.scope}. Checking the model, the data and the services ...",
         markup=False,
     )
     # Ray, MLflow and torch take seconds: only now, when the file has no mistake.

@@ -28,8 +28,8 @@ from dpsweep.results.disclosure import disclosure_of
 from dpsweep.results.export import origin_of
 from dpsweep.results.rich_table import plain_table
 from dpsweep.results.tables import (
+    format_budgets,
     num_trials_and_repeats,
-    shown_budgets,
     trial_row,
     trial_table,
 )
@@ -49,6 +49,7 @@ def status(
 ) -> None:
     """Print all sweeps, or one sweep's trials."""
     state = StateFolder.at(state_folder)
+    state.check_folder()
     if name is None:
         _show_all(state, as_json)
         return
@@ -103,7 +104,7 @@ def stop(name: str, state_folder: str | None, wait: float, *, force: bool = Fals
 def best(
     name: str, state_folder: str | None, top: int, as_json: bool, storage: str | None = None
 ) -> None:
-    """Print the best trials and their promises."""
+    """Print the best trials and their privacy."""
     study = open_study(name, StateFolder.at(state_folder), resolve_moved_uri(storage))
     records = choose_trials(study, top)
     if as_json:
@@ -223,7 +224,7 @@ def _open_page(server: "subprocess.Popen[bytes]", host: str, port: int, address:
 
 
 def _show_all(state: StateFolder, as_json: bool) -> None:
-    rows = [row for house in [state, *state.others()] for row in _rows(house, house == state)]
+    rows = [row for owned in [state, *state.others()] for row in _rows(owned, owned == state)]
     if as_json:
         print(json.dumps(rows, indent=2))
         return
@@ -241,26 +242,26 @@ def _show_all(state: StateFolder, as_json: bool) -> None:
             escape(str(row["state"])),
             _progress(row) if known else "–",
             "–" if row["best"] is None else f"{row['best']:.4f}",
-            shown_budgets(row["epsilon"]) if known else "–",
+            format_budgets(row["epsilon"]) if known else "–",
         )
     console().print(table)
 
 
-def _rows(house: StateFolder, mine: bool) -> Iterator[dict[str, Any]]:
+def _rows(owned: StateFolder, mine: bool) -> Iterator[dict[str, Any]]:
     """One owner's sweeps; of those that cannot be read, whose they are and why."""
     try:
-        names = house.names()
+        names = owned.names()
     except PermissionError:
-        yield {**_UNKNOWN, "sweep": "–", "owner": house.owner, "state": "private to their owner"}
+        yield {**_UNKNOWN, "sweep": "–", "owner": owned.owner, "state": "private to their owner"}
         return
     for name in names:
-        folder = house.sweep(name)
-        row = {**_UNKNOWN, "sweep": folder.name if mine else f"{house.owner}/{name}"}
+        folder = owned.sweep(name)
+        row = {**_UNKNOWN, "sweep": folder.name if mine else f"{owned.owner}/{name}"}
         try:
-            study = open_study(name, house)
+            study = open_study(name, owned)
             records = study.records()
         except DpSweepError as e:
-            yield {**row, "owner": house.owner, "state": f"cannot be read: {e}"}
+            yield {**row, "owner": owned.owner, "state": f"cannot be read: {e}"}
             continue
         leader = next(iter(study.best()), None)
         repeats = summarize_repeats(records).get(leader.number) if leader else None

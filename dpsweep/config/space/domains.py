@@ -221,13 +221,13 @@ def _draw_domain(
     return tree
 
 
-def parse_space(source: Source, path: KeyPath = ("search",)) -> Space:
-    """Read the `search:` mapping that stands at `path` of a file.
+def parse_space(source: Source) -> Space:
+    """Read the `search:` mapping of a file.
 
     Raises:
         ConfigError: For a kind, range or list that makes no sense.
     """
-    search = source.tree[str(path[0])]
+    path, search = ("search",), source.tree["search"]
     if not search:
         raise ConfigError(
             f"{source.at(path)}: is empty. Name at least one key to vary, such as "

@@ -244,8 +244,8 @@ def _find_needed_checks(
         longest_LB = torch.stack([x.norms[1] for x in split.values()])
         factors_LB = torch.stack([factors[k] for k in split])
         flags.append(find_cancelling(factors_LB, squares_LB, longest_LB).any(1))
-    unusable, *loud = torch.cat(flags).tolist()
-    quiet = {k: not is_one for k, is_one in zip(split, loud, strict=True)}
+    unusable, *cancelling = torch.cat(flags).tolist()
+    quiet = {k: not one for k, one in zip(split, cancelling, strict=True)}
     return {k: Known(finite=not unusable, quiet=quiet.get(k, False)) for k in gradients}
 
 

@@ -10,7 +10,7 @@ from dpsweep.config.space.domains import Choice, Range
 from dpsweep.config.space.leaves import list_leaves
 from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.results.plots.style import key_title
-from dpsweep.results.tables import shown_value
+from dpsweep.results.tables import format_cell
 from dpsweep.search.trial_record import Record
 
 _TICKS = 5
@@ -103,7 +103,7 @@ def _axis(key: str, domain: Any, records: Sequence[Record]) -> KeyAxis | None:
 def _word(value: Any) -> str:
     if isinstance(value, dict) and len(value) > 1:
         return json.dumps(value)
-    return shown_value(value)
+    return format_cell(value)
 
 
 def _round_ticks(low: float, high: float, *, log: bool) -> list[float]:

@@ -144,7 +144,7 @@ def _node(report: NodeReport) -> Iterator[Finding]:
         words = f"its clock is {abs(offset):.0f} s {'ahead' if offset > 0 else 'behind'}"
         yield Finding(check, "warn", words, "Keep clocks together with NTP (chrony)")
     if report.gpus and not report.num_gpus:
-        words = f"has {len(report.gpus)} GPUs, and Ray hands out none"
+        words = f"has {len(report.gpus)} GPUs, and Ray assigns none"
         yield Finding(check, "warn", words, "Start its Ray with --num-gpus, CUDA_VISIBLE_DEVICES")
     if not report.faults:
         asked = {"data": report.data_ok, "state folder": report.state_ok}
