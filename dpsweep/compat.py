@@ -248,35 +248,56 @@ EXPERIMENT_KIND = {"mlflow.experimentKind": "custom_model_development"}
 """Tells the UI that these are training runs, and not a chat application's."""
 
 
-def best_first(metric: str, params: Sequence[str], *, maximise: bool) -> str:
-    """A view of the table of runs, as MLflow's UI reads it: sorted by a metric, the best first.
+def format_view(metric: str, params: Sequence[str], axes: Sequence[str], *, maximise: bool) -> str:
+    """A view of runs, as MLflow's UI reads it: the table, the best first, and two charts.
 
     The UI (3.x) shows no metric and no param at first, and orders columns by name. It shares what
     a user has chosen there as a tag of the experiment, by a key in the address. Ours is written
-    the same way; there is no public way to write one.
+    the same way; there is no public way to write one. The UI adds a chart for each other metric. It
+    draws curves of the first ten runs, and parallel coordinates of all.
 
     Args:
         metric: What runs are ordered by; its column is the first.
         params: Params that have a column.
+        axes: Params of parallel coordinates, which leave out a run that lacks one.
         maximise: True if the largest is the best.
     """
+    section = "dpsweep-section"
+    chart = {"metricSectionId": section, "deleted": False, "isGenerated": False}
+    curves = {
+        **{"type": "LINE", "uuid": "dpsweep-curves"},
+        **{"metricKey": metric, "selectedMetricKeys": [metric], "xAxisKey": "step"},
+        **{"useGlobalXaxisKey": True, "useGlobalLineSmoothing": True, "lineSmoothness": 0},
+        **{"scaleType": "linear", "xAxisScaleType": "linear", "range": {}, "yAxisKey": "metric"},
+        **{"yAxisExpressions": [], "ignoreOutliers": False, "selectedXAxisMetricKey": ""},
+    }
+    coordinates = {
+        **{"type": "PARALLEL", "uuid": "dpsweep-coordinates", "showAllRuns": True},
+        **{"selectedParams": list(axes), "selectedMetrics": [metric]},
+    }
     columns = [f"metrics.`{metric}`", *(f"params.`{name}`" for name in params)]
     return json.dumps(
         {
             "selectedColumns": ["attributes.`Duration`", *columns, "tags.`dpsweep.state`"],
             "orderByKey": f"metrics.`{metric}`",
             "orderByAsc": not maximise,
+            "compareRunCharts": [{**chart, **coordinates}, {**chart, **curves}],
+            "compareRunSections": [
+                {"uuid": section, "name": "Sweep", "display": True, "isReordered": True}
+            ],
+            "isAccordionReordered": True,  # else sections stand in the order of their names
         }
     )
 
 
-def view_path(experiment: str) -> str:
-    """Path of an experiment's table of runs in MLflow's UI, in the view of `best_first`.
+def view_path(experiment: str, *, charts: bool = False) -> str:
+    """Path of an experiment's table or charts of runs in MLflow's UI, in our `format_view`.
 
     Without the workflow the UI (3.x) shows the pages of a chat application's traces first.
     """
     query = f"viewStateShareKey={VIEW_KEY}&workflowType=machine_learning"
-    return f"#/experiments/{experiment}/runs?{query}"
+    mode = "&compareRunsMode=CHART" if charts else ""
+    return f"#/experiments/{experiment}/runs?{query}{mode}"
 
 
 def database_engine(client: "MlflowClient") -> "Engine":

@@ -162,7 +162,14 @@ def test_mlflows_pages_read_the_tag_and_the_key_of_a_shared_view():
     pages = Path(mlflow.__file__).parent / "server/js/build/static/js"
     text = "".join(place.read_text(errors="ignore") for place in pages.rglob("*.js"))
     words = ["mlflow.sharedViewState", "viewStateShareKey", "selectedColumns", "orderByKey"]
-    words += ["orderByAsc", "mlflow.experimentKind", *compat.EXPERIMENT_KIND.values()]
+    words += ["compareRunCharts", "compareRunSections", "compareRunsMode", "isAccordionReordered"]
+    words += [
+        "showAllRuns",
+        "selectedParams",
+        "orderByAsc",
+        "mlflow.experimentKind",
+        *compat.EXPERIMENT_KIND.values(),
+    ]
     assert [word for word in words if word not in text] == []
 
 

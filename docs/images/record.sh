@@ -30,6 +30,7 @@ until curl -s -o /dev/null http://127.0.0.1:5077/health; do sleep 1; done
 shot() { "$bin/python" "$here/screenshot.py" "$@"; }
 runs="http://127.0.0.1:5077/#/experiments/1/runs?viewStateShareKey=dpsweep&workflowType=machine_learning"
 shot "$runs" "$here/mlflow-runs.png" 1600x857
+shot "$runs&compareRunsMode=CHART" "$here/mlflow-charts.png" 1400x760
 "$bin/dpsweep" report quickstart -o report.html
 shot "file://$work/report.html" "$here/report.png" 1000x1000
 shot "file://$work/report.html" "$here/report-figures.png" 1000x1500 figures

@@ -6,7 +6,7 @@ from functools import cache
 from importlib.metadata import version
 from typing import Any
 
-from dpsweep.compat import best_first
+from dpsweep.compat import format_view
 from dpsweep.config.keys import (
     BATCH_SIZE,
     CLIP_NORM,
@@ -229,11 +229,14 @@ def _format_epsilon(epsilon: float | None) -> str:
 def _make_view(sweep: ResolvedSweep) -> str:
     """The objective, then method, learning rate and batch size, then what else is searched."""
     first = (METHOD_NAME, TOTAL_STEP, BATCH_SIZE)
-    searched = [leaf.slot.key for leaf in list_leaves(sweep.space)]
+    leaves = list_leaves(sweep.space)
+    searched = [leaf.slot.key for leaf in leaves]
+    always = [leaf.slot.key for leaf in leaves if leaf.branch is None]
     objective = sweep.config.objective
-    return best_first(
+    return format_view(
         objective.metric,
         list(dict.fromkeys([*first, *searched]))[:_MOST_COLUMNS],
+        list(dict.fromkeys([TOTAL_STEP, BATCH_SIZE, *always]))[:_MOST_COLUMNS],
         maximise=objective.direction == "maximize",
     )
 

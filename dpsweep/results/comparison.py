@@ -146,11 +146,15 @@ def _title(comparison: Comparison) -> str:
 
 def _legend(comparison: Comparison) -> str:
     tests = sum(each.p is not None for each in comparison.compared)
-    return (
+    said = (
         f"as chosen: {_as_chosen(comparison)}; confirmed: mean of fresh runs of the best config, ± "
-        f"its 95 % interval over noise and weights at the start, not over validation data; "
-        f"difference: to the reference; p: corrected for {tests} tests (Holm). The tests "
-        f"compare the best configs; they do not cover the chance in each search"
+        f"its 95 % interval over noise and weights at the start, not over validation data"
+    )
+    if not tests:
+        return said
+    return (
+        f"{said}; difference: to the reference; p: corrected for {tests} test{'s' * (tests != 1)} "
+        f"(Holm). The tests compare the best configs; they do not cover the chance in each search"
     )
 
 

@@ -120,7 +120,8 @@ def comparison_page(comparison: Comparison, command: str) -> str:
     """A comparison as a page that stands alone; `command` wrote it."""
     names = dict.fromkeys(group.sweep for group in comparison.groups)
     caption = (
-        "Mean of the repeats with fresh noise, with its 95 % interval; hollow marks were run once."
+        "Filled: mean of fresh runs of the best config, with its 95 % interval if there are "
+        "several. Hollow: the chosen run itself, which chance has helped."
     )
     figure = {**_figure_data(confirmed_groups(comparison)), "name": "groups", "caption": caption}
     return _render(

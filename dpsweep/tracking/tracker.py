@@ -19,7 +19,7 @@ class Facts:
         tags: Whatever else is worth filtering by.
         note: The run's description in Markdown: its privacy statement above all.
         name: What the run is called; None for the sweep's name, or the trial's number.
-        view: How the UI's table of runs is to look (compat.best_first); of the parent run only.
+        view: How the UI's table of runs is to look (compat.format_view); of the parent run only.
     """
 
     params: dict[str, Any]

@@ -61,6 +61,16 @@ def test_runs_read_and_the_report_is_shown(server, browser):
     for word in (*names, "valid/accuracy", "method.name", "method.kappa"):
         assert word in shown
 
+    browser.open(f"{server}/{view_path(experiment, charts=True)}", width=1700)
+    shown = browser.wait(
+        "const t = document.body.innerText;"
+        "return document.querySelector('.parcoords') &&"
+        " document.querySelectorAll('.js-plotly-plot .scatterlayer .trace').length >= 2 && t",
+        "parallel coordinates and a curve of each trial",
+    )
+    for word in ("Sweep", "Parallel Coordinates", "valid/accuracy"):
+        assert word in shown
+
     for run, words in (
         (parent, ["Privacy and result.", "differentially private"]),
         (children[0], ["Privacy.", "This run by itself"]),

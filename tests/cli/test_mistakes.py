@@ -1,7 +1,5 @@
 """What tired users type: one message, exit code 2, and nothing left behind."""
 
-import contextlib
-import io
 import re
 import subprocess
 import sys
@@ -12,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dpsweep import __version__
-from dpsweep.cli import app, main
+from dpsweep.cli import app
 from dpsweep.core.errors import DpSweepError
 
 ROOT = Path(__file__).parents[2]
@@ -169,20 +167,6 @@ def test_a_plain_install_names_the_extra_that_reaches_clusters(
     told = mistake(tmp_path, monkeypatch, *args)
     assert told.startswith(f"{what}: reaches a Ray cluster, and packages that this needs")
     assert "(pathspec). Install them with: pip install 'dpsweep[cluster]'" in told
-
-
-def test_an_ascii_terminal_gets_letters_spelled_out(sweep_file, shell, clean, monkeypatch):
-    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    assert shell(clean)("init", "--list", **ascii_only).isascii()
-    # Such a terminal as Python opens it; a process of its own would import for seconds.
-    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    monkeypatch.setattr(sys, "stdout", terminal)
-    monkeypatch.setattr(sys, "argv", ["dpsweep", "plan", str(sweep_file)])
-    with contextlib.suppress(SystemExit):
-        main()
-    terminal.flush()
-    plan = terminal.buffer.getvalue().decode("ascii")
-    assert "one eps " in plan
 
 
 def test_the_first_line_of_a_launch_needs_neither_torch_nor_ray(sweep_file, tmp_path):

@@ -65,6 +65,15 @@ def test_best_prints_two_numbers_and_a_short_statement(state, capsys, monkeypatc
     assert words.endswith("whole statement: dpsweep report tiny")
 
 
+def test_an_ascii_terminal_gets_letters_spelled_out(state, shell, clean):
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    said = shell(clean)("best", "tiny", "--state", state.root, **ascii_only)
+    assert said.isascii()
+    assert "eps 4.00 trial 1 alone" in said
+    assert "+-" in said  # between mean and standard deviation
+    assert shell(clean)("init", "--list", **ascii_only).isascii()
+
+
 def test_of_a_void_search_the_whole_statement_is_printed(state, capsys):
     open_study("tiny", state).note_test_secret()
     best("tiny", str(state.root), 5, as_json=False)

@@ -31,11 +31,13 @@ def test_ui_prints_the_address_of_the_newest_sweeps_table(tmp_path):
         start_new_session=True,
     )
     try:
-        first = ui.stdout.readline()
+        first, second = ui.stdout.readline(), ui.stdout.readline()
         wait_for(lambda: answers(port), "MLflow's answer", ui)
     finally:
         os.kill(ui.pid, signal.SIGTERM)
         ui.wait(CEILING_SECONDS)
         ui.stdout.close()
     address = rf"http://127\.0\.0\.1:{port}/#/experiments/{made[1]}/runs\?"
-    assert re.search(rf"{address}viewStateShareKey=dpsweep&workflowType=machine_learning ", first)
+    view = rf"{address}viewStateShareKey=dpsweep&workflowType=machine_learning"
+    assert re.search(rf"{view} ", first)
+    assert re.fullmatch(rf"charts: {view}&compareRunsMode=CHART\n", second)

@@ -256,5 +256,5 @@ def test_time_limit_is_cpu_time_so_that_a_busy_machine_searches_as_much(monkeypa
             yield found
 
     monkeypatch.setattr(release_check, "_ascend_shares", counted)
-    check_releases(config(), 3.0)
+    check_releases(config(), 1.5)
     assert len(asked) >= 4

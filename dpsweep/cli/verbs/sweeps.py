@@ -165,6 +165,8 @@ def ui(state_folder: str | None, host: str, port: int, *, browse: bool = True) -
         port: Port to listen on.
         browse: True to open the newest sweep in a browser, where there is a screen.
     """
+    from dpsweep.compat import view_path
+
     state = StateFolder.at(state_folder)
     if not (state.root / "mlflow.db").exists():
         raise StateError(
@@ -180,8 +182,13 @@ def ui(state_folder: str | None, host: str, port: int, *, browse: bool = True) -
                 f"--port {port}: {host}:{port} cannot be used ({e.strerror}). Name another with "
                 f"--port {port + 1}"
             ) from e
-    address = f"http://{host}:{port}/{_newest_view(state.tracking_uri)}"
+    experiment = _find_newest(state.tracking_uri)
+    root = f"http://{host}:{port}/"
+    address = root + (view_path(experiment) if experiment else "")
     console().print(f"MLflow UI: {address}   (Ctrl-C ends it)", markup=False, soft_wrap=True)
+    if experiment:
+        charts = root + view_path(experiment, charts=True)
+        console().print(f"charts: {charts}", markup=False, soft_wrap=True)
     command = build_server_command(state.tracking_uri, state.artifacts, host, port)
     server = subprocess.Popen(command, env=build_server_environment(), start_new_session=True)
 
@@ -195,16 +202,14 @@ def ui(state_folder: str | None, host: str, port: int, *, browse: bool = True) -
     server.wait()
 
 
-def _newest_view(uri: str) -> str:
-    """Path of the view of the newest sweep; empty, for the root, if none is tracked."""
+def _find_newest(uri: str) -> str | None:
+    """Id of the newest sweep's experiment; None if none is tracked."""
     from mlflow import MlflowClient  # takes seconds, and the other verbs here do without
-
-    from dpsweep.compat import view_path
 
     found = MlflowClient(uri).search_experiments(
         filter_string="name != 'Default'", order_by=["creation_time DESC"], max_results=1
     )
-    return view_path(found[0].experiment_id) if found else ""
+    return str(found[0].experiment_id) if found else None
 
 
 def _has_display() -> bool:

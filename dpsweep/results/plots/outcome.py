@@ -263,7 +263,7 @@ def _by_budget(records: Sequence[Record]) -> dict[str, list[Record]]:
 
 
 def confirmed_groups(comparison: Comparison) -> go.Figure:
-    """A mark for each group: the mean of its repeats with its interval, or its one run, hollow."""
+    """A mark for each group: the mean of its repeats with its interval, or the chosen run."""
     groups = [g for g in comparison.groups if g.mean is not None or g.best is not None][::-1]
     means = [g.mean is not None for g in groups]
     values = [g.best.value if g.mean is None and g.best else g.mean for g in groups]
