@@ -158,7 +158,7 @@ def find_place_dependence(
 
 @dataclass(frozen=True, eq=False)
 class _Records:
-    """What an engine records of a public batch, to be compared with records of the same examples.
+    """Records of a public batch, to be compared with later records of the same examples.
 
     Attributes:
         engine: To ask.
