@@ -191,7 +191,7 @@ def test_comments_order_and_the_name_are_no_changes(launched, sweep_file, state)
 def test_data_that_are_gone_at_a_resume_are_named_with_the_line_of_their_key(launched, state):
     folder = launched("data={name: mnist, root: /nowhere}")
     Study.create(folder.storage_uri, stored(folder), folder.id)
-    message = r"sweep\.yaml:\d+: data\.root: '/nowhere' does not hold mnist"
+    message = r"tiny\.yaml:\d+: data\.root: '/nowhere' does not hold mnist"
     with pytest.raises(ConfigError, match=message), reopen_session("tiny", state):
         pass
 
