@@ -2,7 +2,8 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -64,6 +65,14 @@ class Source:
         word = message.split(": ")[0]
         path = max(begun, key=len, default=tuple(word.split(".")))
         return self.at(path) + message.removeprefix(".".join(map(str, path)))
+
+    @contextmanager
+    def locating(self) -> Iterator[None]:
+        """Name the place of the key that an error of this block begins with."""
+        try:
+            yield
+        except ConfigError as e:
+            raise type(e)(self.locate(str(e))) from e  # one about a private row stays one
 
     def line(self, path: KeyPath) -> str:
         """`at` without the key."""

@@ -257,7 +257,9 @@ def _make_session(
 
 def _check_data(folder: SweepFolder, sweep: ResolvedSweep) -> None:
     trial = sweep.written
-    folder.check_data(fingerprint_images(trial.data, trial.seed, folder.data_key()))
+    with sweep.origin.locating():
+        found = fingerprint_images(trial.data, trial.seed, folder.data_key())
+    folder.check_data(found)
 
 
 def _list_nodes() -> list[NodeResources]:

@@ -69,15 +69,13 @@ def _check_data(config: TrialConfig, source: Source) -> None:
 
         load_dataset(images, config.seed)
 
-    try:
+    with source.locating():
         config.data.refuse_missing()
         if images.is_kept:
             key = f"data {images.model_dump_json()} {config.seed} {images.version}"
             check_once(key, images.read_from, check)
         else:
             check()
-    except ConfigError as e:
-        raise type(e)(source.locate(str(e))) from e  # one about a private row stays one
 
 
 def check_sweep(sweep: ResolvedSweep, *, fetch: bool = False) -> list[str]:

@@ -399,7 +399,8 @@ def remembering(make: Callable[[], nn.Module]) -> Plant:
 
         patch.setattr(World, "model", property(model))  # each run has one that is new
         patch.setattr(StateGuard, "check", lambda *_: None)
-        for check in ("check_stateless", "warm_up", "find_wrong_gradients", "find_mixing_sizes"):
+        checks = ("check_stateless", "warm_up", "find_wrong_gradients", "find_mixing_sizes")
+        for check in (*checks, "find_moved_records"):
             patch.setattr(f"dpsweep.privacy.engine.{check}", lambda *_: None)
 
     return plant

@@ -6,8 +6,9 @@ import yaml
 from dpsweep.config.sweep import change_sweep, load_sweep
 from dpsweep.core.errors import ConfigError, StateError
 from dpsweep.execution.changes import check_changes, list_changes
+from dpsweep.execution.launch import reopen_session
 from dpsweep.store.state_dir import StateFolder
-from dpsweep.store.study import read_stored_sweep
+from dpsweep.store.study import Study, read_stored_sweep
 
 
 @pytest.fixture
@@ -185,6 +186,14 @@ def test_comments_order_and_the_name_are_no_changes(launched, sweep_file, state)
     sweep_file.write_text("# another comment\n" + yaml.safe_dump(turned, sort_keys=False))
     check_changes(folder, stored(folder), load_sweep(sweep_file), accepted=False)
     assert list_changes(stored(folder), load_sweep(sweep_file, ["name=tiny-2"])) == {}
+
+
+def test_data_that_are_gone_at_a_resume_are_named_with_the_line_of_their_key(launched, state):
+    folder = launched("data={name: mnist, root: /nowhere}")
+    Study.create(folder.storage_uri, stored(folder), folder.id)
+    message = r"tiny\.yaml:\d+: data\.root: '/nowhere' does not hold mnist"
+    with pytest.raises(ConfigError, match=message), reopen_session("tiny", state):
+        pass
 
 
 def test_a_later_resume_by_name_goes_on_with_what_was_accepted(launched, sweep_file, state):

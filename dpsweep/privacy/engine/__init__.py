@@ -11,7 +11,11 @@ from dpsweep.privacy.engine.base import DrawTargets, Engine, Loss, draw_classes,
 from dpsweep.privacy.engine.bookkeeping import BookkeepingEngine
 from dpsweep.privacy.engine.gradient_check import EngineFactory, find_wrong_gradients
 from dpsweep.privacy.engine.layers import find_black_boxes
-from dpsweep.privacy.engine.mixing_check import find_mixing_sizes, find_place_dependence
+from dpsweep.privacy.engine.mixing_check import (
+    find_mixing_sizes,
+    find_moved_records,
+    find_place_dependence,
+)
 from dpsweep.privacy.engine.parallel import join_engines, replicate_engine
 from dpsweep.privacy.engine.state_guard import check_stateless, warm_up
 from dpsweep.privacy.engine.vmap import VmapEngine
@@ -86,12 +90,20 @@ def make_engine(
             _wrong[make, *like] = find_wrong_gradients(model, loss, spec, make, draw_targets)
         return _wrong[make, *like]
 
-    def mixing() -> str | None:
-        sizes = [copies * num for num in microbatch_sizes(max_physical_batch)]
-        largest, found = _mixing.get(like, (0, None))
-        if kind is None or (found is None and max(sizes) > largest):
-            found = find_mixing_sizes(model, spec, sizes)
-            _mixing[like] = max(sizes), found
+    sizes = [copies * num for num in microbatch_sizes(max_physical_batch)]
+
+    def mixing(make: EngineFactory | None = None) -> str | None:
+        """Look at the outputs; with an engine, at its records."""
+        largest, found = _mixing.get((make, *like), (0, None)) if kind else (0, None)
+        if found is None and max(sizes) > largest:
+            if make is None:
+                found = find_mixing_sizes(model, spec, sizes)
+            elif layer := find_moved_records(model, loss, spec, sizes, make, draw_targets):
+                found = (
+                    f"examples mix, as layer {layer!r} shows, whose records of an example change "
+                    f"with its place among {max(sizes)} rows, or with the others there"
+                )
+            _mixing[make, *like] = max(sizes), found
         return found
 
     if choice == "opacus":  # its package takes half a second to import, and few need it
@@ -100,12 +112,14 @@ def make_engine(
             reason := module.find_unsupported_setting(model)
             or wrong(module.OpacusEngine)
             or mixing()
+            or mixing(module.OpacusEngine)
         ):
             raise ValueError(f"Opacus does not answer rightly for it: {reason}. Use auto")
         engine: Engine = module.OpacusEngine(model, loss, max_physical_batch, copies=copies)
         return engine
     if choice != "vmap":
         reason, mixed = wrong(BookkeepingEngine), mixing()
+        mixed = mixed or (None if reason else mixing(BookkeepingEngine))
         for text in (mixed, reason):
             # vmap could train it, one example at a time, but evaluation would still mix
             if text and text.startswith("examples mix"):

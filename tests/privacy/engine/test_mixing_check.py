@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from zoo import SHAPE, Net, Words, loss
 
 from dpsweep.core.errors import ConfigError
-from dpsweep.privacy.engine import VmapEngine, make_engine
+from dpsweep.privacy.clip import Flat
+from dpsweep.privacy.engine import BookkeepingEngine, VmapEngine, make_engine
 from dpsweep.privacy.engine.gradient_check import find_wrong_gradients
 from dpsweep.privacy.engine.mixing_check import find_mixing_sizes
 from dpsweep.privacy.engine.state_guard import check_stateless
@@ -80,6 +81,74 @@ def test_engines_are_not_asked_with_batches_in_which_examples_are_heard(choice):
     with pytest.raises(ValueError, match=r"examples mix in batches of 12.* train\.engine: vmap"):
         make_engine(net, loss, IDENTITY, 24, SHAPE)
     assert type(make_engine(net, loss, IDENTITY, 24, SHAPE, "vmap")) is VmapEngine
+
+
+PLACES: dict[str, Callable[[Tensor], Tensor]] = {
+    "weights of each row": lambda x: x * (1 + torch.arange(len(x)) // 4 % 3)[:, None],
+    "positions along the wrong axis": lambda x: x + torch.linspace(-9, 9, 24)[: len(x), None] ** 3,
+    "number of rows": lambda x: x * (1 if len(x) < 12 else 0.5),
+    "number of many rows": lambda x: x * (1 if len(x) < 20 else 0.5),
+}
+
+
+@pytest.mark.parametrize("kind", PLACES)
+def test_outputs_that_change_with_their_place_or_the_number_of_rows_are_found(kind, forgotten):
+    net = Net(lambda net, x: PLACES[kind](net.layer(x.flatten(1))), layer=nn.Linear(72, 4))
+    found = find_mixing_sizes(net, SHAPE, [6, 12, 18, 24])
+    assert re.match("examples mix, as outputs that .* among .* rows show", found)
+    with pytest.raises(ValueError, match=r"examples mix, as outputs .* train\.engine: vmap"):
+        make_engine(net, loss, IDENTITY, 24, SHAPE)
+    assert type(make_engine(net, loss, IDENTITY, 24, SHAPE, "vmap")) is VmapEngine
+
+
+class Backward(torch.autograd.Function):
+    """Changes gradients, and no output."""
+
+    @staticmethod
+    def forward(ctx, x, change):
+        ctx.change = change
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return ctx.change(grad), None
+
+
+BACKWARD: dict[str, Callable[[Tensor], Tensor]] = {
+    "mean of many": lambda g: g - g.mean(0) if len(g) > 8 else g,
+    "place": lambda g: g * (1 + torch.arange(len(g)) // 8)[:, None],
+    "number of rows": lambda g: g * (1 if len(g) < 20 else 0.5),
+    "what is large": lambda g: g * (g.abs().max() if len(g) > 8 else 1),
+}
+
+
+@pytest.mark.parametrize("kind", BACKWARD)
+def test_what_backward_passes_of_large_batches_alone_mix_is_found(kind, forgotten):
+    def run(net, x):
+        return net.out(Backward.apply(net.layer(x.flatten(1)), BACKWARD[kind]))
+
+    net = Net(run, layer=nn.Linear(72, 5), out=nn.Linear(5, 4))
+    assert find_wrong_gradients(net, loss, SHAPE) is None, "not in small ones"
+    assert find_mixing_sizes(net, SHAPE, [6, 24]) is None, "not in outputs"
+    with pytest.raises(ValueError, match="examples mix, as layer 'layer' shows, whose records"):
+        make_engine(net, loss, IDENTITY, 24, SHAPE)
+
+
+def test_one_example_of_a_batch_of_places_moved_the_sum_by_more_than_the_clip_norm():
+    """What the check is for: without it, everyone behind that example has another gradient."""
+
+    def alternate(x):
+        return x * (1 - 2 * (torch.arange(len(x)) % 2))[:, None]
+
+    net = Net(lambda net, x: alternate(net.layer(x)), layer=nn.Linear(8, 4))
+    rng = torch.Generator().manual_seed(0)
+    inputs, targets = torch.randn(24, 8, generator=rng), torch.arange(24) % 4
+    engine, point = BookkeepingEngine(net, loss, 24), dict(net.named_parameters())
+    sums = [
+        torch.cat([g.flatten() for g in engine.clipped_sum([point], [1.0], *part).values()])
+        for part in ((inputs, targets, Flat(0.1)), (inputs[1:], targets[1:], Flat(0.1)))
+    ]
+    assert (sums[0] - sums[1]).norm() > 1.5 * 0.1
 
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
