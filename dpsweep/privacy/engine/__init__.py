@@ -17,6 +17,7 @@ from dpsweep.privacy.engine.mixing_check import (
     find_place_dependence,
 )
 from dpsweep.privacy.engine.parallel import join_engines, replicate_engine
+from dpsweep.privacy.engine.precision import refuse_own_precision
 from dpsweep.privacy.engine.state_guard import check_stateless, warm_up
 from dpsweep.privacy.engine.vmap import VmapEngine
 from dpsweep.privacy.geometry import Geometry
@@ -82,6 +83,7 @@ def make_engine(
     like = (kind, spec, first.dtype, first.device)
     if kind is None or like not in _stateless:
         check_stateless(model, spec)
+        refuse_own_precision(model, spec)
         _stateless.add(like)
     warm_up(model, spec)  # each model has caches of its own
 

@@ -16,6 +16,7 @@ import copy
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +48,9 @@ _LOUDER = 100.0
 
 _TOLERANCE = 1e-2
 """Of the largest row: more than kernels round otherwise elsewhere, as in gradient_check.py."""
+
+_ULPS = 16.0
+"""Units in the last place of the largest number of a pass that may be off in any of its numbers."""
 
 
 def find_mixing_sizes(model: nn.Module, spec: InputSpec, sizes: Sequence[int]) -> str | None:
@@ -147,7 +151,7 @@ def find_place_dependence(
     By a single bit: records in reduced precision would move by 2^-8 of themselves where a kernel
     rounds otherwise, for every example of a batch. None if no layer's do.
     """
-    seen = _Records.of(engine, spec, num, draw_targets, _sum_bits, torch.equal)
+    seen = _Records.of(engine, spec, num, draw_targets, _sum_bits, _are_equal)
     for order in (seen.rows.roll(1), seen.draw_order()):
         if name := seen.find_differing(seen.record(seen.inputs_B, order), seen.rows, order):
             return name
@@ -168,7 +172,7 @@ class _Records:
         targets_B: Its targets.
         rows: 0, ..., B - 1.
         measure: (B, ...) -> a few numbers of each row, so that no second copy is kept.
-        are_alike: Compares such numbers.
+        are_alike: Compares such numbers, given what rounding may change in any of them.
         before: Layer -> these numbers.
     """
 
@@ -179,7 +183,7 @@ class _Records:
     targets_B: Tensor
     rows: Tensor
     measure: Callable[[Tensor], Tensor]
-    are_alike: Callable[[Tensor, Tensor], bool]
+    are_alike: Callable[[Tensor, Tensor, float], bool]
     before: dict[str, list[Tensor]] = field(default_factory=dict)
 
     @classmethod
@@ -190,7 +194,7 @@ class _Records:
         num: int,
         draw_targets: DrawTargets,
         measure: Callable[[Tensor], Tensor],
-        are_alike: Callable[[Tensor, Tensor], bool],
+        are_alike: Callable[[Tensor, Tensor, float], bool],
     ) -> "_Records":
         """Draw the batch, of `num` rows, and record it."""
         rng = torch.Generator().manual_seed(derive_public_seed(0, "places in a batch"))
@@ -222,6 +226,13 @@ class _Records:
             found = self.engine.collect_contributions(self.params, portion)
         return {name: [self.measure(x) for x in tensors] for name, tensors in found.items()}
 
+    @cached_property
+    def rounding(self) -> float:
+        """What rounding may change: a gradient that is zero on paper has nothing else in it."""
+        rows = (x.reshape(len(x), -1).double().nan_to_num(0, 0, 0) for xs in self.before.values() for x in xs)
+        largest = max((float(x.norm(dim=1).max()) for x in rows if x.numel()), default=0.0)
+        return _ULPS * torch.finfo(self.like.dtype).eps * largest
+
     def find_differing(
         self, found: dict[str, list[Tensor]], there: Tensor, here: Tensor
     ) -> str | None:
@@ -230,20 +241,25 @@ class _Records:
             ours, theirs = self.before.get(name, []), found.get(name, [])
             pairs = zip(ours, theirs, strict=False)
             if len(ours) != len(theirs) or not all(
-                self.are_alike(x[here], y[there]) for x, y in pairs
+                self.are_alike(x[here], y[there], self.rounding) for x, y in pairs
             ):
                 return name
         return None
 
 
-def _are_close(one: Tensor, other: Tensor) -> bool:
+def _are_equal(one: Tensor, other: Tensor, rounding: float) -> bool:
+    """True if rows are the same bits, whatever rounding may do."""
+    return torch.equal(one, other)
+
+
+def _are_close(one: Tensor, other: Tensor, rounding: float = 0.0) -> bool:
     """True if rows differ by no more than rounding at another place, relative to the largest."""
     one, other = one.double().flatten(1), other.double().flatten(1)
     if one.shape != other.shape:
         return False
     largest = one.nan_to_num(0, 0, 0).norm(dim=1).max() if one.numel() else 0.0
     apart = torch.where((one == other) | (one.isnan() & other.isnan()), 0, one - other).norm(dim=1)
-    return bool((apart <= _TOLERANCE * largest).all())
+    return bool((apart <= max(_TOLERANCE * float(largest), rounding)).all())
 
 
 def _project(leaf_B: Tensor) -> Tensor:

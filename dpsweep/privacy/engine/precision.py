@@ -10,14 +10,23 @@ otherwise at another place of a batch moves a record by 2^-23 of it; here it wou
 before the first step whether an example's records are the same bits wherever it stands.
 """
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from dpsweep.core.types import Precision
+from dpsweep.core.inputs import device_of
+from dpsweep.core.types import InputSpec, Precision
+from dpsweep.privacy.engine.calls import (
+    call_model,
+    draw_examples,
+    isolate_generators,
+    perturb_parameters,
+)
 
 _backends: Any = torch.backends  # whose stubs lack the submodules
 _ROUNDED = (_backends.cuda.matmul, _backends.cudnn.conv, _backends.cudnn.rnn)
@@ -57,6 +66,48 @@ def backward_in(precision: Precision | None) -> Iterator[None]:
 def widen(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Numbers of lower precision than `dtype`, in `dtype`; integers and others as they are."""
     return x.to(dtype) if x.is_floating_point() and x.itemsize < dtype.itemsize else x
+
+
+class _Products(TorchDispatchMode):
+    """Notes a product of numbers of fewer than 32 bits: (operation, their type)."""
+
+    found: tuple[str, torch.dtype] | None = None
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        name = func.overloadpacket.__name__
+        if any(
+            part.endswith(("mm", "linear", "attention", "convolution", "rnn"))
+            for part in name.split("_")
+        ):
+            for x in args:
+                if isinstance(x, Tensor) and x.is_floating_point() and x.itemsize < 4:
+                    self.found = name, x.dtype
+        return func(*args, **(kwargs or {}))
+
+
+def refuse_own_precision(model: nn.Module, spec: InputSpec) -> None:
+    """Refuse a model whose forward pass itself multiplies in bf16 or float16.
+
+    It would not be checked for rounding by place, as `train.precision` is, and records of bf16
+    would be summed in it.
+
+    Raises:
+        ValueError: With the operation and the remedy.
+    """
+    model = copy.deepcopy(model)
+    point = perturb_parameters(model, torch.Generator().manual_seed(0))
+    inputs = draw_examples(model, 2, spec, 0)
+    with isolate_generators(device_of(inputs)), _Products() as products:
+        call_model(model, point, inputs)
+    if products.found:
+        name, dtype = products.found
+        raise ValueError(
+            f"its forward pass multiplies in {dtype} ({name}), and may round an example otherwise "
+            f"at another place of its batch. Delete torch.autocast or the cast there, and write "
+            f"train.precision: {{forward: bf16}}, which is checked for that"
+        )
 
 
 def refuse_precision(

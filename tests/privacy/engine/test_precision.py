@@ -1,5 +1,6 @@
 """Forward and backward in bf16: records are rounded, and what is made of them is not."""
 
+import copy
 import pytest
 import torch
 from oracle import CLIPS, QUERIES, draw, flat, points_of
@@ -111,7 +112,8 @@ def test_portions_have_one_size():
     for num in (1, 5, 9):
         engine = Noting(model, loss, 8, precision="bf16")
         engine.clipped_sum(points_of(model, 1), [1.0], *batch(num), Flat(1.0))
-        shared = DataParallelEngine((engine, Noting(model, loss, 8, precision="bf16")))
+        other = Noting(copy.deepcopy(model), loss, 8, precision="bf16")  # a thread each
+        shared = DataParallelEngine((engine, other))
         shared.clipped_sum(points_of(model, 1), [1.0], *batch(num), Flat(1.0))
     assert sizes == {8}
 
@@ -203,3 +205,25 @@ def test_tf32_is_refused_where_it_is_not_or_would_reach_other_threads():
         refuse_precision("tf32", cuda, 2)
     refuse_precision("tf32", cuda)
     refuse_precision("bf16", torch.device("cpu"), 2)
+
+
+class Casting(nn.Module):
+    """Multiplies in bf16 by itself."""
+
+    def __init__(self, by_autocast: bool) -> None:
+        super().__init__()
+        self.by_autocast, self.out = by_autocast, nn.Linear(64, 4)
+
+    def forward(self, x):
+        x = x.flatten(1)
+        if not self.by_autocast:
+            return nn.functional.linear(x.bfloat16(), self.out.weight.bfloat16()).float()
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.out(x).float()
+
+
+@pytest.mark.parametrize("by_autocast", [True, False])
+@pytest.mark.parametrize("choice", ["auto", "vmap"])
+def test_a_model_that_multiplies_in_bf16_by_itself_is_refused(by_autocast, choice, forgotten):
+    with pytest.raises(ValueError, match=r"multiplies in torch.bfloat16 \(.*mm\).*train.precision"):
+        make_engine(built(lambda: Casting(by_autocast)), loss, IDENTITY, 8, SPEC, choice)
