@@ -229,7 +229,11 @@ class _Records:
     @cached_property
     def rounding(self) -> float:
         """What rounding may change: a gradient that is zero on paper has nothing else in it."""
-        rows = (x.reshape(len(x), -1).double().nan_to_num(0, 0, 0) for xs in self.before.values() for x in xs)
+        rows = (
+            x.reshape(len(x), -1).double().nan_to_num(0, 0, 0)
+            for xs in self.before.values()
+            for x in xs
+        )
         largest = max((float(x.norm(dim=1).max()) for x in rows if x.numel()), default=0.0)
         return _ULPS * torch.finfo(self.like.dtype).eps * largest
 

@@ -1,6 +1,7 @@
 """Forward and backward in bf16: records are rounded, and what is made of them is not."""
 
 import copy
+
 import pytest
 import torch
 from oracle import CLIPS, QUERIES, draw, flat, points_of
