@@ -68,10 +68,12 @@ def widen(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(dtype) if x.is_floating_point() and x.itemsize < dtype.itemsize else x
 
 
-class _Products(TorchDispatchMode):
+class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes a product of numbers of fewer than 32 bits: (operation, their type)."""
 
-    found: tuple[str, torch.dtype] | None = None
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: tuple[str, torch.dtype] | None = None
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
