@@ -69,7 +69,7 @@ def widen(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes a product of numbers of fewer than 32 bits: (operation, their type)."""
+    """The last product of numbers of fewer than 32 bits: (operation, their type)."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
