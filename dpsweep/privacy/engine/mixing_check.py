@@ -228,7 +228,7 @@ class _Records:
 
     @cached_property
     def rounding(self) -> float:
-        """Bound on what rounding changes: a gradient that is zero on paper has nothing else in it."""
+        """Bound on what rounding changes: a gradient of zero on paper holds nothing else."""
         rows = (
             x.reshape(len(x), -1).double().nan_to_num(0, 0, 0)
             for xs in self.before.values()
