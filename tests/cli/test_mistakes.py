@@ -144,7 +144,7 @@ def test_data_that_are_not_as_declared_stop_a_sweep_before_it_has_a_name(
     declared = "{name: npz, shape: [1, 8, 8], num_classes: 10, num_train: 1400, num_test: 9"
     settings = ["--set", f"data={declared}, root: {root}}}"]
     told = mistake(tmp_path, monkeypatch, verb, sweep_file, *settings)
-    assert "--set data: data.num_train: 1400, and x_train holds 1500 images" in told
+    assert "--set data.num_train: 1400, and x_train holds 1500 images" in told
 
 
 def test_the_version_is_told_and_nothing_else_is_done():

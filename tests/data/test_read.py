@@ -135,7 +135,7 @@ def test_missing_root_is_told_with_the_folder_it_should_hold(name):
     folder = SPECS[name].folder
     with pytest.raises(ConfigError, match=rf"^data\.root: missing, .* holds {folder}"):
         ImageData(name=name).refuse_missing()
-    with pytest.raises(ConfigError, match=rf"{name}: data\.root: missing, and {name} needs it"):
+    with pytest.raises(ConfigError, match=rf"^data\.root: missing, and {name} needs it"):
         load_dataset(ImageData(name=name), 0)
     with pytest.raises(ConfigError, match=r"data\.root: missing; --download needs a folder"):
         download_dataset(ImageData(name=name))

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 from dpsweep.core.inputs import device_of
 from dpsweep.core.types import InputSpec, Precision
@@ -68,25 +68,28 @@ def widen(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(dtype) if x.is_floating_point() and x.itemsize < dtype.itemsize else x
 
 
-class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The last product of numbers of fewer than 32 bits: (operation, their type)."""
+_PRODUCTS = ("mm", "matmul", "linear", "conv", "attention", "einsum", "dot", "lstm", "gru", "rnn")
+"""Parts of the names of torch's functions that sum products."""
+
+
+class _Products(TorchFunctionMode):
+    """The last sum of products that came out in fewer than 32 bits: (function, its type).
+
+    A mode of torch's dispatcher would see more, and imports torch's compiler in every worker.
+    """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
         self.found: tuple[str, torch.dtype] | None = None
 
-    def __torch_dispatch__(
+    def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        name = func.overloadpacket.__name__
-        if any(
-            part.endswith(("mm", "linear", "attention", "convolution", "rnn"))
-            for part in name.split("_")
-        ):
-            for x in args:
+        result, name = func(*args, **(kwargs or {})), getattr(func, "__name__", "")
+        if any(part in name for part in _PRODUCTS):
+            for x in result if isinstance(result, tuple) else (result,):
                 if isinstance(x, Tensor) and x.is_floating_point() and x.itemsize < 4:
                     self.found = name, x.dtype
-        return func(*args, **(kwargs or {}))
+        return result
 
 
 def refuse_own_precision(model: nn.Module, spec: InputSpec) -> None:
