@@ -5,6 +5,7 @@ figures' data by writing < as its JSON escape.
 """
 
 import datetime
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from dpsweep.config.keys import EPSILON
 from dpsweep.config.source import dump_sweep
 from dpsweep.core.errors import StateError
 from dpsweep.execution.tracking import collect_provenance
-from dpsweep.privacy.statement import NO_EPSILON, format_delta
+from dpsweep.privacy.statement import NO_EPSILON, format_delta, format_epsilon
 from dpsweep.results.best_trials import (
     choose_trials,
     list_best_by_budget,
@@ -235,7 +236,10 @@ def _facts(study: Study, best: Record, origin: Origin) -> list[dict[str, str]]:
         run = "final run" if best.final else "best trial, run once"
         figure, words = f"{best.value:.4f}", f"{goal} of the {run}"
     config = best.config
-    epsilon = f"{config.privacy.epsilon:g}" if config.privacy.epsilon else "given by the noise"
+    spent = math.inf if best.row is None else best.row["privacy/epsilon_spent"]
+    # of a final run the noise is given, and not the epsilon
+    given = config.privacy.epsilon
+    epsilon = f"{given:g}" if given else format_epsilon(spent)
     if study.is_void:
         epsilon = NO_EPSILON
     facts = [(figure, words)]

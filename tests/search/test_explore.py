@@ -10,9 +10,11 @@ from dpsweep.config.sweep import load_sweep
 from dpsweep.config.trial import dump_trial, load_trial
 from dpsweep.core.errors import ConfigError
 from dpsweep.privacy.accounting import compose_runs
+from dpsweep.privacy.statement import format_epsilon
 from dpsweep.results.best_trials import list_best_by_budget
 from dpsweep.results.export import origin_of, to_yaml
 from dpsweep.results.groups import groups_of
+from dpsweep.results.page import page
 from dpsweep.search.charge import get_charged_run, make_ledger_entry
 from dpsweep.store.study import Study
 
@@ -261,3 +263,12 @@ MISTAKES = [
 def test_combinations_that_make_no_sense_are_refused(sweep_file, settings, words):
     with pytest.raises(ConfigError, match=words):
         load_sweep(sweep_file, settings)
+
+
+def test_the_page_shows_what_the_final_run_spent_by_itself(uri, load):
+    study = Study.create(uri, load(LR))
+    run_all(study, 0.2, 0.6, 0.4, 0.3, 0.5)
+    spent = study.best()[0].row["privacy/epsilon_spent"]
+    shown = page(study, {})
+    assert f"ε = {format_epsilon(spent)}" in shown
+    assert "given by the noise" not in shown
