@@ -9,7 +9,7 @@ from dpsweep.config.space.domains import Range
 from dpsweep.config.space.leaves import list_leaves
 from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import TrialConfig
-from dpsweep.search.confirmation import final_of, rank_trials
+from dpsweep.search.confirmation import rank_trials
 from dpsweep.search.trial_record import Record
 
 _NEAR = 0.025
@@ -32,20 +32,21 @@ def edge_warnings(sweep: ResolvedSweep, best: Record) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def warn_of_worse_final(records: Sequence[Record], objective: ObjectiveConfig) -> str:
+def warn_of_worse_final(
+    final: Record, records: Sequence[Record], objective: ObjectiveConfig
+) -> str:
     """Warn where an exploring trial did better than the final run, which has less noise.
 
     A step that is scaled with the noise is right where noise limits it. Where something else does,
     as large targets do in regression, the final run's step is too large.
     """
-    final, ranking = final_of(records), rank_trials(records, objective.sign)
-    if final is None or final.value is None or not ranking:
-        return ""
-    best = min(ranking, key=lambda record: objective.sign * (record.value or 0.0))
-    if best.value is None or objective.sign * best.value >= objective.sign * final.value:
+    sign = objective.sign
+    values = [(sign * r.value, r.number) for r in rank_trials(records, sign) if r.value is not None]
+    best, number = min(values, default=(math.inf, 0))
+    if final.value is None or best >= sign * final.value:
         return ""
     return (
-        f"Exploring trial {best.number} came to {best.value:.4g}, which is better, though it had "
+        f"Exploring trial {number} came to {sign * best:.4g}, which is better, though it had "
         f"more noise: the final run's step may be too large. Search smaller values of "
         f"optimizer.total_step."
     )

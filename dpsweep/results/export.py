@@ -67,10 +67,10 @@ class Origin:
 
 def origin_of(study: Study) -> Origin:
     """Get the origin of a study's exports, and what the search has spent so far."""
-    records, final = study.records(), final_of(study.records())
+    records = study.records()
     edges = {r.number: " ".join(f"{x}." for x in edge_warnings(study.sweep, r)) for r in records}
-    if final is not None:
-        worse = warn_of_worse_final(records, study.sweep.config.objective)
+    if final := final_of(records):
+        worse = warn_of_worse_final(final, records, study.sweep.config.objective)
         edges[final.number] = " ".join(filter(None, (edges[final.number], worse)))
     return Origin(
         sweep=study.sweep.name,

@@ -36,10 +36,10 @@ STUDY = frozenset({"optuna", "sqlalchemy", "alembic", "numpy"})
 ACCOUNTANT = frozenset({"dp_accounting", "scipy", "numpy"})
 
 
-def loaded(command, cwd):
-    """Large packages that a process has imported."""
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", *command],
+def run_python(cwd, *arguments):
+    """Run this Python in a folder, on a screen of known width."""
+    return subprocess.run(
+        [sys.executable, *arguments],
         cwd=cwd,
         env={**os.environ, "COLUMNS": "120"},
         capture_output=True,
@@ -47,6 +47,11 @@ def loaded(command, cwd):
         timeout=300,
         check=False,
     )
+
+
+def loaded(command, cwd):
+    """Large packages that a process has imported."""
+    done = run_python(cwd, "-X", "importtime", *command)
     imported = re.findall(r"^import time:.*\| +([\w.]+)$", done.stderr, re.MULTILINE)
     assert len(imported) > 20, done.stderr
     return LARGE & {name.partition(".")[0] for name in imported}
@@ -72,15 +77,8 @@ def run_in_turn(cwd, *commands):
 
     Each finds what those before it have loaded: begin with those that may load least.
     """
-    done = subprocess.run(
-        [sys.executable, "-c", IN_TURN, " ".join(LARGE), *commands],
-        cwd=cwd,
-        env={**os.environ, "COLUMNS": "120"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-    )
+    done = run_python(cwd, "-c", IN_TURN, " ".join(LARGE), *commands)
+    done.check_returncode()
     rows = map(json.loads, done.stdout.splitlines())
     return [
         (command, frozenset(row[0]), *row[1:]) for command, row in zip(commands, rows, strict=True)
