@@ -89,11 +89,6 @@ class NodeReport:
 def cluster_for(sweep: ResolvedSweep, state_root: Path, address: str | None) -> Iterator[None]:
     """Connect to Ray for the length of a sweep; on a cluster that was there, its nodes are asked.
 
-    Args:
-        sweep: What is to run.
-        state_root: Its state folder.
-        address: As for `cluster`.
-
     Raises:
         ConnectionRefused: If nothing answers at the address.
         StateError: If a node is not fit for the sweep's trials.

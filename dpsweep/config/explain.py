@@ -73,12 +73,7 @@ _QUOTED = ("literal[", "dict[", "list[", "constrained-")
 
 
 def explain_error(error: Any, model: type[BaseModel] | None) -> tuple[Place, str]:
-    """One pydantic error as (path of keys in the file, sentence).
-
-    Args:
-        error: An item of ValidationError.errors().
-        model: The class that was validated, if it is a model.
-    """
+    """One pydantic error as (path of keys in the file, sentence)."""
     place, owner, field = _locate(error["loc"], model)
     got = format_value(error["input"])
     help_ = describe_field(field)

@@ -199,8 +199,6 @@ def reopen_session(
     """A sweep that was launched before, with the file it was launched with.
 
     Args:
-        name: The sweep's.
-        state: Where it was launched.
         storage_uri: Where its study is now, if not where it was; written down.
         file: What its file says now, if it is to be compared.
         accept: True to take over what changed there, where that does no harm.
