@@ -48,55 +48,34 @@ Connect = Callable[[ResolvedSweep], AbstractContextManager[None]]
 
 @dataclass(frozen=True)
 class Place:
-    """Locations of a sweep: state folder, cluster, tracking server, study storage.
-
-    Attributes:
-        state: Its state folder.
-        address: Of a Ray cluster; None for an embedded one.
-        tracking_uri: Of an MLflow server; None for a file in the state folder.
-        storage: Of the study; None for a file in the state folder.
-    """
+    """Locations of a sweep: state folder, cluster, tracking server, study storage."""
 
     state: StateFolder
-    address: str | None = None
-    tracking_uri: str | None = None
-    storage: str | None = None
+    address: str | None = None  # of a Ray cluster; None for an embedded one
+    tracking_uri: str | None = None  # of an MLflow server; None for a file in the state folder
+    storage: str | None = None  # of the study; None for a file in the state folder
 
 
 @dataclass(frozen=True)
 class Screen:
-    """Output of a run: console, warnings, and the command that resumes it.
+    """Output of a run: console, warnings, and the command that resumes it."""
 
-    Attributes:
-        console: Gets the live view or, if it is no terminal, a line a trial.
-        warn: Called with what is allowed and worth knowing.
-        resume_command: What the user types or calls to go on with a sweep, by its folder.
-    """
-
-    console: Console
-    warn: Callable[[list[str]], None]
+    console: Console  # gets the live view or, if it is no terminal, a line a trial
+    warn: Callable[[list[str]], None]  # called with what is allowed and worth knowing
+    # what the user types or calls to go on with a sweep, by its folder
     resume_command: Callable[[SweepFolder], str]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of a run.
-
-    Attributes:
-        study: The search.
-        folder: Where it lives.
-        best: Complete trials, the best first.
-        origin: Where they come from.
-        complete: False if the sweep was stopped and can go on.
-        seconds: How long trials were run.
-    """
+    """Result of a run."""
 
     study: Study
-    folder: SweepFolder
-    best: list[Record]
-    origin: Origin
-    complete: bool
-    seconds: float
+    folder: SweepFolder  # where it lives
+    best: list[Record]  # complete trials, the best first
+    origin: Origin  # where they come from
+    complete: bool  # False if the sweep was stopped and can go on
+    seconds: float  # how long trials were run
 
 
 def launch(

@@ -103,19 +103,12 @@ def epsilons_of(given: Sequence[str], whole: Table, name: str) -> dict[str, floa
 
 @dataclass(frozen=True)
 class Job:
-    """One cell and what is to be run for it.
-
-    Attributes:
-        cell: The cell.
-        name: Of its sweep.
-        epsilon: Its budget; None if it is not known.
-        obstacle: Why it cannot be run; empty if it can.
-    """
+    """One cell and what is to be run for it."""
 
     cell: Cell
-    name: str
-    epsilon: float | None
-    obstacle: str
+    name: str  # of its sweep
+    epsilon: float | None  # its budget; None if it is not known
+    obstacle: str  # why it cannot be run; empty if it can
 
 
 def job_of(cell: Cell, epsilons: Mapping[str, float]) -> Job:
@@ -168,29 +161,17 @@ def spec_of(job: Job, budget: Budget, seeds: int) -> Tree:
 
 @dataclass(frozen=True)
 class Result:
-    """Result of a cell.
-
-    Attributes:
-        cell: The cell.
-        epsilon: The budget of each trial.
-        delta: Failure probability of each trial.
-        values: Figure of each repeat of its best config, in %.
-        best: Figure of that config when it was chosen, in %.
-        trials: Trials of the search.
-        seconds: Time spent training, over all trials and repeats.
-        differs: What its best config has otherwise than print.
-        remark: Why there is nothing, or what is to be known of it.
-    """
+    """Result of a cell."""
 
     cell: Cell
-    epsilon: float | None = None
-    delta: float | None = None
-    values: tuple[float, ...] = ()
-    best: float | None = None
-    trials: int = 0
-    seconds: float = 0.0
-    differs: tuple[str, ...] = ()
-    remark: str = ""
+    epsilon: float | None = None  # the budget of each trial
+    delta: float | None = None  # failure probability of each trial
+    values: tuple[float, ...] = ()  # figure of each repeat of its best config, in %
+    best: float | None = None  # figure of that config when it was chosen, in %
+    trials: int = 0  # trials of the search
+    seconds: float = 0.0  # time spent training, over all trials and repeats
+    differs: tuple[str, ...] = ()  # what its best config has otherwise than print
+    remark: str = ""  # why there is nothing, or what is to be known of it
 
     @property
     def mean(self) -> float | None:

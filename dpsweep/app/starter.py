@@ -63,17 +63,11 @@ _LEAST_FREQUENCIES = 1.5
 
 @dataclass(frozen=True)
 class Starter:
-    """Files for a user to begin with.
+    """Files for a user to begin with."""
 
-    Attributes:
-        sweep: Path of the sweep file.
-        files: Text of each file by its path, the sweep file first.
-        notes: What the user should know of the data, a sentence each.
-    """
-
-    sweep: Path
-    files: Mapping[Path, str]
-    notes: tuple[str, ...] = ()
+    sweep: Path  # path of the sweep file
+    files: Mapping[Path, str]  # text of each file by its path, the sweep file first
+    notes: tuple[str, ...] = ()  # what the user should know of the data, a sentence each
 
 
 def examples() -> dict[str, str]:

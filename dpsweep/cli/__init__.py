@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from dpsweep.cli.options import (
     Address,
@@ -47,10 +48,7 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool,
-        typer.Option(
-            "--version", help="Print the version.", callback=_print_version, is_eager=True
-        ),
+        bool, Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     """Hyperparameter sweeps for training with differential privacy under a fixed epsilon."""
@@ -67,35 +65,35 @@ def _example_names() -> list[str]:
 def init(
     data: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="DATA",
             help="digits, folder:PATH (images by class), npz:PATH (arrays), table:FILE or "
             "text:FILE (rows) [default: digits].",
         ),
     ] = None,
     method: Annotated[
-        str | None, typer.Option(metavar="METHOD", help="Training method [default: dp_sgd].")
+        str | None, Option(metavar="METHOD", help="Training method [default: dp_sgd].")
     ] = None,
     example: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--from",
             metavar="EXAMPLE",
             help="Copy a packaged example instead.",
             autocompletion=_example_names,
         ),
     ] = None,
-    listing: Annotated[bool, typer.Option("--list", help="List the examples.")] = False,
+    listing: Annotated[bool, Option("--list", help="List the examples.")] = False,
     name: Annotated[
-        str | None, typer.Option(help="Name of the sweep [default: DATA-METHOD, or EXAMPLE].")
+        str | None, Option(help="Name of the sweep [default: DATA-METHOD, or EXAMPLE].")
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "-o", "--out", help="The sweep file; its base is put beside it [default: NAME.yaml]."
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
+    force: Annotated[bool, Option("--force", help="Replace files that exist.")] = False,
 ) -> None:
     """Write a commented sweep and its base, to change and launch."""
     from dpsweep.cli.verbs import init
@@ -112,7 +110,7 @@ def check(
     settings: Settings = None,
     fetch: Fetch = False,
     deep: Annotated[
-        bool, typer.Option("--deep", help="Run the step, and check what it releases.")
+        bool, Option("--deep", help="Run the step, and check what it releases.")
     ] = False,
 ) -> None:
     """Validate a sweep file or a trial config, its data and every corner of its space."""
@@ -133,18 +131,17 @@ def plan(file: SweepFile, settings: Settings = None, as_json: Json = False) -> N
 def launch(
     file: SweepFile,
     settings: Settings = None,
-    name: Annotated[str | None, typer.Option(help="Name, instead of the file's.")] = None,
+    name: Annotated[str | None, Option(help="Name, instead of the file's.")] = None,
     unique: Annotated[
-        bool, typer.Option("--unique", help="Append -2, -3, ... if the name is taken.")
+        bool, Option("--unique", help="Append -2, -3, ... if the name is taken.")
     ] = False,
     learn_from: Annotated[
-        str | None,
-        typer.Option("--from", metavar="SWEEP", help="An earlier sweep to learn from."),
+        str | None, Option("--from", metavar="SWEEP", help="An earlier sweep to learn from.")
     ] = None,
     state: StateDir = None,
     address: AddressHereOrAway = None,
     tracking_uri: Annotated[
-        str | None, typer.Option(help="MLflow server [default: a database in the state folder].")
+        str | None, Option(help="MLflow server [default: a database in the state folder].")
     ] = None,
     storage: Storage = None,
     fetch: Fetch = False,
@@ -169,35 +166,33 @@ def submit(
     file: SweepFile,
     to: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="ADDRESS",
             help="The cluster: http://HEAD:8265 or ray://HEAD:10001 [default: DPSWEEP_TO].",
         ),
     ] = None,
     settings: Settings = None,
-    name: Annotated[str | None, typer.Option(help="Name, instead of the file's.")] = None,
+    name: Annotated[str | None, Option(help="Name, instead of the file's.")] = None,
     state: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="FOLDER",
             help="State folder on the cluster, absolute, seen by every node [default: its "
             "DPSWEEP_STATE].",
         ),
     ] = None,
     tracking_uri: Annotated[
-        str | None, typer.Option(help="MLflow server [default: MLFLOW_TRACKING_URI there].")
+        str | None, Option(help="MLflow server [default: MLFLOW_TRACKING_URI there].")
     ] = None,
     storage: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Database of the study [default: DPSWEEP_STORAGE there]."),
+        Option(metavar="URL", help="Database of the study [default: DPSWEEP_STORAGE there]."),
     ] = None,
     project: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder of your code to send [default: the current one, if a model needs it]."
-        ),
+        Option(help="Folder of your code to send [default: the current one, if a model needs it]."),
     ] = None,
-    detach: Annotated[bool, typer.Option("--detach", help="Do not follow it.")] = False,
+    detach: Annotated[bool, Option("--detach", help="Do not follow it.")] = False,
 ) -> None:
     """Send a sweep to a Ray cluster as a job, and follow it; it goes on without this machine."""
     from dpsweep.cli.verbs import route
@@ -219,7 +214,7 @@ def submit(
 @app.command()
 def logs(
     name: Name,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Until the job ends.")] = False,
+    follow: Annotated[bool, Option("-f", "--follow", help="Until the job ends.")] = False,
     state: StateDir = None,
 ) -> None:
     """Print what the job of a submitted sweep says."""
@@ -230,13 +225,13 @@ def logs(
 
 @app.command()
 def up(
-    local: Annotated[bool, typer.Option("--local", help="On this machine.")] = False,
-    nodes: Annotated[int, typer.Option(min=1, max=64, help="Ray nodes.")] = 3,
+    local: Annotated[bool, Option("--local", help="On this machine.")] = False,
+    nodes: Annotated[int, Option(min=1, max=64, help="Ray nodes.")] = 3,
     cpus: Annotated[
-        int | None, typer.Option(min=1, help="CPUs of a node [default: this machine's, shared].")
+        int | None, Option(min=1, help="CPUs of a node [default: this machine's, shared].")
     ] = None,
     tracking: Annotated[
-        bool, typer.Option("--tracking", help="MLflow on PostgreSQL and an S3 store, too.")
+        bool, Option("--tracking", help="MLflow on PostgreSQL and an S3 store, too.")
     ] = False,
     state: StateDir = None,
 ) -> None:
@@ -249,7 +244,7 @@ def up(
 
 @app.command()
 def down(
-    remove: Annotated[bool, typer.Option("--remove", help="Delete its files, too.")] = False,
+    remove: Annotated[bool, Option("--remove", help="Delete its files, too.")] = False,
     state: StateDir = None,
 ) -> None:
     """End exactly what `up` started."""
@@ -260,17 +255,16 @@ def down(
 
 @app.command()
 def resume(
-    name: Annotated[str, typer.Argument(metavar="SWEEP", help="A sweep's name, or its file.")],
+    name: Annotated[str, Argument(metavar="SWEEP", help="A sweep's name, or its file.")],
     accept: Annotated[
-        bool,
-        typer.Option("--accept-changes", help="Take over what changed in the file, if harmless."),
+        bool, Option("--accept-changes", help="Take over what changed in the file, if harmless.")
     ] = False,
     trials: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Trials in all, to go on with more.")
+        int | None, Option(min=1, metavar="N", help="Trials in all, to go on with more.")
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--set",
             metavar="KEY=VALUE",
             help="Change what does no harm: budget, confirm, resources, keep_weights; repeatable.",
@@ -279,7 +273,7 @@ def resume(
     state: StateDir = None,
     address: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Ray cluster: auto or HOST:PORT [default: an embedded one]. Of a submitted sweep: "
             "http://HEAD:8265 or ray://HEAD:10001, where that cluster is now."
         ),
@@ -288,7 +282,7 @@ def resume(
     out: BestFile = None,
     quiet: Quiet = False,
     wait: Annotated[
-        float, typer.Option(min=0, help="Seconds to wait for another driver to end or to be lost.")
+        float, Option(min=0, help="Seconds to wait for another driver to end or to be lost.")
     ] = 0.0,
     force: Force = False,
 ) -> None:
@@ -309,7 +303,7 @@ def resume(
 
 @app.command()
 def status(
-    name: Annotated[str | None, typer.Argument(help="A sweep; all of them if missing.")] = None,
+    name: Annotated[str | None, Argument(help="A sweep; all of them if missing.")] = None,
     state: StateDir = None,
     storage: Storage = None,
     as_json: Json = False,
@@ -328,7 +322,7 @@ def status(
 def stop(
     name: Name,
     state: StateDir = None,
-    wait: Annotated[float, typer.Option(help="Seconds to wait for its end.")] = 30.0,
+    wait: Annotated[float, Option(help="Seconds to wait for its end.")] = 30.0,
     force: Force = False,
 ) -> None:
     """End a running sweep in good order; `resume` goes on with it."""
@@ -344,7 +338,7 @@ def best(
     name: Name,
     state: StateDir = None,
     storage: Storage = None,
-    top: Annotated[int, typer.Option(min=1, help="How many.")] = 5,
+    top: Annotated[int, Option(min=1, help="How many.")] = 5,
     as_json: Json = False,
 ) -> None:
     """Show the best trials of a sweep, and their privacy."""
@@ -358,13 +352,13 @@ def best(
 @app.command()
 def export(
     name: Name,
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="Folder for the files.")] = None,
+    out: Annotated[Path | None, Option("-o", "--out", help="Folder for the files.")] = None,
     state: StateDir = None,
     storage: Storage = None,
-    top: Annotated[int, typer.Option(min=1, help="How many.")] = 1,
+    top: Annotated[int, Option(min=1, help="How many.")] = 1,
     kind: Annotated[
         str,
-        typer.Option(
+        Option(
             "--format",
             help="yaml: configs that `train` reads, and a sweep takes as its base; opacus: a "
             "training script without dpsweep; torch: the weights, and a script that uses them; "
@@ -373,13 +367,13 @@ def export(
     ] = "yaml",
     register: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="MODEL", help="Register the best model under this name, where it is tracked."
         ),
     ] = None,
-    alias: Annotated[str, typer.Option(help="Of the registered version.")] = "champion",
+    alias: Annotated[str, Option(help="Of the registered version.")] = "champion",
     allow_void: Annotated[
-        bool, typer.Option("--allow-void", help="Register a sweep with a test secret, as void.")
+        bool, Option("--allow-void", help="Register a sweep with a test secret, as void.")
     ] = False,
 ) -> None:
     """Write the best of a sweep as files, or register its best model in MLflow."""
@@ -408,11 +402,11 @@ def export(
 def report(
     name: Name,
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="The page [default: report-SWEEP.html].")
+        Path | None, Option("-o", "--out", help="The page [default: report-SWEEP.html].")
     ] = None,
     pictures: Annotated[
         Path | None,
-        typer.Option("--png", metavar="FOLDER", help="Also each figure as a PNG, into a folder."),
+        Option("--png", metavar="FOLDER", help="Also each figure as a PNG, into a folder."),
     ] = None,
     state: StateDir = None,
     storage: Storage = None,
@@ -427,13 +421,13 @@ def report(
 @app.command()
 def watch(
     name: Annotated[
-        str | None, typer.Argument(help="A running sweep; the one that runs if missing.")
+        str | None, Argument(help="A running sweep; the one that runs if missing.")
     ] = None,
     web: Annotated[
-        bool, typer.Option("--web", help="Serve the report, live, to a browser on this machine.")
+        bool, Option("--web", help="Serve the report, live, to a browser on this machine.")
     ] = False,
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Of --web [default: any that is free].")
+        int, Option(min=0, max=65535, help="Of --web [default: any that is free].")
     ] = 0,
     state: StateDir = None,
     storage: Storage = None,
@@ -447,10 +441,10 @@ def watch(
 
 @app.command()
 def train(
-    file: Annotated[Path, typer.Argument(help="A trial config, such as best.yaml.")],
+    file: Annotated[Path, Argument(help="A trial config, such as best.yaml.")],
     settings: Settings = None,
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="Folder of the run [default: runs/NAME].")
+        Path | None, Option("-o", "--out", help="Folder of the run [default: runs/NAME].")
     ] = None,
     fetch: Fetch = False,
     quiet: Quiet = False,
@@ -464,10 +458,10 @@ def train(
 @app.command()
 def ui(
     state: StateDir = None,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 5000,
+    host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, Option(min=1, max=65535, help="Port to listen on.")] = 5000,
     no_browser: Annotated[
-        bool, typer.Option("--no-browser", help="Print the address, and open nothing.")
+        bool, Option("--no-browser", help="Print the address, and open nothing.")
     ] = False,
 ) -> None:
     """Open the MLflow UI over a state folder's results, at its newest sweep."""
@@ -478,9 +472,9 @@ def ui(
 
 @app.command()
 def gc(
-    name: Annotated[str | None, typer.Argument(help="A sweep; all of yours if missing.")] = None,
+    name: Annotated[str | None, Argument(help="A sweep; all of yours if missing.")] = None,
     state: StateDir = None,
-    remove: Annotated[bool, typer.Option("--remove", help="Delete what is listed.")] = False,
+    remove: Annotated[bool, Option("--remove", help="Delete what is listed.")] = False,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -496,13 +490,13 @@ def doctor(
     state: StateDir = None,
     storage: Storage = None,
     address: Annotated[
-        str | None, typer.Option(help="Ray cluster to look at: auto or HOST:PORT [default: none].")
+        str | None, Option(help="Ray cluster to look at: auto or HOST:PORT [default: none].")
     ] = None,
     tracking_uri: Annotated[
-        str | None, typer.Option(help="MLflow server to look at [default: those of the sweeps].")
+        str | None, Option(help="MLflow server to look at [default: those of the sweeps].")
     ] = None,
     gpu: Annotated[
-        bool, typer.Option("--gpu", help="Train a small trial on the GPU, and check it.")
+        bool, Option("--gpu", help="Train a small trial on the GPU, and check it.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -516,33 +510,30 @@ def doctor(
 def audit(
     what: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="METHOD",
             help="A method, all, or a trial config: what its own step releases is checked.",
         ),
     ] = "all",
-    epsilon: Annotated[float, typer.Option(min=0.01, max=50, help="Claimed epsilon.")] = 4.0,
-    delta: Annotated[float, typer.Option(min=1e-12, max=0.5, help="Claimed delta.")] = 1e-5,
+    epsilon: Annotated[float, Option(min=0.01, max=50, help="Claimed epsilon.")] = 4.0,
+    delta: Annotated[float, Option(min=1e-12, max=0.5, help="Claimed delta.")] = 1e-5,
     sampling_rate: Annotated[
-        float, typer.Option("--sampling-rate", min=0.001, max=1, help="q; tightest at 1.")
+        float, Option("--sampling-rate", min=0.001, max=1, help="q; tightest at 1.")
     ] = 1.0,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of a run.")] = 2,
+    steps: Annotated[int, Option(min=1, help="Steps of a run.")] = 2,
     runs: Annotated[
         int | None,
-        typer.Option(
-            min=20, help="Runs with the canary, and without [default: 5000; 0 for a config]."
-        ),
+        Option(min=20, help="Runs with the canary, and without [default: 5000; 0 for a config]."),
     ] = None,
     canaries: Annotated[
         list[str] | None,
-        typer.Option("--canary", help="Image that comes and goes: bright, black, noise."),
+        Option("--canary", help="Image that comes and goes: bright, black, noise."),
     ] = None,
     one_run: Annotated[
-        int,
-        typer.Option(min=0, help="Audit by one run with so many canaries (say, 200)."),
+        int, Option(min=0, help="Audit by one run with so many canaries (say, 200).")
     ] = 0,
     confidence: Annotated[
-        float, typer.Option(min=0.5, max=0.999999, help="Of the bounds, all together.")
+        float, Option(min=0.5, max=0.999999, help="Of the bounds, all together.")
     ] = 0.99,
     settings: Settings = None,
     as_json: Json = False,
@@ -564,24 +555,21 @@ def audit(
 
 @app.command()
 def compare(
-    names: Annotated[
-        list[str], typer.Argument(metavar="SWEEP...", help="Names of launched sweeps.")
-    ],
+    names: Annotated[list[str], Argument(metavar="SWEEP...", help="Names of launched sweeps.")],
     state: Annotated[
-        list[str] | None,
-        typer.Option("--state", metavar="FOLDER", help="State folder; repeatable."),
+        list[str] | None, Option("--state", metavar="FOLDER", help="State folder; repeatable.")
     ] = None,
     reference: Annotated[
         str | None,
-        typer.Option(help="Method or sweep the others are tested against [default: the best]."),
+        Option(help="Method or sweep the others are tested against [default: the best]."),
     ] = None,
     any_model: Annotated[
-        bool, typer.Option("--any-model", help="Compare sweeps of different models.")
+        bool, Option("--any-model", help="Compare sweeps of different models.")
     ] = False,
     as_json: Json = False,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
+    as_markdown: Annotated[bool, Option("--markdown", help="Print Markdown.")] = False,
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="Write a page, such as compare.html.")
+        Path | None, Option("-o", "--out", help="Write a page, such as compare.html.")
     ] = None,
     storage: Storage = None,
 ) -> None:
@@ -596,32 +584,31 @@ def compare(
 
 @app.command()
 def reproduce(
-    table: Annotated[str, typer.Argument(help="A published table, such as fftkf_table1.")],
-    rows: Annotated[str, typer.Option(metavar="NAMES", help="By commas; all if missing.")] = "",
-    columns: Annotated[str, typer.Option(metavar="NAMES", help="By commas; all if missing.")] = "",
-    methods: Annotated[str, typer.Option(metavar="NAMES", help="By commas; all if missing.")] = "",
+    table: Annotated[str, Argument(help="A published table, such as fftkf_table1.")],
+    rows: Annotated[str, Option(metavar="NAMES", help="By commas; all if missing.")] = "",
+    columns: Annotated[str, Option(metavar="NAMES", help="By commas; all if missing.")] = "",
+    methods: Annotated[str, Option(metavar="NAMES", help="By commas; all if missing.")] = "",
     budget: Annotated[
-        str, typer.Option(help="Of each cell, such as trials=8,epochs=5; also hours, batch_size.")
+        str, Option(help="Of each cell, such as trials=8,epochs=5; also hours, batch_size.")
     ] = "trials=8",
-    seeds: Annotated[int, typer.Option(help="Fresh runs of the best config of each cell.")] = 3,
+    seeds: Annotated[int, Option(help="Fresh runs of the best config of each cell.")] = 3,
     epsilon: Annotated[
-        list[str] | None,
-        typer.Option(metavar="[ROW=]NUMBER", help="Budget, where the text has lost it."),
+        list[str] | None, Option(metavar="[ROW=]NUMBER", help="Budget, where the text has lost it.")
     ] = None,
     only_plan: Annotated[
-        bool, typer.Option("--plan", help="Print what would run, and how long it takes.")
+        bool, Option("--plan", help="Print what would run, and how long it takes.")
     ] = False,
     settings: Settings = None,
     state: StateDir = None,
     address: Address = None,
     tracking_uri: Annotated[
-        str | None, typer.Option(help="MLflow server; a database in the state folder if missing.")
+        str | None, Option(help="MLflow server; a database in the state folder if missing.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="Folder; reproduction/TABLE if missing.")
+        Path | None, Option("-o", "--out", help="Folder; reproduction/TABLE if missing.")
     ] = None,
     accept: Annotated[
-        bool, typer.Option("--accept-changes", help="Take over another budget, if harmless.")
+        bool, Option("--accept-changes", help="Take over another budget, if harmless.")
     ] = False,
     fetch: Fetch = False,
     quiet: Quiet = False,
@@ -650,9 +637,7 @@ def reproduce(
 
 
 @app.command()
-def space(
-    method: Annotated[str, typer.Argument(help="A method, such as fftkf.")],
-) -> None:
+def space(method: Annotated[str, Argument(help="A method, such as fftkf.")]) -> None:
     """Print a method's default search space, ready to paste into a sweep file."""
     from dpsweep.cli.verbs import trial
 
@@ -661,7 +646,7 @@ def space(
 
 @app.command()
 def models(
-    data: Annotated[str, typer.Option(help="Whose shape the images have.")] = "cifar10",
+    data: Annotated[str, Option(help="Whose shape the images have.")] = "cifar10",
     as_json: Json = False,
 ) -> None:
     """List the models, with the number of their weights."""
@@ -672,7 +657,7 @@ def models(
 
 @app.command()
 def data(
-    place: Annotated[Path, typer.Argument(help="A folder of images by class, or an .npz file.")],
+    place: Annotated[Path, Argument(help="A folder of images by class, or an .npz file.")],
 ) -> None:
     """Print the data section of a trial for images of your own, ready to paste."""
     from dpsweep.cli.verbs import catalogue
@@ -681,9 +666,7 @@ def data(
 
 
 @app.command()
-def schema(
-    kind: Annotated[str, typer.Argument(help="sweep or trial.")] = "sweep",
-) -> None:
+def schema(kind: Annotated[str, Argument(help="sweep or trial.")] = "sweep") -> None:
     """Print the JSON schema of a sweep file or a trial config, for editors."""
     from dpsweep.cli.verbs import trial
 
@@ -695,7 +678,7 @@ def schema(
     add_help_option=False,
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
 )
-def bench(which: Annotated[str, typer.Argument()] = "step") -> None:
+def bench(which: Annotated[str, Argument()] = "step") -> None:
     """Name the scripts that replace `bench step`, `bench sigma` and `bench sweep`."""
     script = which if which in ("sigma", "sweep") else "step"
     raise ConfigError(

@@ -39,19 +39,12 @@ _FREE_ON_HEAD = {"num_cpus": 0, "resources": {HEAD_RESOURCE: 0.001}}
 
 @dataclass(frozen=True)
 class Job:
-    """Id, status and message of a job.
+    """Id, status and message of a job."""
 
-    Attributes:
-        id: Its submission id.
-        status: PENDING, RUNNING, STOPPED, SUCCEEDED or FAILED.
-        message: Why, in Ray's words.
-        exit_code: Of its process; None before its end, and if it never had one.
-    """
-
-    id: str
-    status: str
-    message: str
-    exit_code: int | None
+    id: str  # its submission id
+    status: str  # PENDING, RUNNING, STOPPED, SUCCEEDED or FAILED
+    message: str  # why, in Ray's words
+    exit_code: int | None  # of its process; None before its end, and if it never had one
 
     @property
     def has_ended(self) -> bool:

@@ -53,30 +53,23 @@ _LEAVE_OUT = ("RAY_", "DPSWEEP_", "MLFLOW_", "AWS_", "PG")
 
 @dataclass
 class Local:
-    """A cluster on this machine, running or not.
+    """A cluster on this machine, running or not."""
 
-    Attributes:
-        folder: Where it is written down.
-        id: Mark of its processes; empty before it is up.
-        runtime: Folder for what needs a short path.
-        database: PostgreSQL's folder, where it may not run as our user; empty if it has none.
-        cpus: CPUs of a node, as Ray counts them.
-        ports: What listens where; kept from one `up` to the next where they are still free.
-        nodes: The processes that are nodes, the head first.
-        services: What else was started (cluster/services.py).
-        extra: Environment that services add to the nodes'.
-        client_extra: Environment that services add to the user's.
-    """
-
-    folder: Path
-    id: str = ""
-    runtime: str = ""
+    folder: Path  # where it is written down
+    id: str = ""  # mark of its processes; empty before it is up
+    runtime: str = ""  # folder for what needs a short path
+    # PostgreSQL's folder, where it may not run as our user; empty if it has none
     database: str = ""
-    cpus: int = 1
+    cpus: int = 1  # CPUs of a node, as Ray counts them
+    # what listens where; kept from one `up` to the next where they are still free
     ports: dict[str, int] = field(default_factory=dict)
+    # the processes that are nodes, the head first
     nodes: list[Process] = field(default_factory=list)
+    # what else was started (cluster/services.py)
     services: list[Process] = field(default_factory=list)
+    # environment that services add to the nodes'
     extra: dict[str, str] = field(default_factory=dict)
+    # environment that services add to the user's
     client_extra: dict[str, str] = field(default_factory=dict)
 
     @classmethod

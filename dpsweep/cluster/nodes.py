@@ -56,41 +56,28 @@ Mark = tuple[bytes, str]
 
 @dataclass(frozen=True)
 class NodeReport:
-    """Answer of one node, or the fact that it gave none.
-
-    Attributes:
-        host: Its name.
-        node_id: Ray's.
-        dpsweep: Version there; empty if the node did not answer.
-        python: Version of Python there.
-        torch: Version of torch there.
-        ray: Version of Ray there.
-        clock_offset_s: Its clock minus this machine's, in seconds; right to some milliseconds.
-        gpus: Names of the GPUs that the driver there knows.
-        num_gpus: GPUs that Ray assigns there.
-        cuda: CUDA version that torch was built for; None for a torch without.
-        cards: GPUs that torch has computed on: name, memory and compute capability of each.
-        runs_trials: True if a trial fits the node, so that data and state folder matter there.
-        data_ok: The data are there and are those of this machine; None if not asked.
-        state_ok: The state folder is there, the same, and can be written; None if not asked.
-        faults: What is wrong, in sentences without the host's name.
-    """
+    """Answer of one node, or the fact that it gave none."""
 
     host: str
-    node_id: str
-    dpsweep: str = ""
-    python: str = ""
-    torch: str = ""
-    ray: str = ""
+    node_id: str  # Ray's
+    dpsweep: str = ""  # version there; empty if the node did not answer
+    python: str = ""  # version of Python there
+    torch: str = ""  # version of torch there
+    ray: str = ""  # version of Ray there
+    # its clock minus this machine's, in seconds; right to some milliseconds
     clock_offset_s: float = 0.0
-    gpus: tuple[str, ...] = ()
-    num_gpus: float = 0.0
-    cuda: str | None = None
+    gpus: tuple[str, ...] = ()  # names of the GPUs that the driver there knows
+    num_gpus: float = 0.0  # GPUs that Ray assigns there
+    cuda: str | None = None  # CUDA version that torch was built for; None for a torch without
+    # GPUs that torch has computed on: name, memory and compute capability of each
     cards: tuple[str, ...] = ()
+    # True if a trial fits the node, so that data and state folder matter there
     runs_trials: bool = True
+    # the data are there and are those of this machine; None if not asked
     data_ok: bool | None = None
+    # the state folder is there, the same, and can be written; None if not asked
     state_ok: bool | None = None
-    faults: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()  # what is wrong, in sentences without the host's name
 
     @property
     def answered(self) -> bool:

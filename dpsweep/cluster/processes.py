@@ -33,21 +33,13 @@ _STATE, _SESSION, _BORN = 0, 3, 19
 
 @dataclass(frozen=True)
 class Process:
-    """A process that was started here, and leads a session of its own.
+    """A process that was started here, and leads a session of its own."""
 
-    Attributes:
-        name: What it is for people, such as node 0.
-        pid: Its number, and its session's.
-        born: When it was started, in ticks since the machine was.
-        log: Where its output goes.
-        end_signal: What ends it in good order.
-    """
-
-    name: str
-    pid: int
-    born: int
-    log: str
-    end_signal: int = signal.SIGTERM
+    name: str  # what it is for people, such as node 0
+    pid: int  # its number, and its session's
+    born: int  # when it was started, in ticks since the machine was
+    log: str  # where its output goes
+    end_signal: int = signal.SIGTERM  # what ends it in good order
 
     @property
     def is_alive(self) -> bool:

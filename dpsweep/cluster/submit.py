@@ -29,17 +29,11 @@ Show = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Ended:
-    """Result of a verb that ran on the cluster.
+    """Result of a verb that ran on the cluster."""
 
-    Attributes:
-        code: Its exit code.
-        said: Its output.
-        files: What it wrote, by name.
-    """
-
-    code: int
-    said: str
-    files: dict[str, str]
+    code: int  # its exit code
+    said: str  # its output
+    files: dict[str, str]  # what it wrote, by name
 
 
 def drive(

@@ -14,19 +14,12 @@ from dpsweep.store.state_dir import StateFolder
 
 @dataclass(frozen=True)
 class Submitted:
-    """A sweep that runs elsewhere.
+    """A sweep that runs elsewhere."""
 
-    Attributes:
-        name: The sweep's.
-        address: Of the cluster, as for `submit --to`.
-        state: State folder there; None for what DPSWEEP_STATE says there.
-        owner: Whose sweep it is there.
-    """
-
-    name: str
-    address: str
-    state: str | None
-    owner: str
+    name: str  # the sweep's
+    address: str  # of the cluster, as for `submit --to`
+    state: str | None  # state folder there; None for what DPSWEEP_STATE says there
+    owner: str  # whose sweep it is there
 
     @property
     def job_prefix(self) -> str:

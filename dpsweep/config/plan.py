@@ -15,20 +15,13 @@ from dpsweep.privacy.statement import (
 
 @dataclass(frozen=True)
 class PrivacyPlan:
-    """The numbers a trial runs by, fixed before its first step.
+    """The numbers a trial runs by, fixed before its first step."""
 
-    Attributes:
-        num_examples: N.
-        run: Sampling rate, noise multiplier and steps, as the accountant counts them.
-        epsilon: What the whole run spends, at most; inf without noise.
-        delta: Failure probability.
-        correlation: Of the noise over the steps; None for independent noise.
-    """
-
-    num_examples: int
-    run: Run
-    epsilon: float
-    delta: float
+    num_examples: int  # N
+    run: Run  # sampling rate, noise multiplier and steps, as the accountant counts them
+    epsilon: float  # what the whole run spends, at most; inf without noise
+    delta: float  # failure probability
+    # of the noise over the steps; None for independent noise
     correlation: Correlation | None = None
 
     @property

@@ -29,18 +29,13 @@ _PLAIN_TAGS = ("tag:yaml.org,2002:seq", "tag:yaml.org,2002:map")
 
 @dataclass(frozen=True)
 class Source:
-    """A YAML file as it was written.
+    """A YAML file as it was written."""
 
-    Attributes:
-        name: What errors call it: the path as the user gave it.
-        tree: Its content.
-        lines: Path of keys and list indices -> line, counted from 1.
-        elsewhere: Dotted key -> where its value came from, if not from this file.
-    """
-
-    name: str
-    tree: Tree
+    name: str  # what errors call it: the path as the user gave it
+    tree: Tree  # its content
+    # path of keys and list indices -> line, counted from 1
     lines: Mapping[KeyPath, int] = field(repr=False)
+    # dotted key -> where its value came from, if not from this file
     elsewhere: Mapping[str, str] = field(default_factory=dict)
 
     def at(self, path: KeyPath) -> str:

@@ -147,15 +147,10 @@ class SweepConfig(Strict):
 
 @dataclass(frozen=True)
 class _Drawn:
-    """A point of the space.
+    """A point of the space."""
 
-    Attributes:
-        tree: The trial config as it would stand in a file.
-        hyperparams: Searched values by dotted key.
-    """
-
-    tree: Tree
-    hyperparams: Mapping[str, Any]
+    tree: Tree  # the trial config as it would stand in a file
+    hyperparams: Mapping[str, Any]  # searched values by dotted key
 
 
 @dataclass(frozen=True)
@@ -164,22 +159,14 @@ class ResolvedSweep:
 
     What follows from the files is computed once, when it is first read; `resolve_sweep` reads all
     that can be wrong. Made by `load_sweep`, `sweep_of` and `resolve_sweep`.
-
-    Attributes:
-        config: The sweep file.
-        base: Where the base config's values come from.
-        space: What varies.
-        file: The sweep file.
-        origins: Searched key -> where errors say it stands.
-        conditions: What a trial of the search has to meet besides.
     """
 
-    config: SweepConfig
-    base: Source
-    space: Space
-    file: Source
-    origins: Mapping[str, str]
-    conditions: tuple[Condition, ...] = ()
+    config: SweepConfig  # the sweep file
+    base: Source  # where the base config's values come from
+    space: Space  # what varies
+    file: Source  # the sweep file
+    origins: Mapping[str, str]  # searched key -> where errors say it stands
+    conditions: tuple[Condition, ...] = ()  # what a trial of the search has to meet besides
 
     @property
     def name(self) -> str:

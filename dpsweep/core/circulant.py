@@ -29,7 +29,6 @@ class CirculantLinear(nn.Module):
 
     Attributes:
         weight: The generators, shape (p, q, d).
-        bias: Shape (out_features,), or None.
 
     Raises:
         ValueError: If `block` does not divide both sizes.
@@ -41,7 +40,7 @@ class CirculantLinear(nn.Module):
     288
     """
 
-    bias: nn.Parameter | None
+    bias: nn.Parameter | None  # shape (out_features,), or None
 
     def __init__(self, in_features: int, out_features: int, block: int, bias: bool = True) -> None:
         super().__init__()

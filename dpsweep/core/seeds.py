@@ -39,16 +39,13 @@ class Draws(Protocol):
 class Secret:
     """Source of a trial's sampling and noise. Its bytes are in no repr, log, config or artifact.
 
-    Attributes:
-        key: 256 bits.
-        void: True if the key was fixed by a test and not drawn. A result trained with it has
-            no privacy, and says so.
-
     >>> Secret.fixed("for a doctest")
     Secret(void=True)
     """
 
-    key: bytes = field(repr=False)
+    key: bytes = field(repr=False)  # 256 bits
+    # True if the key was fixed by a test and not drawn. A result trained with it has no privacy,
+    # and says so
     void: bool = False
 
     @classmethod

@@ -30,18 +30,13 @@ Released = NewType("Released", Tensors)
 
 @dataclass(frozen=True)
 class Field:
-    """One named tensor of the inputs, and the numbers it may hold.
+    """One named tensor of the inputs, and the numbers it may hold."""
 
-    Attributes:
-        name: The model's keyword argument, such as input_ids.
-        shape: Of one example.
-        num_ids: Its numbers are ids from 0 to num_ids - 1, int64; None if they are floats.
-        is_mask: True if it is 1 at an example's own positions, which come first, and 0 at padding.
-    """
-
-    name: str
-    shape: tuple[int, ...]
+    name: str  # the model's keyword argument, such as input_ids
+    shape: tuple[int, ...]  # of one example
+    # its numbers are ids from 0 to num_ids - 1, int64; None if they are floats
     num_ids: int | None = None
+    # True if it is 1 at an example's own positions, which come first, and 0 at padding
     is_mask: bool = False
 
 

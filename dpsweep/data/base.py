@@ -18,27 +18,17 @@ from dpsweep.core.types import Field, InputSpec
 
 @dataclass(frozen=True)
 class Spec:
-    """Sizes of a data set, known before it is read.
+    """Sizes of a data set, known before it is read."""
 
-    Attributes:
-        num_train: Examples of the training split.
-        num_test: Examples of the test split.
-        shape: (channels, height, width); of one tensor of inputs.
-        num_classes: K: numbers that a model gives for an example.
-        brightest: Largest pixel value.
-        folder: Where it lies under the root; "" if the root is all of it, None if it comes with a
-            package.
-        fields: Named inputs; none if they are one tensor.
-        positions: T, if a model gives K numbers at each position, as a language model does.
-    """
-
-    num_train: int
-    num_test: int
-    shape: tuple[int, ...]
-    num_classes: int
-    brightest: int
+    num_train: int  # examples of the training split
+    num_test: int  # examples of the test split
+    shape: tuple[int, ...]  # (channels, height, width); of one tensor of inputs
+    num_classes: int  # K: numbers that a model gives for an example
+    brightest: int  # largest pixel value
+    # where it lies under the root; "" if the root is all of it, None if it comes with a package
     folder: str | None
-    fields: tuple[Field, ...] = ()
+    fields: tuple[Field, ...] = ()  # named inputs; none if they are one tensor
+    # T, if a model gives K numbers at each position, as a language model does
     positions: int | None = None
 
     @property

@@ -17,17 +17,12 @@ from dpsweep.core.strict import Strict, is_unused
 
 
 class Features(Strict):
-    """Base of every kind of features.
+    """Base of every kind of features."""
 
-    Attributes:
-        packages: Module -> distribution that computes them; its version is part of the cache's key.
-        extra: The extra of this package that installs them.
-        weights: Public weights that they were made with, in words; empty without.
-    """
-
+    # module -> distribution that computes them; its version is part of the cache's key
     packages: ClassVar[Mapping[str, str]]
-    extra: ClassVar[str]
-    weights: ClassVar[str] = ""
+    extra: ClassVar[str]  # the extra of this package that installs them
+    weights: ClassVar[str] = ""  # public weights that they were made with, in words; empty without
     name: str
 
     def shape(self, image: tuple[int, ...]) -> tuple[int, ...]:

@@ -35,17 +35,11 @@ Labelled = tuple[Path, int]
 
 @dataclass(frozen=True)
 class Listing:
-    """Content of a folder of images, by file names alone.
+    """Content of a folder of images, by file names alone."""
 
-    Attributes:
-        classes: Their names, in order.
-        train: The training split.
-        test: The test split; empty if there is none.
-    """
-
-    classes: tuple[str, ...]
-    train: tuple[Labelled, ...]
-    test: tuple[Labelled, ...]
+    classes: tuple[str, ...]  # their names, in order
+    train: tuple[Labelled, ...]  # the training split
+    test: tuple[Labelled, ...]  # the test split; empty if there is none
 
 
 def list_folder(root: Path) -> Listing:

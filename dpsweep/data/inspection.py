@@ -25,17 +25,12 @@ _MOST_SIZES = 3
 
 @dataclass(frozen=True)
 class OwnData:
-    """A folder of images or an .npz file, as it was found.
+    """A folder of images or an .npz file, as it was found."""
 
-    Attributes:
-        section: The `data` section of a trial config that declares it.
-        classes: Names of the classes in the order of their numbers; empty where labels are numbers.
-        sizes: (channels, height, width) -> number of images of that size.
-    """
-
-    section: dict[str, Any]
+    section: dict[str, Any]  # the `data` section of a trial config that declares it
+    # names of the classes in the order of their numbers; empty where labels are numbers
     classes: tuple[str, ...]
-    sizes: Counter[tuple[int, ...]]
+    sizes: Counter[tuple[int, ...]]  # (channels, height, width) -> number of images of that size
 
     @property
     def sizes_found(self) -> str:

@@ -37,15 +37,10 @@ def read_splits(config: ImageData, path: Path) -> tuple[Split, Split]:
 
 @dataclass(frozen=True)
 class Header:
-    """Shape and type of an array, from its header.
-
-    Attributes:
-        shape: Its shape.
-        dtype: Name of its type, such as uint8.
-    """
+    """Shape and type of an array, from its header."""
 
     shape: tuple[int, ...]
-    dtype: str
+    dtype: str  # name of its type, such as uint8
 
 
 def read_headers(path: Path) -> dict[str, Header]:

@@ -49,34 +49,24 @@ def list_class_names(config: DataConfig) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Both parts in memory: images as bytes, features in half precision, or named tensors.
+    """Both parts in memory: images as bytes, features in half precision, or named tensors."""
 
-    Attributes:
-        inputs: Private; uint8 or float16, shape (N, C, H, W), or tensors named after the model's
-            keyword arguments, shape (N, ...).
-        targets: Private; classes, int64, shape (N,), or what the task takes, shape (N, ...). Of
-            units: targets and weights by name, shape (N, copies, ...); see data/units.py.
-        valid_inputs: Declared public, likewise, shape (M, ...).
-        valid_targets: Declared public, likewise, shape (M, ...).
-        brightest: Largest pixel value.
-        normalise: Public constants to scale pixels by; to [-1, 1] if None.
-        are_features: True if inputs are no pixels (any more), and are not scaled.
-        task: Loss and metrics.
-        fields: What the named tensors hold; None if inputs are one tensor.
-        copies: Rows of a unit; inputs are then of shape (N, copies, ...).
-        texts: Tokenizer and lengths, if texts are to be written and measured; else None.
-    """
-
+    # private; uint8 or float16, shape (N, C, H, W), or tensors named after the model's keyword
+    # arguments, shape (N, ...)
     inputs: Inputs
+    # private; classes, int64, shape (N,), or what the task takes, shape (N, ...). Of units: targets
+    # and weights by name, shape (N, copies, ...); see data/units.py
     targets: Inputs
-    valid_inputs: Inputs
-    valid_targets: Tensor
-    brightest: int
-    normalise: Normalise | None = None
-    are_features: bool = False
-    task: Task = CLASSIFICATION
+    valid_inputs: Inputs  # declared public, likewise, shape (M, ...)
+    valid_targets: Tensor  # declared public, likewise, shape (M, ...)
+    brightest: int  # largest pixel value
+    normalise: Normalise | None = None  # public constants to scale pixels by; to [-1, 1] if None
+    are_features: bool = False  # True if inputs are no pixels (any more), and are not scaled
+    task: Task = CLASSIFICATION  # loss and metrics
+    # what the named tensors hold; None if inputs are one tensor
     fields: tuple[Field, ...] | None = None
-    copies: int = 1
+    copies: int = 1  # rows of a unit; inputs are then of shape (N, copies, ...)
+    # tokenizer and lengths, if texts are to be written and measured; else None
     texts: GenerationData | None = None
 
     @property

@@ -23,23 +23,14 @@ _SUFFIXES = [kind for kind in get_args(Format) if kind != "huggingface"]
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a file.
+    """One column of a file."""
 
-    Attributes:
-        key: Dotted key of the config that names it, such as data.columns.age.
-        path: The file.
-        name: Of the column.
-        values: Text in csv and tsv; numbers, text or None in the others.
-        lines: Line or row of each, from 1.
-        unit: Word for `lines`: "line" or "row".
-    """
-
-    key: str
+    key: str  # dotted key of the config that names it, such as data.columns.age
     path: Path
-    name: str
-    values: Sequence[Any]
-    lines: Sequence[int]
-    unit: str
+    name: str  # of the column
+    values: Sequence[Any]  # text in csv and tsv; numbers, text or None in the others
+    lines: Sequence[int]  # line or row of each, from 1
+    unit: str  # word for `lines`: "line" or "row"
 
     def error(self, index: int, what: str) -> PrivateRowError:
         """Make the error of one value, with its place."""

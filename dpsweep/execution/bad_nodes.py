@@ -21,13 +21,9 @@ ListNodes = Callable[[], Mapping[str, str]]
 
 @dataclass
 class NodeFailures:
-    """Failures before a first step, by node.
+    """Failures before a first step, by node."""
 
-    Attributes:
-        list_nodes: Lists the nodes where a trial fits.
-    """
-
-    list_nodes: ListNodes
+    list_nodes: ListNodes  # lists the nodes where a trial fits
     _failed: dict[str, set[int]] = field(default_factory=dict)
     _tried: dict[int, set[str]] = field(default_factory=dict)
 

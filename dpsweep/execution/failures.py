@@ -41,20 +41,13 @@ _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits that a worker enforces on a trial.
+    """Limits that a worker enforces on a trial."""
 
-    Attributes:
-        silence_seconds: Longest time without a report; None for any.
-        memory_bytes: Most memory of the process; 0 for any.
-        gpu_share: Share of a GPU's memory that it may take, in (0, 1].
-        num_devices: GPUs that share its batches; 1 on a CPU.
-        alone: True if no other trial of the sweep runs: its second try after memory ran out.
-    """
-
-    silence_seconds: float | None = None
-    memory_bytes: int = 0
-    gpu_share: float = 1.0
-    num_devices: int = 1
+    silence_seconds: float | None = None  # longest time without a report; None for any
+    memory_bytes: int = 0  # most memory of the process; 0 for any
+    gpu_share: float = 1.0  # share of a GPU's memory that it may take, in (0, 1]
+    num_devices: int = 1  # GPUs that share its batches; 1 on a CPU
+    # True if no other trial of the sweep runs: its second try after memory ran out
     alone: bool = False
 
     def to_json(self) -> dict[str, Any]:
@@ -64,17 +57,12 @@ class Limits:
 
 @dataclass(frozen=True)
 class RetryDecision:
-    """Decision on a trial that a worker was given: run it, or end it.
+    """Decision on a trial that a worker was given: run it, or end it."""
 
-    Attributes:
-        end: failed; memory: to be run again, alone; None: it is run.
-        reason: Why.
-        halvings: How often the number of examples at once is halved, if it is run.
-    """
-
+    # failed; memory: to be run again, alone; None: it is run
     end: Literal["failed", "memory"] | None = None
-    reason: str = ""
-    halvings: int = 0
+    reason: str = ""  # why
+    halvings: int = 0  # how often the number of examples at once is halved, if it is run
 
 
 def decide_retry(trial_dir: Path, limits: Limits) -> RetryDecision:

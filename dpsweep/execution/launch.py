@@ -55,24 +55,15 @@ _HASTY_SECONDS = 2.0
 
 @dataclass
 class Session:
-    """A sweep that this process drives.
+    """A sweep that this process drives."""
 
-    Attributes:
-        sweep: What is searched.
-        folder: Where it lives.
-        study: What is known of its trials.
-        tracker: Where its results go.
-        lease: What makes this process its only driver.
-        seconds: How long trials were run in this session.
-        find_faults: Asks a node that joins what is wrong there; None to take every node.
-    """
-
-    sweep: ResolvedSweep
-    folder: SweepFolder
-    study: Study
-    tracker: Tracker
-    lease: Lease
-    seconds: float = 0.0
+    sweep: ResolvedSweep  # what is searched
+    folder: SweepFolder  # where it lives
+    study: Study  # what is known of its trials
+    tracker: Tracker  # where its results go
+    lease: Lease  # what makes this process its only driver
+    seconds: float = 0.0  # how long trials were run in this session
+    # asks a node that joins what is wrong there; None to take every node
     find_faults: FindFaults | None = None
 
     def prepare(self) -> list[str]:

@@ -107,42 +107,27 @@ def _check_apart(tracking_uri: str | None, storage_uri: str | None) -> None:
 
 @dataclass(frozen=True)
 class Plan:
-    """Plan of a sweep: noise, privacy, time, memory and disk.
+    """Plan of a sweep: noise, privacy, time, memory and disk."""
 
-    Attributes:
-        trials: How many.
-        repeats: Runs that confirm the best of them.
-        at_once: How many fit this machine.
-        noise: Smallest and largest noise multiplier over the space.
-        steps: Fewest and most steps of a trial.
-        delta: Failure probability.
-        trial_words: Privacy statement of one trial.
-        search_words: Privacy statement of the whole search.
-        seconds: Time the trials will take here, from probes of a few steps.
-        disk_bytes: Weights of all trials and resume state of the running ones, at most.
-        share: Share of random points of the space that meet the conditions of `where`.
-        epsilons: Budgets that trials have in turn; one, or None where the noise is given.
-        stop_words: What early stopping costs; empty without.
-        ways: What each way to spend one epsilon on the search would leave for the model that is
-            released; None where there is no one epsilon, or one run.
-        correlations: Correlated noise of the first trials that have it: bands, counted rounds,
-            predicted error beside independent noise's, and memory.
-    """
-
-    trials: int
-    repeats: int
-    at_once: int
-    noise: tuple[float, float]
-    steps: tuple[int, int]
-    delta: float
-    trial_words: str
-    search_words: str
-    seconds: float
-    disk_bytes: int
-    share: float
+    trials: int  # how many
+    repeats: int  # runs that confirm the best of them
+    at_once: int  # how many fit this machine
+    noise: tuple[float, float]  # smallest and largest noise multiplier over the space
+    steps: tuple[int, int]  # fewest and most steps of a trial
+    delta: float  # failure probability
+    trial_words: str  # privacy statement of one trial
+    search_words: str  # privacy statement of the whole search
+    seconds: float  # time the trials will take here, from probes of a few steps
+    disk_bytes: int  # weights of all trials and resume state of the running ones, at most
+    share: float  # share of random points of the space that meet the conditions of `where`
+    # budgets that trials have in turn; one, or None where the noise is given
     epsilons: tuple[float | None, ...]
-    stop_words: str
+    stop_words: str  # what early stopping costs; empty without
+    # what each way to spend one epsilon on the search would leave for the model that is released;
+    # None where there is no one epsilon, or one run
     ways: Ways | None
+    # correlated noise of the first trials that have it: bands, counted rounds, predicted error
+    # beside independent noise's, and memory
     correlations: tuple[str, ...]
 
 
@@ -224,17 +209,11 @@ def ways_of(sweep: ResolvedSweep) -> Ways | None:
 
 @dataclass(frozen=True)
 class Probe:
-    """Time and memory of a trial, from a few of its steps.
+    """Time and memory of a trial, from a few of its steps."""
 
-    Attributes:
-        entered: When its process had started and imported everything, in seconds since 1970.
-        first: Seconds of what only a process's first trial does.
-        trial: Seconds of a whole trial of this config.
-    """
-
-    entered: float
-    first: float
-    trial: float
+    entered: float  # when its process had started and imported everything, in seconds since 1970
+    first: float  # seconds of what only a process's first trial does
+    trial: float  # seconds of a whole trial of this config
 
 
 def _run_probes(

@@ -38,25 +38,16 @@ _MOST_DRAWS = 10_000
 
 @dataclass
 class _Ledger:
-    """Progress that a driver needs to take over; on disk, for its owner alone.
+    """Progress that a driver needs to take over; on disk, for its owner alone."""
 
-    Attributes:
-        length: Trials in all.
-        key: What their configs follow from, in hex.
-        asked: Trials that were begun.
-        running: Those that did not end yet.
-        dispatched: Those whose secret was drawn, by number; True where it is a test's.
-        winner: The best so far.
-        cost: Its objective, small being good.
-    """
-
-    length: int
-    key: str
-    asked: int = 0
-    running: list[int] = field(default_factory=list)
+    length: int  # trials in all
+    key: str  # what their configs follow from, in hex
+    asked: int = 0  # trials that were begun
+    running: list[int] = field(default_factory=list)  # those that did not end yet
+    # those whose secret was drawn, by number; True where it is a test's
     dispatched: dict[str, bool] = field(default_factory=dict)
-    winner: int | None = None
-    cost: float = math.inf
+    winner: int | None = None  # the best so far
+    cost: float = math.inf  # its objective, small being good
 
 
 class SecretSearch:

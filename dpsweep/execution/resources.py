@@ -33,16 +33,11 @@ _FILE = "resources.json"
 
 @dataclass(frozen=True)
 class GpuProbe:
-    """Share of one GPU that the costliest trial of a space takes.
+    """Share of one GPU that the costliest trial of a space takes."""
 
-    Attributes:
-        memory_bytes: What its process takes, libraries included.
-        total_bytes: What the GPU has.
-        step_seconds: Processes at once -> seconds that a step of each of them takes.
-    """
-
-    memory_bytes: int
-    total_bytes: int
+    memory_bytes: int  # what its process takes, libraries included
+    total_bytes: int  # what the GPU has
+    # processes at once -> seconds that a step of each of them takes
     step_seconds: Mapping[int, float]
 
     @property
@@ -53,15 +48,10 @@ class GpuProbe:
 
 @dataclass(frozen=True)
 class Packing:
-    """Share of a GPU for each trial, and the reason for it.
+    """Share of a GPU for each trial, and the reason for it."""
 
-    Attributes:
-        gpu: GPUs of a trial: a share, or 0.
-        words: Why, in a sentence.
-    """
-
-    gpu: float
-    words: str
+    gpu: float  # GPUs of a trial: a share, or 0
+    words: str  # why, in a sentence
 
 
 NO_GPU = Packing(

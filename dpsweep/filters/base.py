@@ -26,16 +26,12 @@ class Public:
     """Public values of a step, known without another query of the data.
 
     The training loss, the true batch size and gradient norms are private: never add them.
-
-    Attributes:
-        step: Steps taken so far; 0 on the first call.
-        params: Current iterate, leaf shape (*param.shape).
-        noise_std: Standard deviation, per coordinate, of the noise in the released
-            gradient, in gradient units (clip_norm * noise_multiplier / batch_size).
     """
 
-    step: int
-    params: Tensors
+    step: int  # steps taken so far; 0 on the first call
+    params: Tensors  # current iterate, leaf shape (*param.shape)
+    # standard deviation, per coordinate, of the noise in the released gradient, in gradient units
+    # (clip_norm * noise_multiplier / batch_size)
     noise_std: float
 
 
@@ -75,13 +71,9 @@ class Gain(Filter, Protocol):
 
 @dataclass(frozen=True)
 class Chain:
-    """Filters in series: each filters the output of the one before. Empty, it is the identity.
+    """Filters in series: each filters the output of the one before. Empty, it is the identity."""
 
-    Attributes:
-        links: The filters, the one that sees the released gradient first.
-    """
-
-    links: tuple[Filter, ...]
+    links: tuple[Filter, ...]  # the filters, the one that sees the released gradient first
 
     @property
     def noise_gain(self) -> float:

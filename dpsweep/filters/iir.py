@@ -56,10 +56,6 @@ class Iir:
     Stability is decided without rounding, by the Schur-Cohn recursion on fractions: computed
     roots of an accepted low-pass filter may be off by more than their distance to the circle.
 
-    Attributes:
-        a: Feedback, a_1..a_na. The leading 1 of scipy's `a` is left out. Empty: no recursion.
-        b: Input weights, b_0..b_nb, with sum b = 1 + sum a up to a share of 1e-6.
-
     Raises:
         InvalidKey: A ValueError that names a or b. If a number is not finite; if a pole, a root of
             z^na + a_1 z^(na-1) + ..., has radius 1 or more, or lies closer to z = 1 than double
@@ -75,8 +71,8 @@ class Iir:
     over_time: ClassVar[bool] = True
     dc_gain = 1.0
 
-    a: Row
-    b: Row
+    a: Row  # feedback, a_1..a_na. The leading 1 of scipy's `a` is left out. Empty: no recursion
+    b: Row  # input weights, b_0..b_nb, with sum b = 1 + sum a up to a share of 1e-6
 
     def __post_init__(self) -> None:
         # in this order: later checks rely on finite numbers and on a stable filter

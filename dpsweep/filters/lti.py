@@ -38,9 +38,6 @@ class Ema:
     Fed by the two-point query of methods/disk.py this is the correction step of a
     Kalman filter with constant gain (Zhang et al., DiSK, arXiv:2410.03883).
 
-    Attributes:
-        gain: Weight of the newest gradient, in (0, 1]. 1 leaves the gradient as it is.
-
     Raises:
         ValueError: If gain is outside (0, 1] or NaN.
 
@@ -51,7 +48,7 @@ class Ema:
     over_time: ClassVar[bool] = True
     dc_gain = 1.0
 
-    gain: float
+    gain: float  # weight of the newest gradient, in (0, 1]. 1 leaves the gradient as it is
 
     def __post_init__(self) -> None:
         if not 0 < self.gain <= 1:  # asked this way round, NaN is refused too
@@ -97,12 +94,6 @@ class Riccati:
     and R_t = (1 - k_inf)^(2 t) (1 - q) / (1 + q + s), it is (q + R_t (q + s)) / (1 - R_t). The gain
     of any step therefore costs the same and needs no memory, also where a run is resumed.
 
-    Attributes:
-        process: Standard deviation of the gradient's own drift in a step, at least 0, in units
-            of the noise's: the paper's sigma_v / sigma_w.
-        hessian: Standard deviation of the predicted change's error, in [0, 1), in units of
-            the noise's: the paper's sigma_H / sigma_w.
-
     Raises:
         ValueError: If either is outside its range or NaN, or if both are 0 or below 1e-12.
 
@@ -117,7 +108,11 @@ class Riccati:
     over_time: ClassVar[bool] = True
     dc_gain = 1.0
 
+    # standard deviation of the gradient's own drift in a step, at least 0, in units of the noise's:
+    # the paper's sigma_v / sigma_w
     process: float
+    # standard deviation of the predicted change's error, in [0, 1), in units of the noise's: the
+    # paper's sigma_H / sigma_w
     hessian: float
 
     def __post_init__(self) -> None:
@@ -194,9 +189,6 @@ class Momentum:
     The one filter here whose gain at zero frequency is not 1 but 1 / (1 - beta): a constant
     gradient comes out that much longer, and a learning rate must be that much smaller.
 
-    Attributes:
-        beta: Share of the last momentum that is kept, in [0, 1). 0 is no filter.
-
     Raises:
         ValueError: If beta is outside [0, 1) or NaN.
 
@@ -208,7 +200,7 @@ class Momentum:
 
     over_time: ClassVar[bool] = True
 
-    beta: float
+    beta: float  # share of the last momentum that is kept, in [0, 1). 0 is no filter
 
     def __post_init__(self) -> None:
         if not 0 <= self.beta < 1:

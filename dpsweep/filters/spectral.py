@@ -42,16 +42,6 @@ class Shelf:
     means the same for every model. butterworth is the smooth roll-off, half down at the cut in
     the sense of power where depth is 1, and near step where sharpness is large.
 
-    Attributes:
-        cut: Share of the frequencies kept whole, in (0, 1). The paper's lambda.
-        depth: How much of the rest is taken away, in [0, 1). The paper's rho; 0 is no filter.
-        shape: How the mask goes down.
-        scope: What P counts: all parameters as one vector (model) or each tensor by itself
-            (tensor). There step always lets frequency 0 pass: a tensor of a few elements has
-            no other, and would merely be scaled.
-        sharpness: Above 0; for exponential the decay over the whole spectrum (the paper's
-            alpha times num_bins), for butterworth the order. step does not use it.
-
     Raises:
         ValueError: If one is outside its range or NaN.
 
@@ -66,10 +56,15 @@ class Shelf:
     over_time: ClassVar[bool] = False
     dc_gain = 1.0
 
-    cut: float
-    depth: float
-    shape: Shape = "step"
+    cut: float  # share of the frequencies kept whole, in (0, 1). The paper's lambda
+    depth: float  # how much of the rest is taken away, in [0, 1). The paper's rho; 0 is no filter
+    shape: Shape = "step"  # how the mask goes down
+    # what P counts: all parameters as one vector (model) or each tensor by itself (tensor). There
+    # step always lets frequency 0 pass: a tensor of a few elements has no other, and would merely
+    # be scaled
     scope: Scope = "model"
+    # above 0; for exponential the decay over the whole spectrum (the paper's alpha times num_bins),
+    # for butterworth the order. step does not use it
     sharpness: float = 4.0
 
     def __post_init__(self) -> None:

@@ -14,19 +14,15 @@ from dpsweep.privacy.query import NEWEST_ITERATE, Query
 
 @dataclass(frozen=True)
 class Method:
-    """A way of training with DP. The release between query and filters is the same for all.
+    """A way of training with DP. The release between query and filters is the same for all."""
 
-    Attributes:
-        query: Public points each example is asked at. Their weighted sum is clipped.
-        filters: What the released gradient passes, in order, before the base optimizer.
-        geometry: The space in which gradients are clipped; the parameters' own if None.
-        noise: Independent from step to step, or correlated.
-    """
-
+    # public points each example is asked at. Their weighted sum is clipped
     query: Query = NEWEST_ITERATE
+    # what the released gradient passes, in order, before the base optimizer
     filters: tuple[Filter, ...] = ()
+    # the space in which gradients are clipped; the parameters' own if None
     geometry: Spectral | None = None
-    noise: Noise = INDEPENDENT
+    noise: Noise = INDEPENDENT  # independent from step to step, or correlated
 
     @property
     def chain(self) -> Chain:
@@ -36,24 +32,16 @@ class Method:
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of the table of methods.
+    """One line of the table of methods."""
 
-    Attributes:
-        config: The method's tunables.
-        build: Config -> Method.
-        bases: Names of the base optimizers it may have; the first is its own.
-        paper: Where it is described.
-        space: What is searched by default, as `search:` in a sweep file has it, with the total
-            step around a usual default; a sweep has that of its own data, model and epsilon.
-        clipping: The style of clipping it has where a file says nothing.
-    """
-
-    config: type[Strict]
-    build: Callable[[Any], Method]
-    bases: tuple[str, ...]
-    paper: str
+    config: type[Strict]  # the method's tunables
+    build: Callable[[Any], Method]  # config -> Method
+    bases: tuple[str, ...]  # names of the base optimizers it may have; the first is its own
+    paper: str  # where it is described
+    # what is searched by default, as `search:` in a sweep file has it, with the total step around a
+    # usual default; a sweep has that of its own data, model and epsilon
     space: Mapping[str, Any]
-    clipping: str = "flat"
+    clipping: str = "flat"  # the style of clipping it has where a file says nothing
 
     @classmethod
     def of(

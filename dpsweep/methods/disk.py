@@ -24,13 +24,10 @@ class LookAhead(JointQuery):
         {(1-c, x_t), (c, x_t + gamma d_{t-1})},     c = (1 - k_t) / (k_t gamma)
 
     One point only where the other's weight is zero.
-
-    Attributes:
-        gain: k_t, a function of the step alone.
-        gamma: Look-ahead in units of the last step; None for (1 - k_t) / k_t, where c = 1.
     """
 
-    gain: Gain
+    gain: Gain  # k_t, a function of the step alone
+    # look-ahead in units of the last step; None for (1 - k_t) / k_t, where c = 1
     gamma: float | None
 
     @property

@@ -24,19 +24,12 @@ _TRIED = 4
 
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """A model in two parts.
+    """A model in two parts."""
 
-    Attributes:
-        model: All of it.
-        entrance: The layer that is given what crosses the cut.
-        tail: What follows; its parameters are the model's, by their names there.
-        shape: Of what crosses it, for one example.
-    """
-
-    model: nn.Module
-    entrance: nn.Module
-    tail: nn.Module
-    shape: tuple[int, ...]
+    model: nn.Module  # all of it
+    entrance: nn.Module  # the layer that is given what crosses the cut
+    tail: nn.Module  # what follows; its parameters are the model's, by their names there
+    shape: tuple[int, ...]  # of what crosses it, for one example
 
     @torch.no_grad()
     def features(self, inputs: Inputs) -> Tensor:

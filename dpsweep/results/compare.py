@@ -23,41 +23,26 @@ _COMMON_KEYS = (LEARNING_RATE, BATCH_SIZE, EPOCHS, CLIP_NORM)
 
 @dataclass(frozen=True)
 class Compared:
-    """One group against the reference of its epsilon.
-
-    Attributes:
-        label: The group.
-        reference: The other.
-        target: Epsilon of both.
-        gap: TrialGroup less reference.
-        better: True if the difference is in the group's favour.
-        p: Corrected for the number of comparisons (Holm); None if there is none.
-        chance_lead: Leads between two such searches of equally good methods are smaller than
-            that 19 times in 20 (9 in 10, as measured); None with few trials.
-    """
+    """One group against the reference of its epsilon."""
 
     label: str
-    reference: str
-    target: PrivacyTarget
-    gap: Gap
-    better: bool
-    p: float | None
+    reference: str  # the other
+    target: PrivacyTarget  # epsilon of both
+    gap: Gap  # TrialGroup less reference
+    better: bool  # True if the difference is in the group's favour
+    p: float | None  # corrected for the number of comparisons (Holm); None if there is none
+    # leads between two such searches of equally good methods are smaller than that 19 times in 20
+    # (9 in 10, as measured); None with few trials
     chance_lead: float | None = None
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Groups that may be compared, and how they do.
+    """Groups that may be compared, and how they do."""
 
-    Attributes:
-        groups: By epsilon, the smallest first, then the best mean first.
-        compared: Every group with repeats but the references.
-        chosen: True if the references are the best by these same repeats.
-    """
-
-    groups: tuple[TrialGroup, ...]
-    compared: tuple[Compared, ...]
-    chosen: bool
+    groups: tuple[TrialGroup, ...]  # by epsilon, the smallest first, then the best mean first
+    compared: tuple[Compared, ...]  # every group with repeats but the references
+    chosen: bool  # True if the references are the best by these same repeats
 
     def by_target(self) -> list[list[TrialGroup]]:
         """Groups of one target together."""

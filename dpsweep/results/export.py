@@ -23,30 +23,18 @@ _AGAIN = "train it again with: dpsweep train THIS_FILE"
 
 @dataclass(frozen=True)
 class Origin:
-    """Origin of an exported config: sweep, study and privacy.
+    """Origin of an exported config: sweep, study and privacy."""
 
-    Attributes:
-        sweep: Name of the sweep.
-        metric: What the trials were judged by.
-        num_trials: How many the search had.
-        search_words: What the search as a whole has spent.
-        confirmed: What repeating the best configs came to, by trial.
-        disclosure: What may be told of it.
-        confirming: True if the best config was to be repeated.
-        exploring: True if a final run was to be trained.
-        choice: How the best config of each epsilon was chosen.
-        edges: What to search next, by trial; empty where nothing speaks for other values.
-    """
-
-    sweep: str
-    metric: str
-    num_trials: int
-    search_words: str
-    confirmed: dict[int, Confirmation]
-    disclosure: Disclosure
-    confirming: bool
-    exploring: bool
-    choice: dict[float | None, str]
+    sweep: str  # name of the sweep
+    metric: str  # what the trials were judged by
+    num_trials: int  # how many the search had
+    search_words: str  # what the search as a whole has spent
+    confirmed: dict[int, Confirmation]  # what repeating the best configs came to, by trial
+    disclosure: Disclosure  # what may be told of it
+    confirming: bool  # True if the best config was to be repeated
+    exploring: bool  # True if a final run was to be trained
+    choice: dict[float | None, str]  # how the best config of each epsilon was chosen
+    # what to search next, by trial; empty where nothing speaks for other values
     edges: dict[int, str] = field(default_factory=dict)
 
     def describe_selection_bias(self, record: Record) -> str:

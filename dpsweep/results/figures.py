@@ -8,8 +8,7 @@ the trials that lost.
 import importlib
 import importlib.util
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 import plotly.graph_objects as go
@@ -17,7 +16,7 @@ import plotly.graph_objects as go
 from dpsweep.core.errors import StateError
 from dpsweep.results.disclosure import disclosure_of
 from dpsweep.results.importance import importances
-from dpsweep.results.plots.axes import KeyAxis, key_axes
+from dpsweep.results.plots.axes import key_axes
 from dpsweep.results.plots.filters import filters
 from dpsweep.results.plots.outcome import (
     confusion,
@@ -38,10 +37,9 @@ from dpsweep.results.plots.search import (
     timeline,
 )
 from dpsweep.search.choose import LEAST_TRIALS, surrogates
-from dpsweep.search.confirmation import Confirmation
 from dpsweep.search.trial_record import Record
 from dpsweep.store.state_dir import SweepFolder
-from dpsweep.store.study import Curve, Study
+from dpsweep.store.study import Study
 from dpsweep.training.trial_dir import ConfusionMatrix, TrialDir
 
 _FILTERED = 4
@@ -127,179 +125,66 @@ def figures(study: Study, folder: SweepFolder | None = None) -> dict[str, go.Fig
     """
     if not disclosure_of(study.sweep).tells_trials:
         return {}
-    seen = _Seen.of(study)
-    made = {name: make(study, seen) for name, make in _MAKERS.items()}
+    runs, objective, confirmed = study.records(), study.sweep.config.objective, study.confirmed()
+    records = [r for r in runs if r.confirms is None]
+    done = [r for r in records if r.state == "complete" and r.value is not None]
+    best = [r for r in study.best() if r.value is not None and not r.final]
+    axes, curves = key_axes(study.sweep, done), study.curves()
+    made: dict[str, go.Figure | None] = {}
+
+    # at the first epsilon that has enough trials, among them the best
+    processes = surrogates(study.sweep, done, LEAST_TRIALS)
+    if chosen := next((r for r in best if r.epsilon in processes), None):
+        made["posterior"] = posterior(
+            processes[chosen.epsilon], chosen, objective, confirmed.get(chosen.number)
+        )
     if folder and (found := read_confusion(study, folder)):
         made["confusion"] = confusion(found)
-    made = {name: made.get(name) for name in TITLES}
-    return {name: one for name, one in made.items() if one is not None}
+    if any(r.value is not None for r in records):
+        made["history"] = history(records, objective, confirmed)
+    if len(done) > 1 and (len(objective.goals) > 1 or len(study.sweep.epsilons) > 1):
+        alone = objective.goals != ("valid/accuracy", "valid/loss")
+        made["tradeoff"] = tradeoff(done, objective, confirmed if alone else {})
+    if len({r.epsilon for r in done}) > 1:
+        made["budgets"] = groups(done, objective, confirmed, by="epsilon")
+    if len({r.config.method.name for r in done}) > 1:
+        made["methods"] = groups(done, objective, confirmed, by="method")
+    if any(len(curves.get(r.number, ())) > 1 for r in records):
+        made["learning"] = learning(records, curves, objective)
+    shares = importances(study) if len(axes) > 1 else []
+    if shares:
+        made["importance"] = importance(shares)
+    if len(done) > 1 and axes:
+        made["parallel"] = parallel(done, axes, objective)
+        made["slices"] = slices(done, axes, objective)
+    keys = list(dict.fromkeys(one.key for one in shares if one.key in axes))[:2]
+    if len(keys) > 1 and len(both := _having(done, keys)) > 1:
+        made["rank"] = rank(both, axes[keys[0]], axes[keys[1]], objective)
+    for x, y in PAIRS:
+        if x in axes and y in axes and len(both := _having(done, (x, y))) > 1:
+            name = f"{x.rpartition('.')[2]}-{y.rpartition('.')[2]}"
+            made[name] = pair(both, axes[x], axes[y], objective)
+    if len({r.value for r in done}) >= _LEAST_FOR_SHARES:
+        made["distribution"] = distribution(name_groups(done), objective)
+    # of the best trials or, in a search over methods, of the best of each
+    firsts = dict[str, Record]()
+    for record in best:
+        firsts.setdefault(record.config.method.name, record)
+    made["filters"] = filters(list(firsts.values()) if len(firsts) > 1 else best[:_FILTERED])
+    if len(asked := [r for r in runs if r.asked is not None]) > 1:
+        made["timeline"] = timeline(asked)
+    return {name: one for name in TITLES if (one := made.get(name)) is not None}
+
+
+def _having(records: list[Record], keys: Sequence[str]) -> list[Record]:
+    """Those in which all of some keys were searched."""
+    return [r for r in records if all(r.hyperparams.get(key) is not None for key in keys)]
 
 
 def read_confusion(study: Study, folder: SweepFolder) -> ConfusionMatrix | None:
     """Confusion matrix of the best trial's weights; None where it was not counted."""
     best = next(iter(study.best()), None)
     return None if best is None else TrialDir(folder.trial_dir(best.number)).confusion()
-
-
-@dataclass(frozen=True)
-class _Seen:
-    """Data of all figures, read once.
-
-    Attributes:
-        records: Trials of the search, without repeats.
-        done: The complete ones.
-        best: Those, the best first: by their repeats where they have any.
-        confirmed: What repeats came to, by trial.
-        axes: The searched keys that vary among the complete ones.
-        curves: Learning curves, by trial.
-    """
-
-    records: list[Record]
-    done: list[Record]
-    best: list[Record]
-    confirmed: dict[int, Confirmation]
-    axes: dict[str, KeyAxis]
-    curves: dict[int, Curve]
-
-    @classmethod
-    def of(cls, study: Study) -> "_Seen":
-        records = [r for r in study.records() if r.confirms is None]
-        done = [r for r in records if r.state == "complete" and r.value is not None]
-        return cls(
-            records=records,
-            done=done,
-            best=[r for r in study.best() if r.value is not None and not r.final],
-            confirmed=study.confirmed(),
-            axes=key_axes(study.sweep, done),
-            curves=study.curves(),
-        )
-
-
-Maker = Callable[[Study, _Seen], go.Figure | None]
-
-
-def _history(study: Study, seen: _Seen) -> go.Figure | None:
-    if not any(r.value is not None for r in seen.records):
-        return None
-    return history(seen.records, study.sweep.config.objective, seen.confirmed)
-
-
-def _tradeoff(study: Study, seen: _Seen) -> go.Figure | None:
-    objective = study.sweep.config.objective
-    varied = len(objective.goals) > 1 or len(study.sweep.epsilons) > 1
-    if not varied or len(seen.done) < 2:
-        return None
-    if objective.goals == ("valid/accuracy", "valid/loss"):
-        return tradeoff(seen.done, objective, {})
-    return tradeoff(seen.done, objective, seen.confirmed)
-
-
-def _budgets(study: Study, seen: _Seen) -> go.Figure | None:
-    if len({r.epsilon for r in seen.done}) < 2:
-        return None
-    return groups(seen.done, study.sweep.config.objective, seen.confirmed, by="epsilon")
-
-
-def _methods(study: Study, seen: _Seen) -> go.Figure | None:
-    if len({r.config.method.name for r in seen.done}) < 2:
-        return None
-    return groups(seen.done, study.sweep.config.objective, seen.confirmed, by="method")
-
-
-def _learning(study: Study, seen: _Seen) -> go.Figure | None:
-    if not any(len(seen.curves.get(r.number, ())) > 1 for r in seen.records):
-        return None
-    return learning(seen.records, seen.curves, study.sweep.config.objective)
-
-
-def _importance(study: Study, seen: _Seen) -> go.Figure | None:
-    found = importances(study) if len(seen.axes) > 1 else []
-    return importance(found) if found else None
-
-
-def _parallel(study: Study, seen: _Seen) -> go.Figure | None:
-    if len(seen.done) < 2 or not seen.axes:
-        return None
-    return parallel(seen.done, seen.axes, study.sweep.config.objective)
-
-
-def _slices(study: Study, seen: _Seen) -> go.Figure | None:
-    if len(seen.done) < 2 or not seen.axes:
-        return None
-    return slices(seen.done, seen.axes, study.sweep.config.objective)
-
-
-def _pair(x: str, y: str) -> Maker:
-    def make(study: Study, seen: _Seen) -> go.Figure | None:
-        if x not in seen.axes or y not in seen.axes:
-            return None
-        both = [
-            r
-            for r in seen.done
-            if r.hyperparams.get(x) is not None and r.hyperparams.get(y) is not None
-        ]
-        if len(both) < 2:
-            return None
-        return pair(both, seen.axes[x], seen.axes[y], study.sweep.config.objective)
-
-    return make
-
-
-def _rank(study: Study, seen: _Seen) -> go.Figure | None:
-    """Over the two keys of greatest importance that enough trials have."""
-    keys = list(dict.fromkeys(one.key for one in importances(study) if one.key in seen.axes))[:2]
-    both = [r for r in seen.done if all(r.hyperparams.get(key) is not None for key in keys)]
-    if len(keys) < 2 or len(both) < 2:
-        return None
-    return rank(both, seen.axes[keys[0]], seen.axes[keys[1]], study.sweep.config.objective)
-
-
-def _distribution(study: Study, seen: _Seen) -> go.Figure | None:
-    if len({r.value for r in seen.done}) < _LEAST_FOR_SHARES:
-        return None
-    return distribution(name_groups(seen.done), study.sweep.config.objective)
-
-
-def _timeline(study: Study, seen: _Seen) -> go.Figure | None:
-    shown = [r for r in study.records() if r.asked is not None]
-    return timeline(shown) if len(shown) > 1 else None
-
-
-def _filters(study: Study, seen: _Seen) -> go.Figure | None:
-    """Of the best trials or, in a search over methods, of the best of each."""
-    firsts: dict[str, Record] = {}
-    for record in seen.best:
-        firsts.setdefault(record.config.method.name, record)
-    shown = list(firsts.values()) if len(firsts) > 1 else seen.best[:_FILTERED]
-    return filters(shown)
-
-
-def _posterior(study: Study, seen: _Seen) -> go.Figure | None:
-    """At the first epsilon that has enough trials, among them the best."""
-    found = surrogates(study.sweep, seen.done, LEAST_TRIALS)
-    chosen = next((r for r in seen.best if r.epsilon in found), None)
-    if chosen is None:
-        return None
-    confirmed = seen.confirmed.get(chosen.number)
-    return posterior(found[chosen.epsilon], chosen, study.sweep.config.objective, confirmed)
-
-
-_MAKERS: dict[str, Maker] = {
-    "posterior": _posterior,
-    "history": _history,
-    "tradeoff": _tradeoff,
-    "budgets": _budgets,
-    "methods": _methods,
-    "learning": _learning,
-    "importance": _importance,
-    "parallel": _parallel,
-    "slices": _slices,
-    "rank": _rank,
-    **{f"{x.rpartition('.')[2]}-{y.rpartition('.')[2]}": _pair(x, y) for x, y in PAIRS},
-    "distribution": _distribution,
-    "filters": _filters,
-    "timeline": _timeline,
-}
 
 
 def can_draw() -> bool:

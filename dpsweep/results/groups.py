@@ -25,52 +25,31 @@ _PLACES = ("root",)
 
 @dataclass(frozen=True)
 class TrialGroup:
-    """The trials of one sweep with one method at one epsilon.
+    """The trials of one sweep with one method at one epsilon."""
 
-    Attributes:
-        label: What it is called beside the others.
-        sweep: Its sweep.
-        folder: The state folder of that.
-        method: The method, or what the search calls it.
-        target: What each of its trials keeps.
-        delta: Failure probability of a trial.
-        metric: What trials are judged by.
-        sign: -1 if large values of it are good, 1 if small ones are.
-        data: The data section, without what differs between machines.
-        model: The model section, without what was searched in it.
-        epochs: Lengths of its trials, fewest and most.
-        searched: Dotted keys that varied.
-        accounting: How its sweep is charged.
-        trials: Trials of the search that were started; None if that is secret.
-        best: Its best complete trial, by the repeats if there are any; None without one.
-        repeats: Public seed and objective of each complete repeat of that.
-        num_failed: Repeats of it that failed.
-        num_confirmed: Configs that were repeated, of which that is the best.
-        shares: Which keys decided the result: dotted key -> share.
-        selection_bias: What chance does in such a search; None with few complete trials.
-        remarks: What a reader has to know of it.
-    """
-
-    label: str
+    label: str  # what it is called beside the others
     sweep: str
-    folder: str
-    method: str
-    target: PrivacyTarget
-    delta: float
-    metric: str
-    sign: int
-    data: Tree
-    model: Tree
-    epochs: tuple[float, float]
-    searched: tuple[str, ...]
-    accounting: str
-    trials: int | None
+    folder: str  # the state folder of that
+    method: str  # the method, or what the search calls it
+    target: PrivacyTarget  # what each of its trials keeps
+    delta: float  # failure probability of a trial
+    metric: str  # what trials are judged by
+    sign: int  # -1 if large values of it are good, 1 if small ones are
+    data: Tree  # the data section, without what differs between machines
+    model: Tree  # the model section, without what was searched in it
+    epochs: tuple[float, float]  # lengths of its trials, fewest and most
+    searched: tuple[str, ...]  # dotted keys that varied
+    accounting: str  # how its sweep is charged
+    trials: int | None  # trials of the search that were started; None if that is secret
+    # its best complete trial, by the repeats if there are any; None without one
     best: Record | None
+    # public seed and objective of each complete repeat of that
     repeats: tuple[tuple[int, float], ...]
-    num_failed: int
-    num_confirmed: int
-    shares: dict[str, float]
-    remarks: tuple[str, ...]
+    num_failed: int  # repeats of it that failed
+    num_confirmed: int  # configs that were repeated, of which that is the best
+    shares: dict[str, float]  # which keys decided the result: dotted key -> share
+    remarks: tuple[str, ...]  # what a reader has to know of it
+    # what chance does in such a search; None with few complete trials
     selection_bias: SelectionBias | None = None
 
     @property

@@ -27,17 +27,11 @@ _BEST, _QUANTILE = 5, 0.1
 
 @dataclass(frozen=True)
 class Importance:
-    """One searched key.
+    """One searched key."""
 
-    Attributes:
-        key: Its dotted key in the trial config.
-        branch: The mapping of a one_of or each_of it stands in; None if it is everywhere.
-        share: Of all keys' importance together, in [0, 1].
-    """
-
-    key: str
-    branch: str | None
-    share: float
+    key: str  # its dotted key in the trial config
+    branch: str | None  # the mapping of a one_of or each_of it stands in; None if it is everywhere
+    share: float  # of all keys' importance together, in [0, 1]
 
 
 def importances(study: Study) -> list[Importance]:

@@ -7,7 +7,6 @@ figures' data by writing < as its JSON escape.
 import datetime
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 from rich.table import Table
+from rich.text import Text
 
 from dpsweep.config.keys import EPSILON
 from dpsweep.config.source import dump_sweep
@@ -36,6 +36,7 @@ from dpsweep.results.figures import TITLES, caption_of, figures
 from dpsweep.results.live import LiveView
 from dpsweep.results.plots.outcome import confirmed_groups
 from dpsweep.results.plots.style import goal_title
+from dpsweep.results.rich_table import plain_table
 from dpsweep.results.tables import format_budgets, trial_table
 from dpsweep.search.charge import describe_trial_privacy
 from dpsweep.search.trial_record import Record
@@ -44,6 +45,11 @@ from dpsweep.store.study import Study
 
 _BEST, _MOST_ROWS, _MOST_REASONS = 10, 500, 20
 _HEIGHT = 420
+_TEMPLATES = Environment(
+    loader=PackageLoader("dpsweep.results", "."), autoescape=True, undefined=StrictUndefined
+)
+_Grid = dict[str, Any]
+"""A table as the page has it: its title, columns (name, left if words), rows and legend."""
 
 
 def page(
@@ -66,55 +72,49 @@ def page(
     origin, records = origin_of(study), study.records()
     compared = compare_methods(study)
     disclosure = disclosure_of(study.sweep)
+    best_table = trial_table(choose_trials(study, _BEST), "Best trials", show_state=False)
+    tables = [best_table, *make_summary_tables(study)]
     return _render(
         "page.html",
-        {
-            "name": study.sweep.name,
-            "kind": "report",
-            "state": _state(study),
-            "subject": _subject(study),
-            "void": study.is_void,
-            "statement_of_trial": f"Trial {best[0].number}: {describe_trial_privacy(best[0])}",
-            "runs_statement": origin.search_words,
-            "facts": _facts(study, best[0], origin),
-            "selection_bias": origin.describe_selection_bias(best[0]),
-            "comparison": sentences(compared) if compared else [],
-            "configs": [_config(record, origin) for record in list_best_by_budget(study)],
-            "tables": _tables(study, compared),
-            "folded": _fold_trials(records) if disclosure.tells_trials else [],
-            "figures": [_figure(name, one) for name, one in drawn.items()],
-            "no_figures": "" if drawn else disclosure.no_figures,
-            "commands": _commands(study),
-            "sweep_file": dump_sweep(study.sweep.file, study.sweep.base.tree),
-            "provenance": _provenance(study),
-            "with_library": with_library and bool(drawn),
-        },
+        name=study.sweep.name,
+        kind="report",
+        state=_state(study),
+        subject=_subject(study),
+        void=study.is_void,
+        statement_of_trial=f"Trial {best[0].number}: {describe_trial_privacy(best[0])}",
+        runs_statement=origin.search_words,
+        facts=_facts(study, best[0], origin),
+        selection_bias=origin.describe_selection_bias(best[0]),
+        comparison=sentences(compared) if compared else [],
+        configs=[_config(record, origin) for record in list_best_by_budget(study)],
+        tables=[*map(_grid, [*tables, *([comparison_table(compared)] if compared else [])])],
+        folded=_fold_trials(records) if disclosure.tells_trials else [],
+        figures=[_figure(name, one) for name, one in drawn.items()],
+        no_figures="" if drawn else disclosure.no_figures,
+        commands=_commands(study),
+        sweep_file=dump_sweep(study.sweep.file, study.sweep.base.tree),
+        provenance=_provenance(study),
+        with_library=with_library and bool(drawn),
     )
 
 
 def live_page(name: str) -> str:
     """The page that `watch --web` serves: it asks for `now` and `report` beside it."""
-    return _render("live.html", {"name": name, "kind": "live", "figures": [], "with_library": True})
+    return _render("live.html", name=name, kind="live", figures=[], with_library=True)
 
 
 def live_panel(view: LiveView, links: Mapping[str, str]) -> str:
     """The live view of a sweep as a part of that page, with addresses of other pages by name."""
     bar = view.bar()
-    tables = [_grid(table) for table in view.tables() if table.row_count]
-    return (
-        _environment()
-        .get_template("panel.html")
-        .render(
-            panel={
-                "summary": view.summary(),
-                "driver": str(view.driver or ""),
-                "completed": bar.completed,
-                "total": bar.total,
-                "tables": tables,
-                "links": links,
-            }
-        )
-    )
+    panel = {
+        "summary": view.summary(),
+        "driver": str(view.driver or ""),
+        "completed": bar.completed,
+        "total": bar.total,
+        "tables": [_grid(table) for table in view.tables() if table.row_count],
+        "links": links,
+    }
+    return _TEMPLATES.get_template("panel.html").render(panel=panel)
 
 
 def comparison_page(comparison: Comparison, command: str) -> str:
@@ -127,33 +127,21 @@ def comparison_page(comparison: Comparison, command: str) -> str:
     figure = {**_figure_data(confirmed_groups(comparison)), "name": "groups", "caption": caption}
     return _render(
         "compare.html",
-        {
-            "name": " and ".join(names),
-            "kind": "comparison",
-            "table": _grid(comparison_table(comparison)),
-            "sentences": sentences(comparison),
-            "figures": [{**figure, "title": "Side by side"}],
-            "command": command,
-            "with_library": True,
-        },
+        name=" and ".join(names),
+        kind="comparison",
+        table=_grid(comparison_table(comparison)),
+        sentences=sentences(comparison),
+        figures=[{**figure, "title": "Side by side"}],
+        command=command,
+        with_library=True,
     )
 
 
-def _environment() -> Environment:
-    return Environment(
-        loader=PackageLoader("dpsweep.results", "."), autoescape=True, undefined=StrictUndefined
-    )
-
-
-def _render(template: str, page: dict[str, Any]) -> str:
+def _render(template: str, **page: Any) -> str:
     """A page of this package's, with what all of them need."""
-    version = collect_provenance()["dpsweep.version"]
-    plotly = Markup(get_plotlyjs()) if page["with_library"] else ""
-    return (
-        _environment()
-        .get_template(template)
-        .render(page={**page, "version": version, "plotly": plotly})
-    )
+    page["version"] = collect_provenance()["dpsweep.version"]
+    page["plotly"] = Markup(get_plotlyjs()) if page["with_library"] else ""
+    return _TEMPLATES.get_template(template).render(page=page)
 
 
 def write_page(path: Path, text: str) -> None:
@@ -171,36 +159,14 @@ def write_page(path: Path, text: str) -> None:
         ) from e
 
 
-@dataclass(frozen=True)
-class _Column:
-    """A table's column: its name, and whether it is words."""
-
-    name: str
-    left: bool
-
-
-@dataclass(frozen=True)
-class _Grid:
-    """A table as the page has it.
-
-    Attributes:
-        title: What is above it.
-        columns: Its columns.
-        rows: Their cells.
-        legend: What is below it.
-    """
-
-    title: str
-    columns: list[_Column]
-    rows: list[tuple[str, ...]]
-    legend: str
-
-
 def _grid(table: Table) -> _Grid:
     """A table that was made to be printed."""
-    columns = [_Column(str(c.header), c.justify == "left") for c in table.columns]
-    rows = list(zip(*(map(str, c.cells) for c in table.columns), strict=True))
-    return _Grid(str(table.title or ""), columns, rows, str(table.caption or ""))
+    return {
+        "title": str(table.title or ""),
+        "columns": [{"name": str(c.header), "left": c.justify == "left"} for c in table.columns],
+        "rows": list(zip(*(map(str, c.cells) for c in table.columns), strict=True)),
+        "legend": str(table.caption or ""),
+    }
 
 
 def _state(study: Study) -> str:
@@ -261,32 +227,19 @@ def _config(record: Record, origin: Origin) -> dict[str, str]:
     return {"title": title, "text": to_yaml(record, 1, origin)}
 
 
-def _tables(study: Study, compared: Comparison | None) -> list[_Grid]:
-    """Those that `dpsweep best` prints."""
-    best = trial_table(choose_trials(study, _BEST), "Best trials", show_state=False)
-    tables = [
-        best,
-        *make_summary_tables(study),
-        *([comparison_table(compared)] if compared else []),
-    ]
-    return [_grid(table) for table in tables]
-
-
 def _fold_trials(records: list[Record]) -> list[_Grid]:
     """Every trial, and why some failed."""
     shown = records[:_MOST_ROWS]
     title = "All runs" if len(shown) == len(records) else f"The first {_MOST_ROWS} runs"
-    tables = [_grid(trial_table(shown, title))]
+    tables = [trial_table(shown, title)]
     if failed := [r for r in records if r.state == "failed"]:
-        tables.append(
-            _Grid(
-                f"Trials that failed: {len(failed)}",
-                [_Column("trial", False), _Column("reason", True)],
-                [(str(r.number), r.reason or "unknown") for r in failed[:_MOST_REASONS]],
-                "",
-            )
-        )
-    return tables
+        reasons = plain_table(f"Trials that failed: {len(failed)}")
+        reasons.add_column("trial", justify="right")
+        reasons.add_column("reason")
+        for record in failed[:_MOST_REASONS]:
+            reasons.add_row(str(record.number), Text(record.reason or "unknown"))
+        tables.append(reasons)
+    return [*map(_grid, tables)]
 
 
 def _figure(name: str, figure: go.Figure) -> dict[str, Any]:
@@ -304,15 +257,14 @@ def _figure_data(figure: go.Figure) -> dict[str, Any]:
 
 def _commands(study: Study) -> list[dict[str, str]]:
     name = study.sweep.name
-    commands = [
-        ("Train the best config again, alone and with fresh noise:", "dpsweep train best.yaml"),
-        (
-            "Search again, from the sweep file below saved as sweep.yaml:",
-            f"dpsweep launch sweep.yaml --name {name}-again",
+    commands = {
+        "Train the best config again, alone and with fresh noise:": "dpsweep train best.yaml",
+        "Search again, from the sweep file below saved as sweep.yaml:": (
+            f"dpsweep launch sweep.yaml --name {name}-again"
         ),
-        ("Look at it where it was run:", f"dpsweep best {name}"),
-    ]
-    return [{"words": words, "text": text} for words, text in commands]
+        "Look at it where it was run:": f"dpsweep best {name}",
+    }
+    return [{"words": words, "text": text} for words, text in commands.items()]
 
 
 def _provenance(study: Study) -> dict[str, str]:

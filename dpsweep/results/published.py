@@ -78,35 +78,20 @@ class Table(Strict):
 
 @dataclass(frozen=True)
 class Cell:
-    """One published accuracy, and the settings of its trials.
+    """One published accuracy, and the settings of its trials."""
 
-    Attributes:
-        table: Name of its table.
-        row: Name of its row.
-        column: Name of its column.
-        method: Name of its method.
-        published: Accuracy in the paper, in %.
-        beside: Other figures that the paper has there, by what they are.
-        tree: The trial config around which is searched.
-        search: What varies.
-        settings: Dotted key -> the setting that print names.
-        missing: Why it cannot be run; empty if it can.
-        needs: What the user's own folders must hold; empty if nothing.
-        objective: Metric of the figure, such as valid/bleu.
-    """
-
-    table: str
-    row: str
-    column: str
-    method: str
-    published: float
-    beside: dict[str, float]
-    tree: Tree
-    search: Tree
-    settings: dict[str, Any]
-    missing: str
-    needs: str = ""
-    objective: str = "valid/accuracy"
+    table: str  # name of its table
+    row: str  # name of its row
+    column: str  # name of its column
+    method: str  # name of its method
+    published: float  # accuracy in the paper, in %
+    beside: dict[str, float]  # other figures that the paper has there, by what they are
+    tree: Tree  # the trial config around which is searched
+    search: Tree  # what varies
+    settings: dict[str, Any]  # dotted key -> the setting that print names
+    missing: str  # why it cannot be run; empty if it can
+    needs: str = ""  # what the user's own folders must hold; empty if nothing
+    objective: str = "valid/accuracy"  # metric of the figure, such as valid/bleu
 
     @property
     def percent(self) -> float:

@@ -30,21 +30,13 @@ _LONGEST_TAG = 5000
 
 @dataclass(frozen=True)
 class Registered:
-    """A version in the registry.
+    """A version in the registry."""
 
-    Attributes:
-        name: Of the registered model.
-        version: Its number.
-        trial: The trial whose weights it has.
-        uri: models:/NAME@ALIAS, by which MLflow loads it.
-        words: What is told of it.
-    """
-
-    name: str
-    version: str
-    trial: int
-    uri: str
-    words: str
+    name: str  # of the registered model
+    version: str  # its number
+    trial: int  # the trial whose weights it has
+    uri: str  # models:/NAME@ALIAS, by which MLflow loads it
+    words: str  # what is told of it
 
 
 def register_best(

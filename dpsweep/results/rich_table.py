@@ -17,12 +17,9 @@ class FittingTable(Table):
     """A table that leaves out columns where there is no room, and says which.
 
     rich cuts numbers short instead ("4.…"), and a figure that is cut is a wrong one.
-
-    Attributes:
-        spare: Headings of columns that may be left out, the first to go first.
     """
 
-    spare: Sequence[str] = ()
+    spare: Sequence[str] = ()  # headings of columns that may be left out, the first to go first
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         shown, gone, left = copy.copy(self), list[str](), list(self.columns)

@@ -26,22 +26,17 @@ def half_width(values: Sequence[float]) -> float | None:
 
 @dataclass(frozen=True)
 class Gap:
-    """Difference between two configs' repeats, with its interval and p-value.
+    """Difference between two configs' repeats, with its interval and p-value."""
 
-    Attributes:
-        kind: paired (t-test of the differences, repeats with one seed in pairs) or Welch's
-            (unequal variances, no pairs); none if there are too few repeats for either.
-        difference: Mean of the first less mean of the second; over the pairs, if there are some.
-        half: Half its 95 % confidence interval, not corrected for the number of tests.
-        p: Chance of a difference this large if there is none; None where it cannot be said.
-        num_runs: Repeats of each that the test is about.
-    """
-
+    # paired (t-test of the differences, repeats with one seed in pairs) or Welch's (unequal
+    # variances, no pairs); none if there are too few repeats for either
     kind: Literal["paired", "Welch", "none"]
+    # mean of the first less mean of the second; over the pairs, if there are some
     difference: float
-    half: float | None
+    half: float | None  # half its 95 % confidence interval, not corrected for the number of tests
+    # chance of a difference this large if there is none; None where it cannot be said
     p: float | None
-    num_runs: tuple[int, int]
+    num_runs: tuple[int, int]  # repeats of each that the test is about
 
 
 def gap_between(one: Sequence[tuple[int, float]], other: Sequence[tuple[int, float]]) -> Gap:

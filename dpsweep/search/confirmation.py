@@ -19,17 +19,11 @@ from dpsweep.search.trial_record import Record
 
 @dataclass(frozen=True)
 class Confirmation:
-    """Results of the repeats of one trial's config.
+    """Results of the repeats of one trial's config."""
 
-    Attributes:
-        number: The trial that was repeated.
-        values: Objective of each repeat that was completed.
-        num_failed: Repeats that failed.
-    """
-
-    number: int
-    values: tuple[float, ...]
-    num_failed: int
+    number: int  # the trial that was repeated
+    values: tuple[float, ...]  # objective of each repeat that was completed
+    num_failed: int  # repeats that failed
 
     @property
     def mean(self) -> float:

@@ -48,21 +48,13 @@ _KEPT_ATTRIBUTES = (_INDEX, "cma:")
 
 @dataclass(frozen=True)
 class Proposal:
-    """Hyperparameters of a trial that is to run.
-
-    Attributes:
-        config: The trial.
-        hyperparams: What was searched, by dotted key of the config.
-        params: The same without what follows from it, by name in the study.
-        ways: How each of `params` varies.
-        notes: System attributes that the sampler reads again later.
-    """
+    """Hyperparameters of a trial that is to run."""
 
     config: TrialConfig
-    hyperparams: Mapping[str, Any]
-    params: Mapping[str, Any]
-    ways: Mapping[str, BaseDistribution]
-    notes: Mapping[str, Any]
+    hyperparams: Mapping[str, Any]  # what was searched, by dotted key of the config
+    params: Mapping[str, Any]  # the same without what follows from it, by name in the study
+    ways: Mapping[str, BaseDistribution]  # how each of `params` varies
+    notes: Mapping[str, Any]  # system attributes that the sampler reads again later
 
     def trial(self) -> FrozenTrial:
         """A running trial with all of it, for the storage to take in at once."""

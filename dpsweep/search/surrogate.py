@@ -58,21 +58,13 @@ _PAIRS = 200
 
 @dataclass(frozen=True)
 class Feature:
-    """One searched thing as the process sees it.
+    """One searched thing as the process sees it."""
 
-    Attributes:
-        key: Dotted key, or TOTAL_STEP.
-        log: True if places are logarithms.
-        low: Smallest place.
-        high: Largest place.
-        words: The categories; empty for a number.
-    """
-
-    key: str
-    log: bool
-    low: float
-    high: float
-    words: tuple[str, ...] = ()
+    key: str  # dotted key, or TOTAL_STEP
+    log: bool  # True if places are logarithms
+    low: float  # smallest place
+    high: float  # largest place
+    words: tuple[str, ...] = ()  # the categories; empty for a number
 
     def scaled(self, values: Sequence[Any]) -> Floats:
         """Columns of these values, shape (number of values, columns); None is the middle."""
@@ -85,15 +77,10 @@ class Feature:
 
 @dataclass(frozen=True)
 class SelectionBias:
-    """Selection bias of a search such as this one, in units of the objective.
+    """Selection bias of a search such as this one, in units of the objective."""
 
-    Attributes:
-        overstatement: How far the best result lies above what its config is worth, on average.
-        spread: Standard deviation of what the chosen config is worth, over such searches.
-    """
-
-    overstatement: float
-    spread: float
+    overstatement: float  # how far the best result lies above what its config is worth, on average
+    spread: float  # standard deviation of what the chosen config is worth, over such searches
 
 
 class Surrogate:

@@ -25,43 +25,29 @@ _STATES = {
 
 @dataclass(frozen=True)
 class Record:
-    """A row of the study.
+    """A row of the study."""
 
-    Attributes:
-        number: Counted from 0 in the order of asking.
-        state: running, complete, pruned or failed. A running trial may have lost its driver.
-        config: The resolved trial config.
-        hyperparams: What was searched, by dotted key of the config.
-        row: Its last report; None before the first.
-        value: The objective at the last report.
-        reason: Why it failed.
-        void: True if a test secret was used.
-        dispatched: True once its secret was drawn.
-        charged: sampling_rate, noise_multiplier and steps that it was charged for when it was
-            dispatched; None before.
-        confirms: The trial whose config it repeats; None for a trial of the search.
-        final: True for the final run, which has what the exploring trials left of epsilon.
-        expected: Posterior mean of the objective at its config, once the search has ended and
-            chosen by that; None before, and where the choice is as observed.
-        asked: Unix time at which it was asked for; None for a private selection's own trials.
-        ended: Unix time at which it ended; None while it has not.
-    """
-
-    number: int
-    state: str
-    config: TrialConfig
-    hyperparams: dict[str, Any]
-    row: Row | None
-    value: float | None
-    reason: str | None
-    void: bool
-    dispatched: bool
+    number: int  # counted from 0 in the order of asking
+    state: str  # running, complete, pruned or failed. A running trial may have lost its driver
+    config: TrialConfig  # the resolved trial config
+    hyperparams: dict[str, Any]  # what was searched, by dotted key of the config
+    row: Row | None  # its last report; None before the first
+    value: float | None  # the objective at the last report
+    reason: str | None  # why it failed
+    void: bool  # True if a test secret was used
+    dispatched: bool  # True once its secret was drawn
+    # sampling_rate, noise_multiplier and steps that it was charged for when it was dispatched; None
+    # before
     charged: dict[str, float] | None = None
-    confirms: int | None = None
+    confirms: int | None = None  # the trial whose config it repeats; None for a trial of the search
+    # True for the final run, which has what the exploring trials left of epsilon
     final: bool = False
+    # posterior mean of the objective at its config, once the search has ended and chosen by that;
+    # None before, and where the choice is as observed
     expected: float | None = None
+    # Unix time at which it was asked for; None for a private selection's own trials
     asked: float | None = None
-    ended: float | None = None
+    ended: float | None = None  # Unix time at which it ended; None while it has not
 
     @property
     def ranking_value(self) -> float:

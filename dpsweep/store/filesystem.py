@@ -38,17 +38,11 @@ _OCTAL = re.compile(r"\\([0-7]{3})")
 
 @dataclass(frozen=True)
 class Mount:
-    """One mounted file system.
+    """One mounted file system."""
 
-    Attributes:
-        point: Where it is mounted.
-        kind: Its type, as the kernel names it.
-        source: The device or server.
-    """
-
-    point: Path
-    kind: str
-    source: str
+    point: Path  # where it is mounted
+    kind: str  # its type, as the kernel names it
+    source: str  # the device or server
 
     @property
     def is_shared(self) -> bool:

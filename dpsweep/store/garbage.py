@@ -35,20 +35,13 @@ _YOUNG_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Leftover:
-    """Something that nobody needs any more.
+    """Something that nobody needs any more."""
 
-    Attributes:
-        kind: What it is.
-        place: Where it is.
-        size_bytes: What removing it frees, about.
-        sweep: The sweep it belongs to; None for those of none.
-        delete: Removes it. To be called with the sweep's lease held.
-    """
-
-    kind: str
-    place: str
-    size_bytes: int
-    sweep: SweepFolder | None
+    kind: str  # what it is
+    place: str  # where it is
+    size_bytes: int  # what removing it frees, about
+    sweep: SweepFolder | None  # the sweep it belongs to; None for those of none
+    # removes it. To be called with the sweep's lease held
     delete: Callable[[], object] = field(repr=False, compare=False)
 
 

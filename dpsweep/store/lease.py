@@ -43,17 +43,11 @@ class SweepInUse(StateError):
 
 @dataclass(frozen=True)
 class LeaseTiming:
-    """Interval at which a lease is renewed, and time after which it counts as abandoned.
+    """Interval at which a lease is renewed, and time after which it counts as abandoned."""
 
-    Attributes:
-        beat_seconds: Time between two beats.
-        silent_seconds: A lease that was silent for so long may be taken over.
-        settle_seconds: Time after which two who took over at once have seen each other.
-    """
-
-    beat_seconds: float = 4.0
-    silent_seconds: float = 30.0
-    settle_seconds: float = 1.0
+    beat_seconds: float = 4.0  # time between two beats
+    silent_seconds: float = 30.0  # a lease that was silent for so long may be taken over
+    settle_seconds: float = 1.0  # time after which two who took over at once have seen each other
 
 
 LEASE_TIMING = LeaseTiming()
@@ -61,23 +55,14 @@ LEASE_TIMING = LeaseTiming()
 
 @dataclass(frozen=True)
 class LeaseHolder:
-    """Process that drives a sweep.
+    """Process that drives a sweep."""
 
-    Attributes:
-        host: Its machine's name.
-        pid: Its process id there.
-        since: When it began, in seconds since 1970.
-        machine: Tells machines of one name apart, and a machine before and after a restart.
-        token: Tells two leases apart.
-        beat: When it last renewed the lease, by its own clock, in whole seconds.
-    """
-
-    host: str
-    pid: int
-    since: float
-    machine: str = ""
-    token: str = ""
-    beat: int = 0
+    host: str  # its machine's name
+    pid: int  # its process id there
+    since: float  # when it began, in seconds since 1970
+    machine: str = ""  # tells machines of one name apart, and a machine before and after a restart
+    token: str = ""  # tells two leases apart
+    beat: int = 0  # when it last renewed the lease, by its own clock, in whole seconds
 
     def __str__(self) -> str:
         minutes = (time.time() - self.since) / 60
@@ -86,19 +71,12 @@ class LeaseHolder:
 
 @dataclass
 class Lease:
-    """A sweep held by this process; made by `held`.
+    """A sweep held by this process; made by `held`."""
 
-    Attributes:
-        place: The lease's file.
-        owner: This process.
-        pace: How it is renewed.
-        taken_over: From whom, in words for people; None if nobody held it.
-    """
-
-    place: Path
-    owner: LeaseHolder
-    pace: LeaseTiming
-    taken_over: str | None
+    place: Path  # the lease's file
+    owner: LeaseHolder  # this process
+    pace: LeaseTiming  # how it is renewed
+    taken_over: str | None  # from whom, in words for people; None if nobody held it
     _file: int = -1
     _confirmed: float = field(default_factory=lambda: _read_clock())
     _lost: bool = False

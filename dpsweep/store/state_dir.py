@@ -59,12 +59,9 @@ class StateFolder:
     Several people may name the same folder. It belongs to the first who launched there; each of
     the others has one of the same kind under its `owners`, so that names, files and their modes
     never meet.
-
-    Attributes:
-        root: Absolute path.
     """
 
-    root: Path
+    root: Path  # absolute path
 
     @classmethod
     def at(cls, folder: str | None) -> "StateFolder":
@@ -195,11 +192,7 @@ class StateFolder:
 
 @dataclass(frozen=True)
 class SweepFolder:
-    """One sweep's folder.
-
-    Attributes:
-        path: The folder.
-    """
+    """One sweep's folder."""
 
     path: Path
 

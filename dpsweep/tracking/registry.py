@@ -35,39 +35,24 @@ _SOURCE = {"stack_trace", "nn_module_stack", "source_fn_stack", "from_node", "to
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """Model to be registered.
+    """Model to be registered."""
 
-    Attributes:
-        name: Of the registered model.
-        alias: Which then stands for this version.
-        sweep_id: Of the sweep, as its runs are tagged.
-        trial: SWEEP/NUMBER, as its run is tagged.
-        note: The version's description: its privacy statement.
-        tags: To filter by.
-    """
-
-    name: str
-    alias: str
-    sweep_id: str
-    trial: str
-    note: str
-    tags: Mapping[str, str]
+    name: str  # of the registered model
+    alias: str  # which then stands for this version
+    sweep_id: str  # of the sweep, as its runs are tagged
+    trial: str  # SWEEP/NUMBER, as its run is tagged
+    note: str  # the version's description: its privacy statement
+    tags: Mapping[str, str]  # to filter by
 
 
 @dataclass(frozen=True)
 class Version:
-    """A version in the registry.
+    """A version in the registry."""
 
-    Attributes:
-        name: Of the registered model.
-        version: Its number.
-        is_new: False if the same trial's was there.
-        before: The version that had the alias; None if that is this one, or there was none.
-    """
-
-    name: str
-    version: str
-    is_new: bool
+    name: str  # of the registered model
+    version: str  # its number
+    is_new: bool  # False if the same trial's was there
+    # the version that had the alias; None if that is this one, or there was none
     before: str | None
 
 

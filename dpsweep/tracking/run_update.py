@@ -21,25 +21,15 @@ _MOST_METRICS, _MOST_PARAMS, _MOST_TAGS = 800, 100, 100
 
 @dataclass
 class RunUpdate:
-    """Everything to be delivered to one run.
+    """Everything to be delivered to one run."""
 
-    Attributes:
-        params: Config key -> value.
-        tags: By name; the last word counts.
-        metrics: In the order they were reported.
-        artifacts: Paths of files and folders.
-        name: What a new run is called; None for the name it has otherwise.
-        view: How the UI's table of runs is to look; None if nothing was said of it.
-        status: The status to leave it in; None if nothing was said of it.
-    """
-
-    params: dict[str, str] = field(default_factory=dict)
-    tags: dict[str, str] = field(default_factory=dict)
-    metrics: list[Metric] = field(default_factory=list)
-    artifacts: list[str] = field(default_factory=list)
-    status: str | None = None
-    name: str | None = None
-    view: str | None = None
+    params: dict[str, str] = field(default_factory=dict)  # config key -> value
+    tags: dict[str, str] = field(default_factory=dict)  # by name; the last word counts
+    metrics: list[Metric] = field(default_factory=list)  # in the order they were reported
+    artifacts: list[str] = field(default_factory=list)  # paths of files and folders
+    status: str | None = None  # the status to leave it in; None if nothing was said of it
+    name: str | None = None  # what a new run is called; None for the name it has otherwise
+    view: str | None = None  # how the UI's table of runs is to look; None if nothing was said of it
 
     def add(self, event: Event) -> None:
         """Take one event in; see tracking/tracker.py for the kinds."""

@@ -40,19 +40,12 @@ class Undeliverable(Exception):
 
 @dataclass(frozen=True)
 class Backlog:
-    """Content of a spool, read from outside.
+    """Content of a spool, read from outside."""
 
-    Attributes:
-        waiting: Events that are not delivered yet.
-        delivered_bytes: Size of those that are, and can go.
-        refused: Events that the server will never take.
-        reason: Why it refused the last of them; None if there is none.
-    """
-
-    waiting: int
-    delivered_bytes: int
-    refused: int
-    reason: str | None
+    waiting: int  # events that are not delivered yet
+    delivered_bytes: int  # size of those that are, and can go
+    refused: int  # events that the server will never take
+    reason: str | None  # why it refused the last of them; None if there is none
 
 
 def read_backlog(folder: Path) -> Backlog:

@@ -12,20 +12,14 @@ Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts that are written once on a run.
+    """Facts that are written once on a run."""
 
-    Attributes:
-        params: Config key -> value.
-        tags: Whatever else is worth filtering by.
-        note: The run's description in Markdown: its privacy statement above all.
-        name: What the run is called; None for the sweep's name, or the trial's number.
-        view: How the UI's table of runs is to look (compat.format_view); of the parent run only.
-    """
-
-    params: dict[str, Any]
-    tags: dict[str, str]
-    note: str
+    params: dict[str, Any]  # config key -> value
+    tags: dict[str, str]  # whatever else is worth filtering by
+    note: str  # the run's description in Markdown: its privacy statement above all
+    # what the run is called; None for the sweep's name, or the trial's number
     name: str | None = None
+    # how the UI's table of runs is to look (compat.format_view); of the parent run only
     view: str | None = None
 
 

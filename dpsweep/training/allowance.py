@@ -12,19 +12,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Allowance:
-    """Share of memory and GPU that a trial may use.
+    """Share of memory and GPU that a trial may use."""
 
-    Attributes:
-        halvings: How often the number of examples computed at once is halved.
-        gpu_share: Share of the GPU's memory that is the trial's, in (0, 1].
-        num_devices: GPUs that share its batches, each with a model of its own; on a CPU, threads.
-        excused: While what it returns lasts, the trial need not report: it makes what the trials
-            after it find ready.
-    """
-
-    halvings: int = 0
-    gpu_share: float = 1.0
+    halvings: int = 0  # how often the number of examples computed at once is halved
+    gpu_share: float = 1.0  # share of the GPU's memory that is the trial's, in (0, 1]
+    # GPUs that share its batches, each with a model of its own; on a CPU, threads
     num_devices: int = 1
+    # while what it returns lasts, the trial need not report: it makes what the trials after it find
+    # ready
     excused: Callable[[], AbstractContextManager[object]] = nullcontext
 
     def portion(self, physical: int, batch_size: int) -> int:

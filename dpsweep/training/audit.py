@@ -68,30 +68,20 @@ _BUFFERED_CYCLE = 4
 
 @dataclass(frozen=True)
 class Plan:
-    """Settings of an audit.
+    """Settings of an audit."""
 
-    Attributes:
-        config: Its method, optimizer and clipping are audited, on the audit's own data and model.
-        canary: The image that comes and goes.
-        own: True to audit its model, data shape, clip norm, engine, device and precision as well,
-            on random inputs.
-        epsilon: Claimed for a whole run.
-        delta: Failure probability of the claim.
-        sampling_rate: q; the bounds are tightest at 1.
-        steps: T, of one run.
-        runs: With the canary, and as many without.
-        confidence: Of the bound.
-    """
-
+    # its method, optimizer and clipping are audited, on the audit's own data and model
     config: TrialConfig
-    canary: Canary = "bright"
+    canary: Canary = "bright"  # the image that comes and goes
+    # True to audit its model, data shape, clip norm, engine, device and precision as well, on
+    # random inputs
     own: bool = False
-    epsilon: float = 4.0
-    delta: float = 1e-5
-    sampling_rate: float = 1.0
-    steps: int = 2
-    runs: int = 5000
-    confidence: float = 0.99
+    epsilon: float = 4.0  # claimed for a whole run
+    delta: float = 1e-5  # failure probability of the claim
+    sampling_rate: float = 1.0  # q; the bounds are tightest at 1
+    steps: int = 2  # T, of one run
+    runs: int = 5000  # with the canary, and as many without
+    confidence: float = 0.99  # of the bound
 
 
 @dataclass(frozen=True)

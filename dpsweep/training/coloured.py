@@ -16,15 +16,12 @@ class Coloured:
 
     It is never applied to a release: the noise is made before it. AdamBC subtracts the variance
     of the filtered noise, and needs the gain of C^-1 and the method's filters together.
-
-    Attributes:
-        correlation: Of the run.
     """
 
     over_time: ClassVar[bool] = True
     dc_gain = 1.0
 
-    correlation: Correlation
+    correlation: Correlation  # of the run
 
     @property
     def noise_gain(self) -> float:

@@ -46,17 +46,11 @@ class Paused(Exception):
 
 @dataclass(frozen=True)
 class Result:
-    """A trial that reached its last step.
+    """A trial that reached its last step."""
 
-    Attributes:
-        rows: Its reports, oldest first.
-        budget: What it spent.
-        void: True if a fixed test secret was used: there is no privacy.
-    """
-
-    rows: list[Row]
-    budget: PrivacyPlan
-    void: bool
+    rows: list[Row]  # its reports, oldest first
+    budget: PrivacyPlan  # what it spent
+    void: bool  # True if a fixed test secret was used: there is no privacy
 
 
 def train(

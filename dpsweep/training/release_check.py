@@ -61,21 +61,13 @@ _NUM_ASCENTS = 6
 
 @dataclass(frozen=True)
 class Check:
-    """One check.
+    """One check."""
 
-    Attributes:
-        name: Which.
-        measured: The worst that was found.
-        allowed: What it may be at most.
-        unit: Of both.
-        seconds: How long it took.
-    """
-
-    name: str
-    measured: float
-    allowed: float
-    unit: str
-    seconds: float
+    name: str  # which
+    measured: float  # the worst that was found
+    allowed: float  # what it may be at most
+    unit: str  # of both
+    seconds: float  # how long it took
 
     @property
     def holds(self) -> bool:

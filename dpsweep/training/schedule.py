@@ -17,30 +17,19 @@ from dpsweep.privacy.correlated import Correlation
 
 @dataclass(frozen=True)
 class Report:
-    """One report of a trial.
+    """One report of a trial."""
 
-    Attributes:
-        epoch: Counted from 1.
-        step: Steps taken by then.
-        epsilon: Spent by then, at most.
-    """
-
-    epoch: int
-    step: int
-    epsilon: float
+    epoch: int  # counted from 1
+    step: int  # steps taken by then
+    epsilon: float  # spent by then, at most
 
 
 @dataclass(frozen=True)
 class TrialSchedule:
-    """Steps, noise and reports of a trial.
+    """Steps, noise and reports of a trial."""
 
-    Attributes:
-        budget: Sampling rate, noise and steps, and what they spend.
-        reports: Its reports in order; the last one stands at the last step.
-    """
-
-    budget: PrivacyPlan
-    reports: tuple[Report, ...]
+    budget: PrivacyPlan  # sampling rate, noise and steps, and what they spend
+    reports: tuple[Report, ...]  # its reports in order; the last one stands at the last step
 
     def to_json(self) -> dict[str, Any]:
         """Convert to plain values."""

@@ -57,24 +57,20 @@ class Progress:
     """Everything a trial must remember between two steps.
 
     Attributes:
-        step: Steps taken.
         trail: The last iterates, newest last; the newest is what the optimizer moves.
-        filter_state: The filters' memory.
-        optimizer: Torch's optimizer over the newest iterate.
-        bound: The clip norm of the next step; changes under adaptive clipping alone.
-        average: Moving average of the iterates after each step, which train.ema asks for; nothing
-            in training reads it. None before the first step, or if it is not asked for.
-        leaf_sizes: Numbers in each leaf of a release; empty before this process's first step.
-        history: Of correlated noise, as secret as the noise; None where noise is independent.
     """
 
-    step: int
+    step: int  # steps taken
     iterates: deque[Tensors]
-    filter_state: State
-    optimizer: torch.optim.Optimizer
-    bound: float
+    filter_state: State  # the filters' memory
+    optimizer: torch.optim.Optimizer  # torch's optimizer over the newest iterate
+    bound: float  # the clip norm of the next step; changes under adaptive clipping alone
+    # moving average of the iterates after each step, which train.ema asks for; nothing in training
+    # reads it. None before the first step, or if it is not asked for
     average: Tensors | None = None
+    # numbers in each leaf of a release; empty before this process's first step
     leaf_sizes: tuple[int, ...] = ()
+    # of correlated noise, as secret as the noise; None where noise is independent
     history: NoiseHistory | None = None
 
     @property
@@ -102,25 +98,16 @@ class Progress:
 
 @dataclass(frozen=True)
 class Step:
-    """x_t -> x_{t+1}.
-
-    Attributes:
-        config: The trial.
-        budget: Its sampling rate, noise and length.
-        data: The examples, on the device of the parameters.
-        engine: Computes clipped sums of per-example gradients.
-        secret: Source of sampling and noise.
-        geometry: The space in which per-example gradients are clipped.
-        whole: The model, if its frozen part was computed before and the engine has the rest of it;
-            None if the engine has all of it.
-    """
+    """x_t -> x_{t+1}."""
 
     config: TrialConfig
-    budget: PrivacyPlan
-    data: Dataset
-    engine: Engine
-    secret: Secret
-    geometry: Geometry = IDENTITY
+    budget: PrivacyPlan  # its sampling rate, noise and length
+    data: Dataset  # the examples, on the device of the parameters
+    engine: Engine  # computes clipped sums of per-example gradients
+    secret: Secret  # source of sampling and noise
+    geometry: Geometry = IDENTITY  # the space in which per-example gradients are clipped
+    # the model, if its frozen part was computed before and the engine has the rest of it; None if
+    # the engine has all of it
     whole: nn.Module | None = None
 
     def start(self, params: Tensors) -> Progress:

@@ -35,14 +35,10 @@ from dpsweep.core.types import Row, Tensors
 
 @dataclass(frozen=True)
 class ConfusionMatrix:
-    """Counts of the validation examples of a classification.
+    """Counts of the validation examples of a classification."""
 
-    Attributes:
-        classes: Names of the classes, in the order of their numbers.
-        counts: Examples by true class (rows) and the class that the model gives (columns).
-    """
-
-    classes: tuple[str, ...]
+    classes: tuple[str, ...]  # names of the classes, in the order of their numbers
+    # examples by true class (rows) and the class that the model gives (columns)
     counts: tuple[tuple[int, ...], ...]
 
     def to_csv(self) -> str:
@@ -56,11 +52,7 @@ class ConfusionMatrix:
 
 @dataclass(frozen=True)
 class TrialDir:
-    """The folder at `path`, made on first use.
-
-    Attributes:
-        path: The folder.
-    """
+    """The folder at `path`, made on first use."""
 
     path: Path
 

@@ -43,41 +43,23 @@ _INCOMPLETE = 1
 
 @dataclass(frozen=True)
 class ReproduceOptions:
-    """Cells of a table to run, and how to run them.
-
-    Attributes:
-        table: Its name.
-        rows: Rows; all if empty, as for columns and methods.
-        columns: Columns.
-        methods: Methods, as print names them.
-        budget: As typed.
-        seeds: Repeats of the best config of each cell.
-        epsilons: As typed.
-        settings: KEY=VALUE for every cell's sweep.
-        state: State folder.
-        address: Of a Ray cluster; None for an embedded one.
-        tracking_uri: Of an MLflow server; None for a file in the state folder.
-        out: Folder for the table, the sweep files and the best configs.
-        accept: Whether harmless changes to a sweep that was launched are taken over.
-        fetch: Whether missing data are downloaded.
-        quiet: Whether trials go by in silence.
-    """
+    """Cells of a table to run, and how to run them."""
 
     table: str
-    rows: list[str]
+    rows: list[str]  # rows; all if empty, as for columns and methods
     columns: list[str]
-    methods: list[str]
-    budget: str
-    seeds: int
-    epsilons: list[str]
-    settings: list[str]
-    state: str | None
-    address: str | None
-    tracking_uri: str | None
-    out: Path | None
-    accept: bool
-    fetch: bool
-    quiet: bool
+    methods: list[str]  # methods, as print names them
+    budget: str  # as typed
+    seeds: int  # repeats of the best config of each cell
+    epsilons: list[str]  # as typed
+    settings: list[str]  # KEY=VALUE for every cell's sweep
+    state: str | None  # state folder
+    address: str | None  # of a Ray cluster; None for an embedded one
+    tracking_uri: str | None  # of an MLflow server; None for a file in the state folder
+    out: Path | None  # folder for the table, the sweep files and the best configs
+    accept: bool  # whether harmless changes to a sweep that was launched are taken over
+    fetch: bool  # whether missing data are downloaded
+    quiet: bool  # whether trials go by in silence
 
     @property
     def folder(self) -> Path:

@@ -22,15 +22,10 @@ STEP_SIZES = {LEARNING_RATE: "learning_rate", TOTAL_STEP: "total_step"}
 
 @dataclass(frozen=True)
 class Condition:
-    """One formula that trials have to meet.
+    """One formula that trials have to meet."""
 
-    Attributes:
-        formula: Over the keys of the resolved trial config.
-        place: File, line and key, for errors.
-    """
-
-    formula: Formula
-    place: str
+    formula: Formula  # over the keys of the resolved trial config
+    place: str  # file, line and key, for errors
 
     def holds(self, trial: TrialConfig) -> bool:
         """True if the trial meets it, or lacks one of its keys.

@@ -19,15 +19,10 @@ from dpsweep.core.errors import ConfigError, suggest_names
 
 @dataclass(frozen=True)
 class Derived:
-    """A value that follows from others.
+    """A value that follows from others."""
 
-    Attributes:
-        formula: How.
-        place: File, line and key, for errors.
-    """
-
-    formula: Formula
-    place: str
+    formula: Formula  # how
+    place: str  # file, line and key, for errors
 
 
 def parse_derived(where: str, text: Any) -> Derived:

@@ -66,15 +66,10 @@ class Range:
 
 @dataclass(frozen=True)
 class Choice:
-    """One of some values; YAML scalars, lists or mappings.
+    """One of some values; YAML scalars, lists or mappings."""
 
-    Attributes:
-        options: The values.
-        in_turn: True if each gets as many trials as the others, whatever the sampler.
-    """
-
-    options: tuple[Any, ...]
-    in_turn: bool = False
+    options: tuple[Any, ...]  # the values
+    in_turn: bool = False  # True if each gets as many trials as the others, whatever the sampler
 
     @property
     def labels(self) -> tuple[str | int | float | bool, ...]:
@@ -94,15 +89,10 @@ class Branch:
 
 @dataclass(frozen=True)
 class OneOf:
-    """One of several mappings, each with a space of its own.
+    """One of several mappings, each with a space of its own."""
 
-    Attributes:
-        branches: The mappings.
-        in_turn: True if each gets as many trials as the others, whatever the sampler.
-    """
-
-    branches: tuple[Branch, ...]
-    in_turn: bool = False
+    branches: tuple[Branch, ...]  # the mappings
+    in_turn: bool = False  # True if each gets as many trials as the others, whatever the sampler
 
 
 Domain = Range | Choice | OneOf | Derived
@@ -111,15 +101,10 @@ Labels = tuple[str | int | float | bool, ...]
 
 @dataclass(frozen=True)
 class Slot:
-    """Key and name that a value is drawn for.
+    """Key and name that a value is drawn for."""
 
-    Attributes:
-        name: In the study; that of a key inside a branch has the branch in it.
-        key: Dotted key of the trial config, as the trial's hyperparams have it.
-    """
-
-    name: str
-    key: str
+    name: str  # in the study; that of a key inside a branch has the branch in it
+    key: str  # dotted key of the trial config, as the trial's hyperparams have it
 
 
 class Draw(Protocol):
@@ -137,15 +122,10 @@ class Draw(Protocol):
 
 @dataclass(frozen=True)
 class Space:
-    """Searched keys, by path in the trial config.
+    """Searched keys, by path in the trial config."""
 
-    Attributes:
-        domains: Path -> how it varies.
-        num_examples: What a formula knows as data.size.
-    """
-
-    domains: Mapping[KeyPath, Domain]
-    num_examples: int = 0
+    domains: Mapping[KeyPath, Domain]  # path -> how it varies
+    num_examples: int = 0  # what a formula knows as data.size
 
     def draw(self, base: Tree, draw: Draw) -> tuple[Tree, dict[str, Any]]:
         """`base` with every searched key drawn, and the drawn values by dotted key.

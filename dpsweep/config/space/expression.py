@@ -34,17 +34,11 @@ class FormulaError(ValueError):
 
 @dataclass(frozen=True)
 class Formula:
-    """One expression.
+    """One expression."""
 
-    Attributes:
-        text: As it was written.
-        node: As Python's parser reads it.
-        names: Dotted key as written -> its proper spelling.
-    """
-
-    text: str
-    node: ast.expr = field(repr=False, compare=False)
-    names: Mapping[str, str]
+    text: str  # as it was written
+    node: ast.expr = field(repr=False, compare=False)  # as Python's parser reads it
+    names: Mapping[str, str]  # dotted key as written -> its proper spelling
 
     def resolve_aliases(self, spell: Callable[[str], str]) -> "Formula":
         """The same with each name's spelling given by `spell`."""

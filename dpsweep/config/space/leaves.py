@@ -11,17 +11,12 @@ from dpsweep.config.space.domains import Choice, OneOf, Range, Slot, Space
 
 @dataclass(frozen=True)
 class Leaf:
-    """One searched key.
+    """One searched key."""
 
-    Attributes:
-        slot: Its name in the study, and its dotted key in the trial config.
-        branch: Label of the innermost mapping of a one_of or each_of it stands in; None at the top.
-        domain: How it varies. The choice of a branch is a choice of labels.
-    """
-
-    slot: Slot
+    slot: Slot  # its name in the study, and its dotted key in the trial config
+    # label of the innermost mapping of a one_of or each_of it stands in; None at the top
     branch: str | None
-    domain: Range | Choice | Derived
+    domain: Range | Choice | Derived  # how it varies. The choice of a branch is a choice of labels
 
 
 def list_leaves(space: Space) -> list[Leaf]:

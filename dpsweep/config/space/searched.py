@@ -48,15 +48,10 @@ EPSILON_PATH = path_of(EPSILON)
 
 @dataclass(frozen=True)
 class VariedKeys:
-    """Searched keys of a sweep.
+    """Searched keys of a sweep."""
 
-    Attributes:
-        space: Path in the trial config -> how it varies.
-        origins: Dotted key -> where errors say it stands.
-    """
-
-    space: Space
-    origins: Mapping[str, str]
+    space: Space  # path in the trial config -> how it varies
+    origins: Mapping[str, str]  # dotted key -> where errors say it stands
 
 
 def read_varied_keys(file: Source, base: Source, written: Tree) -> VariedKeys:

@@ -41,44 +41,28 @@ _ROUNDING = 0.001
 
 @dataclass(frozen=True)
 class Winner:
-    """A trial to be exported.
-
-    Attributes:
-        record: The trial.
-        rank: Its place in the search, from 1.
-        origin: The search.
-        weights: Where its trained weights are, if they were kept.
-    """
+    """A trial to be exported."""
 
     record: Record
-    rank: int
+    rank: int  # its place in the search, from 1
     origin: Origin
-    weights: Path
+    weights: Path  # where its trained weights are, if they were kept
 
 
 @dataclass(frozen=True)
 class Exported:
-    """A file that was written.
-
-    Attributes:
-        path: The file.
-        words: What is told of it.
-    """
+    """A file that was written."""
 
     path: Path
-    words: str
+    words: str  # what is told of it
 
 
 @dataclass(frozen=True)
 class Format:
-    """A kind of export.
+    """A kind of export."""
 
-    Attributes:
-        suffix: Of its files.
-        write: Writes one winner to a path, and says what there is to say of it.
-    """
-
-    suffix: str
+    suffix: str  # of its files
+    # writes one winner to a path, and says what there is to say of it
     write: Callable[[Winner, Path], str]
 
 

@@ -35,17 +35,12 @@ _CONSTANTS = {StandardConv2d: "_EPS = 1e-4"}
 
 @dataclass(frozen=True)
 class Code:
-    """A model, written out.
+    """A model, written out."""
 
-    Attributes:
-        imports: Lines that its code needs besides `import torch` and `from torch import nn`.
-        definitions: Classes and functions of its own; empty if it needs none.
-        expression: What makes the model.
-    """
-
+    # lines that its code needs besides `import torch` and `from torch import nn`
     imports: tuple[str, ...]
-    definitions: str
-    expression: str
+    definitions: str  # classes and functions of its own; empty if it needs none
+    expression: str  # what makes the model
 
 
 def model_code(config: TrialConfig) -> Code:

@@ -153,18 +153,12 @@ def scaled(images):
 
 @dataclass(frozen=True)
 class Reading:
-    """Code by which a script reads its data.
+    """Code by which a script reads its data."""
 
-    Attributes:
-        imports: Lines its code needs besides `import torch`.
-        code: `read`, `scaled`, and what they need; expects the constant SHAPE.
-        pixels: `pixels(path)`, which reads one image file; in `code` already if that needs it.
-        pixels_imports: Lines that `pixels` needs.
-    """
-
-    imports: tuple[str, ...]
-    code: str
-    pixels: str
+    imports: tuple[str, ...]  # lines its code needs besides `import torch`
+    code: str  # `read`, `scaled`, and what they need; expects the constant SHAPE
+    pixels: str  # `pixels(path)`, which reads one image file; in `code` already if that needs it
+    # lines that `pixels` needs
     pixels_imports: tuple[str, ...] = ("import numpy as np", "from PIL import Image, ImageOps")
 
 

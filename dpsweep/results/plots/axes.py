@@ -19,23 +19,14 @@ _LONG_WORD = 18
 
 @dataclass(frozen=True)
 class KeyAxis:
-    """Axis of one searched key.
+    """Axis of one searched key."""
 
-    Attributes:
-        key: Dotted key of the trial config.
-        low: Smallest place.
-        high: Largest place; above `low`.
-        log: True if places are powers of ten.
-        words: The categories in their order; None for numbers.
-        values: The places of numbers that are few; empty where they are many.
-    """
-
-    key: str
-    low: float
-    high: float
-    log: bool = False
-    words: tuple[str, ...] | None = None
-    values: tuple[float, ...] = ()
+    key: str  # dotted key of the trial config
+    low: float  # smallest place
+    high: float  # largest place; above `low`
+    log: bool = False  # True if places are powers of ten
+    words: tuple[str, ...] | None = None  # the categories in their order; None for numbers
+    values: tuple[float, ...] = ()  # the places of numbers that are few; empty where they are many
 
     @property
     def title(self) -> str:

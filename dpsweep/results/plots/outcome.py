@@ -1,4 +1,7 @@
-"""Figures of what a search came to: budgets and fronts, methods, learning curves."""
+"""Figures of what a search came to: budgets and fronts, methods, learning curves.
+
+`objective` is what trials are judged by, `confirmed` the repeats of the best, by trial.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -19,6 +22,7 @@ from dpsweep.results.plots.style import (
     hover,
     markers,
     repeats,
+    scatter,
 )
 from dpsweep.search.confirmation import Confirmation
 from dpsweep.search.objectives import find_pareto_front, get_goal_values, group_by_epsilon
@@ -38,38 +42,27 @@ def tradeoff(
 ) -> go.Figure:
     """Accuracy against epsilon, or against the second objective, with the Pareto front.
 
-    Args:
-        records: Complete trials.
-        objective: After two goals, or one; then the other is epsilon, which `records` vary.
-        confirmed: Repeats of the best, by trial; shown where the first goal is alone.
+    With one goal the other is epsilon, which `records` vary; they are complete.
     """
     first, second = (*objective.goals, "epsilon")[:2]
     two = ObjectiveConfig.model_validate({"metrics": [first, second]})
     placed = [(r, v) for r in records if (v := get_goal_values(two, r.row, r.config))]
     made = figure(xaxis_title=goal_title(second), yaxis_title=goal_title(first))
-    made.add_trace(
-        go.Scatter(
-            x=[v[1] for _, v in placed],
-            y=[v[0] for _, v in placed],
-            mode="markers",
-            marker=markers(BLUE, 8, opacity=0.8),
-            name="complete",
-            text=[hover(r) for r, _ in placed],
-            hovertemplate="%{text}<extra></extra>",
-        )
-    )
-    best = sorted(find_pareto_front([r for r, _ in placed], two), key=lambda r: _of(two, r)[1])
+    done, values = [r for r, _ in placed], [v for _, v in placed]
+    marks = markers(BLUE, 8, opacity=0.8)
+    at = {"x": [v[1] for v in values], "y": [v[0] for v in values]}
+    made.add_trace(scatter(done, **at, marker=marks, name="complete"))
+    best = sorted(find_pareto_front(done, two), key=lambda r: _of(two, r)[1])
     values = [_of(two, r) for r in best]
     made.add_trace(
-        go.Scatter(
+        scatter(
+            best,
             x=[v[1] for v in values],
             y=[v[0] for v in values],
             mode="lines+markers",
             line={"color": ORANGE, "width": 2, "shape": "hv"},
             marker=markers(ORANGE, 11, symbol="diamond"),
             name="front: no trial is better in both",
-            text=[hover(r) for r in best],
-            hovertemplate="%{text}<extra></extra>",
         )
     )
     by_number = {r.number: v for r, v in placed}
@@ -89,13 +82,9 @@ def groups(
     *,
     by: str,
 ) -> go.Figure:
-    """All trials of each method, or of each budget, side by side, with their median.
+    """All complete trials of each method, or of each budget, side by side, with their median.
 
-    Args:
-        records: Complete trials.
-        objective: What they are judged by.
-        confirmed: Repeats of the best, by trial.
-        by: "method" or "epsilon".
+    `by` is "method" or "epsilon".
     """
     named = _by_method(records) if by == "method" else _by_budget(records)
     sign = objective.sign
@@ -139,10 +128,7 @@ def learning(
 ) -> go.Figure:
     """The objective by epoch: pruned trials grey, complete ones blue, the best in strong colours.
 
-    Args:
-        records: Trials of the search.
-        curves: (epoch, objective) by trial.
-        objective: What they are judged by.
+    `curves` holds (epoch, objective) by trial.
     """
     made = figure(xaxis_title="epoch", yaxis_title=goal_title(objective.metric), height=460)
     shown = [r for r in records if r.number in curves]
@@ -166,12 +152,7 @@ def learning(
 
 
 def distribution(groups: Mapping[str, Sequence[Record]], objective: ObjectiveConfig) -> go.Figure:
-    """Empirical distribution function of the objective, a staircase for each group.
-
-    Args:
-        groups: Complete trials, by method, by target epsilon, or all as one.
-        objective: What they are judged by.
-    """
+    """Empirical distribution function of the objective, a staircase for each group."""
     made = figure(
         xaxis_title=goal_title(objective.metric), yaxis_title="share of trials at or below"
     )
@@ -199,7 +180,6 @@ def confusion(found: ConfusionMatrix) -> go.Figure:
     totals = [max(1, sum(row)) for row in counts]
     shares = [[n / total for n in row] for row, total in zip(counts, totals, strict=True)]
     many = len(names) > _MOST_NUMBERED
-    steps = [[i / (len(SCALE) - 1), colour] for i, colour in enumerate(SCALE)]
     cells = go.Heatmap(
         x=names,
         y=names,
@@ -207,7 +187,7 @@ def confusion(found: ConfusionMatrix) -> go.Figure:
         zmin=0,
         zmax=1,
         text=counts,
-        colorscale=steps,
+        colorscale=SCALE,
         colorbar={"title": {"text": "share of the true class", "side": "right"}, "thickness": 12},
         texttemplate=None if many else "%{text}",
         hovertemplate="true %{y}, given %{x}: %{text}, %{z:.1%}<extra></extra>",

@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 from dpsweep.config.keys import BATCH_SIZE, LEARNING_RATE, TOTAL_STEP
 from dpsweep.config.search import ObjectiveConfig
 from dpsweep.results.plots.axes import KeyAxis
-from dpsweep.results.plots.style import colour_by_objective, figure, goal_title, hover
+from dpsweep.results.plots.style import colour_by_objective, figure, goal_title, scatter
 from dpsweep.search.trial_record import Record
 
 PAIRS = (
@@ -32,13 +32,8 @@ def pair(
 
     The background is m(p) = sum_i w_i v_i / sum_i w_i, w_i = exp(-|p - p_i|^2 / 2 h^2), h the rule
     of Scott over the unit square (a third of a step between categories); it is left out far from
-    every trial, and below eight of them.
-
-    Args:
-        records: Complete trials that have both keys.
-        x: Key to the right.
-        y: Key upwards.
-        objective: What they are judged by.
+    every trial, and below eight of them. All trials are complete and have both keys: `x` to the
+    right, `y` upwards.
     """
     values = np.array([r.value or 0.0 for r in records])
     xs = np.array([x.place(r.hyperparams[x.key]) for r in records], dtype=float)
@@ -60,15 +55,7 @@ def pair(
             hoverinfo="skip",
         )
         made.add_trace(background)
-    dots = go.Scatter(
-        x=xs,
-        y=ys,
-        mode="markers",
-        marker=marks | {"size": 11},
-        text=[hover(r) for r in records],
-        hovertemplate="%{text}<extra></extra>",
-    )
-    made.add_trace(dots)
+    made.add_trace(scatter(records, x=xs, y=ys, marker=marks | {"size": 11}))
     return made
 
 

@@ -7,7 +7,15 @@ import plotly.graph_objects as go
 from dpsweep.config.keys import TOTAL_STEP
 from dpsweep.config.search import ObjectiveConfig
 from dpsweep.results.plots.axes import KeyAxis
-from dpsweep.results.plots.style import BLUE, RED, figure, goal_title, hover, markers, repeats
+from dpsweep.results.plots.style import (
+    BLUE,
+    RED,
+    figure,
+    goal_title,
+    markers,
+    repeats,
+    scatter,
+)
 from dpsweep.search.confirmation import Confirmation
 from dpsweep.search.surrogate import Surrogate
 from dpsweep.search.trial_record import Record
@@ -24,14 +32,7 @@ def posterior(
 ) -> go.Figure | None:
     """Posterior mean and 95 % band over one key, other keys as in the chosen trial; all trials.
 
-    Args:
-        process: Fitted to the trials.
-        chosen: The best of them.
-        objective: What they are judged by.
-        confirmed: What its repeats came to, if there are some.
-
-    Returns:
-        None if no number was searched.
+    None if no number was searched. `confirmed` is what the chosen trial's repeats came to.
     """
     numbers = [f for f in process.features if not f.words]
     if not numbers:
@@ -60,31 +61,19 @@ def posterior(
     )
     shown = [r for r in process.records if process.value_of(feature.key, r) is not None]
     marks = {r.number: axis.place(process.value_of(feature.key, r)) for r in shown}
-    trials = go.Scatter(
+    trials = scatter(
+        shown,
         x=[marks[r.number] for r in shown],
-        y=[r.value for r in shown],
-        mode="markers",
         marker=markers(BLUE, 7, opacity=0.7),
         name="trials, at their own values of all keys",
-        text=[hover(r) for r in shown],
-        hovertemplate="%{text}<extra></extra>",
     )
     made = figure(
         [band, line, trials], xaxis=axis.layout(), yaxis_title=goal_title(objective.metric)
     )
     if chosen.number in marks:
         ring = markers(RED, 14, symbol="circle-open", line={"width": 2.5, "color": RED})
-        made.add_trace(
-            go.Scatter(
-                x=[marks[chosen.number]],
-                y=[chosen.value],
-                mode="markers",
-                marker=ring,
-                name=f"chosen, trial {chosen.number}",
-                text=[hover(chosen)],
-                hovertemplate="%{text}<extra></extra>",
-            )
-        )
+        at, name = [marks[chosen.number]], f"chosen, trial {chosen.number}"
+        made.add_trace(scatter([chosen], x=at, marker=ring, name=name))
         if confirmed:
             made.add_trace(repeats([marks[chosen.number]], [confirmed]))
     return made

@@ -1,4 +1,8 @@
-"""Figures of the search itself: how it went, what mattered, where the good configs lie."""
+"""Figures of the search itself: how it went, what mattered, where the good configs lie.
+
+`objective` is what trials are judged by, `axes` the searched keys, `confirmed` the repeats of the
+best, by trial.
+"""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -27,6 +31,7 @@ from dpsweep.results.plots.style import (
     key_title,
     markers,
     repeats,
+    scatter,
     stack_title,
 )
 from dpsweep.search.confirmation import Confirmation
@@ -44,13 +49,7 @@ _COLUMN_WIDTH = 72
 def history(
     records: Sequence[Record], objective: ObjectiveConfig, confirmed: dict[int, Confirmation]
 ) -> go.Figure:
-    """Each trial's objective in the order of asking, the best so far, and what repeats came to.
-
-    Args:
-        records: Trials of the search.
-        objective: What they are judged by.
-        confirmed: Repeats of the best, by trial.
-    """
+    """Each trial's objective in the order of asking, the best so far, and what repeats came to."""
     made = figure(
         xaxis_title="trial, in the order of asking", yaxis_title=goal_title(objective.metric)
     )
@@ -59,15 +58,15 @@ def history(
         done = [r for r in group if r.state == "complete" and r.value is not None]
         budget = f", ε {group[0].epsilon:g}" if len(groups) > 1 and group[0].epsilon else ""
         colour = PALETTE[i % len(PALETTE)]
-        symbol = SYMBOLS[i % len(SYMBOLS)]
-        marks = markers(colour, symbol=symbol)
-        made.add_trace(_points(done, f"complete{budget}", marks))
+        marks = markers(colour, symbol=SYMBOLS[i % len(SYMBOLS)])
+        numbers = [r.number for r in done]
+        made.add_trace(scatter(done, x=numbers, marker=marks, name=f"complete{budget}"))
         pick = max if objective.direction == "maximize" else min
         best = list(accumulate((r.value or 0.0 for r in done), pick))
         line = {"color": colour, "width": 2, "shape": "hv", "dash": DASHES[i % len(DASHES)]}
         made.add_trace(
             go.Scatter(
-                x=[r.number for r in done],
+                x=numbers,
                 y=best,
                 mode="lines",
                 line=line,
@@ -75,24 +74,16 @@ def history(
                 hoverinfo="skip",
             )
         )
-    pruned = [r for r in records if r.state == "pruned" and r.value is not None]
-    if pruned:
-        marks = markers(GREY, 8, symbol="circle-open", line={"width": 2, "color": GREY})
-        made.add_trace(_points(pruned, "pruned, at its end", marks))
-    failed = [r for r in records if r.state == "failed"]
-    if failed:
-        base = [r.value for r in records if r.value is not None and r.state != "failed"]
-        made.add_trace(
-            go.Scatter(
-                x=[r.number for r in failed],
-                y=[min(base, default=0.0)] * len(failed),
-                mode="markers",
-                marker=markers(RED, 8, symbol="x-thin", line={"width": 2, "color": RED}),
-                name="failed (no result)",
-                text=[hover(r) for r in failed],
-                hovertemplate="%{text}<extra></extra>",
-            )
-        )
+    grey, red = {"width": 2, "color": GREY}, {"width": 2, "color": RED}
+    if pruned := [r for r in records if r.state == "pruned" and r.value is not None]:
+        marks = markers(GREY, 8, symbol="circle-open", line=grey)
+        numbers = [r.number for r in pruned]
+        made.add_trace(scatter(pruned, x=numbers, marker=marks, name="pruned, at its end"))
+    if failed := [r for r in records if r.state == "failed"]:
+        known = (r.value for r in records if r.value is not None and r.state != "failed")
+        marks = markers(RED, 8, symbol="x-thin", line=red)
+        at = {"x": [r.number for r in failed], "y": [min(known, default=0.0)] * len(failed)}
+        made.add_trace(scatter(failed, **at, marker=marks, name="failed (no result)"))
     if confirmed:
         repeated = sorted(confirmed.values(), key=lambda c: c.number)
         made.add_trace(repeats([c.number for c in repeated], repeated))
@@ -121,14 +112,10 @@ def importance(found: Sequence[Importance]) -> go.Figure:
 def parallel(
     records: Sequence[Record], axes: dict[str, KeyAxis], objective: ObjectiveConfig
 ) -> go.Figure:
-    """A line a complete trial across all searched keys, coloured by its objective.
+    """A line a complete trial across all searched keys, coloured by its objective, the last axis.
 
-    The page lets a reader drag along an axis to pick trials: `meta` holds each trial's heights.
-
-    Args:
-        records: Complete trials.
-        axes: The keys; of more than nine, the first that most trials have.
-        objective: What they are judged by; its axis is the last.
+    The page lets a reader drag along an axis to pick trials: `meta` holds each trial's heights. Of
+    more than nine keys it shows the first that most trials have.
     """
     common = [k for k in axes if 2 * sum(k in r.hyperparams for r in records) >= len(records)]
     axes = {key: axes[key] for key in common[:_MOST_COLUMNS]}
@@ -168,35 +155,19 @@ def parallel(
 def slices(
     records: Sequence[Record], axes: dict[str, KeyAxis], objective: ObjectiveConfig
 ) -> go.Figure:
-    """The objective against each searched key alone.
-
-    Args:
-        records: Complete trials.
-        axes: The keys.
-        objective: What they are judged by.
-    """
+    """The objective of complete trials against each searched key alone."""
     columns = min(_SLICES_IN_A_ROW, len(axes))
     rows = -(-len(axes) // columns)
     made = make_subplots(
         rows, columns, shared_yaxes=True, horizontal_spacing=0.03, vertical_spacing=0.3 / rows
     )
-    figure_of = figure(height=60 + 280 * rows, showlegend=False)
-    made.update_layout(figure_of.layout)
+    made.update_layout(figure(height=60 + 280 * rows, showlegend=False).layout)
     for i, axis in enumerate(axes.values()):
         row, column = divmod(i, columns)
         shown = [r for r in records if r.hyperparams.get(axis.key) is not None]
-        made.add_trace(
-            go.Scatter(
-                x=[axis.place(r.hyperparams[axis.key]) for r in shown],
-                y=[r.value for r in shown],
-                mode="markers",
-                marker=markers(BLUE, 7, opacity=0.8),
-                text=[hover(r) for r in shown],
-                hovertemplate="%{text}<extra></extra>",
-            ),
-            row + 1,
-            column + 1,
-        )
+        places = [axis.place(r.hyperparams[axis.key]) for r in shown]
+        dots = scatter(shown, x=places, marker=markers(BLUE, 7, opacity=0.8))
+        made.add_trace(dots, row + 1, column + 1)
         title = {"text": stack_title(axis.title), "font": {"size": 12}}
         made.update_xaxes(axis.layout(title=title), row=row + 1, col=column + 1)
     made.update_yaxes(title_text=stack_title(goal_title(objective.metric)), col=1)
@@ -208,32 +179,22 @@ def rank(
 ) -> go.Figure:
     """Complete trials over two keys, coloured by rank: outliers of the result cannot hide others.
 
-    Args:
-        records: Complete trials that have both keys.
-        x: Key to the right.
-        y: Key upwards.
-        objective: What they are judged by.
+    All have both keys: `x` to the right, `y` upwards.
     """
     ranked = sorted(records, key=lambda r: objective.sign * (r.value or 0.0))
     places = [i + 1.0 for i in range(len(ranked))]
-    marks = colour_by_objective(places, "minimize", "rank (1 is the best)")
-    dots = go.Scatter(
+    dots = scatter(
+        ranked,
         x=[x.place(r.hyperparams[x.key]) for r in ranked],
         y=[y.place(r.hyperparams[y.key]) for r in ranked],
-        mode="markers",
-        marker=marks,
+        marker=colour_by_objective(places, "minimize", "rank (1 is the best)"),
         text=[f"rank {i + 1}: {hover(r)}" for i, r in enumerate(ranked)],
-        hovertemplate="%{text}<extra></extra>",
     )
     return figure([dots], showlegend=False, xaxis=x.layout(), yaxis=y.layout())
 
 
 def timeline(records: Sequence[Record]) -> go.Figure:
-    """A bar for each run, from when it was asked for to its end; pauses of the sweep included.
-
-    Args:
-        records: All runs that were asked for, repeats among them.
-    """
+    """A bar for each run, from when it was asked for to its end; pauses of the sweep included."""
     begin = min(r.asked or 0.0 for r in records)
     ends = [r.ended or max((r.asked or 0.0) + r.seconds, begin) for r in records]
     unit, name = next(
@@ -273,18 +234,6 @@ def timeline(records: Sequence[Record]) -> go.Figure:
     made.update_yaxes(autorange="reversed")
     made.update_layout(showlegend=True)
     return made
-
-
-def _points(records: Sequence[Record], name: str, marks: dict[str, object]) -> go.Scatter:
-    return go.Scatter(
-        x=[r.number for r in records],
-        y=[r.value for r in records],
-        mode="markers",
-        marker=marks,
-        name=name,
-        text=[hover(r) for r in records],
-        hovertemplate="%{text}<extra></extra>",
-    )
 
 
 def _shades(

@@ -10,25 +10,13 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from dpsweep.config.keys import (
-    BATCH_SIZE,
-    CLIP_NORM,
-    EPOCHS,
-    LEARNING_RATE,
-    TOTAL_STEP,
-)
+from dpsweep.config.keys import BATCH_SIZE, CLIP_NORM, EPOCHS, LEARNING_RATE, TOTAL_STEP
 from dpsweep.results.tables import LETTERS, format_hyperparams, heading
 from dpsweep.search.confirmation import Confirmation
 from dpsweep.search.trial_record import Record
 
-BLUE, ORANGE, GREEN, PURPLE, SKY, RED = (
-    "#0072B2",
-    "#E69F00",
-    "#009E73",
-    "#CC79A7",
-    "#56B4E9",
-    "#D55E00",
-)
+BLUE, ORANGE, GREEN = "#0072B2", "#E69F00", "#009E73"
+PURPLE, SKY, RED = "#CC79A7", "#56B4E9", "#D55E00"
 PALETTE = (BLUE, RED, GREEN, PURPLE, ORANGE, SKY)
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x")
@@ -124,9 +112,8 @@ def markers(colour: Any = BLUE, size: int = 8, **more: Any) -> dict[str, Any]:
 def colour_by_objective(values: Sequence[float], direction: str, title: str) -> dict[str, Any]:
     """Mark coloured by objective, the best at the bright end, with their legend."""
     colours = list(SCALE) if direction == "maximize" else list(reversed(SCALE))
-    steps = [[i / (len(colours) - 1), colour] for i, colour in enumerate(colours)]
     bar = {"title": {"text": title, "side": "right"}, "thickness": 12, "outlinewidth": 0}
-    return markers(list(values), 9, colorscale=steps, showscale=True, colorbar=bar)
+    return markers(list(values), 9, colorscale=colours, showscale=True, colorbar=bar)
 
 
 def repeats(
@@ -144,6 +131,17 @@ def repeats(
         text=[f"trial {c.number}, repeated: {c}" for c in found],
         hovertemplate="%{text}<extra></extra>",
     )
+
+
+def scatter(records: Sequence[Record], **looks: Any) -> go.Scatter:
+    """Mark each trial at its result, with its hover text; `looks` as plotly takes them."""
+    defaults = {
+        "y": [r.value for r in records],
+        "mode": "markers",
+        "text": [hover(r) for r in records],
+        "hovertemplate": "%{text}<extra></extra>",
+    }
+    return go.Scatter(defaults | looks)
 
 
 def hover(record: Record) -> str:

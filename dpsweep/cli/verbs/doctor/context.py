@@ -11,38 +11,24 @@ Level = Literal["ok", "warn", "fail"]
 
 @dataclass(frozen=True)
 class Finding:
-    """Result of a check.
-
-    Attributes:
-        check: The check.
-        level: ok; warn: works, but somebody should know; fail: something will not work.
-        words: What was found.
-        remedy: What to do; empty where nothing is to be done.
-    """
+    """Result of a check."""
 
     check: str
-    level: Level
-    words: str
-    remedy: str = ""
+    level: Level  # ok; warn: works, but somebody should know; fail: something will not work
+    words: str  # what was found
+    remedy: str = ""  # what to do; empty where nothing is to be done
 
 
 @dataclass(frozen=True)
 class DoctorContext:
-    """State folder, sweeps and servers that the checks look at.
-
-    Attributes:
-        state: The state folder.
-        storage: The storage that was named; None for those of the sweeps.
-        address: The Ray cluster that was named; None if there is none.
-        tracking_uri: The tracking server that was named; None for those of the sweeps.
-        gpu: True to train a small trial on the GPU.
-    """
+    """State folder, sweeps and servers that the checks look at."""
 
     state: StateFolder
-    storage: str | None
-    address: str | None = None
+    storage: str | None  # the storage that was named; None for those of the sweeps
+    address: str | None = None  # the Ray cluster that was named; None if there is none
+    # the tracking server that was named; None for those of the sweeps
     tracking_uri: str | None = None
-    gpu: bool = False
+    gpu: bool = False  # True to train a small trial on the GPU
 
     @property
     def sweeps(self) -> list[SweepFolder]:
