@@ -108,7 +108,6 @@ class Session:
         self.folder.note_dashboard(find_dashboard())
         if not is_checked(self.folder):  # once a sweep, before its first trial
             store_release_checks(self.sweep, self.folder)
-            tracking.checked()
         if self.sweep.is_private_selection:
             return self._search(SecretSearch(self.folder, self.sweep), tracking, [])
         # It deletes the weights of every trial that the study does not rank among the best, and
