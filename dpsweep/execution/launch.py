@@ -41,6 +41,7 @@ from dpsweep.store.lease import Lease
 from dpsweep.store.owner import whoami
 from dpsweep.store.retention import BestWeights
 from dpsweep.store.state_dir import StateFolder, SweepFolder
+from dpsweep.store.statement import compute_planned_spending
 from dpsweep.store.storage import choose_study_name
 from dpsweep.store.study import Study, open_study, read_stored_sweep
 from dpsweep.tracking.mlflow import MlflowSink
@@ -107,7 +108,6 @@ class Session:
         self.folder.note_dashboard(find_dashboard())
         if not is_checked(self.folder):  # once a sweep, before its first trial
             store_release_checks(self.sweep, self.folder)
-            tracking.checked()
         if self.sweep.is_private_selection:
             return self._search(SecretSearch(self.folder, self.sweep), tracking, [])
         # It deletes the weights of every trial that the study does not rank among the best, and
@@ -177,7 +177,8 @@ def create_session(
         try:
             study = Study.create(folder.storage_uri, sweep, folder.id, name=called, owner=owner)
             if sweep.config.learn_from:
-                study.learn_from(open_study(sweep.config.learn_from, state))
+                earlier = open_study(sweep.config.learn_from, state)
+                study.learn_from(earlier, compute_planned_spending(earlier))
         except DpSweepError:
             folder.remove()
             raise
