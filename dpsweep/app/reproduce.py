@@ -214,7 +214,8 @@ def markdown(name: str, whole: Table, results: Sequence[Result]) -> str:
         "Accuracies, or the metric of the column, in %. print: as the paper has it; ours: mean of "
         "fresh runs of the best config of a small search, ± their standard deviation; difference: "
         "ours less print, in points. Each run keeps (ε, δ) by itself; what a cell's search has "
-        "spent together stands in its sweep (`dpsweep best SWEEP`).",
+        "spent together stands in its sweep (`dpsweep best SWEEP`). Cells on the same data add up: "
+        "no figure here covers several of them.",
         "",
         *(f"- {note}" for note in whole.notes),
     ]

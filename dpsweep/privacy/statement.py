@@ -120,6 +120,7 @@ class SearchSpending:
         pruned: True if weak trials may have been ended early.
         warm_start: Sweeps whose results its proposals began from, the newest last, and how many
             trials that one had; None without.
+        earlier: (epsilon, delta) of those sweeps together; None if they are not known.
     """
 
     num_runs: int
@@ -143,18 +144,23 @@ class SearchSpending:
     units: str = "examples"
     pruned: bool = False
     warm_start: tuple[tuple[str, ...], int] | None = None
+    earlier: tuple[float, float] | None = None
 
     @property
     def largest(self) -> tuple[float, float]:
         """(epsilon, delta) to be read first: the largest of all figures that the statement has.
 
         Which of them is proven depends on how the search ended; none of them is above this one.
+        What was spent before a warm start is in it, by basic composition: without those results
+        these trials would not have been chosen.
         """
         found = [(self.epsilon, self.delta)]
         found += [self.proven] if self.proven else []
         found += [(self.to_the_end, self.delta)] if self.to_the_end is not None else []
         found += [(self.growth.epsilon, self.growth.delta)] if self.growth else []
-        return max(found)
+        epsilon, delta = max(found)
+        before = self.earlier or (0.0, 0.0)
+        return epsilon + before[0], delta + before[1]
 
 
 def search_statement(search: SearchSpending) -> str:
@@ -169,6 +175,8 @@ def search_statement(search: SearchSpending) -> str:
             f"on the same data ({trials} trials in the last): what was spent there is not in this "
             f"figure, and adds to it."
         )
+        if search.earlier is not None and not (search.void or math.isinf(search.largest[0])):
+            words.append(f"Together, by basic composition: {_format_guarantee(*search.largest)}.")
     return " ".join(words)
 
 

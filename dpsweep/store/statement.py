@@ -36,6 +36,11 @@ def format_headline(study: Study) -> tuple[str, str]:
     return format_epsilon(epsilon), format_delta(delta)
 
 
+def compute_planned_spending(study: Study) -> tuple[float, float]:
+    """(epsilon, delta) of all planned runs, and of the sweeps that the search began from."""
+    return _compute_spending(study, study.num_planned).largest
+
+
 def _compute_spending(study: Study, ahead: int | None = None) -> SearchSpending:
     records, warm, config = study.records(), study.warm_start, study.sweep.config
     spent = compute_search_privacy(
@@ -47,5 +52,13 @@ def _compute_spending(study: Study, ahead: int | None = None) -> SearchSpending:
         ahead=ahead,
     )
     # A sampler that does not learn took nothing from the earlier sweep.
-    began = (tuple(warm["sweeps"]), warm["trials"]) if warm and config.sampler.learns else None
-    return replace(spent, pruned=config.pruner.name != "none", warm_start=began)
+    spent = replace(spent, pruned=config.pruner.name != "none")
+    if not warm or not config.sampler.learns:
+        return spent
+    # Studies of before have no figure of what the earlier sweep spent.
+    earlier = warm.get("spent")
+    return replace(
+        spent,
+        warm_start=(tuple(warm["sweeps"]), warm["trials"]),
+        earlier=tuple(earlier) if earlier else None,
+    )

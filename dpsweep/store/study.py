@@ -282,8 +282,12 @@ class Study:
             raise ConfigError(f"trial {number} of the search is no valid config: {e}") from e
         return self._record(self._add(proposal.trial()))
 
-    def learn_from(self, earlier: "Study") -> None:
+    def learn_from(self, earlier: "Study", spent: tuple[float, float]) -> None:
         """Tell the sampler, once and for all, what an earlier sweep found.
+
+        Args:
+            earlier: The earlier sweep.
+            spent: Its epsilon and delta, those of its own earlier sweeps included.
 
         Raises:
             ConfigError: If that was another search.
@@ -292,7 +296,12 @@ class Study:
         told = collect_earlier_trials(self.sweep, earlier.sweep, records)
         before = earlier.warm_start
         sweeps = [*(before["sweeps"] if before else []), earlier.sweep.name]
-        inherited = {"sweeps": sweeps, "trials": len(records), "void": earlier.is_void}
+        inherited = {
+            "sweeps": sweeps,
+            "trials": len(records),
+            "void": earlier.is_void,
+            "spent": spent,
+        }
         self._study.set_user_attr(_WARM, inherited)  # first: what is used is told of
         self._study.set_user_attr(_TOLD, told)
 

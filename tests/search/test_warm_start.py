@@ -4,10 +4,11 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from dpsweep.config.sweep import load_sweep
+from dpsweep.config.sweep import change_sweep, load_sweep
 from dpsweep.core.errors import ConfigError
 from dpsweep.results.export import origin_of
 from dpsweep.search.warm_start import collect_earlier_trials, make_history
+from dpsweep.store.statement import compute_planned_spending, format_headline
 from dpsweep.store.study import Study
 
 TPE = "sampler={name: tpe, startup_trials: 4}"
@@ -32,7 +33,7 @@ def earlier(sweep_file, search):
 
 def created(sweep, earlier, tmp_path, name):
     study = Study.create(f"sqlite:///{tmp_path}/{name}.db", sweep)
-    study.learn_from(earlier)
+    study.learn_from(earlier, compute_planned_spending(earlier))
     return study
 
 
@@ -69,13 +70,39 @@ def test_a_resumed_search_knows_them_when_the_earlier_sweep_is_gone(sweep_file, 
 
 def test_the_statement_says_that_the_earlier_cost_adds_up(sweep_file, earlier, tmp_path):
     study = created(load(sweep_file), earlier, tmp_path, "new")
-    assert study.warm_start == {"sweeps": ["old"], "trials": 13, "void": False}
+    spent = [*compute_planned_spending(earlier)]
+    known = {"sweeps": ["old"], "trials": 13, "void": False, "spent": spent}
+    assert study.warm_start == known
     words = origin_of(study).search_words
     assert "began from the results of sweep old on the same data (13 trials in the last)" in words
     assert "adds to it" in words
     plain = Study.create(f"sqlite:///{tmp_path}/plain.db", load(sweep_file))
     assert plain.warm_start is None
     assert "began from" not in origin_of(plain).search_words
+
+
+def test_the_first_figure_of_a_warm_started_search_counts_the_earlier_sweeps(
+    sweep_file, search, tmp_path
+):
+    """It said epsilon 4 of a second sweep whose trials were chosen by another 4."""
+    shared = ["privacy.scope=sweep", "budget.trials=2", "sampler.startup_trials=1"]
+    studies = []
+    for name in ("first", "second", "third"):
+        sweep = load_sweep(sweep_file, [TPE, *shared, f"name={name}"])
+        study = search(sweep, 0, kappa, name=name)
+        if studies:
+            study.learn_from(studies[-1], compute_planned_spending(studies[-1]))
+        for _ in range(2):
+            study.dispatch(study.ask(), void=False)
+        studies.append(study)
+    assert [format_headline(study)[0] for study in studies] == ["4.00", "8.00", "12.00"]
+    deltas = [float(format_headline(study)[1]) for study in studies]
+    assert deltas == pytest.approx([deltas[0], 2 * deltas[0], 3 * deltas[0]], rel=0.1)
+    words = origin_of(studies[2]).search_words
+    assert "results of sweep second, before it first" in words
+    assert f"Together, by basic composition: (12.00, {format_headline(studies[2])[1]})-DP." in words
+    random = change_sweep(studies[2].sweep, ["sampler={name: random}"])  # it learns nothing
+    assert format_headline(Study.open(f"sqlite:///{tmp_path}/third.db", random))[0] == "4.00"
 
 
 def test_each_budget_learns_from_its_own(sweep_file, search):
