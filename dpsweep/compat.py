@@ -58,7 +58,6 @@ def restrict_study(
     `study._get_trials`, and write to `study._storage`.
 
     Args:
-        study: The study.
         trials: What is seen of it.
         storage: Takes what a sampler writes; the study's own if None.
     """
@@ -101,11 +100,6 @@ def sobol_point(
 
     Optuna's own counts in the storage which points were drawn; a driver that dies after drawing
     one would skip it. There is no public way to name the index.
-
-    Args:
-        space: What is drawn, known from the first trial on.
-        seed: Of the scrambling.
-        index: Of the point, from 0.
     """
     from optuna.exceptions import ExperimentalWarning
 

@@ -90,9 +90,6 @@ def launch(
     """Run a new sweep.
 
     Args:
-        sweep: The sweep.
-        place: Where it is to run.
-        screen: Where it is shown.
         out: Where its best config goes; to the state folder alone if None.
         fetch: Whether missing data are downloaded.
         connect: Connects to Ray; to `place.address` for this sweep alone if None.
@@ -124,9 +121,7 @@ def resume(
     """Go on with an old sweep; Ray is needed only if it is not finished.
 
     Args:
-        name: The sweep's, in its state folder.
         place: Where it is to go on; `storage` if its study has moved.
-        screen: Where it is shown.
         out: Where its best config goes; to the state folder alone if None.
         file: What its file says now, if it is to be compared.
         accept: True to take over what changed there, where that does no harm.
@@ -200,13 +195,6 @@ def check(
 ) -> None:
     """Check a new sweep: its trials, its data, where it is to go, and who could watch it.
 
-    Args:
-        sweep: The sweep.
-        place: Where it is to run.
-        out: Where its best config goes; None for the state folder alone.
-        warn: Called with what is allowed and worth knowing.
-        fetch: Whether missing data are downloaded.
-
     Raises:
         DpSweepError: At the first mistake.
     """
@@ -234,7 +222,6 @@ def finish(session: Session, out: Path | None, *, complete: bool) -> tuple[list[
     """Write the best config, and to the parent run: statement, configs, weights of the best.
 
     Args:
-        session: The sweep; its trials have ended.
         out: Where the best config goes beside the sweep's folder, if there is one.
         complete: False if the sweep was stopped and can go on.
 

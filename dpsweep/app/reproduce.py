@@ -19,6 +19,7 @@ from dpsweep.core.strict import Strict
 from dpsweep.privacy.statement import format_delta
 from dpsweep.results.groups import groups_of
 from dpsweep.results.published import Cell, Table
+from dpsweep.results.rich_table import markdown_table
 from dpsweep.store.study import Study
 
 LEAST_SEEDS = 2
@@ -27,19 +28,8 @@ _STARTUP_TRIALS = 4
 can be added."""
 
 HEADINGS = (
-    "row",
-    "column",
-    "method",
-    "ε",
-    "δ",
-    "print",
-    "ours",
-    "±",
-    "runs",
-    "difference",
-    "trials",
-    "seconds",
-    "what differs",
+    *("row", "column", "method", "ε", "δ", "print", "ours", "±", "runs", "difference"),
+    *("trials", "seconds", "what differs"),
 )
 """Of the columns of `line`."""
 
@@ -207,8 +197,7 @@ def result_of(job: Job, study: Study) -> Result:
 def markdown(name: str, whole: Table, results: Sequence[Result]) -> str:
     """The table, and what is to be known of it."""
     lines = [f"# {name}", "", f"{whole.source}.", ""]
-    lines += [f"| {' | '.join(HEADINGS)} |", "|" + "---|" * len(HEADINGS)]
-    lines += [f"| {' | '.join(line(result))} |" for result in results]
+    lines += markdown_table(HEADINGS, map(line, results))
     lines += [
         "",
         "Accuracies, or the metric of the column, in %. print: as the paper has it; ours: mean of "

@@ -307,7 +307,6 @@ def _commented_sections(tree: Tree, comments: Mapping[str, str]) -> list[str]:
     """Each section under its comment, or with a comment over each of its keys; an empty line last.
 
     Args:
-        tree: The file's content.
         comments: By dotted key: of a section, of the keys in one, or of both.
     """
     lines = []

@@ -89,11 +89,6 @@ class NodeReport:
 def cluster_for(sweep: ResolvedSweep, state_root: Path, address: str | None) -> Iterator[None]:
     """Connect to Ray for the length of a sweep; on a cluster that was there, its nodes are asked.
 
-    Args:
-        sweep: What is to run.
-        state_root: Its state folder.
-        address: As for `cluster`.
-
     Raises:
         ConnectionRefused: If nothing answers at the address.
         StateError: If a node is not fit for the sweep's trials.
@@ -127,16 +122,14 @@ def survey(
     key = os.urandom(32)  # for this survey alone
     mark = (key, fingerprint_images(needs.data, needs.seed, key)) if needs else None
     asked = needs.model_dump(mode="json") if needs else None
-    with _Token(state_root) as token:
+    with _show_token(state_root) as token:
         waiting = {}
         for node in nodes:
-            matters = (
-                sweep is None
-                or count_trials_per_node(sweep.config.resources, node["Resources"]) > 0
-            )
+            has = node["Resources"]
+            matters = sweep is None or count_trials_per_node(sweep.config.resources, has) > 0
             place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
             task = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=place)(facts)
-            told = task.remote(asked if matters else None, mark, token.shown if matters else None)
+            told = task.remote(asked if matters else None, mark, token if matters else None)
             waiting[told] = (node, matters)
         on_gpus = sweep is None or sweep.config.resources.gpu
         tried = _start_gpu_tasks(nodes) if on_gpus else {}
@@ -184,10 +177,8 @@ def _add_gpus(found: list[NodeReport], tried: dict[Any, str]) -> list[NodeReport
         replace(
             report,
             cards=tuple(sorted(cards.get(report.node_id, []))),
-            faults=(
-                *report.faults,
-                *([wrong[report.node_id]] if report.cuda and report.node_id in wrong else []),
-            ),
+            faults=report.faults
+            + ((wrong[report.node_id],) if report.cuda and report.node_id in wrong else ()),
         )
         for report in found
     ]
@@ -265,35 +256,28 @@ def faults(reports: Sequence[NodeReport]) -> list[str]:
     ]
 
 
-class _Token:
-    """A file in the state folder that nobody can have by chance; gone at the end.
+@contextlib.contextmanager
+def _show_token(root: Path | None) -> Iterator[tuple[str, str, str] | None]:
+    """Make a file in the state folder that nobody can have by chance; it is gone at the end.
 
-    Attributes:
-        shown: (folder, file's name, content) for the nodes to look for; None without a folder.
+    Gives (folder, file's name, content) for the nodes to look for; None without a folder.
     """
-
-    def __init__(self, root: Path | None) -> None:
-        self._root, self._made = root, False
-        self.shown: tuple[str, str, str] | None = None
-
-    def __enter__(self) -> "_Token":
-        if self._root is not None:
-            self._made = not self._root.exists()
-            name, content = f".token-{secrets.token_hex(8)}", secrets.token_hex(16)
-            with translate_disk_full(self._root):
-                if self._made:
-                    make_private_folder(self._root)
-                (self._root / name).write_text(content)
-            self.shown = (str(self._root), name, content)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._root is None or self.shown is None:
-            return
-        for left in self._root.glob(f"{self.shown[1]}*"):
+    if root is None:
+        yield None
+        return
+    made = not root.exists()
+    name, content = f".token-{secrets.token_hex(8)}", secrets.token_hex(16)
+    with translate_disk_full(root):
+        if made:
+            make_private_folder(root)
+        (root / name).write_text(content)
+    try:
+        yield str(root), name, content
+    finally:
+        for left in root.glob(f"{name}*"):
             left.unlink(missing_ok=True)
-        if self._made and not any(self._root.iterdir()):
-            self._root.rmdir()
+        if made and not any(root.iterdir()):
+            root.rmdir()
 
 
 def _collect_reports(
@@ -318,14 +302,12 @@ def _collect_reports(
 
 
 def _report(node: dict[str, Any], said: dict[str, Any], now: float) -> NodeReport:
-    wrong = list(said.pop("faults"))
-    ours = {"dpsweep": __version__, "torch": torch.__version__}
-    for name, mine in ours.items():
-        if said[name] != mine:
-            wrong.append(
-                f"has {name} {said[name]}, and the driver {mine}. Install the same there: "
-                f"trials of one sweep are compared"
-            )
+    wrong = said.pop("faults") + [
+        f"has {name} {said[name]}, and the driver {mine}. Install the same there: trials of one "
+        f"sweep are compared"
+        for name, mine in (("dpsweep", __version__), ("torch", torch.__version__))
+        if said[name] != mine
+    ]
     num_gpus = node["Resources"].get("GPU", 0.0)
     if num_gpus and said["cuda"] is None:
         wrong.append(
@@ -342,13 +324,12 @@ def _report(node: dict[str, Any], said: dict[str, Any], now: float) -> NodeRepor
 
 
 def _silent(node: dict[str, Any], error: Exception) -> NodeReport:
-    missing = "No module named 'dpsweep'" in str(error)
     why = (
-        "has no dpsweep. Install it in the Python that Ray runs with there"
-        if missing
-        else f"does not run our tasks ({type(error).__name__}: {_last_line(error)}). Compare what "
-        f"is installed there with this machine"
+        f"does not run our tasks ({type(error).__name__}: {_last_line(error)}). Compare what is "
+        f"installed there with this machine"
     )
+    if "No module named 'dpsweep'" in str(error):
+        why = "has no dpsweep. Install it in the Python that Ray runs with there"
     return NodeReport(node["NodeManagerHostname"], node["NodeID"], faults=(why,))
 
 

@@ -67,10 +67,6 @@ def start(
     """Start a program in a session of its own, its output to `log` (0600).
 
     Args:
-        name: What it is for people.
-        command: Program and arguments.
-        log: Appended to.
-        environment: All of it.
         end_signal: What ends it in good order.
         how: More for subprocess.Popen, such as the user. What it writes is its user's alone.
     """
@@ -133,7 +129,6 @@ def end(processes: Sequence[Process], mark: str, grace: float = 15.0) -> int:
     """End processes and all that they started; return how many.
 
     Args:
-        processes: What was written down.
         mark: Their common id.
         grace: Seconds that they have to end in good order, before it is killed.
     """

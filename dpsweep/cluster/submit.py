@@ -41,12 +41,6 @@ def drive(
 ) -> str:
     """Start the job that drives a sweep; return its id.
 
-    Args:
-        jobs: Of the cluster.
-        sweep: Which.
-        words: The verb and its options.
-        files: What it needs in its folder.
-
     Raises:
         StateError: If a job drives it already.
     """

@@ -21,43 +21,28 @@ _COMPARISONS = {
     "less_than_equal": ("le", "at most"),
 }
 _WANTED = {
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "string_type": "text",
-    "bool_type": "true or false",
-    "model_type": "a mapping of keys to values",
-    "model_attributes_type": "a mapping of keys to values",
-    "dict_type": "a mapping of keys to values",
-    "list_type": "a list",
-    "tuple_type": "a list",
+    **dict.fromkeys(("int_type", "int_from_float"), "a whole number"),
+    **{"float_type": "a number", "string_type": "text", "bool_type": "true or false"},
+    **dict.fromkeys(
+        ("model_type", "model_attributes_type", "dict_type"), "a mapping of keys to values"
+    ),
+    **dict.fromkeys(("list_type", "tuple_type"), "a list"),
 }
 _RENAMED_KEYS = {"stop": "pruner", "printed": "published"}
 """Keys, and the value of start, that older files call otherwise."""
 
 _OTHER_NAMES = {
-    "learning_rate": LEARNING_RATE,
-    "lr": LEARNING_RATE,
-    "max_grad_norm": CLIP_NORM,
-    "l2_norm_clip": CLIP_NORM,
-    "clip": CLIP_NORM,
-    "clipping_norm": CLIP_NORM,
-    "target_epsilon": EPSILON,
-    "eps": EPSILON,
-    "epsilon": EPSILON,
-    "target_delta": DELTA,
-    "delta": DELTA,
-    "clip_norm": CLIP_NORM,
-    "bs": BATCH_SIZE,
-    "batch_size": BATCH_SIZE,
-    "num_epochs": EPOCHS,
-    "n_epochs": EPOCHS,
-    "max_epochs": EPOCHS,
-    "epochs": EPOCHS,
-    "n_trials": "budget.trials",
-    "num_trials": "budget.trials",
-    "num_samples": "budget.trials",
-    "trials": "budget.trials",
+    name: key
+    for key, names in {
+        LEARNING_RATE: "learning_rate lr",
+        CLIP_NORM: "max_grad_norm l2_norm_clip clip clipping_norm clip_norm",
+        EPSILON: "target_epsilon eps epsilon",
+        DELTA: "target_delta delta",
+        BATCH_SIZE: "bs batch_size",
+        EPOCHS: "num_epochs n_epochs max_epochs epochs",
+        "budget.trials": "n_trials num_trials num_samples trials",
+    }.items()
+    for name in names.split()
 }
 """Name of a key in other libraries, or of a key without its section -> dotted key here."""
 
@@ -73,12 +58,7 @@ _QUOTED = ("literal[", "dict[", "list[", "constrained-")
 
 
 def explain_error(error: Any, model: type[BaseModel] | None) -> tuple[Place, str]:
-    """One pydantic error as (path of keys in the file, sentence).
-
-    Args:
-        error: An item of ValidationError.errors().
-        model: The class that was validated, if it is a model.
-    """
+    """One pydantic error as (path of keys in the file, sentence)."""
     place, owner, field = _locate(error["loc"], model)
     got = format_value(error["input"])
     help_ = describe_field(field)

@@ -37,7 +37,6 @@ def flatten(tree: Mapping[str, Any], prefix: str = "", *, empty: bool = True) ->
     """Flatten nested mappings to dotted keys.
 
     Args:
-        tree: The mappings.
         prefix: Stands before every key.
         empty: Whether None and empty mappings are kept.
 

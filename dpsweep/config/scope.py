@@ -104,8 +104,6 @@ def with_own_noise(
     """A trial that can be trained by itself: the noise of its share, and an epsilon of its own.
 
     Args:
-        config: The trial.
-        whole: What all runs keep together.
         origin: Where its values come from.
         final: True for the run that follows the exploring ones.
 
@@ -124,10 +122,7 @@ def check_explore(config: Strict, trial: TrialConfig, file: Source, base: Source
     """Raises ConfigError for what does not go with `budget.explore` in a sweep file.
 
     Args:
-        config: The sweep file.
         trial: A trial with its privacy as the file has it.
-        file: Where the sweep file's values come from.
-        base: The same of the base config.
     """
     if trial.privacy.scope == "trial":
         raise ConfigError(
@@ -155,14 +150,7 @@ def check_charged(validation: str, accounting: str, file: Source) -> None:
 
 
 def check_selection(config: Strict, space: Space, file: Source, base: Source) -> None:
-    """Raise ConfigError where a sweep file with `accounting: private_selection` is not one.
-
-    Args:
-        config: The sweep file.
-        space: What varies.
-        file: Where the sweep file's values come from.
-        base: The same of the base config.
-    """
+    """Raise ConfigError where a sweep file with `accounting: private_selection` is not one."""
 
     def refuse(place: str, got: Any, why: str, remedy: str) -> None:
         raise ConfigError(

@@ -137,9 +137,7 @@ def check_metrics(objective: ObjectiveConfig, measured: Sequence[str], file: Sou
     """Raise ConfigError if a trial does not measure what is searched for.
 
     Args:
-        objective: The metrics.
         measured: Names of the task's metrics, without `valid/`.
-        file: The sweep file.
     """
     for goal in objective.goals:
         if goal.startswith("valid/") and goal.removeprefix("valid/") not in measured:

@@ -165,7 +165,6 @@ def with_overrides(
     """`source` with each `dotted.key=value` of `settings` set, the value read as YAML.
 
     Args:
-        source: The file.
         settings: As typed after --set.
         spell: Gives the path of keys its proper spelling.
     """

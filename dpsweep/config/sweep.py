@@ -445,7 +445,6 @@ def load_sweep(
     """Read a sweep file and its base, and check every corner of the space.
 
     Args:
-        path: The sweep file.
         settings: KEY=VALUE of the command line. A key of the sweep file itself (name, budget,
             sampler, ...) is set there, any other in the base config.
         rename: Gives the sweep another name than that of the file and the settings.

@@ -21,10 +21,7 @@ def kernel_gradient(
         inputs: Shape (B, I, H, W).
         grads: Shape (B, O, H', W').
         shape: Of K, (O, I / groups, k_h, k_w).
-        stride: By axis.
         padding: Zeros on both sides, by axis.
-        dilation: By axis.
-        groups: Of the channels.
     """
     only_weight = (False, True, False)
     _, by_weight, _ = torch.ops.aten.convolution_backward(

@@ -79,8 +79,6 @@ def write_atomically(
     """Write a file whole and durable, or not at all; only its owner can read it.
 
     Args:
-        place: Where.
-        content: What.
         replace: False to leave a file alone that is there already.
         mode: Its permissions, if others are to read it.
 

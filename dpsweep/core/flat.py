@@ -35,7 +35,6 @@ def copy_flat(
     Args:
         leaves: The tensors. Copies are laid out as they are, where these have no gaps.
         dtype: Of the copies; as they are if None.
-        device: Of the copies; that of the tensors if None.
     """
     import torch
 

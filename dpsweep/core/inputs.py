@@ -95,8 +95,6 @@ def draw_inputs(
     """Draw public inputs for checks: standard normals, any ids, and masks of random lengths.
 
     Args:
-        spec: Of one example.
-        num: How many examples.
         rng: Public generator, on the CPU.
         like: Gives device, and precision of floats.
         longest: Length of the longest mask, relative to its tensor's: if it is below 1, one example

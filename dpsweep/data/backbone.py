@@ -38,7 +38,6 @@ def compute_embedding(
         images: As bytes, shape (N, C, H, W).
         advance: Is given how many more are done, by several threads.
         numbers: Some of them as float32 in [0, 1].
-        config: Size of the scaled images, and views of each.
     """
     network, size = _load_network(config.size), (config.size, config.size)
     made = torch.empty(len(images), *config.shape((3, *size)), dtype=torch.float16)

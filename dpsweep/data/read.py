@@ -137,7 +137,6 @@ def load_dataset(config: DataConfig, seed: int) -> Dataset:
     """Read a data set; the last two stay in memory for the next trial of the same process.
 
     Args:
-        config: The data set.
         seed: Public seed; says which examples are held out, if any are.
 
     Raises:
@@ -186,8 +185,6 @@ def fingerprint_images(config: DataConfig, seed: int, key: bytes) -> str:
     Without the key, whoever knows all private examples but one could test for that one.
 
     Args:
-        config: The data.
-        seed: Decides who is held out.
         key: 32 secret bytes.
     """
     data = load_dataset(config.without_features, seed)
@@ -214,7 +211,6 @@ def load_shared_features(config: DataConfig, seed: int, what: str, make: Callabl
     Of each data set the latest few copies stay, and those in use.
 
     Args:
-        config: The data set.
         seed: Public seed; says which examples are held out, if any are.
         what: Tells apart all that can be made of them.
         make: Returns tensors, in tuples. Called if there is no copy yet.

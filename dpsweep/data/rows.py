@@ -78,7 +78,6 @@ def read_columns(
     """Read some columns of a file.
 
     Args:
-        path: The file.
         names: Of the columns -> the keys that name them, such as data.columns.age.
         num_rows: Key that declares the number of rows, such as data.num_train, and that number.
         file: Key that names the file, such as data.file.

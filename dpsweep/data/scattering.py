@@ -32,7 +32,6 @@ def compute_scattering(
         images: As bytes, shape (N, C, H, W).
         advance: Is given how many more are done, by several threads.
         numbers: Some of them as float32, of the size of 1.
-        config: Which features.
     """
     transform = ScatteringTorch2D(J=config.depth, shape=tuple(images.shape[2:]), L=config.rotations)
     channels, height, width = images.shape[1:]

@@ -61,7 +61,6 @@ class Task(Strict):
         """Draw public targets for checks, shape (num, ...); neighbours differ where they can.
 
         Args:
-            num: How many.
             outputs: Shape of what the model returns for one example.
         """
         raise NotImplementedError

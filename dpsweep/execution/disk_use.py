@@ -63,7 +63,6 @@ def check_disk_space(sweep: ResolvedSweep, folder: Path, at_once: int | None = N
     """Raise DiskFull if `folder` has not the trial_dir that the sweep will take.
 
     Args:
-        sweep: The sweep.
         folder: Where it will live; need not exist.
         at_once: Trials that run at a time; as many as this machine has CPUs for if None.
     """

@@ -141,7 +141,6 @@ def exit_without_device(trial_dir: Path, what: str, error: BaseException) -> NoR
     Its last words are written as faulthandler writes them: the innermost call first.
 
     Args:
-        trial_dir: The trial's.
         what: The CUDA error, without data.
         error: Where it was raised; CUDA may have noticed it later than it happened.
     """
@@ -177,7 +176,6 @@ class Watchdog:
 
     Args:
         trial_dir: The trial's.
-        limits: What it is held to.
     """
 
     def __init__(self, trial_dir: Path, limits: Limits) -> None:

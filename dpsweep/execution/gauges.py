@@ -30,7 +30,6 @@ class GaugeWatcher:
     """Sets the gauges of one sweep as its trials begin, report and end.
 
     Args:
-        study: The sweep's.
         folder: The sweep's folder, which holds what the tracking server has not taken.
     """
 

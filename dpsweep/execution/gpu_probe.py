@@ -94,7 +94,6 @@ def measure_gpu(config: dict[str, Any], most: int, threads: int, device: str) ->
     """A `GpuProbe` as plain values, of the device that this process was given.
 
     Args:
-        config: The trial, as JSON.
         most: Processes at once, at most.
         threads: CPU threads of each.
         device: cuda or cpu.
@@ -149,7 +148,9 @@ def _probe(
         _ready.abort()  # nobody waits for this one
         raise
     _ready.wait()
-    seconds = _time_step(step, progress, _make_synchronizer(place))
+    seconds = _time_step(
+        step, progress, (torch.cuda.synchronize if place.type == "cuda" else lambda: None)
+    )
     return (seconds, *_read_memory(place))
 
 
@@ -161,10 +162,6 @@ def _time_step(step: Step, progress: Progress, wait: Callable[[], None]) -> floa
         wait()
         taken += 1
     return (time.perf_counter() - start) / taken
-
-
-def _make_synchronizer(place: torch.device) -> Callable[[], None]:
-    return torch.cuda.synchronize if place.type == "cuda" else lambda: None
 
 
 def _read_memory(place: torch.device) -> tuple[int, int]:

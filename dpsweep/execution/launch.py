@@ -108,7 +108,6 @@ class Session:
         self.folder.note_dashboard(find_dashboard())
         if not is_checked(self.folder):  # once a sweep, before its first trial
             store_release_checks(self.sweep, self.folder)
-            tracking.checked()
         if self.sweep.is_private_selection:
             return self._search(SecretSearch(self.folder, self.sweep), tracking, [])
         # It deletes the weights of every trial that the study does not rank among the best, and
@@ -201,8 +200,6 @@ def reopen_session(
     """A sweep that was launched before, with the file it was launched with.
 
     Args:
-        name: The sweep's.
-        state: Where it was launched.
         storage_uri: Where its study is now, if not where it was; written down.
         file: What its file says now, if it is to be compared.
         accept: True to take over what changed there, where that does no harm.

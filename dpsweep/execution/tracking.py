@@ -106,14 +106,11 @@ class TrackingWatcher:
         if len(study.plans) > 1:
             tags[GROWN] = format_plans(study.plans)
         self._tracker.sweep(Facts(params, tags, f"**Privacy.** {words}", view=_make_view(sweep)))
-        for name in ("sweep.yaml", "privacy.md"):
+        # The checks too, and not before: when a private selection began is told by nothing.
+        for name in ("sweep.yaml", "privacy.md", CHECKS):
             self._tracker.artifact(self._folder.path / name)
         if any(record.dispatched for record in study.records()) and not study.is_finished():
             self._tracker.flush(_DELIVERY_SECONDS)
-
-    def checked(self) -> None:
-        """The checks of what the sweep's step releases stand beside its privacy statement."""
-        self._tracker.artifact(self._folder.path / CHECKS)
 
     def on_trial_start(self, record: Record) -> None:
         """The trial's run is there, with what was searched and its privacy statement."""

@@ -42,7 +42,6 @@ def freeze(model: nn.Module, train: Sequence[str], *, persistent: bool = True) -
     """Make buffers of all parameters that are in none of the layers `train`.
 
     Args:
-        model: The model.
         train: Names of layers and parameters.
         persistent: False if they need not be saved with the trained weights.
     """

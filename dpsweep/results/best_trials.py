@@ -20,7 +20,6 @@ def choose_trials(study: Study, top: int) -> list[Record]:
     """The trials that a search recommends, the best first.
 
     Args:
-        study: The search.
         top: How many are wanted, of each budget. After two objectives, its whole front comes.
     """
     objective, groups = study.sweep.config.objective, group_by_epsilon(study.best())
@@ -38,7 +37,6 @@ def make_no_result_error(study: Study, name: str | None = None) -> StateError:
     """The error for a sweep without a result.
 
     Args:
-        study: The search.
         name: What its user calls it, such as OWNER/NAME; as it calls itself if None.
     """
     name = name or study.sweep.name
@@ -49,7 +47,6 @@ def make_no_trial_error(study: Study, see: str) -> StateError:
     """The error for a sweep that ended without a complete trial.
 
     Args:
-        study: The search.
         see: What shows its trials.
     """
     failures = disclosure_of(study.sweep).describe_failures(study)
@@ -79,11 +76,8 @@ def make_budget_table(study: Study) -> Table:
     """One line a budget: its best trial, and whether a smaller budget does as well."""
     objective, best = study.sweep.config.objective, list_best_by_budget(study)
     counts = {group[0].number: len(group) for group in group_by_epsilon(study.best())}
-    table = plain_table("By budget")
-    for name in ("ε", "trial", objective.metric, "of trials"):
-        table.add_column(name, justify="right")
-    table.add_column("searched")
-    table.add_column("")
+    columns = ("ε", "trial", objective.metric, "of trials", "searched", "")
+    table = plain_table("By budget", columns, words=("searched", ""))
     for i, record in enumerate(best):
         cost = objective.sign * (record.value or 0.0)
         beaten = any(objective.sign * (other.value or 0.0) <= cost for other in best[:i])
@@ -101,10 +95,8 @@ def make_budget_table(study: Study) -> Table:
 def make_front_table(study: Study) -> Table:
     """One line a trial that no other beats in both objectives."""
     objective = study.sweep.config.objective
-    table = plain_table(f"Front: no trial has better {' and '.join(objective.goals)}")
-    for name in ("trial", *objective.goals):
-        table.add_column(name, justify="right")
-    table.add_column("searched")
+    title = f"Front: no trial has better {' and '.join(objective.goals)}"
+    table = plain_table(title, ("trial", *objective.goals, "searched"), words=("searched",))
     for record in study.front():
         values = get_goal_values(objective, record.row, record.config) or ()
         table.add_row(

@@ -10,7 +10,7 @@ from dpsweep.privacy.statement import format_delta
 from dpsweep.results.compare import Compared, Comparison, uneven
 from dpsweep.results.groups import TrialGroup
 from dpsweep.results.importance import LEAST_TRIALS
-from dpsweep.results.rich_table import plain_table
+from dpsweep.results.rich_table import markdown_table, plain_table
 from dpsweep.results.significance import CONFIDENCE, LEVEL
 from dpsweep.results.tables import format_cell, format_hyperparams, heading
 
@@ -22,9 +22,8 @@ _TOP_KEYS = 2
 
 def comparison_table(comparison: Comparison) -> Table:
     """One line a group."""
-    table = plain_table(_title(comparison), spare=_SPARE, caption=_legend(comparison))
-    for name in _HEADINGS:
-        table.add_column(name, justify="left" if name == "method" else "right")
+    title, legend = _title(comparison), _legend(comparison)
+    table = plain_table(title, _HEADINGS, words=("method",), spare=_SPARE, caption=legend)
     for row in _rows(comparison):
         table.add_row(*row)
     return table
@@ -40,12 +39,9 @@ def print_comparison(console: Console, comparison: Comparison | None) -> None:
 
 def markdown(comparison: Comparison) -> str:
     """The same with all its sentences, to paste into a page."""
-    lines = [f"**{_title(comparison)}**", ""]
-    lines += [f"| {' | '.join(_HEADINGS)} |", "|" + "---|" * len(_HEADINGS)]
-    lines += [f"| {' | '.join(row)} |" for row in _rows(comparison)]
-    lines += ["", f"{_legend(comparison)}.", ""]
-    lines += [*(f"- {sentence}" for sentence in sentences(comparison))]
-    return "\n".join(lines)
+    lines = [f"**{_title(comparison)}**", "", *markdown_table(_HEADINGS, _rows(comparison)), ""]
+    lines += [f"{_legend(comparison)}.", ""]
+    return "\n".join([*lines, *(f"- {sentence}" for sentence in sentences(comparison))])
 
 
 def rows(comparison: Comparison) -> dict[str, Any]:

@@ -28,7 +28,6 @@ def describe_selection_bias(
     """Describe the selection bias in a chosen trial's result, in a sentence.
 
     Args:
-        record: The trial.
         repeats: Its repeats, if its config was confirmed.
         metric: What it was chosen by.
         num_trials: How many trials of the search it was chosen from.
@@ -91,9 +90,9 @@ def confirmed_table(study: Study) -> Table | None:
     confirmed = study.confirmed()
     if not confirmed:
         return None
-    table = plain_table("Confirmed with fresh noise", spare=("failed", "as chosen"))
-    for name in ("trial", study.sweep.config.objective.metric, "±", "runs", "failed", "as chosen"):
-        table.add_column(name, justify="right")
+    metric, spare = study.sweep.config.objective.metric, ("failed", "as chosen")
+    columns = ("trial", metric, "±", "runs", *spare)
+    table = plain_table("Confirmed with fresh noise", columns, spare=spare)
     for record in study.best():
         if repeats := confirmed.get(record.number):
             table.add_row(

@@ -88,14 +88,7 @@ def header(record: Record, rank: int, origin: Origin, how: str) -> str:
 
 
 def export_facts(record: Record, rank: int, origin: Origin, how: str) -> list[str]:
-    """List the facts that every export begins with, a sentence or more each.
-
-    Args:
-        record: The trial.
-        rank: Its place in the search.
-        origin: The search.
-        how: What to do with the file.
-    """
+    """List the facts that every export begins with, a sentence or more each."""
     row = record.row or {}
     versions = ", ".join(
         f"{k.removeprefix('version.')} {v}" for k, v in collect_provenance().items()

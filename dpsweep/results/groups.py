@@ -72,7 +72,6 @@ def groups_of(study: Study, folder: str, *, driven: bool = False) -> list[TrialG
     """The groups of one sweep.
 
     Args:
-        study: The sweep's.
         folder: The state folder it is in.
         driven: True while a process runs it.
 

@@ -43,8 +43,6 @@ class LiveView:
     """State of a sweep as it is drawn. A watcher of the driver.
 
     Args:
-        study: The sweep's.
-        console: Where it is shown.
         owner: Who drives the sweep; None for this process.
     """
 

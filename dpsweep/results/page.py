@@ -233,9 +233,8 @@ def _fold_trials(records: list[Record]) -> list[_Grid]:
     title = "All runs" if len(shown) == len(records) else f"The first {_MOST_ROWS} runs"
     tables = [trial_table(shown, title)]
     if failed := [r for r in records if r.state == "failed"]:
-        reasons = plain_table(f"Trials that failed: {len(failed)}")
-        reasons.add_column("trial", justify="right")
-        reasons.add_column("reason")
+        title = f"Trials that failed: {len(failed)}"
+        reasons = plain_table(title, ("trial", "reason"), words=("reason",))
         for record in failed[:_MOST_REASONS]:
             reasons.add_row(str(record.number), Text(record.reason or "unknown"))
         tables.append(reasons)

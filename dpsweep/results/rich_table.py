@@ -1,7 +1,7 @@
 """The look of every table that has a title, and how it fits a narrow terminal."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from rich import box
@@ -52,13 +52,19 @@ def _count_needed(columns: Sequence[Column]) -> int:
     return sum(widths) + 2 * len(widths)  # a space of padding, and one between columns
 
 
-def plain_table(title: str, *, spare: Sequence[str] = (), **more: str) -> FittingTable:
+def plain_table(
+    title: str,
+    columns: Sequence[str] = (),
+    *,
+    words: Sequence[str] = (),
+    spare: Sequence[str] = (),
+    **more: str,
+) -> FittingTable:
     """A table under a title, to be filled; `more` as rich's Table takes it.
 
     Args:
-        title: What stands above it.
+        columns: Headings; those that are in `words` stand left, and figures right.
         spare: Headings of columns that a narrow terminal goes without, the first to go first.
-        more: As rich's Table takes it.
     """
     table = FittingTable(
         title=title,
@@ -71,4 +77,12 @@ def plain_table(title: str, *, spare: Sequence[str] = (), **more: str) -> Fittin
         **more,  # type: ignore[arg-type]
     )
     table.spare = spare
+    for name in columns:
+        table.add_column(name, justify="left" if name in words else "right")
     return table
+
+
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Lines of a table in Markdown."""
+    head = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
+    return head + [f"| {' | '.join(row)} |" for row in rows]

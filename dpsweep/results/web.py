@@ -33,8 +33,6 @@ class LivePage:
     """Answers of the server. It reads the study and writes nothing.
 
     Args:
-        study: The sweep's.
-        view: The same sweep's live view.
         folder: Its folder, for the confusion matrix and links; None for none.
     """
 
@@ -76,7 +74,6 @@ def serve_page(live: LivePage, port: int) -> Iterator[str]:
     """Serve on 127.0.0.1 within this block; gives the address, with its random part.
 
     Args:
-        live: What is served.
         port: Where to listen; 0 for any port that is free.
 
     Raises:

@@ -101,7 +101,6 @@ def compute_search_privacy(
     """Compute what the search as a whole has spent.
 
     Args:
-        sweep: As it was launched.
         runs: What each trial and each confirming run is charged.
         confirming: How many of `runs` repeat a config.
         void: True if one of them used a test secret.

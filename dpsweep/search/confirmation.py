@@ -129,10 +129,6 @@ def rank_best(records: Sequence[Record], sign: int) -> list[Record]:
     """Complete trials of the search, the best first: by their repeats, where there are any.
 
     A complete final run comes before all of them: it is what they were run for.
-
-    Args:
-        records: Of the whole study, or of a part of it with its repeats.
-        sign: 1 if small objectives are good, -1 if large ones are.
     """
     final = final_of(records)
     ranking = rank_by_confirmed(rank_trials(records, sign), summarize_repeats(records), sign)
@@ -150,13 +146,7 @@ def list_repeats(best: Record, records: Sequence[Record]) -> tuple[tuple[int, fl
 def rank_by_confirmed(
     ranking: Sequence[Record], confirmed: dict[int, Confirmation], sign: int
 ) -> list[Record]:
-    """A ranking with the confirmed trials first, by their means; fewer failed repeats first.
-
-    Args:
-        ranking: Complete trials, the best first.
-        confirmed: What repeats came to.
-        sign: 1 if small objectives are good, -1 if large ones are.
-    """
+    """A ranking with the confirmed trials first, by their means; fewer failed repeats first."""
 
     def place(record: Record) -> tuple[bool, int, float]:
         if record.number not in confirmed:

@@ -55,9 +55,6 @@ def make_sampler(
     a resumed search proposes what an uninterrupted one would have.
 
     Args:
-        config: What the sweep file asks for.
-        seed: The sweep's seed.
-        path: Whose proposal it is.
         history: Trials of an earlier sweep, for cmaes to start from; the others see them anyway.
     """
     own = derive_public_seed(seed, "search", *path)

@@ -73,8 +73,6 @@ def propose(
     """The next trial of a study.
 
     Args:
-        sweep: What is searched.
-        study: Where.
         history: Finished trials of an earlier sweep.
 
     Raises:
@@ -123,7 +121,6 @@ def _is_startup(config: SamplerConfig, known: Sequence[FrozenTrial], before: int
     """True while a sampler that learns would still draw at random, or in the first rounds.
 
     Args:
-        config: The sampler's.
         known: All trials that it sees.
         before: Rounds before this one; None where an earlier sweep has had them.
     """

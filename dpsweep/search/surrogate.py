@@ -87,7 +87,6 @@ class Surrogate:
     """A Gaussian process fitted to complete trials.
 
     Args:
-        space: What was searched.
         records: Complete trials, two or more.
         sign: -1 if large objectives are good, 1 if small ones are.
 
@@ -128,10 +127,6 @@ class Surrogate:
 
     def along(self, feature: Feature, record: Record) -> tuple[Floats, ...]:
         """The posterior as one feature varies over its range, the others being as in one trial.
-
-        Args:
-            feature: A number.
-            record: The trial.
 
         Returns:
             Values of the feature, posterior mean of the objective, and the posterior's standard

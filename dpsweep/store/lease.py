@@ -134,8 +134,6 @@ def hold_lease(
     """Hold the sweep in `folder` for this process.
 
     Args:
-        folder: The sweep's.
-        pace: How the lease is renewed.
         wait_seconds: How long to wait for another driver to end, or to be silent for long enough.
 
     Raises:

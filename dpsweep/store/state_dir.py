@@ -223,7 +223,6 @@ class SweepFolder:
 
         Args:
             sweep: The sweep file.
-            base: The trial it varies.
             tracking_uri: The tracking server; None for a database in the state folder.
             storage_uri: The storage; None for a file in the state folder.
             study: The study's name there, if not the sweep's.
@@ -408,7 +407,6 @@ class SweepFolder:
         """Hold the sweep for this process. The system frees it when the process dies.
 
         Args:
-            pace: How the lease is renewed.
             wait_seconds: How long to wait for another driver.
 
         Raises:

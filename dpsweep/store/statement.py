@@ -17,7 +17,6 @@ def describe_search_privacy(study: Study, *, planned: bool = False) -> str:
     """The privacy statement of a study's search, with all that stands behind its figure.
 
     Args:
-        study: The search.
         planned: True for all that may still be run, beside what has begun; False for what has.
     """
     return search_statement(_compute_spending(study, study.num_planned if planned else None))

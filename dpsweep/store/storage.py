@@ -133,9 +133,7 @@ def check_storage(uri: str, study: str | None = None, owner: str | None = None) 
     """Raise if no study can be kept at `uri`, or its name is taken; make no tables.
 
     Args:
-        uri: The storage.
         study: Name of the sweep that is to have a study there.
-        owner: Whose it is.
 
     Raises:
         ConfigError, ConnectionRefused: As `open_storage` does.
@@ -188,14 +186,8 @@ def list_study_names(uri: str) -> list[str]:
 
 
 def choose_study_name(uri: str | None, sweep: str, owner: str) -> str:
-    """Choose the name of a new sweep's study: the sweep's, or OWNER/SWEEP if that is another's.
-
-    Args:
-        uri: The storage; None for a state folder's own, which has one owner.
-        sweep: The sweep's name.
-        owner: Whose it is.
-    """
-    if uri is None:
+    """Choose the name of a new sweep's study: the sweep's, or OWNER/SWEEP if that is another's."""
+    if uri is None:  # a state folder's own, which has one owner
         return sweep
     storage = open_storage(uri)
     try:

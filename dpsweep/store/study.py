@@ -91,9 +91,6 @@ class Study:
         """A new study, marked as that of one state folder's sweep and one owner.
 
         Args:
-            storage_uri: Where.
-            sweep: What is searched.
-            folder_id: Of the sweep's folder.
             name: What it is called there; as the sweep if None.
             owner: Whose it is.
 
@@ -548,8 +545,6 @@ def open_study(name: str, state: StateFolder, storage_uri: str | None = None) ->
     """The study of a sweep, to read; driven by another process or by none.
 
     Args:
-        name: The sweep's.
-        state: Where it was launched.
         storage_uri: Where its study is now, if not where it was launched.
     """
     folder = state.sweep(name)

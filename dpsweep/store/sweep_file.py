@@ -16,10 +16,6 @@ def dump_sources(*files: Source) -> list[Tree]:
 def read_stored(place: Path, name: str) -> Tree:
     """A sweep.json, as far as anything is built on it.
 
-    Args:
-        place: The file.
-        name: Of the sweep whose folder it is in.
-
     Raises:
         StateError: If it is not one of ours.
         OSError: If it cannot be read.

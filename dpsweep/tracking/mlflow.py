@@ -45,7 +45,6 @@ class MlflowSink:
     """One sweep's experiment on one tracking server.
 
     Attributes:
-        uri: Tracking URI.
         sweep: The sweep's name; the experiment's and the parent run's as well.
         id: Tells this sweep from others of the same name on the same server.
         artifacts: Where artifacts go if the server is a database file; None leaves it to it.

@@ -24,8 +24,6 @@ def check_trial(config: TrialConfig, source: Source, *, fetch: bool = False) -> 
     """Check model against method and clipping, data, and delta. Return warnings.
 
     Args:
-        config: A valid trial.
-        source: The file it came from.
         fetch: True to download missing data.
 
     Raises:

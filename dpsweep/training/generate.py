@@ -26,10 +26,6 @@ def measure_texts(
     Hypotheses and references are compared as the tokenizer decodes them.
 
     Args:
-        model: Called with input_ids and attention_mask.
-        params: Its weights.
-        data: Its validation data are used.
-        config: Tokenizer, length and task.
         at_once: Texts that are written together.
     """
     coder, end = config.load_coder()

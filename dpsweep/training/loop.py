@@ -68,7 +68,6 @@ def train(
     that the checkpoint holds are reported again, so the listener must identify rows by epoch.
 
     Args:
-        config: The trial.
         trial_dir: Its directory, with its secret and, after a crash, its checkpoint. Locked by the
             caller.
         report: Called with each row, in order.

@@ -7,6 +7,7 @@ import os
 import shutil
 import sqlite3
 import stat
+import warnings
 from collections import Counter
 from contextlib import closing, nullcontext
 from functools import partial
@@ -23,12 +24,17 @@ from dpsweep.core.errors import StateError
 from dpsweep.execution.driver import Driver
 from dpsweep.execution.launch import reopen_session
 from dpsweep.execution.private_selection import SecretSearch, forget
+from dpsweep.execution.tracking import CHECKS
 from dpsweep.results.export import origin_of
 from dpsweep.store.state_dir import StateFolder
 from dpsweep.store.study import Study
 from dpsweep.training.loop import train
 from dpsweep.training.schedule import resolve_trial_schedule
 from dpsweep.training.trial_dir import TrialDir
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from mlflow import MlflowClient
 
 SELECTED = ["accounting=private_selection", "budget.trials=4", "train.epochs=1"]
 
@@ -194,6 +200,35 @@ def test_a_driver_that_goes_on_keeps_the_weights_of_the_winner_so_far(folder, st
         assert session.run([])
         assert session.study.best()[0].value == 0.8
     assert winner_of(folder) == 0
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_tracking_server_hears_nothing_of_a_selection_before_its_end(
+    folder, state, sweep, study, monkeypatch
+):
+    """When its run began and ended told how many trials there were, about a second each."""
+    search = of_length(folder, sweep, 1)
+    record = search.ask()
+    search.dispatch(record, void=False)
+    trained(folder, record.number, 0.8)
+    search.tell(record.number, "complete")
+    publish, heard = SecretSearch.publish, []
+
+    def note(self, *told):
+        session.tracker.flush(10)
+        heard.append((folder.path / CHECKS).exists())
+        heard.append(Path(state.tracking_uri.removeprefix("sqlite:///")).stat().st_size)
+        publish(self, *told)
+
+    monkeypatch.setattr(SecretSearch, "publish", note)
+    with reopen_session("tiny", state) as session:
+        session.prepare = list  # no trial is left that would need a cluster
+        assert session.run([])
+    assert heard == [True, 0], "the step was checked, and no run was made"
+    client = MlflowClient(state.tracking_uri)
+    (experiment,) = (e for e in client.search_experiments() if e.name == "tiny")
+    parent = min(client.search_runs([experiment.experiment_id]), key=lambda r: r.info.start_time)
+    assert CHECKS in {file.path for file in client.list_artifacts(parent.info.run_id)}
 
 
 def test_a_search_whose_trials_all_failed_is_one_failed_trial_and_finished(folder, study, sweep):

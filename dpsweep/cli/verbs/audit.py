@@ -45,10 +45,7 @@ def audit(
     of its space. They are all, unless `plan` has runs.
 
     Args:
-        what: `all`, a method's name, or a file.
-        settings: KEY=VALUE, set in each trial.
         plan: Fields of `Plan` other than the config; without `runs`, 5000 for methods.
-        as_json: True to print rows.
         canaries: Images that come and go; each is audited with all runs.
         one_run: Canaries of an audit by one run, at least 40; 0 for none.
     """
@@ -163,14 +160,13 @@ def _line(found: Audit, seconds: float) -> str:
 
 
 def _table(rows: list[tuple[Audit, float]], plan: dict[str, Any]) -> Table:
+    figures = ("claimed ε", "measured ε ≥", "ratio", "by counting", "by Gaussian fit", "sec")
     table = plain_table(
         f"Audit at q = {plan['sampling_rate']:g}, {plan['steps']} steps, {plan['runs']} runs "
-        f"with and without the canary, confidence {plan['confidence']:g} for all rows together"
+        f"with and without the canary, confidence {plan['confidence']:g} for all rows together",
+        ("method", *figures, "verdict"),
+        words=("method", "verdict"),
     )
-    table.add_column("method")
-    for name in ("claimed ε", "measured ε ≥", "ratio", "by counting", "by Gaussian fit", "sec"):
-        table.add_column(name, justify="right")
-    table.add_column("verdict")
     for found, seconds in rows:
         table.add_row(
             found.method,

@@ -22,9 +22,8 @@ def models(data: str, as_json: bool) -> None:
         print(json.dumps(rows, indent=2))
         return
     channels, height, width = SPECS[data].shape
-    table = plain_table(f"Models, for {data}: {channels} x {height} x {width}")
-    for heading in ("model", "weights", "what it is"):
-        table.add_column(heading, justify="right" if heading == "weights" else "left")
+    title, words = f"Models, for {data}: {channels} x {height} x {width}", ("model", "what it is")
+    table = plain_table(title, ("model", "weights", "what it is"), words=words)
     for row in rows:
         count = f"{row['parameters']:,}" if row["parameters"] else str(row["why_not"] or "any")
         table.add_row(str(row["name"]), count, str(row["description"]))

@@ -27,13 +27,8 @@ def compare(
     """Print what the methods of some sweeps came to, and which differences are more than noise.
 
     Args:
-        names: The sweeps.
         state_folders: Where to look for them, in turn; the usual one if empty.
-        reference: What the others are tested against; the best of each epsilon if None.
-        any_model: True if they may have trained different models.
         form: table, json or markdown.
-        storage: Where their studies are now, if not where they were launched.
-        out: Page to write instead; None to print.
     """
     states = [StateFolder.at(folder) for folder in state_folders] or [StateFolder.at(None)]
     folders = [folder for name in dict.fromkeys(names) for folder in _find_folders(name, states)]

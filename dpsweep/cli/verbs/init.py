@@ -15,9 +15,8 @@ _SUFFIXES = (".yaml", ".yml")
 
 def list_examples() -> None:
     """Print every packaged example with its first sentence."""
-    table = plain_table("Examples; copy one with: dpsweep init --from NAME")
-    for heading in ("name", "what it is"):
-        table.add_column(heading)
+    columns = ("name", "what it is")
+    table = plain_table("Examples; copy one with: dpsweep init --from NAME", columns, words=columns)
     for name, sentence in examples().items():
         table.add_row(name, sentence)
     console().print(table)
@@ -70,7 +69,11 @@ def _check_out(out: Path) -> None:
 
 def _write(made: Starter, *, force: bool) -> list[Path]:
     """Write the files that are not there as they should be; none if one may not be replaced."""
-    changed = {path: text for path, text in made.files.items() if not _holds(path, text)}
+    changed = {
+        path: text
+        for path, text in made.files.items()
+        if not (path.is_file() and path.read_bytes() == text.encode())
+    }
     there = [path for path in changed if path.exists() or path.is_symlink()]
     if there and not force:
         raise ConfigError(
@@ -87,8 +90,3 @@ def _write(made: Starter, *, force: bool) -> list[Path]:
                 f"{path}: cannot be written ({e.strerror}). Name another place with -o FILE"
             ) from e
     return list(changed)
-
-
-def _holds(path: Path, text: str) -> bool:
-    """True if the file is there with that very text."""
-    return path.is_file() and path.read_bytes() == text.encode()

@@ -50,17 +50,8 @@ def submit(
     """Send a sweep to a cluster, where a job launches it, and follow that.
 
     Args:
-        file: The sweep file.
-        settings: KEY=VALUE of the command line.
         to: The cluster; None for DPSWEEP_TO.
-        state: State folder there; None for its DPSWEEP_STATE.
-        tracking_uri: MLflow server; None for what the cluster's environment says.
-        storage: Database of the study; the same.
-        project: Folder of the user's code; None for the current one, if a model needs it.
-        detach: Do not follow it.
-        out: Where the best config goes here; None to leave it there.
         fetch_best: Whether it comes here in any case, to where `launch` would put it.
-        quiet: Print nothing but errors.
         words: More options of `launch`.
     """
     address = _address(to)
@@ -103,14 +94,9 @@ def resume(
     """Go on with a submitted sweep, by a new job.
 
     Args:
-        sweep: Which.
         address: Where the cluster is now, if it has moved.
         file: What its file says now, if what changed in it is to be taken over.
         state: State folder of this machine, which remembers the sweep.
-        storage: Database of the study, if that has moved.
-        out: Where the best config goes here; None to leave it there.
-        quiet: Print nothing but errors.
-        words: More options of `resume`.
     """
     check_not_secret("--storage", storage)
     if out:

@@ -128,9 +128,10 @@ def run(options: ReproduceOptions) -> None:
 def plan(options: ReproduceOptions) -> None:
     """Print what each cell would take, from a probe of a few steps of some of its trials."""
     jobs, budget, out = options.jobs(), _budget(options), console()
-    shown_ = plain_table(f"{options.table}: {table(options.table).source}")
-    for name in ("cell", "trials", "repeats", "minutes", "left to do"):
-        shown_.add_column(name, justify="left" if name in ("cell", "left to do") else "right")
+    state = StateFolder.at(options.state)
+    columns = ("cell", "trials", "repeats", "minutes", "left to do")
+    title = f"{options.table}: {table(options.table).source}"
+    shown_ = plain_table(title, columns, words=("cell", "left to do"))
     total, skipped = 0.0, False
     for job in jobs:
         try:
@@ -143,7 +144,8 @@ def plan(options: ReproduceOptions) -> None:
         made = make_plan(
             sweep, count_concurrent_trials(resources, [get_local_resources(resources)])
         )
-        finished = _is_finished(sweep, StateFolder.at(options.state))
+        launched = state.sweep(sweep.name).exists
+        finished = launched and open_study(sweep.name, state).is_finished()
         total += 0.0 if finished else made.seconds
         minutes, left = f"{made.seconds / 60:.1f}", "nothing" if finished else "all, at most"
         shown_.add_row(job.name, str(made.trials), str(made.repeats), minutes, left)
@@ -197,8 +199,6 @@ def _run(sweep: ResolvedSweep, options: ReproduceOptions, start: Callable[[], No
     """Run what is left of a cell. False if it was stopped before its end.
 
     Args:
-        sweep: The cell's.
-        options: What was asked for.
         start: Connects to Ray, if that was not done before.
     """
     state, out = StateFolder.at(options.state), console(quiet=options.quiet)
@@ -231,10 +231,6 @@ def _run(sweep: ResolvedSweep, options: ReproduceOptions, start: Callable[[], No
     return outcome.complete
 
 
-def _is_finished(sweep: ResolvedSweep, state: StateFolder) -> bool:
-    return state.sweep(sweep.name).exists and open_study(sweep.name, state).is_finished()
-
-
 def _result(job: Job, options: ReproduceOptions) -> Result:
     state = StateFolder.at(options.state)
     if not state.sweep(job.name).exists:
@@ -254,11 +250,10 @@ def _write(options: ReproduceOptions, results: list[Result]) -> None:
 
 
 def _print(options: ReproduceOptions, results: list[Result]) -> None:
-    shown_ = plain_table(f"{options.table}: {table(options.table).source}")
     narrow = [i for i, name in enumerate(HEADINGS) if name not in ("δ", "what differs")]
-    for i in narrow:
-        words = HEADINGS[i] in ("row", "column", "method")
-        shown_.add_column(HEADINGS[i], justify="left" if words else "right")
+    columns = [HEADINGS[i] for i in narrow]
+    title = f"{options.table}: {table(options.table).source}"
+    shown_ = plain_table(title, columns, words=("row", "column", "method"))
     for result in results:
         cells_ = line(result)
         shown_.add_row(*(cells_[i] for i in narrow))

@@ -100,9 +100,7 @@ def resume(
     """Go on with an old sweep.
 
     Args:
-        named: Its name.
         file: What its file says now, settings included, if it is to be compared.
-        options: Where it is, and how it is shown.
         settings: KEY=VALUE, to be taken over if they do no harm.
         accept: True to take over what changed in the file, if that does no harm.
     """

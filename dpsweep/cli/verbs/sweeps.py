@@ -130,11 +130,7 @@ def print_privacy(study: Study, record: Record, words: str, called: str, out: Co
     the headline says that it is: five lines on composition after two numbers are not read.
 
     Args:
-        study: The search.
-        record: Its best trial.
-        words: Statement of the search.
         called: Name by which the user knows the sweep.
-        out: Where it is printed.
     """
     whole, delta = format_headline(study)
     epsilon = record.epsilon or get_charged_run(record).epsilon(record.config.delta)
@@ -157,14 +153,7 @@ def print_privacy(study: Study, record: Record, words: str, called: str, out: Co
 
 
 def ui(state_folder: str | None, host: str, port: int, *, browse: bool = True) -> None:
-    """Serve MLflow's UI until it is interrupted.
-
-    Args:
-        state_folder: Whose results are shown.
-        host: Address to listen on.
-        port: Port to listen on.
-        browse: True to open the newest sweep in a browser, where there is a screen.
-    """
+    """Serve MLflow's UI until it is interrupted."""
     from dpsweep.compat import view_path
 
     state = StateFolder.at(state_folder)
@@ -236,9 +225,9 @@ def _show_all(state: StateFolder, as_json: bool) -> None:
     if not rows:
         console().print(f"No sweep in {state.root}. Launch one with: dpsweep launch FILE")
         return
-    table = plain_table("Sweeps", spare=("owner", "ε a trial"))
-    for name in ("sweep", "owner", "state", "trials + repeats", "best", "ε a trial"):
-        table.add_column(name, justify="right" if name in ("trials + repeats", "best") else "left")
+    columns = ("sweep", "owner", "state", "trials + repeats", "best", "ε a trial")
+    words = ("sweep", "owner", "state", "ε a trial")
+    table = plain_table("Sweeps", columns, words=words, spare=("owner", "ε a trial"))
     for row in rows:
         known = row["trials"] is not None
         table.add_row(

@@ -22,9 +22,6 @@ def check(file: Path, settings: list[str], fetch: bool, deep: bool = False) -> N
     """Validate a file; a sweep is told from a trial by its `search`.
 
     Args:
-        file: The file.
-        settings: KEY=VALUE.
-        fetch: True to download missing data.
         deep: True to run the step and check what it releases; exits with 1 if a check fails.
     """
     source = read_yaml(file)
@@ -57,9 +54,8 @@ def print_release_checks(config: TrialConfig, *, quiet: bool = False) -> bool:
     from dpsweep.training.release_check import check_releases
 
     checks = check_releases(config)
-    table = plain_table("What one step releases, on random inputs")
-    for name in ("check", "measured", "at most", "unit", "sec", ""):
-        table.add_column(name)
+    columns = ("check", "measured", "at most", "unit", "sec", "")
+    table = plain_table("What one step releases, on random inputs", columns, words=columns)
     for c in checks:
         verdict = "holds" if c.holds else "[red]VIOLATED[/red]"
         row = (c.name, f"{c.measured:.4g}", f"{c.allowed:.4g}", c.unit, f"{c.seconds:.1f}", verdict)

@@ -22,8 +22,6 @@ def watch(
 
     Args:
         name: The sweep; the one that runs if None.
-        state_folder: Where it is.
-        storage: Database of the study, if it has moved.
         port: Serve its report to a browser there, until Ctrl-C alone; 0 for any free port.
 
     Raises:

@@ -45,11 +45,7 @@ def find_schedule_extremes(
     least and the most are represented by the powers of two among them.
 
     Args:
-        space: What varies.
-        base: The tree it varies around.
         corners: Its corners; points inside are looked at as well.
-        num_examples: N.
-        load: Reads the trial of a tree.
     """
     values: dict[str, set[float]] = {key: set() for key in _KEYS}
     kinds: dict[tuple[Noise, PublicSettings], None] = {}

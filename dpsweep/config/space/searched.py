@@ -58,8 +58,6 @@ def read_varied_keys(file: Source, base: Source, written: Tree) -> VariedKeys:
     """The space of a sweep file whose default spaces are spelled out.
 
     Args:
-        file: The sweep file.
-        base: The base config.
         written: The `search` of the file as it was written.
 
     Raises:

@@ -126,7 +126,6 @@ def _get_published_points(sweep: SearchedSweep, with_sizes: bool) -> list[Point]
     """For each method of the space, the defaults of its tunables, which are the papers' own.
 
     Args:
-        sweep: What is searched.
         with_sizes: Whether to add the default total step of each epsilon, and clip norm.
     """
     points: list[Point] = []

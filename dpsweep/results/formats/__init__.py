@@ -71,13 +71,6 @@ def export_best(
 ) -> list[Exported]:
     """Write the best configs of a search to a folder.
 
-    Args:
-        study: The search.
-        folder: Where it lives.
-        out: The folder to write to.
-        kind: A name in FORMATS.
-        top: How many, of each budget.
-
     Raises:
         ConfigError: If there is no such format, or a winner cannot be had in it.
         StateError: If there is no complete trial yet, or a file of another kind is in the way.

@@ -83,8 +83,6 @@ def write_huggingface(config: HuggingFace, model: TextModel, card: Path, facts: 
     """Write a trained model to the folder of `card`; its adapter is merged in the course of it.
 
     Args:
-        config: Of the model.
-        model: With its trained weights.
         card: README.md in a folder that is written to.
         facts: Paragraphs of the card: origin, figures, privacy.
     """

@@ -76,11 +76,6 @@ if __name__ == "__main__":
 def to_torch(config: TrialConfig, accuracy: float, classes: list[str]) -> str:
     """The script's text, without its header.
 
-    Args:
-        config: The trial.
-        accuracy: Of its weights, when they were trained.
-        classes: Names of the classes, in order.
-
     Raises:
         ConfigError: If model or data cannot be written out.
     """

@@ -53,9 +53,6 @@ def noise_gain(record: Record) -> float:
 def filters(records: Sequence[Record]) -> go.Figure | None:
     """Magnitude responses of the given trials' filters, and what noise they let pass.
 
-    Args:
-        records: Some of the best trials, the best first.
-
     Returns:
         None if none of them has a filter.
     """
