@@ -36,7 +36,7 @@ from dpsweep.results.plots.search import (
     slices,
     timeline,
 )
-from dpsweep.search.choose import LEAST_TRIALS, surrogates
+from dpsweep.search.ranking import LEAST_TRIALS, surrogates
 from dpsweep.search.trial_record import Record
 from dpsweep.store.state_dir import SweepFolder
 from dpsweep.store.study import Study
