@@ -1,12 +1,14 @@
 """A comparison in words, as a table, as Markdown and as plain data."""
 
+import math
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from dpsweep.config.keys import EPSILON, METHOD_NAME
-from dpsweep.privacy.statement import format_delta
+from dpsweep.privacy.statement import format_delta, format_epsilon
 from dpsweep.results.compare import Compared, Comparison, uneven
 from dpsweep.results.groups import TrialGroup
 from dpsweep.results.importance import LEAST_TRIALS
@@ -92,6 +94,7 @@ def warnings(comparison: Comparison) -> list[str]:
             found.append(
                 f"{group.label}: {group.num_failed} repeats failed and are not in its mean"
             )
+    found += _state_spending(comparison)
     if comparison.compared and (few := _hardly_searched(comparison)):
         found.append(
             f"fewer than {LEAST_TRIALS} trials were spent on {', '.join(few)}: a difference may be "
@@ -115,6 +118,26 @@ def warnings(comparison: Comparison) -> list[str]:
             "worse than they are; --reference names one beforehand"
         )
     return list(dict.fromkeys(found))
+
+
+def _state_spending(comparison: Comparison) -> list[str]:
+    """State what all compared sweeps spent together: whoever chooses among them has seen all."""
+    sweeps = {(g.folder, g.sweep): g.spending for g in comparison.groups}
+    if len(sweeps) < 2 or any(spending.void for spending in sweeps.values()):
+        return []  # of a void sweep a remark says that nothing holds
+    epsilon = delta = 0.0
+    for (folder, _), spending in sweeps.items():
+        began = spending.warm_start
+        if began and (folder, began[0][-1]) in sweeps:  # which counts it already
+            spending = replace(spending, earlier=None)
+        epsilon, delta = epsilon + spending.largest[0], delta + spending.largest[1]
+    if math.isinf(epsilon):
+        return []
+    return [
+        f"a choice among these {len(sweeps)} sweeps has seen all of them: on the same data they "
+        f"cost ({format_epsilon(epsilon)}, {format_delta(min(delta, 1.0))})-DP together, by basic "
+        f"composition"
+    ]
 
 
 def format_target(group: TrialGroup) -> str:

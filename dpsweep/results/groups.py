@@ -7,6 +7,7 @@ from dpsweep.config.keys import METHOD_NAME
 from dpsweep.config.source import Tree
 from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.core.errors import StateError
+from dpsweep.privacy.statement import SearchSpending
 from dpsweep.results.disclosure import disclosure_of
 from dpsweep.results.importance import LEAST_TRIALS, importances
 from dpsweep.results.significance import half_width
@@ -14,6 +15,7 @@ from dpsweep.search.confirmation import list_repeats, summarize_repeats
 from dpsweep.search.ranking import rank_best, surrogates
 from dpsweep.search.surrogate import SelectionBias
 from dpsweep.search.trial_record import Record
+from dpsweep.store.statement import compute_spending
 from dpsweep.store.study import Study
 
 PrivacyTarget = tuple[float | None, str, float | None]
@@ -49,6 +51,7 @@ class TrialGroup:
     num_confirmed: int  # configs that were repeated, of which that is the best
     shares: dict[str, float]  # which keys decided the result: dotted key -> share
     remarks: tuple[str, ...]  # what a reader has to know of it
+    spending: SearchSpending  # of its whole sweep
     # what chance does in such a search; None with few complete trials
     selection_bias: SelectionBias | None = None
 
@@ -92,7 +95,10 @@ def groups_of(study: Study, folder: str, *, driven: bool = False) -> list[TrialG
     split: dict[tuple[PrivacyTarget, str], list[Record]] = {}
     for record in records:
         split.setdefault((_get_target(study, record), _method(record)), []).append(record)
-    return [_make_group(study, folder, *key, found, remarks) for key, found in split.items()]
+    spending = compute_spending(study)
+    return [
+        _make_group(study, folder, *key, found, remarks, spending) for key, found in split.items()
+    ]
 
 
 def _get_target(study: Study, record: Record) -> PrivacyTarget:
@@ -113,6 +119,7 @@ def _make_group(
     method: str,
     records: list[Record],
     remarks: tuple[str, ...],
+    spending: SearchSpending,
 ) -> TrialGroup:
     objective = study.sweep.config.objective
     trials = [r for r in records if r.confirms is None]
@@ -144,6 +151,7 @@ def _make_group(
         num_confirmed=len(confirmed),
         shares={i.key: i.share for i in importances(study.restrict_to({r.number for r in trials}))},
         remarks=remarks,
+        spending=spending,
         selection_bias=_estimate_selection_bias(study.sweep, trials, best),
     )
 

@@ -19,7 +19,7 @@ def describe_search_privacy(study: Study, *, planned: bool = False) -> str:
     Args:
         planned: True for all that may still be run, beside what has begun; False for what has.
     """
-    return search_statement(_compute_spending(study, study.num_planned if planned else None))
+    return search_statement(compute_spending(study, study.num_planned if planned else None))
 
 
 def format_headline(study: Study) -> tuple[str, str]:
@@ -28,19 +28,20 @@ def format_headline(study: Study) -> tuple[str, str]:
     Returns:
         Epsilon and delta; none and a dash for a void search.
     """
-    spent = _compute_spending(study)
+    spent = compute_spending(study)
     if spent.void:
         return NO_EPSILON, "–"
     epsilon, delta = spent.largest
     return format_epsilon(epsilon), format_delta(delta)
 
 
-def compute_planned_spending(study: Study) -> tuple[float, float]:
-    """(epsilon, delta) of all planned runs, and of the sweeps that the search began from."""
-    return _compute_spending(study, study.num_planned).largest
+def compute_spending(study: Study, ahead: int | None = None) -> SearchSpending:
+    """Compute the privacy spent by a study's search, and by the sweeps that it began from.
 
-
-def _compute_spending(study: Study, ahead: int | None = None) -> SearchSpending:
+    Args:
+        study: The search.
+        ahead: Runs in all that the figure is to cover; None for those that have begun.
+    """
     records, warm, config = study.records(), study.warm_start, study.sweep.config
     spent = compute_search_privacy(
         study.sweep,

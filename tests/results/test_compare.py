@@ -13,6 +13,7 @@ from dpsweep.cli.verbs import compare as verb
 from dpsweep.cli.verbs import sweeps
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import ConfigError, StateError
+from dpsweep.privacy.statement import SearchSpending
 from dpsweep.results.compare import compare, compare_methods, uneven
 from dpsweep.results.comparison import markdown, rows, sentences
 from dpsweep.results.groups import TrialGroup, groups_of
@@ -80,6 +81,7 @@ def group(method, repeats, *, first_seed=1):
         num_confirmed=1,
         shares={},
         remarks=(),
+        spending=SearchSpending(num_runs=2, planned=2, epsilon=6.0, delta=1e-5),
     )
 
 
@@ -97,6 +99,21 @@ def test_repeats_are_compared_in_pairs_by_their_seeds():
     (words,) = (w for w in sentences(found) if "worse" in w)
     assert words.startswith("fftkf: worse than dp_sgd by 9.75 ± 1.52 points (p = ")
     assert "4 pairs of runs" in words
+
+
+def test_what_the_compared_sweeps_spent_is_added_up_and_no_sweep_is_counted_twice():
+    one, two = group("dp_sgd", GOOD), group("fftkf", BAD)
+    told = "a choice among these 2 sweeps has seen all of them: on the same data they cost ({}, {})"
+    words = sentences(compare([one, two]))
+    assert any(w.startswith(told.format("12.00", "2.0e-05")) for w in words)
+    warm = replace(two.spending, earlier=(6.0, 1e-5), warm_start=(("sweep-dp_sgd",), 2))
+    words = sentences(compare([one, replace(two, spending=warm)]))  # it began from the other
+    assert any(w.startswith(told.format("12.00", "2.0e-05")) for w in words)
+    other = replace(warm, warm_start=(("before",), 2))  # which is not compared
+    words = sentences(compare([one, replace(two, spending=other)]))
+    assert any(w.startswith(told.format("18.00", "3.0e-05")) for w in words)
+    for groups in ([one], [one, replace(two, spending=replace(warm, void=True))]):
+        assert not any("seen all of them" in w for w in sentences(compare(groups)))
 
 
 def test_a_reference_can_be_named_by_method_or_sweep_and_a_wrong_one_is_told():

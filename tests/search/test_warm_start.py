@@ -8,7 +8,7 @@ from dpsweep.config.sweep import change_sweep, load_sweep
 from dpsweep.core.errors import ConfigError
 from dpsweep.results.export import origin_of
 from dpsweep.search.warm_start import collect_earlier_trials, make_history
-from dpsweep.store.statement import compute_planned_spending, format_headline
+from dpsweep.store.statement import compute_spending, format_headline
 from dpsweep.store.study import Study
 
 TPE = "sampler={name: tpe, startup_trials: 4}"
@@ -16,6 +16,11 @@ TPE = "sampler={name: tpe, startup_trials: 4}"
 
 def load(sweep_file, *settings):
     return load_sweep(sweep_file, ["budget.trials=40", TPE, *settings])
+
+
+def planned(study):
+    """(epsilon, delta) of all that a sweep may still run."""
+    return compute_spending(study, study.num_planned).largest
 
 
 def kappa(record):
@@ -33,7 +38,7 @@ def earlier(sweep_file, search):
 
 def created(sweep, earlier, tmp_path, name):
     study = Study.create(f"sqlite:///{tmp_path}/{name}.db", sweep)
-    study.learn_from(earlier, compute_planned_spending(earlier))
+    study.learn_from(earlier, planned(earlier))
     return study
 
 
@@ -70,7 +75,7 @@ def test_a_resumed_search_knows_them_when_the_earlier_sweep_is_gone(sweep_file, 
 
 def test_the_statement_says_that_the_earlier_cost_adds_up(sweep_file, earlier, tmp_path):
     study = created(load(sweep_file), earlier, tmp_path, "new")
-    spent = [*compute_planned_spending(earlier)]
+    spent = [*planned(earlier)]
     known = {"sweeps": ["old"], "trials": 13, "void": False, "spent": spent}
     assert study.warm_start == known
     words = origin_of(study).search_words
@@ -91,7 +96,7 @@ def test_the_first_figure_of_a_warm_started_search_counts_the_earlier_sweeps(
         sweep = load_sweep(sweep_file, [TPE, *shared, f"name={name}"])
         study = search(sweep, 0, kappa, name=name)
         if studies:
-            study.learn_from(studies[-1], compute_planned_spending(studies[-1]))
+            study.learn_from(studies[-1], planned(studies[-1]))
         for _ in range(2):
             study.dispatch(study.ask(), void=False)
         studies.append(study)
