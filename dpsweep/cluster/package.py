@@ -32,68 +32,23 @@ _PATHS = ("folder", "weights")
 _MARKERS = frozenset({"sweep.json", "up.json", "study.db"})
 """A folder that holds one of them is a sweep, a local cluster or a state folder."""
 
-_RUBBISH = """
-.venv/
-venv/
-node_modules/
-__pycache__/
-*.py[cod]
-.*_cache/
-.ipynb_checkpoints/
-runs/
-"""
+_RUBBISH = ".venv/ venv/ node_modules/ __pycache__/ *.py[cod] .*_cache/ .ipynb_checkpoints/ runs/"
 """Left out unless an ignore file brings it back with `!`."""
 
 _NEVER = """
-.git/
-.hg/
-.svn/
-.dpsweep/
-mlruns/
-mlartifacts/
-mlflow.db
-secret
-checkpoint.pt
-error.txt
-selection.json
-secrets.json
-credentials
-credentials*.json
-service_account*.json
-.git-credentials
-.env*
-.netrc
-_netrc
-.pgpass
-pgpass
-.npmrc
-.pypirc
-.htpasswd
-.ray/
-.ssh/
-.aws/
-.kube/
-.docker/
-.gnupg/
-auth_token
-*_token
-*token*.txt
-*.pem
-*.key
-*.p12
-*.pfx
-id_rsa*
-id_dsa*
-id_ecdsa*
-id_ed25519*
+.git/ .hg/ .svn/ .dpsweep/ mlruns/ mlartifacts/ mlflow.db
+secret checkpoint.pt error.txt selection.json secrets.json
+credentials credentials*.json service_account*.json .git-credentials .env* .netrc _netrc
+.pgpass pgpass .npmrc .pypirc .htpasswd .ray/ .ssh/ .aws/ .kube/ .docker/ .gnupg/
+auth_token *_token *token*.txt *.pem *.key *.p12 *.pfx id_rsa* id_dsa* id_ecdsa* id_ed25519*
 """
 """Histories, results, private files of a trial's directory, and secrets; in any case of letters."""
 
 _Rules = list[tuple[Path, pathspec.GitIgnoreSpec]]
 """Ignore lists and the folders they speak of, the outermost first: a later one wins."""
 
-_rubbish = pathspec.GitIgnoreSpec.from_lines(_RUBBISH.splitlines())
-_never = pathspec.GitIgnoreSpec.from_lines(_NEVER.splitlines())
+_rubbish = pathspec.GitIgnoreSpec.from_lines(_RUBBISH.split())
+_never = pathspec.GitIgnoreSpec.from_lines(_NEVER.split())
 
 
 def pack_sweep(

@@ -107,11 +107,7 @@ def wait_for(ready: Callable[[], bool], process: Process, seconds: float) -> Non
 
 
 def run(command: Sequence[str | Path], environment: Mapping[str, str], **how: Any) -> None:
-    """Run a program to its end.
-
-    Raises:
-        ConnectionRefused: If it fails, with what it said.
-    """
+    """Run a program to its end; ConnectionRefused if it fails, with what it said."""
     done = subprocess.run(
         [str(word) for word in command],
         env=dict(environment),

@@ -15,6 +15,8 @@ import signal
 import sys
 import tempfile
 import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -74,17 +76,10 @@ def postgres(local: Local, password: str) -> None:
     fresh = not (home / "ready").exists()
     if fresh:
         _make_database(programs, home, password, environment, who)
-    process = start(
-        "PostgreSQL",
-        [programs / "postgres", "-D", home / "data", "-p", str(port), "-h", HOST, "-k", home],
-        local.folder / "logs" / "postgres.log",
-        environment,
-        end_signal=signal.SIGINT,
-        cwd=home,
-        **who,
-    )
-    _is_started(local, process)
-    wait_for(lambda: listens(port), process, _READY_SECONDS)
+    command = [f"{programs / 'postgres'}", "-D", f"{home / 'data'}", "-p", str(port), "-h", HOST]
+    command += ["-k", f"{home}"]
+    ready, how = partial(listens, port), {"end_signal": signal.SIGINT, "cwd": home, **who}
+    _start_service(local, "PostgreSQL", "postgres", command, environment, ready, **how)
     if fresh:
         for name in _DATABASES:
             where = ("-h", HOST, "-p", str(port), "-U", USER, "-w")
@@ -95,15 +90,9 @@ def postgres(local: Local, password: str) -> None:
 def s3(local: Local) -> None:
     """An S3 endpoint with our bucket."""
     port = local.ports["s3"]
-    process = start(
-        "the S3 store",
-        [sys.executable, "-m", "moto.server", "-H", HOST, "-p", str(port)],
-        local.folder / "logs" / "s3.log",
-        plain_environment(local.id),
-        cwd=local.folder,
-    )
-    _is_started(local, process)
-    wait_for(lambda: listens(port), process, _READY_SECONDS)
+    command = [sys.executable, "-m", "moto.server", "-H", HOST, "-p", str(port)]
+    environment, ready = plain_environment(local.id), partial(listens, port)
+    process = _start_service(local, "the S3 store", "s3", command, environment, ready)
     make = urllib.request.Request(f"http://{HOST}:{port}/{BUCKET}", method="PUT")
     try:
         urllib.request.urlopen(make, timeout=30).close()
@@ -128,38 +117,47 @@ def mlflow(local: Local, words: dict[str, str]) -> None:
             "authorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
         ).encode(),
     )
-    process = start(
-        "MLflow",
-        [
-            *(sys.executable, "-m", "mlflow", "server", "--app-name", "basic-auth"),
-            *("--host", HOST, "--port", str(port), "--workers", "1", "--serve-artifacts"),
-        ],
-        local.folder / "logs" / "mlflow.log",
-        {
-            **plain_environment(local.id),
-            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-            "MLFLOW_BACKEND_STORE_URI": f"{url}/mlflow",
-            "MLFLOW_ARTIFACTS_DESTINATION": f"s3://{BUCKET}",
-            "MLFLOW_SERVER_ALLOWED_HOSTS": f"{HOST}:{port},localhost:{port}",
-            "MLFLOW_AUTH_CONFIG_PATH": str(config),
-            "MLFLOW_AUTH_ADMIN_PASSWORD": words["mlflow"],
-            "MLFLOW_FLASK_SERVER_SECRET_KEY": words["csrf"],
-            "PGPASSFILE": str(local.folder / "pgpass"),
-            "MLFLOW_S3_ENDPOINT_URL": f"http://{HOST}:{local.ports['s3']}",
-            "AWS_ACCESS_KEY_ID": "moto-believes-every-key",
-            "AWS_SECRET_ACCESS_KEY": "moto-believes-every-key",
-            "AWS_DEFAULT_REGION": "us-east-1",
-        },
-        cwd=local.folder,
-    )
-    _is_started(local, process)
+    environment = {
+        **plain_environment(local.id),
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "MLFLOW_BACKEND_STORE_URI": f"{url}/mlflow",
+        "MLFLOW_ARTIFACTS_DESTINATION": f"s3://{BUCKET}",
+        "MLFLOW_SERVER_ALLOWED_HOSTS": f"{HOST}:{port},localhost:{port}",
+        "MLFLOW_AUTH_CONFIG_PATH": str(config),
+        "MLFLOW_AUTH_ADMIN_PASSWORD": words["mlflow"],
+        "MLFLOW_FLASK_SERVER_SECRET_KEY": words["csrf"],
+        "PGPASSFILE": str(local.folder / "pgpass"),
+        "MLFLOW_S3_ENDPOINT_URL": f"http://{HOST}:{local.ports['s3']}",
+        "AWS_ACCESS_KEY_ID": "moto-believes-every-key",
+        "AWS_SECRET_ACCESS_KEY": "moto-believes-every-key",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    command = [
+        *(sys.executable, "-m", "mlflow", "server", "--app-name", "basic-auth"),
+        *("--host", HOST, "--port", str(port), "--workers", "1", "--serve-artifacts"),
+    ]
     healthy = f"http://{HOST}:{port}/health"
-    wait_for(lambda: http_status(healthy) == 200, process, _READY_SECONDS)
+    _start_service(
+        local, "MLflow", "mlflow", command, environment, lambda: http_status(healthy) == 200
+    )
 
 
-def _is_started(local: Local, process: Process) -> None:
+def _start_service(
+    local: Local,
+    name: str,
+    log: str,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    ready: Callable[[], bool],
+    **how: Any,
+) -> Process:
+    """Start a service, write it down, and wait until it is `ready`; it runs in `local`'s folder."""
+    place, how = local.folder / "logs" / f"{log}.log", {"cwd": local.folder, **how}
+    process = start(name, command, place, environment, **how)
     local.services.append(process)
     local.store()
+    wait_for(ready, process, _READY_SECONDS)
+    return process
 
 
 def _secrets(place: Path) -> dict[str, str]:

@@ -78,11 +78,7 @@ def named_fields(spec: InputSpec) -> tuple[Field, ...]:
 
 
 def tensor_shape(spec: InputSpec) -> tuple[int, ...]:
-    """Return the shape of an example's one tensor.
-
-    Raises:
-        ValueError: If the inputs are named tensors.
-    """
+    """Return the shape of an example's one tensor; ValueError if the inputs are named tensors."""
     if fields := named_fields(spec):
         names = ", ".join(field.name for field in fields)
         raise ValueError(f"it takes one tensor, and the data give {names}")

@@ -16,11 +16,7 @@ DataConfig = Annotated[
 
 
 def validate_data(section: object) -> DataConfig:
-    """Validate the `data` section of a trial config.
-
-    Raises:
-        ValueError: If it is not valid.
-    """
+    """Validate the `data` section of a trial config; ValueError if it is not valid."""
     found: DataConfig = _ADAPTER.validate_python(section)
     return found
 

@@ -82,11 +82,7 @@ class Scattering(Features):
         return 1 + first + self.rotations * first * (self.depth - 1) // 2
 
     def shape(self, image: tuple[int, ...]) -> tuple[int, ...]:
-        """As said above.
-
-        Raises:
-            InvalidKey: If the image is too small.
-        """
+        """As said above; InvalidKey if the image is too small."""
         channels, height, width = image
         if self.groups and channels * self.paths % self.groups:
             raise InvalidKey(

@@ -248,11 +248,7 @@ class TokenizerFile:
 
 
 def find_tokenizer(given: str) -> Path:
-    """Find the tokenizer.json of a folder, a file or a package.
-
-    Raises:
-        ConfigError: If there is none.
-    """
+    """Find the tokenizer.json of a folder, a file or a package; ConfigError if there is none."""
     place = Path(given).expanduser()
     if place.is_file():
         return place

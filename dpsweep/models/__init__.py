@@ -8,7 +8,7 @@ from pydantic import Field
 
 from dpsweep.core.seeds import derive_public_seed
 from dpsweep.data.base import Spec
-from dpsweep.models import cnn, huggingface, lenet, mlp, own, resnet, spectral, vit, wrn
+from dpsweep.models import cnn, huggingface, mlp, own, resnet, spectral, vit
 from dpsweep.models.parts import Model
 
 if TYPE_CHECKING:
@@ -18,15 +18,15 @@ ModelConfig = Annotated[
     cnn.CnnSmall
     | cnn.CnnPapernot
     | cnn.Cnn5
-    | lenet.LeNet5
+    | cnn.LeNet5
     | mlp.Linear
     | mlp.Mlp4
     | mlp.Mlp4Circulant
     | spectral.Model2
     | spectral.Model3
-    | wrn.Wrn16
-    | wrn.Wrn28
-    | wrn.Wrn40
+    | resnet.Wrn16
+    | resnet.Wrn28
+    | resnet.Wrn40
     | resnet.ResNet18
     | vit.VitSmall
     | own.Torchvision

@@ -112,11 +112,7 @@ class HuggingFace(Model):
 
     @property
     def place(self) -> Path:
-        """Folder of the model's files.
-
-        Raises:
-            InvalidKey: If it has no config.json.
-        """
+        """Folder of the model's files; InvalidKey if it has no config.json."""
         if self.folder is not None:
             place = Path(self.folder).expanduser()
             if not (place / "config.json").is_file():

@@ -43,7 +43,7 @@ class VitSmall(Model):
         """Build a network: images of `shape` (C, H, W) -> logits, shape (B, num_classes)."""
         from torch import nn
 
-        from dpsweep.models.transformer import Block, Mean, Patches
+        from dpsweep.models.blocks import Block, Mean, Patches
 
         channels, height, width = shape
         patch = self.patch_side(shape)

@@ -8,10 +8,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from dpsweep.optim import adam, adam_bc, sgd
+from dpsweep.optim import adam, sgd
 
 OptimizerConfig = Annotated[
-    sgd.Sgd | adam.Adam | adam.AdamW | adam_bc.AdamBC,
+    sgd.Sgd | adam.Adam | adam.AdamW | adam.AdamBC,
     Field(discriminator="name"),
 ]
 """Any base optimizer, told apart by `name`."""

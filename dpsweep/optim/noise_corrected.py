@@ -1,4 +1,4 @@
-"""The update of AdamBC; its equation stands in adam_bc.py."""
+"""The update of AdamBC; its equation stands in adam.py."""
 
 from collections.abc import Callable, Iterable
 from typing import Any

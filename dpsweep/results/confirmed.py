@@ -6,54 +6,12 @@ alone would report what noise raised most.
 
 from rich.table import Table
 
-from dpsweep.results.disclosure import Disclosure, disclosure_of
+from dpsweep.results.disclosure import disclosure_of
 from dpsweep.results.rich_table import plain_table
 from dpsweep.results.tables import format_cell
-from dpsweep.search.confirmation import Confirmation
 from dpsweep.search.ranking import LEAST_TRIALS
 from dpsweep.search.trial_record import Record
 from dpsweep.store.study import Study
-
-
-def describe_selection_bias(
-    record: Record,
-    repeats: Confirmation | None,
-    metric: str,
-    num_trials: int,
-    disclosure: Disclosure,
-    *,
-    confirming: bool = False,
-    exploring: bool = False,
-) -> str:
-    """Describe the selection bias in a chosen trial's result, in a sentence.
-
-    Args:
-        repeats: Its repeats, if its config was confirmed.
-        metric: What it was chosen by.
-        num_trials: How many trials of the search it was chosen from.
-        disclosure: What may be told of the search.
-        confirming: True if the best config was to be repeated.
-        exploring: True if a final run was to be trained at the config that was chosen.
-    """
-    if record.final:
-        return (
-            f"{metric} is that of the final run, trained once at the config that {num_trials} "
-            f"exploring trials chose: the choice did not see it."
-        )
-    if exploring:
-        return (
-            f"{metric} is that of an exploring trial, which has much noise: the final run did not "
-            f"come to a result (yet)."
-        )
-    if repeats:
-        what = "mean ± standard deviation; " if len(repeats.values) > 1 else ""
-        return (
-            f"Confirmed with fresh noise: {metric} {repeats} ({what}{format_cell(record.value)} "
-            f"when it was chosen)."
-        )
-    if confirming:
-        return f"{metric} is that of one run: no repeat of this config came to a result."
-    return disclosure.describe_chance(record, metric, num_trials)
 
 
 def choice_words(study: Study) -> dict[float | None, str]:

@@ -8,9 +8,10 @@ from pathlib import Path
 from dpsweep.config.trial import dump_trial
 from dpsweep.core.errors import StateError
 from dpsweep.execution.tracking import collect_provenance
-from dpsweep.results.confirmed import choice_words, describe_selection_bias
+from dpsweep.results.confirmed import choice_words
 from dpsweep.results.disclosure import Disclosure, disclosure_of
 from dpsweep.results.edges import edge_warnings, warn_of_worse_final
+from dpsweep.results.tables import format_cell
 from dpsweep.search.charge import describe_trial_privacy
 from dpsweep.search.confirmation import Confirmation, final_of
 from dpsweep.search.trial_record import Record
@@ -39,18 +40,30 @@ class Origin:
 
     def describe_selection_bias(self, record: Record) -> str:
         """Say how large the selection bias of one of its trials is, and how it was chosen."""
-        repeats = self.confirmed.get(record.number)
-        worth = describe_selection_bias(
-            record,
-            repeats,
-            self.metric,
-            self.num_trials,
-            self.disclosure,
-            confirming=self.confirming,
-            exploring=self.exploring,
-        )
         more = self.choice.get(record.epsilon), self.edges.get(record.number)
-        return " ".join(filter(None, [worth, *more]))
+        return " ".join(filter(None, [self._describe_chance(record), *more]))
+
+    def _describe_chance(self, record: Record) -> str:
+        metric = self.metric
+        if record.final:
+            return (
+                f"{metric} is that of the final run, trained once at the config that "
+                f"{self.num_trials} exploring trials chose: the choice did not see it."
+            )
+        if self.exploring:
+            return (
+                f"{metric} is that of an exploring trial, which has much noise: the final run did "
+                f"not come to a result (yet)."
+            )
+        if repeats := self.confirmed.get(record.number):
+            what = "mean ± standard deviation; " if len(repeats.values) > 1 else ""
+            return (
+                f"Confirmed with fresh noise: {metric} {repeats} ({what}"
+                f"{format_cell(record.value)} when it was chosen)."
+            )
+        if self.confirming:
+            return f"{metric} is that of one run: no repeat of this config came to a result."
+        return self.disclosure.describe_chance(record, metric, self.num_trials)
 
 
 def origin_of(study: Study) -> Origin:

@@ -145,11 +145,7 @@ def _render(template: str, **page: Any) -> str:
 
 
 def write_page(path: Path, text: str) -> None:
-    """Write a page to a file.
-
-    Raises:
-        StateError: If it cannot be written there.
-    """
+    """Write a page to a file; StateError if it cannot be written there."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")

@@ -119,11 +119,7 @@ def tables() -> dict[str, Table]:
 
 
 def table(name: str) -> Table:
-    """One table.
-
-    Raises:
-        ConfigError: If there is none of this name.
-    """
+    """One table; ConfigError if there is none of this name."""
     if name not in tables():
         raise unknown_name_error("table", name, tables(), where="TABLE")
     return tables()[name]

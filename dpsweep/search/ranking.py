@@ -19,8 +19,8 @@ LEAST_TRIALS = 12
 """Complete trials of one epsilon from which on the posterior chooses better than results do."""
 
 _CLEAR = 0.5
-"""Standard errors of the default's accuracy by which another trial must be ahead of it. A whole one,
-as the rule's name says, would more often keep a default that does not suit the problem."""
+"""Standard errors of the default's accuracy by which another trial must be ahead of it. A whole
+one, as the rule's name says, would more often keep a default that does not suit the problem."""
 
 _ACCURACY = "valid/accuracy"
 

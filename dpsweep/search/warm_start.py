@@ -102,11 +102,7 @@ def _list_drawn_keys(space: Space) -> list[str]:
 def _redraw(
     sweep: ResolvedSweep, hyperparams: dict[str, Any]
 ) -> tuple[RecordingDraw, dict[str, Any]]:
-    """Earlier hyperparams in terms of this space.
-
-    Raises:
-        OutsideSpaceError: If they are not in it.
-    """
+    """Earlier hyperparams in terms of this space; OutsideSpaceError if they are not in it."""
     draw = RecordingDraw(hyperparams, Corner())
     _, ours = sweep.space.draw(sweep.base.tree, draw)
     lost = [key for key in hyperparams if key not in ours]

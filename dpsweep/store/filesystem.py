@@ -22,16 +22,8 @@ _SHARED = {
 _SHARED_FUSE = {
     *("sshfs", "glusterfs", "ceph", "ceph-fuse", "s3fs", "gcsfuse", "blobfuse", "blobfuse2"),
     *("rclone", "juicefs", "mfs", "moosefs", "davfs", "davfs2", "goofys", "beegfs", "quobyte"),
-    *(
-        "lizardfs",
-        "seaweedfs",
-        "mount-s3",
-        "curlftpfs",
-        "smbnetfs",
-        "cvmfs2",
-        "dfuse",
-        "gvfsd-fuse",
-    ),
+    *("lizardfs", "seaweedfs", "mount-s3", "curlftpfs", "smbnetfs", "cvmfs2", "dfuse"),
+    "gvfsd-fuse",
 }
 _OCTAL = re.compile(r"\\([0-7]{3})")
 

@@ -137,7 +137,7 @@ def hold_lease(
         wait_seconds: How long to wait for another driver to end, or to be silent for long enough.
 
     Raises:
-        Driven: If another driver holds it.
+        SweepInUse: If another driver holds it.
     """
     end = time.monotonic() + wait_seconds
     with contextlib.ExitStack() as stack:
@@ -249,7 +249,7 @@ def _describe_takeover(
     """From whom the sweep is taken over, in words; None if nobody left it behind.
 
     Raises:
-        Driven: If that driver may be alive.
+        SweepInUse: If that driver may be alive.
     """
     if previous is None:
         return None
@@ -283,7 +283,7 @@ def _write_lease(lease: Lease, previous: LeaseHolder | None) -> None:
     """Write the lease, open it for renewal, and make sure that nobody else did the same.
 
     Raises:
-        Driven: If another process was faster.
+        SweepInUse: If another process was faster.
     """
     folder = lease.place.parent
     handle, name = tempfile.mkstemp(dir=folder, prefix=".lease.")  # 0600

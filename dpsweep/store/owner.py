@@ -17,11 +17,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,79}")
 
 
 def whoami() -> str:
-    """Get the name of the current user.
-
-    Raises:
-        ConfigError: If DPSWEEP_OWNER is no name for a folder.
-    """
+    """Get the name of the current user; ConfigError if DPSWEEP_OWNER is no name for a folder."""
     named = os.environ.get(VARIABLE)
     if named is None:
         return get_login_name(os.geteuid())

@@ -21,6 +21,7 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dpsweep.config.source import Source, Tree, dump_sweep
 from dpsweep.core.disk import (
@@ -46,7 +47,6 @@ from dpsweep.store.owner import (
     split_sweep_name,
     whoami,
 )
-from dpsweep.store.sweep_file import dump_sources, read_stored
 from dpsweep.tracking.server import is_server, redact_password
 
 DEFAULT, OWNERS = ".dpsweep", "owners"
@@ -248,7 +248,7 @@ class SweepFolder:
                         "id": uuid.uuid4().hex,
                         "owner": owner,
                         "study": study or self.name,
-                        "sources": dump_sources(sweep, base),
+                        "sources": _dump_sources(sweep, base),
                         "tracking_uri": tracking_uri,
                         "storage_uri": storage_uri,
                     }
@@ -269,7 +269,7 @@ class SweepFolder:
     def accept(self, sweep: Source, base: Source) -> None:
         """Write down that the sweep goes on by another file."""
         self._write_sweep(sweep, base)
-        self._store({**self._read(), "sources": dump_sources(sweep, base)})
+        self._store({**self._read(), "sources": _dump_sources(sweep, base)})
 
     def data_key(self) -> bytes:
         """The sweep's secret key of its data's fingerprint; drawn if there is none yet."""
@@ -312,11 +312,7 @@ class SweepFolder:
         )
 
     def read_files(self) -> tuple[Source, Source]:
-        """The sweep and its base as they were launched.
-
-        Raises:
-            StateError: If there is no such sweep.
-        """
+        """The sweep and its base as they were launched; StateError if there is no such sweep."""
         sweep, base = self._read()["sources"]
         return Source(sweep["name"], sweep["tree"], {}), Source(base["name"], base["tree"], {})
 
@@ -375,7 +371,7 @@ class SweepFolder:
         """
         place = self.path / "sweep.json"
         try:
-            return read_stored(place, self.name)
+            return _read_stored(place, self.name)
         except (FileNotFoundError, NotADirectoryError) as e:
             raise self._make_not_found_error() from e
         except PermissionError as e:
@@ -447,3 +443,56 @@ class SweepFolder:
     def remove_leftovers(self) -> None:
         """Delete what only Ray needed."""
         shutil.rmtree(self.path / "ray", ignore_errors=True)
+
+
+def _dump_sources(*files: Source) -> list[Tree]:
+    """Files as they are written down: without the lines, which only errors before a launch name."""
+    return [{"name": source.name, "tree": source.tree} for source in files]
+
+
+def _read_stored(place: Path, name: str) -> Tree:
+    """A sweep.json, as far as anything is built on it.
+
+    Raises:
+        StateError: If it is not one of ours.
+        OSError: If it cannot be read.
+    """
+    try:
+        stored = json.loads(place.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as e:
+        raise _make_damaged_error(place, "is no JSON") from e
+    if wrong := _find_fault(stored, name):
+        raise _make_damaged_error(place, wrong)
+    return dict(stored)
+
+
+def _find_fault(stored: Any, name: str) -> str:
+    """Describe what is wrong with the content of a sweep.json; empty if nothing is."""
+    if not isinstance(stored, dict):
+        return "holds no mapping"
+    texts = ("id", "owner", "study", "tracking_uri", "storage_uri")
+    if wrong := [key for key in texts if not isinstance(stored.get(key), str | None)]:
+        return f"{wrong[0]} must be text"
+    if not stored.get("id") or "tracking_uri" not in stored:
+        return "id or tracking_uri is missing"
+    sources = stored.get("sources")
+    if not isinstance(sources, list) or len(sources) != 2 or not all(map(_is_source, sources)):
+        return "sources must be a sweep and its base"
+    if sources[0]["tree"].get("name") != name:
+        return f"is of another sweep than {name!r}, whose folder it is in"
+    return ""
+
+
+def _is_source(stored: Any) -> bool:
+    return (
+        isinstance(stored, dict)
+        and isinstance(stored.get("name"), str)
+        and isinstance(stored.get("tree"), dict)
+    )
+
+
+def _make_damaged_error(place: Path, wrong: str) -> StateError:
+    return StateError(
+        f"{place}: {wrong}; it was not written by dpsweep, or is damaged. Put it back from a "
+        f"backup; sweep.yaml beside it may still be whole, and can be launched anew"
+    )

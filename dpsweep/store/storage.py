@@ -69,7 +69,7 @@ def resolve_moved_uri(option: str | None) -> str | None:
     """Resolve the storage that a launched sweep's study has moved to; None if it has not.
 
     Raises:
-        ConfigError: As `named` does.
+        ConfigError: As `resolve_storage_uri` does.
     """
     return resolve_storage_uri(option) if option else None
 

@@ -526,11 +526,7 @@ def _complete(records: Sequence[Record]) -> list[int]:
 
 
 def read_stored_sweep(name: str, state: StateFolder) -> ResolvedSweep:
-    """The sweep as it was launched.
-
-    Raises:
-        StateError: If there is none of this name.
-    """
+    """The sweep as it was launched; StateError if there is none of this name."""
     file, base = state.sweep(name).read_files()
     return resolve_sweep(file, base)
 

@@ -13,16 +13,14 @@ from dpsweep.core.errors import InvalidKey
 from dpsweep.core.weight_standardization import StandardConv2d, standardize_weight
 from dpsweep.data.datasets import SPECS
 from dpsweep.models import ModelConfig, build_model
-from dpsweep.models.cnn import Cnn5, CnnPapernot, CnnSmall
+from dpsweep.models.cnn import Cnn5, CnnPapernot, CnnSmall, LeNet5
 from dpsweep.models.huggingface import HuggingFace
-from dpsweep.models.lenet import LeNet5
 from dpsweep.models.mlp import Linear, Mlp4, Mlp4Circulant
 from dpsweep.models.own import Own, Timm, Torchvision
 from dpsweep.models.parts import saved_tensors
-from dpsweep.models.resnet import ResNet18
+from dpsweep.models.resnet import ResNet18, Wrn16, Wrn28, Wrn40
 from dpsweep.models.spectral import Model2, Model3
 from dpsweep.models.vit import VitSmall
-from dpsweep.models.wrn import Wrn16, Wrn28, Wrn40
 from dpsweep.privacy.engine.gradient_check import find_wrong_gradients
 from dpsweep.privacy.engine.layers import find_black_boxes
 from dpsweep.privacy.engine.state_guard import check_stateless

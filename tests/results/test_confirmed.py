@@ -17,9 +17,9 @@ from dpsweep.results.best_trials import (
     make_summary_tables,
     name_config_file,
 )
-from dpsweep.results.confirmed import confirmed_table, describe_selection_bias
+from dpsweep.results.confirmed import confirmed_table
 from dpsweep.results.disclosure import Disclosure, TellsWinner
-from dpsweep.results.export import origin_of, to_yaml
+from dpsweep.results.export import Origin, origin_of, to_yaml
 from dpsweep.results.tables import trial_row, trial_table
 from dpsweep.search.confirmation import Confirmation
 from dpsweep.store.state_dir import StateFolder
@@ -101,15 +101,20 @@ def test_the_best_of_many_that_was_run_once_is_said_to_have_selection_bias(made)
 def test_what_is_said_of_selection_bias_depends_on_what_it_was_chosen_from(made):
     best = made([0.9], {}).best()[0]
     repeats = Confirmation(0, (0.5, 0.7), 1)
-    alone = describe_selection_bias(best, None, "m", 1, Disclosure())
+
+    def said_of(found, num_trials, disclosure):
+        origin = Origin("a", "m", num_trials, "", found, disclosure, False, False, {})
+        return origin.describe_selection_bias(best)
+
+    alone = said_of({}, 1, Disclosure())
     assert alone == "m is that of one run; another would come out otherwise."
-    assert describe_selection_bias(best, repeats, "m", 9, Disclosure()) == (
+    assert said_of({0: repeats}, 9, Disclosure()) == (
         "Confirmed with fresh noise: m 0.6000 ± 0.1414 over 2 runs (1 more failed) (mean ± "
         "standard deviation; 0.900 when it was chosen)."
     )
-    single = describe_selection_bias(best, Confirmation(0, (0.5,), 0), "m", 9, Disclosure())
+    single = said_of({0: Confirmation(0, (0.5,), 0)}, 9, Disclosure())
     assert single == "Confirmed with fresh noise: m 0.5000 in 1 run (0.900 when it was chosen)."
-    secret = describe_selection_bias(best, None, "m", 1, TellsWinner())
+    secret = said_of({}, 1, TellsWinner())
     assert secret == "m is that of the winner of a private selection: part of it is chance."
 
 

@@ -108,11 +108,7 @@ def _one_run(plan: Plan, canaries: int, as_json: bool) -> bool:
 
 
 def known_canaries(names: list[str]) -> list[Canary]:
-    """The names, if they are canaries'.
-
-    Raises:
-        ConfigError: If one is not.
-    """
+    """The names, if they are canaries'; ConfigError if one is not."""
     known = get_args(Canary)
     for name in names:
         if name not in known:

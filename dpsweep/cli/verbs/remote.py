@@ -15,7 +15,6 @@ from dpsweep.cli.say import STOPPED, console, warn
 from dpsweep.cluster.jobs import ClusterLost, Jobs, check_scheme, jobs_at
 from dpsweep.cluster.package import pack_sweep, summary
 from dpsweep.cluster.submit import (
-    Ended,
     check_not_secret,
     check_state,
     drive,
@@ -151,7 +150,7 @@ def export(sweep: Submitted, words: Sequence[str], out: Path) -> None:
     if ended.code:
         _say(ended.said)
         sys.exit(ended.code)
-    _write(ended, out)
+    _write({out / name: text for name, text in ended.files.items()})
 
 
 def _address(to: str | None) -> str:
@@ -198,11 +197,7 @@ def _fetch(jobs: Jobs, sweep: Submitted, out: Path, *, quiet: bool) -> None:
         _say(found.said)
         sys.exit(found.code or 1)
     places = _beside(out, list(found.files))
-    for place in places:
-        check_target(place)
-    for place, text in zip(places, found.files.values(), strict=True):
-        write(place, text)
-        console(quiet=quiet).print(f"best config: {place}", markup=False)
+    _write(dict(zip(places, found.files.values(), strict=True)), "best config: ", quiet=quiet)
 
 
 def _beside(out: Path, exported: Sequence[str]) -> list[Path]:
@@ -229,12 +224,12 @@ def _ways(name: str) -> str:
     )
 
 
-def _write(ended: Ended, out: Path) -> None:
-    for name in ended.files:
-        check_target(out / name)
-    for name, text in ended.files.items():
-        write(out / name, text)
-        console().print(f"{out / name}", markup=False)
+def _write(files: dict[Path, str], what: str = "", *, quiet: bool = False) -> None:
+    for place in files:
+        check_target(place)
+    for place, text in files.items():
+        write(place, text)
+        console(quiet=quiet).print(f"{what}{place}", markup=False)
 
 
 def _say(text: str) -> None:

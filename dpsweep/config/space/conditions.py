@@ -44,11 +44,7 @@ class Condition:
 
 
 def read_conditions(file: Source, written: str | list[str]) -> tuple[Condition, ...]:
-    """The conditions of a sweep file.
-
-    Raises:
-        ConfigError: If one cannot be read.
-    """
+    """The conditions of a sweep file; ConfigError if one cannot be read."""
     listed: list[tuple[KeyPath, str]] = [(("where", i), text) for i, text in enumerate(written)]
     if isinstance(written, str):
         listed = [(("where",), written)] if written else []

@@ -26,11 +26,7 @@ class Derived:
 
 
 def parse_derived(where: str, text: Any) -> Derived:
-    """Read what stands after `derive:`.
-
-    Raises:
-        ConfigError: If it is no formula.
-    """
+    """Read what stands after `derive:`; ConfigError if it is no formula."""
     if not isinstance(text, str):
         raise ConfigError(
             f"{where}: derive takes a formula in quotes, such as "

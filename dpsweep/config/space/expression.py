@@ -45,22 +45,14 @@ class Formula:
         return Formula(self.text, self.node, {name: spell(name) for name in self.names})
 
     def value(self, lookup: Lookup) -> Scalar:
-        """Compute the value.
-
-        Raises:
-            FormulaError: If it has no finite value.
-        """
+        """Compute the value; FormulaError if it has no finite value."""
         found = _evaluate(self.node, lambda name: lookup(self.names[name]))
         if isinstance(found, list):
             raise FormulaError("is a list, which only `in` can use")
         return found  # type: ignore[no-any-return]
 
     def holds(self, lookup: Lookup) -> bool:
-        """The answer of a formula that is a condition.
-
-        Raises:
-            FormulaError: If it is a number or a text.
-        """
+        """The answer of a formula that is a condition; FormulaError if it is a number or a text."""
         found = self.value(lookup)
         if not isinstance(found, bool):
             raise FormulaError(

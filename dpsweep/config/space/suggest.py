@@ -152,11 +152,7 @@ class PartialFixedDraw:
 
 
 def require_in_range(value: Any, slot: Slot, domain: Range) -> float | int:
-    """A given number, if the range has it.
-
-    Raises:
-        OutsideSpaceError: If it has not.
-    """
+    """A given number, if the range has it; OutsideSpaceError if it has not."""
     kinds = int if domain.is_whole else int | float
     if not isinstance(value, kinds) or isinstance(value, bool):
         what = "a whole number" if domain.is_whole else "a number"
@@ -169,11 +165,7 @@ def require_in_range(value: Any, slot: Slot, domain: Range) -> float | int:
 
 
 def find_option(value: Any, slot: Slot, labels: Labels) -> int:
-    """Find the position of a given value in a list.
-
-    Raises:
-        OutsideSpaceError: If it is not there.
-    """
+    """Find the position of a given value in a list; OutsideSpaceError if it is not there."""
     label = value if isinstance(value, str | int | float | bool) else json.dumps(value)
     if label not in labels:
         listed = ", ".join(map(str, labels))

@@ -96,11 +96,7 @@ def export_best(
 
 
 def kept_weights(winner: Winner) -> Path:
-    """Get the folder of a winner's weights.
-
-    Raises:
-        StateError: If they were not kept.
-    """
+    """Get the folder of a winner's weights; StateError if they were not kept."""
     if not winner.weights.exists():
         raise StateError(
             f"the weights of trial {winner.record.number} are not kept any more; those of the best "

@@ -44,11 +44,7 @@ class Code:
 
 
 def model_code(config: TrialConfig) -> Code:
-    """The model of a trial, without its weights.
-
-    Raises:
-        ConfigError: If it cannot be written out.
-    """
+    """The model of a trial, without its weights; ConfigError if it cannot be written out."""
     spec = config.data.spec
     if isinstance(config.model, Own):
         code = _call(config.model, spec.shape, spec.num_classes)
@@ -144,11 +140,7 @@ class _Writer:
 
 
 def _compare(code: Code, model: nn.Module, shape: tuple[int, ...]) -> None:
-    """Build what was written, and compare it with the model.
-
-    Raises:
-        ConfigError: If the two differ.
-    """
+    """Build what was written, and compare it with the model; ConfigError if the two differ."""
     head = "\n".join(("import torch", "from torch import nn", *code.imports))
     space: dict[str, object] = {"__name__": "written_by_dpsweep"}
     with torch.random.fork_rng(devices=[]), torch.no_grad():

@@ -74,11 +74,7 @@ if __name__ == "__main__":
 
 
 def to_torch(config: TrialConfig, accuracy: float, classes: list[str]) -> str:
-    """The script's text, without its header.
-
-    Raises:
-        ConfigError: If model or data cannot be written out.
-    """
+    """The script's text, without its header; ConfigError if model or data cannot be written out."""
     reading, model = reading_code(config), model_code(config)
     imports = ("import torch", "from torch import nn", *model.imports, *reading.imports)
     pixels = "" if reading.pixels in reading.code else reading.pixels
