@@ -29,8 +29,8 @@ from tables import COSINE, LINEAR, Tree, train_once
 from dpsweep.config.source import Source
 from dpsweep.config.sweep import ResolvedSweep, parse_sweep
 from dpsweep.config.trial import TrialConfig
-from dpsweep.search.choose import expected_values
 from dpsweep.search.propose import propose
+from dpsweep.search.ranking import make_choice, rank_trials
 from dpsweep.search.trial_record import Record
 
 METHODS = ("dp_sgd", "dp_adam", "dp_adambc", "doppler", "disk", "fftkf", "innerouter", "dp_pmlf")
@@ -70,9 +70,8 @@ def run_trials(sweep: ResolvedSweep, trials: int, text: str) -> list[Record]:
 
 def choose(sweep: ResolvedSweep, records: list[Record]) -> dict[str, TrialConfig]:
     """The config that the sweep chooses for each method."""
-    means = expected_values(sweep, records) or {r.number: r.value or 0.0 for r in records}
-    ascending = sorted(records, key=lambda r: means[r.number])
-    return {record.config.method.name: record.config for record in ascending}
+    ranked = rank_trials(make_choice(sweep, records).apply(records), sign=-1)
+    return {record.config.method.name: record.config for record in reversed(ranked)}
 
 
 def search_each(epsilon: float, seed: int) -> dict[str, float]:

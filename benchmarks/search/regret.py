@@ -13,7 +13,8 @@ sweep has a seed of its own. Ways to search:
     random    Optuna's RandomSampler on the same
     tpe, gp   Optuna's TPESampler and GPSampler on the same, as users call them
 
-The first three choose by `choose: posterior` as sweeps do, the others the best trial.
+The first three choose by `choose: posterior` as sweeps do (with few trials, the first two by the
+default), the others the best trial.
 """
 
 import argparse
@@ -36,8 +37,8 @@ from dpsweep.config.space.conditions import get_scalar
 from dpsweep.config.space.domains import Choice, Range
 from dpsweep.config.sweep import ResolvedSweep, parse_sweep
 from dpsweep.config.trial import TrialConfig
-from dpsweep.search.choose import expected_values
 from dpsweep.search.propose import Proposal, propose
+from dpsweep.search.ranking import make_choice, rank_trials
 from dpsweep.search.trial_record import Record, make_attributes, make_record
 
 COUNTS = (4, 8, 16, 32)
@@ -164,9 +165,8 @@ def search_ours(world: World, sweep: ResolvedSweep, trials: int, seed: int) -> l
         value = world.observe(proposal.config, rng)
         records.append(add_trial(study, proposal, value))
         if number + 1 in COUNTS:
-            means = expected_values(sweep, records) or {r.number: r.value or 0.0 for r in records}
-            best = max(records, key=lambda r: means[r.number])
-            found.append(world.truth(best.config))
+            ranked = rank_trials(make_choice(sweep, records).apply(records), sign=-1)
+            found.append(world.truth(ranked[0].config))
     return found
 
 

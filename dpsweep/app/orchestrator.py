@@ -229,7 +229,7 @@ def finish(session: Session, out: Path | None, *, complete: bool) -> tuple[list[
         Complete trials, the best first, and where they come from.
     """
     study, tracker, folder = session.study, session.tracker, session.folder
-    study.store_posterior_means()  # a search that was stopped has not done so
+    study.store_choice()  # a search that was stopped has not done so
     best, origin = study.best(), origin_of(study)
     compared = compare_methods(study)
     words = [*(sentences(compared) if compared else []), origin.search_words]

@@ -238,7 +238,9 @@ def describe_field(field: FieldInfo | None) -> str:
         return ""
     parts = [" ".join((field.description or "").split())]
     if span := _format_range(field):
-        parts.append(f"Give a number in {span}.")
+        whole = get_args(field.annotation) or (field.annotation,)
+        kind = "a whole number" if int in whole and float not in whole else "a number"
+        parts.append(f"Give {kind} in {span}.")
     if not field.is_required() and isinstance(field.default, int | float | str):
         parts.append(f"The default is {field.default}.")
     return " ".join(part for part in parts if part)

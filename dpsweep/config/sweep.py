@@ -103,8 +103,10 @@ class SweepConfig(Strict):
 
     choose: Literal["posterior", "observed"] = "posterior"
     """Rule that chooses the best config: posterior, the mean of a Gaussian process over all trials,
-    which averages their noise, where an epsilon has 12 complete trials (else as observed);
-    observed, each trial's own result. After two objectives and by private selection: observed."""
+    which averages their noise, where an epsilon has 12 complete trials. With fewer, as observed,
+    but the first trial of a default space keeps its place unless another is ahead by more than
+    half a standard error of its accuracy. observed, each trial's own result. After two objectives
+    and by private selection: observed."""
 
     pruner: PrunerConfig = PrunerConfig()
     """When a trial that does badly is ended early. Where time binds (budget.hours is given) and
@@ -355,10 +357,17 @@ class ResolvedSweep:
     @cached_property
     def start(self) -> tuple[Point, ...]:
         """Points that are tried first."""
+        return read_start(self._written_start, self)
+
+    @property
+    def _written_start(self) -> Literal["published", "defaults"] | list[dict[str, Any]]:
         start = self.config.start
-        if not start and names_a_default(self.config.search):
-            start = DEFAULTS
-        return read_start(start, self)
+        return DEFAULTS if not start and names_a_default(self.config.search) else start
+
+    @property
+    def starts_at_default(self) -> bool:
+        """True if the first trial is the default of the one method and epsilon that is searched."""
+        return self._written_start == DEFAULTS and len(self.start) == 1
 
     @cached_property
     def _drawn_corners(self) -> tuple[_Drawn, ...]:

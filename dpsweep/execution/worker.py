@@ -1,4 +1,4 @@
-"""One trial on one Ray worker: hand the config to train/loop, and its rows to the driver.
+"""One trial on one Ray worker: hand the config to training/loop, and its rows to the driver.
 
 An actor is used for many trials. What a trial leaves behind in the process is torch's number
 of threads, which the next one sets, and the data set in memory, which is the same for all.

@@ -9,7 +9,7 @@ from rich.table import Table
 from dpsweep.results.disclosure import disclosure_of
 from dpsweep.results.rich_table import plain_table
 from dpsweep.results.tables import format_cell
-from dpsweep.search.choose import LEAST_TRIALS
+from dpsweep.search.ranking import LEAST_TRIALS
 from dpsweep.search.trial_record import Record
 from dpsweep.store.study import Study
 
@@ -31,6 +31,13 @@ def _choice(study: Study, complete: list[Record]) -> str:
     if any(record.expected is not None for record in complete):
         return (
             f"Chosen by the posterior mean of a Gaussian process over {num} complete trials "
+            f"(choose: posterior)."
+        )
+    if kept := next((r for r in complete if r.margin is not None), None):
+        best = max(record.value or 0.0 for record in complete)
+        return (
+            f"Trial {kept.number}, the default, keeps its place: the best result of {num} is ahead "
+            f"by {best - (kept.value or 0.0):.4f}, and {kept.margin:.4f} is half a standard error "
             f"(choose: posterior)."
         )
     if study.sweep.config.choose == "observed":

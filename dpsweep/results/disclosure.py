@@ -26,6 +26,11 @@ class Disclosure:
         """Say what the winner's figure is worth, of which there are no repeats."""
         if num_trials == 1:
             return f"{metric} is that of one run; another would come out otherwise."
+        if record.margin is not None:
+            return (
+                f"{metric} is that of one run of the default, of which none of {num_trials} trials "
+                f"is clearly ahead; another would come out otherwise."
+            )
         if record.expected is not None:
             return (
                 f"{metric} is that of one run, and part of it is chance: by all trials together "

@@ -9,7 +9,7 @@ from dpsweep.config.space.domains import Range
 from dpsweep.config.space.leaves import list_leaves
 from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import TrialConfig
-from dpsweep.search.confirmation import rank_trials
+from dpsweep.search.ranking import rank_trials
 from dpsweep.search.trial_record import Record
 
 _NEAR = 0.025

@@ -11,8 +11,8 @@ from dpsweep.privacy.statement import SearchSpending
 from dpsweep.results.disclosure import disclosure_of
 from dpsweep.results.importance import LEAST_TRIALS, importances
 from dpsweep.results.significance import half_width
-from dpsweep.search.choose import surrogates
-from dpsweep.search.confirmation import list_repeats, rank_best, summarize_repeats
+from dpsweep.search.confirmation import list_repeats, summarize_repeats
+from dpsweep.search.ranking import rank_best, surrogates
 from dpsweep.search.surrogate import SelectionBias
 from dpsweep.search.trial_record import Record
 from dpsweep.store.statement import compute_spending

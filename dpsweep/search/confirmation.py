@@ -42,17 +42,6 @@ class Confirmation:
         return f"{self.mean:.4f} ± {self.spread:.4f} over {len(self.values)} runs{failed}"
 
 
-def rank_trials(records: Sequence[Record], sign: int) -> list[Record]:
-    """Complete trials of the search, the best first: by posterior mean or, without, as observed.
-
-    Args:
-        records: Of the whole study, or of a part of it.
-        sign: 1 if small objectives are good, -1 if large ones are.
-    """
-    done = [r for r in records if r.state == "complete" and r.confirms is None]
-    return sorted(done, key=lambda r: (sign * r.ranking_value, r.number))
-
-
 def list_candidates(ranking: Sequence[Record], config: ConfirmConfig) -> list[Record]:
     """The first `top` of a ranking, of each group."""
     chosen: list[Record] = []
@@ -125,33 +114,9 @@ def final_of(records: Sequence[Record]) -> Record | None:
     return next(done, None)
 
 
-def rank_best(records: Sequence[Record], sign: int) -> list[Record]:
-    """Complete trials of the search, the best first: by their repeats, where there are any.
-
-    A complete final run comes before all of them: it is what they were run for.
-    """
-    final = final_of(records)
-    ranking = rank_by_confirmed(rank_trials(records, sign), summarize_repeats(records), sign)
-    return [final, *ranking] if final else ranking
-
-
 def list_repeats(best: Record, records: Sequence[Record]) -> tuple[tuple[int, float], ...]:
     """Public seed and objective of each complete repeat of a trial; of itself, if it is final."""
     runs = [best] if best.final else [r for r in records if r.confirms == best.number]
     return tuple(
         (r.config.seed, r.value) for r in runs if r.state == "complete" and r.value is not None
     )
-
-
-def rank_by_confirmed(
-    ranking: Sequence[Record], confirmed: dict[int, Confirmation], sign: int
-) -> list[Record]:
-    """A ranking with the confirmed trials first, by their means; fewer failed repeats first."""
-
-    def place(record: Record) -> tuple[bool, int, float]:
-        if record.number not in confirmed:
-            return True, 0, 0.0
-        repeats = confirmed[record.number]
-        return False, repeats.num_failed, sign * repeats.mean
-
-    return sorted(ranking, key=place)

@@ -45,6 +45,8 @@ class Record:
     # posterior mean of the objective at its config, once the search has ended and chosen by that;
     # None before, and where the choice is as observed
     expected: float | None = None
+    # of the default that is ranked first, as none is ahead of it by more (search/ranking.py)
+    margin: float | None = None
     # Unix time at which it was asked for; None for a private selection's own trials
     asked: float | None = None
     ended: float | None = None  # Unix time at which it ended; None while it has not

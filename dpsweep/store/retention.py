@@ -14,8 +14,8 @@ class BestWeights:
     """A watcher that keeps the weights of the `count` best trials, of each epsilon.
 
     And of each method, where the best of each method are confirmed. Where the config is chosen by
-    posterior mean once the search has ended, the better half of the trials keep theirs until then:
-    the chosen one may not be among the first few as observed.
+    posterior mean once the search has ended, the better half of the trials keep theirs until then,
+    and the default: the chosen one may not be among the first few as observed.
 
     Repeats of a chosen config leave none: their figures are what they are run for. The weights of a
     final run are what the whole sweep is for, and stay.
@@ -23,9 +23,10 @@ class BestWeights:
 
     def __init__(self, study: Study, folder: SweepFolder, count: int) -> None:
         self._folder, self._study, self._last = folder, study, count
-        chosen = any(r.expected is not None for r in study.records())
+        chosen = any(r.expected is not None or r.margin is not None for r in study.records())
         wide = study.sweep.chooses_by_posterior and not chosen
         self._count = max(count, study.sweep.config.budget.trials // 2) if wide else count
+        self._keeps_default = wide and study.sweep.starts_at_default
         self._sign = study.sweep.config.objective.sign
         self._confirm = study.sweep.config.confirm
         self._removable_share: dict[object, list[tuple[float, int]]] = defaultdict(list)
@@ -61,6 +62,9 @@ class BestWeights:
             return []
         if record.confirms is not None or record.state != "complete" or record.value is None:
             return [record.number]
+        if self._keeps_default and record.number == 0:  # whatever its result, it may be chosen
+            self._removable_share["default"] = [(0.0, 0)]
+            return []
         kept = self._removable_share[get_group(record, self._confirm)]
         entry = (self._sign * record.ranking_value, record.number)
         if entry not in kept:  # after a crash it may end twice

@@ -21,19 +21,17 @@ from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, StateError
 from dpsweep.core.types import Row
 from dpsweep.search.charge import Plans, check_privacy_cap, make_ledger_entry
-from dpsweep.search.choose import expected_values
 from dpsweep.search.confirmation import (
     Confirmation,
     count_missing_repeats,
     find_next_repeat,
     make_repeat_config,
-    rank_best,
-    rank_trials,
     summarize_repeats,
 )
 from dpsweep.search.distributions import make_pruner
 from dpsweep.search.objectives import find_pareto_front, get_goal_values
 from dpsweep.search.propose import propose
+from dpsweep.search.ranking import Choice, make_choice, rank_best, rank_trials
 from dpsweep.search.trial_record import DISPATCHED, Record, make_attributes, make_record
 from dpsweep.search.warm_start import collect_earlier_trials, make_history
 from dpsweep.store.retry import retry_if_interrupted
@@ -57,10 +55,10 @@ TrialEnd = Literal["complete", "pruned", "failed"]
 _ENDS = {"complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
 
 _WARM, _TOLD, _VOID, _ENDED = "warm_start", "warm_start_points", "void", "ended_at"
-_PLANS, _EXPECTED = "plans", "expected"
+_PLANS, _CHOICE = "plans", "expected"
 """Attributes of the study: which earlier sweep was learned from, what it told, whether a test
 secret was used, how many trials were planned when the search ended with fewer, how many runs
-were planned over time, and what each config is expected to come to."""
+were planned over time, and by what the best config is chosen."""
 
 
 class Study:
@@ -170,10 +168,10 @@ class Study:
         """All trials that have a config, by number."""
         trials = self.stored_trials()
         found = [self._record(trial) for trial in trials if "config" in trial.user_attrs]
-        expected = self._count_expected(found)
-        return [
-            replace(r, expected=expected[r.number]) if r.number in expected else r for r in found
-        ]
+        noted = self._study.user_attrs.get(_CHOICE)
+        if noted is None or noted["trials"] != _complete(found):
+            return found
+        return Choice(dict(noted["values"]), noted.get("margin")).apply(found)
 
     @retry_if_interrupted
     def record(self, number: int) -> Record:
@@ -316,7 +314,7 @@ class Study:
         """
         if self._has_second_part and self.num_to_ask():
             self._study.set_user_attr(_ENDED, self.sweep.config.budget.trials)
-        self.store_posterior_means()
+        self.store_choice()
         chosen = self._choose_next_repeat()
         if chosen is None:
             return None
@@ -452,24 +450,20 @@ class Study:
         return self.record(number)
 
     @retry_if_interrupted
-    def store_posterior_means(self) -> None:
+    def store_choice(self) -> None:
         """Compute and note by what the best config is chosen; to be called when the search ends.
 
         Noted, since the repeats and all that is reported must follow one choice, whoever reads it
         and on whichever machine. It counts until another trial is complete.
         """
         records = self.records()
-        if not any(r.expected is not None for r in records):
-            found = expected_values(self.sweep, records)
-            if found:
-                noted = {"trials": _complete(records), "values": list(found.items())}
-                self._study.set_user_attr(_EXPECTED, noted)
-
-    def _count_expected(self, records: Sequence[Record]) -> dict[int, float]:
-        noted = self._study.user_attrs.get(_EXPECTED)
-        if noted is None or noted["trials"] != _complete(records):
-            return {}
-        return dict(noted["values"])
+        if any(r.expected is not None or r.margin is not None for r in records):
+            return
+        choice = make_choice(self.sweep, records)
+        if choice.expected or choice.margin is not None:
+            values = list(choice.expected.items())
+            noted = {"trials": _complete(records), "values": values, "margin": choice.margin}
+            self._study.set_user_attr(_CHOICE, noted)
 
     def best(self) -> list[Record]:
         """Complete trials of the search, the best first: by their repeats, where there are any.

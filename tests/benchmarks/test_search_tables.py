@@ -55,10 +55,10 @@ def test_steps_in_numpy_are_the_trials_own(method):
 
 @pytest.mark.parametrize(
     ("name", "trials", "most"),
-    [("digits_linear", 8, 0.9), ("mnist14", 4, 0.3)],
+    [("digits_linear", 8, 0.8), ("digits_cnn", 8, 0.7), ("mnist14", 4, 0.2)],
 )
 def test_a_search_of_the_default_space_has_little_regret(name, trials, most):
-    """Means of 12 searches; over 100 they are 0.55 and 0.10, with standard errors of 0.1 here."""
+    """Means of 12 searches; over 100 they are 0.51, 0.34 and 0.10, with standard errors of 0.1."""
     from regret import World, regrets
     from tables import read_table
 

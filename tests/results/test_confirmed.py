@@ -240,7 +240,7 @@ def test_from_twelve_trials_on_the_posterior_chooses_what_is_confirmed_and_repor
 
 def test_a_trial_chosen_by_posterior_and_not_repeated_shows_both_figures(made):
     study = searched(made, 12)
-    study.store_posterior_means()
+    study.store_choice()
     best = study.best()[0]
     said = origin_of(study).describe_selection_bias(best)
     assert "is that of one run, and part of it is chance: by all trials together" in said
@@ -248,6 +248,19 @@ def test_a_trial_chosen_by_posterior_and_not_repeated_shows_both_figures(made):
     (table,) = [trial_table(study.best()[:3], "Best")]
     assert "expected" in [c.header for c in table.columns]
     assert trial_row(best)["expected"] == best.expected
+
+
+def test_a_default_that_keeps_its_place_says_by_how_much(made):
+    study = made([0.90, 0.905, 0.5], {}, "search={method: default}")
+    study.store_choice()
+    best = study.best()[0]
+    assert best.number == 0
+    said = origin_of(study).describe_selection_bias(best)
+    assert "one run of the default, of which none of 3 trials is clearly ahead" in said
+    assert said.endswith(
+        "Trial 0, the default, keeps its place: the best result of 3 is ahead by 0.0050, and "
+        "0.0079 is half a standard error (choose: posterior)."
+    )
 
 
 @pytest.mark.parametrize(
@@ -264,7 +277,7 @@ def test_a_trial_chosen_by_posterior_and_not_repeated_shows_both_figures(made):
 )
 def test_where_the_choice_is_as_observed_it_says_so(made, num, settings, words):
     study = searched(made, num, *settings)
-    study.store_posterior_means()
+    study.store_choice()
     best = study.best()[0]
     assert best.expected is None
     assert best.value == max(r.value for r in study.records())
@@ -273,10 +286,10 @@ def test_where_the_choice_is_as_observed_it_says_so(made, num, settings, words):
 
 def test_another_complete_trial_voids_the_choice_until_the_search_has_ended_again(made):
     study = searched(made, 12)
-    study.store_posterior_means()
+    study.store_choice()
     assert study.best()[0].expected is not None
     asked = study.ask()
     ended(study, asked, 0.99)
     assert {r.expected for r in study.records()} == {None}
-    study.store_posterior_means()
+    study.store_choice()
     assert len({r.expected for r in study.records()}) == 13

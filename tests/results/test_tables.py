@@ -25,7 +25,7 @@ def printed(table, width):
 @pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
 def test_a_table_of_trials_fits_by_leaving_out_columns_and_cuts_no_number(study_of, width):
     study = study_of([0.5 + i / 100 for i in range(12)], WIDE)
-    study.store_posterior_means()
+    study.store_choice()
     records = study.best()[:3]
     text = printed(trial_table(records, "Best trials"), width)
     assert max(map(len, text.splitlines())) <= width

@@ -16,10 +16,10 @@ from dpsweep.search.charge import get_charged_run
 from dpsweep.search.confirmation import (
     find_next_repeat,
     list_candidates,
-    rank_by_confirmed,
     summarize_repeats,
 )
 from dpsweep.search.propose import propose
+from dpsweep.search.ranking import rank_by_confirmed
 from dpsweep.search.trial_record import Record
 from dpsweep.store.study import Study
 

@@ -7,7 +7,7 @@ import pytest
 
 from dpsweep.config.sweep import load_sweep
 from dpsweep.config.trial import TrialConfig
-from dpsweep.search.choose import LEAST_TRIALS, expected_values, surrogates
+from dpsweep.search.ranking import LEAST_TRIALS, expected_values, surrogates
 from dpsweep.search.surrogate import TOTAL_STEP, Surrogate, searched_features
 from dpsweep.search.trial_record import Record
 

@@ -150,6 +150,20 @@ def test_of_two_that_are_equally_good_the_earlier_stays(made):
     assert study.best()[0].number == 0
 
 
+def test_the_default_keeps_its_weights_until_the_choice(made):
+    """It may be chosen although better results have pushed it out of the better half."""
+    settings = ("choose=posterior", "search={method: default}", "budget.trials=4")
+    study, folder = made(*settings)
+    watcher = keeper(study, folder)
+    for value in (0.900, 0.901, 0.902, 0.903):
+        watcher.on_trial_end(run(study, folder, value))
+    assert kept(folder) == {0, 2, 3}
+    study.store_choice()
+    assert study.best()[0].number == 0
+    watcher.finish()
+    assert kept(folder) == {0, 3}
+
+
 def test_until_the_posterior_has_chosen_the_better_half_stays(made):
     study, folder = made("choose=posterior", "confirm={seeds: 2}")
     watcher = keeper(study, folder)
