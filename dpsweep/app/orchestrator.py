@@ -29,7 +29,7 @@ from dpsweep.results.disclosure import disclosure_of
 from dpsweep.results.export import Origin, check_target, origin_of, to_yaml, write
 from dpsweep.results.figures import can_draw, figures, read_confusion, write_pictures
 from dpsweep.results.live import LiveView, show_live
-from dpsweep.results.page import page, write_page
+from dpsweep.results.page import page
 from dpsweep.search.charge import describe_trial_privacy
 from dpsweep.search.trial_record import Record
 from dpsweep.search.warm_start import collect_earlier_trials
@@ -296,7 +296,7 @@ def _write_report(session: Session, best: list[Record]) -> list[Path]:
         if found := read_confusion(session.study, session.folder):
             write(folder / "confusion.csv", found.to_csv())
             written.append(folder / "confusion.csv")
-        write_page(folder / "report.html", page(session.study, drawn))
+        write(folder / "report.html", page(session.study, drawn))
         written.append(folder / "report.html")
         if drawn and can_draw():
             write_pictures(drawn, folder / "figures")

@@ -44,6 +44,11 @@ def console(*, quiet: bool = False) -> Console:
     return Console(highlight=False, soft_wrap=not terminal, quiet=quiet, width=width)
 
 
+def say(text: str, *, quiet: bool = False) -> None:
+    """Print a text as it is: what stands in brackets is no markup."""
+    console(quiet=quiet).print(text, markup=False)
+
+
 def warn(warnings: list[str]) -> None:
     """Print warnings to stderr, a line each."""
     for warning in warnings:

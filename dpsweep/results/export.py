@@ -19,6 +19,9 @@ from dpsweep.store.statement import describe_search_privacy
 from dpsweep.store.study import Study
 
 _MARK = "# dpsweep export"
+_HEAD_CHARS = 1000
+"""Characters of a page in which its mark stands."""
+
 _AGAIN = "train it again with: dpsweep train THIS_FILE"
 
 
@@ -137,8 +140,8 @@ def _first_fact(place: Path) -> str:
     return " ".join(" ".join(line.lstrip("# ").split()) for line in lines)
 
 
-def check_target(path: Path) -> None:
-    """Raise StateError if an export to `path` would fail, or overwrite something else."""
+def check_target(path: Path, kind: str = "export", mark: str = _MARK) -> None:
+    """Raise StateError if writing to `path` would fail, or replace what has no `mark` of ours."""
     folder = path.absolute().parent
     while not folder.exists():
         folder = folder.parent
@@ -148,12 +151,15 @@ def check_target(path: Path) -> None:
     except OSError as e:
         raise _make_write_error(path, e) from e
     if path.is_dir():
-        raise StateError(f"-o {path}: is a folder. Name a file, such as -o {path / 'best.yaml'}")
-    if path.exists() and not path.read_text(errors="replace").startswith(_MARK):
-        raise StateError(
-            f"-o {path}: exists and is not one of our exports; it is left alone. Name another "
-            f"file with -o FILE"
-        )
+        such = path / ("best.yaml" if kind == "export" else f"{kind}.html")
+        raise StateError(f"-o {path}: is a folder. Name a file, such as -o {such}")
+    if path.exists():
+        head = path.read_text(errors="replace")[: _HEAD_CHARS if kind == "report" else len(_MARK)]
+        if mark not in head:
+            raise StateError(
+                f"-o {path}: exists and is not one of our {kind}s; it is left alone. Name another "
+                f"file with -o FILE"
+            )
 
 
 def write(path: Path, text: str) -> None:

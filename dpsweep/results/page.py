@@ -7,7 +7,6 @@ figures' data by writing < as its JSON escape.
 import datetime
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
@@ -19,7 +18,6 @@ from rich.text import Text
 
 from dpsweep.config.keys import EPSILON
 from dpsweep.config.source import dump_sweep
-from dpsweep.core.errors import StateError
 from dpsweep.execution.tracking import collect_provenance
 from dpsweep.privacy.statement import NO_EPSILON, format_delta, format_epsilon
 from dpsweep.results.best_trials import (
@@ -142,17 +140,6 @@ def _render(template: str, **page: Any) -> str:
     page["version"] = collect_provenance()["dpsweep.version"]
     page["plotly"] = Markup(get_plotlyjs()) if page["with_library"] else ""
     return _TEMPLATES.get_template(template).render(page=page)
-
-
-def write_page(path: Path, text: str) -> None:
-    """Write a page to a file; StateError if it cannot be written there."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as e:
-        raise StateError(
-            f"-o {path}: cannot be written: {e.strerror}. Name another file with -o FILE"
-        ) from e
 
 
 def _grid(table: Table) -> _Grid:

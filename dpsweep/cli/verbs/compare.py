@@ -3,11 +3,12 @@
 import json
 from pathlib import Path
 
-from dpsweep.cli.say import console
+from dpsweep.cli.say import console, say
 from dpsweep.cli.verbs.route import refuse_elsewhere
 from dpsweep.core.errors import ConfigError, StateError
 from dpsweep.results.compare import compare as put_side_by_side
 from dpsweep.results.comparison import markdown, print_comparison, rows
+from dpsweep.results.export import write
 from dpsweep.results.groups import groups_of
 from dpsweep.store.state_dir import StateFolder, SweepFolder
 from dpsweep.store.storage import resolve_moved_uri
@@ -40,10 +41,10 @@ def compare(
         groups += groups_of(study, _short(state.root), driven=folder.owner() is not None)
     found = put_side_by_side(groups, reference, any_model=any_model)
     if out:
-        from dpsweep.results.page import comparison_page, write_page  # plotly takes a second
+        from dpsweep.results.page import comparison_page  # plotly takes a second
 
-        write_page(out, comparison_page(found, f"dpsweep compare {' '.join(names)} -o {out}"))
-        console().print(f"page: {out}", markup=False)
+        write(out, comparison_page(found, f"dpsweep compare {' '.join(names)} -o {out}"))
+        say(f"page: {out}")
     elif form == "json":
         print(json.dumps(rows(found), indent=2))
     elif form == "markdown":

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dpsweep.cli.say import console
+from dpsweep.cli.say import say
 from dpsweep.core.errors import ConfigError
 from dpsweep.results.formats import export_best
 from dpsweep.results.register import register_best
@@ -33,9 +33,9 @@ def export(
     study, folder = open_study(short, state, resolve_moved_uri(storage)), state.sweep(short)
     if out is not None:
         for file in export_best(study, folder, out, kind, top):
-            console().print(f"{file.path}   {file.words}", markup=False)
+            say(f"{file.path}   {file.words}")
     if register is not None:
         for found in register_best(
             study, folder, state, register, alias=alias, allow_void=allow_void
         ):
-            console().print(found.words, markup=False)
+            say(found.words)

@@ -2,7 +2,7 @@
 
 import json
 
-from dpsweep.cli.say import console
+from dpsweep.cli.say import console, say
 from dpsweep.cluster.connect import orphans
 from dpsweep.core.disk import format_bytes
 from dpsweep.results.rich_table import plain_table
@@ -33,7 +33,7 @@ def gc(
         print(json.dumps([_row(one, one in gone) for one in found], indent=2))
         return
     if not found:
-        console().print(f"{state.root}: nothing is left over.", markup=False)
+        say(f"{state.root}: nothing is left over.")
         return
     table = plain_table("Removed" if remove_them else "Left over")
     table.add_column("size", justify="right")

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from dpsweep.cli.say import console
+from dpsweep.cli.say import console, say
 from dpsweep.cluster.local import Local, alone
 from dpsweep.cluster.services import check_installed, start_services
 from dpsweep.core.disk import format_bytes
@@ -51,7 +51,7 @@ def down(state_folder: str | None, *, remove: bool) -> None:
     """End exactly what `up` started; nothing to end is no mistake."""
     folder = _folder(state_folder)
     if not folder.exists():
-        console().print(f"Nothing is up: {folder} does not exist.", markup=False)
+        say(f"Nothing is up: {folder} does not exist.")
         return
     with alone(folder):
         local = Local.at(folder)
@@ -62,7 +62,7 @@ def down(state_folder: str | None, *, remove: bool) -> None:
     if kept:
         size = sum(p.lstat().st_size for p in folder.rglob("*") if p.is_file())
         kept += f" ({format_bytes(size)}), for the next `up`; `down --remove` deletes them."
-    console().print(f"{ended} processes ended.{kept}", markup=False)
+    say(f"{ended} processes ended.{kept}")
 
 
 def check_local(local: bool) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dpsweep.app.orchestrator import check_secrecy
 from dpsweep.cli.options import format_options
-from dpsweep.cli.say import STOPPED, console, warn
+from dpsweep.cli.say import STOPPED, console, say, warn
 from dpsweep.cluster.jobs import ClusterLost, Jobs, check_scheme, jobs_at
 from dpsweep.cluster.package import pack_sweep, summary
 from dpsweep.cluster.submit import (
@@ -69,10 +69,10 @@ def submit(
     sent = Submitted(sweep.name, address, state, whoami())
     jobs = jobs_at(address)
     options = format_options({"tracking-uri": tracking_uri, "storage": storage, "quiet": quiet})
-    console(quiet=quiet).print(summary(files), markup=False)
+    say(summary(files), quiet=quiet)
     job_id = drive(jobs, sent, ["launch", name, "--name", sweep.name, *options, *words], files)
     sent.remember(here)
-    console(quiet=quiet).print(f"{sweep.name} runs at {address} as job {job_id}.", markup=False)
+    say(f"{sweep.name} runs at {address} as job {job_id}.", quiet=quiet)
     if detach:
         console().print(_ways(sweep.name))
         return
@@ -107,12 +107,10 @@ def resume(
     jobs = jobs_at(moved.address)
     options = format_options({"storage": storage, "quiet": quiet})
     if files:
-        console(quiet=quiet).print(summary(files), markup=False)
+        say(summary(files), quiet=quiet)
     job_id = drive(jobs, moved, ["resume", called, *options, *words], files)
     moved.remember(StateFolder.at(state))
-    console(quiet=quiet).print(
-        f"{sweep.name} goes on at {moved.address} as job {job_id}.", markup=False
-    )
+    say(f"{sweep.name} goes on at {moved.address} as job {job_id}.", quiet=quiet)
     _follow(jobs, moved, job_id, out, quiet=quiet)
 
 
@@ -134,7 +132,7 @@ def logs(name: str, state: str | None, *, following: bool) -> None:
     words, _ = split_output(job, said)
     _say(words)
     if not words:
-        console().print(f"Job {job_id} has said nothing yet ({job.status}).", markup=False)
+        say(f"Job {job_id} has said nothing yet ({job.status}).")
 
 
 def answer(sweep: Submitted, words: Sequence[str]) -> None:
@@ -187,7 +185,7 @@ def _follow(
         _fetch(jobs, sweep, out, quiet=quiet)
     else:
         words = f"Fetch its best config with: dpsweep export {sweep.name} -o best/"
-        console(quiet=quiet).print(words, markup=False)
+        say(words, quiet=quiet)
 
 
 def _fetch(jobs: Jobs, sweep: Submitted, out: Path, *, quiet: bool) -> None:
@@ -229,7 +227,7 @@ def _write(files: dict[Path, str], what: str = "", *, quiet: bool = False) -> No
         check_target(place)
     for place, text in files.items():
         write(place, text)
-        console(quiet=quiet).print(f"{what}{place}", markup=False)
+        say(f"{what}{place}", quiet=quiet)
 
 
 def _say(text: str) -> None:

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from dpsweep.cli.options import format_options
-from dpsweep.cli.say import console
+from dpsweep.cli.say import say
 from dpsweep.cluster.submitted import Submitted, all_remembered, read_submitted
 from dpsweep.core.errors import ConfigError, StateError
 from dpsweep.store.owner import whoami
@@ -126,10 +126,7 @@ def refuse_elsewhere(verb: str, name: str | None, state: str | None) -> None:
 def tell_submitted(state: str | None) -> None:
     """One line for each sweep that was sent away."""
     for sweep in all_remembered(StateFolder.at(state)):
-        console().print(
-            f"{sweep.name} was submitted to {sweep.address}; see: dpsweep status {sweep.name}",
-            markup=False,
-        )
+        say(f"{sweep.name} was submitted to {sweep.address}; see: dpsweep status {sweep.name}")
 
 
 def _elsewhere(name: str | None, state: str | None) -> Submitted | None:

@@ -9,7 +9,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dpsweep.cli.say import NOTHING_COMPLETED, STOPPED, console, error, warn
+from dpsweep.cli.say import NOTHING_COMPLETED, STOPPED, console, error, say, warn
 from dpsweep.cli.verbs.sweeps import print_privacy
 from dpsweep.config.sweep import ResolvedSweep, change_sweep, load_sweep
 from dpsweep.results.best_trials import (
@@ -59,10 +59,10 @@ def launch(file: Path, settings: list[str], options: Options, *, fetch: bool, un
     sweep = load_sweep(file, settings, free_name if unique else None)
     trials = sweep.config.budget.trials
     runs = run_words(trials, sweep.num_runs - trials, explores=sweep.explores)
-    console(quiet=options.quiet).print(
+    say(
         f"{sweep.name}: {runs}, ε {format_budgets(sweep.epsilons)} a "
         f"{sweep.written.privacy.scope}. Checking the model, the data and the services ...",
-        markup=False,
+        quiet=options.quiet,
     )
     # Ray, MLflow and torch take seconds: only now, when the file has no mistake.
     from dpsweep.app import orchestrator

@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from dpsweep.cli.say import console
+from dpsweep.cli.say import console, say
 from dpsweep.core.errors import ConnectionRefused, DpSweepError, StateError
 from dpsweep.privacy.statement import NO_EPSILON, format_epsilon
 from dpsweep.results.best_trials import choose_trials, make_no_result_error, make_summary_tables
@@ -60,9 +60,9 @@ def status(
     console().print(trial_table(records, f"{called}: {_whereabouts(study, owner, called)}"))
     for record in records:
         if record.reason:
-            console().print(f"trial {record.number} failed: {record.reason}", markup=False)
+            say(f"trial {record.number} failed: {record.reason}")
     if len(study.plans) > 1:
-        console().print(describe_search_privacy(study), markup=False)
+        say(describe_search_privacy(study))
     print_links(state.sweep(name), console())
 
 
@@ -112,9 +112,7 @@ def best(
         console().print(table)
     print_comparison(console(), compare_methods(study))
     origin = origin_of(study)
-    console().print(
-        f"Trial {records[0].number}: {origin.describe_selection_bias(records[0])}", markup=False
-    )
+    say(f"Trial {records[0].number}: {origin.describe_selection_bias(records[0])}")
     print_privacy(study, records[0], origin.search_words, name, console())
 
 
