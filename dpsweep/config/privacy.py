@@ -72,7 +72,7 @@ class PrivacyConfig(Strict):
         return data
 
     @model_validator(mode="after")
-    def _check_one_of_budget_and_noise(self) -> Self:
+    def _check_budget_and_noise(self) -> Self:
         if (self.epsilon is None) == (self.noise_multiplier is None):
             raise InvalidKey(
                 "epsilon",
@@ -80,10 +80,6 @@ class PrivacyConfig(Strict):
                 f"got epsilon={self.epsilon} and noise_multiplier={self.noise_multiplier}. "
                 "With epsilon (say, epsilon: 4) the noise is calibrated to it",
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_epsilon_can_be_calibrated(self) -> Self:
         if self.epsilon is not None and self.epsilon < LEAST_EPSILON:
             raise InvalidKey(
                 "epsilon",
@@ -91,10 +87,6 @@ class PrivacyConfig(Strict):
                 f"gets finer with epsilon, and a smaller one takes minutes and gigabytes. Write "
                 f"epsilon: {LEAST_EPSILON:g}, or give noise_multiplier",
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_noise_can_be_counted(self) -> Self:
         if self.noise_multiplier and self.noise_multiplier < LEAST_NOISE:
             raise InvalidKey(
                 "noise_multiplier",
@@ -103,10 +95,6 @@ class PrivacyConfig(Strict):
                 f"takes gigabytes. Write noise_multiplier: {LEAST_NOISE:g}, or 0 to train without "
                 f"privacy",
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_shared_epsilon(self) -> Self:
         if self.scope == "sweep" and self.epsilon is None:
             raise InvalidKey(
                 "scope",
@@ -114,10 +102,6 @@ class PrivacyConfig(Strict):
                 f"noise_multiplier: {self.noise_multiplier:g} gives the noise. Write epsilon: 4, "
                 f"say, in its place, or scope: trial",
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_delta(self) -> Self:
         if self.delta != "auto" and 0 < self.delta < _LEAST_DELTA:
             raise InvalidKey(
                 "delta",

@@ -293,7 +293,7 @@ class TrialConfig(Strict):
         return data
 
     @model_validator(mode="after")
-    def _check_base_optimizer(self) -> Self:
+    def _check_sections_fit(self) -> Self:
         bases = METHODS[self.method.name].bases
         if isinstance(self.method, compose.Config):
             bases = (self.method.compose.base,)
@@ -303,10 +303,6 @@ class TrialConfig(Strict):
                 f"{self.method.name} steps with {' or '.join(bases)}, got {self.optimizer.name}. "
                 f"Delete optimizer.name, or choose another method.name",
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_batch_size(self) -> Self:
         num_examples = self.data.num_examples
         if self.train.batch_size > num_examples:
             raise InvalidKey(
@@ -315,10 +311,6 @@ class TrialConfig(Strict):
                 f"{self.data.name}. The sampling rate batch_size / num_examples is a "
                 f"probability; give at most {num_examples}",
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_noise_and_clipping(self) -> Self:
         method, adaptive = build_method(self.method), self.privacy.clipping.name == "adaptive"
         noise = method.noise
         try:

@@ -136,7 +136,7 @@ class ImageData(Data):
         return self
 
     @model_validator(mode="after")
-    def _constants_fit_the_channels(self) -> Self:
+    def _normalise_and_features_fit_the_images(self) -> Self:
         channels = self.stored.shape[0]
         for key in ("mean", "std") if self.normalise else ():
             given = len(getattr(self.normalise, key))
@@ -145,10 +145,6 @@ class ImageData(Data):
                     f"normalise.{key}",
                     f"has {given} numbers, and the images of {self.name} {channels} channels",
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _features_fit_the_images(self) -> Self:
         if self.features is None:
             return self
         if self.normalise is not None and self.features.weights:

@@ -68,7 +68,7 @@ class Gains(Strict):
     gain: riccati."""
 
     @model_validator(mode="after")
-    def _gamma_divides(self) -> Self:
+    def _check_look_ahead(self) -> Self:
         if self.gamma == 0:
             raise InvalidKey(
                 "gamma",
@@ -76,18 +76,10 @@ class Gains(Strict):
                 "weight (1 - kappa) / (kappa gamma) be infinite. The papers search 0.2 to 3; "
                 "for no look-ahead use method dp_sgd, or kappa: 1",
             )
-        return self
-
-    @model_validator(mode="after")
-    def _riccati_has_drift(self) -> Self:
         try:
             _ = self.average
         except ValueError as e:
             raise InvalidKey("process", str(e).removesuffix(".")) from e
-        return self
-
-    @model_validator(mode="after")
-    def _weights_are_distinct(self) -> Self:
         gain = min(self.average.gain_at(0), self.average.gain_at(10**6))
         odds = (1 - gain) / gain
         ahead = odds if self.gamma == "one_point" else self.gamma
