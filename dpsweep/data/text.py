@@ -221,14 +221,7 @@ class GenerationData(TokenData):
 
 
 class TokenizerFile:
-    """Content of a tokenizer.json, known before the package tokenizers reads it.
-
-    Attributes:
-        num_ids: Ids are below this.
-        padding: Id of padding; 0 if there is none, as masks hide it.
-        special: Names of special tokens.
-        fingerprint: Hash of the file.
-    """
+    """Content of a tokenizer.json, known before the package tokenizers reads it."""
 
     def __init__(self, path: Path, text: bytes) -> None:
         try:
@@ -236,13 +229,16 @@ class TokenizerFile:
             added = tree.get("added_tokens") or []
             vocab = tree["model"]["vocab"]
             ids = vocab.values() if isinstance(vocab, dict) else range(len(vocab))
+            # ids are below this
             self.num_ids: int = 1 + max([*ids, *(token["id"] for token in added)])
         except (ValueError, KeyError, TypeError, AttributeError) as e:
             raise ConfigError(f"data.tokenizer: {path} is no tokenizer of tokenizers: {e}") from e
+        # names of special tokens
         self.special = [token["content"] for token in added if token.get("special")]
         names = {token["content"]: token["id"] for token in added}
         declared = (tree.get("padding") or {}).get("pad_id")
         known = [names[name] for name in ("[PAD]", "<pad>") if name in names]
+        # 0 if there is none, as masks hide it
         self.padding = int(declared if declared is not None else (known or [0])[0])
         self.fingerprint = hashlib.sha256(text).hexdigest()
 

@@ -8,14 +8,9 @@ from dpsweep.store.study import Study
 
 
 class Disclosure:
-    """Texts on a search for screen, page and commands, where every trial is charged and told.
+    """Texts on a search for screen, page and commands, where every trial is charged and told."""
 
-    Attributes:
-        tells_trials: True if each trial may be shown while the search runs.
-        no_figures: Why there are no figures.
-    """
-
-    tells_trials = True
+    tells_trials = True  # each trial may be shown while the search runs
     no_figures = "There are too few results to draw anything."
 
     def num_trials(self, count: int) -> int | None:

@@ -194,17 +194,12 @@ def _iter_samplers(
 
 
 class RecordingDraw(PartialFixedDraw):
-    """Remembers what a point and another draw come to, in Optuna's terms.
-
-    Attributes:
-        params: What was drawn, by name in the study; not what goes in turn.
-        ways: How each of them varies.
-    """
+    """Remembers what a point and another draw come to, in Optuna's terms."""
 
     def __init__(self, point: Point, other: Draw) -> None:
         super().__init__(point, other)
-        self.params: dict[str, Any] = {}
-        self.ways: dict[str, BaseDistribution] = {}
+        self.params: dict[str, Any] = {}  # by name in the study; not what goes in turn
+        self.ways: dict[str, BaseDistribution] = {}  # how each of them varies
 
     def number(self, slot: Slot, domain: Range) -> float | int:
         """As the point or the other has it."""

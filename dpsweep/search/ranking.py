@@ -27,15 +27,10 @@ _ACCURACY = "valid/accuracy"
 
 @dataclass(frozen=True)
 class Choice:
-    """Grounds on which a search's best config is chosen; results alone where both are empty.
+    """Grounds on which a search's best config is chosen; results alone where both are empty."""
 
-    Attributes:
-        expected: Posterior mean of the objective at each trial's config, by number.
-        margin: Of the default, trial 0, where it keeps its place: how far ahead of it another
-            trial would have to be.
-    """
-
-    expected: Mapping[int, float]
+    expected: Mapping[int, float]  # posterior mean of the objective at trials' configs, by number
+    # how far ahead of the default, trial 0, another would have to be; None if it does not stay
     margin: float | None = None
 
     def apply(self, records: Sequence[Record]) -> list[Record]:

@@ -15,14 +15,10 @@ from dpsweep.search.trial_record import HYPERPARAMS
 
 
 class AttributeBuffer:
-    """Keeps what a sampler would write to its trial, until the proposal is taken.
-
-    Attributes:
-        attrs: System attributes of the trial.
-    """
+    """Keeps what a sampler would write to its trial, until the proposal is taken."""
 
     def __init__(self) -> None:
-        self.attrs: dict[str, Any] = {}
+        self.attrs: dict[str, Any] = {}  # system attributes of the trial
 
     def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:
         """Note an attribute."""

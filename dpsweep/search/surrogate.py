@@ -89,12 +89,6 @@ class Surrogate:
     Args:
         records: Complete trials, two or more.
         sign: -1 if large objectives are good, 1 if small ones are.
-
-    Attributes:
-        records: Those that it was fitted to.
-        features: What it is a function of, the most decisive first.
-        noise: Standard deviation of one run around what its config is worth, in units of the
-            objective.
     """
 
     def __init__(self, space: Space, records: Sequence[Record], sign: int) -> None:
@@ -112,8 +106,9 @@ class Surrogate:
         self._process = _fit_process(self._columns(self.records), self._targets, tied)
         parameters = self._process.kernel_.theta
         lengths = dict(zip(tied, parameters[1:-1], strict=True))
+        # of one run around what its config is worth, in units of the objective
         self.noise = self._unit * math.exp(parameters[-1] / 2)
-        self.features = [
+        self.features = [  # the most decisive first
             f for i, f in sorted(enumerate(self._features), key=lambda x: lengths[x[0]])
         ]
 

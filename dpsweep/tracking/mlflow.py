@@ -44,12 +44,9 @@ _PERMANENT_ERRORS = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_ALREADY
 class MlflowSink:
     """One sweep's experiment on one tracking server.
 
-    Attributes:
-        sweep: The sweep's name; the experiment's and the parent run's as well.
-        id: Tells this sweep from others of the same name on the same server.
-        artifacts: Where artifacts go if the server is a database file; None leaves it to it.
-        owner: Whose the sweep is. Of two owners' sweeps of one name, the later one's experiment
-            is called OWNER/SWEEP.
+    `sweep` names the experiment and the parent run; `id` tells it from others of that name.
+    `artifacts` is where they go if the server is a database file; None leaves it to it. Of two
+    owners' sweeps of one name, the later one's experiment is called OWNER/SWEEP.
     """
 
     def __init__(

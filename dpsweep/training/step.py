@@ -54,14 +54,10 @@ def mark_region(name: str) -> record_function:
 
 @dataclass
 class Progress:
-    """Everything a trial must remember between two steps.
-
-    Attributes:
-        trail: The last iterates, newest last; the newest is what the optimizer moves.
-    """
+    """Everything a trial must remember between two steps."""
 
     step: int  # steps taken
-    iterates: deque[Tensors]
+    iterates: deque[Tensors]  # the last ones, newest last: that is what the optimizer moves
     filter_state: State  # the filters' memory
     optimizer: torch.optim.Optimizer  # torch's optimizer over the newest iterate
     bound: float  # the clip norm of the next step; changes under adaptive clipping alone

@@ -107,19 +107,13 @@ class OutsideSpaceError(ValueError):
 
 
 class PartialFixedDraw:
-    """Takes the values of a point, and has another draw the rest.
-
-    Attributes:
-        used: Keys of the point that were asked for.
-        asked: All keys that were.
-        elsewhere: True if it is not the turn of what the point is about.
-    """
+    """Takes the values of a point, and has another draw the rest."""
 
     def __init__(self, point: Point, other: Draw) -> None:
         self._point, self._other = point, other
-        self.used: set[str] = set()
-        self.asked: set[str] = set()
-        self.elsewhere = False
+        self.used: set[str] = set()  # keys of the point that were asked for
+        self.asked: set[str] = set()  # all keys that were
+        self.elsewhere = False  # True if it is not the turn of what the point is about
 
     def number(self, slot: Slot, domain: Range) -> float | int:
         """The point's number, if it has one."""
