@@ -123,10 +123,7 @@ def resume(
     """
     where, short = _state(state).part(name)
     outcome = orchestrator.resume(
-        short,
-        Place(where, address),
-        _screen(quiet=quiet),
-        out=None if out is None else Path(out),
+        short, Place(where, address), _screen(quiet=quiet), out=None if out is None else Path(out)
     )
     return _open_finished_sweep(outcome, where, quiet=quiet)
 

@@ -27,7 +27,7 @@ from dpsweep.config.keys import (
 from dpsweep.config.source import Source, Tree, dump_yaml, format_yaml_value, read_yaml
 from dpsweep.config.space.defaults import default_space_around
 from dpsweep.config.trial import TrialConfig, load_trial
-from dpsweep.core.errors import ConfigError, unknown_name_error
+from dpsweep.core.errors import ConfigError, list_some, unknown_name_error
 from dpsweep.data import DataConfig, validate_data
 from dpsweep.data.inspection import inspect_data, inspect_rows
 from dpsweep.methods import METHODS, PUBLISHED
@@ -197,9 +197,8 @@ def _data_section(data: str) -> tuple[dict[str, Any], list[str], tuple[str, ...]
         )
     comments = [f"Found in {_printable(place)}: {own_data.sizes_found}, channels x height x width."]
     if own_data.classes:
-        listed = ", ".join(map(_printable, own_data.classes[:_MOST_CLASSES_LISTED]))
-        more = ", ..." * (len(own_data.classes) > _MOST_CLASSES_LISTED)
-        comments.append(f"{len(own_data.classes)} classes, numbered in this order: {listed}{more}.")
+        listed = list_some([*map(_printable, own_data.classes)], _MOST_CLASSES_LISTED)
+        comments.append(f"{len(own_data.classes)} classes, numbered in this order: {listed}.")
     notes.insert(0, " ".join(comments))
     return section, comments, tuple(notes)
 

@@ -161,9 +161,7 @@ class _Direct:
                 place.write_bytes(content)
             with _translate_errors(self.address), _all_files():
                 self._client.submit_job(
-                    entrypoint=entrypoint,
-                    submission_id=job_id,
-                    runtime_env={"working_dir": folder},
+                    entrypoint=entrypoint, submission_id=job_id, runtime_env={"working_dir": folder}
                 )
 
     def find(self, prefix: str) -> list[Job]:

@@ -275,8 +275,7 @@ class Local:
         """Nodes that the head thinks alive; 0 while it does not answer."""
         token = (self.folder / "ray_token").read_text()
         request = urllib.request.Request(
-            f"{self.jobs_address}/nodes?view=summary",
-            headers={"Authorization": f"Bearer {token}"},
+            f"{self.jobs_address}/nodes?view=summary", headers={"Authorization": f"Bearer {token}"}
         )
         try:
             with urllib.request.urlopen(request, timeout=5) as answer:

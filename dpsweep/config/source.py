@@ -318,8 +318,7 @@ def _construct_value(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], 
         loader.dispose()
     if isinstance(value, int) and abs(value) > _LARGEST:
         raise ConfigError(
-            f"{name}:{node.start_mark.line + 1}: {format_value(node.value)} cannot be read: "
-            "whole numbers "
-            f"end at 2^63. Write a number with a point, such as 1e30, where one is wanted"
+            f"{name}:{node.start_mark.line + 1}: {format_value(node.value)} cannot be read: whole "
+            f"numbers end at 2^63. Write a number with a point, such as 1e30, where one is wanted"
         )
     return value

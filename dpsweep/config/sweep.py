@@ -447,9 +447,7 @@ class ResolvedSweep:
 
 
 def load_sweep(
-    path: str | Path,
-    settings: list[str] | None = None,
-    rename: Callable[[str], str] | None = None,
+    path: str | Path, settings: list[str] | None = None, rename: Callable[[str], str] | None = None
 ) -> ResolvedSweep:
     """Read a sweep file and its base, and check every corner of the space.
 

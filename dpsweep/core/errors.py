@@ -1,7 +1,7 @@
 """Errors a user can act on: where, what was expected, what came, what to do next."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 
 
@@ -117,3 +117,17 @@ def iter_causes(error: BaseException) -> Iterator[BaseException]:
     while one is not None:
         yield one
         one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
+
+
+def list_some(words: Sequence[str], most: int = 3) -> str:
+    """List the first few words of a message.
+
+    >>> list_some(["a", "b", "c", "d"])
+    'a, b, c, ...'
+    """
+    return ", ".join(words[:most]) + ", ..." * (len(words) > most)
+
+
+def format_shape(shape: Sequence[int]) -> str:
+    """Format a shape, such as 3 x 32 x 32."""
+    return " x ".join(map(str, shape))

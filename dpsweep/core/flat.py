@@ -26,9 +26,7 @@ def make_zeros(
 
 
 def copy_flat(
-    leaves: Iterable[Tensor],
-    dtype: torch.dtype | None = None,
-    device: torch.device | None = None,
+    leaves: Iterable[Tensor], dtype: torch.dtype | None = None, device: torch.device | None = None
 ) -> list[Tensor]:
     """Copies of tensors of one device, all of one precision as views of one tensor.
 

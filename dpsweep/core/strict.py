@@ -24,11 +24,7 @@ class Strict(BaseModel):
     """
 
     model_config = ConfigDict(
-        frozen=True,
-        strict=True,
-        extra="forbid",
-        allow_inf_nan=False,
-        use_attribute_docstrings=True,
+        frozen=True, strict=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
     )
     letters: ClassVar[Mapping[str, str]] = {}
 

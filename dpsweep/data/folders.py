@@ -18,7 +18,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from dpsweep.core.errors import ConfigError, PrivateRowError
+from dpsweep.core.errors import ConfigError, PrivateRowError, format_shape, list_some
 from dpsweep.data.datasets import ImageData
 from dpsweep.data.shared import Split
 
@@ -140,7 +140,7 @@ def _read_images(images: Sequence[Labelled], config: ImageData) -> Split:
                 if config.resize or _is_convertible(shape, config.stored.shape):
                     inputs[i] = _read_pixels(opened, config.stored.shape)
                 else:
-                    other.append(f"{path} ({_format_shape(shape)})")
+                    other.append(f"{path} ({format_shape(shape)})")
         except _UNREADABLE:
             broken.append(path)
 
@@ -149,14 +149,14 @@ def _read_images(images: Sequence[Labelled], config: ImageData) -> Split:
     if broken:
         raise PrivateRowError(
             f"data.root: {len(broken)} of {len(images)} images cannot be read: "
-            f"{_abbreviate(map(str, broken))}. Mend or delete them, and correct data.num_train and "
-            f"data.num_test"
+            f"{list_some(sorted(map(str, broken)))}. Mend or delete them, and correct "
+            f"data.num_train and data.num_test"
         )
     if other:
         raise PrivateRowError(
-            f"data.shape: {_format_shape(config.stored.shape)} (channels x height x width), and "
-            f"{len(other)} of {len(images)} images have another: {_abbreviate(other)}. Correct it, "
-            f"or set data.resize: true"
+            f"data.shape: {format_shape(config.stored.shape)} (channels x height x width), and "
+            f"{len(other)} of {len(images)} images have another: {list_some(sorted(other))}. "
+            f"Correct it, or set data.resize: true"
         )
     return inputs, torch.tensor([label for _, label in images], dtype=torch.int64)
 
@@ -178,12 +178,3 @@ def _read_pixels(image: Image.Image, shape: tuple[int, ...]) -> Tensor:
         plain = ImageOps.fit(plain, (width, height), Image.Resampling.BILINEAR)
     array = torch.from_numpy(np.array(plain))
     return array.view(height, width, channels).permute(2, 0, 1)
-
-
-def _format_shape(shape: Sequence[int]) -> str:
-    return " x ".join(map(str, shape))
-
-
-def _abbreviate(names: "Sequence[str] | map[str]") -> str:
-    names = sorted(names)
-    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")

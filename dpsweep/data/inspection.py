@@ -1,12 +1,12 @@
 """Inspection of the user's own data, for the `data` section that declares it."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpsweep.core.errors import ConfigError
+from dpsweep.core.errors import ConfigError, format_shape, list_some
 from dpsweep.data import folders, npz
 from dpsweep.data.rows import inspect_columns
 
@@ -18,9 +18,6 @@ _TEXT_WORDS = (
 
 _GRAIN, _WIDEST = 8, 224
 """Sides that are chosen for images of many sizes: multiples of the first, up to the second."""
-
-_MOST_SIZES = 3
-"""Image sizes that an error or a comment lists before it cuts the list short."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +156,7 @@ def _inspect_npz(place: Path, path: Path) -> OwnData:
     if len(shapes) > 1:
         raise ConfigError(
             f"{place}: training and test images differ in size: "
-            f"{' and '.join(npz.format_shape(shape) for shape in sorted(shapes))} (channels x "
+            f"{' and '.join(format_shape(shape) for shape in sorted(shapes))} (channels x "
             f"height x width). Bring them to one"
         )
     labels = [npz.read_labels(path, name, found[images].shape[0]) for images, name in pairs]
@@ -195,7 +192,7 @@ def _infer_image_shape(place: Path, name: str, array: npz.Header) -> tuple[int, 
         case (1 | 3, _, _) as shape:
             return shape
     raise ConfigError(
-        f"{place}: {name} has the shape {npz.format_shape(array.shape)}. Images are "
+        f"{place}: {name} has the shape {format_shape(array.shape)}. Images are "
         f"(num, height, width), (num, height, width, channels) or (num, channels, height, "
         f"width), with 1 or 3 channels"
     )
@@ -207,8 +204,5 @@ def _choose_validation(num_test: int) -> dict[str, Any]:
 
 
 def _format_sizes(sizes: Counter[tuple[int, ...]]) -> str:
-    parts: Iterable[str] = (
-        f"{npz.format_shape(size)} ({count} image{'s' * (count > 1)})"
-        for size, count in sizes.most_common(_MOST_SIZES)
-    )
-    return ", ".join(parts) + (", ..." if len(sizes) > _MOST_SIZES else "")
+    found = sizes.most_common()
+    return list_some([f"{format_shape(x)} ({num} image{'s' * (num > 1)})" for x, num in found])

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dpsweep.core.errors import ConfigError
+from dpsweep.core.errors import ConfigError, format_shape
 from dpsweep.data.datasets import ImageData
 from dpsweep.data.shared import Split
 
@@ -80,11 +80,6 @@ def read_labels(path: Path, name: str, num_images: int) -> NDArray[np.int64]:
             f"data.root: {path}: {name} holds {int(array.min())}. Number the classes from 0"
         )
     return array
-
-
-def format_shape(shape: Sequence[int]) -> str:
-    """Format a shape, such as 3 x 32 x 32."""
-    return " x ".join(map(str, shape))
 
 
 def _read_header(whole: zipfile.ZipFile, name: str) -> Header:

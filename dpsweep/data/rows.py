@@ -17,7 +17,6 @@ from dpsweep.core.errors import ConfigError, InvalidKey, PrivateRowError, sugges
 
 Format = Literal["csv", "tsv", "jsonl", "parquet", "npz", "huggingface"]
 
-_LISTED = 3
 _SUFFIXES = [kind for kind in get_args(Format) if kind != "huggingface"]
 
 
@@ -283,12 +282,3 @@ def is_missing(value: Any) -> bool:
     if isinstance(value, str):
         return value.strip() in ("", "nan", "NaN", "NA")
     return value is None or (isinstance(value, float) and math.isnan(value))
-
-
-def list_some(values: Sequence[Any]) -> str:
-    """List a few values for an error.
-
-    >>> list_some(["a", "b", "c", "d"])
-    "'a', 'b', 'c', ..."
-    """
-    return ", ".join(map(repr, values[:_LISTED])) + ", ..." * (len(values) > _LISTED)

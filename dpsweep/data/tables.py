@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from dpsweep.core.errors import ConfigError, InvalidKey
+from dpsweep.core.errors import ConfigError, InvalidKey, list_some
 from dpsweep.core.strict import Strict, is_unused
 from dpsweep.data.base import Data, Spec
-from dpsweep.data.rows import Column, Format, is_missing, list_some, parse_number, read_columns
+from dpsweep.data.rows import Column, Format, is_missing, parse_number, read_columns
 from dpsweep.data.tasks import Classification, MultiLabel, OwnTask, Regression, TaskConfig
 
 if TYPE_CHECKING:
@@ -80,8 +80,9 @@ class ColumnConfig(Strict):
             text = str(text).strip()
             if text not in places:
                 raise ValueError(
-                    f"{text!r} is none of the declared categories {list_some([*places])}. Correct "
-                    f"it, or add it to data.columns.{column.name}.categories"
+                    f"{text!r} is none of the declared categories "
+                    f"{list_some([*map(repr, places)])}. Correct it, or add it to "
+                    f"data.columns.{column.name}.categories"
                 )
             return places[text]
 
@@ -251,8 +252,8 @@ class RowData(Data):
             text = str(value).strip()
             if text not in names:
                 raise ValueError(
-                    f"{text!r} is none of the {len(names)} classes {list_some(names)}. Correct it, "
-                    f"or data.task.classes"
+                    f"{text!r} is none of the {len(names)} classes "
+                    f"{list_some([*map(repr, names)])}. Correct it, or data.task.classes"
                 )
             return int(names.index(text))
         number = parse_number(value)
@@ -472,8 +473,7 @@ class TableData(FileData):
         import torch
 
         found = self.read_rows(
-            key,
-            {name: f"columns.{name}" for name in self.columns} | self.name_targets("target"),
+            key, {name: f"columns.{name}" for name in self.columns} | self.name_targets("target")
         )
         inputs = [config.encode(found[name]) for name, config in self.columns.items()]
         return torch.cat(inputs, 1), self.encode_targets(found)

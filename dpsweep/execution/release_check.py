@@ -10,13 +10,7 @@ from dpsweep.config.resources import ResourcesConfig
 from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.disk import write_atomically
-from dpsweep.core.errors import (
-    ConfigError,
-    DpSweepError,
-    InvalidKey,
-    StateError,
-    summarize_error,
-)
+from dpsweep.core.errors import ConfigError, DpSweepError, InvalidKey, StateError, summarize_error
 from dpsweep.core.threads import torch_threads
 from dpsweep.execution.resources import count_trials_per_node, select_cards
 from dpsweep.execution.tracking import CHECKS

@@ -260,11 +260,7 @@ def _read_commit() -> dict[str, str]:
     """The git commit, if the current folder is in a repository; a launch elsewhere has none."""
     try:
         found = subprocess.run(
-            ["git", "rev-parse", "HEAD"],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=10,
+            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False, timeout=10
         )
     except OSError:
         return {}

@@ -207,10 +207,7 @@ def format_row(row: Row, digits: int = 6) -> str:
 
 
 def _advance_recursion(
-    b: Row,
-    inputs: list[Number],
-    a: Row,
-    outputs: list[Number] | tuple[Number, ...],
+    b: Row, inputs: list[Number], a: Row, outputs: list[Number] | tuple[Number, ...]
 ) -> Number:
     """Compute one step of the direct form, histories newest first; missing entries are 0."""
     total = b[0] * inputs[0]

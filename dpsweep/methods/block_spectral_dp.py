@@ -22,10 +22,7 @@ class Config(Strict):
     block's own number. Print: 0.25."""
 
 
-SPACE = {
-    "method.keep": {"uniform": [0.3, 1.0]},
-    "method.keep_circulant": {"uniform": [0.25, 1.0]},
-}
+SPACE = {"method.keep": {"uniform": [0.3, 1.0]}, "method.keep_circulant": {"uniform": [0.25, 1.0]}}
 
 
 def build(config: Config) -> Method:

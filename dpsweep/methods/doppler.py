@@ -26,7 +26,7 @@ SPACE = {
             {"published": "a9_b15_m05"},
             {"published": "a7_2_b05_05"},
         ]
-    },
+    }
 }
 
 

@@ -12,9 +12,7 @@ class Config(Strict):
     name: Literal["dp_adambc"] = "dp_adambc"
 
 
-SPACE = {
-    "optimizer.floor": {"log_uniform": [1.0e-8, 1.0e-4]},
-}
+SPACE = {"optimizer.floor": {"log_uniform": [1.0e-8, 1.0e-4]}}
 
 
 def build(config: Config) -> Method:

@@ -103,8 +103,7 @@ class LowPass(Strict):
         given = [key for key in _FORMS if getattr(self, key) is not None]
         if len(given) > 1:
             raise InvalidKey(
-                given[1],
-                f"is a second form of the filter, beside {given[0]}. Keep one of the two",
+                given[1], f"is a second form of the filter, beside {given[0]}. Keep one of the two"
             )
         if not given:
             lone = "zeros are given without poles" if self.zeros else "nothing is given"

@@ -19,9 +19,7 @@ class Config(Strict):
     DP-SGD's noise. Print: 0.5."""
 
 
-SPACE = {
-    "method.keep": {"uniform": [0.3, 1.0]},
-}
+SPACE = {"method.keep": {"uniform": [0.3, 1.0]}}
 
 
 def build(config: Config) -> Method:

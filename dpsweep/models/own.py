@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from dpsweep.core.errors import InvalidKey
+from dpsweep.core.errors import InvalidKey, format_shape
 from dpsweep.core.own_code import import_folder
 from dpsweep.data.base import Spec
 from dpsweep.models.parts import Model, Shape
@@ -200,7 +200,7 @@ def _check_outputs(model: nn.Module, spec: Spec) -> nn.Module:
     if not isinstance(outputs, Tensor):
         raise ValueError(f"it returns a {type(outputs).__name__}, not one tensor of logits")
     if outputs.shape != (1, *spec.outputs):
-        numbers = " x ".join(map(str, outputs.shape[1:]))
+        numbers = format_shape(outputs.shape[1:])
         positions = "" if spec.positions is None else f" at each of {spec.positions} positions"
         raise ValueError(
             f"it gives {numbers} numbers for an example, and the data have {spec.num_classes} "
@@ -211,12 +211,11 @@ def _check_outputs(model: nn.Module, spec: Spec) -> nn.Module:
 
 def _describe_inputs(spec: Spec) -> str:
     if spec.fields:
-        fields = (f"{x.name} ({' x '.join(map(str, x.shape))})" for x in spec.fields)
+        fields = (f"{x.name} ({format_shape(x.shape)})" for x in spec.fields)
         return f"tensors by name: {', '.join(fields)}"
     if len(spec.shape) != 3:
-        return f"rows of {' x '.join(map(str, spec.shape))} numbers"
-    channels, height, width = spec.shape
-    return f"images of {channels} x {height} x {width} (channels, height, width)"
+        return f"rows of {format_shape(spec.shape)} numbers"
+    return f"images of {format_shape(spec.shape)} (channels, height, width)"
 
 
 @contextmanager
@@ -251,7 +250,6 @@ def user_code_notice(config: Any) -> str | None:
     where = config.folder or "Python's own path"
     return (
         f"model.function: {config.function} (from {where}) is your code. It runs with all your "
-        f"rights here and on every worker. Its gradients are clipped and noised like any "
-        f"other's, and its modules may keep nothing of the examples. What else it does is not "
-        f"checked"
+        f"rights here and on every worker. Its gradients are clipped and noised like any other's, "
+        f"and its modules may keep nothing of the examples. What else it does is not checked"
     )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
-from dpsweep.core.errors import InvalidKey
+from dpsweep.core.errors import InvalidKey, format_shape
 from dpsweep.core.strict import Strict, is_unused
 from dpsweep.core.types import Tensors
 from dpsweep.data.base import Spec
@@ -64,7 +64,7 @@ class Model(Strict):
             names = ", ".join(field.name for field in spec.fields)
             raise InvalidKey("name", f"takes one tensor, and the data give {names}. {own}")
         if len(spec.shape) != 3 and not self.takes_rows:
-            shape = " x ".join(map(str, spec.shape))
+            shape = format_shape(spec.shape)
             raise InvalidKey(
                 "name", f"takes images, and the data have {shape} numbers. Choose linear or mlp4"
             )

@@ -184,12 +184,7 @@ def train_only(model: TextModel, adapter: Any) -> None:
         trained = own_head
     freeze(model, trained, persistent=False)
     if adapter.name == "lora":
-        add_lora(
-            model.body,
-            adapter.targets or _find_targets(model),
-            adapter.rank,
-            adapter.alpha,
-        )
+        add_lora(model.body, adapter.targets or _find_targets(model), adapter.rank, adapter.alpha)
 
 
 def _find_targets(model: TextModel) -> tuple[str, ...]:

@@ -11,11 +11,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from dpsweep.core.errors import InvalidKey, suggest_names
+from dpsweep.core.errors import InvalidKey, list_some, suggest_names
 from dpsweep.core.types import Tensors
 from dpsweep.models.parts import Model, saved_tensors
 
-_SHOWN = 3
 _WRAPPINGS = ("state_dict", "model")
 
 
@@ -86,7 +85,7 @@ def _load_weights(model: nn.Module, found: Tensors, fresh: Sequence[str], weight
         if k in found and found[k].shape != x.shape
     ]
     faults = [
-        f"{len(names)} {what}: {_abbreviate(names)}"
+        f"{len(names)} {what}: {list_some(names)}"
         for what, names in (
             ("missing", sorted(missing)),
             ("unexpected", sorted(unexpected)),
@@ -123,7 +122,3 @@ def _is_below(name: str, layers: Sequence[str]) -> bool:
     (True, False)
     """
     return any(name == layer or name.startswith(f"{layer}.") for layer in layers)
-
-
-def _abbreviate(names: Sequence[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")

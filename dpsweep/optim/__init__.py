@@ -11,7 +11,6 @@ from pydantic import Field
 from dpsweep.optim import adam, sgd
 
 OptimizerConfig = Annotated[
-    sgd.Sgd | adam.Adam | adam.AdamW | adam.AdamBC,
-    Field(discriminator="name"),
+    sgd.Sgd | adam.Adam | adam.AdamW | adam.AdamBC, Field(discriminator="name")
 ]
 """Any base optimizer, told apart by `name`."""

@@ -272,9 +272,8 @@ def _without_a_test(comparison: Comparison, peers: list[TrialGroup], at: str) ->
     if bare:
         found.append(
             f"{at}not repeated: {', '.join(bare)}: the best of many noisy trials is too good by "
-            "selection, "
-            "so it is not tested. To repeat it, write confirm: "
-            f"{{top: 1, seeds: 5, each_method: true}}"
+            f"selection, so it is not tested. To repeat it, write confirm: {{top: 1, seeds: 5, "
+            f"each_method: true}}"
         )
     tested = any(each.target == peers[0].target for each in comparison.compared)
     if sum(bool(group.repeats) for group in peers) > 1 and not tested:

@@ -28,14 +28,7 @@ from dpsweep.results.plots.outcome import (
 )
 from dpsweep.results.plots.pairs import PAIRS, pair
 from dpsweep.results.plots.posterior import posterior
-from dpsweep.results.plots.search import (
-    history,
-    importance,
-    parallel,
-    rank,
-    slices,
-    timeline,
-)
+from dpsweep.results.plots.search import history, importance, parallel, rank, slices, timeline
 from dpsweep.search.ranking import LEAST_TRIALS, surrogates
 from dpsweep.search.trial_record import Record
 from dpsweep.store.state_dir import SweepFolder

@@ -107,9 +107,8 @@ class LiveView:
         running = len(self._running()) if self.is_driven else 0
         repeats = summarize_repeats(list(self._records.values())).get(best.number) if best else None
         return (
-            f"{sweep.name}: {self._done()}, {running} running, "
-            f"{best_words(best, repeats)}, ε {format_budgets(sweep.epsilons)} a "
-            f"{sweep.written.privacy.scope}{self._time_left()}"
+            f"{sweep.name}: {self._done()}, {running} running, {best_words(best, repeats)}, ε "
+            f"{format_budgets(sweep.epsilons)} a {sweep.written.privacy.scope}{self._time_left()}"
         )
 
     def farewell(self) -> str:
@@ -198,10 +197,7 @@ def show_live(view: LiveView) -> Iterator[None]:
         yield
         return
     with Live(
-        get_renderable=view.__rich__,
-        console=view.console,
-        refresh_per_second=4,
-        transient=True,
+        get_renderable=view.__rich__, console=view.console, refresh_per_second=4, transient=True
     ):
         yield
 

@@ -244,10 +244,7 @@ def _figure(name: str, figure: go.Figure) -> dict[str, Any]:
 
 def _figure_data(figure: go.Figure) -> dict[str, Any]:
     data = figure.to_json().replace("<", "\\u003c").replace(">", "\\u003e")
-    return {
-        "height": figure.layout.height or _HEIGHT,
-        "data": Markup(data.replace("&", "\\u0026")),
-    }
+    return {"height": figure.layout.height or _HEIGHT, "data": Markup(data.replace("&", "\\u0026"))}
 
 
 def _commands(study: Study) -> list[dict[str, str]]:

@@ -126,10 +126,7 @@ def table(name: str) -> Table:
 
 
 def cells(
-    name: str,
-    rows: Sequence[str] = (),
-    columns: Sequence[str] = (),
-    methods: Sequence[str] = (),
+    name: str, rows: Sequence[str] = (), columns: Sequence[str] = (), methods: Sequence[str] = ()
 ) -> list[Cell]:
     """Cells of a table, in the order of print; all rows, columns or methods where none is named.
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from dpsweep.config.keys import EPSILON
 from dpsweep.config.trial import TrialConfig
-from dpsweep.core.errors import ConfigError, StateError
+from dpsweep.core.errors import ConfigError, StateError, format_shape
 from dpsweep.core.inputs import Inputs, apply_model
 from dpsweep.data import DataConfig
 from dpsweep.data.read import Dataset, list_class_names
@@ -202,7 +202,7 @@ def _describe_inputs(config: TrialConfig) -> str:
         names = ", ".join(field.name for field in fields)
         length = fields[0].shape[0]
         return f"whole numbers (examples, {len(fields)}, {length}): {names}, stacked in this order"
-    shape = " x ".join(map(str, config.data.spec.shape))
+    shape = format_shape(config.data.spec.shape)
     if config.data.are_pixels:
         brightest = config.data.spec.brightest
         return (

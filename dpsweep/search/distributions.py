@@ -10,13 +10,7 @@ from optuna.distributions import (
     FloatDistribution,
     IntDistribution,
 )
-from optuna.samplers import (
-    BaseSampler,
-    CmaEsSampler,
-    GPSampler,
-    RandomSampler,
-    TPESampler,
-)
+from optuna.samplers import BaseSampler, CmaEsSampler, GPSampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial
 
 from dpsweep.compat import restrict_study

@@ -319,9 +319,8 @@ def _release(lease: Lease) -> None:
 
 def _make_in_use_error(folder: Path, owner: LeaseHolder | None) -> SweepInUse:
     hint = (
-        f"It has been silent for {get_silence_seconds(folder):.0f} s and may be suspended: "
-        "wake it with "
-        f"kill -CONT {owner.pid}, or end it with kill -KILL {owner.pid}, on {owner.host}"
+        f"It has been silent for {get_silence_seconds(folder):.0f} s and may be suspended: wake it "
+        f"with kill -CONT {owner.pid}, or end it with kill -KILL {owner.pid}, on {owner.host}"
         if owner and may_be_suspended(folder, LEASE_TIMING)
         else f"Watch it with: dpsweep status {folder.name}; end it with: dpsweep stop {folder.name}"
     )

@@ -52,11 +52,7 @@ Curve = tuple[tuple[int, float], ...]
 """(epoch, objective) at each report, by epoch."""
 
 TrialEnd = Literal["complete", "pruned", "failed"]
-_ENDS = {
-    "complete": TrialState.COMPLETE,
-    "pruned": TrialState.PRUNED,
-    "failed": TrialState.FAIL,
-}
+_ENDS = {"complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
 
 _WARM, _TOLD, _VOID, _ENDED = "warm_start", "warm_start_points", "void", "ended_at"
 _PLANS, _CHOICE = "plans", "expected"
@@ -399,9 +395,7 @@ class Study:
             self.note_test_secret()
         charged = make_ledger_entry(record.config)
         self._storage.set_trial_user_attr(
-            self._trial_id(record.number),
-            DISPATCHED,
-            {"void": void, "charged": charged},
+            self._trial_id(record.number), DISPATCHED, {"void": void, "charged": charged}
         )
         return replace(record, void=void, dispatched=True, charged=charged)
 

@@ -37,13 +37,7 @@ from dpsweep.data.read import Dataset, load_dataset
 from dpsweep.data.units import fill_unit
 from dpsweep.methods import build_method
 from dpsweep.privacy.accounting import Run, calibrate_noise
-from dpsweep.privacy.audit import (
-    Audit,
-    OneRun,
-    bound_epsilon,
-    bound_one_run,
-    compute_log_ratio,
-)
+from dpsweep.privacy.audit import Audit, OneRun, bound_epsilon, bound_one_run, compute_log_ratio
 from dpsweep.privacy.clip import Clip
 from dpsweep.privacy.correlated import INDEPENDENT, Banded, Correlation, PublicSettings
 from dpsweep.privacy.engine import make_engine

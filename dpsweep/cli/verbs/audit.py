@@ -15,12 +15,7 @@ from dpsweep.cli.say import console
 from dpsweep.cli.verbs.trial import print_release_checks
 from dpsweep.config.source import Source, read_yaml, with_value
 from dpsweep.config.sweep import is_sweep, parse_sweep
-from dpsweep.config.trial import (
-    TrialConfig,
-    load_trial,
-    refuse_shared_budget,
-    resolve_trial_source,
-)
+from dpsweep.config.trial import TrialConfig, load_trial, refuse_shared_budget, resolve_trial_source
 from dpsweep.core.errors import unknown_name_error
 from dpsweep.methods import METHODS, PUBLISHED
 from dpsweep.privacy.audit import Audit, power_against, power_of_one_run

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from dpsweep.cli.say import console
 from dpsweep.config.source import dump_yaml
-from dpsweep.core.errors import unknown_name_error
+from dpsweep.core.errors import format_shape, unknown_name_error
 from dpsweep.data.datasets import SPECS
 from dpsweep.models import MODELS
 from dpsweep.models.counts import stored_num_weights
@@ -21,8 +21,7 @@ def models(data: str, as_json: bool) -> None:
     if as_json:
         print(json.dumps(rows, indent=2))
         return
-    channels, height, width = SPECS[data].shape
-    title, words = f"Models, for {data}: {channels} x {height} x {width}", ("model", "what it is")
+    title, words = f"Models, for {data}: {format_shape(SPECS[data].shape)}", ("model", "what it is")
     table = plain_table(title, ("model", "weights", "what it is"), words=words)
     for row in rows:
         count = f"{row['parameters']:,}" if row["parameters"] else str(row["why_not"] or "any")

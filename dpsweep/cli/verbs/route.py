@@ -40,12 +40,7 @@ def import_remote(what: str) -> ModuleType:
 
 
 def launch_through_client(
-    file: Path,
-    settings: list[str],
-    options: "Options",
-    *,
-    fetch: bool,
-    unique: bool,
+    file: Path, settings: list[str], options: "Options", *, fetch: bool, unique: bool
 ) -> None:
     """Launch through a Ray client, as `submit` does, and fetch the best config at the end.
 
@@ -112,14 +107,7 @@ def resume_on_cluster(
             f"or say where that cluster is now: http://HOST:8265"
         )
     import_remote("resume").resume(
-        sweep,
-        address,
-        file=file,
-        state=state,
-        storage=storage,
-        out=out,
-        quiet=quiet,
-        words=words,
+        sweep, address, file=file, state=state, storage=storage, out=out, quiet=quiet, words=words
     )
     return True
 

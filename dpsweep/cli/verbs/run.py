@@ -22,12 +22,7 @@ from dpsweep.results.compare import compare_methods
 from dpsweep.results.comparison import print_comparison
 from dpsweep.results.disclosure import disclosure_of
 from dpsweep.results.export import default_target
-from dpsweep.results.tables import (
-    format_budgets,
-    num_trials_and_repeats,
-    run_words,
-    trial_table,
-)
+from dpsweep.results.tables import format_budgets, num_trials_and_repeats, run_words, trial_table
 from dpsweep.store.state_dir import StateFolder, SweepFolder
 from dpsweep.store.storage import resolve_moved_uri, resolve_storage_uri
 from dpsweep.tracking.server import redact_password
@@ -90,12 +85,7 @@ def load_named(named_or_file: str, settings: list[str]) -> tuple[str, ResolvedSw
 
 
 def resume(
-    named: str,
-    file: ResolvedSweep | None,
-    options: Options,
-    *,
-    settings: list[str],
-    accept: bool,
+    named: str, file: ResolvedSweep | None, options: Options, *, settings: list[str], accept: bool
 ) -> None:
     """Go on with an old sweep.
 

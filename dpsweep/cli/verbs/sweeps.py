@@ -27,12 +27,7 @@ from dpsweep.results.comparison import print_comparison
 from dpsweep.results.disclosure import disclosure_of
 from dpsweep.results.export import origin_of
 from dpsweep.results.rich_table import plain_table
-from dpsweep.results.tables import (
-    format_budgets,
-    num_trials_and_repeats,
-    trial_row,
-    trial_table,
-)
+from dpsweep.results.tables import format_budgets, num_trials_and_repeats, trial_row, trial_table
 from dpsweep.search.charge import describe_trial_privacy, get_charged_run
 from dpsweep.search.confirmation import summarize_repeats
 from dpsweep.search.trial_record import Record

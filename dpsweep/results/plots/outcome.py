@@ -36,9 +36,7 @@ _MOST_NUMBERED = 20
 
 
 def tradeoff(
-    records: Sequence[Record],
-    objective: ObjectiveConfig,
-    confirmed: dict[int, Confirmation],
+    records: Sequence[Record], objective: ObjectiveConfig, confirmed: dict[int, Confirmation]
 ) -> go.Figure:
     """Accuracy against epsilon, or against the second objective, with the Pareto front.
 

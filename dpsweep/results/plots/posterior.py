@@ -7,15 +7,7 @@ import plotly.graph_objects as go
 from dpsweep.config.keys import TOTAL_STEP
 from dpsweep.config.search import ObjectiveConfig
 from dpsweep.results.plots.axes import KeyAxis
-from dpsweep.results.plots.style import (
-    BLUE,
-    RED,
-    figure,
-    goal_title,
-    markers,
-    repeats,
-    scatter,
-)
+from dpsweep.results.plots.style import BLUE, RED, figure, goal_title, markers, repeats, scatter
 from dpsweep.search.confirmation import Confirmation
 from dpsweep.search.surrogate import Surrogate
 from dpsweep.search.trial_record import Record
@@ -25,10 +17,7 @@ _BAND = "rgba(0, 114, 178, 0.18)"
 
 
 def posterior(
-    process: Surrogate,
-    chosen: Record,
-    objective: ObjectiveConfig,
-    confirmed: Confirmation | None,
+    process: Surrogate, chosen: Record, objective: ObjectiveConfig, confirmed: Confirmation | None
 ) -> go.Figure | None:
     """Posterior mean and 95 % band over one key, other keys as in the chosen trial; all trials.
 
