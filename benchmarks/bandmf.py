@@ -139,7 +139,7 @@ def train_once(config: TrialConfig, data: Dataset, kept: Path) -> float:
         accuracy = run.count_right() / len(data.valid_targets)
     else:
         progress = step.start(initial_params(step))
-        for _ in range(step.budget.steps):
+        for _ in range(step.plan.steps):
             step(progress)
         found = evaluate(step.engine.model, progress.result, step.data, step.dtype)
         accuracy = found["accuracy"]

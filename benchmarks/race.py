@@ -207,7 +207,7 @@ class FixedBatchStep(Step):
 
     def batch(self, step: int) -> Tensor:
         size = self.config.train.batch_size
-        start = step * size % (self.budget.num_examples - size)
+        start = step * size % (self.plan.num_examples - size)
         return torch.arange(start, start + size, device=self.data.device)
 
 
@@ -243,7 +243,7 @@ def _keys(method: str) -> set[str]:
 
 def _ours(config: TrialConfig, race: Race, kind: type[Step]) -> Take:
     step = _assembled(config, race)
-    step = kind(step.config, step.budget, step.data, step.engine, step.secret, step.geometry)
+    step = kind(step.config, step.plan, step.data, step.engine, step.secret, step.geometry)
     progress = step.start(initial_params(step))
     return partial(step, progress)
 

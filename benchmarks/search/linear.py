@@ -52,12 +52,12 @@ class LinearRun:
         self._targets = np.eye(len(self.weights))[one_tensor(step.data.targets).numpy()]
         self._trail: deque[Weights] = deque([self.weights], maxlen=step.method.query.memory)
         self._state = step.method.chain.init(start)
-        correlation = step.budget.correlation
+        correlation = step.plan.correlation
         self._history = None if correlation is None else NoiseHistory(correlation)
 
     def train(self) -> None:
         """All steps of the run."""
-        for t in range(self._step.budget.steps):
+        for t in range(self._step.plan.steps):
             self.take(t)
 
     def take(self, t: int) -> None:
@@ -92,7 +92,7 @@ class LinearRun:
             noise = self._history.correlate(torch.from_numpy(noise), t).numpy()
         parts = [noise[:-classes].reshape(classes, width - 1), noise[-classes:]]
         clip = step.config.privacy.clip_norm
-        on_sum = step.budget.run.noise_multiplier * clip
+        on_sum = step.plan.run.noise_multiplier * clip
         mean = (summed + on_sum * np.column_stack(parts)) / step.config.train.batch_size
         if not step.method.filters:
             return mean

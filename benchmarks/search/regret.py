@@ -179,7 +179,7 @@ def add_trial(study: optuna.Study, proposal: Proposal, value: float) -> Record:
         user_attrs=make_attributes(proposal.config, proposal.hyperparams),
         system_attrs=dict(proposal.notes),
         value=value,
-        intermediate_values={proposal.config.schedule[0]: value},
+        intermediate_values={proposal.config.steps_and_rate[0]: value},
     )
     study.add_trial(trial)
     return make_record(study.trials[-1], proposal.config)

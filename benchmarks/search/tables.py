@@ -232,7 +232,7 @@ def train_once(config: TrialConfig, text: str) -> tuple[int, int]:
         run.train()
         return run.count_right(), len(step.data.valid_targets)
     progress = step.start(initial_params(step))
-    for _ in range(step.budget.steps):
+    for _ in range(step.plan.steps):
         step(progress)
     num_test = len(step.data.valid_targets)
     score = evaluate(step.engine.model, progress.result, step.data, step.dtype)

@@ -149,15 +149,15 @@ def launch(
     quiet: Quiet = False,
 ) -> None:
     """Run a sweep to its end: search, track, export the best config."""
-    from dpsweep.cli.verbs import route, search
+    from dpsweep.cli.verbs import route, run
 
     if name:
         settings = [*(settings or []), f"name={name}"]
     if learn_from:
         settings = [*(settings or []), f"learn_from={learn_from}"]
-    options = search.Options(state, address, tracking_uri, out, quiet, storage)
+    options = run.Options(state, address, tracking_uri, out, quiet, storage)
     away = address and address.startswith("ray://")
-    begin = route.launch_through_client if away else search.launch
+    begin = route.launch_through_client if away else run.launch
     begin(file, settings or [], options, fetch=fetch, unique=unique)
 
 
@@ -287,18 +287,18 @@ def resume(
     force: Force = False,
 ) -> None:
     """Go on with a sweep that was stopped or whose driver died."""
-    from dpsweep.cli.verbs import route, search
+    from dpsweep.cli.verbs import route, run
 
     settings = [*(settings or []), *([f"budget.trials={trials}"] if trials else [])]
-    name, file = search.load_named(name, settings)
+    name, file = run.load_named(name, settings)
     words = format_options({"accept": accept, "force": force, "wait": wait or None})
     words += [] if file else [word for setting in settings for word in ("--set", setting)]
     if route.resume_on_cluster(
         name, file, state, address, storage, out=out, quiet=quiet, words=words
     ):
         return
-    options = search.Options(state, address, None, out, quiet, storage, force, wait)
-    search.resume(name, file, options, settings=settings, accept=accept)
+    options = run.Options(state, address, None, out, quiet, storage, force, wait)
+    run.resume(name, file, options, settings=settings, accept=accept)
 
 
 @app.command()

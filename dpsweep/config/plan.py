@@ -53,7 +53,7 @@ def plan_privacy(config: TrialConfig) -> PrivacyPlan:
     come with their noise (config/sweep.py).
     """
     assert config.privacy.scope == "trial", "check_trial refuses the budget of a whole sweep"
-    (steps, rate), delta, privacy = config.schedule, config.delta, config.privacy
+    (steps, rate), delta, privacy = config.steps_and_rate, config.delta, config.privacy
     if privacy.epsilon is not None:
         run, epsilon = calibrate_noise(privacy.epsilon, delta, rate, steps)
     else:
@@ -74,7 +74,7 @@ def statement_of_trial(
     config: TrialConfig, epsilon: float, noise_multiplier: float, void: bool = False
 ) -> str:
     """State what the weights and figures of one run reveal, and of whom."""
-    rounds, rate = config.schedule
+    rounds, rate = config.steps_and_rate
     words = trial_statement(
         epsilon=epsilon,
         delta=config.delta,

@@ -111,7 +111,7 @@ def with_own_noise(
         ConfigError: If the budget is too small for any noise.
     """
     try:
-        noise = whole.noise(config.schedule, final=final)
+        noise = whole.noise(config.steps_and_rate, final=final)
     except InvalidKey as e:
         raise ConfigError(f"{origin.at(tuple(e.key.split('.')))}: {e}.") from e
     own = {"scope": "trial", "epsilon": None, "noise_multiplier": noise}

@@ -260,7 +260,7 @@ class ResolvedSweep:
         return schedules_may_vary(self.space) or len(self.schedules) > 1
 
     @cached_property
-    def whole(self) -> SearchBudget | None:
+    def search_budget(self) -> SearchBudget | None:
         """The budget that all runs keep together; None where each trial has its own.
 
         Raises:
@@ -290,9 +290,9 @@ class ResolvedSweep:
             ConfigError: Naming the search key at fault.
         """
         config = self._read_written(tree)
-        if self.whole is None:
+        if self.search_budget is None:
             return config
-        config = with_own_noise(config, self.whole, self.origin)
+        config = with_own_noise(config, self.search_budget, self.origin)
         given = tree.get("optimizer", {})
         if STEP_KEYS & given.keys():
             return config
@@ -300,8 +300,8 @@ class ResolvedSweep:
 
     def default_total_step(self, trial: TrialConfig) -> float:
         """The default for a trial; where it explores, the final run's, as ranges are."""
-        if self.whole is not None and self.explores:
-            trial = with_own_noise(trial, self.whole, self.origin, final=True)
+        if self.search_budget is not None and self.explores:
+            trial = with_own_noise(trial, self.search_budget, self.origin, final=True)
         return trial.default_total_step
 
     def exploring(self, trial: TrialConfig) -> TrialConfig:
@@ -316,15 +316,15 @@ class ResolvedSweep:
 
     def final(self, explored: TrialConfig) -> TrialConfig:
         """The final run at the config of an exploring trial: less noise, and a larger step."""
-        assert self.whole is not None, "check_explore asks for it"
-        config = with_own_noise(explored, self.whole, self.origin, final=True)
+        assert self.search_budget is not None, "check_explore asks for it"
+        config = with_own_noise(explored, self.search_budget, self.origin, final=True)
         return self._fit_batch(config, self._noise_ratio(explored))
 
     def _noise_ratio(self, trial: TrialConfig) -> float:
         """Noise of the final run over that of the exploring ones, below 1."""
-        assert self.whole is not None, "check_explore asks for it"
-        noise = self.whole.noise
-        return noise(trial.schedule, final=True) / noise(trial.schedule)
+        assert self.search_budget is not None, "check_explore asks for it"
+        noise = self.search_budget.noise
+        return noise(trial.steps_and_rate, final=True) / noise(trial.steps_and_rate)
 
     def _fit_batch(self, trial: TrialConfig, ratio: float) -> TrialConfig:
         return trial.model_copy(update={"optimizer": trial.optimizer.fit_to_noise(ratio)})
@@ -579,7 +579,7 @@ STEP_KEYS = {"lr", "total_step"}
 def _get_privacy_target(trial: TrialConfig, sweep: ResolvedSweep) -> tuple[object, ...]:
     """Settings that all trials of a sweep must share."""
     privacy = trial.privacy
-    noise = privacy.noise_multiplier if sweep.whole is None else None
+    noise = privacy.noise_multiplier if sweep.search_budget is None else None
     return privacy.delta, noise, trial.data, trial.seed
 
 

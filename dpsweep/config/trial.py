@@ -168,7 +168,7 @@ class TrialConfig(Strict):
         return build_method(self.method).noise
 
     @property
-    def schedule(self) -> tuple[int, float]:
+    def steps_and_rate(self) -> tuple[int, float]:
         """Steps and sampling rate as the accountant counts them: T and q with independent noise.
 
         With correlated noise an example takes part in fewer steps, at a higher rate. How many
@@ -215,7 +215,7 @@ class TrialConfig(Strict):
         if self.privacy.epsilon is not None:
             mu = _mu(self.privacy.epsilon, self.delta)
         else:
-            steps, rate = self.schedule
+            steps, rate = self.steps_and_rate
             mu = rate * math.sqrt(steps) / noise if noise else math.inf
         by_noise, by_step = _BORNE["linear" if self.model.name == "linear" else "other"]
         factors = sum_factors(self.optimizer.schedule, self.num_steps)

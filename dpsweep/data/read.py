@@ -33,6 +33,9 @@ from dpsweep.data.text import GenerationData
 from dpsweep.data.units import check_units, group_rows, list_units
 from dpsweep.privacy.engine.base import CrossEntropy, Loss
 
+_BY_CHANCE = 30
+"""So few test rows of a table with few categories may be its first or last rows by chance."""
+
 
 def list_class_names(config: DataConfig) -> tuple[str, ...]:
     """Names of the classes in the order of their numbers; the numbers, if nothing names them.
@@ -143,6 +146,8 @@ def load_dataset(config: DataConfig, seed: int) -> Dataset:
         ConfigError: If the files are missing or are not what torchvision expects.
     """
     train, test = _load_splits(config)
+    if config.validation == "test_split":
+        _refuse_training_rows(config, train[0], test[0])
     units = _list_units(config) if isinstance(config, FileData) and config.unit else None
     private: tuple[Inputs, Inputs] = train
     if config.num_held_out:
@@ -168,6 +173,30 @@ def load_dataset(config: DataConfig, seed: int) -> Dataset:
         copies=config.copies,
         texts=config if isinstance(config, GenerationData) and config.task.generates else None,
     )
+
+
+def _refuse_training_rows(config: DataConfig, train: Inputs, test: Inputs) -> None:
+    """Refuse a test split that is the training split, or its first or last examples.
+
+    It is declared public and measured without noise: what is private as well would have no privacy.
+
+    Raises:
+        ConfigError: Naming the key that gives the test split.
+    """
+    num, num_test = len(list_tensors(train)[0]), len(list_tensors(test)[0])
+    if not _BY_CHANCE < num_test <= num:
+        return
+    for place, rows in (("first", slice(num_test)), ("last", slice(num - num_test, num))):
+        pairs = zip(list_tensors(train), list_tensors(test), strict=True)
+        if all(torch.equal(x[rows], y) for x, y in pairs):
+            keys = [key for key in ("test_file", "test_split") if getattr(config, key, None)]
+            key = keys[0] if keys else "function" if isinstance(config, OwnData) else "root"
+            raise ConfigError(
+                f"data.{key}: the test split is the {place} {num_test:,} of {num:,} training "
+                f"examples. It is measured without noise and declared public, so those would have "
+                f"no privacy. Give other examples, or write data.validation: holdout, which takes "
+                f"them out of the training"
+            )
 
 
 def _list_units(config: FileData) -> list[list[int]]:

@@ -28,7 +28,8 @@ def list_changes(launched: ResolvedSweep, sweep: ResolvedSweep) -> dict[str, tup
 
 def may_add_trials(sweep: ResolvedSweep) -> bool:
     """True if a launched sweep may be given more trials: nothing was chosen by their number."""
-    return sweep.whole is None and not sweep.is_private_selection and get_privacy_cap(sweep) is None
+    is_shared = sweep.search_budget is not None or sweep.is_private_selection
+    return not is_shared and get_privacy_cap(sweep) is None
 
 
 def _explain_fixed_number(launched: ResolvedSweep, sweep: ResolvedSweep) -> str:
@@ -40,7 +41,7 @@ def _explain_fixed_number(launched: ResolvedSweep, sweep: ResolvedSweep) -> str:
         )
     if launched.is_private_selection:
         why = "accounting: private_selection proves its epsilon for this mean number of trials"
-    elif launched.whole is not None:
+    elif launched.search_budget is not None:
         why = f"under privacy.scope: sweep the noise was made for {launched.num_runs} runs"
     else:
         why = (

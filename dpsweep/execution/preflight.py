@@ -202,7 +202,7 @@ def ways_of(sweep: ResolvedSweep) -> Ways | None:
     share = budget.explore.share if budget.explore else USUAL_SHARE
     written = sweep.written
     try:
-        return ways_to_spend(epsilon, written.delta, written.schedule, budget.trials, share)
+        return ways_to_spend(epsilon, written.delta, written.steps_and_rate, budget.trials, share)
     except (InvalidKey, ArithmeticError, ConfigError):
         return None
 
@@ -245,7 +245,7 @@ def _probe_trial(config: TrialConfig, plan: PrivacyPlan, threads: int) -> Probe:
         entered=entered,
         first=max(0.0, first - again),
         trial=again
-        + step.budget.steps * steps / _PROBE_STEPS
+        + step.plan.steps * steps / _PROBE_STEPS
         + reports * (evaluation + _REPORT_SECONDS),
     )
 

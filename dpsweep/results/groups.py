@@ -102,7 +102,7 @@ def groups_of(study: Study, folder: str, *, driven: bool = False) -> list[TrialG
 
 
 def _get_target(study: Study, record: Record) -> PrivacyTarget:
-    whole, privacy = study.sweep.whole, record.config.privacy
+    whole, privacy = study.sweep.search_budget, record.config.privacy
     if whole:
         return whole.epsilon, "sweep", None
     return privacy.epsilon, "trial", privacy.noise_multiplier

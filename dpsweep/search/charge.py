@@ -40,7 +40,7 @@ def get_charged_run(record: Record) -> Run:
     if record.charged:
         entry = record.charged
         return Run(entry["sampling_rate"], entry["noise_multiplier"], int(entry["steps"]))
-    steps, rate = record.config.schedule
+    steps, rate = record.config.steps_and_rate
     if record.row:
         return Run(rate, record.row["noise_multiplier"], steps)
     return plan_privacy(record.config).run
@@ -60,8 +60,8 @@ def get_privacy_cap(sweep: ResolvedSweep) -> RunCap | None:
     by results, and for private selection, whose bound is about what loses most. It follows from the
     sweep file alone, so that it is the same before the first trial and after the last.
     """
-    if sweep.whole:
-        return None if sweep.whole.is_one_run else sweep.whole.cap
+    if sweep.search_budget:
+        return None if sweep.search_budget.is_one_run else sweep.search_budget.cap
     if not sweep.schedules_vary:
         return None
     runs = _list_extreme_runs(sweep)
@@ -110,7 +110,7 @@ def compute_search_privacy(
     spent = _compute_spent(sweep, runs, confirming, void)
     if ahead is not None:
         spent = _compute_planned(spent, sweep, runs, ahead)
-    if len(plans) > 1 and sweep.whole is None and not sweep.is_private_selection:
+    if len(plans) > 1 and sweep.search_budget is None and not sweep.is_private_selection:
         planned = max(spent.planned, len(runs))
         spent = replace(spent, growth=compute_growth(sweep, runs, plans, planned))
     return spent
@@ -120,7 +120,7 @@ def _compute_spent(
     sweep: ResolvedSweep, runs: Sequence[Run], confirming: int, void: bool
 ) -> SearchSpending:
     """Compute the privacy spent, by the sweep's own accounting."""
-    delta, whole = sweep.written.delta, sweep.whole
+    delta, whole = sweep.written.delta, sweep.search_budget
     data = sweep.written.data
     told = SearchSpending(
         num_runs=len(runs),

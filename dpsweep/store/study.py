@@ -359,7 +359,7 @@ class Study:
 
         Of others more may be needed: a search that goes on can find others to be the best.
         """
-        if self.sweep.whole is None:
+        if self.sweep.search_budget is None:
             return sys.maxsize
         return max(0, self.sweep.num_runs - len(self.stored_trials()))
 

@@ -183,7 +183,7 @@ class DeliveryThread:
         self._closing = threading.Event()
         self._deadline = float("inf")
         self.trouble: str | None = None
-        self._thread = threading.Thread(target=self._work, name="dpsweep-courier", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="dpsweep-delivery", daemon=True)
 
     def start(self) -> None:
         """Begin to deliver."""

@@ -28,8 +28,8 @@ class Tracker:
 
     def __init__(self, folder: Path, deliver: Deliver) -> None:
         self.spool = Spool(folder)
-        self._courier = DeliveryThread(self.spool, deliver)
-        self._courier.start()
+        self._delivery = DeliveryThread(self.spool, deliver)
+        self._delivery.start()
 
     def sweep(self, facts: Facts) -> None:
         """The parent run is there, with these facts; said again, they replace the old ones."""
@@ -61,16 +61,16 @@ class Tracker:
 
     def flush(self, timeout: float) -> bool:
         """Wait until all is delivered, or delivery fails, or time is up. True if all is."""
-        return self._courier.flush(timeout)
+        return self._delivery.flush(timeout)
 
     def close(self, timeout: float = 60.0) -> bool:
         """Wait for delivery. False if something is left for the next time."""
-        return self._courier.close(timeout)
+        return self._delivery.close(timeout)
 
     @property
     def trouble(self) -> str | None:
         """Reason of the last failed delivery, if it failed."""
-        return self._courier.trouble
+        return self._delivery.trouble
 
     @property
     def refused(self) -> str | None:

@@ -1,4 +1,4 @@
-"""Assemble one trial: data, model, geometry, engine, budget."""
+"""Assemble one trial: data, model, geometry, engine, privacy plan."""
 
 import math
 from dataclasses import replace
@@ -67,7 +67,7 @@ def assemble_step(
     with allowance.excused():
         data = compute_frozen_outputs(found, step)
     engine = _make_engine(config, found.tail, step.geometry, data, allowance, found.shape)
-    return replace(step, data=data, engine=engine, whole=step.engine.model)
+    return replace(step, data=data, engine=engine, uncut_model=step.engine.model)
 
 
 def assemble_step_on(
@@ -77,7 +77,7 @@ def assemble_step_on(
     secret: Secret,
     allowance: Allowance = WHOLE,
 ) -> Step:
-    """Assemble the step of one trial from loaded data and a known budget, on the data's device.
+    """Assemble the step of one trial from loaded data and a known privacy plan, where the data are.
 
     No frozen part is computed ahead.
     """

@@ -144,9 +144,9 @@ def _compute_score(plan: Plan, run: Run, *, canary: bool) -> float:
     """Compute the log-likelihood ratio of one run's releases."""
     step = _make_step(plan, run, canary=canary)
     progress = _make_progress(step)
-    correlation, rate = step.budget.correlation, plan.sampling_rate
+    correlation, rate = step.plan.correlation, plan.sampling_rate
     moves, contributions = list[torch.Tensor](), list[torch.Tensor]()
-    for _ in range(step.budget.steps):
+    for _ in range(step.plan.steps):
         noise = run.noise_multiplier * step.clip(progress).clip_norm
         batch_size = step.config.train.batch_size
         if rate == 1 and progress.step == 0 and correlation is None:
@@ -206,8 +206,8 @@ def _log_ratio(rows: list[torch.Tensor], shifts: list[torch.Tensor], rate: float
 
 def _draw_group(step: Step) -> int:
     """Draw the group that the absent canary would have had."""
-    assert step.budget.correlation is not None
-    return int(draw_groups(1, step.budget.correlation.cycle, step.draws(1, "groups"))[0])
+    assert step.plan.correlation is not None
+    return int(draw_groups(1, step.plan.correlation.cycle, step.draws(1, "groups"))[0])
 
 
 def _compute_known(step: Step, progress: Progress) -> tuple[Clipped, Clipped]:
@@ -233,10 +233,10 @@ def _make_step(plan: Plan, run: Run, *, canary: bool) -> AuditedStep:
     with_all = _assemble_audited(plan, run.noise_multiplier)
     num_examples = NUM_OTHERS + canary
     correlation = _make_correlation(plan)
-    budget = PrivacyPlan(num_examples, run, plan.epsilon, plan.delta, correlation)
+    own = PrivacyPlan(num_examples, run, plan.epsilon, plan.delta, correlation)
     return AuditedStep(
         config=_scale_learning_rate(with_all, run),
-        budget=budget,
+        plan=own,
         data=with_all.data,
         engine=with_all.engine,
         secret=Secret.draw(),
@@ -274,11 +274,11 @@ def _assemble_audited(plan: Plan, noise_multiplier: float) -> Step:
         how |= {"dtype": train.dtype, "device": train.device}
     tree["train"] = {"batch_size": NUM_OTHERS, "epochs": 1, **how}
     trial = TrialConfig.model_validate(tree)
-    budget = PrivacyPlan(NUM_OTHERS, Run(1.0, 1.0, 1), math.inf, 0.5)
+    own = PrivacyPlan(NUM_OTHERS, Run(1.0, 1.0, 1), math.inf, 0.5)
     if plan.own:
         device = open_device(train.device, 1.0)
         data = _with_canary(stand_in(trial), plan.canary).to(device)
-        return assemble_step_on(data, budget, trial, Secret.draw())
+        return assemble_step_on(data, own, trial, Secret.draw())
     model = _build_network()
     geometry = make_geometry(build_method(trial.method).geometry, model, trial.data.spec.inputs)
     engine = make_engine(
@@ -292,7 +292,7 @@ def _assemble_audited(plan: Plan, noise_multiplier: float) -> Step:
     data = load_dataset(trial.data, trial.seed)
     few, classes = (take_rows(x, slice(NUM_OTHERS + 1)) for x in (data.inputs, data.targets))
     data = _with_canary(replace(data, inputs=few, targets=classes), plan.canary)
-    return Step(trial, budget, data, engine, Secret.draw(), geometry)
+    return Step(trial, own, data, engine, Secret.draw(), geometry)
 
 
 def _with_canary(data: Dataset, canary: Canary) -> Dataset:
@@ -400,9 +400,9 @@ def audit_one_run(plan: Plan, canaries: int = 200) -> OneRun:
     units = fill_unit((inputs, targets), data.copies)
     data = replace(data, inputs=units[0], targets=units[1]).to(whole.data.device)
     inside = coins.random(canaries) < 0.5
-    budget = PrivacyPlan(canaries, run, plan.epsilon, plan.delta)
+    own = PrivacyPlan(canaries, run, plan.epsilon, plan.delta)
     paced = _scale_learning_rate(whole, run)
-    step = AuditedStep(paced, budget, data, whole.engine, Secret.draw(), whole.geometry)
+    step = AuditedStep(paced, own, data, whole.engine, Secret.draw(), whole.geometry)
     progress, present = (
         _make_progress(step),
         torch.from_numpy(inside.nonzero()[0]).to(data.device),

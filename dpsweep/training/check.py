@@ -92,7 +92,7 @@ def check_sweep(sweep: ResolvedSweep, *, fetch: bool = False) -> list[str]:
 
     sweep.check_trials(fits, _INSIDE)
     warnings = check_trial(sweep.reference_trial, sweep.origin, fetch=fetch)
-    whole = sweep.whole
+    whole = sweep.search_budget
     if whole and whole.charged == "composition" and whole.share is None:
         warnings += _many_equal_shares(sweep, whole.num_runs)
     return warnings

@@ -49,7 +49,7 @@ class Result:
     """A trial that reached its last step."""
 
     rows: list[Row]  # its reports, oldest first
-    budget: PrivacyPlan  # what it spent
+    plan: PrivacyPlan  # what it spent
     void: bool  # True if a fixed test secret was used: there is no privacy
 
 
@@ -92,7 +92,7 @@ def train(
         config.train.device, allowance.gpu_share, num_devices=allowance.num_devices
     )
     schedule = schedule or resolve_trial_schedule(config)
-    plan = schedule.budget
+    plan = schedule.plan
     step = assemble_step(config, secret, device, plan, allowance)
     task = step.data.task
     probes = [
@@ -155,7 +155,7 @@ def collect_weights(step: Step, progress: Progress) -> Tensors:
     """
     model = step.engine.model
     names = {id(p): name for name, p in model.named_parameters()}
-    whole = saved_tensors(model if step.whole is None else step.whole)
+    whole = saved_tensors(model if step.uncut_model is None else step.uncut_model)
     return {k: progress.result[names[id(x)]] if id(x) in names else x for k, x in whole.items()}
 
 
@@ -235,7 +235,7 @@ def _make_row(due: Report, progress: Progress, step: Step, clock: "_Clock", sums
         "step": progress.step,
         **{f"valid/{name}": value for name, value in score.items()},
         "privacy/epsilon_spent": due.epsilon,
-        "noise_multiplier": step.budget.run.noise_multiplier,
+        "noise_multiplier": step.plan.run.noise_multiplier,
         "learning_rate": progress.optimizer.param_groups[0]["lr"],  # of the last step
         "seconds": clock.seconds(),
     }

@@ -121,7 +121,7 @@ def check_releases(
         Allowance(num_devices=num_devices),
     )
     checks = [_sensitivity, _divisor, _sampling]
-    if step.budget.run.noise_multiplier > 0:  # else the statement says that nothing is private
+    if step.plan.run.noise_multiplier > 0:  # else the statement says that nothing is private
         checks.insert(0, _noise)
     found = []
     for check in checks:
@@ -194,7 +194,7 @@ def _iterates(step: Step) -> Iterator[Progress]:
             for k, x in params.items()
         }
 
-    correlation = step.budget.correlation
+    correlation = step.plan.correlation
     for size in (0.3, 10.0):  # near the model's own weights, and where a query's points differ
         for bound in (step.config.privacy.clip_norm, _SMALL):
             iterates = [initial_params(step)]
@@ -220,8 +220,8 @@ def _flat(tree: Tensors) -> torch.Tensor:
 def _noise(step: Step, until: float) -> tuple[float, float, str]:
     """The largest deviation from independent standard normals, in standard errors."""
     progress = next(_iterates(step))
-    clip, correlation = step.clip(progress), step.budget.correlation
-    scale = step.budget.run.noise_multiplier * clip.clip_norm / step.config.train.batch_size
+    clip, correlation = step.clip(progress), step.plan.correlation
+    scale = step.plan.run.noise_multiplier * clip.clip_norm / step.config.train.batch_size
     nobody = torch.arange(0, device=step.data.device)
     zeros = step.sum_clipped(nobody, progress)
     assert all(not bool(x.any()) for x in zeros.values()), "the sum over nobody is zero"
@@ -379,9 +379,9 @@ def _is_finite(tried: tuple[float, Inputs, int, int]) -> bool:
 
 def _divisor(step: Step, until: float) -> tuple[float, float, str]:
     """The largest distance of B times a noiseless release from its sum, over a few steps."""
-    run = replace(step.budget.run, noise_multiplier=0.0, sampling_rate=0.5)
-    plan = replace(step.budget, run=run, num_examples=_NUM_OTHERS + 1, correlation=None)
-    quiet = _Recording(**{k: vars(step)[k] for k in step.__dataclass_fields__} | {"budget": plan})
+    run = replace(step.plan.run, noise_multiplier=0.0, sampling_rate=0.5)
+    plan = replace(step.plan, run=run, num_examples=_NUM_OTHERS + 1, correlation=None)
+    quiet = _Recording(**{k: vars(step)[k] for k in step.__dataclass_fields__} | {"plan": plan})
     progress, worst = next(_iterates(step)), 0.0
     for _ in range(4):  # batches of several sizes
         quiet(progress)
@@ -396,8 +396,8 @@ def _divisor(step: Step, until: float) -> tuple[float, float, str]:
 
 def _sampling(step: Step, until: float) -> tuple[float, float, str]:
     """Distance of batch sizes from binomial ones, in standard errors."""
-    num, rate = step.budget.num_examples, step.budget.sampling_rate
-    correlation, sizes = step.budget.correlation, list[float]()
+    num, rate = step.plan.num_examples, step.plan.sampling_rate
+    correlation, sizes = step.plan.correlation, list[float]()
     for t in range(_NUM_BATCHES):
         batch = step.batch(t)
         if correlation is None:

@@ -28,7 +28,7 @@ class Report:
 class TrialSchedule:
     """Steps, noise and reports of a trial."""
 
-    budget: PrivacyPlan  # sampling rate, noise and steps, and what they spend
+    plan: PrivacyPlan  # sampling rate, noise and steps, and what they spend
     reports: tuple[Report, ...]  # its reports in order; the last one stands at the last step
 
     def to_json(self) -> dict[str, Any]:
@@ -38,13 +38,13 @@ class TrialSchedule:
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "TrialSchedule":
         """Read what `to_json` wrote."""
-        whole = values["budget"]
-        correlation = whole.get("correlation")
+        plan = values["plan"]
+        correlation = plan.get("correlation")
         if correlation is not None:
             lists = {k: tuple(correlation[k]) for k in ("coefficients", "decays")}
             correlation = Correlation(**{**correlation, **lists})
         return cls(
-            PrivacyPlan(**{**whole, "run": Run(**whole["run"]), "correlation": correlation}),
+            PrivacyPlan(**{**plan, "run": Run(**plan["run"]), "correlation": correlation}),
             tuple(Report(**report) for report in values["reports"]),
         )
 

@@ -97,18 +97,18 @@ class Step:
     """x_t -> x_{t+1}."""
 
     config: TrialConfig
-    budget: PrivacyPlan  # its sampling rate, noise and length
+    plan: PrivacyPlan  # its sampling rate, noise and length
     data: Dataset  # the examples, on the device of the parameters
     engine: Engine  # computes clipped sums of per-example gradients
     secret: Secret  # source of sampling and noise
     geometry: Geometry = IDENTITY  # the space in which per-example gradients are clipped
     # the model, if its frozen part was computed before and the engine has the rest of it; None if
     # the engine has all of it
-    whole: nn.Module | None = None
+    uncut_model: nn.Module | None = None
 
     def start(self, params: Tensors) -> Progress:
         """Make the progress before the first step, at `params`."""
-        correlation = self.budget.correlation
+        correlation = self.plan.correlation
         return Progress(
             step=0,
             iterates=deque([params], maxlen=self.method.query.memory),
@@ -130,9 +130,9 @@ class Step:
         progress.optimizer.load_state_dict(saved["optimizer"])
         progress.step, progress.filter_state = saved["step"], saved["filter_state"]
         progress.bound, progress.average = saved["bound"], saved.get("average")
-        if self.budget.correlation is not None:
+        if self.plan.correlation is not None:
             progress.history = NoiseHistory.resume(
-                self.budget.correlation, saved.get("history"), progress.step
+                self.plan.correlation, saved.get("history"), progress.step
             )
         return progress
 
@@ -163,8 +163,8 @@ class Step:
 
     def batch(self, step: int) -> torch.Tensor:
         """Indices of the examples of one step: a secret Poisson sample, of one group if cyclic."""
-        rng, correlation = self.draws(step, "sample"), self.budget.correlation
-        sampled = poisson_batch(self.budget.num_examples, self.budget.sampling_rate, rng)
+        rng, correlation = self.draws(step, "sample"), self.plan.correlation
+        sampled = poisson_batch(self.plan.num_examples, self.plan.sampling_rate, rng)
         if correlation is not None:
             sampled = sampled[self.groups[sampled] == step % correlation.cycle]
         if self.data.device.type == "cuda":  # from page-locked memory the copy does not wait
@@ -174,9 +174,9 @@ class Step:
     @cached_property
     def groups(self) -> torch.Tensor:
         """Group of each example, shape (N,): drawn once from the secret, the same on a resume."""
-        assert self.budget.correlation is not None, "only cyclic sampling has groups"
+        assert self.plan.correlation is not None, "only cyclic sampling has groups"
         rng = self.draws(0, "groups")
-        return draw_groups(self.budget.num_examples, self.budget.correlation.cycle, rng)
+        return draw_groups(self.plan.num_examples, self.plan.correlation.cycle, rng)
 
     def inputs(self, batch: torch.Tensor, step: int) -> Inputs:
         """Inputs of these examples, shape (B, ...), or (B, K, ...) as K copies each."""
@@ -207,7 +207,7 @@ class Step:
         overlaps = on_gpu or torch.get_num_threads() > 1
         if not overlaps or sum(progress.leaf_sizes) < _FEWEST_DRAWN_BY_A_THREAD:
             return None
-        if self.budget.run.noise_multiplier == 0:
+        if self.plan.run.noise_multiplier == 0:
             return None
         return NoiseDraw(self.draws(progress.step, "noise"), progress.leaf_sizes, pinned=on_gpu)
 
@@ -220,7 +220,7 @@ class Step:
         return release(
             clipped,
             clip_norm=clip.clip_norm,
-            noise_multiplier=self.budget.run.noise_multiplier,
+            noise_multiplier=self.plan.run.noise_multiplier,
             batch_size=self.config.train.batch_size,
             rng=noise or self.draws(step, "noise"),
             dtype=self.dtype,
@@ -234,12 +234,12 @@ class Step:
     def clip(self, progress: Progress) -> Clip:
         """The style of clipping, at the next step's norm."""
         return self.config.privacy.clipping.build(
-            progress.bound, self.budget.run.noise_multiplier, self.config.train.batch_size
+            progress.bound, self.plan.run.noise_multiplier, self.config.train.batch_size
         )
 
     def noise_std(self, clip: Clip, step: int) -> float:
         """Standard deviation of the noise in a gradient, per whitened coordinate."""
-        on_sum = self.budget.run.noise_multiplier * clip.clip_norm
+        on_sum = self.plan.run.noise_multiplier * clip.clip_norm
         gain = self.method.query.noise_gain(step)
         gain *= self._noise_gains[min(step, len(self._noise_gains) - 1)]
         return on_sum / self.config.train.batch_size * math.sqrt(gain)
@@ -298,7 +298,7 @@ class Step:
         With a total step, lr_t C_t is what the schedule says: where clipping adapts, the learning
         rate follows the norm inversely. Both are functions of releases.
         """
-        rate = self._peak_rate * self.config.optimizer.schedule.factor(step, self.budget.steps)
+        rate = self._peak_rate * self.config.optimizer.schedule.factor(step, self.plan.steps)
         if bound is None or self.config.optimizer.total_step is None:
             return rate
         reach, clip_norm = self.config.optimizer.reach, self.config.privacy.clip_norm
@@ -316,14 +316,14 @@ class Step:
     @cached_property
     def filters_gain(self) -> float:
         """Noise gain of all filters together, for the noise that they are given."""
-        if self.budget.correlation is None:
+        if self.plan.correlation is None:
             return self.method.chain.noise_gain
-        coloured = Coloured(self.budget.correlation)
+        coloured = Coloured(self.plan.correlation)
         return Chain((coloured, *self.method.chain.links)).noise_gain / coloured.noise_gain
 
     @cached_property
     def _noise_gains(self) -> list[float]:
-        correlation = self.budget.correlation
+        correlation = self.plan.correlation
         return [1.0] if correlation is None else correlation.noise_gains(correlation.steps).tolist()
 
     @property

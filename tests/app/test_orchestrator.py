@@ -31,7 +31,7 @@ def test_only_the_orchestrator_goes_from_preflight_to_results():
 
 def test_command_line_python_and_reproduce_call_it():
     root = Path(dpsweep.__file__).parent
-    for module in ("api.py", "cli/verbs/search.py", "cli/verbs/reproduce.py"):
+    for module in ("api.py", "cli/verbs/run.py", "cli/verbs/reproduce.py"):
         assert "orchestrator" in names_used(root / module), module
 
 

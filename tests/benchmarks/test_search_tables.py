@@ -47,7 +47,7 @@ def test_steps_in_numpy_are_the_trials_own(method):
     assert suits(step)
     run, progress = LinearRun(step, initial_params(step)), step.start(initial_params(step))
     run.train()
-    for _ in range(step.budget.steps):
+    for _ in range(step.plan.steps):
         step(progress)
     parts = [x.reshape(10, -1) for x in progress.params.values()]
     assert np.abs(torch.cat(parts, 1).numpy() - run.weights).max() < 1e-4

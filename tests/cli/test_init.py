@@ -95,7 +95,7 @@ def test_one_epsilon_covers_the_whole_sweep_and_the_range_lies_around_the_defaul
     init()
     sweep = checked("digits-dp-sgd.yaml")
     assert sweep.explores
-    assert sweep.whole.epsilon == 4
+    assert sweep.search_budget.epsilon == 4
     low, high = read_yaml("digits-dp-sgd.yaml").tree["search"]["optimizer.total_step"][
         "log_uniform"
     ]

@@ -105,13 +105,13 @@ def test_auto_is_a_number_in_the_plan_and_on_request():
     assert plan_privacy(config).correlation.cycle == bands
     composed = trial({"compose": {"noise": {"name": "banded"}}}, privacy={"epsilon": 8.0})
     assert composed.with_own_bands().method.compose.noise.bands == bands
-    assert config.with_own_bands().schedule == config.schedule
+    assert config.with_own_bands().steps_and_rate == config.steps_and_rate
     assert Bands(bands=2).banded == Banded(2)
 
 
 def test_length_of_a_run_and_its_default_step_do_not_depend_on_the_noise():
     plain, banded = trial({"name": "dp_sgd"}), trial({"name": "bandmf", "bands": 4})
-    assert banded.num_steps == plain.num_steps == plain.schedule[0] == 43
-    assert banded.schedule == (11, 400 / 1437)
+    assert banded.num_steps == plain.num_steps == plain.steps_and_rate[0] == 43
+    assert banded.steps_and_rate == (11, 400 / 1437)
     assert banded.total_step == plain.total_step
     assert plan_privacy(banded).step_after(1) == plan_privacy(plain).step_after(1)

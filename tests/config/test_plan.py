@@ -30,13 +30,13 @@ def with_train(config: TrialConfig, **train: object) -> TrialConfig:
 
 
 def test_rate_is_the_expected_batch_over_the_private_examples():
-    assert trial().schedule == (144, 100 / N)
+    assert trial().steps_and_rate == (144, 100 / N)
 
 
 def test_held_out_examples_are_not_counted():
     config = trial(data={"validation": "holdout", "holdout_fraction": 0.2})
     assert config.data.num_examples == N - 287
-    steps, rate = config.schedule
+    steps, rate = config.steps_and_rate
     assert rate == 100 / (N - 287)
     assert steps == round(10 * (N - 287) / 100)
     assert config.delta == (N - 287) ** -1.1
@@ -47,7 +47,7 @@ def test_held_out_examples_are_not_counted():
 )
 def test_run_takes_the_nearest_whole_number_of_steps_and_at_least_one(epochs, batch_size, steps):
     config = with_train(trial(), epochs=epochs, batch_size=batch_size)
-    assert config.schedule[0] == steps
+    assert config.steps_and_rate[0] == steps
 
 
 def test_delta_is_the_given_one_or_the_default_power():

@@ -211,7 +211,7 @@ def check_groups(world: World) -> None:
 def _sample(world: World, num: int, rate: float, secret: Secret) -> torch.Tensor:
     """True where example i is in the batch of step t, shape (T, N)."""
     step = world.step(examples(), rate=rate, secret=secret, cyclic=True)
-    step = replace(step, budget=replace(step.budget, num_examples=num))
+    step = replace(step, plan=replace(step.plan, num_examples=num))
     joined_TN = torch.zeros(STEPS, num, dtype=torch.bool)
     for t in range(STEPS):
         joined_TN[t, step.batch(t)] = True
@@ -224,7 +224,7 @@ def check_accounting(world: World) -> None:
     train = trial.train.model_copy(update={"epochs": 0.5})
     plan = plan_privacy(trial.model_copy(update={"train": train}))
     rate = plan.sampling_rate
-    step = replace(world.step(examples(), cyclic=True), budget=plan)
+    step = replace(world.step(examples(), cyclic=True), plan=plan)
     meets = int(np.bincount(np.arange(plan.steps) % plan.correlation.cycle).max())
     assert plan.run.steps >= meets, f"accounting: {plan.run.steps} of {meets} samples are charged"
     assert plan.run.sampling_rate >= rate, "accounting: the rate is that of all examples"

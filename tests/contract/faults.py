@@ -578,9 +578,9 @@ def ungrouped_batches(patch: pytest.MonkeyPatch) -> None:
     """Batches of everybody, at the rate of a group divided by their number."""
 
     def batch(self: Step, step: int) -> Tensor:
-        rate = self.budget.sampling_rate / self.budget.correlation.cycle
+        rate = self.plan.sampling_rate / self.plan.correlation.cycle
         rng = self.draws(step, "sample")
-        return step_module.poisson_batch(self.budget.num_examples, rate, rng)
+        return step_module.poisson_batch(self.plan.num_examples, rate, rng)
 
     patch.setattr(Step, "batch", batch)
 
@@ -628,10 +628,10 @@ def groups_of_a_public_seed(num: int, groups: int) -> object:
 
 def groups_drawn_each_cycle(patch: pytest.MonkeyPatch) -> None:
     def batch(self: Step, step: int) -> Tensor:
-        cycle, num = self.budget.correlation.cycle, self.budget.num_examples
+        cycle, num = self.plan.correlation.cycle, self.plan.num_examples
         groups = step_module.draw_groups(num, cycle, self.draws(step // cycle, "groups"))
         rng = self.draws(step, "sample")
-        sampled = step_module.poisson_batch(num, self.budget.sampling_rate, rng)
+        sampled = step_module.poisson_batch(num, self.plan.sampling_rate, rng)
         return sampled[groups[sampled] == step % cycle]
 
     patch.setattr(Step, "batch", batch)

@@ -185,7 +185,7 @@ def test_held_out_examples_are_the_same_ones_as_without_features():
 def test_linear_model_learns_on_features_with_privacy():
     step = assemble_step(TrialConfig.model_validate(TRIAL), Secret.draw(), torch.device("cpu"))
     progress = step.start(initial_params(step))
-    for _ in range(step.budget.run.steps):
+    for _ in range(step.plan.run.steps):
         step(progress)
     score = evaluate(step.engine.model, progress.result, step.data, step.dtype)
     assert score["accuracy"] > 0.7  # 0.90 in ten runs, with a deviation of 0.02; chance is 0.1

@@ -66,6 +66,12 @@ def tokens(split, wrong=None):
     return [(inputs, [1.0, 0.0])] * (40 if split == "train" else 10)
 
 
+def one_split(split):
+    # as one who forgets `split`
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    return TensorDataset(x, torch.arange(40) % 2)
+
+
 def random(split):
     return [(torch.randn(3), 0)] * (40 if split == "train" else 10)
 """
@@ -110,6 +116,11 @@ def test_a_data_set_is_read_as_declared_and_nothing_of_it_is_kept(folder, tmp_pa
     assert import_function("my_rows:calls", folder) == [("train", folder), ("test", folder)]
     assert config.places == {"root": tmp_path}  # never sent to a cluster
     assert not list((tmp_path / "cache").glob("*.pt"))
+
+
+def test_a_function_that_returns_its_training_examples_as_test_split_is_refused(folder):
+    with pytest.raises(ConfigError, match=r"data\.function: the test split is the first 40 of 40"):
+        load_dataset(validate_data(section(folder, "one_split", num_test=40)), 0)
 
 
 def test_named_inputs_have_their_kinds_and_several_targets(folder):

@@ -233,6 +233,29 @@ def test_a_rows_inputs_depend_on_that_row_alone(tmp_path):
     assert not torch.equal(one.inputs[1], two.inputs[1])
 
 
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (slice(None), r"data\.test_file: the test split is the first 80 of 80 training examples"),
+        (slice(40), "is the first 40 of 80"),
+        (slice(40, None), "is the last 40 of 80"),
+        (slice(20, 60), ""),
+        (slice(29), ""),  # so few may be equal by chance
+    ],
+)
+def test_training_rows_as_test_split_are_refused(tmp_path, rows, message):
+    """Reports would measure private rows without noise, and the statement call them public."""
+    every = [[i, 1.5 * i, "fm"[i % 2], i % 2, i % 11] for i in range(80)]
+    path, test = write(tmp_path / "a.csv", every), write(tmp_path / "b.csv", every[rows])
+    split = {"validation": "test_split", "num_train": 80, "num_test": len(every[rows])}
+    data = section(path, test_file=str(test), holdout_fraction=None, **split)
+    if not message:
+        assert len(load_dataset(validate_data(data), 0).inputs) == 80
+        return
+    with pytest.raises(ConfigError, match=f"{message}.*validation: holdout"):
+        load_dataset(validate_data(data), 0)
+
+
 def test_rows_are_read_once_a_node_and_again_when_the_file_changes(tmp_path):
     path = write(tmp_path / "rows.csv")
     load(path)

@@ -113,7 +113,7 @@ def section(tmp_path, rows=FILMS, **more):
     base = {
         "name": "text",
         "file": str(write(tmp_path / "films.tsv", rows)),
-        "test_file": str(tmp_path / "films.tsv"),
+        "test_file": str(write(tmp_path / "test.tsv", rows[::-1])),
         "text": "text",
         "label": "label",
         "tokenizer": str(write_tokenizer(tmp_path / "words")),
@@ -129,7 +129,7 @@ def generation(tmp_path, rows=(("good", "a film"), ("a bad film", "very bad")), 
     own = {
         "name": "generation",
         "file": str(write(tmp_path / "pairs.tsv", rows, ("mr", "ref"))),
-        "test_file": str(tmp_path / "pairs.tsv"),
+        "test_file": str(write(tmp_path / "said.tsv", rows[::-1], ("mr", "ref"))),
         "source": "mr",
         "target": "ref",
         "separator": " :",

@@ -786,7 +786,7 @@ def test_a_driver_killed_at_any_write_about_the_final_run_loses_and_charges_noth
         (2, 1, "complete"),
     ]
     assert all(r.charged for r in records)
-    assert here.sweep.whole.covers([get_charged_run(r) for r in records])
+    assert here.sweep.search_budget.covers([get_charged_run(r) for r in records])
     assert here.study.best()[0].number == 2
 
 

@@ -169,7 +169,7 @@ def curve(name: str) -> Iterator[float]:
     """The validation loss after each step."""
     step = assemble_step(config(name), Secret.fixed("golden"), torch.device("cpu"))
     progress = step.start(initial_params(step))
-    for _ in range(step.budget.steps):
+    for _ in range(step.plan.steps):
         step(progress)
         yield evaluate(step.engine.model, progress.params, step.data, torch.float64)["loss"]
 

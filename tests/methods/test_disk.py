@@ -213,7 +213,7 @@ def noisy(step: Step) -> Step:
     privacy = step.config.privacy.model_copy(update={"clip_norm": 0.8})
     config = step.config.model_copy(update={"privacy": privacy})
     run = Run(sampling_rate=0.5, noise_multiplier=1.0, steps=100)
-    return replace(step, config=config, budget=replace(step.budget, run=run))
+    return replace(step, config=config, plan=replace(step.plan, run=run))
 
 
 @pytest.mark.parametrize(

@@ -507,8 +507,8 @@ def test_spectral_dp_that_keeps_all_frequencies_is_dp_sgd_where_nothing_is_clipp
 def noise(method: dict[str, Any], clipping: str) -> Tensors:
     """Moves with nobody in the batch, at lr 1, shape (NOISE_STEPS, *param.shape)."""
     world = World.of(method, net="blocks", sigma=1.3, clip_norm=0.4, clipping=clipping, lr=1.0)
-    run = replace(world.step.budget.run, sampling_rate=1e-300)
-    step = replace(world.step, budget=replace(world.step.budget, run=run))
+    run = replace(world.step.plan.run, sampling_rate=1e-300)
+    step = replace(world.step, plan=replace(world.step.plan, run=run))
     progress, moves = step.start(world.start), []
     for _ in range(NOISE_STEPS):
         before = {k: x.clone() for k, x in progress.params.items()}

@@ -37,7 +37,9 @@ def place(tmp_path, monkeypatch):
     coder.add_special_tokens(["[PAD]", "[END]"])
     coder.save(str(tmp_path / "tokenizer.json"))
     rows = [{"text": t, "label": int("good" in t), "rest": "a film"} for t in FILMS * 20]
-    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    lines = [f"{json.dumps(row)}\n" for row in rows]
+    (tmp_path / "rows.jsonl").write_text("".join(lines))
+    (tmp_path / "test.jsonl").write_text("".join(lines[::-1]))
     torch.manual_seed(0)
     bert = transformers.BertConfig(**SIZES, intermediate_size=24, max_position_embeddings=12)
     transformers.AutoModel.from_config(bert).save_pretrained(tmp_path / "bert")
@@ -48,8 +50,8 @@ def place(tmp_path, monkeypatch):
 
 
 def trial(place, model, adapter, **data):
-    file = str(place / "rows.jsonl")
-    files = {"file": file, "test_file": file, "num_train": 120, "num_test": 120}
+    files = {"file": str(place / "rows.jsonl"), "test_file": str(place / "test.jsonl")}
+    files |= {"num_train": 120, "num_test": 120}
     return TrialConfig.model_validate(
         {
             "data": {"tokenizer": str(place), "length": 8, **files, **data},

@@ -55,10 +55,10 @@ def run(trial: TrialConfig) -> tuple[Progress, torch.Tensor]:
     """The end of a run, and how far each weight has travelled."""
     step = assemble_step(trial, Secret.fixed("a constant gradient"), torch.device("cpu"))
     engine = ConstantEngine(step.engine.model)
-    step = Step(trial, step.budget, step.data, engine, step.secret, step.geometry)
+    step = Step(trial, step.plan, step.data, engine, step.secret, step.geometry)
     start = initial_params(step)
     progress = step.start({k: x.clone() for k, x in start.items()})
-    for _ in range(step.budget.run.steps):
+    for _ in range(step.plan.run.steps):
         step(progress)
     return progress, torch.cat([(progress.params[k] - x).flatten() for k, x in start.items()])
 

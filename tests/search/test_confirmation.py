@@ -81,7 +81,7 @@ def test_repeats_of_each_method_are_planned(load):
     settings = [f"search.{each[0]}", "confirm={top: 2, seeds: 3, each_method: true}"]
     assert load(*settings).num_runs == 4 + 2 * 3 * 2
     shared = load(*settings, "privacy.scope=sweep")
-    assert shared.whole.num_runs == 4 + 2 * 3 * 2
+    assert shared.search_budget.num_runs == 4 + 2 * 3 * 2
 
 
 def test_repeats_of_each_of_one_method_are_refused(load):
@@ -369,7 +369,7 @@ def test_a_budget_that_all_runs_share_pays_for_no_more_of_them_than_were_planned
     assert study.ask_to_confirm() is None
     assert study.is_finished()
     assert len(study.records()) == study.sweep.num_runs
-    assert study.sweep.whole.covers([get_charged_run(r) for r in study.records()])
+    assert study.sweep.search_budget.covers([get_charged_run(r) for r in study.records()])
 
 
 def test_results_do_not_decide_how_many_runs_a_search_that_ran_out_of_time_has(uri, load):

@@ -45,7 +45,7 @@ def counted(config, bands):
 def test_a_trial_is_calibrated_for_its_rounds_at_the_rate_of_its_group(sweep_file):
     config = open_sweep(sweep_file, "search={optimizer.lr: {choice: [1, 2]}}").reference_trial
     rounds, rate = counted(config, 4)
-    assert config.schedule == (rounds, rate)
+    assert config.steps_and_rate == (rounds, rate)
     plan = plan_privacy(config)
     assert plan.run == calibrate_noise(4.0, config.delta, rate, rounds)[0]
     assert plan.steps == config.num_steps > plan.run.steps
@@ -65,12 +65,12 @@ def test_reports_spend_by_rounds_and_a_worker_is_sent_the_correlation(sweep_file
     config = open_sweep(sweep_file, "search={optimizer.lr: {choice: [1, 2]}}").reference_trial
     schedule = resolve_trial_schedule(config)
     assert schedule.reports[-1].step == config.num_steps
-    run = schedule.budget.run
+    run = schedule.plan.run
     for report in schedule.reports[:-1]:
         done = Run(run.sampling_rate, run.noise_multiplier, -(-report.step // 4))
         assert report.epsilon == pytest.approx(done.epsilon(config.delta), abs=0.01)
     assert TrialSchedule.from_json(schedule.to_json()) == schedule
-    assert asdict(schedule.budget.correlation)["cycle"] == 4
+    assert asdict(schedule.plan.correlation)["cycle"] == 4
 
 
 def test_statement_says_what_is_counted(sweep_file):
@@ -97,12 +97,12 @@ def test_corners_of_a_space_hold_each_number_of_bands(sweep_file, search, scope)
     runs = [plan_privacy(trial).run for trial in sweep.samples(4)]
     assert "NOT PRIVATE" not in search_statement(compute_search_privacy(sweep, runs))
     if scope == "sweep":
-        assert sweep.whole.covers(runs)
+        assert sweep.search_budget.covers(runs)
         # a run of so many bands that is charged as one of none would break the budget
-        long = max(sweep.corners, key=lambda c: c.schedule[1])
+        long = max(sweep.corners, key=lambda c: c.steps_and_rate[1])
         cheap = plan_privacy(long)
         dear = Run(cheap.run.sampling_rate, 0.8 * cheap.run.noise_multiplier, cheap.run.steps)
-        assert not sweep.whole.covers([dear])
+        assert not sweep.search_budget.covers([dear])
 
 
 def test_bands_between_the_corners_stay_within_the_cap(sweep_file):

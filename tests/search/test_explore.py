@@ -64,7 +64,7 @@ def test_the_final_run_has_the_chosen_config_its_own_noise_and_a_step_that_fits_
     assert (final.confirms, final.final, final.state) == (1, True, "running")
     assert final.hyperparams == chosen.hyperparams
     noise = chosen.config.privacy.noise_multiplier, final.config.privacy.noise_multiplier
-    whole = study.sweep.whole
+    whole = study.sweep.search_budget
     (schedule,) = whole.schedules
     assert noise == (whole.noise(schedule), whole.noise(schedule, final=True))
     assert noise[0] > 3 * noise[1]
@@ -142,7 +142,7 @@ def test_one_epsilon_is_the_statement_of_all_runs_and_is_kept(uri, load, space):
     assert study.is_finished()
     runs = [get_charged_run(record) for record in study.records()]
     assert len(runs) == study.sweep.num_runs == 5
-    assert study.sweep.whole.covers(runs)
+    assert study.sweep.search_budget.covers(runs)
     assert compose_runs(runs, study.sweep.written.delta) <= 4
     words = origin_of(study).search_words
     assert "of 4 exploring trials, which cost 0.1 of it together, and one final run, all" in words
@@ -186,7 +186,7 @@ def test_a_final_run_that_fails_is_not_run_again_and_nothing_is_passed_off_as_it
     assert "that of an exploring trial, which has much noise" in origin_of(
         study
     ).describe_selection_bias(best)
-    assert study.sweep.whole.covers([get_charged_run(record) for record in study.records()])
+    assert study.sweep.search_budget.covers([get_charged_run(record) for record in study.records()])
 
 
 def test_without_a_complete_exploring_trial_there_is_no_final_run(uri, load):
@@ -208,7 +208,7 @@ def test_exploring_that_ran_out_of_time_ends_for_good_with_the_final_run(uri, lo
     assert again.running() == [final.number]
     end(again, again.record(final.number), 0.9)
     assert again.is_finished()
-    assert again.sweep.whole.covers([get_charged_run(record) for record in again.records()])
+    assert again.sweep.search_budget.covers([get_charged_run(record) for record in again.records()])
 
 
 def test_the_final_run_is_no_trial_that_a_sampler_sees(uri, load):

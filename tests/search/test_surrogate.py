@@ -47,7 +47,7 @@ def drawn(rng):
     """One point of PLAIN, with the total step within a factor of 8 of 640."""
     clip, batch = float(10 ** rng.uniform(-1, 0)), int(rng.choice([64, 128, 256]))
     r = 640 * 2 ** rng.uniform(-3, 3)
-    steps = config_of({"train.batch_size": batch}).schedule[0]
+    steps = config_of({"train.batch_size": batch}).steps_and_rate[0]
     lr = r / (clip * steps)
     return {"optimizer.lr": lr, "train.batch_size": batch, "privacy.clip_norm": clip}
 
@@ -72,7 +72,7 @@ def sweep(sweep_file):
 
 
 def test_the_total_step_has_the_clip_norm_in_it_where_releases_have():
-    steps = BASE.schedule[0]
+    steps = BASE.steps_and_rate[0]
     assert steps == round(30 * 1437 / 128)
     sgd = config_of({"optimizer.lr": 2.0, "privacy.clip_norm": 0.5})
     adam = config_of({"method.name": "dp_adam", "optimizer.lr": 0.01, "privacy.clip_norm": 0.5})

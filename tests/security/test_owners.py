@@ -12,7 +12,7 @@ from mlflow import MlflowClient
 from typer.testing import CliRunner
 
 from dpsweep.cli import app
-from dpsweep.cli.verbs import route, search
+from dpsweep.cli.verbs import route, run
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import ConfigError, DpSweepError, StateError
 from dpsweep.store.owner import split_sweep_name, whoami
@@ -141,7 +141,7 @@ def test_another_accounts_sweeps_are_listed_and_stay_closed(launch, be, tmp_path
     for place in (*tmp_path.parents, tmp_path):
         if place.owner() == "root" and str(place).startswith("/tmp/pytest"):
             place.chmod(place.stat().st_mode | 0o055)
-    assert route, search  # imported here: the other account may not read our Python
+    assert route, run  # imported here: the other account may not read our Python
     owners = tmp_path / ".dpsweep/owners"
     owners.mkdir(parents=True)
     owners.parent.chmod(0o755)

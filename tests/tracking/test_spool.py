@@ -36,9 +36,9 @@ def deliver(folder, server, count=0, start=0, timeout=CEILING_SECONDS):
     spool = Spool(folder)
     for n in range(start, start + count):
         spool.append({"n": n})
-    courier = DeliveryThread(spool, server)
-    courier.start()
-    return courier.close(timeout), spool
+    delivery = DeliveryThread(spool, server)
+    delivery.start()
+    return delivery.close(timeout), spool
 
 
 def test_events_arrive_in_order_and_in_few_calls(tmp_path):
@@ -80,15 +80,15 @@ def test_an_event_that_is_refused_for_good_is_put_aside_and_the_rest_arrives(tmp
 
 def test_appending_never_waits_for_the_server(tmp_path):
     stuck = threading.Event()
-    courier = DeliveryThread(
+    delivery = DeliveryThread(
         spool := Spool(tmp_path), lambda _: stuck.wait(CEILING_SECONDS) and None
     )
-    courier.start()
+    delivery.start()
     for n in range(100):
         spool.append({"n": n})
     assert len((tmp_path / "spool.jsonl").read_text().splitlines()) == 100
     stuck.set()
-    assert courier.close(CEILING_SECONDS)
+    assert delivery.close(CEILING_SECONDS)
 
 
 @pytest.mark.parametrize("delivered", [0, 3])
@@ -100,7 +100,7 @@ def test_the_position_survives(tmp_path, delivered):
     assert Spool(tmp_path).is_empty()
 
 
-def test_a_spool_that_was_delivered_is_emptied_when_its_courier_closes(tmp_path):
+def test_a_spool_that_was_delivered_is_emptied_when_its_delivery_closes(tmp_path):
     server = Server()
     done, _ = deliver(tmp_path, server, 10)
     assert done
@@ -145,22 +145,22 @@ def test_a_mark_that_cannot_be_right_delivers_everything_again(tmp_path, mark):
 
 def test_whoever_flushes_waits_for_delivery_but_not_for_a_server_that_is_away_or_silent(tmp_path):
     server = Server()
-    courier = DeliveryThread(spool := Spool(tmp_path / "up"), server)
+    delivery = DeliveryThread(spool := Spool(tmp_path / "up"), server)
     spool.append({"n": 0})
-    courier.start()
-    assert courier.flush(CEILING_SECONDS)
+    delivery.start()
+    assert delivery.flush(CEILING_SECONDS)
     assert server.took == [0]
-    courier = DeliveryThread(spool := Spool(tmp_path / "away"), Server(away=10**6))
+    delivery = DeliveryThread(spool := Spool(tmp_path / "away"), Server(away=10**6))
     spool.append({"n": 0})
-    courier.start()
-    assert not courier.flush(10**6)
-    assert courier.trouble == "ConnectionError: away"
+    delivery.start()
+    assert not delivery.flush(10**6)
+    assert delivery.trouble == "ConnectionError: away"
     stuck = threading.Event()
     spool = Spool(tmp_path / "silent")
-    courier = DeliveryThread(spool, lambda _: stuck.wait(CEILING_SECONDS) and None)
+    delivery = DeliveryThread(spool, lambda _: stuck.wait(CEILING_SECONDS) and None)
     spool.append({"n": 0})
-    courier.start()
-    assert not courier.flush(0.1)
+    delivery.start()
+    assert not delivery.flush(0.1)
     stuck.set()
 
 

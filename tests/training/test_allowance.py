@@ -43,7 +43,7 @@ def test_half_the_examples_at_once_release_the_same_but_for_rounding(
     whole, spent = trained(config, tmp_path / "a", monkeypatch, Allowance(), "one")
     half, spent_too = trained(config, tmp_path / "b", monkeypatch, Allowance(halvings=1), "one")
     other, _ = trained(config, tmp_path / "c", monkeypatch, Allowance(halvings=1), "another")
-    assert spent.budget == spent_too.budget
+    assert spent.plan == spent_too.plan
     for name, tensor in whole.items():
         torch.testing.assert_close(half[name], tensor, rtol=1e-9, atol=1e-11)
     assert any(not torch.allclose(other[k], x, rtol=1e-3) for k, x in whole.items())

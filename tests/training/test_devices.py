@@ -64,7 +64,7 @@ def test_no_device_waits_for_another_s_large_portion(physical, at_once):
 def test_a_frozen_part_is_computed_once_for_all_devices():
     config = digits_trial(SGD, model={"train": ["7"]})
     step = assemble_step(config, Secret.fixed("test"), CPU, allowance=Allowance(num_devices=2))
-    assert step.whole is not None
+    assert step.uncut_model is not None
     assert len(step.engine.replicas) == 2
 
 

@@ -87,7 +87,7 @@ def test_frozen_weights_are_kept_beside_the_trained_ones_and_start_another_trial
     trial_dir = TrialDir(tmp_path / "frozen")
     trained(config(model), trial_dir)
     weights = torch.load(trial_dir.weights, weights_only=True)
-    start = assemble_step(config(model), Secret.fixed("x"), torch.device("cpu")).whole
+    start = assemble_step(config(model), Secret.fixed("x"), torch.device("cpu")).uncut_model
     assert list(weights) == ["0.weight", "0.bias", "3.weight", "3.bias", "7.weight", "7.bias"]
     assert torch.equal(weights["0.weight"], start[0].weight.double())
     assert (weights["7.weight"] != start[7].weight).any()

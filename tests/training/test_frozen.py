@@ -65,12 +65,12 @@ def test_cached_and_uncached_runs_give_equal_weights(model, shape, method):
     cached = assemble_step(config, secret, CPU)
     plain = assemble_step_on(load_dataset(config.data, 0), plan_privacy(config), config, secret)
     assert cached.data.inputs.shape[1:] == shape
-    assert cached.whole is not None
-    assert plain.whole is None
+    assert cached.uncut_model is not None
+    assert plain.uncut_model is None
     told = []
     for step in (cached, plain):
         progress = step.start(initial_params(step))
-        for _ in range(step.budget.run.steps):
+        for _ in range(step.plan.run.steps):
             step(progress)
         score = evaluate(step.engine.model, progress.result, step.data, step.dtype)
         told.append((collect_weights(step, progress), score))
@@ -155,7 +155,7 @@ def test_a_frozen_part_that_remembers_an_image_stops_the_trial():
 
 
 def test_own_code_is_never_kept_since_it_may_change(cache):
-    assert assemble_step(trial(OWN), Secret.draw(), CPU).whole is not None
+    assert assemble_step(trial(OWN), Secret.draw(), CPU).uncut_model is not None
     assert len(list(cache.glob("*.pt"))) == 1  # the images
 
 
@@ -170,14 +170,14 @@ def test_own_code_is_never_kept_since_it_may_change(cache):
     ids=["all is trained", "the first layer is trained", "augmented", "engine not tried"],
 )
 def test_models_are_computed_whole_where_a_cut_is_not_certain(model, train):
-    assert assemble_step(trial(model, **train), Secret.draw(), CPU).whole is None
+    assert assemble_step(trial(model, **train), Secret.draw(), CPU).uncut_model is None
 
 
 def test_more_than_fits_is_computed_at_every_step(monkeypatch):
     monkeypatch.setattr(frozen, "_MOST_BYTES", 1797 * 32 * 8 - 1)
-    assert assemble_step(trial(SMALL), Secret.draw(), CPU).whole is None
+    assert assemble_step(trial(SMALL), Secret.draw(), CPU).uncut_model is None
     monkeypatch.setattr(frozen, "_MOST_BYTES", 1797 * 32 * 8)
-    assert assemble_step(trial(SMALL), Secret.draw(), CPU).whole is not None
+    assert assemble_step(trial(SMALL), Secret.draw(), CPU).uncut_model is not None
 
 
 class Skips(nn.Module):
@@ -216,7 +216,7 @@ def test_step_behind_a_cut_keeps_nothing_else_of_the_step():
     config, secret = trial(SMALL), Secret.fixed("x")
     cached = assemble_step(config, secret, CPU)
     plain = assemble_step_on(load_dataset(config.data, 0), plan_privacy(config), config, secret)
-    same = replace(cached, data=plain.data, engine=plain.engine, whole=None)
+    same = replace(cached, data=plain.data, engine=plain.engine, uncut_model=None)
     assert same == plain
 
 

@@ -205,8 +205,8 @@ def test_run_is_not_finished_by_another_plan_than_it_was_begun_with(method, tmp_
 
     def changed(config: TrialConfig) -> TrialSchedule:
         schedule = planned(config)
-        weaker = {"run": replace(schedule.budget.run, noise_multiplier=0.9)}
-        return replace(schedule, budget=replace(schedule.budget, **other.get(method, weaker)))
+        weaker = {"run": replace(schedule.plan.run, noise_multiplier=0.9)}
+        return replace(schedule, plan=replace(schedule.plan, **other.get(method, weaker)))
 
     monkeypatch.setattr(loop, "resolve_trial_schedule", changed)
     with pytest.raises(
@@ -280,11 +280,11 @@ def test_epsilon_spent_rises_to_the_promise_and_never_above(tmp_path):
     result = train(config, TrialDir(tmp_path / "trial"), lambda row: None)
     spent = [row["privacy/epsilon_spent"] for row in result.rows]
     assert spent == sorted(set(spent))
-    assert spent[-1] == result.budget.epsilon <= 2.0
-    run = result.budget.run
+    assert spent[-1] == result.plan.epsilon <= 2.0
+    run = result.plan.run
     for row, epsilon in zip(result.rows, spent, strict=True):
         so_far = Run(run.sampling_rate, run.noise_multiplier, row["step"])
-        assert epsilon == pytest.approx(so_far.epsilon(result.budget.delta), abs=0.02)
+        assert epsilon == pytest.approx(so_far.epsilon(result.plan.delta), abs=0.02)
 
 
 def test_fixed_secret_makes_the_result_void_and_a_drawn_one_does_not(tmp_path, monkeypatch):

@@ -235,9 +235,9 @@ def test_noise_that_is_not_taken_back_is_found(monkeypatch):
 
 def test_batches_of_all_groups_are_found(monkeypatch):
     def batch(self, step):
-        found = self.budget.correlation  # None where the divisor is checked
-        rate = self.budget.sampling_rate / (found.cycle if found else 1)
-        return poisson_batch(self.budget.num_examples, rate, self.draws(step, "sample"))
+        found = self.plan.correlation  # None where the divisor is checked
+        rate = self.plan.sampling_rate / (found.cycle if found else 1)
+        return poisson_batch(self.plan.num_examples, rate, self.draws(step, "sample"))
 
     monkeypatch.setattr(Step, "batch", batch)
     assert violated(config(**BANDS)) == {"sampling"}

@@ -55,7 +55,7 @@ def test_a_course_comes_back_from_json_as_it_was(config):
 @every_config
 def test_no_report_has_spent_more_than_the_promise_and_the_last_one_all_of_it(config):
     known = resolve_trial_schedule(config)
-    plan, spent = known.budget, [report.epsilon for report in known.reports]
+    plan, spent = known.plan, [report.epsilon for report in known.reports]
     assert plan == plan_privacy(config)
     assert spent == sorted(spent)
     assert spent[-1] == plan.epsilon
@@ -74,7 +74,7 @@ def test_reports_rise_and_the_last_one_stands_at_the_last_step(config):
     steps, epochs = ([getattr(r, k) for r in reports] for k in ("step", "epoch"))
     assert steps == sorted(set(steps))
     assert epochs == sorted(set(epochs))
-    assert steps[-1] == resolve_trial_schedule(config).budget.run.steps
+    assert steps[-1] == resolve_trial_schedule(config).plan.run.steps
     assert epochs[-1] == math.ceil(config.train.epochs)
 
 
@@ -95,7 +95,7 @@ def test_a_trial_that_is_told_its_course_does_what_it_does_by_itself(name, tmp_p
         found = loop.train(config, trial_dir, lambda row: None, schedule=told)
         rows = [{k: x for k, x in row.items() if k != "seconds"} for row in found.rows]
         weights = torch.load(trial_dir.weights, weights_only=True)
-        results.append((rows, found.budget, weights))
+        results.append((rows, found.plan, weights))
     (rows, plan, weights), (told_rows, told_plan, told_weights) = results
     assert told_rows == rows
     assert told_plan == plan
@@ -120,10 +120,10 @@ def test_the_noise_of_a_told_course_is_the_noise_that_is_used(tmp_path):
     """Else a worker could train with less noise than the driver charges."""
     config, outcomes = trial(), []
     known = resolve_trial_schedule(config)
-    louder = replace(known.budget, run=replace(known.budget.run, noise_multiplier=50.0))
-    for number, told in enumerate([known, replace(known, budget=louder)]):
+    louder = replace(known.plan, run=replace(known.plan.run, noise_multiplier=50.0))
+    for number, told in enumerate([known, replace(known, plan=louder)]):
         trial_dir = TrialDir(tmp_path / str(number))
         trial_dir.make_secret()
         outcomes.append(loop.train(config, trial_dir, lambda row: None, schedule=told))
-        assert outcomes[-1].rows[-1]["noise_multiplier"] == told.budget.run.noise_multiplier
+        assert outcomes[-1].rows[-1]["noise_multiplier"] == told.plan.run.noise_multiplier
     assert outcomes[0].rows[-1]["valid/loss"] != outcomes[1].rows[-1]["valid/loss"]

@@ -206,8 +206,8 @@ def test_every_step_asks_a_poisson_sample_of_its_own(method):
         targets=torch.arange(num_examples),  # each example is told by its target
     )
     run = Run(sampling_rate=rate, noise_multiplier=0.0, steps=num_steps)
-    budget = replace(step.budget, num_examples=num_examples, run=run)
-    step = replace(step, data=data, budget=budget, engine=Noting(Slope(), downhill, 100))
+    budget = replace(step.plan, num_examples=num_examples, run=run)
+    step = replace(step, data=data, plan=budget, engine=Noting(Slope(), downhill, 100))
     progress = beginning(step)
     table = torch.zeros(num_steps, num_examples, dtype=torch.float64)
     for t in range(num_steps):

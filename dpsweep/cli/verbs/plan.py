@@ -40,10 +40,11 @@ def plan(file: Path, settings: list[str], as_json: bool) -> None:
         f"time       about {made.seconds / 60:.1f} min here, from a probe of a few steps\n"
         f"disk       up to {format_bytes(made.disk_bytes)}; {format_bytes(free)} are free"
     )
-    if sweep.whole and sweep.explores:
+    if sweep.search_budget and sweep.explores:
+        final = sweep.search_budget.noise(sweep.written.steps_and_rate, final=True)
         console().print(
-            f"final run  noise {sweep.whole.noise(sweep.written.schedule, final=True):.3f}, with "
-            f"nearly all of ε; the trials' is larger, and their step smaller in the same ratio"
+            f"final run  noise {final:.3f}, with nearly all of ε; the trials' is larger, and their "
+            f"step smaller in the same ratio"
         )
     if len(made.epsilons) > 1:
         console().print(f"budgets    ε {format_budgets(made.epsilons)} in turn")

@@ -19,7 +19,7 @@ _CLUSTER_PACKAGES = ("pathspec", "aiohttp", "grpc")
 """Modules that the extra `cluster` brings and a plain install may lack."""
 
 if TYPE_CHECKING:
-    from dpsweep.cli.verbs.search import Options
+    from dpsweep.cli.verbs.run import Options
     from dpsweep.config.sweep import ResolvedSweep
 
 

@@ -97,7 +97,7 @@ def train(file: Path, settings: list[str], out: Path | None, fetch: bool, quiet:
         except Diverged:
             trial_dir.forget()
             raise
-        plan = result.budget
+        plan = result.plan
         words = statement_of_trial(config, plan.epsilon, plan.run.noise_multiplier, result.void)
         (folder / "privacy.txt").write_text(f"{words} {_ALONE}\n")
         trial_dir.forget()
