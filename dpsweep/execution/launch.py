@@ -41,7 +41,7 @@ from dpsweep.store.lease import Lease
 from dpsweep.store.owner import whoami
 from dpsweep.store.retention import BestWeights
 from dpsweep.store.state_dir import StateFolder, SweepFolder
-from dpsweep.store.statement import compute_spending
+from dpsweep.store.statement import sum_with_earlier
 from dpsweep.store.storage import choose_study_name
 from dpsweep.store.study import Study, open_study, read_stored_sweep
 from dpsweep.tracking.mlflow import MlflowSink
@@ -178,7 +178,7 @@ def create_session(
             study = Study.create(folder.storage_uri, sweep, folder.id, name=called, owner=owner)
             if sweep.config.learn_from:
                 earlier = open_study(sweep.config.learn_from, state)
-                study.learn_from(earlier, compute_spending(earlier, earlier.num_planned).largest)
+                study.learn_from(earlier, sum_with_earlier(earlier))
         except DpSweepError:
             folder.remove()
             raise

@@ -123,7 +123,7 @@ def _train(assignment: Assignment, trial_dir: TrialDir) -> None:
     last = trial_schedule.reports[-1].step
     with watch_trial(trial_dir.path, limits) as watch:
         with watch.excused():
-            check_own_data(config, trial_dir)
+            check_same_data(config, trial_dir)
 
         def report(row: Row) -> None:
             with watch.excused():
@@ -139,25 +139,34 @@ def _train(assignment: Assignment, trial_dir: TrialDir) -> None:
         )
 
 
-def check_own_data(config: TrialConfig, trial_dir: TrialDir) -> None:
-    """Compare what the user's own code returns in this process with what the sweep is about.
+def check_same_data(config: TrialConfig, trial_dir: TrialDir) -> None:
+    """Compare the data that this process has read with those that the sweep was launched with.
 
-    In another order other examples are held out, and groups of correlated noise are others'. Data
-    in files need no such check: what is kept of them follows their sizes and ages.
+    A file may be changed or sorted anew while a sweep runs, and the user's own code may return what
+    it likes. Other examples would then be held out, which no epsilon covers, and a trial that goes
+    on would have others in the groups of its correlated noise.
 
     Raises:
         StateError: If they differ.
     """
-    if config.data.is_kept:
-        return
-    folder = SweepFolder(trial_dir.path.parent.parent)
+    folder, data = SweepFolder(trial_dir.path.parent.parent), config.data
     try:
-        folder.check_data(fingerprint_images(config.data, config.seed, folder.data_key()))
+        folder.check_data(fingerprint_images(data, config.seed, folder.data_key()))
     except StateError as e:
+        why = (
+            "data: the files hold other examples, or another order, than when the sweep was "
+            "launched or resumed"
+        )
+        remedy = "Put the former files back"
+        if not data.is_kept:
+            why = (
+                "data.function: returned other examples, or another order, than in the process "
+                "that launched the sweep"
+            )
+            remedy = "Sort what you list, and seed what you draw"
         raise StateError(
-            "data.function: returned other examples, or another order, than in the process that "
-            "launched the sweep. Who is held out and who is in which batch would change from one "
-            "process to the next. Sort what you list, and seed what you draw"
+            f"{why}. Who is held out and who is in which batch would change from one process to "
+            f"the next. {remedy}"
         ) from e
 
 

@@ -26,13 +26,24 @@ def format_headline(study: Study) -> tuple[str, str]:
     """Format the search's epsilon and delta, to be read before the statement: its largest figures.
 
     Returns:
-        Epsilon and delta; none and a dash for a void search.
+        Epsilon and delta; none and a dash for a void search. Epsilon begins with > if the search
+        began from sweeps of which it is not known what they spent.
     """
     spent = compute_spending(study)
     if spent.void:
         return NO_EPSILON, "–"
     epsilon, delta = spent.largest
-    return format_epsilon(epsilon), format_delta(delta)
+    above = "> " if spent.warm_start and not spent.earlier else ""
+    return above + format_epsilon(epsilon), format_delta(delta)
+
+
+def sum_with_earlier(study: Study) -> tuple[float, float] | None:
+    """(epsilon, delta) of all planned runs and of the sweeps that the search began from.
+
+    None if what those spent was not noted, as by earlier versions.
+    """
+    spent = compute_spending(study, study.num_planned)
+    return spent.largest if spent.warm_start is None or spent.earlier else None
 
 
 def compute_spending(study: Study, ahead: int | None = None) -> SearchSpending:

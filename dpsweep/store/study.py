@@ -273,12 +273,13 @@ class Study:
             raise ConfigError(f"trial {number} of the search is no valid config: {e}") from e
         return self._record(self._add(proposal.trial()))
 
-    def learn_from(self, earlier: "Study", spent: tuple[float, float]) -> None:
+    def learn_from(self, earlier: "Study", spent: tuple[float, float] | None) -> None:
         """Tell the sampler, once and for all, what an earlier sweep found.
 
         Args:
             earlier: The earlier sweep.
-            spent: Its epsilon and delta, those of its own earlier sweeps included.
+            spent: Its epsilon and delta, those of its own earlier sweeps included; None if they are
+                not known.
 
         Raises:
             ConfigError: If that was another search.

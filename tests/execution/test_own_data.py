@@ -1,11 +1,11 @@
-"""Data of the user's own code are the same in every process of a sweep, or no trial begins."""
+"""Data are the same in every process of a sweep, or no trial begins."""
 
 import pytest
 
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import StateError
 from dpsweep.data.read import fingerprint_images, load_dataset
-from dpsweep.execution.worker import check_own_data
+from dpsweep.execution.worker import check_same_data
 from dpsweep.store.state_dir import StateFolder
 from dpsweep.training.trial_dir import TrialDir
 
@@ -65,7 +65,46 @@ def test_a_process_that_reads_another_order_trains_no_trial(order, write, tmp_pa
     load_dataset.cache_clear()
     monkeypatch.setattr("os.getpid", lambda: 1)  # as in a worker
     if order == "sorted":
-        check_own_data(config, TrialDir(folder.trial_dir(0)))
+        check_same_data(config, TrialDir(folder.trial_dir(0)))
         return
     with pytest.raises(StateError, match=r"another order.*Sort what you list"):
-        check_own_data(config, TrialDir(folder.trial_dir(0)))
+        check_same_data(config, TrialDir(folder.trial_dir(0)))
+
+
+TABLE = """
+name: own
+base:
+  data:
+    name: table
+    file: {folder}/rows.csv
+    columns: {{x: {{range: [0, 100]}}}}
+    target: y
+    num_classes: 2
+    num_train: 40
+    task: {{name: classification}}
+    validation: holdout
+  model: {{name: linear}}
+  privacy: {{noise_multiplier: 1.0}}
+  train: {{batch_size: 9, epochs: 1, device: cpu}}
+  method: {{name: bandmf, bands: 2}}
+search: {{optimizer.lr: {{log_uniform: [0.01, 1]}}}}
+budget: {{trials: 2}}
+"""
+
+
+def test_a_file_that_is_sorted_anew_while_the_sweep_runs_trains_no_trial(tmp_path, monkeypatch):
+    """Other rows were held out in the trials to come, and a trial that went on had other groups."""
+    monkeypatch.setenv("DPSWEEP_CACHE", str(tmp_path / "cache"))
+    rows = [f"{i},{i % 2}\n" for i in range(40)]
+    (tmp_path / "rows.csv").write_text("x,y\n" + "".join(rows))
+    (tmp_path / "own.yaml").write_text(TABLE.format(folder=tmp_path))
+    sweep = load_sweep(tmp_path / "own.yaml")
+    folder = StateFolder(tmp_path / "state").sweep("own")
+    folder.create(sweep.file, sweep.base, None)
+    config, trial_dir = sweep.reference_trial, TrialDir(folder.trial_dir(0))
+    folder.check_data(fingerprint_images(config.data, config.seed, folder.data_key()))
+    check_same_data(config, trial_dir)
+    (tmp_path / "rows.csv").write_text("x,y\n" + "".join(rows[::-1]))
+    load_dataset.cache_clear()  # as in a new worker
+    with pytest.raises(StateError, match="data: the files hold other examples, or another order"):
+        check_same_data(config, trial_dir)

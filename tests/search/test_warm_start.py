@@ -8,7 +8,7 @@ from dpsweep.config.sweep import change_sweep, load_sweep
 from dpsweep.core.errors import ConfigError
 from dpsweep.results.export import origin_of
 from dpsweep.search.warm_start import collect_earlier_trials, make_history
-from dpsweep.store.statement import compute_spending, format_headline
+from dpsweep.store.statement import format_headline, sum_with_earlier
 from dpsweep.store.study import Study
 
 TPE = "sampler={name: tpe, startup_trials: 4}"
@@ -16,11 +16,6 @@ TPE = "sampler={name: tpe, startup_trials: 4}"
 
 def load(sweep_file, *settings):
     return load_sweep(sweep_file, ["budget.trials=40", TPE, *settings])
-
-
-def planned(study):
-    """(epsilon, delta) of all that a sweep may still run."""
-    return compute_spending(study, study.num_planned).largest
 
 
 def kappa(record):
@@ -38,7 +33,7 @@ def earlier(sweep_file, search):
 
 def created(sweep, earlier, tmp_path, name):
     study = Study.create(f"sqlite:///{tmp_path}/{name}.db", sweep)
-    study.learn_from(earlier, planned(earlier))
+    study.learn_from(earlier, sum_with_earlier(earlier))
     return study
 
 
@@ -75,7 +70,7 @@ def test_a_resumed_search_knows_them_when_the_earlier_sweep_is_gone(sweep_file, 
 
 def test_the_statement_says_that_the_earlier_cost_adds_up(sweep_file, earlier, tmp_path):
     study = created(load(sweep_file), earlier, tmp_path, "new")
-    spent = [*planned(earlier)]
+    spent = [*sum_with_earlier(earlier)]
     known = {"sweeps": ["old"], "trials": 13, "void": False, "spent": spent}
     assert study.warm_start == known
     words = origin_of(study).search_words
@@ -96,7 +91,7 @@ def test_the_first_figure_of_a_warm_started_search_counts_the_earlier_sweeps(
         sweep = load_sweep(sweep_file, [TPE, *shared, f"name={name}"])
         study = search(sweep, 0, kappa, name=name)
         if studies:
-            study.learn_from(studies[-1], planned(studies[-1]))
+            study.learn_from(studies[-1], sum_with_earlier(studies[-1]))
         for _ in range(2):
             study.dispatch(study.ask(), void=False)
         studies.append(study)
@@ -106,6 +101,10 @@ def test_the_first_figure_of_a_warm_started_search_counts_the_earlier_sweeps(
     words = origin_of(studies[2]).search_words
     assert "results of sweep second, before it first" in words
     assert f"Together, by basic composition: (12.00, {format_headline(studies[2])[1]})-DP." in words
+    study = studies[1]._study  # as an earlier version noted it, which kept no figure
+    study.set_user_attr("warm_start", {**studies[1].warm_start, "spent": None})
+    assert sum_with_earlier(studies[1]) is None
+    assert format_headline(studies[1])[0] == "> 4.00"
     random = change_sweep(studies[2].sweep, ["sampler={name: random}"])  # it learns nothing
     assert format_headline(Study.open(f"sqlite:///{tmp_path}/third.db", random))[0] == "4.00"
 
