@@ -39,8 +39,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dpsweep.cluster.ports import HOST, free_port
-from dpsweep.cluster.processes import MARK, Process, end, start, sweep_up, wait_for
+from dpsweep.cluster.processes import HOST, MARK, Process, end, free_port, start, sweep_up, wait_for
 from dpsweep.core.disk import write_atomically
 from dpsweep.core.errors import StateError
 

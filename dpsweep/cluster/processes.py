@@ -2,15 +2,19 @@
 
 A process is known by its number and the moment it was born, since numbers are given again. All
 that it starts inherits a mark in the environment, and its session, so that they are found when
-it is gone. Nothing is ever ended by name. Linux alone: /proc is read.
+it is gone. Nothing is ever ended by name. Linux alone: /proc is read. Beside them are the ports of
+this machine: which are free, what listens, and what answers HTTP.
 """
 
 import contextlib
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +22,7 @@ from typing import Any
 
 from dpsweep.core.errors import ConnectionRefused
 
+HOST = "127.0.0.1"
 MARK = "DPSWEEP_UP"
 """Environment variable that holds the id of what a process belongs to."""
 
@@ -187,3 +192,33 @@ def _list_marked(mark: str) -> Iterator[int]:
         with contextlib.suppress(OSError):
             if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                 yield pid
+
+
+def free_port(wished: int | None) -> int:
+    """`wished` if nobody listens there, or a port that is free."""
+    for port in (wished, 0):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((HOST, port or 0))
+            found: int = probe.getsockname()[1]
+            return found
+    raise ConnectionRefused(f"no port is free on {HOST}. End some servers, and try again")
+
+
+def listens(port: int) -> bool:
+    """True if something listens."""
+    with socket.socket() as probe:
+        probe.settimeout(2)
+        return probe.connect_ex((HOST, port)) == 0
+
+
+def http_status(url: str) -> int:
+    """The HTTP status of an answer; 0 if there is none."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            status: int = answer.status
+            return status
+    except urllib.error.HTTPError as e:
+        return e.code
+    except OSError:
+        return 0

@@ -22,8 +22,16 @@ from pathlib import Path
 from typing import Any
 
 from dpsweep.cluster.local import Local, belongs_to, plain_environment
-from dpsweep.cluster.ports import HOST, free_port, http_status, listens
-from dpsweep.cluster.processes import Process, run, start, wait_for
+from dpsweep.cluster.processes import (
+    HOST,
+    Process,
+    free_port,
+    http_status,
+    listens,
+    run,
+    start,
+    wait_for,
+)
 from dpsweep.core.disk import write_atomically
 from dpsweep.core.errors import ConnectionRefused, StateError
 

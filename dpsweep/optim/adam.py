@@ -89,8 +89,7 @@ class AdamBC(Base):
         return 1.0
 
     def build(self, params: Iterable[torch.Tensor], lr: float) -> torch.optim.Optimizer:
-        from dpsweep.optim.eager import make_eager
-        from dpsweep.optim.noise_corrected import NoiseCorrectedAdam
+        from dpsweep.optim.eager import NoiseCorrectedAdam, make_eager
 
         return make_eager(NoiseCorrectedAdam)(
             params,

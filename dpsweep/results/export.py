@@ -8,7 +8,7 @@ from pathlib import Path
 from dpsweep.config.trial import dump_trial
 from dpsweep.core.errors import StateError
 from dpsweep.execution.tracking import collect_provenance
-from dpsweep.results.confirmed import choice_words
+from dpsweep.results.best_trials import choice_words
 from dpsweep.results.disclosure import Disclosure, disclosure_of
 from dpsweep.results.edges import edge_warnings, warn_of_worse_final
 from dpsweep.results.tables import format_cell

@@ -18,6 +18,7 @@ from dpsweep.results.disclosure import disclosure_of
 from dpsweep.results.importance import importances
 from dpsweep.results.plots.axes import key_axes
 from dpsweep.results.plots.filters import filters
+from dpsweep.results.plots.landscape import PAIRS, pair, posterior
 from dpsweep.results.plots.outcome import (
     confusion,
     distribution,
@@ -26,8 +27,6 @@ from dpsweep.results.plots.outcome import (
     name_groups,
     tradeoff,
 )
-from dpsweep.results.plots.pairs import PAIRS, pair
-from dpsweep.results.plots.posterior import posterior
 from dpsweep.results.plots.search import history, importance, parallel, rank, slices, timeline
 from dpsweep.search.ranking import LEAST_TRIALS, surrogates
 from dpsweep.search.trial_record import Record

@@ -29,7 +29,7 @@ from dpsweep.data.read import Dataset
 from dpsweep.filters.base import Chain, Public, State
 from dpsweep.methods import build_method
 from dpsweep.methods.base import Method
-from dpsweep.optim.noise_corrected import NOISE_VARIANCES
+from dpsweep.optim.eager import NOISE_VARIANCES
 from dpsweep.privacy.clip import Clip, Quantile, split_count
 from dpsweep.privacy.engine import Engine
 from dpsweep.privacy.geometry import IDENTITY, Geometry

@@ -12,8 +12,7 @@ from ordeals import tell
 from waiting import wait_for
 
 from dpsweep.cluster.local import Local
-from dpsweep.cluster.ports import listens
-from dpsweep.cluster.processes import sweep_up
+from dpsweep.cluster.processes import listens, sweep_up
 from dpsweep.cluster.services import check_installed, mlflow, postgres, s3, start_services
 from dpsweep.core.errors import DpSweepError
 from dpsweep.tracking.spool import read_backlog

@@ -13,7 +13,7 @@ from waiting import CEILING_SECONDS, wait_for
 
 from dpsweep.cluster.jobs import jobs_at
 from dpsweep.cluster.local import Local
-from dpsweep.cluster.ports import http_status
+from dpsweep.cluster.processes import http_status
 from dpsweep.cluster.services import BUCKET, check_installed
 from dpsweep.core.errors import DpSweepError
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.seeds import Secret
 from dpsweep.optim.adam import AdamBC
-from dpsweep.optim.noise_corrected import NOISE_VARIANCES
+from dpsweep.optim.eager import NOISE_VARIANCES
 from dpsweep.training.assemble import assemble_step, initial_params
 from dpsweep.training.step import Step
 

@@ -13,11 +13,11 @@ from dpsweep.config.trial import load_trial
 from dpsweep.execution.launch import Session
 from dpsweep.results.best_trials import (
     choose_trials,
+    confirmed_table,
     list_best_by_budget,
     make_summary_tables,
     name_config_file,
 )
-from dpsweep.results.confirmed import confirmed_table
 from dpsweep.results.disclosure import Disclosure, TellsWinner
 from dpsweep.results.export import Origin, origin_of, to_yaml
 from dpsweep.results.tables import trial_row, trial_table
