@@ -10,7 +10,7 @@ import pytest
 from container import Container, missing, secret, wait_for
 from tools import ROOT, tree
 
-SHORT = ("budget.trials=2", "train.epochs=2", "confirm=null")
+SHORT = ("budget.explore.trials=2", "train.epochs=2")
 
 
 @pytest.fixture
