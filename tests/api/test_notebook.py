@@ -25,7 +25,7 @@ def test_it_runs(tmp_path):
     )
     client.execute()
     text = "".join(str(cell.get("outputs")) for cell in notebook.cells)
-    assert "finished, 6 trials" in text
+    assert "finished, 4 trials + 2 repeats" in text
     assert "-differentially private" in text
     assert "application/vnd.plotly" in text
     assert len(list((tmp_path / "best").glob("*.pt"))) == 1
