@@ -23,6 +23,7 @@ from dpsweep.core.progress import ProgressLines
 from dpsweep.core.seeds import derive_public_seed
 from dpsweep.core.types import Field, InputSpec
 from dpsweep.data import DataConfig, folders, npz
+from dpsweep.data.base import Data
 from dpsweep.data.datasets import ImageData, Normalise
 from dpsweep.data.features import Scattering
 from dpsweep.data.own import OwnData
@@ -33,8 +34,8 @@ from dpsweep.data.text import GenerationData
 from dpsweep.data.units import check_units, group_rows, list_units
 from dpsweep.privacy.engine.base import CrossEntropy, Loss
 
-_BY_CHANCE = 30
-"""So few test rows of a table with few categories may be its first or last rows by chance."""
+_FEW, _DISTINCT = 30, 0.9
+"""Test rows may be training rows by chance where there are few, or many rows are alike."""
 
 
 def list_class_names(config: DataConfig) -> tuple[str, ...]:
@@ -146,8 +147,6 @@ def load_dataset(config: DataConfig, seed: int) -> Dataset:
         ConfigError: If the files are missing or are not what torchvision expects.
     """
     train, test = _load_splits(config)
-    if config.validation == "test_split":
-        _refuse_training_rows(config, train[0], test[0])
     units = _list_units(config) if isinstance(config, FileData) and config.unit else None
     private: tuple[Inputs, Inputs] = train
     if config.num_held_out:
@@ -175,28 +174,34 @@ def load_dataset(config: DataConfig, seed: int) -> Dataset:
     )
 
 
-def _refuse_training_rows(config: DataConfig, train: Inputs, test: Inputs) -> None:
-    """Refuse a test split that is the training split, or its first or last examples.
+def refuse_training_rows(config: Data, data: Dataset) -> None:
+    """Refuse a test split of which more than half are training examples.
 
     It is declared public and measured without noise: what is private as well would have no privacy.
+    Units have a check of their own, which takes no row of a unit in both.
 
     Raises:
-        ConfigError: Naming the key that gives the test split.
+        PrivateRowError: Naming the key that gives the test split.
     """
-    num, num_test = len(list_tensors(train)[0]), len(list_tensors(test)[0])
-    if not _BY_CHANCE < num_test <= num:
+    if config.validation != "test_split" or config.copies > 1:
         return
-    for place, rows in (("first", slice(num_test)), ("last", slice(num - num_test, num))):
-        pairs = zip(list_tensors(train), list_tensors(test), strict=True)
-        if all(torch.equal(x[rows], y) for x, y in pairs):
-            keys = [key for key in ("test_file", "test_split") if getattr(config, key, None)]
-            key = keys[0] if keys else "function" if isinstance(config, OwnData) else "root"
-            raise ConfigError(
-                f"data.{key}: the test split is the {place} {num_test:,} of {num:,} training "
-                f"examples. It is measured without noise and declared public, so those would have "
-                f"no privacy. Give other examples, or write data.validation: holdout, which takes "
-                f"them out of the training"
-            )
+    train, test = _hash_rows(data.inputs), _hash_rows(data.valid_inputs)
+    known = set(train)
+    if len(test) <= _FEW or len(known) < _DISTINCT * len(train):
+        return
+    if 2 * sum(row in known for row in test) > len(test):
+        keys = [key for key in ("test_file", "test_split") if getattr(config, key, None)]
+        key = keys[0] if keys else "function" if isinstance(config, OwnData) else "root"
+        raise PrivateRowError(
+            f"data.{key}: more than half of the test split are training examples. It is measured "
+            f"without noise and declared public, so those would have no privacy. Give other "
+            f"examples, or write data.validation: holdout, which takes them out of the training"
+        )
+
+
+def _hash_rows(inputs: Inputs) -> list[int]:
+    parts = [x.reshape(len(x), -1).numpy() for x in list_tensors(inputs)]
+    return [hash(b"".join(row.tobytes() for row in rows)) for rows in zip(*parts, strict=True)]
 
 
 def _list_units(config: FileData) -> list[list[int]]:

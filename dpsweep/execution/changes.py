@@ -51,6 +51,17 @@ def _explain_fixed_number(launched: ResolvedSweep, sweep: ResolvedSweep) -> str:
     return f" The number of runs is fixed: {why}."
 
 
+def describe_second_sweep(sweep: ResolvedSweep) -> str:
+    """Say how the file of a sweep is launched once more, and what that costs."""
+    learns = not sweep.is_private_selection  # which draws its trials from one law
+    return (
+        "a sweep of its own, whose epsilon adds to this one's"
+        + ", and which may begin from what this one found" * learns
+        + f": dpsweep launch FILE --name {sweep.name}-2"
+        + f" --from {sweep.name}" * learns
+    )
+
+
 def check_changes(
     folder: SweepFolder, launched: ResolvedSweep, sweep: ResolvedSweep, *, accepted: bool
 ) -> ResolvedSweep:
@@ -70,9 +81,8 @@ def check_changes(
         raise StateError(
             f"{sweep.file.name}: is not what sweep {sweep.name!r} was launched with ({listed}). "
             f"{', '.join(harmful)} cannot change under trials that have run.{why} Launch the file "
-            f"as a sweep of its own, which may begin from what this one found: dpsweep launch FILE "
-            f"--name {sweep.name}-2 --from {sweep.name}. Or go on with what was launched: dpsweep "
-            f"resume {sweep.name}"
+            f"as {describe_second_sweep(sweep)}. Or go on with what was launched: dpsweep resume "
+            f"{sweep.name}"
         )
     if not accepted:
         grown = ""

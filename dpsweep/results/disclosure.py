@@ -1,7 +1,7 @@
 """Limits on what is told of a search: every trial, or, of a private selection, the winner alone."""
 
 from dpsweep.config.sweep import ResolvedSweep
-from dpsweep.execution.changes import may_add_trials
+from dpsweep.execution.changes import describe_second_sweep, may_add_trials
 from dpsweep.results.tables import num_trials_and_repeats, run_words
 from dpsweep.search.trial_record import Record
 from dpsweep.store.study import Study
@@ -59,7 +59,7 @@ class Disclosure:
                 f"{name}: {ran} finished, {len(study.running())} to continue, "
                 f"{run_words(study.num_to_ask(), study.num_to_confirm(), explores=explores)} to run"
             )
-        more = f"launch its file anew: dpsweep launch FILE --name {name}-2 --from {name}"
+        more = f"launch its file as {describe_second_sweep(study.sweep)}"
         if may_add_trials(study.sweep):
             trials = study.sweep.config.budget.trials
             more = f"type: dpsweep resume {name} --trials {2 * trials}"

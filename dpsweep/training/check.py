@@ -59,18 +59,18 @@ def check_device(config: TrialConfig, source: Source) -> None:
 
 
 def _check_data(config: TrialConfig, source: Source) -> None:
-    """Read all images, once a node while the files stay as they are; features come later."""
+    """Read all examples, once a node while the files stay as they are; features come later."""
     images = config.data.without_features
 
     def check() -> None:
-        from dpsweep.data.read import load_dataset  # torch takes seconds to import
+        from dpsweep.data.read import load_dataset, refuse_training_rows  # torch takes seconds
 
-        load_dataset(images, config.seed)
+        refuse_training_rows(images, load_dataset(images, config.seed))
 
     with source.locating():
         config.data.refuse_missing()
         if images.is_kept:
-            key = f"data {images.model_dump_json()} {config.seed} {images.version}"
+            key = f"data and split {images.model_dump_json()} {config.seed} {images.version}"
             check_once(key, images.read_from, check)
         else:
             check()

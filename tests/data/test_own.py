@@ -9,7 +9,7 @@ from dpsweep.core.errors import ConfigError, PrivateRowError
 from dpsweep.core.own_code import import_function
 from dpsweep.data import validate_data
 from dpsweep.data.own import OwnData
-from dpsweep.data.read import fingerprint_images, load_dataset
+from dpsweep.data.read import fingerprint_images, load_dataset, refuse_training_rows
 from dpsweep.training.loop import train
 from dpsweep.training.trial_dir import TrialDir
 
@@ -119,8 +119,9 @@ def test_a_data_set_is_read_as_declared_and_nothing_of_it_is_kept(folder, tmp_pa
 
 
 def test_a_function_that_returns_its_training_examples_as_test_split_is_refused(folder):
-    with pytest.raises(ConfigError, match=r"data\.function: the test split is the first 40 of 40"):
-        load_dataset(validate_data(section(folder, "one_split", num_test=40)), 0)
+    config = validate_data(section(folder, "one_split", num_test=40))
+    with pytest.raises(PrivateRowError, match=r"data\.function: more than half of the test split"):
+        refuse_training_rows(config, load_dataset(config, 0))
 
 
 def test_named_inputs_have_their_kinds_and_several_targets(folder):

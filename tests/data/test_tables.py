@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from contextlib import nullcontext
 from textwrap import dedent
 
 import numpy as np
@@ -12,7 +13,7 @@ import yaml
 
 from dpsweep.config.source import parse_yaml, with_overrides
 from dpsweep.config.trial import load_trial
-from dpsweep.core.errors import ConfigError
+from dpsweep.core.errors import ConfigError, PrivateRowError
 from dpsweep.data import validate_data
 from dpsweep.data.read import fingerprint_images, load_dataset, load_shared_features
 from dpsweep.training.check import check_trial
@@ -234,26 +235,26 @@ def test_a_rows_inputs_depend_on_that_row_alone(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("rows", "message"),
+    ("places", "step", "refused"),
     [
-        (slice(None), r"data\.test_file: the test split is the first 80 of 80 training examples"),
-        (slice(40), "is the first 40 of 80"),
-        (slice(40, None), "is the last 40 of 80"),
-        (slice(20, 60), ""),
-        (slice(29), ""),  # so few may be equal by chance
+        (range(80), 1, True),
+        (range(79, -1, -2), 1, True),  # sorted otherwise, and a part
+        (range(60, 120), 1, False),  # a third
+        (range(30), 1, False),  # so few may be equal by chance
+        (range(80), 10, False),  # and where many are alike
     ],
 )
-def test_training_rows_as_test_split_are_refused(tmp_path, rows, message):
+def test_training_rows_as_test_split_are_refused(tmp_path, places, step, refused):
     """Reports would measure private rows without noise, and the statement call them public."""
-    every = [[i, 1.5 * i, "fm"[i % 2], i % 2, i % 11] for i in range(80)]
-    path, test = write(tmp_path / "a.csv", every), write(tmp_path / "b.csv", every[rows])
-    split = {"validation": "test_split", "num_train": 80, "num_test": len(every[rows])}
+    every = [[i, i // step, "f", i % 2, i % 11] for i in range(120)]
+    path = write(tmp_path / "a.csv", every[:80])
+    test = write(tmp_path / "b.csv", [every[i] for i in places])
+    split = {"validation": "test_split", "num_train": 80, "num_test": len(places)}
     data = section(path, test_file=str(test), holdout_fraction=None, **split)
-    if not message:
-        assert len(load_dataset(validate_data(data), 0).inputs) == 80
-        return
-    with pytest.raises(ConfigError, match=f"{message}.*validation: holdout"):
-        load_dataset(validate_data(data), 0)
+    source = parse_yaml(yaml.safe_dump({**trial(path), "data": data}), "x.yaml")
+    expected = pytest.raises(PrivateRowError, match=r"data\.test_file: more than half of the test")
+    with expected if refused else nullcontext():
+        check_trial(load_trial(source), source)
 
 
 def test_rows_are_read_once_a_node_and_again_when_the_file_changes(tmp_path):

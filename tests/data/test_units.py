@@ -218,6 +218,30 @@ def test_a_unit_moves_a_sum_by_one_clip_norm(tmp_path):
     assert sensitivity(tmp_path).holds
 
 
+TASKS = {
+    "weights": ({"name": "classification", "class_weights": [1e4, 1.0]}, 2),
+    "huber": ({"name": "regression", "range": [0, 1], "kind": "huber"}, None),
+    "labels": ({"name": "multi_label"}, None),
+}
+
+
+@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("method", ["dp_sgd", "disk", "bandmf"])
+def test_a_unit_of_any_task_moves_the_sum_over_its_data_by_one_clip_norm(tmp_path, name, method):
+    task, num_classes = TASKS[name]
+    tree = trial(section(tmp_path, task=task, num_classes=num_classes), dtype="float32")
+    bands = {"bands": 2} if method == "bandmf" else {}
+    config = TrialConfig.model_validate({**tree, "method": {"name": method, **bands}})
+    step = assemble_step(config, Secret.draw(), torch.device("cpu"))
+    progress, clip_norm = step.start(initial_params(step)), config.privacy.clip_norm
+    step(progress)  # so that a look-ahead has two points
+    whole = flat(step.sum_clipped(torch.arange(4), progress))
+    for gone in range(4):
+        rest = torch.tensor([unit for unit in range(4) if unit != gone])
+        moved = float((whole - flat(step.sum_clipped(rest, progress))).norm())
+        assert 0.5 * clip_norm < moved <= (1 + 1e-5) * clip_norm
+
+
 def test_rows_of_a_unit_that_are_clipped_one_by_one_are_caught(tmp_path, monkeypatch):
     """Planted fault."""
     whole = MicrobatchEngine.clipped_sum

@@ -258,9 +258,9 @@ def test_a_refused_number_of_trials_says_why_and_what_to_type(launched, case):
     with pytest.raises(StateError, match=r"budget\.trials cannot change") as told:
         check_changes(folder, stored(folder), changed, accepted=True)
     assert why in str(told.value)
-    assert "dpsweep launch FILE --name tiny-2 --from tiny. Or go on with what was" in str(
-        told.value
-    )
+    begins = "" if case == "selection" else " --from tiny"
+    assert "a sweep of its own, whose epsilon adds to this one's" in str(told.value)
+    assert f"dpsweep launch FILE --name tiny-2{begins}. Or go on" in str(told.value)
 
 
 def test_settings_extend_a_launched_sweep_as_its_file_would(launched, sweep_file):

@@ -6,6 +6,7 @@ from optuna.trial import TrialState
 
 from dpsweep.config.sweep import change_sweep, load_sweep
 from dpsweep.core.errors import ConfigError
+from dpsweep.execution.preflight import make_plan
 from dpsweep.results.export import origin_of
 from dpsweep.search.warm_start import collect_earlier_trials, make_history
 from dpsweep.store.statement import format_headline, sum_with_earlier
@@ -107,6 +108,11 @@ def test_the_first_figure_of_a_warm_started_search_counts_the_earlier_sweeps(
     assert format_headline(studies[1])[0] == "> 4.00"
     random = change_sweep(studies[2].sweep, ["sampler={name: random}"])  # it learns nothing
     assert format_headline(Study.open(f"sqlite:///{tmp_path}/third.db", random))[0] == "4.00"
+
+
+def test_a_plan_says_that_the_earlier_sweep_adds_to_its_figure(sweep_file):
+    words = make_plan(load(sweep_file, "learn_from=old"), 1).search_words
+    assert words.endswith("What sweep old spent adds to it.")
 
 
 def test_each_budget_learns_from_its_own(sweep_file, search):
