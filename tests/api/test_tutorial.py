@@ -20,9 +20,11 @@ def test_the_tutorial_can_be_followed_literally(tmp_path):
         if kind == "sh":
             for line in text.splitlines():
                 said[line] = shell(line, tmp_path)
-        else:
-            name = re.match(r"# (\S+)\n", text)[1]
-            (tmp_path / name).write_text(text)
+        elif named := re.match(r"# (\S+)\n", text):
+            (tmp_path / named[1]).write_text(text)
+        else:  # typed into Python
+            (tmp_path / "typed.py").write_text(text)
+            shell("python typed.py", tmp_path)
     pasted = yaml.safe_load((tmp_path / "photos.yaml").read_text())["data"]
     assert yaml.safe_load(said["dpsweep data photos"])["data"] == pasted
     assert "6 trials + 1 final run in" in said["dpsweep launch sweep.yaml"]
