@@ -83,13 +83,15 @@ def test_a_sweep_goes_through_scancel_and_its_time_limit_to_the_exported_config(
     exports = ["source .venv/bin/activate", *(line for line in block if line.startswith("export"))]
     sbatch, *later = [line for line in block if not line.startswith("export")]
 
+    # on an idle machine the sweep would have ended before its time limit
+    user(cluster, "sed -i 's/epochs: 30/epochs: 120/' configs/digits_shared.yaml")
     first = submitted(user(cluster, *exports, sbatch))
     wait_for(lambda: reports(cluster, "quickstart"), "a first report", 30 * MINUTES)
     user(cluster, f"scancel {first}")
     second = submitted(user(cluster, *exports, sbatch))  # at once
     wait_for(lambda: "[1/7]" in log(cluster, second), "the first trial's end", 30 * MINUTES)
     hours, minutes, _ = map(int, job(cluster, second)["RunTime"].split(":"))
-    limit = 60 * hours + minutes + 4  # the signal comes 2 to 3 minutes before
+    limit = 60 * hours + minutes + 3  # the signal comes 2 to 3 minutes before
     cluster["ctl"].run("scontrol", "update", f"JobId={second}", f"TimeLimit={limit}")
     wait_for(lambda: job(cluster, second)["Restarts"] == "1", "the time limit", 10 * MINUTES)
     assert "Stopped. Go on with:" in log(cluster, second)

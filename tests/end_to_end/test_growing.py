@@ -21,8 +21,7 @@ def test_a_driver_that_is_killed_leaves_the_statement_of_the_grown_plan_everywhe
     start_mlflow(port)
     uri, folder = f"http://127.0.0.1:{port}", tmp_path / ".dpsweep/sweeps/tiny"
     sweep_file.write_text(sweep_file.read_text().replace("trials: 2", "trials: 1"))
-    launched = dpsweep("launch", sweep_file, "--tracking-uri", uri)
-    assert "The search of 1 independent trials" in flat(launched)
+    dpsweep("launch", sweep_file, "--tracking-uri", uri)
     tags, _, _ = parent(uri)
     assert "The search of 1 independent trials" in tags["mlflow.note.content"]
 

@@ -18,16 +18,15 @@ def test_a_study_on_a_server_survives_its_driver_and_is_not_mixed_with_another(
     tmp_path, sweep_file, dpsweep, verb, postgres
 ):
     rows = tmp_path / ".dpsweep/sweeps/tiny/trials/0000/metrics.json"
-    driver = subprocess.Popen(
-        python(
-            *("dpsweep", "launch", sweep_file),
-            *("--set", "train.epochs=40", "--set", "train.evaluate_every=4"),
-        ),
-        cwd=tmp_path,
-        env={**os.environ, "DPSWEEP_STORAGE": postgres},
-        stdout=(tmp_path / "out").open("w"),
-        stderr=subprocess.STDOUT,
-    )
+    long = ("--set", "train.epochs=40", "--set", "train.evaluate_every=4")
+    with (tmp_path / "out").open("w") as out:
+        driver = subprocess.Popen(
+            python("dpsweep", "launch", sweep_file, *long),
+            cwd=tmp_path,
+            env={**os.environ, "DPSWEEP_STORAGE": postgres},
+            stdout=out,
+            stderr=subprocess.STDOUT,
+        )
     wait_for(
         lambda: rows.exists() and len(json.loads(rows.read_text())) >= 2, "a second report", driver
     )
