@@ -154,7 +154,8 @@ def check_target(path: Path, kind: str = "export", mark: str = _MARK) -> None:
         such = path / ("best.yaml" if kind == "export" else f"{kind}.html")
         raise StateError(f"-o {path}: is a folder. Name a file, such as -o {such}")
     if path.exists():
-        head = path.read_text(errors="replace")[: _HEAD_CHARS if kind == "report" else len(_MARK)]
+        with path.open(errors="replace") as file:  # a report has megabytes
+            head = file.read(_HEAD_CHARS if kind == "report" else len(_MARK))
         if mark not in head:
             raise StateError(
                 f"-o {path}: exists and is not one of our {kind}s; it is left alone. Name another "

@@ -11,7 +11,8 @@ from dpsweep.store.study import open_study
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 
-SETTINGS = ("budget.trials=6", "train.epochs=12", "resources.cpu=2")
+SETTINGS = ("budget.trials=6", "train.epochs=60", "resources.cpu=2")
+"""Trials that last, on an idle machine too, until the second node has joined."""
 
 
 def test_a_sweep_waits_for_its_first_node_and_uses_each_that_joins(

@@ -77,7 +77,8 @@ base:
   optimizer: {{lr: 1.0}}
   method: {{name: dp_sgd}}
 search:
-  model.arguments.fault: {{choice: [lost_once, lost, none]}}
+  # the first option is that of the trial that is checked beforehand
+  model.arguments.fault: {{choice: [none, lost_once, lost]}}
 start:
   - {{model.arguments.fault: lost_once}}
   - {{model.arguments.fault: lost}}
