@@ -34,7 +34,7 @@ class Cut:
     @torch.no_grad()
     def features(self, inputs: Inputs) -> Tensor:
         """Tensors that cross the cut, shape (B, *shape), for scaled inputs (B, ...)."""
-        with _record_inputs(self.entrance) as crossed:
+        with record_inputs(self.entrance) as crossed:
             apply_model(self.model, inputs)
         between: Tensor = crossed[0][0]
         return between
@@ -55,7 +55,7 @@ def find_cut(model: nn.Module, spec: InputSpec) -> Cut | None:
     like = next(model.parameters())
     rng = torch.Generator().manual_seed(derive_public_seed(0, "cut"))
     inputs = draw_inputs(spec, _TRIED, rng, like)
-    with _record_inputs(entrance) as crossed, torch.enable_grad():
+    with record_inputs(entrance) as crossed, torch.enable_grad():
         output = apply_model(model, inputs)
     if len(crossed) != 1 or len(crossed[0]) != 1 or not isinstance(crossed[0][0], Tensor):
         return None
@@ -93,7 +93,7 @@ def _is_trained(module: nn.Module) -> bool:
 
 
 @contextmanager
-def _record_inputs(layer: nn.Module) -> Iterator[list[tuple[Any, ...]]]:
+def record_inputs(layer: nn.Module) -> Iterator[list[tuple[Any, ...]]]:
     """Record the arguments of each call of the layer within this context."""
     calls: list[tuple[Any, ...]] = []
     hook = layer.register_forward_pre_hook(lambda _, given: calls.append(given))

@@ -39,6 +39,10 @@ class Lora(Strict):
     """Last parts of the names of linear layers, such as [query, value]. The layers of queries and
     values if missing."""
 
+    layers: int | None = Field(default=None, gt=0, exclude_if=is_unused)
+    """Number of the model's last layers that are adapted. What comes before them is computed once.
+    All if missing."""
+
 
 class BitFit(Strict):
     """All biases are trained, and the head."""
@@ -107,8 +111,8 @@ class HuggingFace(Model):
 
     @property
     def freezes(self) -> bool:
-        """True if only the head learns."""
-        return self.adapter.name == "head"
+        """True if layers are frozen."""
+        return self.adapter.name in ("head", "lora")
 
     @property
     def place(self) -> Path:

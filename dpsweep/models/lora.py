@@ -59,13 +59,22 @@ def find_linear(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield path, layer
 
 
-def add_lora(model: nn.Module, targets: Iterable[str], rank: int, alpha: float) -> None:
+def add_lora(
+    model: nn.Module, targets: Iterable[str], rank: int, alpha: float, last: int | None = None
+) -> None:
     """Put a `LoraLinear` in the place of each layer whose path ends in one of `targets`.
 
+    Args:
+        last: Number of the model's last blocks that are adapted; all if None.
+
     Raises:
-        InvalidKey: If a target matches no linear layer, or the rank exceeds a layer's sizes.
+        InvalidKey: If a target matches no linear layer, the rank exceeds a layer's sizes, or there
+            are fewer blocks than `last`.
     """
     layers = dict(find_linear(model))
+    if last is not None:
+        inside = tuple(f"{path}." for path in _list_blocks(model, last))
+        layers = {path: layer for path, layer in layers.items() if path.startswith(inside)}
     for target in targets:
         paths = [p for p in layers if p == target or p.endswith(f".{target}")]
         if not paths:
@@ -85,6 +94,17 @@ def add_lora(model: nn.Module, targets: Iterable[str], rank: int, alpha: float) 
                 )
             parent, _, name = path.rpartition(".")
             setattr(model.get_submodule(parent), name, LoraLinear(layers[path], rank, alpha))
+
+
+def _list_blocks(model: nn.Module, last: int) -> list[str]:
+    """Paths of the last blocks of a transformer: of its outermost list of modules."""
+    stacks = ((path, m) for path, m in model.named_modules() if isinstance(m, nn.ModuleList))
+    path, blocks = next(stacks, ("", nn.ModuleList()))
+    if last > len(blocks):
+        raise InvalidKey(
+            "adapter.layers", f"{last} exceeds the model's {len(blocks)} layers. Give fewer"
+        )
+    return [f"{path}.{i}" for i in range(len(blocks) - last, len(blocks))]
 
 
 def merge_lora(model: nn.Module) -> None:

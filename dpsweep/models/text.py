@@ -184,7 +184,8 @@ def train_only(model: TextModel, adapter: Any) -> None:
         trained = own_head
     freeze(model, trained, persistent=False)
     if adapter.name == "lora":
-        add_lora(model.body, adapter.targets or _find_targets(model), adapter.rank, adapter.alpha)
+        targets = adapter.targets or _find_targets(model)
+        add_lora(model.body, targets, adapter.rank, adapter.alpha, adapter.layers)
 
 
 def _find_targets(model: TextModel) -> tuple[str, ...]:

@@ -21,6 +21,8 @@ from dpsweep.data.text import GenerationData
 from dpsweep.models.frozen import Cut, find_cut
 from dpsweep.models.huggingface import HuggingFace
 from dpsweep.models.own import Own
+from dpsweep.models.text import TextModel
+from dpsweep.models.text_cut import find_text_cut
 from dpsweep.privacy.engine import BookkeepingEngine
 from dpsweep.privacy.engine.state_guard import StateGuard
 from dpsweep.training.step import Step
@@ -31,7 +33,7 @@ _CHUNK, _TRIMMED = 250, 50
 _LENGTHS = 8
 """Lengths are rounded up to multiples of it, where padding is cut off."""
 
-_MOST_BYTES = 2**31
+_MOST_BYTES = 2**32
 """Most bytes that are kept; above, the frozen part is computed at every step."""
 
 
@@ -43,7 +45,9 @@ def find_step_cut(step: Step) -> Cut | None:
         return None  # texts are written by the whole model
     if not suits or step.geometry.maps or not isinstance(first, BookkeepingEngine):
         return None
-    found = find_cut(step.engine.model, step.data.spec)
+    model, spec = step.engine.model, step.data.spec
+    adapted = find_text_cut(model, spec) if isinstance(model, TextModel) else None
+    found = adapted or find_cut(model, spec)
     num = config.data.num_examples + len(step.data.valid_targets)
     if found is None or num * math.prod(found.shape) * step.dtype.itemsize > _MOST_BYTES:
         return None
@@ -113,8 +117,12 @@ def trimmed_chunks(inputs: Inputs, data: Dataset) -> Iterator[tuple[slice | Tens
 
 
 def _fingerprint_frozen(found: Cut, config: TrialConfig) -> str:
-    """Hash the architecture and every frozen number."""
-    digest = hashlib.sha256(f"{config.model.model_dump_json()} {config.train.dtype}".encode())
+    """Hash the architecture and every frozen number; of an adapter, where it begins alone.
+
+    Trials with another rank, or another scale, then share what crosses.
+    """
+    model = config.model.model_dump_json(exclude={"adapter"})
+    digest = hashlib.sha256(f"{model} {found.shape} {config.train.dtype}".encode())
     for name, x in found.model.named_buffers():
         digest.update(f"{name} {tuple(x.shape)} {x.dtype}".encode())
         digest.update(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)

@@ -22,6 +22,8 @@ from dpsweep.models import MODELS, ModelConfig, build_model
 from dpsweep.models.frozen import find_cut
 from dpsweep.models.lora import LoraLinear, merge_lora
 from dpsweep.models.parts import saved_tensors
+from dpsweep.models.text import TextModel
+from dpsweep.models.text_cut import TextTail, find_text_cut
 from dpsweep.privacy.clip import Flat
 from dpsweep.privacy.engine import BookkeepingEngine, bookkeeping, make_engine
 from dpsweep.privacy.engine.gradient_check import find_wrong_gradients
@@ -235,7 +237,65 @@ def test_frozen_part_before_a_trained_head_is_cut_off(folders):
     assert cut is not None
     assert cut.shape == (16,)
     assert configured(folders["bert"], adapter={"name": "head"}).freezes
-    assert not configured(folders["bert"]).freezes
+    assert not configured(folders["bert"], adapter=ADAPTERS["full"]).freezes
+
+
+@pytest.mark.parametrize(
+    ("family", "spec"),
+    [*((family, SPEC) for family in CONFIGS), *((f, LANGUAGE) for f in ("gpt2", "llama"))],
+)
+def test_frozen_layers_before_the_adapted_ones_are_cut_off(folders, family, spec):
+    model = built(folders[family], spec, adapter={**ADAPTERS["lora"], "layers": 1}).double()
+    with torch.no_grad():
+        for p in model.parameters():
+            p += 0.05 * torch.randn_like(p)
+    cut = find_text_cut(model, spec.fields)
+    assert cut is not None
+    assert cut.shape == (LENGTH, 17)
+    assert [k for k, _ in cut.tail.named_parameters()] == [k for k, _ in model.named_parameters()]
+    inputs = tokens()
+    crossing = cut.features(inputs)
+    mask = inputs["attention_mask"].bool()
+    whole, tail = model(**inputs), cut.tail(crossing)
+    if spec is LANGUAGE:
+        whole, tail = whole[mask], tail[mask]
+    torch.testing.assert_close(tail, whole)
+    shorter = {k: x[1:2, :1] for k, x in inputs.items()}  # without the padding
+    torch.testing.assert_close(cut.features(shorter), crossing[1:2])
+    language = spec is LANGUAGE
+    loss = token_loss if language else cross_entropy
+    how = {"draw_targets": draw_token_targets} if language else {}
+    engine = make_engine(cut.tail, loss, IDENTITY, 4, cut.shape, **how)
+    assert isinstance(engine, BookkeepingEngine)
+    targets = draw_token_targets(4, spec.outputs) if language else torch.arange(4) % CLASSES
+    params = {k: p.detach() for k, p in model.named_parameters()}
+    ours = engine.clipped_sum([params], [1.0], crossing, targets, Flat(0.1))
+    expected = autograd_sum(cut.tail, {"crossing_BTE": crossing}, targets, loss, 0.1)
+    for key, total in expected.items():
+        torch.testing.assert_close(ours[key], total, rtol=1e-6, atol=1e-9)
+
+
+def test_no_cut_where_the_first_layer_learns(folders):
+    for adapter in (ADAPTERS["lora"], {**ADAPTERS["lora"], "layers": 2}, ADAPTERS["bitfit"]):
+        assert find_text_cut(built(folders["bert"], adapter=adapter), SPEC.fields) is None
+
+
+def test_cut_that_would_compute_something_else_is_not_made(folders, monkeypatch):
+    """Planted: a tail that forgets the mask, and a model whose tokens pass the layers by."""
+    model = built(folders["bert"], adapter={**ADAPTERS["lora"], "layers": 1})
+    assert find_text_cut(model, SPEC.fields) is not None
+    whole, tail = TextModel.forward, TextTail.forward
+
+    def forget_mask(self, crossing_BTE):
+        return tail(self, torch.cat([crossing_BTE[:, :, :-1], crossing_BTE[:, :, :1] * 0 + 1], -1))
+
+    def pass_by(self, input_ids, attention_mask=None):
+        return whole(self, input_ids, attention_mask) + input_ids[:, :1]
+
+    for kind, forward in ((TextTail, forget_mask), (TextModel, pass_by)):
+        with monkeypatch.context() as at:
+            at.setattr(kind, "forward", forward)
+            assert find_text_cut(model, SPEC.fields) is None
 
 
 def test_padding_is_cut_off_by_each_examples_own_length(folders):
@@ -271,6 +331,8 @@ REFUSED = {
                        r"'qury' is no linear layer .* query"),
     "rank": ("bert", SPEC, {"adapter": {"name": "lora", "rank": 17}},
              r"17 exceeds the layer body\S*|17 exceeds .* 16 x 16\. Give at most 16"),
+    "layers": ("bert", SPEC, {"adapter": {"name": "lora", "layers": 3}},
+               "3 exceeds the model's 2 layers"),
     "no biases": ("llama", SPEC, {"adapter": {"name": "bitfit"}}, "this model has none"),
     "tied head": ("gpt2", LANGUAGE, {"adapter": {"name": "head"}}, "shares its weights"),
     "no causal model": ("bert", LANGUAGE, {}, "lacks .* of the model's weights"),

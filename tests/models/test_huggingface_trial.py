@@ -11,6 +11,7 @@ from dpsweep.config.trial import TrialConfig
 from dpsweep.data.read import load_dataset
 from dpsweep.models import build_model
 from dpsweep.results.formats.huggingface import load_trained, write_huggingface
+from dpsweep.training.frozen import find_step_cut
 from dpsweep.training.loop import train
 from dpsweep.training.trial_dir import TrialDir
 
@@ -19,7 +20,7 @@ pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 
 WORDS = ["[PAD]", "[UNK]", "[END]", "bad", "good", "film", "a", "very"]
 FILMS = ["a good film", "bad", "very very good", "a bad film", "good", "a very bad film"]
-SIZES = {"vocab_size": 8, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+SIZES = {"vocab_size": 8, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 
 
 @pytest.fixture
@@ -105,16 +106,29 @@ def test_classifier_learns_and_its_export_classifies_alike(place, monkeypatch, a
     assert right == pytest.approx(result.rows[-1]["valid/accuracy"], abs=0.01)
 
 
-def test_head_on_features_that_are_computed_once_has_the_weights_of_one_that_is_not(
-    place, monkeypatch
+@pytest.mark.parametrize("adapter", [{"name": "head"}, {"name": "lora", "layers": 1}], ids=str)
+def test_what_is_computed_once_gives_the_weights_of_what_is_computed_each_time(
+    place, monkeypatch, adapter
 ):
-    config = classify(place, {"name": "head"})
+    config = classify(place, adapter)
+    cut = []
+    monkeypatch.setattr(
+        "dpsweep.training.assemble.find_step_cut",
+        lambda step: cut.append(find_step_cut(step)) or cut[-1],
+    )
     _, once = run(config, place, "once")
+    assert cut[0] is not None
     monkeypatch.setattr("dpsweep.training.assemble.find_step_cut", lambda step: None)
     _, each = run(config, place, "each")
     ours, theirs = (torch.load(x.weights, weights_only=True) for x in (once, each))
     for name in theirs:
         torch.testing.assert_close(ours[name], theirs[name], rtol=1e-3, atol=1e-4)
+
+
+def test_ranks_share_the_frozen_layers_that_are_computed_once(place):
+    for rank in (2, 3):
+        run(classify(place, {"name": "lora", "layers": 1, "rank": rank}), place, f"rank-{rank}")
+    assert len(list((place / "cache").glob("made-*.pt"))) == 1
 
 
 def test_language_model_learns_what_follows(place):
