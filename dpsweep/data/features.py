@@ -71,6 +71,12 @@ class Scattering(Features):
     81 do well (Tramer and Boneh 2021, section 3). A model's own group norm does the same in every
     step. None if missing."""
 
+    whiten: float | None = Field(default=None, gt=0, le=100, exclude_if=is_unused)
+    """Decorrelates the channels and brings them to one scale, as they are on images of 1/f noise,
+    which stand for natural ones: no image of the data has a part in it. Directions of less variance
+    than this share of the mean are amplified less; 0.1 does well. After `groups`. None if
+    missing."""
+
     @property
     def paths(self) -> int:
         """Features of one channel at one place: 1 + J L + L^2 J (J - 1) / 2.

@@ -331,7 +331,8 @@ def _feature_function(config: ImageData) -> Callable[[Tensor, Callable[[int], No
     if isinstance(features, Scattering):
         from dpsweep.data.scattering import compute_scattering  # kymatio takes a second to import
 
-        return partial(compute_scattering, numbers=numbers, config=features)
+        brightest = config.stored.brightest
+        return partial(compute_scattering, numbers=numbers, config=features, brightest=brightest)
     assert features is not None
     from dpsweep.data.backbone import compute_embedding  # its network is read and folded
 

@@ -18,6 +18,7 @@ from dpsweep.data.datasets import ImageData
 from dpsweep.data.features import Scattering
 from dpsweep.data.read import fingerprint_images, load_dataset
 from dpsweep.data.scattering import compute_scattering as compute_and_report
+from dpsweep.data.scattering import draw_noise_images
 from dpsweep.training.assemble import assemble_step, check_fit, initial_params
 from dpsweep.training.evaluate import evaluate
 
@@ -107,6 +108,37 @@ def test_groups_of_channels_are_brought_to_one_scale_within_each_image():
     grouped = made.unflatten(1, (27, 3)).flatten(2)
     torch.testing.assert_close(grouped.mean(2), torch.zeros(20, 27), rtol=0, atol=1e-3)
     assert torch.equal(compute_scattering(some[:3], unit, Scattering(groups=27)).float(), made[:3])
+
+
+@pytest.mark.parametrize("groups", [None, 27])
+def test_noise_images_become_white_and_an_image_stays_its_own_affair(groups):
+    """Of each direction's variance v there is left v / (v + 0.1 of the mean)."""
+    noise = (draw_noise_images(1000, (1, 16, 16)) * 255).to(torch.uint8)
+    config = Scattering(groups=groups, whiten=0.1)
+    plain, made = (
+        compute_scattering(noise, unit, each).double().transpose(0, 1).flatten(1)
+        for each in (Scattering(groups=groups), config)
+    )
+    assert made.mean(1).abs().max() < 0.02
+    before, after = (torch.linalg.eigvalsh(torch.cov(x)) for x in (plain, made))
+    torch.testing.assert_close(after, before / (before + 0.1 * before.mean()), rtol=0.02, atol=1e-3)
+    some = images(301)
+    whole = compute_scattering(some, unit, config)
+    few = torch.cat([some[:3], some[4:9]])
+    assert torch.equal(compute_scattering(few, unit, config), torch.cat([whole[:3], whole[4:9]]))
+
+
+def test_noise_images_have_falling_spectra_and_the_same_numbers_each_time():
+    made = draw_noise_images(50, (3, 32, 32))
+    assert torch.equal(made, draw_noise_images(50, (3, 32, 32)))
+    assert 0 <= made.min() < made.max() <= 1
+    power = torch.fft.fft2(made - made.mean((2, 3), keepdim=True)).abs().pow(2).mean((0, 1))
+    assert power[0, 1] > 2 * power[0, 2] > 8 * power[0, 8]
+    red, green = made[:, 0].flatten(1), made[:, 1].flatten(1)
+    alike = [
+        float(torch.corrcoef(torch.stack(pair))[0, 1]) for pair in zip(red, green, strict=True)
+    ]
+    assert 0.8 < sum(alike) / len(alike) < 0.99
 
 
 @pytest.mark.parametrize("flags", [[], ["-O"]], ids=["asserts", "no asserts"])
