@@ -13,6 +13,7 @@ WIDTH, HEIGHT, LEFT, BOTTOM = 640, 360, 60, 50
 EPSILONS, LOW, HIGH = (1, 2, 3, 4, 8), 60, 92
 OURS = {1: 88.1, 2: 88.8, 4: 89.3}
 WHOLE_SEARCH = {1: 87.9, 2: 88.5, 4: 89.2}
+NO_PUBLIC_DATA = {3: 72.6, 4: 73.5}
 NOT_PRIVATE = 89.4
 PUBLISHED = {
     "DP-RandP, no public data": (1, 72.3),
@@ -44,11 +45,15 @@ def draw() -> str:
         x, y = place(0.8, accuracy)
         parts.append(f'<path d="M{x} {y}H{WIDTH - 20}" stroke="#ddd"/>')
         parts.append(text(x - 8, y + 4, f"{accuracy}", "end"))
-    points = [place(*point) for point in OURS.items()]
-    line = " L".join(f"{x} {y}" for x, y in points)
-    parts.append(f'<path d="M{line}" fill="none" stroke="#0b7285" stroke-width="2"/>')
-    parts += [f'<circle cx="{x}" cy="{y}" r="4" fill="#0b7285"/>' for x, y in points]
-    parts.append(text(points[0][0], points[0][1] - 10, "ours: EfficientNet-Lite0 features, linear"))
+    for series, words in (
+        (OURS, "ours: EfficientNet-Lite0 features, linear"),
+        (NO_PUBLIC_DATA, "ours: two fixed layers, linear, no public data"),
+    ):
+        points = [place(*point) for point in series.items()]
+        line = " L".join(f"{x} {y}" for x, y in points)
+        parts.append(f'<path d="M{line}" fill="none" stroke="#0b7285" stroke-width="2"/>')
+        parts += [f'<circle cx="{x}" cy="{y}" r="4" fill="#0b7285"/>' for x, y in points]
+        parts.append(text(points[0][0], min(y for _, y in points) - 10, words))
     for point in WHOLE_SEARCH.items():
         x, y = place(*point)
         parts.append(f'<circle cx="{x}" cy="{y}" r="4" fill="#d9480f"/>')

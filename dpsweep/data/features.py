@@ -44,6 +44,24 @@ class Features(Strict):
                 )
 
 
+class Patches(Strict):
+    """A second layer: answers of random filters, rectified, averaged over places and whitened.
+
+    Each filter is a patch of the whitened features of a noise image, so none is learned from the
+    data. Random patches do nearly as well as learned filters (Coates and Ng 2011, The importance of
+    encoding versus training with sparse coding and vector quantization).
+    """
+
+    num: int = Field(default=2000, gt=0, le=10_000)
+    """Filters, and features at each place that is left. Time and memory grow with them."""
+
+    size: int = Field(default=3, ge=2, le=16)
+    """Places on each side of a patch; a place is 2^depth pixels wide."""
+
+    pool: int = Field(default=2, gt=0, le=16)
+    """Places on each side that are left after averaging."""
+
+
 class Scattering(Features):
     """Wavelet scattering (Bruna and Mallat 2013, arXiv:1203.1513), of orders 0, 1 and 2.
 
@@ -71,11 +89,19 @@ class Scattering(Features):
     81 do well (Tramer and Boneh 2021, section 3). A model's own group norm does the same in every
     step. None if missing."""
 
-    whiten: float | None = Field(default=None, gt=0, le=100, exclude_if=is_unused)
+    colors: Literal["rgb", "opponent"] = Field(default="rgb", exclude_if=lambda x: x == "rgb")
+    """opponent for brightness, red against blue, and green against both, in the place of red, green
+    and blue: an orthogonal map of each pixel's colour. Moduli of red, green and blue are nearly the
+    same three times."""
+
+    whiten: float | None = Field(default=None, ge=1e-4, le=100, exclude_if=is_unused)
     """Decorrelates the channels and brings them to one scale, as they are on images of 1/f noise,
     which stand for natural ones: no image of the data has a part in it. Directions of less variance
-    than this share of the mean are amplified less; 0.1 does well. After `groups`. None if
+    than this share of the mean are amplified less; 0.03 to 0.3 do well. After `groups`. None if
     missing."""
+
+    patches: Patches | None = Field(default=None, exclude_if=is_unused)
+    """Makes a second layer of the whitened features. None if missing."""
 
     @property
     def paths(self) -> int:
@@ -101,7 +127,38 @@ class Scattering(Features):
                 f"{self.depth} averages over {2**self.depth} x {2**self.depth} pixels, and images "
                 f"are {height} x {width}. Give less",
             )
-        return channels * self.paths, height // 2**self.depth, width // 2**self.depth
+        if self.colors == "opponent" and channels != 3:
+            raise InvalidKey(
+                "colors",
+                f"opponent colours are made of three channels, and images have {channels}. "
+                f"Leave colors out",
+            )
+        height, width = height // 2**self.depth, width // 2**self.depth
+        if self.groups == channels * self.paths and height * width == 1:
+            raise InvalidKey(
+                "groups", f"{self.groups} groups have one value each, which becomes 0. Give fewer"
+            )
+        if self.patches is None:
+            return channels * self.paths, height, width
+        return self.patches.num, *self._pooled(self.patches, height, width)
+
+    def _pooled(self, patches: Patches, height: int, width: int) -> tuple[int, int]:
+        if self.whiten is None:
+            raise InvalidKey("patches", "patches are those of whitened features. Give whiten: 0.03")
+        if patches.size > min(height, width):
+            raise InvalidKey(
+                "patches.size",
+                f"{patches.size} is more than the {height} x {width} places that features have. "
+                f"Give less, or a smaller depth",
+            )
+        places = min(height, width) - patches.size + 1
+        if patches.pool > places:
+            raise InvalidKey(
+                "patches.pool",
+                f"{patches.pool} is more than the {places} places on a side that patches of size "
+                f"{patches.size} have. Give at most {places}",
+            )
+        return patches.pool, patches.pool
 
 
 class EfficientNetLite0(Features):

@@ -8,17 +8,17 @@ from tempfile import TemporaryDirectory
 import pytest
 import torch
 from pydantic import ValidationError
-from torch.nn.functional import group_norm
+from torch.nn.functional import adaptive_avg_pool2d, group_norm
 
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, InvalidKey
 from dpsweep.core.seeds import Secret
-from dpsweep.data import features
+from dpsweep.data import features, scattering
 from dpsweep.data.datasets import ImageData
-from dpsweep.data.features import Scattering
+from dpsweep.data.features import Patches, Scattering
 from dpsweep.data.read import fingerprint_images, load_dataset
+from dpsweep.data.scattering import Filters, Whitening, draw_noise_images
 from dpsweep.data.scattering import compute_scattering as compute_and_report
-from dpsweep.data.scattering import draw_noise_images
 from dpsweep.training.assemble import assemble_step, check_fit, initial_params
 from dpsweep.training.evaluate import evaluate
 
@@ -52,6 +52,13 @@ def cache(tmp_path, monkeypatch):
     load_dataset.cache_clear()
     yield tmp_path / "cache"
     load_dataset.cache_clear()
+
+
+@pytest.fixture
+def noise(monkeypatch):
+    """Fewer grey noise images than else are drawn, as bytes."""
+    monkeypatch.setattr(scattering, "_NOISE_IMAGES", 300)
+    return (draw_noise_images(300, (1, 16, 16)) * 255).to(torch.uint8)
 
 
 def compute_scattering(some, numbers, config, advance=lambda count: None):
@@ -111,9 +118,8 @@ def test_groups_of_channels_are_brought_to_one_scale_within_each_image():
 
 
 @pytest.mark.parametrize("groups", [None, 27])
-def test_noise_images_become_white_and_an_image_stays_its_own_affair(groups):
+def test_noise_images_become_white_and_an_image_stays_its_own_affair(groups, noise):
     """Of each direction's variance v there is left v / (v + 0.1 of the mean)."""
-    noise = (draw_noise_images(1000, (1, 16, 16)) * 255).to(torch.uint8)
     config = Scattering(groups=groups, whiten=0.1)
     plain, made = (
         compute_scattering(noise, unit, each).double().transpose(0, 1).flatten(1)
@@ -126,6 +132,101 @@ def test_noise_images_become_white_and_an_image_stays_its_own_affair(groups):
     whole = compute_scattering(some, unit, config)
     few = torch.cat([some[:3], some[4:9]])
     assert torch.equal(compute_scattering(few, unit, config), torch.cat([whole[:3], whole[4:9]]))
+
+
+@pytest.fixture(scope="module")
+def patched():
+    return Scattering(whiten=0.03, patches={"num": 20, "size": 2, "pool": 2})
+
+
+def test_patches_are_rectified_answers_of_filters_and_white_on_noise_images(patched, noise):
+    """Against unfolded patches in float64; the whitening after them is a linear map."""
+    some = images(30)
+    whitened = compute_scattering(some, unit, Scattering(whiten=0.03))
+    layer = Filters.draw(whitened.float(), patched.patches)
+    patches = whitened.double().unfold(2, 2, 1).unfold(3, 2, 1)  # (30, 81, 3, 3, 2, 2)
+    answers = torch.einsum("bchwij,kcij->bkhw", patches, layer.filters_KCSS.double())
+    sizes = patches.square().mean((1, 4, 5)).sqrt()
+    expected = adaptive_avg_pool2d((answers / (sizes[:, None] + 0.3)).relu(), 2)
+    torch.testing.assert_close(
+        layer.apply(whitened.float()).double(), expected, rtol=1e-4, atol=1e-5
+    )
+    norms = layer.filters_KCSS.flatten(1).norm(dim=1)
+    torch.testing.assert_close(norms, torch.ones(20))
+
+    made = compute_scattering(noise, unit, patched).double()
+    assert made.shape == (300, *patched.shape((1, 16, 16))) == (300, 20, 2, 2)
+    features = made.transpose(0, 1).flatten(1)
+    assert features.mean(1).abs().max() < 0.02
+    assert torch.linalg.eigvalsh(torch.cov(features)).max() == pytest.approx(1, abs=0.05)
+
+
+@pytest.mark.usefixtures("noise")
+def test_patches_of_an_image_do_not_depend_on_its_place_or_its_companions(patched):
+    some = images(301)
+    whole = compute_scattering(some, unit, patched)
+    few = torch.cat([some[:3], some[4:9]])
+    assert torch.equal(compute_scattering(few, unit, patched), torch.cat([whole[:3], whole[4:9]]))
+    assert torch.equal(compute_scattering(some[:1], unit, patched), whole[:1])
+    without_one = compute_scattering(torch.cat([some[:3], some[4:]]), unit, patched)
+    assert torch.equal(without_one, torch.cat([whole[:3], whole[4:]]))
+
+
+@pytest.mark.parametrize("channels", [27, 243])
+@pytest.mark.parametrize("places", [1, 2, 3, 4, 5, 8])
+def test_each_layer_gives_an_image_the_same_bits_in_any_company(places, channels):
+    """In float32: half precision would hide most differences."""
+    rng = torch.Generator().manual_seed(0)
+    some = torch.randn(52, channels, places, places, generator=rng)
+    layers = [Whitening.of(some, 0.1)]
+    if places > 1:
+        layers.append(Filters.draw(some, Patches(num=50, size=2, pool=1)))
+    for layer in layers:
+        whole = layer.apply(some)
+        without_one = layer.apply(torch.cat([some[:3], some[4:]]))
+        assert torch.equal(without_one, torch.cat([whole[:3], whole[4:]]))
+        assert torch.equal(layer.apply(some[:1]), whole[:1])
+
+
+def test_keys_that_are_not_used_leave_a_config_its_identity():
+    written = Scattering().model_dump()
+    assert written == {"name": "scattering", "depth": 2, "rotations": 8}
+
+
+def test_opponent_colors_are_scattered_in_the_place_of_red_green_and_blue():
+    some = images(5, channels=3)
+    to_opponent = torch.tensor([[1.0, 1, 1], [1, 0, -1], [1, -2, 1]])
+    to_opponent /= to_opponent.norm(dim=1, keepdim=True)
+    made = compute_scattering(some, unit, Scattering(colors="opponent"))
+    expected = compute_scattering(
+        some, lambda x: torch.einsum("ij,bjhw->bihw", to_opponent, unit(x)), Scattering()
+    )
+    torch.testing.assert_close(made, expected, rtol=2e-3, atol=1e-4)
+    grey = compute_scattering(images(5).expand(-1, 3, -1, -1), unit, Scattering(colors="opponent"))
+    assert grey[:, :81].abs().max() > 0.1
+    assert grey[:, 81:].abs().max() < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("keys", "key", "message"),
+    [
+        ({"colors": "opponent"}, "colors", "made of three channels, and images have 1"),
+        ({"patches": {}}, "patches", "patches are those of whitened features. Give whiten: 0.03"),
+        (
+            {"whiten": 0.03, "patches": {"size": 8}},
+            "patches.size",
+            "8 is more than the 7 x 7 places",
+        ),
+        ({"whiten": 0.03, "patches": {"pool": 6}}, "patches.pool", "6 is more than the 5 places"),
+        ({"depth": 4, "groups": 417}, "groups", "417 groups have one value each, which becomes 0"),
+    ],
+)
+def test_layers_that_do_not_fit_the_images_are_refused(keys, key, message):
+    with pytest.raises(InvalidKey, match=message) as caught:
+        Scattering.model_validate(keys).shape((1, 28, 28))
+    assert caught.value.key == key
+    with pytest.raises(ValidationError, match=message):
+        ImageData.model_validate({"name": "mnist", "features": {"name": "scattering", **keys}})
 
 
 def test_noise_images_have_falling_spectra_and_the_same_numbers_each_time():
