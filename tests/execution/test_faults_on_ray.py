@@ -107,7 +107,7 @@ def test_a_process_that_lost_its_gpu_ends_and_costs_no_trial_after_it(tmp_path, 
     assert "died again and again; the last time: CUDA error: an illegal memory" in always.reason
     assert "in faulty_net.py:" in always.reason
     assert well.state == "complete"
-    assert len(processes["none"]) == 1
+    assert len(processes["none"]) == 2, "the check beforehand, and the trial"
     assert not processes["none"] & processes["lost"]
     assert all(record.charged for record in (once, always, well))
     private = (tmp_path / ".dpsweep/sweeps/lost/trials/0001/error.txt").read_text()
