@@ -6,7 +6,8 @@ again on another node, with the batches and the noise that it would have had. So
 on costs no privacy, even if the directory were read too early.
 
 A failure counts against its node until a trial reports from there, or until the same trial fails
-on a second node: then trial or sweep are at fault. With two failures the node is avoided.
+on a second node: then trial or sweep are at fault. With two failures the node is avoided, as long
+as there is another one.
 """
 
 from collections.abc import Callable, Mapping
@@ -41,16 +42,23 @@ class NodeFailures:
                 failed.discard(number)
             return False
         self._failed.setdefault(node, set()).add(number)
-        return bool(set(self.list_nodes()) - self.list_avoided(number))
+        return not tried >= set(self.list_nodes()) - self._list_bad()
 
     def note_report(self, node: str) -> None:
         """Note that a trial reported from a node: what failed there before is no fault of it."""
         self._failed.pop(node, None)
 
     def list_avoided(self, number: int | None = None) -> frozenset[str]:
-        """Nodes that trials avoid, and those on which trial `number` failed."""
-        bad = {node for node, failed in self._failed.items() if len(failed) >= MAX_FAILURES}
-        return frozenset(bad | self._tried.get(number, set()) if number is not None else bad)
+        """Nodes that trials avoid, and those on which trial `number` failed.
+
+        None if no other node is there: the sweep would wait for one for ever.
+        """
+        nodes = set(self.list_nodes())
+        avoided = self._list_bad() | self._tried.get(-1 if number is None else number, set())
+        return frozenset(avoided) if nodes - avoided else frozenset()
+
+    def _list_bad(self) -> set[str]:
+        return {node for node, failed in self._failed.items() if len(failed) >= MAX_FAILURES}
 
     def describe(self, node: str) -> str:
         """The node's host and the first letters of its id."""

@@ -873,6 +873,26 @@ def test_a_sweep_whose_only_node_fails_stops_and_loses_no_trial(world, reported)
     assert not [r for r in here.study.records() if r.state == "failed"]
 
 
+@pytest.mark.parametrize("nodes", [["n1"], ["n1", "n2"]])
+def test_the_last_node_is_not_avoided_whatever_failed_there(world, nodes):
+    """Or no trial would be placed any more, and the sweep wait for a node for ever."""
+    here = world("budget.trials=9")
+    lease, make = here.drive(nodes={node: node for node in nodes})
+    with lease as held:
+        driver = make(held)
+        begun = [(f"{node}-{i}", node) for node in nodes for i in range(2)]
+        for trial_id, node in begun:
+            begin_on(here, driver, trial_id, node)
+        for trial_id, _ in begun:
+            driver.end_trial(trial_id, {"end": "failed", "reason": f"{trial_id} has its own"})
+        assert not driver.avoided_nodes()
+        number = begin_on(here, driver, "on", nodes[-1], stepped=True)
+        assert not driver.avoided_nodes("on")
+        work(driver, "on")
+        assert not driver.stopping
+    assert here.study.record(number).state == "complete"
+
+
 def test_a_trial_that_fails_again_after_a_resume_has_failed(world):
     """So that a sweep in which some configs cannot work gets on."""
     here = world("budget.trials=2")
