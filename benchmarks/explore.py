@@ -145,7 +145,7 @@ def main() -> None:
         return
     num_sweeps = options.sweeps
     ways: dict[str, Callable[[np.random.Generator], float]] = {
-        f"equal shares, {n} trials": partial(equal_shares, num=n) for n in (1, 3, 8, 16)
+        f"equal shares, {n} trials": partial(equal_shares, num=n) for n in (1, 2, 3, 8, 16)
     }
     ways |= {
         f"private selection, {n} on average": partial(select_privately, mean=n) for n in (3, 8, 16)
@@ -155,7 +155,7 @@ def main() -> None:
             explore, num=n, share=share, rule=rule
         )
         for n, share, rule in (
-            *((n, s, "scaled") for n in (4, 8, 16) for s in (0.05, 0.1)),
+            *((n, s, "scaled") for n in (2, 3, 4, 8, 16) for s in (0.05, 0.1)),
             *((n, 0.05, rule) for n in (8, 16) for rule in ("unscaled", "extrapolated")),
         )
     }

@@ -1,20 +1,23 @@
 """Regret of a search: the real proposer and chooser on tables of training runs.
 
-    python benchmarks/search/regret.py [TABLE ...] [--sweeps N] [--trials T] [--way NAME ...]
+    python benchmarks/search/regret.py [TABLE ...] [--sweeps N] [--trials T] [--way W] [--batch B]
 
 Regret is the best accuracy that the table holds less the true one of the config that is chosen, in
 points. The true accuracy of a config is interpolated between the table's, smoothed by a Gaussian
 process; a trial's is that plus the deviation of a run of the nearest config from its mean. Each
 sweep has a seed of its own. Ways to search:
 
+    default   none: the first trial of a default space
     narrow    search: {method: default}, space: narrow: the total step alone
     full      search: {method: default}: total step, clip norm, and the method's own keys
+    observed  the same, and the best result is chosen (choose: observed)
     plain     our sampler on learning rate, clip norm and batch size, as users write them
     random    Optuna's RandomSampler on the same
     tpe, gp   Optuna's TPESampler and GPSampler on the same, as users call them
 
-The first three choose by `choose: posterior` as sweeps do (with few trials, the first two by the
-default), the others the best trial.
+narrow, full and plain choose by `choose: posterior` as sweeps do (with few trials, the first two by
+the default), the others the best trial. Batch sizes are searched by plain, random, tpe and gp; the
+others have B, or the one of the table's base config or, without one, its smallest.
 """
 
 import argparse
@@ -55,9 +58,11 @@ class World:
 
     Attributes:
         table: Its runs.
+        batch_size: Of runs whose batch size is not searched; None for the table's own.
     """
 
     table: Table
+    batch_size: int | None = None
 
     @cached_property
     def _places(self) -> list[Values]:
@@ -124,6 +129,8 @@ class World:
 def make_sweep(world: World, search: Tree, seed: int, trials: int, **more: Any) -> ResolvedSweep:
     """A sweep over the table's base config."""
     base = world.table.spec.base
+    if world.batch_size:
+        base = with_value(base, ("train", "batch_size"), world.batch_size)
     for key, values in world.table.spec.axes.items():
         if key != STEP and len(values) > 1 and key not in search:  # a table's own middle
             base = with_value(base, tuple(key.split(".")), base_value(base, key, values))
@@ -211,15 +218,22 @@ def search_optuna(
     return found
 
 
-WAYS = ("narrow", "full", "plain", "random", "tpe", "gp")
+WAYS = ("default", "narrow", "full", "observed", "plain", "random", "tpe", "gp")
 
 
 def regrets(world: World, way: str, sweeps: int, trials: int) -> NDArray[np.float64]:
     """Regret in points, shape (sweeps, counts up to `trials`)."""
-    found = []
+    default, found = {"method": "default"}, []
+    if way == "default":
+        sweep = make_sweep(world, default, 0, 1)
+        first = propose(sweep, optuna.create_study(direction="maximize"))
+        lost = world.best - world.truth(first.config)
+        return np.full((1, sum(n <= trials for n in COUNTS)), lost)
     for seed in range(sweeps):
-        if way in ("narrow", "full"):
-            sweep = make_sweep(world, {"method": "default"}, seed, trials, space=way)
+        if way in ("narrow", "full", "observed"):
+            space = "narrow" if way == "narrow" else "full"
+            choice = "observed" if way == "observed" else "posterior"
+            sweep = make_sweep(world, default, seed, trials, space=space, choose=choice)
             found.append(search_ours(world, sweep, trials, seed))
             continue
         sweep = make_sweep(world, plain_space(world), seed, trials)
@@ -243,6 +257,7 @@ if __name__ == "__main__":
     parser.add_argument("--sweeps", type=int, default=100, help="searches of each kind")
     parser.add_argument("--trials", type=int, default=32, help="the longest")
     parser.add_argument("--way", action="append", choices=WAYS, help="ways to search; all")
+    parser.add_argument("--batch", type=int, help="batch size of what does not search it")
     given = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     counts = [n for n in COUNTS if n <= given.trials]
@@ -253,7 +268,7 @@ if __name__ == "__main__":
         + "---|" * len(counts)
     )
     for name in given.tables:
-        world = World(read_table(name))
+        world = World(read_table(name), given.batch)
         for way in given.way or WAYS:
             found = regrets(world, way, given.sweeps, given.trials)
             cells = [

@@ -24,6 +24,7 @@ from dpsweep.config.keys import (
     SCOPE,
     TOTAL_STEP,
 )
+from dpsweep.config.privacy import GOOD_CLIP_NORM
 from dpsweep.config.source import Source, Tree, dump_yaml, format_yaml_value, read_yaml
 from dpsweep.config.space.defaults import default_space_around
 from dpsweep.config.trial import TrialConfig, load_trial
@@ -209,7 +210,7 @@ def _base_tree(section: Mapping[str, Any], method: str, data: DataConfig) -> Tre
     tree: Tree = {
         "data": dict(section),
         "model": _model_section(method, data),
-        "privacy": {"epsilon": 4, "scope": "sweep", "delta": "auto", "clip_norm": 0.3},
+        "privacy": {"epsilon": 4, "scope": "sweep", "delta": "auto", "clip_norm": GOOD_CLIP_NORM},
         "train": {
             "batch_size": batch_size(data.num_examples),
             "epochs": 30 if few else 10,

@@ -31,6 +31,11 @@ def _is_default(noise: NoiseConfig) -> bool:
     return noise == NoiseConfig()
 
 
+GOOD_CLIP_NORM = 0.3
+"""A clip norm that does well without a search; the total step makes others nearly as good
+(docs/benchmarks/search.md)."""
+
+
 class PrivacyConfig(Strict):
     """Bound on how much one example may influence the trained model.
 
@@ -55,7 +60,8 @@ class PrivacyConfig(Strict):
     between 0 and 0.1: refused."""
 
     clip_norm: float = Field(default=1.0, ge=LEAST_NORM, le=1e12)
-    """L2 bound on one example's gradient, in gradient units; the first, if clipping adapts."""
+    """L2 bound on one example's gradient, in gradient units; the first, if clipping adapts. Without
+    optimizer.lr the default is 0.3."""
 
     clipping: ClippingConfig = Field(default=FlatClipping(), json_schema_extra=_allow_name_alone)
     """flat, automatic, per_layer or adaptive; the spectral methods' own is per_layer."""

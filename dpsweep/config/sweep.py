@@ -41,7 +41,7 @@ from dpsweep.config.space.defaults import DEFAULT, names_a_default, with_default
 from dpsweep.config.space.domains import BRANCHING, DOMAIN_SCHEMAS, Choice, Space
 from dpsweep.config.space.run_lengths import find_schedule_extremes, schedules_may_vary
 from dpsweep.config.space.searched import EPSILON_PATH, FIXED, read_varied_keys
-from dpsweep.config.space.start_points import DEFAULTS, read_start
+from dpsweep.config.space.start_points import DEFAULTS, is_complete, read_start
 from dpsweep.config.space.suggest import Point, RandomDraw, walk_corners
 from dpsweep.config.trial import TrialConfig, load_trial, resolve_trial_source
 from dpsweep.core.errors import ConfigError
@@ -366,8 +366,13 @@ class ResolvedSweep:
 
     @property
     def starts_at_default(self) -> bool:
-        """True if the first trial is the default of the one method and epsilon that is searched."""
-        return self._written_start == DEFAULTS and len(self.start) == 1
+        """True if the first trial is the default of the one method and epsilon that is searched.
+
+        It is not where a searched key leaves out the default's value, or has none.
+        """
+        if self._written_start != DEFAULTS or len(self.start) != 1:
+            return False
+        return is_complete(self.start[0], self)
 
     @cached_property
     def _drawn_corners(self) -> tuple[_Drawn, ...]:

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from dpsweep.config.aliases import resolve_path_aliases, resolve_source_aliases
 from dpsweep.config.keys import BATCH_SIZE, CLIPPING, DELTA, EPOCHS, OPTIMIZER_NAME, path_of
-from dpsweep.config.privacy import PrivacyConfig
+from dpsweep.config.privacy import GOOD_CLIP_NORM, PrivacyConfig
 from dpsweep.config.source import (
     Source,
     Tree,
@@ -216,7 +216,7 @@ class TrialConfig(Strict):
             mu = _mu(self.privacy.epsilon, self.delta)
         else:
             steps, rate = self.steps_and_rate
-            mu = rate * math.sqrt(steps) / noise if noise else math.inf
+            mu = _limit_mu(steps, rate, noise) if noise else math.inf
         by_noise, by_step = _BORNE["linear" if self.model.name == "linear" else "other"]
         factors = sum_factors(self.optimizer.schedule, self.num_steps)
         most = by_step * factors
@@ -334,6 +334,14 @@ class TrialConfig(Strict):
         return self
 
     @model_validator(mode="after")
+    def _fill_clip_norm(self) -> Self:
+        if self.optimizer.lr is None and "clip_norm" not in self.privacy.model_fields_set:
+            # as below: a copy would be lost
+            privacy = self.privacy.model_copy(update={"clip_norm": GOOD_CLIP_NORM})
+            object.__setattr__(self, "privacy", privacy)
+        return self
+
+    @model_validator(mode="after")
     def _has_a_step_size(self) -> Self:
         if self.optimizer.lr is None and self.optimizer.total_step is None:
             # a frozen model changes while it is made; a copy would be lost to TrialConfig(...)
@@ -361,6 +369,12 @@ class TrialConfig(Strict):
                 f"delta: {1.01 * least:.2g} or more, or fewer train.epochs",
             )
         return self
+
+
+def _limit_mu(steps: int, rate: float, noise: float) -> float:
+    """Mu of a run in the Gaussian limit, q sqrt(T (exp(1 / sigma^2) - 1)) (arXiv:1911.11607)."""
+    exponent = noise**-2
+    return rate * math.sqrt(steps * math.expm1(exponent)) if exponent < 700 else math.inf
 
 
 @lru_cache(maxsize=256)

@@ -194,17 +194,20 @@ def describe_correlation(config: TrialConfig, plan: PrivacyPlan) -> str:
 
 
 def ways_of(sweep: ResolvedSweep) -> Ways | None:
-    """The ways to spend the sweep's epsilon, for a trial of the first corner's length.
-
-    None where that is too little for one of them.
-    """
+    """The ways to spend the sweep's epsilon; None where that is too little for one of them."""
     epsilon, budget = sweep.written.privacy.epsilon, sweep.config.budget
     if epsilon is None or len(sweep.epsilons) > 1 or budget.trials == 1:
         return None
     share = budget.explore.share if budget.explore else USUAL_SHARE
-    written = sweep.written
     try:
-        return ways_to_spend(epsilon, written.delta, written.steps_and_rate, budget.trials, share)
+        return ways_to_spend(
+            epsilon,
+            sweep.written.delta,
+            sweep.schedules,
+            budget.trials,
+            share,
+            vary=sweep.schedules_vary,
+        )
     except (InvalidKey, ArithmeticError, ConfigError):
         return None
 

@@ -1,15 +1,19 @@
 """Ways to spend one epsilon on a search, and what each leaves for the exported model."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from dpsweep.privacy.accounting import Run, calibrate_noise
+from dpsweep.privacy.accounting import Run
 from dpsweep.privacy.search_budget import Schedule, SearchBudget
 
 USUAL_SHARE = 0.05
 """Cost of exploring, if no share is given."""
 
-FEW_RUNS = 3
-"""So many equal shares still beat a final run after noisy trials (docs/benchmarks/explore.md)."""
+FEW_RUNS = 2
+"""So many equal shares do as well as explore-then-train (docs/benchmarks/explore.md)."""
+
+Ends = tuple[float, float]
+"""Least and largest own epsilon of a run, over the batch sizes and lengths that are searched."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +32,11 @@ class Ways:
 
     num_trials: int
     epsilon: float
-    equal: float
-    selection: float
-    explore: float
+    equal: Ends
+    selection: Ends
+    explore: Ends
     share: float
-    each: float
+    each: Ends
 
     @property
     def advice(self) -> str:
@@ -49,38 +53,44 @@ class Ways:
 
 
 def ways_to_spend(
-    epsilon: float, delta: float, schedule: Schedule, num_trials: int, share: float = USUAL_SHARE
+    epsilon: float,
+    delta: float,
+    schedules: tuple[Schedule, ...],
+    num_trials: int,
+    share: float = USUAL_SHARE,
+    *,
+    vary: bool = False,
 ) -> Ways:
-    """Compare the ways for trials that all have the same schedule.
+    """Compare the ways.
 
     Args:
         epsilon: Of the whole search.
         delta: In (0, 1).
-        schedule: T and q.
+        schedules: T and q of trials, at the ends of what the search may choose.
         num_trials: Trials of the search.
         share: What exploring costs, in (0, 1).
+        vary: True if the search may choose the schedule. It is then charged by Renyi, as it is run.
 
     Raises:
         InvalidKey: If epsilon is too small for any noise.
     """
-    steps, rate = schedule
 
-    def find_own_epsilon(noise: float) -> float:
-        return Run(rate, noise, steps).epsilon(delta)
+    def find_ends(noise: Callable[[Schedule], float]) -> Ends:
+        found = [Run(rate, noise((steps, rate)), steps).epsilon(delta) for steps, rate in schedules]
+        return min(found), max(found)
 
-    alike = (schedule,)
-    selection = SearchBudget("private_selection", epsilon, delta, num_trials, alike, vary=False)
-    selection_noise = selection.noise(schedule)  # first, since it tells soonest what is too little
-    equal, _ = calibrate_noise(epsilon, delta, rate, steps * num_trials)
-    explore = SearchBudget(
-        "composition", epsilon, delta, num_trials + 1, alike, vary=False, share=share
-    )
+    def make_budget(num_runs: int, share: float | None = None) -> SearchBudget:
+        return SearchBudget("composition", epsilon, delta, num_runs, schedules, vary, share)
+
+    selection = SearchBudget("private_selection", epsilon, delta, num_trials, schedules, vary)
+    selection_ends = find_ends(selection.noise)  # first, since it tells soonest what is too little
+    explore = make_budget(num_trials + 1, share)
     return Ways(
         num_trials=num_trials,
         epsilon=epsilon,
-        equal=find_own_epsilon(equal.noise_multiplier),
-        selection=find_own_epsilon(selection_noise),
-        explore=find_own_epsilon(explore.noise(schedule, final=True)),
+        equal=find_ends(make_budget(num_trials).noise),
+        selection=selection_ends,
+        explore=find_ends(lambda schedule: explore.noise(schedule, final=True)),
         share=share,
-        each=find_own_epsilon(explore.noise(schedule)),
+        each=find_ends(explore.noise),
     )

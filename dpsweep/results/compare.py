@@ -2,7 +2,7 @@
 
 What is compared are groups: the trials of one sweep with one method at one epsilon. A group stands
 for its best config, and that one for its repeats (`confirm`): the best of many noisy trials is
-overstated by chance, and nothing is tested on it. Words and tables are side_by_side.py's.
+overstated by chance, and nothing is tested on it. Words and tables are comparison.py's.
 """
 
 import math
@@ -31,8 +31,8 @@ class Compared:
     gap: Gap  # TrialGroup less reference
     better: bool  # True if the difference is in the group's favour
     p: float | None  # corrected for the number of comparisons (Holm); None if there is none
-    # leads between two such searches of equally good methods are smaller than that 19 times in 20
-    # (9 in 10, as measured); None with few trials
+    # leads between two such searches of equally good methods are smaller than that, 19 times in 20
+    # by their model and about 9 in 10 as measured; None with few trials
     chance_lead: float | None = None
 
 

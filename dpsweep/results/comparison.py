@@ -238,7 +238,8 @@ def _lead(each: Compared, group: TrialGroup) -> str:
     return (
         f"{group.label} and {each.reference}: which configs two searches find is chance too. "
         f"Between equally good methods it makes leads of up to "
-        f"{_amount(chance, group, sign=False)} {_unit(group)}; this one is {within}"
+        f"{_amount(chance, group, sign=False)} {_unit(group)}, about 9 times in 10; this one is "
+        f"{within}"
     )
 
 

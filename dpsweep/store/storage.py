@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import sqlite3
+import weakref
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,9 +18,10 @@ from typing import Any
 
 import optuna
 import sqlalchemy
-from sqlalchemy.engine import URL, make_url
+from sqlalchemy.engine import URL, Engine, make_url
 from sqlalchemy.engine.interfaces import ExceptionContext
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
+from sqlalchemy.orm import Session, scoped_session
 
 from dpsweep.core.disk import disk_full_error
 from dpsweep.core.errors import ConfigError, ConnectionRefused, DiskFull, StateError
@@ -126,7 +128,14 @@ def open_storage(uri: str) -> optuna.storages.RDBStorage:
     sqlalchemy.event.listen(storage.engine, "handle_error", _make_disk_full_handler(url))
     if not url.drivername.startswith("sqlite"):
         retry_connections(storage.engine, _redact_url(url))
+    weakref.finalize(storage, _close, storage.scoped_session, storage.engine)
     return storage
+
+
+def _close(sessions: scoped_session[Session], engine: Engine) -> None:
+    """Close the connections of a storage that nobody holds any more."""
+    sessions.remove()
+    engine.dispose()
 
 
 def check_storage(uri: str, study: str | None = None, owner: str | None = None) -> None:

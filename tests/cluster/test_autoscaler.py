@@ -11,8 +11,9 @@ from dpsweep.store.study import open_study
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 
-SETTINGS = ("budget.trials=6", "train.epochs=60", "resources.cpu=2")
-"""Trials that last, on an idle machine too, until the second node has joined."""
+SETTINGS = ("budget.trials=6", "train.epochs=60", "resources.cpu=2", "train.threads=1")
+"""Trials that last, on an idle machine too, until the second node has joined. More threads than
+cores, four with two such nodes on one machine of two, would wait for one another."""
 
 
 def test_a_sweep_waits_for_its_first_node_and_uses_each_that_joins(
@@ -23,7 +24,13 @@ def test_a_sweep_waits_for_its_first_node_and_uses_each_that_joins(
     with growing_cluster(CPU=2) as address:
         options = [word for setting in SETTINGS for word in ("--set", setting)]
         said = dpsweep(
-            "launch", sweep_file, "--address", address, *options, RAY_AUTH_MODE="disabled"
+            "launch",
+            sweep_file,
+            "--address",
+            address,
+            *options,
+            timeout=1200,
+            RAY_AUTH_MODE="disabled",
         )
     assert "no node of the cluster has 2 CPU: waiting for its autoscaler to add one" in said
     assert re.search(r"\(node \w{8}\) joined and gets trials", said)

@@ -3,6 +3,7 @@
 import pytest
 
 from dpsweep.cli.verbs.plan import show_ways
+from dpsweep.config.plan import plan_privacy
 from dpsweep.config.sweep import load_sweep
 from dpsweep.execution.preflight import ways_of
 from dpsweep.privacy.statement import format_epsilon
@@ -11,21 +12,23 @@ from dpsweep.training.check import check_sweep
 
 
 def test_reference_at_a_total_of_4_for_twenty_trials():
-    ways = ways_to_spend(4.0, 1e-5, (2500, 0.02), 20, share=0.0975)
-    assert ways.equal == pytest.approx(0.76, abs=0.006)
-    assert ways.explore == pytest.approx(3.79, abs=0.01)
-    # 1.67 by Renyi alone (test_selection.py's bound); profiles leave more.
-    assert 1.67 < ways.selection < 2.6
-    assert ways.each < 0.3
+    ways = ways_to_spend(4.0, 1e-5, ((2500, 0.02),), 20, share=0.0975)
+    assert ways.equal == pytest.approx((0.76, 0.76), abs=0.006)
+    assert ways.explore == pytest.approx((3.79, 3.79), abs=0.01)
+    # 1.67 by Renyi alone; profiles leave more
+    assert ways.selection == pytest.approx((2.32, 2.32), abs=0.01)
+    assert max(ways.each) < 0.3
+    usual = ways_to_spend(4.0, 1e-5, ((2500, 0.02),), 20)
+    assert usual.explore == pytest.approx((3.89, 3.89), abs=0.01)
 
 
 def test_the_way_that_leaves_most_is_advised_where_trials_are_many():
-    many, few = (ways_to_spend(4.0, 1e-5, (300, 0.1), n) for n in (12, FEW_RUNS))
-    assert many.equal < many.selection < many.explore < 4
+    many, few = (ways_to_spend(4.0, 1e-5, ((300, 0.1),), n) for n in (12, FEW_RUNS))
+    assert many.equal[0] < many.selection[0] < many.explore[0] < 4
     assert "For 12 trials explore-then-train suits best: budget: {explore: {trials: 12" in (
         many.advice
     )
-    assert "For 3 trials equal shares do well" in few.advice
+    assert "For 2 trials equal shares do well" in few.advice
 
 
 SHARED = "privacy.scope=sweep"
@@ -34,11 +37,26 @@ SHARED = "privacy.scope=sweep"
 def test_plan_prints_what_each_way_leaves_of_the_sweeps_epsilon(sweep_file):
     sweep = load_sweep(sweep_file, [SHARED, "budget={explore: {trials: 9, share: 0.1}}"])
     ways = ways_of(sweep)
-    assert ways == ways_to_spend(4.0, sweep.written.delta, sweep.schedules[0], 9, 0.1)
+    assert ways == ways_to_spend(4.0, sweep.written.delta, sweep.schedules, 9, 0.1)
     words = show_ways(ways)
     assert "4 for all 9 trials together would leave the model that is released" in words
     for figure, way in ((ways.equal, "equal shares"), (ways.explore, "explore-then-train")):
-        assert f"{format_epsilon(figure)} by {way}" in words
+        assert f"{format_epsilon(figure[0])} by {way}" in words
+
+
+def test_what_explore_leaves_is_what_the_final_run_has_at_each_batch_size(sweep_file):
+    settings = [
+        SHARED,
+        "budget={explore: {trials: 6}}",
+        "search={train.batch_size: {choice: [64, 512]}}",
+    ]
+    sweep = load_sweep(sweep_file, settings)
+    own = [plan_privacy(sweep.final(sweep.exploring(corner))).epsilon for corner in sweep.corners]
+    ways = ways_of(sweep)
+    assert ways.explore == pytest.approx((min(own), max(own)), rel=1e-3)
+    assert ways.explore[0] < ways.explore[1]
+    low, high = map(format_epsilon, ways.explore)
+    assert f"{low} to {high} by explore-then-train" in show_ways(ways)
 
 
 @pytest.mark.parametrize(

@@ -225,6 +225,15 @@ def test_a_search_that_grew_says_so_and_what_is_proven_of_a_number_that_results_
     assert of_eleven in state(sweep, runs[:4], plans=((2, 0), (10, 4)), ahead=11)
 
 
+def test_nine_runs_that_were_planned_as_one_cost_what_the_guide_says(sweep_file):
+    settings = ["train.batch_size=128", "train.epochs=20", "privacy.epsilon=4"]
+    nine = load_sweep(sweep_file, [*settings, "budget.trials=9"])
+    run, delta = plan_privacy(nine.written).run, nine.written.delta
+    assert format_epsilon(compose_runs([run] * 9, delta)) == "15.41"
+    grown = compute_growth(nine, [run] * 9, ((1, 0), (9, 1)), 9)
+    assert (format_epsilon(grown.epsilon), grown.delta) == ("18.99", 2 * delta)
+
+
 def test_a_number_of_runs_that_results_choose_keeps_the_ex_post_guarantee_and_no_naive_one(
     sweep_file,
 ):

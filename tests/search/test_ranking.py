@@ -65,6 +65,9 @@ def test_the_default_is_beaten_by_more_than_half_a_standard_error(searched, accu
         ("search={each_of: [dp_sgd, disk]}",),
         (DEFAULT, "privacy.epsilon={each: [1, 4]}"),
         (DEFAULT, "objective.metric=valid/loss"),
+        # first trials that are not the default, whose step or batch size is left out
+        ("search={method: default, optimizer.total_step: {log_uniform: [1, 5]}}",),
+        ("search={method: default, train.batch_size: {choice: [64, 128]}}",),
     ],
 )
 def test_elsewhere_the_best_result_is_chosen(searched, settings):

@@ -9,7 +9,7 @@ from dpsweep.config.sweep import load_sweep
 from dpsweep.core.disk import format_bytes, free_bytes
 from dpsweep.execution.resources import count_concurrent_trials, get_local_resources
 from dpsweep.privacy.statement import format_epsilon
-from dpsweep.privacy.ways import Ways
+from dpsweep.privacy.ways import Ends, Ways
 from dpsweep.results.tables import format_budgets
 from dpsweep.store.state_dir import StateFolder
 
@@ -41,9 +41,10 @@ def plan(file: Path, settings: list[str], as_json: bool) -> None:
         f"disk       up to {format_bytes(made.disk_bytes)}; {format_bytes(free)} are free"
     )
     if sweep.search_budget and sweep.explores:
-        final = sweep.search_budget.noise(sweep.written.steps_and_rate, final=True)
+        finals = [sweep.search_budget.noise(schedule, final=True) for schedule in sweep.schedules]
+        final = format_range((min(finals), max(finals)), ".3f")
         console().print(
-            f"final run  noise {final:.3f}, with nearly all of ε; the trials' is larger, and their "
+            f"final run  noise {final}, with nearly all of ε; the trials' is larger, and their "
             f"step smaller in the same ratio"
         )
     if len(made.epsilons) > 1:
@@ -63,13 +64,17 @@ def show_ways(ways: Ways) -> str:
     return (
         f"one ε      {ways.epsilon:g} for all {ways.num_trials} trials together would leave the "
         f"model that is released\n"
-        f"           {format_epsilon(ways.equal)} by equal shares (privacy.scope: sweep)\n"
-        f"           {format_epsilon(ways.selection)} by private selection (and accounting: "
+        f"           {_format_ends(ways.equal)} by equal shares (privacy.scope: sweep)\n"
+        f"           {_format_ends(ways.selection)} by private selection (and accounting: "
         f"private_selection)\n"
-        f"           {format_epsilon(ways.explore)} by explore-then-train (and budget.explore, "
-        f"share {ways.share:g}); an exploring trial has {format_epsilon(ways.each)}\n"
+        f"           {_format_ends(ways.explore)} by explore-then-train (and budget.explore, "
+        f"share {ways.share:g}); an exploring trial has {_format_ends(ways.each)}\n"
         f"           {ways.advice}"
     )
+
+
+def _format_ends(ends: Ends) -> str:
+    return " to ".join(dict.fromkeys(map(format_epsilon, ends)))
 
 
 def format_range(ends: tuple[float, float], form: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, Protocol
 
 from dpsweep.config.explain import format_value
 from dpsweep.config.keys import CLIP_NORM, EPSILON, METHOD_NAME, TOTAL_STEP
+from dpsweep.config.privacy import GOOD_CLIP_NORM
 from dpsweep.config.source import Source, Tree
 from dpsweep.config.space.conditions import Condition
 from dpsweep.config.space.domains import Choice, OneOf, Space
@@ -30,9 +31,6 @@ from dpsweep.core.errors import ConfigError, suggest_names
 from dpsweep.methods import METHODS
 
 DEFAULTS: Final = "defaults"
-_CLIP_NORM = 0.3
-"""A clip norm that does well without a search; the total step makes others nearly as good."""
-
 _DRAWS = 1000
 
 
@@ -111,6 +109,13 @@ def check_point(point: Point, sweep: SearchedSweep) -> None:
     )
 
 
+def is_complete(point: Point, sweep: SearchedSweep) -> bool:
+    """True if the point leaves no searched key to the sampler."""
+    draw = PartialFixedDraw(point, Corner())
+    sweep.space.draw(sweep.base.tree, draw)
+    return draw.asked <= set(point)
+
+
 def _is_feasible(point: Point, sweep: SearchedSweep) -> bool:
     """True if some completion of the point meets the conditions."""
     if not sweep.conditions:
@@ -144,9 +149,12 @@ def _get_published_points(sweep: SearchedSweep, with_sizes: bool) -> list[Point]
         values = {f"method.{name}": value for name, value in own.items()}
         if with_sizes:
             drawn, _ = sweep.space.draw(sweep.base.tree, PartialFixedDraw(point, Corner()))
+            trial = sweep.trial(drawn)
+            fields = type(trial.optimizer).model_fields
             values |= {
-                TOTAL_STEP: sweep.default_total_step(sweep.trial(drawn)),
-                CLIP_NORM: _CLIP_NORM,
+                **{f"optimizer.{k}": field.default for k, field in fields.items() if field.default},
+                TOTAL_STEP: sweep.default_total_step(trial),
+                CLIP_NORM: GOOD_CLIP_NORM,
             }
         for key, value in values.items():
             try:
