@@ -9,6 +9,8 @@ sweep's own proposer and chooser, in one process. Two ways, each with a seed of 
                chosen for a method is run five times more, and these runs count
     together   one epsilon for the search of one method: eight exploring trials with a share of
                0.05, and the final run, which counts
+    default    no search: five runs of the method's default
+    long       a search of 32 trials of one method; the config chosen is run five times more
 
 Printed are each method's accuracy in percent, its mean over the searches, and its difference to
 DP-SGD in the same searches with a 95 % interval.
@@ -16,7 +18,8 @@ DP-SGD in the same searches with a 95 % interval.
 
 import argparse
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +37,7 @@ from dpsweep.search.ranking import make_choice, rank_trials
 from dpsweep.search.trial_record import Record
 
 METHODS = ("dp_sgd", "dp_adam", "dp_adambc", "doppler", "disk", "fftkf", "innerouter", "dp_pmlf")
-TRIALS, FRESH, SHARE = 8, 5, 0.05
+TRIALS, LONG, FRESH, SHARE = 8, 32, 5, 0.05
 
 
 def make_sweep(epsilon: float, search: Tree, seed: int, **more: Any) -> ResolvedSweep:
@@ -79,10 +82,24 @@ def search_each(epsilon: float, seed: int) -> dict[str, float]:
     trials = TRIALS * len(METHODS)
     sweep = make_sweep(epsilon, {"each_of": list(METHODS)}, seed, budget={"trials": trials})
     chosen = choose(sweep, run_trials(sweep, trials, f"{epsilon}/{seed}"))
-    return {
-        name: float(np.mean([run(config, f"{name}/{epsilon}/{seed}/{i}") for i in range(FRESH)]))
-        for name, config in chosen.items()
-    }
+    return {name: run_afresh(config, f"{epsilon}/{seed}") for name, config in chosen.items()}
+
+
+def search_one(epsilon: float, seed: int, trials: int = LONG) -> dict[str, float]:
+    """The same of each method after a search of its own."""
+    found = {}
+    for name in METHODS:
+        budget = {"trials": trials}
+        sweep = make_sweep(epsilon, {"method": "default"}, seed, budget=budget, method=name)
+        records = run_trials(sweep, trials, f"{trials}/{name}/{epsilon}/{seed}")
+        found[name] = run_afresh(choose(sweep, records)[name], f"{trials}/{epsilon}/{seed}")
+    return found
+
+
+def run_afresh(config: TrialConfig, text: str) -> float:
+    """Mean accuracy of fresh runs of a config."""
+    name = config.method.name
+    return float(np.mean([run(config, f"{name}/{text}/{i}") for i in range(FRESH)]))
 
 
 def search_together(epsilon: float, seed: int) -> dict[str, float]:
@@ -106,17 +123,25 @@ def lines(way: str, epsilon: float, found: list[dict[str, float]]) -> Iterator[s
         yield f"| {way} | {epsilon:g} | {name} | {values[name].mean():.2f} | {difference} |"
 
 
+WAYS: dict[str, Callable[[float, int], dict[str, float]]] = {
+    "each": search_each,
+    "together": search_together,
+    "default": partial(search_one, trials=1),
+    "long": search_one,
+}
+
+
 def main() -> None:
     """Prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--epsilon", type=float, action="append", help="default 1 and 4")
     parser.add_argument("--searches", type=int, default=5, help="whole searches, two or more")
-    parser.add_argument("--way", choices=("each", "together"), action="append", help="both")
+    parser.add_argument("--way", choices=tuple(WAYS), action="append", help="each, together")
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     print("| way | epsilon | method | accuracy | to dp_sgd |\n|---|---|---|---|---|")
     for way in options.way or ("each", "together"):
-        search = {"each": search_each, "together": search_together}[way]
+        search = WAYS[way]
         for epsilon in options.epsilon or (1.0, 4.0):
             found = [search(epsilon, seed) for seed in range(options.searches)]
             print("\n".join(lines(way, epsilon, found)), flush=True)

@@ -1,6 +1,7 @@
 """Tables of training runs that benchmarks/search/regret.py searches in place of training.
 
     python benchmarks/search/tables.py [NAME ...] [--mnist ROOT] [--minutes M]
+    python benchmarks/search/tables.py NAME ... --show     # the means of a table that is made
 
 Each table is a grid of configs, each trained several times in one process: data, calibration and
 the checks of an engine are made once for all. Steps are the trial's own, those of linear models in
@@ -264,6 +265,18 @@ def pooled_mnist(root: Path) -> Path:
     return path
 
 
+def show(table: Table) -> None:
+    """Print the means over the repeats; rows are the first key's values, columns all others'."""
+    step, *others = table.spec.axes.items()
+    columns = cells(Spec({}, dict(others), 0)) if others else [((), {})]
+    names = [", ".join(f"{k.split('.')[-1]} {v:g}" for k, v in one.items()) for _, one in columns]
+    print(f"| {step[0]} |" + "".join(f" {name} |" for name in names))
+    print("|---|" + "---|" * len(names))
+    means = np.nanmean(table.accuracy, -1)
+    for i, value in enumerate(step[1]):
+        print(f"| {value:g} |" + "".join(f" {means[(i, *index)]:.1f} |" for index, _ in columns))
+
+
 def _save(path: Path, spec: Spec, right: NDArray[np.uint16], num_test: int) -> None:
     path.parent.mkdir(exist_ok=True)
     partial = path.with_suffix(".partial.npz")
@@ -278,8 +291,11 @@ if __name__ == "__main__":
     parser.add_argument("names", nargs="*", default=list(SPECS))
     parser.add_argument("--mnist", type=Path, help="data.root of MNIST, for mnist14")
     parser.add_argument("--minutes", type=float, default=math.inf, help="stop after so long")
+    parser.add_argument("--show", action="store_true", help="print tables in place of making them")
     given = parser.parse_args()
     torch.set_num_threads(1)
     for name in given.names:
-        if not make_table(name, given.mnist, time.time() + 60 * given.minutes):
+        if given.show:
+            show(read_table(name))
+        elif not make_table(name, given.mnist, time.time() + 60 * given.minutes):
             break

@@ -42,6 +42,9 @@ _NOISE_SECTIONS = {"compose": "method.compose.noise"}
 
 _MOST_TOTAL_STEP, _ADAM_TOTAL_STEP = 1600.0, 4.0
 
+_FLOORS = 1e-8, 1e-4
+"""Range of AdamBC's default floor, as of its default space."""
+
 
 class PrecisionConfig(Strict):
     """Precision of the products of a step, where it is not that of the weights."""
@@ -211,12 +214,6 @@ class TrialConfig(Strict):
         """
         if self.optimizer.name != "sgd":
             return _ADAM_TOTAL_STEP
-        noise = self.privacy.noise_multiplier
-        if self.privacy.epsilon is not None:
-            mu = _mu(self.privacy.epsilon, self.delta)
-        else:
-            steps, rate = self.steps_and_rate
-            mu = _limit_mu(steps, rate, noise) if noise else math.inf
         by_noise, by_step = _BORNE["linear" if self.model.name == "linear" else "other"]
         factors = sum_factors(self.optimizer.schedule, self.num_steps)
         most = by_step * factors
@@ -224,7 +221,27 @@ class TrialConfig(Strict):
             # above 2 / (1 + F) a step on squared errors of F inputs in [-1, 1] may overshoot
             lr = 1 / (1 + math.prod(self.data.spec.shape))
             most = min(most, lr * self.optimizer.reach(self.privacy.clip_norm) * factors)
-        return float(f"{min(by_noise * self.data.num_examples * mu, most, _MOST_TOTAL_STEP):.3g}")
+        by_noise *= self.data.num_examples * self._limit_mu
+        return float(f"{min(by_noise, most, _MOST_TOTAL_STEP):.3g}")
+
+    @property
+    def default_floor(self) -> float:
+        """AdamBC's floor that does well without a search: twice the variance of a gradient's noise.
+
+        By T (C / (N mu))^2, which that is in the Gaussian limit; 1e-8 to 1e-4, in two digits. With
+        less, v^ - Phi is mostly the error of v^.
+        """
+        noise = self.privacy.clip_norm / (self.data.num_examples * self._limit_mu)
+        least, most = _FLOORS
+        return float(f"{min(max(2 * self.num_steps * noise**2, least), most):.2g}")
+
+    @property
+    def _limit_mu(self) -> float:
+        """Mu of the run's privacy in the Gaussian limit; inf without noise."""
+        if self.privacy.epsilon is not None:
+            return _mu_of_epsilon(self.privacy.epsilon, self.delta)
+        noise = self.privacy.noise_multiplier
+        return _mu_of_noise(*self.steps_and_rate, noise) if noise else math.inf
 
     def with_total_step(self, total_step: float) -> Self:
         """The same with another total step."""
@@ -342,6 +359,16 @@ class TrialConfig(Strict):
         return self
 
     @model_validator(mode="after")
+    def _fill_floor(self) -> Self:
+        optimizer = self.optimizer
+        if optimizer.name != "adambc" or optimizer.lr is not None:
+            return self
+        if "floor" not in optimizer.model_fields_set:
+            filled = optimizer.model_copy(update={"floor": self.default_floor})
+            object.__setattr__(self, "optimizer", filled)
+        return self
+
+    @model_validator(mode="after")
     def _has_a_step_size(self) -> Self:
         if self.optimizer.lr is None and self.optimizer.total_step is None:
             # a frozen model changes while it is made; a copy would be lost to TrialConfig(...)
@@ -371,14 +398,14 @@ class TrialConfig(Strict):
         return self
 
 
-def _limit_mu(steps: int, rate: float, noise: float) -> float:
+def _mu_of_noise(steps: int, rate: float, noise: float) -> float:
     """Mu of a run in the Gaussian limit, q sqrt(T (exp(1 / sigma^2) - 1)) (arXiv:1911.11607)."""
     exponent = noise**-2
     return rate * math.sqrt(steps * math.expm1(exponent)) if exponent < 700 else math.inf
 
 
 @lru_cache(maxsize=256)
-def _mu(epsilon: float, delta: float) -> float:
+def _mu_of_epsilon(epsilon: float, delta: float) -> float:
     from dpsweep.privacy.audit import mu_of_epsilon  # with SciPy, which takes a while to import
 
     return mu_of_epsilon(epsilon, delta)

@@ -82,7 +82,8 @@ class AdamBC(Base):
 
     floor: float = Field(default=1e-7, gt=0)
     """gamma' in the paper: least corrected second moment, in squared gradient units. Its root
-    bounds the step at lr / sqrt(floor) times the first moment. Print: 1e-8 to 1e-6."""
+    bounds the step at lr / sqrt(floor) times the first moment. Print: 1e-8 to 1e-6. Without
+    optimizer.lr the default is twice the variance of a gradient's noise."""
 
     def reach(self, length: float) -> float:
         """1: each weight's step is its mean gradient by its size, whatever the length."""

@@ -8,6 +8,7 @@ and carry one example past the bound.
 
 from __future__ import annotations
 
+import cmath
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -239,12 +240,10 @@ def zero_excluded(leaf_B: Tensor, factor_B: Tensor, dim: int = 0) -> Tensor:
         factor_B: Shape (B,).
         dim: Axis of the examples.
     """
-    used_B = factor_B != 0
-    if used_B.device.type == "cpu":  # elsewhere, asking would wait for the device
-        unused = leaf_B.index_select(dim, (~used_B).nonzero().flatten())
-        if unused.isfinite().all():
-            return leaf_B
-    return keep_rows(used_B, leaf_B, dim)
+    # elsewhere than on a CPU, asking would wait for the device; a sum may overflow without harm
+    if leaf_B.is_cpu and cmath.isfinite(leaf_B.sum().item()):
+        return leaf_B
+    return keep_rows(factor_B != 0, leaf_B, dim)
 
 
 def keep_rows(kept_B: Tensor, leaf_B: Tensor, dim: int = 0) -> Tensor:

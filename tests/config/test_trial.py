@@ -2,6 +2,7 @@
 
 import pytest
 
+from dpsweep.config.plan import plan_privacy
 from dpsweep.config.privacy import PrivacyConfig
 from dpsweep.config.source import parse_yaml
 from dpsweep.config.trial import load_trial, resolve_trial_source
@@ -27,6 +28,32 @@ def test_defaults_are_those_in_print():
     assert (method.kappa, method.gamma, method.cut, method.depth) == (0.7, 0.5, 0.5, 0.5)
     assert config.optimizer.name == "sgd"
     assert config.privacy.delta == "auto"
+
+
+@pytest.mark.parametrize(
+    ("settings", "clip_norm"),
+    [
+        (["optimizer={}"], 0.3),
+        (["optimizer={total_step: 100}"], 0.3),
+        (["optimizer={total_step: 100}", "privacy.clip_norm=2"], 2),
+        (["optimizer={lr: 0.5}"], 1),
+    ],
+)
+def test_the_clip_norm_is_the_measured_one_without_a_learning_rate(settings, clip_norm):
+    config = load("privacy={epsilon: 4}", *settings)
+    assert config.privacy.clip_norm == clip_norm
+    assert config.total_step == load("privacy={epsilon: 4, clip_norm: 1}", *settings).total_step
+
+
+@pytest.mark.parametrize("epsilon", [1, 4])
+def test_the_floor_of_adambc_is_twice_the_noises_variance_without_a_learning_rate(epsilon):
+    method = "method={name: dp_adambc}"
+    private = f"privacy={{epsilon: {epsilon}, clip_norm: 0.1}}"
+    config = load(method, private, "optimizer={}", "train={batch_size: 256, epochs: 30}")
+    noise = plan_privacy(config).run.noise_multiplier
+    assert config.optimizer.floor == pytest.approx(2 * (noise * 0.1 / 256) ** 2, rel=0.25)
+    assert load(method, private, "optimizer={floor: 1.0e-5}").optimizer.floor == 1e-5
+    assert load(method, private, "optimizer={lr: 0.5}").optimizer.floor == 1e-7
 
 
 @pytest.mark.parametrize(

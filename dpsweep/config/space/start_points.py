@@ -13,7 +13,7 @@ import random
 from typing import Any, Final, Literal, Protocol
 
 from dpsweep.config.explain import format_value
-from dpsweep.config.keys import CLIP_NORM, EPSILON, METHOD_NAME, TOTAL_STEP
+from dpsweep.config.keys import CLIP_NORM, EPSILON, FLOOR, METHOD_NAME, TOTAL_STEP
 from dpsweep.config.privacy import GOOD_CLIP_NORM
 from dpsweep.config.source import Source, Tree
 from dpsweep.config.space.conditions import Condition
@@ -150,9 +150,8 @@ def _get_published_points(sweep: SearchedSweep, with_sizes: bool) -> list[Point]
         if with_sizes:
             drawn, _ = sweep.space.draw(sweep.base.tree, PartialFixedDraw(point, Corner()))
             trial = sweep.trial(drawn)
-            fields = type(trial.optimizer).model_fields
             values |= {
-                **{f"optimizer.{k}": field.default for k, field in fields.items() if field.default},
+                **({FLOOR: trial.default_floor} if trial.optimizer.name == "adambc" else {}),
                 TOTAL_STEP: sweep.default_total_step(trial),
                 CLIP_NORM: GOOD_CLIP_NORM,
             }

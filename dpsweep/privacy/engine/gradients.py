@@ -255,10 +255,16 @@ def square_norms(leaf_BX: Tensor) -> Tensor:
     if leaf_BX.dtype == torch.float64:
         return leaf_BX.square().sum(1)
     limits, num = torch.finfo(leaf_BX.dtype), leaf_BX.shape[1]
-    whole = num // _CHUNK * _CHUNK
-    runs = leaf_BX[:, :whole].view(len(leaf_BX), whole // _CHUNK, _CHUNK), leaf_BX[:, None, whole:]
-    norms_BR = torch.cat([torch.linalg.vector_norm(run, dim=2) for run in runs], 1)
-    square_B = norms_BR.double().square().sum(1)
+    if num <= _CHUNK:
+        square_B: Tensor = torch.linalg.vector_norm(leaf_BX, dim=1).double().square()
+    else:
+        whole = num // _CHUNK * _CHUNK
+        runs = (
+            leaf_BX[:, :whole].view(len(leaf_BX), whole // _CHUNK, _CHUNK),
+            leaf_BX[:, None, whole:],
+        )
+        norms_BR = torch.cat([torch.linalg.vector_norm(run, dim=2) for run in runs], 1)
+        square_B = norms_BR.double().square().sum(1)
     return square_B * (1 + (_CHUNK + 4) * limits.eps) + num * limits.tiny
 
 

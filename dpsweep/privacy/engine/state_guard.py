@@ -506,7 +506,7 @@ def _unwrap(x: Tensor) -> Tensor:
 
 def _bits(x: Tensor) -> Tensor:
     """The numbers of a tensor as integers, so that NaN is like NaN, and 0 is not -0."""
-    x = x.detach()
+    x = x.detach() if x.requires_grad else x
     if x.layout is not torch.strided:
         x = x.to_dense()
     if x.is_quantized:

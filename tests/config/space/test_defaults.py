@@ -66,6 +66,7 @@ def test_the_total_step_goes_from_a_quarter_of_the_trials_default_to_four_times_
 def test_narrow_leaves_the_total_step_alone(sweep_of):
     sweep = sweep_of({"method": "default"}, "fftkf", space="narrow")
     assert list(sweep.space.domains) == [("optimizer", "total_step")]
+    assert {trial.privacy.clip_norm for trial in sweep.corners} == {0.3}
     branches = sweep_of({"each_of": ["disk", "dp_adam"]}, space="narrow").space.domains[()].branches
     assert all(list(branch.inner) == [("optimizer", "total_step")] for branch in branches)
 
@@ -78,6 +79,11 @@ def test_the_first_trial_of_each_method_is_its_default(sweep_of):
     assert second["optimizer.total_step"] == 4
     assert get_start_point(sweep, 2) == {}
     assert sweep_of({"optimizer.lr": {"log_uniform": [1, 2]}}).start == ()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_first_trial_leaves_no_key_to_chance(sweep_of, method):
+    assert sweep_of({"method": "default"}, method).starts_at_default
 
 
 def test_each_epsilon_begins_with_its_own_default(sweep_of):
