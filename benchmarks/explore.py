@@ -43,7 +43,7 @@ RATE, STEPS, DELTA = BATCH / NUM, round(EPOCHS * NUM / BATCH), NUM**-1.1
 
 
 def train(point: Point, sigma: float, rng: np.random.Generator, name: str = "sgd") -> float:
-    """Test accuracy of one private run, by SGD, Adam or AdamBC (floor 1e-5)."""
+    """Test accuracy of one private run, by SGD, Adam or AdamBC."""
     total, clip = point
     lr = total / (clip * STEPS * 0.5)  # the cosine's mean is 1/2
     weights = np.zeros((INPUTS.shape[1], 10))
@@ -61,7 +61,8 @@ def train(point: Point, sigma: float, rng: np.random.Generator, name: str = "sgd
             mean, square = 0.9 * mean + 0.1 * released, 0.999 * square + 0.001 * released**2
             second = square / (1 - 0.999 ** (t + 1))
             if name == "adambc":
-                second = np.maximum(second - (sigma * clip / BATCH) ** 2, 1e-5)
+                noise_variance = (sigma * clip / BATCH) ** 2
+                second = np.maximum(second - noise_variance, 2 * noise_variance)  # its default
             released = mean / (1 - 0.9 ** (t + 1)) / (np.sqrt(second) + 1e-8)
         weights -= lr * 0.5 * (1 + math.cos(math.pi * t / STEPS)) * released
     return float((np.argmax(TEST @ weights, 1) == TEST_TARGETS).mean())

@@ -296,13 +296,13 @@ class ResolvedSweep:
         given = tree.get("optimizer", {})
         if STEP_KEYS & given.keys():
             return config
-        return config.with_total_step(self.default_total_step(config))
+        return config.with_total_step(self.with_searched_noise(config).default_total_step)
 
-    def default_total_step(self, trial: TrialConfig) -> float:
-        """The default for a trial; where it explores, the final run's, as ranges are."""
+    def with_searched_noise(self, trial: TrialConfig) -> TrialConfig:
+        """A trial with the noise that ranges and defaults are for; if it explores, the final's."""
         if self.search_budget is not None and self.explores:
-            trial = with_own_noise(trial, self.search_budget, self.origin, final=True)
-        return trial.default_total_step
+            return with_own_noise(trial, self.search_budget, self.origin, final=True)
+        return trial
 
     def exploring(self, trial: TrialConfig) -> TrialConfig:
         """A trial as it is run: where it explores, its step is fitted to its noise.

@@ -42,8 +42,7 @@ _NOISE_SECTIONS = {"compose": "method.compose.noise"}
 
 _MOST_TOTAL_STEP, _ADAM_TOTAL_STEP = 1600.0, 4.0
 
-_FLOORS = 1e-8, 1e-4
-"""Range of AdamBC's default floor, as of its default space."""
+_LEAST_FLOOR = 1e-8
 
 
 class PrecisionConfig(Strict):
@@ -228,12 +227,11 @@ class TrialConfig(Strict):
     def default_floor(self) -> float:
         """AdamBC's floor that does well without a search: twice the variance of a gradient's noise.
 
-        By T (C / (N mu))^2, which that is in the Gaussian limit; 1e-8 to 1e-4, in two digits. With
+        By T (C / (N mu))^2, which that is in the Gaussian limit, in two digits; 1e-8 at least. With
         less, v^ - Phi is mostly the error of v^.
         """
         noise = self.privacy.clip_norm / (self.data.num_examples * self._limit_mu)
-        least, most = _FLOORS
-        return float(f"{min(max(2 * self.num_steps * noise**2, least), most):.2g}")
+        return float(f"{max(2 * self.num_steps * noise**2, _LEAST_FLOOR):.2g}")
 
     @property
     def _limit_mu(self) -> float:

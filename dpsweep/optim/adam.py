@@ -85,6 +85,14 @@ class AdamBC(Base):
     bounds the step at lr / sqrt(floor) times the first moment. Print: 1e-8 to 1e-6. Without
     optimizer.lr the default is twice the variance of a gradient's noise."""
 
+    def fit_to_noise(self, ratio: float) -> Self:
+        """The same with a floor `ratio`^2 times as high, as the error of v^ - Phi is.
+
+        Where the floor binds, the step of a weight is lr / sqrt(floor) times the first moment: it
+        falls with the noise, as SGD's does.
+        """
+        return self.model_copy(update={"floor": float(f"{self.floor * ratio**2:.12g}")})
+
     def reach(self, length: float) -> float:
         """1: each weight's step is its mean gradient by its size, whatever the length."""
         return 1.0

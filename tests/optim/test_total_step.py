@@ -1,11 +1,13 @@
 """The total step means the same everywhere: a constant gradient in, total displacement out."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 
+from dpsweep.config.plan import plan_privacy
 from dpsweep.config.source import Source, read_yaml
 from dpsweep.config.sweep import parse_sweep
 from dpsweep.config.trial import TrialConfig, dump_trial, load_trial
@@ -153,11 +155,18 @@ def default(**privacy):
 
 
 def test_the_default_grows_with_mu_where_noise_binds():
-    # mu is 1.01 at epsilon 4 and delta 1437^-1.1, and 1 for q sqrt(T) / sigma
     assert default(noise_multiplier=None, epsilon=4.0) == pytest.approx(0.4 * 1437 * 1.1, rel=0.1)
-    noise = BATCH / 1437 * 399**0.5
-    assert default(noise_multiplier=noise) == pytest.approx(0.4 * 1437, rel=2e-3)
-    assert default(noise_multiplier=10 * noise) == pytest.approx(0.04 * 1437, rel=5e-3)
+    for mu in (1, 0.1):
+        noise = math.log1p((mu / (BATCH / 1437)) ** 2 / 399) ** -0.5
+        assert default(noise_multiplier=noise) == pytest.approx(0.4 * 1437 * mu, rel=5e-3)
+
+
+@pytest.mark.parametrize("epsilon", [1, 4, 8])
+def test_the_default_is_nearly_the_same_by_epsilon_and_by_its_noise(epsilon):
+    given = config(noise_multiplier=None, epsilon=float(epsilon))
+    noise = plan_privacy(given).run.noise_multiplier
+    by_epsilon = default(noise_multiplier=None, epsilon=float(epsilon))
+    assert default(noise_multiplier=noise) == pytest.approx(by_epsilon, rel=0.2)
 
 
 def test_a_trial_of_a_shared_budget_has_the_default_of_its_own_noise():

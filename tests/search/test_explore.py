@@ -113,6 +113,20 @@ def test_a_total_step_that_is_searched_is_fitted_as_a_learning_rate_is(uri, load
     assert chosen.config.total_step * noise[0] == pytest.approx(searched * noise[1], rel=1e-11)
 
 
+def test_the_floor_of_adambc_is_fitted_to_the_noises_variance_and_its_step_is_not(uri, load):
+    method, space = "method={name: dp_adambc}", "search={method: default}"
+    study = Study.create(uri, load("optimizer={}", method, space))
+    run_all(study, 0.2, 0.6, 0.4, 0.3)
+    final, chosen = study.ask_to_confirm().config, study.record(1).config
+    ratio = chosen.privacy.noise_multiplier / final.privacy.noise_multiplier
+    assert chosen.optimizer.floor == pytest.approx(final.optimizer.floor * ratio**2)
+    assert final.optimizer.floor == pytest.approx(study.record(1).hyperparams["optimizer.floor"])
+    assert chosen.total_step == final.total_step
+    first = study.record(0)
+    own = study.sweep.with_searched_noise(first.config)
+    assert first.hyperparams["optimizer.floor"] == own.default_floor
+
+
 def test_the_first_trial_of_a_default_space_is_the_final_runs_default(uri, load):
     study = Study.create(uri, load("optimizer={}", "search={method: default}"))
     step = study.sweep.written.default_total_step

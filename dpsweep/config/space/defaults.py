@@ -5,7 +5,8 @@
     search: {each_of: [disk, fftkf, {...}]}       these two and a mapping of your own
 
 A key beside them overrides that key of a default space. `space: narrow` leaves the total step
-alone of each, whose range goes from a quarter of the trial's default to four times it.
+alone of each, whose range goes from a quarter of the trial's default to four times it. That of
+AdamBC's floor goes from an eighth of its default to eight times it.
 """
 
 import math
@@ -15,7 +16,8 @@ from typing import Any
 
 import yaml
 
-from dpsweep.config.keys import LEARNING_RATE, TOTAL_STEP
+from dpsweep.config.keys import FLOOR, LEARNING_RATE, TOTAL_STEP
+from dpsweep.config.privacy import GOOD_CLIP_NORM
 from dpsweep.config.source import Source, Tree, with_value
 from dpsweep.config.space.domains import BRANCHING
 from dpsweep.config.trial import TrialConfig
@@ -25,6 +27,7 @@ from dpsweep.methods.base import STEP_FACTOR
 
 DEFAULT = "default"
 NARROW = "narrow"
+_FLOOR_FACTOR = 8.0
 _SIZES = ("lr", "eta", "total_step", "r")
 
 
@@ -74,7 +77,8 @@ def default_space_around(method: str, file: Source, base: Source) -> dict[str, A
     """A method's default space with the total step around the default of this base config.
 
     Where the base has several epsilons, from the least to the largest. Under `scope: sweep` it is
-    that of a trial's share, as composition gives it: by the root of the number of trials.
+    that of a trial's share, as composition gives it: by the root of the number of trials. AdamBC's
+    floor goes with the square of the noise.
     """
     space = dict(get_default_space(method))
     if file.tree.get("space") == NARROW:
@@ -82,18 +86,32 @@ def default_space_around(method: str, file: Source, base: Source) -> dict[str, A
     if {LEARNING_RATE, "optimizer.eta"} & set(file.tree["search"]):
         del space[TOTAL_STEP]  # searched beside it, in its place
         return space
-    steps = _default_steps(method, base.tree)
-    if not steps:
+    trials = _base_trials(method, base.tree)
+    if not trials:
         return space
-    factor, trials = STEP_FACTOR, file.tree.get("budget", {}).get("trials")
-    low, high = min(steps) / factor, max(steps) * factor
-    if base.tree["privacy"].get("scope") == "sweep" and isinstance(trials, int) and trials > 0:
-        low /= math.sqrt(trials)
-    return {**space, TOTAL_STEP: {"log_uniform": [float(f"{x:.3g}") for x in (low, high)]}}
+    shares, num = 1, file.tree.get("budget", {}).get("trials")
+    if base.tree["privacy"].get("scope") == "sweep" and isinstance(num, int) and num > 0:
+        shares = num
+    steps = [trial.default_total_step for trial in trials]
+    space[TOTAL_STEP] = _spread(steps, STEP_FACTOR, lower=math.sqrt(shares))
+    if FLOOR in space:  # at the clip norm of the first trial
+        given = [trial.privacy.model_copy(update={"clip_norm": GOOD_CLIP_NORM}) for trial in trials]
+        own = [t.model_copy(update={"privacy": p}) for t, p in zip(trials, given, strict=True)]
+        floors = [trial.default_floor for trial in own]
+        space[FLOOR] = _spread(floors, _FLOOR_FACTOR, higher=shares)
+    return space
 
 
-def _default_steps(method: str, tree: Tree) -> list[float]:
-    """The default total step at each epsilon; none if the base is no trial yet, as others say."""
+def _spread(
+    values: list[float], factor: float, lower: float = 1, higher: float = 1
+) -> dict[str, list[float]]:
+    """A range around some values, with ends of three digits."""
+    ends = min(values) / factor / lower, max(values) * factor * higher
+    return {"log_uniform": [float(f"{x:.3g}") for x in ends]}
+
+
+def _base_trials(method: str, tree: Tree) -> list[TrialConfig]:
+    """The base config at each epsilon, no size given; none if it is no trial yet, as others say."""
     own = {k: v for k, v in tree.get("optimizer", {}).items() if k not in ("name", *_SIZES)}
     section = tree.get("method", {})
     if section.get("name") != method and "compose" not in section:
@@ -104,10 +122,9 @@ def _default_steps(method: str, tree: Tree) -> list[float]:
     found = []
     for one in each:
         try:
-            trial = TrialConfig.model_validate(with_value(tree, ("privacy", "epsilon"), one))
+            found.append(TrialConfig.model_validate(with_value(tree, ("privacy", "epsilon"), one)))
         except (ValueError, ConfigError):
             continue
-        found.append(trial.default_total_step)
     return found
 
 

@@ -56,8 +56,8 @@ class SearchedSweep(Protocol):
     def trial(self, tree: Tree) -> TrialConfig:
         """The config of a drawn tree."""
 
-    def default_total_step(self, trial: TrialConfig) -> float:
-        """The default total step at a trial's config."""
+    def with_searched_noise(self, trial: TrialConfig) -> TrialConfig:
+        """A trial with the noise that ranges and defaults are for."""
 
     def admits(self, trial: TrialConfig) -> bool:
         """True if it meets the conditions."""
@@ -147,20 +147,23 @@ def _get_published_points(sweep: SearchedSweep, with_sizes: bool) -> list[Point]
         point: dict[str, Any] = {**({METHOD_NAME: label} if labels else {}), **about}
         own = METHODS[label].config().model_dump(mode="json", exclude_none=True)
         values = {f"method.{name}": value for name, value in own.items()}
+        _add_searched(point, values, sweep)
         if with_sizes:
+            _add_searched(point, {CLIP_NORM: GOOD_CLIP_NORM}, sweep)  # which a floor depends on
             drawn, _ = sweep.space.draw(sweep.base.tree, PartialFixedDraw(point, Corner()))
-            trial = sweep.trial(drawn)
-            values |= {
-                **({FLOOR: trial.default_floor} if trial.optimizer.name == "adambc" else {}),
-                TOTAL_STEP: sweep.default_total_step(trial),
-                CLIP_NORM: GOOD_CLIP_NORM,
-            }
-        for key, value in values.items():
-            try:
-                check_point({**point, key: value}, sweep)
-            except OutsideSpaceError:
-                continue  # not searched, or the value is not in the range
-            point[key] = value
+            trial = sweep.with_searched_noise(sweep.trial(drawn))
+            floor = {FLOOR: trial.default_floor} if trial.optimizer.name == "adambc" else {}
+            _add_searched(point, {**floor, TOTAL_STEP: trial.default_total_step}, sweep)
         if set(point) - {METHOD_NAME, EPSILON}:
             points.append(point)
     return points
+
+
+def _add_searched(point: dict[str, Any], values: Point, sweep: SearchedSweep) -> None:
+    """Add those values to a point that are searched, and in their range."""
+    for key, value in values.items():
+        try:
+            check_point({**point, key: value}, sweep)
+        except OutsideSpaceError:
+            continue
+        point[key] = value

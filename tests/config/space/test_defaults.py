@@ -25,11 +25,11 @@ BASE = {
 def sweep_of(tmp_path):
     """Writes and loads a sweep with this search, around this method."""
 
-    def load(search, method="dp_sgd", sampler="random", trials=20, space="full", epsilon=2):
+    def load(search, method="dp_sgd", trials=20, *, sampler="random", space="full", **privacy):
         path = tmp_path / "sweep.yaml"
         tree = {
             "name": "t",
-            "base": {**BASE, "method": {"name": method}, "privacy": {"epsilon": epsilon}},
+            "base": {**BASE, "method": {"name": method}, "privacy": {"epsilon": 2, **privacy}},
             "search": search,
             "space": space,
             "sampler": {"name": sampler},
@@ -51,8 +51,9 @@ def test_default_space_of_every_method_is_valid_in_all_its_corners(sweep_of, met
 @pytest.mark.parametrize("method", METHODS)
 def test_what_is_printed_can_be_pasted(sweep_of, method):
     pasted = yaml.safe_load(dump_default_space(method))["search"]
-    step = {"optimizer.total_step": pasted["optimizer.total_step"]}  # a sweep has its own
-    ours = sweep_of({"method": "default", **step}, method).space
+    own = "optimizer.total_step", "optimizer.floor"  # of which a sweep has its own
+    sizes = {key: pasted[key] for key in own if key in pasted}
+    ours = sweep_of({"method": "default", **sizes}, method).space
     assert sweep_of(pasted, method).space == ours
 
 
@@ -61,6 +62,17 @@ def test_the_total_step_goes_from_a_quarter_of_the_trials_default_to_four_times_
     steps = [t.total_step for t in sweep.corners if t.privacy.clip_norm == 0.1]
     default = sweep.reference_trial.default_total_step
     assert (min(steps), max(steps)) == pytest.approx((default / 4, default * 4), rel=0.01)
+
+
+@pytest.mark.parametrize("scope", ["trial", "sweep"])
+def test_the_floor_goes_from_an_eighth_of_the_first_trials_to_eight_times_it(sweep_of, scope):
+    """And as many times higher as there are shares, since the noise's variance is."""
+    sweep = sweep_of({"method": "default"}, "dp_adambc", scope=scope)
+    floor = sweep.start[0]["optimizer.floor"]
+    floors = [trial.optimizer.floor for trial in sweep.corners]
+    shares = {"trial": 1, "sweep": sweep.config.budget.trials}[scope]
+    first = floor if scope == "trial" else floor / shares
+    assert (min(floors), max(floors)) == pytest.approx((first / 8, 8 * first * shares), rel=0.3)
 
 
 def test_narrow_leaves_the_total_step_alone(sweep_of):
