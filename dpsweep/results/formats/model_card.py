@@ -133,7 +133,9 @@ class ModelCode:
             ]
             if generates:  # the public model may ask for sampling or penalties
                 names.append("GenerationConfig")
-                lines.append('public.generation_config = GenerationConfig.from_pretrained("adapter")')
+                lines.append(
+                    'public.generation_config = GenerationConfig.from_pretrained("adapter")'
+                )
             lines.append(f'{name} = PeftModel.from_pretrained(public, "adapter").eval()')
         else:
             lines.append(f'{name} = {kind}.from_pretrained("{folder}").eval()')

@@ -222,7 +222,9 @@ def test_texts_to_numbers_and_to_labels(tmp_path, task):
         found = torch.tensor(run_block(card, block, f"estimate({TEXTS!r})"))
         torch.testing.assert_close(found, 4 + 4 * outputs, rtol=1e-4, atol=1e-4)
     else:
-        expected = [[k for k, x in zip(columns["label"], row, strict=True) if x > 0] for row in outputs]
+        expected = [
+            [k for k, x in zip(columns["label"], row, strict=True) if x > 0] for row in outputs
+        ]
         assert run_block(card, block, f"classify({TEXTS!r})") == expected
         assert len(set(map(str, expected))) > 1
 
