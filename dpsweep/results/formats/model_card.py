@@ -42,6 +42,8 @@ def predict(input_ids, attention_mask, **segments):
 $texts'''
 _TEXTS = '''
 
+$names
+
 def $verb(texts):
     """$what of each of a list of $each."""
     $encode
@@ -80,7 +82,7 @@ def write(prompt, max_tokens=$max_tokens):
 
 @dataclass(frozen=True)
 class ModelCode:
-    """What the lines need to know of a trained model."""
+    """Facts of a trained model that the lines are made from."""
 
     config: TrialConfig
     # why transformers does not read the trial's tokenizer; empty if it does. Then a copy of its
@@ -95,7 +97,7 @@ class ModelCode:
         generates = isinstance(data, GenerationData)
         imports, load = self._load(model, folder, generates=generates)
         values = {
-            "imports": "\n".join(sorted(imports, key=_sort_import)),
+            "imports": "\n".join(sorted(imports, key=_sort_import)).replace("files\n", "files\n\n"),
             "load": load,
             "pooled": _USE[model.pool],
             "texts": self._write_texts(),
@@ -167,7 +169,12 @@ class ModelCode:
         )
         each = f"pairs of texts ({', '.join(data.text)})" if pairs else "texts"
         return Template(_TEXTS).substitute(
-            verb=verb, what=what, each=each, encode=encode, result=result
+            names=f"NAMES = {name_outputs(data)!r}\n" if "NAMES" in result else "",
+            verb=verb,
+            what=what,
+            each=each,
+            encode=encode,
+            result=result,
         )
 
 
@@ -185,16 +192,12 @@ def _describe_result(data: TextData) -> tuple[str, str, str]:
     """Name of the function, what it returns, and the expression that makes it of `outputs`."""
     names = name_outputs(data)
     if isinstance(data.task, Classification):
-        return "classify", "Class", f"[{names!r}[k] for k in outputs.argmax(1)]"
+        return "classify", "Class", "[NAMES[k] for k in outputs.argmax(1)]"
     if isinstance(data.task, MultiLabel):
-        return (
-            "classify",
-            "Labels",
-            f"[[k for k, x in zip({names!r}, row) if x > 0] for row in outputs]",
-        )
+        return "classify", "Labels", "[[k for k, x in zip(NAMES, row) if x > 0] for row in outputs]"
     if isinstance(data.task, Regression):
         return "estimate", ", ".join(names), "outputs.tolist()"
-    return "compute", data.task.outputs_words.capitalize(), "outputs"
+    return "compute", "Outputs", "outputs"
 
 
 def _locate_public(model: HuggingFace) -> tuple[list[str], str]:
