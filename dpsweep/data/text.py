@@ -112,7 +112,7 @@ class TextData(TokenData):
         """Read ids and masks, shape (N, T), and targets of the file of num_train or num_test."""
         texts = (self.text,) if isinstance(self.text, str) else self.text
         found = self.read_rows(key, self.name_targets("text") | self.name_targets("label"))
-        coder = _load_coder(find_tokenizer(self.tokenizer))
+        coder = open_tokenizer(find_tokenizer(self.tokenizer))
         coder.enable_truncation(self.length)
         parts = [found[name].convert(_to_text) for name in texts]
         encoded = coder.encode_batch(parts[0] if len(parts) == 1 else [*zip(*parts, strict=True)])
@@ -183,7 +183,7 @@ class GenerationData(TokenData):
             ConfigError: If the tokenizer has no such token.
         """
         place = find_tokenizer(self.tokenizer)
-        coder = _load_coder(place)
+        coder = open_tokenizer(place)
         end = coder.token_to_id(self.end)
         if end is None:
             special = ", ".join(map(repr, read_tokenizer(place).special[:5]))
@@ -294,8 +294,8 @@ def pad_ids(rows: list[list[int]], length: int, padding: int) -> dict[str, Tenso
     return {"input_ids": ids, "attention_mask": mask}
 
 
-def _load_coder(path: Path) -> Any:
-    """Load a tokenizer without the padding and truncation that its file may ask for."""
+def open_tokenizer(path: Path) -> Any:
+    """Open a tokenizer.json without the padding and truncation that it may ask for."""
     coder = import_module("tokenizers").Tokenizer.from_file(str(path))
     coder.no_padding()
     coder.no_truncation()

@@ -1,7 +1,9 @@
 """The confirmed best of a sweep as a registered model, with its privacy statement."""
 
 import json
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -12,16 +14,26 @@ from dpsweep.core.errors import ConfigError, StateError, format_shape
 from dpsweep.core.inputs import Inputs, apply_model
 from dpsweep.data import DataConfig
 from dpsweep.data.read import Dataset, list_class_names
-from dpsweep.data.tasks import Classification
+from dpsweep.data.tasks import Classification, Regression
+from dpsweep.data.text import GenerationData, TextData
+from dpsweep.models.huggingface import HuggingFace
 from dpsweep.privacy.statement import NO_EPSILON, format_delta, format_epsilon
 from dpsweep.results.best_trials import list_best_by_budget, make_no_result_error
 from dpsweep.results.export import Origin, origin_of
 from dpsweep.results.formats import Winner, kept_weights
+from dpsweep.results.formats.huggingface import load_trained, write_pipeline
 from dpsweep.search.charge import describe_trial_privacy, get_charged_run
 from dpsweep.search.trial_record import Record
 from dpsweep.store.state_dir import StateFolder, SweepFolder
 from dpsweep.store.study import Study
-from dpsweep.tracking.registry import ModelEntry, Version, check_registry_names, register_model
+from dpsweep.tracking.registry import (
+    Graph,
+    ModelEntry,
+    Pipeline,
+    Version,
+    check_registry_names,
+    register_model,
+)
 from dpsweep.training.device import use_torch_defaults
 
 _LONGEST_TAG = 5000
@@ -147,19 +159,56 @@ def _register_one(
     void: bool,
 ) -> Registered:
     winner = Winner(record, 1, origin, folder.trial_dir(record.number) / "weights.pt")
-    model = trained(winner)
-    example = _make_example(record.config.data)
     trial = f"{origin.sweep}/{record.number}"
-    entry = ModelEntry(name, alias, folder.id, trial, _note(winner), _tags(record, void=void))
-    with use_torch_defaults():  # torch.export reads a flag that our own settings make invalid
-        found = register_model(uri, entry, model, example)
+    with tempfile.TemporaryDirectory() as place:
+        model, reason = _make_stored(winner, Path(place))
+        note = _note(winner, pipeline=isinstance(model, Pipeline))
+        entry = ModelEntry(name, alias, folder.id, trial, note, _tags(record, void=void))
+        with use_torch_defaults():  # torch.export reads a flag that our own settings make invalid
+            found = register_model(uri, entry, model)
+    words = _describe_version(found, alias)
     return Registered(
         name,
         found.version,
         record.number,
         f"models:/{name}@{alias}",
-        _describe_version(found, alias),
+        f"{words}. It takes token ids, not texts: {reason}" if reason else words,
     )
+
+
+def _make_stored(winner: Winner, folder: Path) -> tuple[Graph | Pipeline, str]:
+    """Make what is stored of a winner, and say why a language model is stored as a graph."""
+    config, reason = winner.record.config, ""
+    if isinstance(config.model, HuggingFace):
+        found = _make_pipeline(winner, folder / "pipeline")
+        if isinstance(found, Pipeline):
+            return found, ""
+        reason = found
+    return Graph(trained(winner), _make_example(config.data)), reason
+
+
+def _make_pipeline(winner: Winner, folder: Path) -> Pipeline | str:
+    """Write a language model as a pipeline of transformers to `folder`, or say why not."""
+    config = winner.record.config
+    data, task = config.data, config.data.task
+    if not isinstance(data, TextData | GenerationData):
+        return f"the tokens are made by data.name: {data.name}"
+    one_number = isinstance(task, Regression) and len(data.targets) == 1
+    if isinstance(data, TextData) and not isinstance(task, Classification) and not one_number:
+        return (
+            f"MLflow's transformers flavour gives one label or one number for a text, and the task "
+            f"is {task.name}"
+        )
+    reason = write_pipeline(config, load_trained(config, kept_weights(winner)), folder)
+    if reason:
+        return reason
+    if isinstance(data, GenerationData):
+        separator = data.separator.replace("{", "{{").replace("}", "}}")
+        call = {"max_new_tokens": data.task.max_tokens, "return_full_text": False}
+        return Pipeline(folder, "text-generation", (), call, f"{{prompt}}{separator}")
+    fixed = {"padding": "max_length", "truncation": True, "max_length": data.length}
+    names = () if isinstance(data.text, str) else ("text", "text_pair")
+    return Pipeline(folder, "text-classification", names, fixed)
 
 
 def _make_example(data: DataConfig) -> Tensor:
@@ -183,17 +232,39 @@ def _make_example(data: DataConfig) -> Tensor:
     return torch.ones(2, len(fields), *fields[0].shape, dtype=torch.int64)
 
 
-def _note(winner: Winner) -> str:
+def _note(winner: Winner, *, pipeline: bool) -> str:
     record, origin = winner.record, winner.origin
+    config = record.config
+    outputs = config.data.task.outputs_words
+    use = f"Takes {_describe_inputs(config)}, and gives {outputs}."
     return "\n\n".join(
         (
             f"Trial {record.number} of sweep {origin.sweep}. "
             f"{origin.describe_selection_bias(record)}",
             f"**Privacy of this run by itself:** {describe_trial_privacy(record)}",
             f"**Privacy of the search:** {origin.search_words}",
-            f"Takes {_describe_inputs(record.config)}, and gives "
-            f"{record.config.data.task.outputs_words}.",
+            _describe_pipeline(config) if pipeline else use,
         )
+    )
+
+
+def _describe_pipeline(config: TrialConfig) -> str:
+    data = config.data
+    if isinstance(data, GenerationData):
+        return (
+            f"Takes prompts, and gives the text that follows. mlflow.pyfunc puts the separator "
+            f"{data.separator!r} behind each prompt; the pipeline of mlflow.transformers does not."
+        )
+    assert isinstance(data, TextData)
+    given = "texts"
+    if not isinstance(data.text, str):
+        given = f"pairs of texts, as text ({data.text[0]}) and text_pair ({data.text[1]})"
+    score = "its probability"
+    if isinstance(data.task, Regression):
+        score = "the number, in its own unit"
+    return (
+        f"Takes {given}, and gives label and score, which is {score}. mlflow.pyfunc cuts texts to "
+        f"{data.length} tokens; call the pipeline of mlflow.transformers with truncation=True."
     )
 
 

@@ -1,8 +1,9 @@
 """Puts a trained model into MLflow's registry: weights and privacy statement, under an alias.
 
 A version is known by the trial it came from, so that to register the same one again changes
-nothing but its description and its alias. What is stored is a graph that MLflow loads without us
-and without running anybody's code (`serialization_format="pt2"`).
+nothing but its description and its alias. What is stored MLflow loads without us: a graph, which
+runs nobody's code (`serialization_format="pt2"`), or a pipeline of transformers with its tokenizer.
+The pipeline of a classifier runs the few lines that are stored beside its weights.
 """
 
 import logging
@@ -10,7 +11,9 @@ import re
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import mlflow.pytorch
 import torch
@@ -20,6 +23,7 @@ from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 from mlflow.models import Model, ModelSignature, infer_signature
 from mlflow.models.model import MLMODEL_FILE_NAME
+from mlflow.types import ColSpec, DataType, Schema
 from torch import nn
 
 from dpsweep.core.errors import ConfigError, ConnectionRefused, StateError, summarize_error
@@ -29,6 +33,7 @@ from dpsweep.tracking.server import redact_password
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,199}")
 _ALIAS = re.compile(r"(?!v\d+$)(?!latest$)[A-Za-z][A-Za-z0-9_-]{0,99}")
 _FOLDER = "model"
+_KIND_TAG = "dpsweep.flavor"
 _SOURCE = {"stack_trace", "nn_module_stack", "source_fn_stack", "from_node", "torch_fn", "custom"}
 """Keys by which nodes of a graph name the code that they were traced from."""
 
@@ -70,14 +75,40 @@ def check_registry_names(name: str, alias: str) -> None:
         )
 
 
-def register_model(uri: str, entry: ModelEntry, model: nn.Module, example: torch.Tensor) -> Version:
+@dataclass(frozen=True)
+class Graph:
+    """Model to be stored as a graph."""
+
+    model: nn.Module  # released weights; in evaluation mode, on the CPU
+    example: torch.Tensor  # input of it, with more than one image; of zeros, no private example
+
+    def save(self, place: Path, entry: ModelEntry) -> None:
+        """Write it to a folder as MLflow stores models of torch."""
+        _save_model(self.model, self.example, place)
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Model to be stored as a pipeline of transformers."""
+
+    folder: Path  # model and tokenizer, as from_pretrained reads them
+    task: str  # of transformers, such as text-classification
+    inputs: tuple[str, ...]  # names of the texts of one input; none for a single text
+    call: Mapping[str, Any]  # arguments of each call of the pyfunc
+    prompt: str | None = None  # template of a prompt, with {prompt}
+
+    def save(self, place: Path, entry: ModelEntry) -> None:
+        """Write it to a folder as MLflow stores models of transformers."""
+        _save_pipeline(self, place, entry)
+
+
+def register_model(uri: str, entry: ModelEntry, model: Graph | Pipeline) -> Version:
     """Register `model`, unless it is there, and give it the alias.
 
     Args:
         uri: Of the tracking server, which has the trial's run.
         entry: Name, description and tags.
-        model: Released weights; in evaluation mode, on the CPU.
-        example: An input of it, with more than one image; of zeros, no private example.
+        model: Stored if it is new.
 
     Raises:
         ConnectionRefused: If the server does not answer, or refuses.
@@ -87,7 +118,7 @@ def register_model(uri: str, entry: ModelEntry, model: nn.Module, example: torch
     logging.getLogger("alembic").setLevel(logging.WARNING)
     check_reachable(uri)
     try:
-        return _register_version(MlflowClient(uri), entry, model, example)
+        return _register_version(MlflowClient(uri), entry, model)
     except MlflowException as e:
         raise ConnectionRefused(
             f"--register {entry.name}: the tracking server {redact_password(uri)} refuses: "
@@ -95,14 +126,14 @@ def register_model(uri: str, entry: ModelEntry, model: nn.Module, example: torch
         ) from e
 
 
-def _register_version(
-    client: MlflowClient, entry: ModelEntry, model: nn.Module, example: torch.Tensor
-) -> Version:
+def _register_version(client: MlflowClient, entry: ModelEntry, model: Graph | Pipeline) -> Version:
     versions = _list_versions(client, entry.name)
     same = {ID_TAG: entry.sweep_id, TRIAL_TAG: entry.trial}
+    if isinstance(model, Pipeline):  # the same trial's graph takes other inputs than the note says
+        same[_KIND_TAG] = "transformers"
     known = next((v for v in versions if same.items() <= v.tags.items()), None)
     before = next((v.version for v in versions if entry.alias in v.aliases), None)
-    made = known or _create_version(client, entry, model, example)
+    made = known or _create_version(client, entry, model)
     client.update_model_version(entry.name, made.version, entry.note)
     for key, value in {**entry.tags, **same}.items():
         client.set_model_version_tag(entry.name, made.version, key, value)
@@ -119,12 +150,12 @@ def _list_versions(client: MlflowClient, name: str) -> list[ModelVersion]:
 
 
 def _create_version(
-    client: MlflowClient, entry: ModelEntry, model: nn.Module, example: torch.Tensor
+    client: MlflowClient, entry: ModelEntry, model: Graph | Pipeline
 ) -> ModelVersion:
     run = _get_run(client, entry)
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / _FOLDER
-        _save_model(model, example, place)
+        model.save(place, entry)
         client.log_artifacts(run.info.run_id, str(place), _FOLDER)
     if not client.search_registered_models(f"name = '{entry.name}'"):
         client.create_registered_model(entry.name)
@@ -143,7 +174,7 @@ def _save_model(model: nn.Module, example: torch.Tensor, place: Path) -> None:
         input_example=inputs,
         signature=signature,
         serialization_format="pt2",
-        pip_requirements=[f"torch=={torch.__version__.partition('+')[0]}"],
+        pip_requirements=[f"torch=={_get_version('torch')}"],
     )
     if example.dtype == torch.uint8:
         # MLflow needs an input's type to trace the model, and would then take no other: the model
@@ -153,6 +184,44 @@ def _save_model(model: nn.Module, example: torch.Tensor, place: Path) -> None:
         saved.save(str(place / MLMODEL_FILE_NAME))
     for graph in place.rglob("*.pt2"):
         _strip_source(graph)
+
+
+def _save_pipeline(model: Pipeline, place: Path, entry: ModelEntry) -> None:
+    import mlflow.transformers
+    import transformers
+    from huggingface_hub import ModelCard
+
+    # a path in its place is refused: MLflow 3.17 takes the class of a task's pipeline for a class,
+    # where transformers 5.23 has its name. The code that is trusted is what `folder` was given
+    pipeline = transformers.pipeline(
+        model.task, str(model.folder), device="cpu", trust_remote_code=True
+    )
+
+    text = [ColSpec(DataType.string, name) for name in model.inputs] or [ColSpec(DataType.string)]
+    answer = [ColSpec(DataType.string)]
+    if model.task == "text-classification":
+        answer = [ColSpec(DataType.string, "label"), ColSpec(DataType.double, "score")]
+    mlflow.transformers.save_model(
+        pipeline,
+        str(place),
+        signature=ModelSignature(Schema(text), Schema(answer)),
+        model_card=ModelCard(
+            f"---\nlibrary_name: transformers\n---\n# {entry.name}\n\n{entry.note}\n"
+        ),
+        metadata={**entry.tags, "privacy": entry.note},
+        model_config=dict(model.call),
+        prompt_template=model.prompt,
+        pip_requirements=[f"{name}=={_get_version(name)}" for name in ("torch", "transformers")],
+    )
+    # MLflow writes where a licence could be looked up, and takes our temporary folder for a name
+    (place / "LICENSE.txt").unlink(missing_ok=True)
+    saved = Model.load(str(place))
+    saved.flavors["transformers"]["source_model_name"] = entry.name
+    saved.save(str(place / MLMODEL_FILE_NAME))
+
+
+def _get_version(package: str) -> str:
+    return version(package).partition("+")[0]
 
 
 def _strip_source(place: Path) -> None:

@@ -94,9 +94,7 @@ def test_classifier_learns_and_its_export_classifies_alike(place, monkeypatch, a
     start = dict(build_model(config.model, config.data.spec, config.seed).named_parameters())
     assert all((start[k] != x).any() for k, x in weights.items() if "head" in k)
     card = place / "out" / "README.md"
-    write_huggingface(
-        config.model, load_trained(config, trial_dir.weights), card, ["dpsweep export"]
-    )
+    write_huggingface(config, load_trained(config, trial_dir.weights), card, ["dpsweep export"])
     monkeypatch.chdir(card.parent)
     space = {}
     exec(re.findall(r"```python\n(.*?)```", card.read_text(), re.S)[0], space)
@@ -137,7 +135,5 @@ def test_language_model_learns_what_follows(place):
     result, trial_dir = run(config, place)
     assert result.rows[-1]["valid/perplexity"] < 6  # 8 tokens that are equally likely: 8
     card = place / "out" / "README.md"
-    write_huggingface(
-        config.model, load_trained(config, trial_dir.weights), card, ["dpsweep export"]
-    )
+    write_huggingface(config, load_trained(config, trial_dir.weights), card, ["dpsweep export"])
     transformers.AutoModelForCausalLM.from_pretrained(card.parent / "model")

@@ -16,7 +16,6 @@ from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, StateError, unknown_name_error
 from dpsweep.core.own_code import import_folder
 from dpsweep.data.read import list_class_names
-from dpsweep.models.huggingface import HuggingFace
 from dpsweep.models.own import Own
 from dpsweep.results.best_trials import choose_trials, make_no_result_error, name_config_file
 from dpsweep.results.export import (
@@ -143,8 +142,7 @@ def _huggingface(winner: Winner, place: Path) -> str:
     facts = export_facts(winner.record, winner.rank, origin, use)
     config, weights = winner.record.config, kept_weights(winner)
     model = load_trained(config, weights)
-    assert isinstance(config.model, HuggingFace)
-    write_huggingface(config.model, model, place, facts)
+    write_huggingface(config, model, place, facts)
     return f"{_figure(winner)}, with model, head and adapter beside it"
 
 

@@ -6,18 +6,23 @@ import pytest
 import torch
 from torch import nn
 
-from dpsweep.core.types import Field
-from dpsweep.data.base import Spec
+from dpsweep.config.trial import TrialConfig
 from dpsweep.models import build_model
-from dpsweep.models.huggingface import HuggingFace
 from dpsweep.results.formats.huggingface import write_huggingface
 
 transformers = pytest.importorskip("transformers", reason="extra text")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the library's own
 
-FIELDS = (Field("input_ids", (6,), 40), Field("attention_mask", (6,), is_mask=True))
-CLASSIFY = Spec(100, 10, (), 3, 255, None, fields=FIELDS)
-GENERATE = Spec(100, 10, (), 40, 255, None, fields=FIELDS, positions=6)
+FIELDS = {
+    "input_ids": {"shape": [6], "num_ids": 40},
+    "attention_mask": {"shape": [6], "mask": True},
+}
+CLASSIFY = {"name": "own", "function": "mine:tokens", "fields": FIELDS, "num_classes": 3} | {
+    "task": {"name": "classification"}
+}
+GENERATE = {"name": "generation", "file": "x.csv", "source": "s", "target": "t", "length": 6} | {
+    "end": "[END]"
+}
 SIZES = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 
 
@@ -37,15 +42,36 @@ def gpt2(tmp_path):
     return str(tmp_path / "gpt2")
 
 
+def make_config(data, model, adapter, **keys):
+    """A trial on tokens of a function of one's own, or on prompts with a tokenizer of 40 words."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+
+    if data is GENERATE:
+        coder = Tokenizer(WordLevel({"[END]": 0} | {f"w{i}": i for i in range(1, 40)}, "w1"))
+        coder.add_special_tokens(["[END]"])
+        coder.save(f"{model}/words.json")
+        data = {**data, "tokenizer": f"{model}/words.json"}
+    return TrialConfig.model_validate(
+        {
+            "data": {**data, "num_train": 100, "validation": "holdout"},
+            "model": {"name": "huggingface", "folder": model, "adapter": adapter, **keys},
+            "privacy": {"epsilon": 1, "delta": 1e-3},
+            "train": {"batch_size": 10, "epochs": 1},
+            "method": {"name": "dp_sgd"},
+        }
+    )
+
+
 def tokens():
     ids = torch.randint(4, 40, (3, 6), generator=torch.Generator().manual_seed(1))
     mask = (torch.arange(6) < torch.tensor([6, 1, 3])[:, None]).long()
     return {"input_ids": ids, "attention_mask": mask}
 
 
-def trained(config, spec):
+def trained(config):
     """A model whose trained weights are random."""
-    model = build_model(config, spec, 0)
+    model = build_model(config.model, config.data.spec, 0)
     with torch.no_grad():
         for p in model.parameters():
             nn.init.normal_(p, std=0.3)
@@ -59,13 +85,18 @@ def blocks(card):
 @pytest.mark.parametrize("pool", ["mean", "first", "last"])
 @pytest.mark.parametrize("adapter", ["lora", "bitfit", "head", "full"])
 def test_code_of_the_card_computes_what_was_trained(bert, tmp_path, monkeypatch, adapter, pool):
-    config = HuggingFace(folder=bert, pool=pool, adapter={"name": adapter})
-    model = trained(config, CLASSIFY)
+    config = make_config(CLASSIFY, bert, {"name": adapter}, pool=pool)
+    model = trained(config)
     expected = model(**tokens())
     before = {k: x.clone() for k, x in model.state_dict().items()}
     card = tmp_path / "out" / "README.md"
     write_huggingface(config, model, card, ["dpsweep export: trial 3", "Private: (1, 1e-5)."])
     assert card.read_text().startswith("# dpsweep export: trial 3\n\nPrivate: (1, 1e-5).\n")
+    assert "does not read the tokenizer here: the tokens are made by data.name: own." in (
+        card.read_text()
+    )
+    with pytest.raises(Exception):  # noqa: B017, PT011  the library's own, of several kinds
+        transformers.AutoTokenizer.from_pretrained(card.parent / "model")
     monkeypatch.chdir(card.parent)
     space = {}
     exec(blocks(card)[0], space)
@@ -73,7 +104,7 @@ def test_code_of_the_card_computes_what_was_trained(bert, tmp_path, monkeypatch,
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     segments = torch.tensor([[0, 0, 0, 1, 1, 1]] * 3)
     paired = space["predict"](**tokens(), token_type_ids=segments)
-    model = trained(config, CLASSIFY)
+    model = trained(config)
     with torch.no_grad():
         model.load_state_dict(before)
     torch.testing.assert_close(
@@ -83,15 +114,15 @@ def test_code_of_the_card_computes_what_was_trained(bert, tmp_path, monkeypatch,
 
 def test_adapter_loads_with_peft(bert, gpt2, tmp_path):
     peft = pytest.importorskip("peft")
-    for folder, spec in ((bert, CLASSIFY), (gpt2, GENERATE)):
-        config = HuggingFace(folder=folder, adapter={"name": "lora", "rank": 3, "alpha": 7.0})
-        model = trained(config, spec)
+    for folder, data in ((bert, CLASSIFY), (gpt2, GENERATE)):
+        config = make_config(data, folder, {"name": "lora", "rank": 3, "alpha": 7.0})
+        model = trained(config)
         seen = []
         model.body.register_forward_hook(lambda _, given, output, seen=seen: seen.append(output[0]))
         model(**tokens())
-        card = tmp_path / spec.outputs.__repr__() / "README.md"
+        card = tmp_path / data["name"] / "README.md"
         write_huggingface(config, model, card, ["dpsweep export"])
-        kind = "AutoModel" if spec is CLASSIFY else "AutoModelForCausalLM"
+        kind = "AutoModel" if data is CLASSIFY else "AutoModelForCausalLM"
         base = getattr(transformers, kind).from_pretrained(folder)
         adapted = peft.PeftModel.from_pretrained(base, card.parent / "adapter").eval()
         with torch.no_grad():
@@ -102,8 +133,8 @@ def test_adapter_loads_with_peft(bert, gpt2, tmp_path):
 
 def test_merged_language_model_loads_and_keeps_its_ties(gpt2, tmp_path):
     for adapter in ("lora", "full"):
-        config = HuggingFace(folder=gpt2, adapter={"name": adapter})
-        model = trained(config, GENERATE)
+        config = make_config(GENERATE, gpt2, {"name": adapter})
+        model = trained(config)
         expected = model(**tokens())
         card = tmp_path / adapter / "README.md"
         write_huggingface(config, model, card, ["dpsweep export"])
