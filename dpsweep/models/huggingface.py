@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from dpsweep.core.errors import InvalidKey
+from dpsweep.core.errors import ConfigError, InvalidKey
 from dpsweep.core.strict import Strict, is_unused
 from dpsweep.data.base import Spec
 from dpsweep.models.parts import Model, Prefixes
@@ -106,13 +106,16 @@ class HuggingFace(Model):
     @property
     def public_weights(self) -> str:
         """Weights that it starts from, in words; empty if they are random."""
-        key = "folder" if self.folder else "package"
-        return "" if self.random else f"{self.folder or self.package} (model.{key})"
+        return "" if self.random else f"{self.folder or self.package} (model.{self._place_key})"
 
     @property
     def freezes(self) -> bool:
         """True if layers are frozen."""
         return self.adapter.name in ("head", "lora")
+
+    @property
+    def _place_key(self) -> str:
+        return "folder" if self.folder else "package"
 
     @property
     def place(self) -> Path:
@@ -152,7 +155,10 @@ class HuggingFace(Model):
         settings = _read_json(self.place / "config.json")
         length = self._check_tokens(spec, settings)
         head = None if spec.positions is not None else spec.num_classes
-        model = make_text_model(self.place, head, self.pool, random=self.random)
+        model = make_text_model(
+            self.place, head, self.pool, random=self.random, key=self._place_key
+        )
+        self._check_length(length, settings, model.num_unused_positions)
         is_meta = next(model.parameters()).is_meta
         train_only(model, self.adapter)
         if not is_meta:
@@ -164,7 +170,7 @@ class HuggingFace(Model):
         """Return the number of positions, if these are tokens that the model takes.
 
         Raises:
-            InvalidKey: If they are none, or the tokenizer or the length does not fit.
+            InvalidKey: If they are none, or the tokenizer does not fit.
         """
         fields = {field.name: field for field in spec.fields}
         taken = {"input_ids", "attention_mask", "token_type_ids"}
@@ -177,19 +183,22 @@ class HuggingFace(Model):
         (length,), size = tokens.shape, settings.get("vocab_size")
         if size is None or (tokens.num_ids or 0) > size:
             raise InvalidKey(
-                "folder" if self.folder else "package",
+                self._place_key,
                 f"has a vocabulary of {size}, and the tokenizer of data.tokenizer numbers tokens "
                 f"up to {tokens.num_ids}. Give data.tokenizer the same folder or package",
             )
-        limits = ("max_position_embeddings", "n_positions", "sliding_window", "local_attention")
-        for key in limits:
-            most = settings.get(key)
-            if isinstance(most, int) and length > most:
-                raise InvalidKey(
-                    "folder" if self.folder else "package",
-                    f"has {key} {most}, and data.length is {length}. Give at most {most}",
-                )
         return int(length)
+
+    def _check_length(self, length: int, settings: Mapping[str, Any], num_unused: int) -> None:
+        """Raise ConfigError if the model has fewer positions than an example has tokens."""
+        for key in ("max_position_embeddings", "n_positions", "sliding_window", "local_attention"):
+            size = settings.get(key)
+            if isinstance(size, int) and length > size - num_unused:
+                before = f", {num_unused} of them before the first token" if num_unused else ""
+                raise ConfigError(
+                    f"data.length: {length} is more than {self.folder or self.package} takes, "
+                    f"which has {key} {size}{before}. Give at most {size - num_unused}"
+                )
 
 
 def _read_json(place: Path) -> Mapping[str, Any]:

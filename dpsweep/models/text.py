@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpsweep.core.errors import InvalidKey
+from dpsweep.core.errors import InvalidKey, summarize_error
 from dpsweep.core.seeds import derive_public_seed
 from dpsweep.models.lora import add_lora, find_linear
 from dpsweep.models.transfer import freeze
@@ -29,6 +29,8 @@ _TARGETS = (
     ("Wqkv",),
 )
 """Names of the layers that make queries and values, in the families of models."""
+
+_OTHERS = "Give a model of another kind, such as BERT, RoBERTa, GPT-2 or Llama"
 
 _PASSING = {"input_ids", "attention_mask", "position_ids", "token_type_ids", "use_cache"}
 
@@ -55,7 +57,8 @@ class TextModel(nn.Module):
         self._caches = "use_cache" in takes
         places = [m for k, m in body.named_modules() if k.endswith("position_embeddings")]
         padding = getattr(places[0], "padding_idx", None) if places else None
-        self._first = 0 if padding is None else padding + 1  # RoBERTa's begin behind the padding's
+        # positions of the table before the first token's: RoBERTa's begin behind the padding's
+        self.num_unused_positions = 0 if padding is None else padding + 1
         self._is_causal = any(getattr(m, "is_causal", False) for m in body.modules())
 
     def forward(
@@ -73,7 +76,7 @@ class TextModel(nn.Module):
             attention_mask = torch.ones_like(input_ids)
         given: dict[str, Any] = {"use_cache": False} if self._caches else {}
         if self._positions:
-            numbers = self._first + torch.arange(length, device=input_ids.device)
+            numbers = self.num_unused_positions + torch.arange(length, device=input_ids.device)
             given["position_ids"] = numbers.expand(num, length)
         if self.num_segments:
             known = token_type_ids if self.num_segments > 1 else None
@@ -112,7 +115,9 @@ def pool_hidden(hidden_BTE: Tensor, mask_BT: Tensor, pool: str) -> Tensor:
     return total_BE / weight_BT.sum(1, keepdim=True).clamp(min=1)
 
 
-def make_text_model(place: Path, outputs: int | None, pool: str, *, random: bool) -> TextModel:
+def make_text_model(
+    place: Path, outputs: int | None, pool: str, *, random: bool, key: str = "folder"
+) -> TextModel:
     """Read a model of a folder, in float32, without dropout, and without a pooler of its own.
 
     Args:
@@ -120,11 +125,13 @@ def make_text_model(place: Path, outputs: int | None, pool: str, *, random: bool
         outputs: Size of the new head; None for a causal language model with its own.
         pool: See `TextModel`.
         random: True for random weights.
+        key: Key that names the folder.
 
     Raises:
         InvalidKey: If transformers cannot read it, or weights are missing in it.
     """
     import transformers
+    from safetensors import SafetensorError
 
     kind = transformers.AutoModel if outputs is not None else transformers.AutoModelForCausalLM
     transformers.logging.set_verbosity_error()  # what it finds missing is said below
@@ -132,9 +139,9 @@ def make_text_model(place: Path, outputs: int | None, pool: str, *, random: bool
     how: dict[str, Any] = {"dtype": torch.float32}
     try:
         config = transformers.AutoConfig.from_pretrained(place, local_files_only=True)
-        for key, value in config.to_dict().items():
-            if "drop" in key and isinstance(value, float):
-                setattr(config, key, 0.0)
+        for name, value in config.to_dict().items():
+            if "drop" in name and isinstance(value, float):
+                setattr(config, name, 0.0)
         config.use_cache = False
         if random or torch.empty(0).is_meta:  # a check of sizes reads no weights
             body, missing = kind.from_config(config, **how), set[str]()
@@ -148,16 +155,21 @@ def make_text_model(place: Path, outputs: int | None, pool: str, *, random: bool
                 **how,
             )
             missing = set(read["missing_keys"]) | set(read["mismatched_keys"])
-    except (OSError, ValueError, RuntimeError, KeyError, ImportError) as e:
-        first = str(e).strip().splitlines()[0][:300].rstrip(".")
-        raise InvalidKey("folder", f"{place}: transformers cannot read it: {first}") from e
+    except (OSError, ValueError, RuntimeError, KeyError, ImportError, SafetensorError) as e:
+        first = summarize_error(e)[:300].rstrip(".")
+        raise InvalidKey(
+            key,
+            f"{place}: transformers cannot read it: {first}. Copy the folder afresh, or write it "
+            f"with save_pretrained",
+        ) from e
     if getattr(body, "pooler", None) is not None:
         body.pooler = None
-    if lacking := sorted(key for key in missing if not key.startswith("pooler.")):
+    if lacking := sorted(name for name in missing if not name.startswith("pooler.")):
         raise InvalidKey(
-            "folder",
+            key,
             f"{place}: lacks {len(lacking)} of the model's weights, such as {lacking[0]}. It was "
-            f"saved from a model of another kind",
+            f"saved from a model of another kind, or from a part of one. Save the whole model with "
+            f"save_pretrained",
         )
     head = None if outputs is None else nn.Linear(body.config.hidden_size, outputs)
     return TextModel(body.eval(), head, pool).eval()
@@ -246,7 +258,7 @@ def check_agreement(model: TextModel, num_ids: int, length: int) -> None:
         raise InvalidKey(
             "name",
             f"cannot make this model a function of each example alone: with masks of four "
-            f"dimensions it fails ({type(e).__name__}: {first})",
+            f"dimensions it fails ({type(e).__name__}: {first}). {_OTHERS}",
         ) from e
     finally:
         hook.remove()
@@ -254,6 +266,6 @@ def check_agreement(model: TextModel, num_ids: int, length: int) -> None:
     if not (ours - theirs).abs().max() <= _AGREED * theirs.abs().max():
         raise InvalidKey(
             "name",
-            "cannot make this model a function of each example alone: with masks of four "
-            "dimensions it does not compute what transformers does",
+            f"cannot make this model a function of each example alone: with masks of four "
+            f"dimensions it does not compute what transformers does. {_OTHERS}",
         )

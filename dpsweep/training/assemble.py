@@ -81,7 +81,7 @@ def assemble_step_on(
 
     No frozen part is computed ahead.
     """
-    model = build_model(config.model, config.data.spec, config.seed)
+    model = _build_model(config)
     device = data.device
     geometry = _make_geometry(config, model).to(device)
     model = model.to(device, getattr(torch, config.train.dtype))
@@ -105,12 +105,11 @@ def check_fit(config: TrialConfig) -> None:
     """
     try:
         with torch.device("meta"):  # shapes without memory: a file is checked in a second
-            model = build_model(config.model, config.data.spec, config.seed)
+            model = _build_model(config)
+    except InvalidKey:
+        raise
     except ValueError as e:
-        key = f"model.{e.key}" if isinstance(e, InvalidKey) else "model"
-        raise InvalidKey(key, f"{config.model.name} cannot be built: {e}") from e
-    except ConfigError as e:  # it keeps a state; whoever checks a file adds its name and line
-        raise InvalidKey("model", str(e).removeprefix("model: ")) from e
+        raise InvalidKey("model", f"{config.model.name} cannot be built: {e}") from e
     if config.train.augment is not None:
         if config.data.features is not None:
             raise InvalidKey(
@@ -129,6 +128,22 @@ def check_fit(config: TrialConfig) -> None:
         refuse_geometry(config.train.engine, geometry)
     except ValueError as e:
         raise InvalidKey(ENGINE, str(e)) from e
+
+
+def _build_model(config: TrialConfig) -> nn.Module:
+    """Build the model.
+
+    Raises:
+        InvalidKey: Naming the dotted key at fault, which may be one of the data.
+        ValueError: From a model's own code; a trial does not record its words.
+    """
+    try:
+        return build_model(config.model, config.data.spec, config.seed)
+    except ConfigError as e:  # begins with its key; whoever checks a file adds name and line
+        key, _, words = str(e).partition(": ")
+        raise InvalidKey(key, words) from e
+    except InvalidKey as e:
+        raise InvalidKey(f"model.{e.key}", f"{config.model.name} cannot be built: {e}") from e
 
 
 def _make_engine(

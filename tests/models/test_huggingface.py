@@ -6,15 +6,20 @@ where the extra `text` is not installed.
 
 import json
 import re
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from pydantic import TypeAdapter, ValidationError
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from dpsweep.core.errors import InvalidKey
+from dpsweep.config.source import parse_yaml
+from dpsweep.config.trial import load_trial
+from dpsweep.core.errors import ConfigError, InvalidKey
 from dpsweep.core.types import Field
 from dpsweep.data.base import Spec
 from dpsweep.data.read import Dataset
@@ -30,6 +35,7 @@ from dpsweep.privacy.engine.gradient_check import find_wrong_gradients
 from dpsweep.privacy.engine.gradients import WrittenOut
 from dpsweep.privacy.engine.layers import find_black_boxes
 from dpsweep.privacy.geometry import IDENTITY
+from dpsweep.training.check import check_trial
 from dpsweep.training.frozen import trimmed_chunks
 
 transformers = pytest.importorskip("transformers", reason="extra text")
@@ -354,8 +360,89 @@ def fields(length, vocabulary):
 def test_tokenizer_and_length_must_fit(folders):
     with pytest.raises(InvalidKey, match=r"vocabulary of 40, and .* up to 41"):
         built(folders["bert"], fields(6, 41))
-    with pytest.raises(InvalidKey, match=r"max_position_embeddings 12, and data\.length is 13"):
-        built(folders["bert"], fields(13, 40))
+
+
+@pytest.mark.parametrize(("family", "most"), [("bert", 12), ("roberta", 10), ("gpt2", 12)])
+def test_length_that_a_model_has_no_positions_for_is_refused(folders, family, most):
+    """RoBERTa's positions begin behind the padding's: two of its twelve are never used."""
+    spec = LANGUAGE if family == "gpt2" else SPEC
+    long, fits = (
+        replace(
+            spec,
+            fields=tuple(replace(field, shape=(length,)) for field in spec.fields),
+            positions=length if spec is LANGUAGE else None,
+        )
+        for length in (most + 1, most)
+    )
+    built(folders[family], fits)(**tokens(length=most))
+    with pytest.raises(
+        ConfigError, match=rf"^data\.length: {most + 1} is more .*position.* 12.* most {most}$"
+    ):
+        built(folders[family], long)
+
+
+FAULTS = {
+    "length": ({"length": 13}, {}, r"x\.yaml:6: data\.length: 13 is more .* Give at most 12\.$"),
+    "tokenizer": (
+        {"tokenizer": "nope"},
+        {},
+        r"x\.yaml:11: data\.tokenizer: nope is neither a folder .* pip install 'dpsweep\[text\]'",
+    ),
+    "cut short": ({}, {"folder": "cut"}, r"x\.yaml:15: model\.folder: .* Copy the folder afresh"),
+    "lacking": (
+        {},
+        {"folder": "lacking"},
+        r"x\.yaml:15: model\.folder: .* lacks 1 .* Save the whole",
+    ),
+    "masks": (
+        {},
+        {"folder": "deberta"},
+        r"x\.yaml:16: model\.name: .* Give a model of another kind",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_check_names_line_and_key_of_what_does_not_fit(folders, tmp_path, monkeypatch, fault):
+    """Some faults show where sizes are compared, others only where weights are read and tried."""
+    from safetensors.torch import load_file, save_file
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DPSWEEP_CACHE", str(tmp_path / "cache"))
+    for name in ("bert", "cut", "lacking"):
+        shutil.copytree(folders["bert"], name)
+    whole = Path("cut/model.safetensors").read_bytes()
+    Path("cut/model.safetensors").write_bytes(whole[: len(whole) // 2])
+    weights = load_file("lacking/model.safetensors")
+    weights.pop("encoder.layer.1.output.dense.weight")
+    save_file(weights, "lacking/model.safetensors", {"format": "pt"})
+    deberta = transformers.DebertaV2Config(**_SMALL, **_HEADS)
+    transformers.AutoModel.from_config(deberta).save_pretrained("deberta")
+    Path("tokenizer.json").write_text(json.dumps({"model": {"vocab": {"good": 0, "bad": 1}}}))
+    Path("rows.csv").write_text("text,label\n" + "good,1\nbad,0\n" * 20)
+    data, model, message = FAULTS[fault]
+    tree = {
+        "data": {
+            "file": "rows.csv",
+            "holdout_fraction": 0.1,
+            "label": "label",
+            "name": "text",
+            "length": 6,
+            "num_classes": 2,
+            "num_train": 40,
+            "validation": "holdout",
+            "text": "text",
+            "tokenizer": "tokenizer.json",
+        }
+        | data,
+        "model": {"adapter": {"name": "full"}, "folder": "bert", "name": "huggingface"} | model,
+        "privacy": {"noise_multiplier": 1.0},
+        "train": {"batch_size": 8, "epochs": 1},
+        "method": {"name": "dp_sgd"},
+    }
+    source = parse_yaml(yaml.safe_dump(tree, sort_keys=False), "x.yaml")
+    with pytest.raises(ConfigError, match=message):
+        check_trial(load_trial(source), source)
 
 
 def test_weights_that_are_missing_in_the_folder_are_no_random_ones(folders, tmp_path):

@@ -55,6 +55,13 @@ def test_each_form_of_a_method_is_a_valid_trial(method, tmp_path, capsys):
     assert "a valid trial" in capsys.readouterr().out
 
 
+def test_budget_that_cannot_be_counted_is_named_with_its_line(tmp_path):
+    text = trial("name: dp_sgd").replace("noise_multiplier: 1.0", "epsilon: 1, delta: 0.2")
+    text = text.replace("batch_size: 100, epochs: 2", "batch_size: 1, epochs: 0.0027")
+    with pytest.raises(ConfigError, match=r"trial\.yaml:3: privacy: 4 steps .* Write a larger"):
+        checked(tmp_path, text.replace("MODEL", DENSE))
+
+
 @pytest.mark.parametrize(
     ("method", "model"),
     [
