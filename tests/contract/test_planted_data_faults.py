@@ -1,4 +1,20 @@
-"""Faults of public code in data and losses: each is planted, and a check fails that held before."""
+"""Faults of public code in data, losses and adapters: planted, each fails a check that held before.
+
+They stand in docs/concepts/faults.md. Those of adapters are planted in tests/models, where the
+extra `text` is installed, and that of units in tests/data/test_units.py.
+
+| fault | caught by | which says |
+|---|---|---|
+| padding tokens in the loss | only_target_tokens_have_gradients | a token that is no target |
+| loss averaged over a batch's tokens | engines_answer_as_autograd_does | is not that of autograd |
+| padding to the batch's longest text | one_example_moves_a_sum_by_one_clip_norm | sensitivity |
+| clipping per token | one_example_moves_a_sum_by_one_clip_norm | is not that of autograd |
+| a normalisation constant computed from private rows | a_rows_inputs_are_its_own | another row |
+| LoRA's frozen matrix trained | check_frozen_weights | frozen |
+| LoRA's scale forgotten in the layer, in the merged model, in both | check_scale | scale |
+| tied weights counted once in the norm | find_wrong_gradients | is not that of autograd |
+| a unit's examples clipped one by one | check_releases | sensitivity |
+"""
 
 import json
 from collections.abc import Callable
@@ -29,6 +45,13 @@ WORDS = ["[PAD]", "[UNK]", "[END]", *"abcdefgh"]
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 Check = Callable[["World"], None]
+ROOT = Path(__file__).parents[2]
+PLANTED_ELSEWHERE = {
+    "check_frozen_weights": "tests/models/test_huggingface_trial.py",
+    "check_scale": "tests/models/test_huggingface.py",
+    "find_wrong_gradients": "tests/models/test_huggingface.py",
+    "check_releases": "tests/data/test_units.py",
+}
 
 
 class Reader(nn.Module):
@@ -93,23 +116,21 @@ def world(tmp_path, monkeypatch):
 
 def one_example_moves_a_sum_by_one_clip_norm(world: World) -> None:
     found = {c.name: c for c in check_releases(world.config, 0.1)}
-    assert found["sensitivity"].holds
+    assert found["sensitivity"].holds, f"sensitivity: {found['sensitivity'].measured} clip norms"
 
 
 def engines_answer_as_autograd_does(world: World) -> None:
     spec = world.config.data.spec
     task, net = world.config.data.task, make(spec.fields, spec.num_classes)
-    assert (
-        find_wrong_gradients(net, task.loss, spec.inputs, BookkeepingEngine, task.draw_targets)
-        is None
-    )
+    wrong = find_wrong_gradients(net, task.loss, spec.inputs, BookkeepingEngine, task.draw_targets)
+    assert wrong is None, wrong
 
 
 def only_target_tokens_have_gradients(world: World) -> None:
     outputs = torch.randn(3, LENGTH, len(WORDS), requires_grad=True)
     targets = CausalLM().draw_targets(3, (LENGTH, len(WORDS)))
     CausalLM().losses(outputs, targets).sum().backward()
-    assert not outputs.grad[targets == IGNORED].any()
+    assert not outputs.grad[targets == IGNORED].any(), "a token that is no target has a gradient"
 
 
 def a_rows_inputs_are_its_own(world: World) -> None:
@@ -130,7 +151,7 @@ def a_rows_inputs_are_its_own(world: World) -> None:
             }
         )
         found.append(load_dataset(data, 0).inputs[:2])
-    assert torch.equal(*found)
+    assert torch.equal(*found), "another row changes a row's inputs"
 
 
 # Faults.
@@ -188,24 +209,40 @@ def scaled_by_the_largest_value(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ColumnConfig, "encode", encode)
 
 
-FAULTS: list[tuple[Plant, Check]] = [
-    (padding_in_the_loss, only_target_tokens_have_gradients),
-    (mean_over_the_batchs_tokens, engines_answer_as_autograd_does),
-    (padded_to_the_batchs_longest, one_example_moves_a_sum_by_one_clip_norm),
-    (clipped_per_token, one_example_moves_a_sum_by_one_clip_norm),
-    (scaled_by_the_largest_value, a_rows_inputs_are_its_own),
+AUTOGRAD = "is not that of autograd"
+FAULTS: list[tuple[Plant, Check, str]] = [
+    (padding_in_the_loss, only_target_tokens_have_gradients, "a token that is no target"),
+    (mean_over_the_batchs_tokens, engines_answer_as_autograd_does, AUTOGRAD),
+    (padded_to_the_batchs_longest, one_example_moves_a_sum_by_one_clip_norm, "sensitivity"),
+    # no engine is right about it, so none is tried
+    (clipped_per_token, one_example_moves_a_sum_by_one_clip_norm, AUTOGRAD),
+    (scaled_by_the_largest_value, a_rows_inputs_are_its_own, "another row"),
 ]
 
 
 @pytest.mark.parametrize(
-    "check", dict.fromkeys(check for _, check in FAULTS), ids=lambda x: x.__name__
+    "check", dict.fromkeys(check for _, check, _ in FAULTS), ids=lambda x: x.__name__
 )
 def test_each_check_holds_of_the_code_as_it_is(world, check):
     check(world)
 
 
-@pytest.mark.parametrize(("plant", "check"), FAULTS, ids=lambda x: x.__name__)
-def test_each_fault_is_caught(world, monkeypatch, plant, check):
+@pytest.mark.parametrize(("plant", "check", "says"), FAULTS)
+def test_each_fault_is_caught(world, monkeypatch, plant, check, says):
     plant(monkeypatch)
-    with pytest.raises((AssertionError, InvalidKey)):  # no engine is right about it, or it is seen
+    with pytest.raises((AssertionError, InvalidKey), match=says):
         check(world)
+
+
+def test_the_table_of_faults_is_the_one_in_the_documentation():
+    told = (ROOT / "docs/concepts/faults.md").read_text().splitlines()
+    rows = [line for line in str(__doc__).splitlines() if line.startswith("|")][2:]
+    assert [row for row in rows if row not in told] == []
+    catching = {tuple(row.strip("| ").split(" | ")[1:]) for row in rows}
+    here = {(check.__name__, says) for _, check, says in FAULTS}
+    assert here < catching
+    assert {check for check, _ in catching - here} == PLANTED_ELSEWHERE.keys()
+    for check, says in catching - here:
+        text = (ROOT / PLANTED_ELSEWHERE[check]).read_text()
+        assert f"{check}(" in text
+        assert says in text

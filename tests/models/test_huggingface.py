@@ -489,28 +489,50 @@ def wrong(model, spec, **how):
     return find_wrong_gradients(model, loss, spec.fields, **how)
 
 
-def test_frozen_matrix_that_is_trained_is_found(folders, monkeypatch):
-    """By what is saved, and by what is noised: both are the parameters."""
-    monkeypatch.setattr("dpsweep.models.text.freeze", lambda *args, **kwargs: None)
-    model = built(folders["bert"])
-    names = [k for k, _ in model.named_parameters()]
-    assert any(k.endswith("base.weight") for k in names)
-    # which is what test_only_what_learns_is_a_parameter_and_is_saved refuses
-    assert not all(re.fullmatch(r"head\.\w+|.*\.lora_[AB]\.weight", k) for k in names)
-
-
-def test_scale_that_is_forgotten_is_found(folders, monkeypatch):
-    """By the merged model, which has it."""
-    monkeypatch.setattr(
-        LoraLinear, "forward", lambda self, x: self.base(x) + self.lora_B(self.lora_A(x))
-    )
-    model = built(folders["bert"])
-    with torch.no_grad():
-        for p in model.parameters():
-            nn.init.normal_(p)
-    adapted = model(**tokens())
+@torch.no_grad()
+def check_scale(folder):
+    """Layer and merged model compute W x + (alpha / rank) B A x, with W the folder's."""
+    adapter = {"name": "lora", "rank": 3, "alpha": 6.0}
+    model, plain = built(folder, adapter=adapter), built(folder, adapter=ADAPTERS["full"])
+    for p in model.parameters():
+        nn.init.normal_(p)
+    plain.head = model.head
+    for path, layer in model.named_modules():
+        if isinstance(layer, LoraLinear):
+            weight = plain.get_submodule(path).weight
+            weight += 6.0 / 3 * layer.lora_B.weight @ layer.lora_A.weight
+    expected = plain(**tokens())
+    assert torch.allclose(model(**tokens()), expected, rtol=1e-3), "scale: of the layer"
     merge_lora(model)
-    assert not torch.allclose(model(**tokens()), adapted, rtol=1e-2)
+    assert torch.allclose(model(**tokens()), expected, rtol=1e-3), "scale: of the merged model"
+
+
+def test_scale_is_alpha_over_rank(folders):
+    check_scale(folders["bert"])
+
+
+def forget_in_layer(patch):
+    patch.setattr(LoraLinear, "forward", lambda self, x: self.base(x) + self.lora_B(self.lora_A(x)))
+
+
+def forget_in_merged(patch):
+    patch.setattr(
+        LoraLinear,
+        "merged_weight",
+        lambda self: self.base.weight + self.lora_B.weight @ self.lora_A.weight,
+    )
+
+
+def forget_in_both(patch):
+    forget_in_layer(patch)
+    forget_in_merged(patch)
+
+
+@pytest.mark.parametrize("forget", [forget_in_layer, forget_in_merged, forget_in_both])
+def test_scale_that_is_forgotten_is_found(folders, monkeypatch, forget):
+    forget(monkeypatch)
+    with pytest.raises(AssertionError, match="scale"):
+        check_scale(folders["bert"])
 
 
 class _CountedOnce(WrittenOut):

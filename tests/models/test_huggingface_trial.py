@@ -10,12 +10,14 @@ from dpsweep.config.plan import statement_of_trial
 from dpsweep.config.trial import TrialConfig
 from dpsweep.data.read import load_dataset
 from dpsweep.models import build_model
+from dpsweep.models.lora import LoraLinear
 from dpsweep.results.formats.huggingface import load_trained, write_huggingface
 from dpsweep.training.frozen import find_step_cut
 from dpsweep.training.loop import train
 from dpsweep.training.trial_dir import TrialDir
 
 transformers = pytest.importorskip("transformers", reason="extra text")
+load_file = pytest.importorskip("safetensors.torch", reason="extra text").load_file
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 
 WORDS = ["[PAD]", "[UNK]", "[END]", "bad", "good", "film", "a", "very"]
@@ -102,6 +104,40 @@ def test_classifier_learns_and_its_export_classifies_alike(place, monkeypatch, a
     inputs = {k: x.long() for k, x in data.valid_inputs.items()}
     right = (space["predict"](**inputs).argmax(1) == data.valid_targets).double().mean()
     assert right == pytest.approx(result.rows[-1]["valid/accuracy"], abs=0.01)
+
+
+def check_frozen_weights(place):
+    """A trial with LoRA moves its products and its head, and none of the folder's weights."""
+    config = classify(place, {"name": "lora"})
+    start = build_model(config.model, config.data.spec, config.seed).state_dict()
+    trial_dir = run(config, place)[1]
+    model = load_trained(config, trial_dir.weights)
+    assert all(not torch.equal(x, start[k]) for k, x in model.state_dict().items() if "lora_B" in k)
+    now = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    now = {k.removeprefix("body.").replace(".base.", "."): x for k, x in now.items()}
+    public = load_file(place / "bert" / "model.safetensors")
+    shared = [k for k in public if not k.startswith("pooler.")]
+    moved = [k for k in shared if not torch.equal(now[k], public[k])]
+    assert not moved, f"frozen: the trial has moved {', '.join(moved)}"
+
+
+def test_frozen_weights_are_the_public_ones_after_a_trial(place):
+    check_frozen_weights(place)
+
+
+def test_frozen_matrix_that_is_trained_is_found(place, monkeypatch):
+    """Planted fault: noise is drawn for it, clip norm is spent on it, and the adapter lacks it."""
+    init = LoraLinear.__init__
+
+    def thaw(self, base, rank, alpha):
+        weight = base.weight
+        del base.weight
+        base.weight = torch.nn.Parameter(weight)
+        init(self, base, rank, alpha)
+
+    monkeypatch.setattr(LoraLinear, "__init__", thaw)
+    with pytest.raises(AssertionError, match=r"frozen: the trial has moved .*query\.weight"):
+        check_frozen_weights(place)
 
 
 @pytest.mark.parametrize("adapter", [{"name": "head"}, {"name": "lora", "layers": 1}], ids=str)

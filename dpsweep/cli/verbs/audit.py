@@ -57,7 +57,10 @@ def audit(
     plan = {"runs": Plan.runs, **plan}
     error = (1 - plan["confidence"]) / len(configs) / len(canaries)  # all bounds hold together
     power = power_against(0.9, plan["epsilon"], plan["delta"], plan["runs"], 1 - error)
-    words = f"Noise at 0.9 of what is claimed would be found in {power:.0%} of such audits (q = 1)."
+    words = (
+        f"The canary stands for one of the {configs[0].data.private_units}. Noise at 0.9 of what "
+        f"is claimed would be found in {power:.0%} of such audits (q = 1)."
+    )
     for config, canary in product(configs, canaries):
         start = time.monotonic()
         found = audit_plan(Plan(config, canary, of_file, **{**plan, "confidence": 1 - error}))
@@ -95,8 +98,9 @@ def _one_run(plan: Plan, canaries: int, as_json: bool) -> bool:
         console().print(
             f"{row['method']}: claimed {plan.epsilon:g}, one run of {plan.steps} steps with "
             f"{found.canaries} canaries: {found.correct} of {found.guesses} guesses right, epsilon "
-            f"is at least {found.lower:.2f}. Noise at 0.9 of what is claimed would be found in at "
-            f"most {weak:.0%} of such audits, at 0.3 in {least:.0%}",
+            f"is at least {found.lower:.2f}. A canary stands for one of the "
+            f"{plan.config.data.private_units}. Noise at 0.9 of what is claimed would be found in "
+            f"at most {weak:.0%} of such audits, at 0.3 in {least:.0%}",
             highlight=False,
         )
     return found.lower > plan.epsilon

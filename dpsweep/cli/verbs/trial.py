@@ -62,6 +62,10 @@ def print_release_checks(config: TrialConfig, *, quiet: bool = False) -> bool:
         table.add_row(*row)
     if not quiet:
         console().print(table)
+        console().print(
+            f"Sensitivity is that to one of the {config.data.private_units}, added or removed.",
+            highlight=False,
+        )
     return all(c.holds for c in checks)
 
 
