@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
@@ -27,6 +27,7 @@ from dpsweep.data.augment import Augment
 from dpsweep.data.tasks import Regression
 from dpsweep.methods import METHODS, MethodConfig, build_method, compose
 from dpsweep.models import ModelConfig
+from dpsweep.models.huggingface import HuggingFace
 from dpsweep.optim import OptimizerConfig
 from dpsweep.optim.schedule import sum_factors
 from dpsweep.optim.sgd import Sgd
@@ -34,13 +35,26 @@ from dpsweep.privacy.accounting import HIDDEN_A_STEP, LEAST_DELTA_A_STEP, MOST_S
 from dpsweep.privacy.correlated import INDEPENDENT, Banded, Noise, PublicSettings
 from dpsweep.privacy.query import SplitQuery
 
-_BORNE = {"linear": (0.4, 50.0), "other": (0.2, 5.0)}
-"""Noise that a model bears in each weight, and the step it bears, both in units of the weights."""
+
+class Borne(NamedTuple):
+    """Noise and steps that a model bears, in units of its weights."""
+
+    noise: float  # of each weight, in a whole run
+    step: float  # in one step of SGD
+    total: float  # in a whole run of Adam
+
+
+_LINEAR, _SHALLOW, _DEEP = Borne(0.4, 50, 4), Borne(0.2, 5, 4), Borne(0.2, 2.5, 0.4)
+_MODELS = {
+    "linear": _LINEAR,
+    **dict.fromkeys(("cnn_small", "cnn_papernot", "lenet5", "mlp4", "mlp4_circulant"), _SHALLOW),
+}
+"""Of the others _DEEP."""
 
 _NOISE_SECTIONS = {"compose": "method.compose.noise"}
 """Section of a file that has the noise of a method, if not `method`."""
 
-_MOST_TOTAL_STEP, _ADAM_TOTAL_STEP = 1600.0, 4.0
+_MOST_TOTAL_STEP = 1600.0
 
 _LEAST_FLOOR = 1e-8
 
@@ -209,19 +223,25 @@ class TrialConfig(Strict):
         With SGD min(k N mu, m S, 1600), in three digits. In a whole run the noise moves each weight
         by r / (N mu), for a run of mu-Gaussian privacy on N examples, whatever clip norm, batch
         size and length: k is what a model bears of it. m is what it bears in one step of S. With
-        Adam's family 4. In regression, lr is at most 1 / (1 + F) for F inputs.
+        Adam's family 4, or 0.4. In regression, lr is at most 1 / (1 + F) for F inputs.
         """
         if self.optimizer.name != "sgd":
-            return _ADAM_TOTAL_STEP
-        by_noise, by_step = _BORNE["linear" if self.model.name == "linear" else "other"]
+            return self._borne.total
         factors = sum_factors(self.optimizer.schedule, self.num_steps)
-        most = by_step * factors
+        most = self._borne.step * factors
         if isinstance(self.data.task, Regression):
             # above 2 / (1 + F) a step on squared errors of F inputs in [-1, 1] may overshoot
             lr = 1 / (1 + math.prod(self.data.spec.shape))
             most = min(most, lr * self.optimizer.reach(self.privacy.clip_norm) * factors)
-        by_noise *= self.data.num_examples * self._limit_mu
+        by_noise = self._borne.noise * self.data.num_examples * self._limit_mu
         return float(f"{min(by_noise, most, _MOST_TOTAL_STEP):.3g}")
+
+    @property
+    def _borne(self) -> Borne:
+        model = self.model
+        if isinstance(model, HuggingFace) and model.adapter.name == "head":
+            return _SHALLOW
+        return _MODELS.get(model.name, _DEEP)
 
     @property
     def default_floor(self) -> float:

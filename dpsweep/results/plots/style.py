@@ -10,7 +10,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from dpsweep.config.keys import BATCH_SIZE, CLIP_NORM, EPOCHS, LEARNING_RATE, TOTAL_STEP
+from dpsweep.config.keys import BATCH_SIZE, CLIP_NORM, EPOCHS, FLOOR, LEARNING_RATE, TOTAL_STEP
 from dpsweep.results.tables import LETTERS, format_hyperparams, heading
 from dpsweep.search.confirmation import Confirmation
 from dpsweep.search.trial_record import Record
@@ -49,7 +49,7 @@ _DESCRIPTIONS = {
     "method.filter": "low-pass filter",
     LEARNING_RATE: "learning rate",
     TOTAL_STEP: "lr x clip norm x steps",
-    "optimizer.floor": "floor of the variance",
+    FLOOR: "floor of the variance",
     BATCH_SIZE: "batch size (examples)",
     EPOCHS: "passes over the data",
     CLIP_NORM: "clip norm (gradient units)",
