@@ -36,20 +36,22 @@ from dpsweep.privacy.correlated import INDEPENDENT, Banded, Noise, PublicSetting
 from dpsweep.privacy.query import SplitQuery
 
 
-class Borne(NamedTuple):
-    """Noise and steps that a model bears, in units of its weights."""
+class _Tolerance(NamedTuple):
+    """Noise and steps that a model tolerates, in units of its weights."""
 
     noise: float  # of each weight, in a whole run
     step: float  # in one step of SGD
     total: float  # in a whole run of Adam
 
 
-_LINEAR, _SHALLOW, _DEEP = Borne(0.4, 50, 4), Borne(0.2, 5, 4), Borne(0.2, 2.5, 0.4)
+_LINEAR = _Tolerance(0.4, 50, 4)
+_SHALLOW = _Tolerance(0.2, 5, 4)
+_DEEP = _Tolerance(0.2, 2.5, 0.4)
 _MODELS = {
     "linear": _LINEAR,
     **dict.fromkeys(("cnn_small", "cnn_papernot", "lenet5", "mlp4", "mlp4_circulant"), _SHALLOW),
 }
-"""Of the others _DEEP."""
+"""Models by name; the others are _DEEP."""
 
 _NOISE_SECTIONS = {"compose": "method.compose.noise"}
 """Section of a file that has the noise of a method, if not `method`."""
@@ -226,18 +228,18 @@ class TrialConfig(Strict):
         Adam's family 4, or 0.4. In regression, lr is at most 1 / (1 + F) for F inputs.
         """
         if self.optimizer.name != "sgd":
-            return self._borne.total
+            return self._tolerance.total
         factors = sum_factors(self.optimizer.schedule, self.num_steps)
-        most = self._borne.step * factors
+        most = self._tolerance.step * factors
         if isinstance(self.data.task, Regression):
             # above 2 / (1 + F) a step on squared errors of F inputs in [-1, 1] may overshoot
             lr = 1 / (1 + math.prod(self.data.spec.shape))
             most = min(most, lr * self.optimizer.reach(self.privacy.clip_norm) * factors)
-        by_noise = self._borne.noise * self.data.num_examples * self._limit_mu
+        by_noise = self._tolerance.noise * self.data.num_examples * self._limit_mu
         return float(f"{min(by_noise, most, _MOST_TOTAL_STEP):.3g}")
 
     @property
-    def _borne(self) -> Borne:
+    def _tolerance(self) -> _Tolerance:
         model = self.model
         if isinstance(model, HuggingFace) and model.adapter.name == "head":
             return _SHALLOW
