@@ -364,7 +364,7 @@ class ResolvedSweep:
         start = self.config.start
         return DEFAULTS if not start and names_a_default(self.config.search) else start
 
-    @property
+    @cached_property
     def starts_at_default(self) -> bool:
         """True if the first trial is the default of the one method and epsilon that is searched.
 

@@ -31,7 +31,7 @@ from dpsweep.models.huggingface import HuggingFace
 from dpsweep.optim import OptimizerConfig
 from dpsweep.optim.schedule import sum_factors
 from dpsweep.optim.sgd import Sgd
-from dpsweep.privacy.accounting import HIDDEN_A_STEP, LEAST_DELTA_A_STEP, MOST_STEPS
+from dpsweep.privacy.accounting import HIDDEN_A_STEP, LEAST_DELTA_A_STEP, MOST_STEPS, Run
 from dpsweep.privacy.correlated import INDEPENDENT, Banded, Noise, PublicSettings
 from dpsweep.privacy.query import SplitQuery
 
@@ -260,13 +260,18 @@ class TrialConfig(Strict):
         """Mu of the run's privacy in the Gaussian limit; inf without noise."""
         if self.privacy.epsilon is not None:
             return _mu_of_epsilon(self.privacy.epsilon, self.delta)
-        noise = self.privacy.noise_multiplier
-        return _mu_of_noise(*self.steps_and_rate, noise) if noise else math.inf
+        steps, rate = self.steps_and_rate
+        return Run(rate, self.privacy.noise_multiplier or 0.0, steps).limit_mu
 
     def with_total_step(self, total_step: float) -> Self:
         """The same with another total step."""
         size = {"lr": None, "total_step": total_step}
         return self.model_copy(update={"optimizer": self.optimizer.model_copy(update=size)})
+
+    def with_clip_norm(self, clip_norm: float) -> Self:
+        """The same with another clip norm."""
+        privacy = self.privacy.model_copy(update={"clip_norm": clip_norm})
+        return self.model_copy(update={"privacy": privacy})
 
     def with_own_bands(self) -> Self:
         """The same with the number of bands that `bands: auto` stands for."""
@@ -374,8 +379,7 @@ class TrialConfig(Strict):
     def _fill_clip_norm(self) -> Self:
         if self.optimizer.lr is None and "clip_norm" not in self.privacy.model_fields_set:
             # as below: a copy would be lost
-            privacy = self.privacy.model_copy(update={"clip_norm": GOOD_CLIP_NORM})
-            object.__setattr__(self, "privacy", privacy)
+            object.__setattr__(self, "privacy", self.with_clip_norm(GOOD_CLIP_NORM).privacy)
         return self
 
     @model_validator(mode="after")
@@ -416,12 +420,6 @@ class TrialConfig(Strict):
                 f"delta: {1.01 * least:.2g} or more, or fewer train.epochs",
             )
         return self
-
-
-def _mu_of_noise(steps: int, rate: float, noise: float) -> float:
-    """Mu of a run in the Gaussian limit, q sqrt(T (exp(1 / sigma^2) - 1)) (arXiv:1911.11607)."""
-    exponent = noise**-2
-    return rate * math.sqrt(steps * math.expm1(exponent)) if exponent < 700 else math.inf
 
 
 @lru_cache(maxsize=256)

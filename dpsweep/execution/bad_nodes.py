@@ -53,9 +53,13 @@ class NodeFailures:
 
         None if no other node is there: the sweep would wait for one for ever.
         """
-        nodes = set(self.list_nodes())
-        avoided = self._list_bad() | self._tried.get(-1 if number is None else number, set())
-        return frozenset(avoided) if nodes - avoided else frozenset()
+        avoided = self._list_bad()
+        if number is not None:
+            avoided |= self._tried.get(number, set())
+        # most often none has failed: Tune asks at each of its steps
+        if avoided and set(self.list_nodes()) - avoided:
+            return frozenset(avoided)
+        return frozenset()
 
     def _list_bad(self) -> set[str]:
         return {node for node, failed in self._failed.items() if len(failed) >= MAX_FAILURES}

@@ -36,6 +36,8 @@ LEAST_NOISE = 0.1
 """The least noise multiplier but 0; the loss of one step at less has millions of grid points."""
 
 _COARSEST, _FINEST = 8e-3, 1e-8
+_LARGEST_EXPONENT = 700.0  # of expm1 in double precision, in round numbers
+
 _MASS_CUT_OFF = -40.0  # log of the probability put at infinite loss: 4e-18 a step, on the safe side
 
 _DEVIATIONS = 8.8  # of the noise, at that probability
@@ -69,6 +71,17 @@ class Run:
     sampling_rate: float
     noise_multiplier: float
     steps: int
+
+    @property
+    def limit_mu(self) -> float:
+        """Mu of the central limit, q sqrt(T (exp(1 / sigma^2) - 1)) (Bu et al. 2020); no bound.
+
+        https://arxiv.org/abs/1911.11607. Infinite without noise.
+        """
+        exponent = self.noise_multiplier**-2 if self.noise_multiplier else math.inf
+        if exponent >= _LARGEST_EXPONENT:
+            return math.inf
+        return self.sampling_rate * math.sqrt(self.steps * math.expm1(exponent))
 
     def epsilon(self, delta: float) -> float:
         """The smallest epsilon for which the run is (epsilon, delta)-DP, from above; inf if none.
@@ -107,7 +120,9 @@ class Run:
         """Raise ConfigError if the loss of a single step has more than `most_points` on a grid."""
         rate, noise = self.sampling_rate, self.noise_multiplier
         exponent = (1 + 2 * _DEVIATIONS * noise) / (2 * noise**2)
-        largest = math.log1p(rate * math.expm1(exponent)) if exponent < 700 else exponent
+        largest = (
+            math.log1p(rate * math.expm1(exponent)) if exponent < _LARGEST_EXPONENT else exponent
+        )
         if largest > most_points * interval:
             raise ConfigError(
                 f"privacy: {self.steps:,} steps at sampling rate {rate:.3g} with noise {noise:.3g} "
@@ -285,12 +300,12 @@ def _scale_tolerance(error: float, epsilon: float) -> float:
 
 
 def _approximate_epsilon(run: Run, delta: float) -> float:
-    """Approximate epsilon by the central limit (Bu et al. 2020, arXiv:1911.11607); no bound.
+    """Approximate epsilon by the central limit; no bound.
 
-    The whole run is about mu-GDP with mu = q sqrt(T (exp(1 / sigma^2) - 1)), and such a mechanism
-    spends about mu^2 / 2 + mu sqrt(2 log(1 / delta)).
+    The whole run is about mu-GDP, and such a mechanism spends about mu^2 / 2 +
+    mu sqrt(2 log(1 / delta)).
     """
-    mu = run.sampling_rate * math.sqrt(run.steps * math.expm1(run.noise_multiplier**-2))
+    mu = run.limit_mu
     return mu * (mu / 2 + math.sqrt(2 * math.log(1 / delta)))
 
 

@@ -270,7 +270,7 @@ def explore_noise(
         return math.log(compose_runs([*[exploring] * num_exploring, final], delta) / epsilon)
 
     alone, _ = calibrate_noise(epsilon, delta, rate, steps)
-    start = math.log(steps * rate**2 * math.expm1(alone.noise_multiplier**-2))
+    start = 2 * math.log(alone.limit_mu)
     low, high = start - 0.2, start + 0.2
     while excess(low) > 0:
         low -= 0.4

@@ -5,6 +5,7 @@ from zipfile import ZipFile, is_zipfile
 
 import pytest
 import torch
+from text_models import predict, write_greedily
 
 from dpsweep.config.sweep import load_sweep
 from dpsweep.data.read import load_dataset
@@ -14,7 +15,6 @@ from dpsweep.results.register import register_best
 from dpsweep.store.state_dir import StateFolder
 from dpsweep.tracking.mlflow import MlflowSink
 from dpsweep.tracking.tracker import Tracker
-from dpsweep.training.generate import decode_greedily
 
 transformers = pytest.importorskip("transformers", reason="extra text")
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
@@ -117,12 +117,6 @@ def write_files(place):
     transformers.AutoModelForCausalLM.from_config(gpt2).save_pretrained(place / "gpt2")
 
 
-def predict(config, model):
-    inputs, _ = config.data.read("num_test")
-    with torch.no_grad():
-        return model(**{k: x.long() for k, x in inputs.items()})
-
-
 def read_all(place):
     """Bytes of all files below a folder, archives unpacked."""
     stored = [path for path in place.rglob("*") if path.is_file()]
@@ -196,12 +190,8 @@ def test_a_language_model_goes_on_with_a_prompt(register):
     import mlflow
 
     found, _, config, model = register(NEXT, "gpt2", adapter={"name": "full"})
-    coder, end = config.data.load_coder()
     prompts = ["a good", "bad", "very film"]
-    ids = [tuple(coder.encode(f"{p} => ", add_special_tokens=False).ids) for p in prompts]
-    params = dict(model.named_parameters())
-    written = decode_greedily(model, params, ids, end, 40, 4, torch.device("cpu"))
-    expected = [coder.decode(each) for each in written]
+    expected = write_greedily(config, model, prompts, length=40, max_tokens=4)
     assert all(expected)
     answers = mlflow.pyfunc.load_model(found.uri).predict(prompts)
     assert [x.strip() for x in answers] == expected

@@ -95,9 +95,7 @@ def default_space_around(method: str, file: Source, base: Source) -> dict[str, A
     steps = [trial.default_total_step for trial in trials]
     space[TOTAL_STEP] = _spread(steps, STEP_FACTOR, lower=math.sqrt(shares))
     if FLOOR in space:  # at the clip norm of the first trial
-        given = [trial.privacy.model_copy(update={"clip_norm": GOOD_CLIP_NORM}) for trial in trials]
-        own = [t.model_copy(update={"privacy": p}) for t, p in zip(trials, given, strict=True)]
-        floors = [trial.default_floor for trial in own]
+        floors = [trial.with_clip_norm(GOOD_CLIP_NORM).default_floor for trial in trials]
         space[FLOOR] = _spread(floors, _FLOOR_FACTOR, higher=shares)
     return space
 

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from dpsweep.core.errors import summarize_error
 from dpsweep.data.text import (
     GenerationData,
     TextData,
@@ -62,8 +63,7 @@ def write_tokenizer(data: TokenData, place: Path, *, segments: bool) -> str:
     try:
         differing = _find_difference(data, coder, place, segments=segments)
     except Exception as e:  # of any kind, as it is the library that fails
-        first = (str(e).strip().splitlines() or ["no message"])[0][:200]
-        differing = f"{type(e).__name__}: {first}"
+        differing = f"{type(e).__name__}: {summarize_error(e)[:200]}"
     return block_tokenizer(place, differing) if differing else ""
 
 

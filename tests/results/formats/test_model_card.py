@@ -8,13 +8,13 @@ import sys
 
 import pytest
 import torch
+from text_models import predict, write_greedily
 from torch import nn
 
 from dpsweep.config.trial import TrialConfig
 from dpsweep.data.read import load_dataset
 from dpsweep.models import build_model
 from dpsweep.results.formats.huggingface import write_huggingface, write_pipeline
-from dpsweep.training.generate import decode_greedily
 
 transformers = pytest.importorskip("transformers", reason="extra text")
 pytest.importorskip("peft")
@@ -114,12 +114,6 @@ def train_at_random(config):
         if "head" in model._modules:
             model.head.bias -= predict(config, model).mean(0)
     return model.eval()
-
-
-def predict(config, model):
-    inputs, _ = config.data.read("num_test")
-    with torch.no_grad():
-        return model(**{k: x.long() for k, x in inputs.items()})
 
 
 def read_blocks(card):
@@ -240,12 +234,8 @@ def test_text_to_text(tmp_path):
         | {"end": END},
     )
     model = train_at_random(config)
-    coder, end = config.data.load_coder()
     prompts = ["good film", "bad", "naïve 東"]
-    ids = [tuple(coder.encode(f"{p} => ", add_special_tokens=False).ids) for p in prompts]
-    params = dict(model.named_parameters())
-    written = decode_greedily(model, params, ids, end, 30, 9, torch.device("cpu"))
-    expected = [coder.decode(each) for each in written]
+    expected = write_greedily(config, model, prompts, length=30, max_tokens=9)
     assert all(expected)
     card = tmp_path / "out" / "README.md"
     write_huggingface(config, model, card, ["dpsweep export"])
@@ -254,6 +244,7 @@ def test_text_to_text(tmp_path):
     for block in blocks:
         assert run_block(card, block, f"[write(p, 9) for p in {prompts!r}]") == expected
     # the trial put no token in front of a prompt, so neither does the tokenizer
+    coder, end = config.data.load_coder()
     tokenizer = transformers.AutoTokenizer.from_pretrained(card.parent / "model")
     assert tokenizer("good => ").input_ids == coder.encode("good => ", add_special_tokens=False).ids
     assert (tokenizer.eos_token_id, tokenizer.padding_side) == (end, "right")
