@@ -214,8 +214,9 @@ class DeliveryThread:
     def _work(self) -> None:
         pause = _COALESCE_SECONDS
         while time.monotonic() < self._deadline:
+            closing = self._closing.is_set()  # before the look: nothing is appended after it
             if self._spool.is_empty():
-                if self._closing.is_set():
+                if closing:
                     return
                 self._closing.wait(_COALESCE_SECONDS)
                 continue

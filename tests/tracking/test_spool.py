@@ -91,6 +91,31 @@ def test_appending_never_waits_for_the_server(tmp_path):
     assert delivery.close(CEILING_SECONDS)
 
 
+def test_what_is_appended_while_the_thread_looks_is_delivered_before_it_ends(tmp_path):
+    looked, appended = threading.Event(), threading.Event()
+
+    class SlowSpool(Spool):
+        def is_empty(self):
+            answer = super().is_empty()
+            if not looked.is_set():  # the thread's first look, at an empty file
+                looked.set()
+                assert appended.wait(CEILING_SECONDS)
+            return answer
+
+    server = Server()
+    delivery = DeliveryThread(spool := SlowSpool(tmp_path), server)
+    delivery.start()
+    assert looked.wait(CEILING_SECONDS)
+    spool.append({"n": 0})
+    closing = threading.Thread(target=delivery.close, args=[CEILING_SECONDS])
+    closing.start()
+    assert delivery._closing.wait(CEILING_SECONDS)
+    appended.set()
+    closing.join(CEILING_SECONDS)
+    assert server.took == [0]
+    assert spool.is_empty()
+
+
 @pytest.mark.parametrize("delivered", [0, 3])
 def test_the_position_survives(tmp_path, delivered):
     spool = Spool(tmp_path)
