@@ -185,7 +185,7 @@ def clipped_sum(gradients: PerExample, clip: Clip, present_B: Tensor | None = No
 
 def squared_norms(leaf_B: Tensor) -> Tensor:
     """|leaf_b|^2 of each example, shape (B,)."""
-    return leaf_B.unsqueeze(-1).flatten(1).square().sum(1)
+    return _flatten_rows(leaf_B).square().sum(1)
 
 
 def weighted_sum(factor_B: Tensor, leaf_B: Tensor, finite: bool = False) -> Tensor:
@@ -196,10 +196,14 @@ def weighted_sum(factor_B: Tensor, leaf_B: Tensor, finite: bool = False) -> Tens
         leaf_B: Shape (B, ...).
         finite: True if all of `leaf_B` is known to be finite.
     """
-    factors_1B = factor_B.to(leaf_B)[None]
     leaves = leaf_B if finite else zero_excluded(leaf_B, factor_B)
-    flat = leaves.unsqueeze(-1).flatten(1)
-    return summed_products(factors_1B.T, flat).view(leaf_B.shape[1:])
+    factors_B1 = factor_B.to(leaf_B)[:, None]
+    return summed_products(factors_B1, _flatten_rows(leaves)).view(leaf_B.shape[1:])
+
+
+def _flatten_rows(leaf_B: Tensor) -> Tensor:
+    """Shape (B, X)."""
+    return leaf_B.flatten(1) if leaf_B.dim() > 1 else leaf_B[:, None]
 
 
 def summed_products(
@@ -295,8 +299,9 @@ def compute_factors(
     usable_B = usable_B & present_B
     squares = dict(zip(squares, keep_rows(usable_B, parts_PB, dim=1), strict=True))
     found = clip.factors(squares)
-    distinct = {id(f): keep_rows(usable_B, f) for f in found.values()}
-    factors = {k: distinct[id(f)] for k, f in found.items()}
+    distinct = {id(f): f for f in found.values()}  # flat clipping has one for all parameters
+    kept = {i: keep_rows(usable_B, f) for i, f in distinct.items()}
+    factors = {k: kept[id(f)] for k, f in found.items()}
     return factors, {INSIDE: clip.count(squares, present_B)} if isinstance(clip, Quantile) else {}
 
 
@@ -310,12 +315,10 @@ def add_clipped(total: Clipped, part: Clipped) -> Clipped:
     """
     import torch
 
-    if any(leaf.is_cuda for leaf in total.values()):  # by few kernels
-        parts = convert((part[k].contiguous() for k in total), torch.float64)
-        torch._foreach_add_(list(total.values()), parts)
-        return total
-    for k, leaf in total.items():
-        leaf += part[k]
+    parts = [part[k] for k in total]
+    if any(leaf.is_cuda for leaf in parts):  # by few kernels
+        parts = convert((leaf.contiguous() for leaf in parts), torch.float64)
+    torch._foreach_add_(list(total.values()), parts)
     return total
 
 

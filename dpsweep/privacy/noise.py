@@ -28,6 +28,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from itertools import accumulate
 from types import MappingProxyType
 from typing import NoReturn
 
@@ -157,11 +158,25 @@ def leaf_slices(sizes: Sequence[int]) -> list[slice]:
     >>> leaf_slices([3, 17, 1])
     [slice(0, 3, None), slice(16, 33, None), slice(48, 49, None)]
     """
-    found, start = [], 0
-    for size in sizes:
-        found.append(slice(start, start + size))
-        start += -(-size // ALIGNED) * ALIGNED
-    return found
+    starts = accumulate(map(_padded, sizes), initial=0)
+    return [slice(start, start + size) for start, size in zip(starts, sizes, strict=False)]
+
+
+def _padded(size: int) -> int:
+    return -(-size // ALIGNED) * ALIGNED
+
+
+def view_leaves(flat: torch.Tensor, shapes: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+    """Views of leaves of these shapes in a tensor that is laid out like `draw_noise`'s."""
+    parts = flat.split([_padded(math.prod(shape)) for shape in shapes])
+    return [
+        part.as_strided(tuple(shape), _contiguous_strides(shape))
+        for part, shape in zip(parts, shapes, strict=True)
+    ]
+
+
+def _contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[d + 1 :]) for d in range(len(shape)))
 
 
 def draw_noise(rng: Draws, sizes: Sequence[int], pinned: bool) -> torch.Tensor:
@@ -196,8 +211,7 @@ class NoiseDraw:
 
 
 def _empty(sizes: Sequence[int], pinned: bool) -> torch.Tensor:
-    parts = leaf_slices(sizes)
-    length = -(-parts[-1].stop // ALIGNED) * ALIGNED if parts else 0
+    length = sum(map(_padded, sizes))
     return torch.zeros(length, dtype=torch.float64, pin_memory=pinned)
 
 

@@ -9,14 +9,14 @@ batch is released like any other, as noise alone.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 from dpsweep.core.flat import convert
 from dpsweep.core.seeds import Draws
 from dpsweep.core.types import Clipped, Released
-from dpsweep.privacy.noise import ALIGNED, NoiseDraw, draw_noise, leaf_slices
+from dpsweep.privacy.noise import NoiseDraw, draw_noise, view_leaves
 
 GRID_BITS = 22
 """The grid of releases is 2^-23 to 2^-22 noise deviations wide.
@@ -55,39 +55,21 @@ def release(
         return Released(
             {k: (x.double() / batch_size).to(dtype or x.dtype) for k, x in total.items()}
         )
-    sizes, on_cpu = [x.numel() for x in total.values()], all(x.is_cpu for x in total.values())
-    drawn = rng.wait(sizes) if isinstance(rng, NoiseDraw) else draw_noise(rng, sizes, not on_cpu)
-    parts = dict(zip(total, leaf_slices(sizes), strict=True))
-    if on_cpu:  # leaf by leaf, which stays in the caches
-        drawn = correlate(drawn) if correlate else drawn
-        return Released(
-            {
-                k: (_add_noise(x.double(), drawn[parts[k]].view(x.shape), scale) / batch_size).to(
-                    dtype or x.dtype
-                )
-                for k, x in total.items()
-            }
-        )
-    noise = drawn.to(next(iter(total.values())).device, non_blocking=True)
+    device, sizes = next(iter(total.values())).device, [x.numel() for x in total.values()]
+    pinned = device.type != "cpu"
+    drawn = rng.wait(sizes) if isinstance(rng, NoiseDraw) else draw_noise(rng, sizes, pinned)
+    noise = drawn.to(device, non_blocking=True)
     noise = correlate(noise) if correlate else noise  # the history stays on the device
-    flat = _add_noise(_join_leaves(total, len(drawn), parts), noise, scale) / batch_size
+    flat = _add_noise(convert(total.values(), torch.float64), noise, scale) / batch_size
     flat = flat.to(dtype or flat.dtype)
-    return Released(
-        {k: flat[parts[k]].view(x.shape).to(dtype or x.dtype) for k, x in total.items()}
-    )
+    shapes = [x.shape for x in total.values()]
+    leaves = zip(total.items(), view_leaves(flat, shapes), strict=True)
+    return Released({k: leaf.to(dtype or x.dtype) for (k, x), leaf in leaves})
 
 
-def _join_leaves(total: Clipped, length: int, parts: dict[str, slice]) -> torch.Tensor:
-    """All leaves in one line, where their noise is, float64: one kernel then adds it to all."""
-    zeros = next(iter(total.values())).new_zeros(ALIGNED, dtype=torch.float64)
-    line, end = [], 0
-    for k, x in zip(total, convert(total.values(), torch.float64), strict=True):
-        line += [zeros[: parts[k].start - end], x.reshape(-1)]
-        end = parts[k].stop
-    return torch.cat([*line, zeros[: length - end]])
-
-
-def _add_noise(exact: torch.Tensor, noise: torch.Tensor, scale: float) -> torch.Tensor:
+def _add_noise(
+    exact: Sequence[torch.Tensor], noise: torch.Tensor, scale: float
+) -> torch.Tensor:
     """`exact` plus `scale` times standard normal `noise`, in double precision, in its place.
 
     The noisy sum is rounded to a grid of about scale / 2^22, the same for all leaves and all
@@ -97,4 +79,6 @@ def _add_noise(exact: torch.Tensor, noise: torch.Tensor, scale: float) -> torch.
     Casting the result to float32 is post-processing.
     """
     grid = 2.0 ** (math.floor(math.log2(scale)) - GRID_BITS)
-    return noise.mul_(scale).add_(exact).div_(grid).round_().mul_(grid)
+    noise.mul_(scale)
+    torch._foreach_add_(view_leaves(noise, [x.shape for x in exact]), list(exact))
+    return noise.div_(grid).round_().mul_(grid)

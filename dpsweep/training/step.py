@@ -11,6 +11,7 @@ base      x_{t+1} = Opt(x_t, g~_t)
 import math
 from collections import deque
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -46,9 +47,11 @@ _FEWEST_DRAWN_BY_A_THREAD = 2**16
 """Numbers that take about a millisecond to draw; to hand work to a thread takes a tenth of it."""
 
 
-def mark_region(name: str) -> record_function:
-    """Mark a part of the step for a profiler; costs next to nothing without one."""
+def mark_region(name: str) -> AbstractContextManager[Any]:
+    """Mark a part of the step for a profiler; does nothing without one."""
     assert name in REGIONS
+    if not torch.autograd._profiler_enabled():
+        return nullcontext()
     return record_function(f"step/{name}")
 
 

@@ -211,7 +211,7 @@ class MicrobatchEngine:
         """
         # other objects than the iterates': what a model attaches to them does not outlive the batch
         own = [{k: self._laid_out(p).detach() for k, p in point.items()} for point in points]
-        guard, before = self._guard, copies_of(x.detach() for _, x in name_tensors(own))
+        guard, before = self._guard, copies_of(x for _, x in name_tensors(own))
         yield own
         guard.check(name_tensors(own), before)
 
@@ -289,10 +289,13 @@ def split_microbatches(
     `num_sizes` = 1 all are full.
     """
     quarter = microbatch_sizes(max_physical_batch, num_sizes)[0]
-    for start in range(0, count_rows(inputs_B), max_physical_batch):
+    total = count_rows(inputs_B)
+    for start in range(0, total, max_physical_batch):
         rows = slice(start, start + max_physical_batch)
-        inputs, targets = take_rows(inputs_B, rows), take_rows(targets_B, rows)
-        num = count_rows(targets)
+        num = min(max_physical_batch, total - start)
+        inputs, targets = inputs_B, targets_B
+        if num < total:
+            inputs, targets = take_rows(inputs, rows), take_rows(targets, rows)
         if num < max_physical_batch and num % quarter:
             missing = min(-num % quarter, max_physical_batch - num)
             inputs, targets = pad_rows(inputs, missing), pad_rows(targets, missing)

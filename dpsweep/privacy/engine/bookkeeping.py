@@ -209,7 +209,7 @@ class MappedGradients:
         records = self.records.only(self.usable_B) if unusable else self.records
 
         def coordinates(rows: Rows, factor_B: Tensor, dtype: torch.dtype) -> Tensor:
-            some = records.rows(rows)
+            some = records if rows is None else records.rows(rows)
             some = some.double() if dtype != records.dtype else some
             if len(factor_B) <= SUMMED:
                 return self.map.coordinates(some, factor_B)
@@ -219,7 +219,7 @@ class MappedGradients:
             return torch.stack(parts).sum(0, dtype=torch.float64)
 
         if not self.may_cancel:
-            return coordinates(slice(None), factor_B, records.dtype)
+            return coordinates(None, factor_B, records.dtype)
         return sum_that_may_cancel(coordinates, factor_B, self.norms, known, records.dtype)
 
     def each(self) -> Tensor:
@@ -229,13 +229,14 @@ class MappedGradients:
 def _find_needed_checks(
     gradients: Mapping[str, ParameterGradients], usable_B: Tensor, factors: Tensors
 ) -> Mapping[str, Known]:
-    """Find the checks that no sum needs on a GPU, by one look at all examples.
+    """Find the checks that no sum needs, by one look at all examples.
 
     An example with a number that is not finite in any record has a norm that is not. Rows that only
-    fill up are looked at too: they may repeat such an example.
+    fill up are looked at too: they may repeat such an example. Whether terms cancel is asked here
+    on a GPU alone, which would be waited for at each sum.
     """
     if not next(iter(factors.values())).is_cuda:
-        return dict.fromkeys(gradients, NOTHING)
+        return dict.fromkeys(gradients, Known(finite=bool(usable_B.all())))
     flags = [(~usable_B).any()[None]]
     kinds = OuterProducts | TiedRows | GhostNormKernels | CirculantGradients | MappedGradients
     split = {k: x for k, x in gradients.items() if isinstance(x, kinds) and x.may_cancel}

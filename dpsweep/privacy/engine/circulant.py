@@ -24,6 +24,7 @@ from dpsweep.privacy.engine.gradients import (
     add_rounding_bound,
     num_together,
     sum_that_may_cancel,
+    take_examples,
 )
 from dpsweep.privacy.engine.records import LayerCall
 
@@ -87,14 +88,16 @@ class CirculantGradients:
             x, g = _zero_excluded(x, factor_B), _zero_excluded(g, factor_B)
 
         def products(rows: Rows, factor_B: Tensor, dtype: torch.dtype) -> Tensor:
-            some, these = x[:, rows].to(dtype.to_complex()), g[:, rows].to(dtype.to_complex())
+            some, these = (
+                take_examples(leaf, rows, dim=1).to(dtype.to_complex()) for leaf in (x, g)
+            )
             scaled = (these * factor_B.to(dtype)[:, None, None]).flatten(1, 2)
             length = x.shape[2]
             each = num_together(length) if self.may_cancel else SUMMED
             return self._back(summed_products(scaled, some.flatten(1, 2).conj(), length, each))
 
         if not self.may_cancel:
-            return products(slice(None), factor_B, g.real.dtype)
+            return products(None, factor_B, g.real.dtype)
         return sum_that_may_cancel(products, factor_B, self.norms, known, g.real.dtype)
 
     def each(self) -> Tensor:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, reduce
 from math import prod
 
 import torch
@@ -37,6 +37,7 @@ from dpsweep.privacy.engine.gradients import (
     diagonal,
     num_together,
     sum_that_may_cancel,
+    take_examples,
 )
 from dpsweep.privacy.engine.records import LayerCall
 
@@ -138,7 +139,9 @@ class PhaseLayout:
     def window_gram(self, left: Tensor, right: Tensor) -> Tensor:
         """Compute <window_t, window_t'> over channels and lags, shape (B, T, T), of two inputs."""
         one, other = self.phases(left), self.phases(right)
-        pixels = {phase: x @ other[phase].transpose(1, 2) for phase, x in one.items()}
+        pixels = {
+            phase: torch.bmm(x, other[phase].transpose(1, 2)) for phase, x in one.items()
+        }
         parts = (
             pixels[phase][:, at : at + self.length, at : at + self.length]
             for phase, at in self.lags
@@ -222,7 +225,7 @@ class SameSizeLayout(PhaseLayout):
 
     def window_gram(self, left: Tensor, right: Tensor) -> Tensor:
         one, other = (self._split_groups(x.permute(0, 2, 3, 1)) for x in (left, right))
-        pixels = one @ other.transpose(1, 2)
+        pixels = torch.bmm(one, other.transpose(1, 2))
         total = torch.zeros_like(pixels)
         for at, columns in self.shifts:
             inside = self._inside(at)
@@ -269,6 +272,11 @@ def _without_columns(leaf: Tensor, right: int) -> Tensor:
     outside = slice(max(0, width - right), width) if right > 0 else slice(0, min(-right, width))
     left[..., outside] = 0
     return left
+
+
+def _sum_groups(leaf_B: Tensor, groups: int) -> Tensor:
+    """Sum over the groups of each example, shape (B * groups,) -> (B,)."""
+    return leaf_B if groups == 1 else leaf_B.view(-1, groups).sum(1)
 
 
 def make_kernel_gradients(layer: nn.Conv2d, calls: Sequence[LayerCall]) -> ParameterGradients:
@@ -322,10 +330,10 @@ class WrittenOutKernels:
 
     @property
     def _groups(self) -> int:
-        return self.shape[0] * self.shape[1] // self.lags[0, 0].numel()
+        return self.shape[0] * self.shape[1] // prod(self.lags.shape[2:])
 
     def squares(self) -> Tensor:
-        return self.lags.square().sum((0, 2, 3)).view(-1, self._groups).sum(1)
+        return _sum_groups(self.lags.square().sum((0, 2, 3)), self._groups)
 
     def sum_scaled(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
         lags = self._by_group if known.finite else zero_excluded(self._by_group, factor_B, dim=1)
@@ -381,19 +389,20 @@ class GhostNormKernels:
         # in double: terms of both signs, whose sum may be far smaller than they are
         inputs = [x.double() for x in self.inputs]
         runs = [self.runs.run(g.double()) for g in self.grads]
-        square_B = longest_B = runs[0].new_zeros(())
+        squares, lengths = [], []
         for i in range(len(inputs)):
             for j in range(i + 1):
                 windows = self.runs.window_gram(inputs[i], inputs[j])
-                outputs = runs[i] @ runs[j].transpose(1, 2)
+                outputs = torch.bmm(runs[i], runs[j].transpose(1, 2))
                 pair_B = (windows * outputs).sum((1, 2))
-                square_B = square_B + (pair_B if i == j else 2 * pair_B)
+                squares.append(pair_B if i == j else 2 * pair_B)
                 if i == j:
                     both = (diagonal(windows) * diagonal(outputs)).clamp(min=0)
-                    longest_B = longest_B + both.sqrt().sum(1)
+                    lengths.append(both.sqrt().sum(1))
+        square_B, longest_B = (reduce(torch.add, parts) for parts in (squares, lengths))
         square_B = add_rounding_bound(square_B, longest_B, self.grads[0].dtype, self.runs.length)
         groups = self.runs.groups
-        return square_B.view(-1, groups).sum(1), longest_B.view(-1, groups).sum(1)
+        return _sum_groups(square_B, groups), _sum_groups(longest_B, groups)
 
     def sum_scaled(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
         inputs, grads = self.inputs, self.grads
@@ -404,8 +413,9 @@ class GhostNormKernels:
         def gradients(rows: Rows, factor_B: Tensor, dtype: torch.dtype) -> Tensor:
             total: Tensor | None = None
             for x, g in zip(inputs, grads, strict=True):
-                scaled = g[rows].to(dtype) * factor_B.to(dtype)[:, None, None, None]
-                pairs = zip(torch.split(x[rows], each), torch.split(scaled, each), strict=True)
+                scaled = take_examples(g, rows).to(dtype) * factor_B.to(dtype).view(-1, 1, 1, 1)
+                asked = take_examples(x, rows)
+                pairs = zip(torch.split(asked, each), torch.split(scaled, each), strict=True)
                 for some, these in pairs:
                     part = kernel_gradient(
                         some.to(dtype),
@@ -421,7 +431,7 @@ class GhostNormKernels:
             return total
 
         if not self.may_cancel:
-            return gradients(slice(None), factor_B, grads[0].dtype)
+            return gradients(None, factor_B, grads[0].dtype)
         return sum_that_may_cancel(gradients, factor_B, self.norms, known, grads[0].dtype)
 
     def each(self) -> Tensor:

@@ -12,7 +12,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from dpsweep.privacy.clip import SUMMED, squared_norms, summed_products, weighted_sum, zero_excluded
+from dpsweep.privacy.clip import (
+    SUMMED,
+    squared_norms,
+    summed_products,
+    weighted_sum,
+    zero,
+    zero_excluded,
+)
 
 _SLACK, _TERMS = 16, 64
 """Rounding errors to allow for, in units of the precision: of a sum, and of all the products in a
@@ -107,15 +114,15 @@ class OuterProducts:
         return length == 1 or grams < 1.5 * length * size + 8 * size
 
     def squares(self) -> Tensor:
+        a, g = self.inputs_BTI, self.grads_BTO
+        if a.shape[1] == 1:  # one position cannot cancel: |g a^T| = |g| |a|, without a Gram matrix
+            return square_norms(a[:, 0]) * square_norms(g[:, 0])
         return self.norms[0]
 
     @cached_property
     def norms(self) -> tuple[Tensor, Tensor]:
         """Squares, and the norm that there would be if nothing cancelled, shape (B,) each."""
         a, g = self.inputs_BTI, self.grads_BTO
-        if a.shape[1] == 1:  # one position cannot cancel: |g a^T| = |g| |a|, without a Gram matrix
-            square_B = square_norms(a[:, 0]) * square_norms(g[:, 0])
-            return square_B, square_B.sqrt()
         return square_norms_from_grams(compute_gram(a), compute_gram(g), g.dtype)
 
     def sum_scaled(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
@@ -131,13 +138,13 @@ class OuterProducts:
         length = a.shape[1]
 
         def products(rows: Rows, factor_B: Tensor, dtype: torch.dtype) -> Tensor:
-            left, right = g[rows].to(dtype), a[rows].to(dtype)
-            scaled = (left * factor_B.to(dtype)[:, None, None]).flatten(0, 1)
+            left, right = take_examples(g, rows).to(dtype), take_examples(a, rows).to(dtype)
+            scaled = (left * factor_B.to(dtype).view(-1, 1, 1)).flatten(0, 1)
             each = num_together(length) if self.may_cancel else SUMMED
             return summed_products(scaled, right.flatten(0, 1), length, each)
 
         if not self.may_cancel and norms is None:
-            return products(slice(None), factor_B, g.dtype)
+            return products(None, factor_B, g.dtype)
         return sum_that_may_cancel(products, factor_B, norms or self.norms, known, g.dtype)
 
     def each(self) -> Tensor:
@@ -259,10 +266,9 @@ def square_norms(leaf_BX: Tensor) -> Tensor:
         square_B: Tensor = torch.linalg.vector_norm(leaf_BX, dim=1).double().square()
     else:
         whole = num // _CHUNK * _CHUNK
-        runs = (
-            leaf_BX[:, :whole].view(len(leaf_BX), whole // _CHUNK, _CHUNK),
-            leaf_BX[:, None, whole:],
-        )
+        runs = [leaf_BX[:, :whole].view(len(leaf_BX), whole // _CHUNK, _CHUNK)]
+        if whole < num:
+            runs.append(leaf_BX[:, None, whole:])
         norms_BR = torch.cat([torch.linalg.vector_norm(run, dim=2) for run in runs], 1)
         square_B = norms_BR.double().square().sum(1)
     return square_B * (1 + (_CHUNK + 4) * limits.eps) + num * limits.tiny
@@ -271,7 +277,7 @@ def square_norms(leaf_BX: Tensor) -> Tensor:
 def compute_gram(leaf_BTX: Tensor) -> Tensor:
     """Compute <x_t, x_t'> for each example, shape (B, T, T), float64."""
     leaf = leaf_BTX.double()
-    return leaf @ leaf.transpose(1, 2)
+    return torch.bmm(leaf, leaf.transpose(1, 2))
 
 
 def square_norms_from_grams(
@@ -306,8 +312,13 @@ def add_rounding_bound(
     return square_B.clamp(min=0) + hidden_B + rounded_B
 
 
-Rows = slice | Tensor
-"""Some of the examples: a range of them, or their indices."""
+Rows = Tensor | None
+"""Indices of some examples; None for all."""
+
+
+def take_examples(leaf_B: Tensor, rows: Rows, dim: int = 0) -> Tensor:
+    """Take some examples, which are at `dim`; all of them without a copy."""
+    return leaf_B if rows is None else leaf_B.index_select(dim, rows)
 
 
 def num_together(num_terms: int) -> int:
@@ -337,9 +348,9 @@ def sum_that_may_cancel(
         dtype: Of the model.
     """
     if known.quiet:
-        return summed(slice(None), factor_B, dtype).double()
+        return summed(None, factor_B, dtype).double()
     cancelling_B, other_B = split_by_cancellation(factor_B, *norms)
-    total = summed(slice(None), other_B, dtype).double()
+    total = summed(None, other_B, dtype).double()
     rows = cancelling_B.nonzero().flatten()
     return total + summed(rows, cancelling_B[rows], torch.float64) if len(rows) else total
 
@@ -359,7 +370,8 @@ def split_by_cancellation(
         longest_B: Norms they would have if nothing cancelled.
     """
     cancelling_B = find_cancelling(factor_B, square_B, longest_B)
-    return torch.where(cancelling_B, factor_B, 0), torch.where(cancelling_B, 0, factor_B)
+    none = zero(factor_B.dtype, factor_B.device)
+    return torch.where(cancelling_B, factor_B, none), torch.where(cancelling_B, none, factor_B)
 
 
 def find_cancelling(factor_B: Tensor, square_B: Tensor, longest_B: Tensor) -> Tensor:
