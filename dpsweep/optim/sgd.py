@@ -31,5 +31,9 @@ class Sgd(Base):
         from dpsweep.optim.eager import make_eager
 
         return make_eager(torch.optim.SGD)(
-            params, lr=lr, momentum=self.momentum, weight_decay=self.weight_decay
+            params,
+            lr=lr,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            foreach=True,  # one call for all parameters, of the same arithmetic
         )

@@ -267,10 +267,13 @@ def zero(dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def stack_squares(squares: Tensors) -> tuple[Tensor, Tensor]:
-    """Stack squared norms, shape (P, B), and find the examples whose gradients can be clipped."""
+    """Stack squared norms, shape (P, B), float64; find the examples that can be clipped."""
     import torch
 
-    parts_PB = torch.stack(list(squares.values()))
+    leaves = list(squares.values())
+    if leaves[0].is_cuda:
+        leaves = convert(leaves, torch.float64)  # by few kernels; on a CPU stacking converts
+    parts_PB = torch.stack(leaves).double()
     return parts_PB, parts_PB.sum(0) <= LARGEST_SQUARE  # false for NaN
 
 

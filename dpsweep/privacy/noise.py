@@ -168,7 +168,7 @@ def _padded(size: int) -> int:
 
 def view_leaves(flat: torch.Tensor, shapes: Sequence[Sequence[int]]) -> list[torch.Tensor]:
     """Views of leaves of these shapes in a tensor that is laid out like `draw_noise`'s."""
-    parts = flat.split([_padded(math.prod(shape)) for shape in shapes])
+    parts = torch.split(flat, [_padded(math.prod(shape)) for shape in shapes])
     return [
         part.as_strided(tuple(shape), _contiguous_strides(shape))
         for part, shape in zip(parts, shapes, strict=True)

@@ -67,9 +67,7 @@ def release(
     return Released({k: leaf.to(dtype or x.dtype) for (k, x), leaf in leaves})
 
 
-def _add_noise(
-    exact: Sequence[torch.Tensor], noise: torch.Tensor, scale: float
-) -> torch.Tensor:
+def _add_noise(exact: Sequence[torch.Tensor], noise: torch.Tensor, scale: float) -> torch.Tensor:
     """`exact` plus `scale` times standard normal `noise`, in double precision, in its place.
 
     The noisy sum is rounded to a grid of about scale / 2^22, the same for all leaves and all

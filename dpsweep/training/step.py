@@ -50,7 +50,7 @@ _FEWEST_DRAWN_BY_A_THREAD = 2**16
 def mark_region(name: str) -> AbstractContextManager[Any]:
     """Mark a part of the step for a profiler; does nothing without one."""
     assert name in REGIONS
-    if not torch.autograd._profiler_enabled():
+    if not torch._C._autograd._profiler_enabled():
         return nullcontext()
     return record_function(f"step/{name}")
 

@@ -18,7 +18,6 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from dpsweep.core.flat import convert
 from dpsweep.core.inputs import map_inputs
 from dpsweep.core.types import Clipped, Precision, Tensors
 from dpsweep.privacy.clip import SUMMED, Clip, add_clipped, compute_factors, stack_squares
@@ -132,9 +131,7 @@ class BookkeepingEngine(MicrobatchEngine):
     ) -> Clipped:
         """The clipped sum; on a CPU over so few that their own precision will do."""
         gradients = self._make_gradients(calls_by_layer, params, len(present_B))
-        # squares of all parameters at once: on a GPU, a kernel for each costs more than its work
-        found = convert((gradient.squares() for gradient in gradients.values()), torch.float64)
-        squares = dict(zip(gradients, found, strict=True))
+        squares = {k: gradient.squares() for k, gradient in gradients.items()}
         stacked = stack_squares(squares)
         factors, count = compute_factors(squares, clip, present_B, stacked)
         known = _find_needed_checks(gradients, stacked[1], factors)

@@ -139,9 +139,7 @@ class PhaseLayout:
     def window_gram(self, left: Tensor, right: Tensor) -> Tensor:
         """Compute <window_t, window_t'> over channels and lags, shape (B, T, T), of two inputs."""
         one, other = self.phases(left), self.phases(right)
-        pixels = {
-            phase: torch.bmm(x, other[phase].transpose(1, 2)) for phase, x in one.items()
-        }
+        pixels = {phase: torch.bmm(x, other[phase].transpose(1, 2)) for phase, x in one.items()}
         parts = (
             pixels[phase][:, at : at + self.length, at : at + self.length]
             for phase, at in self.lags
@@ -201,15 +199,16 @@ class SameSizeLayout(PhaseLayout):
         return prod(self.output)
 
     @cached_property
+    def moves(self) -> tuple[list[int], list[int]]:
+        """How far down a lag lies, by row of the kernel; how far right, by column."""
+        (p_h, p_w), (d_h, d_w), (k_h, k_w) = self.padding, self.dilation, self.kernel
+        return [d_h * u - p_h for u in range(k_h)], [d_w * v - p_w for v in range(k_w)]
+
+    @cached_property
     def shifts(self) -> list[tuple[int, int]]:
         """(offset, columns moved) of each lag, the kernel's rows first."""
-        (p_h, p_w), (d_h, d_w) = self.padding, self.dilation
-        moves = [
-            (d_h * u - p_h, d_w * v - p_w)
-            for u in range(self.kernel[0])
-            for v in range(self.kernel[1])
-        ]
-        return [(self.output[1] * down + right, right) for down, right in moves]
+        width, (down, across) = self.output[1], self.moves
+        return [(width * rows + columns, columns) for rows in down for columns in across]
 
     def pad_to_phases(self, inputs: Tensor, layer: nn.Conv2d) -> Tensor:
         return inputs
@@ -226,11 +225,18 @@ class SameSizeLayout(PhaseLayout):
     def window_gram(self, left: Tensor, right: Tensor) -> Tensor:
         one, other = (self._split_groups(x.permute(0, 2, 3, 1)) for x in (left, right))
         pixels = torch.bmm(one, other.transpose(1, 2))
-        total = torch.zeros_like(pixels)
-        for at, columns in self.shifts:
+        width, (down, across) = self.output[1], self.moves
+        # over a row of the kernel, then over rows of such sums: k_w + k_h sums in place of k_w k_h
+        in_rows = self._add_shifted(pixels, [(columns, columns) for columns in across])
+        return self._add_shifted(in_rows, [(width * rows, 0) for rows in down])
+
+    def _add_shifted(self, gram_BTT: Tensor, shifts: list[tuple[int, int]]) -> Tensor:
+        """Sum of <x_t, x_t'> at the pixels that lie at some shifts, where both are inside."""
+        total = torch.zeros_like(gram_BTT)
+        for at, columns in shifts:
             inside = self._inside(at)
             there = slice(inside.start + at, inside.stop + at)
-            part = pixels[:, there, there]
+            part = gram_BTT[:, there, there]
             if columns:
                 valid = _valid_pairs(self.output, columns, inside.start, inside.stop, part.device)
                 part = torch.where(valid, part, zero(part.dtype, part.device))
@@ -339,7 +345,10 @@ class WrittenOutKernels:
         lags = self._by_group if known.finite else zero_excluded(self._by_group, factor_B, dim=1)
         factors, flat = factor_B.to(lags), lags.flatten(2)
         one = len(factors) <= SUMMED
-        total = factors @ flat if one else summed_products(factors[:, None], flat)
+        if one:
+            total = torch.bmm(factors.expand(len(flat), 1, -1), flat)
+        else:
+            total = summed_products(factors[:, None], flat)
         return self._in_place(total.view(len(lags), 1, *lags.shape[2:]))[0]
 
     def each(self) -> Tensor:
