@@ -5,7 +5,6 @@ notes how far it got. If the server is away the file grows and the thread tries 
 sweep never waits for it, and what was not delivered is delivered by the next driver.
 """
 
-import contextlib
 import errno
 import json
 import logging
@@ -227,9 +226,7 @@ class DeliveryThread:
                 self.trouble = f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"
                 log.debug("tracking server: %s", self.trouble)
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
-            left = self._deadline - time.monotonic()
-            with contextlib.suppress(ValueError):
-                self._wait(min(pause, left))
+            self._wait(min(pause, self._deadline - time.monotonic()))
 
     def _deliver_batch(self) -> None:
         events, position = self._spool.waiting()
@@ -244,10 +241,8 @@ class DeliveryThread:
         self._spool.mark_delivered(position)
 
     def _wait(self, seconds: float) -> None:
-        """Gather events for a while; once closing, there is nothing to gather."""
-        if self._closing.is_set() and self.trouble is None:
-            return
-        if self.trouble is None:
+        """Gather events for a while, or leave a server in trouble alone; closing cuts it short."""
+        if not self._closing.is_set():
             self._closing.wait(seconds)
-        else:
-            time.sleep(max(0.0, min(seconds, 1.0) if self._closing.is_set() else seconds))
+        elif self.trouble is not None:
+            time.sleep(max(0.0, min(seconds, 1.0)))

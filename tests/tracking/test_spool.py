@@ -3,9 +3,10 @@
 import json
 import os
 import threading
+import time
 
 import pytest
-from waiting import CEILING_SECONDS
+from waiting import CEILING_SECONDS, wait_for
 
 from dpsweep.core.errors import DiskFull
 from dpsweep.tracking.spool import Backlog, DeliveryThread, Spool, Undeliverable, read_backlog
@@ -114,6 +115,21 @@ def test_what_is_appended_while_the_thread_looks_is_delivered_before_it_ends(tmp
     closing.join(CEILING_SECONDS)
     assert server.took == [0]
     assert spool.is_empty()
+
+
+def test_closing_wakes_a_thread_that_leaves_a_server_in_trouble_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr("dpsweep.tracking.spool._COALESCE_SECONDS", CEILING_SECONDS)
+    monkeypatch.setattr("dpsweep.tracking.spool._LONGEST_PAUSE_SECONDS", CEILING_SECONDS)
+    server = Server(away=1)
+    spool = Spool(tmp_path)
+    spool.append({"n": 0})
+    delivery = DeliveryThread(spool, server)
+    delivery.start()
+    wait_for(lambda: delivery.trouble, "trouble")
+    start = time.monotonic()
+    assert delivery.close(CEILING_SECONDS)
+    assert time.monotonic() - start < CEILING_SECONDS / 2
+    assert server.took == [0]
 
 
 @pytest.mark.parametrize("delivered", [0, 3])

@@ -293,9 +293,8 @@ def split_microbatches(
     for start in range(0, total, max_physical_batch):
         rows = slice(start, start + max_physical_batch)
         num = min(max_physical_batch, total - start)
-        inputs, targets = inputs_B, targets_B
-        if num < total:
-            inputs, targets = take_rows(inputs, rows), take_rows(targets, rows)
+        # never the caller's own tensors, to which a model may attach something
+        inputs, targets = take_rows(inputs_B, rows), take_rows(targets_B, rows)
         if num < max_physical_batch and num % quarter:
             missing = min(-num % quarter, max_physical_batch - num)
             inputs, targets = pad_rows(inputs, missing), pad_rows(targets, missing)

@@ -34,8 +34,8 @@ from dpsweep.privacy.engine.gradients import (
     ParameterGradients,
     Rows,
     add_rounding_bound,
-    diagonal,
     num_together,
+    sum_lengths,
     sum_that_may_cancel,
     take_examples,
 )
@@ -406,8 +406,7 @@ class GhostNormKernels:
                 pair_B = (windows * outputs).sum((1, 2))
                 squares.append(pair_B if i == j else 2 * pair_B)
                 if i == j:
-                    both = (diagonal(windows) * diagonal(outputs)).clamp(min=0)
-                    lengths.append(both.sqrt().sum(1))
+                    lengths.append(sum_lengths(windows, outputs))
         square_B, longest_B = (reduce(torch.add, parts) for parts in (squares, lengths))
         square_B = add_rounding_bound(square_B, longest_B, self.grads[0].dtype, self.runs.length)
         groups = self.runs.groups

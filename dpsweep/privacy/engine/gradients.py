@@ -28,6 +28,11 @@ Gram matrix."""
 _CHUNK = 64
 """Numbers whose squares are summed in their own precision."""
 
+FLOOR = torch.finfo(torch.float32).tiny
+"""Added to the squared norm of each factor of a product. A gradient of 1e38 times an input of 1e-40
+is small, and a clipping factor above 1, as automatic clipping has, would make it infinite before
+the input makes it small: with this, factor * gradient is at most 1e25 clip norms."""
+
 _CANCELLATION = 64.0
 """Times the largest clipped gradient: an example whose terms are larger is summed in double. With
 ordinary data and models the factor is 1 to 20, and no example is."""
@@ -293,8 +298,13 @@ def square_norms_from_grams(
 
 def multiply_grams(left_BTT: Tensor, right_BTT: Tensor) -> tuple[Tensor, Tensor]:
     """|sum_t l_t r_t^T|^2 as it is computed, and sum_t |l_t| |r_t|; shape (B,), float64."""
-    longest_B = (diagonal(left_BTT) * diagonal(right_BTT)).sqrt().sum(1)
-    return (left_BTT * right_BTT).sum((1, 2)), longest_B
+    return (left_BTT * right_BTT).sum((1, 2)), sum_lengths(left_BTT, right_BTT)
+
+
+def sum_lengths(left_BTT: Tensor, right_BTT: Tensor) -> Tensor:
+    """sum_t |l_t| |r_t|, shape (B,), from both Gram matrices; too large by what FLOOR makes."""
+    squares_BT = (diagonal(left_BTT) + FLOOR) * (diagonal(right_BTT) + FLOOR)
+    return squares_BT.sqrt().sum(1)
 
 
 def add_rounding_bound(

@@ -14,6 +14,9 @@ from dpsweep.core.circulant import CirculantLinear
 from dpsweep.core.types import PerExample, Released, Tensors
 from dpsweep.privacy.clip import Automatic, Flat, PerLayer, Quantile, clipped_sum
 from dpsweep.privacy.engine import BookkeepingEngine, VmapEngine, make_engine
+from dpsweep.privacy.engine.circulant import CirculantGradients
+from dpsweep.privacy.engine.conv import PhaseLayout
+from dpsweep.privacy.engine.gradients import OuterProducts
 from dpsweep.privacy.geometry import IDENTITY, Geometry, Spectral, make_geometry
 
 NUM = 11
@@ -267,3 +270,47 @@ def test_engine_is_chosen_by_the_geometry():
     assert isinstance(chosen, BookkeepingEngine)
     assert chosen.max_physical_batch == 5
     assert set(chosen.geometry.maps) == {"0.weight", "3.weight", "5.weight"}
+
+
+class Gated(nn.Module):
+    """A layer without a bias, whose output is multiplied by a part of the input."""
+
+    def __init__(self, layer: nn.Module, side: int) -> None:
+        super().__init__()
+        self.layer, self.side = layer, side
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        gate_B = x_BCHW[:, 1:, :1, :1]
+        if isinstance(self.layer, nn.Conv2d):
+            return (self.layer(x_BCHW[:, :1]) * gate_B).mean((2, 3))
+        return (self.layer(x_BCHW[:, 0]) * gate_B[:, 0]).mean(1)
+
+
+GATED = {
+    "positions": lambda: Gated(nn.Linear(4, 4, bias=False), 4),
+    "one position": lambda: Gated(nn.Linear(1, 4, bias=False), 1),
+    "convolution": lambda: Gated(nn.Conv2d(1, 4, 2, bias=False), 4),
+    "same size": lambda: Gated(nn.Conv2d(1, 4, 3, padding=1, bias=False), 4),
+    "circulant": lambda: Gated(CirculantLinear(4, 4, 4, bias=False), 4),
+    "circulant, one position": lambda: Gated(CirculantLinear(1, 4, 1, bias=False), 1),
+}
+
+
+@pairs(net=list(GATED), clip={"automatic": Automatic(1.0), "flat": Flat(1.0)}, ghost=[True, False])
+def test_factor_above_one_makes_no_finite_gradient_infinite(monkeypatch, net, clip, ghost):
+    """An output's gradient of 1e38 and an input of 1e-40 make a small gradient."""
+    monkeypatch.setattr(PhaseLayout, "cheaper_by_gram", lambda *_: ghost)
+    for kind in (OuterProducts, CirculantGradients):
+        monkeypatch.setattr(kind, "ghost_norm_is_cheaper", ghost)
+    torch.manual_seed(0)
+    model = GATED[net]()
+    where = [{k: p.detach() for k, p in model.named_parameters()}]
+    records = BookkeepingEngine(model, nn.functional.cross_entropy, 100)
+    inputs, targets = torch.randn(5, 2, model.side, model.side), torch.arange(5) % 4
+    whole = flat(records.clipped_sum(where, [1.0], inputs, targets, clip))
+    for gate, size in ((1e38, 1e-42), (1e38, 1e-40), (3e37, 1e-38), (1e37, 1e-37), (1e36, 1e-36)):
+        planted = torch.full_like(inputs[:1], size)
+        planted[:, 1] = gate
+        more = torch.cat([inputs, planted]), torch.cat([targets, targets[:1]])
+        moved = flat(records.clipped_sum(where, [1.0], *more, clip)) - whole
+        assert moved.norm() <= clip.clip_norm * (1 + 1e-5)
