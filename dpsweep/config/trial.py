@@ -225,10 +225,14 @@ class TrialConfig(Strict):
         With SGD min(k N mu, m S, 1600), in three digits. In a whole run the noise moves each weight
         by r / (N mu), for a run of mu-Gaussian privacy on N examples, whatever clip norm, batch
         size and length: k is what a model bears of it. m is what it bears in one step of S. With
-        Adam's family 4, or 0.4. In regression, lr is at most 1 / (1 + F) for F inputs.
+        Adam's family 4, or 0.4; with a linear model of F inputs at most 16 / F^(1/3), as Adam
+        moves all F weights by as much. In regression, lr is at most 1 / (1 + F).
         """
         if self.optimizer.name != "sgd":
-            return self._tolerance.total
+            if self.model.name != "linear":
+                return self._tolerance.total
+            by_width = 16 / math.prod(self.data.spec.shape) ** (1 / 3)
+            return min(self._tolerance.total, float(f"{by_width:.2g}"))
         factors = sum_factors(self.optimizer.schedule, self.num_steps)
         most = self._tolerance.step * factors
         if isinstance(self.data.task, Regression):

@@ -45,6 +45,21 @@ def test_the_clip_norm_is_the_measured_one_without_a_learning_rate(settings, cli
     assert config.total_step == load("privacy={epsilon: 4, clip_norm: 1}", *settings).total_step
 
 
+@pytest.mark.parametrize(
+    ("data", "model", "total_step"),
+    [
+        ("{name: digits}", "linear", 4),  # 64 inputs
+        ("{name: mnist, root: data}", "linear", 1.7),  # 784
+        ("{name: mnist, root: data, features: {groups: 27}}", "linear", 1.0),  # 3,969
+        ("{name: digits}", "cnn_small", 4),
+        ("{name: mnist, root: data}", "cnn5", 0.4),
+    ],
+)
+def test_adams_default_step_is_what_the_models_width_bears(data, model, total_step):
+    settings = [f"data={data}", f"model={{name: {model}}}", "optimizer={}"]
+    assert load("method={name: dp_adam}", *settings).total_step == total_step
+
+
 @pytest.mark.parametrize("epsilon", [1, 4])
 def test_the_floor_of_adambc_is_twice_the_noises_variance_without_a_learning_rate(epsilon):
     method = "method={name: dp_adambc}"
