@@ -200,10 +200,11 @@ def _check_outputs(model: nn.Module, spec: Spec) -> nn.Module:
     if not isinstance(outputs, Tensor):
         raise ValueError(f"it returns a {type(outputs).__name__}, not one tensor of logits")
     if outputs.shape != (1, *spec.outputs):
-        numbers = format_shape(outputs.shape[1:])
+        one = outputs.shape[1:]
+        given = f"{format_shape(one)} numbers" if one else "a number without an axis"
         positions = "" if spec.positions is None else f" at each of {spec.positions} positions"
         raise ValueError(
-            f"it gives {numbers} numbers for an example, and the data have {spec.num_classes} "
+            f"it gives {given} for an example, and the data have {spec.num_classes} "
             f"classes{positions}"
         )
     return model

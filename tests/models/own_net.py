@@ -37,6 +37,10 @@ def hundred(shape: tuple[int, int, int], num_classes: int) -> nn.Module:
     return make(shape, 100)
 
 
+def bare(shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+    return nn.Sequential(make(shape, 1), nn.Flatten(0))
+
+
 def other_size(shape: tuple[int, int, int], num_classes: int) -> nn.Module:
     return make((1, 9, 9), num_classes)
 

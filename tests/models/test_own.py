@@ -49,6 +49,7 @@ def test_function_s_weights_come_from_the_public_seed():
     ("function", "message"),
     [
         ("hundred", r"^it gives 100 numbers for an example, and the data have 10 classes$"),
+        ("bare", r"^it gives a number without an axis for an example, and the data have 10 cl"),
         (
             "other_size",
             r"^it does not take images of 1 x 8 x 8 \(channels, height, width\), the da",

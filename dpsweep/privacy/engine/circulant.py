@@ -18,11 +18,11 @@ from torch import Tensor
 from dpsweep.core.circulant import CirculantLinear
 from dpsweep.privacy.clip import SUMMED, summed_products, zero_excluded
 from dpsweep.privacy.engine.gradients import (
-    FLOOR,
     NOTHING,
     Known,
     Rows,
     add_rounding_bound,
+    drop_longest,
     num_together,
     sum_that_may_cancel,
     take_examples,
@@ -75,7 +75,7 @@ class CirculantGradients:
         """Squares, and the norm that there would be if nothing cancelled, shape (B,) each."""
         x, g = self.inputs_FBTq, self.grads_FBTp
         bins_F = _count_bins(self.block, x.device) / self.block
-        each_FBT = (_compute_power(x) + FLOOR) * (_compute_power(g) + FLOOR)
+        each_FBT = drop_longest(_compute_power(x)) * drop_longest(_compute_power(g))
         square_BT = torch.tensordot(each_FBT, bins_F, ([0], [0]))
         longest_B = square_BT.sqrt().sum(1)
         if x.shape[2] == 1:

@@ -4,6 +4,7 @@ A form computes each example's squared norm, then takes the clipping factors and
 clipped sum. Only `WrittenOut` holds per-example gradients; the others compute both from records.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from dpsweep.privacy.clip import (
+    LARGEST_SQUARE,
     SUMMED,
     squared_norms,
     summed_products,
@@ -27,11 +29,6 @@ Gram matrix."""
 
 _CHUNK = 64
 """Numbers whose squares are summed in their own precision."""
-
-FLOOR = torch.finfo(torch.float32).tiny
-"""Added to the squared norm of each factor of a product. A gradient of 1e38 times an input of 1e-40
-is small, and a clipping factor above 1, as automatic clipping has, would make it infinite before
-the input makes it small: with this, factor * gradient is at most 1e25 clip norms."""
 
 _CANCELLATION = 64.0
 """Times the largest clipped gradient: an example whose terms are larger is summed in double. With
@@ -302,9 +299,18 @@ def multiply_grams(left_BTT: Tensor, right_BTT: Tensor) -> tuple[Tensor, Tensor]
 
 
 def sum_lengths(left_BTT: Tensor, right_BTT: Tensor) -> Tensor:
-    """sum_t |l_t| |r_t|, shape (B,), from both Gram matrices; too large by what FLOOR makes."""
-    squares_BT = (diagonal(left_BTT) + FLOOR) * (diagonal(right_BTT) + FLOOR)
-    return squares_BT.sqrt().sum(1)
+    """sum_t |l_t| |r_t|, shape (B,), from both Gram matrices; not finite where one is too long."""
+    return (drop_longest(diagonal(left_BTT)) * drop_longest(diagonal(right_BTT))).sqrt().sum(1)
+
+
+def drop_longest(squares: Tensor) -> Tensor:
+    """Squared norms of one factor of a product; infinite, and the example out, above 1e36.
+
+    A gradient of 1e38 times an input of 1e-40 is small, and so is one of 1e-22 times 1e38. But the
+    clipping factor times the gradient would be infinite (automatic clipping has factors above 1),
+    or so small that float32 has few bits for it, which the input then makes large.
+    """
+    return squares.masked_fill(squares > LARGEST_SQUARE, math.inf)
 
 
 def add_rounding_bound(

@@ -13,6 +13,7 @@ touched.
 """
 
 import copy
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -258,9 +259,9 @@ def _are_equal(one: Tensor, other: Tensor, rounding: float) -> bool:
 
 def _are_close(one: Tensor, other: Tensor, rounding: float = 0.0) -> bool:
     """True if rows differ by no more than rounding at another place, relative to the largest."""
-    one, other = one.double().flatten(1), other.double().flatten(1)
     if one.shape != other.shape:
         return False
+    one, other = (x.double().reshape(len(x), math.prod(x.shape[1:])) for x in (one, other))
     largest = one.nan_to_num(0, 0, 0).norm(dim=1).max() if one.numel() else 0.0
     apart = torch.where((one == other) | (one.isnan() & other.isnan()), 0, one - other).norm(dim=1)
     return bool((apart <= max(_TOLERANCE * float(largest), rounding)).all())

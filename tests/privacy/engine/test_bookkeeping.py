@@ -314,3 +314,28 @@ def test_factor_above_one_makes_no_finite_gradient_infinite(monkeypatch, net, cl
         more = torch.cat([inputs, planted]), torch.cat([targets, targets[:1]])
         moved = flat(records.clipped_sum(where, [1.0], *more, clip)) - whole
         assert moved.norm() <= clip.clip_norm * (1 + 1e-5)
+
+
+@pairs(net=["linear", "same size", "circulant"], clip_norm=[1e-6, 1e-4])
+def test_factor_times_a_small_gradient_keeps_its_bits_before_a_large_input(
+    monkeypatch, net, clip_norm
+):
+    """An output's gradient of 1e-22 and an input of 1e38 make a gradient that counts."""
+    monkeypatch.setattr(PhaseLayout, "cheaper_by_gram", lambda *_: True)
+    layers = {
+        "linear": lambda: nn.Linear(4, 1024, bias=False),
+        "same size": lambda: nn.Conv2d(1, 256, 3, padding=1, bias=False),
+        "circulant": lambda: CirculantLinear(4, 1024, 4, bias=False),
+    }
+    torch.manual_seed(0)
+    model = Gated(layers[net](), 4)
+    where = [{k: p.detach() for k, p in model.named_parameters()}]
+    records = BookkeepingEngine(model, lambda outputs, _: outputs.sum(), 100)
+    for size in torch.logspace(37, 38.5, 12):
+        for gate in (1e-22, 1e-21, 5e-21):
+            planted = torch.full((1, 2, 4, 4), float(size))
+            planted[:, 1] = gate
+            moved = flat(
+                records.clipped_sum(where, [1.0], planted, torch.zeros(1), Flat(clip_norm))
+            )
+            assert moved.norm() <= clip_norm * (1 + 1e-4)
