@@ -200,7 +200,7 @@ class SameSizeLayout(PhaseLayout):
 
     @cached_property
     def moves(self) -> tuple[list[int], list[int]]:
-        """How far down a lag lies, by row of the kernel; how far right, by column."""
+        """Rows that a lag lies down, by the kernel's row; columns right, by its column."""
         (p_h, p_w), (d_h, d_w), (k_h, k_w) = self.padding, self.dilation, self.kernel
         return [d_h * u - p_h for u in range(k_h)], [d_w * v - p_w for v in range(k_w)]
 
