@@ -229,7 +229,7 @@ def _find_needed_checks(
     """Find the checks that no sum needs, by one look at all examples.
 
     An example with a number that is not finite in any record has a norm that is not, unless no
-    product reads that number, as pixels between a convolution's strides. Rows that only
+    product reads that number, as those of pixels between a convolution's strides. Rows that only
     fill up are looked at too: they may repeat such an example. Whether terms cancel is asked here
     on a GPU alone, which would be waited for at each sum.
     """
