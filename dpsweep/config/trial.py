@@ -81,7 +81,8 @@ class TrainConfig(Strict):
 
     engine: EngineName = "auto"
     """Way to per-example gradients: bookkeeping (the fast one), vmap (any model), opacus (its
-    hooks); auto is bookkeeping, or vmap where a model does not let it. All release the same."""
+    hooks); auto is bookkeeping, or vmap where a model does not let it. All release the same, but
+    that bookkeeping may count an example as zero that has an activation above 1e18."""
 
     max_physical_batch: Annotated[int, Field(gt=0)] | Literal["auto"] = "auto"
     """Examples computed at once; auto is what fits a CPU's cache or a GPU's memory. Changes memory

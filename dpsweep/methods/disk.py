@@ -1,7 +1,7 @@
 """DiSK: a simplified Kalman filter over the gradient's path."""
 
 from dataclasses import dataclass
-from math import isclose
+from math import ceil, floor, isclose, log10
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -16,6 +16,12 @@ from dpsweep.privacy.query import NEWEST_ITERATE, EvaluationPoint, JointQuery, Q
 _MAX_WEIGHT = 1e3
 """Largest weight of a point, and longest look-ahead in steps. A difference of two points multiplies
 float32's rounding by it, that of the other examples too: 2e-4 clip norms were seen at 1e4."""
+
+
+def _round_up(value: float) -> float:
+    """To two digits."""
+    unit = 10.0 ** (floor(log10(value)) - 1)
+    return ceil(value / unit) * unit
 
 
 @dataclass(frozen=True)
@@ -84,15 +90,19 @@ class Gains(Strict):
         gain = min(self.average.gain_at(0), self.average.gain_at(10**6))
         odds = (1 - gain) / gain
         ahead = odds if self.gamma == "one_point" else self.gamma
-        if odds > _MAX_WEIGHT or odds > _MAX_WEIGHT * abs(ahead):
-            least = (
-                f"gamma: {odds / _MAX_WEIGHT:.2g} or more" if odds <= _MAX_WEIGHT else "kappa: 0.01"
-            )
+        most = _MAX_WEIGHT * min(1.0, abs(ahead))
+        if odds > most:
+            if odds <= _MAX_WEIGHT:
+                key, words = "gamma", f"{_round_up(odds / _MAX_WEIGHT):g} or more, or -gamma"
+            elif self.gain == "constant":
+                key, words = "kappa", f"{_round_up(1 / (1 + most)):g} or more"
+            else:
+                key, words = "process", "a larger one"
             raise InvalidKey(
-                "gamma" if odds <= _MAX_WEIGHT else "kappa",
+                key,
                 f"gives the second point the weight c = (1 - kappa) / (kappa gamma) = "
                 f"{odds / ahead:.3g} at gamma {ahead:.3g}; beyond {_MAX_WEIGHT:g} rounding is all "
-                f"that is left of a difference. Give {least}",
+                f"that is left of a difference. Give {key}: {words}",
             )
         return self
 

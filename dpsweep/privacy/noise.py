@@ -159,6 +159,7 @@ def leaf_slices(sizes: Sequence[int]) -> list[slice]:
     [slice(0, 3, None), slice(16, 33, None), slice(48, 49, None)]
     """
     starts = accumulate(map(_padded, sizes), initial=0)
+    # `accumulate` has one start more, the end of all
     return [slice(start, start + size) for start, size in zip(starts, sizes, strict=False)]
 
 
@@ -167,7 +168,10 @@ def _padded(size: int) -> int:
 
 
 def view_leaves(flat: torch.Tensor, shapes: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-    """Views of leaves of these shapes in a tensor that is laid out like `draw_noise`'s."""
+    """Views of leaves of these shapes in a contiguous tensor, laid out like `draw_noise`'s.
+
+    One operation makes each, where a slice and then a view would be two.
+    """
     parts = torch.split(flat, [_padded(math.prod(shape)) for shape in shapes])
     return [
         part.as_strided(tuple(shape), _contiguous_strides(shape))

@@ -49,6 +49,9 @@ def release(
         dtype: Of the result; that of `total` if None.
         correlate: Makes correlated noise x_t of white noise z_t in double precision, before the
             rounding (privacy/history.py); noise is independent if None.
+
+    Returns:
+        Leaves that are views of one tensor: what keeps one of them keeps all.
     """
     scale = noise_multiplier * clip_norm
     if scale == 0:

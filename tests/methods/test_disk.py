@@ -1,6 +1,7 @@
 """DiSK asks with the printed weights, and without noise its prediction is exact on a quadratic."""
 
 import math
+import re
 from collections import deque
 from dataclasses import replace
 
@@ -223,10 +224,14 @@ def noisy(step: Step) -> Step:
         ({"gamma": -1e-17}, "gamma"),
         ({"kappa": 1e-16}, "kappa"),
         ({"kappa": 1e-5, "gamma": "one_point"}, "kappa"),
-        ({"gain": "riccati", "process": 1e-6, "hessian": 0.0}, "kappa"),
+        ({"kappa": 0.0009, "gamma": 0.05}, "kappa"),
+        ({"kappa": 0.0075, "gamma": 0.05}, "gamma"),
+        ({"gain": "riccati", "process": 1e-6, "hessian": 0.0}, "process"),
     ],
 )
 def test_weights_that_float32_cannot_tell_apart_are_refused(tunables, key):
     with pytest.raises(ValidationError, match="rounding is all that is left") as caught:
         disk.Config(**tunables)
     assert caught.value.errors()[0]["ctx"]["error"].key == key
+    if found := re.search(rf"Give {key}: ([0-9.e-]+) or more", str(caught.value)):
+        disk.Config(**{**tunables, key: float(found[1])})

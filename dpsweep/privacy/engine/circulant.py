@@ -22,7 +22,7 @@ from dpsweep.privacy.engine.gradients import (
     Known,
     Rows,
     add_rounding_bound,
-    drop_longest,
+    mark_too_long,
     num_together,
     sum_that_may_cancel,
     take_examples,
@@ -75,7 +75,7 @@ class CirculantGradients:
         """Squares, and the norm that there would be if nothing cancelled, shape (B,) each."""
         x, g = self.inputs_FBTq, self.grads_FBTp
         bins_F = _count_bins(self.block, x.device) / self.block
-        each_FBT = drop_longest(_compute_power(x)) * drop_longest(_compute_power(g))
+        each_FBT = mark_too_long(_compute_power(x)) * mark_too_long(_compute_power(g))
         square_BT = torch.tensordot(each_FBT, bins_F, ([0], [0]))
         longest_B = square_BT.sqrt().sum(1)
         if x.shape[2] == 1:

@@ -200,7 +200,7 @@ class SameSizeLayout(PhaseLayout):
 
     @cached_property
     def moves(self) -> tuple[list[int], list[int]]:
-        """Rows that a lag lies down, by the kernel's row; columns right, by its column."""
+        """Offsets of the kernel's rows, and of its columns, in pixels."""
         (p_h, p_w), (d_h, d_w), (k_h, k_w) = self.padding, self.dilation, self.kernel
         return [d_h * u - p_h for u in range(k_h)], [d_w * v - p_w for v in range(k_w)]
 
@@ -344,8 +344,7 @@ class WrittenOutKernels:
     def sum_scaled(self, factor_B: Tensor, known: Known = NOTHING) -> Tensor:
         lags = self._by_group if known.finite else zero_excluded(self._by_group, factor_B, dim=1)
         factors, flat = factor_B.to(lags), lags.flatten(2)
-        one = len(factors) <= SUMMED
-        if one:
+        if len(factors) <= SUMMED:  # one operation, where `@` takes several
             total = torch.bmm(factors.expand(len(flat), 1, -1), flat)
         else:
             total = summed_products(factors[:, None], flat)

@@ -44,7 +44,7 @@ class Known:
     """Facts about all examples that are known before they are summed.
 
     Attributes:
-        finite: True if every number that their gradients are computed from is finite.
+        finite: True if every number that their sums read is finite.
         quiet: True if none is to be summed in double precision.
     """
 
@@ -53,7 +53,7 @@ class Known:
 
 
 NOTHING = Known()
-"""Nothing known: the sum must look. On a CPU that costs little; a GPU would be waited for."""
+"""Nothing known: the sum must look, for which a GPU would be waited for."""
 
 
 class ParameterGradients(Protocol):
@@ -118,7 +118,9 @@ class OuterProducts:
     def squares(self) -> Tensor:
         a, g = self.inputs_BTI, self.grads_BTO
         if a.shape[1] == 1:  # one position cannot cancel: |g a^T| = |g| |a|, without a Gram matrix
-            return square_norms(a[:, 0]) * square_norms(g[:, 0])
+            lengths = square_norms(a[:, 0]), square_norms(g[:, 0])
+            longest_B = torch.maximum(*lengths)
+            return torch.mul(*lengths).masked_fill(longest_B > LARGEST_SQUARE, math.inf)
         return self.norms[0]
 
     @cached_property
@@ -300,10 +302,10 @@ def multiply_grams(left_BTT: Tensor, right_BTT: Tensor) -> tuple[Tensor, Tensor]
 
 def sum_lengths(left_BTT: Tensor, right_BTT: Tensor) -> Tensor:
     """sum_t |l_t| |r_t|, shape (B,), from both Gram matrices; not finite where one is too long."""
-    return (drop_longest(diagonal(left_BTT)) * drop_longest(diagonal(right_BTT))).sqrt().sum(1)
+    return (mark_too_long(diagonal(left_BTT)) * mark_too_long(diagonal(right_BTT))).sqrt().sum(1)
 
 
-def drop_longest(squares: Tensor) -> Tensor:
+def mark_too_long(squares: Tensor) -> Tensor:
     """Squared norms of one factor of a product; infinite, and the example out, above 1e36.
 
     A gradient of 1e38 times an input of 1e-40 is small, and so is one of 1e-22 times 1e38. But the
@@ -386,8 +388,8 @@ def split_by_cancellation(
         longest_B: Norms they would have if nothing cancelled.
     """
     cancelling_B = find_cancelling(factor_B, square_B, longest_B)
-    none = zero(factor_B.dtype, factor_B.device)
-    return torch.where(cancelling_B, factor_B, none), torch.where(cancelling_B, none, factor_B)
+    nil = zero(factor_B.dtype, factor_B.device)
+    return torch.where(cancelling_B, factor_B, nil), torch.where(cancelling_B, nil, factor_B)
 
 
 def find_cancelling(factor_B: Tensor, square_B: Tensor, longest_B: Tensor) -> Tensor:

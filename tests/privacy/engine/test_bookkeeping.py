@@ -316,6 +316,20 @@ def test_factor_above_one_makes_no_finite_gradient_infinite(monkeypatch, net, cl
         assert moved.norm() <= clip.clip_norm * (1 + 1e-5)
 
 
+@pytest.mark.parametrize("width", [1, 2, 64, 65])
+def test_example_with_a_record_above_the_limit_counts_as_zero_at_one_position_too(width):
+    """Torch's norm of a single number does not overflow."""
+    torch.manual_seed(0)
+    model = nn.Linear(width, 10, bias=False)
+    where = [{k: p.detach() for k, p in model.named_parameters()}]
+    records = BookkeepingEngine(model, lambda outputs, _: 1e-19 * outputs.sum(), 100)
+    planted = torch.zeros(2, width)
+    for size, counts in ((9e17, True), (2e18, False), (1e30, False)):
+        planted[0, -1] = size
+        total = flat(records.clipped_sum(where, [1.0], planted, torch.zeros(2), Flat(0.1)))
+        assert (total.norm() > 0) == counts
+
+
 @pairs(net=["linear", "same size", "circulant"], clip_norm=[1e-6, 1e-4])
 def test_factor_times_a_small_gradient_keeps_its_bits_before_a_large_input(
     monkeypatch, net, clip_norm
