@@ -100,6 +100,19 @@ class Scattering(Features):
     than this share of the mean are amplified less; 0.03 to 0.3 do well. After `groups`. None if
     missing."""
 
+    whiten_by: Literal["channel", "frequency"] = Field(
+        default="channel", exclude_if=lambda x: x == "channel"
+    )
+    """channel for one map of the channels at all places; frequency for a map of them at each
+    spatial frequency of the feature maps. Neighbouring places are alike, so that low frequencies
+    carry most of the variance; the second brings frequencies to one scale too. The second layer
+    that `patches` makes is whitened by channel."""
+
+    mirror: bool = Field(default=False, exclude_if=lambda x: not x)
+    """True to average an image's features with those of its mirror image, left for right, where
+    classes do not change by it: clothes and animals, not digits or letters. Takes twice the
+    time."""
+
     patches: Patches | None = Field(default=None, exclude_if=is_unused)
     """Makes a second layer of the whitened features. None if missing."""
 
@@ -134,6 +147,10 @@ class Scattering(Features):
                 f"Leave colors out",
             )
         height, width = height // 2**self.depth, width // 2**self.depth
+        if self.whiten_by == "frequency" and self.whiten is None:
+            raise InvalidKey(
+                "whiten_by", "it says how to whiten. Give whiten: 0.2, or leave it out"
+            )
         if self.groups == channels * self.paths and height * width == 1:
             raise InvalidKey(
                 "groups", f"{self.groups} groups have one value each, which becomes 0. Give fewer"

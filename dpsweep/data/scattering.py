@@ -32,6 +32,9 @@ _COLORS = 1.0, 0.25, 0.1
 _CONVOLVED = 10
 """Images that are convolved at once."""
 
+_COLUMNS = 16
+"""A product's columns are padded to a multiple: each then has the same last bits at any place."""
+
 _FAINT = 0.3
 """Added to each patch's root mean square, which is about 0.34 on whitened noise in colour."""
 
@@ -58,18 +61,23 @@ def compute_scattering(
     shape = (channels, height, width)
     transform = ScatteringTorch2D(J=config.depth, shape=(height, width), L=config.rotations)
 
+    def scatter_once(pixels: Tensor) -> Tensor:
+        found_BCHW = transform(pixels.contiguous()).flatten(1, 2)
+        return group_norm(found_BCHW, config.groups) if config.groups else found_BCHW
+
     def scatter(some: Tensor) -> Tensor:
         pixels = numbers(some)
         if config.colors == "opponent":
             pixels = _mix_channels(pixels, _OPPONENT)
-        found_BCHW = transform(pixels.contiguous()).flatten(1, 2)
-        return group_norm(found_BCHW, config.groups) if config.groups else found_BCHW
+        found_BCHW = scatter_once(pixels)
+        return (found_BCHW + scatter_once(pixels.flip(-1))) / 2 if config.mirror else found_BCHW
 
     layers: list[Callable[[Tensor], Tensor]] = [scatter]
     if config.whiten is not None:
         noise = draw_noise_images(_NOISE_IMAGES, shape) * brightest
         features = _in_chunks(scatter, noise)
-        layers.append(Whitening.of(features, config.whiten).apply)
+        kind = Whitening if config.whiten_by == "channel" else FrequencyWhitening
+        layers.append(kind.of(features, config.whiten).apply)
         if config.patches is not None:
             features = _in_chunks(layers[-1], features)
             layers.append(Filters.draw(features, config.patches).apply)
@@ -108,10 +116,7 @@ class Whitening:
         """Compute (S + share * tr(S) / C)^(-1/2) for the channels' covariance S, in float64."""
         x_CN = features_BCHW.transpose(0, 1).flatten(1).double()
         mean_C = x_CN.mean(1)
-        x_CN = x_CN - mean_C[:, None]
-        variances_C, axes_CC = torch.linalg.eigh(x_CN @ x_CN.T / x_CN.shape[1])
-        scale_C = (variances_C + share * variances_C.mean()).rsqrt()
-        return cls(mean_C.float(), (axes_CC * scale_C @ axes_CC.T).float())
+        return cls(mean_C.float(), _inverse_root(x_CN - mean_C[:, None], share).float())
 
     def apply(self, features_BCHW: Tensor) -> Tensor:
         """Whiten features, shape (B, C, H, W).
@@ -121,9 +126,64 @@ class Whitening:
         """
         x_BCN = (features_BCHW - self.mean_C[:, None, None]).flatten(2)
         batch, _, places = x_BCN.shape
-        x_BCN = pad(x_BCN, (0, -places % 16, 0, 0, 0, max(0, 2 - batch)))
+        x_BCN = pad(x_BCN, (0, -places % _COLUMNS, 0, 0, 0, max(0, 2 - batch)))
         made = torch.bmm(self.matrix_CC.expand(len(x_BCN), -1, -1), x_BCN)
         return made[:batch, :, :places].reshape(features_BCHW.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class FrequencyWhitening:
+    """A linear map of the channels at each spatial frequency of the feature maps.
+
+    It lies between a cosine transform (DCT-II, orthonormal) over the places and its inverse. Images
+    look statistically alike at all places, so that their frequencies are all but uncorrelated.
+    """
+
+    mean_CN: Tensor
+    cosines_NN: Tensor  # a frequency a row
+    matrices_FCC: Tensor
+
+    @classmethod
+    def of(cls, features_BCHW: Tensor, share: float) -> "FrequencyWhitening":
+        """Compute (S_f + share * v)^(-1/2) for the channels' covariance S_f at each frequency.
+
+        v is the mean variance over channels and frequencies. In float64.
+        """
+        height, width = features_BCHW.shape[2:]
+        cosines_NN = torch.kron(_make_cosines(height), _make_cosines(width))
+        x_BCN = features_BCHW.flatten(2).double()
+        mean_CN = x_BCN.mean(0)
+        x_FCB = ((x_BCN - mean_CN) @ cosines_NN.T).permute(2, 1, 0)
+        return cls(mean_CN.float(), cosines_NN.float(), _inverse_root(x_FCB, share).float())
+
+    def apply(self, features_BCHW: Tensor) -> Tensor:
+        """Whiten features, shape (B, C, H, W); each product has the same shape for any B."""
+        made = []
+        for first in range(0, len(features_BCHW), _COLUMNS):
+            some_BCHW = features_BCHW[first : first + _COLUMNS]
+            x_BCN = some_BCHW.flatten(2) - self.mean_CN
+            x_NCB = pad(x_BCN.permute(2, 1, 0), (0, _COLUMNS - len(x_BCN)))
+            spectra_FCB = (self.cosines_NN @ x_NCB.flatten(1)).view_as(x_NCB)
+            spectra_FCB = torch.bmm(self.matrices_FCC, spectra_FCB)
+            x_NCB = (self.cosines_NN.T @ spectra_FCB.flatten(1)).view_as(x_NCB)
+            made.append(x_NCB[:, :, : len(x_BCN)].permute(2, 1, 0).reshape(some_BCHW.shape))
+        return torch.cat(made)
+
+
+def _inverse_root(x: Tensor, share: float) -> Tensor:
+    """(S + share * mean variance)^(-1/2) of S = x x^T / n, for x of shape (..., C, n)."""
+    variances, axes = torch.linalg.eigh(x @ x.mT / x.shape[-1])
+    scale = (variances + share * variances.mean()).rsqrt()
+    root: Tensor = axes * scale[..., None, :] @ axes.mT
+    return root
+
+
+def _make_cosines(size: int) -> Tensor:
+    """The orthonormal DCT-II, shape (size, size), in float64."""
+    k = torch.arange(size, dtype=torch.float64)
+    rows: Tensor = (torch.pi / size * k[:, None] * (k + 0.5)).cos() * (2 / size) ** 0.5
+    rows[0] /= 2**0.5
+    return rows
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,9 @@ import sys
 from importlib.metadata import version
 from tempfile import TemporaryDirectory
 
+import numpy as np
 import pytest
+import scipy.fft
 import torch
 from pydantic import ValidationError
 from torch.nn.functional import adaptive_avg_pool2d, group_norm
@@ -17,7 +19,7 @@ from dpsweep.data import features, scattering
 from dpsweep.data.datasets import ImageData
 from dpsweep.data.features import Patches, Scattering
 from dpsweep.data.read import fingerprint_images, load_dataset
-from dpsweep.data.scattering import Filters, Whitening, draw_noise_images
+from dpsweep.data.scattering import Filters, FrequencyWhitening, Whitening, draw_noise_images
 from dpsweep.data.scattering import compute_scattering as compute_and_report
 from dpsweep.training.assemble import assemble_step, check_fit, initial_params
 from dpsweep.training.evaluate import evaluate
@@ -134,6 +136,36 @@ def test_noise_images_become_white_and_an_image_stays_its_own_affair(groups, noi
     assert torch.equal(compute_scattering(few, unit, config), torch.cat([whole[:3], whole[4:9]]))
 
 
+def test_noise_images_become_white_at_each_frequency_and_all_frequencies_alike(noise):
+    config = Scattering(groups=27, whiten=0.1, whiten_by="frequency")
+    plain, made = (
+        scipy.fft.dctn(compute_scattering(noise, unit, each).double(), axes=(2, 3), norm="ortho")
+        for each in (Scattering(groups=27), config)
+    )
+    for frequencies in (plain, made):
+        frequencies -= frequencies.mean(0)
+    covariances = [np.einsum("nchw,ndhw->hwcd", x, x) / len(x) for x in (plain, made)]
+    before, after = (np.linalg.eigvalsh(x) for x in covariances)
+    np.testing.assert_allclose(after, before / (before + 0.1 * before.mean()), rtol=0.03, atol=2e-3)
+
+
+def test_mirrored_image_has_the_same_features_as_the_image():
+    some = images(30)
+    config = Scattering(groups=27, mirror=True)
+    both, plain, mirrored, again = (
+        compute_scattering(x, unit, each).float()
+        for x, each in (
+            (some, config),
+            (some, Scattering(groups=27)),
+            (some.flip(-1), Scattering(groups=27)),
+            (some.flip(-1), config),
+        )
+    )
+    torch.testing.assert_close(both, (plain + mirrored) / 2, rtol=2e-3, atol=2e-3)
+    assert torch.equal(both, again)
+    assert not torch.allclose(plain, mirrored, atol=0.1)
+
+
 @pytest.fixture(scope="module")
 def patched():
     return Scattering(whiten=0.03, patches={"num": 20, "size": 2, "pool": 2})
@@ -178,7 +210,7 @@ def test_each_layer_gives_an_image_the_same_bits_in_any_company(places, channels
     """In float32: half precision would hide most differences."""
     rng = torch.Generator().manual_seed(0)
     some = torch.randn(52, channels, places, places, generator=rng)
-    layers = [Whitening.of(some, 0.1)]
+    layers = [Whitening.of(some, 0.1), FrequencyWhitening.of(some, 0.1)]
     if places > 1:
         layers.append(Filters.draw(some, Patches(num=50, size=2, pool=1)))
     for layer in layers:
@@ -218,6 +250,7 @@ def test_opponent_colors_are_scattered_in_the_place_of_red_green_and_blue():
             "8 is more than the 7 x 7 places",
         ),
         ({"whiten": 0.03, "patches": {"pool": 6}}, "patches.pool", "6 is more than the 5 places"),
+        ({"whiten_by": "frequency"}, "whiten_by", "it says how to whiten. Give whiten: 0.2"),
         ({"depth": 4, "groups": 417}, "groups", "417 groups have one value each, which becomes 0"),
     ],
 )
